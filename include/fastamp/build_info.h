@@ -1,0 +1,22 @@
+#pragma once
+
+#include <fastamp/export.h>
+
+#include <string>
+
+namespace fastamp {
+
+/// What this libfastamp was compiled from and for.
+struct BuildInfo {
+  std::string version;        ///< fastamp's own version, "major.minor.patch".
+  std::string torch_version;  ///< torch release whose headers were used, e.g. "2.11.0".
+  std::string cuda_version;   ///< CUDA toolkit release ("13.0"), or empty for a CPU-only build.
+  std::string cuda_archs;     ///< Architectures compiled for ("80-real;90"), or empty.
+  std::string compiler;       ///< C++ compiler and its version.
+  std::string build_type;     ///< CMake build type.
+};
+
+/// Returns the facts fixed when the library was built. Thread-safe, no side effects.
+FASTAMP_API BuildInfo build_info();
+
+}  // namespace fastamp

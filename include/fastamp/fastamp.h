@@ -1,0 +1,7 @@
+#pragma once
+
+/// Everything fastamp offers to C++ programs.
+
+#include <fastamp/build_info.h>
+#include <fastamp/export.h>
+#include <fastamp/version.h>

@@ -1,0 +1,21 @@
+#include <fastamp/build_info.h>
+#include <fastamp/version.h>
+
+#include <torch/version.h>
+
+#include "core/build_config.h"
+
+namespace fastamp {
+
+BuildInfo build_info() {
+  BuildInfo info;
+  info.version = FASTAMP_VERSION;
+  info.torch_version = TORCH_VERSION;
+  info.cuda_version = FASTAMP_CUDA_VERSION;
+  info.cuda_archs = FASTAMP_CUDA_ARCHS;
+  info.compiler = FASTAMP_COMPILER;
+  info.build_type = FASTAMP_BUILD_TYPE;
+  return info;
+}
+
+}  // namespace fastamp
