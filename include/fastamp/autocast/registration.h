@@ -1,0 +1,23 @@
+#pragma once
+
+#include <fastamp/export.h>
+
+namespace fastamp {
+
+/// Puts fastamp's autocast kernels over torch's on AutocastCPU and AutocastCUDA, for the whole process.
+///
+/// Idempotent and safe against concurrent calls of itself; about a millisecond once. Ops that another thread runs
+/// under autocast at this very moment may crash (torch's dispatch tables are being changed): call it first thing
+/// in programs whose other threads already use autocast. AutocastGuard calls it.
+FASTAMP_API void install();
+
+/// Gives torch's own autocast kernels back, exactly as they were. Idempotent.
+///
+/// For quiet moments such as tests: no other thread may be running ops under autocast.
+/// @throws c10::Error if the calling thread is inside an autocast region.
+FASTAMP_API void uninstall();
+
+/// True between install() and uninstall(). Thread-safe.
+FASTAMP_API bool is_installed();
+
+}  // namespace fastamp

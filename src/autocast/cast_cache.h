@@ -1,0 +1,79 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/Stream.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace fastamp::autocast {
+
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+/// Where a cast was computed: work queued elsewhere must not use it. All zero on CPU.
+struct ExecutionContext {
+  c10::StreamId stream = 0;
+  std::uint64_t graph_capture = 0;  ///< CUDA graph being captured, 0 if none.
+
+  bool operator==(const ExecutionContext&) const = default;
+};
+
+/// The lower-precision casts of weights made by the regions of one thread.
+///
+/// A weight is used several times in a forward pass (tied weights, recurrent cells, gradient checkpointing inside
+/// one region) and its cast costs a pass over its memory and an autograd node. An entry is used again only while
+/// everything the cast depended on is as it was: the source's version, memory and requires_grad, the grad mode, the
+/// CUDA stream and graph capture, and the cast itself (an op may hand out a view of it that the user edits).
+///
+/// Entries lie densely in the order they were made; a hash index of open addressing, at most half full, points into
+/// them, so that clearing costs the entries there are and not the table's size. One instance per thread: no locks,
+/// and no other thread can empty it.
+class CastCache {
+ public:
+  /// The cast of `source` to `to`, or nullptr if none can be used now.
+  const at::Tensor* find(const at::Tensor& source, c10::ScalarType to) const;
+
+  /// Keeps `cast`, made just now from `source`. `source` has an enabled version counter and a storage.
+  void insert(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast);
+
+  void clear() noexcept;
+  bool empty() const { return entries_.empty(); }
+
+ private:
+  struct Entry {
+    const c10::TensorImpl* key;
+    WeakTensor source;  ///< Keeps the address `key` from being used for another tensor.
+    at::Tensor cast;
+    const void* data;
+    ExecutionContext context;
+    std::uint32_t source_version;
+    std::uint32_t cast_version;
+    c10::ScalarType to;
+    bool made_with_grad;
+  };
+
+  bool is_usable(const Entry& entry, const at::Tensor& source) const;
+  std::size_t probe(const c10::TensorImpl* key, c10::ScalarType to) const;
+  void grow_index();
+
+  std::vector<Entry> entries_;
+  std::vector<std::uint32_t> index_;  ///< Position in entries_ plus one, 0 = free; size is a power of two.
+};
+
+/// Cast of a weight that this thread's cache holds and that can be used now, else nullptr.
+const at::Tensor* find_weight_cast(const at::Tensor& source, c10::ScalarType to);
+
+/// Keeps the cast of a weight if the end of the region it belongs to can be told.
+void keep_weight_cast(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast);
+
+/// Called by our regions when they are the outermost ones of the thread.
+void on_outermost_region_enter();
+void on_outermost_region_exit() noexcept;
+
+/// Drops this thread's casts.
+void clear_thread_cache() noexcept;
+
+}  // namespace fastamp::autocast

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include "autocast/op_ids.h"
+
+namespace fastamp::autocast {
+
+inline bool is_on(const at::Tensor& tensor, Column column) {
+  // The two odd backends are torch's rule: oneDNN tensors follow the CPU region, XLA tensors the CUDA one.
+  return column == Column::cpu ? tensor.is_cpu() || tensor.is_mkldnn()
+                               : tensor.is_cuda() || tensor.is_xla();
+}
+
+/// Whether autocast may cast this tensor at all. False for an undefined tensor.
+inline bool is_eligible(const at::Tensor& tensor, Column column) {
+  const auto dtype = tensor.scalar_type();
+  return c10::isFloatingType(dtype) && dtype != c10::kDouble && is_on(tensor, column);
+}
+
+/// The dtype test comes first: most tensors of a region already have the dtype wanted.
+inline bool needs_cast(const at::Tensor& tensor, c10::ScalarType to, Column column) {
+  return tensor.scalar_type() != to && is_eligible(tensor, column);
+}
+
+}  // namespace fastamp::autocast

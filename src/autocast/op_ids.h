@@ -1,0 +1,39 @@
+#pragma once
+
+#include <c10/core/DeviceType.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace fastamp::autocast {
+
+/// Position of each op in the op table.
+enum class OpId : std::uint16_t {
+#define FASTAMP_OP(op, cpu, cuda) op,
+#define FASTAMP_OP_APPEND(op, cpu, cuda, redispatch) op,
+#define FASTAMP_OP_CUSTOM(op, cpu, cuda, Kernel) op,
+#include "autocast/op_table.inc"
+#undef FASTAMP_OP
+#undef FASTAMP_OP_APPEND
+#undef FASTAMP_OP_CUSTOM
+};
+
+inline constexpr std::size_t kNumOps = 0
+#define FASTAMP_OP(op, cpu, cuda) +1
+#define FASTAMP_OP_APPEND(op, cpu, cuda, redispatch) +1
+#define FASTAMP_OP_CUSTOM(op, cpu, cuda, Kernel) +1
+#include "autocast/op_table.inc"
+#undef FASTAMP_OP
+#undef FASTAMP_OP_APPEND
+#undef FASTAMP_OP_CUSTOM
+    ;
+
+/// Column of the op table. The values index arrays.
+enum class Column : std::uint8_t { cpu, cuda };
+inline constexpr std::size_t kNumColumns = 2;
+
+constexpr c10::DeviceType device_type(Column column) {
+  return column == Column::cpu ? c10::DeviceType::CPU : c10::DeviceType::CUDA;
+}
+
+}  // namespace fastamp::autocast

@@ -1,0 +1,110 @@
+#include "autocast/policy_table.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/Exception.h>
+
+#include "autocast/kernel_entry.h"
+#include "autocast/op_kernel.h"
+
+namespace fastamp::autocast {
+namespace {
+
+using Columns = std::array<std::array<OpPolicy, kNumOps>, kNumColumns>;
+
+/// The op table as written.
+constexpr Columns written_policies() {
+  using enum OpPolicy;
+  return {{
+#define FASTAMP_OP(op, cpu, cuda) cpu,
+#define FASTAMP_OP_APPEND(op, cpu, cuda, redispatch) cpu,
+#define FASTAMP_OP_CUSTOM(op, cpu, cuda, Kernel) cpu,
+      {{
+#include "autocast/op_table.inc"
+      }},
+#undef FASTAMP_OP
+#undef FASTAMP_OP_APPEND
+#undef FASTAMP_OP_CUSTOM
+#define FASTAMP_OP(op, cpu, cuda) cuda,
+#define FASTAMP_OP_APPEND(op, cpu, cuda, redispatch) cuda,
+#define FASTAMP_OP_CUSTOM(op, cpu, cuda, Kernel) cuda,
+      {{
+#include "autocast/op_table.inc"
+      }},
+#undef FASTAMP_OP
+#undef FASTAMP_OP_APPEND
+#undef FASTAMP_OP_CUSTOM
+  }};
+}
+
+bool torch_autocasts(const KernelEntry& entry, Column column) {
+  const auto op = c10::Dispatcher::singleton().findSchema({entry.name, entry.overload});
+  return op.has_value() && op->hasKernelForDispatchKey(autocast_key(column));
+}
+
+/// Read before the first kernel of ours is registered, while the dispatcher still shows torch's.
+const Columns& default_policies() {
+  static const Columns defaults = [] {
+    Columns columns = written_policies();
+    for (const auto column : {Column::cpu, Column::cuda}) {
+      for (std::size_t op = 0; op < kNumOps; ++op) {
+        if (!torch_autocasts(kernel_entries()[op], column)) {
+          columns[static_cast<std::size_t>(column)][op] = OpPolicy::pass;
+        }
+      }
+    }
+    return columns;
+  }();
+  return defaults;
+}
+
+}  // namespace
+
+PolicyTable g_policies;
+
+OpPolicy default_policy(OpId op, Column column) {
+  return default_policies()[static_cast<std::size_t>(column)][static_cast<std::size_t>(op)];
+}
+
+void set_policy(OpId op, Column column, OpPolicy policy) {
+  g_policies[static_cast<std::size_t>(column)][static_cast<std::size_t>(op)].store(
+      policy, std::memory_order_relaxed);
+}
+
+void load_default_policies() {
+  for (const auto column : {Column::cpu, Column::cuda}) {
+    for (std::size_t op = 0; op < kNumOps; ++op) {
+      set_policy(static_cast<OpId>(op), column, default_policy(static_cast<OpId>(op), column));
+    }
+  }
+}
+
+bool can_carry(const OpCapabilities& capabilities, OpPolicy policy) {
+  switch (policy) {
+    case OpPolicy::pass:
+    case OpPolicy::banned:
+      return true;
+    case OpPolicy::lower:
+      return capabilities.lower;
+    case OpPolicy::fp32:
+    case OpPolicy::promote:
+      return capabilities.fp32;
+    case OpPolicy::set_opt_dtype:
+      return capabilities.set_opt_dtype;
+    case OpPolicy::append_dtype:
+      return capabilities.append_dtype;
+  }
+  return false;
+}
+
+void throw_banned(OpId op, Column column) {
+  const auto name = kernel_entries()[static_cast<std::size_t>(op)].qualified_name();
+  const auto device = c10::DeviceTypeName(device_type(column), /*lower_case=*/true);
+  TORCH_CHECK(op != OpId::binary_cross_entropy, name, ": not allowed under autocast on ", device,
+              ", because the logarithm of a float16 probability easily overflows. Use "
+              "binary_cross_entropy_with_logits (torch.nn.BCEWithLogitsLoss) on the values before the sigmoid, or run "
+              "this op in float32 in a region with enabled=False.");
+  TORCH_CHECK(false, name, ": not allowed under autocast on ", device,
+              " (its policy is 'banned'). Run it in a region with enabled=False or change the policy.");
+}
+
+}  // namespace fastamp::autocast

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <fastamp/autocast/guard.h>
+
+namespace fastamp::autocast {
+
+using detail::AutocastState;
+
+/// Sets torch's autocast state to `wanted` and returns what it was. The device must be one torch autocasts.
+AutocastState enter_region(const AutocastState& wanted);
+
+/// Ends the region that returned `saved`. Regions may end in any order.
+void exit_region(const AutocastState& saved) noexcept;
+
+}  // namespace fastamp::autocast

@@ -1,0 +1,149 @@
+#include "autocast/registration.h"
+
+#include <fastamp/autocast/registration.h>
+
+#include <c10/util/Exception.h>
+
+#include <array>
+#include <atomic>
+#include <bitset>
+#include <memory>
+#include <mutex>
+
+#include "autocast/cast_cache.h"
+#include "autocast/kernel_entry.h"
+#include "autocast/op_kernel.h"
+#include "autocast/policy_table.h"
+#include "autocast/torch_state.h"
+
+namespace fastamp {
+namespace autocast {
+namespace {
+
+/// torch says once per process that a kernel was registered over its own, which is what we are here for. Anything
+/// else goes on to the handler that was there.
+class OverrideWarningFilter : public c10::WarningHandler {
+ public:
+  explicit OverrideWarningFilter(c10::WarningHandler* next) : next_(next) {}
+  void process(const c10::Warning& warning) override {
+    if (warning.msg().find("verriding a previously registered kernel") == std::string::npos) {
+      next_->process(warning);
+    }
+  }
+
+ private:
+  c10::WarningHandler* next_;
+};
+
+/// The kernels registered on one dispatch key. Destroying it gives torch's back.
+class ColumnRegistration {
+ public:
+  explicit ColumnRegistration(Column column)
+      : column_(column),
+        library_(torch::Library::IMPL, "aten", autocast_key(column), __FILE__, __LINE__) {}
+
+  void add(OpId op) {
+    const auto index = static_cast<std::size_t>(op);
+    if (!registered_.test(index)) {
+      const KernelEntry& entry = kernel_entries()[index];
+      entry.implement(library_, entry.qualified_name().c_str(), column_);
+      registered_.set(index);
+    }
+  }
+
+ private:
+  Column column_;
+  torch::Library library_;
+  std::bitset<kNumOps> registered_;
+};
+
+struct Registry {
+  std::mutex mutex;
+  std::array<std::unique_ptr<ColumnRegistration>, kNumColumns> columns;
+  std::atomic<bool> installed = false;
+  bool policies_loaded = false;
+};
+
+/// Never destroyed: at process exit other threads may still run ops, and the dispatcher may be gone.
+Registry& registry() {
+  static auto* instance = new Registry;
+  return *instance;
+}
+
+template <class Function>
+void without_override_warning(Function&& function) {
+  OverrideWarningFilter filter(c10::WarningUtils::get_warning_handler());
+  const c10::WarningUtils::WarningHandlerGuard guard(&filter);
+  function();
+}
+
+void load_policies_once(Registry& r) {
+  if (!r.policies_loaded) {
+    load_default_policies();
+    r.policies_loaded = true;
+  }
+}
+
+void register_all(Registry& r) {
+  for (const auto column : {Column::cpu, Column::cuda}) {
+    auto registration = std::make_unique<ColumnRegistration>(column);
+    for (std::size_t i = 0; i < kNumOps; ++i) {
+      const auto op = static_cast<OpId>(i);
+      if (default_policy(op, column) != OpPolicy::pass || policy_of(op, column) != OpPolicy::pass) {
+        registration->add(op);
+      }
+    }
+    r.columns[static_cast<std::size_t>(column)] = std::move(registration);
+  }
+}
+
+}  // namespace
+
+void ensure_policies_loaded() {
+  Registry& r = registry();
+  const std::lock_guard lock(r.mutex);
+  load_policies_once(r);
+}
+
+void ensure_registered(OpId op, Column column) {
+  Registry& r = registry();
+  const std::lock_guard lock(r.mutex);
+  if (auto& registration = r.columns[static_cast<std::size_t>(column)]) {
+    without_override_warning([&] { registration->add(op); });
+  }
+}
+
+}  // namespace autocast
+
+void install() {
+  autocast::Registry& r = autocast::registry();
+  if (r.installed.load(std::memory_order_acquire)) {
+    return;
+  }
+  const std::lock_guard lock(r.mutex);
+  if (r.installed.load(std::memory_order_relaxed)) {
+    return;
+  }
+  autocast::load_policies_once(r);
+  autocast::without_override_warning([&] { autocast::register_all(r); });
+  r.installed.store(true, std::memory_order_release);
+}
+
+void uninstall() {
+  autocast::Registry& r = autocast::registry();
+  const std::lock_guard lock(r.mutex);
+  TORCH_CHECK(!autocast::in_region(),
+              "uninstall: expected to be called outside autocast regions, got a call inside one. Leave every "
+              "autocast region of this thread first.");
+  for (auto& column : r.columns) {
+    column.reset();
+  }
+  autocast::clear_thread_cache();
+  r.installed.store(false, std::memory_order_release);
+}
+
+bool is_installed() {
+  return autocast::registry().installed.load(std::memory_order_acquire);
+}
+
+}  // namespace fastamp

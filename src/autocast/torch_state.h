@@ -1,0 +1,29 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
+
+// torch's autocast API behind a header of our own: <ATen/autocast_mode.h> costs 10 s of compile time per file.
+namespace fastamp::autocast {
+
+/// The lower-precision dtype in force for ops on `device` on this thread.
+c10::ScalarType region_dtype(c10::DeviceType device);
+
+/// Whether the regions of this thread may keep casts of weights.
+bool is_weight_cache_enabled();
+
+/// Whether torch's CUDA-graph trees own this tensor: its identity then outlives its contents.
+bool is_cached_by_torch(const at::Tensor& tensor);
+
+/// Number of autocast regions open on this thread, torch's own and ours.
+int region_depth();
+
+/// Whether this thread is in a region or has autocast switched on for CPU or CUDA.
+bool in_region();
+
+/// Gives torch's own weight cache a cast of `leaf` to hold and returns the cast, or an undefined tensor if torch
+/// does not keep it. torch drops it when its cache is cleared.
+at::Tensor leave_in_torch_cache(const at::Tensor& leaf);
+
+}  // namespace fastamp::autocast
