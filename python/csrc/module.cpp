@@ -2,19 +2,34 @@
 
 #include <pybind11/pybind11.h>
 
+#include "bind_clear_cache.h"
+#include "bind_policy.h"
+#include "region_type.h"
+
 namespace py = pybind11;
+
+namespace {
+
+py::dict build_info() {
+  const auto info = fastamp::build_info();
+  py::dict d;
+  d["version"] = info.version;
+  d["torch_version"] = info.torch_version;
+  d["cuda_version"] = info.cuda_version;
+  d["cuda_archs"] = info.cuda_archs;
+  d["compiler"] = info.compiler;
+  d["build_type"] = info.build_type;
+  return d;
+}
+
+}  // namespace
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "Native part of fastamp.";
-  m.def("build_info", [] {
-    const auto info = fastamp::build_info();
-    py::dict d;
-    d["version"] = info.version;
-    d["torch_version"] = info.torch_version;
-    d["cuda_version"] = info.cuda_version;
-    d["cuda_archs"] = info.cuda_archs;
-    d["compiler"] = info.compiler;
-    d["build_type"] = info.build_type;
-    return d;
-  });
+  m.def("build_info", build_info);
+  if (!fastamp::python::add_region_type(m.ptr())) {
+    throw py::error_already_set();
+  }
+  fastamp::python::bind_clear_cache(m);
+  fastamp::python::bind_policy(m);
 }

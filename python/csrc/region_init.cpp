@@ -1,0 +1,138 @@
+#include <ATen/autocast_mode.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Exceptions.h>
+
+#include <array>
+#include <optional>
+#include <string_view>
+
+#include "region_object.h"
+
+namespace fastamp::python {
+namespace {
+
+/// Which (device, dtype) pairs torch's checks have let through already. They depend on the machine alone.
+std::array<std::array<bool, 2>, 2> g_checked{};
+
+bool* checked_flag(c10::DeviceType device, c10::ScalarType dtype) {
+  const bool known_device = device == c10::kCPU || device == c10::kCUDA;
+  const bool known_dtype = dtype == c10::kHalf || dtype == c10::kBFloat16;
+  if (!known_device || !known_dtype) {
+    return nullptr;
+  }
+  return &g_checked[device == c10::kCUDA ? 1 : 0][dtype == c10::kHalf ? 1 : 0];
+}
+
+struct Arguments {
+  PyObject* device = nullptr;
+  PyObject* dtype = Py_None;
+  PyObject* enabled = Py_True;
+  PyObject* cache_enabled = Py_None;
+};
+
+/// False, without an error set, if the call is unusual in any way: Python then says what is wrong with it.
+bool read_arguments(PyObject* args, PyObject* kwargs, Arguments& out) {
+  const std::array<PyObject**, 4> slots{&out.device, &out.dtype, &out.enabled, &out.cache_enabled};
+  const auto count = static_cast<std::size_t>(PyTuple_GET_SIZE(args));
+  if (count > slots.size()) {
+    return false;
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    *slots[i] = PyTuple_GET_ITEM(args, static_cast<Py_ssize_t>(i));
+  }
+  constexpr std::array<std::string_view, 4> kNames{"device_type", "dtype", "enabled", "cache_enabled"};
+  PyObject* key = nullptr;
+  PyObject* value = nullptr;
+  Py_ssize_t position = 0;
+  while (kwargs != nullptr && PyDict_Next(kwargs, &position, &key, &value) != 0) {
+    Py_ssize_t length = 0;
+    const char* text = PyUnicode_AsUTF8AndSize(key, &length);
+    std::size_t i = count;
+    while (i < kNames.size() && kNames[i] != std::string_view(text, static_cast<std::size_t>(length))) {
+      ++i;
+    }
+    if (i == kNames.size()) {
+      return false;
+    }
+    *slots[i] = value;
+  }
+  return true;
+}
+
+std::optional<c10::DeviceType> plain_device(PyObject* device) {
+  if (device != nullptr && PyUnicode_CheckExact(device)) {
+    if (PyUnicode_CompareWithASCIIString(device, "cuda") == 0) {
+      return c10::kCUDA;
+    }
+    if (PyUnicode_CompareWithASCIIString(device, "cpu") == 0) {
+      return c10::kCPU;
+    }
+  }
+  return std::nullopt;
+}
+
+/// Sets up the region if its arguments are ordinary and known to pass torch's checks.
+bool init_fast(Region* self, const Arguments& arguments) {
+  const auto device = plain_device(arguments.device);
+  const bool ordinary = device.has_value() && PyBool_Check(arguments.enabled) != 0 &&
+                        (arguments.dtype == Py_None || THPDtype_Check(arguments.dtype)) &&
+                        (arguments.cache_enabled == Py_None || PyBool_Check(arguments.cache_enabled) != 0);
+  if (!ordinary) {
+    return false;
+  }
+  PyObject* dtype = arguments.dtype == Py_None
+                        ? reinterpret_cast<PyObject*>(
+                              torch::getTHPDtype(at::autocast::get_autocast_dtype(*device)))
+                        : arguments.dtype;
+  const auto scalar_type = reinterpret_cast<THPDtype*>(dtype)->scalar_type;
+  const bool* checked = checked_flag(*device, scalar_type);
+  if (checked == nullptr || (arguments.enabled == Py_True && !*checked)) {
+    return false;
+  }
+  self->wanted = {*device, scalar_type, arguments.enabled == Py_True,
+                  arguments.cache_enabled == Py_None ? at::autocast::is_autocast_cache_enabled()
+                                                     : arguments.cache_enabled == Py_True};
+  replace_reference(self->device, arguments.device);
+  replace_reference(self->fast_dtype, dtype);
+  return true;
+}
+
+int init_checked(PyObject* self, PyObject* args, PyObject* kwargs) {
+  PyObject* with_self = PyTuple_New(PyTuple_GET_SIZE(args) + 1);
+  if (with_self == nullptr) {
+    return -1;
+  }
+  Py_INCREF(self);
+  PyTuple_SET_ITEM(with_self, 0, self);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); ++i) {
+    PyObject* item = PyTuple_GET_ITEM(args, i);
+    Py_INCREF(item);
+    PyTuple_SET_ITEM(with_self, i + 1, item);
+  }
+  PyObject* result = PyObject_Call(g_region_hooks.checked_init, with_self, kwargs);
+  Py_DECREF(with_self);
+  if (result == nullptr) {
+    return -1;
+  }
+  Py_DECREF(result);
+  Region* region = as_region(self);
+  if (bool* checked = checked_flag(region->wanted.device, region->wanted.dtype)) {
+    *checked = *checked || region->wanted.enabled;
+  }
+  return 0;
+}
+
+}  // namespace
+
+int region_init(PyObject* self, PyObject* args, PyObject* kwargs) {
+  HANDLE_TH_ERRORS
+  Arguments arguments;
+  if (read_arguments(args, kwargs, arguments) && init_fast(as_region(self), arguments)) {
+    return 0;
+  }
+  return init_checked(self, args, kwargs);
+  END_HANDLE_TH_ERRORS_RET(-1)
+}
+
+}  // namespace fastamp::python

@@ -1,0 +1,62 @@
+#include "region_stack.h"
+
+#include <ATen/autocast_mode.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace fastamp::python {
+namespace {
+
+using autocast::AutocastState;
+
+struct Frame {
+  PyObject* owner;  ///< Strong. A plain pointer: a thread that dies inside a region may not touch Python.
+  AutocastState saved;
+};
+
+thread_local std::vector<Frame> t_frames;
+
+/// Turns `ending.saved` into what ending the frame now must restore, given the frames above it.
+AutocastState restored_state(const Frame& ending, std::vector<Frame>::iterator above,
+                             std::vector<Frame>::iterator end) {
+  AutocastState restored = ending.saved;
+  const auto same_device = std::find_if(above, end, [&](const Frame& frame) {
+    return frame.saved.device == ending.saved.device;
+  });
+  if (same_device != end) {
+    same_device->saved.dtype = ending.saved.dtype;
+    same_device->saved.enabled = ending.saved.enabled;
+    restored.dtype = at::autocast::get_autocast_dtype(restored.device);
+    restored.enabled = at::autocast::is_autocast_enabled(restored.device);
+  }
+  if (above != end) {
+    above->saved.cache_enabled = ending.saved.cache_enabled;
+    restored.cache_enabled = at::autocast::is_autocast_cache_enabled();
+  }
+  return restored;
+}
+
+}  // namespace
+
+void push_region(PyObject* owner, const AutocastState& wanted) {
+  t_frames.reserve(t_frames.size() + 1);  // May throw: before the state changes.
+  t_frames.push_back({owner, autocast::enter_region(wanted)});
+  Py_INCREF(owner);
+}
+
+bool pop_region(PyObject* owner) noexcept {
+  const auto last = std::find_if(t_frames.rbegin(), t_frames.rend(),
+                                 [&](const Frame& frame) { return frame.owner == owner; });
+  if (last == t_frames.rend()) {
+    return false;
+  }
+  const auto frame = std::prev(last.base());
+  autocast::exit_region(restored_state(*frame, std::next(frame), t_frames.end()));
+  t_frames.erase(frame);
+  Py_DECREF(owner);
+  return true;
+}
+
+}  // namespace fastamp::python

@@ -1,0 +1,185 @@
+#include "region_type.h"
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <c10/core/Device.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Exceptions.h>
+
+#include <array>
+
+#include "region_object.h"
+#include "region_stack.h"
+
+// The raw C API, and only here: entering a region through a pybind11 class costs three times as much.
+namespace fastamp::python {
+
+RegionHooks g_region_hooks;
+
+namespace {
+
+// -- attributes, named as torch.autocast names them ------------------------------------------------------------
+
+int set_device(PyObject* self, PyObject* value, void* /*closure*/) {
+  HANDLE_TH_ERRORS
+  const char* name = value == nullptr ? nullptr : PyUnicode_AsUTF8(value);
+  if (name == nullptr) {
+    PyErr_SetString(PyExc_TypeError, "autocast.device: expected a str such as 'cuda', got another type");
+    return -1;
+  }
+  as_region(self)->wanted.device = c10::Device(name).type();
+  replace_reference(as_region(self)->device, value);
+  return 0;
+  END_HANDLE_TH_ERRORS_RET(-1)
+}
+
+int set_fast_dtype(PyObject* self, PyObject* value, void* /*closure*/) {
+  if (value == nullptr || !THPDtype_Check(value)) {
+    PyErr_Format(PyExc_TypeError, "autocast: expected dtype to be a torch.dtype, got %.100s",
+                 value == nullptr ? "nothing" : Py_TYPE(value)->tp_name);
+    return -1;
+  }
+  as_region(self)->wanted.dtype = reinterpret_cast<THPDtype*>(value)->scalar_type;
+  replace_reference(as_region(self)->fast_dtype, value);
+  return 0;
+}
+
+template <bool autocast::AutocastState::* kField>
+int set_flag(PyObject* self, PyObject* value, void* /*closure*/) {
+  const int truth = value == nullptr ? -1 : PyObject_IsTrue(value);
+  if (truth < 0) {
+    return -1;
+  }
+  as_region(self)->wanted.*kField = truth != 0;
+  return 0;
+}
+
+template <PyObject* Region::* kField>
+PyObject* get_object(PyObject* self, void* /*closure*/) {
+  PyObject* value = as_region(self)->*kField;
+  if (value == nullptr) {
+    PyErr_SetString(PyExc_AttributeError, "autocast: __init__ has not been called");
+    return nullptr;
+  }
+  Py_INCREF(value);
+  return value;
+}
+
+template <bool autocast::AutocastState::* kField>
+PyObject* get_flag(PyObject* self, void* /*closure*/) {
+  return PyBool_FromLong(static_cast<long>(as_region(self)->wanted.*kField));
+}
+
+void region_dealloc(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  Py_CLEAR(as_region(self)->device);
+  Py_CLEAR(as_region(self)->fast_dtype);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+// -- the region ------------------------------------------------------------------------------------------------
+
+bool notify_export(PyObject* self, PyObject* entering) {
+  PyObject* result = PyObject_CallFunctionObjArgs(g_region_hooks.notify_export, self, entering, nullptr);
+  Py_XDECREF(result);
+  return result != nullptr;
+}
+
+PyObject* region_enter(PyObject* self, PyObject* /*unused*/) {
+  HANDLE_TH_ERRORS
+  if (as_region(self)->fast_dtype == nullptr) {
+    PyErr_SetString(PyExc_RuntimeError, "autocast.__enter__: expected an initialised region, got one whose "
+                                        "__init__ was not called");
+    return nullptr;
+  }
+  push_region(self, as_region(self)->wanted);
+  if (at::impl::torch_function_mode_enabled() && !notify_export(self, Py_True)) {
+    pop_region(self);
+    return nullptr;
+  }
+  Py_INCREF(self);
+  return self;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* region_exit(PyObject* self, PyObject* const* /*args*/, Py_ssize_t /*nargs*/) {
+  HANDLE_TH_ERRORS
+  if (!pop_region(self)) {
+    PyErr_SetString(PyExc_RuntimeError, "autocast.__exit__: expected a region that was entered on this thread "
+                                        "and not left yet, got one that was not");
+    return nullptr;
+  }
+  if (at::impl::torch_function_mode_enabled() && !notify_export(self, Py_False)) {
+    return nullptr;
+  }
+  Py_RETURN_FALSE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* set_hooks(PyObject* /*module*/, PyObject* args) {
+  RegionHooks hooks;
+  if (PyArg_ParseTuple(args, "OO", &hooks.checked_init, &hooks.notify_export) == 0) {
+    return nullptr;
+  }
+  replace_reference(g_region_hooks.checked_init, hooks.checked_init);
+  replace_reference(g_region_hooks.notify_export, hooks.notify_export);
+  Py_RETURN_NONE;
+}
+
+// -- the type --------------------------------------------------------------------------------------------------
+
+using autocast::AutocastState;
+
+std::array<PyGetSetDef, 5> g_attributes{{
+    {"device", get_object<&Region::device>, set_device, "Device type, as given.", nullptr},
+    {"fast_dtype", get_object<&Region::fast_dtype>, set_fast_dtype, "Lower-precision dtype.", nullptr},
+    {"_enabled", get_flag<&AutocastState::enabled>, set_flag<&AutocastState::enabled>, nullptr, nullptr},
+    {"_cache_enabled", get_flag<&AutocastState::cache_enabled>, set_flag<&AutocastState::cache_enabled>,
+     nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+}};
+
+// METH_FASTCALL functions have another type than the field; CPython's own modules cast them the same way.
+std::array<PyMethodDef, 3> g_methods{{
+    {"__enter__", region_enter, METH_NOARGS, nullptr},
+    {"__exit__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(region_exit)), METH_FASTCALL,
+     nullptr},
+    {nullptr, nullptr, 0, nullptr},
+}};
+
+std::array<PyMethodDef, 2> g_functions{{
+    {"set_region_hooks", set_hooks, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+}};
+
+template <class Function>
+void* slot(Function* function) {
+  return reinterpret_cast<void*>(function);
+}
+
+std::array<PyType_Slot, 5> g_slots{{
+    {Py_tp_init, slot(region_init)},
+    {Py_tp_dealloc, slot(region_dealloc)},
+    {Py_tp_getset, g_attributes.data()},
+    {Py_tp_methods, g_methods.data()},
+    {0, nullptr},
+}};
+
+PyType_Spec g_spec{"fastamp._C.Region", sizeof(Region), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+                   g_slots.data()};
+
+}  // namespace
+
+bool add_region_type(PyObject* module) {
+  PyObject* type = PyType_FromSpec(&g_spec);
+  if (type == nullptr) {
+    return false;
+  }
+  if (PyModule_AddObject(module, "Region", type) < 0) {
+    Py_DECREF(type);
+    return false;
+  }
+  return PyModule_AddFunctions(module, g_functions.data()) == 0;
+}
+
+}  // namespace fastamp::python

@@ -1,0 +1,85 @@
+"""What ``torch.compile`` needs to know about fastamp."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+_DYNAMO = "torch._dynamo"
+
+
+class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Runs callbacks once a module has been imported by somebody.
+
+    Importing dynamo costs most of a second, so fastamp never does it itself.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.callbacks: list[Callable[[], None]] = []
+        self._loader: Any = None
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return None
+        self._loader = spec.loader
+        spec.loader = self
+        return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        for callback in self.callbacks:
+            callback()
+
+
+_after_dynamo = _AfterImport(_DYNAMO)
+
+
+def when_dynamo_loads(callback: Callable[[], None]) -> None:
+    """Runs ``callback`` now if ``torch._dynamo`` is loaded, else right after it is."""
+    if _DYNAMO in sys.modules:
+        callback()
+        return
+    _after_dynamo.callbacks.append(callback)
+    if _after_dynamo not in sys.meta_path:
+        sys.meta_path.insert(0, _after_dynamo)
+
+
+def trace_as_torch_autocast(region_class: type) -> None:
+    """Lets dynamo trace our region class as it traces ``torch.autocast``."""
+    import torch._dynamo
+
+    torch_autocast = torch.amp.autocast_mode.autocast
+
+    def _as_torch(*args: Any, **kwargs: Any) -> Any:
+        return torch_autocast(*args, **kwargs)
+
+    torch._dynamo.substitute_in_graph(region_class, is_embedded_type=True, skip_signature_check=True)(_as_torch)
+
+
+def policies_changed(table_hash: str) -> None:
+    """Makes compiled graphs forget the op policies they were traced with, in this process and in on-disk caches."""
+    torch.compiler.config.cache_key_tag = f"fastamp-{table_hash}" if table_hash else ""
+    dynamo = sys.modules.get(_DYNAMO)
+    if dynamo is not None:
+        dynamo.reset()
