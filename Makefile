@@ -28,7 +28,7 @@ ifneq ($(CATCH2_INCLUDE),)
 endif
 
 # Runs a command with the oneDNN level that this CPU survives.
-RUN := $(PY) python/fastamp/_cpu_isa.py --cache build/cpu_isa.json --
+RUN := $(PY) tools/with_cpu_isa.py --cache build/cpu_isa.json --
 
 .PHONY: help build test gpu demo bench lint clean
 .DEFAULT_GOAL := help

@@ -68,9 +68,12 @@ class Build:
         self._configure()
         cmake = find_tool("cmake")
         subprocess.run([cmake, "--build", self.build_dir, f"-j{self.jobs}"], check=True)
+        install = [cmake, "--install", self.build_dir, "--prefix", self.package_dir]
         for component in ("fastamp", "python"):
-            install = [cmake, "--install", self.build_dir, "--prefix", self.package_dir]
-            subprocess.run([*install, "--component", component], check=True, stdout=sys.stderr)
+            # Lists every file it finds up to date; only errors are news.
+            subprocess.run(
+                [*install, "--component", component], check=True, stdout=subprocess.DEVNULL
+            )
 
     def _configure(self) -> None:
         command = self.configure_command()

@@ -60,7 +60,7 @@ def main() -> int:
     pytest = [sys.executable, "-m", "pytest", *(["-m", "cuda"] if options.cuda else [])]
     ctest_status, ctest_line = run(ctest_command(options.build_dir, options.cuda), CTEST_SUMMARY)
     pytest_status, pytest_line = run(pytest, PYTEST_SUMMARY)
-    print(f"\nctest:  {ctest_line}\npytest: {pytest_line}", flush=True)
+    print(f"\n{ctest_line}\n{pytest_line}", flush=True)
     return int(ctest_status != 0 or pytest_status != 0)
 
 
