@@ -5,7 +5,12 @@
 # Out: FASTAMP_HAVE_CUDA; if ON: language CUDA enabled and fastamp_torch::cuda, which brings
 #      libtorch_cuda, libc10_cuda and torch's own CUDA runtime
 include("${CMAKE_CURRENT_LIST_DIR}/FastampCudaToolkit.cmake")
-set(FASTAMP_CUDA AUTO CACHE STRING "Build the CUDA part: AUTO (if torch and a toolkit allow), ON, OFF")
+set(
+  FASTAMP_CUDA
+  AUTO
+  CACHE STRING
+  "Build the CUDA part: AUTO (if torch and a toolkit allow), ON, OFF"
+)
 set_property(CACHE FASTAMP_CUDA PROPERTY STRINGS AUTO ON OFF)
 
 # "8.0;9.0+PTX;9.0a" as torch's builds write it -> "80-real;90;90a-real" as CMake does.
@@ -14,8 +19,11 @@ function(fastamp_cmake_architectures torch_list out)
   set(result "")
   foreach(arch IN LISTS torch_list)
     if(NOT arch MATCHES "^([0-9]+)\\.([0-9])([af]?)(\\+PTX)?$")
-      message(FATAL_ERROR "fastamp: TORCH_CUDA_ARCH_LIST: expected entries like 9.0, 9.0a or 9.0+PTX, "
-                          "got '${arch}'")
+      message(
+        FATAL_ERROR
+        "fastamp: TORCH_CUDA_ARCH_LIST: expected entries like 9.0, 9.0a or 9.0+PTX, "
+        "got '${arch}'"
+      )
     endif()
     set(name "${CMAKE_MATCH_1}${CMAKE_MATCH_2}${CMAKE_MATCH_3}")
     if(NOT CMAKE_MATCH_4)
@@ -34,8 +42,11 @@ function(_fastamp_default_architectures out)
   endif()
   find_program(nvidia_smi nvidia-smi NO_CACHE)
   if(NOT archs AND nvidia_smi)
-    execute_process(COMMAND "${nvidia_smi}" --query-gpu=compute_cap --format=csv,noheader
-                    OUTPUT_VARIABLE gpus ERROR_QUIET)
+    execute_process(
+      COMMAND "${nvidia_smi}" --query-gpu=compute_cap --format=csv,noheader
+      OUTPUT_VARIABLE gpus
+      ERROR_QUIET
+    )
     string(REGEX MATCHALL "[0-9]+\\.[0-9]" archs "${gpus}")
     list(REMOVE_DUPLICATES archs)
   endif()
@@ -66,9 +77,11 @@ function(_fastamp_cuda_runtime)
   add_library(fastamp_torch::cudart SHARED IMPORTED GLOBAL)
   set_target_properties(
     fastamp_torch::cudart
-    PROPERTIES IMPORTED_LOCATION "${runtime}"
-               INTERFACE_INCLUDE_DIRECTORIES "${CUDAToolkit_INCLUDE_DIRS}"
-               INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${CUDAToolkit_INCLUDE_DIRS}")
+    PROPERTIES
+      IMPORTED_LOCATION "${runtime}"
+      INTERFACE_INCLUDE_DIRECTORIES "${CUDAToolkit_INCLUDE_DIRS}"
+      INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${CUDAToolkit_INCLUDE_DIRS}"
+  )
 endfunction()
 
 function(_fastamp_cuda_targets)
@@ -86,22 +99,34 @@ function(_fastamp_cuda_targets)
   list(JOIN keep "," keep)
   target_link_libraries(
     fastamp_torch::cuda
-    INTERFACE fastamp_torch::cpu fastamp_torch::torch_cuda fastamp_torch::c10_cuda
-              "-Wl,--push-state,--no-as-needed,${keep},--pop-state" fastamp_torch::cudart)
+    INTERFACE
+      fastamp_torch::cpu
+      fastamp_torch::torch_cuda
+      fastamp_torch::c10_cuda
+      "-Wl,--push-state,--no-as-needed,${keep},--pop-state"
+      fastamp_torch::cudart
+  )
   target_compile_options(
     fastamp_torch::cuda
-    INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;--expt-extended-lambda>")
+    INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;--expt-extended-lambda>"
+  )
   # As torch's own extension builder: half arithmetic is spelt out, never through CUDA's operators.
   target_compile_definitions(
     fastamp_torch::cuda
-    INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:__CUDA_NO_HALF_OPERATORS__;__CUDA_NO_HALF_CONVERSIONS__;__CUDA_NO_HALF2_OPERATORS__;__CUDA_NO_BFLOAT16_CONVERSIONS__>")
+    INTERFACE
+      "$<$<COMPILE_LANGUAGE:CUDA>:__CUDA_NO_HALF_OPERATORS__;__CUDA_NO_HALF_CONVERSIONS__;__CUDA_NO_HALF2_OPERATORS__;__CUDA_NO_BFLOAT16_CONVERSIONS__>"
+  )
 endfunction()
 
 set(FASTAMP_HAVE_CUDA OFF)
 if(NOT FASTAMP_CUDA STREQUAL "OFF" AND FASTAMP_TORCH_CUDA)
   if(NOT CMAKE_CUDA_COMPILER)
-    fastamp_find_cuda_toolkit("${FASTAMP_TORCH_CUDA}" _fastamp_root _fastamp_origin
-                              ${FASTAMP_WHEEL_CUDA_DIRS})
+    fastamp_find_cuda_toolkit(
+      "${FASTAMP_TORCH_CUDA}"
+      _fastamp_root
+      _fastamp_origin
+      ${FASTAMP_WHEEL_CUDA_DIRS}
+    )
     if(_fastamp_root)
       set(CMAKE_CUDA_COMPILER "${_fastamp_root}/bin/nvcc" CACHE FILEPATH "" FORCE)
       set(CUDAToolkit_ROOT "${_fastamp_root}" CACHE PATH "" FORCE)
@@ -127,14 +152,19 @@ if(NOT FASTAMP_CUDA STREQUAL "OFF" AND FASTAMP_TORCH_CUDA)
 endif()
 
 if(FASTAMP_HAVE_CUDA)
-  message(STATUS "fastamp: CUDA ${FASTAMP_TORCH_CUDA} build for ${CMAKE_CUDA_ARCHITECTURES}, "
-                 "${FASTAMP_CUDA_ORIGIN}, torch ${FASTAMP_TORCH_VERSION} in ${FASTAMP_TORCH_DIR}")
+  message(
+    STATUS
+    "fastamp: CUDA ${FASTAMP_TORCH_CUDA} build for ${CMAKE_CUDA_ARCHITECTURES}, "
+    "${FASTAMP_CUDA_ORIGIN}, torch ${FASTAMP_TORCH_VERSION} in ${FASTAMP_TORCH_DIR}"
+  )
 elseif(FASTAMP_CUDA STREQUAL "ON")
-  message(FATAL_ERROR
-          "fastamp: FASTAMP_CUDA=ON, but there is no toolkit of CUDA '${FASTAMP_TORCH_CUDA}' for torch "
-          "${FASTAMP_TORCH_VERSION}. For one from Python packages: "
-          "python3 -m pip install 'cuda-toolkit[nvcc,crt,nvvm,cccl]' of the cuda-toolkit version that "
-          "'pip list' shows")
+  message(
+    FATAL_ERROR
+    "fastamp: FASTAMP_CUDA=ON, but there is no toolkit of CUDA '${FASTAMP_TORCH_CUDA}' for torch "
+    "${FASTAMP_TORCH_VERSION}. For one from Python packages: "
+    "python3 -m pip install 'cuda-toolkit[nvcc,crt,nvvm,cccl]' of the cuda-toolkit version that "
+    "'pip list' shows"
+  )
 else()
   if(FASTAMP_CUDA STREQUAL "OFF")
     set(_fastamp_why "FASTAMP_CUDA=OFF")
@@ -143,6 +173,9 @@ else()
   else()
     set(_fastamp_why "torch has no CUDA")
   endif()
-  message(STATUS "fastamp: CPU-only build (${_fastamp_why}), "
-                 "torch ${FASTAMP_TORCH_VERSION} in ${FASTAMP_TORCH_DIR}")
+  message(
+    STATUS
+    "fastamp: CPU-only build (${_fastamp_why}), "
+    "torch ${FASTAMP_TORCH_VERSION} in ${FASTAMP_TORCH_DIR}"
+  )
 endif()

@@ -14,18 +14,30 @@ function(_fastamp_probe_nvcc nvcc cuda_version out_root)
     return()
   endif()
   set(probe "${CMAKE_BINARY_DIR}/fastamp_probe")
-  set(headers cuda_runtime.h cublas_v2.h cusparse.h cusolverDn.h nv/target cub/cub.cuh)
+  set(
+    headers
+    cuda_runtime.h
+    cublas_v2.h
+    cusparse.h
+    cusolverDn.h
+    nv/target
+    cub/cub.cuh
+  )
   list(TRANSFORM headers REPLACE "(.+)" "#include <\\1>\n")
   list(JOIN headers "" headers)
-  file(WRITE "${probe}.cu"
-       "${headers}__global__ void k(float* p) { *p = 1; }\nvoid f(float* p) { k<<<1, 1>>>(p); }\n")
+  file(
+    WRITE "${probe}.cu"
+    "${headers}__global__ void k(float* p) { *p = 1; }\nvoid f(float* p) { k<<<1, 1>>>(p); }\n"
+  )
   # -v prints the root that nvcc found for itself, through wrapper scripts and links.
   execute_process(
-    COMMAND "${nvcc}" -v -ccbin "${CMAKE_CXX_COMPILER}" -std=c++17 -arch=sm_80 -c "${probe}.cu" -o
-            "${probe}.o"
+    COMMAND
+      "${nvcc}" -v -ccbin "${CMAKE_CXX_COMPILER}" -std=c++17 -arch=sm_80 -c "${probe}.cu" -o
+      "${probe}.o"
     RESULT_VARIABLE failed
     OUTPUT_VARIABLE log
-    ERROR_VARIABLE log)
+    ERROR_VARIABLE log
+  )
   if(failed OR NOT log MATCHES "#\\$ TOP=([^\r\n]*)")
     string(SUBSTRING "${log}" 0 2000 log)
     message(STATUS "fastamp: ${nvcc} cannot compile a kernel, passed over:\n${log}")
@@ -60,13 +72,15 @@ endfunction()
 
 function(_fastamp_system_toolkit cuda_version out_root)
   find_program(nvcc_in_path nvcc NO_CACHE)
-  set(candidates
-      "$ENV{CUDACXX}"
-      "$ENV{CUDA_HOME}/bin/nvcc"
-      "$ENV{CUDA_PATH}/bin/nvcc"
-      "${nvcc_in_path}"
-      "/usr/local/cuda-${cuda_version}/bin/nvcc"
-      "/usr/local/cuda/bin/nvcc")
+  set(
+    candidates
+    "$ENV{CUDACXX}"
+    "$ENV{CUDA_HOME}/bin/nvcc"
+    "$ENV{CUDA_PATH}/bin/nvcc"
+    "${nvcc_in_path}"
+    "/usr/local/cuda-${cuda_version}/bin/nvcc"
+    "/usr/local/cuda/bin/nvcc"
+  )
   list(REMOVE_DUPLICATES candidates)
   foreach(nvcc IN LISTS candidates)
     if(IS_ABSOLUTE "${nvcc}" AND EXISTS "${nvcc}")

@@ -9,6 +9,8 @@ function(fastamp_enable_sanitizers target)
   endif()
   list(JOIN FASTAMP_SANITIZE "," names)
   target_compile_options(
-    ${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${names};-fno-omit-frame-pointer>")
+    ${target}
+    PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${names};-fno-omit-frame-pointer>"
+  )
   target_link_options(${target} PRIVATE "-fsanitize=${names}")
 endfunction()

@@ -14,9 +14,12 @@ function(_fastamp_add_test_main)
   if(NOT CATCH2_INCLUDE)
     find_package(Catch2 QUIET)
     if(NOT Catch2_FOUND)
-      message(FATAL_ERROR "fastamp: the C++ tests need Catch2: install it (Debian: apt-get install catch2), "
-                          "set CATCH2_INCLUDE to a folder with catch2/catch.hpp, or set "
-                          "FASTAMP_BUILD_TESTS=OFF")
+      message(
+        FATAL_ERROR
+        "fastamp: the C++ tests need Catch2: install it (Debian: apt-get install catch2), "
+        "set CATCH2_INCLUDE to a folder with catch2/catch.hpp, or set "
+        "FASTAMP_BUILD_TESTS=OFF"
+      )
     endif()
   endif()
   set(support "${PROJECT_SOURCE_DIR}/tests/cpp/support")
@@ -50,5 +53,8 @@ function(fastamp_add_test name)
   fastamp_enable_warnings(${target})
   fastamp_enable_sanitizers(${target})
   add_test(NAME ${name} COMMAND ${target})
-  set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" SKIP_RETURN_CODE 77 TIMEOUT 600)
+  set_tests_properties(
+    ${name}
+    PROPERTIES LABELS "${arg_LABELS}" SKIP_RETURN_CODE 77 TIMEOUT 600
+  )
 endfunction()

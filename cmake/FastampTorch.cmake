@@ -59,17 +59,20 @@ function(_fastamp_torch_from_python out_root out_nvidia out_error)
     set(${out_error} "no torch in CMAKE_PREFIX_PATH and no Python to ask for one" PARENT_SCOPE)
     return()
   endif()
-  set(script
-      "import importlib.util as u, os"
-      "t, n = u.find_spec('torch'), u.find_spec('nvidia')"
-      "print(os.path.dirname(t.origin) if t else '')"
-      "print('|'.join(n.submodule_search_locations) if n else '')")
+  set(
+    script
+    "import importlib.util as u, os"
+    "t, n = u.find_spec('torch'), u.find_spec('nvidia')"
+    "print(os.path.dirname(t.origin) if t else '')"
+    "print('|'.join(n.submodule_search_locations) if n else '')"
+  )
   list(JOIN script "\n" script)
   execute_process(
     COMMAND "${Python3_EXECUTABLE}" -c "${script}"
     RESULT_VARIABLE failed
     OUTPUT_VARIABLE output
-    ERROR_VARIABLE errors)
+    ERROR_VARIABLE errors
+  )
   if(failed)
     set(${out_error} "${Python3_EXECUTABLE}: ${errors}" PARENT_SCOPE)
     return()
@@ -91,8 +94,11 @@ endfunction()
 function(_fastamp_torch_facts root out_version out_cuda)
   set(version "")
   set(cuda "")
-  foreach(header IN ITEMS include/torch/headeronly/version.h
-                          include/torch/csrc/api/include/torch/version.h)
+  foreach(
+    header
+    IN
+    ITEMS include/torch/headeronly/version.h include/torch/csrc/api/include/torch/version.h
+  )
     if(NOT version AND EXISTS "${root}/${header}")
       file(STRINGS "${root}/${header}" lines REGEX "define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
       string(REGEX MATCHALL "[0-9]+" numbers "${lines}")
@@ -117,10 +123,12 @@ function(fastamp_add_torch_library name)
   add_library(fastamp_torch::${name} SHARED IMPORTED GLOBAL)
   set_target_properties(
     fastamp_torch::${name}
-    PROPERTIES IMPORTED_LOCATION "${FASTAMP_TORCH_DIR}/lib/lib${name}.so"
-               INTERFACE_INCLUDE_DIRECTORIES "${includes}"
-               INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${includes}"
-               INTERFACE_COMPILE_FEATURES cxx_std_17)
+    PROPERTIES
+      IMPORTED_LOCATION "${FASTAMP_TORCH_DIR}/lib/lib${name}.so"
+      INTERFACE_INCLUDE_DIRECTORIES "${includes}"
+      INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${includes}"
+      INTERFACE_COMPILE_FEATURES cxx_std_17
+  )
 endfunction()
 
 function(_fastamp_torch_targets)
@@ -133,8 +141,10 @@ function(_fastamp_torch_targets)
   add_library(fastamp_torch::cpu INTERFACE IMPORTED GLOBAL)
   target_link_libraries(fastamp_torch::cpu INTERFACE fastamp_torch::torch_cpu fastamp_torch::c10)
   add_library(fastamp_torch::python INTERFACE IMPORTED GLOBAL)
-  target_link_libraries(fastamp_torch::python INTERFACE fastamp_torch::torch_python
-                                                        fastamp_torch::cpu)
+  target_link_libraries(
+    fastamp_torch::python
+    INTERFACE fastamp_torch::torch_python fastamp_torch::cpu
+  )
 endfunction()
 
 set(FASTAMP_TORCH_ERROR "")

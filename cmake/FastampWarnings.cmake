@@ -2,15 +2,17 @@
 include_guard(GLOBAL)
 
 function(fastamp_enable_warnings target)
-  set(cxx
-      -Wall
-      -Wextra
-      -Wpedantic
-      -Wshadow
-      -Wconversion
-      -Wsign-conversion
-      -Wnon-virtual-dtor
-      -Wold-style-cast)
+  set(
+    cxx
+    -Wall
+    -Wextra
+    -Wpedantic
+    -Wshadow
+    -Wconversion
+    -Wsign-conversion
+    -Wnon-virtual-dtor
+    -Wold-style-cast
+  )
   # nvcc's generated host code breaks -Wpedantic, -Wconversion and -Wold-style-cast by itself.
   set(cuda -Wall -Wextra -Wshadow -Wnon-virtual-dtor)
   set(nvcc "")
@@ -21,6 +23,9 @@ function(fastamp_enable_warnings target)
   endif()
   list(JOIN cuda "," cuda)
   target_compile_options(
-    ${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${cxx}>"
-                      "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${cuda};${nvcc}>")
+    ${target}
+    PRIVATE
+      "$<$<COMPILE_LANGUAGE:CXX>:${cxx}>"
+      "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${cuda};${nvcc}>"
+  )
 endfunction()

@@ -68,7 +68,7 @@ class Build:
         self._configure()
         cmake = find_tool("cmake")
         subprocess.run([cmake, "--build", self.build_dir, f"-j{self.jobs}"], check=True)
-        install = [cmake, "--install", self.build_dir, "--prefix", self.package_dir]
+        install = [cmake, "--install", str(self.build_dir), "--prefix", str(self.package_dir)]
         for component in ("fastamp", "python"):
             # Lists every file it finds up to date; only errors are news.
             subprocess.run(

@@ -39,7 +39,14 @@ def ctest_command(build_dir: Path, cuda: bool) -> list[str]:
     if ctest is None:
         raise SystemExit("ctest is not installed: it comes with cmake")
     selection = ["-L", "cuda"] if cuda else []
-    return [ctest, "--test-dir", str(build_dir), "--output-on-failure", "--no-tests=error", *selection]
+    return [
+        ctest,
+        "--test-dir",
+        str(build_dir),
+        "--output-on-failure",
+        "--no-tests=error",
+        *selection,
+    ]
 
 
 def require_gpu() -> None:

@@ -12,6 +12,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    from pip._vendor import tomli as tomllib
+
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = ("build", "test", "demo", "lint")
 
@@ -23,11 +28,7 @@ def pip(*arguments: str) -> None:
 
 
 def read_pyproject() -> dict[str, Any]:
-    """Returns pyproject.toml; Python 3.10 reads it with pip's copy of tomli."""
-    try:
-        import tomllib
-    except ModuleNotFoundError:
-        from pip._vendor import tomli as tomllib  # type: ignore[no-redef]
+    """Returns pyproject.toml."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
@@ -64,7 +65,7 @@ def has_toolkit() -> bool:
 
 
 def install_editable(stamp: Path) -> None:
-    """Installs this checkout with ``pip install -e``, once for each state of the packaging files."""
+    """Runs ``pip install -e`` once for each state of the packaging files."""
     digest = hashlib.sha256()
     for name in ("setup.py", "pyproject.toml", "VERSION"):
         digest.update((ROOT / name).read_bytes())

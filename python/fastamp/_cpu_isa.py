@@ -78,4 +78,3 @@ def _cpu_name() -> str:
     lines = cpuinfo.read_text(encoding="utf-8").splitlines()
     wanted = [line for line in lines if line.startswith(("model name", "stepping", "microcode"))]
     return " ".join(" ".join(line.split()) for line in wanted[:3])
-

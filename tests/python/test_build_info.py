@@ -1,6 +1,5 @@
-import torch
-
 import fastamp
+import torch
 
 
 def test_build_info_names_the_torch_it_was_built_with():

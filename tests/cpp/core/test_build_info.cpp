@@ -1,11 +1,11 @@
+#include "support/catch.h"
+
 #include <fastamp/build_info.h>
 #include <fastamp/version.h>
 
 #include <torch/version.h>
 
 #include <string>
-
-#include "support/catch.h"
 
 TEST_CASE("build_info: names the versions the library was compiled with", "[core]") {
   const auto info = fastamp::build_info();

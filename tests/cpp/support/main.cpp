@@ -1,12 +1,11 @@
 // v2 compiles itself in the one file that defines this; v3 ignores it.
 #define CATCH_CONFIG_RUNNER
 #include "support/catch.h"
+#include "support/needs_cuda.h"
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <iostream>
-
-#include "support/needs_cuda.h"
 
 namespace {
 
