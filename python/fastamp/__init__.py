@@ -1,14 +1,52 @@
-"""fastamp: automatic mixed precision for LibTorch and PyTorch."""
+"""Automatic mixed precision for PyTorch: autocast and loss scaling in C++ and CUDA.
 
-import os as _os
+Importing the package puts fastamp's autocast kernels over torch's (``FASTAMP_NO_REGISTER=1`` leaves
+that out): results stay torch's, bit for bit, and ``torch.autocast`` regions become faster too.
+"""
 
-import torch as _torch  # noqa: F401  (loads the libraries that the native module links)
+from __future__ import annotations
 
-from fastamp import _C
-from fastamp.autocast import autocast
-from fastamp.policy import op_policy, op_table, reset_op_policies, set_op_policy
+import os
+from pathlib import Path
 
-__all__ = ["autocast", "op_policy", "op_table", "reset_op_policies", "set_op_policy"]
+from fastamp._loader import load
+from fastamp._paths import cmake_prefix_path, include_path
 
-if _os.environ.get("FASTAMP_NO_REGISTER", "") in ("", "0"):
+_C = load(Path(__file__).resolve().parent)
+
+from fastamp.autocast import autocast  # noqa: E402  (needs the native module)
+from fastamp.policy import (  # noqa: E402
+    op_policy,
+    op_table,
+    reset_op_policies,
+    set_op_policy,
+)
+
+
+def build_info() -> dict[str, str]:
+    """Returns the facts fixed when the native part was built.
+
+    Returns:
+        ``version`` (fastamp's), ``torch_version``, ``cuda_version`` (empty for a CPU-only build),
+        ``cuda_archs``, ``compiler`` and ``build_type``.
+    """
+    info: dict[str, str] = _C.build_info()
+    return info
+
+
+__version__: str = build_info()["version"]
+
+__all__ = [
+    "__version__",
+    "autocast",
+    "build_info",
+    "cmake_prefix_path",
+    "include_path",
+    "op_policy",
+    "op_table",
+    "reset_op_policies",
+    "set_op_policy",
+]
+
+if os.environ.get("FASTAMP_NO_REGISTER", "") in ("", "0"):
     _C.install()
