@@ -45,3 +45,24 @@ if(FASTAMP_BUILD_PYTHON)
   configure_file("${PROJECT_SOURCE_DIR}/cmake/build_info.json.in" build_info.json @ONLY)
   install(FILES "${PROJECT_BINARY_DIR}/build_info.json" DESTINATION . COMPONENT python)
 endif()
+
+# A wheel may not name folders of the machine that built it: only the part of each RPATH that is
+# relative is kept. At install time, so that one build folder serves wheels and editable installs.
+function(_fastamp_relocatable target path component)
+  get_target_property(rpath ${target} INSTALL_RPATH)
+  list(JOIN rpath ":" rpath)
+  string(REPLACE "$" "\\$" rpath "${rpath}")
+  install(
+    CODE
+      "if(DEFINED ENV{FASTAMP_RELOCATABLE})
+  set(file \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${path}\")
+  file(RPATH_SET FILE \"\${file}\" NEW_RPATH \"${rpath}\")
+endif()"
+    COMPONENT ${component}
+  )
+endfunction()
+
+_fastamp_relocatable(fastamp "${CMAKE_INSTALL_LIBDIR}/libfastamp.so" fastamp)
+if(FASTAMP_BUILD_PYTHON)
+  _fastamp_relocatable(fastamp_python "$<TARGET_FILE_NAME:fastamp_python>" python)
+endif()
