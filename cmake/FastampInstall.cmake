@@ -3,6 +3,28 @@
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
+# _fastamp_rpath(<target> <installed path> <component> <relative folder>...): where an installed
+# library looks for those it needs. A wheel names only its neighbours in site-packages, because it
+# is moved to other machines; every other install names torch's folders of this machine as well.
+# Decided at install time, so that one build folder serves wheels and editable installs. (CMake's
+# INSTALL_RPATH_USE_LINK_PATH would leave out a virtual environment inside the source folder.)
+function(_fastamp_rpath target path component)
+  list(TRANSFORM ARGN PREPEND "$ORIGIN/" OUTPUT_VARIABLE relative)
+  list(TRANSFORM FASTAMP_WHEEL_CUDA_DIRS APPEND "/lib" OUTPUT_VARIABLE absolute)
+  list(PREPEND absolute "${FASTAMP_TORCH_DIR}/lib")
+  set_target_properties(${target} PROPERTIES INSTALL_RPATH "${relative};${absolute}")
+  list(JOIN relative ":" relative)
+  string(REPLACE "$" "\\$" relative "${relative}")
+  install(
+    CODE
+      "if(DEFINED ENV{FASTAMP_RELOCATABLE})
+  set(file \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${path}\")
+  file(RPATH_SET FILE \"\${file}\" NEW_RPATH \"${relative}\")
+endif()"
+    COMPONENT ${component}
+  )
+endfunction()
+
 set(_fastamp_config_dir share/cmake/fastamp)
 install(
   TARGETS fastamp
@@ -10,6 +32,13 @@ install(
   COMPONENT fastamp
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
   INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+)
+_fastamp_rpath(
+  fastamp
+  "${CMAKE_INSTALL_LIBDIR}/libfastamp.so"
+  fastamp
+  ../../torch/lib
+  ../../nvidia/cu${_fastamp_cuda_major}/lib
 )
 install(
   DIRECTORY "${PROJECT_SOURCE_DIR}/include/fastamp" "${PROJECT_BINARY_DIR}/include/fastamp"
@@ -42,27 +71,7 @@ install(
 
 if(FASTAMP_BUILD_PYTHON)
   install(TARGETS fastamp_python LIBRARY DESTINATION . COMPONENT python)
+  _fastamp_rpath(fastamp_python "$<TARGET_FILE_NAME:fastamp_python>" python lib ../torch/lib)
   configure_file("${PROJECT_SOURCE_DIR}/cmake/build_info.json.in" build_info.json @ONLY)
   install(FILES "${PROJECT_BINARY_DIR}/build_info.json" DESTINATION . COMPONENT python)
-endif()
-
-# A wheel may not name folders of the machine that built it: only the part of each RPATH that is
-# relative is kept. At install time, so that one build folder serves wheels and editable installs.
-function(_fastamp_relocatable target path component)
-  get_target_property(rpath ${target} INSTALL_RPATH)
-  list(JOIN rpath ":" rpath)
-  string(REPLACE "$" "\\$" rpath "${rpath}")
-  install(
-    CODE
-      "if(DEFINED ENV{FASTAMP_RELOCATABLE})
-  set(file \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${path}\")
-  file(RPATH_SET FILE \"\${file}\" NEW_RPATH \"${rpath}\")
-endif()"
-    COMPONENT ${component}
-  )
-endfunction()
-
-_fastamp_relocatable(fastamp "${CMAKE_INSTALL_LIBDIR}/libfastamp.so" fastamp)
-if(FASTAMP_BUILD_PYTHON)
-  _fastamp_relocatable(fastamp_python "$<TARGET_FILE_NAME:fastamp_python>" python)
 endif()
