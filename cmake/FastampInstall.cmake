@@ -33,13 +33,11 @@ install(
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
   INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
 )
-_fastamp_rpath(
-  fastamp
-  "${CMAKE_INSTALL_LIBDIR}/libfastamp.so"
-  fastamp
-  ../../torch/lib
-  ../../nvidia/cu${_fastamp_cuda_major}/lib
-)
+set(_fastamp_neighbours ../../torch/lib)
+if(FASTAMP_HAVE_CUDA)
+  list(APPEND _fastamp_neighbours ../../nvidia/cu${_fastamp_cuda_major}/lib)
+endif()
+_fastamp_rpath(fastamp "${CMAKE_INSTALL_LIBDIR}/libfastamp.so" fastamp ${_fastamp_neighbours})
 install(
   DIRECTORY "${PROJECT_SOURCE_DIR}/include/fastamp" "${PROJECT_BINARY_DIR}/include/fastamp"
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
