@@ -4,4 +4,5 @@
 
 #include <fastamp/build_info.h>
 #include <fastamp/export.h>
+#include <fastamp/scaler/grad_scaler.h>
 #include <fastamp/version.h>

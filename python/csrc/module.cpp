@@ -1,3 +1,5 @@
+#include "bind_scaler.h"
+
 #include <fastamp/build_info.h>
 
 #include <pybind11/pybind11.h>
@@ -17,4 +19,5 @@ PYBIND11_MODULE(_C, m) {
     d["build_type"] = info.build_type;
     return d;
   });
+  fastamp::python::bind_scaler(m);
 }
