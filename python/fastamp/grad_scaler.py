@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable
@@ -13,7 +11,9 @@ import torch
 from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 
 from fastamp import _C
-from fastamp._scaler_extras import agree_on_flags, check_bound, check_extras, checked_state
+from fastamp._scaler_checks import check_bound, check_extras, check_factors
+from fastamp._scaler_state import ScalerState
+from fastamp._scaler_steps import agree_on_flags, set_scale, step_with_flags
 from fastamp._scaler_subclasses import unscale_subclasses
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["GradScaler", "OptState"]
 
 
-class GradScaler(torch.amp.GradScaler):
+class GradScaler(ScalerState):
     """Scales losses so that fp16 gradients do not underflow, and skips steps that overflowed.
 
     One iteration is ``scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()``. A
@@ -55,15 +55,6 @@ class GradScaler(torch.amp.GradScaler):
             ``init_scale`` is outside the bounds.
     """
 
-    # Instances carry these names only when they are in use: by default an instance's __dict__ is
-    # exactly torch's, so state and pickles go both ways.
-    _min_scale: float | None = None
-    _max_scale: float | None = None
-    _hysteresis: int = 1
-    _init_hysteresis_tracker: int = 1
-    _hysteresis_tracker: Tensor | None = None
-    process_group: ProcessGroup | None = None
-
     def __init__(
         self,
         device: str = "cuda",
@@ -90,16 +81,7 @@ class GradScaler(torch.amp.GradScaler):
             self._enabled = False
         if not self._enabled:
             return
-        if growth_factor <= 1.0:
-            raise AssertionError(
-                f"GradScaler: expected growth_factor > 1.0, got {growth_factor!r}. "
-                "The growth factor must be > 1.0."
-            )
-        if backoff_factor >= 1.0:
-            raise AssertionError(
-                f"GradScaler: expected backoff_factor < 1.0, got {backoff_factor!r}. "
-                "The backoff factor must be < 1.0."
-            )
+        check_factors("GradScaler", growth_factor, backoff_factor)
         check_bound("GradScaler", "init_scale", init_scale, min_scale, max_scale)
         self._init_scale = init_scale
         self._scale: Tensor | None = None
@@ -112,13 +94,6 @@ class GradScaler(torch.amp.GradScaler):
         self.__dict__.update(extras)
         if process_group is not None:
             self.process_group = process_group
-
-    def _lazy_init_scale_growth_tracker(self, dev: torch.device | str) -> None:
-        super()._lazy_init_scale_growth_tracker(dev)
-        if self._hysteresis > 1:
-            self._hysteresis_tracker = torch.full(
-                (), self._init_hysteresis_tracker, dtype=torch.int32, device=dev
-            )
 
     def scale(self, outputs: Tensor | Iterable[Tensor]) -> Any:
         """Multiplies outputs by the scale.
@@ -144,8 +119,7 @@ class GradScaler(torch.amp.GradScaler):
         if self._scale is None:
             self._lazy_init_scale_growth_tracker(device)
         scale = self._scale
-        if scale is None:
-            raise AssertionError("scale: expected _lazy_init_scale_growth_tracker to set _scale")
+        assert scale is not None
         return scale if scale.device == device else scale.to(device=device, non_blocking=True)
 
     def _scale_each(self, outputs: Any, replicas: dict[torch.device, Tensor]) -> Any:
@@ -172,6 +146,14 @@ class GradScaler(torch.amp.GradScaler):
         flags, subclassed = _C.unscale_gradients(optimizer, inv_scale, found_inf, allow_fp16)
         if subclassed:
             unscale_subclasses(subclassed, flags, inv_scale, found_inf)
+        return flags
+
+    def _unscale_and_agree(
+        self, optimizer: torch.optim.Optimizer, inv: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        flags = self._unscale_grads_(optimizer, inv, found_inf, allow_fp16)
+        if self.process_group is not None:
+            agree_on_flags(flags, found_inf.device, self._device, self.process_group)
         return flags
 
     def _stage_of(self, optimizer: torch.optim.Optimizer) -> OptState:
@@ -208,9 +190,7 @@ class GradScaler(torch.amp.GradScaler):
                 "unscale_() is being called after step()."
             )
         inv_scale, found_inf = _C.begin_unscale(scale)
-        flags = self._unscale_grads_(optimizer, inv_scale, found_inf, False)
-        if self.process_group is not None:
-            agree_on_flags(flags, scale, self._device, self.process_group)
+        flags = self._unscale_and_agree(optimizer, inv_scale, found_inf, False)
         state = self._per_optimizer_states[id(optimizer)]
         state["found_inf_per_device"] = flags
         state["stage"] = OptState.UNSCALED
@@ -218,9 +198,7 @@ class GradScaler(torch.amp.GradScaler):
     def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[torch.device, Tensor]:
         scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")
         one = torch.ones((), dtype=torch.float32, device=scale.device)
-        flags = self._unscale_grads_(optimizer, one, torch.zeros_like(one), True)
-        if self.process_group is not None:
-            agree_on_flags(flags, scale, self._device, self.process_group)
+        flags = self._unscale_and_agree(optimizer, one, torch.zeros_like(one), True)
         self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = flags
         return flags
 
@@ -270,7 +248,7 @@ class GradScaler(torch.amp.GradScaler):
                 "step() has already been called since the last update()."
             )
         if getattr(optimizer, "_step_supports_amp_scaling", False):
-            return self._step_with_flags(optimizer, stage, args, kwargs)
+            return step_with_flags(self, optimizer, stage, args, kwargs)
         if stage is OptState.READY:
             self.unscale_(optimizer)
         state = self._per_optimizer_states[id(optimizer)]
@@ -282,42 +260,6 @@ class GradScaler(torch.amp.GradScaler):
                 "No inf checks were recorded for this optimizer."
             )
         result = self._maybe_opt_step(optimizer, state, *args, **kwargs)
-        state["stage"] = OptState.STEPPED
-        return result
-
-    def _step_with_flags(
-        self, optimizer: Any, stage: OptState, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Steps an optimizer that skips by itself, by torch's protocol."""
-        state = self._per_optimizer_states[id(optimizer)]
-        if "grad_scaler" in inspect.signature(optimizer.step).parameters:
-            warnings.warn(
-                "GradScaler is going to stop passing itself as a keyword argument to the passed "
-                "optimizer: read the attributes `grad_scale` and `found_inf`, which it sets on the "
-                "optimizer, instead of taking `grad_scaler` in step().",
-                FutureWarning,
-                stacklevel=3,
-            )
-            result = optimizer.step(*args, **{**kwargs, "grad_scaler": self})
-            state["stage"] = OptState.STEPPED
-            return result
-        if stage is OptState.READY:
-            self._check_inf_per_device(optimizer)
-        scale = self._get_scale_async()
-        if scale is None:
-            raise AssertionError("step: expected _get_scale_async() to return a tensor, got None")
-        flags = list(state["found_inf_per_device"].values())
-        preset = getattr(optimizer, "grad_scale", None)
-        if stage is not OptState.UNSCALED:
-            preset = scale * (1 if preset is None else preset)
-        optimizer.grad_scale = preset
-        # 0 or 1 and never a count: torch's fused kernels compare with 1.
-        optimizer.found_inf = _C.flag_for_optimizer(flags, scale.device) if flags else 0
-        try:
-            result = optimizer.step(*args, **kwargs)
-        finally:
-            del optimizer.grad_scale
-            del optimizer.found_inf
         state["stage"] = OptState.STEPPED
         return result
 
@@ -343,7 +285,7 @@ class GradScaler(torch.amp.GradScaler):
             return
         scale, growth_tracker = self._check_scale_growth_tracker("update")
         if new_scale is not None:
-            self._set_scale(scale, new_scale)
+            set_scale(self, scale, new_scale)
         else:
             flags = [
                 flag
@@ -368,93 +310,3 @@ class GradScaler(torch.amp.GradScaler):
                 self._max_scale,
             )
         self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
-
-    def _set_scale(self, scale: Tensor, new_scale: float | Tensor) -> None:
-        if isinstance(new_scale, float):
-            check_bound("update", "new_scale", new_scale, self._min_scale, self._max_scale)
-            scale.fill_(new_scale)
-            return
-        if not isinstance(new_scale, torch.Tensor):
-            raise AttributeError(
-                f"update: new_scale should be a float or a Tensor, got {type(new_scale).__name__}"
-            )
-        for accepted, got in (
-            (new_scale.device.type == self._device, f"a tensor on {new_scale.device}"),
-            (new_scale.numel() == 1, f"a tensor of shape {tuple(new_scale.shape)}"),
-            (not new_scale.requires_grad, "a tensor with requires_grad=True"),
-        ):
-            if not accepted:
-                raise AssertionError(
-                    "update: new_scale should be a float or a 1-element tensor on a "
-                    f"{self._device} device with requires_grad=False, got {got}"
-                )
-        scale.copy_(new_scale)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint needs, best after :meth:`update`.
-
-        Returns:
-            torch's five entries, "scale", "growth_factor", "backoff_factor", "growth_interval" and
-            "_growth_tracker" (floats and ints), and "min_scale", "max_scale", "hysteresis" and
-            "_hysteresis_tracker" if they are in use. Empty if the scaler is disabled. Waits for the
-            device.
-        """
-        state = super().state_dict()
-        if not self._enabled:
-            return state
-        if self._min_scale is not None:
-            state["min_scale"] = self._min_scale
-        if self._max_scale is not None:
-            state["max_scale"] = self._max_scale
-        if self._hysteresis > 1:
-            state["hysteresis"] = self._hysteresis
-            state["_hysteresis_tracker"] = self._get_hysteresis_tracker()
-        return state
-
-    def _get_hysteresis_tracker(self) -> int:
-        tracker = self._hysteresis_tracker
-        return self._init_hysteresis_tracker if tracker is None else int(tracker.item())
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues from a state; does nothing if the scaler is disabled.
-
-        Args:
-            state_dict: What ``state_dict`` of this class or of ``torch.amp.GradScaler`` returned.
-                Options it does not name keep their values.
-
-        Raises:
-            RuntimeError: The state is empty.
-            KeyError: One of torch's five entries is missing. Nothing was changed.
-            TypeError: An entry is not a number. Nothing was changed.
-            ValueError: A bound or the hysteresis is out of range. Nothing was changed.
-        """
-        if not self._enabled:
-            return
-        attributes = checked_state(self, state_dict)
-        self.__dict__.update(attributes)
-        for tensor, value in (
-            (self._scale, self._init_scale),
-            (self._growth_tracker, self._init_growth_tracker),
-        ):
-            if tensor is not None:
-                tensor.fill_(value)
-        if self._hysteresis > 1 and self._scale is not None:
-            self._hysteresis_tracker = torch.full(
-                (), self._init_hysteresis_tracker, dtype=torch.int32, device=self._scale.device
-            )
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        if self._enabled and self._hysteresis > 1:
-            state["_init_hysteresis_tracker"] = self._get_hysteresis_tracker()
-            state["_hysteresis_tracker"] = None
-        return state
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> GradScaler:
-        # A process group is a handle on something shared: copies speak over the same one.
-        if self.process_group is not None:
-            memo[id(self.process_group)] = self.process_group
-        clone = type(self).__new__(type(self))
-        memo[id(self)] = clone
-        clone.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        return clone
