@@ -1,28 +1,39 @@
 #pragma once
 
 // Instruction sets of the CPU kernels. The library is compiled for the baseline of its
-// architecture; the loops below a kernel are compiled once more for AVX2 + F16C by a function
-// attribute, and the copy to run is chosen once per process. AVX-512 is left out on purpose: these
-// kernels wait for memory from the second cache level on, and it measured no faster.
+// architecture; the loops below a kernel are compiled again for AVX2 and AVX-512 by a function
+// attribute, and the copy to run is chosen once per process. AVX-512 is worth its copy though the
+// kernels wait for memory: whole-line stores brought 40 ms to 30 ms on 150 x 600k fp32.
 //
-// A target attribute does not reach callees: what must be vectorised for AVX2 has to be inlined
-// into a FASTAMP_TARGET_AVX2 function (FASTAMP_HOST_DEVICE does that) or carry the attribute.
-// FMA is not enabled: a fused multiply-add would give other bits than torch and the baseline.
+// A target attribute does not reach callees: what must be vectorised for it has to be inlined into
+// the function that carries it (FASTAMP_HOST_DEVICE does that) or carry it too. FMA contraction is
+// off for these files: a fused multiply-add would give other bits than torch and the baseline.
 
 #if defined(__x86_64__) && defined(__GNUC__)
-#define FASTAMP_HAVE_AVX2 1
+#define FASTAMP_X86_TARGETS 1
 #define FASTAMP_TARGET_AVX2 __attribute__((target("avx2,f16c")))
+#define FASTAMP_TARGET_AVX512 \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")))
 #endif
 
 namespace fastamp::kernels::cpu {
 
-/// Whether this processor and operating system run FASTAMP_TARGET_AVX2 code. Thread-safe.
-inline bool runs_avx2() {
-#ifdef FASTAMP_HAVE_AVX2
-  static const bool yes = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
-  return yes;
+enum class Isa { kBaseline, kAvx2, kAvx512 };
+
+/// The best of Isa that this processor and operating system run. Thread-safe.
+inline Isa best_isa() {
+#ifdef FASTAMP_X86_TARGETS
+  static const Isa best = [] {
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("f16c")) {
+      return Isa::kBaseline;
+    }
+    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    return avx512 ? Isa::kAvx512 : Isa::kAvx2;
+  }();
+  return best;
 #else
-  return false;
+  return Isa::kBaseline;
 #endif
 }
 
