@@ -1,5 +1,28 @@
-"""Automatic mixed precision for PyTorch, in C++."""
+"""Automatic mixed precision for PyTorch: autocast and loss scaling in C++ and CUDA."""
 
-from fastamp.grad_scaler import GradScaler
+from __future__ import annotations
 
-__all__ = ["GradScaler"]
+from pathlib import Path
+
+from fastamp._loader import load
+from fastamp._paths import cmake_prefix_path, include_path
+
+_C = load(Path(__file__).resolve().parent)
+
+from fastamp.grad_scaler import GradScaler  # noqa: E402  (needs the native module)
+
+
+def build_info() -> dict[str, str]:
+    """Returns the facts fixed when the native part was built.
+
+    Returns:
+        ``version`` (fastamp's), ``torch_version``, ``cuda_version`` (empty for a CPU-only build),
+        ``cuda_archs``, ``compiler`` and ``build_type``.
+    """
+    info: dict[str, str] = _C.build_info()
+    return info
+
+
+__version__: str = build_info()["version"]
+
+__all__ = ["GradScaler", "__version__", "build_info", "cmake_prefix_path", "include_path"]
