@@ -1,10 +1,11 @@
+#include "bind_clear_cache.h"
+#include "bind_policy.h"
+#include "bind_scaler.h"
+#include "region_type.h"
+
 #include <fastamp/build_info.h>
 
 #include <pybind11/pybind11.h>
-
-#include "bind_clear_cache.h"
-#include "bind_policy.h"
-#include "region_type.h"
 
 namespace py = pybind11;
 
@@ -32,4 +33,5 @@ PYBIND11_MODULE(_C, m) {
   }
   fastamp::python::bind_clear_cache(m);
   fastamp::python::bind_policy(m);
+  fastamp::python::bind_scaler(m);
 }

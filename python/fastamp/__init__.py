@@ -15,6 +15,7 @@ from fastamp._paths import cmake_prefix_path, include_path
 _C = load(Path(__file__).resolve().parent)
 
 from fastamp.autocast import autocast  # noqa: E402  (needs the native module)
+from fastamp.grad_scaler import GradScaler  # noqa: E402
 from fastamp.policy import (  # noqa: E402
     op_policy,
     op_table,
@@ -37,6 +38,7 @@ def build_info() -> dict[str, str]:
 __version__: str = build_info()["version"]
 
 __all__ = [
+    "GradScaler",
     "__version__",
     "autocast",
     "build_info",

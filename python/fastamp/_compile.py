@@ -74,7 +74,9 @@ def trace_as_torch_autocast(region_class: type) -> None:
     def _as_torch(*args: Any, **kwargs: Any) -> Any:
         return torch_autocast(*args, **kwargs)
 
-    torch._dynamo.substitute_in_graph(region_class, is_embedded_type=True, skip_signature_check=True)(_as_torch)
+    torch._dynamo.substitute_in_graph(
+        region_class, is_embedded_type=True, skip_signature_check=True
+    )(_as_torch)
 
 
 def policies_changed(table_hash: str) -> None:

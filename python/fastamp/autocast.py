@@ -13,7 +13,9 @@ from fastamp import _compile, _region_hooks  # noqa: F401  (imported for what it
 __all__ = ["autocast"]
 
 
-def _rebuild(cls: type, device: str, dtype: torch.dtype, flags: tuple[bool, bool], extra: dict[str, Any]) -> Any:
+def _rebuild(
+    cls: type, device: str, dtype: torch.dtype, flags: tuple[bool, bool], extra: dict[str, Any]
+) -> Any:
     region = cls.__new__(cls)
     region.device = device
     region.fast_dtype = dtype

@@ -71,5 +71,7 @@ def reset_op_policies() -> None:
 
 def _table_hash() -> str:
     """Names the edits in force; empty when there are none."""
-    edits = [row for row in op_table() if (row.cpu, row.cuda) != (row.cpu_default, row.cuda_default)]
+    edits = [
+        row for row in op_table() if (row.cpu, row.cuda) != (row.cpu_default, row.cuda_default)
+    ]
     return hashlib.sha256(repr(edits).encode()).hexdigest()[:16] if edits else ""

@@ -1,0 +1,78 @@
+#pragma once
+
+/// Tensor functions behind the gradient scaler. They are dispatcher ops of the same names
+/// (torch.ops.fastamp.*), so they work under fake tensors, torch.compile and CUDA graph capture.
+
+#include <fastamp/export.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+
+namespace fastamp::ops {
+
+/// Multiplies gradients by the inverse loss scale in place and records whether any is non-finite.
+///
+/// Arithmetic is that of at::_amp_foreach_non_finite_check_and_unscale_, bit for bit (payloads of
+/// NaN excepted): fp32 per element (fp64 for fp64 gradients), rounded to nearest even to the
+/// gradient's dtype; the check looks at the element before the multiplication, so an fp16 product
+/// that overflows is not reported. When inv_scale is 1 the gradients are only read. Beyond torch:
+/// one call takes mixed dtypes, and bfloat16 on CUDA. Bumps the version counter of every gradient
+/// and of found_inf, as torch's in-place ops do; never records an autograd node.
+///
+/// @param grads      Strided tensors of any shape and strides on one device, float16, bfloat16,
+///                   float32 or float64, mixed as they come; the list and its tensors may be empty.
+///                   No two may share memory. Modified in place.
+/// @param inv_scale  float32 tensor of one element on that device: 1 / loss scale, dimensionless.
+/// @param found_inf  float32 tensor of one element on that device: set to 1 if any element of any
+///                   gradient is inf or NaN, else left as it is.
+/// @throws c10::TypeError   a dtype is not among those above.
+/// @throws c10::ValueError  a tensor is undefined, on another device, not strided, overlaps itself,
+///                          or inv_scale or found_inf has not one element. Nothing was changed.
+/// @note CUDA: asynchronous on the current stream of the gradients' device, no host sync, one
+///       launch for all tensors and dtypes (docs: kernels/cuda/launch_plan.h). CPU: uses
+///       at::get_num_threads() threads. Thread-safe for disjoint tensors.
+FASTAMP_API void unscale_and_check_(at::TensorList grads, const at::Tensor& inv_scale,
+                                    const at::Tensor& found_inf);
+
+/// Adjusts the loss scale after a step: backoff on overflow, growth after a run of clean steps.
+///
+/// With the default options this is at::_amp_update_scale_, bit for bit:
+///  - overflow (found_inf is not 0; NaN counts): growth_tracker = 0 and
+///    scale = fp32(scale * backoff_factor), the product taken in fp64;
+///  - clean step: growth_tracker + 1; when that equals growth_interval the tracker returns to 0 and
+///    scale = fp32(scale * growth_factor), unless that is not finite (then the scale stays).
+///
+/// Options, all evaluated on the device:
+///  - hysteresis: of consecutive overflows the first `hysteresis - 1` leave the scale alone; the
+///    next one and every one directly after it back off. An overflow lowers hysteresis_tracker by
+///    one, not below 0, and backs off only if it is then 0; a clean step sets it to `hysteresis`.
+///    Every overflow resets growth_tracker, backed off or not. Start the tracker at `hysteresis`.
+///  - min_scale, max_scale: applied last, to the result of every call: the scale is never outside
+///    [min_scale, max_scale] afterwards. A NaN scale stays NaN.
+///
+/// @param scale               float32, one element: the loss scale. Modified in place.
+/// @param growth_tracker      int32, one element: clean steps since the last change. In place.
+/// @param found_inf           float32, one element: non-zero if the step overflowed. Read only.
+/// @param growth_factor       Dimensionless; not checked, like torch's.
+/// @param backoff_factor      Dimensionless; not checked, like torch's.
+/// @param growth_interval     Clean steps before growth; <= 0 never grows.
+/// @param hysteresis_tracker  int32, one element; needed when hysteresis > 1. In place.
+/// @param hysteresis          >= 1; 1 backs off at each overflow.
+/// @param min_scale           Lower bound, or none. Rounded to fp32.
+/// @param max_scale           Upper bound, or none. Rounded to fp32.
+/// @throws c10::TypeError   a tensor has another dtype.
+/// @throws c10::ValueError  a tensor is undefined, has not one element, is not strided or is on
+///                          another device; hysteresis is not in [1, 2^31) or lacks its tracker; a
+///                          bound is NaN or min_scale > max_scale. Nothing was changed.
+/// @note Asynchronous on CUDA (current stream), no host sync, one launch; safe in graph capture.
+FASTAMP_API void update_scale_(const at::Tensor& scale, const at::Tensor& growth_tracker,
+                               const at::Tensor& found_inf, double growth_factor,
+                               double backoff_factor, int64_t growth_interval,
+                               const std::optional<at::Tensor>& hysteresis_tracker = std::nullopt,
+                               int64_t hysteresis = 1,
+                               std::optional<double> min_scale = std::nullopt,
+                               std::optional<double> max_scale = std::nullopt);
+
+}  // namespace fastamp::ops

@@ -1,0 +1,144 @@
+#pragma once
+
+#include <fastamp/export.h>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/DeviceType.h>
+#include <torch/arg.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace fastamp {
+
+/// Options of a GradScaler; every setter returns the object, so that they can be chained.
+///
+/// Source: the first six are torch.amp.GradScaler's arguments with its defaults.
+struct FASTAMP_API GradScalerOptions {
+  /// Kind of device that holds the scale; decides which tensors update() accepts.
+  TORCH_ARG(c10::DeviceType, device) = c10::kCUDA;
+  /// First scale (dimensionless).
+  TORCH_ARG(double, init_scale) = 65536.0;
+  /// Factor of the scale after `growth_interval` iterations in a row without overflow; above 1.
+  TORCH_ARG(double, growth_factor) = 2.0;
+  /// Factor of the scale after an iteration with an overflow; below 1.
+  TORCH_ARG(double, backoff_factor) = 0.5;
+  /// Iterations without overflow between two growths.
+  TORCH_ARG(int64_t, growth_interval) = 2000;
+  /// A disabled scaler passes everything through unchanged.
+  TORCH_ARG(bool, enabled) = true;
+  /// Lower bound that update() keeps; above 0. None by default, as torch.
+  TORCH_ARG(std::optional<double>, min_scale) = std::nullopt;
+  /// Upper bound that update() keeps; at least min_scale. None by default, as torch.
+  TORCH_ARG(std::optional<double>, max_scale) = std::nullopt;
+  /// Number of overflows in a row that it takes to lower the scale; at least 1. Steps are skipped
+  /// at every one of them.
+  TORCH_ARG(int64_t, hysteresis) = 1;
+};
+
+/// What a scaler remembers between iterations. The first five fields are the entries of
+/// torch.amp.GradScaler.state_dict() ("scale", "growth_factor", "backoff_factor",
+/// "growth_interval", "_growth_tracker"); the others are empty unless the option is in use.
+struct GradScalerState {
+  double scale = 65536.0;
+  double growth_factor = 2.0;
+  double backoff_factor = 0.5;
+  int64_t growth_interval = 2000;
+  int64_t growth_tracker = 0;
+  std::optional<double> min_scale;
+  std::optional<double> max_scale;
+  std::optional<int64_t> hysteresis;
+  std::optional<int64_t> hysteresis_tracker;
+};
+
+/// Scales losses so that fp16 gradients do not underflow, and skips the steps whose gradients
+/// overflowed.
+///
+/// One iteration is `scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update();`.
+/// The scale stays on the device: only step() (one flag per device) and the getters of values wait
+/// for it. Every refused call throws before anything is changed. One object must not be used by
+/// two threads at once; different objects are independent.
+///
+/// Source: torch.amp.GradScaler (torch 2.11), whose trajectory it follows bit for bit; the
+/// differences are listed in docs/scaler.md.
+class FASTAMP_API GradScaler {
+ public:
+  /// @throws c10::Error if the scaler is enabled and growth_factor <= 1 or backoff_factor >= 1.
+  /// @throws c10::ValueError if min_scale, max_scale or hysteresis is out of its range.
+  /// @note Warns and starts disabled for device kCUDA when there is no CUDA device.
+  explicit GradScaler(const GradScalerOptions& options = {});
+  ~GradScaler();
+  GradScaler(GradScaler&&) noexcept;
+  GradScaler& operator=(GradScaler&&) noexcept;
+  GradScaler(const GradScaler&) = delete;
+  GradScaler& operator=(const GradScaler&) = delete;
+
+  /// Returns outputs * scale (any shape and floating dtype; differentiable). The first call puts
+  /// the scale on outputs' device. A 0-d fp16 or bf16 loss gives an fp32 result, as in torch.
+  at::Tensor scale(const at::Tensor& outputs);
+  /// The same for several tensors, which may live on several devices.
+  std::vector<at::Tensor> scale(const std::vector<at::Tensor>& outputs);
+
+  /// Divides the gradients of `optimizer` by the scale, in place, and notes whether one is inf or
+  /// NaN. For code that looks at gradients before step(), such as clipping; optional otherwise.
+  /// @throws c10::Error before scale(), and if called twice, or after step(), in one iteration.
+  /// @throws c10::ValueError for fp16 gradients.
+  /// @note A sparse fp16 gradient is replaced by its coalesced form.
+  void unscale_(torch::optim::Optimizer& optimizer);
+
+  /// Calls unscale_() unless that was done, then optimizer.step() if every gradient is finite.
+  /// @param closure  Must be empty unless the scaler is disabled.
+  /// @returns What optimizer.step() returned, or nullopt if the step was skipped.
+  /// @throws c10::Error before scale(), if called twice in one iteration, with a closure, or if no
+  ///     parameter has a gradient.
+  /// @note Waits for the device once per device that holds gradients.
+  std::optional<at::Tensor> step(torch::optim::Optimizer& optimizer,
+                                 const torch::optim::Optimizer::LossClosure& closure = nullptr);
+
+  /// Ends an iteration: lowers the scale if an overflow was seen, raises it when it is due.
+  /// @throws c10::Error if no gradients were checked since the last update().
+  void update();
+  /// Ends an iteration with a scale of the caller's choice; the growth count goes on.
+  /// @throws c10::ValueError if new_scale is outside min_scale..max_scale.
+  void update(double new_scale);
+  /// The same with a tensor of one element on a device of the scaler's kind, without history.
+  /// @throws c10::Error for any other tensor. Bounds are applied at the next update().
+  void update(const at::Tensor& new_scale);
+
+  double get_scale() const;  ///< The scale; 1 when disabled. Waits for the device.
+  double get_growth_factor() const;
+  double get_backoff_factor() const;
+  int64_t get_growth_interval() const;
+  void set_growth_factor(double growth_factor);
+  void set_backoff_factor(double backoff_factor);
+  void set_growth_interval(int64_t growth_interval);
+  bool is_enabled() const noexcept;
+
+  /// What to store in a checkpoint, best after update(); nullopt when disabled. Waits for the
+  /// device.
+  std::optional<GradScalerState> state() const;
+  /// Continues from a state; does nothing when disabled. Options that the state does not name
+  /// keep their values.
+  /// @throws c10::Error if the state is empty; c10::ValueError if an option in it is out of range.
+  void load_state(const std::optional<GradScalerState>& state);
+
+  /// Stores state() in an archive, for torch::save; a disabled scaler stores only that it is.
+  void save(torch::serialize::OutputArchive& archive) const;
+  /// Reads what save() stored, for torch::load.
+  /// @throws c10::Error if the archive was not written by save(), or by a disabled scaler.
+  void load(torch::serialize::InputArchive& archive);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+FASTAMP_API torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,
+                                                        const GradScaler& scaler);
+FASTAMP_API torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive,
+                                                       GradScaler& scaler);
+
+}  // namespace fastamp

@@ -1,0 +1,22 @@
+#pragma once
+
+#include "scaler/gradient_groups.h"
+
+#include <pybind11/pybind11.h>
+
+namespace fastamp::python {
+
+/// Collects the gradients of every parameter in `optimizer.param_groups`, without creating a Python
+/// object per tensor (torch.amp spends three quarters of unscale_ there: about 0.6 us per tensor).
+///
+/// Nothing is cached between calls: walking the lists costs less than proving that a copy of them
+/// is still right would, and keeps no parameter alive.
+///
+/// @returns The parameters whose gradients only Python code can unscale (DTensor and other tensor
+///     subclasses), normally empty.
+/// @throws AssertionError for an entry that is not a tensor; ValueError for a refused fp16
+/// gradient;
+///     whatever the attributes of the objects raise. Requires the GIL.
+pybind11::list gather_gradients(pybind11::handle optimizer, scaler::GradientGroups& groups);
+
+}  // namespace fastamp::python

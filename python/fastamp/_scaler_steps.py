@@ -1,0 +1,109 @@
+"""The less travelled parts of a scaler's iteration: fused optimizers, ranks, a user's own scale."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.amp.grad_scaler import OptState
+
+from fastamp import _C
+from fastamp._scaler_checks import check_bound
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+
+    from fastamp.grad_scaler import GradScaler
+
+
+def agree_on_flags(
+    flags: dict[torch.device, Tensor], home: torch.device, device_type: str, group: ProcessGroup
+) -> None:
+    """Raises every flag, on every rank of the group, if any rank has raised one.
+
+    Always exactly one collective, whatever gradients a rank holds, so that ranks cannot wait for
+    each other; a rank without gradients gets a flag where the scale lives.
+
+    Args:
+        flags: The non-finite flag of each device, fp32 scalars; written in place.
+        home: The device of the scale.
+        device_type: The scaler's kind of device; the collective runs there.
+        group: The group to agree over.
+    """
+    if not flags:
+        flags[home] = torch.zeros((), dtype=torch.float32, device=home)
+    # Gradients offloaded to the host still have to be agreed on by the device's backend.
+    offloaded = home.type == "cpu" and device_type != "cpu"
+    device = torch.device(device_type) if offloaded else home
+    combined = _C.combine_flags(list(flags.values()), device)
+    torch.distributed.all_reduce(combined, torch.distributed.ReduceOp.MAX, group=group)
+    for flag in flags.values():
+        if flag is not combined:
+            flag.copy_(combined, non_blocking=True)
+
+
+def step_with_flags(
+    scaler: GradScaler,
+    optimizer: Any,
+    stage: OptState,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Steps an optimizer that skips by itself, by torch's protocol."""
+    state = scaler._per_optimizer_states[id(optimizer)]
+    if "grad_scaler" in inspect.signature(optimizer.step).parameters:
+        warnings.warn(
+            "GradScaler is going to stop passing itself as a keyword argument to the passed "
+            "optimizer: read the attributes `grad_scale` and `found_inf`, which it sets on the "
+            "optimizer, instead of taking `grad_scaler` in step().",
+            FutureWarning,
+            stacklevel=3,
+        )
+        result = optimizer.step(*args, **{**kwargs, "grad_scaler": scaler})
+        state["stage"] = OptState.STEPPED
+        return result
+    if stage is OptState.READY:
+        scaler._check_inf_per_device(optimizer)
+    scale = scaler._get_scale_async()
+    if scale is None:
+        raise AssertionError("step: expected _get_scale_async() to return a tensor, got None")
+    flags = list(state["found_inf_per_device"].values())
+    preset = getattr(optimizer, "grad_scale", None)
+    if stage is not OptState.UNSCALED:
+        preset = scale * (1 if preset is None else preset)
+    optimizer.grad_scale = preset
+    # 0 or 1 and never a count: torch's fused kernels compare with 1.
+    optimizer.found_inf = _C.flag_for_optimizer(flags, scale.device) if flags else 0
+    try:
+        result = optimizer.step(*args, **kwargs)
+    finally:
+        del optimizer.grad_scale
+        del optimizer.found_inf
+    state["stage"] = OptState.STEPPED
+    return result
+
+
+def set_scale(scaler: GradScaler, scale: Tensor, new_scale: float | Tensor) -> None:
+    """Copies a user's scale into the scale tensor, or refuses it as torch does."""
+    if isinstance(new_scale, float):
+        check_bound("update", "new_scale", new_scale, scaler._min_scale, scaler._max_scale)
+        scale.fill_(new_scale)
+        return
+    if not isinstance(new_scale, torch.Tensor):
+        raise AttributeError(
+            f"update: new_scale should be a float or a Tensor, got {type(new_scale).__name__}"
+        )
+    for accepted, got in (
+        (new_scale.device.type == scaler._device, f"a tensor on {new_scale.device}"),
+        (new_scale.numel() == 1, f"a tensor of shape {tuple(new_scale.shape)}"),
+        (not new_scale.requires_grad, "a tensor with requires_grad=True"),
+    ):
+        if not accepted:
+            raise AssertionError(
+                "update: new_scale should be a float or a 1-element tensor on a "
+                f"{scaler._device} device with requires_grad=False, got {got}"
+            )
+    scale.copy_(new_scale)

@@ -1,0 +1,312 @@
+"""The gradient scaler: torch.amp.GradScaler with the work on tensors done in C++."""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
+
+from fastamp import _C
+from fastamp._scaler_checks import check_bound, check_extras, check_factors
+from fastamp._scaler_state import ScalerState
+from fastamp._scaler_steps import agree_on_flags, set_scale, step_with_flags
+from fastamp._scaler_subclasses import unscale_subclasses
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+
+__all__ = ["GradScaler", "OptState"]
+
+
+class GradScaler(ScalerState):
+    """Scales losses so that fp16 gradients do not underflow, and skips steps that overflowed.
+
+    One iteration is ``scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()``. A
+    drop-in replacement for ``torch.amp.GradScaler`` (torch 2.11): same results bit for bit, same
+    exceptions and warnings, same state, private attributes included. What differs is listed in
+    docs/scaler.md. Not thread-safe; different scalers are independent.
+
+    Args:
+        device: Kind of device that holds the scale, "cuda" or "cpu". Without a CUDA device, "cuda"
+            warns and disables the scaler, as torch does.
+        init_scale: First scale (dimensionless).
+        growth_factor: Factor of the scale after ``growth_interval`` clean iterations in a row;
+            above 1.
+        backoff_factor: Factor of the scale after an iteration with an overflow; below 1.
+        growth_interval: Clean iterations between two growths.
+        enabled: A disabled scaler passes everything through.
+        min_scale: Lower bound kept by ``update``; above 0. ``None``: no bound, as torch.
+        max_scale: Upper bound kept by ``update``; at least ``min_scale``. ``None``: no bound.
+        hysteresis: Overflows in a row that it takes to lower the scale; steps are skipped at each.
+            1, as torch: the first one lowers it.
+        process_group: Overflows are agreed on over this group (one MAX all-reduce per optimizer and
+            iteration, which every member must reach): if one rank overflows, all skip. ``None``:
+            no communication.
+
+    Raises:
+        AssertionError: ``growth_factor`` <= 1 or ``backoff_factor`` >= 1, when enabled.
+        TypeError: An argument after ``enabled`` has a wrong type.
+        ValueError: ``min_scale``, ``max_scale`` or ``hysteresis`` is out of range, or
+            ``init_scale`` is outside the bounds.
+    """
+
+    def __init__(
+        self,
+        device: str = "cuda",
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+        *,
+        min_scale: float | None = None,
+        max_scale: float | None = None,
+        hysteresis: int = 1,
+        process_group: ProcessGroup | None = None,
+    ) -> None:
+        extras = check_extras("GradScaler", min_scale, max_scale, hysteresis)
+        self._device = device
+        self._enabled = enabled
+        if enabled and device == "cuda" and torch.cuda.amp.common.amp_definitely_not_available():
+            warnings.warn(
+                "GradScaler: expected a CUDA device for device='cuda', but CUDA is not available.  "
+                "Disabling.",
+                stacklevel=2,
+            )
+            self._enabled = False
+        if not self._enabled:
+            return
+        check_factors("GradScaler", growth_factor, backoff_factor)
+        check_bound("GradScaler", "init_scale", init_scale, min_scale, max_scale)
+        self._init_scale = init_scale
+        self._scale: Tensor | None = None
+        self._growth_factor = growth_factor
+        self._backoff_factor = backoff_factor
+        self._growth_interval = growth_interval
+        self._init_growth_tracker = 0
+        self._growth_tracker: Tensor | None = None
+        self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
+        self.__dict__.update(extras)
+        if process_group is not None:
+            self.process_group = process_group
+
+    def scale(self, outputs: Tensor | Iterable[Tensor]) -> Any:
+        """Multiplies outputs by the scale.
+
+        Args:
+            outputs: A tensor of any shape and floating dtype, or an iterable of such, nested at
+                will. The first tensor ever scaled decides where the scale lives.
+
+        Returns:
+            ``outputs * scale``, differentiable; a list or tuple comes back as its type, another
+            iterable as a lazy iterator. ``outputs`` itself if the scaler is disabled.
+
+        Raises:
+            ValueError: An element is neither a tensor nor an iterable.
+        """
+        if not self._enabled:
+            return outputs
+        if isinstance(outputs, torch.Tensor):
+            return outputs * self._scale_on(outputs.device)
+        return self._scale_each(outputs, {})
+
+    def _scale_on(self, device: torch.device) -> Tensor:
+        if self._scale is None:
+            self._lazy_init_scale_growth_tracker(device)
+        scale = self._scale
+        assert scale is not None
+        return scale if scale.device == device else scale.to(device=device, non_blocking=True)
+
+    def _scale_each(self, outputs: Any, replicas: dict[torch.device, Tensor]) -> Any:
+        if isinstance(outputs, torch.Tensor):
+            device = outputs.device
+            if device not in replicas:
+                replicas[device] = self._scale_on(device)
+            return outputs * replicas[device]
+        if not isinstance(outputs, Iterable):
+            raise ValueError(
+                "scale: outputs must be a Tensor or an iterable of Tensors, "
+                f"got {type(outputs).__name__}"
+            )
+        scaled = (self._scale_each(output, replicas) for output in outputs)
+        return type(outputs)(scaled) if isinstance(outputs, (list, tuple)) else scaled
+
+    def _unscale_grads_(
+        self,
+        optimizer: torch.optim.Optimizer,
+        inv_scale: Tensor,
+        found_inf: Tensor,
+        allow_fp16: bool,
+    ) -> dict[torch.device, Tensor]:
+        flags, subclassed = _C.unscale_gradients(optimizer, inv_scale, found_inf, allow_fp16)
+        if subclassed:
+            unscale_subclasses(subclassed, flags, inv_scale, found_inf)
+        return flags
+
+    def _unscale_and_agree(
+        self, optimizer: torch.optim.Optimizer, inv: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        flags = self._unscale_grads_(optimizer, inv, found_inf, allow_fp16)
+        if self.process_group is not None:
+            agree_on_flags(flags, found_inf.device, self._device, self.process_group)
+        return flags
+
+    def _stage_of(self, optimizer: torch.optim.Optimizer) -> OptState:
+        # Looks without inserting: a refused call must leave the mapping as it was.
+        state = self._per_optimizer_states.get(id(optimizer))
+        return OptState.READY if state is None else state["stage"]
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divides the gradients of an optimizer by the scale, in place, and notes overflows.
+
+        For code that looks at gradients before :meth:`step`, such as clipping; optional otherwise.
+        No host synchronisation. A sparse fp16 gradient is replaced by its coalesced form.
+
+        Args:
+            optimizer: Any object with torch's ``param_groups``; gradients of fp32, fp64 or bf16.
+
+        Raises:
+            AssertionError: :meth:`scale` was never called, or a parameter is not a tensor.
+            RuntimeError: Called twice, or after :meth:`step`, since the last :meth:`update`.
+            ValueError: A gradient is fp16. No gradient was changed then.
+        """
+        if not self._enabled:
+            return
+        scale, _ = self._check_scale_growth_tracker("unscale_")
+        stage = self._stage_of(optimizer)
+        if stage is OptState.UNSCALED:
+            raise RuntimeError(
+                "unscale_: expected one call per optimizer and iteration, got a second one: "
+                "unscale_() has already been called on this optimizer since the last update()."
+            )
+        if stage is OptState.STEPPED:
+            raise RuntimeError(
+                "unscale_: expected a call before step(), got one after it: "
+                "unscale_() is being called after step()."
+            )
+        inv_scale, found_inf = _C.begin_unscale(scale)
+        flags = self._unscale_and_agree(optimizer, inv_scale, found_inf, False)
+        state = self._per_optimizer_states[id(optimizer)]
+        state["found_inf_per_device"] = flags
+        state["stage"] = OptState.UNSCALED
+
+    def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[torch.device, Tensor]:
+        scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")
+        one = torch.ones((), dtype=torch.float32, device=scale.device)
+        flags = self._unscale_and_agree(optimizer, one, torch.zeros_like(one), True)
+        self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = flags
+        return flags
+
+    def _maybe_opt_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        optimizer_state: dict[str, Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        # sync: the host decides whether optimizer.step runs; one read per device
+        if any(flag.item() for flag in optimizer_state["found_inf_per_device"].values()):
+            return None
+        return optimizer.step(*args, **kwargs)
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """Unscales the gradients unless that was done, and steps if all of them are finite.
+
+        ``optimizer.step`` is called if and only if no gradient is inf or NaN; that reads one flag
+        per device from it. Optimizers with ``_step_supports_amp_scaling`` decide for themselves,
+        without a read, from the attributes ``grad_scale`` and ``found_inf`` set for the call.
+
+        Args:
+            optimizer: The optimizer that applies the gradients.
+            *args: Passed on to ``optimizer.step``.
+            **kwargs: Passed on to ``optimizer.step``; ``closure`` is not supported.
+
+        Returns:
+            What ``optimizer.step`` returned, or ``None`` if it was skipped.
+
+        Raises:
+            AssertionError: :meth:`scale` was never called, or no parameter has a gradient.
+            RuntimeError: Called twice since the last :meth:`update`, or with ``closure``.
+        """
+        if not self._enabled:
+            return optimizer.step(*args, **kwargs)
+        if "closure" in kwargs:
+            raise RuntimeError(
+                "step: expected no closure, got one: "
+                "Closure use is not currently supported if GradScaler is enabled."
+            )
+        self._check_scale_growth_tracker("step")
+        stage = self._stage_of(optimizer)
+        if stage is OptState.STEPPED:
+            raise RuntimeError(
+                "step: expected one call per optimizer and iteration, got a second one: "
+                "step() has already been called since the last update()."
+            )
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
+            return step_with_flags(self, optimizer, stage, args, kwargs)
+        if stage is OptState.READY:
+            self.unscale_(optimizer)
+        state = self._per_optimizer_states[id(optimizer)]
+        if len(state["found_inf_per_device"]) == 0:
+            if stage is OptState.READY:  # A refused call takes its own unscale_ back.
+                del self._per_optimizer_states[id(optimizer)]
+            raise AssertionError(
+                "step: expected an optimizer with at least one gradient, got none: "
+                "No inf checks were recorded for this optimizer."
+            )
+        result = self._maybe_opt_step(optimizer, state, *args, **kwargs)
+        state["stage"] = OptState.STEPPED
+        return result
+
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        """Ends an iteration: moves the scale by what the iteration's gradients showed.
+
+        Without an argument: lower by ``backoff_factor`` after an overflow, raise by
+        ``growth_factor`` after ``growth_interval`` clean iterations in a row. No host
+        synchronisation.
+
+        Args:
+            new_scale: The scale to use from now on: a float, or a tensor of one element on a device
+                of the scaler's kind. Its value is copied; the growth count goes on.
+
+        Raises:
+            AssertionError: No gradients were checked since the last update, or ``new_scale`` is a
+                tensor on another kind of device, of another size, or that requires grad.
+            AttributeError: ``new_scale`` is neither a float nor a tensor.
+            ValueError: ``new_scale`` is a float outside ``min_scale`` .. ``max_scale``. (A tensor
+                is not read; the bounds apply to it at the next update.)
+        """
+        if not self._enabled:
+            return
+        scale, growth_tracker = self._check_scale_growth_tracker("update")
+        if new_scale is not None:
+            set_scale(self, scale, new_scale)
+        else:
+            flags = [
+                flag
+                for state in self._per_optimizer_states.values()
+                for flag in state["found_inf_per_device"].values()
+            ]
+            if not flags:
+                raise AssertionError(
+                    "update: expected unscale_() or step() on an optimizer with gradients before "
+                    "it, got neither: No inf checks were recorded prior to update."
+                )
+            _C.update_scale(
+                scale,
+                growth_tracker,
+                flags,
+                self._growth_factor,
+                self._backoff_factor,
+                self._growth_interval,
+                self._hysteresis_tracker,
+                self._hysteresis,
+                self._min_scale,
+                self._max_scale,
+            )
+        self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)

@@ -1,0 +1,14 @@
+// The schemas of every fastamp op, in one place: what is mutated is read here and nowhere else.
+
+#include <torch/library.h>
+
+TORCH_LIBRARY(fastamp, m) {
+  m.def("unscale_and_check_(Tensor(a!)[] grads, Tensor inv_scale, Tensor(b!) found_inf) -> ()",
+        {at::Tag::pt2_compliant_tag});
+  m.def(
+      "update_scale_(Tensor(a!) scale, Tensor(b!) growth_tracker, Tensor found_inf, "
+      "float growth_factor, float backoff_factor, int growth_interval, *, "
+      "Tensor(c!)? hysteresis_tracker=None, int hysteresis=1, "
+      "float? min_scale=None, float? max_scale=None) -> ()",
+      {at::Tag::pt2_compliant_tag});
+}

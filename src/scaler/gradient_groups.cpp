@@ -1,0 +1,105 @@
+#include "scaler/gradient_groups.h"
+
+#include "scaler/scale_ops.h"
+
+#include <fastamp/ops/amp_ops.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace fastamp::scaler {
+namespace {
+
+// Devices we have no kernels for keep working through torch's operator, which takes one dtype per
+// call.
+void unscale_with_torch(std::vector<at::Tensor> gradients, const at::Tensor& inv_scale,
+                        at::Tensor& found_inf) {
+  while (!gradients.empty()) {
+    const auto dtype = gradients.front().scalar_type();
+    const auto others = std::stable_partition(
+        gradients.begin(), gradients.end(),
+        [dtype](const at::Tensor& gradient) { return gradient.scalar_type() == dtype; });
+    const auto count = static_cast<std::size_t>(others - gradients.begin());
+    at::_amp_foreach_non_finite_check_and_unscale_(at::TensorList(gradients.data(), count),
+                                                   found_inf, inv_scale);
+    gradients.erase(gradients.begin(), others);
+  }
+}
+
+}  // namespace
+
+GradientGroups::Group& GradientGroups::group_for(c10::Device device) {
+  for (auto& group : groups_) {
+    if (group.device == device) {
+      return group;
+    }
+  }
+  last_ = nullptr;  // The vector may move its elements.
+  auto& group = groups_.emplace_back(Group{device, {}});
+  group.gradients.reserve(std::exchange(expected_, 0));
+  return group;
+}
+
+GradientGroups::Taken GradientGroups::add_other(const at::Tensor& parameter,
+                                                const at::Tensor& gradient) {
+  TORCH_CHECK_VALUE(allow_fp16_ || gradient.scalar_type() != at::kHalf,
+                    "unscale_: expected gradients of float32, bfloat16 or float64, got float16 for "
+                    "a parameter of shape ",
+                    parameter.sizes(),
+                    ". Attempting to unscale FP16 gradients. Keep the parameters in float32 and "
+                    "let autocast lower the operators.");
+  const auto keys = gradient.key_set();
+  if (keys.has(c10::DispatchKey::Python)) {
+    return Taken::kForeign;
+  }
+  if (gradient.is_sparse()) {
+    sparse_.push_back({parameter, gradient});
+    return Taken::kYes;
+  }
+  auto& group = group_for(gradient.device());
+  group.gradients.push_back(gradient);
+  last_ = &group;
+  last_keys_ = keys;
+  last_dtype_ = gradient.scalar_type();
+  return Taken::kYes;
+}
+
+void GradientGroups::take_sparse_values() {
+  for (auto& [parameter, gradient] : sparse_) {
+    // Adding duplicates in fp16 can overflow although every summand is finite, so the check must
+    // see the sums. fp32 duplicates are left as they are: unscaling is linear.
+    if (gradient.scalar_type() == at::kHalf) {
+      gradient = gradient.coalesce();
+      parameter.mutable_grad() = gradient;
+    }
+    group_for(gradient.device()).gradients.push_back(gradient._values());
+  }
+  sparse_.clear();
+}
+
+std::vector<DeviceFlag> GradientGroups::unscale_(const at::Tensor& inv_scale,
+                                                 const at::Tensor& found_inf) {
+  const at::NoGradGuard no_grad;
+  take_sparse_values();
+  std::vector<DeviceFlag> flags;
+  flags.reserve(groups_.size());
+  for (auto& group : groups_) {
+    auto flag = found_inf.to(group.device, at::kFloat, /*non_blocking=*/true, /*copy=*/true);
+    const auto local_inverse = inv_scale.device() == group.device
+                                   ? inv_scale
+                                   : inv_scale.to(group.device, at::kFloat, /*non_blocking=*/true);
+    if (has_native_kernels(group.device.type())) {
+      ops::unscale_and_check_(group.gradients, local_inverse, flag);
+    } else {
+      unscale_with_torch(group.gradients, local_inverse, flag);
+    }
+    flags.push_back({group.device, std::move(flag)});
+  }
+  return flags;
+}
+
+}  // namespace fastamp::scaler

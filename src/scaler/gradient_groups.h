@@ -1,0 +1,87 @@
+#pragma once
+
+#include <fastamp/export.h>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/TensorImpl.h>
+
+#include <cstddef>
+#include <vector>
+
+namespace fastamp::scaler {
+
+/// The non-finite flag of the gradients that live on one device.
+struct DeviceFlag {
+  c10::Device device;
+  at::Tensor found_inf;
+};
+
+/// The gradients of one unscale call, sorted by device while they are collected.
+///
+/// Collecting only reads; everything that can be refused is refused before unscale_() writes. The
+/// hot path is add(): real models repeat one (keys, dtype, device) for nearly every parameter, so a
+/// gradient like its predecessor costs three compares and a refcount.
+/// Not thread-safe; holds a reference to every gradient until it is destroyed.
+class FASTAMP_API GradientGroups {
+ public:
+  enum class Taken {
+    kYes,      ///< Collected, or there is no gradient.
+    kForeign,  ///< The gradient is a Python tensor subclass: its own code must unscale it.
+  };
+
+  explicit GradientGroups(bool allow_fp16) : allow_fp16_(allow_fp16) {}
+
+  /// Collects the gradient of a plain leaf tensor.
+  /// @throws c10::ValueError for an fp16 gradient unless they are allowed.
+  Taken add(const at::Tensor& parameter) {
+    const at::Tensor& gradient = parameter.unsafeGetTensorImpl()->grad();
+    return gradient.defined() ? add(parameter, gradient) : Taken::kYes;
+  }
+
+  /// The same for a gradient that was already read. A sparse fp16 gradient is coalesced by
+  /// unscale_(), which then stores the result as parameter's gradient.
+  Taken add(const at::Tensor& parameter, const at::Tensor& gradient) {
+    const c10::TensorImpl* impl = gradient.unsafeGetTensorImpl();
+    if (last_ != nullptr && impl->key_set() == last_keys_ &&
+        gradient.scalar_type() == last_dtype_ && impl->device() == last_->device) [[likely]] {
+      last_->gradients.push_back(gradient);
+      return Taken::kYes;
+    }
+    return add_other(parameter, gradient);
+  }
+
+  /// Makes room for a number of gradients in the next group that is opened.
+  void reserve(std::size_t count) { expected_ = count; }
+
+  /// Multiplies every collected gradient by `inv_scale` in place and returns, per device met, a
+  /// copy of `found_inf` that is non-zero if a gradient there was inf or NaN.
+  /// Gradient history is not recorded. Asynchronous on CUDA.
+  std::vector<DeviceFlag> unscale_(const at::Tensor& inv_scale, const at::Tensor& found_inf);
+
+ private:
+  struct Group {
+    c10::Device device;
+    std::vector<at::Tensor> gradients;
+  };
+  struct SparseGradient {
+    at::Tensor parameter;
+    at::Tensor gradient;
+  };
+
+  Taken add_other(const at::Tensor& parameter, const at::Tensor& gradient);
+  Group& group_for(c10::Device device);
+  void take_sparse_values();
+
+  bool allow_fp16_;
+  std::size_t expected_ = 0;
+  std::vector<Group> groups_;
+  std::vector<SparseGradient> sparse_;
+  Group* last_ = nullptr;
+  c10::DispatchKeySet last_keys_;
+  c10::ScalarType last_dtype_ = c10::ScalarType::Undefined;
+};
+
+}  // namespace fastamp::scaler

@@ -1,0 +1,98 @@
+#include "scaler/scale_ops.h"
+
+#include <fastamp/ops/amp_ops.h>
+
+#include <ATen/TensorSubclassLikeUtils.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_amp_update_scale.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/logical_or.h>
+#include <ATen/ops/ne.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+
+namespace fastamp::scaler {
+namespace {
+
+// Host arithmetic on the one element saves three dispatches; fake and wrapped tensors have no
+// memory to read, and a dispatch mode must see operators.
+bool is_plain_cpu_scalar(const at::Tensor& tensor) {
+  return tensor.device().is_cpu() && tensor.scalar_type() == at::kFloat && tensor.numel() == 1 &&
+         !at::isTensorSubclassLike(tensor);
+}
+
+bool dispatcher_has_kernel(c10::DispatchKey key) {
+  const auto op = c10::Dispatcher::singleton().findSchema({"fastamp::unscale_and_check_", ""});
+  return op.has_value() && op->hasKernelForDispatchKey(key);
+}
+
+}  // namespace
+
+bool has_native_kernels(c10::DeviceType device_type) {
+  // Kernels are registered when the library is loaded and never removed: ask once.
+  static const bool cpu = dispatcher_has_kernel(c10::DispatchKey::CPU);
+  static const bool cuda = dispatcher_has_kernel(c10::DispatchKey::CUDA);
+  return (device_type == c10::kCPU && cpu) || (device_type == c10::kCUDA && cuda);
+}
+
+at::Tensor inverse_scale(const at::Tensor& scale) {
+  if (is_plain_cpu_scalar(scale)) {
+    auto inverse = at::empty(scale.sizes(), scale.options().requires_grad(false));
+    *inverse.mutable_data_ptr<float>() =
+        static_cast<float>(1.0 / static_cast<double>(*scale.const_data_ptr<float>()));
+    return inverse;
+  }
+  if (scale.device().type() == c10::kMPS) {  // Metal has no fp64.
+    return scale.reciprocal();
+  }
+  return scale.to(at::kDouble).reciprocal().to(at::kFloat);
+}
+
+at::Tensor new_flag(const at::Tensor& scale) {
+  return at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(scale.device()));
+}
+
+at::Tensor combine_flags(at::ArrayRef<at::Tensor> flags, c10::Device device) {
+  TORCH_INTERNAL_ASSERT(!flags.empty());
+  const auto fetch = [&](const at::Tensor& flag) {
+    const auto here = flag.device() == device ? flag : flag.to(device, flag.scalar_type(), true);
+    return here.dim() == 0 ? here : here.reshape({});
+  };
+  if (flags.size() == 1) {
+    return fetch(flags[0]);
+  }
+  // Not a sum: 1 + 1 is 2, and code that compares a flag with 1 would take that for "finite".
+  auto any = fetch(flags[0]).ne(0);
+  for (const auto& flag : flags.slice(1)) {
+    any = any.logical_or(fetch(flag).ne(0));
+  }
+  return any.to(at::kFloat);
+}
+
+at::Tensor binary_flag(at::ArrayRef<at::Tensor> flags, c10::Device device) {
+  const auto any = combine_flags(flags, device);
+  auto binary = at::empty({}, any.options().dtype(at::kFloat));
+  return at::ne_out(binary, any, 0);  // One kernel: the comparison casts as it stores.
+}
+
+void update_scale(ScaleTensors& state, const ScaleRules& rules, at::ArrayRef<at::Tensor> flags) {
+  const auto found_inf = combine_flags(flags, state.scale.device());
+  if (!has_native_kernels(state.scale.device().type())) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        rules.hysteresis == 1 && !rules.min_scale && !rules.max_scale,
+        "update: expected the scale on a cpu or cuda device when min_scale, max_scale or "
+        "hysteresis is used, got ",
+        state.scale.device());
+    at::_amp_update_scale_(state.scale, state.growth_tracker, found_inf, rules.growth_factor,
+                           rules.backoff_factor, rules.growth_interval);
+    return;
+  }
+  ops::update_scale_(state.scale, state.growth_tracker, found_inf, rules.growth_factor,
+                     rules.backoff_factor, rules.growth_interval,
+                     state.hysteresis_tracker.defined()
+                         ? std::optional<at::Tensor>(state.hysteresis_tracker)
+                         : std::nullopt,
+                     rules.hysteresis, rules.min_scale, rules.max_scale);
+}
+
+}  // namespace fastamp::scaler

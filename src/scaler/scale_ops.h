@@ -1,0 +1,53 @@
+#pragma once
+
+#include <fastamp/export.h>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/util/ArrayRef.h>
+
+#include <cstdint>
+#include <optional>
+
+namespace fastamp::scaler {
+
+/// Numbers that say how a scale moves; they belong to the host and may change between updates.
+struct ScaleRules {
+  double growth_factor = 2.0;
+  double backoff_factor = 0.5;
+  int64_t growth_interval = 2000;
+  int64_t hysteresis = 1;
+  std::optional<double> min_scale;
+  std::optional<double> max_scale;
+};
+
+/// The tensors an update reads and writes: scale fp32, the trackers int32, all of one element and
+/// on one device. `hysteresis_tracker` is undefined while hysteresis is 1.
+struct ScaleTensors {
+  at::Tensor scale;
+  at::Tensor growth_tracker;
+  at::Tensor hysteresis_tracker;
+};
+
+/// Returns 1 / scale as an fp32 tensor on scale's device. The division is done in fp64 and rounded
+/// once, which is what keeps unscaled gradients bit-equal to torch.amp's. No synchronisation.
+FASTAMP_API at::Tensor inverse_scale(const at::Tensor& scale);
+
+/// Returns a zero fp32 scalar on `scale`'s device: a non-finite flag that nobody has raised yet.
+FASTAMP_API at::Tensor new_flag(const at::Tensor& scale);
+
+/// Returns one fp32 scalar on `device` that is non-zero if any of `flags` is. The flags themselves
+/// are never written; a single flag that is already there is returned as it is.
+FASTAMP_API at::Tensor combine_flags(at::ArrayRef<at::Tensor> flags, c10::Device device);
+
+/// The same as a new tensor whose value is exactly 0 or 1, for code that compares it with 1.
+FASTAMP_API at::Tensor binary_flag(at::ArrayRef<at::Tensor> flags, c10::Device device);
+
+/// Moves `state.scale` by `rules` after an iteration whose flags are `flags` (not empty).
+FASTAMP_API void update_scale(ScaleTensors& state, const ScaleRules& rules,
+                              at::ArrayRef<at::Tensor> flags);
+
+/// Whether our own operators have kernels for a device type; other devices use torch's operators.
+FASTAMP_API bool has_native_kernels(c10::DeviceType device_type);
+
+}  // namespace fastamp::scaler

@@ -1,0 +1,52 @@
+#pragma once
+
+#include "scaler/scale_ops.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/util/ArrayRef.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace fastamp::scaler {
+
+/// A loss scale that lives on the device of the first tensor it scales.
+///
+/// Until then only the initial values exist, on the host. Reading the values back is the only
+/// operation that waits for the device. Not thread-safe.
+class ScaleState {
+ public:
+  ScaleState(double init_scale, const ScaleRules& rules) : rules(rules), init_scale_(init_scale) {}
+
+  ScaleRules rules;
+
+  bool initialised() const { return tensors_.scale.defined(); }
+  const at::Tensor& scale_tensor() const { return tensors_.scale; }
+
+  /// Returns tensor * scale, with torch's type promotion; creates the scale on first use.
+  at::Tensor scaled(const at::Tensor& tensor);
+  /// The same for several tensors; the scale is copied once to each device met.
+  std::vector<at::Tensor> scaled(at::ArrayRef<at::Tensor> tensors);
+
+  void update(at::ArrayRef<at::Tensor> flags) { update_scale(tensors_, rules, flags); }
+  void set_scale(double value);
+  void set_scale(const at::Tensor& value);
+
+  double scale() const;                // sync: copies the scalar to the host
+  int64_t growth_tracker() const;      // sync: copies the scalar to the host
+  int64_t hysteresis_tracker() const;  // sync: copies the scalar to the host
+
+  /// Replaces all three values, on the device too once it is known.
+  void load(double scale, int64_t growth_tracker, int64_t hysteresis_tracker);
+
+ private:
+  void initialise(c10::Device device);
+
+  ScaleTensors tensors_;
+  double init_scale_;
+  int64_t init_growth_tracker_ = 0;
+  int64_t init_hysteresis_tracker_ = rules.hysteresis;
+};
+
+}  // namespace fastamp::scaler
