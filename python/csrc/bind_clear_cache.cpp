@@ -16,8 +16,8 @@ PyObject* clear_both_caches(PyObject* self, PyObject* unused) {
   return g_torch_clear_cache(self, unused);
 }
 
-/// Makes torch.clear_autocast_cache, under every name it was bound to, empty our cache as well: the function object
-/// stays, its C entry point changes.
+/// Makes torch.clear_autocast_cache, under every name it was bound to, empty our cache as well: the
+/// function object stays, its C entry point changes.
 void follow_clear_cache(py::handle function_handle) {
   PyObject* function = function_handle.ptr();
   if (PyCFunction_CheckExact(function) == 0 || PyCFunction_GET_FLAGS(function) != METH_NOARGS) {

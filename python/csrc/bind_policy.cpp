@@ -22,7 +22,8 @@ std::string get_policy(const std::string& op, const std::string& device) {
   return std::string(to_string(op_policy(op, parse_device(device))));
 }
 
-void set_policy(const std::string& op, const std::string& policy, const std::optional<std::string>& device) {
+void set_policy(const std::string& op, const std::string& policy,
+                const std::optional<std::string>& device) {
   std::optional<c10::DeviceType> type;
   if (device.has_value()) {
     type = parse_device(*device);

@@ -1,18 +1,19 @@
+#include "region_object.h"
+
 #include <ATen/autocast_mode.h>
-#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
 
 #include <array>
 #include <optional>
 #include <string_view>
 
-#include "region_object.h"
-
 namespace fastamp::python {
 namespace {
 
-/// Which (device, dtype) pairs torch's checks have let through already. They depend on the machine alone.
+/// Which (device, dtype) pairs torch's checks have let through already. They depend on the machine
+/// alone.
 std::array<std::array<bool, 2>, 2> g_checked{};
 
 bool* checked_flag(c10::DeviceType device, c10::ScalarType dtype) {
@@ -31,7 +32,8 @@ struct Arguments {
   PyObject* cache_enabled = Py_None;
 };
 
-/// False, without an error set, if the call is unusual in any way: Python then says what is wrong with it.
+/// False, without an error set, if the call is unusual in any way: Python then says what is wrong
+/// with it.
 bool read_arguments(PyObject* args, PyObject* kwargs, Arguments& out) {
   const std::array<PyObject**, 4> slots{&out.device, &out.dtype, &out.enabled, &out.cache_enabled};
   const auto count = static_cast<std::size_t>(PyTuple_GET_SIZE(args));
@@ -41,7 +43,8 @@ bool read_arguments(PyObject* args, PyObject* kwargs, Arguments& out) {
   for (std::size_t i = 0; i < count; ++i) {
     *slots[i] = PyTuple_GET_ITEM(args, static_cast<Py_ssize_t>(i));
   }
-  constexpr std::array<std::string_view, 4> kNames{"device_type", "dtype", "enabled", "cache_enabled"};
+  constexpr std::array<std::string_view, 4> kNames{"device_type", "dtype", "enabled",
+                                                   "cache_enabled"};
   PyObject* key = nullptr;
   PyObject* value = nullptr;
   Py_ssize_t position = 0;
@@ -49,7 +52,8 @@ bool read_arguments(PyObject* args, PyObject* kwargs, Arguments& out) {
     Py_ssize_t length = 0;
     const char* text = PyUnicode_AsUTF8AndSize(key, &length);
     std::size_t i = count;
-    while (i < kNames.size() && kNames[i] != std::string_view(text, static_cast<std::size_t>(length))) {
+    while (i < kNames.size() &&
+           kNames[i] != std::string_view(text, static_cast<std::size_t>(length))) {
       ++i;
     }
     if (i == kNames.size()) {
@@ -75,16 +79,16 @@ std::optional<c10::DeviceType> plain_device(PyObject* device) {
 /// Sets up the region if its arguments are ordinary and known to pass torch's checks.
 bool init_fast(Region* self, const Arguments& arguments) {
   const auto device = plain_device(arguments.device);
-  const bool ordinary = device.has_value() && PyBool_Check(arguments.enabled) != 0 &&
-                        (arguments.dtype == Py_None || THPDtype_Check(arguments.dtype)) &&
-                        (arguments.cache_enabled == Py_None || PyBool_Check(arguments.cache_enabled) != 0);
+  const bool ordinary =
+      device.has_value() && PyBool_Check(arguments.enabled) != 0 &&
+      (arguments.dtype == Py_None || THPDtype_Check(arguments.dtype)) &&
+      (arguments.cache_enabled == Py_None || PyBool_Check(arguments.cache_enabled) != 0);
   if (!ordinary) {
     return false;
   }
-  PyObject* dtype = arguments.dtype == Py_None
-                        ? reinterpret_cast<PyObject*>(
-                              torch::getTHPDtype(at::autocast::get_autocast_dtype(*device)))
-                        : arguments.dtype;
+  PyObject* dtype = arguments.dtype == Py_None ? reinterpret_cast<PyObject*>(torch::getTHPDtype(
+                                                     at::autocast::get_autocast_dtype(*device)))
+                                               : arguments.dtype;
   const auto scalar_type = reinterpret_cast<THPDtype*>(dtype)->scalar_type;
   const bool* checked = checked_flag(*device, scalar_type);
   if (checked == nullptr || (arguments.enabled == Py_True && !*checked)) {

@@ -1,10 +1,10 @@
 #pragma once
 
+#include "autocast/region.h"
+
 #include <Python.h>
 
 #include <utility>
-
-#include "autocast/region.h"
 
 namespace fastamp::python {
 
@@ -25,8 +25,9 @@ inline void replace_reference(PyObject*& slot, PyObject* value) {
 
 /// Python functions that do what is rare; set once by the package.
 struct RegionHooks {
-  PyObject* checked_init = nullptr;   ///< (region, *args, **kwargs): torch's own checks and warnings
-  PyObject* notify_export = nullptr;  ///< (region, entering): records the region if torch.export is tracing
+  PyObject* checked_init = nullptr;  ///< (region, *args, **kwargs): torch's own checks and warnings
+  PyObject* notify_export =
+      nullptr;  ///< (region, entering): records the region if torch.export is tracing
 };
 extern RegionHooks g_region_hooks;
 

@@ -12,7 +12,8 @@ namespace {
 using autocast::AutocastState;
 
 struct Frame {
-  PyObject* owner;  ///< Strong. A plain pointer: a thread that dies inside a region may not touch Python.
+  PyObject*
+      owner;  ///< Strong. A plain pointer: a thread that dies inside a region may not touch Python.
   AutocastState saved;
 };
 
@@ -22,9 +23,8 @@ thread_local std::vector<Frame> t_frames;
 AutocastState restored_state(const Frame& ending, std::vector<Frame>::iterator above,
                              std::vector<Frame>::iterator end) {
   AutocastState restored = ending.saved;
-  const auto same_device = std::find_if(above, end, [&](const Frame& frame) {
-    return frame.saved.device == ending.saved.device;
-  });
+  const auto same_device = std::find_if(
+      above, end, [&](const Frame& frame) { return frame.saved.device == ending.saved.device; });
   if (same_device != end) {
     same_device->saved.dtype = ending.saved.dtype;
     same_device->saved.enabled = ending.saved.enabled;

@@ -1,5 +1,8 @@
 #include "region_type.h"
 
+#include "region_object.h"
+#include "region_stack.h"
+
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <c10/core/Device.h>
 #include <torch/csrc/Dtype.h>
@@ -7,23 +10,23 @@
 
 #include <array>
 
-#include "region_object.h"
-#include "region_stack.h"
-
-// The raw C API, and only here: entering a region through a pybind11 class costs three times as much.
+// The raw C API, and only here: entering a region through a pybind11 class costs three times as
+// much.
 namespace fastamp::python {
 
 RegionHooks g_region_hooks;
 
 namespace {
 
-// -- attributes, named as torch.autocast names them ------------------------------------------------------------
+// -- attributes, named as torch.autocast names them
+// ------------------------------------------------------------
 
 int set_device(PyObject* self, PyObject* value, void* /*closure*/) {
   HANDLE_TH_ERRORS
   const char* name = value == nullptr ? nullptr : PyUnicode_AsUTF8(value);
   if (name == nullptr) {
-    PyErr_SetString(PyExc_TypeError, "autocast.device: expected a str such as 'cuda', got another type");
+    PyErr_SetString(PyExc_TypeError,
+                    "autocast.device: expected a str such as 'cuda', got another type");
     return -1;
   }
   as_region(self)->wanted.device = c10::Device(name).type();
@@ -77,10 +80,12 @@ void region_dealloc(PyObject* self) {
   Py_DECREF(type);
 }
 
-// -- the region ------------------------------------------------------------------------------------------------
+// -- the region
+// ------------------------------------------------------------------------------------------------
 
 bool notify_export(PyObject* self, PyObject* entering) {
-  PyObject* result = PyObject_CallFunctionObjArgs(g_region_hooks.notify_export, self, entering, nullptr);
+  PyObject* result =
+      PyObject_CallFunctionObjArgs(g_region_hooks.notify_export, self, entering, nullptr);
   Py_XDECREF(result);
   return result != nullptr;
 }
@@ -88,8 +93,9 @@ bool notify_export(PyObject* self, PyObject* entering) {
 PyObject* region_enter(PyObject* self, PyObject* /*unused*/) {
   HANDLE_TH_ERRORS
   if (as_region(self)->fast_dtype == nullptr) {
-    PyErr_SetString(PyExc_RuntimeError, "autocast.__enter__: expected an initialised region, got one whose "
-                                        "__init__ was not called");
+    PyErr_SetString(PyExc_RuntimeError,
+                    "autocast.__enter__: expected an initialised region, got one whose "
+                    "__init__ was not called");
     return nullptr;
   }
   push_region(self, as_region(self)->wanted);
@@ -105,8 +111,9 @@ PyObject* region_enter(PyObject* self, PyObject* /*unused*/) {
 PyObject* region_exit(PyObject* self, PyObject* const* /*args*/, Py_ssize_t /*nargs*/) {
   HANDLE_TH_ERRORS
   if (!pop_region(self)) {
-    PyErr_SetString(PyExc_RuntimeError, "autocast.__exit__: expected a region that was entered on this thread "
-                                        "and not left yet, got one that was not");
+    PyErr_SetString(PyExc_RuntimeError,
+                    "autocast.__exit__: expected a region that was entered on this thread "
+                    "and not left yet, got one that was not");
     return nullptr;
   }
   if (at::impl::torch_function_mode_enabled() && !notify_export(self, Py_False)) {
@@ -126,24 +133,28 @@ PyObject* set_hooks(PyObject* /*module*/, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-// -- the type --------------------------------------------------------------------------------------------------
+// -- the type
+// --------------------------------------------------------------------------------------------------
 
 using autocast::AutocastState;
 
 std::array<PyGetSetDef, 5> g_attributes{{
     {"device", get_object<&Region::device>, set_device, "Device type, as given.", nullptr},
-    {"fast_dtype", get_object<&Region::fast_dtype>, set_fast_dtype, "Lower-precision dtype.", nullptr},
-    {"_enabled", get_flag<&AutocastState::enabled>, set_flag<&AutocastState::enabled>, nullptr, nullptr},
-    {"_cache_enabled", get_flag<&AutocastState::cache_enabled>, set_flag<&AutocastState::cache_enabled>,
-     nullptr, nullptr},
+    {"fast_dtype", get_object<&Region::fast_dtype>, set_fast_dtype, "Lower-precision dtype.",
+     nullptr},
+    {"_enabled", get_flag<&AutocastState::enabled>, set_flag<&AutocastState::enabled>, nullptr,
+     nullptr},
+    {"_cache_enabled", get_flag<&AutocastState::cache_enabled>,
+     set_flag<&AutocastState::cache_enabled>, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 }};
 
-// METH_FASTCALL functions have another type than the field; CPython's own modules cast them the same way.
+// METH_FASTCALL functions have another type than the field; CPython's own modules cast them the
+// same way.
 std::array<PyMethodDef, 3> g_methods{{
     {"__enter__", region_enter, METH_NOARGS, nullptr},
-    {"__exit__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(region_exit)), METH_FASTCALL,
-     nullptr},
+    {"__exit__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(region_exit)),
+     METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 }};
 

@@ -27,7 +27,10 @@ class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self._loader: Any = None
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002
+        target: ModuleType | None = None,  # noqa: ARG002
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != self.name:
             return None
@@ -80,7 +83,11 @@ def trace_as_torch_autocast(region_class: type) -> None:
 
 
 def policies_changed(table_hash: str) -> None:
-    """Makes compiled graphs forget the op policies they were traced with, in this process and in on-disk caches."""
+    """Drops graphs compiled under other op policies, in this process and in on-disk caches.
+
+    Args:
+        table_hash: Names the policies in force; empty for the defaults.
+    """
     torch.compiler.config.cache_key_tag = f"fastamp-{table_hash}" if table_hash else ""
     dynamo = sys.modules.get(_DYNAMO)
     if dynamo is not None:

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 import torch
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 import fastamp._C as _C
 
@@ -13,22 +14,22 @@ import fastamp._C as _C
 def _notify_export(region: Any, entering: bool) -> None:
     """Records the start or end of a region in a graph that ``torch.export`` is tracing.
 
-    torch shows regions to that one function mode only; others, such as ``torch.device("cuda")`` as a context, do not
-    see them.
+    torch shows regions to that one function mode only; others, such as ``torch.device("cuda")``
+    as a context, do not see them.
     """
     proxy_tensor = sys.modules.get("torch.fx.experimental.proxy_tensor")
     if proxy_tensor is None:
         return
-    for mode in torch.overrides._get_current_function_mode_stack():
+    for mode in torch.overrides._get_current_function_mode_stack():  # type: ignore[no-untyped-call]
         if isinstance(mode, proxy_tensor.PreDispatchTorchFunctionMode):
             if entering:
                 values = (region.device, region.fast_dtype, region._enabled, region._cache_enabled)
-                mode.__torch_function__(torch.amp._enter_autocast, (), values)
+                mode.__torch_function__(_enter_autocast, (), values)
             else:
-                mode.__torch_function__(torch.amp._exit_autocast, (), ())
+                mode.__torch_function__(_exit_autocast, (), ())
             return
 
 
-# Called with no frame of ours in between, so that torch's warnings point at the line that made the region.
+# torch's own function with no frame of ours in between: its warnings must point at the user's line.
 _C.set_region_hooks(torch.amp.autocast_mode.autocast.__init__, _notify_export)
 _C.follow_clear_cache(torch.clear_autocast_cache)

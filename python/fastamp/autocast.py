@@ -16,7 +16,7 @@ __all__ = ["autocast"]
 def _rebuild(
     cls: type, device: str, dtype: torch.dtype, flags: tuple[bool, bool], extra: dict[str, Any]
 ) -> Any:
-    region = cls.__new__(cls)
+    region: Any = cls.__new__(cls)  # type: ignore[call-overload]
     region.device = device
     region.fast_dtype = dtype
     region._enabled, region._cache_enabled = flags
@@ -27,28 +27,35 @@ def _rebuild(
 class autocast(_C.Region, torch.amp.autocast_mode.autocast):  # noqa: N801  (torch's name)
     """A region in which ops run in lower precision where that is safe, as ``torch.autocast``.
 
-    Works as a context manager and as a decorator. Takes the same arguments, gives the same results bit for bit,
-    and nests with ``torch.autocast`` in any order; entering costs a fifth. Beyond torch's: one region object may be
-    entered again while it is open, be shared by threads, and be left in another order than it was entered.
+    Works as a context manager and as a decorator. Takes the same arguments, gives the same results
+    bit for bit, and nests with ``torch.autocast`` in any order; entering costs a fifth. Beyond
+    torch's: one region object may be entered again while it is open, be shared by threads, and be
+    left in another order than it was entered.
 
     Args:
-        device_type: ``"cuda"``, ``"cpu"`` or another device type torch has autocast for (those run torch's kernels).
-        dtype: ``torch.float16`` or ``torch.bfloat16``; by default ``torch.get_autocast_dtype(device_type)``.
+        device_type: ``"cuda"``, ``"cpu"`` or another device type torch has autocast for (those run
+            torch's kernels).
+        dtype: ``torch.float16`` or ``torch.bfloat16``; by default
+            ``torch.get_autocast_dtype(device_type)``.
         enabled: ``False`` switches autocast off inside the region.
-        cache_enabled: Whether casts of weights are kept until the outermost region ends; by default as it is now.
+        cache_enabled: Whether casts of weights are kept until the outermost region ends; by default
+            as it is now.
 
     Raises:
         ValueError: ``device_type`` is not a str.
         RuntimeError: torch has no autocast for ``device_type``; bfloat16 on a GPU without it.
 
     Warns:
-        UserWarning: autocast cannot work here (no CUDA, dtype not supported on CPU); the region is disabled.
+        UserWarning: autocast cannot work here (no CUDA, dtype not supported on CPU); the region is
+            disabled.
 
     Note:
-        The state is thread-local, as torch's, and is torch's: ``torch.is_autocast_enabled()`` tells the truth inside.
+        The state is thread-local, as torch's, and is torch's: ``torch.is_autocast_enabled()`` tells
+        the truth inside.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles as torch's do: the settings, whether or not the region is open."""
         flags = (self._enabled, self._cache_enabled)
         return _rebuild, (type(self), self.device, self.fast_dtype, flags, dict(self.__dict__))
 

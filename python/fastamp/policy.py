@@ -14,9 +14,9 @@ __all__ = ["OpTableRow", "op_policy", "op_table", "reset_op_policies", "set_op_p
 class OpTableRow(NamedTuple):
     """One op and its policies, now and by default.
 
-    Policies: ``pass`` (run as it is), ``lower`` (cast to the region's dtype), ``fp32`` (cast to float32),
-    ``set_opt_dtype`` and ``append_dtype`` (give the op a float32 output dtype), ``promote`` (widest dtype among the
-    arguments), ``banned`` (refuse).
+    Policies: ``pass`` (run as it is), ``lower`` (cast to the region's dtype), ``fp32`` (cast to
+    float32), ``set_opt_dtype`` and ``append_dtype`` (give the op a float32 output dtype),
+    ``promote`` (widest dtype among the arguments), ``banned`` (refuse).
     """
 
     op: str
@@ -35,12 +35,13 @@ def op_policy(name: str, device: str) -> str:
     """The policy of an op.
 
     Args:
-        name: ``"mm"``, ``"softmax.int"`` or ``"aten::softmax.int"``. A name without overload is accepted if all its
-            overloads have the same policy.
+        name: ``"mm"``, ``"softmax.int"`` or ``"aten::softmax.int"``. A name without overload is
+            accepted if all its overloads have the same policy.
         device: ``"cpu"`` or ``"cuda"``.
 
     Raises:
-        ValueError: unknown op (the nearest names are given), another device, or a name whose overloads differ.
+        ValueError: unknown op (the nearest names are given), another device, or a name whose
+            overloads differ.
     """
     return _C.op_policy(name, device)
 
@@ -48,8 +49,8 @@ def op_policy(name: str, device: str) -> str:
 def set_op_policy(name: str, policy: str, device: str | None = None) -> None:
     """Changes the policy of an op for the whole process.
 
-    Compiled graphs are dropped, so that ``torch.compile`` sees the new policy. Do it while no other thread runs ops
-    under autocast.
+    Compiled graphs are dropped, so that ``torch.compile`` sees the new policy. Do it while no other
+    thread runs ops under autocast.
 
     Args:
         name: As for :func:`op_policy`; a name without overload changes all its overloads.
@@ -57,7 +58,8 @@ def set_op_policy(name: str, policy: str, device: str | None = None) -> None:
         device: ``"cpu"``, ``"cuda"``, or both by default.
 
     Raises:
-        ValueError: unknown op, policy or device, or a policy the op cannot carry. Nothing is changed then.
+        ValueError: unknown op, policy or device, or a policy the op cannot carry. Nothing is changed
+            then.
     """
     _C.set_op_policy(name, policy, device)
     _compile.policies_changed(_table_hash())

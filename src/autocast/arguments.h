@@ -1,5 +1,8 @@
 #pragma once
 
+#include "autocast/cast.h"
+#include "autocast/eligibility.h"
+
 #include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
@@ -9,10 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "autocast/cast.h"
-#include "autocast/eligibility.h"
-
-// How each argument type of an op is cast, promoted and inspected. Types that hold no tensors pass through.
+// How each argument type of an op is cast, promoted and inspected. Types that hold no tensors pass
+// through.
 namespace fastamp::autocast {
 
 /// Casts the arguments of one op call.
@@ -42,8 +43,8 @@ struct Received {
   const Caster& caster;
 };
 
-/// Holds one argument for the duration of the call: borrowed if it needs no cast, so that the common case
-/// touches no reference count. Made in place from a Received, never moved.
+/// Holds one argument for the duration of the call: borrowed if it needs no cast, so that the
+/// common case touches no reference count. Made in place from a Received, never moved.
 template <class T>
 class Argument {
  public:
@@ -112,8 +113,9 @@ class Argument<const at::ITensorListRef&> {
   at::ITensorListRef list_;
 };
 
-/// Whether an argument holds a tensor that forces a promoting op into float32: any castable dtype but `lower`.
-/// torch stops with an error at a mix of float16 and bfloat16; float32 holds both exactly.
+/// Whether an argument holds a tensor that forces a promoting op into float32: any castable dtype
+/// but `lower`. torch stops with an error at a mix of float16 and bfloat16; float32 holds both
+/// exactly.
 inline bool forces_fp32(const at::Tensor& tensor, c10::ScalarType lower, Column column) {
   return needs_cast(tensor, lower, column);
 }

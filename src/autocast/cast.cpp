@@ -1,5 +1,7 @@
 #include "autocast/cast.h"
 
+#include "autocast/cast_cache.h"
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_to_copy_ops.h>
 #include <ATen/ops/to_ops.h>
@@ -7,14 +9,13 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "autocast/cast_cache.h"
-
 namespace fastamp::autocast {
 namespace {
 
 using c10::DispatchKey;
 
-/// Keys whose owners want to see, wrap or transform the cast: subclasses, modes, functorch, functionalization.
+/// Keys whose owners want to see, wrap or transform the cast: subclasses, modes, functorch,
+/// functionalization.
 constexpr c10::DispatchKeySet kInterceptors({
     DispatchKey::Python,
     DispatchKey::PythonTLSSnapshot,
@@ -58,7 +59,8 @@ at::Tensor cast_and_keep(const at::Tensor& weight, c10::ScalarType to) {
 
 at::Tensor cast_weight(const at::Tensor& weight, c10::ScalarType to) {
   if (c10::InferenceMode::is_enabled()) {
-    // An inference tensor has no version to tell whether it was edited, and is of no use once the mode is left.
+    // An inference tensor has no version to tell whether it was edited, and is of no use once the
+    // mode is left.
     const c10::InferenceMode normal_mode(false);
     const at::NoGradGuard no_grad;
     return cast_and_keep(weight, to);
@@ -70,13 +72,15 @@ at::Tensor cast_weight(const at::Tensor& weight, c10::ScalarType to) {
 
 at::Tensor cast(const at::Tensor& tensor, c10::ScalarType to, c10::ScalarType lower) {
   if (to == lower) {
-    // Looked up before asking whether it is a weight at all: a hit answers that, and hits are the common case.
+    // Looked up before asking whether it is a weight at all: a hit answers that, and hits are the
+    // common case.
     if (const at::Tensor* kept = find_weight_cast(tensor, to)) {
       return *kept;
     }
   }
   if (!is_plain(tensor)) {
-    return at::_ops::to_dtype::call(tensor, to, /*non_blocking=*/false, /*copy=*/false, std::nullopt);
+    return at::_ops::to_dtype::call(tensor, to, /*non_blocking=*/false, /*copy=*/false,
+                                    std::nullopt);
   }
   if (to == lower && is_weight(tensor)) {
     return cast_weight(tensor, to);

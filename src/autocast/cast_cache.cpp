@@ -1,12 +1,12 @@
 #include "autocast/cast_cache.h"
 
+#include "autocast/execution_context.h"
+#include "autocast/torch_state.h"
+
 #include <ATen/core/grad_mode.h>
 #include <c10/core/TensorImpl.h>
 
 #include <algorithm>
-
-#include "autocast/execution_context.h"
-#include "autocast/torch_state.h"
 
 namespace fastamp::autocast {
 namespace {

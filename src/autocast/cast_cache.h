@@ -23,20 +23,22 @@ struct ExecutionContext {
 
 /// The lower-precision casts of weights made by the regions of one thread.
 ///
-/// A weight is used several times in a forward pass (tied weights, recurrent cells, gradient checkpointing inside
-/// one region) and its cast costs a pass over its memory and an autograd node. An entry is used again only while
-/// everything the cast depended on is as it was: the source's version, memory and requires_grad, the grad mode, the
-/// CUDA stream and graph capture, and the cast itself (an op may hand out a view of it that the user edits).
+/// A weight is used several times in a forward pass (tied weights, recurrent cells, gradient
+/// checkpointing inside one region) and its cast costs a pass over its memory and an autograd node.
+/// An entry is used again only while everything the cast depended on is as it was: the source's
+/// version, memory and requires_grad, the grad mode, the CUDA stream and graph capture, and the
+/// cast itself (an op may hand out a view of it that the user edits).
 ///
-/// Entries lie densely in the order they were made; a hash index of open addressing, at most half full, points into
-/// them, so that clearing costs the entries there are and not the table's size. One instance per thread: no locks,
-/// and no other thread can empty it.
+/// Entries lie densely in the order they were made; a hash index of open addressing, at most half
+/// full, points into them, so that clearing costs the entries there are and not the table's size.
+/// One instance per thread: no locks, and no other thread can empty it.
 class CastCache {
  public:
   /// The cast of `source` to `to`, or nullptr if none can be used now.
   const at::Tensor* find(const at::Tensor& source, c10::ScalarType to) const;
 
-  /// Keeps `cast`, made just now from `source`. `source` has an enabled version counter and a storage.
+  /// Keeps `cast`, made just now from `source`. `source` has an enabled version counter and a
+  /// storage.
   void insert(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast);
 
   void clear() noexcept;
@@ -60,7 +62,8 @@ class CastCache {
   void grow_index();
 
   std::vector<Entry> entries_;
-  std::vector<std::uint32_t> index_;  ///< Position in entries_ plus one, 0 = free; size is a power of two.
+  std::vector<std::uint32_t>
+      index_;  ///< Position in entries_ plus one, 0 = free; size is a power of two.
 };
 
 /// Cast of a weight that this thread's cache holds and that can be used now, else nullptr.

@@ -1,13 +1,13 @@
+#include "autocast/arguments.h"
+#include "autocast/custom_kernels.h"
+#include "autocast/op_kernel.h"
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_cudnn_rnn_flatten_weight_ops.h>
 #include <ATen/ops/_cudnn_rnn_ops.h>
 
 #include <utility>
 #include <vector>
-
-#include "autocast/arguments.h"
-#include "autocast/custom_kernels.h"
-#include "autocast/op_kernel.h"
 
 namespace fastamp::autocast {
 namespace {
@@ -26,7 +26,8 @@ struct RnnLayout {
   bool bidirectional;
 };
 
-/// Moves freshly cast weights into one buffer in cuDNN's layout, keeping their autograd history, and returns it.
+/// Moves freshly cast weights into one buffer in cuDNN's layout, keeping their autograd history,
+/// and returns it.
 at::Tensor flatten(const std::vector<at::Tensor>& casts, const RnnLayout& layout) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> aliases;
@@ -83,9 +84,8 @@ CudnnRnnKernel::Result CudnnRnnKernel::call(
   for (const auto& w : weight) {
     casts.push_back(w.to(kRnnDtype));
   }
-  const at::Tensor buffer =
-      flatten(casts, {weight_stride0, input.sym_size(-1), mode, hidden_size, proj_size, num_layers,
-                      batch_first, bidirectional});
+  const at::Tensor buffer = flatten(casts, {weight_stride0, input.sym_size(-1), mode, hidden_size,
+                                            proj_size, num_layers, batch_first, bidirectional});
   return run(x.get(), casts, buffer, h.get(), c.get());
 }
 

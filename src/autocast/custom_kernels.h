@@ -1,5 +1,7 @@
 #pragma once
 
+#include "autocast/kernel_entry.h"
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>
 #include <c10/core/SymIntArrayRef.h>
@@ -7,13 +9,12 @@
 #include <optional>
 #include <tuple>
 
-#include "autocast/kernel_entry.h"
-
 // Ops whose casts the generated kernel cannot make.
 namespace fastamp::autocast {
 
-/// cuDNN wants all weights of a recurrent layer in one buffer with its own layout, so that the casts of the
-/// weights must lie in a new such buffer. The dtype is always float16, as in torch, whatever the region's.
+/// cuDNN wants all weights of a recurrent layer in one buffer with its own layout, so that the
+/// casts of the weights must lie in a new such buffer. The dtype is always float16, as in torch,
+/// whatever the region's.
 ///
 /// Policies: lower (as above), pass, banned.
 struct CudnnRnnKernel {

@@ -1,14 +1,15 @@
 #pragma once
 
+#include "autocast/op_ids.h"
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
-
-#include "autocast/op_ids.h"
 
 namespace fastamp::autocast {
 
 inline bool is_on(const at::Tensor& tensor, Column column) {
-  // The two odd backends are torch's rule: oneDNN tensors follow the CPU region, XLA tensors the CUDA one.
+  // The two odd backends are torch's rule: oneDNN tensors follow the CPU region, XLA tensors the
+  // CUDA one.
   return column == Column::cpu ? tensor.is_cpu() || tensor.is_mkldnn()
                                : tensor.is_cuda() || tensor.is_xla();
 }

@@ -1,9 +1,9 @@
+#include "autocast/execution_context.h"
+
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <cuda_runtime_api.h>
-
-#include "autocast/execution_context.h"
 
 namespace fastamp::autocast {
 

@@ -1,14 +1,14 @@
-// Included by ops_<n>.cpp, each of which compiles the kernels of every fourth op: the op table is one file, the
-// compile time of its kernels is shared among the cores.
+// Included by ops_<n>.cpp, each of which compiles the kernels of every fourth op: the op table is
+// one file, the compile time of its kernels is shared among the cores.
 #ifndef FASTAMP_OPS_PART
 #error "define FASTAMP_OPS_PART (0 to 3) before including instantiate_ops.h"
 #endif
 
-#include <ATen/Operators.h>
-
 #include "autocast/custom_kernels.h"
 #include "autocast/kernel_entry.h"
 #include "autocast/op_kernel.h"
+
+#include <ATen/Operators.h>
 
 namespace fastamp::autocast {
 namespace {

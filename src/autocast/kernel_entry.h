@@ -1,5 +1,7 @@
 #pragma once
 
+#include "autocast/op_ids.h"
+
 #include <fastamp/autocast/policy.h>
 
 #include <torch/library.h>
@@ -7,8 +9,6 @@
 #include <array>
 #include <cstdint>
 #include <string>
-
-#include "autocast/op_ids.h"
 
 namespace fastamp::autocast {
 

@@ -1,16 +1,16 @@
 #pragma once
 
+#include "autocast/arguments.h"
+#include "autocast/kernel_entry.h"
+#include "autocast/policy_table.h"
+#include "autocast/torch_state.h"
+
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include <tuple>
 #include <type_traits>
 #include <utility>
-
-#include "autocast/arguments.h"
-#include "autocast/kernel_entry.h"
-#include "autocast/policy_table.h"
-#include "autocast/torch_state.h"
 
 namespace fastamp::autocast {
 
@@ -28,8 +28,8 @@ constexpr bool first_is_tensor() {
   return std::is_same_v<First, const at::Tensor&>;
 }
 
-/// The autocast kernel of one op, generated from its schema: reads the op's policy, casts the arguments
-/// accordingly and calls the op again below autocast.
+/// The autocast kernel of one op, generated from its schema: reads the op's policy, casts the
+/// arguments accordingly and calls the op again below autocast.
 ///
 /// @tparam Op          at::_ops struct: schema type, names and the dispatcher call.
 /// @tparam Redispatch  at::_ops struct of the overload that append_dtype calls, or NoRedispatch.
@@ -98,7 +98,8 @@ struct OpKernel<Op, Id, Redispatch, Result(Args...)> {
 
   static Result call_cast(const Caster& caster, std::remove_reference_t<Args>&... args) {
     std::tuple<Argument<Args>...> held(Received<Args>{args, caster}...);
-    return std::apply([](auto&... argument) -> Result { return Op::call(argument.get()...); }, held);
+    return std::apply([](auto&... argument) -> Result { return Op::call(argument.get()...); },
+                      held);
   }
 
   template <class First, class... Rest>

@@ -1,3 +1,7 @@
+#include "autocast/kernel_entry.h"
+#include "autocast/policy_table.h"
+#include "autocast/registration.h"
+
 #include <fastamp/autocast/policy.h>
 
 #include <c10/util/Exception.h>
@@ -7,10 +11,6 @@
 #include <array>
 #include <numeric>
 #include <utility>
-
-#include "autocast/kernel_entry.h"
-#include "autocast/policy_table.h"
-#include "autocast/registration.h"
 
 namespace fastamp {
 namespace {
@@ -81,22 +81,23 @@ std::vector<OpId> find_ops(const char* function, std::string_view name) {
     }
   }
   auto& found = exact.empty() ? overloads : exact;
-  TORCH_CHECK_VALUE(!found.empty(), function, ": expected op to name an op of the table, got '", name,
-                    "'. Nearest: ", nearest_names(wanted), ".");
+  TORCH_CHECK_VALUE(!found.empty(), function, ": expected op to name an op of the table, got '",
+                    name, "'. Nearest: ", nearest_names(wanted), ".");
   return std::move(found);
 }
 
 Column find_column(const char* function, c10::DeviceType device) {
   TORCH_CHECK_VALUE(device == c10::kCPU || device == c10::kCUDA, function,
-                    ": expected device to be cpu or cuda, got ", c10::DeviceTypeName(device, true), ".");
+                    ": expected device to be cpu or cuda, got ", c10::DeviceTypeName(device, true),
+                    ".");
   return device == c10::kCPU ? Column::cpu : Column::cuda;
 }
 
 void check_can_carry(OpId op, OpPolicy policy) {
   const auto& entry = autocast::kernel_entries()[static_cast<std::size_t>(op)];
   TORCH_CHECK_VALUE(autocast::can_carry(entry.capabilities, policy),
-                    "set_op_policy: expected a policy that ", short_name(entry), " can carry, got '",
-                    to_string(policy), "', which needs ",
+                    "set_op_policy: expected a policy that ", short_name(entry),
+                    " can carry, got '", to_string(policy), "', which needs ",
                     policy == OpPolicy::set_opt_dtype  ? "an optional dtype argument."
                     : policy == OpPolicy::append_dtype ? "an overload with an output dtype."
                                                        : "arguments that can be cast so.");
@@ -118,7 +119,8 @@ OpPolicy op_policy_from_string(std::string_view name) {
     }
     known.push_back(policy_name);
   }
-  TORCH_CHECK_VALUE(false, "expected policy to be one of ", c10::Join(", ", known), ", got '", name, "'.");
+  TORCH_CHECK_VALUE(false, "expected policy to be one of ", c10::Join(", ", known), ", got '", name,
+                    "'.");
 }
 
 std::vector<OpTableRow> op_table() {
@@ -127,8 +129,8 @@ std::vector<OpTableRow> op_table() {
   rows.reserve(autocast::kNumOps);
   for (std::size_t i = 0; i < autocast::kNumOps; ++i) {
     const auto op = static_cast<OpId>(i);
-    rows.push_back({short_name(autocast::kernel_entries()[i]),
-                    autocast::policy_of(op, Column::cpu), autocast::policy_of(op, Column::cuda),
+    rows.push_back({short_name(autocast::kernel_entries()[i]), autocast::policy_of(op, Column::cpu),
+                    autocast::policy_of(op, Column::cuda),
                     autocast::default_policy(op, Column::cpu),
                     autocast::default_policy(op, Column::cuda)});
   }
@@ -144,7 +146,8 @@ OpPolicy op_policy(std::string_view op, c10::DeviceType device) {
     TORCH_CHECK_VALUE(autocast::policy_of(other, column) == policy,
                       "op_policy: expected op to name one policy, got '", op,
                       "', whose overloads differ. Name an overload, such as '",
-                      short_name(autocast::kernel_entries()[static_cast<std::size_t>(other)]), "'.");
+                      short_name(autocast::kernel_entries()[static_cast<std::size_t>(other)]),
+                      "'.");
   }
   return policy;
 }

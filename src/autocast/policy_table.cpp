@@ -1,10 +1,10 @@
 #include "autocast/policy_table.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/util/Exception.h>
-
 #include "autocast/kernel_entry.h"
 #include "autocast/op_kernel.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/Exception.h>
 
 namespace fastamp::autocast {
 namespace {
@@ -101,10 +101,12 @@ void throw_banned(OpId op, Column column) {
   const auto device = c10::DeviceTypeName(device_type(column), /*lower_case=*/true);
   TORCH_CHECK(op != OpId::binary_cross_entropy, name, ": not allowed under autocast on ", device,
               ", because the logarithm of a float16 probability easily overflows. Use "
-              "binary_cross_entropy_with_logits (torch.nn.BCEWithLogitsLoss) on the values before the sigmoid, or run "
+              "binary_cross_entropy_with_logits (torch.nn.BCEWithLogitsLoss) on the values before "
+              "the sigmoid, or run "
               "this op in float32 in a region with enabled=False.");
-  TORCH_CHECK(false, name, ": not allowed under autocast on ", device,
-              " (its policy is 'banned'). Run it in a region with enabled=False or change the policy.");
+  TORCH_CHECK(
+      false, name, ": not allowed under autocast on ", device,
+      " (its policy is 'banned'). Run it in a region with enabled=False or change the policy.");
 }
 
 }  // namespace fastamp::autocast

@@ -1,11 +1,11 @@
 #pragma once
 
+#include "autocast/op_ids.h"
+
 #include <fastamp/autocast/policy.h>
 
 #include <array>
 #include <atomic>
-
-#include "autocast/op_ids.h"
 
 namespace fastamp::autocast {
 
@@ -25,7 +25,8 @@ void set_policy(OpId op, Column column, OpPolicy policy);
 /// Sets every policy to its default.
 void load_default_policies();
 
-/// The policy an op starts with: the table's line where torch autocasts the op on that device, else pass.
+/// The policy an op starts with: the table's line where torch autocasts the op on that device, else
+/// pass.
 OpPolicy default_policy(OpId op, Column column);
 
 }  // namespace fastamp::autocast

@@ -1,11 +1,11 @@
 #include "autocast/region.h"
 
+#include "autocast/cast_cache.h"
+
 #include <fastamp/autocast/registration.h>
 
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
-
-#include "autocast/cast_cache.h"
 
 namespace fastamp {
 namespace autocast {
@@ -40,7 +40,9 @@ namespace {
 bool can_enable(c10::DeviceType device, c10::ScalarType dtype) {
   if (device == c10::kCUDA) {
     if (!at::globalContext().hasCUDA()) {
-      TORCH_WARN("AutocastGuard: expected a process with CUDA for device cuda, got none. The region is disabled.");
+      TORCH_WARN(
+          "AutocastGuard: expected a process with CUDA for device cuda, got none. The region is "
+          "disabled.");
       return false;
     }
   } else if (dtype != c10::kBFloat16 && dtype != c10::kHalf) {
@@ -53,9 +55,10 @@ bool can_enable(c10::DeviceType device, c10::ScalarType dtype) {
 
 AutocastState checked_state(c10::DeviceType device, std::optional<c10::ScalarType> dtype,
                             bool enabled, std::optional<bool> cache_enabled) {
-  TORCH_CHECK(at::autocast::is_autocast_available(device),
-              "AutocastGuard: expected device to be one torch has autocast for (cpu, cuda, ...), got ",
-              c10::DeviceTypeName(device, true), ".");
+  TORCH_CHECK(
+      at::autocast::is_autocast_available(device),
+      "AutocastGuard: expected device to be one torch has autocast for (cpu, cuda, ...), got ",
+      c10::DeviceTypeName(device, true), ".");
   const auto run_dtype = dtype.value_or(at::autocast::get_autocast_dtype(device));
   return {device, run_dtype, enabled && can_enable(device, run_dtype),
           cache_enabled.value_or(at::autocast::is_autocast_cache_enabled())};
@@ -66,8 +69,8 @@ AutocastState checked_state(c10::DeviceType device, std::optional<c10::ScalarTyp
 
 AutocastGuard::AutocastGuard(c10::DeviceType device, std::optional<c10::ScalarType> dtype,
                              bool enabled, std::optional<bool> cache_enabled)
-    : saved_((install(), autocast::enter_region(autocast::checked_state(device, dtype, enabled,
-                                                                        cache_enabled)))) {}
+    : saved_((install(), autocast::enter_region(
+                             autocast::checked_state(device, dtype, enabled, cache_enabled)))) {}
 
 AutocastGuard::~AutocastGuard() { autocast::exit_region(saved_); }
 

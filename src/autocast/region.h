@@ -7,7 +7,8 @@ namespace fastamp::autocast {
 
 using detail::AutocastState;
 
-/// Sets torch's autocast state to `wanted` and returns what it was. The device must be one torch autocasts.
+/// Sets torch's autocast state to `wanted` and returns what it was. The device must be one torch
+/// autocasts.
 FASTAMP_API AutocastState enter_region(const AutocastState& wanted);
 
 /// Ends the region that returned `saved`. Regions may end in any order.

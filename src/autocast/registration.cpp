@@ -1,5 +1,11 @@
 #include "autocast/registration.h"
 
+#include "autocast/cast_cache.h"
+#include "autocast/kernel_entry.h"
+#include "autocast/op_kernel.h"
+#include "autocast/policy_table.h"
+#include "autocast/torch_state.h"
+
 #include <fastamp/autocast/registration.h>
 
 #include <c10/util/Exception.h>
@@ -10,18 +16,12 @@
 #include <memory>
 #include <mutex>
 
-#include "autocast/cast_cache.h"
-#include "autocast/kernel_entry.h"
-#include "autocast/op_kernel.h"
-#include "autocast/policy_table.h"
-#include "autocast/torch_state.h"
-
 namespace fastamp {
 namespace autocast {
 namespace {
 
-/// torch says once per process that a kernel was registered over its own, which is what we are here for. Anything
-/// else goes on to the handler that was there.
+/// torch says once per process that a kernel was registered over its own, which is what we are here
+/// for. Anything else goes on to the handler that was there.
 class OverrideWarningFilter : public c10::WarningHandler {
  public:
   explicit OverrideWarningFilter(c10::WarningHandler* next) : next_(next) {}
@@ -64,7 +64,8 @@ struct Registry {
   bool policies_loaded = false;
 };
 
-/// Never destroyed: at process exit other threads may still run ops, and the dispatcher may be gone.
+/// Never destroyed: at process exit other threads may still run ops, and the dispatcher may be
+/// gone.
 Registry& registry() {
   static auto* instance = new Registry;
   return *instance;
@@ -133,7 +134,8 @@ void uninstall() {
   autocast::Registry& r = autocast::registry();
   const std::lock_guard lock(r.mutex);
   TORCH_CHECK(!autocast::in_region(),
-              "uninstall: expected to be called outside autocast regions, got a call inside one. Leave every "
+              "uninstall: expected to be called outside autocast regions, got a call inside one. "
+              "Leave every "
               "autocast region of this thread first.");
   for (auto& column : r.columns) {
     column.reset();
@@ -142,8 +144,6 @@ void uninstall() {
   r.installed.store(false, std::memory_order_release);
 }
 
-bool is_installed() {
-  return autocast::registry().installed.load(std::memory_order_acquire);
-}
+bool is_installed() { return autocast::registry().installed.load(std::memory_order_acquire); }
 
 }  // namespace fastamp

@@ -7,8 +7,8 @@ namespace fastamp::autocast {
 /// Fills the policy table before its first use.
 void ensure_policies_loaded();
 
-/// Registers the kernel of an op that has none yet, if fastamp is installed. Called when an edit gives a policy to
-/// an op that torch does not autocast.
+/// Registers the kernel of an op that has none yet, if fastamp is installed. Called when an edit
+/// gives a policy to an op that torch does not autocast.
 void ensure_registered(OpId op, Column column);
 
 }  // namespace fastamp::autocast

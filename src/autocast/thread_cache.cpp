@@ -1,12 +1,12 @@
+#include "autocast/cast_cache.h"
+#include "autocast/execution_context.h"
+#include "autocast/torch_state.h"
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
 #include <optional>
-
-#include "autocast/cast_cache.h"
-#include "autocast/execution_context.h"
-#include "autocast/torch_state.h"
 
 // Whose cast is kept, and until when. Casts live until the outermost region of the thread ends.
 namespace fastamp::autocast {
@@ -24,9 +24,9 @@ bool torch_region_goes_on() {
   return t_cache.region_marker.has_value() && !t_cache.region_marker->expired();
 }
 
-/// torch's own autocast class tells nobody that its region ended, but empties torch's weight cache then. A marker
-/// left there expires at that moment. (Another thread's torch region empties it too: our casts are dropped early
-/// then, which costs time and nothing else.)
+/// torch's own autocast class tells nobody that its region ended, but empties torch's weight cache
+/// then. A marker left there expires at that moment. (Another thread's torch region empties it too:
+/// our casts are dropped early then, which costs time and nothing else.)
 bool mark_torch_region() {
   if (torch_region_goes_on()) {
     return true;

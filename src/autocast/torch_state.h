@@ -4,7 +4,8 @@
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 
-// torch's autocast API behind a header of our own: <ATen/autocast_mode.h> costs 10 s of compile time per file.
+// torch's autocast API behind a header of our own: <ATen/autocast_mode.h> costs 10 s of compile
+// time per file.
 namespace fastamp::autocast {
 
 /// The lower-precision dtype in force for ops on `device` on this thread.
@@ -22,8 +23,8 @@ int region_depth();
 /// Whether this thread is in a region or has autocast switched on for CPU or CUDA.
 bool in_region();
 
-/// Gives torch's own weight cache a cast of `leaf` to hold and returns the cast, or an undefined tensor if torch
-/// does not keep it. torch drops it when its cache is cleared.
+/// Gives torch's own weight cache a cast of `leaf` to hold and returns the cast, or an undefined
+/// tensor if torch does not keep it. torch drops it when its cache is cleared.
 at::Tensor leave_in_torch_cache(const at::Tensor& leaf);
 
 }  // namespace fastamp::autocast

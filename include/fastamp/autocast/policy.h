@@ -20,7 +20,8 @@ enum class OpPolicy : std::uint8_t {
   lower,          ///< Casts to the region's dtype (float16 or bfloat16).
   fp32,           ///< Casts to float32.
   set_opt_dtype,  ///< Leaves the arguments; sets an absent `dtype` argument to float32.
-  append_dtype,   ///< Leaves the arguments; calls the overload that takes an output dtype with float32.
+  append_dtype,   ///< Leaves the arguments; calls the overload that takes an output dtype with
+                  ///< float32.
   promote,        ///< Casts to the region's dtype if all arguments have it, else to float32.
   banned,         ///< Refuses to run the op.
 };
@@ -34,11 +35,11 @@ FASTAMP_API OpPolicy op_policy_from_string(std::string_view name);
 
 /// One op of the table: its name and its policies now.
 struct OpTableRow {
-  std::string op;           ///< Name with overload as torch writes it: "mm", "softmax.int".
-  OpPolicy cpu;             ///< Policy on CPU now.
-  OpPolicy cuda;            ///< Policy on CUDA now.
-  OpPolicy cpu_default;     ///< Policy on CPU before any edit.
-  OpPolicy cuda_default;    ///< Policy on CUDA before any edit.
+  std::string op;         ///< Name with overload as torch writes it: "mm", "softmax.int".
+  OpPolicy cpu;           ///< Policy on CPU now.
+  OpPolicy cuda;          ///< Policy on CUDA now.
+  OpPolicy cpu_default;   ///< Policy on CPU before any edit.
+  OpPolicy cuda_default;  ///< Policy on CUDA before any edit.
 };
 
 /// Every op autocast can act on, in table order. Thread-safe.
@@ -46,24 +47,29 @@ FASTAMP_API std::vector<OpTableRow> op_table();
 
 /// The policy of `op` on `device`.
 ///
-/// @param op      "mm", "softmax.int" or "aten::softmax.int". A name without overload that several overloads
+/// @param op      "mm", "softmax.int" or "aten::softmax.int". A name without overload that several
+/// overloads
 ///                share is accepted if all of them have the same policy.
 /// @param device  c10::kCPU or c10::kCUDA.
-/// @throws c10::ValueError for an unknown op (naming the nearest ones), another device, or a name whose
+/// @throws c10::ValueError for an unknown op (naming the nearest ones), another device, or a name
+/// whose
 ///         overloads differ.
 /// Thread-safe.
 FASTAMP_API OpPolicy op_policy(std::string_view op, c10::DeviceType device);
 
 /// Changes the policy of `op`, for the whole process, from the next call of the op on.
 ///
-/// A name without overload changes every overload it stands for. Without `device` both CPU and CUDA change.
+/// A name without overload changes every overload it stands for. Without `device` both CPU and CUDA
+/// change.
 ///
-/// @throws c10::ValueError for an unknown op (naming the nearest ones) or device, or when the op cannot carry the
-///         policy (set_opt_dtype needs an optional dtype argument, append_dtype an overload that takes one);
-///         nothing is changed then.
-/// @note The first edit of an op that torch does not autocast on that device registers a kernel: do it while no
-///       other thread runs ops under autocast. Compiled graphs keep the old policy unless recompiled; the Python
-///       function of this name sees to that.
+/// @throws c10::ValueError for an unknown op (naming the nearest ones) or device, or when the op
+/// cannot carry the
+///         policy (set_opt_dtype needs an optional dtype argument, append_dtype an overload that
+///         takes one); nothing is changed then.
+/// @note The first edit of an op that torch does not autocast on that device registers a kernel: do
+/// it while no
+///       other thread runs ops under autocast. Compiled graphs keep the old policy unless
+///       recompiled; the Python function of this name sees to that.
 FASTAMP_API void set_op_policy(std::string_view op, OpPolicy policy,
                                std::optional<c10::DeviceType> device = std::nullopt);
 

@@ -4,11 +4,13 @@
 
 namespace fastamp {
 
-/// Puts fastamp's autocast kernels over torch's on AutocastCPU and AutocastCUDA, for the whole process.
+/// Puts fastamp's autocast kernels over torch's on AutocastCPU and AutocastCUDA, for the whole
+/// process.
 ///
-/// Idempotent and safe against concurrent calls of itself; about a millisecond once. Ops that another thread runs
-/// under autocast at this very moment may crash (torch's dispatch tables are being changed): call it first thing
-/// in programs whose other threads already use autocast. AutocastGuard calls it.
+/// Idempotent and safe against concurrent calls of itself; about a millisecond once. Ops that
+/// another thread runs under autocast at this very moment may crash (torch's dispatch tables are
+/// being changed): call it first thing in programs whose other threads already use autocast.
+/// AutocastGuard calls it.
 FASTAMP_API void install();
 
 /// Gives torch's own autocast kernels back, exactly as they were. Idempotent.
