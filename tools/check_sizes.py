@@ -26,8 +26,12 @@ NOISE = re.compile(
     r"|'(?:\\.|[^'\\\n])'|^[ \t]*\#(?:\\\n|[^\n])*",
     re.DOTALL | re.MULTILINE,
 )
-# What precedes the brace of a block that only groups declarations.
-GROUPING = re.compile(r"\b(namespace|class|struct|union|enum|extern)\b[^;(){}]*$")
+# What precedes the brace of a block that only groups declarations; the second form is a partial
+# specialisation, whose arguments may hold a function type.
+GROUPING = re.compile(
+    r"\b(namespace|class|struct|union|enum|extern)\b[^;(){}]*$"
+    r"|\b(class|struct)\s+\w+\s*<[^{};]*>\s*$"
+)
 
 
 def python_functions(source: str) -> Iterator[tuple[int, str, int]]:

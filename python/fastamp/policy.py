@@ -58,8 +58,8 @@ def set_op_policy(name: str, policy: str, device: str | None = None) -> None:
         device: ``"cpu"``, ``"cuda"``, or both by default.
 
     Raises:
-        ValueError: unknown op, policy or device, or a policy the op cannot carry. Nothing is changed
-            then.
+        ValueError: unknown op, policy or device, or a policy the op cannot carry. Nothing is
+            changed then.
     """
     _C.set_op_policy(name, policy, device)
     _compile.policies_changed(_table_hash())
