@@ -4,9 +4,10 @@ import shutil
 import subprocess
 import sys
 
-import fastamp
 import pytest
 import torch
+
+import fastamp
 from packaging_tools import (
     ROOT,
     TORCH_DIR,

@@ -4,6 +4,7 @@ import os
 import subprocess
 
 import pytest
+
 from packaging_tools import ROOT, find_tool
 
 CMAKE = ROOT / "cmake"

@@ -4,6 +4,7 @@ import tarfile
 from importlib.metadata import version
 
 import pytest
+
 from packaging_tools import ROOT
 
 TRACKED = ("CMakeLists.txt", "VERSION", "setup.py", "pyproject.toml", "tools/cmake_build.py")

@@ -7,9 +7,10 @@ import sys
 import zipfile
 from importlib.metadata import version
 
-import fastamp
 import pytest
 import torch
+
+import fastamp
 from packaging_tools import ROOT, TORCH_DIR, TORCH_PREFIX, build_and_run, call, configure
 
 pytestmark = [
