@@ -1,198 +1,168 @@
-# include() after project(... LANGUAGES CXX). Never calls find_package(Torch).
-# In:  Python3_EXECUTABLE (optional), FASTAMP_CUDA=AUTO|ON|OFF, TORCH_CUDA_ARCH_LIST (var or env),
-#      CMAKE_CUDA_COMPILER (optional; wins over every search)
-# Out: targets fastamp_torch::cpu, fastamp_torch::python, and if FASTAMP_HAVE_CUDA: fastamp_torch::cuda (language CUDA enabled)
-include_guard(GLOBAL)
-set(FASTAMP_CUDA AUTO CACHE STRING "Build the CUDA part: AUTO, ON or OFF")
-find_package(Python3 3.9 REQUIRED COMPONENTS Interpreter OPTIONAL_COMPONENTS Development.Module)
+# Finds torch and makes fastamp_torch::cpu and fastamp_torch::python from its files.
+#
+# find_package(Torch) is never called: with a CUDA build of torch it stops unless a CUDA toolkit is
+# there, even when nothing of CUDA is compiled. This file is installed beside fastampConfig.cmake,
+# so programs that use fastamp find torch in the same way.
+#
+# In:  a `torch` target, Torch_DIR, CMAKE_PREFIX_PATH (a LibTorch folder, torch's share/cmake), else
+#      the torch of Python3_EXECUTABLE (or of the python3 that CMake finds)
+# Out: FASTAMP_TORCH_DIR       folder that holds include/ and lib/
+#      FASTAMP_TORCH_VERSION   "2.11.0"
+#      FASTAMP_TORCH_CUDA      "13.0", or "" for a torch without CUDA
+#      FASTAMP_WHEEL_CUDA_DIRS folders of the CUDA packages for Python that go with this torch
+#      FASTAMP_TORCH_ERROR     why there is no torch; empty on success
+include_guard(DIRECTORY)
 
-# -- 1. where torch and the PyPI CUDA wheels sit (no `import torch`: 0.05 s instead of 2+ s)
-execute_process(COMMAND "${Python3_EXECUTABLE}" -c [=[
-import importlib.util as u, os, runpy
-s = u.find_spec("torch")
-if s is None: raise SystemExit("no torch in this interpreter")
-d = os.path.dirname(s.origin)
-cu = runpy.run_path(os.path.join(d, "version.py")).get("cuda") or ""
-n = u.find_spec("nvidia")
-roots = [p for p in (n.submodule_search_locations if n else [])]
-major = cu.split(".")[0]
-roots = [r for r in (os.path.join(p, "cu" + major) for p in roots) if os.path.isdir(r)]
-print(d, cu, "|".join(roots), sep="\n", end="")
-]=] OUTPUT_VARIABLE _o RESULT_VARIABLE _rc ERROR_VARIABLE _e)
-if(NOT _rc EQUAL 0)
-  message(FATAL_ERROR "fastamp: ${Python3_EXECUTABLE}: ${_e}")
-endif()
-string(REPLACE "\n" ";" _o "${_o};")
-list(GET _o 0 FASTAMP_TORCH_DIR)
-list(GET _o 1 FASTAMP_TORCH_CUDA)      # "13.0", or "" for a CPU wheel
-list(GET _o 2 _wheel_roots)
-string(REPLACE "|" ";" _wheel_roots "${_wheel_roots}")
-
-# -- 2. CPU targets: header + library, no CUDA needed even for a cu130 wheel
-set(_inc "${FASTAMP_TORCH_DIR}/include" "${FASTAMP_TORCH_DIR}/include/torch/csrc/api/include")
-function(_fastamp_lib name)
-  add_library(fastamp_torch::${name} SHARED IMPORTED GLOBAL)
-  set_target_properties(fastamp_torch::${name} PROPERTIES
-    IMPORTED_LOCATION "${FASTAMP_TORCH_DIR}/lib/lib${name}.so"
-    INTERFACE_INCLUDE_DIRECTORIES "${_inc}" INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${_inc}"
-    INTERFACE_COMPILE_FEATURES cxx_std_17)
-endfunction()
-foreach(_l c10 torch_cpu torch_python)
-  _fastamp_lib(${_l})
-endforeach()
-add_library(fastamp_torch::cpu INTERFACE IMPORTED GLOBAL)
-target_link_libraries(fastamp_torch::cpu INTERFACE fastamp_torch::torch_cpu fastamp_torch::c10)
-add_library(fastamp_torch::python INTERFACE IMPORTED GLOBAL)
-target_link_libraries(fastamp_torch::python INTERFACE fastamp_torch::torch_python fastamp_torch::cpu)
-
-# -- 3. a toolkit of exactly torch's major.minor
-function(_fastamp_probe nvcc out)      # -> toolkit root, or "" when unusable
+# A folder is torch's if it holds what we compile and link against.
+function(_fastamp_torch_root dir out)
   set(${out} "" PARENT_SCOPE)
-  execute_process(COMMAND "${nvcc}" --version OUTPUT_VARIABLE v RESULT_VARIABLE rc ERROR_QUIET)
-  if(NOT rc EQUAL 0 OR NOT v MATCHES "release ([0-9]+\\.[0-9]+)" OR NOT CMAKE_MATCH_1 STREQUAL FASTAMP_TORCH_CUDA)
-    return()
-  endif()
-  execute_process(COMMAND "${nvcc}" -v --dryrun -x cu -c /dev/null -o /dev/null
-                  OUTPUT_VARIABLE t ERROR_VARIABLE t)   # sees through wrapper scripts and symlinks
-  if(NOT t MATCHES "#\\$ TOP=([^\r\n]*)")
-    return()
-  endif()
-  get_filename_component(root "${CMAKE_MATCH_1}" REALPATH)
-  foreach(h cuda_runtime.h crt/host_defines.h nv/target cublas_v2.h cusparse.h cusolverDn.h)
-    if(NOT EXISTS "${root}/include/${h}" AND NOT EXISTS "${root}/include/cccl/${h}"
-       AND NOT EXISTS "${root}/targets/x86_64-linux/include/${h}" AND NOT EXISTS "${root}/targets/x86_64-linux/include/cccl/${h}")
-      message(STATUS "fastamp: ${root} is CUDA ${FASTAMP_TORCH_CUDA} but has no ${h}; passed over")
+  get_filename_component(dir "${dir}" ABSOLUTE)
+  foreach(root IN ITEMS "${dir}" "${dir}/../.." "${dir}/../../..")
+    if(EXISTS "${root}/lib/libtorch_cpu.so" AND EXISTS "${root}/include/ATen/core/Tensor.h")
+      get_filename_component(root "${root}" REALPATH)
+      set(${out} "${root}" PARENT_SCOPE)
       return()
     endif()
   endforeach()
-  # one real compile: catches pip's unpinned crt/nvvm (13.5 parts under a 13.0 nvcc) and a missing cicc
-  file(WRITE "${CMAKE_BINARY_DIR}/fastamp_probe.cu" "__global__ void k(float* p) { *p = 1; }\nvoid f(float* p) { k<<<1, 1>>>(p); }\n")
-  execute_process(COMMAND "${nvcc}" -ccbin "${CMAKE_CXX_COMPILER}" -arch=sm_80 -c "${CMAKE_BINARY_DIR}/fastamp_probe.cu"
-                          -o "${CMAKE_BINARY_DIR}/fastamp_probe.o" RESULT_VARIABLE rc OUTPUT_VARIABLE t ERROR_VARIABLE t)
-  if(NOT rc EQUAL 0)
-    message(STATUS "fastamp: ${nvcc} cannot compile a kernel; passed over:\n${t}")
+endfunction()
+
+# The torch a C++ program names itself; no Python is looked for.
+function(_fastamp_torch_from_cmake out)
+  set(places "${Torch_DIR}" "${Torch_ROOT}" "$ENV{Torch_DIR}" "$ENV{Torch_ROOT}")
+  if(TARGET torch)
+    get_target_property(includes torch INTERFACE_INCLUDE_DIRECTORIES)
+    foreach(include IN LISTS includes)
+      list(APPEND places "${include}/..")
+    endforeach()
+  endif()
+  string(REPLACE ":" ";" prefixes "$ENV{CMAKE_PREFIX_PATH}")
+  foreach(place IN LISTS places CMAKE_PREFIX_PATH prefixes)
+    if(place AND EXISTS "${place}")
+      _fastamp_torch_root("${place}" root)
+      if(root)
+        set(${out} "${root}" PARENT_SCOPE)
+        return()
+      endif()
+    endif()
+  endforeach()
+  set(${out} "" PARENT_SCOPE)
+endfunction()
+
+# The torch of a Python interpreter, found without importing it (0.05 s instead of 2 s).
+function(_fastamp_torch_from_python out_root out_nvidia out_error)
+  set(${out_root} "" PARENT_SCOPE)
+  set(${out_nvidia} "" PARENT_SCOPE)
+  if(NOT Python3_EXECUTABLE)
+    find_package(Python3 3.10 QUIET COMPONENTS Interpreter)
+  endif()
+  if(NOT Python3_EXECUTABLE)
+    set(${out_error} "no torch in CMAKE_PREFIX_PATH and no Python to ask for one" PARENT_SCOPE)
     return()
   endif()
-  set(${out} "${root}" PARENT_SCOPE)
+  set(
+    script
+    "import importlib.util as u, os"
+    "t, n = u.find_spec('torch'), u.find_spec('nvidia')"
+    "print(os.path.dirname(t.origin) if t else '')"
+    "print('|'.join(n.submodule_search_locations) if n else '')"
+  )
+  list(JOIN script "\n" script)
+  execute_process(
+    COMMAND "${Python3_EXECUTABLE}" -c "${script}"
+    RESULT_VARIABLE failed
+    OUTPUT_VARIABLE output
+    ERROR_VARIABLE errors
+  )
+  if(failed)
+    set(${out_error} "${Python3_EXECUTABLE}: ${errors}" PARENT_SCOPE)
+    return()
+  endif()
+  string(REGEX MATCH "^([^\n]*)\n([^\n]*)" _ "${output}")
+  set(dir "${CMAKE_MATCH_1}")
+  string(REPLACE "|" ";" nvidia "${CMAKE_MATCH_2}")
+  if(NOT dir)
+    set(${out_error} "no torch in CMAKE_PREFIX_PATH and none in ${Python3_EXECUTABLE}" PARENT_SCOPE)
+    return()
+  endif()
+  _fastamp_torch_root("${dir}" root)
+  set(${out_root} "${root}" PARENT_SCOPE)
+  set(${out_nvidia} "${nvidia}" PARENT_SCOPE)
+  set(${out_error} "" PARENT_SCOPE)
 endfunction()
 
-# The wheels have lib/ and no lib64/, libX.so.N and no libX.so; nvcc.profile and the linker want both.
-# nvcc takes its root from the directory it is CALLED from, so bin/ must be a real directory of links.
-function(_fastamp_shadow dest)
-  file(REMOVE_RECURSE "${dest}")
-  file(MAKE_DIRECTORY "${dest}")
-  foreach(root IN LISTS ARGN)
-    foreach(sub bin include lib nvvm)
-      file(GLOB entries "${root}/${sub}/*")
-      foreach(e IN LISTS entries)
-        get_filename_component(n "${e}" NAME)
-        file(MAKE_DIRECTORY "${dest}/${sub}")
-        if(NOT EXISTS "${dest}/${sub}/${n}")
-          file(CREATE_LINK "${e}" "${dest}/${sub}/${n}" SYMBOLIC)
-        endif()
-        if(sub STREQUAL "lib" AND n MATCHES "^(lib[^.]+)\\.so\\.[0-9]+$" AND NOT EXISTS "${dest}/lib/${CMAKE_MATCH_1}.so")
-          file(CREATE_LINK "${e}" "${dest}/lib/${CMAKE_MATCH_1}.so" SYMBOLIC)
-        endif()
-      endforeach()
-    endforeach()
+# Release and CUDA version as torch's own headers state them: true for wheels and LibTorch folders.
+function(_fastamp_torch_facts root out_version out_cuda)
+  set(version "")
+  set(cuda "")
+  foreach(
+    header
+    IN
+    ITEMS include/torch/headeronly/version.h include/torch/csrc/api/include/torch/version.h
+  )
+    if(NOT version AND EXISTS "${root}/${header}")
+      file(STRINGS "${root}/${header}" lines REGEX "define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
+      string(REGEX MATCHALL "[0-9]+" numbers "${lines}")
+      list(JOIN numbers "." version)
+    endif()
   endforeach()
-  file(CREATE_LINK lib "${dest}/lib64" SYMBOLIC)
+  if(EXISTS "${root}/lib/libtorch_cuda.so" AND EXISTS "${root}/include/caffe2/core/macros.h")
+    file(STRINGS "${root}/include/caffe2/core/macros.h" lines REGEX "\"CUDA_VERSION\"")
+    string(REGEX MATCH "[0-9]+\\.[0-9]+" cuda "${lines}")
+  endif()
+  set(${out_version} "${version}" PARENT_SCOPE)
+  set(${out_cuda} "${cuda}" PARENT_SCOPE)
 endfunction()
 
-set(FASTAMP_HAVE_CUDA OFF)
-if(NOT FASTAMP_CUDA STREQUAL "OFF" AND FASTAMP_TORCH_CUDA)
-  if(CMAKE_CUDA_COMPILER)                        # user's choice, or a re-configure
-    set(_root "given")
-  else()
-    set(_root "")
-    find_program(_FASTAMP_PATH_NVCC nvcc)
-    set(_cands "$ENV{CUDACXX}" "$ENV{CUDA_HOME}/bin/nvcc" "$ENV{CUDA_PATH}/bin/nvcc" "${_FASTAMP_PATH_NVCC}"
-               "/usr/local/cuda-${FASTAMP_TORCH_CUDA}/bin/nvcc" "/usr/local/cuda/bin/nvcc")
-    unset(_FASTAMP_PATH_NVCC CACHE)
-    foreach(_n IN LISTS _cands)
-      if(NOT _root AND EXISTS "${_n}")
-        _fastamp_probe("${_n}" _root)
-      endif()
-    endforeach()
-    if(_root)
-      message(STATUS "fastamp: system CUDA ${FASTAMP_TORCH_CUDA} toolkit: ${_root}")
-    else()
-      set(_s "${CMAKE_BINARY_DIR}/cuda-pypi")
-      _fastamp_shadow("${_s}" ${_wheel_roots})
-      if(EXISTS "${_s}/bin/nvcc")
-        _fastamp_probe("${_s}/bin/nvcc" _root)
-        if(_root)
-          set(_root "${_s}")
-          message(STATUS "fastamp: PyPI CUDA ${FASTAMP_TORCH_CUDA} toolkit: ${_wheel_roots} (through ${_s})")
-        endif()
-      endif()
-    endif()
-    if(_root)
-      set(CMAKE_CUDA_COMPILER "${_root}/bin/nvcc" CACHE FILEPATH "" FORCE)
-      set(CUDAToolkit_ROOT "${_root}" CACHE PATH "" FORCE)
-    endif()
+# fastamp_torch::<name> for torch's lib<name>.so, with its headers as system headers.
+function(fastamp_add_torch_library name)
+  if(TARGET fastamp_torch::${name})
+    return()
   endif()
+  set(include "${FASTAMP_TORCH_DIR}/include")
+  set(includes "${include}" "${include}/torch/csrc/api/include")
+  add_library(fastamp_torch::${name} SHARED IMPORTED GLOBAL)
+  set_target_properties(
+    fastamp_torch::${name}
+    PROPERTIES
+      IMPORTED_LOCATION "${FASTAMP_TORCH_DIR}/lib/lib${name}.so"
+      INTERFACE_INCLUDE_DIRECTORIES "${includes}"
+      INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${includes}"
+      INTERFACE_COMPILE_FEATURES cxx_std_17
+  )
+endfunction()
 
-  if(_root)
-    # architectures: TORCH_CUDA_ARCH_LIST "8.0;9.0+PTX;9.0a" -> "80-real;90;90a-real"
-    if(NOT CMAKE_CUDA_ARCHITECTURES)
-      set(_al "${TORCH_CUDA_ARCH_LIST}")
-      if(NOT _al)
-        set(_al "$ENV{TORCH_CUDA_ARCH_LIST}")
-      endif()
-      if(NOT _al)
-        set(_al "8.0;9.0")
-      endif()
-      string(REGEX REPLACE "[ ,]+" ";" _al "${_al}")
-      set(_ca "")
-      foreach(_a IN LISTS _al)
-        if(NOT _a MATCHES "^([0-9]+)\\.([0-9])([af]?)(\\+PTX)?$")
-          message(FATAL_ERROR "fastamp: bad TORCH_CUDA_ARCH_LIST entry '${_a}'")
-        endif()
-        set(_x "${CMAKE_MATCH_1}${CMAKE_MATCH_2}${CMAKE_MATCH_3}")
-        if(NOT CMAKE_MATCH_4)
-          string(APPEND _x "-real")
-        endif()
-        list(APPEND _ca "${_x}")
-      endforeach()
-      set(CMAKE_CUDA_ARCHITECTURES "${_ca}" CACHE STRING "" FORCE)
-    endif()
-    set(CMAKE_CUDA_HOST_COMPILER "${CMAKE_CXX_COMPILER}" CACHE FILEPATH "")
-    enable_language(CUDA)
-    set(CMAKE_CUDA_RUNTIME_LIBRARY None)         # after enable_language: the runtime is linked below, by hand
-    find_package(CUDAToolkit ${FASTAMP_TORCH_CUDA} REQUIRED)
-    # torch's own libcudart.so.N, so that the RUNPATH names site-packages and not the link farm
-    set(_cudart "")
-    string(REGEX MATCH "^[0-9]+" _major "${FASTAMP_TORCH_CUDA}")
-    foreach(_r IN LISTS _wheel_roots)
-      if(NOT _cudart AND EXISTS "${_r}/lib/libcudart.so.${_major}")
-        set(_cudart "${_r}/lib/libcudart.so.${_major}")
-      endif()
-    endforeach()
-    if(_cudart)
-      add_library(fastamp_torch::cudart SHARED IMPORTED GLOBAL)
-      set_target_properties(fastamp_torch::cudart PROPERTIES IMPORTED_LOCATION "${_cudart}"
-        INTERFACE_INCLUDE_DIRECTORIES "${CUDAToolkit_INCLUDE_DIRS}" INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${CUDAToolkit_INCLUDE_DIRS}")
-    else()
-      add_library(fastamp_torch::cudart INTERFACE IMPORTED GLOBAL)
-      target_link_libraries(fastamp_torch::cudart INTERFACE CUDA::cudart)
-    endif()
-    foreach(_l c10_cuda torch_cuda)
-      _fastamp_lib(${_l})
-    endforeach()
-    add_library(fastamp_torch::cuda INTERFACE IMPORTED GLOBAL)
-    # dispatcher registrations live in libtorch_cuda: keep it NEEDED even when no symbol of it is used
-    target_link_libraries(fastamp_torch::cuda INTERFACE fastamp_torch::cpu fastamp_torch::c10_cuda
-      "$<BUILD_INTERFACE:-Wl,--no-as-needed,$<TARGET_FILE:fastamp_torch::torch_cuda>,--as-needed>" fastamp_torch::cudart)
-    target_compile_options(fastamp_torch::cuda INTERFACE
-      "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;--expt-extended-lambda>")
-    set(FASTAMP_HAVE_CUDA ON)
+function(_fastamp_torch_targets)
+  if(TARGET fastamp_torch::cpu)
+    return()
   endif()
+  foreach(name IN ITEMS c10 torch_cpu torch_python)
+    fastamp_add_torch_library(${name})
+  endforeach()
+  add_library(fastamp_torch::cpu INTERFACE IMPORTED GLOBAL)
+  target_link_libraries(fastamp_torch::cpu INTERFACE fastamp_torch::torch_cpu fastamp_torch::c10)
+  add_library(fastamp_torch::python INTERFACE IMPORTED GLOBAL)
+  target_link_libraries(
+    fastamp_torch::python
+    INTERFACE fastamp_torch::torch_python fastamp_torch::cpu
+  )
+endfunction()
+
+set(FASTAMP_TORCH_ERROR "")
+set(_fastamp_nvidia "")
+_fastamp_torch_from_cmake(FASTAMP_TORCH_DIR)
+if(NOT FASTAMP_TORCH_DIR)
+  _fastamp_torch_from_python(FASTAMP_TORCH_DIR _fastamp_nvidia FASTAMP_TORCH_ERROR)
 endif()
-if(NOT FASTAMP_HAVE_CUDA)
-  if(FASTAMP_CUDA STREQUAL "ON")
-    message(FATAL_ERROR "fastamp: FASTAMP_CUDA=ON, but no CUDA ${FASTAMP_TORCH_CUDA} toolkit was found. "
-      "Try: ${Python3_EXECUTABLE} -m pip install 'cuda-toolkit[nvcc,crt,nvvm,cccl]==<the version pip list shows>'")
-  endif()
-  message(STATUS "fastamp: CPU-only build (torch's CUDA: '${FASTAMP_TORCH_CUDA}', FASTAMP_CUDA=${FASTAMP_CUDA})")
+if(FASTAMP_TORCH_DIR)
+  _fastamp_torch_facts("${FASTAMP_TORCH_DIR}" FASTAMP_TORCH_VERSION FASTAMP_TORCH_CUDA)
+  string(REGEX MATCH "^[0-9]+" _fastamp_cuda_major "${FASTAMP_TORCH_CUDA}")
+  set(FASTAMP_WHEEL_CUDA_DIRS "")
+  foreach(_fastamp_dir IN ITEMS "${FASTAMP_TORCH_DIR}/../nvidia" ${_fastamp_nvidia})
+    if(_fastamp_cuda_major AND IS_DIRECTORY "${_fastamp_dir}/cu${_fastamp_cuda_major}")
+      get_filename_component(_fastamp_dir "${_fastamp_dir}/cu${_fastamp_cuda_major}" REALPATH)
+      list(APPEND FASTAMP_WHEEL_CUDA_DIRS "${_fastamp_dir}")
+    endif()
+  endforeach()
+  list(REMOVE_DUPLICATES FASTAMP_WHEEL_CUDA_DIRS)
+  _fastamp_torch_targets()
 endif()

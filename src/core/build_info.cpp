@@ -1,9 +1,9 @@
+#include "core/build_config.h"
+
 #include <fastamp/build_info.h>
 #include <fastamp/version.h>
 
 #include <torch/version.h>
-
-#include "core/build_config.h"
 
 namespace fastamp {
 

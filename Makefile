@@ -1,0 +1,76 @@
+# make help says what there is. Each target sets up what it needs and is quick when nothing changed.
+#
+# PYTHON=python3   interpreter that the virtual environment is made from
+# VENV=.venv       where it is made; VENV=none uses PYTHON's own environment, installs nothing and
+#                  needs no network
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.11.0
+JOBS ?= $(shell nproc)
+ITERS ?=
+UNTIL_LOSS ?=
+CATCH2_INCLUDE ?=
+
+ifeq ($(VENV),none)
+  PY := $(PYTHON)
+  ENVIRONMENT :=
+  export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
+else
+  PY := $(abspath $(VENV))/bin/python
+  ENVIRONMENT := $(VENV)/.fastamp-ready
+endif
+
+BUILD_DIR := build/make
+export FASTAMP_BUILD_DIR := $(CURDIR)/$(BUILD_DIR)
+export MAX_JOBS := $(JOBS)
+ifneq ($(CATCH2_INCLUDE),)
+  export CMAKE_ARGS += -DCATCH2_INCLUDE=$(abspath $(CATCH2_INCLUDE))
+endif
+
+# Runs a command with the oneDNN level that this CPU survives.
+RUN := $(PY) tools/with_cpu_isa.py --cache build/cpu_isa.json --
+
+.PHONY: help build test gpu demo bench lint clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make demo   train a model in mixed precision, from Python and C++ (ITERS=, UNTIL_LOSS=)'
+	@echo 'make test   build, run the C++ and the Python tests'
+	@echo 'make bench  measure fastamp beside torch.amp'
+	@echo 'make gpu    only the tests that need a GPU; fails where there is none'
+	@echo 'make lint   formatters, linters, type checks'
+	@echo 'make build  the native part and an editable install'
+	@echo 'make clean  remove build products (VENV stays)'
+	@echo 'Variables: PYTHON=python3 VENV=.venv|none TORCH=torch==2.11.0 JOBS=n CATCH2_INCLUDE=folder'
+
+build: $(ENVIRONMENT)
+	$(PY) tools/cmake_build.py --build-dir $(BUILD_DIR) --tests --jobs $(JOBS)
+ifneq ($(VENV),none)
+	@$(PY) tools/setup_venv.py editable --stamp $(VENV)/.fastamp-editable
+endif
+
+test: build
+	$(RUN) $(PY) tools/run_tests.py --build-dir $(BUILD_DIR)
+
+gpu: build
+	$(RUN) $(PY) tools/run_tests.py --build-dir $(BUILD_DIR) --cuda
+
+demo: build
+	$(RUN) $(PY) tools/demo.py $(if $(ITERS),--iters $(ITERS)) $(if $(UNTIL_LOSS),--until-loss $(UNTIL_LOSS))
+
+bench: build
+	$(RUN) $(PY) -m benchmarks
+
+lint: build
+	$(PY) tools/lint.py --build-dir $(BUILD_DIR) --jobs $(JOBS)
+
+clean:
+	rm -rf build dist python/fastamp.egg-info python/fastamp/lib python/fastamp/include python/fastamp/share
+	rm -f python/fastamp/_C.*.so python/fastamp/build_info.json $(VENV)/.fastamp-editable
+
+# Made anew when the pinned versions change.
+$(VENV)/.fastamp-ready: pyproject.toml tools/setup_venv.py tools/setup_system.sh
+	sh tools/setup_system.sh '$(PYTHON)' '$(CATCH2_INCLUDE)'
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) tools/setup_venv.py packages --torch '$(TORCH)'
+	touch $@

@@ -1,0 +1,13 @@
+"""Where the C++ side of this installation lies, for programs that build against it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_PACKAGE_DIR = Path(__file__).resolve().parent
+
+#: Folder for CMAKE_PREFIX_PATH, as ``torch.utils.cmake_prefix_path`` is torch's.
+cmake_prefix_path: str = str(_PACKAGE_DIR / "share" / "cmake")
+
+#: Folder that holds ``fastamp/fastamp.h``.
+include_path: str = str(_PACKAGE_DIR / "include")

@@ -1,0 +1,3 @@
+#include "support/needs_cuda.h"
+
+bool fastamp::test::needs_cuda() { return FASTAMP_TEST_NEEDS_CUDA != 0; }

@@ -1,0 +1,88 @@
+"""Checks who may include whom.
+
+core <- kernels <- ops <- {autocast, scaler, optim} <- python/csrc: a file includes its own folder
+and the layers below it. Public headers keep Python, CUDA and our private headers away from users;
+headers that drag in all of torch cost 20 s of compile time per file.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tracked_files import ROOT, report, tracked_files
+
+LAYERS = {"core": 0, "kernels": 1, "ops": 2, "autocast": 3, "scaler": 3, "optim": 3, "csrc": 4}
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"](.*)$')
+
+WIDE = {"torch/torch.h", "torch/extension.h", "torch/all.h", "torch/types.h", "ATen/ATen.h"}
+# Where one is unavoidable: the reason on the same line.
+WIDE_REASON = re.compile(r"//\s*wide include: \S+")
+
+PUBLIC_BAN = re.compile(
+    r"^(Python\.h|pybind11/|torch/python\.h|torch/csrc/(autograd/python|utils/pybind|Exceptions)"
+    r"|cuda|cub/|thrust/|ATen/cuda/|c10/cuda/)"
+)
+PYTHON_BAN = re.compile(r"^(Python\.h|pybind11/|torch/python\.h|torch/csrc/utils/pybind)")
+
+
+def layer_of(relative: Path) -> str | None:
+    """Returns the layer that a source or header belongs to; None for what has no rule."""
+    parts = relative.parts
+    if parts[:2] == ("python", "csrc"):
+        return "csrc"
+    inside = parts[2:] if parts[:2] == ("include", "fastamp") else parts[1:]
+    if parts[0] not in ("include", "src") or relative.name == "fastamp.h":
+        return None
+    return inside[0] if len(inside) > 1 else "core"
+
+
+def included_layer(name: str) -> str | None:
+    """Returns the layer an include names, or None if it is not one of ours."""
+    parts = Path(name.removeprefix("fastamp/")).parts
+    if len(parts) > 1:
+        return parts[0] if parts[0] in LAYERS else None
+    return "core" if name.startswith("fastamp/") and name != "fastamp/fastamp.h" else None
+
+
+def problems_of(relative: Path, name: str, quoted: bool, rest: str) -> Iterator[str]:
+    """Yields what is wrong with one include of one file."""
+    own, other = layer_of(relative), included_layer(name)
+    public = relative.parts[:2] == ("include", "fastamp")
+    if own is not None and other is not None and own != other and LAYERS[own] <= LAYERS[other]:
+        yield f"{own} may not include {name}: {other} is not below it"
+    if own not in (None, "csrc") and name == "fastamp/fastamp.h":
+        yield "fastamp/fastamp.h is for users: include the header you need"
+    if public and PUBLIC_BAN.match(name):
+        yield f"public headers may not include {name}"
+    if public and quoted:
+        yield f"public headers may not include private ones: {name}"
+    if relative.parts[0] == "src" and PYTHON_BAN.match(name):
+        yield f"libfastamp has no Python: {name}"
+    if name in WIDE and (public or not WIDE_REASON.search(rest)):
+        yield f"{name} costs 20 s per file: include what is used"
+
+
+def check(root: Path) -> list[str]:
+    """Returns one line, "path:line: problem", for each forbidden include below root."""
+    found = []
+    for path in tracked_files(root, ".h", ".cpp", ".cu", ".cuh", ".inc"):
+        relative = path.relative_to(root)
+        if relative.parts[0] not in ("include", "src", "python"):
+            continue
+        layer = layer_of(relative)
+        if layer is not None and layer not in LAYERS:
+            found.append(f"{relative}: no such layer: {layer}")
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            match = INCLUDE.match(line)
+            if match:
+                problems = problems_of(relative, match[2], match[1] == '"', match[3])
+                found += [f"{relative}:{number}: {problem}" for problem in problems]
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(report(check(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT)))

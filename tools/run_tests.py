@@ -1,0 +1,75 @@
+"""Runs ctest and then pytest, both always, and ends with both runners' own summary lines."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CTEST_SUMMARY = re.compile(r"^(\d+% tests passed.*|No tests were found.*)$")
+PYTEST_SUMMARY = re.compile(r"^=+ .*\b(passed|failed|error|errors|skipped|no tests ran)\b.* =+$")
+
+
+def run(command: list[str], summary: re.Pattern[str]) -> tuple[int, str]:
+    """Runs a command, passes its output on, and picks its last line that matches.
+
+    Returns:
+        The exit status, and the line, or a sentence that says that there was none.
+    """
+    found = f"{Path(command[0]).name}: ended without a summary"
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            if summary.match(line.strip()):
+                found = line.strip()
+    return process.returncode, found
+
+
+def ctest_command(build_dir: Path, cuda: bool) -> list[str]:
+    """Returns the ctest call; ctest lies beside cmake."""
+    beside = shutil.which("ctest", path=str(Path(sys.executable).parent))
+    ctest = beside or shutil.which("ctest")
+    if ctest is None:
+        raise SystemExit("ctest is not installed: it comes with cmake")
+    selection = ["-L", "cuda"] if cuda else []
+    return [
+        ctest,
+        "--test-dir",
+        str(build_dir),
+        "--output-on-failure",
+        "--no-tests=error",
+        *selection,
+    ]
+
+
+def require_gpu() -> None:
+    """Stops with a plain sentence where torch sees no GPU."""
+    check = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    if subprocess.run([sys.executable, "-c", check], check=False).returncode != 0:
+        raise SystemExit("no CUDA GPU here: nothing was tested")
+
+
+def main() -> int:
+    """Returns 0 if both runners passed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--build-dir", type=Path, required=True)
+    parser.add_argument("--cuda", action="store_true", help="only tests that need a GPU")
+    options = parser.parse_args()
+    if options.cuda:
+        require_gpu()
+    pytest = [sys.executable, "-m", "pytest", *(["-m", "cuda"] if options.cuda else [])]
+    ctest_status, ctest_line = run(ctest_command(options.build_dir, options.cuda), CTEST_SUMMARY)
+    pytest_status, pytest_line = run(pytest, PYTEST_SUMMARY)
+    print(f"\n{ctest_line}\n{pytest_line}", flush=True)
+    return int(ctest_status != 0 or pytest_status != 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,31 @@
+#!/bin/sh
+# Installs what make needs from the system's packages: as root by itself, else it prints the command.
+# Usage: setup_system.sh PYTHON [CATCH2_INCLUDE]
+set -eu
+python=$1
+catch2_include=${2:-}
+packages=""
+
+need() {
+  packages="$packages $1"
+}
+
+command -v c++ >/dev/null || need g++
+command -v shellcheck >/dev/null || need shellcheck
+"$python" -c 'import ensurepip, venv' 2>/dev/null || need python3-venv
+"$python" -c 'import os, sysconfig, sys
+sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' ||
+  need python3-dev
+if [ -z "$catch2_include" ] && [ ! -e /usr/include/catch2/catch.hpp ] &&
+  [ ! -e /usr/include/catch2/catch_all.hpp ] && [ ! -e /usr/local/include/catch2 ]; then
+  need catch2
+fi
+
+[ -n "$packages" ] || exit 0
+if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+  echo "fastamp needs system packages; as root: apt-get install -y$packages" >&2
+  exit 1
+fi
+# Word splitting is the point: one word per package.
+# shellcheck disable=SC2086
+apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y $packages

@@ -1,0 +1,98 @@
+"""Puts the pinned packages, and fastamp itself, into the virtual environment that runs this."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    from pip._vendor import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+EXTRAS = ("build", "test", "demo", "lint")
+
+
+def pip(*arguments: str) -> None:
+    """Runs pip of this interpreter."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
+    subprocess.run(command, check=True)
+
+
+def read_pyproject() -> dict[str, Any]:
+    """Returns pyproject.toml."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def install_packages(torch: str) -> None:
+    """Installs torch and the packages of our extras, at the versions pyproject.toml pins."""
+    optional = read_pyproject()["project"]["optional-dependencies"]
+    pinned = sorted({requirement for extra in EXTRAS for requirement in optional[extra]})
+    pip("install", "-q", torch, *pinned)
+    if has_gpu() and not has_toolkit():
+        # All four parts, and of the version that torch brought: pip would take newer ones, which
+        # do not work together.
+        pip("install", "-q", f"cuda-toolkit[nvcc,crt,nvvm,cccl]=={version('cuda-toolkit')}")
+
+
+def has_gpu() -> bool:
+    """Returns whether the driver answers and knows a GPU."""
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        return False
+    answer = subprocess.run([smi, "-L"], capture_output=True, text=True, check=False)
+    return answer.returncode == 0 and "GPU" in answer.stdout
+
+
+def has_toolkit() -> bool:
+    """Returns whether CMake would find a CUDA toolkit that fits torch, or torch wants none."""
+    try:
+        version("cuda-toolkit")
+    except PackageNotFoundError:
+        return True  # a torch without CUDA, or one that brings its own in another way
+    script = ROOT / "cmake" / "print_toolkit.cmake"
+    cmake = Path(sys.executable).parent / "cmake"
+    command = [str(cmake), f"-DPython3_EXECUTABLE={sys.executable}", "-P", str(script)]
+    return subprocess.run(command, check=False).returncode == 0
+
+
+def install_editable(stamp: Path) -> None:
+    """Runs ``pip install -e`` once for each state of the packaging files."""
+    digest = hashlib.sha256()
+    for name in ("setup.py", "pyproject.toml", "VERSION"):
+        digest.update((ROOT / name).read_bytes())
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == digest.hexdigest():
+        return
+    os.environ["FASTAMP_BUILD_TESTS"] = "1"  # the same build folder, with the same options
+    pip("install", "-q", "--no-deps", "--no-build-isolation", "-e", str(ROOT))
+    stamp.write_text(digest.hexdigest(), encoding="utf-8")
+
+
+def main() -> None:
+    """Runs one of the two steps."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    steps = parser.add_subparsers(dest="step", required=True)
+    packages = steps.add_parser("packages", help="torch and our tools")
+    packages.add_argument("--torch", required=True, help="requirement, e.g. torch==2.11.0")
+    editable = steps.add_parser("editable", help="fastamp itself")
+    editable.add_argument("--stamp", type=Path, required=True)
+    options = parser.parse_args()
+    if options.step == "packages":
+        install_packages(options.torch)
+    else:
+        install_editable(options.stamp)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except subprocess.CalledProcessError as error:
+        raise SystemExit(f"fastamp: set-up failed: {error}") from None

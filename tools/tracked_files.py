@@ -1,0 +1,37 @@
+"""The files of a source tree that the checks look at."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def tracked_files(root: Path, *suffixes: str) -> Iterator[Path]:
+    """Yields the files of a tree, those that git ignores left out.
+
+    Args:
+        root: Top of the tree; a tree that is not a git checkout gives all its files.
+        *suffixes: Ends of file names, e.g. ".cpp"; none means every file.
+
+    Yields:
+        Paths below root, sorted.
+    """
+    command = ["git", "-C", str(root), "ls-files", "-z", "-co", "--exclude-standard"]
+    listed = subprocess.run(command, capture_output=True, check=False)
+    if listed.returncode == 0 and (root / ".git").exists():
+        paths = [root / name for name in listed.stdout.decode().split("\0") if name]
+    else:
+        paths = list(root.rglob("*"))
+    for path in sorted(set(paths)):
+        if path.is_file() and (not suffixes or path.name.endswith(suffixes)):
+            yield path
+
+
+def report(problems: list[str]) -> int:
+    """Prints the problems, one a line; returns the exit status of a check."""
+    for problem in problems:
+        print(problem)
+    return int(bool(problems))
