@@ -41,7 +41,7 @@ inline constexpr std::size_t kLargeTableBytes = kMaxArgBytes - kOpArgBytes;
 inline constexpr std::size_t kSmallTableBytes = 4096;
 
 /// One tensor of each list: kDepth pointers to equally many elements.
-template <int kDepth>
+template <std::size_t kDepth>
 struct TensorEntry {
   std::array<void*, kDepth> pointers;
   std::int64_t numel;
@@ -65,12 +65,12 @@ FASTAMP_HOST_DEVICE std::uint8_t packed_tag(std::uint64_t packed) {
 }
 
 /// Bytes of table per entry: pointers, packed numel and tag, first chunk.
-template <int kDepth>
+template <std::size_t kDepth>
 inline constexpr std::size_t kEntryBytes =
     (kDepth + 1) * sizeof(std::uint64_t) + sizeof(std::uint32_t);
 
 /// A table inside the kernel's arguments.
-template <int kDepth, std::size_t kBytes>
+template <std::size_t kDepth, std::size_t kBytes>
 struct ArgTable {
   // 16 bytes go to the last bound, the count and the padding to 8.
   static constexpr std::size_t kCapacity = (kBytes - 16) / kEntryBytes<kDepth>;
@@ -84,7 +84,7 @@ struct ArgTable {
 };
 
 /// A table in device memory: four arrays in one buffer of device_table_bytes().
-template <int kDepth>
+template <std::size_t kDepth>
 struct DeviceTable {
   void* const* pointers;  ///< kDepth runs of count pointers.
   const std::uint64_t* packed;
@@ -173,7 +173,7 @@ struct TableCapacity {
   std::size_t small;
   std::size_t large;
 };
-template <int kDepth>
+template <std::size_t kDepth>
 inline constexpr TableCapacity kTableCapacity = {ArgTable<kDepth, kSmallTableBytes>::kCapacity,
                                                  ArgTable<kDepth, kLargeTableBytes>::kCapacity};
 

@@ -10,11 +10,11 @@
 
 namespace fastamp::kernels::cuda {
 
-template <int kDepth>
+template <std::size_t kDepth>
 using Entries = c10::ArrayRef<TensorEntry<kDepth>>;
 
 /// The table of entries that fit it; what lies behind the last entry stays unset and unread.
-template <int kDepth, std::size_t kBytes>
+template <std::size_t kDepth, std::size_t kBytes>
 void fill_table(ArgTable<kDepth, kBytes>& table, Entries<kDepth> entries) {
   static_assert(sizeof(table) <= kBytes);
   std::uint32_t chunk = 0;
@@ -30,13 +30,13 @@ void fill_table(ArgTable<kDepth, kBytes>& table, Entries<kDepth> entries) {
   table.count = static_cast<std::int32_t>(entries.size());
 }
 
-template <int kDepth>
+template <std::size_t kDepth>
 constexpr std::size_t device_table_bytes(std::size_t count) {
   return count * kEntryBytes<kDepth> + sizeof(std::uint32_t);
 }
 
 /// Addresses of the arrays of a device table whose buffer starts at `base` (8-byte aligned).
-template <int kDepth>
+template <std::size_t kDepth>
 DeviceTable<kDepth> view_device_table(const void* base, std::size_t count) {
   const auto* words = static_cast<const std::uint64_t*>(base);
   const auto* first_chunk = words + (kDepth + 1) * count;
@@ -45,7 +45,7 @@ DeviceTable<kDepth> view_device_table(const void* base, std::size_t count) {
 }
 
 /// Writes a device table's bytes to `base`, host memory of device_table_bytes().
-template <int kDepth>
+template <std::size_t kDepth>
 void fill_device_table(void* base, Entries<kDepth> entries) {
   const std::size_t count = entries.size();
   auto* words = static_cast<std::uint64_t*>(base);

@@ -62,7 +62,7 @@ inline DeviceShape current_device_shape() {
           status != c10::cuda::CaptureStatus::None};
 }
 
-template <int kDepth, std::size_t kBytes, typename Op>
+template <std::size_t kDepth, std::size_t kBytes, typename Op>
 void launch_with_args(Entries<kDepth> entries, const Launch& plan, const Op& op,
                       cudaStream_t stream) {
   using Table = ArgTable<kDepth, kBytes>;
@@ -75,7 +75,7 @@ void launch_with_args(Entries<kDepth> entries, const Launch& plan, const Op& op,
 
 /// The pinned buffer may be reused once the copy is done (record_event), the device buffer once
 /// the kernel is (the allocator orders reuse by the stream it was taken on).
-template <int kDepth, typename Op>
+template <std::size_t kDepth, typename Op>
 void launch_with_device_table(Entries<kDepth> entries, const Launch& plan, const Op& op,
                               c10::cuda::CUDAStream stream) {
   const std::size_t bytes = device_table_bytes<kDepth>(entries.size());
@@ -93,7 +93,7 @@ void launch_with_device_table(Entries<kDepth> entries, const Launch& plan, const
 
 /// Applies `op` to the entries (none empty) on the current stream of the current device: one
 /// launch, or several argument-table launches under stream capture. No host synchronisation.
-template <int kDepth, typename Op>
+template <std::size_t kDepth, typename Op>
 void multi_tensor_apply(const std::vector<TensorEntry<kDepth>>& entries, const Op& op) {
   static_assert(kDepth >= 1 && kDepth <= 5);
   static_assert(std::is_trivially_copyable_v<Op> && sizeof(Op) <= kOpArgBytes);
