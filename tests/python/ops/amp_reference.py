@@ -66,7 +66,6 @@ def assert_same_bits(got: torch.Tensor, expected: torch.Tensor) -> None:
 
 def check_unscale(grads: list[torch.Tensor], inv_scale: float, before: float = 0.0) -> None:
     """Runs the op on copies that keep the strides, and compares gradients and flag."""
-    inv_scale = fp32(inv_scale)
     mine = [g.detach().clone(memory_format=torch.preserve_format) for g in grads]
     check_unscale_in_place(mine, grads, inv_scale, before)
 
@@ -75,6 +74,7 @@ def check_unscale_in_place(
     mine: list[torch.Tensor], original: list[torch.Tensor], inv_scale: float, before: float = 0.0
 ) -> None:
     """The same on tensors that are given, such as views; ``original`` holds their values."""
+    inv_scale = fp32(inv_scale)
     device = original[0].device if original else torch.device("cpu")
     original = [g.detach().clone() for g in original]
     found_inf = torch.full((), before, device=device)
