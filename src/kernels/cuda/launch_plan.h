@@ -9,7 +9,7 @@
 // [C * w / W, C * (w + 1) / W): one binary search per warp, then only steps to the next entry.
 // The entry's tag carries what differs per entry (its dtypes), so mixed dtypes share a launch.
 //
-// The table travels in the kernel's arguments while it fits: up to 201 entries in 4 KiB and 1619 in
+// The table travels in the kernel's arguments while it fits: up to 204 entries in 4 KiB and 1624 in
 // 32 KiB at depth 1. Longer ones are one buffer in device memory, refreshed by one async copy from
 // pinned memory. Not under stream capture: a captured copy would read the pinned buffer at every
 // replay, long after it went back to its pool. Kernel arguments are stored in the graph by value,
@@ -176,6 +176,8 @@ struct TableCapacity {
 template <std::size_t kDepth>
 inline constexpr TableCapacity kTableCapacity = {ArgTable<kDepth, kSmallTableBytes>::kCapacity,
                                                  ArgTable<kDepth, kLargeTableBytes>::kCapacity};
+
+static_assert(kTableCapacity<1>.small == 204 && kTableCapacity<1>.large == 1624);
 
 /// Plans the launches for entries of the given sizes (none of them 0).
 /// @throws c10::ValueError  for 2^32 chunks (8.8e12 elements) or more in one launch.
