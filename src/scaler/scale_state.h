@@ -17,7 +17,8 @@ namespace fastamp::scaler {
 /// operation that waits for the device. Not thread-safe.
 class ScaleState {
  public:
-  ScaleState(double init_scale, const ScaleRules& rules) : rules(rules), init_scale_(init_scale) {}
+  ScaleState(double init_scale, const ScaleRules& initial_rules)
+      : rules(initial_rules), init_scale_(init_scale) {}
 
   ScaleRules rules;
 
