@@ -131,8 +131,12 @@ std::optional<at::Tensor> GradScaler::step(torch::optim::Optimizer& optimizer,
     unscale_(optimizer);
   }
   auto& entry = impl_->optimizers[&optimizer];
+  const bool any_gradient = !entry.flags.empty();
+  if (!any_gradient && stage == Stage::kReady) {
+    impl_->optimizers.erase(&optimizer);  // A refused call takes its own unscale_ back.
+  }
   TORCH_CHECK(
-      !entry.flags.empty(),
+      any_gradient,
       "step: expected an optimizer with at least one gradient, got none. No inf checks were "
       "recorded for this optimizer.");
   bool finite = true;

@@ -60,7 +60,7 @@ TEST_CASE("step: unscales and applies finite gradients", "[scaler]") {
 }
 
 TEST_CASE("step: skips on any non-finite gradient and lowers the scale", "[scaler]") {
-  const float bad = GENERATE(kInf, -kInf, std::numeric_limits<float>::quiet_NaN());
+  const auto bad = GENERATE(as<float>{}, kInf, -kInf, std::numeric_limits<float>::quiet_NaN());
   auto scaler = started(cpu_options().init_scale(4.0));
   auto good = parameter_with(1.0F);
   auto parameter = parameter_with(1.0F, 17);
