@@ -16,7 +16,7 @@ using fastamp::test::started;
 
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 float first_of(const at::Tensor& tensor) { return tensor.flatten()[0].item<float>(); }
 
@@ -60,7 +60,8 @@ TEST_CASE("step: unscales and applies finite gradients", "[scaler]") {
 }
 
 TEST_CASE("step: skips on any non-finite gradient and lowers the scale", "[scaler]") {
-  const auto bad = GENERATE(as<float>{}, kInf, -kInf, std::numeric_limits<float>::quiet_NaN());
+  const auto bad =
+      GENERATE(as<float>{}, kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN());
   auto scaler = started(cpu_options().init_scale(4.0));
   auto good = parameter_with(1.0F);
   auto parameter = parameter_with(1.0F, 17);
@@ -75,8 +76,8 @@ TEST_CASE("step: skips on any non-finite gradient and lowers the scale", "[scale
 TEST_CASE("several optimizers share one scale: one overflow lowers it once", "[scaler]") {
   auto scaler = started(cpu_options().init_scale(4.0));
   auto good = parameter_with(4.0F);
-  auto bad = parameter_with(kInf);
-  auto worse = parameter_with(kInf);
+  auto bad = parameter_with(kInfinity);
+  auto worse = parameter_with(kInfinity);
   auto first = sgd({good});
   auto second = sgd({bad});
   auto third = sgd({worse});
@@ -188,7 +189,7 @@ TEST_CASE("a disabled scaler passes everything through", "[scaler]") {
   CHECK_FALSE(scaler.is_enabled());
   const auto loss = at::ones({});
   CHECK(scaler.scale(loss).is_same(loss));
-  auto parameter = parameter_with(kInf);
+  auto parameter = parameter_with(kInfinity);
   auto optimizer = sgd({parameter});
   scaler.unscale_(optimizer);
   CHECK(scaler.step(optimizer, [] { return at::full({}, 7.0); })->item<float>() == 7.0F);
@@ -201,7 +202,7 @@ TEST_CASE("a disabled scaler passes everything through", "[scaler]") {
 
 TEST_CASE("a moved scaler goes on where it was", "[scaler]") {
   auto scaler = started(cpu_options().init_scale(4.0));
-  auto parameter = parameter_with(kInf);
+  auto parameter = parameter_with(kInfinity);
   auto optimizer = sgd({parameter});
   scaler.step(optimizer);
   GradScaler moved = std::move(scaler);

@@ -5,11 +5,10 @@ import io
 import itertools
 import pickle
 
+import fastamp
 import pytest
 import torch
 from pairs import SCALERS, outcome, snapshot
-
-import fastamp
 
 
 def used(kind, **options):

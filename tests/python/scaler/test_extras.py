@@ -2,13 +2,12 @@
 
 import pickle
 
+import fastamp
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairs import snapshot
-
-import fastamp
 
 
 def advance(scaler, overflow):

@@ -1,15 +1,13 @@
 """Which gradients are unscaled, and how: layouts, dtypes, subclasses, odd optimizers."""
 
 import sys
-import threading
 import types
 
+import fastamp
 import pytest
 import torch
-from pairs import SCALERS, outcome
-
-import fastamp
 from fastamp import _C
+from pairs import SCALERS, outcome
 
 
 def optimizer_of(*gradients):
@@ -30,7 +28,7 @@ def unscale(kind, optimizer, inv_scale=0.5, allow_fp16=True):
     return {str(device): flag.item() for device, flag in flags.items()}
 
 
-def coo(values, indices, dtype, size=4):
+def sparse(values, indices, dtype, size=4):
     return torch.sparse_coo_tensor([indices], torch.tensor(values, dtype=dtype), (size,))
 
 
@@ -90,7 +88,7 @@ def test_all_dtypes_and_layouts_of_one_device_share_one_flag():
             torch.ones(3).half(),
             torch.ones(2).double(),
             torch.ones(2, 3).t(),
-            coo([1.0, float("inf")], [0, 2], torch.float32),
+            sparse([1.0, float("inf")], [0, 2], torch.float32),
         ),
     )
     assert flags == {"cpu": 1.0}
@@ -101,7 +99,7 @@ def test_all_dtypes_and_layouts_of_one_device_share_one_flag():
 def test_sparse_gradients_with_duplicates(dtype, values):
     results = []
     for kind in SCALERS:
-        optimizer = optimizer_of(coo(values, [1, 1], dtype), torch.ones(2))
+        optimizer = optimizer_of(sparse(values, [1, 1], dtype), torch.ones(2))
         flags = unscale(kind, optimizer)
         gradient = optimizer.param_groups[0]["params"][0].grad
         results.append((flags, gradient.is_coalesced(), gradient._values().tolist()))
@@ -113,8 +111,8 @@ def test_sparse_gradients_with_duplicates(dtype, values):
 
 
 def test_a_refused_fp16_gradient_leaves_sparse_gradients_uncoalesced():
-    sparse, half = coo([1.0, 1.0], [1, 1], torch.float16), torch.ones(1).half()
-    optimizer = optimizer_of(torch.full((2,), 4.0), half, sparse)
+    duplicates, half = sparse([1.0, 1.0], [1, 1], torch.float16), torch.ones(1).half()
+    optimizer = optimizer_of(torch.full((2,), 4.0), half, duplicates)
     with pytest.raises(ValueError, match="float16"):
         unscale(fastamp.GradScaler, optimizer, allow_fp16=False)
     parameters = optimizer.param_groups[0]["params"]
@@ -270,34 +268,3 @@ def test_ten_thousand_gradients_are_gathered_without_python_objects():
         sys.setprofile(None)
     assert len(calls) < 20
     assert all(p.grad.item() == 0.5 for p in parameters[::997])
-
-
-def test_separate_scalers_work_in_separate_threads():
-    failures = []
-
-    def train(seed):
-        try:
-            generator = torch.Generator().manual_seed(seed)
-            parameters = [torch.nn.Parameter(torch.zeros(5)) for _ in range(50)]
-            optimizer = torch.optim.SGD(parameters, lr=1.0)
-            scaler = fastamp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
-            reference = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
-            scaler.scale(torch.ones(())), reference.scale(torch.ones(()))
-            for step in range(100):
-                for parameter in parameters:
-                    parameter.grad = torch.randn(5, generator=generator)
-                if step % 7 == seed % 7:
-                    parameters[step % 50].grad[2] = float("inf")
-                for each in (reference, scaler):
-                    each.unscale_(optimizer)
-                    each.update()
-                assert scaler.state_dict() == reference.state_dict()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=train, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures

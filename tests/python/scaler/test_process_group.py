@@ -3,12 +3,11 @@
 import copy
 import sys
 
+import fastamp
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-
-import fastamp
 
 
 class Watching(torch.optim.SGD):
@@ -16,7 +15,7 @@ class Watching(torch.optim.SGD):
 
     _step_supports_amp_scaling = True
 
-    def step(self, closure=None):
+    def step(self, _closure=None):
         self.flag = float(self.found_inf)
 
 

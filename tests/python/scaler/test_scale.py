@@ -2,11 +2,10 @@
 
 import collections
 
+import fastamp
 import pytest
 import torch
 from pairs import SCALERS, outcome
-
-import fastamp
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
