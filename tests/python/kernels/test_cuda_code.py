@@ -10,8 +10,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import fastamp
 import pytest
+
+import fastamp
 
 # Registers a thread may have for all threads of a processor to be resident (64 Ki registers).
 RESIDENT_THREADS = {"sm_80": 2048, "sm_90": 2048, "sm_100": 2048}

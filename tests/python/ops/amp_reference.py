@@ -6,9 +6,10 @@ import math
 import struct
 from dataclasses import dataclass
 
-import fastamp  # noqa: F401  (registers torch.ops.fastamp)
 import pytest
 import torch
+
+import fastamp  # noqa: F401  (registers torch.ops.fastamp)
 
 unscale_ = torch.ops.fastamp.unscale_and_check_
 update_scale_ = torch.ops.fastamp.update_scale_
