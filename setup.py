@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -50,7 +51,7 @@ class CMakeBuild(build_ext):
         Build(
             build_dir=Path(build_dir).resolve(),
             package_dir=base / "fastamp",
-            tests=bool(in_place and os.environ.get("FASTAMP_BUILD_TESTS")),
+            tests=bool(os.environ.get("FASTAMP_BUILD_TESTS")),
             relocatable=not in_place,
             jobs=int(os.environ.get("MAX_JOBS", os.cpu_count() or 1)),
         ).run()
@@ -66,7 +67,10 @@ class CMakeBuild(build_ext):
 
 
 minor = torch_minor()
+# setuptools would keep its staging folder, and pack what an earlier version had left in it.
+staging = tempfile.TemporaryDirectory(prefix="fastamp-")
 setup(
+    options={"build": {"build_base": staging.name}},
     ext_modules=[Extension("fastamp._C", sources=[])],
     cmdclass={"build_ext": CMakeBuild},
     # Without torch (an sdist) nothing is known of the ABI yet; building refuses in that case.

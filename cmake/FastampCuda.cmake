@@ -2,7 +2,8 @@
 #
 # In:  FASTAMP_CUDA=AUTO|ON|OFF, CMAKE_CUDA_COMPILER (wins over every search), CMAKE_CUDA_ARCHITECTURES,
 #      TORCH_CUDA_ARCH_LIST (variable or environment)
-# Out: FASTAMP_HAVE_CUDA; if ON: language CUDA enabled and fastamp_torch::cuda, which brings
+# Out: FASTAMP_BUILD_CUDA_VERSION and FASTAMP_BUILD_CUDA_ARCHS, empty for a CPU-only build;
+#      FASTAMP_HAVE_CUDA; if ON: language CUDA enabled and fastamp_torch::cuda, which brings
 #      libtorch_cuda, libc10_cuda and torch's own CUDA runtime
 include("${CMAKE_CURRENT_LIST_DIR}/FastampCudaToolkit.cmake")
 set(
@@ -119,6 +120,8 @@ function(_fastamp_cuda_targets)
 endfunction()
 
 set(FASTAMP_HAVE_CUDA OFF)
+set(FASTAMP_BUILD_CUDA_VERSION "")
+set(FASTAMP_BUILD_CUDA_ARCHS "")
 if(NOT FASTAMP_CUDA STREQUAL "OFF" AND FASTAMP_TORCH_CUDA)
   if(NOT CMAKE_CUDA_COMPILER)
     fastamp_find_cuda_toolkit(
@@ -148,6 +151,8 @@ if(NOT FASTAMP_CUDA STREQUAL "OFF" AND FASTAMP_TORCH_CUDA)
     find_package(CUDAToolkit ${FASTAMP_TORCH_CUDA} REQUIRED)
     _fastamp_cuda_targets()
     set(FASTAMP_HAVE_CUDA ON)
+    set(FASTAMP_BUILD_CUDA_VERSION "${FASTAMP_TORCH_CUDA}")
+    set(FASTAMP_BUILD_CUDA_ARCHS "${CMAKE_CUDA_ARCHITECTURES}")
   endif()
 endif()
 

@@ -51,7 +51,6 @@ class Build:
             f"-DCMAKE_BUILD_TYPE={os.environ.get('CMAKE_BUILD_TYPE', 'Release')}",
             f"-DPython3_EXECUTABLE={self.python}",
             f"-DFASTAMP_BUILD_TESTS={cmake_bool(self.tests)}",
-            f"-DFASTAMP_ABSOLUTE_RPATH={cmake_bool(not self.relocatable)}",
             "-DFASTAMP_BUILD_PYTHON=ON",
             "-DCMAKE_INSTALL_LIBDIR=lib",
         ]
@@ -69,10 +68,16 @@ class Build:
         cmake = find_tool("cmake")
         subprocess.run([cmake, "--build", self.build_dir, f"-j{self.jobs}"], check=True)
         install = [cmake, "--install", str(self.build_dir), "--prefix", str(self.package_dir)]
+        environment = dict(os.environ)
+        if self.relocatable:
+            environment["FASTAMP_RELOCATABLE"] = "1"  # read by cmake/FastampInstall.cmake
         for component in ("fastamp", "python"):
             # Lists every file it finds up to date; only errors are news.
             subprocess.run(
-                [*install, "--component", component], check=True, stdout=subprocess.DEVNULL
+                [*install, "--component", component],
+                check=True,
+                stdout=subprocess.DEVNULL,
+                env=environment,
             )
 
     def _configure(self) -> None:

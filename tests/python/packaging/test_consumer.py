@@ -1,0 +1,135 @@
+"""Programs of C++ users: each way of using fastamp is built, without Python, and run."""
+
+import subprocess
+
+import fastamp
+import pytest
+import torch
+from packaging_tools import (
+    ROOT,
+    TORCH_DIR,
+    TORCH_PREFIX,
+    build_and_run,
+    configure,
+    find_tool,
+)
+
+VERSIONS = f"fastamp {fastamp.__version__}, torch {fastamp.build_info()['torch_version']}"
+
+
+@pytest.fixture
+def libtorch_folder(tmp_path):
+    """A folder as LibTorch's archives have it: no Python package around it."""
+    folder = tmp_path / "libtorch"
+    folder.mkdir()
+    for name in ("include", "lib", "share"):
+        (folder / name).symlink_to(TORCH_DIR / name)
+    return folder
+
+
+def fake_torch(folder, version):
+    """A torch of another version, as far as its headers tell."""
+    headers = folder / "include" / "torch" / "headeronly"
+    headers.mkdir(parents=True)
+    major, minor, patch = version.split(".")
+    (headers / "version.h").write_text(
+        f"#define TORCH_VERSION_MAJOR {major}\n"
+        f"#define TORCH_VERSION_MINOR {minor}\n"
+        f"#define TORCH_VERSION_PATCH {patch}\n"
+    )
+    (folder / "include" / "ATen").symlink_to(TORCH_DIR / "include" / "ATen")
+    (folder / "lib").symlink_to(TORCH_DIR / "lib")
+    return folder
+
+
+def test_find_package_needs_neither_python_nor_a_cuda_toolkit(tmp_path):
+    status, output = configure(tmp_path, [TORCH_PREFIX, fastamp.cmake_prefix_path])
+    assert status == 0, output
+    assert "CMAKE_CUDA_COMPILER" not in (tmp_path / "CMakeCache.txt").read_text()
+    assert build_and_run(tmp_path) == (0, VERSIONS)
+
+
+def test_find_package_takes_a_libtorch_folder(tmp_path, libtorch_folder):
+    build_dir = tmp_path / "build"
+    status, output = configure(build_dir, [libtorch_folder, fastamp.cmake_prefix_path])
+    assert status == 0, output
+    assert build_and_run(build_dir) == (0, VERSIONS)
+
+
+def test_find_package_works_after_the_programs_own_find_package_torch(tmp_path):
+    if torch.version.cuda and not find_nvcc():
+        pytest.skip("find_package(Torch) itself stops: CUDA build of torch, no CUDA toolkit")
+    status, output = configure(
+        tmp_path, [TORCH_PREFIX, fastamp.cmake_prefix_path], "-DCONSUMER_FINDS_TORCH=ON"
+    )
+    assert status == 0, output
+    assert build_and_run(tmp_path) == (0, VERSIONS)
+
+
+def find_nvcc():
+    try:
+        release = subprocess.check_output([find_tool("nvcc"), "--version"], text=True)
+    except AssertionError:
+        return False
+    return f"release {torch.version.cuda}" in release
+
+
+def test_find_package_asks_python_when_no_folder_names_torch(tmp_path):
+    import sys
+
+    status, output = configure(
+        tmp_path,
+        [fastamp.cmake_prefix_path],
+        f"-DPython3_EXECUTABLE={sys.executable}",
+        python=True,
+    )
+    assert status == 0, output
+    assert build_and_run(tmp_path) == (0, VERSIONS)
+
+
+def test_find_package_refuses_another_minor_version_of_torch(tmp_path):
+    other = fake_torch(tmp_path / "torch", "2.99.0")
+    status, output = configure(tmp_path / "build", [other, fastamp.cmake_prefix_path])
+    assert status != 0
+    built = ".".join(torch.__version__.split(".")[:2])
+    assert f"built with torch {built}, but torch 2.99 was found" in output
+
+
+def test_find_package_says_so_when_there_is_no_torch(tmp_path):
+    status, output = configure(tmp_path, [fastamp.cmake_prefix_path])
+    assert status != 0
+    assert "no torch in CMAKE_PREFIX_PATH" in output
+
+
+def test_find_package_is_compatible_with_its_own_minor_version_only(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.25)\nproject(p LANGUAGES CXX)\n"
+        "find_package(fastamp 0.999 REQUIRED)\n"
+    )
+    status = subprocess.run(
+        [
+            find_tool("cmake"),
+            *("-S", source, "-B", tmp_path / "build"),
+            f"-DCMAKE_PREFIX_PATH={TORCH_PREFIX};{fastamp.cmake_prefix_path}",
+        ],
+        capture_output=True,
+        check=False,
+    ).returncode
+    assert status != 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # compiles all of fastamp once more where ccache does not have it
+def test_add_subdirectory_builds_for_a_libtorch_folder_without_python(libtorch_folder):
+    build_dir = ROOT / "build" / "consumer"  # kept: the second time only links
+    status, output = configure(
+        build_dir,
+        [libtorch_folder],
+        f"-DFASTAMP_SOURCE_DIR={ROOT}",
+        "-DFASTAMP_CUDA=OFF",
+    )
+    assert status == 0, output
+    assert "CPU-only build (FASTAMP_CUDA=OFF)" in output
+    assert build_and_run(build_dir) == (0, VERSIONS)
