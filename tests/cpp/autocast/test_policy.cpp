@@ -117,7 +117,7 @@ TEST_CASE_METHOD(LeavesNoTrace, "op_policy: a name whose overloads differ is ref
   const auto text = error_text<c10::ValueError>([] { fastamp::op_policy("softmax", c10::kCUDA); });
   CAPTURE(text);
   CHECK(text.find("overloads differ") != std::string::npos);
-  CHECK(text.find("softmax.Dimname") != std::string::npos);
+  CHECK(text.find("such as 'softmax.") != std::string::npos);
   CHECK(fastamp::op_policy("softmax", c10::kCPU) == OpPolicy::pass);
   fastamp::reset_op_policies();
 }
@@ -170,8 +170,7 @@ TEST_CASE_METHOD(LeavesNoTrace, "set_op_policy: a policy that the op cannot carr
     const auto text = error_text<c10::ValueError>([&] { fastamp::set_op_policy(op, policy); });
     CAPTURE(op, text);
     CHECK(text.find("set_op_policy") != std::string::npos);
-    CHECK(text.find(std::string("'") + std::string(fastamp::to_string(policy)) + "'") !=
-          std::string::npos);
+    CHECK(text.find("got '" + std::string(fastamp::to_string(policy))) != std::string::npos);
     CHECK(all_policies() == before);
   };
   refused("mm", OpPolicy::set_opt_dtype);

@@ -30,9 +30,9 @@ def probabilities(self, x):
 /// A model as programs get it: written with torch.jit, saved, loaded.
 torch::jit::Module saved_and_loaded() {
   torch::jit::Module module("Mlp");
-  module.register_parameter("first", at::randn({32, 16}), false);
-  module.register_parameter("bias", at::randn({32}), false);
-  module.register_parameter("second", at::randn({8, 32}), false);
+  module.register_parameter("first", at::randn({32, 16}).requires_grad_(), false);
+  module.register_parameter("bias", at::randn({32}).requires_grad_(), false);
+  module.register_parameter("second", at::randn({8, 32}).requires_grad_(), false);
   module.define(kSource);
   std::stringstream file;
   module.save(file);
