@@ -101,7 +101,7 @@ def test_exit_without_enter_is_refused_and_changes_nothing():
     assert torch_state() == before
 
 
-@pytest.mark.parametrize("order", permutations(range(3)), ids=str)
+@pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
 def test_regions_left_in_any_order_restore_the_state_in_the_end(order: tuple[int, ...]):
     before = torch_state()
     regions = [
