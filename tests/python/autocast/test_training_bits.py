@@ -113,8 +113,14 @@ def train(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 @pytest.mark.parametrize("name", MODELS)
 def test_training_gives_torchs_bits(name: str, dtype: torch.dtype):
-    with torch_kernels():
-        expected = train(MODELS[name], torch.autocast, dtype)
+    try:
+        with torch_kernels():
+            expected = train(MODELS[name], torch.autocast, dtype)
+    except RuntimeError as error:
+        # oneDNN has no float16 LSTM on some CPUs: then torch refuses, and so must we.
+        with pytest.raises(RuntimeError, match=str(error)[:40]):
+            train(MODELS[name], fastamp.autocast, dtype)
+        return
     for region in (fastamp.autocast, torch.autocast):
         got = train(MODELS[name], region, dtype)
         assert len(got) == len(expected)
