@@ -2,6 +2,9 @@
 
 /// Everything fastamp offers to C++ programs.
 
+#include <fastamp/autocast/guard.h>
+#include <fastamp/autocast/policy.h>
+#include <fastamp/autocast/registration.h>
 #include <fastamp/build_info.h>
 #include <fastamp/export.h>
 #include <fastamp/scaler/grad_scaler.h>
