@@ -1,4 +1,4 @@
-"""What the digits example shows beside its training loop: options, progress, measurements, table."""
+"""What the digits example shows beside its training loop: options, progress, figures, table."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ class Row:
         optimizer: torch.optim.Optimizer,
         scaler: GradScaler,
     ) -> None:
+        """Watches the model's fc1 and the optimizer from now on."""
         self._options, self._scaler = options, scaler
         self._cuda = next(model.parameters()).is_cuda
         self._steps = 0
@@ -140,6 +141,7 @@ class Report:
     """The rows of all runs, and the table of them."""
 
     def __init__(self, options: argparse.Namespace, device: str) -> None:
+        """Says what the runs will be made on."""
         self._options, self._device = options, device
         self._rows: list[Row] = []
         threads = torch.get_num_threads()
