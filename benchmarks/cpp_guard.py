@@ -43,7 +43,7 @@ def measure_guard(effort: Effort) -> Result | None:
         command = [
             str(program),
             f"--benchmark_repetitions={effort.repeats}",
-            f"--benchmark_min_time={effort.block_seconds}",
+            f"--benchmark_min_time={max(effort.block_seconds, 2e-3)}",
             "--benchmark_enable_random_interleaving=true",
             f"--benchmark_out={output}",
             "--benchmark_out_format=json",

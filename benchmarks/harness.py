@@ -44,11 +44,11 @@ class Goal:
 
     Attributes:
         text: For the reader.
-        holds: Tells from the medians, in nanoseconds by candidate, whether it is reached.
+        reached: Tells from what was measured.
     """
 
     text: str
-    holds: Callable[[dict[str, float]], bool]
+    reached: Callable[[Result], bool]
 
 
 @dataclass(frozen=True)
@@ -170,18 +170,20 @@ def measure(row: Row, effort: Effort) -> Result:
 def judge(result: Result, goal: Goal | None) -> None:
     """Writes into the result whether the goal is reached."""
     if goal is not None:
-        medians = {name: result.median(name) for name in result.samples}
-        result.goal, result.goal_reached = goal.text, goal.holds(medians)
+        result.goal, result.goal_reached = goal.text, goal.reached(result)
 
 
 def at_most(nanoseconds: float) -> Goal:
     """The goal that ours takes at most this long."""
     text = f"at most {nanoseconds / 1e3:g} us"
-    return Goal(text, lambda medians: medians[OURS] <= nanoseconds)
+    return Goal(text, lambda result: result.median(OURS) <= nanoseconds)
 
 
 def at_least_times(factor: float) -> Goal:
     """The goal that ours is this many times as fast as torch.amp."""
-    return Goal(
-        f"at least {factor:g}x", lambda medians: medians[BASELINE] >= factor * medians[OURS]
-    )
+    return Goal(f"at least {factor:g}x", lambda result: result.speedup()[1] >= factor)
+
+
+def not_slower() -> Goal:
+    """The goal that ours takes no longer than torch.amp, as far as the quartiles can tell."""
+    return Goal("not slower", lambda result: result.speedup()[2] >= 1)

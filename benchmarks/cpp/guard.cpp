@@ -1,5 +1,6 @@
 // Entering and leaving a region in C++: fastamp's guard, and what programs did by hand before.
 #include <fastamp/autocast/guard.h>
+#include <fastamp/autocast/registration.h>
 
 #include <ATen/autocast_mode.h>
 
@@ -39,4 +40,8 @@ BENCHMARK(torch_state_by_hand);
 
 }  // namespace
 
-BENCHMARK_MAIN();
+int main(int argc, char** argv) {
+  fastamp::install();  // a millisecond, once: else it is part of the first guard
+  benchmark::Initialize(&argc, argv);
+  benchmark::RunSpecifiedBenchmarks();
+}

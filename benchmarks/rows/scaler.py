@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import BASELINE, OURS, Candidate, Goal, Row, at_least_times
+from benchmarks.harness import BASELINE, OURS, Candidate, Goal, Result, Row, at_least_times
 from benchmarks.rows.common import SCALERS, waiting_for
 
 # So near 1 that gradients, which each call divides by it again, stay normal numbers.
@@ -63,8 +63,8 @@ def _large(device: str) -> Row:
         )
         return {**_over_optimizer(device, UNSCALE, optimizer), "mul_": multiply}
 
-    def near_mul(medians: dict[str, float]) -> bool:
-        return medians["mul_"] >= 0.9 * medians[OURS]
+    def near_mul(result: Result) -> bool:
+        return result.median("mul_") >= 0.9 * result.median(OURS)
 
     return Row(
         f"{device}: unscale_, 150 x 600k fp32",

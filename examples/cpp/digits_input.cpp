@@ -3,7 +3,6 @@
 #include <torch/csrc/autograd/grad_mode.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
-#include <algorithm>
 #include <fstream>
 #include <iterator>
 #include <sstream>
@@ -63,7 +62,7 @@ Data read_data(const std::string& path, c10::Device device) {
   std::ifstream file(path, std::ios::binary);
   TORCH_CHECK(file, "cannot read ", path, "; examples/data/digits.py writes it");
   const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
-  const auto content = torch::pickle_load(bytes).toGenericDict();
+  const auto content = torch::jit::pickle_load(bytes).toGenericDict();
   Data data{content.at("x").toTensor().to(device), content.at("y").toTensor().to(device), {}};
   for (const auto& entry : content.at("model").toGenericDict()) {
     data.model.emplace(entry.key().toStringRef(), entry.value().toTensor());

@@ -4,7 +4,6 @@
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
-#include <torch/csrc/jit/serialization/pickle.h>
 #include <torch/cuda.h>
 #include <torch/version.h>
 
@@ -14,9 +13,7 @@
 #include <cstdio>
 #include <fstream>
 #include <iostream>
-#include <iterator>
 #include <sstream>
-#include <stdexcept>
 
 namespace digits {
 
