@@ -1,0 +1,1 @@
+"""fastamp beside torch.amp, measured in one process: ``python -m benchmarks --help``."""

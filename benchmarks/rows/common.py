@@ -1,0 +1,41 @@
+"""What the rows share: swapping the autocast kernels, and regions that stay open for a block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import fastamp
+import torch
+
+from benchmarks.harness import BASELINE, OURS, Candidate, nothing
+
+REGIONS: dict[str, Any] = {BASELINE: torch.autocast, OURS: fastamp.autocast}
+SCALERS: dict[str, Any] = {BASELINE: torch.amp.GradScaler, OURS: fastamp.GradScaler}
+
+
+def use_kernels_of(name: str) -> Callable[[], None]:
+    """Returns the hook that puts torch's or our autocast kernels in place."""
+    return fastamp._C.uninstall if name == BASELINE else fastamp._C.install
+
+
+def inside_region(
+    name: str, device: str, dtype: torch.dtype, statement: str, names: dict[str, Any]
+) -> Candidate:
+    """Returns a candidate whose blocks run inside one open region, with the kernels of ``name``."""
+    region = REGIONS[name](device, dtype=dtype)
+
+    def before() -> None:
+        use_kernels_of(name)()
+        region.__enter__()
+
+    def after() -> None:
+        region.__exit__(None, None, None)
+        fastamp._C.install()
+
+    return Candidate(statement, names, before, after)
+
+
+def waiting_for(device: str) -> Callable[[], None]:
+    """Returns what waits for all work on a device."""
+    return torch.cuda.synchronize if device == "cuda" else nothing

@@ -1,0 +1,72 @@
+"""Single ops inside an open region: torch's autocast kernels and ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.functional import layer_norm, linear
+
+from benchmarks.harness import BASELINE, OURS, Candidate, Row, not_slower
+from benchmarks.rows.common import inside_region, waiting_for
+
+
+def _row(device: str, name: str, statement: str, make: Callable[[str], dict[str, Any]]) -> Row:
+    def candidates() -> dict[str, Candidate]:
+        names = make(device)
+        return {
+            which: inside_region(which, device, torch.bfloat16, statement, names)
+            for which in (BASELINE, OURS)
+        }
+
+    return Row(f"{device}: {name}", candidates, wait=waiting_for(device), goal=not_slower())
+
+
+def _matrices(size: int, x: torch.dtype, w: torch.dtype, grad: bool) -> Callable[[str], Any]:
+    def make(device: str) -> dict[str, Any]:
+        return {
+            "mm": torch.mm,
+            "x": torch.randn(size, size, device=device, dtype=x),
+            "w": torch.randn(size, size, device=device, dtype=w).requires_grad_(grad),
+        }
+
+    return make
+
+
+def _layers(device: str) -> dict[str, Any]:
+    x = torch.randn(64, 64, device=device)
+    return {
+        "linear": linear,
+        "layer_norm": layer_norm,
+        "cat": torch.cat,
+        "relu": torch.relu,
+        "x": x,
+        "half": x.bfloat16(),
+        "mixed": [x, x.bfloat16()],
+        "w": torch.randn(64, 64, device=device, requires_grad=True),
+        "b": torch.randn(64, device=device, requires_grad=True),
+    }
+
+
+def rows(device: str) -> list[Row]:
+    """Returns the rows of one device."""
+    bf16, fp32 = torch.bfloat16, torch.float32
+    products = [
+        ("mm 8x8, bf16 (no cast)", 8, bf16, bf16, False),
+        ("mm 128x128, bf16 (no cast)", 128, bf16, bf16, False),
+        ("mm 8x8, bf16 x cached weight", 8, bf16, fp32, True),
+        ("mm 8x8, fp32 x cached weight", 8, fp32, fp32, True),
+        ("mm 8x8, fp32 x frozen fp32", 8, fp32, fp32, False),
+        ("mm 128x128, fp32 x cached weight", 128, fp32, fp32, True),
+    ]
+    layers = [
+        ("linear 64x64, fp32", "linear(x, w, b)"),
+        ("layer_norm 64x64, bf16 to fp32", "layer_norm(half, (64,), b, b)"),
+        ("cat fp32 + bf16 (promote)", "cat(mixed)"),
+        ("relu bf16 (not in the table)", "relu(half)"),
+    ]
+    return [
+        _row(device, name, "mm(x, w)", _matrices(size, x, w, grad))
+        for name, size, x, w, grad in products
+    ] + [_row(device, name, statement, _layers) for name, statement in layers]

@@ -1,0 +1,39 @@
+"""Entering and leaving a region from Python."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.harness import Candidate, Goal, Row, at_most
+from benchmarks.rows.common import REGIONS
+
+
+def _row(name: str, statement: str, goal: Goal | None) -> Row:
+    def candidates() -> dict[str, Candidate]:
+        return {
+            which: Candidate(
+                statement,
+                {
+                    "autocast": autocast,
+                    "region": autocast("cpu", dtype=torch.bfloat16),
+                    "other": autocast("cpu", enabled=False),
+                    "bf16": torch.bfloat16,
+                    "decorated": autocast("cpu", dtype=torch.bfloat16)(lambda: None),
+                },
+            )
+            for which, autocast in REGIONS.items()
+        }
+
+    return Row(name, candidates, goal=goal)
+
+
+def rows() -> list[Row]:
+    """Returns the rows; regions are host work, the same for every device."""
+    constructed = 'with autocast("cpu", dtype=bf16): pass'
+    nested = "with region, other: pass"
+    return [
+        _row("region: reused", "with region: pass", at_most(350)),
+        _row("region: constructed each time", constructed, at_most(500)),
+        _row("region: nested in another, reused", nested, None),
+        _row("region: decorated function", "decorated()", None),
+    ]

@@ -1,0 +1,81 @@
+"""Results as text: the table, and every row where fastamp is slower."""
+
+from __future__ import annotations
+
+import shutil
+
+from benchmarks.harness import BASELINE, OURS, Result
+
+
+def duration(nanoseconds: float) -> str:
+    """Returns a duration with its unit, three digits."""
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if nanoseconds >= size:
+            return f"{nanoseconds / size:.3g} {unit}"
+    return f"{nanoseconds:.3g} ns"
+
+
+def cells(result: Result) -> dict[str, str]:
+    """Returns one row of the table by column."""
+    low, middle, high = result.speedup()
+    remarks = []
+    if result.bytes_moved:
+        rates = {name: result.bytes_moved / result.median(name) for name in result.samples}
+        remarks.append(", ".join(f"{name} {rate:.3g} GB/s" for name, rate in rates.items()))
+    if result.goal:
+        remarks.append(f"{result.goal}: {'reached' if result.goal_reached else 'MISSED'}")
+    return {
+        "row": result.name,
+        BASELINE: duration(result.median(BASELINE)),
+        OURS: duration(result.median(OURS)),
+        "speed-up": f"{middle:.2f}x",
+        "quartiles": f"{low:.2f}-{high:.2f}",
+        "remarks": "; ".join(remarks),
+    }
+
+
+def slower(results: list[Result]) -> list[str]:
+    """Returns one line for each row whose median is slower than torch.amp's."""
+    lines = []
+    for result in results:
+        low, middle, high = result.speedup()
+        if middle < 1:
+            noise = ", within noise" if high >= 1 else ""
+            quartiles = f"quartiles {low:.2f}-{high:.2f}{noise}"
+            lines.append(f"{result.name}: {middle:.2f}x ({quartiles})")
+    return lines
+
+
+def text_table(results: list[Result]) -> str:
+    """Returns the table as wide as the terminal allows; remarks go below their row."""
+    rows = [cells(result) for result in results]
+    columns = ["row", BASELINE, OURS, "speed-up", "quartiles"]
+    sizes = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
+    width = shutil.get_terminal_size((100, 24)).columns
+    numbers = columns[1:]
+    narrow = sum(sizes.values()) + 2 * len(numbers) > width
+    lead = 2 if narrow else sizes["row"]
+
+    def line(row: dict[str, str]) -> list[str]:
+        tail = "".join(f"  {row[name].rjust(sizes[name])}" for name in numbers)
+        if narrow:
+            return [row["row"], " " * lead + tail.lstrip(" ").rjust(len(tail))]
+        return [row["row"].ljust(lead) + tail]
+
+    lines = line({name: name for name in columns})
+    for row in rows:
+        lines += line(row)
+        lines += [f"    {remark}" for remark in row["remarks"].split("; ") if remark]
+    return "\n".join(lines)
+
+
+def summary(results: list[Result]) -> str:
+    """Returns the closing lines: slower rows by name, goals missed."""
+    behind = slower(results)
+    lines = [f"fastamp is slower than torch.amp in {len(behind)} of {len(results)} rows"]
+    lines += [f"  {line}" for line in behind]
+    goals = [result for result in results if result.goal]
+    missed = [result for result in goals if not result.goal_reached]
+    lines.append(f"goals reached: {len(goals) - len(missed)} of {len(goals)}")
+    lines += [f"  MISSED {result.name}: {result.goal}" for result in missed]
+    return "\n".join(lines)

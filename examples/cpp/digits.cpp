@@ -1,0 +1,70 @@
+// Trains an MLP on handwritten digits in fp32, bf16 and fp16, with fastamp's autocast and scaler.
+//
+// python examples/data/digits.py digits.pt && digits digits.pt
+#include "digits_report.h"
+
+#include <fastamp/fastamp.h>
+
+#include <torch/torch.h>
+
+#include <iostream>
+
+struct MlpImpl : torch::nn::Module {
+  MlpImpl() {
+    fc1 = register_module("fc1", torch::nn::Linear(64, 256));
+    fc2 = register_module("fc2", torch::nn::Linear(256, 10));
+  }
+
+  torch::Tensor forward(const torch::Tensor& x) {
+    const auto hidden = fc1->forward(x);
+    seen = {x.scalar_type(), hidden.scalar_type(), fc1->weight.scalar_type()};
+    return fc2->forward(torch::relu(hidden));
+  }
+
+  torch::nn::Linear fc1 = nullptr, fc2 = nullptr;
+  digits::SeenDtypes seen;  // what a forward hook on fc1 would see; LibTorch has no such hooks
+};
+TORCH_MODULE(Mlp);
+
+void train(const digits::Data& data, torch::Device device, torch::ScalarType dtype,
+           digits::Report& report) {
+  Mlp model;
+  digits::load_parameters(*model, data);
+  model->to(device);
+  torch::optim::SGD optimizer(model->parameters(), /*lr=*/0.01);
+  const bool scaled = dtype == torch::kHalf;
+  fastamp::GradScaler scaler(fastamp::GradScalerOptions().device(device.type()).enabled(scaled));
+
+  auto& row = report.add_row(dtype, scaled);
+  torch::Tensor loss;
+  do {
+    optimizer.zero_grad();
+    {
+      const fastamp::AutocastGuard region(device.type(), dtype, dtype != torch::kFloat);
+      loss = torch::cross_entropy_loss(model->forward(data.x), data.y);
+    }
+    scaler.scale(loss).backward();
+    const auto stepped = scaler.step(optimizer);
+    scaler.update();
+    row.record(loss, stepped.has_value());
+  } while (row.goes_on());
+
+  const torch::NoGradGuard no_grad;
+  const fastamp::AutocastGuard region(device.type(), dtype, dtype != torch::kFloat);
+  const auto right = model->forward(data.x).argmax(1) == data.y;
+  row.finish(model->seen, right.to(torch::kFloat).mean(), scaled ? scaler.get_scale() : 0.0);
+}
+
+int main(int argc, char** argv) try {
+  const auto options = digits::parse_options(argc, argv);
+  const torch::Device device(torch::cuda::is_available() ? torch::kCUDA : torch::kCPU);
+  const auto data = digits::read_data(options.data, device);
+  digits::Report report(options, device);
+  for (const auto dtype : {torch::kFloat, torch::kBFloat16, torch::kHalf}) {
+    train(data, device, dtype, report);
+  }
+  report.print();
+} catch (const std::exception& error) {
+  std::cerr << "digits: " << error.what() << '\n';
+  return 1;
+}

@@ -1,0 +1,42 @@
+"""Trains an MLP on handwritten digits in fp32, bf16 and fp16, with fastamp's autocast and scaler.
+
+python examples/data/digits.py digits.pt && python examples/python/digits.py digits.pt
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import fastamp
+import torch
+from digits_report import Report, parse_options
+from torch import nn
+
+options = parse_options(__doc__)
+device = "cuda" if torch.cuda.is_available() else "cpu"
+data = torch.load(options.data, map_location=device)
+report = Report(options, device)
+
+for dtype in (torch.float32, torch.bfloat16, torch.float16):
+    layers = {"fc1": nn.Linear(64, 256), "relu": nn.ReLU(), "fc2": nn.Linear(256, 10)}
+    model = nn.Sequential(OrderedDict(layers)).to(device)
+    model.load_state_dict(data["model"])
+    criterion = nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = fastamp.GradScaler(device, enabled=dtype == torch.float16)
+    region = fastamp.autocast(device, dtype=dtype, enabled=dtype != torch.float32)
+
+    row = report.add_row(dtype, model, optimizer, scaler)
+    for _ in row:
+        optimizer.zero_grad()
+        with region:
+            loss = criterion(model(data["x"]), data["y"])
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        row.record(loss)
+
+    with torch.no_grad(), region:
+        row.finish(accuracy=(model(data["x"]).argmax(1) == data["y"]).float().mean())
+
+report.print()

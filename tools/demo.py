@@ -1,0 +1,139 @@
+"""Trains on scikit-learn's digits from Python and then from C++, and compares the two."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cmake_build import find_tool
+
+ROOT = Path(__file__).resolve().parent.parent
+DEFAULT_ITERATIONS = 2000
+LONGEST = 2_000_000  # iterations of a run that never reaches its target loss
+
+# Loss by iteration, as published for this model, data and learning rate on a GPU under torch.amp.
+PUBLISHED = {
+    "fp16 + GradScaler": {
+        100_000: 0.008138,
+        200_000: 0.003054,
+        300_000: 0.001745,
+        400_000: 0.001183,
+    },
+    "fp32": {100_000: 0.008330, 200_000: 0.003190, 300_000: 0.001828, 400_000: 0.001242},
+}
+
+
+def marks_of(iterations: int, until_loss: float | None) -> list[int]:
+    """Returns the iterations whose loss is shown."""
+    published = [mark for mark in PUBLISHED["fp32"] if mark <= iterations]
+    if until_loss is not None:
+        return [1, *published]
+    parts = {1, iterations // 10, iterations // 2, iterations, *published}
+    return sorted(part for part in parts if part >= 1)
+
+
+def programs(build_dir: Path, data: Path) -> dict[str, list[str]]:
+    """Builds the C++ program; returns the command lines by language."""
+    print("building the C++ program ...", flush=True)
+    command = [find_tool("cmake"), "--build", str(build_dir), "--target", "digits"]
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if result.returncode != 0:
+        raise SystemExit(f"{result.stdout}\nfastamp: the C++ program could not be built")
+    python = str(ROOT / "examples" / "python" / "digits.py")
+    native = str(build_dir / "examples" / "digits")
+    return {"Python": [sys.executable, python, str(data)], "C++": [native, str(data)]}
+
+
+def run(language: str, command: list[str], options: list[str], folder: Path) -> dict[str, Any]:
+    """Runs one program and returns what it wrote beside its table."""
+    output = folder / f"{'cpp' if language == 'C++' else 'python'}.json"
+    # Threads that wait by spinning make a step many times slower where other programs run too.
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    print(f"\n{language}\n{'-' * len(language)}", flush=True)
+    result = subprocess.run(
+        [*command, *options, "--json", str(output)], env=environment, check=False
+    )
+    if result.returncode != 0:
+        raise SystemExit(f"fastamp: {language}: exit status {result.returncode}: {command}")
+    document: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+    return document
+
+
+def compare_languages(results: dict[str, dict[str, Any]]) -> None:
+    """Prints in how far Python and C++ agree."""
+    by_mode = zip(results["Python"]["rows"], results["C++"]["rows"], strict=True)
+    print("Python and C++ from the same weights, largest difference of a printed loss:")
+    for python, native in by_mode:
+        pairs = [
+            (loss, native["losses"][mark])
+            for mark, loss in python["losses"].items()
+            if mark in native["losses"]
+        ]
+        pairs.append((python["final_loss"], native["final_loss"]))
+        print(f"  {python['mode']:18}{max(abs(a - b) for a, b in pairs):g}")
+
+
+def compare_published(results: dict[str, dict[str, Any]]) -> None:
+    """Prints our losses beside the published ones, at the iterations that were reached."""
+    lines = []
+    for language, result in results.items():
+        for row in result["rows"]:
+            for mark, published in PUBLISHED.get(row["mode"], {}).items():
+                ours = row["losses"].get(str(mark))
+                if ours is not None:
+                    cells = (
+                        f"{mark // 1000:>5}k  {published:.6f}  {ours:.6f}  {ours / published:.3f}"
+                    )
+                    lines.append(f"  {language:8}{row['mode']:18}{cells}")
+    if lines:
+        print("\nBeside the losses published for torch.amp on a GPU:")
+        print(f"  {'language':8}{'mode':18}{'iter':>6}  published  ours      ratio")
+        print("\n".join(lines))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--iters", type=int, help="iterations of each run")
+    parser.add_argument("--until-loss", type=float, help="train until this loss instead")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "demo", help="for files")
+    options = parser.parse_args(arguments)
+    if options.iters is not None and options.iters < 1:
+        parser.error(f"argument --iters: expected at least 1, got {options.iters}")
+    if options.until_loss is not None and not options.until_loss > 0:
+        parser.error(f"argument --until-loss: expected more than 0, got {options.until_loss}")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs both programs and compares them."""
+    options = parse(arguments)
+    until_loss = options.until_loss
+    iterations = options.iters or (DEFAULT_ITERATIONS if until_loss is None else LONGEST)
+    build_dir = Path(os.environ.get("FASTAMP_BUILD_DIR", ROOT / "build" / "make"))
+    options.folder.mkdir(parents=True, exist_ok=True)
+    data = options.folder / "digits.pt"
+    subprocess.run([sys.executable, ROOT / "examples" / "data" / "digits.py", data], check=True)
+    marks = ",".join(str(mark) for mark in marks_of(iterations, until_loss))
+    words = ["--iters", str(iterations), "--marks", marks]
+    words += [] if until_loss is None else ["--until-loss", repr(until_loss)]
+    results = {
+        language: run(language, command, words, options.folder)
+        for language, command in programs(build_dir, data).items()
+    }
+    compare_languages(results)
+    compare_published(results)
+    print(f"\nAll numbers: {os.path.relpath(options.folder)}/python.json and cpp.json")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
