@@ -17,11 +17,19 @@ std::uint32_t version_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->version_counter().current_version();
 }
 
-/// `p.data = x` and storage resizing bump no version but move the memory.
+c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+/// First byte of the tensor. Resizing a storage moves it without bumping a version.
 const void* data_of(const at::Tensor& tensor) {
-  auto* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  return static_cast<const char*>(storage->_mutable_data_ptr_no_checks().get()) +
+  return static_cast<const char*>(storage_of(tensor)->_mutable_data_ptr_no_checks().get()) +
          tensor.storage_offset() * static_cast<std::int64_t>(tensor.element_size());
+}
+
+/// `p.data = x` changes all of these and bumps no version.
+bool has_same_geometry(const at::Tensor& a, const at::Tensor& b) {
+  return a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
 std::size_t hash(const c10::TensorImpl* key, c10::ScalarType to) {
@@ -36,7 +44,9 @@ std::size_t hash(const c10::TensorImpl* key, c10::ScalarType to) {
 bool CastCache::is_usable(const Entry& entry, const at::Tensor& source) const {
   // A cast made without grad mode would cut the weight off from its gradient.
   return entry.source_version == version_of(source) && entry.data == data_of(source) &&
-         source.requires_grad() && (entry.made_with_grad || !c10::GradMode::is_enabled()) &&
+         entry.storage._unsafe_get_target() == storage_of(source) &&
+         has_same_geometry(entry.cast, source) && source.requires_grad() &&
+         (entry.made_with_grad || !c10::GradMode::is_enabled()) &&
          entry.cast_version == version_of(entry.cast) &&
          (!source.is_cuda() || entry.context == execution_context(source.device()));
 }
@@ -71,6 +81,7 @@ void CastCache::insert(const at::Tensor& source, c10::ScalarType to, const at::T
       .key = source.unsafeGetTensorImpl(),
       .source = WeakTensor(source.getIntrusivePtr()),
       .cast = cast,
+      .storage = source.storage().getWeakStorageImpl(),
       .data = data_of(source),
       .context = execution_context(source.device()),
       .source_version = version_of(source),

@@ -12,6 +12,7 @@
 namespace fastamp::autocast {
 
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
 /// Where a cast was computed: work queued elsewhere must not use it. All zero on CPU.
 struct ExecutionContext {
@@ -49,6 +50,7 @@ class CastCache {
     const c10::TensorImpl* key;
     WeakTensor source;  ///< Keeps the address `key` from being used for another tensor.
     at::Tensor cast;
+    WeakStorage storage;  ///< Likewise: `p.data = x` may free the old memory and get it again.
     const void* data;
     ExecutionContext context;
     std::uint32_t source_version;
@@ -72,9 +74,10 @@ const at::Tensor* find_weight_cast(const at::Tensor& source, c10::ScalarType to)
 /// Keeps the cast of a weight if the end of the region it belongs to can be told.
 void keep_weight_cast(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast);
 
-/// Called by our regions when they are the outermost ones of the thread.
-void on_outermost_region_enter();
-void on_outermost_region_exit() noexcept;
+/// Called by every region of ours after it was entered and after it was left, with the number of
+/// regions, torch's included, that are open on the thread now.
+void on_region_entered(int open_regions);
+void on_region_left(int open_regions) noexcept;
 
 /// Drops this thread's casts.
 void clear_thread_cache() noexcept;

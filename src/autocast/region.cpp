@@ -17,15 +17,14 @@ AutocastState enter_region(const AutocastState& wanted) {
   at::autocast::set_autocast_enabled(wanted.device, wanted.enabled);
   at::autocast::set_autocast_dtype(wanted.device, wanted.dtype);
   at::autocast::set_autocast_cache_enabled(wanted.cache_enabled);
-  if (at::autocast::increment_nesting() == 1) {
-    on_outermost_region_enter();
-  }
+  on_region_entered(at::autocast::increment_nesting());
   return saved;
 }
 
 void exit_region(const AutocastState& saved) noexcept {
-  if (at::autocast::decrement_nesting() == 0) {
-    on_outermost_region_exit();
+  const int open_regions = at::autocast::decrement_nesting();
+  on_region_left(open_regions);
+  if (open_regions == 0) {
     // Ops of other libraries keep their casts in torch's cache.
     at::autocast::clear_cache();
   }

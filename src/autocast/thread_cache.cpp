@@ -14,7 +14,9 @@ namespace {
 
 struct ThreadCache {
   CastCache casts;
-  bool region_is_ours = false;  ///< The outermost region is one of ours: its end will be told.
+  /// Open regions of ours, counted from one that was the outermost of the thread. While there are
+  /// any, the end of the last will be told.
+  int our_regions = 0;
   std::optional<WeakTensor> region_marker;
 };
 
@@ -44,7 +46,7 @@ bool mark_torch_region() {
 }
 
 bool end_of_region_is_known() {
-  return t_cache.region_is_ours || (region_depth() > 0 && mark_torch_region());
+  return t_cache.our_regions > 0 || (region_depth() > 0 && mark_torch_region());
 }
 
 }  // namespace
@@ -53,7 +55,7 @@ const at::Tensor* find_weight_cast(const at::Tensor& source, c10::ScalarType to)
   if (t_cache.casts.empty() || !is_weight_cache_enabled()) {
     return nullptr;
   }
-  if (!t_cache.region_is_ours && !torch_region_goes_on()) {
+  if (t_cache.our_regions == 0 && !torch_region_goes_on()) {
     t_cache.casts.clear();
     return nullptr;
   }
@@ -67,14 +69,21 @@ void keep_weight_cast(const at::Tensor& source, c10::ScalarType to, const at::Te
   }
 }
 
-void on_outermost_region_enter() {
-  t_cache.casts.clear();
-  t_cache.region_is_ours = true;
+void on_region_entered(int open_regions) {
+  if (open_regions == 1) {
+    t_cache.casts.clear();
+    t_cache.our_regions = 1;
+  } else if (t_cache.our_regions > 0) {
+    ++t_cache.our_regions;
+  }
 }
 
-void on_outermost_region_exit() noexcept {
-  t_cache.region_is_ours = false;
-  t_cache.casts.clear();
+void on_region_left(int open_regions) noexcept {
+  const bool was_last_of_ours = t_cache.our_regions > 0 && --t_cache.our_regions == 0;
+  if (open_regions == 0 || was_last_of_ours) {
+    t_cache.our_regions = 0;
+    t_cache.casts.clear();
+  }
 }
 
 void clear_thread_cache() noexcept { t_cache.casts.clear(); }

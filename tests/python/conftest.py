@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import fastamp
-import fastamp._C as _C
 import pytest
 import torch
+
+import fastamp
+import fastamp._C as _C
 from support.autocast_state import fastamp_state, set_torch_state, torch_state
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-import fastamp
 import pytest
 import torch
+
+import fastamp
 from support.casts import cast_nodes, copies_made
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -266,7 +267,9 @@ def test_casts_made_with_the_state_set_by_hand_do_not_outlive_it(x: torch.Tensor
 
 @pytest.mark.parametrize("clear", [early_bound_clear, lambda: torch.clear_autocast_cache()])
 @pytest.mark.parametrize("region", REGIONS)
-def test_clear_autocast_cache_drops_casts(region: Any, clear: Any, x: torch.Tensor, w: torch.Tensor):
+def test_clear_autocast_cache_drops_casts(
+    region: Any, clear: Any, x: torch.Tensor, w: torch.Tensor
+):
     with region("cpu", dtype=BF16):
         outs = [torch.mm(x, w)]
         clear()

@@ -7,9 +7,10 @@ import resource
 import weakref
 from typing import Any
 
-import fastamp
 import pytest
 import torch
+
+import fastamp
 from support.casts import cast_nodes
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

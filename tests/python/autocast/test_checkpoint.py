@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import fastamp
 import pytest
 import torch
-from support.autocast_state import torch_kernels
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+import fastamp
+from support.autocast_state import torch_kernels
 
 BF16, FP16 = torch.bfloat16, torch.float16
 
@@ -33,7 +34,9 @@ def model() -> nn.Sequential:
     return nn.Sequential(*(Spy() for _ in range(3)))
 
 
-def run(region: Any, dtype: torch.dtype, reentrant: bool | None, inside: bool) -> list[torch.Tensor]:
+def run(
+    region: Any, dtype: torch.dtype, reentrant: bool | None, inside: bool
+) -> list[torch.Tensor]:
     layers = model()
     x = torch.ones(4, 8, requires_grad=True)
     with region("cpu", dtype=dtype):

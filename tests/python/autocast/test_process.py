@@ -5,9 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import sys
 
-import fastamp
 import pytest
 import torch
+
+import fastamp
 from support.children import check_python, run_python
 
 X = torch.ones(4, 4)

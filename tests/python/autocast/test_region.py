@@ -8,9 +8,10 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-import fastamp
 import pytest
 import torch
+
+import fastamp
 from support.autocast_state import cuda_state, torch_state
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

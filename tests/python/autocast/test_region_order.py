@@ -11,9 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 from typing import Any
 
-import fastamp
 import pytest
 import torch
+
+import fastamp
 from support.autocast_state import torch_state
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
-import fastamp
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import fastamp
 from support.autocast_state import cuda_state, torch_kernels
 from support.torch_lists import Case, cpu_cases, cuda_cases, flatten, same
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 DTYPES = [torch.bfloat16, torch.float16]
 CPU_CASES = [

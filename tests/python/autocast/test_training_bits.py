@@ -6,11 +6,12 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-import fastamp
 import pytest
 import torch
-from support.autocast_state import torch_kernels
 from torch import nn
+
+import fastamp
+from support.autocast_state import torch_kernels
 
 
 class Classifier(nn.Module):

@@ -6,7 +6,10 @@ import math
 
 import pytest
 import torch
-from amp_reference import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.amp_reference import (
     DEVICES,
     DTYPES,
     assert_same_bits,
@@ -14,8 +17,6 @@ from amp_reference import (
     check_unscale_in_place,
     unscale_,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 # Around nothing, one, the vector widths (4 to 16 elements), the CPU's block (1024), the CUDA chunk.
 SIZES = (0, 1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 1023, 1024, 1025, 2047, 2048, 2049, 6000)

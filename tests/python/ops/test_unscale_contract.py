@@ -6,8 +6,9 @@ import warnings
 
 import pytest
 import torch
-from amp_reference import DEVICES, unscale_
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+from support.amp_reference import DEVICES, unscale_
 
 devices = pytest.mark.parametrize("device", DEVICES)
 

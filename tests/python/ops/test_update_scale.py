@@ -6,9 +6,10 @@ import math
 
 import pytest
 import torch
-from amp_reference import DEVICES, ScaleRule, fp32, update_scale_
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from support.amp_reference import DEVICES, ScaleRule, fp32, update_scale_
 
 devices = pytest.mark.parametrize("device", DEVICES)
 

@@ -7,9 +7,9 @@ import pickle
 
 import pytest
 import torch
-from pairs import SCALERS, outcome, snapshot
 
 import fastamp
+from support.scaler_pairs import SCALERS, outcome, snapshot
 
 
 def used(kind, **options):

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pairs import snapshot
 
 import fastamp
+from support.scaler_pairs import snapshot
 
 
 def advance(scaler, overflow):

@@ -4,9 +4,9 @@ import warnings
 
 import pytest
 import torch
-from pairs import SCALERS, bits, outcome, set_gradients, snapshot, twin_parameters
 
 import fastamp
+from support.scaler_pairs import SCALERS, bits, outcome, set_gradients, snapshot, twin_parameters
 
 
 class Watching(torch.optim.SGD):

@@ -5,10 +5,10 @@ import types
 
 import pytest
 import torch
-from pairs import SCALERS, outcome
 
 import fastamp
 from fastamp import _C
+from support.scaler_pairs import SCALERS, outcome
 
 
 def optimizer_of(*gradients):

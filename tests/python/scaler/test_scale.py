@@ -4,9 +4,9 @@ import collections
 
 import pytest
 import torch
-from pairs import SCALERS, outcome
 
 import fastamp
+from support.scaler_pairs import SCALERS, outcome
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

@@ -5,9 +5,9 @@ import warnings
 
 import pytest
 import torch
-from pairs import SCALERS, bits, outcome, snapshot
 
 import fastamp
+from support.scaler_pairs import SCALERS, bits, outcome, snapshot
 
 
 def ready(kind=fastamp.GradScaler, grad=1.0, **options):

@@ -6,7 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pairs import SCALERS, bits, outcome, set_gradients, snapshot, twin_parameters
+
+from support.scaler_pairs import SCALERS, bits, outcome, set_gradients, snapshot, twin_parameters
 
 BAD = (float("inf"), float("-inf"), float("nan"))
 SHAPES = ((3,), (2, 2), (), (0,), (17,))

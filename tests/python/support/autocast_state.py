@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 import fastamp
 import fastamp._C as _C
-import torch
 
 DEVICES = ("cpu", "cuda")
 

@@ -69,7 +69,9 @@ def _make_value(type_name: str, next_tensor: Any) -> Any:
     raise TypeError(type_name)
 
 
-def _arguments(op: Any, next_tensor: Any, dtype: torch.dtype | None) -> tuple[list[Any], dict[str, Any]]:
+def _arguments(
+    op: Any, next_tensor: Any, dtype: torch.dtype | None
+) -> tuple[list[Any], dict[str, Any]]:
     positional, named = [], {}
     for argument in op._schema.arguments:
         type_name = str(argument.type)
@@ -95,7 +97,9 @@ def _probe_op(op: Any, device: str, mix: str) -> Any:
         dtype = next(dtypes)
         if device == "cpu":
             return torch.ones(2, dtype=dtype)
-        return FakeTensor(_fake_mode, torch.empty(2, dtype=dtype, device="meta"), torch.device("cuda:0"))
+        return FakeTensor(
+            _fake_mode, torch.empty(2, dtype=dtype, device="meta"), torch.device("cuda:0")
+        )
 
     try:
         positional, named = _arguments(op, next_tensor, FP16 if "argument" in mix else None)
@@ -129,7 +133,9 @@ def probe(device: str, region_dtype: torch.dtype) -> dict[str, dict[str, Any]]:
 def main() -> None:
     warnings.simplefilter("ignore")
     names = {
-        device: sorted(torch._C._dispatch_get_registrations_for_dispatch_key(f"Autocast{device.upper()}"))
+        device: sorted(
+            torch._C._dispatch_get_registrations_for_dispatch_key(f"Autocast{device.upper()}")
+        )
         for device in ("cpu", "cuda")
     }
     if os.environ.get("FASTAMP_PROBE") == "1":
@@ -140,7 +146,11 @@ def main() -> None:
         for name in names[device]:
             library.impl(name.removeprefix("aten::"), _recorder, f"Autograd{device.upper()}")
         # norm's kernels call another overload than their own.
-        for overload in ("norm.ScalarOpt_dtype", "norm.ScalarOpt_dim_dtype", "norm.names_ScalarOpt_dim_dtype"):
+        for overload in (
+            "norm.ScalarOpt_dtype",
+            "norm.ScalarOpt_dim_dtype",
+            "norm.names_ScalarOpt_dim_dtype",
+        ):
             library.impl(overload, _recorder, f"Autograd{device.upper()}")
         libraries.append(library)
     answers = {
