@@ -1,3 +1,7 @@
+#include "support/autocast_state.h"
+#include "support/casts.h"
+#include "support/catch.h"
+
 #include <fastamp/autocast/guard.h>
 
 #include <ATen/core/grad_mode.h>
@@ -12,10 +16,6 @@
 #include <algorithm>
 #include <memory>
 #include <vector>
-
-#include "support/autocast_state.h"
-#include "support/casts.h"
-#include "support/catch.h"
 
 using fastamp::AutocastGuard;
 using namespace fastamp::test;
@@ -155,7 +155,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "cast cache: new data at the old data's address 
   CHECK(first_sum(w) == 128.0F);
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "cast cache: a weight frozen in a region has no history, thawed it has",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "cast cache: a weight frozen in a region has no history, thawed it has",
                  "[autocast][cache]") {
   auto w = make_weight(4, 4);
   const AutocastGuard region(c10::kCPU, c10::kBFloat16);
@@ -167,7 +168,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "cast cache: a weight frozen in a region has no 
   CHECK(at::equal(w.grad(), at::ones({4, 4})));
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "cast cache: a cast first made without gradients does not cut them off later",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "cast cache: a cast first made without gradients does not cut them off later",
                  "[autocast][cache]") {
   const auto w = make_weight(4, 4);
   const AutocastGuard region(c10::kCPU, c10::kBFloat16);
@@ -217,7 +219,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "cast cache: thousands of weights keep their own
   CHECK(wrong == 0);
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "cast cache: clear_cast_cache drops the casts, cache_enabled=false makes none",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "cast cache: clear_cast_cache drops the casts, cache_enabled=false makes none",
                  "[autocast][cache]") {
   const auto w = make_weight(4, 4);
   const AutocastGuard region(c10::kCPU, c10::kBFloat16);

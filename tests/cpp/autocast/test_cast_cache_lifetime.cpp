@@ -1,3 +1,7 @@
+#include "support/autocast_state.h"
+#include "support/casts.h"
+#include "support/catch.h"
+
 #include <fastamp/autocast/guard.h>
 #include <fastamp/autocast/policy.h>
 
@@ -10,10 +14,6 @@
 #include <memory>
 #include <stdexcept>
 #include <vector>
-
-#include "support/autocast_state.h"
-#include "support/casts.h"
-#include "support/catch.h"
 
 using fastamp::AutocastGuard;
 using namespace fastamp::test;
@@ -38,14 +38,17 @@ TEST_CASE_METHOD(LeavesNoTrace, "cast cache: casts live until the outermost regi
       cast = watch_cast(w);
     }
     CHECK_FALSE(cast.expired());
-    { const AutocastGuard off(c10::kCPU, std::nullopt, false); }
+    {
+      const AutocastGuard off(c10::kCPU, std::nullopt, false);
+    }
     CHECK_FALSE(cast.expired());
     CHECK(watch_cast(w).lock() == cast.lock());
   }
   CHECK(cast.expired());
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "cast cache: an exception that leaves the outermost region frees the casts",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "cast cache: an exception that leaves the outermost region frees the casts",
                  "[autocast][cache]") {
   const auto w = make_weight(4, 4);
   std::weak_ptr<torch::autograd::Node> cast;
@@ -59,7 +62,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "cast cache: an exception that leaves the outerm
   CHECK(cast.expired());
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "cast cache: an exception inside an inner region keeps the outer region's casts",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "cast cache: an exception inside an inner region keeps the outer region's casts",
                  "[autocast][cache]") {
   const auto w = make_weight(4, 4);
   const AutocastGuard outer(c10::kCPU, c10::kBFloat16);
@@ -72,8 +76,7 @@ TEST_CASE_METHOD(LeavesNoTrace, "cast cache: an exception inside an inner region
   CHECK(watch_cast(w).lock() == cast.lock());
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "cast cache: the next region casts anew",
-                 "[autocast][cache]") {
+TEST_CASE_METHOD(LeavesNoTrace, "cast cache: the next region casts anew", "[autocast][cache]") {
   const auto w = make_weight(4, 4);
   {
     const AutocastGuard region(c10::kCPU, c10::kBFloat16);
@@ -99,7 +102,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "cast cache: does not keep the weight itself ali
   CHECK(storage.expired());
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "cast cache: a new weight in a freed weight's place gets its own cast",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "cast cache: a new weight in a freed weight's place gets its own cast",
                  "[autocast][cache]") {
   const AutocastGuard region(c10::kCPU, c10::kBFloat16);
   int wrong = 0;
@@ -141,7 +145,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "cast cache: tensors owned by CUDA-graph trees a
   at::caching::set_cached_tensors_enabled(false);
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "cast cache: regions that end in another order than they began free the casts",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "cast cache: regions that end in another order than they began free the casts",
                  "[autocast][cache]") {
   const auto w = make_weight(4, 4);
   auto first = std::make_unique<AutocastGuard>(c10::kCPU, c10::kBFloat16);

@@ -1,13 +1,13 @@
+#include "support/autocast_state.h"
+#include "support/casts.h"
+#include "support/catch.h"
+
 #include <fastamp/autocast/guard.h>
 
 #include <ATen/ops/ones.h>
 
 #include <memory>
 #include <optional>
-
-#include "support/autocast_state.h"
-#include "support/casts.h"
-#include "support/catch.h"
 
 using fastamp::AutocastGuard;
 using namespace fastamp::test;
@@ -28,7 +28,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "cast cache: a hand-written region keeps casts, 
   CHECK(first_sum(w) == 8.0F);
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "cast cache: clearing torch's cache inside a hand-written region drops the casts",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "cast cache: clearing torch's cache inside a hand-written region drops the casts",
                  "[autocast][cache]") {
   const auto w = make_weight(4, 4);
   const HandRegion region(c10::kCPU, c10::kBFloat16);
@@ -39,7 +40,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "cast cache: clearing torch's cache inside a han
   CHECK(is_cast_kept(w));
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "cast cache: autocast switched on by hand without a region keeps no casts",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "cast cache: autocast switched on by hand without a region keeps no casts",
                  "[autocast][cache]") {
   const auto w = make_weight(4, 4);
   set_enabled(c10::kCPU, true);
@@ -47,7 +49,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "cast cache: autocast switched on by hand withou
   set_enabled(c10::kCPU, false);
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "cast cache: a guard inside a hand-written region leaves it its casts",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "cast cache: a guard inside a hand-written region leaves it its casts",
                  "[autocast][cache]") {
   const auto w = make_weight(4, 4);
   {
@@ -64,8 +67,10 @@ TEST_CASE_METHOD(LeavesNoTrace, "cast cache: a guard inside a hand-written regio
   CHECK(first_sum(w) == 8.0F);
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "cast cache: a hand-written region that outlives the outermost guard ends the casts",
-                 "[autocast][cache]") {
+TEST_CASE_METHOD(
+    LeavesNoTrace,
+    "cast cache: a hand-written region that outlives the outermost guard ends the casts",
+    "[autocast][cache]") {
   const auto w = make_weight(4, 4);
   auto guard = std::make_unique<AutocastGuard>(c10::kCPU, c10::kBFloat16);
   std::weak_ptr<torch::autograd::Node> cast;
@@ -97,7 +102,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "cast cache: a guard after a hand-written region
   CHECK(first_sum(w) == 8.0F);
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "cast cache: a hand-written region without the cache flag keeps no casts",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "cast cache: a hand-written region without the cache flag keeps no casts",
                  "[autocast][cache]") {
   const auto w = make_weight(4, 4);
   set_cache_enabled(false);
@@ -108,7 +114,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "cast cache: a hand-written region without the c
   set_cache_enabled(true);
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "cast cache: a hand-written region for CUDA alone does not disturb CPU casts",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "cast cache: a hand-written region for CUDA alone does not disturb CPU casts",
                  "[autocast][cache]") {
   const auto w = make_weight(4, 4);
   const AutocastGuard region(c10::kCPU, c10::kBFloat16);

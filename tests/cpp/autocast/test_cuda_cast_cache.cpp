@@ -1,3 +1,7 @@
+#include "support/autocast_state.h"
+#include "support/casts.h"
+#include "support/catch.h"
+
 #include <fastamp/autocast/guard.h>
 
 #include <ATen/core/grad_mode.h>
@@ -8,10 +12,6 @@
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
-
-#include "support/autocast_state.h"
-#include "support/casts.h"
-#include "support/catch.h"
 
 using fastamp::AutocastGuard;
 using namespace fastamp::test;
@@ -48,7 +48,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "cast cache on CUDA: work on another stream gets
   side.synchronize();
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "cast cache on CUDA: a captured graph casts for itself, and follows the weight",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "cast cache on CUDA: a captured graph casts for itself, and follows the weight",
                  "[autocast][cache][cuda]") {
   const auto w = cuda_weight();
   const auto x = at::ones({1, 64}, c10::kCUDA);

@@ -1,3 +1,7 @@
+#include "support/autocast_state.h"
+#include "support/catch.h"
+#include "support/warnings.h"
+
 #include <fastamp/autocast/guard.h>
 #include <fastamp/autocast/policy.h>
 
@@ -21,10 +25,6 @@
 #include <string>
 #include <tuple>
 #include <vector>
-
-#include "support/autocast_state.h"
-#include "support/catch.h"
-#include "support/warnings.h"
 
 using fastamp::AutocastGuard;
 using namespace fastamp::test;
@@ -80,7 +80,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: a CUDA region is float16 unless 
   CHECK(at::mm(on_cpu, on_cpu).scalar_type() == c10::kFloat);
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: binary_cross_entropy is refused on CUDA, and says what to use",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "AutocastGuard: binary_cross_entropy is refused on CUDA, and says what to use",
                  "[autocast][cuda]") {
   const auto p = at::rand({4}, c10::kCUDA);
   const AutocastGuard region(c10::kCUDA);
@@ -121,7 +122,8 @@ struct Lstm {
 
 }  // namespace
 
-TEST_CASE_METHOD(LeavesNoTrace, "LSTM: outputs and gradients on CUDA are those of torch's own kernel",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "LSTM: outputs and gradients on CUDA are those of torch's own kernel",
                  "[autocast][cuda]") {
   REQUIRE(at::globalContext().userEnabledCuDNN());
   Lstm lstm;

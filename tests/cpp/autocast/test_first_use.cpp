@@ -1,3 +1,8 @@
+#include "support/autocast_state.h"
+#include "support/catch.h"
+#include "support/threads.h"
+#include "support/warnings.h"
+
 #include <fastamp/autocast/guard.h>
 #include <fastamp/autocast/registration.h>
 
@@ -8,15 +13,11 @@
 
 #include <atomic>
 
-#include "support/autocast_state.h"
-#include "support/catch.h"
-#include "support/threads.h"
-#include "support/warnings.h"
-
 using fastamp::AutocastGuard;
 using namespace fastamp::test;
 
-// An executable of its own, with one test case: what happens the first time in a process happens once.
+// An executable of its own, with one test case: what happens the first time in a process happens
+// once.
 
 namespace {
 

@@ -1,3 +1,6 @@
+#include "support/autocast_state.h"
+#include "support/catch.h"
+
 #include <fastamp/autocast/guard.h>
 
 #include <ATen/Context.h>
@@ -36,9 +39,6 @@
 #include <functional>
 #include <string>
 #include <vector>
-
-#include "support/autocast_state.h"
-#include "support/catch.h"
 
 using namespace fastamp::test;
 
@@ -100,8 +100,7 @@ std::vector<Case> fp32_cases() {
       {"linalg_inv", Expected::fp32, [=] { return at::linalg_inv(invertible); }},
       {"adaptive_avg_pool3d", Expected::fp32,
        [=] { return at::adaptive_avg_pool3d(volume, {2, 2, 2}); }},
-      {"fft_rfft, real part", Expected::fp32,
-       [=] { return at::view_as_real(at::fft_rfft(low)); }},
+      {"fft_rfft, real part", Expected::fp32, [=] { return at::view_as_real(at::fft_rfft(low)); }},
   };
 }
 
@@ -145,7 +144,8 @@ std::vector<Case> all_cases(c10::ScalarType lower) {
 
 }  // namespace
 
-TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: results on CPU are those of torch's own kernels, bit for bit",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "AutocastGuard: results on CPU are those of torch's own kernels, bit for bit",
                  "[autocast][guard]") {
   const auto lower = GENERATE(c10::kBFloat16, c10::kHalf);
   CAPTURE(c10::toString(lower));
@@ -183,7 +183,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: gradients on CPU are those of to
   CHECK(bit_equal(by_fastamp, by_torch));
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: a mix of float16 and bfloat16 is promoted to float32",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "AutocastGuard: a mix of float16 and bfloat16 is promoted to float32",
                  "[autocast][guard]") {
   const auto half = at::ones({2, 2}, c10::kHalf);
   const auto bf16 = at::ones({2, 2}, c10::kBFloat16).mul(3);

@@ -1,12 +1,12 @@
+#include "support/autocast_state.h"
+#include "support/catch.h"
+#include "support/warnings.h"
+
 #include <fastamp/autocast/guard.h>
 
 #include <ATen/Context.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
-
-#include "support/autocast_state.h"
-#include "support/catch.h"
-#include "support/warnings.h"
 
 using fastamp::AutocastGuard;
 using namespace fastamp::test;
@@ -41,7 +41,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: an unsupported dtype warns and d
   }
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: an unsupported dtype switches an outer region off inside",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "AutocastGuard: an unsupported dtype switches an outer region off inside",
                  "[autocast][guard]") {
   const auto x = at::ones({2, 2});
   const AutocastGuard outer(c10::kCPU, c10::kBFloat16);
@@ -53,7 +54,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: an unsupported dtype switches an
   CHECK(at::mm(x, x).scalar_type() == c10::kBFloat16);
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: a disabled region says nothing about its dtype or device",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "AutocastGuard: a disabled region says nothing about its dtype or device",
                  "[autocast][guard]") {
   const CapturedWarnings warnings;
   const AutocastGuard cpu(c10::kCPU, c10::kFloat, false);
@@ -61,7 +63,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: a disabled region says nothing a
   CHECK(warnings.texts().empty());
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: a CUDA region in a process without CUDA warns and is disabled",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "AutocastGuard: a CUDA region in a process without CUDA warns and is disabled",
                  "[autocast][guard]") {
   if (at::globalContext().hasCUDA()) {
     return;  // the CUDA tests cover such a process

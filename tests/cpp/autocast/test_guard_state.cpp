@@ -1,3 +1,6 @@
+#include "support/autocast_state.h"
+#include "support/catch.h"
+
 #include <fastamp/autocast/guard.h>
 
 #include <ATen/ops/mm.h>
@@ -5,9 +8,6 @@
 
 #include <memory>
 #include <stdexcept>
-
-#include "support/autocast_state.h"
-#include "support/catch.h"
 
 using fastamp::AutocastGuard;
 using namespace fastamp::test;
@@ -22,7 +22,8 @@ c10::ScalarType mm_dtype() {
 
 }  // namespace
 
-TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: torch's public state tells the truth inside and after",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "AutocastGuard: torch's public state tells the truth inside and after",
                  "[autocast][guard]") {
   const auto before = public_state();
   {
@@ -55,7 +56,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: without a dtype takes the device
   set_dtype(c10::kCPU, c10::kBFloat16);
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: nests in any order of dtype, enabled and cache flag",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "AutocastGuard: nests in any order of dtype, enabled and cache flag",
                  "[autocast][guard]") {
   const AutocastGuard outer(c10::kCPU, c10::kBFloat16, true, false);
   CHECK(mm_dtype() == c10::kBFloat16);
@@ -146,7 +148,9 @@ TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: mixes with regions that C++ prog
   SECTION("switched on by hand without a region, as the oldest programs do") {
     set_enabled(c10::kCPU, true);
     CHECK(mm_dtype() == c10::kBFloat16);
-    { const AutocastGuard off(c10::kCPU, std::nullopt, false); }
+    {
+      const AutocastGuard off(c10::kCPU, std::nullopt, false);
+    }
     CHECK(public_state().cpu_enabled);
     CHECK(mm_dtype() == c10::kBFloat16);
     set_enabled(c10::kCPU, false);
@@ -165,7 +169,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: mixes with regions that C++ prog
   }
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: a region of one device leaves the other's state alone",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "AutocastGuard: a region of one device leaves the other's state alone",
                  "[autocast][guard]") {
   set_enabled(c10::kCUDA, true);
   set_dtype(c10::kCUDA, c10::kBFloat16);

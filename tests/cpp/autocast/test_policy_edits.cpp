@@ -1,3 +1,7 @@
+#include "support/autocast_state.h"
+#include "support/catch.h"
+#include "support/warnings.h"
+
 #include <fastamp/autocast/guard.h>
 #include <fastamp/autocast/policy.h>
 
@@ -12,10 +16,6 @@
 #include <ATen/ops/rms_norm.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/sum.h>
-
-#include "support/autocast_state.h"
-#include "support/catch.h"
-#include "support/warnings.h"
 
 using fastamp::AutocastGuard;
 using fastamp::OpPolicy;
@@ -37,7 +37,8 @@ struct EditsPolicies : LeavesNoTrace {
 
 }  // namespace
 
-TEST_CASE_METHOD(EditsPolicies, "set_op_policy: acts from the next call on, inside an open region too",
+TEST_CASE_METHOD(EditsPolicies,
+                 "set_op_policy: acts from the next call on, inside an open region too",
                  "[autocast][policy]") {
   const AutocastGuard region(c10::kCPU, c10::kBFloat16);
   CHECK(at::mm(x, x).scalar_type() == c10::kBFloat16);
@@ -57,7 +58,8 @@ TEST_CASE_METHOD(EditsPolicies, "set_op_policy: an edit of the CUDA column does 
   CHECK(at::mm(x, x).scalar_type() == c10::kBFloat16);
 }
 
-TEST_CASE_METHOD(EditsPolicies, "set_op_policy: an op that torch does not autocast can be given a policy",
+TEST_CASE_METHOD(EditsPolicies,
+                 "set_op_policy: an op that torch does not autocast can be given a policy",
                  "[autocast][policy]") {
   const auto weight = at::randn({4}).requires_grad_();
   SECTION("lower") {
@@ -97,7 +99,8 @@ TEST_CASE_METHOD(EditsPolicies, "set_op_policy: the first edit of such an op pri
   CHECK(warnings.texts().empty());
 }
 
-TEST_CASE_METHOD(EditsPolicies, "policy set_opt_dtype: sets an absent dtype, leaves the arguments alone",
+TEST_CASE_METHOD(EditsPolicies,
+                 "policy set_opt_dtype: sets an absent dtype, leaves the arguments alone",
                  "[autocast][policy]") {
   set_op_policy("sum", OpPolicy::set_opt_dtype, c10::kCPU);
   const AutocastGuard region(c10::kCPU, c10::kBFloat16);
@@ -118,7 +121,8 @@ TEST_CASE_METHOD(EditsPolicies, "policy append_dtype: calls the overload with an
   CHECK(at::norm(low, 2).item<float>() == 4.0F);
 }
 
-TEST_CASE_METHOD(EditsPolicies, "policy promote: widest of the arguments, float32 for a mix of lower dtypes",
+TEST_CASE_METHOD(EditsPolicies,
+                 "policy promote: widest of the arguments, float32 for a mix of lower dtypes",
                  "[autocast][policy]") {
   set_op_policy("atan2", OpPolicy::promote, c10::kCPU);
   const auto half = at::ones({4, 4}, c10::kHalf);

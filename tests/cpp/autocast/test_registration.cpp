@@ -1,3 +1,7 @@
+#include "support/autocast_state.h"
+#include "support/catch.h"
+#include "support/warnings.h"
+
 #include <fastamp/autocast/guard.h>
 #include <fastamp/autocast/policy.h>
 #include <fastamp/autocast/registration.h>
@@ -10,10 +14,6 @@
 #include <map>
 #include <string>
 
-#include "support/autocast_state.h"
-#include "support/catch.h"
-#include "support/warnings.h"
-
 using fastamp::AutocastGuard;
 using namespace fastamp::test;
 
@@ -24,7 +24,8 @@ std::map<std::string, std::string> dispatcher_dump() {
   std::map<std::string, std::string> dump;
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
-    if (const auto op = dispatcher.findSchema(name); op.has_value() && name.name.rfind("aten::", 0) == 0) {
+    if (const auto op = dispatcher.findSchema(name);
+        op.has_value() && name.name.rfind("aten::", 0) == 0) {
       dump[c10::toString(name)] = op->dumpState();
     }
   }
@@ -68,7 +69,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "uninstall: gives back exactly torch's kernels, 
   CHECK(count_differences(ours, dispatcher_dump()) == 0);
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "uninstall: also takes back kernels of ops that torch does not autocast",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "uninstall: also takes back kernels of ops that torch does not autocast",
                  "[autocast][registration]") {
   fastamp::uninstall();
   const auto torch = dispatcher_dump();
@@ -129,7 +131,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: installs fastamp's kernels",
   CHECK(fastamp::is_installed());
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "install: a kernel that the user registers later wins, and can go again",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "install: a kernel that the user registers later wins, and can go again",
                  "[autocast][registration]") {
   const auto x = at::ones({2, 2});
   const AutocastGuard region(c10::kCPU, c10::kBFloat16);

@@ -1,3 +1,6 @@
+#include "support/autocast_state.h"
+#include "support/catch.h"
+
 #include <fastamp/autocast/guard.h>
 
 #include <ATen/Context.h>
@@ -10,9 +13,6 @@
 #include <torch/csrc/jit/serialization/import.h>
 
 #include <sstream>
-
-#include "support/autocast_state.h"
-#include "support/catch.h"
 
 using fastamp::AutocastGuard;
 using namespace fastamp::test;
@@ -47,7 +47,8 @@ at::Tensor eager(const torch::jit::Module& m, const at::Tensor& x) {
 
 }  // namespace
 
-TEST_CASE_METHOD(LeavesNoTrace, "TorchScript: a loaded module runs in the region's dtype, as eager code does",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "TorchScript: a loaded module runs in the region's dtype, as eager code does",
                  "[autocast][jit]") {
   const auto dtype = GENERATE(c10::kBFloat16, c10::kHalf);
   at::manual_seed(11);
@@ -67,7 +68,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "TorchScript: a loaded module runs in the region
   }
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "TorchScript: the same module runs in float32 outside regions and when disabled",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "TorchScript: the same module runs in float32 outside regions and when disabled",
                  "[autocast][jit]") {
   at::manual_seed(12);
   auto module = saved_and_loaded();

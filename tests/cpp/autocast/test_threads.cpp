@@ -1,3 +1,8 @@
+#include "support/autocast_state.h"
+#include "support/casts.h"
+#include "support/catch.h"
+#include "support/threads.h"
+
 #include <fastamp/autocast/guard.h>
 #include <fastamp/autocast/policy.h>
 #include <fastamp/autocast/registration.h>
@@ -12,11 +17,6 @@
 #include <atomic>
 #include <memory>
 #include <vector>
-
-#include "support/autocast_state.h"
-#include "support/casts.h"
-#include "support/catch.h"
-#include "support/threads.h"
 
 using fastamp::AutocastGuard;
 using namespace fastamp::test;
@@ -91,7 +91,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "threads: many train on shared weights in region
   CHECK(wrong == 0);
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "threads: the backward pass of a region runs without caching after it",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "threads: the backward pass of a region runs without caching after it",
                  "[autocast][threads]") {
   // Autograd carries the state to its threads, but no region: what they kept would never be freed.
   const auto w = make_weight(4, 4);
@@ -120,7 +121,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "threads: policies can be read and edited while 
     meeting.wait();
     for (int round = 0; round < 200; ++round) {
       if (i == 0) {
-        fastamp::set_op_policy("mm", round % 2 == 0 ? fastamp::OpPolicy::fp32 : fastamp::OpPolicy::lower);
+        fastamp::set_op_policy("mm",
+                               round % 2 == 0 ? fastamp::OpPolicy::fp32 : fastamp::OpPolicy::lower);
       } else if (i == 1) {
         wrong += fastamp::op_table().empty() ? 1 : 0;
       } else {

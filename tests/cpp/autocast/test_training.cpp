@@ -1,3 +1,6 @@
+#include "support/autocast_state.h"
+#include "support/catch.h"
+
 #include <fastamp/autocast/guard.h>
 
 #include <ATen/Context.h>
@@ -11,9 +14,6 @@
 
 #include <optional>
 #include <vector>
-
-#include "support/autocast_state.h"
-#include "support/catch.h"
 
 using fastamp::AutocastGuard;
 using namespace fastamp::test;
@@ -91,12 +91,12 @@ History train_by_torch() {
 
 }  // namespace
 
-TEST_CASE_METHOD(LeavesNoTrace, "training: every loss, gradient and parameter is what torch's kernels give",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "training: every loss, gradient and parameter is what torch's kernels give",
                  "[autocast][training]") {
   const auto by_torch = train_by_torch();
-  const auto by_fastamp = train([] {
-    return std::optional<AutocastGuard>(std::in_place, c10::kCPU, c10::kBFloat16);
-  });
+  const auto by_fastamp =
+      train([] { return std::optional<AutocastGuard>(std::in_place, c10::kCPU, c10::kBFloat16); });
   CHECK(by_fastamp.losses == by_torch.losses);
   REQUIRE(by_fastamp.first_gradients.size() == 4);
   for (std::size_t i = 0; i < 4; ++i) {
@@ -108,12 +108,12 @@ TEST_CASE_METHOD(LeavesNoTrace, "training: every loss, gradient and parameter is
   CHECK(by_fastamp.losses.back() < 0.6F * by_fastamp.losses.front());
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "training: one region around all steps trains as one region per forward does",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "training: one region around all steps trains as one region per forward does",
                  "[autocast][training]") {
   // Backward and optimizer inside: each step edits the weights whose casts are kept.
-  const auto per_step = train([] {
-    return std::optional<AutocastGuard>(std::in_place, c10::kCPU, c10::kBFloat16);
-  });
+  const auto per_step =
+      train([] { return std::optional<AutocastGuard>(std::in_place, c10::kCPU, c10::kBFloat16); });
   const AutocastGuard region(c10::kCPU, c10::kBFloat16);
   const auto around = train([] { return 0; });
   CHECK(around.losses == per_step.losses);

@@ -1,5 +1,7 @@
 #include "support/autocast_state.h"
 
+#include "support/catch.h"
+
 #include <fastamp/autocast/policy.h>
 #include <fastamp/autocast/registration.h>
 
@@ -7,8 +9,6 @@
 #include <ATen/ops/contiguous.h>
 
 #include <cstring>
-
-#include "support/catch.h"
 
 namespace fastamp::test {
 namespace {
@@ -27,12 +27,10 @@ bool policies_are_default() {
 PublicState public_state() {
   const int depth = at::autocast::increment_nesting() - 1;
   at::autocast::decrement_nesting();
-  return {at::autocast::is_autocast_enabled(c10::kCPU),
-          at::autocast::is_autocast_enabled(c10::kCUDA),
-          at::autocast::get_autocast_dtype(c10::kCPU),
-          at::autocast::get_autocast_dtype(c10::kCUDA),
-          at::autocast::is_autocast_cache_enabled(),
-          depth};
+  return {
+      at::autocast::is_autocast_enabled(c10::kCPU), at::autocast::is_autocast_enabled(c10::kCUDA),
+      at::autocast::get_autocast_dtype(c10::kCPU),  at::autocast::get_autocast_dtype(c10::kCUDA),
+      at::autocast::is_autocast_cache_enabled(),    depth};
 }
 
 void set_enabled(c10::DeviceType device, bool enabled) {

@@ -1,13 +1,13 @@
 #include "support/casts.h"
 
+#include "support/catch.h"
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <torch/csrc/autograd/function.h>
-
-#include "support/catch.h"
 
 namespace fastamp::test {
 
@@ -25,9 +25,7 @@ at::Tensor column_sums(const at::Tensor& weight) {
   return at::mm(at::ones({1, weight.size(0)}, at::kFloat), weight);
 }
 
-float first_sum(const at::Tensor& weight) {
-  return column_sums(weight).select(1, 0).item<float>();
-}
+float first_sum(const at::Tensor& weight) { return column_sums(weight).select(1, 0).item<float>(); }
 
 void edit_behind(const at::Tensor& weight, double value) {
   // .data() has a version counter of its own.

@@ -20,8 +20,8 @@ std::shared_ptr<torch::autograd::Node> node_of_argument(const at::Tensor& result
 /// A float32 parameter of this size with the value `fill` in every element.
 at::Tensor make_weight(std::int64_t rows, std::int64_t columns, double fill = 1.0);
 
-/// mm(ones[1, rows], weight): each element is the sum of a column. Small integers, so exact in every
-/// dtype.
+/// mm(ones[1, rows], weight): each element is the sum of a column. Small integers, so exact in
+/// every dtype.
 at::Tensor column_sums(const at::Tensor& weight);
 
 /// The first column sum.
@@ -31,8 +31,8 @@ float first_sum(const at::Tensor& weight);
 /// results that do not change.
 void edit_behind(const at::Tensor& weight, double value);
 
-/// Whether the casts of `weight` made now are kept: uses it, edits it behind its version counter and
-/// looks whether the result changes. Restores the weight.
+/// Whether the casts of `weight` made now are kept: uses it, edits it behind its version counter
+/// and looks whether the result changes. Restores the weight.
 bool is_cast_kept(const at::Tensor& weight);
 
 }  // namespace fastamp::test

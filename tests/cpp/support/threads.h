@@ -7,7 +7,8 @@
 #include <thread>
 #include <vector>
 
-// Catch2's assertions are not thread-safe: threads count what goes wrong, the test checks the count.
+// Catch2's assertions are not thread-safe: threads count what goes wrong, the test checks the
+// count.
 namespace fastamp::test {
 
 /// Lets a fixed number of threads go on only when all have arrived; may be passed many times.

@@ -7,8 +7,8 @@
 
 namespace fastamp::test {
 
-/// Collects torch's warnings of the calling thread instead of printing them, all of them: also those
-/// that torch gives once per process, if it has not given them yet.
+/// Collects torch's warnings of the calling thread instead of printing them, all of them: also
+/// those that torch gives once per process, if it has not given them yet.
 class CapturedWarnings : private c10::WarningHandler {
  public:
   CapturedWarnings() : guard_(this) {}
