@@ -12,6 +12,7 @@ from support.autocast_state import torch_kernels
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -59,8 +60,8 @@ class Logged(torch.Tensor):
             return value.inner if isinstance(value, Logged) else value
 
         out = function(*map(unwrap, args), **(kwargs or {}))
-        Logged.calls.append((str(function), out.dtype))
-        return Logged(out)
+        Logged.calls.append((str(function), [t.dtype for t in pytree.tree_leaves(out)]))
+        return pytree.tree_map(Logged, out)
 
 
 def forward(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -121,8 +122,26 @@ VIEWS = [
 ]
 
 
-@pytest.mark.parametrize("parameter", [False, True], ids=["tensor", "parameter"])
-@pytest.mark.parametrize("view", VIEWS)
+CASES = [
+    pytest.param(
+        view,
+        parameter,
+        id=f"{view.__name__}-{'parameter' if parameter else 'tensor'}",
+        marks=[
+            pytest.mark.xfail(
+                strict=True,
+                reason="a weight is cast on every use if it is a subclass or a dispatch mode is on",
+            )
+        ]
+        if parameter and view in (seen_by_mode_outside, seen_by_subclass)
+        else [],
+    )
+    for view in VIEWS
+    for parameter in (False, True)
+]
+
+
+@pytest.mark.parametrize(("view", "parameter"), CASES)
 def test_sees_the_same_ops_as_with_torchs_kernels(view: Any, parameter: bool):
     results = []
     for kernels in (torch_kernels(), nullcontext()):
