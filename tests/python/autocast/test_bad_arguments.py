@@ -57,7 +57,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "dtype type": (("cpu",), {"dtype": float}),
     "dtype str, disabled": (("cpu",), {"dtype": "float16", "enabled": False}),
 }
-# Refused by torch too, but only on entering the region and after a warning that the region will be disabled.
+# Refused by torch too, but only on entering the region and after a warning.
 REFUSED_EARLIER = {"dtype str", "dtype str, disabled"}
 # Ours refuses what torch warns about and disables.
 REFUSED_BY_US = {"dtype type"}
@@ -103,7 +103,9 @@ def outcome(cls: Any, name: str) -> tuple[Any, list[tuple[type, str, str, int]],
 def test_same_exception_warning_or_state_as_torch(name: str):
     before = torch_state()
     expected, expected_warnings = outcome(torch.autocast, name)
-    set_torch_state(before)  # torch's region leaves a half-entered state behind some of these errors
+    set_torch_state(
+        before
+    )  # torch's region leaves a half-entered state behind some of these errors
     for _ in range(2):  # the second call takes the way of arguments that were checked before
         got, got_warnings = outcome(fastamp.autocast, name)
         assert torch_state() == before
@@ -156,6 +158,11 @@ def test_a_warning_turned_into_an_error_leaves_no_trace():
     assert torch_state() == before
 
 
+def set_and_enter(region: Any, name: str, value: Any) -> None:
+    setattr(region, name, value)
+    region.__enter__()
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -169,8 +176,7 @@ def test_an_attribute_of_a_wrong_kind_is_refused_at_the_latest_on_enter(name: st
     before = torch_state()
     region = fastamp.autocast("cpu", dtype=torch.float16)
     with pytest.raises((TypeError, ValueError, RuntimeError)):
-        setattr(region, name, value)
-        region.__enter__()
+        set_and_enter(region, name, value)
     assert torch_state() == before
     assert (region.device, region.fast_dtype) == ("cpu", torch.float16)
 

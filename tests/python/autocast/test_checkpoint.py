@@ -40,7 +40,9 @@ def model() -> nn.Sequential:
     return nn.Sequential(*(Spy() for _ in range(3)))
 
 
-def run(region: Any, dtype: torch.dtype, reentrant: bool | None, inside: bool) -> list[torch.Tensor]:
+def run(
+    region: Any, dtype: torch.dtype, reentrant: bool | None, inside: bool
+) -> list[torch.Tensor]:
     layers = model()
     x = torch.ones(4, 8, requires_grad=True)
     with region("cpu", dtype=dtype):
@@ -116,7 +118,7 @@ def test_weight_edited_between_forward_and_recomputation_is_used_as_it_is_then()
     assert torch.equal(x.grad, torch.zeros_like(x))
 
 
-def save_products(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+def save_products(_ctx: Any, op: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
     save = op in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
     return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
 
@@ -132,9 +134,7 @@ def test_selective_checkpointing_gives_torchs_bits(dtype: torch.dtype):
                 context_fn = partial(create_selective_checkpoint_contexts, save_products)
                 hidden = layers(x)
                 for _ in range(2):
-                    hidden = checkpoint(
-                        layers, hidden, use_reentrant=False, context_fn=context_fn
-                    )
+                    hidden = checkpoint(layers, hidden, use_reentrant=False, context_fn=context_fn)
                 hidden.sum().backward()
             results.append([hidden.detach(), x.grad, *(p.grad for p in layers.parameters())])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

@@ -161,7 +161,7 @@ def test_graph_break_inside_the_region_keeps_the_region(backend: str):
     assert torch_state() == before
 
 
-def fail(x: torch.Tensor) -> torch.Tensor:
+def fail(_x: torch.Tensor) -> torch.Tensor:
     raise ZeroDivisionError
 
 

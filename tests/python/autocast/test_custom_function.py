@@ -100,11 +100,11 @@ def test_cast_inputs_runs_forward_and_backward_without_autocast():
 def test_a_region_entered_in_backward_works_on_the_backward_thread():
     class Enter(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+        def forward(_ctx: Any, a: torch.Tensor) -> torch.Tensor:
             return a * 2
 
         @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        def backward(_ctx: Any, grad: torch.Tensor) -> torch.Tensor:
             with fastamp.autocast("cpu", dtype=FP16):
                 Product.seen.append(torch.mm(grad, grad).dtype)
             return grad

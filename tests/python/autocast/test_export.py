@@ -82,7 +82,7 @@ def test_a_region_under_a_default_device_still_casts():
 
 def test_an_exception_during_export_restores_the_state():
     class Broken(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, _x: torch.Tensor) -> torch.Tensor:
             with fastamp.autocast("cpu"):
                 raise ZeroDivisionError
 

@@ -74,8 +74,10 @@ def test_no_op_stands_in_the_table_twice_and_every_op_exists_in_torch():
     assert len(names) == len(set(names))
     for name in names:
         base, _, overload = name.partition(".")
-        assert getattr(torch.ops.aten, base).default if not overload else (
-            overload in getattr(torch.ops.aten, base).overloads()
+        assert (
+            getattr(torch.ops.aten, base).default
+            if not overload
+            else (overload in getattr(torch.ops.aten, base).overloads())
         )
 
 
@@ -154,7 +156,9 @@ def ours_where_torch_refuses(op: str, expected: str, got: Any) -> bool:
 
 
 @pytest.mark.parametrize(("device", "dtype"), COLUMNS)
-def test_every_kernel_behaves_as_the_table_says(device: str, dtype: str, of_fastamp: dict[str, Any]):
+def test_every_kernel_behaves_as_the_table_says(
+    device: str, dtype: str, of_fastamp: dict[str, Any]
+):
     for op, mixes in of_fastamp["probes"][f"{device} {dtype}"].items():
         expected = policies(device)[op.removeprefix("aten::")]
         assert behaviour(mixes, dtype) == expected, (op, mixes)

@@ -177,7 +177,10 @@ BAD: dict[str, tuple[tuple[Any, ...], str]] = {
     "empty policy": (("mm", ""), "lower"),
     "no dtype argument": (("mm", "set_opt_dtype"), "mm"),
     "no overload with a dtype": (("softmax", "append_dtype"), "softmax"),
-    "one overload of several cannot": (("linalg_vector_norm", "append_dtype"), "linalg_vector_norm"),
+    "one overload of several cannot": (
+        ("linalg_vector_norm", "append_dtype"),
+        "linalg_vector_norm",
+    ),
     "other device": (("mm", "lower", "xpu"), "xpu"),
 }
 BAD_DEVICES = ["foo", "", "CPU", "cuda:x"]
@@ -233,44 +236,9 @@ def test_promote_runs_a_mix_of_float16_and_bfloat16_in_float32_where_torch_throw
             assert torch.equal(torch.cat(mix), torch.tensor([1.0, 1.0, 2.0, 2.0]))
             assert torch.stack(mix).dtype == FP32
             assert torch.cat([mix[0], mix[0]]).dtype == (FP16 if region_dtype == FP16 else FP32)
-        with torch_kernels(), torch.autocast("cpu", dtype=region_dtype):
-            with pytest.raises(RuntimeError, match="prioritize"):
-                torch.cat(mix)
-
-
-def test_compiled_functions_see_edits_and_resets():
-    w = torch.ones(4, 4)
-
-    @torch.compile(backend="aot_eager", fullgraph=True)
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return torch.mm(x, w)
-
-    def dtype() -> torch.dtype:
-        with fastamp.autocast("cpu", dtype=BF16):
-            return function(w).dtype
-
-    tag = torch.compiler.config.cache_key_tag
-    assert dtype() == BF16
-    fastamp.set_op_policy("mm", "fp32", "cpu")
-    first_edit = torch.compiler.config.cache_key_tag
-    assert dtype() == FP32
-    fastamp.set_op_policy("mm", "promote", "cpu")
-    assert torch.compiler.config.cache_key_tag not in (tag, first_edit)
-    fastamp.reset_op_policies()
-    assert dtype() == BF16
-    assert torch.compiler.config.cache_key_tag == tag
-
-
-@pytest.mark.xfail(strict=True, reason="a tag the user set is overwritten and then lost")
-def test_a_cache_key_tag_of_the_users_own_survives_an_edit():
-    torch.compiler.config.cache_key_tag = "mine"
-    try:
-        fastamp.set_op_policy("mm", "fp32", "cpu")
-        assert "mine" in torch.compiler.config.cache_key_tag
-        fastamp.reset_op_policies()
-        assert torch.compiler.config.cache_key_tag == "mine"
-    finally:
-        torch.compiler.config.cache_key_tag = ""
+        refuses = pytest.raises(RuntimeError, match="prioritize")
+        with torch_kernels(), torch.autocast("cpu", dtype=region_dtype), refuses:
+            torch.cat(mix)
 
 
 def test_edits_made_while_uninstalled_take_effect_after_install():

@@ -23,7 +23,9 @@ class Record(TorchDispatchMode):
         super().__init__()
         self.calls: list[Any] = []
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         out = function(*args, **(kwargs or {}))
         dtype = out.dtype if isinstance(out, torch.Tensor) else None
         self.calls.append((str(function), dtype))
@@ -35,7 +37,9 @@ class RecordFunctions(TorchFunctionMode):
         super().__init__()
         self.calls: list[str] = []
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         self.calls.append(getattr(function, "__name__", str(function)))
         return function(*args, **(kwargs or {}))
 
@@ -55,7 +59,9 @@ class Logged(torch.Tensor):
         self.inner = inner.detach()
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         def unwrap(value: Any) -> Any:
             return value.inner if isinstance(value, Logged) else value
 
@@ -189,7 +195,9 @@ def test_fake_tensors_get_torchs_dtypes_and_leave_no_cast_behind():
 def test_tensors_of_other_layouts_do_as_with_torchs_kernels(layout: str):
     def make() -> torch.Tensor:
         dense = torch.eye(4)
-        return {"coo": dense.to_sparse, "csr": dense.to_sparse_csr, "mkldnn": dense.to_mkldnn}[layout]()
+        return {"coo": dense.to_sparse, "csr": dense.to_sparse_csr, "mkldnn": dense.to_mkldnn}[
+            layout
+        ]()
 
     results: list[Any] = []
     for kernels in (torch_kernels(), nullcontext()):
