@@ -7,10 +7,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+import fastamp
 import pytest
 import torch
-
-import fastamp
+from support.autocast_state import set_torch_state, torch_state
 from support.casts import cast_nodes, copies_made
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -203,13 +203,17 @@ def test_first_use_without_grad_does_not_cut_the_weight_off(
     assert not again.requires_grad
 
 
+def use_and_fail(x: torch.Tensor, w: torch.Tensor) -> None:
+    torch.mm(x, w)
+    raise ZeroDivisionError
+
+
 def test_casts_survive_a_nested_region_left_by_an_exception(x: torch.Tensor, w: torch.Tensor):
     with fastamp.autocast("cpu"):
         outs = [torch.mm(x, w)]
         for region in (fastamp.autocast("cpu"), torch.autocast("cpu", dtype=FP16)):
             with pytest.raises(ZeroDivisionError), region:
-                torch.mm(x, w)
-                raise ZeroDivisionError
+                use_and_fail(x, w)
         outs.append(torch.mm(x, w))
     assert cast_nodes(w, *outs) == 1
     outs[-1].sum().backward()
@@ -217,10 +221,8 @@ def test_casts_survive_a_nested_region_left_by_an_exception(x: torch.Tensor, w: 
 
 @pytest.mark.parametrize("region", REGIONS)
 def test_an_exception_ends_the_life_of_the_casts(region: Any, x: torch.Tensor, w: torch.Tensor):
-    kept = []
     with pytest.raises(ZeroDivisionError), region("cpu", dtype=BF16):
-        kept.append(torch.mm(x, w))
-        raise ZeroDivisionError
+        use_and_fail(x, w)
     # `.data` edits do not bump the version: only a new cast sees this one.
     w.data.mul_(2)
     with region("cpu", dtype=BF16):
@@ -235,8 +237,6 @@ REGION_PAIRS = [(a, b) for a in REGIONS for b in REGIONS]
 def test_casts_die_with_the_outermost_region_in_whatever_order_regions_are_left(
     first: Any, second: Any, left_first: int, x: torch.Tensor, w: torch.Tensor
 ):
-    from support.autocast_state import set_torch_state, torch_state
-
     before = torch_state()
     regions = [first("cpu", dtype=BF16), second("cpu", dtype=BF16)]
     for region in regions:

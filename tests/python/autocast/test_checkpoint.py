@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    checkpoint_sequential,
+    create_selective_checkpoint_contexts,
+)
 
 import fastamp
 from support.autocast_state import torch_kernels
@@ -110,3 +117,25 @@ def test_weight_edited_between_forward_and_recomputation_is_used_as_it_is_then()
             layer.linear.weight.zero_()
         out.sum().backward()
     assert torch.equal(x.grad, torch.zeros_like(x))
+
+
+def save_products(_ctx: Any, op: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    save = op in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+    return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
+def test_selective_checkpointing_gives_torchs_bits(dtype: torch.dtype):
+    results = []
+    for kernels in (torch_kernels(), nullcontext()):
+        with kernels:
+            layers = model()
+            x = torch.ones(4, 8, requires_grad=True)
+            with fastamp.autocast("cpu", dtype=dtype):
+                context_fn = partial(create_selective_checkpoint_contexts, save_products)
+                hidden = layers(x)
+                for _ in range(2):
+                    hidden = checkpoint(layers, hidden, use_reentrant=False, context_fn=context_fn)
+                hidden.sum().backward()
+            results.append([hidden.detach(), x.grad, *(p.grad for p in layers.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

@@ -40,9 +40,9 @@ def test_public_state_tells_the_truth_inside_and_is_restored_after(dtype: torch.
 
 def test_state_is_restored_after_an_exception_which_goes_on_to_the_caller():
     before = torch_state()
-    with pytest.raises(ZeroDivisionError), fastamp.autocast("cpu", dtype=FP16):
-        with fastamp.autocast("cpu", enabled=False):
-            raise ZeroDivisionError
+    outer, inner = fastamp.autocast("cpu", dtype=FP16), fastamp.autocast("cpu", enabled=False)
+    with pytest.raises(ZeroDivisionError), outer, inner:
+        raise ZeroDivisionError
     assert torch_state() == before
 
 

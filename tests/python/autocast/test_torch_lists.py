@@ -105,7 +105,7 @@ def test_cuda_case_gives_torchs_dtypes_on_fake_tensors(
 
 
 def promotes_where_torch_refuses(case: Case, expected: Any) -> bool:
-    """The lists hold float16 arguments; in a bfloat16 region torch refuses those of promoting ops."""
+    """The lists hold float16 arguments; torch refuses them in a bfloat16 region."""
     return case.list_name == "torch_need_autocast_promote" and expected is RuntimeError
 
 

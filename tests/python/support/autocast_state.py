@@ -57,7 +57,7 @@ def torch_kernels() -> Iterator[None]:
 
 @contextmanager
 def cuda_state(dtype: torch.dtype = torch.float16, enabled: bool = True) -> Iterator[None]:
-    """Autocast on for cuda with no GPU: torch.autocast would disable itself, so the state is set by hand."""
+    """Autocast on for cuda with no GPU, where torch.autocast would disable itself."""
     before = torch_state()
     torch.set_autocast_enabled("cuda", enabled)
     torch.set_autocast_dtype("cuda", dtype)

@@ -9,7 +9,7 @@ import torch
 
 
 def cast_nodes(weight: torch.Tensor, *outputs: torch.Tensor) -> int:
-    """How many casts of ``weight`` the graphs of ``outputs`` hold: distinct nodes that lead straight to it."""
+    """How many casts of ``weight`` the graphs of ``outputs`` hold: nodes leading straight to it."""
     seen: set[Any] = set()
     leading = set()
     pending = [output.grad_fn for output in outputs]

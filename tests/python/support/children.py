@@ -1,4 +1,4 @@
-"""Runs Python in a child process, with fastamp importable and torch on the CPU level of this run."""
+"""Runs Python in a child process, with fastamp importable."""
 
 from __future__ import annotations
 

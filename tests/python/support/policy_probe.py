@@ -1,8 +1,9 @@
 """Prints, as JSON, which dtypes each autocast kernel of this process hands to its op.
 
-A recorder is registered on the key below autocast (AutogradCPU, AutogradCUDA) for every op, so that no op runs and the
-arguments need only fit the schema: argument dtypes alone decide what autocast does. Run as a program, because the
-recorders stay for the life of the process. ``FASTAMP_PROBE=1`` imports fastamp first.
+A recorder is registered on the key below autocast (AutogradCPU, AutogradCUDA) for every op, so that
+no op runs and the arguments need only fit the schema: argument dtypes alone decide what autocast
+does. Run as a program, because the recorders stay for the life of the process. ``FASTAMP_PROBE=1``
+imports fastamp first.
 """
 
 from __future__ import annotations
@@ -97,9 +98,8 @@ def _probe_op(op: Any, device: str, mix: str) -> Any:
         dtype = next(dtypes)
         if device == "cpu":
             return torch.ones(2, dtype=dtype)
-        return FakeTensor(
-            _fake_mode, torch.empty(2, dtype=dtype, device="meta"), torch.device("cuda:0")
-        )
+        on_meta = torch.empty(2, dtype=dtype, device="meta")
+        return FakeTensor(_fake_mode, on_meta, torch.device("cuda:0"))
 
     try:
         positional, named = _arguments(op, next_tensor, FP16 if "argument" in mix else None)
@@ -114,11 +114,14 @@ def _probe_op(op: Any, device: str, mix: str) -> Any:
 _fake_mode = FakeTensorMode()
 
 
-def probe(device: str, region_dtype: torch.dtype) -> dict[str, dict[str, Any]]:
+def registered(device: str) -> list[str]:
     key = f"Autocast{device.upper()}"
-    names = torch._C._dispatch_get_registrations_for_dispatch_key(key)
-    # This one repacks its weights for cuDNN before it calls the op, which takes a GPU.
-    names = sorted(set(names) - {"aten::_cudnn_rnn"})
+    return sorted(torch._C._dispatch_get_registrations_for_dispatch_key(key))
+
+
+def probe(device: str, region_dtype: torch.dtype) -> dict[str, dict[str, Any]]:
+    # _cudnn_rnn repacks its weights for cuDNN before it calls the op, which takes a GPU.
+    names = [name for name in registered(device) if name != "aten::_cudnn_rnn"]
     torch.set_autocast_enabled(device, True)
     torch.set_autocast_dtype(device, region_dtype)
     results: dict[str, dict[str, Any]] = {}
@@ -132,12 +135,7 @@ def probe(device: str, region_dtype: torch.dtype) -> dict[str, dict[str, Any]]:
 
 def main() -> None:
     warnings.simplefilter("ignore")
-    names = {
-        device: sorted(
-            torch._C._dispatch_get_registrations_for_dispatch_key(f"Autocast{device.upper()}")
-        )
-        for device in ("cpu", "cuda")
-    }
+    names = {device: registered(device) for device in ("cpu", "cuda")}
     if os.environ.get("FASTAMP_PROBE") == "1":
         import fastamp  # noqa: F401
     libraries = []
@@ -146,12 +144,8 @@ def main() -> None:
         for name in names[device]:
             library.impl(name.removeprefix("aten::"), _recorder, f"Autograd{device.upper()}")
         # norm's kernels call another overload than their own.
-        for overload in (
-            "norm.ScalarOpt_dtype",
-            "norm.ScalarOpt_dim_dtype",
-            "norm.names_ScalarOpt_dim_dtype",
-        ):
-            library.impl(overload, _recorder, f"Autograd{device.upper()}")
+        for overload in ("ScalarOpt_dtype", "ScalarOpt_dim_dtype", "names_ScalarOpt_dim_dtype"):
+            library.impl(f"norm.{overload}", _recorder, f"Autograd{device.upper()}")
         libraries.append(library)
     answers = {
         f"{device} {dtype}": probe(device, getattr(torch, dtype))

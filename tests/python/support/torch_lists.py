@@ -32,7 +32,7 @@ class Case(NamedTuple):
         return results
 
     def call_by_hand(self) -> Any:
-        """What autocast should have done, written out: cast the arguments, call without autocast."""
+        """What autocast should have done: cast the arguments, call without autocast."""
         args = cast_floating(self.args, self.run_as)
         if self.module is not None and hasattr(self.module, self.op):
             return getattr(self.module, self.op)(*args, **self.kwargs)

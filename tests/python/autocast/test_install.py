@@ -1,0 +1,101 @@
+"""install and uninstall: torch's kernels come back exactly."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import fastamp
+import fastamp._C as _C
+import pytest
+import torch
+from support.autocast_state import cuda_state, torch_kernels, torch_state
+from support.children import check_python
+
+COMPARE_DUMPS = """
+import json, sys, torch
+def dump():
+    names = set()
+    for key in ("AutocastCPU", "AutocastCUDA"):
+        names |= set(torch._C._dispatch_get_registrations_for_dispatch_key(key))
+    table = {name: (torch._C._dispatch_dump(name), torch._C._dispatch_dump_table(name))
+             for name in sorted(names)}
+    return table, len(torch._C._dispatch_get_all_op_names())
+before = dump()
+import fastamp
+assert dump()[0] != before[0]
+assert dump()[1] == before[1]
+fastamp._C.uninstall()
+assert dump() == before
+fastamp._C.uninstall()
+for _ in range(3):
+    fastamp._C.install()
+    fastamp._C.install()
+    assert fastamp._C.is_installed()
+    fastamp._C.uninstall()
+    assert dump() == before
+fastamp.set_op_policy("layer_norm", "lower", "cpu")
+fastamp._C.install()
+fastamp._C.uninstall()
+assert dump() == before
+fastamp._C.install()
+fastamp.set_op_policy("rms_norm", "fp32")
+fastamp._C.uninstall()
+fastamp.reset_op_policies()
+assert dump() == before
+"""
+
+
+def test_uninstall_restores_the_dispatcher_entry_of_every_op_exactly():
+    check_python("-c", COMPARE_DUMPS)
+
+
+@pytest.mark.parametrize("region", [torch.autocast, fastamp.autocast])
+def test_uninstall_inside_a_region_is_refused_and_changes_nothing(region: Any):
+    with region("cpu"):
+        state = torch_state()
+        with pytest.raises(RuntimeError, match="uninstall"):
+            _C.uninstall()
+        assert _C.is_installed()
+        assert torch_state() == state
+        assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype == torch.bfloat16
+    with cuda_state(), pytest.raises(RuntimeError, match="uninstall"):
+        _C.uninstall()
+    with region("cpu", enabled=False), pytest.raises(RuntimeError, match="uninstall"):
+        _C.uninstall()
+
+
+def test_regions_run_torchs_kernels_while_uninstalled():
+    x = torch.ones(4, 4)
+    with torch_kernels():
+        assert not _C.is_installed()
+        with fastamp.autocast("cpu", dtype=torch.float16):
+            assert torch.mm(x, x).dtype == torch.float16
+            with pytest.raises(RuntimeError, match="prioritize"):
+                torch.cat([x.bfloat16(), x.half()])
+    assert _C.is_installed()
+
+
+def test_install_inside_a_region_takes_effect_at_once():
+    x = torch.ones(4, 4)
+    with torch_kernels(), fastamp.autocast("cpu", dtype=torch.float16):
+        _C.install()
+        assert torch.cat([x.bfloat16(), x.half()]).dtype == torch.float32
+
+
+def test_install_from_many_threads_at_once_is_safe():
+    with torch_kernels(), ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: _C.install(), range(64)))
+        assert _C.is_installed()
+        _C.uninstall()
+
+
+def test_casts_made_before_uninstall_are_not_used_after_install():
+    w = torch.nn.Parameter(torch.ones(4, 4))
+    with fastamp.autocast("cpu"):
+        torch.mm(w, w)
+    with torch_kernels():
+        pass
+    w.data.mul_(2)
+    with fastamp.autocast("cpu"):
+        assert torch.equal(torch.mm(w, w), torch.full((4, 4), 16.0, dtype=torch.bfloat16))

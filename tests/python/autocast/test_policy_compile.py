@@ -1,0 +1,55 @@
+"""Compiled functions follow edits of the op policies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import fastamp
+import fastamp._C as _C
+import pytest
+import torch
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+@pytest.fixture(autouse=True)
+def default_policies_after() -> Iterator[None]:
+    yield
+    fastamp.reset_op_policies()
+    _C.uninstall()
+    _C.install()
+
+
+def test_compiled_functions_see_edits_and_resets():
+    w = torch.ones(4, 4)
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x, w)
+
+    def dtype() -> torch.dtype:
+        with fastamp.autocast("cpu", dtype=BF16):
+            return function(w).dtype
+
+    tag = torch.compiler.config.cache_key_tag
+    assert dtype() == BF16
+    fastamp.set_op_policy("mm", "fp32", "cpu")
+    first_edit = torch.compiler.config.cache_key_tag
+    assert dtype() == FP32
+    fastamp.set_op_policy("mm", "promote", "cpu")
+    assert torch.compiler.config.cache_key_tag not in (tag, first_edit)
+    fastamp.reset_op_policies()
+    assert dtype() == BF16
+    assert torch.compiler.config.cache_key_tag == tag
+
+
+@pytest.mark.xfail(strict=True, reason="a tag the user set is overwritten and then lost")
+def test_a_cache_key_tag_of_the_users_own_survives_an_edit():
+    torch.compiler.config.cache_key_tag = "mine"
+    try:
+        fastamp.set_op_policy("mm", "fp32", "cpu")
+        assert "mine" in torch.compiler.config.cache_key_tag
+        fastamp.reset_op_policies()
+        assert torch.compiler.config.cache_key_tag == "mine"
+    finally:
+        torch.compiler.config.cache_key_tag = ""
