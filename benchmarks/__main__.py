@@ -12,7 +12,7 @@ from pathlib import Path
 # other programs run too, and rows of many short parallel loops then measure that instead.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from fastamp import _cpu_isa  # noqa: E402
+from fastamp import _cpu_isa
 
 ROOT = Path(__file__).resolve().parent.parent
 
