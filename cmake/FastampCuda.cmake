@@ -5,6 +5,7 @@
 # Out: FASTAMP_BUILD_CUDA_VERSION and FASTAMP_BUILD_CUDA_ARCHS, empty for a CPU-only build;
 #      FASTAMP_HAVE_CUDA; if ON: language CUDA enabled and fastamp_torch::cuda, which brings
 #      libtorch_cuda, libc10_cuda and torch's own CUDA runtime
+include("${CMAKE_CURRENT_LIST_DIR}/FastampCudaArchitectures.cmake")
 include("${CMAKE_CURRENT_LIST_DIR}/FastampCudaToolkit.cmake")
 set(
   FASTAMP_CUDA
@@ -13,50 +14,6 @@ set(
   "Build the CUDA part: AUTO (if torch and a toolkit allow), ON, OFF"
 )
 set_property(CACHE FASTAMP_CUDA PROPERTY STRINGS AUTO ON OFF)
-
-# "8.0;9.0+PTX;9.0a" as torch's builds write it -> "80-real;90;90a-real" as CMake does.
-function(fastamp_cmake_architectures torch_list out)
-  string(REGEX REPLACE "[ ,]+" ";" torch_list "${torch_list}")
-  set(result "")
-  foreach(arch IN LISTS torch_list)
-    if(NOT arch MATCHES "^([0-9]+)\\.([0-9])([af]?)(\\+PTX)?$")
-      message(
-        FATAL_ERROR
-        "fastamp: TORCH_CUDA_ARCH_LIST: expected entries like 9.0, 9.0a or 9.0+PTX, "
-        "got '${arch}'"
-      )
-    endif()
-    set(name "${CMAKE_MATCH_1}${CMAKE_MATCH_2}${CMAKE_MATCH_3}")
-    if(NOT CMAKE_MATCH_4)
-      string(APPEND name "-real")
-    endif()
-    list(APPEND result "${name}")
-  endforeach()
-  set(${out} "${result}" PARENT_SCOPE)
-endfunction()
-
-# What to compile for: the user's list, else the GPUs of this machine, else a list for releases.
-function(_fastamp_default_architectures out)
-  set(archs "${TORCH_CUDA_ARCH_LIST}")
-  if(NOT archs)
-    set(archs "$ENV{TORCH_CUDA_ARCH_LIST}")
-  endif()
-  find_program(nvidia_smi nvidia-smi NO_CACHE)
-  if(NOT archs AND nvidia_smi)
-    execute_process(
-      COMMAND "${nvidia_smi}" --query-gpu=compute_cap --format=csv,noheader
-      OUTPUT_VARIABLE gpus
-      ERROR_QUIET
-    )
-    string(REGEX MATCHALL "[0-9]+\\.[0-9]" archs "${gpus}")
-    list(REMOVE_DUPLICATES archs)
-  endif()
-  if(NOT archs)
-    set(archs 8.0 9.0+PTX)
-  endif()
-  fastamp_cmake_architectures("${archs}" archs)
-  set(${out} "${archs}" PARENT_SCOPE)
-endfunction()
 
 # The runtime that torch itself loads, by its path, so that RPATHs name torch's folders; a second
 # runtime beside torch's would keep streams and errors of its own.
@@ -142,7 +99,7 @@ if(NOT FASTAMP_CUDA STREQUAL "OFF" AND FASTAMP_TORCH_CUDA)
     set(FASTAMP_CUDA_ORIGIN "${_fastamp_origin}" CACHE STRING "Where the CUDA toolkit comes from")
     # With find_package(Torch) before us, torch has put its -gencode flags in CMAKE_CUDA_FLAGS.
     if(NOT CMAKE_CUDA_ARCHITECTURES AND NOT CMAKE_CUDA_FLAGS MATCHES "-gencode|-arch")
-      _fastamp_default_architectures(_fastamp_archs)
+      fastamp_default_architectures(_fastamp_archs)
       set(CMAKE_CUDA_ARCHITECTURES "${_fastamp_archs}" CACHE STRING "" FORCE)
     endif()
     set(CMAKE_CUDA_HOST_COMPILER "${CMAKE_CXX_COMPILER}" CACHE FILEPATH "")

@@ -53,7 +53,7 @@ def run(name: str, command: list[str]) -> bool:
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         passed, output = result.returncode == 0, result.stdout + result.stderr
     except FileNotFoundError:
-        passed, output = False, f"{command[0]} is not installed: pip install 'fastamp[lint]'"
+        passed, output = False, f"{command[0]} is not installed; CONTRIBUTING.md says how to get it"
     verdict = "ok" if passed else "FAILED"
     print(f"{name:14}{verdict:8}{time.monotonic() - start:6.1f} s", flush=True)
     if not passed:

@@ -49,11 +49,10 @@ def ctest_command(build_dir: Path, cuda: bool) -> list[str]:
     ]
 
 
-def require_gpu() -> None:
-    """Stops with a plain sentence where torch sees no GPU."""
-    check = "import sys, torch; sys.exit(not torch.cuda.is_available())"
-    if subprocess.run([sys.executable, "-c", check], check=False).returncode != 0:
-        raise SystemExit("no CUDA GPU here: nothing was tested")
+def gpu_name() -> str:
+    """Returns the GPU that torch sees, or "" where there is none."""
+    code = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
+    return subprocess.check_output([sys.executable, "-c", code], text=True).strip()
 
 
 def main() -> int:
@@ -62,8 +61,10 @@ def main() -> int:
     parser.add_argument("--build-dir", type=Path, required=True)
     parser.add_argument("--cuda", action="store_true", help="only tests that need a GPU")
     options = parser.parse_args()
-    if options.cuda:
-        require_gpu()
+    gpu = gpu_name()
+    if options.cuda and not gpu:
+        raise SystemExit("no CUDA GPU here: nothing was tested")
+    print(f"GPU: {gpu}" if gpu else "no CUDA GPU here: tests that need one are skipped", flush=True)
     pytest = [sys.executable, "-m", "pytest", *(["-m", "cuda"] if options.cuda else [])]
     ctest_status, ctest_line = run(ctest_command(options.build_dir, options.cuda), CTEST_SUMMARY)
     pytest_status, pytest_line = run(pytest, PYTEST_SUMMARY)

@@ -36,11 +36,14 @@ def install_packages(torch: str) -> None:
     """Installs torch and the packages of our extras, at the versions pyproject.toml pins."""
     optional = read_pyproject()["project"]["optional-dependencies"]
     pinned = sorted({requirement for extra in EXTRAS for requirement in optional[extra]})
+    print(f"installing {torch} and {len(pinned)} more packages: 3 GB the first time", flush=True)
     pip("install", "-q", torch, *pinned)
     if has_gpu() and not has_toolkit():
         # All four parts, and of the version that torch brought: pip would take newer ones, which
         # do not work together.
-        pip("install", "-q", f"cuda-toolkit[nvcc,crt,nvvm,cccl]=={version('cuda-toolkit')}")
+        toolkit = f"cuda-toolkit[nvcc,crt,nvvm,cccl]=={version('cuda-toolkit')}"
+        print(f"there is a GPU and no CUDA toolkit that fits torch: installing {toolkit}")
+        pip("install", "-q", toolkit)
 
 
 def has_gpu() -> bool:
@@ -61,7 +64,7 @@ def has_toolkit() -> bool:
     script = ROOT / "cmake" / "print_toolkit.cmake"
     cmake = Path(sys.executable).parent / "cmake"
     command = [str(cmake), f"-DPython3_EXECUTABLE={sys.executable}", "-P", str(script)]
-    return subprocess.run(command, check=False).returncode == 0
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def install_editable(stamp: Path) -> None:

@@ -7,6 +7,6 @@
 #include <fastamp/autocast/registration.h>
 #include <fastamp/build_info.h>
 #include <fastamp/export.h>
-#include <fastamp/scaler/grad_scaler.h>
 #include <fastamp/ops/amp_ops.h>
+#include <fastamp/scaler/grad_scaler.h>
 #include <fastamp/version.h>

@@ -120,9 +120,12 @@ int init_checked(PyObject* self, PyObject* args, PyObject* kwargs) {
     return -1;
   }
   Py_DECREF(result);
-  Region* region = as_region(self);
-  if (bool* checked = checked_flag(region->wanted.device, region->wanted.dtype)) {
-    *checked = *checked || region->wanted.enabled;
+  // torch looks for a GPU at "cuda" but not at "cuda:0": only the plain name tells about the
+  // machine.
+  const Region* region = as_region(self);
+  bool* checked = checked_flag(region->wanted.device, region->wanted.dtype);
+  if (checked != nullptr && region->wanted.enabled && plain_device(region->device).has_value()) {
+    *checked = true;
   }
   return 0;
 }

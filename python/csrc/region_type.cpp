@@ -47,12 +47,14 @@ int set_fast_dtype(PyObject* self, PyObject* value, void* /*closure*/) {
 }
 
 template <bool autocast::AutocastState::* kField>
-int set_flag(PyObject* self, PyObject* value, void* /*closure*/) {
-  const int truth = value == nullptr ? -1 : PyObject_IsTrue(value);
-  if (truth < 0) {
+int set_flag(PyObject* self, PyObject* value, void* name) {
+  if (value == nullptr || PyBool_Check(value) == 0) {
+    PyErr_Format(PyExc_TypeError, "autocast: expected %s to be a bool, got %.100s",
+                 static_cast<const char*>(name),
+                 value == nullptr ? "nothing" : Py_TYPE(value)->tp_name);
     return -1;
   }
-  as_region(self)->wanted.*kField = truth != 0;
+  as_region(self)->wanted.*kField = value == Py_True;
   return 0;
 }
 
@@ -138,14 +140,17 @@ PyObject* set_hooks(PyObject* /*module*/, PyObject* args) {
 
 using autocast::AutocastState;
 
+char g_enabled[] = "enabled";
+char g_cache_enabled[] = "cache_enabled";
+
 std::array<PyGetSetDef, 5> g_attributes{{
     {"device", get_object<&Region::device>, set_device, "Device type, as given.", nullptr},
     {"fast_dtype", get_object<&Region::fast_dtype>, set_fast_dtype, "Lower-precision dtype.",
      nullptr},
     {"_enabled", get_flag<&AutocastState::enabled>, set_flag<&AutocastState::enabled>, nullptr,
-     nullptr},
+     g_enabled},
     {"_cache_enabled", get_flag<&AutocastState::cache_enabled>,
-     set_flag<&AutocastState::cache_enabled>, nullptr, nullptr},
+     set_flag<&AutocastState::cache_enabled>, nullptr, g_cache_enabled},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 }};
 

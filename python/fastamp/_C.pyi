@@ -3,6 +3,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 class Region:
     device: str
@@ -37,3 +38,21 @@ def set_region_hooks(
     checked_init: Callable[..., None], notify_export: Callable[..., None]
 ) -> None: ...
 def uninstall() -> None: ...
+def begin_unscale(scale: Tensor) -> tuple[Tensor, Tensor]: ...
+def unscale_gradients(
+    optimizer: object, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+) -> tuple[dict[torch.device, Tensor], list[Tensor]]: ...
+def combine_flags(flags: list[Tensor], device: torch.device) -> Tensor: ...
+def flag_for_optimizer(flags: list[Tensor], device: torch.device) -> Tensor: ...
+def update_scale(
+    scale: Tensor,
+    growth_tracker: Tensor,
+    flags: list[Tensor],
+    growth_factor: float,
+    backoff_factor: float,
+    growth_interval: int,
+    hysteresis_tracker: Tensor | None,
+    hysteresis: int,
+    min_scale: float | None,
+    max_scale: float | None,
+) -> None: ...

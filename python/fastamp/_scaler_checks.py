@@ -5,6 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
+
+
+def cuda_is_missing() -> bool:
+    """Whether torch.amp would disable a scaler for CUDA on this machine."""
+    common: Any = torch.cuda.amp.common
+    return bool(common.amp_definitely_not_available())
+
 
 def check_factors(function: str, growth_factor: Any, backoff_factor: Any) -> None:
     """Refuses with an AssertionError exactly the factors that torch.amp refuses."""

@@ -6,6 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.amp.grad_scaler import GradScaler as TorchGradScaler
 
 from fastamp._scaler_checks import check_extras
 
@@ -64,7 +65,7 @@ def checked_state(scaler: ScalerState, state: Mapping[str, Any]) -> dict[str, An
     return attributes
 
 
-class ScalerState(torch.amp.GradScaler):
+class ScalerState(TorchGradScaler):
     """The base of the scaler that holds its state; see ``fastamp.GradScaler``."""
 
     # Instances carry these names only when they are in use: by default an instance's __dict__ is
@@ -76,7 +77,7 @@ class ScalerState(torch.amp.GradScaler):
     _hysteresis_tracker: Tensor | None = None
     process_group: ProcessGroup | None = None
 
-    def _lazy_init_scale_growth_tracker(self, dev: torch.device | str) -> None:
+    def _lazy_init_scale_growth_tracker(self, dev: Any) -> None:
         super()._lazy_init_scale_growth_tracker(dev)
         if self._hysteresis > 1:
             self._hysteresis_tracker = torch.full(

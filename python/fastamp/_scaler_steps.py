@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.amp.grad_scaler import OptState
 
-from fastamp import _C
+import fastamp._C as _C
 from fastamp._scaler_checks import check_bound
 
 if TYPE_CHECKING:
@@ -17,6 +18,22 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from fastamp.grad_scaler import GradScaler
+
+
+def scale_each(scaler: GradScaler, outputs: Any, replicas: dict[torch.device, Tensor]) -> Any:
+    """Scales the tensors of a nest of iterables; the scale goes to each device once."""
+    if isinstance(outputs, torch.Tensor):
+        device = outputs.device
+        if device not in replicas:
+            replicas[device] = scaler._scale_on(device)
+        return outputs * replicas[device]
+    if not isinstance(outputs, Iterable):
+        raise ValueError(
+            "scale: outputs must be a Tensor or an iterable of Tensors, "
+            f"got {type(outputs).__name__}"
+        )
+    scaled = (scale_each(scaler, output, replicas) for output in outputs)
+    return type(outputs)(scaled) if isinstance(outputs, (list, tuple)) else scaled
 
 
 def agree_on_flags(

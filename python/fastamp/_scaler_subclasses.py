@@ -55,7 +55,7 @@ def unscale_subclasses(
 
     with torch.no_grad():
         for parameter in parameters:
-            gradient = _gradient_of(parameter)
+            gradient: Any = _gradient_of(parameter)
             if _is_dtensor(gradient):
                 local = gradient.to_local()
                 mesh = by_mesh.setdefault(gradient.device_mesh, {})

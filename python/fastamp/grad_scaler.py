@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 
-from fastamp import _C
-from fastamp._scaler_checks import check_bound, check_extras, check_factors
+import fastamp._C as _C
+from fastamp._scaler_checks import check_bound, check_extras, check_factors, cuda_is_missing
 from fastamp._scaler_state import ScalerState
-from fastamp._scaler_steps import agree_on_flags, set_scale, step_with_flags
+from fastamp._scaler_steps import agree_on_flags, scale_each, set_scale, step_with_flags
 from fastamp._scaler_subclasses import unscale_subclasses
 
 if TYPE_CHECKING:
@@ -69,15 +69,15 @@ class GradScaler(ScalerState):
         hysteresis: int = 1,
         process_group: ProcessGroup | None = None,
     ) -> None:
+        """Checks and keeps the options; nothing is created on a device yet."""
         extras = check_extras("GradScaler", min_scale, max_scale, hysteresis)
         self._device = device
         self._enabled = enabled
-        if enabled and device == "cuda" and torch.cuda.amp.common.amp_definitely_not_available():
-            warnings.warn(
-                "GradScaler: expected a CUDA device for device='cuda', but CUDA is not available.  "
-                "Disabling.",
-                stacklevel=2,
+        if enabled and device == "cuda" and cuda_is_missing():
+            text = (
+                "expected a CUDA device for device='cuda', but CUDA is not available.  Disabling."
             )
+            warnings.warn(f"GradScaler: {text}", stacklevel=2)
             self._enabled = False
         if not self._enabled:
             return
@@ -90,7 +90,9 @@ class GradScaler(ScalerState):
         self._growth_interval = growth_interval
         self._init_growth_tracker = 0
         self._growth_tracker: Tensor | None = None
-        self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
+        self._per_optimizer_states: defaultdict[int, dict[str, Any]] = defaultdict(
+            _refresh_per_optimizer_state
+        )
         self.__dict__.update(extras)
         if process_group is not None:
             self.process_group = process_group
@@ -113,28 +115,13 @@ class GradScaler(ScalerState):
             return outputs
         if isinstance(outputs, torch.Tensor):
             return outputs * self._scale_on(outputs.device)
-        return self._scale_each(outputs, {})
+        return scale_each(self, outputs, {})
 
-    def _scale_on(self, device: torch.device) -> Tensor:
+    def _scale_on(self, device: torch.device) -> Any:
         if self._scale is None:
             self._lazy_init_scale_growth_tracker(device)
-        scale = self._scale
-        assert scale is not None
+        scale: Any = self._scale
         return scale if scale.device == device else scale.to(device=device, non_blocking=True)
-
-    def _scale_each(self, outputs: Any, replicas: dict[torch.device, Tensor]) -> Any:
-        if isinstance(outputs, torch.Tensor):
-            device = outputs.device
-            if device not in replicas:
-                replicas[device] = self._scale_on(device)
-            return outputs * replicas[device]
-        if not isinstance(outputs, Iterable):
-            raise ValueError(
-                "scale: outputs must be a Tensor or an iterable of Tensors, "
-                f"got {type(outputs).__name__}"
-            )
-        scaled = (self._scale_each(output, replicas) for output in outputs)
-        return type(outputs)(scaled) if isinstance(outputs, (list, tuple)) else scaled
 
     def _unscale_grads_(
         self,
@@ -143,6 +130,7 @@ class GradScaler(ScalerState):
         found_inf: Tensor,
         allow_fp16: bool,
     ) -> dict[torch.device, Tensor]:
+        flags: dict[torch.device, Tensor]
         flags, subclassed = _C.unscale_gradients(optimizer, inv_scale, found_inf, allow_fp16)
         if subclassed:
             unscale_subclasses(subclassed, flags, inv_scale, found_inf)
@@ -195,7 +183,7 @@ class GradScaler(ScalerState):
         state["found_inf_per_device"] = flags
         state["stage"] = OptState.UNSCALED
 
-    def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[torch.device, Tensor]:
+    def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
         scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")
         one = torch.ones((), dtype=torch.float32, device=scale.device)
         flags = self._unscale_and_agree(optimizer, one, torch.zeros_like(one), True)

@@ -7,13 +7,14 @@
 #include <c10/util/Exception.h>
 #include <torch/cuda.h>
 
+#include <cstdint>
 #include <unordered_map>
 #include <utility>
 
 namespace fastamp {
 namespace {
 
-enum class Stage { kReady, kUnscaled, kStepped };
+enum class Stage : std::uint8_t { kReady, kUnscaled, kStepped };
 
 struct OptimizerState {
   Stage stage = Stage::kReady;
@@ -21,8 +22,14 @@ struct OptimizerState {
 };
 
 scaler::ScaleRules rules_of(const GradScalerOptions& options) {
-  return {options.growth_factor(), options.backoff_factor(), options.growth_interval(),
-          options.hysteresis(),    options.min_scale(),      options.max_scale()};
+  return {
+      .growth_factor = options.growth_factor(),
+      .backoff_factor = options.backoff_factor(),
+      .growth_interval = options.growth_interval(),
+      .hysteresis = options.hysteresis(),
+      .min_scale = options.min_scale(),
+      .max_scale = options.max_scale(),
+  };
 }
 
 bool usable(const GradScalerOptions& options) {
@@ -40,9 +47,9 @@ struct GradScaler::Impl {
       : device(options.device()),
         enabled(usable(options)),
         state(options.init_scale(), rules_of(options)) {
-    scaler::check_extras("GradScaler", state.rules, options.init_scale());
+    scaler::check_extras("GradScaler", state.rules(), options.init_scale());
     if (enabled) {
-      scaler::check_factors("GradScaler", state.rules);
+      scaler::check_factors("GradScaler", state.rules());
     }
   }
 
@@ -111,7 +118,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
       "unscale_: expected a call before step(), got one after it; unscale_() is being called "
       "after step().");
   auto flags = impl_->unscale_gradients(optimizer);
-  impl_->optimizers[&optimizer] = {Stage::kUnscaled, std::move(flags)};
+  impl_->optimizers[&optimizer] = {.stage = Stage::kUnscaled, .flags = std::move(flags)};
 }
 
 std::optional<at::Tensor> GradScaler::step(torch::optim::Optimizer& optimizer,
@@ -131,8 +138,12 @@ std::optional<at::Tensor> GradScaler::step(torch::optim::Optimizer& optimizer,
     unscale_(optimizer);
   }
   auto& entry = impl_->optimizers[&optimizer];
+  const bool any_gradient = !entry.flags.empty();
+  if (!any_gradient && stage == Stage::kReady) {
+    impl_->optimizers.erase(&optimizer);  // A refused call takes its own unscale_ back.
+  }
   TORCH_CHECK(
-      !entry.flags.empty(),
+      any_gradient,
       "step: expected an optimizer with at least one gradient, got none. No inf checks were "
       "recorded for this optimizer.");
   bool finite = true;
@@ -170,7 +181,7 @@ void GradScaler::update(double new_scale) {
     return;
   }
   impl_->expect_scale("update");
-  scaler::check_within_bounds("update", "new_scale", impl_->state.rules, new_scale);
+  scaler::check_within_bounds("update", "new_scale", impl_->state.rules(), new_scale);
   impl_->state.set_scale(new_scale);
   impl_->finish_iteration();
 }
@@ -191,17 +202,17 @@ void GradScaler::update(const at::Tensor& new_scale) {
 }
 
 double GradScaler::get_scale() const { return impl_->enabled ? impl_->state.scale() : 1.0; }
-double GradScaler::get_growth_factor() const { return impl_->state.rules.growth_factor; }
-double GradScaler::get_backoff_factor() const { return impl_->state.rules.backoff_factor; }
-int64_t GradScaler::get_growth_interval() const { return impl_->state.rules.growth_interval; }
+double GradScaler::get_growth_factor() const { return impl_->state.rules().growth_factor; }
+double GradScaler::get_backoff_factor() const { return impl_->state.rules().backoff_factor; }
+int64_t GradScaler::get_growth_interval() const { return impl_->state.rules().growth_interval; }
 void GradScaler::set_growth_factor(double growth_factor) {
-  impl_->state.rules.growth_factor = growth_factor;
+  impl_->state.rules().growth_factor = growth_factor;
 }
 void GradScaler::set_backoff_factor(double backoff_factor) {
-  impl_->state.rules.backoff_factor = backoff_factor;
+  impl_->state.rules().backoff_factor = backoff_factor;
 }
 void GradScaler::set_growth_interval(int64_t growth_interval) {
-  impl_->state.rules.growth_interval = growth_interval;
+  impl_->state.rules().growth_interval = growth_interval;
 }
 bool GradScaler::is_enabled() const noexcept { return impl_->enabled; }
 
@@ -210,17 +221,16 @@ std::optional<GradScalerState> GradScaler::state() const {
     return std::nullopt;
   }
   const auto& state = impl_->state;
-  GradScalerState result{state.scale(),
-                         state.rules.growth_factor,
-                         state.rules.backoff_factor,
-                         state.rules.growth_interval,
-                         state.growth_tracker(),
-                         state.rules.min_scale,
-                         state.rules.max_scale,
-                         std::nullopt,
-                         std::nullopt};
-  if (state.rules.hysteresis > 1) {
-    result.hysteresis = state.rules.hysteresis;
+  GradScalerState result;
+  result.scale = state.scale();
+  result.growth_factor = state.rules().growth_factor;
+  result.backoff_factor = state.rules().backoff_factor;
+  result.growth_interval = state.rules().growth_interval;
+  result.growth_tracker = state.growth_tracker();
+  result.min_scale = state.rules().min_scale;
+  result.max_scale = state.rules().max_scale;
+  if (state.rules().hysteresis > 1) {
+    result.hysteresis = state.rules().hysteresis;
     result.hysteresis_tracker = state.hysteresis_tracker();
   }
   return result;
@@ -234,7 +244,7 @@ void GradScaler::load_state(const std::optional<GradScalerState>& state) {
               "load_state: expected the state of an enabled scaler, got an empty one. The source "
               "state dict is empty, possibly because it was saved from a disabled instance of "
               "GradScaler.");
-  auto rules = impl_->state.rules;
+  auto rules = impl_->state.rules();
   rules.growth_factor = state->growth_factor;
   rules.backoff_factor = state->backoff_factor;
   rules.growth_interval = state->growth_interval;
@@ -242,7 +252,7 @@ void GradScaler::load_state(const std::optional<GradScalerState>& state) {
   rules.max_scale = state->max_scale ? state->max_scale : rules.max_scale;
   rules.hysteresis = state->hysteresis.value_or(rules.hysteresis);
   scaler::check_extras("load_state", rules, std::nullopt);
-  impl_->state.rules = rules;
+  impl_->state.rules() = rules;
   impl_->state.load(state->scale, state->growth_tracker,
                     state->hysteresis_tracker.value_or(rules.hysteresis));
 }

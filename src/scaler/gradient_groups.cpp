@@ -20,13 +20,12 @@ void unscale_with_torch(std::vector<at::Tensor> gradients, const at::Tensor& inv
                         at::Tensor& found_inf) {
   while (!gradients.empty()) {
     const auto dtype = gradients.front().scalar_type();
-    const auto others = std::stable_partition(
-        gradients.begin(), gradients.end(),
-        [dtype](const at::Tensor& gradient) { return gradient.scalar_type() == dtype; });
-    const auto count = static_cast<std::size_t>(others - gradients.begin());
+    const auto others = std::ranges::partition(
+        gradients, [dtype](const at::Tensor& gradient) { return gradient.scalar_type() == dtype; });
+    const auto count = static_cast<std::size_t>(others.begin() - gradients.begin());
     at::_amp_foreach_non_finite_check_and_unscale_(at::TensorList(gradients.data(), count),
                                                    found_inf, inv_scale);
-    gradients.erase(gradients.begin(), others);
+    gradients.erase(gradients.begin(), others.begin());
   }
 }
 
@@ -39,7 +38,7 @@ GradientGroups::Group& GradientGroups::group_for(c10::Device device) {
     }
   }
   last_ = nullptr;  // The vector may move its elements.
-  auto& group = groups_.emplace_back(Group{device, {}});
+  auto& group = groups_.emplace_back(Group{.device = device, .gradients = {}});
   group.gradients.reserve(std::exchange(expected_, 0));
   return group;
 }
@@ -57,7 +56,7 @@ GradientGroups::Taken GradientGroups::add_other(const at::Tensor& parameter,
     return Taken::kForeign;
   }
   if (gradient.is_sparse()) {
-    sparse_.push_back({parameter, gradient});
+    sparse_.push_back({.parameter = parameter, .gradient = gradient});
     return Taken::kYes;
   }
   auto& group = group_for(gradient.device());
@@ -97,7 +96,7 @@ std::vector<DeviceFlag> GradientGroups::unscale_(const at::Tensor& inv_scale,
     } else {
       unscale_with_torch(group.gradients, local_inverse, flag);
     }
-    flags.push_back({group.device, std::move(flag)});
+    flags.push_back({.device = group.device, .found_inf = std::move(flag)});
   }
   return flags;
 }

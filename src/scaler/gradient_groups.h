@@ -9,6 +9,7 @@
 #include <c10/core/TensorImpl.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 namespace fastamp::scaler {
@@ -27,7 +28,7 @@ struct DeviceFlag {
 /// Not thread-safe; holds a reference to every gradient until it is destroyed.
 class FASTAMP_API GradientGroups {
  public:
-  enum class Taken {
+  enum class Taken : std::uint8_t {
     kYes,      ///< Collected, or there is no gradient.
     kForeign,  ///< The gradient is a Python tensor subclass: its own code must unscale it.
   };

@@ -22,7 +22,7 @@ void ScaleState::initialise(c10::Device device) {
   ScaleTensors tensors;
   tensors.scale = scalar_on(device, at::kFloat, init_scale_);
   tensors.growth_tracker = scalar_on(device, at::kInt, init_growth_tracker_);
-  if (rules.hysteresis > 1) {
+  if (rules_.hysteresis > 1) {
     tensors.hysteresis_tracker = scalar_on(device, at::kInt, init_hysteresis_tracker_);
   }
   tensors_ = std::move(tensors);

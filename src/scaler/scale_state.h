@@ -17,9 +17,11 @@ namespace fastamp::scaler {
 /// operation that waits for the device. Not thread-safe.
 class ScaleState {
  public:
-  ScaleState(double init_scale, const ScaleRules& rules) : rules(rules), init_scale_(init_scale) {}
+  ScaleState(double init_scale, const ScaleRules& initial_rules)
+      : rules_(initial_rules), init_scale_(init_scale) {}
 
-  ScaleRules rules;
+  const ScaleRules& rules() const { return rules_; }
+  ScaleRules& rules() { return rules_; }
 
   bool initialised() const { return tensors_.scale.defined(); }
   const at::Tensor& scale_tensor() const { return tensors_.scale; }
@@ -29,7 +31,7 @@ class ScaleState {
   /// The same for several tensors; the scale is copied once to each device met.
   std::vector<at::Tensor> scaled(at::ArrayRef<at::Tensor> tensors);
 
-  void update(at::ArrayRef<at::Tensor> flags) { update_scale(tensors_, rules, flags); }
+  void update(at::ArrayRef<at::Tensor> flags) { update_scale(tensors_, rules_, flags); }
   void set_scale(double value);
   void set_scale(const at::Tensor& value);
 
@@ -43,10 +45,11 @@ class ScaleState {
  private:
   void initialise(c10::Device device);
 
+  ScaleRules rules_;
   ScaleTensors tensors_;
   double init_scale_;
   int64_t init_growth_tracker_ = 0;
-  int64_t init_hysteresis_tracker_ = rules.hysteresis;
+  int64_t init_hysteresis_tracker_ = rules_.hysteresis;
 };
 
 }  // namespace fastamp::scaler

@@ -1,9 +1,50 @@
 // A program of a user of fastamp: built against an installed fastamp and against its sources.
 #include <fastamp/fastamp.h>
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mse_loss.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+
 #include <iostream>
 
+namespace {
+
+/// Two steps of linear regression in bfloat16. Returns whether they ran in mixed precision, through
+/// fastamp's kernels, and made the loss smaller.
+bool trains() {
+  const auto x = at::ones({8, 4});
+  const auto y = at::ones({8, 1});
+  auto weight = at::zeros({1, 4}).requires_grad_();
+  float losses[2];
+  for (float& recorded : losses) {
+    at::Tensor loss;
+    {
+      const fastamp::AutocastGuard region(c10::kCPU, c10::kBFloat16);
+      const auto prediction = at::linear(x, weight);
+      if (prediction.scalar_type() != c10::kBFloat16 || !fastamp::is_installed()) {
+        return false;
+      }
+      loss = at::mse_loss(prediction, y);
+    }
+    loss.backward();
+    const at::NoGradGuard no_grad;
+    weight.sub_(weight.grad(), 0.05);
+    weight.mutable_grad() = at::Tensor();
+    recorded = loss.item<float>();
+  }
+  return losses[1] < losses[0] && weight.scalar_type() == c10::kFloat &&
+         at::linear(x, weight).scalar_type() == c10::kFloat;
+}
+
+}  // namespace
+
 int main() {
+  if (!trains()) {
+    std::cout << "two steps of training did not run in bfloat16 or did not learn\n";
+    return 1;
+  }
   const auto info = fastamp::build_info();
   std::cout << "fastamp " << info.version << ", torch " << info.torch_version << '\n';
   return info.version == FASTAMP_VERSION && !info.torch_version.empty() ? 0 : 1;

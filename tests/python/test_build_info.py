@@ -1,5 +1,6 @@
-import fastamp
 import torch
+
+import fastamp
 
 
 def test_build_info_names_the_torch_it_was_built_with():

@@ -30,9 +30,10 @@ namespace fastamp::ops {
 /// @throws c10::TypeError   a dtype is not among those above.
 /// @throws c10::ValueError  a tensor is undefined, on another device, not strided, overlaps itself,
 ///                          or inv_scale or found_inf has not one element. Nothing was changed.
+/// @throws c10::NotImplementedError  the tensors are on a device other than CPU and CUDA.
 /// @note CUDA: asynchronous on the current stream of the gradients' device, no host sync, one
-///       launch for all tensors and dtypes (docs: kernels/cuda/launch_plan.h). CPU: uses
-///       at::get_num_threads() threads. Thread-safe for disjoint tensors.
+///       launch for all tensors and dtypes; while a stream is captured, one per 1624 tensors. CPU:
+///       uses at::get_num_threads() threads. Thread-safe for disjoint tensors.
 FASTAMP_API void unscale_and_check_(at::TensorList grads, const at::Tensor& inv_scale,
                                     const at::Tensor& found_inf);
 
@@ -66,6 +67,7 @@ FASTAMP_API void unscale_and_check_(at::TensorList grads, const at::Tensor& inv_
 /// @throws c10::ValueError  a tensor is undefined, has not one element, is not strided or is on
 ///                          another device; hysteresis is not in [1, 2^31) or lacks its tracker; a
 ///                          bound is NaN or min_scale > max_scale. Nothing was changed.
+/// @throws c10::NotImplementedError  the tensors are on a device other than CPU and CUDA.
 /// @note Asynchronous on CUDA (current stream), no host sync, one launch; safe in graph capture.
 FASTAMP_API void update_scale_(const at::Tensor& scale, const at::Tensor& growth_tracker,
                                const at::Tensor& found_inf, double growth_factor,

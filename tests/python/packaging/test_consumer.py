@@ -1,15 +1,19 @@
 """Programs of C++ users: each way of using fastamp is built, without Python, and run."""
 
+import shutil
 import subprocess
+import sys
 
-import fastamp
 import pytest
 import torch
+
+import fastamp
 from packaging_tools import (
     ROOT,
     TORCH_DIR,
     TORCH_PREFIX,
     build_and_run,
+    call,
     configure,
     find_tool,
 )
@@ -57,7 +61,7 @@ def test_find_package_takes_a_libtorch_folder(tmp_path, libtorch_folder):
 
 
 def test_find_package_works_after_the_programs_own_find_package_torch(tmp_path):
-    if torch.version.cuda and not find_nvcc():
+    if torch.version.cuda and not has_toolkit_of_torch():
         pytest.skip("find_package(Torch) itself stops: CUDA build of torch, no CUDA toolkit")
     status, output = configure(
         tmp_path, [TORCH_PREFIX, fastamp.cmake_prefix_path], "-DCONSUMER_FINDS_TORCH=ON"
@@ -66,17 +70,12 @@ def test_find_package_works_after_the_programs_own_find_package_torch(tmp_path):
     assert build_and_run(tmp_path) == (0, VERSIONS)
 
 
-def find_nvcc():
-    try:
-        release = subprocess.check_output([find_tool("nvcc"), "--version"], text=True)
-    except AssertionError:
-        return False
-    return f"release {torch.version.cuda}" in release
+def has_toolkit_of_torch():
+    nvcc = shutil.which("nvcc")
+    return nvcc is not None and f"release {torch.version.cuda}" in call(nvcc, "--version")[1]
 
 
 def test_find_package_asks_python_when_no_folder_names_torch(tmp_path):
-    import sys
-
     status, output = configure(
         tmp_path,
         [fastamp.cmake_prefix_path],

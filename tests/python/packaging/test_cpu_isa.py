@@ -1,6 +1,7 @@
 import json
 
 import pytest
+
 from fastamp import _cpu_isa
 
 

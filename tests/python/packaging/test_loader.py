@@ -6,8 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fastamp
 import pytest
+
+import fastamp
 from fastamp._loader import check_versions
 
 BUILT = {"torch_version": "2.11.0", "cuda_version": "13.0"}

@@ -31,10 +31,10 @@ def snapshot(scaler, optimizers=()):
     )
 
 
-def outcome(call):
+def outcome(call, *arguments):
     """What a call did: ("returned", value) or ("raised", exception type)."""
     try:
-        return "returned", call()
+        return "returned", call(*arguments)
     except Exception as error:
         return "raised", type(error)
 

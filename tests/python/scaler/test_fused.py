@@ -18,7 +18,7 @@ class Watching(torch.optim.SGD):
         super().__init__(*args, **kwargs)
         self.seen = []
 
-    def step(self, closure=None):
+    def step(self, _closure=None):
         scale, flag = self.grad_scale, self.found_inf
         self.seen.append((None if scale is None else float(scale), float(flag)))
         return "stepped"
@@ -29,7 +29,7 @@ class Receiving(torch.optim.SGD):
 
     _step_supports_amp_scaling = True
 
-    def step(self, closure=None, *, grad_scaler=None):
+    def step(self, _closure=None, *, grad_scaler=None):
         self.got = grad_scaler
         grad_scaler.unscale_(self)
         return "stepped"
@@ -118,7 +118,7 @@ def test_the_deprecated_argument_is_passed_with_a_warning_at_the_caller():
 
 def test_attributes_are_removed_if_step_raises():
     class Failing(Watching):
-        def step(self, closure=None):
+        def step(self, _closure=None):
             raise KeyError("x")
 
     scaler, optimizer = prepared(fastamp.GradScaler, Failing)

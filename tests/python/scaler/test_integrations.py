@@ -17,14 +17,14 @@ def test_accelerate_initialises_the_scale_by_device_type_before_scaling():
     scaler = fastamp.GradScaler("cpu", init_scale=4.0, hysteresis=2)
     scaler._lazy_init_scale_growth_tracker(scaler._device)
     assert scaler._scale.item() == scaler._get_scale_async().item() == 4.0
+    scaler._scale = None
     with pytest.raises(AssertionError, match="_growth_tracker initialized before _scale"):
-        scaler._scale = None
         scaler._lazy_init_scale_growth_tracker("cpu")
 
 
 @pytest.mark.parametrize(("grad", "called"), [(2.0, True), (float("inf"), False)])
 def test_accelerate_detects_skips_by_patching_step_and_passes_the_closure_by_position(grad, called):
-    parameter, optimizer = trainable(grad)
+    _, optimizer = trainable(grad)
     calls = []
     original = optimizer.step
 
@@ -123,7 +123,7 @@ def test_fused_optimizers_may_ask_the_scaler_for_flags_and_scale():
 
 def test_a_maybe_opt_step_override_decides_on_the_step():
     class Never(fastamp.GradScaler):
-        def _maybe_opt_step(self, optimizer, optimizer_state, *args, **kwargs):
+        def _maybe_opt_step(self, *_args, **_kwargs):
             return "never"
 
     parameter, optimizer = trainable()

@@ -16,7 +16,7 @@ class Watching(torch.optim.SGD):
 
     _step_supports_amp_scaling = True
 
-    def step(self, closure=None):
+    def step(self, _closure=None):
         self.flag = float(self.found_inf)
 
 

@@ -40,7 +40,7 @@ def test_each_order_of_calls_raises_and_returns_what_torchs_does(names, grad):
         trace = []
         for name in names:
             arguments = () if name == "update" else (optimizer,)
-            trace.append(outcome(lambda n=name, a=arguments: getattr(scaler, n)(*a)))
+            trace.append(outcome(getattr(scaler, name), *arguments))
             trace.append((bits(parameter), scaler.state_dict()))
         traces.append(trace)
     assert traces[0] == traces[1]
@@ -122,7 +122,7 @@ def test_a_refused_fp16_gradient_leaves_the_gradients_before_it_alone():
     scaler = fastamp.GradScaler("cpu", init_scale=8.0)
     scaler.scale(torch.ones(()))
     with pytest.raises(
-        ValueError, match="unscale_: expected.*got float16.*Attempting to unscale FP16"
+        ValueError, match=r"unscale_: expected.*got float16.*Attempting to unscale FP16"
     ):
         scaler.unscale_(torch.optim.SGD([first, second], lr=1.0))
     assert first.grad.tolist() == [8.0, 8.0]

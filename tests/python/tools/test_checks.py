@@ -1,9 +1,10 @@
 """Each rule of tools/check_*.py reports a tree that breaks it, and only that."""
 
+import pytest
+
 import check_ascii
 import check_includes
 import check_sizes
-import pytest
 
 
 def write(root, name, text):

@@ -1,6 +1,7 @@
 import sys
 
 import pytest
+
 import run_tests
 
 
@@ -36,6 +37,22 @@ def test_either_failure_fails_and_both_summaries_come_last(
 ):
     results = iter([(ctest, "ctest line"), (pytest_, "pytest line")])
     monkeypatch.setattr(run_tests, "run", lambda *_: next(results))
+    monkeypatch.setattr(run_tests, "gpu_name", lambda: "")
     monkeypatch.setattr(sys, "argv", ["run_tests.py", "--build-dir", "build"])
     assert run_tests.main() == expected
     assert capsys.readouterr().out.splitlines()[-2:] == ["ctest line", "pytest line"]
+
+
+def test_without_a_gpu_the_gpu_run_fails_and_says_so(monkeypatch):
+    monkeypatch.setattr(run_tests, "gpu_name", lambda: "")
+    monkeypatch.setattr(sys, "argv", ["run_tests.py", "--build-dir", "build", "--cuda"])
+    with pytest.raises(SystemExit, match="no CUDA GPU here"):
+        run_tests.main()
+
+
+def test_a_run_without_a_gpu_says_that_tests_are_skipped(monkeypatch, capsys):
+    monkeypatch.setattr(run_tests, "run", lambda *_: (0, "line"))
+    monkeypatch.setattr(run_tests, "gpu_name", lambda: "")
+    monkeypatch.setattr(sys, "argv", ["run_tests.py", "--build-dir", "build"])
+    run_tests.main()
+    assert "no CUDA GPU here: tests that need one are skipped" in capsys.readouterr().out

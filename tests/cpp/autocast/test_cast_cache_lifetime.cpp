@@ -1,0 +1,155 @@
+#include <fastamp/autocast/guard.h>
+#include <fastamp/autocast/policy.h>
+
+#include <ATen/CachedTensorUtils.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/einsum.h>
+#include <ATen/ops/ones.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <memory>
+#include <stdexcept>
+#include <vector>
+
+#include "support/autocast_state.h"
+#include "support/casts.h"
+#include "support/catch.h"
+
+using fastamp::AutocastGuard;
+using namespace fastamp::test;
+
+namespace {
+
+/// Expires when the cast of `weight` that the thread keeps is gone.
+std::weak_ptr<torch::autograd::Node> watch_cast(const at::Tensor& weight) {
+  return node_of_argument(column_sums(weight), 1);
+}
+
+}  // namespace
+
+TEST_CASE_METHOD(LeavesNoTrace, "cast cache: casts live until the outermost region ends",
+                 "[autocast][cache]") {
+  const auto w = make_weight(4, 4);
+  std::weak_ptr<torch::autograd::Node> cast;
+  {
+    const AutocastGuard outer(c10::kCPU, c10::kBFloat16);
+    {
+      const AutocastGuard inner(c10::kCPU, c10::kBFloat16);
+      cast = watch_cast(w);
+    }
+    CHECK_FALSE(cast.expired());
+    { const AutocastGuard off(c10::kCPU, std::nullopt, false); }
+    CHECK_FALSE(cast.expired());
+    CHECK(watch_cast(w).lock() == cast.lock());
+  }
+  CHECK(cast.expired());
+}
+
+TEST_CASE_METHOD(LeavesNoTrace, "cast cache: an exception that leaves the outermost region frees the casts",
+                 "[autocast][cache]") {
+  const auto w = make_weight(4, 4);
+  std::weak_ptr<torch::autograd::Node> cast;
+  try {
+    const AutocastGuard outer(c10::kCPU, c10::kBFloat16);
+    const AutocastGuard inner(c10::kCPU, c10::kHalf);
+    cast = watch_cast(w);
+    throw std::runtime_error("leaves");
+  } catch (const std::runtime_error&) {
+  }
+  CHECK(cast.expired());
+}
+
+TEST_CASE_METHOD(LeavesNoTrace, "cast cache: an exception inside an inner region keeps the outer region's casts",
+                 "[autocast][cache]") {
+  const auto w = make_weight(4, 4);
+  const AutocastGuard outer(c10::kCPU, c10::kBFloat16);
+  const auto cast = watch_cast(w);
+  try {
+    const AutocastGuard inner(c10::kCPU, c10::kHalf);
+    throw std::runtime_error("leaves");
+  } catch (const std::runtime_error&) {
+  }
+  CHECK(watch_cast(w).lock() == cast.lock());
+}
+
+TEST_CASE_METHOD(LeavesNoTrace, "cast cache: the next region casts anew",
+                 "[autocast][cache]") {
+  const auto w = make_weight(4, 4);
+  {
+    const AutocastGuard region(c10::kCPU, c10::kBFloat16);
+    CHECK(first_sum(w) == 4.0F);
+  }
+  edit_behind(w, 1.0);
+  const AutocastGuard region(c10::kCPU, c10::kBFloat16);
+  CHECK(first_sum(w) == 8.0F);
+}
+
+TEST_CASE_METHOD(LeavesNoTrace, "cast cache: does not keep the weight itself alive",
+                 "[autocast][cache]") {
+  auto w = make_weight(4, 4);
+  const AutocastGuard region(c10::kCPU, c10::kBFloat16);
+  // Without gradients: the autograd graph of a cast would hold the weight.
+  {
+    const at::NoGradGuard no_grad;
+    column_sums(w);
+  }
+  const c10::weak_intrusive_ptr<c10::StorageImpl> storage(
+      c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(w.storage().unsafeGetStorageImpl()));
+  w = at::Tensor();
+  CHECK(storage.expired());
+}
+
+TEST_CASE_METHOD(LeavesNoTrace, "cast cache: a new weight in a freed weight's place gets its own cast",
+                 "[autocast][cache]") {
+  const AutocastGuard region(c10::kCPU, c10::kBFloat16);
+  int wrong = 0;
+  for (int i = 0; i < 500; ++i) {
+    const auto w = make_weight(8, 8, i % 16);
+    const at::NoGradGuard no_grad;
+    wrong += first_sum(w) != static_cast<float>(8 * (i % 16)) ? 1 : 0;
+  }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE_METHOD(LeavesNoTrace, "cast cache: a cast that the user edits in place is not used again",
+                 "[autocast][cache]") {
+  // einsum of one operand hands out a view of the cast.
+  fastamp::set_op_policy("einsum", fastamp::OpPolicy::lower, c10::kCPU);
+  const auto w = make_weight(4, 4);
+  {
+    const AutocastGuard region(c10::kCPU, c10::kBFloat16);
+    const at::NoGradGuard no_grad;
+    auto view = at::einsum("ij->ji", {w});
+    REQUIRE(view.scalar_type() == c10::kBFloat16);
+    view.add_(1);
+    CHECK(first_sum(w) == 4.0F);
+    CHECK(at::einsum("ij->ji", {w}).select(0, 0).sum().item<float>() == 4.0F);
+  }
+  fastamp::reset_op_policies();
+}
+
+TEST_CASE_METHOD(LeavesNoTrace, "cast cache: tensors owned by CUDA-graph trees are not kept",
+                 "[autocast][cache]") {
+  const auto w = make_weight(4, 4);
+  at::caching::set_cached_tensors_enabled(true);
+  at::caching::add_cached_tensor(w);
+  {
+    const AutocastGuard region(c10::kCPU, c10::kBFloat16);
+    CHECK_FALSE(is_cast_kept(w));
+  }
+  at::caching::remove_cached_tensor(w);
+  at::caching::set_cached_tensors_enabled(false);
+}
+
+TEST_CASE_METHOD(LeavesNoTrace, "cast cache: regions that end in another order than they began free the casts",
+                 "[autocast][cache]") {
+  const auto w = make_weight(4, 4);
+  auto first = std::make_unique<AutocastGuard>(c10::kCPU, c10::kBFloat16);
+  auto second = std::make_unique<AutocastGuard>(c10::kCPU, c10::kBFloat16);
+  const auto cast = watch_cast(w);
+  first.reset();
+  CHECK_FALSE(cast.expired());
+  second.reset();
+  CHECK(cast.expired());
+  set_enabled(c10::kCPU, false);
+}

@@ -1,0 +1,207 @@
+#include <fastamp/autocast/policy.h>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "support/autocast_state.h"
+#include "support/catch.h"
+#include "support/warnings.h"
+
+using fastamp::OpPolicy;
+using namespace fastamp::test;
+
+namespace {
+
+const std::vector<OpPolicy> kPolicies{
+    OpPolicy::pass,         OpPolicy::lower,   OpPolicy::fp32,  OpPolicy::set_opt_dtype,
+    OpPolicy::append_dtype, OpPolicy::promote, OpPolicy::banned};
+
+/// Every policy of the table by name, so that a difference can be printed.
+std::vector<std::string> all_policies() {
+  std::vector<std::string> policies;
+  for (const auto& row : fastamp::op_table()) {
+    policies.emplace_back(row.op + " " + std::string(fastamp::to_string(row.cpu)));
+    policies.emplace_back(row.op + " " + std::string(fastamp::to_string(row.cuda)));
+  }
+  return policies;
+}
+
+}  // namespace
+
+TEST_CASE("op_policy_from_string: reads what to_string writes", "[autocast][policy]") {
+  for (const auto policy : kPolicies) {
+    CHECK(fastamp::op_policy_from_string(fastamp::to_string(policy)) == policy);
+  }
+}
+
+TEST_CASE("op_policy_from_string: names the policies there are", "[autocast][policy]") {
+  const auto text = error_text<c10::ValueError>([] { fastamp::op_policy_from_string("fp16"); });
+  CAPTURE(text);
+  CHECK(text.find("got 'fp16'") != std::string::npos);
+  for (const auto policy : kPolicies) {
+    CHECK(text.find(fastamp::to_string(policy)) != std::string::npos);
+  }
+  CHECK_THROWS_AS(fastamp::op_policy_from_string(""), c10::ValueError);
+  CHECK_THROWS_AS(fastamp::op_policy_from_string("Lower"), c10::ValueError);
+}
+
+TEST_CASE_METHOD(LeavesNoTrace, "op_table: every row names an op of torch, once",
+                 "[autocast][policy]") {
+  std::set<std::string> seen;
+  for (const auto& row : fastamp::op_table()) {
+    CAPTURE(row.op);
+    CHECK(seen.insert(row.op).second);
+    const auto dot = row.op.find('.');
+    const auto overload = dot == std::string::npos ? "" : row.op.substr(dot + 1);
+    const auto op =
+        c10::Dispatcher::singleton().findSchema({"aten::" + row.op.substr(0, dot), overload});
+    CHECK(op.has_value());
+  }
+}
+
+TEST_CASE_METHOD(LeavesNoTrace, "op_table: counts torch 2.11's autocast ops", "[autocast][policy]") {
+  const auto rows = fastamp::op_table();
+  const auto count = [&](auto member) {
+    return std::count_if(rows.begin(), rows.end(),
+                         [&](const auto& row) { return row.*member != OpPolicy::pass; });
+  };
+  CHECK(count(&fastamp::OpTableRow::cpu_default) == 129);
+  CHECK(count(&fastamp::OpTableRow::cuda_default) == 126);
+}
+
+TEST_CASE_METHOD(LeavesNoTrace, "op_policy: finds an op with and without namespace and overload",
+                 "[autocast][policy]") {
+  CHECK(fastamp::op_policy("mm", c10::kCPU) == OpPolicy::lower);
+  CHECK(fastamp::op_policy("aten::mm", c10::kCUDA) == OpPolicy::lower);
+  CHECK(fastamp::op_policy("softmax.int", c10::kCUDA) == OpPolicy::set_opt_dtype);
+  CHECK(fastamp::op_policy("aten::softmax.int", c10::kCPU) == OpPolicy::pass);
+  CHECK(fastamp::op_policy("softmax", c10::kCUDA) == OpPolicy::set_opt_dtype);
+  CHECK(fastamp::op_policy("binary_cross_entropy", c10::kCUDA) == OpPolicy::banned);
+  CHECK(fastamp::op_policy("binary_cross_entropy", c10::kCPU) == OpPolicy::fp32);
+  CHECK(fastamp::op_policy("norm.Scalar", c10::kCUDA) == OpPolicy::append_dtype);
+  CHECK(fastamp::op_policy("cat", c10::kCPU) == OpPolicy::promote);
+}
+
+TEST_CASE_METHOD(LeavesNoTrace, "op_policy: an unknown op is refused with the nearest names",
+                 "[autocast][policy]") {
+  const auto text =
+      error_text<c10::ValueError>([] { fastamp::op_policy("lineer", c10::kCPU); });
+  CAPTURE(text);
+  CHECK(text.find("op_policy:") != std::string::npos);
+  CHECK(text.find("got 'lineer'") != std::string::npos);
+  CHECK(text.find("linear") != std::string::npos);
+  for (const char* name : {"", "aten::", "aten::aten::mm", "mm.out", "softmax.", ".int", "MM"}) {
+    CAPTURE(name);
+    CHECK_THROWS_AS(fastamp::op_policy(name, c10::kCPU), c10::ValueError);
+    CHECK_THROWS_AS(fastamp::set_op_policy(name, OpPolicy::fp32), c10::ValueError);
+  }
+}
+
+TEST_CASE_METHOD(LeavesNoTrace, "op_policy: a device without a column is refused",
+                 "[autocast][policy]") {
+  const auto before = all_policies();
+  const auto text = error_text<c10::ValueError>([] { fastamp::op_policy("mm", c10::kMPS); });
+  CAPTURE(text);
+  CHECK(text.find("expected device to be cpu or cuda, got mps") != std::string::npos);
+  CHECK_THROWS_AS(fastamp::set_op_policy("mm", OpPolicy::fp32, c10::kMeta), c10::ValueError);
+  CHECK(all_policies() == before);
+}
+
+TEST_CASE_METHOD(LeavesNoTrace, "op_policy: a name whose overloads differ is refused",
+                 "[autocast][policy]") {
+  fastamp::set_op_policy("softmax.int", OpPolicy::fp32, c10::kCUDA);
+  const auto text = error_text<c10::ValueError>([] { fastamp::op_policy("softmax", c10::kCUDA); });
+  CAPTURE(text);
+  CHECK(text.find("overloads differ") != std::string::npos);
+  CHECK(text.find("such as 'softmax.") != std::string::npos);
+  CHECK(fastamp::op_policy("softmax", c10::kCPU) == OpPolicy::pass);
+  fastamp::reset_op_policies();
+}
+
+TEST_CASE_METHOD(LeavesNoTrace, "set_op_policy: changes the columns and overloads it names, no others",
+                 "[autocast][policy]") {
+  const auto before = fastamp::op_table();
+  const auto changed = [&] {
+    std::vector<std::string> names;
+    const auto now = fastamp::op_table();
+    for (std::size_t i = 0; i < now.size(); ++i) {
+      if (now[i].cpu != before[i].cpu) {
+        names.push_back(now[i].op + " cpu");
+      }
+      if (now[i].cuda != before[i].cuda) {
+        names.push_back(now[i].op + " cuda");
+      }
+      CHECK(now[i].cpu_default == before[i].cpu_default);
+      CHECK(now[i].cuda_default == before[i].cuda_default);
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+  };
+  using Names = std::vector<std::string>;
+  SECTION("one device") {
+    fastamp::set_op_policy("mm", OpPolicy::fp32, c10::kCPU);
+    CHECK(changed() == Names{"mm cpu"});
+  }
+  SECTION("both devices") {
+    fastamp::set_op_policy("mm", OpPolicy::fp32);
+    CHECK(changed() == Names{"mm cpu", "mm cuda"});
+  }
+  SECTION("one overload") {
+    fastamp::set_op_policy("aten::softmax.int", OpPolicy::fp32, c10::kCUDA);
+    CHECK(changed() == Names{"softmax.int cuda"});
+  }
+  SECTION("all overloads") {
+    fastamp::set_op_policy("softmax", OpPolicy::fp32);
+    CHECK(changed() ==
+          Names{"softmax.Dimname cpu", "softmax.Dimname cuda", "softmax.int cpu", "softmax.int cuda"});
+  }
+  fastamp::reset_op_policies();
+  CHECK(changed().empty());
+}
+
+TEST_CASE_METHOD(LeavesNoTrace, "set_op_policy: a policy that the op cannot carry changes nothing",
+                 "[autocast][policy]") {
+  const auto before = all_policies();
+  const auto refused = [&](const char* op, OpPolicy policy) {
+    const auto text = error_text<c10::ValueError>([&] { fastamp::set_op_policy(op, policy); });
+    CAPTURE(op, text);
+    CHECK(text.find("set_op_policy") != std::string::npos);
+    CHECK(text.find("got '" + std::string(fastamp::to_string(policy))) != std::string::npos);
+    CHECK(all_policies() == before);
+  };
+  refused("mm", OpPolicy::set_opt_dtype);
+  refused("mm", OpPolicy::append_dtype);
+  refused("softmax.int", OpPolicy::append_dtype);
+  refused("norm.Scalar", OpPolicy::set_opt_dtype);
+  refused("_cudnn_rnn", OpPolicy::fp32);
+  refused("_cudnn_rnn", OpPolicy::promote);
+}
+
+TEST_CASE_METHOD(LeavesNoTrace, "set_op_policy: refuses all overloads of a name if one cannot carry the policy",
+                 "[autocast][policy]") {
+  const auto before = all_policies();
+  // norm.Scalar and its neighbours have an overload with a dtype; find a name of the table with mixed
+  // capabilities by trying them all, so that the test keeps its sense when the table grows.
+  std::set<std::string> names;
+  for (const auto& row : fastamp::op_table()) {
+    names.insert(row.op.substr(0, row.op.find('.')));
+  }
+  int refusals = 0;
+  for (const auto& name : names) {
+    for (const auto policy : kPolicies) {
+      try {
+        fastamp::set_op_policy(name, policy);
+        fastamp::reset_op_policies();
+      } catch (const c10::ValueError&) {
+        ++refusals;
+        CAPTURE(name, fastamp::to_string(policy));
+        CHECK(all_policies() == before);
+      }
+    }
+  }
+  CHECK(refusals > 100);
+}

@@ -1,0 +1,144 @@
+#include <fastamp/autocast/guard.h>
+#include <fastamp/autocast/policy.h>
+#include <fastamp/autocast/registration.h>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+#include <torch/library.h>
+
+#include <map>
+#include <string>
+
+#include "support/autocast_state.h"
+#include "support/catch.h"
+#include "support/warnings.h"
+
+using fastamp::AutocastGuard;
+using namespace fastamp::test;
+
+namespace {
+
+/// What the dispatcher says about every aten op, by name.
+std::map<std::string, std::string> dispatcher_dump() {
+  std::map<std::string, std::string> dump;
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    if (const auto op = dispatcher.findSchema(name); op.has_value() && name.name.rfind("aten::", 0) == 0) {
+      dump[c10::toString(name)] = op->dumpState();
+    }
+  }
+  return dump;
+}
+
+std::size_t count_differences(const std::map<std::string, std::string>& a,
+                              const std::map<std::string, std::string>& b) {
+  std::size_t differences = 0;
+  for (const auto& [name, state] : a) {
+    const auto other = b.find(name);
+    if (other == b.end() || other->second != state) {
+      UNSCOPED_INFO(name);
+      ++differences;
+    }
+  }
+  return differences;
+}
+
+at::Tensor users_mm(const at::Tensor& a, const at::Tensor& /*b*/) { return a.clone(); }
+
+}  // namespace
+
+TEST_CASE_METHOD(LeavesNoTrace, "uninstall: gives back exactly torch's kernels, install fastamp's",
+                 "[autocast][registration]") {
+  fastamp::uninstall();
+  CHECK_FALSE(fastamp::is_installed());
+  const auto torch = dispatcher_dump();
+  REQUIRE(torch.size() > 2000);
+  fastamp::install();
+  CHECK(fastamp::is_installed());
+  const auto ours = dispatcher_dump();
+  std::size_t acting = 0;
+  for (const auto& row : fastamp::op_table()) {
+    acting += row.cpu != fastamp::OpPolicy::pass || row.cuda != fastamp::OpPolicy::pass ? 1 : 0;
+  }
+  CHECK(count_differences(torch, ours) == acting);
+  fastamp::uninstall();
+  CHECK(count_differences(torch, dispatcher_dump()) == 0);
+  fastamp::install();
+  CHECK(count_differences(ours, dispatcher_dump()) == 0);
+}
+
+TEST_CASE_METHOD(LeavesNoTrace, "uninstall: also takes back kernels of ops that torch does not autocast",
+                 "[autocast][registration]") {
+  fastamp::uninstall();
+  const auto torch = dispatcher_dump();
+  fastamp::install();
+  fastamp::set_op_policy("layer_norm", fastamp::OpPolicy::lower, c10::kCPU);
+  fastamp::uninstall();
+  CHECK(count_differences(torch, dispatcher_dump()) == 0);
+  fastamp::reset_op_policies();
+  fastamp::install();
+}
+
+TEST_CASE_METHOD(LeavesNoTrace, "install and uninstall: once is as good as twice",
+                 "[autocast][registration]") {
+  const auto ours = dispatcher_dump();
+  fastamp::install();
+  fastamp::install();
+  CHECK(count_differences(ours, dispatcher_dump()) == 0);
+  fastamp::uninstall();
+  fastamp::uninstall();
+  CHECK_FALSE(fastamp::is_installed());
+  fastamp::install();
+}
+
+TEST_CASE_METHOD(LeavesNoTrace, "uninstall: refuses inside a region and changes nothing",
+                 "[autocast][registration]") {
+  const auto refused = [] {
+    const auto before = public_state();
+    const auto text = error_text<c10::Error>([] { fastamp::uninstall(); });
+    CAPTURE(text);
+    CHECK(text.find("uninstall: expected to be called outside autocast regions") !=
+          std::string::npos);
+    CHECK(fastamp::is_installed());
+    CHECK(public_state() == before);
+  };
+  SECTION("a guard") {
+    const AutocastGuard region(c10::kCPU);
+    refused();
+  }
+  SECTION("a disabled guard") {
+    const AutocastGuard region(c10::kCPU, std::nullopt, false);
+    refused();
+  }
+  SECTION("a region written by hand") {
+    const HandRegion region(c10::kCUDA, c10::kHalf);
+    refused();
+  }
+  SECTION("autocast switched on without a region") {
+    set_enabled(c10::kCPU, true);
+    refused();
+    set_enabled(c10::kCPU, false);
+  }
+}
+
+TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: installs fastamp's kernels",
+                 "[autocast][registration]") {
+  fastamp::uninstall();
+  const AutocastGuard region(c10::kCPU, c10::kBFloat16);
+  CHECK(fastamp::is_installed());
+}
+
+TEST_CASE_METHOD(LeavesNoTrace, "install: a kernel that the user registers later wins, and can go again",
+                 "[autocast][registration]") {
+  const auto x = at::ones({2, 2});
+  const AutocastGuard region(c10::kCPU, c10::kBFloat16);
+  {
+    const CapturedWarnings warnings;  // torch may say that the user's kernel goes over ours
+    torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::AutocastCPU, __FILE__,
+                           __LINE__);
+    library.impl("mm", TORCH_FN(users_mm));
+    CHECK(at::mm(x, x).scalar_type() == c10::kFloat);
+  }
+  CHECK(at::mm(x, x).scalar_type() == c10::kBFloat16);
+}

@@ -1,0 +1,110 @@
+#include "helpers.h"
+#include "scaler/gradient_groups.h"
+#include "scaler/scale_ops.h"
+#include "support/catch.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/sparse_coo_tensor.h>
+#include <ATen/ops/tensor.h>
+#include <c10/util/Exception.h>
+
+#include <limits>
+
+using fastamp::scaler::GradientGroups;
+
+namespace {
+
+at::Tensor parameter_of(const at::Tensor& gradient) {
+  auto parameter = at::zeros(gradient.sizes(), gradient.scalar_type()).requires_grad_(true);
+  parameter.mutable_grad() = gradient;
+  return parameter;
+}
+
+float unscale(GradientGroups& groups, float inv_scale) {
+  const auto flags = groups.unscale_(at::full({}, inv_scale), at::zeros({}));
+  REQUIRE(flags.size() == 1);
+  CHECK(flags[0].device.is_cpu());
+  return flags[0].found_inf.item<float>();
+}
+
+at::Tensor duplicates(float value, at::ScalarType dtype) {
+  return at::sparse_coo_tensor(at::zeros({1, 2}, at::kLong), at::full({2}, value, dtype), {4});
+}
+
+}  // namespace
+
+TEST_CASE("groups: gradients of every dtype and size share one flag", "[scaler]") {
+  GradientGroups groups(/*allow_fp16=*/true);
+  std::vector<at::Tensor> parameters;
+  for (const auto dtype : {at::kFloat, at::kHalf, at::kFloat, at::kBFloat16, at::kDouble}) {
+    for (const int64_t size : {0, 1, 17}) {
+      parameters.push_back(parameter_of(at::full({size}, 4.0, dtype)));
+      groups.add(parameters.back());
+    }
+  }
+  CHECK(unscale(groups, 0.5F) == 0.0F);
+  for (const auto& parameter : parameters) {
+    CHECK(parameter.grad().eq(2.0).all().item<bool>());
+  }
+}
+
+TEST_CASE("groups: an undefined gradient is passed over", "[scaler]") {
+  GradientGroups groups(/*allow_fp16=*/false);
+  groups.add(at::zeros({2}).requires_grad_(true));
+  CHECK(groups.unscale_(at::ones({}), at::zeros({})).empty());
+}
+
+TEST_CASE("groups: sparse fp16 duplicates are summed before the check", "[scaler]") {
+  GradientGroups groups(/*allow_fp16=*/true);
+  auto parameter = parameter_of(duplicates(60000.0F, at::kHalf));
+  groups.add(parameter);
+  CHECK(unscale(groups, 0.5F) == 1.0F);
+  CHECK(parameter.grad().is_coalesced());
+}
+
+TEST_CASE("groups: sparse fp32 gradients are unscaled where they are", "[scaler]") {
+  GradientGroups groups(/*allow_fp16=*/false);
+  const auto gradient = duplicates(4.0F, at::kFloat);
+  auto parameter = parameter_of(gradient);
+  groups.add(parameter);
+  CHECK(unscale(groups, 0.5F) == 0.0F);
+  CHECK(parameter.grad().is_same(gradient));
+  CHECK(gradient._values().eq(2.0).all().item<bool>());
+}
+
+TEST_CASE("groups: a refused fp16 gradient changes no other", "[scaler]") {
+  GradientGroups groups(/*allow_fp16=*/false);
+  auto first = parameter_of(at::full({2}, 4.0));
+  groups.add(first);
+  CHECK_THROWS_AS(groups.add(parameter_of(at::ones({2}, at::kHalf))), c10::ValueError);
+  CHECK(first.grad().eq(4.0).all().item<bool>());
+}
+
+TEST_CASE("groups: fp16 is refused after fp32 of the same device too", "[scaler]") {
+  // The short path compares with the gradient before: the dtype must be part of that.
+  GradientGroups groups(/*allow_fp16=*/false);
+  groups.add(parameter_of(at::ones({2})));
+  groups.add(parameter_of(at::ones({2})));
+  CHECK_THROWS_AS(groups.add(parameter_of(at::ones({2}, at::kHalf))), c10::ValueError);
+}
+
+TEST_CASE("inverse_scale: one rounding from fp64", "[scaler]") {
+  for (const float scale : {3.0F, 65536.0F, 1e-30F, 0.1F, 3.4e38F}) {
+    const auto inverse = fastamp::scaler::inverse_scale(at::full({}, scale));
+    CHECK(inverse.item<float>() == static_cast<float>(1.0 / static_cast<double>(scale)));
+  }
+  CHECK(fastamp::scaler::inverse_scale(at::zeros({})).item<float>() ==
+        std::numeric_limits<float>::infinity());
+}
+
+TEST_CASE("combine_flags: any raised flag counts, and none is written", "[scaler]") {
+  using fastamp::scaler::combine_flags;
+  const auto zero = at::zeros({});
+  const auto minus = at::full({1}, -1.0);
+  const auto one = at::ones({});
+  CHECK(combine_flags({zero, zero}, at::kCPU).item<float>() == 0.0F);
+  CHECK(combine_flags({zero, one, minus}, at::kCPU).item<float>() == 1.0F);
+  CHECK(zero.item<float>() == 0.0F);
+  CHECK(combine_flags({one}, at::kCPU).is_same(one));
+  CHECK(fastamp::scaler::binary_flag({at::full({1}, 2.0)}, at::kCPU).item<float>() == 1.0F);
+}

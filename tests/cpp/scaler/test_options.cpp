@@ -1,0 +1,103 @@
+#include "helpers.h"
+#include "support/catch.h"
+
+#include <c10/util/Exception.h>
+#include <torch/cuda.h>
+
+#include <limits>
+
+using fastamp::GradScaler;
+using fastamp::GradScalerOptions;
+using fastamp::test::cpu_options;
+using fastamp::test::parameter_with;
+using fastamp::test::sgd;
+using fastamp::test::started;
+
+namespace {
+
+// Runs one iteration and returns the scale after it.
+double advance(GradScaler& scaler, bool overflow) {
+  auto parameter = parameter_with(overflow ? std::numeric_limits<float>::quiet_NaN() : 1.0F);
+  auto optimizer = sgd({parameter});
+  scaler.step(optimizer);
+  scaler.update();
+  return scaler.get_scale();
+}
+
+}  // namespace
+
+TEST_CASE("options: the defaults are torch.amp's", "[scaler]") {
+  const GradScalerOptions options;
+  CHECK(options.device() == c10::kCUDA);
+  CHECK(options.init_scale() == 65536.0);
+  CHECK(options.growth_factor() == 2.0);
+  CHECK(options.backoff_factor() == 0.5);
+  CHECK(options.growth_interval() == 2000);
+  CHECK(options.enabled());
+  CHECK_FALSE(options.min_scale().has_value());
+  CHECK_FALSE(options.max_scale().has_value());
+  CHECK(options.hysteresis() == 1);
+}
+
+TEST_CASE("options: torch's conditions hold when enabled, and only then", "[scaler]") {
+  CHECK_THROWS_AS(GradScaler(cpu_options().growth_factor(1.0)), c10::Error);
+  CHECK_THROWS_AS(GradScaler(cpu_options().backoff_factor(1.0)), c10::Error);
+  CHECK_NOTHROW(GradScaler(cpu_options().growth_factor(1.0).enabled(false)));
+  CHECK_NOTHROW(GradScaler(cpu_options().init_scale(-1.0)));
+}
+
+TEST_CASE("options: what torch lacks is checked strictly", "[scaler]") {
+  CHECK_THROWS_AS(GradScaler(cpu_options().min_scale(0.0)), c10::ValueError);
+  CHECK_THROWS_AS(GradScaler(cpu_options().max_scale(-1.0)), c10::ValueError);
+  CHECK_THROWS_AS(GradScaler(cpu_options().min_scale(4.0).max_scale(2.0)), c10::ValueError);
+  CHECK_THROWS_AS(GradScaler(cpu_options().hysteresis(0)), c10::ValueError);
+  CHECK_THROWS_AS(GradScaler(cpu_options().max_scale(2.0)), c10::ValueError);
+  CHECK_THROWS_AS(GradScaler(cpu_options().min_scale(std::numeric_limits<double>::quiet_NaN())),
+                  c10::ValueError);
+}
+
+TEST_CASE("options: bounds hold at every update", "[scaler]") {
+  auto scaler =
+      started(cpu_options().init_scale(8.0).growth_interval(1).min_scale(4.0).max_scale(16.0));
+  CHECK(advance(scaler, false) == 16.0);
+  CHECK(advance(scaler, false) == 16.0);
+  CHECK(advance(scaler, true) == 8.0);
+  CHECK(advance(scaler, true) == 4.0);
+  CHECK(advance(scaler, true) == 4.0);
+  CHECK_THROWS_AS(scaler.update(2.0), c10::ValueError);
+  CHECK_THROWS_AS(scaler.update(32.0), c10::ValueError);
+  CHECK(scaler.get_scale() == 4.0);
+}
+
+TEST_CASE("options: hysteresis counts overflows in a row", "[scaler]") {
+  auto scaler = started(cpu_options().init_scale(8.0).hysteresis(2));
+  CHECK(advance(scaler, true) == 8.0);
+  CHECK(advance(scaler, true) == 4.0);
+  CHECK(advance(scaler, true) == 2.0);
+  CHECK(advance(scaler, false) == 2.0);
+  CHECK(advance(scaler, true) == 2.0);
+  CHECK(advance(scaler, true) == 1.0);
+}
+
+TEST_CASE("options: setters act at the next update", "[scaler]") {
+  auto scaler = started(cpu_options().init_scale(8.0));
+  scaler.set_growth_factor(4.0);
+  scaler.set_backoff_factor(0.25);
+  scaler.set_growth_interval(1);
+  CHECK(scaler.get_growth_factor() == 4.0);
+  CHECK(scaler.get_backoff_factor() == 0.25);
+  CHECK(scaler.get_growth_interval() == 1);
+  CHECK(advance(scaler, false) == 32.0);
+  CHECK(advance(scaler, true) == 8.0);
+}
+
+TEST_CASE("options: device=cuda without a CUDA device warns and disables", "[scaler]") {
+  struct Handler : c10::WarningHandler {
+    int count = 0;
+    void process(const c10::Warning& /*warning*/) override { ++count; }
+  } handler;
+  const c10::WarningUtils::WarningHandlerGuard guard(&handler);
+  const GradScaler scaler;
+  CHECK(scaler.is_enabled() == torch::cuda::is_available());
+  CHECK(handler.count == (torch::cuda::is_available() ? 0 : 1));
+}

@@ -1,0 +1,255 @@
+"""What the cast cache keeps alive, and which tensors it must not treat as weights."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import weakref
+from typing import Any
+
+import fastamp
+import pytest
+import torch
+from support.casts import cast_nodes
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+REGIONS = [fastamp.autocast, torch.autocast]
+FUSED_IS_STALE = pytest.mark.xfail(
+    strict=True, reason="torch's fused steps bump no version counter, so the kept cast is stale"
+)
+
+
+def make_weight(size: int = 8) -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.randn(size, size, generator=torch.Generator().manual_seed(1)))
+
+
+def by_hand(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.mm(x.to(dtype), w.detach().to(dtype))
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+
+
+def test_requires_grad_switched_off_and_on_inside_a_region(x: torch.Tensor):
+    w = make_weight()
+    with fastamp.autocast("cpu"):
+        first = torch.mm(x, w)
+        w.requires_grad_(False)
+        frozen = torch.mm(x, w)
+        w.requires_grad_(True)
+        second = torch.mm(x, w)
+    assert first.requires_grad
+    assert not frozen.requires_grad
+    second.sum().backward()
+    assert w.grad is not None
+
+
+def test_requires_grad_switched_on_after_the_first_use(x: torch.Tensor):
+    w = torch.randn(8, 8)
+    with fastamp.autocast("cpu"):
+        torch.mm(x, w)
+        w.requires_grad_(True)
+        torch.mm(x, w).sum().backward()
+    assert w.grad is not None
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_an_op_that_returns_the_cast_itself_lets_nobody_corrupt_it(region: Any, x: torch.Tensor):
+    w = make_weight()
+    with region("cpu", dtype=BF16), torch.no_grad():
+        torch.mm(x, w)
+        cast_or_copy = torch.chain_matmul(w)
+        cast_or_copy.zero_()
+        einsum = torch.einsum("ij->ij", w)
+        einsum.zero_()
+        transposed = torch.einsum("ij->ji", w)
+        transposed.zero_()
+        out = torch.mm(x, w.detach().requires_grad_())
+    assert out.abs().sum() > 0 or torch.equal(w, torch.zeros_like(w))
+
+
+def test_cast_edited_through_what_an_op_returned_is_not_used_again(x: torch.Tensor):
+    fastamp.set_op_policy("einsum", "lower", "cpu")
+    fastamp.set_op_policy("chain_matmul", "lower", "cpu")
+    try:
+        for op in (lambda w: torch.einsum("ij->ij", w), torch.chain_matmul):
+            w = make_weight()
+            with fastamp.autocast("cpu"), torch.no_grad():
+                handed_out = op(w)
+                assert handed_out.dtype == BF16
+                handed_out.zero_()
+                assert torch.equal(torch.mm(x, w), by_hand(x, w))
+    finally:
+        fastamp.reset_op_policies()
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_nothing_is_kept_alive_after_the_region(region: Any, x: torch.Tensor):
+    w = make_weight()
+    with region("cpu", dtype=BF16):
+        out = torch.mm(x.requires_grad_(), w)
+        cast = out.grad_fn._saved_mat2
+        assert cast.dtype == BF16
+        alive = weakref.ref(cast)
+        del out, cast
+        gc.collect()
+        assert alive() is not None
+    gc.collect()
+    assert alive() is None
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_memory_of_casts_is_given_back_when_the_region_ends(region: Any):
+    size = 2048
+    w = make_weight(size)
+    row = torch.randn(1, size)
+    with region("cpu", dtype=BF16):
+        torch.mm(row, w)
+    gc.collect()
+    before = resident_bytes()
+    for _ in range(30):
+        with region("cpu", dtype=BF16):
+            torch.mm(row, w)
+    gc.collect()
+    assert resident_bytes() - before < 4 * size * size
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_a_weight_deleted_inside_the_region_is_freed(region: Any, x: torch.Tensor):
+    w = make_weight()
+    alive = weakref.ref(w)
+    storage = weakref.ref(w.untyped_storage())
+    with region("cpu", dtype=BF16), torch.no_grad():
+        torch.mm(x, w)
+        del w
+        gc.collect()
+        assert alive() is None
+        assert storage() is None
+        for _ in range(200):  # new weights where the old one lay must not meet its cast
+            fresh = torch.nn.Parameter(torch.randn(8, 8))
+            assert torch.equal(torch.mm(x, fresh), by_hand(x, fresh))
+            del fresh
+
+
+def test_many_regions_do_not_grow_memory():
+    region = fastamp.autocast("cpu", dtype=FP16)
+    for _ in range(10_000):
+        with region, fastamp.autocast("cpu", dtype=BF16):
+            pass
+    before = resident_bytes()
+    for _ in range(300_000):
+        with region, fastamp.autocast("cpu", dtype=BF16):
+            pass
+    assert resident_bytes() - before < 8_000_000
+
+
+def test_regions_made_with_failing_arguments_do_not_grow_memory():
+    def attempt() -> None:
+        with pytest.raises(TypeError):
+            fastamp.autocast("cpu", nonsense=1)
+
+    for _ in range(1000):
+        attempt()
+    before = resident_bytes()
+    for _ in range(20_000):
+        attempt()
+    assert resident_bytes() - before < 8_000_000
+
+
+@pytest.mark.parametrize("region", REGIONS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda p: torch.optim.SGD(p, lr=0.5), id="SGD"),
+        pytest.param(lambda p: torch.optim.SGD(p, lr=0.5, foreach=True), id="SGD foreach"),
+        pytest.param(lambda p: torch.optim.AdamW(p, lr=0.5, foreach=True), id="AdamW foreach"),
+        pytest.param(
+            lambda p: torch.optim.SGD(p, lr=0.5, fused=True), id="SGD fused", marks=FUSED_IS_STALE
+        ),
+        pytest.param(
+            lambda p: torch.optim.AdamW(p, lr=0.5, fused=True),
+            id="AdamW fused",
+            marks=FUSED_IS_STALE,
+        ),
+    ],
+)
+def test_optimizer_step_inside_a_region_is_seen_by_the_next_forward(
+    make: Any, region: Any, x: torch.Tensor
+):
+    w = make_weight()
+    optimizer = make([w])
+    with region("cpu", dtype=BF16):
+        for _ in range(3):
+            torch.mm(x, w).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                assert torch.equal(torch.mm(x, w), by_hand(x, w))
+
+
+def test_tied_weights_share_one_cast(x: torch.Tensor):
+    first = torch.nn.Linear(8, 8, bias=False)
+    second = torch.nn.Linear(8, 8, bias=False)
+    second.weight = first.weight
+    with fastamp.autocast("cpu"):
+        out = second(first(x))
+    assert cast_nodes(first.weight, out) == 1
+    out.float().sum().backward()
+    assert first.weight.grad is not None
+
+
+def test_views_of_weights_are_cast_each_time_and_lead_to_the_weight(x: torch.Tensor):
+    w = make_weight()
+    with fastamp.autocast("cpu"):
+        outs = [torch.mm(x, w.t()), torch.mm(x, w.t()), torch.mm(x, w)]
+    assert torch.equal(outs[0], by_hand(x, w.t()))
+    sum(out.sum() for out in outs).backward()
+    assert w.grad is not None
+
+
+def test_a_view_kept_from_before_the_edit_shows_the_edit(x: torch.Tensor):
+    w = make_weight()
+    with torch.no_grad():
+        view = w.view(8, 8)
+    with fastamp.autocast("cpu"), torch.no_grad():
+        torch.mm(x, view)
+        w.mul_(3)
+        assert torch.equal(torch.mm(x, view), by_hand(x, view))
+
+
+def test_half_precision_weights(x: torch.Tensor):
+    w = torch.nn.Parameter(make_weight().detach().to(FP16))
+    with fastamp.autocast("cpu", dtype=FP16):
+        same = torch.mm(x, w)
+    with fastamp.autocast("cpu", dtype=BF16):
+        other = torch.mm(x, w)
+        with torch.no_grad():
+            w.mul_(2)
+        edited = torch.mm(x, w)
+    assert same.dtype == FP16
+    assert torch.equal(other, by_hand(x, w / 2))
+    assert torch.equal(edited, by_hand(x, w))
+
+
+def test_double_integer_and_complex_arguments_are_never_cast():
+    with fastamp.autocast("cpu"):
+        for dtype in (torch.float64, torch.complex64, torch.int64):
+            a = torch.ones(4, 4, dtype=dtype)
+            assert torch.mm(a, a).dtype == dtype
+
+
+def test_no_weak_reference_to_a_weight_stays_after_the_region(x: torch.Tensor):
+    """torch.utils.swap_tensors refuses tensors that anybody refers to weakly."""
+    a, b = make_weight(), torch.nn.Parameter(torch.ones(8, 8))
+    with fastamp.autocast("cpu"), torch.no_grad():
+        torch.mm(x, a), torch.mm(x, b)
+    torch.utils.swap_tensors(a, b)
+    with fastamp.autocast("cpu"), torch.no_grad():
+        assert torch.equal(torch.mm(x, a), by_hand(x, torch.ones(8, 8)))

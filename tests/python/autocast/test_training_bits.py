@@ -1,0 +1,146 @@
+"""Small models of several kinds train bit for bit as with torch's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import fastamp
+import pytest
+import torch
+from support.autocast_state import torch_kernels
+from torch import nn
+
+
+class Classifier(nn.Module):
+    """An LSTM or GRU that reads a sequence; the last state decides."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.rnn = kind(8, 8, num_layers=2, batch_first=True)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.rnn(x)[0][:, -1])
+
+
+def transformer() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+    return nn.Sequential(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), MeanHead())
+
+
+class MeanHead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x.mean(1))
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(48, 32), nn.ReLU(), nn.LayerNorm(32), nn.Linear(32, 4)
+    )
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 6)),
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.PReLU(),
+        nn.ConvTranspose2d(4, 2, 2),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(8, 4),
+    )
+
+
+def cells() -> nn.Module:
+    class Cells(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.LSTMCell(8, 8)
+            self.head = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            state = None
+            for step in x.unbind(1):
+                state = self.cell(step, state)
+            return self.head(state[0])
+
+    return Cells()
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "lstm": lambda: Classifier(nn.LSTM),
+    "gru": lambda: Classifier(nn.GRU),
+    "lstm cells": cells,
+    "transformer": transformer,
+}
+
+
+def train(
+    make: Callable[[], nn.Module], region: Any, dtype: torch.dtype, steps: int = 4
+) -> list[torch.Tensor]:
+    """Losses, last gradients and weights of a short run; backward partly inside the region."""
+    torch.manual_seed(0)
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x = torch.randn(16, 6, 8)
+    target = torch.randint(4, (16,))
+    seen = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        with region("cpu", dtype=dtype):
+            out = model(x)
+            assert out.dtype == dtype
+            loss = nn.functional.cross_entropy(out, target)
+            if step % 2:
+                (loss * 8).backward()
+        if not step % 2:
+            (loss * 8).backward()
+        seen.append(loss.detach())
+        seen += [p.grad.clone() for p in model.parameters()]
+        optimizer.step()
+    return seen + [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_training_gives_torchs_bits(name: str, dtype: torch.dtype):
+    try:
+        with torch_kernels():
+            expected = train(MODELS[name], torch.autocast, dtype)
+    except RuntimeError as error:
+        # oneDNN has no float16 LSTM on some CPUs: then torch refuses, and so must we.
+        with pytest.raises(RuntimeError, match=str(error)[:40]):
+            train(MODELS[name], fastamp.autocast, dtype)
+        return
+    for region in (fastamp.autocast, torch.autocast):
+        got = train(MODELS[name], region, dtype)
+        assert len(got) == len(expected)
+        for ours, theirs in zip(got, expected, strict=True):
+            assert ours.dtype == theirs.dtype
+            assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["mlp", "lstm"])
+def test_no_grad_evaluation_between_steps_changes_nothing(name: str):
+    results = []
+    for kernels in (torch_kernels(), nullcontext()):
+        with kernels:
+            torch.manual_seed(0)
+            model = MODELS[name]()
+            x = torch.randn(16, 6, 8)
+            with fastamp.autocast("cpu"):
+                with torch.no_grad():
+                    evaluated = model(x)
+                trained = model(x)
+            trained.float().sum().backward()
+            results.append([evaluated, trained.detach(), *(p.grad for p in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import fastamp
+import fastamp._C as _C
+import pytest
+import torch
+from support.autocast_state import fastamp_state, set_torch_state, torch_state
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("cuda") is not None:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def global_state_is_left_as_it_was() -> Iterator[None]:
+    torch_before, fastamp_before = torch_state(), fastamp_state()
+    yield
+    torch_after, fastamp_after = torch_state(), fastamp_state()
+    # One failing test must not make those after it fail.
+    set_torch_state(torch_before)
+    if fastamp_after["policies"] != fastamp_before["policies"]:
+        fastamp.reset_op_policies()
+    if fastamp_after["installed"] != fastamp_before["installed"]:
+        (_C.install if fastamp_before["installed"] else _C.uninstall)()
+    assert torch_after == torch_before
+    assert fastamp_after == fastamp_before

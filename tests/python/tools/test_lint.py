@@ -1,0 +1,38 @@
+import sys
+
+import lint
+import run_clang_tidy
+
+
+def test_output_of_a_failed_check_is_shown_and_of_a_passed_one_not(capsys):
+    code = "import sys; print('finding'); sys.exit(int(sys.argv[1]))"
+    assert lint.run("check", [sys.executable, "-c", code, "0"])
+    assert "finding" not in capsys.readouterr().out
+    assert not lint.run("check", [sys.executable, "-c", code, "1"])
+    assert "finding" in capsys.readouterr().out
+
+
+def test_a_missing_tool_fails_and_says_how_to_get_it(capsys):
+    assert not lint.run("check", ["no-such-linter-here"])
+    assert "no-such-linter-here is not installed" in capsys.readouterr().out
+
+
+def test_every_linter_is_given_our_files(tmp_path):
+    commands = lint.commands(tmp_path, jobs=1)
+    assert "src/core/build_info.cpp" in commands["clang-format"]
+    assert "CMakeLists.txt" in commands["gersemi"]
+    assert "tools/setup_system.sh" in commands["shellcheck"]
+
+
+def test_clang_tidy_result_depends_on_our_headers_and_configuration(monkeypatch, tmp_path):
+    for name in (".clang-tidy", "a.h"):
+        (tmp_path / name).write_text("one")
+    monkeypatch.setattr(run_clang_tidy, "ROOT", tmp_path)
+    tool = tmp_path / "clang-tidy"
+    tool.write_text("#!/bin/sh\necho version\n")
+    tool.chmod(0o755)
+    digests = {run_clang_tidy.common_digest(str(tool))}
+    for name in (".clang-tidy", "a.h"):
+        (tmp_path / name).write_text("two")
+        digests.add(run_clang_tidy.common_digest(str(tool)))
+    assert len(digests) == 3
