@@ -8,6 +8,10 @@ import re
 import sys
 from pathlib import Path
 
+# Before libgomp is loaded: threads that wait by spinning take the processor from each other where
+# other programs run too, and rows of many short parallel loops then measure that instead.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 from fastamp import _cpu_isa
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -76,12 +76,17 @@ class Effort:
     """How long to measure.
 
     Attributes:
-        repeats: Blocks per candidate.
-        block_seconds: Shortest block; a block is at least one call.
+        repeats: Blocks per candidate, for rows that can have them in ``row_seconds``.
+        block_seconds: Shortest block; a block is at least one call. Short ones mostly escape the
+            interruptions by other programs.
+        row_seconds: About the longest that a row may take.
+        least_repeats: Blocks per candidate, even if that takes longer.
     """
 
-    repeats: int = 51
-    block_seconds: float = 5e-3
+    repeats: int = 301
+    block_seconds: float = 1e-3
+    row_seconds: float = 10.0
+    least_repeats: int = 41
 
 
 @dataclass
@@ -153,10 +158,13 @@ def measure(row: Row, effort: Effort) -> Result:
         count = 1
         while count < 10**7 and block(BASELINE, count) * count < effort.block_seconds * 1e9:
             count *= 2
+        start = time.perf_counter()
         for name in loops:
             block(name, count)
+        affordable = int(effort.row_seconds / (time.perf_counter() - start))
+        repeats = min(effort.repeats, max(effort.least_repeats, affordable))
         samples: dict[str, list[float]] = {name: [] for name in loops}
-        for repeat in range(effort.repeats):
+        for repeat in range(repeats):
             order = list(loops) if repeat % 2 == 0 else list(reversed(loops))
             for name in order:
                 samples[name].append(block(name, count))

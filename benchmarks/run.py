@@ -15,7 +15,7 @@ from benchmarks.harness import Effort, Result, Row, measure
 from benchmarks.rows import all_rows
 from benchmarks.table import summary, text_table
 
-QUICK = Effort(repeats=31, block_seconds=5e-4)
+QUICK = Effort(repeats=101, block_seconds=5e-4, row_seconds=0.5, least_repeats=31)
 
 
 def list_rows(pattern: re.Pattern[str]) -> None:

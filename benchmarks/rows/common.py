@@ -16,7 +16,8 @@ SCALERS: dict[str, Any] = {BASELINE: torch.amp.GradScaler, OURS: fastamp.GradSca
 
 def use_kernels_of(name: str) -> Callable[[], None]:
     """Returns the hook that puts torch's or our autocast kernels in place."""
-    return fastamp._C.uninstall if name == BASELINE else fastamp._C.install
+    hook: Callable[[], None] = fastamp._C.uninstall if name == BASELINE else fastamp._C.install
+    return hook
 
 
 def inside_region(

@@ -97,7 +97,7 @@ class Row:
             return False
         loss = self._loss.item()
         bar.set_postfix(loss=f"{loss:.6f}", refresh=False)
-        return loss <= self._options.until_loss
+        return bool(loss <= self._options.until_loss)
 
     def _wait(self) -> None:
         if self._cuda:

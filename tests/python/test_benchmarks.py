@@ -44,12 +44,24 @@ def test_blocks_take_turns_and_hooks_run_outside_the_clock():
             for name, pause in ((BASELINE, 0.002), (OURS, 0.001))
         }
 
-    found = measure(Row("r", candidates, goal=at_least_times(1.2)), Effort(4, 1e-6))
+    found = measure(
+        Row("r", candidates, goal=at_least_times(1.2)), Effort(repeats=4, block_seconds=1e-6)
+    )
     assert found.calls_per_block == 1
     turns = calls[::2]  # each block runs the statement once more, before it is timed
     assert turns[-8:] == [BASELINE, OURS, OURS, BASELINE] * 2
     assert 1e6 < found.median(OURS) < found.median(BASELINE) < 9e6
     assert found.goal_reached
+
+
+def test_slow_rows_get_fewer_repeats_but_never_too_few():
+    import time
+
+    def candidates():
+        return {name: Candidate("sleep(0.01)", {"sleep": time.sleep}) for name in (BASELINE, OURS)}
+
+    effort = Effort(repeats=100, block_seconds=1e-6, row_seconds=0.2, least_repeats=3)
+    assert 3 <= len(measure(Row("r", candidates), effort).samples[OURS]) <= 6
 
 
 def test_speedup_pairs_neighbours_so_that_drift_cancels():
@@ -100,7 +112,7 @@ def test_rows_leave_autocast_as_it_was(row):
     import fastamp
 
     state = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-    found = measure(row, Effort(repeats=2, block_seconds=1e-6))
+    found = measure(row, Effort(2, 1e-6, row_seconds=0, least_repeats=2))
     assert all(len(samples) == 2 and min(samples) > 0 for samples in found.samples.values())
     assert {BASELINE, OURS} <= found.samples.keys()
     assert (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")) == state
