@@ -6,9 +6,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import fastamp
 import pytest
 import torch
+
+import fastamp
 from support.autocast_state import set_torch_state, torch_state
 from support.children import run_python
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-import fastamp
 import pytest
 import torch
+
+import fastamp
 from support.autocast_state import set_torch_state, torch_state
 from support.casts import cast_nodes, copies_made
 

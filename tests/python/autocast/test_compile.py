@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import fastamp
 import pytest
 import torch
 import torch._dynamo
-from support.autocast_state import torch_state
 from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
+
+import fastamp
+from support.autocast_state import torch_state
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 BACKENDS = ["eager", "aot_eager"]

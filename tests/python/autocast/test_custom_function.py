@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import fastamp
 import pytest
 import torch
-from support.autocast_state import torch_kernels
 from torch.amp import custom_bwd, custom_fwd
+
+import fastamp
+from support.autocast_state import torch_kernels
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import fastamp
 import pytest
 import torch
+
+import fastamp
 from support.autocast_state import torch_state
 
 BF16, FP16 = torch.bfloat16, torch.float16

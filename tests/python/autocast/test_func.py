@@ -6,12 +6,13 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-import fastamp
 import pytest
 import torch
 import torch.autograd.forward_ad as fwd_ad
-from support.autocast_state import torch_kernels
 from torch import func
+
+import fastamp
+from support.autocast_state import torch_kernels
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import fastamp
-import fastamp._C as _C
 import pytest
 import torch
+
+import fastamp
+import fastamp._C as _C
 from support.autocast_state import cuda_state, torch_kernels, torch_state
 from support.children import check_python
 

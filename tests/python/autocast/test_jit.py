@@ -6,9 +6,10 @@ import io
 from contextlib import nullcontext
 from typing import Any
 
-import fastamp
 import pytest
 import torch
+
+import fastamp
 from support.autocast_state import torch_kernels
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import fastamp
-import fastamp._C as _C
 import pytest
 import torch
+
+import fastamp
+import fastamp._C as _C
 
 BF16, FP32 = torch.bfloat16, torch.float32
 

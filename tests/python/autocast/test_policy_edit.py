@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-import fastamp
-import fastamp._C as _C
 import pytest
 import torch
-from support.autocast_state import cuda_state, fastamp_state, torch_kernels
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+import fastamp
+import fastamp._C as _C
+from support.autocast_state import cuda_state, fastamp_state, torch_kernels
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 POLICIES = ["pass", "lower", "fp32", "set_opt_dtype", "append_dtype", "promote", "banned"]

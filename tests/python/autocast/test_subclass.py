@@ -5,15 +5,16 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
-import fastamp
 import pytest
 import torch
-from support.autocast_state import torch_kernels
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+import fastamp
+from support.autocast_state import torch_kernels
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import fastamp
 import torch
+
+import fastamp
 
 BF16, FP16 = torch.bfloat16, torch.float16
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
