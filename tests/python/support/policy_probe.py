@@ -62,7 +62,7 @@ def _make_value(type_name: str, next_tensor: Any) -> Any:
         return [next_tensor(), next_tensor()]
     if type_name.startswith("Optional["):
         return None
-    scalars = {"bool": True, "float": 0.5, "str": "fro", "number": 2, "Scalar": 2, "int": 1}
+    scalars = {"bool": True, "float": 0.5, "str": "nuc", "number": 2, "Scalar": 2, "int": 1}
     if type_name in scalars:
         return scalars[type_name]
     if type_name.startswith("List["):
