@@ -4,7 +4,8 @@
 #include <fastamp/autocast/policy.h>
 #include <fastamp/autocast/registration.h>
 
-#include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
+#include <c10/util/Exception.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 
@@ -16,17 +17,24 @@
 namespace fastamp::python {
 namespace {
 
-c10::DeviceType parse_device(const std::string& device) { return c10::Device(device).type(); }
+c10::DeviceType parse_device(const char* function, const std::string& device) {
+  if (device == "cpu") {
+    return c10::kCPU;
+  }
+  TORCH_CHECK_VALUE(device == "cuda", function, ": expected device to be 'cpu' or 'cuda', got '",
+                    device, "'.");
+  return c10::kCUDA;
+}
 
 std::string get_policy(const std::string& op, const std::string& device) {
-  return std::string(to_string(op_policy(op, parse_device(device))));
+  return std::string(to_string(op_policy(op, parse_device("op_policy", device))));
 }
 
 void set_policy(const std::string& op, const std::string& policy,
                 const std::optional<std::string>& device) {
   std::optional<c10::DeviceType> type;
   if (device.has_value()) {
-    type = parse_device(*device);
+    type = parse_device("set_op_policy", *device);
   }
   set_op_policy(op, op_policy_from_string(policy), type);
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -68,18 +69,21 @@ def when_dynamo_loads(callback: Callable[[], None]) -> None:
         sys.meta_path.insert(0, _after_dynamo)
 
 
+def _as_torch(*args: Any, **kwargs: Any) -> Any:
+    """What dynamo traces instead of making a region of ours. It cannot follow a closure here."""
+    return torch.amp.autocast_mode.autocast(*args, **kwargs)
+
+
 def trace_as_torch_autocast(region_class: type) -> None:
     """Lets dynamo trace our region class as it traces ``torch.autocast``."""
     import torch._dynamo
 
-    torch_autocast = torch.amp.autocast_mode.autocast
-
-    def _as_torch(*args: Any, **kwargs: Any) -> Any:
-        return torch_autocast(*args, **kwargs)
-
     torch._dynamo.substitute_in_graph(
         region_class, is_embedded_type=True, skip_signature_check=True
     )(_as_torch)
+
+
+_TAG = re.compile(r" ?fastamp-ops-\w+$")
 
 
 def policies_changed(table_hash: str) -> None:
@@ -88,7 +92,10 @@ def policies_changed(table_hash: str) -> None:
     Args:
         table_hash: Names the policies in force; empty for the defaults.
     """
-    torch.compiler.config.cache_key_tag = f"fastamp-{table_hash}" if table_hash else ""
+    config = torch.compiler.config
+    users = _TAG.sub("", config.cache_key_tag)
+    ours = f"fastamp-ops-{table_hash}" if table_hash else ""
+    config.cache_key_tag = " ".join(filter(None, (users, ours)))
     dynamo = sys.modules.get(_DYNAMO)
     if dynamo is not None:
         dynamo.reset()

@@ -47,8 +47,14 @@ struct OpKernel<Op, Id, Redispatch, Result(Args...)> {
   };
 
   template <Column kColumn>
-  static Result call(Args... args) {
-    const c10::impl::ExcludeDispatchKeyGuard below_autocast(autocast_key(kColumn));
+  static Result call(c10::DispatchKeySet keys, Args... args) {
+    constexpr auto kKey = autocast_key(kColumn);
+    if (policy_of(Id, kColumn) == OpPolicy::pass) {
+      // As if no kernel were registered: the ops inside a composite one must still be autocast.
+      const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, kKey);
+      return Op::redispatch(keys & below, static_cast<Args&&>(args)...);
+    }
+    const c10::impl::ExcludeDispatchKeyGuard below_autocast(kKey);
     return apply(kColumn, args...);
   }
 
