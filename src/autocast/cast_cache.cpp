@@ -1,10 +1,9 @@
 #include "autocast/cast_cache.h"
 
 #include "autocast/execution_context.h"
-#include "autocast/torch_state.h"
+#include "autocast/tensor_identity.h"
 
 #include <ATen/core/grad_mode.h>
-#include <c10/core/TensorImpl.h>
 
 #include <algorithm>
 
@@ -12,17 +11,6 @@ namespace fastamp::autocast {
 namespace {
 
 constexpr std::size_t kFirstIndexSize = 64;
-
-std::uint32_t version_of(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->version_counter().current_version();
-}
-
-/// `p.data = x` and storage resizing bump no version but move the memory.
-const void* data_of(const at::Tensor& tensor) {
-  auto* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  return static_cast<const char*>(storage->_mutable_data_ptr_no_checks().get()) +
-         tensor.storage_offset() * static_cast<std::int64_t>(tensor.element_size());
-}
 
 std::size_t hash(const c10::TensorImpl* key, c10::ScalarType to) {
   // Fibonacci hashing; the low four bits of an allocation's address carry nothing.

@@ -1,8 +1,9 @@
 #pragma once
 
+#include "autocast/execution_context.h"
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
-#include <c10/core/Stream.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstddef>
@@ -12,14 +13,6 @@
 namespace fastamp::autocast {
 
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-
-/// Where a cast was computed: work queued elsewhere must not use it. All zero on CPU.
-struct ExecutionContext {
-  c10::StreamId stream = 0;
-  std::uint64_t graph_capture = 0;  ///< CUDA graph being captured, 0 if none.
-
-  bool operator==(const ExecutionContext&) const = default;
-};
 
 /// The lower-precision casts of weights made by the regions of one thread.
 ///
@@ -71,6 +64,13 @@ const at::Tensor* find_weight_cast(const at::Tensor& source, c10::ScalarType to)
 
 /// Keeps the cast of a weight if the end of the region it belongs to can be told.
 void keep_weight_cast(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast);
+
+/// A cast of a recorded activation that shares the memory of an earlier one, without history; else
+/// undefined.
+at::Tensor find_activation_cast(const at::Tensor& source, c10::ScalarType to);
+
+/// Lets later uses of a recorded activation share the memory of its cast.
+void keep_activation_cast(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast);
 
 /// Called by our regions when they are the outermost ones of the thread.
 void on_outermost_region_enter();

@@ -1,5 +1,7 @@
+#include "autocast/activation_ring.h"
 #include "autocast/cast_cache.h"
 #include "autocast/execution_context.h"
+#include "autocast/tensor_identity.h"
 #include "autocast/torch_state.h"
 
 #include <ATen/core/grad_mode.h>
@@ -14,6 +16,7 @@ namespace {
 
 struct ThreadCache {
   CastCache casts;
+  ActivationRing activations;
   bool region_is_ours = false;  ///< The outermost region is one of ours: its end will be told.
   std::optional<WeakTensor> region_marker;
 };
@@ -67,16 +70,35 @@ void keep_weight_cast(const at::Tensor& source, c10::ScalarType to, const at::Te
   }
 }
 
+at::Tensor find_activation_cast(const at::Tensor& source, c10::ScalarType to) {
+  const bool can_tell = is_weight_cache_enabled() && has_identity(source) &&
+                        source.is_non_overlapping_and_dense() &&
+                        knows_execution_context(source.device().type());
+  return can_tell ? t_cache.activations.find(source, to) : at::Tensor();
+}
+
+void keep_activation_cast(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast) {
+  const bool can_tell = is_weight_cache_enabled() && has_identity(source) && has_identity(cast) &&
+                        source.is_non_overlapping_and_dense() &&
+                        knows_execution_context(source.device().type());
+  if (can_tell) {
+    t_cache.activations.insert(source, to, cast);
+  }
+}
+
 void on_outermost_region_enter() {
-  t_cache.casts.clear();
+  clear_thread_cache();
   t_cache.region_is_ours = true;
 }
 
 void on_outermost_region_exit() noexcept {
   t_cache.region_is_ours = false;
-  t_cache.casts.clear();
+  clear_thread_cache();
 }
 
-void clear_thread_cache() noexcept { t_cache.casts.clear(); }
+void clear_thread_cache() noexcept {
+  t_cache.casts.clear();
+  t_cache.activations.clear();
+}
 
 }  // namespace fastamp::autocast
