@@ -21,9 +21,10 @@ struct Caster {
   c10::ScalarType to;
   c10::ScalarType lower;
   Column column;
+  bool share = false;  ///< See cast().
 
   bool wants(const at::Tensor& tensor) const { return needs_cast(tensor, to, column); }
-  at::Tensor operator()(const at::Tensor& tensor) const { return cast(tensor, to, lower); }
+  at::Tensor operator()(const at::Tensor& tensor) const { return cast(tensor, to, lower, share); }
 };
 
 template <class List>

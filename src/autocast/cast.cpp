@@ -1,49 +1,16 @@
 #include "autocast/cast.h"
 
 #include "autocast/cast_cache.h"
+#include "autocast/cast_node.h"
+#include "autocast/data_cast.h"
+#include "autocast/plain.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/_to_copy_ops.h>
 #include <ATen/ops/to_ops.h>
-#include <c10/core/DispatchKeySet.h>
 #include <c10/core/InferenceMode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 namespace fastamp::autocast {
 namespace {
-
-using c10::DispatchKey;
-
-/// Keys whose owners want to see, wrap or transform the cast: subclasses, modes, functorch,
-/// functionalization.
-constexpr c10::DispatchKeySet kInterceptors({
-    DispatchKey::Python,
-    DispatchKey::PythonTLSSnapshot,
-    DispatchKey::PythonDispatcher,
-    DispatchKey::PreDispatch,
-    DispatchKey::Functionalize,
-    DispatchKey::FuncTorchDynamicLayerFrontMode,
-    DispatchKey::FuncTorchDynamicLayerBackMode,
-    DispatchKey::FuncTorchGradWrapper,
-    DispatchKey::FuncTorchBatched,
-    DispatchKey::FuncTorchBatchedDecomposition,
-    DispatchKey::FuncTorchVmapMode,
-    DispatchKey::Conjugate,
-    DispatchKey::Negative,
-    DispatchKey::ZeroTensor,
-});
-
-/// An ordinary dense tensor in ordinary eager execution.
-bool is_plain(const at::Tensor& tensor) {
-  const auto tls = c10::impl::tls_local_dispatch_key_set();
-  return tensor.layout() == c10::kStrided &&
-         !((tensor.key_set() | tls.included_) - tls.excluded_).has_any(kInterceptors);
-}
-
-at::Tensor to_copy(const at::Tensor& tensor, c10::ScalarType to) {
-  return at::_ops::_to_copy::call(tensor, to, std::nullopt, std::nullopt, std::nullopt,
-                                  /*non_blocking=*/false, std::nullopt);
-}
 
 /// torch's rule for what is worth keeping: a float32 parameter.
 bool is_weight(const at::Tensor& tensor) {
@@ -51,8 +18,20 @@ bool is_weight(const at::Tensor& tensor) {
          !tensor.is_view() && !tensor.is_inference();
 }
 
+at::Tensor cast_ordinarily(const at::Tensor& tensor, c10::ScalarType to) {
+  if (!is_plain(tensor)) {
+    return at::_ops::to_dtype::call(tensor, to, /*non_blocking=*/false, /*copy=*/false,
+                                    std::nullopt);
+  }
+  at::Tensor out = cast_data(tensor, to);
+  if (is_recorded(tensor)) {
+    record_cast(tensor, out);
+  }
+  return out;
+}
+
 at::Tensor cast_and_keep(const at::Tensor& weight, c10::ScalarType to) {
-  at::Tensor out = to_copy(weight, to);
+  at::Tensor out = cast_ordinarily(weight, to);
   keep_weight_cast(weight, to, out);
   return out;
 }
@@ -68,9 +47,19 @@ at::Tensor cast_weight(const at::Tensor& weight, c10::ScalarType to) {
   return cast_and_keep(weight, to);
 }
 
+at::Tensor cast_activation(const at::Tensor& activation, c10::ScalarType to) {
+  at::Tensor out = find_activation_cast(activation, to);
+  if (!out.defined()) {
+    out = cast_data(activation, to);
+    keep_activation_cast(activation, to, out);
+  }
+  record_cast(activation, out);
+  return out;
+}
+
 }  // namespace
 
-at::Tensor cast(const at::Tensor& tensor, c10::ScalarType to, c10::ScalarType lower) {
+at::Tensor cast(const at::Tensor& tensor, c10::ScalarType to, c10::ScalarType lower, bool share) {
   if (to == lower) {
     // Looked up before asking whether it is a weight at all: a hit answers that, and hits are the
     // common case.
@@ -78,14 +67,13 @@ at::Tensor cast(const at::Tensor& tensor, c10::ScalarType to, c10::ScalarType lo
       return *kept;
     }
   }
-  if (!is_plain(tensor)) {
-    return at::_ops::to_dtype::call(tensor, to, /*non_blocking=*/false, /*copy=*/false,
-                                    std::nullopt);
-  }
-  if (to == lower && is_weight(tensor)) {
+  if (to == lower && is_weight(tensor) && may_be_kept(tensor)) {
     return cast_weight(tensor, to);
   }
-  return to_copy(tensor, to);
+  if (share && !tensor.is_leaf() && is_plain(tensor) && is_recorded(tensor)) {
+    return cast_activation(tensor, to);
+  }
+  return cast_ordinarily(tensor, to);
 }
 
 }  // namespace fastamp::autocast

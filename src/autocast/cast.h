@@ -5,11 +5,14 @@
 
 namespace fastamp::autocast {
 
-/// Casts a tensor for an op of a region, through the weight cache if it is a weight.
+/// Casts a tensor for an op of a region, through the weight cache or the activation ring.
 ///
 /// @param tensor  Any tensor that autocast may cast, with another dtype than `to`.
 /// @param to      Dtype the op runs in.
-/// @param lower   The region's dtype; only casts to it are kept.
-at::Tensor cast(const at::Tensor& tensor, c10::ScalarType to, c10::ScalarType lower);
+/// @param lower   The region's dtype; only casts to it are kept or shared.
+/// @param share   Whether the cast may share memory with other casts of the tensor: false for ops
+/// that can return
+///                an argument as it is.
+at::Tensor cast(const at::Tensor& tensor, c10::ScalarType to, c10::ScalarType lower, bool share);
 
 }  // namespace fastamp::autocast

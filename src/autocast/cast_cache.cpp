@@ -1,10 +1,6 @@
 #include "autocast/cast_cache.h"
 
-#include "autocast/execution_context.h"
-#include "autocast/torch_state.h"
-
 #include <ATen/core/grad_mode.h>
-#include <c10/core/TensorImpl.h>
 
 #include <algorithm>
 
@@ -13,23 +9,11 @@ namespace {
 
 constexpr std::size_t kFirstIndexSize = 64;
 
-std::uint32_t version_of(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->version_counter().current_version();
-}
-
-c10::StorageImpl* storage_of(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-}
-
-/// First byte of the tensor. Resizing a storage moves it without bumping a version.
-const void* data_of(const at::Tensor& tensor) {
-  return static_cast<const char*>(storage_of(tensor)->_mutable_data_ptr_no_checks().get()) +
-         tensor.storage_offset() * static_cast<std::int64_t>(tensor.element_size());
-}
-
-/// `p.data = x` changes all of these and bumps no version.
-bool has_same_geometry(const at::Tensor& a, const at::Tensor& b) {
-  return a.sizes() == b.sizes() && a.strides() == b.strides();
+/// `p.data = x` may change the sizes alone. A wrapper subclass answers in Python; its version has
+/// to do.
+bool has_same_geometry(const at::Tensor& source, const at::Tensor& cast) {
+  return source.unsafeGetTensorImpl()->is_python_dispatch() ||
+         (source.sizes() == cast.sizes() && source.strides() == cast.strides());
 }
 
 std::size_t hash(const c10::TensorImpl* key, c10::ScalarType to) {
@@ -43,12 +27,9 @@ std::size_t hash(const c10::TensorImpl* key, c10::ScalarType to) {
 
 bool CastCache::is_usable(const Entry& entry, const at::Tensor& source) const {
   // A cast made without grad mode would cut the weight off from its gradient.
-  return entry.source_version == version_of(source) && entry.data == data_of(source) &&
-         entry.storage._unsafe_get_target() == storage_of(source) &&
-         has_same_geometry(entry.cast, source) && source.requires_grad() &&
-         (entry.made_with_grad || !c10::GradMode::is_enabled()) &&
-         entry.cast_version == version_of(entry.cast) &&
-         (!source.is_cuda() || entry.context == execution_context(source.device()));
+  return entry.source.matches(source) && has_same_geometry(source, entry.cast) &&
+         source.requires_grad() && (entry.made_with_grad || !c10::GradMode::is_enabled()) &&
+         entry.cast_version == version_of(entry.cast);
 }
 
 std::size_t CastCache::probe(const c10::TensorImpl* key, c10::ScalarType to) const {
@@ -56,7 +37,7 @@ std::size_t CastCache::probe(const c10::TensorImpl* key, c10::ScalarType to) con
   std::size_t slot = hash(key, to) & mask;
   while (index_[slot] != 0) {
     const Entry& entry = entries_[index_[slot] - 1];
-    if (entry.key == key && entry.to == to) {
+    if (entry.source.key() == key && entry.to == to) {
       break;
     }
     slot = (slot + 1) & mask;
@@ -78,18 +59,13 @@ void CastCache::insert(const at::Tensor& source, c10::ScalarType to, const at::T
     grow_index();
   }
   Entry entry{
-      .key = source.unsafeGetTensorImpl(),
-      .source = WeakTensor(source.getIntrusivePtr()),
+      .source = TensorIdentity(source),
       .cast = cast,
-      .storage = source.storage().getWeakStorageImpl(),
-      .data = data_of(source),
-      .context = execution_context(source.device()),
-      .source_version = version_of(source),
       .cast_version = version_of(cast),
       .to = to,
       .made_with_grad = c10::GradMode::is_enabled(),
   };
-  std::uint32_t& position = index_[probe(entry.key, to)];
+  std::uint32_t& position = index_[probe(entry.source.key(), to)];
   if (position != 0) {
     entries_[position - 1] = std::move(entry);
     return;
@@ -101,7 +77,7 @@ void CastCache::insert(const at::Tensor& source, c10::ScalarType to, const at::T
 void CastCache::grow_index() {
   index_.assign(std::max(kFirstIndexSize, 2 * index_.size()), 0);
   for (std::size_t i = 0; i < entries_.size(); ++i) {
-    index_[probe(entries_[i].key, entries_[i].to)] = static_cast<std::uint32_t>(i + 1);
+    index_[probe(entries_[i].source.key(), entries_[i].to)] = static_cast<std::uint32_t>(i + 1);
   }
 }
 

@@ -1,8 +1,9 @@
 #pragma once
 
+#include "autocast/tensor_identity.h"
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
-#include <c10/core/Stream.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstddef>
@@ -10,17 +11,6 @@
 #include <vector>
 
 namespace fastamp::autocast {
-
-using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
-
-/// Where a cast was computed: work queued elsewhere must not use it. All zero on CPU.
-struct ExecutionContext {
-  c10::StreamId stream = 0;
-  std::uint64_t graph_capture = 0;  ///< CUDA graph being captured, 0 if none.
-
-  bool operator==(const ExecutionContext&) const = default;
-};
 
 /// The lower-precision casts of weights made by the regions of one thread.
 ///
@@ -47,13 +37,8 @@ class CastCache {
 
  private:
   struct Entry {
-    const c10::TensorImpl* key;
-    WeakTensor source;  ///< Keeps the address `key` from being used for another tensor.
+    TensorIdentity source;
     at::Tensor cast;
-    WeakStorage storage;  ///< Likewise: `p.data = x` may free the old memory and get it again.
-    const void* data;
-    ExecutionContext context;
-    std::uint32_t source_version;
     std::uint32_t cast_version;
     c10::ScalarType to;
     bool made_with_grad;
@@ -78,6 +63,12 @@ void keep_weight_cast(const at::Tensor& source, c10::ScalarType to, const at::Te
 /// regions, torch's included, that are open on the thread now.
 void on_region_entered(int open_regions);
 void on_region_left(int open_regions) noexcept;
+/// A cast of a recorded activation that shares the memory of an earlier one, without history; else
+/// undefined.
+at::Tensor find_activation_cast(const at::Tensor& source, c10::ScalarType to);
+
+/// Lets later uses of a recorded activation share the memory of its cast.
+void keep_activation_cast(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast);
 
 /// Drops this thread's casts.
 void clear_thread_cache() noexcept;

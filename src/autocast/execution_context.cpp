@@ -9,7 +9,12 @@ ExecutionContext execution_context(c10::Device device) {
     return {};
   }
 #ifdef FASTAMP_WITH_CUDA
-  const auto stream = c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA)->getStream(device);
+  const auto* cuda = c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA);
+  static const bool has_device = cuda->deviceCount() > 0;
+  if (!has_device) {
+    return {};  // A fake tensor.
+  }
+  const auto stream = cuda->getStream(device);
   return {stream.id(), graph_capture_id(stream)};
 #else
   return {};

@@ -67,13 +67,16 @@ struct OpKernel<Op, Id, Redispatch, Result(Args...)> {
   }
 
  private:
+  /// These can return an argument or a view of it: the user may edit it, and a shared cast with it.
+  static constexpr bool kSharesCasts = Id != OpId::einsum && Id != OpId::chain_matmul;
+
   static Result apply(Column column, std::remove_reference_t<Args>&... args) {
     const OpPolicy policy = policy_of(Id, column);
     if constexpr (kCapabilities.lower) {
       const auto lower = region_dtype(device_type(column));
       switch (policy) {
         case OpPolicy::lower:
-          return call_cast({lower, lower, column}, args...);
+          return call_cast({lower, lower, column, kSharesCasts}, args...);
         case OpPolicy::fp32:
           return call_cast({c10::kFloat, lower, column}, args...);
         case OpPolicy::promote: {

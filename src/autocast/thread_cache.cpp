@@ -1,5 +1,7 @@
+#include "autocast/activation_ring.h"
 #include "autocast/cast_cache.h"
 #include "autocast/execution_context.h"
+#include "autocast/tensor_identity.h"
 #include "autocast/torch_state.h"
 
 #include <ATen/core/grad_mode.h>
@@ -17,7 +19,8 @@ struct ThreadCache {
   /// Open regions of ours, counted from one that was the outermost of the thread. While there are
   /// any, the end of the last will be told.
   int our_regions = 0;
-  std::optional<WeakTensor> region_marker;
+  ActivationRing activations;
+  std::optional<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> region_marker;
 };
 
 thread_local ThreadCache t_cache;
@@ -45,6 +48,11 @@ bool mark_torch_region() {
   return true;
 }
 
+bool can_share(const at::Tensor& activation) {
+  return is_weight_cache_enabled() && TensorIdentity::exists_for(activation) &&
+         activation.is_non_overlapping_and_dense();
+}
+
 bool end_of_region_is_known() {
   return t_cache.our_regions > 0 || (region_depth() > 0 && mark_torch_region());
 }
@@ -63,15 +71,25 @@ const at::Tensor* find_weight_cast(const at::Tensor& source, c10::ScalarType to)
 }
 
 void keep_weight_cast(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast) {
-  if (is_weight_cache_enabled() && knows_execution_context(source.device().type()) &&
-      !is_cached_by_torch(source) && end_of_region_is_known()) {
+  if (is_weight_cache_enabled() && TensorIdentity::exists_for(source) &&
+      TensorIdentity::exists_for(cast) && !is_cached_by_torch(source) && end_of_region_is_known()) {
     t_cache.casts.insert(source, to, cast);
+  }
+}
+
+at::Tensor find_activation_cast(const at::Tensor& source, c10::ScalarType to) {
+  return can_share(source) ? t_cache.activations.find(source, to) : at::Tensor();
+}
+
+void keep_activation_cast(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast) {
+  if (can_share(source) && TensorIdentity::exists_for(cast)) {
+    t_cache.activations.insert(source, to, cast);
   }
 }
 
 void on_region_entered(int open_regions) {
   if (open_regions == 1) {
-    t_cache.casts.clear();
+    clear_thread_cache();
     t_cache.our_regions = 1;
   } else if (t_cache.our_regions > 0) {
     ++t_cache.our_regions;
@@ -82,10 +100,13 @@ void on_region_left(int open_regions) noexcept {
   const bool was_last_of_ours = t_cache.our_regions > 0 && --t_cache.our_regions == 0;
   if (open_regions == 0 || was_last_of_ours) {
     t_cache.our_regions = 0;
-    t_cache.casts.clear();
+    clear_thread_cache();
   }
 }
 
-void clear_thread_cache() noexcept { t_cache.casts.clear(); }
+void clear_thread_cache() noexcept {
+  t_cache.casts.clear();
+  t_cache.activations.clear();
+}
 
 }  // namespace fastamp::autocast

@@ -1,0 +1,35 @@
+#include "autocast/data_cast.h"
+
+#include "kernels/cpu/cast.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/_to_copy_ops.h>
+
+namespace fastamp::autocast {
+namespace {
+
+/// From here on torch's kernel, which uses several threads, is faster.
+constexpr std::int64_t kDirectNumel = 32768;
+
+bool is_small_and_dense(const at::Tensor& tensor, c10::ScalarType to) {
+  return tensor.is_cpu() && tensor.numel() <= kDirectNumel &&
+         tensor.is_non_overlapping_and_dense() && kernels::cpu::can_cast(tensor.scalar_type(), to);
+}
+
+}  // namespace
+
+at::Tensor cast_data(const at::Tensor& tensor, c10::ScalarType to) {
+  if (is_small_and_dense(tensor, to)) {
+    at::Tensor out =
+        at::detail::empty_strided_cpu(tensor.sizes(), tensor.strides(), to, /*pin_memory=*/false);
+    kernels::cpu::cast_contiguous(tensor.const_data_ptr(), tensor.scalar_type(),
+                                  out.mutable_data_ptr(), to, tensor.numel());
+    return out;
+  }
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return at::_ops::_to_copy::call(tensor, to, std::nullopt, std::nullopt, std::nullopt,
+                                  /*non_blocking=*/false, std::nullopt);
+}
+
+}  // namespace fastamp::autocast

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace fastamp::autocast {
+
+/// Whether a cast of this tensor may be made below the dispatcher: an ordinary dense tensor, no
+/// forward-mode tangent, and nobody who wants to see, wrap or transform the cast (subclasses,
+/// modes, functorch, tracing, functionalization, a running profiler).
+bool is_plain(const at::Tensor& tensor);
+
+/// Whether a cast of this tensor may be kept for later ops: nobody intercepts ops as such now. The
+/// tensor itself may be a subclass.
+bool may_be_kept(const at::Tensor& tensor);
+
+/// Whether autograd records ops on this tensor now, in the sense of the generated autograd kernels.
+bool is_recorded(const at::Tensor& tensor);
+
+}  // namespace fastamp::autocast

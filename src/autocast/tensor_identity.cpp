@@ -1,0 +1,38 @@
+#include "autocast/tensor_identity.h"
+
+namespace fastamp::autocast {
+namespace {
+
+c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+/// First byte of the tensor.
+const void* data_of(const at::Tensor& tensor) {
+  return static_cast<const char*>(storage_of(tensor)->_mutable_data_ptr_no_checks().get()) +
+         tensor.storage_offset() * static_cast<std::int64_t>(tensor.element_size());
+}
+
+}  // namespace
+
+bool TensorIdentity::exists_for(const at::Tensor& tensor) {
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  return impl->has_storage() && impl->version_counter().enabled() &&
+         !impl->has_symbolic_sizes_strides() && knows_execution_context(tensor.device().type());
+}
+
+TensorIdentity::TensorIdentity(const at::Tensor& tensor)
+    : key_(tensor.unsafeGetTensorImpl()),
+      tensor_(tensor.getIntrusivePtr()),
+      storage_(tensor.storage().getWeakStorageImpl()),
+      data_(data_of(tensor)),
+      context_(execution_context(tensor.device())),
+      version_(version_of(tensor)) {}
+
+bool TensorIdentity::matches(const at::Tensor& tensor) const {
+  return key_ == tensor.unsafeGetTensorImpl() && version_ == version_of(tensor) &&
+         storage_._unsafe_get_target() == storage_of(tensor) && data_ == data_of(tensor) &&
+         (tensor.is_cpu() || context_ == execution_context(tensor.device()));
+}
+
+}  // namespace fastamp::autocast

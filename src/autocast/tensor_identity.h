@@ -1,0 +1,44 @@
+#pragma once
+
+#include "autocast/execution_context.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+
+namespace fastamp::autocast {
+
+inline std::uint32_t version_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->version_counter().current_version();
+}
+
+/// What a cast of a tensor depends on, to tell later whether it still holds. Keeps nothing alive,
+/// but keeps the addresses it compares from being used again.
+class TensorIdentity {
+ public:
+  /// Whether a tensor has what an identity is made of: a storage, a version counter, sizes that are
+  /// numbers, and a device whose streams are known.
+  static bool exists_for(const at::Tensor& tensor);
+
+  /// @param tensor  One for which an identity exists.
+  explicit TensorIdentity(const at::Tensor& tensor);
+
+  /// Whether `tensor` is the same object with the same memory and version, and work on it goes
+  /// where it went.
+  bool matches(const at::Tensor& tensor) const;
+
+  const c10::TensorImpl* key() const { return key_; }
+
+ private:
+  const c10::TensorImpl* key_;
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor_;
+  c10::weak_intrusive_ptr<c10::StorageImpl>
+      storage_;       ///< `p.data = x` may get the old address again.
+  const void* data_;  ///< Resizing a storage moves it and bumps no version.
+  ExecutionContext context_;
+  std::uint32_t version_;
+};
+
+}  // namespace fastamp::autocast
