@@ -8,8 +8,9 @@ import platform
 import subprocess
 from pathlib import Path
 
-import fastamp
 import torch
+
+import fastamp
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import fastamp
 import torch
 
+import fastamp
 from benchmarks.harness import BASELINE, OURS, Candidate, nothing
 
 REGIONS: dict[str, Any] = {BASELINE: torch.autocast, OURS: fastamp.autocast}

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-import fastamp
 import torch
 from digits_report import Report, parse_options
 from torch import nn
+
+import fastamp
 
 options = parse_options(__doc__)
 device = "cuda" if torch.cuda.is_available() else "cpu"

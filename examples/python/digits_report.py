@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fastamp import GradScaler
 from tqdm import tqdm
+
+from fastamp import GradScaler
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 WARM_UP = 10  # iterations that are not timed, if there are more

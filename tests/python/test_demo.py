@@ -7,9 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fastamp
 import pytest
 import torch
+
+import fastamp
 
 ROOT = Path(__file__).resolve().parents[2]
 ITERATIONS = 20

@@ -6,9 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fastamp
 import pytest
 import torch
+
+import fastamp
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -1,7 +1,8 @@
 """What the demo prints after both programs: parts that short runs do not reach."""
 
-import demo
 import pytest
+
+import demo
 
 
 def results(mark, loss, mode="fp32"):
