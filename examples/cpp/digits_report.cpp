@@ -48,7 +48,7 @@ void reset_peak_memory(c10::Device device) {
 std::optional<double> peak_memory_mib(c10::Device device) {
   if (device.is_cuda()) {
     const auto stats = at::accelerator::getDeviceStats(0).allocated_bytes;
-    return static_cast<double>(stats[0].peak) / (1 << 20);
+    return static_cast<double>(stats[0].peak) / 1048576.0;
   }
   if (access("/proc/self/clear_refs", W_OK) != 0) {
     return std::nullopt;
@@ -120,10 +120,10 @@ void Row::show_progress(bool last) {
     return;
   }
   shown_ = now;
-  constexpr int kWidth = 20;
+  constexpr int width = 20;
   const double share = static_cast<double>(iteration_) / static_cast<double>(options_.iters);
-  const int filled = static_cast<int>(share * kWidth);
-  std::string bar(kWidth, ' ');
+  const int filled = static_cast<int>(share * width);
+  std::string bar(width, ' ');
   std::fill_n(bar.begin(), filled, '#');
   std::fprintf(stderr, "\rC++ %s |%s| %lld/%lld %.0fs loss=%.6f%s", mode_.c_str(), bar.c_str(),
                static_cast<long long>(iteration_), static_cast<long long>(options_.iters),
@@ -138,10 +138,12 @@ void Row::finish(const SeenDtypes& seen, const at::Tensor& accuracy, double scal
 }
 
 std::vector<std::pair<std::string, std::string>> Row::cells() const {
-  std::vector<std::pair<std::string, std::string>> cells = {{"mode", mode_},
-                                                            {"fc1 input", name_of(seen_.input)},
-                                                            {"fc1 output", name_of(seen_.output)},
-                                                            {"fc1 weight", name_of(seen_.weight)}};
+  std::vector<std::pair<std::string, std::string>> cells = {
+      {"mode", mode_},
+      {"fc1 input", name_of(seen_.input)},
+      {"fc1 output", name_of(seen_.output)},
+      {"fc1 weight", name_of(seen_.weight)},
+  };
   for (const auto mark : options_.marks) {
     if (mark <= options_.iters) {
       const auto loss = losses_.find(mark);
@@ -163,19 +165,19 @@ std::vector<std::pair<std::string, std::string>> Row::cells() const {
 std::string Row::json() const {
   std::ostringstream out;
   out.precision(17);
-  out << "{\"mode\": \"" << mode_ << "\", \"input\": \"" << name_of(seen_.input)
-      << "\", \"output\": \"" << name_of(seen_.output) << "\", \"weight\": \""
-      << name_of(seen_.weight) << "\", \"losses\": {";
+  out << R"({"mode": ")" << mode_ << R"(", "input": ")" << name_of(seen_.input)
+      << R"(", "output": ")" << name_of(seen_.output) << R"(", "weight": ")"
+      << name_of(seen_.weight) << R"(", "losses": {)";
   const char* separator = "";
   for (const auto& [mark, loss] : losses_) {
-    out << separator << '"' << mark << "\": " << loss;
+    out << separator << '"' << mark << R"(": )" << loss;
     separator = ", ";
   }
-  out << "}, \"final_loss\": " << final_loss_ << ", \"iterations\": " << iteration_
-      << ", \"accuracy\": " << accuracy_ << ", \"ms_per_iteration\": " << ms_per_iteration_;
-  out << ", \"scale\": " << (scaled_ ? format("%.17g", scale_) : "null");
-  out << ", \"skipped\": " << (scaled_ ? std::to_string(iteration_ - steps_) : "null");
-  out << ", \"peak_mib\": " << (peak_mib_ ? format("%.1f", *peak_mib_) : "null") << '}';
+  out << R"(}, "final_loss": )" << final_loss_ << R"(, "iterations": )" << iteration_
+      << R"(, "accuracy": )" << accuracy_ << R"(, "ms_per_iteration": )" << ms_per_iteration_
+      << R"(, "scale": )" << (scaled_ ? format("%.17g", scale_) : "null") << R"(, "skipped": )"
+      << (scaled_ ? std::to_string(iteration_ - steps_) : "null") << R"(, "peak_mib": )"
+      << (peak_mib_ ? format("%.1f", *peak_mib_) : "null") << '}';
   return out.str();
 }
 
@@ -183,10 +185,11 @@ Report::Report(Options options, c10::Device device)
     : options_(std::move(options)), device_(device) {
   std::cout << "C++, LibTorch " << TORCH_VERSION << ": ";
   if (device.is_cuda()) {
-    std::cout << "training on " << device << std::endl;
+    std::cout << "training on " << device << '\n' << std::flush;
   } else {
     std::cout << "no CUDA GPU, training on the CPU (" << at::get_num_threads() << " threads)\n"
-              << "fp16 is slow on CPUs without fp16 arithmetic of their own" << std::endl;
+              << "fp16 is slow on CPUs without fp16 arithmetic of their own\n"
+              << std::flush;
   }
 }
 
@@ -204,8 +207,8 @@ void Report::print() const {
     return;
   }
   std::ofstream file(options_.json);
-  file << "{\"language\": \"C++\", \"device\": \"" << c10::DeviceTypeName(device_.type(), true)
-       << "\", \"rows\": [";
+  file << R"({"language": "C++", "device": ")" << c10::DeviceTypeName(device_.type(), true)
+       << R"(", "rows": [)";
   const char* separator = "\n ";
   for (const auto& row : rows_) {
     file << separator << row.json();

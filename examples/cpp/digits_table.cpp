@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -13,8 +14,9 @@ namespace digits {
 namespace {
 
 std::size_t terminal_width() {
-  if (const char* columns = std::getenv("COLUMNS"); columns != nullptr && std::atoi(columns) > 0) {
-    return static_cast<std::size_t>(std::atoi(columns));
+  const char* columns = std::getenv("COLUMNS");
+  if (const auto wanted = columns == nullptr ? 0 : std::strtoul(columns, nullptr, 10); wanted > 0) {
+    return wanted;
   }
   winsize size{};
   const bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
@@ -63,13 +65,13 @@ void print_table(const Table& rows) {
     print_block(rows, sizes, first, last);
     first = last;
   }
-  std::cout << std::endl;
+  std::cout << '\n' << std::flush;
 }
 
 std::string format(const char* pattern, double number) {
-  char text[64];
-  std::snprintf(text, sizeof text, pattern, number);
-  return text;
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), pattern, number);
+  return text.data();
 }
 
 std::string short_number(std::int64_t number) {
