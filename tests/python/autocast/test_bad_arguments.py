@@ -62,16 +62,6 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 REFUSED_EARLIER = {"dtype str", "dtype str, disabled"}
 # Ours refuses what torch warns about and disables.
 REFUSED_BY_US = {"dtype type"}
-KNOWN_BUGS = {
-    **dict.fromkeys(
-        ["enabled 0", "enabled 1", "enabled None", "enabled str", "enabled tensor"],
-        "torch raises TypeError where enabled is no bool, on entering; ours takes it",
-    ),
-    **dict.fromkeys(
-        ["cache 0", "cache str"],
-        "torch raises TypeError where cache_enabled is no bool, on entering; ours takes it",
-    ),
-}
 
 
 def outcome(cls: Any, name: str) -> tuple[Any, list[tuple[type, str, str, int]], Any]:
@@ -89,18 +79,7 @@ def outcome(cls: Any, name: str) -> tuple[Any, list[tuple[type, str, str, int]],
     return result, told
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name,
-            marks=[pytest.mark.xfail(strict=True, reason=KNOWN_BUGS[name])]
-            if name in KNOWN_BUGS
-            else [],
-        )
-        for name in CALLS
-    ],
-)
+@pytest.mark.parametrize("name", CALLS)
 def test_same_exception_warning_or_state_as_torch(name: str):
     before = torch_state()
     expected, expected_warnings = outcome(torch.autocast, name)
@@ -118,7 +97,6 @@ def test_same_exception_warning_or_state_as_torch(name: str):
         assert got_warnings == expected_warnings
 
 
-@pytest.mark.xfail(strict=True, reason="a region for 'cuda:0' marks plain 'cuda' as checked")
 def test_a_region_for_cuda_with_an_index_does_not_let_plain_cuda_pass_unchecked():
     """torch lets "cuda:0" through without looking for a GPU, but never "cuda"."""
     code = """
@@ -182,20 +160,7 @@ def test_an_attribute_of_a_wrong_kind_is_refused_at_the_latest_on_enter(name: st
     assert (region.device, region.fast_dtype) == ("cpu", torch.float16)
 
 
-NO_ERROR_SET = pytest.mark.xfail(
-    strict=True, reason="the setter of a flag fails without setting an exception: SystemError"
-)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "device",
-        "fast_dtype",
-        pytest.param("_enabled", marks=NO_ERROR_SET),
-        pytest.param("_cache_enabled", marks=NO_ERROR_SET),
-    ],
-)
+@pytest.mark.parametrize("name", ["device", "fast_dtype", "_enabled", "_cache_enabled"])
 def test_an_attribute_cannot_be_deleted_into_a_crash(name: str):
     region = fastamp.autocast("cpu", dtype=torch.float16)
     with pytest.raises((AttributeError, TypeError)):

@@ -67,14 +67,11 @@ def make_keywords(region: Any) -> Callable[[torch.Tensor], tuple[torch.Tensor, .
     return function
 
 
-NOT_TRACED = pytest.mark.xfail(
-    strict=True, reason="dynamo cannot trace torch's class through the closure of the substitute"
-)
 MAKERS = [
-    pytest.param(make_inside, marks=NOT_TRACED),
+    make_inside,
     make_ready,
     make_decorated,
-    pytest.param(make_keywords, marks=NOT_TRACED),
+    make_keywords,
 ]
 
 
@@ -112,7 +109,6 @@ def test_region_around_a_compiled_module_trains_with_torchs_bits(backend: str):
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-@NOT_TRACED
 def test_steps_with_fresh_regions_do_not_recompile():
     counter = CompileCounter()
 
@@ -213,7 +209,6 @@ def test_weight_cached_before_a_compiled_call_is_not_baked_into_the_graph():
         assert torch.equal(torch.mm(x, w), torch.full((8, 8), 16.0, dtype=BF16))
 
 
-@NOT_TRACED
 @pytest.mark.slow
 def test_inductor_gives_torchs_dtypes_and_values():
     x = torch.ones(8, 8)

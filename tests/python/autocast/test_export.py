@@ -13,9 +13,6 @@ import fastamp
 from support.autocast_state import torch_state
 
 BF16, FP16 = torch.bfloat16, torch.float16
-NOT_TRACED = pytest.mark.xfail(
-    strict=True, reason="dynamo cannot trace torch's class through the closure of the substitute"
-)
 
 
 class Model(torch.nn.Module):
@@ -53,7 +50,7 @@ SURROUNDINGS = {
 
 
 @pytest.mark.parametrize("around", SURROUNDINGS)
-@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=NOT_TRACED)])
+@pytest.mark.parametrize("strict", [False, True])
 def test_exported_program_computes_as_the_one_of_torchs_region(strict: bool, around: str):
     x = torch.ones(4, 8)
     before = torch_state()

@@ -73,7 +73,6 @@ def test_script_module_called_in_a_region_gives_torchs_bits(make: Any, dtype: to
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.xfail(strict=True, reason="traces aten::_to_copy where torch traces aten::to")
 @pytest.mark.parametrize("cache", [True, False])
 def test_a_module_traced_in_a_region_records_the_ops_torch_records(cache: bool):
     kinds, values = [], []
