@@ -120,10 +120,10 @@ void Row::show_progress(bool last) {
     return;
   }
   shown_ = now;
-  constexpr int width = 20;
+  constexpr int kWidth = 20;
   const double share = static_cast<double>(iteration_) / static_cast<double>(options_.iters);
-  const int filled = static_cast<int>(share * width);
-  std::string bar(width, ' ');
+  const int filled = static_cast<int>(share * kWidth);
+  std::string bar(kWidth, ' ');
   std::fill_n(bar.begin(), filled, '#');
   std::fprintf(stderr, "\rC++ %s |%s| %lld/%lld %.0fs loss=%.6f%s", mode_.c_str(), bar.c_str(),
                static_cast<long long>(iteration_), static_cast<long long>(options_.iters),

@@ -47,12 +47,13 @@ void push_region(PyObject* owner, const AutocastState& wanted) {
 }
 
 bool pop_region(PyObject* owner) noexcept {
-  const auto last = std::find_if(t_frames.rbegin(), t_frames.rend(),
-                                 [&](const Frame& frame) { return frame.owner == owner; });
-  if (last == t_frames.rend()) {
-    return false;
-  }
-  const auto frame = std::prev(last.base());
+  auto frame = t_frames.end();
+  do {
+    if (frame == t_frames.begin()) {
+      return false;
+    }
+    --frame;
+  } while (frame->owner != owner);
   autocast::exit_region(restored_state(*frame, std::next(frame), t_frames.end()));
   t_frames.erase(frame);
   Py_DECREF(owner);

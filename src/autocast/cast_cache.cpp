@@ -25,7 +25,7 @@ std::size_t hash(const c10::TensorImpl* key, c10::ScalarType to) {
 
 }  // namespace
 
-bool CastCache::is_usable(const Entry& entry, const at::Tensor& source) const {
+bool CastCache::is_usable(const Entry& entry, const at::Tensor& source) {
   // A cast made without grad mode would cut the weight off from its gradient.
   return entry.source.matches(source) && has_same_geometry(source, entry.cast) &&
          source.requires_grad() && (entry.made_with_grad || !c10::GradMode::is_enabled()) &&
@@ -84,7 +84,7 @@ void CastCache::grow_index() {
 void CastCache::clear() noexcept {
   if (!entries_.empty()) {
     entries_.clear();
-    std::fill(index_.begin(), index_.end(), 0U);
+    std::ranges::fill(index_, 0U);
   }
 }
 

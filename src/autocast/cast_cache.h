@@ -44,7 +44,7 @@ class CastCache {
     bool made_with_grad;
   };
 
-  bool is_usable(const Entry& entry, const at::Tensor& source) const;
+  static bool is_usable(const Entry& entry, const at::Tensor& source);
   std::size_t probe(const c10::TensorImpl* key, c10::ScalarType to) const;
   void grow_index();
 

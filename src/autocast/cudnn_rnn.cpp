@@ -50,10 +50,11 @@ template <Column kColumn>
 CudnnRnnKernel::Result CudnnRnnKernel::call(
     const at::Tensor& input, at::TensorList weight, int64_t weight_stride0,
     const std::optional<at::Tensor>& weight_buf, const at::Tensor& hx,
-    const std::optional<at::Tensor>& cx, int64_t mode, c10::SymInt hidden_size,
-    c10::SymInt proj_size, int64_t num_layers, bool batch_first, double dropout, bool train,
-    bool bidirectional, c10::SymIntArrayRef batch_sizes,
-    const std::optional<at::Tensor>& dropout_state) {
+    const std::optional<at::Tensor>& cx, int64_t mode,
+    c10::SymInt hidden_size,  // NOLINT(performance-unnecessary-value-param): the op's schema type
+    c10::SymInt proj_size,    // NOLINT(performance-unnecessary-value-param)
+    int64_t num_layers, bool batch_first, double dropout, bool train, bool bidirectional,
+    c10::SymIntArrayRef batch_sizes, const std::optional<at::Tensor>& dropout_state) {
   const c10::impl::ExcludeDispatchKeyGuard below_autocast(autocast_key(kColumn));
   const auto run = [&](const at::Tensor& x, at::TensorList weights,
                        const std::optional<at::Tensor>& buffer, const at::Tensor& h,

@@ -10,18 +10,16 @@
 
 #include <ATen/Operators.h>
 
+// Included once per part, as a source is.
+// NOLINTBEGIN(misc-anonymous-namespace-in-header, misc-definitions-in-headers)
 namespace fastamp::autocast {
 namespace {
-
-template <OpId kOp>
-inline constexpr bool kInThisPart =
-    static_cast<std::size_t>(kOp) % kNumKernelParts == FASTAMP_OPS_PART;
 
 /// A template, so that the branch not taken never instantiates the kernel.
 template <OpId kOp, class Op, template <class> class MakeKernel>
 void fill(std::array<KernelEntry, kNumOps>& entries) {
-  if constexpr (kInThisPart<kOp>) {
-    using Kernel = typename MakeKernel<Op>::type;
+  if constexpr (part_of(kOp) == FASTAMP_OPS_PART) {
+    using Kernel = MakeKernel<Op>::type;
     entries[static_cast<std::size_t>(kOp)] = {Op::name, Op::overload_name, Kernel::kCapabilities,
                                               &Kernel::implement};
   }
@@ -60,3 +58,4 @@ void fill_kernel_entries<FASTAMP_OPS_PART>(std::array<KernelEntry, kNumOps>& ent
 }
 
 }  // namespace fastamp::autocast
+// NOLINTEND(misc-anonymous-namespace-in-header, misc-definitions-in-headers)

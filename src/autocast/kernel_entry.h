@@ -34,6 +34,9 @@ struct KernelEntry {
 
 inline constexpr std::size_t kNumKernelParts = 4;
 
+/// The part that compiles the kernel of an op.
+constexpr std::size_t part_of(OpId op) { return static_cast<std::size_t>(op) % kNumKernelParts; }
+
 /// Fills the entries whose index is kPart modulo kNumKernelParts.
 template <std::size_t kPart>
 void fill_kernel_entries(std::array<KernelEntry, kNumOps>& entries);

@@ -8,7 +8,7 @@
 namespace fastamp::autocast {
 
 /// Position of each op in the op table.
-enum class OpId : std::uint16_t {
+enum class OpId : std::uint16_t {  // NOLINT(performance-enum-size): 216 lines and growing
 #define FASTAMP_OP(op, cpu, cuda) op,
 #define FASTAMP_OP_APPEND(op, cpu, cuda, redispatch) op,
 #define FASTAMP_OP_CUSTOM(op, cpu, cuda, Kernel) op,

@@ -113,7 +113,7 @@ struct OpKernel<Op, Id, Redispatch, Result(Args...)> {
 
   template <class First, class... Rest>
   static First& first(First& argument, Rest&... /*rest*/) {
-    return argument;
+    return argument;  // NOLINT(bugprone-return-const-ref-from-parameter): lives as long as the call
   }
 };
 

@@ -56,6 +56,7 @@ std::string nearest_names(std::string_view wanted) {
   }
   std::partial_sort(ranked.begin(), ranked.begin() + kShown, ranked.end());
   std::vector<std::string> names;
+  names.reserve(kShown);
   for (std::size_t i = 0; i < kShown; ++i) {
     names.push_back(ranked[i].second);
   }
@@ -106,9 +107,7 @@ void check_can_carry(OpId op, OpPolicy policy) {
 }  // namespace
 
 std::string_view to_string(OpPolicy policy) {
-  return std::find_if(kNames.begin(), kNames.end(),
-                      [&](const auto& pair) { return pair.first == policy; })
-      ->second;
+  return std::ranges::find(kNames, policy, [](const auto& pair) { return pair.first; })->second;
 }
 
 OpPolicy op_policy_from_string(std::string_view name) {

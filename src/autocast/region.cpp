@@ -38,7 +38,7 @@ namespace {
 /// torch.autocast warns and goes on without autocast where it cannot work; so do we.
 bool can_enable(c10::DeviceType device, c10::ScalarType dtype) {
   if (device == c10::kCUDA) {
-    if (!at::globalContext().hasCUDA()) {
+    if (!at::Context::hasCUDA()) {
       TORCH_WARN(
           "AutocastGuard: expected a process with CUDA for device cuda, got none. The region is "
           "disabled.");

@@ -72,7 +72,7 @@ Registry& registry() {
 }
 
 template <class Function>
-void without_override_warning(Function&& function) {
+void without_override_warning(const Function& function) {
   OverrideWarningFilter filter(c10::WarningUtils::get_warning_handler());
   const c10::WarningUtils::WarningHandlerGuard guard(&filter);
   function();
@@ -102,13 +102,13 @@ void register_all(Registry& r) {
 
 void ensure_policies_loaded() {
   Registry& r = registry();
-  const std::lock_guard lock(r.mutex);
+  const std::scoped_lock lock(r.mutex);
   load_policies_once(r);
 }
 
 void ensure_registered(OpId op, Column column) {
   Registry& r = registry();
-  const std::lock_guard lock(r.mutex);
+  const std::scoped_lock lock(r.mutex);
   if (auto& registration = r.columns[static_cast<std::size_t>(column)]) {
     without_override_warning([&] { registration->add(op); });
   }
@@ -121,7 +121,7 @@ void install() {
   if (r.installed.load(std::memory_order_acquire)) {
     return;
   }
-  const std::lock_guard lock(r.mutex);
+  const std::scoped_lock lock(r.mutex);
   if (r.installed.load(std::memory_order_relaxed)) {
     return;
   }
@@ -132,7 +132,7 @@ void install() {
 
 void uninstall() {
   autocast::Registry& r = autocast::registry();
-  const std::lock_guard lock(r.mutex);
+  const std::scoped_lock lock(r.mutex);
   TORCH_CHECK(!autocast::in_region(),
               "uninstall: expected to be called outside autocast regions, got a call inside one. "
               "Leave every "

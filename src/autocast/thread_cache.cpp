@@ -97,8 +97,11 @@ void on_region_entered(int open_regions) {
 }
 
 void on_region_left(int open_regions) noexcept {
-  const bool was_last_of_ours = t_cache.our_regions > 0 && --t_cache.our_regions == 0;
-  if (open_regions == 0 || was_last_of_ours) {
+  const bool is_last_of_ours = t_cache.our_regions == 1;
+  if (t_cache.our_regions > 0) {
+    --t_cache.our_regions;
+  }
+  if (open_regions == 0 || is_last_of_ours) {
     t_cache.our_regions = 0;
     clear_thread_cache();
   }

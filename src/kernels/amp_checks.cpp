@@ -16,30 +16,30 @@ bool is_gradient_dtype(at::ScalarType dtype) {
 }
 
 /// One element, strided, of the dtype given, and on `device`, whose owner is `device_of`.
-void check_single(const char* fn, const char* name, const at::Tensor& t, at::ScalarType dtype,
+void check_single(const char* function, const char* name, const at::Tensor& t, at::ScalarType dtype,
                   c10::Device device, const char* device_of) {
-  TORCH_CHECK_VALUE(t.defined(), fn, ": expected ", name, " to be a tensor, got None");
-  TORCH_CHECK_TYPE(t.scalar_type() == dtype, fn, ": expected ", name, " to be ",
+  TORCH_CHECK_VALUE(t.defined(), function, ": expected ", name, " to be a tensor, got None");
+  TORCH_CHECK_TYPE(t.scalar_type() == dtype, function, ": expected ", name, " to be ",
                    c10::toString(dtype), ", got ", t.scalar_type());
-  TORCH_CHECK_VALUE(t.layout() == at::kStrided, fn, ": expected ", name,
+  TORCH_CHECK_VALUE(t.layout() == at::kStrided, function, ": expected ", name,
                     " to be strided, got layout ", t.layout());
-  TORCH_CHECK_VALUE(t.numel() == 1, fn, ": expected ", name, " to have one element, got ",
+  TORCH_CHECK_VALUE(t.numel() == 1, function, ": expected ", name, " to have one element, got ",
                     t.numel());
-  TORCH_CHECK_VALUE(t.device() == device, fn, ": expected ", name, " on ", device,
+  TORCH_CHECK_VALUE(t.device() == device, function, ": expected ", name, " on ", device,
                     ", the device of ", device_of, ", got ", t.device());
 }
 
 /// The slow half of the gradient check: says what is wrong with grads[index], if anything is.
 void check_gradient(const at::Tensor& t, size_t index, c10::Device device) {
-  constexpr auto fn = "unscale_and_check_: expected grads[";
-  TORCH_CHECK_VALUE(t.defined(), fn, index, "] to be a tensor, got None");
-  TORCH_CHECK_VALUE(t.layout() == at::kStrided, fn, index, "] to be strided, got layout ",
+  constexpr auto kFunction = "unscale_and_check_: expected grads[";
+  TORCH_CHECK_VALUE(t.defined(), kFunction, index, "] to be a tensor, got None");
+  TORCH_CHECK_VALUE(t.layout() == at::kStrided, kFunction, index, "] to be strided, got layout ",
                     t.layout());
-  TORCH_CHECK_TYPE(is_gradient_dtype(t.scalar_type()), fn, index,
+  TORCH_CHECK_TYPE(is_gradient_dtype(t.scalar_type()), kFunction, index,
                    "] to be Half, BFloat16, Float or Double, got ", t.scalar_type());
-  TORCH_CHECK_VALUE(t.device() == device, fn, index, "] on ", device,
+  TORCH_CHECK_VALUE(t.device() == device, kFunction, index, "] on ", device,
                     ", the device of inv_scale, got ", t.device());
-  TORCH_CHECK_VALUE(at::has_internal_overlap(t) != at::MemOverlap::Yes, fn, index,
+  TORCH_CHECK_VALUE(at::has_internal_overlap(t) != at::MemOverlap::Yes, kFunction, index,
                     "] to have one memory location per element, got an expanded tensor of shape ",
                     t.sizes(), " and strides ", t.strides());
 }
@@ -57,11 +57,12 @@ float bound(const char* name, std::optional<double> value) {
 
 void check_unscale_args(at::TensorList grads, const at::Tensor& inv_scale,
                         const at::Tensor& found_inf) {
-  constexpr auto fn = "unscale_and_check_";
-  TORCH_CHECK_VALUE(inv_scale.defined(), fn, ": expected inv_scale to be a tensor, got None");
+  constexpr auto kFunction = "unscale_and_check_";
+  TORCH_CHECK_VALUE(inv_scale.defined(), kFunction,
+                    ": expected inv_scale to be a tensor, got None");
   const auto device = inv_scale.device();
-  check_single(fn, "inv_scale", inv_scale, at::kFloat, device, "inv_scale");
-  check_single(fn, "found_inf", found_inf, at::kFloat, device, "inv_scale");
+  check_single(kFunction, "inv_scale", inv_scale, at::kFloat, device, "inv_scale");
+  check_single(kFunction, "found_inf", found_inf, at::kFloat, device, "inv_scale");
   for (size_t i = 0; i < grads.size(); ++i) {
     const at::Tensor& t = grads[i];
     // Dense gradients of a good dtype are nearly all there are: five loads and no call for them.
@@ -79,23 +80,23 @@ UpdateScale check_update_scale_args(const at::Tensor& scale, const at::Tensor& g
                                     const std::optional<at::Tensor>& hysteresis_tracker,
                                     int64_t hysteresis, std::optional<double> min_scale,
                                     std::optional<double> max_scale) {
-  constexpr auto fn = "update_scale_";
-  TORCH_CHECK_VALUE(scale.defined(), fn, ": expected scale to be a tensor, got None");
+  constexpr auto kFunction = "update_scale_";
+  TORCH_CHECK_VALUE(scale.defined(), kFunction, ": expected scale to be a tensor, got None");
   const auto device = scale.device();
-  check_single(fn, "scale", scale, at::kFloat, device, "scale");
-  check_single(fn, "growth_tracker", growth_tracker, at::kInt, device, "scale");
-  check_single(fn, "found_inf", found_inf, at::kFloat, device, "scale");
+  check_single(kFunction, "scale", scale, at::kFloat, device, "scale");
+  check_single(kFunction, "growth_tracker", growth_tracker, at::kInt, device, "scale");
+  check_single(kFunction, "found_inf", found_inf, at::kFloat, device, "scale");
   const bool has_tracker = hysteresis_tracker.has_value() && hysteresis_tracker->defined();
   if (has_tracker) {
-    check_single(fn, "hysteresis_tracker", *hysteresis_tracker, at::kInt, device, "scale");
+    check_single(kFunction, "hysteresis_tracker", *hysteresis_tracker, at::kInt, device, "scale");
   }
-  TORCH_CHECK_VALUE(hysteresis >= 1 && hysteresis <= std::numeric_limits<std::int32_t>::max(), fn,
-                    ": expected hysteresis in [1, 2147483647], got ", hysteresis);
-  TORCH_CHECK_VALUE(hysteresis == 1 || has_tracker, fn,
+  TORCH_CHECK_VALUE(hysteresis >= 1 && hysteresis <= std::numeric_limits<std::int32_t>::max(),
+                    kFunction, ": expected hysteresis in [1, 2147483647], got ", hysteresis);
+  TORCH_CHECK_VALUE(hysteresis == 1 || has_tracker, kFunction,
                     ": expected a hysteresis_tracker with hysteresis ", hysteresis, ", got None");
   const float low = bound("min_scale", min_scale);
   const float high = bound("max_scale", max_scale);
-  TORCH_CHECK_VALUE(!min_scale || !max_scale || low <= high, fn,
+  TORCH_CHECK_VALUE(!min_scale || !max_scale || low <= high, kFunction,
                     ": expected min_scale <= max_scale, got ", low, " > ", high);
   return {growth_factor,
           backoff_factor,

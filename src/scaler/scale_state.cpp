@@ -58,6 +58,7 @@ std::vector<at::Tensor> ScaleState::scaled(at::ArrayRef<at::Tensor> tensors) {
   return results;
 }
 
+// NOLINTBEGIN(readability-make-member-function-const): the tensor it writes is its state
 void ScaleState::set_scale(double value) {
   const at::NoGradGuard no_grad;
   tensors_.scale.fill_(value);
@@ -67,6 +68,7 @@ void ScaleState::set_scale(const at::Tensor& value) {
   const at::NoGradGuard no_grad;
   tensors_.scale.copy_(value);
 }
+// NOLINTEND(readability-make-member-function-const)
 
 double ScaleState::scale() const {
   return initialised() ? tensors_.scale.item<double>() : init_scale_;

@@ -16,9 +16,11 @@
   __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")))
 #endif
 
+#include <cstdint>
+
 namespace fastamp::kernels::cpu {
 
-enum class Isa { kBaseline, kAvx2, kAvx512 };
+enum class Isa : std::uint8_t { kBaseline, kAvx2, kAvx512 };
 
 /// The best of Isa that this processor and operating system run. Thread-safe.
 inline Isa best_isa() {

@@ -36,7 +36,7 @@ class Line {
   /// in order, leaving out empty ranges.
   template <typename Visit>
   void visit(std::int64_t begin, std::int64_t end, Visit&& visit) const {
-    auto i = std::upper_bound(starts_.begin(), starts_.end(), begin) - starts_.begin() - 1;
+    auto i = std::ranges::upper_bound(starts_, begin) - starts_.begin() - 1;
     for (; i + 1 < std::ssize(starts_) && starts_[static_cast<std::size_t>(i)] < end; ++i) {
       const auto first = cut(i, begin);
       const auto last = cut(i, end);

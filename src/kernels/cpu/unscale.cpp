@@ -56,7 +56,7 @@ FASTAMP_HOST_DEVICE bool unscale_loop(opmath_t* data, std::int64_t n, Unscale<op
 template <typename Convert, typename scalar_t>
 FASTAMP_HOST_DEVICE bool unscale_range(void* base, std::int64_t begin, std::int64_t end,
                                        float inv_scale) {
-  scalar_t* data = static_cast<scalar_t*>(base);
+  auto* data = static_cast<scalar_t*>(base);
   if constexpr (std::is_same_v<scalar_t, float> || std::is_same_v<scalar_t, double>) {
     return unscale_loop<scalar_t>(data + begin, end - begin, {static_cast<scalar_t>(inv_scale)});
   } else {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace fastamp::kernels::cuda {
 namespace {
@@ -14,7 +15,7 @@ Launch plan_one(const std::vector<std::int64_t>& numels, std::size_t first, std:
   for (std::size_t i = first; i < last; ++i) {
     chunks += chunk_count(numels[i]);
   }
-  TORCH_CHECK_VALUE(chunks < std::numeric_limits<std::uint32_t>::max(),
+  TORCH_CHECK_VALUE(std::cmp_less(chunks, std::numeric_limits<std::uint32_t>::max()),
                     "plan_launches: expected fewer than 2^32 chunks of ", kChunkNumel,
                     " elements in one launch, got ", chunks);
   // A block for each chunk until the device is full: few chunks are better spread over all

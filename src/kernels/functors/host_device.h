@@ -4,7 +4,7 @@
 // inlined: the callers are compiled for several instruction sets, and only inlined code is
 // vectorised for the caller's.
 
-#if defined(__CUDACC__)
+#ifdef __CUDACC__
 #define FASTAMP_HOST_DEVICE __host__ __device__ __forceinline__
 #else
 #define FASTAMP_HOST_DEVICE inline __attribute__((always_inline))
