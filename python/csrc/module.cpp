@@ -1,3 +1,4 @@
+#include "bind_cast_node.h"
 #include "bind_clear_cache.h"
 #include "bind_policy.h"
 #include "bind_scaler.h"
@@ -31,6 +32,7 @@ PYBIND11_MODULE(_C, m) {
   if (!fastamp::python::add_region_type(m.ptr())) {
     throw py::error_already_set();
   }
+  fastamp::python::bind_cast_node(m);
   fastamp::python::bind_clear_cache(m);
   fastamp::python::bind_policy(m);
   fastamp::python::bind_scaler(m);
