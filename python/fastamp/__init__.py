@@ -22,6 +22,7 @@ from fastamp.policy import (  # noqa: E402
     reset_op_policies,
     set_op_policy,
 )
+from fastamp.registration import disabled  # noqa: E402
 
 
 def build_info() -> dict[str, str]:
@@ -43,6 +44,7 @@ __all__ = [
     "autocast",
     "build_info",
     "cmake_prefix_path",
+    "disabled",
     "include_path",
     "op_policy",
     "op_table",

@@ -101,3 +101,24 @@ def test_casts_made_before_uninstall_are_not_used_after_install():
     w.data.mul_(2)
     with fastamp.autocast("cpu"):
         assert torch.equal(torch.mm(w, w), torch.full((4, 4), 16.0, dtype=torch.bfloat16))
+
+
+def test_disabled_runs_torchs_kernels_and_gives_ours_back():
+    entry = torch._C._dispatch_dump_table("aten::mm")
+    with fastamp.disabled():
+        assert not _C.is_installed()
+        assert torch._C._dispatch_dump_table("aten::mm") != entry
+        with fastamp.disabled(), fastamp.autocast("cpu"):
+            assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype == torch.bfloat16
+        assert not _C.is_installed()
+    assert torch._C._dispatch_dump_table("aten::mm") == entry
+    with pytest.raises(ZeroDivisionError), fastamp.disabled():
+        raise ZeroDivisionError
+    assert _C.is_installed()
+
+
+def test_disabled_inside_a_region_is_refused_and_changes_nothing():
+    with fastamp.autocast("cpu"):
+        with pytest.raises(RuntimeError, match="uninstall"):
+            fastamp.disabled().__enter__()
+        assert _C.is_installed()
