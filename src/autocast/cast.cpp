@@ -1,9 +1,9 @@
 #include "autocast/cast.h"
 
-#include "autocast/cast_cache.h"
 #include "autocast/cast_node.h"
 #include "autocast/data_cast.h"
 #include "autocast/plain.h"
+#include "autocast/thread_cache.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/to_ops.h>

@@ -28,8 +28,7 @@ class CastCache {
   /// The cast of `source` to `to`, or nullptr if none can be used now.
   const at::Tensor* find(const at::Tensor& source, c10::ScalarType to) const;
 
-  /// Keeps `cast`, made just now from `source`. `source` has an enabled version counter and a
-  /// storage.
+  /// Keeps `cast`, made just now from `source`. Both have an identity.
   void insert(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast);
 
   void clear() noexcept;
@@ -49,28 +48,8 @@ class CastCache {
   void grow_index();
 
   std::vector<Entry> entries_;
-  std::vector<std::uint32_t>
-      index_;  ///< Position in entries_ plus one, 0 = free; size is a power of two.
+  /// Position in entries_ plus one, 0 = free; the size is a power of two.
+  std::vector<std::uint32_t> index_;
 };
-
-/// Cast of a weight that this thread's cache holds and that can be used now, else nullptr.
-const at::Tensor* find_weight_cast(const at::Tensor& source, c10::ScalarType to);
-
-/// Keeps the cast of a weight if the end of the region it belongs to can be told.
-void keep_weight_cast(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast);
-
-/// Called by every region of ours after it was entered and after it was left, with the number of
-/// regions, torch's included, that are open on the thread now.
-void on_region_entered(int open_regions);
-void on_region_left(int open_regions) noexcept;
-/// A cast of a recorded activation that shares the memory of an earlier one, without history; else
-/// undefined.
-at::Tensor find_activation_cast(const at::Tensor& source, c10::ScalarType to);
-
-/// Lets later uses of a recorded activation share the memory of its cast.
-void keep_activation_cast(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast);
-
-/// Drops this thread's casts.
-void clear_thread_cache() noexcept;
 
 }  // namespace fastamp::autocast

@@ -1,6 +1,6 @@
 #include "autocast/region.h"
 
-#include "autocast/cast_cache.h"
+#include "autocast/thread_cache.h"
 
 #include <fastamp/autocast/registration.h>
 

@@ -1,9 +1,9 @@
 #include "autocast/registration.h"
 
-#include "autocast/cast_cache.h"
 #include "autocast/kernel_entry.h"
 #include "autocast/op_kernel.h"
 #include "autocast/policy_table.h"
+#include "autocast/thread_cache.h"
 #include "autocast/torch_state.h"
 
 #include <fastamp/autocast/registration.h>

@@ -1,3 +1,5 @@
+#include "autocast/thread_cache.h"
+
 #include "autocast/activation_ring.h"
 #include "autocast/cast_cache.h"
 #include "autocast/execution_context.h"

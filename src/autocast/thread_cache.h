@@ -1,0 +1,30 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+// The casts that the regions of the calling thread keep or share.
+namespace fastamp::autocast {
+
+/// Cast of a weight that this thread's cache holds and that can be used now, else nullptr.
+const at::Tensor* find_weight_cast(const at::Tensor& source, c10::ScalarType to);
+
+/// Keeps the cast of a weight if the end of the region it belongs to can be told.
+void keep_weight_cast(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast);
+
+/// A cast of a recorded activation that shares the memory of an earlier one, without history; else
+/// undefined.
+at::Tensor find_activation_cast(const at::Tensor& source, c10::ScalarType to);
+
+/// Lets later uses of a recorded activation share the memory of its cast.
+void keep_activation_cast(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast);
+
+/// Called by every region of ours after it was entered and after it was left, with the number of
+/// regions, torch's included, that are open on the thread now.
+void on_region_entered(int open_regions);
+void on_region_left(int open_regions) noexcept;
+
+/// Drops this thread's casts.
+void clear_thread_cache() noexcept;
+
+}  // namespace fastamp::autocast
