@@ -89,29 +89,39 @@ class Argument<const std::optional<at::Tensor>&> {
   std::optional<at::Tensor> cast_;
 };
 
-template <>
-class Argument<at::TensorList> {
+/// A list is copied only if one of its tensors needs a cast.
+template <class List>
+class ListArgument {
  public:
   static constexpr bool kHoldsTensors = true;
-  explicit Argument(Received<at::TensorList> received)
-      : cast_(cast_list(received.value, received.caster)) {}
-  at::TensorList get() const { return cast_; }
+  ListArgument(const List& given, const Caster& caster) : list_(given) {
+    for (const at::Tensor& tensor : given) {
+      if (caster.wants(tensor)) {
+        cast_ = cast_list(given, caster);
+        list_ = List(cast_);
+        return;
+      }
+    }
+  }
+  const List& get() const { return list_; }
 
  private:
   std::vector<at::Tensor> cast_;
+  List list_;
 };
 
 template <>
-class Argument<const at::ITensorListRef&> {
+class Argument<at::TensorList> : public ListArgument<at::TensorList> {
  public:
-  static constexpr bool kHoldsTensors = true;
-  explicit Argument(Received<const at::ITensorListRef&> received)
-      : cast_(cast_list(received.value, received.caster)), list_(cast_) {}
-  const at::ITensorListRef& get() const { return list_; }
+  explicit Argument(Received<at::TensorList> received)
+      : ListArgument(received.value, received.caster) {}
+};
 
- private:
-  std::vector<at::Tensor> cast_;
-  at::ITensorListRef list_;
+template <>
+class Argument<const at::ITensorListRef&> : public ListArgument<at::ITensorListRef> {
+ public:
+  explicit Argument(Received<const at::ITensorListRef&> received)
+      : ListArgument(received.value, received.caster) {}
 };
 
 /// Whether an argument holds a tensor that forces a promoting op into float32: any castable dtype
