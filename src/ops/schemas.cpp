@@ -6,6 +6,10 @@ TORCH_LIBRARY(fastamp, m) {
   m.def("unscale_and_check_(Tensor(a!)[] grads, Tensor inv_scale, Tensor(b!) found_inf) -> ()",
         {at::Tag::pt2_compliant_tag});
   m.def(
+      "norm_and_check_(Tensor[] grads, Tensor inv_scale, Tensor(a!) found_inf, "
+      "Tensor(b!) sum_of_squares, Tensor(c!)? per_tensor_found_inf=None) -> ()",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
       "update_scale_(Tensor(a!) scale, Tensor(b!) growth_tracker, Tensor found_inf, "
       "float growth_factor, float backoff_factor, int growth_interval, *, "
       "Tensor(c!)? hysteresis_tracker=None, int hysteresis=1, "

@@ -178,6 +178,7 @@ inline constexpr TableCapacity kTableCapacity = {ArgTable<kDepth, kSmallTableByt
                                                  ArgTable<kDepth, kLargeTableBytes>::kCapacity};
 
 static_assert(kTableCapacity<1>.small == 204 && kTableCapacity<1>.large == 1624);
+static_assert(kTableCapacity<3>.large == 902);
 
 /// Plans the launches for entries of the given sizes (none of them 0).
 /// @throws c10::ValueError  for 2^32 chunks (8.8e12 elements) or more in one launch.

@@ -9,6 +9,8 @@
 //                                                      32 lanes of a warp share the range
 //   __device__ void end(Thread&) const;                called once by every thread of the block,
 //                                                      also those without a range (may sync)
+//   static constexpr int kThreads;                     optional: threads of a processor to fit the
+//                                                      registers to, instead of all it can hold
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/launch_plan.h"
@@ -31,13 +33,25 @@ namespace fastamp::kernels::cuda {
 // 1536 on 8.6, 8.7, 8.9 and 12.x (ptxas ignores the bound where it exceeds what the part holds).
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 870 || \
                                __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
-inline constexpr int kMinBlocks = 1536 / kBlockThreads;
+inline constexpr int kMaxThreads = 1536;
 #else
-inline constexpr int kMinBlocks = 2048 / kBlockThreads;
+inline constexpr int kMaxThreads = 2048;
 #endif
 
+template <typename Op>
+constexpr int resident_threads(int most) {
+  if constexpr (requires { Op::kThreads; }) {
+    return Op::kThreads < most ? Op::kThreads : most;
+  } else {
+    return most;
+  }
+}
+
+template <typename Op>
+inline constexpr int kMinBlocks = resident_threads<Op>(kMaxThreads) / kBlockThreads;
+
 template <typename Table, typename Op>
-__global__ void __launch_bounds__(kBlockThreads, kMinBlocks)
+__global__ void __launch_bounds__(kBlockThreads, kMinBlocks<Op>)
     multi_tensor_kernel(const __grid_constant__ Table table, std::uint32_t chunks, Op op) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const std::uint32_t worker = blockIdx.x * kBlockWarps + threadIdx.x / kWarpSize;
@@ -55,10 +69,12 @@ __global__ void __launch_bounds__(kBlockThreads, kMinBlocks)
   op.end(thread);
 }
 
-inline DeviceShape current_device_shape() {
+template <typename Op>
+DeviceShape current_device_shape() {
   const auto* properties = at::cuda::getCurrentDeviceProperties();
   const auto status = c10::cuda::currentStreamCaptureStatusMayInitCtx();
-  return {properties->multiProcessorCount, properties->maxThreadsPerMultiProcessor / kBlockThreads,
+  const int threads = resident_threads<Op>(properties->maxThreadsPerMultiProcessor);
+  return {properties->multiProcessorCount, threads / kBlockThreads,
           status != c10::cuda::CaptureStatus::None};
 }
 
@@ -103,7 +119,8 @@ void multi_tensor_apply(const std::vector<TensorEntry<kDepth>>& entries, const O
     numels.push_back(entry.numel);
   }
   const auto stream = at::cuda::getCurrentCUDAStream();
-  for (const auto& plan : plan_launches(numels, kTableCapacity<kDepth>, current_device_shape())) {
+  for (const auto& plan :
+       plan_launches(numels, kTableCapacity<kDepth>, current_device_shape<Op>())) {
     const auto part = Entries<kDepth>(entries).slice(plan.first, plan.last - plan.first);
     switch (plan.home) {
       case TableHome::kSmallArgs:
