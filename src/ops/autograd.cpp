@@ -5,6 +5,8 @@
 // version of what was mutated, so that backward notices an edited saved tensor and caches keyed on
 // versions stay right.
 
+#include "ops/inplace.h"
+
 #include <fastamp/ops/amp_ops.h>
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -13,22 +15,13 @@
 namespace fastamp::ops {
 namespace {
 
-void bump_version(const at::Tensor& t) {
-  // Inference tensors have no version; no backward can have saved them.
-  if (t.defined() && !t.is_inference()) {
-    t.unsafeGetTensorImpl()->bump_version();
-  }
-}
-
 void unscale_and_check_inplace(c10::DispatchKeySet keys, at::TensorList grads,
                                const at::Tensor& inv_scale, const at::Tensor& found_inf) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("fastamp::unscale_and_check_", "")
                              .typed<decltype(unscale_and_check_)>();
   op.redispatch(keys & c10::after_ADInplaceOrView_keyset, grads, inv_scale, found_inf);
-  for (const auto& grad : grads) {
-    bump_version(grad);
-  }
+  bump_versions(grads);
   bump_version(found_inf);
 }
 

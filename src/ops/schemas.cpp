@@ -15,4 +15,11 @@ TORCH_LIBRARY(fastamp, m) {
       "Tensor(c!)? hysteresis_tracker=None, int hysteresis=1, "
       "float? min_scale=None, float? max_scale=None) -> ()",
       {at::Tag::pt2_compliant_tag});
+  m.def(
+      "fused_sgd_(Tensor(a!)[] params, Tensor(b!)[] grads, Tensor(c!)[] momentum_buffers, "
+      "Tensor(d!)[] momentum_steps, Tensor(e!)[] masters, int[] group_sizes, float[] lr, "
+      "float[] momentum, float[] dampening, float[] weight_decay, bool[] nesterov, "
+      "bool[] maximize, Tensor[] lr_tensors, *, Tensor? inv_scale=None, Tensor? clip_coef=None, "
+      "Tensor? found_inf=None, bool write_grads=True) -> ()",
+      {at::Tag::pt2_compliant_tag});
 }

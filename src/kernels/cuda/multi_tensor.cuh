@@ -2,7 +2,7 @@
 
 // Runs an op over any number of tensors in one launch (see launch_plan.h for the cutting).
 //
-// An op is a trivially copyable struct of at most kOpArgBytes with
+// An op is a trivially copyable struct (what it holds beyond kOpArgBytes is the table's loss) with
 //   struct Thread;                                     what a thread carries through its ranges
 //   __device__ Thread begin() const;                   called once, before the first range
 //   __device__ void range(Thread&, const Table&, const ChunkRange&, int lane) const;
@@ -23,6 +23,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 #include <vector>
@@ -78,6 +79,16 @@ DeviceShape current_device_shape() {
           status != c10::cuda::CaptureStatus::None};
 }
 
+/// Bytes that the large argument table may have beside the op's own.
+template <typename Op>
+inline constexpr std::size_t kTableBytes =
+    sizeof(Op) <= kOpArgBytes ? kLargeTableBytes
+                              : (kMaxArgBytes - sizeof(Op) - 2 * alignof(std::max_align_t)) / 8 * 8;
+
+template <std::size_t kDepth, typename Op>
+inline constexpr TableCapacity kCapacityBeside = {kTableCapacity<kDepth>.small,
+                                                  ArgTable<kDepth, kTableBytes<Op>>::kCapacity};
+
 template <std::size_t kDepth, std::size_t kBytes, typename Op>
 void launch_with_args(Entries<kDepth> entries, const Launch& plan, const Op& op,
                       cudaStream_t stream) {
@@ -111,8 +122,8 @@ void launch_with_device_table(Entries<kDepth> entries, const Launch& plan, const
 /// launch, or several argument-table launches under stream capture. No host synchronisation.
 template <std::size_t kDepth, typename Op>
 void multi_tensor_apply(const std::vector<TensorEntry<kDepth>>& entries, const Op& op) {
-  static_assert(kDepth >= 1 && kDepth <= 5);
-  static_assert(std::is_trivially_copyable_v<Op> && sizeof(Op) <= kOpArgBytes);
+  static_assert(kDepth >= 1 && kDepth <= 7);
+  static_assert(std::is_trivially_copyable_v<Op> && sizeof(Op) <= kSmallTableBytes);
   std::vector<std::int64_t> numels;
   numels.reserve(entries.size());
   for (const auto& entry : entries) {
@@ -127,7 +138,7 @@ void multi_tensor_apply(const std::vector<TensorEntry<kDepth>>& entries, const O
         launch_with_args<kDepth, kSmallTableBytes>(part, plan, op, stream);
         break;
       case TableHome::kLargeArgs:
-        launch_with_args<kDepth, kLargeTableBytes>(part, plan, op, stream);
+        launch_with_args<kDepth, kTableBytes<Op>>(part, plan, op, stream);
         break;
       case TableHome::kDevice:
         launch_with_device_table<kDepth>(part, plan, op, stream);
