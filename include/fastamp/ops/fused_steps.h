@@ -58,4 +58,33 @@ FASTAMP_API void fused_sgd_(at::TensorList params, at::TensorList grads,
                             const std::optional<at::Tensor>& clip_coef,
                             const std::optional<at::Tensor>& found_inf, bool write_grads);
 
+/// One step of Adam or AdamW for all parameter groups at once, with the arithmetic of
+/// torch.optim.Adam and AdamW (foreach, not capturable).
+///
+/// Lists, gate (inv_scale, clip_coef, found_inf), write_grads, masters, lr_tensors, errors and
+/// notes are those of fused_sgd_. For each element, in fp32, constants in fp64 rounded once, t =
+/// steps + 1:
+///   g = grad * inv_scale * clip_coef, negated if maximize
+///   decoupled (AdamW): w *= 1 - lr * weight_decay;  else (Adam): g += weight_decay * w
+///   m = lerp(m, g, 1 - beta1);  v = beta2 * v + (1 - beta2) * g * g;  amsgrad: v' = max(v', v)
+///   w -= lr / (1 - beta1^t) * m / (sqrt(v or v') / sqrt(1 - beta2^t) + eps)
+///
+/// @param exp_avgs, exp_avg_sqs  m and v: float32 or bfloat16 (computed in fp32, rounded to nearest
+///                    even when stored), of the shape of params, one each. In place.
+/// @param max_exp_avg_sqs  v': the same, one for each parameter of a group with amsgrad, in order.
+///                    The moments of one parameter have one dtype.
+/// @param state_steps float32, one element each, on the device of params, one for each parameter:
+///                    steps the moments have seen. In place: + 1, unless the step is skipped.
+FASTAMP_API void fused_adamw_(at::TensorList params, at::TensorList grads, at::TensorList exp_avgs,
+                              at::TensorList exp_avg_sqs, at::TensorList max_exp_avg_sqs,
+                              at::TensorList state_steps, at::TensorList masters,
+                              at::IntArrayRef group_sizes, at::ArrayRef<double> lr,
+                              at::ArrayRef<double> beta1, at::ArrayRef<double> beta2,
+                              at::ArrayRef<double> eps, at::ArrayRef<double> weight_decay,
+                              const c10::List<bool>& decoupled, const c10::List<bool>& amsgrad,
+                              const c10::List<bool>& maximize, at::TensorList lr_tensors,
+                              const std::optional<at::Tensor>& inv_scale,
+                              const std::optional<at::Tensor>& clip_coef,
+                              const std::optional<at::Tensor>& found_inf, bool write_grads);
+
 }  // namespace fastamp::ops

@@ -19,6 +19,7 @@ namespace {
 
 struct SgdOp {
   static constexpr int kMoments = 1;
+  static constexpr int kThreads = 1024;  // 64 registers each
 
   SgdGroup groups[cuda::kLaunchGroups];
 

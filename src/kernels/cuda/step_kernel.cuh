@@ -11,7 +11,8 @@
 // advanced by a second launch, since other warps may still have to read them.
 //
 // An op is a struct with  Element element(unsigned group, const float* steps) const,
-// apply(const Element&, float grad, float& weight, float* moments), kMoments and `groups`.
+// apply(const Element&, float grad, float& weight, float* moments), kMoments, kThreads (what its
+// registers allow) and `groups`.
 
 #include "kernels/cuda/multi_tensor.cuh"
 #include "kernels/step_entries.h"
@@ -115,8 +116,7 @@ __device__ __forceinline__ bool quad_aligned(const void* base, Storage storage) 
 
 template <typename Op>
 struct StepKernel {
-  /// 64 registers a thread.
-  static constexpr int kThreads = 1024;
+  static constexpr int kThreads = Op::kThreads;
   static constexpr int kMoments = Op::kMoments;
 
   Op op;

@@ -97,19 +97,20 @@ def test_norm_reads_128_bits_at_a_time_and_spills_nothing():
         assert not re.search(r"\bLD\.E\.128\b", code), name
 
 
-def test_fused_sgd_moves_128_bits_at_a_time_and_spills_nothing():
-    kernels = sections("-res-usage", "SgdOp")
+@pytest.mark.parametrize(("op", "arrays", "registers"), [("SgdOp", 3, 64), ("AdamOp", 4, 128)])
+def test_fused_steps_move_128_bits_at_a_time_and_spill_nothing(op, arrays, registers):
+    kernels = sections("-res-usage", op)
     archs = {arch for arch, _, _ in kernels}
-    assert archs, "no code of the fused SGD kernel in the library"
+    assert archs, f"no code of {op} in the library"
     assert len(kernels) == 3 * len(archs)
     for _, name, text in kernels:
         usage = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", text))
         assert (int(usage["STACK"]), int(usage["LOCAL"])) == (0, 0), name
-        assert int(usage["REG"]) <= 64, name  # 1024 threads per processor
-    for _, name, code in sections("-sass", "SgdOp"):
-        # Gradient, weight and momentum come in, and go out.
-        assert len(re.findall(r"\bLDG\.E\.128\b", code)) >= 3, name
-        assert len(re.findall(r"\bSTG\.E\.128\b", code)) >= 3, name
+        assert int(usage["REG"]) <= registers, name  # 1024 and 512 threads per processor
+    for _, name, code in sections("-sass", op):
+        # Gradient, weight and moments come in, and go out.
+        assert len(re.findall(r"\bLDG\.E\.128\b", code)) >= arrays, name
+        assert len(re.findall(r"\bSTG\.E\.128\b", code)) >= arrays, name
         assert not re.search(r"\b(LDL|STL)\b", code), name
         assert not re.search(r"\b(LD|ST)\.E\.(64|128)\b", code), name
 

@@ -67,3 +67,49 @@ class FusedSgd:
 
     def step(self, lr_tensors=(), **gate):
         sgd_(*self.arguments(lr_tensors), **gate)
+
+
+adamw_ = torch.ops.fastamp.fused_adamw_
+
+
+class FusedAdam:
+    """The same for Adam and AdamW."""
+
+    def __init__(self, groups, state_dtype=torch.float32):
+        self.groups = groups
+        self.moments = {}
+        self.steps = {}
+        self.masters = {}
+        for group in groups:
+            for p in group["params"]:
+                self.moments[p] = [torch.zeros_like(p, dtype=state_dtype) for _ in range(3)]
+                self.steps[p] = torch.zeros((), device=p.device)
+                if is_16_bit(p):
+                    self.masters[p] = p.detach().float()
+
+    def arguments(self, lr_tensors=()):
+        params = [p for g in self.groups for p in g["params"]]
+        widest = [p for g in self.groups if g.get("amsgrad") for p in g["params"]]
+        betas = [g.get("betas", (0.9, 0.999)) for g in self.groups]
+        return (
+            params,
+            [p.grad for p in params],
+            [self.moments[p][0] for p in params],
+            [self.moments[p][1] for p in params],
+            [self.moments[p][2] for p in widest],
+            [self.steps[p] for p in params],
+            [self.masters[p] for p in params if is_16_bit(p)],
+            [len(g["params"]) for g in self.groups],
+            [g["lr"] for g in self.groups],
+            [b[0] for b in betas],
+            [b[1] for b in betas],
+            [g.get("eps", 1e-8) for g in self.groups],
+            [g.get("weight_decay", 0.0) for g in self.groups],
+            [g.get("decoupled_weight_decay", True) for g in self.groups],
+            [g.get("amsgrad", False) for g in self.groups],
+            [g.get("maximize", False) for g in self.groups],
+            list(lr_tensors),
+        )
+
+    def step(self, lr_tensors=(), **gate):
+        adamw_(*self.arguments(lr_tensors), **gate)
