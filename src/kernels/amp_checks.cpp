@@ -15,20 +15,6 @@ bool is_gradient_dtype(at::ScalarType dtype) {
          dtype == at::kDouble;
 }
 
-/// One element, strided, of the dtype given, and on `device`, whose owner is `device_of`.
-void check_single(const char* function, const char* name, const at::Tensor& t, at::ScalarType dtype,
-                  c10::Device device, const char* device_of) {
-  TORCH_CHECK_VALUE(t.defined(), function, ": expected ", name, " to be a tensor, got None");
-  TORCH_CHECK_TYPE(t.scalar_type() == dtype, function, ": expected ", name, " to be ",
-                   c10::toString(dtype), ", got ", t.scalar_type());
-  TORCH_CHECK_VALUE(t.layout() == at::kStrided, function, ": expected ", name,
-                    " to be strided, got layout ", t.layout());
-  TORCH_CHECK_VALUE(t.numel() == 1, function, ": expected ", name, " to have one element, got ",
-                    t.numel());
-  TORCH_CHECK_VALUE(t.device() == device, function, ": expected ", name, " on ", device,
-                    ", the device of ", device_of, ", got ", t.device());
-}
-
 /// The slow half of the gradient check: says what is wrong with grads[index], if anything is.
 void check_gradient(const at::Tensor& t, size_t index, c10::Device device) {
   constexpr auto kFunction = "unscale_and_check_: expected grads[";
@@ -53,7 +39,32 @@ float bound(const char* name, std::optional<double> value) {
   return static_cast<float>(*value);
 }
 
+/// What is wrong with grads[index] of norm_and_check_, if anything is.
+void check_read_gradient(const at::Tensor& t, size_t index, c10::Device device) {
+  constexpr auto kFunction = "norm_and_check_: expected grads[";
+  TORCH_CHECK_VALUE(t.defined(), kFunction, index, "] to be a tensor, got None");
+  TORCH_CHECK_VALUE(t.layout() == at::kStrided, kFunction, index, "] to be strided, got layout ",
+                    t.layout());
+  TORCH_CHECK_TYPE(is_gradient_dtype(t.scalar_type()) && t.scalar_type() != at::kDouble, kFunction,
+                   index, "] to be Half, BFloat16 or Float, got ", t.scalar_type());
+  TORCH_CHECK_VALUE(t.device() == device, kFunction, index, "] on ", device,
+                    ", the device of inv_scale, got ", t.device());
+}
+
 }  // namespace
+
+void check_single(const char* fn, const char* name, const at::Tensor& t, at::ScalarType dtype,
+                  c10::Device device, const char* device_of) {
+  TORCH_CHECK_VALUE(t.defined(), fn, ": expected ", name, " to be a tensor, got None");
+  TORCH_CHECK_TYPE(t.scalar_type() == dtype, fn, ": expected ", name, " to be ",
+                   c10::toString(dtype), ", got ", t.scalar_type());
+  TORCH_CHECK_VALUE(t.layout() == at::kStrided, fn, ": expected ", name,
+                    " to be strided, got layout ", t.layout());
+  TORCH_CHECK_VALUE(t.numel() == 1, fn, ": expected ", name, " to have one element, got ",
+                    t.numel());
+  TORCH_CHECK_VALUE(t.device() == device, fn, ": expected ", name, " on ", device,
+                    ", the device of ", device_of, ", got ", t.device());
+}
 
 void check_unscale_args(at::TensorList grads, const at::Tensor& inv_scale,
                         const at::Tensor& found_inf) {
@@ -72,6 +83,32 @@ void check_unscale_args(at::TensorList grads, const at::Tensor& inv_scale,
     }
     check_gradient(t, i, device);
   }
+}
+
+void check_norm_args(at::TensorList grads, const at::Tensor& inv_scale, const at::Tensor& found_inf,
+                     const at::Tensor& sum_of_squares,
+                     const std::optional<at::Tensor>& per_tensor_found_inf) {
+  constexpr auto kFunction = "norm_and_check_";
+  TORCH_CHECK_VALUE(inv_scale.defined(), kFunction, ": expected inv_scale to be a tensor, got None");
+  const auto device = inv_scale.device();
+  check_single(kFunction, "inv_scale", inv_scale, at::kFloat, device, "inv_scale");
+  check_single(kFunction, "found_inf", found_inf, at::kFloat, device, "inv_scale");
+  check_single(kFunction, "sum_of_squares", sum_of_squares, at::kDouble, device, "inv_scale");
+  for (size_t i = 0; i < grads.size(); ++i) {
+    check_read_gradient(grads[i], i, device);
+  }
+  if (!per_tensor_found_inf || !per_tensor_found_inf->defined()) {
+    return;
+  }
+  const at::Tensor& flags = *per_tensor_found_inf;
+  TORCH_CHECK_TYPE(flags.scalar_type() == at::kFloat, kFunction,
+                   ": expected per_tensor_found_inf to be Float, got ", flags.scalar_type());
+  TORCH_CHECK_VALUE(flags.device() == device, kFunction, ": expected per_tensor_found_inf on ", device,
+                    ", the device of inv_scale, got ", flags.device());
+  TORCH_CHECK_VALUE(flags.layout() == at::kStrided && flags.is_contiguous() && flags.dim() == 1 &&
+                        flags.sym_numel() == static_cast<std::int64_t>(grads.size()),
+                    kFunction, ": expected per_tensor_found_inf to be contiguous of shape [", grads.size(),
+                    "], an element for each of grads, got shape ", flags.sym_sizes());
 }
 
 UpdateScale check_update_scale_args(const at::Tensor& scale, const at::Tensor& growth_tracker,

@@ -5,6 +5,8 @@
 // version of what was mutated, so that backward notices an edited saved tensor and caches keyed on
 // versions stay right.
 
+#include "ops/inplace.h"
+
 #include <fastamp/ops/amp_ops.h>
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -13,23 +15,30 @@
 namespace fastamp::ops {
 namespace {
 
-void bump_version(const at::Tensor& t) {
-  // Inference tensors have no version; no backward can have saved them.
-  if (t.defined() && !t.is_inference()) {
-    t.unsafeGetTensorImpl()->bump_version();
-  }
-}
-
 void unscale_and_check_inplace(c10::DispatchKeySet keys, at::TensorList grads,
                                const at::Tensor& inv_scale, const at::Tensor& found_inf) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("fastamp::unscale_and_check_", "")
                              .typed<decltype(unscale_and_check_)>();
   op.redispatch(keys & c10::after_ADInplaceOrView_keyset, grads, inv_scale, found_inf);
-  for (const auto& grad : grads) {
-    bump_version(grad);
-  }
+  bump_versions(grads);
   bump_version(found_inf);
+}
+
+void norm_and_check_inplace(c10::DispatchKeySet keys, at::TensorList grads,
+                            const at::Tensor& inv_scale, const at::Tensor& found_inf,
+                            const at::Tensor& sum_of_squares,
+                            const std::optional<at::Tensor>& per_tensor_found_inf) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("fastamp::norm_and_check_", "")
+                             .typed<decltype(norm_and_check_)>();
+  op.redispatch(keys & c10::after_ADInplaceOrView_keyset, grads, inv_scale, found_inf,
+                sum_of_squares, per_tensor_found_inf);
+  bump_version(found_inf);
+  bump_version(sum_of_squares);
+  if (per_tensor_found_inf) {
+    bump_version(*per_tensor_found_inf);
+  }
 }
 
 void update_scale_inplace(c10::DispatchKeySet keys, const at::Tensor& scale,
@@ -55,10 +64,12 @@ void update_scale_inplace(c10::DispatchKeySet keys, const at::Tensor& scale,
 
 TORCH_LIBRARY_IMPL(fastamp, Autograd, m) {
   m.impl("unscale_and_check_", torch::CppFunction::makeFallthrough());
+  m.impl("norm_and_check_", torch::CppFunction::makeFallthrough());
   m.impl("update_scale_", torch::CppFunction::makeFallthrough());
 }
 
 TORCH_LIBRARY_IMPL(fastamp, ADInplaceOrView, m) {
   m.impl("unscale_and_check_", fastamp::ops::unscale_and_check_inplace);
+  m.impl("norm_and_check_", fastamp::ops::norm_and_check_inplace);
   m.impl("update_scale_", fastamp::ops::update_scale_inplace);
 }

@@ -22,5 +22,6 @@ void update_scale_meta(const at::Tensor& scale, const at::Tensor& growth_tracker
 
 TORCH_LIBRARY_IMPL(fastamp, Meta, m) {
   m.impl("unscale_and_check_", fastamp::kernels::check_unscale_args);
+  m.impl("norm_and_check_", fastamp::kernels::check_norm_args);
   m.impl("update_scale_", fastamp::ops::update_scale_meta);
 }

@@ -17,6 +17,15 @@ void unscale_and_check_unsupported(at::TensorList grads, const at::Tensor& inv_s
       inv_scale.device());
 }
 
+void norm_and_check_unsupported(at::TensorList grads, const at::Tensor& inv_scale,
+                                const at::Tensor& found_inf, const at::Tensor& sum_of_squares,
+                                const std::optional<at::Tensor>& per_tensor_found_inf) {
+  kernels::check_norm_args(grads, inv_scale, found_inf, sum_of_squares, per_tensor_found_inf);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, "norm_and_check_: expected tensors on cpu or, in a CUDA build, on cuda, got ",
+      inv_scale.device());
+}
+
 void update_scale_unsupported(const at::Tensor& scale, const at::Tensor& growth_tracker,
                               const at::Tensor& found_inf, double growth_factor,
                               double backoff_factor, int64_t growth_interval,
@@ -36,5 +45,6 @@ void update_scale_unsupported(const at::Tensor& scale, const at::Tensor& growth_
 
 TORCH_LIBRARY_IMPL(fastamp, CompositeExplicitAutograd, m) {
   m.impl("unscale_and_check_", fastamp::ops::unscale_and_check_unsupported);
+  m.impl("norm_and_check_", fastamp::ops::norm_and_check_unsupported);
   m.impl("update_scale_", fastamp::ops::update_scale_unsupported);
 }

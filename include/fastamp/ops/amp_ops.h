@@ -37,6 +37,35 @@ namespace fastamp::ops {
 FASTAMP_API void unscale_and_check_(at::TensorList grads, const at::Tensor& inv_scale,
                                     const at::Tensor& found_inf);
 
+/// Reads gradients once and tells their norm and whether any is non-finite; writes no gradient.
+///
+/// sum_of_squares becomes sum((grad * inv_scale)^2) over all elements of all gradients: squares and
+/// sums are taken in fp64, where no finite gradient overflows or underflows, in an order that
+/// depends only on the number of elements of each tensor. So the result is the same, bit for bit,
+/// for any number of threads, any launch shape and any address; between CPU and CUDA its last bits
+/// may differ. It is inf or NaN if a gradient is. Bumps the versions of what it writes; never
+/// records an autograd node.
+///
+/// @param grads           Strided tensors of any shape and strides on one device, float16, bfloat16
+///                        or float32, mixed as they come; the list and its tensors may be empty.
+/// @param inv_scale       float32, one element on that device: 1 / loss scale, dimensionless.
+/// @param found_inf       float32, one element: set to 1 if any element of any gradient is inf or
+///                        NaN, else left as it is.
+/// @param sum_of_squares  float64, one element: overwritten.
+/// @param per_tensor_found_inf  None, or float32, contiguous, of shape [number of gradients]:
+///                        element i is set to 1 if grads[i] has inf or NaN, else left as it is.
+/// @throws c10::TypeError   a dtype is not among those above.
+/// @throws c10::ValueError  a tensor is undefined, on another device, not strided, or not of the
+///                          shape above. Nothing was changed.
+/// @throws c10::NotImplementedError  the tensors are on a device other than CPU and CUDA.
+/// @note CUDA: asynchronous on the current stream, no host sync, two launches (while a stream is
+///       captured one more per 902 tensors). CPU: uses at::get_num_threads() threads. Thread-safe
+///       where what is written is disjoint.
+FASTAMP_API void norm_and_check_(
+    at::TensorList grads, const at::Tensor& inv_scale, const at::Tensor& found_inf,
+    const at::Tensor& sum_of_squares,
+    const std::optional<at::Tensor>& per_tensor_found_inf = std::nullopt);
+
 /// Adjusts the loss scale after a step: backoff on overflow, growth after a run of clean steps.
 ///
 /// With the default options this is at::_amp_update_scale_, bit for bit:

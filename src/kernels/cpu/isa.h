@@ -8,12 +8,13 @@
 // A target attribute does not reach callees: what must be vectorised for it has to be inlined into
 // the function that carries it (FASTAMP_HOST_DEVICE does that) or carry it too. FMA contraction is
 // off for these files: a fused multiply-add would give other bits than torch and the baseline.
+// Where torch's own kernels fuse, the functors say so, and the targets have the instruction.
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define FASTAMP_X86_TARGETS 1
-#define FASTAMP_TARGET_AVX2 __attribute__((target("avx2,f16c")))
+#define FASTAMP_TARGET_AVX2 __attribute__((target("avx2,f16c,fma")))
 #define FASTAMP_TARGET_AVX512 \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")))
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c,fma")))
 #endif
 
 #include <cstdint>
@@ -26,7 +27,8 @@ enum class Isa : std::uint8_t { kBaseline, kAvx2, kAvx512 };
 inline Isa best_isa() {
 #ifdef FASTAMP_X86_TARGETS
   static const Isa best = [] {
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("f16c")) {
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("f16c") ||
+        !__builtin_cpu_supports("fma")) {
       return Isa::kBaseline;
     }
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

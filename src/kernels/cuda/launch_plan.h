@@ -45,7 +45,7 @@ template <std::size_t kDepth>
 struct TensorEntry {
   std::array<void*, kDepth> pointers;
   std::int64_t numel;
-  std::uint8_t tag;  ///< Meaning is the op's, for example the dtype.
+  std::uint16_t tag;  ///< Meaning is the op's, for example the dtype.
 };
 
 /// Chunks of an entry; 0 only for an empty one, which must not get into a table.
@@ -53,15 +53,15 @@ constexpr std::int64_t chunk_count(std::int64_t numel) {
   return (numel + kChunkNumel - 1) / kChunkNumel;
 }
 
-/// numel in the low 56 bits, tag in the high 8.
-constexpr std::uint64_t pack(std::int64_t numel, std::uint8_t tag) {
-  return static_cast<std::uint64_t>(numel) | (static_cast<std::uint64_t>(tag) << 56U);
+/// numel in the low 48 bits, tag in the high 16.
+constexpr std::uint64_t pack(std::int64_t numel, std::uint16_t tag) {
+  return static_cast<std::uint64_t>(numel) | (static_cast<std::uint64_t>(tag) << 48U);
 }
 FASTAMP_HOST_DEVICE std::int64_t packed_numel(std::uint64_t packed) {
-  return static_cast<std::int64_t>(packed & ((std::uint64_t{1} << 56U) - 1));
+  return static_cast<std::int64_t>(packed & ((std::uint64_t{1} << 48U) - 1));
 }
-FASTAMP_HOST_DEVICE std::uint8_t packed_tag(std::uint64_t packed) {
-  return static_cast<std::uint8_t>(packed >> 56U);
+FASTAMP_HOST_DEVICE std::uint16_t packed_tag(std::uint64_t packed) {
+  return static_cast<std::uint16_t>(packed >> 48U);
 }
 
 /// Bytes of table per entry: pointers, packed numel and tag, first chunk.
@@ -178,6 +178,7 @@ inline constexpr TableCapacity kTableCapacity = {ArgTable<kDepth, kSmallTableByt
                                                  ArgTable<kDepth, kLargeTableBytes>::kCapacity};
 
 static_assert(kTableCapacity<1>.small == 204 && kTableCapacity<1>.large == 1624);
+static_assert(kTableCapacity<3>.large == 902);
 
 /// Plans the launches for entries of the given sizes (none of them 0).
 /// @throws c10::ValueError  for 2^32 chunks (8.8e12 elements) or more in one launch.

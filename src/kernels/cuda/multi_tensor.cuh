@@ -2,13 +2,15 @@
 
 // Runs an op over any number of tensors in one launch (see launch_plan.h for the cutting).
 //
-// An op is a trivially copyable struct of at most kOpArgBytes with
+// An op is a trivially copyable struct (what it holds beyond kOpArgBytes is the table's loss) with
 //   struct Thread;                                     what a thread carries through its ranges
 //   __device__ Thread begin() const;                   called once, before the first range
 //   __device__ void range(Thread&, const Table&, const ChunkRange&, int lane) const;
 //                                                      32 lanes of a warp share the range
 //   __device__ void end(Thread&) const;                called once by every thread of the block,
 //                                                      also those without a range (may sync)
+//   static constexpr int kThreads;                     optional: threads of a processor to fit the
+//                                                      registers to, instead of all it can hold
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/launch_plan.h"
@@ -21,6 +23,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 #include <vector>
@@ -31,13 +34,25 @@ namespace fastamp::kernels::cuda {
 // 1536 on 8.6, 8.7, 8.9 and 12.x (ptxas ignores the bound where it exceeds what the part holds).
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 870 || \
                                __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
-inline constexpr int kMinBlocks = 1536 / kBlockThreads;
+inline constexpr int kMaxThreads = 1536;
 #else
-inline constexpr int kMinBlocks = 2048 / kBlockThreads;
+inline constexpr int kMaxThreads = 2048;
 #endif
 
+template <typename Op>
+constexpr int resident_threads(int most) {
+  if constexpr (requires { Op::kThreads; }) {
+    return Op::kThreads < most ? Op::kThreads : most;
+  } else {
+    return most;
+  }
+}
+
+template <typename Op>
+inline constexpr int kMinBlocks = resident_threads<Op>(kMaxThreads) / kBlockThreads;
+
 template <typename Table, typename Op>
-__global__ void __launch_bounds__(kBlockThreads, kMinBlocks)
+__global__ void __launch_bounds__(kBlockThreads, kMinBlocks<Op>)
     multi_tensor_kernel(const __grid_constant__ Table table, std::uint32_t chunks, Op op) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const std::uint32_t worker = blockIdx.x * kBlockWarps + threadIdx.x / kWarpSize;
@@ -55,12 +70,24 @@ __global__ void __launch_bounds__(kBlockThreads, kMinBlocks)
   op.end(thread);
 }
 
-inline DeviceShape current_device_shape() {
+template <typename Op>
+DeviceShape current_device_shape() {
   const auto* properties = at::cuda::getCurrentDeviceProperties();
   const auto status = c10::cuda::currentStreamCaptureStatusMayInitCtx();
-  return {properties->multiProcessorCount, properties->maxThreadsPerMultiProcessor / kBlockThreads,
+  const int threads = resident_threads<Op>(properties->maxThreadsPerMultiProcessor);
+  return {properties->multiProcessorCount, threads / kBlockThreads,
           status != c10::cuda::CaptureStatus::None};
 }
+
+/// Bytes that the large argument table may have beside the op's own.
+template <typename Op>
+inline constexpr std::size_t kTableBytes =
+    sizeof(Op) <= kOpArgBytes ? kLargeTableBytes
+                              : (kMaxArgBytes - sizeof(Op) - 2 * alignof(std::max_align_t)) / 8 * 8;
+
+template <std::size_t kDepth, typename Op>
+inline constexpr TableCapacity kCapacityBeside = {kTableCapacity<kDepth>.small,
+                                                  ArgTable<kDepth, kTableBytes<Op>>::kCapacity};
 
 template <std::size_t kDepth, std::size_t kBytes, typename Op>
 void launch_with_args(Entries<kDepth> entries, const Launch& plan, const Op& op,
@@ -95,22 +122,23 @@ void launch_with_device_table(Entries<kDepth> entries, const Launch& plan, const
 /// launch, or several argument-table launches under stream capture. No host synchronisation.
 template <std::size_t kDepth, typename Op>
 void multi_tensor_apply(const std::vector<TensorEntry<kDepth>>& entries, const Op& op) {
-  static_assert(kDepth >= 1 && kDepth <= 5);
-  static_assert(std::is_trivially_copyable_v<Op> && sizeof(Op) <= kOpArgBytes);
+  static_assert(kDepth >= 1 && kDepth <= 7);
+  static_assert(std::is_trivially_copyable_v<Op> && sizeof(Op) <= kSmallTableBytes);
   std::vector<std::int64_t> numels;
   numels.reserve(entries.size());
   for (const auto& entry : entries) {
     numels.push_back(entry.numel);
   }
   const auto stream = at::cuda::getCurrentCUDAStream();
-  for (const auto& plan : plan_launches(numels, kTableCapacity<kDepth>, current_device_shape())) {
+  for (const auto& plan :
+       plan_launches(numels, kTableCapacity<kDepth>, current_device_shape<Op>())) {
     const auto part = Entries<kDepth>(entries).slice(plan.first, plan.last - plan.first);
     switch (plan.home) {
       case TableHome::kSmallArgs:
         launch_with_args<kDepth, kSmallTableBytes>(part, plan, op, stream);
         break;
       case TableHome::kLargeArgs:
-        launch_with_args<kDepth, kLargeTableBytes>(part, plan, op, stream);
+        launch_with_args<kDepth, kTableBytes<Op>>(part, plan, op, stream);
         break;
       case TableHome::kDevice:
         launch_with_device_table<kDepth>(part, plan, op, stream);

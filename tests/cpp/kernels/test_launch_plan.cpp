@@ -24,7 +24,7 @@ std::vector<TensorEntry<1>> entries_of(const std::vector<std::int64_t>& numels) 
   for (std::size_t i = 0; i < numels.size(); ++i) {
     // Addresses are only carried, never read: any distinct value will do.
     entries.push_back(
-        {{reinterpret_cast<void*>(i * 64 + 8)}, numels[i], static_cast<std::uint8_t>(i % 7)});
+        {{reinterpret_cast<void*>(i * 64 + 8)}, numels[i], static_cast<std::uint16_t>(i * 997)});
   }
   return entries;
 }
@@ -164,7 +164,7 @@ TEST_CASE("plan: random lists on random devices are covered exactly once", "[ker
 }
 
 TEMPLATE_TEST_CASE_SIG("plan: tables of every depth fit the arguments and keep their pointers",
-                       "[kernels]", ((std::size_t kDepth), kDepth), 1, 2, 3, 4, 5) {
+                       "[kernels]", ((std::size_t kDepth), kDepth), 1, 2, 3, 4, 5, 7) {
   STATIC_REQUIRE(sizeof(ArgTable<kDepth, kLargeTableBytes>) + kOpArgBytes <= kMaxArgBytes);
   STATIC_REQUIRE(sizeof(ArgTable<kDepth, kSmallTableBytes>) <= kSmallTableBytes);
   constexpr auto count = kTableCapacity<kDepth>.small;

@@ -81,6 +81,40 @@ def test_unscale_moves_128_bits_at_a_time():
         assert not re.search(r"\b(LD|ST)\.E\.128\b", code), name
 
 
+def test_norm_reads_128_bits_at_a_time_and_spills_nothing():
+    kernels = sections("-res-usage", "NormOp") + sections("-res-usage", "norm_finish_kernel")
+    archs = {arch for arch, _, _ in kernels}
+    assert archs, "no code of the norm kernels in the library"
+    assert len(kernels) == 4 * len(archs)  # three homes of the table, and the finish
+    for _, name, text in kernels:
+        usage = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", text))
+        assert (int(usage["STACK"]), int(usage["LOCAL"])) == (0, 0), name
+        # 1536 threads per processor; the finish is one block of 1024.
+        assert int(usage["REG"]) <= 42, name
+    for _, name, code in sections("-sass", "NormOp"):
+        assert re.search(r"\bLDG\.E\.128\b", code), name
+        assert not re.search(r"\b(LDL|STL)\b", code), name
+        assert not re.search(r"\bLD\.E\.128\b", code), name
+
+
+@pytest.mark.parametrize(("op", "arrays", "registers"), [("SgdOp", 3, 64), ("AdamOp", 4, 128)])
+def test_fused_steps_move_128_bits_at_a_time_and_spill_nothing(op, arrays, registers):
+    kernels = sections("-res-usage", op)
+    archs = {arch for arch, _, _ in kernels}
+    assert archs, f"no code of {op} in the library"
+    assert len(kernels) == 3 * len(archs)
+    for _, name, text in kernels:
+        usage = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", text))
+        assert (int(usage["STACK"]), int(usage["LOCAL"])) == (0, 0), name
+        assert int(usage["REG"]) <= registers, name  # 1024 and 512 threads per processor
+    for _, name, code in sections("-sass", op):
+        # Gradient, weight and moments come in, and go out.
+        assert len(re.findall(r"\bLDG\.E\.128\b", code)) >= arrays, name
+        assert len(re.findall(r"\bSTG\.E\.128\b", code)) >= arrays, name
+        assert not re.search(r"\b(LDL|STL)\b", code), name
+        assert not re.search(r"\b(LD|ST)\.E\.(64|128)\b", code), name
+
+
 def test_update_scale_keeps_everything_in_registers():
     kernels = sections("-res-usage", "update_scale_kernel")
     assert kernels

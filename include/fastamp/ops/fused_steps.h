@@ -1,0 +1,90 @@
+#pragma once
+
+/// Optimizer steps over whole lists of parameters: unscale, clip, skip on overflow, weight decay,
+/// moments and parameters in one pass over memory. Dispatcher ops of the same names.
+
+#include <fastamp/export.h>
+
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+
+namespace fastamp::ops {
+
+/// One step of SGD for all parameter groups at once, with the arithmetic of torch.optim.SGD.
+///
+/// Parameters are listed group after group; group g owns the next group_sizes[g] of them, and the
+/// lists of hyperparameters have an element for each group. For each element, in fp32, with fused
+/// multiply-adds where torch's CPU kernels have them:
+///   g = grad * inv_scale * clip_coef, negated if maximize;  g += weight_decay * w, unless that is
+///   0 with momentum: b = momentum * b + (1 - dampening) * g, or b = g at the first step;
+///                  g = nesterov ? g + momentum * b : b
+///   w -= lr * g
+/// w is the parameter, or for a 16-bit parameter its fp32 master weight, from which the parameter
+/// is then rounded to nearest even. The step is skipped where found_inf is not 0 (NaN and 2 count):
+/// parameters, masters, buffers and step counters then keep their bits, and a first step is still
+/// to come. Gradients are left unscaled and clipped, skipped or not, as torch.amp leaves them;
+/// with write_grads false they are only read. They are not written either if both factors are 1.
+///
+/// @param params  Strided, not overlapping, on one device; float32, float16 or bfloat16, mixed. At
+///                least one. In place. No two tensors of a call may share memory.
+/// @param grads   Of the shapes of params; float32, float16 or bfloat16, each as it comes.
+/// @param momentum_buffers  float32 or bfloat16, of the shape of its parameter, one for each
+///                parameter of a group whose momentum is not 0, in their order. In place.
+/// @param momentum_steps  float32, one element each, on the device of params, one for each momentum
+///                buffer: how many steps it has seen. At 0 the buffer's contents are not read. In
+///                place: + 1, unless the step is skipped.
+/// @param masters float32, of the shape of its parameter, one for each 16-bit parameter, in order.
+/// @param lr_tensors  Empty, or for each group a float32 or float64 tensor of one element, on the
+///                device of params or on the CPU, that replaces lr[g]. Read on the device.
+/// @param inv_scale, clip_coef, found_inf  float32, one element, on the device of params; None
+///                stands for 1, 1 and 0.
+/// @throws c10::TypeError   a dtype is not among those above.
+/// @throws c10::ValueError  lists, shapes or devices do not fit. Nothing was changed.
+/// @throws c10::NotImplementedError  the tensors are on a device other than CPU and CUDA.
+/// @note CUDA: asynchronous on the current stream, no host sync; one launch per 32 groups, and one
+///       for the counters if there is momentum. Strided tensors, or those of one parameter whose
+///       strides differ, go through copies. Bumps the versions of all it writes; records no
+///       autograd node. CPU: uses at::get_num_threads() threads.
+FASTAMP_API void fused_sgd_(at::TensorList params, at::TensorList grads,
+                            at::TensorList momentum_buffers, at::TensorList momentum_steps,
+                            at::TensorList masters, at::IntArrayRef group_sizes,
+                            at::ArrayRef<double> lr, at::ArrayRef<double> momentum,
+                            at::ArrayRef<double> dampening, at::ArrayRef<double> weight_decay,
+                            const c10::List<bool>& nesterov, const c10::List<bool>& maximize,
+                            at::TensorList lr_tensors, const std::optional<at::Tensor>& inv_scale,
+                            const std::optional<at::Tensor>& clip_coef,
+                            const std::optional<at::Tensor>& found_inf, bool write_grads);
+
+/// One step of Adam or AdamW for all parameter groups at once, with the arithmetic of
+/// torch.optim.Adam and AdamW (foreach, not capturable).
+///
+/// Lists, gate (inv_scale, clip_coef, found_inf), write_grads, masters, lr_tensors, errors and
+/// notes are those of fused_sgd_. For each element, in fp32, constants in fp64 rounded once, t =
+/// steps + 1:
+///   g = grad * inv_scale * clip_coef, negated if maximize
+///   decoupled (AdamW): w *= 1 - lr * weight_decay;  else (Adam): g += weight_decay * w
+///   m = lerp(m, g, 1 - beta1);  v = beta2 * v + (1 - beta2) * g * g;  amsgrad: v' = max(v', v)
+///   w -= lr / (1 - beta1^t) * m / (sqrt(v or v') / sqrt(1 - beta2^t) + eps)
+///
+/// @param exp_avgs, exp_avg_sqs  m and v: float32 or bfloat16 (computed in fp32, rounded to nearest
+///                    even when stored), of the shape of params, one each. In place.
+/// @param max_exp_avg_sqs  v': the same, one for each parameter of a group with amsgrad, in order.
+///                    The moments of one parameter have one dtype.
+/// @param state_steps float32, one element each, on the device of params, one for each parameter:
+///                    steps the moments have seen. In place: + 1, unless the step is skipped.
+FASTAMP_API void fused_adamw_(at::TensorList params, at::TensorList grads, at::TensorList exp_avgs,
+                              at::TensorList exp_avg_sqs, at::TensorList max_exp_avg_sqs,
+                              at::TensorList state_steps, at::TensorList masters,
+                              at::IntArrayRef group_sizes, at::ArrayRef<double> lr,
+                              at::ArrayRef<double> beta1, at::ArrayRef<double> beta2,
+                              at::ArrayRef<double> eps, at::ArrayRef<double> weight_decay,
+                              const c10::List<bool>& decoupled, const c10::List<bool>& amsgrad,
+                              const c10::List<bool>& maximize, at::TensorList lr_tensors,
+                              const std::optional<at::Tensor>& inv_scale,
+                              const std::optional<at::Tensor>& clip_coef,
+                              const std::optional<at::Tensor>& found_inf, bool write_grads);
+
+}  // namespace fastamp::ops

@@ -1,0 +1,180 @@
+#pragma once
+
+// The CPU side of every fused step: walks the parameters in blocks that stay in the first cache
+// level, hands fp32 arrays to an op's loop and writes back what is stored narrower.
+//
+// An op is a struct with
+//   Element element(const DenseEntry&) const;      constants of one parameter
+//   static void loop(const Element&, const float* grad, float* weight, float* const* moments,
+//                    std::int64_t n);               FASTAMP_HOST_DEVICE; vectorised by the compiler
+// Results do not depend on threads, cuts or instruction set: each element is on its own.
+
+#include "kernels/cpu/convert.h"
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/share.h"
+#include "kernels/step_entries.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace fastamp::kernels::cpu {
+
+/// 4 KiB per array; at most five arrays are converted.
+inline constexpr std::int64_t kStepBlock = 1024;
+
+/// Up to this many elements (10 to 30 bytes each) waking other threads costs more than it saves.
+inline constexpr std::int64_t kStepThreadsNumel = 65536;
+
+/// Elements [begin, begin + n) of an array in fp32: the array itself, or converted into `block`.
+template <typename Convert>
+FASTAMP_HOST_DEVICE float* load_block(void* base, Storage storage, std::int64_t begin,
+                                      std::int64_t n, float* block) {
+  if (storage == Storage::kFloat) {
+    return static_cast<float*>(base) + begin;
+  }
+  if (storage == Storage::kHalf) {
+    Convert::widen(static_cast<const c10::Half*>(base) + begin, block, n);
+  } else {
+    Convert::widen(static_cast<const c10::BFloat16*>(base) + begin, block, n);
+  }
+  return block;
+}
+
+/// The reverse: rounds `block` to nearest even into the array.
+template <typename Convert>
+FASTAMP_HOST_DEVICE void store_block(const float* block, void* base, Storage storage,
+                                     std::int64_t begin, std::int64_t n) {
+  if (storage == Storage::kFloat) {
+    float* out = static_cast<float*>(base) + begin;
+    if (out != block) {
+      std::copy_n(block, n, out);
+    }
+  } else if (storage == Storage::kHalf) {
+    Convert::narrow(block, static_cast<c10::Half*>(base) + begin, n);
+  } else {
+    Convert::narrow(block, static_cast<c10::BFloat16*>(base) + begin, n);
+  }
+}
+
+/// What all blocks of a call share.
+struct BlockGate {
+  StepGate gate;
+  bool write_grads;
+};
+
+template <typename Convert, typename Op>
+FASTAMP_HOST_DEVICE void step_block(const BlockGate& call, const typename Op::Element& element,
+                                    const DenseEntry& entry, std::int64_t begin, std::int64_t n) {
+  alignas(64) float grads[kStepBlock];
+  alignas(64) float converted[3][kStepBlock];
+  const auto& at = entry.pointers;
+  const Storage grad_storage = entry.tag.of(kGradBits);
+  const float* raw = load_block<Convert>(at[kGrad], grad_storage, begin, n, grads);
+  for (std::int64_t i = 0; i < n; ++i) {
+    grads[i] = call.gate(raw[i]);
+  }
+  if (call.write_grads && call.gate.rewrites()) {
+    store_block<Convert>(grads, at[kGrad], grad_storage, begin, n);
+  }
+  if (call.gate.skip) {
+    return;
+  }
+  const Storage storage = entry.tag.of(kMomentBits);
+  float* moments[3] = {};
+  for (std::size_t m = 0; m < 3; ++m) {
+    if (at[kFirst + m] != nullptr) {
+      moments[m] = load_block<Convert>(at[kFirst + m], storage, begin, n, converted[m]);
+    }
+  }
+  float* weight = static_cast<float*>(at[kWeight]) + begin;
+  Op::loop(element, grads, weight, moments, n);
+  for (std::size_t m = 0; m < 3; ++m) {
+    if (at[kFirst + m] != nullptr && storage != Storage::kFloat) {
+      store_block<Convert>(moments[m], at[kFirst + m], storage, begin, n);
+    }
+  }
+  if (at[kHalf] != nullptr) {
+    store_block<Convert>(weight, at[kHalf], entry.tag.of(kHalfBits), begin, n);
+  }
+}
+
+template <typename Convert, typename Op>
+FASTAMP_HOST_DEVICE void step_range(const BlockGate& call, const typename Op::Element& element,
+                                    const DenseEntry& entry, std::int64_t begin, std::int64_t end) {
+  for (auto i = begin; i < end; i += kStepBlock) {
+    step_block<Convert, Op>(call, element, entry, i, std::min(kStepBlock, end - i));
+  }
+}
+
+template <typename Op>
+void step_baseline(const BlockGate& call, const typename Op::Element& element,
+                   const DenseEntry& entry, std::int64_t begin, std::int64_t end) {
+  step_range<BaselineConvert, Op>(call, element, entry, begin, end);
+}
+
+#ifdef FASTAMP_X86_TARGETS
+template <typename Op>
+FASTAMP_TARGET_AVX2 void step_avx2(const BlockGate& call, const typename Op::Element& element,
+                                   const DenseEntry& entry, std::int64_t begin, std::int64_t end) {
+  step_range<Avx2Convert, Op>(call, element, entry, begin, end);
+}
+
+template <typename Op>
+FASTAMP_TARGET_AVX512 void step_avx512(const BlockGate& call, const typename Op::Element& element,
+                                       const DenseEntry& entry, std::int64_t begin,
+                                       std::int64_t end) {
+  step_range<Avx2Convert, Op>(call, element, entry, begin, end);
+}
+#endif
+
+template <typename Op>
+using StepFn = void (*)(const BlockGate&, const typename Op::Element&, const DenseEntry&,
+                        std::int64_t, std::int64_t);
+
+template <typename Op>
+StepFn<Op> step_function() {
+  switch (best_isa()) {
+#ifdef FASTAMP_X86_TARGETS
+    case Isa::kAvx512:
+      return step_avx512<Op>;
+    case Isa::kAvx2:
+      return step_avx2<Op>;
+#endif
+    default:
+      return step_baseline<Op>;
+  }
+}
+
+/// Runs the op over all entries and advances the step counters unless the step is skipped.
+template <typename Op>
+void run_step(const Op& op, const DenseStep& step, const BlockGate& call) {
+  std::vector<std::int64_t> numels;
+  numels.reserve(step.entries.size());
+  std::int64_t total = 0;
+  for (const auto& entry : step.entries) {
+    numels.push_back(entry.numel);
+    total += entry.numel;
+  }
+  const auto run = step_function<Op>();
+  const Line line(numels);
+  const auto work = [&](std::int64_t begin, std::int64_t end) {
+    line.visit(begin, end, [&](std::size_t i, std::int64_t first, std::int64_t last) {
+      run(call, op.element(step.entries[i]), step.entries[i], first, last);
+    });
+  };
+  if (total <= kStepThreadsNumel) {
+    work(0, line.length());
+  } else {
+    at::parallel_for(0, line.length(), kStepThreadsNumel / 2, work);
+  }
+  // After all of them: every part of a parameter has to see the same count.
+  if (!call.gate.skip) {
+    for (float* count : step.steps) {
+      *count += 1.0F;
+    }
+  }
+}
+
+}  // namespace fastamp::kernels::cpu

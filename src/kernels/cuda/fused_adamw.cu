@@ -1,0 +1,59 @@
+// CUDA kernel of fastamp::fused_adamw_.
+//
+// Layout and mapping: kernels/cuda/step_kernel.cuh. Traffic per element of an fp32 parameter: 4
+// bytes of gradient read and, unless lean, written; 8 of the parameter and 16 of the moments (24
+// with amsgrad, half with bf16 moments). Numerics: kernels/functors/adam.h, compiled without
+// contraction: the CPU kernel's bits but for the last ones of two powers in fp64 per parameter.
+
+#include "kernels/cuda/step_launch.cuh"
+#include "kernels/from_args.h"
+#include "kernels/fused_adamw.h"
+
+#include <fastamp/ops/fused_steps.h>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <torch/library.h>
+
+namespace fastamp::kernels {
+namespace {
+
+struct AdamOp {
+  static constexpr int kMoments = 3;
+  // 128 registers each; with 64 the kernel spills. 32 KiB in flight per processor.
+  static constexpr int kThreads = 512;
+
+  AdamGroup groups[cuda::kLaunchGroups];
+
+  __device__ Adam element(unsigned group, const float* steps) const {
+    return Adam::at(groups[group], *steps);
+  }
+  static __device__ __forceinline__ void apply(const Adam& adam, float grad, float& weight,
+                                               float* moments) {
+    if (adam.amsgrad) {
+      adam.step<true>(grad, weight, moments[0], moments[1], moments[2]);
+    } else {
+      adam.step<false>(grad, weight, moments[0], moments[1], moments[2]);
+    }
+  }
+};
+
+void run_cuda(const FusedAdamwArgs& args) {
+  const auto entries = check_fused_adamw(args);
+  const c10::cuda::CUDAGuard guard(args.params[0].device());
+  // The op has no autograd kernel; the copies must not be recorded by autograd either.
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  const auto step = make_dense(entries, args.write_grads);
+  cuda::launch_step<AdamOp>(adam_groups(args), step, scalar_pointer(args.inv_scale),
+                            scalar_pointer(args.clip_coef), scalar_pointer(args.found_inf),
+                            args.write_grads);
+  step.copy_back();
+}
+
+}  // namespace
+}  // namespace fastamp::kernels
+
+TORCH_LIBRARY_IMPL(fastamp, CUDA, m) {
+  using namespace fastamp::kernels;
+  m.impl("fused_adamw_", FromArgs<FusedAdamwArgs, run_cuda>::of(fastamp::ops::fused_adamw_));
+}

@@ -1,0 +1,57 @@
+// CUDA kernel of fastamp::fused_sgd_.
+//
+// Layout and mapping: kernels/cuda/step_kernel.cuh. Traffic per element of an fp32 parameter: 4
+// bytes of gradient read and, unless lean, written; 8 of the parameter and 8 of the momentum
+// buffer. Numerics: kernels/functors/sgd.h, compiled without contraction: the CPU kernel's bits.
+
+#include "kernels/cuda/step_launch.cuh"
+#include "kernels/from_args.h"
+#include "kernels/fused_sgd.h"
+
+#include <fastamp/ops/fused_steps.h>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <torch/library.h>
+
+namespace fastamp::kernels {
+namespace {
+
+struct SgdOp {
+  static constexpr int kMoments = 1;
+  static constexpr int kThreads = 1024;  // 64 registers each
+
+  SgdGroup groups[cuda::kLaunchGroups];
+
+  __device__ Sgd element(unsigned group, const float* steps) const {
+    return Sgd::at(groups[group], steps == nullptr ? 0.0F : *steps);
+  }
+  static __device__ __forceinline__ void apply(const Sgd& sgd, float grad, float& weight,
+                                               float* moments) {
+    if (sgd.has_momentum) {
+      sgd(grad, weight, moments[0]);
+    } else {
+      sgd(grad, weight);
+    }
+  }
+};
+
+void run_cuda(const FusedSgdArgs& args) {
+  const auto entries = check_fused_sgd(args);
+  const c10::cuda::CUDAGuard guard(args.params[0].device());
+  // The op has no autograd kernel; the copies must not be recorded by autograd either.
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  const auto step = make_dense(entries, args.write_grads);
+  cuda::launch_step<SgdOp>(sgd_groups(args), step, scalar_pointer(args.inv_scale),
+                           scalar_pointer(args.clip_coef), scalar_pointer(args.found_inf),
+                           args.write_grads);
+  step.copy_back();
+}
+
+}  // namespace
+}  // namespace fastamp::kernels
+
+TORCH_LIBRARY_IMPL(fastamp, CUDA, m) {
+  using namespace fastamp::kernels;
+  m.impl("fused_sgd_", FromArgs<FusedSgdArgs, run_cuda>::of(fastamp::ops::fused_sgd_));
+}

@@ -1,0 +1,45 @@
+#pragma once
+
+#include "kernels/functors/adam.h"
+#include "kernels/step_entries.h"
+
+#include <ATen/core/List.h>
+
+#include <vector>
+
+namespace fastamp::kernels {
+
+/// Arguments of fastamp::fused_adamw_, in the order of its schema: made from them as they come.
+struct FusedAdamwArgs {
+  at::TensorList params;
+  at::TensorList grads;
+  at::TensorList exp_avgs;
+  at::TensorList exp_avg_sqs;
+  at::TensorList max_exp_avg_sqs;
+  at::TensorList state_steps;
+  at::TensorList masters;
+  at::IntArrayRef group_sizes;
+  at::ArrayRef<double> lr;
+  at::ArrayRef<double> beta1;
+  at::ArrayRef<double> beta2;
+  at::ArrayRef<double> eps;
+  at::ArrayRef<double> weight_decay;
+  const c10::List<bool>& decoupled;
+  const c10::List<bool>& amsgrad;
+  const c10::List<bool>& maximize;
+  at::TensorList lr_tensors;
+  const std::optional<at::Tensor>& inv_scale;
+  const std::optional<at::Tensor>& clip_coef;
+  const std::optional<at::Tensor>& found_inf;
+  bool write_grads;
+
+  StepArgs common() const;
+};
+
+/// Throws what fastamp/ops/fused_steps.h promises, else the entries of the call.
+std::vector<StepEntry> check_fused_adamw(const FusedAdamwArgs& args);
+
+/// Reads the learning rates that are on the host.
+std::vector<AdamGroup> adam_groups(const FusedAdamwArgs& args);
+
+}  // namespace fastamp::kernels

@@ -1,0 +1,41 @@
+#pragma once
+
+#include "kernels/functors/sgd.h"
+#include "kernels/step_entries.h"
+
+#include <ATen/core/List.h>
+
+#include <vector>
+
+namespace fastamp::kernels {
+
+/// Arguments of fastamp::fused_sgd_, in the order of its schema: made from them as they come.
+struct FusedSgdArgs {
+  at::TensorList params;
+  at::TensorList grads;
+  at::TensorList momentum_buffers;
+  at::TensorList momentum_steps;
+  at::TensorList masters;
+  at::IntArrayRef group_sizes;
+  at::ArrayRef<double> lr;
+  at::ArrayRef<double> momentum;
+  at::ArrayRef<double> dampening;
+  at::ArrayRef<double> weight_decay;
+  const c10::List<bool>& nesterov;
+  const c10::List<bool>& maximize;
+  at::TensorList lr_tensors;
+  const std::optional<at::Tensor>& inv_scale;
+  const std::optional<at::Tensor>& clip_coef;
+  const std::optional<at::Tensor>& found_inf;
+  bool write_grads;
+
+  StepArgs common() const;
+};
+
+/// Throws what fastamp/ops/fused_steps.h promises, else the entries of the call.
+std::vector<StepEntry> check_fused_sgd(const FusedSgdArgs& args);
+
+/// Reads the learning rates that are on the host.
+std::vector<SgdGroup> sgd_groups(const FusedSgdArgs& args);
+
+}  // namespace fastamp::kernels

@@ -1,0 +1,99 @@
+#pragma once
+
+// What the fused steps have in common on the host: the lists of a call are checked and become one
+// entry per parameter, of pointers into dense memory. Used by the CPU, CUDA and Meta kernels.
+
+#include "kernels/functors/learning_rate.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace fastamp::kernels {
+
+/// Tensors of a parameter. kWeight is fp32: the parameter or its master; kHalf is the 16-bit
+/// parameter that follows its master.
+enum Slot : std::uint8_t { kGrad, kWeight, kHalf, kStep, kFirst, kSecond, kMax, kSlots };
+
+/// Arguments that all fused steps have.
+struct StepArgs {
+  const char* fn;
+  at::TensorList params;
+  at::TensorList grads;
+  at::TensorList masters;
+  at::IntArrayRef group_sizes;
+  at::ArrayRef<double> lr;
+  at::TensorList lr_tensors;
+  const std::optional<at::Tensor>& inv_scale;
+  const std::optional<at::Tensor>& clip_coef;
+  const std::optional<at::Tensor>& found_inf;
+  bool write_grads;
+};
+
+/// State lists of a step; a list holds a tensor for each parameter of the groups that use it.
+struct StateList {
+  Slot slot;
+  const char* name;
+  at::TensorList tensors;
+  std::vector<bool> used;  ///< Per group.
+};
+
+/// A parameter's tensors, null where it has none. Borrowed from the lists of the call.
+struct StepEntry {
+  std::array<const at::Tensor*, kSlots> tensors{};
+  std::size_t group = 0;
+};
+
+/// Checks all of a call; the entries, in order.
+/// @throws c10::TypeError, c10::ValueError  as fastamp/ops/fused_steps.h says.
+std::vector<StepEntry> check_step(const StepArgs& args, const std::vector<StateList>& states);
+
+/// Throws unless the list of hyperparameters has an element per group.
+void check_per_group(const char* fn, const char* name, std::size_t got, std::size_t groups);
+
+/// Dtypes of an entry's operands, in one tag of 16 bits; the low five are the caller's.
+enum class Storage : std::uint8_t { kFloat, kHalf, kBFloat16 };
+struct StepTag {
+  static constexpr unsigned kGroupBits = 5;
+  std::uint16_t bits = 0;
+
+  FASTAMP_HOST_DEVICE Storage of(unsigned which) const {
+    return static_cast<Storage>((static_cast<unsigned>(bits) >> (kGroupBits + 2 * which)) & 3U);
+  }
+  FASTAMP_HOST_DEVICE unsigned group() const { return bits & ((1U << kGroupBits) - 1); }
+};
+inline constexpr unsigned kGradBits = 0;
+inline constexpr unsigned kHalfBits = 1;
+inline constexpr unsigned kMomentBits = 2;
+
+/// An entry in dense memory: element i of every pointer belongs to the same element.
+struct DenseEntry {
+  std::array<void*, kSlots> pointers{};
+  std::int64_t numel = 0;
+  std::size_t group = 0;
+  StepTag tag;
+};
+
+struct DenseStep {
+  std::vector<DenseEntry> entries;  ///< Without the empty ones.
+  std::vector<float*> steps;        ///< Counters of all entries, empty ones included.
+  std::vector<std::pair<at::Tensor, at::Tensor>> copied;  ///< Original, dense copy.
+
+  /// Brings what was computed in copies to where it belongs.
+  void copy_back() const;
+};
+
+/// Copies what is not dense or not laid out as its weight is; leaves the rest where it is.
+DenseStep make_dense(const std::vector<StepEntry>& entries, bool write_grads);
+
+/// The learning rate of a group. A tensor on the CPU is read now, one on CUDA by the kernel.
+LearningRate learning_rate(const StepArgs& args, std::size_t group);
+
+/// Address of a device scalar, or null for None.
+const float* scalar_pointer(const std::optional<at::Tensor>& t);
+
+}  // namespace fastamp::kernels

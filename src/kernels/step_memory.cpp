@@ -1,0 +1,112 @@
+// From checked lists of tensors to pointers into dense memory.
+
+#include "kernels/step_entries.h"
+
+namespace fastamp::kernels {
+namespace {
+
+constexpr std::array<Slot, 6> kElementSlots = {kGrad, kWeight, kHalf, kFirst, kSecond, kMax};
+
+/// Whether element i of the memory of all tensors belongs to the same element.
+bool aligned(const StepEntry& entry) {
+  const at::Tensor& weight = *entry.tensors[kWeight];
+  const bool contiguous = weight.is_contiguous();
+  for (const auto slot : kElementSlots) {
+    const at::Tensor* t = entry.tensors[slot];
+    if (t == nullptr || (contiguous && t->is_contiguous())) {
+      continue;
+    }
+    if (!t->is_non_overlapping_and_dense() || t->strides() != weight.strides()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+unsigned storage_bits(const at::Tensor* t) {
+  if (t == nullptr || t->scalar_type() == at::kFloat) {
+    return static_cast<unsigned>(Storage::kFloat);
+  }
+  return static_cast<unsigned>(t->scalar_type() == at::kHalf ? Storage::kHalf : Storage::kBFloat16);
+}
+
+StepTag tag_of(const StepEntry& entry) {
+  const unsigned bits = storage_bits(entry.tensors[kGrad]) << (2 * kGradBits) |
+                        storage_bits(entry.tensors[kHalf]) << (2 * kHalfBits) |
+                        storage_bits(entry.tensors[kFirst]) << (2 * kMomentBits);
+  return {static_cast<std::uint16_t>(bits << StepTag::kGroupBits)};
+}
+
+void* pointer(const at::Tensor& t, Slot slot, bool write_grads) {
+  // A gradient that is only read must not materialise a copy-on-write tensor.
+  return slot == kGrad && !write_grads ? const_cast<void*>(t.const_data_ptr())
+                                       : t.mutable_data_ptr();
+}
+
+}  // namespace
+
+DenseStep make_dense(const std::vector<StepEntry>& entries, bool write_grads) {
+  DenseStep step;
+  step.entries.reserve(entries.size());
+  for (const auto& entry : entries) {
+    if (entry.tensors[kStep] != nullptr) {
+      step.steps.push_back(entry.tensors[kStep]->mutable_data_ptr<float>());
+    }
+    const auto numel = entry.tensors[kWeight]->numel();
+    if (numel == 0) {
+      continue;
+    }
+    DenseEntry dense;
+    dense.numel = numel;
+    dense.group = entry.group;
+    dense.tag = tag_of(entry);
+    dense.pointers[kStep] = entry.tensors[kStep] != nullptr ? step.steps.back() : nullptr;
+    const bool in_place = aligned(entry);
+    for (const auto slot : kElementSlots) {
+      const at::Tensor* t = entry.tensors[slot];
+      if (t == nullptr) {
+        continue;
+      }
+      if (in_place || t->is_contiguous()) {
+        dense.pointers[slot] = pointer(*t, slot, write_grads);
+        continue;
+      }
+      step.copied.emplace_back(slot == kGrad && !write_grads ? at::Tensor() : *t, t->contiguous());
+      dense.pointers[slot] = step.copied.back().second.mutable_data_ptr();
+    }
+    step.entries.push_back(dense);
+  }
+  return step;
+}
+
+void DenseStep::copy_back() const {
+  for (const auto& [original, copy] : copied) {
+    if (original.defined()) {
+      original.copy_(copy);
+    }
+  }
+}
+
+LearningRate learning_rate(const StepArgs& args, std::size_t group) {
+  LearningRate rate{args.lr[group], nullptr, nullptr};
+  if (args.lr_tensors.empty()) {
+    return rate;
+  }
+  const at::Tensor& t = args.lr_tensors[group];
+  const bool precise = t.scalar_type() == at::kDouble;
+  if (t.is_cpu()) {
+    rate.number =
+        precise ? *t.const_data_ptr<double>() : static_cast<double>(*t.const_data_ptr<float>());
+  } else if (precise) {
+    rate.precise = t.const_data_ptr<double>();
+  } else {
+    rate.single = t.const_data_ptr<float>();
+  }
+  return rate;
+}
+
+const float* scalar_pointer(const std::optional<at::Tensor>& t) {
+  return t && t->defined() ? t->const_data_ptr<float>() : nullptr;
+}
+
+}  // namespace fastamp::kernels

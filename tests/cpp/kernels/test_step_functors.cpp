@@ -1,0 +1,97 @@
+// Element arithmetic of the fused steps on its own: what must not be read, and exact ends.
+
+#include "kernels/functors/adam.h"
+#include "kernels/functors/norm.h"
+#include "kernels/functors/sgd.h"
+#include "support/catch.h"
+
+#include <cmath>
+#include <limits>
+
+using namespace fastamp::kernels;
+
+namespace {
+
+constexpr LearningRate kHalfRate{0.5, nullptr, nullptr};
+
+SgdGroup sgd_group(double momentum, double dampening = 0.0, double weight_decay = 0.0) {
+  return {kHalfRate, momentum, dampening, weight_decay, false, false};
+}
+
+AdamGroup adam_group() { return {kHalfRate, 0.9, 0.999, 1e-8, 0.0, true, false, false}; }
+
+}  // namespace
+
+TEST_CASE("step: the first momentum does not read its buffer nor the dampening", "[kernels]") {
+  float weight = 1.0F;
+  float buffer = NAN;
+  Sgd::at(sgd_group(0.9, 0.5), 0.0F)(2.0F, weight, buffer);
+  CHECK(buffer == 2.0F);
+  CHECK(weight == 0.0F);
+  Sgd::at(sgd_group(0.5, 0.5), 1.0F)(2.0F, weight, buffer);
+  CHECK(buffer == 2.0F);  // 0.5 * 2 + (1 - 0.5) * 2
+  CHECK(weight == -1.0F);
+}
+
+TEST_CASE("step: without weight decay an infinite weight makes no NaN", "[kernels]") {
+  float weight = INFINITY;
+  Sgd::at(sgd_group(0.0), 0.0F)(1.0F, weight);
+  CHECK(weight == INFINITY);
+}
+
+TEST_CASE("step: any flag but zero skips, absent pointers change nothing", "[kernels]") {
+  for (const float flag : {1.0F, 2.0F, -1.0F, 1e-45F, INFINITY, NAN}) {
+    CHECK(StepGate::read(nullptr, nullptr, &flag).skip);
+  }
+  const auto gate = StepGate::read(nullptr, nullptr, nullptr);
+  CHECK_FALSE(gate.skip);
+  CHECK_FALSE(gate.rewrites());
+  const float quarter = 0.25F;
+  CHECK(StepGate::read(&quarter, nullptr, nullptr)(8.0F) == 2.0F);
+  CHECK(StepGate::read(nullptr, &quarter, nullptr).rewrites());
+}
+
+TEST_CASE("step: a learning rate is read where a tensor is", "[kernels]") {
+  const float single = 0.25F;
+  const double precise = 0.125;
+  CHECK(LearningRate{3.0, &single, nullptr}.value() == 0.25);
+  CHECK(LearningRate{3.0, nullptr, &precise}.value() == 0.125);
+  CHECK(LearningRate{3.0, nullptr, nullptr}.value() == 3.0);
+}
+
+TEST_CASE("step: Adam's first step is lr in the direction of the gradient", "[kernels]") {
+  for (const float grad : {1.0F, -1.0F, 1e-3F, -1e3F}) {
+    float weight = 1.0F;
+    float first = 0.0F;
+    float second = 0.0F;
+    float unused = 0.0F;
+    Adam::at(adam_group(), 0.0F).step<false>(grad, weight, first, second, unused);
+    CHECK(weight == Approx(1.0 - std::copysign(0.5, grad)).margin(1e-4));
+  }
+}
+
+TEST_CASE("step: amsgrad keeps the greatest second moment, and a NaN", "[kernels]") {
+  float weight = 1.0F;
+  float first = 0.0F;
+  float second = 0.0F;
+  float greatest = 7.0F;
+  Adam::at(adam_group(), 3.0F).step<true>(1.0F, weight, first, second, greatest);
+  CHECK(greatest == 7.0F);
+  greatest = 0.0F;
+  Adam::at(adam_group(), 3.0F).step<true>(1.0F, weight, first, second, greatest);
+  CHECK(greatest == second);
+  greatest = NAN;
+  Adam::at(adam_group(), 3.0F).step<true>(1.0F, weight, first, second, greatest);
+  CHECK(std::isnan(greatest));
+}
+
+TEST_CASE("norm: squares of the greatest and least numbers are exact", "[kernels]") {
+  using limits = std::numeric_limits<float>;
+  for (const float value : {limits::max(), limits::lowest(), limits::min(), limits::denorm_min()}) {
+    CHECK(std::sqrt(square(value)) == std::fabs(static_cast<double>(value)));
+    CHECK_FALSE(is_non_finite(square(value) * 1e18));
+  }
+  CHECK(is_non_finite(square(INFINITY)));
+  CHECK(is_non_finite(square(NAN)));
+  CHECK(unscaled_sum_of_squares(16.0, 0.5F) == 4.0);
+}
