@@ -89,7 +89,8 @@ void check_norm_args(at::TensorList grads, const at::Tensor& inv_scale, const at
                      const at::Tensor& sum_of_squares,
                      const std::optional<at::Tensor>& per_tensor_found_inf) {
   constexpr auto kFunction = "norm_and_check_";
-  TORCH_CHECK_VALUE(inv_scale.defined(), kFunction, ": expected inv_scale to be a tensor, got None");
+  TORCH_CHECK_VALUE(inv_scale.defined(), kFunction,
+                    ": expected inv_scale to be a tensor, got None");
   const auto device = inv_scale.device();
   check_single(kFunction, "inv_scale", inv_scale, at::kFloat, device, "inv_scale");
   check_single(kFunction, "found_inf", found_inf, at::kFloat, device, "inv_scale");
@@ -103,12 +104,12 @@ void check_norm_args(at::TensorList grads, const at::Tensor& inv_scale, const at
   const at::Tensor& flags = *per_tensor_found_inf;
   TORCH_CHECK_TYPE(flags.scalar_type() == at::kFloat, kFunction,
                    ": expected per_tensor_found_inf to be Float, got ", flags.scalar_type());
-  TORCH_CHECK_VALUE(flags.device() == device, kFunction, ": expected per_tensor_found_inf on ", device,
-                    ", the device of inv_scale, got ", flags.device());
+  TORCH_CHECK_VALUE(flags.device() == device, kFunction, ": expected per_tensor_found_inf on ",
+                    device, ", the device of inv_scale, got ", flags.device());
   TORCH_CHECK_VALUE(flags.layout() == at::kStrided && flags.is_contiguous() && flags.dim() == 1 &&
                         flags.sym_numel() == static_cast<std::int64_t>(grads.size()),
-                    kFunction, ": expected per_tensor_found_inf to be contiguous of shape [", grads.size(),
-                    "], an element for each of grads, got shape ", flags.sym_sizes());
+                    kFunction, ": expected per_tensor_found_inf to be contiguous of shape [",
+                    grads.size(), "], an element for each of grads, got shape ", flags.sym_sizes());
 }
 
 UpdateScale check_update_scale_args(const at::Tensor& scale, const at::Tensor& growth_tracker,

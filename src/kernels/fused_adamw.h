@@ -42,4 +42,8 @@ std::vector<StepEntry> check_fused_adamw(const FusedAdamwArgs& args);
 /// Reads the learning rates that are on the host.
 std::vector<AdamGroup> adam_groups(const FusedAdamwArgs& args);
 
+/// The op on a device; checks its arguments first.
+void fused_adamw_cpu(const FusedAdamwArgs& args);
+void fused_adamw_cuda(const FusedAdamwArgs& args);
+
 }  // namespace fastamp::kernels

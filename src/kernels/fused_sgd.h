@@ -38,4 +38,8 @@ std::vector<StepEntry> check_fused_sgd(const FusedSgdArgs& args);
 /// Reads the learning rates that are on the host.
 std::vector<SgdGroup> sgd_groups(const FusedSgdArgs& args);
 
+/// The op on a device; checks its arguments first.
+void fused_sgd_cpu(const FusedSgdArgs& args);
+void fused_sgd_cuda(const FusedSgdArgs& args);
+
 }  // namespace fastamp::kernels

@@ -1,9 +1,9 @@
 // The fused steps as dispatcher ops: typed entries, version counters, Meta and the last resort.
 // (ops/autograd.cpp and ops/unsupported.cpp say why.) The real kernels are in kernels/.
 
-#include "kernels/from_args.h"
 #include "kernels/fused_adamw.h"
 #include "kernels/fused_sgd.h"
+#include "ops/from_args.h"
 #include "ops/inplace.h"
 
 #include <fastamp/ops/fused_steps.h>
@@ -15,7 +15,6 @@
 namespace fastamp::ops {
 namespace {
 
-using kernels::FromArgs;
 using kernels::FusedAdamwArgs;
 using kernels::FusedSgdArgs;
 

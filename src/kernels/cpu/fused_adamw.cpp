@@ -7,12 +7,8 @@
 #include "kernels/fused_adamw.h"
 
 #include "kernels/cpu/step_blocks.h"
-#include "kernels/from_args.h"
-
-#include <fastamp/ops/fused_steps.h>
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <torch/library.h>
 
 namespace fastamp::kernels {
 namespace {
@@ -46,7 +42,9 @@ struct AdamStep {
   }
 };
 
-void run_cpu(const FusedAdamwArgs& args) {
+}  // namespace
+
+void fused_adamw_cpu(const FusedAdamwArgs& args) {
   const auto entries = check_fused_adamw(args);
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
@@ -58,10 +56,4 @@ void run_cpu(const FusedAdamwArgs& args) {
   step.copy_back();
 }
 
-}  // namespace
 }  // namespace fastamp::kernels
-
-TORCH_LIBRARY_IMPL(fastamp, CPU, m) {
-  using namespace fastamp::kernels;
-  m.impl("fused_adamw_", FromArgs<FusedAdamwArgs, run_cpu>::of(fastamp::ops::fused_adamw_));
-}

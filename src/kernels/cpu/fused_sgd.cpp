@@ -7,12 +7,8 @@
 #include "kernels/fused_sgd.h"
 
 #include "kernels/cpu/step_blocks.h"
-#include "kernels/from_args.h"
-
-#include <fastamp/ops/fused_steps.h>
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <torch/library.h>
 
 namespace fastamp::kernels {
 namespace {
@@ -44,7 +40,9 @@ struct SgdStep {
   }
 };
 
-void run_cpu(const FusedSgdArgs& args) {
+}  // namespace
+
+void fused_sgd_cpu(const FusedSgdArgs& args) {
   const auto entries = check_fused_sgd(args);
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
@@ -56,10 +54,4 @@ void run_cpu(const FusedSgdArgs& args) {
   step.copy_back();
 }
 
-}  // namespace
 }  // namespace fastamp::kernels
-
-TORCH_LIBRARY_IMPL(fastamp, CPU, m) {
-  using namespace fastamp::kernels;
-  m.impl("fused_sgd_", FromArgs<FusedSgdArgs, run_cpu>::of(fastamp::ops::fused_sgd_));
-}

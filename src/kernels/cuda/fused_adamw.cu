@@ -6,14 +6,10 @@
 // contraction: the CPU kernel's bits but for the last ones of two powers in fp64 per parameter.
 
 #include "kernels/cuda/step_launch.cuh"
-#include "kernels/from_args.h"
 #include "kernels/fused_adamw.h"
-
-#include <fastamp/ops/fused_steps.h>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <torch/library.h>
 
 namespace fastamp::kernels {
 namespace {
@@ -38,7 +34,9 @@ struct AdamOp {
   }
 };
 
-void run_cuda(const FusedAdamwArgs& args) {
+}  // namespace
+
+void fused_adamw_cuda(const FusedAdamwArgs& args) {
   const auto entries = check_fused_adamw(args);
   const c10::cuda::CUDAGuard guard(args.params[0].device());
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
@@ -50,10 +48,4 @@ void run_cuda(const FusedAdamwArgs& args) {
   step.copy_back();
 }
 
-}  // namespace
 }  // namespace fastamp::kernels
-
-TORCH_LIBRARY_IMPL(fastamp, CUDA, m) {
-  using namespace fastamp::kernels;
-  m.impl("fused_adamw_", FromArgs<FusedAdamwArgs, run_cuda>::of(fastamp::ops::fused_adamw_));
-}

@@ -5,14 +5,10 @@
 // buffer. Numerics: kernels/functors/sgd.h, compiled without contraction: the CPU kernel's bits.
 
 #include "kernels/cuda/step_launch.cuh"
-#include "kernels/from_args.h"
 #include "kernels/fused_sgd.h"
-
-#include <fastamp/ops/fused_steps.h>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <torch/library.h>
 
 namespace fastamp::kernels {
 namespace {
@@ -36,7 +32,9 @@ struct SgdOp {
   }
 };
 
-void run_cuda(const FusedSgdArgs& args) {
+}  // namespace
+
+void fused_sgd_cuda(const FusedSgdArgs& args) {
   const auto entries = check_fused_sgd(args);
   const c10::cuda::CUDAGuard guard(args.params[0].device());
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
@@ -48,10 +46,4 @@ void run_cuda(const FusedSgdArgs& args) {
   step.copy_back();
 }
 
-}  // namespace
 }  // namespace fastamp::kernels
-
-TORCH_LIBRARY_IMPL(fastamp, CUDA, m) {
-  using namespace fastamp::kernels;
-  m.impl("fused_sgd_", FromArgs<FusedSgdArgs, run_cuda>::of(fastamp::ops::fused_sgd_));
-}

@@ -213,9 +213,14 @@ struct StepKernel {
     if (write_grads && gate.rewrites()) {
       store_quad(grad, at.grad, at.grad_storage, i);
     }
-    if (gate.skip) {
-      return;
+    if (!gate.skip) {
+      store_four(weight, moments, at, i);
     }
+  }
+
+  __device__ __forceinline__ static void store_four(const float (&weight)[kStepVector],
+                                                    const float (&moments)[kMoments][kStepVector],
+                                                    const Arrays& at, std::int64_t i) {
     store_quad(weight, at.weight, Storage::kFloat, i);
     if (at.half != nullptr) {
       store_quad(weight, at.half, at.half_storage, i);

@@ -1,6 +1,6 @@
 #pragma once
 
-namespace fastamp::kernels {
+namespace fastamp::ops {
 
 /// Makes a dispatcher kernel of a function that takes an op's arguments as one struct: a list of 17
 /// is then written in the op's declaration and in the struct, and not once per dispatch key.
@@ -18,4 +18,4 @@ struct FromArgs {
   }
 };
 
-}  // namespace fastamp::kernels
+}  // namespace fastamp::ops
