@@ -8,15 +8,15 @@ StepArgs FusedAdamwArgs::common() const {
 }
 
 std::vector<StepEntry> check_fused_adamw(const FusedAdamwArgs& args) {
-  constexpr auto fn = "fused_adamw_";
+  constexpr auto kFunction = "fused_adamw_";
   const auto groups = args.group_sizes.size();
-  check_per_group(fn, "beta1", args.beta1.size(), groups);
-  check_per_group(fn, "beta2", args.beta2.size(), groups);
-  check_per_group(fn, "eps", args.eps.size(), groups);
-  check_per_group(fn, "weight_decay", args.weight_decay.size(), groups);
-  check_per_group(fn, "decoupled", args.decoupled.size(), groups);
-  check_per_group(fn, "amsgrad", args.amsgrad.size(), groups);
-  check_per_group(fn, "maximize", args.maximize.size(), groups);
+  check_per_group(kFunction, "beta1", args.beta1.size(), groups);
+  check_per_group(kFunction, "beta2", args.beta2.size(), groups);
+  check_per_group(kFunction, "eps", args.eps.size(), groups);
+  check_per_group(kFunction, "weight_decay", args.weight_decay.size(), groups);
+  check_per_group(kFunction, "decoupled", args.decoupled.size(), groups);
+  check_per_group(kFunction, "amsgrad", args.amsgrad.size(), groups);
+  check_per_group(kFunction, "maximize", args.maximize.size(), groups);
   const std::vector<bool> all(groups, true);
   std::vector<bool> amsgrad(groups);
   for (std::size_t g = 0; g < groups; ++g) {
@@ -30,6 +30,7 @@ std::vector<StepEntry> check_fused_adamw(const FusedAdamwArgs& args) {
 
 std::vector<AdamGroup> adam_groups(const FusedAdamwArgs& args) {
   std::vector<AdamGroup> groups;
+  groups.reserve(args.group_sizes.size());
   for (std::size_t g = 0; g < args.group_sizes.size(); ++g) {
     groups.push_back({learning_rate(args.common(), g), args.beta1[g], args.beta2[g], args.eps[g],
                       args.weight_decay[g], args.decoupled.get(g), args.amsgrad.get(g),

@@ -8,13 +8,13 @@ StepArgs FusedSgdArgs::common() const {
 }
 
 std::vector<StepEntry> check_fused_sgd(const FusedSgdArgs& args) {
-  constexpr auto fn = "fused_sgd_";
+  constexpr auto kFunction = "fused_sgd_";
   const auto groups = args.group_sizes.size();
-  check_per_group(fn, "momentum", args.momentum.size(), groups);
-  check_per_group(fn, "dampening", args.dampening.size(), groups);
-  check_per_group(fn, "weight_decay", args.weight_decay.size(), groups);
-  check_per_group(fn, "nesterov", args.nesterov.size(), groups);
-  check_per_group(fn, "maximize", args.maximize.size(), groups);
+  check_per_group(kFunction, "momentum", args.momentum.size(), groups);
+  check_per_group(kFunction, "dampening", args.dampening.size(), groups);
+  check_per_group(kFunction, "weight_decay", args.weight_decay.size(), groups);
+  check_per_group(kFunction, "nesterov", args.nesterov.size(), groups);
+  check_per_group(kFunction, "maximize", args.maximize.size(), groups);
   std::vector<bool> used(groups);
   for (std::size_t g = 0; g < groups; ++g) {
     used[g] = args.momentum[g] != 0.0;
@@ -25,6 +25,7 @@ std::vector<StepEntry> check_fused_sgd(const FusedSgdArgs& args) {
 
 std::vector<SgdGroup> sgd_groups(const FusedSgdArgs& args) {
   std::vector<SgdGroup> groups;
+  groups.reserve(args.group_sizes.size());
   for (std::size_t g = 0; g < args.group_sizes.size(); ++g) {
     groups.push_back({learning_rate(args.common(), g), args.momentum[g], args.dampening[g],
                       args.weight_decay[g], args.nesterov.get(g), args.maximize.get(g)});

@@ -141,6 +141,7 @@ std::vector<StepEntry> check_step(const StepArgs& args, const std::vector<StateL
   check_groups(args);
   Cursor masters{args.fn, "masters", args.masters};
   std::vector<Cursor> cursors;
+  cursors.reserve(states.size());
   for (const auto& state : states) {
     cursors.push_back({args.fn, state.name, state.tensors});
   }

@@ -16,7 +16,8 @@
 namespace fastamp::kernels {
 
 /// Tensors of a parameter. kWeight is fp32: the parameter or its master; kHalf is the 16-bit
-/// parameter that follows its master.
+/// parameter that follows its master. Unscoped: they index arrays.
+// NOLINTNEXTLINE(cppcoreguidelines-use-enum-class)
 enum Slot : std::uint8_t { kGrad, kWeight, kHalf, kStep, kFirst, kSecond, kMax, kSlots };
 
 /// Arguments that all fused steps have.

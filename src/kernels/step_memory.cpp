@@ -2,6 +2,8 @@
 
 #include "kernels/step_entries.h"
 
+#include <algorithm>
+
 namespace fastamp::kernels {
 namespace {
 
@@ -11,16 +13,11 @@ constexpr std::array<Slot, 6> kElementSlots = {kGrad, kWeight, kHalf, kFirst, kS
 bool aligned(const StepEntry& entry) {
   const at::Tensor& weight = *entry.tensors[kWeight];
   const bool contiguous = weight.is_contiguous();
-  for (const auto slot : kElementSlots) {
+  return std::ranges::all_of(kElementSlots, [&](Slot slot) {
     const at::Tensor* t = entry.tensors[slot];
-    if (t == nullptr || (contiguous && t->is_contiguous())) {
-      continue;
-    }
-    if (!t->is_non_overlapping_and_dense() || t->strides() != weight.strides()) {
-      return false;
-    }
-  }
-  return true;
+    return t == nullptr || (contiguous && t->is_contiguous()) ||
+           (t->is_non_overlapping_and_dense() && t->strides() == weight.strides());
+  });
 }
 
 unsigned storage_bits(const at::Tensor* t) {

@@ -139,22 +139,21 @@ void sum_parallel(at::TensorList grads, Sums& sums, ChunkFn chunk) {
                           (grad.numel() + kNormChunkNumel - 1) / kNormChunkNumel);
   }
   std::vector<double> partial(static_cast<std::size_t>(first_chunk.back()));
-  at::parallel_for(0, first_chunk.back(), kThreadsNumel / 2 / kNormChunkNumel,
-                   [&](std::int64_t begin, std::int64_t end) {
-                     auto i = std::upper_bound(first_chunk.begin(), first_chunk.end(), begin) -
-                              first_chunk.begin() - 1;
-                     for (auto c = begin; c < end; ++c) {
-                       while (first_chunk[static_cast<std::size_t>(i) + 1] <= c) {
-                         ++i;
-                       }
-                       const at::Tensor& grad = *kept[static_cast<std::size_t>(i)];
-                       const auto at =
-                           (c - first_chunk[static_cast<std::size_t>(i)]) * kNormChunkNumel;
-                       partial[static_cast<std::size_t>(c)] =
-                           chunk(grad.scalar_type(), grad.const_data_ptr(), at,
-                                 std::min(at + kNormChunkNumel, grad.numel()));
-                     }
-                   });
+  at::parallel_for(
+      0, first_chunk.back(), kThreadsNumel / 2 / kNormChunkNumel,
+      [&](std::int64_t begin, std::int64_t end) {
+        auto i = std::ranges::upper_bound(first_chunk, begin) - first_chunk.begin() - 1;
+        for (auto c = begin; c < end; ++c) {
+          while (first_chunk[static_cast<std::size_t>(i) + 1] <= c) {
+            ++i;
+          }
+          const at::Tensor& grad = *kept[static_cast<std::size_t>(i)];
+          const auto at = (c - first_chunk[static_cast<std::size_t>(i)]) * kNormChunkNumel;
+          partial[static_cast<std::size_t>(c)] =
+              chunk(grad.scalar_type(), grad.const_data_ptr(), at,
+                    std::min(at + kNormChunkNumel, grad.numel()));
+        }
+      });
   for (std::size_t i = 0; i < kept.size(); ++i) {
     for (auto c = first_chunk[i]; c < first_chunk[i + 1]; ++c) {
       sums.add(partial[static_cast<std::size_t>(c)], i);
