@@ -3,6 +3,7 @@
 /// Everything fastamp offers to C++ programs.
 
 #include <fastamp/autocast/guard.h>
+#include <fastamp/autocast/op_policy_guard.h>
 #include <fastamp/autocast/policy.h>
 #include <fastamp/autocast/registration.h>
 #include <fastamp/build_info.h>

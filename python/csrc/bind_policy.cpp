@@ -1,6 +1,7 @@
 #include "bind_policy.h"
 
 #include <fastamp/autocast/guard.h>
+#include <fastamp/autocast/op_policy_guard.h>
 #include <fastamp/autocast/policy.h>
 #include <fastamp/autocast/registration.h>
 
@@ -12,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace fastamp::python {
@@ -26,17 +28,18 @@ c10::DeviceType parse_device(const char* function, const std::string& device) {
   return c10::kCUDA;
 }
 
+std::optional<c10::DeviceType> parse_optional(const char* function,
+                                              const std::optional<std::string>& device) {
+  return device.has_value() ? std::optional(parse_device(function, *device)) : std::nullopt;
+}
+
 std::string get_policy(const std::string& op, const std::string& device) {
   return std::string(to_string(op_policy(op, parse_device("op_policy", device))));
 }
 
 void set_policy(const std::string& op, const std::string& policy,
                 const std::optional<std::string>& device) {
-  std::optional<c10::DeviceType> type;
-  if (device.has_value()) {
-    type = parse_device("set_op_policy", *device);
-  }
-  set_op_policy(op, op_policy_from_string(policy), type);
+  set_op_policy(op, op_policy_from_string(policy), parse_optional("set_op_policy", device));
 }
 
 using Row = std::tuple<std::string, std::string, std::string, std::string, std::string>;
@@ -50,6 +53,28 @@ std::vector<Row> get_table() {
   return rows;
 }
 
+/// An override set as Python holds it: opaque.
+struct Overrides {
+  detail::SharedOverrides value;
+};
+
+Overrides with_policies(const Overrides& base,
+                        const std::vector<std::pair<std::string, std::string>>& edits,
+                        const std::optional<std::string>& device) {
+  const auto type = parse_optional("op_policies", device);
+  std::vector<OpPolicyEdit> parsed;
+  parsed.reserve(edits.size());
+  for (const auto& [op, policy] : edits) {
+    parsed.push_back({op, op_policy_from_string(policy), type});
+  }
+  return {detail::with_op_policies(base.value, parsed)};
+}
+
+void add_op(const std::string& name, const std::string& policy,
+            const std::optional<std::string>& device) {
+  register_op(name, op_policy_from_string(policy), parse_optional("register_op", device));
+}
+
 }  // namespace
 
 void bind_policy(pybind11::module_& module) {
@@ -57,6 +82,16 @@ void bind_policy(pybind11::module_& module) {
   module.def("set_op_policy", torch::wrap_pybind_function(set_policy));
   module.def("reset_op_policies", torch::wrap_pybind_function(reset_op_policies));
   module.def("op_table", torch::wrap_pybind_function(get_table));
+  module.def("register_op", torch::wrap_pybind_function(add_op));
+  module.def("unregister_op", torch::wrap_pybind_function(unregister_op));
+  pybind11::class_<Overrides>(module, "PolicyOverrides").def("__bool__", [](const Overrides& self) {
+    return self.value != nullptr;
+  });
+  module.def("with_op_policies", torch::wrap_pybind_function(with_policies));
+  module.def("thread_op_policies", [] { return Overrides{detail::thread_op_policies()}; });
+  module.def("exchange_op_policies", [](const Overrides& next) {
+    return Overrides{detail::exchange_op_policies(next.value)};
+  });
   module.def("install", torch::wrap_pybind_function(install));
   module.def("uninstall", torch::wrap_pybind_function(uninstall));
   module.def("is_installed", torch::wrap_pybind_function(is_installed));

@@ -14,13 +14,16 @@ from fastamp._paths import cmake_prefix_path, include_path
 
 _C = load(Path(__file__).resolve().parent)
 
+from fastamp._op_policies import op_policies  # noqa: E402
 from fastamp.autocast import autocast  # noqa: E402  (needs the native module)
 from fastamp.grad_scaler import GradScaler  # noqa: E402
 from fastamp.policy import (  # noqa: E402
     op_policy,
     op_table,
+    register_op,
     reset_op_policies,
     set_op_policy,
+    unregister_op,
 )
 from fastamp.registration import disabled  # noqa: E402
 
@@ -46,10 +49,13 @@ __all__ = [
     "cmake_prefix_path",
     "disabled",
     "include_path",
+    "op_policies",
     "op_policy",
     "op_table",
+    "register_op",
     "reset_op_policies",
     "set_op_policy",
+    "unregister_op",
 ]
 
 if os.environ.get("FASTAMP_NO_REGISTER", "") in ("", "0"):

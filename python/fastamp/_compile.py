@@ -83,6 +83,33 @@ def trace_as_torch_autocast(region_class: type) -> None:
     )(_as_torch)
 
 
+_eager_stance: Any = None
+_wants_eager = False
+
+
+def run_eagerly(wanted: bool) -> None:
+    """Makes compiled functions run eagerly, or as before, in every thread.
+
+    Args:
+        wanted: Whether they are to. Holds for a dynamo that is loaded later, too.
+    """
+    global _wants_eager
+    _wants_eager = wanted
+    if not wanted or _DYNAMO in sys.modules:
+        _apply_stance()
+    elif _apply_stance not in _after_dynamo.callbacks:
+        when_dynamo_loads(_apply_stance)
+
+
+def _apply_stance() -> None:
+    global _eager_stance
+    if _wants_eager and _eager_stance is None:
+        _eager_stance = torch.compiler.set_stance("force_eager")
+    elif not _wants_eager and _eager_stance is not None:
+        _eager_stance.__exit__(None, None, None)
+        _eager_stance = None
+
+
 _TAG = re.compile(r" ?fastamp-ops-\w+$")
 
 

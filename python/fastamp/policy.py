@@ -8,7 +8,15 @@ from typing import NamedTuple
 import fastamp._C as _C
 from fastamp import _compile
 
-__all__ = ["OpTableRow", "op_policy", "op_table", "reset_op_policies", "set_op_policy"]
+__all__ = [
+    "OpTableRow",
+    "op_policy",
+    "op_table",
+    "register_op",
+    "reset_op_policies",
+    "set_op_policy",
+    "unregister_op",
+]
 
 
 class OpTableRow(NamedTuple):
@@ -27,12 +35,15 @@ class OpTableRow(NamedTuple):
 
 
 def op_table() -> list[OpTableRow]:
-    """Every op autocast can act on, with its policies now and by default."""
+    """Every op autocast can act on, with its policies in the process now and by default.
+
+    Ops added by :func:`register_op` come last.
+    """
     return [OpTableRow(*row) for row in _C.op_table()]
 
 
 def op_policy(name: str, device: str) -> str:
-    """The policy of an op.
+    """The policy of an op in force on this thread, :class:`op_policies` included.
 
     Args:
         name: ``"mm"``, ``"softmax.int"`` or ``"aten::softmax.int"``. A name without overload is
@@ -71,9 +82,48 @@ def reset_op_policies() -> None:
     _compile.policies_changed(_table_hash())
 
 
+def register_op(name: str, policy: str, device: str | None = None) -> None:
+    """Adds an op of an extension library, or one of torch's that is not in the table, to the lists.
+
+    From then on it has a policy like the others: :func:`op_table` shows it, :func:`set_op_policy`
+    and :class:`op_policies` change it, :func:`reset_op_policies` brings back the one given here.
+    Its kernel goes over an autocast kernel that somebody else registered for it. A second call
+    with the same name replaces its policy. At most 256 names in a process. Do it while no other
+    thread runs ops under autocast; compiled graphs are dropped.
+
+    Args:
+        name: ``"mylib::op"`` or ``"mylib::op.overload"``; a name without overload adds all of them
+            that can carry the policy.
+        policy: One of the names in :class:`OpTableRow` but ``append_dtype``. An op that writes one
+            of its arguments cannot have them cast: ``pass`` or ``banned`` only.
+        device: ``"cpu"``, ``"cuda"``, or both by default.
+
+    Raises:
+        ValueError: torch knows no such op (the nearest names are given), the op is in the table, or
+            it cannot carry the policy. Nothing is changed then.
+    """
+    _C.register_op(name, policy, device)
+    _compile.policies_changed(_table_hash())
+
+
+def unregister_op(name: str) -> None:
+    """Takes an op that :func:`register_op` added out of the lists again.
+
+    Raises:
+        ValueError: :func:`register_op` did not add it.
+    """
+    _C.unregister_op(name)
+    _compile.policies_changed(_table_hash())
+
+
+_NUM_TABLE_OPS = len(_C.op_table())
+
+
 def _table_hash() -> str:
-    """Names the edits in force; empty when there are none."""
+    """Names what differs from the table as built; empty when nothing does."""
     edits = [
-        row for row in op_table() if (row.cpu, row.cuda) != (row.cpu_default, row.cuda_default)
+        row
+        for i, row in enumerate(op_table())
+        if i >= _NUM_TABLE_OPS or (row.cpu, row.cuda) != (row.cpu_default, row.cuda_default)
     ]
     return hashlib.sha256(repr(edits).encode()).hexdigest()[:16] if edits else ""

@@ -28,6 +28,10 @@ inline constexpr std::size_t kNumOps = 0
 #undef FASTAMP_OP_CUSTOM
     ;
 
+/// Ops that users register take the ids after the table's.
+inline constexpr std::size_t kMaxRegisteredOps = 256;
+inline constexpr std::size_t kNumSlots = kNumOps + kMaxRegisteredOps;
+
 /// Column of the op table. The values index arrays.
 enum class Column : std::uint8_t { cpu, cuda };
 inline constexpr std::size_t kNumColumns = 2;

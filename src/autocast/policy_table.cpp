@@ -2,6 +2,8 @@
 
 #include "autocast/kernel_entry.h"
 #include "autocast/op_kernel.h"
+#include "autocast/op_names.h"
+#include "autocast/registered_ops.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
@@ -62,6 +64,9 @@ const Columns& default_policies() {
 PolicyTable g_policies;
 
 OpPolicy default_policy(OpId op, Column column) {
+  if (static_cast<std::size_t>(op) >= kNumOps) {
+    return registered_op(op).defaults[static_cast<std::size_t>(column)];
+  }
   return default_policies()[static_cast<std::size_t>(column)][static_cast<std::size_t>(op)];
 }
 
@@ -72,7 +77,7 @@ void set_policy(OpId op, Column column, OpPolicy policy) {
 
 void load_default_policies() {
   for (const auto column : {Column::cpu, Column::cuda}) {
-    for (std::size_t op = 0; op < kNumOps; ++op) {
+    for (std::size_t op = 0; op < kNumOps + num_registered_ops(); ++op) {
       set_policy(static_cast<OpId>(op), column, default_policy(static_cast<OpId>(op), column));
     }
   }
@@ -97,7 +102,7 @@ bool can_carry(const OpCapabilities& capabilities, OpPolicy policy) {
 }
 
 void throw_banned(OpId op, Column column) {
-  const auto name = kernel_entries()[static_cast<std::size_t>(op)].qualified_name();
+  const auto name = full_name(op);
   const auto device = c10::DeviceTypeName(device_type(column), /*lower_case=*/true);
   TORCH_CHECK(op != OpId::binary_cross_entropy, name, ": not allowed under autocast on ", device,
               ", because the logarithm of a float16 probability easily overflows. Use "

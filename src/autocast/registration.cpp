@@ -3,6 +3,7 @@
 #include "autocast/kernel_entry.h"
 #include "autocast/op_kernel.h"
 #include "autocast/policy_table.h"
+#include "autocast/registered_ops.h"
 #include "autocast/thread_cache.h"
 #include "autocast/torch_state.h"
 
@@ -13,6 +14,7 @@
 #include <array>
 #include <atomic>
 #include <bitset>
+#include <map>
 #include <memory>
 #include <mutex>
 
@@ -44,17 +46,24 @@ class ColumnRegistration {
 
   void add(OpId op) {
     const auto index = static_cast<std::size_t>(op);
-    if (!registered_.test(index)) {
+    if (index >= kNumOps) {
+      if (!of_users_.contains(op)) {
+        of_users_.emplace(op, implement_registered(op, column_));
+      }
+    } else if (!registered_.test(index)) {
       const KernelEntry& entry = kernel_entries()[index];
       entry.implement(library_, entry.qualified_name().c_str(), column_);
       registered_.set(index);
     }
   }
 
+  void remove(OpId op) { of_users_.erase(op); }
+
  private:
   Column column_;
   torch::Library library_;
   std::bitset<kNumOps> registered_;
+  std::map<OpId, torch::Library> of_users_;
 };
 
 struct Registry {
@@ -88,9 +97,10 @@ void load_policies_once(Registry& r) {
 void register_all(Registry& r) {
   for (const auto column : {Column::cpu, Column::cuda}) {
     auto registration = std::make_unique<ColumnRegistration>(column);
-    for (std::size_t i = 0; i < kNumOps; ++i) {
+    for (std::size_t i = 0; i < kNumOps + num_registered_ops(); ++i) {
       const auto op = static_cast<OpId>(i);
-      if (default_policy(op, column) != OpPolicy::pass || policy_of(op, column) != OpPolicy::pass) {
+      if (default_policy(op, column) != OpPolicy::pass ||
+          process_policy_of(op, column) != OpPolicy::pass) {
         registration->add(op);
       }
     }
@@ -111,6 +121,14 @@ void ensure_registered(OpId op, Column column) {
   const std::scoped_lock lock(r.mutex);
   if (auto& registration = r.columns[static_cast<std::size_t>(column)]) {
     without_override_warning([&] { registration->add(op); });
+  }
+}
+
+void drop_registration(OpId op, Column column) {
+  Registry& r = registry();
+  const std::scoped_lock lock(r.mutex);
+  if (auto& registration = r.columns[static_cast<std::size_t>(column)]) {
+    registration->remove(op);
   }
 }
 
@@ -137,6 +155,10 @@ void uninstall() {
               "uninstall: expected to be called outside autocast regions, got a call inside one. "
               "Leave every "
               "autocast region of this thread first.");
+  TORCH_CHECK(
+      autocast::g_overriding_threads.load(std::memory_order_relaxed) == 0,
+      "uninstall: expected no thread to be inside op_policies, got one that is. Leave every "
+      "op_policies region first.");
   for (auto& column : r.columns) {
     column.reset();
   }

@@ -11,4 +11,7 @@ void ensure_policies_loaded();
 /// gives a policy to an op that torch does not autocast.
 void ensure_registered(OpId op, Column column);
 
+/// Gives back what ensure_registered took for an op that a user registered.
+void drop_registration(OpId op, Column column);
+
 }  // namespace fastamp::autocast

@@ -42,10 +42,11 @@ struct OpTableRow {
   OpPolicy cuda_default;  ///< Policy on CUDA before any edit.
 };
 
-/// Every op autocast can act on, in table order. Thread-safe.
+/// Every op autocast can act on, in table order, with the policies of the process; then the ops
+/// that register_op() added. Thread-safe.
 FASTAMP_API std::vector<OpTableRow> op_table();
 
-/// The policy of `op` on `device`.
+/// The policy of `op` on `device` in force on this thread, OpPolicyGuard's changes included.
 ///
 /// @param op      "mm", "softmax.int" or "aten::softmax.int". A name without overload that several
 /// overloads
@@ -75,5 +76,29 @@ FASTAMP_API void set_op_policy(std::string_view op, OpPolicy policy,
 
 /// Undoes every edit made by set_op_policy.
 FASTAMP_API void reset_op_policies();
+
+/// Adds an op that is not in the table, such as one of an extension library, to the op lists.
+///
+/// It then has a policy like the others: op_table() shows it, set_op_policy() and OpPolicyGuard
+/// change it, reset_op_policies() brings back the policy given here. Its kernel goes over an
+/// autocast kernel that somebody else registered for it. Registering a name again replaces its
+/// policy. At most 256 names in a process.
+///
+/// @param name    "mylib::op" or "mylib::op.overload"; a name without overload adds all overloads
+///                that can carry the policy.
+/// @param policy  Any policy but append_dtype that the schema can carry: an op that writes an
+///                argument cannot have its arguments cast.
+/// @param device  c10::kCPU or c10::kCUDA; both without it.
+/// @throws c10::ValueError if torch knows no such op (naming the nearest), the op is in the table,
+/// or
+///         it cannot carry the policy; nothing is changed then.
+/// @note Registers kernels: do it while no other thread runs ops under autocast.
+FASTAMP_API void register_op(const std::string& name, OpPolicy policy,
+                             std::optional<c10::DeviceType> device = std::nullopt);
+
+/// Takes an op that register_op() added out of the lists; an autocast kernel that it had before is
+/// back.
+/// @throws c10::ValueError if register_op() did not add it.
+FASTAMP_API void unregister_op(const std::string& name);
 
 }  // namespace fastamp

@@ -1,0 +1,175 @@
+"""Op policies for a part of a program: one thread, one ``with`` block or function."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+import torch.utils.checkpoint
+
+import fastamp._C as _C
+from fastamp import _compile
+
+__all__ = ["op_policies"]
+
+
+class op_policies(contextlib.ContextDecorator):  # noqa: N801 (used like torch.no_grad)
+    """Changes op policies on this thread inside a ``with`` block or a decorated function.
+
+    ::
+
+        with fastamp.autocast("cuda"), fastamp.op_policies({"layer_norm": "lower"}):
+            loss = loss_fn(model(x), y)
+
+    The changes go over :func:`fastamp.set_op_policy`'s and those of enclosing blocks, and act only
+    inside autocast regions. ``torch.utils.checkpoint`` recomputes under the policies of its forward
+    pass. While any thread is inside a block, compiled functions run eagerly, in all threads: their
+    graphs hold the policies of the process (an edit by :func:`fastamp.set_op_policy` compiles
+    others). Not touched: other threads, among them those that run a backward pass on
+    CUDA, and exported programs, which have the policies of the process in which they run.
+
+    An object may be entered again, nested, and used by several threads.
+
+    Args:
+        policies: Policy by op: names as for :func:`fastamp.set_op_policy`.
+        device: ``"cpu"``, ``"cuda"``, or both by default.
+
+    Raises:
+        ValueError: On entering: an unknown op (the nearest names are given), policy or device, or
+            a policy the op cannot carry. Nothing is changed then.
+    """
+
+    def __init__(self, policies: Mapping[str, str], device: str | None = None) -> None:
+        """Keeps the edits; they are checked when the block is entered."""
+        self._edits = list(policies.items())
+        self._device = device
+        self._frames = threading.local()
+
+    def __enter__(self) -> op_policies:
+        """Checks the edits and puts them in force."""
+        before = _C.thread_op_policies()
+        block = _Block(_C.with_op_policies(before, self._edits, self._device), before)
+        if not hasattr(self._frames, "stack"):
+            self._frames.stack = []
+        self._frames.stack.append(block)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Brings back what was in force on entering."""
+        block: _Block = self._frames.stack.pop()
+        block.leave()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles carry the edits and no open block."""
+        return op_policies, (dict(self._edits), self._device)
+
+
+def _keep_out_of_graphs() -> None:
+    import torch._dynamo
+
+    reason = "fastamp.op_policies changes what ops do on this thread: its block runs eagerly"
+    for name in ("__init__", "__enter__", "__exit__"):
+        disable: Any = torch._dynamo.disable
+        method = disable(vars(op_policies)[name], reason=reason)
+        setattr(op_policies, name, method)
+
+
+_compile.when_dynamo_loads(_keep_out_of_graphs)
+
+_lock = threading.Lock()
+_open_blocks = 0
+
+
+class _Block:
+    """One entered block. While there is any, checkpoint and compiled functions are looked after."""
+
+    def __init__(self, overrides: Any, before: Any) -> None:
+        global _open_blocks
+        self._open = False
+        with _lock:
+            if _open_blocks == 0:
+                _follow_checkpoints()
+                _compile.run_eagerly(True)
+            _open_blocks += 1
+        self._before = before
+        self._open = True
+        _C.exchange_op_policies(overrides)
+
+    def leave(self) -> None:
+        _C.exchange_op_policies(self._before)
+        self.__del__()
+
+    def __del__(self) -> None:
+        # Reached without leave() when a thread ends inside a block: its overrides end with it.
+        global _open_blocks
+        if not self._open:
+            return
+        self._open = False
+        with _lock:
+            _open_blocks -= 1
+            if _open_blocks == 0:
+                _compile.run_eagerly(False)
+                _forget_checkpoints()
+
+
+def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, to be run under this thread's policies of now whenever it runs."""
+    overrides = _C.thread_op_policies()
+    if not overrides:
+        return function
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        block = _Block(overrides, _C.thread_op_policies())
+        try:
+            return function(*args, **kwargs)
+        finally:
+            block.leave()
+
+    return run
+
+
+# torch.utils.checkpoint hands autocast's public state to its recomputation and has no place for
+# ours. All its ways get the function to recompute through names that are looked up at each call, so
+# those are wrapped, and only while some thread is in a block.
+_COMPOSABLE = "torch.distributed._composable.checkpoint_activation"
+_GENERATOR = "_checkpoint_without_reentrant_generator"
+_wrapped: list[tuple[Any, str, Any]] = []
+
+
+def _wrap(owner: Any, name: str, replacement: Any) -> None:
+    _wrapped.append((owner, name, vars(owner)[name]))
+    setattr(owner, name, replacement)
+
+
+def _follow_checkpoints() -> None:
+    reentrant: Any = torch.utils.checkpoint.CheckpointFunction
+    torch_forward = reentrant.forward
+
+    def forward(ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
+        return torch_forward(ctx, _carrying(run_function), *args)
+
+    _wrap(reentrant, "forward", staticmethod(forward))
+    for module in (torch.utils.checkpoint, sys.modules.get(_COMPOSABLE)):
+        if module is not None:
+            torch_generator = getattr(module, _GENERATOR)
+
+            def generator(
+                fn: Callable[..., Any], *args: Any, _torch: Any = torch_generator, **kwargs: Any
+            ) -> Any:
+                return _torch(_carrying(fn), *args, **kwargs)
+
+            _wrap(module, _GENERATOR, generator)
+
+
+def _forget_checkpoints() -> None:
+    while _wrapped:
+        setattr(*_wrapped.pop())

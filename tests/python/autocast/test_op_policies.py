@@ -1,0 +1,288 @@
+"""fastamp.op_policies: policies of one thread for a while."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+import fastamp
+from support.autocast_state import cuda_state, fastamp_state
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+def mm_dtype() -> torch.dtype:
+    with fastamp.autocast("cpu", dtype=BF16):
+        return torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype
+
+
+def test_a_block_changes_policies_and_gives_them_back():
+    table = fastamp.op_table()
+    with fastamp.op_policies({"mm": "fp32", "layer_norm": "lower"}) as entered:
+        assert isinstance(entered, fastamp.op_policies)
+        assert mm_dtype() == FP32
+        assert fastamp.op_policy("mm", "cpu") == "fp32"
+        assert fastamp.op_policy("layer_norm", "cuda") == "lower"
+        assert fastamp.op_table() == table  # the process's
+    assert mm_dtype() == BF16
+    assert fastamp.op_policy("mm", "cpu") == "lower"
+
+
+def test_a_device_limits_the_change():
+    with fastamp.op_policies({"mm": "fp32"}, device="cuda"):
+        assert mm_dtype() == BF16
+        assert fastamp.op_policy("mm", "cuda") == "fp32"
+
+
+def test_blocks_nest_and_inner_ones_add():
+    with fastamp.op_policies({"mm": "fp32", "exp": "banned"}):
+        with fastamp.op_policies({"mm": "pass"}):
+            assert fastamp.op_policy("mm", "cpu") == "pass"
+            assert fastamp.op_policy("exp", "cpu") == "banned"
+        assert fastamp.op_policy("mm", "cpu") == "fp32"
+
+
+def test_one_object_is_reused_nested_and_decorates():
+    policies = fastamp.op_policies({"mm": "fp32"})
+    with policies, policies:
+        assert mm_dtype() == FP32
+    assert mm_dtype() == BF16
+
+    @policies
+    def function() -> torch.dtype:
+        return mm_dtype()
+
+    assert function() == FP32
+    assert function() == FP32
+    assert mm_dtype() == BF16
+
+
+def test_process_edits_show_through_where_the_block_says_nothing():
+    with fastamp.op_policies({"exp": "fp32"}):
+        fastamp.set_op_policy("mm", "fp32", "cpu")
+        try:
+            assert mm_dtype() == FP32
+        finally:
+            fastamp.reset_op_policies()
+        assert fastamp.op_policy("exp", "cpu") == "fp32"
+
+
+def test_an_exception_ends_the_block():
+    def failing() -> None:
+        with fastamp.op_policies({"mm": "banned"}), fastamp.autocast("cpu", dtype=BF16):
+            torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+
+    with pytest.raises(RuntimeError, match=r"aten::mm.*banned"):
+        failing()
+    assert mm_dtype() == BF16
+
+
+@pytest.mark.parametrize(
+    ("policies", "device", "text"),
+    [
+        ({"mmm": "lower"}, None, r"op_policies: expected op .* got 'mmm'. Nearest: .*mm"),
+        ({"mm": "lowest"}, None, r"expected policy to be one of pass, lower, .* got 'lowest'"),
+        ({"mm": "lower"}, "tpu", r"op_policies: expected device .* got 'tpu'"),
+        ({"mm": "lower", "exp": "append_dtype"}, None, r"exp can carry, got 'append_dtype'"),
+    ],
+)
+def test_bad_edits_are_refused_on_entry_and_change_nothing(policies: Any, device: Any, text: str):
+    block = fastamp.op_policies(policies, device)
+    with pytest.raises(ValueError, match=text), block:
+        pass
+    assert mm_dtype() == BF16
+    assert torch.utils.checkpoint.CheckpointFunction.forward.__module__ == "torch.utils.checkpoint"
+
+
+def test_other_threads_keep_theirs():
+    seen: dict[str, torch.dtype] = {}
+    inside, checked = threading.Event(), threading.Event()
+
+    def overriding() -> None:
+        with fastamp.op_policies({"mm": "fp32"}):
+            seen["inside"] = mm_dtype()
+            inside.set()
+            checked.wait(10)
+
+    thread = threading.Thread(target=overriding)
+    thread.start()
+    assert inside.wait(10)
+    assert mm_dtype() == BF16
+    checked.set()
+    thread.join()
+    assert seen["inside"] == FP32
+
+
+def test_a_thread_that_ends_inside_a_block_leaves_nothing():
+    thread = threading.Thread(target=fastamp.op_policies({"mm": "fp32"}).__enter__)
+    thread.start()
+    thread.join()
+    assert mm_dtype() == BF16
+    del thread
+    gc.collect()
+    with fastamp.disabled():
+        pass
+
+
+def test_kernels_are_not_dropped_under_a_block():
+    with (
+        fastamp.op_policies({"mm": "fp32"}),
+        pytest.raises(RuntimeError, match="op_policies"),
+        fastamp.disabled(),
+    ):
+        pass
+
+
+def test_copies_and_pickles_carry_the_edits():
+    policies = fastamp.op_policies({"mm": "fp32"}, "cpu")
+    for clone in (copy.deepcopy(policies), pickle.loads(pickle.dumps(policies))):
+        with clone:
+            assert mm_dtype() == FP32
+            assert fastamp.op_policy("mm", "cuda") == "lower"
+
+
+def test_the_cuda_column_follows():
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    with FakeTensorMode() as mode, cuda_state():
+        x = FakeTensor(mode, torch.empty(2, 2, device="meta"), torch.device("cuda:0"))
+        with fastamp.op_policies({"mm": "fp32"}):
+            assert torch.mm(x, x).dtype == FP32
+        assert torch.mm(x, x).dtype == torch.float16
+
+
+class Recorder(torch.nn.Module):
+    """Notes the dtype of its product each time it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2, 2))
+        self.dtypes: list[torch.dtype] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.mm(x, self.weight)
+        self.dtypes.append(y.dtype)
+        return torch.sin(y)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("sequential", [True, False])
+def test_recomputation_has_the_policies_of_its_forward_pass(reentrant: bool, sequential: bool):
+    model = Recorder()
+    x = torch.ones(2, 2, requires_grad=True)
+    with fastamp.autocast("cpu", dtype=BF16), fastamp.op_policies({"mm": "fp32"}):
+        if sequential:
+            y = checkpoint_sequential([model, torch.nn.Identity()], 2, x, use_reentrant=reentrant)
+        else:
+            y = checkpoint(model, x, use_reentrant=reentrant)
+    y.sum().backward()
+    assert model.dtypes == [FP32, FP32]
+    # And without a block nothing is carried.
+    model.dtypes.clear()
+    with fastamp.autocast("cpu", dtype=BF16):
+        y = checkpoint(model, x, use_reentrant=reentrant)
+    with fastamp.op_policies({"mm": "fp32"}):
+        pass
+    y.sum().backward()
+    assert model.dtypes == [BF16, BF16]
+
+
+def test_composable_checkpointing_recomputes_alike():
+    pytest.importorskip("torch.distributed._composable")
+    from torch.distributed._composable import checkpoint as composable
+
+    model = Recorder()
+    composable(model)
+    x = torch.ones(2, 2, requires_grad=True)
+    with fastamp.autocast("cpu", dtype=BF16), fastamp.op_policies({"mm": "fp32"}):
+        y = model(x)
+    y.sum().backward()
+    assert model.dtypes == [FP32, FP32]
+
+
+def test_torchs_checkpoint_is_as_before_afterwards():
+    before = (
+        torch.utils.checkpoint.CheckpointFunction.__dict__["forward"],
+        torch.utils.checkpoint._checkpoint_without_reentrant_generator,
+    )
+    with fastamp.op_policies({"mm": "fp32"}):
+        assert torch.utils.checkpoint._checkpoint_without_reentrant_generator is not before[1]
+    after = (
+        torch.utils.checkpoint.CheckpointFunction.__dict__["forward"],
+        torch.utils.checkpoint._checkpoint_without_reentrant_generator,
+    )
+    assert after == before
+
+
+def test_compiled_functions_see_the_block():
+    w = torch.ones(2, 2)
+    graphs = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    @torch.compile(backend=backend, fullgraph=True)
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x, w)
+
+    def dtype() -> torch.dtype:
+        with fastamp.autocast("cpu", dtype=BF16):
+            return function(w).dtype
+
+    assert dtype() == BF16
+    with fastamp.op_policies({"mm": "fp32"}):
+        assert dtype() == FP32
+    assert dtype() == BF16
+    assert len(graphs) == 1  # No graph of a block's policies, no recompilation after it.
+
+
+def test_a_block_inside_a_compiled_function_acts():
+    w = torch.ones(2, 2)
+
+    @torch.compile(backend="aot_eager")
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with fastamp.autocast("cpu", dtype=BF16):
+            with fastamp.op_policies({"mm": "fp32"}):
+                inside = torch.mm(x, w)
+            return inside, torch.mm(x, w)
+
+    inside, outside = function(w)
+    assert inside.dtype == FP32
+    assert outside.dtype == BF16
+
+
+def test_a_block_inside_a_full_graph_is_refused_with_the_reason():
+    @torch.compile(backend="eager", fullgraph=True)
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with fastamp.op_policies({"mm": "fp32"}):
+            return torch.mm(x, x)
+
+    with pytest.raises(Exception, match="op_policies"):
+        function(torch.ones(2, 2))
+    assert mm_dtype() == BF16
+
+
+def test_a_stance_of_the_users_own_comes_back():
+    from torch._dynamo import eval_frame
+
+    with torch.compiler.set_stance("eager_on_recompile"):
+        with fastamp.op_policies({"mm": "fp32"}):
+            assert eval_frame._stance.stance == "force_eager"
+        assert eval_frame._stance.stance == "eager_on_recompile"
+    assert eval_frame._stance.stance == "default"
+
+
+def test_no_trace_of_a_block_is_left():
+    before = fastamp_state()
+    with fastamp.op_policies({"mm": "fp32"}):
+        pass
+    assert fastamp_state() == before
+    assert not fastamp._C.thread_op_policies()

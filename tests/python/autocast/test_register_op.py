@@ -1,0 +1,230 @@
+"""fastamp.register_op: ops that are not in the table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import fastamp
+
+BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+
+torch.library.define("fastamp_test::product", "(Tensor a, Tensor b) -> Tensor")
+torch.library.define("fastamp_test::many", "(Tensor[] a, Tensor?[] b, Tensor? c) -> Tensor[]")
+torch.library.define("fastamp_test::total", "(Tensor a, *, ScalarType? dtype=None) -> Tensor")
+torch.library.define("fastamp_test::fill_", "(Tensor(a!) a, Tensor b) -> Tensor(a!)")
+torch.library.define("fastamp_test::either.one", "(Tensor a) -> Tensor")
+torch.library.define("fastamp_test::either.two", "(Tensor a, Tensor b) -> Tensor")
+
+
+@torch.library.impl("fastamp_test::product", "CompositeExplicitAutograd")
+def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a * b
+
+
+@torch.library.impl("fastamp_test::many", "CompositeExplicitAutograd")
+def _many(a: Any, b: Any, c: Any) -> list[torch.Tensor]:
+    return [t.clone() for t in (*a, *b, c) if t is not None]
+
+
+@torch.library.impl("fastamp_test::total", "CompositeExplicitAutograd")
+def _total(a: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return a.sum(dtype=dtype)
+
+
+@torch.library.impl("fastamp_test::either.one", "CompositeImplicitAutograd")
+def _one(a: torch.Tensor) -> torch.Tensor:
+    return torch.mm(a, a)
+
+
+@torch.library.impl("fastamp_test::either.two", "CompositeImplicitAutograd")
+def _two(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a + b
+
+
+ops = torch.ops.fastamp_test
+
+
+@pytest.fixture(autouse=True)
+def registered_ops_are_dropped() -> Iterator[None]:
+    yield
+    for row in fastamp.op_table():
+        if row.op.startswith("fastamp_test::") or row.op == "nan_to_num":
+            fastamp.unregister_op(row.op)
+    fastamp.reset_op_policies()
+
+
+def product_dtype(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    with fastamp.autocast("cpu", dtype=BF16):
+        return ops.product(torch.ones(2, dtype=a), torch.ones(2, dtype=b)).dtype
+
+
+@pytest.mark.parametrize(
+    ("policy", "dtypes"),
+    [
+        ("pass", [FP32, FP32, FP32, BF16]),
+        ("lower", [BF16, BF16, BF16, BF16]),
+        ("fp32", [FP32, FP32, FP32, FP32]),
+        ("promote", [FP32, FP32, FP32, BF16]),
+    ],
+)
+def test_each_policy_does_what_its_name_says(policy: str, dtypes: list[torch.dtype]):
+    fastamp.register_op("fastamp_test::product", policy)
+    given = [(FP32, FP32), (FP32, BF16), (BF16, FP16), (BF16, BF16)]
+    assert [product_dtype(a, b) for a, b in given] == dtypes
+    assert product_dtype(FP64, FP64) == FP64
+    assert ops.product(torch.ones(2), torch.ones(2)).dtype == FP32  # outside regions
+
+
+def test_banned_refuses():
+    fastamp.register_op("fastamp_test::product", "banned")
+    with pytest.raises(RuntimeError, match="fastamp_test::product: not allowed under autocast"):
+        product_dtype(FP32, FP32)
+
+
+def test_lists_and_absent_tensors_are_cast_or_left():
+    fastamp.register_op("fastamp_test::many", "lower")
+    whole = torch.ones(2, dtype=torch.int64)
+    with fastamp.autocast("cpu", dtype=BF16):
+        outs = ops.many([torch.ones(2), whole], [None, torch.ones(3)], None)
+        dtypes = [t.dtype for t in outs]
+        assert dtypes == [BF16, torch.int64, BF16]
+        assert ops.many([], [], torch.ones(1))[0].dtype == BF16
+
+
+def test_an_absent_dtype_is_set():
+    fastamp.register_op("fastamp_test::total", "set_opt_dtype")
+    x = torch.ones(2, dtype=BF16)
+    with fastamp.autocast("cpu", dtype=BF16):
+        assert ops.total(x).dtype == FP32
+        assert ops.total(x, dtype=BF16).dtype == BF16
+        assert ops.total(x.double()).dtype == FP64
+
+
+def test_gradients_flow_through_the_casts():
+    fastamp.register_op("fastamp_test::either.one", "lower")
+    w = torch.eye(2, requires_grad=True)
+    with fastamp.autocast("cpu", dtype=BF16):
+        y = ops.either(w)
+    assert y.dtype == BF16
+    y.float().sum().backward()
+    assert w.grad is not None
+    assert w.grad.dtype == FP32
+
+
+def test_pass_lets_the_ops_inside_be_autocast():
+    fastamp.register_op("fastamp_test::either", "pass")
+    with fastamp.autocast("cpu", dtype=BF16):
+        assert ops.either(torch.ones(2, 2)).dtype == BF16
+
+
+def test_the_op_is_in_the_table_and_follows_edits_and_blocks():
+    fastamp.register_op("fastamp_test::product", "lower", "cpu")
+    row = fastamp.op_table()[-1]
+    assert row == ("fastamp_test::product", "lower", "pass", "lower", "pass")
+    fastamp.set_op_policy("fastamp_test::product", "fp32", "cpu")
+    assert product_dtype(BF16, BF16) == FP32
+    with fastamp.op_policies({"fastamp_test::product": "lower"}):
+        assert product_dtype(FP32, FP32) == BF16
+    fastamp.reset_op_policies()
+    assert fastamp.op_policy("fastamp_test::product", "cpu") == "lower"
+    fastamp.register_op("fastamp_test::product", "fp32", "cpu")
+    assert product_dtype(BF16, BF16) == FP32
+    assert [r.op for r in fastamp.op_table()].count("fastamp_test::product") == 1
+
+
+def test_all_overloads_or_one():
+    fastamp.register_op("fastamp_test::either.two", "lower")
+    x = torch.ones(2, 2)
+    with fastamp.autocast("cpu", dtype=BF16):
+        assert ops.either(x, x).dtype == BF16
+    names = [row.op for row in fastamp.op_table()]
+    assert "fastamp_test::either.one" not in names
+    fastamp.register_op("fastamp_test::either", "fp32")
+    names = [row.op for row in fastamp.op_table()]
+    assert {"fastamp_test::either.one", "fastamp_test::either.two"} <= set(names)
+
+
+def test_an_op_of_torchs_that_is_not_in_the_table():
+    fastamp.register_op("aten::nan_to_num", "lower", "cpu")
+    with fastamp.autocast("cpu", dtype=BF16):
+        assert torch.nan_to_num(torch.ones(2)).dtype == BF16
+    fastamp.unregister_op("nan_to_num")
+    with fastamp.autocast("cpu", dtype=BF16):
+        assert torch.nan_to_num(torch.ones(2)).dtype == FP32
+
+
+def test_unregister_gives_back_the_kernel_of_somebody_else():
+    op = torch.library.custom_op("fastamp_test::theirs", lambda x: x.clone(), mutates_args=(),
+                                 schema="(Tensor x) -> Tensor")  # fmt: skip
+    torch.library.register_autocast(op, "cpu", FP16)
+    x = torch.ones(2)
+    with fastamp.autocast("cpu", dtype=BF16):
+        assert op(x).dtype == FP16
+        fastamp.register_op("fastamp_test::theirs", "lower", "cpu")
+        assert op(x).dtype == BF16
+        fastamp.unregister_op("fastamp_test::theirs")
+        assert op(x).dtype == FP16
+
+
+def test_torchs_kernels_come_back_while_disabled():
+    fastamp.register_op("fastamp_test::product", "lower")
+    with fastamp.disabled():
+        assert product_dtype(FP32, FP32) == FP32
+    assert product_dtype(FP32, FP32) == BF16
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "device", "text"),
+    [
+        (
+            "fastamp_test::prodct",
+            "lower",
+            None,
+            r"register_op: .* got 'fastamp_test::prodct'.*product",
+        ),
+        ("nowhere::product", "lower", None, r"register_op: .*No op has this namespace"),
+        ("aten::mm", "lower", None, r"register_op: .* in the table, got 'aten::mm'.*set_op_policy"),
+        ("fastamp_test::product", "lowest", None, r"expected policy to be one of .* got 'lowest'"),
+        ("fastamp_test::product", "lower", "tpu", r"register_op: expected device .* got 'tpu'"),
+        ("fastamp_test::product", "set_opt_dtype", None, r"product can carry.*optional dtype"),
+        ("fastamp_test::product", "append_dtype", None, r"product can carry.*overload"),
+        ("fastamp_test::fill_", "lower", None, r"fill_ can carry.*none of which the op writes"),
+    ],
+)
+def test_what_cannot_be_registered_is_refused(name: str, policy: str, device: Any, text: str):
+    before = fastamp.op_table()
+    with pytest.raises(ValueError, match=text):
+        fastamp.register_op(name, policy, device)
+    assert fastamp.op_table() == before
+
+
+def test_only_registered_ops_can_be_unregistered():
+    with pytest.raises(ValueError, match=r"unregister_op: .* got 'mm', which is in the table"):
+        fastamp.unregister_op("mm")
+    with pytest.raises(ValueError, match=r"unregister_op: .* got 'fastamp_test::product'"):
+        fastamp.unregister_op("fastamp_test::product")
+
+
+def test_compiled_functions_follow():
+    w = torch.ones(2, 2)
+
+    @torch.compile(backend="aot_eager")
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.nan_to_num(x)
+
+    def dtype() -> torch.dtype:
+        with fastamp.autocast("cpu", dtype=BF16):
+            return function(w).dtype
+
+    tag = torch.compiler.config.cache_key_tag
+    assert dtype() == FP32
+    fastamp.register_op("aten::nan_to_num", "lower", "cpu")
+    assert torch.compiler.config.cache_key_tag != tag
+    assert dtype() == BF16
+    fastamp.unregister_op("nan_to_num")
+    assert torch.compiler.config.cache_key_tag == tag
+    assert dtype() == FP32
