@@ -2,6 +2,7 @@
 #include "bind_clear_cache.h"
 #include "bind_policy.h"
 #include "bind_scaler.h"
+#include "bind_torch_region.h"
 #include "region_type.h"
 
 #include <fastamp/build_info.h>
@@ -29,7 +30,8 @@ py::dict build_info() {
 PYBIND11_MODULE(_C, m) {
   m.doc() = "Native part of fastamp.";
   m.def("build_info", build_info);
-  if (!fastamp::python::add_region_type(m.ptr())) {
+  if (!fastamp::python::add_region_type(m.ptr()) ||
+      !fastamp::python::add_torch_region_functions(m.ptr())) {
     throw py::error_already_set();
   }
   fastamp::python::bind_cast_node(m);

@@ -31,6 +31,10 @@ struct RegionHooks {
 };
 extern RegionHooks g_region_hooks;
 
+/// Tells torch.export that `region` begins or ends, if a torch-function mode is active. False with
+/// a Python error set.
+bool notify_export(PyObject* region, bool entering);
+
 /// tp_init of Region, with torch.autocast's signature.
 int region_init(PyObject* self, PyObject* args, PyObject* kwargs);
 

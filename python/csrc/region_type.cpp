@@ -85,13 +85,6 @@ void region_dealloc(PyObject* self) {
 // -- the region
 // ------------------------------------------------------------------------------------------------
 
-bool notify_export(PyObject* self, PyObject* entering) {
-  PyObject* result =
-      PyObject_CallFunctionObjArgs(g_region_hooks.notify_export, self, entering, nullptr);
-  Py_XDECREF(result);
-  return result != nullptr;
-}
-
 PyObject* region_enter(PyObject* self, PyObject* /*unused*/) {
   HANDLE_TH_ERRORS
   if (as_region(self)->fast_dtype == nullptr) {
@@ -101,7 +94,7 @@ PyObject* region_enter(PyObject* self, PyObject* /*unused*/) {
     return nullptr;
   }
   push_region(self, as_region(self)->wanted);
-  if (at::impl::torch_function_mode_enabled() && !notify_export(self, Py_True)) {
+  if (!notify_export(self, true)) {
     pop_region(self);
     return nullptr;
   }
@@ -118,7 +111,7 @@ PyObject* region_exit(PyObject* self, PyObject* const* /*args*/, Py_ssize_t /*na
                     "and not left yet, got one that was not");
     return nullptr;
   }
-  if (at::impl::torch_function_mode_enabled() && !notify_export(self, Py_False)) {
+  if (!notify_export(self, false)) {
     return nullptr;
   }
   Py_RETURN_FALSE;
@@ -185,6 +178,16 @@ PyType_Spec g_spec{"fastamp._C.Region", sizeof(Region), 0, Py_TPFLAGS_DEFAULT | 
                    g_slots.data()};
 
 }  // namespace
+
+bool notify_export(PyObject* region, bool entering) {
+  if (!at::impl::torch_function_mode_enabled()) {
+    return true;
+  }
+  PyObject* result = PyObject_CallFunctionObjArgs(g_region_hooks.notify_export, region,
+                                                  entering ? Py_True : Py_False, nullptr);
+  Py_XDECREF(result);
+  return result != nullptr;
+}
 
 bool add_region_type(PyObject* module) {
   PyObject* type = PyType_FromSpec(&g_spec);

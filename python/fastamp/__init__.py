@@ -17,6 +17,7 @@ _C = load(Path(__file__).resolve().parent)
 from fastamp._op_policies import op_policies  # noqa: E402
 from fastamp.autocast import autocast  # noqa: E402  (needs the native module)
 from fastamp.grad_scaler import GradScaler  # noqa: E402
+from fastamp.install import install, is_installed, uninstall  # noqa: E402
 from fastamp.policy import (  # noqa: E402
     op_policy,
     op_table,
@@ -49,12 +50,15 @@ __all__ = [
     "cmake_prefix_path",
     "disabled",
     "include_path",
+    "install",
+    "is_installed",
     "op_policies",
     "op_policy",
     "op_table",
     "register_op",
     "reset_op_policies",
     "set_op_policy",
+    "uninstall",
     "unregister_op",
 ]
 

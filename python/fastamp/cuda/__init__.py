@@ -1,0 +1,5 @@
+"""Mirror of ``torch.cuda``'s part in mixed precision: ``fastamp.cuda.amp``."""
+
+from fastamp.cuda import amp
+
+__all__ = ["amp"]

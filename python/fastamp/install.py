@@ -1,0 +1,175 @@
+"""Programs written for torch.amp run on fastamp unchanged, libraries they use included."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import threading
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.amp.autocast_mode import autocast as TorchAutocast  # noqa: N812
+from torch.amp.grad_scaler import GradScaler as TorchGradScaler
+
+import fastamp._C as _C
+import fastamp.cpu.amp
+import fastamp.cuda.amp
+from fastamp._patches import Patches
+from fastamp.grad_scaler import GradScaler
+
+__all__ = ["Installation", "install", "is_installed", "uninstall"]
+
+_lock = threading.RLock()
+_patches: Patches | None = None
+_registered_kernels = False
+
+_torch_enter = TorchAutocast.__enter__
+_torch_exit = TorchAutocast.__exit__
+
+# torch.jit.script compiles the source that __wrapped__ leads to, so these keep torch's.
+
+
+@functools.wraps(_torch_enter)
+def _enter(self: Any) -> Any:
+    return _C.enter_torch_region(self)
+
+
+@functools.wraps(_torch_exit)
+def _exit(self: Any, exc_type: Any, exc_val: Any, exc_tb: Any) -> bool:
+    if _C.exit_torch_region(self):
+        return False
+    # One entered before install() has what torch's __enter__ saved.
+    if "prev" not in self.__dict__ or _C.region_depth() == 0:
+        raise RuntimeError(
+            "autocast.__exit__: expected a region that was entered on this thread and not left "
+            "yet, got one that was not"
+        )
+    result: bool = _torch_exit(self, exc_type, exc_val, exc_tb)
+    return result
+
+
+#: What a constructor of torch's makes while installed. Subclasses of others stay what they are.
+_SCALERS: dict[type, type] = {
+    TorchGradScaler: GradScaler,
+    torch.cuda.amp.grad_scaler.GradScaler: fastamp.cuda.amp.GradScaler,
+    torch.cpu.amp.grad_scaler.GradScaler: fastamp.cpu.amp.GradScaler,
+}
+
+
+def _new_scaler(cls: type, *args: Any, **kwargs: Any) -> Any:
+    made = _SCALERS.get(cls, cls)
+    parent: Any = super(TorchGradScaler, made).__new__  # type: ignore[misc]
+    return parent(made) if parent is object.__new__ else parent(made, *args, **kwargs)
+
+
+_new_scaler.__name__ = "__new__"
+_new_scaler.__signature__ = inspect.signature(TorchGradScaler.__init__)  # type: ignore[attr-defined]
+
+
+class Installation:
+    """What :func:`install` returns; as a context manager it uninstalls at the end of its block.
+
+    A block that found fastamp installed leaves it installed.
+    """
+
+    def __init__(self, is_first: bool) -> None:
+        """Notes whether this call changed anything."""
+        self._is_first = is_first
+
+    def __enter__(self) -> Installation:
+        """Does nothing: :func:`install` has installed."""
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        """Uninstalls if this call installed; see :func:`uninstall` for what it raises."""
+        if self._is_first:
+            self._is_first = False
+            uninstall()
+
+
+def install() -> Installation:
+    """Makes ``torch.autocast`` and ``torch.amp.GradScaler`` fastamp's, for the whole process.
+
+    torch's own classes change in place, so code that imported them earlier, compiled functions and
+    third-party libraries follow. Regions of ``torch.autocast`` and its deprecated spellings become
+    fastamp's; ``torch.amp.GradScaler(...)`` (and ``torch.cuda.amp``'s, ``torch.cpu.amp``'s) makes a
+    ``fastamp.GradScaler``. Scalers that exist already, and subclasses by others, stay as they are.
+    Also registers fastamp's autocast kernels where importing fastamp did not. Calling it again
+    changes nothing.
+
+    Returns:
+        A context manager: ``with fastamp.install(): ...`` uninstalls at the end.
+
+    Note:
+        Thread-safe against itself; where kernels are still to be registered
+        (``FASTAMP_NO_REGISTER=1``), no other thread may be running ops under autocast.
+    """
+    global _patches, _registered_kernels
+    with _lock:
+        if _patches is not None:
+            return Installation(is_first=False)
+        _registered_kernels = not _C.is_installed()
+        _C.install()
+        patches = Patches()
+        patches.replace(TorchAutocast, "__enter__", _enter)
+        patches.replace(TorchAutocast, "__exit__", _exit)
+        patches.replace(TorchGradScaler, "__new__", staticmethod(_new_scaler))
+        _patches = patches
+        return Installation(is_first=True)
+
+
+def uninstall() -> None:
+    """Undoes :func:`install`: every attribute and registration is the object it was before.
+
+    Kernels that ``import fastamp`` registered stay; :func:`fastamp.disabled` is about those.
+    Scalers made in between keep working. Does nothing if fastamp is not installed.
+
+    Raises:
+        RuntimeError: This thread is in an autocast region, another thread is in one of
+            ``torch.autocast``'s, or somebody has replaced one of the changed attributes since.
+            Nothing is changed.
+    """
+    global _patches
+    with _lock:
+        if _patches is None:
+            return
+        _check_quiet()
+        overwritten = _patches.overwritten()
+        if overwritten:
+            raise RuntimeError(
+                f"uninstall: expected the attributes that install() set, got others in "
+                f"{', '.join(overwritten)}. Take those back first."
+            )
+        if _registered_kernels:
+            _C.uninstall()
+        _patches.undo()
+        _patches = None
+
+
+def _check_quiet() -> None:
+    if _C.region_depth() > 0:
+        raise RuntimeError(
+            "uninstall: expected to be called outside autocast regions, got a call inside one. "
+            "Leave every autocast region of this thread first."
+        )
+    open_regions = _C.open_torch_regions()
+    if open_regions > 0:
+        raise RuntimeError(
+            "uninstall: expected no thread to be in an autocast region, got "
+            f"{open_regions} open. Let the other threads leave theirs first."
+        )
+
+
+def is_installed() -> bool:
+    """Returns whether :func:`install` is in force."""
+    return _patches is not None
+
+
+os.register_at_fork(after_in_child=_C.after_fork_in_child)

@@ -1,0 +1,64 @@
+"""Every object that installing may touch, to compare before and after."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed.fsdp.sharded_grad_scaler
+import torch.nn.utils.clip_grad
+
+CLASSES: list[type] = [
+    torch.amp.autocast_mode.autocast,
+    torch.amp.grad_scaler.GradScaler,
+    torch.cuda.amp.autocast_mode.autocast,
+    torch.cuda.amp.grad_scaler.GradScaler,
+    torch.cpu.amp.autocast_mode.autocast,
+    torch.cpu.amp.grad_scaler.GradScaler,
+    torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler,
+]
+MODULES: list[ModuleType] = [
+    torch,
+    torch.amp,
+    torch.amp.autocast_mode,
+    torch.amp.grad_scaler,
+    torch.cuda,
+    torch.cuda.amp,
+    torch.cuda.amp.autocast_mode,
+    torch.cuda.amp.grad_scaler,
+    torch.cpu,
+    torch.cpu.amp,
+    torch.nn,
+    torch.nn.utils,
+    torch.nn.utils.clip_grad,
+]
+
+
+def dropin_objects() -> dict[tuple[str, str], Any]:
+    """The attributes of those classes and modules, and the code of the functions among them."""
+    objects: dict[tuple[str, str], Any] = {}
+    for owner in (*CLASSES, *MODULES):
+        label = f"{getattr(owner, '__module__', '')}.{owner.__name__}"
+        for name, value in list(vars(owner).items()):
+            # torch imports some of its submodules when they are first used.
+            if isinstance(owner, ModuleType) and isinstance(value, ModuleType):
+                continue
+            if name == "__slotnames__":  # copyreg's cache
+                continue
+            objects[label, name] = value
+            code = getattr(value, "__code__", None)
+            if code is not None:
+                objects[label, f"{name}.__code__"] = code
+    for cls in CLASSES:
+        objects[cls.__module__ + "." + cls.__name__, "class"] = type(cls)
+    return objects
+
+
+def changed_objects(
+    before: dict[tuple[str, str], Any], after: dict[tuple[str, str], Any]
+) -> list[tuple[str, str]]:
+    """Names of the attributes that are other objects, that are gone, or that are new."""
+    absent = object()
+    names = [*before, *(name for name in after if name not in before)]
+    return [name for name in names if before.get(name, absent) is not after.get(name, absent)]
