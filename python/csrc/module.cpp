@@ -1,5 +1,6 @@
 #include "bind_cast_node.h"
 #include "bind_clear_cache.h"
+#include "bind_optim.h"
 #include "bind_policy.h"
 #include "bind_scaler.h"
 #include "bind_torch_region.h"
@@ -36,6 +37,7 @@ PYBIND11_MODULE(_C, m) {
   }
   fastamp::python::bind_cast_node(m);
   fastamp::python::bind_clear_cache(m);
+  fastamp::python::bind_optim(m);
   fastamp::python::bind_policy(m);
   fastamp::python::bind_scaler(m);
 }

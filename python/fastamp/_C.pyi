@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastamp._gate import StepGate
+
 class Region:
     device: str
     fast_dtype: torch.dtype
@@ -55,6 +57,8 @@ def set_region_hooks(
     checked_init: Callable[..., None], notify_export: Callable[..., None]
 ) -> None: ...
 def uninstall() -> None: ...
+def sgd_step(optimizer: object, gate: StepGate | None) -> list[tuple[int, Tensor]]: ...
+def adam_step(optimizer: object, gate: StepGate | None) -> list[tuple[int, Tensor]]: ...
 def begin_unscale(scale: Tensor) -> tuple[Tensor, Tensor]: ...
 def unscale_gradients(
     optimizer: object, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool

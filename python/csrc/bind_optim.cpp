@@ -1,0 +1,19 @@
+#include "bind_optim.h"
+
+#include "step_gather.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+namespace fastamp::python {
+
+void bind_optim(py::module_& module) {
+  using torch::wrap_pybind_function;
+  module.def("sgd_step", wrap_pybind_function(sgd_step), py::arg("optimizer"), py::arg("gate"),
+             "One fused step of an SGD optimizer, behind a gate or None. Returns (index of group, "
+             "parameter) of what torch's own step has to do.");
+  module.def("adam_step", wrap_pybind_function(adam_step), py::arg("optimizer"), py::arg("gate"),
+             "The same for Adam and AdamW.");
+}
+
+}  // namespace fastamp::python

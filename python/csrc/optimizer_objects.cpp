@@ -1,0 +1,166 @@
+#include "optimizer_objects.h"
+
+#include <fastamp/build_info.h>
+
+#include <torch/csrc/autograd/python_variable.h>
+
+namespace fastamp::python {
+namespace {
+
+using c10::DispatchKey;
+
+// Who wants to see, wrap or transform what is done to a tensor: torch's own step asks them.
+constexpr c10::DispatchKeySet kInterceptors({
+    DispatchKey::Python,
+    DispatchKey::PythonTLSSnapshot,
+    DispatchKey::Functionalize,
+    DispatchKey::FuncTorchGradWrapper,
+    DispatchKey::FuncTorchBatched,
+    DispatchKey::Batched,
+    DispatchKey::Conjugate,
+    DispatchKey::Negative,
+    DispatchKey::ZeroTensor,
+});
+
+bool has_kernels(const at::Tensor& tensor) {
+  static const bool with_cuda = !fastamp::build_info().cuda_version.empty();
+  return tensor.is_cpu() || tensor.is_meta() || (tensor.is_cuda() && with_cuda);
+}
+
+/// torch.distributed.tensor.DTensor, or null while nobody has imported it: then there are none.
+PyTypeObject* dtensor_type() {
+  static PyTypeObject* type = nullptr;
+  if (type == nullptr) {
+    PyObject* modules = PyImport_GetModuleDict();
+    PyObject* module = PyDict_GetItemString(modules, "torch.distributed.tensor");
+    PyObject* found = module == nullptr ? nullptr : PyObject_GetAttr(module, interned("DTensor"));
+    if (found == nullptr) {
+      PyErr_Clear();  // Half imported.
+      return nullptr;
+    }
+    type = reinterpret_cast<PyTypeObject*>(found);  // Held for good: the module is, too.
+  }
+  return type;
+}
+
+[[noreturn]] void rethrow() { throw py::error_already_set(); }
+
+}  // namespace
+
+PyObject* interned(const char* text) {
+  PyObject* string = PyUnicode_InternFromString(text);
+  if (string == nullptr) {
+    rethrow();
+  }
+  return string;
+}
+
+py::object group_item(PyObject* group, PyObject* key) {
+  if (PyDict_CheckExact(group)) {
+    PyObject* found = PyDict_GetItemWithError(group, key);
+    if (found != nullptr) {
+      return py::reinterpret_borrow<py::object>(found);
+    }
+  }
+  PyObject* item = PyObject_GetItem(group, key);
+  if (item == nullptr) {
+    rethrow();
+  }
+  return py::reinterpret_steal<py::object>(item);
+}
+
+double group_number(PyObject* group, PyObject* key) {
+  const double number = PyFloat_AsDouble(group_item(group, key).ptr());
+  if (number == -1.0 && PyErr_Occurred() != nullptr) {
+    rethrow();
+  }
+  return number;
+}
+
+bool group_flag(PyObject* group, PyObject* key) {
+  const int truth = PyObject_IsTrue(group_item(group, key).ptr());
+  if (truth < 0) {
+    rethrow();
+  }
+  return truth != 0;
+}
+
+at::Tensor group_rate_tensor(PyObject* group) {
+  static PyObject* key = interned("lr");
+  const auto rate = group_item(group, key);
+  if (!THPVariable_Check(rate.ptr())) {
+    return {};
+  }
+  const auto* tensor = plain_tensor(rate.ptr());
+  return tensor != nullptr && tensor->layout() == at::kStrided && tensor->numel() == 1
+             ? *tensor
+             : at::Tensor();
+}
+
+const at::Tensor* plain_tensor(PyObject* object) {
+  if (THPVariable_CheckExact(object)) [[likely]] {
+    return &THPVariable_Unpack(object);
+  }
+  PyTypeObject* dtensor = dtensor_type();
+  if (dtensor == nullptr || Py_TYPE(object) != dtensor) {
+    return nullptr;
+  }
+  static PyObject* key = interned("_local_tensor");
+  PyObject* local = PyObject_GetAttr(object, key);
+  if (local == nullptr) {
+    rethrow();
+  }
+  const bool plain = THPVariable_CheckExact(local);
+  Py_DECREF(local);  // The DTensor keeps it.
+  return plain ? &THPVariable_Unpack(local) : nullptr;
+}
+
+PyObject* StateOfParams::find(PyObject* param) {
+  constexpr int kAhead = 4;
+  if (PyDict_Check(state_.ptr())) [[likely]] {
+    auto next = position_;
+    PyObject* key = nullptr;
+    PyObject* value = nullptr;
+    for (int i = 0; i < kAhead && PyDict_Next(state_.ptr(), &next, &key, &value) != 0; ++i) {
+      if (key == param) {
+        position_ = next;
+        return value;
+      }
+    }
+    value = PyDict_GetItemWithError(state_.ptr(), param);
+    if (value == nullptr && PyErr_Occurred() != nullptr) {
+      rethrow();
+    }
+    return value;
+  }
+  const int found = PySequence_Contains(state_.ptr(), param);
+  PyObject* value = found > 0 ? PyObject_GetItem(state_.ptr(), param) : nullptr;
+  if (found < 0 || (found > 0 && value == nullptr)) {
+    rethrow();
+  }
+  Py_XDECREF(value);  // The mapping keeps it.
+  return value;
+}
+
+void StateOfParams::skip(PyObject* param) {
+  auto next = position_;
+  PyObject* key = nullptr;
+  if (PyDict_Check(state_.ptr()) && PyDict_Next(state_.ptr(), &next, &key, nullptr) != 0 &&
+      key == param) {
+    position_ = next;
+  }
+}
+
+bool FusableCheck::look(const at::Tensor& tensor) {
+  const auto dtype = tensor.scalar_type();
+  const bool known = dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16;
+  if (!known || tensor.layout() != at::kStrided || !has_kernels(tensor) ||
+      tensor.key_set().has_any(kInterceptors)) {
+    return false;
+  }
+  keys_ = tensor.key_set();
+  dtype_ = dtype;
+  return true;
+}
+
+}  // namespace fastamp::python

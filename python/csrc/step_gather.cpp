@@ -1,0 +1,224 @@
+#include "step_gather.h"
+
+#include <ATen/MemoryOverlap.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+namespace fastamp::python {
+namespace {
+
+py::object fast_sequence(py::object iterable) {
+  // A list or tuple comes back as itself.
+  PyObject* sequence = PySequence_Fast(iterable.ptr(), "expected an iterable of parameters");
+  if (sequence == nullptr) {
+    throw py::error_already_set();
+  }
+  return py::reinterpret_steal<py::object>(sequence);
+}
+
+// A gradient is four dependent loads away from the list: object, parameter, its autograd data,
+// gradient. Each stage is asked for some items ahead of the next one's use.
+constexpr Py_ssize_t kAhead = 6;
+
+void prefetch_ahead(PyObject* sequence, Py_ssize_t i) {
+  const auto size = PySequence_Fast_GET_SIZE(sequence);
+  if (i + 3 * kAhead < size) {
+    __builtin_prefetch(PySequence_Fast_GET_ITEM(sequence, i + 3 * kAhead));
+  }
+  if (i + 2 * kAhead < size) {
+    PyObject* item = PySequence_Fast_GET_ITEM(sequence, i + 2 * kAhead);
+    if (THPVariable_CheckExact(item)) {
+      __builtin_prefetch(THPVariable_Unpack(item).unsafeGetTensorImpl());
+    }
+  }
+  if (i + kAhead < size) {
+    PyObject* item = PySequence_Fast_GET_ITEM(sequence, i + kAhead);
+    if (THPVariable_CheckExact(item)) {
+      __builtin_prefetch(THPVariable_Unpack(item).unsafeGetTensorImpl()->autograd_meta());
+    }
+  }
+}
+
+py::object attribute(PyObject* object, PyObject* name) {
+  PyObject* value = PyObject_GetAttr(object, name);
+  if (value == nullptr) {
+    throw py::error_already_set();
+  }
+  return py::reinterpret_steal<py::object>(value);
+}
+
+/// Whether element i of both local shards is the same element: a gradient may be sharded otherwise
+/// than its parameter, or hold partial sums.
+bool same_sharding(PyObject* param, PyObject* grad) {
+  static PyObject* spec_key = interned("_spec");
+  static PyObject* placements_key = interned("placements");
+  static PyObject* mesh_key = interned("mesh");
+  const auto spec = attribute(param, spec_key);
+  const auto other = attribute(grad, spec_key);
+  if (spec.is(other)) {
+    return true;
+  }
+  return attribute(spec.ptr(), placements_key).equal(attribute(other.ptr(), placements_key)) &&
+         attribute(spec.ptr(), mesh_key).equal(attribute(other.ptr(), mesh_key));
+}
+
+struct Walk {
+  StepSink& sink;
+  KeepAlive& alive;
+  bool writes_grads;
+  PyObject* group = nullptr;
+  bool differentiable = false;
+  FusableCheck param_fits{};
+  FusableCheck grad_fits{};
+
+  /// False if the parameter needs torch's own step.
+  bool take(PyObject* item) {
+    if (THPVariable_CheckExact(item)) [[likely]] {
+      const auto& param = THPVariable_Unpack(item);
+      const auto& grad = param.grad();
+      if (!grad.defined()) {
+        sink.skip(item);
+        return true;
+      }
+      return add(item, param, grad);
+    }
+    return take_subclass(item);
+  }
+
+ private:
+  bool add(PyObject* item, const at::Tensor& param, const at::Tensor& grad) {
+    if (!grad_fits(grad)) [[unlikely]] {
+      if (grad.layout() != at::kStrided) {
+        sink.check_sparse();
+      }
+      return false;
+    }
+    if (differentiable || !param_fits(param)) [[unlikely]] {
+      return false;
+    }
+    alive.hold(item);
+    if (!writes_grads && !grad.is_non_overlapping_and_dense() &&
+        at::has_internal_overlap(grad) == at::MemOverlap::Yes) [[unlikely]] {
+      sink.add({item, param, grad.contiguous(), group});
+      return true;
+    }
+    sink.add({item, param, grad, group});
+    return true;
+  }
+
+  // The gradient of a subclass may be a property: Python has to be asked.
+  bool take_subclass(PyObject* item) {
+    static PyObject* grad_key = interned("grad");
+    if (!THPVariable_Check(item)) {
+      PyErr_Format(PyExc_TypeError, "step: expected parameters to be torch.Tensor, got %s",
+                   Py_TYPE(item)->tp_name);
+      throw py::error_already_set();
+    }
+    const auto grad = attribute(item, grad_key);
+    if (grad.is_none()) {
+      sink.skip(item);
+      return true;
+    }
+    const auto* local_param = plain_tensor(item);
+    const auto* local_grad = THPVariable_Check(grad.ptr()) ? plain_tensor(grad.ptr()) : nullptr;
+    if (local_param == nullptr || local_grad == nullptr || Py_TYPE(item) != Py_TYPE(grad.ptr()) ||
+        !same_sharding(item, grad.ptr())) {
+      if (THPVariable_Unpack(grad.ptr()).layout() != at::kStrided) {
+        sink.check_sparse();
+      }
+      return false;
+    }
+    alive.hold(grad.ptr());
+    return add(item, *local_param, *local_grad);
+  }
+};
+
+}  // namespace
+
+py::list gather_step(py::handle optimizer, StepSink& sink, bool writes_grads, KeepAlive& alive) {
+  static PyObject* params_key = interned("params");
+  static PyObject* differentiable_key = interned("differentiable");
+  py::list foreign;
+  Walk walk{.sink = sink, .alive = alive, .writes_grads = writes_grads};
+  const auto groups = fast_sequence(optimizer.attr("param_groups"));
+  for (Py_ssize_t g = 0; g < PySequence_Fast_GET_SIZE(groups.ptr()); ++g) {
+    const auto group =
+        py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(groups.ptr(), g));
+    const auto params = fast_sequence(group_item(group.ptr(), params_key));
+    walk.group = group.ptr();
+    walk.differentiable = group_flag(group.ptr(), differentiable_key);
+    sink.begin_group(group.ptr(), static_cast<std::size_t>(PySequence_Fast_GET_SIZE(params.ptr())));
+    // The sizes are read each time round: Python code called below may change the lists.
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(params.ptr()); ++i) {
+      prefetch_ahead(params.ptr(), i);
+      const auto item =
+          py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(params.ptr(), i));
+      if (!walk.take(item.ptr())) {
+        foreign.append(py::make_tuple(g, item));
+      }
+    }
+  }
+  return foreign;
+}
+
+bool StepState::read(PyObject* entry, const StepParam& param, const std::array<Name, kMost>& names,
+                     Tensors& tensors) {
+  static const at::Tensor undefined;
+  if (entry == nullptr || !PyDict_Check(entry)) {
+    return false;
+  }
+  for (std::size_t i = 0; i < kMost; ++i) {
+    tensors[i] = &undefined;
+    if (names[i].key == nullptr) {
+      continue;
+    }
+    PyObject* object = PyDict_GetItemWithError(entry, names[i].key);
+    const auto* tensor =
+        object != nullptr && THPVariable_Check(object) ? plain_tensor(object) : nullptr;
+    if (tensor == nullptr || tensor->device() != param.param.device()) {
+      return false;
+    }
+    const auto dtype = tensor->scalar_type();
+    if (dtype != at::kFloat && (names[i].kind != Kind::kMoment || dtype != at::kBFloat16)) {
+      return false;
+    }
+    tensors[i] = tensor;
+    alive_.hold(object);
+  }
+  return true;
+}
+
+StepState::Tensors StepState::of(const StepParam& param, const std::array<Name, kMost>& names) {
+  Tensors tensors{};
+  if (read(state_.find(param.object), param, names, tensors)) [[likely]] {
+    return tensors;
+  }
+  optimizer_.attr("_fastamp_prepare")(py::handle(param.object), py::handle(param.group));
+  if (!read(state_.find(param.object), param, names, tensors)) {
+    PyErr_SetString(PyExc_RuntimeError,
+                    "step: expected optimizer.state[param] to be a dict that keeps its tensors, "
+                    "got one without those that were just stored in it");
+    throw py::error_already_set();
+  }
+  return tensors;
+}
+
+optim::StepGate read_gate(py::handle gate) {
+  if (gate.is_none()) {
+    return {};
+  }
+  const auto tensor = [&](const char* name) {
+    return gate.attr(name).cast<std::optional<at::Tensor>>();
+  };
+  return {.inv_scale = tensor("inv_scale"),
+          .clip_coef = tensor("clip_coef"),
+          .found_inf = tensor("found_inf"),
+          .clip_value = gate.attr("clip_value").cast<std::optional<double>>(),
+          .write_grads = gate.attr("write_grads").cast<bool>()};
+}
+
+bool writes_grads(const optim::StepGate& gate) {
+  return gate.write_grads && (gate.inv_scale || gate.clip_coef || gate.clip_value);
+}
+
+}  // namespace fastamp::python

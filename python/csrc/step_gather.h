@@ -1,0 +1,88 @@
+#pragma once
+
+#include "optim/gate.h"
+#include "optimizer_objects.h"
+
+#include <array>
+
+namespace fastamp::python {
+
+/// A parameter of a step and what it is looked up by.
+struct StepParam {
+  PyObject* object;
+  const at::Tensor& param;
+  const at::Tensor& grad;
+  PyObject* group;
+
+  bool is_16_bit() const {
+    return param.scalar_type() == at::kHalf || param.scalar_type() == at::kBFloat16;
+  }
+};
+
+/// What one kind of optimizer does with the groups and parameters that are found.
+class StepSink {
+ public:
+  StepSink() = default;
+  StepSink(const StepSink&) = delete;
+  StepSink& operator=(const StepSink&) = delete;
+  virtual ~StepSink() = default;
+
+  virtual void begin_group(PyObject* group, std::size_t size) = 0;
+  virtual void add(const StepParam& param) = 0;
+  /// No gradient: nothing to do, but the state's order goes on.
+  virtual void skip(PyObject* param) = 0;
+  /// Throws what torch throws for a sparse gradient, if it does.
+  virtual void check_sparse() const = 0;
+};
+
+/// Walks `optimizer.param_groups` and hands every parameter with a gradient to the sink. Nothing is
+/// cached between steps: walking costs less than proving that a copy is still right.
+///
+/// @param writes_grads  Whether the step may write the gradients. Otherwise one that has several
+///     elements in one place is read from a copy.
+/// @returns (index of group, parameter) of what only torch's own step can do: subclasses other than
+///     DTensor, dtypes and layouts without a kernel, differentiable groups. Normally empty.
+py::list gather_step(py::handle optimizer, StepSink& sink, bool writes_grads, KeepAlive& alive);
+
+/// The tensors a step keeps for a parameter, by name; asks the optimizer to create what is missing.
+class StepState {
+ public:
+  enum class Kind : std::uint8_t { kMoment, kStep, kMaster };
+  struct Name {
+    PyObject* key;
+    Kind kind;
+  };
+  static constexpr std::size_t kMost = 5;
+  using Tensors = std::array<const at::Tensor*, kMost>;
+
+  StepState(py::handle optimizer, KeepAlive& alive)
+      : optimizer_(optimizer), state_(optimizer.attr("state")), alive_(alive) {}
+
+  /// The tensors under these names, undefined ones for null keys.
+  /// @throws py::error_already_set  what optimizer._fastamp_prepare raises; RuntimeError if state
+  ///     is still missing after it.
+  Tensors of(const StepParam& param, const std::array<Name, kMost>& names);
+  void skip(PyObject* param) { state_.skip(param); }
+
+ private:
+  bool read(PyObject* entry, const StepParam& param, const std::array<Name, kMost>& names,
+            Tensors& tensors);
+
+  py::handle optimizer_;
+  StateOfParams state_;
+  KeepAlive& alive_;
+};
+
+/// One step of an optimizer: gather, then one fused op per device with the GIL released.
+/// @param gate  fastamp._gate.StepGate or None.
+/// @returns What gather_step returns.
+py::list sgd_step(py::handle optimizer, py::handle gate);
+py::list adam_step(py::handle optimizer, py::handle gate);
+
+/// The C++ form of a fastamp._gate.StepGate or None.
+optim::StepGate read_gate(py::handle gate);
+
+/// Whether a step behind this gate can change a gradient.
+bool writes_grads(const optim::StepGate& gate);
+
+}  // namespace fastamp::python

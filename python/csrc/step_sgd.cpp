@@ -1,0 +1,69 @@
+#include "optim/sgd_step.h"
+#include "step_gather.h"
+
+namespace fastamp::python {
+namespace {
+
+class SgdSink final : public StepSink {
+ public:
+  SgdSink(py::handle optimizer, KeepAlive& alive) : state_(optimizer, alive) {}
+
+  void begin_group(PyObject* group, std::size_t size) override {
+    static PyObject* const keys[] = {interned("lr"),        interned("momentum"),
+                                     interned("dampening"), interned("weight_decay"),
+                                     interned("nesterov"),  interned("maximize")};
+    optim::SgdGroup options;
+    options.lr_tensor = group_rate_tensor(group);
+    options.lr = options.lr_tensor.defined() ? 0.0 : group_number(group, keys[0]);
+    options.momentum = group_number(group, keys[1]);
+    options.dampening = group_number(group, keys[2]);
+    options.weight_decay = group_number(group, keys[3]);
+    options.nesterov = group_flag(group, keys[4]);
+    options.maximize = group_flag(group, keys[5]);
+    moves_ = options.momentum != 0.0;
+    step_.begin_group(options, size);
+  }
+
+  void add(const StepParam& param) override {
+    static PyObject* const keys[] = {interned("momentum_buffer"), interned("momentum_steps"),
+                                     interned("master_param")};
+    static const at::Tensor none;
+    const bool follows = param.is_16_bit();
+    if (!moves_ && !follows) {
+      step_.add(param.param, param.grad, none, none, none);
+      return;
+    }
+    using Kind = StepState::Kind;
+    const auto state = state_.of(param, {{{moves_ ? keys[0] : nullptr, Kind::kMoment},
+                                          {moves_ ? keys[1] : nullptr, Kind::kStep},
+                                          {follows ? keys[2] : nullptr, Kind::kMaster}}});
+    step_.add(param.param, param.grad, *state[0], *state[1], *state[2]);
+  }
+
+  void skip(PyObject* param) override { state_.skip(param); }
+  void check_sparse() const override {}  // torch's own step takes them.
+
+  void run(const optim::StepGate& gate) {
+    const py::gil_scoped_release no_gil;
+    step_.run(gate);
+  }
+
+ private:
+  StepState state_;
+  optim::SgdStep step_;
+  bool moves_ = false;
+};
+
+}  // namespace
+
+py::list sgd_step(py::handle optimizer, py::handle gate) {
+  auto native = read_gate(gate);
+  native.write_grads = writes_grads(native);
+  KeepAlive alive;
+  SgdSink sink(optimizer, alive);
+  auto foreign = gather_step(optimizer, sink, native.write_grads, alive);
+  sink.run(native);
+  return foreign;
+}
+
+}  // namespace fastamp::python

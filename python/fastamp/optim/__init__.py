@@ -1,0 +1,13 @@
+"""torch.optim's SGD, Adam and AdamW with one fused pass over memory per step.
+
+Drop-in replacements, and ``fuse_`` for optimizers that exist already. See docs/optim.md.
+"""
+
+from __future__ import annotations
+
+from fastamp.optim.adam import Adam
+from fastamp.optim.adamw import AdamW
+from fastamp.optim.fuse import fuse_
+from fastamp.optim.sgd import SGD
+
+__all__ = ["SGD", "Adam", "AdamW", "fuse_"]

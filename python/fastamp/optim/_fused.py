@@ -1,0 +1,155 @@
+"""The step that fastamp's optimizers share: gathered in C++, one fused op per device."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch._compile import _disable_dynamo
+
+from fastamp.optim._layout import adopt, check_state_dtype, is_ours
+from fastamp.optim._torch_step import step_with_torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from fastamp._gate import StepGate
+
+
+def takes_gate(optimizer: Any) -> bool:
+    """Whether an optimizer's step takes a ``_fastamp_gate`` and skips on the device."""
+    return getattr(optimizer, "_fastamp_takes_gate", False) is True
+
+
+def _is_being_traced() -> bool:
+    return torch._guards.CompileContext.current_compile_id() is not None
+
+
+class FusedOptimizer(torch.optim.Optimizer):
+    """What SGD, Adam and AdamW have in common; a base beside torch's class of the same name."""
+
+    _fastamp_takes_gate: ClassVar[bool] = True
+    # Never True, whatever `fused` is: Lightning refuses to clip where it is.
+    _step_supports_amp_scaling = False
+    _fastamp_gate: StepGate
+    _torch_class: ClassVar[type[torch.optim.Optimizer]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """A subclass with a step of its own is stepped by torch's protocol."""
+        super().__init_subclass__(**kwargs)
+        if "step" in cls.__dict__:
+            cls._fastamp_takes_gate = False
+
+    def _finish_init(self, function: str, state_dtype: torch.dtype | None) -> None:
+        self.__dict__.pop("_step_supports_amp_scaling", None)
+        check_state_dtype(function, state_dtype)
+        if state_dtype is not None:
+            self.defaults["state_dtype"] = state_dtype
+            for group in self.param_groups:
+                group.setdefault("state_dtype", state_dtype)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Updates the parameters that have gradients.
+
+        Args:
+            closure: Called first, with gradients enabled; computes the loss and the gradients.
+
+        Returns:
+            What the closure returned, or ``None``.
+
+        Raises:
+            RuntimeError: A gradient is sparse (Adam, AdamW), or the closure came with a gradient
+                scaler's gate.
+            TypeError, ValueError: State, gradients or hyperparameters do not fit the parameters.
+                Nothing was changed.
+        """
+        gate: StepGate | None = self.__dict__.pop("_fastamp_gate", None)
+        loss = None
+        if closure is not None:
+            if gate is not None:
+                raise RuntimeError(
+                    "step: expected no closure behind a gate, got one: "
+                    "the gate belongs to the gradients that were there before it"
+                )
+            with torch.enable_grad():
+                loss = closure()
+        self._fastamp_step(gate)
+        return loss
+
+    @_disable_dynamo
+    def _fastamp_step(self, gate: StepGate | None) -> None:
+        foreign = self._native_step(gate)
+        if foreign:
+            step_with_torch(self, self._torch_class, foreign, gate)
+
+    def _init_group(self, group: dict[str, Any], *_: Any) -> bool:
+        # torch's step drives a fused optimizer where somebody bound it before fuse_: an LR
+        # scheduler wraps the function it found. It finds nothing to do in any group then.
+        if _is_being_traced():
+            from torch._dynamo.variables.optimizer import ArgMappingException
+
+            raise ArgMappingException  # Dynamo traces this method instead of calling it.
+        if group is self.param_groups[0]:
+            self._fastamp_step(self.__dict__.pop("_fastamp_gate", None))
+        return False
+
+    def _accelerator_graph_capture_health_check(self) -> None:
+        """Nothing: the fused step can always be captured."""
+
+    def _native_step(self, gate: StepGate | None) -> list[tuple[int, Tensor]]:
+        # Returns the parameters that are left to torch, with the index of their group.
+        raise NotImplementedError
+
+    @staticmethod
+    def _complete_state(param: Tensor, group: dict[str, Any], state: dict[Any, Any]) -> None:
+        raise NotImplementedError
+
+    def _fastamp_prepare(self, param: Tensor, group: dict[str, Any]) -> None:
+        # Called by the native step for a parameter whose state is missing or of another layout.
+        state = self.state[param]
+        adopt(param, group, state)
+        self._complete_state(param, group, state)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads the state of an optimizer of this kind, fastamp's or torch's.
+
+        Moments, masters and step counts keep the precision they were saved with, where torch would
+        round them to the parameter's dtype.
+
+        Args:
+            state_dict: What ``state_dict`` returned.
+
+        Raises:
+            ValueError: Its groups do not fit the optimizer's. Nothing was changed.
+        """
+
+        def remember(_: Any, final: dict[str, Any]) -> None:
+            self.__dict__["_fastamp_source"] = final
+
+        handle = self.register_load_state_dict_pre_hook(remember)  # After all others.
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+            self.__dict__.pop("_fastamp_source", None)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.pop("_step_supports_amp_scaling", None)
+        source = self.__dict__.get("_fastamp_source")
+        self._fastamp_adopt_state({} if source is None else source)
+
+    def _fastamp_adopt_state(self, source: dict[str, Any]) -> None:
+        saved = source.get("state", {})
+        keys = chain.from_iterable(group["params"] for group in source.get("param_groups", ()))
+        for group in self.param_groups:
+            if "state_dtype" in self.defaults:
+                group.setdefault("state_dtype", self.defaults["state_dtype"])
+            for param in group["params"]:
+                original = saved.get(next(keys, None))
+                state = self.state.get(param)
+                if state and is_ours(param, group):
+                    adopt(param, group, state, original)

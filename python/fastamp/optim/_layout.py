@@ -1,0 +1,112 @@
+"""How the optimizers store state: torch's fused=True layout, fp32 moments, masters of 16 bits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MASTER = "master_param"
+MOMENTUM = "momentum_buffer"
+# How many steps a momentum buffer has seen. With 0 its contents do not count: whether the first
+# step was skipped is known on the device only.
+MOMENTUM_STEPS = "momentum_steps"
+MOMENTS = frozenset({MOMENTUM, "exp_avg", "exp_avg_sq", "max_exp_avg_sq"})
+STEPS = frozenset({"step", MOMENTUM_STEPS})
+
+_NARROW = (torch.float16, torch.bfloat16)
+
+
+def has_master(param: Tensor) -> bool:
+    """Whether a parameter follows an fp32 copy of itself."""
+    return param.dtype in _NARROW
+
+
+def is_ours(param: Tensor, group: dict[str, Any]) -> bool:
+    """Whether the state of a parameter has our layout; otherwise it is left to torch."""
+    return not group["differentiable"] and (param.dtype is torch.float32 or has_master(param))
+
+
+def check_state_dtype(function: str, dtype: Any) -> None:
+    """Refuses dtypes that moments cannot have with a ValueError."""
+    if dtype not in (None, torch.float32, torch.bfloat16):
+        raise ValueError(
+            f"{function}: expected state_dtype to be None, torch.float32 or torch.bfloat16, "
+            f"got {dtype!r}"
+        )
+
+
+def moment_dtype(group: dict[str, Any]) -> torch.dtype:
+    """The dtype of the moments of a group's parameters."""
+    dtype: torch.dtype | None = group.get("state_dtype")
+    return torch.float32 if dtype is None else dtype
+
+
+def wanted_dtype(key: Any, group: dict[str, Any]) -> torch.dtype | None:
+    """The dtype of an entry of a parameter's state; ``None`` for entries of somebody else's."""
+    if key in MOMENTS:
+        return moment_dtype(group)
+    return torch.float32 if key in STEPS or key == MASTER else None
+
+
+def adopt(param: Tensor, group: dict[str, Any], state: dict[Any, Any], source: Any = None) -> None:
+    """Brings a parameter's state into our layout, in place.
+
+    Args:
+        param: A parameter whose state has our layout.
+        group: Its group.
+        state: Its state, from torch's optimizers or ours, maybe rounded to the parameter's dtype.
+        source: The state it was made from, before that rounding.
+    """
+    if source is None:
+        source = state
+    for key in list(state):
+        dtype = wanted_dtype(key, group)
+        value = source.get(key)
+        if not isinstance(value, torch.Tensor):  # Old checkpoints count in numbers.
+            value = state[key]
+        if dtype is None or not isinstance(value, torch.Tensor):
+            continue
+        state[key] = value.detach().to(device=param.device, dtype=dtype)
+    if isinstance(state.get(MOMENTUM), torch.Tensor) and MOMENTUM_STEPS not in state:
+        state[MOMENTUM_STEPS] = _count(param, 1.0)
+
+
+def _count(param: Tensor, value: float) -> Tensor:
+    return torch.full((), value, dtype=torch.float32, device=param.device)
+
+
+def _moment(param: Tensor, group: dict[str, Any]) -> Tensor:
+    return torch.zeros_like(
+        param, dtype=moment_dtype(group), memory_format=torch.preserve_format
+    ).detach()
+
+
+def _complete_master(param: Tensor, state: dict[Any, Any]) -> None:
+    if has_master(param) and MASTER not in state:
+        state[MASTER] = param.detach().float()
+
+
+def complete_sgd(param: Tensor, group: dict[str, Any], state: dict[Any, Any]) -> None:
+    """Creates what an SGD step of a parameter needs and its state lacks."""
+    _complete_master(param, state)
+    if group["momentum"] == 0:
+        return
+    if not isinstance(state.get(MOMENTUM), torch.Tensor):
+        state[MOMENTUM] = _moment(param, group)
+        state[MOMENTUM_STEPS] = _count(param, 0.0)
+
+
+def complete_adam(param: Tensor, group: dict[str, Any], state: dict[Any, Any]) -> None:
+    """Creates what an Adam step of a parameter needs and its state lacks."""
+    if "step" not in state:
+        state["step"] = _count(param, 0.0)
+    for key in ("exp_avg", "exp_avg_sq"):
+        if key not in state:
+            state[key] = _moment(param, group)
+    if group["amsgrad"] and "max_exp_avg_sq" not in state:
+        state["max_exp_avg_sq"] = _moment(param, group)
+    _complete_master(param, state)

@@ -1,0 +1,85 @@
+"""torch's own step for the parameters that the fused step does not take, behind the same gate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from fastamp._gate import StepGate
+
+
+def _unhooked_step(torch_class: type[torch.optim.Optimizer]) -> Callable[..., Any]:
+    step: Any = torch_class.step
+    while getattr(step, "hooked", False):  # Hooks have run already, around the whole step.
+        step = step.__wrapped__
+    function: Callable[..., Any] = step
+    return function
+
+
+def _gated(gradient: Tensor, gate: StepGate) -> None:
+    values = gradient._values() if gradient.is_sparse else gradient
+    here = gate.for_device(values.device)
+    for factor in (here.inv_scale, here.clip_coef):
+        if factor is not None:
+            values.mul_(factor)
+    if here.clip_value is not None:
+        values.clamp_(-here.clip_value, here.clip_value)
+
+
+def apply_gate(params: list[Tensor], gate: StepGate) -> bool:
+    """Unscales and clips gradients in place.
+
+    Returns:
+        Whether the step is to happen; reading that waits for the device.
+    """
+    with torch.no_grad():
+        for param in params:
+            if param.grad is not None:
+                _gated(param.grad, gate)
+    # sync: torch's step cannot be told to skip
+    return gate.found_inf is None or gate.found_inf.item() == 0
+
+
+def step_with_torch(
+    optimizer: torch.optim.Optimizer,
+    torch_class: type[torch.optim.Optimizer],
+    foreign: list[tuple[int, Tensor]],
+    gate: StepGate | None,
+) -> None:
+    """Steps some parameters of an optimizer by torch's implementation.
+
+    Args:
+        optimizer: The optimizer that has their state and hyperparameters.
+        torch_class: torch's class of the same algorithm.
+        foreign: (index of group, parameter), with gradients.
+        gate: What happens before the step, as for the other parameters.
+    """
+    params = [param for _, param in foreign]
+    before = [param.grad for param in params]
+    try:
+        if gate is not None:
+            if not gate.write_grads:
+                for param in params:
+                    param.grad = None if param.grad is None else param.grad.clone()
+            if not apply_gate(params, gate):
+                return
+        groups = []
+        for index in sorted({index for index, _ in foreign}):
+            members = [param for i, param in foreign if i == index]
+            groups.append({**optimizer.param_groups[index], "params": members})
+        # An optimizer of these parameters alone, over the same state.
+        stand_in = torch_class.__new__(torch_class)
+        stand_in.defaults = optimizer.defaults
+        stand_in.state = optimizer.state
+        stand_in.param_groups = groups
+        _unhooked_step(torch_class)(stand_in)
+    finally:
+        if gate is not None and not gate.write_grads:
+            for param, gradient in zip(params, before, strict=True):
+                param.grad = gradient

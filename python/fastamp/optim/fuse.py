@@ -1,0 +1,54 @@
+"""Gives an optimizer that exists already the fused step."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+
+from fastamp.optim._fused import FusedOptimizer
+from fastamp.optim.adam import Adam
+from fastamp.optim.adamw import AdamW
+from fastamp.optim.sgd import SGD
+
+_Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
+
+_FUSED: dict[type, type[FusedOptimizer]] = {
+    torch.optim.SGD: SGD,
+    torch.optim.Adam: Adam,
+    torch.optim.AdamW: AdamW,
+}
+
+
+def fuse_(optimizer: _Optimizer) -> _Optimizer:
+    """Makes a torch optimizer step as fastamp's of the same name does, from now on.
+
+    The object stays itself: param groups, hooks, and LR schedulers that were or will be made for it
+    go on working. It becomes an instance of the class in ``fastamp.optim``, and its state takes
+    that class's layout, which ``torch.optim`` loads.
+
+    Args:
+        optimizer: An object of exactly ``torch.optim.SGD``, ``Adam`` or ``AdamW``, or one that is
+            fused already.
+
+    Returns:
+        The same object.
+
+    Raises:
+        TypeError: The optimizer is of another class, subclasses of these included: the fused step
+            would replace what they do. Nothing was changed.
+    """
+    if isinstance(optimizer, FusedOptimizer):
+        return optimizer
+    fused = _FUSED.get(type(optimizer))
+    if fused is None:
+        raise TypeError(
+            "fuse_: expected an object of exactly torch.optim.SGD, Adam or AdamW, "
+            f"got {type(optimizer).__module__}.{type(optimizer).__qualname__}"
+        )
+    erased: Any = optimizer
+    erased.__class__ = fused
+    erased.__dict__.pop("_step_supports_amp_scaling", None)
+    erased._patch_step_function()
+    erased._fastamp_adopt_state({})
+    return optimizer

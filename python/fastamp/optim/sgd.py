@@ -1,0 +1,100 @@
+"""Stochastic gradient descent in one pass over memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import fastamp._C as _C
+from fastamp.optim._fused import FusedOptimizer
+from fastamp.optim._layout import MOMENTUM, MOMENTUM_STEPS, complete_sgd
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim.optimizer import ParamsT
+
+    from fastamp._gate import StepGate
+
+
+class SGD(FusedOptimizer, torch.optim.SGD):
+    """``torch.optim.SGD`` with a fused step: same arguments, param groups, state and results.
+
+    All parameters of all groups and dtypes are updated in one pass. fp16 and bf16 parameters follow
+    fp32 masters kept in the state. Behind a ``fastamp.GradScaler`` the same pass unscales, clips
+    and skips, without waiting for the device. docs/optim.md lists what is stored and what differs
+    from torch. Not thread-safe.
+
+    Args:
+        params: Parameters, named parameters, or dicts of parameter groups.
+        lr: Learning rate; a tensor of one element is read on its device.
+        momentum: Factor of the momentum buffer; 0 keeps none.
+        dampening: 1 - factor of the gradient in it, from its second step on.
+        weight_decay: L2 penalty.
+        nesterov: Nesterov's momentum; needs ``momentum > 0`` and ``dampening == 0``.
+        maximize: Ascends instead.
+        foreach: Accepted; there is one implementation.
+        differentiable: Autograd through the step; torch's own implementation runs then.
+        fused: Accepted; the step is always fused.
+        state_dtype: dtype of momentum buffers: ``torch.float32`` (also ``None``) or
+            ``torch.bfloat16``. May differ by group.
+
+    Raises:
+        ValueError: A hyperparameter is out of its range, or ``params`` is empty.
+        TypeError: ``params`` holds something else than tensors.
+        RuntimeError: ``fused`` came with ``foreach`` or ``differentiable``.
+    """
+
+    _torch_class = torch.optim.SGD
+    _complete_state = staticmethod(complete_sgd)
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float | Tensor = 0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        state_dtype: torch.dtype | None = None,
+    ) -> None:
+        """Checks the options; state is created at the first step."""
+        torch.optim.SGD.__init__(
+            self,
+            params,
+            lr,
+            momentum,
+            dampening,
+            weight_decay,
+            nesterov,
+            maximize=maximize,
+            foreach=foreach,
+            differentiable=differentiable,
+            fused=fused,
+        )
+        self._finish_init("SGD", state_dtype)
+
+    def _native_step(self, gate: StepGate | None) -> list[tuple[int, Tensor]]:
+        return _C.sgd_step(self, gate)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns state and param groups, as torch's: loadable by ``torch.optim.SGD``.
+
+        A buffer whose first step was skipped holds nothing yet. torch would dampen its first
+        gradient, so it is left out where there is dampening; finding out waits for the device.
+        """
+        state_dict: dict[str, Any] = super().state_dict()
+        for group in state_dict["param_groups"]:
+            if group["momentum"] == 0 or group["dampening"] == 0:
+                continue
+            for key in group["params"]:
+                entry = state_dict["state"].get(key, {})
+                if MOMENTUM_STEPS in entry and entry[MOMENTUM_STEPS].item() == 0:
+                    kept = {k: v for k, v in entry.items() if k != MOMENTUM_STEPS}
+                    state_dict["state"][key] = kept | {MOMENTUM: None}
+        return state_dict
