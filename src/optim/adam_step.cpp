@@ -1,0 +1,46 @@
+#include "optim/adam_step.h"
+
+#include "kernels/fused_adamw.h"
+
+#include <fastamp/ops/fused_steps.h>
+
+namespace fastamp::optim {
+namespace {
+
+template <typename Lists, typename Call>
+void with_arguments(const Lists& lists, const StepGate& gate, const Call& call) {
+  const auto here = gate_on(gate, lists.device);
+  const auto rates = lists.learning_rates();
+  call(lists.params.list(), lists.grads, lists.exp_avgs.list(), lists.exp_avg_sqs.list(),
+       lists.max_exp_avg_sqs.list(), lists.steps.list(), lists.masters.list(), lists.group_sizes,
+       lists.lr, lists.beta1, lists.beta2, lists.eps, lists.weight_decay, lists.decoupled,
+       lists.amsgrad, lists.maximize, rates, here.inv_scale, here.clip_coef, here.found_inf,
+       here.write_grads);
+}
+
+}  // namespace
+
+void AdamStep::Lists::add_group(const AdamGroup& group) {
+  beta1.push_back(group.beta1);
+  beta2.push_back(group.beta2);
+  eps.push_back(group.eps);
+  weight_decay.push_back(group.weight_decay);
+  decoupled.push_back(group.decoupled);
+  amsgrad.push_back(group.amsgrad);
+  maximize.push_back(group.maximize);
+}
+
+void AdamStep::run(const StepGate& gate) {
+  if (lists_.all().size() > 1) {  // One device's op checks all of its lists itself.
+    for (const auto& lists : lists_.all()) {
+      with_arguments(lists, gate, [](const auto&... args) {
+        kernels::check_fused_adamw(kernels::FusedAdamwArgs{args...});
+      });
+    }
+  }
+  for (const auto& lists : lists_.all()) {
+    with_arguments(lists, gate, ops::fused_adamw_);
+  }
+}
+
+}  // namespace fastamp::optim

@@ -1,0 +1,26 @@
+#include "optim/gate.h"
+
+namespace fastamp::optim {
+namespace {
+
+std::optional<at::Tensor> tensor_on(const std::optional<at::Tensor>& tensor, c10::Device device) {
+  if (!tensor || !tensor->defined()) {
+    return std::nullopt;
+  }
+  // A copy to the CPU that did not wait would be read before it arrives.
+  return tensor->device() == device
+             ? tensor
+             : tensor->to(device, tensor->scalar_type(), /*non_blocking=*/!device.is_cpu());
+}
+
+}  // namespace
+
+StepGate gate_on(const StepGate& gate, c10::Device device) {
+  return {.inv_scale = tensor_on(gate.inv_scale, device),
+          .clip_coef = tensor_on(gate.clip_coef, device),
+          .found_inf = tensor_on(gate.found_inf, device),
+          .clip_value = gate.clip_value,
+          .write_grads = gate.write_grads};
+}
+
+}  // namespace fastamp::optim

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <fastamp/optim/step_gate.h>
+
+#include <c10/core/Device.h>
+
+namespace fastamp::optim {
+
+/// The gate with its tensors on `device`. Copies between devices do not wait, except to the CPU.
+FASTAMP_API StepGate gate_on(const StepGate& gate, c10::Device device);
+
+}  // namespace fastamp::optim

@@ -1,0 +1,43 @@
+#include "optim/sgd_step.h"
+
+#include "kernels/fused_sgd.h"
+
+#include <fastamp/ops/fused_steps.h>
+
+namespace fastamp::optim {
+namespace {
+
+template <typename Lists, typename Call>
+void with_arguments(const Lists& lists, const StepGate& gate, const Call& call) {
+  const auto here = gate_on(gate, lists.device);
+  const auto rates = lists.learning_rates();
+  call(lists.params.list(), lists.grads, lists.momentum_buffers.list(), lists.momentum_steps.list(),
+       lists.masters.list(), lists.group_sizes, lists.lr, lists.momentum, lists.dampening,
+       lists.weight_decay, lists.nesterov, lists.maximize, rates, here.inv_scale, here.clip_coef,
+       here.found_inf, here.write_grads);
+}
+
+}  // namespace
+
+void SgdStep::Lists::add_group(const SgdGroup& group) {
+  momentum.push_back(group.momentum);
+  dampening.push_back(group.dampening);
+  weight_decay.push_back(group.weight_decay);
+  nesterov.push_back(group.nesterov);
+  maximize.push_back(group.maximize);
+}
+
+void SgdStep::run(const StepGate& gate) {
+  if (lists_.all().size() > 1) {  // One device's op checks all of its lists itself.
+    for (const auto& lists : lists_.all()) {
+      with_arguments(lists, gate, [](const auto&... args) {
+        kernels::check_fused_sgd(kernels::FusedSgdArgs{args...});
+      });
+    }
+  }
+  for (const auto& lists : lists_.all()) {
+    with_arguments(lists, gate, ops::fused_sgd_);
+  }
+}
+
+}  // namespace fastamp::optim

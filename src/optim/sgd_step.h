@@ -1,0 +1,66 @@
+#pragma once
+
+#include "optim/gate.h"
+#include "optim/step_lists.h"
+
+#include <ATen/core/List.h>
+
+namespace fastamp::optim {
+
+/// Hyperparameters of a parameter group.
+struct SgdGroup {
+  double lr = 0.0;
+  at::Tensor lr_tensor;  ///< Replaces lr where it is defined.
+  double momentum = 0.0;
+  double dampening = 0.0;
+  double weight_decay = 0.0;
+  bool nesterov = false;
+  bool maximize = false;
+};
+
+/// Collects the parameters of one SGD step, then runs one fused op per device.
+///
+/// begin_group() for each group, add() for each of its parameters that has a gradient, run().
+/// Parameters and state are borrowed: they must live, unmoved, until this is destroyed. Not
+/// thread-safe.
+class FASTAMP_API SgdStep {
+ public:
+  /// @param expected  How many parameters will follow; a hint.
+  void begin_group(const SgdGroup& group, std::size_t expected) {
+    lists_.begin_group(group, expected);
+  }
+
+  /// Dtypes and shapes are those of ops::fused_sgd_. What a parameter has no use for is ignored and
+  /// may be undefined: the momentum tensors without momentum, the master of an fp32 parameter.
+  void add(const at::Tensor& param, const at::Tensor& grad, const at::Tensor& momentum_buffer,
+           const at::Tensor& momentum_step, const at::Tensor& master) {
+    auto& lists = lists_.for_device(param.device());
+    lists.add(param, grad, master);
+    if (lists.momentum.back() != 0.0) {
+      lists.momentum_buffers.push_back(momentum_buffer);
+      lists.momentum_steps.push_back(momentum_step);
+    }
+  }
+
+  /// Steps all parameters, or none: every device's lists are checked before the first op.
+  /// @throws c10::TypeError, c10::ValueError  as ops::fused_sgd_. Nothing was changed.
+  void run(const StepGate& gate);
+
+ private:
+  struct Lists : DeviceLists {
+    using DeviceLists::DeviceLists;
+    void add_group(const SgdGroup& group);
+
+    BorrowedTensors momentum_buffers;
+    BorrowedTensors momentum_steps;
+    std::vector<double> momentum;
+    std::vector<double> dampening;
+    std::vector<double> weight_decay;
+    c10::List<bool> nesterov;
+    c10::List<bool> maximize;
+  };
+
+  ListsByDevice<Lists, SgdGroup> lists_;
+};
+
+}  // namespace fastamp::optim

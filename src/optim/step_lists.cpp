@@ -1,0 +1,40 @@
+#include "optim/step_lists.h"
+
+#include <ATen/ops/scalar_tensor.h>
+
+namespace fastamp::optim {
+
+void DeviceLists::reserve(std::size_t count) {
+  params.reserve(count);
+  grads.reserve(count);
+}
+
+void DeviceLists::open_group(std::size_t index, double rate, const at::Tensor& rate_tensor) {
+  group = index;
+  group_sizes.push_back(0);
+  lr.push_back(rate);
+  lr_tensors.push_back(rate_tensor);
+  any_lr_tensor = any_lr_tensor || rate_tensor.defined();
+}
+
+std::vector<at::Tensor> DeviceLists::learning_rates() const {
+  std::vector<at::Tensor> rates;
+  if (!any_lr_tensor) {
+    return rates;
+  }
+  for (std::size_t i = 0; i < lr.size(); ++i) {
+    const at::Tensor& given = lr_tensors[i];
+    if (!given.defined()) {
+      rates.push_back(at::scalar_tensor(lr[i], at::TensorOptions(at::kDouble)));
+      continue;
+    }
+    const bool float_or_double =
+        given.scalar_type() == at::kFloat || given.scalar_type() == at::kDouble;
+    const auto where = given.is_cpu() ? given.device() : device;
+    rates.push_back(given.to(where, float_or_double ? given.scalar_type() : at::kDouble,
+                             /*non_blocking=*/!where.is_cpu()));
+  }
+  return rates;
+}
+
+}  // namespace fastamp::optim

@@ -1,0 +1,115 @@
+#pragma once
+
+// What the lists of SGD and Adam have in common: parameters sorted by device, group by group.
+
+#include <fastamp/export.h>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+namespace fastamp::optim {
+
+/// Tensors of somebody else, as the TensorList that an op takes. Borrowing saves two atomic
+/// operations per tensor, which for small parameters is most of what collecting costs. The lenders
+/// must live until this is destroyed.
+class BorrowedTensors {
+ public:
+  BorrowedTensors() = default;
+  BorrowedTensors(const BorrowedTensors&) = delete;
+  BorrowedTensors& operator=(const BorrowedTensors&) = delete;
+  ~BorrowedTensors() {
+    for (auto& tensor : tensors_) {
+      Traits::destroyBorrow(tensor);
+    }
+  }
+
+  void push_back(const at::Tensor& tensor) { tensors_.push_back(Traits::createBorrow(tensor)); }
+  void reserve(std::size_t count) { tensors_.reserve(count); }
+  bool empty() const { return tensors_.empty(); }
+  at::TensorList list() const { return tensors_; }
+
+ private:
+  using Traits = c10::MaybeOwnedTraits<at::Tensor>;
+  std::vector<at::Tensor> tensors_;
+};
+
+/// What every step has of the parameters on one device.
+struct FASTAMP_API DeviceLists {
+  explicit DeviceLists(c10::Device on) : device(on) {}
+
+  void reserve(std::size_t count);
+  void open_group(std::size_t index, double rate, const at::Tensor& rate_tensor);
+  void add(const at::Tensor& param, const at::Tensor& grad, const at::Tensor& master) {
+    ++group_sizes.back();
+    params.push_back(param);
+    grads.push_back(grad);
+    if (param.scalar_type() == at::kHalf || param.scalar_type() == at::kBFloat16) {
+      masters.push_back(master);
+    }
+  }
+  /// Learning rates as the op takes them: none, or a tensor for every group.
+  std::vector<at::Tensor> learning_rates() const;
+
+  c10::Device device;
+  BorrowedTensors params;
+  std::vector<at::Tensor> grads;  ///< Owned: another thread may reset `.grad` meanwhile.
+  BorrowedTensors masters;
+  std::vector<std::int64_t> group_sizes;
+  std::vector<double> lr;
+  std::vector<at::Tensor> lr_tensors;  ///< Per group; undefined where lr counts.
+  bool any_lr_tensor = false;
+  std::size_t group = 0;  ///< The group that is open.
+};
+
+/// The lists of all devices met. `Lists` derives from DeviceLists and has open(group).
+template <typename Lists, typename Group>
+class ListsByDevice {
+ public:
+  /// Parameters that follow belong to this group.
+  void begin_group(const Group& group, std::size_t expected) {
+    group_ = group;
+    ++groups_;
+    expected_ += expected;
+    current_ = nullptr;
+  }
+
+  Lists& for_device(c10::Device device) {
+    if (current_ == nullptr || current_->device != device) [[unlikely]] {
+      select(device);
+    }
+    return *current_;
+  }
+  const Group& group() const { return group_; }
+  std::deque<Lists>& all() { return lists_; }
+
+ private:
+  void select(c10::Device device) {
+    current_ = nullptr;
+    for (auto& lists : lists_) {
+      if (lists.device == device) {
+        current_ = &lists;
+      }
+    }
+    if (current_ == nullptr) {
+      current_ = &lists_.emplace_back(device);
+    }
+    if (current_->group != groups_) {
+      current_->reserve(expected_);
+      current_->open_group(groups_, group_.lr, group_.lr_tensor);
+      current_->add_group(group_);
+    }
+  }
+
+  Group group_{};
+  std::size_t groups_ = 0;
+  std::size_t expected_ = 0;
+  std::deque<Lists> lists_;  // Not a vector: current_ points into it.
+  Lists* current_ = nullptr;
+};
+
+}  // namespace fastamp::optim
