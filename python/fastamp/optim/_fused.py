@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch._compile import _disable_dynamo
 
-from fastamp.optim._layout import adopt, check_state_dtype, is_ours
+from fastamp.optim._layout import adopt, check_state_dtype, has_repeats, is_ours
 from fastamp.optim._torch_step import step_with_torch
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     # Never True, whatever `fused` is: Lightning refuses to clip where it is.
     _step_supports_amp_scaling = False
     _fastamp_gate: StepGate
+    # A parameter is listed twice. torch steps it twice, one after the other; a fused step cannot.
+    _fastamp_repeats = False
     _torch_class: ClassVar[type[torch.optim.Optimizer]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -81,9 +83,17 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     @_disable_dynamo
     def _fastamp_step(self, gate: StepGate | None) -> None:
-        foreign = self._native_step(gate)
+        foreign = self._all_with_gradients() if self._fastamp_repeats else self._native_step(gate)
         if foreign:
             step_with_torch(self, self._torch_class, foreign, gate)
+
+    def _all_with_gradients(self) -> list[tuple[int, Tensor]]:
+        return [
+            (index, param)
+            for index, group in enumerate(self.param_groups)
+            for param in group["params"]
+            if param.grad is not None
+        ]
 
     def _init_group(self, group: dict[str, Any], *_: Any) -> bool:
         # torch's step drives a fused optimizer where somebody bound it before fuse_: an LR
@@ -112,6 +122,21 @@ class FusedOptimizer(torch.optim.Optimizer):
         state = self.state[param]
         adopt(param, group, state)
         self._complete_state(param, group, state)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group of parameters.
+
+        Args:
+            param_group: "params", and the options that differ from the optimizer's defaults.
+
+        Raises:
+            ValueError: As torch's optimizers, or ``state_dtype`` is none that moments can have.
+                Nothing was changed.
+        """
+        if isinstance(param_group, dict):
+            check_state_dtype("add_param_group", param_group.get("state_dtype"))
+        super().add_param_group(param_group)
+        self._fastamp_repeats = has_repeats(self.param_groups)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the state of an optimizer of this kind, fastamp's or torch's.
@@ -143,6 +168,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._fastamp_adopt_state({} if source is None else source)
 
     def _fastamp_adopt_state(self, source: dict[str, Any]) -> None:
+        self._fastamp_repeats = has_repeats(self.param_groups)
         saved = source.get("state", {})
         keys = chain.from_iterable(group["params"] for group in source.get("param_groups", ()))
         for group in self.param_groups:
@@ -151,5 +177,5 @@ class FusedOptimizer(torch.optim.Optimizer):
             for param in group["params"]:
                 original = saved.get(next(keys, None))
                 state = self.state.get(param)
-                if state and is_ours(param, group):
+                if state and is_ours(param, group) and not self._fastamp_repeats:
                     adopt(param, group, state, original)

@@ -30,6 +30,11 @@ def is_ours(param: Tensor, group: dict[str, Any]) -> bool:
     return not group["differentiable"] and (param.dtype is torch.float32 or has_master(param))
 
 
+def has_repeats(param_groups: list[dict[str, Any]]) -> bool:
+    """Whether a group lists a parameter twice; torch warns of it and allows it."""
+    return any(len(set(map(id, g["params"]))) < len(g["params"]) for g in param_groups)
+
+
 def check_state_dtype(function: str, dtype: Any) -> None:
     """Refuses dtypes that moments cannot have with a ValueError."""
     if dtype not in (None, torch.float32, torch.bfloat16):

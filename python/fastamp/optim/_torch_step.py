@@ -60,7 +60,7 @@ def step_with_torch(
         foreign: (index of group, parameter), with gradients.
         gate: What happens before the step, as for the other parameters.
     """
-    params = [param for _, param in foreign]
+    params = list({id(param): param for _, param in foreign}.values())
     before = [param.grad for param in params]
     try:
         if gate is not None:

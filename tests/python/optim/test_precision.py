@@ -1,0 +1,138 @@
+"""16-bit parameters with their masters, and moments in bf16."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fastamp
+from support.amp_reference import assert_same_bits
+from support.optim_state import MOMENTS, OPTIONS, give_gradients, run, saved_and_loaded
+from support.optim_twins import PAIRS, copies, parameters
+
+names = pytest.mark.parametrize("name", PAIRS)
+narrow = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+
+
+@names
+@narrow
+def test_16_bit_parameters_have_fp32_masters_and_moments(name, dtype):
+    ours = PAIRS[name][0]
+    params = parameters(dtype=dtype)
+    single = [torch.nn.Parameter(p.detach().float()) for p in params]
+    optimizer, reference = ours(params, **OPTIONS[name]), ours(single, **OPTIONS[name])
+    for step in range(10):
+        give_gradients(params, step)
+        for p, q in zip(params, single, strict=True):
+            q.grad = p.grad.float()
+        optimizer.step()
+        reference.step()
+        for p, q in zip(params, single, strict=True):
+            state = optimizer.state[p]
+            assert_same_bits(state["master_param"], q.detach())
+            assert_same_bits(p.detach(), state["master_param"].to(dtype))
+            for key in MOMENTS[name]:
+                assert_same_bits(state[key], reference.state[q][key])
+
+
+@names
+@narrow
+def test_torchs_state_of_16_bit_parameters_is_widened(name, dtype):
+    ours, theirs = PAIRS[name]
+    params = parameters(dtype=dtype)
+    before = theirs(params, **OPTIONS[name])
+    run(before, 3)
+    optimizer = ours(params, **OPTIONS[name])
+    optimizer.load_state_dict(before.state_dict())
+    for p in params:
+        for key in MOMENTS[name]:
+            assert_same_bits(optimizer.state[p][key], before.state[p][key].float())
+        assert "master_param" not in optimizer.state[p]  # the weights may be loaded later
+    run(optimizer, 1, 3)
+    back = theirs(params, **OPTIONS[name])
+    back.load_state_dict(optimizer.state_dict())
+    for p in params:
+        for key in MOMENTS[name]:
+            assert_same_bits(back.state[p][key], optimizer.state[p][key].to(dtype))
+    run(back, 1, 4)
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+@pytest.mark.parametrize("state_dtype", [None, torch.bfloat16], ids=str)
+def test_bf16_moments_of_fp32_parameters_load(name, state_dtype):
+    """torch's fused Adam keeps moments in bf16 from 2.12 on if they were created so."""
+    ours, theirs = PAIRS[name]
+    params = parameters()
+    before = theirs(params, **OPTIONS[name])
+    run(before, 2)
+    for state in before.state.values():
+        for key in MOMENTS[name]:
+            state[key] = state[key].to(torch.bfloat16)
+    optimizer = ours(params, **OPTIONS[name], state_dtype=state_dtype)
+    optimizer.load_state_dict(saved_and_loaded(before.state_dict()))
+    for p in params:
+        for key in MOMENTS[name]:
+            wanted = before.state[p][key].to(state_dtype or torch.float32)
+            assert_same_bits(optimizer.state[p][key], wanted)
+    run(optimizer, 2, 2)
+
+
+@names
+def test_bf16_moments_follow_fp32_ones_within_their_rounding(name):
+    torch.manual_seed(8)
+    ours = PAIRS[name][0]
+    params = parameters()
+    others = copies(params)
+    narrow_state = ours(params, **OPTIONS[name], state_dtype=torch.bfloat16)
+    run(narrow_state, 20)
+    run(ours(others, **OPTIONS[name]), 20)
+    for p, q in zip(params, others, strict=True):
+        assert all(narrow_state.state[p][key].dtype == torch.bfloat16 for key in MOMENTS[name])
+        torch.testing.assert_close(p.detach(), q.detach(), rtol=0.05, atol=0.05)
+        assert p.numel() == 0 or not torch.equal(p, q)
+
+
+def test_state_dtype_is_a_groups_own_and_survives_torchs_checkpoints():
+    first, second = parameters(((3,),)), parameters(((4,),))
+    groups = [{"params": first}, {"params": second, "state_dtype": torch.float32}]
+    optimizer = fastamp.optim.AdamW(groups, state_dtype=torch.bfloat16)
+    run(optimizer, 1)
+    assert optimizer.state[first[0]]["exp_avg"].dtype == torch.bfloat16
+    assert optimizer.state[second[0]]["exp_avg"].dtype == torch.float32
+    reference = torch.optim.AdamW([{"params": first}, {"params": second}])
+    run(reference, 1)
+    optimizer.load_state_dict(reference.state_dict())  # Its groups do not know the option.
+    assert optimizer.state[first[0]]["exp_avg"].dtype == torch.bfloat16
+    more = parameters(((2,),))
+    optimizer.add_param_group({"params": more})
+    run(optimizer, 1)
+    assert optimizer.state[more[0]]["exp_avg"].dtype == torch.bfloat16
+
+
+def test_state_dtype_is_no_key_of_groups_that_did_not_ask_for_it():
+    optimizer = fastamp.optim.SGD(parameters(), momentum=0.9)
+    assert "state_dtype" not in optimizer.param_groups[0]
+    assert "state_dtype" not in optimizer.state_dict()["param_groups"][0]
+
+
+@names
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, "bfloat16"])
+def test_other_state_dtypes_are_refused(name, dtype):
+    with pytest.raises(ValueError, match=f"{name}: expected state_dtype to be None, torch.float32"):
+        PAIRS[name][0](parameters(), state_dtype=dtype)
+    optimizer = PAIRS[name][0](parameters())
+    with pytest.raises(ValueError, match="add_param_group: expected state_dtype"):
+        optimizer.add_param_group({"params": parameters(), "state_dtype": dtype})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_state_edited_by_hand_is_brought_into_the_layout():
+    (p,) = parameters(((3,),), dtype=torch.float16)
+    optimizer = fastamp.optim.AdamW([p])
+    run(optimizer, 1)
+    state = optimizer.state[p]
+    state["exp_avg"] = state["exp_avg"].half()
+    state["step"] = torch.tensor(1)
+    run(optimizer, 1)
+    assert (state["exp_avg"].dtype, state["step"].dtype) == (torch.float32, torch.float32)
+    assert state["step"].item() == 2.0

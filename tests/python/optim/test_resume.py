@@ -1,0 +1,75 @@
+"""Training that is interrupted at any step, killed even, continues as if it had not been."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.optim_resume_child import load, make, save, train_step
+from support.optim_twins import assert_same_parameters
+
+CHILD = Path(__file__).parents[1] / "support" / "optim_resume_child.py"
+cases = pytest.mark.parametrize(
+    ("name", "dtype"), [("SGD", "float32"), ("AdamW", "float32"), ("AdamW", "bfloat16")]
+)
+
+
+def uninterrupted(name, dtype, steps):
+    parts = make(name, dtype)
+    for step in range(steps):
+        train_step(*parts, step)
+    return parts
+
+
+def assert_same_training(first, second):
+    assert_same_parameters(first[0].parameters(), second[0].parameters())
+    state, other = (parts[1].state_dict() for parts in (first, second))
+    assert state["param_groups"] == other["param_groups"]
+    for index, entry in state["state"].items():
+        assert all(torch.equal(entry[key], other["state"][index][key]) for key in entry)
+
+
+@cases
+def test_resumed_at_any_step(name, dtype, tmp_path):
+    last = 8
+    whole = uninterrupted(name, dtype, last)
+    for stop in range(last + 1):
+        save(tmp_path / "checkpoint.pt", stop, *uninterrupted(name, dtype, stop))
+        parts = make(name, dtype)
+        for step in range(load(tmp_path / "checkpoint.pt", *parts), last):
+            train_step(*parts, step)
+        assert_same_training(parts, whole)
+
+
+@cases
+def test_killed_at_no_matter_which_moment(name, dtype, tmp_path):
+    tests = CHILD.parents[1]
+    paths = [str(tests), str(tests.parents[1] / "python"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+    child = subprocess.Popen(
+        [sys.executable, str(CHILD), name, dtype, str(tmp_path)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        seen = 0
+        while seen < 5:  # Then some time goes by, in the middle of whatever it does.
+            line = child.stdout.readline()
+            assert line, "the child ended by itself"
+            seen += 1
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+    parts = make(name, dtype)
+    resumed_at = load(tmp_path / "checkpoint.pt", *parts)
+    assert resumed_at >= 5
+    for step in range(resumed_at, resumed_at + 5):
+        train_step(*parts, step)
+    assert_same_training(parts, uninterrupted(name, dtype, resumed_at + 5))
