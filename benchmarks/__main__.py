@@ -1,4 +1,7 @@
-"""Measures fastamp beside torch.amp and prints a table that names every row where it is slower."""
+"""Measures fastamp beside torch.amp and prints a table that names every row where it is slower.
+
+``python -m benchmarks compare OLD.json NEW.json`` says what became slower between two results.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import argparse
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 # Before libgomp is loaded: threads that wait by spinning take the processor from each other where
@@ -15,36 +19,51 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from fastamp import _cpu_isa
 
 ROOT = Path(__file__).resolve().parent.parent
+DEFAULT_MINUTES, QUICK_MINUTES = 9.0, 1.5
 
 
-def parse() -> argparse.Namespace:
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="under a minute, less certain")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="a minute or two, less certain")
     parser.add_argument("--filter", default="", metavar="RE", help="only rows that match")
     parser.add_argument("--list", action="store_true", help="only name the rows")
     parser.add_argument("--out", type=Path, help="raw results (default: benchmarks/results/...)")
-    options = parser.parse_args()
+    parser.add_argument("--device", choices=("cpu", "cuda", "all"), help="default: what is there")
+    parser.add_argument("--minutes", type=float, help="about how long to measure (9; quick: 1.5)")
+    options = parser.parse_args(arguments)
     try:
         options.filter = re.compile(options.filter)
     except re.error as error:
         parser.error(f"argument --filter: {error}")
+    if options.minutes is None:
+        options.minutes = QUICK_MINUTES if options.quick else DEFAULT_MINUTES
+    if not options.minutes > 0:
+        parser.error(f"argument --minutes: expected more than 0, got {options.minutes}")
     return options
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     """Runs what was asked for."""
-    options = parse()
+    if arguments[:1] == ["compare"]:
+        from benchmarks.compare import main as compare
+
+        return compare(arguments[1:])
+    options = parse(arguments)
     level = _cpu_isa.best_level(ROOT / "build" / "cpu_isa.json")
     if level:  # before oneDNN's first use, which reads it
         os.environ.setdefault(_cpu_isa.VARIABLE, level)
-    from benchmarks.run import list_rows, run
+    from benchmarks.run import Plan, list_rows, run
 
+    plan = Plan(options.filter, options.device, options.quick, options.minutes * 60, options.out)
     if options.list:
-        list_rows(options.filter)
-        return 0
-    return run(options.filter, options.quick, options.out)
+        return list_rows(plan)
+    return run(plan)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

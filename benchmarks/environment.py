@@ -37,6 +37,17 @@ def git_revision() -> str:
     return f"{revision or 'unknown'}{'-dirty' if changed else ''}"
 
 
+def load() -> str:
+    """Returns the load averages of 1, 5 and 15 minutes."""
+    return " ".join(f"{average:.2f}" for average in os.getloadavg())
+
+
+def _memory(cuda: bool) -> str:
+    if cuda:
+        return f"{torch.cuda.get_device_properties().total_memory / 2**30:.0f} GiB"
+    return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB"
+
+
 def describe() -> dict[str, str]:
     """Returns the header of a result: all that may explain a number."""
     cuda = torch.cuda.is_available()
@@ -47,11 +58,13 @@ def describe() -> dict[str, str]:
         "cpu": _cpu_model(),
         "cpus": str(len(os.sched_getaffinity(0))),
         "threads": str(torch.get_num_threads()),
-        "load_at_start": " ".join(f"{load:.2f}" for load in os.getloadavg()),
+        "memory": _memory(cuda=False),
+        "load_at_start": load(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "onednn_max_cpu_isa": os.environ.get("ONEDNN_MAX_CPU_ISA", "not set"),
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "not set"),
         "gpu": torch.cuda.get_device_name() if cuda else "none",
+        "gpu_memory": _memory(cuda=True) if cuda else "none",
         "driver": driver if cuda else "none",
         "python": platform.python_version(),
         "torch": torch.__version__,

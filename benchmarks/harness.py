@@ -14,7 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.clocks import Loop, event_loop, host_loop
+
 BASELINE, OURS = "torch.amp", "fastamp"
+
+# By candidate, by name of the fact: counts, bytes, losses; what one look tells, without a spread.
+Facts = dict[str, dict[str, float]]
+
+# A call this long is its own warm-up: what hooks leave cold is microseconds.
+LONG_CALL = 5e6
 
 
 def nothing() -> None:
@@ -27,7 +35,7 @@ class Candidate:
 
     Attributes:
         statement: Python source, run in a loop.
-        names: The names it uses; they become local variables, the cheapest to read.
+        names: The names it uses.
         before: Run before every block, not timed.
         after: Run after every block, not timed.
     """
@@ -59,16 +67,28 @@ class Row:
         name: Unique; what ``--filter`` matches.
         candidates: Makes the candidates; called when the row's turn comes, so that only one row's
             tensors are alive.
-        bytes_moved: Bytes that one call reads and writes, for rows bound by memory.
-        wait: Waits for the device; part of the timed block.
+        group: Section of the table.
+        device: ``cpu`` or ``cuda``.
+        bytes_moved: Bytes that one call must read and write, for rows bound by memory.
+        clock: ``host``, or ``events`` for a GPU's own clock and a cold L2 cache.
         goal: What the project wants, if anything.
+        curve: Name of the scaling curve that the row is a point of, and where on its x axis.
+        work: Units of work of one call, and what they are: ``(32, "images")``.
+        facts: Returns what is counted and not timed; called after the candidates are gone.
+        weight: Share of the time of a run, relative to other rows.
     """
 
     name: str
     candidates: Callable[[], dict[str, Candidate]]
+    group: str = ""
+    device: str = "cpu"
     bytes_moved: int = 0
-    wait: Callable[[], None] = nothing
+    clock: str = "host"
     goal: Goal | None = None
+    curve: tuple[str, float] | None = None
+    work: tuple[float, str] | None = None
+    facts: Callable[[], Facts] | None = None
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -79,14 +99,14 @@ class Effort:
         repeats: Blocks per candidate, for rows that can have them in ``row_seconds``.
         block_seconds: Shortest block; a block is at least one call. Short ones mostly escape the
             interruptions by other programs.
-        row_seconds: About the longest that a row may take.
+        row_seconds: About the longest that a row of weight 1 may take.
         least_repeats: Blocks per candidate, even if that takes longer.
     """
 
     repeats: int = 301
     block_seconds: float = 1e-3
     row_seconds: float = 10.0
-    least_repeats: int = 41
+    least_repeats: int = 31
 
 
 @dataclass
@@ -100,36 +120,26 @@ class Result:
     goal: str = ""
     goal_reached: bool | None = None
     notes: list[str] = field(default_factory=list)
+    group: str = ""
+    device: str = "cpu"
+    clock: str = "host"
+    curve: tuple[str, float] | None = None
+    work: tuple[float, str] | None = None
+    facts: Facts = field(default_factory=dict)
 
     def median(self, candidate: str) -> float:
         """Returns nanoseconds per call."""
         return statistics.median(self.samples[candidate])
 
-    def speedup(self) -> tuple[float, float, float]:
-        """Returns quartile, median and quartile of baseline / ours, taken within repeats."""
-        pairs = zip(self.samples[BASELINE], self.samples[OURS], strict=True)
-        low, middle, high = statistics.quantiles((a / b for a, b in pairs), n=4)
+    def ratios(self, over: str = BASELINE, under: str = OURS) -> list[float]:
+        """Returns one candidate's time over another's, for each repeat."""
+        pairs = zip(self.samples[over], self.samples[under], strict=True)
+        return [a / b for a, b in pairs]
+
+    def speedup(self, over: str = BASELINE) -> tuple[float, float, float]:
+        """Returns quartile, median and quartile of a candidate's time over ours."""
+        low, middle, high = statistics.quantiles(self.ratios(over), n=4)
         return low, middle, high
-
-
-def compile_loop(candidate: Candidate) -> Callable[[int, Callable[[], None]], int]:
-    """Returns a function of a count and a wait, that returns the nanoseconds of the loop."""
-    names = ", ".join(f"{name}={name}" for name in candidate.names)
-    source = (
-        f"def loop(count, wait, *, _clock=_clock, _repeat=_repeat, {names}):\n"
-        "    wait()\n"
-        "    start = _clock()\n"
-        "    for _ in _repeat(None, count):\n"
-        f"        {candidate.statement}\n"
-        "    wait()\n"
-        "    return _clock() - start\n"
-    )
-    from itertools import repeat
-
-    namespace = {**candidate.names, "_clock": time.perf_counter_ns, "_repeat": repeat}
-    exec(compile(source, f"<{candidate.statement}>", "exec"), namespace)
-    loop: Callable[[int, Callable[[], None]], int] = namespace["loop"]
-    return loop
 
 
 @contextmanager
@@ -142,35 +152,71 @@ def prepared(candidate: Candidate) -> Iterator[None]:
         candidate.after()
 
 
+def compile_loop(candidate: Candidate, row: Row) -> Loop:
+    """Returns a function of a count, that returns the nanoseconds of so many calls."""
+    if row.clock == "events":
+        return event_loop(candidate.statement, candidate.names)
+    return host_loop(candidate.statement, candidate.names, row.device)
+
+
+class _Blocks:
+    """The candidates of a row, ready to be run block by block."""
+
+    def __init__(self, row: Row) -> None:
+        self._candidates = row.candidates()
+        self._loops = {
+            name: compile_loop(candidate, row) for name, candidate in self._candidates.items()
+        }
+        self._call = dict.fromkeys(self._loops, 0.0)
+
+    def names(self) -> list[str]:
+        return list(self._loops)
+
+    def run(self, name: str, count: int) -> float:
+        """Returns nanoseconds per call; short calls are made once before the clock starts."""
+        with prepared(self._candidates[name]):
+            if self._call[name] < LONG_CALL:
+                self._call[name] = self._loops[name](1)
+            return self._loops[name](count) / count
+
+    def calls_for(self, seconds: float) -> int:
+        """Returns how many calls of the baseline take so long."""
+        count = 1
+        while count < 10**7 and self.run(self.names()[0], count) * count < seconds * 1e9:
+            count *= 2
+        return count
+
+
+def _sample(row: Row, effort: Effort) -> tuple[int, dict[str, list[float]]]:
+    blocks = _Blocks(row)
+    count = blocks.calls_for(effort.block_seconds)
+    start = time.perf_counter()
+    for name in blocks.names():
+        blocks.run(name, count)
+    affordable = int(effort.row_seconds * row.weight / (time.perf_counter() - start))
+    repeats = min(effort.repeats, max(effort.least_repeats, affordable))
+    samples: dict[str, list[float]] = {name: [] for name in blocks.names()}
+    for repeat in range(repeats):
+        order = blocks.names() if repeat % 2 == 0 else blocks.names()[::-1]
+        for name in order:
+            samples[name].append(blocks.run(name, count))
+    return count, samples
+
+
 def measure(row: Row, effort: Effort) -> Result:
     """Measures a row; the garbage collector is off meanwhile."""
-    candidates = row.candidates()
-    loops = {name: compile_loop(candidate) for name, candidate in candidates.items()}
-
-    def block(name: str, count: int) -> float:
-        with prepared(candidates[name]):
-            loops[name](1, row.wait)  # what the hooks left cold
-            return loops[name](count, row.wait) / count
-
     gc.collect()
     gc.disable()
     try:
-        count = 1
-        while count < 10**7 and block(BASELINE, count) * count < effort.block_seconds * 1e9:
-            count *= 2
-        start = time.perf_counter()
-        for name in loops:
-            block(name, count)
-        affordable = int(effort.row_seconds / (time.perf_counter() - start))
-        repeats = min(effort.repeats, max(effort.least_repeats, affordable))
-        samples: dict[str, list[float]] = {name: [] for name in loops}
-        for repeat in range(repeats):
-            order = list(loops) if repeat % 2 == 0 else list(reversed(loops))
-            for name in order:
-                samples[name].append(block(name, count))
+        count, samples = _sample(row, effort)
     finally:
         gc.enable()
+    gc.collect()
     result = Result(row.name, count, samples, row.bytes_moved)
+    result.group, result.device, result.clock = row.group, row.device, row.clock
+    result.curve, result.work = row.curve, row.work
+    if row.facts is not None:
+        result.facts = row.facts()
     judge(result, row.goal)
     return result
 
@@ -179,19 +225,3 @@ def judge(result: Result, goal: Goal | None) -> None:
     """Writes into the result whether the goal is reached."""
     if goal is not None:
         result.goal, result.goal_reached = goal.text, goal.reached(result)
-
-
-def at_most(nanoseconds: float) -> Goal:
-    """The goal that ours takes at most this long."""
-    text = f"at most {nanoseconds / 1e3:g} us"
-    return Goal(text, lambda result: result.median(OURS) <= nanoseconds)
-
-
-def at_least_times(factor: float) -> Goal:
-    """The goal that ours is this many times as fast as torch.amp."""
-    return Goal(f"at least {factor:g}x", lambda result: result.speedup()[1] >= factor)
-
-
-def not_slower() -> Goal:
-    """The goal that ours takes no longer than torch.amp, as far as the quartiles can tell."""
-    return Goal("not slower", lambda result: result.speedup()[2] >= 1)

@@ -18,24 +18,31 @@ def default_path(environment: dict[str, str]) -> Path:
     return FOLDER / f"{environment['date'][:10]}-{environment['revision']}-{machine}.json"
 
 
+def _row(result: Result) -> dict[str, object]:
+    """Returns a row as it is written: five digits are more than any sample is worth."""
+    row = asdict(result)
+    row["samples"] = {
+        name: [float(f"{sample:.5g}") for sample in samples]
+        for name, samples in result.samples.items()
+    }
+    return row
+
+
 def save(path: Path, environment: dict[str, str], results: list[Result], notes: list[str]) -> None:
-    """Writes a result; nanoseconds are rounded to hundredths."""
-    rows = []
-    for result in results:
-        row = asdict(result)
-        row["samples"] = {
-            name: [round(sample, 2) for sample in samples]
-            for name, samples in result.samples.items()
-        }
-        rows.append(row)
+    """Writes a result, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = ",\n".join(json.dumps(row) for row in rows)
+    lines = ",\n".join(json.dumps(_row(result)) for result in results)
     head = json.dumps({"environment": environment, "notes": notes}, indent=1)[:-2]
-    path.write_text(f'{head},\n "rows": [\n{lines}\n]\n}}\n', encoding="utf-8")
+    beside = path.with_suffix(".part")
+    beside.write_text(f'{head},\n "rows": [\n{lines}\n]\n}}\n', encoding="utf-8")
+    beside.replace(path)
 
 
 def load(path: Path) -> tuple[dict[str, str], list[Result], list[str]]:
     """Reads what save() wrote: environment, results, notes."""
     document = json.loads(path.read_text(encoding="utf-8"))
     results = [Result(**row) for row in document["rows"]]
+    for result in results:
+        result.curve = None if result.curve is None else (result.curve[0], result.curve[1])
+        result.work = None if result.work is None else (result.work[0], result.work[1])
     return document["environment"], results, document["notes"]

@@ -1,72 +1,153 @@
-"""Runs the rows with a progress bar, saves the raw results and prints the table."""
+"""Runs the rows with a progress bar, saves the raw results as they come and prints the table."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
+import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
 from tqdm import tqdm
 
-from benchmarks import cpp_guard, results_file
-from benchmarks.environment import ROOT, describe
+from benchmarks import cpp_programs, results_file
+from benchmarks.environment import ROOT, describe, load
 from benchmarks.harness import Effort, Result, Row, measure
 from benchmarks.rows import all_rows
 from benchmarks.table import summary, text_table
 
-QUICK = Effort(repeats=101, block_seconds=5e-4, row_seconds=0.5, least_repeats=31)
+QUICK = Effort(repeats=31, block_seconds=3e-4, least_repeats=7)
+# Part of the time that goes into making tensors and models, warming up and counting.
+OVERHEAD = 0.4
+SAVE_EVERY = 20.0
 
 
-def list_rows(pattern: re.Pattern[str]) -> None:
+@dataclass(frozen=True)
+class Plan:
+    """What to run.
+
+    Attributes:
+        pattern: Only rows whose name matches.
+        device: ``cpu``, ``cuda``, ``all``, or None for what is there.
+        quick: Fewer repeats.
+        seconds: About how long all rows may take.
+        out: Where raw results go, or None for the usual place.
+    """
+
+    pattern: re.Pattern[str]
+    device: str | None = None
+    quick: bool = False
+    seconds: float = 540.0
+    out: Path | None = None
+
+    def devices(self) -> list[str]:
+        """Returns the devices whose rows are wanted."""
+        if self.device is None:
+            return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+        return ["cpu", "cuda"] if self.device == "all" else [self.device]
+
+    def rows(self) -> list[Row]:
+        """Returns the rows to measure."""
+        return [row for row in all_rows(self.devices()) if self.pattern.search(row.name)]
+
+    def programs(self) -> list[str]:
+        """Returns the names of the C++ rows to measure; they run on the CPU."""
+        wanted = cpp_programs.row_names() if "cpu" in self.devices() else []
+        return [name for name in wanted if self.pattern.search(name)]
+
+    def effort(self, rows: int, weight: float) -> Effort:
+        """Returns the effort that spends the time on rows of so much weight together."""
+        base = QUICK if self.quick else Effort()
+        spend = self.seconds * (1 - OVERHEAD)
+        return replace(base, row_seconds=min(10.0, spend / max(weight, rows, 1)))
+
+
+@dataclass
+class Findings:
+    """What a run found: results, notes for rows that could not be measured, failures."""
+
+    results: list[Result] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    failed: int = 0
+
+
+def list_rows(plan: Plan) -> int:
     """Prints the names of the rows that match."""
-    for name in (*(row.name for row in all_rows()), cpp_guard.NAME):
-        if pattern.search(name):
-            print(name)
+    for name in (*(row.name for row in plan.rows()), *plan.programs()):
+        print(name)
+    return 0
 
 
-def measure_all(rows: list[Row], guard: bool, effort: Effort) -> tuple[list[Result], list[str]]:
-    """Returns the results, and a note for each row that could not be measured."""
-    results, notes = [], []
+def _measure_row(row: Row, effort: Effort, findings: Findings) -> None:
+    try:
+        findings.results.append(measure(row, effort))
+    except ImportError as error:
+        findings.notes.append(f"{row.name}: not measured: {error}")
+    except Exception as error:  # the rows after it still count
+        findings.failed += 1
+        findings.notes.append(f"{row.name}: FAILED: {type(error).__name__}: {error}")
+    if row.device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def measure_all(plan: Plan, environment: dict[str, str], out: Path) -> Findings:
+    """Measures all rows of a plan; the file is written now and then, and at the end."""
+    rows, programs = plan.rows(), plan.programs()
+    weight = sum(row.weight for row in rows) + len(programs)
+    effort = plan.effort(len(rows) + len(programs), weight)
+    findings, saved = Findings(), time.monotonic()
     terminal = sys.stderr.isatty()
     size = {} if terminal else {"ncols": 78}
-    with tqdm(
-        total=len(rows) + guard, unit="row", mininterval=0.1 if terminal else 5, **size
-    ) as bar:
-        for row in rows:
-            bar.set_description(f"{row.name[:34]:34}")
-            results.append(measure(row, effort))
-            bar.update()
-        if guard:
-            bar.set_description(f"{cpp_guard.NAME:34}")
-            result = cpp_guard.measure_guard(effort)
-            results += [] if result is None else [result]
-            notes += [cpp_guard.HOW_TO_GET_IT] if result is None else []
-            bar.update()
-    return results, notes
+    try:
+        with tqdm(
+            total=len(rows) + len(programs), unit="row", mininterval=0.1 if terminal else 5, **size
+        ) as bar:
+            for row in rows:
+                bar.set_description(f"{row.name[:34]:34}")
+                _measure_row(row, effort, findings)
+                bar.update()
+                if time.monotonic() - saved > SAVE_EVERY:
+                    results_file.save(out, environment, findings.results, findings.notes)
+                    saved = time.monotonic()
+            bar.set_description(f"{'C++':34}")
+            results, notes = cpp_programs.measure(programs, effort)
+            findings.results += results
+            findings.notes += notes
+            bar.update(len(programs))
+    finally:
+        environment["load_at_end"] = load()
+        results_file.save(out, environment, findings.results, findings.notes)
+    return findings
 
 
-def run(pattern: re.Pattern[str], quick: bool, out: Path | None) -> int:
+def _place(plan: Plan, environment: dict[str, str]) -> Path:
+    if plan.out is not None:
+        return plan.out
+    partial = plan.quick or bool(plan.pattern.pattern) or plan.device is not None
+    default = results_file.default_path(environment)
+    return ROOT / "build" / "bench" / "partial.json" if partial else default
+
+
+def run(plan: Plan) -> int:
     """Measures the rows that match and returns the exit status."""
-    rows = [row for row in all_rows() if pattern.search(row.name)]
-    guard = pattern.search(cpp_guard.NAME) is not None
-    if not rows and not guard:
-        print(f"no row matches {pattern.pattern!r}; --list names them", file=sys.stderr)
+    if not plan.rows() and not plan.programs():
+        print(f"no row matches {plan.pattern.pattern!r}; --list names them", file=sys.stderr)
         return 2
     environment = describe()
     for name, value in environment.items():
         print(f"{name:20}{value}")
     if environment["gpu"] == "none":
+        if plan.device in ("cuda", "all"):
+            print(f"--device {plan.device}: no CUDA GPU here", file=sys.stderr)
+            return 2
         print("no CUDA GPU here: CPU rows only")
     sys.stdout.flush()
-    results, notes = measure_all(rows, guard, QUICK if quick else Effort())
-    if out is None:
-        partial = quick or bool(pattern.pattern)
-        default = results_file.default_path(environment)
-        out = ROOT / "build" / "bench" / "partial.json" if partial else default
-    results_file.save(out, environment, results, notes)
-    if results:
-        print(f"\n{text_table(results)}\n\n{summary(results)}")
-    print("\n".join(notes), end="\n" if notes else "")
-    print(f"raw results: {os.path.relpath(out)}")
-    return 0
+    start, out = time.monotonic(), _place(plan, environment)
+    findings = measure_all(plan, environment, out)
+    if findings.results:
+        print(f"\n{text_table(findings.results)}\n\n{summary(findings.results)}")
+    print("\n".join(findings.notes), end="\n" if findings.notes else "")
+    print(f"{time.monotonic() - start:.0f} s; raw results: {os.path.relpath(out)}")
+    return int(findings.failed > 0)

@@ -15,22 +15,45 @@ def duration(nanoseconds: float) -> str:
     return f"{nanoseconds:.3g} ns"
 
 
+def others(result: Result) -> str:
+    """Returns the times of the candidates beside the two, and how ours compares with each."""
+    texts = []
+    for name in result.samples:
+        if name not in (BASELINE, OURS):
+            low, middle, high = result.speedup(name)
+            texts.append(
+                f"{name} {duration(result.median(name))} ({middle:.2f}x, {low:.2f}-{high:.2f})"
+            )
+    return ", ".join(texts)
+
+
+def remarks(result: Result) -> list[str]:
+    """Returns what there is to say about a row beyond its times."""
+    found = [others(result)] if len(result.samples) > 2 else []
+    if result.bytes_moved:
+        rates = (
+            f"{name} {result.bytes_moved / result.median(name):.3g}" for name in (BASELINE, OURS)
+        )
+        found.append(", ".join(rates) + " GB/s")
+    if result.work:
+        amount, unit = result.work
+        rates = (f"{name} {amount / result.median(name) * 1e9:.4g}" for name in (BASELINE, OURS))
+        found.append(", ".join(rates) + f" {unit}/s")
+    if result.goal:
+        found.append(f"{result.goal}: {'reached' if result.goal_reached else 'MISSED'}")
+    return found
+
+
 def cells(result: Result) -> dict[str, str]:
     """Returns one row of the table by column."""
     low, middle, high = result.speedup()
-    remarks = []
-    if result.bytes_moved:
-        rates = {name: result.bytes_moved / result.median(name) for name in result.samples}
-        remarks.append(", ".join(f"{name} {rate:.3g} GB/s" for name, rate in rates.items()))
-    if result.goal:
-        remarks.append(f"{result.goal}: {'reached' if result.goal_reached else 'MISSED'}")
     return {
         "row": result.name,
         BASELINE: duration(result.median(BASELINE)),
         OURS: duration(result.median(OURS)),
         "speed-up": f"{middle:.2f}x",
         "quartiles": f"{low:.2f}-{high:.2f}",
-        "remarks": "; ".join(remarks),
+        "remarks": "; ".join(remarks(result)),
     }
 
 
@@ -63,9 +86,12 @@ def text_table(results: list[Result]) -> str:
         return [row["row"].ljust(lead) + tail]
 
     lines = line({name: name for name in columns})
-    for row in rows:
+    for row, result in zip(rows, results, strict=True):
         lines += line(row)
-        lines += [f"    {remark}" for remark in row["remarks"].split("; ") if remark]
+        lines += [f"    {remark}" for remark in remarks(result)]
+        for name, facts in result.facts.items():
+            values = ", ".join(f"{fact} {value:.4g}" for fact, value in facts.items())
+            lines.append(f"    {name}: {values}")
     return "\n".join(lines)
 
 

@@ -18,7 +18,9 @@ else:
     from pip._vendor import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = ("build", "test", "demo", "lint")
+EXTRAS = ("build", "test", "demo", "bench", "lint")
+# torchvision is pinned for this torch; for another one pip finds the one that fits.
+PINNED_TORCH = "torch==2.11.0"
 
 
 def pip(*arguments: str) -> None:
@@ -36,6 +38,8 @@ def install_packages(torch: str) -> None:
     """Installs torch and the packages of our extras, at the versions pyproject.toml pins."""
     optional = read_pyproject()["project"]["optional-dependencies"]
     pinned = sorted({requirement for extra in EXTRAS for requirement in optional[extra]})
+    if torch != PINNED_TORCH:
+        pinned = ["torchvision" if r.startswith("torchvision==") else r for r in pinned]
     print(f"installing {torch} and {len(pinned)} more packages: 3 GB the first time", flush=True)
     pip("install", "-q", torch, *pinned)
     if has_gpu() and not has_toolkit():

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
 
 from benchmarks.harness import Row
-from benchmarks.rows import ops, regions, scaler, training
+from benchmarks.rows import claims, ops, regions, scaler, steps, training
 
 
-def all_rows() -> list[Row]:
-    """Returns every row that this machine can run, in table order."""
-    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    rows = regions.rows()
-    for module in (ops, scaler, training):
+def all_rows(devices: Sequence[str]) -> list[Row]:
+    """Returns every row of these devices, in table order; tensors are made when they are run."""
+    rows = regions.rows() if "cpu" in devices else []
+    for module in (ops, scaler, steps, training, claims):
         for device in devices:
             rows += module.rows(device)
     return rows

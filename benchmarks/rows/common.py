@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 import fastamp
-from benchmarks.harness import BASELINE, OURS, Candidate, nothing
+from benchmarks.harness import BASELINE, OURS, Candidate
 
 REGIONS: dict[str, Any] = {BASELINE: torch.autocast, OURS: fastamp.autocast}
 SCALERS: dict[str, Any] = {BASELINE: torch.amp.GradScaler, OURS: fastamp.GradScaler}
+
+
+def own_optimizers() -> Any:
+    """Returns the module ``fastamp.optim``, None where the installed fastamp has none."""
+    try:
+        return importlib.import_module("fastamp.optim")
+    except ModuleNotFoundError:
+        return None
 
 
 def use_kernels_of(name: str) -> Callable[[], None]:
@@ -35,8 +44,3 @@ def inside_region(
         fastamp._C.install()
 
     return Candidate(statement, names, before, after)
-
-
-def waiting_for(device: str) -> Callable[[], None]:
-    """Returns what waits for all work on a device."""
-    return torch.cuda.synchronize if device == "cuda" else nothing

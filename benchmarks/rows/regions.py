@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.harness import Candidate, Goal, Row, at_most
+from benchmarks.goals import at_most
+from benchmarks.harness import Candidate, Goal, Row
 from benchmarks.rows.common import REGIONS
 
 
@@ -24,7 +25,7 @@ def _row(name: str, statement: str, goal: Goal | None) -> Row:
             for which, autocast in REGIONS.items()
         }
 
-    return Row(name, candidates, goal=goal)
+    return Row(name, candidates, "Regions", goal=goal)
 
 
 def rows() -> list[Row]:

@@ -1,24 +1,31 @@
-"""The gradient scaler: torch.amp's and ours over the same optimizer."""
+"""The gradient scaler: torch.amp's and ours over the same optimizer of torch's."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from benchmarks.harness import BASELINE, OURS, Candidate, Goal, Result, Row, at_least_times
-from benchmarks.rows.common import SCALERS, waiting_for
+from benchmarks.goals import at_least_times, at_most, both, near_bandwidth_of
+from benchmarks.harness import BASELINE, OURS, Candidate, Goal, Row
+from benchmarks.rows.common import SCALERS
 
+GROUP = "Scaler"
 # So near 1 that gradients, which each call divides by it again, stay normal numbers.
 SCALE = 1.0001
+COUNTS = (1, 10, 100, 1000, 10_000, 100_000)
+LARGE = (150, 600_000)
+# Elements in all, for curves of cost against bytes: 64 KiB to 1 GiB of fp32.
+SIZES = tuple(2**exponent for exponent in range(14, 29, 2))
 
 
-def make_optimizer(device: str, count: int, elements: int) -> torch.optim.SGD:
-    """Returns an optimizer over ``count`` parameters that have gradients of ones."""
+def make_gradients(device: str, count: int, elements: int) -> list[torch.Tensor]:
+    """Returns parameters that have gradients of ones, each an allocation of its own."""
     parameters = [torch.zeros(elements, device=device, requires_grad=True) for _ in range(count)]
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
-    return torch.optim.SGD(parameters, lr=1e-6)
+    return parameters
 
 
 def make_scaler(name: str, device: str) -> Any:
@@ -28,51 +35,114 @@ def make_scaler(name: str, device: str) -> Any:
     return scaler
 
 
-def _over_optimizer(device: str, statement: str, optimizer: torch.optim.Optimizer) -> Any:
-    names = {"optimizer": optimizer}
-    return {
-        which: Candidate(statement, {**names, "scaler": make_scaler(which, device)})
-        for which in SCALERS
-    }
-
-
 # The clear() makes the scaler take the optimizer for one that it has not seen in this iteration.
 UNSCALE = "scaler._per_optimizer_states.clear(); scaler.unscale_(optimizer)"
 STEP = "scaler.step(optimizer); scaler.update()"
 
 
-def _small(device: str, verb: str, statement: str, count: int, goal: Goal | None) -> Row:
-    def candidates() -> dict[str, Candidate]:
-        optimizer = make_optimizer(device, count, 16)
-        found: dict[str, Candidate] = _over_optimizer(device, statement, optimizer)
-        return found
+def over_optimizer(device: str, statement: str, count: int, elements: int) -> dict[str, Candidate]:
+    """Returns both scalers over one SGD of torch's."""
+    optimizer = torch.optim.SGD(make_gradients(device, count, elements), lr=1e-6)
+    return {
+        which: Candidate(statement, {"optimizer": optimizer, "scaler": make_scaler(which, device)})
+        for which in SCALERS
+    }
 
-    name = f"{device}: {verb}, {count} x 16"
-    return Row(name, candidates, wait=waiting_for(device), goal=goal)
+
+def _by_count(
+    device: str, verb: str, statement: str, goals: dict[int, Goal], counts: tuple[int, ...]
+) -> list[Row]:
+    def candidates(count: int) -> Callable[[], dict[str, Candidate]]:
+        return lambda: over_optimizer(device, statement, count, 16)
+
+    return [
+        Row(
+            f"{device}: {verb}, {count} x 16",
+            candidates(count),
+            GROUP,
+            device,
+            goal=goals.get(count),
+            curve=(f"{device}: {verb}, n x 16", count),
+        )
+        for count in counts
+    ]
+
+
+def _with_multiply(device: str, count: int, elements: int) -> dict[str, Candidate]:
+    found = over_optimizer(device, UNSCALE, count, elements)
+    gradients = [p.grad for p in found[OURS].names["optimizer"].param_groups[0]["params"]]
+    names = {"multiply": torch._foreach_mul_, "gradients": gradients, "factor": 1 / SCALE}
+    return {**found, "foreach mul": Candidate("multiply(gradients, factor)", names)}
+
+
+def _by_bytes(device: str) -> list[Row]:
+    def candidates(elements: int) -> Callable[[], dict[str, Candidate]]:
+        # 16 tensors, as large layers come; with one the small sizes would measure nothing else.
+        return lambda: _with_multiply(device, 16, elements // 16)
+
+    return [
+        Row(
+            f"{device}: unscale_, {4 * elements // 1024} KiB in 16 tensors",
+            candidates(elements),
+            GROUP,
+            device,
+            bytes_moved=8 * elements,
+            clock="events" if device == "cuda" else "host",
+            curve=(f"{device}: unscale_, bytes", 4 * elements),
+        )
+        for elements in SIZES
+    ]
 
 
 def _large(device: str) -> Row:
-    count, elements = 150, 600_000
-
-    def candidates() -> dict[str, Candidate]:
-        optimizer = make_optimizer(device, count, elements)
-        gradients = [parameter.grad for parameter in optimizer.param_groups[0]["params"]]
-        multiply = Candidate(
-            "for gradient in gradients: gradient.mul_(factor)",
-            {"gradients": gradients, "factor": 1 / SCALE},
-        )
-        return {**_over_optimizer(device, UNSCALE, optimizer), "mul_": multiply}
-
-    def near_mul(result: Result) -> bool:
-        return result.median("mul_") >= 0.9 * result.median(OURS)
-
+    count, elements = LARGE
+    bytes_moved = 2 * 4 * count * elements
     return Row(
         f"{device}: unscale_, 150 x 600k fp32",
-        candidates,
-        bytes_moved=2 * 4 * count * elements,
-        wait=waiting_for(device),
-        goal=Goal("90 % of mul_'s bandwidth", near_mul),
+        lambda: _with_multiply(device, count, elements),
+        GROUP,
+        device,
+        bytes_moved=bytes_moved,
+        clock="events" if device == "cuda" else "host",
+        goal=near_bandwidth_of("foreach mul", 0.9, bytes_moved),
+        weight=2,
     )
+
+
+def _norms(device: str) -> list[Row]:
+    """The op that finds norm and non-finite values in one pass, beside torch's two passes."""
+    total_norm = torch.nn.utils.get_total_norm
+
+    def candidates(count: int, elements: int) -> Callable[[], dict[str, Candidate]]:
+        def make() -> dict[str, Candidate]:
+            gradients = [p.grad for p in make_gradients(device, count, elements)]
+            one = torch.ones(1, device=device)
+            torch_names = {"norm": total_norm, "g": gradients}
+            ours = {
+                "check": torch.ops.fastamp.norm_and_check_,
+                "g": gradients,
+                "one": one,
+                "found": torch.zeros(1, device=device),
+                "sum": torch.zeros(1, device=device, dtype=torch.float64),
+            }
+            return {
+                BASELINE: Candidate("norm(g).isfinite()", torch_names),
+                OURS: Candidate("check(g, one, found, sum)", ours),
+            }
+
+        return make
+
+    return [
+        Row(
+            f"{device}: norm and check, {name}",
+            candidates(count, elements),
+            GROUP,
+            device,
+            bytes_moved=4 * count * elements if elements > 16 else 0,
+            clock="events" if device == "cuda" and elements > 16 else "host",
+        )
+        for name, count, elements in (("1000 x 16", 1000, 16), ("150 x 600k", *LARGE))
+    ]
 
 
 def _scale(device: str) -> Row:
@@ -85,17 +155,25 @@ def _scale(device: str) -> Row:
             for which in (BASELINE, OURS)
         }
 
-    return Row(f"{device}: scale(loss)", candidates, wait=waiting_for(device))
+    return Row(f"{device}: scale(loss)", candidates, GROUP, device)
+
+
+def _unscale_goals() -> dict[int, Goal]:
+    """3 us and 30 ns for each tensor; 100 ns where tensors no longer fit into a cache."""
+    goals = {count: at_most(3000 + (100 if count > 50_000 else 30) * count) for count in COUNTS}
+    for count in (1000, 10_000):
+        goals[count] = both(at_least_times(15), goals[count])
+    return goals
 
 
 def rows(device: str) -> list[Row]:
     """Returns the rows of one device."""
-    goals = {1000: at_least_times(5), 10000: at_least_times(5)}
-    unscale = [
-        _small(device, "unscale_", UNSCALE, count, goals.get(count))
-        for count in (10, 100, 1000, 10000)
+    goals = _unscale_goals() if device == "cpu" else {}
+    return [
+        _scale(device),
+        *_by_count(device, "unscale_", UNSCALE, goals, COUNTS),
+        *_by_bytes(device),
+        _large(device),
+        *_norms(device),
+        *_by_count(device, "step + update, torch's SGD", STEP, {}, (10, 100, 1000, 10_000)),
     ]
-    step = [
-        _small(device, "step + update, SGD", STEP, count, None) for count in (10, 100, 1000, 10000)
-    ]
-    return [_scale(device), *unscale, _large(device), *step]

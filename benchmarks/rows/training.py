@@ -1,45 +1,76 @@
-"""Whole training steps of the digits example: all of torch.amp beside all of fastamp."""
+"""Whole training steps: all of torch.amp beside all of fastamp, and fp32 beside both."""
 
 from __future__ import annotations
 
+import gc
+
 import torch
-from torch import nn
 
-from benchmarks.harness import Candidate, Row
-from benchmarks.rows.common import REGIONS, SCALERS, use_kernels_of, waiting_for
+from benchmarks.goals import at_least_times, both, fewer
+from benchmarks.harness import Candidate, Facts, Goal, Row
+from benchmarks.models import Workload, digits, text, transformer, workloads
+from benchmarks.training import Training, ways
 
-MODES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def _candidate(which: str, device: str, dtype: torch.dtype, batch: int) -> Candidate:
-    torch.manual_seed(0)
-    x = torch.randn(batch, 64, device=device)
-    y = torch.randint(10, (batch,), device=device)
-    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)).to(device)
-    criterion = nn.CrossEntropyLoss()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    scaler = SCALERS[which](device, enabled=dtype == torch.float16)
-    region = REGIONS[which](device, dtype=dtype, enabled=dtype != torch.float32)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        with region:
-            loss = criterion(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-
-    return Candidate("step()", {"step": step}, use_kernels_of(which), use_kernels_of("fastamp"))
+GROUP = "Training steps"
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+SAVED = "MiB saved for backward"
+FEWER_CASTS = fewer("casts")
 
 
-def _row(device: str, mode: str, batch: int) -> Row:
+def facts_of(workload: Workload, device: str, dtype: torch.dtype) -> Facts:
+    """Counts each way of training on its own, so that memory is its own."""
+    found: Facts = {}
+    for which in ways(device):
+        training = Training(workload, which, device, dtype)
+        found[which] = training.facts()
+        del training
+        gc.collect()
+    return found
+
+
+def training_row(
+    workload: Workload, device: str, mode: str, goal: Goal, name: str = "", weight: float = 3
+) -> Row:
+    """Returns the row of a workload in a dtype."""
+    dtype = DTYPES[mode]
+
     def candidates() -> dict[str, Candidate]:
-        return {which: _candidate(which, device, MODES[mode], batch) for which in REGIONS}
+        return {
+            which: Training(workload, which, device, dtype).candidate() for which in ways(device)
+        }
 
-    name = f"{device}: digits step, {mode}, batch {batch}"
-    return Row(name, candidates, wait=waiting_for(device))
+    return Row(
+        name or f"{device}: {workload.name}, {mode}",
+        candidates,
+        GROUP,
+        device,
+        goal=goal,
+        work=(workload.batch * workload.units, workload.unit),
+        facts=lambda: facts_of(workload, device, dtype),
+        weight=weight,
+    )
+
+
+def _separate_qkv(device: str) -> Row:
+    """Twelve blocks in which one activation has three consumers."""
+    work = Workload(
+        "12 blocks, separate q, k, v", "tokens", lambda: transformer(12, 64, 4), text(32), 2, 32
+    )
+    goal = both(fewer(SAVED, 0.1), FEWER_CASTS)
+    return training_row(work, device, "bf16", goal)
 
 
 def rows(device: str) -> list[Row]:
-    """Returns the rows of one device: the example's batch, and one where overhead shows."""
-    return [_row(device, mode, batch) for batch in (32, 1797) for mode in MODES]
+    """Returns the rows of one device."""
+    small = both(at_least_times(1.15), FEWER_CASTS) if device == "cpu" else FEWER_CASTS
+    found = [
+        training_row(digits(batch), device, mode, small if batch == 32 else FEWER_CASTS)
+        for batch in (32, 1797)
+        for mode in DTYPES
+    ]
+    for workload in workloads(device):
+        goal = small if workload.name.startswith("tiny") else FEWER_CASTS
+        # Without float16 arithmetic, which few CPUs have, it is emulated, a hundred times slower.
+        modes = DTYPES if device == "cuda" else ("bf16",)
+        found += [training_row(workload, device, mode, goal) for mode in modes]
+    return [*found, _separate_qkv(device)]

@@ -1,0 +1,49 @@
+"""What the project wants of a row, as text and as a test of what was measured."""
+
+from __future__ import annotations
+
+from benchmarks.harness import BASELINE, OURS, Goal, Result
+
+
+def at_most(nanoseconds: float) -> Goal:
+    """The goal that ours takes at most this long."""
+    text = f"at most {nanoseconds / 1e3:g} us"
+    return Goal(text, lambda result: result.median(OURS) <= nanoseconds)
+
+
+def at_least_times(factor: float) -> Goal:
+    """The goal that ours is this many times as fast as torch.amp."""
+    return Goal(f"at least {factor:g}x", lambda result: result.speedup()[1] >= factor)
+
+
+def not_slower() -> Goal:
+    """The goal that ours takes no longer than torch.amp, as far as the quartiles can tell."""
+    return Goal("not slower", lambda result: result.speedup()[2] >= 1)
+
+
+def near_bandwidth_of(bound: str, share: float, bytes_of_bound: int) -> Goal:
+    """The goal that ours moves its bytes at this share of the rate at which the bound moves its."""
+
+    def reached(result: Result) -> bool:
+        rate = result.bytes_moved / result.median(OURS)
+        return rate >= share * bytes_of_bound / result.median(bound)
+
+    return Goal(f"{share:.0%} of {bound}'s bandwidth", reached)
+
+
+def fewer(fact: str, share: float = 0.0) -> Goal:
+    """The goal that a count of ours is below torch.amp's by this share at least."""
+
+    def reached(result: Result) -> bool:
+        return result.facts[OURS][fact] <= (1 - share) * result.facts[BASELINE][fact]
+
+    text = f"at least {share:.0%} less {fact}" if share else f"{fact}: not more than torch.amp's"
+    return Goal(text, reached)
+
+
+def both(first: Goal, second: Goal) -> Goal:
+    """The goal that two goals are reached."""
+    return Goal(
+        f"{first.text} and {second.text}",
+        lambda result: first.reached(result) and second.reached(result),
+    )

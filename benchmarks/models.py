@@ -1,0 +1,203 @@
+"""What is trained end to end: public model definitions with random weights, on real data.
+
+Sizes on a GPU are those of the models' papers; on a CPU they are cut down until a step takes about
+a tenth of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+
+from benchmarks import data
+
+Batches = Iterator[data.Batch]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model with its data.
+
+    Attributes:
+        name: For the table.
+        unit: ``images`` or ``tokens``.
+        model: Makes it, on the CPU; seeds are the caller's.
+        batches: Yields batches of a size on a device; the last argument asks for test data.
+        batch: Sequences or images in a batch.
+        units: Units of work in one of them.
+        optimizer: ``SGD`` or ``AdamW``.
+        lr: Its learning rate.
+        steps: Training steps after which loss and accuracy are looked at.
+    """
+
+    name: str
+    unit: str
+    model: Callable[[], nn.Module]
+    batches: Callable[[int, str, bool], Batches]
+    batch: int
+    units: int = 1
+    optimizer: str = "AdamW"
+    lr: float = 3e-4
+    steps: int = 40
+
+    def of_batch(self, batch: int) -> Workload:
+        """Returns the same with another batch."""
+        return replace(self, batch=batch)
+
+
+def logits(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Returns a model's output as (..., classes), also where it is wrapped."""
+    output: Any = model(x)
+    found: torch.Tensor = output if isinstance(output, torch.Tensor) else output.logits
+    return found
+
+
+def loss_of(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Returns the mean cross entropy; targets of -100 do not count."""
+    return cross_entropy(output.flatten(0, -2), y.flatten())
+
+
+def _images(size: int, channels: int) -> Callable[[int, str, bool], Batches]:
+    def batches(batch: int, device: str, test: bool) -> Batches:
+        if test:
+            x, y = data.images(size, channels, test=True)
+            return iter([(x.contiguous().to(device), y.to(device))])
+        return data.image_batches(size, channels, batch, device)
+
+    return batches
+
+
+def text(length: int, masked: bool = False) -> Callable[[int, str, bool], Batches]:
+    """Returns what yields batches of text: what follows is to be told, or what is masked."""
+    source = data.masked_batches if masked else data.text_batches
+    return lambda batch, device, test: source(length, batch, device, test)
+
+
+def mlp() -> nn.Module:
+    """The digits example's: 64-256-10."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+
+
+def resnet(name: str) -> nn.Module:
+    """torchvision's, for ten classes."""
+    import torchvision.models
+
+    model: nn.Module = getattr(torchvision.models, name)(num_classes=10)
+    return model
+
+
+def vit(name: str, image: int) -> nn.Module:
+    """timm's, for ten classes."""
+    import timm
+
+    model: nn.Module = timm.create_model(name, img_size=image, num_classes=10)
+    return model
+
+
+def bert(**options: Any) -> nn.Module:
+    """Transformers' BERT with the head that fills in masks; base size by default. No dropout."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model: nn.Module = BertForMaskedLM(BertConfig(**none, **options))
+    return model
+
+
+def gpt2(**options: Any) -> nn.Module:
+    """Transformers' GPT-2; 124M by default. No dropout."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False}
+    model: nn.Module = GPT2LMHeadModel(GPT2Config(**none, **options))
+    return model
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block with separate q, k, v: three consumers of one activation."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        """Makes the layers; ``width`` is a multiple of ``heads``."""
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Takes and returns (batch, length, width)."""
+        y = self.norm1(x)
+        q, k, v = (
+            layer(y).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
+        )
+        attended = scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+
+
+def transformer(blocks: int, width: int, heads: int, vocabulary: int = 512) -> nn.Module:
+    """A plain causal language model over bytes, without positions."""
+    layers = [Block(width, heads) for _ in range(blocks)]
+    head = nn.Linear(width, vocabulary)
+    return nn.Sequential(nn.Embedding(vocabulary, width), *layers, nn.LayerNorm(width), head)
+
+
+def digits(batch: int) -> Workload:
+    """The digits example."""
+    batches = _images(8, 1)
+    return Workload(f"digits MLP, batch {batch}", "images", mlp, batches, batch, 1, "SGD", 0.1, 300)
+
+
+def workloads(device: str) -> list[Workload]:
+    """Returns what is trained on a device, digits excepted."""
+    return _gpu_workloads() if device == "cuda" else _cpu_workloads()
+
+
+def _cpu_workloads() -> list[Workload]:
+    cut = {"num_hidden_layers": 2, "vocab_size": 512, "max_position_embeddings": 128}
+    gpt2_cut = {"n_layer": 2, "vocab_size": 512, "n_positions": 128}
+    small, bytes_32 = _images(32, 3), text(32)
+    vit_s = partial(vit, "vit_small_patch16_224", 64)
+
+    def cnn(name: str) -> Workload:
+        model = partial(resnet, name.lower().replace("-", ""))
+        return Workload(f"{name}, 32x32", "images", model, small, 4, 1, "SGD", 0.02, 20)
+
+    def language(name: str, model: Callable[[], nn.Module], batches: Any) -> Workload:
+        return Workload(name, "tokens", model, batches, 2, 32, steps=20)
+
+    return [
+        language("tiny transformer", partial(transformer, 2, 64, 4), bytes_32),
+        cnn("ResNet-18"),
+        cnn("ResNet-50"),
+        Workload("ViT-S/16, 64x64", "images", vit_s, _images(64, 3), 4, steps=20),
+        language("BERT-base cut to 2 layers", partial(bert, **cut), text(32, masked=True)),
+        language("GPT-2 cut to 2 layers", partial(gpt2, **gpt2_cut), bytes_32),
+    ]
+
+
+def _gpu_workloads() -> list[Workload]:
+    full = _images(224, 3)
+
+    def cnn(name: str, batch: int) -> Workload:
+        model = partial(resnet, name.lower().replace("-", ""))
+        return Workload(f"{name}, 224x224", "images", model, full, batch, 1, "SGD", 0.02, 60)
+
+    def attention(name: str, size: str) -> Workload:
+        model = partial(vit, f"vit_{size}_patch16_224", 224)
+        return Workload(f"{name}, 224x224", "images", model, full, 64, steps=60)
+
+    return [
+        cnn("ResNet-18", 128),
+        cnn("ResNet-50", 64),
+        attention("ViT-S/16", "small"),
+        attention("ViT-B/16", "base"),
+        Workload("BERT-base, 128 tokens", "tokens", bert, text(128, True), 32, 128, steps=60),
+        Workload("GPT-2 124M, 512 tokens", "tokens", gpt2, text(512, False), 8, 512, steps=60),
+    ]
