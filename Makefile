@@ -9,6 +9,7 @@ TORCH ?= torch==2.11.0
 JOBS ?= $(shell nproc)
 ITERS ?=
 UNTIL_LOSS ?=
+STAGE ?=
 CATCH2_INCLUDE ?=
 
 ifeq ($(VENV),none)
@@ -37,7 +38,7 @@ help:
 	@echo 'make demo   train a model in mixed precision, from Python and C++ (ITERS=, UNTIL_LOSS=)'
 	@echo 'make test   build, run the C++ and the Python tests'
 	@echo 'make bench  measure fastamp beside torch.amp'
-	@echo 'make gpu    only the tests that need a GPU; fails where there is none'
+	@echo 'make gpu    tests, sanitizers and benchmarks on a GPU (STAGE="ctest pytest"); fails without one'
 	@echo 'make lint   formatters, linters, type checks'
 	@echo 'make build  the native part and an editable install'
 	@echo 'make clean  remove build products (VENV stays)'
@@ -53,7 +54,7 @@ test: build
 	$(RUN) $(PY) tools/run_tests.py --build-dir $(BUILD_DIR)
 
 gpu: build
-	$(RUN) $(PY) tools/run_tests.py --build-dir $(BUILD_DIR) --cuda
+	$(RUN) $(PY) tools/gpu_stage.py --build-dir $(BUILD_DIR) $(addprefix --stage ,$(STAGE))
 
 demo: build
 	$(RUN) $(PY) tools/demo.py $(if $(ITERS),--iters $(ITERS)) $(if $(UNTIL_LOSS),--until-loss $(UNTIL_LOSS))

@@ -1,6 +1,7 @@
 """Measures fastamp beside torch.amp and prints a table that names every row where it is slower.
 
-``python -m benchmarks compare OLD.json NEW.json`` says what became slower between two results.
+``python -m benchmarks compare OLD.json NEW.json`` says what became slower between two results;
+``python -m benchmarks merge A.json B.json ...`` puts results of one machine together.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ def main(arguments: Sequence[str]) -> int:
         from benchmarks.compare import main as compare
 
         return compare(arguments[1:])
+    if arguments[:1] == ["merge"]:
+        from benchmarks.merge import main as merge
+
+        return merge(arguments[1:])
     options = parse(arguments)
     level = _cpu_isa.best_level(ROOT / "build" / "cpu_isa.json")
     if level:  # before oneDNN's first use, which reads it

@@ -7,7 +7,8 @@ from benchmarks.harness import BASELINE, OURS, Goal, Result
 
 def at_most(nanoseconds: float) -> Goal:
     """The goal that ours takes at most this long."""
-    text = f"at most {nanoseconds / 1e3:g} us"
+    short = nanoseconds < 1000
+    text = f"at most {nanoseconds:g} ns" if short else f"at most {nanoseconds / 1e3:g} us"
     return Goal(text, lambda result: result.median(OURS) <= nanoseconds)
 
 

@@ -232,3 +232,19 @@ def test_plots_are_drawn_the_same_each_time(tmp_path):
     first, second = (sorted((tmp_path / folder).iterdir()) for folder in ("one", "two"))
     assert [p.name for p in first] == ["cpu-curve-cpu-u-bytes.svg", "cpu-rows.svg"]
     assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
+
+
+def test_results_of_one_machine_can_be_merged(tmp_path):
+    one, two, other, out = (tmp_path / f"{name}.json" for name in ("one", "two", "other", "out"))
+    machine = {"gpu": "G", "cpu": "C", "revision": "r", "torch": "2", "load_at_end": "1"}
+    results_file.save(one, machine, [result("a", [1.0], [1.0]), result("b", [1.0], [1.0])], ["n"])
+    results_file.save(two, {**machine, "load_at_end": "2"}, [result("b", [5.0], [1.0])], ["n"])
+    results_file.save(other, {**machine, "gpu": "H"}, [result("c", [1.0], [1.0])], [])
+    assert run("merge", one, two, tmp_path / "gone.json", "--out", out).returncode == 0
+    environment, rows, notes = results_file.load(out)
+    assert [(row.name, row.samples[BASELINE]) for row in rows] == [("a", [1.0]), ("b", [5.0])]
+    assert environment["load_at_end"] == "2"
+    assert notes == ["gone: not measured", "n"]
+    refused = run("merge", one, other, "--out", out)
+    assert refused.returncode == 2
+    assert "gpu is H, not G" in refused.stderr

@@ -1,0 +1,130 @@
+"""The stages of `make gpu`: what each runs, and how long it may take."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from run_tests import ctest_command
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "build" / "gpu"
+
+Command = list[str]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage.
+
+    Attributes:
+        name: What ``--stage`` takes.
+        text: What it is for.
+        minutes: After so long it is ended; what it wrote until then stays.
+        commands: Returns what it runs, one after the other, or a sentence why it cannot.
+        environment: Variables that are set for it.
+    """
+
+    name: str
+    text: str
+    minutes: float
+    commands: Callable[[Path], list[Command] | str]
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+def _build(build_dir: Path) -> list[Command]:
+    tool = [sys.executable, str(ROOT / "tools" / "cmake_build.py")]
+    jobs = ["--jobs", str(os.cpu_count() or 1)]
+    return [[*tool, "--build-dir", str(build_dir), "--tests", *jobs]]
+
+
+def _ctest(build_dir: Path) -> list[Command]:
+    return [ctest_command(build_dir, cuda=True)]
+
+
+def _pytest(*arguments: str) -> Command:
+    return [sys.executable, "-m", "pytest", "-q", "-m", "cuda", *arguments]
+
+
+def find_sanitizer() -> str | None:
+    """Returns compute-sanitizer: of PATH, of the toolkit that CUDA_HOME names, or of the usual."""
+    homes = [os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), "/usr/local/cuda"]
+    folders = [os.environ.get("PATH", ""), *(str(Path(home) / "bin") for home in homes if home)]
+    return shutil.which("compute-sanitizer", path=os.pathsep.join(folders))
+
+
+def cuda_tests(build_dir: Path) -> list[Command]:
+    """Returns the commands of the C++ tests that need a GPU, as ctest knows them.
+
+    Raises:
+        subprocess.CalledProcessError: There is no build with tests in the folder.
+    """
+    command = [ctest_command(build_dir, cuda=True)[0], "--test-dir", str(build_dir)]
+    listed = subprocess.run(
+        [*command, "-L", "cuda", "--show-only=json-v1"], capture_output=True, text=True, check=True
+    )
+    tests = json.loads(listed.stdout)["tests"]
+    return [list(test["command"]) for test in tests if test.get("command")]
+
+
+def _sanitized(tool: str) -> Callable[[Path], list[Command] | str]:
+    def commands(build_dir: Path) -> list[Command] | str:
+        sanitizer = find_sanitizer()
+        if sanitizer is None:
+            return "compute-sanitizer is not installed: it comes with the CUDA toolkit"
+        try:
+            programs = cuda_tests(build_dir)
+        except (OSError, subprocess.CalledProcessError):
+            return f"{build_dir} holds no build with tests: run stage build first"
+        prefix = [sanitizer, "--tool", tool, "--error-exitcode", "9", "--print-limit", "20"]
+        kernels = _pytest("-x", "--timeout=600", "tests/python/ops")
+        return [[*prefix, *program] for program in [*programs, kernels]]
+
+    return commands
+
+
+def _bench(name: str, pattern: str, minutes: float) -> Callable[[Path], list[Command]]:
+    def commands(_: Path) -> list[Command]:
+        words = ["--device", "cuda", "--filter", pattern, "--minutes", f"{minutes:g}"]
+        out = ["--out", str(FOLDER / f"{name}-rows.json")]
+        return [[sys.executable, "-m", "benchmarks", *words, *out]]
+
+    return commands
+
+
+def _report(_: Path) -> list[Command]:
+    parts = [str(FOLDER / f"{name}-rows.json") for name in BENCHES]
+    return [
+        [sys.executable, "-m", "benchmarks", "merge", *parts],
+        [sys.executable, "-m", "benchmarks.report"],
+    ]
+
+
+# By stage: the rows, and the minutes that they are given; the stage may take half as long again.
+BENCHES: dict[str, tuple[str, float]] = {
+    "bench-micro": ("^cuda: (?!claim)(mm|linear|layer_norm|cat|relu|scale|unscale_|norm)", 1.5),
+    "bench-steps": (r"^cuda: (clip \+ )?step \+ update", 1.5),
+    "bench-training": ("^cuda: (digits|ResNet|ViT|BERT|GPT|12 blocks)", 3.0),
+    "bench-claims": ("^cuda: claim", 2.5),
+}
+# The sanitizer must see each allocation as one; torch's cache would hide overruns within a block.
+UNCACHED = (("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),)
+
+STAGES = [
+    Stage("build", "everything, for the GPUs that are there", 7, _build),
+    Stage("ctest", "C++ tests that need a GPU", 1, _ctest),
+    Stage("pytest", "Python tests that need a GPU", 2, lambda _: [_pytest()]),
+    Stage("memcheck", "the same kernels under memcheck", 1.5, _sanitized("memcheck"), UNCACHED),
+    Stage("racecheck", "the same kernels under racecheck", 1.25, _sanitized("racecheck"), UNCACHED),
+    *(
+        Stage(name, f"rows {pattern}", 1.35 * minutes, _bench(name, pattern, minutes))
+        for name, (pattern, minutes) in BENCHES.items()
+    ),
+    Stage("report", "one result of all rows, and the pages made of it", 0.5, _report),
+]
