@@ -14,8 +14,9 @@ from fastamp._paths import cmake_prefix_path, include_path
 
 _C = load(Path(__file__).resolve().parent)
 
+from fastamp import optim  # noqa: E402  (needs the native module)
 from fastamp._op_policies import op_policies  # noqa: E402
-from fastamp.autocast import autocast  # noqa: E402  (needs the native module)
+from fastamp.autocast import autocast  # noqa: E402
 from fastamp.grad_scaler import GradScaler  # noqa: E402
 from fastamp.install import install, is_installed, uninstall  # noqa: E402
 from fastamp.policy import (  # noqa: E402
@@ -55,6 +56,7 @@ __all__ = [
     "op_policies",
     "op_policy",
     "op_table",
+    "optim",
     "register_op",
     "reset_op_policies",
     "set_op_policy",
