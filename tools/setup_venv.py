@@ -18,7 +18,7 @@ else:
     from pip._vendor import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = ("build", "test", "demo", "bench", "lint")
+EXTRAS = ("build", "test", "demo", "bench", "thirdparty", "lint")
 # torchvision is pinned for this torch; for another one pip finds the one that fits.
 PINNED_TORCH = "torch==2.11.0"
 

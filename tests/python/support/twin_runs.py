@@ -1,0 +1,99 @@
+"""One job under plain torch.amp and under an installed fastamp, compared bit for bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils._pytree import tree_flatten_with_path
+
+import fastamp
+import fastamp._C as _C
+
+
+def seed() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """torch's own classes and kernels, seeded."""
+    assert not fastamp.is_installed()
+    with fastamp.disabled():
+        seed()
+        yield
+
+
+@contextmanager
+def installed_fastamp() -> Iterator[None]:
+    """fastamp in place of torch.amp, seeded."""
+    with fastamp.install():
+        seed()
+        yield
+
+
+@contextmanager
+def region_counts() -> Iterator[list[int]]:
+    """How many native regions of ``torch.autocast`` were open at each call of a module."""
+    counts: list[int] = []
+    hook = register_module_forward_pre_hook(lambda *_: counts.append(_C.open_torch_regions()))
+    try:
+        yield counts
+    finally:
+        hook.remove()
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    """Two trees of tensors and plain values are equal: structure, dtypes, shapes, bits."""
+    our_leaves, our_spec = tree_flatten_with_path(ours)
+    their_leaves, their_spec = tree_flatten_with_path(theirs)
+    assert our_spec == their_spec
+    for (path, a), (_, b) in zip(our_leaves, their_leaves, strict=True):
+        if isinstance(b, torch.Tensor):
+            torch.testing.assert_close(
+                a, b, rtol=0, atol=0, equal_nan=True, msg=lambda text, path=path: f"{path}: {text}"
+            )
+        else:
+            assert a == b or (a != a and b != b), f"{path}: {a} != {b}"
+
+
+def same_results(job: Callable[[], Any], witness: bool = True) -> Any:
+    """Runs ``job`` under torch.amp and under fastamp, requires equal results, returns ours.
+
+    Args:
+        job: Makes everything it needs anew; the generators are seeded before each call.
+        witness: Whether modules are called in ``torch.autocast`` regions, which then must be
+            native in our run and none of ours in torch's.
+    """
+    if not witness:
+        with plain_torch():
+            theirs = job()
+        with installed_fastamp():
+            ours = job()
+    else:
+        with region_counts() as counts, plain_torch():
+            theirs = job()
+        assert counts
+        assert not any(counts)
+        with region_counts() as counts, installed_fastamp():
+            ours = job()
+        assert any(counts)
+    assert_same(ours, theirs)
+    return ours
+
+
+def is_ours(scaler: Any) -> bool:
+    """Whether a scaler's class is what this run's ``torch.amp.GradScaler(...)`` must make."""
+    return isinstance(scaler, fastamp.GradScaler) == fastamp.is_installed()
+
+
+def parameters_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers on the CPU, for comparisons."""
+    return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
