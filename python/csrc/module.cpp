@@ -1,5 +1,6 @@
 #include "bind_cast_node.h"
 #include "bind_clear_cache.h"
+#include "bind_mirror.h"
 #include "bind_optim.h"
 #include "bind_policy.h"
 #include "bind_scaler.h"
@@ -32,7 +33,8 @@ PYBIND11_MODULE(_C, m) {
   m.doc() = "Native part of fastamp.";
   m.def("build_info", build_info);
   if (!fastamp::python::add_region_type(m.ptr()) ||
-      !fastamp::python::add_torch_region_functions(m.ptr())) {
+      !fastamp::python::add_torch_region_functions(m.ptr()) ||
+      !fastamp::python::add_mirror_type(m.ptr())) {
     throw py::error_already_set();
   }
   fastamp::python::bind_cast_node(m);

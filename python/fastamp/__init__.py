@@ -14,7 +14,8 @@ from fastamp._paths import cmake_prefix_path, include_path
 
 _C = load(Path(__file__).resolve().parent)
 
-from fastamp import optim  # noqa: E402  (needs the native module)
+from fastamp import amp, cpu, cuda, optim  # noqa: E402  (needs the native module)
+from fastamp._custom_function import custom_bwd, custom_fwd  # noqa: E402
 from fastamp._op_policies import op_policies  # noqa: E402
 from fastamp.autocast import autocast  # noqa: E402
 from fastamp.grad_scaler import GradScaler  # noqa: E402
@@ -46,9 +47,14 @@ __version__: str = build_info()["version"]
 __all__ = [
     "GradScaler",
     "__version__",
+    "amp",
     "autocast",
     "build_info",
     "cmake_prefix_path",
+    "cpu",
+    "cuda",
+    "custom_bwd",
+    "custom_fwd",
     "disabled",
     "include_path",
     "install",

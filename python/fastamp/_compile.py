@@ -74,13 +74,18 @@ def _as_torch(*args: Any, **kwargs: Any) -> Any:
     return torch.amp.autocast_mode.autocast(*args, **kwargs)
 
 
-def trace_as_torch_autocast(region_class: type) -> None:
-    """Lets dynamo trace our region class as it traces ``torch.autocast``."""
+def trace_as_torch_autocast(region_class: type, as_torch: Callable[..., Any] = _as_torch) -> None:
+    """Lets dynamo trace a region class of ours as it traces ``torch.autocast``.
+
+    Args:
+        region_class: The class.
+        as_torch: Makes torch's region from the class's arguments; may have no closure.
+    """
     import torch._dynamo
 
     torch._dynamo.substitute_in_graph(
         region_class, is_embedded_type=True, skip_signature_check=True
-    )(_as_torch)
+    )(as_torch)
 
 
 _eager_stance: Any = None

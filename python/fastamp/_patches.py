@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import fastamp._C as _C
@@ -19,6 +20,8 @@ class _Patch(NamedTuple):
         return self.owner.__dict__.get(self.name, _ABSENT) is self.value
 
     def __str__(self) -> str:
+        if isinstance(self.owner, ModuleType):
+            return f"{self.owner.__name__}.{self.name}"
         return f"{self.owner.__module__}.{self.owner.__qualname__}.{self.name}"
 
 
@@ -36,12 +39,12 @@ def _forget_new(cls: type) -> None:
 
 
 class Patches:
-    """A list of replaced class attributes that can be taken back exactly."""
+    """A list of replaced attributes of classes and modules that can be taken back exactly."""
 
     def __init__(self) -> None:
         self._patches: list[_Patch] = []
 
-    def replace(self, owner: type, name: str, value: Any) -> None:
+    def replace(self, owner: type | ModuleType, name: str, value: Any) -> None:
         """Sets ``owner.name`` and remembers what it was, or that it was not."""
         self._patches.append(_Patch(owner, name, value, owner.__dict__.get(name, _ABSENT)))
         setattr(owner, name, value)

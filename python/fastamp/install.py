@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import multiprocessing.spawn
 import os
 import threading
 from types import TracebackType
@@ -68,6 +69,20 @@ _new_scaler.__name__ = "__new__"
 _new_scaler.__signature__ = inspect.signature(TorchGradScaler.__init__)  # type: ignore[attr-defined]
 
 
+class _InstallInChild:
+    """Installs where it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return install, ()
+
+
+_preparation_data = multiprocessing.spawn.get_preparation_data
+
+
+def _preparation_data_with_us(name: str) -> dict[str, Any]:
+    return {**_preparation_data(name), "fastamp": _InstallInChild()}
+
+
 class Installation:
     """What :func:`install` returns; as a context manager it uninstalls at the end of its block.
 
@@ -101,8 +116,9 @@ def install() -> Installation:
     third-party libraries follow. Regions of ``torch.autocast`` and its deprecated spellings become
     fastamp's; ``torch.amp.GradScaler(...)`` (and ``torch.cuda.amp``'s, ``torch.cpu.amp``'s) makes a
     ``fastamp.GradScaler``. Scalers that exist already, and subclasses by others, stay as they are.
-    Also registers fastamp's autocast kernels where importing fastamp did not. Calling it again
-    changes nothing.
+    Also registers fastamp's autocast kernels where importing fastamp did not. Processes that
+    ``multiprocessing`` forks or spawns are installed, too; others are not. Calling it again changes
+    nothing.
 
     Returns:
         A context manager: ``with fastamp.install(): ...`` uninstalls at the end.
@@ -121,6 +137,7 @@ def install() -> Installation:
         patches.replace(TorchAutocast, "__enter__", _enter)
         patches.replace(TorchAutocast, "__exit__", _exit)
         patches.replace(TorchGradScaler, "__new__", staticmethod(_new_scaler))
+        patches.replace(multiprocessing.spawn, "get_preparation_data", _preparation_data_with_us)
         _patches = patches
         return Installation(is_first=True)
 

@@ -2,11 +2,60 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.cpu.amp.grad_scaler
 
+import fastamp.autocast
 import fastamp.grad_scaler
+from fastamp import _compile
+from fastamp._deprecated import check_device_type, warn_of_spelling
 
-__all__ = ["GradScaler"]
+__all__ = ["GradScaler", "autocast"]
+
+
+class autocast(fastamp.autocast.autocast):  # noqa: N801  (torch's name)
+    """``fastamp.autocast("cpu")`` with the arguments of ``torch.cpu.amp.autocast``.
+
+    Args:
+        enabled: As in ``fastamp.autocast``.
+        dtype: As there, but ``torch.bfloat16`` by default.
+        cache_enabled: As there, but ``True`` by default.
+        device_type: ``"cpu"``, if given at all. torch has no such argument; articles do.
+
+    Raises:
+        ValueError: ``device_type`` is another one.
+
+    Warns:
+        FutureWarning: Always, as torch's: the spelling is deprecated.
+    """
+
+    def __init__(
+        self,
+        enabled: bool = True,
+        dtype: torch.dtype = torch.bfloat16,
+        cache_enabled: bool = True,
+        *,
+        device_type: str = "cpu",
+    ) -> None:
+        """See the class."""
+        warn_of_spelling("cpu.amp.autocast(args...)", "amp.autocast('cpu', args...)")
+        check_device_type("cpu.amp.autocast", "cpu", device_type)
+        super().__init__("cpu", enabled=enabled, dtype=dtype, cache_enabled=cache_enabled)
+
+
+# dynamo follows no closure here.
+def _as_torch(
+    enabled: bool = True,
+    dtype: torch.dtype = torch.bfloat16,
+    cache_enabled: bool = True,
+    *,
+    device_type: str = "cpu",
+) -> Any:
+    return torch.amp.autocast_mode.autocast(device_type, dtype, enabled, cache_enabled)
+
+
+_compile.when_dynamo_loads(lambda: _compile.trace_as_torch_autocast(autocast, _as_torch))
 
 
 # torch's class comes first: its __init__ has the arguments and the warning, and goes on to ours.

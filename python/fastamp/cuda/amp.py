@@ -2,11 +2,70 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.cuda.amp.grad_scaler
+from torch.cuda.amp.common import amp_definitely_not_available
 
+import fastamp.autocast
 import fastamp.grad_scaler
+from fastamp import _compile, _custom_function
+from fastamp._apex import master_params, scale_loss
+from fastamp._deprecated import check_device_type, warn_of_spelling
 
-__all__ = ["GradScaler"]
+__all__ = [
+    "GradScaler",
+    "amp_definitely_not_available",
+    "autocast",
+    "custom_bwd",
+    "custom_fwd",
+    "master_params",
+    "scale_loss",
+]
+
+
+class autocast(fastamp.autocast.autocast):  # noqa: N801  (torch's name)
+    """``fastamp.autocast("cuda")`` with the arguments of ``torch.cuda.amp.autocast``.
+
+    Args:
+        enabled: As in ``fastamp.autocast``.
+        dtype: As there, but ``torch.float16`` by default.
+        cache_enabled: As there, but ``True`` by default.
+        device_type: ``"cuda"``, if given at all. torch has no such argument; articles do.
+
+    Raises:
+        ValueError: ``device_type`` is another one.
+
+    Warns:
+        FutureWarning: Always, as torch's: the spelling is deprecated.
+    """
+
+    def __init__(
+        self,
+        enabled: bool = True,
+        dtype: torch.dtype = torch.float16,
+        cache_enabled: bool = True,
+        *,
+        device_type: str = "cuda",
+    ) -> None:
+        """See the class."""
+        warn_of_spelling("cuda.amp.autocast(args...)", "amp.autocast('cuda', args...)")
+        check_device_type("cuda.amp.autocast", "cuda", device_type)
+        super().__init__("cuda", enabled=enabled, dtype=dtype, cache_enabled=cache_enabled)
+
+
+# dynamo follows no closure here.
+def _as_torch(
+    enabled: bool = True,
+    dtype: torch.dtype = torch.float16,
+    cache_enabled: bool = True,
+    *,
+    device_type: str = "cuda",
+) -> Any:
+    return torch.amp.autocast_mode.autocast(device_type, dtype, enabled, cache_enabled)
+
+
+_compile.when_dynamo_loads(lambda: _compile.trace_as_torch_autocast(autocast, _as_torch))
 
 
 # torch's class comes first: its __init__ has the arguments and the warning, and goes on to ours.
@@ -16,3 +75,15 @@ class GradScaler(torch.cuda.amp.grad_scaler.GradScaler, fastamp.grad_scaler.Grad
     Warns:
         FutureWarning: Always, as torch's: the spelling is deprecated.
     """
+
+
+def custom_fwd(fwd: Any = None, *, cast_inputs: torch.dtype | None = None) -> Any:
+    """``fastamp.custom_fwd(device_type="cuda")``; warns as torch's that it is deprecated."""
+    warn_of_spelling("cuda.amp.custom_fwd(args...)", "amp.custom_fwd(args..., device_type='cuda')")
+    return _custom_function.custom_fwd(fwd, device_type="cuda", cast_inputs=cast_inputs)
+
+
+def custom_bwd(bwd: Any) -> Any:
+    """``fastamp.custom_bwd(device_type="cuda")``; warns as torch's that it is deprecated."""
+    warn_of_spelling("cuda.amp.custom_bwd(args...)", "amp.custom_bwd(args..., device_type='cuda')")
+    return _custom_function.custom_bwd(bwd, device_type="cuda")

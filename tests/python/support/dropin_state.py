@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing.spawn
 from types import ModuleType
 from typing import Any
 
 import torch
+import torch._dynamo  # changes torch when it is loaded
 import torch.distributed.fsdp.sharded_grad_scaler
 import torch.nn.utils.clip_grad
 
@@ -19,6 +21,7 @@ CLASSES: list[type] = [
     torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler,
 ]
 MODULES: list[ModuleType] = [
+    multiprocessing.spawn,
     torch,
     torch.amp,
     torch.amp.autocast_mode,
@@ -44,7 +47,7 @@ def dropin_objects() -> dict[tuple[str, str], Any]:
             # torch imports some of its submodules when they are first used.
             if isinstance(owner, ModuleType) and isinstance(value, ModuleType):
                 continue
-            if name == "__slotnames__":  # copyreg's cache
+            if name in ("__slotnames__", "__warningregistry__", "__annotations__"):  # made late
                 continue
             objects[label, name] = value
             code = getattr(value, "__code__", None)

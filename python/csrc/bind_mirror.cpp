@@ -1,0 +1,77 @@
+#include "bind_mirror.h"
+
+#include <array>
+
+// In C, because fastamp.torch is on the path of every op a program calls: through a Python
+// __getattr__ each `torch.x` costs 50 times as much as through a module, this way about twice.
+namespace fastamp::python {
+namespace {
+
+/// New reference, or nullptr with no error set.
+PyObject* find(PyObject* module, PyObject* name) {
+  PyObject* value = PyDict_GetItemWithError(PyModule_GetDict(module), name);
+  Py_XINCREF(value);
+  return value;
+}
+
+/// New reference to the module that is mirrored, or nullptr before the mirror is set up.
+PyObject* mirrored_by(PyObject* mirror) {
+  static PyObject* const name = PyUnicode_InternFromString("__mirrored__");
+  PyObject* mirrored = find(mirror, name);
+  if (mirrored != nullptr && PyModule_Check(mirrored) == 0) {
+    Py_CLEAR(mirrored);
+  }
+  return mirrored;
+}
+
+PyObject* look_up(PyObject* self, PyObject* mirrored, PyObject* name) {
+  PyObject* value = find(mirrored, name);
+  if (value != nullptr || PyErr_Occurred() != nullptr) {
+    return value;
+  }
+  // What modules have from their type, such as __dict__ and __class__.
+  value = PyObject_GenericGetAttr(self, name);
+  if (value != nullptr || PyErr_ExceptionMatches(PyExc_AttributeError) == 0) {
+    return value;
+  }
+  PyErr_Clear();
+  return PyObject_GetAttr(mirrored, name);  // its own __getattr__, its own error
+}
+
+PyObject* mirror_getattro(PyObject* self, PyObject* name) {
+  PyObject* value = find(self, name);
+  if (value != nullptr || PyErr_Occurred() != nullptr) {
+    return value;
+  }
+  PyObject* mirrored = mirrored_by(self);
+  if (mirrored == nullptr) {
+    return PyObject_GenericGetAttr(self, name);
+  }
+  value = look_up(self, mirrored, name);
+  Py_DECREF(mirrored);
+  return value;
+}
+
+std::array<PyType_Slot, 2> g_slots{{
+    {Py_tp_getattro, reinterpret_cast<void*>(mirror_getattro)},
+    {0, nullptr},
+}};
+
+PyType_Spec g_spec{"fastamp._C.MirrorBase", 0, 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+                   g_slots.data()};
+
+}  // namespace
+
+bool add_mirror_type(PyObject* module) {
+  PyObject* type = PyType_FromSpecWithBases(&g_spec, reinterpret_cast<PyObject*>(&PyModule_Type));
+  if (type == nullptr) {
+    return false;
+  }
+  if (PyModule_AddObject(module, "MirrorBase", type) < 0) {
+    Py_DECREF(type);
+    return false;
+  }
+  return true;
+}
+
+}  // namespace fastamp::python

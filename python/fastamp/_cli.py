@@ -1,0 +1,59 @@
+"""The command line: runs other programs on fastamp, and tells about it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from fastamp import _cli_info, _cli_ops, _cli_run
+
+USAGE = """\
+usage: python -m fastamp SCRIPT [ARGUMENT ...]      run a script on fastamp, as python would
+       python -m fastamp -m MODULE [ARGUMENT ...]   the same with a module
+       python -m fastamp -c CODE [ARGUMENT ...]     the same with code
+       python -m fastamp - [ARGUMENT ...]           the same with the standard input
+       python -m fastamp info                       versions, devices, what is installed
+       python -m fastamp ops [--device {cpu,cuda}] [NAME]
+                                                    what autocast does with each op
+       python -m fastamp --version | --help
+
+A script that is called `info` or `ops` runs as ./info or ./ops.
+"""
+
+
+def _help(arguments: list[str]) -> None:  # noqa: ARG001
+    print(USAGE, end="")
+
+
+def _version(arguments: list[str]) -> None:  # noqa: ARG001
+    from fastamp import __version__
+
+    print(f"fastamp {__version__}")
+
+
+_COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "--help": _help,
+    "-h": _help,
+    "--version": _version,
+    "info": _cli_info.main,
+    "ops": _cli_ops.main,
+    "-m": _cli_run.run_module,
+    "-c": _cli_run.run_code,
+    "-": _cli_run.run_standard_input,
+}
+
+
+def main() -> None:
+    """Runs the command in ``sys.argv``; an exit code goes by SystemExit."""
+    arguments = sys.argv[1:]
+    if not arguments:
+        sys.stderr.write(USAGE)
+        sys.exit(2)
+    command = _COMMANDS.get(arguments[0])
+    if command is not None:
+        command(arguments[1:])
+    elif arguments[0].startswith("-"):
+        sys.stderr.write(f"{USAGE}python -m fastamp: unknown option {arguments[0]}\n")
+        sys.exit(2)
+    else:
+        _cli_run.run_script(arguments)

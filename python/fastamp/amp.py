@@ -1,0 +1,23 @@
+"""Mirror of ``torch.amp``, and the spellings that articles teach.
+
+``autocast``, ``GradScaler``, ``custom_fwd`` and ``custom_bwd`` are fastamp's; ``scale_loss`` and
+``master_params`` are those of NVIDIA apex.
+"""
+
+from torch.amp.autocast_mode import is_autocast_available
+
+from fastamp._apex import loss_scaler, master_params, scale_loss
+from fastamp._custom_function import custom_bwd, custom_fwd
+from fastamp.autocast import autocast
+from fastamp.grad_scaler import GradScaler
+
+__all__ = [
+    "GradScaler",
+    "autocast",
+    "custom_bwd",
+    "custom_fwd",
+    "is_autocast_available",
+    "loss_scaler",
+    "master_params",
+    "scale_loss",
+]

@@ -1,0 +1,1 @@
+from fastamp.cpu.amp import autocast as autocast

@@ -1,0 +1,3 @@
+from torch.amp.grad_scaler import OptState as OptState
+
+from fastamp.cpu.amp import GradScaler as GradScaler

@@ -1,0 +1,4 @@
+# isort: skip_file
+# Names of ours come first: a later star import leaves them.
+from fastamp.torch.cuda import amp as amp
+from torch.cuda import *  # type: ignore[no-redef]

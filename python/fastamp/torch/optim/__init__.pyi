@@ -1,0 +1,3 @@
+from torch.optim import *
+from torch.optim import lr_scheduler as lr_scheduler
+from torch.optim import swa_utils as swa_utils

@@ -1,0 +1,3 @@
+from torch.utils import *
+from torch.utils import checkpoint as checkpoint
+from torch.utils import data as data
