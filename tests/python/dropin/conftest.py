@@ -5,15 +5,18 @@ from collections.abc import Iterator
 import pytest
 
 import fastamp
-from support.dropin_state import changed_objects, dropin_objects
+import fastamp._C as _C
+from support.dropin_state import changed_objects, dispatch_state, dropin_objects
 
 
 @pytest.fixture(autouse=True)
 def torch_is_left_as_it_was() -> Iterator[None]:
-    before = dropin_objects()
+    before, threads_before = dropin_objects(), dispatch_state()
     yield
     fastamp.uninstall()
     assert changed_objects(before, dropin_objects()) == []
+    assert dispatch_state() == threads_before
+    assert _C.open_torch_regions() == 0
 
 
 @pytest.fixture

@@ -65,3 +65,15 @@ def changed_objects(
     absent = object()
     names = [*before, *(name for name in after if name not in before)]
     return [name for name in names if before.get(name, absent) is not after.get(name, absent)]
+
+
+def dispatch_state() -> tuple[Any, ...]:
+    """The registered autocast kernels, and the dispatch keys in force on this thread."""
+    keys = ("AutocastCPU", "AutocastCUDA")
+    return (
+        *(tuple(torch._C._dispatch_get_registrations_for_dispatch_key(key)) for key in keys),
+        str(torch._C._dispatch_tls_local_include_set()),
+        str(torch._C._dispatch_tls_local_exclude_set()),
+        torch._C._len_torch_function_stack(),
+        torch._C._len_torch_dispatch_stack(),
+    )
