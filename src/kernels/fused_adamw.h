@@ -31,6 +31,7 @@ struct FusedAdamwArgs {
   const std::optional<at::Tensor>& inv_scale;
   const std::optional<at::Tensor>& clip_coef;
   const std::optional<at::Tensor>& found_inf;
+  std::optional<double> clip_value;
   bool write_grads;
 
   StepArgs common() const;

@@ -178,6 +178,8 @@ std::vector<StepEntry> check_step(const StepArgs& args, const std::vector<StateL
   check_scalar(args, "inv_scale", args.inv_scale);
   check_scalar(args, "clip_coef", args.clip_coef);
   check_scalar(args, "found_inf", args.found_inf);
+  TORCH_CHECK_VALUE(!args.clip_value || *args.clip_value >= 0.0, args.fn,
+                    ": expected clip_value to be None or at least 0, got ", *args.clip_value);
   return entries;
 }
 

@@ -32,6 +32,7 @@ struct StepArgs {
   const std::optional<at::Tensor>& inv_scale;
   const std::optional<at::Tensor>& clip_coef;
   const std::optional<at::Tensor>& found_inf;
+  std::optional<double> clip_value;
   bool write_grads;
 };
 
@@ -94,7 +95,7 @@ DenseStep make_dense(const std::vector<StepEntry>& entries, bool write_grads);
 /// The learning rate of a group. A tensor on the CPU is read now, one on CUDA by the kernel.
 LearningRate learning_rate(const StepArgs& args, std::size_t group);
 
-/// Address of a device scalar, or null for None.
-const float* scalar_pointer(const std::optional<at::Tensor>& t);
+/// The gate of a checked call.
+GateArgs gate_args(const StepArgs& args);
 
 }  // namespace fastamp::kernels

@@ -1,8 +1,10 @@
 // From checked lists of tensors to pointers into dense memory.
 
+#include "kernels/amp_args.h"
 #include "kernels/step_entries.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace fastamp::kernels {
 namespace {
@@ -102,8 +104,13 @@ LearningRate learning_rate(const StepArgs& args, std::size_t group) {
   return rate;
 }
 
-const float* scalar_pointer(const std::optional<at::Tensor>& t) {
-  return t && t->defined() ? t->const_data_ptr<float>() : nullptr;
+GateArgs gate_args(const StepArgs& args) {
+  const auto pointer = [](const std::optional<at::Tensor>& t) {
+    return given(t) ? t->const_data_ptr<float>() : nullptr;
+  };
+  constexpr double kNoClamp = std::numeric_limits<double>::infinity();
+  return {pointer(args.inv_scale), pointer(args.clip_coef), pointer(args.found_inf),
+          static_cast<float>(args.clip_value.value_or(kNoClamp)), args.write_grads};
 }
 
 }  // namespace fastamp::kernels

@@ -5,71 +5,90 @@
 // version of what was mutated, so that backward notices an edited saved tensor and caches keyed on
 // versions stay right.
 
+#include "kernels/amp_args.h"
+#include "kernels/fused_adamw.h"
+#include "kernels/fused_sgd.h"
 #include "ops/inplace.h"
 
 #include <fastamp/ops/amp_ops.h>
+#include <fastamp/ops/fused_steps.h>
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
 namespace fastamp::ops {
 namespace {
 
-void unscale_and_check_inplace(c10::DispatchKeySet keys, at::TensorList grads,
-                               const at::Tensor& inv_scale, const at::Tensor& found_inf) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("fastamp::unscale_and_check_", "")
-                             .typed<decltype(unscale_and_check_)>();
-  op.redispatch(keys & c10::after_ADInplaceOrView_keyset, grads, inv_scale, found_inf);
-  bump_versions(grads);
-  bump_version(found_inf);
+using kernels::FusedAdamwArgs;
+using kernels::FusedSgdArgs;
+using kernels::NormArgs;
+using kernels::UnscaleArgs;
+using kernels::UpdateScaleArgs;
+
+void bump_unscale(const UnscaleArgs& args) {
+  bump_versions(args.grads);
+  bump_version(args.found_inf);
+  bump_version(args.sum_of_squares);
+  bump_version(args.non_finite_counts);
 }
 
-void norm_and_check_inplace(c10::DispatchKeySet keys, at::TensorList grads,
-                            const at::Tensor& inv_scale, const at::Tensor& found_inf,
-                            const at::Tensor& sum_of_squares,
-                            const std::optional<at::Tensor>& per_tensor_found_inf) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("fastamp::norm_and_check_", "")
-                             .typed<decltype(norm_and_check_)>();
-  op.redispatch(keys & c10::after_ADInplaceOrView_keyset, grads, inv_scale, found_inf,
-                sum_of_squares, per_tensor_found_inf);
-  bump_version(found_inf);
-  bump_version(sum_of_squares);
-  if (per_tensor_found_inf) {
-    bump_version(*per_tensor_found_inf);
+void bump_norm(const NormArgs& args) {
+  bump_version(args.found_inf);
+  bump_version(args.sum_of_squares);
+  bump_version(args.non_finite_counts);
+  bump_version(args.clip_coef);
+  bump_version(args.total_norm);
+}
+
+void bump_update_scale(const UpdateScaleArgs& args) {
+  bump_version(args.scale);
+  bump_version(args.growth_tracker);
+  bump_version(args.hysteresis_tracker);
+  bump_version(args.inv_scale);
+  bump_version(args.history);
+  bump_version(args.history_count);
+}
+
+void bump_sgd(const FusedSgdArgs& args) {
+  bump_versions(args.params);
+  bump_versions(args.momentum_buffers);
+  bump_versions(args.momentum_steps);
+  bump_versions(args.masters);
+  if (args.write_grads) {
+    bump_versions(args.grads);
   }
 }
 
-void update_scale_inplace(c10::DispatchKeySet keys, const at::Tensor& scale,
-                          const at::Tensor& growth_tracker, const at::Tensor& found_inf,
-                          double growth_factor, double backoff_factor, int64_t growth_interval,
-                          const std::optional<at::Tensor>& hysteresis_tracker, int64_t hysteresis,
-                          std::optional<double> min_scale, std::optional<double> max_scale) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("fastamp::update_scale_", "")
-                             .typed<decltype(update_scale_)>();
-  op.redispatch(keys & c10::after_ADInplaceOrView_keyset, scale, growth_tracker, found_inf,
-                growth_factor, backoff_factor, growth_interval, hysteresis_tracker, hysteresis,
-                min_scale, max_scale);
-  bump_version(scale);
-  bump_version(growth_tracker);
-  if (hysteresis_tracker) {
-    bump_version(*hysteresis_tracker);
+void bump_adamw(const FusedAdamwArgs& args) {
+  bump_versions(args.params);
+  bump_versions(args.exp_avgs);
+  bump_versions(args.exp_avg_sqs);
+  bump_versions(args.max_exp_avg_sqs);
+  bump_versions(args.state_steps);
+  bump_versions(args.masters);
+  if (args.write_grads) {
+    bump_versions(args.grads);
   }
 }
 
 }  // namespace
-}  // namespace fastamp::ops
 
 TORCH_LIBRARY_IMPL(fastamp, Autograd, m) {
-  m.impl("unscale_and_check_", torch::CppFunction::makeFallthrough());
-  m.impl("norm_and_check_", torch::CppFunction::makeFallthrough());
-  m.impl("update_scale_", torch::CppFunction::makeFallthrough());
+  for (const char* name :
+       {"unscale_and_check_", "norm_and_check_", "update_scale_", "fused_sgd_", "fused_adamw_"}) {
+    m.impl(name, torch::CppFunction::makeFallthrough());
+  }
 }
 
 TORCH_LIBRARY_IMPL(fastamp, ADInplaceOrView, m) {
-  m.impl("unscale_and_check_", fastamp::ops::unscale_and_check_inplace);
-  m.impl("norm_and_check_", fastamp::ops::norm_and_check_inplace);
-  m.impl("update_scale_", fastamp::ops::update_scale_inplace);
+  m.impl("unscale_and_check_", Inplace<UnscaleArgs, unscale_and_check_, bump_unscale>::named(
+                                   "fastamp::unscale_and_check_"));
+  m.impl("norm_and_check_",
+         Inplace<NormArgs, norm_and_check_, bump_norm>::named("fastamp::norm_and_check_"));
+  m.impl("update_scale_", Inplace<UpdateScaleArgs, update_scale_, bump_update_scale>::named(
+                              "fastamp::update_scale_"));
+  m.impl("fused_sgd_", Inplace<FusedSgdArgs, fused_sgd_, bump_sgd>::named("fastamp::fused_sgd_"));
+  m.impl("fused_adamw_",
+         Inplace<FusedAdamwArgs, fused_adamw_, bump_adamw>::named("fastamp::fused_adamw_"));
 }
+
+}  // namespace fastamp::ops

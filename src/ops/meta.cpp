@@ -1,27 +1,29 @@
 // Meta kernels: the checks of the real ones, no data. Fake tensors and torch.compile call these.
 
-#include "kernels/amp_checks.h"
+#include "ops/from_args.h"
+#include "ops/op_checks.h"
+
+#include <fastamp/ops/amp_ops.h>
+#include <fastamp/ops/fused_steps.h>
 
 #include <torch/library.h>
 
 namespace fastamp::ops {
-namespace {
 
-void update_scale_meta(const at::Tensor& scale, const at::Tensor& growth_tracker,
-                       const at::Tensor& found_inf, double growth_factor, double backoff_factor,
-                       int64_t growth_interval, const std::optional<at::Tensor>& hysteresis_tracker,
-                       int64_t hysteresis, std::optional<double> min_scale,
-                       std::optional<double> max_scale) {
-  kernels::check_update_scale_args(scale, growth_tracker, found_inf, growth_factor, backoff_factor,
-                                   growth_interval, hysteresis_tracker, hysteresis, min_scale,
-                                   max_scale);
-}
-
-}  // namespace
-}  // namespace fastamp::ops
+using kernels::FusedAdamwArgs;
+using kernels::FusedSgdArgs;
+using kernels::NormArgs;
+using kernels::UnscaleArgs;
+using kernels::UpdateScaleArgs;
 
 TORCH_LIBRARY_IMPL(fastamp, Meta, m) {
-  m.impl("unscale_and_check_", fastamp::kernels::check_unscale_args);
-  m.impl("norm_and_check_", fastamp::kernels::check_norm_args);
-  m.impl("update_scale_", fastamp::ops::update_scale_meta);
+  m.impl("unscale_and_check_",
+         FromArgs<UnscaleArgs, kernels::check_unscale>::of(unscale_and_check_));
+  m.impl("norm_and_check_", FromArgs<NormArgs, kernels::check_norm>::of(norm_and_check_));
+  m.impl("update_scale_",
+         FromArgs<UpdateScaleArgs, kernels::check_update_scale>::of(update_scale_));
+  m.impl("fused_sgd_", FromArgs<FusedSgdArgs, check_sgd>::of(fused_sgd_));
+  m.impl("fused_adamw_", FromArgs<FusedAdamwArgs, check_adamw>::of(fused_adamw_));
 }
+
+}  // namespace fastamp::ops

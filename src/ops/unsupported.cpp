@@ -1,7 +1,11 @@
 // Where there is no kernel (sparse gradients, other devices) the call ends in one sentence about
 // the argument, not in torch's list of backends.
 
-#include "kernels/amp_checks.h"
+#include "ops/from_args.h"
+#include "ops/op_checks.h"
+
+#include <fastamp/ops/amp_ops.h>
+#include <fastamp/ops/fused_steps.h>
 
 #include <c10/util/Exception.h>
 #include <torch/library.h>
@@ -9,42 +13,50 @@
 namespace fastamp::ops {
 namespace {
 
-void unscale_and_check_unsupported(at::TensorList grads, const at::Tensor& inv_scale,
-                                   const at::Tensor& found_inf) {
-  kernels::check_unscale_args(grads, inv_scale, found_inf);
+using kernels::FusedAdamwArgs;
+using kernels::FusedSgdArgs;
+using kernels::NormArgs;
+using kernels::UnscaleArgs;
+using kernels::UpdateScaleArgs;
+
+[[noreturn]] void refuse(const char* fn, c10::Device device) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      false, "unscale_and_check_: expected tensors on cpu or, in a CUDA build, on cuda, got ",
-      inv_scale.device());
+      false, fn, ": expected tensors on cpu or, in a CUDA build, on cuda, got ", device);
 }
 
-void norm_and_check_unsupported(at::TensorList grads, const at::Tensor& inv_scale,
-                                const at::Tensor& found_inf, const at::Tensor& sum_of_squares,
-                                const std::optional<at::Tensor>& per_tensor_found_inf) {
-  kernels::check_norm_args(grads, inv_scale, found_inf, sum_of_squares, per_tensor_found_inf);
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false, "norm_and_check_: expected tensors on cpu or, in a CUDA build, on cuda, got ",
-      inv_scale.device());
+void refuse_unscale(const UnscaleArgs& args) {
+  kernels::check_unscale(args);
+  refuse("unscale_and_check_", args.inv_scale.device());
 }
 
-void update_scale_unsupported(const at::Tensor& scale, const at::Tensor& growth_tracker,
-                              const at::Tensor& found_inf, double growth_factor,
-                              double backoff_factor, int64_t growth_interval,
-                              const std::optional<at::Tensor>& hysteresis_tracker,
-                              int64_t hysteresis, std::optional<double> min_scale,
-                              std::optional<double> max_scale) {
-  kernels::check_update_scale_args(scale, growth_tracker, found_inf, growth_factor, backoff_factor,
-                                   growth_interval, hysteresis_tracker, hysteresis, min_scale,
-                                   max_scale);
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false, "update_scale_: expected tensors on cpu or, in a CUDA build, on cuda, got ",
-      scale.device());
+void refuse_norm(const NormArgs& args) {
+  kernels::check_norm(args);
+  refuse("norm_and_check_", args.inv_scale.device());
+}
+
+void refuse_update_scale(const UpdateScaleArgs& args) {
+  kernels::check_update_scale(args);
+  refuse("update_scale_", args.scale.device());
+}
+
+void refuse_sgd(const FusedSgdArgs& args) {
+  check_sgd(args);
+  refuse("fused_sgd_", args.params[0].device());
+}
+
+void refuse_adamw(const FusedAdamwArgs& args) {
+  check_adamw(args);
+  refuse("fused_adamw_", args.params[0].device());
 }
 
 }  // namespace
-}  // namespace fastamp::ops
 
 TORCH_LIBRARY_IMPL(fastamp, CompositeExplicitAutograd, m) {
-  m.impl("unscale_and_check_", fastamp::ops::unscale_and_check_unsupported);
-  m.impl("norm_and_check_", fastamp::ops::norm_and_check_unsupported);
-  m.impl("update_scale_", fastamp::ops::update_scale_unsupported);
+  m.impl("unscale_and_check_", FromArgs<UnscaleArgs, refuse_unscale>::of(unscale_and_check_));
+  m.impl("norm_and_check_", FromArgs<NormArgs, refuse_norm>::of(norm_and_check_));
+  m.impl("update_scale_", FromArgs<UpdateScaleArgs, refuse_update_scale>::of(update_scale_));
+  m.impl("fused_sgd_", FromArgs<FusedSgdArgs, refuse_sgd>::of(fused_sgd_));
+  m.impl("fused_adamw_", FromArgs<FusedAdamwArgs, refuse_adamw>::of(fused_adamw_));
 }
+
+}  // namespace fastamp::ops

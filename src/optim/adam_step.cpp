@@ -15,7 +15,7 @@ void with_arguments(const Lists& lists, const StepGate& gate, const Call& call) 
        lists.max_exp_avg_sqs.list(), lists.steps.list(), lists.masters.list(), lists.group_sizes,
        lists.lr, lists.beta1, lists.beta2, lists.eps, lists.weight_decay, lists.decoupled,
        lists.amsgrad, lists.maximize, rates, here.inv_scale, here.clip_coef, here.found_inf,
-       here.write_grads);
+       here.clip_value, here.write_grads);
 }
 
 }  // namespace

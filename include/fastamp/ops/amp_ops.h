@@ -27,15 +27,22 @@ namespace fastamp::ops {
 /// @param inv_scale  float32 tensor of one element on that device: 1 / loss scale, dimensionless.
 /// @param found_inf  float32 tensor of one element on that device: set to 1 if any element of any
 ///                   gradient is inf or NaN, else left as it is.
+/// @param sum_of_squares  None, or float64, one element: overwritten with what norm_and_check_
+///                   would have put there before the call, taken in the same pass. Squares of
+///                   float64 gradients are rounded, and overflow beyond 1e154.
+/// @param non_finite_counts  None, or as norm_and_check_ has it.
 /// @throws c10::TypeError   a dtype is not among those above.
 /// @throws c10::ValueError  a tensor is undefined, on another device, not strided, overlaps itself,
-///                          or inv_scale or found_inf has not one element. Nothing was changed.
+///                          or another argument is not of the shape above. Nothing was changed.
 /// @throws c10::NotImplementedError  the tensors are on a device other than CPU and CUDA.
 /// @note CUDA: asynchronous on the current stream of the gradients' device, no host sync, one
-///       launch for all tensors and dtypes; while a stream is captured, one per 1624 tensors. CPU:
-///       uses at::get_num_threads() threads. Thread-safe for disjoint tensors.
-FASTAMP_API void unscale_and_check_(at::TensorList grads, const at::Tensor& inv_scale,
-                                    const at::Tensor& found_inf);
+///       launch for all tensors and dtypes; while a stream is captured, one per 1624 tensors (902
+///       with the sum or the counts, which cost a launch more). CPU: uses at::get_num_threads()
+///       threads. Thread-safe for disjoint tensors.
+FASTAMP_API void unscale_and_check_(
+    at::TensorList grads, const at::Tensor& inv_scale, const at::Tensor& found_inf,
+    const std::optional<at::Tensor>& sum_of_squares = std::nullopt,
+    const std::optional<at::Tensor>& non_finite_counts = std::nullopt);
 
 /// Reads gradients once and tells their norm and whether any is non-finite; writes no gradient.
 ///
@@ -52,8 +59,15 @@ FASTAMP_API void unscale_and_check_(at::TensorList grads, const at::Tensor& inv_
 /// @param found_inf       float32, one element: set to 1 if any element of any gradient is inf or
 ///                        NaN, else left as it is.
 /// @param sum_of_squares  float64, one element: overwritten.
-/// @param per_tensor_found_inf  None, or float32, contiguous, of shape [number of gradients]:
-///                        element i is set to 1 if grads[i] has inf or NaN, else left as it is.
+/// @param non_finite_counts  None, or int64, contiguous, of shape [number of gradients, 2]: how
+///                        many elements of each gradient are inf, and how many NaN. Written, all of
+///                        it, only if this call saw one: else it still tells of the last overflow.
+/// @param max_norm        None, or the bound of clip_coef; not checked, like torch's.
+/// @param clip_coef       None, or float32, one element, with max_norm: overwritten with
+///                        min(1, max_norm / (total_norm + 1e-6)), the factor that
+///                        torch.nn.utils.clip_grad_norm_ would apply, in its fp32 arithmetic. It is
+///                        0 or NaN after inf or NaN, as torch's.
+/// @param total_norm      None, or float32, one element: overwritten with sqrt(sum_of_squares).
 /// @throws c10::TypeError   a dtype is not among those above.
 /// @throws c10::ValueError  a tensor is undefined, on another device, not strided, or not of the
 ///                          shape above. Nothing was changed.
@@ -61,10 +75,12 @@ FASTAMP_API void unscale_and_check_(at::TensorList grads, const at::Tensor& inv_
 /// @note CUDA: asynchronous on the current stream, no host sync, two launches (while a stream is
 ///       captured one more per 902 tensors). CPU: uses at::get_num_threads() threads. Thread-safe
 ///       where what is written is disjoint.
-FASTAMP_API void norm_and_check_(
-    at::TensorList grads, const at::Tensor& inv_scale, const at::Tensor& found_inf,
-    const at::Tensor& sum_of_squares,
-    const std::optional<at::Tensor>& per_tensor_found_inf = std::nullopt);
+FASTAMP_API void norm_and_check_(at::TensorList grads, const at::Tensor& inv_scale,
+                                 const at::Tensor& found_inf, const at::Tensor& sum_of_squares,
+                                 const std::optional<at::Tensor>& non_finite_counts = std::nullopt,
+                                 std::optional<double> max_norm = std::nullopt,
+                                 const std::optional<at::Tensor>& clip_coef = std::nullopt,
+                                 const std::optional<at::Tensor>& total_norm = std::nullopt);
 
 /// Adjusts the loss scale after a step: backoff on overflow, growth after a run of clean steps.
 ///
@@ -92,10 +108,20 @@ FASTAMP_API void norm_and_check_(
 /// @param hysteresis          >= 1; 1 backs off at each overflow.
 /// @param min_scale           Lower bound, or none. Rounded to fp32.
 /// @param max_scale           Upper bound, or none. Rounded to fp32.
+/// @param inv_scale           None, or float32, one element: overwritten with 1 / scale, the scale
+///                            being the new one; divided in fp64 and rounded once.
+/// @param norm                None, or float32 or float64, one element: the norm of the step's
+///                            gradients, for the history.
+/// @param history             None, or float32, contiguous, of shape [capacity >= 1, 4], with
+///                            history_count. Row history_count % capacity becomes (scale before the
+///                            call, 1 if the step overflowed else 0, norm or NaN, growth tracker
+///                            after the call).
+/// @param history_count       int64, one element: rows ever written; + 1.
 /// @throws c10::TypeError   a tensor has another dtype.
 /// @throws c10::ValueError  a tensor is undefined, has not one element, is not strided or is on
 ///                          another device; hysteresis is not in [1, 2^31) or lacks its tracker; a
-///                          bound is NaN or min_scale > max_scale. Nothing was changed.
+///                          bound is NaN or min_scale > max_scale; the history is of another shape
+///                          or lacks its count. Nothing was changed.
 /// @throws c10::NotImplementedError  the tensors are on a device other than CPU and CUDA.
 /// @note Asynchronous on CUDA (current stream), no host sync, one launch; safe in graph capture.
 FASTAMP_API void update_scale_(const at::Tensor& scale, const at::Tensor& growth_tracker,
@@ -104,6 +130,10 @@ FASTAMP_API void update_scale_(const at::Tensor& scale, const at::Tensor& growth
                                const std::optional<at::Tensor>& hysteresis_tracker = std::nullopt,
                                int64_t hysteresis = 1,
                                std::optional<double> min_scale = std::nullopt,
-                               std::optional<double> max_scale = std::nullopt);
+                               std::optional<double> max_scale = std::nullopt,
+                               const std::optional<at::Tensor>& inv_scale = std::nullopt,
+                               const std::optional<at::Tensor>& norm = std::nullopt,
+                               const std::optional<at::Tensor>& history = std::nullopt,
+                               const std::optional<at::Tensor>& history_count = std::nullopt);
 
 }  // namespace fastamp::ops

@@ -18,15 +18,17 @@ namespace fastamp::ops {
 /// Parameters are listed group after group; group g owns the next group_sizes[g] of them, and the
 /// lists of hyperparameters have an element for each group. For each element, in fp32, with fused
 /// multiply-adds where torch's CPU kernels have them:
-///   g = grad * inv_scale * clip_coef, negated if maximize;  g += weight_decay * w, unless that is
-///   0 with momentum: b = momentum * b + (1 - dampening) * g, or b = g at the first step;
+///   g = clamp(grad * inv_scale * clip_coef, -clip_value, clip_value), negated if maximize
+///   g += weight_decay * w, unless that is 0
+///   with momentum: b = momentum * b + (1 - dampening) * g, or b = g at the first step;
 ///                  g = nesterov ? g + momentum * b : b
 ///   w -= lr * g
 /// w is the parameter, or for a 16-bit parameter its fp32 master weight, from which the parameter
 /// is then rounded to nearest even. The step is skipped where found_inf is not 0 (NaN and 2 count):
 /// parameters, masters, buffers and step counters then keep their bits, and a first step is still
 /// to come. Gradients are left unscaled and clipped, skipped or not, as torch.amp leaves them;
-/// with write_grads false they are only read. They are not written either if both factors are 1.
+/// with write_grads false they are only read. They are not written either if both factors are 1 and
+/// there is no clip_value.
 ///
 /// @param params  Strided, not overlapping, on one device; float32, float16 or bfloat16, mixed. At
 ///                least one. In place. No two tensors of a call may share memory.
@@ -41,8 +43,11 @@ namespace fastamp::ops {
 ///                device of params or on the CPU, that replaces lr[g]. Read on the device.
 /// @param inv_scale, clip_coef, found_inf  float32, one element, on the device of params; None
 ///                stands for 1, 1 and 0.
+/// @param clip_value  None, or at least 0: the greatest magnitude of an element, as
+///                torch.nn.utils.clip_grad_value_ has it. A NaN stays.
 /// @throws c10::TypeError   a dtype is not among those above.
-/// @throws c10::ValueError  lists, shapes or devices do not fit. Nothing was changed.
+/// @throws c10::ValueError  lists, shapes or devices do not fit, or clip_value is negative or NaN.
+///                Nothing was changed.
 /// @throws c10::NotImplementedError  the tensors are on a device other than CPU and CUDA.
 /// @note CUDA: asynchronous on the current stream, no host sync; one launch per 32 groups, and one
 ///       for the counters if there is momentum. Strided tensors, or those of one parameter whose
@@ -56,15 +61,16 @@ FASTAMP_API void fused_sgd_(at::TensorList params, at::TensorList grads,
                             const c10::List<bool>& nesterov, const c10::List<bool>& maximize,
                             at::TensorList lr_tensors, const std::optional<at::Tensor>& inv_scale,
                             const std::optional<at::Tensor>& clip_coef,
-                            const std::optional<at::Tensor>& found_inf, bool write_grads);
+                            const std::optional<at::Tensor>& found_inf,
+                            std::optional<double> clip_value, bool write_grads);
 
 /// One step of Adam or AdamW for all parameter groups at once, with the arithmetic of
 /// torch.optim.Adam and AdamW (foreach, not capturable).
 ///
-/// Lists, gate (inv_scale, clip_coef, found_inf), write_grads, masters, lr_tensors, errors and
-/// notes are those of fused_sgd_. For each element, in fp32, constants in fp64 rounded once, t =
-/// steps + 1:
-///   g = grad * inv_scale * clip_coef, negated if maximize
+/// Lists, gate (inv_scale, clip_coef, found_inf, clip_value), write_grads, masters, lr_tensors,
+/// errors and notes are those of fused_sgd_. For each element, in fp32, constants in fp64 rounded
+/// once, t = steps + 1:
+///   g = clamp(grad * inv_scale * clip_coef, -clip_value, clip_value), negated if maximize
 ///   decoupled (AdamW): w *= 1 - lr * weight_decay;  else (Adam): g += weight_decay * w
 ///   m = lerp(m, g, 1 - beta1);  v = beta2 * v + (1 - beta2) * g * g;  amsgrad: v' = max(v', v)
 ///   w -= lr / (1 - beta1^t) * m / (sqrt(v or v') / sqrt(1 - beta2^t) + eps)
@@ -75,16 +81,14 @@ FASTAMP_API void fused_sgd_(at::TensorList params, at::TensorList grads,
 ///                    The moments of one parameter have one dtype.
 /// @param state_steps float32, one element each, on the device of params, one for each parameter:
 ///                    steps the moments have seen. In place: + 1, unless the step is skipped.
-FASTAMP_API void fused_adamw_(at::TensorList params, at::TensorList grads, at::TensorList exp_avgs,
-                              at::TensorList exp_avg_sqs, at::TensorList max_exp_avg_sqs,
-                              at::TensorList state_steps, at::TensorList masters,
-                              at::IntArrayRef group_sizes, at::ArrayRef<double> lr,
-                              at::ArrayRef<double> beta1, at::ArrayRef<double> beta2,
-                              at::ArrayRef<double> eps, at::ArrayRef<double> weight_decay,
-                              const c10::List<bool>& decoupled, const c10::List<bool>& amsgrad,
-                              const c10::List<bool>& maximize, at::TensorList lr_tensors,
-                              const std::optional<at::Tensor>& inv_scale,
-                              const std::optional<at::Tensor>& clip_coef,
-                              const std::optional<at::Tensor>& found_inf, bool write_grads);
+FASTAMP_API void fused_adamw_(
+    at::TensorList params, at::TensorList grads, at::TensorList exp_avgs,
+    at::TensorList exp_avg_sqs, at::TensorList max_exp_avg_sqs, at::TensorList state_steps,
+    at::TensorList masters, at::IntArrayRef group_sizes, at::ArrayRef<double> lr,
+    at::ArrayRef<double> beta1, at::ArrayRef<double> beta2, at::ArrayRef<double> eps,
+    at::ArrayRef<double> weight_decay, const c10::List<bool>& decoupled,
+    const c10::List<bool>& amsgrad, const c10::List<bool>& maximize, at::TensorList lr_tensors,
+    const std::optional<at::Tensor>& inv_scale, const std::optional<at::Tensor>& clip_coef,
+    const std::optional<at::Tensor>& found_inf, std::optional<double> clip_value, bool write_grads);
 
 }  // namespace fastamp::ops

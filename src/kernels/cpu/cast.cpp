@@ -6,52 +6,30 @@
 
 #include "kernels/cpu/cast.h"
 
-#include "kernels/cpu/convert.h"
-#include "kernels/cpu/isa.h"
+#include "kernels/cpu/copies.h"
 
 namespace fastamp::kernels::cpu {
 namespace {
 
 using c10::ScalarType;
 
-template <typename Convert>
-FASTAMP_HOST_DEVICE void cast_dispatch(const void* in, ScalarType from, void* out, ScalarType to,
-                                       std::int64_t n) {
-  if (to == c10::kBFloat16) {
-    Convert::narrow(static_cast<const float*>(in), static_cast<c10::BFloat16*>(out), n);
-  } else if (to == c10::kHalf) {
-    Convert::narrow(static_cast<const float*>(in), static_cast<c10::Half*>(out), n);
-  } else if (from == c10::kBFloat16) {
-    Convert::widen(static_cast<const c10::BFloat16*>(in), static_cast<float*>(out), n);
-  } else {
-    Convert::widen(static_cast<const c10::Half*>(in), static_cast<float*>(out), n);
+struct CastBody {
+  template <typename Convert>
+  static FASTAMP_HOST_DEVICE void run(const void* in, ScalarType from, void* out, ScalarType to,
+                                      std::int64_t n) {
+    if (to == c10::kBFloat16) {
+      Convert::narrow(static_cast<const float*>(in), static_cast<c10::BFloat16*>(out), n);
+    } else if (to == c10::kHalf) {
+      Convert::narrow(static_cast<const float*>(in), static_cast<c10::Half*>(out), n);
+    } else if (from == c10::kBFloat16) {
+      Convert::widen(static_cast<const c10::BFloat16*>(in), static_cast<float*>(out), n);
+    } else {
+      Convert::widen(static_cast<const c10::Half*>(in), static_cast<float*>(out), n);
+    }
   }
-}
+};
 
-using CastFn = void (*)(const void*, ScalarType, void*, ScalarType, std::int64_t);
-
-void cast_baseline(const void* in, ScalarType from, void* out, ScalarType to, std::int64_t n) {
-  cast_dispatch<BaselineConvert>(in, from, out, to, n);
-}
-
-#ifdef FASTAMP_X86_TARGETS
-FASTAMP_TARGET_AVX2 void cast_avx2(const void* in, ScalarType from, void* out, ScalarType to,
-                                   std::int64_t n) {
-  cast_dispatch<Avx2Convert>(in, from, out, to, n);
-}
-#endif
-
-CastFn cast_function() {
-  switch (best_isa()) {
-#ifdef FASTAMP_X86_TARGETS
-    case Isa::kAvx512:
-    case Isa::kAvx2:
-      return cast_avx2;
-#endif
-    default:
-      return cast_baseline;
-  }
-}
+using CastFn = void(const void*, ScalarType, void*, ScalarType, std::int64_t);
 
 constexpr bool is_16_bit(ScalarType dtype) {
   return dtype == c10::kHalf || dtype == c10::kBFloat16;
@@ -64,7 +42,7 @@ bool can_cast(ScalarType from, ScalarType to) {
 }
 
 void cast_contiguous(const void* in, ScalarType from, void* out, ScalarType to, std::int64_t n) {
-  static const CastFn cast = cast_function();
+  static auto* const cast = best_copy<CastBody, CastFn>();
   cast(in, from, out, to, n);
 }
 

@@ -50,9 +50,8 @@ void fused_adamw_cpu(const FusedAdamwArgs& args) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const auto step = make_dense(entries, args.write_grads);
   const auto groups = adam_groups(args);
-  const auto gate = StepGate::read(scalar_pointer(args.inv_scale), scalar_pointer(args.clip_coef),
-                                   scalar_pointer(args.found_inf));
-  cpu::run_step(AdamStep{groups}, step, {gate, args.write_grads});
+  const auto gate = gate_args(args.common());
+  cpu::run_step(AdamStep{groups}, step, {gate.read(), gate.write_grads});
   step.copy_back();
 }
 

@@ -48,9 +48,8 @@ void fused_sgd_cpu(const FusedSgdArgs& args) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const auto step = make_dense(entries, args.write_grads);
   const auto groups = sgd_groups(args);
-  const auto gate = StepGate::read(scalar_pointer(args.inv_scale), scalar_pointer(args.clip_coef),
-                                   scalar_pointer(args.found_inf));
-  cpu::run_step(SgdStep{groups}, step, {gate, args.write_grads});
+  const auto gate = gate_args(args.common());
+  cpu::run_step(SgdStep{groups}, step, {gate.read(), gate.write_grads});
   step.copy_back();
 }
 

@@ -9,8 +9,7 @@
 //                    std::int64_t n);               FASTAMP_HOST_DEVICE; vectorised by the compiler
 // Results do not depend on threads, cuts or instruction set: each element is on its own.
 
-#include "kernels/cpu/convert.h"
-#include "kernels/cpu/isa.h"
+#include "kernels/cpu/copies.h"
 #include "kernels/cpu/share.h"
 #include "kernels/step_entries.h"
 
@@ -100,52 +99,21 @@ FASTAMP_HOST_DEVICE void step_block(const BlockGate& call, const typename Op::El
   }
 }
 
-template <typename Convert, typename Op>
-FASTAMP_HOST_DEVICE void step_range(const BlockGate& call, const typename Op::Element& element,
-                                    const DenseEntry& entry, std::int64_t begin, std::int64_t end) {
-  for (auto i = begin; i < end; i += kStepBlock) {
-    step_block<Convert, Op>(call, element, entry, i, std::min(kStepBlock, end - i));
+template <typename Op>
+struct StepBody {
+  template <typename Convert>
+  static FASTAMP_HOST_DEVICE void run(const BlockGate& call, const typename Op::Element& element,
+                                      const DenseEntry& entry, std::int64_t begin,
+                                      std::int64_t end) {
+    for (auto i = begin; i < end; i += kStepBlock) {
+      step_block<Convert, Op>(call, element, entry, i, std::min(kStepBlock, end - i));
+    }
   }
-}
+};
 
 template <typename Op>
-void step_baseline(const BlockGate& call, const typename Op::Element& element,
-                   const DenseEntry& entry, std::int64_t begin, std::int64_t end) {
-  step_range<BaselineConvert, Op>(call, element, entry, begin, end);
-}
-
-#ifdef FASTAMP_X86_TARGETS
-template <typename Op>
-FASTAMP_TARGET_AVX2 void step_avx2(const BlockGate& call, const typename Op::Element& element,
-                                   const DenseEntry& entry, std::int64_t begin, std::int64_t end) {
-  step_range<Avx2Convert, Op>(call, element, entry, begin, end);
-}
-
-template <typename Op>
-FASTAMP_TARGET_AVX512 void step_avx512(const BlockGate& call, const typename Op::Element& element,
-                                       const DenseEntry& entry, std::int64_t begin,
-                                       std::int64_t end) {
-  step_range<Avx2Convert, Op>(call, element, entry, begin, end);
-}
-#endif
-
-template <typename Op>
-using StepFn = void (*)(const BlockGate&, const typename Op::Element&, const DenseEntry&,
-                        std::int64_t, std::int64_t);
-
-template <typename Op>
-StepFn<Op> step_function() {
-  switch (best_isa()) {
-#ifdef FASTAMP_X86_TARGETS
-    case Isa::kAvx512:
-      return step_avx512<Op>;
-    case Isa::kAvx2:
-      return step_avx2<Op>;
-#endif
-    default:
-      return step_baseline<Op>;
-  }
-}
+using StepFn = void(const BlockGate&, const typename Op::Element&, const DenseEntry&, std::int64_t,
+                    std::int64_t);
 
 /// Runs the op over all entries and advances the step counters unless the step is skipped.
 template <typename Op>
@@ -157,7 +125,7 @@ void run_step(const Op& op, const DenseStep& step, const BlockGate& call) {
     numels.push_back(entry.numel);
     total += entry.numel;
   }
-  const auto run = step_function<Op>();
+  auto* const run = best_copy<StepBody<Op>, StepFn<Op>>();
   const Line line(numels);
   const auto work = [&](std::int64_t begin, std::int64_t end) {
     line.visit(begin, end, [&](std::size_t i, std::int64_t first, std::int64_t last) {

@@ -5,19 +5,20 @@
 // calling thread with nothing allocated (with 10 000 tensors of 16 elements all time is in the
 // walk); others are cut by kernels/cpu/share.h and spread over at::parallel_for. Traffic per
 // element: one read and, unless inv_scale is 1, one write. Numerics: kernels/functors/unscale.h;
-// results do not depend on the number of threads, the cuts or the instruction set.
+// results do not depend on the number of threads, the cuts or the instruction set. With the norm or
+// the counts asked for, the walk is that of kernels/cpu/grad_sums.h and each chunk is summed, then
+// unscaled while the first cache level still holds it.
 
 #include "kernels/functors/unscale.h"
 
 #include "kernels/amp_checks.h"
-#include "kernels/cpu/convert.h"
-#include "kernels/cpu/isa.h"
+#include "kernels/cpu/copies.h"
+#include "kernels/cpu/grad_sums.h"
 #include "kernels/cpu/share.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <atomic>
@@ -25,12 +26,6 @@
 
 namespace fastamp::kernels {
 namespace {
-
-/// Up to this many elements (about 50 us of fp32) waking other threads costs more than it saves.
-constexpr std::int64_t kThreadsNumel = 262144;
-
-/// With fewer elements per tensor than this, preparing the cuts costs what the threads would save.
-constexpr std::int64_t kThreadsNumelPerTensor = 256;
 
 /// Elements converted to fp32 at a time: 4 KiB of the stack, well inside the first cache level.
 constexpr std::int64_t kBlockNumel = 1024;
@@ -75,55 +70,28 @@ FASTAMP_HOST_DEVICE bool unscale_range(void* base, std::int64_t begin, std::int6
   }
 }
 
-template <typename Convert>
-FASTAMP_HOST_DEVICE bool unscale_dispatch(at::ScalarType dtype, void* base, std::int64_t begin,
-                                          std::int64_t end, float inv_scale) {
-  switch (dtype) {
-    case at::kFloat:
-      return unscale_range<Convert, float>(base, begin, end, inv_scale);
-    case at::kHalf:
-      return unscale_range<Convert, c10::Half>(base, begin, end, inv_scale);
-    case at::kBFloat16:
-      return unscale_range<Convert, c10::BFloat16>(base, begin, end, inv_scale);
-    default:
-      return unscale_range<Convert, double>(base, begin, end, inv_scale);
-  }
-}
-
-using UnscaleFn = bool (*)(at::ScalarType, void*, std::int64_t, std::int64_t, float);
-
-bool unscale_baseline(at::ScalarType dtype, void* base, std::int64_t begin, std::int64_t end,
-                      float inv_scale) {
-  return unscale_dispatch<cpu::BaselineConvert>(dtype, base, begin, end, inv_scale);
-}
-
-#ifdef FASTAMP_X86_TARGETS
-FASTAMP_TARGET_AVX2 bool unscale_avx2(at::ScalarType dtype, void* base, std::int64_t begin,
+struct UnscaleBody {
+  template <typename Convert>
+  static FASTAMP_HOST_DEVICE bool run(at::ScalarType dtype, void* base, std::int64_t begin,
                                       std::int64_t end, float inv_scale) {
-  return unscale_dispatch<cpu::Avx2Convert>(dtype, base, begin, end, inv_scale);
-}
-
-FASTAMP_TARGET_AVX512 bool unscale_avx512(at::ScalarType dtype, void* base, std::int64_t begin,
-                                          std::int64_t end, float inv_scale) {
-  return unscale_dispatch<cpu::Avx2Convert>(dtype, base, begin, end, inv_scale);
-}
-#endif
-
-UnscaleFn unscale_function() {
-  switch (cpu::best_isa()) {
-#ifdef FASTAMP_X86_TARGETS
-    case cpu::Isa::kAvx512:
-      return unscale_avx512;
-    case cpu::Isa::kAvx2:
-      return unscale_avx2;
-#endif
-    default:
-      return unscale_baseline;
+    switch (dtype) {
+      case at::kFloat:
+        return unscale_range<Convert, float>(base, begin, end, inv_scale);
+      case at::kHalf:
+        return unscale_range<Convert, c10::Half>(base, begin, end, inv_scale);
+      case at::kBFloat16:
+        return unscale_range<Convert, c10::BFloat16>(base, begin, end, inv_scale);
+      default:
+        return unscale_range<Convert, double>(base, begin, end, inv_scale);
+    }
   }
-}
+};
+
+/// Unscales the elements [begin, end) of a dense array; true if one was not finite.
+using UnscaleFn = bool(at::ScalarType, void*, std::int64_t, std::int64_t, float);
 
 /// Stands in for a strided gradient: contiguous, and copied back if the values changed.
-bool unscale_strided(const at::Tensor& grad, float inv_scale, UnscaleFn unscale) {
+bool unscale_strided(const at::Tensor& grad, float inv_scale, UnscaleFn* unscale) {
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const at::Tensor dense = grad.contiguous();
@@ -135,27 +103,14 @@ bool unscale_strided(const at::Tensor& grad, float inv_scale, UnscaleFn unscale)
   return non_finite;
 }
 
-/// A gradient's data is three dependent loads away (tensor, storage, data); with thousands of small
-/// tensors their latency is most of the time, so it is started some tensors early.
-void prefetch_ahead(at::TensorList grads, std::size_t i) {
-  constexpr std::size_t kStorageAhead = 12;
-  constexpr std::size_t kDataAhead = 6;
-  if (i + kStorageAhead < grads.size()) {
-    __builtin_prefetch(grads[i + kStorageAhead].storage().unsafeGetStorageImpl());
-  }
-  if (i + kDataAhead < grads.size()) {
-    __builtin_prefetch(grads[i + kDataAhead].storage().unsafeGetStorageImpl()->data());
-  }
-}
-
-bool unscale_whole(const at::Tensor& grad, float inv_scale, UnscaleFn unscale) {
+bool unscale_whole(const at::Tensor& grad, float inv_scale, UnscaleFn* unscale) {
   if (C10_LIKELY(grad.is_non_overlapping_and_dense())) {
     return unscale(grad.scalar_type(), grad.mutable_data_ptr(), 0, grad.numel(), inv_scale);
   }
   return unscale_strided(grad, inv_scale, unscale);
 }
 
-bool unscale_parallel(at::TensorList grads, float inv_scale, UnscaleFn unscale) {
+bool unscale_parallel(at::TensorList grads, float inv_scale, UnscaleFn* unscale) {
   std::vector<std::int64_t> numels;
   std::vector<void*> bases;
   numels.reserve(grads.size());
@@ -171,55 +126,69 @@ bool unscale_parallel(at::TensorList grads, float inv_scale, UnscaleFn unscale) 
   }
   const cpu::Line line(numels);
   std::atomic<bool> non_finite{strided_non_finite};
-  at::parallel_for(0, line.length(), kThreadsNumel / 2, [&](std::int64_t begin, std::int64_t end) {
-    bool mine = false;
-    line.visit(begin, end, [&](std::size_t i, std::int64_t first, std::int64_t last) {
-      mine |= unscale(grads[i].scalar_type(), bases[i], first, last, inv_scale);
-    });
-    if (mine) {
-      non_finite.store(true, std::memory_order_relaxed);
-    }
-  });
+  at::parallel_for(
+      0, line.length(), cpu::kThreadsNumel / 2, [&](std::int64_t begin, std::int64_t end) {
+        bool mine = false;
+        line.visit(begin, end, [&](std::size_t i, std::int64_t first, std::int64_t last) {
+          mine |= unscale(grads[i].scalar_type(), bases[i], first, last, inv_scale);
+        });
+        if (mine) {
+          non_finite.store(true, std::memory_order_relaxed);
+        }
+      });
   return non_finite.load(std::memory_order_relaxed);
 }
 
-bool unscale_serial(at::TensorList grads, float inv_scale, UnscaleFn unscale) {
+bool unscale_serial(at::TensorList grads, float inv_scale, UnscaleFn* unscale) {
   bool non_finite = false;
   for (std::size_t i = 0; i < grads.size(); ++i) {
-    prefetch_ahead(grads, i);
+    cpu::prefetch_ahead(grads, i);
     non_finite |= unscale_whole(grads[i], inv_scale, unscale);
   }
   return non_finite;
 }
 
-/// Threads pay for elements, not for tensors: walking the list is serial in any case.
-bool worth_threads(at::TensorList grads) {
-  if (at::get_num_threads() == 1 || at::in_parallel_region()) {
-    return false;
-  }
-  std::int64_t numel = 0;
-  for (const auto& grad : grads) {
-    numel += grad.numel();
-  }
-  const auto needed = kThreadsNumelPerTensor * static_cast<std::int64_t>(grads.size());
-  return numel > std::max(kThreadsNumel, needed);
+bool unscale_list(at::TensorList grads, float inv_scale, UnscaleFn* unscale) {
+  return cpu::worth_threads(grads) ? unscale_parallel(grads, inv_scale, unscale)
+                                   : unscale_serial(grads, inv_scale, unscale);
 }
 
-void unscale_and_check_cpu(at::TensorList grads, const at::Tensor& inv_scale,
-                           const at::Tensor& found_inf) {
-  check_unscale_args(grads, inv_scale, found_inf);
-  const float factor = *inv_scale.const_data_ptr<float>();
-  const auto unscale = unscale_function();
-  const bool non_finite = worth_threads(grads) ? unscale_parallel(grads, factor, unscale)
-                                               : unscale_serial(grads, factor, unscale);
-  if (non_finite) {
-    *found_inf.mutable_data_ptr<float>() = 1.0F;
-  }
+/// The same with the sum of squares and the counts, which see each chunk before it is written.
+bool unscale_and_sum(const UnscaleArgs& args, float inv_scale, UnscaleFn* unscale) {
+  // The op has no autograd kernel; the copies must not be recorded by autograd either.
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  auto* const sum_of_chunk = cpu::chunk_sum_function();
+  cpu::Tally tally(given(args.non_finite_counts));
+  std::atomic<bool> non_finite{false};
+  const double sum = cpu::sum_chunks(
+      args.grads, Unscale<float>{inv_scale}.rewrites(),
+      [&](std::size_t i, at::ScalarType dtype, void* base, std::int64_t begin, std::int64_t end) {
+        const double chunk = sum_of_chunk(dtype, base, begin, end);
+        if (is_non_finite(chunk)) [[unlikely]] {
+          tally.look(i, dtype, base, begin, end);
+        }
+        if (unscale(dtype, base, begin, end, inv_scale)) [[unlikely]] {
+          non_finite.store(true, std::memory_order_relaxed);
+        }
+        return chunk;
+      });
+  tally.write(mutable_pointer<std::int64_t>(args.non_finite_counts), args.grads.size());
+  norm_results(args).write(sum, inv_scale);
+  return non_finite.load(std::memory_order_relaxed);
 }
 
 }  // namespace
-}  // namespace fastamp::kernels
 
-TORCH_LIBRARY_IMPL(fastamp, CPU, m) {
-  m.impl("unscale_and_check_", fastamp::kernels::unscale_and_check_cpu);
+void unscale_and_check_cpu(const UnscaleArgs& args) {
+  check_unscale(args);
+  const float inv_scale = *args.inv_scale.const_data_ptr<float>();
+  static auto* const unscale = cpu::best_copy<UnscaleBody, UnscaleFn>();
+  const bool extras = given(args.sum_of_squares) || given(args.non_finite_counts);
+  const bool non_finite = extras ? unscale_and_sum(args, inv_scale, unscale)
+                                 : unscale_list(args.grads, inv_scale, unscale);
+  if (non_finite) {
+    *args.found_inf.mutable_data_ptr<float>() = 1.0F;
+  }
 }
+
+}  // namespace fastamp::kernels

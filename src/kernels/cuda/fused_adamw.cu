@@ -42,9 +42,7 @@ void fused_adamw_cuda(const FusedAdamwArgs& args) {
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const auto step = make_dense(entries, args.write_grads);
-  cuda::launch_step<AdamOp>(adam_groups(args), step, scalar_pointer(args.inv_scale),
-                            scalar_pointer(args.clip_coef), scalar_pointer(args.found_inf),
-                            args.write_grads);
+  cuda::launch_step<AdamOp>(adam_groups(args), step, gate_args(args.common()));
   step.copy_back();
 }
 

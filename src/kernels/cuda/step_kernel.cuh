@@ -120,14 +120,11 @@ struct StepKernel {
   static constexpr int kMoments = Op::kMoments;
 
   Op op;
-  const float* inv_scale;
-  const float* clip_coef;
-  const float* found_inf;
-  bool write_grads;
+  GateArgs args;
 
   using Thread = StepGate;
 
-  __device__ Thread begin() const { return StepGate::read(inv_scale, clip_coef, found_inf); }
+  __device__ Thread begin() const { return args.read(); }
   __device__ void end(Thread& /*thread*/) const {}
 
   /// Addresses and dtypes of the entry at hand.
@@ -210,7 +207,7 @@ struct StepKernel {
         moments[m][k] = state[m];
       }
     }
-    if (write_grads && gate.rewrites()) {
+    if (args.write_grads && gate.rewrites()) {
       store_quad(grad, at.grad, at.grad_storage, i);
     }
     if (!gate.skip) {
@@ -244,7 +241,7 @@ struct StepKernel {
       state[m] = at.moments[m] == nullptr ? 0.0F : load_one(at.moments[m], at.moment_storage, i);
     }
     Op::apply(element, grad, weight, state);
-    if (write_grads && gate.rewrites()) {
+    if (args.write_grads && gate.rewrites()) {
       store_one(grad, at.grad, at.grad_storage, i);
     }
     if (gate.skip) {

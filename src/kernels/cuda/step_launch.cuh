@@ -14,7 +14,7 @@ struct AdvanceSteps {
 
   using Thread = bool;
 
-  __device__ Thread begin() const { return StepGate::read(nullptr, nullptr, found_inf).skip; }
+  __device__ Thread begin() const { return found_inf != nullptr && *found_inf != 0.0F; }
   __device__ void end(Thread& /*thread*/) const {}
 
   template <typename Table>
@@ -46,11 +46,10 @@ std::vector<TensorEntry<kDepth>> entries_of_groups(const std::vector<DenseEntry>
 
 /// Runs a step of Op, which holds `groups` of type Group, and advances the counters.
 template <typename Op, typename Group>
-void launch_step(const std::vector<Group>& groups, const DenseStep& step, const float* inv_scale,
-                 const float* clip_coef, const float* found_inf, bool write_grads) {
+void launch_step(const std::vector<Group>& groups, const DenseStep& step, const GateArgs& args) {
   constexpr std::size_t kDepth = kFirst + Op::kMoments;
   for (std::size_t first = 0; first < groups.size(); first += kLaunchGroups) {
-    StepKernel<Op> kernel{{}, inv_scale, clip_coef, found_inf, write_grads};
+    StepKernel<Op> kernel{{}, args};
     const auto count = std::min(kLaunchGroups, groups.size() - first);
     std::copy_n(groups.begin() + static_cast<std::ptrdiff_t>(first), count, kernel.op.groups);
     multi_tensor_apply(entries_of_groups<kDepth>(step.entries, first), kernel);
@@ -60,7 +59,7 @@ void launch_step(const std::vector<Group>& groups, const DenseStep& step, const 
   for (float* count : step.steps) {
     counters.push_back({{count}, 1, 0});
   }
-  multi_tensor_apply(counters, AdvanceSteps{found_inf});
+  multi_tensor_apply(counters, AdvanceSteps{args.found_inf});
 }
 
 }  // namespace fastamp::kernels::cuda

@@ -7,15 +7,15 @@
 // first 16-byte boundary and a scalar tail. Traffic per element: one read and, unless inv_scale is
 // 1, one write. Numerics: kernels/functors/unscale.h, so independent of the launch shape.
 // found_inf: one relaxed store per block that saw a non-finite element; all store the same 1.
+// With the norm or the counts asked for, the pass is that of kernels/cuda/squares.cuh.
 
 #include "kernels/amp_checks.h"
-#include "kernels/cuda/multi_tensor.cuh"
+#include "kernels/cuda/squares_launch.cuh"
 #include "kernels/functors/unscale.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <torch/library.h>
 
 #include <cuda/atomic>
 
@@ -139,41 +139,35 @@ struct UnscaleOp {
   }
 };
 
-void unscale_and_check_cuda(at::TensorList grads, const at::Tensor& inv_scale,
-                            const at::Tensor& found_inf) {
-  check_unscale_args(grads, inv_scale, found_inf);
-  const c10::cuda::CUDAGuard guard(inv_scale.device());
-  // The op has no autograd kernel; the copies of strided gradients must not be recorded either.
-  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+void unscale_only(const UnscaleArgs& args, const cuda::GradEntries& list) {
   std::vector<cuda::TensorEntry<1>> entries;
-  entries.reserve(grads.size());
-  std::vector<at::Tensor> copies;
-  std::vector<size_t> copied;
-  for (size_t i = 0; i < grads.size(); ++i) {
-    const at::Tensor& grad = grads[i];
-    if (grad.numel() == 0) {
-      continue;
-    }
-    void* data = nullptr;
-    if (grad.is_non_overlapping_and_dense()) {
-      data = grad.mutable_data_ptr();
-    } else {
-      copies.push_back(grad.contiguous());
-      copied.push_back(i);
-      data = copies.back().mutable_data_ptr();
-    }
-    entries.push_back({{data}, grad.numel(), static_cast<std::uint8_t>(grad.scalar_type())});
+  entries.reserve(list.entries.size());
+  for (const auto& entry : list.entries) {
+    entries.push_back({{entry.pointers[0]}, entry.numel, entry.tag});
   }
-  cuda::multi_tensor_apply(
-      entries, UnscaleOp{inv_scale.const_data_ptr<float>(), found_inf.mutable_data_ptr<float>()});
-  for (size_t i = 0; i < copies.size(); ++i) {
-    grads[copied[i]].copy_(copies[i]);
-  }
+  cuda::multi_tensor_apply(entries, UnscaleOp{args.inv_scale.const_data_ptr<float>(),
+                                              args.found_inf.mutable_data_ptr<float>()});
 }
 
 }  // namespace
-}  // namespace fastamp::kernels
 
-TORCH_LIBRARY_IMPL(fastamp, CUDA, m) {
-  m.impl("unscale_and_check_", fastamp::kernels::unscale_and_check_cuda);
+void unscale_and_check_cuda(const UnscaleArgs& args) {
+  check_unscale(args);
+  const c10::cuda::CUDAGuard guard(args.inv_scale.device());
+  // The op has no autograd kernel; the copies of strided gradients must not be recorded either.
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  auto list = cuda::gather_grads(args.grads, /*writes=*/true);
+  if (given(args.sum_of_squares) || given(args.non_finite_counts)) {
+    cuda::launch_squares<true>(
+        list, args.grads.size(),
+        {args.inv_scale.const_data_ptr<float>(), args.found_inf.mutable_data_ptr<float>(),
+         mutable_pointer<std::int64_t>(args.non_finite_counts), norm_results(args)});
+  } else {
+    unscale_only(args, list);
+  }
+  for (std::size_t i = 0; i < list.copies.size(); ++i) {
+    args.grads[list.copied[i]].copy_(list.copies[i]);
+  }
 }
+
+}  // namespace fastamp::kernels

@@ -3,6 +3,7 @@
 #include "kernels/functors/host_device.h"
 #include "kernels/functors/unscale.h"
 
+#include <cmath>
 #include <cstdint>
 
 namespace fastamp::kernels {
@@ -20,10 +21,43 @@ FASTAMP_HOST_DEVICE double square(float grad) {
   return wide * wide;
 }
 
+/// fp64 gradients are squared as they are: beyond 1e154 a finite one overflows.
+FASTAMP_HOST_DEVICE double square(double grad) { return grad * grad; }
+
 /// Sum of squares of unscaled gradients from that of the scaled ones.
 FASTAMP_HOST_DEVICE double unscaled_sum_of_squares(double sum, float inv_scale) {
   const auto factor = static_cast<double>(inv_scale);
   return sum * (factor * factor);
 }
+
+/// The factor that torch.nn.utils.clip_grad_norm_ multiplies gradients by, in its arithmetic: its
+/// quotient is a reciprocal and a product, and NaN stays.
+FASTAMP_HOST_DEVICE float clip_coefficient(float max_norm, float total_norm) {
+  const float coefficient = 1.0F / (total_norm + 1e-6F) * max_norm;
+  return coefficient > 1.0F ? 1.0F : coefficient;
+}
+
+/// What a pass over gradients leaves of their norm; null pointers are not asked for.
+struct NormResults {
+  double* sum_of_squares;
+  float* total_norm;
+  float* clip_coef;
+  float max_norm;  ///< For clip_coef.
+
+  /// `sum` is that of the squares of the scaled gradients.
+  FASTAMP_HOST_DEVICE void write(double sum, float inv_scale) const {
+    const double unscaled = unscaled_sum_of_squares(sum, inv_scale);
+    const auto norm = static_cast<float>(std::sqrt(unscaled));
+    if (sum_of_squares != nullptr) {
+      *sum_of_squares = unscaled;
+    }
+    if (total_norm != nullptr) {
+      *total_norm = norm;
+    }
+    if (clip_coef != nullptr) {
+      *clip_coef = clip_coefficient(max_norm, norm);
+    }
+  }
+};
 
 }  // namespace fastamp::kernels

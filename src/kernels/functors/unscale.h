@@ -33,6 +33,19 @@ FASTAMP_HOST_DEVICE bool is_non_finite(opmath_t value) {
   return magnitude_bits(value) >= kInfBits<opmath_t>;
 }
 
+/// How many elements of some gradient are inf and NaN.
+struct NonFinite {
+  std::int64_t inf = 0;
+  std::int64_t nan = 0;
+
+  template <typename opmath_t>
+  FASTAMP_HOST_DEVICE void count(opmath_t value) {
+    const auto bits = magnitude_bits(value);
+    inf += bits == kInfBits<opmath_t> ? 1 : 0;
+    nan += bits > kInfBits<opmath_t> ? 1 : 0;
+  }
+};
+
 /// One gradient element, in the type the arithmetic runs in: float for fp16, bf16 and fp32
 /// gradients (rounded to nearest even when stored), double for fp64.
 template <typename opmath_t>

@@ -41,14 +41,14 @@ TEST_CASE("step: without weight decay an infinite weight makes no NaN", "[kernel
 
 TEST_CASE("step: any flag but zero skips, absent pointers change nothing", "[kernels]") {
   for (const float flag : {1.0F, 2.0F, -1.0F, 1e-45F, INFINITY, NAN}) {
-    CHECK(StepGate::read(nullptr, nullptr, &flag).skip);
+    CHECK(GateArgs{nullptr, nullptr, &flag, INFINITY, true}.read().skip);
   }
-  const auto gate = StepGate::read(nullptr, nullptr, nullptr);
+  const auto gate = GateArgs{nullptr, nullptr, nullptr, INFINITY, true}.read();
   CHECK_FALSE(gate.skip);
   CHECK_FALSE(gate.rewrites());
   const float quarter = 0.25F;
-  CHECK(StepGate::read(&quarter, nullptr, nullptr)(8.0F) == 2.0F);
-  CHECK(StepGate::read(nullptr, &quarter, nullptr).rewrites());
+  CHECK(GateArgs{&quarter, nullptr, nullptr, INFINITY, true}.read()(8.0F) == 2.0F);
+  CHECK(GateArgs{nullptr, &quarter, nullptr, INFINITY, true}.read().rewrites());
 }
 
 TEST_CASE("step: a learning rate is read where a tensor is", "[kernels]") {

@@ -82,19 +82,21 @@ def test_unscale_moves_128_bits_at_a_time():
 
 
 def test_norm_reads_128_bits_at_a_time_and_spills_nothing():
-    kernels = sections("-res-usage", "NormOp") + sections("-res-usage", "norm_finish_kernel")
+    kernels = sections("-res-usage", "SquaresOp") + sections("-res-usage", "squares_finish_kernel")
     archs = {arch for arch, _, _ in kernels}
     assert archs, "no code of the norm kernels in the library"
-    assert len(kernels) == 4 * len(archs)  # three homes of the table, and the finish
+    # Three homes of the table, for reading and for unscaling, and the finish.
+    assert len(kernels) == 7 * len(archs)
     for _, name, text in kernels:
         usage = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", text))
         assert (int(usage["STACK"]), int(usage["LOCAL"])) == (0, 0), name
-        # 1536 threads per processor; the finish is one block of 1024.
-        assert int(usage["REG"]) <= 42, name
-    for _, name, code in sections("-sass", "NormOp"):
+        # 1536 threads per processor, 1024 if it unscales; the finish is one block of 1024.
+        assert int(usage["REG"]) <= (64 if "SquaresOpILb1" in name else 42), name
+    for _, name, code in sections("-sass", "SquaresOp"):
         assert re.search(r"\bLDG\.E\.128\b", code), name
+        assert ("SquaresOpILb1" in name) == bool(re.search(r"\bSTG\.E\.128\b", code)), name
         assert not re.search(r"\b(LDL|STL)\b", code), name
-        assert not re.search(r"\bLD\.E\.128\b", code), name
+        assert not re.search(r"\b(LD|ST)\.E\.128\b", code), name
 
 
 @pytest.mark.parametrize(("op", "arrays", "registers"), [("SgdOp", 3, 64), ("AdamOp", 4, 128)])

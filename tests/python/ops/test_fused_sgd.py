@@ -42,7 +42,9 @@ def twins(groups):
     return [g | {"params": ps} for g, ps in zip(groups, copies, strict=True)]
 
 
-def follow_torch(groups, steps, overflow=(), clip=1.0, scale=1024.0, device="cpu", **call):
+def follow_torch(
+    groups, steps, overflow=(), clip=1.0, scale=1024.0, device="cpu", clip_value=None, **call
+):
     """Runs both for some steps; parameters, buffers and gradients are compared at each."""
     ours, theirs = FusedSgd(groups), twins(groups)
     reference = torch.optim.SGD(theirs, lr=0.1, foreach=True)
@@ -62,6 +64,9 @@ def follow_torch(groups, steps, overflow=(), clip=1.0, scale=1024.0, device="cpu
         unscale_([q.grad for _, q in pairs], inv_scale, found_inf)
         for _, q in pairs:
             q.grad.mul_(clip)
+        if clip_value is not None:
+            torch.nn.utils.clip_grad_value_([q for _, q in pairs], clip_value)
+            call["clip_value"] = clip_value
         # Before the step: with nesterov torch's foreach implementation adds to the gradients.
         left = [q.grad.clone() for _, q in pairs]
         if not found_inf.item():
@@ -80,12 +85,18 @@ def follow_torch(groups, steps, overflow=(), clip=1.0, scale=1024.0, device="cpu
 
 
 @devices
-@given(groups=st.lists(options, min_size=1, max_size=4), seed=st.integers(0, 2**31))
+@given(
+    groups=st.lists(options, min_size=1, max_size=4),
+    seed=st.integers(0, 2**31),
+    clip=st.sampled_from([1.0, 0.37, math.nan]),
+    clip_value=st.none() | st.sampled_from([0.25, 1e-3, math.inf]),
+)
 @settings(max_examples=40, deadline=None)
-def test_follows_torch_for_all_options(device, groups, seed):
+def test_follows_torch_for_all_options(device, groups, seed, clip, clip_value):
     torch.manual_seed(seed)
     groups = [valid(g) | {"params": parameters((5, 1030, 0, 17), device)} for g in groups]
-    follow_torch(groups, steps=6, overflow=(0, 3), clip=0.37, device=device)
+    overflow = range(6) if math.isnan(clip) else (0, 3)  # a NaN comes from an overflow only
+    follow_torch(groups, 6, overflow, clip, device=device, clip_value=clip_value)
 
 
 @devices
@@ -202,6 +213,27 @@ def test_tensor_learning_rates(device, dtype, lr_device):
 def test_more_groups_than_one_launch_holds(device):
     groups = [{"params": parameters((i % 5,), device), "lr": 0.01 * i} for i in range(1, 101)]
     follow_torch(groups, steps=2, device=device)
+
+
+@devices
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_clamping_comes_after_unscaling_and_clipping(device, dtype):
+    (p,) = parameters((3000,), device)
+    grad = (torch.randn(3000, device=device) * 100).to(dtype)
+    gate = {"inv_scale": torch.tensor(0.5, device=device), "clip_coef": torch.tensor(0.1)}
+    gate["clip_coef"] = gate["clip_coef"].to(device)
+    expected = (grad.float() * 0.5 * gate["clip_coef"]).clamp(-3.1, 3.1)
+    q = p.detach().add(expected, alpha=-0.25)
+    ours = FusedSgd([{"params": [p], "lr": 0.25}])
+    for write in (False, True):
+        arguments = list(ours.arguments())
+        arguments[1] = [grad.clone()]
+        before = p.detach().clone()
+        sgd_(*arguments, **gate, clip_value=3.1, write_grads=write)
+        assert_same_step(p.detach(), q)
+        assert_same_bits(arguments[1][0], expected.to(dtype) if write else grad)
+        with torch.no_grad():
+            p.copy_(before)
 
 
 @devices

@@ -45,7 +45,7 @@ def test_opcheck(device):
     torch.library.opcheck(
         sgd_,
         optimizer(device).arguments([torch.ones((), device=device)] * 2),
-        {"inv_scale": flag + 0.5, "clip_coef": flag + 0.5, "found_inf": flag},
+        {"inv_scale": flag + 0.5, "clip_coef": flag + 0.5, "found_inf": flag, "clip_value": 0.1},
     )
 
 
@@ -134,6 +134,12 @@ REFUSED = {
         r"expected momentum_steps\[0\] to be Float, got Long",
     ),
     "two flags": ({"found_inf": torch.zeros(2)}, ValueError, "found_inf to have one element"),
+    "negative bound": (
+        {"clip_value": -0.5},
+        ValueError,
+        "expected clip_value to be None or at least 0, got -0.5",
+    ),
+    "NaN bound": ({"clip_value": float("nan")}, ValueError, "clip_value .* got nan"),
     "double scale": (
         {"inv_scale": torch.ones((), dtype=torch.float64)},
         TypeError,
@@ -152,7 +158,7 @@ def test_refused_calls_change_nothing(case):
     changes, error, message = REFUSED[case]
     ours = optimizer()
     arguments = dict(zip(NAMES, ours.arguments(), strict=True)) | changes
-    gate = {k: arguments.pop(k) for k in ("found_inf", "inv_scale") if k in arguments}
+    gate = {k: arguments.pop(k) for k in ("found_inf", "inv_scale", "clip_value") if k in arguments}
     with pytest.raises(error, match="fused_sgd_: .*" + message):
         sgd_(*arguments.values(), **gate)
     for p in (g["params"][0] for g in ours.groups):

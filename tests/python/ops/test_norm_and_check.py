@@ -21,13 +21,14 @@ devices = pytest.mark.parametrize("device", DEVICES)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
-def run(grads, inv_scale=1.0, before=0.0, flags=None):
+def run(grads, inv_scale=1.0, before=0.0, counts=None):
     """(flag, sum of squares); checks that the gradients and their versions are untouched."""
     device = grads[0].device if grads else torch.device("cpu")
     copies, versions = [g.clone() for g in grads], [g._version for g in grads]
     found_inf = torch.full((), before, device=device)
     total = torch.full((), -7.0, dtype=torch.float64, device=device)
-    norm_(grads, torch.tensor(inv_scale, device=device), found_inf, total, flags)
+    inverse = torch.tensor(inv_scale, device=device)
+    norm_(grads, inverse, found_inf, total, non_finite_counts=counts)
     for grad, copy, version in zip(grads, copies, versions, strict=True):
         assert torch.equal(grad.nan_to_num(nan=3.0), copy.nan_to_num(nan=3.0))
         assert grad._version == version
@@ -68,26 +69,24 @@ def test_mixed_dtypes_in_one_call(device):
 @devices
 @dtypes
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-def test_non_finite_anywhere_is_found_in_its_tensor(device, dtype, bad):
+def test_non_finite_anywhere_is_counted_in_its_tensor(device, dtype, bad):
     sizes = (2049, 0, 1, 5000)
     for tensor in (0, 2, 3):
         for element in (0, sizes[tensor] // 2, -1):
             grads = [random(n, dtype, device) for n in sizes]
             grads[tensor][element] = bad
-            flags = torch.zeros(len(sizes), device=device)
-            flag, total = run(grads, 0.5, flags=flags)
+            counts = torch.full((len(sizes), 2), 9, device=device)
+            flag, total = run(grads, 0.5, counts=counts)
             assert flag == 1.0
             assert not math.isfinite(total)
-            assert flags.tolist() == [float(i == tensor) for i in range(len(sizes))]
+            row = [0, 1] if math.isnan(bad) else [1, 0]
+            assert counts.tolist() == [row if i == tensor else [0, 0] for i in range(len(sizes))]
 
 
 @devices
-def test_flags_are_never_lowered(device):
-    flags = torch.tensor([2.0, 0.0], device=device)
+def test_flag_is_never_lowered(device):
     grads = [torch.ones(3, device=device), torch.ones(4, device=device)]
-    assert run(grads, before=2.0, flags=flags) == (2.0, 7.0)
-    assert flags.tolist() == [2.0, 0.0]
-    assert flags._version == 1
+    assert run(grads, before=2.0) == (2.0, 7.0)
 
 
 @devices
@@ -162,9 +161,9 @@ def test_any_list(sizes, seed, inv_scale, bad):
         check(grads, inv_scale)
         return
     grads[bad[0]][bad[1]] = math.nan
-    flags = torch.zeros(len(grads))
-    assert run(grads, inv_scale, flags=flags)[0] == 1.0
-    assert flags.nonzero().flatten().tolist() == [bad[0]]
+    counts = torch.zeros(len(grads), 2, dtype=torch.int64)
+    assert run(grads, inv_scale, counts=counts)[0] == 1.0
+    assert counts.nonzero().tolist() == [[bad[0], 1]]
 
 
 @devices
@@ -173,8 +172,13 @@ def test_opcheck(device):
     total = torch.zeros((), dtype=torch.float64, device=device)
     for grads in ([], [torch.randn(4, 6, device=device)[:, ::2], torch.ones(5, device=device)]):
         torch.library.opcheck(norm_, (grads, half, flag, total))
-        flags = torch.zeros(len(grads), device=device)
-        torch.library.opcheck(norm_, (grads, half, flag, total, flags))
+        outputs = {
+            "non_finite_counts": torch.zeros(len(grads), 2, dtype=torch.int64, device=device),
+            "max_norm": 1.0,
+            "clip_coef": torch.zeros((), device=device),
+            "total_norm": torch.zeros(1, device=device),
+        }
+        torch.library.opcheck(norm_, (grads, half, flag, total), outputs)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -223,15 +227,45 @@ REFUSED = {
         TypeError,
         "expected found_inf to be Float, got Int",
     ),
-    "flags of another length": (
-        {"per_tensor_found_inf": torch.zeros(3)},
+    "counts of another length": (
+        {"non_finite_counts": torch.zeros(3, 2, dtype=torch.int64)},
         ValueError,
-        r"per_tensor_found_inf to be contiguous of shape \[1\].* got shape \[3\]",
+        r"non_finite_counts to be contiguous of shape \[1, 2\], got shape \[3, 2\]",
     ),
-    "integer flags": (
-        {"per_tensor_found_inf": torch.zeros(1, dtype=torch.bool)},
+    "counts that are strided": (
+        {"non_finite_counts": torch.zeros(1, 4, dtype=torch.int64)[:, ::2]},
+        ValueError,
+        r"non_finite_counts to be contiguous of shape \[1, 2\]",
+    ),
+    "float counts": (
+        {"non_finite_counts": torch.zeros(1, 2)},
         TypeError,
-        "expected per_tensor_found_inf to be Float, got Bool",
+        "expected non_finite_counts to be Long, got Float",
+    ),
+    "meta counts": (
+        {"non_finite_counts": torch.zeros(1, 2, dtype=torch.int64, device="meta")},
+        ValueError,
+        "expected non_finite_counts on cpu, got meta",
+    ),
+    "bound without coefficient": (
+        {"max_norm": 1.0},
+        ValueError,
+        "expected max_norm and clip_coef together, got max_norm alone",
+    ),
+    "coefficient without bound": (
+        {"clip_coef": torch.zeros(())},
+        ValueError,
+        "expected max_norm and clip_coef together, got clip_coef alone",
+    ),
+    "double coefficient": (
+        {"max_norm": 1.0, "clip_coef": torch.zeros((), dtype=torch.float64)},
+        TypeError,
+        "expected clip_coef to be Float, got Double",
+    ),
+    "two norms": (
+        {"total_norm": torch.zeros(2)},
+        ValueError,
+        "expected total_norm to have one element, got 2",
     ),
 }
 
@@ -244,11 +278,11 @@ def test_refused_calls_change_nothing(case):
         "inv_scale": torch.ones(()),
         "found_inf": torch.zeros(()),
         "sum_of_squares": torch.zeros((), dtype=torch.float64),
-        "per_tensor_found_inf": None,
     } | changes
     with pytest.raises(error, match="norm_and_check_: .*" + message):
         norm_(**arguments)
-    for name in ("found_inf", "sum_of_squares", "per_tensor_found_inf"):
-        if arguments[name] is not None:
-            assert not arguments[name].any()
-            assert arguments[name]._version == 0
+    for name in ("found_inf", "sum_of_squares", "non_finite_counts", "clip_coef", "total_norm"):
+        out = arguments.get(name)
+        if out is not None and not out.is_meta:
+            assert not out.any()
+            assert out._version == 0

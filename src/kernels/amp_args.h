@@ -1,0 +1,66 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+
+namespace fastamp::kernels {
+
+/// Arguments of fastamp::unscale_and_check_, in the order of its schema: made from them as they
+/// come.
+struct UnscaleArgs {
+  at::TensorList grads;
+  const at::Tensor& inv_scale;
+  const at::Tensor& found_inf;
+  const std::optional<at::Tensor>& sum_of_squares;
+  const std::optional<at::Tensor>& non_finite_counts;
+};
+
+/// The same of fastamp::norm_and_check_.
+struct NormArgs {
+  at::TensorList grads;
+  const at::Tensor& inv_scale;
+  const at::Tensor& found_inf;
+  const at::Tensor& sum_of_squares;
+  const std::optional<at::Tensor>& non_finite_counts;
+  std::optional<double> max_norm;
+  const std::optional<at::Tensor>& clip_coef;
+  const std::optional<at::Tensor>& total_norm;
+};
+
+/// The same of fastamp::update_scale_.
+struct UpdateScaleArgs {
+  const at::Tensor& scale;
+  const at::Tensor& growth_tracker;
+  const at::Tensor& found_inf;
+  double growth_factor;
+  double backoff_factor;
+  std::int64_t growth_interval;
+  const std::optional<at::Tensor>& hysteresis_tracker;
+  std::int64_t hysteresis;
+  std::optional<double> min_scale;
+  std::optional<double> max_scale;
+  const std::optional<at::Tensor>& inv_scale;
+  const std::optional<at::Tensor>& norm;
+  const std::optional<at::Tensor>& history;
+  const std::optional<at::Tensor>& history_count;
+};
+
+inline bool given(const std::optional<at::Tensor>& t) { return t.has_value() && t->defined(); }
+
+/// Address of what is written, or null for None.
+template <typename T>
+T* mutable_pointer(const std::optional<at::Tensor>& t) {
+  return given(t) ? t->mutable_data_ptr<T>() : nullptr;
+}
+
+/// The ops on a device; they check their arguments first.
+void unscale_and_check_cpu(const UnscaleArgs& args);
+void unscale_and_check_cuda(const UnscaleArgs& args);
+void norm_and_check_cpu(const NormArgs& args);
+void norm_and_check_cuda(const NormArgs& args);
+void update_scale_cpu(const UpdateScaleArgs& args);
+void update_scale_cuda(const UpdateScaleArgs& args);
+
+}  // namespace fastamp::kernels
