@@ -3,9 +3,11 @@
 /// Everything fastamp offers to C++ programs.
 
 #include <fastamp/autocast/guard.h>
+#include <fastamp/autocast/kept_casts.h>
 #include <fastamp/autocast/op_policy_guard.h>
 #include <fastamp/autocast/policy.h>
 #include <fastamp/autocast/registration.h>
+#include <fastamp/autocast/trace.h>
 #include <fastamp/build_info.h>
 #include <fastamp/export.h>
 #include <fastamp/ops/amp_ops.h>

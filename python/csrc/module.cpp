@@ -1,10 +1,12 @@
 #include "bind_cast_node.h"
 #include "bind_clear_cache.h"
+#include "bind_kept_casts.h"
 #include "bind_mirror.h"
 #include "bind_optim.h"
 #include "bind_policy.h"
 #include "bind_scaler.h"
 #include "bind_torch_region.h"
+#include "bind_trace.h"
 #include "region_type.h"
 
 #include <fastamp/build_info.h>
@@ -39,7 +41,9 @@ PYBIND11_MODULE(_C, m) {
   }
   fastamp::python::bind_cast_node(m);
   fastamp::python::bind_clear_cache(m);
+  fastamp::python::bind_kept_casts(m);
   fastamp::python::bind_optim(m);
   fastamp::python::bind_policy(m);
   fastamp::python::bind_scaler(m);
+  fastamp::python::bind_trace(m);
 }

@@ -16,6 +16,7 @@ _C = load(Path(__file__).resolve().parent)
 
 from fastamp import amp, cpu, cuda, optim  # noqa: E402  (needs the native module)
 from fastamp._custom_function import custom_bwd, custom_fwd  # noqa: E402
+from fastamp._kept_casts import drop_kept_casts, keep_casts, kept_casts  # noqa: E402
 from fastamp._op_policies import op_policies  # noqa: E402
 from fastamp.autocast import autocast  # noqa: E402
 from fastamp.grad_scaler import GradScaler  # noqa: E402
@@ -29,6 +30,7 @@ from fastamp.policy import (  # noqa: E402
     unregister_op,
 )
 from fastamp.registration import disabled  # noqa: E402
+from fastamp.trace import trace  # noqa: E402
 
 
 def build_info() -> dict[str, str]:
@@ -56,9 +58,12 @@ __all__ = [
     "custom_bwd",
     "custom_fwd",
     "disabled",
+    "drop_kept_casts",
     "include_path",
     "install",
     "is_installed",
+    "keep_casts",
+    "kept_casts",
     "op_policies",
     "op_policy",
     "op_table",
@@ -66,6 +71,7 @@ __all__ = [
     "register_op",
     "reset_op_policies",
     "set_op_policy",
+    "trace",
     "uninstall",
     "unregister_op",
 ]

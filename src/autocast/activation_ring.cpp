@@ -1,30 +1,13 @@
 #include "autocast/activation_ring.h"
 
+#include "autocast/alias.h"
 #include "autocast/tensor_identity.h"
 
 #include <c10/core/Storage.h>
-#include <c10/core/TensorImpl.h>
 
 #include <utility>
 
 namespace fastamp::autocast {
-namespace {
-
-/// A tensor of its own over memory that already holds the cast of `source`.
-at::Tensor make_alias(c10::Storage memory, const at::Tensor& source, c10::ScalarType to,
-                      const c10::VariableVersion& version) {
-  at::Tensor alias = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(memory),
-      c10::DispatchKeySet(c10::computeDispatchKey(to, c10::kStrided, source.device())),
-      c10::scalarTypeToTypeMeta(to));
-  auto* impl = alias.unsafeGetTensorImpl();
-  impl->set_sizes_and_strides(source.sizes(), source.strides());
-  // Shared, so that editing one use in place is noticed by the backward of the others.
-  impl->set_version_counter(version);
-  return alias;
-}
-
-}  // namespace
 
 at::Tensor ActivationRing::find(const at::Tensor& source, c10::ScalarType to) {
   for (const auto& slot : slots_) {

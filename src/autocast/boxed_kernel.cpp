@@ -3,11 +3,13 @@
 #include "autocast/arguments.h"
 #include "autocast/op_kernel.h"
 #include "autocast/policy_table.h"
+#include "autocast/tracing.h"
 
 #include <ATen/core/List.h>
 #include <ATen/core/ivalue.h>
 
 #include <algorithm>
+#include <memory>
 
 namespace fastamp::autocast {
 namespace {
@@ -89,6 +91,15 @@ void set_dtype(const c10::FunctionSchema& schema, torch::jit::Stack& stack, Colu
   }
 }
 
+void show(TracedCall& trace, const c10::FunctionSchema& schema, Arguments arguments) {
+  for_each_tensor(arguments, [&](const at::Tensor& tensor) { trace.see(tensor); });
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (is_optional_dtype(schema.arguments()[i]) && !arguments[i].isNone()) {
+      trace.see(std::optional(arguments[i].toScalarType()));
+    }
+  }
+}
+
 }  // namespace
 
 OpCapabilities boxed_capabilities(const c10::FunctionSchema& schema) {
@@ -110,6 +121,12 @@ OpCapabilities boxed_capabilities(const c10::FunctionSchema& schema) {
 void BoxedKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                              torch::jit::Stack* stack) const {
   const auto key = autocast_key(column_);
+  const auto count = op.schema().arguments().size();
+  std::unique_ptr<TracedCall> trace;
+  if (is_traced()) [[unlikely]] {
+    trace = std::make_unique<TracedCall>(op_, column_);
+    show(*trace, op.schema(), torch::jit::last(*stack, count));
+  }
   const OpPolicy policy = policy_of(op_, column_);
   if (policy == OpPolicy::pass) {
     op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key), stack);
@@ -118,7 +135,6 @@ void BoxedKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet 
   if (policy == OpPolicy::banned) {
     throw_banned(op_, column_);
   }
-  const auto count = op.schema().arguments().size();
   const auto lower = region_dtype(device_type(column_));
   const c10::impl::ExcludeDispatchKeyGuard below_autocast(key);
   if (policy == OpPolicy::set_opt_dtype) {

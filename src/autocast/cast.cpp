@@ -2,8 +2,10 @@
 
 #include "autocast/cast_node.h"
 #include "autocast/data_cast.h"
+#include "autocast/kept_cast.h"
 #include "autocast/plain.h"
 #include "autocast/thread_cache.h"
+#include "autocast/tracing.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/to_ops.h>
@@ -32,6 +34,7 @@ at::Tensor cast_ordinarily(const at::Tensor& tensor, c10::ScalarType to) {
 
 at::Tensor cast_and_keep(const at::Tensor& weight, c10::ScalarType to) {
   at::Tensor out = cast_ordinarily(weight, to);
+  note_cast(CastEvent::weight_cast, out);
   keep_weight_cast(weight, to, out);
   return out;
 }
@@ -47,10 +50,22 @@ at::Tensor cast_weight(const at::Tensor& weight, c10::ScalarType to) {
   return cast_and_keep(weight, to);
 }
 
+at::Tensor cast_kept_weight(const at::Tensor& weight, c10::ScalarType to) {
+  at::Tensor out = find_or_make_kept_cast(weight, to);
+  if (is_recorded(weight)) {
+    record_cast(weight, out);
+  }
+  keep_weight_cast(weight, to, out);
+  return out;
+}
+
 at::Tensor cast_activation(const at::Tensor& activation, c10::ScalarType to) {
   at::Tensor out = find_activation_cast(activation, to);
-  if (!out.defined()) {
+  if (out.defined()) {
+    note_cast(CastEvent::ring_hit, out);
+  } else {
     out = cast_data(activation, to);
+    note_cast(CastEvent::other_cast, out);
     keep_activation_cast(activation, to, out);
   }
   record_cast(activation, out);
@@ -64,8 +79,12 @@ at::Tensor cast(const at::Tensor& tensor, c10::ScalarType to, c10::ScalarType lo
     // Looked up before asking whether it is a weight at all: a hit answers that, and hits are the
     // common case.
     if (const at::Tensor* kept = find_weight_cast(tensor, to)) {
+      note_cast(CastEvent::cache_hit, *kept);
       return *kept;
     }
+  }
+  if (to == lower && is_kept_weight(tensor)) {
+    return cast_kept_weight(tensor, to);
   }
   if (to == lower && is_weight(tensor) && may_be_kept(tensor)) {
     return cast_weight(tensor, to);
@@ -73,7 +92,11 @@ at::Tensor cast(const at::Tensor& tensor, c10::ScalarType to, c10::ScalarType lo
   if (share && !tensor.is_leaf() && is_plain(tensor) && is_recorded(tensor)) {
     return cast_activation(tensor, to);
   }
-  return cast_ordinarily(tensor, to);
+  at::Tensor out = cast_ordinarily(tensor, to);
+  if (is_traced()) [[unlikely]] {
+    report_cast(is_weight(tensor) ? CastEvent::weight_cast : CastEvent::other_cast, out);
+  }
+  return out;
 }
 
 }  // namespace fastamp::autocast

@@ -28,7 +28,8 @@ std::size_t hash(const c10::TensorImpl* key, c10::ScalarType to) {
 bool CastCache::is_usable(const Entry& entry, const at::Tensor& source) {
   // A cast made without grad mode would cut the weight off from its gradient.
   return entry.source.matches(source) && has_same_geometry(source, entry.cast) &&
-         source.requires_grad() && (entry.made_with_grad || !c10::GradMode::is_enabled()) &&
+         entry.required_grad == source.requires_grad() &&
+         (entry.made_with_grad || !c10::GradMode::is_enabled()) &&
          entry.cast_version == version_of(entry.cast);
 }
 
@@ -63,6 +64,7 @@ void CastCache::insert(const at::Tensor& source, c10::ScalarType to, const at::T
       .cast = cast,
       .cast_version = version_of(cast),
       .to = to,
+      .required_grad = source.requires_grad(),
       .made_with_grad = c10::GradMode::is_enabled(),
   };
   std::uint32_t& position = index_[probe(entry.source.key(), to)];

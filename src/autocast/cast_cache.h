@@ -40,6 +40,7 @@ class CastCache {
     at::Tensor cast;
     std::uint32_t cast_version;
     c10::ScalarType to;
+    bool required_grad;
     bool made_with_grad;
   };
 

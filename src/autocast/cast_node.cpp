@@ -2,6 +2,7 @@
 
 #include "autocast/data_cast.h"
 #include "autocast/plain.h"
+#include "autocast/tracing.h"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function.h>
@@ -24,9 +25,15 @@ struct CastBackward final : autograd::generated::ToCopyBackward0 {
     const auto dtype = c10::typeMetaToScalarType(self_options.dtype());
     if (grad.defined() && !c10::GradMode::is_enabled() && task_should_compute_output(0) &&
         grad.scalar_type() != dtype && grad.device() == self_options.device() && is_plain(grad)) {
-      return {cast_data(grad, dtype)};
+      at::Tensor out = cast_data(grad, dtype);
+      note_gradient_cast(out);
+      return {std::move(out)};
     }
-    return ToCopyBackward0::apply(std::move(grads));
+    auto out = ToCopyBackward0::apply(std::move(grads));
+    if (out[0].defined()) {
+      note_gradient_cast(out[0]);
+    }
+    return out;
   }
 };
 

@@ -1,11 +1,13 @@
 #include "autocast/arguments.h"
 #include "autocast/custom_kernels.h"
 #include "autocast/op_kernel.h"
+#include "autocast/tracing.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_cudnn_rnn_flatten_weight_ops.h>
 #include <ATen/ops/_cudnn_rnn_ops.h>
 
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -44,6 +46,17 @@ at::Tensor flatten(const std::vector<at::Tensor>& casts, const RnnLayout& layout
   return buffer;
 }
 
+std::unique_ptr<TracedCall> trace_call(Column column, const at::Tensor& input,
+                                       at::TensorList weight, const at::Tensor& hx,
+                                       const std::optional<at::Tensor>& cx) {
+  auto trace = std::make_unique<TracedCall>(OpId::_cudnn_rnn, column);
+  trace->see(input);
+  trace->see(weight);
+  trace->see(hx);
+  trace->see(cx);
+  return trace;
+}
+
 }  // namespace
 
 template <Column kColumn>
@@ -56,6 +69,7 @@ CudnnRnnKernel::Result CudnnRnnKernel::call(
     int64_t num_layers, bool batch_first, double dropout, bool train, bool bidirectional,
     c10::SymIntArrayRef batch_sizes, const std::optional<at::Tensor>& dropout_state) {
   const c10::impl::ExcludeDispatchKeyGuard below_autocast(autocast_key(kColumn));
+  const auto trace = is_traced() ? trace_call(kColumn, input, weight, hx, cx) : nullptr;
   const auto run = [&](const at::Tensor& x, at::TensorList weights,
                        const std::optional<at::Tensor>& buffer, const at::Tensor& h,
                        const std::optional<at::Tensor>& c) {
@@ -84,6 +98,7 @@ CudnnRnnKernel::Result CudnnRnnKernel::call(
   casts.reserve(weight.size());
   for (const auto& w : weight) {
     casts.push_back(w.to(kRnnDtype));
+    note_cast(CastEvent::weight_cast, casts.back());
   }
   const at::Tensor buffer = flatten(casts, {weight_stride0, input.sym_size(-1), mode, hidden_size,
                                             proj_size, num_layers, batch_first, bidirectional});

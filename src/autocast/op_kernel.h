@@ -4,10 +4,12 @@
 #include "autocast/kernel_entry.h"
 #include "autocast/policy_table.h"
 #include "autocast/torch_state.h"
+#include "autocast/tracing.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
+#include <memory>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -49,6 +51,11 @@ struct OpKernel<Op, Id, Redispatch, Result(Args...)> {
   template <Column kColumn>
   static Result call(c10::DispatchKeySet keys, Args... args) {
     constexpr auto kKey = autocast_key(kColumn);
+    std::unique_ptr<TracedCall> trace;
+    if (is_traced()) [[unlikely]] {
+      trace = std::make_unique<TracedCall>(Id, kColumn);
+      (trace->see(std::as_const(args)), ...);
+    }
     if (policy_of(Id, kColumn) == OpPolicy::pass) {
       // As if no kernel were registered: the ops inside a composite one must still be autocast.
       const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, kKey);

@@ -48,11 +48,13 @@ bool may_be_kept(const at::Tensor& tensor) {
   return !is_intercepted(tensor.key_set() - kSubclass) && tensor.layout() == c10::kStrided;
 }
 
-bool is_plain(const at::Tensor& tensor) {
+bool is_ordinary(const at::Tensor& tensor) {
   return !is_intercepted(tensor.key_set()) && tensor.layout() == c10::kStrided &&
          (tensor.is_cpu() || tensor.is_cuda()) && !tensor.has_names() &&
-         !tensor._fw_grad(/*level=*/0).defined() && !is_observed();
+         !tensor._fw_grad(/*level=*/0).defined();
 }
+
+bool is_plain(const at::Tensor& tensor) { return is_ordinary(tensor) && !is_observed(); }
 
 bool is_recorded(const at::Tensor& tensor) {
   return c10::GradMode::is_enabled() && tensor.requires_grad() &&

@@ -9,6 +9,9 @@ namespace fastamp::autocast {
 /// modes, functorch, tracing, functionalization, a running profiler).
 bool is_plain(const at::Tensor& tensor);
 
+/// Whether a cast of this tensor could be made below the dispatcher if no profiler were watching.
+bool is_ordinary(const at::Tensor& tensor);
+
 /// Whether a cast of this tensor may be kept for later ops: nobody intercepts ops as such now. The
 /// tensor itself may be a subclass.
 bool may_be_kept(const at::Tensor& tensor);

@@ -29,10 +29,9 @@ TensorIdentity::TensorIdentity(const at::Tensor& tensor)
       context_(execution_context(tensor.device())),
       version_(version_of(tensor)) {}
 
-bool TensorIdentity::matches(const at::Tensor& tensor) const {
+bool TensorIdentity::is_current(const at::Tensor& tensor) const {
   return key_ == tensor.unsafeGetTensorImpl() && version_ == version_of(tensor) &&
-         storage_._unsafe_get_target() == storage_of(tensor) && data_ == data_of(tensor) &&
-         (tensor.is_cpu() || context_ == execution_context(tensor.device()));
+         storage_._unsafe_get_target() == storage_of(tensor) && data_ == data_of(tensor);
 }
 
 }  // namespace fastamp::autocast

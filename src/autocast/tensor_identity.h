@@ -27,7 +27,17 @@ class TensorIdentity {
 
   /// Whether `tensor` is the same object with the same memory and version, and work on it goes
   /// where it went.
-  bool matches(const at::Tensor& tensor) const;
+  bool matches(const at::Tensor& tensor) const {
+    return is_current(tensor) && is_in_same_context(tensor);
+  }
+
+  /// Whether `tensor` is the same object with the same memory and version.
+  bool is_current(const at::Tensor& tensor) const;
+
+  /// Whether work on `tensor` goes where it went.
+  bool is_in_same_context(const at::Tensor& tensor) const {
+    return tensor.is_cpu() || context_ == execution_context(tensor.device());
+  }
 
   const c10::TensorImpl* key() const { return key_; }
 

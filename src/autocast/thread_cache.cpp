@@ -3,6 +3,7 @@
 #include "autocast/activation_ring.h"
 #include "autocast/cast_cache.h"
 #include "autocast/execution_context.h"
+#include "autocast/kept_cast_store.h"
 #include "autocast/tensor_identity.h"
 #include "autocast/torch_state.h"
 
@@ -106,6 +107,9 @@ void on_region_left(int open_regions) noexcept {
   if (open_regions == 0 || is_last_of_ours) {
     t_cache.our_regions = 0;
     clear_thread_cache();
+    if (KeptCastStore::instance().is_used()) {
+      KeptCastStore::instance().sweep_sometimes();
+    }
   }
 }
 

@@ -1,0 +1,41 @@
+#include "bind_kept_casts.h"
+
+#include "autocast/kept_cast_store.h"
+
+#include <fastamp/autocast/kept_casts.h>
+
+#include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace py = pybind11;
+
+namespace fastamp::python {
+namespace {
+
+using autocast::KeptCastStore;
+
+std::pair<std::size_t, std::uint64_t> kept() {
+  const auto now = kept_casts();
+  return {now.copies, now.bytes};
+}
+
+}  // namespace
+
+void bind_kept_casts(py::module_& module) {
+  module.def("acquire_kept_casts", [](const std::vector<at::Tensor>& weights) {
+    return KeptCastStore::instance().acquire(weights);
+  });
+  module.def("release_kept_casts", [](std::uint64_t id) { KeptCastStore::instance().release(id); });
+  module.def("drop_kept_casts",
+             [](const std::vector<at::Tensor>& weights) { drop_kept_casts(weights); });
+  module.def("drop_all_kept_casts", [] { drop_kept_casts(); });
+  module.def("are_kept_casts_used", [] { return KeptCastStore::instance().is_used(); });
+  module.def("kept_casts", kept);
+}
+
+}  // namespace fastamp::python

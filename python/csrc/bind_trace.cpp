@@ -1,0 +1,85 @@
+#include "bind_trace.h"
+
+#include "autocast/recorder.h"
+#include "python_source.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+namespace py = pybind11;
+
+namespace fastamp::python {
+namespace {
+
+using autocast::Recorder;
+using SharedRecorder = std::shared_ptr<Recorder>;
+
+py::dict to_dict(const CastCounts& casts) {
+  py::dict out;
+  out["weight_casts"] = casts.weight_casts;
+  out["other_casts"] = casts.other_casts;
+  out["cast_bytes"] = casts.cast_bytes;
+  out["cache_hits"] = casts.cache_hits;
+  out["ring_hits"] = casts.ring_hits;
+  out["kept_hits"] = casts.kept_hits;
+  return out;
+}
+
+py::dict to_dict(const TraceRow& row) {
+  py::dict out = to_dict(row.casts);
+  out["op"] = row.op;
+  out["device"] = c10::DeviceTypeName(row.device, /*lower_case=*/true);
+  out["policy"] = std::string(to_string(row.policy));
+  py::tuple inputs(row.inputs.size());
+  for (std::size_t i = 0; i < row.inputs.size(); ++i) {
+    inputs[i] = autocast::dtype_name(row.inputs[i]);
+  }
+  out["inputs"] = std::move(inputs);
+  out["run_dtype"] = autocast::dtype_name(row.run_dtype);
+  out["source"] = row.source;
+  out["calls"] = row.calls;
+  return out;
+}
+
+py::list rows(const Recorder& recorder) {
+  py::list out;
+  for (const auto& row : recorder.rows()) {
+    out.append(to_dict(row));
+  }
+  return out;
+}
+
+std::pair<std::uint64_t, std::uint64_t> gradient_casts(const Recorder& recorder) {
+  const auto casts = recorder.gradient_casts();
+  return {casts.casts, casts.bytes};
+}
+
+std::string table(const Recorder& recorder, const std::string& sort_by, std::size_t row_limit) {
+  return autocast::format_table(recorder.rows(), recorder.gradient_casts(),
+                                trace_order_from_string(sort_by), row_limit);
+}
+
+std::string json(const Recorder& recorder) {
+  return autocast::format_json(recorder.rows(), recorder.gradient_casts());
+}
+
+}  // namespace
+
+void bind_trace(py::module_& module) {
+  py::class_<Recorder, SharedRecorder>(module, "Recorder")
+      .def(py::init<bool>(), py::arg("source"))
+      .def("start", [](const SharedRecorder& self) { return autocast::start_recording(self); })
+      .def("stop", [](const SharedRecorder& self) { return autocast::stop_recording(self); })
+      .def("rows", rows)
+      .def("gradient_casts", gradient_casts)
+      .def("table", torch::wrap_pybind_function(table))
+      .def("json", json);
+  module.def("skip_source_folders", skip_source_folders);
+  autocast::set_source_finder(python_source);
+}
+
+}  // namespace fastamp::python

@@ -1,0 +1,136 @@
+"""Casts of weights that outlive regions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+import fastamp._C as _C
+
+__all__ = ["KeptCasts", "drop_kept_casts", "keep_casts", "kept_casts"]
+
+
+class KeptCasts(NamedTuple):
+    """What is kept in the process now.
+
+    Attributes:
+        copies: How many copies of weights there are.
+        bytes: Their size.
+    """
+
+    copies: int
+    bytes: int
+
+
+def kept_casts() -> KeptCasts:
+    """Returns how many lower-precision copies :class:`keep_casts` holds now, and their size."""
+    return KeptCasts(*_C.kept_casts())
+
+
+def _weights(function: str, weights: object) -> list[torch.Tensor]:
+    if isinstance(weights, torch.nn.Module):
+        return list(weights.parameters())
+    tensors = [weights] if isinstance(weights, torch.Tensor) else weights
+    if isinstance(tensors, Iterable):
+        found: list[Any] = list(tensors)
+        if all(isinstance(tensor, torch.Tensor) for tensor in found):
+            return found
+    raise TypeError(
+        f"{function}: expected a module, a tensor or tensors, got {type(weights).__name__}"
+    )
+
+
+def drop_kept_casts(
+    weights: torch.nn.Module | torch.Tensor | Iterable[torch.Tensor] | None = None,
+) -> None:
+    """Drops kept copies: the next use of each weight casts it again.
+
+    Needed after writing a weight in a way that its version counter does not show.
+
+    Args:
+        weights: A module or tensors; by default all kept copies of the process.
+
+    Raises:
+        TypeError: ``weights`` is something else.
+    """
+    if weights is None:
+        _C.drop_all_kept_casts()
+    else:
+        _C.drop_kept_casts(_weights("drop_kept_casts", weights))
+
+
+class keep_casts:  # noqa: N801 (reads as what it does)
+    """Keeps the lower-precision casts of weights from one autocast region to the next.
+
+    For frozen weights, inference and gradient accumulation: a weight is cast again only after it
+    changed. Works until :meth:`release`, as a ``with`` block, or as long as the weights live::
+
+        fastamp.keep_casts(model)  # for good
+        with fastamp.keep_casts(model):  # for a while
+            ...
+
+    Outputs and gradients stay torch.amp's bit for bit. Each copy costs the memory of the weight in
+    the lower precision (:func:`kept_casts` tells how much). It is freed when it is out of date,
+    on :func:`drop_kept_casts`, at the end, and at most 16 regions after the weight was.
+
+    Covers the parameters that the module has now, whether they require gradients or not: call
+    again after ``load_state_dict(..., assign=True)`` or others that replace parameters. Tensors
+    that cannot have kept casts (views, DTensors and other subclasses, other dtypes than float32)
+    are cast as ever, and so are weights of compiled functions and in CUDA graph captures.
+    ``torch.utils.swap_tensors`` refuses the weights until :meth:`release`.
+
+    Warning:
+        A weight that is written without moving its version counter is used with its **old value**
+        until :func:`drop_kept_casts`: writes through ``.data`` or numpy, by a CUDA graph, by
+        collectives, by optimizers that are no ``torch.optim.Optimizer`` (after a ``step`` of one
+        that is, its weights are cast again).
+
+    Args:
+        weights: A module (its parameters), a tensor or an iterable of tensors.
+
+    Raises:
+        TypeError: ``weights`` is something else.
+    """
+
+    def __init__(self, weights: torch.nn.Module | torch.Tensor | Iterable[torch.Tensor]) -> None:
+        """Starts keeping casts, at once."""
+        tensors = _weights("keep_casts", weights)
+        _follow_optimizers()
+        self._id: int | None = _C.acquire_kept_casts(tensors)
+
+    def release(self) -> None:
+        """Ends it: copies that no other ``keep_casts`` asks for are freed. Safe to call again."""
+        acquired, self._id = self._id, None
+        if acquired is not None:
+            _C.release_kept_casts(acquired)
+
+    def __enter__(self) -> keep_casts:
+        """Returns the object; casts are kept already."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Ends it."""
+        self.release()
+
+
+@functools.cache
+def _follow_optimizers() -> None:
+    # torch's fused steps write weights without moving their version counters.
+    register_optimizer_step_post_hook(_after_step)
+
+
+def _after_step(
+    optimizer: torch.optim.Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]
+) -> None:
+    if _C.are_kept_casts_used():
+        _C.drop_kept_casts([p for group in optimizer.param_groups for p in group["params"]])

@@ -1,0 +1,201 @@
+"""What autocast did: ops, dtypes, casts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import fastamp._C as _C
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["TraceRow", "trace"]
+
+_C.skip_source_folders(
+    [str(Path(folder).resolve().parent) + os.sep for folder in (torch.__file__, __file__)]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TraceRow:
+    """All calls of one op that looked the same to autocast.
+
+    Attributes:
+        op: Name with overload as in :func:`fastamp.op_table`: ``"mm"``, ``"softmax.int"``.
+        device: Whose policy was applied, ``"cpu"`` or ``"cuda"``.
+        policy: The policy in force for these calls.
+        inputs: Dtypes of the tensor arguments as given, in order.
+        run_dtype: Dtype that castable arguments had when the op ran; empty without tensors.
+        source: ``"file:line"`` of the Python call with ``source=True``, else empty. Empty too for
+            calls without Python code of the user around them, as in backward passes.
+        calls: How often the op was called like this.
+        weight_casts: Casts made of float32 parameters for these calls.
+        other_casts: Casts made of inputs, activations and anything else.
+        cast_bytes: Size of the casts made, in bytes.
+        cache_hits: Casts of weights found in the cache of the region.
+        ring_hits: Casts of activations that shared the memory of an earlier one.
+        kept_hits: Casts of weights kept from an earlier region.
+    """
+
+    op: str
+    device: str
+    policy: str
+    inputs: tuple[str, ...]
+    run_dtype: str
+    source: str
+    calls: int
+    weight_casts: int
+    other_casts: int
+    cast_bytes: int
+    cache_hits: int
+    ring_hits: int
+    kept_hits: int
+
+    @property
+    def casts(self) -> int:
+        """Casts made, of weights and of anything else."""
+        return self.weight_casts + self.other_casts
+
+
+_COUNTS = ("weight_casts", "other_casts", "cast_bytes", "cache_hits", "ring_hits", "kept_hits")
+
+
+class trace:  # noqa: N801 (used like torch.no_grad)
+    """Records every op call that fastamp's autocast kernels handle inside a ``with`` block.
+
+    ::
+
+        with fastamp.trace() as t:
+            train_step()
+        print(t)
+
+    Calls of all threads of the process are recorded, those of backward passes included. Blocks may
+    nest and overlap; each records all calls. A block that is entered again adds to what it has.
+    Code that was compiled or exported runs no autocast kernels and is not seen; the profiler of
+    torch sees it. While no trace is open nothing is recorded and nothing is slower.
+
+    Args:
+        source: Tell calls apart by the line of Python that made them. Costs some microseconds per
+            op call while the trace is open.
+
+    Raises:
+        TypeError: ``source`` is not a bool.
+    """
+
+    def __init__(self, *, source: bool = False) -> None:
+        """Makes a trace that is not open yet."""
+        if not isinstance(source, bool):
+            raise TypeError(f"trace: expected source to be a bool, got {type(source).__name__}")
+        self._recorder = _C.Recorder(source)
+
+    def __del__(self) -> None:
+        """A trace that nobody can read any more records no more."""
+        if hasattr(self, "_recorder"):
+            self._recorder.stop()
+
+    def __enter__(self) -> trace:
+        """Starts recording.
+
+        Raises:
+            RuntimeError: The trace is open already.
+        """
+        if not self._recorder.start():
+            raise RuntimeError("trace: expected a trace that is not open, got one that is")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Ends recording; what was recorded stays."""
+        self._recorder.stop()
+
+    @property
+    def rows(self) -> list[TraceRow]:
+        """What was recorded so far, in no particular order. May be read while the trace is open."""
+        return [TraceRow(**row) for row in self._recorder.rows()]
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Sums over all rows: ``calls`` and the counts of casts; and those of gradient casts.
+
+        ``gradient_casts`` and ``gradient_cast_bytes`` are the casts of gradients back to the dtype
+        of what was cast, made by backward passes.
+        """
+        rows = self.rows
+        totals = {name: sum(getattr(row, name) for row in rows) for name in ("calls", *_COUNTS)}
+        totals["gradient_casts"], totals["gradient_cast_bytes"] = self._recorder.gradient_casts()
+        return totals
+
+    def table(self, sort_by: str = "cast_bytes", row_limit: int = 100) -> str:
+        """The rows as text, as ``print(t)`` shows them.
+
+        Args:
+            sort_by: ``"cast_bytes"``, ``"casts"``, ``"calls"`` (largest first) or ``"name"``.
+            row_limit: Rows shown at most; the totals are over all of them.
+
+        Raises:
+            ValueError: Unknown ``sort_by``.
+        """
+        return self._recorder.table(sort_by, row_limit)
+
+    def __str__(self) -> str:
+        """The table."""
+        return self.table()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything recorded: ``ops`` (one mapping per row), ``totals``, ``gradient_casts``."""
+        record: dict[str, Any] = json.loads(self._recorder.json())
+        return record
+
+    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Everything recorded as JSON; see :meth:`to_dict`.
+
+        Args:
+            path: A file to write it to as well.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        text = json.dumps(self.to_dict(), indent=2)
+        if path is not None:
+            Path(path).write_text(text + "\n")
+        return text
+
+    def plot(self, path: str | os.PathLike[str] | None = None, *, row_limit: int = 20) -> Figure:
+        """Draws the casts of each op, made and avoided, and their size.
+
+        Args:
+            path: Image file to write; the format follows its name.
+            row_limit: Ops shown at most, those with the largest casts first.
+
+        Returns:
+            The matplotlib figure.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+            OSError: The file cannot be written.
+        """
+        from fastamp._trace_plot import draw
+
+        return draw(_by_op(self.rows)[:row_limit], path)
+
+
+def _by_op(rows: Iterable[TraceRow]) -> list[tuple[str, dict[str, int]]]:
+    """Counts per op over all dtypes and lines, largest casts first."""
+    sums: dict[str, dict[str, int]] = {}
+    for row in rows:
+        counts = sums.setdefault(row.op, dict.fromkeys(_COUNTS, 0))
+        for name in _COUNTS:
+            counts[name] += getattr(row, name)
+    return sorted(sums.items(), key=lambda item: (-item[1]["cast_bytes"], item[0]))

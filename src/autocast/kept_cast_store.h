@@ -1,0 +1,83 @@
+#pragma once
+
+#include "autocast/tensor_identity.h"
+
+#include <fastamp/autocast/kept_casts.h>
+#include <fastamp/export.h>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+namespace fastamp::autocast {
+
+/// Casts of weights that outlive regions because somebody asked for it. One for the process; a lock
+/// around each call, none of which runs an op or destroys a tensor while it holds it.
+///
+/// A cast in here has no autograd history and is handed out as an alias: a tensor of its own over
+/// the same memory, to which the region that uses it gives a history. Alias and cast share a
+/// version counter, so that an edit of one ends the use of the other.
+class FASTAMP_API KeptCastStore {
+ public:
+  static KeptCastStore& instance();
+
+  /// Whether any weight is asked for. The one thing that is read while nobody uses this.
+  bool is_used() const { return used_.load(std::memory_order_relaxed); }
+
+  /// Weights whose casts are to be kept from now until release(id).
+  std::uint64_t acquire(const std::vector<at::Tensor>& weights);
+  void release(std::uint64_t id);
+  bool is_wanted(const at::Tensor& weight) const;
+
+  /// An alias of the kept cast of `source` as it is now, or an undefined tensor.
+  at::Tensor find(const at::Tensor& source, c10::ScalarType to) const;
+
+  /// An alias of the memory kept for a cast of `source`, up to date or not, or an undefined tensor.
+  at::Tensor find_memory(const at::Tensor& source, c10::ScalarType to) const;
+
+  /// Keeps `cast`, which has no history, as that of a wanted weight as it is now; in place of casts
+  /// that are out of date.
+  void insert(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast);
+
+  void drop();
+  void drop(const std::vector<const c10::TensorImpl*>& weights);
+  KeptCasts count();
+
+  /// Frees the casts of weights that are gone; called at the end of regions, works at every 16th
+  /// call.
+  void sweep_sometimes();
+
+ private:
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+  struct Entry {
+    TensorIdentity source;
+    at::Tensor cast;
+    std::uint32_t cast_version;
+    c10::ScalarType to;
+  };
+
+  const Entry* find_entry(const at::Tensor& source, c10::ScalarType to) const;
+  std::vector<Entry> take_dead();
+  void unwant(const c10::TensorImpl* weight, std::vector<Entry>& dropped);
+  void take(const c10::TensorImpl* weight, std::vector<Entry>& dropped);
+  void note_use() { used_.store(!wanted_.empty(), std::memory_order_relaxed); }
+
+  mutable std::mutex mutex_;
+  std::atomic<bool> used_{false};
+  std::atomic<std::uint32_t> ended_regions_{0};
+  std::uint64_t next_id_ = 1;
+  std::unordered_map<const c10::TensorImpl*, std::vector<Entry>> entries_;
+  /// How many of the acquired lists hold the weight. Their weak references keep its address from
+  /// being used again.
+  std::unordered_map<const c10::TensorImpl*, std::uint32_t> wanted_;
+  std::unordered_map<std::uint64_t, std::vector<WeakTensor>> acquired_;
+};
+
+}  // namespace fastamp::autocast

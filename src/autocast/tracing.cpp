@@ -1,0 +1,130 @@
+#include "autocast/tracing.h"
+
+#include "autocast/eligibility.h"
+#include "autocast/policy_table.h"
+#include "autocast/recorder.h"
+#include "autocast/torch_state.h"
+
+#include <c10/core/SymInt.h>
+
+#include <utility>
+
+namespace fastamp::autocast {
+
+std::atomic<int> g_open_traces{0};
+
+namespace {
+
+thread_local TracedCall* t_call = nullptr;
+
+}  // namespace
+
+std::uint64_t bytes_of(const at::Tensor& tensor) {
+  const auto numel = tensor.sym_numel().maybe_as_int();
+  return static_cast<std::uint64_t>(numel.value_or(0)) *
+         static_cast<std::uint64_t>(tensor.element_size());
+}
+
+TracedCall::TracedCall(OpId op, Column column)
+    : op_(op),
+      column_(column),
+      policy_(policy_of(op, column)),
+      lower_(region_dtype(device_type(column))),
+      enclosing_(std::exchange(t_call, this)) {}
+
+TracedCall::~TracedCall() {
+  t_call = enclosing_;
+  const auto ran_in = run_dtype();  // before the inputs are moved away
+  try {
+    record_call({.op = op_,
+                 .column = column_,
+                 .policy = policy_,
+                 .inputs = std::move(inputs_),
+                 .run_dtype = ran_in,
+                 .source = {}},
+                casts_);
+  } catch (...) {  // NOLINT(bugprone-empty-catch): out of memory; the op goes on unrecorded
+  }
+}
+
+TracedCall* TracedCall::current() { return t_call; }
+
+void TracedCall::see(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    return;
+  }
+  const bool eligible = is_eligible(tensor, column_);
+  first_eligible_ = inputs_.empty() ? eligible : first_eligible_;
+  any_eligible_ = any_eligible_ || eligible;
+  any_forces_fp32_ = any_forces_fp32_ || (eligible && tensor.scalar_type() != lower_);
+  inputs_.push_back(tensor.scalar_type());
+}
+
+void TracedCall::see(const std::optional<at::Tensor>& tensor) {
+  if (tensor.has_value()) {
+    see(*tensor);
+  }
+}
+
+void TracedCall::see(const std::optional<c10::ScalarType>& dtype) { given_dtype_ = dtype; }
+
+void TracedCall::see(at::TensorList tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    see(tensor);
+  }
+}
+
+void TracedCall::see(const at::ITensorListRef& tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    see(tensor);
+  }
+}
+
+c10::ScalarType TracedCall::run_dtype() const {
+  const auto as_given = inputs_.empty() ? c10::ScalarType::Undefined : inputs_.front();
+  switch (policy_) {
+    case OpPolicy::lower:
+      return any_eligible_ ? lower_ : as_given;
+    case OpPolicy::fp32:
+      return any_eligible_ ? c10::kFloat : as_given;
+    case OpPolicy::promote:
+      return !any_eligible_ ? as_given : any_forces_fp32_ ? c10::kFloat : lower_;
+    case OpPolicy::set_opt_dtype:
+      return given_dtype_.value_or(first_eligible_ ? c10::kFloat : as_given);
+    case OpPolicy::append_dtype:
+      return first_eligible_ ? c10::kFloat : as_given;
+    default:
+      return as_given;
+  }
+}
+
+void TracedCall::count(CastEvent event, std::uint64_t bytes) {
+  switch (event) {
+    case CastEvent::weight_cast:
+      ++casts_.weight_casts;
+      break;
+    case CastEvent::other_cast:
+      ++casts_.other_casts;
+      break;
+    case CastEvent::cache_hit:
+      ++casts_.cache_hits;
+      return;
+    case CastEvent::ring_hit:
+      ++casts_.ring_hits;
+      return;
+    case CastEvent::kept_hit:
+      ++casts_.kept_hits;
+      return;
+  }
+  casts_.cast_bytes += bytes;
+}
+
+void report_cast(CastEvent event, const at::Tensor& cast) {
+  if (TracedCall* call = TracedCall::current()) {
+    call->count(event, bytes_of(cast));
+  }
+}
+
+void report_gradient_cast(const at::Tensor& cast) { record_gradient_cast(bytes_of(cast)); }
+
+}  // namespace fastamp::autocast
