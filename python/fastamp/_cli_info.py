@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import warnings
 
 import torch
@@ -55,7 +56,8 @@ def _build() -> dict[str, str]:
 
 
 def _devices() -> dict[str, str]:
-    devices = {"cpu": f"{_cpu_isa._cpu_name()}; {torch.get_num_threads()} threads"}
+    cpu = re.sub(r"^model name : | stepping : .*", "", _cpu_isa._cpu_name())
+    devices = {"cpu": f"{cpu}, {torch.get_num_threads()} threads"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an old driver: said below
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
