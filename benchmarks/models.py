@@ -121,10 +121,10 @@ def gpt2(**options: Any) -> nn.Module:
 class Block(nn.Module):
     """Pre-norm transformer block with separate q, k, v: three consumers of one activation."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, activation: type[nn.Module]) -> None:
         """Makes the layers; ``width`` is a multiple of ``heads``."""
         super().__init__()
-        self.heads = heads
+        self.heads, self.activation = heads, activation()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -138,12 +138,18 @@ class Block(nn.Module):
         )
         attended = scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
-        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+        return x + self.down(self.activation(self.up(self.norm2(x))))
 
 
-def transformer(blocks: int, width: int, heads: int, vocabulary: int = 512) -> nn.Module:
+def transformer(
+    blocks: int,
+    width: int,
+    heads: int,
+    activation: type[nn.Module] = nn.GELU,
+    vocabulary: int = 512,
+) -> nn.Module:
     """A plain causal language model over bytes, without positions."""
-    layers = [Block(width, heads) for _ in range(blocks)]
+    layers = [Block(width, heads, activation) for _ in range(blocks)]
     head = nn.Linear(width, vocabulary)
     return nn.Sequential(nn.Embedding(vocabulary, width), *layers, nn.LayerNorm(width), head)
 
@@ -167,7 +173,7 @@ def _cpu_workloads() -> list[Workload]:
 
     def cnn(name: str) -> Workload:
         model = partial(resnet, name.lower().replace("-", ""))
-        return Workload(f"{name}, 32x32", "images", model, small, 4, 1, "SGD", 0.02, 20)
+        return Workload(f"{name}, 32x32", "images", model, small, 4, 1, "SGD", 0.02, 15)
 
     def language(name: str, model: Callable[[], nn.Module], batches: Any) -> Workload:
         return Workload(name, "tokens", model, batches, 2, 32, steps=20)
@@ -187,17 +193,17 @@ def _gpu_workloads() -> list[Workload]:
 
     def cnn(name: str, batch: int) -> Workload:
         model = partial(resnet, name.lower().replace("-", ""))
-        return Workload(f"{name}, 224x224", "images", model, full, batch, 1, "SGD", 0.02, 60)
+        return Workload(f"{name}, 224x224", "images", model, full, batch, 1, "SGD", 0.02, 40)
 
     def attention(name: str, size: str) -> Workload:
         model = partial(vit, f"vit_{size}_patch16_224", 224)
-        return Workload(f"{name}, 224x224", "images", model, full, 64, steps=60)
+        return Workload(f"{name}, 224x224", "images", model, full, 64, steps=40)
 
     return [
         cnn("ResNet-18", 128),
         cnn("ResNet-50", 64),
         attention("ViT-S/16", "small"),
         attention("ViT-B/16", "base"),
-        Workload("BERT-base, 128 tokens", "tokens", bert, text(128, True), 32, 128, steps=60),
-        Workload("GPT-2 124M, 512 tokens", "tokens", gpt2, text(512, False), 8, 512, steps=60),
+        Workload("BERT-base, 128 tokens", "tokens", bert, text(128, True), 32, 128, steps=40),
+        Workload("GPT-2 124M, 512 tokens", "tokens", gpt2, text(512, False), 8, 512, steps=40),
     ]

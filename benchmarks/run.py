@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -20,7 +22,7 @@ from benchmarks.table import summary, text_table
 
 QUICK = Effort(repeats=31, block_seconds=3e-4, least_repeats=7)
 # Part of the time that goes into making tensors and models, warming up and counting.
-OVERHEAD = 0.4
+OVERHEAD = 0.3
 SAVE_EVERY = 20.0
 
 
@@ -57,11 +59,11 @@ class Plan:
         wanted = cpp_programs.row_names() if "cpu" in self.devices() else []
         return [name for name in wanted if self.pattern.search(name)]
 
-    def effort(self, rows: int, weight: float) -> Effort:
-        """Returns the effort that spends the time on rows of so much weight together."""
+    def effort(self, seconds_left: float, weight_left: float) -> Effort:
+        """Returns the effort that spends the time that is left on rows of so much weight."""
         base = QUICK if self.quick else Effort()
-        spend = self.seconds * (1 - OVERHEAD)
-        return replace(base, row_seconds=min(10.0, spend / max(weight, rows, 1)))
+        spend = max(0.0, seconds_left) * (1 - OVERHEAD)
+        return replace(base, row_seconds=min(10.0, spend / weight_left))
 
 
 @dataclass
@@ -92,30 +94,38 @@ def _measure_row(row: Row, effort: Effort, findings: Findings) -> None:
         torch.cuda.empty_cache()
 
 
-def measure_all(plan: Plan, environment: dict[str, str], out: Path) -> Findings:
-    """Measures all rows of a plan; the file is written now and then, and at the end."""
-    rows, programs = plan.rows(), plan.programs()
-    weight = sum(row.weight for row in rows) + len(programs)
-    effort = plan.effort(len(rows) + len(programs), weight)
-    findings, saved = Findings(), time.monotonic()
+def _progress(total: int) -> tqdm[Any]:
     terminal = sys.stderr.isatty()
     size = {} if terminal else {"ncols": 78}
+    return tqdm(total=total, unit="row", mininterval=0.1 if terminal else 5, **size)
+
+
+def measure_all(plan: Plan, environment: dict[str, str], out: Path) -> Findings:
+    """Measures all rows of a plan; the file is written now and then, and at the end.
+
+    Heavy rows come first: what they take more than their share, the others have less of.
+    """
+    rows, programs = plan.rows(), plan.programs()
+    weight = sum(row.weight for row in rows) + len(programs)
+    findings, saved = Findings(), time.monotonic()
+    end = saved + plan.seconds
     try:
-        with tqdm(
-            total=len(rows) + len(programs), unit="row", mininterval=0.1 if terminal else 5, **size
-        ) as bar:
-            for row in rows:
+        with _progress(len(rows) + len(programs)) as bar:
+            for row in sorted(rows, key=lambda row: -row.weight):
                 bar.set_description(f"{row.name[:34]:34}")
-                _measure_row(row, effort, findings)
+                _measure_row(row, plan.effort(end - time.monotonic(), weight), findings)
+                weight -= row.weight
                 bar.update()
                 if time.monotonic() - saved > SAVE_EVERY:
                     results_file.save(out, environment, findings.results, findings.notes)
                     saved = time.monotonic()
             bar.set_description(f"{'C++':34}")
+            effort = plan.effort(end - time.monotonic(), max(weight, 1))
             results, notes = cpp_programs.measure(programs, effort)
-            findings.results += results
-            findings.notes += notes
             bar.update(len(programs))
+            places = {row.name: place for place, row in enumerate(rows)}
+            findings.results = sorted(findings.results, key=lambda r: places[r.name]) + results
+            findings.notes += notes
     finally:
         environment["load_at_end"] = load()
         results_file.save(out, environment, findings.results, findings.notes)
@@ -144,6 +154,8 @@ def run(plan: Plan) -> int:
             return 2
         print("no CUDA GPU here: CPU rows only")
     sys.stdout.flush()
+    # What was measured until the run is ended from outside is saved.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     start, out = time.monotonic(), _place(plan, environment)
     findings = measure_all(plan, environment, out)
     if findings.results:

@@ -13,7 +13,7 @@ import fastamp
 from benchmarks.counts import MEBI, profiled, saved_for_backward
 from benchmarks.harness import BASELINE, OURS, Candidate
 from benchmarks.models import Workload, logits, loss_of
-from benchmarks.rows.common import REGIONS, SCALERS, own_optimizers, use_kernels_of
+from benchmarks.sides import REGIONS, SCALERS, own_optimizers, use_kernels_of
 
 FP32, TF32 = "fp32", "fp32, TF32"
 TEST_BATCHES = 4
@@ -29,8 +29,6 @@ def torch_optimizer(name: str, parameters: Any, lr: float) -> torch.optim.Optimi
 def own_optimizer(name: str, parameters: Any, lr: float) -> torch.optim.Optimizer:
     """Returns fastamp's optimizer with the same hyperparameters."""
     kinds = own_optimizers()
-    if kinds is None:
-        return torch_optimizer(name, parameters, lr)
     found: torch.optim.Optimizer
     if name == "SGD":
         found = kinds.SGD(parameters, lr=lr, momentum=0.9)

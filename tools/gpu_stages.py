@@ -110,8 +110,8 @@ def _report(_: Path) -> list[Command]:
 BENCHES: dict[str, tuple[str, float]] = {
     "bench-micro": ("^cuda: (?!claim)(mm|linear|layer_norm|cat|relu|scale|unscale_|norm)", 1.5),
     "bench-steps": (r"^cuda: (clip \+ )?step \+ update", 1.5),
-    "bench-training": ("^cuda: (digits|ResNet|ViT|BERT|GPT|12 blocks)", 3.0),
-    "bench-claims": ("^cuda: claim", 2.5),
+    "bench-training": ("^cuda: (digits|ResNet|ViT|BERT|GPT|12 blocks)", 3.2),
+    "bench-claims": ("^cuda: claim", 2.3),
 }
 # The sanitizer must see each allocation as one; torch's cache would hide overruns within a block.
 UNCACHED = (("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),)

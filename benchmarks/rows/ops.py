@@ -10,7 +10,7 @@ from torch.nn.functional import layer_norm, linear
 
 from benchmarks.goals import at_least_times, not_slower
 from benchmarks.harness import BASELINE, OURS, Candidate, Goal, Row
-from benchmarks.rows.common import inside_region
+from benchmarks.sides import inside_region
 
 GROUP = "Ops in a region"
 

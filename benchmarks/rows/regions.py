@@ -6,7 +6,7 @@ import torch
 
 from benchmarks.goals import at_most
 from benchmarks.harness import Candidate, Goal, Row
-from benchmarks.rows.common import REGIONS
+from benchmarks.sides import REGIONS
 
 
 def _row(name: str, statement: str, goal: Goal | None) -> Row:

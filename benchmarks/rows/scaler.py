@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.goals import at_least_times, at_most, both, near_bandwidth_of
 from benchmarks.harness import BASELINE, OURS, Candidate, Goal, Row
-from benchmarks.rows.common import SCALERS
+from benchmarks.sides import SCALERS
 
 GROUP = "Scaler"
 # So near 1 that gradients, which each call divides by it again, stay normal numbers.
@@ -18,6 +18,14 @@ COUNTS = (1, 10, 100, 1000, 10_000, 100_000)
 LARGE = (150, 600_000)
 # Elements in all, for curves of cost against bytes: 64 KiB to 1 GiB of fp32.
 SIZES = tuple(2**exponent for exponent in range(14, 29, 2))
+
+
+def size(count: int) -> str:
+    """Returns a number of bytes with its unit."""
+    for unit, power in (("GiB", 30), ("MiB", 20)):
+        if count >= 2**power:
+            return f"{count / 2**power:g} {unit}"
+    return f"{count / 2**10:g} KiB"
 
 
 def make_gradients(device: str, count: int, elements: int) -> list[torch.Tensor]:
@@ -82,7 +90,7 @@ def _by_bytes(device: str) -> list[Row]:
 
     return [
         Row(
-            f"{device}: unscale_, {4 * elements // 1024} KiB in 16 tensors",
+            f"{device}: unscale_, {size(4 * elements)} in 16 tensors",
             candidates(elements),
             GROUP,
             device,

@@ -11,8 +11,8 @@ import torch
 import fastamp
 from benchmarks.goals import at_least_times, both, near_bandwidth_of
 from benchmarks.harness import BASELINE, OURS, Candidate, Goal, Row
-from benchmarks.rows.common import own_optimizers
 from benchmarks.rows.scaler import LARGE, SCALE, make_gradients, make_scaler
+from benchmarks.sides import own_optimizers
 
 GROUP = "Optimizer steps"
 STEP = "scaler.step(optimizer); scaler.update()"
@@ -45,6 +45,8 @@ def _candidates(device: str, lists: Lists, kind: str, clip: bool) -> dict[str, C
 
     With clipping the baseline is torch's fused optimizer, the fastest it has.
     """
+    if clip and not hasattr(fastamp.GradScaler, "clip_grad_norm_"):
+        raise ImportError("this fastamp has no GradScaler.clip_grad_norm_")
     theirs = partial(getattr(torch.optim, kind), lr=1e-6)
     ours = partial(getattr(own_optimizers(), kind), lr=1e-6)
     others = {"torch foreach": partial(theirs, foreach=True)}
@@ -114,18 +116,13 @@ def transformer_shapes(blocks: int, width: int, tables: list[int]) -> list[tuple
 
 
 def rows(device: str) -> list[Row]:
-    """Returns the rows of one device; none where fastamp has no optimizers."""
-    if own_optimizers() is None:
-        return []
+    """Returns the rows of one device."""
     goals = {1000: at_least_times(3)} if device == "cpu" else {}
     found = [
         _small(device, kind, clip, count, goals.get(count) if kind == "SGD" else None)
         for kind, clip in (("SGD", False), ("AdamW", False), ("AdamW", True))
         for count in COUNTS
-        if not clip or hasattr(fastamp.GradScaler, "clip_grad_norm_")
     ]
-    if not hasattr(fastamp.GradScaler, "clip_grad_norm_"):
-        return found
     lists = {"150 x 600k": lambda: [(LARGE[1],)] * LARGE[0]}
     if device == "cuda":
         lists["ViT-B"] = partial(transformer_shapes, 12, 768, [768, 197, 1000])

@@ -158,7 +158,7 @@ def test_row_names_are_unique_and_gpu_rows_need_no_gpu_to_be_listed():
         assert row.device == "cuda"
 
 
-BIG = ("0000", "1000 ", "600k", "KiB", "ResNet", "ViT", "BERT", "GPT", "blocks", "MLP", "tiny")
+BIG = ("0000", "1000 ", "600k", "iB", "ResNet", "ViT", "BERT", "GPT", "blocks", "MLP", "tiny")
 
 
 @pytest.mark.parametrize(
@@ -167,6 +167,10 @@ BIG = ("0000", "1000 ", "600k", "KiB", "ResNet", "ViT", "BERT", "GPT", "blocks",
     ids=lambda row: row.name,
 )
 def test_rows_leave_autocast_as_it_was(row):
+    if "clip" in row.name and not hasattr(fastamp.GradScaler, "clip_grad_norm_"):
+        with pytest.raises(ImportError, match="clip_grad_norm_"):
+            measure(row, ONCE)
+        return
     state = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
     found = measure(row, ONCE)
     assert all(len(samples) == 2 and min(samples) > 0 for samples in found.samples.values())

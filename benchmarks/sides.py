@@ -1,4 +1,4 @@
-"""What the rows share: swapping the autocast kernels, and regions that stay open for a block."""
+"""The two sides of a row: torch.amp and fastamp, their classes and their autocast kernels."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ SCALERS: dict[str, Any] = {BASELINE: torch.amp.GradScaler, OURS: fastamp.GradSca
 
 
 def own_optimizers() -> Any:
-    """Returns the module ``fastamp.optim``, None where the installed fastamp has none."""
-    try:
-        return importlib.import_module("fastamp.optim")
-    except ModuleNotFoundError:
-        return None
+    """Returns the module ``fastamp.optim``.
+
+    Raises:
+        ImportError: The fastamp that is installed has none.
+    """
+    return importlib.import_module("fastamp.optim")
 
 
 def use_kernels_of(name: str) -> Callable[[], None]:
