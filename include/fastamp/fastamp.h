@@ -11,5 +11,9 @@
 #include <fastamp/build_info.h>
 #include <fastamp/export.h>
 #include <fastamp/ops/amp_ops.h>
+#include <fastamp/optim/adam.h>
+#include <fastamp/optim/adamw.h>
+#include <fastamp/optim/fuse.h>
+#include <fastamp/optim/sgd.h>
 #include <fastamp/scaler/grad_scaler.h>
 #include <fastamp/version.h>

@@ -10,7 +10,7 @@ void DeviceLists::reserve(std::size_t count) {
 }
 
 void DeviceLists::open_group(std::size_t index, double rate, const at::Tensor& rate_tensor) {
-  group = index;
+  open = index;
   group_sizes.push_back(0);
   lr.push_back(rate);
   lr_tensors.push_back(rate_tensor);

@@ -63,7 +63,7 @@ struct FASTAMP_API DeviceLists {
   std::vector<double> lr;
   std::vector<at::Tensor> lr_tensors;  ///< Per group; undefined where lr counts.
   bool any_lr_tensor = false;
-  std::size_t group = 0;  ///< The group that is open.
+  std::size_t open = 0;  ///< The group that is open.
 };
 
 /// The lists of all devices met. `Lists` derives from DeviceLists and has open(group).
@@ -98,7 +98,7 @@ class ListsByDevice {
     if (current_ == nullptr) {
       current_ = &lists_.emplace_back(device);
     }
-    if (current_->group != groups_) {
+    if (current_->open != groups_) {
       current_->reserve(expected_);
       current_->open_group(groups_, group_.lr, group_.lr_tensor);
       current_->add_group(group_);

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <fastamp/export.h>
+#include <fastamp/optim/gated_optimizer.h>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <torch/arg.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace fastamp::optim {
+
+/// Options of a parameter group of SGD; every setter returns the object.
+///
+/// Source: torch::optim::SGDOptions, with its names and defaults; the last two are ours.
+struct FASTAMP_API SGDOptions : torch::optim::OptimizerCloneableOptions<SGDOptions> {
+  SGDOptions(double lr) : lr_(lr) {}  // NOLINT(google-explicit-constructor): as LibTorch's
+  TORCH_ARG(double, lr);
+  TORCH_ARG(double, momentum) = 0;
+  TORCH_ARG(double, dampening) = 0;
+  TORCH_ARG(double, weight_decay) = 0;
+  TORCH_ARG(bool, nesterov) = false;
+  /// Goes up the gradient instead of down.
+  TORCH_ARG(bool, maximize) = false;
+  /// Dtype of the momentum buffers: kFloat or kBFloat16.
+  TORCH_ARG(c10::ScalarType, state_dtype) = c10::kFloat;
+
+ public:
+  void serialize(torch::serialize::InputArchive& archive) override;
+  void serialize(torch::serialize::OutputArchive& archive) const override;
+  double get_lr() const override { return lr_; }
+  void set_lr(double lr) override { lr_ = lr; }
+};
+
+/// State of a parameter. Tensors that it has no use for are undefined.
+struct FASTAMP_API SGDParamState : torch::optim::OptimizerCloneableParamState<SGDParamState> {
+  /// Of the parameter's shape and of state_dtype. At 0 steps its contents mean nothing.
+  TORCH_ARG(at::Tensor, momentum_buffer);
+  /// float32, one element, on the parameter's device: steps that momentum_buffer has seen.
+  TORCH_ARG(at::Tensor, steps);
+  /// float32: the weights that a 16-bit parameter is rounded from.
+  TORCH_ARG(at::Tensor, master);
+  /// Version of the parameter when `master` was last its source.
+  TORCH_ARG(int64_t, master_version) = -1;
+
+ public:
+  void serialize(torch::serialize::InputArchive& archive) override;
+  /// Reads the step counter: waits for the device.
+  void serialize(torch::serialize::OutputArchive& archive) const override;
+};
+
+/// torch::optim::SGD in one fused pass over all groups (fastamp::ops::fused_sgd_).
+///
+/// A torch::optim::Optimizer: groups, closures, zero_grad and LibTorch's LR schedulers work as with
+/// torch's. Checkpoints go both ways: load() reads what torch::optim::SGD saved, and the other way
+/// round. A gate (set_gate) makes unscaling, clipping and the skip after an overflow part of the
+/// pass; they are decided on the device, and nothing waits for it.
+///
+/// Parameters are float32, float16 or bfloat16, gradients too, each as it comes; a 16-bit parameter
+/// has float32 master weights in its state. Where such a parameter was changed by others since the
+/// last step, its elements that no longer are their master's rounding replace the master's.
+/// A sparse gradient is stepped as a dense one.
+///
+/// Source: torch::optim::SGD (2.11); the arithmetic is that of torch.optim.SGD, see docs/optim.md.
+class FASTAMP_API SGD : public torch::optim::Optimizer, public GatedOptimizer {
+ public:
+  /// @throws c10::Error if lr, momentum or weight_decay is negative, nesterov is set without a
+  ///     momentum or with dampening, or state_dtype is neither kFloat nor kBFloat16.
+  explicit SGD(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
+               SGDOptions defaults);
+  explicit SGD(std::vector<at::Tensor> params, SGDOptions defaults);
+
+  /// @returns what the closure returned; undefined without one.
+  /// @throws c10::TypeError, c10::ValueError for what ops::fused_sgd_ refuses, such as a float64
+  ///     parameter. No parameter was changed.
+  at::Tensor step(LossClosure closure = nullptr) override;
+
+  void save(torch::serialize::OutputArchive& archive) const override;
+  /// Replaces the state of all parameters and the options of all groups. State tensors go to the
+  /// device of their parameter and to state_dtype.
+  /// @throws c10::Error if the archive is not that of an SGD over as many groups and parameters of
+  ///     the same shapes. Nothing was changed.
+  void load(torch::serialize::InputArchive& archive) override;
+};
+
+}  // namespace fastamp::optim

@@ -1,0 +1,58 @@
+#include "optim/adam_family.h"
+#include "optim/adam_state.h"
+#include "optim/option_archive.h"
+#include "optim/option_checks.h"
+
+#include <fastamp/optim/adam.h>
+
+#include <ATen/core/grad_mode.h>
+
+#include <memory>
+#include <utility>
+
+namespace fastamp::optim {
+namespace {
+
+constexpr const char* kLoad = "Adam::load";
+
+std::unique_ptr<AdamOptions> checked(const AdamOptions& options) {
+  check_adam_options("Adam", options);
+  return std::make_unique<AdamOptions>(options);
+}
+
+}  // namespace
+
+void AdamOptions::serialize(torch::serialize::OutputArchive& archive) const {
+  write_adam_options(archive, *this);
+}
+
+void AdamOptions::serialize(torch::serialize::InputArchive& archive) {
+  read_adam_options(kLoad, archive, *this);
+}
+
+Adam::Adam(const std::vector<torch::optim::OptimizerParamGroup>& param_groups, AdamOptions defaults)
+    : torch::optim::Optimizer(param_groups, checked(defaults)) {}
+
+Adam::Adam(std::vector<at::Tensor> params, AdamOptions defaults)
+    : Adam({torch::optim::OptimizerParamGroup(std::move(params))}, std::move(defaults)) {}
+
+at::Tensor Adam::step(LossClosure closure) {
+  at::Tensor loss;
+  if (closure) {
+    const at::AutoGradMode grad_mode(true);
+    loss = closure();
+  }
+  run_adam<AdamOptions, AdamParamState, /*kDecoupled=*/false>("Adam::step", *this, take_gate(),
+                                                              learning_rates());
+  return loss;
+}
+
+void Adam::save(torch::serialize::OutputArchive& archive) const {
+  write_optimizer(archive, *this, no_adam_state);
+}
+
+void Adam::load(torch::serialize::InputArchive& archive) {
+  read_optimizer<AdamParamState, AdamOptions>(kLoad, archive, *this, fit_adam<AdamOptions>);
+}
+
+}  // namespace fastamp::optim

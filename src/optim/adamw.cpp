@@ -1,0 +1,59 @@
+#include "optim/adam_family.h"
+#include "optim/adam_state.h"
+#include "optim/option_archive.h"
+#include "optim/option_checks.h"
+
+#include <fastamp/optim/adamw.h>
+
+#include <ATen/core/grad_mode.h>
+
+#include <memory>
+#include <utility>
+
+namespace fastamp::optim {
+namespace {
+
+constexpr const char* kLoad = "AdamW::load";
+
+std::unique_ptr<AdamWOptions> checked(const AdamWOptions& options) {
+  check_adam_options("AdamW", options);
+  return std::make_unique<AdamWOptions>(options);
+}
+
+}  // namespace
+
+void AdamWOptions::serialize(torch::serialize::OutputArchive& archive) const {
+  write_adam_options(archive, *this);
+}
+
+void AdamWOptions::serialize(torch::serialize::InputArchive& archive) {
+  read_adam_options(kLoad, archive, *this);
+}
+
+AdamW::AdamW(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
+             AdamWOptions defaults)
+    : torch::optim::Optimizer(param_groups, checked(defaults)) {}
+
+AdamW::AdamW(std::vector<at::Tensor> params, AdamWOptions defaults)
+    : AdamW({torch::optim::OptimizerParamGroup(std::move(params))}, std::move(defaults)) {}
+
+at::Tensor AdamW::step(LossClosure closure) {
+  at::Tensor loss;
+  if (closure) {
+    const at::AutoGradMode grad_mode(true);
+    loss = closure();
+  }
+  run_adam<AdamWOptions, AdamParamState, /*kDecoupled=*/true>("AdamW::step", *this, take_gate(),
+                                                              learning_rates());
+  return loss;
+}
+
+void AdamW::save(torch::serialize::OutputArchive& archive) const {
+  write_optimizer(archive, *this, no_adam_state);
+}
+
+void AdamW::load(torch::serialize::InputArchive& archive) {
+  read_optimizer<AdamParamState, AdamWOptions>(kLoad, archive, *this, fit_adam<AdamWOptions>);
+}
+
+}  // namespace fastamp::optim

@@ -1,0 +1,96 @@
+#pragma once
+
+// States of torch's own optimizers while they are carried by the fused step: torch's, so that its
+// step(), save() and load() understand them, with the step counter on the device.
+
+#include "optim/states.h"
+
+#include <ATen/core/Tensor.h>
+#include <torch/arg.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <cstdint>
+#include <memory>
+
+namespace fastamp::optim {
+
+struct CarriedSgdState : torch::optim::SGDParamState {
+  using Plain = torch::optim::SGDParamState;
+  TORCH_ARG(at::Tensor, steps);
+
+ public:
+  std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
+    return std::make_unique<CarriedSgdState>(*this);
+  }
+  Plain plain() const { return *this; }
+  void adopt(const Plain& state, const at::Tensor& param) {
+    Plain::operator=(state);
+    steps(counter_for(param, momentum_buffer().defined() ? 1.0 : 0.0));
+  }
+};
+
+/// `TorchState` is torch::optim::AdamParamState or AdamWParamState.
+template <typename TorchState>
+struct CarriedAdamState : TorchState {
+  using Plain = TorchState;
+  using TorchState::serialize;
+  TORCH_ARG(at::Tensor, steps);
+  /// torch's counter when it last was right.
+  TORCH_ARG(std::int64_t, agreed) = 0;
+
+ public:
+  std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
+    return std::make_unique<CarriedAdamState>(*this);
+  }
+  /// Waits for the device.
+  Plain plain() const {
+    Plain state(*this);
+    state.step(read_counter(steps()));
+    return state;
+  }
+  void serialize(torch::serialize::OutputArchive& archive) const override {
+    plain().serialize(archive);
+  }
+  void adopt(const Plain& state, const at::Tensor& param) {
+    Plain::operator=(state);
+    agreed(this->step());
+    steps(counter_for(param, static_cast<double>(this->step())));
+  }
+
+  /// Counts the steps that torch's own step() has made meanwhile.
+  void follow_host() {
+    if (this->step() != agreed()) {
+      steps().add_(this->step() - agreed());
+      agreed(this->step());
+    }
+  }
+  /// Where reading the counter costs nothing, torch's is kept right.
+  void inform_host() {
+    if (steps().is_cpu()) {
+      this->step(static_cast<std::int64_t>(*steps().template const_data_ptr<float>()));
+      agreed(this->step());
+    }
+  }
+};
+
+/// States of torch's become carried ones when they are met: load() puts torch's there.
+template <typename State>
+  requires requires { typename State::Plain; }
+struct StateSource<State> {
+  static std::unique_ptr<State> make(const char* function, const at::Tensor& param,
+                                     const torch::optim::OptimizerParamState* foreign) {
+    TORCH_CHECK_TYPE(param.scalar_type() == at::kFloat, function,
+                     ": expected float32 parameters, got ", param.scalar_type(), " of shape ",
+                     param.sizes());
+    const auto* torch_state = dynamic_cast<const typename State::Plain*>(foreign);
+    TORCH_CHECK_TYPE(foreign == nullptr || torch_state != nullptr, function,
+                     ": expected parameter states of torch::optim's own type, got another");
+    auto state = std::make_unique<State>();
+    state->adopt(torch_state != nullptr ? *torch_state : typename State::Plain(), param);
+    return state;
+  }
+};
+
+}  // namespace fastamp::optim

@@ -1,0 +1,127 @@
+#include "optim/adam_family.h"
+#include "optim/carried_state.h"
+
+#include <fastamp/optim/fuse.h>
+#include <fastamp/optim/gated_optimizer.h>
+
+#include <c10/util/Type.h>
+
+#include <algorithm>
+#include <memory>
+#include <typeinfo>
+#include <vector>
+
+namespace fastamp::optim {
+namespace {
+
+using torch::optim::Optimizer;
+using CarriedAdam = CarriedAdamState<torch::optim::AdamParamState>;
+using CarriedAdamW = CarriedAdamState<torch::optim::AdamWParamState>;
+
+/// The mark of a fused optimizer is an empty state under a key that no parameter has: it lives and
+/// dies with the optimizer, which a list of addresses would not.
+void* mark() {
+  static char address = 0;
+  return &address;
+}
+
+/// Calls visit.operator()<Options, State, kDecoupled>() for the type of optimizer. Exactly the
+/// type: a derived class may have a step() of its own.
+template <typename Visit>
+bool visit_type(const Optimizer& optimizer, const Visit& visit) {
+  if (typeid(optimizer) == typeid(torch::optim::SGD)) {
+    visit.template operator()<torch::optim::SGDOptions, CarriedSgdState, false>();
+  } else if (typeid(optimizer) == typeid(torch::optim::Adam)) {
+    visit.template operator()<torch::optim::AdamOptions, CarriedAdam, false>();
+  } else if (typeid(optimizer) == typeid(torch::optim::AdamW)) {
+    visit.template operator()<torch::optim::AdamWOptions, CarriedAdamW, true>();
+  } else {
+    return false;
+  }
+  return true;
+}
+
+bool carriable(const at::Tensor& param) {
+  return param.scalar_type() == at::kFloat && param.layout() == at::kStrided &&
+         (param.is_cpu() || param.is_cuda());
+}
+
+bool all_carriable(const Optimizer& optimizer) {
+  return std::ranges::all_of(optimizer.param_groups(), [](const auto& group) {
+    return std::ranges::all_of(group.params(), carriable);
+  });
+}
+
+}  // namespace
+
+bool can_fuse(const Optimizer& optimizer) {
+  return visit_type(optimizer, []<typename, typename, bool>() {}) && all_carriable(optimizer);
+}
+
+bool is_fused(const Optimizer& optimizer) {
+  return optimizer.state().find(mark()) != optimizer.state().end();
+}
+
+Optimizer& fuse(Optimizer& optimizer) {
+  if (is_fused(optimizer) || dynamic_cast<GatedOptimizer*>(&optimizer) != nullptr) {
+    return optimizer;
+  }
+  TORCH_CHECK_TYPE(all_carriable(optimizer),
+                   "fuse: expected float32 parameters on cpu or cuda, got others; "
+                   "fastamp::optim has optimizers that keep master weights for 16-bit ones");
+  const bool known = visit_type(optimizer, [&]<typename Options, typename State, bool>() {
+    auto& states = optimizer.state();
+    for (const auto& group : optimizer.param_groups()) {
+      for (const auto& param : group.params()) {
+        if (states.find(param.unsafeGetTensorImpl()) != states.end()) {
+          state_for<State>("fuse", states, param);
+        }
+      }
+    }
+    states[mark()] = std::make_unique<State>();
+  });
+  TORCH_CHECK_TYPE(known,
+                   "fuse: expected an optimizer of exactly the type torch::optim::SGD, Adam or "
+                   "AdamW, got ",
+                   c10::demangle(typeid(optimizer).name()));
+  return optimizer;
+}
+
+void unfuse(Optimizer& optimizer) {
+  if (!is_fused(optimizer)) {
+    return;
+  }
+  visit_type(optimizer, [&]<typename, typename State, bool>() {
+    StateMap states;
+    for (const auto& [key, state] : optimizer.state()) {
+      if (key == mark()) {
+        continue;
+      }
+      if (typeid(*state) != typeid(State)) {
+        states[key] = state->clone();
+        continue;
+      }
+      const auto& carried = static_cast<const State&>(*state);
+      if (read_counter(carried.steps()) > 0) {  // torch's have no state before their first step.
+        states[key] = std::make_unique<typename State::Plain>(carried.plain());
+      }
+    }
+    optimizer.state() = std::move(states);
+  });
+}
+
+void fused_step(Optimizer& optimizer, const StepGate& gate,
+                at::ArrayRef<at::Tensor> learning_rates) {
+  constexpr const char* kFunction = "fused_step";
+  TORCH_CHECK_VALUE(is_fused(optimizer), kFunction,
+                    ": expected an optimizer that fuse() was called on, got another");
+  visit_type(optimizer, [&]<typename Options, typename State, bool kDecoupled>() {
+    if constexpr (std::is_same_v<State, CarriedSgdState>) {
+      run_sgd<Options, State>(kFunction, optimizer, gate, learning_rates);
+    } else {
+      run_adam<Options, State, kDecoupled>(kFunction, optimizer, gate, learning_rates);
+    }
+  });
+}
+
+}  // namespace fastamp::optim

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+
+#include <tuple>
+
+namespace fastamp::optim {
+
+/// @throws c10::Error unless value is a number of at least 0.
+inline void check_not_negative(const char* function, const char* name, double value) {
+  TORCH_CHECK(value >= 0.0, function, ": expected ", name, " >= 0, got ", value);
+}
+
+inline void check_state_dtype(const char* function, c10::ScalarType dtype) {
+  TORCH_CHECK(dtype == c10::kFloat || dtype == c10::kBFloat16, function,
+              ": expected state_dtype to be Float or BFloat16, got ", dtype);
+}
+
+/// The conditions of LibTorch's Adam and AdamW, and ours on what is ours.
+template <typename Options>
+void check_adam_options(const char* function, const Options& options) {
+  check_not_negative(function, "lr", options.lr());
+  check_not_negative(function, "eps", options.eps());
+  check_not_negative(function, "weight_decay", options.weight_decay());
+  const auto [beta1, beta2] = options.betas();
+  TORCH_CHECK(0.0 <= beta1 && beta1 < 1.0, function, ": expected betas[0] in [0, 1), got ", beta1);
+  TORCH_CHECK(0.0 <= beta2 && beta2 < 1.0, function, ": expected betas[1] in [0, 1), got ", beta2);
+  check_state_dtype(function, options.state_dtype());
+}
+
+}  // namespace fastamp::optim

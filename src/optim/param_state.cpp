@@ -1,0 +1,67 @@
+#include "optim/param_state.h"
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/util/Exception.h>
+
+namespace fastamp::optim {
+
+void check_new_param(const char* function, const at::Tensor& param) {
+  TORCH_CHECK_TYPE(param.scalar_type() == at::kFloat || is_16_bit(param), function,
+                   ": expected parameters of float32, float16 or bfloat16, got ",
+                   param.scalar_type(), " of shape ", param.sizes());
+  TORCH_CHECK_VALUE(param.layout() == at::kStrided, function,
+                    ": expected strided parameters, got layout ", param.layout());
+}
+
+at::Tensor zeros_for(const at::Tensor& param, at::ScalarType dtype) {
+  return at::zeros_like(param, param.options().dtype(dtype).requires_grad(false),
+                        at::MemoryFormat::Preserve);
+}
+
+at::Tensor counter_on(c10::Device device, double steps) {
+  return at::full({}, steps, at::TensorOptions(at::kFloat).device(device));
+}
+
+std::int64_t read_counter(const at::Tensor& counter) {
+  return counter.defined() ? counter.item<std::int64_t>() : 0;  // sync: checkpoints only
+}
+
+void refresh_master(const at::Tensor& param, at::Tensor& master, std::int64_t version) {
+  const auto values = param.detach();
+  if (!master.defined()) {
+    master = values.to(at::kFloat);
+    return;
+  }
+  if (version_of(param) == version) {
+    return;
+  }
+  // A checkpoint's parameters may be loaded after its masters: elements that are still their
+  // master's rounding keep the master's lower bits.
+  master = at::where(master.to(values.scalar_type()).eq(values), master, values.to(at::kFloat));
+}
+
+std::int64_t version_of(const at::Tensor& param) {
+  return param.is_inference() ? -1 : static_cast<std::int64_t>(param._version());
+}
+
+void write_tensor(torch::serialize::OutputArchive& archive, const std::string& key,
+                  const at::Tensor& tensor) {
+  if (tensor.defined()) {
+    archive.write(key, c10::IValue(tensor));  // An IValue, as LibTorch's optimizers write theirs.
+  }
+}
+
+at::Tensor read_tensor(torch::serialize::InputArchive& archive, const std::string& key) {
+  c10::IValue value;
+  return archive.try_read(key, value) ? value.toTensor() : at::Tensor();
+}
+
+std::optional<std::int64_t> read_int(torch::serialize::InputArchive& archive,
+                                     const std::string& key) {
+  c10::IValue value;
+  return archive.try_read(key, value) ? std::optional<std::int64_t>(value.toInt()) : std::nullopt;
+}
+
+}  // namespace fastamp::optim

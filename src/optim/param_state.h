@@ -1,0 +1,49 @@
+#pragma once
+
+// State of a parameter that LibTorch's optimizers do not have: the step counter on the device and
+// the master weight of a 16-bit parameter.
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <torch/serialize/archive.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace fastamp::optim {
+
+inline bool is_16_bit(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
+}
+
+/// @throws c10::Error unless a parameter and its gradient are what a fused step takes.
+void check_new_param(const char* function, const at::Tensor& param);
+
+/// Zeros of param's shape and layout.
+at::Tensor zeros_for(const at::Tensor& param, at::ScalarType dtype);
+
+/// A counter of steps.
+at::Tensor counter_on(c10::Device device, double steps);
+inline at::Tensor counter_for(const at::Tensor& param, double steps = 0.0) {
+  return counter_on(param.device(), steps);
+}
+
+/// The count, read from the device; 0 for an undefined counter.
+std::int64_t read_counter(const at::Tensor& counter);
+
+/// Makes the master weight of a 16-bit parameter, or brings it up to date where somebody else has
+/// changed the parameter since `version`. On the device, without waiting for it.
+void refresh_master(const at::Tensor& param, at::Tensor& master, std::int64_t version);
+
+/// param's version, or -1 for an inference tensor, which has none.
+std::int64_t version_of(const at::Tensor& param);
+
+/// Writes and reads an entry that may be missing.
+void write_tensor(torch::serialize::OutputArchive& archive, const std::string& key,
+                  const at::Tensor& tensor);
+at::Tensor read_tensor(torch::serialize::InputArchive& archive, const std::string& key);
+std::optional<std::int64_t> read_int(torch::serialize::InputArchive& archive,
+                                     const std::string& key);
+
+}  // namespace fastamp::optim

@@ -1,0 +1,82 @@
+#pragma once
+
+// One step of SGD over a torch::optim::Optimizer: ours, or torch's own carried by us. Both differ
+// in the types of their options and states, never in arithmetic.
+
+#include "optim/sgd_step.h"
+#include "optim/states.h"
+
+#include <ATen/core/grad_mode.h>
+
+namespace fastamp::optim {
+
+template <typename Options>
+SgdGroup sgd_group(const Options& options, at::Tensor rate) {
+  SgdGroup group{.lr = options.lr(),
+                 .lr_tensor = std::move(rate),
+                 .momentum = options.momentum(),
+                 .dampening = options.dampening(),
+                 .weight_decay = options.weight_decay(),
+                 .nesterov = options.nesterov()};
+  if constexpr (requires { options.maximize(); }) {
+    group.maximize = options.maximize();
+  }
+  return group;
+}
+
+template <typename Options>
+at::ScalarType state_dtype(const Options& options) {
+  if constexpr (requires { options.state_dtype(); }) {
+    return options.state_dtype();
+  } else {
+    return at::kFloat;
+  }
+}
+
+template <typename Options, typename State>
+void run_sgd(const char* function, torch::optim::Optimizer& optimizer, const StepGate& gate,
+             at::ArrayRef<at::Tensor> rates) {
+  const at::NoGradGuard no_grad;
+  check_rates(function, rates, optimizer.param_groups().size());
+  const at::Tensor none;
+  std::vector<std::pair<const at::Tensor*, State*>> halves;
+  SgdStep step;
+  std::size_t index = 0;
+  for (const auto& group : optimizer.param_groups()) {
+    const auto& options = static_cast<const Options&>(group.options());
+    step.begin_group(sgd_group(options, rate_of(rates, index++)), group.params().size());
+    for (const auto& param : group.params()) {
+      const at::Tensor& given = param.unsafeGetTensorImpl()->grad();
+      if (!given.defined()) {
+        continue;
+      }
+      const at::Tensor grad = given.is_sparse() ? given.to_dense() : given;
+      const bool half = is_16_bit(param);
+      if (options.momentum() == 0.0 && !half) {
+        step.add(param, grad, none, none, none);
+        continue;
+      }
+      State& state = state_for<State>(function, optimizer.state(), param);
+      if (options.momentum() != 0.0 && !state.momentum_buffer().defined()) {
+        state.momentum_buffer(zeros_for(param, state_dtype(options)));
+      }
+      const at::Tensor* master = &none;
+      if constexpr (requires { state.master(); }) {
+        if (half) {
+          refresh_master(param, state.master(), state.master_version());
+          master = &state.master();
+          halves.emplace_back(&param, &state);
+        }
+      }
+      step.add(param, grad, state.momentum_buffer(), state.steps(), *master);
+    }
+  }
+  step.run(gate);
+  if constexpr (requires(State& state) { state.master_version(); }) {
+    for (const auto& [param, state] : halves) {
+      state->master_version(version_of(*param));
+    }
+  }
+}
+
+}  // namespace fastamp::optim

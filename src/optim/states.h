@@ -1,0 +1,62 @@
+#pragma once
+
+// The state of a parameter is found, or made at its first step, in the map that every
+// torch::optim::Optimizer has.
+
+#include "optim/checkpoint.h"
+#include "optim/param_state.h"
+
+#include <c10/util/Exception.h>
+#include <torch/optim/optimizer.h>
+
+#include <memory>
+#include <typeinfo>
+#include <utility>
+
+namespace fastamp::optim {
+
+/// Makes a state for a parameter that has none. Specialised for states that can be made from
+/// another optimizer's; `foreign` is null where there is nothing yet.
+template <typename State>
+struct StateSource {
+  static std::unique_ptr<State> make(const char* function, const at::Tensor& param,
+                                     const torch::optim::OptimizerParamState* foreign) {
+    TORCH_CHECK(foreign == nullptr, function,
+                ": expected parameter states of its own type, got another; use load() to read the "
+                "state of another optimizer");
+    check_new_param(function, param);
+    auto state = std::make_unique<State>();
+    state->steps(counter_for(param));
+    return state;
+  }
+};
+
+template <typename State>
+State& state_for(const char* function, StateMap& states, const at::Tensor& param) {
+  void* const key = param.unsafeGetTensorImpl();
+  const auto found = states.find(key);
+  if (found != states.end()) [[likely]] {
+    // The types are compared, not cast dynamically: this runs once per parameter and step.
+    if (typeid(*found->second) == typeid(State)) [[likely]] {
+      return static_cast<State&>(*found->second);
+    }
+    found->second = StateSource<State>::make(function, param, found->second.get());
+    return static_cast<State&>(*found->second);
+  }
+  auto state = StateSource<State>::make(function, param, nullptr);
+  auto& result = *state;
+  states[key] = std::move(state);
+  return result;
+}
+
+/// The rate that replaces the options', or an undefined tensor.
+inline at::Tensor rate_of(at::ArrayRef<at::Tensor> rates, std::size_t group) {
+  return rates.empty() ? at::Tensor() : rates[group];
+}
+
+inline void check_rates(const char* function, at::ArrayRef<at::Tensor> rates, std::size_t groups) {
+  TORCH_CHECK_VALUE(rates.empty() || rates.size() == groups, function, ": expected ", groups,
+                    " learning rates, one for each parameter group, got ", rates.size());
+}
+
+}  // namespace fastamp::optim
