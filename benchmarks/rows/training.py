@@ -65,7 +65,7 @@ def _separate_qkv(device: str, activation: type[nn.Module]) -> Row:
         text(64),
         8,
         64,
-        steps=10,
+        steps=3,
     )
     return training_row(work, device, "bf16", both(fewer(SAVED, 0.1), FEWER_CASTS))
 
