@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from fastamp import _cli_info, _cli_ops, _cli_run
+from fastamp import _cli_info, _cli_ops, _cli_run, _report
+from fastamp.install import install
 
 USAGE = """\
 usage: python -m fastamp SCRIPT [ARGUMENT ...]      run a script on fastamp, as python would
        python -m fastamp -m MODULE [ARGUMENT ...]   the same with a module
        python -m fastamp -c CODE [ARGUMENT ...]     the same with code
        python -m fastamp - [ARGUMENT ...]           the same with the standard input
+       python -m fastamp --report FILE PROGRAM      run any of those; at the end, write what
+                                                    autocast did (JSON if FILE ends in .json)
        python -m fastamp info                       versions, devices, what is installed
        python -m fastamp ops [--device {cpu,cuda}] [NAME]
                                                     what autocast does with each op
@@ -43,9 +46,25 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
 }
 
 
+def _start_report(arguments: list[str]) -> list[str]:
+    """Starts the report that ``--report`` asks for; returns the program and its arguments."""
+    if len(arguments) < 2:
+        sys.stderr.write(f"{USAGE}python -m fastamp: expected --report FILE and a program\n")
+        sys.exit(2)
+    install()  # the trace is of fastamp's kernels
+    try:
+        _report.start(arguments[0])
+    except OSError as error:
+        sys.stderr.write(f"python -m fastamp: --report: {error}\n")
+        sys.exit(2)
+    return arguments[1:]
+
+
 def main() -> None:
     """Runs the command in ``sys.argv``; an exit code goes by SystemExit."""
     arguments = sys.argv[1:]
+    if arguments[:1] == ["--report"]:
+        arguments = _start_report(arguments[1:])
     if not arguments:
         sys.stderr.write(USAGE)
         sys.exit(2)

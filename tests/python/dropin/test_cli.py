@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 import fastamp
-from support.children import check_python
+from support.children import check_python, run_python
 
 SHOW = """
 import sys, os
@@ -142,6 +143,35 @@ def test_the_program_and_what_it_imported_run_on_fastamp(tmp_path: Path):
     )
     printed = check_python(*FASTAMP, str(tmp_path / "train.py"))
     assert printed.splitlines() == ["True fastamp.grad_scaler", "1 torch.bfloat16"]
+
+
+def test_report_writes_what_autocast_did_whatever_the_exit_code(tmp_path: Path):
+    (tmp_path / "train.py").write_text(
+        "import sys, torch\n"
+        "with torch.autocast('cpu'):\n"
+        "    torch.mm(torch.ones(2, 2), torch.ones(2, 2))\n"
+        "assert sys.argv[1:] == ['--report', 'x']\n"
+        "sys.exit(3)\n"
+    )
+    report = tmp_path / "report.json"
+    command = ["--report", str(report), str(tmp_path / "train.py"), "--report", "x"]
+    assert run_python(*FASTAMP, *command).returncode == 3
+    assert '"mm' in report.read_text()
+    json.loads(report.read_text())
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_the_program_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from fastamp import _cli
+
+    missing = str(tmp_path / "missing" / "report")
+    for arguments, text in (([missing, "-c", "1/0"], "missing"), ([missing], "expected --report")):
+        monkeypatch.setattr(sys, "argv", ["fastamp", "--report", *arguments])
+        with pytest.raises(SystemExit) as exit_info:
+            _cli.main()
+        assert exit_info.value.code == 2
+        assert text in capsys.readouterr().err
 
 
 def test_spawned_processes_of_a_program_run_on_fastamp_too(tmp_path: Path):
