@@ -24,11 +24,12 @@ namespace fastamp::ops {
 ///                  g = nesterov ? g + momentum * b : b
 ///   w -= lr * g
 /// w is the parameter, or for a 16-bit parameter its fp32 master weight, from which the parameter
-/// is then rounded to nearest even. The step is skipped where found_inf is not 0 (NaN and 2 count):
-/// parameters, masters, buffers and step counters then keep their bits, and a first step is still
-/// to come. Gradients are left unscaled and clipped, skipped or not, as torch.amp leaves them;
-/// with write_grads false they are only read. They are not written either if both factors are 1 and
-/// there is no clip_value.
+/// is then rounded to nearest even; where the parameter is not what its master rounds to, somebody
+/// has written it since, and w is the parameter. The step is skipped where found_inf is not 0 (NaN
+/// and 2 count): parameters, masters, buffers and step counters then keep their bits, and a first
+/// step is still to come. Gradients are left unscaled and clipped, skipped or not, as torch.amp
+/// leaves them; with write_grads false they are only read. They are not written either if both
+/// factors are 1 and there is no clip_value.
 ///
 /// @param params  Strided, not overlapping, on one device; float32, float16 or bfloat16, mixed. At
 ///                least one. In place. No two tensors of a call may share memory.

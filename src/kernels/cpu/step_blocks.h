@@ -11,6 +11,7 @@
 
 #include "kernels/cpu/copies.h"
 #include "kernels/cpu/share.h"
+#include "kernels/functors/master.h"
 #include "kernels/step_entries.h"
 
 #include <ATen/Parallel.h>
@@ -57,6 +58,20 @@ FASTAMP_HOST_DEVICE void store_block(const float* block, void* base, Storage sto
   }
 }
 
+/// Brings masters up to parameters that somebody has written since the last step.
+template <typename Convert, typename Half>
+FASTAMP_HOST_DEVICE void follow_params(float* master, const Half* params, std::int64_t n) {
+  alignas(64) Half narrowed[kStepBlock];
+  alignas(64) float rounded[kStepBlock];
+  alignas(64) float written[kStepBlock];
+  Convert::narrow(master, narrowed, n);
+  Convert::widen(narrowed, rounded, n);
+  Convert::widen(params, written, n);
+  for (std::int64_t i = 0; i < n; ++i) {
+    master[i] = current_weight(master[i], rounded[i], written[i]);
+  }
+}
+
 /// What all blocks of a call share.
 struct BlockGate {
   StepGate gate;
@@ -88,6 +103,13 @@ FASTAMP_HOST_DEVICE void step_block(const BlockGate& call, const typename Op::El
     }
   }
   float* weight = static_cast<float*>(at[kWeight]) + begin;
+  if (at[kHalf] != nullptr) {
+    if (entry.tag.of(kHalfBits) == Storage::kHalf) {
+      follow_params<Convert>(weight, static_cast<const c10::Half*>(at[kHalf]) + begin, n);
+    } else {
+      follow_params<Convert>(weight, static_cast<const c10::BFloat16*>(at[kHalf]) + begin, n);
+    }
+  }
   Op::loop(element, grads, weight, moments, n);
   for (std::size_t m = 0; m < 3; ++m) {
     if (at[kFirst + m] != nullptr && storage != Storage::kFloat) {

@@ -15,6 +15,7 @@
 // registers allow) and `groups`.
 
 #include "kernels/cuda/multi_tensor.cuh"
+#include "kernels/functors/master.h"
 #include "kernels/step_entries.h"
 
 #include <c10/util/BFloat16.h>
@@ -179,6 +180,7 @@ struct StepKernel {
                                        const Arrays& at, std::int64_t i) const {
     const Quad raw_grad = load_quad(at.grad, at.grad_storage, i);
     const Quad raw_weight = load_quad(at.weight, Storage::kFloat, i);
+    const Quad raw_half = at.half == nullptr ? Quad{} : load_quad(at.half, at.half_storage, i);
     Quad raw[kMoments];
 #pragma unroll
     for (int m = 0; m < kMoments; ++m) {
@@ -189,6 +191,9 @@ struct StepKernel {
     float moments[kMoments][kStepVector];
     widen_quad(raw_grad, at.grad_storage, grad);
     widen_quad(raw_weight, Storage::kFloat, weight);
+    if (at.half != nullptr) {
+      follow_params(at, raw_half, weight);
+    }
 #pragma unroll
     for (int m = 0; m < kMoments; ++m) {
       widen_quad(raw[m], at.moment_storage, moments[m]);
@@ -215,6 +220,17 @@ struct StepKernel {
     }
   }
 
+  __device__ __forceinline__ static void follow_params(const Arrays& at, const Quad& params,
+                                                       float (&weight)[kStepVector]) {
+    float written[kStepVector];
+    widen_quad(params, at.half_storage, written);
+#pragma unroll
+    for (int k = 0; k < kStepVector; ++k) {
+      const float rounded = to_float(to_bits(weight[k], at.half_storage), at.half_storage);
+      weight[k] = current_weight(weight[k], rounded, written[k]);
+    }
+  }
+
   __device__ __forceinline__ static void store_four(const float (&weight)[kStepVector],
                                                     const float (&moments)[kMoments][kStepVector],
                                                     const Arrays& at, std::int64_t i) {
@@ -235,6 +251,10 @@ struct StepKernel {
                                       const Arrays& at, std::int64_t i) const {
     const float grad = gate(load_one(at.grad, at.grad_storage, i));
     float weight = load_one(at.weight, Storage::kFloat, i);
+    if (at.half != nullptr) {
+      const float rounded = to_float(to_bits(weight, at.half_storage), at.half_storage);
+      weight = current_weight(weight, rounded, load_one(at.half, at.half_storage, i));
+    }
     float state[kMoments];
 #pragma unroll
     for (int m = 0; m < kMoments; ++m) {

@@ -1,6 +1,7 @@
 // Element arithmetic of the fused steps on its own: what must not be read, and exact ends.
 
 #include "kernels/functors/adam.h"
+#include "kernels/functors/master.h"
 #include "kernels/functors/norm.h"
 #include "kernels/functors/sgd.h"
 #include "support/catch.h"
@@ -83,6 +84,15 @@ TEST_CASE("step: amsgrad keeps the greatest second moment, and a NaN", "[kernels
   greatest = NAN;
   Adam::at(adam_group(), 3.0F).step<true>(1.0F, weight, first, second, greatest);
   CHECK(std::isnan(greatest));
+}
+
+TEST_CASE("step: a master counts unless its parameter was written since", "[kernels]") {
+  const float master = 1.0F + 0x1p-20F;
+  CHECK(current_weight(master, 1.0F, 1.0F) == master);
+  CHECK(current_weight(master, 1.0F, 0.5F) == 0.5F);
+  CHECK(std::isnan(current_weight(master, 1.0F, NAN)));
+  CHECK(std::isnan(current_weight(NAN, NAN, NAN)));
+  CHECK(current_weight(NAN, NAN, 2.0F) == 2.0F);
 }
 
 TEST_CASE("norm: squares of the greatest and least numbers are exact", "[kernels]") {

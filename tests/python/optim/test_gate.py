@@ -261,3 +261,23 @@ def test_gates_on_another_device_are_copied():
             p.grad = torch.ones_like(p)
         gated_step(optimizer, inv_scale=scalar(0.5, "cuda"), found_inf=scalar(flag, "cuda"))
         assert_same_parameters([on_gpu.cpu()], [on_cpu])
+
+
+@devices
+@names
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_clip_by_value_comes_after_the_other_factors(device, name, dtype):
+    """float64 is stepped by torch behind the same gate."""
+    torch.manual_seed(5)
+    twins = Twins(name, [{"params": parameters(dtype=dtype, device=device)}], lr=0.1)
+    for _ in range(5):
+        twins.set_gradients(lambda p: torch.randn_like(p) * 64.0)
+        for q in twins.others:
+            q.grad.mul_(0.25).mul_(0.5).clamp_(-2.0, 2.0)
+        twins.ours._fastamp_gate = StepGate(
+            scalar(0.25, device), scalar(0.5, device), scalar(0.0, device), clip_value=2.0
+        )
+        twins.step()
+        for p, q in zip(twins.mine, twins.others, strict=True):
+            assert_same_bits(p.grad, q.grad)
+            assert p.numel() == 0 or p.grad.abs().max() <= 2.0

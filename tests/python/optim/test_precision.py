@@ -6,10 +6,11 @@ import pytest
 import torch
 
 import fastamp
-from support.amp_reference import assert_same_bits
+from support.amp_reference import DEVICES, assert_same_bits
 from support.optim_state import MOMENTS, OPTIONS, give_gradients, run, saved_and_loaded
 from support.optim_twins import PAIRS, copies, parameters
 
+devices = pytest.mark.parametrize("device", DEVICES)
 names = pytest.mark.parametrize("name", PAIRS)
 narrow = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 
@@ -136,3 +137,57 @@ def test_state_edited_by_hand_is_brought_into_the_layout():
     run(optimizer, 1)
     assert (state["exp_avg"].dtype, state["step"].dtype) == (torch.float32, torch.float32)
     assert state["step"].item() == 2.0
+
+
+EDITS = {
+    "data": lambda p: p.data.clamp_(-0.25, 0.25),
+    "in place": lambda p: p.detach().clamp_(-0.25, 0.25),
+    "swapped": lambda p: setattr(p, "data", torch.full_like(p, 0.125)),
+}
+
+
+@devices
+@names
+@narrow
+@pytest.mark.parametrize("edit", EDITS)
+def test_parameters_written_between_steps_count(device, name, dtype, edit):
+    """A master that did not follow would bring the old value back at the next step."""
+    torch.manual_seed(11)
+    params = parameters(dtype=dtype, device=device)
+    single = [torch.nn.Parameter(p.detach().float()) for p in params]
+    optimizer, reference = (PAIRS[name][0](ps, **OPTIONS[name]) for ps in (params, single))
+    for step in range(6):
+        give_gradients(params, step)
+        for p, q in zip(params, single, strict=True):
+            q.grad = p.grad.float()
+        if step % 2:
+            for p, q in zip(params, single, strict=True):
+                master = q.detach().clone()
+                EDITS[edit](p)
+                kept = master.to(dtype) == p.detach()
+                with torch.no_grad():  # Elements that nobody has changed keep their low bits.
+                    q.copy_(torch.where(kept, master, p.detach().float()))
+        optimizer.step()
+        reference.step()
+        for p, q in zip(params, single, strict=True):
+            assert_same_bits(optimizer.state[p]["master_param"], q.detach())
+            assert_same_bits(p.detach(), q.detach().to(dtype))
+
+
+@names
+def test_weights_may_be_loaded_after_the_optimizer(name):
+    torch.manual_seed(12)
+    model = torch.nn.Linear(5, 3).bfloat16()
+    optimizer = PAIRS[name][0](model.parameters(), **OPTIONS[name])
+    run(optimizer, 3)
+    weights = {k: v.clone() for k, v in model.state_dict().items()}
+    saved = saved_and_loaded(optimizer.state_dict())
+    run(optimizer, 2, 3)
+    other = torch.nn.Linear(5, 3).bfloat16()
+    resumed = PAIRS[name][0](other.parameters(), **OPTIONS[name])
+    run(resumed, 1)
+    resumed.load_state_dict(saved)
+    other.load_state_dict(weights)
+    run(resumed, 2, 3)
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        assert_same_bits(p.detach(), q.detach())
