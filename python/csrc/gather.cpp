@@ -35,11 +35,14 @@ void add_subclass(PyObject* item, scaler::GradientGroups& groups, py::list& fore
   }
   const py::object gradient = parameter.attr("grad");
   if (gradient.is_none()) {
+    groups.skip();
     return;
   }
   const auto& tensor = THPVariable_Unpack(gradient.ptr());
-  // Replacing a sparse gradient must go through the property as well.
-  if (tensor.is_sparse() || groups.add(THPVariable_Unpack(item), tensor) == Taken::kForeign) {
+  if (tensor.is_sparse()) {  // Replacing it must go through the property as well.
+    groups.skip();
+    foreign.append(parameter);
+  } else if (groups.add(THPVariable_Unpack(item), tensor) == Taken::kForeign) {
     foreign.append(parameter);
   }
 }
@@ -68,6 +71,8 @@ void prefetch_ahead(PyObject* sequence, Py_ssize_t i) {
   }
 }
 
+}  // namespace
+
 void gather_group(const py::object& params, scaler::GradientGroups& groups, py::list& foreign) {
   const auto sequence = as_fast_sequence(params);
   groups.reserve(static_cast<std::size_t>(PySequence_Fast_GET_SIZE(sequence.ptr())));
@@ -84,8 +89,6 @@ void gather_group(const py::object& params, scaler::GradientGroups& groups, py::
     }
   }
 }
-
-}  // namespace
 
 py::list gather_gradients(py::handle optimizer, scaler::GradientGroups& groups) {
   py::list foreign;

@@ -19,4 +19,8 @@ namespace fastamp::python {
 ///     whatever the attributes of the objects raise. Requires the GIL.
 pybind11::list gather_gradients(pybind11::handle optimizer, scaler::GradientGroups& groups);
 
+/// The same for an iterable of parameters; appends to `foreign`.
+void gather_group(const pybind11::object& params, scaler::GradientGroups& groups,
+                  pybind11::list& foreign);
+
 }  // namespace fastamp::python

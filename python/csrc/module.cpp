@@ -1,5 +1,6 @@
 #include "bind_cast_node.h"
 #include "bind_clear_cache.h"
+#include "bind_gradients.h"
 #include "bind_kept_casts.h"
 #include "bind_mirror.h"
 #include "bind_optim.h"
@@ -41,6 +42,7 @@ PYBIND11_MODULE(_C, m) {
   }
   fastamp::python::bind_cast_node(m);
   fastamp::python::bind_clear_cache(m);
+  fastamp::python::bind_gradients(m);
   fastamp::python::bind_kept_casts(m);
   fastamp::python::bind_optim(m);
   fastamp::python::bind_policy(m);

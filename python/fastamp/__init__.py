@@ -15,7 +15,9 @@ from fastamp._paths import cmake_prefix_path, include_path
 _C = load(Path(__file__).resolve().parent)
 
 from fastamp import amp, cpu, cuda, optim  # noqa: E402  (needs the native module)
+from fastamp._clip import clip_grad_norm_  # noqa: E402
 from fastamp._custom_function import custom_bwd, custom_fwd  # noqa: E402
+from fastamp._graphed_step import graphed_step  # noqa: E402
 from fastamp._kept_casts import drop_kept_casts, keep_casts, kept_casts  # noqa: E402
 from fastamp._op_policies import op_policies  # noqa: E402
 from fastamp.autocast import autocast  # noqa: E402
@@ -52,6 +54,7 @@ __all__ = [
     "amp",
     "autocast",
     "build_info",
+    "clip_grad_norm_",
     "cmake_prefix_path",
     "cpu",
     "cuda",
@@ -59,6 +62,7 @@ __all__ = [
     "custom_fwd",
     "disabled",
     "drop_kept_casts",
+    "graphed_step",
     "include_path",
     "install",
     "is_installed",

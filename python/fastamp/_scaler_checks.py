@@ -72,3 +72,27 @@ def check_extras(function: str, min_scale: Any, max_scale: Any, hysteresis: Any)
     if hysteresis > 1:
         extras["_hysteresis"] = extras["_init_hysteresis_tracker"] = hysteresis
     return extras
+
+
+def check_step_options(
+    function: str, fuse: Any, keep_scaled_grads: Any, history_size: Any
+) -> dict[str, Any]:
+    """Checks the options on steps and history, as :func:`check_extras` does."""
+    for name, value in (("fuse", fuse), ("keep_scaled_grads", keep_scaled_grads)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{function}: expected {name} to be a bool, got {type(value).__name__}")
+    extras: dict[str, Any] = {}
+    if fuse:
+        extras["_fuse"] = True
+    if keep_scaled_grads:
+        extras["_keep_scaled_grads"] = True
+    if history_size is not None:
+        if isinstance(history_size, bool) or not isinstance(history_size, int):
+            raise TypeError(
+                f"{function}: expected history_size to be an int or None, "
+                f"got {type(history_size).__name__}"
+            )
+        if not 0 <= history_size < 2**24:
+            raise ValueError(f"{function}: expected 0 <= history_size < 2**24, got {history_size}")
+        extras["_history_size"] = history_size
+    return extras

@@ -9,12 +9,16 @@ import torch
 from torch.amp.grad_scaler import GradScaler as TorchGradScaler
 
 from fastamp._scaler_checks import check_extras
+from fastamp._scaler_history import DEFAULT_SIZE
+from fastamp._scaler_notes import Notes, checked_notes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
     from torch.distributed import ProcessGroup
+
+    from fastamp._scaler_report import OverflowReport
 
 
 def _number(state: Mapping[str, Any], key: str) -> Any:
@@ -76,6 +80,28 @@ class ScalerState(TorchGradScaler):
     _init_hysteresis_tracker: int = 1
     _hysteresis_tracker: Tensor | None = None
     process_group: ProcessGroup | None = None
+    _fuse: bool = False
+    _keep_scaled_grads: bool = False
+    _history_size: int = DEFAULT_SIZE
+    # A slot, and so not in __dict__ either.
+    __slots__ = ("_kept_notes",)
+    _kept_notes: Notes
+
+    if TYPE_CHECKING:
+
+        def overflow_report(self, named_parameters: Any = None) -> OverflowReport: ...
+
+    @property
+    def _notes(self) -> Notes:
+        try:
+            return self._kept_notes
+        except AttributeError:
+            notes = self._kept_notes = Notes(self._init_scale)
+            notes.load(checked_notes(self.__dict__.pop("_saved_notes", {})))
+            return notes
+
+    def _saves_notes(self) -> bool:
+        return "_history_size" in self.__dict__  # Asked for by name; see state_dict.
 
     def _lazy_init_scale_growth_tracker(self, dev: Any) -> None:
         super()._lazy_init_scale_growth_tracker(dev)
@@ -90,8 +116,9 @@ class ScalerState(TorchGradScaler):
         Returns:
             torch's five entries, "scale", "growth_factor", "backoff_factor", "growth_interval" and
             "_growth_tracker" (floats and ints), and "min_scale", "max_scale", "hysteresis" and
-            "_hysteresis_tracker" if they are in use. Empty if the scaler is disabled. Waits for the
-            device.
+            "_hysteresis_tracker" if they are in use. If ``history_size`` was given, "history",
+            "overflow_report" and "skipped_in_a_row" too (lists, numbers, strings). Empty if the
+            scaler is disabled. Waits for the device.
         """
         state = super().state_dict()
         if not self._enabled:
@@ -103,6 +130,8 @@ class ScalerState(TorchGradScaler):
         if self._hysteresis > 1:
             state["hysteresis"] = self._hysteresis
             state["_hysteresis_tracker"] = self._get_hysteresis_tracker()
+        if self._saves_notes():
+            state.update(self._notes.state(self.overflow_report()))
         return state
 
     def _get_hysteresis_tracker(self) -> int:
@@ -125,6 +154,7 @@ class ScalerState(TorchGradScaler):
         if not self._enabled:
             return
         attributes = checked_state(self, state_dict)
+        notes = checked_notes(state_dict)
         self.__dict__.update(attributes)
         for tensor, value in (
             (self._scale, self._init_scale),
@@ -132,6 +162,8 @@ class ScalerState(TorchGradScaler):
         ):
             if tensor is not None:
                 tensor.fill_(value)
+        self._notes.scale = float(self._init_scale)
+        self._notes.load(notes)
         if self._hysteresis > 1 and self._scale is not None:
             self._hysteresis_tracker = torch.full(
                 (), self._init_hysteresis_tracker, dtype=torch.int32, device=self._scale.device
@@ -139,6 +171,8 @@ class ScalerState(TorchGradScaler):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
+        if self._enabled and self._saves_notes():
+            state["_saved_notes"] = self._notes.state(self.overflow_report())
         if self._enabled and self._hysteresis > 1:
             state["_init_hysteresis_tracker"] = self._get_hysteresis_tracker()
             state["_hysteresis_tracker"] = None

@@ -12,6 +12,7 @@ from torch.amp.grad_scaler import OptState
 
 import fastamp._C as _C
 from fastamp._scaler_checks import check_bound
+from fastamp._scaler_history import columns
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -124,3 +125,29 @@ def set_scale(scaler: GradScaler, scale: Tensor, new_scale: float | Tensor) -> N
                 f"{scaler._device} device with requires_grad=False, got {got}"
             )
     scale.copy_(new_scale)
+
+
+def move_scale(
+    scaler: GradScaler, scale: Tensor, growth_tracker: Tensor, flags: list[Tensor]
+) -> None:
+    """Moves the scale by an iteration's flags, and notes the iteration on the device."""
+    notes = scaler._notes
+    ring = notes.ring_on(scale.device, scaler._history_size)
+    norm = None if ring is None else notes.norm(scaler._per_optimizer_states)
+    inverse = notes.inverse_on(scale.device)
+    _C.update_scale(
+        scale,
+        growth_tracker,
+        flags,
+        scaler._growth_factor,
+        scaler._backoff_factor,
+        scaler._growth_interval,
+        scaler._hysteresis_tracker,
+        scaler._hysteresis,
+        scaler._min_scale,
+        scaler._max_scale,
+        inverse,
+        norm,
+        *columns(ring),
+    )
+    notes.note_inverse(scale)

@@ -27,50 +27,90 @@ def _gradient_of(parameter: Tensor) -> Tensor:
     return gradient._values()
 
 
+Counted = tuple[list["Tensor"], "Tensor"]
+
+
+class _Unscaling:
+    """One call of :func:`unscale_subclasses`."""
+
+    def __init__(
+        self, flags: dict[torch.device, Tensor], inv_scale: Tensor, found_inf: Tensor
+    ) -> None:
+        self.flags, self.inv_scale, self.found_inf = flags, inv_scale, found_inf
+        self.counted: list[Counted] = []
+
+    def flag_on(self, device: torch.device) -> Tensor:
+        if device not in self.flags:
+            copied = self.found_inf.to(device=device, non_blocking=True, copy=True)
+            self.flags[device] = copied
+        return self.flags[device]
+
+    def inverse_on(self, device: torch.device) -> Tensor:
+        return self.inv_scale.to(device=device, non_blocking=True)
+
+    def unscale(self, pairs: list[tuple[Tensor, Tensor]], device: torch.device) -> None:
+        """Unscales plain tensors, given with their parameters, and counts."""
+        gradients = [gradient for _, gradient in pairs]
+        counts = torch.zeros((len(gradients), 2), dtype=torch.int64, device=device)
+        torch.ops.fastamp.unscale_and_check_(
+            gradients, self.inverse_on(device), self.flag_on(device), non_finite_counts=counts
+        )
+        self.counted.append(([parameter for parameter, _ in pairs], counts))
+
+    def agree(self, mesh: Any, device: torch.device) -> None:
+        """Agrees on a flag with all ranks of a mesh: a collective per dimension."""
+        for dim in range(mesh.ndim):
+            torch.distributed.all_reduce(
+                self.flag_on(device), torch.distributed.ReduceOp.MAX, group=mesh.get_group(dim)
+            )
+
+
+@torch.no_grad()
 def unscale_subclasses(
     parameters: list[Tensor],
     flags: dict[torch.device, Tensor],
     inv_scale: Tensor,
     found_inf: Tensor,
-) -> None:
+) -> list[Counted]:
     """Unscales the gradients of some parameters in place.
 
     DTensors are unscaled where their shards are, and the flag is agreed on by MAX over their device
-    mesh: one collective per mesh dimension, which every rank of the mesh reaches. All other
-    subclasses get torch's own operator, for which they may have a definition.
+    mesh: one collective per mesh dimension, which every rank of the mesh reaches. Plain gradients
+    of parameters that are subclasses are unscaled as usual. Gradients of other subclasses get
+    torch's own operator, for which they may have a definition.
 
     Args:
         parameters: Tensors whose gradients are subclasses.
         flags: The non-finite flag of each device met so far; entries are added and raised.
         inv_scale: 1 / scale, an fp32 scalar.
         found_inf: The flag that new entries start from.
+
+    Returns:
+        (parameters, int64 counts [n, 2] of inf and NaN, zeros if there were none) of those counted.
     """
-    by_mesh: dict[Any, dict[torch.device, list[Tensor]]] = {}
+    by_mesh: dict[Any, dict[torch.device, list[tuple[Tensor, Tensor]]]] = {}
+    plain: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
     others: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-
-    def flag_on(device: torch.device) -> Tensor:
-        if device not in flags:
-            flags[device] = found_inf.to(device=device, non_blocking=True, copy=True)
-        return flags[device]
-
-    with torch.no_grad():
-        for parameter in parameters:
-            gradient: Any = _gradient_of(parameter)
-            if _is_dtensor(gradient):
-                local = gradient.to_local()
-                mesh = by_mesh.setdefault(gradient.device_mesh, {})
-                mesh.setdefault(local.device, []).append(local)
-            else:
-                others.setdefault((gradient.device, gradient.dtype), []).append(gradient)
-        for mesh, locals_of_device in by_mesh.items():
-            for device, shards in locals_of_device.items():
-                flag = flag_on(device)
-                torch.ops.fastamp.unscale_and_check_(shards, inv_scale.to(device), flag)
-                for dim in range(mesh.ndim):
-                    torch.distributed.all_reduce(
-                        flag, torch.distributed.ReduceOp.MAX, group=mesh.get_group(dim)
-                    )
-        for (device, _), gradients in others.items():
-            torch._amp_foreach_non_finite_check_and_unscale_(
-                gradients, flag_on(device), inv_scale.to(device=device, non_blocking=True)
-            )
+    unscaling = _Unscaling(flags, inv_scale, found_inf)
+    for parameter in parameters:
+        gradient: Any = _gradient_of(parameter)
+        device = gradient.device
+        if _is_dtensor(gradient):
+            local = gradient.to_local()
+            mesh = by_mesh.setdefault(gradient.device_mesh, {})
+            mesh.setdefault(local.device, []).append((parameter, local))
+        elif type(gradient) is torch.Tensor and device.type in ("cpu", "cuda"):
+            plain.setdefault(device, []).append((parameter, gradient))
+        else:
+            others.setdefault((device, gradient.dtype), []).append(gradient)
+    for device, pairs in plain.items():
+        unscaling.unscale(pairs, device)
+    for mesh, pairs_of_device in by_mesh.items():
+        for device, pairs in pairs_of_device.items():
+            unscaling.unscale(pairs, device)
+            unscaling.agree(mesh, device)
+    for (device, _), gradients in others.items():
+        torch._amp_foreach_non_finite_check_and_unscale_(
+            gradients, unscaling.flag_on(device), unscaling.inverse_on(device)
+        )
+    return unscaling.counted

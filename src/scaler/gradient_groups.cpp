@@ -12,10 +12,8 @@
 #include <utility>
 
 namespace fastamp::scaler {
-namespace {
+namespace {}  // namespace
 
-// Devices we have no kernels for keep working through torch's operator, which takes one dtype per
-// call.
 void unscale_with_torch(std::vector<at::Tensor> gradients, const at::Tensor& inv_scale,
                         at::Tensor& found_inf) {
   while (!gradients.empty()) {
@@ -29,22 +27,31 @@ void unscale_with_torch(std::vector<at::Tensor> gradients, const at::Tensor& inv
   }
 }
 
-}  // namespace
-
-GradientGroups::Group& GradientGroups::group_for(c10::Device device) {
+DeviceGradients& GradientGroups::group_for(c10::Device device) {
   for (auto& group : groups_) {
     if (group.device == device) {
       return group;
     }
   }
   last_ = nullptr;  // The vector may move its elements.
-  auto& group = groups_.emplace_back(Group{.device = device, .gradients = {}});
+  auto& group =
+      groups_.emplace_back(DeviceGradients{.device = device, .gradients = {}, .positions = {}});
+  group.positions.reserve(expected_);
   group.gradients.reserve(std::exchange(expected_, 0));
   return group;
 }
 
+void GradientGroups::push(const at::Tensor& gradient, std::uint32_t position) {
+  auto& group = group_for(gradient.device());
+  group.gradients.push_back(gradient);
+  group.positions.push_back(position);
+  group.any_double = group.any_double || gradient.scalar_type() == at::kDouble;
+  last_ = &group;
+}
+
 GradientGroups::Taken GradientGroups::add_other(const at::Tensor& parameter,
-                                                const at::Tensor& gradient) {
+                                                const at::Tensor& gradient,
+                                                std::uint32_t position) {
   TORCH_CHECK_VALUE(allow_fp16_ || gradient.scalar_type() != at::kHalf,
                     "unscale_: expected gradients of float32, bfloat16 or float64, got float16 for "
                     "a parameter of shape ",
@@ -56,28 +63,35 @@ GradientGroups::Taken GradientGroups::add_other(const at::Tensor& parameter,
     return Taken::kForeign;
   }
   if (gradient.is_sparse()) {
-    sparse_.push_back({.parameter = parameter, .gradient = gradient});
+    sparse_.push_back({.parameter = parameter, .gradient = gradient, .position = position});
     return Taken::kYes;
   }
-  auto& group = group_for(gradient.device());
-  group.gradients.push_back(gradient);
-  last_ = &group;
+  push(gradient, position);
   last_keys_ = keys;
   last_dtype_ = gradient.scalar_type();
   return Taken::kYes;
 }
 
 void GradientGroups::take_sparse_values() {
-  for (auto& [parameter, gradient] : sparse_) {
+  for (auto& [parameter, gradient, position] : sparse_) {
     // Adding duplicates in fp16 can overflow although every summand is finite, so the check must
     // see the sums. fp32 duplicates are left as they are: unscaling is linear.
-    if (gradient.scalar_type() == at::kHalf) {
+    if (coalesce_all_ || gradient.scalar_type() == at::kHalf) {
       gradient = gradient.coalesce();
       parameter.mutable_grad() = gradient;
     }
-    group_for(gradient.device()).gradients.push_back(gradient._values());
+    push(gradient._values(), position);
+    last_->any_duplicates = last_->any_duplicates || !gradient.is_coalesced();
   }
+  last_ = nullptr;
   sparse_.clear();
+}
+
+std::vector<DeviceGradients> GradientGroups::release() {
+  const at::NoGradGuard no_grad;
+  take_sparse_values();
+  parameters_ = 0;
+  return std::exchange(groups_, {});
 }
 
 std::vector<DeviceFlag> GradientGroups::unscale_(const at::Tensor& inv_scale,

@@ -20,6 +20,20 @@ struct DeviceFlag {
   at::Tensor found_inf;
 };
 
+/// The gradients that live on one device, in the order in which they were collected.
+struct DeviceGradients {
+  c10::Device device;
+  std::vector<at::Tensor> gradients;
+  std::vector<std::uint32_t> positions;  ///< Which parameter each belongs to, counted from 0.
+  bool any_double = false;               ///< Whether one is fp64.
+  bool any_duplicates = false;           ///< Whether one holds values that are still to be added.
+};
+
+/// Unscales by torch's operator, which takes one dtype per call: devices that we have no kernels
+/// for keep working through it.
+FASTAMP_API void unscale_with_torch(std::vector<at::Tensor> gradients, const at::Tensor& inv_scale,
+                                    at::Tensor& found_inf);
+
 /// The gradients of one unscale call, sorted by device while they are collected.
 ///
 /// Collecting only reads; everything that can be refused is refused before unscale_() writes. The
@@ -39,48 +53,64 @@ class FASTAMP_API GradientGroups {
   /// @throws c10::ValueError for an fp16 gradient unless they are allowed.
   Taken add(const at::Tensor& parameter) {
     const at::Tensor& gradient = parameter.unsafeGetTensorImpl()->grad();
-    return gradient.defined() ? add(parameter, gradient) : Taken::kYes;
+    if (!gradient.defined()) {
+      skip();
+      return Taken::kYes;
+    }
+    return add(parameter, gradient);
   }
+
+  /// Counts a parameter whose gradient is not collected: there is none, or others handle it.
+  void skip() { ++parameters_; }
 
   /// The same for a gradient that was already read. A sparse fp16 gradient is coalesced by
   /// unscale_(), which then stores the result as parameter's gradient.
   Taken add(const at::Tensor& parameter, const at::Tensor& gradient) {
     const c10::TensorImpl* impl = gradient.unsafeGetTensorImpl();
+    const auto position = parameters_++;
     if (last_ != nullptr && impl->key_set() == last_keys_ &&
         gradient.scalar_type() == last_dtype_ && impl->device() == last_->device) [[likely]] {
       last_->gradients.push_back(gradient);
+      last_->positions.push_back(position);
       return Taken::kYes;
     }
-    return add_other(parameter, gradient);
+    return add_other(parameter, gradient, position);
   }
 
   /// Makes room for a number of gradients in the next group that is opened.
   void reserve(std::size_t count) { expected_ = count; }
+
+  /// Coalesces all sparse gradients, not just those of fp16: needed where their norm is.
+  void coalesce_sparse() { coalesce_all_ = true; }
 
   /// Multiplies every collected gradient by `inv_scale` in place and returns, per device met, a
   /// copy of `found_inf` that is non-zero if a gradient there was inf or NaN.
   /// Gradient history is not recorded. Asynchronous on CUDA.
   std::vector<DeviceFlag> unscale_(const at::Tensor& inv_scale, const at::Tensor& found_inf);
 
+  /// Gives away what was collected: the values of sparse gradients among the dense ones. Coalesces
+  /// sparse fp16 gradients, in the parameters too. The object is empty afterwards.
+  std::vector<DeviceGradients> release();
+
  private:
-  struct Group {
-    c10::Device device;
-    std::vector<at::Tensor> gradients;
-  };
   struct SparseGradient {
     at::Tensor parameter;
     at::Tensor gradient;
+    std::uint32_t position;
   };
 
-  Taken add_other(const at::Tensor& parameter, const at::Tensor& gradient);
-  Group& group_for(c10::Device device);
+  Taken add_other(const at::Tensor& parameter, const at::Tensor& gradient, std::uint32_t position);
+  DeviceGradients& group_for(c10::Device device);
+  void push(const at::Tensor& gradient, std::uint32_t position);
   void take_sparse_values();
 
   bool allow_fp16_;
+  bool coalesce_all_ = false;
   std::size_t expected_ = 0;
-  std::vector<Group> groups_;
+  std::uint32_t parameters_ = 0;
+  std::vector<DeviceGradients> groups_;
   std::vector<SparseGradient> sparse_;
-  Group* last_ = nullptr;
+  DeviceGradients* last_ = nullptr;
   c10::DispatchKeySet last_keys_;
   c10::ScalarType last_dtype_ = c10::ScalarType::Undefined;
 };

@@ -2,6 +2,7 @@
 
 #include <fastamp/ops/amp_ops.h>
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_amp_update_scale.h>
@@ -14,19 +15,21 @@
 namespace fastamp::scaler {
 namespace {
 
-// Host arithmetic on the one element saves three dispatches; fake and wrapped tensors have no
-// memory to read, and a dispatch mode must see operators.
-bool is_plain_cpu_scalar(const at::Tensor& tensor) {
-  return tensor.device().is_cpu() && tensor.scalar_type() == at::kFloat && tensor.numel() == 1 &&
-         !at::isTensorSubclassLike(tensor);
-}
-
 bool dispatcher_has_kernel(c10::DispatchKey key) {
   const auto op = c10::Dispatcher::singleton().findSchema({"fastamp::unscale_and_check_", ""});
   return op.has_value() && op->hasKernelForDispatchKey(key);
 }
 
+std::optional<at::Tensor> given(const at::Tensor& tensor) {
+  return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
+}
+
 }  // namespace
+
+bool is_plain_cpu_scalar(const at::Tensor& tensor, at::ScalarType dtype) {
+  return tensor.device().is_cpu() && tensor.scalar_type() == dtype && tensor.numel() == 1 &&
+         !at::isTensorSubclassLike(tensor);
+}
 
 bool has_native_kernels(c10::DeviceType device_type) {
   // Kernels are registered when the library is loaded and never removed: ask once.
@@ -36,8 +39,9 @@ bool has_native_kernels(c10::DeviceType device_type) {
 }
 
 at::Tensor inverse_scale(const at::Tensor& scale) {
-  if (is_plain_cpu_scalar(scale)) {
-    auto inverse = at::empty(scale.sizes(), scale.options().requires_grad(false));
+  if (is_plain_cpu_scalar(scale, at::kFloat)) {  // Saves three dispatches.
+    auto inverse =
+        at::Tensor(at::detail::empty_cpu(scale.sizes(), at::TensorOptions().dtype(at::kFloat)));
     *inverse.mutable_data_ptr<float>() =
         static_cast<float>(1.0 / static_cast<double>(*scale.const_data_ptr<float>()));
     return inverse;
@@ -49,6 +53,11 @@ at::Tensor inverse_scale(const at::Tensor& scale) {
 }
 
 at::Tensor new_flag(const at::Tensor& scale) {
+  if (is_plain_cpu_scalar(scale, at::kFloat)) {
+    auto flag = at::Tensor(at::detail::empty_cpu({}, at::TensorOptions().dtype(at::kFloat)));
+    *flag.mutable_data_ptr<float>() = 0.0F;
+    return flag;
+  }
   return at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(scale.device()));
 }
 
@@ -75,7 +84,8 @@ at::Tensor binary_flag(at::ArrayRef<at::Tensor> flags, c10::Device device) {
   return at::ne_out(binary, any, 0);  // One kernel: the comparison casts as it stores.
 }
 
-void update_scale(ScaleTensors& state, const ScaleRules& rules, at::ArrayRef<at::Tensor> flags) {
+void update_scale(ScaleTensors& state, const ScaleRules& rules, at::ArrayRef<at::Tensor> flags,
+                  const ScaleRecords& records) {
   const auto found_inf = combine_flags(flags, state.scale.device());
   if (!has_native_kernels(state.scale.device().type())) {
     TORCH_CHECK_NOT_IMPLEMENTED(
@@ -88,11 +98,9 @@ void update_scale(ScaleTensors& state, const ScaleRules& rules, at::ArrayRef<at:
     return;
   }
   ops::update_scale_(state.scale, state.growth_tracker, found_inf, rules.growth_factor,
-                     rules.backoff_factor, rules.growth_interval,
-                     state.hysteresis_tracker.defined()
-                         ? std::optional<at::Tensor>(state.hysteresis_tracker)
-                         : std::nullopt,
-                     rules.hysteresis, rules.min_scale, rules.max_scale);
+                     rules.backoff_factor, rules.growth_interval, given(state.hysteresis_tracker),
+                     rules.hysteresis, rules.min_scale, rules.max_scale, given(records.inv_scale),
+                     given(records.norm), given(records.history), given(records.history_count));
 }
 
 }  // namespace fastamp::scaler

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
 
 #include <cstdint>
@@ -29,6 +30,15 @@ struct ScaleTensors {
   at::Tensor hysteresis_tracker;
 };
 
+/// What an update may write down besides, each undefined if it is not wanted; all on scale's
+/// device.
+struct ScaleRecords {
+  at::Tensor inv_scale;      ///< fp32, one element: receives 1 / the new scale.
+  at::Tensor norm;           ///< fp32, one element: norm of the step's gradients, for the history.
+  at::Tensor history;        ///< fp32 [capacity, 4]: receives a row, see ops::update_scale_.
+  at::Tensor history_count;  ///< int64, one element: rows written so far.
+};
+
 /// Returns 1 / scale as an fp32 tensor on scale's device. The division is done in fp64 and rounded
 /// once, which is what keeps unscaled gradients bit-equal to torch.amp's. No synchronisation.
 FASTAMP_API at::Tensor inverse_scale(const at::Tensor& scale);
@@ -45,7 +55,11 @@ FASTAMP_API at::Tensor binary_flag(at::ArrayRef<at::Tensor> flags, c10::Device d
 
 /// Moves `state.scale` by `rules` after an iteration whose flags are `flags` (not empty).
 FASTAMP_API void update_scale(ScaleTensors& state, const ScaleRules& rules,
-                              at::ArrayRef<at::Tensor> flags);
+                              at::ArrayRef<at::Tensor> flags, const ScaleRecords& records = {});
+
+/// Whether a tensor is one element of ordinary host memory, which may be read and written without
+/// an operator: not for fake and wrapped tensors, nor where a dispatch mode must see operators.
+FASTAMP_API bool is_plain_cpu_scalar(const at::Tensor& tensor, at::ScalarType dtype);
 
 /// Whether our own operators have kernels for a device type; other devices use torch's operators.
 FASTAMP_API bool has_native_kernels(c10::DeviceType device_type);

@@ -1,0 +1,17 @@
+#pragma once
+
+#include "scaler/gradient_groups.h"
+
+#include <pybind11/pybind11.h>
+
+#include <vector>
+
+namespace fastamp::python {
+
+/// Gradients gathered for Python: those C++ can work on, and the parameters of all others.
+struct GradientList {
+  std::vector<scaler::DeviceGradients> groups;
+  pybind11::list foreign;  ///< Parameters whose gradients are Python tensor subclasses.
+};
+
+}  // namespace fastamp::python

@@ -1,0 +1,110 @@
+"""Clipping of gradients by their norm, with the norm that unscaling has already computed."""
+
+from __future__ import annotations
+
+import math
+import types
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fastamp._C as _C
+
+# Passes of unscale_ whose gradients may still be as the pass left them; the newest last. A pass
+# holds its gradients only until the step, so an entry without them matches nothing.
+_recent_passes: deque[weakref.ref[_C.GradientPass]] = deque(maxlen=4)
+
+
+def remember_pass(gradient_pass: _C.GradientPass) -> None:
+    """Lets later calls of :func:`clip_grad_norm_` use the norm of a pass."""
+    _recent_passes.append(weakref.ref(gradient_pass))
+
+
+def check_finite(total_norm: Tensor, norm_type: float) -> None:
+    """Refuses a norm that is inf or NaN, in torch's words. Waits for the device."""
+    if not math.isfinite(total_norm.item()):
+        raise RuntimeError(
+            f"clip_grad_norm_: expected finite gradients, got a norm of {total_norm.item()}: "
+            f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, "
+            "so it cannot be clipped. To disable this error and scale the gradients by the "
+            "non-finite norm anyway, set `error_if_nonfinite=False`"
+        )
+
+
+def _edits_may_be_uncounted() -> bool:
+    # Collectives write gradients without counting a version.
+    distributed = torch.distributed
+    return (
+        distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )
+
+
+def _known_norm(gradients: _C.GradientList, dtype: torch.dtype) -> Tensor | None:
+    if _edits_may_be_uncounted():
+        return None
+    alive = [known for known in (entry() for entry in _recent_passes) if known is not None]
+    return _C.norm_of_passes(alive, gradients, dtype) if alive else None
+
+
+def two_norm(gradients: _C.GradientList, dtype: torch.dtype) -> Tensor | None:
+    """Reads gradients once for their norm; ``None`` if only torch can."""
+    if gradients.has_duplicates:
+        return None
+    gradient_pass = gradients.norm_pass()
+    return None if gradient_pass is None else gradient_pass.total_norm(dtype)
+
+
+@torch.no_grad()
+def clip_grad_norm_(
+    parameters: Tensor | Iterable[Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Tensor:
+    """Scales gradients in place so that their norm is at most ``max_norm``.
+
+    A drop-in for ``torch.nn.utils.clip_grad_norm_``. If the gradients are exactly those that
+    ``GradScaler.unscale_`` of fastamp has just unscaled, of one optimizer or several, their norm is
+    known already and they are not read again; else they are read once. Gradients that need no
+    scaling are not written. The 2-norm is summed in fp64. Do not use it after editing gradients in
+    ways that torch does not count as in-place edits (``.data``, NumPy) between the two calls; in a
+    program of several processes nothing is reused, since collectives are such edits.
+
+    Args:
+        parameters: A tensor or an iterable of tensors; those without gradients are left out.
+        max_norm: Largest norm that is left.
+        norm_type: Order of the norm; may be ``inf``. Orders but 2 are computed by torch.
+        error_if_nonfinite: Refuse a norm that is inf or NaN; waits for the device.
+        foreach: Passed on to torch where it does the work.
+
+    Returns:
+        The norm before clipping, a scalar of torch's dtype.
+
+    Raises:
+        RuntimeError: The norm is not finite, with ``error_if_nonfinite``. Nothing was changed.
+    """
+    if isinstance(parameters, Tensor):
+        parameters = [parameters]
+    elif not isinstance(parameters, types.GeneratorType):  # torch warns of empty generators.
+        parameters = list(parameters)
+    if isinstance(parameters, list) and all(isinstance(item, Tensor) for item in parameters):
+        gradients = _C.gather_parameters(parameters)
+        dtype = None if gradients.foreign else gradients.norm_dtype
+        if dtype is not None and float(norm_type) == 2.0:
+            norm = _known_norm(gradients, dtype)
+            norm = two_norm(gradients, dtype) if norm is None else norm
+            if norm is not None:
+                if error_if_nonfinite:
+                    check_finite(norm, float(norm_type))
+                gradients.multiply_(_C.clip_coefficient(norm, float(max_norm)))
+                return norm
+    clip: Any = torch.nn.utils.clip_grad_norm_
+    result: Tensor = clip(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+    return result

@@ -1,0 +1,300 @@
+"""A whole training step, forward to update, as one CUDA graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fastamp import _scaler_capture as capturing
+from fastamp.autocast import autocast
+from fastamp.grad_scaler import GradScaler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+_WARM_UPS = 3
+
+
+def _call_model(model: Callable[..., Any], inputs: Any) -> Any:
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+
+
+class GraphedStep:
+    """A training step made by :func:`graphed_step`; call it with a batch. Not thread-safe."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        loss_fn: Callable[..., Tensor],
+        optimizer: torch.optim.Optimizer,
+        scaler: GradScaler,
+        sample_inputs: tuple[Any, ...],
+        options: dict[str, Any],
+    ) -> None:
+        """Checks the arguments and captures the step on CUDA; see :func:`graphed_step`."""
+        self.model, self.loss_fn = model, loss_fn
+        self.optimizer, self.scaler = optimizer, scaler
+        self.dtype: torch.dtype | None = options["dtype"]
+        self.accumulation: int = options["accumulation"]
+        self.max_norm: float | None = options["max_norm"]
+        self.device = next(p.device for g in optimizer.param_groups for p in g["params"])
+        self._leaves, self._structure = pytree.tree_flatten(tuple(sample_inputs))
+        self._replay: _Replay | None = None
+        if self.device.type == "cuda":
+            make_capturable(optimizer)
+            self._replay = _Replay(self)
+
+    def __call__(self, *batches: Any) -> Tensor:
+        """Trains on one batch.
+
+        Args:
+            *batches: Inputs like ``sample_inputs``: same structure, shapes and dtypes. With
+                ``accumulation`` above 1, that many tuples of such inputs.
+
+        Returns:
+            The unscaled loss, the mean over the batches: a detached scalar tensor.
+
+        Raises:
+            ValueError: Inputs do not fit ``sample_inputs``. Nothing was changed.
+        """
+        checked = self.check_batches(batches)
+        return self.run(checked) if self._replay is None else self._replay(checked)
+
+    def check_batches(self, batches: tuple[Any, ...]) -> list[list[Any]]:
+        """Returns the leaves of each batch."""
+        if self.accumulation == 1:
+            batches = (batches,)
+        if len(batches) != self.accumulation:
+            raise ValueError(
+                f"graphed_step: expected {self.accumulation} batches, got {len(batches)}"
+            )
+        return [self._check_batch(batch) for batch in batches]
+
+    def _check_batch(self, batch: Any) -> list[Any]:
+        leaves, structure = pytree.tree_flatten(tuple(batch))
+        if structure != self._structure:
+            raise ValueError(
+                "graphed_step: expected inputs of the structure of sample_inputs, got "
+                f"{structure.num_leaves} leaves for {self._structure.num_leaves} in another one"
+            )
+        for leaf, sample in zip(leaves, self._leaves, strict=True):
+            if isinstance(sample, torch.Tensor):
+                fits = (
+                    isinstance(leaf, torch.Tensor)
+                    and leaf.shape == sample.shape
+                    and leaf.dtype == sample.dtype
+                )
+                wanted: Any = f"a tensor of shape {tuple(sample.shape)} and {sample.dtype}"
+            else:
+                fits, wanted = bool(leaf == sample), repr(sample)
+            if not fits:
+                got = (
+                    f"shape {tuple(leaf.shape)} and {leaf.dtype}"
+                    if isinstance(leaf, torch.Tensor)
+                    else repr(leaf)
+                )
+                raise ValueError(f"graphed_step: expected {wanted} as in sample_inputs, got {got}")
+        return leaves
+
+    def run(self, batches: list[list[Any]], scaler: GradScaler | None = None) -> Tensor:
+        """Runs the step: what is captured on CUDA, and all there is elsewhere."""
+        scaler = self.scaler if scaler is None else scaler
+        self.optimizer.zero_grad(set_to_none=True)
+        total: Tensor | None = None
+        for leaves in batches:
+            inputs = pytree.tree_unflatten(leaves, self._structure)
+            lowered = self.dtype is not torch.float32
+            with autocast(self.device.type, self.dtype if lowered else None, enabled=lowered):
+                loss = self.loss_fn(_call_model(self.model, inputs[0]), *inputs[1:])
+            if self.accumulation > 1:
+                loss = loss / self.accumulation
+            scaler.scale(loss).backward()
+            total = loss.detach() if total is None else total + loss.detach()
+        if self.max_norm is not None:
+            scaler.clip_grad_norm_(self.optimizer, self.max_norm)
+        scaler.step(self.optimizer)
+        scaler.update()
+        assert total is not None
+        return total
+
+
+def make_capturable(optimizer: torch.optim.Optimizer) -> None:
+    """Makes an optimizer one whose step can be captured, or refuses it.
+
+    Its learning rates become tensors on the device, which LR schedulers write in place.
+    """
+    from fastamp.optim import fuse_
+
+    if type(optimizer) in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
+        fuse_(optimizer)
+    if getattr(optimizer, "_fastamp_takes_gate", False) is not True:
+        raise TypeError(
+            "graphed_step: expected optimizer to be an SGD, Adam or AdamW of fastamp.optim or "
+            f"torch.optim, got {type(optimizer).__name__}"
+        )
+    for group in optimizer.param_groups:
+        _keep_rate(group, torch.empty((), device=group["params"][0].device))
+
+
+def _keep_rate(group: dict[str, Any], tensor: Tensor) -> None:
+    rate = group["lr"]
+    if isinstance(rate, torch.Tensor) and rate.device == tensor.device:
+        return
+    tensor.fill_(float(rate))
+    group["lr"] = tensor
+
+
+class _Replay:
+    """The captured step with its static inputs."""
+
+    def __init__(self, step: GraphedStep) -> None:
+        """Captures the step; parameters, states, buffers and generators are left as they were."""
+        self.step = step
+        self.inputs = [
+            [
+                leaf.to(step.device).clone() if isinstance(leaf, torch.Tensor) else leaf
+                for leaf in batch
+            ]
+            for batch in [step._leaves] * step.accumulation
+        ]
+        self.rates = [group["lr"] for group in step.optimizer.param_groups]
+        self.capture()
+
+    def capture(self) -> None:
+        """Captures anew, as options and tensors are now."""
+        step, scaler = self.step, self.step.scaler
+        self.key = self._key()
+        if scaler.is_enabled():
+            capturing.prepare(scaler, step.device)
+        buffers = [buffer.clone() for buffer in step.model.buffers()]
+        generator = torch.cuda.get_rng_state(step.device)
+        new_stream: Any = torch.cuda.Stream
+        stream = new_stream(step.device)
+        stream.wait_stream(torch.cuda.current_stream(step.device))
+        with torch.cuda.stream(stream):
+            self._warm_up()
+        torch.cuda.current_stream(step.device).wait_stream(stream)
+        for buffer, kept in zip(step.model.buffers(), buffers, strict=True):
+            buffer.copy_(kept)
+        torch.cuda.set_rng_state(generator, step.device)
+        step.optimizer.zero_grad(set_to_none=True)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.loss = step.run(self.inputs)
+        self.captured = capturing.take_captured(scaler) if scaler.is_enabled() else None
+        self.key = self._key()
+
+    def _warm_up(self) -> None:
+        """Creates states and workspaces: steps whose scale is inf are skipped on the device."""
+        scaler = GradScaler(
+            self.step.device.type,
+            init_scale=float("inf"),
+            process_group=getattr(self.step.scaler, "process_group", None),
+        )
+        if self.step.scaler.is_enabled():  # Counters made during capture would be reset by it.
+            scaler._notes.records = self.step.scaler._notes.records
+        for _ in range(_WARM_UPS):
+            self.step.run(self.inputs, scaler)
+
+    def _key(self) -> Any:
+        # All that is a constant of the graph; the learning rate is read through its tensor.
+        groups = [
+            [(name, value) for name, value in group.items() if name not in ("params", "lr")]
+            for group in self.step.optimizer.param_groups
+        ]
+        sizes = [[id(p) for p in group["params"]] for group in self.step.optimizer.param_groups]
+        modes = [module.training for module in self.step.model.modules()]
+        return repr(groups), sizes, modes, capturing.capture_key(self.step.scaler)
+
+    def __call__(self, batches: list[list[Any]]) -> Tensor:
+        """Replays the step for new inputs."""
+        step = self.step
+        for group, rate in zip(step.optimizer.param_groups, self.rates, strict=True):
+            _keep_rate(group, rate)
+        if self._key() != self.key:
+            self.rates = [group["lr"] for group in step.optimizer.param_groups]
+            self.capture()
+        for targets, leaves in zip(self.inputs, batches, strict=True):
+            for target, leaf in zip(targets, leaves, strict=True):
+                if isinstance(target, torch.Tensor):
+                    target.copy_(leaf, non_blocking=True)
+        if self.captured is not None:
+            capturing.refresh_inverse(step.scaler)
+        self.graph.replay()
+        self._count_versions()
+        if self.captured is not None:
+            capturing.after_replay(step.scaler, self.captured)
+        return self.loss.clone()
+
+    def _count_versions(self) -> None:
+        # A replay counts no in-place edits, and caches of casts and norms are keyed on them.
+        parameters = [p for g in self.step.optimizer.param_groups for p in g["params"]]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        torch.autograd.graph.increment_version(
+            [*parameters, *gradients, *self.step.model.buffers()]
+        )
+
+
+def graphed_step(
+    model: torch.nn.Module,
+    loss_fn: Callable[..., Tensor],
+    optimizer: torch.optim.Optimizer,
+    scaler: GradScaler,
+    sample_inputs: tuple[Any, ...],
+    *,
+    dtype: torch.dtype | None = None,
+    accumulation: int = 1,
+    max_norm: float | None = None,
+) -> GraphedStep:
+    """Makes a training step that runs as one CUDA graph, with the loss scale moving.
+
+    The step is ``zero_grad``, forward under autocast, loss, scaled ``backward``, clipping, ``step``
+    and ``update``; a call replays it for new inputs and costs the host one launch. LR schedulers
+    act, the scale goes up and down, and a step that overflows is skipped, all on the device. What
+    is a constant of the graph (other hyperparameters, the scaler's factors, train or eval mode) is
+    watched, and the step is captured anew when it changes. On the CPU the same step runs eagerly.
+
+    Args:
+        model: Its parameters are on one device. On CUDA it must be capturable: static shapes, no
+            host synchronisation.
+        loss_fn: Called as ``loss_fn(output, *targets)``; returns a scalar tensor.
+        optimizer: Of ``fastamp.optim``, or torch's SGD, Adam or AdamW, which is then given to
+            ``fastamp.optim.fuse_``. On CUDA its learning rates become tensors. Any on the CPU.
+        scaler: May be disabled, for bfloat16.
+        sample_inputs: A batch as calls will have it: what the model takes (a tensor, or a tuple or
+            dict of arguments) and the targets.
+        dtype: Of autocast; ``None``: the device's default. ``torch.float32``: no autocast.
+        accumulation: Batches per step; gradients are those of the mean of their losses.
+        max_norm: Clip gradients by this 2-norm; ``None``: do not.
+
+    Returns:
+        The step. Capturing it has changed neither parameters nor states; on CUDA gradients were
+        dropped.
+
+    Raises:
+        TypeError: ``optimizer`` cannot be captured, or an argument has a wrong type.
+        ValueError: ``accumulation`` or ``max_norm`` is out of range, or ``sample_inputs`` is empty.
+    """
+    if not isinstance(scaler, GradScaler):
+        raise TypeError(
+            f"graphed_step: expected scaler to be a fastamp.GradScaler, got {type(scaler).__name__}"
+        )
+    if not isinstance(sample_inputs, (tuple, list)) or not sample_inputs:
+        raise ValueError(
+            "graphed_step: expected sample_inputs to be a tuple of the model's input and the "
+            f"targets, got {sample_inputs!r:.100}"
+        )
+    if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:
+        raise ValueError(
+            f"graphed_step: expected accumulation to be an int >= 1, got {accumulation!r}"
+        )
+    if max_norm is not None and not max_norm >= 0:
+        raise ValueError(f"graphed_step: expected max_norm >= 0 or None, got {max_norm!r}")
+    options = {"dtype": dtype, "accumulation": accumulation, "max_norm": max_norm}
+    return GraphedStep(model, loss_fn, optimizer, scaler, tuple(sample_inputs), options)

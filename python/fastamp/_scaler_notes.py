@@ -1,0 +1,238 @@
+"""What a gradient scaler knows about its steps, read back without waiting for them."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import fastamp._C as _C
+from fastamp._scaler_history import HistoryRing, checked_records
+from fastamp._scaler_records import Captured, Iteration, OptimizerRecord, Outcome
+from fastamp._scaler_report import OverflowReport, StepRecord, report_from_dict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+SKIPS_BEFORE_WARNING = 20
+
+
+def checked_notes(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads what a checkpoint says about past steps.
+
+    Raises:
+        ValueError: It does not have the form that :meth:`Notes.state` gives it.
+    """
+    if not any(key in state for key in ("history", "overflow_report", "skipped_in_a_row")):
+        return {}
+    report = state.get("overflow_report")
+    skips = state.get("skipped_in_a_row", 0)
+    if not isinstance(skips, int) or skips < 0:
+        raise ValueError(
+            'load_state_dict: expected state_dict["skipped_in_a_row"] to be an int >= 0, '
+            f"got {skips!r}"
+        )
+    return {
+        "history": checked_records(state.get("history", [])),
+        "overflow_report": None if report is None else report_from_dict(report),
+        "skipped_in_a_row": skips,
+    }
+
+
+def _caller_level() -> int:
+    """Returns the stacklevel of the user's frame: a warning names the line that called us."""
+    package = str(Path(__file__).parent)
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+class Notes:
+    """The host's knowledge of past steps, at most one step behind the device. Not thread-safe."""
+
+    def __init__(self, scale: float) -> None:
+        """Starts with nothing known but the first scale."""
+        self.records: dict[int, OptimizerRecord] = {}
+        self.pending: deque[Iteration] = deque()
+        self.iterations = 0
+        self.scale = scale
+        self.skipped = False
+        self.skipped_in_a_row = 0
+        self.warned = False
+        self.overflow: tuple[int, float, list[tuple[OptimizerRecord, list[Any]]]] | None = None
+        self.loaded_report: OverflowReport | None = None
+        self.captured: Captured | None = None
+        self.inverse: Tensor | None = None
+        self.inverse_of: tuple[Tensor, int] | None = None
+        self.fresh_flag: Tensor | None = None
+        self.ring: HistoryRing | None = None
+        self.loaded_history: list[StepRecord] = []
+
+    def record_of(self, optimizer: Any) -> OptimizerRecord:
+        """Returns the record of an optimizer, a new one if it has none yet."""
+        key = id(optimizer)
+        record = self.records.get(key)
+        if record is None or record.optimizer() is not optimizer:
+            records = self.records
+            record = OptimizerRecord(optimizer, lambda _: records.pop(key, None))
+            records[key] = record
+        return record
+
+    def inverse_on(self, device: torch.device) -> Tensor | None:
+        """Returns the tensor that the update operator writes 1 / scale to, on CUDA.
+
+        On the CPU, a division costs less than keeping its result.
+        """
+        if device.type != "cuda":
+            return None
+        if self.inverse is None or self.inverse.device != device:
+            self.inverse = torch.empty((), dtype=torch.float32, device=device)
+        return self.inverse
+
+    def note_inverse(self, scale: Tensor) -> None:
+        """Notes that the update operator has written 1 / scale."""
+        self.inverse_of = (scale, scale._version)
+
+    def inv_scale_of(self, scale: Tensor) -> Tensor:
+        """Returns 1 / scale, without a launch unless somebody else wrote the scale."""
+        known = self.inverse_of
+        if (
+            self.inverse is not None
+            and known is not None
+            and known[0] is scale
+            and known[1] == scale._version
+        ):
+            return self.inverse
+        return _C.inverse_scale(scale)
+
+    def ring_on(self, device: torch.device, size: int) -> HistoryRing | None:
+        """Returns the ring on a device, made at first use; ``None`` where there can be none."""
+        if self.ring is not None and self.ring.rows.device == device:
+            return self.ring
+        if size == 0 or device.type not in ("cpu", "cuda"):
+            return None
+        self.ring = HistoryRing(size, device)
+        self.ring.load(self.loaded_history)
+        return self.ring
+
+    def history(self) -> list[StepRecord]:
+        """Returns the iterations that are kept; waits for the device."""
+        return self.loaded_history if self.ring is None else self.ring.read()
+
+    def state(self, report: OverflowReport) -> dict[str, Any]:
+        """Returns what a checkpoint keeps of past steps, as plain data; ``report`` is the last."""
+        return {
+            "history": [tuple(record) for record in self.history()],
+            "overflow_report": report.as_dict() if report else None,
+            "skipped_in_a_row": self.skipped_in_a_row,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes over what :func:`checked_notes` returned, or forgets everything for ``{}``."""
+        self.settle(wait=True)
+        self.loaded_history = state.get("history", [])
+        self.loaded_report = state.get("overflow_report")
+        self.skipped_in_a_row = state.get("skipped_in_a_row", 0)
+        self.iterations = self.loaded_history[-1].step + 1 if self.loaded_history else 0
+        self.overflow = None
+        self.skipped = False
+        if self.ring is not None:
+            self.ring.load(self.loaded_history)
+
+    def norm(self, states: dict[int, dict[str, Any]]) -> Tensor | None:
+        """Returns the norm over all optimizers of an iteration; ``None`` if one's is not known."""
+        norms = []
+        for key in states:
+            record = self.records.get(key)
+            norm = None if record is None else record.unscaled_norm()
+            if norm is None:
+                return None
+            norms.append(norm)
+        if len(norms) == 1:
+            return norms[0].float()
+        home = norms[0].device
+        together: Tensor = torch.linalg.vector_norm(
+            torch.stack([norm.float().to(home) for norm in norms])
+        )
+        return together
+
+    def end_iteration(self, scale: Tensor, states: dict[int, dict[str, Any]]) -> None:
+        """Starts reading back what an iteration did and drops what belongs to it alone."""
+        self._expect(scale, self._seen(states))
+        self._start_iteration()
+
+    def _seen(self, states: dict[int, dict[str, Any]]) -> list[Outcome]:
+        seen = []
+        for key, state in states.items():
+            record = self.records.get(key)
+            flags = list(state["found_inf_per_device"].values())
+            if record is not None and flags:
+                seen.append((record, flags, record.counts()))
+        return seen
+
+    def _expect(self, scale: Tensor, seen: list[Outcome]) -> None:
+        self.pending.append(Iteration(self.iterations, scale, seen))
+        self.iterations += 1
+        self.settle(wait=False)
+
+    def _start_iteration(self) -> None:
+        for record in self.records.values():
+            record.start_iteration()
+
+    def keep_for_replays(self, scale: Tensor, states: dict[int, dict[str, Any]]) -> None:
+        """Ends an iteration that is being captured: each replay has its outcome to read back."""
+        self.captured = (scale, self._seen(states))
+        self._start_iteration()
+
+    def replayed(self, captured: Captured) -> None:
+        """Starts reading back what a replay did."""
+        self._expect(*captured)
+
+    def settle(self, *, wait: bool) -> None:
+        """Takes in the iterations whose values have arrived, or waits for all of them."""
+        while self.pending and (wait or self.pending[0].readback.ready()):
+            self._take_in(self.pending.popleft())
+
+    def _take_in(self, iteration: Iteration) -> None:
+        scale, *flags = iteration.readback.values()
+        before, self.scale = self.scale, scale
+        start = 0
+        overflowed = []
+        for record, count, counts in iteration.optimizers:
+            # NaN is not 0 either: any non-zero flag is an overflow.
+            record.skipped = any(flag != 0.0 for flag in flags[start : start + count])
+            start += count
+            if record.skipped:
+                overflowed.append((record, counts))
+        if iteration.optimizers:
+            self.skipped = bool(overflowed)
+            self.skipped_in_a_row = self.skipped_in_a_row + 1 if overflowed else 0
+        if overflowed:
+            self.overflow = (iteration.number, before, overflowed)
+            self._warn(before, scale)
+
+    def _warn(self, before: float, scale: float) -> None:
+        if self.warned:
+            return
+        if scale < 1.0 <= before:
+            what = f"the loss scale fell below 1 (to {scale:g})"
+        elif self.skipped_in_a_row >= SKIPS_BEFORE_WARNING:
+            what = f"{self.skipped_in_a_row} steps in a row were skipped"
+        else:
+            return
+        self.warned = True
+        warnings.warn(
+            f"GradScaler: {what}, so gradients are inf or NaN for a reason that a smaller scale "
+            "does not cure. Look at scaler.overflow_report(model.named_parameters()) for the "
+            "parameters concerned, at the loss and the inputs of that step for NaN, and at "
+            "scaler.history() for when it began; a learning rate that is too high, a division by "
+            "zero and a log or sqrt of zero are common causes.",
+            stacklevel=_caller_level(),
+        )

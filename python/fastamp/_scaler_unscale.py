@@ -1,0 +1,122 @@
+"""Unscaling through a gradient scaler, by torch's protocol."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.amp.grad_scaler import OptState
+
+import fastamp._C as _C
+from fastamp._clip import remember_pass
+from fastamp._scaler_state import ScalerState
+from fastamp._scaler_steps import agree_on_flags
+from fastamp._scaler_subclasses import unscale_subclasses
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class UnscalingScaler(ScalerState):
+    """The part of ``fastamp.GradScaler`` that unscales and checks gradients."""
+
+    def _unscale_grads_(
+        self,
+        optimizer: torch.optim.Optimizer,
+        inv_scale: Tensor,
+        found_inf: Tensor,
+        allow_fp16: bool,
+    ) -> dict[torch.device, Tensor]:
+        notes = self._notes
+        record = notes.record_of(optimizer)
+        record.inv_scale = record.norm_factor = None  # Of an earlier pass.
+        flags: dict[torch.device, Tensor]
+        flags, subclassed, record.gradient_pass = _C.unscale_gradients(
+            optimizer,
+            inv_scale,
+            found_inf,
+            allow_fp16,
+            record.memory,
+            found_inf is notes.fresh_flag,
+            True,
+        )
+        record.any_foreign = bool(subclassed)
+        if subclassed:
+            record.foreign_counts = unscale_subclasses(subclassed, flags, inv_scale, found_inf)
+        return flags
+
+    def _begin_unscale(self, scale: Tensor) -> tuple[Tensor, Tensor]:
+        notes = self._notes
+        inv_scale, found_inf = notes.inv_scale_of(scale), _C.new_flag(scale)
+        notes.fresh_flag = found_inf
+        return inv_scale, found_inf
+
+    def _unscale_and_agree(
+        self, optimizer: torch.optim.Optimizer, inv: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        flags = self._unscale_grads_(optimizer, inv, found_inf, allow_fp16)
+        if self.process_group is not None:
+            agree_on_flags(flags, found_inf.device, self._device, self.process_group)
+        return flags
+
+    def _stage_of(self, optimizer: torch.optim.Optimizer) -> OptState:
+        # Looks without inserting: a refused call must leave the mapping as it was.
+        state = self._per_optimizer_states.get(id(optimizer))
+        return OptState.READY if state is None else state["stage"]
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divides the gradients of an optimizer by the scale, in place, and notes overflows.
+
+        For code that looks at gradients before :meth:`step`, such as clipping; optional otherwise.
+        No host synchronisation. A sparse fp16 gradient is replaced by its coalesced form.
+
+        Args:
+            optimizer: Any object with torch's ``param_groups``; gradients of fp32, fp64 or bf16.
+
+        Raises:
+            AssertionError: :meth:`scale` was never called, or a parameter is not a tensor.
+            RuntimeError: Called twice, or after :meth:`step`, since the last :meth:`update`.
+            ValueError: A gradient is fp16. No gradient was changed then.
+        """
+        if not self._enabled:
+            return
+        scale, _ = self._check_scale_growth_tracker("unscale_")
+        stage = self._stage_of(optimizer)
+        if stage is OptState.UNSCALED:
+            raise RuntimeError(
+                "unscale_: expected one call per optimizer and iteration, got a second one: "
+                "unscale_() has already been called on this optimizer since the last update()."
+            )
+        if stage is OptState.STEPPED:
+            raise RuntimeError(
+                "unscale_: expected a call before step(), got one after it: "
+                "unscale_() is being called after step()."
+            )
+        inv_scale, found_inf = self._begin_unscale(scale)
+        flags = self._unscale_and_agree(optimizer, inv_scale, found_inf, False)
+        gradient_pass = self._notes.record_of(optimizer).gradient_pass
+        if gradient_pass is not None:
+            remember_pass(gradient_pass)
+        state = self._per_optimizer_states[id(optimizer)]
+        state["found_inf_per_device"] = flags
+        state["stage"] = OptState.UNSCALED
+
+    def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
+        scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")
+        one = torch.ones((), dtype=torch.float32, device=scale.device)
+        flags = self._unscale_and_agree(optimizer, one, torch.zeros_like(one), True)
+        self._notes.record_of(optimizer).norm_factor = self._notes.inv_scale_of(scale)
+        self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = flags
+        return flags
+
+    def _maybe_opt_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        optimizer_state: dict[str, Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        # sync: the host decides whether optimizer.step runs; one read per device
+        if any(flag.item() for flag in optimizer_state["found_inf_per_device"].values()):
+            return None
+        return optimizer.step(*args, **kwargs)

@@ -1,0 +1,267 @@
+#include "scaler/gradient_pass.h"
+
+#include "scaler/scale_ops.h"
+
+#include <fastamp/ops/amp_ops.h>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/clamp.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/sqrt.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace fastamp::scaler {
+namespace {
+
+at::Tensor on_device(const at::Tensor& tensor, c10::Device device) {
+  return tensor.device() == device ? tensor : tensor.to(device, at::kFloat, /*non_blocking=*/true);
+}
+
+at::Tensor new_scalar(c10::Device device, at::ScalarType dtype) {
+  return at::empty({}, at::TensorOptions().dtype(dtype).device(device));
+}
+
+using Identities = std::vector<const c10::TensorImpl*>;
+
+void append_identities(Identities& all, const DeviceGradients& group) {
+  for (const auto& gradient : group.gradients) {
+    all.push_back(gradient.unsafeGetTensorImpl());
+  }
+}
+
+Identities identities(const std::vector<DeviceGradients>& groups) {
+  Identities all;
+  for (const auto& group : groups) {
+    append_identities(all, group);
+  }
+  return all;
+}
+
+bool same_set(Identities mine, Identities theirs) {
+  if (mine == theirs) {
+    return true;
+  }
+  if (mine.size() != theirs.size()) {
+    return false;
+  }
+  std::ranges::sort(mine);
+  std::ranges::sort(theirs);
+  return mine == theirs;
+}
+
+std::uint32_t version_of(const at::Tensor& gradient) {
+  return gradient.unsafeGetTensorImpl()->version_counter().current_version();
+}
+
+using Passes = std::vector<const GradientPass*>;
+
+at::Tensor sum_norms(const Passes& passes, at::ScalarType dtype) {
+  const at::NoGradGuard no_grad;
+  at::Tensor sum;
+  for (const auto* pass : passes) {
+    TORCH_INTERNAL_ASSERT(pass->has_norm());
+    for (const auto& result : pass->devices()) {
+      const auto& own = result.sum_of_squares;
+      sum = sum.defined() ? sum + own.to(sum.device(), at::kDouble, /*non_blocking=*/true) : own;
+    }
+  }
+  if (is_plain_cpu_scalar(sum, at::kDouble)) {
+    const double norm = std::sqrt(*sum.const_data_ptr<double>());
+    return at::scalar_tensor(norm, at::TensorOptions().dtype(dtype));
+  }
+  return at::sqrt(sum).to(dtype);
+}
+
+}  // namespace
+
+GradientPass::GradientPass(std::vector<DeviceGradients> groups, const at::Tensor& inv_scale,
+                           const at::Tensor& found_inf, const PassOptions& options) {
+  const at::NoGradGuard no_grad;
+  devices_.reserve(groups.size());
+  for (auto& group : groups) {
+    const auto device = group.device;
+    const bool own = options.own_flag && found_inf.device() == device;
+    devices_.push_back({
+        .seen = std::move(group),
+        .inv_scale = on_device(inv_scale, device),
+        .found_inf = own ? found_inf : found_inf.to(device, at::kFloat, true, /*copy=*/true),
+        .sum_of_squares = {},
+        .total_norm = {},
+        .clip_coef = {},
+        .counts = nullptr,
+        .versions = {},
+    });
+  }
+  for (auto& result : devices_) {
+    run(result, options);
+  }
+  note_versions();
+}
+
+void GradientPass::run(DeviceResult& result, const PassOptions& options) const {
+  const auto& gradients = result.seen.gradients;
+  if (!has_native_kernels(result.seen.device.type())) {
+    TORCH_INTERNAL_ASSERT(!options.read_only);
+    unscale_with_torch(gradients, result.inv_scale, result.found_inf);
+    return;
+  }
+  std::optional<at::Tensor> counts;
+  if (options.memory != nullptr) {
+    result.counts = options.memory->counts_for(result.seen.device, result.seen.positions);
+    counts = result.counts->counts;
+  }
+  if (options.with_norm || options.read_only) {
+    result.sum_of_squares = new_scalar(result.seen.device, at::kDouble);
+  }
+  if (!options.read_only) {
+    std::optional<at::Tensor> sum;
+    if (result.sum_of_squares.defined()) {
+      sum = result.sum_of_squares;
+    }
+    ops::unscale_and_check_(gradients, result.inv_scale, result.found_inf, sum, counts);
+    return;
+  }
+  std::optional<at::Tensor> coefficient;
+  std::optional<at::Tensor> norm;
+  if (options.max_norm && devices_.size() == 1) {
+    coefficient = result.clip_coef = new_scalar(result.seen.device, at::kFloat);
+    norm = result.total_norm = new_scalar(result.seen.device, at::kFloat);
+  }
+  ops::norm_and_check_(gradients, result.inv_scale, result.found_inf, result.sum_of_squares, counts,
+                       coefficient ? options.max_norm : std::nullopt, coefficient, norm);
+}
+
+void GradientPass::note_versions() {
+  comparable_ = true;
+  for (auto& result : devices_) {
+    result.versions.reserve(result.seen.gradients.size());
+    for (const auto& gradient : result.seen.gradients) {
+      if (gradient.is_inference()) {  // It has no version.
+        comparable_ = false;
+        return;
+      }
+      result.versions.push_back(version_of(gradient));
+    }
+  }
+}
+
+bool GradientPass::unchanged() const {
+  if (!comparable_) {
+    return false;
+  }
+  for (const auto& result : devices_) {
+    for (std::size_t i = 0; i < result.versions.size(); ++i) {
+      if (version_of(result.seen.gradients[i]) != result.versions[i]) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+bool GradientPass::holds(const std::vector<DeviceGradients>& gradients) const {
+  if (!unchanged()) {
+    return false;
+  }
+  std::vector<const c10::TensorImpl*> mine;
+  for (const auto& result : devices_) {
+    append_identities(mine, result.seen);
+  }
+  return same_set(std::move(mine), identities(gradients));
+}
+
+bool GradientPass::has_norm() const {
+  return !devices_.empty() && std::ranges::all_of(devices_, [](const DeviceResult& result) {
+    return result.sum_of_squares.defined() && !result.seen.any_duplicates;
+  });
+}
+
+at::Tensor GradientPass::total_norm(at::ScalarType dtype) const {
+  if (devices_.size() == 1 && dtype == at::kFloat && devices_.front().total_norm.defined()) {
+    return devices_.front().total_norm;
+  }
+  return sum_norms({this}, dtype);
+}
+
+void GradientPass::forget() {
+  comparable_ = false;
+  for (auto& result : devices_) {
+    result.seen.gradients.clear();
+    result.versions.clear();
+  }
+}
+
+std::optional<at::Tensor> norm_of_passes(const std::vector<const GradientPass*>& passes,
+                                         const std::vector<DeviceGradients>& gradients,
+                                         at::ScalarType dtype) {
+  auto theirs = identities(gradients);
+  const Identities ordered = theirs;
+  std::ranges::sort(theirs);
+  Passes used;
+  Identities found;
+  for (const auto* pass : passes) {
+    Identities own;
+    for (const auto& result : pass->devices()) {
+      append_identities(own, result.seen);
+    }
+    if (own.empty() || !pass->has_norm() || !pass->unchanged()) {
+      continue;
+    }
+    if (own == ordered) {
+      return pass->total_norm(dtype);
+    }
+    const auto is_theirs = [&](const c10::TensorImpl* impl) {
+      return std::ranges::binary_search(theirs, impl);
+    };
+    if (std::ranges::all_of(own, is_theirs)) {
+      used.push_back(pass);
+      found.insert(found.end(), own.begin(), own.end());
+    }
+  }
+  if (used.empty() || !same_set(std::move(found), std::move(theirs))) {
+    return std::nullopt;
+  }
+  return sum_norms(used, dtype);
+}
+
+bool has_duplicates(const std::vector<DeviceGradients>& gradients) {
+  auto all = identities(gradients);
+  std::ranges::sort(all);
+  return std::ranges::adjacent_find(all) != all.end();
+}
+
+at::Tensor clip_coefficient(const at::Tensor& total_norm, double max_norm) {
+  const at::NoGradGuard no_grad;
+  if (is_plain_cpu_scalar(total_norm, at::kFloat)) {
+    // torch divides a number by a tensor as reciprocal times number, in fp32.
+    const float inverse = 1.0F / (*total_norm.const_data_ptr<float>() + 1e-6F);
+    const float coefficient = inverse * static_cast<float>(max_norm);
+    auto clamped = at::empty({}, total_norm.options().requires_grad(false));
+    *clamped.mutable_data_ptr<float>() = coefficient > 1.0F ? 1.0F : coefficient;  // NaN stays
+    return clamped;
+  }
+  return at::clamp(max_norm / (total_norm + 1e-6), std::nullopt, 1.0);
+}
+
+void multiply_(const std::vector<DeviceGradients>& groups, const at::Tensor& factor) {
+  const at::NoGradGuard no_grad;
+  for (const auto& group : groups) {
+    const bool ours = has_native_kernels(group.device.type()) && !group.any_double;
+    const auto dtype = ours ? at::kFloat : factor.scalar_type();
+    const auto local = factor.to(group.device, dtype, /*non_blocking=*/true);
+    if (ours) {
+      ops::unscale_and_check_(group.gradients, local, new_flag(local));
+    } else {
+      at::_foreach_mul_(group.gradients, local);
+    }
+  }
+}
+
+}  // namespace fastamp::scaler

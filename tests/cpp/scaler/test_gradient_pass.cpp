@@ -1,0 +1,121 @@
+#include "helpers.h"
+#include "scaler/gradient_pass.h"
+#include "scaler/readback.h"
+#include "support/catch.h"
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+#include <limits>
+#include <optional>
+
+using fastamp::scaler::DeviceGradients;
+using fastamp::scaler::GradientPass;
+using fastamp::scaler::PassMemory;
+using fastamp::scaler::PassOptions;
+
+namespace {
+
+const double kInf = std::numeric_limits<double>::infinity();
+
+std::vector<DeviceGradients> gradients_of(const std::vector<at::Tensor>& tensors) {
+  DeviceGradients group{.device = c10::kCPU, .gradients = tensors, .positions = {}};
+  for (std::uint32_t i = 0; i < tensors.size(); ++i) {
+    group.positions.push_back(i);
+  }
+  return {group};
+}
+
+PassOptions options(bool read_only, PassMemory* memory = nullptr,
+                    std::optional<double> max_norm = std::nullopt) {
+  return {.read_only = read_only, .max_norm = max_norm, .memory = memory};
+}
+
+}  // namespace
+
+TEST_CASE("pass: unscaling knows the norm of what it leaves", "[scaler]") {
+  const auto gradient = at::full({4}, 8.0F);
+  const GradientPass pass(gradients_of({gradient}), at::full({}, 0.25F), at::zeros({}),
+                          options(false));
+  CHECK(gradient[0].item<float>() == 2.0F);
+  REQUIRE(pass.has_norm());
+  CHECK(pass.total_norm(at::kFloat).item<float>() == 4.0F);
+  CHECK(pass.devices()[0].found_inf.item<float>() == 0.0F);
+}
+
+TEST_CASE("pass: a read-only pass leaves gradients alone and computes the factor", "[scaler]") {
+  const auto gradient = at::full({4}, 8.0F);
+  const GradientPass pass(gradients_of({gradient}), at::full({}, 0.25F), at::zeros({}),
+                          options(true, nullptr, 1.0));
+  CHECK(gradient[0].item<float>() == 8.0F);
+  const auto norm = pass.total_norm(at::kFloat);
+  CHECK(norm.item<float>() == 4.0F);
+  CHECK(pass.devices()[0].clip_coef.item<float>() ==
+        fastamp::scaler::clip_coefficient(norm, 1.0).item<float>());
+}
+
+TEST_CASE("pass: holds exactly its gradients, in any order, until they are changed", "[scaler]") {
+  const auto first = at::full({2}, 1.0F);
+  const auto second = at::full({3}, 1.0F);
+  GradientPass pass(gradients_of({first, second}), at::full({}, 1.0F), at::zeros({}),
+                    options(false));
+  CHECK(pass.holds(gradients_of({first, second})));
+  CHECK(pass.holds(gradients_of({second, first})));
+  CHECK_FALSE(pass.holds(gradients_of({first})));
+  CHECK_FALSE(pass.holds(gradients_of({first, first})));
+  CHECK_FALSE(pass.holds(gradients_of({first, second.clone()})));
+  first.add_(1.0F);
+  CHECK_FALSE(pass.holds(gradients_of({first, second})));
+}
+
+TEST_CASE("pass: what was forgotten is not held, and is free", "[scaler]") {
+  const auto gradient = at::full({2}, 1.0F);
+  GradientPass pass(gradients_of({gradient}), at::full({}, 1.0F), at::zeros({}), options(false));
+  CHECK(gradient.use_count() == 2);
+  pass.forget();
+  CHECK(gradient.use_count() == 1);
+  CHECK_FALSE(pass.holds(gradients_of({gradient})));
+  CHECK(pass.total_norm(at::kFloat).item<float>() == std::sqrt(2.0F));
+}
+
+TEST_CASE("pass: several passes make up a list together", "[scaler]") {
+  const auto first = at::full({1}, 3.0F);
+  const auto second = at::full({1}, 4.0F);
+  const auto one = at::full({}, 1.0F);
+  const GradientPass a(gradients_of({first}), one, at::zeros({}), options(false));
+  const GradientPass b(gradients_of({second}), one, at::zeros({}), options(false));
+  const auto norm =
+      fastamp::scaler::norm_of_passes({&a, &b}, gradients_of({second, first}), at::kFloat);
+  REQUIRE(norm.has_value());
+  CHECK(norm->item<float>() == 5.0F);
+  CHECK_FALSE(fastamp::scaler::norm_of_passes({&a}, gradients_of({first, second}), at::kFloat));
+}
+
+TEST_CASE("pass memory: counters stay with their gradients and tell the last overflow",
+          "[scaler]") {
+  PassMemory memory;
+  const auto one = at::full({}, 1.0F);
+  const auto bad = at::full({2}, kInf);
+  const auto good = at::full({2}, 1.0F);
+  const GradientPass overflow(gradients_of({good, bad}), one, at::zeros({}),
+                              options(true, &memory));
+  const GradientPass clean(gradients_of({good, good.clone()}), one, at::zeros({}),
+                           options(true, &memory));
+  const auto& counts = overflow.devices()[0].counts;
+  CHECK(clean.devices()[0].counts == counts);
+  CHECK(counts->counts[0][0].item<int64_t>() == 0);
+  CHECK(counts->counts[1][0].item<int64_t>() == 2);
+  CHECK(counts->counts[1][1].item<int64_t>() == 0);
+  const GradientPass fewer(gradients_of({good}), one, at::zeros({}), options(true, &memory));
+  CHECK(fewer.devices()[0].counts != counts);
+  CHECK(counts->counts[1][0].item<int64_t>() == 2);
+}
+
+TEST_CASE("readback: host values arrive at once and do not follow their source", "[scaler]") {
+  const auto scale = at::full({}, 8.0F);
+  fastamp::scaler::Readback readback({scale, at::zeros({})});
+  scale.fill_(1.0F);
+  CHECK(readback.ready());
+  CHECK(readback.values() == std::vector<double>{8.0, 0.0});
+}

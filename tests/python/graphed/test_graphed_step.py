@@ -1,0 +1,229 @@
+"""The graphed step against the loop that a user would write by hand."""
+
+import pytest
+import torch
+
+import fastamp
+import fastamp.optim
+from support.scaler_pairs import bits
+
+CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
+SHAPE, CLASSES = (8, 6), 3
+
+
+def make(device, kind=None, lr=0.05, init_scale=2.0**10, dropout=0.0, **options):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(SHAPE[1], 16),
+        torch.nn.BatchNorm1d(16),
+        torch.nn.Dropout(dropout),
+        torch.nn.ReLU(),
+        torch.nn.Linear(16, CLASSES),
+    ).to(device)
+    optimizer = (kind or fastamp.optim.AdamW)(model.parameters(), lr=lr)
+    scaler = fastamp.GradScaler(device, init_scale=init_scale, growth_interval=3, **options)
+    return model, optimizer, scaler
+
+
+def batches(device, count, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        inputs = torch.randn(SHAPE, generator=generator).to(device)
+        targets = torch.randint(CLASSES, SHAPE[:1], generator=generator).to(device)
+        yield inputs, targets
+
+
+def loss_fn(output, targets):
+    return torch.nn.functional.cross_entropy(output.float(), targets)
+
+
+def by_hand(model, optimizer, scaler, group, dtype, max_norm):
+    optimizer.zero_grad()
+    total = 0.0
+    for inputs, targets in group:
+        with fastamp.autocast(inputs.device.type, dtype):
+            output = model(inputs)
+            loss = loss_fn(output, targets)
+        loss = loss / len(group) if len(group) > 1 else loss
+        scaler.scale(loss).backward()
+        total += loss.item()
+    if max_norm is not None:
+        scaler.clip_grad_norm_(optimizer, max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    return total
+
+
+def assert_same(first, second, device):
+    for left, right in zip(
+        first[0].state_dict().values(), second[0].state_dict().values(), strict=True
+    ):
+        if device == "cpu" and left.dtype is torch.float32:
+            assert bits(left) == bits(right)
+        else:
+            torch.testing.assert_close(left, right)
+    assert first[2].state_dict() == second[2].state_dict()
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("max_norm", [None, 0.1])
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_a_graphed_step_trains_as_the_loop_by_hand(device, accumulation, max_norm, name):
+    kind = getattr(fastamp.optim, name)
+    first, second = make(device, kind), make(device, kind)
+    (sample,) = batches(device, 1)
+    step = fastamp.graphed_step(
+        first[0],
+        loss_fn,
+        *first[1:],
+        sample,
+        dtype=torch.bfloat16,
+        accumulation=accumulation,
+        max_norm=max_norm,
+    )
+    assert_same(first, second, device)  # Making it has changed nothing.
+    schedulers = [
+        torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5) for _, optimizer, _ in (first, second)
+    ]
+    data = list(batches(device, 10 * accumulation))
+    for i in range(10):
+        group = data[i * accumulation : (i + 1) * accumulation]
+        if i == 5:
+            group[0][0][0, 0] = float("inf")  # This step overflows.
+        loss = step(*group[0]) if accumulation == 1 else step(*group)
+        expected = by_hand(*second, group, torch.bfloat16, max_norm)
+        assert loss.item() == pytest.approx(expected, rel=1e-5, nan_ok=True)
+        assert first[2].step_was_skipped == second[2].step_was_skipped == (i == 5)
+        for scheduler in schedulers:
+            scheduler.step()
+    first[0][1].load_state_dict(second[0][1].state_dict())  # Running means met the inf.
+    assert_same(first, second, device)
+    assert [row[:3] for row in first[2].history()] == [row[:3] for row in second[2].history()]
+    report = first[2].overflow_report(first[0])
+    assert report.step == 5
+    assert report == second[2].overflow_report(second[0])
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_what_is_changed_between_calls_acts(device):
+    first, second = make(device), make(device)
+    (sample,) = batches(device, 1)
+    step = fastamp.graphed_step(first[0], loss_fn, *first[1:], sample, dtype=torch.bfloat16)
+    for i, group in enumerate(batches(device, 8)):
+        for model, optimizer, scaler in (first, second):
+            if i == 2:
+                optimizer.param_groups[0]["lr"] = 0.5
+            elif i == 3:
+                optimizer.param_groups[0]["weight_decay"] = 0.3
+            elif i == 4:
+                scaler.update(64.0) if scaler._scale is not None else None
+            elif i == 5:
+                scaler.set_backoff_factor(0.25)
+            elif i == 6:
+                model.eval()
+        step(*group)
+        by_hand(*second, [group], torch.bfloat16, None)
+        assert first[2].get_scale() == second[2].get_scale()
+    assert_same(first, second, device)
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_a_disabled_scaler_and_no_autocast(device):
+    first, second = make(device, enabled=False), make(device, enabled=False)
+    (sample,) = batches(device, 1)
+    step = fastamp.graphed_step(first[0], loss_fn, *first[1:], sample, dtype=torch.float32)
+    for group in batches(device, 4):
+        step(*group)
+        second[1].zero_grad()
+        loss_fn(second[0](group[0]), group[1]).backward()
+        second[1].step()
+    assert_same(first, second, device)
+
+
+def test_the_model_may_take_several_arguments():
+    class Two(torch.nn.Linear):
+        def forward(self, left, right):
+            return super().forward(left + right)
+
+    for inputs in ((torch.ones(2, 3), torch.ones(2, 3)), {"left": torch.ones(2, 3), "right": 1}):
+        model = Two(3, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = fastamp.GradScaler("cpu")
+        targets = torch.tensor([0, 2])
+        step = fastamp.graphed_step(model, loss_fn, optimizer, scaler, (inputs, targets))
+        before = model.weight.detach().clone()
+        assert step(inputs, targets).shape == ()
+        assert not torch.equal(before, model.weight)
+
+
+def test_inputs_that_do_not_fit_are_refused_and_change_nothing():
+    model, optimizer, scaler = make("cpu")
+    (sample,) = batches("cpu", 1)
+    step = fastamp.graphed_step(model, loss_fn, optimizer, scaler, sample)
+    before = [bits(p) for p in model.parameters()]
+    for wrong in (
+        (sample[0][:2], sample[1]),
+        (sample[0].double(), sample[1]),
+        (sample[0], 3),
+        (sample[0],),
+        ([sample[0]], sample[1]),
+    ):
+        with pytest.raises(ValueError, match=r"graphed_step: expected .* got"):
+            step(*wrong)
+    twice = fastamp.graphed_step(model, loss_fn, optimizer, scaler, sample, accumulation=2)
+    with pytest.raises(ValueError, match="expected 2 batches, got 1"):
+        twice(sample)
+    assert [bits(p) for p in model.parameters()] == before
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"scaler": torch.amp.GradScaler("cpu")}, TypeError, "fastamp.GradScaler"),
+        ({"sample_inputs": ()}, ValueError, "sample_inputs"),
+        ({"sample_inputs": torch.ones(2)}, ValueError, "sample_inputs"),
+        ({"accumulation": 0}, ValueError, "accumulation"),
+        ({"accumulation": True}, ValueError, "accumulation"),
+        ({"max_norm": -1.0}, ValueError, "max_norm"),
+        ({"max_norm": float("nan")}, ValueError, "max_norm"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(change, error, text):
+    model, optimizer, scaler = make("cpu")
+    (sample,) = batches("cpu", 1)
+    arguments = {"optimizer": optimizer, "scaler": scaler, "sample_inputs": sample, **change}
+    with pytest.raises(error, match=f"graphed_step: expected .*{text}"):
+        fastamp.graphed_step(model, loss_fn, **arguments)
+
+
+@pytest.mark.cuda
+def test_capture_needs_an_optimizer_that_skips_on_the_device():
+    model, _, scaler = make("cuda")
+    optimizer = torch.optim.RMSprop(model.parameters())
+    (sample,) = batches("cuda", 1)
+    with pytest.raises(TypeError, match=r"graphed_step: expected optimizer .* got RMSprop"):
+        fastamp.graphed_step(model, loss_fn, optimizer, scaler, sample)
+
+
+@pytest.mark.cuda
+def test_a_replay_waits_for_nothing_and_counts_its_edits():
+    model, optimizer, scaler = make("cuda")
+    (sample,) = batches("cuda", 1)
+    step = fastamp.graphed_step(model, loss_fn, optimizer, scaler, sample)
+    versions = [p._version for p in model.parameters()]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            step(*sample)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(p._version > v for p, v in zip(model.parameters(), versions, strict=True))
+
+
+@pytest.mark.cuda
+def test_dropout_differs_from_replay_to_replay():
+    model, optimizer, scaler = make("cuda", dropout=0.5, lr=0.0)
+    (sample,) = batches("cuda", 1)
+    step = fastamp.graphed_step(model, loss_fn, optimizer, scaler, sample)
+    assert len({step(*sample).item() for _ in range(5)}) > 1
