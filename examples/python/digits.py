@@ -1,4 +1,4 @@
-"""Trains an MLP on handwritten digits in fp32, bf16 and fp16, with fastamp's autocast and scaler.
+"""Trains an MLP on handwritten digits in fp32, bf16 and fp16: fastamp's autocast, scaler and SGD.
 
 python examples/data/digits.py digits.pt && python examples/python/digits.py digits.pt
 """
@@ -23,7 +23,7 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
     model = nn.Sequential(OrderedDict(layers)).to(device)
     model.load_state_dict(data["model"])
     criterion = nn.CrossEntropyLoss()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = fastamp.optim.SGD(model.parameters(), lr=0.01)
     scaler = fastamp.GradScaler(device, enabled=dtype == torch.float16)
     region = fastamp.autocast(device, dtype=dtype, enabled=dtype != torch.float32)
 

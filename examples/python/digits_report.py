@@ -50,21 +50,22 @@ class Row:
         """Watches the model's fc1 and the optimizer from now on."""
         self._options, self._scaler = options, scaler
         self._cuda = next(model.parameters()).is_cuda
-        self._steps = 0
+        self._skipped = 0
         self._loss: torch.Tensor | None = None
         self.mode = DTYPES[dtype] + (" + GradScaler" if scaler.is_enabled() else "")
         self.facts: dict[str, Any] = {"mode": self.mode}
         self.losses: dict[int, float] = {}
         self._hook = model.fc1.register_forward_hook(self._see_dtypes)
-        optimizer.register_step_post_hook(self._count_step)
+        optimizer.register_step_pre_hook(self._count_skipped)
 
     def _see_dtypes(self, module: Any, inputs: tuple[torch.Tensor, ...], output: Any) -> None:
         seen = {"input": inputs[0], "output": output, "weight": module.weight}
         self.facts.update({name: DTYPES[tensor.dtype] for name, tensor in seen.items()})
         self._hook.remove()  # every iteration is the same: the others are timed without it
 
-    def _count_step(self, *_: Any) -> None:
-        self._steps += 1
+    def _count_skipped(self, *_: Any) -> None:
+        # Whether the step before this one was skipped: by now its flag has reached the host.
+        self._skipped += self._scaler.step_was_skipped
 
     def __iter__(self) -> Iterator[int]:
         """Yields 1, 2, ... until the iterations are done or the target loss is reached."""
@@ -115,7 +116,8 @@ class Row:
         self.facts["accuracy"] = accuracy.item()
         enabled = self._scaler.is_enabled()
         self.facts["scale"] = self._scaler.get_scale() if enabled else None
-        self.facts["skipped"] = self.facts["iterations"] - self._steps if enabled else None
+        self._count_skipped()  # the last one
+        self.facts["skipped"] = self._skipped if enabled else None
 
     def cells(self) -> dict[str, str]:
         """Returns the row as it is printed, by column."""
