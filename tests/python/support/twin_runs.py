@@ -23,10 +23,23 @@ def seed() -> None:
 
 
 @contextmanager
+def repeatable() -> Iterator[None]:
+    """Deterministic algorithms where there is a GPU, whose atomics add in any order else."""
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    if torch.cuda.is_available():
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+
+
+@contextmanager
 def plain_torch() -> Iterator[None]:
     """torch's own classes and kernels, seeded."""
     assert not fastamp.is_installed()
-    with fastamp.disabled():
+    with fastamp.disabled(), repeatable():
         seed()
         yield
 
@@ -34,7 +47,7 @@ def plain_torch() -> Iterator[None]:
 @contextmanager
 def installed_fastamp() -> Iterator[None]:
     """fastamp in place of torch.amp, seeded."""
-    with fastamp.install():
+    with fastamp.install(), repeatable():
         seed()
         yield
 

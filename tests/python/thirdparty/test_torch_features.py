@@ -195,7 +195,9 @@ def test_tensor_subclasses_see_the_same_casts(device: str):
 
 
 def scripted_vision(kind: str, device: str) -> Any:
-    models = pytest.importorskip("torchvision.models")
+    models = pytest.importorskip(
+        "torchvision.models", reason="the thirdparty extra is not installed"
+    )
     block = models.resnet.Bottleneck
     model = models.ResNet(block, [1, 1, 1, 1], num_classes=4, width_per_group=4)
     model = model.to(device).eval()
@@ -221,7 +223,9 @@ def test_torchscript_models_run_in_regions(device: str, kind: str, dtype: torch.
 
 @pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
 def test_exported_models_keep_the_casts(device: str, strict: bool):
-    models = pytest.importorskip("torchvision.models")
+    models = pytest.importorskip(
+        "torchvision.models", reason="the thirdparty extra is not installed"
+    )
 
     class Autocast(nn.Module):
         def __init__(self) -> None:

@@ -101,14 +101,18 @@ def test_accumulation_and_checkpointed_layers_give_torchs_bits(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_generation_in_a_region_gives_torchs_tokens(
+def test_generation_in_a_region_gives_torchs_tokens_and_logits(
     transformers: Any, device: str, dtype: torch.dtype
 ):
-    def run() -> torch.Tensor:
+    def run() -> Any:
         model = gpt2(transformers).to(device).eval()
         prompt = torch.randint(1, 32, (2, 4), device=device)
+        options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+        details = {"output_logits": True, "return_dict_in_generate": True}
         with torch.autocast(device, dtype=dtype):
-            options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-            return model.generate(prompt, attention_mask=torch.ones_like(prompt), **options).cpu()
+            mask = torch.ones_like(prompt)
+            made = model.generate(prompt, attention_mask=mask, **options, **details)
+        return made.sequences.cpu(), [step.cpu() for step in made.logits]
 
-    assert same_results(run).shape[1] > 4
+    sequences, _ = same_results(run)
+    assert sequences.shape[1] > 4

@@ -79,8 +79,9 @@ def test_training_with_a_scaler_gives_torchs_bits(
     layout = torch.channels_last if channels_last else torch.contiguous_format
 
     def run() -> Any:
-        torch.use_deterministic_algorithms(True, warn_only=True)
         model = make().to(device, memory_format=layout)
+        if hasattr(model, "maxpool"):  # its backward adds in any order on a GPU
+            model.maxpool = nn.Identity()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         scaler = torch.amp.GradScaler(device, init_scale=2.0**30, growth_interval=2)
         assert is_ours(scaler)
@@ -97,10 +98,7 @@ def test_training_with_a_scaler_gives_torchs_bits(
             trace.append((loss.item(), scaler.state_dict()))
         return trace, parameters_of(model)
 
-    try:
-        trace, _ = same_results(run)
-    finally:
-        torch.use_deterministic_algorithms(False)
+    trace, _ = same_results(run)
     assert trace[0][1]["scale"] < 2.0**30
 
 
@@ -116,7 +114,7 @@ def test_torchvisions_own_autocast_kernels_stay(dtype: torch.dtype, device: str)
         with torch.autocast(device, dtype=dtype):
             low = features.to(dtype)
             results = [
-                ops.roi_align(low, boxes, 4),
+                torch.ops.torchvision.roi_align(low, boxes, 1.0, 4, 4, -1, False),
                 ops.roi_pool(features, boxes, 4),
                 ops.nms(boxes[:, 1:], torch.tensor([0.5, 0.9], device=device), 0.5),
                 ops.deform_conv2d(features, offset, weight),
