@@ -21,6 +21,7 @@ from fastamp._scaler_clip import ClippingScaler
 from fastamp._scaler_gated import fuse_once, goes_through_gate, step_through_gate
 from fastamp._scaler_queries import AnsweringScaler
 from fastamp._scaler_steps import move_scale, scale_each, set_scale, step_with_flags
+from fastamp._trace_scalers import note_scaler
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,6 +97,7 @@ class GradScaler(ClippingScaler, AnsweringScaler):
             )
             warnings.warn(f"GradScaler: {text}", stacklevel=2)
             self._enabled = False
+        note_scaler(self)
         if not self._enabled:
             return
         check_factors("GradScaler", growth_factor, backoff_factor)

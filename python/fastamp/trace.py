@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import fastamp._C as _C
+from fastamp._trace_scalers import as_lines, describe, listen, stop_listening
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,24 +83,36 @@ class trace:  # noqa: N801 (used like torch.no_grad)
     Code that was compiled or exported runs no autocast kernels and is not seen; the profiler of
     torch sees it. While no trace is open nothing is recorded and nothing is slower.
 
+    Gradient scalers that are made inside a block are reported too, with their scale and skipped
+    steps; the trace keeps them alive.
+
     Args:
         source: Tell calls apart by the line of Python that made them. Costs some microseconds per
             op call while the trace is open.
+        scaler: A gradient scaler made before that the report is to tell about.
 
     Raises:
-        TypeError: ``source`` is not a bool.
+        TypeError: ``source`` is not a bool, or ``scaler`` no gradient scaler.
     """
 
-    def __init__(self, *, source: bool = False) -> None:
+    def __init__(
+        self, *, source: bool = False, scaler: torch.amp.grad_scaler.GradScaler | None = None
+    ) -> None:
         """Makes a trace that is not open yet."""
         if not isinstance(source, bool):
             raise TypeError(f"trace: expected source to be a bool, got {type(source).__name__}")
+        if scaler is not None and not isinstance(scaler, torch.amp.grad_scaler.GradScaler):
+            raise TypeError(
+                f"trace: expected scaler to be a GradScaler or None, got {type(scaler).__name__}"
+            )
         self._recorder = _C.Recorder(source)
+        self._scalers: list[Any] = [] if scaler is None else [scaler]
 
     def __del__(self) -> None:
         """A trace that nobody can read any more records no more."""
-        if hasattr(self, "_recorder"):
+        if hasattr(self, "_scalers"):
             self._recorder.stop()
+            stop_listening(self._scalers)
 
     def __enter__(self) -> trace:
         """Starts recording.
@@ -109,6 +122,7 @@ class trace:  # noqa: N801 (used like torch.no_grad)
         """
         if not self._recorder.start():
             raise RuntimeError("trace: expected a trace that is not open, got one that is")
+        listen(self._scalers)
         return self
 
     def __exit__(
@@ -119,6 +133,7 @@ class trace:  # noqa: N801 (used like torch.no_grad)
     ) -> None:
         """Ends recording; what was recorded stays."""
         self._recorder.stop()
+        stop_listening(self._scalers)
 
     @property
     def rows(self) -> list[TraceRow]:
@@ -147,15 +162,23 @@ class trace:  # noqa: N801 (used like torch.no_grad)
         Raises:
             ValueError: Unknown ``sort_by``.
         """
-        return self._recorder.table(sort_by, row_limit)
+        return self._recorder.table(sort_by, row_limit) + as_lines(self._scalers)
 
     def __str__(self) -> str:
         """The table."""
         return self.table()
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything recorded: ``ops`` (one mapping per row), ``totals``, ``gradient_casts``."""
+        """Everything recorded: ``ops`` (one mapping per row), ``totals``, ``gradient_casts``.
+
+        And ``scalers``: ``enabled``, ``scale`` now, ``skipped_steps`` and ``history`` of each, the
+        last iterations as ``GradScaler.history`` tells them. Reading them waits for the device.
+        ``kept_casts``: ``copies`` and ``bytes`` that :func:`fastamp.keep_casts` holds now.
+        """
         record: dict[str, Any] = json.loads(self._recorder.json())
+        record["scalers"] = [describe(scaler) for scaler in self._scalers]
+        copies, size = _C.kept_casts()
+        record["kept_casts"] = {"copies": copies, "bytes": size}
         return record
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:

@@ -1,0 +1,62 @@
+"""Gradient scalers in a trace: which there were, and what became of their scale."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+_listeners: list[list[Any]] = []
+
+
+def listen(found: list[Any]) -> None:
+    """Adds every scaler that is made from now on to a list, until :func:`stop_listening`."""
+    _listeners.append(found)
+
+
+def stop_listening(found: list[Any]) -> None:
+    """Ends what :func:`listen` began."""
+    _listeners[:] = [other for other in _listeners if other is not found]
+
+
+def note_scaler(scaler: Any) -> None:
+    """Called by each scaler when it is made."""
+    for found in _listeners:
+        found.append(scaler)
+
+
+def describe(scaler: Any) -> dict[str, Any]:
+    """Scale and history of a scaler, fastamp's or torch's. Waits for the device.
+
+    Returns:
+        ``enabled``; and if it is, ``scale`` now and, of fastamp's, ``history`` (``step``,
+        ``scale``, ``skipped``, ``norm``, ``growth_tracker`` of the last iterations, oldest first)
+        and ``skipped_steps``, how many of these were skipped. A norm that was not computed, or is
+        not finite, is None.
+    """
+    # One whose arguments were refused is enabled, but has no scale.
+    if not scaler.is_enabled() or not hasattr(scaler, "_scale"):
+        return {"enabled": False}
+    record: dict[str, Any] = {"enabled": True, "scale": float(scaler.get_scale())}
+    if hasattr(scaler, "history"):
+        history = [dict(step._asdict()) for step in scaler.history()]
+        for step in history:
+            step["norm"] = step["norm"] if math.isfinite(step["norm"]) else None
+        record["history"] = history
+        record["skipped_steps"] = sum(step["skipped"] for step in history)
+    return record
+
+
+def as_lines(scalers: list[Any]) -> str:
+    """One line per scaler for people."""
+    lines = []
+    for number, scaler in enumerate(scalers, 1):
+        record = describe(scaler)
+        text = f"Scaler {number}: "
+        if not record["enabled"]:
+            text += "disabled"
+        else:
+            text += f"scale {record['scale']:g}"
+            if "history" in record:
+                text += f", {record['skipped_steps']} of {len(record['history'])} steps skipped"
+        lines.append(text + "\n")
+    return "".join(lines)
