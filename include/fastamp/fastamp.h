@@ -2,6 +2,7 @@
 
 /// Everything fastamp offers to C++ programs.
 
+#include <fastamp/autocast/cast_together.h>
 #include <fastamp/autocast/guard.h>
 #include <fastamp/autocast/kept_casts.h>
 #include <fastamp/autocast/op_policy_guard.h>

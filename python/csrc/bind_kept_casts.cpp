@@ -1,5 +1,6 @@
 #include "bind_kept_casts.h"
 
+#include "autocast/cast_together.h"
 #include "autocast/kept_cast_store.h"
 
 #include <fastamp/autocast/kept_casts.h>
@@ -36,6 +37,8 @@ void bind_kept_casts(py::module_& module) {
   module.def("drop_all_kept_casts", [] { drop_kept_casts(); });
   module.def("are_kept_casts_used", [] { return KeptCastStore::instance().is_used(); });
   module.def("kept_casts", kept);
+  module.def("acquire_cast_together", autocast::acquire_cast_together);
+  module.def("release_cast_together", autocast::release_cast_together);
 }
 
 }  // namespace fastamp::python

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import fastamp._C as _C
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["KeptCasts", "drop_kept_casts", "keep_casts", "kept_casts"]
 
@@ -32,7 +35,7 @@ def kept_casts() -> KeptCasts:
     return KeptCasts(*_C.kept_casts())
 
 
-def _weights(function: str, weights: object) -> list[torch.Tensor]:
+def weights_of(function: str, weights: object) -> list[torch.Tensor]:
     if isinstance(weights, torch.nn.Module):
         return list(weights.parameters())
     tensors = [weights] if isinstance(weights, torch.Tensor) else weights
@@ -61,10 +64,38 @@ def drop_kept_casts(
     if weights is None:
         _C.drop_all_kept_casts()
     else:
-        _C.drop_kept_casts(_weights("drop_kept_casts", weights))
+        _C.drop_kept_casts(weights_of("drop_kept_casts", weights))
 
 
-class keep_casts:  # noqa: N801 (reads as what it does)
+class WeightRequest:
+    """Something asked for weights until it is released, or for the length of a ``with`` block."""
+
+    def __init__(self, number: int, release: Callable[[int], None]) -> None:
+        """Takes the number that the native part gave the request, and how to end it."""
+        self._number: int | None = number
+        self._release = release
+
+    def release(self) -> None:
+        """Ends it. Safe to call again."""
+        number, self._number = self._number, None
+        if number is not None:
+            self._release(number)
+
+    def __enter__(self) -> Self:
+        """Returns the object; it is in force already."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Ends it."""
+        self.release()
+
+
+class keep_casts(WeightRequest):  # noqa: N801 (reads as what it does)
     """Keeps the lower-precision casts of weights from one autocast region to the next.
 
     For frozen weights, inference and gradient accumulation: a weight is cast again only after it
@@ -99,28 +130,9 @@ class keep_casts:  # noqa: N801 (reads as what it does)
 
     def __init__(self, weights: torch.nn.Module | torch.Tensor | Iterable[torch.Tensor]) -> None:
         """Starts keeping casts, at once."""
-        tensors = _weights("keep_casts", weights)
+        tensors = weights_of("keep_casts", weights)
         _follow_optimizers()
-        self._id: int | None = _C.acquire_kept_casts(tensors)
-
-    def release(self) -> None:
-        """Ends it: copies that no other ``keep_casts`` asks for are freed. Safe to call again."""
-        acquired, self._id = self._id, None
-        if acquired is not None:
-            _C.release_kept_casts(acquired)
-
-    def __enter__(self) -> keep_casts:
-        """Returns the object; casts are kept already."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Ends it."""
-        self.release()
+        super().__init__(_C.acquire_kept_casts(tensors), _C.release_kept_casts)
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 #include "autocast/cast.h"
 
 #include "autocast/cast_node.h"
+#include "autocast/cast_together.h"
 #include "autocast/data_cast.h"
 #include "autocast/kept_cast.h"
 #include "autocast/plain.h"
@@ -33,6 +34,12 @@ at::Tensor cast_ordinarily(const at::Tensor& tensor, c10::ScalarType to) {
 }
 
 at::Tensor cast_and_keep(const at::Tensor& weight, c10::ScalarType to) {
+  if (is_casting_together()) [[unlikely]] {
+    at::Tensor together = cast_with_others(weight, to);
+    if (together.defined()) {
+      return together;
+    }
+  }
   at::Tensor out = cast_ordinarily(weight, to);
   note_cast(CastEvent::weight_cast, out);
   keep_weight_cast(weight, to, out);

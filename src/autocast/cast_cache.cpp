@@ -46,16 +46,31 @@ std::size_t CastCache::probe(const c10::TensorImpl* key, c10::ScalarType to) con
   return slot;
 }
 
-const at::Tensor* CastCache::find(const at::Tensor& source, c10::ScalarType to) const {
+const at::Tensor* CastCache::find(const at::Tensor& source, c10::ScalarType to) {
   const std::uint32_t position = index_[probe(source.unsafeGetTensorImpl(), to)];
   if (position == 0) {
     return nullptr;
   }
-  const Entry& entry = entries_[position - 1];
-  return is_usable(entry, source) ? &entry.cast : nullptr;
+  Entry& entry = entries_[position - 1];
+  if (!is_usable(entry, source)) {
+    return nullptr;
+  }
+  entry.used = true;
+  return &entry.cast;
 }
 
-void CastCache::insert(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast) {
+std::vector<PlannedCast> CastCache::used_casts() const {
+  std::vector<PlannedCast> used;
+  for (const Entry& entry : entries_) {
+    if (entry.used) {
+      used.push_back({entry.source, entry.to});
+    }
+  }
+  return used;
+}
+
+void CastCache::insert(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast,
+                       bool used) {
   if (2 * (entries_.size() + 1) > index_.size()) {
     grow_index();
   }
@@ -66,6 +81,7 @@ void CastCache::insert(const at::Tensor& source, c10::ScalarType to, const at::T
       .to = to,
       .required_grad = source.requires_grad(),
       .made_with_grad = c10::GradMode::is_enabled(),
+      .used = used,
   };
   std::uint32_t& position = index_[probe(entry.source.key(), to)];
   if (position != 0) {

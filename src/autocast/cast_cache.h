@@ -1,5 +1,6 @@
 #pragma once
 
+#include "autocast/cast_plans.h"
 #include "autocast/tensor_identity.h"
 
 #include <ATen/core/Tensor.h>
@@ -26,10 +27,14 @@ namespace fastamp::autocast {
 class CastCache {
  public:
   /// The cast of `source` to `to`, or nullptr if none can be used now.
-  const at::Tensor* find(const at::Tensor& source, c10::ScalarType to) const;
+  const at::Tensor* find(const at::Tensor& source, c10::ScalarType to);
 
   /// Keeps `cast`, made just now from `source`. Both have an identity.
-  void insert(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast);
+  /// @param used  Whether an op takes it now; false if it is made for later ones.
+  void insert(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast, bool used);
+
+  /// What was cast and used, in the order it was cast.
+  std::vector<PlannedCast> used_casts() const;
 
   void clear() noexcept;
   bool empty() const { return entries_.empty(); }
@@ -42,6 +47,7 @@ class CastCache {
     c10::ScalarType to;
     bool required_grad;
     bool made_with_grad;
+    bool used;
   };
 
   static bool is_usable(const Entry& entry, const at::Tensor& source);

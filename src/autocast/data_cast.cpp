@@ -1,10 +1,12 @@
 #include "autocast/data_cast.h"
 
 #include "kernels/cpu/cast.h"
+#include "kernels/cuda/cast.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_to_copy_ops.h>
+#include <ATen/ops/empty_strided_ops.h>
 
 namespace fastamp::autocast {
 namespace {
@@ -30,6 +32,27 @@ at::Tensor cast_data(const at::Tensor& tensor, c10::ScalarType to) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return at::_ops::_to_copy::call(tensor, to, std::nullopt, std::nullopt, std::nullopt,
                                   /*non_blocking=*/false, std::nullopt);
+}
+
+std::vector<at::Tensor> cast_data_together(const std::vector<at::Tensor>& tensors,
+                                           c10::ScalarType to) {
+  std::vector<at::Tensor> casts;
+  casts.reserve(tensors.size());
+#ifdef FASTAMP_WITH_CUDA
+  if (tensors.front().is_cuda()) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    for (const at::Tensor& tensor : tensors) {
+      casts.push_back(at::_ops::empty_strided::call(tensor.sym_sizes(), tensor.sym_strides(), to,
+                                                    c10::kStrided, tensor.device(), std::nullopt));
+    }
+    kernels::cuda::cast_together(tensors, casts);
+    return casts;
+  }
+#endif
+  for (const at::Tensor& tensor : tensors) {
+    casts.push_back(cast_data(tensor, to));
+  }
+  return casts;
 }
 
 }  // namespace fastamp::autocast

@@ -15,50 +15,29 @@ KeptCastStore& KeptCastStore::instance() {
 }
 
 std::uint64_t KeptCastStore::acquire(const std::vector<at::Tensor>& weights) {
-  std::vector<WeakTensor> references;
-  references.reserve(weights.size());
-  for (const at::Tensor& weight : weights) {
-    if (weight.defined()) {
-      references.emplace_back(weight.getIntrusivePtr());
-    }
-  }
   const std::scoped_lock lock(mutex_);
-  for (const WeakTensor& weight : references) {
-    ++wanted_[weight._unsafe_get_target()];
-  }
-  acquired_.emplace(next_id_, std::move(references));
+  const auto id = wanted_.acquire(weights);
   note_use();
-  return next_id_++;
+  return id;
 }
 
 void KeptCastStore::release(std::uint64_t id) {
   std::vector<Entry> dropped;
   const std::scoped_lock lock(mutex_);
-  const auto acquired = acquired_.find(id);
-  if (acquired == acquired_.end()) {
-    return;
-  }
-  for (const WeakTensor& weight : acquired->second) {
-    unwant(weight._unsafe_get_target(), dropped);
-  }
-  acquired_.erase(acquired);
+  dropped = take(wanted_.release(id));
   note_use();
 }
 
-void KeptCastStore::unwant(const c10::TensorImpl* weight, std::vector<Entry>& dropped) {
-  const auto wanted = wanted_.find(weight);
-  if (--wanted->second == 0) {
-    wanted_.erase(wanted);
-    take(weight, dropped);
+std::vector<KeptCastStore::Entry> KeptCastStore::take(const WantedWeights::Keys& weights) {
+  std::vector<Entry> taken;
+  for (const auto* weight : weights) {
+    const auto entries = entries_.find(weight);
+    if (entries != entries_.end()) {
+      std::ranges::move(entries->second, std::back_inserter(taken));
+      entries_.erase(entries);
+    }
   }
-}
-
-void KeptCastStore::take(const c10::TensorImpl* weight, std::vector<Entry>& dropped) {
-  const auto entries = entries_.find(weight);
-  if (entries != entries_.end()) {
-    std::ranges::move(entries->second, std::back_inserter(dropped));
-    entries_.erase(entries);
-  }
+  return taken;
 }
 
 bool KeptCastStore::is_wanted(const at::Tensor& weight) const {
@@ -124,9 +103,7 @@ void KeptCastStore::drop() {
 void KeptCastStore::drop(const std::vector<const c10::TensorImpl*>& weights) {
   std::vector<Entry> dropped;
   const std::scoped_lock lock(mutex_);
-  for (const auto* weight : weights) {
-    take(weight, dropped);
-  }
+  dropped = take(weights);
 }
 
 KeptCasts KeptCastStore::count() {
@@ -144,18 +121,9 @@ KeptCasts KeptCastStore::count() {
 }
 
 std::vector<KeptCastStore::Entry> KeptCastStore::take_dead() {
-  std::vector<Entry> dropped;
-  for (auto& [id, weights] : acquired_) {
-    std::erase_if(weights, [&](const WeakTensor& weight) {
-      const bool is_dead = weight.expired();
-      if (is_dead) {
-        unwant(weight._unsafe_get_target(), dropped);
-      }
-      return is_dead;
-    });
-  }
+  auto dead = take(wanted_.take_dead());
   note_use();
-  return dropped;
+  return dead;
 }
 
 void KeptCastStore::sweep_sometimes() {

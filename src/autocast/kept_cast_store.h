@@ -1,13 +1,13 @@
 #pragma once
 
 #include "autocast/tensor_identity.h"
+#include "autocast/wanted_weights.h"
 
 #include <fastamp/autocast/kept_casts.h>
 #include <fastamp/export.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
-#include <c10/util/intrusive_ptr.h>
 
 #include <atomic>
 #include <cstdint>
@@ -54,8 +54,6 @@ class FASTAMP_API KeptCastStore {
   void sweep_sometimes();
 
  private:
-  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-
   struct Entry {
     TensorIdentity source;
     at::Tensor cast;
@@ -65,19 +63,14 @@ class FASTAMP_API KeptCastStore {
 
   const Entry* find_entry(const at::Tensor& source, c10::ScalarType to) const;
   std::vector<Entry> take_dead();
-  void unwant(const c10::TensorImpl* weight, std::vector<Entry>& dropped);
-  void take(const c10::TensorImpl* weight, std::vector<Entry>& dropped);
+  std::vector<Entry> take(const WantedWeights::Keys& weights);
   void note_use() { used_.store(!wanted_.empty(), std::memory_order_relaxed); }
 
   mutable std::mutex mutex_;
   std::atomic<bool> used_{false};
   std::atomic<std::uint32_t> ended_regions_{0};
-  std::uint64_t next_id_ = 1;
   std::unordered_map<const c10::TensorImpl*, std::vector<Entry>> entries_;
-  /// How many of the acquired lists hold the weight. Their weak references keep its address from
-  /// being used again.
-  std::unordered_map<const c10::TensorImpl*, std::uint32_t> wanted_;
-  std::unordered_map<std::uint64_t, std::vector<WeakTensor>> acquired_;
+  WantedWeights wanted_;
 };
 
 }  // namespace fastamp::autocast

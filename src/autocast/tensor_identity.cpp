@@ -1,5 +1,7 @@
 #include "autocast/tensor_identity.h"
 
+#include <utility>
+
 namespace fastamp::autocast {
 namespace {
 
@@ -30,8 +32,17 @@ TensorIdentity::TensorIdentity(const at::Tensor& tensor)
       version_(version_of(tensor)) {}
 
 bool TensorIdentity::is_current(const at::Tensor& tensor) const {
-  return key_ == tensor.unsafeGetTensorImpl() && version_ == version_of(tensor) &&
+  return version_ == version_of(tensor) && is_in_same_place(tensor);
+}
+
+bool TensorIdentity::is_in_same_place(const at::Tensor& tensor) const {
+  return key_ == tensor.unsafeGetTensorImpl() &&
          storage_._unsafe_get_target() == storage_of(tensor) && data_ == data_of(tensor);
+}
+
+at::Tensor TensorIdentity::lock() const {
+  auto tensor = tensor_.lock();
+  return tensor ? at::Tensor(std::move(tensor)) : at::Tensor();
 }
 
 }  // namespace fastamp::autocast

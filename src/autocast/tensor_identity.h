@@ -34,6 +34,13 @@ class TensorIdentity {
   /// Whether `tensor` is the same object with the same memory and version.
   bool is_current(const at::Tensor& tensor) const;
 
+  /// Whether `tensor` is the same object with the same memory; the values may have changed.
+  bool is_in_same_place(const at::Tensor& tensor) const;
+
+  /// The tensor, or an undefined one if it is gone.
+  at::Tensor lock() const;
+  bool is_expired() const { return tensor_.expired(); }
+
   /// Whether work on `tensor` goes where it went.
   bool is_in_same_context(const at::Tensor& tensor) const {
     return tensor.is_cpu() || context_ == execution_context(tensor.device());

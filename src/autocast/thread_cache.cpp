@@ -2,6 +2,7 @@
 
 #include "autocast/activation_ring.h"
 #include "autocast/cast_cache.h"
+#include "autocast/cast_plans.h"
 #include "autocast/execution_context.h"
 #include "autocast/kept_cast_store.h"
 #include "autocast/tensor_identity.h"
@@ -19,6 +20,7 @@ namespace {
 
 struct ThreadCache {
   CastCache casts;
+  CastPlans plans;
   /// Open regions of ours, counted from one that was the outermost of the thread. While there are
   /// any, the end of the last will be told.
   int our_regions = 0;
@@ -27,6 +29,13 @@ struct ThreadCache {
 };
 
 thread_local ThreadCache t_cache;
+
+void clear_casts() noexcept {
+  if (t_cache.plans.is_begun()) {
+    t_cache.plans.end(t_cache.casts.used_casts());
+  }
+  t_cache.casts.clear();
+}
 
 bool torch_region_goes_on() {
   return t_cache.region_marker.has_value() && !t_cache.region_marker->expired();
@@ -39,7 +48,7 @@ bool mark_torch_region() {
   if (torch_region_goes_on()) {
     return true;
   }
-  t_cache.casts.clear();
+  clear_casts();
   const c10::InferenceMode normal_mode(false);
   const at::NoGradGuard no_grad;
   thread_local const at::Tensor leaf = at::zeros({1}, at::kFloat).requires_grad_();
@@ -67,17 +76,25 @@ const at::Tensor* find_weight_cast(const at::Tensor& source, c10::ScalarType to)
     return nullptr;
   }
   if (t_cache.our_regions == 0 && !torch_region_goes_on()) {
-    t_cache.casts.clear();
+    clear_casts();
     return nullptr;
   }
   return t_cache.casts.find(source, to);
 }
 
-void keep_weight_cast(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast) {
+void keep_weight_cast(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast,
+                      bool used) {
   if (is_weight_cache_enabled() && TensorIdentity::exists_for(source) &&
       TensorIdentity::exists_for(cast) && !is_cached_by_torch(source) && end_of_region_is_known()) {
-    t_cache.casts.insert(source, to, cast);
+    t_cache.casts.insert(source, to, cast, used);
   }
+}
+
+std::vector<at::Tensor> begin_planned_region(const at::Tensor& weight, c10::ScalarType to) {
+  if (!is_weight_cache_enabled() || is_cached_by_torch(weight) || !end_of_region_is_known()) {
+    return {};
+  }
+  return t_cache.plans.begin(weight, to);
 }
 
 at::Tensor find_activation_cast(const at::Tensor& source, c10::ScalarType to) {
@@ -114,7 +131,7 @@ void on_region_left(int open_regions) noexcept {
 }
 
 void clear_thread_cache() noexcept {
-  t_cache.casts.clear();
+  clear_casts();
   t_cache.activations.clear();
 }
 

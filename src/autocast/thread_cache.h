@@ -3,6 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
+#include <vector>
+
 // The casts that the regions of the calling thread keep or share.
 namespace fastamp::autocast {
 
@@ -10,7 +12,14 @@ namespace fastamp::autocast {
 const at::Tensor* find_weight_cast(const at::Tensor& source, c10::ScalarType to);
 
 /// Keeps the cast of a weight if the end of the region it belongs to can be told.
-void keep_weight_cast(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast);
+/// @param used  Whether an op takes it now; false if it is made for later ones.
+void keep_weight_cast(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast,
+                      bool used = true);
+
+/// At the first cast of a region: the other weights that the last region of this thread that began
+/// with this weight cast and used, as far as they are where they were. Empty after that, and where
+/// casts are not kept.
+std::vector<at::Tensor> begin_planned_region(const at::Tensor& weight, c10::ScalarType to);
 
 /// A cast of a recorded activation that shares the memory of an earlier one, without history; else
 /// undefined.

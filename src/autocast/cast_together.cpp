@@ -1,0 +1,115 @@
+#include "autocast/cast_together.h"
+
+#include "autocast/cast_node.h"
+#include "autocast/data_cast.h"
+#include "autocast/plain.h"
+#include "autocast/tensor_identity.h"
+#include "autocast/thread_cache.h"
+#include "autocast/tracing.h"
+#include "autocast/wanted_weights.h"
+
+#include <fastamp/autocast/cast_together.h>
+
+#include <mutex>
+#include <utility>
+
+namespace fastamp::autocast {
+
+std::atomic<int> g_together_requests{0};
+
+namespace {
+
+struct Wanted {
+  std::mutex mutex;
+  WantedWeights weights;
+};
+
+/// Never destroyed: other threads may run ops while the process exits.
+Wanted& wanted() {
+  static auto* instance = new Wanted;
+  return *instance;
+}
+
+/// As the cast of each would be made by itself: what is unusual is left to that.
+bool can_join(const at::Tensor& weight) {
+  return weight.scalar_type() == c10::kFloat && weight.requires_grad() && weight.is_leaf() &&
+         !weight.is_view() && !weight.is_inference() && is_plain(weight) &&
+         TensorIdentity::exists_for(weight) && weight.is_non_overlapping_and_dense();
+}
+
+std::vector<at::Tensor> those_wanted(const std::vector<at::Tensor>& weights) {
+  std::vector<at::Tensor> found;
+  found.reserve(weights.size());
+  auto& all = wanted();
+  // No tensor is destroyed under the lock: that may need the GIL, which another may hold waiting.
+  const std::scoped_lock lock(all.mutex);
+  for (const at::Tensor& weight : weights) {
+    if (all.weights.contains(weight.unsafeGetTensorImpl())) {
+      found.push_back(weight);
+    }
+  }
+  return found;
+}
+
+bool is_wanted(const at::Tensor& weight) {
+  auto& all = wanted();
+  const std::scoped_lock lock(all.mutex);
+  return all.weights.contains(weight.unsafeGetTensorImpl());
+}
+
+}  // namespace
+
+std::uint64_t acquire_cast_together(const std::vector<at::Tensor>& weights) {
+  auto& all = wanted();
+  const std::scoped_lock lock(all.mutex);
+  all.weights.take_dead();
+  const auto id = all.weights.acquire(weights);
+  g_together_requests.fetch_add(1, std::memory_order_relaxed);
+  return id;
+}
+
+void release_cast_together(std::uint64_t id) {
+  auto& all = wanted();
+  const std::scoped_lock lock(all.mutex);
+  all.weights.release(id);
+  g_together_requests.fetch_sub(1, std::memory_order_relaxed);
+}
+
+at::Tensor cast_with_others(const at::Tensor& weight, c10::ScalarType to) {
+  if (!can_join(weight) || !is_wanted(weight)) {
+    return {};
+  }
+  std::vector<at::Tensor> weights = those_wanted(begin_planned_region(weight, to));
+  std::erase_if(weights, [](const at::Tensor& other) { return !can_join(other); });
+  if (weights.empty()) {
+    return {};
+  }
+  weights.push_back(weight);
+  const auto casts = cast_data_together(weights, to);
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    if (is_recorded(weights[i])) {
+      record_cast(weights[i], casts[i]);
+    }
+    note_cast(CastEvent::weight_cast, casts[i]);
+    keep_weight_cast(weights[i], to, casts[i], /*used=*/i + 1 == weights.size());
+  }
+  return casts.back();
+}
+
+}  // namespace fastamp::autocast
+
+namespace fastamp {
+
+CastTogether::CastTogether(const std::vector<at::Tensor>& weights)
+    : id_(autocast::acquire_cast_together(weights)) {}
+
+CastTogether::~CastTogether() { release(); }
+
+void CastTogether::release() {
+  const auto id = std::exchange(id_, 0);
+  if (id != 0) {
+    autocast::release_cast_together(id);
+  }
+}
+
+}  // namespace fastamp

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <fastamp/export.h>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+// Casting the weights of a region in one launch.
+namespace fastamp::autocast {
+
+/// Number of times that somebody asks for weights to be cast together.
+extern std::atomic<int> g_together_requests;
+
+inline bool is_casting_together() {
+  return g_together_requests.load(std::memory_order_relaxed) != 0;
+}
+
+FASTAMP_API std::uint64_t acquire_cast_together(const std::vector<at::Tensor>& weights);
+FASTAMP_API void release_cast_together(std::uint64_t id);
+
+/// Casts a weight that the region has not cast yet, and with it those that the last region like
+/// this one used, and keeps all the casts for the region. Undefined, with nothing done, if the
+/// weight is not among those asked for, or has no such company.
+at::Tensor cast_with_others(const at::Tensor& weight, c10::ScalarType to);
+
+}  // namespace fastamp::autocast

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+namespace fastamp::autocast {
+
+/// Weights that somebody asked something for, as often as they did. Keeps none alive.
+/// Not thread-safe.
+class WantedWeights {
+ public:
+  using Keys = std::vector<const c10::TensorImpl*>;
+
+  /// Asks for weights, until release() is called with the number returned.
+  std::uint64_t acquire(const std::vector<at::Tensor>& weights);
+
+  /// Returns the weights that nobody asks for any more. An unknown number is ignored.
+  Keys release(std::uint64_t id);
+
+  /// Forgets weights that are gone and returns what they were known by.
+  Keys take_dead();
+
+  bool contains(const c10::TensorImpl* weight) const { return times_.contains(weight); }
+  bool empty() const { return times_.empty(); }
+
+ private:
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+  void count_down(const c10::TensorImpl* weight, Keys& unwanted);
+
+  std::uint64_t next_id_ = 1;
+  std::unordered_map<const c10::TensorImpl*, std::uint32_t> times_;
+  /// Their weak references keep the addresses in times_ from being used again.
+  std::unordered_map<std::uint64_t, std::vector<WeakTensor>> acquired_;
+};
+
+}  // namespace fastamp::autocast
