@@ -9,6 +9,7 @@ from typing import Any
 import fastamp.amp
 import fastamp.cpu.amp
 import fastamp.cuda.amp
+from fastamp._clip import clip_grad_norm_
 from fastamp._mirror import Mirror, MirrorFinder
 
 
@@ -18,6 +19,8 @@ def _names(module: ModuleType, names: tuple[str, ...]) -> dict[str, Any]:
 
 _FUNCTIONS = ("custom_fwd", "custom_bwd")
 _APEX = ("scale_loss", "master_params")
+
+_CLIP: dict[str, Any] = {"clip_grad_norm_": clip_grad_norm_}
 
 #: What is ours, by the module of torch's that has it.
 _REPLACED: dict[str, dict[str, Any]] = {
@@ -32,6 +35,9 @@ _REPLACED: dict[str, dict[str, Any]] = {
     "cpu.amp.grad_scaler": _names(fastamp.cpu.amp, ("GradScaler",)),
     "cpu.amp": _names(fastamp.cpu.amp, ("autocast", "GradScaler")),
     "cpu": {},
+    "nn.utils.clip_grad": _CLIP,
+    "nn.utils": dict(_CLIP),
+    "nn": {},
     "": _names(fastamp.amp, ("autocast", "GradScaler")),
 }
 

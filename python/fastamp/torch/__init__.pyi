@@ -5,6 +5,7 @@ from fastamp.grad_scaler import GradScaler as GradScaler
 from fastamp.torch import amp as amp
 from fastamp.torch import cpu as cpu
 from fastamp.torch import cuda as cuda
+from fastamp.torch import nn as nn
 
 from torch import *  # type: ignore[assignment]
 from torch import (
@@ -61,9 +62,6 @@ from torch import (
 )
 from torch import (
     nested as nested,
-)
-from torch import (
-    nn as nn,
 )
 from torch import (
     ops as ops,

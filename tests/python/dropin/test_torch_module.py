@@ -21,7 +21,8 @@ from support.children import check_python
 
 MIRRORS = [name for name, module in sys.modules.items() if name.startswith("fastamp.torch")]
 REPLACED = {
-    "fastamp.torch": {"autocast", "GradScaler", "amp", "cuda", "cpu"},
+    "fastamp.torch": {"autocast", "GradScaler", "amp", "cuda", "cpu", "nn"},
+    "fastamp.torch.nn.utils": {"clip_grad", "clip_grad_norm_"},
     "fastamp.torch.amp": {
         "autocast",
         "GradScaler",
@@ -68,6 +69,8 @@ def test_replaced_names_are_fastamps():
     assert ft.amp.custom_fwd is fastamp.custom_fwd
     assert ft.amp.scale_loss is ft.cuda.amp.scale_loss is fastamp.amp.scale_loss
     assert ft.amp.grad_scaler.OptState is torch.amp.grad_scaler.OptState
+    assert ft.nn.utils.clip_grad_norm_ is fastamp.clip_grad_norm_
+    assert ft.nn.utils.clip_grad.clip_grad_value_ is torch.nn.utils.clip_grad_value_
     assert ft.Tensor is torch.Tensor
 
 

@@ -1,7 +1,9 @@
-from torch.nn import *
+# isort: skip_file
+# Names of ours come first: a later star import leaves them.
+from fastamp.torch.nn import utils as utils
+from torch.nn import *  # type: ignore[no-redef]
 from torch.nn import functional as functional
 from torch.nn import init as init
 from torch.nn import modules as modules
 from torch.nn import parallel as parallel
 from torch.nn import parameter as parameter
-from torch.nn import utils as utils

@@ -1,1 +1,0 @@
-from torch.nn.utils import *
