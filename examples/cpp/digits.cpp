@@ -1,4 +1,5 @@
-// Trains an MLP on handwritten digits in fp32, bf16 and fp16, with fastamp's autocast and scaler.
+// Trains an MLP on handwritten digits in fp32, bf16 and fp16, with fastamp's autocast, scaler and
+// fused SGD.
 //
 // python examples/data/digits.py digits.pt && digits digits.pt
 #include "digits_report.h"
@@ -7,6 +8,7 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <iostream>
 
 struct MlpImpl : torch::nn::Module {
@@ -31,9 +33,12 @@ void train(const digits::Data& data, torch::Device device, torch::ScalarType dty
   Mlp model;
   digits::load_parameters(*model, data);
   model->to(device);
-  torch::optim::SGD optimizer(model->parameters(), /*lr=*/0.01);
+  fastamp::optim::SGD optimizer(model->parameters(), /*lr=*/0.01);
   const bool scaled = dtype == torch::kHalf;
-  fastamp::GradScaler scaler(fastamp::GradScalerOptions().device(device.type()).enabled(scaled));
+  fastamp::GradScaler scaler(fastamp::GradScalerOptions()
+                                 .device(device.type())
+                                 .enabled(scaled)
+                                 .history_size(report.iterations()));
 
   auto& row = report.add_row(dtype, scaled);
   torch::Tensor loss;
@@ -44,15 +49,19 @@ void train(const digits::Data& data, torch::Device device, torch::ScalarType dty
       loss = torch::cross_entropy_loss(model->forward(data.x), data.y);
     }
     scaler.scale(loss).backward();
-    const auto stepped = scaler.step(optimizer);
+    scaler.step(optimizer);
     scaler.update();
-    row.record(loss, stepped.has_value());
+    row.record(loss);
   } while (row.goes_on());
 
   const torch::NoGradGuard no_grad;
   const fastamp::AutocastGuard region(device.type(), dtype, dtype != torch::kFloat);
   const auto right = model->forward(data.x).argmax(1) == data.y;
-  row.finish(model->seen, right.to(torch::kFloat).mean(), scaled ? scaler.get_scale() : 0.0);
+  const auto history = scaler.history();  // Read once: the device kept it during the run.
+  const auto skipped = std::count_if(history.begin(), history.end(),
+                                     [](const auto& iteration) { return iteration.skipped; });
+  row.finish(model->seen, right.to(torch::kFloat).mean(), scaled ? scaler.get_scale() : 0.0,
+             skipped);
 }
 
 int main(int argc, char** argv) try {

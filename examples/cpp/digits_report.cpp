@@ -83,9 +83,8 @@ void Row::wait() const {
   }
 }
 
-void Row::record(const at::Tensor& loss, bool stepped) {
+void Row::record(const at::Tensor& loss) {
   loss_ = loss.detach();
-  steps_ += stepped ? 1 : 0;
   ++iteration_;
 }
 
@@ -130,11 +129,13 @@ void Row::show_progress(bool last) {
                seconds(now - begun_), shown_loss_, last ? "\n" : "");
 }
 
-void Row::finish(const SeenDtypes& seen, const at::Tensor& accuracy, double scale) {
+void Row::finish(const SeenDtypes& seen, const at::Tensor& accuracy, double scale,
+                 std::int64_t skipped) {
   seen_ = seen;
   accuracy_ = accuracy.item<double>();
   final_loss_ = loss_.item<double>();
   scale_ = scale;
+  skipped_ = skipped;
 }
 
 std::vector<std::pair<std::string, std::string>> Row::cells() const {
@@ -155,7 +156,7 @@ std::vector<std::pair<std::string, std::string>> Row::cells() const {
   cells.emplace_back("iterations", std::to_string(iteration_));
   cells.emplace_back("accuracy", format("%.4f", accuracy_));
   cells.emplace_back("final scale", scaled_ ? format("%g", scale_) : "-");
-  cells.emplace_back("skipped", scaled_ ? std::to_string(iteration_ - steps_) : "-");
+  cells.emplace_back("skipped", scaled_ ? std::to_string(skipped_) : "-");
   cells.emplace_back("ms/iter", format("%.2f", ms_per_iteration_));
   cells.emplace_back(device_.is_cuda() ? "peak CUDA MiB" : "peak RSS MiB",
                      peak_mib_ ? format("%.0f", *peak_mib_) : "n/a");
@@ -176,7 +177,7 @@ std::string Row::json() const {
   out << R"(}, "final_loss": )" << final_loss_ << R"(, "iterations": )" << iteration_
       << R"(, "accuracy": )" << accuracy_ << R"(, "ms_per_iteration": )" << ms_per_iteration_
       << R"(, "scale": )" << (scaled_ ? format("%.17g", scale_) : "null") << R"(, "skipped": )"
-      << (scaled_ ? std::to_string(iteration_ - steps_) : "null") << R"(, "peak_mib": )"
+      << (scaled_ ? std::to_string(skipped_) : "null") << R"(, "peak_mib": )"
       << (peak_mib_ ? format("%.1f", *peak_mib_) : "null") << '}';
   return out.str();
 }

@@ -52,13 +52,14 @@ class Row {
  public:
   Row(const Options& options, c10::Device device, c10::ScalarType dtype, bool scaled);
 
-  /// Takes the loss of an iteration, which is read only where it is shown, and whether the
-  /// optimizer stepped.
-  void record(const at::Tensor& loss, bool stepped);
+  /// Takes the loss of an iteration, which is read only where it is shown.
+  void record(const at::Tensor& loss);
   /// Shows the progress; false once the iterations are done or the target loss is reached.
   bool goes_on();
-  /// Takes what the trained model's fc1 saw, its accuracy, and the scale at the end.
-  void finish(const SeenDtypes& seen, const at::Tensor& accuracy, double scale);
+  /// Takes what the trained model's fc1 saw, its accuracy, the scale at the end and how many steps
+  /// were skipped.
+  void finish(const SeenDtypes& seen, const at::Tensor& accuracy, double scale,
+              std::int64_t skipped);
 
   /// The row as it is printed: column and text.
   std::vector<std::pair<std::string, std::string>> cells() const;
@@ -75,7 +76,7 @@ class Row {
   bool scaled_;
   at::Tensor loss_;
   std::int64_t iteration_ = 0;
-  std::int64_t steps_ = 0;
+  std::int64_t skipped_ = 0;
   std::int64_t timed_from_ = 0;
   std::chrono::steady_clock::time_point begun_, started_, shown_;
   std::map<std::int64_t, double> losses_;
@@ -94,6 +95,8 @@ class Report {
   Report(Options options, c10::Device device);
   /// The row that watches a run; valid as long as the report.
   Row& add_row(c10::ScalarType dtype, bool scaled);
+  /// How many iterations a run has at most.
+  std::int64_t iterations() const { return options_.iters; }
   /// Prints the table, and writes the file if one was asked for.
   void print() const;
 

@@ -17,4 +17,5 @@
 #include <fastamp/optim/fuse.h>
 #include <fastamp/optim/sgd.h>
 #include <fastamp/scaler/grad_scaler.h>
+#include <fastamp/scaler/graphed_step.h>
 #include <fastamp/version.h>

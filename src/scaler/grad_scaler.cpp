@@ -1,25 +1,15 @@
-#include "scaler/gradient_groups.h"
+#include "scaler/grad_scaler_impl.h"
 #include "scaler/option_checks.h"
-#include "scaler/scale_state.h"
 
-#include <fastamp/scaler/grad_scaler.h>
-
+#include <ATen/ops/hypot.h>
 #include <c10/util/Exception.h>
 #include <torch/cuda.h>
 
 #include <cstdint>
-#include <unordered_map>
 #include <utility>
 
 namespace fastamp {
 namespace {
-
-enum class Stage : std::uint8_t { kReady, kUnscaled, kStepped };
-
-struct OptimizerState {
-  Stage stage = Stage::kReady;
-  std::vector<scaler::DeviceFlag> flags;
-};
 
 scaler::ScaleRules rules_of(const GradScalerOptions& options) {
   return {
@@ -42,52 +32,72 @@ bool usable(const GradScalerOptions& options) {
 
 }  // namespace
 
-struct GradScaler::Impl {
-  explicit Impl(const GradScalerOptions& options)
-      : device(options.device()),
-        enabled(usable(options)),
-        state(options.init_scale(), rules_of(options)) {
-    scaler::check_extras("GradScaler", state.rules(), options.init_scale());
-    if (enabled) {
-      scaler::check_factors("GradScaler", state.rules());
+GradScaler::Impl::Impl(const GradScalerOptions& given)
+    : options(given),
+      enabled(usable(given)),
+      state(given.init_scale(), rules_of(given), given.history_size()),
+      notes(given.init_scale()) {
+  scaler::check_extras("GradScaler", state.rules(), given.init_scale());
+  TORCH_CHECK_VALUE(given.history_size() >= 0, "GradScaler: expected history_size >= 0, got ",
+                    given.history_size());
+  if (enabled) {
+    scaler::check_factors("GradScaler", state.rules());
+  }
+}
+
+void GradScaler::Impl::expect_scale(const char* function) const {
+  TORCH_CHECK(state.initialised(), function,
+              ": expected scale() to have been called in this "
+              "iteration, got no scale yet. _scale is None.");
+}
+
+at::Tensor GradScaler::Impl::iteration_norm() const {
+  at::Tensor total;
+  for (const auto& [optimizer, record] : records) {
+    if (!record->pass || record->pass->devices().empty()) {
+      continue;
     }
-  }
-
-  void expect_scale(const char* function) const {
-    TORCH_CHECK(state.initialised(), function,
-                ": expected scale() to have been called in this "
-                "iteration, got no scale yet. _scale is None.");
-  }
-
-  // Looks without inserting, so that a refused call leaves no entry behind.
-  Stage stage_of(const torch::optim::Optimizer& optimizer) const {
-    const auto found = optimizers.find(&optimizer);
-    return found == optimizers.end() ? Stage::kReady : found->second.stage;
-  }
-
-  std::vector<scaler::DeviceFlag> unscale_gradients(torch::optim::Optimizer& optimizer) const;
-  void finish_iteration() { optimizers.clear(); }
-
-  c10::DeviceType device;
-  bool enabled;
-  scaler::ScaleState state;
-  std::unordered_map<const torch::optim::Optimizer*, OptimizerState> optimizers;
-};
-
-std::vector<scaler::DeviceFlag> GradScaler::Impl::unscale_gradients(
-    torch::optim::Optimizer& optimizer) const {
-  scaler::GradientGroups groups(/*allow_fp16=*/false);
-  for (const auto& group : optimizer.param_groups()) {
-    groups.reserve(group.params().size());
-    for (const auto& parameter : group.params()) {
-      const auto taken = groups.add(parameter);
-      TORCH_CHECK_NOT_IMPLEMENTED(taken == scaler::GradientGroups::Taken::kYes,
-                                  "unscale_: expected gradients that are plain tensors, got a "
-                                  "Python tensor subclass; use the Python GradScaler for it.");
+    const auto norm = record->known_norm();
+    if (!norm.defined()) {
+      return norm;
     }
+    const auto here = norm.to(state.scale_tensor().device(), at::kFloat);
+    total = total.defined() ? at::hypot(total, here) : here;
   }
-  return groups.unscale_(scaler::inverse_scale(state.scale_tensor()),
-                         scaler::new_flag(state.scale_tensor()));
+  return total;
+}
+
+void GradScaler::Impl::finish_iteration(const std::vector<scaler::Outcome>& outcomes) {
+  if (capturing) {
+    captured = outcomes;
+  } else {
+    notes.expect(state.scale_tensor(), outcomes);
+  }
+  for (auto& [optimizer, record] : records) {
+    record->start_iteration();
+  }
+}
+
+void GradScaler::Impl::update() {
+  std::vector<at::Tensor> flags;
+  std::vector<scaler::Outcome> outcomes;
+  for (const auto& [optimizer, record] : records) {
+    auto own = record->flags();
+    if (own.empty()) {
+      continue;
+    }
+    flags.insert(flags.end(), own.begin(), own.end());
+    scaler::Counts counts;
+    for (const auto& device : record->pass->devices()) {
+      counts.push_back(device.counts);
+    }
+    outcomes.push_back({.record = record, .flags = std::move(own), .counts = std::move(counts)});
+  }
+  TORCH_CHECK(!flags.empty(),
+              "update: expected unscale_() or step() on an optimizer with gradients before it, got "
+              "neither. No inf checks were recorded prior to update.");
+  state.update(flags, state.keeps_history() ? iteration_norm() : at::Tensor());
+  finish_iteration(outcomes);
 }
 
 GradScaler::GradScaler(const GradScalerOptions& options) : impl_(std::make_unique<Impl>(options)) {}
@@ -103,77 +113,11 @@ std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& outputs
   return impl_->enabled ? impl_->state.scaled(outputs) : outputs;
 }
 
-void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
-  if (!impl_->enabled) {
-    return;
-  }
-  impl_->expect_scale("unscale_");
-  const auto stage = impl_->stage_of(optimizer);
-  TORCH_CHECK(
-      stage != Stage::kUnscaled,
-      "unscale_: expected one call per optimizer and iteration, got a second one; unscale_() "
-      "has already been called on this optimizer since the last update().");
-  TORCH_CHECK(
-      stage != Stage::kStepped,
-      "unscale_: expected a call before step(), got one after it; unscale_() is being called "
-      "after step().");
-  auto flags = impl_->unscale_gradients(optimizer);
-  impl_->optimizers[&optimizer] = {.stage = Stage::kUnscaled, .flags = std::move(flags)};
-}
-
-std::optional<at::Tensor> GradScaler::step(torch::optim::Optimizer& optimizer,
-                                           const torch::optim::Optimizer::LossClosure& closure) {
-  if (!impl_->enabled) {
-    return optimizer.step(closure);
-  }
-  TORCH_CHECK(!closure,
-              "step: expected no closure while the scaler is enabled, got one. Closure use "
-              "is not currently supported if GradScaler is enabled.");
-  impl_->expect_scale("step");
-  const auto stage = impl_->stage_of(optimizer);
-  TORCH_CHECK(stage != Stage::kStepped,
-              "step: expected one call per optimizer and iteration, got a second one; step() has "
-              "already been called since the last update().");
-  if (stage == Stage::kReady) {
-    unscale_(optimizer);
-  }
-  auto& entry = impl_->optimizers[&optimizer];
-  const bool any_gradient = !entry.flags.empty();
-  if (!any_gradient && stage == Stage::kReady) {
-    impl_->optimizers.erase(&optimizer);  // A refused call takes its own unscale_ back.
-  }
-  TORCH_CHECK(
-      any_gradient,
-      "step: expected an optimizer with at least one gradient, got none. No inf checks were "
-      "recorded for this optimizer.");
-  bool finite = true;
-  for (const auto& flag : entry.flags) {
-    finite = finite && flag.found_inf.item<float>() == 0.0F;  // sync: the host decides on the step
-  }
-  std::optional<at::Tensor> result;
-  if (finite) {
-    result = optimizer.step();
-  }
-  entry.stage = Stage::kStepped;
-  return result;
-}
-
 void GradScaler::update() {
-  if (!impl_->enabled) {
-    return;
+  if (impl_->enabled) {
+    impl_->expect_scale("update");
+    impl_->update();
   }
-  impl_->expect_scale("update");
-  std::vector<at::Tensor> flags;
-  for (const auto& [optimizer, entry] : impl_->optimizers) {
-    for (const auto& flag : entry.flags) {
-      flags.push_back(flag.found_inf);
-    }
-  }
-  TORCH_CHECK(!flags.empty(),
-              "update: expected unscale_() or step() on an optimizer with gradients before it, got "
-              "neither. No inf checks were recorded prior to update.");
-  impl_->state.update(flags);
-  impl_->finish_iteration();
 }
 
 void GradScaler::update(double new_scale) {
@@ -183,7 +127,7 @@ void GradScaler::update(double new_scale) {
   impl_->expect_scale("update");
   scaler::check_within_bounds("update", "new_scale", impl_->state.rules(), new_scale);
   impl_->state.set_scale(new_scale);
-  impl_->finish_iteration();
+  impl_->finish_iteration({});
 }
 
 void GradScaler::update(const at::Tensor& new_scale) {
@@ -191,17 +135,46 @@ void GradScaler::update(const at::Tensor& new_scale) {
     return;
   }
   impl_->expect_scale("update");
-  TORCH_CHECK(new_scale.device().type() == impl_->device, "update: expected new_scale on a ",
-              impl_->device, " device, got ", new_scale.device());
+  TORCH_CHECK(new_scale.device().type() == impl_->options.device(),
+              "update: expected new_scale on a ", impl_->options.device(), " device, got ",
+              new_scale.device());
   TORCH_CHECK(new_scale.numel() == 1, "update: expected new_scale of one element, got shape ",
               new_scale.sizes());
   TORCH_CHECK(!new_scale.requires_grad(),
               "update: expected new_scale with requires_grad=False, got True");
   impl_->state.set_scale(new_scale);
-  impl_->finish_iteration();
+  impl_->finish_iteration({});
 }
 
 double GradScaler::get_scale() const { return impl_->enabled ? impl_->state.scale() : 1.0; }
+double GradScaler::get_scale_async() {
+  impl_->notes.settle(/*wait=*/false);
+  return impl_->enabled ? impl_->notes.scale() : 1.0;
+}
+
+bool GradScaler::step_was_skipped() {
+  impl_->notes.settle(/*wait=*/true);
+  return impl_->notes.skipped();
+}
+
+bool GradScaler::step_was_skipped(const torch::optim::Optimizer& optimizer) {
+  impl_->notes.settle(/*wait=*/true);
+  const auto found = impl_->records.find(&optimizer);
+  return found != impl_->records.end() && found->second->skipped;
+}
+
+OverflowReport GradScaler::overflow_report(
+    const torch::OrderedDict<std::string, at::Tensor>& named_parameters) {
+  impl_->notes.settle(/*wait=*/true);
+  std::unordered_map<const void*, std::string> names;
+  for (const auto& item : named_parameters) {
+    names[item.value().unsafeGetTensorImpl()] = item.key();
+  }
+  return impl_->notes.report(names);
+}
+
+std::vector<StepRecord> GradScaler::history() const { return impl_->state.history(); }
+
 double GradScaler::get_growth_factor() const { return impl_->state.rules().growth_factor; }
 double GradScaler::get_backoff_factor() const { return impl_->state.rules().backoff_factor; }
 int64_t GradScaler::get_growth_interval() const { return impl_->state.rules().growth_interval; }
@@ -255,6 +228,7 @@ void GradScaler::load_state(const std::optional<GradScalerState>& state) {
   impl_->state.rules() = rules;
   impl_->state.load(state->scale, state->growth_tracker,
                     state->hysteresis_tracker.value_or(rules.hysteresis));
+  impl_->notes = scaler::StepNotes(state->scale);
 }
 
 }  // namespace fastamp

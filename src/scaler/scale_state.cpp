@@ -2,7 +2,9 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace fastamp::scaler {
@@ -25,7 +27,51 @@ void ScaleState::initialise(c10::Device device) {
   if (rules_.hysteresis > 1) {
     tensors.hysteresis_tracker = scalar_on(device, at::kInt, init_hysteresis_tracker_);
   }
+  ScaleRecords records;
+  if (device.is_cuda() && has_native_kernels(c10::kCUDA)) {
+    records.inv_scale = inverse_scale(tensors.scale);  // On the CPU a division costs less.
+  }
+  if (history_size_ > 0 && has_native_kernels(device.type())) {
+    records.history = at::zeros({history_size_, 4}, at::TensorOptions(at::kFloat).device(device));
+    records.history_count = scalar_on(device, at::kLong, 0);
+  }
   tensors_ = std::move(tensors);
+  records_ = std::move(records);
+}
+
+at::Tensor ScaleState::inv_scale() const {
+  return records_.inv_scale.defined() ? records_.inv_scale : inverse_scale(tensors_.scale);
+}
+
+void ScaleState::refresh_inverse() {
+  if (records_.inv_scale.defined()) {  // In place: a captured graph reads it there.
+    records_.inv_scale.copy_(inverse_scale(tensors_.scale));
+  }
+}
+
+void ScaleState::update(at::ArrayRef<at::Tensor> flags, const at::Tensor& norm) {
+  records_.norm = norm;
+  update_scale(tensors_, rules_, flags, records_);
+  records_.norm = at::Tensor();
+}
+
+std::vector<StepRecord> ScaleState::history() const {
+  std::vector<StepRecord> result;
+  if (!keeps_history()) {
+    return result;
+  }
+  const auto count = records_.history_count.item<int64_t>();
+  const auto host = records_.history.cpu();
+  const auto rows = host.accessor<float, 2>();
+  for (int64_t step = std::max<int64_t>(0, count - history_size_); step < count; ++step) {
+    const auto row = rows[step % history_size_];
+    result.push_back({.step = step,
+                      .scale = row[0],
+                      .skipped = row[1] != 0.0F,
+                      .norm = row[2],
+                      .growth_tracker = static_cast<int64_t>(row[3])});
+  }
+  return result;
 }
 
 at::Tensor ScaleState::scaled(const at::Tensor& tensor) {
@@ -62,11 +108,13 @@ std::vector<at::Tensor> ScaleState::scaled(at::ArrayRef<at::Tensor> tensors) {
 void ScaleState::set_scale(double value) {
   const at::NoGradGuard no_grad;
   tensors_.scale.fill_(value);
+  refresh_inverse();
 }
 
 void ScaleState::set_scale(const at::Tensor& value) {
   const at::NoGradGuard no_grad;
   tensors_.scale.copy_(value);
+  refresh_inverse();
 }
 // NOLINTEND(readability-make-member-function-const)
 
@@ -86,9 +134,19 @@ void ScaleState::load(double scale, int64_t growth_tracker, int64_t hysteresis_t
   init_scale_ = scale;
   init_growth_tracker_ = growth_tracker;
   init_hysteresis_tracker_ = hysteresis_tracker;
-  if (initialised()) {
-    initialise(tensors_.scale.device());
+  if (!initialised()) {
+    return;
   }
+  const at::NoGradGuard no_grad;  // In place: a captured graph reads and writes them there.
+  tensors_.scale.fill_(scale);
+  tensors_.growth_tracker.fill_(growth_tracker);
+  if (tensors_.hysteresis_tracker.defined()) {
+    tensors_.hysteresis_tracker.fill_(hysteresis_tracker);
+  } else if (rules_.hysteresis > 1) {
+    tensors_.hysteresis_tracker =
+        scalar_on(tensors_.scale.device(), at::kInt, init_hysteresis_tracker_);
+  }
+  refresh_inverse();
 }
 
 }  // namespace fastamp::scaler

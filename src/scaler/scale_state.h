@@ -2,6 +2,8 @@
 
 #include "scaler/scale_ops.h"
 
+#include <fastamp/scaler/reports.h>
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/util/ArrayRef.h>
@@ -17,8 +19,9 @@ namespace fastamp::scaler {
 /// operation that waits for the device. Not thread-safe.
 class ScaleState {
  public:
-  ScaleState(double init_scale, const ScaleRules& initial_rules)
-      : rules_(initial_rules), init_scale_(init_scale) {}
+  /// @param history_size  Rows of the history; 0: none.
+  ScaleState(double init_scale, const ScaleRules& initial_rules, int64_t history_size = 0)
+      : rules_(initial_rules), init_scale_(init_scale), history_size_(history_size) {}
 
   const ScaleRules& rules() const { return rules_; }
   ScaleRules& rules() { return rules_; }
@@ -31,7 +34,11 @@ class ScaleState {
   /// The same for several tensors; the scale is copied once to each device met.
   std::vector<at::Tensor> scaled(at::ArrayRef<at::Tensor> tensors);
 
-  void update(at::ArrayRef<at::Tensor> flags) { update_scale(tensors_, rules_, flags); }
+  /// 1 / scale, fp32 on the scale's device; on CUDA without a launch. Do not write it.
+  at::Tensor inv_scale() const;
+
+  /// @param norm  fp32, one element, for the history; may be undefined.
+  void update(at::ArrayRef<at::Tensor> flags, const at::Tensor& norm = {});
   void set_scale(double value);
   void set_scale(const at::Tensor& value);
 
@@ -39,15 +46,21 @@ class ScaleState {
   int64_t growth_tracker() const;      // sync: copies the scalar to the host
   int64_t hysteresis_tracker() const;  // sync: copies the scalar to the host
 
+  bool keeps_history() const { return records_.history.defined(); }
+  std::vector<StepRecord> history() const;  // sync: copies the ring to the host
+
   /// Replaces all three values, on the device too once it is known.
   void load(double scale, int64_t growth_tracker, int64_t hysteresis_tracker);
 
  private:
   void initialise(c10::Device device);
+  void refresh_inverse();
 
   ScaleRules rules_;
   ScaleTensors tensors_;
+  ScaleRecords records_;
   double init_scale_;
+  int64_t history_size_;
   int64_t init_growth_tracker_ = 0;
   int64_t init_hysteresis_tracker_ = rules_.hysteresis;
 };

@@ -1,18 +1,23 @@
 #pragma once
 
 #include <fastamp/export.h>
+#include <fastamp/scaler/reports.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceType.h>
 #include <torch/arg.h>
 #include <torch/optim/optimizer.h>
+#include <torch/ordered_dict.h>
 
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace fastamp {
+
+class GraphedStep;
 
 /// Options of a GradScaler; every setter returns the object, so that they can be chained.
 ///
@@ -37,6 +42,12 @@ struct FASTAMP_API GradScalerOptions {
   /// Number of overflows in a row that it takes to lower the scale; at least 1. Steps are skipped
   /// at every one of them.
   TORCH_ARG(int64_t, hysteresis) = 1;
+  /// Calls optim::fuse() on every torch::optim::SGD, Adam and AdamW that step() or a clip meets.
+  TORCH_ARG(bool, fuse) = false;
+  /// Leaves gradients scaled and unclipped after a fused step, which saves writing them.
+  TORCH_ARG(bool, keep_scaled_grads) = false;
+  /// Iterations that history() remembers, on the device; 0: none.
+  TORCH_ARG(int64_t, history_size) = 128;
 };
 
 /// What a scaler remembers between iterations. The first five fields are the entries of
@@ -58,9 +69,11 @@ struct GradScalerState {
 /// overflowed.
 ///
 /// One iteration is `scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update();`.
-/// The scale stays on the device: only step() (one flag per device) and the getters of values wait
-/// for it. Every refused call throws before anything is changed. One object must not be used by
-/// two threads at once; different objects are independent.
+/// The scale stays on the device. With an optimizer of fastamp::optim, or one that optim::fuse()
+/// was called on, the step is one fused pass that is skipped on the device, and nothing in an
+/// iteration waits for it; with any other, step() waits for one flag per device. Besides that, only
+/// what says so waits. Every refused call throws before anything is changed. One object must not be
+/// used by two threads at once; different objects are independent.
 ///
 /// Source: torch.amp.GradScaler (torch 2.11), whose trajectory it follows bit for bit; the
 /// differences are listed in docs/scaler.md.
@@ -89,14 +102,42 @@ class FASTAMP_API GradScaler {
   /// @note A sparse fp16 gradient is replaced by its coalesced form.
   void unscale_(torch::optim::Optimizer& optimizer);
 
-  /// Calls unscale_() unless that was done, then optimizer.step() if every gradient is finite.
+  /// Checks the gradients and steps unless one is inf or NaN.
+  ///
+  /// An optim::GatedOptimizer, such as those of fastamp::optim, checks them in a pass that writes
+  /// nothing; its step(), which is called in any case, then unscales, clips and updates in one
+  /// more, or skips on the device. A fused one (optim::fuse) is stepped likewise by
+  /// optim::fused_step(). Any other is unscaled, unless that was done, and its step() called if
+  /// every gradient is finite. Gradients are left unscaled and clipped.
   /// @param closure  Must be empty unless the scaler is disabled.
-  /// @returns What optimizer.step() returned, or nullopt if the step was skipped.
+  /// @returns What optimizer.step() returned; nullopt if it was not called. A gated or fused step
+  ///     always returns a value, on any device: whether it was skipped, step_was_skipped() tells.
   /// @throws c10::Error before scale(), if called twice in one iteration, with a closure, or if no
   ///     parameter has a gradient.
-  /// @note Waits for the device once per device that holds gradients.
+  /// @throws c10::ValueError for fp16 gradients, unless they are those of a GatedOptimizer that was
+  ///     not unscaled before.
+  /// @note Waits once per device that holds gradients, unless the optimizer is gated or fused.
   std::optional<at::Tensor> step(torch::optim::Optimizer& optimizer,
                                  const torch::optim::Optimizer::LossClosure& closure = nullptr);
+
+  /// Clips the gradients of an optimizer by the norm of all of them, after unscaling.
+  ///
+  /// For gated and fused optimizers the factor is applied within step(): until then gradients are
+  /// as they were. For others they are unscaled, if they are not yet, and clipped at once. The
+  /// 2-norm comes from the pass that checks the gradients.
+  /// @param max_norm   Largest norm that is left.
+  /// @param norm_type  Order of the norm; may be infinite. Orders but 2 cost a pass of their own.
+  /// @param error_if_nonfinite  Refuse a norm that is inf or NaN; waits for the device.
+  /// @returns the norm before clipping, a scalar tensor; 0 if there are no gradients.
+  /// @throws c10::Error before scale(), after step(), or for a norm that is not finite, if asked
+  /// to.
+  ///     Gradients are not clipped then.
+  at::Tensor clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm,
+                             double norm_type = 2.0, bool error_if_nonfinite = false);
+  /// Brings every element of the gradients within [-clip_value, clip_value], after unscaling and
+  /// after a clip_grad_norm_() that came before. When it happens is as with that.
+  /// @throws c10::Error before scale() or after step(); c10::ValueError if clip_value is negative.
+  void clip_grad_value_(torch::optim::Optimizer& optimizer, double clip_value);
 
   /// Ends an iteration: lowers the scale if an overflow was seen, raises it when it is due.
   /// @throws c10::Error if no gradients were checked since the last update().
@@ -109,6 +150,22 @@ class FASTAMP_API GradScaler {
   void update(const at::Tensor& new_scale);
 
   double get_scale() const;  ///< The scale; 1 when disabled. Waits for the device.
+  /// The scale after the last update() whose result has arrived; at most a few iterations old, and
+  /// exact on the CPU. Never waits. 1 when disabled.
+  double get_scale_async();
+  /// Whether the last iteration skipped the step of an optimizer. Complete after update(); waits
+  /// only if the device has not come that far.
+  bool step_was_skipped();
+  /// The same of one optimizer; false for one that was never stepped.
+  bool step_was_skipped(const torch::optim::Optimizer& optimizer);
+  /// Which gradients were not finite at the last skipped iteration. Waits for the device.
+  /// @param named_parameters  module->named_parameters(), where names come from.
+  OverflowReport overflow_report(
+      const torch::OrderedDict<std::string, at::Tensor>& named_parameters =
+          torch::OrderedDict<std::string, at::Tensor>());
+  /// The last iterations, oldest first. Waits for the device.
+  std::vector<StepRecord> history() const;
+
   double get_growth_factor() const;
   double get_backoff_factor() const;
   int64_t get_growth_interval() const;
@@ -132,6 +189,7 @@ class FASTAMP_API GradScaler {
   void load(torch::serialize::InputArchive& archive);
 
  private:
+  friend class GraphedStep;
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

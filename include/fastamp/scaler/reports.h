@@ -1,0 +1,41 @@
+#pragma once
+
+#include <fastamp/export.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace fastamp {
+
+/// One iteration in the history of a GradScaler.
+struct StepRecord {
+  int64_t step = 0;            ///< Number of the iteration, from 0.
+  double scale = 0.0;          ///< The scale that it used.
+  bool skipped = false;        ///< Whether a gradient was inf or NaN.
+  double norm = 0.0;           ///< 2-norm of all unscaled gradients before clipping; NaN: unknown.
+  int64_t growth_tracker = 0;  ///< Clean iterations since the scale last moved, after this one.
+};
+
+/// A parameter whose gradient was not finite.
+struct NonFiniteGradient {
+  std::string name;            ///< From the names given, else "parameter 3".
+  std::size_t index = 0;       ///< Position among all parameters of the optimizer, from 0.
+  std::vector<int64_t> shape;  ///< Of the parameter; empty too if it is gone.
+  int64_t inf = 0;             ///< Elements that were inf or -inf.
+  int64_t nan = 0;             ///< Elements that were NaN.
+};
+
+/// What was not finite at the last skipped iteration.
+struct FASTAMP_API OverflowReport {
+  int64_t step = -1;                         ///< As in StepRecord; -1: none was skipped.
+  double scale = 0.0;                        ///< The scale that it used.
+  std::vector<NonFiniteGradient> gradients;  ///< In the order of the optimizers' parameters.
+
+  explicit operator bool() const { return step >= 0; }
+  /// A sentence, and a line for each gradient.
+  std::string str() const;
+};
+
+}  // namespace fastamp

@@ -1,0 +1,167 @@
+// Clipping by GradScaler: at once, or put off to the step where the optimizer takes a gate.
+
+#include "scaler/grad_scaler_impl.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_clamp_max.h>
+#include <ATen/ops/_foreach_clamp_min.h>
+#include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+
+#include <cmath>
+#include <utility>
+
+namespace fastamp {
+
+using scaler::DeviceGradients;
+using scaler::OptimizerRecord;
+using scaler::Stage;
+
+namespace {
+
+/// torch's norm of any order: a norm of norms, on the first device.
+at::Tensor generic_norm(const std::vector<DeviceGradients>& gradients, double norm_type) {
+  std::vector<at::Tensor> norms;
+  for (const auto& group : gradients) {
+    for (const auto& norm : at::_foreach_norm(group.gradients, norm_type)) {
+      norms.push_back(
+          norm.to(gradients.front().device, group.any_double ? at::kDouble : at::kFloat));
+    }
+  }
+  return at::linalg_vector_norm(at::stack(norms), norm_type);
+}
+
+void clamp_now(const std::vector<DeviceGradients>& gradients, double clip_value) {
+  for (const auto& group : gradients) {
+    at::_foreach_clamp_min_(group.gradients, -clip_value);
+    at::_foreach_clamp_max_(group.gradients, clip_value);
+  }
+}
+
+void check_finite(const at::Tensor& norm, double norm_type) {
+  const double value = norm.item<double>();  // sync: asked for
+  TORCH_CHECK(std::isfinite(value), "clip_grad_norm_: expected a finite norm of order ", norm_type,
+              " with error_if_nonfinite, got ", value, ". The total norm is non-finite, so it ",
+              "cannot be clipped.");
+}
+
+}  // namespace
+
+at::Tensor GradScaler::Impl::norm_of(const std::vector<DeviceGradients>& gradients,
+                                     const OptimizerRecord* record, double norm_type) const {
+  if (norm_type != 2.0) {
+    return generic_norm(gradients, norm_type);
+  }
+  if (record != nullptr && record->pass && record->pass->has_norm() &&
+      record->pass->holds(gradients)) {
+    return record->pass->total_norm(at::kFloat);
+  }
+  for (const auto& group : gradients) {
+    if (group.any_double || !scaler::has_native_kernels(group.device.type())) {
+      return generic_norm(gradients, norm_type);
+    }
+  }
+  const auto device = at::TensorOptions(at::kFloat).device(gradients.front().device);
+  scaler::PassOptions how;
+  how.read_only = true;
+  return scaler::GradientPass(gradients, at::ones({}, device), at::zeros({}, device), how)
+      .total_norm(at::kFloat);
+}
+
+OptimizerRecord& GradScaler::Impl::begin_clipping(const char* function,
+                                                  torch::optim::Optimizer& optimizer) {
+  expect_scale(function);
+  TORCH_CHECK(stage_of(optimizer) != Stage::kStepped, function,
+              ": expected a call before step(), got one after it; ", function,
+              "() is being called after step().");
+  return record_of(optimizer);
+}
+
+void GradScaler::Impl::clip_now(torch::optim::Optimizer& optimizer, OptimizerRecord& record) {
+  const at::NoGradGuard no_grad;
+  if (record.stage == Stage::kReady) {
+    unscale(optimizer, record);
+  }
+  if (!record.clip_coef.defined() && !record.clip_value) {
+    return;
+  }
+  const auto gradients = gather(optimizer, record, /*allow_fp16=*/true);
+  if (record.clip_coef.defined()) {
+    scaler::multiply_(gradients, std::exchange(record.clip_coef, at::Tensor()));
+  }
+  if (record.clip_value) {
+    clamp_now(gradients, *std::exchange(record.clip_value, std::nullopt));
+  }
+}
+
+at::Tensor GradScaler::clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm,
+                                       double norm_type, bool error_if_nonfinite) {
+  const at::NoGradGuard no_grad;
+  OptimizerRecord unused;
+  const bool enabled = impl_->enabled;
+  auto& record = enabled ? impl_->begin_clipping("clip_grad_norm_", optimizer) : unused;
+  const bool put_off = enabled && impl_->folds(optimizer);
+  if (record.clip_coef.defined() || record.clip_value) {
+    impl_->clip_now(optimizer, record);
+  }
+  at::Tensor coefficient;
+  at::Tensor norm;
+  std::vector<DeviceGradients> gradients;
+  if (put_off && norm_type == 2.0 && impl_->check(optimizer, record, max_norm)) {
+    if (record.pass->devices().empty()) {
+      return at::zeros({});
+    }
+    norm = record.pass->total_norm(at::kFloat);
+    coefficient = record.pass->devices().front().clip_coef;
+  } else {
+    if (enabled && record.stage == Stage::kReady) {
+      impl_->unscale(optimizer, record);
+    }
+    gradients = impl_->gather(optimizer, record, /*allow_fp16=*/true);
+    if (gradients.empty()) {
+      return at::zeros({});
+    }
+    norm = impl_->norm_of(gradients, &record, norm_type);
+  }
+  if (error_if_nonfinite) {
+    check_finite(norm, norm_type);
+  }
+  if (!coefficient.defined()) {
+    coefficient = scaler::clip_coefficient(norm, max_norm);
+  }
+  if (put_off) {
+    record.clip_coef = coefficient.to(at::kFloat);
+  } else {
+    scaler::multiply_(gradients, coefficient);
+  }
+  if (norm_type == 2.0) {
+    record.norm = norm;
+  }
+  return norm;
+}
+
+void GradScaler::clip_grad_value_(torch::optim::Optimizer& optimizer, double clip_value) {
+  TORCH_CHECK_VALUE(clip_value >= 0.0, "clip_grad_value_: expected clip_value >= 0, got ",
+                    clip_value);
+  const at::NoGradGuard no_grad;
+  if (!impl_->enabled) {
+    OptimizerRecord unused;
+    clamp_now(impl_->gather(optimizer, unused, /*allow_fp16=*/true), clip_value);
+    return;
+  }
+  auto& record = impl_->begin_clipping("clip_grad_value_", optimizer);
+  if (record.clip_value) {
+    impl_->clip_now(optimizer, record);
+  }
+  record.clip_value = clip_value;
+  if (!impl_->folds(optimizer)) {
+    impl_->clip_now(optimizer, record);
+  }
+}
+
+}  // namespace fastamp

@@ -1,0 +1,63 @@
+#include "scaler/cuda_graph.h"
+
+#include <c10/util/Exception.h>
+
+#ifdef FASTAMP_WITH_CUDA
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#endif
+
+namespace fastamp::scaler {
+
+#ifdef FASTAMP_WITH_CUDA
+namespace {
+
+class CudaGraph final : public CapturedGraph {
+ public:
+  void capture(const std::function<void()>& work) {
+    graph_.capture_begin();
+    try {
+      work();
+    } catch (...) {
+      try {
+        graph_.capture_end();        // Else the stream stays in capture mode.
+      } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch): the first error counts
+      }
+      throw;
+    }
+    graph_.capture_end();
+  }
+  void replay() override { graph_.replay(); }
+
+ private:
+  at::cuda::CUDAGraph graph_;
+};
+
+}  // namespace
+
+std::unique_ptr<CapturedGraph> capture_graph(c10::Device device, const std::function<void()>& warm,
+                                             const std::function<void()>& work) {
+  const c10::cuda::CUDAGuard on_device(device);
+  auto graph = std::make_unique<CudaGraph>();
+  const auto outside = c10::cuda::getCurrentCUDAStream(device.index());
+  const auto side = c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index());
+  outside.synchronize();  // sync: once, before the first step
+  {
+    const c10::cuda::CUDAStreamGuard on_side(side);
+    warm();
+    side.synchronize();
+    graph->capture(work);
+  }
+  return graph;
+}
+#else
+std::unique_ptr<CapturedGraph> capture_graph(c10::Device device,
+                                             const std::function<void()>& /*warm*/,
+                                             const std::function<void()>& /*work*/) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "GraphedStep: expected inputs on the CPU in a build without ",
+                              "CUDA, got ", device);
+}
+#endif
+
+}  // namespace fastamp::scaler

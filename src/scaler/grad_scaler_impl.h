@@ -1,0 +1,62 @@
+#pragma once
+
+#include "scaler/scale_state.h"
+#include "scaler/step_notes.h"
+
+#include <fastamp/optim/step_gate.h>
+#include <fastamp/scaler/grad_scaler.h>
+
+#include <unordered_map>
+#include <vector>
+
+namespace fastamp {
+
+/// The parts of GradScaler: scale and options here, unscaling and stepping in optimizer_steps.cpp,
+/// clipping in clipping.cpp.
+struct GradScaler::Impl {
+  explicit Impl(const GradScalerOptions& given);
+
+  void expect_scale(const char* function) const;
+
+  scaler::OptimizerRecord& record_of(const torch::optim::Optimizer& optimizer);
+  // Looks without inserting, so that a refused call leaves no entry behind.
+  scaler::Stage stage_of(const torch::optim::Optimizer& optimizer) const;
+
+  /// The gradients as they are now. With allow_fp16 false, fp16 ones are refused.
+  std::vector<scaler::DeviceGradients> gather(torch::optim::Optimizer& optimizer,
+                                              scaler::OptimizerRecord& record, bool allow_fp16);
+  void unscale(torch::optim::Optimizer& optimizer, scaler::OptimizerRecord& record);
+  /// Checks scaled gradients without writing them, unless that was done and still holds.
+  /// @returns false if they are, or have to be, unscaled in place.
+  bool check(torch::optim::Optimizer& optimizer, scaler::OptimizerRecord& record,
+             std::optional<double> max_norm);
+  /// Whether a step of this optimizer goes through a gate; fuses it first if that is asked for.
+  bool takes_gate(torch::optim::Optimizer& optimizer);
+  /// Whether clipping may be put off to the step: a sparse gradient is stepped as a dense copy.
+  bool folds(torch::optim::Optimizer& optimizer);
+  void step_through_gate(torch::optim::Optimizer& optimizer, scaler::OptimizerRecord& record,
+                         std::optional<at::Tensor>& result);
+  std::optional<at::Tensor> step_if_finite(torch::optim::Optimizer& optimizer,
+                                           scaler::OptimizerRecord& record);
+  /// Does at once what was put off to the step: unscales, clips by norm, clips by value.
+  void clip_now(torch::optim::Optimizer& optimizer, scaler::OptimizerRecord& record);
+  scaler::OptimizerRecord& begin_clipping(const char* function, torch::optim::Optimizer& optimizer);
+  at::Tensor norm_of(const std::vector<scaler::DeviceGradients>& gradients,
+                     const scaler::OptimizerRecord* record, double norm_type) const;
+
+  void update();
+  void finish_iteration(const std::vector<scaler::Outcome>& outcomes);
+  /// The norm over all optimizers of this iteration; undefined if one's is not known.
+  at::Tensor iteration_norm() const;
+
+  GradScalerOptions options;
+  bool enabled;
+  scaler::ScaleState state;
+  scaler::StepNotes notes;
+  std::unordered_map<const torch::optim::Optimizer*, scaler::RecordPointer> records;
+  /// While a CUDA graph is captured nothing is read back; each replay has these to read.
+  bool capturing = false;
+  std::vector<scaler::Outcome> captured;
+};
+
+}  // namespace fastamp

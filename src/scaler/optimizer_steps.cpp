@@ -1,0 +1,248 @@
+// How GradScaler unscales, checks and steps an optimizer.
+
+#include "scaler/grad_scaler_impl.h"
+
+#include <fastamp/optim/fuse.h>
+#include <fastamp/optim/gated_optimizer.h>
+
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+namespace fastamp {
+
+using optim::GatedOptimizer;
+using scaler::DeviceGradients;
+using scaler::GradientPass;
+using scaler::OptimizerRecord;
+using scaler::Stage;
+
+namespace {
+
+bool has_sparse(torch::optim::Optimizer& optimizer) {
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      const at::Tensor& gradient = parameter.unsafeGetTensorImpl()->grad();
+      if (gradient.defined() && gradient.is_sparse()) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+bool readable(const std::vector<DeviceGradients>& gradients) {
+  for (const auto& group : gradients) {
+    if (group.any_double || !scaler::has_native_kernels(group.device.type())) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/// Gives the gate to an optimizer for one step and takes it back if the step throws.
+class GateForOneStep {
+ public:
+  GateForOneStep(GatedOptimizer& optimizer, const optim::StepGate& gate) : optimizer_(optimizer) {
+    optimizer_.set_gate(gate);
+  }
+  ~GateForOneStep() { optimizer_.clear_gate(); }
+  GateForOneStep(const GateForOneStep&) = delete;
+  GateForOneStep& operator=(const GateForOneStep&) = delete;
+
+ private:
+  GatedOptimizer& optimizer_;
+};
+
+}  // namespace
+
+OptimizerRecord& GradScaler::Impl::record_of(const torch::optim::Optimizer& optimizer) {
+  auto& record = records[&optimizer];
+  if (record == nullptr) {
+    record = std::make_shared<OptimizerRecord>();
+  }
+  return *record;
+}
+
+Stage GradScaler::Impl::stage_of(const torch::optim::Optimizer& optimizer) const {
+  const auto found = records.find(&optimizer);
+  return found == records.end() ? Stage::kReady : found->second->stage;
+}
+
+std::vector<DeviceGradients> GradScaler::Impl::gather(torch::optim::Optimizer& optimizer,
+                                                      OptimizerRecord& record, bool allow_fp16) {
+  scaler::GradientGroups groups(allow_fp16);
+  groups.coalesce_sparse();  // The norm is that of the sums.
+  std::size_t position = 0;
+  for (const auto& group : optimizer.param_groups()) {
+    groups.reserve(group.params().size());
+    for (const auto& parameter : group.params()) {
+      auto* const impl = parameter.unsafeGetTensorImpl();
+      if (position == record.parameters.size()) {
+        record.parameters.emplace_back(parameter.getIntrusivePtr());
+      } else if (record.parameters[position]._unsafe_get_target() != impl) {
+        record.parameters[position] = scaler::WeakTensor(parameter.getIntrusivePtr());
+      }
+      ++position;
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          groups.add(parameter) == scaler::GradientGroups::Taken::kYes,
+          "unscale_: expected gradients that are plain tensors, got a Python tensor subclass; use "
+          "the Python GradScaler for it.");
+    }
+  }
+  return groups.release();
+}
+
+void GradScaler::Impl::unscale(torch::optim::Optimizer& optimizer, OptimizerRecord& record) {
+  auto gradients = gather(optimizer, record, /*allow_fp16=*/false);
+  scaler::PassOptions how;
+  how.memory = &record.memory;
+  record.pass.emplace(std::move(gradients), state.inv_scale(),
+                      scaler::new_flag(state.scale_tensor()), how);
+  record.read_only = false;
+  record.stage = Stage::kUnscaled;
+}
+
+bool GradScaler::Impl::check(torch::optim::Optimizer& optimizer, OptimizerRecord& record,
+                             std::optional<double> max_norm) {
+  if (record.stage != Stage::kReady || has_sparse(optimizer)) {
+    return false;
+  }
+  auto gradients = gather(optimizer, record, /*allow_fp16=*/true);
+  if (!readable(gradients)) {
+    return false;
+  }
+  if (!max_norm && record.pass && record.read_only && record.pass->holds(gradients)) {
+    return true;
+  }
+  scaler::PassOptions how;
+  how.read_only = true;
+  how.max_norm = max_norm;
+  how.memory = &record.memory;
+  record.pass.emplace(std::move(gradients), state.inv_scale(),
+                      scaler::new_flag(state.scale_tensor()), how);
+  record.read_only = true;
+  return true;
+}
+
+bool GradScaler::Impl::folds(torch::optim::Optimizer& optimizer) {
+  return takes_gate(optimizer) && !has_sparse(optimizer);
+}
+
+bool GradScaler::Impl::takes_gate(torch::optim::Optimizer& optimizer) {
+  if (dynamic_cast<GatedOptimizer*>(&optimizer) != nullptr) {
+    return true;
+  }
+  if (options.fuse() && !optim::is_fused(optimizer)) {
+    auto& record = record_of(optimizer);
+    if (!std::exchange(record.fuse_tried, true) && optim::can_fuse(optimizer)) {
+      optim::fuse(optimizer);
+    }
+  }
+  return optim::is_fused(optimizer);
+}
+
+void GradScaler::Impl::step_through_gate(torch::optim::Optimizer& optimizer,
+                                         OptimizerRecord& record,
+                                         std::optional<at::Tensor>& result) {
+  optim::StepGate gate;
+  const bool fresh = record.stage == Stage::kReady;
+  if (fresh && check(optimizer, record, std::nullopt)) {
+    gate.inv_scale = state.inv_scale();
+  } else if (fresh) {
+    clip_now(optimizer,
+             record);  // Sparse gradients are clipped in place: a step sees dense copies.
+  }
+  const auto flags = record.flags();
+  if (flags.empty() && fresh) {
+    record.start_iteration();  // A refused call takes its own unscaling back.
+  }
+  TORCH_CHECK(
+      !flags.empty(),
+      "step: expected an optimizer with at least one gradient, got none. No inf checks were "
+      "recorded for this optimizer.");
+  gate.found_inf = scaler::combine_flags(flags, flags.front().device());
+  if (record.clip_coef.defined()) {
+    gate.clip_coef = record.clip_coef;
+  }
+  gate.clip_value = record.clip_value;
+  gate.write_grads = !options.keep_scaled_grads();
+  if (auto* gated = dynamic_cast<GatedOptimizer*>(&optimizer)) {
+    const GateForOneStep scope(*gated, gate);
+    result = optimizer.step();
+  } else {
+    optim::fused_step(optimizer, gate);
+    result.emplace();
+  }
+  record.stage = Stage::kStepped;
+  record.pass->forget();
+}
+
+std::optional<at::Tensor> GradScaler::Impl::step_if_finite(torch::optim::Optimizer& optimizer,
+                                                           OptimizerRecord& record) {
+  const bool fresh = record.stage == Stage::kReady;
+  if (fresh) {
+    unscale(optimizer, record);
+  }
+  const auto flags = record.flags();
+  if (flags.empty() && fresh) {
+    record.start_iteration();
+  }
+  TORCH_CHECK(
+      !flags.empty(),
+      "step: expected an optimizer with at least one gradient, got none. No inf checks were "
+      "recorded for this optimizer.");
+  bool finite = true;
+  for (const auto& flag : flags) {
+    finite = finite && flag.item<float>() == 0.0F;  // sync: the host decides on the step
+  }
+  std::optional<at::Tensor> result;
+  if (finite) {
+    result = optimizer.step();
+  }
+  record.stage = Stage::kStepped;
+  record.pass->forget();
+  return result;
+}
+
+void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
+  if (!impl_->enabled) {
+    return;
+  }
+  impl_->expect_scale("unscale_");
+  const auto stage = impl_->stage_of(optimizer);
+  TORCH_CHECK(
+      stage != Stage::kUnscaled,
+      "unscale_: expected one call per optimizer and iteration, got a second one; unscale_() "
+      "has already been called on this optimizer since the last update().");
+  TORCH_CHECK(
+      stage != Stage::kStepped,
+      "unscale_: expected a call before step(), got one after it; unscale_() is being called "
+      "after step().");
+  auto& record = impl_->record_of(optimizer);
+  impl_->unscale(optimizer, record);
+  impl_->clip_now(optimizer, record);  // Whoever unscales wants to see the gradients.
+}
+
+std::optional<at::Tensor> GradScaler::step(torch::optim::Optimizer& optimizer,
+                                           const torch::optim::Optimizer::LossClosure& closure) {
+  if (!impl_->enabled) {
+    return optimizer.step(closure);
+  }
+  TORCH_CHECK(!closure,
+              "step: expected no closure while the scaler is enabled, got one. Closure use "
+              "is not currently supported if GradScaler is enabled.");
+  impl_->expect_scale("step");
+  TORCH_CHECK(impl_->stage_of(optimizer) != Stage::kStepped,
+              "step: expected one call per optimizer and iteration, got a second one; step() has "
+              "already been called since the last update().");
+  auto& record = impl_->record_of(optimizer);
+  if (!impl_->takes_gate(optimizer)) {
+    return impl_->step_if_finite(optimizer, record);
+  }
+  std::optional<at::Tensor> result;
+  impl_->step_through_gate(optimizer, record, result);
+  return result;
+}
+
+}  // namespace fastamp

@@ -1,0 +1,68 @@
+// Replays of a captured step beside the same step run eagerly.
+
+#include "optim/helpers.h"
+#include "support/catch.h"
+
+#include <fastamp/optim/adamw.h>
+#include <fastamp/scaler/graphed_step.h>
+
+#include <ATen/ops/mse_loss.h>
+#include <torch/optim/schedulers/step_lr.h>
+
+#include <limits>
+
+using namespace fastamp::test;  // NOLINT(google-build-using-namespace): a test's own helpers
+using fastamp::GradScaler;
+using fastamp::GradScalerOptions;
+using fastamp::GraphedStep;
+using fastamp::GraphedStepOptions;
+using fastamp::optim::AdamW;
+
+namespace {
+
+const auto kOptions = at::TensorOptions(at::kFloat).device(at::kCUDA);
+
+std::vector<at::Tensor> batch() {
+  return {at::randn({8, 4}, kOptions), at::randn({8, 3}, kOptions)};
+}
+
+}  // namespace
+
+TEST_CASE("GraphedStep: replays move parameters, scale and history as eager steps do", "[cuda]") {
+  Params params{at::randn({4, 3}, kOptions).requires_grad_(true)};
+  auto reference = copy_of(params);
+  const auto before = copy_of(params);
+  AdamW optimizer(params, {1e-2});
+  AdamW eager(reference, {1e-2});
+  torch::optim::StepLR schedule(optimizer, 3, 0.5);
+  torch::optim::StepLR eager_schedule(eager, 3, 0.5);
+  GradScaler scaler(GradScalerOptions().init_scale(256.0).growth_interval(4));
+  GradScaler eager_scaler(GradScalerOptions().init_scale(256.0).growth_interval(4));
+  const auto loss_of = [](const Params& weights, const std::vector<at::Tensor>& inputs) {
+    return at::mse_loss(inputs[0].mm(weights[0]), inputs[1]);
+  };
+  GraphedStep step([&](const auto& inputs) { return loss_of(params, inputs); }, optimizer, scaler,
+                   batch(), GraphedStepOptions().max_norm(0.5));
+  REQUIRE(step.is_graphed());
+  REQUIRE(equal(params, before));
+  for (int i = 0; i < 20; ++i) {
+    auto inputs = batch();
+    const bool overflow = i % 7 == 5;
+    if (overflow) {
+      inputs[0][0][0] = std::numeric_limits<float>::infinity();
+    }
+    step(inputs);
+    schedule.step();
+    eager.zero_grad();
+    eager_scaler.scale(loss_of(reference, inputs)).backward();
+    eager_scaler.clip_grad_norm_(eager, 0.5);
+    eager_scaler.step(eager);
+    eager_scaler.update();
+    eager_schedule.step();
+    REQUIRE(difference(params, reference) <= 8.0);
+    REQUIRE(scaler.get_scale() == eager_scaler.get_scale());
+    REQUIRE(scaler.step_was_skipped() == overflow);
+  }
+  CHECK(scaler.history().size() == 20);
+  CHECK(scaler.overflow_report().gradients.size() == 1);
+}
