@@ -18,26 +18,48 @@ struct AdamStep {
 
   const std::vector<AdamGroup>& groups;
 
-  Adam element(const DenseEntry& entry) const {
-    return Adam::at(groups[entry.group], *static_cast<const float*>(entry.pointers[kStep]));
+  Adam element(std::size_t group, float steps) const { return Adam::at(groups[group], steps); }
+
+  template <bool kWrites>
+  static FASTAMP_HOST_DEVICE void loop(const Adam& adam, const StepGate& gate, float* grad,
+                                       float* weight, float* const* moments, std::int64_t n) {
+    moments[2] != nullptr ? by_decay<kWrites, true>(adam, gate, grad, weight, moments, n)
+                          : by_decay<kWrites, false>(adam, gate, grad, weight, moments, n);
   }
 
-  static FASTAMP_HOST_DEVICE void loop(const Adam& adam, const float* __restrict grad,
-                                       float* __restrict weight, float* const* moments,
-                                       std::int64_t n) {
+ private:
+  // The modes become constants one by one: with choices left in the loop it stays scalar.
+  template <bool kWrites, bool kAmsgrad>
+  static FASTAMP_HOST_DEVICE void by_decay(const Adam& adam, const StepGate& gate, float* grad,
+                                           float* weight, float* const* moments, std::int64_t n) {
+    adam.modes.couples ? by_end<kWrites, kAmsgrad, true>(adam, gate, grad, weight, moments, n)
+                       : by_end<kWrites, kAmsgrad, false>(adam, gate, grad, weight, moments, n);
+  }
+
+  template <bool kWrites, bool kAmsgrad, bool kCouples>
+  static FASTAMP_HOST_DEVICE void by_end(const Adam& adam, const StepGate& gate, float* grad,
+                                         float* weight, float* const* moments, std::int64_t n) {
+    adam.modes.near ? run<kWrites, kAmsgrad, kCouples, true>(adam, gate, grad, weight, moments[0],
+                                                             moments[1], moments[2], n)
+                    : run<kWrites, kAmsgrad, kCouples, false>(adam, gate, grad, weight, moments[0],
+                                                              moments[1], moments[2], n);
+  }
+
+  template <bool kWrites, bool kAmsgrad, bool kCouples, bool kNear>
+  static FASTAMP_HOST_DEVICE void run(const Adam& adam, const StepGate& gate,
+                                      float* __restrict grad, float* __restrict weight,
+                                      float* __restrict first, float* __restrict second,
+                                      float* __restrict greatest, std::int64_t n) {
     const Adam constants = adam;
-    float* __restrict first = moments[0];
-    float* __restrict second = moments[1];
-    float* __restrict greatest = moments[2];
-    if (greatest == nullptr) {
-      float unused = 0.0F;
-      for (std::int64_t i = 0; i < n; ++i) {
-        constants.step<false>(grad[i], weight[i], first[i], second[i], unused);
+    const StepGate through = gate;
+    float unused = 0.0F;
+    for (std::int64_t i = 0; i < n; ++i) {
+      const float g = through(grad[i]);
+      if constexpr (kWrites) {
+        grad[i] = g;
       }
-    } else {
-      for (std::int64_t i = 0; i < n; ++i) {
-        constants.step<true>(grad[i], weight[i], first[i], second[i], greatest[i]);
-      }
+      constants.step({kAmsgrad, kCouples, kNear}, g, weight[i], first[i], second[i],
+                     kAmsgrad ? greatest[i] : unused);
     }
   }
 };

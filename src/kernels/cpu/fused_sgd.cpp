@@ -18,24 +18,43 @@ struct SgdStep {
 
   const std::vector<SgdGroup>& groups;
 
-  Sgd element(const DenseEntry& entry) const {
-    const auto* steps = static_cast<const float*>(entry.pointers[kStep]);
-    return Sgd::at(groups[entry.group], steps == nullptr ? 0.0F : *steps);
+  Sgd element(std::size_t group, float steps) const { return Sgd::at(groups[group], steps); }
+
+  template <bool kWrites>
+  static FASTAMP_HOST_DEVICE void loop(const Sgd& sgd, const StepGate& gate, float* grad,
+                                       float* weight, float* const* moments, std::int64_t n) {
+    moments[0] == nullptr ? plain<kWrites>(sgd, gate, grad, weight, n)
+                          : with_momentum<kWrites>(sgd, gate, grad, weight, moments[0], n);
   }
 
-  static FASTAMP_HOST_DEVICE void loop(const Sgd& sgd, const float* __restrict grad,
-                                       float* __restrict weight, float* const* moments,
-                                       std::int64_t n) {
+ private:
+  template <bool kWrites>
+  static FASTAMP_HOST_DEVICE void plain(const Sgd& sgd, const StepGate& gate,
+                                        float* __restrict grad, float* __restrict weight,
+                                        std::int64_t n) {
     const Sgd constants = sgd;
-    float* __restrict buffer = moments[0];
-    if (buffer == nullptr) {
-      for (std::int64_t i = 0; i < n; ++i) {
-        constants(grad[i], weight[i]);
+    const StepGate through = gate;
+    for (std::int64_t i = 0; i < n; ++i) {
+      const float g = through(grad[i]);
+      if constexpr (kWrites) {
+        grad[i] = g;
       }
-    } else {
-      for (std::int64_t i = 0; i < n; ++i) {
-        constants(grad[i], weight[i], buffer[i]);
+      constants(g, weight[i]);
+    }
+  }
+
+  template <bool kWrites>
+  static FASTAMP_HOST_DEVICE void with_momentum(const Sgd& sgd, const StepGate& gate,
+                                                float* __restrict grad, float* __restrict weight,
+                                                float* __restrict buffer, std::int64_t n) {
+    const Sgd constants = sgd;
+    const StepGate through = gate;
+    for (std::int64_t i = 0; i < n; ++i) {
+      const float g = through(grad[i]);
+      if constexpr (kWrites) {
+        grad[i] = g;
       }
+      constants(g, weight[i], buffer[i]);
     }
   }
 };

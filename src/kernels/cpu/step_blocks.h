@@ -4,9 +4,14 @@
 // level, hands fp32 arrays to an op's loop and writes back what is stored narrower.
 //
 // An op is a struct with
-//   Element element(const DenseEntry&) const;      constants of one parameter
-//   static void loop(const Element&, const float* grad, float* weight, float* const* moments,
-//                    std::int64_t n);               FASTAMP_HOST_DEVICE; vectorised by the compiler
+//   Element element(std::size_t group, float steps) const;
+//                                                   constants of a parameter of that group that has
+//                                                   seen that many steps
+//   template <bool kWrites> static void loop(const Element&, const StepGate&, float* grad,
+//                                            float* weight, float* const* moments, std::int64_t n);
+//                                                   FASTAMP_HOST_DEVICE; vectorised by the
+//                                                   compiler; sends gradients through the gate, and
+//                                                   leaves them so if kWrites
 // Results do not depend on threads, cuts or instruction set: each element is on its own.
 
 #include "kernels/cpu/copies.h"
@@ -17,6 +22,7 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 namespace fastamp::kernels::cpu {
@@ -85,14 +91,16 @@ FASTAMP_HOST_DEVICE void step_block(const BlockGate& call, const typename Op::El
   alignas(64) float converted[3][kStepBlock];
   const auto& at = entry.pointers;
   const Storage grad_storage = entry.tag.of(kGradBits);
-  const float* raw = load_block<Convert>(at[kGrad], grad_storage, begin, n, grads);
-  for (std::int64_t i = 0; i < n; ++i) {
-    grads[i] = call.gate(raw[i]);
-  }
-  if (call.write_grads && call.gate.rewrites()) {
-    store_block<Convert>(grads, at[kGrad], grad_storage, begin, n);
-  }
+  float* grad = load_block<Convert>(at[kGrad], grad_storage, begin, n, grads);
+  const bool writes = call.write_grads && call.gate.rewrites();
   if (call.gate.skip) {
+    if (writes) {
+      const StepGate gate = call.gate;
+      for (std::int64_t i = 0; i < n; ++i) {
+        grad[i] = gate(grad[i]);
+      }
+      store_block<Convert>(grad, at[kGrad], grad_storage, begin, n);
+    }
     return;
   }
   const Storage storage = entry.tag.of(kMomentBits);
@@ -110,7 +118,12 @@ FASTAMP_HOST_DEVICE void step_block(const BlockGate& call, const typename Op::El
       follow_params<Convert>(weight, static_cast<const c10::BFloat16*>(at[kHalf]) + begin, n);
     }
   }
-  Op::loop(element, grads, weight, moments, n);
+  if (writes) {
+    Op::template loop<true>(element, call.gate, grad, weight, moments, n);
+    store_block<Convert>(grad, at[kGrad], grad_storage, begin, n);
+  } else {
+    Op::template loop<false>(element, call.gate, grad, weight, moments, n);
+  }
   for (std::size_t m = 0; m < 3; ++m) {
     if (at[kFirst + m] != nullptr && storage != Storage::kFloat) {
       store_block<Convert>(moments[m], at[kFirst + m], storage, begin, n);
@@ -137,6 +150,31 @@ template <typename Op>
 using StepFn = void(const BlockGate&, const typename Op::Element&, const DenseEntry&, std::int64_t,
                     std::int64_t);
 
+/// Constants of the parameter at hand: those of the one before where group and step count are the
+/// same, since powers in fp64 cost more than the step of a small parameter.
+template <typename Op>
+class Elements {
+ public:
+  explicit Elements(const Op& op) : op_(op) {}
+
+  const typename Op::Element& at(const DenseEntry& entry) {
+    const auto* count = static_cast<const float*>(entry.pointers[kStep]);
+    const float steps = count == nullptr ? 0.0F : *count;
+    if (!element_ || entry.group != group_ || steps != steps_) {
+      element_ = op_.element(entry.group, steps);
+      group_ = entry.group;
+      steps_ = steps;
+    }
+    return *element_;
+  }
+
+ private:
+  const Op& op_;
+  std::optional<typename Op::Element> element_;
+  std::size_t group_ = 0;
+  float steps_ = 0.0F;
+};
+
 /// Runs the op over all entries and advances the step counters unless the step is skipped.
 template <typename Op>
 void run_step(const Op& op, const DenseStep& step, const BlockGate& call) {
@@ -150,8 +188,9 @@ void run_step(const Op& op, const DenseStep& step, const BlockGate& call) {
   auto* const run = best_copy<StepBody<Op>, StepFn<Op>>();
   const Line line(numels);
   const auto work = [&](std::int64_t begin, std::int64_t end) {
+    Elements<Op> elements{op};
     line.visit(begin, end, [&](std::size_t i, std::int64_t first, std::int64_t last) {
-      run(call, op.element(step.entries[i]), step.entries[i], first, last);
+      run(call, elements.at(step.entries[i]), step.entries[i], first, last);
     });
   };
   if (total <= kStepThreadsNumel) {

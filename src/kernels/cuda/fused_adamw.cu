@@ -26,11 +26,7 @@ struct AdamOp {
   }
   static __device__ __forceinline__ void apply(const Adam& adam, float grad, float& weight,
                                                float* moments) {
-    if (adam.amsgrad) {
-      adam.step<true>(grad, weight, moments[0], moments[1], moments[2]);
-    } else {
-      adam.step<false>(grad, weight, moments[0], moments[1], moments[2]);
-    }
+    adam.step(adam.modes, grad, weight, moments[0], moments[1], moments[2]);
   }
 };
 

@@ -20,10 +20,19 @@ struct AdamGroup {
   bool maximize;
 };
 
+/// Which of its branches a step takes; known to the compiler where a loop is to be vectorised.
+struct AdamModes {
+  bool amsgrad;
+  bool couples;  ///< Weight decay goes through the gradient.
+  bool near;     ///< The first moment is nearer to its old value than to the gradient.
+};
+
 /// One element of a step: fastamp/ops/fused_steps.h, fused_adamw_. Constants are taken in fp64 and
-/// rounded once, as torch's are.
+/// rounded once, as torch's are. Factors of 1 and -1 stand in for what is not asked for: they
+/// change no bit.
 struct Adam {
-  float lerp_weight;  ///< 1 - beta1.
+  float sign;         ///< -1 to maximize.
+  float lerp_weight;  ///< 1 - beta1, from the nearer end: so weights of 0 and 1 are exact.
   float beta2;
   float square_weight;  ///< 1 - beta2.
   float eps;
@@ -31,9 +40,7 @@ struct Adam {
   float kept;  ///< Of a weight that decays by itself.
   float minus_step_size;
   float correction2_sqrt;
-  bool decoupled;
-  bool amsgrad;
-  bool maximize;
+  AdamModes modes;
 
   /// `steps` is what the moments have seen before this step.
   static FASTAMP_HOST_DEVICE Adam at(const AdamGroup& group, float steps) {
@@ -41,33 +48,34 @@ struct Adam {
     const double t = static_cast<double>(steps) + 1.0;
     const double correction1 = 1.0 - std::pow(group.beta1, t);
     const double correction2 = 1.0 - std::pow(group.beta2, t);
-    return {static_cast<float>(1.0 - group.beta1),
+    const auto lerp_weight = static_cast<float>(1.0 - group.beta1);
+    const auto weight_decay = static_cast<float>(group.weight_decay);
+    const bool near = lerp_weight < 0.5F;
+    const bool decays = weight_decay != 0.0F;
+    return {group.maximize ? -1.0F : 1.0F,
+            near ? lerp_weight : lerp_weight - 1.0F,
             static_cast<float>(group.beta2),
             static_cast<float>(1.0 - group.beta2),
             static_cast<float>(group.eps),
-            static_cast<float>(group.weight_decay),
-            static_cast<float>(1.0 - lr * group.weight_decay),
+            weight_decay,
+            decays && group.decoupled ? static_cast<float>(1.0 - lr * group.weight_decay) : 1.0F,
             static_cast<float>(-(lr / correction1)),
             static_cast<float>(std::sqrt(correction2)),
-            group.decoupled,
-            group.amsgrad,
-            group.maximize};
+            {group.amsgrad, decays && !group.decoupled, near}};
   }
 
   /// `greatest` is read and written with amsgrad only.
-  template <bool kAmsgrad>
-  FASTAMP_HOST_DEVICE void step(float grad, float& weight, float& first, float& second,
-                                float& greatest) const {
-    grad = maximize ? -grad : grad;
-    const bool decays = weight_decay != 0.0F;
-    const float shrunk = weight * kept;
-    weight = decays && decoupled ? shrunk : weight;
-    const float coupled = fused(weight, weight_decay, grad);
-    grad = decays && !decoupled ? coupled : grad;
-    first = lerp(first, grad);
+  FASTAMP_HOST_DEVICE void step(AdamModes mode, float grad, float& weight, float& first,
+                                float& second, float& greatest) const {
+    grad = grad * sign;
+    weight = weight * kept;
+    if (mode.couples) {
+      grad = fused(weight, weight_decay, grad);
+    }
+    first = fused(lerp_weight, grad - first, mode.near ? first : grad);
     second = fused(square_weight * grad, grad, second * beta2);
     float scale = second;
-    if constexpr (kAmsgrad) {
+    if (mode.amsgrad) {
       // A NaN stays, as in torch's maximum.
       const float larger = greatest > second ? greatest : second;
       greatest = greatest != greatest ? greatest : larger;
@@ -75,13 +83,6 @@ struct Adam {
     }
     const float denominator = std::sqrt(scale) / correction2_sqrt + eps;
     weight = weight + minus_step_size * first / denominator;
-  }
-
- private:
-  /// torch's lerp: from the nearer end, so that weights of 0 and 1 are exact.
-  FASTAMP_HOST_DEVICE float lerp(float from, float to) const {
-    const bool near = lerp_weight < 0.5F;
-    return fused(near ? lerp_weight : lerp_weight - 1.0F, to - from, near ? from : to);
   }
 };
 

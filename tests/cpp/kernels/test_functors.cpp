@@ -1,5 +1,6 @@
 // Element arithmetic on its own: what counts as non-finite, and the scale rule on its edges.
 
+#include "kernels/functors/scale_record.h"
 #include "kernels/functors/unscale.h"
 #include "kernels/functors/update_scale.h"
 #include "support/catch.h"
@@ -9,6 +10,8 @@
 #include <limits>
 
 using fastamp::kernels::is_non_finite;
+using fastamp::kernels::NonFinite;
+using fastamp::kernels::ScaleUpdate;
 using fastamp::kernels::Unscale;
 using fastamp::kernels::UpdateScale;
 
@@ -111,4 +114,39 @@ TEST_CASE("functors: a growth tracker at its maximum wraps", "[kernels]") {
   step(rule(), state, 0.0F);
   CHECK(state.tracker == std::numeric_limits<std::int32_t>::min());
   CHECK(state.scale == 8.0F);
+}
+
+TEST_CASE("functors: inf and NaN are counted apart", "[kernels]") {
+  NonFinite count;
+  for (const float value : {1.0F, INFINITY, -INFINITY, NAN, -NAN, 0.0F, -INFINITY}) {
+    count.count(value);
+  }
+  CHECK(count.inf == 3);
+  CHECK(count.nan == 2);
+}
+
+TEST_CASE("functors: history is a ring, whatever its counter holds", "[kernels]") {
+  float rows[3][4] = {};
+  std::int64_t count = -1;  // as if loaded from somewhere
+  const double norm = 2.5;
+  float scale = 8.0F;
+  std::int32_t tracker = 2;
+  float inv_scale = 0.0F;
+  const float found_inf = 0.0F;
+  const ScaleUpdate update{rule(),
+                           &scale,
+                           &tracker,
+                           nullptr,
+                           &found_inf,
+                           &inv_scale,
+                           {&rows[0][0], 3, &count, nullptr, &norm}};
+  const auto row = static_cast<std::uint64_t>(count) % 3;
+  update();
+  CHECK(count == 0);
+  CHECK(rows[row][0] == 8.0F);
+  CHECK(rows[row][1] == 0.0F);
+  CHECK(rows[row][2] == 2.5F);
+  CHECK(rows[row][3] == 0.0F);
+  CHECK(scale == 16.0F);
+  CHECK(inv_scale == 0.0625F);
 }

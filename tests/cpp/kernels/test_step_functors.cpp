@@ -66,7 +66,7 @@ TEST_CASE("step: Adam's first step is lr in the direction of the gradient", "[ke
     float first = 0.0F;
     float second = 0.0F;
     float unused = 0.0F;
-    Adam::at(adam_group(), 0.0F).step<false>(grad, weight, first, second, unused);
+    Adam::at(adam_group(), 0.0F).step({false, false, true}, grad, weight, first, second, unused);
     CHECK(weight == Approx(1.0 - std::copysign(0.5, grad)).margin(1e-4));
   }
 }
@@ -76,13 +76,13 @@ TEST_CASE("step: amsgrad keeps the greatest second moment, and a NaN", "[kernels
   float first = 0.0F;
   float second = 0.0F;
   float greatest = 7.0F;
-  Adam::at(adam_group(), 3.0F).step<true>(1.0F, weight, first, second, greatest);
+  Adam::at(adam_group(), 3.0F).step({true, false, true}, 1.0F, weight, first, second, greatest);
   CHECK(greatest == 7.0F);
   greatest = 0.0F;
-  Adam::at(adam_group(), 3.0F).step<true>(1.0F, weight, first, second, greatest);
+  Adam::at(adam_group(), 3.0F).step({true, false, true}, 1.0F, weight, first, second, greatest);
   CHECK(greatest == second);
   greatest = NAN;
-  Adam::at(adam_group(), 3.0F).step<true>(1.0F, weight, first, second, greatest);
+  Adam::at(adam_group(), 3.0F).step({true, false, true}, 1.0F, weight, first, second, greatest);
   CHECK(std::isnan(greatest));
 }
 
@@ -93,6 +93,63 @@ TEST_CASE("step: a master counts unless its parameter was written since", "[kern
   CHECK(std::isnan(current_weight(master, 1.0F, NAN)));
   CHECK(std::isnan(current_weight(NAN, NAN, NAN)));
   CHECK(current_weight(NAN, NAN, 2.0F) == 2.0F);
+}
+
+TEST_CASE("step: a gradient is clamped last, and a NaN is not", "[kernels]") {
+  const float half = 0.5F;
+  const auto gate = GateArgs{&half, &half, nullptr, 2.0F, true}.read();
+  CHECK(gate(4.0F) == 1.0F);
+  CHECK(gate(100.0F) == 2.0F);
+  CHECK(gate(-100.0F) == -2.0F);
+  CHECK(gate(-INFINITY) == -2.0F);
+  CHECK(std::isnan(gate(NAN)));
+  CHECK(GateArgs{nullptr, nullptr, nullptr, 2.0F, true}.read().rewrites());
+}
+
+TEST_CASE("step: Adam's branches and its constants of 1 and -1 agree", "[kernels]") {
+  AdamGroup group = adam_group();
+  group.weight_decay = 0.1;
+  for (const double beta1 : {0.0, 0.3, 0.5, 0.9}) {
+    for (const bool decoupled : {false, true}) {
+      group.beta1 = beta1;
+      group.decoupled = decoupled;
+      float weight = 2.0F;
+      float first = 0.75F;
+      float second = 0.5F;
+      float unused = 0.0F;
+      const auto adam = Adam::at(group, 4.0F);
+      CHECK(adam.modes.couples == !decoupled);
+      CHECK(adam.modes.near == (beta1 > 0.5));
+      adam.step(adam.modes, 3.0F, weight, first, second, unused);
+      const double decayed = decoupled ? 2.0 * (1 - 0.5 * 0.1) : 2.0;
+      const double grad = decoupled ? 3.0 : 3.0 + 0.1 * 2.0;
+      const double m = beta1 * 0.75 + (1 - beta1) * grad;
+      const double v = 0.999 * 0.5 + 0.001 * grad * grad;
+      const double root = std::sqrt(v) / std::sqrt(1 - std::pow(0.999, 5)) + 1e-8;
+      CHECK(first == Approx(m).epsilon(1e-6));
+      CHECK(second == Approx(v).epsilon(1e-6));
+      CHECK(weight == Approx(decayed - 0.5 / (1 - std::pow(beta1, 5)) * m / root).epsilon(1e-5));
+    }
+  }
+}
+
+TEST_CASE("norm: the clip coefficient is at most 1 and keeps a NaN", "[kernels]") {
+  CHECK(clip_coefficient(1.0F, 0.5F) == 1.0F);
+  CHECK(clip_coefficient(1.0F, 4.0F) == 1.0F / (4.0F + 1e-6F));
+  CHECK(clip_coefficient(1.0F, INFINITY) == 0.0F);
+  CHECK(std::isnan(clip_coefficient(1.0F, NAN)));
+  CHECK(std::isnan(clip_coefficient(INFINITY, INFINITY)));  // as torch
+}
+
+TEST_CASE("norm: only what is asked for is written", "[kernels]") {
+  double sum = -1.0;
+  float norm = -1.0F;
+  float clip = -1.0F;
+  NormResults{nullptr, nullptr, nullptr, 0.0F}.write(4.0, 1.0F);
+  NormResults{&sum, &norm, &clip, 1.0F}.write(16.0, 0.5F);
+  CHECK(sum == 4.0);
+  CHECK(norm == 2.0F);
+  CHECK(clip == clip_coefficient(1.0F, 2.0F));
 }
 
 TEST_CASE("norm: squares of the greatest and least numbers are exact", "[kernels]") {
