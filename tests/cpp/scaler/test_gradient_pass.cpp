@@ -17,7 +17,7 @@ using fastamp::scaler::PassOptions;
 
 namespace {
 
-const double kInf = std::numeric_limits<double>::infinity();
+const double kInfinity = std::numeric_limits<double>::infinity();
 
 std::vector<DeviceGradients> gradients_of(const std::vector<at::Tensor>& tensors) {
   DeviceGradients group{.device = c10::kCPU, .gradients = tensors, .positions = {}};
@@ -96,7 +96,7 @@ TEST_CASE("pass memory: counters stay with their gradients and tell the last ove
           "[scaler]") {
   PassMemory memory;
   const auto one = at::full({}, 1.0F);
-  const auto bad = at::full({2}, kInf);
+  const auto bad = at::full({2}, kInfinity);
   const auto good = at::full({2}, 1.0F);
   const GradientPass overflow(gradients_of({good, bad}), one, at::zeros({}),
                               options(true, &memory));
