@@ -81,8 +81,8 @@ struct DenseEntry {
 };
 
 struct DenseStep {
-  std::vector<DenseEntry> entries;  ///< Without the empty ones.
-  std::vector<float*> steps;        ///< Counters of all entries, empty ones included.
+  /// Those without elements come last, and only if they have a step counter.
+  std::vector<DenseEntry> entries;
   std::vector<std::pair<at::Tensor, at::Tensor>> copied;  ///< Original, dense copy.
 
   /// Brings what was computed in copies to where it belongs.

@@ -47,19 +47,20 @@ void* pointer(const at::Tensor& t, Slot slot, bool write_grads) {
 DenseStep make_dense(const std::vector<StepEntry>& entries, bool write_grads) {
   DenseStep step;
   step.entries.reserve(entries.size());
+  std::vector<DenseEntry> empty;
   for (const auto& entry : entries) {
-    if (entry.tensors[kStep] != nullptr) {
-      step.steps.push_back(entry.tensors[kStep]->mutable_data_ptr<float>());
-    }
-    const auto numel = entry.tensors[kWeight]->numel();
-    if (numel == 0) {
-      continue;
-    }
     DenseEntry dense;
-    dense.numel = numel;
+    dense.numel = entry.tensors[kWeight]->numel();
     dense.group = entry.group;
     dense.tag = tag_of(entry);
-    dense.pointers[kStep] = entry.tensors[kStep] != nullptr ? step.steps.back() : nullptr;
+    const at::Tensor* count = entry.tensors[kStep];
+    dense.pointers[kStep] = count == nullptr ? nullptr : count->mutable_data_ptr<float>();
+    if (dense.numel == 0) {
+      if (count != nullptr) {
+        empty.push_back(dense);
+      }
+      continue;
+    }
     const bool in_place = aligned(entry);
     for (const auto slot : kElementSlots) {
       const at::Tensor* t = entry.tensors[slot];
@@ -75,6 +76,7 @@ DenseStep make_dense(const std::vector<StepEntry>& entries, bool write_grads) {
     }
     step.entries.push_back(dense);
   }
+  step.entries.insert(step.entries.end(), empty.begin(), empty.end());
   return step;
 }
 

@@ -50,10 +50,10 @@ namespace fastamp::ops {
 /// @throws c10::ValueError  lists, shapes or devices do not fit, or clip_value is negative or NaN.
 ///                Nothing was changed.
 /// @throws c10::NotImplementedError  the tensors are on a device other than CPU and CUDA.
-/// @note CUDA: asynchronous on the current stream, no host sync; one launch per 32 groups, and one
-///       for the counters if there is momentum. Strided tensors, or those of one parameter whose
-///       strides differ, go through copies. Bumps the versions of all it writes; records no
-///       autograd node. CPU: uses at::get_num_threads() threads.
+/// @note CUDA: asynchronous on the current stream, no host sync; one launch per 32 groups.
+///       Strided tensors, or those of one parameter whose strides differ, go through copies. Bumps
+///       the versions of all it writes; records no autograd node. CPU: uses at::get_num_threads()
+///       threads.
 FASTAMP_API void fused_sgd_(at::TensorList params, at::TensorList grads,
                             at::TensorList momentum_buffers, at::TensorList momentum_steps,
                             at::TensorList masters, at::IntArrayRef group_sizes,

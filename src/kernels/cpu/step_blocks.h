@@ -200,8 +200,10 @@ void run_step(const Op& op, const DenseStep& step, const BlockGate& call) {
   }
   // After all of them: every part of a parameter has to see the same count.
   if (!call.gate.skip) {
-    for (float* count : step.steps) {
-      *count += 1.0F;
+    for (const auto& entry : step.entries) {
+      if (auto* const count = static_cast<float*>(entry.pointers[kStep]); count != nullptr) {
+        *count += 1.0F;
+      }
     }
   }
 }

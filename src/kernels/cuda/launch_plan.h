@@ -5,15 +5,21 @@
 //
 // A call works on a list of entries; an entry is one tensor of each of kDepth parallel lists (the
 // gradient; or the parameter, gradient and moments). Entry i is cut into ceil(numel / kChunkNumel)
-// chunks, all chunks are numbered through, and worker (warp) w of W takes the contiguous chunks
-// [C * w / W, C * (w + 1) / W): one binary search per warp, then only steps to the next entry.
-// The entry's tag carries what differs per entry (its dtypes), so mixed dtypes share a launch.
+// chunks, all C chunks are numbered through and cut into R runs: run r is the contiguous chunks
+// [C * r / R, C * (r + 1) / R), and worker (warp) w of W takes the runs [R * w / W, R * (w + 1) /
+// W): one binary search per run, then only steps to the next entry. Where the order of a sum
+// matters R is a function of C alone, so what is summed per run is the same for any launch shape;
+// elsewhere R is W. The entry's tag carries what differs per entry (its dtypes), so mixed dtypes
+// share the launch: there is one for any number of tensors.
 //
 // The table travels in the kernel's arguments while it fits: up to 204 entries in 4 KiB and 1624 in
 // 32 KiB at depth 1. Longer ones are one buffer in device memory, refreshed by one async copy from
 // pinned memory. Not under stream capture: a captured copy would read the pinned buffer at every
 // replay, long after it went back to its pool. Kernel arguments are stored in the graph by value,
-// so a capture takes as many argument-table launches as the list needs and owes nothing afterwards.
+// so a capture writes the buffer by kernels that carry it in their arguments, 32 KiB each.
+//
+// Entries without elements may stand behind all others: no worker ever gets to them, but what runs
+// once per entry (step counters) does.
 
 #include "kernels/functors/host_device.h"
 
@@ -48,7 +54,7 @@ struct TensorEntry {
   std::uint16_t tag;  ///< Meaning is the op's, for example the dtype.
 };
 
-/// Chunks of an entry; 0 only for an empty one, which must not get into a table.
+/// Chunks of an entry; 0 only for an empty one.
 constexpr std::int64_t chunk_count(std::int64_t numel) {
   return (numel + kChunkNumel - 1) / kChunkNumel;
 }
@@ -144,22 +150,32 @@ class ChunkCursor {
   std::int32_t entry_;
 };
 
-/// First chunk of a worker; that of the next worker is where it stops.
-FASTAMP_HOST_DEVICE std::uint32_t worker_begin(std::uint32_t chunks, std::uint32_t worker,
-                                               std::uint32_t workers) {
-  return static_cast<std::uint32_t>(static_cast<std::uint64_t>(chunks) * worker / workers);
+/// Where part `part` of `parts` begins; that of the next part is where it ends.
+FASTAMP_HOST_DEVICE std::uint32_t part_begin(std::uint32_t total, std::uint32_t part,
+                                             std::uint32_t parts) {
+  return static_cast<std::uint32_t>(static_cast<std::uint64_t>(total) * part / parts);
 }
 
 enum class TableHome : std::uint8_t { kSmallArgs, kLargeArgs, kDevice };
 
-/// One kernel launch over the entries [first, last).
-struct Launch {
-  std::size_t first;
-  std::size_t last;
+/// How a list of entries is launched.
+struct LaunchPlan {
   std::uint32_t chunks;
-  std::uint32_t blocks;
+  std::uint32_t runs;
+  std::uint32_t blocks;  ///< 0: there is nothing to launch.
   TableHome home;
+  std::size_t uploads;  ///< Kernels that write the table, under capture only.
+
+  std::size_t launches() const { return uploads + (blocks == 0 ? 0 : 1); }
 };
+
+/// Bytes that one upload carries: a multiple of 16.
+inline constexpr std::size_t kUploadBytes = kLargeTableBytes / 16 * 16;
+
+/// Kernels that a captured upload of some bytes takes.
+constexpr std::size_t upload_count(std::size_t bytes) {
+  return (bytes + kUploadBytes - 1) / kUploadBytes;
+}
 
 /// What a plan has to know about the device and the stream.
 struct DeviceShape {
@@ -168,21 +184,32 @@ struct DeviceShape {
   bool capturing;            ///< The stream is being captured into a graph.
 };
 
-/// How many entries fit the two argument tables.
+/// How many entries fit the two argument tables, and what one takes elsewhere.
 struct TableCapacity {
   std::size_t small;
   std::size_t large;
+  std::size_t entry_bytes;
 };
 template <std::size_t kDepth>
 inline constexpr TableCapacity kTableCapacity = {ArgTable<kDepth, kSmallTableBytes>::kCapacity,
-                                                 ArgTable<kDepth, kLargeTableBytes>::kCapacity};
+                                                 ArgTable<kDepth, kLargeTableBytes>::kCapacity,
+                                                 kEntryBytes<kDepth>};
+
+constexpr std::size_t device_table_bytes(std::size_t count, std::size_t entry_bytes) {
+  return count * entry_bytes + sizeof(std::uint32_t);
+}
+
+/// What an op asks of its launch.
+struct OpShape {
+  std::uint32_t max_runs;  ///< 0: a run for each worker.
+  bool finishes;           ///< Its last block has work even if there are no chunks.
+};
 
 static_assert(kTableCapacity<1>.small == 204 && kTableCapacity<1>.large == 1624);
-static_assert(kTableCapacity<3>.large == 902);
 
-/// Plans the launches for entries of the given sizes (none of them 0).
-/// @throws c10::ValueError  for 2^32 chunks (8.8e12 elements) or more in one launch.
-std::vector<Launch> plan_launches(const std::vector<std::int64_t>& numels, TableCapacity capacity,
-                                  const DeviceShape& device);
+/// Plans the launch for entries of the given sizes, the empty ones last.
+/// @throws c10::ValueError  for 2^32 chunks (8.8e12 elements) or more.
+LaunchPlan plan_launch(const std::vector<std::int64_t>& numels, TableCapacity capacity,
+                       const OpShape& op, const DeviceShape& device);
 
 }  // namespace fastamp::kernels::cuda

@@ -30,11 +30,6 @@ void fill_table(ArgTable<kDepth, kBytes>& table, Entries<kDepth> entries) {
   table.count = static_cast<std::int32_t>(entries.size());
 }
 
-template <std::size_t kDepth>
-constexpr std::size_t device_table_bytes(std::size_t count) {
-  return count * kEntryBytes<kDepth> + sizeof(std::uint32_t);
-}
-
 /// Addresses of the arrays of a device table whose buffer starts at `base` (8-byte aligned).
 template <std::size_t kDepth>
 DeviceTable<kDepth> view_device_table(const void* base, std::size_t count) {
@@ -44,7 +39,7 @@ DeviceTable<kDepth> view_device_table(const void* base, std::size_t count) {
           reinterpret_cast<const std::uint32_t*>(first_chunk), static_cast<std::int32_t>(count)};
 }
 
-/// Writes a device table's bytes to `base`, host memory of device_table_bytes().
+/// Writes a device table's bytes to `base`, host memory of device_table_bytes(), 8-byte aligned.
 template <std::size_t kDepth>
 void fill_device_table(void* base, Entries<kDepth> entries) {
   const std::size_t count = entries.size();

@@ -9,16 +9,25 @@
 //                                                      32 lanes of a warp share the range
 //   __device__ void end(Thread&) const;                called once by every thread of the block,
 //                                                      also those without a range (may sync)
-//   static constexpr int kThreads;                     optional: threads of a processor to fit the
-//                                                      registers to, instead of all it can hold
+// and, where it needs them,
+//   static constexpr int kThreads;                     threads of a processor to fit the registers
+//                                                      to, instead of all it can hold
+//   static constexpr std::uint32_t kMaxRuns;           cuts the chunks into that many runs at most,
+//   __device__ void end_run(Thread&, std::uint32_t run, int lane) const;
+//                                                      and is told of the end of each
+//   unsigned* arrivals;                                resting zeros (resting_zeros.h), with
+//   __device__ void finish(const Table&) const;        called by all threads of the last block
+//
+// The last block is the one that counts itself in last (last_block.cuh): all that other blocks have
+// written before their end() it sees, and nothing that they read may change before.
 
+#include "kernels/cuda/last_block.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/launch_plan.h"
 #include "kernels/cuda/launch_table.h"
+#include "kernels/cuda/upload.h"
 
 #include <ATen/cuda/CUDAContext.h>
-#include <ATen/cuda/CachingHostAllocator.h>
-#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 
 #include <cuda_runtime.h>
@@ -49,17 +58,26 @@ constexpr int resident_threads(int most) {
 }
 
 template <typename Op>
+inline constexpr bool kHasRuns = requires { Op::kMaxRuns; };
+template <typename Op>
+inline constexpr bool kFinishes = requires(Op op) { op.arrivals; };
+
+template <typename Op>
+constexpr OpShape op_shape() {
+  if constexpr (kHasRuns<Op>) {
+    return {Op::kMaxRuns, kFinishes<Op>};
+  } else {
+    return {0, kFinishes<Op>};
+  }
+}
+
+template <typename Op>
 inline constexpr int kMinBlocks = resident_threads<Op>(kMaxThreads) / kBlockThreads;
 
-template <typename Table, typename Op>
-__global__ void __launch_bounds__(kBlockThreads, kMinBlocks<Op>)
-    multi_tensor_kernel(const __grid_constant__ Table table, std::uint32_t chunks, Op op) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-  const std::uint32_t worker = blockIdx.x * kBlockWarps + threadIdx.x / kWarpSize;
-  const std::uint32_t workers = gridDim.x * kBlockWarps;
-  auto thread = op.begin();
-  const std::uint32_t first = worker_begin(chunks, worker, workers);
-  const std::uint32_t last = worker_begin(chunks, worker + 1, workers);
+/// One warp's work on the chunks [first, last).
+template <typename Table, typename Op, typename Thread>
+__device__ __forceinline__ void apply_to_chunks(const Op& op, Thread& thread, const Table& table,
+                                                std::uint32_t first, std::uint32_t last, int lane) {
   if (first < last) {
     ChunkCursor<Table> cursor(table, first, last);
     ChunkRange range;
@@ -67,7 +85,34 @@ __global__ void __launch_bounds__(kBlockThreads, kMinBlocks<Op>)
       op.range(thread, table, range, lane);
     }
   }
+}
+
+template <typename Table, typename Op>
+__global__ void __launch_bounds__(kBlockThreads, kMinBlocks<Op>)
+    multi_tensor_kernel(const __grid_constant__ Table table, std::uint32_t chunks,
+                        [[maybe_unused]] std::uint32_t runs, Op op) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const std::uint32_t worker = blockIdx.x * kBlockWarps + threadIdx.x / kWarpSize;
+  const std::uint32_t workers = gridDim.x * kBlockWarps;
+  auto thread = op.begin();
+  if constexpr (kHasRuns<Op>) {
+    const std::uint32_t stop = part_begin(runs, worker + 1, workers);
+#pragma unroll 1
+    for (std::uint32_t run = part_begin(runs, worker, workers); run < stop; ++run) {
+      apply_to_chunks(op, thread, table, part_begin(chunks, run, runs),
+                      part_begin(chunks, run + 1, runs), lane);
+      op.end_run(thread, run, lane);
+    }
+  } else {  // a run for each worker; the loop would cost registers
+    apply_to_chunks(op, thread, table, part_begin(chunks, worker, workers),
+                    part_begin(chunks, worker + 1, workers), lane);
+  }
   op.end(thread);
+  if constexpr (kFinishes<Op>) {
+    if (last_to_arrive(op.arrivals)) {
+      op.finish(table);
+    }
+  }
 }
 
 template <typename Op>
@@ -87,39 +132,34 @@ inline constexpr std::size_t kTableBytes =
 
 template <std::size_t kDepth, typename Op>
 inline constexpr TableCapacity kCapacityBeside = {kTableCapacity<kDepth>.small,
-                                                  ArgTable<kDepth, kTableBytes<Op>>::kCapacity};
+                                                  ArgTable<kDepth, kTableBytes<Op>>::kCapacity,
+                                                  kEntryBytes<kDepth>};
 
 template <std::size_t kDepth, std::size_t kBytes, typename Op>
-void launch_with_args(Entries<kDepth> entries, const Launch& plan, const Op& op,
+void launch_with_args(Entries<kDepth> entries, const LaunchPlan& plan, const Op& op,
                       cudaStream_t stream) {
   using Table = ArgTable<kDepth, kBytes>;
-  static_assert(sizeof(Table) + sizeof(std::uint32_t) + sizeof(Op) + alignof(Op) <= kMaxArgBytes);
+  static_assert(sizeof(Table) + 2 * sizeof(std::uint32_t) + sizeof(Op) + alignof(Op) <=
+                kMaxArgBytes);
   Table table;
   fill_table(table, entries);
   launch(multi_tensor_kernel<Table, Op>, plan.blocks, kBlockThreads, stream, table, plan.chunks,
-         op);
+         plan.runs, op);
 }
 
-/// The pinned buffer may be reused once the copy is done (record_event), the device buffer once
-/// the kernel is (the allocator orders reuse by the stream it was taken on).
 template <std::size_t kDepth, typename Op>
-void launch_with_device_table(Entries<kDepth> entries, const Launch& plan, const Op& op,
+void launch_with_device_table(Entries<kDepth> entries, const LaunchPlan& plan, const Op& op,
                               c10::cuda::CUDAStream stream) {
-  const std::size_t bytes = device_table_bytes<kDepth>(entries.size());
-  auto* host_allocator = at::getHostAllocator(at::kCUDA);
-  const at::DataPtr pinned = host_allocator->allocate(bytes);
-  const at::DataPtr resident = c10::cuda::CUDACachingAllocator::get()->allocate(bytes);
-  fill_device_table<kDepth>(pinned.get(), entries);
-  C10_CUDA_CHECK(
-      cudaMemcpyAsync(resident.get(), pinned.get(), bytes, cudaMemcpyHostToDevice, stream));
-  host_allocator->record_event(pinned.get(), pinned.get_context(), stream.unwrap());
+  const auto bytes = device_table_bytes(entries.size(), kEntryBytes<kDepth>);
+  const auto resident =
+      upload(bytes, [&](void* to) { fill_device_table<kDepth>(to, entries); }, stream);
   const auto table = view_device_table<kDepth>(resident.get(), entries.size());
   launch(multi_tensor_kernel<DeviceTable<kDepth>, Op>, plan.blocks, kBlockThreads, stream, table,
-         plan.chunks, op);
+         plan.chunks, plan.runs, op);
 }
 
-/// Applies `op` to the entries (none empty) on the current stream of the current device: one
-/// launch, or several argument-table launches under stream capture. No host synchronisation.
+/// Applies `op` to the entries, the empty ones last, on the current stream of the current device,
+/// in one launch. No host synchronisation.
 template <std::size_t kDepth, typename Op>
 void multi_tensor_apply(const std::vector<TensorEntry<kDepth>>& entries, const Op& op) {
   static_assert(kDepth >= 1 && kDepth <= 7);
@@ -130,20 +170,21 @@ void multi_tensor_apply(const std::vector<TensorEntry<kDepth>>& entries, const O
     numels.push_back(entry.numel);
   }
   const auto stream = at::cuda::getCurrentCUDAStream();
-  for (const auto& plan :
-       plan_launches(numels, kTableCapacity<kDepth>, current_device_shape<Op>())) {
-    const auto part = Entries<kDepth>(entries).slice(plan.first, plan.last - plan.first);
-    switch (plan.home) {
-      case TableHome::kSmallArgs:
-        launch_with_args<kDepth, kSmallTableBytes>(part, plan, op, stream);
-        break;
-      case TableHome::kLargeArgs:
-        launch_with_args<kDepth, kTableBytes<Op>>(part, plan, op, stream);
-        break;
-      case TableHome::kDevice:
-        launch_with_device_table<kDepth>(part, plan, op, stream);
-        break;
-    }
+  const auto plan =
+      plan_launch(numels, kCapacityBeside<kDepth, Op>, op_shape<Op>(), current_device_shape<Op>());
+  if (plan.blocks == 0) {
+    return;
+  }
+  switch (plan.home) {
+    case TableHome::kSmallArgs:
+      launch_with_args<kDepth, kSmallTableBytes>(Entries<kDepth>(entries), plan, op, stream);
+      break;
+    case TableHome::kLargeArgs:
+      launch_with_args<kDepth, kTableBytes<Op>>(Entries<kDepth>(entries), plan, op, stream);
+      break;
+    case TableHome::kDevice:
+      launch_with_device_table<kDepth>(Entries<kDepth>(entries), plan, op, stream);
+      break;
   }
 }
 

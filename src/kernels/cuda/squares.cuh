@@ -5,14 +5,16 @@
 // Layout: each dense gradient is a flat array whatever the order of its dimensions; a strided one
 // goes through a contiguous copy. Mapping: a warp per run of chunks (launch_plan.h); lane l of it
 // takes the vectors l, l + 32, ... of a chunk, 128 bits each, two in flight. Where the address is
-// not on 16 bytes the same lane takes the same elements one by one, so the order of the sums is a
-// function of the sizes alone. Each chunk leaves one fp64 in a scratch array; a second launch of
-// one block adds them in a fixed order and writes the norm. Chunks with inf or NaN, which are rare,
-// raise found_inf by a relaxed store and, where counts are asked for, add theirs to integers.
-// Traffic per element: one read, and one write if it unscales; 8 bytes per 2048 elements of
-// scratch, written and read. Numerics: kernels/functors/norm.h. fp64 throughput is ample on
-// data-centre parts (on 8.6 and 8.9 two fp64 operations per element bound 16-bit gradients to about
-// 0.3e12 elements per second).
+// not on 16 bytes the same lane takes the same elements one by one, and the runs are a function of
+// the number of chunks, so the order of the sums is a function of the sizes alone. Each run leaves
+// one fp64 in scratch memory; the last block (last_block.cuh) adds them in a fixed order and writes
+// the norm: one launch for everything. Chunks with inf or NaN, which are rare, raise found_inf by a
+// relaxed store and, where counts are asked for, add theirs to integers that rest at zero
+// (resting_zeros.h); if there were any, the last block moves them to where they were asked for.
+// Traffic per element: one read, and one write if it unscales; at most 128 KiB of scratch, written
+// and read. Numerics: kernels/functors/norm.h. fp64 throughput is ample on data-centre parts (on
+// 8.6 and 8.9 two fp64 operations per element bound 16-bit gradients to about 0.3e12 elements per
+// second).
 
 #include "kernels/cuda/multi_tensor.cuh"
 #include "kernels/functors/norm.h"
@@ -24,6 +26,7 @@
 
 #include <cuda/atomic>
 
+#include <cstddef>
 #include <type_traits>
 
 namespace fastamp::kernels::cuda {
@@ -32,11 +35,16 @@ static_assert(kNormChunkNumel == kChunkNumel);
 
 inline constexpr unsigned kAllLanes = 0xffffffffU;
 
-/// Counts of a call in scratch memory: zero before it.
-struct CountScratch {
-  unsigned long long seen;  ///< Not 0: some element was not finite.
+/// What a call needs at zero: arrivals of blocks and, where counts are asked for, those.
+struct SquaresZeros {
+  unsigned arrivals;
+  unsigned seen;  ///< Not 0: some element was not finite.
   unsigned long long rows[1][2];
 };
+
+constexpr std::size_t squares_zeros_bytes(std::size_t rows) {
+  return offsetof(SquaresZeros, rows) + rows * sizeof(SquaresZeros::rows[0]);
+}
 
 /// 128 bits of elements, moved by one instruction.
 template <typename scalar_t>
@@ -45,102 +53,133 @@ struct alignas(16) GradVec {
   scalar_t lanes[kSize];
 };
 
-/// What a lane knows of a chunk.
+/// What a lane knows of its part of a range.
 struct LaneSums {
   double squares = 0.0;
-  unsigned inf_and_nan = 0;  ///< Counts in the two halves: a chunk has 2048 elements.
+  unsigned inf = 0;
+  unsigned nan = 0;
 
   template <typename opmath_t>
   __device__ __forceinline__ void count(opmath_t grad) {
     if (is_non_finite(grad)) {
-      inf_and_nan += magnitude_bits(grad) == kInfBits<opmath_t> ? 1U : 1U << 16U;
+      const bool is_inf = magnitude_bits(grad) == kInfBits<opmath_t>;
+      inf += is_inf ? 1U : 0U;
+      nan += is_inf ? 0U : 1U;
     }
   }
-
-  __device__ __forceinline__ void add_lanes() {
-#pragma unroll
-    for (unsigned step = kWarpSize / 2; step > 0; step /= 2) {
-      squares += __shfl_down_sync(kAllLanes, squares, step);
-    }
-  }
-  __device__ __forceinline__ unsigned counts_of_lanes() const {
-    unsigned counts = inf_and_nan;
-#pragma unroll
-    for (unsigned step = kWarpSize / 2; step > 0; step /= 2) {
-      counts += __shfl_down_sync(kAllLanes, counts, step);
-    }
-    return counts;
-  }
+  __device__ __forceinline__ bool counted() const { return (inf | nan) != 0; }
 };
 
-/// Lists of an entry: gradient, scratch for the sums of its chunks, its row of counts or null.
+/// Lists of an entry: gradient, its row of counts or null.
 template <bool kWrites>
 struct SquaresOp {
+  static constexpr std::uint32_t kMaxRuns = 16384;
   /// Reading takes 42 registers, and with 32 spills; 48 KiB in flight per processor.
   static constexpr int kThreads = kWrites ? 1024 : 1536;
 
   const float* inv_scale;
   float* found_inf;
-  CountScratch* scratch;  ///< Null: counts are not asked for.
+  double* partial;  ///< The sum of each run.
+  std::uint32_t runs;
+  unsigned* arrivals;
+  SquaresZeros* zeros;   ///< Where arrivals are, and counts.
+  std::int64_t* counts;  ///< Null: not asked for.
+  std::int64_t count_words;
+  NormResults norm;
 
   struct Thread {
     float inv_scale;
+    double squares;  ///< Of the run at hand.
   };
 
-  __device__ Thread begin() const { return {kWrites ? *inv_scale : 1.0F}; }
+  __device__ Thread begin() const { return {kWrites ? *inv_scale : 1.0F, 0.0}; }
   __device__ void end(Thread& /*thread*/) const {}
+
+  __device__ void end_run(Thread& thread, std::uint32_t run, int lane) const {
+    double sum = thread.squares;
+#pragma unroll
+    for (unsigned step = kWarpSize / 2; step > 0; step /= 2) {
+      sum += __shfl_down_sync(kAllLanes, sum, step);
+    }
+    if (lane == 0) {
+      partial[run] = sum;
+    }
+    thread.squares = 0.0;
+  }
+
+  /// Thread t adds the runs t, t + 256, ...; then the threads are added pairwise.
+  template <typename Table>
+  __device__ void finish(const Table& /*table*/) const {
+    __shared__ double sums[kBlockThreads];
+    double sum = 0.0;
+#pragma unroll 4
+    for (std::uint32_t i = threadIdx.x; i < runs; i += kBlockThreads) {
+      sum += __ldcg(partial + i);
+    }
+    sums[threadIdx.x] = sum;
+    for (unsigned width = kBlockThreads / 2; width > 0; width /= 2) {
+      __syncthreads();
+      if (threadIdx.x < width) {
+        sums[threadIdx.x] += sums[threadIdx.x + width];
+      }
+    }
+    if (threadIdx.x == 0) {
+      norm.write(sums[0], *inv_scale);
+    }
+    if (counts != nullptr && __ldcg(&zeros->seen) != 0) {
+      move_counts();
+    }
+  }
 
   template <typename Table>
   __device__ void range(Thread& thread, const Table& table, const ChunkRange& range,
                         int lane) const {
     void* base = table.pointer(0, range.entry);
-    auto* partial = static_cast<double*>(table.pointer(1, range.entry));
-    auto* row = static_cast<unsigned long long*>(table.pointer(2, range.entry));
+    auto* row = static_cast<unsigned long long*>(table.pointer(1, range.entry));
     // Read from memory, the pointer has lost its address space, and generic accesses are slower.
     __builtin_assume(__isGlobal(base));
-    const float factor = thread.inv_scale;
     switch (static_cast<at::ScalarType>(packed_tag(table.packed[range.entry]))) {
       case at::kFloat:
-        return run(static_cast<float*>(base), partial, row, factor, range, lane);
+        return run(thread, static_cast<float*>(base), row, range, lane);
       case at::kHalf:
-        return run(static_cast<c10::Half*>(base), partial, row, factor, range, lane);
+        return run(thread, static_cast<c10::Half*>(base), row, range, lane);
       case at::kDouble:
         if constexpr (kWrites) {
-          run(static_cast<double*>(base), partial, row, factor, range, lane);
+          run(thread, static_cast<double*>(base), row, range, lane);
         }
         return;
       default:
-        return run(static_cast<c10::BFloat16*>(base), partial, row, factor, range, lane);
+        return run(thread, static_cast<c10::BFloat16*>(base), row, range, lane);
     }
   }
 
  private:
   template <typename scalar_t>
-  __device__ __forceinline__ void run(scalar_t* base, double* partial, unsigned long long* row,
-                                      float factor, const ChunkRange& range, int lane) const {
+  __device__ __forceinline__ void run(Thread& thread, scalar_t* base, unsigned long long* row,
+                                      const ChunkRange& range, int lane) const {
+    LaneSums sums;
 #pragma unroll 1
     for (std::int64_t at = range.begin; at < range.end; at += kNormChunkNumel) {
       const std::int64_t rest = range.end - at;
       const auto n = static_cast<int>(rest < kNormChunkNumel ? rest : kNormChunkNumel);
-      LaneSums sums = chunk(base + at, n, lane, factor);
-      const bool counted = __any_sync(kAllLanes, sums.inf_and_nan != 0) != 0;
-      sums.add_lanes();
-      if (lane == 0) {
-        partial[at / kNormChunkNumel] = sums.squares;
+      chunk(sums, base + at, n, lane, thread.inv_scale);
+    }
+    thread.squares += sums.squares;
+    const bool bad = kWrites ? sums.counted() : is_non_finite(sums.squares);
+    if (__any_sync(kAllLanes, bad) != 0) {
+      if constexpr (!kWrites) {
+        recount(sums, base, range, lane);
       }
-      const double total = __shfl_sync(kAllLanes, sums.squares, 0);
-      if (kWrites ? counted : is_non_finite(total)) {
-        report(kWrites ? sums : recount(base + at, n, lane), row, lane);
-      }
+      report(sums, row, lane);
     }
   }
 
   /// All elements of a chunk that are this lane's.
   template <typename scalar_t>
-  static __device__ __forceinline__ LaneSums chunk(scalar_t* data, int n, int lane, float factor) {
+  static __device__ __forceinline__ void chunk(LaneSums& sums, scalar_t* data, int n, int lane,
+                                               float factor) {
     constexpr int kVec = GradVec<scalar_t>::kSize;
     const int vector_count = n / kVec;
-    LaneSums sums;
     if (reinterpret_cast<std::uintptr_t>(data) % 16 == 0) {
       auto* vectors = reinterpret_cast<GradVec<scalar_t>*>(data);
       int i = lane;
@@ -171,7 +210,6 @@ struct SquaresOp {
     if (tail < n) {
       single(sums, data + tail, factor);
     }
-    return sums;
   }
 
   template <typename scalar_t>
@@ -208,30 +246,42 @@ struct SquaresOp {
     store(at, element, factor);
   }
 
-  /// Counts a chunk that was only read, and is still there.
+  /// Counts a range that was only read, and is still there.
   template <typename scalar_t>
-  static __device__ __forceinline__ LaneSums recount(const scalar_t* data, int n, int lane) {
-    LaneSums sums;
+  static __device__ __forceinline__ void recount(LaneSums& sums, const scalar_t* base,
+                                                 const ChunkRange& range, int lane) {
 #pragma unroll 1
-    for (int i = lane; i < n; i += kWarpSize) {
-      sums.count(static_cast<float>(data[i]));
+    for (std::int64_t i = range.begin + lane; i < range.end; i += kWarpSize) {
+      sums.count(static_cast<float>(base[i]));
     }
-    return sums;
   }
 
-  /// By a whole warp. Relaxed: who reads what is stored here comes after the kernel.
+  /// By a whole warp. Relaxed: who reads found_inf comes after the kernel, and the counts are read
+  /// by the last block.
   __device__ __forceinline__ void report(const LaneSums& sums, unsigned long long* row,
                                          int lane) const {
-    const unsigned counts = sums.counts_of_lanes();
-    if (lane != 0) {
-      return;
+    if (lane == 0) {
+      ::cuda::atomic_ref<float, ::cuda::thread_scope_device>(*found_inf)
+          .store(1.0F, ::cuda::memory_order_relaxed);
     }
-    ::cuda::atomic_ref<float, ::cuda::thread_scope_device>(*found_inf)
-        .store(1.0F, ::cuda::memory_order_relaxed);
-    if (scratch != nullptr) {
-      atomicExch(&scratch->seen, 1ULL);
-      atomicAdd(row, static_cast<unsigned long long>(counts & 0xffffU));
-      atomicAdd(row + 1, static_cast<unsigned long long>(counts >> 16U));
+    if (row != nullptr && sums.counted()) {
+      atomicExch(&zeros->seen, 1U);
+      atomicAdd(row, static_cast<unsigned long long>(sums.inf));
+      atomicAdd(row + 1, static_cast<unsigned long long>(sums.nan));
+    }
+  }
+
+  /// By the last block: hands the counts out and leaves zeros.
+  __device__ __forceinline__ void move_counts() const {
+#pragma unroll 1
+    for (std::int64_t i = threadIdx.x; i < count_words; i += kBlockThreads) {
+      unsigned long long* const word = &zeros->rows[0][0] + i;
+      counts[i] = static_cast<std::int64_t>(__ldcg(word));
+      *word = 0;
+    }
+    __syncthreads();  // all threads have read `seen`
+    if (threadIdx.x == 0) {
+      zeros->seen = 0;
     }
   }
 };

@@ -7,8 +7,8 @@
 // at a time, 16-bit ones 64. All loads of a lane are issued before the first is used; with 1024
 // threads per processor that keeps 32 KiB and more in flight. Where an address is not on such a
 // boundary the lanes take single elements. Dtypes are tags of the entry, tested once per range and
-// warp-uniform, so that one kernel serves all mixtures. The step counters are read here and
-// advanced by a second launch, since other warps may still have to read them.
+// warp-uniform, so that one kernel serves all mixtures. The step counters are read by every warp
+// that works on the parameter, and advanced by the last block (last_block.cuh), when all have.
 //
 // An op is a struct with  Element element(unsigned group, const float* steps) const,
 // apply(const Element&, float grad, float& weight, float* moments), kMoments, kThreads (what its
@@ -122,11 +122,27 @@ struct StepKernel {
 
   Op op;
   GateArgs args;
+  unsigned* arrivals;
 
   using Thread = StepGate;
 
   __device__ Thread begin() const { return args.read(); }
   __device__ void end(Thread& /*thread*/) const {}
+
+  template <typename Table>
+  __device__ void finish(const Table& table) const {
+    if (args.read().skip) {
+      return;
+    }
+#pragma unroll 4
+    for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x); i < table.count;
+         i += kBlockThreads) {
+      auto* const count = static_cast<float*>(table.pointer(kStep, i));
+      if (count != nullptr) {
+        *count += 1.0F;
+      }
+    }
+  }
 
   /// Addresses and dtypes of the entry at hand.
   struct Arrays {

@@ -10,7 +10,8 @@
 // With the norm or the counts asked for, the pass is that of kernels/cuda/squares.cuh.
 
 #include "kernels/amp_checks.h"
-#include "kernels/cuda/squares_launch.cuh"
+#include "kernels/cuda/multi_tensor.cuh"
+#include "kernels/cuda/squares_launch.h"
 #include "kernels/functors/unscale.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -139,11 +140,11 @@ struct UnscaleOp {
   }
 };
 
-void unscale_only(const UnscaleArgs& args, const cuda::GradEntries& list) {
+void unscale_only(const UnscaleArgs& args, const cuda::DenseGrads& list) {
   std::vector<cuda::TensorEntry<1>> entries;
-  entries.reserve(list.entries.size());
-  for (const auto& entry : list.entries) {
-    entries.push_back({{entry.pointers[0]}, entry.numel, entry.tag});
+  entries.reserve(list.grads.size());
+  for (const auto& grad : list.grads) {
+    entries.push_back({{grad.data}, grad.numel, static_cast<std::uint8_t>(grad.dtype)});
   }
   cuda::multi_tensor_apply(entries, UnscaleOp{args.inv_scale.const_data_ptr<float>(),
                                               args.found_inf.mutable_data_ptr<float>()});
@@ -156,12 +157,11 @@ void unscale_and_check_cuda(const UnscaleArgs& args) {
   const c10::cuda::CUDAGuard guard(args.inv_scale.device());
   // The op has no autograd kernel; the copies of strided gradients must not be recorded either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  auto list = cuda::gather_grads(args.grads, /*writes=*/true);
+  const auto list = cuda::gather_grads(args.grads, /*writes=*/true);
   if (given(args.sum_of_squares) || given(args.non_finite_counts)) {
-    cuda::launch_squares<true>(
-        list, args.grads.size(),
-        {args.inv_scale.const_data_ptr<float>(), args.found_inf.mutable_data_ptr<float>(),
-         mutable_pointer<std::int64_t>(args.non_finite_counts), norm_results(args)});
+    cuda::unscale_and_sum_squares(
+        list, {args.inv_scale.const_data_ptr<float>(), args.found_inf.mutable_data_ptr<float>(),
+               mutable_pointer<std::int64_t>(args.non_finite_counts), norm_results(args)});
   } else {
     unscale_only(args, list);
   }

@@ -29,120 +29,187 @@ std::vector<TensorEntry<1>> entries_of(const std::vector<std::int64_t>& numels) 
   return entries;
 }
 
+constexpr OpShape kPlain{0, false};
+constexpr OpShape kSums{16384, true};
+constexpr OpShape kCounts{0, true};
+
 /// Walks a table as the kernel does, all workers in turn, and checks order, bounds and contents.
+/// Returns the ranges of each run.
 template <typename Table>
-void check_covers(const Table& table, const std::vector<TensorEntry<1>>& entries,
-                  const Launch& launch) {
-  const std::uint32_t workers = launch.blocks * kBlockWarps;
+std::vector<std::vector<ChunkRange>> check_covers(const Table& table,
+                                                  const std::vector<TensorEntry<1>>& entries,
+                                                  const LaunchPlan& plan) {
+  const std::uint32_t workers = plan.blocks * kBlockWarps;
+  std::vector<std::vector<ChunkRange>> runs(plan.runs);
   std::vector<std::int64_t> covered(entries.size(), 0);
+  std::uint32_t next_run = 0;
   for (std::uint32_t worker = 0; worker < workers; ++worker) {
-    ChunkCursor<Table> cursor(table, worker_begin(launch.chunks, worker, workers),
-                              worker_begin(launch.chunks, worker + 1, workers));
-    ChunkRange range{};
-    while (worker_begin(launch.chunks, worker, workers) < launch.chunks && cursor.next(range)) {
-      const auto i = static_cast<std::size_t>(range.entry);
-      REQUIRE(i < entries.size());
-      REQUIRE(range.begin == covered[i]);  // in order, no gap, no overlap
-      REQUIRE(range.end > range.begin);
-      REQUIRE(range.end <= entries[i].numel);
-      REQUIRE((range.end % kChunkNumel == 0 || range.end == entries[i].numel));
-      REQUIRE(table.pointer(0, range.entry) == entries[i].pointers[0]);
-      REQUIRE(packed_tag(table.packed[range.entry]) == entries[i].tag);
-      covered[i] = range.end;
+    const auto stop = part_begin(plan.runs, worker + 1, workers);
+    for (auto run = part_begin(plan.runs, worker, workers); run < stop; ++run) {
+      REQUIRE(run == next_run++);  // each of them once
+      const auto first = part_begin(plan.chunks, run, plan.runs);
+      const auto last = part_begin(plan.chunks, run + 1, plan.runs);
+      if (first == last) {
+        continue;
+      }
+      ChunkCursor<Table> cursor(table, first, last);
+      ChunkRange range{};
+      while (cursor.next(range)) {
+        const auto i = static_cast<std::size_t>(range.entry);
+        REQUIRE(i < entries.size());
+        REQUIRE(range.begin == covered[i]);  // in order, no gap, no overlap
+        REQUIRE(range.end > range.begin);
+        REQUIRE(range.end <= entries[i].numel);
+        REQUIRE((range.end % kChunkNumel == 0 || range.end == entries[i].numel));
+        REQUIRE(table.pointer(0, range.entry) == entries[i].pointers[0]);
+        REQUIRE(packed_tag(table.packed[range.entry]) == entries[i].tag);
+        covered[i] = range.end;
+        runs[run].push_back(range);
+      }
     }
   }
+  REQUIRE(next_run == plan.runs);
   for (std::size_t i = 0; i < entries.size(); ++i) {
     REQUIRE(covered[i] == entries[i].numel);
   }
+  return runs;
 }
 
-void check_plan(const std::vector<std::int64_t>& numels, const DeviceShape& device,
-                std::size_t expected_launches) {
+std::vector<std::vector<ChunkRange>> check_plan(const std::vector<std::int64_t>& numels,
+                                                const DeviceShape& device,
+                                                const OpShape& op = kPlain) {
   const auto all = entries_of(numels);
-  const auto plans = plan_launches(numels, kTableCapacity<1>, device);
-  REQUIRE(plans.size() == expected_launches);
-  std::size_t next = 0;
-  for (const auto& plan : plans) {
-    REQUIRE(plan.first == next);
-    REQUIRE(plan.last > plan.first);
-    next = plan.last;
-    REQUIRE(plan.blocks >= 1);
-    REQUIRE(plan.blocks <= static_cast<unsigned>(device.processors * device.blocks_per_processor));
-    const std::vector<TensorEntry<1>> part(all.begin() + static_cast<std::ptrdiff_t>(plan.first),
-                                           all.begin() + static_cast<std::ptrdiff_t>(plan.last));
-    if (plan.home == TableHome::kDevice) {
-      std::vector<std::uint64_t> buffer((device_table_bytes<1>(part.size()) + 7) / 8);
-      fill_device_table<1>(buffer.data(), part);
-      check_covers(view_device_table<1>(buffer.data(), part.size()), part, plan);
-    } else if (plan.home == TableHome::kLargeArgs) {
-      const auto table = std::make_unique<ArgTable<1, kLargeTableBytes>>();
-      fill_table<1, kLargeTableBytes>(*table, part);
-      check_covers(*table, part, plan);
-    } else {
-      ArgTable<1, kSmallTableBytes> table;
-      fill_table<1, kSmallTableBytes>(table, part);
-      check_covers(table, part, plan);
-    }
+  const auto plan = plan_launch(numels, kTableCapacity<1>, op, device);
+  REQUIRE(plan.blocks >= 1);
+  REQUIRE(plan.blocks <= static_cast<unsigned>(device.processors * device.blocks_per_processor));
+  REQUIRE(plan.launches() == 1 + plan.uploads);
+  if (plan.home == TableHome::kDevice) {
+    const auto bytes = device_table_bytes(all.size(), kEntryBytes<1>);
+    REQUIRE(plan.uploads == (device.capturing ? upload_count(bytes) : 0));
+    std::vector<std::uint64_t> buffer((bytes + 7) / 8);
+    fill_device_table<1>(buffer.data(), all);
+    return check_covers(view_device_table<1>(buffer.data(), all.size()), all, plan);
   }
-  REQUIRE(next == numels.size());
+  REQUIRE(plan.uploads == 0);
+  if (plan.home == TableHome::kLargeArgs) {
+    const auto table = std::make_unique<ArgTable<1, kLargeTableBytes>>();
+    fill_table<1, kLargeTableBytes>(*table, all);
+    return check_covers(*table, all, plan);
+  }
+  ArgTable<1, kSmallTableBytes> table;
+  fill_table<1, kSmallTableBytes>(table, all);
+  return check_covers(table, all, plan);
 }
 
 }  // namespace
 
-TEST_CASE("plan: 10 000 tensors are one launch", "[kernels]") {
-  check_plan(std::vector<std::int64_t>(10000, 16), kH200, 1);
-  check_plan(std::vector<std::int64_t>(10000, 5000), kH200, 1);
+TEST_CASE("plan: a check and a step are two launches for any number of tensors", "[kernels]") {
+  // The check has two lists (gradient, counts); Adam's step seven.
+  for (const std::size_t count : {std::size_t{1}, std::size_t{10}, std::size_t{1000},
+                                  std::size_t{10000}, std::size_t{100000}}) {
+    CAPTURE(count);
+    for (const std::int64_t numel : {16, 5000}) {
+      const std::vector<std::int64_t> numels(count, numel);
+      const auto check = plan_launch(numels, kTableCapacity<2>, kSums, kH200);
+      const auto step = plan_launch(numels, kTableCapacity<7>, kCounts, kH200);
+      CHECK(check.launches() + step.launches() == 2);
+    }
+  }
 }
 
-TEST_CASE("plan: any count from 1 to 100 000 is one launch", "[kernels]") {
+TEST_CASE("plan: any count from 1 to 100 000 is covered by one launch", "[kernels]") {
   const auto small = kTableCapacity<1>.small;
   const auto large = kTableCapacity<1>.large;
   for (const std::size_t count :
        {std::size_t{1}, small, small + 1, large, large + 1, std::size_t{100000}}) {
     CAPTURE(count);
-    check_plan(std::vector<std::int64_t>(count, 33), kH200, 1);
+    check_plan(std::vector<std::int64_t>(count, 33), kH200);
+    check_plan(std::vector<std::int64_t>(count, 33), kH200, kSums);
   }
 }
 
-TEST_CASE("plan: an empty list launches nothing", "[kernels]") {
-  CHECK(plan_launches({}, kTableCapacity<1>, kH200).empty());
-  CHECK(plan_launches({}, kTableCapacity<1>, kCapturing).empty());
+TEST_CASE("plan: an empty list launches only what has to finish", "[kernels]") {
+  for (const auto& device : {kH200, kCapturing}) {
+    CHECK(plan_launch({}, kTableCapacity<1>, kPlain, device).launches() == 0);
+    CHECK(plan_launch({}, kTableCapacity<1>, kSums, device).blocks == 1);
+    CHECK(plan_launch({}, kTableCapacity<1>, kSums, device).runs == 0);
+    // Parameters without elements, which still have step counters.
+    CHECK(plan_launch({0, 0}, kTableCapacity<1>, kCounts, device).blocks == 1);
+  }
 }
 
-TEST_CASE("plan: under capture the table never leaves the arguments", "[kernels]") {
+TEST_CASE("plan: under capture kernels bring the table that arguments cannot hold", "[kernels]") {
   const auto large = kTableCapacity<1>.large;
-  for (const auto& plan :
-       plan_launches(std::vector<std::int64_t>(10000, 16), kTableCapacity<1>, kCapturing)) {
-    CHECK(plan.home == TableHome::kLargeArgs);
+  const auto bytes = [](std::size_t count) { return device_table_bytes(count, kEntryBytes<1>); };
+  const std::vector<std::int64_t> numels(10000, 16);
+  CHECK(plan_launch(numels, kTableCapacity<1>, kPlain, kCapturing).uploads ==
+        (bytes(10000) + kUploadBytes - 1) / kUploadBytes);
+  CHECK(plan_launch(numels, kTableCapacity<1>, kPlain, kH200).uploads == 0);
+  const std::vector<std::int64_t> fitting(large, 16);
+  CHECK(plan_launch(fitting, kTableCapacity<1>, kPlain, kCapturing).launches() == 1);
+  check_plan(numels, kCapturing);
+  check_plan(fitting, kCapturing);
+}
+
+TEST_CASE("plan: what a run holds depends on the sizes alone", "[kernels]") {
+  const auto flat = [](const std::vector<std::vector<ChunkRange>>& runs) {
+    std::vector<std::int64_t> words;
+    for (const auto& run : runs) {
+      words.push_back(-1);
+      for (const auto& range : run) {
+        words.insert(words.end(), {range.entry, range.begin, range.end});
+      }
+    }
+    return words;
+  };
+  std::vector<std::int64_t> numels;
+  for (std::int64_t i = 0; i < 5000; ++i) {
+    numels.push_back(1 + (i * 7919) % (5 * kChunkNumel));
   }
-  check_plan(std::vector<std::int64_t>(10000, 16), kCapturing, (10000 + large - 1) / large);
-  check_plan(std::vector<std::int64_t>(large, 16), kCapturing, 1);
+  numels.push_back(20000 * kChunkNumel);  // more chunks than runs
+  const auto expected = flat(check_plan(numels, kH200, kSums));
+  for (const DeviceShape device : {DeviceShape{1, 1, false}, DeviceShape{16, 6, true},
+                                   DeviceShape{200, 8, false}, DeviceShape{7, 5, true}}) {
+    CHECK(flat(check_plan(numels, device, kSums)) == expected);
+  }
+}
+
+TEST_CASE("plan: entries without elements stand last and are never worked on", "[kernels]") {
+  for (const auto& device : {kH200, kCapturing}) {
+    for (const std::size_t count : {std::size_t{3}, std::size_t{500}, std::size_t{5000}}) {
+      std::vector<std::int64_t> numels(count, 3000);
+      numels.insert(numels.end(), count, 0);
+      check_plan(numels, device, kCounts);
+    }
+  }
 }
 
 TEST_CASE("plan: a tensor beyond 2^31 elements", "[kernels]") {
-  check_plan({(std::int64_t{1} << 31) + 5}, kH200, 1);
-  check_plan({7, (std::int64_t{5} << 31) + 1, 3}, kH200, 1);
+  for (const auto& op : {kPlain, kSums}) {
+    check_plan({(std::int64_t{1} << 31) + 5}, kH200, op);
+    check_plan({7, (std::int64_t{5} << 31) + 1, 3}, kH200, op);
+  }
 }
 
 TEST_CASE("plan: more chunks than 32 bits is refused", "[kernels]") {
   const auto numel = (std::int64_t{1} << 32) * kChunkNumel;
-  CHECK_THROWS_AS(plan_launches({numel}, kTableCapacity<1>, kH200), c10::ValueError);
+  CHECK_THROWS_AS(plan_launch({numel}, kTableCapacity<1>, kPlain, kH200), c10::ValueError);
 }
 
 TEST_CASE("plan: sizes around the chunk", "[kernels]") {
   for (const auto numel : {std::int64_t{1}, kChunkNumel - 1, kChunkNumel, kChunkNumel + 1,
                            3 * kChunkNumel - 1, 3 * kChunkNumel}) {
     CAPTURE(numel);
-    check_plan({numel}, kH200, 1);
-    check_plan({numel, 1, numel}, kH200, 1);
+    check_plan({numel}, kH200);
+    check_plan({numel, 1, numel}, kH200);
   }
 }
 
 TEST_CASE("plan: few chunks are spread one to a block", "[kernels]") {
-  const auto plans = plan_launches({100 * kChunkNumel}, kTableCapacity<1>, kH200);
-  CHECK(plans.at(0).blocks == 100);
-  const auto full = plan_launches({100000 * kChunkNumel}, kTableCapacity<1>, kH200);
-  CHECK(full.at(0).blocks == 132 * 8);
+  const auto plan = plan_launch({100 * kChunkNumel}, kTableCapacity<1>, kPlain, kH200);
+  CHECK(plan.blocks == 100);
+  const auto full = plan_launch({100000 * kChunkNumel}, kTableCapacity<1>, kPlain, kH200);
+  CHECK(full.blocks == 132 * 8);
 }
 
 TEST_CASE("plan: random lists on random devices are covered exactly once", "[kernels]") {
@@ -158,8 +225,7 @@ TEST_CASE("plan: random lists on random devices are covered exactly once", "[ker
     const DeviceShape device{static_cast<int>(1 + random() % 200),
                              static_cast<int>(1 + random() % 8), random() % 2 == 0};
     CAPTURE(round, count);
-    const auto large = kTableCapacity<1>.large;
-    check_plan(numels, device, device.capturing && count > large ? (count + large - 1) / large : 1);
+    check_plan(numels, device, random() % 2 == 0 ? kPlain : kSums);
   }
 }
 
@@ -177,7 +243,7 @@ TEMPLATE_TEST_CASE_SIG("plan: tables of every depth fit the arguments and keep t
   }
   ArgTable<kDepth, kSmallTableBytes> args;
   fill_table<kDepth, kSmallTableBytes>(args, entries);
-  std::vector<std::uint64_t> buffer((device_table_bytes<kDepth>(count) + 7) / 8);
+  std::vector<std::uint64_t> buffer((device_table_bytes(count, kEntryBytes<kDepth>) + 7) / 8);
   fill_device_table<kDepth>(buffer.data(), entries);
   const auto resident = view_device_table<kDepth>(buffer.data(), count);
   for (std::size_t i = 0; i < count; ++i) {
