@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -130,18 +129,27 @@ def test_training_gives_torchs_bits(name: str, dtype: torch.dtype):
             assert torch.equal(ours, theirs)
 
 
+def evaluate_and_train(make: Callable[[], nn.Module]) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model = make()
+    x = torch.randn(16, 6, 8)
+    with fastamp.autocast("cpu"):
+        with torch.no_grad():
+            evaluated = model(x)
+        trained = model(x)
+    trained.float().sum().backward()
+    return [evaluated, trained.detach(), *(p.grad for p in model.parameters())]
+
+
 @pytest.mark.parametrize("name", ["mlp", "lstm"])
 def test_no_grad_evaluation_between_steps_changes_nothing(name: str):
-    results = []
-    for kernels in (torch_kernels(), nullcontext()):
-        with kernels:
-            torch.manual_seed(0)
-            model = MODELS[name]()
-            x = torch.randn(16, 6, 8)
-            with fastamp.autocast("cpu"):
-                with torch.no_grad():
-                    evaluated = model(x)
-                trained = model(x)
-            trained.float().sum().backward()
-            results.append([evaluated, trained.detach(), *(p.grad for p in model.parameters())])
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    try:
+        with torch_kernels():
+            expected = evaluate_and_train(MODELS[name])
+    except RuntimeError as error:
+        # oneDNN has no bfloat16 LSTM on some CPUs either.
+        with pytest.raises(RuntimeError, match=str(error)[:40]):
+            evaluate_and_train(MODELS[name])
+        return
+    results = evaluate_and_train(MODELS[name])
+    assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))

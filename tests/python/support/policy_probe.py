@@ -138,6 +138,7 @@ def main() -> None:
     names = {device: registered(device) for device in ("cpu", "cuda")}
     if os.environ.get("FASTAMP_PROBE") == "1":
         import fastamp  # noqa: F401
+    registered_now = {device: registered(device) for device in ("cpu", "cuda")}
     libraries = []
     for device in ("cpu", "cuda"):
         library = torch.library.Library("aten", "IMPL")
@@ -152,7 +153,7 @@ def main() -> None:
         for device in ("cpu", "cuda")
         for dtype in ("bfloat16", "float16")
     }
-    sys.stdout.write(json.dumps({"names": names, "probes": answers}))
+    sys.stdout.write(json.dumps({"names": names, "registered": registered_now, "probes": answers}))
 
 
 if __name__ == "__main__":
