@@ -31,7 +31,7 @@ endif
 # Runs a command with the oneDNN level that this CPU survives.
 RUN := $(PY) tools/with_cpu_isa.py --cache build/cpu_isa.json --
 
-.PHONY: help build test gpu demo bench lint clean
+.PHONY: help build test gpu demo bench lint compat clean
 .DEFAULT_GOAL := help
 
 help:
@@ -40,6 +40,7 @@ help:
 	@echo 'make bench  measure fastamp beside torch.amp'
 	@echo 'make gpu    tests, sanitizers and benchmarks on a GPU (STAGE="ctest pytest"); fails without one'
 	@echo 'make lint   formatters, linters, type checks'
+	@echo 'make compat TORCH=2.15.0  build and test against another torch, in an environment of its own'
 	@echo 'make build  the native part and an editable install'
 	@echo 'make clean  remove build products (VENV stays)'
 	@echo 'Variables: PYTHON=python3 VENV=.venv|none TORCH=torch==2.11.0 JOBS=n CATCH2_INCLUDE=folder'
@@ -64,6 +65,9 @@ bench: build
 
 lint: build
 	$(PY) tools/lint.py --build-dir $(BUILD_DIR) --jobs $(JOBS)
+
+compat: $(ENVIRONMENT)
+	$(PY) tools/compat.py --torch '$(TORCH)' --jobs $(JOBS)
 
 clean:
 	rm -rf build dist python/fastamp.egg-info python/fastamp/lib python/fastamp/include python/fastamp/share

@@ -5,11 +5,13 @@
 #include "autocast/tracing.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/generated/Functions.h>
 
 #include <memory>
+#include <type_traits>
 #include <utility>
 
 namespace fastamp::autocast {
@@ -37,12 +39,27 @@ struct CastBackward final : autograd::generated::ToCopyBackward0 {
   }
 };
 
+// torch holds nodes by std::shared_ptr, later versions by c10::intrusive_ptr: whatever grad_fn
+// returns. Templates, since only one of the two compiles.
+template <class Node>
+std::shared_ptr<Node> make_node(const std::shared_ptr<Node>* /*held_by*/) {
+  // Found by its argument, as it is gone where nodes count their references.
+  return std::shared_ptr<Node>(new CastBackward, [](auto* node) { deleteNode(node); });
+}
+
+template <class Node>
+c10::intrusive_ptr<Node> make_node(const c10::intrusive_ptr<Node>* /*held_by*/) {
+  return c10::make_intrusive<CastBackward>();
+}
+
+using NodePtr = std::decay_t<decltype(std::declval<const at::Tensor&>().grad_fn())>;
+
 }  // namespace
 
 void record_cast(const at::Tensor& source, const at::Tensor& out) {
-  const std::shared_ptr<CastBackward> node(new CastBackward, autograd::deleteNode);
+  const NodePtr node = make_node(static_cast<const NodePtr*>(nullptr));
   node->set_next_edges(autograd::collect_next_edges(source));
-  node->self_options = source.options();
+  static_cast<CastBackward&>(*node).self_options = source.options();
   autograd::set_history(out, node);
 }
 

@@ -51,7 +51,7 @@ void fill_kernel_entries<FASTAMP_OPS_PART>(std::array<KernelEntry, kNumOps>& ent
   fill<OpId::op, at::_ops::op, Generated<OpId::op, at::_ops::redispatch>::Kernel>(entries);
 #define FASTAMP_OP_CUSTOM(op, cpu, cuda, CustomKernel) \
   fill<OpId::op, at::_ops::op, Custom<CustomKernel>::Kernel>(entries);
-#include "autocast/op_table.inc"
+#include "autocast/torch_op_table.inc"
 #undef FASTAMP_OP
 #undef FASTAMP_OP_APPEND
 #undef FASTAMP_OP_CUSTOM

@@ -12,7 +12,7 @@ enum class OpId : std::uint16_t {  // NOLINT(performance-enum-size): 216 lines a
 #define FASTAMP_OP(op, cpu, cuda) op,
 #define FASTAMP_OP_APPEND(op, cpu, cuda, redispatch) op,
 #define FASTAMP_OP_CUSTOM(op, cpu, cuda, Kernel) op,
-#include "autocast/op_table.inc"
+#include "autocast/torch_op_table.inc"
 #undef FASTAMP_OP
 #undef FASTAMP_OP_APPEND
 #undef FASTAMP_OP_CUSTOM
@@ -22,7 +22,7 @@ inline constexpr std::size_t kNumOps = 0
 #define FASTAMP_OP(op, cpu, cuda) +1
 #define FASTAMP_OP_APPEND(op, cpu, cuda, redispatch) +1
 #define FASTAMP_OP_CUSTOM(op, cpu, cuda, Kernel) +1
-#include "autocast/op_table.inc"
+#include "autocast/torch_op_table.inc"
 #undef FASTAMP_OP
 #undef FASTAMP_OP_APPEND
 #undef FASTAMP_OP_CUSTOM

@@ -40,6 +40,17 @@ bool is_intercepted(c10::DispatchKeySet keys) {
   return ((keys | tls.included_) - tls.excluded_).has_any(kInterceptors);
 }
 
+// A template, so that has_names is only looked up where the tensor has it: torch dropped it
+// in 2.13.
+template <class Tensor>
+bool has_names(const Tensor& tensor) {
+  if constexpr (requires { tensor.has_names(); }) {
+    return tensor.has_names();
+  } else {
+    return false;
+  }
+}
+
 constexpr c10::DispatchKeySet kSubclass({DispatchKey::Python, DispatchKey::PythonTLSSnapshot});
 
 }  // namespace
@@ -50,7 +61,7 @@ bool may_be_kept(const at::Tensor& tensor) {
 
 bool is_ordinary(const at::Tensor& tensor) {
   return !is_intercepted(tensor.key_set()) && tensor.layout() == c10::kStrided &&
-         (tensor.is_cpu() || tensor.is_cuda()) && !tensor.has_names() &&
+         (tensor.is_cpu() || tensor.is_cuda()) && !has_names(tensor) &&
          !tensor._fw_grad(/*level=*/0).defined();
 }
 

@@ -21,7 +21,7 @@ constexpr Columns written_policies() {
 #define FASTAMP_OP_APPEND(op, cpu, cuda, redispatch) cpu,
 #define FASTAMP_OP_CUSTOM(op, cpu, cuda, Kernel) cpu,
       {{
-#include "autocast/op_table.inc"
+#include "autocast/torch_op_table.inc"
       }},
 #undef FASTAMP_OP
 #undef FASTAMP_OP_APPEND
@@ -30,7 +30,7 @@ constexpr Columns written_policies() {
 #define FASTAMP_OP_APPEND(op, cpu, cuda, redispatch) cuda,
 #define FASTAMP_OP_CUSTOM(op, cpu, cuda, Kernel) cuda,
       {{
-#include "autocast/op_table.inc"
+#include "autocast/torch_op_table.inc"
       }},
 #undef FASTAMP_OP
 #undef FASTAMP_OP_APPEND

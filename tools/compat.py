@@ -1,0 +1,87 @@
+"""Builds fastamp against another torch, in a virtual environment of its own, and tests it there.
+
+compat.py --torch 2.15.0 [pytest arguments]: without arguments the core tests run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+from cmake_build import ROOT
+from setup_venv import read_pyproject
+
+CORE_TESTS = ("autocast", "ops", "scaler", "optim")
+EXTRAS = ("build", "test")
+
+
+def run(python: Path, *arguments: str, check: bool = True, **environment: str) -> int:
+    """Runs an interpreter on this checkout; the environment is ours and what is given.
+
+    Returns:
+        The exit status.
+    """
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [str(python), *arguments]
+    return subprocess.run(command, cwd=ROOT, env=inherited | environment, check=check).returncode
+
+
+def make_environment(folder: Path, torch: str) -> Path:
+    """Makes the virtual environment once for each torch and state of the pinned packages.
+
+    Returns:
+        Its interpreter.
+    """
+    python = folder / "bin" / "python"
+    optional = read_pyproject()["project"]["optional-dependencies"]
+    wanted = [f"torch=={torch}", *(name for extra in EXTRAS for name in optional[extra])]
+    stamp = folder / "fastamp_packages.txt"
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == "\n".join(wanted):
+        return python
+    print(f"installing torch {torch} into {folder.relative_to(ROOT)}: 3 GB", flush=True)
+    venv.create(folder, with_pip=True)
+    run(python, "-m", "pip", "--disable-pip-version-check", "install", "-q", *wanted)
+    stamp.write_text("\n".join(wanted), encoding="utf-8")
+    return python
+
+
+def main() -> int:
+    """Returns 0 if the build succeeded and all tests passed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--torch", required=True, help="version, e.g. 2.15.0 or torch==2.15.0")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("pytest", nargs="*", help="what pytest runs instead of the core tests")
+    options = parser.parse_args()
+    version = options.torch.removeprefix("torch==")
+    folder = ROOT / "build" / "compat" / version
+    python = make_environment(folder / "venv", version)
+    build = folder / "make"
+    pip = ("-m", "pip", "--disable-pip-version-check", "install", "-q", "--force-reinstall")
+    run(
+        python,
+        *(*pip, "--no-deps", "--no-build-isolation", str(ROOT)),
+        FASTAMP_BUILD_DIR=str(build),
+        FASTAMP_BUILD_TESTS="1",
+        MAX_JOBS=str(options.jobs),
+    )
+    isa = (str(ROOT / "tools" / "with_cpu_isa.py"), "--cache", str(ROOT / "build" / "cpu_isa.json"))
+    ctest = (*isa, "--", str(folder / "venv" / "bin" / "ctest"), "--test-dir", str(build))
+    core = [str(path) for name in CORE_TESTS if (path := ROOT / "tests/python" / name).is_dir()]
+    pytest = (*isa, "--", str(python), "-m", "pytest", *(options.pytest or core))
+    status = [
+        run(python, *ctest, "--output-on-failure", "--no-tests=error", check=False),
+        run(python, *pytest, check=False),
+    ]
+    print(f"torch {version}: {'failed' if any(status) else 'passed'}", flush=True)
+    return int(any(status))
+
+
+if __name__ == "__main__":
+    try:
+        raise SystemExit(main())
+    except subprocess.CalledProcessError as error:
+        raise SystemExit(f"fastamp: compat failed: {error}") from None
