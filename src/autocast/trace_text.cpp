@@ -177,7 +177,7 @@ std::string dtype_name(c10::ScalarType dtype) {
     return "";
   }
   const auto [name, legacy_name] = c10::getDtypeNames(dtype);
-  return name;
+  return std::string(name);
 }
 
 CastCounts sum_of(const std::vector<TraceRow>& rows) {
