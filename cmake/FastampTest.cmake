@@ -42,7 +42,10 @@ function(fastamp_add_test name)
   set_target_properties(${target} PROPERTIES CXX_STANDARD 20)
   target_compile_definitions(${target} PRIVATE FASTAMP_TEST_NEEDS_CUDA=$<BOOL:${arg_CUDA}>)
   # Tests of private parts include them as the library does, and link what is exported for them.
-  target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/src")
+  target_include_directories(
+    ${target}
+    PRIVATE "${PROJECT_SOURCE_DIR}/src" "${PROJECT_BINARY_DIR}/src"
+  )
   target_link_libraries(${target} PRIVATE fastamp_test_main)
   if(arg_CUDA)
     target_link_libraries(${target} PRIVATE fastamp_torch::cuda)
