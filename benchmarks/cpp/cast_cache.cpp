@@ -38,7 +38,7 @@ void own_cache(benchmark::State& state) {
   const auto weights = make_weights();
   fastamp::autocast::CastCache cache;
   for (const auto& weight : weights) {
-    cache.insert(weight, at::kBFloat16, weight.to(at::kBFloat16));
+    cache.insert(weight, at::kBFloat16, weight.to(at::kBFloat16), /*used=*/true);
   }
   std::size_t i = 0;
   for (auto _ : state) {
