@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from fastamp import _cpu_isa
 
 ROOT = Path(__file__).resolve().parent.parent
-DEFAULT_MINUTES, QUICK_MINUTES = 9.0, 1.5
+DEFAULT_MINUTES, QUICK_MINUTES = 8.0, 0.8
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -30,12 +30,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="a minute or two, less certain")
+    parser.add_argument("--quick", action="store_true", help="about a minute, less certain")
     parser.add_argument("--filter", default="", metavar="RE", help="only rows that match")
     parser.add_argument("--list", action="store_true", help="only name the rows")
     parser.add_argument("--out", type=Path, help="raw results (default: benchmarks/results/...)")
     parser.add_argument("--device", choices=("cpu", "cuda", "all"), help="default: what is there")
-    parser.add_argument("--minutes", type=float, help="about how long to measure (9; quick: 1.5)")
+    parser.add_argument("--minutes", type=float, help="about how long to measure (8; quick: 0.8)")
     options = parser.parse_args(arguments)
     try:
         options.filter = re.compile(options.filter)

@@ -7,13 +7,15 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.budget import Effort
 from benchmarks.environment import ROOT
 from benchmarks.goals import at_least_times, at_most, not_slower
-from benchmarks.harness import Effort, Goal, Result, judge
+from benchmarks.harness import Goal, Result, judge, note_repeats
 
 COUNTS = (1, 10, 100, 1000, 10_000, 100_000)
 CURVE = "C++: unscale_ + update, n x 16"
@@ -22,6 +24,9 @@ HOW_TO_GET_THEM = (
     "C++ rows: not measured: google-benchmark was not found when the build was configured "
     "(Debian: apt-get install libbenchmark-dev), or there is no build (make build)"
 )
+NOTE = "C++ rows, torch.amp: its ops and state called by hand; LibTorch has no guard or scaler"
+# Each repetition makes its tensors anew: so many of them take longer than what is measured.
+HEAVY, HEAVY_WEIGHT = "100000", 8.0
 
 # By program: its rows and what the project wants of them.
 PROGRAMS: dict[str, dict[str, Goal | None]] = {
@@ -34,11 +39,19 @@ PROGRAMS: dict[str, dict[str, Goal | None]] = {
     },
     "cast_cache": {"C++: cached weight lookup": at_most(25)},
     "scaler": {f"C++: unscale_ + update, {count} x 16": not_slower() for count in COUNTS},
+    "optim": {
+        "C++: step + update, SGD, 10 x 16": not_slower(),
+        "C++: step + update, SGD, 1000 x 16": at_least_times(3),
+        "C++: step + update, AdamW, 10 x 16": not_slower(),
+        "C++: step + update, AdamW, 1000 x 16": not_slower(),
+        "C++: clip + step + update, AdamW, 10 x 16": not_slower(),
+        "C++: clip + step + update, AdamW, 1000 x 16": not_slower(),
+    },
 }
 
 
 # The clock of the one thread that does the work: other programs' turns do not count.
-CLOCKS = {"scaler": "real_time"}
+CLOCKS = {"scaler": "real_time", "optim": "real_time"}
 CLOCK = "cpu_time"
 
 
@@ -47,30 +60,52 @@ def row_names() -> list[str]:
     return [row for rows in PROGRAMS.values() for row in rows]
 
 
-def build() -> Path | None:
-    """Builds the programs; returns their folder, None where they cannot be built."""
+def chosen(wanted: list[str]) -> list[tuple[str, list[str]]]:
+    """Returns programs with the rows that they measure in one go; heavy rows are on their own."""
+    found = []
+    for program, goals in PROGRAMS.items():
+        rows = [row for row in goals if row in wanted]
+        light = [row for row in rows if HEAVY not in row]
+        found += [(program, part) for part in (light, [r for r in rows if r not in light]) if part]
+    return found
+
+
+def weight(rows: list[str]) -> float:
+    """Returns the share of a run's time that these rows have together."""
+    return sum(HEAVY_WEIGHT if HEAVY in row else 1.0 for row in rows)
+
+
+def build() -> tuple[Path | None, str]:
+    """Builds the programs; returns their folder and a note, which says why if there is none."""
     build_dir = Path(os.environ.get("FASTAMP_BUILD_DIR", ROOT / "build" / "make"))
     beside = Path(sys.executable).parent / "cmake"
     command = [str(beside) if beside.exists() else "cmake", "--build", str(build_dir)]
     try:
-        subprocess.run([*command, "--target", TARGET], capture_output=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return build_dir / "benchmarks"
+        done = subprocess.run(
+            [*command, "--target", TARGET], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return None, HOW_TO_GET_THEM
+    if done.returncode == 0:
+        return build_dir / "benchmarks", NOTE
+    output = done.stdout + done.stderr
+    absent = ("unknown target", "No rule to make target")  # as ninja and make say it
+    if not build_dir.exists() or any(words in output for words in absent):
+        return None, HOW_TO_GET_THEM
+    return None, f"C++ rows: not measured: they do not compile:\n{output[-2000:]}"
 
 
-def _run(program: Path, rows: list[str], effort: Effort) -> list[dict[str, Any]]:
-    # Each repetition makes its tensors anew: 100 000 of them take longer than what is measured.
-    most = 41 if any("100000" in row for row in rows) else effort.repeats
-    repetitions = min(most, max(effort.least_repeats, round(effort.row_seconds * 40)))
-    chosen = "|".join(f"^{_escape(row)}[|]" for row in rows)
+def _run(
+    program: Path, rows: list[str], block_seconds: float, repetitions: int
+) -> list[dict[str, Any]]:
+    chosen_rows = "|".join(f"^{_escape(row)}[|]" for row in rows)
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "result.json"
         command = [
             str(program),
-            f"--benchmark_filter={chosen}",
+            f"--benchmark_filter={chosen_rows}",
             f"--benchmark_repetitions={repetitions}",
-            f"--benchmark_min_time={max(effort.block_seconds, 2e-3)}",
+            f"--benchmark_min_time={max(block_seconds, 2e-3)}",
             "--benchmark_enable_random_interleaving=true",
             f"--benchmark_out={output}",
             "--benchmark_out_format=json",
@@ -100,20 +135,20 @@ def _results(program: str, rows: list[str], runs: list[dict[str, Any]]) -> Itera
         yield result
 
 
-def measure(wanted: list[str], effort: Effort) -> tuple[list[Result], list[str]]:
-    """Builds and runs the programs; returns results, and notes on what could not be measured."""
-    if not wanted:
-        return [], []
-    folder = build()
-    if folder is None:
-        return [], [HOW_TO_GET_THEM]
-    results = []
-    for program, goals in PROGRAMS.items():
-        rows = [row for row in goals if row in wanted]
-        if rows:
-            runs = _run(folder / f"fastamp_bench_{program}", rows, effort)
-            results += list(_results(program, rows, runs))
-    notes = [
-        "C++ rows, torch.amp: its ops and state called by hand; LibTorch has no guard or scaler"
-    ]
-    return results, notes
+def measure(folder: Path, program: str, rows: list[str], effort: Effort) -> list[Result]:
+    """Runs a program once to see how long it takes, then with the repetitions there is time for.
+
+    Raises:
+        subprocess.CalledProcessError: The program failed.
+    """
+    path, start = folder / f"fastamp_bench_{program}", time.perf_counter()
+    subprocess.run([str(path), "--benchmark_list_tests"], capture_output=True, check=True)
+    loading = time.perf_counter() - start
+    _run(path, rows, effort.block_seconds, 1)
+    spent = time.perf_counter() - start
+    repetitions = effort.repeats_for(max(spent - 2 * loading, 1e-3), spent + loading)
+    runs = _run(path, rows, effort.block_seconds, repetitions)
+    results = list(_results(program, rows, runs))
+    for result in results:
+        note_repeats(result, effort)
+    return results

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.budget import Effort
 from benchmarks.clocks import Loop, event_loop, host_loop
 
 BASELINE, OURS = "torch.amp", "fastamp"
@@ -74,8 +75,10 @@ class Row:
         goal: What the project wants, if anything.
         curve: Name of the scaling curve that the row is a point of, and where on its x axis.
         work: Units of work of one call, and what they are: ``(32, "images")``.
-        facts: Returns what is counted and not timed; called after the candidates are gone.
-        weight: Share of the time of a run, relative to other rows.
+        facts: Returns what is counted and not timed; called before the candidates are made, and
+            told whether it should be quick about it.
+        weight: Share of the time of a run, relative to other rows: the seconds that it takes,
+            roughly.
     """
 
     name: str
@@ -87,26 +90,8 @@ class Row:
     goal: Goal | None = None
     curve: tuple[str, float] | None = None
     work: tuple[float, str] | None = None
-    facts: Callable[[], Facts] | None = None
+    facts: Callable[[bool], Facts] | None = None
     weight: float = 1.0
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How long to measure.
-
-    Attributes:
-        repeats: Blocks per candidate, for rows that can have them in ``row_seconds``.
-        block_seconds: Shortest block; a block is at least one call. Short ones mostly escape the
-            interruptions by other programs.
-        row_seconds: About the longest that a row of weight 1 may take.
-        least_repeats: Blocks per candidate, even if that takes longer.
-    """
-
-    repeats: int = 301
-    block_seconds: float = 1e-3
-    row_seconds: float = 10.0
-    least_repeats: int = 31
 
 
 @dataclass
@@ -126,6 +111,11 @@ class Result:
     curve: tuple[str, float] | None = None
     work: tuple[float, str] | None = None
     facts: Facts = field(default_factory=dict)
+
+    @property
+    def repeats(self) -> int:
+        """How many samples there are of each candidate."""
+        return min((len(samples) for samples in self.samples.values()), default=0)
 
     def median(self, candidate: str) -> float:
         """Returns nanoseconds per call."""
@@ -187,38 +177,44 @@ class _Blocks:
         return count
 
 
-def _sample(row: Row, effort: Effort) -> tuple[int, dict[str, list[float]]]:
+def _sample(row: Row, effort: Effort, start: float) -> tuple[int, dict[str, list[float]]]:
     blocks = _Blocks(row)
     count = blocks.calls_for(effort.block_seconds)
-    start = time.perf_counter()
     for name in blocks.names():
         blocks.run(name, count)
-    affordable = int(effort.row_seconds * row.weight / (time.perf_counter() - start))
-    repeats = min(effort.repeats, max(effort.least_repeats, affordable))
     samples: dict[str, list[float]] = {name: [] for name in blocks.names()}
-    for repeat in range(repeats):
-        order = blocks.names() if repeat % 2 == 0 else blocks.names()[::-1]
+    repeats = 0
+    while not effort.enough(repeats, time.perf_counter() - start):
+        order = blocks.names() if repeats % 2 == 0 else blocks.names()[::-1]
         for name in order:
             samples[name].append(blocks.run(name, count))
+        repeats += 1
     return count, samples
 
 
 def measure(row: Row, effort: Effort) -> Result:
     """Measures a row; the garbage collector is off meanwhile."""
+    start = time.perf_counter()
+    facts = row.facts(effort.quick) if row.facts is not None else {}
     gc.collect()
     gc.disable()
     try:
-        count, samples = _sample(row, effort)
+        count, samples = _sample(row, effort, start)
     finally:
         gc.enable()
     gc.collect()
     result = Result(row.name, count, samples, row.bytes_moved)
     result.group, result.device, result.clock = row.group, row.device, row.clock
-    result.curve, result.work = row.curve, row.work
-    if row.facts is not None:
-        result.facts = row.facts()
+    result.curve, result.work, result.facts = row.curve, row.work, facts
+    note_repeats(result, effort)
     judge(result, row.goal)
     return result
+
+
+def note_repeats(result: Result, effort: Effort) -> None:
+    """Writes into the result if it has fewer repeats than was promised."""
+    if result.repeats < effort.promised_repeats:
+        result.notes.append(f"only {result.repeats} repeats, for want of time")
 
 
 def judge(result: Result, goal: Goal | None) -> None:

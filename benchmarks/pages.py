@@ -43,7 +43,7 @@ HEADLINES = {
 }
 COUNTS = ("ops", "launches", "casts", "Mi elements cast", "syncs", "MiB allocated")
 MEMORY = ("MiB saved for backward", "MiB peak", "largest batch in 16 GiB")
-QUALITY = ("loss", "accuracy %")
+QUALITY = ("steps", "loss", "accuracy %")
 NO_GPU = "No GPU result is kept here: GPU rows are **not measured yet**."
 
 
@@ -99,7 +99,7 @@ def _head(names: list[str]) -> list[str]:
 
 
 def _times(results: list[Result]) -> list[str]:
-    head = _head(["", BASELINE, OURS, "speed-up", "quartiles", ""])
+    head = _head(["", BASELINE, OURS, "speed-up", "quartiles", "repeats", ""])
     return head + _table([list(cells(result).values()) for result in results])
 
 
@@ -131,7 +131,6 @@ def _behind(results: list[Result], notes: list[str]) -> list[str]:
     goals = sum(bool(result.goal) for result in results)
     lines += ["", f"Goals missed: {len(missed)} of {goals}.", ""]
     lines += [f"- {result.name}: {result.goal}" for result in missed]
-    notes = [*notes, *(note for result in results for note in result.notes)]
     return lines + ([""] + [f"- {note}" for note in notes] if notes else [])
 
 

@@ -20,7 +20,7 @@ def default_path(environment: dict[str, str]) -> Path:
 
 def _row(result: Result) -> dict[str, object]:
     """Returns a row as it is written: five digits are more than any sample is worth."""
-    row = asdict(result)
+    row = {**asdict(result), "repeats": result.repeats}
     row["samples"] = {
         name: [float(f"{sample:.5g}") for sample in samples]
         for name, samples in result.samples.items()
@@ -41,7 +41,10 @@ def save(path: Path, environment: dict[str, str], results: list[Result], notes: 
 def load(path: Path) -> tuple[dict[str, str], list[Result], list[str]]:
     """Reads what save() wrote: environment, results, notes."""
     document = json.loads(path.read_text(encoding="utf-8"))
-    results = [Result(**row) for row in document["rows"]]
+    results = []
+    for row in document["rows"]:
+        row.pop("repeats", None)  # for readers of the file: it is the number of samples
+        results.append(Result(**row))
     for result in results:
         result.curve = None if result.curve is None else (result.curve[0], result.curve[1])
         result.work = None if result.work is None else (result.work[0], result.work[1])

@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,15 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import cpp_programs, results_file
+from benchmarks.budget import QUICK, Budget, Effort
 from benchmarks.environment import ROOT, describe, load
-from benchmarks.harness import Effort, Result, Row, measure
+from benchmarks.harness import Result, Row, measure
 from benchmarks.rows import all_rows
 from benchmarks.table import summary, text_table
 
-QUICK = Effort(repeats=31, block_seconds=3e-4, least_repeats=7)
-# Part of the time that goes into making tensors and models, warming up and counting.
-OVERHEAD = 0.3
 SAVE_EVERY = 20.0
+# A run may take so many times as long as was asked for, if promised repeats need it.
+STRETCH = 1.25
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class Plan:
         pattern: Only rows whose name matches.
         device: ``cpu``, ``cuda``, ``all``, or None for what is there.
         quick: Fewer repeats.
-        seconds: About how long all rows may take.
+        seconds: About how long all rows may take; a quarter more at most.
         out: Where raw results go, or None for the usual place.
     """
 
     pattern: re.Pattern[str]
     device: str | None = None
     quick: bool = False
-    seconds: float = 540.0
+    seconds: float = 480.0
     out: Path | None = None
 
     def devices(self) -> list[str]:
@@ -59,11 +59,9 @@ class Plan:
         wanted = cpp_programs.row_names() if "cpu" in self.devices() else []
         return [name for name in wanted if self.pattern.search(name)]
 
-    def effort(self, seconds_left: float, weight_left: float) -> Effort:
-        """Returns the effort that spends the time that is left on rows of so much weight."""
-        base = QUICK if self.quick else Effort()
-        spend = max(0.0, seconds_left) * (1 - OVERHEAD)
-        return replace(base, row_seconds=min(10.0, spend / weight_left))
+    def base(self) -> Effort:
+        """Returns the effort for a row, of which the budget decides the seconds."""
+        return QUICK if self.quick else Effort()
 
 
 @dataclass
@@ -100,35 +98,67 @@ def _progress(total: int) -> tqdm[Any]:
     return tqdm(total=total, unit="row", mininterval=0.1 if terminal else 5, **size)
 
 
+class _Saver:
+    """Writes what was found so far, now and then."""
+
+    def __init__(self, out: Path, environment: dict[str, str], findings: Findings) -> None:
+        self._out, self._environment, self._findings = out, environment, findings
+        self._saved = time.monotonic()
+
+    def save(self) -> None:
+        results_file.save(
+            self._out, self._environment, self._findings.results, self._findings.notes
+        )
+        self._saved = time.monotonic()
+
+    def now_and_then(self) -> None:
+        if time.monotonic() - self._saved > SAVE_EVERY:
+            self.save()
+
+
+def _measure_programs(
+    plan: Plan, budget: Budget, folder: Path | None, bar: tqdm[Any], findings: Findings
+) -> None:
+    for program, rows in cpp_programs.chosen(plan.programs()):
+        bar.set_description(f"{'C++ ' + program:34}")
+        effort = budget.effort(plan.base(), cpp_programs.weight(rows))
+        if folder is not None:
+            try:
+                findings.results += cpp_programs.measure(folder, program, rows, effort)
+            except Exception as error:  # the rows after it still count
+                findings.failed += len(rows)
+                findings.notes.append(f"C++ {program}: FAILED: {type(error).__name__}: {error}")
+        bar.update(len(rows))
+
+
 def measure_all(plan: Plan, environment: dict[str, str], out: Path) -> Findings:
     """Measures all rows of a plan; the file is written now and then, and at the end.
 
-    Heavy rows come first: what they take more than their share, the others have less of.
+    Light rows come first: what they need less than their share, the heavy ones have more.
     """
     rows, programs = plan.rows(), plan.programs()
-    weight = sum(row.weight for row in rows) + len(programs)
-    findings, saved = Findings(), time.monotonic()
-    end = saved + plan.seconds
+    folder, note = cpp_programs.build() if programs else (None, "")
+    weight = sum(row.weight for row in rows) + cpp_programs.weight(programs)
+    budget = Budget(plan.seconds, STRETCH * plan.seconds, weight)
+    findings = Findings(notes=[note] if note else [])
+    saver = _Saver(out, environment, findings)
     try:
         with _progress(len(rows) + len(programs)) as bar:
-            for row in sorted(rows, key=lambda row: -row.weight):
+            _measure_programs(plan, budget, folder, bar, findings)
+            for row in sorted(rows, key=lambda row: row.weight):
                 bar.set_description(f"{row.name[:34]:34}")
-                _measure_row(row, plan.effort(end - time.monotonic(), weight), findings)
-                weight -= row.weight
+                if budget.is_over():
+                    findings.failed += 1
+                    findings.notes.append(f"{row.name}: NOT MEASURED: the time was over")
+                else:
+                    _measure_row(row, budget.effort(plan.base(), row.weight), findings)
                 bar.update()
-                if time.monotonic() - saved > SAVE_EVERY:
-                    results_file.save(out, environment, findings.results, findings.notes)
-                    saved = time.monotonic()
-            bar.set_description(f"{'C++':34}")
-            effort = plan.effort(end - time.monotonic(), max(weight, 1))
-            results, notes = cpp_programs.measure(programs, effort)
-            bar.update(len(programs))
-            places = {row.name: place for place, row in enumerate(rows)}
-            findings.results = sorted(findings.results, key=lambda r: places[r.name]) + results
-            findings.notes += notes
+                saver.now_and_then()
     finally:
+        names = [*(row.name for row in rows), *programs]
+        findings.results.sort(key=lambda result: names.index(result.name))
         environment["load_at_end"] = load()
-        results_file.save(out, environment, findings.results, findings.notes)
+        saver.save()
     return findings
 
 

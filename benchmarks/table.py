@@ -41,7 +41,7 @@ def remarks(result: Result) -> list[str]:
         found.append(", ".join(rates) + f" {unit}/s")
     if result.goal:
         found.append(f"{result.goal}: {'reached' if result.goal_reached else 'MISSED'}")
-    return found
+    return found + result.notes
 
 
 def cells(result: Result) -> dict[str, str]:
@@ -53,6 +53,7 @@ def cells(result: Result) -> dict[str, str]:
         OURS: duration(result.median(OURS)),
         "speed-up": f"{middle:.2f}x",
         "quartiles": f"{low:.2f}-{high:.2f}",
+        "repeats": str(result.repeats),
         "remarks": "; ".join(remarks(result)),
     }
 
@@ -72,7 +73,7 @@ def slower(results: list[Result]) -> list[str]:
 def text_table(results: list[Result]) -> str:
     """Returns the table as wide as the terminal allows; remarks go below their row."""
     rows = [cells(result) for result in results]
-    columns = ["row", BASELINE, OURS, "speed-up", "quartiles"]
+    columns = ["row", BASELINE, OURS, "speed-up", "quartiles", "repeats"]
     sizes = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
     width = shutil.get_terminal_size((100, 24)).columns
     numbers = columns[1:]

@@ -116,16 +116,17 @@ class Training:
         self.model.train()
         return 100 * right / total
 
-    def facts(self) -> dict[str, float]:
-        """Counts one step, then trains for ``workload.steps`` and looks at loss and accuracy."""
+    def facts(self, steps: int) -> dict[str, float]:
+        """Counts one step, then trains for so many more and looks at loss and accuracy."""
         self.before()
         try:
             found = self._counted()
             losses = []
-            for batch in islice(self.batches, self.workload.steps):
+            for batch in islice(self.batches, steps):
                 self.x, self.y = batch
                 losses.append(self.step().detach())
             last = torch.stack(losses[-min(10, len(losses)) :]).float()
+            found["steps"] = float(steps)
             found["loss"] = last.mean().item()
             found["accuracy %"] = self.accuracy()
         finally:

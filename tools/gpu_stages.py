@@ -108,8 +108,11 @@ def _report(_: Path) -> list[Command]:
 
 # By stage: the rows, and the minutes that they are given; the stage may take half as long again.
 BENCHES: dict[str, tuple[str, float]] = {
-    "bench-micro": ("^cuda: (?!claim)(mm|linear|layer_norm|cat|relu|scale|unscale_|norm)", 1.5),
-    "bench-steps": (r"^cuda: (clip \+ )?step \+ update", 1.5),
+    "bench-micro": (
+        "^cuda: (?!claim)(mm|linear|layer_norm|cat|relu|scale|unscale_|norm|clip_grad)",
+        1.5,
+    ),
+    "bench-steps": (r"^cuda: (clip [a-z ]*\+ )?step \+ update", 1.5),
     "bench-training": ("^cuda: (digits|ResNet|ViT|BERT|GPT|12 blocks)", 3.2),
     "bench-claims": ("^cuda: claim", 2.3),
 }

@@ -45,9 +45,9 @@ def _tf32(result: Result) -> bool:
 def _with_largest_batch(row: Row, workload: Workload, mode: str) -> Row:
     counted = row.facts
 
-    def facts() -> Facts:
+    def facts(quick: bool) -> Facts:
         assert counted is not None
-        found = counted()
+        found = counted(quick)
         for which in (FP32, BASELINE, OURS):
             found[which][LARGEST] = largest_batch(workload, which, DTYPES[mode], LIMIT)
         return found

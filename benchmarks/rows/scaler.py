@@ -28,6 +28,17 @@ def size(count: int) -> str:
     return f"{count / 2**10:g} KiB"
 
 
+def weight_of(count: int, elements: int, cheap: int = 20_000) -> float:
+    """Returns the weight of a row: roughly the seconds for 31 repeats on two cores.
+
+    Args:
+        count: Tensors.
+        elements: Elements of each, fp32.
+        cheap: How many tensors a second is enough for.
+    """
+    return 1 + count / cheap + 4 * count * elements / 2**27
+
+
 def make_gradients(device: str, count: int, elements: int) -> list[torch.Tensor]:
     """Returns parameters that have gradients of ones, each an allocation of its own."""
     parameters = [torch.zeros(elements, device=device, requires_grad=True) for _ in range(count)]
@@ -71,6 +82,7 @@ def _by_count(
             device,
             goal=goals.get(count),
             curve=(f"{device}: {verb}, n x 16", count),
+            weight=weight_of(count, 16),
         )
         for count in counts
     ]
@@ -97,6 +109,7 @@ def _by_bytes(device: str) -> list[Row]:
             bytes_moved=8 * elements,
             clock="events" if device == "cuda" else "host",
             curve=(f"{device}: unscale_, bytes", 4 * elements),
+            weight=weight_of(16, elements // 16),
         )
         for elements in SIZES
     ]
@@ -113,7 +126,7 @@ def _large(device: str) -> Row:
         bytes_moved=bytes_moved,
         clock="events" if device == "cuda" else "host",
         goal=near_bandwidth_of("foreach mul", 0.9, bytes_moved),
-        weight=2,
+        weight=weight_of(count, elements),
     )
 
 
@@ -148,6 +161,7 @@ def _norms(device: str) -> list[Row]:
             device,
             bytes_moved=4 * count * elements if elements > 16 else 0,
             clock="events" if device == "cuda" and elements > 16 else "host",
+            weight=weight_of(count, elements),
         )
         for name, count, elements in (("1000 x 16", 1000, 16), ("150 x 600k", *LARGE))
     ]

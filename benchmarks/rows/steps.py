@@ -11,7 +11,7 @@ import torch
 import fastamp
 from benchmarks.goals import at_least_times, both, near_bandwidth_of
 from benchmarks.harness import BASELINE, OURS, Candidate, Goal, Row
-from benchmarks.rows.scaler import LARGE, SCALE, make_gradients, make_scaler
+from benchmarks.rows.scaler import LARGE, SCALE, make_gradients, make_scaler, weight_of
 from benchmarks.sides import own_optimizers
 
 GROUP = "Optimizer steps"
@@ -72,6 +72,7 @@ def _small(device: str, kind: str, clip: bool, count: int, goal: Goal | None) ->
         device,
         goal=goal,
         curve=(f"{device}: {verb}, n x 16", count),
+        weight=weight_of(count, 16, cheap=2000 if kind == "SGD" else 500),
     )
 
 
@@ -101,7 +102,7 @@ def _large(device: str, name: str, shapes: Callable[[], list[tuple[int, ...]]]) 
         bytes_moved=ADAMW_BYTES * sum(sizes),
         clock="events" if device == "cuda" else "host",
         goal=both(at_least_times(1.5), bound),
-        weight=4,
+        weight=16,
     )
 
 

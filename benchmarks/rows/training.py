@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from functools import partial
 
 import torch
 from torch import nn
@@ -15,22 +16,24 @@ from benchmarks.training import Training, ways
 GROUP = "Training steps"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 SAVED = "MiB saved for backward"
+QUICK_STEPS = 3
 FEWER_CASTS = fewer("casts")
 
 
-def facts_of(workload: Workload, device: str, dtype: torch.dtype) -> Facts:
+def facts_of(workload: Workload, device: str, dtype: torch.dtype, quick: bool) -> Facts:
     """Counts each way of training on its own, so that memory is its own."""
+    steps = min(workload.steps, QUICK_STEPS) if quick else workload.steps
     found: Facts = {}
     for which in ways(device):
         training = Training(workload, which, device, dtype)
-        found[which] = training.facts()
+        found[which] = training.facts(steps)
         del training
         gc.collect()
     return found
 
 
 def training_row(
-    workload: Workload, device: str, mode: str, goal: Goal, name: str = "", weight: float = 3
+    workload: Workload, device: str, mode: str, goal: Goal, name: str = "", weight: float = 12
 ) -> Row:
     """Returns the row of a workload in a dtype."""
     dtype = DTYPES[mode]
@@ -47,7 +50,7 @@ def training_row(
         device,
         goal=goal,
         work=(workload.batch * workload.units, workload.unit),
-        facts=lambda: facts_of(workload, device, dtype),
+        facts=partial(facts_of, workload, device, dtype),
         weight=weight,
     )
 
@@ -73,14 +76,11 @@ def _separate_qkv(device: str, activation: type[nn.Module]) -> Row:
 def rows(device: str) -> list[Row]:
     """Returns the rows of one device."""
     small = both(at_least_times(1.15), FEWER_CASTS) if device == "cpu" else FEWER_CASTS
-    found = [
-        training_row(digits(batch), device, mode, small if batch == 32 else FEWER_CASTS)
-        for batch in (32, 1797)
-        for mode in DTYPES
-    ]
-    for workload in workloads(device):
+    found = [training_row(digits(32), device, mode, small) for mode in DTYPES]
+    # Without float16 arithmetic, which few CPUs have, it is emulated, a hundred times slower: only
+    # the smallest model has a row of it there.
+    modes = DTYPES if device == "cuda" else ("bf16",)
+    for workload in (digits(1797), *workloads(device)):
         goal = small if workload.name.startswith("tiny") else FEWER_CASTS
-        # Without float16 arithmetic, which few CPUs have, it is emulated, a hundred times slower.
-        modes = DTYPES if device == "cuda" else ("bf16",)
         found += [training_row(workload, device, mode, goal) for mode in modes]
     return [*found, _separate_qkv(device, nn.ReLU), _separate_qkv(device, nn.GELU)]

@@ -1,17 +1,19 @@
 """The harness measures what it says."""
 
+import re
 import time
 
 import pytest
 import torch
 
 import fastamp
-from benchmarks import goals
+from benchmarks import goals, results_file, run, table
+from benchmarks.budget import QUICK, Budget, Effort
 from benchmarks.clocks import host_loop
-from benchmarks.harness import BASELINE, OURS, Candidate, Effort, Result, Row, measure, nothing
+from benchmarks.harness import BASELINE, OURS, Candidate, Result, Row, measure, nothing
 from benchmarks.rows import all_rows
 
-ONCE = Effort(2, 1e-6, row_seconds=0, least_repeats=2)
+ONCE = Effort(2, 1e-6, row_seconds=0, promised_repeats=2, least_repeats=2)
 
 
 def pauses(baseline, ours, log=None):
@@ -30,7 +32,7 @@ def pauses(baseline, ours, log=None):
 
 def test_blocks_take_turns():
     calls = []
-    found = measure(Row("r", pauses(0.01, 0.001, calls)), Effort(4, block_seconds=1e-6))
+    found = measure(Row("r", pauses(0.01, 0.001, calls)), Effort(4, 1e-6, promised_repeats=4))
     assert calls[-8:] == [BASELINE, OURS, OURS, BASELINE] * 2
     assert found.calls_per_block == 1
     assert min(found.samples[BASELINE]) > min(found.samples[OURS]) > 1e6
@@ -45,7 +47,7 @@ def test_only_short_calls_are_made_once_before_the_clock_starts(pause, calls):
         candidate = Candidate("made.append(0); pause()", names, before=made.clear)
         return {BASELINE: candidate, OURS: candidate}
 
-    measure(Row("r", candidates), Effort(2, 1e-9, row_seconds=0, least_repeats=2))
+    measure(Row("r", candidates), Effort(2, 1e-9, 0, 2, 0, 2))
     assert len(made) == calls
 
 
@@ -70,11 +72,85 @@ def test_hooks_run_around_every_block_outside_the_clock():
     assert max(found.samples[OURS]) < 1e7
 
 
-def test_slow_rows_get_fewer_repeats_but_never_too_few():
-    effort = Effort(repeats=100, block_seconds=1e-6, row_seconds=0.2, least_repeats=3)
-    assert 3 <= len(measure(Row("r", pauses(0.01, 0.01)), effort).samples[OURS]) <= 6
-    heavy = Row("r", pauses(0.01, 0.01), weight=1e4)
-    assert len(measure(heavy, Effort(20, 1e-6, 0.01, 3)).samples[OURS]) == 20
+@pytest.mark.parametrize(
+    ("repeats", "seconds", "done"),
+    [
+        (2, 1e9, False),  # the least, whatever it takes
+        (3, 19.9, False),  # what was promised, while the limit allows
+        (3, 20, True),
+        (10, 15, False),
+        (11, 10, True),  # more, while there is time
+        (11, 9.9, False),
+        (30, 0, True),
+    ],
+)
+def test_repeats_are_promised_and_limited(repeats, seconds, done):
+    effort = Effort(30, row_seconds=10, promised_repeats=11, limit_seconds=20, least_repeats=3)
+    assert effort.enough(repeats, seconds) == done
+
+
+@pytest.mark.parametrize(
+    ("each", "spent", "repeats"), [(0.1, 0, 30), (0.5, 0, 20), (1, 0, 11), (2, 4, 8), (9, 5, 3)]
+)
+def test_repeats_that_are_planned_are_those_that_are_enough(each, spent, repeats):
+    effort = Effort(30, row_seconds=10, promised_repeats=11, limit_seconds=20, least_repeats=3)
+    assert effort.repeats_for(each, spent) == repeats
+    if repeats < 30:
+        assert effort.enough(repeats, spent + (repeats + 1) * each)
+
+
+@pytest.mark.parametrize(
+    ("limit", "repeats", "notes"), [(0, 3, ["only 3 repeats, for want of time"]), (600, 9, [])]
+)
+def test_slow_rows_get_fewer_repeats_and_say_so(limit, repeats, notes):
+    effort = Effort(100, 1e-6, 0, promised_repeats=9, limit_seconds=limit, least_repeats=3)
+    found = measure(Row("r", pauses(0.001, 0.001)), effort)
+    assert found.repeats == len(found.samples[OURS]) == repeats
+    assert found.notes == notes
+    assert all(note in table.remarks(found) for note in notes)
+
+
+def test_the_time_of_counting_is_the_rows_too():
+    def facts(quick):
+        time.sleep(0.2)
+        return {OURS: {"quick": quick}}
+
+    effort = Effort(100, 1e-6, 0, promised_repeats=9, limit_seconds=0.2, least_repeats=3)
+    found = measure(Row("r", pauses(0.001, 0.001), facts=facts), effort)
+    assert found.repeats == 3
+    assert found.facts == {OURS: {"quick": False}}
+
+
+def test_light_rows_leave_their_time_to_heavy_ones():
+    now = [0.0]
+    budget = Budget(100, 125, weight=10, clock=lambda: now[0])
+    assert budget.effort(Effort(), 2).row_seconds == 20
+    now[0] = 4.0  # it needed less
+    effort = budget.effort(QUICK, 6)
+    assert effort.quick
+    assert effort.row_seconds == 30  # of 72: more is never worth it
+    assert effort.limit_seconds == 60
+    now[0] = 90.0
+    effort = budget.effort(Effort(), 2)
+    assert (effort.row_seconds, effort.limit_seconds) == (10, 35)
+    assert not budget.is_over()
+    now[0] = 125.0
+    assert budget.is_over()
+    assert budget.effort(Effort(), 1).limit_seconds == 0
+
+
+def test_no_row_is_dropped_without_a_word(tmp_path, monkeypatch, capsys):
+    rows = [Row(name, pauses(1e-3, 1e-3), weight=weight) for name, weight in (("b", 2), ("a", 1))]
+    monkeypatch.setattr(run, "all_rows", lambda _: rows)
+    monkeypatch.setattr(run.cpp_programs, "row_names", list)
+    monkeypatch.setattr(run.Budget, "is_over", lambda self: self._weight < 3)
+    plan = run.Plan(re.compile(""), "cpu", quick=True, seconds=1, out=tmp_path / "r.json")
+    assert run.run(plan) == 1
+    output = capsys.readouterr().out
+    assert "b: NOT MEASURED: the time was over" in output
+    _, results, notes = results_file.load(plan.out)
+    assert [result.name for result in results] == ["a"]
+    assert notes == ["b: NOT MEASURED: the time was over"]
 
 
 def test_calls_are_counted_until_a_block_is_long_enough():
@@ -86,7 +162,7 @@ def test_calls_are_counted_until_a_block_is_long_enough():
 
         return {name: Candidate("work()", {"work": work}) for name in (BASELINE, OURS)}
 
-    found = measure(Row("r", candidates), Effort(2, 1e-3, row_seconds=0, least_repeats=2))
+    found = measure(Row("r", candidates), Effort(2, 1e-3, 0, 2, 0, 2))
     assert found.calls_per_block > 100
     assert count[0] > 4 * found.calls_per_block
 
@@ -97,7 +173,7 @@ def test_names_of_a_statement_may_hide_nothing_of_the_loop():
     assert loop.__kwdefaults__["total"] == [6] * 5
 
 
-def test_facts_are_taken_after_the_candidates_are_gone():
+def test_facts_are_taken_while_no_candidate_is_alive():
     import weakref
 
     alive = []
@@ -111,12 +187,14 @@ def test_facts_are_taken_after_the_candidates_are_gone():
         alive.append(weakref.ref(thing))
         return {name: Candidate("thing()", {"thing": thing}) for name in (BASELINE, OURS)}
 
-    def facts():
-        assert alive[0]() is None
+    def facts(_):
+        assert all(thing() is None for thing in alive)
         return {OURS: {"casts": 1.0}}
 
     row = Row("r", candidates, goal=goals.at_most(1e12), facts=facts)
-    assert measure(row, ONCE).facts == {OURS: {"casts": 1.0}}
+    for _ in range(2):
+        assert measure(row, ONCE).facts == {OURS: {"casts": 1.0}}
+        assert alive
 
 
 def test_speedup_pairs_neighbours_so_that_drift_cancels():

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from benchmarks import data
+from benchmarks.budget import Effort
 from benchmarks.counts import profiled, saved_for_backward
-from benchmarks.harness import BASELINE, OURS, Effort, measure
+from benchmarks.harness import BASELINE, OURS, measure
 from benchmarks.models import digits, transformer, workloads
 from benchmarks.rows.steps import transformer_shapes
 from benchmarks.rows.training import training_row
@@ -17,7 +18,7 @@ from benchmarks.training import FP32, Training, search
 
 def test_a_row_trains_all_ways_to_nearly_the_same_loss():
     row = training_row(replace(digits(64), steps=60), "cpu", "bf16", None)
-    found = measure(row, Effort(2, 1e-9, row_seconds=0, least_repeats=2))
+    found = measure(row, Effort(2, 1e-9, 0, 2, 0, 2))
     facts = found.facts
     assert set(facts) == {BASELINE, OURS, FP32}
     assert facts[OURS]["loss"] == facts[BASELINE]["loss"]  # the same bits all the way
@@ -105,7 +106,8 @@ def test_parameter_lists_have_the_models_sizes():
 
 @pytest.mark.parametrize("which", [BASELINE, OURS, FP32])
 def test_separate_projections_train_in_each_way(which):
-    work = replace(workloads("cpu")[0], model=lambda: transformer(1, 16, 2), steps=2)
-    facts = Training(work, which, "cpu", torch.bfloat16).facts()
+    work = replace(workloads("cpu")[0], model=lambda: transformer(1, 16, 2))
+    facts = Training(work, which, "cpu", torch.bfloat16).facts(steps=2)
+    assert facts["steps"] == 2
     assert facts["loss"] > 0
     assert facts["MiB saved for backward"] > 0

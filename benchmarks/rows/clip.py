@@ -1,0 +1,94 @@
+"""Clipping gradients: functions of torch's and ours, alone and after unscale_ as programs do it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import fastamp
+from benchmarks.goals import not_slower
+from benchmarks.harness import BASELINE, OURS, Candidate, Row
+from benchmarks.rows.scaler import (
+    LARGE,
+    STEP,
+    UNSCALE,
+    make_gradients,
+    make_scaler,
+    weight_of,
+)
+from benchmarks.sides import own_optimizers
+
+GROUP = "Clipping"
+# Gradients of ones are clipped to it by the first call, and by a last bit or two by every other:
+# each call reads and writes all of them.
+MAX_NORM = 1.0
+SIZES = [("10 x 16", 10, 16), ("1000 x 16", 1000, 16), ("150 x 600k", *LARGE)]
+CLIPS: dict[str, Any] = {
+    BASELINE: torch.nn.utils.clip_grad_norm_,
+    OURS: fastamp.clip_grad_norm_,
+}
+
+
+def _norm(device: str, count: int, elements: int) -> dict[str, Candidate]:
+    parameters = make_gradients(device, count, elements)
+    return {
+        which: Candidate(f"clip(p, {MAX_NORM})", {"clip": clip, "p": parameters})
+        for which, clip in CLIPS.items()
+    }
+
+
+def _unscale_and_norm(device: str, count: int, elements: int) -> dict[str, Candidate]:
+    parameters = make_gradients(device, count, elements)
+    optimizer = torch.optim.SGD(parameters, lr=1e-6)
+    found = {}
+    for which, clip in CLIPS.items():
+        names = {"clip": clip, "p": parameters, "optimizer": optimizer}
+        names["scaler"] = make_scaler(which, device)
+        found[which] = Candidate(f"{UNSCALE}; clip(p, {MAX_NORM})", names)
+    return found
+
+
+def _value_and_step(device: str, count: int, elements: int) -> dict[str, Candidate]:
+    parameters = {which: make_gradients(device, count, elements) for which in CLIPS}
+    theirs = {
+        "scaler": make_scaler(BASELINE, device),
+        "optimizer": torch.optim.SGD(parameters[BASELINE], lr=1e-6),
+        "clip": torch.nn.utils.clip_grad_value_,
+        "p": parameters[BASELINE],
+    }
+    ours = {
+        "scaler": make_scaler(OURS, device),
+        "optimizer": own_optimizers().SGD(parameters[OURS], lr=1e-6),
+    }
+    return {
+        BASELINE: Candidate(f"scaler.unscale_(optimizer); clip(p, 0.5); {STEP}", theirs),
+        OURS: Candidate(f"scaler.clip_grad_value_(optimizer, 0.5); {STEP}", ours),
+    }
+
+
+Make = Callable[[str, int, int], dict[str, Candidate]]
+
+
+def _row(device: str, verb: str, make: Make, name: str, count: int, elements: int) -> Row:
+    large = elements > 16
+    return Row(
+        f"{device}: {verb}, {name}",
+        lambda: make(device, count, elements),
+        GROUP,
+        device,
+        clock="events" if device == "cuda" and large else "host",
+        goal=not_slower(),
+        weight=weight_of(count, elements),
+    )
+
+
+def rows(device: str) -> list[Row]:
+    """Returns the rows of one device."""
+    verbs: list[tuple[str, Make]] = [
+        ("clip_grad_norm_", _norm),
+        ("unscale_ + clip_grad_norm_", _unscale_and_norm),
+        ("clip by value + step + update, fastamp's SGD", _value_and_step),
+    ]
+    return [_row(device, verb, make, *size) for verb, make in verbs for size in SIZES]
