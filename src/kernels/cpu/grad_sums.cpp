@@ -1,57 +1,14 @@
 // Sums of squares of chunks, and counts of what is not finite in them.
 //
-// Traffic per element: one read. Numerics: kernels/functors/norm.h; sixteen sums per chunk, added
-// pairwise at its end, so the order does not depend on threads or instruction set.
+// Traffic per element: one read. Numerics: kernels/functors/norm.h, kernels/cpu/squares.h.
 
 #include "kernels/cpu/grad_sums.h"
 
 #include "kernels/cpu/copies.h"
+#include "kernels/cpu/squares.h"
 
 namespace fastamp::kernels::cpu {
 namespace {
-
-/// Independent sums in a chunk: two AVX-512 or four AVX2 vectors hide the latency of the additions.
-constexpr std::int64_t kSums = 16;
-
-template <typename T>
-FASTAMP_HOST_DEVICE double sum_squares(const T* data, std::int64_t n) {
-  double sums[kSums] = {};
-  std::int64_t i = 0;
-  for (; i + kSums <= n; i += kSums) {
-    for (std::int64_t k = 0; k < kSums; ++k) {
-      sums[k] += square(data[i + k]);
-    }
-  }
-  for (std::int64_t k = 0; i + k < n; ++k) {
-    sums[k] += square(data[i + k]);
-  }
-  for (std::int64_t width = kSums / 2; width > 0; width /= 2) {
-    for (std::int64_t k = 0; k < width; ++k) {
-      sums[k] += sums[k + width];
-    }
-  }
-  return sums[0];
-}
-
-/// Calls fn(fp32 or fp64 array, length) with the elements [begin, end), one chunk at most.
-template <typename Convert, typename Fn>
-FASTAMP_HOST_DEVICE auto with_wide(at::ScalarType dtype, const void* base, std::int64_t begin,
-                                   std::int64_t end, const Fn& fn) {
-  const auto n = end - begin;
-  if (dtype == at::kFloat) {
-    return fn(static_cast<const float*>(base) + begin, n);
-  }
-  if (dtype == at::kDouble) {
-    return fn(static_cast<const double*>(base) + begin, n);
-  }
-  alignas(64) float block[kNormChunkNumel];
-  if (dtype == at::kHalf) {
-    Convert::widen(static_cast<const c10::Half*>(base) + begin, block, n);
-  } else {
-    Convert::widen(static_cast<const c10::BFloat16*>(base) + begin, block, n);
-  }
-  return fn(static_cast<const float*>(block), n);
-}
 
 struct ChunkSum {
   template <typename Convert>

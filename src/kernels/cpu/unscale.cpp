@@ -7,7 +7,8 @@
 // element: one read and, unless inv_scale is 1, one write. Numerics: kernels/functors/unscale.h;
 // results do not depend on the number of threads, the cuts or the instruction set. With the norm or
 // the counts asked for, the walk is that of kernels/cpu/grad_sums.h and each chunk is summed, then
-// unscaled while the first cache level still holds it.
+// unscaled while the first cache level still holds it; a chunk whose sum is not finite is left for
+// the checked loop, after it has been counted.
 
 #include "kernels/functors/unscale.h"
 
@@ -15,6 +16,7 @@
 #include "kernels/cpu/copies.h"
 #include "kernels/cpu/grad_sums.h"
 #include "kernels/cpu/share.h"
+#include "kernels/cpu/squares.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -83,6 +85,49 @@ struct UnscaleBody {
         return unscale_range<Convert, c10::BFloat16>(base, begin, end, inv_scale);
       default:
         return unscale_range<Convert, double>(base, begin, end, inv_scale);
+    }
+  }
+};
+
+/// Returns the sum of squares of one chunk, and unscales the chunk if that is finite: then all of
+/// it is, and the multiplication needs no checks.
+struct SumAndUnscaleBody {
+  template <typename Convert, typename Half>
+  static FASTAMP_HOST_DEVICE double run_half(Half* data, std::int64_t n, Unscale<float> unscale) {
+    alignas(64) float block[kNormChunkNumel];
+    Convert::widen(data, block, n);
+    const double sum = run_wide(block, n, unscale);
+    if (!is_non_finite(sum) && unscale.rewrites()) {
+      Convert::narrow(block, data, n);
+    }
+    return sum;
+  }
+
+  template <typename opmath_t>
+  static FASTAMP_HOST_DEVICE double run_wide(opmath_t* data, std::int64_t n,
+                                             Unscale<opmath_t> unscale) {
+    const double sum = cpu::sum_squares<opmath_t>(data, n);
+    if (!is_non_finite(sum) && unscale.rewrites()) {
+      for (std::int64_t i = 0; i < n; ++i) {
+        data[i] = unscale(data[i]);
+      }
+    }
+    return sum;
+  }
+
+  template <typename Convert>
+  static FASTAMP_HOST_DEVICE double run(at::ScalarType dtype, void* base, std::int64_t begin,
+                                        std::int64_t end, float inv_scale) {
+    const auto n = end - begin;
+    switch (dtype) {
+      case at::kFloat:
+        return run_wide<float>(static_cast<float*>(base) + begin, n, {inv_scale});
+      case at::kHalf:
+        return run_half<Convert>(static_cast<c10::Half*>(base) + begin, n, {inv_scale});
+      case at::kBFloat16:
+        return run_half<Convert>(static_cast<c10::BFloat16*>(base) + begin, n, {inv_scale});
+      default:
+        return run_wide<double>(static_cast<double*>(base) + begin, n, {inv_scale});
     }
   }
 };
@@ -157,18 +202,19 @@ bool unscale_list(at::TensorList grads, float inv_scale, UnscaleFn* unscale) {
 bool unscale_and_sum(const UnscaleArgs& args, float inv_scale, UnscaleFn* unscale) {
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  auto* const sum_of_chunk = cpu::chunk_sum_function();
+  using SumAndUnscale = double(at::ScalarType, void*, std::int64_t, std::int64_t, float);
+  static auto* const sum_and_unscale = cpu::best_copy<SumAndUnscaleBody, SumAndUnscale>();
   cpu::Tally tally(given(args.non_finite_counts));
   std::atomic<bool> non_finite{false};
   const double sum = cpu::sum_chunks(
       args.grads, Unscale<float>{inv_scale}.rewrites(),
       [&](std::size_t i, at::ScalarType dtype, void* base, std::int64_t begin, std::int64_t end) {
-        const double chunk = sum_of_chunk(dtype, base, begin, end);
+        const double chunk = sum_and_unscale(dtype, base, begin, end, inv_scale);
         if (is_non_finite(chunk)) [[unlikely]] {
           tally.look(i, dtype, base, begin, end);
-        }
-        if (unscale(dtype, base, begin, end, inv_scale)) [[unlikely]] {
-          non_finite.store(true, std::memory_order_relaxed);
+          if (unscale(dtype, base, begin, end, inv_scale)) {
+            non_finite.store(true, std::memory_order_relaxed);
+          }
         }
         return chunk;
       });

@@ -1,0 +1,80 @@
+#pragma once
+
+// Sums of squares of arrays that the first cache level holds.
+//
+// Sixteen sums, added pairwise at the end: the order does not depend on threads or instruction set.
+// They are four vectors so that they stay in registers; as an array they go through memory, which
+// for a gradient of 16 elements is half of the time.
+
+#include "kernels/functors/norm.h"
+
+#include <cstdint>
+#include <cstring>
+
+namespace fastamp::kernels::cpu {
+
+/// Four numbers that the compiler maps to whatever vectors the instruction set has.
+template <typename T>
+struct Four {
+  using type __attribute__((vector_size(4 * sizeof(T)))) = T;
+};
+
+/// Adds the squares of four elements to four sums.
+template <typename T>
+FASTAMP_HOST_DEVICE void add_squares(Four<double>::type& sums, const T* data) {
+  typename Four<T>::type four;
+  std::memcpy(&four, data, sizeof(four));
+  const auto wide = __builtin_convertvector(four, Four<double>::type);
+  sums += wide * wide;
+}
+
+/// Sum of the squares of n elements, fp32 or fp64; see square().
+template <typename T>
+FASTAMP_HOST_DEVICE double sum_squares(const T* data, std::int64_t n) {
+  // Independent sums hide the latency of the additions.
+  Four<double>::type a{};
+  Four<double>::type b{};
+  Four<double>::type c{};
+  Four<double>::type d{};
+  std::int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    add_squares(a, data + i);
+    add_squares(b, data + i + 4);
+    add_squares(c, data + i + 8);
+    add_squares(d, data + i + 12);
+  }
+  if (i < n) {  // Zeros add nothing to sums that are not negative.
+    T rest[16] = {};
+    for (std::int64_t k = 0; i + k < n; ++k) {
+      rest[k] = data[i + k];
+    }
+    add_squares(a, rest);
+    add_squares(b, rest + 4);
+    add_squares(c, rest + 8);
+    add_squares(d, rest + 12);
+  }
+  const auto half = (a + c) + (b + d);
+  return (half[0] + half[2]) + (half[1] + half[3]);
+}
+
+/// Calls fn(fp32 or fp64 array, length) with the elements [begin, end), one chunk at most.
+template <typename Convert, typename Fn>
+FASTAMP_HOST_DEVICE auto with_wide(at::ScalarType dtype, const void* base, std::int64_t begin,
+                                   std::int64_t end, const Fn& fn) {
+  const auto n = end - begin;
+  if (dtype == at::kFloat) {
+    return fn(static_cast<const float*>(base) + begin, n);
+  }
+  if (dtype == at::kDouble) {
+    return fn(static_cast<const double*>(base) + begin, n);
+  }
+  alignas(64) float block[kNormChunkNumel];
+  if (dtype == at::kHalf) {
+    Convert::widen(static_cast<const c10::Half*>(base) + begin, block, n);
+  } else {
+    Convert::widen(static_cast<const c10::BFloat16*>(base) + begin, block, n);
+  }
+  return fn(static_cast<const float*>(block), n);
+}
+
+}  // namespace fastamp::kernels::cpu
