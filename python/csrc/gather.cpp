@@ -1,6 +1,7 @@
 #include "gather.h"
 
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
 
 namespace fastamp::python {
 namespace {
@@ -47,27 +48,40 @@ void add_subclass(PyObject* item, scaler::GradientGroups& groups, py::list& fore
   }
 }
 
-// A gradient is four dependent loads away from the list: object, parameter, its autograd data,
-// gradient. With more tensors than the cache holds each would be a miss of its own, so each stage
-// is asked for some items ahead of the next one's use.
+// A plain tensor's gradient, without the calls that would read its autograd data's first line too.
+const at::Tensor& gradient_of(PyObject* item) {
+  static const at::Tensor none;
+  const auto* meta = THPVariable_Unpack(item).unsafeGetTensorImpl()->autograd_meta();
+  return meta == nullptr ? none : static_cast<const torch::autograd::AutogradMeta*>(meta)->grad_;
+}
+
+// A gradient is five dependent loads away from the list: object, parameter, its autograd data,
+// gradient, what that holds. With more tensors than the cache holds each would be a miss of its
+// own, so each stage is asked for some items ahead of the next one's use.
 constexpr Py_ssize_t kAhead = 6;
 
 void prefetch_ahead(PyObject* sequence, Py_ssize_t i) {
   const auto size = PySequence_Fast_GET_SIZE(sequence);
-  if (i + 3 * kAhead < size) {
-    __builtin_prefetch(PySequence_Fast_GET_ITEM(sequence, i + 3 * kAhead));
+  const auto item_ahead = [&](Py_ssize_t stages) -> PyObject* {
+    const auto at = i + stages * kAhead;
+    PyObject* item = at < size ? PySequence_Fast_GET_ITEM(sequence, at) : nullptr;
+    return item != nullptr && THPVariable_CheckExact(item) ? item : nullptr;
+  };
+  if (i + 4 * kAhead < size) {
+    __builtin_prefetch(PySequence_Fast_GET_ITEM(sequence, i + 4 * kAhead));
   }
-  if (i + 2 * kAhead < size) {
-    PyObject* item = PySequence_Fast_GET_ITEM(sequence, i + 2 * kAhead);
-    if (THPVariable_CheckExact(item)) {
-      __builtin_prefetch(THPVariable_Unpack(item).unsafeGetTensorImpl());
+  if (PyObject* item = item_ahead(3)) {
+    __builtin_prefetch(THPVariable_Unpack(item).unsafeGetTensorImpl());
+  }
+  if (PyObject* item = item_ahead(2)) {
+    if (const auto* meta = THPVariable_Unpack(item).unsafeGetTensorImpl()->autograd_meta()) {
+      __builtin_prefetch(&static_cast<const torch::autograd::AutogradMeta*>(meta)->grad_);
     }
   }
-  if (i + kAhead < size) {
-    PyObject* item = PySequence_Fast_GET_ITEM(sequence, i + kAhead);
-    if (THPVariable_CheckExact(item)) {
-      __builtin_prefetch(THPVariable_Unpack(item).unsafeGetTensorImpl()->autograd_meta());
-    }
+  if (PyObject* item = item_ahead(1)) {
+    const auto* gradient = gradient_of(item).unsafeGetTensorImpl();
+    __builtin_prefetch(gradient, /*rw=*/1);  // Its count of references,
+    __builtin_prefetch(gradient + 1);        // and dtype, device and keys at its end.
   }
 }
 
@@ -81,7 +95,10 @@ void gather_group(const py::object& params, scaler::GradientGroups& groups, py::
     prefetch_ahead(sequence.ptr(), i);
     PyObject* item = PySequence_Fast_GET_ITEM(sequence.ptr(), i);
     if (THPVariable_CheckExact(item)) [[likely]] {
-      if (groups.add(THPVariable_Unpack(item)) == Taken::kForeign) {
+      const at::Tensor& gradient = gradient_of(item);
+      if (!gradient.defined()) {
+        groups.skip();
+      } else if (groups.add(THPVariable_Unpack(item), gradient) == Taken::kForeign) {
         foreign.append(py::handle(item));
       }
     } else {

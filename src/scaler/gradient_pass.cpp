@@ -1,10 +1,13 @@
 #include "scaler/gradient_pass.h"
 
+#include "ops/inplace.h"
+#include "scaler/gradient_walks.h"
 #include "scaler/scale_ops.h"
 
 #include <fastamp/ops/amp_ops.h>
 
 #include <ATen/TensorOperators.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/clamp.h>
@@ -101,8 +104,9 @@ GradientPass::GradientPass(std::vector<DeviceGradients> groups, const at::Tensor
   }
   for (auto& result : devices_) {
     run(result, options);
+    const bool ours = has_native_kernels(result.seen.device.type());
+    take_versions(result, /*bump=*/ours && !options.read_only);
   }
-  note_versions();
 }
 
 void GradientPass::run(DeviceResult& result, const PassOptions& options) const {
@@ -125,6 +129,8 @@ void GradientPass::run(DeviceResult& result, const PassOptions& options) const {
     if (result.sum_of_squares.defined()) {
       sum = result.sum_of_squares;
     }
+    // Versions are bumped as they are noted, in one walk over the gradients: take_versions().
+    const at::AutoDispatchBelowADInplaceOrView no_versions;
     ops::unscale_and_check_(gradients, result.inv_scale, result.found_inf, sum, counts);
     return;
   }
@@ -138,17 +144,10 @@ void GradientPass::run(DeviceResult& result, const PassOptions& options) const {
                        coefficient ? options.max_norm : std::nullopt, coefficient, norm);
 }
 
-void GradientPass::note_versions() {
-  comparable_ = true;
-  for (auto& result : devices_) {
-    result.versions.reserve(result.seen.gradients.size());
-    for (const auto& gradient : result.seen.gradients) {
-      if (gradient.is_inference()) {  // It has no version.
-        comparable_ = false;
-        return;
-      }
-      result.versions.push_back(version_of(gradient));
-    }
+void GradientPass::take_versions(DeviceResult& result, bool bump) {
+  comparable_ = note_versions(result.seen.gradients, bump, result.versions) && comparable_;
+  if (bump) {
+    ops::bump_version(result.found_inf);
   }
 }
 
@@ -193,7 +192,7 @@ at::Tensor GradientPass::total_norm(at::ScalarType dtype) const {
 void GradientPass::forget() {
   comparable_ = false;
   for (auto& result : devices_) {
-    result.seen.gradients.clear();
+    drop_gradients(result.seen.gradients);
     result.versions.clear();
   }
 }

@@ -48,6 +48,11 @@ class FASTAMP_API GradientPass {
   /// @param found_inf  fp32, one element: where the flag of each device starts from.
   GradientPass(std::vector<DeviceGradients> groups, const at::Tensor& inv_scale,
                const at::Tensor& found_inf, const PassOptions& options);
+  GradientPass(const GradientPass&) = delete;
+  GradientPass& operator=(const GradientPass&) = delete;
+  GradientPass(GradientPass&&) = default;
+  GradientPass& operator=(GradientPass&&) = default;
+  ~GradientPass() { forget(); }
 
   const std::vector<DeviceResult>& devices() const { return devices_; }
 
@@ -70,10 +75,10 @@ class FASTAMP_API GradientPass {
 
  private:
   void run(DeviceResult& result, const PassOptions& options) const;
-  void note_versions();
+  void take_versions(DeviceResult& result, bool bump);
 
   std::vector<DeviceResult> devices_;
-  bool comparable_ = false;
+  bool comparable_ = true;
 };
 
 /// Returns the 2-norm of gradients that some of the passes hold, unchanged, and together exactly

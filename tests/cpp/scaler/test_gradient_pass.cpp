@@ -69,6 +69,28 @@ TEST_CASE("pass: holds exactly its gradients, in any order, until they are chang
   CHECK_FALSE(pass.holds(gradients_of({first, second})));
 }
 
+TEST_CASE("pass: holds gradients that are views of one buffer and share its version", "[scaler]") {
+  const auto buffer = at::full({4}, 1.0F);
+  const auto first = buffer.narrow(0, 0, 2);
+  const auto second = buffer.narrow(0, 2, 2);
+  const auto before = buffer._version();
+  const GradientPass pass(gradients_of({first, second}), at::full({}, 1.0F), at::zeros({}),
+                          options(false));
+  CHECK(buffer._version() > before);
+  CHECK(pass.holds(gradients_of({first, second})));
+  buffer.add_(1.0F);
+  CHECK_FALSE(pass.holds(gradients_of({first, second})));
+}
+
+TEST_CASE("pass: a pass that throws bumps no version", "[scaler]") {
+  const auto gradient = at::full({2}, 1.0F);
+  const auto before = gradient._version();
+  CHECK_THROWS(GradientPass(gradients_of({gradient, at::full({1}, 1.0F).expand({3})}),
+                            at::full({}, 0.5F), at::zeros({}), options(false)));
+  CHECK(gradient._version() == before);
+  CHECK(gradient[0].item<float>() == 1.0F);
+}
+
 TEST_CASE("pass: what was forgotten is not held, and is free", "[scaler]") {
   const auto gradient = at::full({2}, 1.0F);
   GradientPass pass(gradients_of({gradient}), at::full({}, 1.0F), at::zeros({}), options(false));
