@@ -50,7 +50,7 @@ class Effort:
         return int(max(self.least_repeats, min(self.repeats, wanted)))
 
 
-QUICK = Effort(repeats=31, block_seconds=3e-4, promised_repeats=11, least_repeats=3, quick=True)
+QUICK = Effort(repeats=31, block_seconds=3e-4, promised_repeats=5, least_repeats=3, quick=True)
 # More is not worth anybody's time, however few rows a run has.
 LONGEST_ROW = 30.0
 

@@ -26,8 +26,8 @@ from benchmarks.noise import Interval, change
 
 CONFIDENCE = 0.99
 THRESHOLD = 0.05
-# What no number can be compared across, in the environment of a result.
-SAME = ("cpu", "gpu", "torch", "threads", "onednn_max_cpu_isa")
+# What numbers are hard to compare across, in the environment of a result.
+SAME = ("cpu", "gpu", "torch", "threads", "onednn_max_cpu_isa", "effort")
 
 
 @dataclass(frozen=True)

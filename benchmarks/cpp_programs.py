@@ -27,6 +27,7 @@ HOW_TO_GET_THEM = (
 NOTE = "C++ rows, torch.amp: its ops and state called by hand; LibTorch has no guard or scaler"
 # Each repetition makes its tensors anew: so many of them take longer than what is measured.
 HEAVY, HEAVY_WEIGHT = "100000", 8.0
+START_WEIGHT = 4.0  # of a program: loading torch three times
 
 # By program: its rows and what the project wants of them.
 PROGRAMS: dict[str, dict[str, Goal | None]] = {
@@ -71,8 +72,8 @@ def chosen(wanted: list[str]) -> list[tuple[str, list[str]]]:
 
 
 def weight(rows: list[str]) -> float:
-    """Returns the share of a run's time that these rows have together."""
-    return sum(HEAVY_WEIGHT if HEAVY in row else 1.0 for row in rows)
+    """Returns the share of a run's time that rows have which are measured in one go."""
+    return START_WEIGHT + sum(HEAVY_WEIGHT if HEAVY in row else 1.0 for row in rows)
 
 
 def build() -> tuple[Path | None, str]:
@@ -135,20 +136,28 @@ def _results(program: str, rows: list[str], runs: list[dict[str, Any]]) -> Itera
         yield result
 
 
+def _repetitions(path: Path, rows: list[str], effort: Effort) -> int:
+    """Returns how many repetitions there is time for; runs the program once to tell."""
+    if effort.quick:
+        return effort.promised_repeats
+    start = time.perf_counter()
+    subprocess.run([str(path), "--benchmark_list_tests"], capture_output=True, check=True)
+    loading = time.perf_counter() - start
+    _run(path, rows, effort.block_seconds, 1)
+    spent = time.perf_counter() - start
+    return effort.repeats_for(max(spent - 2 * loading, 1e-3), spent + loading)
+
+
 def measure(folder: Path, program: str, rows: list[str], effort: Effort) -> list[Result]:
-    """Runs a program once to see how long it takes, then with the repetitions there is time for.
+    """Runs a program with the repetitions that there is time for.
 
     Raises:
         subprocess.CalledProcessError: The program failed.
     """
     path, start = folder / f"fastamp_bench_{program}", time.perf_counter()
-    subprocess.run([str(path), "--benchmark_list_tests"], capture_output=True, check=True)
-    loading = time.perf_counter() - start
-    _run(path, rows, effort.block_seconds, 1)
-    spent = time.perf_counter() - start
-    repetitions = effort.repeats_for(max(spent - 2 * loading, 1e-3), spent + loading)
-    runs = _run(path, rows, effort.block_seconds, repetitions)
+    runs = _run(path, rows, effort.block_seconds, _repetitions(path, rows, effort))
     results = list(_results(program, rows, runs))
     for result in results:
+        result.seconds = round((time.perf_counter() - start) / len(rows), 2)
         note_repeats(result, effort)
     return results

@@ -96,7 +96,10 @@ class Row:
 
 @dataclass
 class Result:
-    """What was measured of one row: nanoseconds per call, one number per repeat."""
+    """What was measured of one row: nanoseconds per call, one number per repeat.
+
+    ``seconds`` is what the row took in all; the other fields are the row's own or for the reader.
+    """
 
     name: str
     calls_per_block: int
@@ -111,6 +114,7 @@ class Result:
     curve: tuple[str, float] | None = None
     work: tuple[float, str] | None = None
     facts: Facts = field(default_factory=dict)
+    seconds: float = 0.0
 
     @property
     def repeats(self) -> int:
@@ -197,6 +201,7 @@ def measure(row: Row, effort: Effort) -> Result:
     start = time.perf_counter()
     facts = row.facts(effort.quick) if row.facts is not None else {}
     gc.collect()
+    gc.freeze()  # what is alive between rows is modules: later collections need not look at them
     gc.disable()
     try:
         count, samples = _sample(row, effort, start)
@@ -206,6 +211,7 @@ def measure(row: Row, effort: Effort) -> Result:
     result = Result(row.name, count, samples, row.bytes_moved)
     result.group, result.device, result.clock = row.group, row.device, row.clock
     result.curve, result.work, result.facts = row.curve, row.work, facts
+    result.seconds = round(time.perf_counter() - start, 2)
     note_repeats(result, effort)
     judge(result, row.goal)
     return result

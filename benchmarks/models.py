@@ -173,6 +173,7 @@ def _cpu_workloads() -> list[Workload]:
     bert_cut = {"num_hidden_layers": 2, "vocab_size": 512, "max_position_embeddings": 128}
     bert_cut.update(hidden_size=128, num_attention_heads=4, intermediate_size=512)
     gpt2_cut = {"n_layer": 2, "n_embd": 128, "n_head": 4, "vocab_size": 512, "n_positions": 128}
+    gpt2_cut.update(bos_token_id=0, eos_token_id=0)
     bytes_32 = text(32)
     vit = partial(timm_model, "vit_tiny_patch16_224", img_size=64, depth=2)
 

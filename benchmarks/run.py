@@ -22,8 +22,9 @@ from benchmarks.rows import all_rows
 from benchmarks.table import summary, text_table
 
 SAVE_EVERY = 20.0
-# A run may take so many times as long as was asked for, if promised repeats need it.
-STRETCH = 1.25
+# A run may take so many times as long as was asked for, if promised repeats need it. A quick one,
+# which is for a first look, rather takes long on a busy machine than leaves rows out.
+STRETCH, QUICK_STRETCH = 1.2, 4.0
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Plan:
         pattern: Only rows whose name matches.
         device: ``cpu``, ``cuda``, ``all``, or None for what is there.
         quick: Fewer repeats.
-        seconds: About how long all rows may take; a quarter more at most.
+        seconds: About how long all rows may take.
         out: Where raw results go, or None for the usual place.
     """
 
@@ -58,6 +59,14 @@ class Plan:
         """Returns the names of the C++ rows to measure; they run on the CPU."""
         wanted = cpp_programs.row_names() if "cpu" in self.devices() else []
         return [name for name in wanted if self.pattern.search(name)]
+
+    def effort(self) -> str:
+        """Returns what a reader should know of a run's thoroughness."""
+        return f"{'quick, ' if self.quick else ''}{self.seconds / 60:.2g} minutes"
+
+    def limit(self) -> float:
+        """Returns the seconds after which no row begins."""
+        return self.seconds * (QUICK_STRETCH if self.quick else STRETCH)
 
     def base(self) -> Effort:
         """Returns the effort for a row, of which the budget decides the seconds."""
@@ -138,8 +147,9 @@ def measure_all(plan: Plan, environment: dict[str, str], out: Path) -> Findings:
     """
     rows, programs = plan.rows(), plan.programs()
     folder, note = cpp_programs.build() if programs else (None, "")
-    weight = sum(row.weight for row in rows) + cpp_programs.weight(programs)
-    budget = Budget(plan.seconds, STRETCH * plan.seconds, weight)
+    weight = sum(row.weight for row in rows)
+    weight += sum(cpp_programs.weight(part) for _, part in cpp_programs.chosen(programs))
+    budget = Budget(plan.seconds, plan.limit(), weight)
     findings = Findings(notes=[note] if note else [])
     saver = _Saver(out, environment, findings)
     try:
@@ -175,7 +185,7 @@ def run(plan: Plan) -> int:
     if not plan.rows() and not plan.programs():
         print(f"no row matches {plan.pattern.pattern!r}; --list names them", file=sys.stderr)
         return 2
-    environment = describe()
+    environment = {**describe(), "effort": plan.effort()}
     for name, value in environment.items():
         print(f"{name:20}{value}")
     if environment["gpu"] == "none":

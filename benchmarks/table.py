@@ -58,15 +58,36 @@ def cells(result: Result) -> dict[str, str]:
     }
 
 
+def is_slower(result: Result, beyond_noise: bool = False) -> bool:
+    """Tells whether the median, or even the better quartile, is slower than torch.amp's."""
+    _, middle, high = result.speedup()
+    return (high if beyond_noise else middle) < 1
+
+
 def slower(results: list[Result]) -> list[str]:
-    """Returns one line for each row whose median is slower than torch.amp's."""
+    """Returns a line for each row whose median is slower than torch.amp's, the clear ones first."""
+    behind = [result for result in results if is_slower(result)]
+    lines = []
+    for result in sorted(behind, key=lambda r: not is_slower(r, beyond_noise=True)):
+        low, middle, high = result.speedup()
+        noise = "" if is_slower(result, beyond_noise=True) else ", within noise"
+        lines.append(f"{result.name}: {middle:.2f}x (quartiles {low:.2f}-{high:.2f}{noise})")
+    return lines
+
+
+def missed(results: list[Result]) -> list[str]:
+    """Returns a line for each row that misses its goal, with what was measured."""
     lines = []
     for result in results:
-        low, middle, high = result.speedup()
-        if middle < 1:
-            noise = ", within noise" if high >= 1 else ""
-            quartiles = f"quartiles {low:.2f}-{high:.2f}{noise}"
-            lines.append(f"{result.name}: {middle:.2f}x ({quartiles})")
+        if result.goal and not result.goal_reached:
+            found = [duration(result.median(OURS)), f"{result.speedup()[1]:.2f}x"]
+            ours, theirs = (result.facts.get(name, {}) for name in (OURS, BASELINE))
+            found += [
+                f"{fact} {value:.4g}, torch.amp {theirs[fact]:.4g}"
+                for fact, value in ours.items()
+                if fact in theirs and fact in result.goal
+            ]
+            lines.append(f"{result.name}: {result.goal} (found: {', '.join(found)})")
     return lines
 
 
@@ -98,11 +119,9 @@ def text_table(results: list[Result]) -> str:
 
 def summary(results: list[Result]) -> str:
     """Returns the closing lines: slower rows by name, goals missed."""
-    behind = slower(results)
+    behind, goals = slower(results), [result for result in results if result.goal]
     lines = [f"fastamp is slower than torch.amp in {len(behind)} of {len(results)} rows"]
     lines += [f"  {line}" for line in behind]
-    goals = [result for result in results if result.goal]
-    missed = [result for result in goals if not result.goal_reached]
-    lines.append(f"goals reached: {len(goals) - len(missed)} of {len(goals)}")
-    lines += [f"  MISSED {result.name}: {result.goal}" for result in missed]
-    return "\n".join(lines)
+    short = missed(results)
+    lines.append(f"goals reached: {len(goals) - len(short)} of {len(goals)}")
+    return "\n".join(lines + [f"  MISSED {line}" for line in short])

@@ -80,7 +80,7 @@ def _row(device: str, verb: str, make: Make, name: str, count: int, elements: in
         device,
         clock="events" if device == "cuda" and large else "host",
         goal=not_slower(),
-        weight=weight_of(count, elements),
+        weight=2 * weight_of(count, elements),
     )
 
 

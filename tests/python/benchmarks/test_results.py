@@ -41,6 +41,15 @@ def test_slower_rows_are_named_and_noise_is_called_noise():
     assert "slow: 0.50x (quartiles 0.50-0.50)" in text
     assert "even: 0.99x" in text
     assert text.count("within noise") == 1
+    assert text.index("slow: ") < text.index("even: ")
+
+
+def test_goals_that_are_missed_say_what_was_found():
+    found = result("r", [2e3] * 3, [1e3] * 3)
+    found.goal, found.goal_reached = "at least 3x and casts: not more than torch.amp's", False
+    found.facts = {BASELINE: {"casts": 4.0, "ops": 9.0}, OURS: {"casts": 5.0, "ops": 9.0}}
+    (line,) = table.missed([found])
+    assert line == f"r: {found.goal} (found: 1 us, 2.00x, casts 5, torch.amp 4)"
 
 
 def test_narrow_tables_fit(monkeypatch):
@@ -185,11 +194,15 @@ def test_page_hides_no_row_and_names_those_behind(tmp_path, monkeypatch):
     text = pages.page({"none": path})
     assert "Rows slower than torch.amp: 1 of 2" in text
     assert "- cpu: slow one: 0.50x" in text
-    assert "- cpu: slow one: at least 9x" in text
+    assert "- cpu: slow one: at least 9x (found: 2 ns, 0.50x)" in text
+    assert text.index("Where fastamp is behind") < text.index("| fast |")
     assert "| fast | fastamp | 3 |" in text
     assert "GPU rows are **not measured yet**" in text
     assert "cuda: claim: ViT-B" in text
-    assert "fastamp is slower than torch.amp in 1 of 2 rows" in pages.readme_table({"none": path})
+    readme = pages.readme_table({"none": path})
+    assert "fastamp is slower than torch.amp in 1 of 2 rows, in 1 of them" in readme
+    assert "misses 1 of 1 goals" in readme
+    assert "\n- cpu: slow one\n" in readme
 
 
 def test_page_of_a_gpu_does_not_say_that_there_is_none(tmp_path, monkeypatch):

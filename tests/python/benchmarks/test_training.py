@@ -13,6 +13,7 @@ from benchmarks.harness import BASELINE, OURS, measure
 from benchmarks.models import digits, transformer, workloads
 from benchmarks.rows.steps import transformer_shapes
 from benchmarks.rows.training import training_row
+from benchmarks.sides import REGIONS, use_kernels_of
 from benchmarks.training import FP32, Training, search
 
 
@@ -68,6 +69,29 @@ def test_profile_counts_casts_reads_and_memory():
     assert counts["syncs"] == 1
     assert counts["MiB peak"] >= 1.5  # bf16 and fp32 copies at once
     assert 2.5 <= counts["MiB allocated"] < 3
+
+
+def test_casts_that_ops_share_count_once():
+    layers = [torch.nn.Linear(64, 64, bias=False) for _ in range(3)]
+    x = torch.randn(512, 64, requires_grad=True)
+    counts = {}
+    for which, autocast in REGIONS.items():
+
+        def step(autocast=autocast):
+            y = x * 2
+            with autocast("cpu", dtype=torch.bfloat16):
+                sum(layer(y) for layer in layers)
+
+        use_kernels_of(which)()
+        try:
+            step()
+            counts[which] = profiled(step, "cpu")
+        finally:
+            use_kernels_of(OURS)()
+    theirs, ours = counts[BASELINE], counts[OURS]
+    assert (theirs["casts"], ours["casts"]) == (6, 4)
+    assert theirs["Mi elements cast"] - ours["Mi elements cast"] == 2 * 512 * 64 / 2**20
+    assert theirs["MiB allocated"] - ours["MiB allocated"] == pytest.approx(2 * 512 * 128 / 2**20)
 
 
 def test_saved_memory_leaves_out_parameters_and_counts_shared_memory_once():
