@@ -22,9 +22,14 @@ Each row runs torch.amp and fastamp in one process, in short blocks that take tu
 medians per call. The speed-up is torch.amp's time divided by fastamp's, its median and quartiles
 over pairs of neighbouring blocks, so that a busy machine slows both alike; other candidates follow
 with fastamp's speed-up over them. Compare within a row; the times themselves are those of the
-machine named. torch.amp runs with torch's own autocast kernels in place, not fastamp's.
+machine named. torch.amp runs with torch's own autocast kernels in place, not fastamp's. A row has
+31 repeats at least, or says that there was no time for them.
 
-`make bench` measures what the machine can, in ten minutes; `make gpu` on a machine with a GPU.
+Models on a CPU are cut down, as their names say: without bf16 arithmetic a step would take seconds.
+Casts and allocated bytes of a training step are those of a step without a profiler; ops and peak
+memory are counted under torch's, which makes fastamp cast through the dispatcher as torch does.
+
+`make bench` measures what the machine can, within ten minutes; `make gpu` does on one with a GPU.
 `python -m benchmarks compare OLD.json NEW.json` says what became slower beyond noise.
 """
 # What README's table shows, in this order; a row that a result lacks is left out.

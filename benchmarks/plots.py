@@ -49,7 +49,8 @@ def speedups(results: list[Result], title: str, over: str = BASELINE) -> Figure:
             low, middle, high = result.speedup(over)
             colour = COLOURS[OURS] if low > 1 else COLOURS[BASELINE] if high < 1 else "#777777"
             axes.plot([low, high], [place, place], color=colour, linewidth=3, alpha=0.35)
-            axes.plot(middle, place, "o", color=colour, markersize=4.5)
+            face = "white" if result.goal_reached is False else colour
+            axes.plot(middle, place, "o", color=colour, markerfacecolor=face, markersize=4.5)
             axes.annotate(
                 f"{middle:.2f}x",
                 (high, place),
@@ -71,7 +72,8 @@ def speedups(results: list[Result], title: str, over: str = BASELINE) -> Figure:
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.grid(axis="x", color="#DDDDDD", linewidth=0.6)
         axes.set_xlabel(
-            f"speed over {over}: median and quartiles of pairs; grey: the quartiles include 1"
+            f"speed over {over}: median and quartiles of pairs\n"
+            "grey: the quartiles include 1; hollow: a goal is missed"
         )
         axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
     return figure
