@@ -16,7 +16,7 @@ from benchmarks.training import Training, ways
 GROUP = "Training steps"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 SAVED = "MiB saved for backward"
-QUICK_STEPS = 3
+QUICK_STEPS = 1
 FEWER_CASTS = fewer("casts")
 
 
