@@ -4,7 +4,7 @@
 
 namespace fastamp::python {
 
-/// Adds passes over gradients, their results and readbacks to the module.
+/// Adds lists of gradients and readbacks to the module.
 void bind_gradients(pybind11::module_& module);
 
 }  // namespace fastamp::python

@@ -31,6 +31,19 @@ void update_scale(const at::Tensor& scale, const at::Tensor& growth_tracker,
                         .history_count = history_count.value_or(at::Tensor())});
 }
 
+// The values of scalars that are in ordinary host memory; None if one is not.
+std::optional<std::vector<double>> host_values(const std::vector<at::Tensor>& scalars) {
+  std::vector<double> values;
+  values.reserve(scalars.size());
+  for (const auto& scalar : scalars) {
+    if (!scaler::is_plain_cpu_scalar(scalar, at::kFloat)) {
+      return std::nullopt;
+    }
+    values.push_back(*scalar.const_data_ptr<float>());
+  }
+  return values;
+}
+
 }  // namespace
 
 void bind_scaler(py::module_& module) {
@@ -39,6 +52,8 @@ void bind_scaler(py::module_& module) {
              "Returns 1 / scale on scale's device.");
   module.def("new_flag", wrap_pybind_function(scaler::new_flag), py::arg("scale"),
              "Returns a non-finite flag on scale's device that nobody has raised.");
+  module.def("host_values", wrap_pybind_function(host_values), py::arg("scalars"),
+             "Returns the values of fp32 scalars in host memory, or None if one is elsewhere.");
   module.def("combine_flags",
              wrap_pybind_function([](const std::vector<at::Tensor>& flags, c10::Device device) {
                return scaler::combine_flags(flags, device);

@@ -14,4 +14,7 @@ struct GradientList {
   pybind11::list foreign;  ///< Parameters whose gradients are Python tensor subclasses.
 };
 
+/// Whether a read-only pass can take the place of unscaling: our kernels exist and take the dtypes.
+bool can_check(const GradientList& list);
+
 }  // namespace fastamp::python

@@ -4,6 +4,7 @@
 #include "bind_kept_casts.h"
 #include "bind_mirror.h"
 #include "bind_optim.h"
+#include "bind_passes.h"
 #include "bind_policy.h"
 #include "bind_scaler.h"
 #include "bind_torch_region.h"
@@ -45,6 +46,7 @@ PYBIND11_MODULE(_C, m) {
   fastamp::python::bind_gradients(m);
   fastamp::python::bind_kept_casts(m);
   fastamp::python::bind_optim(m);
+  fastamp::python::bind_passes(m);
   fastamp::python::bind_policy(m);
   fastamp::python::bind_scaler(m);
   fastamp::python::bind_trace(m);

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import types
-import weakref
-from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,15 +11,6 @@ import torch
 from torch import Tensor
 
 import fastamp._C as _C
-
-# Passes of unscale_ whose gradients may still be as the pass left them; the newest last. A pass
-# holds its gradients only until the step, so an entry without them matches nothing.
-_recent_passes: deque[weakref.ref[_C.GradientPass]] = deque(maxlen=4)
-
-
-def remember_pass(gradient_pass: _C.GradientPass) -> None:
-    """Lets later calls of :func:`clip_grad_norm_` use the norm of a pass."""
-    _recent_passes.append(weakref.ref(gradient_pass))
 
 
 def check_finite(total_norm: Tensor, norm_type: float) -> None:
@@ -46,10 +35,7 @@ def _edits_may_be_uncounted() -> bool:
 
 
 def _known_norm(gradients: _C.GradientList, dtype: torch.dtype) -> Tensor | None:
-    if _edits_may_be_uncounted():
-        return None
-    alive = [known for known in (entry() for entry in _recent_passes) if known is not None]
-    return _C.norm_of_passes(alive, gradients, dtype) if alive else None
+    return None if _edits_may_be_uncounted() else _C.recent_norm(gradients, dtype)
 
 
 def two_norm(gradients: _C.GradientList, dtype: torch.dtype) -> Tensor | None:

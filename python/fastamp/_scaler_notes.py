@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 SKIPS_BEFORE_WARNING = 20
 
+Seen = tuple[OptimizerRecord, list["Tensor"]]  # flags
+
+
+def _with_counts(seen: list[Seen]) -> list[Outcome]:
+    return [(record, flags, record.counts()) for record, flags in seen]
+
 
 def checked_notes(state: Mapping[str, Any]) -> dict[str, Any]:
     """Reads what a checkpoint says about past steps.
@@ -73,6 +79,7 @@ class Notes:
         self.inverse_of: tuple[Tensor, int] | None = None
         self.fresh_flag: Tensor | None = None
         self.ring: HistoryRing | None = None
+        self.prepared_for: Tensor | None = None
         self.loaded_history: list[StepRecord] = []
 
     def record_of(self, optimizer: Any) -> OptimizerRecord:
@@ -111,6 +118,12 @@ class Notes:
         ):
             return self.inverse
         return _C.inverse_scale(scale)
+
+    def prepare(self, scale: Tensor, size: int) -> None:
+        """Makes what the update operator writes to beside a scale; looked at once per scale."""
+        ring, inverse = self.ring_on(scale.device, size), self.inverse_on(scale.device)
+        self.ring, self.inverse = ring, inverse
+        self.prepared_for = scale
 
     def ring_on(self, device: torch.device, size: int) -> HistoryRing | None:
         """Returns the ring on a device, made at first use; ``None`` where there can be none."""
@@ -156,7 +169,8 @@ class Notes:
                 return None
             norms.append(norm)
         if len(norms) == 1:
-            return norms[0].float()
+            norm = norms[0]
+            return norm if norm.dtype is torch.float32 else norm.float()
         home = norms[0].device
         together: Tensor = torch.linalg.vector_norm(
             torch.stack([norm.float().to(home) for norm in norms])
@@ -165,16 +179,24 @@ class Notes:
 
     def end_iteration(self, scale: Tensor, states: dict[int, dict[str, Any]]) -> None:
         """Starts reading back what an iteration did and drops what belongs to it alone."""
-        self._expect(scale, self._seen(states))
+        seen = self._seen(states)
+        scalars = [scale, *(flag for _, flags in seen for flag in flags)]
+        values = None if self.pending else _C.host_values(scalars)
+        if values is None:
+            self._expect(scale, _with_counts(seen))
+        else:  # The host knows already.
+            outcomes = [(record, len(flags), None) for record, flags in seen]
+            self._take_in(self.iterations, values, outcomes)
+            self.iterations += 1
         self._start_iteration()
 
-    def _seen(self, states: dict[int, dict[str, Any]]) -> list[Outcome]:
+    def _seen(self, states: dict[int, dict[str, Any]]) -> list[Seen]:
         seen = []
         for key, state in states.items():
             record = self.records.get(key)
             flags = list(state["found_inf_per_device"].values())
             if record is not None and flags:
-                seen.append((record, flags, record.counts()))
+                seen.append((record, flags))
         return seen
 
     def _expect(self, scale: Tensor, seen: list[Outcome]) -> None:
@@ -188,7 +210,7 @@ class Notes:
 
     def keep_for_replays(self, scale: Tensor, states: dict[int, dict[str, Any]]) -> None:
         """Ends an iteration that is being captured: each replay has its outcome to read back."""
-        self.captured = (scale, self._seen(states))
+        self.captured = (scale, _with_counts(self._seen(states)))
         self._start_iteration()
 
     def replayed(self, captured: Captured) -> None:
@@ -198,24 +220,27 @@ class Notes:
     def settle(self, *, wait: bool) -> None:
         """Takes in the iterations whose values have arrived, or waits for all of them."""
         while self.pending and (wait or self.pending[0].readback.ready()):
-            self._take_in(self.pending.popleft())
+            iteration = self.pending.popleft()
+            values = iteration.readback.values()
+            self._take_in(iteration.number, values, iteration.optimizers)
 
-    def _take_in(self, iteration: Iteration) -> None:
-        scale, *flags = iteration.readback.values()
+    def _take_in(self, number: int, values: list[float], optimizers: list[Any]) -> None:
+        """Takes in an iteration: scale and flags, and (record, number of flags, counts) of each."""
+        scale, *flags = values
         before, self.scale = self.scale, scale
         start = 0
         overflowed = []
-        for record, count, counts in iteration.optimizers:
+        for record, count, counts in optimizers:
             # NaN is not 0 either: any non-zero flag is an overflow.
             record.skipped = any(flag != 0.0 for flag in flags[start : start + count])
             start += count
             if record.skipped:
-                overflowed.append((record, counts))
-        if iteration.optimizers:
+                overflowed.append((record, record.counts() if counts is None else counts))
+        if optimizers:
             self.skipped = bool(overflowed)
             self.skipped_in_a_row = self.skipped_in_a_row + 1 if overflowed else 0
         if overflowed:
-            self.overflow = (iteration.number, before, overflowed)
+            self.overflow = (number, before, overflowed)
             self._warn(before, scale)
 
     def _warn(self, before: float, scale: float) -> None:

@@ -24,7 +24,6 @@ class OptimizerRecord:
         "clip_value",
         "foreign_counts",
         "fuse_tried",
-        "gradient_pass",
         "inv_scale",
         "memory",
         "norm",
@@ -39,14 +38,14 @@ class OptimizerRecord:
             self.optimizer: Callable[[], Any] = weakref.ref(optimizer, forget)
         except TypeError:  # A class with __slots__ and no __weakref__.
             self.optimizer = lambda: optimizer
-        self.memory = _C.PassMemory()
+        self.memory = _C.OptimizerPasses()
         self.skipped = False
         self.fuse_tried = False
         self.start_iteration()
 
     def start_iteration(self) -> None:
         """Drops what belongs to one iteration, and with it the references to gradients."""
-        self.gradient_pass: _C.GradientPass | None = None
+        self.memory.latest = None
         self.foreign_counts: list[tuple[list[Tensor], Tensor]] = []
         self.inv_scale: Tensor | None = None  # Of a read-only pass: still to be applied.
         self.norm: Tensor | None = None
@@ -54,6 +53,15 @@ class OptimizerRecord:
         self.norm_factor: Tensor | None = None  # Of a pass over gradients that stay scaled.
         self.clip_coef: Tensor | None = None
         self.clip_value: float | None = None
+
+    @property
+    def gradient_pass(self) -> _C.GradientPass | None:
+        """The last pass of this iteration."""
+        return self.memory.latest
+
+    @gradient_pass.setter
+    def gradient_pass(self, gradient_pass: _C.GradientPass) -> None:
+        self.memory.latest = gradient_pass
 
     def unscaled_norm(self) -> Tensor | None:
         """Returns the norm of this iteration's gradients if a pass has summed it."""

@@ -132,9 +132,11 @@ def move_scale(
 ) -> None:
     """Moves the scale by an iteration's flags, and notes the iteration on the device."""
     notes = scaler._notes
-    ring = notes.ring_on(scale.device, scaler._history_size)
+    if notes.prepared_for is not scale:
+        notes.prepare(scale, scaler._history_size)
+    ring = notes.ring
     norm = None if ring is None else notes.norm(scaler._per_optimizer_states)
-    inverse = notes.inverse_on(scale.device)
+    inverse = notes.inverse
     _C.update_scale(
         scale,
         growth_tracker,
@@ -150,4 +152,5 @@ def move_scale(
         norm,
         *columns(ring),
     )
-    notes.note_inverse(scale)
+    if inverse is not None:
+        notes.note_inverse(scale)

@@ -8,13 +8,28 @@ import torch
 from torch.amp.grad_scaler import OptState
 
 import fastamp._C as _C
-from fastamp._clip import remember_pass
 from fastamp._scaler_state import ScalerState
 from fastamp._scaler_steps import agree_on_flags
 from fastamp._scaler_subclasses import unscale_subclasses
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+_UNSCALED = OptState.UNSCALED  # An attribute of an Enum takes longer than the rest of the look-up.
+
+
+def _refuse_second_unscale(stage: OptState) -> None:
+    if stage is OptState.UNSCALED:
+        raise RuntimeError(
+            "unscale_: expected one call per optimizer and iteration, got a second one: "
+            "unscale_() has already been called on this optimizer since the last update()."
+        )
+    if stage is OptState.STEPPED:
+        raise RuntimeError(
+            "unscale_: expected a call before step(), got one after it: "
+            "unscale_() is being called after step()."
+        )
 
 
 class UnscalingScaler(ScalerState):
@@ -80,26 +95,45 @@ class UnscalingScaler(ScalerState):
         """
         if not self._enabled:
             return
-        scale, _ = self._check_scale_growth_tracker("unscale_")
-        stage = self._stage_of(optimizer)
-        if stage is OptState.UNSCALED:
-            raise RuntimeError(
-                "unscale_: expected one call per optimizer and iteration, got a second one: "
-                "unscale_() has already been called on this optimizer since the last update()."
-            )
-        if stage is OptState.STEPPED:
-            raise RuntimeError(
-                "unscale_: expected a call before step(), got one after it: "
-                "unscale_() is being called after step()."
-            )
+        scale = self._scale
+        if scale is None or self._growth_tracker is None:
+            scale, _ = self._check_scale_growth_tracker("unscale_")
+        key = id(optimizer)
+        state = self._per_optimizer_states.get(key)
+        if state is None:
+            flags = self._unscale_fresh(optimizer, scale)
+            self._per_optimizer_states[key] = {
+                "stage": _UNSCALED,
+                "found_inf_per_device": flags,
+            }
+            return
+        _refuse_second_unscale(state["stage"])
+        state["found_inf_per_device"] = self._unscale_fresh(optimizer, scale)
+        state["stage"] = _UNSCALED
+
+    def _unscale_fresh(
+        self, optimizer: torch.optim.Optimizer, scale: Tensor
+    ) -> dict[torch.device, Tensor]:
+        notes = self._notes
+        record = notes.record_of(optimizer)
+        if type(self)._unscale_grads_ is _UNSCALE_GRADS and (
+            "_unscale_grads_" not in self.__dict__
+        ):
+            # What the general way does too, in one call.
+            record.inv_scale = record.norm_factor = None
+            inverse = None if notes.inverse is None else notes.inv_scale_of(scale)
+            flags = _C.unscale_optimizer(optimizer, scale, inverse, record.memory)
+            if flags is not None:
+                record.any_foreign = False
+                if self.process_group is not None:
+                    agree_on_flags(flags, scale.device, self._device, self.process_group)
+                return flags
         inv_scale, found_inf = self._begin_unscale(scale)
         flags = self._unscale_and_agree(optimizer, inv_scale, found_inf, False)
-        gradient_pass = self._notes.record_of(optimizer).gradient_pass
+        gradient_pass = record.gradient_pass
         if gradient_pass is not None:
-            remember_pass(gradient_pass)
-        state = self._per_optimizer_states[id(optimizer)]
-        state["found_inf_per_device"] = flags
-        state["stage"] = OptState.UNSCALED
+            _C.remember_pass(gradient_pass)
+        return flags
 
     def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
         scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")
@@ -116,7 +150,10 @@ class UnscalingScaler(ScalerState):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        # sync: the host decides whether optimizer.step runs; one read per device
-        if any(flag.item() for flag in optimizer_state["found_inf_per_device"].values()):
-            return None
+        for flag in optimizer_state["found_inf_per_device"].values():
+            if flag.item():  # sync: the host decides whether optimizer.step runs
+                return None
         return optimizer.step(*args, **kwargs)
+
+
+_UNSCALE_GRADS = UnscalingScaler._unscale_grads_

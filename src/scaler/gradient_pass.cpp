@@ -27,10 +27,6 @@ at::Tensor on_device(const at::Tensor& tensor, c10::Device device) {
   return tensor.device() == device ? tensor : tensor.to(device, at::kFloat, /*non_blocking=*/true);
 }
 
-at::Tensor new_scalar(c10::Device device, at::ScalarType dtype) {
-  return at::empty({}, at::TensorOptions().dtype(dtype).device(device));
-}
-
 using Identities = std::vector<const c10::TensorImpl*>;
 
 void append_identities(Identities& all, const DeviceGradients& group) {
@@ -77,7 +73,12 @@ at::Tensor sum_norms(const Passes& passes, at::ScalarType dtype) {
   }
   if (is_plain_cpu_scalar(sum, at::kDouble)) {
     const double norm = std::sqrt(*sum.const_data_ptr<double>());
-    return at::scalar_tensor(norm, at::TensorOptions().dtype(dtype));
+    if (dtype != at::kFloat) {
+      return at::scalar_tensor(norm, at::TensorOptions().dtype(dtype));
+    }
+    auto rounded = new_scalar(sum, dtype);
+    *rounded.mutable_data_ptr<float>() = static_cast<float>(norm);
+    return rounded;
   }
   return at::sqrt(sum).to(dtype);
 }
@@ -122,7 +123,8 @@ void GradientPass::run(DeviceResult& result, const PassOptions& options) const {
     counts = result.counts->counts;
   }
   if (options.with_norm || options.read_only) {
-    result.sum_of_squares = new_scalar(result.seen.device, at::kDouble);
+    result.sum_of_squares = options.memory != nullptr ? options.memory->sum_beside(result.inv_scale)
+                                                      : new_scalar(result.inv_scale, at::kDouble);
   }
   if (!options.read_only) {
     std::optional<at::Tensor> sum;
@@ -137,8 +139,8 @@ void GradientPass::run(DeviceResult& result, const PassOptions& options) const {
   std::optional<at::Tensor> coefficient;
   std::optional<at::Tensor> norm;
   if (options.max_norm && devices_.size() == 1) {
-    coefficient = result.clip_coef = new_scalar(result.seen.device, at::kFloat);
-    norm = result.total_norm = new_scalar(result.seen.device, at::kFloat);
+    coefficient = result.clip_coef = new_scalar(result.inv_scale, at::kFloat);
+    norm = result.total_norm = new_scalar(result.inv_scale, at::kFloat);
   }
   ops::norm_and_check_(gradients, result.inv_scale, result.found_inf, result.sum_of_squares, counts,
                        coefficient ? options.max_norm : std::nullopt, coefficient, norm);

@@ -1,5 +1,7 @@
 #include "scaler/pass_memory.h"
 
+#include "scaler/scale_ops.h"
+
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -9,6 +11,8 @@ namespace {
 
 // Programs alternate between a few sets; one that draws a new set each step must not pile them up.
 constexpr std::size_t kSets = 8;
+
+bool is_free(const at::Tensor& tensor) { return tensor.defined() && tensor.use_count() == 1; }
 
 }  // namespace
 
@@ -27,6 +31,28 @@ std::shared_ptr<const NonFiniteCounts> PassMemory::counts_for(
                                         NonFiniteCounts{device, positions, std::move(counts)}));
   entries_.resize(std::min(entries_.size(), kSets));
   return entries_.front();
+}
+
+at::Tensor PassMemory::inverse_of(const at::Tensor& scale) {
+  if (!is_plain_cpu_scalar(scale, at::kFloat)) {
+    return inverse_scale(scale);
+  }
+  if (is_free(inverse_)) {
+    write_inverse(*scale.const_data_ptr<float>(), inverse_);
+  } else {
+    inverse_ = inverse_scale(scale);
+  }
+  return inverse_;
+}
+
+at::Tensor PassMemory::sum_beside(const at::Tensor& inv_scale) {
+  if (!is_plain_cpu_scalar(inv_scale, at::kFloat)) {
+    return new_scalar(inv_scale, at::kDouble);
+  }
+  if (!is_free(sum_)) {
+    sum_ = new_scalar(inv_scale, at::kDouble);
+  }
+  return sum_;
 }
 
 }  // namespace fastamp::scaler

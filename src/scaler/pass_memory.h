@@ -18,19 +18,26 @@ struct NonFiniteCounts {
   at::Tensor counts;  ///< int64 [rows, 2]: inf and NaN at the last overflow; 0 before the first.
 };
 
-/// The counters of one optimizer, kept from pass to pass.
+/// What the passes of one optimizer write to, kept from pass to pass.
 ///
-/// The operators write counters only at an overflow, so they tell of the last one as long as they
-/// are not given to another set of gradients: there is one buffer for each set met (parameters of
-/// which some have no gradient now and then), for the few sets met last.
-/// Not thread-safe.
+/// Counters: the operators write counters only at an overflow, so they tell of the last one as long
+/// as they are not given to another set of gradients: there is one buffer for each set met
+/// (parameters of which some have no gradient now and then), for the few sets met last. Not
+/// thread-safe.
 class FASTAMP_API PassMemory {
  public:
   /// Returns the counters for gradients of these parameters, new ones if they are met first.
   std::shared_ptr<const NonFiniteCounts> counts_for(c10::Device device,
                                                     const std::vector<std::uint32_t>& positions);
 
+  /// Returns 1 / scale, and a place for a sum of squares on inv_scale's device. In ordinary host
+  /// memory those of the pass before are used again, unless somebody still holds them.
+  at::Tensor inverse_of(const at::Tensor& scale);
+  at::Tensor sum_beside(const at::Tensor& inv_scale);
+
  private:
+  at::Tensor inverse_;
+  at::Tensor sum_;
   std::vector<std::shared_ptr<const NonFiniteCounts>> entries_;  // the one used last in front
 };
 

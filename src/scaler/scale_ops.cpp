@@ -38,12 +38,15 @@ bool has_native_kernels(c10::DeviceType device_type) {
   return (device_type == c10::kCPU && cpu) || (device_type == c10::kCUDA && cuda);
 }
 
+void write_inverse(float scale, const at::Tensor& inverse) {
+  *inverse.mutable_data_ptr<float>() = static_cast<float>(1.0 / static_cast<double>(scale));
+}
+
 at::Tensor inverse_scale(const at::Tensor& scale) {
   if (is_plain_cpu_scalar(scale, at::kFloat)) {  // Saves three dispatches.
     auto inverse =
         at::Tensor(at::detail::empty_cpu(scale.sizes(), at::TensorOptions().dtype(at::kFloat)));
-    *inverse.mutable_data_ptr<float>() =
-        static_cast<float>(1.0 / static_cast<double>(*scale.const_data_ptr<float>()));
+    write_inverse(*scale.const_data_ptr<float>(), inverse);
     return inverse;
   }
   if (scale.device().type() == c10::kMPS) {  // Metal has no fp64.
@@ -52,9 +55,16 @@ at::Tensor inverse_scale(const at::Tensor& scale) {
   return scale.to(at::kDouble).reciprocal().to(at::kFloat);
 }
 
+at::Tensor new_scalar(const at::Tensor& like, at::ScalarType dtype) {
+  const auto options = at::TensorOptions().dtype(dtype);
+  return is_plain_cpu_scalar(like, like.scalar_type())
+             ? at::Tensor(at::detail::empty_cpu({}, options))
+             : at::empty({}, options.device(like.device()));
+}
+
 at::Tensor new_flag(const at::Tensor& scale) {
   if (is_plain_cpu_scalar(scale, at::kFloat)) {
-    auto flag = at::Tensor(at::detail::empty_cpu({}, at::TensorOptions().dtype(at::kFloat)));
+    auto flag = new_scalar(scale, at::kFloat);
     *flag.mutable_data_ptr<float>() = 0.0F;
     return flag;
   }

@@ -43,8 +43,15 @@ struct ScaleRecords {
 /// once, which is what keeps unscaled gradients bit-equal to torch.amp's. No synchronisation.
 FASTAMP_API at::Tensor inverse_scale(const at::Tensor& scale);
 
+/// The same into a scalar of ordinary host memory.
+FASTAMP_API void write_inverse(float scale, const at::Tensor& inverse);
+
 /// Returns a zero fp32 scalar on `scale`'s device: a non-finite flag that nobody has raised yet.
 FASTAMP_API at::Tensor new_flag(const at::Tensor& scale);
+
+/// Returns a scalar without a value on `like`'s device. In ordinary host memory no operator is
+/// called: one costs three times the allocation.
+FASTAMP_API at::Tensor new_scalar(const at::Tensor& like, at::ScalarType dtype);
 
 /// Returns one fp32 scalar on `device` that is non-zero if any of `flags` is. The flags themselves
 /// are never written; a single flag that is already there is returned as it is.

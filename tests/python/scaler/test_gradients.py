@@ -264,7 +264,7 @@ def test_ten_thousand_gradients_are_gathered_without_python_objects():
     optimizer = types.SimpleNamespace(param_groups=[{"params": parameters}])
     sys.setprofile(lambda _frame, event, _argument: calls.append(event))
     try:
-        memory = _C.PassMemory()
+        memory = _C.OptimizerPasses()
         _C.unscale_gradients(
             optimizer, torch.tensor(0.5), torch.zeros(()), False, memory, True, True
         )

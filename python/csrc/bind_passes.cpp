@@ -1,0 +1,210 @@
+#include "bind_passes.h"
+
+#include "gather.h"
+#include "gradient_list.h"
+#include "scaler/gradient_pass.h"
+#include "scaler/scale_ops.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace fastamp::python {
+namespace {
+
+using scaler::GradientGroups;
+using scaler::GradientPass;
+
+/// What a scaler keeps of one optimizer's passes.
+struct OptimizerPasses : scaler::PassMemory {
+  std::shared_ptr<GradientPass> latest;  ///< Null: none in this iteration.
+};
+
+/// Passes of unscale_ whose gradients may still be as the pass left them. A pass holds its
+/// gradients only until the step, so one without them matches nothing. Guarded by the GIL.
+class RecentPasses {
+ public:
+  void remember(const std::shared_ptr<GradientPass>& pass) {
+    passes_.at(next_) = pass;
+    next_ = (next_ + 1) % passes_.size();
+  }
+
+  std::optional<at::Tensor> norm_of(const GradientList& list, at::ScalarType dtype) const {
+    std::vector<std::shared_ptr<const GradientPass>> alive;
+    std::vector<const GradientPass*> pointers;
+    for (std::size_t i = 0; i < passes_.size(); ++i) {  // The oldest first.
+      if (auto pass = passes_.at((next_ + i) % passes_.size()).lock()) {
+        pointers.push_back(pass.get());
+        alive.push_back(std::move(pass));
+      }
+    }
+    return pointers.empty() ? std::nullopt : scaler::norm_of_passes(pointers, list.groups, dtype);
+  }
+
+ private:
+  std::array<std::weak_ptr<const GradientPass>, 4> passes_;
+  std::size_t next_ = 0;
+};
+
+RecentPasses& recent_passes() {
+  static RecentPasses recent;
+  return recent;
+}
+
+py::dict flags_of(const GradientPass& pass) {
+  py::dict flags;
+  for (const auto& result : pass.devices()) {
+    flags[py::cast(result.seen.device)] = py::cast(result.found_inf);
+  }
+  return flags;
+}
+
+py::tuple unscale_gradients(py::handle optimizer, const at::Tensor& inv_scale,
+                            const at::Tensor& found_inf, bool allow_fp16, OptimizerPasses* memory,
+                            bool own_flag, bool with_norm) {
+  GradientGroups groups(allow_fp16);
+  auto foreign = gather_gradients(optimizer, groups);
+  std::shared_ptr<GradientPass> pass;
+  {
+    const py::gil_scoped_release no_gil;
+    pass = std::make_shared<GradientPass>(groups.release(), inv_scale, found_inf,
+                                          scaler::PassOptions{.own_flag = own_flag,
+                                                              .with_norm = with_norm,
+                                                              .max_norm = std::nullopt,
+                                                              .memory = memory});
+  }
+  auto flags = flags_of(*pass);
+  return py::make_tuple(std::move(flags), std::move(foreign), std::move(pass));
+}
+
+// The same by 1 / scale, with a flag of its own, for gradients that are all ours: in one call.
+py::object unscale_optimizer(py::handle optimizer, const at::Tensor& scale,
+                             const std::optional<at::Tensor>& inv_scale, OptimizerPasses& memory) {
+  GradientGroups groups(/*allow_fp16=*/false);
+  if (!gather_gradients(optimizer, groups).empty()) {
+    return py::none();
+  }
+  memory.latest.reset();
+  {
+    const py::gil_scoped_release no_gil;
+    memory.latest = std::make_shared<GradientPass>(
+        groups.release(), inv_scale ? *inv_scale : memory.inverse_of(scale),
+        scaler::new_flag(scale),
+        scaler::PassOptions{.own_flag = true, .max_norm = std::nullopt, .memory = &memory});
+  }
+  recent_passes().remember(memory.latest);
+  return flags_of(*memory.latest);
+}
+
+std::shared_ptr<GradientPass> check_gradients(py::handle optimizer, const at::Tensor& inv_scale,
+                                              const at::Tensor& found_inf, OptimizerPasses* memory,
+                                              std::optional<double> max_norm) {
+  GradientGroups groups(/*allow_fp16=*/true);
+  GradientList list;
+  list.foreign = gather_gradients(optimizer, groups);
+  list.groups = groups.release();
+  if (!can_check(list)) {
+    return nullptr;
+  }
+  const py::gil_scoped_release no_gil;
+  return std::make_shared<GradientPass>(
+      std::move(list.groups), inv_scale, found_inf,
+      scaler::PassOptions{
+          .read_only = true, .own_flag = true, .max_norm = max_norm, .memory = memory});
+}
+
+// (device, positions of the parameters, int64 [n, 2] counts) of every device that was counted.
+py::list counts_of(const GradientPass& pass) {
+  py::list counts;
+  for (const auto& result : pass.devices()) {
+    if (result.counts != nullptr) {
+      counts.append(py::cast(result.counts));
+    }
+  }
+  return counts;
+}
+
+py::object only_tensor(const at::Tensor& tensor) {
+  return tensor.defined() ? py::cast(tensor) : py::object(py::none());
+}
+
+void bind_pass(py::module_& module) {
+  using torch::wrap_pybind_function;
+  py::class_<OptimizerPasses>(module, "OptimizerPasses")
+      .def(py::init<>())
+      .def_readwrite("latest", &OptimizerPasses::latest);
+  py::class_<scaler::NonFiniteCounts, std::shared_ptr<scaler::NonFiniteCounts>>(module,
+                                                                                "NonFiniteCounts")
+      .def_property_readonly(
+          "device", [](const scaler::NonFiniteCounts& counts) { return py::cast(counts.device); })
+      .def_readonly("positions", &scaler::NonFiniteCounts::positions)
+      .def_readonly("counts", &scaler::NonFiniteCounts::counts);
+  py::class_<GradientPass, std::shared_ptr<GradientPass>>(module, "GradientPass")
+      .def_property_readonly("flags", flags_of)
+      .def_property_readonly("counts", counts_of)
+      .def_property_readonly("has_norm", &GradientPass::has_norm)
+      .def_property_readonly("clip_coef",
+                             [](const GradientPass& pass) {
+                               return pass.devices().size() == 1
+                                          ? only_tensor(pass.devices().front().clip_coef)
+                                          : py::none();
+                             })
+      .def("total_norm", wrap_pybind_function(&GradientPass::total_norm), py::arg("dtype"))
+      .def("holds",
+           [](const GradientPass& pass, const GradientList& list) {
+             return list.foreign.empty() && pass.holds(list.groups);
+           })
+      .def("forget", &GradientPass::forget);
+}
+
+}  // namespace
+
+// Whether a read-only pass can take the place of unscaling: our kernels exist and take the dtypes.
+bool can_check(const GradientList& list) {
+  for (const auto& group : list.groups) {
+    if (group.any_double || !scaler::has_native_kernels(group.device.type())) {
+      return false;
+    }
+  }
+  return list.foreign.empty();
+}
+
+void bind_passes(py::module_& module) {
+  using torch::wrap_pybind_function;
+  bind_pass(module);
+  module.def("unscale_gradients", wrap_pybind_function(unscale_gradients), py::arg("optimizer"),
+             py::arg("inv_scale"), py::arg("found_inf"), py::arg("allow_fp16"), py::arg("memory"),
+             py::arg("own_flag"), py::arg("with_norm"),
+             "Unscales an optimizer's gradients in place. Returns the flag of each device, the "
+             "parameters whose gradients are Python subclasses, which were left alone, and the "
+             "pass.");
+  module.def("check_gradients", wrap_pybind_function(check_gradients), py::arg("optimizer"),
+             py::arg("inv_scale"), py::arg("found_inf"), py::arg("memory"), py::arg("max_norm"),
+             "Checks an optimizer's gradients without writing them. Returns the pass, or None if "
+             "there is a gradient that only unscaling can handle.");
+  module.def(
+      "unscale_optimizer", wrap_pybind_function(unscale_optimizer), py::arg("optimizer"),
+      py::arg("scale"), py::arg("inv_scale"), py::arg("memory"),
+      "Unscales an optimizer's gradients by 1 / scale, leaves the pass in memory and returns "
+      "the flag of each device; or does nothing and returns None if there are gradients of "
+      "Python subclasses.");
+  module.def(
+      "remember_pass",
+      [](const std::shared_ptr<GradientPass>& pass) { recent_passes().remember(pass); },
+      py::arg("gradient_pass"), "Lets recent_norm() find a pass for as long as it is alive.");
+  module.def("recent_norm",
+             wrap_pybind_function([](const GradientList& list, at::ScalarType dtype) {
+               return recent_passes().norm_of(list, dtype);
+             }),
+             py::arg("gradients"), py::arg("dtype"),
+             "The norm of gradients that some of the passes remembered last hold, unchanged and "
+             "together exactly them; else None.");
+}
+
+}  // namespace fastamp::python
