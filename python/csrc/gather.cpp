@@ -1,7 +1,8 @@
 #include "gather.h"
 
+#include "parameter_lists.h"
+
 #include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/autograd/variable.h>
 
 namespace fastamp::python {
 namespace {
@@ -15,15 +16,6 @@ py::object get_params(PyObject* group) {
     throw py::error_already_set();
   }
   return py::reinterpret_steal<py::object>(params);
-}
-
-py::object as_fast_sequence(const py::object& iterable) {
-  // A list or tuple comes back as itself.
-  PyObject* sequence = PySequence_Fast(iterable.ptr(), "expected an iterable of parameters");
-  if (sequence == nullptr) {
-    throw py::error_already_set();
-  }
-  return py::reinterpret_steal<py::object>(sequence);
 }
 
 // For subclasses of Parameter or Tensor: `grad` may be a property, so Python has to be asked.
@@ -48,43 +40,6 @@ void add_subclass(PyObject* item, scaler::GradientGroups& groups, py::list& fore
   }
 }
 
-// A plain tensor's gradient, without the calls that would read its autograd data's first line too.
-const at::Tensor& gradient_of(PyObject* item) {
-  static const at::Tensor none;
-  const auto* meta = THPVariable_Unpack(item).unsafeGetTensorImpl()->autograd_meta();
-  return meta == nullptr ? none : static_cast<const torch::autograd::AutogradMeta*>(meta)->grad_;
-}
-
-// A gradient is five dependent loads away from the list: object, parameter, its autograd data,
-// gradient, what that holds. With more tensors than the cache holds each would be a miss of its
-// own, so each stage is asked for some items ahead of the next one's use.
-constexpr Py_ssize_t kAhead = 6;
-
-void prefetch_ahead(PyObject* sequence, Py_ssize_t i) {
-  const auto size = PySequence_Fast_GET_SIZE(sequence);
-  const auto item_ahead = [&](Py_ssize_t stages) -> PyObject* {
-    const auto at = i + stages * kAhead;
-    PyObject* item = at < size ? PySequence_Fast_GET_ITEM(sequence, at) : nullptr;
-    return item != nullptr && THPVariable_CheckExact(item) ? item : nullptr;
-  };
-  if (i + 4 * kAhead < size) {
-    __builtin_prefetch(PySequence_Fast_GET_ITEM(sequence, i + 4 * kAhead));
-  }
-  if (PyObject* item = item_ahead(3)) {
-    __builtin_prefetch(THPVariable_Unpack(item).unsafeGetTensorImpl());
-  }
-  if (PyObject* item = item_ahead(2)) {
-    if (const auto* meta = THPVariable_Unpack(item).unsafeGetTensorImpl()->autograd_meta()) {
-      __builtin_prefetch(&static_cast<const torch::autograd::AutogradMeta*>(meta)->grad_);
-    }
-  }
-  if (PyObject* item = item_ahead(1)) {
-    const auto* gradient = gradient_of(item).unsafeGetTensorImpl();
-    __builtin_prefetch(gradient, /*rw=*/1);  // Its count of references,
-    __builtin_prefetch(gradient + 1);        // and dtype, device and keys at its end.
-  }
-}
-
 }  // namespace
 
 void gather_group(const py::object& params, scaler::GradientGroups& groups, py::list& foreign) {
@@ -92,7 +47,7 @@ void gather_group(const py::object& params, scaler::GradientGroups& groups, py::
   groups.reserve(static_cast<std::size_t>(PySequence_Fast_GET_SIZE(sequence.ptr())));
   // The size is read each time round: Python code called below may change the list.
   for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sequence.ptr()); ++i) {
-    prefetch_ahead(sequence.ptr(), i);
+    prefetch_gradients_after(sequence.ptr(), i);
     PyObject* item = PySequence_Fast_GET_ITEM(sequence.ptr(), i);
     if (THPVariable_CheckExact(item)) [[likely]] {
       const at::Tensor& gradient = gradient_of(item);

@@ -72,13 +72,7 @@ class AdamSink final : public StepSink {
 }  // namespace
 
 py::list adam_step(py::handle optimizer, py::handle gate) {
-  auto native = read_gate(gate);
-  native.write_grads = writes_grads(native);
-  KeepAlive alive;
-  AdamSink sink(optimizer, alive);
-  auto foreign = gather_step(optimizer, sink, native.write_grads, alive);
-  sink.run(native);
-  return foreign;
+  return gathered_step<AdamSink>(optimizer, gate);
 }
 
 }  // namespace fastamp::python

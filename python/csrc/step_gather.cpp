@@ -1,43 +1,13 @@
 #include "step_gather.h"
 
+#include "parameter_lists.h"
+
 #include <ATen/MemoryOverlap.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 namespace fastamp::python {
 namespace {
-
-py::object fast_sequence(py::object iterable) {
-  // A list or tuple comes back as itself.
-  PyObject* sequence = PySequence_Fast(iterable.ptr(), "expected an iterable of parameters");
-  if (sequence == nullptr) {
-    throw py::error_already_set();
-  }
-  return py::reinterpret_steal<py::object>(sequence);
-}
-
-// A gradient is four dependent loads away from the list: object, parameter, its autograd data,
-// gradient. Each stage is asked for some items ahead of the next one's use.
-constexpr Py_ssize_t kAhead = 6;
-
-void prefetch_ahead(PyObject* sequence, Py_ssize_t i) {
-  const auto size = PySequence_Fast_GET_SIZE(sequence);
-  if (i + 3 * kAhead < size) {
-    __builtin_prefetch(PySequence_Fast_GET_ITEM(sequence, i + 3 * kAhead));
-  }
-  if (i + 2 * kAhead < size) {
-    PyObject* item = PySequence_Fast_GET_ITEM(sequence, i + 2 * kAhead);
-    if (THPVariable_CheckExact(item)) {
-      __builtin_prefetch(THPVariable_Unpack(item).unsafeGetTensorImpl());
-    }
-  }
-  if (i + kAhead < size) {
-    PyObject* item = PySequence_Fast_GET_ITEM(sequence, i + kAhead);
-    if (THPVariable_CheckExact(item)) {
-      __builtin_prefetch(THPVariable_Unpack(item).unsafeGetTensorImpl()->autograd_meta());
-    }
-  }
-}
 
 py::object attribute(PyObject* object, PyObject* name) {
   PyObject* value = PyObject_GetAttr(object, name);
@@ -140,17 +110,17 @@ py::list gather_step(py::handle optimizer, StepSink& sink, bool writes_grads, Ke
   static PyObject* differentiable_key = interned("differentiable");
   py::list foreign;
   Walk walk{.sink = sink, .alive = alive, .writes_grads = writes_grads};
-  const auto groups = fast_sequence(optimizer.attr("param_groups"));
+  const auto groups = as_fast_sequence(optimizer.attr("param_groups"));
   for (Py_ssize_t g = 0; g < PySequence_Fast_GET_SIZE(groups.ptr()); ++g) {
     const auto group =
         py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(groups.ptr(), g));
-    const auto params = fast_sequence(group_item(group.ptr(), params_key));
+    const auto params = as_fast_sequence(group_item(group.ptr(), params_key));
     walk.group = group.ptr();
     walk.differentiable = group_flag(group.ptr(), differentiable_key);
     sink.begin_group(group.ptr(), static_cast<std::size_t>(PySequence_Fast_GET_SIZE(params.ptr())));
     // The sizes are read each time round: Python code called below may change the lists.
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(params.ptr()); ++i) {
-      prefetch_ahead(params.ptr(), i);
+      prefetch_gradients_after(params.ptr(), i);
       const auto item =
           py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(params.ptr(), i));
       if (!walk.take(item.ptr())) {

@@ -73,16 +73,28 @@ class StepState {
   KeepAlive& alive_;
 };
 
-/// One step of an optimizer: gather, then one fused op per device with the GIL released.
-/// @param gate  fastamp._gate.StepGate or None.
-/// @returns What gather_step returns.
-py::list sgd_step(py::handle optimizer, py::handle gate);
-py::list adam_step(py::handle optimizer, py::handle gate);
-
 /// The C++ form of a fastamp._gate.StepGate or None.
 optim::StepGate read_gate(py::handle gate);
 
 /// Whether a step behind this gate can change a gradient.
 bool writes_grads(const optim::StepGate& gate);
+
+/// What sgd_step and adam_step have in common. A Sink also has run(gate), which releases the GIL.
+template <typename Sink>
+py::list gathered_step(py::handle optimizer, py::handle gate) {
+  auto native = read_gate(gate);
+  native.write_grads = writes_grads(native);
+  KeepAlive alive;
+  Sink sink(optimizer, alive);
+  auto foreign = gather_step(optimizer, sink, native.write_grads, alive);
+  sink.run(native);
+  return foreign;
+}
+
+/// One step of an optimizer: gather, then one fused op per device with the GIL released.
+/// @param gate  fastamp._gate.StepGate or None.
+/// @returns What gather_step returns.
+py::list sgd_step(py::handle optimizer, py::handle gate);
+py::list adam_step(py::handle optimizer, py::handle gate);
 
 }  // namespace fastamp::python

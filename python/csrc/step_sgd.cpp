@@ -57,13 +57,7 @@ class SgdSink final : public StepSink {
 }  // namespace
 
 py::list sgd_step(py::handle optimizer, py::handle gate) {
-  auto native = read_gate(gate);
-  native.write_grads = writes_grads(native);
-  KeepAlive alive;
-  SgdSink sink(optimizer, alive);
-  auto foreign = gather_step(optimizer, sink, native.write_grads, alive);
-  sink.run(native);
-  return foreign;
+  return gathered_step<SgdSink>(optimizer, gate);
 }
 
 }  // namespace fastamp::python
