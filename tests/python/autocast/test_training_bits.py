@@ -11,18 +11,7 @@ from torch import nn
 
 import fastamp
 from support.autocast_state import torch_kernels
-
-
-class Classifier(nn.Module):
-    """An LSTM or GRU that reads a sequence; the last state decides."""
-
-    def __init__(self, kind: type[nn.RNNBase]) -> None:
-        super().__init__()
-        self.rnn = kind(8, 8, num_layers=2, batch_first=True)
-        self.head = nn.Linear(8, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.rnn(x)[0][:, -1])
+from support.small_models import Recurrent
 
 
 def transformer() -> nn.Module:
@@ -77,8 +66,8 @@ def cells() -> nn.Module:
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "mlp": mlp,
     "cnn": cnn,
-    "lstm": lambda: Classifier(nn.LSTM),
-    "gru": lambda: Classifier(nn.GRU),
+    "lstm": lambda: Recurrent(nn.LSTM),
+    "gru": lambda: Recurrent(nn.GRU),
     "lstm cells": cells,
     "transformer": transformer,
 }

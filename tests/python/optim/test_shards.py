@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import fastamp.optim
 from fastamp._gate import StepGate
+from support.ranks import results_of_two_ranks
 
 OPTIONS = {
     "SGD": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1},
@@ -110,8 +108,7 @@ def checkpointed(name):
     return results
 
 
-def worker(rank, store, results):
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+def worker(_):
     out = {}
     for name, options in OPTIONS.items():
         ours, theirs = getattr(fastamp.optim, name), getattr(torch.optim, name)
@@ -121,19 +118,12 @@ def worker(rank, store, results):
         out[name, "fsdp"] = fsdp(ours, options), fsdp(theirs, options)
         out[name, "checkpoint"] = checkpointed(name)
     out["mismatched"] = mismatched()
-    results[rank] = out
-    dist.destroy_process_group()
+    return out
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    if sys.platform == "win32" or not dist.is_gloo_available():
-        pytest.skip("needs gloo")
-    store = tmp_path_factory.mktemp("store") / "rendezvous"
-    with mp.get_context("spawn").Manager() as manager:
-        results = manager.dict()
-        mp.spawn(worker, args=(str(store), results), nprocs=2)
-        yield [results[0], results[1]]
+    yield from results_of_two_ranks(worker, tmp_path_factory)
 
 
 names = pytest.mark.parametrize("name", OPTIONS)

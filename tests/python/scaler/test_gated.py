@@ -9,7 +9,7 @@ import torch
 
 import fastamp
 import fastamp.optim
-from support.gated_pairs import CASES, SHAPES, assert_close, gradients, pair
+from support.gated_pairs import CASES, SHAPES, assert_close, gradients, pair, step_both
 from support.scaler_pairs import set_gradients
 
 
@@ -112,13 +112,7 @@ def test_a_subclass_that_overrides_unscaling_is_asked(method):
     first = (*first[:2], kind("cpu", init_scale=2.0**10, growth_interval=3))
     rng, generator = random.Random(5), torch.Generator().manual_seed(5)
     for _ in range(10):
-        values, _ = gradients(generator, rng)
-        set_gradients([first[0], second[0]], values)
-        for _, optimizer, scaler in (first, second):
-            scaler.scale(torch.ones(()))
-            scaler.step(optimizer)
-            scaler.update()
-        assert_close(first, second)
+        step_both(first, second, generator, rng)
     assert len(calls) == 10
 
 
@@ -201,13 +195,7 @@ def test_training_goes_on_from_a_copy(copied):
     first, second = pair("AdamW", {"lr": 0.01})
     rng, generator = random.Random(5), torch.Generator().manual_seed(5)
     for number in range(12):
-        values, _ = gradients(generator, rng)
-        set_gradients([first[0], second[0]], values)
-        for _, optimizer, scaler in (first, second):
-            scaler.scale(torch.ones(()))
-            scaler.step(optimizer)
-            scaler.update()
-        assert_close(first, second)
+        step_both(first, second, generator, rng)
         if number == 5:
             first = (*first[:2], copied(first[2]))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import fastamp
 import fastamp.optim
-from support.gated_pairs import CASES, SHAPES, assert_close, gradients, pair
+from support.gated_pairs import CASES, SHAPES, assert_close, gradients, pair, step_both
 from support.scaler_pairs import set_gradients
 
 
@@ -42,13 +42,7 @@ def test_fuse_takes_over_the_optimizers_of_torch(name):
     first = (first[0], ours, scaler)
     rng, generator = random.Random(5), torch.Generator().manual_seed(5)
     for _ in range(20):
-        values, _ = gradients(generator, rng)
-        set_gradients([first[0], second[0]], values)
-        for _, optimizer, scaler in (first, second):
-            scaler.scale(torch.ones(()))
-            scaler.step(optimizer)
-            scaler.update()
-        assert_close(first, second)
+        step_both(first, second, generator, rng)
     assert fastamp.optim._fused.takes_gate(ours)
     other = torch.nn.Parameter(torch.ones(2))
     other.grad = torch.ones(2)

@@ -1,14 +1,13 @@
 """Agreement between ranks: two gloo processes on the CPU where one alone overflows."""
 
 import copy
-import sys
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import fastamp
+from support.ranks import results_of_two_ranks
 
 
 class Watching(torch.optim.SGD):
@@ -38,11 +37,11 @@ def train(rank, group, history, optimizer_type):
     return trace
 
 
-def dtensors(rank, world):
+def dtensors(rank):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
 
-    mesh = init_device_mesh("cpu", (world,))
+    mesh = init_device_mesh("cpu", (2,))
     results = []
     for bad_rank in (None, 0, 1):
         weight = DTensor.from_local(torch.ones(2), mesh, [Shard(0)])
@@ -62,31 +61,23 @@ def dtensors(rank, world):
     return results
 
 
-def worker(rank, world, store, results):
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+def worker(rank):
     inf, nan = float("inf"), float("nan")
     history = [(1.0, 1.0), (inf, 1.0), (1.0, nan), (nan, inf), (None, 2.0), (inf, None), (1.0, 1.0)]
     out = {
         "sgd": train(rank, dist.group.WORLD, history, torch.optim.SGD),
         "fused": train(rank, dist.group.WORLD, history, Watching),
         "alone": train(rank, None, [(1.0, 1.0), (inf, 1.0)], torch.optim.SGD),
-        "dtensor": dtensors(rank, world),
+        "dtensor": dtensors(rank),
     }
     grouped = fastamp.GradScaler("cpu", process_group=dist.group.WORLD)
     out["copy shares the group"] = copy.deepcopy(grouped).process_group is dist.group.WORLD
-    results[rank] = out
-    dist.destroy_process_group()
+    return out
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    if sys.platform == "win32" or not dist.is_gloo_available():
-        pytest.skip("needs gloo")
-    store = tmp_path_factory.mktemp("store") / "rendezvous"
-    with mp.get_context("spawn").Manager() as manager:
-        results = manager.dict()
-        mp.spawn(worker, args=(2, str(store), results), nprocs=2)
-        yield [results[0], results[1]]
+    yield from results_of_two_ranks(worker, tmp_path_factory)
 
 
 def test_if_one_rank_overflows_all_skip_and_keep_equal_states(ranks):

@@ -1,14 +1,12 @@
 """Sharded training on two gloo processes: FSDP2, our optimizers, clipping, one rank overflowing."""
 
-import sys
-
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import fastamp
 import fastamp.optim
+from support.ranks import results_of_two_ranks
 
 STEPS, BAD_STEP = 8, 4
 
@@ -106,8 +104,7 @@ OPTIMIZERS = {
 }
 
 
-def worker(rank, world, store, results):
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+def worker(rank):
     out = {
         (name, bad_rank): train_sharded(rank, make, bad_rank)
         for name, make in OPTIMIZERS.items()
@@ -115,19 +112,12 @@ def worker(rank, world, store, results):
     }
     out["grouped"] = train_grouped(rank)
     out["collective"] = clip_after_collective(rank)
-    results[rank] = out
-    dist.destroy_process_group()
+    return out
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    if sys.platform == "win32" or not dist.is_gloo_available():
-        pytest.skip("needs gloo")
-    store = tmp_path_factory.mktemp("store") / "rendezvous"
-    with mp.get_context("spawn").Manager() as manager:
-        results = manager.dict()
-        mp.spawn(worker, args=(2, str(store), results), nprocs=2)
-        yield [results[0], results[1]]
+    yield from results_of_two_ranks(worker, tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))

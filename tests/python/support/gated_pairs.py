@@ -4,7 +4,7 @@ import torch
 
 import fastamp
 import fastamp.optim
-from support.scaler_pairs import twin_parameters
+from support.scaler_pairs import set_gradients, twin_parameters
 
 SHAPES = ((5, 3), (7,), (), (0,), (40, 9))
 
@@ -55,3 +55,14 @@ def assert_close(first, second, *, grads=True):
                     mine[key].float(), value.float(), rtol=2e-5, atol=2e-7, check_device=False
                 )
     assert first[2].state_dict() == second[2].state_dict()
+
+
+def step_both(first, second, generator, rng):
+    """One iteration of both on equal random gradients; they must agree afterwards."""
+    values, _ = gradients(generator, rng)
+    set_gradients([first[0], second[0]], values)
+    for _, optimizer, scaler in (first, second):
+        scaler.scale(torch.ones(()))
+        scaler.step(optimizer)
+        scaler.update()
+    assert_close(first, second)

@@ -1,0 +1,26 @@
+"""Functions that run in two gloo processes."""
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def _in_group(rank: int, work: Callable[[int], Any], store: str, results: Any) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    results[rank] = work(rank)
+    dist.destroy_process_group()
+
+
+def results_of_two_ranks(work: Callable[[int], Any], factory: Any) -> Iterator[list[Any]]:
+    """For a fixture: yields what work(rank) returned in each of two processes of one group."""
+    if sys.platform == "win32" or not dist.is_gloo_available():
+        pytest.skip("needs gloo")
+    store = factory.mktemp("store") / "rendezvous"
+    with mp.get_context("spawn").Manager() as manager:
+        results = manager.dict()
+        mp.spawn(_in_group, args=(work, str(store), results), nprocs=2)
+        yield [results[0], results[1]]
