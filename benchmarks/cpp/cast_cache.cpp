@@ -15,6 +15,7 @@ constexpr std::size_t kWeights = 148;
 
 std::vector<at::Tensor> make_weights() {
   std::vector<at::Tensor> weights;
+  weights.reserve(kWeights);
   for (std::size_t i = 0; i < kWeights; ++i) {
     weights.push_back(at::randn({8, 8}).set_requires_grad(true));
   }

@@ -33,7 +33,7 @@ void train(const digits::Data& data, torch::Device device, torch::ScalarType dty
   Mlp model;
   digits::load_parameters(*model, data);
   model->to(device);
-  fastamp::optim::SGD optimizer(model->parameters(), /*lr=*/0.01);
+  fastamp::optim::SGD optimizer(model->parameters(), fastamp::optim::SGDOptions(/*lr=*/0.01));
   const bool scaled = dtype == torch::kHalf;
   fastamp::GradScaler scaler(fastamp::GradScalerOptions()
                                  .device(device.type())

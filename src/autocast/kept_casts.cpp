@@ -15,7 +15,7 @@ KeepCasts::KeepCasts(const std::vector<at::Tensor>& weights)
 
 KeepCasts::~KeepCasts() { release(); }
 
-void KeepCasts::release() { KeptCastStore::instance().release(id_); }
+void KeepCasts::release() const { KeptCastStore::instance().release(id_); }
 
 KeptCasts kept_casts() { return KeptCastStore::instance().count(); }
 

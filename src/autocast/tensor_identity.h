@@ -1,6 +1,7 @@
 #pragma once
 
 #include "autocast/execution_context.h"
+#include "core/tensor_version.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
@@ -9,10 +10,6 @@
 #include <cstdint>
 
 namespace fastamp::autocast {
-
-inline std::uint32_t version_of(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->version_counter().current_version();
-}
 
 /// What a cast of a tensor depends on, to tell later whether it still holds. Keeps nothing alive,
 /// but keeps the addresses it compares from being used again.

@@ -159,6 +159,7 @@ void write_counts(std::ostream& out, const CastCounts& casts) {
 
 void write_row(std::ostream& out, const TraceRow& row) {
   std::vector<std::string> inputs;
+  inputs.reserve(row.inputs.size());
   for (const auto dtype : row.inputs) {
     inputs.push_back(quoted(dtype_name(dtype)));
   }
@@ -177,7 +178,7 @@ std::string dtype_name(c10::ScalarType dtype) {
     return "";
   }
   const auto [name, legacy_name] = c10::getDtypeNames(dtype);
-  return std::string(name);
+  return {name.data(), name.size()};
 }
 
 CastCounts sum_of(const std::vector<TraceRow>& rows) {
@@ -228,10 +229,10 @@ std::string format_json(const std::vector<TraceRow>& rows, const GradientCasts& 
     out << (i == 0 ? "\n  " : ",\n  ");
     write_row(out, rows[i]);
   }
-  out << "\n], \"totals\": {";
+  out << '\n' << R"(], "totals": {)";
   write_counts(out, sum_of(rows));
-  out << "}, \"gradient_casts\": {\"casts\": " << gradients.casts
-      << ", \"bytes\": " << gradients.bytes << "}}";
+  out << R"(}, "gradient_casts": {"casts": )" << gradients.casts << R"(, "bytes": )"
+      << gradients.bytes << "}}";
   return out.str();
 }
 

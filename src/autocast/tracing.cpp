@@ -88,7 +88,10 @@ c10::ScalarType TracedCall::run_dtype() const {
     case OpPolicy::fp32:
       return any_eligible_ ? c10::kFloat : as_given;
     case OpPolicy::promote:
-      return !any_eligible_ ? as_given : any_forces_fp32_ ? c10::kFloat : lower_;
+      if (!any_eligible_) {
+        return as_given;
+      }
+      return any_forces_fp32_ ? c10::kFloat : lower_;
     case OpPolicy::set_opt_dtype:
       return given_dtype_.value_or(first_eligible_ ? c10::kFloat : as_given);
     case OpPolicy::append_dtype:

@@ -47,12 +47,18 @@ struct UpdateScaleArgs {
   const std::optional<at::Tensor>& history_count;
 };
 
-inline bool given(const std::optional<at::Tensor>& t) { return t.has_value() && t->defined(); }
+/// The tensor, or null for None.
+inline const at::Tensor* find_tensor(const std::optional<at::Tensor>& t) {
+  return t.has_value() && t->defined() ? &*t : nullptr;
+}
+
+inline bool given(const std::optional<at::Tensor>& t) { return find_tensor(t) != nullptr; }
 
 /// Address of what is written, or null for None.
 template <typename T>
 T* mutable_pointer(const std::optional<at::Tensor>& t) {
-  return given(t) ? t->mutable_data_ptr<T>() : nullptr;
+  const auto* const tensor = find_tensor(t);
+  return tensor == nullptr ? nullptr : tensor->mutable_data_ptr<T>();
 }
 
 /// The ops on a device; they check their arguments first.

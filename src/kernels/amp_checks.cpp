@@ -45,16 +45,17 @@ void check_read_gradient(const at::Tensor& t, size_t index, c10::Device device) 
 /// The same for a tensor that may be None.
 void check_optional(const char* fn, const char* name, const std::optional<at::Tensor>& t,
                     at::ScalarType dtype, c10::Device device, const char* device_of) {
-  if (given(t)) {
-    check_single(fn, name, *t, dtype, device, device_of);
+  if (const auto* const tensor = find_tensor(t)) {
+    check_single(fn, name, *tensor, dtype, device, device_of);
   }
 }
 
 /// A table of `rows` (any number of them, but at least one, if negative) times `columns`.
-void check_table(const char* fn, const char* name, const std::optional<at::Tensor>& t,
+void check_table(const char* fn, const char* name, const std::optional<at::Tensor>& table,
                  at::ScalarType dtype, c10::Device device, std::int64_t rows,
                  std::int64_t columns) {
-  if (!given(t)) {
+  const auto* const t = find_tensor(table);
+  if (t == nullptr) {
     return;
   }
   TORCH_CHECK_TYPE(t->scalar_type() == dtype, fn, ": expected ", name, " to be ",
@@ -87,7 +88,8 @@ void check_history(const UpdateScaleArgs& args, c10::Device device) {
   TORCH_CHECK_VALUE(given(args.history) == given(args.history_count), kFunction,
                     ": expected history and history_count together, got ",
                     given(args.history) ? "history" : "history_count", " alone");
-  const bool precise = given(args.norm) && args.norm->scalar_type() == at::kDouble;
+  const auto* const norm = find_tensor(args.norm);
+  const bool precise = norm != nullptr && norm->scalar_type() == at::kDouble;
   check_optional(kFunction, "norm", args.norm, precise ? at::kDouble : at::kFloat, device, "scale");
 }
 
@@ -181,13 +183,14 @@ NormResults norm_results(const NormArgs& args) {
 }
 
 ScaleUpdate scale_update(const UpdateScaleArgs& args) {
-  const bool has_norm = given(args.norm);
-  const bool precise = has_norm && args.norm->scalar_type() == at::kDouble;
+  const auto* const norm = find_tensor(args.norm);
+  const auto* const history_rows = find_tensor(args.history);
+  const bool precise = norm != nullptr && norm->scalar_type() == at::kDouble;
   const ScaleHistory history{mutable_pointer<float>(args.history),
-                             given(args.history) ? args.history->size(0) : 0,
+                             history_rows == nullptr ? 0 : history_rows->size(0),
                              mutable_pointer<std::int64_t>(args.history_count),
-                             has_norm && !precise ? args.norm->const_data_ptr<float>() : nullptr,
-                             precise ? args.norm->const_data_ptr<double>() : nullptr};
+                             norm == nullptr || precise ? nullptr : norm->const_data_ptr<float>(),
+                             precise ? norm->const_data_ptr<double>() : nullptr};
   const UpdateScale rule{args.growth_factor,
                          args.backoff_factor,
                          args.growth_interval,

@@ -108,7 +108,8 @@ LearningRate learning_rate(const StepArgs& args, std::size_t group) {
 
 GateArgs gate_args(const StepArgs& args) {
   const auto pointer = [](const std::optional<at::Tensor>& t) {
-    return given(t) ? t->const_data_ptr<float>() : nullptr;
+    const auto* const tensor = find_tensor(t);
+    return tensor == nullptr ? nullptr : tensor->const_data_ptr<float>();
   };
   constexpr double kNoClamp = std::numeric_limits<double>::infinity();
   return {pointer(args.inv_scale), pointer(args.clip_coef), pointer(args.found_inf),

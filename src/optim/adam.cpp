@@ -30,11 +30,12 @@ void AdamOptions::serialize(torch::serialize::InputArchive& archive) {
   read_adam_options(kLoad, archive, *this);
 }
 
-Adam::Adam(const std::vector<torch::optim::OptimizerParamGroup>& param_groups, AdamOptions defaults)
+Adam::Adam(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
+           const AdamOptions& defaults)
     : torch::optim::Optimizer(param_groups, checked(defaults)) {}
 
-Adam::Adam(std::vector<at::Tensor> params, AdamOptions defaults)
-    : Adam({torch::optim::OptimizerParamGroup(std::move(params))}, std::move(defaults)) {}
+Adam::Adam(std::vector<at::Tensor> params, const AdamOptions& defaults)
+    : Adam({torch::optim::OptimizerParamGroup(std::move(params))}, defaults) {}
 
 at::Tensor Adam::step(LossClosure closure) {
   at::Tensor loss;

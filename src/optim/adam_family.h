@@ -14,9 +14,9 @@
 namespace fastamp::optim {
 
 template <typename Options>
-AdamGroup adam_group(const Options& options, bool decoupled, at::Tensor rate) {
+AdamGroup adam_group(const Options& options, bool decoupled, const at::Tensor& rate) {
   AdamGroup group{.lr = options.lr(),
-                  .lr_tensor = std::move(rate),
+                  .lr_tensor = rate,
                   .beta1 = std::get<0>(options.betas()),
                   .beta2 = std::get<1>(options.betas()),
                   .eps = options.eps(),
@@ -47,7 +47,7 @@ void run_adam(const char* function, torch::optim::Optimizer& optimizer, const St
   const at::NoGradGuard no_grad;
   check_rates(function, rates, optimizer.param_groups().size());
   const at::Tensor none;
-  std::vector<std::pair<const at::Tensor*, State*>> stepped;
+  std::vector<State*> followed;
   AdamStep step;
   std::size_t index = 0;
   for (const auto& group : optimizer.param_groups()) {
@@ -62,28 +62,27 @@ void run_adam(const char* function, torch::optim::Optimizer& optimizer, const St
       TORCH_CHECK(!grad.is_sparse(), function, ": expected dense gradients, got a sparse one for a",
                   " parameter of shape ", param.sizes(),
                   ". Adam does not support sparse gradients");
-      State& state = state_for<State>(function, optimizer.state(), param);
+      auto& state = state_for<State>(function, optimizer.state(), param);
       complete(state, param, options);
       const at::Tensor* master = &none;
       if constexpr (requires { state.master(); }) {
         if (is_16_bit(param)) {
-          refresh_master(param, state.master(), state.master_version());
+          if (!state.master().defined()) {
+            state.master(master_of(param));
+          }
           master = &state.master();
-          stepped.emplace_back(&param, &state);
         }
       } else {
         state.follow_host();
-        stepped.emplace_back(&param, &state);
+        followed.push_back(&state);
       }
       step.add(param, grad, state.exp_avg(), state.exp_avg_sq(), state.max_exp_avg_sq(),
                state.steps(), *master);
     }
   }
   step.run(gate);
-  for (const auto& [param, state] : stepped) {
-    if constexpr (requires { state->master_version(); }) {
-      state->master_version(version_of(*param));
-    } else {
+  if constexpr (!requires(State& state) { state.master(); }) {
+    for (State* state : followed) {
       state->inform_host();
     }
   }

@@ -31,16 +31,13 @@ void AdamStep::Lists::add_group(const AdamGroup& group) {
 }
 
 void AdamStep::run(const StepGate& gate) {
-  if (lists_.all().size() > 1) {  // One device's op checks all of its lists itself.
-    for (const auto& lists : lists_.all()) {
-      with_arguments(lists, gate, [](const auto&... args) {
-        kernels::check_fused_adamw(kernels::FusedAdamwArgs{args...});
-      });
-    }
-  }
-  for (const auto& lists : lists_.all()) {
-    with_arguments(lists, gate, ops::fused_adamw_);
-  }
+  lists_.run(
+      [&](const Lists& lists) {
+        with_arguments(lists, gate, [](const auto&... args) {
+          kernels::check_fused_adamw(kernels::FusedAdamwArgs{args...});
+        });
+      },
+      [&](const Lists& lists) { with_arguments(lists, gate, ops::fused_adamw_); });
 }
 
 }  // namespace fastamp::optim

@@ -31,11 +31,11 @@ void AdamWOptions::serialize(torch::serialize::InputArchive& archive) {
 }
 
 AdamW::AdamW(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
-             AdamWOptions defaults)
+             const AdamWOptions& defaults)
     : torch::optim::Optimizer(param_groups, checked(defaults)) {}
 
-AdamW::AdamW(std::vector<at::Tensor> params, AdamWOptions defaults)
-    : AdamW({torch::optim::OptimizerParamGroup(std::move(params))}, std::move(defaults)) {}
+AdamW::AdamW(std::vector<at::Tensor> params, const AdamWOptions& defaults)
+    : AdamW({torch::optim::OptimizerParamGroup(std::move(params))}, defaults) {}
 
 at::Tensor AdamW::step(LossClosure closure) {
   at::Tensor loss;

@@ -21,13 +21,15 @@ struct CarriedSgdState : torch::optim::SGDParamState {
   TORCH_ARG(at::Tensor, steps);
 
  public:
-  std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
-    return std::make_unique<CarriedSgdState>(*this);
-  }
-  Plain plain() const { return *this; }
+  Plain plain() const { return static_cast<const Plain&>(*this); }
   void adopt(const Plain& state, const at::Tensor& param) {
     Plain::operator=(state);
     steps(counter_for(param, momentum_buffer().defined() ? 1.0 : 0.0));
+  }
+
+ private:
+  std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
+    return std::make_unique<CarriedSgdState>(*this);
   }
 };
 
@@ -41,12 +43,9 @@ struct CarriedAdamState : TorchState {
   TORCH_ARG(std::int64_t, agreed) = 0;
 
  public:
-  std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
-    return std::make_unique<CarriedAdamState>(*this);
-  }
   /// Waits for the device.
   Plain plain() const {
-    Plain state(*this);
+    Plain state(static_cast<const Plain&>(*this));
     state.step(read_counter(steps()));
     return state;
   }
@@ -73,22 +72,29 @@ struct CarriedAdamState : TorchState {
       agreed(this->step());
     }
   }
+
+ private:
+  std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
+    return std::make_unique<CarriedAdamState>(*this);
+  }
 };
 
 /// States of torch's become carried ones when they are met: load() puts torch's there.
 template <typename State>
   requires requires { typename State::Plain; }
 struct StateSource<State> {
+  using Plain = State::Plain;
+
   static std::unique_ptr<State> make(const char* function, const at::Tensor& param,
                                      const torch::optim::OptimizerParamState* foreign) {
     TORCH_CHECK_TYPE(param.scalar_type() == at::kFloat, function,
                      ": expected float32 parameters, got ", param.scalar_type(), " of shape ",
                      param.sizes());
-    const auto* torch_state = dynamic_cast<const typename State::Plain*>(foreign);
+    const auto* torch_state = dynamic_cast<const Plain*>(foreign);
     TORCH_CHECK_TYPE(foreign == nullptr || torch_state != nullptr, function,
                      ": expected parameter states of torch::optim's own type, got another");
     auto state = std::make_unique<State>();
-    state->adopt(torch_state != nullptr ? *torch_state : typename State::Plain(), param);
+    state->adopt(torch_state != nullptr ? *torch_state : Plain(), param);
     return state;
   }
 };

@@ -26,7 +26,7 @@ std::size_t read_count(InputArchive& archive, const char* function, const std::s
   at::Tensor count;
   TORCH_CHECK(archive.try_read(key, count), function,
               ": expected the archive of an optimizer, got one without an entry \"", key, "\"");
-  return count.item<std::int64_t>();
+  return static_cast<std::size_t>(count.item<std::int64_t>());
 }
 
 InputArchive read_archive(InputArchive& archive, const char* function, const std::string& key) {

@@ -55,7 +55,7 @@ bool all_carriable(const Optimizer& optimizer) {
 }  // namespace
 
 bool can_fuse(const Optimizer& optimizer) {
-  return visit_type(optimizer, []<typename, typename, bool>() {}) && all_carriable(optimizer);
+  return visit_type(optimizer, []<typename, typename, bool> {}) && all_carriable(optimizer);
 }
 
 bool is_fused(const Optimizer& optimizer) {
@@ -69,7 +69,7 @@ Optimizer& fuse(Optimizer& optimizer) {
   TORCH_CHECK_TYPE(all_carriable(optimizer),
                    "fuse: expected float32 parameters on cpu or cuda, got others; "
                    "fastamp::optim has optimizers that keep master weights for 16-bit ones");
-  const bool known = visit_type(optimizer, [&]<typename Options, typename State, bool>() {
+  const bool known = visit_type(optimizer, [&]<typename Options, typename State, bool> {
     auto& states = optimizer.state();
     for (const auto& group : optimizer.param_groups()) {
       for (const auto& param : group.params()) {
@@ -91,17 +91,18 @@ void unfuse(Optimizer& optimizer) {
   if (!is_fused(optimizer)) {
     return;
   }
-  visit_type(optimizer, [&]<typename, typename State, bool>() {
+  visit_type(optimizer, [&]<typename, typename State, bool> {
     StateMap states;
     for (const auto& [key, state] : optimizer.state()) {
       if (key == mark()) {
         continue;
       }
-      if (typeid(*state) != typeid(State)) {
-        states[key] = state->clone();
+      const auto& known = *state;
+      if (typeid(known) != typeid(State)) {
+        states[key] = known.clone();
         continue;
       }
-      const auto& carried = static_cast<const State&>(*state);
+      const auto& carried = static_cast<const State&>(known);
       if (read_counter(carried.steps()) > 0) {  // torch's have no state before their first step.
         states[key] = std::make_unique<typename State::Plain>(carried.plain());
       }
@@ -115,7 +116,7 @@ void fused_step(Optimizer& optimizer, const StepGate& gate,
   constexpr const char* kFunction = "fused_step";
   TORCH_CHECK_VALUE(is_fused(optimizer), kFunction,
                     ": expected an optimizer that fuse() was called on, got another");
-  visit_type(optimizer, [&]<typename Options, typename State, bool kDecoupled>() {
+  visit_type(optimizer, [&]<typename Options, typename State, bool kDecoupled> {
     if constexpr (std::is_same_v<State, CarriedSgdState>) {
       run_sgd<Options, State>(kFunction, optimizer, gate, learning_rates);
     } else {

@@ -1,7 +1,6 @@
 #include "optim/param_state.h"
 
 #include <ATen/ops/full.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 
@@ -28,23 +27,7 @@ std::int64_t read_counter(const at::Tensor& counter) {
   return counter.defined() ? counter.item<std::int64_t>() : 0;  // sync: checkpoints only
 }
 
-void refresh_master(const at::Tensor& param, at::Tensor& master, std::int64_t version) {
-  const auto values = param.detach();
-  if (!master.defined()) {
-    master = values.to(at::kFloat);
-    return;
-  }
-  if (version_of(param) == version) {
-    return;
-  }
-  // A checkpoint's parameters may be loaded after its masters: elements that are still their
-  // master's rounding keep the master's lower bits.
-  master = at::where(master.to(values.scalar_type()).eq(values), master, values.to(at::kFloat));
-}
-
-std::int64_t version_of(const at::Tensor& param) {
-  return param.is_inference() ? -1 : static_cast<std::int64_t>(param._version());
-}
+at::Tensor master_of(const at::Tensor& param) { return param.detach().to(at::kFloat); }
 
 void write_tensor(torch::serialize::OutputArchive& archive, const std::string& key,
                   const at::Tensor& tensor) {

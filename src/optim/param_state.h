@@ -32,12 +32,9 @@ inline at::Tensor counter_for(const at::Tensor& param, double steps = 0.0) {
 /// The count, read from the device; 0 for an undefined counter.
 std::int64_t read_counter(const at::Tensor& counter);
 
-/// Makes the master weight of a 16-bit parameter, or brings it up to date where somebody else has
-/// changed the parameter since `version`. On the device, without waiting for it.
-void refresh_master(const at::Tensor& param, at::Tensor& master, std::int64_t version);
-
-/// param's version, or -1 for an inference tensor, which has none.
-std::int64_t version_of(const at::Tensor& param);
+/// The master weights that a 16-bit parameter starts from; from then on the step itself brings them
+/// up to date where somebody else has written the parameter.
+at::Tensor master_of(const at::Tensor& param);
 
 /// Writes and reads an entry that may be missing.
 void write_tensor(torch::serialize::OutputArchive& archive, const std::string& key,

@@ -77,11 +77,12 @@ void SGDParamState::serialize(torch::serialize::InputArchive& archive) {
                    static_cast<double>(count.value_or(momentum_buffer().defined() ? 1 : 0))));
 }
 
-SGD::SGD(const std::vector<torch::optim::OptimizerParamGroup>& param_groups, SGDOptions defaults)
+SGD::SGD(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
+         const SGDOptions& defaults)
     : torch::optim::Optimizer(param_groups, checked(defaults)) {}
 
-SGD::SGD(std::vector<at::Tensor> params, SGDOptions defaults)
-    : SGD({torch::optim::OptimizerParamGroup(std::move(params))}, std::move(defaults)) {}
+SGD::SGD(std::vector<at::Tensor> params, const SGDOptions& defaults)
+    : SGD({torch::optim::OptimizerParamGroup(std::move(params))}, defaults) {}
 
 at::Tensor SGD::step(LossClosure closure) {
   at::Tensor loss;

@@ -11,9 +11,9 @@
 namespace fastamp::optim {
 
 template <typename Options>
-SgdGroup sgd_group(const Options& options, at::Tensor rate) {
+SgdGroup sgd_group(const Options& options, const at::Tensor& rate) {
   SgdGroup group{.lr = options.lr(),
-                 .lr_tensor = std::move(rate),
+                 .lr_tensor = rate,
                  .momentum = options.momentum(),
                  .dampening = options.dampening(),
                  .weight_decay = options.weight_decay(),
@@ -39,7 +39,6 @@ void run_sgd(const char* function, torch::optim::Optimizer& optimizer, const Ste
   const at::NoGradGuard no_grad;
   check_rates(function, rates, optimizer.param_groups().size());
   const at::Tensor none;
-  std::vector<std::pair<const at::Tensor*, State*>> halves;
   SgdStep step;
   std::size_t index = 0;
   for (const auto& group : optimizer.param_groups()) {
@@ -56,27 +55,23 @@ void run_sgd(const char* function, torch::optim::Optimizer& optimizer, const Ste
         step.add(param, grad, none, none, none);
         continue;
       }
-      State& state = state_for<State>(function, optimizer.state(), param);
+      auto& state = state_for<State>(function, optimizer.state(), param);
       if (options.momentum() != 0.0 && !state.momentum_buffer().defined()) {
         state.momentum_buffer(zeros_for(param, state_dtype(options)));
       }
       const at::Tensor* master = &none;
       if constexpr (requires { state.master(); }) {
         if (half) {
-          refresh_master(param, state.master(), state.master_version());
+          if (!state.master().defined()) {
+            state.master(master_of(param));
+          }
           master = &state.master();
-          halves.emplace_back(&param, &state);
         }
       }
       step.add(param, grad, state.momentum_buffer(), state.steps(), *master);
     }
   }
   step.run(gate);
-  if constexpr (requires(State& state) { state.master_version(); }) {
-    for (const auto& [param, state] : halves) {
-      state->master_version(version_of(*param));
-    }
-  }
 }
 
 }  // namespace fastamp::optim

@@ -28,16 +28,13 @@ void SgdStep::Lists::add_group(const SgdGroup& group) {
 }
 
 void SgdStep::run(const StepGate& gate) {
-  if (lists_.all().size() > 1) {  // One device's op checks all of its lists itself.
-    for (const auto& lists : lists_.all()) {
-      with_arguments(lists, gate, [](const auto&... args) {
-        kernels::check_fused_sgd(kernels::FusedSgdArgs{args...});
-      });
-    }
-  }
-  for (const auto& lists : lists_.all()) {
-    with_arguments(lists, gate, ops::fused_sgd_);
-  }
+  lists_.run(
+      [&](const Lists& lists) {
+        with_arguments(lists, gate, [](const auto&... args) {
+          kernels::check_fused_sgd(kernels::FusedSgdArgs{args...});
+        });
+      },
+      [&](const Lists& lists) { with_arguments(lists, gate, ops::fused_sgd_); });
 }
 
 }  // namespace fastamp::optim

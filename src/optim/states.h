@@ -37,8 +37,9 @@ State& state_for(const char* function, StateMap& states, const at::Tensor& param
   const auto found = states.find(key);
   if (found != states.end()) [[likely]] {
     // The types are compared, not cast dynamically: this runs once per parameter and step.
-    if (typeid(*found->second) == typeid(State)) [[likely]] {
-      return static_cast<State&>(*found->second);
+    auto& known = *found->second;
+    if (typeid(known) == typeid(State)) [[likely]] {
+      return static_cast<State&>(known);
     }
     found->second = StateSource<State>::make(function, param, found->second.get());
     return static_cast<State&>(*found->second);

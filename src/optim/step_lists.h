@@ -85,7 +85,20 @@ class ListsByDevice {
     return *current_;
   }
   const Group& group() const { return group_; }
-  std::deque<Lists>& all() { return lists_; }
+
+  /// Calls op(lists) for each device, and before the first of them check(lists) for all, so that
+  /// either every device steps or none. One device's op checks all of its lists itself.
+  template <typename Check, typename Op>
+  void run(const Check& check, const Op& op) const {
+    if (lists_.size() > 1) {
+      for (const auto& lists : lists_) {
+        check(lists);
+      }
+    }
+    for (const auto& lists : lists_) {
+      op(lists);
+    }
+  }
 
  private:
   void select(c10::Device device) {

@@ -44,7 +44,7 @@ void clamp_now(const std::vector<DeviceGradients>& gradients, double clip_value)
 }
 
 void check_finite(const at::Tensor& norm, double norm_type) {
-  const double value = norm.item<double>();  // sync: asked for
+  const auto value = norm.item<double>();  // sync: asked for
   TORCH_CHECK(std::isfinite(value), "clip_grad_norm_: expected a finite norm of order ", norm_type,
               " with error_if_nonfinite, got ", value, ". The total norm is non-finite, so it ",
               "cannot be clipped.");
@@ -53,7 +53,7 @@ void check_finite(const at::Tensor& norm, double norm_type) {
 }  // namespace
 
 at::Tensor GradScaler::Impl::norm_of(const std::vector<DeviceGradients>& gradients,
-                                     const OptimizerRecord* record, double norm_type) const {
+                                     const OptimizerRecord* record, double norm_type) {
   if (norm_type != 2.0) {
     return generic_norm(gradients, norm_type);
   }
@@ -61,10 +61,8 @@ at::Tensor GradScaler::Impl::norm_of(const std::vector<DeviceGradients>& gradien
       record->pass->holds(gradients)) {
     return record->pass->total_norm(at::kFloat);
   }
-  for (const auto& group : gradients) {
-    if (group.any_double || !scaler::has_native_kernels(group.device.type())) {
-      return generic_norm(gradients, norm_type);
-    }
+  if (!scaler::has_read_only_pass(gradients)) {
+    return generic_norm(gradients, norm_type);
   }
   const auto device = at::TensorOptions(at::kFloat).device(gradients.front().device);
   scaler::PassOptions how;
@@ -94,8 +92,8 @@ void GradScaler::Impl::clip_now(torch::optim::Optimizer& optimizer, OptimizerRec
   if (record.clip_coef.defined()) {
     scaler::multiply_(gradients, std::exchange(record.clip_coef, at::Tensor()));
   }
-  if (record.clip_value) {
-    clamp_now(gradients, *std::exchange(record.clip_value, std::nullopt));
+  if (const auto clip_value = std::exchange(record.clip_value, std::nullopt)) {
+    clamp_now(gradients, *clip_value);
   }
 }
 
@@ -112,21 +110,23 @@ at::Tensor GradScaler::clip_grad_norm_(torch::optim::Optimizer& optimizer, doubl
   at::Tensor coefficient;
   at::Tensor norm;
   std::vector<DeviceGradients> gradients;
-  if (put_off && norm_type == 2.0 && impl_->check(optimizer, record, max_norm)) {
-    if (record.pass->devices().empty()) {
+  const auto* const pass =
+      put_off && norm_type == 2.0 ? impl_->check(optimizer, record, max_norm) : nullptr;
+  if (pass != nullptr) {
+    if (pass->devices().empty()) {
       return at::zeros({});
     }
-    norm = record.pass->total_norm(at::kFloat);
-    coefficient = record.pass->devices().front().clip_coef;
+    norm = pass->total_norm(at::kFloat);
+    coefficient = pass->devices().front().clip_coef;
   } else {
     if (enabled && record.stage == Stage::kReady) {
       impl_->unscale(optimizer, record);
     }
-    gradients = impl_->gather(optimizer, record, /*allow_fp16=*/true);
+    gradients = Impl::gather(optimizer, record, /*allow_fp16=*/true);
     if (gradients.empty()) {
       return at::zeros({});
     }
-    norm = impl_->norm_of(gradients, &record, norm_type);
+    norm = Impl::norm_of(gradients, &record, norm_type);
   }
   if (error_if_nonfinite) {
     check_finite(norm, norm_type);
@@ -151,7 +151,7 @@ void GradScaler::clip_grad_value_(torch::optim::Optimizer& optimizer, double cli
   const at::NoGradGuard no_grad;
   if (!impl_->enabled) {
     OptimizerRecord unused;
-    clamp_now(impl_->gather(optimizer, unused, /*allow_fp16=*/true), clip_value);
+    clamp_now(Impl::gather(optimizer, unused, /*allow_fp16=*/true), clip_value);
     return;
   }
   auto& record = impl_->begin_clipping("clip_grad_value_", optimizer);

@@ -83,7 +83,7 @@ void GradScaler::Impl::update() {
   std::vector<scaler::Outcome> outcomes;
   for (const auto& [optimizer, record] : records) {
     auto own = record->flags();
-    if (own.empty()) {
+    if (!record->pass || own.empty()) {
       continue;
     }
     flags.insert(flags.end(), own.begin(), own.end());

@@ -23,13 +23,15 @@ struct GradScaler::Impl {
   scaler::Stage stage_of(const torch::optim::Optimizer& optimizer) const;
 
   /// The gradients as they are now. With allow_fp16 false, fp16 ones are refused.
-  std::vector<scaler::DeviceGradients> gather(torch::optim::Optimizer& optimizer,
-                                              scaler::OptimizerRecord& record, bool allow_fp16);
-  void unscale(torch::optim::Optimizer& optimizer, scaler::OptimizerRecord& record);
+  static std::vector<scaler::DeviceGradients> gather(torch::optim::Optimizer& optimizer,
+                                                     scaler::OptimizerRecord& record,
+                                                     bool allow_fp16);
+  void unscale(torch::optim::Optimizer& optimizer, scaler::OptimizerRecord& record) const;
   /// Checks scaled gradients without writing them, unless that was done and still holds.
-  /// @returns false if they are, or have to be, unscaled in place.
-  bool check(torch::optim::Optimizer& optimizer, scaler::OptimizerRecord& record,
-             std::optional<double> max_norm);
+  /// @returns The pass, the record's, or null if they are, or have to be, unscaled in place.
+  const scaler::GradientPass* check(torch::optim::Optimizer& optimizer,
+                                    scaler::OptimizerRecord& record,
+                                    std::optional<double> max_norm) const;
   /// Whether a step of this optimizer goes through a gate; fuses it first if that is asked for.
   bool takes_gate(torch::optim::Optimizer& optimizer);
   /// Whether clipping may be put off to the step: a sparse gradient is stepped as a dense copy.
@@ -41,8 +43,8 @@ struct GradScaler::Impl {
   /// Does at once what was put off to the step: unscales, clips by norm, clips by value.
   void clip_now(torch::optim::Optimizer& optimizer, scaler::OptimizerRecord& record);
   scaler::OptimizerRecord& begin_clipping(const char* function, torch::optim::Optimizer& optimizer);
-  at::Tensor norm_of(const std::vector<scaler::DeviceGradients>& gradients,
-                     const scaler::OptimizerRecord* record, double norm_type) const;
+  static at::Tensor norm_of(const std::vector<scaler::DeviceGradients>& gradients,
+                            const scaler::OptimizerRecord* record, double norm_type);
 
   void update();
   void finish_iteration(const std::vector<scaler::Outcome>& outcomes);

@@ -1,5 +1,6 @@
 #include "scaler/gradient_pass.h"
 
+#include "core/tensor_version.h"
 #include "ops/inplace.h"
 #include "scaler/gradient_walks.h"
 #include "scaler/scale_ops.h"
@@ -25,6 +26,10 @@ namespace {
 
 at::Tensor on_device(const at::Tensor& tensor, c10::Device device) {
   return tensor.device() == device ? tensor : tensor.to(device, at::kFloat, /*non_blocking=*/true);
+}
+
+bool has_kernels(const DeviceGradients& group) {
+  return has_native_kernels(group.device.type()) && !group.any_double;
 }
 
 using Identities = std::vector<const c10::TensorImpl*>;
@@ -53,10 +58,6 @@ bool same_set(Identities mine, Identities theirs) {
   std::ranges::sort(mine);
   std::ranges::sort(theirs);
   return mine == theirs;
-}
-
-std::uint32_t version_of(const at::Tensor& gradient) {
-  return gradient.unsafeGetTensorImpl()->version_counter().current_version();
 }
 
 using Passes = std::vector<const GradientPass*>;
@@ -251,10 +252,14 @@ at::Tensor clip_coefficient(const at::Tensor& total_norm, double max_norm) {
   return at::clamp(max_norm / (total_norm + 1e-6), std::nullopt, 1.0);
 }
 
+bool has_read_only_pass(const std::vector<DeviceGradients>& gradients) {
+  return std::ranges::all_of(gradients, has_kernels);
+}
+
 void multiply_(const std::vector<DeviceGradients>& groups, const at::Tensor& factor) {
   const at::NoGradGuard no_grad;
   for (const auto& group : groups) {
-    const bool ours = has_native_kernels(group.device.type()) && !group.any_double;
+    const bool ours = has_kernels(group);
     const auto dtype = ours ? at::kFloat : factor.scalar_type();
     const auto local = factor.to(group.device, dtype, /*non_blocking=*/true);
     if (ours) {

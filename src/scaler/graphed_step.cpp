@@ -81,8 +81,8 @@ struct GraphedStep::Impl {
       at::Tensor value;
       {
         std::optional<AutocastGuard> region;
-        if (options.dtype()) {
-          region.emplace(whole.front().device().type(), *options.dtype());
+        if (const auto dtype = options.dtype()) {
+          region.emplace(whole.front().device().type(), *dtype);
         }
         value = loss(part(whole, i));
       }
@@ -95,11 +95,11 @@ struct GraphedStep::Impl {
 
   at::Tensor run(const Inputs& whole) {
     auto value = forward_and_backward(whole);
-    if (options.max_norm()) {
-      grad_scaler.clip_grad_norm_(optimizer, *options.max_norm());
+    if (const auto max_norm = options.max_norm()) {
+      grad_scaler.clip_grad_norm_(optimizer, *max_norm);
     }
-    if (options.clip_value()) {
-      grad_scaler.clip_grad_value_(optimizer, *options.clip_value());
+    if (const auto clip_value = options.clip_value()) {
+      grad_scaler.clip_grad_value_(optimizer, *clip_value);
     }
     grad_scaler.step(optimizer);
     grad_scaler.update();

@@ -31,15 +31,6 @@ bool has_sparse(torch::optim::Optimizer& optimizer) {
   return false;
 }
 
-bool readable(const std::vector<DeviceGradients>& gradients) {
-  for (const auto& group : gradients) {
-    if (group.any_double || !scaler::has_native_kernels(group.device.type())) {
-      return false;
-    }
-  }
-  return true;
-}
-
 /// Gives the gate to an optimizer for one step and takes it back if the step throws.
 class GateForOneStep {
  public:
@@ -93,7 +84,7 @@ std::vector<DeviceGradients> GradScaler::Impl::gather(torch::optim::Optimizer& o
   return groups.release();
 }
 
-void GradScaler::Impl::unscale(torch::optim::Optimizer& optimizer, OptimizerRecord& record) {
+void GradScaler::Impl::unscale(torch::optim::Optimizer& optimizer, OptimizerRecord& record) const {
   auto gradients = gather(optimizer, record, /*allow_fp16=*/false);
   scaler::PassOptions how;
   how.memory = &record.memory;
@@ -103,17 +94,18 @@ void GradScaler::Impl::unscale(torch::optim::Optimizer& optimizer, OptimizerReco
   record.stage = Stage::kUnscaled;
 }
 
-bool GradScaler::Impl::check(torch::optim::Optimizer& optimizer, OptimizerRecord& record,
-                             std::optional<double> max_norm) {
+const GradientPass* GradScaler::Impl::check(torch::optim::Optimizer& optimizer,
+                                            OptimizerRecord& record,
+                                            std::optional<double> max_norm) const {
   if (record.stage != Stage::kReady || has_sparse(optimizer)) {
-    return false;
+    return nullptr;
   }
   auto gradients = gather(optimizer, record, /*allow_fp16=*/true);
-  if (!readable(gradients)) {
-    return false;
+  if (!scaler::has_read_only_pass(gradients)) {
+    return nullptr;
   }
   if (!max_norm && record.pass && record.read_only && record.pass->holds(gradients)) {
-    return true;
+    return &*record.pass;
   }
   scaler::PassOptions how;
   how.read_only = true;
@@ -122,7 +114,7 @@ bool GradScaler::Impl::check(torch::optim::Optimizer& optimizer, OptimizerRecord
   record.pass.emplace(std::move(gradients), state.inv_scale(),
                       scaler::new_flag(state.scale_tensor()), how);
   record.read_only = true;
-  return true;
+  return &*record.pass;
 }
 
 bool GradScaler::Impl::folds(torch::optim::Optimizer& optimizer) {
@@ -147,11 +139,11 @@ void GradScaler::Impl::step_through_gate(torch::optim::Optimizer& optimizer,
                                          std::optional<at::Tensor>& result) {
   optim::StepGate gate;
   const bool fresh = record.stage == Stage::kReady;
-  if (fresh && check(optimizer, record, std::nullopt)) {
+  if (fresh && check(optimizer, record, std::nullopt) != nullptr) {
     gate.inv_scale = state.inv_scale();
   } else if (fresh) {
-    clip_now(optimizer,
-             record);  // Sparse gradients are clipped in place: a step sees dense copies.
+    // Sparse gradients are clipped in place: a step sees dense copies.
+    clip_now(optimizer, record);
   }
   const auto flags = record.flags();
   if (flags.empty() && fresh) {
@@ -174,8 +166,7 @@ void GradScaler::Impl::step_through_gate(torch::optim::Optimizer& optimizer,
     optim::fused_step(optimizer, gate);
     result.emplace();
   }
-  record.stage = Stage::kStepped;
-  record.pass->forget();
+  record.end_step();
 }
 
 std::optional<at::Tensor> GradScaler::Impl::step_if_finite(torch::optim::Optimizer& optimizer,
@@ -200,8 +191,7 @@ std::optional<at::Tensor> GradScaler::Impl::step_if_finite(torch::optim::Optimiz
   if (finite) {
     result = optimizer.step();
   }
-  record.stage = Stage::kStepped;
-  record.pass->forget();
+  record.end_step();
   return result;
 }
 

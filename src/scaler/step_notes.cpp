@@ -66,6 +66,13 @@ void OptimizerRecord::start_iteration() {
   clip_value.reset();
 }
 
+void OptimizerRecord::end_step() {
+  stage = Stage::kStepped;
+  if (pass) {
+    pass->forget();
+  }
+}
+
 std::vector<at::Tensor> OptimizerRecord::flags() const {
   std::vector<at::Tensor> result;
   if (pass) {

@@ -40,6 +40,8 @@ struct OptimizerRecord {
   std::optional<double> clip_value;
 
   void start_iteration();
+  /// The step was made or skipped; lets its gradients go.
+  void end_step();
   /// The flags of the devices that hold gradients.
   std::vector<at::Tensor> flags() const;
   /// The norm of this iteration's gradients if a pass has summed it; else undefined.

@@ -37,7 +37,7 @@ class FASTAMP_API KeepCasts {
   KeepCasts& operator=(KeepCasts&&) = delete;
 
   /// Ends it early. Does nothing the second time.
-  void release();
+  void release() const;
 
  private:
   std::uint64_t id_;

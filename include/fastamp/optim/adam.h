@@ -19,7 +19,7 @@ namespace fastamp::optim {
 /// Source: torch::optim::AdamOptions, with its names and defaults; the last two are ours.
 struct FASTAMP_API AdamOptions : torch::optim::OptimizerCloneableOptions<AdamOptions> {
   using betas_t = std::tuple<double, double>;
-  AdamOptions(double lr = 1e-3) : lr_(lr) {}  // NOLINT(google-explicit-constructor): as LibTorch's
+  AdamOptions(double lr = 1e-3) : lr_(lr) {}  // NOLINT(*-explicit-constructor): as LibTorch's
   TORCH_ARG(double, lr) = 1e-3;
   TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.999);
   TORCH_ARG(double, eps) = 1e-8;
@@ -47,8 +47,6 @@ struct FASTAMP_API AdamParamState : torch::optim::OptimizerCloneableParamState<A
   TORCH_ARG(at::Tensor, max_exp_avg_sq);
   /// float32: the weights that a 16-bit parameter is rounded from.
   TORCH_ARG(at::Tensor, master);
-  /// Version of the parameter when `master` was last its source.
-  TORCH_ARG(int64_t, master_version) = -1;
 
  public:
   void serialize(torch::serialize::InputArchive& archive) override;
@@ -64,13 +62,14 @@ struct FASTAMP_API AdamParamState : torch::optim::OptimizerCloneableParamState<A
 ///
 /// Source: torch::optim::Adam (2.11); the arithmetic is that of torch.optim.Adam, whose rounding
 /// differs from LibTorch's in the last bits, see docs/optim.md.
+// NOLINTNEXTLINE(misc-multiple-inheritance): the gate is a mixin over LibTorch's class
 class FASTAMP_API Adam : public torch::optim::Optimizer, public GatedOptimizer {
  public:
   /// @throws c10::Error if lr, eps or weight_decay is negative, a beta is outside [0, 1), or
   ///     state_dtype is neither kFloat nor kBFloat16.
   explicit Adam(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
-                AdamOptions defaults = {});
-  explicit Adam(std::vector<at::Tensor> params, AdamOptions defaults = {});
+                const AdamOptions& defaults = {});
+  explicit Adam(std::vector<at::Tensor> params, const AdamOptions& defaults = {});
 
   /// @returns what the closure returned; undefined without one.
   /// @throws c10::TypeError, c10::ValueError for what ops::fused_adamw_ refuses, such as a float64

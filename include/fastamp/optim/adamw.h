@@ -12,7 +12,7 @@ namespace fastamp::optim {
 /// Source: torch::optim::AdamWOptions, with its names and defaults; the last two are ours.
 struct FASTAMP_API AdamWOptions : torch::optim::OptimizerCloneableOptions<AdamWOptions> {
   using betas_t = std::tuple<double, double>;
-  AdamWOptions(double lr = 1e-3) : lr_(lr) {}  // NOLINT(google-explicit-constructor): as LibTorch's
+  AdamWOptions(double lr = 1e-3) : lr_(lr) {}  // NOLINT(*-explicit-constructor): as LibTorch's
   TORCH_ARG(double, lr) = 1e-3;
   TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.999);
   TORCH_ARG(double, eps) = 1e-8;
@@ -31,12 +31,13 @@ struct FASTAMP_API AdamWOptions : torch::optim::OptimizerCloneableOptions<AdamWO
 };
 
 /// torch::optim::AdamW in one fused pass over all groups; all else is as with Adam.
+// NOLINTNEXTLINE(misc-multiple-inheritance): the gate is a mixin over LibTorch's class
 class FASTAMP_API AdamW : public torch::optim::Optimizer, public GatedOptimizer {
  public:
   /// @throws c10::Error  as Adam.
   explicit AdamW(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
-                 AdamWOptions defaults = {});
-  explicit AdamW(std::vector<at::Tensor> params, AdamWOptions defaults = {});
+                 const AdamWOptions& defaults = {});
+  explicit AdamW(std::vector<at::Tensor> params, const AdamWOptions& defaults = {});
 
   /// As Adam::step.
   at::Tensor step(LossClosure closure = nullptr) override;

@@ -17,7 +17,7 @@ namespace fastamp::optim {
 ///
 /// Source: torch::optim::SGDOptions, with its names and defaults; the last two are ours.
 struct FASTAMP_API SGDOptions : torch::optim::OptimizerCloneableOptions<SGDOptions> {
-  SGDOptions(double lr) : lr_(lr) {}  // NOLINT(google-explicit-constructor): as LibTorch's
+  SGDOptions(double lr) : lr_(lr) {}  // NOLINT(*-explicit-constructor): as LibTorch's
   TORCH_ARG(double, lr);
   TORCH_ARG(double, momentum) = 0;
   TORCH_ARG(double, dampening) = 0;
@@ -43,8 +43,6 @@ struct FASTAMP_API SGDParamState : torch::optim::OptimizerCloneableParamState<SG
   TORCH_ARG(at::Tensor, steps);
   /// float32: the weights that a 16-bit parameter is rounded from.
   TORCH_ARG(at::Tensor, master);
-  /// Version of the parameter when `master` was last its source.
-  TORCH_ARG(int64_t, master_version) = -1;
 
  public:
   void serialize(torch::serialize::InputArchive& archive) override;
@@ -65,13 +63,14 @@ struct FASTAMP_API SGDParamState : torch::optim::OptimizerCloneableParamState<SG
 /// A sparse gradient is stepped as a dense one.
 ///
 /// Source: torch::optim::SGD (2.11); the arithmetic is that of torch.optim.SGD, see docs/optim.md.
+// NOLINTNEXTLINE(misc-multiple-inheritance): the gate is a mixin over LibTorch's class
 class FASTAMP_API SGD : public torch::optim::Optimizer, public GatedOptimizer {
  public:
   /// @throws c10::Error if lr, momentum or weight_decay is negative, nesterov is set without a
   ///     momentum or with dampening, or state_dtype is neither kFloat nor kBFloat16.
   explicit SGD(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
-               SGDOptions defaults);
-  explicit SGD(std::vector<at::Tensor> params, SGDOptions defaults);
+               const SGDOptions& defaults);
+  explicit SGD(std::vector<at::Tensor> params, const SGDOptions& defaults);
 
   /// @returns what the closure returned; undefined without one.
   /// @throws c10::TypeError, c10::ValueError for what ops::fused_sgd_ refuses, such as a float64

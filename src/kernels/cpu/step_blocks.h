@@ -137,7 +137,7 @@ FASTAMP_HOST_DEVICE void step_block(const BlockGate& call, const typename Op::El
 template <typename Op>
 struct StepBody {
   template <typename Convert>
-  static FASTAMP_HOST_DEVICE void run(const BlockGate& call, const typename Op::Element& element,
+  static FASTAMP_HOST_DEVICE void run(const BlockGate& call, const Op::Element& element,
                                       const DenseEntry& entry, std::int64_t begin,
                                       std::int64_t end) {
     for (auto i = begin; i < end; i += kStepBlock) {
@@ -157,7 +157,7 @@ class Elements {
  public:
   explicit Elements(const Op& op) : op_(op) {}
 
-  const typename Op::Element& at(const DenseEntry& entry) {
+  const Op::Element& at(const DenseEntry& entry) {
     const auto* count = static_cast<const float*>(entry.pointers[kStep]);
     const float steps = count == nullptr ? 0.0F : *count;
     if (!element_ || entry.group != group_ || steps != steps_) {

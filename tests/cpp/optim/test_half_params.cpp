@@ -56,11 +56,14 @@ TEST_CASE("16-bit parameters that somebody else changed give their master the ne
     const at::NoGradGuard no_grad;
     half[1] = 5.0;  // The others keep the bits below bfloat16's.
   }
+  half.data()[2] = 3.0;  // Bumps no version counter.
   step(0.0F);
   const auto& master = master_of(optimizer, half);
   CHECK(master[0].item<float>() == 1.0F - 1.0F / 8192);
   CHECK(master[1].item<float>() == 5.0F);
   CHECK(half[1].item<float>() == 5.0F);
+  CHECK(master[2].item<float>() == 3.0F);
+  CHECK(half[2].item<float>() == 3.0F);
 }
 
 TEST_CASE("bf16 moments hold the rounded fp32 ones", "[optim]") {
