@@ -8,36 +8,42 @@
 
 #include "kernels/functors/norm.h"
 
+#include <cstddef>
 #include <cstdint>
-#include <cstring>
 
 namespace fastamp::kernels::cpu {
 
-/// Four numbers that the compiler maps to whatever vectors the instruction set has.
-template <typename T>
-struct Four {
-  using type __attribute__((vector_size(4 * sizeof(T)))) = T;
+/// kBytes of numbers that the compiler maps to whatever vectors the instruction set has. Aligned as
+/// one number and an alias of any array, so that arrays are loaded and stored by it directly: GCC
+/// takes a memcpy apart.
+template <typename T, std::size_t kBytes>
+struct Vector {
+  using type __attribute__((vector_size(kBytes), aligned(alignof(T)), may_alias)) = T;
 };
+using FourSums __attribute__((vector_size(4 * sizeof(double)))) = double;
 
 /// Adds the squares of four elements to four sums.
 template <typename T>
-FASTAMP_HOST_DEVICE void add_squares(Four<double>::type& sums, const T* data) {
-  typename Four<T>::type four;
-  std::memcpy(&four, data, sizeof(four));
-  const auto wide = __builtin_convertvector(four, Four<double>::type);
+FASTAMP_HOST_DEVICE void add_squares(FourSums& sums, const T* data) {
+  const auto& four = *reinterpret_cast<const typename Vector<T, 4 * sizeof(T)>::type*>(data);
+  const auto wide = __builtin_convertvector(four, FourSums);
   sums += wide * wide;
 }
 
-/// Sum of the squares of n elements, fp32 or fp64; see square().
-template <typename T>
+/// Sum of the squares of n elements, fp32 or fp64; see square(). kAhead: asks for the cache lines
+/// of the first half of the n elements behind them.
+template <typename T, bool kAhead = false>
 FASTAMP_HOST_DEVICE double sum_squares(const T* data, std::int64_t n) {
   // Independent sums hide the latency of the additions.
-  Four<double>::type a{};
-  Four<double>::type b{};
-  Four<double>::type c{};
-  Four<double>::type d{};
+  FourSums a{};
+  FourSums b{};
+  FourSums c{};
+  FourSums d{};
   std::int64_t i = 0;
   for (; i + 16 <= n; i += 16) {
+    if constexpr (kAhead) {
+      __builtin_prefetch(data + n + i / 2);
+    }
     add_squares(a, data + i);
     add_squares(b, data + i + 4);
     add_squares(c, data + i + 8);

@@ -106,11 +106,24 @@ struct SumAndUnscaleBody {
   template <typename opmath_t>
   static FASTAMP_HOST_DEVICE double run_wide(opmath_t* data, std::int64_t n,
                                              Unscale<opmath_t> unscale) {
-    const double sum = cpu::sum_squares<opmath_t>(data, n);
-    if (!is_non_finite(sum) && unscale.rewrites()) {
-      for (std::int64_t i = 0; i < n; ++i) {
-        data[i] = unscale(data[i]);
+    const bool whole = n == kNormChunkNumel;
+    const double sum =
+        whole ? cpu::sum_squares<opmath_t, true>(data, n) : cpu::sum_squares<opmath_t>(data, n);
+    if (is_non_finite(sum) || !unscale.rewrites()) {
+      return sum;
+    }
+    std::int64_t i = 0;
+    if (whole) {  // The memory stays busy: the second half of the next chunk comes meanwhile.
+      using Half = typename cpu::Vector<opmath_t, 32>::type;
+      constexpr std::int64_t kHalfNumel = sizeof(Half) / sizeof(opmath_t);
+      for (; i < n; i += 2 * kHalfNumel) {  // A cache line.
+        __builtin_prefetch(data + n + (n + i) / 2);
+        *reinterpret_cast<Half*>(data + i) *= unscale.inv_scale;
+        *reinterpret_cast<Half*>(data + i + kHalfNumel) *= unscale.inv_scale;
       }
+    }
+    for (; i < n; ++i) {
+      data[i] = unscale(data[i]);
     }
     return sum;
   }
