@@ -20,7 +20,7 @@ void prefetch_versions(const std::vector<at::Tensor>& gradients, std::size_t i) 
     const auto& version = gradients[i + kCounterAhead].unsafeGetTensorImpl()->version_counter();
     const void* counter = nullptr;
     static_assert(sizeof(version) == sizeof(counter));  // It is a pointer to the counter.
-    std::memcpy(&counter, static_cast<const void*>(&version), sizeof(counter));
+    std::memcpy(static_cast<void*>(&counter), static_cast<const void*>(&version), sizeof(counter));
     __builtin_prefetch(counter);
   }
 }

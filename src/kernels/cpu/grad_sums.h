@@ -39,9 +39,10 @@ inline void prefetch_ahead(at::TensorList grads, std::size_t i) {
   constexpr std::size_t kStorageAhead = 16;
   constexpr std::size_t kDataAhead = 8;
   if (i + kTensorAhead < grads.size()) {
-    const auto* const tensor = grads[i + kTensorAhead].unsafeGetTensorImpl();
-    __builtin_prefetch(tensor);      // Its storage is in the first of three cache lines,
-    __builtin_prefetch(tensor + 1);  // dtype, device and size are in the last.
+    const void* const tensor = grads[i + kTensorAhead].unsafeGetTensorImpl();
+    __builtin_prefetch(tensor);  // Its storage is in the first of three cache lines, and in the
+    // last there are dtype, device and size.
+    __builtin_prefetch(static_cast<const char*>(tensor) + sizeof(c10::TensorImpl));
   }
   if (i + kStorageAhead < grads.size()) {
     const auto& storage = grads[i + kStorageAhead].unsafeGetTensorImpl()->unsafe_storage();

@@ -25,7 +25,7 @@ using FourSums __attribute__((vector_size(4 * sizeof(double)))) = double;
 /// Adds the squares of four elements to four sums.
 template <typename T>
 FASTAMP_HOST_DEVICE void add_squares(FourSums& sums, const T* data) {
-  const auto& four = *reinterpret_cast<const typename Vector<T, 4 * sizeof(T)>::type*>(data);
+  const auto& four = *reinterpret_cast<const Vector<T, 4 * sizeof(T)>::type*>(data);
   const auto wide = __builtin_convertvector(four, FourSums);
   sums += wide * wide;
 }

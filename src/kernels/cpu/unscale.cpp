@@ -113,8 +113,8 @@ struct SumAndUnscaleBody {
       return sum;
     }
     std::int64_t i = 0;
-    if (whole) {  // The memory stays busy: the second half of the next chunk comes meanwhile.
-      using Half = typename cpu::Vector<opmath_t, 32>::type;
+    if (whole) {  // The memory stays busy: sum_squares asked for half of the next chunk.
+      using Half = cpu::Vector<opmath_t, 32>::type;
       constexpr std::int64_t kHalfNumel = sizeof(Half) / sizeof(opmath_t);
       for (; i < n; i += 2 * kHalfNumel) {  // A cache line.
         __builtin_prefetch(data + n + (n + i) / 2);
