@@ -49,9 +49,10 @@ inline void prefetch_gradients_after(PyObject* sequence, Py_ssize_t i) {
     }
   }
   if (PyObject* item = item_ahead(1)) {
-    const auto* gradient = gradient_of(item).unsafeGetTensorImpl();
+    const void* gradient = gradient_of(item).unsafeGetTensorImpl();
     __builtin_prefetch(gradient, /*rw=*/1);  // Its count of references,
-    __builtin_prefetch(gradient + 1);        // and dtype, device and keys at its end.
+    // and dtype, device and keys at its end.
+    __builtin_prefetch(static_cast<const char*>(gradient) + sizeof(c10::TensorImpl));
   }
 }
 
