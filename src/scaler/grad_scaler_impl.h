@@ -39,9 +39,9 @@ struct GradScaler::Impl {
   void step_through_gate(torch::optim::Optimizer& optimizer, scaler::OptimizerRecord& record,
                          std::optional<at::Tensor>& result);
   std::optional<at::Tensor> step_if_finite(torch::optim::Optimizer& optimizer,
-                                           scaler::OptimizerRecord& record);
+                                           scaler::OptimizerRecord& record) const;
   /// Does at once what was put off to the step: unscales, clips by norm, clips by value.
-  void clip_now(torch::optim::Optimizer& optimizer, scaler::OptimizerRecord& record);
+  void clip_now(torch::optim::Optimizer& optimizer, scaler::OptimizerRecord& record) const;
   scaler::OptimizerRecord& begin_clipping(const char* function, torch::optim::Optimizer& optimizer);
   static at::Tensor norm_of(const std::vector<scaler::DeviceGradients>& gradients,
                             const scaler::OptimizerRecord* record, double norm_type);

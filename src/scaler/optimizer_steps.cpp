@@ -170,7 +170,7 @@ void GradScaler::Impl::step_through_gate(torch::optim::Optimizer& optimizer,
 }
 
 std::optional<at::Tensor> GradScaler::Impl::step_if_finite(torch::optim::Optimizer& optimizer,
-                                                           OptimizerRecord& record) {
+                                                           OptimizerRecord& record) const {
   const bool fresh = record.stage == Stage::kReady;
   if (fresh) {
     unscale(optimizer, record);
