@@ -3,8 +3,8 @@
 namespace fastamp::kernels {
 
 StepArgs FusedSgdArgs::common() const {
-  return {"fused_sgd_", params,    grads,     masters,   group_sizes, lr,
-          lr_tensors,   inv_scale, clip_coef, found_inf, clip_value,  write_grads};
+  return {"fused_sgd_", params,    grads,     masters,    group_sizes, lr,      lr_tensors,
+          inv_scale,    clip_coef, found_inf, clip_value, write_grads, shadows, shadow_of};
 }
 
 std::vector<StepEntry> check_fused_sgd(const FusedSgdArgs& args) {

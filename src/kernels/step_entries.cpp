@@ -33,6 +33,8 @@ const char* dtype_names(Slot slot) {
   switch (slot) {
     case kGrad:
       return "Float, Half or BFloat16";
+    case kHalf:
+      return "Half or BFloat16";
     case kFirst:
     case kSecond:
     case kMax:
@@ -130,6 +132,29 @@ void check_groups(const StepArgs& args) {
   }
 }
 
+/// Gives the fp32 parameters that have a shadow theirs.
+void add_shadows(const StepArgs& args, std::vector<StepEntry>& entries) {
+  TORCH_CHECK_VALUE(args.shadow_of.size() == args.shadows.size(), args.fn, ": expected ",
+                    args.shadows.size(), " shadow_of, one for each of shadows, got ",
+                    args.shadow_of.size());
+  std::int64_t least = 0;
+  for (std::size_t i = 0; i < args.shadows.size(); ++i) {
+    const auto index = args.shadow_of[i];
+    const auto count = static_cast<std::int64_t>(entries.size());
+    TORCH_CHECK_VALUE(least <= index && index < count, args.fn,
+                      ": expected shadow_of to be ascending indices of params, less than ", count,
+                      ", got ", args.shadow_of);
+    least = index + 1;
+    const at::Tensor& param = args.params[static_cast<std::size_t>(index)];
+    TORCH_CHECK_TYPE(!is_16_bit(param), args.fn, ": expected params[", index,
+                     "], which has a shadow, to be Float, got ", param.scalar_type());
+    check_operand(args.fn, "shadows", i, args.shadows[i], param, kHalf);
+    StepEntry& entry = entries[static_cast<std::size_t>(index)];
+    entry.tensors[kHalf] = &args.shadows[i];
+    entry.half_is_shadow = true;
+  }
+}
+
 }  // namespace
 
 void check_per_group(const char* fn, const char* name, std::size_t got, std::size_t groups) {
@@ -172,6 +197,7 @@ std::vector<StepEntry> check_step(const StepArgs& args, const std::vector<StateL
     }
   }
   masters.finish();
+  add_shadows(args, entries);
   for (const auto& cursor : cursors) {
     cursor.finish();
   }

@@ -16,7 +16,8 @@
 namespace fastamp::kernels {
 
 /// Tensors of a parameter. kWeight is fp32: the parameter or its master; kHalf is the 16-bit
-/// parameter that follows its master. Unscoped: they index arrays.
+/// parameter that follows its master, or the shadow of an fp32 parameter. Unscoped: they index
+/// arrays.
 // NOLINTNEXTLINE(cppcoreguidelines-use-enum-class)
 enum Slot : std::uint8_t { kGrad, kWeight, kHalf, kStep, kFirst, kSecond, kMax, kSlots };
 
@@ -34,6 +35,8 @@ struct StepArgs {
   const std::optional<at::Tensor>& found_inf;
   std::optional<double> clip_value;
   bool write_grads;
+  at::TensorList shadows;
+  at::IntArrayRef shadow_of;
 };
 
 /// State lists of a step; a list holds a tensor for each parameter of the groups that use it.
@@ -48,6 +51,7 @@ struct StateList {
 struct StepEntry {
   std::array<const at::Tensor*, kSlots> tensors{};
   std::size_t group = 0;
+  bool half_is_shadow = false;
 };
 
 /// Checks all of a call; the entries, in order.
@@ -57,16 +61,20 @@ std::vector<StepEntry> check_step(const StepArgs& args, const std::vector<StateL
 /// Throws unless the list of hyperparameters has an element per group.
 void check_per_group(const char* fn, const char* name, std::size_t got, std::size_t groups);
 
-/// Dtypes of an entry's operands, in one tag of 16 bits; the low five are the caller's.
+/// Dtypes of an entry's operands and whether kHalf is a shadow, in one tag of 16 bits; the low five
+/// are the caller's.
 enum class Storage : std::uint8_t { kFloat, kHalf, kBFloat16 };
 struct StepTag {
   static constexpr unsigned kGroupBits = 5;
+  static constexpr unsigned kShadowBit = 1U << 11U;
   std::uint16_t bits = 0;
 
   FASTAMP_HOST_DEVICE Storage of(unsigned which) const {
     return static_cast<Storage>((static_cast<unsigned>(bits) >> (kGroupBits + 2 * which)) & 3U);
   }
   FASTAMP_HOST_DEVICE unsigned group() const { return bits & ((1U << kGroupBits) - 1); }
+  /// A shadow is written from its weight and never read: the weight does not follow it.
+  FASTAMP_HOST_DEVICE bool has_shadow() const { return (bits & kShadowBit) != 0; }
 };
 inline constexpr unsigned kGradBits = 0;
 inline constexpr unsigned kHalfBits = 1;

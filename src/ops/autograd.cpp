@@ -53,6 +53,7 @@ void bump_sgd(const FusedSgdArgs& args) {
   bump_versions(args.momentum_buffers);
   bump_versions(args.momentum_steps);
   bump_versions(args.masters);
+  bump_versions(args.shadows);
   if (args.write_grads) {
     bump_versions(args.grads);
   }
@@ -65,6 +66,7 @@ void bump_adamw(const FusedAdamwArgs& args) {
   bump_versions(args.max_exp_avg_sqs);
   bump_versions(args.state_steps);
   bump_versions(args.masters);
+  bump_versions(args.shadows);
   if (args.write_grads) {
     bump_versions(args.grads);
   }

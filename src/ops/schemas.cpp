@@ -23,15 +23,17 @@ TORCH_LIBRARY(fastamp, m) {
       "fused_sgd_(Tensor(a!)[] params, Tensor(b!)[] grads, Tensor(c!)[] momentum_buffers, "
       "Tensor(d!)[] momentum_steps, Tensor(e!)[] masters, int[] group_sizes, float[] lr, "
       "float[] momentum, float[] dampening, float[] weight_decay, bool[] nesterov, "
-      "bool[] maximize, Tensor[] lr_tensors, *, Tensor? inv_scale=None, Tensor? clip_coef=None, "
-      "Tensor? found_inf=None, float? clip_value=None, bool write_grads=True) -> ()",
+      "bool[] maximize, Tensor[] lr_tensors, Tensor(f!)[] shadows, int[] shadow_of, *, "
+      "Tensor? inv_scale=None, Tensor? clip_coef=None, Tensor? found_inf=None, "
+      "float? clip_value=None, bool write_grads=True) -> ()",
       {at::Tag::pt2_compliant_tag});
   m.def(
       "fused_adamw_(Tensor(a!)[] params, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, "
       "Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor(f!)[] state_steps, "
       "Tensor(g!)[] masters, int[] group_sizes, float[] lr, float[] beta1, float[] beta2, "
       "float[] eps, float[] weight_decay, bool[] decoupled, bool[] amsgrad, bool[] maximize, "
-      "Tensor[] lr_tensors, *, Tensor? inv_scale=None, Tensor? clip_coef=None, "
-      "Tensor? found_inf=None, float? clip_value=None, bool write_grads=True) -> ()",
+      "Tensor[] lr_tensors, Tensor(h!)[] shadows, int[] shadow_of, *, Tensor? inv_scale=None, "
+      "Tensor? clip_coef=None, Tensor? found_inf=None, float? clip_value=None, "
+      "bool write_grads=True) -> ()",
       {at::Tag::pt2_compliant_tag});
 }

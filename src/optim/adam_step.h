@@ -5,6 +5,8 @@
 
 #include <ATen/core/List.h>
 
+#include <utility>
+
 namespace fastamp::optim {
 
 /// Hyperparameters of a parameter group.
@@ -45,6 +47,11 @@ class FASTAMP_API AdamStep {
     if (lists_.group().amsgrad) {
       lists.max_exp_avg_sqs.push_back(max_exp_avg_sq);
     }
+  }
+
+  /// A 16-bit copy of the parameter added last, float32, that the step is to write.
+  void add_shadow(const at::Tensor& param, at::Tensor shadow) {
+    lists_.for_device(param.device()).add_shadow(std::move(shadow));
   }
 
   /// Steps all parameters, or none: every device's lists are checked before the first op.

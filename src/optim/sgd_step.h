@@ -5,6 +5,8 @@
 
 #include <ATen/core/List.h>
 
+#include <utility>
+
 namespace fastamp::optim {
 
 /// Hyperparameters of a parameter group.
@@ -40,6 +42,11 @@ class FASTAMP_API SgdStep {
       lists.momentum_buffers.push_back(momentum_buffer);
       lists.momentum_steps.push_back(momentum_step);
     }
+  }
+
+  /// A 16-bit copy of the parameter added last, float32, that the step is to write.
+  void add_shadow(const at::Tensor& param, at::Tensor shadow) {
+    lists_.for_device(param.device()).add_shadow(std::move(shadow));
   }
 
   /// Steps all parameters, or none: every device's lists are checked before the first op.

@@ -42,6 +42,10 @@ namespace fastamp::ops {
 /// @param masters float32, of the shape of its parameter, one for each 16-bit parameter, in order.
 /// @param lr_tensors  Empty, or for each group a float32 or float64 tensor of one element, on the
 ///                device of params or on the CPU, that replaces lr[g]. Read on the device.
+/// @param shadows float16 or bfloat16 copies of float32 parameters, of their shapes, which the step
+///                writes: the parameter rounded to nearest even. Never read, so whatever they hold
+///                changes no parameter. A skipped step leaves them as they are. In place.
+/// @param shadow_of  For each shadow the index in params of its parameter; ascending.
 /// @param inv_scale, clip_coef, found_inf  float32, one element, on the device of params; None
 ///                stands for 1, 1 and 0.
 /// @param clip_value  None, or at least 0: the greatest magnitude of an element, as
@@ -60,7 +64,8 @@ FASTAMP_API void fused_sgd_(at::TensorList params, at::TensorList grads,
                             at::ArrayRef<double> lr, at::ArrayRef<double> momentum,
                             at::ArrayRef<double> dampening, at::ArrayRef<double> weight_decay,
                             const c10::List<bool>& nesterov, const c10::List<bool>& maximize,
-                            at::TensorList lr_tensors, const std::optional<at::Tensor>& inv_scale,
+                            at::TensorList lr_tensors, at::TensorList shadows,
+                            at::IntArrayRef shadow_of, const std::optional<at::Tensor>& inv_scale,
                             const std::optional<at::Tensor>& clip_coef,
                             const std::optional<at::Tensor>& found_inf,
                             std::optional<double> clip_value, bool write_grads);
@@ -69,8 +74,8 @@ FASTAMP_API void fused_sgd_(at::TensorList params, at::TensorList grads,
 /// torch.optim.Adam and AdamW (foreach, not capturable).
 ///
 /// Lists, gate (inv_scale, clip_coef, found_inf, clip_value), write_grads, masters, lr_tensors,
-/// errors and notes are those of fused_sgd_. For each element, in fp32, constants in fp64 rounded
-/// once, t = steps + 1:
+/// shadows, errors and notes are those of fused_sgd_. For each element, in fp32, constants in fp64
+/// rounded once, t = steps + 1:
 ///   g = clamp(grad * inv_scale * clip_coef, -clip_value, clip_value), negated if maximize
 ///   decoupled (AdamW): w *= 1 - lr * weight_decay;  else (Adam): g += weight_decay * w
 ///   m = lerp(m, g, 1 - beta1);  v = beta2 * v + (1 - beta2) * g * g;  amsgrad: v' = max(v', v)
@@ -89,7 +94,8 @@ FASTAMP_API void fused_adamw_(
     at::ArrayRef<double> beta1, at::ArrayRef<double> beta2, at::ArrayRef<double> eps,
     at::ArrayRef<double> weight_decay, const c10::List<bool>& decoupled,
     const c10::List<bool>& amsgrad, const c10::List<bool>& maximize, at::TensorList lr_tensors,
-    const std::optional<at::Tensor>& inv_scale, const std::optional<at::Tensor>& clip_coef,
-    const std::optional<at::Tensor>& found_inf, std::optional<double> clip_value, bool write_grads);
+    at::TensorList shadows, at::IntArrayRef shadow_of, const std::optional<at::Tensor>& inv_scale,
+    const std::optional<at::Tensor>& clip_coef, const std::optional<at::Tensor>& found_inf,
+    std::optional<double> clip_value, bool write_grads);
 
 }  // namespace fastamp::ops

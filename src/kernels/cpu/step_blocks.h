@@ -111,7 +111,7 @@ FASTAMP_HOST_DEVICE void step_block(const BlockGate& call, const typename Op::El
     }
   }
   float* weight = static_cast<float*>(at[kWeight]) + begin;
-  if (at[kHalf] != nullptr) {
+  if (at[kHalf] != nullptr && !entry.tag.has_shadow()) {
     if (entry.tag.of(kHalfBits) == Storage::kHalf) {
       follow_params<Convert>(weight, static_cast<const c10::Half*>(at[kHalf]) + begin, n);
     } else {

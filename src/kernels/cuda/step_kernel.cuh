@@ -11,8 +11,7 @@
 // that works on the parameter, and advanced by the last block (last_block.cuh), when all have.
 //
 // An op is a struct with  Element element(unsigned group, const float* steps) const,
-// apply(const Element&, float grad, float& weight, float* moments), kMoments, kThreads (what its
-// registers allow) and `groups`.
+// apply(const Element&, float grad, float& weight, float* moments), kMoments, kThreads, `groups`.
 
 #include "kernels/cuda/multi_tensor.cuh"
 #include "kernels/functors/master.h"
@@ -153,6 +152,7 @@ struct StepKernel {
     Storage grad_storage;
     Storage half_storage;
     Storage moment_storage;
+    bool follows;  ///< The weight follows `half`, which is no shadow.
   };
 
   template <typename Table>
@@ -165,6 +165,7 @@ struct StepKernel {
     at.grad_storage = tag.of(kGradBits);
     at.half_storage = tag.of(kHalfBits);
     at.moment_storage = tag.of(kMomentBits);
+    at.follows = at.half != nullptr && !tag.has_shadow();
     bool vectors = quad_aligned(at.grad, at.grad_storage) &&
                    quad_aligned(at.weight, Storage::kFloat) &&
                    quad_aligned(at.half, at.half_storage);
@@ -196,7 +197,7 @@ struct StepKernel {
                                        const Arrays& at, std::int64_t i) const {
     const Quad raw_grad = load_quad(at.grad, at.grad_storage, i);
     const Quad raw_weight = load_quad(at.weight, Storage::kFloat, i);
-    const Quad raw_half = at.half == nullptr ? Quad{} : load_quad(at.half, at.half_storage, i);
+    const Quad raw_half = at.follows ? load_quad(at.half, at.half_storage, i) : Quad{};
     Quad raw[kMoments];
 #pragma unroll
     for (int m = 0; m < kMoments; ++m) {
@@ -207,7 +208,7 @@ struct StepKernel {
     float moments[kMoments][kStepVector];
     widen_quad(raw_grad, at.grad_storage, grad);
     widen_quad(raw_weight, Storage::kFloat, weight);
-    if (at.half != nullptr) {
+    if (at.follows) {
       follow_params(at, raw_half, weight);
     }
 #pragma unroll
@@ -267,7 +268,7 @@ struct StepKernel {
                                       const Arrays& at, std::int64_t i) const {
     const float grad = gate(load_one(at.grad, at.grad_storage, i));
     float weight = load_one(at.weight, Storage::kFloat, i);
-    if (at.half != nullptr) {
+    if (at.follows) {
       const float rounded = to_float(to_bits(weight, at.half_storage), at.half_storage);
       weight = current_weight(weight, rounded, load_one(at.half, at.half_storage, i));
     }

@@ -83,7 +83,7 @@ void sgd(const Model& m, float found_inf, bool write_grads = true,
   const auto from = static_cast<std::size_t>(half);
   fused_sgd_(m.params, m.grads, buffers.slice(from), steps.slice(from), m.masters,
              {half, m.count() - half}, {0.5, 0.25}, {0.0, 0.9}, {0.0, 0.0}, {0.1, 0.0}, kNeither,
-             kNeither, {}, at::full({}, kInvScale), at::full({}, kClipCoef),
+             kNeither, {}, {}, {}, at::full({}, kInvScale), at::full({}, kClipCoef),
              at::full({}, found_inf), clip_value, write_grads);
 }
 
@@ -91,7 +91,7 @@ void adamw(const Model& m, float found_inf, bool write_grads = true) {
   const auto half = m.count() / 2;
   fused_adamw_(m.params, m.grads, m.first, m.second, {}, m.steps, m.masters,
                {half, m.count() - half}, {0.01, 0.02}, {0.9, 0.4}, {0.999, 0.99}, {1e-8, 1e-3},
-               {0.1, 0.2}, c10::List<bool>({true, false}), kNeither, kNeither, {},
+               {0.1, 0.2}, c10::List<bool>({true, false}), kNeither, kNeither, {}, {}, {},
                at::full({}, kInvScale), at::full({}, kClipCoef), at::full({}, found_inf),
                kClipValue, write_grads);
 }

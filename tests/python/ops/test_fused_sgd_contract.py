@@ -24,6 +24,8 @@ NAMES = [
     "nesterov",
     "maximize",
     "lr_tensors",
+    "shadows",
+    "shadow_of",
 ]
 
 
