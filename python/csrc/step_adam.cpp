@@ -14,7 +14,8 @@ double beta(const py::object& betas, py::ssize_t index) {
 
 class AdamSink final : public StepSink {
  public:
-  AdamSink(py::handle optimizer, KeepAlive& alive) : state_(optimizer, alive) {}
+  AdamSink(py::handle optimizer, KeepAlive& alive)
+      : state_(optimizer, alive), shadows_(optimizer) {}
 
   void begin_group(PyObject* group, std::size_t size) override {
     static PyObject* const keys[] = {interned("lr"),      interned("betas"),
@@ -47,6 +48,7 @@ class AdamSink final : public StepSink {
                                           {keys[3], Kind::kStep},
                                           {param.is_16_bit() ? keys[4] : nullptr, Kind::kMaster}}});
     step_.add(param.param, param.grad, *state[0], *state[1], *state[2], *state[3], *state[4]);
+    shadows_.add(param, step_);
   }
 
   void skip(PyObject* param) override { state_.skip(param); }
@@ -61,10 +63,12 @@ class AdamSink final : public StepSink {
   void run(const optim::StepGate& gate) {
     const py::gil_scoped_release no_gil;
     step_.run(gate);
+    shadows_.finish();
   }
 
  private:
   StepState state_;
+  StepShadows shadows_;
   optim::AdamStep step_;
   bool amsgrad_ = false;
 };

@@ -173,6 +173,17 @@ StepState::Tensors StepState::of(const StepParam& param, const std::array<Name, 
   return tensors;
 }
 
+StepShadows::StepShadows(py::handle optimizer)
+    : holder_(optimizer.attr("_fastamp_shadows")),
+      options_(holder_.is_none() ? nullptr : holder_.cast<ShadowOptions*>()),
+      step_(options_ == nullptr ? nullptr : &options_->shadows) {}
+
+at::Tensor StepShadows::open(const StepParam& param) {
+  // Regions see a DTensor and never its local shard.
+  return THPVariable_CheckExact(param.object) ? step_.open(param.param, options_->dtype)
+                                              : at::Tensor();
+}
+
 optim::StepGate read_gate(py::handle gate) {
   if (gate.is_none()) {
     return {};

@@ -1,9 +1,11 @@
 #pragma once
 
+#include "autocast/shadows.h"
 #include "optim/gate.h"
 #include "optimizer_objects.h"
 
 #include <array>
+#include <utility>
 
 namespace fastamp::python {
 
@@ -17,6 +19,38 @@ struct StepParam {
   bool is_16_bit() const {
     return param.scalar_type() == at::kHalf || param.scalar_type() == at::kBFloat16;
   }
+};
+
+/// `optimizer._fastamp_shadows`: None, or the dtype of its weights' shadows and what keeps them.
+struct ShadowOptions {
+  explicit ShadowOptions(at::ScalarType to) : dtype(to) {}
+
+  at::ScalarType dtype;
+  autocast::Shadows shadows;
+};
+
+/// The shadows of the parameters of one step.
+class StepShadows {
+ public:
+  explicit StepShadows(py::handle optimizer);
+
+  /// Gives the parameter that was added last to a step its shadow, if it has one.
+  template <typename Step>
+  void add(const StepParam& param, Step& step) {
+    if (options_ != nullptr) {
+      if (auto shadow = open(param); shadow.defined()) {
+        step.add_shadow(param.param, std::move(shadow));
+      }
+    }
+  }
+  void finish() { step_.finish(); }
+
+ private:
+  at::Tensor open(const StepParam& param);
+
+  py::object holder_;  ///< Keeps options_ alive.
+  ShadowOptions* options_;
+  autocast::ShadowedStep step_;
 };
 
 /// What one kind of optimizer does with the groups and parameters that are found.

@@ -6,7 +6,7 @@ namespace {
 
 class SgdSink final : public StepSink {
  public:
-  SgdSink(py::handle optimizer, KeepAlive& alive) : state_(optimizer, alive) {}
+  SgdSink(py::handle optimizer, KeepAlive& alive) : state_(optimizer, alive), shadows_(optimizer) {}
 
   void begin_group(PyObject* group, std::size_t size) override {
     static PyObject* const keys[] = {interned("lr"),        interned("momentum"),
@@ -31,6 +31,7 @@ class SgdSink final : public StepSink {
     const bool follows = param.is_16_bit();
     if (!moves_ && !follows) {
       step_.add(param.param, param.grad, none, none, none);
+      shadows_.add(param, step_);
       return;
     }
     using Kind = StepState::Kind;
@@ -38,6 +39,7 @@ class SgdSink final : public StepSink {
                                           {moves_ ? keys[1] : nullptr, Kind::kStep},
                                           {follows ? keys[2] : nullptr, Kind::kMaster}}});
     step_.add(param.param, param.grad, *state[0], *state[1], *state[2]);
+    shadows_.add(param, step_);
   }
 
   void skip(PyObject* param) override { state_.skip(param); }
@@ -46,10 +48,12 @@ class SgdSink final : public StepSink {
   void run(const optim::StepGate& gate) {
     const py::gil_scoped_release no_gil;
     step_.run(gate);
+    shadows_.finish();
   }
 
  private:
   StepState state_;
+  StepShadows shadows_;
   optim::SgdStep step_;
   bool moves_ = false;
 };

@@ -113,6 +113,7 @@ class keep_casts(WeightRequest):  # noqa: N801 (reads as what it does)
     again after ``load_state_dict(..., assign=True)`` or others that replace parameters. Tensors
     that cannot have kept casts (views, DTensors and other subclasses, other dtypes than float32)
     are cast as ever, and so are weights of compiled functions and in CUDA graph captures.
+    Optimizers of ``fastamp.optim`` can write the casts of what they train: ``shadow_dtype``.
     ``torch.utils.swap_tensors`` refuses the weights until :meth:`release`.
 
     Warning:
@@ -131,18 +132,22 @@ class keep_casts(WeightRequest):  # noqa: N801 (reads as what it does)
     def __init__(self, weights: torch.nn.Module | torch.Tensor | Iterable[torch.Tensor]) -> None:
         """Starts keeping casts, at once."""
         tensors = weights_of("keep_casts", weights)
-        _follow_optimizers()
+        follow_optimizers()
         super().__init__(_C.acquire_kept_casts(tensors), _C.release_kept_casts)
 
 
 @functools.cache
-def _follow_optimizers() -> None:
-    # torch's fused steps write weights without moving their version counters.
+def follow_optimizers() -> None:
+    """Has casts of weights dropped after each step from now on.
+
+    torch's fused steps write weights without moving their version counters.
+    """
     register_optimizer_step_post_hook(_after_step)
 
 
 def _after_step(
     optimizer: torch.optim.Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]
 ) -> None:
-    if _C.are_kept_casts_used():
+    # Our own steps move the counters, and leave casts that hold.
+    if _C.are_kept_casts_used() and not getattr(optimizer, "_fastamp_takes_gate", False):
         _C.drop_kept_casts([p for group in optimizer.param_groups for p in group["params"]])

@@ -28,6 +28,12 @@ void KeptCastStore::release(std::uint64_t id) {
   note_use();
 }
 
+void KeptCastStore::add(std::uint64_t id, const at::Tensor& weight) {
+  const std::scoped_lock lock(mutex_);
+  wanted_.add(id, weight);
+  note_use();
+}
+
 std::vector<KeptCastStore::Entry> KeptCastStore::take(const WantedWeights::Keys& weights) {
   std::vector<Entry> taken;
   for (const auto* weight : weights) {
@@ -58,12 +64,15 @@ const KeptCastStore::Entry* KeptCastStore::find_entry(const at::Tensor& source,
   return entry == entries->second.end() ? nullptr : &*entry;
 }
 
+bool KeptCastStore::is_current(const Entry& entry, const at::Tensor& source) {
+  return entry.source.matches(source) && entry.cast_version == version_of(entry.cast);
+}
+
 at::Tensor KeptCastStore::find(const at::Tensor& source, c10::ScalarType to) const {
   const std::scoped_lock lock(mutex_);
   const Entry* entry = find_entry(source, to);
-  const bool is_current = entry != nullptr && entry->source.matches(source) &&
-                          entry->cast_version == version_of(entry->cast);
-  return is_current ? make_alias(entry->cast) : at::Tensor();
+  const bool is_usable = entry != nullptr && is_current(*entry, source);
+  return is_usable ? make_alias(entry->cast) : at::Tensor();
 }
 
 at::Tensor KeptCastStore::find_memory(const at::Tensor& source, c10::ScalarType to) const {
@@ -72,9 +81,25 @@ at::Tensor KeptCastStore::find_memory(const at::Tensor& source, c10::ScalarType 
   return entry == nullptr ? at::Tensor() : make_alias(entry->cast);
 }
 
-void KeptCastStore::insert(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast) {
+KeptCastStore::Taken KeptCastStore::take_out(const at::Tensor& source, c10::ScalarType to) {
+  Taken taken;
+  const std::scoped_lock lock(mutex_);
+  const Entry* entry = find_entry(source, to);
+  if (entry == nullptr) {
+    return taken;
+  }
+  taken.is_current = is_current(*entry, source) && entry->cast.storage().use_count() == 1;
+  auto& entries = entries_[source.unsafeGetTensorImpl()];
+  const auto position = entries.begin() + (entry - entries.data());
+  taken.cast = std::move(position->cast);
+  entries.erase(position);
+  return taken;
+}
+
+void KeptCastStore::insert(const at::Tensor& source, TensorIdentity as_cast, c10::ScalarType to,
+                           const at::Tensor& cast) {
   Entry entry{
-      .source = TensorIdentity(source),
+      .source = std::move(as_cast),
       .cast = cast,
       .cast_version = version_of(cast),
       .to = to,

@@ -33,6 +33,8 @@ class FASTAMP_API KeptCastStore {
   /// Weights whose casts are to be kept from now until release(id).
   std::uint64_t acquire(const std::vector<at::Tensor>& weights);
   void release(std::uint64_t id);
+  /// Adds a weight to those of an acquire(), unless it is among them.
+  void add(std::uint64_t id, const at::Tensor& weight);
   bool is_wanted(const at::Tensor& weight) const;
 
   /// An alias of the kept cast of `source` as it is now, or an undefined tensor.
@@ -41,9 +43,20 @@ class FASTAMP_API KeptCastStore {
   /// An alias of the memory kept for a cast of `source`, up to date or not, or an undefined tensor.
   at::Tensor find_memory(const at::Tensor& source, c10::ScalarType to) const;
 
-  /// Keeps `cast`, which has no history, as that of a wanted weight as it is now; in place of casts
-  /// that are out of date.
-  void insert(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast);
+  /// Keeps `cast`, which has no history, as that of a wanted weight; in place of casts that are out
+  /// of date.
+  /// @param as_cast  The source from before it was read: another thread may have written it since.
+  void insert(const at::Tensor& source, TensorIdentity as_cast, c10::ScalarType to,
+              const at::Tensor& cast);
+
+  struct Taken {
+    at::Tensor cast;  ///< Undefined if there is none in this execution context.
+    bool is_current =
+        false;  ///< It is the cast of the source as it is now, and nobody else has it.
+  };
+
+  /// Takes the kept cast of `source` out, to be written without anybody finding it meanwhile.
+  Taken take_out(const at::Tensor& source, c10::ScalarType to);
 
   void drop();
   void drop(const std::vector<const c10::TensorImpl*>& weights);
@@ -61,6 +74,7 @@ class FASTAMP_API KeptCastStore {
     c10::ScalarType to;
   };
 
+  static bool is_current(const Entry& entry, const at::Tensor& source);
   const Entry* find_entry(const at::Tensor& source, c10::ScalarType to) const;
   std::vector<Entry> take_dead();
   std::vector<Entry> take(const WantedWeights::Keys& weights);

@@ -1,28 +1,33 @@
 #include "autocast/wanted_weights.h"
 
-#include <utility>
-
 namespace fastamp::autocast {
 
 std::uint64_t WantedWeights::acquire(const std::vector<at::Tensor>& weights) {
-  std::vector<WeakTensor> references;
-  references.reserve(weights.size());
+  const auto id = next_id_++;
+  acquired_.try_emplace(id);
   for (const at::Tensor& weight : weights) {
     if (weight.defined()) {
-      references.emplace_back(weight.getIntrusivePtr());
-      ++times_[weight.unsafeGetTensorImpl()];
+      add(id, weight);
     }
   }
-  acquired_.emplace(next_id_, std::move(references));
-  return next_id_++;
+  return id;
+}
+
+void WantedWeights::add(std::uint64_t id, const at::Tensor& weight) {
+  const auto* key = weight.unsafeGetTensorImpl();
+  auto& acquired = acquired_[id];
+  if (!acquired.contains(key)) {
+    acquired.emplace(key, weight.getIntrusivePtr());
+    ++times_[key];
+  }
 }
 
 WantedWeights::Keys WantedWeights::release(std::uint64_t id) {
   Keys unwanted;
   const auto acquired = acquired_.find(id);
   if (acquired != acquired_.end()) {
-    for (const WeakTensor& weight : acquired->second) {
-      count_down(weight._unsafe_get_target(), unwanted);
+    for (const auto& [key, weight] : acquired->second) {
+      count_down(key, unwanted);
     }
     acquired_.erase(acquired);
   }
@@ -32,10 +37,10 @@ WantedWeights::Keys WantedWeights::release(std::uint64_t id) {
 WantedWeights::Keys WantedWeights::take_dead() {
   Keys unwanted;
   for (auto& [id, weights] : acquired_) {
-    std::erase_if(weights, [&](const WeakTensor& weight) {
-      const bool is_dead = weight.expired();
+    std::erase_if(weights, [&](const auto& weight) {
+      const bool is_dead = weight.second.expired();
       if (is_dead) {
-        count_down(weight._unsafe_get_target(), unwanted);
+        count_down(weight.first, unwanted);
       }
       return is_dead;
     });

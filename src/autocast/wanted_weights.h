@@ -9,7 +9,7 @@
 
 namespace fastamp::autocast {
 
-/// Weights that somebody asked something for, as often as they did. Keeps none alive.
+/// Weights that somebody asked something for, and how many do. Keeps none alive.
 /// Not thread-safe.
 class WantedWeights {
  public:
@@ -17,6 +17,9 @@ class WantedWeights {
 
   /// Asks for weights, until release() is called with the number returned.
   std::uint64_t acquire(const std::vector<at::Tensor>& weights);
+
+  /// Asks for one more under a number that acquire() returned, unless it has asked already.
+  void add(std::uint64_t id, const at::Tensor& weight);
 
   /// Returns the weights that nobody asks for any more. An unknown number is ignored.
   Keys release(std::uint64_t id);
@@ -35,7 +38,8 @@ class WantedWeights {
   std::uint64_t next_id_ = 1;
   std::unordered_map<const c10::TensorImpl*, std::uint32_t> times_;
   /// Their weak references keep the addresses in times_ from being used again.
-  std::unordered_map<std::uint64_t, std::vector<WeakTensor>> acquired_;
+  std::unordered_map<std::uint64_t, std::unordered_map<const c10::TensorImpl*, WeakTensor>>
+      acquired_;
 };
 
 }  // namespace fastamp::autocast

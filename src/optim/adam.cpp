@@ -32,7 +32,8 @@ void AdamOptions::serialize(torch::serialize::InputArchive& archive) {
 
 Adam::Adam(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
            const AdamOptions& defaults)
-    : torch::optim::Optimizer(param_groups, checked(defaults)) {}
+    : torch::optim::Optimizer(param_groups, checked(defaults)),
+      shadows_(std::make_shared<autocast::Shadows>()) {}
 
 Adam::Adam(std::vector<at::Tensor> params, const AdamOptions& defaults)
     : Adam({torch::optim::OptimizerParamGroup(std::move(params))}, defaults) {}
@@ -44,7 +45,7 @@ at::Tensor Adam::step(LossClosure closure) {
     loss = closure();
   }
   run_adam<AdamOptions, AdamParamState, /*kDecoupled=*/false>("Adam::step", *this, take_gate(),
-                                                              learning_rates());
+                                                              learning_rates(), shadows_.get());
   return loss;
 }
 

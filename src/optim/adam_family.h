@@ -43,12 +43,13 @@ void complete(State& state, const at::Tensor& param, const Options& options) {
 
 template <typename Options, typename State, bool kDecoupled>
 void run_adam(const char* function, torch::optim::Optimizer& optimizer, const StepGate& gate,
-              at::ArrayRef<at::Tensor> rates) {
+              at::ArrayRef<at::Tensor> rates, autocast::Shadows* shadows = nullptr) {
   const at::NoGradGuard no_grad;
   check_rates(function, rates, optimizer.param_groups().size());
   const at::Tensor none;
   std::vector<State*> followed;
   AdamStep step;
+  autocast::ShadowedStep shadowed(shadows);
   std::size_t index = 0;
   for (const auto& group : optimizer.param_groups()) {
     const auto& options = static_cast<const Options&>(group.options());
@@ -78,9 +79,11 @@ void run_adam(const char* function, torch::optim::Optimizer& optimizer, const St
       }
       step.add(param, grad, state.exp_avg(), state.exp_avg_sq(), state.max_exp_avg_sq(),
                state.steps(), *master);
+      add_shadow(step, shadowed, param, options);
     }
   }
   step.run(gate);
+  shadowed.finish();
   if constexpr (!requires(State& state) { state.master(); }) {
     for (State* state : followed) {
       state->inform_host();

@@ -32,7 +32,8 @@ void AdamWOptions::serialize(torch::serialize::InputArchive& archive) {
 
 AdamW::AdamW(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
              const AdamWOptions& defaults)
-    : torch::optim::Optimizer(param_groups, checked(defaults)) {}
+    : torch::optim::Optimizer(param_groups, checked(defaults)),
+      shadows_(std::make_shared<autocast::Shadows>()) {}
 
 AdamW::AdamW(std::vector<at::Tensor> params, const AdamWOptions& defaults)
     : AdamW({torch::optim::OptimizerParamGroup(std::move(params))}, defaults) {}
@@ -44,7 +45,7 @@ at::Tensor AdamW::step(LossClosure closure) {
     loss = closure();
   }
   run_adam<AdamWOptions, AdamParamState, /*kDecoupled=*/true>("AdamW::step", *this, take_gate(),
-                                                              learning_rates());
+                                                              learning_rates(), shadows_.get());
   return loss;
 }
 

@@ -17,6 +17,11 @@ inline void check_state_dtype(const char* function, c10::ScalarType dtype) {
               ": expected state_dtype to be Float or BFloat16, got ", dtype);
 }
 
+inline void check_shadow_dtype(const char* function, c10::ScalarType dtype) {
+  TORCH_CHECK(dtype == c10::ScalarType::Undefined || dtype == c10::kHalf || dtype == c10::kBFloat16,
+              function, ": expected shadow_dtype to be Half, BFloat16 or Undefined, got ", dtype);
+}
+
 /// The conditions of LibTorch's Adam and AdamW, and ours on what is ours.
 template <typename Options>
 void check_adam_options(const char* function, const Options& options) {
@@ -27,6 +32,7 @@ void check_adam_options(const char* function, const Options& options) {
   TORCH_CHECK(0.0 <= beta1 && beta1 < 1.0, function, ": expected betas[0] in [0, 1), got ", beta1);
   TORCH_CHECK(0.0 <= beta2 && beta2 < 1.0, function, ": expected betas[1] in [0, 1), got ", beta2);
   check_state_dtype(function, options.state_dtype());
+  check_shadow_dtype(function, options.shadow_dtype());
 }
 
 }  // namespace fastamp::optim

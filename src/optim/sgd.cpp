@@ -37,6 +37,7 @@ std::unique_ptr<SGDOptions> checked(const SGDOptions& options) {
               options.momentum(), " and dampening ", options.dampening(),
               ". Nesterov momentum requires a momentum and zero dampening");
   check_state_dtype("SGD", options.state_dtype());
+  check_shadow_dtype("SGD", options.shadow_dtype());
   return std::make_unique<SGDOptions>(options);
 }
 
@@ -79,7 +80,8 @@ void SGDParamState::serialize(torch::serialize::InputArchive& archive) {
 
 SGD::SGD(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
          const SGDOptions& defaults)
-    : torch::optim::Optimizer(param_groups, checked(defaults)) {}
+    : torch::optim::Optimizer(param_groups, checked(defaults)),
+      shadows_(std::make_shared<autocast::Shadows>()) {}
 
 SGD::SGD(std::vector<at::Tensor> params, const SGDOptions& defaults)
     : SGD({torch::optim::OptimizerParamGroup(std::move(params))}, defaults) {}
@@ -90,7 +92,8 @@ at::Tensor SGD::step(LossClosure closure) {
     const at::AutoGradMode grad_mode(true);
     loss = closure();
   }
-  run_sgd<SGDOptions, SGDParamState>("SGD::step", *this, take_gate(), learning_rates());
+  run_sgd<SGDOptions, SGDParamState>("SGD::step", *this, take_gate(), learning_rates(),
+                                     shadows_.get());
   return loss;
 }
 

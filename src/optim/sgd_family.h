@@ -3,6 +3,7 @@
 // One step of SGD over a torch::optim::Optimizer: ours, or torch's own carried by us. Both differ
 // in the types of their options and states, never in arithmetic.
 
+#include "autocast/shadows.h"
 #include "optim/sgd_step.h"
 #include "optim/states.h"
 
@@ -33,13 +34,35 @@ at::ScalarType state_dtype(const Options& options) {
   }
 }
 
+/// Undefined where weights have no shadows, as with torch's own options.
+template <typename Options>
+at::ScalarType shadow_dtype(const Options& options) {
+  if constexpr (requires { options.shadow_dtype(); }) {
+    return options.shadow_dtype();
+  } else {
+    return at::ScalarType::Undefined;
+  }
+}
+
+/// Gives the parameter that was added last to a step its shadow, if it has one.
+template <typename Step, typename Options>
+void add_shadow(Step& step, autocast::ShadowedStep& shadowed, const at::Tensor& param,
+                const Options& options) {
+  if (shadow_dtype(options) != at::ScalarType::Undefined) {
+    if (auto shadow = shadowed.open(param, shadow_dtype(options)); shadow.defined()) {
+      step.add_shadow(param, std::move(shadow));
+    }
+  }
+}
+
 template <typename Options, typename State>
 void run_sgd(const char* function, torch::optim::Optimizer& optimizer, const StepGate& gate,
-             at::ArrayRef<at::Tensor> rates) {
+             at::ArrayRef<at::Tensor> rates, autocast::Shadows* shadows = nullptr) {
   const at::NoGradGuard no_grad;
   check_rates(function, rates, optimizer.param_groups().size());
   const at::Tensor none;
   SgdStep step;
+  autocast::ShadowedStep shadowed(shadows);
   std::size_t index = 0;
   for (const auto& group : optimizer.param_groups()) {
     const auto& options = static_cast<const Options&>(group.options());
@@ -53,6 +76,7 @@ void run_sgd(const char* function, torch::optim::Optimizer& optimizer, const Ste
       const bool half = is_16_bit(param);
       if (options.momentum() == 0.0 && !half) {
         step.add(param, grad, none, none, none);
+        add_shadow(step, shadowed, param, options);
         continue;
       }
       auto& state = state_for<State>(function, optimizer.state(), param);
@@ -69,9 +93,11 @@ void run_sgd(const char* function, torch::optim::Optimizer& optimizer, const Ste
         }
       }
       step.add(param, grad, state.momentum_buffer(), state.steps(), *master);
+      add_shadow(step, shadowed, param, options);
     }
   }
   step.run(gate);
+  shadowed.finish();
 }
 
 }  // namespace fastamp::optim

@@ -9,14 +9,19 @@
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
+#include <memory>
 #include <tuple>
 #include <vector>
+
+namespace fastamp::autocast {
+class Shadows;
+}  // namespace fastamp::autocast
 
 namespace fastamp::optim {
 
 /// Options of a parameter group of Adam; every setter returns the object.
 ///
-/// Source: torch::optim::AdamOptions, with its names and defaults; the last two are ours.
+/// Source: torch::optim::AdamOptions, with its names and defaults; the last three are ours.
 struct FASTAMP_API AdamOptions : torch::optim::OptimizerCloneableOptions<AdamOptions> {
   using betas_t = std::tuple<double, double>;
   AdamOptions(double lr = 1e-3) : lr_(lr) {}  // NOLINT(*-explicit-constructor): as LibTorch's
@@ -29,6 +34,9 @@ struct FASTAMP_API AdamOptions : torch::optim::OptimizerCloneableOptions<AdamOpt
   TORCH_ARG(bool, maximize) = false;
   /// Dtype of the moments: kFloat or kBFloat16.
   TORCH_ARG(c10::ScalarType, state_dtype) = c10::kFloat;
+  /// Dtype of shadows, the casts of weights that the step writes: kBFloat16 or kHalf, that of the
+  /// regions; Undefined for none.
+  TORCH_ARG(c10::ScalarType, shadow_dtype) = c10::ScalarType::Undefined;
 
  public:
   void serialize(torch::serialize::InputArchive& archive) override;
@@ -79,6 +87,9 @@ class FASTAMP_API Adam : public torch::optim::Optimizer, public GatedOptimizer {
   void save(torch::serialize::OutputArchive& archive) const override;
   /// As SGD::load.
   void load(torch::serialize::InputArchive& archive) override;
+
+ private:
+  std::shared_ptr<autocast::Shadows> shadows_;
 };
 
 }  // namespace fastamp::optim

@@ -3,13 +3,18 @@
 #include <fastamp/export.h>
 #include <fastamp/optim/adam.h>
 
+#include <memory>
 #include <vector>
+
+namespace fastamp::autocast {
+class Shadows;
+}  // namespace fastamp::autocast
 
 namespace fastamp::optim {
 
 /// Options of a parameter group of AdamW; every setter returns the object.
 ///
-/// Source: torch::optim::AdamWOptions, with its names and defaults; the last two are ours.
+/// Source: torch::optim::AdamWOptions, with its names and defaults; the last three are ours.
 struct FASTAMP_API AdamWOptions : torch::optim::OptimizerCloneableOptions<AdamWOptions> {
   using betas_t = std::tuple<double, double>;
   AdamWOptions(double lr = 1e-3) : lr_(lr) {}  // NOLINT(*-explicit-constructor): as LibTorch's
@@ -22,6 +27,9 @@ struct FASTAMP_API AdamWOptions : torch::optim::OptimizerCloneableOptions<AdamWO
   TORCH_ARG(bool, maximize) = false;
   /// Dtype of the moments: kFloat or kBFloat16.
   TORCH_ARG(c10::ScalarType, state_dtype) = c10::kFloat;
+  /// Dtype of shadows, the casts of weights that the step writes: kBFloat16 or kHalf, that of the
+  /// regions; Undefined for none.
+  TORCH_ARG(c10::ScalarType, shadow_dtype) = c10::ScalarType::Undefined;
 
  public:
   void serialize(torch::serialize::InputArchive& archive) override;
@@ -45,6 +53,9 @@ class FASTAMP_API AdamW : public torch::optim::Optimizer, public GatedOptimizer 
   void save(torch::serialize::OutputArchive& archive) const override;
   /// As SGD::load.
   void load(torch::serialize::InputArchive& archive) override;
+
+ private:
+  std::shared_ptr<autocast::Shadows> shadows_;
 };
 
 }  // namespace fastamp::optim

@@ -9,13 +9,18 @@
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
+
+namespace fastamp::autocast {
+class Shadows;
+}  // namespace fastamp::autocast
 
 namespace fastamp::optim {
 
 /// Options of a parameter group of SGD; every setter returns the object.
 ///
-/// Source: torch::optim::SGDOptions, with its names and defaults; the last two are ours.
+/// Source: torch::optim::SGDOptions, with its names and defaults; the last three are ours.
 struct FASTAMP_API SGDOptions : torch::optim::OptimizerCloneableOptions<SGDOptions> {
   SGDOptions(double lr) : lr_(lr) {}  // NOLINT(*-explicit-constructor): as LibTorch's
   TORCH_ARG(double, lr);
@@ -27,6 +32,9 @@ struct FASTAMP_API SGDOptions : torch::optim::OptimizerCloneableOptions<SGDOptio
   TORCH_ARG(bool, maximize) = false;
   /// Dtype of the momentum buffers: kFloat or kBFloat16.
   TORCH_ARG(c10::ScalarType, state_dtype) = c10::kFloat;
+  /// Dtype of shadows, the casts of weights that the step writes: kBFloat16 or kHalf, that of the
+  /// regions; Undefined for none.
+  TORCH_ARG(c10::ScalarType, shadow_dtype) = c10::ScalarType::Undefined;
 
  public:
   void serialize(torch::serialize::InputArchive& archive) override;
@@ -62,6 +70,12 @@ struct FASTAMP_API SGDParamState : torch::optim::OptimizerCloneableParamState<SG
 /// last step, its elements that no longer are their master's rounding replace the master's.
 /// A sparse gradient is stepped as a dense one.
 ///
+/// With shadow_dtype the step also writes the lower-precision casts of float32 parameters that
+/// autocast regions have used (kept_casts() counts them), so that the next region casts no weight;
+/// KeepCasts says when a kept cast is used. They are no part of checkpoints.
+/// @warning A parameter that is written without moving its version counter (through `.data()`) is
+///     used with its OLD value until the next step that is not skipped, or drop_kept_casts().
+///
 /// Source: torch::optim::SGD (2.11); the arithmetic is that of torch.optim.SGD, see docs/optim.md.
 // NOLINTNEXTLINE(misc-multiple-inheritance): the gate is a mixin over LibTorch's class
 class FASTAMP_API SGD : public torch::optim::Optimizer, public GatedOptimizer {
@@ -83,6 +97,9 @@ class FASTAMP_API SGD : public torch::optim::Optimizer, public GatedOptimizer {
   /// @throws c10::Error if the archive is not that of an SGD over as many groups and parameters of
   ///     the same shapes. Nothing was changed.
   void load(torch::serialize::InputArchive& archive) override;
+
+ private:
+  std::shared_ptr<autocast::Shadows> shadows_;
 };
 
 }  // namespace fastamp::optim

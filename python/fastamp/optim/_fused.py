@@ -9,6 +9,7 @@ import torch
 from torch._compile import _disable_dynamo
 
 from fastamp.optim._layout import adopt, check_state_dtype, has_repeats, is_ours
+from fastamp.optim._shadows import check_shadow_dtype, forget_casts, make_shadows
 from fastamp.optim._torch_step import step_with_torch
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    import fastamp._C as _C
     from fastamp._gate import StepGate
 
 
@@ -37,6 +39,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     _fastamp_gate: StepGate
     # A parameter is listed twice. torch steps it twice, one after the other; a fused step cannot.
     _fastamp_repeats = False
+    _fastamp_shadows: _C.Shadows | None = None
     _torch_class: ClassVar[type[torch.optim.Optimizer]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -45,13 +48,20 @@ class FusedOptimizer(torch.optim.Optimizer):
         if "step" in cls.__dict__:
             cls._fastamp_takes_gate = False
 
-    def _finish_init(self, function: str, state_dtype: torch.dtype | None) -> None:
+    def _finish_init(
+        self, function: str, state_dtype: torch.dtype | None, shadow_dtype: torch.dtype | None
+    ) -> None:
         self.__dict__.pop("_step_supports_amp_scaling", None)
         check_state_dtype(function, state_dtype)
         if state_dtype is not None:
             self.defaults["state_dtype"] = state_dtype
             for group in self.param_groups:
                 group.setdefault("state_dtype", state_dtype)
+        self._fastamp_use_shadows(function, shadow_dtype)
+
+    def _fastamp_use_shadows(self, function: str, dtype: torch.dtype | None) -> None:
+        check_shadow_dtype(function, dtype)
+        self._fastamp_shadows = make_shadows(dtype)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates the parameters that have gradients.
@@ -86,6 +96,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         foreign = self._all_with_gradients() if self._fastamp_repeats else self._native_step(gate)
         if foreign:
             step_with_torch(self, self._torch_class, foreign, gate)
+            forget_casts([param for _, param in foreign])
 
     def _all_with_gradients(self) -> list[tuple[int, Tensor]]:
         return [
@@ -161,8 +172,18 @@ class FusedOptimizer(torch.optim.Optimizer):
             handle.remove()
             self.__dict__.pop("_fastamp_source", None)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Adds the dtype of shadows, which is no part of ``state_dict``."""
+        state: dict[str, Any] = super().__getstate__()
+        if self._fastamp_shadows is not None:
+            state["_fastamp_shadow_dtype"] = self._fastamp_shadows.dtype
+        return state
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        if "_fastamp_shadow_dtype" in self.__dict__:
+            dtype = self.__dict__.pop("_fastamp_shadow_dtype")
+            self._fastamp_use_shadows("__setstate__", dtype)
         self.__dict__.pop("_step_supports_amp_scaling", None)
         source = self.__dict__.get("_fastamp_source")
         self._fastamp_adopt_state({} if source is None else source)

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 from fastamp.optim._fused import FusedOptimizer
+from fastamp.optim._shadows import check_shadow_dtype
 from fastamp.optim.adam import Adam
 from fastamp.optim.adamw import AdamW
 from fastamp.optim.sgd import SGD
@@ -20,7 +21,7 @@ _FUSED: dict[type, type[FusedOptimizer]] = {
 }
 
 
-def fuse_(optimizer: _Optimizer) -> _Optimizer:
+def fuse_(optimizer: _Optimizer, *, shadow_dtype: torch.dtype | None = None) -> _Optimizer:
     """Makes a torch optimizer step as fastamp's of the same name does, from now on.
 
     The object stays itself: param groups, hooks, and LR schedulers that were or will be made for it
@@ -30,15 +31,20 @@ def fuse_(optimizer: _Optimizer) -> _Optimizer:
     Args:
         optimizer: An object of exactly ``torch.optim.SGD``, ``Adam`` or ``AdamW``, or one that is
             fused already.
+        shadow_dtype: As for ``fastamp.optim.SGD``. ``None`` leaves it as it is.
 
     Returns:
         The same object.
 
     Raises:
+        ValueError: ``shadow_dtype`` is none that shadows can have. Nothing was changed.
         TypeError: The optimizer is of another class, subclasses of these included: the fused step
             would replace what they do. Nothing was changed.
     """
+    check_shadow_dtype("fuse_", shadow_dtype)
     if isinstance(optimizer, FusedOptimizer):
+        if shadow_dtype is not None:
+            optimizer._fastamp_use_shadows("fuse_", shadow_dtype)
         return optimizer
     fused = _FUSED.get(type(optimizer))
     if fused is None:
@@ -51,4 +57,5 @@ def fuse_(optimizer: _Optimizer) -> _Optimizer:
     erased.__dict__.pop("_step_supports_amp_scaling", None)
     erased._patch_step_function()
     erased._fastamp_adopt_state({})
+    erased._fastamp_use_shadows("fuse_", shadow_dtype)
     return optimizer

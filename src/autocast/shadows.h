@@ -1,0 +1,64 @@
+#pragma once
+
+#include <fastamp/export.h>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace fastamp::autocast {
+
+/// What an optimizer asked of the KeptCastStore: that the casts of its weights are kept, so that
+/// its steps can write them along with the weights. Keeps no weight alive. Not thread-safe.
+class FASTAMP_API Shadows {
+ public:
+  Shadows();
+  ~Shadows();
+  Shadows(const Shadows&) = delete;
+  Shadows& operator=(const Shadows&) = delete;
+  Shadows(Shadows&&) = delete;
+  Shadows& operator=(Shadows&&) = delete;
+
+ private:
+  friend class ShadowedStep;
+  void end();
+
+  std::uint64_t id_;
+  bool ended_ = false;
+};
+
+/// One step of an optimizer over weights with shadows: kept casts that the step writes, so that the
+/// next region finds them and casts nothing.
+///
+/// open() the weights, step them once and their shadows with them, finish(). A shadow is its
+/// weight's cast before the step, since whether the device skips the step is not known here. While
+/// it is written nobody can find it; without finish() it is dropped, and the next region casts.
+class FASTAMP_API ShadowedStep {
+ public:
+  /// @param shadows  The optimizer's, or null: no weight has a shadow then.
+  explicit ShadowedStep(Shadows* shadows) : shadows_(shadows) {}
+
+  /// The shadow of a weight, to be written by the step; undefined where it has none: no region has
+  /// used its cast yet, nobody can keep a cast of it, or a CUDA graph is captured.
+  /// @param weight  Borrowed until finish().
+  at::Tensor open(const at::Tensor& weight, c10::ScalarType to);
+
+  /// To be called when the step is done or queued.
+  void finish();
+
+ private:
+  struct Opened {
+    const at::Tensor* weight;
+    at::Tensor cast;
+    c10::ScalarType to;
+    std::uint32_t weight_version;
+    std::uint32_t cast_version;
+  };
+
+  Shadows* shadows_;
+  std::vector<Opened> opened_;
+};
+
+}  // namespace fastamp::autocast
