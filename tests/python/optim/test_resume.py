@@ -14,13 +14,14 @@ from support.optim_resume_child import load, make, save, train_step
 from support.optim_twins import assert_same_parameters
 
 CHILD = Path(__file__).parents[1] / "support" / "optim_resume_child.py"
-cases = pytest.mark.parametrize(
+names = pytest.mark.parametrize(
     ("name", "dtype"), [("SGD", "float32"), ("AdamW", "float32"), ("AdamW", "bfloat16")]
 )
+scalers = pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled"])
 
 
-def uninterrupted(name, dtype, steps):
-    parts = make(name, dtype)
+def uninterrupted(name, dtype, scaled, steps):
+    parts = make(name, dtype, scaled=scaled)
     for step in range(steps):
         train_step(*parts, step)
     return parts
@@ -32,27 +33,31 @@ def assert_same_training(first, second):
     assert state["param_groups"] == other["param_groups"]
     for index, entry in state["state"].items():
         assert all(torch.equal(entry[key], other["state"][index][key]) for key in entry)
+    assert first[2].state_dict() == second[2].state_dict()
+    assert first[3].state_dict() == second[3].state_dict()
 
 
-@cases
-def test_resumed_at_any_step(name, dtype, tmp_path):
+@names
+@scalers
+def test_resumed_at_any_step(name, dtype, scaled, tmp_path):
     last = 8
-    whole = uninterrupted(name, dtype, last)
+    whole = uninterrupted(name, dtype, scaled, last)
     for stop in range(last + 1):
-        save(tmp_path / "checkpoint.pt", stop, *uninterrupted(name, dtype, stop))
-        parts = make(name, dtype)
+        save(tmp_path / "checkpoint.pt", stop, *uninterrupted(name, dtype, scaled, stop))
+        parts = make(name, dtype, scaled=scaled)
         for step in range(load(tmp_path / "checkpoint.pt", *parts), last):
             train_step(*parts, step)
         assert_same_training(parts, whole)
 
 
-@cases
-def test_killed_at_no_matter_which_moment(name, dtype, tmp_path):
+@names
+@scalers
+def test_killed_at_no_matter_which_moment(name, dtype, scaled, tmp_path):
     tests = CHILD.parents[1]
     paths = [str(tests), str(tests.parents[1] / "python"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
     child = subprocess.Popen(
-        [sys.executable, str(CHILD), name, dtype, str(tmp_path)],
+        [sys.executable, str(CHILD), name, dtype, "scaled" if scaled else "plain", str(tmp_path)],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
@@ -64,12 +69,12 @@ def test_killed_at_no_matter_which_moment(name, dtype, tmp_path):
             assert line, "the child ended by itself"
             seen += 1
     finally:
-        child.kill()
+        child.kill()  # SIGKILL: nothing is written any more.
         child.wait()
         child.stdout.close()
-    parts = make(name, dtype)
+    parts = make(name, dtype, scaled=scaled)
     resumed_at = load(tmp_path / "checkpoint.pt", *parts)
     assert resumed_at >= 5
     for step in range(resumed_at, resumed_at + 5):
         train_step(*parts, step)
-    assert_same_training(parts, uninterrupted(name, dtype, resumed_at + 5))
+    assert_same_training(parts, uninterrupted(name, dtype, scaled, resumed_at + 5))

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import weakref
 
 import pytest
 import torch
@@ -18,13 +19,15 @@ from support.clipping import (
 from support.scaler_pairs import bits, set_gradients, twin_parameters
 
 
-def test_gradients_are_not_kept_alive_beyond_the_step():
-    import weakref
-
+@pytest.mark.parametrize("dropped", ["before the step", "after it"])
+def test_gradients_are_kept_alive_from_unscaling_to_the_end_of_the_iteration(dropped):
     parameter = torch.nn.Parameter(torch.ones(3))
     parameter.grad = torch.ones(3)
     scaler, optimizer = unscaled([parameter])
     gone = weakref.ref(parameter.grad)
+    if dropped == "before the step":
+        parameter.grad = None
+        assert gone() is not None
     scaler.step(optimizer)
     scaler.update()
     parameter.grad = None

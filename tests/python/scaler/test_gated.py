@@ -3,6 +3,7 @@
 import copy
 import pickle
 import random
+import warnings
 
 import pytest
 import torch
@@ -97,6 +98,22 @@ def test_a_learning_rate_scheduler_does_not_count_as_a_watcher():
     assert scheduler.get_last_lr() == [0.5]
     for old, new in zip(before, parameters, strict=True):
         torch.testing.assert_close(new, old - 1.0)
+
+
+def test_a_scheduler_after_a_skipped_first_step_has_no_call_to_miss():
+    """torch warns there that optimizer.step was never called."""
+    warned = []
+    for parameters, optimizer, scaler in pair("SGD", {"lr": 1.0}):
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        set_gradients([parameters], [torch.full(shape, float("inf")) for shape in SHAPES])
+        scaler.scale(torch.ones(()))
+        scaler.step(optimizer)
+        scaler.update()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            scheduler.step()
+        warned.append([w.category for w in caught])
+    assert warned == [[], [UserWarning]]
 
 
 @pytest.mark.parametrize("method", ["unscale_", "_unscale_grads_"])

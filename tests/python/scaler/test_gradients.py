@@ -121,6 +121,23 @@ def test_a_refused_fp16_gradient_leaves_sparse_gradients_uncoalesced():
     assert not parameters[2].grad.is_coalesced()
 
 
+@pytest.mark.parametrize(
+    ("bad", "error", "torchs"),
+    [
+        (torch.ones(2, dtype=torch.complex64), TypeError, NotImplementedError),
+        (torch.ones(2).to(torch.float8_e4m3fn), TypeError, NotImplementedError),
+        (torch.ones(1).expand(2), ValueError, RuntimeError),
+    ],
+    ids=["complex", "float8", "expanded"],
+)
+def test_gradients_that_nobody_can_unscale_are_refused_before_any_is_written(bad, error, torchs):
+    for kind, raised in zip(SCALERS, (torchs, error), strict=True):
+        optimizer = optimizer_of(torch.full((2,), 4.0), bad)
+        with pytest.raises(raised):
+            unscale(kind, optimizer)
+    assert optimizer.param_groups[0]["params"][0].grad.tolist() == [4.0, 4.0]
+
+
 def test_absent_gradients_and_empty_groups_give_no_flag():
     parameter = torch.nn.Parameter(torch.ones(1))
     for groups in ([], [{"params": []}], [{"params": [parameter]}]):
