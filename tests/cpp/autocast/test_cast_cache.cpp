@@ -206,7 +206,7 @@ TEST_CASE_METHOD(LeavesNoTrace, "cast cache: thousands of weights keep their own
     weights.push_back(make_weight(1, 1, i % 256));
   }
   const AutocastGuard region(c10::kCPU, c10::kBFloat16);
-  std::vector<std::shared_ptr<torch::autograd::Node>> nodes;
+  std::vector<NodePointer> nodes;
   for (const auto& w : weights) {
     nodes.push_back(node_of_argument(column_sums(w), 1));
   }

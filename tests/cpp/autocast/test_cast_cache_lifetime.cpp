@@ -21,8 +21,8 @@ using namespace fastamp::test;
 namespace {
 
 /// Expires when the cast of `weight` that the thread keeps is gone.
-std::weak_ptr<torch::autograd::Node> watch_cast(const at::Tensor& weight) {
-  return node_of_argument(column_sums(weight), 1);
+NodeWatch watch_cast(const at::Tensor& weight) {
+  return NodeWatch(node_of_argument(column_sums(weight), 1));
 }
 
 }  // namespace
@@ -30,7 +30,7 @@ std::weak_ptr<torch::autograd::Node> watch_cast(const at::Tensor& weight) {
 TEST_CASE_METHOD(LeavesNoTrace, "cast cache: casts live until the outermost region ends",
                  "[autocast][cache]") {
   const auto w = make_weight(4, 4);
-  std::weak_ptr<torch::autograd::Node> cast;
+  NodeWatch cast;
   {
     const AutocastGuard outer(c10::kCPU, c10::kBFloat16);
     {
@@ -42,7 +42,7 @@ TEST_CASE_METHOD(LeavesNoTrace, "cast cache: casts live until the outermost regi
       const AutocastGuard off(c10::kCPU, std::nullopt, false);
     }
     CHECK_FALSE(cast.expired());
-    CHECK(watch_cast(w).lock() == cast.lock());
+    CHECK(watch_cast(w) == cast);
   }
   CHECK(cast.expired());
 }
@@ -51,7 +51,7 @@ TEST_CASE_METHOD(LeavesNoTrace,
                  "cast cache: an exception that leaves the outermost region frees the casts",
                  "[autocast][cache]") {
   const auto w = make_weight(4, 4);
-  std::weak_ptr<torch::autograd::Node> cast;
+  NodeWatch cast;
   try {
     const AutocastGuard outer(c10::kCPU, c10::kBFloat16);
     const AutocastGuard inner(c10::kCPU, c10::kHalf);
@@ -73,7 +73,7 @@ TEST_CASE_METHOD(LeavesNoTrace,
     throw std::runtime_error("leaves");
   } catch (const std::runtime_error&) {
   }
-  CHECK(watch_cast(w).lock() == cast.lock());
+  CHECK(watch_cast(w) == cast);
 }
 
 TEST_CASE_METHOD(LeavesNoTrace, "cast cache: the next region casts anew", "[autocast][cache]") {

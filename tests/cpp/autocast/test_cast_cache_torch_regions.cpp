@@ -73,12 +73,12 @@ TEST_CASE_METHOD(
     "[autocast][cache]") {
   const auto w = make_weight(4, 4);
   auto guard = std::make_unique<AutocastGuard>(c10::kCPU, c10::kBFloat16);
-  std::weak_ptr<torch::autograd::Node> cast;
+  NodeWatch cast;
   {
     std::optional<HandRegion> by_hand(std::in_place, c10::kCPU, c10::kBFloat16);
     guard.reset();
     set_enabled(c10::kCPU, true);
-    cast = node_of_argument(column_sums(w), 1);
+    cast = NodeWatch(node_of_argument(column_sums(w), 1));
     by_hand.reset();
     set_enabled(c10::kCPU, false);
   }

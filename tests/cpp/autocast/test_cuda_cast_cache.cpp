@@ -20,7 +20,7 @@ namespace {
 
 at::Tensor cuda_weight() { return at::ones({64, 64}, c10::kCUDA).requires_grad_(); }
 
-std::shared_ptr<torch::autograd::Node> cast_of(const at::Tensor& weight) {
+NodePointer cast_of(const at::Tensor& weight) {
   return node_of_argument(at::mm(at::ones({1, 64}, c10::kCUDA), weight), 1);
 }
 

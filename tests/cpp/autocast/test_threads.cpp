@@ -59,10 +59,10 @@ TEST_CASE_METHOD(LeavesNoTrace, "threads: a region that ends leaves other thread
 TEST_CASE_METHOD(LeavesNoTrace, "threads: a thread that ends with casts kept frees them",
                  "[autocast][threads]") {
   const auto w = make_weight(4, 4);
-  std::weak_ptr<torch::autograd::Node> cast;
+  NodeWatch cast;
   run_threads(1, [&](int /*i*/) {
     new AutocastGuard(c10::kCPU, c10::kBFloat16);  // never ended
-    cast = column_sums(w).grad_fn()->next_edge(1).function;
+    cast = NodeWatch(column_sums(w).grad_fn()->next_edge(1).function);
   });
   CHECK(cast.expired());
 }

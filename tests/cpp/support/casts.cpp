@@ -7,11 +7,10 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
-#include <torch/csrc/autograd/function.h>
 
 namespace fastamp::test {
 
-std::shared_ptr<torch::autograd::Node> node_of_argument(const at::Tensor& result, std::size_t n) {
+NodePointer node_of_argument(const at::Tensor& result, std::size_t n) {
   const auto node = result.grad_fn();
   REQUIRE(node != nullptr);
   return node->next_edge(n).function;

@@ -116,7 +116,11 @@ def test_tracebacks_and_exit_codes_are_pythons(name: str, tmp_path: Path):
 
 
 def test_an_interrupt_ends_the_process_as_in_python(tmp_path: Path):
-    (tmp_path / "stop.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    # A shell starts what runs in the background with interrupts ignored, and children inherit that.
+    (tmp_path / "stop.py").write_text(
+        "import os, signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+    )
     assert same(["stop.py"], tmp_path).returncode == -signal.SIGINT
 
 
