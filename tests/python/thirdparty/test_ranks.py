@@ -75,6 +75,34 @@ def ddp_fp16() -> Any:
     return train(nn.parallel.DistributedDataParallel(network()), torch_scaler(), FP16)
 
 
+class Shared(nn.Module):
+    """Three layers read one activation, whose cast they share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first = nn.Linear(8, 8)
+        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x).float().tanh()
+        return self.last(torch.softmax(self.q(h) @ self.k(h).mT, -1) @ self.v(h))
+
+
+def ddp_hooked_bf16() -> Any:
+    """Gradients are compressed on their way, live in the buckets, and pass a hook of their own."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    module = Shared()
+    seen: list[torch.Tensor] = []
+    for parameter in module.parameters():
+        parameter.register_hook(lambda gradient: seen.append(gradient.clone()) or gradient * 2)
+    model = nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True)
+    model.register_comm_hook(None, fp16_compress_hook)
+    return seen, train(model, torch_scaler(enabled=False), BF16)
+
+
 def ddp_accumulating() -> Any:
     model = nn.parallel.DistributedDataParallel(network(), static_graph=False, bucket_cap_mb=1)
     with model.no_sync(), torch.autocast("cpu", dtype=BF16):
@@ -151,6 +179,7 @@ JOBS: dict[str, Callable[[], Any]] = {
     for job in (
         ddp_bf16,
         ddp_fp16,
+        ddp_hooked_bf16,
         ddp_accumulating,
         fsdp2_bf16,
         fsdp2_bf16_policy,
