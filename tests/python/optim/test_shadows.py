@@ -32,12 +32,18 @@ def nothing_is_kept_afterwards():
 
 @devices
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("lstm", "gru")])
+@pytest.mark.parametrize("name", MODELS)
 def test_models_train_to_the_same_bits_without_casting_a_weight(name, dtype, device):
     def run(shadow_dtype):
         return Training(name, "AdamW", DTYPES[dtype], shadow_dtype, device).steps(5)
 
-    ours, theirs = run(DTYPES[dtype]), run(None)
+    try:
+        theirs = run(None)
+    except RuntimeError as error:
+        if name != "lstm" or "primitive" not in str(error):
+            raise
+        pytest.skip("oneDNN has no low-precision LSTM on this CPU")
+    ours = run(DTYPES[dtype])
     assert_same_run(ours, theirs)
     # The first step asks for the weights, the second region's casts become their shadows.
     # (Recomputation finds them already.)
