@@ -6,9 +6,11 @@
 #include <fastamp/autocast/guard.h>
 #include <fastamp/autocast/kept_casts.h>
 #include <fastamp/autocast/trace.h>
+#include <fastamp/optim/sgd.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/ones.h>
+#include <torch/optim/sgd.h>
 
 #include <optional>
 
@@ -68,6 +70,21 @@ TEST_CASE_METHOD(LeavesNoTrace, "KeepCasts: an edit is seen, one through data() 
   edit_behind(weight, 1);
   fastamp::drop_kept_casts();
   CHECK(sum_in_region(weight) == 16);
+}
+
+TEST_CASE_METHOD(LeavesNoTrace, "KeepCasts: steps of LibTorch's optimizers are not seen, ours are",
+                 "[autocast][kept]") {
+  const auto weight = make_weight(4, 2);
+  const KeepCasts keep({weight});
+  weight.mutable_grad() = at::ones({4, 2});
+  CHECK(sum_in_region(weight) == 4.0F);
+  torch::optim::SGD({weight}, torch::optim::SGDOptions(1.0)).step();  // It writes weight.data().
+  CHECK(weight[0][0].item<float>() == 0.0F);
+  CHECK(sum_in_region(weight) == 4.0F);
+  fastamp::drop_kept_casts();
+  CHECK(sum_in_region(weight) == 0.0F);
+  fastamp::optim::SGD({weight}, fastamp::optim::SGDOptions(1.0)).step();
+  CHECK(sum_in_region(weight) == -4.0F);
 }
 
 TEST_CASE_METHOD(LeavesNoTrace, "KeepCasts: every region has its own node", "[autocast][kept]") {
