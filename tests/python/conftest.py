@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -31,3 +32,13 @@ def global_state_is_left_as_it_was() -> Iterator[None]:
         (_C.install if fastamp_before["installed"] else _C.uninstall)()
     assert torch_after == torch_before
     assert fastamp_after == fastamp_before
+
+
+@pytest.fixture
+def nothing_is_kept_afterwards() -> Iterator[None]:
+    """For tests of casts that outlive regions."""
+    gc.collect()
+    assert fastamp.kept_casts() == (0, 0)
+    yield
+    gc.collect()
+    assert fastamp.kept_casts() == (0, 0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import torch
 
@@ -11,15 +9,8 @@ import fastamp
 from support.autocast_state import torch_kernels
 from support.kept_casts import casts_of, use
 
+pytestmark = pytest.mark.usefixtures("nothing_is_kept_afterwards")
 BF16 = torch.bfloat16
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_kept_afterwards():
-    assert fastamp.kept_casts() == (0, 0)
-    yield
-    gc.collect()
-    assert fastamp.kept_casts() == (0, 0)
 
 
 @pytest.fixture

@@ -13,15 +13,8 @@ import fastamp
 from support.casts import copies_made
 from support.kept_casts import casts_of, use
 
+pytestmark = pytest.mark.usefixtures("nothing_is_kept_afterwards")
 BF16 = torch.bfloat16
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_kept_afterwards():
-    assert fastamp.kept_casts() == (0, 0)
-    yield
-    gc.collect()
-    assert fastamp.kept_casts() == (0, 0)
 
 
 @pytest.fixture

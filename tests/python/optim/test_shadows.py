@@ -16,18 +16,10 @@ from support.kept_casts import casts_of, use
 from support.shadow_runs import OPTIMIZERS, Training, assert_same_run
 from support.small_models import MODELS
 
+pytestmark = pytest.mark.usefixtures("nothing_is_kept_afterwards")
 BF16 = torch.bfloat16
 DTYPES = {"bf16": BF16, "fp16": torch.float16}
 devices = pytest.mark.parametrize("device", DEVICES)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_kept_afterwards():
-    gc.collect()
-    assert fastamp.kept_casts() == (0, 0)
-    yield
-    gc.collect()
-    assert fastamp.kept_casts() == (0, 0)
 
 
 @devices

@@ -12,16 +12,8 @@ import torch
 import fastamp
 from support.kept_casts import casts_of, use
 
+pytestmark = pytest.mark.usefixtures("nothing_is_kept_afterwards")
 BF16 = torch.bfloat16
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_kept_afterwards():
-    gc.collect()
-    assert fastamp.kept_casts() == (0, 0)
-    yield
-    gc.collect()
-    assert fastamp.kept_casts() == (0, 0)
 
 
 def make_weight(*shape: int) -> torch.nn.Parameter:
