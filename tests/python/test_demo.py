@@ -1,7 +1,6 @@
 """The demo, run for a few iterations from both languages: its tables tell the truth."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import fastamp
+from support.children import child_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 ITERATIONS = 20
@@ -18,11 +17,9 @@ CPU_ONLY = not torch.cuda.is_available()
 
 
 def run_demo(folder, *options, columns="200"):
-    environment = {**os.environ, "COLUMNS": columns}
-    environment.setdefault("PYTHONPATH", str(Path(fastamp.__file__).parents[1]))
     result = subprocess.run(
         [sys.executable, ROOT / "tools" / "demo.py", "--folder", folder, *options],
-        env=environment,
+        env=child_environment(COLUMNS=columns),
         capture_output=True,
         text=True,
         check=False,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 import fastamp
-from support.children import check_python, run_python
+from support.children import check_python, child_environment, run_python
 
 SHOW = """
 import sys, os
@@ -34,14 +33,11 @@ def run_both(arguments: list[str], cwd: Path, text: str = "") -> list[Any]:
     """The same command line with and without fastamp."""
     done = []
     for prefix in ([], FASTAMP):
-        env = dict(os.environ)
-        package = str(Path(fastamp.__file__).resolve().parents[1])
-        env["PYTHONPATH"] = os.pathsep.join([package, env.get("PYTHONPATH", "")])
         done.append(
             subprocess.run(
                 [sys.executable, *prefix, *arguments],
                 cwd=cwd,
-                env=env,
+                env=child_environment(),
                 input=text,
                 capture_output=True,
                 text=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from support.children import child_environment
 from support.optim_resume_child import load, make, save, train_step
 from support.optim_twins import assert_same_parameters
 
@@ -53,12 +53,9 @@ def test_resumed_at_any_step(name, dtype, scaled, tmp_path):
 @names
 @scalers
 def test_killed_at_no_matter_which_moment(name, dtype, scaled, tmp_path):
-    tests = CHILD.parents[1]
-    paths = [str(tests), str(tests.parents[1] / "python"), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
     child = subprocess.Popen(
         [sys.executable, str(CHILD), name, dtype, "scaled" if scaled else "plain", str(tmp_path)],
-        env=environment,
+        env=child_environment(),
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -7,21 +7,25 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fastamp
+
 _TESTS = Path(__file__).resolve().parents[1]
-_PACKAGE_PARENT = _TESTS.parents[1] / "python"
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """Returns an environment in which children import the fastamp that is tested, and support."""
+    package = str(Path(fastamp.__file__).resolve().parents[1])
+    paths = [str(_TESTS), package, os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **changes}
 
 
 def run_python(
     *arguments: str, timeout: float = 240, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs ``python *arguments`` and returns what it printed; does not check the exit code."""
-    env = dict(os.environ)
-    paths = [str(_TESTS), str(_PACKAGE_PARENT), env.get("PYTHONPATH", "")]
-    env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    env.update(environment)
     return subprocess.run(
         [sys.executable, *arguments],
-        env=env,
+        env=child_environment(**environment),
         capture_output=True,
         text=True,
         timeout=timeout,
