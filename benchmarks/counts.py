@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,14 @@ MEBI = 2.0**20
 LESS_IS_BETTER = (
     "ops",
     "casts",
+    "weight casts",
     "Mi elements cast",
     "launches",
     "syncs",
     "MiB allocated",
     "MiB peak",
     "MiB saved for backward",
+    "MiB kept between steps",
 )
 CAST = "aten::_to_copy"
 # Of its source, as the profiler writes them; other sources are numbers that become tensors.
@@ -33,7 +35,8 @@ LAUNCHES = {"cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaun
 WAITS = {"cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"}
 
 
-def _events(step: Callable[[], Any], device: str) -> list[Any]:
+def _recorded(step: Callable[[], Any], device: str) -> Any:
+    """Returns what the profiler recorded of a step: events, and their tree with arguments."""
     activities = [ProfilerActivity.CPU]
     if device == "cuda":
         activities.append(ProfilerActivity.CUDA)
@@ -44,7 +47,7 @@ def _events(step: Callable[[], Any], device: str) -> list[Any]:
             activities=activities, profile_memory=True, record_shapes=True, acc_events=True
         ) as profiler:
             step()
-    return list(profiler.profiler.kineto_results.events())
+    return profiler.profiler.kineto_results
 
 
 def _allocations(events: list[Any], device: str) -> Iterator[int]:
@@ -70,6 +73,22 @@ def _casts(events: list[Any]) -> Iterator[Any]:
             yield event
 
 
+def _weight_casts(roots: Iterable[Any], weights: Iterable[torch.Tensor]) -> int:
+    """Returns how many casts read memory of a weight, the optimizer's step included.
+
+    The memory tells: whoever casts a weight, by whatever path, is counted without being asked.
+    """
+    addresses = {weight.untyped_storage().data_ptr() for weight in weights}
+    found, pending = 0, list(roots)
+    while pending:
+        event = pending.pop()
+        pending += event.children
+        if event.name == CAST:
+            source = event.extra_fields.inputs[0]
+            found += getattr(source, "storage_data_ptr", None) in addresses
+    return found
+
+
 @dataclass(frozen=True)
 class _Casts:
     """Casts that fastamp made in forward passes: how many, their elements, the bytes of copies."""
@@ -90,23 +109,25 @@ def _made(trace: Any) -> _Casts:
     return _Casts(sum(row.casts for row in rows), elements, sum(row.cast_bytes for row in rows))
 
 
-def _events_and_shared(step: Callable[[], Any], device: str) -> tuple[list[Any], _Casts]:
-    """Returns the profiler's events, and the casts among them that are only made to be seen.
+def _recorded_and_shared(step: Callable[[], Any], device: str) -> tuple[Any, _Casts]:
+    """Returns the profiler's record, and the casts in it that are only made to be seen.
 
     Takes two steps whatever kernels are in place, so that all ways of training remain in step.
     """
     if not fastamp._C.is_installed():  # a trace would install the kernels
-        events = _events(step, device)
+        recorded = _recorded(step, device)
         step()
-        return events, _Casts(0, 0, 0)
+        return recorded, _Casts(0, 0, 0)
     with fastamp.trace() as watched:
-        events = _events(step, device)
+        recorded = _recorded(step, device)
     with fastamp.trace() as unwatched:
         step()
-    return events, _made(watched) - _made(unwatched)
+    return recorded, _made(watched) - _made(unwatched)
 
 
-def profiled(step: Callable[[], Any], device: str) -> dict[str, float]:
+def profiled(
+    step: Callable[[], Any], device: str, weights: Iterable[torch.Tensor] = ()
+) -> dict[str, float]:
     """Counts what a step does, in two calls; call it once before, so that caches are warm.
 
     A profiler wants to see every cast, and while it runs fastamp shares none between the ops that
@@ -116,11 +137,12 @@ def profiled(step: Callable[[], Any], device: str) -> dict[str, float]:
 
     Returns:
         ``ops`` (dispatched, nested ones included), ``casts`` and ``Mi elements cast`` (of floating
-        dtypes, outside the optimizer's step), ``syncs`` (values read by the host, and on a GPU
-        waits beyond those, less the profiler's own last one), ``launches`` (GPU), ``MiB allocated``
-        and ``MiB peak`` above the start.
+        dtypes, outside the optimizer's step), ``weight casts`` (of ``weights``, in it too),
+        ``syncs`` (values read by the host, and on a GPU waits beyond those, less the profiler's own
+        last one), ``launches`` (GPU), ``MiB allocated`` and ``MiB peak`` above the start.
     """
-    events, shared = _events_and_shared(step, device)
+    recorded, shared = _recorded_and_shared(step, device)
+    events = list(recorded.events())
     names, casts = [event.name() for event in events], list(_casts(events))
     level = peak = total = 0
     for size in _allocations(events, device):
@@ -131,6 +153,7 @@ def profiled(step: Callable[[], Any], device: str) -> dict[str, float]:
     counts = {
         "ops": float(sum(name.startswith(("aten::", "fastamp::")) for name in names)),
         "casts": float(len(casts) - shared.casts),
+        "weight casts": float(_weight_casts(recorded.experimental_event_tree(), weights)),
         "Mi elements cast": (elements - shared.elements) / MEBI,
         "syncs": float(sum(name in SYNCS for name in names)),
     }

@@ -42,6 +42,11 @@ def fewer(fact: str, share: float = 0.0) -> Goal:
     return Goal(text, reached)
 
 
+def none_of(fact: str) -> Goal:
+    """The goal that a count of ours is 0."""
+    return Goal(f"{fact}: 0", lambda result: result.facts[OURS][fact] == 0)
+
+
 def both(first: Goal, second: Goal) -> Goal:
     """The goal that two goals are reached."""
     return Goal(

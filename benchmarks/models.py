@@ -84,6 +84,13 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
 
 
+def wide_mlp(width: int, layers: int) -> nn.Module:
+    """An MLP over digits, most of it hidden layers of ``width`` x ``width``."""
+    hidden = [m for _ in range(layers) for m in (nn.Linear(width, width), nn.ReLU())]
+    first = nn.Linear(64, width), nn.ReLU()
+    return nn.Sequential(nn.Flatten(), *first, *hidden, nn.Linear(width, 10))
+
+
 def resnet(name: str) -> nn.Module:
     """torchvision's, for ten classes."""
     import torchvision.models
@@ -160,6 +167,13 @@ def digits(batch: int) -> Workload:
     return Workload(
         f"digits MLP, batch {batch}", "images", mlp, batches, batch, 1, "SGD", 0.1, steps
     )
+
+
+def wide_digits(batch: int, width: int, layers: int) -> Workload:
+    """Digits through wide layers; the smaller the batch, the larger the casts' part of a step."""
+    name = f"MLP of {layers} layers of {width}, batch {batch}"
+    model = partial(wide_mlp, width, layers)
+    return Workload(name, "images", model, _images(8, 1), batch, 1, "AdamW", 3e-4, 30)
 
 
 def workloads(device: str) -> list[Workload]:

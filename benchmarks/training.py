@@ -17,6 +17,9 @@ from benchmarks.sides import REGIONS, SCALERS, own_optimizers, use_kernels_of
 
 FP32, TF32 = "fp32", "fp32, TF32"
 TEST_BATCHES = 4
+# After two steps nothing is made for the first time: the first one's optimizer asks for shadows,
+# the casts of the second one's region become them.
+WARM_UP = 2
 
 
 def torch_optimizer(name: str, parameters: Any, lr: float) -> torch.optim.Optimizer:
@@ -26,14 +29,16 @@ def torch_optimizer(name: str, parameters: Any, lr: float) -> torch.optim.Optimi
     return torch.optim.AdamW(parameters, lr=lr, fused=True)
 
 
-def own_optimizer(name: str, parameters: Any, lr: float) -> torch.optim.Optimizer:
+def own_optimizer(
+    name: str, parameters: Any, lr: float, shadow_dtype: torch.dtype | None
+) -> torch.optim.Optimizer:
     """Returns fastamp's optimizer with the same hyperparameters."""
     kinds = own_optimizers()
     found: torch.optim.Optimizer
     if name == "SGD":
-        found = kinds.SGD(parameters, lr=lr, momentum=0.9)
+        found = kinds.SGD(parameters, lr=lr, momentum=0.9, shadow_dtype=shadow_dtype)
     else:
-        found = kinds.AdamW(parameters, lr=lr)
+        found = kinds.AdamW(parameters, lr=lr, shadow_dtype=shadow_dtype)
     return found
 
 
@@ -46,12 +51,14 @@ class Training:
         which: ``torch.amp``, ``fastamp``, ``fp32`` or ``fp32, TF32``.
         device: ``cpu`` or ``cuda``.
         dtype: The region's.
+        shadows: Whether fastamp's optimizer writes the casts of weights.
     """
 
     workload: Workload
     which: str
     device: str
     dtype: torch.dtype
+    shadows: bool = False
     model: nn.Module = field(init=False)
 
     def __post_init__(self) -> None:
@@ -59,8 +66,12 @@ class Training:
         work, mixed = self.workload, self.which in (BASELINE, OURS)
         torch.manual_seed(0)
         self.model = work.model().to(self.device).train()
-        make = own_optimizer if self.which == OURS else torch_optimizer
-        self.optimizer = make(work.optimizer, self.model.parameters(), work.lr)
+        arguments = work.optimizer, self.model.parameters(), work.lr
+        if self.which == OURS:
+            shadow_dtype = self.dtype if self.shadows else None
+            self.optimizer = own_optimizer(*arguments, shadow_dtype)
+        else:
+            self.optimizer = torch_optimizer(*arguments)
         name = self.which if mixed else BASELINE
         # bf16 has fp32's range: scaling would do nothing for it.
         scaled = mixed and self.dtype == torch.float16
@@ -97,6 +108,15 @@ class Training:
             torch.backends.cuda.matmul.allow_tf32 = False
             torch.backends.cudnn.allow_tf32 = True
 
+    def warm_up(self) -> None:
+        """Takes the steps in which caches fill."""
+        self.before()
+        try:
+            for _ in range(WARM_UP):
+                self.step()
+        finally:
+            self.after()
+
     def candidate(self) -> Candidate:
         """Returns a step on one batch as a candidate of a row."""
         return Candidate("step()", {"step": self.step}, self.before, self.after)
@@ -118,9 +138,10 @@ class Training:
 
     def facts(self, steps: int) -> dict[str, float]:
         """Counts one step, then trains for so many more and looks at loss and accuracy."""
+        found = self.counts()
         self.before()
         try:
-            found = self._counted()
+            found["MiB saved for backward"] = self._saved()
             losses = []
             for batch in islice(self.batches, steps):
                 self.x, self.y = batch
@@ -133,17 +154,24 @@ class Training:
             self.after()
         return found
 
-    def _counted(self) -> dict[str, float]:
-        for _ in range(2):
-            self.step()
-        found = profiled(self.step, self.device)
-        self.optimizer.zero_grad()
-        found["MiB saved for backward"] = saved_for_backward(self.forward, self.model)
-        if self.device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-            self.step()
-            found["MiB peak"] = torch.cuda.max_memory_allocated() / MEBI
+    def counts(self) -> dict[str, float]:
+        """Counts one step of those that come after the first ones."""
+        self.warm_up()
+        self.before()
+        try:
+            found = profiled(self.step, self.device, self.model.parameters())
+            if self.device == "cuda":
+                self.optimizer.zero_grad()
+                torch.cuda.reset_peak_memory_stats()
+                self.step()
+                found["MiB peak"] = torch.cuda.max_memory_allocated() / MEBI
+        finally:
+            self.after()
         return found
+
+    def _saved(self) -> float:
+        self.optimizer.zero_grad()
+        return saved_for_backward(self.forward, self.model)
 
 
 def ways(device: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import torch
 from benchmarks import compare, pages, report, results_file, table
 from benchmarks.harness import BASELINE, OURS, Result
 from benchmarks.noise import change
+from benchmarks.rows import shadows
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -203,6 +204,25 @@ def test_page_hides_no_row_and_names_those_behind(tmp_path, monkeypatch):
     assert "fastamp is slower than torch.amp in 1 of 2 rows, in 1 of them" in readme
     assert "misses 1 of 1 goals" in readme
     assert "\n- cpu: slow one\n" in readme
+
+
+def test_rows_with_shadows_have_a_plot_over_none(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    row = result("cpu: shadows: m", noisy(100, 1), noisy(50, 2))
+    row.samples[shadows.NO_SHADOWS], row.group = noisy(75, 3), shadows.GROUP
+    row.facts = {OURS: {"weight casts": 0.0, "MiB kept between steps": 1.5}}
+    path = tmp_path / "2026-01-01-abc-cpu.json"
+    environment = {"gpu": "none", "date": "2026-01-01", "revision": "abc"}
+    results_file.save(path, environment, [row], [])
+    text = pages.section(path)
+    assert "no shadows 7" in text
+    assert "| cpu: shadows: m | fastamp | 0 |" in text
+    assert "| cpu: shadows: m | fastamp | 1.5 |" in text
+    pages.figures(path, [row], tmp_path / "plots")
+    drawn = {f"plots/{p.name}" for p in (tmp_path / "plots").iterdir()}
+    assert drawn == {link.partition(")")[0] for link in text.split("](")[2:]}
+    assert len(drawn) == 2
 
 
 def test_page_of_a_gpu_does_not_say_that_there_is_none(tmp_path, monkeypatch):

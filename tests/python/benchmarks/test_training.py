@@ -6,11 +6,13 @@ from itertools import islice
 import pytest
 import torch
 
+import fastamp
 from benchmarks import data
 from benchmarks.budget import Effort
 from benchmarks.counts import profiled, saved_for_backward
-from benchmarks.harness import BASELINE, OURS, measure
+from benchmarks.harness import BASELINE, OURS, judge, measure, prepared
 from benchmarks.models import digits, transformer, workloads
+from benchmarks.rows.shadows import NO_SHADOWS, shadow_row
 from benchmarks.rows.steps import transformer_shapes
 from benchmarks.rows.training import training_row
 from benchmarks.sides import REGIONS, use_kernels_of
@@ -69,6 +71,51 @@ def test_profile_counts_casts_reads_and_memory():
     assert counts["syncs"] == 1
     assert counts["MiB peak"] >= 1.5  # bf16 and fp32 copies at once
     assert 2.5 <= counts["MiB allocated"] < 3
+
+
+def test_casts_of_weights_are_told_by_their_memory():
+    w, x = torch.randn(8, 8), torch.randn(8, 8)
+    tied = torch.nn.Parameter(w)
+
+    def step():
+        w.bfloat16(), w.t()[:4].half(), x.bfloat16()
+
+    counts = profiled(step, "cpu", [tied])
+    assert (counts["casts"], counts["weight casts"]) == (3, 2)
+    assert profiled(step, "cpu")["weight casts"] == 0
+
+
+@pytest.mark.usefixtures("nothing_is_kept_afterwards")
+def test_a_row_with_shadows_says_what_they_save_and_hold():
+    found = measure(shadow_row(digits(16), "cpu"), Effort(2, 1e-9, 0, 2, 0, 2))
+    facts = found.facts
+    assert set(facts) == set(found.samples) == {BASELINE, OURS, NO_SHADOWS}
+    assert found.goal_reached
+    assert {name: f["weight casts"] for name, f in facts.items()} == {
+        BASELINE: 4,
+        OURS: 0,
+        NO_SHADOWS: 4,
+    }
+    assert facts[NO_SHADOWS]["casts"] - facts[OURS]["casts"] == 4
+    parameters = 64 * 256 + 256 + 256 * 10 + 10
+    held = {name: f["MiB kept between steps"] * 2**20 for name, f in facts.items()}
+    assert held == {BASELINE: 0, OURS: 2 * parameters, NO_SHADOWS: 0}
+    found.facts[OURS]["weight casts"] = 1.0
+    judge(found, shadow_row(digits(16), "cpu").goal)
+    assert not found.goal_reached
+
+
+@pytest.mark.usefixtures("nothing_is_kept_afterwards")
+def test_taking_turns_with_torch_leaves_shadows_in_place():
+    candidates = shadow_row(digits(16), "cpu").candidates()
+    for _ in range(2):
+        for candidate in candidates.values():
+            with prepared(candidate):
+                candidate.names["step"]()
+        step = candidates[OURS].names["step"]
+        with prepared(candidates[OURS]), fastamp.trace() as t:
+            step()
+        assert t.totals["weight_casts"] == 0 < t.totals["kept_hits"]
 
 
 def test_casts_that_ops_share_count_once():
