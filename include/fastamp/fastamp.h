@@ -16,6 +16,7 @@
 #include <fastamp/optim/adamw.h>
 #include <fastamp/optim/fuse.h>
 #include <fastamp/optim/sgd.h>
+#include <fastamp/scaler/agreement.h>
 #include <fastamp/scaler/grad_scaler.h>
 #include <fastamp/scaler/graphed_step.h>
 #include <fastamp/version.h>

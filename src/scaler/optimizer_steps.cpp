@@ -5,6 +5,7 @@
 #include <fastamp/optim/fuse.h>
 #include <fastamp/optim/gated_optimizer.h>
 
+#include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
 #include <utility>
@@ -92,6 +93,29 @@ void GradScaler::Impl::unscale(torch::optim::Optimizer& optimizer, OptimizerReco
                       scaler::new_flag(state.scale_tensor()), how);
   record.read_only = false;
   record.stage = Stage::kUnscaled;
+  agree(record);
+}
+
+void GradScaler::Impl::agree(OptimizerRecord& record) const {
+  if (!options.agreement()) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  if (record.pass->devices().empty()) {
+    record.agreed_flag = scaler::new_flag(state.scale_tensor());
+  }
+  const auto flags = record.flags();
+  const auto home = state.scale_tensor().device();
+  // Gradients offloaded to the host still have to be agreed on by the device's backend.
+  const bool offloaded = home.is_cpu() && options.device() != c10::kCPU;
+  const auto combined =
+      scaler::combine_flags(flags, offloaded ? c10::Device(options.device()) : home);
+  options.agreement()(combined);
+  for (const auto& flag : flags) {
+    if (!flag.is_same(combined)) {
+      flag.copy_(combined, /*non_blocking=*/true);
+    }
+  }
 }
 
 const GradientPass* GradScaler::Impl::check(torch::optim::Optimizer& optimizer,
@@ -114,6 +138,7 @@ const GradientPass* GradScaler::Impl::check(torch::optim::Optimizer& optimizer,
   record.pass.emplace(std::move(gradients), state.inv_scale(),
                       scaler::new_flag(state.scale_tensor()), how);
   record.read_only = true;
+  agree(record);
   return &*record.pass;
 }
 

@@ -61,6 +61,7 @@ void OptimizerRecord::start_iteration() {
   stage = Stage::kReady;
   pass.reset();
   read_only = false;
+  agreed_flag = at::Tensor();
   norm = at::Tensor();
   clip_coef = at::Tensor();
   clip_value.reset();
@@ -79,6 +80,9 @@ std::vector<at::Tensor> OptimizerRecord::flags() const {
     for (const auto& device : pass->devices()) {
       result.push_back(device.found_inf);
     }
+  }
+  if (result.empty() && agreed_flag.defined()) {
+    result.push_back(agreed_flag);
   }
   return result;
 }

@@ -35,6 +35,7 @@ struct OptimizerRecord {
   Stage stage = Stage::kReady;
   std::optional<GradientPass> pass;
   bool read_only = false;  ///< The pass left the gradients scaled.
+  at::Tensor agreed_flag;  ///< What ranks agreed on, on a rank whose pass saw no gradient.
   at::Tensor norm;         ///< 2-norm of the unscaled gradients, if clipping has asked for it.
   at::Tensor clip_coef;    ///< Put off to the step, as clip_value is.
   std::optional<double> clip_value;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <fastamp/export.h>
+#include <fastamp/scaler/agreement.h>
 #include <fastamp/scaler/reports.h>
 
 #include <ATen/core/Tensor.h>
@@ -48,6 +49,9 @@ struct FASTAMP_API GradScalerOptions {
   TORCH_ARG(bool, keep_scaled_grads) = false;
   /// Iterations that history() remembers, on the device; 0: none.
   TORCH_ARG(int64_t, history_size) = 128;
+  /// Makes overflows known to other ranks, so that all skip; agree_over(process_group) is one. None
+  /// by default: no communication. Norms are those of the rank's own gradients in any case.
+  TORCH_ARG(FlagAgreement, agreement) = nullptr;
 };
 
 /// What a scaler remembers between iterations. The first five fields are the entries of
@@ -113,7 +117,7 @@ class FASTAMP_API GradScaler {
   /// @returns What optimizer.step() returned; nullopt if it was not called. A gated or fused step
   ///     always returns a value, on any device: whether it was skipped, step_was_skipped() tells.
   /// @throws c10::Error before scale(), if called twice in one iteration, with a closure, or if no
-  ///     parameter has a gradient.
+  ///     parameter has a gradient (with an agreement a rank without gradients takes part).
   /// @throws c10::ValueError for fp16 gradients, unless they are those of a GatedOptimizer that was
   ///     not unscaled before.
   /// @note Waits once per device that holds gradients, unless the optimizer is gated or fused.

@@ -1,0 +1,199 @@
+// Overflows agreed on between ranks: two threads that share a c10d process group.
+
+#include "helpers.h"
+#include "support/catch.h"
+#include "support/threads.h"
+#include "support/warnings.h"
+#include "thread_group.h"
+
+#include <fastamp/optim/fuse.h>
+#include <fastamp/optim/sgd.h>
+#include <fastamp/scaler/process_group.h>
+
+#include <array>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <vector>
+
+using namespace fastamp::test;  // NOLINT(google-build-using-namespace): a test's own helpers
+using fastamp::GradScaler;
+
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+using Value = std::optional<float>;
+using Optimizer = std::unique_ptr<torch::optim::Optimizer>;
+using Make = std::function<Optimizer(const std::vector<at::Tensor>&)>;
+
+/// Each row: the gradient of rank 0 and of rank 1, or none.
+const std::vector<std::array<Value, kRanks>> kGradients = {
+    {1.0F, 1.0F},         {kInfinity, 1.0F},         {1.0F, kNaN}, {kNaN, kInfinity},
+    {std::nullopt, 2.0F}, {kInfinity, std::nullopt}, {1.0F, 1.0F},
+};
+const std::vector<bool> kSkipped = {false, true, true, true, false, true, false};
+
+Optimizer of_torch(const std::vector<at::Tensor>& parameters) {
+  return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.5));
+}
+
+Optimizer fused(const std::vector<at::Tensor>& parameters) {
+  auto optimizer = of_torch(parameters);
+  fastamp::optim::fuse(*optimizer);
+  return optimizer;
+}
+
+Optimizer ours(const std::vector<at::Tensor>& parameters) {
+  return std::make_unique<fastamp::optim::SGD>(parameters, fastamp::optim::SGDOptions(0.5));
+}
+
+struct Iteration {
+  bool skipped;
+  double scale;
+  float weight;
+};
+
+using Before = std::function<void(GradScaler&, torch::optim::Optimizer&)>;
+
+std::vector<Iteration> train(int rank, const fastamp::FlagAgreement& agreement, const Make& make,
+                             const Before& before_step) {
+  const auto parameter = at::ones({3}).requires_grad_(true);
+  const auto optimizer = make({parameter});
+  auto scaler = started(cpu_options().init_scale(16.0).growth_interval(2).agreement(agreement));
+  std::vector<Iteration> trace;
+  for (const auto& row : kGradients) {
+    const auto value = row.at(static_cast<std::size_t>(rank));
+    parameter.mutable_grad() = value ? at::full({3}, *value) : at::Tensor();
+    before_step(scaler, *optimizer);
+    scaler.step(*optimizer);
+    scaler.update();
+    trace.push_back({scaler.step_was_skipped(), scaler.get_scale(), parameter[0].item<float>()});
+  }
+  return trace;
+}
+
+void nothing(GradScaler& /*scaler*/, torch::optim::Optimizer& /*optimizer*/) {}
+
+void clip(GradScaler& scaler, torch::optim::Optimizer& optimizer) {
+  scaler.clip_grad_norm_(optimizer, 1e6);
+}
+
+void unscale_and_clip(GradScaler& scaler, torch::optim::Optimizer& optimizer) {
+  scaler.unscale_(optimizer);
+  scaler.clip_grad_norm_(optimizer, 1e6);
+  scaler.clip_grad_value_(optimizer, 1e6);
+}
+
+}  // namespace
+
+TEST_CASE("agreement: if one rank overflows all skip and keep equal scales", "[scaler]") {
+  const auto [name, make] = GENERATE(
+      table<const char*, Make>({{"torch's", of_torch}, {"fused", fused}, {"fastamp's", ours}}));
+  const auto [how, before] = GENERATE(table<const char*, Before>(
+      {{"step alone", nothing}, {"clip", clip}, {"unscale and clip", unscale_and_clip}}));
+  CAPTURE(name, how);
+  RankMeeting meeting;
+  std::array<std::vector<Iteration>, kRanks> traces;
+  run_threads(kRanks, [&, &make = make, &before = before](int rank) {
+    traces.at(static_cast<std::size_t>(rank)) =
+        train(rank, fastamp::agree_over(thread_group(meeting, rank)), make, before);
+  });
+  CHECK(meeting.rounds() == kGradients.size());
+  double scale = 16.0;
+  int clean = 0;
+  for (std::size_t i = 0; i < kGradients.size(); ++i) {
+    CAPTURE(i);
+    clean = kSkipped[i] ? 0 : clean + 1;
+    scale = kSkipped[i] ? scale / 2 : scale;
+    for (std::size_t rank = 0; rank < kRanks; ++rank) {
+      CAPTURE(rank);
+      const auto& now = traces.at(rank).at(i);
+      CHECK(now.skipped == kSkipped[i]);
+      CHECK(now.scale == scale);
+      const float before_it = i == 0 ? 1.0F : traces.at(rank)[i - 1].weight;
+      const bool moved = !kSkipped[i] && kGradients[i].at(rank).has_value();
+      CHECK((now.weight != before_it) == moved);
+    }
+  }
+}
+
+TEST_CASE("agreement: without one nothing is exchanged", "[scaler]") {
+  RankMeeting meeting;
+  std::array<bool, kRanks> skipped{};
+  run_threads(kRanks, [&](int rank) {
+    const auto group = thread_group(meeting, rank);
+    auto scaler = started(cpu_options());
+    auto optimizer = sgd({parameter_with(rank == 0 ? kInfinity : 1.0F)});
+    scaler.step(optimizer);
+    scaler.update();
+    skipped.at(static_cast<std::size_t>(rank)) = scaler.step_was_skipped();
+  });
+  CHECK(meeting.rounds() == 0);
+  CHECK(skipped == std::array{true, false});
+}
+
+TEST_CASE("agreement: one for each optimizer of an iteration", "[scaler]") {
+  RankMeeting meeting;
+  std::array<std::array<bool, 2>, kRanks> skipped{};
+  run_threads(kRanks, [&](int rank) {
+    auto scaler =
+        started(cpu_options().agreement(fastamp::agree_over(thread_group(meeting, rank))));
+    auto first = sgd({parameter_with(rank == 0 ? kInfinity : 1.0F)});
+    auto second = sgd({parameter_with(1.0F)});
+    scaler.unscale_(first);
+    scaler.step(first);
+    scaler.step(second);
+    scaler.update();
+    skipped.at(static_cast<std::size_t>(rank)) = {scaler.step_was_skipped(first),
+                                                  scaler.step_was_skipped(second)};
+  });
+  CHECK(meeting.rounds() == 2);
+  CHECK(skipped == std::array{std::array{true, false}, std::array{true, false}});
+}
+
+TEST_CASE("agreement: it is reported where it overflowed, skipped everywhere", "[scaler]") {
+  RankMeeting meeting;
+  std::array<std::size_t, kRanks> reported{};
+  std::array<std::int64_t, kRanks> steps{};
+  run_threads(kRanks, [&](int rank) {
+    auto scaler =
+        started(cpu_options().agreement(fastamp::agree_over(thread_group(meeting, rank))));
+    auto optimizer = sgd({parameter_with(1.0F), parameter_with(rank == 1 ? kNaN : 1.0F)});
+    scaler.step(optimizer);
+    scaler.update();
+    const auto report = scaler.overflow_report();
+    reported.at(static_cast<std::size_t>(rank)) = report.gradients.size();
+    steps.at(static_cast<std::size_t>(rank)) = report.step;
+  });
+  CHECK(reported == std::array<std::size_t, kRanks>{0, 1});
+  CHECK(steps == std::array<std::int64_t, kRanks>{0, 0});
+}
+
+TEST_CASE("agreement: what it throws reaches the caller, and nothing is stepped", "[scaler]") {
+  auto scaler = started(cpu_options().agreement(
+      [](const at::Tensor&) { throw std::runtime_error("connection lost"); }));
+  const auto parameter = parameter_with(1.0F);
+  auto optimizer = sgd({parameter});
+  CHECK_THROWS_WITH(scaler.step(optimizer), "connection lost");
+  CHECK(parameter[0].item<float>() == 1.0F);
+}
+
+TEST_CASE("agreement: a disabled scaler does not communicate", "[scaler]") {
+  int calls = 0;
+  GradScaler scaler(cpu_options().enabled(false).agreement([&](const at::Tensor&) { ++calls; }));
+  auto optimizer = sgd({parameter_with(1.0F)});
+  scaler.scale(at::ones({}));
+  scaler.unscale_(optimizer);
+  scaler.step(optimizer);
+  scaler.update();
+  CHECK(calls == 0);
+}
+
+TEST_CASE("agreement: no group is refused", "[scaler]") {
+  CHECK(error_text<c10::ValueError>([] { fastamp::agree_over({}); }).find("agree_over: expected") !=
+        std::string::npos);
+}
