@@ -23,19 +23,20 @@ class HistoryRing:
         count: int64 scalar: rows ever written; the next goes to ``count % capacity``.
     """
 
-    __slots__ = ("count", "rows")
+    __slots__ = ("count", "first", "rows")
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         """Makes an empty ring."""
         self.rows = torch.zeros((capacity, _COLUMNS), dtype=torch.float32, device=device)
         self.count = torch.zeros((), dtype=torch.int64, device=device)
+        self.first = 0  # A loaded history may begin later than its ring reaches back.
 
     def read(self) -> list[StepRecord]:
         """Returns the rows that are there, oldest first; waits for the device."""
         count = int(self.count.item())
         rows = self.rows.tolist()
         capacity = len(rows)
-        first = max(0, count - capacity)
+        first = max(self.first, count - capacity)
         return [
             StepRecord(step, scale, skipped != 0.0, norm, int(tracker))
             for step in range(first, count)
@@ -51,6 +52,7 @@ class HistoryRing:
             rows[record.step % capacity] = torch.tensor(values, dtype=torch.float32)
         self.rows.copy_(rows)
         self.count.fill_(records[-1].step + 1 if records else 0)
+        self.first = records[0].step if records else 0
 
 
 def checked_records(data: Any) -> list[StepRecord]:

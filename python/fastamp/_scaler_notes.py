@@ -29,8 +29,8 @@ def _with_counts(seen: list[Seen]) -> list[Outcome]:
     return [(record, flags, record.counts()) for record, flags in seen]
 
 
-def checked_notes(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads what a checkpoint says about past steps.
+def checked_notes(state: Mapping[str, Any], history_size: int) -> dict[str, Any]:
+    """Reads what a checkpoint says about past steps; of the history what there is room for.
 
     Raises:
         ValueError: It does not have the form that :meth:`Notes.state` gives it.
@@ -44,8 +44,9 @@ def checked_notes(state: Mapping[str, Any]) -> dict[str, Any]:
             'load_state_dict: expected state_dict["skipped_in_a_row"] to be an int >= 0, '
             f"got {skips!r}"
         )
+    history = checked_records(state.get("history", []))
     return {
-        "history": checked_records(state.get("history", [])),
+        "history": history[max(0, len(history) - history_size) :],
         "overflow_report": None if report is None else report_from_dict(report),
         "skipped_in_a_row": skips,
     }

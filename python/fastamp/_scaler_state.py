@@ -97,7 +97,8 @@ class ScalerState(TorchGradScaler):
             return self._kept_notes
         except AttributeError:
             notes = self._kept_notes = Notes(self._init_scale)
-            notes.load(checked_notes(self.__dict__.pop("_saved_notes", {})))
+            saved = self.__dict__.pop("_saved_notes", {})
+            notes.load(checked_notes(saved, self._history_size))
             return notes
 
     def _saves_notes(self) -> bool:
@@ -154,7 +155,7 @@ class ScalerState(TorchGradScaler):
         if not self._enabled:
             return
         attributes = checked_state(self, state_dict)
-        notes = checked_notes(state_dict)
+        notes = checked_notes(state_dict, self._history_size)
         self.__dict__.update(attributes)
         for tensor, value in (
             (self._scale, self._init_scale),

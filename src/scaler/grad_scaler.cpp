@@ -206,6 +206,10 @@ std::optional<GradScalerState> GradScaler::state() const {
     result.hysteresis = state.rules().hysteresis;
     result.hysteresis_tracker = state.hysteresis_tracker();
   }
+  impl_->notes.settle(/*wait=*/true);
+  result.history = state.history();
+  result.overflow_report = impl_->notes.report({});
+  result.skipped_in_a_row = impl_->notes.skipped_in_a_row();
   return result;
 }
 
@@ -225,10 +229,14 @@ void GradScaler::load_state(const std::optional<GradScalerState>& state) {
   rules.max_scale = state->max_scale ? state->max_scale : rules.max_scale;
   rules.hysteresis = state->hysteresis.value_or(rules.hysteresis);
   scaler::check_extras("load_state", rules, std::nullopt);
+  scaler::check_notes("load_state", *state);
   impl_->state.rules() = rules;
   impl_->state.load(state->scale, state->growth_tracker,
                     state->hysteresis_tracker.value_or(rules.hysteresis));
-  impl_->notes = scaler::StepNotes(state->scale);
+  impl_->state.load_history(state->history);
+  const auto iterations = state->history.empty() ? 0 : state->history.back().step + 1;
+  impl_->notes =
+      scaler::StepNotes(state->scale, iterations, state->skipped_in_a_row, state->overflow_report);
 }
 
 }  // namespace fastamp

@@ -36,4 +36,17 @@ void check_extras(const char* function, const ScaleRules& rules, std::optional<d
   }
 }
 
+void check_notes(const char* function, const GradScalerState& state) {
+  TORCH_CHECK_VALUE(state.skipped_in_a_row >= 0, function, ": expected skipped_in_a_row >= 0, got ",
+                    state.skipped_in_a_row);
+  auto expected = state.history.empty() ? 0 : state.history.front().step;
+  TORCH_CHECK_VALUE(expected >= 0, function, ": expected steps >= 0 in history, got ", expected);
+  for (const auto& record : state.history) {
+    TORCH_CHECK_VALUE(record.step == expected, function,
+                      ": expected consecutive steps in history, got ", record.step, " where ",
+                      expected, " was due");
+    ++expected;
+  }
+}
+
 }  // namespace fastamp::scaler

@@ -2,6 +2,8 @@
 
 #include "scaler/scale_ops.h"
 
+#include <fastamp/scaler/grad_scaler.h>
+
 #include <optional>
 
 namespace fastamp::scaler {
@@ -18,5 +20,9 @@ void check_extras(const char* function, const ScaleRules& rules, std::optional<d
 /// @throws c10::ValueError if `value` is below min_scale or above max_scale.
 void check_within_bounds(const char* function, const char* argument, const ScaleRules& rules,
                          double value);
+
+/// What a state tells of past iterations: counts from 0, consecutive steps.
+/// @throws c10::ValueError
+void check_notes(const char* function, const GradScalerState& state);
 
 }  // namespace fastamp::scaler

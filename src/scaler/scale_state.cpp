@@ -5,10 +5,13 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <utility>
 
 namespace fastamp::scaler {
 namespace {
+
+constexpr int64_t kHistoryColumns = 4;  // of ops::update_scale_
 
 int64_t read_or(const at::Tensor& tensor, int64_t otherwise) {
   return tensor.defined() ? tensor.item<int64_t>() : otherwise;
@@ -32,11 +35,39 @@ void ScaleState::initialise(c10::Device device) {
     records.inv_scale = inverse_scale(tensors.scale);  // On the CPU a division costs less.
   }
   if (history_size_ > 0 && has_native_kernels(device.type())) {
-    records.history = at::zeros({history_size_, 4}, at::TensorOptions(at::kFloat).device(device));
+    records.history =
+        at::zeros({history_size_, kHistoryColumns}, at::TensorOptions(at::kFloat).device(device));
     records.history_count = scalar_on(device, at::kLong, 0);
   }
   tensors_ = std::move(tensors);
   records_ = std::move(records);
+  write_history();
+}
+
+// NOLINTNEXTLINE(readability-make-member-function-const): the tensors it writes are its state
+void ScaleState::write_history() {
+  if (!keeps_history()) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  const auto host = at::zeros({history_size_, kHistoryColumns}, at::kFloat);
+  auto rows = host.accessor<float, 2>();
+  for (const auto& record : init_history_) {
+    auto row = rows[record.step % history_size_];
+    row[0] = static_cast<float>(record.scale);
+    row[1] = record.skipped ? 1.0F : 0.0F;
+    row[2] = static_cast<float>(record.norm);
+    row[3] = static_cast<float>(record.growth_tracker);
+  }
+  records_.history.copy_(host);  // In place: a captured graph writes there.
+  records_.history_count.fill_(init_history_.empty() ? 0 : init_history_.back().step + 1);
+}
+
+void ScaleState::load_history(std::vector<StepRecord> rows) {
+  const auto kept = std::min(rows.size(), static_cast<std::size_t>(history_size_));
+  rows.erase(rows.begin(), rows.end() - static_cast<std::ptrdiff_t>(kept));
+  init_history_ = std::move(rows);
+  write_history();
 }
 
 at::Tensor ScaleState::inv_scale() const {
@@ -56,14 +87,15 @@ void ScaleState::update(at::ArrayRef<at::Tensor> flags, const at::Tensor& norm) 
 }
 
 std::vector<StepRecord> ScaleState::history() const {
-  std::vector<StepRecord> result;
   if (!keeps_history()) {
-    return result;
+    return init_history_;
   }
+  std::vector<StepRecord> result;
   const auto count = records_.history_count.item<int64_t>();
   const auto host = records_.history.cpu();
   const auto rows = host.accessor<float, 2>();
-  for (int64_t step = std::max<int64_t>(0, count - history_size_); step < count; ++step) {
+  const auto first = init_history_.empty() ? 0 : init_history_.front().step;
+  for (int64_t step = std::max(first, count - history_size_); step < count; ++step) {
     const auto row = rows[step % history_size_];
     result.push_back({.step = step,
                       .scale = row[0],

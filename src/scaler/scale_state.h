@@ -48,6 +48,8 @@ class ScaleState {
 
   bool keeps_history() const { return records_.history.defined(); }
   std::vector<StepRecord> history() const;  // sync: copies the ring to the host
+  /// Replaces the history by rows of consecutive steps; the last history_size are kept.
+  void load_history(std::vector<StepRecord> rows);
 
   /// Replaces all three values, on the device too once it is known.
   void load(double scale, int64_t growth_tracker, int64_t hysteresis_tracker);
@@ -55,6 +57,7 @@ class ScaleState {
  private:
   void initialise(c10::Device device);
   void refresh_inverse();
+  void write_history();
 
   ScaleRules rules_;
   ScaleTensors tensors_;
@@ -63,6 +66,7 @@ class ScaleState {
   int64_t history_size_;
   int64_t init_growth_tracker_ = 0;
   int64_t init_hysteresis_tracker_ = rules_.hysteresis;
+  std::vector<StepRecord> init_history_;
 };
 
 }  // namespace fastamp::scaler

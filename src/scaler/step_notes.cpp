@@ -157,6 +157,9 @@ void StepNotes::warn(double before) {
 }
 
 OverflowReport StepNotes::report(const std::unordered_map<const void*, std::string>& names) const {
+  if (overflow_.number < 0) {
+    return loaded_report_;
+  }
   OverflowReport report;
   report.step = overflow_.number;
   report.scale = overflow_.scale;

@@ -63,6 +63,13 @@ struct Outcome {
 class StepNotes {
  public:
   explicit StepNotes(double scale) : scale_(scale) {}
+  /// Goes on from what a checkpoint tells of past iterations.
+  StepNotes(double scale, std::int64_t iterations, std::int64_t skipped_in_a_row,
+            OverflowReport report)
+      : iterations_(iterations),
+        scale_(scale),
+        skipped_in_a_row_(skipped_in_a_row),
+        loaded_report_(std::move(report)) {}
 
   /// Starts reading back what an iteration did. Takes in what has arrived of earlier ones.
   void expect(const at::Tensor& scale, const std::vector<Outcome>& outcomes);
@@ -71,6 +78,7 @@ class StepNotes {
 
   double scale() const { return scale_; }
   bool skipped() const { return skipped_; }
+  std::int64_t skipped_in_a_row() const { return skipped_in_a_row_; }
   void set_scale(double scale) { scale_ = scale; }
   /// Reads the counters of the last skipped iteration. Waits for the device.
   OverflowReport report(const std::unordered_map<const void*, std::string>& names) const;
@@ -97,6 +105,7 @@ class StepNotes {
   std::int64_t skipped_in_a_row_ = 0;
   bool warned_ = false;
   Overflow overflow_;
+  OverflowReport loaded_report_;  ///< Until the next overflow.
 };
 
 }  // namespace fastamp::scaler

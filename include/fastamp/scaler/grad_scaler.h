@@ -56,7 +56,8 @@ struct FASTAMP_API GradScalerOptions {
 
 /// What a scaler remembers between iterations. The first five fields are the entries of
 /// torch.amp.GradScaler.state_dict() ("scale", "growth_factor", "backoff_factor",
-/// "growth_interval", "_growth_tracker"); the others are empty unless the option is in use.
+/// "growth_interval", "_growth_tracker"), the four below them are empty unless the option is in
+/// use, and the last three tell of past iterations.
 struct GradScalerState {
   double scale = 65536.0;
   double growth_factor = 2.0;
@@ -67,6 +68,9 @@ struct GradScalerState {
   std::optional<double> max_scale;
   std::optional<int64_t> hysteresis;
   std::optional<int64_t> hysteresis_tracker;
+  std::vector<StepRecord> history;  ///< Of consecutive steps, oldest first.
+  OverflowReport overflow_report;   ///< Parameters by number: what their names were is not known.
+  int64_t skipped_in_a_row = 0;
 };
 
 /// Scales losses so that fp16 gradients do not underflow, and skips the steps whose gradients
@@ -182,8 +186,9 @@ class FASTAMP_API GradScaler {
   /// device.
   std::optional<GradScalerState> state() const;
   /// Continues from a state; does nothing when disabled. Options that the state does not name
-  /// keep their values.
-  /// @throws c10::Error if the state is empty; c10::ValueError if an option in it is out of range.
+  /// keep their values. Of a history that is longer than history_size the last rows are kept.
+  /// @throws c10::Error if the state is empty; c10::ValueError if an option in it is out of range
+  ///     or the steps of its history are not consecutive.
   void load_state(const std::optional<GradScalerState>& state);
 
   /// Stores state() in an archive, for torch::save; a disabled scaler stores only that it is.

@@ -1,17 +1,22 @@
 #include "helpers.h"
 #include "support/catch.h"
+#include "support/warnings.h"
 
 #include <c10/util/Exception.h>
 #include <torch/serialize.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <sstream>
+#include <string>
 #include <vector>
 
 using fastamp::GradScaler;
 using fastamp::GradScalerOptions;
 using fastamp::GradScalerState;
+using fastamp::StepRecord;
 using fastamp::test::cpu_options;
 using fastamp::test::parameter_with;
 using fastamp::test::sgd;
@@ -40,6 +45,28 @@ void check_equal(const GradScaler& left, const GradScaler& right) {
   CHECK(a->max_scale == b->max_scale);
   CHECK(a->hysteresis == b->hysteresis);
   CHECK(a->hysteresis_tracker == b->hysteresis_tracker);
+}
+
+/// NaN equals NaN: norms may be unknown.
+std::vector<std::vector<double>> rows_of(const std::vector<StepRecord>& history) {
+  std::vector<std::vector<double>> rows;
+  for (const auto& record : history) {
+    rows.push_back({static_cast<double>(record.step), record.scale, record.skipped ? 1.0 : 0.0,
+                    std::isnan(record.norm) ? -1.0 : record.norm,
+                    static_cast<double>(record.growth_tracker)});
+  }
+  return rows;
+}
+
+/// The last rows are the same, and there are as many as there is room for.
+void check_same_past(const GradScaler& original, const GradScaler& loaded, int64_t size) {
+  auto expected = rows_of(original.history());
+  const auto rows = rows_of(loaded.history());
+  const auto steps = static_cast<int64_t>(expected.back()[0]) + 1;
+  CHECK(static_cast<int64_t>(rows.size()) == std::min(size, steps - 2));
+  for (std::size_t i = 1; i <= std::min(rows.size(), expected.size()); ++i) {
+    CHECK(rows[rows.size() - i] == expected[expected.size() - i]);
+  }
 }
 
 GradScaler used(const GradScalerOptions& options) {
@@ -83,6 +110,61 @@ TEST_CASE("archive: torch::save and torch::load carry the state", "[scaler]") {
   check_equal(original, loaded);
 }
 
+TEST_CASE("archive: the past goes with the state", "[scaler]") {
+  auto original = used(cpu_options().history_size(3));
+  auto weight = parameter_with(1.0F);
+  auto bad = parameter_with(std::numeric_limits<float>::quiet_NaN(), 5);
+  auto optimizer = sgd({weight, bad});
+  original.step(optimizer);
+  original.update();
+  std::stringstream stream;
+  torch::save(original, stream);
+  const auto size = GENERATE(int64_t{0}, 1, 2, 3, 5, 100);
+  const bool loaded_started = GENERATE(false, true);
+  CAPTURE(size, loaded_started);
+  GradScaler loaded(cpu_options().history_size(size));
+  if (loaded_started) {
+    loaded.scale(at::ones({}));
+  }
+  torch::load(loaded, stream);
+  CHECK(loaded.overflow_report().str() == original.overflow_report().str());
+  CHECK(loaded.overflow_report().gradients.at(0).shape == std::vector<int64_t>{5});
+  CHECK(loaded.overflow_report().gradients.at(0).index == 1);
+  loaded.scale(at::ones({}));
+  for (const bool overflow : {false, false, true, false, true}) {
+    check_same_past(original, loaded, size);
+    advance(original, overflow);
+    advance(loaded, overflow);
+  }
+}
+
+TEST_CASE("archive: one without a past forgets it", "[scaler]") {
+  auto scaler = used(cpu_options());
+  REQUIRE(scaler.history().size() == 4);
+  REQUIRE(scaler.overflow_report());
+  scaler.load_state(GradScalerState());
+  CHECK(scaler.history().empty());
+  CHECK_FALSE(scaler.overflow_report());
+}
+
+TEST_CASE("archive: skips in a row are counted on", "[scaler]") {
+  auto original = started(cpu_options().init_scale(1e30));
+  for (int i = 0; i < 12; ++i) {
+    advance(original, true);
+  }
+  GradScaler loaded(cpu_options());
+  loaded.load_state(original.state());
+  loaded.scale(at::ones({}));
+  const fastamp::test::CapturedWarnings warnings;
+  for (int i = 0; i < 7; ++i) {
+    advance(loaded, true);
+  }
+  CHECK(warnings.texts().empty());
+  advance(loaded, true);
+  REQUIRE(warnings.texts().size() == 1);
+  CHECK(warnings.texts()[0].find("20 steps in a row") != std::string::npos);
+}
+
 TEST_CASE("archive: entries bear torch's state_dict keys", "[scaler]") {
   auto original = used(cpu_options());
   std::stringstream stream;
@@ -117,6 +199,14 @@ TEST_CASE("load_state: empty or impossible states change nothing", "[scaler]") {
   GradScalerState bad;
   bad.scale = 2.0;
   bad.hysteresis = 0;
+  CHECK_THROWS_AS(scaler.load_state(bad), c10::ValueError);
+  bad.hysteresis.reset();
+  bad.skipped_in_a_row = -1;
+  CHECK_THROWS_AS(scaler.load_state(bad), c10::ValueError);
+  bad.skipped_in_a_row = 0;
+  bad.history = {StepRecord{.step = 3}, StepRecord{.step = 5}};
+  CHECK_THROWS_AS(scaler.load_state(bad), c10::ValueError);
+  bad.history = {StepRecord{.step = -1}};
   CHECK_THROWS_AS(scaler.load_state(bad), c10::ValueError);
   check_equal(scaler, untouched);
 }

@@ -111,6 +111,22 @@ def _loaded(scaler):
     return fresh
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
+def test_a_history_may_go_on_in_a_ring_of_another_size(size):
+    scaler, model, optimizer = with_a_past()
+    step(scaler, model, optimizer)
+    other = fastamp.GradScaler("cpu", history_size=size)
+    other.scale(torch.ones(()))
+    other.load_state_dict(scaler.state_dict())
+    for count in range(5):
+        rows = other.history()
+        kept = min(size, 3 + count)
+        assert [row.step for row in rows] == list(range(5 + count - kept, 5 + count))
+        assert str(rows[-3:]) == str(scaler.history()[-len(rows) :])
+        step(scaler, model, optimizer)
+        step(other, model, optimizer)
+
+
 def test_torch_loads_the_state_and_we_load_torchs():
     scaler, *_ = with_a_past()
     reference = torch.amp.GradScaler("cpu")
