@@ -139,9 +139,11 @@ def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
 
 # torch.utils.checkpoint hands autocast's public state to its recomputation and has no place for
 # ours. All its ways get the function to recompute through names that are looked up at each call, so
-# those are wrapped, and only while some thread is in a block.
+# those are wrapped, and only while some thread is in a block. Their function comes first. From 2.15
+# (at the latest) on the generator has an _impl that is called in its place.
 _COMPOSABLE = "torch.distributed._composable.checkpoint_activation"
 _GENERATOR = "_checkpoint_without_reentrant_generator"
+_GENERATORS = (f"{_GENERATOR}_impl", _GENERATOR)
 _wrapped: list[tuple[Any, str, Any]] = []
 
 
@@ -159,15 +161,19 @@ def _follow_checkpoints() -> None:
 
     _wrap(reentrant, "forward", staticmethod(forward))
     for module in (torch.utils.checkpoint, sys.modules.get(_COMPOSABLE)):
-        if module is not None:
-            torch_generator = getattr(module, _GENERATOR)
+        # The innermost that there is: wrapping both would only nest blocks.
+        name = (
+            next((name for name in _GENERATORS if name in vars(module)), None) if module else None
+        )
+        if name is not None:
+            _wrap(module, name, _following(vars(module)[name]))
 
-            def generator(
-                fn: Callable[..., Any], *args: Any, _torch: Any = torch_generator, **kwargs: Any
-            ) -> Any:
-                return _torch(_carrying(fn), *args, **kwargs)
 
-            _wrap(module, _GENERATOR, generator)
+def _following(torch_generator: Callable[..., Any]) -> Callable[..., Any]:
+    def generator(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return torch_generator(_carrying(fn), *args, **kwargs)
+
+    return generator
 
 
 def _forget_checkpoints() -> None:
