@@ -1,5 +1,6 @@
 #include "optim/adam_family.h"
 #include "optim/adam_state.h"
+#include "optim/group_options.h"
 #include "optim/option_archive.h"
 #include "optim/option_checks.h"
 
@@ -32,11 +33,19 @@ void AdamOptions::serialize(torch::serialize::InputArchive& archive) {
 
 Adam::Adam(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
            const AdamOptions& defaults)
-    : torch::optim::Optimizer(param_groups, checked(defaults)),
-      shadows_(std::make_shared<autocast::Shadows>()) {}
+    : torch::optim::Optimizer(checked_groups<AdamOptions>("Adam", param_groups), checked(defaults)),
+      shadows_(std::make_shared<autocast::Shadows>()) {
+  set_all_group_options<AdamOptions>(*this, param_groups);
+}
 
 Adam::Adam(std::vector<at::Tensor> params, const AdamOptions& defaults)
     : Adam({torch::optim::OptimizerParamGroup(std::move(params))}, defaults) {}
+
+void Adam::add_param_group(const torch::optim::OptimizerParamGroup& group) {
+  check_group_options<AdamOptions>("Adam::add_param_group", group);
+  Optimizer::add_param_group(group);
+  set_group_options<AdamOptions>(param_groups_.back(), group, *defaults_);
+}
 
 at::Tensor Adam::step(LossClosure closure) {
   at::Tensor loss;

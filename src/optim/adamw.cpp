@@ -1,5 +1,6 @@
 #include "optim/adam_family.h"
 #include "optim/adam_state.h"
+#include "optim/group_options.h"
 #include "optim/option_archive.h"
 #include "optim/option_checks.h"
 
@@ -32,11 +33,20 @@ void AdamWOptions::serialize(torch::serialize::InputArchive& archive) {
 
 AdamW::AdamW(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
              const AdamWOptions& defaults)
-    : torch::optim::Optimizer(param_groups, checked(defaults)),
-      shadows_(std::make_shared<autocast::Shadows>()) {}
+    : torch::optim::Optimizer(checked_groups<AdamWOptions>("AdamW", param_groups),
+                              checked(defaults)),
+      shadows_(std::make_shared<autocast::Shadows>()) {
+  set_all_group_options<AdamWOptions>(*this, param_groups);
+}
 
 AdamW::AdamW(std::vector<at::Tensor> params, const AdamWOptions& defaults)
     : AdamW({torch::optim::OptimizerParamGroup(std::move(params))}, defaults) {}
+
+void AdamW::add_param_group(const torch::optim::OptimizerParamGroup& group) {
+  check_group_options<AdamWOptions>("AdamW::add_param_group", group);
+  Optimizer::add_param_group(group);
+  set_group_options<AdamWOptions>(param_groups_.back(), group, *defaults_);
+}
 
 at::Tensor AdamW::step(LossClosure closure) {
   at::Tensor loss;

@@ -1,3 +1,4 @@
+#include "optim/group_options.h"
 #include "optim/option_archive.h"
 #include "optim/option_checks.h"
 #include "optim/sgd_family.h"
@@ -80,11 +81,19 @@ void SGDParamState::serialize(torch::serialize::InputArchive& archive) {
 
 SGD::SGD(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
          const SGDOptions& defaults)
-    : torch::optim::Optimizer(param_groups, checked(defaults)),
-      shadows_(std::make_shared<autocast::Shadows>()) {}
+    : torch::optim::Optimizer(checked_groups<SGDOptions>("SGD", param_groups), checked(defaults)),
+      shadows_(std::make_shared<autocast::Shadows>()) {
+  set_all_group_options<SGDOptions>(*this, param_groups);
+}
 
 SGD::SGD(std::vector<at::Tensor> params, const SGDOptions& defaults)
     : SGD({torch::optim::OptimizerParamGroup(std::move(params))}, defaults) {}
+
+void SGD::add_param_group(const torch::optim::OptimizerParamGroup& group) {
+  check_group_options<SGDOptions>("SGD::add_param_group", group);
+  Optimizer::add_param_group(group);
+  set_group_options<SGDOptions>(param_groups_.back(), group, *defaults_);
+}
 
 at::Tensor SGD::step(LossClosure closure) {
   at::Tensor loss;

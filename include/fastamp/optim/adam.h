@@ -79,6 +79,9 @@ class FASTAMP_API Adam : public torch::optim::Optimizer, public GatedOptimizer {
                 const AdamOptions& defaults = {});
   explicit Adam(std::vector<at::Tensor> params, const AdamOptions& defaults = {});
 
+  /// As SGD::add_param_group.
+  void add_param_group(const torch::optim::OptimizerParamGroup& group);
+
   /// @returns what the closure returned; undefined without one.
   /// @throws c10::TypeError, c10::ValueError for what ops::fused_adamw_ refuses, such as a float64
   ///     parameter. No parameter was changed.

@@ -47,6 +47,9 @@ class FASTAMP_API AdamW : public torch::optim::Optimizer, public GatedOptimizer 
                  const AdamWOptions& defaults = {});
   explicit AdamW(std::vector<at::Tensor> params, const AdamWOptions& defaults = {});
 
+  /// As SGD::add_param_group.
+  void add_param_group(const torch::optim::OptimizerParamGroup& group);
+
   /// As Adam::step.
   at::Tensor step(LossClosure closure = nullptr) override;
 

@@ -82,9 +82,18 @@ class FASTAMP_API SGD : public torch::optim::Optimizer, public GatedOptimizer {
  public:
   /// @throws c10::Error if lr, momentum or weight_decay is negative, nesterov is set without a
   ///     momentum or with dampening, or state_dtype is neither kFloat nor kBFloat16.
+  /// @throws c10::TypeError if a group has options that are no SGDOptions.
   explicit SGD(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
                const SGDOptions& defaults);
   explicit SGD(std::vector<at::Tensor> params, const SGDOptions& defaults);
+
+  /// Adds a group with the options that LibTorch's SGD would give it: for fields that are as in a
+  /// new SGDOptions, some versions of LibTorch take the optimizer's defaults.
+  /// @warning LibTorch's own, which this hides, is not virtual. Called on a
+  /// torch::optim::Optimizer&,
+  ///     that of 2.15 gives the group the defaults and forgets its options.
+  /// @throws c10::TypeError if the group has options that are no SGDOptions. Nothing was changed.
+  void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
   /// @returns what the closure returned; undefined without one.
   /// @throws c10::TypeError, c10::ValueError for what ops::fused_sgd_ refuses, such as a float64

@@ -1,0 +1,163 @@
+// Which options a parameter group ends up with: LibTorch's versions differ, ours follow the one
+// that is loaded.
+
+#include "helpers.h"
+#include "support/catch.h"
+
+#include <fastamp/optim/adam.h>
+#include <fastamp/optim/adamw.h>
+#include <fastamp/optim/sgd.h>
+
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <memory>
+
+using namespace fastamp::test;  // NOLINT(google-build-using-namespace): a test's own helpers
+namespace ours = fastamp::optim;
+namespace theirs = torch::optim;
+
+namespace {
+
+at::Tensor parameter() { return at::randn({2}).requires_grad_(true); }
+
+/// An optimizer with three groups: without options, with options, and with options added later.
+template <typename Optimizer, typename Options>
+Optimizer with_groups(const Options& defaults, const Options& given) {
+  std::vector<theirs::OptimizerParamGroup> groups;
+  groups.emplace_back(Params{parameter()});
+  groups.emplace_back(Params{parameter()}, std::make_unique<Options>(given));
+  Optimizer optimizer(groups, defaults);
+  optimizer.add_param_group(
+      theirs::OptimizerParamGroup(Params{parameter()}, std::make_unique<Options>(given)));
+  return optimizer;
+}
+
+template <typename Options>
+const Options& options_of(const theirs::Optimizer& optimizer, std::size_t group) {
+  return static_cast<const Options&>(optimizer.param_groups().at(group).options());
+}
+
+template <typename Options>
+Options sgd_options(double lr, double momentum, double dampening, double weight_decay,
+                    bool nesterov) {
+  return Options(lr)
+      .momentum(momentum)
+      .dampening(dampening)
+      .weight_decay(weight_decay)
+      .nesterov(nesterov);
+}
+
+template <typename Options>
+Options adam_options(double lr, double beta, double eps, double weight_decay, bool amsgrad) {
+  return Options(lr).betas({beta, 0.999}).eps(eps).weight_decay(weight_decay).amsgrad(amsgrad);
+}
+
+template <typename Ours, typename OurOptions, typename Theirs, typename TheirOptions>
+void compare_adam() {
+  const double lr = GENERATE(1e-3, 0.3);
+  const double beta = GENERATE(0.9, 0.3);
+  const double eps = GENERATE(1e-8, 0.3);
+  const double weight_decay = GENERATE(0.0, 1e-2, 0.3);
+  const bool amsgrad = GENERATE(false, true);
+  const auto mine =
+      with_groups<Ours>(adam_options<OurOptions>(0.5, 0.5, 0.5, 0.5, !amsgrad),
+                        adam_options<OurOptions>(lr, beta, eps, weight_decay, amsgrad));
+  const auto torchs =
+      with_groups<Theirs>(adam_options<TheirOptions>(0.5, 0.5, 0.5, 0.5, !amsgrad),
+                          adam_options<TheirOptions>(lr, beta, eps, weight_decay, amsgrad));
+  for (std::size_t i = 0; i < 3; ++i) {
+    const auto& left = options_of<OurOptions>(mine, i);
+    const auto& right = options_of<TheirOptions>(torchs, i);
+    CHECK(left.lr() == right.lr());
+    CHECK(left.betas() == right.betas());
+    CHECK(left.eps() == right.eps());
+    CHECK(left.weight_decay() == right.weight_decay());
+    CHECK(left.amsgrad() == right.amsgrad());
+  }
+}
+
+/// Whether LibTorch fills in what a group leaves alone, seen by Adam (the library asks SGD).
+bool torch_inherits() {
+  const auto probe =
+      with_groups<theirs::Adam>(theirs::AdamOptions(0.5).amsgrad(true), theirs::AdamOptions(0.25));
+  return options_of<theirs::AdamOptions>(probe, 1).amsgrad();
+}
+
+}  // namespace
+
+TEST_CASE("SGD: the options of groups are those that LibTorch's have", "[optim]") {
+  const double lr = GENERATE(1e-3, 0.3);
+  const double momentum = GENERATE(0.0, 0.3);
+  const double dampening = GENERATE(0.0, 0.3);
+  const double weight_decay = GENERATE(0.0, 0.3);
+  const bool nesterov = GENERATE(false, true);
+  const bool default_nesterov = GENERATE(false, true);
+  const auto defaults = [&]<typename Options>(Options*) {
+    return sgd_options<Options>(0.5, 0.5, default_nesterov ? 0.0 : 0.5, 0.5, default_nesterov);
+  };
+  const auto given = [&]<typename Options>(Options*) {
+    return sgd_options<Options>(lr, momentum, dampening, weight_decay, nesterov);
+  };
+  ours::SGDOptions* const our = nullptr;
+  theirs::SGDOptions* const their = nullptr;
+  const auto mine = with_groups<ours::SGD>(defaults(our), given(our));
+  const auto torchs = with_groups<theirs::SGD>(defaults(their), given(their));
+  for (std::size_t i = 0; i < 3; ++i) {
+    const auto& left = options_of<ours::SGDOptions>(mine, i);
+    const auto& right = options_of<theirs::SGDOptions>(torchs, i);
+    CHECK(left.lr() == right.lr());
+    CHECK(left.momentum() == right.momentum());
+    CHECK(left.dampening() == right.dampening());
+    CHECK(left.weight_decay() == right.weight_decay());
+    CHECK(left.nesterov() == right.nesterov());
+  }
+}
+
+TEST_CASE("Adam: the options of groups are those that LibTorch's have", "[optim]") {
+  compare_adam<ours::Adam, ours::AdamOptions, theirs::Adam, theirs::AdamOptions>();
+}
+
+TEST_CASE("AdamW: the options of groups are those that LibTorch's have", "[optim]") {
+  compare_adam<ours::AdamW, ours::AdamWOptions, theirs::AdamW, theirs::AdamWOptions>();
+}
+
+TEST_CASE("the options that only ours have follow the same rule", "[optim]") {
+  const auto defaults =
+      ours::AdamOptions(0.5).maximize(true).state_dtype(at::kBFloat16).shadow_dtype(at::kHalf);
+  const bool inherited = torch_inherits();
+  SECTION("left alone") {
+    const auto optimizer = with_groups<ours::Adam>(defaults, ours::AdamOptions(0.25));
+    for (const std::size_t i : {1, 2}) {
+      const auto& options = options_of<ours::AdamOptions>(optimizer, i);
+      CHECK(options.maximize() == inherited);
+      CHECK(options.state_dtype() == (inherited ? at::kBFloat16 : at::kFloat));
+      CHECK(options.shadow_dtype() == (inherited ? at::kHalf : at::ScalarType::Undefined));
+    }
+  }
+  SECTION("set") {
+    const auto optimizer = with_groups<ours::Adam>(
+        ours::AdamOptions(0.5),
+        ours::AdamOptions(0.25).maximize(true).state_dtype(at::kBFloat16).shadow_dtype(at::kHalf));
+    for (const std::size_t i : {1, 2}) {
+      const auto& options = options_of<ours::AdamOptions>(optimizer, i);
+      CHECK(options.maximize());
+      CHECK(options.state_dtype() == at::kBFloat16);
+      CHECK(options.shadow_dtype() == at::kHalf);
+    }
+  }
+}
+
+TEST_CASE("groups with another optimizer's options are refused", "[optim]") {
+  std::vector<theirs::OptimizerParamGroup> groups;
+  groups.emplace_back(Params{parameter()}, std::make_unique<theirs::SGDOptions>(0.5));
+  CHECK_THROWS_AS(ours::SGD(groups, ours::SGDOptions(0.5)), c10::TypeError);
+  CHECK_THROWS_AS(ours::Adam(groups), c10::TypeError);
+  CHECK_THROWS_AS(ours::AdamW(groups), c10::TypeError);
+  ours::SGD optimizer(Params{parameter()}, ours::SGDOptions(0.5));
+  CHECK(message_of([&] { optimizer.add_param_group(groups[0]); }) ==
+        "SGD::add_param_group: expected a parameter group with options of type "
+        "fastamp::optim::SGDOptions, got torch::optim::SGDOptions");
+  CHECK(optimizer.param_groups().size() == 1);
+}
