@@ -117,13 +117,18 @@ def test_memory_of_casts_is_given_back_when_the_region_ends(region: Any):
     row = torch.randn(1, size)
     with region("cpu", dtype=BF16):
         torch.mm(row, w)
-    gc.collect()
-    before = resident_bytes()
-    for _ in range(30):
-        with region("cpu", dtype=BF16):
-            torch.mm(row, w)
-    gc.collect()
-    assert resident_bytes() - before < 4 * size * size
+
+    def growth() -> int:
+        gc.collect()
+        before = resident_bytes()
+        for _ in range(30):
+            with region("cpu", dtype=BF16):
+                torch.mm(row, w)
+        gc.collect()
+        return resident_bytes() - before
+
+    # What is kept for each region grows each time; what the process grows by for itself does not.
+    assert min(growth() for _ in range(3)) < 4 * size * size
 
 
 @pytest.mark.parametrize("region", REGIONS)
