@@ -11,6 +11,7 @@ ITERS ?=
 UNTIL_LOSS ?=
 STAGE ?=
 CATCH2_INCLUDE ?=
+FASTAMP_CUDA ?= AUTO
 
 ifeq ($(VENV),none)
   PY := $(PYTHON)
@@ -66,8 +67,12 @@ bench: build
 lint: build
 	$(PY) tools/lint.py --build-dir $(BUILD_DIR) --jobs $(JOBS)
 
-compat: $(ENVIRONMENT)
-	$(PY) tools/compat.py --torch '$(TORCH)' --jobs $(JOBS)
+# Needs no environment of ours: makes one for each torch.
+compat:
+ifneq ($(VENV),none)
+	sh tools/setup_system.sh '$(PYTHON)' '$(CATCH2_INCLUDE)'
+endif
+	$(PYTHON) tools/compat.py --torch '$(TORCH)' --cuda $(FASTAMP_CUDA) --jobs $(JOBS)
 
 clean:
 	rm -rf build dist python/fastamp.egg-info python/fastamp/lib python/fastamp/include python/fastamp/share

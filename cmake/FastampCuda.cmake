@@ -123,9 +123,9 @@ elseif(FASTAMP_CUDA STREQUAL "ON")
   message(
     FATAL_ERROR
     "fastamp: FASTAMP_CUDA=ON, but there is no toolkit of CUDA '${FASTAMP_TORCH_CUDA}' for torch "
-    "${FASTAMP_TORCH_VERSION}. For one from Python packages: "
-    "python3 -m pip install 'cuda-toolkit[nvcc,crt,nvvm,cccl]' of the cuda-toolkit version that "
-    "'pip list' shows"
+    "${FASTAMP_TORCH_VERSION}. CUDACXX=/path/to/bin/nvcc names one that is not found. For one from "
+    "Python packages, from CUDA 13 on: python3 -m pip install 'cuda-toolkit[nvcc,crt,nvvm,cccl]' of "
+    "the cuda-toolkit version that 'pip list' shows"
   )
 else()
   if(FASTAMP_CUDA STREQUAL "OFF")

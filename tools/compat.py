@@ -1,11 +1,14 @@
 """Builds fastamp against another torch, in a virtual environment of its own, and tests it there.
 
-compat.py --torch 2.15.0 [pytest arguments]: without arguments the core tests run.
+compat.py --torch 2.15.0 [pytest arguments]: without arguments the core tests run. The CUDA part is
+built where there is a CUDA toolkit of torch's own version; --cuda ON insists, and installs one from
+Python packages if torch came with their runtime (CUDA 13 on).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import venv
@@ -48,17 +51,45 @@ def make_environment(folder: Path, torch: str) -> Path:
     return python
 
 
+def prepare_cuda(python: Path, wanted: str) -> str:
+    """Sees to a compiler for the CUDA part.
+
+    Returns:
+        The option for CMake.
+    """
+    if wanted != "OFF":
+        command = (str(ROOT / "tools" / "setup_venv.py"), "toolkit")
+        run(python, *command, *(("--without-gpu",) if wanted == "ON" else ()))
+    return f"-DFASTAMP_CUDA={wanted}"
+
+
+def describe_build(python: Path, torch: str) -> str:
+    """Returns what was built, in a line."""
+    locate = (
+        "import importlib.util as u; print(u.find_spec('fastamp').submodule_search_locations[0])"
+    )
+    package = subprocess.check_output([str(python), "-I", "-c", locate], text=True)
+    info = json.loads((Path(package.strip()) / "build_info.json").read_text(encoding="utf-8"))
+    ours, torchs = info["cuda_version"], info["torch_cuda_version"]
+    if ours:
+        return f"torch {torch}: built with CUDA {ours}"
+    reason = f"torch's CUDA is {torchs}" if torchs else "torch has none"
+    return f"torch {torch}: built without CUDA ({reason}; FASTAMP_CUDA=ON insists)"
+
+
 def main() -> int:
     """Returns 0 if the build succeeded and all tests passed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--torch", required=True, help="version, e.g. 2.15.0 or torch==2.15.0")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--cuda", choices=("AUTO", "ON", "OFF"), default="AUTO")
     parser.add_argument("pytest", nargs="*", help="what pytest runs instead of the core tests")
     options = parser.parse_args()
     version = options.torch.removeprefix("torch==")
     folder = ROOT / "build" / "compat" / version
     python = make_environment(folder / "venv", version)
     build = folder / "make"
+    cmake_args = f"{prepare_cuda(python, options.cuda)} {os.environ.get('CMAKE_ARGS', '')}"
     pip = ("-m", "pip", "--disable-pip-version-check", "install", "-q", "--force-reinstall")
     run(
         python,
@@ -66,7 +97,10 @@ def main() -> int:
         FASTAMP_BUILD_DIR=str(build),
         FASTAMP_BUILD_TESTS="1",
         MAX_JOBS=str(options.jobs),
+        CMAKE_ARGS=cmake_args,
     )
+    built = describe_build(python, version)
+    print(built, flush=True)
     isa = (str(ROOT / "tools" / "with_cpu_isa.py"), "--cache", str(ROOT / "build" / "cpu_isa.json"))
     ctest = (*isa, "--", str(folder / "venv" / "bin" / "ctest"), "--test-dir", str(build))
     core = [str(path) for name in CORE_TESTS if (path := ROOT / "tests/python" / name).is_dir()]
@@ -75,7 +109,7 @@ def main() -> int:
         run(python, *ctest, "--output-on-failure", "--no-tests=error", check=False),
         run(python, *pytest, check=False),
     ]
-    print(f"torch {version}: {'failed' if any(status) else 'passed'}", flush=True)
+    print(f"{built}; {'failed' if any(status) else 'passed'}", flush=True)
     return int(any(status))
 
 

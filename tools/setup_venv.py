@@ -42,12 +42,19 @@ def install_packages(torch: str) -> None:
         pinned = ["torchvision" if r.startswith("torchvision==") else r for r in pinned]
     print(f"installing {torch} and {len(pinned)} more packages: 3 GB the first time", flush=True)
     pip("install", "-q", torch, *pinned)
-    if has_gpu() and not has_toolkit():
-        # All four parts, and of the version that torch brought: pip would take newer ones, which
-        # do not work together.
-        toolkit = f"cuda-toolkit[nvcc,crt,nvvm,cccl]=={version('cuda-toolkit')}"
-        print(f"there is a GPU and no CUDA toolkit that fits torch: installing {toolkit}")
-        pip("install", "-q", toolkit)
+    if has_gpu():
+        install_toolkit()
+
+
+def install_toolkit() -> None:
+    """Installs a CUDA compiler that fits torch, unless there is one."""
+    if has_toolkit():
+        return
+    # All four parts, and of the version that torch brought: pip would take newer ones, which do
+    # not work together.
+    toolkit = f"cuda-toolkit[nvcc,crt,nvvm,cccl]=={version('cuda-toolkit')}"
+    print(f"there is no CUDA toolkit that fits torch: installing {toolkit}", flush=True)
+    pip("install", "-q", toolkit)
 
 
 def has_gpu() -> bool:
@@ -84,16 +91,23 @@ def install_editable(stamp: Path) -> None:
 
 
 def main() -> None:
-    """Runs one of the two steps."""
+    """Runs one of the steps."""
     parser = argparse.ArgumentParser(description=__doc__)
     steps = parser.add_subparsers(dest="step", required=True)
     packages = steps.add_parser("packages", help="torch and our tools")
     packages.add_argument("--torch", required=True, help="requirement, e.g. torch==2.11.0")
+    toolkit = steps.add_parser(
+        "toolkit", help="a CUDA compiler, if there is a GPU and none that fits"
+    )
+    toolkit.add_argument("--without-gpu", action="store_true", help="even if there is no GPU")
     editable = steps.add_parser("editable", help="fastamp itself")
     editable.add_argument("--stamp", type=Path, required=True)
     options = parser.parse_args()
     if options.step == "packages":
         install_packages(options.torch)
+    elif options.step == "toolkit":
+        if options.without_gpu or has_gpu():
+            install_toolkit()
     else:
         install_editable(options.stamp)
 

@@ -129,7 +129,7 @@ TEST_CASE("the options that only ours have follow the same rule", "[optim]") {
   const bool inherited = torch_inherits();
   SECTION("left alone") {
     const auto optimizer = with_groups<ours::Adam>(defaults, ours::AdamOptions(0.25));
-    for (const std::size_t i : {1, 2}) {
+    for (const std::size_t i : {std::size_t{1}, std::size_t{2}}) {
       const auto& options = options_of<ours::AdamOptions>(optimizer, i);
       CHECK(options.maximize() == inherited);
       CHECK(options.state_dtype() == (inherited ? at::kBFloat16 : at::kFloat));
@@ -140,7 +140,7 @@ TEST_CASE("the options that only ours have follow the same rule", "[optim]") {
     const auto optimizer = with_groups<ours::Adam>(
         ours::AdamOptions(0.5),
         ours::AdamOptions(0.25).maximize(true).state_dtype(at::kBFloat16).shadow_dtype(at::kHalf));
-    for (const std::size_t i : {1, 2}) {
+    for (const std::size_t i : {std::size_t{1}, std::size_t{2}}) {
       const auto& options = options_of<ours::AdamOptions>(optimizer, i);
       CHECK(options.maximize());
       CHECK(options.state_dtype() == at::kBFloat16);
