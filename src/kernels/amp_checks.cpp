@@ -93,6 +93,56 @@ void check_history(const UpdateScaleArgs& args, c10::Device device) {
   check_optional(kFunction, "norm", args.norm, precise ? at::kDouble : at::kFloat, device, "scale");
 }
 
+/// Returns the number of elements if they are to be counted, on the same walk; else 0.
+template <bool kCount>
+std::int64_t check(const UnscaleArgs& args) {
+  constexpr auto kFunction = "unscale_and_check_";
+  TORCH_CHECK_VALUE(args.inv_scale.defined(), kFunction,
+                    ": expected inv_scale to be a tensor, got None");
+  const auto device = args.inv_scale.device();
+  check_single(kFunction, "inv_scale", args.inv_scale, at::kFloat, device, "inv_scale");
+  check_single(kFunction, "found_inf", args.found_inf, at::kFloat, device, "inv_scale");
+  check_optional(kFunction, "sum_of_squares", args.sum_of_squares, at::kDouble, device,
+                 "inv_scale");
+  check_counts(kFunction, args.non_finite_counts, device, args.grads.size());
+  std::int64_t numel = 0;
+  for (size_t i = 0; i < args.grads.size(); ++i) {
+    const at::Tensor& t = args.grads[i];
+    // Dense gradients of a good dtype are nearly all there are: five loads and no call for them.
+    if (C10_LIKELY(t.defined() && t.device() == device && t.layout() == at::kStrided &&
+                   is_gradient_dtype(t.scalar_type()) && t.is_non_overlapping_and_dense())) {
+      numel += kCount ? t.numel() : 0;
+      continue;
+    }
+    check_written_gradient(t, i, device);
+    numel += kCount ? t.numel() : 0;
+  }
+  return numel;
+}
+
+template <bool kCount>
+std::int64_t check(const NormArgs& args) {
+  constexpr auto kFunction = "norm_and_check_";
+  TORCH_CHECK_VALUE(args.inv_scale.defined(), kFunction,
+                    ": expected inv_scale to be a tensor, got None");
+  const auto device = args.inv_scale.device();
+  check_single(kFunction, "inv_scale", args.inv_scale, at::kFloat, device, "inv_scale");
+  check_single(kFunction, "found_inf", args.found_inf, at::kFloat, device, "inv_scale");
+  check_single(kFunction, "sum_of_squares", args.sum_of_squares, at::kDouble, device, "inv_scale");
+  check_optional(kFunction, "clip_coef", args.clip_coef, at::kFloat, device, "inv_scale");
+  check_optional(kFunction, "total_norm", args.total_norm, at::kFloat, device, "inv_scale");
+  TORCH_CHECK_VALUE(args.max_norm.has_value() == given(args.clip_coef), kFunction,
+                    ": expected max_norm and clip_coef together, got ",
+                    args.max_norm ? "max_norm" : "clip_coef", " alone");
+  check_counts(kFunction, args.non_finite_counts, device, args.grads.size());
+  std::int64_t numel = 0;
+  for (size_t i = 0; i < args.grads.size(); ++i) {
+    check_read_gradient(args.grads[i], i, device);
+    numel += kCount ? args.grads[i].numel() : 0;
+  }
+  return numel;
+}
+
 }  // namespace
 
 void check_single(const char* fn, const char* name, const at::Tensor& t, at::ScalarType dtype,
@@ -108,45 +158,10 @@ void check_single(const char* fn, const char* name, const at::Tensor& t, at::Sca
                     ", the device of ", device_of, ", got ", t.device());
 }
 
-void check_unscale(const UnscaleArgs& args) {
-  constexpr auto kFunction = "unscale_and_check_";
-  TORCH_CHECK_VALUE(args.inv_scale.defined(), kFunction,
-                    ": expected inv_scale to be a tensor, got None");
-  const auto device = args.inv_scale.device();
-  check_single(kFunction, "inv_scale", args.inv_scale, at::kFloat, device, "inv_scale");
-  check_single(kFunction, "found_inf", args.found_inf, at::kFloat, device, "inv_scale");
-  check_optional(kFunction, "sum_of_squares", args.sum_of_squares, at::kDouble, device,
-                 "inv_scale");
-  check_counts(kFunction, args.non_finite_counts, device, args.grads.size());
-  for (size_t i = 0; i < args.grads.size(); ++i) {
-    const at::Tensor& t = args.grads[i];
-    // Dense gradients of a good dtype are nearly all there are: five loads and no call for them.
-    if (C10_LIKELY(t.defined() && t.device() == device && t.layout() == at::kStrided &&
-                   is_gradient_dtype(t.scalar_type()) && t.is_non_overlapping_and_dense())) {
-      continue;
-    }
-    check_written_gradient(t, i, device);
-  }
-}
-
-void check_norm(const NormArgs& args) {
-  constexpr auto kFunction = "norm_and_check_";
-  TORCH_CHECK_VALUE(args.inv_scale.defined(), kFunction,
-                    ": expected inv_scale to be a tensor, got None");
-  const auto device = args.inv_scale.device();
-  check_single(kFunction, "inv_scale", args.inv_scale, at::kFloat, device, "inv_scale");
-  check_single(kFunction, "found_inf", args.found_inf, at::kFloat, device, "inv_scale");
-  check_single(kFunction, "sum_of_squares", args.sum_of_squares, at::kDouble, device, "inv_scale");
-  check_optional(kFunction, "clip_coef", args.clip_coef, at::kFloat, device, "inv_scale");
-  check_optional(kFunction, "total_norm", args.total_norm, at::kFloat, device, "inv_scale");
-  TORCH_CHECK_VALUE(args.max_norm.has_value() == given(args.clip_coef), kFunction,
-                    ": expected max_norm and clip_coef together, got ",
-                    args.max_norm ? "max_norm" : "clip_coef", " alone");
-  check_counts(kFunction, args.non_finite_counts, device, args.grads.size());
-  for (size_t i = 0; i < args.grads.size(); ++i) {
-    check_read_gradient(args.grads[i], i, device);
-  }
-}
+void check_unscale(const UnscaleArgs& args) { check<false>(args); }
+void check_norm(const NormArgs& args) { check<false>(args); }
+std::int64_t checked_numel(const UnscaleArgs& args) { return check<true>(args); }
+std::int64_t checked_numel(const NormArgs& args) { return check<true>(args); }
 
 void check_update_scale(const UpdateScaleArgs& args) {
   constexpr auto kFunction = "update_scale_";

@@ -41,15 +41,11 @@ struct CountNonFinite {
 
 }  // namespace
 
-bool worth_threads(at::TensorList grads) {
+bool worth_threads(std::int64_t numel, std::size_t tensors) {
   if (at::get_num_threads() == 1 || at::in_parallel_region()) {
     return false;
   }
-  std::int64_t numel = 0;
-  for (const auto& grad : grads) {
-    numel += grad.numel();
-  }
-  const auto needed = kThreadsNumelPerTensor * static_cast<std::int64_t>(grads.size());
+  const auto needed = kThreadsNumelPerTensor * static_cast<std::int64_t>(tensors);
   return numel > std::max(kThreadsNumel, needed);
 }
 

@@ -30,7 +30,7 @@ inline constexpr std::int64_t kThreadsNumel = 262144;
 inline constexpr std::int64_t kThreadsNumelPerTensor = 256;
 
 /// Threads pay for elements, not for tensors: walking the list is serial in any case.
-bool worth_threads(at::TensorList grads);
+bool worth_threads(std::int64_t numel, std::size_t tensors);
 
 /// A gradient's data is three dependent loads away (tensor, storage, data); with thousands of small
 /// tensors their latency is most of the time, so each is started some tensors before the next.
@@ -160,12 +160,12 @@ double sum_parallel(at::TensorList grads, bool writes, const Visit& visit) {
 }
 
 /// Calls visit(index, dtype, base, begin, end) for every chunk, from several threads where that
-/// pays, and adds what it returns in the order of the chunks. `writes` says that visits change what
-/// they see.
+/// pays, and adds what it returns in the order of the chunks. `numel` is the number of elements of
+/// all gradients; `writes` says that visits change what they see.
 template <typename Visit>
-double sum_chunks(at::TensorList grads, bool writes, const Visit& visit) {
-  return worth_threads(grads) ? sum_parallel(grads, writes, visit)
-                              : sum_serial(grads, writes, visit);
+double sum_chunks(at::TensorList grads, std::int64_t numel, bool writes, const Visit& visit) {
+  return worth_threads(numel, grads.size()) ? sum_parallel(grads, writes, visit)
+                                            : sum_serial(grads, writes, visit);
 }
 
 }  // namespace fastamp::kernels::cpu

@@ -11,12 +11,12 @@
 namespace fastamp::kernels {
 
 void norm_and_check_cpu(const NormArgs& args) {
-  check_norm(args);
+  const auto numel = checked_numel(args);
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   auto* const sum_of_chunk = cpu::chunk_sum_function();
   cpu::Tally tally(given(args.non_finite_counts));
-  const double sum = cpu::sum_chunks(args.grads, /*writes=*/false,
+  const double sum = cpu::sum_chunks(args.grads, numel, /*writes=*/false,
                                      [&](std::size_t i, at::ScalarType dtype, const void* base,
                                          std::int64_t begin, std::int64_t end) {
                                        const double chunk = sum_of_chunk(dtype, base, begin, end);

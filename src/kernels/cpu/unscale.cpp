@@ -206,13 +206,14 @@ bool unscale_serial(at::TensorList grads, float inv_scale, UnscaleFn* unscale) {
   return non_finite;
 }
 
-bool unscale_list(at::TensorList grads, float inv_scale, UnscaleFn* unscale) {
-  return cpu::worth_threads(grads) ? unscale_parallel(grads, inv_scale, unscale)
-                                   : unscale_serial(grads, inv_scale, unscale);
+bool unscale_list(at::TensorList grads, std::int64_t numel, float inv_scale, UnscaleFn* unscale) {
+  return cpu::worth_threads(numel, grads.size()) ? unscale_parallel(grads, inv_scale, unscale)
+                                                 : unscale_serial(grads, inv_scale, unscale);
 }
 
 /// The same with the sum of squares and the counts, which see each chunk before it is written.
-bool unscale_and_sum(const UnscaleArgs& args, float inv_scale, UnscaleFn* unscale) {
+bool unscale_and_sum(const UnscaleArgs& args, std::int64_t numel, float inv_scale,
+                     UnscaleFn* unscale) {
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   using SumAndUnscale = double(at::ScalarType, void*, std::int64_t, std::int64_t, float);
@@ -220,7 +221,7 @@ bool unscale_and_sum(const UnscaleArgs& args, float inv_scale, UnscaleFn* unscal
   cpu::Tally tally(given(args.non_finite_counts));
   std::atomic<bool> non_finite{false};
   const double sum = cpu::sum_chunks(
-      args.grads, Unscale<float>{inv_scale}.rewrites(),
+      args.grads, numel, Unscale<float>{inv_scale}.rewrites(),
       [&](std::size_t i, at::ScalarType dtype, void* base, std::int64_t begin, std::int64_t end) {
         const double chunk = sum_and_unscale(dtype, base, begin, end, inv_scale);
         if (is_non_finite(chunk)) [[unlikely]] {
@@ -239,12 +240,12 @@ bool unscale_and_sum(const UnscaleArgs& args, float inv_scale, UnscaleFn* unscal
 }  // namespace
 
 void unscale_and_check_cpu(const UnscaleArgs& args) {
-  check_unscale(args);
+  const auto numel = checked_numel(args);
   const float inv_scale = *args.inv_scale.const_data_ptr<float>();
   static auto* const unscale = cpu::best_copy<UnscaleBody, UnscaleFn>();
   const bool extras = given(args.sum_of_squares) || given(args.non_finite_counts);
-  const bool non_finite = extras ? unscale_and_sum(args, inv_scale, unscale)
-                                 : unscale_list(args.grads, inv_scale, unscale);
+  const bool non_finite = extras ? unscale_and_sum(args, numel, inv_scale, unscale)
+                                 : unscale_list(args.grads, numel, inv_scale, unscale);
   if (non_finite) {
     *args.found_inf.mutable_data_ptr<float>() = 1.0F;
   }
