@@ -8,6 +8,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <memory>
@@ -119,6 +120,52 @@ std::shared_ptr<GradientPass> check_gradients(py::handle optimizer, const at::Te
           .read_only = true, .own_flag = true, .max_norm = max_norm, .memory = memory});
 }
 
+bool on_host(const at::Tensor& scale, const at::Tensor& growth_tracker,
+             const std::vector<at::Tensor>& flags) {
+  const auto is_plain = [](const at::Tensor& flag) {
+    return scaler::is_plain_cpu_scalar(flag, at::kFloat);
+  };
+  return !flags.empty() && is_plain(scale) && std::ranges::all_of(flags, is_plain) &&
+         scaler::is_plain_cpu_scalar(growth_tracker, at::kInt);
+}
+
+using MaybeTensor = std::optional<at::Tensor>;
+
+// Moves the scale by the flags of the only optimizer of an iteration, where all of it is in
+// ordinary host memory: in one call, since calls are what such an update costs.
+std::optional<std::pair<double, bool>> update_on_host(
+    const at::Tensor& scale, const at::Tensor& growth_tracker, const py::dict& flags_by_device,
+    double growth_factor, double backoff_factor, int64_t growth_interval,
+    const MaybeTensor& hysteresis_tracker, int64_t hysteresis, std::optional<double> min_scale,
+    std::optional<double> max_scale, OptimizerPasses& memory, const MaybeTensor& history,
+    const MaybeTensor& history_count) {
+  std::vector<at::Tensor> flags;
+  for (const auto& [device, flag] : flags_by_device) {
+    flags.push_back(py::cast<at::Tensor>(flag));
+  }
+  if (!on_host(scale, growth_tracker, flags)) {
+    return std::nullopt;
+  }
+  scaler::ScaleTensors tensors{scale, growth_tracker, hysteresis_tracker.value_or(at::Tensor())};
+  scaler::ScaleRecords records;
+  if (history) {
+    records.history = *history;
+    records.history_count = history_count.value();
+    if (memory.latest != nullptr && memory.latest->has_norm()) {
+      records.norm = memory.latest->total_norm(at::kFloat);
+    }
+  }
+  scaler::update_scale(
+      tensors, {growth_factor, backoff_factor, growth_interval, hysteresis, min_scale, max_scale},
+      flags, records);
+  const bool overflow = std::ranges::any_of(
+      flags, [](const at::Tensor& flag) { return *flag.const_data_ptr<float>() != 0.0F; });
+  if (!overflow) {  // Else it has counts to tell.
+    memory.latest.reset();
+  }
+  return std::pair(static_cast<double>(*scale.const_data_ptr<float>()), overflow);
+}
+
 // (device, positions of the parameters, int64 [n, 2] counts) of every device that was counted.
 py::list counts_of(const GradientPass& pass) {
   py::list counts;
@@ -194,6 +241,15 @@ void bind_passes(py::module_& module) {
       "Unscales an optimizer's gradients by 1 / scale, leaves the pass in memory and returns "
       "the flag of each device; or does nothing and returns None if there are gradients of "
       "Python subclasses.");
+  module.def("update_on_host", wrap_pybind_function(update_on_host), py::arg("scale"),
+             py::arg("growth_tracker"), py::arg("flags"), py::arg("growth_factor"),
+             py::arg("backoff_factor"), py::arg("growth_interval"), py::arg("hysteresis_tracker"),
+             py::arg("hysteresis"), py::arg("min_scale"), py::arg("max_scale"), py::arg("memory"),
+             py::arg("history"), py::arg("history_count"),
+             "Moves the scale by the flags of one optimizer and the norm of its latest pass, "
+             "which it lets go unless a flag was raised. Returns the new scale and whether a flag "
+             "was raised; or does nothing and returns "
+             "None if anything is not in ordinary host memory.");
   module.def(
       "remember_pass",
       [](const std::shared_ptr<GradientPass>& pass) { recent_passes().remember(pass); },

@@ -147,6 +147,21 @@ def check_gradients(
 ) -> GradientPass | None: ...
 def combine_flags(flags: list[Tensor], device: torch.device) -> Tensor: ...
 def flag_for_optimizer(flags: list[Tensor], device: torch.device) -> Tensor: ...
+def update_on_host(
+    scale: Tensor,
+    growth_tracker: Tensor,
+    flags: dict[torch.device, Tensor],
+    growth_factor: float,
+    backoff_factor: float,
+    growth_interval: int,
+    hysteresis_tracker: Tensor | None,
+    hysteresis: int,
+    min_scale: float | None,
+    max_scale: float | None,
+    memory: OptimizerPasses,
+    history: Tensor | None,
+    history_count: Tensor | None,
+) -> tuple[float, bool] | None: ...
 def update_scale(
     scale: Tensor,
     growth_tracker: Tensor,

@@ -191,6 +191,19 @@ class Notes:
             self.iterations += 1
         self._start_iteration()
 
+    def take_in_now(self, record: OptimizerRecord, scale: float, overflow: bool) -> None:
+        """Ends an iteration of one optimizer whose outcome the host knows."""
+        if overflow:
+            self._take_in(self.iterations, [scale, 1.0], [(record, 1, None)])
+            record.start_iteration()
+        else:
+            self.scale = scale
+            self.skipped = record.skipped = False
+            self.skipped_in_a_row = 0
+            # Nothing else can be set: see norm_is_that_of_its_pass().
+            record.inv_scale = record.clip_coef = record.clip_value = None
+        self.iterations += 1
+
     def _seen(self, states: dict[int, dict[str, Any]]) -> list[Seen]:
         seen = []
         for key, state in states.items():

@@ -73,6 +73,10 @@ class OptimizerRecord:
         norm = known.total_norm(torch.float32)
         return norm if self.norm_factor is None else norm * self.norm_factor.to(norm.device)
 
+    def norm_is_that_of_its_pass(self) -> bool:
+        """Whether :meth:`unscaled_norm` is the pass's norm as it is, if it has one."""
+        return self.norm is None and not self.any_foreign and self.norm_factor is None
+
     def counts(self) -> list[Any]:
         """Returns where this iteration's inf and NaN were counted."""
         counts: list[Any] = [] if self.gradient_pass is None else self.gradient_pass.counts

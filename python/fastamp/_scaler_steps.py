@@ -127,6 +127,40 @@ def set_scale(scaler: GradScaler, scale: Tensor, new_scale: float | Tensor) -> N
     scale.copy_(new_scale)
 
 
+def update_on_host(scaler: GradScaler) -> bool:
+    """Ends the commonest iteration, of one optimizer on the CPU, in one call of C++.
+
+    Returns:
+        Whether it did; if not, nothing has happened and the general way has to be gone.
+    """
+    scale, growth_tracker = scaler._scale, scaler._growth_tracker
+    states, notes = scaler._per_optimizer_states, scaler._notes
+    if len(states) != 1 or notes.pending or scale is None or notes.prepared_for is not scale:
+        return False
+    ((key, state),) = states.items()
+    record = notes.records.get(key)
+    if growth_tracker is None or record is None or not record.norm_is_that_of_its_pass():
+        return False
+    outcome = _C.update_on_host(
+        scale,
+        growth_tracker,
+        state["found_inf_per_device"],
+        scaler._growth_factor,
+        scaler._backoff_factor,
+        scaler._growth_interval,
+        scaler._hysteresis_tracker,
+        scaler._hysteresis,
+        scaler._min_scale,
+        scaler._max_scale,
+        record.memory,
+        *columns(notes.ring),
+    )
+    if outcome is None:
+        return False
+    notes.take_in_now(record, *outcome)
+    return True
+
+
 def move_scale(
     scaler: GradScaler, scale: Tensor, growth_tracker: Tensor, flags: list[Tensor]
 ) -> None:

@@ -20,7 +20,13 @@ from fastamp._scaler_checks import (
 from fastamp._scaler_clip import ClippingScaler
 from fastamp._scaler_gated import fuse_once, goes_through_gate, step_through_gate
 from fastamp._scaler_queries import AnsweringScaler
-from fastamp._scaler_steps import move_scale, scale_each, set_scale, step_with_flags
+from fastamp._scaler_steps import (
+    move_scale,
+    scale_each,
+    set_scale,
+    step_with_flags,
+    update_on_host,
+)
 from fastamp._trace_scalers import note_scaler
 
 if TYPE_CHECKING:
@@ -214,6 +220,9 @@ class GradScaler(ClippingScaler, AnsweringScaler):
                 is not read; the bounds apply to it at the next update.)
         """
         if not self._enabled:
+            return
+        if new_scale is None and update_on_host(self):
+            self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
             return
         scale, growth_tracker = self._check_scale_growth_tracker("update")
         if new_scale is not None:
