@@ -17,7 +17,7 @@ from torch.utils.checkpoint import (
 )
 
 import fastamp
-from support.autocast_state import torch_kernels
+from support.autocast_state import TORCH_LOSES_GRADIENTS, torch_kernels
 
 BF16, FP16 = torch.bfloat16, torch.float16
 
@@ -71,6 +71,10 @@ def test_recomputation_keeps_dtypes_and_bits(reentrant: bool, dtype: torch.dtype
     ours = run(fastamp.autocast, dtype, reentrant, inside)
     with torch_kernels():
         theirs = run(torch.autocast, dtype, reentrant, inside)
+    if TORCH_LOSES_GRADIENTS and reentrant and inside:
+        # The reentrant one's forward pass runs without grad mode.
+        assert all(gradient is None for gradient in theirs[2:])
+        theirs = plain
     for a, b, c in zip(ours, theirs, plain, strict=True):
         assert torch.equal(a, b)
         assert torch.equal(a, c)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -53,6 +53,22 @@ def torch_kernels() -> Iterator[None]:
         yield
     finally:
         _C.install()
+
+
+def _torch_loses_gradients() -> bool:
+    weight = torch.ones(1, 1, requires_grad=True)
+    with (
+        torch_kernels() if _C.is_installed() else nullcontext(),
+        torch.autocast("cpu", dtype=torch.bfloat16),
+    ):
+        with torch.no_grad():
+            torch.mm(weight, weight)
+        return not torch.mm(weight, weight).requires_grad
+
+
+# torch 2.10 keeps a cast that was made without grad mode and hands it to ops that run with it, so
+# that the weight gets no gradient; 2.11 does not. There torch is no reference for what comes after.
+TORCH_LOSES_GRADIENTS = _torch_loses_gradients()
 
 
 @contextmanager

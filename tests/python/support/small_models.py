@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from support.autocast_state import TORCH_LOSES_GRADIENTS
+
 
 class Block(nn.Module):
     """A transformer block; query, key and value from one projection or from three."""
@@ -138,6 +140,8 @@ def train_step(
     with region:  # type: ignore[attr-defined]
         with torch.no_grad():
             evaluated = model(x)
+        if TORCH_LOSES_GRADIENTS and type(region) is torch.autocast:
+            torch.clear_autocast_cache()
         out = model(x)
         loss = nn.functional.cross_entropy(out, target)
     loss.backward()
