@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fastamp
-from support.autocast_state import torch_kernels
+from support.autocast_state import TORCH_LOSES_GRADIENTS, torch_kernels
 from support.small_models import Recurrent
 
 
@@ -125,6 +125,8 @@ def evaluate_and_train(make: Callable[[], nn.Module]) -> list[torch.Tensor]:
     with fastamp.autocast("cpu"):
         with torch.no_grad():
             evaluated = model(x)
+        if TORCH_LOSES_GRADIENTS and not fastamp._C.is_installed():
+            torch.clear_autocast_cache()
         trained = model(x)
     trained.float().sum().backward()
     return [evaluated, trained.detach(), *(p.grad for p in model.parameters())]
