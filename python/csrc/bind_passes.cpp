@@ -148,9 +148,9 @@ std::optional<std::pair<double, bool>> update_on_host(
   }
   scaler::ScaleTensors tensors{scale, growth_tracker, hysteresis_tracker.value_or(at::Tensor())};
   scaler::ScaleRecords records;
-  if (history) {
+  if (history && history_count) {
     records.history = *history;
-    records.history_count = history_count.value();
+    records.history_count = *history_count;
     if (memory.latest != nullptr && memory.latest->has_norm()) {
       records.norm = memory.latest->total_norm(at::kFloat);
     }

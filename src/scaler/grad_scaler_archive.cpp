@@ -72,6 +72,7 @@ std::vector<StepRecord> history_of(const at::Tensor& tensor) {
   const auto host = tensor.cpu();
   const auto rows = host.accessor<double, 2>();
   std::vector<StepRecord> result;
+  result.reserve(static_cast<std::size_t>(rows.size(0)));
   for (int64_t i = 0; i < rows.size(0); ++i) {
     result.push_back({.step = static_cast<int64_t>(rows[i][0]),
                       .scale = rows[i][1],

@@ -28,7 +28,7 @@ struct GradScaler::Impl {
                                                      bool allow_fp16);
   void unscale(torch::optim::Optimizer& optimizer, scaler::OptimizerRecord& record) const;
   /// Raises the flags of a new pass if another rank has raised one, where that is asked for.
-  void agree(scaler::OptimizerRecord& record) const;
+  void agree(const scaler::GradientPass& pass, scaler::OptimizerRecord& record) const;
   /// Checks scaled gradients without writing them, unless that was done and still holds.
   /// @returns The pass, the record's, or null if they are, or have to be, unscaled in place.
   const scaler::GradientPass* check(torch::optim::Optimizer& optimizer,

@@ -89,19 +89,19 @@ void GradScaler::Impl::unscale(torch::optim::Optimizer& optimizer, OptimizerReco
   auto gradients = gather(optimizer, record, /*allow_fp16=*/false);
   scaler::PassOptions how;
   how.memory = &record.memory;
-  record.pass.emplace(std::move(gradients), state.inv_scale(),
-                      scaler::new_flag(state.scale_tensor()), how);
+  const auto& pass = record.pass.emplace(std::move(gradients), state.inv_scale(),
+                                         scaler::new_flag(state.scale_tensor()), how);
   record.read_only = false;
   record.stage = Stage::kUnscaled;
-  agree(record);
+  agree(pass, record);
 }
 
-void GradScaler::Impl::agree(OptimizerRecord& record) const {
+void GradScaler::Impl::agree(const GradientPass& pass, OptimizerRecord& record) const {
   if (!options.agreement()) {
     return;
   }
   const at::NoGradGuard no_grad;
-  if (record.pass->devices().empty()) {
+  if (pass.devices().empty()) {
     record.agreed_flag = scaler::new_flag(state.scale_tensor());
   }
   const auto flags = record.flags();
@@ -135,11 +135,11 @@ const GradientPass* GradScaler::Impl::check(torch::optim::Optimizer& optimizer,
   how.read_only = true;
   how.max_norm = max_norm;
   how.memory = &record.memory;
-  record.pass.emplace(std::move(gradients), state.inv_scale(),
-                      scaler::new_flag(state.scale_tensor()), how);
+  const auto& pass = record.pass.emplace(std::move(gradients), state.inv_scale(),
+                                         scaler::new_flag(state.scale_tensor()), how);
   record.read_only = true;
-  agree(record);
-  return &*record.pass;
+  agree(pass, record);
+  return &pass;
 }
 
 bool GradScaler::Impl::folds(torch::optim::Optimizer& optimizer) {

@@ -80,6 +80,7 @@ class FASTAMP_API Adam : public torch::optim::Optimizer, public GatedOptimizer {
   explicit Adam(std::vector<at::Tensor> params, const AdamOptions& defaults = {});
 
   /// As SGD::add_param_group.
+  // NOLINTNEXTLINE(bugprone-derived-method-shadowing-base-method): see SGD's
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
   /// @returns what the closure returned; undefined without one.

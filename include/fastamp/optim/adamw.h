@@ -48,6 +48,7 @@ class FASTAMP_API AdamW : public torch::optim::Optimizer, public GatedOptimizer 
   explicit AdamW(std::vector<at::Tensor> params, const AdamWOptions& defaults = {});
 
   /// As SGD::add_param_group.
+  // NOLINTNEXTLINE(bugprone-derived-method-shadowing-base-method): see SGD's
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
   /// As Adam::step.

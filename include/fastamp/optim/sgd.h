@@ -93,6 +93,7 @@ class FASTAMP_API SGD : public torch::optim::Optimizer, public GatedOptimizer {
   /// torch::optim::Optimizer&,
   ///     that of 2.15 gives the group the defaults and forgets its options.
   /// @throws c10::TypeError if the group has options that are no SGDOptions. Nothing was changed.
+  // NOLINTNEXTLINE(bugprone-derived-method-shadowing-base-method): see the warning
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
   /// @returns what the closure returned; undefined without one.
