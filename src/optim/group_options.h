@@ -59,9 +59,9 @@ void check_group_options(const char* function, const torch::optim::OptimizerPara
   }
 }
 
-/// The groups, for a constructor to hand to torch::optim::Optimizer.
+/// A copy of the groups, for a constructor to hand to torch::optim::Optimizer.
 template <typename Options>
-const std::vector<torch::optim::OptimizerParamGroup>& checked_groups(
+std::vector<torch::optim::OptimizerParamGroup> checked_groups(
     const char* function, const std::vector<torch::optim::OptimizerParamGroup>& groups) {
   for (const auto& group : groups) {
     check_group_options<Options>(function, group);
