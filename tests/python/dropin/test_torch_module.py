@@ -198,7 +198,7 @@ def test_compile_script_and_export_see_through_it():
     def plain(x: ft.Tensor) -> ft.Tensor:
         return ft.nn.functional.relu(ft.mm(x, x))
 
-    with pytest.warns(DeprecationWarning, match="script"):
+    with pytest.warns((DeprecationWarning, FutureWarning), match="script"):
         assert ft.equal(ft.jit.script(plain)(x), plain(x))
 
 
