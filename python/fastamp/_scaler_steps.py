@@ -127,6 +127,21 @@ def set_scale(scaler: GradScaler, scale: Tensor, new_scale: float | Tensor) -> N
     scale.copy_(new_scale)
 
 
+def _rules(
+    scaler: GradScaler,
+) -> tuple[float, float, int, Tensor | None, int, float | None, float | None]:
+    """Returns what says how a scale moves, in the order in which C++ takes it."""
+    return (
+        scaler._growth_factor,
+        scaler._backoff_factor,
+        scaler._growth_interval,
+        scaler._hysteresis_tracker,
+        scaler._hysteresis,
+        scaler._min_scale,
+        scaler._max_scale,
+    )
+
+
 def update_on_host(scaler: GradScaler) -> bool:
     """Ends the commonest iteration, of one optimizer on the CPU, in one call of C++.
 
@@ -145,13 +160,7 @@ def update_on_host(scaler: GradScaler) -> bool:
         scale,
         growth_tracker,
         state["found_inf_per_device"],
-        scaler._growth_factor,
-        scaler._backoff_factor,
-        scaler._growth_interval,
-        scaler._hysteresis_tracker,
-        scaler._hysteresis,
-        scaler._min_scale,
-        scaler._max_scale,
+        *_rules(scaler),
         record.memory,
         *columns(notes.ring),
     )
@@ -175,13 +184,7 @@ def move_scale(
         scale,
         growth_tracker,
         flags,
-        scaler._growth_factor,
-        scaler._backoff_factor,
-        scaler._growth_interval,
-        scaler._hysteresis_tracker,
-        scaler._hysteresis,
-        scaler._min_scale,
-        scaler._max_scale,
+        *_rules(scaler),
         inverse,
         norm,
         *columns(ring),

@@ -89,9 +89,8 @@ class FASTAMP_API SGD : public torch::optim::Optimizer, public GatedOptimizer {
 
   /// Adds a group with the options that LibTorch's SGD would give it: for fields that are as in a
   /// new SGDOptions, some versions of LibTorch take the optimizer's defaults.
-  /// @warning LibTorch's own, which this hides, is not virtual. Called on a
-  /// torch::optim::Optimizer&,
-  ///     that of 2.15 gives the group the defaults and forgets its options.
+  /// @warning LibTorch's own, which this hides, is not virtual. Called on the base class, that of
+  ///     2.15 gives the group the defaults and forgets its options.
   /// @throws c10::TypeError if the group has options that are no SGDOptions. Nothing was changed.
   // NOLINTNEXTLINE(bugprone-derived-method-shadowing-base-method): see the warning
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
