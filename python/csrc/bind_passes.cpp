@@ -69,7 +69,7 @@ py::dict flags_of(const GradientPass& pass) {
 py::tuple unscale_gradients(py::handle optimizer, const at::Tensor& inv_scale,
                             const at::Tensor& found_inf, bool allow_fp16, OptimizerPasses* memory,
                             bool own_flag, bool with_norm) {
-  GradientGroups groups(allow_fp16);
+  GradientGroups groups(allow_fp16, scaler::Access::kWrite);
   auto foreign = gather_gradients(optimizer, groups);
   std::shared_ptr<GradientPass> pass;
   {
@@ -87,7 +87,7 @@ py::tuple unscale_gradients(py::handle optimizer, const at::Tensor& inv_scale,
 // The same by 1 / scale, with a flag of its own, for gradients that are all ours: in one call.
 py::object unscale_optimizer(py::handle optimizer, const at::Tensor& scale,
                              const std::optional<at::Tensor>& inv_scale, OptimizerPasses& memory) {
-  GradientGroups groups(/*allow_fp16=*/false);
+  GradientGroups groups(/*allow_fp16=*/false, scaler::Access::kWrite);
   if (!gather_gradients(optimizer, groups).empty()) {
     return py::none();
   }
@@ -106,7 +106,7 @@ py::object unscale_optimizer(py::handle optimizer, const at::Tensor& scale,
 std::shared_ptr<GradientPass> check_gradients(py::handle optimizer, const at::Tensor& inv_scale,
                                               const at::Tensor& found_inf, OptimizerPasses* memory,
                                               std::optional<double> max_norm) {
-  GradientGroups groups(/*allow_fp16=*/true);
+  GradientGroups groups(/*allow_fp16=*/true, scaler::Access::kRead);
   GradientList list;
   list.foreign = gather_gradients(optimizer, groups);
   list.groups = groups.release();

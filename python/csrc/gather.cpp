@@ -4,6 +4,10 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
+
 namespace fastamp::python {
 namespace {
 
@@ -20,6 +24,7 @@ py::object get_params(PyObject* group) {
 
 // For subclasses of Parameter or Tensor: `grad` may be a property, so Python has to be asked.
 void add_subclass(PyObject* item, scaler::GradientGroups& groups, py::list& foreign) {
+  groups.forget_addresses();  // Python code is called next.
   const auto parameter = py::reinterpret_borrow<py::object>(item);
   if (!THPVariable_Check(item)) {
     PyErr_Format(PyExc_AssertionError, "unscale_: expected param to be torch.Tensor, got %s",
@@ -40,24 +45,42 @@ void add_subclass(PyObject* item, scaler::GradientGroups& groups, py::list& fore
   }
 }
 
+using Block = std::array<c10::TensorImpl*, scaler::GradientGroups::kBlock>;
+
+// The parameters from item `first` on, up to a subclass or the end of the block.
+std::size_t take_plain(PyObject* sequence, Py_ssize_t first, Block& block) {
+  const auto left = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(sequence) - first);
+  PyObject** const items = PySequence_Fast_ITEMS(sequence) + first;
+  for (auto i = block.size(); i < std::min(2 * block.size(), left); ++i) {
+    __builtin_prefetch(items[i]);  // For the next block.
+  }
+  std::size_t count = 0;
+  for (; count < std::min(block.size(), left) && THPVariable_CheckExact(items[count]); ++count) {
+    block.at(count) = THPVariable_Unpack(items[count]).unsafeGetTensorImpl();
+    __builtin_prefetch(block.at(count));
+  }
+  return count;
+}
+
 }  // namespace
 
 void gather_group(const py::object& params, scaler::GradientGroups& groups, py::list& foreign) {
   const auto sequence = as_fast_sequence(params);
   groups.reserve(static_cast<std::size_t>(PySequence_Fast_GET_SIZE(sequence.ptr())));
+  Block block{};
   // The size is read each time round: Python code called below may change the list.
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sequence.ptr()); ++i) {
-    prefetch_gradients_after(sequence.ptr(), i);
-    PyObject* item = PySequence_Fast_GET_ITEM(sequence.ptr(), i);
-    if (THPVariable_CheckExact(item)) [[likely]] {
-      const at::Tensor& gradient = gradient_of(item);
-      if (!gradient.defined()) {
-        groups.skip();
-      } else if (groups.add(THPVariable_Unpack(item), gradient) == Taken::kForeign) {
-        foreign.append(py::handle(item));
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sequence.ptr());) {
+    if (const auto count = take_plain(sequence.ptr(), i, block); count > 0) {
+      const auto foreign_ones = groups.add_block({block.data(), count});
+      for (std::size_t k = 0; foreign_ones != 0 && k < count; ++k) {
+        if ((foreign_ones >> k & 1U) != 0) {
+          foreign.append(py::handle(
+              PySequence_Fast_GET_ITEM(sequence.ptr(), i + static_cast<Py_ssize_t>(k))));
+        }
       }
+      i += static_cast<Py_ssize_t>(count);
     } else {
-      add_subclass(item, groups, foreign);
+      add_subclass(PySequence_Fast_GET_ITEM(sequence.ptr(), i++), groups, foreign);
     }
   }
 }

@@ -1,11 +1,18 @@
 #pragma once
 
+#include "kernels/host_array.h"
+
 #include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
 
 #include <cstdint>
 #include <optional>
 
 namespace fastamp::kernels {
+
+/// What a caller of a CPU kernel may know of all of its `grads`: that each is a dense array of a
+/// good dtype in host memory, where it is, and that nothing changed since. Empty: nothing.
+using KnownArrays = c10::ArrayRef<HostArray>;
 
 /// Arguments of fastamp::unscale_and_check_, in the order of its schema: made from them as they
 /// come.
@@ -15,6 +22,7 @@ struct UnscaleArgs {
   const at::Tensor& found_inf;
   const std::optional<at::Tensor>& sum_of_squares;
   const std::optional<at::Tensor>& non_finite_counts;
+  KnownArrays arrays = {};
 };
 
 /// The same of fastamp::norm_and_check_.
@@ -27,6 +35,7 @@ struct NormArgs {
   std::optional<double> max_norm;
   const std::optional<at::Tensor>& clip_coef;
   const std::optional<at::Tensor>& total_norm;
+  KnownArrays arrays = {};
 };
 
 /// The same of fastamp::update_scale_.

@@ -10,11 +10,6 @@
 namespace fastamp::kernels {
 namespace {
 
-bool is_gradient_dtype(at::ScalarType dtype) {
-  return dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16 ||
-         dtype == at::kDouble;
-}
-
 /// The slow half of the gradient check: says what is wrong with grads[index], if anything is.
 void check_written_gradient(const at::Tensor& t, size_t index, c10::Device device) {
   constexpr auto kFunction = "unscale_and_check_: expected grads[";
@@ -93,9 +88,9 @@ void check_history(const UpdateScaleArgs& args, c10::Device device) {
   check_optional(kFunction, "norm", args.norm, precise ? at::kDouble : at::kFloat, device, "scale");
 }
 
-/// Returns the number of elements if they are to be counted, on the same walk; else 0.
-template <bool kCount>
-std::int64_t check(const UnscaleArgs& args) {
+}  // namespace
+
+void check_unscale(const UnscaleArgs& args) {
   constexpr auto kFunction = "unscale_and_check_";
   TORCH_CHECK_VALUE(args.inv_scale.defined(), kFunction,
                     ": expected inv_scale to be a tensor, got None");
@@ -105,23 +100,18 @@ std::int64_t check(const UnscaleArgs& args) {
   check_optional(kFunction, "sum_of_squares", args.sum_of_squares, at::kDouble, device,
                  "inv_scale");
   check_counts(kFunction, args.non_finite_counts, device, args.grads.size());
-  std::int64_t numel = 0;
-  for (size_t i = 0; i < args.grads.size(); ++i) {
+  for (size_t i = args.arrays.size(); i < args.grads.size(); ++i) {
     const at::Tensor& t = args.grads[i];
     // Dense gradients of a good dtype are nearly all there are: five loads and no call for them.
     if (C10_LIKELY(t.defined() && t.device() == device && t.layout() == at::kStrided &&
                    is_gradient_dtype(t.scalar_type()) && t.is_non_overlapping_and_dense())) {
-      numel += kCount ? t.numel() : 0;
       continue;
     }
     check_written_gradient(t, i, device);
-    numel += kCount ? t.numel() : 0;
   }
-  return numel;
 }
 
-template <bool kCount>
-std::int64_t check(const NormArgs& args) {
+void check_norm(const NormArgs& args) {
   constexpr auto kFunction = "norm_and_check_";
   TORCH_CHECK_VALUE(args.inv_scale.defined(), kFunction,
                     ": expected inv_scale to be a tensor, got None");
@@ -135,15 +125,10 @@ std::int64_t check(const NormArgs& args) {
                     ": expected max_norm and clip_coef together, got ",
                     args.max_norm ? "max_norm" : "clip_coef", " alone");
   check_counts(kFunction, args.non_finite_counts, device, args.grads.size());
-  std::int64_t numel = 0;
-  for (size_t i = 0; i < args.grads.size(); ++i) {
+  for (size_t i = args.arrays.size(); i < args.grads.size(); ++i) {
     check_read_gradient(args.grads[i], i, device);
-    numel += kCount ? args.grads[i].numel() : 0;
   }
-  return numel;
 }
-
-}  // namespace
 
 void check_single(const char* fn, const char* name, const at::Tensor& t, at::ScalarType dtype,
                   c10::Device device, const char* device_of) {
@@ -157,11 +142,6 @@ void check_single(const char* fn, const char* name, const at::Tensor& t, at::Sca
   TORCH_CHECK_VALUE(t.device() == device, fn, ": expected ", name, " on ", device,
                     ", the device of ", device_of, ", got ", t.device());
 }
-
-void check_unscale(const UnscaleArgs& args) { check<false>(args); }
-void check_norm(const NormArgs& args) { check<false>(args); }
-std::int64_t checked_numel(const UnscaleArgs& args) { return check<true>(args); }
-std::int64_t checked_numel(const NormArgs& args) { return check<true>(args); }
 
 void check_update_scale(const UpdateScaleArgs& args) {
   constexpr auto kFunction = "update_scale_";

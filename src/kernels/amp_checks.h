@@ -16,9 +16,6 @@ void check_single(const char* fn, const char* name, const at::Tensor& t, at::Sca
 /// Throw what fastamp/ops/amp_ops.h promises; read no tensor data.
 void check_unscale(const UnscaleArgs& args);
 void check_norm(const NormArgs& args);
-/// The same; return the number of elements of all gradients.
-std::int64_t checked_numel(const UnscaleArgs& args);
-std::int64_t checked_numel(const NormArgs& args);
 void check_update_scale(const UpdateScaleArgs& args);
 
 /// Where a checked call wants the norm.

@@ -1,18 +1,43 @@
 #include "scaler/gradient_groups.h"
 
-#include "scaler/scale_ops.h"
-
-#include <fastamp/ops/amp_ops.h>
-
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/StorageImpl.h>
 #include <c10/util/Exception.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 namespace fastamp::scaler {
-namespace {}  // namespace
+namespace {
+
+using TensorPtr = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+/// Of a dense tensor in host memory whose numbers are what its storage holds: nothing of them is
+/// still to be negated, computed or asked of Python.
+constexpr c10::DispatchKeySet kOrdinaryCpu =
+    c10::DispatchKeySet({c10::DispatchKey::CPU, c10::DispatchKey::ADInplaceOrView,
+                         c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutocastCPU});
+
+bool is_array(const at::Tensor& tensor) {
+  const auto keys = tensor.key_set();
+  return keys.has_backend(c10::BackendComponent::CPUBit) && (keys | kOrdinaryCpu) == kOrdinaryCpu &&
+         kernels::is_gradient_dtype(tensor.scalar_type());
+}
+
+// One cache line of what a gradient holds is in the way of each of these; all are asked for.
+void prefetch_tensor(const c10::TensorImpl* impl) {
+  __builtin_prefetch(impl, /*rw=*/1);  // Its count of references and storage,
+  const auto* const bytes = reinterpret_cast<const char*>(impl);
+  __builtin_prefetch(bytes + 64);  // its offset and size,
+  __builtin_prefetch(bytes + sizeof(c10::TensorImpl) - 1);  // its dtype, device and keys.
+}
+
+}  // namespace
 
 void unscale_with_torch(std::vector<at::Tensor> gradients, const at::Tensor& inv_scale,
                         at::Tensor& found_inf) {
@@ -34,8 +59,11 @@ DeviceGradients& GradientGroups::group_for(c10::Device device) {
     }
   }
   last_ = nullptr;  // The vector may move its elements.
-  auto& group =
-      groups_.emplace_back(DeviceGradients{.device = device, .gradients = {}, .positions = {}});
+  auto& group = groups_.emplace_back(DeviceGradients{
+      .device = device, .gradients = {}, .positions = {}, .arrays = {}, .as_arrays = device.is_cpu()});
+  if (device.is_cpu() && access_ != Access::kTensor) {
+    group.arrays.reserve(expected_);
+  }
   group.positions.reserve(expected_);
   group.gradients.reserve(std::exchange(expected_, 0));
   return group;
@@ -46,6 +74,10 @@ void GradientGroups::push(const at::Tensor& gradient, std::uint32_t position) {
   group.gradients.push_back(gradient);
   group.positions.push_back(position);
   group.any_double = group.any_double || gradient.scalar_type() == at::kDouble;
+  if (!is_array(gradient)) {
+    group.as_arrays = false;
+    group.arrays.clear();
+  }
   last_ = &group;
 }
 
@@ -72,6 +104,83 @@ GradientGroups::Taken GradientGroups::add_other(const at::Tensor& parameter,
   return Taken::kYes;
 }
 
+// A gradient is five dependent loads away from its parameter: autograd data, gradient, storage, and
+// that which they hold. A block is taken through them stage by stage, so that each stage waits once
+// for all of the block and not for every parameter.
+std::uint32_t GradientGroups::add_block(c10::ArrayRef<c10::TensorImpl*> parameters) {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(parameters.size() <= kBlock);
+  static const at::Tensor none;
+  std::array<const at::Tensor*, kBlock> gradients{};
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const auto* meta = parameters[i]->autograd_meta();
+    gradients[i] =
+        meta == nullptr ? &none : &static_cast<const torch::autograd::AutogradMeta*>(meta)->grad_;
+    __builtin_prefetch(gradients[i]);
+  }
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    prefetch_tensor(gradients[i]->unsafeGetTensorImpl());
+  }
+  std::uint32_t foreign = 0;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const auto& gradient = *gradients[i];
+    if (!gradient.defined()) {
+      skip();
+      continue;
+    }
+    const auto position = parameters_++;
+    if (add_like_last(gradient, position)) [[likely]] {
+      __builtin_prefetch(gradient.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+      continue;
+    }
+    const at::Tensor parameter(TensorPtr::reclaim_copy(parameters[i]));
+    if (add_other(parameter, gradient, position) == Taken::kForeign) {
+      foreign |= 1U << i;
+    }
+  }
+  for (auto& group : groups_) {
+    take_arrays(group);
+  }
+  return foreign;
+}
+
+bool GradientGroups::add_all(at::TensorList parameters) {
+  std::array<c10::TensorImpl*, kBlock> block{};
+  for (std::size_t begin = 0; begin < parameters.size(); begin += kBlock) {
+    const auto count = std::min(kBlock, parameters.size() - begin);
+    for (std::size_t i = 0; i < count; ++i) {
+      block.at(i) = parameters[begin + i].unsafeGetTensorImpl();
+      __builtin_prefetch(block.at(i));
+    }
+    if (add_block({block.data(), count}) != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void GradientGroups::take_arrays(DeviceGradients& group) const {
+  const auto& gradients = group.gradients;
+  if (access_ == Access::kTensor || !group.as_arrays) {
+    return;
+  }
+  for (auto i = group.arrays.size(); i < gradients.size(); ++i) {
+    auto* const impl = gradients[i].unsafeGetTensorImpl();
+    auto* const storage = impl->unsafe_storage().unsafeGetStorageImpl();
+    if (!impl->is_non_overlapping_and_dense() || storage == nullptr) [[unlikely]] {
+      group.as_arrays = false;
+      group.arrays.clear();
+      return;
+    }
+    // What is only read must not materialise a copy-on-write tensor.
+    void* const start =
+        access_ == Access::kWrite ? storage->mutable_data() : const_cast<void*>(storage->data());
+    const auto offset = static_cast<std::size_t>(impl->storage_offset()) * impl->itemsize();
+    group.arrays.push_back({.data = start == nullptr ? nullptr : static_cast<char*>(start) + offset,
+                            .numel = impl->numel(),
+                            .dtype = gradients[i].scalar_type()});
+  }
+}
+
 void GradientGroups::take_sparse_values() {
   for (auto& [parameter, gradient, position] : sparse_) {
     // Adding duplicates in fp16 can overflow although every summand is finite, so the check must
@@ -91,28 +200,13 @@ std::vector<DeviceGradients> GradientGroups::release() {
   const at::NoGradGuard no_grad;
   take_sparse_values();
   parameters_ = 0;
-  return std::exchange(groups_, {});
-}
-
-std::vector<DeviceFlag> GradientGroups::unscale_(const at::Tensor& inv_scale,
-                                                 const at::Tensor& found_inf) {
-  const at::NoGradGuard no_grad;
-  take_sparse_values();
-  std::vector<DeviceFlag> flags;
-  flags.reserve(groups_.size());
   for (auto& group : groups_) {
-    auto flag = found_inf.to(group.device, at::kFloat, /*non_blocking=*/true, /*copy=*/true);
-    const auto local_inverse = inv_scale.device() == group.device
-                                   ? inv_scale
-                                   : inv_scale.to(group.device, at::kFloat, /*non_blocking=*/true);
-    if (has_native_kernels(group.device.type())) {
-      ops::unscale_and_check_(group.gradients, local_inverse, flag);
-    } else {
-      unscale_with_torch(group.gradients, local_inverse, flag);
+    take_arrays(group);
+    if (access_ == Access::kTensor) {
+      group.arrays.clear();
     }
-    flags.push_back({.device = group.device, .found_inf = std::move(flag)});
   }
-  return flags;
+  return std::exchange(groups_, {});
 }
 
 }  // namespace fastamp::scaler

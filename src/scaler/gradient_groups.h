@@ -1,5 +1,7 @@
 #pragma once
 
+#include "kernels/host_array.h"
+
 #include <fastamp/export.h>
 
 #include <ATen/core/Tensor.h>
@@ -7,18 +9,13 @@
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/util/ArrayRef.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 namespace fastamp::scaler {
-
-/// The non-finite flag of the gradients that live on one device.
-struct DeviceFlag {
-  c10::Device device;
-  at::Tensor found_inf;
-};
 
 /// The gradients that live on one device, in the order in which they were collected.
 struct DeviceGradients {
@@ -27,6 +24,16 @@ struct DeviceGradients {
   std::vector<std::uint32_t> positions;  ///< Which parameter each belongs to, counted from 0.
   bool any_double = false;               ///< Whether one is fp64.
   bool any_duplicates = false;           ///< Whether one holds values that are still to be added.
+  /// The same as arrays for a CPU kernel; empty unless all are dense ones of ordinary host memory.
+  std::vector<kernels::HostArray> arrays;
+  bool as_arrays = false;
+};
+
+/// What a pass is about to do with gradients in host memory.
+enum class Access : std::uint8_t {
+  kTensor,  ///< Anything that operators on tensors do.
+  kRead,    ///< Its kernel reads them next.
+  kWrite,   ///< Its kernel writes them next.
 };
 
 /// Unscales by torch's operator, which takes one dtype per call: devices that we have no kernels
@@ -36,10 +43,10 @@ FASTAMP_API void unscale_with_torch(std::vector<at::Tensor> gradients, const at:
 
 /// The gradients of one unscale call, sorted by device while they are collected.
 ///
-/// Collecting only reads; everything that can be refused is refused before unscale_() writes. The
-/// hot path is add(): real models repeat one (keys, dtype, device) for nearly every parameter, so a
-/// gradient like its predecessor costs three compares and a refcount.
-/// Not thread-safe; holds a reference to every gradient until it is destroyed.
+/// Collecting only reads; everything that can be refused is refused before anything is written.
+/// Real models repeat one (keys, dtype, device) for nearly every parameter, so a gradient like its
+/// predecessor costs three compares and a refcount. Not thread-safe; holds a reference to every
+/// gradient until it is destroyed.
 class FASTAMP_API GradientGroups {
  public:
   enum class Taken : std::uint8_t {
@@ -47,34 +54,31 @@ class FASTAMP_API GradientGroups {
     kForeign,  ///< The gradient is a Python tensor subclass: its own code must unscale it.
   };
 
-  explicit GradientGroups(bool allow_fp16) : allow_fp16_(allow_fp16) {}
+  explicit GradientGroups(bool allow_fp16, Access access = Access::kTensor)
+      : allow_fp16_(allow_fp16), access_(access) {}
 
-  /// Collects the gradient of a plain leaf tensor.
+  /// The parameters that add_block() takes at a time: few enough for the first cache level to hold
+  /// what is read of them and many enough to wait for all at once.
+  static constexpr std::size_t kBlock = 32;
+
+  /// Collects the gradients of up to kBlock plain leaf tensors. Returns a bit for each whose
+  /// gradient is a Python tensor subclass.
   /// @throws c10::ValueError for an fp16 gradient unless they are allowed.
-  Taken add(const at::Tensor& parameter) {
-    const at::Tensor& gradient = parameter.unsafeGetTensorImpl()->grad();
-    if (!gradient.defined()) {
-      skip();
-      return Taken::kYes;
-    }
-    return add(parameter, gradient);
-  }
+  std::uint32_t add_block(c10::ArrayRef<c10::TensorImpl*> parameters);
+
+  /// The same for any number of them. False if a gradient is a Python tensor subclass; what was
+  /// collected is of no use then.
+  bool add_all(at::TensorList parameters);
 
   /// Counts a parameter whose gradient is not collected: there is none, or others handle it.
   void skip() { ++parameters_; }
 
-  /// The same for a gradient that was already read. A sparse fp16 gradient is coalesced by
-  /// unscale_(), which then stores the result as parameter's gradient.
+  /// Collects one gradient that was already read. A sparse fp16 gradient is coalesced by release(),
+  /// which then stores the result as parameter's gradient.
   Taken add(const at::Tensor& parameter, const at::Tensor& gradient) {
-    const c10::TensorImpl* impl = gradient.unsafeGetTensorImpl();
     const auto position = parameters_++;
-    if (last_ != nullptr && impl->key_set() == last_keys_ &&
-        gradient.scalar_type() == last_dtype_ && impl->device() == last_->device) [[likely]] {
-      last_->gradients.push_back(gradient);
-      last_->positions.push_back(position);
-      return Taken::kYes;
-    }
-    return add_other(parameter, gradient, position);
+    return add_like_last(gradient, position) ? Taken::kYes
+                                             : add_other(parameter, gradient, position);
   }
 
   /// Makes room for a number of gradients in the next group that is opened.
@@ -83,10 +87,9 @@ class FASTAMP_API GradientGroups {
   /// Coalesces all sparse gradients, not just those of fp16: needed where their norm is.
   void coalesce_sparse() { coalesce_all_ = true; }
 
-  /// Multiplies every collected gradient by `inv_scale` in place and returns, per device met, a
-  /// copy of `found_inf` that is non-zero if a gradient there was inf or NaN.
-  /// Gradient history is not recorded. Asynchronous on CUDA.
-  std::vector<DeviceFlag> unscale_(const at::Tensor& inv_scale, const at::Tensor& found_inf);
+  /// To be called before code of others runs between the first gradient and release(): it may
+  /// change tensors, so that no addresses of theirs must be kept.
+  void forget_addresses() { access_ = Access::kTensor; }
 
   /// Gives away what was collected: the values of sparse gradients among the dense ones. Coalesces
   /// sparse fp16 gradients, in the parameters too. The object is empty afterwards.
@@ -99,12 +102,24 @@ class FASTAMP_API GradientGroups {
     std::uint32_t position;
   };
 
+  bool add_like_last(const at::Tensor& gradient, std::uint32_t position) {
+    const c10::TensorImpl* impl = gradient.unsafeGetTensorImpl();
+    if (last_ == nullptr || impl->key_set() != last_keys_ ||
+        gradient.scalar_type() != last_dtype_ || impl->device() != last_->device) [[unlikely]] {
+      return false;
+    }
+    last_->gradients.push_back(gradient);
+    last_->positions.push_back(position);
+    return true;
+  }
   Taken add_other(const at::Tensor& parameter, const at::Tensor& gradient, std::uint32_t position);
+  void take_arrays(DeviceGradients& group) const;
   DeviceGradients& group_for(c10::Device device);
   void push(const at::Tensor& gradient, std::uint32_t position);
   void take_sparse_values();
 
   bool allow_fp16_;
+  Access access_;
   bool coalesce_all_ = false;
   std::size_t expected_ = 0;
   std::uint32_t parameters_ = 0;

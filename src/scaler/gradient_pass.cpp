@@ -1,6 +1,8 @@
 #include "scaler/gradient_pass.h"
 
 #include "core/tensor_version.h"
+#include "kernels/amp_args.h"
+#include "ops/direct.h"
 #include "ops/inplace.h"
 #include "scaler/gradient_walks.h"
 #include "scaler/scale_ops.h"
@@ -113,11 +115,13 @@ GradientPass::GradientPass(std::vector<DeviceGradients> groups, const at::Tensor
 
 void GradientPass::run(DeviceResult& result, const PassOptions& options) const {
   const auto& gradients = result.seen.gradients;
+  const auto arrays = std::exchange(result.seen.arrays, {});  // Good for this one call.
   if (!has_native_kernels(result.seen.device.type())) {
     TORCH_INTERNAL_ASSERT(!options.read_only);
     unscale_with_torch(gradients, result.inv_scale, result.found_inf);
     return;
   }
+  const bool direct = !arrays.empty() && ops::nothing_watches_calls();
   std::optional<at::Tensor> counts;
   if (options.memory != nullptr) {
     result.counts = options.memory->counts_for(result.seen.device, result.seen.positions);
@@ -134,7 +138,12 @@ void GradientPass::run(DeviceResult& result, const PassOptions& options) const {
     }
     // Versions are bumped as they are noted, in one walk over the gradients: take_versions().
     const at::AutoDispatchBelowADInplaceOrView no_versions;
-    ops::unscale_and_check_(gradients, result.inv_scale, result.found_inf, sum, counts);
+    if (direct) {
+      kernels::unscale_and_check_cpu(
+          {gradients, result.inv_scale, result.found_inf, sum, counts, arrays});
+    } else {
+      ops::unscale_and_check_(gradients, result.inv_scale, result.found_inf, sum, counts);
+    }
     return;
   }
   std::optional<at::Tensor> coefficient;
@@ -143,8 +152,15 @@ void GradientPass::run(DeviceResult& result, const PassOptions& options) const {
     coefficient = result.clip_coef = new_scalar(result.inv_scale, at::kFloat);
     norm = result.total_norm = new_scalar(result.inv_scale, at::kFloat);
   }
-  ops::norm_and_check_(gradients, result.inv_scale, result.found_inf, result.sum_of_squares, counts,
-                       coefficient ? options.max_norm : std::nullopt, coefficient, norm);
+  const auto max_norm = coefficient ? options.max_norm : std::nullopt;
+  if (direct) {
+    kernels::norm_and_check_cpu({gradients, result.inv_scale, result.found_inf,
+                                 result.sum_of_squares, counts, max_norm, coefficient, norm,
+                                 arrays});
+  } else {
+    ops::norm_and_check_(gradients, result.inv_scale, result.found_inf, result.sum_of_squares,
+                         counts, max_norm, coefficient, norm);
+  }
 }
 
 void GradientPass::take_versions(DeviceResult& result, bool bump) {

@@ -9,6 +9,7 @@
 #include <c10/util/Exception.h>
 
 #include <utility>
+#include <vector>
 
 namespace fastamp {
 
@@ -30,6 +31,19 @@ bool has_sparse(torch::optim::Optimizer& optimizer) {
     }
   }
   return false;
+}
+
+/// Notes the parameters that come at a position and after it.
+void remember_parameters(at::TensorList parameters, std::size_t position,
+                         std::vector<scaler::WeakTensor>& known) {
+  for (const auto& parameter : parameters) {
+    if (position == known.size()) {
+      known.emplace_back(parameter.getIntrusivePtr());
+    } else if (known[position]._unsafe_get_target() != parameter.unsafeGetTensorImpl()) {
+      known[position] = scaler::WeakTensor(parameter.getIntrusivePtr());
+    }
+    ++position;
+  }
 }
 
 /// Gives the gate to an optimizer for one step and takes it back if the step throws.
@@ -62,31 +76,25 @@ Stage GradScaler::Impl::stage_of(const torch::optim::Optimizer& optimizer) const
 }
 
 std::vector<DeviceGradients> GradScaler::Impl::gather(torch::optim::Optimizer& optimizer,
-                                                      OptimizerRecord& record, bool allow_fp16) {
-  scaler::GradientGroups groups(allow_fp16);
+                                                      OptimizerRecord& record, bool allow_fp16,
+                                                      scaler::Access access) {
+  scaler::GradientGroups groups(allow_fp16, access);
   groups.coalesce_sparse();  // The norm is that of the sums.
   std::size_t position = 0;
   for (const auto& group : optimizer.param_groups()) {
     groups.reserve(group.params().size());
-    for (const auto& parameter : group.params()) {
-      auto* const impl = parameter.unsafeGetTensorImpl();
-      if (position == record.parameters.size()) {
-        record.parameters.emplace_back(parameter.getIntrusivePtr());
-      } else if (record.parameters[position]._unsafe_get_target() != impl) {
-        record.parameters[position] = scaler::WeakTensor(parameter.getIntrusivePtr());
-      }
-      ++position;
-      TORCH_CHECK_NOT_IMPLEMENTED(
-          groups.add(parameter) == scaler::GradientGroups::Taken::kYes,
-          "unscale_: expected gradients that are plain tensors, got a Python tensor subclass; use "
-          "the Python GradScaler for it.");
-    }
+    remember_parameters(group.params(), position, record.parameters);
+    position += group.params().size();
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        groups.add_all(group.params()),
+        "unscale_: expected gradients that are plain tensors, got a Python tensor subclass; use "
+        "the Python GradScaler for it.");
   }
   return groups.release();
 }
 
 void GradScaler::Impl::unscale(torch::optim::Optimizer& optimizer, OptimizerRecord& record) const {
-  auto gradients = gather(optimizer, record, /*allow_fp16=*/false);
+  auto gradients = gather(optimizer, record, /*allow_fp16=*/false, scaler::Access::kWrite);
   scaler::PassOptions how;
   how.memory = &record.memory;
   const auto& pass = record.pass.emplace(std::move(gradients), state.inv_scale(),
@@ -124,7 +132,7 @@ const GradientPass* GradScaler::Impl::check(torch::optim::Optimizer& optimizer,
   if (record.stage != Stage::kReady || has_sparse(optimizer)) {
     return nullptr;
   }
-  auto gradients = gather(optimizer, record, /*allow_fp16=*/true);
+  auto gradients = gather(optimizer, record, /*allow_fp16=*/true, scaler::Access::kRead);
   if (!scaler::has_read_only_pass(gradients)) {
     return nullptr;
   }

@@ -49,6 +49,31 @@ bool worth_threads(std::int64_t numel, std::size_t tensors) {
   return numel > std::max(kThreadsNumel, needed);
 }
 
+GradArrays::GradArrays(at::TensorList grads, KnownArrays known, bool writes)
+    : arrays_(known), writes_(writes) {
+  if (known.empty()) {
+    own_.reserve(grads.size());
+    for (std::size_t i = 0; i < grads.size(); ++i) {
+      if (grads[i].is_non_overlapping_and_dense()) [[likely]] {
+        own_.push_back(array_of(grads[i], writes));
+      } else {
+        strided_.emplace_back(i, &grads[i]);
+        own_.push_back({.data = nullptr, .numel = 0, .dtype = grads[i].scalar_type()});
+      }
+    }
+    arrays_ = own_;
+  }
+  for (const auto& array : arrays_) {
+    numel_ += array.numel;
+  }
+}
+
+HostArray GradArrays::array_of(const at::Tensor& dense, bool writes) {
+  return {.data = writes ? dense.mutable_data_ptr() : const_cast<void*>(dense.const_data_ptr()),
+          .numel = dense.numel(),
+          .dtype = dense.scalar_type()};
+}
+
 ChunkSumFn* chunk_sum_function() {
   static auto* const best = best_copy<ChunkSum, ChunkSumFn>();
   return best;
@@ -61,17 +86,16 @@ NonFinite count_non_finite(at::ScalarType dtype, const void* base, std::int64_t 
   return best(dtype, base, begin, end);
 }
 
-void Tally::look(std::size_t grad, at::ScalarType dtype, const void* base, std::int64_t begin,
-                 std::int64_t end) {
+void Tally::look(std::size_t index, const HostArray& grad, std::int64_t begin, std::int64_t end) {
   if (!wanted_) {
     return;
   }
-  const auto count = count_non_finite(dtype, base, begin, end);
+  const auto count = count_non_finite(grad.dtype, grad.data, begin, end);
   if (count.inf == 0 && count.nan == 0) {
     return;  // Squares of large fp64 numbers overflow.
   }
   const std::scoped_lock lock(mutex_);
-  found_.emplace_back(grad, count);
+  found_.emplace_back(index, count);
 }
 
 void Tally::write(std::int64_t* counts, std::size_t grads) const {

@@ -4,15 +4,15 @@
 //
 // Each dense gradient is a flat array whatever the order of its dimensions; a strided one goes
 // through a contiguous copy. All are cut into chunks of kNormChunkNumel elements. Short lists and
-// lists of small tensors are walked by the calling thread with nothing allocated, others spread
-// over at::parallel_for, which leaves one fp64 per chunk to be added in order: the order of all
-// sums depends on the sizes of the tensors alone.
+// lists of small tensors are walked by the calling thread, others spread over at::parallel_for,
+// which leaves one fp64 per chunk to be added in order: the order of all sums depends on the sizes
+// of the tensors alone.
 
+#include "kernels/amp_args.h"
 #include "kernels/functors/norm.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
-#include <c10/util/MaybeOwned.h>
 
 #include <algorithm>
 #include <atomic>
@@ -32,30 +32,6 @@ inline constexpr std::int64_t kThreadsNumelPerTensor = 256;
 /// Threads pay for elements, not for tensors: walking the list is serial in any case.
 bool worth_threads(std::int64_t numel, std::size_t tensors);
 
-/// A gradient's data is three dependent loads away (tensor, storage, data); with thousands of small
-/// tensors their latency is most of the time, so each is started some tensors before the next.
-inline void prefetch_ahead(at::TensorList grads, std::size_t i) {
-  constexpr std::size_t kTensorAhead = 24;
-  constexpr std::size_t kStorageAhead = 16;
-  constexpr std::size_t kDataAhead = 8;
-  if (i + kTensorAhead < grads.size()) {
-    const void* const tensor = grads[i + kTensorAhead].unsafeGetTensorImpl();
-    __builtin_prefetch(tensor);  // Its storage is in the first of three cache lines, and in the
-    // last there are dtype, device and size.
-    __builtin_prefetch(static_cast<const char*>(tensor) + sizeof(c10::TensorImpl));
-  }
-  if (i + kStorageAhead < grads.size()) {
-    const auto& storage = grads[i + kStorageAhead].unsafeGetTensorImpl()->unsafe_storage();
-    __builtin_prefetch(storage.unsafeGetStorageImpl());
-  }
-  if (i + kDataAhead < grads.size()) {
-    const auto& storage = grads[i + kDataAhead].unsafeGetTensorImpl()->unsafe_storage();
-    if (const auto* const impl = storage.unsafeGetStorageImpl(); impl != nullptr) {
-      __builtin_prefetch(impl->data());
-    }
-  }
-}
-
 /// Sum of squares of the elements [begin, end), one chunk at most, of a dense array.
 using ChunkSumFn = double(at::ScalarType, const void*, std::int64_t, std::int64_t);
 ChunkSumFn* chunk_sum_function();
@@ -70,8 +46,7 @@ class Tally {
   explicit Tally(bool wanted) : wanted_(wanted) {}
 
   /// Called for a chunk whose sum is not finite, before it is written.
-  void look(std::size_t grad, at::ScalarType dtype, const void* base, std::int64_t begin,
-            std::int64_t end);
+  void look(std::size_t index, const HostArray& grad, std::int64_t begin, std::int64_t end);
   /// Replaces all of counts[grads][2] if anything was found.
   void write(std::int64_t* counts, std::size_t grads) const;
 
@@ -81,58 +56,80 @@ class Tally {
   std::vector<std::pair<std::size_t, NonFinite>> found_;
 };
 
-/// A gradient in dense memory for the length of a pass.
-class DenseGrad {
+/// The gradients of a list as arrays for the length of a pass.
+class GradArrays {
  public:
-  DenseGrad(const at::Tensor& grad, bool writes)
-      : dense_(grad.is_non_overlapping_and_dense()
-                   ? c10::MaybeOwned<at::Tensor>::borrowed(grad)
-                   : c10::MaybeOwned<at::Tensor>::owned(grad.contiguous())),
-        // What is only read must not materialise a copy-on-write tensor.
-        data_(writes ? dense_->mutable_data_ptr() : const_cast<void*>(dense_->const_data_ptr())) {}
+  /// @param known   The arrays if the caller has them: empty otherwise.
+  /// @param writes  Whether they will be written. What is only read must not materialise a
+  ///                copy-on-write tensor.
+  GradArrays(at::TensorList grads, KnownArrays known, bool writes);
+  GradArrays(const GradArrays&) = delete;
+  GradArrays& operator=(const GradArrays&) = delete;
+  GradArrays(GradArrays&&) = delete;
+  GradArrays& operator=(GradArrays&&) = delete;
+  ~GradArrays() = default;
 
-  void* data() const { return data_; }
-  /// Brings what was computed in a copy to where it belongs.
-  void copy_back(const at::Tensor& grad) const {
-    if (!dense_.unsafeIsBorrowed()) {
-      grad.copy_(*dense_);
+  /// As many as there are gradients; strided ones are empty here.
+  KnownArrays dense() const { return arrays_; }
+  /// Whether more than the calling thread should walk the dense ones.
+  bool worth_threads() const { return cpu::worth_threads(numel_, arrays_.size()); }
+
+  /// Calls visit(index, array) for a copy of each strided gradient and brings back what was
+  /// written. One after the other: they may share memory.
+  template <typename Visit>
+  void visit_strided(const Visit& visit) const {
+    for (const auto& [index, grad] : strided_) {
+      const auto dense = grad->contiguous();
+      visit(index, array_of(dense, writes_));
+      if (writes_) {
+        grad->copy_(dense);
+      }
     }
   }
 
  private:
-  c10::MaybeOwned<at::Tensor> dense_;
-  void* data_;
+  static HostArray array_of(const at::Tensor& dense, bool writes);
+
+  std::vector<HostArray> own_;
+  std::vector<std::pair<std::size_t, const at::Tensor*>> strided_;
+  KnownArrays arrays_;
+  std::int64_t numel_ = 0;
+  bool writes_;
 };
 
+/// Asks for the data of the array that is some places after the i-th: with thousands of small ones
+/// waiting for it would be most of the time.
+inline void prefetch_after(KnownArrays arrays, std::size_t i) {
+  constexpr std::size_t kAhead = 8;
+  if (i + kAhead < arrays.size()) {
+    __builtin_prefetch(arrays[i + kAhead].data, /*rw=*/1);
+  }
+}
+
 template <typename Visit>
-double sum_serial(at::TensorList grads, bool writes, const Visit& visit) {
+void sum_array(double& total, std::size_t index, const HostArray& array, const Visit& visit) {
+  for (std::int64_t at = 0; at < array.numel; at += kNormChunkNumel) {
+    total += visit(index, array, at, std::min(at + kNormChunkNumel, array.numel));
+  }
+}
+
+template <typename Visit>
+double sum_serial(KnownArrays arrays, const Visit& visit) {
   double total = 0.0;
-  for (std::size_t i = 0; i < grads.size(); ++i) {
-    prefetch_ahead(grads, i);
-    const at::Tensor& grad = grads[i];
-    const DenseGrad dense(grad, writes);
-    const auto numel = grad.numel();
-    for (std::int64_t at = 0; at < numel; at += kNormChunkNumel) {
-      total +=
-          visit(i, grad.scalar_type(), dense.data(), at, std::min(at + kNormChunkNumel, numel));
-    }
-    if (writes) {
-      dense.copy_back(grad);
-    }
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    prefetch_after(arrays, i);
+    sum_array(total, i, arrays[i], visit);
   }
   return total;
 }
 
 template <typename Visit>
-double sum_parallel(at::TensorList grads, bool writes, const Visit& visit) {
-  std::vector<DenseGrad> dense;
+double sum_parallel(KnownArrays arrays, const Visit& visit) {
   std::vector<std::int64_t> first_chunk{0};
-  dense.reserve(grads.size());
-  first_chunk.reserve(grads.size() + 1);
-  for (const auto& grad : grads) {
-    dense.emplace_back(grad, writes);
+  first_chunk.reserve(arrays.size() + 1);
+  for (const auto& array : arrays) {
     first_chunk.push_back(first_chunk.back() +
-                          (grad.numel() + kNormChunkNumel - 1) / kNormChunkNumel);
+                          (array.numel + kNormChunkNumel - 1) / kNormChunkNumel);
   }
   std::vector<double> partial(static_cast<std::size_t>(first_chunk.back()));
   at::parallel_for(0, first_chunk.back(), kThreadsNumel / 2 / kNormChunkNumel,
@@ -144,14 +141,10 @@ double sum_parallel(at::TensorList grads, bool writes, const Visit& visit) {
                          ++i;
                        }
                        const auto at = (c - first_chunk[i]) * kNormChunkNumel;
-                       partial[static_cast<std::size_t>(c)] =
-                           visit(i, grads[i].scalar_type(), dense[i].data(), at,
-                                 std::min(at + kNormChunkNumel, grads[i].numel()));
+                       partial[static_cast<std::size_t>(c)] = visit(
+                           i, arrays[i], at, std::min(at + kNormChunkNumel, arrays[i].numel));
                      }
                    });
-  for (std::size_t i = 0; writes && i < dense.size(); ++i) {
-    dense[i].copy_back(grads[i]);
-  }
   double total = 0.0;
   for (const double chunk : partial) {
     total += chunk;
@@ -159,13 +152,16 @@ double sum_parallel(at::TensorList grads, bool writes, const Visit& visit) {
   return total;
 }
 
-/// Calls visit(index, dtype, base, begin, end) for every chunk, from several threads where that
-/// pays, and adds what it returns in the order of the chunks. `numel` is the number of elements of
-/// all gradients; `writes` says that visits change what they see.
+/// Calls visit(index, array, begin, end) for every chunk, from several threads where that pays, and
+/// adds what it returns: first of the strided gradients, then of the others, in order.
 template <typename Visit>
-double sum_chunks(at::TensorList grads, std::int64_t numel, bool writes, const Visit& visit) {
-  return worth_threads(numel, grads.size()) ? sum_parallel(grads, writes, visit)
-                                            : sum_serial(grads, writes, visit);
+double sum_chunks(const GradArrays& grads, const Visit& visit) {
+  double strided = 0.0;
+  grads.visit_strided([&](std::size_t index, const HostArray& array) {
+    sum_array(strided, index, array, visit);
+  });
+  return strided + (grads.worth_threads() ? sum_parallel(grads.dense(), visit)
+                                          : sum_serial(grads.dense(), visit));
 }
 
 }  // namespace fastamp::kernels::cpu

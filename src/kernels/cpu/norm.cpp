@@ -11,20 +11,20 @@
 namespace fastamp::kernels {
 
 void norm_and_check_cpu(const NormArgs& args) {
-  const auto numel = checked_numel(args);
+  check_norm(args);
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   auto* const sum_of_chunk = cpu::chunk_sum_function();
   cpu::Tally tally(given(args.non_finite_counts));
-  const double sum = cpu::sum_chunks(args.grads, numel, /*writes=*/false,
-                                     [&](std::size_t i, at::ScalarType dtype, const void* base,
-                                         std::int64_t begin, std::int64_t end) {
-                                       const double chunk = sum_of_chunk(dtype, base, begin, end);
-                                       if (is_non_finite(chunk)) [[unlikely]] {
-                                         tally.look(i, dtype, base, begin, end);
-                                       }
-                                       return chunk;
-                                     });
+  const cpu::GradArrays grads(args.grads, args.arrays, /*writes=*/false);
+  const double sum = cpu::sum_chunks(
+      grads, [&](std::size_t i, const HostArray& grad, std::int64_t begin, std::int64_t end) {
+        const double chunk = sum_of_chunk(grad.dtype, grad.data, begin, end);
+        if (is_non_finite(chunk)) [[unlikely]] {
+          tally.look(i, grad, begin, end);
+        }
+        return chunk;
+      });
   if (is_non_finite(sum)) {
     *args.found_inf.mutable_data_ptr<float>() = 1.0F;
     tally.write(mutable_pointer<std::int64_t>(args.non_finite_counts), args.grads.size());

@@ -2,13 +2,14 @@
 //
 // Layout: each dense gradient is a flat array whatever the order of its dimensions; a strided one
 // goes through a contiguous copy. Mapping: short lists and lists of small tensors are walked by the
-// calling thread with nothing allocated (with 10 000 tensors of 16 elements all time is in the
-// walk); others are cut by kernels/cpu/share.h and spread over at::parallel_for. Traffic per
-// element: one read and, unless inv_scale is 1, one write. Numerics: kernels/functors/unscale.h;
-// results do not depend on the number of threads, the cuts or the instruction set. With the norm or
-// the counts asked for, the walk is that of kernels/cpu/grad_sums.h and each chunk is summed, then
-// unscaled while the first cache level still holds it; a chunk whose sum is not finite is left for
-// the checked loop, after it has been counted.
+// calling thread (with 10 000 tensors of 16 elements all time is in the walk, so a caller that has
+// seen them already may hand the arrays over); others are cut by kernels/cpu/share.h and spread
+// over at::parallel_for. Traffic per element: one read and, unless inv_scale is 1, one write.
+// Numerics: kernels/functors/unscale.h; results do not depend on the number of threads, the cuts or
+// the instruction set. With the norm or the counts asked for, the walk is that of
+// kernels/cpu/grad_sums.h and each chunk is summed, then unscaled while the first cache level still
+// holds it; a chunk whose sum is not finite is left for the checked loop, after it has been
+// counted.
 
 #include "kernels/functors/unscale.h"
 
@@ -148,47 +149,19 @@ struct SumAndUnscaleBody {
 /// Unscales the elements [begin, end) of a dense array; true if one was not finite.
 using UnscaleFn = bool(at::ScalarType, void*, std::int64_t, std::int64_t, float);
 
-/// Stands in for a strided gradient: contiguous, and copied back if the values changed.
-bool unscale_strided(const at::Tensor& grad, float inv_scale, UnscaleFn* unscale) {
-  // The op has no autograd kernel; the copies must not be recorded by autograd either.
-  const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  const at::Tensor dense = grad.contiguous();
-  const bool non_finite =
-      unscale(dense.scalar_type(), dense.mutable_data_ptr(), 0, dense.numel(), inv_scale);
-  if (Unscale<float>{inv_scale}.rewrites()) {
-    grad.copy_(dense);
-  }
-  return non_finite;
-}
-
-bool unscale_whole(const at::Tensor& grad, float inv_scale, UnscaleFn* unscale) {
-  if (C10_LIKELY(grad.is_non_overlapping_and_dense())) {
-    return unscale(grad.scalar_type(), grad.mutable_data_ptr(), 0, grad.numel(), inv_scale);
-  }
-  return unscale_strided(grad, inv_scale, unscale);
-}
-
-bool unscale_parallel(at::TensorList grads, float inv_scale, UnscaleFn* unscale) {
+bool unscale_parallel(KnownArrays grads, float inv_scale, UnscaleFn* unscale) {
   std::vector<std::int64_t> numels;
-  std::vector<void*> bases;
   numels.reserve(grads.size());
-  bases.reserve(grads.size());
-  bool strided_non_finite = false;
   for (const auto& grad : grads) {
-    const bool dense = grad.is_non_overlapping_and_dense();
-    if (!dense) {
-      strided_non_finite |= unscale_strided(grad, inv_scale, unscale);
-    }
-    numels.push_back(dense ? grad.numel() : 0);
-    bases.push_back(dense ? grad.mutable_data_ptr() : nullptr);
+    numels.push_back(grad.numel);
   }
   const cpu::Line line(numels);
-  std::atomic<bool> non_finite{strided_non_finite};
+  std::atomic<bool> non_finite{false};
   at::parallel_for(
       0, line.length(), cpu::kThreadsNumel / 2, [&](std::int64_t begin, std::int64_t end) {
         bool mine = false;
         line.visit(begin, end, [&](std::size_t i, std::int64_t first, std::int64_t last) {
-          mine |= unscale(grads[i].scalar_type(), bases[i], first, last, inv_scale);
+          mine |= unscale(grads[i].dtype, grads[i].data, first, last, inv_scale);
         });
         if (mine) {
           non_finite.store(true, std::memory_order_relaxed);
@@ -197,36 +170,38 @@ bool unscale_parallel(at::TensorList grads, float inv_scale, UnscaleFn* unscale)
   return non_finite.load(std::memory_order_relaxed);
 }
 
-bool unscale_serial(at::TensorList grads, float inv_scale, UnscaleFn* unscale) {
+bool unscale_serial(KnownArrays grads, float inv_scale, UnscaleFn* unscale) {
   bool non_finite = false;
   for (std::size_t i = 0; i < grads.size(); ++i) {
-    cpu::prefetch_ahead(grads, i);
-    non_finite |= unscale_whole(grads[i], inv_scale, unscale);
+    cpu::prefetch_after(grads, i);
+    non_finite |= unscale(grads[i].dtype, grads[i].data, 0, grads[i].numel, inv_scale);
   }
   return non_finite;
 }
 
-bool unscale_list(at::TensorList grads, std::int64_t numel, float inv_scale, UnscaleFn* unscale) {
-  return cpu::worth_threads(numel, grads.size()) ? unscale_parallel(grads, inv_scale, unscale)
-                                                 : unscale_serial(grads, inv_scale, unscale);
+bool unscale_list(const cpu::GradArrays& grads, float inv_scale, UnscaleFn* unscale) {
+  bool non_finite = false;
+  grads.visit_strided([&](std::size_t /*index*/, const HostArray& grad) {
+    non_finite |= unscale(grad.dtype, grad.data, 0, grad.numel, inv_scale);
+  });
+  non_finite |= grads.worth_threads() ? unscale_parallel(grads.dense(), inv_scale, unscale)
+                                      : unscale_serial(grads.dense(), inv_scale, unscale);
+  return non_finite;
 }
 
 /// The same with the sum of squares and the counts, which see each chunk before it is written.
-bool unscale_and_sum(const UnscaleArgs& args, std::int64_t numel, float inv_scale,
+bool unscale_and_sum(const UnscaleArgs& args, const cpu::GradArrays& grads, float inv_scale,
                      UnscaleFn* unscale) {
-  // The op has no autograd kernel; the copies must not be recorded by autograd either.
-  const at::AutoDispatchBelowADInplaceOrView no_autograd;
   using SumAndUnscale = double(at::ScalarType, void*, std::int64_t, std::int64_t, float);
   static auto* const sum_and_unscale = cpu::best_copy<SumAndUnscaleBody, SumAndUnscale>();
   cpu::Tally tally(given(args.non_finite_counts));
   std::atomic<bool> non_finite{false};
   const double sum = cpu::sum_chunks(
-      args.grads, numel, Unscale<float>{inv_scale}.rewrites(),
-      [&](std::size_t i, at::ScalarType dtype, void* base, std::int64_t begin, std::int64_t end) {
-        const double chunk = sum_and_unscale(dtype, base, begin, end, inv_scale);
+      grads, [&](std::size_t i, const HostArray& grad, std::int64_t begin, std::int64_t end) {
+        const double chunk = sum_and_unscale(grad.dtype, grad.data, begin, end, inv_scale);
         if (is_non_finite(chunk)) [[unlikely]] {
-          tally.look(i, dtype, base, begin, end);
-          if (unscale(dtype, base, begin, end, inv_scale)) {
+          tally.look(i, grad, begin, end);
+          if (unscale(grad.dtype, grad.data, begin, end, inv_scale)) {
             non_finite.store(true, std::memory_order_relaxed);
           }
         }
@@ -240,12 +215,15 @@ bool unscale_and_sum(const UnscaleArgs& args, std::int64_t numel, float inv_scal
 }  // namespace
 
 void unscale_and_check_cpu(const UnscaleArgs& args) {
-  const auto numel = checked_numel(args);
-  const float inv_scale = *args.inv_scale.const_data_ptr<float>();
+  check_unscale(args);
+  // The op has no autograd kernel; the copies must not be recorded by autograd either.
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
   static auto* const unscale = cpu::best_copy<UnscaleBody, UnscaleFn>();
+  const float inv_scale = *args.inv_scale.const_data_ptr<float>();
+  const cpu::GradArrays grads(args.grads, args.arrays, Unscale<float>{inv_scale}.rewrites());
   const bool extras = given(args.sum_of_squares) || given(args.non_finite_counts);
-  const bool non_finite = extras ? unscale_and_sum(args, numel, inv_scale, unscale)
-                                 : unscale_list(args.grads, numel, inv_scale, unscale);
+  const bool non_finite = extras ? unscale_and_sum(args, grads, inv_scale, unscale)
+                                 : unscale_list(grads, inv_scale, unscale);
   if (non_finite) {
     *args.found_inf.mutable_data_ptr<float>() = 1.0F;
   }

@@ -1,5 +1,6 @@
 #include "helpers.h"
 #include "scaler/gradient_groups.h"
+#include "scaler/gradient_pass.h"
 #include "scaler/scale_ops.h"
 #include "support/catch.h"
 
@@ -11,6 +12,7 @@
 #include <limits>
 
 using fastamp::scaler::GradientGroups;
+using fastamp::scaler::GradientPass;
 
 namespace {
 
@@ -21,10 +23,10 @@ at::Tensor parameter_of(const at::Tensor& gradient) {
 }
 
 float unscale(GradientGroups& groups, float inv_scale) {
-  const auto flags = groups.unscale_(at::full({}, inv_scale), at::zeros({}));
-  REQUIRE(flags.size() == 1);
-  CHECK(flags[0].device.is_cpu());
-  return flags[0].found_inf.item<float>();
+  const GradientPass pass(groups.release(), at::full({}, inv_scale), at::zeros({}), {});
+  REQUIRE(pass.devices().size() == 1);
+  CHECK(pass.devices()[0].seen.device.is_cpu());
+  return pass.devices()[0].found_inf.item<float>();
 }
 
 at::Tensor duplicates(float value, at::ScalarType dtype) {
@@ -39,7 +41,7 @@ TEST_CASE("groups: gradients of every dtype and size share one flag", "[scaler]"
   for (const auto dtype : {at::kFloat, at::kHalf, at::kFloat, at::kBFloat16, at::kDouble}) {
     for (const int64_t size : {0, 1, 17}) {
       parameters.push_back(parameter_of(at::full({size}, 4.0, dtype)));
-      groups.add(parameters.back());
+      groups.add_all(parameters.back());
     }
   }
   CHECK(unscale(groups, 0.5F) == 0.0F);
@@ -50,14 +52,14 @@ TEST_CASE("groups: gradients of every dtype and size share one flag", "[scaler]"
 
 TEST_CASE("groups: an undefined gradient is passed over", "[scaler]") {
   GradientGroups groups(/*allow_fp16=*/false);
-  groups.add(at::zeros({2}).requires_grad_(true));
-  CHECK(groups.unscale_(at::ones({}), at::zeros({})).empty());
+  groups.add_all(at::zeros({2}).requires_grad_(true));
+  CHECK(groups.release().empty());
 }
 
 TEST_CASE("groups: sparse fp16 duplicates are summed before the check", "[scaler]") {
   GradientGroups groups(/*allow_fp16=*/true);
   auto parameter = parameter_of(duplicates(60000.0F, at::kHalf));
-  groups.add(parameter);
+  groups.add_all(parameter);
   CHECK(unscale(groups, 0.5F) == 1.0F);
   CHECK(parameter.grad().is_coalesced());
 }
@@ -66,7 +68,7 @@ TEST_CASE("groups: sparse fp32 gradients are unscaled where they are", "[scaler]
   GradientGroups groups(/*allow_fp16=*/false);
   const auto gradient = duplicates(4.0F, at::kFloat);
   auto parameter = parameter_of(gradient);
-  groups.add(parameter);
+  groups.add_all(parameter);
   CHECK(unscale(groups, 0.5F) == 0.0F);
   CHECK(parameter.grad().is_same(gradient));
   CHECK(gradient._values().eq(2.0).all().item<bool>());
@@ -75,17 +77,17 @@ TEST_CASE("groups: sparse fp32 gradients are unscaled where they are", "[scaler]
 TEST_CASE("groups: a refused fp16 gradient changes no other", "[scaler]") {
   GradientGroups groups(/*allow_fp16=*/false);
   auto first = parameter_of(at::full({2}, 4.0));
-  groups.add(first);
-  CHECK_THROWS_AS(groups.add(parameter_of(at::ones({2}, at::kHalf))), c10::ValueError);
+  groups.add_all(first);
+  CHECK_THROWS_AS(groups.add_all(parameter_of(at::ones({2}, at::kHalf))), c10::ValueError);
   CHECK(first.grad().eq(4.0).all().item<bool>());
 }
 
 TEST_CASE("groups: fp16 is refused after fp32 of the same device too", "[scaler]") {
   // The short path compares with the gradient before: the dtype must be part of that.
   GradientGroups groups(/*allow_fp16=*/false);
-  groups.add(parameter_of(at::ones({2})));
-  groups.add(parameter_of(at::ones({2})));
-  CHECK_THROWS_AS(groups.add(parameter_of(at::ones({2}, at::kHalf))), c10::ValueError);
+  groups.add_all(parameter_of(at::ones({2})));
+  groups.add_all(parameter_of(at::ones({2})));
+  CHECK_THROWS_AS(groups.add_all(parameter_of(at::ones({2}, at::kHalf))), c10::ValueError);
 }
 
 TEST_CASE("inverse_scale: one rounding from fp64", "[scaler]") {
