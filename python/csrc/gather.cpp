@@ -74,8 +74,8 @@ void gather_group(const py::object& params, scaler::GradientGroups& groups, py::
       const auto foreign_ones = groups.add_block({block.data(), count});
       for (std::size_t k = 0; foreign_ones != 0 && k < count; ++k) {
         if ((foreign_ones >> k & 1U) != 0) {
-          foreign.append(py::handle(
-              PySequence_Fast_GET_ITEM(sequence.ptr(), i + static_cast<Py_ssize_t>(k))));
+          foreign.append(
+              py::handle(PySequence_Fast_GET_ITEM(sequence.ptr(), i + static_cast<Py_ssize_t>(k))));
         }
       }
       i += static_cast<Py_ssize_t>(count);
@@ -87,7 +87,8 @@ void gather_group(const py::object& params, scaler::GradientGroups& groups, py::
 
 py::list gather_gradients(py::handle optimizer, scaler::GradientGroups& groups) {
   py::list foreign;
-  const auto param_groups = as_fast_sequence(optimizer.attr("param_groups"));
+  static PyObject* key = PyUnicode_InternFromString("param_groups");
+  const auto param_groups = as_fast_sequence(optimizer.attr(py::handle(key)));
   for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(param_groups.ptr()); ++i) {
     gather_group(get_params(PySequence_Fast_GET_ITEM(param_groups.ptr(), i)), groups, foreign);
   }

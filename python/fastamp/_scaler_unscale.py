@@ -101,21 +101,23 @@ class UnscalingScaler(ScalerState):
         key = id(optimizer)
         state = self._per_optimizer_states.get(key)
         if state is None:
-            flags = self._unscale_fresh(optimizer, scale)
+            flags = self._unscale_fresh(optimizer, key, scale)
             self._per_optimizer_states[key] = {
                 "stage": _UNSCALED,
                 "found_inf_per_device": flags,
             }
             return
         _refuse_second_unscale(state["stage"])
-        state["found_inf_per_device"] = self._unscale_fresh(optimizer, scale)
+        state["found_inf_per_device"] = self._unscale_fresh(optimizer, key, scale)
         state["stage"] = _UNSCALED
 
     def _unscale_fresh(
-        self, optimizer: torch.optim.Optimizer, scale: Tensor
+        self, optimizer: torch.optim.Optimizer, key: int, scale: Tensor
     ) -> dict[torch.device, Tensor]:
         notes = self._notes
-        record = notes.record_of(optimizer)
+        record = notes.records.get(key)
+        if record is None or record.optimizer() is not optimizer:
+            record = notes.record_of(optimizer)
         if type(self)._unscale_grads_ is _UNSCALE_GRADS and (
             "_unscale_grads_" not in self.__dict__
         ):

@@ -151,7 +151,8 @@ void GradScaler::clip_grad_value_(torch::optim::Optimizer& optimizer, double cli
   const at::NoGradGuard no_grad;
   if (!impl_->enabled) {
     OptimizerRecord unused;
-    clamp_now(Impl::gather(optimizer, unused, /*allow_fp16=*/true, scaler::Access::kTensor), clip_value);
+    clamp_now(Impl::gather(optimizer, unused, /*allow_fp16=*/true, scaler::Access::kTensor),
+              clip_value);
     return;
   }
   auto& record = impl_->begin_clipping("clip_grad_value_", optimizer);

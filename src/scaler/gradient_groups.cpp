@@ -33,7 +33,7 @@ bool is_array(const at::Tensor& tensor) {
 void prefetch_tensor(const c10::TensorImpl* impl) {
   __builtin_prefetch(impl, /*rw=*/1);  // Its count of references and storage,
   const auto* const bytes = reinterpret_cast<const char*>(impl);
-  __builtin_prefetch(bytes + 64);  // its offset and size,
+  __builtin_prefetch(bytes + 64);                           // its offset and size,
   __builtin_prefetch(bytes + sizeof(c10::TensorImpl) - 1);  // its dtype, device and keys.
 }
 
@@ -59,8 +59,11 @@ DeviceGradients& GradientGroups::group_for(c10::Device device) {
     }
   }
   last_ = nullptr;  // The vector may move its elements.
-  auto& group = groups_.emplace_back(DeviceGradients{
-      .device = device, .gradients = {}, .positions = {}, .arrays = {}, .as_arrays = device.is_cpu()});
+  auto& group = groups_.emplace_back(DeviceGradients{.device = device,
+                                                     .gradients = {},
+                                                     .positions = {},
+                                                     .arrays = {},
+                                                     .as_arrays = device.is_cpu()});
   if (device.is_cpu() && access_ != Access::kTensor) {
     group.arrays.reserve(expected_);
   }

@@ -50,15 +50,16 @@ bool worth_threads(std::int64_t numel, std::size_t tensors) {
 }
 
 GradArrays::GradArrays(at::TensorList grads, KnownArrays known, bool writes)
-    : arrays_(known), writes_(writes) {
+    : grads_(grads), arrays_(known), writes_(writes) {
   if (known.empty()) {
     own_.reserve(grads.size());
     for (std::size_t i = 0; i < grads.size(); ++i) {
       if (grads[i].is_non_overlapping_and_dense()) [[likely]] {
         own_.push_back(array_of(grads[i], writes));
       } else {
-        strided_.emplace_back(i, &grads[i]);
-        own_.push_back({.data = nullptr, .numel = 0, .dtype = grads[i].scalar_type()});
+        strided_.push_back(i);
+        own_.push_back(
+            {.data = nullptr, .numel = grads[i].numel(), .dtype = grads[i].scalar_type()});
       }
     }
     arrays_ = own_;

@@ -9,6 +9,7 @@
 // of the tensors alone.
 
 #include "kernels/amp_args.h"
+#include "kernels/cpu/small_arrays.h"
 #include "kernels/functors/norm.h"
 
 #include <ATen/Parallel.h>
@@ -69,29 +70,33 @@ class GradArrays {
   GradArrays& operator=(GradArrays&&) = delete;
   ~GradArrays() = default;
 
-  /// As many as there are gradients; strided ones are empty here.
-  KnownArrays dense() const { return arrays_; }
-  /// Whether more than the calling thread should walk the dense ones.
+  /// As many as there are gradients; strided ones have numbers but no address.
+  KnownArrays arrays() const { return arrays_; }
+  const std::vector<std::size_t>& strided() const { return strided_; }
+  /// Whether more than the calling thread should walk them.
   bool worth_threads() const { return cpu::worth_threads(numel_, arrays_.size()); }
 
-  /// Calls visit(index, array) for a copy of each strided gradient and brings back what was
-  /// written. One after the other: they may share memory.
+  /// Calls visit(array) for a gradient: for a copy of a strided one, whose numbers are brought back
+  /// if they are written. One after the other: strided ones may share memory.
   template <typename Visit>
-  void visit_strided(const Visit& visit) const {
-    for (const auto& [index, grad] : strided_) {
-      const auto dense = grad->contiguous();
-      visit(index, array_of(dense, writes_));
-      if (writes_) {
-        grad->copy_(dense);
-      }
+  void visit(std::size_t index, const Visit& visit) const {
+    if (arrays_[index].data != nullptr) {
+      visit(arrays_[index]);
+      return;
+    }
+    const auto dense = grads_[index].contiguous();
+    visit(array_of(dense, writes_));
+    if (writes_) {
+      grads_[index].copy_(dense);
     }
   }
 
  private:
   static HostArray array_of(const at::Tensor& dense, bool writes);
 
+  at::TensorList grads_;
   std::vector<HostArray> own_;
-  std::vector<std::pair<std::size_t, const at::Tensor*>> strided_;
+  std::vector<std::size_t> strided_;
   KnownArrays arrays_;
   std::int64_t numel_ = 0;
   bool writes_;
@@ -106,25 +111,31 @@ inline void prefetch_after(KnownArrays arrays, std::size_t i) {
   }
 }
 
+/// Visits the chunks of one gradient and adds their sums, the order of which is kept, to `total`.
 template <typename Visit>
-void sum_array(double& total, std::size_t index, const HostArray& array, const Visit& visit) {
+void sum_array(const HostArray& array, std::size_t index, const Visit& visit, double& total) {
   for (std::int64_t at = 0; at < array.numel; at += kNormChunkNumel) {
     total += visit(index, array, at, std::min(at + kNormChunkNumel, array.numel));
   }
 }
 
 template <typename Visit>
-double sum_serial(KnownArrays arrays, const Visit& visit) {
+double sum_serial(const GradArrays& grads, float inv_scale, const Visit& visit) {
+  static auto* const take_small_arrays = small_arrays_function();
+  const auto arrays = grads.arrays();
   double total = 0.0;
   for (std::size_t i = 0; i < arrays.size(); ++i) {
-    prefetch_after(arrays, i);
-    sum_array(total, i, arrays[i], visit);
+    i = take_small_arrays(arrays, i, inv_scale, total);
+    if (i < arrays.size() && arrays[i].numel > 0) {
+      grads.visit(i, [&](const HostArray& array) { sum_array(array, i, visit, total); });
+    }
   }
   return total;
 }
 
 template <typename Visit>
-double sum_parallel(KnownArrays arrays, const Visit& visit) {
+double sum_parallel(const GradArrays& grads, const Visit& visit) {
+  const auto arrays = grads.arrays();
   std::vector<std::int64_t> first_chunk{0};
   first_chunk.reserve(arrays.size() + 1);
   for (const auto& array : arrays) {
@@ -132,6 +143,14 @@ double sum_parallel(KnownArrays arrays, const Visit& visit) {
                           (array.numel + kNormChunkNumel - 1) / kNormChunkNumel);
   }
   std::vector<double> partial(static_cast<std::size_t>(first_chunk.back()));
+  for (const auto i : grads.strided()) {
+    auto next = partial.begin() + first_chunk[i];
+    grads.visit(i, [&](const HostArray& array) {
+      for (std::int64_t at = 0; at < array.numel; at += kNormChunkNumel) {
+        *next++ = visit(i, array, at, std::min(at + kNormChunkNumel, array.numel));
+      }
+    });
+  }
   at::parallel_for(0, first_chunk.back(), kThreadsNumel / 2 / kNormChunkNumel,
                    [&](std::int64_t begin, std::int64_t end) {
                      const auto after = std::ranges::upper_bound(first_chunk, begin);
@@ -140,9 +159,12 @@ double sum_parallel(KnownArrays arrays, const Visit& visit) {
                        while (first_chunk[i + 1] <= c) {
                          ++i;
                        }
+                       if (arrays[i].data == nullptr) {
+                         continue;  // Strided: summed above.
+                       }
                        const auto at = (c - first_chunk[i]) * kNormChunkNumel;
-                       partial[static_cast<std::size_t>(c)] = visit(
-                           i, arrays[i], at, std::min(at + kNormChunkNumel, arrays[i].numel));
+                       partial[static_cast<std::size_t>(c)] =
+                           visit(i, arrays[i], at, std::min(at + kNormChunkNumel, arrays[i].numel));
                      }
                    });
   double total = 0.0;
@@ -153,15 +175,11 @@ double sum_parallel(KnownArrays arrays, const Visit& visit) {
 }
 
 /// Calls visit(index, array, begin, end) for every chunk, from several threads where that pays, and
-/// adds what it returns: first of the strided gradients, then of the others, in order.
+/// adds what it returns in the order of the chunks. Small finite arrays are multiplied by inv_scale
+/// and summed without it.
 template <typename Visit>
-double sum_chunks(const GradArrays& grads, const Visit& visit) {
-  double strided = 0.0;
-  grads.visit_strided([&](std::size_t index, const HostArray& array) {
-    sum_array(strided, index, array, visit);
-  });
-  return strided + (grads.worth_threads() ? sum_parallel(grads.dense(), visit)
-                                          : sum_serial(grads.dense(), visit));
+double sum_chunks(const GradArrays& grads, float inv_scale, const Visit& visit) {
+  return grads.worth_threads() ? sum_parallel(grads, visit) : sum_serial(grads, inv_scale, visit);
 }
 
 }  // namespace fastamp::kernels::cpu

@@ -18,7 +18,8 @@ void norm_and_check_cpu(const NormArgs& args) {
   cpu::Tally tally(given(args.non_finite_counts));
   const cpu::GradArrays grads(args.grads, args.arrays, /*writes=*/false);
   const double sum = cpu::sum_chunks(
-      grads, [&](std::size_t i, const HostArray& grad, std::int64_t begin, std::int64_t end) {
+      grads, /*inv_scale=*/1.0F,
+      [&](std::size_t i, const HostArray& grad, std::int64_t begin, std::int64_t end) {
         const double chunk = sum_of_chunk(grad.dtype, grad.data, begin, end);
         if (is_non_finite(chunk)) [[unlikely]] {
           tally.look(i, grad, begin, end);

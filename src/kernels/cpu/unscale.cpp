@@ -153,7 +153,7 @@ bool unscale_parallel(KnownArrays grads, float inv_scale, UnscaleFn* unscale) {
   std::vector<std::int64_t> numels;
   numels.reserve(grads.size());
   for (const auto& grad : grads) {
-    numels.push_back(grad.numel);
+    numels.push_back(grad.data == nullptr ? 0 : grad.numel);
   }
   const cpu::Line line(numels);
   std::atomic<bool> non_finite{false};
@@ -174,18 +174,22 @@ bool unscale_serial(KnownArrays grads, float inv_scale, UnscaleFn* unscale) {
   bool non_finite = false;
   for (std::size_t i = 0; i < grads.size(); ++i) {
     cpu::prefetch_after(grads, i);
-    non_finite |= unscale(grads[i].dtype, grads[i].data, 0, grads[i].numel, inv_scale);
+    if (grads[i].data != nullptr) {
+      non_finite |= unscale(grads[i].dtype, grads[i].data, 0, grads[i].numel, inv_scale);
+    }
   }
   return non_finite;
 }
 
 bool unscale_list(const cpu::GradArrays& grads, float inv_scale, UnscaleFn* unscale) {
   bool non_finite = false;
-  grads.visit_strided([&](std::size_t /*index*/, const HostArray& grad) {
-    non_finite |= unscale(grad.dtype, grad.data, 0, grad.numel, inv_scale);
-  });
-  non_finite |= grads.worth_threads() ? unscale_parallel(grads.dense(), inv_scale, unscale)
-                                      : unscale_serial(grads.dense(), inv_scale, unscale);
+  for (const auto i : grads.strided()) {
+    grads.visit(i, [&](const HostArray& grad) {
+      non_finite |= unscale(grad.dtype, grad.data, 0, grad.numel, inv_scale);
+    });
+  }
+  non_finite |= grads.worth_threads() ? unscale_parallel(grads.arrays(), inv_scale, unscale)
+                                      : unscale_serial(grads.arrays(), inv_scale, unscale);
   return non_finite;
 }
 
@@ -197,7 +201,8 @@ bool unscale_and_sum(const UnscaleArgs& args, const cpu::GradArrays& grads, floa
   cpu::Tally tally(given(args.non_finite_counts));
   std::atomic<bool> non_finite{false};
   const double sum = cpu::sum_chunks(
-      grads, [&](std::size_t i, const HostArray& grad, std::int64_t begin, std::int64_t end) {
+      grads, inv_scale,
+      [&](std::size_t i, const HostArray& grad, std::int64_t begin, std::int64_t end) {
         const double chunk = sum_and_unscale(grad.dtype, grad.data, begin, end, inv_scale);
         if (is_non_finite(chunk)) [[unlikely]] {
           tally.look(i, grad, begin, end);

@@ -4,13 +4,18 @@
 #include "scaler/scale_ops.h"
 #include "support/catch.h"
 
+#include <ATen/ops/_neg_view.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sparse_coo_tensor.h>
 #include <ATen/ops/tensor.h>
 #include <c10/util/Exception.h>
 
+#include <cstddef>
 #include <limits>
+#include <tuple>
+#include <vector>
 
+using fastamp::scaler::Access;
 using fastamp::scaler::GradientGroups;
 using fastamp::scaler::GradientPass;
 
@@ -88,6 +93,58 @@ TEST_CASE("groups: fp16 is refused after fp32 of the same device too", "[scaler]
   groups.add_all(parameter_of(at::ones({2})));
   groups.add_all(parameter_of(at::ones({2})));
   CHECK_THROWS_AS(groups.add_all(parameter_of(at::ones({2}, at::kHalf))), c10::ValueError);
+}
+
+TEST_CASE("groups: a pass that asks for them gets the addresses of dense gradients", "[scaler]") {
+  std::vector<at::Tensor> parameters;
+  for (int64_t i = 0; i < 70; ++i) {
+    const auto dtype = i % 9 == 0 ? at::kBFloat16 : at::kFloat;
+    parameters.push_back(parameter_of(at::ones({2, i % 5}, dtype).t()));
+  }
+  parameters[3].mutable_grad() = at::Tensor();
+  parameters[40].mutable_grad() = at::ones({30}).narrow(0, 7, 2);
+  for (const auto access : {Access::kRead, Access::kWrite}) {
+    GradientGroups groups(/*allow_fp16=*/true, access);
+    REQUIRE(groups.add_all(parameters));
+    const auto found = groups.release();
+    REQUIRE(found.size() == 1);
+    const auto& [gradients, arrays] = std::tie(found[0].gradients, found[0].arrays);
+    REQUIRE(gradients.size() == 69);
+    REQUIRE(arrays.size() == 69);
+    for (std::size_t i = 0; i < arrays.size(); ++i) {
+      CHECK(arrays[i].data == gradients[i].const_data_ptr());
+      CHECK(arrays[i].numel == gradients[i].numel());
+      CHECK(arrays[i].dtype == gradients[i].scalar_type());
+    }
+  }
+}
+
+TEST_CASE("groups: one gradient that is no array takes the addresses of all", "[scaler]") {
+  const std::vector<at::Tensor> odd{at::ones({4, 4}).narrow(1, 0, 2),
+                                    at::ones({2}).mul(1).to(at::kDouble).expand({3, 2}),
+                                    at::_neg_view(at::ones({2}))};
+  for (const auto& gradient : odd) {
+    for (const std::size_t place : {0U, 20U, 50U}) {
+      std::vector<at::Tensor> parameters(place, parameter_of(at::ones({2})));
+      parameters.push_back(parameter_of(gradient));
+      parameters.push_back(parameter_of(at::ones({2})));
+      GradientGroups groups(/*allow_fp16=*/true, Access::kWrite);
+      REQUIRE(groups.add_all(parameters));
+      CHECK(groups.release().at(0).arrays.empty());
+    }
+  }
+}
+
+TEST_CASE("groups: addresses are kept neither unasked nor after code of others", "[scaler]") {
+  const auto parameter = parameter_of(at::ones({2}));
+  GradientGroups unasked(/*allow_fp16=*/true);
+  unasked.add_all(parameter);
+  CHECK(unasked.release().at(0).arrays.empty());
+  GradientGroups forgetful(/*allow_fp16=*/true, Access::kWrite);
+  forgetful.add_all(parameter);
+  forgetful.forget_addresses();
+  forgetful.add_all(parameter);
+  CHECK(forgetful.release().at(0).arrays.empty());
 }
 
 TEST_CASE("inverse_scale: one rounding from fp64", "[scaler]") {

@@ -20,7 +20,7 @@ namespace {
 const double kInfinity = std::numeric_limits<double>::infinity();
 
 std::vector<DeviceGradients> gradients_of(const std::vector<at::Tensor>& tensors) {
-  DeviceGradients group{.device = c10::kCPU, .gradients = tensors, .positions = {}};
+  DeviceGradients group{.device = c10::kCPU, .gradients = tensors, .positions = {}, .arrays = {}};
   for (std::uint32_t i = 0; i < tensors.size(); ++i) {
     group.positions.push_back(i);
   }
