@@ -56,6 +56,7 @@ def make_scaler(name: str, device: str) -> Any:
 
 # The clear() makes the scaler take the optimizer for one that it has not seen in this iteration.
 UNSCALE = "scaler._per_optimizer_states.clear(); scaler.unscale_(optimizer)"
+ITERATION = "scaler.unscale_(optimizer); scaler.update()"
 STEP = "scaler.step(optimizer); scaler.update()"
 
 
@@ -197,5 +198,6 @@ def rows(device: str) -> list[Row]:
         *_by_bytes(device),
         _large(device),
         *_norms(device),
+        *_by_count(device, "unscale_ + update", ITERATION, {}, (10, 1000)),
         *_by_count(device, "step + update, torch's SGD", STEP, {}, (10, 100, 1000, 10_000)),
     ]

@@ -24,9 +24,10 @@ struct DeviceGradients {
   std::vector<std::uint32_t> positions;  ///< Which parameter each belongs to, counted from 0.
   bool any_double = false;               ///< Whether one is fp64.
   bool any_duplicates = false;           ///< Whether one holds values that are still to be added.
-  /// The same as arrays for a CPU kernel; empty unless all are dense ones of ordinary host memory.
+  /// Where each is, for a CPU kernel; empty unless all are dense arrays of host memory, and of no
+  /// use after other code has run.
   std::vector<kernels::HostArray> arrays;
-  bool as_arrays = false;
+  bool as_arrays = false;  ///< While collecting: none was met that is no array.
 };
 
 /// What a pass is about to do with gradients in host memory.
