@@ -5,7 +5,9 @@
 #include "scaler/gradient_pass.h"
 #include "scaler/scale_ops.h"
 
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
@@ -22,10 +24,32 @@ namespace {
 using scaler::GradientGroups;
 using scaler::GradientPass;
 
-/// What a scaler keeps of one optimizer's passes.
+/// What a scaler keeps of one optimizer's passes. Guarded by the GIL.
 struct OptimizerPasses : scaler::PassMemory {
   std::shared_ptr<GradientPass> latest;  ///< Null: none in this iteration.
+
+  /// The flag of the pass before, lowered, if it is in ordinary host memory and nobody else holds
+  /// it or its memory; else a new one. Making and ending a Python tensor takes a sixth of a short
+  /// pass.
+  at::Tensor lowered_flag(const at::Tensor& scale);
+  void remember_flag(py::object flag) { flag_ = std::move(flag); }
+
+ private:
+  py::object flag_;
 };
+
+at::Tensor OptimizerPasses::lowered_flag(const at::Tensor& scale) {
+  if (flag_.ptr() != nullptr && Py_REFCNT(flag_.ptr()) == 1) {
+    const auto& flag = THPVariable_Unpack(flag_.ptr());
+    if (flag.use_count() == 1 && flag.storage().use_count() == 1 &&
+        flag.is_inference() == c10::InferenceMode::is_enabled() &&
+        scaler::is_plain_cpu_scalar(flag, at::kFloat) && scale.device().is_cpu()) {
+      *flag.mutable_data_ptr<float>() = 0.0F;
+      return flag;
+    }
+  }
+  return scaler::new_flag(scale);
+}
 
 /// Passes of unscale_ whose gradients may still be as the pass left them. A pass holds its
 /// gradients only until the step, so one without them matches nothing. Guarded by the GIL.
@@ -92,14 +116,15 @@ py::object unscale_optimizer(py::handle optimizer, const at::Tensor& scale,
     return py::none();
   }
   memory.latest.reset();
+  const auto flag = memory.lowered_flag(scale);
   {
     const py::gil_scoped_release no_gil;
     memory.latest = std::make_shared<GradientPass>(
-        groups.release(), inv_scale ? *inv_scale : memory.inverse_of(scale),
-        scaler::new_flag(scale),
+        groups.release(), inv_scale ? *inv_scale : memory.inverse_of(scale), flag,
         scaler::PassOptions{.own_flag = true, .max_norm = std::nullopt, .memory = &memory});
   }
   recent_passes().remember(memory.latest);
+  memory.remember_flag(py::cast(flag));
   return flags_of(*memory.latest);
 }
 
