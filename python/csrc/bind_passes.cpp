@@ -111,16 +111,19 @@ py::tuple unscale_gradients(py::handle optimizer, const at::Tensor& inv_scale,
 // The same by 1 / scale, with a flag of its own, for gradients that are all ours: in one call.
 py::object unscale_optimizer(py::handle optimizer, const at::Tensor& scale,
                              const std::optional<at::Tensor>& inv_scale, OptimizerPasses& memory) {
+  // What may run code of others comes before the gradients are collected or after the pass. To let
+  // the gradients of an earlier pass go is such a thing.
+  memory.latest.reset();
+  const auto flag = memory.lowered_flag(scale);
+  const auto inverse = inv_scale ? *inv_scale : memory.inverse_of(scale);
   GradientGroups groups(/*allow_fp16=*/false, scaler::Access::kWrite);
   if (!gather_gradients(optimizer, groups).empty()) {
     return py::none();
   }
-  memory.latest.reset();
-  const auto flag = memory.lowered_flag(scale);
   {
     const py::gil_scoped_release no_gil;
     memory.latest = std::make_shared<GradientPass>(
-        groups.release(), inv_scale ? *inv_scale : memory.inverse_of(scale), flag,
+        groups.release(), inverse, flag,
         scaler::PassOptions{.own_flag = true, .max_norm = std::nullopt, .memory = &memory});
   }
   recent_passes().remember(memory.latest);

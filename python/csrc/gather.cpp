@@ -13,6 +13,11 @@ namespace {
 
 using Taken = scaler::GradientGroups::Taken;
 
+// Lists, tuples and dicts themselves are read without running Python code.
+bool is_plain_sequence(PyObject* params) {
+  return PyList_CheckExact(params) || PyTuple_CheckExact(params);
+}
+
 py::object get_params(PyObject* group) {
   static PyObject* key = PyUnicode_InternFromString("params");
   PyObject* params = PyObject_GetItem(group, key);
@@ -24,7 +29,7 @@ py::object get_params(PyObject* group) {
 
 // For subclasses of Parameter or Tensor: `grad` may be a property, so Python has to be asked.
 void add_subclass(PyObject* item, scaler::GradientGroups& groups, py::list& foreign) {
-  groups.forget_addresses();  // Python code is called next.
+  groups.give_up_addresses();  // Python code is called next.
   const auto parameter = py::reinterpret_borrow<py::object>(item);
   if (!THPVariable_Check(item)) {
     PyErr_Format(PyExc_AssertionError, "unscale_: expected param to be torch.Tensor, got %s",
@@ -65,6 +70,9 @@ std::size_t take_plain(PyObject* sequence, Py_ssize_t first, Block& block) {
 }  // namespace
 
 void gather_group(const py::object& params, scaler::GradientGroups& groups, py::list& foreign) {
+  if (!is_plain_sequence(params.ptr())) {
+    groups.give_up_addresses();
+  }
   const auto sequence = as_fast_sequence(params);
   groups.reserve(static_cast<std::size_t>(PySequence_Fast_GET_SIZE(sequence.ptr())));
   Block block{};
@@ -90,6 +98,9 @@ py::list gather_gradients(py::handle optimizer, scaler::GradientGroups& groups) 
   static PyObject* key = PyUnicode_InternFromString("param_groups");
   const auto param_groups = as_fast_sequence(optimizer.attr(py::handle(key)));
   for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(param_groups.ptr()); ++i) {
+    if (!PyDict_CheckExact(PySequence_Fast_GET_ITEM(param_groups.ptr(), i))) {
+      groups.give_up_addresses();
+    }
     gather_group(get_params(PySequence_Fast_GET_ITEM(param_groups.ptr(), i)), groups, foreign);
   }
   return foreign;

@@ -8,7 +8,7 @@ namespace fastamp::kernels {
 
 /// A dense tensor in host memory as kernels see it: numbers in a row, whatever its dimensions.
 struct HostArray {
-  void* data;
+  void* data;  ///< Null if there are none.
   std::int64_t numel;
   c10::ScalarType dtype;
 };

@@ -1,11 +1,18 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 namespace fastamp::ops {
+
+/// Whether a tensor's numbers are what its storage in host memory holds: nothing of them is still
+/// to be negated, computed or asked of Python.
+bool is_ordinary_cpu(const at::Tensor& tensor);
 
 /// Whether a call of one of our ops with ordinary CPU tensors would run its CPU kernel and nothing
 /// else: no dispatch mode, functorch level, tracer or profiler of this thread wants to see it. The
 /// kernel may be called without the dispatcher then, with what the caller knows of its arguments
-/// besides. ADInplaceOrView is not counted: the caller bumps versions.
+/// besides. Two things are the caller's: versions, which the op bumps in ADInplaceOrView, and that
+/// a kernel somebody has registered over ours is passed by.
 bool nothing_watches_calls();
 
 }  // namespace fastamp::ops

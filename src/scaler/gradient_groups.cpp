@@ -1,15 +1,18 @@
 #include "scaler/gradient_groups.h"
 
+#include "ops/direct.h"
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
-#include <c10/core/DispatchKeySet.h>
 #include <c10/core/StorageImpl.h>
+#include <c10/core/impl/COWDeleter.h>
 #include <c10/util/Exception.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <utility>
 
 namespace fastamp::scaler {
@@ -17,16 +20,40 @@ namespace {
 
 using TensorPtr = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-/// Of a dense tensor in host memory whose numbers are what its storage holds: nothing of them is
-/// still to be negated, computed or asked of Python.
-constexpr c10::DispatchKeySet kOrdinaryCpu =
-    c10::DispatchKeySet({c10::DispatchKey::CPU, c10::DispatchKey::ADInplaceOrView,
-                         c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutocastCPU});
+/// Whether a tensor may have an address, by what it has in common with the next ones.
+bool may_be_array(const at::Tensor& tensor) {
+  return ops::is_ordinary_cpu(tensor) && kernels::is_gradient_dtype(tensor.scalar_type());
+}
 
-bool is_array(const at::Tensor& tensor) {
-  const auto keys = tensor.key_set();
-  return keys.has_backend(c10::BackendComponent::CPUBit) && (keys | kOrdinaryCpu) == kOrdinaryCpu &&
-         kernels::is_gradient_dtype(tensor.scalar_type());
+/// Whether a storage makes its memory, or a copy of it, when it is first written.
+template <typename Storage>
+bool materialises(const Storage& storage) {
+  if constexpr (requires { storage.has_materializer(); }) {  // LibTorch 2.15.
+    if (storage.has_materializer()) {
+      return true;
+    }
+  }
+  return storage.data_ptr().get_deleter() == &c10::impl::cow::cow_deleter;
+}
+
+/// The array that an ordinary gradient is; none if it is strided, if it is for the kernel to find
+/// out whether its storage has to be written, or if its memory was freed, which the operator has an
+/// error for.
+std::optional<kernels::HostArray> array_of(const at::Tensor& gradient, bool writes) {
+  const auto* const impl = gradient.unsafeGetTensorImpl();
+  auto* const storage = impl->unsafe_storage().unsafeGetStorageImpl();
+  if (storage == nullptr || !impl->is_non_overlapping_and_dense() || materialises(*storage))
+      [[unlikely]] {
+    return std::nullopt;
+  }
+  const auto numel = impl->numel();
+  void* const start = writes ? storage->mutable_data() : const_cast<void*>(storage->data());
+  if (numel == 0 || start == nullptr) [[unlikely]] {
+    return numel == 0 ? std::optional(kernels::HostArray{nullptr, 0, gradient.scalar_type()})
+                      : std::nullopt;
+  }
+  const auto offset = static_cast<std::size_t>(impl->storage_offset()) * impl->itemsize();
+  return kernels::HostArray{static_cast<char*>(start) + offset, numel, gradient.scalar_type()};
 }
 
 // One cache line of what a gradient holds is in the way of each of these; all are asked for.
@@ -77,7 +104,7 @@ void GradientGroups::push(const at::Tensor& gradient, std::uint32_t position) {
   group.gradients.push_back(gradient);
   group.positions.push_back(position);
   group.any_double = group.any_double || gradient.scalar_type() == at::kDouble;
-  if (!is_array(gradient)) {
+  if (!may_be_array(gradient)) {
     group.as_arrays = false;
     group.arrays.clear();
   }
@@ -162,25 +189,17 @@ bool GradientGroups::add_all(at::TensorList parameters) {
 }
 
 void GradientGroups::take_arrays(DeviceGradients& group) const {
-  const auto& gradients = group.gradients;
   if (access_ == Access::kTensor || !group.as_arrays) {
     return;
   }
-  for (auto i = group.arrays.size(); i < gradients.size(); ++i) {
-    auto* const impl = gradients[i].unsafeGetTensorImpl();
-    auto* const storage = impl->unsafe_storage().unsafeGetStorageImpl();
-    if (!impl->is_non_overlapping_and_dense() || storage == nullptr) [[unlikely]] {
+  for (auto i = group.arrays.size(); i < group.gradients.size(); ++i) {
+    const auto array = array_of(group.gradients[i], access_ == Access::kWrite);
+    if (!array) [[unlikely]] {
       group.as_arrays = false;
       group.arrays.clear();
       return;
     }
-    // What is only read must not materialise a copy-on-write tensor.
-    void* const start =
-        access_ == Access::kWrite ? storage->mutable_data() : const_cast<void*>(storage->data());
-    const auto offset = static_cast<std::size_t>(impl->storage_offset()) * impl->itemsize();
-    group.arrays.push_back({.data = start == nullptr ? nullptr : static_cast<char*>(start) + offset,
-                            .numel = impl->numel(),
-                            .dtype = gradients[i].scalar_type()});
+    group.arrays.push_back(*array);
   }
 }
 

@@ -24,8 +24,8 @@ struct DeviceGradients {
   std::vector<std::uint32_t> positions;  ///< Which parameter each belongs to, counted from 0.
   bool any_double = false;               ///< Whether one is fp64.
   bool any_duplicates = false;           ///< Whether one holds values that are still to be added.
-  /// Where each is, for a CPU kernel; empty unless all are dense arrays of host memory, and of no
-  /// use after other code has run.
+  /// Where each is, for a CPU kernel that is called before any other code runs; empty unless asked
+  /// for and all are dense arrays of host memory.
   std::vector<kernels::HostArray> arrays;
   bool as_arrays = false;  ///< While collecting: none was met that is no array.
 };
@@ -88,9 +88,9 @@ class FASTAMP_API GradientGroups {
   /// Coalesces all sparse gradients, not just those of fp16: needed where their norm is.
   void coalesce_sparse() { coalesce_all_ = true; }
 
-  /// To be called before code of others runs between the first gradient and release(): it may
-  /// change tensors, so that no addresses of theirs must be kept.
-  void forget_addresses() { access_ = Access::kTensor; }
+  /// To be called before code of others runs between the first gradient and the pass: it may change
+  /// tensors, so that no addresses of theirs must be used. None are collected from then on.
+  void give_up_addresses() { access_ = Access::kTensor; }
 
   /// Gives away what was collected: the values of sparse gradients among the dense ones. Coalesces
   /// sparse fp16 gradients, in the parameters too. The object is empty afterwards.

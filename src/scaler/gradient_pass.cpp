@@ -12,9 +12,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/_foreach_mul.h>
-#include <ATen/ops/clamp.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/sqrt.h>
 #include <c10/util/Exception.h>
@@ -28,10 +25,6 @@ namespace {
 
 at::Tensor on_device(const at::Tensor& tensor, c10::Device device) {
   return tensor.device() == device ? tensor : tensor.to(device, at::kFloat, /*non_blocking=*/true);
-}
-
-bool has_kernels(const DeviceGradients& group) {
-  return has_native_kernels(group.device.type()) && !group.any_double;
 }
 
 using Identities = std::vector<const c10::TensorImpl*>;
@@ -60,6 +53,15 @@ bool same_set(Identities mine, Identities theirs) {
   std::ranges::sort(mine);
   std::ranges::sort(theirs);
   return mine == theirs;
+}
+
+/// The arrays of gradients for one call of a kernel, if it may be called without the dispatcher.
+std::vector<kernels::HostArray> usable_arrays(DeviceGradients& group) {
+  auto arrays = std::exchange(group.arrays, {});
+  if (!arrays.empty() && !ops::nothing_watches_calls()) {
+    arrays.clear();
+  }
+  return arrays;
 }
 
 using Passes = std::vector<const GradientPass*>;
@@ -92,7 +94,12 @@ GradientPass::GradientPass(std::vector<DeviceGradients> groups, const at::Tensor
                            const at::Tensor& found_inf, const PassOptions& options) {
   const at::NoGradGuard no_grad;
   devices_.reserve(groups.size());
+  // With others copying them to devices may run code that changes gradients.
+  const bool ordinary = ops::is_ordinary_cpu(inv_scale) && ops::is_ordinary_cpu(found_inf);
   for (auto& group : groups) {
+    if (!ordinary) {
+      group.arrays.clear();
+    }
     const auto device = group.device;
     const bool own = options.own_flag && found_inf.device() == device;
     devices_.push_back({
@@ -114,14 +121,11 @@ GradientPass::GradientPass(std::vector<DeviceGradients> groups, const at::Tensor
 }
 
 void GradientPass::run(DeviceResult& result, const PassOptions& options) const {
-  const auto& gradients = result.seen.gradients;
-  const auto arrays = std::exchange(result.seen.arrays, {});  // Good for this one call.
   if (!has_native_kernels(result.seen.device.type())) {
     TORCH_INTERNAL_ASSERT(!options.read_only);
-    unscale_with_torch(gradients, result.inv_scale, result.found_inf);
+    unscale_with_torch(result.seen.gradients, result.inv_scale, result.found_inf);
     return;
   }
-  const bool direct = !arrays.empty() && ops::nothing_watches_calls();
   std::optional<at::Tensor> counts;
   if (options.memory != nullptr) {
     result.counts = options.memory->counts_for(result.seen.device, result.seen.positions);
@@ -132,34 +136,49 @@ void GradientPass::run(DeviceResult& result, const PassOptions& options) const {
                                                       : new_scalar(result.inv_scale, at::kDouble);
   }
   if (!options.read_only) {
-    std::optional<at::Tensor> sum;
-    if (result.sum_of_squares.defined()) {
-      sum = result.sum_of_squares;
-    }
-    // Versions are bumped as they are noted, in one walk over the gradients: take_versions().
-    const at::AutoDispatchBelowADInplaceOrView no_versions;
-    if (direct) {
-      kernels::unscale_and_check_cpu(
-          {gradients, result.inv_scale, result.found_inf, sum, counts, arrays});
-    } else {
-      ops::unscale_and_check_(gradients, result.inv_scale, result.found_inf, sum, counts);
-    }
+    run_unscale(result, counts);
     return;
   }
+  run_check(result, counts, devices_.size() == 1 ? options.max_norm : std::nullopt);
+}
+
+void GradientPass::run_unscale(DeviceResult& result, const std::optional<at::Tensor>& counts) {
+  const auto& gradients = result.seen.gradients;
+  std::optional<at::Tensor> sum;
+  if (result.sum_of_squares.defined()) {
+    sum = result.sum_of_squares;
+  }
+  // Versions are bumped as they are noted, in one walk over the gradients: take_versions().
+  const at::AutoDispatchBelowADInplaceOrView no_versions;
+  const auto arrays = usable_arrays(result.seen);
+  if (arrays.empty()) {
+    ops::unscale_and_check_(gradients, result.inv_scale, result.found_inf, sum, counts);
+  } else {
+    kernels::unscale_and_check_cpu(
+        {gradients, result.inv_scale, result.found_inf, sum, counts, arrays});
+  }
+}
+
+void GradientPass::run_check(DeviceResult& result, const std::optional<at::Tensor>& counts,
+                             std::optional<double> max_norm) {
+  const auto& gradients = result.seen.gradients;
   std::optional<at::Tensor> coefficient;
   std::optional<at::Tensor> norm;
-  if (options.max_norm && devices_.size() == 1) {
+  if (max_norm) {
     coefficient = result.clip_coef = new_scalar(result.inv_scale, at::kFloat);
     norm = result.total_norm = new_scalar(result.inv_scale, at::kFloat);
   }
-  const auto max_norm = coefficient ? options.max_norm : std::nullopt;
-  if (direct) {
-    kernels::norm_and_check_cpu({gradients, result.inv_scale, result.found_inf,
-                                 result.sum_of_squares, counts, max_norm, coefficient, norm,
-                                 arrays});
-  } else {
+  const auto arrays = usable_arrays(result.seen);
+  if (arrays.empty()) {
     ops::norm_and_check_(gradients, result.inv_scale, result.found_inf, result.sum_of_squares,
                          counts, max_norm, coefficient, norm);
+    return;
+  }
+  kernels::norm_and_check_cpu({gradients, result.inv_scale, result.found_inf, result.sum_of_squares,
+                               counts, max_norm, coefficient, norm, arrays});
+  for (const auto& written : {result.found_inf, result.sum_of_squares, result.clip_coef,
+                              result.total_norm, counts.value_or(at::Tensor())}) {
+    ops::bump_version(written);
   }
 }
 
@@ -253,37 +272,6 @@ bool has_duplicates(const std::vector<DeviceGradients>& gradients) {
   auto all = identities(gradients);
   std::ranges::sort(all);
   return std::ranges::adjacent_find(all) != all.end();
-}
-
-at::Tensor clip_coefficient(const at::Tensor& total_norm, double max_norm) {
-  const at::NoGradGuard no_grad;
-  if (is_plain_cpu_scalar(total_norm, at::kFloat)) {
-    // torch divides a number by a tensor as reciprocal times number, in fp32.
-    const float inverse = 1.0F / (*total_norm.const_data_ptr<float>() + 1e-6F);
-    const float coefficient = inverse * static_cast<float>(max_norm);
-    auto clamped = at::empty({}, total_norm.options().requires_grad(false));
-    *clamped.mutable_data_ptr<float>() = coefficient > 1.0F ? 1.0F : coefficient;  // NaN stays
-    return clamped;
-  }
-  return at::clamp(max_norm / (total_norm + 1e-6), std::nullopt, 1.0);
-}
-
-bool has_read_only_pass(const std::vector<DeviceGradients>& gradients) {
-  return std::ranges::all_of(gradients, has_kernels);
-}
-
-void multiply_(const std::vector<DeviceGradients>& groups, const at::Tensor& factor) {
-  const at::NoGradGuard no_grad;
-  for (const auto& group : groups) {
-    const bool ours = has_kernels(group);
-    const auto dtype = ours ? at::kFloat : factor.scalar_type();
-    const auto local = factor.to(group.device, dtype, /*non_blocking=*/true);
-    if (ours) {
-      ops::unscale_and_check_(group.gradients, local, new_flag(local));
-    } else {
-      at::_foreach_mul_(group.gradients, local);
-    }
-  }
 }
 
 }  // namespace fastamp::scaler

@@ -40,7 +40,8 @@ struct PassOptions {
 /// cannot come back as another gradient. Not thread-safe.
 class FASTAMP_API GradientPass {
  public:
-  /// Runs the pass: one operator call per device. Asynchronous on CUDA.
+  /// Runs the pass: one call of an operator, or of its CPU kernel, per device. Asynchronous on
+  /// CUDA.
   /// @param groups     The gradients; fp64 ones are refused in a read-only pass, as are devices
   /// that
   ///                   we have no kernels for.
@@ -75,6 +76,9 @@ class FASTAMP_API GradientPass {
 
  private:
   void run(DeviceResult& result, const PassOptions& options) const;
+  static void run_unscale(DeviceResult& result, const std::optional<at::Tensor>& counts);
+  static void run_check(DeviceResult& result, const std::optional<at::Tensor>& counts,
+                        std::optional<double> max_norm);
   void take_versions(DeviceResult& result, bool bump);
 
   std::vector<DeviceResult> devices_;

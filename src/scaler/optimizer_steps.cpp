@@ -97,11 +97,12 @@ void GradScaler::Impl::unscale(torch::optim::Optimizer& optimizer, OptimizerReco
   auto gradients = gather(optimizer, record, /*allow_fp16=*/false, scaler::Access::kWrite);
   scaler::PassOptions how;
   how.memory = &record.memory;
-  const auto& pass = record.pass.emplace(std::move(gradients), state.inv_scale(),
-                                         scaler::new_flag(state.scale_tensor()), how);
+  // Not in place: an earlier pass lets its gradients go after this one, since that may run code.
+  record.pass = GradientPass(std::move(gradients), state.inv_scale(),
+                             scaler::new_flag(state.scale_tensor()), how);
   record.read_only = false;
   record.stage = Stage::kUnscaled;
-  agree(pass, record);
+  agree(*record.pass, record);
 }
 
 void GradScaler::Impl::agree(const GradientPass& pass, OptimizerRecord& record) const {
@@ -143,11 +144,11 @@ const GradientPass* GradScaler::Impl::check(torch::optim::Optimizer& optimizer,
   how.read_only = true;
   how.max_norm = max_norm;
   how.memory = &record.memory;
-  const auto& pass = record.pass.emplace(std::move(gradients), state.inv_scale(),
-                                         scaler::new_flag(state.scale_tensor()), how);
+  record.pass = GradientPass(std::move(gradients), state.inv_scale(),
+                             scaler::new_flag(state.scale_tensor()), how);
   record.read_only = true;
-  agree(pass, record);
-  return &pass;
+  agree(*record.pass, record);
+  return &*record.pass;
 }
 
 bool GradScaler::Impl::folds(torch::optim::Optimizer& optimizer) {

@@ -7,6 +7,8 @@
 #include "kernels/cpu/copies.h"
 #include "kernels/cpu/squares.h"
 
+#include <c10/util/Exception.h>
+
 namespace fastamp::kernels::cpu {
 namespace {
 
@@ -70,9 +72,10 @@ GradArrays::GradArrays(at::TensorList grads, KnownArrays known, bool writes)
 }
 
 HostArray GradArrays::array_of(const at::Tensor& dense, bool writes) {
-  return {.data = writes ? dense.mutable_data_ptr() : const_cast<void*>(dense.const_data_ptr()),
-          .numel = dense.numel(),
-          .dtype = dense.scalar_type()};
+  void* const data = writes ? dense.mutable_data_ptr() : const_cast<void*>(dense.const_data_ptr());
+  TORCH_CHECK_VALUE(data != nullptr || dense.numel() == 0, "expected a gradient of shape ",
+                    dense.sizes(), " to have memory, got one whose storage is empty");
+  return {.data = data, .numel = dense.numel(), .dtype = dense.scalar_type()};
 }
 
 ChunkSumFn* chunk_sum_function() {

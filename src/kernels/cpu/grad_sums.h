@@ -6,7 +6,8 @@
 // through a contiguous copy. All are cut into chunks of kNormChunkNumel elements. Short lists and
 // lists of small tensors are walked by the calling thread, others spread over at::parallel_for,
 // which leaves one fp64 per chunk to be added in order: the order of all sums depends on the sizes
-// of the tensors alone.
+// of the tensors alone. Strided gradients go first then, which shows where they share memory with
+// others: what is in both is seen by the other first or second.
 
 #include "kernels/amp_args.h"
 #include "kernels/cpu/small_arrays.h"
@@ -70,7 +71,7 @@ class GradArrays {
   GradArrays& operator=(GradArrays&&) = delete;
   ~GradArrays() = default;
 
-  /// As many as there are gradients; strided ones have numbers but no address.
+  /// As many as there are gradients. A strided one has a length but no address.
   KnownArrays arrays() const { return arrays_; }
   const std::vector<std::size_t>& strided() const { return strided_; }
   /// Whether more than the calling thread should walk them.

@@ -142,7 +142,7 @@ TEST_CASE("groups: addresses are kept neither unasked nor after code of others",
   CHECK(unasked.release().at(0).arrays.empty());
   GradientGroups forgetful(/*allow_fp16=*/true, Access::kWrite);
   forgetful.add_all(parameter);
-  forgetful.forget_addresses();
+  forgetful.give_up_addresses();
   forgetful.add_all(parameter);
   CHECK(forgetful.release().at(0).arrays.empty());
 }

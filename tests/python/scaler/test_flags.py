@@ -1,0 +1,63 @@
+"""The flag of an iteration is used again for a later one only if nobody can tell."""
+
+import pytest
+import torch
+
+import fastamp
+
+
+def ready(grad=1.0):
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.grad = torch.full((2,), grad)
+    scaler = fastamp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    return scaler, torch.optim.SGD([parameter], lr=1.0), parameter
+
+
+HOLDS = {
+    "mapping": lambda flags: flags,
+    "flag": lambda flags: next(iter(flags.values())),
+    "alias": lambda flags: next(iter(flags.values())).detach(),
+    "array": lambda flags: next(iter(flags.values())).numpy(),
+    "memory": lambda flags: next(iter(flags.values())).untyped_storage(),
+}
+
+
+@pytest.mark.parametrize("hold", HOLDS)
+def test_a_flag_that_somebody_holds_keeps_its_value(hold):
+    scaler, optimizer, parameter = ready(grad=float("inf"))
+    scaler.unscale_(optimizer)
+    held = HOLDS[hold](scaler._found_inf_per_device(optimizer))
+    scaler.update()
+    for _ in range(3):
+        parameter.grad = torch.ones(2)
+        scaler.unscale_(optimizer)
+        assert scaler._found_inf_per_device(optimizer)[torch.device("cpu")].item() == 0.0
+        scaler.update()
+    value = next(iter(held.values())) if hold == "mapping" else held
+    if hold == "memory":
+        value = torch.tensor([]).set_(value)
+    assert float(value) == 1.0
+
+
+@pytest.mark.parametrize("bad", ["110", "101", "010"])
+def test_flags_of_iterations_in_a_row_are_their_own(bad):
+    scaler, optimizer, parameter = ready()
+    for expected in bad:
+        parameter.grad = torch.full((2,), float("inf") if expected == "1" else 1.0)
+        scaler.unscale_(optimizer)
+        flag = scaler._found_inf_per_device(optimizer)[torch.device("cpu")]
+        assert flag.item() == float(expected)
+        del flag
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.step_was_skipped == (expected == "1")
+
+
+def test_a_flag_made_in_inference_mode_is_not_used_outside():
+    scaler, optimizer, _ = ready()
+    with torch.inference_mode():
+        scaler.unscale_(optimizer)
+        scaler.update()
+    scaler.unscale_(optimizer)
+    assert not scaler._found_inf_per_device(optimizer)[torch.device("cpu")].is_inference()

@@ -1,0 +1,152 @@
+"""Kernels are called with addresses only where nobody can change or see anything in between."""
+
+import types
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fastamp
+from fastamp import _C
+from support.gradient_lists import gradients, plain_optimizer, unscale
+from support.scaler_pairs import SCALERS
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_dispatch_modes_see_the_operator():
+    optimizer = plain_optimizer()
+    scaler = fastamp.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(torch.ones(()))
+    with Seen() as seen:
+        scaler.unscale_(optimizer)
+    assert seen.names.count("fastamp::unscale_and_check_") == 1
+    assert all(g.eq(4.0).all() for g in gradients(optimizer))
+
+
+def test_profilers_see_the_operator():
+    optimizer = plain_optimizer()
+    scaler = fastamp.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(torch.ones(()))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        scaler.unscale_(optimizer)
+    names = [event.key for event in profile.key_averages()]
+    assert "fastamp::unscale_and_check_" in names
+    assert all(g.eq(4.0).all() for g in gradients(optimizer))
+
+
+def test_a_copy_on_write_gradient_is_copied_when_it_is_written_and_not_before():
+    optimizer = plain_optimizer(2)
+    source = torch.full((3,), 8.0)
+    gradient = torch._lazy_clone(source)
+    optimizer.param_groups[0]["params"][1].grad = gradient
+    one = torch.ones(())
+    _C.check_gradients(optimizer, one, torch.zeros(()), None, None)
+    assert torch._C._is_cow_tensor(gradient)
+    unscale(fastamp.GradScaler, optimizer, scale=2.0)
+    assert gradient.eq(4.0).all()
+    assert source.eq(8.0).all()
+
+
+def test_gradients_made_in_inference_mode_are_unscaled():
+    optimizer = plain_optimizer(40)
+    with torch.inference_mode():
+        made = torch.full((3,), 8.0)
+    with torch.inference_mode():
+        optimizer.param_groups[0]["params"][7].grad = made
+    scaler = fastamp.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(torch.ones(()))
+    scaler.unscale_(optimizer)
+    assert all(g.eq(4.0).all() for g in gradients(optimizer))
+    assert _C.recent_norm(_C.gather_optimizer(optimizer, False), torch.float32) is None
+
+
+def test_a_gradient_shared_by_two_parameters_is_unscaled_for_each_as_by_torch():
+    results = []
+    for kind in (fastamp.GradScaler, torch.amp.GradScaler):
+        for shared in (torch.full((3,), 8.0), torch.full((4, 4), 8.0)[:, 1]):
+            optimizer = plain_optimizer(2)
+            for parameter in optimizer.param_groups[0]["params"]:
+                parameter.data = torch.zeros_like(shared)
+                parameter.grad = shared
+            unscale(kind, optimizer, scale=2.0)
+            results.append(shared.tolist())
+    assert results[:2] == results[2:]
+
+
+@pytest.mark.parametrize("kind", SCALERS)
+def test_gradients_that_are_still_to_be_negated_are_refused_before_any_is_written(kind):
+    optimizer = plain_optimizer(40)
+    optimizer.param_groups[0]["params"][33].grad = torch._neg_view(torch.full((3,), 8.0))
+    with pytest.raises(RuntimeError, match="negation"):
+        unscale(kind, optimizer, scale=2.0)
+    assert all(g.abs().eq(8.0).all() for g in gradients(optimizer))
+
+
+def test_an_inverse_that_is_still_to_be_negated_is_negated():
+    optimizer = plain_optimizer(2)
+    scaler = fastamp.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(torch.ones(()))
+    inverse = torch._neg_view(torch.tensor(-0.5))
+    scaler._unscale_grads_(optimizer, inverse, torch.zeros(()), False)
+    assert all(g.eq(4.0).all() for g in gradients(optimizer))
+
+
+def test_a_scale_of_one_copies_no_copy_on_write_gradient():
+    optimizer = plain_optimizer(2)
+    gradient = torch._lazy_clone(torch.full((3,), 8.0))
+    optimizer.param_groups[0]["params"][1].grad = gradient
+    unscale(fastamp.GradScaler, optimizer, scale=1.0)
+    assert torch._C._is_cow_tensor(gradient)
+
+
+def test_a_refused_call_copies_no_copy_on_write_gradient():
+    optimizer = plain_optimizer(41)
+    parameters = optimizer.param_groups[0]["params"]
+    parameters[0].grad = gradient = torch._lazy_clone(torch.full((3,), 8.0))
+    parameters[40].data = torch.zeros(3, dtype=torch.float16)
+    parameters[40].grad = torch.ones(3, dtype=torch.float16)
+    with pytest.raises(ValueError, match="FP16"):
+        unscale(fastamp.GradScaler, optimizer, scale=2.0)
+    assert torch._C._is_cow_tensor(gradient)
+
+
+@pytest.mark.parametrize("size", [3, 400_000])
+def test_a_gradient_whose_memory_was_freed_is_refused_before_any_is_written(size):
+    parameters = [torch.nn.Parameter(torch.zeros(size)) for _ in range(3)]
+    for parameter in parameters:
+        parameter.grad = torch.full((size,), 8.0)
+    parameters[1].grad.untyped_storage().resize_(0)
+    optimizer = types.SimpleNamespace(param_groups=[{"params": parameters}])
+    scaler = fastamp.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(torch.ones(()))
+    with pytest.raises(ValueError, match="to have memory, got one whose storage is empty"):
+        scaler.unscale_(optimizer)
+    assert all(parameters[i].grad.eq(8.0).all() for i in (0, 2))
+    assert [p.grad._version for p in parameters] == [0, 0, 0]
+
+
+def test_a_read_only_pass_bumps_the_versions_that_the_operator_bumps():
+    optimizer, memory = plain_optimizer(3), _C.OptimizerPasses()
+
+    def versions():
+        flag = torch.zeros(())
+        found = _C.check_gradients(optimizer, torch.ones(()), flag, memory, 1.0)
+        (counts,) = found.counts
+        told = (flag, found.clip_coef, found.total_norm(torch.float32))
+        return counts.counts._version, [tensor._version for tensor in told]
+
+    before, _ = versions()
+    assert versions() == (before + 1, [1, 1, 1])
+    with Seen() as seen:
+        assert versions() == (before + 2, [1, 1, 1])
+    assert "fastamp::norm_and_check_" in seen.names
+    assert [g._version for g in gradients(optimizer)] == [0, 0, 0]
