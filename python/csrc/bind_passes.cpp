@@ -93,7 +93,7 @@ py::dict flags_of(const GradientPass& pass) {
 py::tuple unscale_gradients(py::handle optimizer, const at::Tensor& inv_scale,
                             const at::Tensor& found_inf, bool allow_fp16, OptimizerPasses* memory,
                             bool own_flag, bool with_norm) {
-  GradientGroups groups(allow_fp16, scaler::Access::kWrite);
+  GradientGroups groups(allow_fp16, scaler::Use::kPassNext);
   auto foreign = gather_gradients(optimizer, groups);
   std::shared_ptr<GradientPass> pass;
   {
@@ -116,7 +116,7 @@ py::object unscale_optimizer(py::handle optimizer, const at::Tensor& scale,
   memory.latest.reset();
   const auto flag = memory.lowered_flag(scale);
   const auto inverse = inv_scale ? *inv_scale : memory.inverse_of(scale);
-  GradientGroups groups(/*allow_fp16=*/false, scaler::Access::kWrite);
+  GradientGroups groups(/*allow_fp16=*/false, scaler::Use::kPassNext);
   if (!gather_gradients(optimizer, groups).empty()) {
     return py::none();
   }
@@ -134,7 +134,7 @@ py::object unscale_optimizer(py::handle optimizer, const at::Tensor& scale,
 std::shared_ptr<GradientPass> check_gradients(py::handle optimizer, const at::Tensor& inv_scale,
                                               const at::Tensor& found_inf, OptimizerPasses* memory,
                                               std::optional<double> max_norm) {
-  GradientGroups groups(/*allow_fp16=*/true, scaler::Access::kRead);
+  GradientGroups groups(/*allow_fp16=*/true, scaler::Use::kPassNext);
   GradientList list;
   list.foreign = gather_gradients(optimizer, groups);
   list.groups = groups.release();

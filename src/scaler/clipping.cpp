@@ -88,7 +88,7 @@ void GradScaler::Impl::clip_now(torch::optim::Optimizer& optimizer, OptimizerRec
   if (!record.clip_coef.defined() && !record.clip_value) {
     return;
   }
-  const auto gradients = gather(optimizer, record, /*allow_fp16=*/true, scaler::Access::kTensor);
+  const auto gradients = gather(optimizer, record, /*allow_fp16=*/true, scaler::Use::kTensors);
   if (record.clip_coef.defined()) {
     scaler::multiply_(gradients, std::exchange(record.clip_coef, at::Tensor()));
   }
@@ -122,7 +122,7 @@ at::Tensor GradScaler::clip_grad_norm_(torch::optim::Optimizer& optimizer, doubl
     if (enabled && record.stage == Stage::kReady) {
       impl_->unscale(optimizer, record);
     }
-    gradients = Impl::gather(optimizer, record, /*allow_fp16=*/true, scaler::Access::kTensor);
+    gradients = Impl::gather(optimizer, record, /*allow_fp16=*/true, scaler::Use::kTensors);
     if (gradients.empty()) {
       return at::zeros({});
     }
@@ -151,7 +151,7 @@ void GradScaler::clip_grad_value_(torch::optim::Optimizer& optimizer, double cli
   const at::NoGradGuard no_grad;
   if (!impl_->enabled) {
     OptimizerRecord unused;
-    clamp_now(Impl::gather(optimizer, unused, /*allow_fp16=*/true, scaler::Access::kTensor),
+    clamp_now(Impl::gather(optimizer, unused, /*allow_fp16=*/true, scaler::Use::kTensors),
               clip_value);
     return;
   }

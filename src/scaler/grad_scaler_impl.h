@@ -25,7 +25,7 @@ struct GradScaler::Impl {
   /// The gradients as they are now. With allow_fp16 false, fp16 ones are refused.
   static std::vector<scaler::DeviceGradients> gather(torch::optim::Optimizer& optimizer,
                                                      scaler::OptimizerRecord& record,
-                                                     bool allow_fp16, scaler::Access access);
+                                                     bool allow_fp16, scaler::Use use);
   void unscale(torch::optim::Optimizer& optimizer, scaler::OptimizerRecord& record) const;
   /// Raises the flags of a new pass if another rank has raised one, where that is asked for.
   void agree(const scaler::GradientPass& pass, scaler::OptimizerRecord& record) const;

@@ -27,33 +27,34 @@ bool may_be_array(const at::Tensor& tensor) {
 
 /// Whether a storage makes its memory, or a copy of it, when it is first written.
 template <typename Storage>
-bool materialises(const Storage& storage) {
+bool materialises(const Storage& storage, const at::DataPtr& data) {
   if constexpr (requires { storage.has_materializer(); }) {  // LibTorch 2.15.
     if (storage.has_materializer()) {
       return true;
     }
   }
-  return storage.data_ptr().get_deleter() == &c10::impl::cow::cow_deleter;
+  return data.get_deleter() == &c10::impl::cow::cow_deleter;
 }
 
 /// The array that an ordinary gradient is; none if it is strided, if it is for the kernel to find
 /// out whether its storage has to be written, or if its memory was freed, which the operator has an
 /// error for.
-std::optional<kernels::HostArray> array_of(const at::Tensor& gradient, bool writes) {
+std::optional<kernels::HostArray> array_of(const at::Tensor& gradient) {
   const auto* const impl = gradient.unsafeGetTensorImpl();
   auto* const storage = impl->unsafe_storage().unsafeGetStorageImpl();
-  if (storage == nullptr || !impl->is_non_overlapping_and_dense() || materialises(*storage))
-      [[unlikely]] {
+  if (storage == nullptr || !impl->is_non_overlapping_and_dense()) [[unlikely]] {
     return std::nullopt;
   }
+  // The checks ask for copy-on-write, which is asked here, and for what makes access to fake and
+  // functional tensors throw. They are in another cache line.
+  const auto& data = storage->_mutable_data_ptr_no_checks();
   const auto numel = impl->numel();
-  void* const start = writes ? storage->mutable_data() : const_cast<void*>(storage->data());
-  if (numel == 0 || start == nullptr) [[unlikely]] {
-    return numel == 0 ? std::optional(kernels::HostArray{nullptr, 0, gradient.scalar_type()})
-                      : std::nullopt;
+  if (materialises(*storage, data) || (data.get() == nullptr && numel > 0)) [[unlikely]] {
+    return std::nullopt;
   }
   const auto offset = static_cast<std::size_t>(impl->storage_offset()) * impl->itemsize();
-  return kernels::HostArray{static_cast<char*>(start) + offset, numel, gradient.scalar_type()};
+  return kernels::HostArray{numel == 0 ? nullptr : static_cast<char*>(data.get()) + offset, numel,
+                            gradient.scalar_type()};
 }
 
 // One cache line of what a gradient holds is in the way of each of these; all are asked for.
@@ -91,7 +92,7 @@ DeviceGradients& GradientGroups::group_for(c10::Device device) {
                                                      .positions = {},
                                                      .arrays = {},
                                                      .as_arrays = device.is_cpu()});
-  if (device.is_cpu() && access_ != Access::kTensor) {
+  if (device.is_cpu() && wants_arrays_) {
     group.arrays.reserve(expected_);
   }
   group.positions.reserve(expected_);
@@ -189,11 +190,11 @@ bool GradientGroups::add_all(at::TensorList parameters) {
 }
 
 void GradientGroups::take_arrays(DeviceGradients& group) const {
-  if (access_ == Access::kTensor || !group.as_arrays) {
+  if (!wants_arrays_ || !group.as_arrays) {
     return;
   }
   for (auto i = group.arrays.size(); i < group.gradients.size(); ++i) {
-    const auto array = array_of(group.gradients[i], access_ == Access::kWrite);
+    const auto array = array_of(group.gradients[i]);
     if (!array) [[unlikely]] {
       group.as_arrays = false;
       group.arrays.clear();
@@ -224,7 +225,7 @@ std::vector<DeviceGradients> GradientGroups::release() {
   parameters_ = 0;
   for (auto& group : groups_) {
     take_arrays(group);
-    if (access_ == Access::kTensor) {
+    if (!wants_arrays_) {
       group.arrays.clear();
     }
   }

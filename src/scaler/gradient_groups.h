@@ -30,11 +30,10 @@ struct DeviceGradients {
   bool as_arrays = false;  ///< While collecting: none was met that is no array.
 };
 
-/// What a pass is about to do with gradients in host memory.
-enum class Access : std::uint8_t {
-  kTensor,  ///< Anything that operators on tensors do.
-  kRead,    ///< Its kernel reads them next.
-  kWrite,   ///< Its kernel writes them next.
+/// What gradients are collected for.
+enum class Use : std::uint8_t {
+  kTensors,   ///< Anything that operators on tensors do.
+  kPassNext,  ///< A pass over them, next: it can use addresses.
 };
 
 /// Unscales by torch's operator, which takes one dtype per call: devices that we have no kernels
@@ -55,8 +54,8 @@ class FASTAMP_API GradientGroups {
     kForeign,  ///< The gradient is a Python tensor subclass: its own code must unscale it.
   };
 
-  explicit GradientGroups(bool allow_fp16, Access access = Access::kTensor)
-      : allow_fp16_(allow_fp16), access_(access) {}
+  explicit GradientGroups(bool allow_fp16, Use use = Use::kTensors)
+      : allow_fp16_(allow_fp16), wants_arrays_(use == Use::kPassNext) {}
 
   /// The parameters that add_block() takes at a time: few enough for the first cache level to hold
   /// what is read of them and many enough to wait for all at once.
@@ -90,7 +89,7 @@ class FASTAMP_API GradientGroups {
 
   /// To be called before code of others runs between the first gradient and the pass: it may change
   /// tensors, so that no addresses of theirs must be used. None are collected from then on.
-  void give_up_addresses() { access_ = Access::kTensor; }
+  void give_up_addresses() { wants_arrays_ = false; }
 
   /// Gives away what was collected: the values of sparse gradients among the dense ones. Coalesces
   /// sparse fp16 gradients, in the parameters too. The object is empty afterwards.
@@ -120,7 +119,7 @@ class FASTAMP_API GradientGroups {
   void take_sparse_values();
 
   bool allow_fp16_;
-  Access access_;
+  bool wants_arrays_;
   bool coalesce_all_ = false;
   std::size_t expected_ = 0;
   std::uint32_t parameters_ = 0;

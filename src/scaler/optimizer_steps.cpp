@@ -77,8 +77,8 @@ Stage GradScaler::Impl::stage_of(const torch::optim::Optimizer& optimizer) const
 
 std::vector<DeviceGradients> GradScaler::Impl::gather(torch::optim::Optimizer& optimizer,
                                                       OptimizerRecord& record, bool allow_fp16,
-                                                      scaler::Access access) {
-  scaler::GradientGroups groups(allow_fp16, access);
+                                                      scaler::Use use) {
+  scaler::GradientGroups groups(allow_fp16, use);
   groups.coalesce_sparse();  // The norm is that of the sums.
   std::size_t position = 0;
   for (const auto& group : optimizer.param_groups()) {
@@ -94,7 +94,7 @@ std::vector<DeviceGradients> GradScaler::Impl::gather(torch::optim::Optimizer& o
 }
 
 void GradScaler::Impl::unscale(torch::optim::Optimizer& optimizer, OptimizerRecord& record) const {
-  auto gradients = gather(optimizer, record, /*allow_fp16=*/false, scaler::Access::kWrite);
+  auto gradients = gather(optimizer, record, /*allow_fp16=*/false, scaler::Use::kPassNext);
   scaler::PassOptions how;
   how.memory = &record.memory;
   // Not in place: an earlier pass lets its gradients go after this one, since that may run code.
@@ -133,7 +133,7 @@ const GradientPass* GradScaler::Impl::check(torch::optim::Optimizer& optimizer,
   if (record.stage != Stage::kReady || has_sparse(optimizer)) {
     return nullptr;
   }
-  auto gradients = gather(optimizer, record, /*allow_fp16=*/true, scaler::Access::kRead);
+  auto gradients = gather(optimizer, record, /*allow_fp16=*/true, scaler::Use::kPassNext);
   if (!scaler::has_read_only_pass(gradients)) {
     return nullptr;
   }

@@ -12,12 +12,11 @@
 
 #include <cstddef>
 #include <limits>
-#include <tuple>
 #include <vector>
 
-using fastamp::scaler::Access;
 using fastamp::scaler::GradientGroups;
 using fastamp::scaler::GradientPass;
+using fastamp::scaler::Use;
 
 namespace {
 
@@ -103,19 +102,18 @@ TEST_CASE("groups: a pass that asks for them gets the addresses of dense gradien
   }
   parameters[3].mutable_grad() = at::Tensor();
   parameters[40].mutable_grad() = at::ones({30}).narrow(0, 7, 2);
-  for (const auto access : {Access::kRead, Access::kWrite}) {
-    GradientGroups groups(/*allow_fp16=*/true, access);
-    REQUIRE(groups.add_all(parameters));
-    const auto found = groups.release();
-    REQUIRE(found.size() == 1);
-    const auto& [gradients, arrays] = std::tie(found[0].gradients, found[0].arrays);
-    REQUIRE(gradients.size() == 69);
-    REQUIRE(arrays.size() == 69);
-    for (std::size_t i = 0; i < arrays.size(); ++i) {
-      CHECK(arrays[i].data == gradients[i].const_data_ptr());
-      CHECK(arrays[i].numel == gradients[i].numel());
-      CHECK(arrays[i].dtype == gradients[i].scalar_type());
-    }
+  GradientGroups groups(/*allow_fp16=*/true, Use::kPassNext);
+  REQUIRE(groups.add_all(parameters));
+  const auto found = groups.release();
+  REQUIRE(found.size() == 1);
+  const auto& gradients = found[0].gradients;
+  const auto& arrays = found[0].arrays;
+  REQUIRE(gradients.size() == 69);
+  REQUIRE(arrays.size() == 69);
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    CHECK(arrays[i].data == gradients[i].const_data_ptr());
+    CHECK(arrays[i].numel == gradients[i].numel());
+    CHECK(arrays[i].dtype == gradients[i].scalar_type());
   }
 }
 
@@ -128,7 +126,7 @@ TEST_CASE("groups: one gradient that is no array takes the addresses of all", "[
       std::vector<at::Tensor> parameters(place, parameter_of(at::ones({2})));
       parameters.push_back(parameter_of(gradient));
       parameters.push_back(parameter_of(at::ones({2})));
-      GradientGroups groups(/*allow_fp16=*/true, Access::kWrite);
+      GradientGroups groups(/*allow_fp16=*/true, Use::kPassNext);
       REQUIRE(groups.add_all(parameters));
       CHECK(groups.release().at(0).arrays.empty());
     }
@@ -140,7 +138,7 @@ TEST_CASE("groups: addresses are kept neither unasked nor after code of others",
   GradientGroups unasked(/*allow_fp16=*/true);
   unasked.add_all(parameter);
   CHECK(unasked.release().at(0).arrays.empty());
-  GradientGroups forgetful(/*allow_fp16=*/true, Access::kWrite);
+  GradientGroups forgetful(/*allow_fp16=*/true, Use::kPassNext);
   forgetful.add_all(parameter);
   forgetful.give_up_addresses();
   forgetful.add_all(parameter);
