@@ -27,20 +27,14 @@ using scaler::GradientPass;
 /// What a scaler keeps of one optimizer's passes. Guarded by the GIL.
 struct OptimizerPasses : scaler::PassMemory {
   std::shared_ptr<GradientPass> latest;  ///< Null: none in this iteration.
-
-  /// The flag of the pass before, lowered, if it is in ordinary host memory and nobody else holds
-  /// it or its memory; else a new one. Making and ending a Python tensor takes a sixth of a short
-  /// pass.
-  at::Tensor lowered_flag(const at::Tensor& scale);
-  void remember_flag(py::object flag) { flag_ = std::move(flag); }
-
- private:
-  py::object flag_;
+  py::object flag;                       ///< The found_inf of the last unscale_, a Python tensor.
 };
 
-at::Tensor OptimizerPasses::lowered_flag(const at::Tensor& scale) {
-  if (flag_.ptr() != nullptr && Py_REFCNT(flag_.ptr()) == 1) {
-    const auto& flag = THPVariable_Unpack(flag_.ptr());
+/// The flag of an earlier pass, lowered, if it is in ordinary host memory and nobody else holds it
+/// or its memory; else a new one. Making and ending a Python tensor takes a sixth of a short pass.
+at::Tensor lowered_flag(const py::object& earlier, const at::Tensor& scale) {
+  if (earlier.ptr() != nullptr && Py_REFCNT(earlier.ptr()) == 1) {
+    const auto& flag = THPVariable_Unpack(earlier.ptr());
     if (flag.use_count() == 1 && flag.storage().use_count() == 1 &&
         flag.is_inference() == c10::InferenceMode::is_enabled() &&
         scaler::is_plain_cpu_scalar(flag, at::kFloat) && scale.device().is_cpu()) {
@@ -114,7 +108,7 @@ py::object unscale_optimizer(py::handle optimizer, const at::Tensor& scale,
   // What may run code of others comes before the gradients are collected or after the pass. To let
   // the gradients of an earlier pass go is such a thing.
   memory.latest.reset();
-  const auto flag = memory.lowered_flag(scale);
+  const auto flag = lowered_flag(memory.flag, scale);
   const auto inverse = inv_scale ? *inv_scale : memory.inverse_of(scale);
   GradientGroups groups(/*allow_fp16=*/false, scaler::Use::kPassNext);
   if (!gather_gradients(optimizer, groups).empty()) {
@@ -127,7 +121,7 @@ py::object unscale_optimizer(py::handle optimizer, const at::Tensor& scale,
         scaler::PassOptions{.own_flag = true, .max_norm = std::nullopt, .memory = &memory});
   }
   recent_passes().remember(memory.latest);
-  memory.remember_flag(py::cast(flag));
+  memory.flag = py::cast(flag);
   return flags_of(*memory.latest);
 }
 
