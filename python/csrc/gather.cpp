@@ -28,7 +28,7 @@ py::object get_params(PyObject* group) {
 }
 
 // For subclasses of Parameter or Tensor: `grad` may be a property, so Python has to be asked.
-void add_subclass(PyObject* item, scaler::GradientGroups& groups, py::list& foreign) {
+void add_subclass(PyObject* item, scaler::GradientGroups& groups, Parameters& foreign) {
   groups.give_up_addresses();  // Python code is called next.
   const auto parameter = py::reinterpret_borrow<py::object>(item);
   if (!THPVariable_Check(item)) {
@@ -44,9 +44,9 @@ void add_subclass(PyObject* item, scaler::GradientGroups& groups, py::list& fore
   const auto& tensor = THPVariable_Unpack(gradient.ptr());
   if (tensor.is_sparse()) {  // Replacing it must go through the property as well.
     groups.skip();
-    foreign.append(parameter);
+    foreign.push_back(parameter);
   } else if (groups.add(THPVariable_Unpack(item), tensor) == Taken::kForeign) {
-    foreign.append(parameter);
+    foreign.push_back(parameter);
   }
 }
 
@@ -69,7 +69,7 @@ std::size_t take_plain(PyObject* sequence, Py_ssize_t first, Block& block) {
 
 }  // namespace
 
-void gather_group(const py::object& params, scaler::GradientGroups& groups, py::list& foreign) {
+void gather_group(const py::object& params, scaler::GradientGroups& groups, Parameters& foreign) {
   if (!is_plain_sequence(params.ptr())) {
     groups.give_up_addresses();
   }
@@ -82,8 +82,8 @@ void gather_group(const py::object& params, scaler::GradientGroups& groups, py::
       const auto foreign_ones = groups.add_block({block.data(), count});
       for (std::size_t k = 0; foreign_ones != 0 && k < count; ++k) {
         if ((foreign_ones >> k & 1U) != 0) {
-          foreign.append(
-              py::handle(PySequence_Fast_GET_ITEM(sequence.ptr(), i + static_cast<Py_ssize_t>(k))));
+          foreign.push_back(py::reinterpret_borrow<py::object>(
+              PySequence_Fast_GET_ITEM(sequence.ptr(), i + static_cast<Py_ssize_t>(k))));
         }
       }
       i += static_cast<Py_ssize_t>(count);
@@ -93,8 +93,8 @@ void gather_group(const py::object& params, scaler::GradientGroups& groups, py::
   }
 }
 
-py::list gather_gradients(py::handle optimizer, scaler::GradientGroups& groups) {
-  py::list foreign;
+Parameters gather_gradients(py::handle optimizer, scaler::GradientGroups& groups) {
+  Parameters foreign;
   static PyObject* key = PyUnicode_InternFromString("param_groups");
   const auto param_groups = as_fast_sequence(optimizer.attr(py::handle(key)));
   for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(param_groups.ptr()); ++i) {

@@ -1,8 +1,7 @@
 #pragma once
 
+#include "gather.h"
 #include "scaler/gradient_groups.h"
-
-#include <pybind11/pybind11.h>
 
 #include <vector>
 
@@ -11,7 +10,7 @@ namespace fastamp::python {
 /// Gradients gathered for Python: those C++ can work on, and the parameters of all others.
 struct GradientList {
   std::vector<scaler::DeviceGradients> groups;
-  pybind11::list foreign;  ///< Parameters whose gradients are Python tensor subclasses.
+  Parameters foreign;  ///< Parameters whose gradients are Python tensor subclasses.
 };
 
 /// Whether a read-only pass can take the place of unscaling: our kernels exist and take the dtypes.

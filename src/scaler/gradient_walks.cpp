@@ -29,7 +29,7 @@ void prefetch_versions(const std::vector<at::Tensor>& gradients, std::size_t i) 
 
 bool note_versions(const std::vector<at::Tensor>& gradients, bool bump,
                    std::vector<std::uint32_t>& versions) {
-  versions.reserve(gradients.size());
+  versions.resize(gradients.size());
   bool all = true;
   bool shared = false;
   for (std::size_t i = 0; i < gradients.size(); ++i) {
@@ -43,7 +43,7 @@ bool note_versions(const std::vector<at::Tensor>& gradients, bool bump,
       impl->bump_version();
       shared = shared || !impl->version_counter().unique();
     }
-    versions.push_back(impl->version_counter().current_version());
+    versions[i] = impl->version_counter().current_version();
   }
   if (shared && all) {  // Views of one tensor have one counter, which went on.
     std::ranges::transform(gradients, versions.begin(), [](const at::Tensor& gradient) {

@@ -12,16 +12,20 @@
 namespace fastamp::kernels::cpu {
 namespace {
 
+template <typename Convert>
+struct SumOf {
+  template <typename T>
+  FASTAMP_HOST_DEVICE double operator()(const T* data, std::int64_t n) const {
+    return sum_squares<Convert>(data, n);
+  }
+};
+
 struct ChunkSum {
   template <typename Convert>
   static FASTAMP_HOST_DEVICE double run(at::ScalarType dtype, const void* base, std::int64_t begin,
                                         std::int64_t end) {
     // A functor, not a lambda: a lambda's body would not be inlined into the copies.
-    return with_wide<Convert>(dtype, base, begin, end, ChunkSum{});
-  }
-  template <typename T>
-  FASTAMP_HOST_DEVICE double operator()(const T* data, std::int64_t n) const {
-    return sum_squares(data, n);
+    return with_wide<Convert>(dtype, base, begin, end, SumOf<Convert>{});
   }
 };
 

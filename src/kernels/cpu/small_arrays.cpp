@@ -30,7 +30,7 @@ struct SmallArrays {
       }
       prefetch_after(arrays, i);
       auto* const data = static_cast<float*>(array.data);
-      const double sum = sum_squares(data, array.numel);
+      const double sum = sum_squares<Convert>(data, array.numel);
       if (is_non_finite(sum)) [[unlikely]] {
         break;
       }

@@ -97,19 +97,19 @@ struct SumAndUnscaleBody {
   static FASTAMP_HOST_DEVICE double run_half(Half* data, std::int64_t n, Unscale<float> unscale) {
     alignas(64) float block[kNormChunkNumel];
     Convert::widen(data, block, n);
-    const double sum = run_wide(block, n, unscale);
+    const double sum = run_wide<Convert>(block, n, unscale);
     if (!is_non_finite(sum) && unscale.rewrites()) {
       Convert::narrow(block, data, n);
     }
     return sum;
   }
 
-  template <typename opmath_t>
+  template <typename Convert, typename opmath_t>
   static FASTAMP_HOST_DEVICE double run_wide(opmath_t* data, std::int64_t n,
                                              Unscale<opmath_t> unscale) {
     const bool whole = n == kNormChunkNumel;
-    const double sum =
-        whole ? cpu::sum_squares<opmath_t, true>(data, n) : cpu::sum_squares<opmath_t>(data, n);
+    const double sum = whole ? cpu::sum_squares<Convert, opmath_t, true>(data, n)
+                             : cpu::sum_squares<Convert>(data, n);
     if (is_non_finite(sum) || !unscale.rewrites()) {
       return sum;
     }
@@ -135,13 +135,13 @@ struct SumAndUnscaleBody {
     const auto n = end - begin;
     switch (dtype) {
       case at::kFloat:
-        return run_wide<float>(static_cast<float*>(base) + begin, n, {inv_scale});
+        return run_wide<Convert, float>(static_cast<float*>(base) + begin, n, {inv_scale});
       case at::kHalf:
         return run_half<Convert>(static_cast<c10::Half*>(base) + begin, n, {inv_scale});
       case at::kBFloat16:
         return run_half<Convert>(static_cast<c10::BFloat16*>(base) + begin, n, {inv_scale});
       default:
-        return run_wide<double>(static_cast<double*>(base) + begin, n, {inv_scale});
+        return run_wide<Convert, double>(static_cast<double*>(base) + begin, n, {inv_scale});
     }
   }
 };
