@@ -9,6 +9,8 @@
 #include "kernels/cpu/convert.h"
 #include "kernels/functors/norm.h"
 
+#include <c10/core/ScalarType.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -117,17 +119,17 @@ FASTAMP_HOST_DEVICE double sum_squares(const T* data, std::int64_t n) {
 
 /// Calls fn(fp32 or fp64 array, length) with the elements [begin, end), one chunk at most.
 template <typename Convert, typename Fn>
-FASTAMP_HOST_DEVICE auto with_wide(at::ScalarType dtype, const void* base, std::int64_t begin,
+FASTAMP_HOST_DEVICE auto with_wide(c10::ScalarType dtype, const void* base, std::int64_t begin,
                                    std::int64_t end, const Fn& fn) {
   const auto n = end - begin;
-  if (dtype == at::kFloat) {
+  if (dtype == c10::kFloat) {
     return fn(static_cast<const float*>(base) + begin, n);
   }
-  if (dtype == at::kDouble) {
+  if (dtype == c10::kDouble) {
     return fn(static_cast<const double*>(base) + begin, n);
   }
   alignas(64) float block[kNormChunkNumel];
-  if (dtype == at::kHalf) {
+  if (dtype == c10::kHalf) {
     Convert::widen(static_cast<const c10::Half*>(base) + begin, block, n);
   } else {
     Convert::widen(static_cast<const c10::BFloat16*>(base) + begin, block, n);
