@@ -8,6 +8,7 @@ import torch
 from torch.amp.grad_scaler import OptState
 
 import fastamp._C as _C
+from fastamp._gate import StepGate
 from fastamp._scaler_steps import agree_on_flags
 
 if TYPE_CHECKING:
@@ -90,8 +91,6 @@ def step_through_gate(
     scaler: UnscalingScaler, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Steps an optimizer that takes a gate; its ``step`` is called whatever the gradients are."""
-    from fastamp._gate import StepGate
-
     record = scaler._notes.record_of(optimizer)
     fresh = scaler._stage_of(optimizer) is OptState.READY
     inv_scale = None
