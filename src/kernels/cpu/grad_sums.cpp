@@ -55,18 +55,22 @@ bool worth_threads(std::int64_t numel, std::size_t tensors) {
   return numel > std::max(kThreadsNumel, needed);
 }
 
-GradArrays::GradArrays(at::TensorList grads, KnownArrays known, bool writes)
+GradArrays::GradArrays(const char* function, at::TensorList grads, KnownArrays known, bool writes)
     : grads_(grads), arrays_(known), writes_(writes) {
   if (known.empty()) {
     own_.reserve(grads.size());
     for (std::size_t i = 0; i < grads.size(); ++i) {
-      if (grads[i].is_non_overlapping_and_dense()) [[likely]] {
-        own_.push_back(array_of(grads[i], writes));
+      const at::Tensor& grad = grads[i];
+      if (grad.is_non_overlapping_and_dense()) [[likely]] {
+        own_.push_back(array_of(grad, writes));
       } else {
         strided_.push_back(i);
-        own_.push_back(
-            {.data = nullptr, .numel = grads[i].numel(), .dtype = grads[i].scalar_type()});
+        own_.push_back({.data = nullptr, .numel = grad.numel(), .dtype = grad.scalar_type()});
       }
+      // The storage's address: that of a view's first number is an offset from null.
+      TORCH_CHECK_VALUE(grad.storage().data() != nullptr || grad.numel() == 0, function,
+                        ": expected grads[", i, "] of shape ", grad.sizes(),
+                        " to have memory, got one whose storage is empty");
     }
     arrays_ = own_;
   }
@@ -76,10 +80,9 @@ GradArrays::GradArrays(at::TensorList grads, KnownArrays known, bool writes)
 }
 
 HostArray GradArrays::array_of(const at::Tensor& dense, bool writes) {
-  void* const data = writes ? dense.mutable_data_ptr() : const_cast<void*>(dense.const_data_ptr());
-  TORCH_CHECK_VALUE(data != nullptr || dense.numel() == 0, "expected a gradient of shape ",
-                    dense.sizes(), " to have memory, got one whose storage is empty");
-  return {.data = data, .numel = dense.numel(), .dtype = dense.scalar_type()};
+  return {.data = writes ? dense.mutable_data_ptr() : const_cast<void*>(dense.const_data_ptr()),
+          .numel = dense.numel(),
+          .dtype = dense.scalar_type()};
 }
 
 ChunkSumFn* chunk_sum_function() {

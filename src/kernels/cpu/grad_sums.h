@@ -61,10 +61,12 @@ class Tally {
 /// The gradients of a list as arrays for the length of a pass.
 class GradArrays {
  public:
-  /// @param known   The arrays if the caller has them: empty otherwise.
-  /// @param writes  Whether they will be written. What is only read must not materialise a
-  ///                copy-on-write tensor.
-  GradArrays(at::TensorList grads, KnownArrays known, bool writes);
+  /// @param function  The op, for messages.
+  /// @param known     The arrays if the caller has them: empty otherwise.
+  /// @param writes    Whether they will be written. What is only read must not materialise a
+  ///                  copy-on-write tensor.
+  /// @throws c10::ValueError for a gradient whose memory was freed.
+  GradArrays(const char* function, at::TensorList grads, KnownArrays known, bool writes);
   GradArrays(const GradArrays&) = delete;
   GradArrays& operator=(const GradArrays&) = delete;
   GradArrays(GradArrays&&) = delete;

@@ -225,7 +225,8 @@ void unscale_and_check_cpu(const UnscaleArgs& args) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   static auto* const unscale = cpu::best_copy<UnscaleBody, UnscaleFn>();
   const float inv_scale = *args.inv_scale.const_data_ptr<float>();
-  const cpu::GradArrays grads(args.grads, args.arrays, Unscale<float>{inv_scale}.rewrites());
+  const bool writes = Unscale<float>{inv_scale}.rewrites();
+  const cpu::GradArrays grads("unscale_and_check_", args.grads, args.arrays, writes);
   const bool extras = given(args.sum_of_squares) || given(args.non_finite_counts);
   const bool non_finite = extras ? unscale_and_sum(args, grads, inv_scale, unscale)
                                  : unscale_list(grads, inv_scale, unscale);

@@ -119,19 +119,35 @@ def test_a_refused_call_copies_no_copy_on_write_gradient():
     assert torch._C._is_cow_tensor(gradient)
 
 
-@pytest.mark.parametrize("size", [3, 400_000])
-def test_a_gradient_whose_memory_was_freed_is_refused_before_any_is_written(size):
-    parameters = [torch.nn.Parameter(torch.zeros(size)) for _ in range(3)]
-    for parameter in parameters:
-        parameter.grad = torch.full((size,), 8.0)
-    parameters[1].grad.untyped_storage().resize_(0)
+VIEWS = {
+    "whole": lambda gradient: gradient,
+    "tail": lambda gradient: gradient[1:],
+    "strided": lambda gradient: gradient[1::2],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("size", [4, 400_000])
+@pytest.mark.parametrize("checks", [False, True])
+def test_a_gradient_whose_memory_was_freed_is_refused_before_any_is_written(view, size, checks):
+    made = [torch.full((size,), 8.0) for _ in range(3)]
+    freed = VIEWS[view](made[1])
+    made[1].untyped_storage().resize_(0)
+    parameters = []
+    for gradient in (made[0], freed, made[2]):
+        parameters.append(torch.nn.Parameter(torch.zeros(gradient.shape)))
+        parameters[-1].grad = gradient
     optimizer = types.SimpleNamespace(param_groups=[{"params": parameters}])
     scaler = fastamp.GradScaler("cpu", init_scale=2.0)
     scaler.scale(torch.ones(()))
-    with pytest.raises(ValueError, match="to have memory, got one whose storage is empty"):
-        scaler.unscale_(optimizer)
-    assert all(parameters[i].grad.eq(8.0).all() for i in (0, 2))
-    assert [p.grad._version for p in parameters] == [0, 0, 0]
+    versions = [gradient._version for gradient in gradients(optimizer)]
+    name = "norm_and_check_" if checks else "unscale_and_check_"
+    arguments = (torch.ones(()), torch.zeros(()), None, None) if checks else ()
+    call = _C.check_gradients if checks else scaler.unscale_
+    with pytest.raises(ValueError, match=rf"{name}: expected grads\[1\] .* to have memory"):
+        call(optimizer, *arguments)
+    assert all(made[i].eq(8.0).all() for i in (0, 2))
+    assert [gradient._version for gradient in gradients(optimizer)] == versions
 
 
 def test_a_read_only_pass_bumps_the_versions_that_the_operator_bumps():
