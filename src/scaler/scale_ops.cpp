@@ -1,15 +1,17 @@
 #include "scaler/scale_ops.h"
 
+#include "ops/direct.h"
+
 #include <fastamp/ops/amp_ops.h>
 
 #include <ATen/EmptyTensor.h>
-#include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_amp_update_scale.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/logical_or.h>
 #include <ATen/ops/ne.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/Exception.h>
 
 namespace fastamp::scaler {
@@ -27,8 +29,8 @@ std::optional<at::Tensor> given(const at::Tensor& tensor) {
 }  // namespace
 
 bool is_plain_cpu_scalar(const at::Tensor& tensor, at::ScalarType dtype) {
-  return tensor.device().is_cpu() && tensor.scalar_type() == dtype && tensor.numel() == 1 &&
-         !at::isTensorSubclassLike(tensor);
+  return ops::is_ordinary_cpu(tensor) && tensor.scalar_type() == dtype && tensor.numel() == 1 &&
+         !c10::impl::dispatch_mode_enabled();
 }
 
 bool has_native_kernels(c10::DeviceType device_type) {

@@ -100,6 +100,15 @@ def test_an_inverse_that_is_still_to_be_negated_is_negated():
     assert all(g.eq(4.0).all() for g in gradients(optimizer))
 
 
+def test_a_scale_that_is_still_to_be_negated_is_negated():
+    optimizer = plain_optimizer(2)
+    scaler = fastamp.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(torch.ones(()))
+    scaler._scale = torch._neg_view(torch.tensor(-2.0))
+    scaler.unscale_(optimizer)
+    assert all(g.eq(4.0).all() for g in gradients(optimizer))
+
+
 def test_a_scale_of_one_copies_no_copy_on_write_gradient():
     optimizer = plain_optimizer(2)
     gradient = torch._lazy_clone(torch.full((3,), 8.0))
