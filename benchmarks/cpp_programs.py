@@ -37,6 +37,7 @@ PROGRAMS: dict[str, dict[str, Goal | None]] = {
         "C++: mm 8x8, bf16 x cached weight": not_slower(),
         "C++: mm 8x8, fp32 x cached weight": at_least_times(1.4),
         "C++: mm 8x8, fp32 x frozen fp32": at_least_times(1.7),
+        "C++: torch::nn::Linear 256x256, fp32": at_least_times(1.5),
     },
     "cast_cache": {"C++: cached weight lookup": at_most(25)},
     "scaler": {f"C++: unscale_ + update, {count} x 16": not_slower() for count in COUNTS},

@@ -1,4 +1,5 @@
-# Finds torch and makes fastamp_torch::cpu and fastamp_torch::python from its files.
+# Finds torch and makes fastamp_torch::cpu, fastamp_torch::python and, for what programs load,
+# fastamp_torch::runtime from its files.
 #
 # find_package(Torch) is never called: with a CUDA build of torch it stops unless a CUDA toolkit is
 # there, even when nothing of CUDA is compiled. This file is installed beside fastampConfig.cmake,
@@ -144,6 +145,14 @@ function(_fastamp_torch_targets)
   target_link_libraries(
     fastamp_torch::python
     INTERFACE fastamp_torch::torch_python fastamp_torch::cpu
+  )
+  # libtorch.so holds nothing that anybody calls, so linkers leave it out. Programs need it all the
+  # same: what torch compiles (AOTInductor's packages) names it, finds it only in the process, since
+  # a program's RUNPATH is not asked for what its libraries load, and it brings torch's CUDA part.
+  add_library(fastamp_torch::runtime INTERFACE IMPORTED GLOBAL)
+  target_link_options(
+    fastamp_torch::runtime
+    INTERFACE "LINKER:--push-state,--no-as-needed,${FASTAMP_TORCH_DIR}/lib/libtorch.so,--pop-state"
   )
 endfunction()
 

@@ -1,4 +1,4 @@
-"""Checks that files have at most 300 lines and functions at most 50.
+"""Checks that files have at most 500 lines and functions at most 50.
 
 A Python function is counted without its docstring. In C++ every brace block that is not a
 namespace, class or the like counts as a function: found by matching braces, which is enough to
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tracked_files import ROOT, report, tracked_files
 
-MAX_FILE_LINES = 300
+MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 50
 CPP = (".h", ".cpp", ".cu", ".cuh")
 CHECKED = (*CPP, ".py", ".pyi", ".cmake", "CMakeLists.txt", ".sh", "Makefile")

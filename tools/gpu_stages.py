@@ -109,7 +109,7 @@ def _report(_: Path) -> list[Command]:
 # By stage: the rows, and the minutes that they are given; the stage may take half as long again.
 BENCHES: dict[str, tuple[str, float]] = {
     "bench-micro": (
-        "^cuda: (?!claim)(mm|linear|layer_norm|cat|relu|scale|unscale_|norm|clip_grad)",
+        "^cuda: (?!claim)(mm|x @|linear|layer_norm|cat|relu|scale|unscale_|norm|clip_grad)",
         1.5,
     ),
     "bench-steps": (r"^cuda: (clip [a-z ]*\+ )?step \+ update", 1.5),

@@ -9,7 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from patience import patience
+
 ROOT = Path(__file__).resolve().parent.parent
+CTEST_SECONDS = 600  # after which a C++ program counts as hanging, on two idle cores
 CTEST_SUMMARY = re.compile(r"^(\d+% tests passed.*|No tests were found.*)$")
 PYTEST_SUMMARY = re.compile(r"^=+ .*\b(passed|failed|error|errors|skipped|no tests ran)\b.* =+$")
 
@@ -45,6 +48,8 @@ def ctest_command(build_dir: Path, cuda: bool) -> list[str]:
         str(build_dir),
         "--output-on-failure",
         "--no-tests=error",
+        "--timeout",
+        str(round(patience(CTEST_SECONDS))),
         *selection,
     ]
 

@@ -67,6 +67,7 @@ def rows(device: str) -> list[Row]:
     ]
     layers = [
         ("linear 64x64, fp32", "linear(x, w, b)"),
+        ("x @ w.t() 64x64, fp32", "x @ w.t()"),
         ("layer_norm 64x64, bf16 to fp32", "layer_norm(half, (64,), b, b)"),
         ("cat fp32 + bf16 (promote)", "cat(mixed)"),
         ("relu bf16 (not in the table)", "relu(half)"),

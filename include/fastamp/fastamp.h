@@ -3,12 +3,14 @@
 /// Everything fastamp offers to C++ programs.
 
 #include <fastamp/autocast/cast_together.h>
+#include <fastamp/autocast/context.h>
 #include <fastamp/autocast/guard.h>
 #include <fastamp/autocast/kept_casts.h>
 #include <fastamp/autocast/op_policy_guard.h>
 #include <fastamp/autocast/policy.h>
 #include <fastamp/autocast/registration.h>
 #include <fastamp/autocast/trace.h>
+#include <fastamp/autocast/weights_changed.h>
 #include <fastamp/build_info.h>
 #include <fastamp/export.h>
 #include <fastamp/ops/amp_ops.h>
@@ -17,6 +19,7 @@
 #include <fastamp/optim/fuse.h>
 #include <fastamp/optim/sgd.h>
 #include <fastamp/scaler/agreement.h>
+#include <fastamp/scaler/clip.h>
 #include <fastamp/scaler/grad_scaler.h>
 #include <fastamp/scaler/graphed_step.h>
 #include <fastamp/version.h>

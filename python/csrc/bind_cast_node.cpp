@@ -9,14 +9,19 @@ namespace py = pybind11;
 namespace fastamp::python {
 namespace {
 
-/// Our node derives from the one whose type this is, so the accessors of the type fit it.
-void name_cast_nodes(const py::type& type_of_torchs_node) {
-  torch::autograd::registerCppFunction(autocast::cast_node_type(),
-                                       reinterpret_cast<PyTypeObject*>(type_of_torchs_node.ptr()));
+/// Our node derives from torch's, so the accessors of that one's Python type fit it. The type is
+/// one of torch's static ones and never goes away.
+void name_cast_nodes() {
+  const auto node = py::reinterpret_steal<py::object>(
+      torch::autograd::functionToPyObject(autocast::torchs_cast_node()));
+  if (!node) {
+    throw py::error_already_set();
+  }
+  torch::autograd::registerCppFunction(autocast::cast_node_type(), Py_TYPE(node.ptr()));
 }
 
 }  // namespace
 
-void bind_cast_node(py::module_& module) { module.def("name_cast_nodes", name_cast_nodes); }
+void bind_cast_node(py::module_& /*module*/) { name_cast_nodes(); }
 
 }  // namespace fastamp::python

@@ -4,7 +4,7 @@
 
 namespace fastamp::python {
 
-/// Gives the autograd nodes of our casts the Python type that torch's have.
+/// Gives the autograd nodes of our casts the Python type that torch's have, at once.
 void bind_cast_node(pybind11::module_& module);
 
 }  // namespace fastamp::python

@@ -1,5 +1,6 @@
 #include "bind_gradients.h"
 
+#include "core/tensor_kind.h"
 #include "gather.h"
 #include "gradient_list.h"
 #include "scaler/gradient_pass.h"
@@ -30,12 +31,15 @@ GradientList gather_optimizer(py::handle optimizer, bool coalesce) {
   }
   GradientList list;
   list.foreign = gather_gradients(optimizer, groups);
+  list.shared = groups.any_repeats() && may_share_gradients(optimizer);
   list.groups = groups.release();
   return list;
 }
 
+// As often as they are listed: these are for torch's functions on parameters.
 GradientList gather_parameters(const py::object& parameters) {
   GradientGroups groups(/*allow_fp16=*/true);
+  groups.keep_repeats();
   GradientList list;
   gather_group(parameters, groups, list.foreign);
   list.groups = groups.release();
@@ -59,7 +63,7 @@ std::optional<at::ScalarType> norm_dtype(const GradientList& list) {
   for (const auto& group : list.groups) {
     for (const auto& gradient : group.gradients) {
       const auto own = gradient.scalar_type();
-      if (!at::isFloatingType(own) || gradient.layout() != at::kStrided) {
+      if (!at::isFloatingType(own) || !has_geometry(gradient)) {
         return std::nullopt;
       }
       dtype = dtype ? c10::promoteTypes(*dtype, own) : own;
@@ -72,6 +76,7 @@ void bind_list(py::module_& module) {
   using torch::wrap_pybind_function;
   py::class_<GradientList>(module, "GradientList")
       .def_readonly("foreign", &GradientList::foreign)
+      .def_readonly("shared", &GradientList::shared)
       .def_property_readonly(
           "has_duplicates",
           [](const GradientList& list) { return scaler::has_duplicates(list.groups); })

@@ -35,7 +35,6 @@ void bind_kept_casts(py::module_& module) {
   module.def("drop_kept_casts",
              [](const std::vector<at::Tensor>& weights) { drop_kept_casts(weights); });
   module.def("drop_all_kept_casts", [] { drop_kept_casts(); });
-  module.def("are_kept_casts_used", [] { return KeptCastStore::instance().is_used(); });
   module.def("kept_casts", kept);
   module.def("acquire_cast_together", autocast::acquire_cast_together);
   module.def("release_cast_together", autocast::release_cast_together);

@@ -71,9 +71,10 @@ class RecentPasses {
   std::size_t next_ = 0;
 };
 
+/// Never destroyed: daemon threads may be at work while the process exits.
 RecentPasses& recent_passes() {
-  static RecentPasses recent;
-  return recent;
+  static auto* recent = new RecentPasses;
+  return *recent;
 }
 
 py::dict flags_of(const GradientPass& pass) {
@@ -132,7 +133,8 @@ std::shared_ptr<GradientPass> check_gradients(py::handle optimizer, const at::Te
   GradientList list;
   list.foreign = gather_gradients(optimizer, groups);
   list.groups = groups.release();
-  if (!can_check(list)) {
+  // A step that writes a gradient of two parameters would write it twice.
+  if (!can_check(list) || (groups.any_repeats() && may_share_gradients(optimizer))) {
     return nullptr;
   }
   const py::gil_scoped_release no_gil;
@@ -186,6 +188,18 @@ std::optional<std::pair<double, bool>> update_on_host(
     memory.latest.reset();
   }
   return std::pair(static_cast<double>(*scale.const_data_ptr<float>()), overflow);
+}
+
+// False too if it cannot be told: of subclasses, whose gradient is a property, and of sparse ones,
+// which clipping replaces by their sums.
+bool saw_none(const GradientPass& pass, py::handle optimizer) {
+  bool any = false;
+  const auto all_new =
+      for_each_plain(optimizer, [&](const at::Tensor& /*parameter*/, const at::Tensor& gradient) {
+        any = true;
+        return !gradient.is_sparse() && !pass.saw(gradient);
+      });
+  return any && all_new;
 }
 
 // (device, positions of the parameters, int64 [n, 2] counts) of every device that was counted.
@@ -263,6 +277,9 @@ void bind_passes(py::module_& module) {
       "Unscales an optimizer's gradients by 1 / scale, leaves the pass in memory and returns "
       "the flag of each device; or does nothing and returns None if there are gradients of "
       "Python subclasses.");
+  module.def("saw_none", wrap_pybind_function(saw_none), py::arg("gradient_pass"),
+             py::arg("optimizer"),
+             "Whether an optimizer has gradients and the pass saw none of them.");
   module.def("update_on_host", wrap_pybind_function(update_on_host), py::arg("scale"),
              py::arg("growth_tracker"), py::arg("flags"), py::arg("growth_factor"),
              py::arg("backoff_factor"), py::arg("growth_interval"), py::arg("hysteresis_tracker"),

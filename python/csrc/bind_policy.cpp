@@ -1,5 +1,7 @@
 #include "bind_policy.h"
 
+#include "autocast/op_names.h"
+
 #include <fastamp/autocast/guard.h>
 #include <fastamp/autocast/op_policy_guard.h>
 #include <fastamp/autocast/policy.h>
@@ -39,7 +41,8 @@ std::string get_policy(const std::string& op, const std::string& device) {
 
 void set_policy(const std::string& op, const std::string& policy,
                 const std::optional<std::string>& device) {
-  set_op_policy(op, op_policy_from_string(policy), parse_optional("set_op_policy", device));
+  set_op_policy(op, autocast::policy_named("set_op_policy: expected policy", policy),
+                parse_optional("set_op_policy", device));
 }
 
 using Row = std::tuple<std::string, std::string, std::string, std::string, std::string>;
@@ -58,21 +61,21 @@ struct Overrides {
   detail::SharedOverrides value;
 };
 
-Overrides with_policies(const Overrides& base,
-                        const std::vector<std::pair<std::string, std::string>>& edits,
-                        const std::optional<std::string>& device) {
+Overrides checked_policies(const std::vector<std::pair<std::string, std::string>>& edits,
+                           const std::optional<std::string>& device) {
   const auto type = parse_optional("op_policies", device);
   std::vector<OpPolicyEdit> parsed;
   parsed.reserve(edits.size());
   for (const auto& [op, policy] : edits) {
-    parsed.push_back({op, op_policy_from_string(policy), type});
+    parsed.push_back({op, autocast::policy_named("op_policies: expected policy", policy), type});
   }
-  return {detail::with_op_policies(base.value, parsed)};
+  return {detail::checked_op_policies("op_policies", parsed)};
 }
 
 void add_op(const std::string& name, const std::string& policy,
             const std::optional<std::string>& device) {
-  register_op(name, op_policy_from_string(policy), parse_optional("register_op", device));
+  register_op(name, autocast::policy_named("register_op: expected policy", policy),
+              parse_optional("register_op", device));
 }
 
 }  // namespace
@@ -87,11 +90,14 @@ void bind_policy(pybind11::module_& module) {
   pybind11::class_<Overrides>(module, "PolicyOverrides").def("__bool__", [](const Overrides& self) {
     return self.value != nullptr;
   });
-  module.def("with_op_policies", torch::wrap_pybind_function(with_policies));
+  module.def("checked_op_policies", torch::wrap_pybind_function(checked_policies));
   module.def("thread_op_policies", [] { return Overrides{detail::thread_op_policies()}; });
-  module.def("exchange_op_policies", [](const Overrides& next) {
-    return Overrides{detail::exchange_op_policies(next.value)};
+  module.def("push_op_policies", [](const Overrides& policies, bool replace) {
+    using detail::OverrideMode;
+    return detail::push_op_policies(policies.value,
+                                    replace ? OverrideMode::replace : OverrideMode::add);
   });
+  module.def("pop_op_policies", detail::pop_op_policies);
   module.def("install", torch::wrap_pybind_function(install));
   module.def("uninstall", torch::wrap_pybind_function(uninstall));
   module.def("is_installed", torch::wrap_pybind_function(is_installed));

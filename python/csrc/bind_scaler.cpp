@@ -20,7 +20,7 @@ void update_scale(const at::Tensor& scale, const at::Tensor& growth_tracker,
                   int64_t hysteresis, std::optional<double> min_scale,
                   std::optional<double> max_scale, const MaybeTensor& inv_scale,
                   const MaybeTensor& norm, const MaybeTensor& history,
-                  const MaybeTensor& history_count) {
+                  const MaybeTensor& history_count, const MaybeTensor& new_scale) {
   scaler::ScaleTensors tensors{scale, growth_tracker, hysteresis_tracker.value_or(at::Tensor())};
   const scaler::ScaleRules rules{growth_factor, backoff_factor, growth_interval,
                                  hysteresis,    min_scale,      max_scale};
@@ -28,7 +28,8 @@ void update_scale(const at::Tensor& scale, const at::Tensor& growth_tracker,
                        {.inv_scale = inv_scale.value_or(at::Tensor()),
                         .norm = norm.value_or(at::Tensor()),
                         .history = history.value_or(at::Tensor()),
-                        .history_count = history_count.value_or(at::Tensor())});
+                        .history_count = history_count.value_or(at::Tensor()),
+                        .new_scale = new_scale.value_or(at::Tensor())});
 }
 
 // The values of scalars that are in ordinary host memory; None if one is not.
@@ -69,7 +70,8 @@ void bind_scaler(py::module_& module) {
              py::arg("backoff_factor"), py::arg("growth_interval"), py::arg("hysteresis_tracker"),
              py::arg("hysteresis"), py::arg("min_scale"), py::arg("max_scale"),
              py::arg("inv_scale"), py::arg("norm"), py::arg("history"), py::arg("history_count"),
-             "Moves the scale after an iteration with the given flags.");
+             py::arg("new_scale"),
+             "Moves the scale after an iteration with the given flags, or to new_scale.");
 }
 
 }  // namespace fastamp::python

@@ -1,7 +1,9 @@
 #include "bind_torch_region.h"
 
+#include "region_method.h"
 #include "region_object.h"
 #include "region_stack.h"
+#include "torch_region.h"
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/Device.h>
@@ -83,7 +85,9 @@ bool read_settings(PyObject* region, autocast::AutocastState& out) {
          read_flag(region, "_cache_enabled", cache_enabled, out.cache_enabled);
 }
 
-PyObject* enter_torch_region(PyObject* /*module*/, PyObject* region) {
+}  // namespace
+
+PyObject* enter_torch_region(PyObject* region) {
   HANDLE_TH_ERRORS
   autocast::AutocastState wanted{};
   if (!read_settings(region, wanted)) {
@@ -99,17 +103,16 @@ PyObject* enter_torch_region(PyObject* /*module*/, PyObject* region) {
   END_HANDLE_TH_ERRORS
 }
 
-PyObject* exit_torch_region(PyObject* /*module*/, PyObject* region) {
+Leaving leave_torch_region(PyObject* region) {
   HANDLE_TH_ERRORS
   if (!pop_region(region)) {
-    Py_RETURN_FALSE;
+    return Leaving::unknown;
   }
-  if (!notify_export(region, false)) {
-    return nullptr;
-  }
-  Py_RETURN_TRUE;
-  END_HANDLE_TH_ERRORS
+  return notify_export(region, false) ? Leaving::done : Leaving::failed;
+  END_HANDLE_TH_ERRORS_RET(Leaving::failed)
 }
+
+namespace {
 
 PyObject* count_open_torch_regions(PyObject* /*module*/, PyObject* /*unused*/) {
   return PyLong_FromLongLong(open_torch_regions());
@@ -142,9 +145,7 @@ PyObject* copy_new_slot(PyObject* /*module*/, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-std::array<PyMethodDef, 7> g_functions{{
-    {"enter_torch_region", enter_torch_region, METH_O, nullptr},
-    {"exit_torch_region", exit_torch_region, METH_O, nullptr},
+std::array<PyMethodDef, 5> g_functions{{
     {"open_torch_regions", count_open_torch_regions, METH_NOARGS, nullptr},
     {"after_fork_in_child", after_fork_in_child, METH_NOARGS, nullptr},
     {"region_depth", region_depth, METH_NOARGS, nullptr},
@@ -155,7 +156,7 @@ std::array<PyMethodDef, 7> g_functions{{
 }  // namespace
 
 bool add_torch_region_functions(PyObject* module) {
-  return PyModule_AddFunctions(module, g_functions.data()) == 0;
+  return add_region_method_type(module) && PyModule_AddFunctions(module, g_functions.data()) == 0;
 }
 
 }  // namespace fastamp::python

@@ -60,7 +60,8 @@ std::pair<std::uint64_t, std::uint64_t> gradient_casts(const Recorder& recorder)
 
 std::string table(const Recorder& recorder, const std::string& sort_by, std::size_t row_limit) {
   return autocast::format_table(recorder.rows(), recorder.gradient_casts(),
-                                trace_order_from_string(sort_by), row_limit);
+                                autocast::trace_order_of("table: expected sort_by", sort_by),
+                                row_limit);
 }
 
 std::string json(const Recorder& recorder) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <unordered_map>
 
 namespace fastamp::python {
 namespace {
@@ -48,6 +49,11 @@ void add_subclass(PyObject* item, scaler::GradientGroups& groups, Parameters& fo
   } else if (groups.add(THPVariable_Unpack(item), tensor) == Taken::kForeign) {
     foreign.push_back(parameter);
   }
+}
+
+py::object param_groups_of(py::handle optimizer) {
+  static PyObject* key = PyUnicode_InternFromString("param_groups");
+  return as_fast_sequence(optimizer.attr(py::handle(key)));
 }
 
 using Block = std::array<c10::TensorImpl*, scaler::GradientGroups::kBlock>;
@@ -95,8 +101,7 @@ void gather_group(const py::object& params, scaler::GradientGroups& groups, Para
 
 Parameters gather_gradients(py::handle optimizer, scaler::GradientGroups& groups) {
   Parameters foreign;
-  static PyObject* key = PyUnicode_InternFromString("param_groups");
-  const auto param_groups = as_fast_sequence(optimizer.attr(py::handle(key)));
+  const auto param_groups = param_groups_of(optimizer);
   for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(param_groups.ptr()); ++i) {
     if (!PyDict_CheckExact(PySequence_Fast_GET_ITEM(param_groups.ptr(), i))) {
       groups.give_up_addresses();
@@ -104,6 +109,29 @@ Parameters gather_gradients(py::handle optimizer, scaler::GradientGroups& groups
     gather_group(get_params(PySequence_Fast_GET_ITEM(param_groups.ptr(), i)), groups, foreign);
   }
   return foreign;
+}
+
+bool for_each_plain(py::handle optimizer, const VisitGradient& visit) {
+  for (const auto& group : param_groups_of(optimizer)) {
+    for (const auto& item : as_fast_sequence(get_params(group.ptr()))) {
+      if (!THPVariable_CheckExact(item.ptr())) {
+        return false;
+      }
+      const auto& gradient = gradient_of(item.ptr());
+      if (gradient.defined() && !visit(THPVariable_Unpack(item.ptr()), gradient)) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+bool may_share_gradients(py::handle optimizer) {
+  std::unordered_map<const void*, const void*> owners;
+  return !for_each_plain(optimizer, [&](const at::Tensor& parameter, const at::Tensor& gradient) {
+    const void* const owner = parameter.unsafeGetTensorImpl();
+    return owners.try_emplace(gradient.unsafeGetTensorImpl(), owner).first->second == owner;
+  });
 }
 
 }  // namespace fastamp::python

@@ -4,6 +4,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <functional>
 #include <vector>
 
 namespace fastamp::python {
@@ -26,5 +27,15 @@ Parameters gather_gradients(pybind11::handle optimizer, scaler::GradientGroups& 
 /// The same for an iterable of parameters; appends to `foreign`.
 void gather_group(const pybind11::object& params, scaler::GradientGroups& groups,
                   Parameters& foreign);
+
+using VisitGradient = std::function<bool(const at::Tensor& parameter, const at::Tensor& gradient)>;
+
+/// Visits the gradients in `optimizer.param_groups` for as long as `visit` returns true. False if
+/// it did not, or if there is a parameter subclass, whose gradient is a property.
+bool for_each_plain(pybind11::handle optimizer, const VisitGradient& visit);
+
+/// Whether two parameters in `optimizer.param_groups` have one gradient, or one is a subclass, of
+/// which that is not known. For the rare case that a gradient came twice.
+bool may_share_gradients(pybind11::handle optimizer);
 
 }  // namespace fastamp::python

@@ -10,7 +10,8 @@ namespace fastamp::python {
 /// Gradients gathered for Python: those C++ can work on, and the parameters of all others.
 struct GradientList {
   std::vector<scaler::DeviceGradients> groups;
-  Parameters foreign;  ///< Parameters whose gradients are Python tensor subclasses.
+  Parameters foreign;   ///< Parameters whose gradients are Python tensor subclasses.
+  bool shared = false;  ///< Of an optimizer: two parameters may have one gradient.
 };
 
 /// Whether a read-only pass can take the place of unscaling: our kernels exist and take the dtypes.

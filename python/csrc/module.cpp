@@ -4,6 +4,7 @@
 #include "bind_kept_casts.h"
 #include "bind_mirror.h"
 #include "bind_optim.h"
+#include "bind_optimizer_hook.h"
 #include "bind_passes.h"
 #include "bind_policy.h"
 #include "bind_scaler.h"
@@ -38,7 +39,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("build_info", build_info);
   if (!fastamp::python::add_region_type(m.ptr()) ||
       !fastamp::python::add_torch_region_functions(m.ptr()) ||
-      !fastamp::python::add_mirror_type(m.ptr())) {
+      !fastamp::python::add_mirror_type(m.ptr()) || !fastamp::python::add_optimizer_hook(m.ptr())) {
     throw py::error_already_set();
   }
   fastamp::python::bind_cast_node(m);

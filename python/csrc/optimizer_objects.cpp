@@ -1,5 +1,7 @@
 #include "optimizer_objects.h"
 
+#include "core/tensor_kind.h"
+
 #include <fastamp/build_info.h>
 
 #include <torch/csrc/autograd/python_variable.h>
@@ -92,9 +94,8 @@ at::Tensor group_rate_tensor(PyObject* group) {
     return {};
   }
   const auto* tensor = plain_tensor(rate.ptr());
-  return tensor != nullptr && tensor->layout() == at::kStrided && tensor->numel() == 1
-             ? *tensor
-             : at::Tensor();
+  return tensor != nullptr && has_geometry(*tensor) && tensor->numel() == 1 ? *tensor
+                                                                            : at::Tensor();
 }
 
 const at::Tensor* plain_tensor(PyObject* object) {
@@ -154,7 +155,7 @@ void StateOfParams::skip(PyObject* param) {
 bool FusableCheck::look(const at::Tensor& tensor) {
   const auto dtype = tensor.scalar_type();
   const bool known = dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16;
-  if (!known || tensor.layout() != at::kStrided || !has_kernels(tensor) ||
+  if (!known || !has_geometry(tensor) || !has_kernels(tensor) ||
       tensor.key_set().has_any(kInterceptors)) {
     return false;
   }

@@ -47,8 +47,9 @@ class AdamSink final : public StepSink {
                                           {amsgrad_ ? keys[2] : nullptr, Kind::kMoment},
                                           {keys[3], Kind::kStep},
                                           {param.is_16_bit() ? keys[4] : nullptr, Kind::kMaster}}});
-    step_.add(param.param, param.grad, *state[0], *state[1], *state[2], *state[3], *state[4]);
-    shadows_.add(param, step_);
+    if (step_.add(param.param, param.grad, *state[0], *state[1], *state[2], *state[3], *state[4])) {
+      shadows_.add(param, step_);
+    }
   }
 
   void skip(PyObject* param) override { state_.skip(param); }

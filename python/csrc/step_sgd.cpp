@@ -30,16 +30,18 @@ class SgdSink final : public StepSink {
     static const at::Tensor none;
     const bool follows = param.is_16_bit();
     if (!moves_ && !follows) {
-      step_.add(param.param, param.grad, none, none, none);
-      shadows_.add(param, step_);
+      if (step_.add(param.param, param.grad, none, none, none)) {
+        shadows_.add(param, step_);
+      }
       return;
     }
     using Kind = StepState::Kind;
     const auto state = state_.of(param, {{{moves_ ? keys[0] : nullptr, Kind::kMoment},
                                           {moves_ ? keys[1] : nullptr, Kind::kStep},
                                           {follows ? keys[2] : nullptr, Kind::kMaster}}});
-    step_.add(param.param, param.grad, *state[0], *state[1], *state[2]);
-    shadows_.add(param, step_);
+    if (step_.add(param.param, param.grad, *state[0], *state[1], *state[2])) {
+      shadows_.add(param, step_);
+    }
   }
 
   void skip(PyObject* param) override { state_.skip(param); }

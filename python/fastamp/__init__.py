@@ -14,7 +14,7 @@ from fastamp._paths import cmake_prefix_path, include_path
 
 _C = load(Path(__file__).resolve().parent)
 
-from fastamp import amp, cpu, cuda, optim  # noqa: E402  (needs the native module)
+from fastamp import _optimizer_hook, amp, cpu, cuda, optim  # noqa: E402,F401  (needs the native module)
 from fastamp._cast_together import cast_together  # noqa: E402
 from fastamp._clip import clip_grad_norm_  # noqa: E402
 from fastamp._custom_function import custom_bwd, custom_fwd  # noqa: E402

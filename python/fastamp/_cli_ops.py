@@ -22,7 +22,7 @@ _MEANINGS = {
 def main(arguments: list[str]) -> None:
     """Prints the list, or one op; exits with 1 if there is no op of that name."""
     parser = argparse.ArgumentParser(prog="python -m fastamp ops", description=__doc__)
-    parser.add_argument("name", nargs="?", help="an op, such as mm or softmax.int")
+    parser.add_argument("name", nargs="?", help="an op, such as mm, softmax.int or conv1d.*")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="only this device's column")
     options = parser.parse_args(arguments)
     devices = [options.device] if options.device else ["cpu", "cuda"]
@@ -60,8 +60,11 @@ def _print_list(devices: list[str]) -> None:
 
 
 def _print_ops(name: str, devices: list[str]) -> None:
-    wanted = name.removeprefix("aten::")
+    # All overloads of a bare name, so that nobody takes one for the whole op.
+    wanted = name.removeprefix("aten::").removesuffix(".*")
     rows = [row for row in op_table() if wanted in (row.op, row.op.partition(".")[0])]
+    if wanted.endswith(".default"):
+        rows = [row for row in op_table() if row.op == wanted.removesuffix(".default")]
     if not rows:
         _refuse_name(name, wanted)
     for row in rows:

@@ -88,6 +88,13 @@ def trace_as_torch_autocast(region_class: type, as_torch: Callable[..., Any] = _
     )(as_torch)
 
 
+def trace_as(function: Callable[..., Any], traced: Callable[..., Any]) -> None:
+    """Lets dynamo trace another function in the place of one of ours that it cannot look into."""
+    import torch._dynamo
+
+    torch._dynamo.substitute_in_graph(function, skip_signature_check=True)(traced)
+
+
 _eager_stance: Any = None
 _wants_eager = False
 

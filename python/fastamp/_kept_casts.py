@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import fastamp._C as _C
 
@@ -132,22 +130,4 @@ class keep_casts(WeightRequest):  # noqa: N801 (reads as what it does)
     def __init__(self, weights: torch.nn.Module | torch.Tensor | Iterable[torch.Tensor]) -> None:
         """Starts keeping casts, at once."""
         tensors = weights_of("keep_casts", weights)
-        follow_optimizers()
         super().__init__(_C.acquire_kept_casts(tensors), _C.release_kept_casts)
-
-
-@functools.cache
-def follow_optimizers() -> None:
-    """Has casts of weights dropped after each step from now on.
-
-    torch's fused steps write weights without moving their version counters.
-    """
-    register_optimizer_step_post_hook(_after_step)
-
-
-def _after_step(
-    optimizer: torch.optim.Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]
-) -> None:
-    # Our own steps move the counters, and leave casts that hold.
-    if _C.are_kept_casts_used() and not getattr(optimizer, "_fastamp_takes_gate", False):
-        _C.drop_kept_casts([p for group in optimizer.param_groups for p in group["params"]])

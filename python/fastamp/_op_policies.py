@@ -32,7 +32,8 @@ class op_policies(contextlib.ContextDecorator):  # noqa: N801 (used like torch.n
     others). Not touched: other threads, among them those that run a backward pass on
     CUDA, and exported programs, which have the policies of the process in which they run.
 
-    An object may be entered again, nested, and used by several threads.
+    An object may be entered again, nested, used by several threads, and left in another order than
+    it was entered.
 
     Args:
         policies: Policy by op: names as for :func:`fastamp.set_op_policy`.
@@ -51,8 +52,7 @@ class op_policies(contextlib.ContextDecorator):  # noqa: N801 (used like torch.n
 
     def __enter__(self) -> op_policies:
         """Checks the edits and puts them in force."""
-        before = _C.thread_op_policies()
-        block = _Block(_C.with_op_policies(before, self._edits, self._device), before)
+        block = _Block(_C.checked_op_policies(self._edits, self._device), replace=False)
         if not hasattr(self._frames, "stack"):
             self._frames.stack = []
         self._frames.stack.append(block)
@@ -64,9 +64,18 @@ class op_policies(contextlib.ContextDecorator):  # noqa: N801 (used like torch.n
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Brings back what was in force on entering."""
-        block: _Block = self._frames.stack.pop()
-        block.leave()
+        """Takes the edits back. Blocks may be left in any order.
+
+        Raises:
+            RuntimeError: This object is not entered on this thread. Nothing is changed.
+        """
+        stack: list[_Block] = getattr(self._frames, "stack", [])
+        if not stack:
+            raise RuntimeError(
+                "op_policies.__exit__: expected a block that was entered on this thread and not "
+                "left yet, got one that was not"
+            )
+        stack.pop().leave()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles carry the edits and no open block."""
@@ -92,7 +101,7 @@ _open_blocks = 0
 class _Block:
     """One entered block. While there is any, checkpoint and compiled functions are looked after."""
 
-    def __init__(self, overrides: Any, before: Any) -> None:
+    def __init__(self, overrides: Any, *, replace: bool) -> None:
         global _open_blocks
         self._open = False
         with _lock:
@@ -100,12 +109,11 @@ class _Block:
                 _follow_checkpoints()
                 _compile.run_eagerly(True)
             _open_blocks += 1
-        self._before = before
         self._open = True
-        _C.exchange_op_policies(overrides)
+        self._pushed = _C.push_op_policies(overrides, replace)
 
     def leave(self) -> None:
-        _C.exchange_op_policies(self._before)
+        _C.pop_op_policies(self._pushed)
         self.__del__()
 
     def __del__(self) -> None:
@@ -128,7 +136,7 @@ def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
         return function
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        block = _Block(overrides, _C.thread_op_policies())
+        block = _Block(overrides, replace=True)
         try:
             return function(*args, **kwargs)
         finally:

@@ -1,4 +1,4 @@
-"""What is set up once: the rare half of a region, and what Python sees of our casts."""
+"""What is set up once: the rare half of a region."""
 
 from __future__ import annotations
 
@@ -33,12 +33,3 @@ def _notify_export(region: Any, entering: bool) -> None:
 # torch's own function with no frame of ours in between: its warnings must point at the user's line.
 _C.set_region_hooks(torch.amp.autocast_mode.autocast.__init__, _notify_export)
 _C.follow_clear_cache(torch.clear_autocast_cache)
-
-
-def _type_of_cast_nodes() -> type:
-    with torch.enable_grad(), torch.device("cpu"):
-        cast = torch.ones(1, dtype=torch.float32, requires_grad=True).to(torch.bfloat16)
-    return type(cast.grad_fn)
-
-
-_C.name_cast_nodes(_type_of_cast_nodes())

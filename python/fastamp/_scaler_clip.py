@@ -10,7 +10,8 @@ from torch.amp.grad_scaler import OptState
 
 import fastamp._C as _C
 from fastamp._clip import check_finite, clip_grad_norm_, two_norm
-from fastamp._scaler_gated import check_once, folds, fuse_once
+from fastamp._scaler_gated import check_once, folds, forget_if_scaled_anew, fuse_once
+from fastamp._scaler_subclasses import distinct
 from fastamp._scaler_unscale import UnscalingScaler
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def _torchs_norm(gradients: list[Any], norm_type: float) -> Tensor:
 
 def _norm(gradients: Any, record: OptimizerRecord, norm_type: float) -> Tensor:
     """Returns the norm of unscaled gradients, from unscale_'s pass if that still holds."""
-    foreign = [parameter.grad for parameter in gradients.foreign]
+    foreign = [parameter.grad for parameter in distinct(gradients.foreign)]
     dtype = gradients.norm_dtype or torch.float32
     known = record.gradient_pass
     if norm_type == 2.0 and not foreign:
@@ -59,8 +60,8 @@ def _norm(gradients: Any, record: OptimizerRecord, norm_type: float) -> Tensor:
 @torch.no_grad()
 def _scale_now(gradients: Any, coefficient: Tensor) -> None:
     gradients.multiply_(coefficient)
-    for parameter in gradients.foreign:
-        gradient = parameter.grad
+    for parameter in distinct(gradients.foreign):
+        gradient: Any = parameter.grad
         local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
         local.mul_(coefficient.to(local.device, non_blocking=True))
 
@@ -103,9 +104,7 @@ class ClippingScaler(UnscalingScaler):
         if not self._enabled:
             parameters = _parameters_of(optimizer)
             return clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite)
-        if self._fuse:
-            fuse_once(self, optimizer)
-        record, folded = self._begin_clipping("clip_grad_norm_", optimizer)
+        record, folded = self._begin_clipping("clip_grad_norm_", optimizer, self._fuse)
         if record.clip_coef is not None or record.clip_value is not None:
             self._clip_now(optimizer, record)
         max_norm, norm_type = float(max_norm), float(norm_type)
@@ -127,7 +126,8 @@ class ClippingScaler(UnscalingScaler):
             check_finite(norm, norm_type)
         if coefficient is None:
             coefficient = _C.clip_coefficient(norm, max_norm)
-        if folded and (checked is not None or not gradients.foreign):
+        # A gradient of two parameters would be clipped twice by a step.
+        if folded and (checked is not None or not (gradients.foreign or gradients.shared)):
             record.clip_coef = coefficient
         else:
             _scale_now(gradients, coefficient)
@@ -153,21 +153,31 @@ class ClippingScaler(UnscalingScaler):
         if not self._enabled:
             torch.nn.utils.clip_grad_value_(_parameters_of(optimizer), clip_value)
             return
-        record, folded = self._begin_clipping("clip_grad_value_", optimizer)
+        record, folded = self._begin_clipping("clip_grad_value_", optimizer, False)
         if record.clip_value is not None:
             self._clip_now(optimizer, record)
         record.clip_value = clip_value
         if not folded:
             self._clip_now(optimizer, record)
 
-    def _begin_clipping(self, function: str, optimizer: Any) -> tuple[OptimizerRecord, bool]:
+    def _begin_clipping(
+        self, function: str, optimizer: Any, fuse: bool
+    ) -> tuple[OptimizerRecord, bool]:
         self._check_scale_growth_tracker(function)
-        if self._stage_of(optimizer) is OptState.STEPPED:
+        stage = self._stage_of(optimizer)
+        if stage is OptState.STEPPED:
             raise RuntimeError(
                 f"{function}: expected a call before step(), got one after it: "
                 f"{function}() is being called after step()."
             )
-        return self._notes.record_of(optimizer), folds(self, optimizer)
+        if stage is OptState.UNSCALED:
+            self._warn_if_scaled_anew(function, optimizer)
+        if fuse:
+            fuse_once(self, optimizer)
+        record = self._notes.record_of(optimizer)
+        if stage is OptState.READY:
+            forget_if_scaled_anew(self, optimizer, record)
+        return record, folds(self, optimizer)
 
     def _clip_now(self, optimizer: Any, record: OptimizerRecord) -> None:
         """Does what was put off to the step: unscales, clips by norm, clips by value."""

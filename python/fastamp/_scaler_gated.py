@@ -84,7 +84,17 @@ def check_once(
     scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = flags
     record.gradient_pass = checked
     record.inv_scale = inv_scale
+    record.mark = scaler._current_mark()
     return checked
+
+
+def forget_if_scaled_anew(scaler: UnscalingScaler, optimizer: Any, record: OptimizerRecord) -> None:
+    """Drops what was put off to the step for gradients that are gone: the iteration was broken off.
+
+    Only for an optimizer that is not unscaled yet.
+    """
+    if record.scaled_anew(optimizer, scaler._current_mark()):
+        record.start_iteration()
 
 
 def step_through_gate(
@@ -95,6 +105,8 @@ def step_through_gate(
     fresh = scaler._stage_of(optimizer) is OptState.READY
     inv_scale = None
     if fresh:
+        if record.mark is not None:
+            forget_if_scaled_anew(scaler, optimizer, record)
         checked = record.gradient_pass if record.inv_scale is not None else None
         if checked is None or not checked.holds(_C.gather_optimizer(optimizer, False)):
             checked = check_once(scaler, optimizer, record, None)

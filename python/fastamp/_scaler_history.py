@@ -46,10 +46,12 @@ class HistoryRing:
     def load(self, records: list[StepRecord]) -> None:
         """Replaces the contents; of too many rows the last ones are kept."""
         capacity = self.rows.shape[0]
-        rows = torch.zeros((capacity, _COLUMNS), dtype=torch.float32)
+        # Where no device is named the caller's default device would be taken.
+        here: Any = {"dtype": torch.float32, "device": "cpu"}
+        rows = torch.zeros((capacity, _COLUMNS), **here)
         for record in records[-capacity:]:
             values = [record.scale, float(record.skipped), record.norm, record.growth_tracker]
-            rows[record.step % capacity] = torch.tensor(values, dtype=torch.float32)
+            rows[record.step % capacity] = torch.tensor(values, **here)
         self.rows.copy_(rows)
         self.count.fill_(records[-1].step + 1 if records else 0)
         self.first = records[0].step if records else 0

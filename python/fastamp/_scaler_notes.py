@@ -52,7 +52,7 @@ def checked_notes(state: Mapping[str, Any], history_size: int) -> dict[str, Any]
     }
 
 
-def _caller_level() -> int:
+def caller_level() -> int:
     """Returns the stacklevel of the user's frame: a warning names the line that called us."""
     package = str(Path(__file__).parent)
     level, frame = 1, sys._getframe(1)
@@ -67,6 +67,7 @@ class Notes:
     def __init__(self, scale: float) -> None:
         """Starts with nothing known but the first scale."""
         self.records: dict[int, OptimizerRecord] = {}
+        self.gone: list[int] = []  # Keys of records whose optimizers are.
         self.pending: deque[Iteration] = deque()
         self.iterations = 0
         self.scale = scale
@@ -88,10 +89,33 @@ class Notes:
         key = id(optimizer)
         record = self.records.get(key)
         if record is None or record.optimizer() is not optimizer:
-            records = self.records
-            record = OptimizerRecord(optimizer, lambda _: records.pop(key, None))
-            records[key] = record
+            record = OptimizerRecord(optimizer, lambda ref: self._let_go(key, ref))
+            self.records[key] = record
         return record
+
+    def _let_go(self, key: int, optimizer: Any) -> None:
+        """An optimizer is gone. What it did still counts until its iteration ends."""
+        record = self.records.get(key)
+        if record is not None and record.optimizer is optimizer:
+            self.gone.append(key)
+            if record.gradient_pass is not None:
+                record.gradient_pass.forget()
+
+    def set_aside(self, key: int, states: dict[int, dict[str, Any]]) -> None:
+        """Makes room for an optimizer at the address of one that is gone in the same iteration."""
+        free = -key  # No optimizer has a negative address.
+        while free in states:
+            free -= 1
+        states[free] = states.pop(key)
+        self.records[free] = self.records.pop(key)
+        self.gone.append(free)
+
+    def _forget_gone(self) -> None:
+        while self.gone:
+            key = self.gone.pop()
+            record = self.records.get(key)
+            if record is not None and record.optimizer() is None:
+                del self.records[key]
 
     def inverse_on(self, device: torch.device) -> Tensor | None:
         """Returns the tensor that the update operator writes 1 / scale to, on CUDA.
@@ -122,7 +146,8 @@ class Notes:
 
     def prepare(self, scale: Tensor, size: int) -> None:
         """Makes what the update operator writes to beside a scale; looked at once per scale."""
-        ring, inverse = self.ring_on(scale.device, size), self.inverse_on(scale.device)
+        with torch.inference_mode(False):  # As the scale was made.
+            ring, inverse = self.ring_on(scale.device, size), self.inverse_on(scale.device)
         self.ring, self.inverse = ring, inverse
         self.prepared_for = scale
 
@@ -178,17 +203,26 @@ class Notes:
         )
         return together
 
-    def end_iteration(self, scale: Tensor, states: dict[int, dict[str, Any]]) -> None:
-        """Starts reading back what an iteration did and drops what belongs to it alone."""
+    def end_iteration(
+        self, scale: Tensor, states: dict[int, dict[str, Any]], counted: bool
+    ) -> None:
+        """Starts reading back what an iteration did and drops what belongs to it alone.
+
+        Args:
+            scale: As it is now.
+            states: What the optimizers did.
+            counted: Whether it was an iteration, with a row in the history. If not, only the scale
+                is new.
+        """
         seen = self._seen(states)
         scalars = [scale, *(flag for _, flags in seen for flag in flags)]
         values = None if self.pending else _C.host_values(scalars)
         if values is None:
-            self._expect(scale, _with_counts(seen))
+            self._expect(scale, _with_counts(seen), counted)
         else:  # The host knows already.
             outcomes = [(record, len(flags), None) for record, flags in seen]
             self._take_in(self.iterations, values, outcomes)
-            self.iterations += 1
+            self.iterations += counted
         self._start_iteration()
 
     def take_in_now(self, record: OptimizerRecord, scale: float, overflow: bool) -> None:
@@ -201,8 +235,10 @@ class Notes:
             self.skipped = record.skipped = False
             self.skipped_in_a_row = 0
             # Nothing else can be set: see norm_is_that_of_its_pass().
-            record.inv_scale = record.clip_coef = record.clip_value = None
+            record.inv_scale = record.clip_coef = record.clip_value = record.mark = None
         self.iterations += 1
+        if self.gone:
+            self._forget_gone()
 
     def _seen(self, states: dict[int, dict[str, Any]]) -> list[Seen]:
         seen = []
@@ -213,13 +249,14 @@ class Notes:
                 seen.append((record, flags))
         return seen
 
-    def _expect(self, scale: Tensor, seen: list[Outcome]) -> None:
+    def _expect(self, scale: Tensor, seen: list[Outcome], counted: bool) -> None:
         self.pending.append(Iteration(self.iterations, scale, seen))
-        self.iterations += 1
+        self.iterations += counted
         self.settle(wait=False)
 
     def _start_iteration(self) -> None:
-        for record in self.records.values():
+        self._forget_gone()
+        for record in list(self.records.values()):  # Gradients that go may take optimizers along.
             record.start_iteration()
 
     def keep_for_replays(self, scale: Tensor, states: dict[int, dict[str, Any]]) -> None:
@@ -229,7 +266,7 @@ class Notes:
 
     def replayed(self, captured: Captured) -> None:
         """Starts reading back what a replay did."""
-        self._expect(*captured)
+        self._expect(*captured, counted=True)
 
     def settle(self, *, wait: bool) -> None:
         """Takes in the iterations whose values have arrived, or waits for all of them."""
@@ -273,5 +310,5 @@ class Notes:
             "parameters concerned, at the loss and the inputs of that step for NaN, and at "
             "scaler.history() for when it began; a learning rate that is too high, a division by "
             "zero and a log or sqrt of zero are common causes.",
-            stacklevel=_caller_level(),
+            stacklevel=caller_level(),
         )

@@ -46,12 +46,14 @@ class AnsweringScaler(ScalerState):
         """Tells :attr:`step_was_skipped` for one optimizer's last step."""
         if not self._enabled:
             return False
+        self._notes.settle(wait=True)
         state = self._per_optimizer_states.get(id(optimizer))
+        record = self._notes.records.get(id(optimizer))
+        if record is not None and record.optimizer() is not optimizer:
+            return False  # Of one that is gone.
         if state is not None and was_stepped(state):
             return _overflowed(state)
-        self._notes.settle(wait=True)
-        record = self._notes.records.get(id(optimizer))
-        return record is not None and record.optimizer() is optimizer and record.skipped
+        return record is not None and record.skipped
 
     def get_scale(self) -> float:
         """Returns the scale; 1.0 if the scaler is disabled. Waits for the device on CUDA."""
@@ -106,7 +108,7 @@ class AnsweringScaler(ScalerState):
         """Returns the last ``history_size`` iterations, oldest first.
 
         The device writes them in the kernel that updates the scale; reading them waits for it.
-        Empty if the scaler is disabled, before the first :meth:`update` without argument, and on
+        Empty if the scaler is disabled, before the first iteration has ended, and on
         devices other than CPU and CUDA.
         """
         return self._notes.history() if self._enabled else []

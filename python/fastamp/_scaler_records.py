@@ -25,6 +25,7 @@ class OptimizerRecord:
         "foreign_counts",
         "fuse_tried",
         "inv_scale",
+        "mark",
         "memory",
         "norm",
         "norm_factor",
@@ -47,6 +48,7 @@ class OptimizerRecord:
         """Drops what belongs to one iteration, and with it the references to gradients."""
         self.memory.latest = None
         self.foreign_counts: list[tuple[list[Tensor], Tensor]] = []
+        self.mark: object = None  # The scaler's at the pass; it has another one after scale().
         self.inv_scale: Tensor | None = None  # Of a read-only pass: still to be applied.
         self.norm: Tensor | None = None
         self.any_foreign = False  # Then the pass saw only some of the gradients.
@@ -62,6 +64,16 @@ class OptimizerRecord:
     @gradient_pass.setter
     def gradient_pass(self, gradient_pass: _C.GradientPass) -> None:
         self.memory.latest = gradient_pass
+
+    def scaled_anew(self, optimizer: Any, mark: object) -> bool:
+        """Whether a new backward pass has made all gradients that ``optimizer`` has now.
+
+        So it is if none of them is one that the pass saw and ``scale`` was called since.
+        """
+        seen = self.gradient_pass
+        if seen is None or self.any_foreign or self.mark is None or self.mark is mark:
+            return False
+        return _C.saw_none(seen, optimizer)
 
     def unscaled_norm(self) -> Tensor | None:
         """Returns the norm of this iteration's gradients if a pass has summed it."""

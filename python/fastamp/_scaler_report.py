@@ -18,7 +18,7 @@ class StepRecord(NamedTuple):
     """One iteration as ``GradScaler.history`` tells it."""
 
     step: int
-    """Number of the ``update`` call, from 0 for the scaler's first."""
+    """Number of the iteration, from 0 for the scaler's first."""
     scale: float
     """The scale that the iteration's gradients were made with."""
     skipped: bool

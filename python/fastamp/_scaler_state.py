@@ -83,9 +83,10 @@ class ScalerState(TorchGradScaler):
     _fuse: bool = False
     _keep_scaled_grads: bool = False
     _history_size: int = DEFAULT_SIZE
-    # A slot, and so not in __dict__ either.
-    __slots__ = ("_kept_notes",)
+    # Slots, and so not in __dict__ either.
+    __slots__ = ("_kept_notes", "_mark")
     _kept_notes: Notes
+    _mark: object  # Another one after each scale(): see OptimizerRecord.mark.
 
     if TYPE_CHECKING:
 
@@ -105,11 +106,13 @@ class ScalerState(TorchGradScaler):
         return "_history_size" in self.__dict__  # Asked for by name; see state_dict.
 
     def _lazy_init_scale_growth_tracker(self, dev: Any) -> None:
-        super()._lazy_init_scale_growth_tracker(dev)
-        if self._hysteresis > 1:
-            self._hysteresis_tracker = torch.full(
-                (), self._init_hysteresis_tracker, dtype=torch.int32, device=dev
-            )
+        # They outlive the caller's mode, and an inference tensor can be written within it alone.
+        with torch.inference_mode(False):
+            super()._lazy_init_scale_growth_tracker(dev)
+            if self._hysteresis > 1:
+                self._hysteresis_tracker = torch.full(
+                    (), self._init_hysteresis_tracker, dtype=torch.int32, device=dev
+                )
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a checkpoint needs, best after :meth:`update`.

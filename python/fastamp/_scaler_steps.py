@@ -104,12 +104,11 @@ def step_with_flags(
     return result
 
 
-def set_scale(scaler: GradScaler, scale: Tensor, new_scale: float | Tensor) -> None:
-    """Copies a user's scale into the scale tensor, or refuses it as torch does."""
+def checked_scale(scaler: GradScaler, scale: Tensor, new_scale: float | Tensor) -> Tensor:
+    """Returns a user's scale as a tensor like ``scale``, or refuses it as torch does."""
     if isinstance(new_scale, float):
         check_bound("update", "new_scale", new_scale, scaler._min_scale, scaler._max_scale)
-        scale.fill_(new_scale)
-        return
+        return torch.full_like(scale, new_scale)
     if not isinstance(new_scale, torch.Tensor):
         raise AttributeError(
             f"update: new_scale should be a float or a Tensor, got {type(new_scale).__name__}"
@@ -124,7 +123,7 @@ def set_scale(scaler: GradScaler, scale: Tensor, new_scale: float | Tensor) -> N
                 "update: new_scale should be a float or a 1-element tensor on a "
                 f"{scaler._device} device with requires_grad=False, got {got}"
             )
-    scale.copy_(new_scale)
+    return torch.empty_like(scale).copy_(new_scale)
 
 
 def _rules(
@@ -171,9 +170,13 @@ def update_on_host(scaler: GradScaler) -> bool:
 
 
 def move_scale(
-    scaler: GradScaler, scale: Tensor, growth_tracker: Tensor, flags: list[Tensor]
+    scaler: GradScaler,
+    scale: Tensor,
+    growth_tracker: Tensor,
+    flags: list[Tensor],
+    new_scale: Tensor | None,
 ) -> None:
-    """Moves the scale by an iteration's flags, and notes the iteration on the device."""
+    """Moves the scale by an iteration's flags, or to ``new_scale``; notes it on the device."""
     notes = scaler._notes
     if notes.prepared_for is not scale:
         notes.prepare(scale, scaler._history_size)
@@ -188,6 +191,7 @@ def move_scale(
         inverse,
         norm,
         *columns(ring),
+        new_scale,
     )
     if inverse is not None:
         notes.note_inverse(scale)

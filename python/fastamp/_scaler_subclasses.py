@@ -27,6 +27,15 @@ def _gradient_of(parameter: Tensor) -> Tensor:
     return gradient._values()
 
 
+def distinct(parameters: list[Tensor]) -> list[Tensor]:
+    """Returns parameters so that each of their gradients comes once, as it is unscaled once."""
+    by_gradient: dict[int, tuple[Any, Tensor]] = {}
+    for parameter in parameters:
+        gradient = parameter.grad  # Kept meanwhile: a property may make it anew, at any address.
+        by_gradient.setdefault(id(gradient), (gradient, parameter))
+    return [parameter for _, parameter in by_gradient.values()]
+
+
 Counted = tuple[list["Tensor"], "Tensor"]
 
 
@@ -92,7 +101,7 @@ def unscale_subclasses(
     plain: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
     others: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     unscaling = _Unscaling(flags, inv_scale, found_inf)
-    for parameter in parameters:
+    for parameter in distinct(parameters):
         gradient: Any = _gradient_of(parameter)
         device = gradient.device
         if _is_dtensor(gradient):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.amp.grad_scaler import OptState
 
 import fastamp._C as _C
+from fastamp._scaler_notes import caller_level
 from fastamp._scaler_state import ScalerState
 from fastamp._scaler_steps import agree_on_flags
 from fastamp._scaler_subclasses import unscale_subclasses
@@ -76,8 +78,36 @@ class UnscalingScaler(ScalerState):
 
     def _stage_of(self, optimizer: torch.optim.Optimizer) -> OptState:
         # Looks without inserting: a refused call must leave the mapping as it was.
-        state = self._per_optimizer_states.get(id(optimizer))
-        return OptState.READY if state is None else state["stage"]
+        key = id(optimizer)
+        state = self._per_optimizer_states.get(key)
+        if state is None:
+            return OptState.READY
+        record = self._notes.records.get(key)
+        if record is not None and record.optimizer() is not optimizer:
+            self._notes.set_aside(key, self._per_optimizer_states)
+            return OptState.READY
+        stage: OptState = state["stage"]
+        return stage
+
+    def _current_mark(self) -> object:
+        """Returns an object that is another one after each call of :meth:`scale`."""
+        try:
+            return self._mark
+        except AttributeError:  # Somebody overrides scale().
+            mark = self._mark = object()
+            return mark
+
+    def _warn_if_scaled_anew(self, function: str, optimizer: torch.optim.Optimizer) -> None:
+        # Of an optimizer that was unscaled. torch goes on, and so do we: it may be meant.
+        record = self._notes.records.get(id(optimizer))
+        if record is not None and record.scaled_anew(optimizer, self._current_mark()):
+            warnings.warn(
+                f"{function}: expected the gradients that unscale_() has divided by the scale, got "
+                "others, and scale() was called since: they are probably scaled. After an "
+                "iteration that was broken off, call update() before the next; to replace unscaled "
+                "gradients, write into them.",
+                stacklevel=caller_level(),
+            )
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divides the gradients of an optimizer by the scale, in place, and notes overflows.
@@ -107,7 +137,10 @@ class UnscalingScaler(ScalerState):
                 "found_inf_per_device": flags,
             }
             return
-        _refuse_second_unscale(state["stage"])
+        _refuse_second_unscale(self._stage_of(optimizer))
+        state = self._per_optimizer_states[
+            key
+        ]  # Another one, if that of a dead optimizer was there.
         state["found_inf_per_device"] = self._unscale_fresh(optimizer, key, scale)
         state["stage"] = _UNSCALED
 
@@ -118,6 +151,12 @@ class UnscalingScaler(ScalerState):
         record = notes.records.get(key)
         if record is None or record.optimizer() is not optimizer:
             record = notes.record_of(optimizer)
+        if record.clip_coef is not None and record.scaled_anew(optimizer, self._current_mark()):
+            record.start_iteration()  # Clipping was put off for gradients that are gone.
+        try:
+            record.mark = self._mark
+        except AttributeError:
+            record.mark = self._current_mark()
         if type(self)._unscale_grads_ is _UNSCALE_GRADS and (
             "_unscale_grads_" not in self.__dict__
         ):

@@ -9,6 +9,7 @@ import torch
 
 import fastamp._C as _C
 from fastamp import _compile, _region_hooks  # noqa: F401  (imported for what it sets up)
+from fastamp._script import ScriptedAs
 
 __all__ = ["autocast"]
 
@@ -53,6 +54,8 @@ class autocast(_C.Region, torch.amp.autocast_mode.autocast):  # noqa: N801  (tor
         The state is thread-local, as torch's, and is torch's: ``torch.is_autocast_enabled()`` tells
         the truth inside.
     """
+
+    _jit_override_qualname = ScriptedAs(torch.amp.autocast_mode.autocast)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles as torch's do: the settings, whether or not the region is open."""

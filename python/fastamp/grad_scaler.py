@@ -21,9 +21,9 @@ from fastamp._scaler_clip import ClippingScaler
 from fastamp._scaler_gated import fuse_once, goes_through_gate, step_through_gate
 from fastamp._scaler_queries import AnsweringScaler
 from fastamp._scaler_steps import (
+    checked_scale,
     move_scale,
     scale_each,
-    set_scale,
     step_with_flags,
     update_on_host,
 )
@@ -138,6 +138,7 @@ class GradScaler(ClippingScaler, AnsweringScaler):
         """
         if not self._enabled:
             return outputs
+        self._mark = object()
         if isinstance(outputs, torch.Tensor):
             return outputs * self._scale_on(outputs.device)
         return scale_each(self, outputs, {})
@@ -181,6 +182,8 @@ class GradScaler(ClippingScaler, AnsweringScaler):
                 "step: expected one call per optimizer and iteration, got a second one: "
                 "step() has already been called since the last update()."
             )
+        if stage is OptState.UNSCALED:
+            self._warn_if_scaled_anew("step", optimizer)
         if self._fuse:
             fuse_once(self, optimizer)
         if goes_through_gate(self, optimizer, args):
@@ -209,13 +212,16 @@ class GradScaler(ClippingScaler, AnsweringScaler):
         synchronisation.
 
         Args:
-            new_scale: The scale to use from now on: a float, or a tensor of one element on a device
-                of the scaler's kind. Its value is copied; the growth count goes on.
+            new_scale: The scale to use from now on: a float, or a tensor of no dimensions on a
+                device of the scaler's kind. Its value is copied; the growth count goes on. This
+                ends an iteration if an optimizer was unscaled or stepped in it, and is none
+                otherwise.
 
         Raises:
             AssertionError: No gradients were checked since the last update, or ``new_scale`` is a
                 tensor on another kind of device, of another size, or that requires grad.
             AttributeError: ``new_scale`` is neither a float nor a tensor.
+            RuntimeError: ``new_scale`` has one element and dimensions, such as shape [1], as torch.
             ValueError: ``new_scale`` is a float outside ``min_scale`` .. ``max_scale``. (A tensor
                 is not read; the bounds apply to it at the next update.)
         """
@@ -225,23 +231,24 @@ class GradScaler(ClippingScaler, AnsweringScaler):
             self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
             return
         scale, growth_tracker = self._check_scale_growth_tracker("update")
-        if new_scale is not None:
-            set_scale(self, scale, new_scale)
+        wanted = None if new_scale is None else checked_scale(self, scale, new_scale)
+        flags = [
+            flag
+            for state in self._per_optimizer_states.values()
+            for flag in state["found_inf_per_device"].values()
+        ]
+        if flags:
+            move_scale(self, scale, growth_tracker, flags, wanted)
+        elif wanted is not None:
+            scale.copy_(wanted)
         else:
-            flags = [
-                flag
-                for state in self._per_optimizer_states.values()
-                for flag in state["found_inf_per_device"].values()
-            ]
-            if not flags:
-                raise AssertionError(
-                    "update: expected unscale_() or step() on an optimizer with gradients before "
-                    "it, got neither: No inf checks were recorded prior to update."
-                )
-            move_scale(self, scale, growth_tracker, flags)
+            raise AssertionError(
+                "update: expected unscale_() or step() on an optimizer with gradients before "
+                "it, got neither: No inf checks were recorded prior to update."
+            )
         # A stream that is captured runs later: nothing can be read back now.
         if scale.is_cuda and torch.cuda.is_current_stream_capturing():
             self._notes.keep_for_replays(scale, self._per_optimizer_states)
         else:
-            self._notes.end_iteration(scale, self._per_optimizer_states)
+            self._notes.end_iteration(scale, self._per_optimizer_states, bool(flags))
         self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import multiprocessing.spawn
 import os
@@ -18,6 +17,7 @@ import fastamp._C as _C
 import fastamp.cpu.amp
 import fastamp.cuda.amp
 from fastamp._patches import Patches
+from fastamp._script import OVERRIDE, ScriptedAs
 from fastamp.grad_scaler import GradScaler
 
 __all__ = ["Installation", "install", "is_installed", "uninstall"]
@@ -26,30 +26,19 @@ _lock = threading.RLock()
 _patches: Patches | None = None
 _registered_kernels = False
 
-_torch_enter = TorchAutocast.__enter__
-_torch_exit = TorchAutocast.__exit__
-
-# torch.jit.script compiles the source that __wrapped__ leads to, so these keep torch's.
-
-
-@functools.wraps(_torch_enter)
-def _enter(self: Any) -> Any:
-    return _C.enter_torch_region(self)
-
-
-@functools.wraps(_torch_exit)
-def _exit(self: Any, exc_type: Any, exc_val: Any, exc_tb: Any) -> bool:
-    if _C.exit_torch_region(self):
-        return False
-    # One entered before install() has what torch's __enter__ saved.
-    if "prev" not in self.__dict__ or _C.region_depth() == 0:
-        raise RuntimeError(
-            "autocast.__exit__: expected a region that was entered on this thread and not left "
-            "yet, got one that was not"
-        )
-    result: bool = _torch_exit(self, exc_type, exc_val, exc_tb)
-    return result
-
+#: torch's region classes, and what they get: the subclasses have methods of their own, too.
+_REGIONS: dict[type, dict[str, Any]] = {
+    cls: {
+        "__enter__": _C.RegionMethod(vars(cls)["__enter__"], True),
+        "__exit__": _C.RegionMethod(vars(cls)["__exit__"], False),
+        OVERRIDE: ScriptedAs(cls, of=cls),
+    }
+    for cls in (
+        TorchAutocast,
+        torch.cuda.amp.autocast_mode.autocast,
+        torch.cpu.amp.autocast_mode.autocast,
+    )
+}
 
 #: What a constructor of torch's makes while installed. Subclasses of others stay what they are.
 _SCALERS: dict[type, type] = {
@@ -134,8 +123,9 @@ def install() -> Installation:
         _registered_kernels = not _C.is_installed()
         _C.install()
         patches = Patches()
-        patches.replace(TorchAutocast, "__enter__", _enter)
-        patches.replace(TorchAutocast, "__exit__", _exit)
+        for cls, attributes in _REGIONS.items():
+            for name, value in attributes.items():
+                patches.replace(cls, name, value)
         patches.replace(TorchGradScaler, "__new__", staticmethod(_new_scaler))
         patches.replace(multiprocessing.spawn, "get_preparation_data", _preparation_data_with_us)
         _patches = patches

@@ -46,13 +46,14 @@ def op_policy(name: str, device: str) -> str:
     """The policy of an op in force on this thread, :class:`op_policies` included.
 
     Args:
-        name: ``"mm"``, ``"softmax.int"`` or ``"aten::softmax.int"``. A name without overload is
-            accepted if all its overloads have the same policy.
+        name: ``"conv1d"``, ``"aten::conv1d"`` or ``"conv1d.default"``: the default overload, where
+            the op has one, else all its overloads (softmax, pow). ``"conv1d.padding"``: this
+            overload. ``"conv1d.*"``: all overloads in the table.
         device: ``"cpu"`` or ``"cuda"``.
 
     Raises:
-        ValueError: unknown op (the nearest names are given), another device, or a name whose
-            overloads differ.
+        ValueError: unknown op (the nearest names are given), another device, or a name that stands
+            for overloads with different policies.
     """
     return _C.op_policy(name, device)
 
@@ -64,7 +65,7 @@ def set_op_policy(name: str, policy: str, device: str | None = None) -> None:
     thread runs ops under autocast.
 
     Args:
-        name: As for :func:`op_policy`; a name without overload changes all its overloads.
+        name: As for :func:`op_policy`; one that stands for several overloads changes them all.
         policy: One of the names in :class:`OpTableRow`.
         device: ``"cpu"``, ``"cuda"``, or both by default.
 
@@ -93,7 +94,7 @@ def register_op(name: str, policy: str, device: str | None = None) -> None:
 
     Args:
         name: ``"mylib::op"`` or ``"mylib::op.overload"``; a name without overload adds all of them
-            that can carry the policy.
+            that can carry the policy, those that write an argument only if there are no others.
         policy: One of the names in :class:`OpTableRow` but ``append_dtype``. An op that writes one
             of its arguments cannot have them cast: ``pass`` or ``banned`` only.
         device: ``"cpu"``, ``"cuda"``, or both by default.
@@ -108,6 +109,8 @@ def register_op(name: str, policy: str, device: str | None = None) -> None:
 
 def unregister_op(name: str) -> None:
     """Takes an op that :func:`register_op` added out of the lists again.
+
+    A name without overload takes out all that was added under it.
 
     Raises:
         ValueError: :func:`register_op` did not add it.

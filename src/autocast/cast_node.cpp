@@ -4,6 +4,7 @@
 #include "autocast/plain.h"
 #include "autocast/tracing.h"
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/function.h>
@@ -11,7 +12,6 @@
 #include <torch/csrc/autograd/generated/Functions.h>
 
 #include <memory>
-#include <type_traits>
 #include <utility>
 
 namespace fastamp::autocast {
@@ -22,6 +22,8 @@ namespace autograd = torch::autograd;
 /// torch's own node for a cast, so that its name, its double backward and compiled autograd are
 /// torch's; only the ordinary backward of an ordinary gradient is shorter.
 struct CastBackward final : autograd::generated::ToCopyBackward0 {
+  using ToCopyBackward0::ToCopyBackward0;
+
   autograd::variable_list apply(autograd::variable_list&& grads) override {
     const at::Tensor& grad = grads[0];
     const auto dtype = c10::typeMetaToScalarType(self_options.dtype());
@@ -39,30 +41,38 @@ struct CastBackward final : autograd::generated::ToCopyBackward0 {
   }
 };
 
-// torch holds nodes by std::shared_ptr, later versions by c10::intrusive_ptr: whatever grad_fn
-// returns. Templates, since only one of the two compiles.
-template <class Node>
-std::shared_ptr<Node> make_node(const std::shared_ptr<Node>* /*held_by*/) {
+// Templates, since only one of the two compiles.
+template <class Made, class Node, class... Arguments>
+std::shared_ptr<Node> make_node(const std::shared_ptr<Node>* /*held_by*/, Arguments... arguments) {
   // Found by its argument, as it is gone where nodes count their references.
-  return std::shared_ptr<Node>(new CastBackward, [](auto* node) { deleteNode(node); });
+  return std::shared_ptr<Node>(new Made(arguments...), [](auto* node) { deleteNode(node); });
 }
 
-template <class Node>
-c10::intrusive_ptr<Node> make_node(const c10::intrusive_ptr<Node>* /*held_by*/) {
-  return c10::make_intrusive<CastBackward>();
+template <class Made, class Node, class... Arguments>
+c10::intrusive_ptr<Node> make_node(const c10::intrusive_ptr<Node>* /*held_by*/,
+                                   Arguments... arguments) {
+  return c10::make_intrusive<Made>(arguments...);
 }
-
-using NodePtr = std::decay_t<decltype(std::declval<const at::Tensor&>().grad_fn())>;
 
 }  // namespace
 
+NodeOrder take_node_order() { return at::sequence_number::get_and_increment(); }
+
 void record_cast(const at::Tensor& source, const at::Tensor& out) {
-  const NodePtr node = make_node(static_cast<const NodePtr*>(nullptr));
+  record_cast(source, out, take_node_order());
+}
+
+void record_cast(const at::Tensor& source, const at::Tensor& out, NodeOrder order) {
+  const NodePtr node = make_node<CastBackward>(static_cast<const NodePtr*>(nullptr), order);
   node->set_next_edges(autograd::collect_next_edges(source));
   static_cast<CastBackward&>(*node).self_options = source.options();
   autograd::set_history(out, node);
 }
 
 const std::type_info& cast_node_type() { return typeid(CastBackward); }
+
+NodePtr torchs_cast_node() {
+  return make_node<autograd::generated::ToCopyBackward0>(static_cast<const NodePtr*>(nullptr));
+}
 
 }  // namespace fastamp::autocast

@@ -24,6 +24,9 @@ std::vector<at::Tensor> CastPlans::begin(const at::Tensor& weight, c10::ScalarTy
   if (plan == plans_.end()) {
     return others;
   }
+  // A weight whose other owner lets it go meanwhile ends here, and may run code that begins or ends
+  // regions: not before the plan has been read.
+  std::vector<at::Tensor> unfit;
   for (const PlannedCast& planned : plan->casts) {
     if (planned.to != to || planned.weight.key() == first_key_) {
       continue;
@@ -32,6 +35,8 @@ std::vector<at::Tensor> CastPlans::begin(const at::Tensor& weight, c10::ScalarTy
     if (other.defined() && other.device() == weight.device() &&
         planned.weight.is_in_same_place(other) && planned.weight.is_in_same_context(other)) {
       others.push_back(std::move(other));
+    } else {
+      unfit.push_back(std::move(other));
     }
   }
   return others;

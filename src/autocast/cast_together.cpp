@@ -61,8 +61,9 @@ bool is_wanted(const at::Tensor& weight) {
 
 std::uint64_t acquire_cast_together(const std::vector<at::Tensor>& weights) {
   auto& all = wanted();
+  WantedWeights::Forgotten dead;  // Goes after the lock.
   const std::scoped_lock lock(all.mutex);
-  all.weights.take_dead();
+  dead = all.weights.take_dead();
   const auto id = all.weights.acquire(weights);
   g_together_requests.fetch_add(1, std::memory_order_relaxed);
   return id;
@@ -70,12 +71,13 @@ std::uint64_t acquire_cast_together(const std::vector<at::Tensor>& weights) {
 
 void release_cast_together(std::uint64_t id) {
   auto& all = wanted();
+  WantedWeights::Forgotten released;  // Goes after the lock.
   const std::scoped_lock lock(all.mutex);
-  all.weights.release(id);
+  released = all.weights.release(id);
   g_together_requests.fetch_sub(1, std::memory_order_relaxed);
 }
 
-at::Tensor cast_with_others(const at::Tensor& weight, c10::ScalarType to) {
+at::Tensor cast_with_others(const at::Tensor& weight, c10::ScalarType to, CastUse use) {
   if (!can_join(weight) || !is_wanted(weight)) {
     return {};
   }
@@ -86,13 +88,15 @@ at::Tensor cast_with_others(const at::Tensor& weight, c10::ScalarType to) {
   }
   weights.push_back(weight);
   const auto casts = cast_data_together(weights, to);
-  for (std::size_t i = 0; i < weights.size(); ++i) {
-    if (is_recorded(weights[i])) {
-      record_cast(weights[i], casts[i]);
-    }
+  for (std::size_t i = 0; i + 1 < weights.size(); ++i) {
     note_cast(CastEvent::weight_cast, casts[i]);
-    keep_weight_cast(weights[i], to, casts[i], /*used=*/i + 1 == weights.size());
+    keep_weight_cast(weights[i], to, casts[i], CastUse::later);
   }
+  if (is_recorded(weight)) {
+    record_cast(weight, casts.back());
+  }
+  note_cast(CastEvent::weight_cast, casts.back());
+  keep_weight_cast(weight, to, casts.back(), use);
   return casts.back();
 }
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "autocast/cast_cache.h"
+
 #include <fastamp/export.h>
 
 #include <ATen/core/Tensor.h>
@@ -25,6 +27,7 @@ FASTAMP_API void release_cast_together(std::uint64_t id);
 /// Casts a weight that the region has not cast yet, and with it those that the last region like
 /// this one used, and keeps all the casts for the region. Undefined, with nothing done, if the
 /// weight is not among those asked for, or has no such company.
-at::Tensor cast_with_others(const at::Tensor& weight, c10::ScalarType to);
+/// @param use  Who takes the weight's own cast.
+at::Tensor cast_with_others(const at::Tensor& weight, c10::ScalarType to, CastUse use);
 
 }  // namespace fastamp::autocast

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <utility>
 
 namespace fastamp::autocast {
@@ -22,7 +23,7 @@ std::uint64_t KeptCastStore::acquire(const std::vector<at::Tensor>& weights) {
 }
 
 void KeptCastStore::release(std::uint64_t id) {
-  std::vector<Entry> dropped;
+  Dropped dropped;
   const std::scoped_lock lock(mutex_);
   dropped = take(wanted_.release(id));
   note_use();
@@ -32,6 +33,11 @@ void KeptCastStore::add(std::uint64_t id, const at::Tensor& weight) {
   const std::scoped_lock lock(mutex_);
   wanted_.add(id, weight);
   note_use();
+}
+
+KeptCastStore::Dropped KeptCastStore::take(WantedWeights::Forgotten weights) {
+  auto entries = take(weights.unwanted);
+  return {std::move(weights), std::move(entries)};
 }
 
 std::vector<KeptCastStore::Entry> KeptCastStore::take(const WantedWeights::Keys& weights) {
@@ -83,6 +89,7 @@ at::Tensor KeptCastStore::find_memory(const at::Tensor& source, c10::ScalarType 
 
 KeptCastStore::Taken KeptCastStore::take_out(const at::Tensor& source, c10::ScalarType to) {
   Taken taken;
+  std::optional<Entry> dropped;
   const std::scoped_lock lock(mutex_);
   const Entry* entry = find_entry(source, to);
   if (entry == nullptr) {
@@ -91,7 +98,8 @@ KeptCastStore::Taken KeptCastStore::take_out(const at::Tensor& source, c10::Scal
   taken.is_current = is_current(*entry, source) && entry->cast.storage().use_count() == 1;
   auto& entries = entries_[source.unsafeGetTensorImpl()];
   const auto position = entries.begin() + (entry - entries.data());
-  taken.cast = std::move(position->cast);
+  dropped.emplace(std::move(*position));
+  taken.cast = std::move(dropped->cast);
   entries.erase(position);
   return taken;
 }
@@ -132,10 +140,11 @@ void KeptCastStore::drop(const std::vector<const c10::TensorImpl*>& weights) {
 }
 
 KeptCasts KeptCastStore::count() {
-  std::vector<Entry> dead;
+  Dropped dead;
   KeptCasts kept;
   const std::scoped_lock lock(mutex_);
-  dead = take_dead();
+  dead = take(wanted_.take_dead());
+  note_use();
   for (const auto& [weight, entries] : entries_) {
     for (const Entry& entry : entries) {
       ++kept.copies;
@@ -145,18 +154,13 @@ KeptCasts KeptCastStore::count() {
   return kept;
 }
 
-std::vector<KeptCastStore::Entry> KeptCastStore::take_dead() {
-  auto dead = take(wanted_.take_dead());
-  note_use();
-  return dead;
-}
-
 void KeptCastStore::sweep_sometimes() {
   constexpr std::uint32_t kPeriod = 16;
   if ((ended_regions_.fetch_add(1, std::memory_order_relaxed) + 1) % kPeriod == 0) {
-    std::vector<Entry> dead;
+    Dropped dead;
     const std::scoped_lock lock(mutex_);
-    dead = take_dead();
+    dead = take(wanted_.take_dead());
+    note_use();
   }
 }
 

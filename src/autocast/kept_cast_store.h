@@ -18,7 +18,8 @@
 namespace fastamp::autocast {
 
 /// Casts of weights that outlive regions because somebody asked for it. One for the process; a lock
-/// around each call, none of which runs an op or destroys a tensor while it holds it.
+/// around each call, none of which runs an op, or destroys a tensor or a reference to one, while it
+/// holds it.
 ///
 /// A cast in here has no autograd history and is handed out as an alias: a tensor of its own over
 /// the same memory, to which the region that uses it gives a history. Alias and cast share a
@@ -76,7 +77,12 @@ class FASTAMP_API KeptCastStore {
 
   static bool is_current(const Entry& entry, const at::Tensor& source);
   const Entry* find_entry(const at::Tensor& source, c10::ScalarType to) const;
-  std::vector<Entry> take_dead();
+  /// What left the store, to be destroyed without the lock.
+  struct Dropped {
+    WantedWeights::Forgotten weights;
+    std::vector<Entry> entries;
+  };
+  Dropped take(WantedWeights::Forgotten weights);
   std::vector<Entry> take(const WantedWeights::Keys& weights);
   void note_use() { used_.store(!wanted_.empty(), std::memory_order_relaxed); }
 

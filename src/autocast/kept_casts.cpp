@@ -31,7 +31,7 @@ void drop_kept_casts(const std::vector<at::Tensor>& weights) {
     keys.push_back(weight.unsafeGetTensorImpl());
   }
   KeptCastStore::instance().drop(keys);
-  autocast::clear_thread_cache();
+  autocast::forget_weight_casts(keys);
 }
 
 }  // namespace fastamp

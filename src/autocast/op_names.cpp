@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 namespace fastamp::autocast {
@@ -87,21 +88,32 @@ std::string nearest_names(std::string_view wanted, const std::vector<std::string
 
 std::vector<OpId> find_ops(const char* function, std::string_view name) {
   const std::string_view wanted = without_aten(name);
+  const auto wanted_dot = wanted.find('.');
+  const std::string_view base = wanted.substr(0, wanted_dot);
+  const bool has_overload = wanted_dot != std::string_view::npos;
+  const std::string_view overload = has_overload ? wanted.substr(wanted_dot + 1) : "";
   std::vector<OpId> overloads;
+  std::optional<OpId> by_default;
   std::vector<std::string> known;
   for (const OpId op : all_ops()) {
     known.push_back(short_name(op));
     const std::string_view full = known.back();
     const auto dot = full.find('.');
-    if (full == wanted && dot != std::string_view::npos) {
+    if (full == wanted && has_overload) {
       return {op};
     }
-    if (full.substr(0, dot) == wanted) {
+    if (full.substr(0, dot) == base) {
       overloads.push_back(op);
+      by_default = dot == std::string_view::npos ? std::optional(op) : by_default;
     }
   }
-  TORCH_CHECK_VALUE(!overloads.empty(), function, ": expected op to name an op of the table, got '",
-                    name, "'. Nearest: ", nearest_names(wanted, known),
+  if (by_default.has_value() && (!has_overload || overload == "default")) {
+    return {*by_default};
+  }
+  const bool means_all = !has_overload || overload == "*";
+  TORCH_CHECK_VALUE(means_all && !overloads.empty(), function,
+                    ": expected op to name an op of the table, got '", name,
+                    "'. Nearest: ", nearest_names(wanted, known),
                     ". An op of your own is added by register_op.");
   return overloads;
 }

@@ -4,6 +4,7 @@
 #include "autocast/op_ids.h"
 
 #include <fastamp/autocast/policy.h>
+#include <fastamp/export.h>
 
 #include <c10/core/DeviceType.h>
 
@@ -24,7 +25,7 @@ std::string short_name(OpId op);
 /// Ids of all ops there are: the table's, then those that users registered.
 std::vector<OpId> all_ops();
 
-/// The ops that `name` stands for: one if it has an overload, all overloads if not.
+/// The ops that `name` stands for, as op_policy() describes it.
 /// @throws c10::ValueError naming the nearest ops, if there is none.
 std::vector<OpId> find_ops(const char* function, std::string_view name);
 
@@ -36,6 +37,10 @@ std::vector<Column> find_columns(const char* function, std::optional<c10::Device
 void check_can_carry(const char* function, OpId op, OpPolicy policy);
 void check_can_carry(const char* function, std::string_view op, const OpCapabilities& capabilities,
                      OpPolicy policy);
+
+/// op_policy_from_string() for a caller whose errors begin otherwise: "register_op: expected
+/// policy".
+FASTAMP_API OpPolicy policy_named(const char* what, std::string_view name);
 
 /// "a, b, c": the names of `known` nearest to `wanted`.
 std::string nearest_names(std::string_view wanted, const std::vector<std::string>& known);

@@ -1,5 +1,7 @@
 #include "autocast/plain.h"
 
+#include "core/tensor_kind.h"
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <c10/core/DispatchKeySet.h>
@@ -40,28 +42,14 @@ bool is_intercepted(c10::DispatchKeySet keys) {
   return ((keys | tls.included_) - tls.excluded_).has_any(kInterceptors);
 }
 
-// A template, so that has_names is only looked up where the tensor has it: torch dropped it
-// in 2.13.
-template <class Tensor>
-bool has_names(const Tensor& tensor) {
-  if constexpr (requires { tensor.has_names(); }) {
-    return tensor.has_names();
-  } else {
-    return false;
-  }
-}
-
 constexpr c10::DispatchKeySet kSubclass({DispatchKey::Python, DispatchKey::PythonTLSSnapshot});
 
 }  // namespace
 
-bool may_be_kept(const at::Tensor& tensor) {
-  return !is_intercepted(tensor.key_set() - kSubclass) && tensor.layout() == c10::kStrided;
-}
+bool may_be_kept(const at::Tensor& tensor) { return !is_intercepted(tensor.key_set() - kSubclass); }
 
 bool is_ordinary(const at::Tensor& tensor) {
-  return !is_intercepted(tensor.key_set()) && tensor.layout() == c10::kStrided &&
-         (tensor.is_cpu() || tensor.is_cuda()) && !has_names(tensor) &&
+  return fastamp::is_ordinary(tensor) && !is_intercepted({}) &&
          !tensor._fw_grad(/*level=*/0).defined();
 }
 

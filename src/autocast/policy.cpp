@@ -33,7 +33,7 @@ std::string_view to_string(OpPolicy policy) {
   return std::ranges::find(kNames, policy, [](const auto& pair) { return pair.first; })->second;
 }
 
-OpPolicy op_policy_from_string(std::string_view name) {
+OpPolicy autocast::policy_named(const char* what, std::string_view name) {
   std::vector<std::string_view> known;
   for (const auto& [policy, policy_name] : kNames) {
     if (policy_name == name) {
@@ -41,8 +41,11 @@ OpPolicy op_policy_from_string(std::string_view name) {
     }
     known.push_back(policy_name);
   }
-  TORCH_CHECK_VALUE(false, "expected policy to be one of ", c10::Join(", ", known), ", got '", name,
-                    "'.");
+  TORCH_CHECK_VALUE(false, what, " to be one of ", c10::Join(", ", known), ", got '", name, "'.");
+}
+
+OpPolicy op_policy_from_string(std::string_view name) {
+  return autocast::policy_named("op_policy_from_string: expected name", name);
 }
 
 std::vector<OpTableRow> op_table() {
@@ -65,7 +68,7 @@ OpPolicy op_policy(std::string_view op, c10::DeviceType device) {
   for (const OpId other : ops) {
     TORCH_CHECK_VALUE(autocast::policy_of(other, column) == policy,
                       "op_policy: expected op to name one policy, got '", op,
-                      "', whose overloads differ. Name an overload, such as '",
+                      "', whose overloads differ. Name one of them, such as '",
                       autocast::short_name(other), "'.");
   }
   return policy;

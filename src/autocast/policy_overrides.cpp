@@ -2,10 +2,13 @@
 
 #include "autocast/op_names.h"
 #include "autocast/registration.h"
+#include "autocast/thread_bound.h"
 
 #include <fastamp/autocast/op_policy_guard.h>
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 namespace fastamp {
 namespace autocast {
@@ -14,7 +17,33 @@ std::atomic<int> g_overriding_threads{0};
 
 namespace {
 
-/// Counts its thread in while it holds something, and out at the thread's end.
+using detail::OverrideMode;
+
+/// `over` laid over `base`.
+SharedOverrides laid_over(const SharedOverrides& base, const SharedOverrides& over) {
+  if (base == nullptr || over == nullptr) {
+    return base == nullptr ? over : base;
+  }
+  auto sum = std::make_shared<PolicyOverrides>(*base);
+  for (std::size_t column = 0; column < kNumColumns; ++column) {
+    for (std::size_t op = 0; op < kNumSlots; ++op) {
+      if (const auto policy = over->policies[column][op]; policy != PolicyOverrides::kNone) {
+        sum->policies[column][op] = policy;
+      }
+    }
+  }
+  return sum;
+}
+
+/// What one guard or block changes.
+struct Layer {
+  std::uint64_t id;
+  SharedOverrides policies;
+  OverrideMode mode;
+  SharedOverrides sum;  ///< Of this layer and those below.
+};
+
+/// The layers of a thread, outermost first, and what they come to.
 class ThreadOverrides {
  public:
   ThreadOverrides() = default;
@@ -22,24 +51,57 @@ class ThreadOverrides {
   ThreadOverrides& operator=(const ThreadOverrides&) = delete;
   ThreadOverrides(ThreadOverrides&&) = delete;
   ThreadOverrides& operator=(ThreadOverrides&&) = delete;
-  ~ThreadOverrides() { exchange(nullptr); }
+  /// A thread that ends inside a block ends it.
+  ~ThreadOverrides() { hold(nullptr); }
 
-  const SharedOverrides& get() const { return held_; }
+  const SharedOverrides& in_force() const { return in_force_; }
 
-  SharedOverrides exchange(SharedOverrides next) {
-    const int change = static_cast<int>(next != nullptr) - static_cast<int>(held_ != nullptr);
-    g_overriding_threads.fetch_add(change, std::memory_order_relaxed);
-    return std::exchange(held_, std::move(next));
+  std::uint64_t push(SharedOverrides policies, OverrideMode mode) {
+    const auto id = ids_.next();
+    layers_.push_back({id, std::move(policies), mode, nullptr});
+    try {
+      sum_from(layers_.size() - 1);
+    } catch (...) {
+      layers_.pop_back();
+      throw;
+    }
+    return id;
+  }
+
+  /// False if there is no such layer. Allocates only if it is not the innermost one.
+  bool pop(std::uint64_t id) {
+    const auto layer = std::ranges::find(layers_, id, &Layer::id);
+    if (layer == layers_.end()) {
+      return false;
+    }
+    const auto position = static_cast<std::size_t>(layer - layers_.begin());
+    layers_.erase(layer);
+    sum_from(position);
+    return true;
   }
 
  private:
-  SharedOverrides held_;
-};
+  void sum_from(std::size_t position) {
+    SharedOverrides sum = position == 0 ? nullptr : layers_[position - 1].sum;
+    for (; position < layers_.size(); ++position) {
+      Layer& layer = layers_[position];
+      layer.sum = layer.mode == OverrideMode::add ? laid_over(sum, layer.policies) : layer.policies;
+      sum = layer.sum;
+    }
+    hold(std::move(sum));
+  }
 
-ThreadOverrides& thread_overrides() {
-  thread_local ThreadOverrides overrides;
-  return overrides;
-}
+  /// Counts the thread in while it holds something.
+  void hold(SharedOverrides next) {
+    const int change = static_cast<int>(next != nullptr) - static_cast<int>(in_force_ != nullptr);
+    g_overriding_threads.fetch_add(change, std::memory_order_relaxed);
+    in_force_ = std::move(next);
+  }
+
+  std::vector<Layer> layers_;
+  SerialNumbers ids_;
+  SharedOverrides in_force_;
+};
 
 struct Checked {
   std::vector<OpId> ops;
@@ -47,11 +109,10 @@ struct Checked {
   OpPolicy policy;
 };
 
-Checked checked(const OpPolicyEdit& edit) {
-  constexpr const char* kFunction = "op_policies";
-  Checked result{find_ops(kFunction, edit.op), find_columns(kFunction, edit.device), edit.policy};
+Checked checked(const char* function, const OpPolicyEdit& edit) {
+  Checked result{find_ops(function, edit.op), find_columns(function, edit.device), edit.policy};
   for (const OpId op : result.ops) {
-    check_can_carry(kFunction, op, edit.policy);
+    check_can_carry(function, op, edit.policy);
   }
   return result;
 }
@@ -59,10 +120,11 @@ Checked checked(const OpPolicyEdit& edit) {
 }  // namespace
 
 std::optional<OpPolicy> overridden_policy(OpId op, Column column) {
-  const auto& held = thread_overrides().get();
-  if (held == nullptr) {
+  const auto* overrides = PerThread<ThreadOverrides>::get();
+  if (overrides == nullptr || overrides->in_force() == nullptr) {
     return std::nullopt;
   }
+  const auto& held = overrides->in_force();
   const auto policy =
       held->policies[static_cast<std::size_t>(column)][static_cast<std::size_t>(op)];
   return policy == PolicyOverrides::kNone ? std::nullopt
@@ -73,22 +135,21 @@ std::optional<OpPolicy> overridden_policy(OpId op, Column column) {
 
 namespace detail {
 
-SharedOverrides thread_op_policies() { return autocast::thread_overrides().get(); }
+using Overrides = autocast::PerThread<autocast::ThreadOverrides>;
 
-SharedOverrides exchange_op_policies(SharedOverrides next) {
-  return autocast::thread_overrides().exchange(std::move(next));
+SharedOverrides thread_op_policies() {
+  const auto* overrides = Overrides::get();
+  return overrides == nullptr ? nullptr : overrides->in_force();
 }
 
-SharedOverrides with_op_policies(const SharedOverrides& base,
-                                 const std::vector<OpPolicyEdit>& edits) {
+SharedOverrides checked_op_policies(const char* function, const std::vector<OpPolicyEdit>& edits) {
   autocast::ensure_policies_loaded();
   std::vector<autocast::Checked> all;
   all.reserve(edits.size());
   for (const auto& edit : edits) {
-    all.push_back(autocast::checked(edit));
+    all.push_back(autocast::checked(function, edit));
   }
-  auto made = base == nullptr ? std::make_shared<autocast::PolicyOverrides>()
-                              : std::make_shared<autocast::PolicyOverrides>(*base);
+  auto made = std::make_shared<autocast::PolicyOverrides>();
   for (const auto& [ops, columns, policy] : all) {
     for (const auto op : ops) {
       for (const auto column : columns) {
@@ -103,12 +164,26 @@ SharedOverrides with_op_policies(const SharedOverrides& base,
   return made;
 }
 
+std::uint64_t push_op_policies(SharedOverrides policies, OverrideMode mode) {
+  return Overrides::make().push(std::move(policies), mode);
+}
+
+bool pop_op_policies(std::uint64_t id) {
+  auto* overrides = Overrides::get();
+  return overrides != nullptr && overrides->pop(id);
+}
+
 }  // namespace detail
 
 OpPolicyGuard::OpPolicyGuard(const std::vector<OpPolicyEdit>& edits)
-    : saved_(detail::exchange_op_policies(
-          detail::with_op_policies(detail::thread_op_policies(), edits))) {}
+    : id_(detail::push_op_policies(detail::checked_op_policies("OpPolicyGuard", edits),
+                                   detail::OverrideMode::add)) {}
 
-OpPolicyGuard::~OpPolicyGuard() { detail::exchange_op_policies(std::move(saved_)); }
+void OpPolicyGuard::release() noexcept {
+  const auto id = std::exchange(id_, 0);
+  if (id != 0 && !detail::pop_op_policies(id)) {
+    autocast::warn_of_other_thread("OpPolicyGuard");
+  }
+}
 
 }  // namespace fastamp

@@ -108,10 +108,11 @@ void throw_banned(OpId op, Column column) {
               ", because the logarithm of a float16 probability easily overflows. Use "
               "binary_cross_entropy_with_logits (torch.nn.BCEWithLogitsLoss) on the values before "
               "the sigmoid, or run "
-              "this op in float32 in a region with enabled=False.");
-  TORCH_CHECK(
-      false, name, ": not allowed under autocast on ", device,
-      " (its policy is 'banned'). Run it in a region with enabled=False or change the policy.");
+              "this op in float32 in a region with enabled=False (in C++ AutocastGuard(device, {}, "
+              "false)).");
+  TORCH_CHECK(false, name, ": not allowed under autocast on ", device,
+              " (its policy is 'banned'). Run it in a region with enabled=False (in C++ "
+              "AutocastGuard(device, {}, false)) or change the policy.");
 }
 
 }  // namespace fastamp::autocast

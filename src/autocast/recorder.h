@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 // Exported for the Python module; not part of the public API.
@@ -71,6 +72,8 @@ FASTAMP_API void set_source_finder(SourceFinder finder);
 FASTAMP_API CastCounts sum_of(const std::vector<TraceRow>& rows);
 FASTAMP_API std::string format_table(std::vector<TraceRow> rows, const GradientCasts& gradients,
                                      TraceOrder order, std::size_t row_limit);
+/// trace_order_from_string() for a caller whose errors begin otherwise: "table: expected sort_by".
+FASTAMP_API TraceOrder trace_order_of(const char* what, std::string_view name);
 FASTAMP_API std::string format_json(const std::vector<TraceRow>& rows,
                                     const GradientCasts& gradients);
 

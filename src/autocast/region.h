@@ -1,17 +1,40 @@
 #pragma once
 
 #include <fastamp/autocast/guard.h>
+#include <fastamp/export.h>
 
-// Exported for the Python module; not part of the public API.
+#include <cstdint>
+
+// The open autocast regions of a thread, whoever opened them: C++ guards and Python's regions stand
+// on one stack. Exported for the Python module; not part of the public API.
 namespace fastamp::autocast {
 
 using detail::AutocastState;
+using detail::RegionId;
 
-/// Sets torch's autocast state to `wanted` and returns what it was. The device must be one torch
+/// Whose class a region is an instance of.
+enum class RegionKind : std::uint8_t { ours, torchs };
+
+/// Sets torch's autocast state to `wanted` until the region ends. The device must be one torch
 /// autocasts.
-FASTAMP_API AutocastState enter_region(const AutocastState& wanted);
+/// @param owner  Python's object, for exit_region_of(); null for guards, which go by the id.
+/// @throws std::bad_alloc; nothing is changed then.
+FASTAMP_API RegionId enter_region(const AutocastState& wanted, void* owner = nullptr,
+                                  RegionKind kind = RegionKind::ours);
 
-/// Ends the region that returned `saved`. Regions may end in any order.
-FASTAMP_API void exit_region(const AutocastState& saved) noexcept;
+/// Ends an open region of this thread. False, with nothing changed, if it is open on another thread
+/// or not at all.
+///
+/// Regions may end in any order: one that ends below others hands what it would have restored to
+/// the one above it, so that the last to end leaves the state as the first one found it.
+FASTAMP_API bool exit_region(RegionId id) noexcept;
+
+struct EndedRegion {
+  bool found;
+  RegionKind kind;
+};
+
+/// Ends the innermost open region that `owner` has on this thread.
+FASTAMP_API EndedRegion exit_region_of(const void* owner) noexcept;
 
 }  // namespace fastamp::autocast

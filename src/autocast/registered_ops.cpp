@@ -159,11 +159,15 @@ void register_op(const std::string& name, OpPolicy policy, std::optional<c10::De
   autocast::ensure_policies_loaded();
   const auto columns = autocast::find_columns("register_op", device);
   auto ops = autocast::candidates(name);
-  // Of a name without overload the out= variants stay out, as in torch's own lists.
-  if (std::ranges::any_of(ops,
-                          [&](const auto& op) { return can_carry(op.capabilities, policy); })) {
-    std::erase_if(ops, [&](const auto& op) { return !can_carry(op.capabilities, policy); });
-  }
+  // Of a name without overload the out= variants stay out, as in torch's own lists: of what can be
+  // cast, if anything can, even for a policy that casts nothing, since it may be changed later.
+  const auto keep_those = [&](const auto& is_wanted) {
+    if (std::ranges::any_of(ops, is_wanted)) {
+      std::erase_if(ops, [&](const auto& op) { return !is_wanted(op); });
+    }
+  };
+  keep_those([](const auto& op) { return op.capabilities.lower; });
+  keep_those([&](const auto& op) { return can_carry(op.capabilities, policy); });
   autocast::check_can_carry("register_op", ops.front().name, ops.front().capabilities, policy);
   for (const auto& op : ops) {
     autocast::activate(autocast::id_of(op), policy, columns);
@@ -171,12 +175,17 @@ void register_op(const std::string& name, OpPolicy policy, std::optional<c10::De
 }
 
 void unregister_op(const std::string& name) {
-  for (const auto op : autocast::find_ops("unregister_op", name)) {
+  // Of a name without overload all that register_op() added under it.
+  auto ops = autocast::find_ops("unregister_op", name);
+  if (name.find('.') == std::string::npos) {
+    ops = autocast::find_ops("unregister_op", name + ".*");
+  }
+  for (const auto op : ops) {
     TORCH_CHECK_VALUE(static_cast<std::size_t>(op) >= autocast::kNumOps,
                       "unregister_op: expected an op that register_op added, got '", name,
                       "', which is in the table. Use set_op_policy(..., 'pass') instead.");
   }
-  for (const auto op : autocast::find_ops("unregister_op", name)) {
+  for (const auto op : ops) {
     autocast::deactivate(op);
   }
 }

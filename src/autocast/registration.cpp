@@ -149,21 +149,24 @@ void install() {
 }
 
 void uninstall() {
-  autocast::Registry& r = autocast::registry();
-  const std::scoped_lock lock(r.mutex);
-  TORCH_CHECK(!autocast::in_region(),
-              "uninstall: expected to be called outside autocast regions, got a call inside one. "
-              "Leave every "
-              "autocast region of this thread first.");
-  TORCH_CHECK(
-      autocast::g_overriding_threads.load(std::memory_order_relaxed) == 0,
-      "uninstall: expected no thread to be inside op_policies, got one that is. Leave every "
-      "op_policies region first.");
-  for (auto& column : r.columns) {
-    column.reset();
+  {
+    autocast::Registry& r = autocast::registry();
+    const std::scoped_lock lock(r.mutex);
+    TORCH_CHECK(!autocast::in_region(),
+                "uninstall: expected to be called outside autocast regions, got a call inside one. "
+                "Leave every "
+                "autocast region of this thread first.");
+    TORCH_CHECK(
+        autocast::g_overriding_threads.load(std::memory_order_relaxed) == 0,
+        "uninstall: expected no thread to have op policies of its own, got one that has. End every "
+        "OpPolicyGuard, in Python every op_policies block, first.");
+    for (auto& column : r.columns) {
+      column.reset();
+    }
+    r.installed.store(false, std::memory_order_release);
   }
+  // Not under the lock: a weight may end with its cast and run code that installs again.
   autocast::clear_thread_cache();
-  r.installed.store(false, std::memory_order_release);
 }
 
 bool is_installed() { return autocast::registry().installed.load(std::memory_order_acquire); }

@@ -1,33 +1,41 @@
 #include "autocast/tensor_identity.h"
 
+#include "core/tensor_kind.h"
+
 #include <utility>
 
 namespace fastamp::autocast {
 namespace {
 
+/// Null for tensors without one: sparse, mkldnn.
 c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
-/// First byte of the tensor.
-const void* data_of(const at::Tensor& tensor) {
-  return static_cast<const char*>(storage_of(tensor)->_mutable_data_ptr_no_checks().get()) +
-         tensor.storage_offset() * static_cast<std::int64_t>(tensor.element_size());
+/// First byte of the tensor; of its storage where only code of others knows the offset.
+const void* data_of(const at::Tensor& tensor, c10::StorageImpl* storage) {
+  if (storage == nullptr) {
+    return nullptr;
+  }
+  const auto* begin = static_cast<const char*>(storage->_mutable_data_ptr_no_checks().get());
+  return has_geometry(tensor)
+             ? begin + tensor.storage_offset() * static_cast<std::int64_t>(tensor.element_size())
+             : begin;
 }
 
 }  // namespace
 
 bool TensorIdentity::exists_for(const at::Tensor& tensor) {
   const auto* impl = tensor.unsafeGetTensorImpl();
-  return impl->has_storage() && impl->version_counter().enabled() &&
-         !impl->has_symbolic_sizes_strides() && knows_execution_context(tensor.device().type());
+  return impl->version_counter().enabled() && !impl->has_symbolic_sizes_strides() &&
+         knows_execution_context(tensor.device().type());
 }
 
 TensorIdentity::TensorIdentity(const at::Tensor& tensor)
     : key_(tensor.unsafeGetTensorImpl()),
       tensor_(tensor.getIntrusivePtr()),
-      storage_(tensor.storage().getWeakStorageImpl()),
-      data_(data_of(tensor)),
+      storage_(tensor.unsafeGetTensorImpl()->unsafe_storage().getWeakStorageImpl()),
+      data_(data_of(tensor, storage_of(tensor))),
       context_(execution_context(tensor.device())),
       version_(version_of(tensor)) {}
 
@@ -36,8 +44,9 @@ bool TensorIdentity::is_current(const at::Tensor& tensor) const {
 }
 
 bool TensorIdentity::is_in_same_place(const at::Tensor& tensor) const {
-  return key_ == tensor.unsafeGetTensorImpl() &&
-         storage_._unsafe_get_target() == storage_of(tensor) && data_ == data_of(tensor);
+  auto* storage = storage_of(tensor);
+  return key_ == tensor.unsafeGetTensorImpl() && storage_._unsafe_get_target() == storage &&
+         data_ == data_of(tensor, storage);
 }
 
 at::Tensor TensorIdentity::lock() const {

@@ -12,11 +12,13 @@
 namespace fastamp::autocast {
 
 /// What a cast of a tensor depends on, to tell later whether it still holds. Keeps nothing alive,
-/// but keeps the addresses it compares from being used again.
+/// but keeps the addresses it compares from being used again. Making, comparing and destroying one
+/// runs no code of others: what a tensor holds goes with the last strong reference.
 class TensorIdentity {
  public:
-  /// Whether a tensor has what an identity is made of: a storage, a version counter, sizes that are
-  /// numbers, and a device whose streams are known.
+  /// Whether a tensor has what an identity is made of: a version counter, sizes that are numbers,
+  /// and a device whose streams are known. Without a storage (sparse tensors) the version has to
+  /// do.
   static bool exists_for(const at::Tensor& tensor);
 
   /// @param tensor  One for which an identity exists.

@@ -25,9 +25,4 @@ bool in_region() {
          at::autocast::is_autocast_enabled(c10::kCUDA);
 }
 
-at::Tensor leave_in_torch_cache(const at::Tensor& leaf) {
-  const auto cast = at::autocast::cached_cast(region_dtype(c10::kCPU), leaf, c10::kCPU);
-  return cast.is_same(leaf) ? at::Tensor() : cast;
-}
-
 }  // namespace fastamp::autocast

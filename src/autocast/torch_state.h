@@ -23,8 +23,4 @@ int region_depth();
 /// Whether this thread is in a region or has autocast switched on for CPU or CUDA.
 bool in_region();
 
-/// Gives torch's own weight cache a cast of `leaf` to hold and returns the cast, or an undefined
-/// tensor if torch does not keep it. torch drops it when its cache is cleared.
-at::Tensor leave_in_torch_cache(const at::Tensor& leaf);
-
 }  // namespace fastamp::autocast

@@ -43,7 +43,7 @@ std::string Trace::table(TraceOrder order, std::size_t row_limit) const {
 
 std::string Trace::to_json() const { return autocast::format_json(rows(), gradient_casts()); }
 
-TraceOrder trace_order_from_string(std::string_view name) {
+TraceOrder autocast::trace_order_of(const char* what, std::string_view name) {
   std::vector<std::string_view> known;
   for (const auto& [order_name, order] : kOrders) {
     if (order_name == name) {
@@ -51,8 +51,11 @@ TraceOrder trace_order_from_string(std::string_view name) {
     }
     known.push_back(order_name);
   }
-  TORCH_CHECK_VALUE(false, "table: expected sort_by to be one of ", c10::Join(", ", known),
-                    ", got '", name, "'.");
+  TORCH_CHECK_VALUE(false, what, " to be one of ", c10::Join(", ", known), ", got '", name, "'.");
+}
+
+TraceOrder trace_order_from_string(std::string_view name) {
+  return autocast::trace_order_of("trace_order_from_string: expected name", name);
 }
 
 }  // namespace fastamp

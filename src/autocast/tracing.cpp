@@ -7,6 +7,9 @@
 
 #include <c10/core/SymInt.h>
 
+#include <cstdint>
+#include <exception>
+#include <optional>
 #include <utility>
 
 namespace fastamp::autocast {
@@ -20,7 +23,11 @@ thread_local TracedCall* t_call = nullptr;
 }  // namespace
 
 std::uint64_t bytes_of(const at::Tensor& tensor) {
-  const auto numel = tensor.sym_numel().maybe_as_int();
+  std::optional<std::int64_t> numel;
+  try {
+    numel = tensor.sym_numel().maybe_as_int();
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): a subclass that does not say
+  }
   return static_cast<std::uint64_t>(numel.value_or(0)) *
          static_cast<std::uint64_t>(tensor.element_size());
 }

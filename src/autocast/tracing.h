@@ -24,7 +24,7 @@ inline bool is_traced() { return g_open_traces.load(std::memory_order_relaxed) !
 
 enum class CastEvent : std::uint8_t { weight_cast, other_cast, cache_hit, ring_hit, kept_hit };
 
-/// Size of a tensor in bytes; 0 if its sizes are symbols.
+/// Size of a tensor in bytes; 0 if its sizes are symbols, or if it cannot tell.
 std::uint64_t bytes_of(const at::Tensor& tensor);
 
 /// Made around an op call while traces are open: collects its arguments and the casts made for it

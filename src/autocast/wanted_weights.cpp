@@ -1,5 +1,7 @@
 #include "autocast/wanted_weights.h"
 
+#include <utility>
+
 namespace fastamp::autocast {
 
 std::uint64_t WantedWeights::acquire(const std::vector<at::Tensor>& weights) {
@@ -22,30 +24,32 @@ void WantedWeights::add(std::uint64_t id, const at::Tensor& weight) {
   }
 }
 
-WantedWeights::Keys WantedWeights::release(std::uint64_t id) {
-  Keys unwanted;
+WantedWeights::Forgotten WantedWeights::release(std::uint64_t id) {
+  Forgotten forgotten;
   const auto acquired = acquired_.find(id);
   if (acquired != acquired_.end()) {
-    for (const auto& [key, weight] : acquired->second) {
-      count_down(key, unwanted);
+    for (auto& [key, weight] : acquired->second) {
+      count_down(key, forgotten.unwanted);
+      forgotten.references.push_back(std::move(weight));
     }
     acquired_.erase(acquired);
   }
-  return unwanted;
+  return forgotten;
 }
 
-WantedWeights::Keys WantedWeights::take_dead() {
-  Keys unwanted;
+WantedWeights::Forgotten WantedWeights::take_dead() {
+  Forgotten forgotten;
   for (auto& [id, weights] : acquired_) {
-    std::erase_if(weights, [&](const auto& weight) {
+    std::erase_if(weights, [&](auto& weight) {
       const bool is_dead = weight.second.expired();
       if (is_dead) {
-        count_down(weight.first, unwanted);
+        count_down(weight.first, forgotten.unwanted);
+        forgotten.references.push_back(std::move(weight.second));
       }
       return is_dead;
     });
   }
-  return unwanted;
+  return forgotten;
 }
 
 void WantedWeights::count_down(const c10::TensorImpl* weight, Keys& unwanted) {

@@ -15,17 +15,24 @@ class WantedWeights {
  public:
   using Keys = std::vector<const c10::TensorImpl*>;
 
+  /// What was forgotten. To be destroyed without a lock: the memory of a tensor goes with the last
+  /// reference of any kind, and symbolic sizes in it are Python objects.
+  struct Forgotten {
+    Keys unwanted;  ///< Nobody asks for these any more.
+    std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> references;
+  };
+
   /// Asks for weights, until release() is called with the number returned.
   std::uint64_t acquire(const std::vector<at::Tensor>& weights);
 
   /// Asks for one more under a number that acquire() returned, unless it has asked already.
   void add(std::uint64_t id, const at::Tensor& weight);
 
-  /// Returns the weights that nobody asks for any more. An unknown number is ignored.
-  Keys release(std::uint64_t id);
+  /// An unknown number is ignored.
+  Forgotten release(std::uint64_t id);
 
-  /// Forgets weights that are gone and returns what they were known by.
-  Keys take_dead();
+  /// Forgets weights that are gone.
+  Forgotten take_dead();
 
   bool contains(const c10::TensorImpl* weight) const { return times_.contains(weight); }
   bool empty() const { return times_.empty(); }

@@ -54,6 +54,7 @@ struct UpdateScaleArgs {
   const std::optional<at::Tensor>& norm;
   const std::optional<at::Tensor>& history;
   const std::optional<at::Tensor>& history_count;
+  const std::optional<at::Tensor>& new_scale;
 };
 
 /// The tensor, or null for None.

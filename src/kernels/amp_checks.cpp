@@ -13,7 +13,7 @@ namespace {
 /// The slow half of the gradient check: says what is wrong with grads[index], if anything is.
 void check_written_gradient(const at::Tensor& t, size_t index, c10::Device device) {
   constexpr auto kFunction = "unscale_and_check_: expected grads[";
-  TORCH_CHECK_VALUE(t.defined(), kFunction, index, "] to be a tensor, got None");
+  TORCH_CHECK_VALUE(t.defined(), kFunction, index, "] to be a tensor, got an undefined one");
   TORCH_CHECK_VALUE(t.layout() == at::kStrided, kFunction, index, "] to be strided, got layout ",
                     t.layout());
   TORCH_CHECK_TYPE(is_gradient_dtype(t.scalar_type()), kFunction, index,
@@ -28,7 +28,7 @@ void check_written_gradient(const at::Tensor& t, size_t index, c10::Device devic
 /// What is wrong with grads[index] of norm_and_check_, if anything is.
 void check_read_gradient(const at::Tensor& t, size_t index, c10::Device device) {
   constexpr auto kFunction = "norm_and_check_: expected grads[";
-  TORCH_CHECK_VALUE(t.defined(), kFunction, index, "] to be a tensor, got None");
+  TORCH_CHECK_VALUE(t.defined(), kFunction, index, "] to be a tensor, got an undefined one");
   TORCH_CHECK_VALUE(t.layout() == at::kStrided, kFunction, index, "] to be strided, got layout ",
                     t.layout());
   TORCH_CHECK_TYPE(is_gradient_dtype(t.scalar_type()) && t.scalar_type() != at::kDouble, kFunction,
@@ -93,7 +93,7 @@ void check_history(const UpdateScaleArgs& args, c10::Device device) {
 void check_unscale(const UnscaleArgs& args) {
   constexpr auto kFunction = "unscale_and_check_";
   TORCH_CHECK_VALUE(args.inv_scale.defined(), kFunction,
-                    ": expected inv_scale to be a tensor, got None");
+                    ": expected inv_scale to be a tensor, got an undefined one");
   const auto device = args.inv_scale.device();
   check_single(kFunction, "inv_scale", args.inv_scale, at::kFloat, device, "inv_scale");
   check_single(kFunction, "found_inf", args.found_inf, at::kFloat, device, "inv_scale");
@@ -114,7 +114,7 @@ void check_unscale(const UnscaleArgs& args) {
 void check_norm(const NormArgs& args) {
   constexpr auto kFunction = "norm_and_check_";
   TORCH_CHECK_VALUE(args.inv_scale.defined(), kFunction,
-                    ": expected inv_scale to be a tensor, got None");
+                    ": expected inv_scale to be a tensor, got an undefined one");
   const auto device = args.inv_scale.device();
   check_single(kFunction, "inv_scale", args.inv_scale, at::kFloat, device, "inv_scale");
   check_single(kFunction, "found_inf", args.found_inf, at::kFloat, device, "inv_scale");
@@ -132,7 +132,7 @@ void check_norm(const NormArgs& args) {
 
 void check_single(const char* fn, const char* name, const at::Tensor& t, at::ScalarType dtype,
                   c10::Device device, const char* device_of) {
-  TORCH_CHECK_VALUE(t.defined(), fn, ": expected ", name, " to be a tensor, got None");
+  TORCH_CHECK_VALUE(t.defined(), fn, ": expected ", name, " to be a tensor, got an undefined one");
   TORCH_CHECK_TYPE(t.scalar_type() == dtype, fn, ": expected ", name, " to be ",
                    c10::toString(dtype), ", got ", t.scalar_type());
   TORCH_CHECK_VALUE(t.layout() == at::kStrided, fn, ": expected ", name,
@@ -145,7 +145,8 @@ void check_single(const char* fn, const char* name, const at::Tensor& t, at::Sca
 
 void check_update_scale(const UpdateScaleArgs& args) {
   constexpr auto kFunction = "update_scale_";
-  TORCH_CHECK_VALUE(args.scale.defined(), kFunction, ": expected scale to be a tensor, got None");
+  TORCH_CHECK_VALUE(args.scale.defined(), kFunction,
+                    ": expected scale to be a tensor, got an undefined one");
   const auto device = args.scale.device();
   check_single(kFunction, "scale", args.scale, at::kFloat, device, "scale");
   check_single(kFunction, "growth_tracker", args.growth_tracker, at::kInt, device, "scale");
@@ -153,6 +154,7 @@ void check_update_scale(const UpdateScaleArgs& args) {
   check_optional(kFunction, "hysteresis_tracker", args.hysteresis_tracker, at::kInt, device,
                  "scale");
   check_optional(kFunction, "inv_scale", args.inv_scale, at::kFloat, device, "scale");
+  check_optional(kFunction, "new_scale", args.new_scale, at::kFloat, device, "scale");
   TORCH_CHECK_VALUE(
       args.hysteresis >= 1 && args.hysteresis <= std::numeric_limits<std::int32_t>::max(),
       kFunction, ": expected hysteresis in [1, 2147483647], got ", args.hysteresis);
@@ -200,7 +202,10 @@ ScaleUpdate scale_update(const UpdateScaleArgs& args) {
           mutable_pointer<std::int32_t>(args.hysteresis_tracker),
           args.found_inf.const_data_ptr<float>(),
           mutable_pointer<float>(args.inv_scale),
-          history};
+          history,
+          args.new_scale.has_value() && args.new_scale->defined()
+              ? args.new_scale->const_data_ptr<float>()
+              : nullptr};
 }
 
 }  // namespace fastamp::kernels

@@ -47,7 +47,8 @@ const char* dtype_names(Slot slot) {
 /// One tensor of a list against the parameter it belongs to.
 void check_operand(const char* fn, const char* list, std::size_t index, const at::Tensor& t,
                    const at::Tensor& param, Slot slot) {
-  TORCH_CHECK_VALUE(t.defined(), fn, ": expected ", list, "[", index, "] to be a tensor, got None");
+  TORCH_CHECK_VALUE(t.defined(), fn, ": expected ", list, "[", index,
+                    "] to be a tensor, got an undefined one");
   TORCH_CHECK_TYPE(has_dtype(t, slot), fn, ": expected ", list, "[", index, "] to be ",
                    dtype_names(slot), ", got ", t.scalar_type());
   TORCH_CHECK_VALUE(t.layout() == at::kStrided, fn, ": expected ", list, "[", index,
@@ -71,7 +72,7 @@ void check_operand(const char* fn, const char* list, std::size_t index, const at
 void check_param(const StepArgs& args, std::size_t index) {
   const at::Tensor& t = args.params[index];
   TORCH_CHECK_VALUE(t.defined(), args.fn, ": expected params[", index,
-                    "] to be a tensor, got None");
+                    "] to be a tensor, got an undefined one");
   TORCH_CHECK_TYPE(t.scalar_type() == at::kFloat || is_16_bit(t), args.fn, ": expected params[",
                    index, "] to be Float, Half or BFloat16, got ", t.scalar_type());
   TORCH_CHECK_VALUE(t.device() == args.params[0].device(), args.fn, ": expected params[", index,
@@ -125,7 +126,8 @@ void check_groups(const StepArgs& args) {
   TORCH_CHECK_VALUE(args.grads.size() == args.params.size(), args.fn, ": expected ",
                     args.params.size(), " grads, one for each of params, got ", args.grads.size());
   for (const auto& t : args.lr_tensors) {
-    TORCH_CHECK_VALUE(t.defined(), args.fn, ": expected lr_tensors to be tensors, got None");
+    TORCH_CHECK_VALUE(t.defined(), args.fn,
+                      ": expected lr_tensors to be tensors, got an undefined one");
     const auto device = t.is_cpu() ? t.device() : args.params[0].device();
     check_single(args.fn, "lr_tensors", t,
                  t.scalar_type() == at::kDouble ? at::kDouble : at::kFloat, device, "params");

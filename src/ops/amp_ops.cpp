@@ -30,11 +30,12 @@ void update_scale_(const at::Tensor& scale, const at::Tensor& growth_tracker,
                    int64_t hysteresis, std::optional<double> min_scale,
                    std::optional<double> max_scale, const std::optional<at::Tensor>& inv_scale,
                    const std::optional<at::Tensor>& norm, const std::optional<at::Tensor>& history,
-                   const std::optional<at::Tensor>& history_count) {
+                   const std::optional<at::Tensor>& history_count,
+                   const std::optional<at::Tensor>& new_scale) {
   static const auto op = find_op<decltype(update_scale_)>("fastamp::update_scale_");
   op.call(scale, growth_tracker, found_inf, growth_factor, backoff_factor, growth_interval,
           hysteresis_tracker, hysteresis, min_scale, max_scale, inv_scale, norm, history,
-          history_count);
+          history_count, new_scale);
 }
 
 }  // namespace fastamp::ops

@@ -9,11 +9,10 @@
 #include "kernels/fused_adamw.h"
 #include "kernels/fused_sgd.h"
 #include "ops/inplace.h"
+#include "ops/library.h"
 
 #include <fastamp/ops/amp_ops.h>
 #include <fastamp/ops/fused_steps.h>
-
-#include <torch/library.h>
 
 namespace fastamp::ops {
 namespace {
@@ -74,14 +73,14 @@ void bump_adamw(const FusedAdamwArgs& args) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(fastamp, Autograd, m) {
+FASTAMP_KERNELS(Autograd, m) {
   for (const char* name :
        {"unscale_and_check_", "norm_and_check_", "update_scale_", "fused_sgd_", "fused_adamw_"}) {
     m.impl(name, torch::CppFunction::makeFallthrough());
   }
 }
 
-TORCH_LIBRARY_IMPL(fastamp, ADInplaceOrView, m) {
+FASTAMP_KERNELS(ADInplaceOrView, m) {
   m.impl("unscale_and_check_", Inplace<UnscaleArgs, unscale_and_check_, bump_unscale>::named(
                                    "fastamp::unscale_and_check_"));
   m.impl("norm_and_check_",

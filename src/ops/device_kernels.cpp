@@ -4,11 +4,10 @@
 #include "kernels/fused_adamw.h"
 #include "kernels/fused_sgd.h"
 #include "ops/from_args.h"
+#include "ops/library.h"
 
 #include <fastamp/ops/amp_ops.h>
 #include <fastamp/ops/fused_steps.h>
-
-#include <torch/library.h>
 
 namespace fastamp::ops {
 
@@ -18,7 +17,7 @@ using kernels::NormArgs;
 using kernels::UnscaleArgs;
 using kernels::UpdateScaleArgs;
 
-TORCH_LIBRARY_IMPL(fastamp, CPU, m) {
+FASTAMP_KERNELS(CPU, m) {
   m.impl("unscale_and_check_",
          FromArgs<UnscaleArgs, kernels::unscale_and_check_cpu>::of(unscale_and_check_));
   m.impl("norm_and_check_", FromArgs<NormArgs, kernels::norm_and_check_cpu>::of(norm_and_check_));
@@ -28,7 +27,7 @@ TORCH_LIBRARY_IMPL(fastamp, CPU, m) {
 }
 
 #ifdef FASTAMP_WITH_CUDA
-TORCH_LIBRARY_IMPL(fastamp, CUDA, m) {
+FASTAMP_KERNELS(CUDA, m) {
   m.impl("unscale_and_check_",
          FromArgs<UnscaleArgs, kernels::unscale_and_check_cuda>::of(unscale_and_check_));
   m.impl("norm_and_check_", FromArgs<NormArgs, kernels::norm_and_check_cuda>::of(norm_and_check_));

@@ -1,5 +1,7 @@
 #include "ops/direct.h"
 
+#include "core/tensor_kind.h"
+
 #include <ATen/record_function.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -7,11 +9,7 @@
 namespace fastamp::ops {
 
 bool is_ordinary_cpu(const at::Tensor& tensor) {
-  constexpr auto kOrdinary =
-      c10::DispatchKeySet({c10::DispatchKey::CPU, c10::DispatchKey::ADInplaceOrView,
-                           c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutocastCPU});
-  const auto keys = tensor.key_set();
-  return keys.has_backend(c10::BackendComponent::CPUBit) && (keys | kOrdinary) == kOrdinary;
+  return is_ordinary(tensor) && tensor.key_set().has_backend(c10::BackendComponent::CPUBit);
 }
 
 bool nothing_watches_calls() {

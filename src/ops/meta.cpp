@@ -1,12 +1,11 @@
 // Meta kernels: the checks of the real ones, no data. Fake tensors and torch.compile call these.
 
 #include "ops/from_args.h"
+#include "ops/library.h"
 #include "ops/op_checks.h"
 
 #include <fastamp/ops/amp_ops.h>
 #include <fastamp/ops/fused_steps.h>
-
-#include <torch/library.h>
 
 namespace fastamp::ops {
 
@@ -16,7 +15,7 @@ using kernels::NormArgs;
 using kernels::UnscaleArgs;
 using kernels::UpdateScaleArgs;
 
-TORCH_LIBRARY_IMPL(fastamp, Meta, m) {
+FASTAMP_KERNELS(Meta, m) {
   m.impl("unscale_and_check_",
          FromArgs<UnscaleArgs, kernels::check_unscale>::of(unscale_and_check_));
   m.impl("norm_and_check_", FromArgs<NormArgs, kernels::check_norm>::of(norm_and_check_));

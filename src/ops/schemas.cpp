@@ -1,8 +1,8 @@
 // The schemas of every fastamp op, in one place: what is mutated is read here and nowhere else.
 
-#include <torch/library.h>
+#include "ops/library.h"
 
-TORCH_LIBRARY(fastamp, m) {
+FASTAMP_SCHEMAS(m) {
   m.def(
       "unscale_and_check_(Tensor(a!)[] grads, Tensor inv_scale, Tensor(b!) found_inf, *, "
       "Tensor(c!)? sum_of_squares=None, Tensor(d!)? non_finite_counts=None) -> ()",
@@ -17,7 +17,8 @@ TORCH_LIBRARY(fastamp, m) {
       "float growth_factor, float backoff_factor, int growth_interval, *, "
       "Tensor(c!)? hysteresis_tracker=None, int hysteresis=1, "
       "float? min_scale=None, float? max_scale=None, Tensor(d!)? inv_scale=None, "
-      "Tensor? norm=None, Tensor(e!)? history=None, Tensor(f!)? history_count=None) -> ()",
+      "Tensor? norm=None, Tensor(e!)? history=None, Tensor(f!)? history_count=None, "
+      "Tensor? new_scale=None) -> ()",
       {at::Tag::pt2_compliant_tag});
   m.def(
       "fused_sgd_(Tensor(a!)[] params, Tensor(b!)[] grads, Tensor(c!)[] momentum_buffers, "

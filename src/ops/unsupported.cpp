@@ -2,14 +2,13 @@
 // the argument, not in torch's list of backends.
 
 #include "ops/from_args.h"
+#include "ops/library.h"
 #include "ops/op_checks.h"
 
 #include <fastamp/ops/amp_ops.h>
 #include <fastamp/ops/fused_steps.h>
 
 #include <c10/util/Exception.h>
-#include <torch/library.h>
-
 namespace fastamp::ops {
 namespace {
 
@@ -51,7 +50,7 @@ void refuse_adamw(const FusedAdamwArgs& args) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(fastamp, CompositeExplicitAutograd, m) {
+FASTAMP_KERNELS(CompositeExplicitAutograd, m) {
   m.impl("unscale_and_check_", FromArgs<UnscaleArgs, refuse_unscale>::of(unscale_and_check_));
   m.impl("norm_and_check_", FromArgs<NormArgs, refuse_norm>::of(norm_and_check_));
   m.impl("update_scale_", FromArgs<UpdateScaleArgs, refuse_update_scale>::of(update_scale_));

@@ -23,6 +23,10 @@ std::unique_ptr<AdamOptions> checked(const AdamOptions& options) {
 
 }  // namespace
 
+std::unique_ptr<torch::optim::OptimizerOptions> AdamOptions::clone() const {
+  return std::make_unique<AdamOptions>(*this);
+}
+
 void AdamOptions::serialize(torch::serialize::OutputArchive& archive) const {
   write_adam_options(archive, *this);
 }
@@ -31,20 +35,37 @@ void AdamOptions::serialize(torch::serialize::InputArchive& archive) {
   read_adam_options(kLoad, archive, *this);
 }
 
+std::unique_ptr<torch::optim::OptimizerParamState> AdamParamState::clone() const {
+  return std::make_unique<AdamParamState>(*this);
+}
+
+void AdamParamState::serialize(torch::serialize::OutputArchive& archive) const {
+  write_adam_state(archive, *this);
+}
+
+void AdamParamState::serialize(torch::serialize::InputArchive& archive) {
+  read_adam_state(kLoad, archive, *this);
+}
+
 Adam::Adam(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
            const AdamOptions& defaults)
-    : torch::optim::Optimizer(checked_groups<AdamOptions>("Adam", param_groups), checked(defaults)),
+    : torch::optim::Optimizer(checked_groups("Adam", param_groups, defaults), checked(defaults)),
       shadows_(std::make_shared<autocast::Shadows>()) {
-  set_all_group_options<AdamOptions>(*this, param_groups);
+  set_all_group_options<AdamOptions>("Adam", *this, param_groups);
+  warn_once_of_narrow_moments<AdamOptions>("Adam", *this);
 }
 
 Adam::Adam(std::vector<at::Tensor> params, const AdamOptions& defaults)
     : Adam({torch::optim::OptimizerParamGroup(std::move(params))}, defaults) {}
 
 void Adam::add_param_group(const torch::optim::OptimizerParamGroup& group) {
-  check_group_options<AdamOptions>("Adam::add_param_group", group);
+  constexpr const char* kFunction = "Adam::add_param_group";
+  expect_not_moved_from(kFunction, defaults_.get());
+  check_group(kFunction, group, static_cast<const AdamOptions&>(*defaults_));
   Optimizer::add_param_group(group);
-  set_group_options<AdamOptions>(param_groups_.back(), group, *defaults_);
+  auto& added = param_groups_.back();
+  set_group_options<AdamOptions>(kFunction, added, group, *defaults_);
+  warn_of_narrow_moments(kFunction, static_cast<const AdamOptions&>(added.options()));
 }
 
 at::Tensor Adam::step(LossClosure closure) {
@@ -59,11 +80,12 @@ at::Tensor Adam::step(LossClosure closure) {
 }
 
 void Adam::save(torch::serialize::OutputArchive& archive) const {
-  write_optimizer(archive, *this, no_adam_state);
+  write_optimizer(archive, *this, no_adam_state<AdamParamState>);
 }
 
 void Adam::load(torch::serialize::InputArchive& archive) {
-  read_optimizer<AdamParamState, AdamOptions>(kLoad, archive, *this, fit_adam<AdamOptions>);
+  read_optimizer<AdamParamState, AdamOptions>(kLoad, archive, *this,
+                                              fit_adam<AdamParamState, AdamOptions>);
 }
 
 }  // namespace fastamp::optim

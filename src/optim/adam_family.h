@@ -8,8 +8,14 @@
 #include "optim/states.h"
 
 #include <ATen/core/grad_mode.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
 
+#include <cstdint>
 #include <tuple>
+#include <type_traits>
+#include <typeinfo>
+#include <vector>
 
 namespace fastamp::optim {
 
@@ -41,20 +47,102 @@ void complete(State& state, const at::Tensor& param, const Options& options) {
   }
 }
 
+/// LibTorch makes the moments of a parameter that has none, and has none to make later.
+template <typename State, typename Options>
+  requires requires(State& state) { state.exp_avg(); }
+bool fit_for_torch(State& state, const at::Tensor& param, const Options& options) {
+  if (options.amsgrad() && !state.max_exp_avg_sq().defined()) {
+    state.max_exp_avg_sq(zeros_for(param, param.scalar_type()));
+  }
+  return state.exp_avg().defined();
+}
+
+template <typename State, typename Options>
+  requires requires(State& state) { state.exp_avg(); }
+void follow_torch(State& state, const at::Tensor& param, const Options& /*options*/) {
+  state.steps(counter_for(param, static_cast<double>(state.step())));
+}
+
+/// LibTorch's counters of the states that a step collects. Those of ours on the CPU are moved
+/// along, since a look at the device's counters afterwards would cost a tenth of a step of small
+/// parameters; they are put right if the step does not happen after all.
+template <typename State>
+class HostCounters {
+ public:
+  HostCounters(StateMap& states, const StepGate& gate)
+      : states_(states), moves_(steps_on_host(gate) ? 1 : 0) {}
+  ~HostCounters() {
+    if (!done_) {
+      for (auto& entry : states_) {
+        auto& known = *entry.second;
+        if (typeid(known) == typeid(State)) {
+          put_right(static_cast<State&>(known));
+        }
+      }
+    }
+  }
+  HostCounters(const HostCounters&) = delete;
+  HostCounters& operator=(const HostCounters&) = delete;
+
+  /// Before a state is collected.
+  void prepare(State& state) {
+    if constexpr (requires { state.follow_host(); }) {
+      state.follow_host();  // LibTorch's own step() may have run meanwhile.
+      carried_.push_back(&state);
+    }
+  }
+
+  /// After it was, which happens once however often its parameter is listed.
+  void move(State& state, const at::Tensor& param) {
+    if constexpr (!requires { state.follow_host(); }) {
+      if (param.is_cpu()) {
+        state.step(state.step() + moves_);
+      }
+    }
+  }
+
+  /// The step has been made, or queued.
+  void finish() {
+    done_ = true;
+    for (State* state : carried_) {
+      put_right(*state);
+    }
+  }
+
+ private:
+  static void put_right(State& state) {
+    if constexpr (requires { state.inform_host(); }) {
+      state.inform_host();
+    } else if (state.steps().defined() && state.steps().is_cpu()) {
+      state.step(read_counter(state.steps()));
+    }
+  }
+
+  StateMap& states_;
+  std::int64_t moves_;
+  std::vector<State*> carried_;
+  bool done_ = false;
+};
+
+template <bool kDecoupled>
+using TorchsAdam = std::conditional_t<kDecoupled, torch::optim::AdamW, torch::optim::Adam>;
+
 template <typename Options, typename State, bool kDecoupled>
 void run_adam(const char* function, torch::optim::Optimizer& optimizer, const StepGate& gate,
               at::ArrayRef<at::Tensor> rates, autocast::Shadows* shadows = nullptr) {
   const at::NoGradGuard no_grad;
   check_rates(function, rates, optimizer.param_groups().size());
   const at::Tensor none;
-  std::vector<State*> followed;
+  ForeignParams foreign;
+  KernelCheck is_native;
+  HostCounters<State> counters(optimizer.state(), gate);
   AdamStep step;
   autocast::ShadowedStep shadowed(shadows);
   std::size_t index = 0;
   for (const auto& group : optimizer.param_groups()) {
-    const auto& options = static_cast<const Options&>(group.options());
-    step.begin_group(adam_group(options, kDecoupled, rate_of(rates, index++)),
-                     group.params().size());
+    const OptionsOfGroup<Options> held(function, optimizer, group);
+    const Options& options = *held;
+    step.begin_group(adam_group(options, kDecoupled, rate_of(rates, index)), group.params().size());
     for (const auto& param : group.params()) {
       const at::Tensor& grad = param.unsafeGetTensorImpl()->grad();
       if (!grad.defined()) {
@@ -63,30 +151,29 @@ void run_adam(const char* function, torch::optim::Optimizer& optimizer, const St
       TORCH_CHECK(!grad.is_sparse(), function, ": expected dense gradients, got a sparse one for a",
                   " parameter of shape ", param.sizes(),
                   ". Adam does not support sparse gradients");
+      if (kHasForeign<State> && !is_native(param)) {
+        foreign.add(index, param);
+        continue;
+      }
       auto& state = state_for<State>(function, optimizer.state(), param);
       complete(state, param, options);
-      const at::Tensor* master = &none;
-      if constexpr (requires { state.master(); }) {
-        if (is_16_bit(param)) {
-          if (!state.master().defined()) {
-            state.master(master_of(param));
-          }
-          master = &state.master();
-        }
-      } else {
-        state.follow_host();
-        followed.push_back(&state);
+      counters.prepare(state);
+      const bool half = kHasForeign<State> && is_native.is_16_bit();
+      if (step.add(param, grad, state.exp_avg(), state.exp_avg_sq(), state.max_exp_avg_sq(),
+                   state.steps(), master_in(state, param, half, none))) {
+        counters.move(state, param);
+        add_shadow(step, shadowed, param, options);
       }
-      step.add(param, grad, state.exp_avg(), state.exp_avg_sq(), state.max_exp_avg_sq(),
-               state.steps(), *master);
-      add_shadow(step, shadowed, param, options);
     }
+    ++index;
   }
   step.run(gate);
   shadowed.finish();
-  if constexpr (!requires(State& state) { state.master(); }) {
-    for (State* state : followed) {
-      state->inform_host();
+  counters.finish();
+  if constexpr (kHasForeign<State>) {
+    if (!foreign.empty()) {
+      step_with_torch<TorchsAdam<kDecoupled>, State, Options>(function, optimizer, foreign, gate,
+                                                              rates);
     }
   }
 }

@@ -36,17 +36,21 @@ class FASTAMP_API AdamStep {
 
   /// Dtypes and shapes are those of ops::fused_adamw_. What a parameter has no use for is ignored
   /// and may be undefined: max_exp_avg_sq without amsgrad, the master of an fp32 parameter.
-  void add(const at::Tensor& param, const at::Tensor& grad, const at::Tensor& exp_avg,
+  /// @returns False if the parameter was added before: it is stepped once, at its first position.
+  bool add(const at::Tensor& param, const at::Tensor& grad, const at::Tensor& exp_avg,
            const at::Tensor& exp_avg_sq, const at::Tensor& max_exp_avg_sq, const at::Tensor& step,
            const at::Tensor& master) {
     auto& lists = lists_.for_device(param.device());
-    lists.add(param, grad, master);
+    if (!lists.add(param, grad, master)) [[unlikely]] {
+      return false;
+    }
     lists.exp_avgs.push_back(exp_avg);
     lists.exp_avg_sqs.push_back(exp_avg_sq);
     lists.steps.push_back(step);
     if (lists_.group().amsgrad) {
       lists.max_exp_avg_sqs.push_back(max_exp_avg_sq);
     }
+    return true;
   }
 
   /// A 16-bit copy of the parameter added last, float32, that the step is to write.

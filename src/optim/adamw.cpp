@@ -23,6 +23,10 @@ std::unique_ptr<AdamWOptions> checked(const AdamWOptions& options) {
 
 }  // namespace
 
+std::unique_ptr<torch::optim::OptimizerOptions> AdamWOptions::clone() const {
+  return std::make_unique<AdamWOptions>(*this);
+}
+
 void AdamWOptions::serialize(torch::serialize::OutputArchive& archive) const {
   write_adam_options(archive, *this);
 }
@@ -31,21 +35,37 @@ void AdamWOptions::serialize(torch::serialize::InputArchive& archive) {
   read_adam_options(kLoad, archive, *this);
 }
 
+std::unique_ptr<torch::optim::OptimizerParamState> AdamWParamState::clone() const {
+  return std::make_unique<AdamWParamState>(*this);
+}
+
+void AdamWParamState::serialize(torch::serialize::OutputArchive& archive) const {
+  write_adam_state(archive, *this);
+}
+
+void AdamWParamState::serialize(torch::serialize::InputArchive& archive) {
+  read_adam_state(kLoad, archive, *this);
+}
+
 AdamW::AdamW(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
              const AdamWOptions& defaults)
-    : torch::optim::Optimizer(checked_groups<AdamWOptions>("AdamW", param_groups),
-                              checked(defaults)),
+    : torch::optim::Optimizer(checked_groups("AdamW", param_groups, defaults), checked(defaults)),
       shadows_(std::make_shared<autocast::Shadows>()) {
-  set_all_group_options<AdamWOptions>(*this, param_groups);
+  set_all_group_options<AdamWOptions>("AdamW", *this, param_groups);
+  warn_once_of_narrow_moments<AdamWOptions>("AdamW", *this);
 }
 
 AdamW::AdamW(std::vector<at::Tensor> params, const AdamWOptions& defaults)
     : AdamW({torch::optim::OptimizerParamGroup(std::move(params))}, defaults) {}
 
 void AdamW::add_param_group(const torch::optim::OptimizerParamGroup& group) {
-  check_group_options<AdamWOptions>("AdamW::add_param_group", group);
+  constexpr const char* kFunction = "AdamW::add_param_group";
+  expect_not_moved_from(kFunction, defaults_.get());
+  check_group(kFunction, group, static_cast<const AdamWOptions&>(*defaults_));
   Optimizer::add_param_group(group);
-  set_group_options<AdamWOptions>(param_groups_.back(), group, *defaults_);
+  auto& added = param_groups_.back();
+  set_group_options<AdamWOptions>(kFunction, added, group, *defaults_);
+  warn_of_narrow_moments(kFunction, static_cast<const AdamWOptions&>(added.options()));
 }
 
 at::Tensor AdamW::step(LossClosure closure) {
@@ -54,17 +74,18 @@ at::Tensor AdamW::step(LossClosure closure) {
     const at::AutoGradMode grad_mode(true);
     loss = closure();
   }
-  run_adam<AdamWOptions, AdamParamState, /*kDecoupled=*/true>("AdamW::step", *this, take_gate(),
-                                                              learning_rates(), shadows_.get());
+  run_adam<AdamWOptions, AdamWParamState, /*kDecoupled=*/true>("AdamW::step", *this, take_gate(),
+                                                               learning_rates(), shadows_.get());
   return loss;
 }
 
 void AdamW::save(torch::serialize::OutputArchive& archive) const {
-  write_optimizer(archive, *this, no_adam_state);
+  write_optimizer(archive, *this, no_adam_state<AdamWParamState>);
 }
 
 void AdamW::load(torch::serialize::InputArchive& archive) {
-  read_optimizer<AdamParamState, AdamWOptions>(kLoad, archive, *this, fit_adam<AdamWOptions>);
+  read_optimizer<AdamWParamState, AdamWOptions>(kLoad, archive, *this,
+                                                fit_adam<AdamWParamState, AdamWOptions>);
 }
 
 }  // namespace fastamp::optim

@@ -6,6 +6,7 @@
 //   state/<id>/<entry>          <id> names a parameter: a number that only has to be unique
 //   param_groups/param_groups/{size, <i>/{params/{size, <j>} = <id>, options/<option>}}
 
+#include "optim/group_options.h"
 #include "optim/param_state.h"
 
 #include <torch/optim/optimizer.h>
@@ -64,7 +65,7 @@ void read_optimizer(const char* function, torch::serialize::InputArchive& archiv
   for (std::size_t i = 0; i < groups.size(); ++i) {
     const auto& group = optimizer.param_groups()[i];
     // A copy of the present ones: what an archive of LibTorch's does not name stays as it is.
-    options.push_back(static_cast<const Options&>(group.options()));
+    options.push_back(as_ours<Options>(function, group.options(), optimizer.defaults()));
     options.back().serialize(groups[i].options);
     for (std::size_t j = 0; j < groups[i].ids.size(); ++j) {
       torch::serialize::InputArchive entry;
@@ -80,7 +81,7 @@ void read_optimizer(const char* function, torch::serialize::InputArchive& archiv
   }
   optimizer.state() = std::move(loaded);
   for (std::size_t i = 0; i < groups.size(); ++i) {
-    static_cast<Options&>(optimizer.param_groups()[i].options()) = options[i];
+    assign_options(optimizer.param_groups()[i].options(), options[i]);
   }
 }
 

@@ -23,4 +23,12 @@ StepGate gate_on(const StepGate& gate, c10::Device device) {
           .write_grads = gate.write_grads};
 }
 
+bool steps_on_host(const StepGate& gate) {
+  if (!gate.found_inf || !gate.found_inf->defined()) {
+    return true;
+  }
+  const at::Tensor& flag = *gate.found_inf;
+  return flag.is_cpu() && flag.numel() == 1 && flag.item<float>() == 0.0F;
+}
+
 }  // namespace fastamp::optim

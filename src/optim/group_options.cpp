@@ -16,4 +16,12 @@ bool groups_inherit() {
   return inherit;
 }
 
+void check_parameters(const char* function, const torch::optim::OptimizerParamGroup& group) {
+  for (std::size_t i = 0; i < group.params().size(); ++i) {
+    TORCH_CHECK_VALUE(group.params()[i].defined(), function,
+                      ": expected defined tensors as parameters, got an undefined one at position ",
+                      i, " of its group");
+  }
+}
+
 }  // namespace fastamp::optim

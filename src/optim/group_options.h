@@ -5,17 +5,31 @@
 // LibTorch's Optimizer keeps them in every version for its own option types. Its versions differ in
 // what becomes of fields that a group leaves alone, and some give groups of optimizers they do not
 // know the optimizer's defaults, without a word: so ours are set here, by LibTorch's rule.
+//
+// A group may come with LibTorch's own options. Constructors and add_param_group make ours of them;
+// what set_options() or the base class's add_param_group put there stays as it is, since the
+// program may hold a reference to it, and is read by the step as if it were ours.
 
 #include <c10/util/Exception.h>
 #include <c10/util/Type.h>
 #include <torch/optim/optimizer.h>
 
 #include <memory>
+#include <optional>
 #include <typeinfo>
 #include <utility>
 #include <vector>
 
 namespace fastamp::optim {
+
+/// What an optimizer that was moved from has lost is its defaults.
+/// @throws c10::Error
+inline void expect_not_moved_from(const char* function,
+                                  const torch::optim::OptimizerOptions* defaults) {
+  TORCH_CHECK(defaults != nullptr, function,
+              ": expected an optimizer, got one that was moved from. Assign another one to it, or "
+              "call the one that it was moved to.");
+}
 
 /// Whether this LibTorch fills in fields that a group's options leave as a new options object has
 /// them, from the optimizer's defaults (2.15 does, 2.11 does not). Asked of torch::optim::SGD,
@@ -47,37 +61,98 @@ void inherit_unset(Options& group, const Options& defaults) {
   }
 }
 
-/// @throws c10::TypeError if the group has options of another optimizer.
+/// Ours, or ours made of LibTorch's, which leave what they do not have to the defaults.
+/// @throws c10::TypeError if they are those of another optimizer.
 template <typename Options>
-void check_group_options(const char* function, const torch::optim::OptimizerParamGroup& group) {
+Options as_ours(const char* function, const torch::optim::OptimizerOptions& given,
+                const torch::optim::OptimizerOptions& defaults) {
+  using Torch = Options::Torch;
+  if (const auto* ours = dynamic_cast<const Options*>(&given)) {
+    return *ours;
+  }
+  const auto* torchs = dynamic_cast<const Torch*>(&given);
+  TORCH_CHECK_TYPE(
+      torchs != nullptr, function, ": expected a parameter group with options of type ",
+      c10::demangle(typeid(Options).name()), " or ", c10::demangle(typeid(Torch).name()), ", got ",
+      c10::demangle(typeid(given).name()));
+  Options options(static_cast<const Options&>(defaults));
+  static_cast<Torch&>(options) = *torchs;
+  return options;
+}
+
+/// The options of a group for as long as this lives, unchanged.
+template <typename Options>
+class OptionsOfGroup {
+ public:
+  /// @throws c10::TypeError  as as_ours.
+  OptionsOfGroup(const char* function, const torch::optim::Optimizer& optimizer,
+                 const torch::optim::OptimizerParamGroup& group) {
+    const auto& given = group.options();
+    if constexpr (requires { typename Options::Torch; }) {
+      if (typeid(given) != typeid(Options)) [[unlikely]] {
+        converted_.emplace(as_ours<Options>(function, given, optimizer.defaults()));
+        options_ = &*converted_;
+        return;
+      }
+    }
+    options_ = &static_cast<const Options&>(given);
+  }
+  ~OptionsOfGroup() = default;
+  OptionsOfGroup(const OptionsOfGroup&) = delete;
+  OptionsOfGroup& operator=(const OptionsOfGroup&) = delete;
+
+  const Options& operator*() const { return *options_; }
+
+ private:
+  std::optional<Options> converted_;
+  const Options* options_ = nullptr;
+};
+
+/// Overwrites the options of a group, be they ours or LibTorch's.
+template <typename Options>
+void assign_options(torch::optim::OptimizerOptions& target, const Options& options) {
+  if (auto* ours = dynamic_cast<Options*>(&target)) {
+    *ours = options;
+  } else {
+    // NOLINTNEXTLINE(cppcoreguidelines-slicing): LibTorch's have no place for the rest
+    dynamic_cast<Options::Torch&>(target) = options;
+  }
+}
+
+/// @throws c10::ValueError if a parameter is undefined.
+void check_parameters(const char* function, const torch::optim::OptimizerParamGroup& group);
+
+/// @throws c10::TypeError if the group has options of another optimizer.
+/// @throws c10::ValueError if a parameter is undefined.
+template <typename Options>
+void check_group(const char* function, const torch::optim::OptimizerParamGroup& group,
+                 const Options& defaults) {
+  check_parameters(function, group);
   if (group.has_options()) {
-    const auto& options = group.options();
-    TORCH_CHECK_TYPE(dynamic_cast<const Options*>(&options) != nullptr, function,
-                     ": expected a parameter group with options of type ",
-                     c10::demangle(typeid(Options).name()), ", got ",
-                     c10::demangle(typeid(options).name()));
+    as_ours<Options>(function, group.options(), defaults);
   }
 }
 
 /// A copy of the groups, for a constructor to hand to torch::optim::Optimizer.
 template <typename Options>
 std::vector<torch::optim::OptimizerParamGroup> checked_groups(
-    const char* function, const std::vector<torch::optim::OptimizerParamGroup>& groups) {
+    const char* function, const std::vector<torch::optim::OptimizerParamGroup>& groups,
+    const Options& defaults) {
   for (const auto& group : groups) {
-    check_group_options<Options>(function, group);
+    check_group(function, group, defaults);
   }
   return groups;
 }
 
 /// Gives a group, as the optimizer holds it, the options that it was given with.
 template <typename Options>
-void set_group_options(torch::optim::OptimizerParamGroup& group,
+void set_group_options(const char* function, torch::optim::OptimizerParamGroup& group,
                        const torch::optim::OptimizerParamGroup& given,
                        const torch::optim::OptimizerOptions& defaults) {
   if (!given.has_options()) {
     return;
   }
-  auto options = std::make_unique<Options>(static_cast<const Options&>(given.options()));
+  auto options = std::make_unique<Options>(as_ours<Options>(function, given.options(), defaults));
   if (groups_inherit()) {
     inherit_unset(*options, static_cast<const Options&>(defaults));
   }
@@ -86,10 +161,11 @@ void set_group_options(torch::optim::OptimizerParamGroup& group,
 
 /// The same for all groups of an optimizer that was just constructed with these.
 template <typename Options>
-void set_all_group_options(torch::optim::Optimizer& optimizer,
+void set_all_group_options(const char* function, torch::optim::Optimizer& optimizer,
                            const std::vector<torch::optim::OptimizerParamGroup>& given) {
   for (std::size_t i = 0; i < given.size(); ++i) {
-    set_group_options<Options>(optimizer.param_groups()[i], given[i], optimizer.defaults());
+    set_group_options<Options>(function, optimizer.param_groups()[i], given[i],
+                               optimizer.defaults());
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
+#include <torch/optim/optimizer.h>
 
 #include <tuple>
 
@@ -33,6 +34,35 @@ void check_adam_options(const char* function, const Options& options) {
   TORCH_CHECK(0.0 <= beta2 && beta2 < 1.0, function, ": expected betas[1] in [0, 1), got ", beta2);
   check_state_dtype(function, options.state_dtype());
   check_shadow_dtype(function, options.shadow_dtype());
+}
+
+/// Whether the second moment is kept in a dtype that cannot hold what it changes by in a step.
+template <typename Options>
+bool has_narrow_moments(const Options& options) {
+  return options.state_dtype() == c10::kBFloat16 && std::get<1>(options.betas()) > 0.99;
+}
+
+template <typename Options>
+void warn_of_narrow_moments(const char* function, const Options& options) {
+  if (has_narrow_moments(options)) {
+    TORCH_WARN(function,
+               ": state_dtype kBFloat16 cannot follow betas[1] = ", std::get<1>(options.betas()),
+               ": a step changes the second moment by less than half a unit of bfloat16, so that "
+               "updates stay nearly five times too small after gradients fell tenfold. Use "
+               "state_dtype kFloat, or betas[1] <= 0.99.");
+  }
+}
+
+/// One warning for all groups of an optimizer that was just constructed.
+template <typename Options>
+void warn_once_of_narrow_moments(const char* function, const torch::optim::Optimizer& optimizer) {
+  for (const auto& group : optimizer.param_groups()) {
+    const auto& options = static_cast<const Options&>(group.options());
+    if (has_narrow_moments(options)) {
+      warn_of_narrow_moments(function, options);
+      return;
+    }
+  }
 }
 
 }  // namespace fastamp::optim

@@ -2,17 +2,8 @@
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
-#include <c10/util/Exception.h>
 
 namespace fastamp::optim {
-
-void check_new_param(const char* function, const at::Tensor& param) {
-  TORCH_CHECK_TYPE(param.scalar_type() == at::kFloat || is_16_bit(param), function,
-                   ": expected parameters of float32, float16 or bfloat16, got ",
-                   param.scalar_type(), " of shape ", param.sizes());
-  TORCH_CHECK_VALUE(param.layout() == at::kStrided, function,
-                    ": expected strided parameters, got layout ", param.layout());
-}
 
 at::Tensor zeros_for(const at::Tensor& param, at::ScalarType dtype) {
   return at::zeros_like(param, param.options().dtype(dtype).requires_grad(false),

@@ -17,9 +17,6 @@ inline bool is_16_bit(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
 }
 
-/// @throws c10::Error unless a parameter and its gradient are what a fused step takes.
-void check_new_param(const char* function, const at::Tensor& param);
-
 /// Zeros of param's shape and layout.
 at::Tensor zeros_for(const at::Tensor& param, at::ScalarType dtype);
 

@@ -17,8 +17,8 @@ constexpr const char* kLoad = "SGD::load";
 
 void fit(const char* function, SGDParamState& state, const at::Tensor& param,
          const SGDOptions& options) {
-  state.momentum_buffer(
-      fitted(function, "momentum_buffer", state.momentum_buffer(), param, options.state_dtype()));
+  const auto dtype = has_kernel(param) ? options.state_dtype() : param.scalar_type();
+  state.momentum_buffer(fitted(function, "momentum_buffer", state.momentum_buffer(), param, dtype));
   state.master(fitted(function, "master", state.master(), param, at::kFloat));
   state.steps(counter_for(param, static_cast<double>(read_counter(state.steps()))));
 }
@@ -46,6 +46,10 @@ std::unique_ptr<SGDOptions> checked(const SGDOptions& options) {
 
 GatedOptimizer::~GatedOptimizer() = default;
 
+std::unique_ptr<torch::optim::OptimizerOptions> SGDOptions::clone() const {
+  return std::make_unique<SGDOptions>(*this);
+}
+
 void SGDOptions::serialize(torch::serialize::OutputArchive& archive) const {
   archive.write("lr", c10::IValue(lr()));
   archive.write("momentum", c10::IValue(momentum()));
@@ -62,6 +66,10 @@ void SGDOptions::serialize(torch::serialize::InputArchive& archive) {
   weight_decay(read_entry(archive, kLoad, "weight_decay").toDouble());
   nesterov(read_entry(archive, kLoad, "nesterov").toBool());
   read_extras(archive, *this);
+}
+
+std::unique_ptr<torch::optim::OptimizerParamState> SGDParamState::clone() const {
+  return std::make_unique<SGDParamState>(*this);
 }
 
 void SGDParamState::serialize(torch::serialize::OutputArchive& archive) const {
@@ -81,18 +89,20 @@ void SGDParamState::serialize(torch::serialize::InputArchive& archive) {
 
 SGD::SGD(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
          const SGDOptions& defaults)
-    : torch::optim::Optimizer(checked_groups<SGDOptions>("SGD", param_groups), checked(defaults)),
+    : torch::optim::Optimizer(checked_groups("SGD", param_groups, defaults), checked(defaults)),
       shadows_(std::make_shared<autocast::Shadows>()) {
-  set_all_group_options<SGDOptions>(*this, param_groups);
+  set_all_group_options<SGDOptions>("SGD", *this, param_groups);
 }
 
 SGD::SGD(std::vector<at::Tensor> params, const SGDOptions& defaults)
     : SGD({torch::optim::OptimizerParamGroup(std::move(params))}, defaults) {}
 
 void SGD::add_param_group(const torch::optim::OptimizerParamGroup& group) {
-  check_group_options<SGDOptions>("SGD::add_param_group", group);
+  constexpr const char* kFunction = "SGD::add_param_group";
+  expect_not_moved_from(kFunction, defaults_.get());
+  check_group(kFunction, group, static_cast<const SGDOptions&>(*defaults_));
   Optimizer::add_param_group(group);
-  set_group_options<SGDOptions>(param_groups_.back(), group, *defaults_);
+  set_group_options<SGDOptions>(kFunction, param_groups_.back(), group, *defaults_);
 }
 
 at::Tensor SGD::step(LossClosure closure) {

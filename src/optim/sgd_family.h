@@ -4,10 +4,14 @@
 // in the types of their options and states, never in arithmetic.
 
 #include "autocast/shadows.h"
+#include "optim/group_options.h"
+#include "optim/kernel_check.h"
 #include "optim/sgd_step.h"
 #include "optim/states.h"
+#include "optim/torch_step.h"
 
 #include <ATen/core/grad_mode.h>
+#include <torch/optim/sgd.h>
 
 namespace fastamp::optim {
 
@@ -44,7 +48,8 @@ at::ScalarType shadow_dtype(const Options& options) {
   }
 }
 
-/// Gives the parameter that was added last to a step its shadow, if it has one.
+/// Gives the parameter that was added last to a step its shadow, if it has one. A parameter comes
+/// twice where a module is registered under two names; it has been given one then.
 template <typename Step, typename Options>
 void add_shadow(Step& step, autocast::ShadowedStep& shadowed, const at::Tensor& param,
                 const Options& options) {
@@ -55,49 +60,80 @@ void add_shadow(Step& step, autocast::ShadowedStep& shadowed, const at::Tensor& 
   }
 }
 
+/// LibTorch makes a buffer where there is none that counts; its first one is the gradient.
+template <typename State, typename Options>
+  requires requires(State& state) { state.momentum_buffer(); }
+bool fit_for_torch(State& state, const at::Tensor& /*param*/, const Options& options) {
+  return options.momentum() == 0.0 || read_counter(state.steps()) > 0;
+}
+
+template <typename State, typename Options>
+  requires requires(State& state) { state.momentum_buffer(); }
+void follow_torch(State& state, const at::Tensor& param, const Options& options) {
+  if (options.momentum() != 0.0) {
+    state.steps(counter_for(param, static_cast<double>(read_counter(state.steps()) + 1)));
+  }
+}
+
+/// Puts a parameter with a gradient on the step's lists. False if it was added before.
+/// @param none  Stands for what the parameter has not; lives as long as the step.
+template <typename State, typename Options>
+bool add_param(const char* function, torch::optim::Optimizer& optimizer, const Options& options,
+               const at::Tensor& param, bool half, const at::Tensor& none, SgdStep& step) {
+  const at::Tensor& given = param.unsafeGetTensorImpl()->grad();
+  const bool sparse = given.is_sparse();
+  const at::Tensor grad = sparse ? given.to_dense() : given;
+  if (sparse) {
+    step.look_up_repeats(param);
+  }
+  if (options.momentum() == 0.0 && !half) {
+    return step.add(param, grad, none, none, none);
+  }
+  auto& state = state_for<State>(function, optimizer.state(), param);
+  if (options.momentum() != 0.0 && !state.momentum_buffer().defined()) {
+    state.momentum_buffer(zeros_for(param, state_dtype(options)));
+  }
+  return step.add(param, grad, state.momentum_buffer(), state.steps(),
+                  master_in(state, param, half, none));
+}
+
 template <typename Options, typename State>
 void run_sgd(const char* function, torch::optim::Optimizer& optimizer, const StepGate& gate,
              at::ArrayRef<at::Tensor> rates, autocast::Shadows* shadows = nullptr) {
   const at::NoGradGuard no_grad;
   check_rates(function, rates, optimizer.param_groups().size());
   const at::Tensor none;
+  ForeignParams foreign;
+  KernelCheck is_native;
   SgdStep step;
   autocast::ShadowedStep shadowed(shadows);
   std::size_t index = 0;
   for (const auto& group : optimizer.param_groups()) {
-    const auto& options = static_cast<const Options&>(group.options());
-    step.begin_group(sgd_group(options, rate_of(rates, index++)), group.params().size());
+    const OptionsOfGroup<Options> held(function, optimizer, group);
+    const Options& options = *held;
+    step.begin_group(sgd_group(options, rate_of(rates, index)), group.params().size());
     for (const auto& param : group.params()) {
-      const at::Tensor& given = param.unsafeGetTensorImpl()->grad();
-      if (!given.defined()) {
+      if (!param.unsafeGetTensorImpl()->grad().defined()) {
         continue;
       }
-      const at::Tensor grad = given.is_sparse() ? given.to_dense() : given;
-      const bool half = is_16_bit(param);
-      if (options.momentum() == 0.0 && !half) {
-        step.add(param, grad, none, none, none);
+      if (kHasForeign<State> && !is_native(param)) {
+        foreign.add(index, param);
+        continue;
+      }
+      const bool half = kHasForeign<State> ? is_native.is_16_bit() : is_16_bit(param);
+      if (add_param<State>(function, optimizer, options, param, half, none, step)) {
         add_shadow(step, shadowed, param, options);
-        continue;
       }
-      auto& state = state_for<State>(function, optimizer.state(), param);
-      if (options.momentum() != 0.0 && !state.momentum_buffer().defined()) {
-        state.momentum_buffer(zeros_for(param, state_dtype(options)));
-      }
-      const at::Tensor* master = &none;
-      if constexpr (requires { state.master(); }) {
-        if (half) {
-          if (!state.master().defined()) {
-            state.master(master_of(param));
-          }
-          master = &state.master();
-        }
-      }
-      step.add(param, grad, state.momentum_buffer(), state.steps(), *master);
-      add_shadow(step, shadowed, param, options);
     }
+    ++index;
   }
   step.run(gate);
   shadowed.finish();
+  if constexpr (kHasForeign<State>) {
+    if (!foreign.empty()) {
+      step_with_torch<torch::optim::SGD, State, Options>(function, optimizer, foreign, gate, rates);
+    }
+  }
 }
 
 }  // namespace fastamp::optim

@@ -34,14 +34,24 @@ class FASTAMP_API SgdStep {
 
   /// Dtypes and shapes are those of ops::fused_sgd_. What a parameter has no use for is ignored and
   /// may be undefined: the momentum tensors without momentum, the master of an fp32 parameter.
-  void add(const at::Tensor& param, const at::Tensor& grad, const at::Tensor& momentum_buffer,
+  /// @returns False if the parameter was added before: it is stepped once, at its first position.
+  bool add(const at::Tensor& param, const at::Tensor& grad, const at::Tensor& momentum_buffer,
            const at::Tensor& momentum_step, const at::Tensor& master) {
     auto& lists = lists_.for_device(param.device());
-    lists.add(param, grad, master);
+    if (!lists.add(param, grad, master)) [[unlikely]] {
+      return false;
+    }
     if (lists.momentum.back() != 0.0) {
       lists.momentum_buffers.push_back(momentum_buffer);
       lists.momentum_steps.push_back(momentum_step);
     }
+    return true;
+  }
+
+  /// To be called before the gradient that is added next is a copy of the parameter's: such ones
+  /// do not show by themselves that their parameter comes again.
+  void look_up_repeats(const at::Tensor& param) {
+    lists_.for_device(param.device()).look_up_repeats();
   }
 
   /// A 16-bit copy of the parameter added last, float32, that the step is to write.

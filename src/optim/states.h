@@ -24,7 +24,6 @@ struct StateSource {
     TORCH_CHECK(foreign == nullptr, function,
                 ": expected parameter states of its own type, got another; use load() to read the "
                 "state of another optimizer");
-    check_new_param(function, param);
     auto state = std::make_unique<State>();
     state->steps(counter_for(param));
     return state;
@@ -48,6 +47,27 @@ State& state_for(const char* function, StateMap& states, const at::Tensor& param
   auto& result = *state;
   states[key] = std::move(state);
   return result;
+}
+
+/// Whether an optimizer with such states leaves to LibTorch what the fused step has no kernel for:
+/// ours do, LibTorch's own that are carried have been asked by fuse().
+template <typename State>
+constexpr bool kHasForeign = requires(State& state) { state.master(); };
+
+/// The master of a 16-bit parameter, made at its first step; `none` for other parameters.
+template <typename State>
+const at::Tensor& master_in(State& state, const at::Tensor& param, bool half,
+                            const at::Tensor& none) {
+  if constexpr (requires { state.master(); }) {
+    if (half) {
+      if (!state.master().defined()) {
+        state.master(master_of(param));
+      }
+      return state.master();
+    }
+  }
+  // NOLINTNEXTLINE(bugprone-return-const-ref-from-parameter): the caller holds it
+  return none;
 }
 
 /// The rate that replaces the options', or an undefined tensor.

@@ -17,6 +17,12 @@ void DeviceLists::open_group(std::size_t index, double rate, const at::Tensor& r
   any_lr_tensor = any_lr_tensor || rate_tensor.defined();
 }
 
+void DeviceLists::insert_params(PointerSet& known) const {
+  for (const auto& param : params.list()) {
+    known.insert(param.unsafeGetTensorImpl());
+  }
+}
+
 std::vector<at::Tensor> DeviceLists::learning_rates() const {
   std::vector<at::Tensor> rates;
   if (!any_lr_tensor) {

@@ -2,6 +2,8 @@
 
 // What the lists of SGD and Adam have in common: parameters sorted by device, group by group.
 
+#include "core/repeat_finder.h"
+
 #include <fastamp/export.h>
 
 #include <ATen/core/Tensor.h>
@@ -45,13 +47,23 @@ struct FASTAMP_API DeviceLists {
 
   void reserve(std::size_t count);
   void open_group(std::size_t index, double rate, const at::Tensor& rate_tensor);
-  void add(const at::Tensor& param, const at::Tensor& grad, const at::Tensor& master) {
+  /// False if the parameter was added before: it is stepped once.
+  bool add(const at::Tensor& param, const at::Tensor& grad, const at::Tensor& master) {
+    if (finder.comes_again(grad, param.unsafeGetTensorImpl(),
+                           [this](PointerSet& known) { insert_params(known); })) [[unlikely]] {
+      return false;
+    }
     ++group_sizes.back();
     params.push_back(param);
     grads.push_back(grad);
     if (param.scalar_type() == at::kHalf || param.scalar_type() == at::kBFloat16) {
       masters.push_back(master);
     }
+    return true;
+  }
+  /// Looks every parameter up: for gradients that are not those of the parameters, but copies.
+  void look_up_repeats() {
+    finder.look_up([this](PointerSet& known) { insert_params(known); });
   }
   /// A 16-bit copy of the parameter added last, float32, that the step is to write.
   void add_shadow(at::Tensor shadow) {
@@ -72,6 +84,10 @@ struct FASTAMP_API DeviceLists {
   std::vector<at::Tensor> lr_tensors;  ///< Per group; undefined where lr counts.
   bool any_lr_tensor = false;
   std::size_t open = 0;  ///< The group that is open.
+  RepeatFinder finder;
+
+ private:
+  void insert_params(PointerSet& known) const;
 };
 
 /// The lists of all devices met. `Lists` derives from DeviceLists and has open(group).

@@ -1,19 +1,16 @@
 // Clipping by GradScaler: at once, or put off to the step where the optimizer takes a gate.
 
+#include "scaler/clip_norms.h"
 #include "scaler/grad_scaler_impl.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_clamp_max.h>
 #include <ATen/ops/_foreach_clamp_min.h>
-#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
-#include <cmath>
 #include <utility>
 
 namespace fastamp {
@@ -24,18 +21,6 @@ using scaler::Stage;
 
 namespace {
 
-/// torch's norm of any order: a norm of norms, on the first device.
-at::Tensor generic_norm(const std::vector<DeviceGradients>& gradients, double norm_type) {
-  std::vector<at::Tensor> norms;
-  for (const auto& group : gradients) {
-    for (const auto& norm : at::_foreach_norm(group.gradients, norm_type)) {
-      norms.push_back(
-          norm.to(gradients.front().device, group.any_double ? at::kDouble : at::kFloat));
-    }
-  }
-  return at::linalg_vector_norm(at::stack(norms), norm_type);
-}
-
 void clamp_now(const std::vector<DeviceGradients>& gradients, double clip_value) {
   for (const auto& group : gradients) {
     at::_foreach_clamp_min_(group.gradients, -clip_value);
@@ -43,26 +28,19 @@ void clamp_now(const std::vector<DeviceGradients>& gradients, double clip_value)
   }
 }
 
-void check_finite(const at::Tensor& norm, double norm_type) {
-  const auto value = norm.item<double>();  // sync: asked for
-  TORCH_CHECK(std::isfinite(value), "clip_grad_norm_: expected a finite norm of order ", norm_type,
-              " with error_if_nonfinite, got ", value, ". The total norm is non-finite, so it ",
-              "cannot be clipped.");
-}
-
 }  // namespace
 
 at::Tensor GradScaler::Impl::norm_of(const std::vector<DeviceGradients>& gradients,
                                      const OptimizerRecord* record, double norm_type) {
   if (norm_type != 2.0) {
-    return generic_norm(gradients, norm_type);
+    return scaler::norm_of_norms(gradients, norm_type, /*widen=*/true);
   }
   if (record != nullptr && record->pass && record->pass->has_norm() &&
       record->pass->holds(gradients)) {
     return record->pass->total_norm(at::kFloat);
   }
   if (!scaler::has_read_only_pass(gradients)) {
-    return generic_norm(gradients, norm_type);
+    return scaler::norm_of_norms(gradients, norm_type, /*widen=*/true);
   }
   const auto device = at::TensorOptions(at::kFloat).device(gradients.front().device);
   scaler::PassOptions how;
@@ -77,6 +55,7 @@ OptimizerRecord& GradScaler::Impl::begin_clipping(const char* function,
   TORCH_CHECK(stage_of(optimizer) != Stage::kStepped, function,
               ": expected a call before step(), got one after it; ", function,
               "() is being called after step().");
+  check_iteration(function, optimizer);
   return record_of(optimizer);
 }
 
@@ -99,11 +78,12 @@ void GradScaler::Impl::clip_now(torch::optim::Optimizer& optimizer, OptimizerRec
 
 at::Tensor GradScaler::clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm,
                                        double norm_type, bool error_if_nonfinite) {
+  expect_not_moved_from("clip_grad_norm_");
   const at::NoGradGuard no_grad;
   OptimizerRecord unused;
   const bool enabled = impl_->enabled;
   auto& record = enabled ? impl_->begin_clipping("clip_grad_norm_", optimizer) : unused;
-  const bool put_off = enabled && impl_->folds(optimizer);
+  bool put_off = enabled && impl_->folds(optimizer);
   if (record.clip_coef.defined() || record.clip_value) {
     impl_->clip_now(optimizer, record);
   }
@@ -127,9 +107,10 @@ at::Tensor GradScaler::clip_grad_norm_(torch::optim::Optimizer& optimizer, doubl
       return at::zeros({});
     }
     norm = Impl::norm_of(gradients, &record, norm_type);
+    put_off = put_off && !record.shares_gradients;
   }
   if (error_if_nonfinite) {
-    check_finite(norm, norm_type);
+    scaler::check_finite(norm, norm_type);
   }
   if (!coefficient.defined()) {
     coefficient = scaler::clip_coefficient(norm, max_norm);
@@ -146,6 +127,7 @@ at::Tensor GradScaler::clip_grad_norm_(torch::optim::Optimizer& optimizer, doubl
 }
 
 void GradScaler::clip_grad_value_(torch::optim::Optimizer& optimizer, double clip_value) {
+  expect_not_moved_from("clip_grad_value_");
   TORCH_CHECK_VALUE(clip_value >= 0.0, "clip_grad_value_: expected clip_value >= 0, got ",
                     clip_value);
   const at::NoGradGuard no_grad;

@@ -2,10 +2,12 @@
 #include "scaler/option_checks.h"
 
 #include <ATen/ops/hypot.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <c10/util/Exception.h>
 #include <torch/cuda.h>
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 namespace fastamp {
@@ -38,17 +40,17 @@ GradScaler::Impl::Impl(const GradScalerOptions& given)
       state(given.init_scale(), rules_of(given), given.history_size()),
       notes(given.init_scale()) {
   scaler::check_extras("GradScaler", state.rules(), given.init_scale());
-  TORCH_CHECK_VALUE(given.history_size() >= 0, "GradScaler: expected history_size >= 0, got ",
-                    given.history_size());
+  scaler::check_history_size("GradScaler", given.history_size());
   if (enabled) {
-    scaler::check_factors("GradScaler", state.rules());
+    scaler::check_rules("GradScaler", state.rules());
+    scaler::check_scale("GradScaler", "init_scale", given.init_scale());
   }
 }
 
 void GradScaler::Impl::expect_scale(const char* function) const {
   TORCH_CHECK(state.initialised(), function,
-              ": expected scale() to have been called in this "
-              "iteration, got no scale yet. _scale is None.");
+              ": expected scale() to have been called before, got no scale yet. Call "
+              "scaler.scale(loss).backward() first.");
 }
 
 at::Tensor GradScaler::Impl::iteration_norm() const {
@@ -73,31 +75,45 @@ void GradScaler::Impl::finish_iteration(const std::vector<scaler::Outcome>& outc
   } else {
     notes.expect(state.scale_tensor(), outcomes);
   }
+  std::erase_if(records, [](const auto& entry) { return entry.first == entry.second.get(); });
+  std::vector<std::optional<scaler::GradientPass>> ended;  // Go when no record is looked at.
+  ended.reserve(records.size());
   for (auto& [optimizer, record] : records) {
-    record->start_iteration();
+    ended.push_back(record->start_iteration());
   }
 }
 
-void GradScaler::Impl::update() {
-  std::vector<at::Tensor> flags;
-  std::vector<scaler::Outcome> outcomes;
+std::vector<scaler::Outcome> GradScaler::Impl::outcomes() const {
+  std::vector<scaler::Outcome> result;
   for (const auto& [optimizer, record] : records) {
-    auto own = record->flags();
-    if (!record->pass || own.empty()) {
+    auto flags = record->flags();
+    if (!record->pass || flags.empty()) {
       continue;
     }
-    flags.insert(flags.end(), own.begin(), own.end());
     scaler::Counts counts;
     for (const auto& device : record->pass->devices()) {
       counts.push_back(device.counts);
     }
-    outcomes.push_back({.record = record, .flags = std::move(own), .counts = std::move(counts)});
+    result.push_back({.record = record, .flags = std::move(flags), .counts = std::move(counts)});
   }
-  TORCH_CHECK(!flags.empty(),
+  return result;
+}
+
+void GradScaler::Impl::update(const at::Tensor& new_scale) {
+  const auto ended = outcomes();
+  TORCH_CHECK(!ended.empty() || new_scale.defined(),
               "update: expected unscale_() or step() on an optimizer with gradients before it, got "
               "neither. No inf checks were recorded prior to update.");
-  state.update(flags, state.keeps_history() ? iteration_norm() : at::Tensor());
-  finish_iteration(outcomes);
+  if (ended.empty()) {
+    state.set_scale(new_scale);
+  } else {
+    std::vector<at::Tensor> flags;
+    for (const auto& outcome : ended) {
+      flags.insert(flags.end(), outcome.flags.begin(), outcome.flags.end());
+    }
+    state.update(flags, state.keeps_history() ? iteration_norm() : at::Tensor(), new_scale);
+  }
+  finish_iteration(ended);
 }
 
 GradScaler::GradScaler(const GradScalerOptions& options) : impl_(std::make_unique<Impl>(options)) {}
@@ -105,15 +121,24 @@ GradScaler::~GradScaler() = default;
 GradScaler::GradScaler(GradScaler&&) noexcept = default;
 GradScaler& GradScaler::operator=(GradScaler&&) noexcept = default;
 
+void GradScaler::expect_not_moved_from(const char* function) const {
+  TORCH_CHECK(impl_ != nullptr, function,
+              ": expected a scaler, got one that was moved from. Assign another one to it, or call "
+              "the one that it was moved to.");
+}
+
 at::Tensor GradScaler::scale(const at::Tensor& outputs) {
+  expect_not_moved_from("scale");
   return impl_->enabled ? impl_->state.scaled(outputs) : outputs;
 }
 
 std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& outputs) {
+  expect_not_moved_from("scale");
   return impl_->enabled ? impl_->state.scaled(outputs) : outputs;
 }
 
 void GradScaler::update() {
+  expect_not_moved_from("update");
   if (impl_->enabled) {
     impl_->expect_scale("update");
     impl_->update();
@@ -121,50 +146,54 @@ void GradScaler::update() {
 }
 
 void GradScaler::update(double new_scale) {
+  expect_not_moved_from("update");
   if (!impl_->enabled) {
     return;
   }
   impl_->expect_scale("update");
+  scaler::check_scale("update", "new_scale", new_scale);
   scaler::check_within_bounds("update", "new_scale", impl_->state.rules(), new_scale);
-  impl_->state.set_scale(new_scale);
-  impl_->finish_iteration({});
+  impl_->update(at::scalar_tensor(new_scale, at::kFloat));
 }
 
 void GradScaler::update(const at::Tensor& new_scale) {
+  expect_not_moved_from("update");
   if (!impl_->enabled) {
     return;
   }
   impl_->expect_scale("update");
-  TORCH_CHECK(new_scale.device().type() == impl_->options.device(),
-              "update: expected new_scale on a ", impl_->options.device(), " device, got ",
-              new_scale.device());
-  TORCH_CHECK(new_scale.numel() == 1, "update: expected new_scale of one element, got shape ",
-              new_scale.sizes());
-  TORCH_CHECK(!new_scale.requires_grad(),
-              "update: expected new_scale with requires_grad=False, got True");
-  impl_->state.set_scale(new_scale);
-  impl_->finish_iteration({});
+  scaler::check_new_scale(new_scale, impl_->options.device());
+  impl_->update(new_scale.reshape({}));
 }
 
-double GradScaler::get_scale() const { return impl_->enabled ? impl_->state.scale() : 1.0; }
+double GradScaler::get_scale() const {
+  expect_not_moved_from("get_scale");
+  return impl_->enabled ? impl_->state.scale() : 1.0;
+}
+
 double GradScaler::get_scale_async() {
+  expect_not_moved_from("get_scale_async");
   impl_->notes.settle(/*wait=*/false);
   return impl_->enabled ? impl_->notes.scale() : 1.0;
 }
 
 bool GradScaler::step_was_skipped() {
+  expect_not_moved_from("step_was_skipped");
   impl_->notes.settle(/*wait=*/true);
   return impl_->notes.skipped();
 }
 
 bool GradScaler::step_was_skipped(const torch::optim::Optimizer& optimizer) {
+  expect_not_moved_from("step_was_skipped");
   impl_->notes.settle(/*wait=*/true);
   const auto found = impl_->records.find(&optimizer);
-  return found != impl_->records.end() && found->second->skipped;
+  return found != impl_->records.end() && found->second->recognises(optimizer) &&
+         found->second->skipped;
 }
 
 OverflowReport GradScaler::overflow_report(
     const torch::OrderedDict<std::string, at::Tensor>& named_parameters) {
+  expect_not_moved_from("overflow_report");
   impl_->notes.settle(/*wait=*/true);
   std::unordered_map<const void*, std::string> names;
   for (const auto& item : named_parameters) {
@@ -173,23 +202,61 @@ OverflowReport GradScaler::overflow_report(
   return impl_->notes.report(names);
 }
 
-std::vector<StepRecord> GradScaler::history() const { return impl_->state.history(); }
+std::vector<StepRecord> GradScaler::history() const {
+  expect_not_moved_from("history");
+  return impl_->state.history();
+}
 
-double GradScaler::get_growth_factor() const { return impl_->state.rules().growth_factor; }
-double GradScaler::get_backoff_factor() const { return impl_->state.rules().backoff_factor; }
-int64_t GradScaler::get_growth_interval() const { return impl_->state.rules().growth_interval; }
+double GradScaler::get_growth_factor() const {
+  expect_not_moved_from("get_growth_factor");
+  return impl_->state.rules().growth_factor;
+}
+
+double GradScaler::get_backoff_factor() const {
+  expect_not_moved_from("get_backoff_factor");
+  return impl_->state.rules().backoff_factor;
+}
+
+int64_t GradScaler::get_growth_interval() const {
+  expect_not_moved_from("get_growth_interval");
+  return impl_->state.rules().growth_interval;
+}
+
+void GradScaler::Impl::set_rules(const char* function, const scaler::ScaleRules& rules) {
+  if (enabled) {
+    scaler::check_rules(function, rules);
+  }
+  state.rules() = rules;
+}
+
 void GradScaler::set_growth_factor(double growth_factor) {
-  impl_->state.rules().growth_factor = growth_factor;
+  expect_not_moved_from("set_growth_factor");
+  auto rules = impl_->state.rules();
+  rules.growth_factor = growth_factor;
+  impl_->set_rules("set_growth_factor", rules);
 }
+
 void GradScaler::set_backoff_factor(double backoff_factor) {
-  impl_->state.rules().backoff_factor = backoff_factor;
+  expect_not_moved_from("set_backoff_factor");
+  auto rules = impl_->state.rules();
+  rules.backoff_factor = backoff_factor;
+  impl_->set_rules("set_backoff_factor", rules);
 }
+
 void GradScaler::set_growth_interval(int64_t growth_interval) {
-  impl_->state.rules().growth_interval = growth_interval;
+  expect_not_moved_from("set_growth_interval");
+  auto rules = impl_->state.rules();
+  rules.growth_interval = growth_interval;
+  impl_->set_rules("set_growth_interval", rules);
 }
-bool GradScaler::is_enabled() const noexcept { return impl_->enabled; }
+
+bool GradScaler::is_enabled() const {
+  expect_not_moved_from("is_enabled");
+  return impl_->enabled;
+}
 
 std::optional<GradScalerState> GradScaler::state() const {
+  expect_not_moved_from("state");
   if (!impl_->enabled) {
     return std::nullopt;
   }
@@ -214,13 +281,14 @@ std::optional<GradScalerState> GradScaler::state() const {
 }
 
 void GradScaler::load_state(const std::optional<GradScalerState>& state) {
+  expect_not_moved_from("load_state");
   if (!impl_->enabled) {
     return;
   }
-  TORCH_CHECK(state.has_value(),
-              "load_state: expected the state of an enabled scaler, got an empty one. The source "
-              "state dict is empty, possibly because it was saved from a disabled instance of "
-              "GradScaler.");
+  TORCH_CHECK(
+      state.has_value(),
+      "load_state: expected the state of an enabled scaler, got an empty one, as a disabled "
+      "scaler returns it.");
   auto rules = impl_->state.rules();
   rules.growth_factor = state->growth_factor;
   rules.backoff_factor = state->backoff_factor;
@@ -228,15 +296,19 @@ void GradScaler::load_state(const std::optional<GradScalerState>& state) {
   rules.min_scale = state->min_scale ? state->min_scale : rules.min_scale;
   rules.max_scale = state->max_scale ? state->max_scale : rules.max_scale;
   rules.hysteresis = state->hysteresis.value_or(rules.hysteresis);
+  scaler::check_rules("load_state", rules);
   scaler::check_extras("load_state", rules, std::nullopt);
+  scaler::check_counts("load_state", *state);
   scaler::check_notes("load_state", *state);
   impl_->state.rules() = rules;
   impl_->state.load(state->scale, state->growth_tracker,
                     state->hysteresis_tracker.value_or(rules.hysteresis));
   impl_->state.load_history(state->history);
   const auto iterations = state->history.empty() ? 0 : state->history.back().step + 1;
-  impl_->notes =
-      scaler::StepNotes(state->scale, iterations, state->skipped_in_a_row, state->overflow_report);
+  // What was noted goes when the new notes are in its place: it may run code of others.
+  const auto before = std::exchange(
+      impl_->notes,
+      scaler::StepNotes(state->scale, iterations, state->skipped_in_a_row, state->overflow_report));
 }
 
 }  // namespace fastamp

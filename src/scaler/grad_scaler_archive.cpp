@@ -129,6 +129,7 @@ OverflowReport read_report(torch::serialize::InputArchive& archive) {
 }  // namespace
 
 void GradScaler::save(torch::serialize::OutputArchive& archive) const {
+  expect_not_moved_from("save");
   const auto current = state();
   archive.write(kEnabled, c10::IValue(current.has_value()));
   if (!current) {
@@ -149,6 +150,7 @@ void GradScaler::save(torch::serialize::OutputArchive& archive) const {
 }
 
 void GradScaler::load(torch::serialize::InputArchive& archive) {
+  expect_not_moved_from("load");
   if (!is_enabled()) {
     return;
   }

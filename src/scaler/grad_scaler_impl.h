@@ -17,10 +17,22 @@ struct GradScaler::Impl {
   explicit Impl(const GradScalerOptions& given);
 
   void expect_scale(const char* function) const;
+  /// @throws c10::ValueError for rules that the constructor refuses.
+  void set_rules(const char* function, const scaler::ScaleRules& rules);
 
+  /// The record of an optimizer. One of another optimizer, which lived at its address, is set aside
+  /// until the iteration ends.
   scaler::OptimizerRecord& record_of(const torch::optim::Optimizer& optimizer);
   // Looks without inserting, so that a refused call leaves no entry behind.
   scaler::Stage stage_of(const torch::optim::Optimizer& optimizer) const;
+
+  /// Whether all gradients are others than those of the record's pass, and scale() was called
+  /// since: then a new backward pass has made them, and they are scaled.
+  bool scaled_anew(const torch::optim::Optimizer& optimizer,
+                   const scaler::OptimizerRecord& record) const;
+  /// Refuses an optimizer whose gradients were unscaled and are scaled anew. What was put off to
+  /// the step for gradients that are gone is forgotten.
+  void check_iteration(const char* function, const torch::optim::Optimizer& optimizer);
 
   /// The gradients as they are now. With allow_fp16 false, fp16 ones are refused.
   static std::vector<scaler::DeviceGradients> gather(torch::optim::Optimizer& optimizer,
@@ -48,7 +60,11 @@ struct GradScaler::Impl {
   static at::Tensor norm_of(const std::vector<scaler::DeviceGradients>& gradients,
                             const scaler::OptimizerRecord* record, double norm_type);
 
-  void update();
+  /// Ends the iteration, by the rules or with a scale of the caller's. Without an outcome there was
+  /// none: then a new scale is all that changes.
+  void update(const at::Tensor& new_scale = {});
+  /// What the optimizers did since the last update().
+  std::vector<scaler::Outcome> outcomes() const;
   void finish_iteration(const std::vector<scaler::Outcome>& outcomes);
   /// The norm over all optimizers of this iteration; undefined if one's is not known.
   at::Tensor iteration_norm() const;
@@ -57,7 +73,8 @@ struct GradScaler::Impl {
   bool enabled;
   scaler::ScaleState state;
   scaler::StepNotes notes;
-  std::unordered_map<const torch::optim::Optimizer*, scaler::RecordPointer> records;
+  /// By the address of the optimizer; of one that is gone, until the iteration ends, by its own.
+  std::unordered_map<const void*, scaler::RecordPointer> records;
   /// While a CUDA graph is captured nothing is read back; each replay has these to read.
   bool capturing = false;
   std::vector<scaler::Outcome> captured;

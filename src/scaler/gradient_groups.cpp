@@ -1,5 +1,6 @@
 #include "scaler/gradient_groups.h"
 
+#include "core/tensor_kind.h"
 #include "ops/direct.h"
 
 #include <ATen/core/grad_mode.h>
@@ -117,16 +118,21 @@ GradientGroups::Taken GradientGroups::add_other(const at::Tensor& parameter,
                                                 std::uint32_t position) {
   TORCH_CHECK_VALUE(allow_fp16_ || gradient.scalar_type() != at::kHalf,
                     "unscale_: expected gradients of float32, bfloat16 or float64, got float16 for "
-                    "a parameter of shape ",
-                    parameter.sizes(),
+                    "a parameter",
+                    has_geometry(parameter) ? c10::str(" of shape ", parameter.sizes()) : "",
                     ". Attempting to unscale FP16 gradients. Keep the parameters in float32 and "
                     "let autocast lower the operators.");
   const auto keys = gradient.key_set();
   if (keys.has(c10::DispatchKey::Python)) {
     return Taken::kForeign;
   }
+  const bool again = comes_again(gradient);
   if (gradient.is_sparse()) {
-    sparse_.push_back({.parameter = parameter, .gradient = gradient, .position = position});
+    sparse_.push_back(
+        {.parameter = parameter, .gradient = gradient, .position = position, .repeats = again});
+    return Taken::kYes;
+  }
+  if (again) {
     return Taken::kYes;
   }
   push(gradient, position);
@@ -204,13 +210,34 @@ void GradientGroups::take_arrays(DeviceGradients& group) const {
   }
 }
 
+void GradientGroups::insert_all(PointerSet& known) const {
+  for (const auto& group : groups_) {
+    for (const auto& gradient : group.gradients) {
+      known.insert(gradient.unsafeGetTensorImpl());
+    }
+  }
+  for (const auto& entry : sparse_) {
+    known.insert(entry.gradient.unsafeGetTensorImpl());
+  }
+}
+
 void GradientGroups::take_sparse_values() {
-  for (auto& [parameter, gradient, position] : sparse_) {
+  std::vector<std::pair<at::Tensor, at::Tensor>> coalesced;
+  for (auto& [parameter, gradient, position, repeats] : sparse_) {
+    if (repeats) {
+      for (const auto& [before, after] : coalesced) {
+        if (before.is_same(gradient)) {
+          parameter.mutable_grad() = after;  // Else it would be left with the scaled one.
+        }
+      }
+      continue;
+    }
     // Adding duplicates in fp16 can overflow although every summand is finite, so the check must
     // see the sums. fp32 duplicates are left as they are: unscaling is linear.
     if (coalesce_all_ || gradient.scalar_type() == at::kHalf) {
-      gradient = gradient.coalesce();
-      parameter.mutable_grad() = gradient;
+      give_up_addresses();  // The gradient that is replaced may run code when it goes.
+      coalesced.emplace_back(gradient, gradient.coalesce());
+      parameter.mutable_grad() = gradient = coalesced.back().second;
     }
     push(gradient._values(), position);
     last_->any_duplicates = last_->any_duplicates || !gradient.is_coalesced();
@@ -223,6 +250,7 @@ std::vector<DeviceGradients> GradientGroups::release() {
   const at::NoGradGuard no_grad;
   take_sparse_values();
   parameters_ = 0;
+  finder_ = {};
   for (auto& group : groups_) {
     take_arrays(group);
     if (!wants_arrays_) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "core/repeat_finder.h"
 #include "kernels/host_array.h"
 
 #include <fastamp/export.h>
@@ -43,7 +44,9 @@ FASTAMP_API void unscale_with_torch(std::vector<at::Tensor> gradients, const at:
 
 /// The gradients of one unscale call, sorted by device while they are collected.
 ///
-/// Collecting only reads; everything that can be refused is refused before anything is written.
+/// Collecting only reads; everything that can be refused is refused before anything is written. A
+/// gradient that comes twice, because its parameter is listed twice or shares it with another, is
+/// collected once, at its first position.
 /// Real models repeat one (keys, dtype, device) for nearly every parameter, so a gradient like its
 /// predecessor costs three compares and a refcount. Not thread-safe; holds a reference to every
 /// gradient until it is destroyed.
@@ -84,6 +87,11 @@ class FASTAMP_API GradientGroups {
   /// Makes room for a number of gradients in the next group that is opened.
   void reserve(std::size_t count) { expected_ = count; }
 
+  /// Collects a gradient as often as it comes.
+  void keep_repeats() { keeps_repeats_ = true; }
+  /// Whether one came more than once.
+  bool any_repeats() const { return any_repeats_; }
+
   /// Coalesces all sparse gradients, not just those of fp16: needed where their norm is.
   void coalesce_sparse() { coalesce_all_ = true; }
 
@@ -100,6 +108,7 @@ class FASTAMP_API GradientGroups {
     at::Tensor parameter;
     at::Tensor gradient;
     std::uint32_t position;
+    bool repeats = false;  ///< Another parameter's, or the same one's, that came before.
   };
 
   bool add_like_last(const at::Tensor& gradient, std::uint32_t position) {
@@ -108,10 +117,20 @@ class FASTAMP_API GradientGroups {
         gradient.scalar_type() != last_dtype_ || impl->device() != last_->device) [[unlikely]] {
       return false;
     }
+    if (comes_again(gradient)) [[unlikely]] {
+      return true;
+    }
     last_->gradients.push_back(gradient);
     last_->positions.push_back(position);
     return true;
   }
+  bool comes_again(const at::Tensor& gradient) {
+    const bool again = finder_.comes_again(gradient, gradient.unsafeGetTensorImpl(),
+                                           [this](PointerSet& known) { insert_all(known); });
+    any_repeats_ = any_repeats_ || again;
+    return again && !keeps_repeats_;
+  }
+  void insert_all(PointerSet& known) const;
   Taken add_other(const at::Tensor& parameter, const at::Tensor& gradient, std::uint32_t position);
   void take_arrays(DeviceGradients& group) const;
   DeviceGradients& group_for(c10::Device device);
@@ -121,10 +140,13 @@ class FASTAMP_API GradientGroups {
   bool allow_fp16_;
   bool wants_arrays_;
   bool coalesce_all_ = false;
+  bool keeps_repeats_ = false;
+  bool any_repeats_ = false;
   std::size_t expected_ = 0;
   std::uint32_t parameters_ = 0;
   std::vector<DeviceGradients> groups_;
   std::vector<SparseGradient> sparse_;
+  RepeatFinder finder_;
   DeviceGradients* last_ = nullptr;
   c10::DispatchKeySet last_keys_;
   c10::ScalarType last_dtype_ = c10::ScalarType::Undefined;

@@ -214,6 +214,19 @@ bool GradientPass::holds(const std::vector<DeviceGradients>& gradients) const {
   return same_set(std::move(mine), identities(gradients));
 }
 
+bool GradientPass::saw(const at::Tensor& gradient) const {
+  // Of a sparse gradient the pass has the values, each time as another tensor over their storage.
+  const bool sparse = gradient.is_sparse();
+  const auto* const storage =
+      sparse ? gradient._values().storage().unsafeGetStorageImpl() : nullptr;
+  return std::ranges::any_of(devices_, [&](const DeviceResult& result) {
+    return std::ranges::any_of(result.seen.gradients, [&](const at::Tensor& seen) {
+      return sparse ? seen.has_storage() && seen.storage().unsafeGetStorageImpl() == storage
+                    : seen.is_same(gradient);
+    });
+  });
+}
+
 bool GradientPass::has_norm() const {
   return !devices_.empty() && std::ranges::all_of(devices_, [](const DeviceResult& result) {
     return result.sum_of_squares.defined() && !result.seen.any_duplicates;
@@ -229,9 +242,15 @@ at::Tensor GradientPass::total_norm(at::ScalarType dtype) const {
 
 void GradientPass::forget() {
   comparable_ = false;
+  std::vector<std::vector<at::Tensor>> dying;
+  dying.reserve(devices_.size());
   for (auto& result : devices_) {
-    drop_gradients(result.seen.gradients);
+    dying.push_back(std::exchange(result.seen.gradients, {}));
     result.versions.clear();
+  }
+  // Code of others may run from here on, and destroy this pass.
+  for (auto& gradients : dying) {
+    drop_gradients(gradients);
   }
 }
 

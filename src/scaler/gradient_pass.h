@@ -61,6 +61,9 @@ class FASTAMP_API GradientPass {
   /// that bump no version counter (`.data`, collectives) are not seen.
   bool holds(const std::vector<DeviceGradients>& gradients) const;
 
+  /// Whether this is one of the pass's gradients, whatever was done to it since.
+  bool saw(const at::Tensor& gradient) const;
+
   /// Whether no gradient was changed since. Edits that bump no version counter are not seen.
   bool unchanged() const;
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <utility>
 
 namespace fastamp::scaler {
 namespace {
@@ -55,13 +56,13 @@ bool note_versions(const std::vector<at::Tensor>& gradients, bool bump,
 
 void drop_gradients(std::vector<at::Tensor>& gradients) {
   constexpr std::size_t kAhead = 16;
-  for (std::size_t i = 0; i < gradients.size(); ++i) {
-    if (i + kAhead < gradients.size()) {
-      __builtin_prefetch(gradients[i + kAhead].unsafeGetTensorImpl(), /*rw=*/1);
+  auto dying = std::exchange(gradients, {});
+  for (std::size_t i = 0; i < dying.size(); ++i) {
+    if (i + kAhead < dying.size()) {
+      __builtin_prefetch(dying[i + kAhead].unsafeGetTensorImpl(), /*rw=*/1);
     }
-    gradients[i].reset();
+    dying[i].reset();
   }
-  gradients.clear();
 }
 
 }  // namespace fastamp::scaler

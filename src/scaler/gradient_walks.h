@@ -16,7 +16,7 @@ namespace fastamp::scaler {
 bool note_versions(const std::vector<at::Tensor>& gradients, bool bump,
                    std::vector<std::uint32_t>& versions);
 
-/// Empties the list.
+/// Empties the list, and then destroys what was in it: code that a gradient's end runs finds none.
 void drop_gradients(std::vector<at::Tensor>& gradients);
 
 }  // namespace fastamp::scaler

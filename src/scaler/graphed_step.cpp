@@ -10,6 +10,9 @@
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 
+#include <cstddef>
+#include <ostream>
+#include <sstream>
 #include <utility>
 
 namespace fastamp {
@@ -24,21 +27,50 @@ optim::GatedOptimizer& gated(torch::optim::Optimizer& optimizer) {
   return *result;
 }
 
-void check(const Inputs& inputs, const GraphedStepOptions& options) {
-  TORCH_CHECK_VALUE(!inputs.empty(), "GraphedStep: expected at least one sample input, got none");
+void check_options(const GraphedStepOptions& options) {
+  const auto dtype = options.dtype();
+  TORCH_CHECK_VALUE(!dtype || *dtype == at::kHalf || *dtype == at::kBFloat16,
+                    "GraphedStep: expected dtype to be kHalf or kBFloat16, got ", *dtype,
+                    ". Say autocast(false) for a step without an autocast region.");
+  TORCH_CHECK_VALUE(!dtype || options.autocast(),
+                    "GraphedStep: expected no dtype with autocast(false), got ", *dtype);
+  TORCH_CHECK_VALUE(!options.max_norm() || *options.max_norm() >= 0.0,
+                    "GraphedStep: expected max_norm >= 0, got ", *options.max_norm());
+  TORCH_CHECK_VALUE(!options.clip_value() || *options.clip_value() >= 0.0,
+                    "GraphedStep: expected clip_value >= 0, got ", *options.clip_value());
   TORCH_CHECK_VALUE(options.accumulation() >= 1, "GraphedStep: expected accumulation >= 1, got ",
                     options.accumulation());
   TORCH_CHECK_VALUE(options.warmup() >= 1, "GraphedStep: expected warmup >= 1, got ",
                     options.warmup());
-  for (const auto& input : inputs) {
-    TORCH_CHECK_VALUE(input.defined() && input.device() == inputs.front().device(),
-                      "GraphedStep: expected sample inputs on one device, got several");
+}
+
+void check_samples(const Inputs& inputs, const GraphedStepOptions& options) {
+  TORCH_CHECK_VALUE(!inputs.empty(), "GraphedStep: expected at least one sample input, got none");
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const auto& input = inputs[i];
+    TORCH_CHECK_VALUE(input.defined(), "GraphedStep: expected sample input ", i,
+                      " to be a tensor, got an undefined one");
+    TORCH_CHECK_VALUE(input.device() == inputs.front().device(),
+                      "GraphedStep: expected sample inputs on one device, got ",
+                      inputs.front().device(), " and ", input.device());
     TORCH_CHECK_VALUE(
         options.accumulation() == 1 ||
             (input.dim() > 0 && input.size(0) % options.accumulation() == 0),
         "GraphedStep: expected inputs whose first dimension is a multiple of accumulation (",
         options.accumulation(), "), got shape ", input.sizes());
   }
+}
+
+void check_loss(const at::Tensor& loss) {
+  TORCH_CHECK_VALUE(loss.defined(),
+                    "GraphedStep: expected the loss function to return a tensor, got an undefined "
+                    "one");
+  TORCH_CHECK_VALUE(loss.numel() == 1,
+                    "GraphedStep: expected the loss function to return one element, got shape ",
+                    loss.sizes());
+  TORCH_CHECK_VALUE(loss.requires_grad(),
+                    "GraphedStep: expected the loss function to return a tensor that requires "
+                    "gradients, got one that does not");
 }
 
 }  // namespace
@@ -49,16 +81,39 @@ struct GraphedStep::Impl {
       : loss(std::move(function)),
         optimizer(of),
         gate(gated(of)),
-        grad_scaler(with),
-        scaler_impl(*with.impl_),
+        scaler_impl(with.impl_),
         options(given) {
-    check(samples, given);
+    TORCH_CHECK_VALUE(loss != nullptr, "GraphedStep: expected a loss function, got an empty one");
+    with.expect_not_moved_from("GraphedStep");
+    check_options(given);
+    check_samples(samples, given);
     for (const auto& sample : samples) {
       inputs.push_back(sample.detach().clone());
     }
     if (!samples.front().is_cpu()) {
       capture();
     }
+  }
+
+  /// The scaler, wherever it is now.
+  GradScaler scaler_now() const {
+    auto impl = scaler_impl.lock();
+    TORCH_CHECK(
+        impl != nullptr,
+        "GraphedStep: expected the scaler that it was made with, got one that was destroyed "
+        "or assigned to. Make a new GraphedStep.");
+    return GradScaler(std::move(impl));
+  }
+
+  void expect_same_groups() const {
+    const auto groups = optimizer.param_groups().size();
+    TORCH_CHECK(
+        groups > 0,
+        "GraphedStep: expected the optimizer that it was made with, got one without groups, "
+        "such as one that was moved from. Make a new GraphedStep.");
+    TORCH_CHECK(graph == nullptr || groups == rates.size(), "GraphedStep: expected the ",
+                rates.size(), " parameter groups of the capture, got ", groups,
+                ". Make a new GraphedStep.");
   }
 
   Inputs part(const Inputs& whole, int64_t index) const {
@@ -73,7 +128,7 @@ struct GraphedStep::Impl {
     return result;
   }
 
-  at::Tensor forward_and_backward(const Inputs& whole) {
+  at::Tensor forward_and_backward(const Inputs& whole, GradScaler& grad_scaler) {
     const at::AutoGradMode grad_mode(true);
     optimizer.zero_grad();
     at::Tensor total;
@@ -81,11 +136,12 @@ struct GraphedStep::Impl {
       at::Tensor value;
       {
         std::optional<AutocastGuard> region;
-        if (const auto dtype = options.dtype()) {
-          region.emplace(whole.front().device().type(), *dtype);
+        if (options.autocast()) {
+          region.emplace(whole.front().device().type(), options.dtype());
         }
         value = loss(part(whole, i));
       }
+      check_loss(value);
       value = options.accumulation() > 1 ? value / options.accumulation() : value;
       grad_scaler.scale(value).backward();
       total = total.defined() ? total + value.detach() : value.detach();
@@ -93,8 +149,8 @@ struct GraphedStep::Impl {
     return total;
   }
 
-  at::Tensor run(const Inputs& whole) {
-    auto value = forward_and_backward(whole);
+  at::Tensor run(const Inputs& whole, GradScaler& grad_scaler) {
+    auto value = forward_and_backward(whole, grad_scaler);
     if (const auto max_norm = options.max_norm()) {
       grad_scaler.clip_grad_norm_(optimizer, *max_norm);
     }
@@ -108,13 +164,14 @@ struct GraphedStep::Impl {
 
   /// Makes everything that a step makes at its first run, and changes nothing: what is allocated
   /// while a graph is captured would be made anew, and zeroed, by each replay.
-  void warm() {
+  void warm(GradScaler& grad_scaler) {
     for (int64_t i = 0; i < options.warmup(); ++i) {
-      forward_and_backward(inputs);
+      forward_and_backward(inputs, grad_scaler);
     }
-    auto& record = scaler_impl.record_of(optimizer);
-    if (scaler_impl.enabled) {
-      scaler_impl.check(optimizer, record, std::nullopt);
+    auto& scaler = *grad_scaler.impl_;
+    auto& record = scaler.record_of(optimizer);
+    if (scaler.enabled) {
+      scaler.check(optimizer, record, std::nullopt);
     }
     record.start_iteration();
     optim::StepGate skipping;
@@ -132,24 +189,26 @@ struct GraphedStep::Impl {
           at::full({}, last_rates.back(), at::TensorOptions(at::kDouble).device(device())));
     }
     gate.set_learning_rates(rates);
-    scaler_impl.capturing = true;
+    auto grad_scaler = scaler_now();
+    auto& scaler = *grad_scaler.impl_;
+    scaler.capturing = true;
     const auto end = [&] {
       gate.clear_gate();
       gate.set_learning_rates({});
-      scaler_impl.capturing = false;
+      scaler.capturing = false;
     };
     try {
-      graph =
-          scaler::capture_graph(device(), [&] { warm(); }, [&] { captured_loss = run(inputs); });
+      graph = scaler::capture_graph(
+          device(), [&] { warm(grad_scaler); }, [&] { captured_loss = run(inputs, grad_scaler); });
     } catch (...) {
       end();
       throw;
     }
     end();
-    outcomes = std::exchange(scaler_impl.captured, {});
+    outcomes = std::exchange(scaler.captured, {});
   }
 
-  at::Tensor replay(const Inputs& given) {
+  at::Tensor replay(const Inputs& given, GradScaler& grad_scaler) {
     const at::NoGradGuard no_grad;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       inputs[i].copy_(given[i], /*non_blocking=*/true);
@@ -162,8 +221,9 @@ struct GraphedStep::Impl {
       }
     }
     graph->replay();
-    if (scaler_impl.enabled) {
-      scaler_impl.notes.expect(scaler_impl.state.scale_tensor(), outcomes);
+    auto& scaler = *grad_scaler.impl_;
+    if (scaler.enabled) {
+      scaler.notes.expect(scaler.state.scale_tensor(), outcomes);
     }
     return captured_loss.clone();
   }
@@ -173,8 +233,7 @@ struct GraphedStep::Impl {
   LossFunction loss;
   torch::optim::Optimizer& optimizer;
   optim::GatedOptimizer& gate;
-  GradScaler& grad_scaler;
-  GradScaler::Impl& scaler_impl;
+  std::weak_ptr<GradScaler::Impl> scaler_impl;
   GraphedStepOptions options;
   Inputs inputs;
   std::vector<at::Tensor> rates;
@@ -192,21 +251,50 @@ GraphedStep::~GraphedStep() = default;
 GraphedStep::GraphedStep(GraphedStep&&) noexcept = default;
 GraphedStep& GraphedStep::operator=(GraphedStep&&) noexcept = default;
 
+GraphedStep::Impl& GraphedStep::whole(const char* function) const {
+  TORCH_CHECK(
+      impl_ != nullptr, function,
+      ": expected a step, got one that was moved from. Assign another one to it, or call the "
+      "one that it was moved to.");
+  return *impl_;
+}
+
 at::Tensor GraphedStep::operator()(const std::vector<at::Tensor>& inputs) {
-  TORCH_CHECK_VALUE(inputs.size() == impl_->inputs.size(), "GraphedStep: expected ",
-                    impl_->inputs.size(), " inputs, got ", inputs.size());
+  auto& step = whole("GraphedStep");
+  TORCH_CHECK_VALUE(inputs.size() == step.inputs.size(), "GraphedStep: expected ",
+                    step.inputs.size(), " inputs, got ", inputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const auto& sample = impl_->inputs[i];
-    TORCH_CHECK_VALUE(inputs[i].defined() && inputs[i].sizes() == sample.sizes() &&
+    const auto& sample = step.inputs[i];
+    TORCH_CHECK_VALUE(inputs[i].defined(), "GraphedStep: expected input ", i,
+                      " to be a tensor, got an undefined one");
+    TORCH_CHECK_VALUE(inputs[i].sizes() == sample.sizes() &&
                           inputs[i].scalar_type() == sample.scalar_type() &&
                           inputs[i].device() == sample.device(),
                       "GraphedStep: expected input ", i, " of shape ", sample.sizes(), ", dtype ",
                       sample.scalar_type(), ", on ", sample.device(), ", as the sample, got ",
                       inputs[i].toString(), " of shape ", inputs[i].sizes());
   }
-  return is_graphed() ? impl_->replay(inputs) : impl_->run(inputs);
+  auto scaler = step.scaler_now();
+  step.expect_same_groups();
+  return step.graph != nullptr ? step.replay(inputs, scaler) : step.run(inputs, scaler);
 }
 
-bool GraphedStep::is_graphed() const noexcept { return impl_->graph != nullptr; }
+bool GraphedStep::is_graphed() const { return whole("is_graphed").graph != nullptr; }
+
+std::ostream& operator<<(std::ostream& out, const GraphedStepOptions& options) {
+  std::ostringstream text;
+  text << "autocast " << (options.autocast() ? "on" : "off");
+  if (const auto dtype = options.dtype()) {
+    text << ", dtype " << *dtype;
+  }
+  if (const auto max_norm = options.max_norm()) {
+    text << ", max_norm " << *max_norm;
+  }
+  if (const auto clip_value = options.clip_value()) {
+    text << ", clip_value " << *clip_value;
+  }
+  text << ", accumulation " << options.accumulation() << ", warmup " << options.warmup();
+  return out << text.str();
+}
 
 }  // namespace fastamp

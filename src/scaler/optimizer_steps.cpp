@@ -1,5 +1,6 @@
 // How GradScaler unscales, checks and steps an optimizer.
 
+#include "scaler/call_step.h"
 #include "scaler/grad_scaler_impl.h"
 
 #include <fastamp/optim/fuse.h>
@@ -8,6 +9,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -26,6 +28,22 @@ bool has_sparse(torch::optim::Optimizer& optimizer) {
     for (const auto& parameter : group.params()) {
       const at::Tensor& gradient = parameter.unsafeGetTensorImpl()->grad();
       if (gradient.defined() && gradient.is_sparse()) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+/// Whether two parameters have one gradient. Asked only if a gradient came twice.
+bool shares_gradients(torch::optim::Optimizer& optimizer) {
+  std::unordered_map<const void*, const void*> owners;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      const at::Tensor& gradient = parameter.unsafeGetTensorImpl()->grad();
+      const void* const owner = parameter.unsafeGetTensorImpl();
+      if (gradient.defined() &&
+          owners.try_emplace(gradient.unsafeGetTensorImpl(), owner).first->second != owner) {
         return true;
       }
     }
@@ -64,6 +82,10 @@ class GateForOneStep {
 
 OptimizerRecord& GradScaler::Impl::record_of(const torch::optim::Optimizer& optimizer) {
   auto& record = records[&optimizer];
+  if (record != nullptr && !record->recognises(optimizer)) {
+    const void* const key = record.get();
+    records.emplace(key, std::exchange(record, nullptr));
+  }
   if (record == nullptr) {
     record = std::make_shared<OptimizerRecord>();
   }
@@ -72,7 +94,40 @@ OptimizerRecord& GradScaler::Impl::record_of(const torch::optim::Optimizer& opti
 
 Stage GradScaler::Impl::stage_of(const torch::optim::Optimizer& optimizer) const {
   const auto found = records.find(&optimizer);
-  return found == records.end() ? Stage::kReady : found->second->stage;
+  return found != records.end() && found->second->recognises(optimizer) ? found->second->stage
+                                                                        : Stage::kReady;
+}
+
+bool GradScaler::Impl::scaled_anew(const torch::optim::Optimizer& optimizer,
+                                   const OptimizerRecord& record) const {
+  if (!record.pass || record.times_scaled == state.times_scaled()) {
+    return false;
+  }
+  bool any = false;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      const at::Tensor& gradient = parameter.unsafeGetTensorImpl()->grad();
+      if (gradient.defined() && record.pass->saw(gradient)) {
+        return false;  // The first gradient, nearly always.
+      }
+      any = any || gradient.defined();
+    }
+  }
+  return any;
+}
+
+void GradScaler::Impl::check_iteration(const char* function,
+                                       const torch::optim::Optimizer& optimizer) {
+  auto& record = record_of(optimizer);
+  if (record.stage == Stage::kStepped || !scaled_anew(optimizer, record)) {
+    return;
+  }
+  TORCH_CHECK(record.stage == Stage::kReady, function,
+              ": expected the gradients that unscale_() has divided by the scale, got others, and "
+              "scale() was called since, so that they are scaled. After an iteration that was "
+              "broken off, call update() before the next; to replace unscaled gradients, write "
+              "into them.");
+  record.start_iteration();
 }
 
 std::vector<DeviceGradients> GradScaler::Impl::gather(torch::optim::Optimizer& optimizer,
@@ -90,6 +145,7 @@ std::vector<DeviceGradients> GradScaler::Impl::gather(torch::optim::Optimizer& o
         "unscale_: expected gradients that are plain tensors, got a Python tensor subclass; use "
         "the Python GradScaler for it.");
   }
+  record.shares_gradients = groups.any_repeats() && shares_gradients(optimizer);
   return groups.release();
 }
 
@@ -97,12 +153,15 @@ void GradScaler::Impl::unscale(torch::optim::Optimizer& optimizer, OptimizerReco
   auto gradients = gather(optimizer, record, /*allow_fp16=*/false, scaler::Use::kPassNext);
   scaler::PassOptions how;
   how.memory = &record.memory;
-  // Not in place: an earlier pass lets its gradients go after this one, since that may run code.
-  record.pass = GradientPass(std::move(gradients), state.inv_scale(),
-                             scaler::new_flag(state.scale_tensor()), how);
+  // An earlier pass lets its gradients go last, since that may run code.
+  GradientPass pass(std::move(gradients), state.inv_scale(), scaler::new_flag(state.scale_tensor()),
+                    how);
+  const auto earlier = std::exchange(record.pass, std::nullopt);
+  const GradientPass& current = record.pass.emplace(std::move(pass));
+  record.times_scaled = state.times_scaled();
   record.read_only = false;
   record.stage = Stage::kUnscaled;
-  agree(*record.pass, record);
+  agree(current, record);
 }
 
 void GradScaler::Impl::agree(const GradientPass& pass, OptimizerRecord& record) const {
@@ -134,18 +193,24 @@ const GradientPass* GradScaler::Impl::check(torch::optim::Optimizer& optimizer,
     return nullptr;
   }
   auto gradients = gather(optimizer, record, /*allow_fp16=*/true, scaler::Use::kPassNext);
-  if (!scaler::has_read_only_pass(gradients)) {
+  if (record.shares_gradients || !scaler::has_read_only_pass(gradients)) {
     return nullptr;
   }
   if (!max_norm && record.pass && record.read_only && record.pass->holds(gradients)) {
     return &*record.pass;
   }
+  if (record.pass) {
+    // Its gradients go, which may run code that changes everything read so far.
+    static_cast<void>(std::exchange(record.pass, std::nullopt));
+    return check(optimizer, record, max_norm);
+  }
   scaler::PassOptions how;
   how.read_only = true;
   how.max_norm = max_norm;
   how.memory = &record.memory;
-  record.pass = GradientPass(std::move(gradients), state.inv_scale(),
-                             scaler::new_flag(state.scale_tensor()), how);
+  record.pass.emplace(std::move(gradients), state.inv_scale(),
+                      scaler::new_flag(state.scale_tensor()), how);
+  record.times_scaled = state.times_scaled();
   record.read_only = true;
   agree(*record.pass, record);
   return &*record.pass;
@@ -159,11 +224,8 @@ bool GradScaler::Impl::takes_gate(torch::optim::Optimizer& optimizer) {
   if (dynamic_cast<GatedOptimizer*>(&optimizer) != nullptr) {
     return true;
   }
-  if (options.fuse() && !optim::is_fused(optimizer)) {
-    auto& record = record_of(optimizer);
-    if (!std::exchange(record.fuse_tried, true) && optim::can_fuse(optimizer)) {
-      optim::fuse(optimizer);
-    }
+  if (options.fuse() && !optim::is_fused(optimizer) && optim::can_fuse(optimizer)) {
+    optim::fuse(optimizer);
   }
   return optim::is_fused(optimizer);
 }
@@ -175,8 +237,9 @@ void GradScaler::Impl::step_through_gate(torch::optim::Optimizer& optimizer,
   const bool fresh = record.stage == Stage::kReady;
   if (fresh && check(optimizer, record, std::nullopt) != nullptr) {
     gate.inv_scale = state.inv_scale();
-  } else if (fresh) {
-    // Sparse gradients are clipped in place: a step sees dense copies.
+  } else if (fresh || record.shares_gradients) {
+    // Sparse gradients are clipped in place: a step sees dense copies. So are shared ones, which
+    // the step does not write.
     clip_now(optimizer, record);
   }
   const auto flags = record.flags();
@@ -192,10 +255,10 @@ void GradScaler::Impl::step_through_gate(torch::optim::Optimizer& optimizer,
     gate.clip_coef = record.clip_coef;
   }
   gate.clip_value = record.clip_value;
-  gate.write_grads = !options.keep_scaled_grads();
+  gate.write_grads = !options.keep_scaled_grads() && !record.shares_gradients;
   if (auto* gated = dynamic_cast<GatedOptimizer*>(&optimizer)) {
     const GateForOneStep scope(*gated, gate);
-    result = optimizer.step();
+    result = scaler::call_step(optimizer);
   } else {
     optim::fused_step(optimizer, gate);
     result.emplace();
@@ -223,13 +286,14 @@ std::optional<at::Tensor> GradScaler::Impl::step_if_finite(torch::optim::Optimiz
   }
   std::optional<at::Tensor> result;
   if (finite) {
-    result = optimizer.step();
+    result = scaler::call_step(optimizer);
   }
   record.end_step();
   return result;
 }
 
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
+  expect_not_moved_from("unscale_");
   if (!impl_->enabled) {
     return;
   }
@@ -243,6 +307,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
       stage != Stage::kStepped,
       "unscale_: expected a call before step(), got one after it; unscale_() is being called "
       "after step().");
+  impl_->check_iteration("unscale_", optimizer);
   auto& record = impl_->record_of(optimizer);
   impl_->unscale(optimizer, record);
   impl_->clip_now(optimizer, record);  // Whoever unscales wants to see the gradients.
@@ -250,8 +315,9 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
 
 std::optional<at::Tensor> GradScaler::step(torch::optim::Optimizer& optimizer,
                                            const torch::optim::Optimizer::LossClosure& closure) {
+  expect_not_moved_from("step");
   if (!impl_->enabled) {
-    return optimizer.step(closure);
+    return scaler::call_step(optimizer, closure);
   }
   TORCH_CHECK(!closure,
               "step: expected no closure while the scaler is enabled, got one. Closure use "
@@ -260,6 +326,7 @@ std::optional<at::Tensor> GradScaler::step(torch::optim::Optimizer& optimizer,
   TORCH_CHECK(impl_->stage_of(optimizer) != Stage::kStepped,
               "step: expected one call per optimizer and iteration, got a second one; step() has "
               "already been called since the last update().");
+  impl_->check_iteration("step", optimizer);
   auto& record = impl_->record_of(optimizer);
   if (!impl_->takes_gate(optimizer)) {
     return impl_->step_if_finite(optimizer, record);

@@ -3,14 +3,55 @@
 #include <c10/util/Exception.h>
 
 #include <cmath>
+#include <limits>
 
 namespace fastamp::scaler {
 
-void check_factors(const char* function, const ScaleRules& rules) {
-  TORCH_CHECK(!(rules.growth_factor <= 1.0), function, ": expected growth_factor > 1.0, got ",
-              rules.growth_factor);
-  TORCH_CHECK(!(rules.backoff_factor >= 1.0), function, ": expected backoff_factor < 1.0, got ",
-              rules.backoff_factor);
+namespace {
+
+constexpr int64_t kMaxCount = std::numeric_limits<std::int32_t>::max();
+constexpr int64_t kMaxHistorySize = 16777215;  // 2^24 - 1, as Python's.
+
+void check_count(const char* function, const char* name, std::optional<int64_t> count,
+                 int64_t least) {
+  TORCH_CHECK_VALUE(!count || (*count >= least && *count <= kMaxCount), function, ": expected ",
+                    least, " <= ", name, " < 2^31, got ", *count);
+}
+
+}  // namespace
+
+// The conditions are written so that NaN meets none.
+void check_rules(const char* function, const ScaleRules& rules) {
+  TORCH_CHECK_VALUE(rules.growth_factor > 1.0, function, ": expected growth_factor > 1.0, got ",
+                    rules.growth_factor);
+  TORCH_CHECK_VALUE(rules.backoff_factor < 1.0, function, ": expected backoff_factor < 1.0, got ",
+                    rules.backoff_factor);
+  TORCH_CHECK_VALUE(rules.growth_interval >= 0, function, ": expected growth_interval >= 0, got ",
+                    rules.growth_interval);
+}
+
+void check_scale(const char* function, const char* argument, double scale) {
+  TORCH_CHECK_VALUE(std::abs(scale) <= std::numeric_limits<float>::max(), function, ": expected ",
+                    argument, " to be finite in float32, got ", scale);
+}
+
+void check_new_scale(const at::Tensor& new_scale, c10::DeviceType device) {
+  TORCH_CHECK_VALUE(new_scale.defined(),
+                    "update: expected new_scale to be a tensor, got an undefined one");
+  TORCH_CHECK_VALUE(new_scale.device().type() == device, "update: expected new_scale on a ", device,
+                    " device, got ", new_scale.device());
+  TORCH_CHECK_VALUE(new_scale.layout() == at::kStrided && !new_scale.is_complex(),
+                    "update: expected new_scale to be dense and real, got ", new_scale.toString());
+  TORCH_CHECK_VALUE(new_scale.numel() == 1, "update: expected new_scale of one element, got shape ",
+                    new_scale.sizes());
+  TORCH_CHECK_VALUE(!new_scale.requires_grad(),
+                    "update: expected new_scale without requires_grad, got one that requires "
+                    "gradients. Detach it.");
+}
+
+void check_history_size(const char* function, int64_t history_size) {
+  TORCH_CHECK_VALUE(history_size >= 0 && history_size <= kMaxHistorySize, function,
+                    ": expected 0 <= history_size < 2^24, got ", history_size);
 }
 
 void check_within_bounds(const char* function, const char* argument, const ScaleRules& rules,
@@ -29,11 +70,16 @@ void check_extras(const char* function, const ScaleRules& rules, std::optional<d
   TORCH_CHECK_VALUE(!rules.min_scale || !rules.max_scale || *rules.min_scale <= *rules.max_scale,
                     function, ": expected max_scale >= min_scale (", *rules.min_scale, "), got ",
                     *rules.max_scale);
-  TORCH_CHECK_VALUE(rules.hysteresis >= 1, function, ": expected hysteresis >= 1, got ",
-                    rules.hysteresis);
+  check_count(function, "hysteresis", rules.hysteresis, 1);
   if (scale) {
     check_within_bounds(function, "init_scale", rules, *scale);
   }
+}
+
+void check_counts(const char* function, const GradScalerState& state) {
+  check_scale(function, "scale", state.scale);
+  check_count(function, "growth_tracker", state.growth_tracker, 0);
+  check_count(function, "hysteresis_tracker", state.hysteresis_tracker, 0);
 }
 
 void check_notes(const char* function, const GradScalerState& state) {

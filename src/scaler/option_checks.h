@@ -4,13 +4,26 @@
 
 #include <fastamp/scaler/grad_scaler.h>
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/DeviceType.h>
+
+#include <cstdint>
 #include <optional>
 
 namespace fastamp::scaler {
 
-/// torch.amp's own conditions, and no more: growth_factor > 1 and backoff_factor < 1.
-/// @throws c10::Error
-void check_factors(const char* function, const ScaleRules& rules);
+/// torch.amp's own conditions, growth_factor > 1 and backoff_factor < 1, and growth_interval >= 0.
+/// @throws c10::ValueError
+void check_rules(const char* function, const ScaleRules& rules);
+
+/// @throws c10::ValueError if a scale is not finite in fp32. torch's may be 0 or negative.
+void check_scale(const char* function, const char* argument, double scale);
+
+/// @throws c10::ValueError unless update() may copy the tensor into a scale on such a device.
+void check_new_scale(const at::Tensor& new_scale, c10::DeviceType device);
+
+/// @throws c10::ValueError
+void check_history_size(const char* function, int64_t history_size);
 
 /// Conditions on what torch.amp does not have: 0 < min_scale <= scale <= max_scale, hysteresis
 /// >= 1.
@@ -20,6 +33,10 @@ void check_extras(const char* function, const ScaleRules& rules, std::optional<d
 /// @throws c10::ValueError if `value` is below min_scale or above max_scale.
 void check_within_bounds(const char* function, const char* argument, const ScaleRules& rules,
                          double value);
+
+/// The scale of a state, and its counts, which are kept in 32 bits.
+/// @throws c10::ValueError
+void check_counts(const char* function, const GradScalerState& state);
 
 /// What a state tells of past iterations: counts from 0, consecutive steps.
 /// @throws c10::ValueError

@@ -27,10 +27,16 @@ std::shared_ptr<const NonFiniteCounts> PassMemory::counts_for(
   }
   const auto rows = static_cast<int64_t>(positions.size());
   auto counts = at::zeros({rows, 2}, at::TensorOptions().dtype(at::kLong).device(device));
-  entries_.insert(entries_.begin(), std::make_shared<const NonFiniteCounts>(
-                                        NonFiniteCounts{device, positions, std::move(counts)}));
-  entries_.resize(std::min(entries_.size(), kSets));
-  return entries_.front();
+  auto made = std::make_shared<const NonFiniteCounts>(
+      NonFiniteCounts{device, positions, std::move(counts)});
+  entries_.insert(entries_.begin(), made);
+  // Counters that Python has seen may run its code when they go: when they are out of the list.
+  std::shared_ptr<const NonFiniteCounts> oldest;
+  if (entries_.size() > kSets) {
+    oldest = std::move(entries_.back());
+    entries_.pop_back();
+  }
+  return made;
 }
 
 at::Tensor PassMemory::inverse_of(const at::Tensor& scale) {

@@ -105,6 +105,10 @@ void update_scale(ScaleTensors& state, const ScaleRules& rules, at::ArrayRef<at:
         "update: expected the scale on a cpu or cuda device when min_scale, max_scale or "
         "hysteresis is used, got ",
         state.scale.device());
+    if (records.new_scale.defined()) {
+      state.scale.copy_(records.new_scale);
+      return;
+    }
     at::_amp_update_scale_(state.scale, state.growth_tracker, found_inf, rules.growth_factor,
                            rules.backoff_factor, rules.growth_interval);
     return;
@@ -112,7 +116,8 @@ void update_scale(ScaleTensors& state, const ScaleRules& rules, at::ArrayRef<at:
   ops::update_scale_(state.scale, state.growth_tracker, found_inf, rules.growth_factor,
                      rules.backoff_factor, rules.growth_interval, given(state.hysteresis_tracker),
                      rules.hysteresis, rules.min_scale, rules.max_scale, given(records.inv_scale),
-                     given(records.norm), given(records.history), given(records.history_count));
+                     given(records.norm), given(records.history), given(records.history_count),
+                     given(records.new_scale));
 }
 
 }  // namespace fastamp::scaler

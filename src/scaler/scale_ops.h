@@ -37,6 +37,7 @@ struct ScaleRecords {
   at::Tensor norm;           ///< fp32, one element: norm of the step's gradients, for the history.
   at::Tensor history;        ///< fp32 [capacity, 4]: receives a row, see ops::update_scale_.
   at::Tensor history_count;  ///< int64, one element: rows written so far.
+  at::Tensor new_scale;      ///< fp32, one element: replaces the scale; the trackers stay.
 };
 
 /// Returns 1 / scale as an fp32 tensor on scale's device. The division is done in fp64 and rounded
@@ -60,7 +61,8 @@ FASTAMP_API at::Tensor combine_flags(at::ArrayRef<at::Tensor> flags, c10::Device
 /// The same as a new tensor whose value is exactly 0 or 1, for code that compares it with 1.
 FASTAMP_API at::Tensor binary_flag(at::ArrayRef<at::Tensor> flags, c10::Device device);
 
-/// Moves `state.scale` by `rules` after an iteration whose flags are `flags` (not empty).
+/// Moves `state.scale` by `rules`, or to records.new_scale, after an iteration whose flags are
+/// `flags` (not empty).
 FASTAMP_API void update_scale(ScaleTensors& state, const ScaleRules& rules,
                               at::ArrayRef<at::Tensor> flags, const ScaleRecords& records = {});
 

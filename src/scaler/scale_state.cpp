@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -80,10 +81,14 @@ void ScaleState::refresh_inverse() {
   }
 }
 
-void ScaleState::update(at::ArrayRef<at::Tensor> flags, const at::Tensor& norm) {
+void ScaleState::update(at::ArrayRef<at::Tensor> flags, const at::Tensor& norm,
+                        const at::Tensor& new_scale) {
   records_.norm = norm;
+  if (new_scale.defined()) {
+    records_.new_scale = new_scale.to(tensors_.scale.device(), at::kFloat, /*non_blocking=*/true);
+  }
   update_scale(tensors_, rules_, flags, records_);
-  records_.norm = at::Tensor();
+  records_.norm = records_.new_scale = at::Tensor();
 }
 
 std::vector<StepRecord> ScaleState::history() const {
@@ -107,6 +112,8 @@ std::vector<StepRecord> ScaleState::history() const {
 }
 
 at::Tensor ScaleState::scaled(const at::Tensor& tensor) {
+  TORCH_CHECK_VALUE(tensor.defined(), "scale: expected a tensor, got an undefined one");
+  ++times_scaled_;
   if (!initialised()) {
     initialise(tensor.device());
   }
@@ -114,9 +121,14 @@ at::Tensor ScaleState::scaled(const at::Tensor& tensor) {
 }
 
 std::vector<at::Tensor> ScaleState::scaled(at::ArrayRef<at::Tensor> tensors) {
+  ++times_scaled_;
   std::vector<at::Tensor> replicas;
   std::vector<at::Tensor> results;
   results.reserve(tensors.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    TORCH_CHECK_VALUE(tensors[i].defined(), "scale: expected outputs[", i,
+                      "] to be a tensor, got an undefined one");
+  }
   for (const auto& tensor : tensors) {
     if (!initialised()) {
       initialise(tensor.device());
@@ -136,19 +148,12 @@ std::vector<at::Tensor> ScaleState::scaled(at::ArrayRef<at::Tensor> tensors) {
   return results;
 }
 
-// NOLINTBEGIN(readability-make-member-function-const): the tensor it writes is its state
-void ScaleState::set_scale(double value) {
-  const at::NoGradGuard no_grad;
-  tensors_.scale.fill_(value);
-  refresh_inverse();
-}
-
+// NOLINTNEXTLINE(readability-make-member-function-const): the tensor it writes is its state
 void ScaleState::set_scale(const at::Tensor& value) {
   const at::NoGradGuard no_grad;
-  tensors_.scale.copy_(value);
+  tensors_.scale.copy_(value.reshape({}));
   refresh_inverse();
 }
-// NOLINTEND(readability-make-member-function-const)
 
 double ScaleState::scale() const {
   return initialised() ? tensors_.scale.item<double>() : init_scale_;

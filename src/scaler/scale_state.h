@@ -26,6 +26,9 @@ class ScaleState {
   const ScaleRules& rules() const { return rules_; }
   ScaleRules& rules() { return rules_; }
 
+  /// How often scaled() was called: in between, gradients may have come that are scaled.
+  std::uint64_t times_scaled() const { return times_scaled_; }
+
   bool initialised() const { return tensors_.scale.defined(); }
   const at::Tensor& scale_tensor() const { return tensors_.scale; }
 
@@ -37,9 +40,11 @@ class ScaleState {
   /// 1 / scale, fp32 on the scale's device; on CUDA without a launch. Do not write it.
   at::Tensor inv_scale() const;
 
-  /// @param norm  fp32, one element, for the history; may be undefined.
-  void update(at::ArrayRef<at::Tensor> flags, const at::Tensor& norm = {});
-  void set_scale(double value);
+  /// Ends an iteration with these flags.
+  /// @param norm       fp32, one element, for the history; may be undefined.
+  /// @param new_scale  One element, on any device; undefined: the rules decide.
+  void update(at::ArrayRef<at::Tensor> flags, const at::Tensor& norm = {},
+              const at::Tensor& new_scale = {});
   void set_scale(const at::Tensor& value);
 
   double scale() const;                // sync: copies the scalar to the host
@@ -64,6 +69,7 @@ class ScaleState {
   ScaleRecords records_;
   double init_scale_;
   int64_t history_size_;
+  std::uint64_t times_scaled_ = 0;
   int64_t init_growth_tracker_ = 0;
   int64_t init_hysteresis_tracker_ = rules_.hysteresis;
   std::vector<StepRecord> init_history_;

@@ -1,28 +1,14 @@
 #include "scaler/step_notes.h"
 
+#include "core/repeat_finder.h"
+#include "core/tensor_kind.h"
+
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <sstream>
-
-namespace fastamp {
-
-std::string OverflowReport::str() const {
-  if (step < 0) {
-    return "No step was skipped.";
-  }
-  std::ostringstream text;
-  text << "Step " << step << " was skipped at scale " << scale << ": " << gradients.size()
-       << (gradients.size() == 1 ? " gradient" : " gradients") << " with inf or NaN.";
-  for (const auto& gradient : gradients) {
-    text << "\n  " << gradient.name << "  " << c10::IntArrayRef(gradient.shape) << "  inf "
-         << gradient.inf << "  NaN " << gradient.nan;
-  }
-  return text.str();
-}
-
-}  // namespace fastamp
+#include <utility>
 
 namespace fastamp::scaler {
 namespace {
@@ -46,7 +32,9 @@ void append_rows(OverflowReport& report, const OptimizerRecord& record,
     gradient.nan = row[1];
     if (gradient.index < record.parameters.size()) {
       if (const auto parameter = record.parameters[gradient.index].lock()) {
-        gradient.shape = parameter->sizes().vec();
+        if (has_geometry(at::Tensor(parameter))) {
+          gradient.shape = parameter->sizes().vec();
+        }
         const auto name = names.find(parameter.get());
         gradient.name = name != names.end() ? name->second : gradient.name;
       }
@@ -57,14 +45,31 @@ void append_rows(OverflowReport& report, const OptimizerRecord& record,
 
 }  // namespace
 
-void OptimizerRecord::start_iteration() {
+bool OptimizerRecord::recognises(const torch::optim::Optimizer& optimizer) const {
+  PointerSet known;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      // A weak reference keeps the address: no other parameter can come to have it.
+      const void* const address = parameter.unsafeGetTensorImpl();
+      if (parameters.empty() || parameters.front()._unsafe_get_target() == address) {
+        return true;  // So it ends at the first parameter, nearly always.
+      }
+      known.insert(address);
+    }
+  }
+  return parameters.empty() || std::ranges::any_of(parameters, [&](const WeakTensor& parameter) {
+           return !known.insert(parameter._unsafe_get_target());
+         });
+}
+
+std::optional<GradientPass> OptimizerRecord::start_iteration() {
   stage = Stage::kReady;
-  pass.reset();
   read_only = false;
   agreed_flag = at::Tensor();
   norm = at::Tensor();
   clip_coef = at::Tensor();
   clip_value.reset();
+  return std::exchange(pass, std::nullopt);
 }
 
 void OptimizerRecord::end_step() {
@@ -100,14 +105,15 @@ void StepNotes::expect(const at::Tensor& scale, const std::vector<Outcome>& outc
     scalars.insert(scalars.end(), outcome.flags.begin(), outcome.flags.end());
   }
   pending_.push_back({.number = iterations_, .outcomes = outcomes, .readback = Readback(scalars)});
-  iterations_ += outcomes.empty() ? 0 : 1;  // A scale set by hand is no iteration.
+  iterations_ += outcomes.empty() ? 0 : 1;
   settle(/*wait=*/false);
 }
 
 void StepNotes::settle(bool wait) {
   while (!pending_.empty() && (wait || pending_.front().readback.ready())) {
-    take_in(pending_.front());
+    auto iteration = std::move(pending_.front());
     pending_.pop_front();
+    take_in(iteration);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/UndefinedTensorImpl.h>
+#include <torch/optim/optimizer.h>
 
 #include <cstdint>
 #include <deque>
@@ -29,18 +30,24 @@ using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensor
 struct OptimizerRecord {
   PassMemory memory;
   std::vector<WeakTensor> parameters;
-  bool fuse_tried = false;
   bool skipped = false;
 
   Stage stage = Stage::kReady;
   std::optional<GradientPass> pass;
-  bool read_only = false;  ///< The pass left the gradients scaled.
+  std::uint64_t times_scaled = 0;  ///< ScaleState::times_scaled() at the pass.
+  bool read_only = false;          ///< The pass left the gradients scaled.
+  /// Two parameters have one gradient: a step that writes gradients would write it twice.
+  bool shares_gradients = false;
   at::Tensor agreed_flag;  ///< What ranks agreed on, on a rank whose pass saw no gradient.
   at::Tensor norm;         ///< 2-norm of the unscaled gradients, if clipping has asked for it.
   at::Tensor clip_coef;    ///< Put off to the step, as clip_value is.
   std::optional<double> clip_value;
 
-  void start_iteration();
+  /// Whether this may be the record of an optimizer: false if it has none of the parameters.
+  bool recognises(const torch::optim::Optimizer& optimizer) const;
+  /// Returns what holds the iteration's gradients, for the caller to let go: their end may run code
+  /// that uses the record.
+  std::optional<GradientPass> start_iteration();
   /// The step was made or skipped; lets its gradients go.
   void end_step();
   /// The flags of the devices that hold gradients.
@@ -71,7 +78,8 @@ class StepNotes {
         skipped_in_a_row_(skipped_in_a_row),
         loaded_report_(std::move(report)) {}
 
-  /// Starts reading back what an iteration did. Takes in what has arrived of earlier ones.
+  /// Starts reading back what an iteration did. Takes in what has arrived of earlier ones. Without
+  /// an outcome it was none, and only the scale is new.
   void expect(const at::Tensor& scale, const std::vector<Outcome>& outcomes);
   /// Takes in the iterations whose values have arrived, or waits for all of them.
   void settle(bool wait);

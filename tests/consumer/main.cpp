@@ -4,10 +4,15 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mse_loss.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
+#include <torch/serialize.h>
 
+#include <fstream>
 #include <iostream>
+#include <iterator>
+#include <vector>
 
 namespace {
 
@@ -38,9 +43,35 @@ bool trains() {
          at::linear(x, weight).scalar_type() == c10::kFloat;
 }
 
+/// Reads the state_dict of a Python scaler, goes on for one clean step and one that overflows, and
+/// writes a state for Python.
+int carry_state(const char* from, const char* to) {
+  std::ifstream file(from, std::ios::binary);
+  const std::vector<char> bytes(std::istreambuf_iterator<char>(file), {});
+  fastamp::GradScaler scaler(c10::kCPU);
+  scaler.load_state(fastamp::GradScalerState::from_python(torch::pickle_load(bytes)));
+  auto weight = at::ones({2}).requires_grad_();
+  fastamp::optim::SGD optimizer({weight}, fastamp::optim::SGDOptions(0.5));
+  for (const double gradient : {1.0, 1e300}) {
+    optimizer.zero_grad();
+    scaler.scale((weight * gradient).sum()).backward();
+    scaler.step(optimizer);
+    scaler.update();
+  }
+  const auto state = scaler.state();
+  std::cout << *state << '\n';
+  const auto written = torch::pickle_save(state->to_python());
+  std::ofstream(to, std::ios::binary)
+      .write(written.data(), static_cast<std::streamsize>(written.size()));
+  return 0;
+}
+
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  if (argc == 3) {
+    return carry_state(argv[1], argv[2]);
+  }
   if (!trains()) {
     std::cout << "two steps of training did not run in bfloat16 or did not learn\n";
     return 1;

@@ -8,10 +8,20 @@ import torch
 
 import fastamp
 import fastamp._C as _C
+from patience import patience
 from support.autocast_state import fastamp_state, set_torch_state, torch_state
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def stretch_time_limits(items: list[pytest.Item]) -> None:
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        seconds = float(marker.args[0] if marker else item.config.getini("timeout"))
+        item.add_marker(pytest.mark.timeout(patience(seconds)), append=False)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.pluginmanager.hasplugin("timeout") and not config.getoption("timeout"):
+        stretch_time_limits(items)
     if torch.cuda.is_available():
         return
     for item in items:

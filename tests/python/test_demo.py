@@ -41,7 +41,7 @@ def demo(tmp_path_factory):
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(900),  # the first run compiles the C++ program
+    pytest.mark.timeout(2400),  # the first run compiles the C++ program
 ]
 
 

@@ -2,9 +2,11 @@
 
 #include <fastamp/export.h>
 
+#include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 
+#include <cstdint>
 #include <optional>
 
 namespace fastamp {
@@ -19,48 +21,74 @@ struct AutocastState {
   bool cache_enabled;
 };
 
+/// Names a region that is or was open; no two regions of a process have the same.
+using RegionId = std::uint64_t;
+
 }  // namespace detail
 
 /// A mixed-precision region: from construction to destruction, ops on `device` follow fastamp's op
 /// table.
 ///
-/// Regions nest in any order, with each other, with torch.autocast and with `enabled = false`. The
-/// region is torch's own public state (at::autocast::is_autocast_enabled and the rest tell the
-/// truth inside), so autograd's backward threads, TorchScript modules and custom ops follow it.
-/// State is thread-local: a region covers the thread that made it.
+/// Regions nest, with each other, with Python's, with torch.autocast and with `enabled = false`,
+/// and may end in any order: the last to end leaves the state as the first one found it. The region
+/// is torch's own public state (at::autocast::is_autocast_enabled and the rest tell the truth
+/// inside), so autograd's backward threads, TorchScript modules and custom ops follow it.
+///
+/// State is thread-local: a region covers the thread that made it, and ends there. Ended on another
+/// thread it changes nothing, on either, and warns once in the process. To give a thread pool or
+/// the backward of an autograd function the regions of the caller, see AutocastContext.
 ///
 /// @code
 ///   fastamp::AutocastGuard region(torch::kCUDA, torch::kBFloat16);
 ///   auto loss = criterion(model->forward(x), y);
 /// @endcode
 ///
-/// Cost: about 50 ns; the first guard of the process also calls install().
+/// A weight is cast once while a region is open, and again after its version counter moved.
+/// LibTorch's own optimizers move none: after a bare `optimizer.step()` in an open region call
+/// weights_changed(optimizer). GradScaler::step() does it for you, fastamp::optim needs it never.
+///
+/// Cost: see the row "C++: region" in docs/performance.md. The first guard of the process also
+/// calls install().
 class FASTAMP_API AutocastGuard {
  public:
-  /// @param device         Device type whose ops are autocast; CPU and CUDA run fastamp's kernels,
-  /// other autocast
-  ///                       devices torch's.
-  /// @param dtype          Lower-precision dtype; by default the current autocast dtype of the
-  /// device (bfloat16 on
-  ///                       CPU, float16 on CUDA unless changed).
-  /// @param enabled        false switches autocast off inside the region.
+  /// @param device  Device type whose ops are autocast; CPU and CUDA run fastamp's kernels, other
+  ///     autocast devices torch's.
+  /// @param dtype  Lower-precision dtype; by default the current autocast dtype of the device
+  ///     (bfloat16 on CPU, float16 on CUDA unless changed).
+  /// @param enabled  false switches autocast off inside the region.
   /// @param cache_enabled  Whether casts of weights are kept until the outermost region ends; by
-  /// default as now.
+  ///     default as now.
   /// @throws c10::Error if torch has no autocast for `device`. Like torch.autocast, an unsupported
-  /// dtype on CPU or a
-  ///         CUDA region in a process without CUDA gives a warning and a disabled region instead.
+  ///     dtype on CPU or a CUDA region in a process without CUDA gives a warning and a disabled
+  ///     region instead.
   explicit AutocastGuard(c10::DeviceType device,
                          std::optional<c10::ScalarType> dtype = std::nullopt, bool enabled = true,
                          std::optional<bool> cache_enabled = std::nullopt);
-  ~AutocastGuard();
+  /// The same for a device with an index, such as `model->parameters()[0].device()`: a region
+  /// covers all devices of a type.
+  explicit AutocastGuard(const c10::Device& device,
+                         std::optional<c10::ScalarType> dtype = std::nullopt, bool enabled = true,
+                         std::optional<bool> cache_enabled = std::nullopt)
+      : AutocastGuard(device.type(), dtype, enabled, cache_enabled) {}
+  ~AutocastGuard() { release(); }
 
   AutocastGuard(const AutocastGuard&) = delete;
   AutocastGuard& operator=(const AutocastGuard&) = delete;
   AutocastGuard(AutocastGuard&&) = delete;
   AutocastGuard& operator=(AutocastGuard&&) = delete;
 
+  /// Ends the region early. Does nothing the second time.
+  void release() noexcept;
+
+  c10::DeviceType device_type() const noexcept { return state_.device; }
+  /// Lower-precision dtype of the region.
+  c10::ScalarType dtype() const noexcept { return state_.dtype; }
+  /// Whether the region casts: what was asked for, unless it could not be had (see @throws).
+  bool enabled() const noexcept { return state_.enabled; }
+
  private:
-  detail::AutocastState saved_;
+  detail::AutocastState state_;
+  detail::RegionId id_;
 };
 
 /// Drops the casts of weights that the calling thread's regions have kept so far.

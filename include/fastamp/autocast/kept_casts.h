@@ -22,8 +22,10 @@ namespace fastamp {
 /// when it is out of date, when its weight was freed (at the latest 16 regions later), on
 /// drop_kept_casts(), and when the last object that keeps it is destroyed.
 ///
-/// @warning A weight that is written without moving its version counter (through `.data()` or a raw
-/// pointer, by a CUDA graph, by a collective) is used with its OLD value until drop_kept_casts().
+/// @warning A weight that is written without moving its version counter (by the step() of
+/// LibTorch's own optimizers, through `.data()` or a raw pointer, by a CUDA graph, by a collective)
+/// is used with its OLD value until weights_changed() or drop_kept_casts(). GradScaler::step()
+/// calls the former after every step that is not fastamp's, also where it is disabled.
 ///
 /// Process-wide: all threads use the same copies. Thread-safe.
 class FASTAMP_API KeepCasts {

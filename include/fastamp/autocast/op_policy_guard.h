@@ -5,6 +5,7 @@
 
 #include <c10/core/DeviceType.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,11 +29,24 @@ namespace detail {
 /// A thread's overrides as a value; null where there are none.
 using SharedOverrides = std::shared_ptr<const autocast::PolicyOverrides>;
 
+/// What is in force on this thread.
 FASTAMP_API SharedOverrides thread_op_policies();
-FASTAMP_API SharedOverrides exchange_op_policies(SharedOverrides next);
+
+/// The edits as a value.
+/// @param function  What errors name as their source.
 /// @throws c10::ValueError as set_op_policy() does; nothing is changed then.
-FASTAMP_API SharedOverrides with_op_policies(const SharedOverrides& base,
-                                             const std::vector<OpPolicyEdit>& edits);
+FASTAMP_API SharedOverrides checked_op_policies(const char* function,
+                                                const std::vector<OpPolicyEdit>& edits);
+
+enum class OverrideMode : std::uint8_t {
+  add,      ///< Goes over what enclosing blocks say.
+  replace,  ///< Hides what enclosing blocks say.
+};
+
+/// Puts overrides in force on this thread until they are popped, in any order.
+FASTAMP_API std::uint64_t push_op_policies(SharedOverrides policies, OverrideMode mode);
+/// False, with nothing changed, if these are not in force on this thread.
+FASTAMP_API bool pop_op_policies(std::uint64_t id);
 
 }  // namespace detail
 
@@ -42,26 +56,29 @@ FASTAMP_API SharedOverrides with_op_policies(const SharedOverrides& base,
 ///   fastamp::OpPolicyGuard policies({{"layer_norm", fastamp::OpPolicy::lower, torch::kCUDA}});
 /// @endcode
 ///
-/// Guards nest: an inner one adds its changes to the outer one's. They have an effect inside
-/// autocast regions only. Other threads are not touched, and the threads on which backward runs
-/// CUDA ops have the process's policies.
+/// Guards nest: an inner one adds its changes to the outer one's; they may end in any order. They
+/// have an effect inside autocast regions only. Other threads are not touched, and the threads on
+/// which backward runs CUDA ops have the process's policies. A guard ends on the thread that made
+/// it: on another it changes nothing and warns once in the process.
 class FASTAMP_API OpPolicyGuard {
  public:
   /// @throws c10::ValueError for an unknown op (naming the nearest ones) or device, or a policy
-  /// that
-  ///         an op cannot carry; nothing is changed then.
+  ///     that an op cannot carry; nothing is changed then.
   /// @note The first policy other than pass for an op that torch does not autocast on that device
-  ///       registers a kernel: see set_op_policy().
+  ///     registers a kernel: see set_op_policy().
   explicit OpPolicyGuard(const std::vector<OpPolicyEdit>& edits);
-  ~OpPolicyGuard();
+  ~OpPolicyGuard() { release(); }
 
   OpPolicyGuard(const OpPolicyGuard&) = delete;
   OpPolicyGuard& operator=(const OpPolicyGuard&) = delete;
   OpPolicyGuard(OpPolicyGuard&&) = delete;
   OpPolicyGuard& operator=(OpPolicyGuard&&) = delete;
 
+  /// Takes the changes back early. Does nothing the second time.
+  void release() noexcept;
+
  private:
-  detail::SharedOverrides saved_;
+  std::uint64_t id_;
 };
 
 }  // namespace fastamp

@@ -48,29 +48,26 @@ FASTAMP_API std::vector<OpTableRow> op_table();
 
 /// The policy of `op` on `device` in force on this thread, OpPolicyGuard's changes included.
 ///
-/// @param op      "mm", "softmax.int" or "aten::softmax.int". A name without overload that several
-/// overloads
-///                share is accepted if all of them have the same policy.
+/// @param op  "conv1d", "aten::conv1d" or "conv1d.default": the default overload, where the op has
+///     one, else all its overloads (softmax, pow). "conv1d.padding": this overload. "conv1d.*": all
+///     overloads in the table.
 /// @param device  c10::kCPU or c10::kCUDA.
 /// @throws c10::ValueError for an unknown op (naming the nearest ones), another device, or a name
-/// whose
-///         overloads differ.
+///     that stands for overloads with different policies.
 /// Thread-safe.
 FASTAMP_API OpPolicy op_policy(std::string_view op, c10::DeviceType device);
 
 /// Changes the policy of `op`, for the whole process, from the next call of the op on.
 ///
-/// A name without overload changes every overload it stands for. Without `device` both CPU and CUDA
-/// change.
+/// Names are those of op_policy(); one that stands for several overloads changes them all. Without
+/// `device` both CPU and CUDA change.
 ///
 /// @throws c10::ValueError for an unknown op (naming the nearest ones) or device, or when the op
-/// cannot carry the
-///         policy (set_opt_dtype needs an optional dtype argument, append_dtype an overload that
-///         takes one); nothing is changed then.
+///     cannot carry the policy (set_opt_dtype needs an optional dtype argument, append_dtype an
+///     overload that takes one); nothing is changed then.
 /// @note The first edit of an op that torch does not autocast on that device registers a kernel: do
-/// it while no
-///       other thread runs ops under autocast. Compiled graphs keep the old policy unless
-///       recompiled; the Python function of this name sees to that.
+///     it while no other thread runs ops under autocast. Compiled graphs keep the old policy unless
+///     recompiled; the Python function of this name sees to that.
 FASTAMP_API void set_op_policy(std::string_view op, OpPolicy policy,
                                std::optional<c10::DeviceType> device = std::nullopt);
 
@@ -84,20 +81,19 @@ FASTAMP_API void reset_op_policies();
 /// autocast kernel that somebody else registered for it. Registering a name again replaces its
 /// policy. At most 256 names in a process.
 ///
-/// @param name    "mylib::op" or "mylib::op.overload"; a name without overload adds all overloads
-///                that can carry the policy.
+/// @param name  "mylib::op" or "mylib::op.overload"; a name without overload adds all overloads
+///     that can carry the policy, those that write an argument only if there are no others.
 /// @param policy  Any policy but append_dtype that the schema can carry: an op that writes an
-///                argument cannot have its arguments cast.
+///     argument cannot have its arguments cast.
 /// @param device  c10::kCPU or c10::kCUDA; both without it.
 /// @throws c10::ValueError if torch knows no such op (naming the nearest), the op is in the table,
-/// or
-///         it cannot carry the policy; nothing is changed then.
+///     or it cannot carry the policy; nothing is changed then.
 /// @note Registers kernels: do it while no other thread runs ops under autocast.
 FASTAMP_API void register_op(const std::string& name, OpPolicy policy,
                              std::optional<c10::DeviceType> device = std::nullopt);
 
-/// Takes an op that register_op() added out of the lists; an autocast kernel that it had before is
-/// back.
+/// Takes an op that register_op() added out of the lists, without overload all that it added under
+/// this name; an autocast kernel that it had before is back.
 /// @throws c10::ValueError if register_op() did not add it.
 FASTAMP_API void unregister_op(const std::string& name);
 

@@ -117,6 +117,9 @@ FASTAMP_API void norm_and_check_(at::TensorList grads, const at::Tensor& inv_sca
 ///                            call, 1 if the step overflowed else 0, norm or NaN, growth tracker
 ///                            after the call).
 /// @param history_count       int64, one element: rows ever written; + 1.
+/// @param new_scale           None, or float32, one element: becomes the scale as it is, instead of
+///                            all of the above; the trackers stay. inv_scale and history are
+///                            written as ever.
 /// @throws c10::TypeError   a tensor has another dtype.
 /// @throws c10::ValueError  a tensor is undefined, has not one element, is not strided or is on
 ///                          another device; hysteresis is not in [1, 2^31) or lacks its tracker; a
@@ -134,6 +137,7 @@ FASTAMP_API void update_scale_(const at::Tensor& scale, const at::Tensor& growth
                                const std::optional<at::Tensor>& inv_scale = std::nullopt,
                                const std::optional<at::Tensor>& norm = std::nullopt,
                                const std::optional<at::Tensor>& history = std::nullopt,
-                               const std::optional<at::Tensor>& history_count = std::nullopt);
+                               const std::optional<at::Tensor>& history_count = std::nullopt,
+                               const std::optional<at::Tensor>& new_scale = std::nullopt);
 
 }  // namespace fastamp::ops

@@ -2,13 +2,14 @@
 
 #include <fastamp/export.h>
 #include <fastamp/optim/gated_optimizer.h>
+#include <fastamp/optim/torch_arg.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 #include <torch/arg.h>
+#include <torch/optim/adam.h>  // wide include: our options derive from its
 #include <torch/optim/optimizer.h>
 
-#include <cstdint>
 #include <memory>
 #include <tuple>
 #include <vector>
@@ -21,42 +22,61 @@ namespace fastamp::optim {
 
 /// Options of a parameter group of Adam; every setter returns the object.
 ///
-/// Source: torch::optim::AdamOptions, with its names and defaults; the last three are ours.
-struct FASTAMP_API AdamOptions : torch::optim::OptimizerCloneableOptions<AdamOptions> {
+/// LibTorch's, with their names and defaults, and three more. What is written for
+/// torch::optim::AdamOptions takes them, `static_cast<torch::optim::AdamOptions&>(group.options())`
+/// included, and an optimizer takes torch::optim::AdamOptions in their place: the three are then
+/// those of the optimizer's defaults.
+struct FASTAMP_API AdamOptions : torch::optim::AdamOptions {
+  using Torch = torch::optim::AdamOptions;
   using betas_t = std::tuple<double, double>;
-  AdamOptions(double lr = 1e-3) : lr_(lr) {}  // NOLINT(*-explicit-constructor): as LibTorch's
-  TORCH_ARG(double, lr) = 1e-3;
-  TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.999);
-  TORCH_ARG(double, eps) = 1e-8;
-  TORCH_ARG(double, weight_decay) = 0;
-  TORCH_ARG(bool, amsgrad) = false;
+
+  AdamOptions(double lr = 1e-3) : Torch(lr) {}  // NOLINT(*-explicit-constructor): as LibTorch's
+  AdamOptions(const Torch& options)             // NOLINT(*-explicit-constructor): a ported program
+      : Torch(options) {}
+
+  // NOLINTBEGIN(bugprone-derived-method-shadowing-base-method): the setters return this class
+  FASTAMP_TORCH_ARG(double, lr)
+  FASTAMP_TORCH_ARG(betas_t, betas)
+  FASTAMP_TORCH_ARG(double, eps)
+  FASTAMP_TORCH_ARG(double, weight_decay)
+  FASTAMP_TORCH_ARG(bool, amsgrad)
+  // NOLINTEND(bugprone-derived-method-shadowing-base-method)
   /// Goes up the gradient instead of down.
   TORCH_ARG(bool, maximize) = false;
-  /// Dtype of the moments: kFloat or kBFloat16.
+  /// Dtype of the moments: kFloat or kBFloat16. bfloat16 with a second beta above 0.99 loses most
+  /// changes of the second moment: the optimizer warns of it.
   TORCH_ARG(c10::ScalarType, state_dtype) = c10::kFloat;
   /// Dtype of shadows, the casts of weights that the step writes: kBFloat16 or kHalf, that of the
   /// regions; Undefined for none.
   TORCH_ARG(c10::ScalarType, shadow_dtype) = c10::ScalarType::Undefined;
 
  public:
+  // NOLINTNEXTLINE(misc-override-with-different-visibility): LibTorch calls it through its base
+  std::unique_ptr<torch::optim::OptimizerOptions> clone() const override;
   void serialize(torch::serialize::InputArchive& archive) override;
   void serialize(torch::serialize::OutputArchive& archive) const override;
-  double get_lr() const override { return lr_; }
-  void set_lr(double lr) override { lr_ = lr; }
+  friend bool operator==(const AdamOptions& left, const AdamOptions& right) {
+    return static_cast<const Torch&>(left) == static_cast<const Torch&>(right) &&
+           left.maximize_ == right.maximize_ && left.state_dtype_ == right.state_dtype_ &&
+           left.shadow_dtype_ == right.shadow_dtype_;
+  }
 };
 
-/// State of a parameter of Adam or AdamW. Tensors that it has no use for are undefined.
-struct FASTAMP_API AdamParamState : torch::optim::OptimizerCloneableParamState<AdamParamState> {
+/// State of a parameter of Adam. Tensors that it has no use for are undefined.
+///
+/// LibTorch's, whose moments are of the parameter's shape and of state_dtype, and two tensors more.
+/// Its step() is right where the host can tell whether a step happens, on the CPU; elsewhere it
+/// stands still, and steps() counts.
+struct FASTAMP_API AdamParamState : torch::optim::AdamParamState {
+  using Torch = torch::optim::AdamParamState;
   /// float32, one element, on the parameter's device: steps that the moments have seen.
   TORCH_ARG(at::Tensor, steps);
-  /// The moments are of the parameter's shape and of state_dtype.
-  TORCH_ARG(at::Tensor, exp_avg);
-  TORCH_ARG(at::Tensor, exp_avg_sq);
-  TORCH_ARG(at::Tensor, max_exp_avg_sq);
   /// float32: the weights that a 16-bit parameter is rounded from.
   TORCH_ARG(at::Tensor, master);
 
  public:
+  // NOLINTNEXTLINE(misc-override-with-different-visibility): LibTorch calls it through its base
+  std::unique_ptr<torch::optim::OptimizerParamState> clone() const override;
   void serialize(torch::serialize::InputArchive& archive) override;
   /// Reads the step counter: waits for the device.
   void serialize(torch::serialize::OutputArchive& archive) const override;
@@ -73,8 +93,10 @@ struct FASTAMP_API AdamParamState : torch::optim::OptimizerCloneableParamState<A
 // NOLINTNEXTLINE(misc-multiple-inheritance): the gate is a mixin over LibTorch's class
 class FASTAMP_API Adam : public torch::optim::Optimizer, public GatedOptimizer {
  public:
-  /// @throws c10::Error if lr, eps or weight_decay is negative, a beta is outside [0, 1), or
-  ///     state_dtype is neither kFloat nor kBFloat16.
+  /// Warns if state_dtype is kBFloat16 and the second beta above 0.99, in a group or the defaults.
+  /// @throws c10::Error if lr, eps or weight_decay is negative, a beta is outside [0, 1),
+  ///     state_dtype is neither kFloat nor kBFloat16, or a parameter is undefined.
+  /// @throws c10::TypeError if a group has options of another optimizer.
   explicit Adam(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
                 const AdamOptions& defaults = {});
   explicit Adam(std::vector<at::Tensor> params, const AdamOptions& defaults = {});
@@ -84,8 +106,8 @@ class FASTAMP_API Adam : public torch::optim::Optimizer, public GatedOptimizer {
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
   /// @returns what the closure returned; undefined without one.
-  /// @throws c10::TypeError, c10::ValueError for what ops::fused_adamw_ refuses, such as a float64
-  ///     parameter. No parameter was changed.
+  /// @throws c10::TypeError, c10::ValueError for what ops::fused_adamw_ refuses; c10::Error for a
+  ///     sparse gradient. No parameter was changed.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   void save(torch::serialize::OutputArchive& archive) const override;

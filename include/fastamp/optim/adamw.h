@@ -1,9 +1,17 @@
 #pragma once
 
 #include <fastamp/export.h>
-#include <fastamp/optim/adam.h>
+#include <fastamp/optim/gated_optimizer.h>
+#include <fastamp/optim/torch_arg.h>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <torch/arg.h>
+#include <torch/optim/adamw.h>  // wide include: our options derive from its
+#include <torch/optim/optimizer.h>
 
 #include <memory>
+#include <tuple>
 #include <vector>
 
 namespace fastamp::autocast {
@@ -12,37 +20,64 @@ class Shadows;
 
 namespace fastamp::optim {
 
-/// Options of a parameter group of AdamW; every setter returns the object.
-///
-/// Source: torch::optim::AdamWOptions, with its names and defaults; the last three are ours.
-struct FASTAMP_API AdamWOptions : torch::optim::OptimizerCloneableOptions<AdamWOptions> {
+/// Options of a parameter group of AdamW: torch::optim::AdamWOptions and three more, as
+/// AdamOptions.
+struct FASTAMP_API AdamWOptions : torch::optim::AdamWOptions {
+  using Torch = torch::optim::AdamWOptions;
   using betas_t = std::tuple<double, double>;
-  AdamWOptions(double lr = 1e-3) : lr_(lr) {}  // NOLINT(*-explicit-constructor): as LibTorch's
-  TORCH_ARG(double, lr) = 1e-3;
-  TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.999);
-  TORCH_ARG(double, eps) = 1e-8;
-  TORCH_ARG(double, weight_decay) = 1e-2;
-  TORCH_ARG(bool, amsgrad) = false;
+
+  AdamWOptions(double lr = 1e-3) : Torch(lr) {}  // NOLINT(*-explicit-constructor): as LibTorch's
+  AdamWOptions(const Torch& options)             // NOLINT(*-explicit-constructor): a ported program
+      : Torch(options) {}
+
+  // NOLINTBEGIN(bugprone-derived-method-shadowing-base-method): the setters return this class
+  FASTAMP_TORCH_ARG(double, lr)
+  FASTAMP_TORCH_ARG(betas_t, betas)
+  FASTAMP_TORCH_ARG(double, eps)
+  FASTAMP_TORCH_ARG(double, weight_decay)
+  FASTAMP_TORCH_ARG(bool, amsgrad)
+  // NOLINTEND(bugprone-derived-method-shadowing-base-method)
   /// Goes up the gradient instead of down.
   TORCH_ARG(bool, maximize) = false;
-  /// Dtype of the moments: kFloat or kBFloat16.
+  /// Dtype of the moments: as AdamOptions.
   TORCH_ARG(c10::ScalarType, state_dtype) = c10::kFloat;
   /// Dtype of shadows, the casts of weights that the step writes: kBFloat16 or kHalf, that of the
   /// regions; Undefined for none.
   TORCH_ARG(c10::ScalarType, shadow_dtype) = c10::ScalarType::Undefined;
 
  public:
+  // NOLINTNEXTLINE(misc-override-with-different-visibility): LibTorch calls it through its base
+  std::unique_ptr<torch::optim::OptimizerOptions> clone() const override;
   void serialize(torch::serialize::InputArchive& archive) override;
   void serialize(torch::serialize::OutputArchive& archive) const override;
-  double get_lr() const override { return lr_; }
-  void set_lr(double lr) override { lr_ = lr; }
+  friend bool operator==(const AdamWOptions& left, const AdamWOptions& right) {
+    return static_cast<const Torch&>(left) == static_cast<const Torch&>(right) &&
+           left.maximize_ == right.maximize_ && left.state_dtype_ == right.state_dtype_ &&
+           left.shadow_dtype_ == right.shadow_dtype_;
+  }
+};
+
+/// State of a parameter of AdamW: as AdamParamState.
+struct FASTAMP_API AdamWParamState : torch::optim::AdamWParamState {
+  using Torch = torch::optim::AdamWParamState;
+  /// float32, one element, on the parameter's device: steps that the moments have seen.
+  TORCH_ARG(at::Tensor, steps);
+  /// float32: the weights that a 16-bit parameter is rounded from.
+  TORCH_ARG(at::Tensor, master);
+
+ public:
+  // NOLINTNEXTLINE(misc-override-with-different-visibility): LibTorch calls it through its base
+  std::unique_ptr<torch::optim::OptimizerParamState> clone() const override;
+  void serialize(torch::serialize::InputArchive& archive) override;
+  /// Reads the step counter: waits for the device.
+  void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 
 /// torch::optim::AdamW in one fused pass over all groups; all else is as with Adam.
 // NOLINTNEXTLINE(misc-multiple-inheritance): the gate is a mixin over LibTorch's class
 class FASTAMP_API AdamW : public torch::optim::Optimizer, public GatedOptimizer {
  public:
-  /// @throws c10::Error  as Adam.
+  /// Warns and throws as Adam.
   explicit AdamW(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
                  const AdamWOptions& defaults = {});
   explicit AdamW(std::vector<at::Tensor> params, const AdamWOptions& defaults = {});

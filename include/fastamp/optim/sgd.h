@@ -2,13 +2,14 @@
 
 #include <fastamp/export.h>
 #include <fastamp/optim/gated_optimizer.h>
+#include <fastamp/optim/torch_arg.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 #include <torch/arg.h>
 #include <torch/optim/optimizer.h>
+#include <torch/optim/sgd.h>  // wide include: our options derive from its
 
-#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -20,14 +21,24 @@ namespace fastamp::optim {
 
 /// Options of a parameter group of SGD; every setter returns the object.
 ///
-/// Source: torch::optim::SGDOptions, with its names and defaults; the last three are ours.
-struct FASTAMP_API SGDOptions : torch::optim::OptimizerCloneableOptions<SGDOptions> {
-  SGDOptions(double lr) : lr_(lr) {}  // NOLINT(*-explicit-constructor): as LibTorch's
-  TORCH_ARG(double, lr);
-  TORCH_ARG(double, momentum) = 0;
-  TORCH_ARG(double, dampening) = 0;
-  TORCH_ARG(double, weight_decay) = 0;
-  TORCH_ARG(bool, nesterov) = false;
+/// LibTorch's, with their names and defaults, and three more. What is written for
+/// torch::optim::SGDOptions takes them, `static_cast<torch::optim::SGDOptions&>(group.options())`
+/// included, and an optimizer takes torch::optim::SGDOptions in their place: the three are then
+/// those of the optimizer's defaults.
+struct FASTAMP_API SGDOptions : torch::optim::SGDOptions {
+  using Torch = torch::optim::SGDOptions;
+
+  SGDOptions(double lr) : Torch(lr) {}  // NOLINT(*-explicit-constructor): as LibTorch's
+  SGDOptions(const Torch& options)      // NOLINT(*-explicit-constructor): a ported program
+      : Torch(options) {}
+
+  // NOLINTBEGIN(bugprone-derived-method-shadowing-base-method): the setters return this class
+  FASTAMP_TORCH_ARG(double, lr)
+  FASTAMP_TORCH_ARG(double, momentum)
+  FASTAMP_TORCH_ARG(double, dampening)
+  FASTAMP_TORCH_ARG(double, weight_decay)
+  FASTAMP_TORCH_ARG(bool, nesterov)
+  // NOLINTEND(bugprone-derived-method-shadowing-base-method)
   /// Goes up the gradient instead of down.
   TORCH_ARG(bool, maximize) = false;
   /// Dtype of the momentum buffers: kFloat or kBFloat16.
@@ -37,22 +48,30 @@ struct FASTAMP_API SGDOptions : torch::optim::OptimizerCloneableOptions<SGDOptio
   TORCH_ARG(c10::ScalarType, shadow_dtype) = c10::ScalarType::Undefined;
 
  public:
+  // NOLINTNEXTLINE(misc-override-with-different-visibility): LibTorch calls it through its base
+  std::unique_ptr<torch::optim::OptimizerOptions> clone() const override;
   void serialize(torch::serialize::InputArchive& archive) override;
   void serialize(torch::serialize::OutputArchive& archive) const override;
-  double get_lr() const override { return lr_; }
-  void set_lr(double lr) override { lr_ = lr; }
+  friend bool operator==(const SGDOptions& left, const SGDOptions& right) {
+    return static_cast<const Torch&>(left) == static_cast<const Torch&>(right) &&
+           left.maximize_ == right.maximize_ && left.state_dtype_ == right.state_dtype_ &&
+           left.shadow_dtype_ == right.shadow_dtype_;
+  }
 };
 
-/// State of a parameter. Tensors that it has no use for are undefined.
-struct FASTAMP_API SGDParamState : torch::optim::OptimizerCloneableParamState<SGDParamState> {
-  /// Of the parameter's shape and of state_dtype. At 0 steps its contents mean nothing.
-  TORCH_ARG(at::Tensor, momentum_buffer);
+/// State of a parameter: LibTorch's and two tensors more. Tensors that it has no use for are
+/// undefined. momentum_buffer() is of the parameter's shape and of state_dtype; at 0 steps its
+/// contents mean nothing.
+struct FASTAMP_API SGDParamState : torch::optim::SGDParamState {
+  using Torch = torch::optim::SGDParamState;
   /// float32, one element, on the parameter's device: steps that momentum_buffer has seen.
   TORCH_ARG(at::Tensor, steps);
   /// float32: the weights that a 16-bit parameter is rounded from.
   TORCH_ARG(at::Tensor, master);
 
  public:
+  // NOLINTNEXTLINE(misc-override-with-different-visibility): LibTorch calls it through its base
+  std::unique_ptr<torch::optim::OptimizerParamState> clone() const override;
   void serialize(torch::serialize::InputArchive& archive) override;
   /// Reads the step counter: waits for the device.
   void serialize(torch::serialize::OutputArchive& archive) const override;
@@ -68,7 +87,9 @@ struct FASTAMP_API SGDParamState : torch::optim::OptimizerCloneableParamState<SG
 /// Parameters are float32, float16 or bfloat16, gradients too, each as it comes; a 16-bit parameter
 /// has float32 master weights in its state. Where such a parameter was changed by others since the
 /// last step, its elements that no longer are their master's rounding replace the master's.
-/// A sparse gradient is stepped as a dense one.
+/// A sparse gradient is stepped as a dense one. Parameters that there is no kernel for (float64,
+/// complex, other devices than cpu and cuda) are stepped by LibTorch's own code in the same call,
+/// behind the same gate, whose flag is read by the host then.
 ///
 /// With shadow_dtype the step also writes the lower-precision casts of float32 parameters that
 /// autocast regions have used (kept_casts() counts them), so that the next region casts no weight;
@@ -81,23 +102,25 @@ struct FASTAMP_API SGDParamState : torch::optim::OptimizerCloneableParamState<SG
 class FASTAMP_API SGD : public torch::optim::Optimizer, public GatedOptimizer {
  public:
   /// @throws c10::Error if lr, momentum or weight_decay is negative, nesterov is set without a
-  ///     momentum or with dampening, or state_dtype is neither kFloat nor kBFloat16.
-  /// @throws c10::TypeError if a group has options that are no SGDOptions.
+  ///     momentum or with dampening, state_dtype is neither kFloat nor kBFloat16, or a parameter is
+  ///     undefined.
+  /// @throws c10::TypeError if a group has options of another optimizer.
   explicit SGD(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
                const SGDOptions& defaults);
   explicit SGD(std::vector<at::Tensor> params, const SGDOptions& defaults);
 
   /// Adds a group with the options that LibTorch's SGD would give it: for fields that are as in a
   /// new SGDOptions, some versions of LibTorch take the optimizer's defaults.
-  /// @warning LibTorch's own, which this hides, is not virtual. Called on the base class, that of
-  ///     2.15 gives the group the defaults and forgets its options.
-  /// @throws c10::TypeError if the group has options that are no SGDOptions. Nothing was changed.
+  /// LibTorch's own, which this hides, is not virtual: called on the base class it does what it
+  /// does for torch::optim::SGD, and what only SGDOptions has comes from the defaults in 2.15.
+  /// @throws c10::TypeError if the group has options of another optimizer.
+  /// @throws c10::ValueError if a parameter is undefined. Nothing was changed.
   // NOLINTNEXTLINE(bugprone-derived-method-shadowing-base-method): see the warning
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
   /// @returns what the closure returned; undefined without one.
-  /// @throws c10::TypeError, c10::ValueError for what ops::fused_sgd_ refuses, such as a float64
-  ///     parameter. No parameter was changed.
+  /// @throws c10::TypeError, c10::ValueError for what ops::fused_sgd_ refuses. No parameter was
+  ///     changed.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   void save(torch::serialize::OutputArchive& archive) const override;

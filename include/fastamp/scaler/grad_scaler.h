@@ -5,15 +5,19 @@
 #include <fastamp/scaler/reports.h>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
 #include <torch/arg.h>
 #include <torch/optim/optimizer.h>
 #include <torch/ordered_dict.h>
 
 #include <cstdint>
+#include <iosfwd>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace fastamp {
@@ -26,13 +30,13 @@ class GraphedStep;
 struct FASTAMP_API GradScalerOptions {
   /// Kind of device that holds the scale; decides which tensors update() accepts.
   TORCH_ARG(c10::DeviceType, device) = c10::kCUDA;
-  /// First scale (dimensionless).
+  /// First scale (dimensionless); finite.
   TORCH_ARG(double, init_scale) = 65536.0;
   /// Factor of the scale after `growth_interval` iterations in a row without overflow; above 1.
   TORCH_ARG(double, growth_factor) = 2.0;
   /// Factor of the scale after an iteration with an overflow; below 1.
   TORCH_ARG(double, backoff_factor) = 0.5;
-  /// Iterations without overflow between two growths.
+  /// Iterations without overflow between two growths; 0: it never grows.
   TORCH_ARG(int64_t, growth_interval) = 2000;
   /// A disabled scaler passes everything through unchanged.
   TORCH_ARG(bool, enabled) = true;
@@ -47,10 +51,11 @@ struct FASTAMP_API GradScalerOptions {
   TORCH_ARG(bool, fuse) = false;
   /// Leaves gradients scaled and unclipped after a fused step, which saves writing them.
   TORCH_ARG(bool, keep_scaled_grads) = false;
-  /// Iterations that history() remembers, on the device; 0: none.
+  /// Iterations that history() remembers, on the device; 0: none, at most 2^24 - 1.
   TORCH_ARG(int64_t, history_size) = 128;
-  /// Makes overflows known to other ranks, so that all skip; agree_over(process_group) is one. None
-  /// by default: no communication. Norms are those of the rank's own gradients in any case.
+  /// Makes overflows known to other ranks, so that all skip: agree_over(process_group), or a lambda
+  /// as in <fastamp/scaler/agreement.h>. None by default: no communication. Norms are those of the
+  /// rank's own gradients in any case.
   TORCH_ARG(FlagAgreement, agreement) = nullptr;
 };
 
@@ -58,7 +63,7 @@ struct FASTAMP_API GradScalerOptions {
 /// torch.amp.GradScaler.state_dict() ("scale", "growth_factor", "backoff_factor",
 /// "growth_interval", "_growth_tracker"), the four below them are empty unless the option is in
 /// use, and the last three tell of past iterations.
-struct GradScalerState {
+struct FASTAMP_API GradScalerState {
   double scale = 65536.0;
   double growth_factor = 2.0;
   double backoff_factor = 0.5;
@@ -71,7 +76,31 @@ struct GradScalerState {
   std::vector<StepRecord> history;  ///< Of consecutive steps, oldest first.
   OverflowReport overflow_report;   ///< Parameters by number: what their names were is not known.
   int64_t skipped_in_a_row = 0;
+
+  /// Reads the state_dict() of a Python scaler, fastamp's or torch's, as torch.save stored it by
+  /// itself: `torch.save(scaler.state_dict(), "scaler.pt")`.
+  ///
+  /// @code
+  ///   std::ifstream file("scaler.pt", std::ios::binary);
+  ///   const std::vector<char> bytes(std::istreambuf_iterator<char>(file), {});
+  ///   scaler.load_state(fastamp::GradScalerState::from_python(torch::pickle_load(bytes)));
+  /// @endcode
+  ///
+  /// @param state_dict  What torch::pickle_load returned, or an entry of that dict. LibTorch reads
+  ///     integers below 2^31, and no file that also holds the state_dict of a module.
+  /// @returns nullopt for the empty one of a disabled scaler.
+  /// @throws c10::ValueError if it is something else, or lacks one of torch's five entries.
+  static std::optional<GradScalerState> from_python(const c10::IValue& state_dict);
+
+  /// The same as a dict for Python's load_state_dict(), fastamp's or torch's: write the bytes of
+  /// `torch::pickle_save(state.to_python())` and read them by
+  /// `torch.load("scaler.pt", weights_only=False)`. (LibTorch notes the types of a dict by a
+  /// function of torch.jit that torch.load does not take for a weight.)
+  c10::IValue to_python() const;
 };
+
+/// The numbers, and a line each for what is in use of the rest; for people.
+FASTAMP_API std::ostream& operator<<(std::ostream& out, const GradScalerState& state);
 
 /// Scales losses so that fp16 gradients do not underflow, and skips the steps whose gradients
 /// overflowed.
@@ -83,14 +112,22 @@ struct GradScalerState {
 /// what says so waits. Every refused call throws before anything is changed. One object must not be
 /// used by two threads at once; different objects are independent.
 ///
+/// It may be moved at any time, also in the middle of an iteration. Every call on the object that
+/// it was moved from throws c10::Error, until another scaler is assigned to that.
+///
 /// Source: torch.amp.GradScaler (torch 2.11), whose trajectory it follows bit for bit; the
 /// differences are listed in docs/scaler.md.
 class FASTAMP_API GradScaler {
  public:
-  /// @throws c10::Error if the scaler is enabled and growth_factor <= 1 or backoff_factor >= 1.
-  /// @throws c10::ValueError if min_scale, max_scale or hysteresis is out of its range.
+  /// @throws c10::ValueError if min_scale, max_scale, hysteresis or history_size is out of its
+  /// range,
+  ///     or if the scaler is enabled and growth_factor <= 1, backoff_factor >= 1, growth_interval <
+  ///     0 or init_scale not finite.
   /// @note Warns and starts disabled for device kCUDA when there is no CUDA device.
   explicit GradScaler(const GradScalerOptions& options = {});
+  /// The same for `GradScalerOptions().device(device.type())`: `GradScaler(torch::kCPU)`. Of a
+  /// torch::Device only the type counts; the scale goes where the first outputs are.
+  explicit GradScaler(c10::Device device) : GradScaler(GradScalerOptions().device(device.type())) {}
   ~GradScaler();
   GradScaler(GradScaler&&) noexcept;
   GradScaler& operator=(GradScaler&&) noexcept;
@@ -99,6 +136,7 @@ class FASTAMP_API GradScaler {
 
   /// Returns outputs * scale (any shape and floating dtype; differentiable). The first call puts
   /// the scale on outputs' device. A 0-d fp16 or bf16 loss gives an fp32 result, as in torch.
+  /// @throws c10::ValueError if a tensor is undefined.
   at::Tensor scale(const at::Tensor& outputs);
   /// The same for several tensors, which may live on several devices.
   std::vector<at::Tensor> scale(const std::vector<at::Tensor>& outputs);
@@ -107,10 +145,14 @@ class FASTAMP_API GradScaler {
   /// NaN. For code that looks at gradients before step(), such as clipping; optional otherwise.
   /// @throws c10::Error before scale(), and if called twice, or after step(), in one iteration.
   /// @throws c10::ValueError for fp16 gradients.
-  /// @note A sparse fp16 gradient is replaced by its coalesced form.
+  /// @note A sparse fp16 gradient is replaced by its coalesced form. A gradient that comes twice is
+  ///     unscaled once, as with tied weights.
   void unscale_(torch::optim::Optimizer& optimizer);
 
   /// Checks the gradients and steps unless one is inf or NaN.
+  ///
+  /// Whether the parameters were stepped is what step_was_skipped() tells, for every optimizer.
+  /// What this returns does not tell it: a fused optimizer is called at a skipped step too.
   ///
   /// An optim::GatedOptimizer, such as those of fastamp::optim, checks them in a pass that writes
   /// nothing; its step(), which is called in any case, then unscales, clips and updates in one
@@ -118,10 +160,12 @@ class FASTAMP_API GradScaler {
   /// optim::fused_step(). Any other is unscaled, unless that was done, and its step() called if
   /// every gradient is finite. Gradients are left unscaled and clipped.
   /// @param closure  Must be empty unless the scaler is disabled.
-  /// @returns What optimizer.step() returned; nullopt if it was not called. A gated or fused step
-  ///     always returns a value, on any device: whether it was skipped, step_was_skipped() tells.
+  /// @returns What optimizer.step() returned; nullopt if it was not CALLED. A gated or fused step
+  ///     returns a value always, skipped or not, on any device.
   /// @throws c10::Error before scale(), if called twice in one iteration, with a closure, or if no
-  ///     parameter has a gradient (with an agreement a rank without gradients takes part).
+  ///     parameter has a gradient (with an agreement a rank without gradients takes part). After
+  ///     unscale_() and another scale(), if all gradients are others than those unscaled: an
+  ///     iteration was broken off, and update() ends it.
   /// @throws c10::ValueError for fp16 gradients, unless they are those of a GatedOptimizer that was
   ///     not unscaled before.
   /// @note Waits once per device that holds gradients, unless the optimizer is gated or fused.
@@ -150,11 +194,14 @@ class FASTAMP_API GradScaler {
   /// Ends an iteration: lowers the scale if an overflow was seen, raises it when it is due.
   /// @throws c10::Error if no gradients were checked since the last update().
   void update();
-  /// Ends an iteration with a scale of the caller's choice; the growth count goes on.
-  /// @throws c10::ValueError if new_scale is outside min_scale..max_scale.
+  /// Sets the scale; the growth count goes on. It ends an iteration if an optimizer was unscaled or
+  /// stepped since the last update(), with a row of the history, and is none otherwise.
+  /// @throws c10::ValueError if new_scale is not finite or outside min_scale..max_scale.
   void update(double new_scale);
-  /// The same with a tensor of one element on a device of the scaler's kind, without history.
-  /// @throws c10::Error for any other tensor. Bounds are applied at the next update().
+  /// The same with a dense, real tensor of one element, of any number of dimensions, on a device of
+  /// the scaler's kind.
+  /// @throws c10::ValueError for any other tensor. Bounds are applied at the next update(), and
+  ///     nothing checks that the value is finite: reading it would wait for the device.
   void update(const at::Tensor& new_scale);
 
   double get_scale() const;  ///< The scale; 1 when disabled. Waits for the device.
@@ -177,18 +224,21 @@ class FASTAMP_API GradScaler {
   double get_growth_factor() const;
   double get_backoff_factor() const;
   int64_t get_growth_interval() const;
+  /// The setters act at the next update().
+  /// @throws c10::ValueError for what the constructor refuses.
   void set_growth_factor(double growth_factor);
   void set_backoff_factor(double backoff_factor);
   void set_growth_interval(int64_t growth_interval);
-  bool is_enabled() const noexcept;
+  bool is_enabled() const;
 
   /// What to store in a checkpoint, best after update(); nullopt when disabled. Waits for the
   /// device.
   std::optional<GradScalerState> state() const;
   /// Continues from a state; does nothing when disabled. Options that the state does not name
   /// keep their values. Of a history that is longer than history_size the last rows are kept.
-  /// @throws c10::Error if the state is empty; c10::ValueError if an option in it is out of range
-  ///     or the steps of its history are not consecutive.
+  /// @throws c10::Error if the state is empty; c10::ValueError if an option in it is one that the
+  ///     constructor refuses, a count is negative or does not fit in 32 bits, the scale is not
+  ///     finite or the steps of its history are not consecutive.
   void load_state(const std::optional<GradScalerState>& state);
 
   /// Stores state() in an archive, for torch::save; a disabled scaler stores only that it is.
@@ -200,7 +250,11 @@ class FASTAMP_API GradScaler {
  private:
   friend class GraphedStep;
   struct Impl;
-  std::unique_ptr<Impl> impl_;
+  // For a GraphedStep, which goes on with the scaler wherever that is moved to.
+  explicit GradScaler(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+  void expect_not_moved_from(const char* function) const;
+
+  std::shared_ptr<Impl> impl_;  ///< Null: moved from.
 };
 
 FASTAMP_API torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,

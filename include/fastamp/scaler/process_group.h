@@ -1,6 +1,11 @@
 #pragma once
 
 // Not part of <fastamp/fastamp.h>: needs a LibTorch that was built with distributed support.
+//
+// Its packages have what this header includes. To make a group they also have to have what the
+// header of a backend includes: ProcessGroupGloo.hpp needs gloo's own headers and
+// ProcessGroupNCCL.hpp NCCL's, which LibTorch's wheels do not ship. Without them, or without c10d,
+// write the lambda that <fastamp/scaler/agreement.h> shows.
 
 #include <fastamp/scaler/agreement.h>
 

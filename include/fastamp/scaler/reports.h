@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iosfwd>
 #include <string>
 #include <vector>
 
@@ -37,5 +38,10 @@ struct FASTAMP_API OverflowReport {
   /// A sentence, and a line for each gradient.
   std::string str() const;
 };
+
+/// As text for people: the report's str(), a line for a record, and a line for each of a history.
+FASTAMP_API std::ostream& operator<<(std::ostream& out, const OverflowReport& report);
+FASTAMP_API std::ostream& operator<<(std::ostream& out, const StepRecord& record);
+FASTAMP_API std::ostream& operator<<(std::ostream& out, const std::vector<StepRecord>& history);
 
 }  // namespace fastamp

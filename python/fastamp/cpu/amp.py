@@ -10,6 +10,7 @@ import fastamp.autocast
 import fastamp.grad_scaler
 from fastamp import _compile
 from fastamp._deprecated import check_device_type, warn_of_spelling
+from fastamp._script import ScriptedAs
 
 __all__ = ["GradScaler", "autocast"]
 
@@ -29,6 +30,8 @@ class autocast(fastamp.autocast.autocast):  # noqa: N801  (torch's name)
     Warns:
         FutureWarning: Always, as torch's: the spelling is deprecated.
     """
+
+    _jit_override_qualname = ScriptedAs(torch.cpu.amp.autocast_mode.autocast)
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ import fastamp.grad_scaler
 from fastamp import _compile, _custom_function
 from fastamp._apex import master_params, scale_loss
 from fastamp._deprecated import check_device_type, warn_of_spelling
+from fastamp._script import ScriptedAs
 
 __all__ = [
     "GradScaler",
@@ -39,6 +40,8 @@ class autocast(fastamp.autocast.autocast):  # noqa: N801  (torch's name)
     Warns:
         FutureWarning: Always, as torch's: the spelling is deprecated.
     """
+
+    _jit_override_qualname = ScriptedAs(torch.cuda.amp.autocast_mode.autocast)
 
     def __init__(
         self,

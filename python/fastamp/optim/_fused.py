@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch._compile import _disable_dynamo
 
-from fastamp.optim._layout import adopt, check_state_dtype, has_repeats, is_ours
+from fastamp.optim._layout import (
+    adopt,
+    check_state_dtype,
+    has_repeats,
+    is_ours,
+    warn_of_narrow_moments,
+)
 from fastamp.optim._shadows import check_shadow_dtype, forget_casts, make_shadows
 from fastamp.optim._torch_step import step_with_torch
 
@@ -40,6 +46,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     # A parameter is listed twice. torch steps it twice, one after the other; a fused step cannot.
     _fastamp_repeats = False
     _fastamp_shadows: _C.Shadows | None = None
+    # torch's constructors call add_param_group; what groups are warned of is said at their end.
+    _fastamp_is_being_made = False
     _torch_class: ClassVar[type[torch.optim.Optimizer]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -58,6 +66,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             for group in self.param_groups:
                 group.setdefault("state_dtype", state_dtype)
         self._fastamp_use_shadows(function, shadow_dtype)
+        self.__dict__.pop("_fastamp_is_being_made", None)
+        warn_of_narrow_moments(function, self.param_groups, stacklevel=3)
 
     def _fastamp_use_shadows(self, function: str, dtype: torch.dtype | None) -> None:
         check_shadow_dtype(function, dtype)
@@ -143,11 +153,16 @@ class FusedOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: As torch's optimizers, or ``state_dtype`` is none that moments can have.
                 Nothing was changed.
+
+        Warns:
+            UserWarning: The group's ``state_dtype`` is bfloat16 and its second beta above 0.99.
         """
         if isinstance(param_group, dict):
             check_state_dtype("add_param_group", param_group.get("state_dtype"))
         super().add_param_group(param_group)
         self._fastamp_repeats = has_repeats(self.param_groups)
+        if not self._fastamp_is_being_made:
+            warn_of_narrow_moments("add_param_group", self.param_groups[-1:], stacklevel=2)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the state of an optimizer of this kind, fastamp's or torch's.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,6 +44,31 @@ def check_state_dtype(function: str, dtype: Any) -> None:
             f"{function}: expected state_dtype to be None, torch.float32 or torch.bfloat16, "
             f"got {dtype!r}"
         )
+
+
+def warn_of_narrow_moments(
+    function: str, groups: Iterable[dict[str, Any]], *, stacklevel: int
+) -> None:
+    """Warns once if a second moment is kept in a dtype that cannot hold what a step changes.
+
+    Args:
+        function: What the user called.
+        groups: Parameter groups, of Adam or of others.
+        stacklevel: That of the user's line, seen from the caller.
+    """
+    for group in groups:
+        if group.get("state_dtype") is not torch.bfloat16 or "betas" not in group:
+            continue
+        beta2 = float(group["betas"][1])
+        if beta2 > 0.99:
+            warnings.warn(
+                f"{function}: state_dtype=torch.bfloat16 cannot follow betas[1] = {beta2:g}: a "
+                "step changes the second moment by less than half a unit of bfloat16, so that "
+                "updates stay nearly five times too small after gradients fell tenfold. Use "
+                "state_dtype=None, or betas[1] <= 0.99.",
+                stacklevel=stacklevel + 1,
+            )
+            return
 
 
 def moment_dtype(group: dict[str, Any]) -> torch.dtype:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 import fastamp._C as _C
-from fastamp._kept_casts import follow_optimizers
 
 
 def check_shadow_dtype(function: str, dtype: Any) -> None:
@@ -23,11 +22,9 @@ def make_shadows(dtype: torch.dtype | None) -> _C.Shadows | None:
     """What an optimizer keeps the shadows of its weights with; they go when it goes."""
     if dtype is None:
         return None
-    follow_optimizers()  # Others may step the same weights.
     return _C.Shadows(dtype)
 
 
 def forget_casts(weights: list[torch.Tensor]) -> None:
-    """Drops kept casts of weights that torch has stepped: it may move no version counter."""
-    if _C.are_kept_casts_used():
-        _C.drop_kept_casts(weights)
+    """Drops casts of weights that torch has stepped: it may move no version counter."""
+    _C.drop_kept_casts(weights)

@@ -39,9 +39,9 @@ def apply_gate(params: list[Tensor], gate: StepGate) -> bool:
         Whether the step is to happen; reading that waits for the device.
     """
     with torch.no_grad():
-        for param in params:
-            if param.grad is not None:
-                _gated(param.grad, gate)
+        # By gradient: parameters may share one.
+        for gradient in {id(p.grad): p.grad for p in params if p.grad is not None}.values():
+            _gated(gradient, gate)
     # sync: torch's step cannot be told to skip
     return gate.found_inf is None or gate.found_inf.item() == 0
 

@@ -35,8 +35,8 @@ class Adam(FusedOptimizer, torch.optim.Adam):
         differentiable: Autograd through the step; torch's own implementation runs then.
         fused: Accepted; the step is always fused.
         decoupled_weight_decay: The weights decay by themselves, as in AdamW.
-        state_dtype: dtype of the moments: ``torch.float32`` (also ``None``) or ``torch.bfloat16``.
-            May differ by group.
+        state_dtype: dtype of the moments: ``torch.float32`` (also ``None``) or ``torch.bfloat16``,
+            which needs a second beta of at most 0.99. May differ by group.
         shadow_dtype: ``torch.bfloat16`` or ``torch.float16``, the dtype of the autocast regions:
             the step writes the casts of the weights too, and regions cast none. ``None`` does not.
             See "Shadows" in docs/optim.md for the one danger.
@@ -45,6 +45,9 @@ class Adam(FusedOptimizer, torch.optim.Adam):
         ValueError: A hyperparameter is out of its range, or ``params`` is empty.
         TypeError: ``params`` holds something else than tensors.
         RuntimeError: ``fused`` came with ``foreach`` or ``differentiable``.
+
+    Warns:
+        UserWarning: ``state_dtype`` is bfloat16 and the second beta above 0.99, in any group.
     """
 
     _torch_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adam
@@ -69,6 +72,7 @@ class Adam(FusedOptimizer, torch.optim.Adam):
         shadow_dtype: torch.dtype | None = None,
     ) -> None:
         """Checks the options; state is created at the first step."""
+        self._fastamp_is_being_made = True
         torch.optim.Adam.__init__(
             self,
             params,

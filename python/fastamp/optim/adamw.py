@@ -39,6 +39,7 @@ class AdamW(Adam, torch.optim.AdamW):
         shadow_dtype: torch.dtype | None = None,
     ) -> None:
         """Checks the options; state is created at the first step."""
+        self._fastamp_is_being_made = True
         torch.optim.Adam.__init__(
             self,
             params,

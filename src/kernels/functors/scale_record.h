@@ -51,10 +51,15 @@ struct ScaleUpdate {
   const float* found_inf;
   float* inv_scale;  ///< Null: not asked for.
   ScaleHistory history;
+  const float* new_scale = nullptr;  ///< Null: the rule decides. Else the trackers stay.
 
   FASTAMP_HOST_DEVICE void operator()() const {
     const float used = *scale;
-    rule(*scale, *growth_tracker, hysteresis_tracker, *found_inf);
+    if (new_scale != nullptr) {
+      *scale = *new_scale;
+    } else {
+      rule(*scale, *growth_tracker, hysteresis_tracker, *found_inf);
+    }
     if (inv_scale != nullptr) {
       // In fp64 and rounded once, as torch.amp's unscale_ takes it.
       *inv_scale = static_cast<float>(1.0 / static_cast<double>(*scale));

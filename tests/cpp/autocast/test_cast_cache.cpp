@@ -49,7 +49,7 @@ TEST_CASE_METHOD(LeavesNoTrace, "cast cache: only float32 leaves that require gr
   const auto w = make_weight(4, 4);
   const AutocastGuard region(c10::kCPU, c10::kBFloat16);
   CHECK_FALSE(is_cast_kept(at::ones({4, 4})));
-  CHECK_FALSE(is_cast_kept(w.t()));
+  CHECK_FALSE(is_cast_kept(w.slice(0, 0, 2).t()));
   CHECK_FALSE(is_cast_kept(w.mul(1)));
   CHECK_FALSE(is_cast_kept(w.detach()));
   CHECK_FALSE(is_cast_kept(at::ones({4, 4}, c10::kHalf).requires_grad_()));

@@ -184,17 +184,3 @@ TEST_CASE_METHOD(LeavesNoTrace,
   const AutocastGuard region(c10::kCPU);
   CHECK_FALSE(public_state().cuda_enabled);
 }
-
-TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: regions may end in another order than they began",
-                 "[autocast][guard]") {
-  auto first = std::make_unique<AutocastGuard>(c10::kCPU, c10::kBFloat16);
-  auto second = std::make_unique<AutocastGuard>(c10::kCPU, c10::kHalf);
-  first.reset();
-  CHECK(public_state().depth == 1);
-  second.reset();
-  CHECK(public_state().depth == 0);
-  // As with torch.autocast each puts back what it found: the second found the first's state.
-  CHECK(public_state().cpu_enabled);
-  set_enabled(c10::kCPU, false);
-  set_dtype(c10::kCPU, c10::kBFloat16);
-}

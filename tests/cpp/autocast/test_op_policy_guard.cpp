@@ -55,6 +55,8 @@ TEST_CASE("A policy guard acts on its thread until it is destroyed") {
 TEST_CASE("A refused policy guard changes nothing") {
   CHECK_THROWS_AS(OpPolicyGuard({{"mm", OpPolicy::fp32}, {"mmm", OpPolicy::fp32}}),
                   c10::ValueError);
+  CHECK_THROWS_WITH(OpPolicyGuard({{"mmm", OpPolicy::fp32}}),
+                    Catch::StartsWith("OpPolicyGuard: expected op "));
   CHECK_THROWS_AS(OpPolicyGuard({{"mm", OpPolicy::append_dtype}}), c10::ValueError);
   CHECK_THROWS_AS(OpPolicyGuard({{"mm", OpPolicy::fp32, c10::kXLA}}), c10::ValueError);
   CHECK(mm_dtype() == c10::kBFloat16);

@@ -109,7 +109,7 @@ TEST_CASE("load: options come from the checkpoint, ours stay where it has none",
   CHECK(options.betas() == std::make_tuple(0.5, 0.6));
   CHECK(options.eps() == 0.1);
   CHECK(options.maximize());
-  const auto& state = static_cast<ours::AdamParamState&>(*mine.state().begin()->second);
+  const auto& state = static_cast<ours::AdamWParamState&>(*mine.state().begin()->second);
   CHECK(state.exp_avg().scalar_type() == at::kBFloat16);
   CHECK(state.steps().item<float>() == 1.0F);
 }

@@ -13,6 +13,8 @@
 #include <torch/optim/sgd.h>
 
 #include <memory>
+#include <string>
+#include <utility>
 
 using namespace fastamp::test;  // NOLINT(google-build-using-namespace): a test's own helpers
 namespace ours = fastamp::optim;
@@ -150,14 +152,78 @@ TEST_CASE("the options that only ours have follow the same rule", "[optim]") {
 }
 
 TEST_CASE("groups with another optimizer's options are refused", "[optim]") {
-  std::vector<theirs::OptimizerParamGroup> groups;
-  groups.emplace_back(Params{parameter()}, std::make_unique<theirs::SGDOptions>(0.5));
-  CHECK_THROWS_AS(ours::SGD(groups, ours::SGDOptions(0.5)), c10::TypeError);
-  CHECK_THROWS_AS(ours::Adam(groups), c10::TypeError);
-  CHECK_THROWS_AS(ours::AdamW(groups), c10::TypeError);
+  const auto with = [](std::unique_ptr<theirs::OptimizerOptions> options) {
+    std::vector<theirs::OptimizerParamGroup> groups;
+    groups.emplace_back(Params{parameter()}, std::move(options));
+    return groups;
+  };
+  for (const auto& groups : {with(std::make_unique<theirs::SGDOptions>(0.5)),
+                             with(std::make_unique<ours::SGDOptions>(0.5))}) {
+    CHECK_NOTHROW(ours::SGD(groups, ours::SGDOptions(0.5)));
+    CHECK_THROWS_AS(ours::Adam(groups), c10::TypeError);
+    CHECK_THROWS_AS(ours::AdamW(groups), c10::TypeError);
+  }
+  for (const auto& groups : {with(std::make_unique<theirs::AdamWOptions>(0.5)),
+                             with(std::make_unique<ours::AdamWOptions>(0.5))}) {
+    CHECK_THROWS_AS(ours::SGD(groups, ours::SGDOptions(0.5)), c10::TypeError);
+    CHECK_THROWS_AS(ours::Adam(groups), c10::TypeError);
+    CHECK_NOTHROW(ours::AdamW(groups));
+  }
   ours::SGD optimizer(Params{parameter()}, ours::SGDOptions(0.5));
+  const auto groups = with(std::make_unique<theirs::AdamOptions>(0.5));
   CHECK(message_of([&] { optimizer.add_param_group(groups[0]); }) ==
         "SGD::add_param_group: expected a parameter group with options of type "
-        "fastamp::optim::SGDOptions, got torch::optim::SGDOptions");
+        "fastamp::optim::SGDOptions or torch::optim::SGDOptions, got torch::optim::AdamOptions");
   CHECK(optimizer.param_groups().size() == 1);
+}
+
+TEST_CASE("groups with an undefined parameter are refused", "[optim]") {
+  const Params params{parameter(), at::Tensor()};
+  const std::string text =
+      ": expected defined tensors as parameters, got an undefined one at position 1 of its group";
+  CHECK(message_of([&] { ours::SGD(params, ours::SGDOptions(0.5)); }) == "SGD" + text);
+  CHECK(message_of([&] { const ours::Adam optimizer(params); }) == "Adam" + text);
+  CHECK(message_of([&] { const ours::AdamW optimizer(params); }) == "AdamW" + text);
+  ours::AdamW optimizer(Params{parameter()});
+  const theirs::OptimizerParamGroup group(params);
+  CHECK_THROWS_AS(optimizer.add_param_group(group), c10::ValueError);
+  CHECK(message_of([&] { optimizer.add_param_group(group); }) == "AdamW::add_param_group" + text);
+  CHECK(optimizer.param_groups().size() == 1);
+}
+
+namespace {
+
+/// Counts warnings and remembers the last one.
+class CountingHandler : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override {
+    ++count;
+    last = warning.msg();
+  }
+  int count = 0;
+  std::string last;
+};
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("bfloat16 moments that cannot follow their beta warn once", "[optim]",
+                   (std::pair<ours::Adam, ours::AdamOptions>),
+                   (std::pair<ours::AdamW, ours::AdamWOptions>)) {
+  using Optimizer = typename TestType::first_type;
+  using Options = typename TestType::second_type;
+  CountingHandler handler;
+  const c10::WarningUtils::WarningHandlerGuard guard(&handler);
+  const auto narrow = Options(0.5).state_dtype(at::kBFloat16);
+  auto optimizer = with_groups<Optimizer>(Options(0.5), Options(0.25));
+  CHECK(handler.count == 0);
+  optimizer.add_param_group(
+      theirs::OptimizerParamGroup(Params{parameter()}, std::make_unique<Options>(narrow)));
+  CHECK(handler.count == 1);
+  CHECK(handler.last.find("::add_param_group: state_dtype kBFloat16 cannot follow betas[1] = "
+                          "0.999") != std::string::npos);
+  const Optimizer another(Params{parameter()}, narrow);
+  CHECK(handler.count == 2);
+  CHECK(handler.last.find("Use state_dtype kFloat, or betas[1] <= 0.99.") != std::string::npos);
+  const Optimizer follows(Params{parameter()}, Options(narrow).betas({0.9, 0.99}));
+  CHECK(handler.count == 2);
 }

@@ -8,9 +8,9 @@
 #include <ATen/ops/ones.h>
 
 using namespace fastamp::test;  // NOLINT(google-build-using-namespace): a test's own helpers
-using fastamp::optim::AdamParamState;
 using fastamp::optim::AdamW;
 using fastamp::optim::AdamWOptions;
+using fastamp::optim::AdamWParamState;
 using fastamp::optim::SGD;
 using fastamp::optim::SGDOptions;
 using fastamp::optim::SGDParamState;
@@ -77,9 +77,9 @@ TEST_CASE("bf16 moments hold the rounded fp32 ones", "[optim]") {
   optimizer.step();
   single.step();
   const auto& state =
-      static_cast<AdamParamState&>(*optimizer.state().at(param.unsafeGetTensorImpl()));
+      static_cast<AdamWParamState&>(*optimizer.state().at(param.unsafeGetTensorImpl()));
   const auto& exact =
-      static_cast<AdamParamState&>(*single.state().at(reference.unsafeGetTensorImpl()));
+      static_cast<AdamWParamState&>(*single.state().at(reference.unsafeGetTensorImpl()));
   CHECK(state.exp_avg().scalar_type() == at::kBFloat16);
   CHECK(state.exp_avg().equal(exact.exp_avg().to(at::kBFloat16)));
   CHECK(state.exp_avg_sq().equal(exact.exp_avg_sq().to(at::kBFloat16)));

@@ -10,12 +10,16 @@
 #include <fastamp/optim/sgd.h>
 #include <fastamp/scaler/process_group.h>
 
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
 #include <array>
+#include <cstdint>
 #include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 using namespace fastamp::test;  // NOLINT(google-build-using-namespace): a test's own helpers
@@ -171,6 +175,29 @@ TEST_CASE("agreement: it is reported where it overflowed, skipped everywhere", "
   });
   CHECK(reported == std::array<std::size_t, kRanks>{0, 1});
   CHECK(steps == std::array<std::int64_t, kRanks>{0, 0});
+}
+
+TEST_CASE("agreement: a lambda over a store needs no backend of process groups", "[scaler]") {
+  const auto store = c10::make_intrusive<c10d::HashStore>();  // A TCPStore between processes.
+  std::array<std::vector<Iteration>, kRanks> traces;
+  run_threads(kRanks, [&](int rank) {
+    const auto agreement = [store, round = 0](const at::Tensor& found_inf) mutable {
+      const auto key = "overflow/" + std::to_string(round++);
+      const bool overflow = found_inf.item<float>() != 0.0F;
+      store->add(key + "/seen", overflow ? 1 : 0);
+      if (store->add(key + "/ranks", 1) == static_cast<int64_t>(kRanks)) {
+        store->set(key + "/done", std::vector<uint8_t>{1});
+      }
+      store->wait({key + "/done"});
+      found_inf.fill_(store->add(key + "/seen", 0) > 0 ? 1.0 : 0.0);
+    };
+    traces.at(static_cast<std::size_t>(rank)) = train(rank, agreement, ours, nothing);
+  });
+  for (std::size_t i = 0; i < kSkipped.size(); ++i) {
+    CHECK(traces[0][i].skipped == kSkipped[i]);
+    CHECK(traces[1][i].skipped == kSkipped[i]);
+    CHECK(traces[0][i].scale == traces[1][i].scale);
+  }
 }
 
 TEST_CASE("agreement: what it throws reaches the caller, and nothing is stepped", "[scaler]") {

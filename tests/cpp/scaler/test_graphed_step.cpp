@@ -1,6 +1,8 @@
 #include "helpers.h"
 #include "optim/helpers.h"
+#include "support/autocast_state.h"
 #include "support/catch.h"
+#include "support/warnings.h"
 
 #include <fastamp/autocast/guard.h>
 #include <fastamp/optim/adamw.h>
@@ -11,6 +13,8 @@
 #include <torch/optim/adamw.h>
 
 #include <limits>
+#include <sstream>
+#include <string>
 
 using namespace fastamp::test;  // NOLINT(google-build-using-namespace): a test's own helpers
 using fastamp::GradScaler;
@@ -86,4 +90,73 @@ TEST_CASE("GraphedStep: what cannot work is refused", "[scaler]") {
   CHECK_THROWS_AS(step({at::randn({7, 4}), at::randn({7, 3})}), c10::ValueError);
   CHECK_THROWS_AS(step({batch()[0], batch()[1].to(at::kDouble)}), c10::ValueError);
   CHECK(equal(params, before));
+}
+
+TEST_CASE("GraphedStep: the region is the device's, the dtype asked for, or none", "[scaler]") {
+  struct Case {
+    GraphedStepOptions options;
+    bool enabled;
+    at::ScalarType dtype;
+  };
+  const std::vector<Case> cases = {
+      {GraphedStepOptions(), true, public_state().cpu_dtype},
+      {GraphedStepOptions().dtype(at::kHalf), true, at::kHalf},
+      {GraphedStepOptions().dtype(at::kBFloat16), true, at::kBFloat16},
+      {GraphedStepOptions().autocast(false), false, at::kFloat},
+  };
+  Params params{at::randn({4, 3}).requires_grad_(true)};
+  AdamW optimizer(params);
+  GradScaler scaler(cpu_options());
+  const fastamp::test::CapturedWarnings warnings;
+  for (const auto& [options, enabled, dtype] : cases) {
+    bool was_enabled = !enabled;
+    at::ScalarType product = at::kInt;
+    GraphedStep step(
+        [&](const auto& inputs) {
+          was_enabled = public_state().cpu_enabled;
+          const auto result = inputs[0].mm(params[0]);
+          product = result.scalar_type();
+          return result.to(at::kFloat).sum();
+        },
+        optimizer, scaler, batch(), options);
+    step(batch());
+    CHECK(was_enabled == enabled);
+    CHECK(product == dtype);
+  }
+  CHECK(warnings.texts().empty());
+}
+
+TEST_CASE("GraphedStep: options out of range are refused by name", "[scaler]") {
+  Params params{at::randn({4, 3}).requires_grad_(true)};
+  AdamW optimizer(params);
+  GradScaler scaler(cpu_options());
+  const auto text = [&](const GraphedStepOptions& options) {
+    return error_text<c10::ValueError>([&] {
+      GraphedStep([&](const auto& inputs) { return loss_of(params, inputs); }, optimizer, scaler,
+                  batch(), options);
+    });
+  };
+  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kInt, at::ScalarType::Undefined}) {
+    CHECK(text(GraphedStepOptions().dtype(dtype)).find("Say autocast(false) for a step without") !=
+          std::string::npos);
+  }
+  CHECK(text(GraphedStepOptions().dtype(at::kHalf).autocast(false)) ==
+        "GraphedStep: expected no dtype with autocast(false), got Half");
+  CHECK(text(GraphedStepOptions().max_norm(-1.0)) == "GraphedStep: expected max_norm >= 0, got -1");
+  CHECK_FALSE(text(GraphedStepOptions().max_norm(kNaN)).empty());
+  CHECK(text(GraphedStepOptions().clip_value(-1.0)) ==
+        "GraphedStep: expected clip_value >= 0, got -1");
+  CHECK_FALSE(text(GraphedStepOptions().clip_value(kNaN)).empty());
+}
+
+TEST_CASE("GraphedStep: its options are told in one line", "[scaler]") {
+  std::ostringstream text;
+  text << GraphedStepOptions() << '\n'
+       << GraphedStepOptions().dtype(at::kHalf).max_norm(0.5).clip_value(2).accumulation(4) << '\n'
+       << GraphedStepOptions().autocast(false).warmup(1);
+  CHECK(text.str() ==
+        "autocast on, accumulation 1, warmup 3\n"
+        "autocast on, dtype Half, max_norm 0.5, clip_value 2, accumulation 4, warmup 3\n"
+        "autocast off, accumulation 1, warmup 1");
 }

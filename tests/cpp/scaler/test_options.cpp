@@ -1,14 +1,17 @@
 #include "helpers.h"
 #include "support/catch.h"
+#include "support/warnings.h"
 
 #include <c10/util/Exception.h>
 #include <torch/cuda.h>
 
+#include <cstdint>
 #include <limits>
 
 using fastamp::GradScaler;
 using fastamp::GradScalerOptions;
 using fastamp::test::cpu_options;
+using fastamp::test::error_text;
 using fastamp::test::parameter_with;
 using fastamp::test::sgd;
 using fastamp::test::started;
@@ -89,6 +92,86 @@ TEST_CASE("options: setters act at the next update", "[scaler]") {
   CHECK(scaler.get_growth_interval() == 1);
   CHECK(advance(scaler, false) == 32.0);
   CHECK(advance(scaler, true) == 8.0);
+}
+
+TEST_CASE("options: the constructor, the setters and load_state refuse the same", "[scaler]") {
+  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  auto scaler = started(cpu_options().init_scale(8.0));
+  const auto before = scaler.state();
+  auto state = *before;
+  for (const double factor : {0.5, 1.0, kNaN}) {
+    CHECK_THROWS_AS(GradScaler(cpu_options().growth_factor(factor)), c10::ValueError);
+    CHECK(error_text<c10::ValueError>([&] {
+            scaler.set_growth_factor(factor);
+          }).find("set_growth_factor: expected growth_factor > 1.0, got ") == 0);
+    state.growth_factor = factor;
+    CHECK(error_text<c10::ValueError>([&] {
+            scaler.load_state(state);
+          }).find("load_state: expected growth_factor > 1.0, got ") == 0);
+  }
+  state = *before;
+  for (const double factor : {1.0, 2.0, 3.0, kNaN}) {
+    CHECK_THROWS_AS(GradScaler(cpu_options().backoff_factor(factor)), c10::ValueError);
+    CHECK(error_text<c10::ValueError>([&] {
+            scaler.set_backoff_factor(factor);
+          }).find("set_backoff_factor: expected backoff_factor < 1.0, got ") == 0);
+    state.backoff_factor = factor;
+    CHECK_THROWS_AS(scaler.load_state(state), c10::ValueError);
+  }
+  state = *before;
+  state.growth_interval = -1;
+  CHECK_THROWS_AS(GradScaler(cpu_options().growth_interval(-1)), c10::ValueError);
+  CHECK_THROWS_AS(scaler.set_growth_interval(-1), c10::ValueError);
+  CHECK_THROWS_AS(scaler.load_state(state), c10::ValueError);
+  CHECK_NOTHROW(GradScaler(cpu_options().growth_interval(0)));
+  state = *before;
+  for (const double scale : {kNaN, kInfinity, -kInfinity, 1e300}) {
+    CHECK_THROWS_AS(GradScaler(cpu_options().init_scale(scale)), c10::ValueError);
+    state.scale = scale;
+    CHECK(error_text<c10::ValueError>([&] {
+            scaler.load_state(state);
+          }).find("load_state: expected scale to be finite in float32, got ") == 0);
+  }
+  CHECK(scaler.get_growth_factor() == before->growth_factor);
+  CHECK(scaler.get_backoff_factor() == before->backoff_factor);
+  CHECK(scaler.get_growth_interval() == before->growth_interval);
+  CHECK(scaler.get_scale() == 8.0);
+}
+
+TEST_CASE("options: counts that do not fit are refused before anything is loaded", "[scaler]") {
+  constexpr int64_t kTooMany = int64_t{1} << 31;
+  auto scaler = started(cpu_options().init_scale(8.0).hysteresis(2));
+  auto state = *scaler.state();
+  state.scale = 2.0;
+  for (const int64_t count : {int64_t{-1}, kTooMany}) {
+    auto other = state;
+    other.growth_tracker = count;
+    CHECK(error_text<c10::ValueError>([&] {
+            scaler.load_state(other);
+          }).find("load_state: expected 0 <= growth_tracker < 2^31, got ") == 0);
+    other = state;
+    other.hysteresis_tracker = count;
+    CHECK_THROWS_AS(scaler.load_state(other), c10::ValueError);
+  }
+  CHECK_THROWS_AS(GradScaler(cpu_options().hysteresis(kTooMany)), c10::ValueError);
+  CHECK_THROWS_AS(GradScaler(cpu_options().history_size(-1)), c10::ValueError);
+  CHECK_THROWS_AS(GradScaler(cpu_options().history_size(1 << 24)), c10::ValueError);
+  CHECK(scaler.get_scale() == 8.0);
+}
+
+TEST_CASE("options: a disabled scaler's are not checked, as torch's are not", "[scaler]") {
+  GradScaler scaler(cpu_options().enabled(false).growth_factor(0.5).growth_interval(-1));
+  CHECK_NOTHROW(scaler.set_backoff_factor(2.0));
+  CHECK(scaler.get_backoff_factor() == 2.0);
+}
+
+TEST_CASE("options: a device is enough to make a scaler", "[scaler]") {
+  CHECK(GradScaler(c10::kCPU).is_enabled());
+  CHECK(GradScaler(c10::Device(c10::kCPU)).get_scale() == 65536.0);
+  auto scaler = GradScaler(c10::kCPU);
+  scaler.scale(at::ones({}));
+  CHECK_NOTHROW(scaler.update(at::ones({})));  // Its kind of device is the CPU.
 }
 
 TEST_CASE("options: device=cuda without a CUDA device warns and disables", "[scaler]") {

@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <limits>
+#include <sstream>
 
 using namespace fastamp::test;  // NOLINT(google-build-using-namespace): a test's own helpers
 using fastamp::GradScaler;
@@ -126,4 +127,32 @@ TEST_CASE("one warning says where to look when the scale falls below 1", "[scale
   CHECK(warnings.front().find("overflow_report") != std::string::npos);
   CHECK(warnings.front().find(by_skips ? "20 steps in a row" : "fell below 1") !=
         std::string::npos);
+}
+
+TEST_CASE("reports: streams show records, histories, reports and states", "[scaler]") {
+  std::ostringstream text;
+  text.precision(2);
+  auto scaler = started(cpu_options().init_scale(16777216.0).min_scale(1.0).hysteresis(2));
+  auto optimizer = sgd({parameter_with(1.0F)});
+  text << scaler.history() << '|' << scaler.overflow_report() << '|';
+  iterate(scaler, optimizer);
+  auto bad = sgd({parameter_with(kInfinity)});
+  iterate(scaler, bad);
+  auto state = *scaler.state();
+  state.history[0].norm = 1.5;
+  state.history[1].norm = std::nan("");
+  text << state.history << '\n' << state << '\n' << fastamp::GradScalerState() << '\n' << 0.123;
+  CHECK(text.str() ==
+        "|No step was skipped.|"
+        "step 0: stepped, scale 16777216, norm 1.5, growth_tracker 1\n"
+        "step 1: skipped, scale 16777216, norm unknown, growth_tracker 0\n"
+        "scale 16777216, growth_factor 2, backoff_factor 0.5, growth_interval 2000, "
+        "growth_tracker 0, min_scale 1, hysteresis 2, hysteresis_tracker 1\n"
+        "skipped in a row: 1\n"
+        "history of steps 0 to 1\n"
+        "Step 1 was skipped at scale 1.67772e+07: 1 gradient with inf or NaN.\n"
+        "  parameter 0  [2]  inf 2  NaN 0\n"
+        "scale 65536, growth_factor 2, backoff_factor 0.5, growth_interval 2000, "
+        "growth_tracker 0\n"
+        "0.12");
 }

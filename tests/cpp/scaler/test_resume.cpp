@@ -17,9 +17,9 @@
 
 using namespace fastamp::test;  // NOLINT(google-build-using-namespace): a test's own helpers
 using fastamp::GradScaler;
-using fastamp::optim::AdamParamState;
 using fastamp::optim::AdamW;
 using fastamp::optim::AdamWOptions;
+using fastamp::optim::AdamWParamState;
 using fastamp::optim::SGD;
 using fastamp::optim::SGDOptions;
 using fastamp::optim::SGDParamState;
@@ -41,7 +41,7 @@ std::vector<at::Tensor> tensors_of(const SGDParamState& state) {
   return {state.momentum_buffer(), state.steps(), state.master()};
 }
 
-std::vector<at::Tensor> tensors_of(const AdamParamState& state) {
+std::vector<at::Tensor> tensors_of(const AdamWParamState& state) {
   return {state.steps(), state.exp_avg(), state.exp_avg_sq(), state.max_exp_avg_sq(),
           state.master()};
 }
@@ -52,7 +52,7 @@ GradScaler make_scaler() {
 
 template <typename Optimizer>
 struct Training {
-  using State = std::conditional_t<std::is_same_v<Optimizer, SGD>, SGDParamState, AdamParamState>;
+  using State = std::conditional_t<std::is_same_v<Optimizer, SGD>, SGDParamState, AdamWParamState>;
 
   explicit Training(const Params& start)
       : params(copy_of(start)), optimizer(make<Optimizer>(params)) {}

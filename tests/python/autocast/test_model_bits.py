@@ -149,7 +149,7 @@ def test_every_cast_of_a_weight_is_gone_after_the_region(name: str):
 
 
 @pytest.mark.slow
-def test_a_million_uses_in_regions_do_not_grow_the_process():
+def test_many_uses_in_regions_do_not_grow_the_process():
     layer = torch.nn.Linear(4, 4, bias=False)
     kept = torch.nn.Linear(4, 4, bias=False)
     x = torch.ones(1, 4, requires_grad=True)
@@ -162,8 +162,8 @@ def test_a_million_uses_in_regions_do_not_grow_the_process():
                 kept(h)
 
     with fastamp.keep_casts(kept):
-        run(20_000)
+        run(10_000)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        run(330_000)
+        run(100_000)
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown < 2048, f"{grown} KiB"  # 16 bytes per use would be 15 MiB
+    assert grown < 2048, f"{grown} KiB"  # 16 bytes per use would be 4.6 MiB

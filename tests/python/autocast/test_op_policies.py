@@ -6,6 +6,8 @@ import copy
 import gc
 import pickle
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -294,3 +296,44 @@ def test_no_trace_of_a_block_is_left():
         pass
     assert fastamp_state() == before
     assert not fastamp._C.thread_op_policies()
+
+
+def test_blocks_left_in_another_order_leave_what_is_still_open():
+    outer = fastamp.op_policies({"mm": "fp32"})
+    inner = fastamp.op_policies({"mm": "banned", "bmm": "fp32"})
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+    assert fastamp.op_policy("mm", "cpu") == "banned"
+    assert fastamp.op_policy("bmm", "cpu") == "fp32"
+    inner.__exit__(None, None, None)
+    assert fastamp.op_policy("mm", "cpu") == "lower"
+    assert not fastamp._C.thread_op_policies()
+
+
+def test_interleaved_generators_each_end_their_own_block():
+    def generator(policies: dict[str, str]) -> Iterator[str]:
+        with fastamp.op_policies(policies):
+            while True:
+                yield fastamp.op_policy("mm", "cpu")
+
+    first, second = generator({"mm": "fp32"}), generator({"bmm": "fp32"})
+    assert next(first) == "fp32"
+    assert next(second) == "fp32"
+    first.close()
+    assert next(second) == "lower"
+    second.close()
+    assert not fastamp._C.thread_op_policies()
+
+
+def test_leaving_on_another_thread_is_refused_and_changes_nothing():
+    block = fastamp.op_policies({"mm": "fp32"})
+    with block:
+        with ThreadPoolExecutor(1) as pool:
+            leaving = pool.submit(block.__exit__, None, None, None)
+        with pytest.raises(RuntimeError, match="entered on this thread"):
+            leaving.result()
+        assert fastamp.op_policy("mm", "cpu") == "fp32"
+    with pytest.raises(RuntimeError, match="entered on this thread"):
+        block.__exit__(None, None, None)
+    assert fastamp.op_policy("mm", "cpu") == "lower"

@@ -157,18 +157,42 @@ def test_a_base_name_changes_every_overload():
         fastamp.op_policy("pow", "cuda")
 
 
-def test_an_overload_named_as_the_base_is_not_swallowed_by_it():
-    """ "prod" is both an op and the base name of more overloads."""
+def test_a_bare_name_means_the_default_overload_where_there_is_one():
+    """ "conv1d" is both an op and the base name of "conv1d.padding"."""
+    assert fastamp.op_policy("conv1d", "cuda") == "lower"
+    for name in ("conv1d", "aten::conv1d", "conv1d.default", "aten::conv1d.default"):
+        fastamp.reset_op_policies()
+        fastamp.set_op_policy(name, "fp32", "cpu")
+        for spelling in ("conv1d", "aten::conv1d", "conv1d.default", "aten::conv1d.default"):
+            assert fastamp.op_policy(spelling, "cpu") == "fp32"
+        assert fastamp.op_policy("conv1d.padding", "cpu") == "lower"
+        with pytest.raises(ValueError, match="overloads differ"):
+            fastamp.op_policy("conv1d.*", "cpu")
+
+
+def test_a_star_means_all_overloads():
     names = {row.op for row in fastamp.op_table() if row.op.split(".")[0] == "prod"}
     assert names >= {"prod", "prod.dim_int"}
-    fastamp.set_op_policy("prod", "lower", "cpu")
+    fastamp.set_op_policy("prod.*", "lower", "cpu")
     assert {fastamp.op_policy(name, "cpu") for name in names} == {"lower"}
+    assert fastamp.op_policy("aten::prod.*", "cpu") == "lower"
+    with fastamp.op_policies({"prod.*": "fp32", "prod": "pass"}, "cpu"):
+        assert fastamp.op_policy("prod", "cpu") == "pass"
+        assert fastamp.op_policy("prod.dim_int", "cpu") == "fp32"
+
+
+def test_every_op_of_the_table_can_be_named_exactly():
+    for row in fastamp.op_table():
+        name = row.op if "." in row.op else f"{row.op}.default"
+        assert fastamp.op_policy(name, "cpu") == row.cpu
 
 
 BAD: dict[str, tuple[tuple[Any, ...], str]] = {
     "unknown op": (("matmull", "lower"), "matmul"),
     "unknown overload": (("softmax.float", "lower"), "softmax.int"),
     "empty op": (("", "lower"), "op"),
+    "no default overload": (("softmax.default", "lower"), "softmax.int"),
+    "all overloads of nothing": ((".*", "lower"), "op"),
     "unknown policy": (("mm", "lowered"), "lower"),
     "empty policy": (("mm", ""), "lower"),
     "no dtype argument": (("mm", "set_opt_dtype"), "mm"),

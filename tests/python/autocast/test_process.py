@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fastamp
+from patience import patience
 from support.children import check_python, run_python
 
 X = torch.ones(4, 4)
@@ -103,6 +104,47 @@ torch.mm(x, w)
     assert (done.returncode, done.stderr) == (0, "")
 
 
+EXITS_AT_WORK = """
+import os, sys, threading, torch, fastamp
+
+torch.set_num_threads(1)
+weight = torch.nn.Parameter(torch.ones(4, 4))
+
+
+def work():
+    # Not torch.autocast and torch.clear_autocast_cache: torch lets the GIL go there, and a daemon
+    # thread that asks for it while the interpreter ends takes the process with it.
+    with fastamp.autocast("cpu"), fastamp.autocast("cpu", enabled=False):
+        fastamp._C.clear_cast_cache()
+    with fastamp.op_policies({"mm": "fp32"}), fastamp.trace(), fastamp.keep_casts(weight):
+        fastamp.drop_kept_casts()
+
+
+def work_on():
+    work()
+    at_work.wait()
+    while True:
+        work()
+
+
+bad = 0
+for _ in range(25):
+    child = os.fork()
+    if child == 0:
+        at_work = threading.Barrier(4)
+        for _ in range(3):
+            threading.Thread(target=work_on, daemon=True).start()
+        at_work.wait()
+        sys.exit(0)
+    bad += os.waitpid(child, 0)[1] != 0
+print("bad exits:", bad)
+"""
+
+
+def test_the_interpreter_exits_cleanly_while_daemon_threads_enter_regions():
+    assert check_python("-c", EXITS_AT_WORK).endswith("bad exits: 0\n")
+
+
 def test_uncaught_exception_in_a_region_gives_its_traceback_and_exit_code_1():
     done = run_python("-c", "import fastamp\nwith fastamp.autocast('cpu'): raise KeyError(3)")
     assert done.returncode == 1
@@ -126,8 +168,8 @@ def test_a_region_works_in_a_worker_process(method: str):
         region = fastamp.autocast("cpu", dtype=torch.float16)
         process = context.Process(target=worker_sees, args=(queue, region))
         process.start()
-    inherited, inside = queue.get(timeout=120)
-    process.join(120)
+    inherited, inside = queue.get(timeout=patience(240))
+    process.join(patience(240))
     assert process.exitcode == 0
     # A forked child goes on where its parent was, as with torch; a spawned one starts anew.
     assert inherited == ("torch.bfloat16" if method == "fork" else "torch.float32")

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import fastamp
+from patience import patience
 from support.autocast_state import torch_state
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -58,7 +59,7 @@ def test_recursion_of_one_instance_with_an_exception_in_the_middle():
 
 def test_one_instance_shared_by_threads_keeps_each_threads_state():
     region = fastamp.autocast("cpu", dtype=FP16)
-    barrier = threading.Barrier(4, timeout=60)
+    barrier = threading.Barrier(4, timeout=patience(60))
 
     def work(index: int) -> bool:
         good = True

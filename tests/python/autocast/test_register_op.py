@@ -157,6 +157,23 @@ def test_an_op_of_torchs_that_is_not_in_the_table():
         assert torch.nan_to_num(torch.ones(2)).dtype == FP32
 
 
+@pytest.mark.parametrize("policy", ["pass", "banned"])
+def test_a_name_without_overload_leaves_out_what_can_never_be_cast(policy: str):
+    fastamp.register_op("aten::gelu", policy)
+    assert "gelu.out" not in [row.op for row in fastamp.op_table()]
+    with fastamp.op_policies({"aten::gelu": "lower"}), fastamp.autocast("cpu", dtype=BF16):
+        assert torch.nn.functional.gelu(torch.ones(2)).dtype == BF16
+    fastamp.unregister_op("aten::gelu")
+    fastamp.register_op("aten::gelu.out", policy)
+    fastamp.unregister_op("aten::gelu.out")
+
+
+def test_unregister_takes_out_every_overload_that_was_added():
+    fastamp.register_op("fastamp_test::either", "lower")
+    fastamp.unregister_op("fastamp_test::either")
+    assert not [row for row in fastamp.op_table() if row.op.startswith("fastamp_test::either")]
+
+
 def test_unregister_gives_back_the_kernel_of_somebody_else():
     op = torch.library.custom_op("fastamp_test::theirs", lambda x: x.clone(), mutates_args=(),
                                  schema="(Tensor x) -> Tensor")  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import fastamp
+from patience import patience
 from support.children import check_python, child_environment, run_python
 
 SHOW = """
@@ -41,7 +42,7 @@ def run_both(arguments: list[str], cwd: Path, text: str = "") -> list[Any]:
                 input=text,
                 capture_output=True,
                 text=True,
-                timeout=240,
+                timeout=patience(600),
                 check=False,
             )
         )

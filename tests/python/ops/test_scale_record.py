@@ -26,10 +26,10 @@ class Recorded:
             "history_count": torch.zeros((), dtype=torch.int64, device=device),
         }
 
-    def update(self, flag, norm=None, interval=3):
+    def update(self, flag, norm=None, interval=3, **options):
         found_inf = torch.tensor(flag, device=self.scale.device)
         update_scale_(self.scale, self.tracker, found_inf, 2.0, 0.5, interval,
-                      norm=norm, **self.outputs)  # fmt: skip
+                      norm=norm, **self.outputs, **options)  # fmt: skip
 
 
 def torch_inverse(scale):
@@ -83,6 +83,26 @@ def test_history_is_a_ring_of_the_last_steps(flags, norms, capacity, before):
 
 
 @devices
+@pytest.mark.parametrize("flag", [0.0, 1.0, math.nan])
+@pytest.mark.parametrize("new_scale", [3.0, 0.0, math.inf, math.nan, -7.5])
+def test_a_scale_that_is_given_is_taken_and_the_trackers_stay(device, flag, new_scale):
+    record = Recorded(64.0, 2, device)
+    left = torch.tensor(1, dtype=torch.int32, device=device)
+    for _ in range(2):
+        record.update(0.0)
+    given_scale = torch.tensor([new_scale], device=device)
+    record.update(flag, hysteresis_tracker=left, hysteresis=2, min_scale=1.0, max_scale=2.0,
+                  new_scale=given_scale)  # fmt: skip
+    assert_same_bits(record.scale, given_scale[0])
+    assert_same_bits(record.outputs["inv_scale"], torch_inverse(record.scale))
+    assert (record.tracker.item(), left.item()) == (2, 1)
+    row = [64.0, float(flag != 0.0), math.nan, 2.0]
+    assert_same_bits(record.outputs["history"][0], torch.tensor(row, device=device))
+    assert record.outputs["history_count"].item() == 3
+    assert given_scale._version == 0
+
+
+@devices
 def test_opcheck(device):
     record = Recorded(4.0, 3, device)
     found_inf = torch.zeros(1, device=device)
@@ -92,6 +112,11 @@ def test_opcheck(device):
             (record.scale, record.tracker, found_inf, 2.0, 0.5, 3),
             record.outputs | {"norm": norm},
         )
+    torch.library.opcheck(
+        update_scale_,
+        (record.scale, record.tracker, found_inf, 2.0, 0.5, 3),
+        record.outputs | {"new_scale": torch.ones((), device=device)},
+    )
 
 
 def test_versions_of_what_is_recorded_move():
@@ -115,6 +140,10 @@ REFUSED = {
                   "expected history_count to be Long, got Int"),
     "half norm": ({"norm": torch.zeros(()).half()}, TypeError, "norm to be Float, got Half"),
     "two norms": ({"norm": torch.zeros(2)}, ValueError, "norm to have one element, got 2"),
+    "double new scale": ({"new_scale": torch.zeros(()).double()}, TypeError,
+                         "expected new_scale to be Float, got Double"),
+    "two new scales": ({"new_scale": torch.zeros(2)}, ValueError,
+                       "new_scale to have one element, got 2"),
     "double inverse": ({"inv_scale": torch.zeros(()).double()}, TypeError,
                        "expected inv_scale to be Float, got Double"),
 }  # fmt: skip

@@ -53,7 +53,7 @@ def configure(build_dir, prefixes, *options, python=False):
     )
 
 
-def build_and_run(build_dir):
-    status, output = call(find_tool("cmake"), "--build", build_dir)
+def build_and_run(build_dir, program="consumer", *arguments):
+    status, output = call(find_tool("cmake"), "--build", build_dir, "--target", program)
     assert status == 0, output
-    return call(build_dir / "consumer")
+    return call(build_dir / program, *arguments)

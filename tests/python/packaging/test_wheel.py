@@ -15,7 +15,7 @@ from packaging_tools import ROOT, TORCH_DIR, TORCH_PREFIX, build_and_run, call, 
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(1200),  # compiles what `make build` has not
+    pytest.mark.timeout(3600),  # compiles what `make build` has not
     pytest.mark.skipif(
         int(version("setuptools").split(".")[0]) < 77,
         reason="pyproject.toml needs setuptools >= 77",

@@ -8,32 +8,40 @@ import sys
 from pathlib import Path
 
 import fastamp
+from patience import patience
 
 _TESTS = Path(__file__).resolve().parents[1]
+_TOOLS = _TESTS.parents[1] / "tools"
 
 
 def child_environment(**changes: str) -> dict[str, str]:
     """Returns an environment in which children import the fastamp that is tested, and support."""
     package = str(Path(fastamp.__file__).resolve().parents[1])
-    paths = [str(_TESTS), package, os.environ.get("PYTHONPATH", "")]
+    paths = [str(_TESTS), str(_TOOLS), package, os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **changes}
 
 
 def run_python(
-    *arguments: str, timeout: float = 240, **environment: str
+    *arguments: str, timeout: float = 600, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs ``python *arguments`` and returns what it printed; does not check the exit code."""
+    """Runs ``python *arguments`` and returns what it printed; does not check the exit code.
+
+    Args:
+        arguments: Of the interpreter.
+        timeout: Seconds on two idle cores after which it counts as hanging.
+        environment: Variables that are added to this process's.
+    """
     return subprocess.run(
         [sys.executable, *arguments],
         env=child_environment(**environment),
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=patience(timeout),
         check=False,
     )
 
 
-def check_python(*arguments: str, timeout: float = 240, **environment: str) -> str:
+def check_python(*arguments: str, timeout: float = 600, **environment: str) -> str:
     """Runs ``python *arguments``, requires exit code 0, returns stdout."""
     done = run_python(*arguments, timeout=timeout, **environment)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"

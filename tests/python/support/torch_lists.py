@@ -69,6 +69,8 @@ def _same_leaf(a: Any, b: Any) -> bool:
     # Equal numbers are equal bits here but for signed zeros, which differ in their sign bit.
     if a.dtype == torch.bool:
         return torch.equal(a, b)
+    if a.is_complex():
+        return _same_leaf(torch.view_as_real(a), torch.view_as_real(b))
     signs = torch.equal(a.signbit(), b.signbit())
     return signs and torch.allclose(a, b, rtol=0, atol=0, equal_nan=a.is_floating_point())
 

@@ -70,11 +70,11 @@ def test_this_tree_keeps_the_rules():
 
 
 @pytest.mark.parametrize("name", ["a.cpp", "a.cu", "a.py", "cmake/a.cmake", "CMakeLists.txt"])
-def test_files_over_300_lines_are_reported(tmp_path, name):
-    write(tmp_path, name, "\n" * 300)
+def test_files_over_500_lines_are_reported(tmp_path, name):
+    write(tmp_path, name, "\n" * 500)
     assert check_sizes.check(tmp_path) == []
-    write(tmp_path, name, "\n" * 301)
-    assert check_sizes.check(tmp_path) == [f"{name}: 301 lines, at most 300"]
+    write(tmp_path, name, "\n" * 501)
+    assert check_sizes.check(tmp_path) == [f"{name}: 501 lines, at most 500"]
 
 
 def cpp_function(lines):

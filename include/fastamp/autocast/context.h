@@ -1,0 +1,83 @@
+#pragma once
+
+#include <fastamp/autocast/guard.h>
+#include <fastamp/autocast/op_policy_guard.h>
+#include <fastamp/export.h>
+
+#include <c10/core/DeviceType.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace c10 {
+struct IValue;
+}
+
+namespace fastamp {
+
+/// What autocast does on a thread: the state of its regions on every device, and the changes of op
+/// policies. A value, to be taken where a region is open and put in force elsewhere: in the
+/// backward of an autograd function, on the threads of a pool.
+///
+/// @code
+///   struct Linear : torch::autograd::Function<Linear> {
+///     static torch::Tensor forward(torch::autograd::AutogradContext* ctx, ...) {
+///       ctx->saved_data["autocast"] = fastamp::AutocastContext::current().to_ivalue();
+///       ...
+///     }
+///     static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx, ...) {
+///       const fastamp::AutocastContextGuard as_in_forward(
+///           fastamp::AutocastContext::from_ivalue(ctx->saved_data["autocast"]));
+///       ...
+///     }
+///   };
+/// @endcode
+///
+/// Keeps no tensors and no casts. Copies are cheap; different objects may be used by different
+/// threads. Source: torch.amp.custom_fwd and custom_bwd, which do the same for Python.
+class FASTAMP_API AutocastContext {
+ public:
+  /// What is in force on the calling thread.
+  static AutocastContext current();
+
+  /// For AutogradContext::saved_data and other places that hold IValues.
+  c10::IValue to_ivalue() const;
+
+  /// @throws c10::ValueError if the value did not come from to_ivalue().
+  static AutocastContext from_ivalue(const c10::IValue& value);
+
+  /// Whether ops on a device were autocast.
+  bool enabled(c10::DeviceType device) const;
+
+ private:
+  friend class AutocastContextGuard;
+  AutocastContext() = default;
+
+  /// CPU, CUDA, and other devices for which autocast was on.
+  std::vector<detail::AutocastState> devices_;
+  detail::SharedOverrides policies_;
+};
+
+/// Puts a context in force on the calling thread, from construction to destruction.
+///
+/// It hides what the thread had: where the context has no region, ops are not autocast. Ends as
+/// AutocastGuard does: in any order with others, and only on its own thread.
+class FASTAMP_API AutocastContextGuard {
+ public:
+  explicit AutocastContextGuard(const AutocastContext& context);
+  ~AutocastContextGuard() { release(); }
+
+  AutocastContextGuard(const AutocastContextGuard&) = delete;
+  AutocastContextGuard& operator=(const AutocastContextGuard&) = delete;
+  AutocastContextGuard(AutocastContextGuard&&) = delete;
+  AutocastContextGuard& operator=(AutocastContextGuard&&) = delete;
+
+  /// Ends it early. Does nothing the second time.
+  void release() noexcept;
+
+ private:
+  std::vector<detail::RegionId> regions_;
+  std::uint64_t policies_ = 0;
+};
+
+}  // namespace fastamp

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <fastamp/export.h>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
+
+namespace torch::optim {
+class Optimizer;
+}  // namespace torch::optim
+
+namespace fastamp {
+
+/// Says that weights were written in a way that their version counters do not show: by LibTorch's
+/// own optimizers, which write through `.data()`, by `.data()` itself, by a raw pointer. Their
+/// next use in a region casts them again, on every thread, whether the region is open now or not;
+/// kept casts and shadows of them are freed.
+///
+/// @code
+///   fastamp::AutocastGuard region(torch::kCPU);   // stays open across the step
+///   loss_of(model, x).backward();
+///   optimizer.step();                             // torch::optim::SGD
+///   fastamp::weights_changed(optimizer);
+/// @endcode
+///
+/// GradScaler::step() says it by itself, and optimizers of fastamp::optim need it never. Version
+/// counters stay as they are: a graph that saved a weight for its backward pass runs it as it would
+/// without this call.
+///
+/// Undefined tensors are ignored. Thread-safe; another thread sees it once the call has returned
+/// and something has ordered its next op after that.
+FASTAMP_API void weights_changed(at::TensorList weights);
+
+/// The same for all parameters of an optimizer.
+FASTAMP_API void weights_changed(const torch::optim::Optimizer& optimizer);
+
+}  // namespace fastamp

@@ -1,0 +1,71 @@
+#include "bind_optimizer_hook.h"
+
+#include "autocast/kept_cast_store.h"
+#include "autocast/thread_cache.h"
+
+#include <pybind11/pybind11.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <array>
+#include <vector>
+
+namespace py = pybind11;
+
+namespace fastamp::python {
+namespace {
+
+using autocast::KeptCastStore;
+
+/// The tensors in the optimizer's groups.
+std::vector<const c10::TensorImpl*> weights_of(py::handle optimizer) {
+  std::vector<const c10::TensorImpl*> weights;
+  for (const py::handle group : optimizer.attr("param_groups")) {
+    for (const py::handle weight : group["params"]) {
+      if (THPVariable_Check(weight.ptr())) {
+        weights.push_back(THPVariable_Unpack(weight.ptr()).unsafeGetTensorImpl());
+      }
+    }
+  }
+  return weights;
+}
+
+PyObject* end_casts_of(py::handle optimizer) {
+  HANDLE_TH_ERRORS
+  // Steps of ours move the counters, and leave casts that hold.
+  if (!py::hasattr(optimizer, "_fastamp_takes_gate") ||
+      !py::cast<bool>(optimizer.attr("_fastamp_takes_gate"))) {
+    const auto weights = weights_of(optimizer);
+    autocast::forget_weight_casts(weights);
+    KeptCastStore::instance().drop(weights);
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* after_optimizer_step(PyObject* /*module*/, PyObject* const* args, Py_ssize_t nargs) {
+  // torch calls this after every step of every optimizer, and nearly always there is nothing to do:
+  // what errors need to be handled costs ten times as much.
+  const bool any_casts = autocast::has_weight_casts() || KeptCastStore::instance().is_used();
+  if (nargs > 0 && any_casts) {
+    return end_casts_of(args[0]);
+  }
+  Py_RETURN_NONE;
+}
+
+// METH_FASTCALL functions have another type than the field; CPython's own modules cast them the
+// same way.
+std::array<PyMethodDef, 2> g_functions{{
+    {"after_optimizer_step",
+     reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(after_optimizer_step)),
+     METH_FASTCALL, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+}};
+
+}  // namespace
+
+bool add_optimizer_hook(PyObject* module) {
+  return PyModule_AddFunctions(module, g_functions.data()) == 0;
+}
+
+}  // namespace fastamp::python

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <Python.h>
+
+// Regions of torch's own class on our native ones.
+namespace fastamp::python {
+
+/// Enters the region. A new reference to it, or nullptr with a Python error set and nothing
+/// changed.
+PyObject* enter_torch_region(PyObject* region);
+
+enum class Leaving : unsigned char {
+  done,     ///< The region has ended.
+  failed,   ///< The region has ended, and a Python error is set.
+  unknown,  ///< It was not entered by enter_torch_region, or is not open. Nothing changed.
+};
+
+Leaving leave_torch_region(PyObject* region);
+
+}  // namespace fastamp::python

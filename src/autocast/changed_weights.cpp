@@ -1,0 +1,98 @@
+#include "autocast/changed_weights.h"
+
+#include "autocast/kept_cast_store.h"
+
+#include <fastamp/autocast/weights_changed.h>
+
+#include <torch/optim/optimizer.h>
+
+#include <cstddef>
+#include <mutex>
+#include <vector>
+
+namespace fastamp::autocast {
+
+constinit std::atomic<std::uint64_t> detail::changed_weights{0};
+
+namespace {
+
+using Keys = std::vector<const c10::TensorImpl*>;
+
+/// For threads that have not looked for a while; what has not looked for longer forgets all.
+constexpr std::size_t kRemembered = 1U << 14U;
+
+struct Log {
+  std::mutex mutex;
+  Keys ring;  ///< Weight number n is at n % kRemembered; grows up to that.
+};
+
+Log& change_log() {
+  // Never destroyed: other threads may run ops while the process exits.
+  static auto* log = new Log;
+  return *log;
+}
+
+void append(const Keys& weights) {
+  auto& log = change_log();
+  const std::scoped_lock lock(log.mutex);
+  auto count = detail::changed_weights.load(std::memory_order_relaxed);
+  for (const auto* weight : weights) {
+    const std::size_t place = count % kRemembered;
+    if (place == log.ring.size()) {
+      log.ring.push_back(weight);
+    } else {
+      log.ring[place] = weight;
+    }
+    ++count;
+  }
+  detail::changed_weights.store(count, std::memory_order_release);
+}
+
+void add_keys(at::TensorList weights, Keys& keys) {
+  for (const at::Tensor& weight : weights) {
+    if (weight.defined()) {
+      keys.push_back(weight.unsafeGetTensorImpl());
+    }
+  }
+}
+
+void forget_casts(const Keys& keys) {
+  if (KeptCastStore::instance().is_used()) {
+    KeptCastStore::instance().drop(keys);
+  }
+  append(keys);
+}
+
+}  // namespace
+
+ChangedWeights changed_weights_since(std::uint64_t seen) {
+  ChangedWeights changed;
+  auto& log = change_log();
+  const std::scoped_lock lock(log.mutex);
+  changed.count = detail::changed_weights.load(std::memory_order_relaxed);
+  changed.all = changed.count - seen > kRemembered;
+  for (auto i = changed.all ? changed.count : seen; i < changed.count; ++i) {
+    changed.keys.insert(log.ring[i % kRemembered]);
+  }
+  return changed;
+}
+
+}  // namespace fastamp::autocast
+
+namespace fastamp {
+
+void weights_changed(at::TensorList weights) {
+  autocast::Keys keys;
+  autocast::add_keys(weights, keys);
+  autocast::forget_casts(keys);
+}
+
+void weights_changed(const torch::optim::Optimizer& optimizer) {
+  autocast::Keys keys;
+  for (const auto& group : optimizer.param_groups()) {
+    autocast::add_keys(group.params(), keys);
+  }
+  autocast::forget_casts(keys);
+}
+
+}  // namespace fastamp

@@ -1,0 +1,99 @@
+#include "optim/torch_step.h"
+
+#include "autocast/kept_cast.h"
+#include "optim/gate.h"
+#include "optim/kernel_check.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+namespace fastamp::optim {
+namespace {
+
+bool is_on_our_device(const at::Tensor& param) {
+#ifdef FASTAMP_WITH_CUDA
+  return param.is_cpu() || param.is_meta() || param.is_cuda();
+#else
+  return param.is_cpu() || param.is_meta();
+#endif
+}
+
+bool changes_gradients(const StepGate& gate) {
+  return gate.inv_scale.has_value() || gate.clip_coef.has_value() || gate.clip_value.has_value();
+}
+
+void apply_factors(const StepGate& gate, const at::Tensor& gradient) {
+  const auto values = gradient.is_sparse() ? gradient._values() : gradient;
+  const auto here = gate_on(gate, values.device());
+  for (const auto& factor : {here.inv_scale, here.clip_coef}) {
+    if (factor) {
+      values.mul_(factor->reshape({}));
+    }
+  }
+  if (here.clip_value) {
+    values.clamp_(-*here.clip_value, *here.clip_value);
+  }
+}
+
+}  // namespace
+
+bool has_kernel(const at::Tensor& param) {
+  const auto dtype = param.scalar_type();
+  return (dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16) &&
+         param.layout() == at::kStrided && is_on_our_device(param);
+}
+
+bool KernelCheck::look(const at::Tensor& param) {
+  if (!has_kernel(param)) {
+    return false;
+  }
+  keys_ = param.key_set();
+  dtype_ = param.dtype();
+  is_16_bit_ = param.scalar_type() != at::kFloat;
+  return true;
+}
+
+void check_not_captured(const char* function, const std::vector<at::Tensor>& params) {
+  for (const auto& param : params) {
+    TORCH_CHECK_TYPE(!autocast::is_captured(param), function,
+                     ": expected float32, float16 or bfloat16 parameters while a CUDA graph is "
+                     "captured, got ",
+                     param.scalar_type(), " of shape ", param.sizes());
+  }
+}
+
+bool is_skipped(const StepGate& gate) {
+  return gate.found_inf && gate.found_inf->defined() &&
+         gate.found_inf->item<float>() != 0.0F;  // sync: LibTorch's step cannot be told to skip
+}
+
+void GradientsForTorch::prepare(const std::vector<at::Tensor>& params, bool maximize) {
+  const at::NoGradGuard no_grad;
+  for (const auto& param : params) {
+    // NOLINTNEXTLINE(performance-unnecessary-copy-initialization): the parameter gets another
+    const at::Tensor given = param.grad();
+    at::Tensor gradient = given;
+    if (changes_gradients(gate_)) {
+      gradient = gate_.write_grads ? gradient : gradient.clone();
+      apply_factors(gate_, gradient);
+    }
+    if (gradient.is_sparse()) {
+      gradient = gradient.to_dense();
+    }
+    if (maximize) {
+      gradient = gradient.neg();
+    }
+    if (!gradient.is_same(given)) {
+      lent_.push_back({param, given});
+      param.mutable_grad() = gradient;
+    }
+  }
+}
+
+GradientsForTorch::~GradientsForTorch() {
+  for (const auto& [param, gradient] : lent_) {
+    param.mutable_grad() = gradient;
+  }
+}
+
+}  // namespace fastamp::optim

@@ -1,0 +1,95 @@
+#include <fastamp/scaler/grad_scaler.h>
+#include <fastamp/scaler/reports.h>
+
+#include <c10/util/ArrayRef.h>
+
+#include <cmath>
+#include <optional>
+#include <ostream>
+#include <sstream>
+
+namespace fastamp {
+namespace {
+
+// Powers of two up to 2^33 as they are.
+constexpr int kDigits = 10;
+
+std::ostringstream new_text() {
+  std::ostringstream text;
+  text.precision(kDigits);
+  return text;
+}
+
+template <typename T>
+void append_if(std::ostream& text, const char* name, const std::optional<T>& value) {
+  if (value) {
+    text << ", " << name << ' ' << *value;
+  }
+}
+
+}  // namespace
+
+std::string OverflowReport::str() const {
+  if (step < 0) {
+    return "No step was skipped.";
+  }
+  std::ostringstream text;
+  text << "Step " << step << " was skipped at scale " << scale << ": " << gradients.size()
+       << (gradients.size() == 1 ? " gradient" : " gradients") << " with inf or NaN.";
+  for (const auto& gradient : gradients) {
+    text << "\n  " << gradient.name << "  " << c10::IntArrayRef(gradient.shape) << "  inf "
+         << gradient.inf << "  NaN " << gradient.nan;
+  }
+  return text.str();
+}
+
+// Each is put together aside, so that the flags of the stream stay as they are.
+std::ostream& operator<<(std::ostream& out, const OverflowReport& report) {
+  return out << report.str();
+}
+
+std::ostream& operator<<(std::ostream& out, const StepRecord& record) {
+  auto text = new_text();
+  text << "step " << record.step << (record.skipped ? ": skipped" : ": stepped") << ", scale "
+       << record.scale << ", norm ";
+  if (std::isnan(record.norm)) {
+    text << "unknown";
+  } else {
+    text << record.norm;
+  }
+  text << ", growth_tracker " << record.growth_tracker;
+  return out << text.str();
+}
+
+std::ostream& operator<<(std::ostream& out, const std::vector<StepRecord>& history) {
+  const char* separator = "";
+  for (const auto& record : history) {
+    out << separator << record;
+    separator = "\n";
+  }
+  return out;
+}
+
+std::ostream& operator<<(std::ostream& out, const GradScalerState& state) {
+  auto text = new_text();
+  text << "scale " << state.scale << ", growth_factor " << state.growth_factor
+       << ", backoff_factor " << state.backoff_factor << ", growth_interval "
+       << state.growth_interval << ", growth_tracker " << state.growth_tracker;
+  append_if(text, "min_scale", state.min_scale);
+  append_if(text, "max_scale", state.max_scale);
+  append_if(text, "hysteresis", state.hysteresis);
+  append_if(text, "hysteresis_tracker", state.hysteresis_tracker);
+  if (state.skipped_in_a_row > 0) {
+    text << "\nskipped in a row: " << state.skipped_in_a_row;
+  }
+  if (!state.history.empty()) {
+    text << "\nhistory of steps " << state.history.front().step << " to "
+         << state.history.back().step;
+  }
+  if (state.overflow_report) {
+    text << '\n' << state.overflow_report;
+  }
+  return out << text.str();
+}
+
+}  // namespace fastamp
