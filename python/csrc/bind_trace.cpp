@@ -1,12 +1,15 @@
 #include "bind_trace.h"
 
 #include "autocast/recorder.h"
+#include "autocast/tracing.h"
 #include "python_source.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 
+#include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -68,6 +71,16 @@ std::string json(const Recorder& recorder) {
   return autocast::format_json(recorder.rows(), recorder.gradient_casts());
 }
 
+std::optional<std::int64_t> numel_of_subclass(const at::Tensor& tensor) {
+  try {
+    return tensor.sym_numel().maybe_as_int();
+  } catch (const std::exception&) {
+    const py::gil_scoped_acquire gil;
+    PyErr_Clear();
+    return std::nullopt;
+  }
+}
+
 }  // namespace
 
 void bind_trace(py::module_& module) {
@@ -81,6 +94,7 @@ void bind_trace(py::module_& module) {
       .def("json", json);
   module.def("skip_source_folders", skip_source_folders);
   autocast::set_source_finder(python_source);
+  autocast::set_numel_reader(numel_of_subclass);
 }
 
 }  // namespace fastamp::python

@@ -22,6 +22,7 @@ constexpr c10::DispatchKeySet kInterceptors({
     DispatchKey::Conjugate,
     DispatchKey::Negative,
     DispatchKey::ZeroTensor,
+    DispatchKey::Named,
 });
 
 bool has_kernels(const at::Tensor& tensor) {

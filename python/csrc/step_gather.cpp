@@ -58,7 +58,7 @@ struct Walk {
  private:
   bool add(PyObject* item, const at::Tensor& param, const at::Tensor& grad) {
     if (!grad_fits(grad)) [[unlikely]] {
-      if (grad.layout() != at::kStrided) {
+      if (grad.is_sparse()) {
         sink.check_sparse();
       }
       return false;
@@ -93,7 +93,7 @@ struct Walk {
     const auto* local_grad = THPVariable_Check(grad.ptr()) ? plain_tensor(grad.ptr()) : nullptr;
     if (local_param == nullptr || local_grad == nullptr || Py_TYPE(item) != Py_TYPE(grad.ptr()) ||
         !same_sharding(item, grad.ptr())) {
-      if (THPVariable_Unpack(grad.ptr()).layout() != at::kStrided) {
+      if (THPVariable_Unpack(grad.ptr()).is_sparse()) {
         sink.check_sparse();
       }
       return false;

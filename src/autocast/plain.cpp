@@ -36,20 +36,26 @@ bool is_observed() {
   return at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
 }
 
-/// A cast made while these act on every op would be wrong, or of no use, once they are gone.
-bool is_intercepted(c10::DispatchKeySet keys) {
+/// Whether interceptors other than `own` act on every op now. A cast made meanwhile would be wrong,
+/// or of no use, once they are gone.
+bool is_intercepted_beyond(c10::DispatchKeySet own) {
   const auto tls = c10::impl::tls_local_dispatch_key_set();
-  return ((keys | tls.included_) - tls.excluded_).has_any(kInterceptors);
+  return (tls.included_ - tls.excluded_ - own).has_any(kInterceptors);
 }
 
 constexpr c10::DispatchKeySet kSubclass({DispatchKey::Python, DispatchKey::PythonTLSSnapshot});
 
 }  // namespace
 
-bool may_be_kept(const at::Tensor& tensor) { return !is_intercepted(tensor.key_set() - kSubclass); }
+bool may_be_kept(const at::Tensor& tensor) {
+  // What wraps this very tensor wraps its cast as well, for as long as both live. Functionalization
+  // wraps the cast of a functional tensor and of no other.
+  constexpr c10::DispatchKeySet kFollowsItsArgument(DispatchKey::Functionalize);
+  return !is_intercepted_beyond((tensor.key_set() - kSubclass) | kFollowsItsArgument);
+}
 
 bool is_ordinary(const at::Tensor& tensor) {
-  return fastamp::is_ordinary(tensor) && !is_intercepted({}) &&
+  return fastamp::is_ordinary(tensor) && !is_intercepted_beyond({}) &&
          !tensor._fw_grad(/*level=*/0).defined();
 }
 

@@ -12,8 +12,9 @@ bool is_plain(const at::Tensor& tensor);
 /// Whether a cast of this tensor could be made below the dispatcher if no profiler were watching.
 bool is_ordinary(const at::Tensor& tensor);
 
-/// Whether a cast of this tensor may be kept for later ops: nobody intercepts ops as such now. The
-/// tensor itself may be of any kind: nested, sparse, a subclass.
+/// Whether a cast of this tensor may be kept for later ops: nobody intercepts ops as such now, save
+/// what the tensor itself is wrapped in. It may be of any kind: nested, sparse, functional, a
+/// subclass.
 bool may_be_kept(const at::Tensor& tensor);
 
 /// Whether autograd records ops on this tensor now, in the sense of the generated autograd kernels.

@@ -5,10 +5,10 @@
 #include "autocast/recorder.h"
 #include "autocast/torch_state.h"
 
+#include <c10/core/DispatchKey.h>
 #include <c10/core/SymInt.h>
 
 #include <cstdint>
-#include <exception>
 #include <optional>
 #include <utility>
 
@@ -20,14 +20,24 @@ namespace {
 
 thread_local TracedCall* t_call = nullptr;
 
+std::atomic<NumelReader> g_numel_reader{nullptr};
+
+std::optional<std::int64_t> numel_of(const at::Tensor& tensor) {
+  if (!tensor.key_set().has(c10::DispatchKey::Python)) {
+    return tensor.sym_numel().maybe_as_int();
+  }
+  const NumelReader reader = g_numel_reader.load(std::memory_order_relaxed);
+  return reader == nullptr ? std::nullopt : reader(tensor);
+}
+
 }  // namespace
 
+void set_numel_reader(NumelReader reader) {
+  g_numel_reader.store(reader, std::memory_order_relaxed);
+}
+
 std::uint64_t bytes_of(const at::Tensor& tensor) {
-  std::optional<std::int64_t> numel;
-  try {
-    numel = tensor.sym_numel().maybe_as_int();
-  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): a subclass that does not say
-  }
+  const auto numel = numel_of(tensor);
   return static_cast<std::uint64_t>(numel.value_or(0)) *
          static_cast<std::uint64_t>(tensor.element_size());
 }

@@ -4,6 +4,7 @@
 
 #include <fastamp/autocast/policy.h>
 #include <fastamp/autocast/trace.h>
+#include <fastamp/export.h>
 
 #include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
@@ -26,6 +27,11 @@ enum class CastEvent : std::uint8_t { weight_cast, other_cast, cache_hit, ring_h
 
 /// Size of a tensor in bytes; 0 if its sizes are symbols, or if it cannot tell.
 std::uint64_t bytes_of(const at::Tensor& tensor);
+
+/// Asks a Python subclass for its number of elements; none if it does not say. Set by the Python
+/// module: a class that raises leaves an error in the interpreter, which only Python can take back.
+using NumelReader = std::optional<std::int64_t> (*)(const at::Tensor& tensor);
+FASTAMP_API void set_numel_reader(NumelReader reader);
 
 /// Made around an op call while traces are open: collects its arguments and the casts made for it
 /// on this thread, and hands them to the traces at its end, also when the op throws.

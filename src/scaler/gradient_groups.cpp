@@ -37,6 +37,19 @@ bool materialises(const Storage& storage, const at::DataPtr& data) {
   return data.get_deleter() == &c10::impl::cow::cow_deleter;
 }
 
+/// Refuses what neither a kernel of ours nor torch's can unscale, before anything is written: CSR
+/// and its like, mkldnn, nested tensors.
+void check_is_unscaled_by_someone(const at::Tensor& gradient, const at::Tensor& parameter) {
+  constexpr c10::DispatchKeySet kUnscaled(
+      {c10::DispatchKey::Dense, c10::DispatchKey::Sparse, c10::DispatchKey::Python});
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      gradient.key_set().has_any(kUnscaled),
+      "unscale_: expected gradients that are dense or sparse COO tensors, got ",
+      gradient.is_nested() ? "a nested one" : c10::str("one of layout ", gradient.layout()),
+      " for a parameter", has_geometry(parameter) ? c10::str(" of shape ", parameter.sizes()) : "",
+      ".");
+}
+
 /// The array that an ordinary gradient is; none if it is strided, if it is for the kernel to find
 /// out whether its storage has to be written, or if its memory was freed, which the operator has an
 /// error for.
@@ -122,6 +135,9 @@ GradientGroups::Taken GradientGroups::add_other(const at::Tensor& parameter,
                     has_geometry(parameter) ? c10::str(" of shape ", parameter.sizes()) : "",
                     ". Attempting to unscale FP16 gradients. Keep the parameters in float32 and "
                     "let autocast lower the operators.");
+  if (wants_pass_) {
+    check_is_unscaled_by_someone(gradient, parameter);
+  }
   const auto keys = gradient.key_set();
   if (keys.has(c10::DispatchKey::Python)) {
     return Taken::kForeign;

@@ -58,7 +58,9 @@ class FASTAMP_API GradientGroups {
   };
 
   explicit GradientGroups(bool allow_fp16, Use use = Use::kTensors)
-      : allow_fp16_(allow_fp16), wants_arrays_(use == Use::kPassNext) {}
+      : allow_fp16_(allow_fp16),
+        wants_pass_(use == Use::kPassNext),
+        wants_arrays_(use == Use::kPassNext) {}
 
   /// The parameters that add_block() takes at a time: few enough for the first cache level to hold
   /// what is read of them and many enough to wait for all at once.
@@ -67,6 +69,7 @@ class FASTAMP_API GradientGroups {
   /// Collects the gradients of up to kBlock plain leaf tensors. Returns a bit for each whose
   /// gradient is a Python tensor subclass.
   /// @throws c10::ValueError for an fp16 gradient unless they are allowed.
+  /// @throws c10::NotImplementedError if a pass comes next and a gradient is nested, CSR or mkldnn.
   std::uint32_t add_block(c10::ArrayRef<c10::TensorImpl*> parameters);
 
   /// The same for any number of them. False if a gradient is a Python tensor subclass; what was
@@ -138,6 +141,7 @@ class FASTAMP_API GradientGroups {
   void take_sparse_values();
 
   bool allow_fp16_;
+  bool wants_pass_;
   bool wants_arrays_;
   bool coalesce_all_ = false;
   bool keeps_repeats_ = false;

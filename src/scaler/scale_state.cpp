@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -25,6 +26,7 @@ at::Tensor scalar_on(c10::Device device, at::ScalarType dtype, const at::Scalar&
 }  // namespace
 
 void ScaleState::initialise(c10::Device device) {
+  const c10::InferenceMode normal_mode(false);  // Updates outside of the caller's write them.
   ScaleTensors tensors;
   tensors.scale = scalar_on(device, at::kFloat, init_scale_);
   tensors.growth_tracker = scalar_on(device, at::kInt, init_growth_tracker_);
@@ -174,6 +176,7 @@ void ScaleState::load(double scale, int64_t growth_tracker, int64_t hysteresis_t
   if (!initialised()) {
     return;
   }
+  const c10::InferenceMode normal_mode(false);
   const at::NoGradGuard no_grad;  // In place: a captured graph reads and writes them there.
   tensors_.scale.fill_(scale);
   tensors_.growth_tracker.fill_(growth_tracker);

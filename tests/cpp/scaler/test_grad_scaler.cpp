@@ -1,6 +1,7 @@
 #include "helpers.h"
 #include "support/catch.h"
 
+#include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
 #include <cmath>
@@ -208,4 +209,23 @@ TEST_CASE("a moved scaler goes on where it was", "[scaler]") {
   GradScaler moved = std::move(scaler);
   moved.update();
   CHECK(moved.get_scale() == 2.0);
+}
+
+TEST_CASE("a scaler whose first scale() is in inference mode trains outside of it", "[scaler]") {
+  GradScaler scaler(cpu_options().init_scale(4.0).history_size(2).hysteresis(2));
+  const auto fresh = scaler.state();
+  {
+    const c10::InferenceMode inference;
+    scaler.scale(at::ones({}));
+    scaler.load_state(fresh);
+  }
+  auto parameter = parameter_with(kInfinity);
+  auto optimizer = sgd({parameter});
+  for (int i = 0; i < 2; ++i) {
+    scaler.unscale_(optimizer);
+    scaler.step(optimizer);
+    scaler.update();
+  }
+  CHECK(scaler.get_scale() == 2.0);
+  CHECK(scaler.history().size() == 2);
 }

@@ -126,6 +126,18 @@ def home_of(kind: str) -> Iterator[None]:
             yield
 
 
+def set_gradient(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Gives a leaf a gradient of its own kind; for nested ones, as a backward would."""
+    if gradient.is_nested and gradient.layout == torch.jagged:
+        # Jagged tensors fit each other only if they share their offsets.
+        offsets = parameter.detach().offsets()
+        gradient = torch.nested.nested_tensor_from_jagged(gradient.values(), offsets)
+    if gradient.is_nested and gradient.layout == torch.strided:
+        parameter.backward(gradient)  # The setter asks for a size.
+    else:
+        parameter.grad = gradient
+
+
 def convert(value: Any, how: Convert) -> Any:
     """Every floating tensor in arguments as another kind; raises where one cannot be."""
     return pytree.tree_map_only(
