@@ -1,6 +1,8 @@
 #include "bind_trace.h"
 
 #include "autocast/recorder.h"
+#include "autocast/trace_text.h"
+#include "autocast/tracing.h"
 #include "python_source.h"
 
 #include <pybind11/stl.h>

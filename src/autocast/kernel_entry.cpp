@@ -23,4 +23,22 @@ const std::array<KernelEntry, kNumOps>& kernel_entries() {
   return entries;
 }
 
+bool can_carry(const OpCapabilities& capabilities, OpPolicy policy) {
+  switch (policy) {
+    case OpPolicy::pass:
+    case OpPolicy::banned:
+      return true;
+    case OpPolicy::lower:
+      return capabilities.lower;
+    case OpPolicy::fp32:
+    case OpPolicy::promote:
+      return capabilities.fp32;
+    case OpPolicy::set_opt_dtype:
+      return capabilities.set_opt_dtype;
+    case OpPolicy::append_dtype:
+      return capabilities.append_dtype;
+  }
+  return false;
+}
+
 }  // namespace fastamp::autocast

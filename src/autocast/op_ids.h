@@ -1,6 +1,7 @@
 #pragma once
 
 #include <c10/core/DeviceType.h>
+#include <c10/core/DispatchKey.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -38,6 +39,10 @@ inline constexpr std::size_t kNumColumns = 2;
 
 constexpr c10::DeviceType device_type(Column column) {
   return column == Column::cpu ? c10::DeviceType::CPU : c10::DeviceType::CUDA;
+}
+
+constexpr c10::DispatchKey autocast_key(Column column) {
+  return column == Column::cpu ? c10::DispatchKey::AutocastCPU : c10::DispatchKey::AutocastCUDA;
 }
 
 }  // namespace fastamp::autocast

@@ -2,6 +2,7 @@
 
 #include "autocast/arguments.h"
 #include "autocast/kernel_entry.h"
+#include "autocast/op_names.h"
 #include "autocast/policy_table.h"
 #include "autocast/torch_state.h"
 #include "autocast/tracing.h"
@@ -15,12 +16,6 @@
 #include <utility>
 
 namespace fastamp::autocast {
-
-constexpr c10::DispatchKey autocast_key(Column column) {
-  return column == Column::cpu ? c10::DispatchKey::AutocastCPU : c10::DispatchKey::AutocastCUDA;
-}
-
-[[noreturn]] void throw_banned(OpId op, Column column);
 
 /// Stands for the overload with an output dtype in ops that have none.
 struct NoRedispatch {};

@@ -6,12 +6,24 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <optional>
 #include <utility>
 
-namespace fastamp::autocast {
+namespace fastamp {
+namespace autocast {
 namespace {
+
+constexpr std::array<std::pair<OpPolicy, std::string_view>, 7> kPolicyNames{{
+    {OpPolicy::pass, "pass"},
+    {OpPolicy::lower, "lower"},
+    {OpPolicy::fp32, "fp32"},
+    {OpPolicy::set_opt_dtype, "set_opt_dtype"},
+    {OpPolicy::append_dtype, "append_dtype"},
+    {OpPolicy::promote, "promote"},
+    {OpPolicy::banned, "banned"},
+}};
 
 constexpr std::string_view kAten = "aten::";
 
@@ -139,4 +151,41 @@ void check_can_carry(const char* function, std::string_view op, const OpCapabili
                     what_it_needs(policy), ".");
 }
 
-}  // namespace fastamp::autocast
+void throw_banned(OpId op, Column column) {
+  const auto name = full_name(op);
+  const auto device = c10::DeviceTypeName(device_type(column), /*lower_case=*/true);
+  TORCH_CHECK(op != OpId::binary_cross_entropy, name, ": not allowed under autocast on ", device,
+              ", because the logarithm of a float16 probability easily overflows. Use "
+              "binary_cross_entropy_with_logits (torch.nn.BCEWithLogitsLoss) on the values before "
+              "the sigmoid, or run "
+              "this op in float32 in a region with enabled=False (in C++ AutocastGuard(device, {}, "
+              "false)).");
+  TORCH_CHECK(false, name, ": not allowed under autocast on ", device,
+              " (its policy is 'banned'). Run it in a region with enabled=False (in C++ "
+              "AutocastGuard(device, {}, false)) or change the policy.");
+}
+
+OpPolicy policy_named(const char* what, std::string_view name) {
+  std::vector<std::string_view> known;
+  for (const auto& [policy, policy_name] : kPolicyNames) {
+    if (policy_name == name) {
+      return policy;
+    }
+    known.push_back(policy_name);
+  }
+  TORCH_CHECK_VALUE(false, what, " to be one of ", c10::Join(", ", known), ", got '", name, "'.");
+}
+
+}  // namespace autocast
+
+std::string_view to_string(OpPolicy policy) {
+  return std::ranges::find(autocast::kPolicyNames, policy,
+                           [](const auto& pair) { return pair.first; })
+      ->second;
+}
+
+OpPolicy op_policy_from_string(std::string_view name) {
+  return autocast::policy_named("op_policy_from_string: expected name", name);
+}
+
+}  // namespace fastamp

@@ -38,6 +38,9 @@ void check_can_carry(const char* function, OpId op, OpPolicy policy);
 void check_can_carry(const char* function, std::string_view op, const OpCapabilities& capabilities,
                      OpPolicy policy);
 
+/// Refuses a call of an op whose policy is `banned`.
+[[noreturn]] void throw_banned(OpId op, Column column);
+
 /// op_policy_from_string() for a caller whose errors begin otherwise: "register_op: expected
 /// policy".
 FASTAMP_API OpPolicy policy_named(const char* what, std::string_view name);

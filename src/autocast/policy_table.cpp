@@ -1,12 +1,9 @@
 #include "autocast/policy_table.h"
 
 #include "autocast/kernel_entry.h"
-#include "autocast/op_kernel.h"
-#include "autocast/op_names.h"
 #include "autocast/registered_ops.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/util/Exception.h>
 
 namespace fastamp::autocast {
 namespace {
@@ -81,38 +78,6 @@ void load_default_policies() {
       set_policy(static_cast<OpId>(op), column, default_policy(static_cast<OpId>(op), column));
     }
   }
-}
-
-bool can_carry(const OpCapabilities& capabilities, OpPolicy policy) {
-  switch (policy) {
-    case OpPolicy::pass:
-    case OpPolicy::banned:
-      return true;
-    case OpPolicy::lower:
-      return capabilities.lower;
-    case OpPolicy::fp32:
-    case OpPolicy::promote:
-      return capabilities.fp32;
-    case OpPolicy::set_opt_dtype:
-      return capabilities.set_opt_dtype;
-    case OpPolicy::append_dtype:
-      return capabilities.append_dtype;
-  }
-  return false;
-}
-
-void throw_banned(OpId op, Column column) {
-  const auto name = full_name(op);
-  const auto device = c10::DeviceTypeName(device_type(column), /*lower_case=*/true);
-  TORCH_CHECK(op != OpId::binary_cross_entropy, name, ": not allowed under autocast on ", device,
-              ", because the logarithm of a float16 probability easily overflows. Use "
-              "binary_cross_entropy_with_logits (torch.nn.BCEWithLogitsLoss) on the values before "
-              "the sigmoid, or run "
-              "this op in float32 in a region with enabled=False (in C++ AutocastGuard(device, {}, "
-              "false)).");
-  TORCH_CHECK(false, name, ": not allowed under autocast on ", device,
-              " (its policy is 'banned'). Run it in a region with enabled=False (in C++ "
-              "AutocastGuard(device, {}, false)) or change the policy.");
 }
 
 }  // namespace fastamp::autocast

@@ -10,10 +10,8 @@
 #include <compare>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <string>
-#include <string_view>
 #include <vector>
 
 // Exported for the Python module; not part of the public API.
@@ -55,29 +53,5 @@ class FASTAMP_API Recorder {
   std::map<CallKind, Sum> sums_;
   GradientCasts gradient_casts_;
 };
-
-/// Lets a recorder hear of all calls from now on, or no more. False if it did (not) before.
-FASTAMP_API bool start_recording(const std::shared_ptr<Recorder>& recorder);
-FASTAMP_API bool stop_recording(const std::shared_ptr<Recorder>& recorder);
-
-/// Hands a call to all open traces.
-void record_call(CallKind kind, const CastCounts& casts);
-void record_gradient_cast(std::uint64_t bytes);
-
-/// Finds "file:line" of the Python code that is calling now; empty if there is none. The Python
-/// module sets it once.
-using SourceFinder = std::string (*)();
-FASTAMP_API void set_source_finder(SourceFinder finder);
-
-FASTAMP_API CastCounts sum_of(const std::vector<TraceRow>& rows);
-FASTAMP_API std::string format_table(std::vector<TraceRow> rows, const GradientCasts& gradients,
-                                     TraceOrder order, std::size_t row_limit);
-/// trace_order_from_string() for a caller whose errors begin otherwise: "table: expected sort_by".
-FASTAMP_API TraceOrder trace_order_of(const char* what, std::string_view name);
-FASTAMP_API std::string format_json(const std::vector<TraceRow>& rows,
-                                    const GradientCasts& gradients);
-
-/// "float32", "bfloat16": a dtype as Python calls it; "" for Undefined.
-FASTAMP_API std::string dtype_name(c10::ScalarType dtype);
 
 }  // namespace fastamp::autocast

@@ -5,10 +5,9 @@
 
 #include <fastamp/autocast/policy.h>
 
-#include <torch/library.h>
-
 #include <array>
 #include <string>
+#include <vector>
 
 // Ops that users added to the lists. They have no line in the op table: their kernel is boxed and
 // works from the schema at run time. An id, once given to a name, is never given to another: saved
@@ -27,8 +26,14 @@ std::size_t num_registered_ops();
 
 RegisteredOp registered_op(OpId op);
 
-/// Puts the boxed kernel of a registered op on a device's autocast key for as long as the library
-/// lives.
-torch::Library implement_registered(OpId op, Column column);
+/// The id of a name, new or old; of an old one the capabilities become those given.
+/// @throws c10::ValueError if there are no more ids.
+OpId add_registered_op(const RegisteredOp& op);
+
+/// Shows the op in the lists, with a default policy on some devices.
+void activate_registered_op(OpId op, OpPolicy policy, const std::vector<Column>& columns);
+
+/// Takes the op out of the lists; its default policies are `pass`.
+void deactivate_registered_op(OpId op);
 
 }  // namespace fastamp::autocast

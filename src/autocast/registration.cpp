@@ -1,7 +1,7 @@
 #include "autocast/registration.h"
 
+#include "autocast/boxed_kernel.h"
 #include "autocast/kernel_entry.h"
-#include "autocast/op_kernel.h"
 #include "autocast/policy_table.h"
 #include "autocast/registered_ops.h"
 #include "autocast/thread_cache.h"
@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 
 namespace fastamp {
 namespace autocast {
@@ -36,6 +37,17 @@ class OverrideWarningFilter : public c10::WarningHandler {
  private:
   c10::WarningHandler* next_;
 };
+
+/// Puts the boxed kernel of a registered op on a device's autocast key for as long as the library
+/// lives.
+torch::Library implement_registered(OpId op, Column column) {
+  const std::string name = registered_op(op).name;
+  torch::Library library(torch::Library::IMPL, name.substr(0, name.find("::")),
+                         autocast_key(column), __FILE__, __LINE__);
+  library.impl(name.c_str(),
+               torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(op, column)));
+  return library;
+}
 
 /// The kernels registered on one dispatch key. Destroying it gives torch's back.
 class ColumnRegistration {

@@ -1,26 +1,25 @@
 #include "autocast/recorder.h"
+#include "autocast/trace_text.h"
+#include "autocast/tracing.h"
 
 #include <fastamp/autocast/registration.h>
 #include <fastamp/autocast/trace.h>
 
-#include <c10/util/Exception.h>
-#include <c10/util/StringUtil.h>
-
-#include <algorithm>
-#include <array>
-#include <utility>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
 
 namespace fastamp {
-namespace {
-
-constexpr std::array<std::pair<std::string_view, TraceOrder>, 4> kOrders{{
-    {"cast_bytes", TraceOrder::cast_bytes},
-    {"casts", TraceOrder::casts},
-    {"calls", TraceOrder::calls},
-    {"name", TraceOrder::name},
-}};
-
-}  // namespace
+CastCounts& CastCounts::operator+=(const CastCounts& other) {
+  weight_casts += other.weight_casts;
+  other_casts += other.other_casts;
+  cast_bytes += other.cast_bytes;
+  cache_hits += other.cache_hits;
+  ring_hits += other.ring_hits;
+  kept_hits += other.kept_hits;
+  return *this;
+}
 
 Trace::Trace() : recorder_(std::make_shared<autocast::Recorder>(/*wants_source=*/false)) {
   install();
@@ -42,17 +41,6 @@ std::string Trace::table(TraceOrder order, std::size_t row_limit) const {
 }
 
 std::string Trace::to_json() const { return autocast::format_json(rows(), gradient_casts()); }
-
-TraceOrder autocast::trace_order_of(const char* what, std::string_view name) {
-  std::vector<std::string_view> known;
-  for (const auto& [order_name, order] : kOrders) {
-    if (order_name == name) {
-      return order;
-    }
-    known.push_back(order_name);
-  }
-  TORCH_CHECK_VALUE(false, what, " to be one of ", c10::Join(", ", known), ", got '", name, "'.");
-}
 
 TraceOrder trace_order_from_string(std::string_view name) {
   return autocast::trace_order_of("trace_order_from_string: expected name", name);

@@ -1,6 +1,6 @@
-#include "autocast/recorder.h"
+#include "autocast/trace_text.h"
 
-#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -11,9 +11,15 @@
 #include <tuple>
 #include <utility>
 
-// A trace as a table and as JSON.
 namespace fastamp::autocast {
 namespace {
+
+constexpr std::array<std::pair<std::string_view, TraceOrder>, 4> kOrders{{
+    {"cast_bytes", TraceOrder::cast_bytes},
+    {"casts", TraceOrder::casts},
+    {"calls", TraceOrder::calls},
+    {"name", TraceOrder::name},
+}};
 
 /// "float32, float32, int64": runs of one dtype are folded, since lists can be long.
 std::string folded(const std::vector<c10::ScalarType>& dtypes) {
@@ -234,6 +240,17 @@ std::string format_json(const std::vector<TraceRow>& rows, const GradientCasts& 
   out << R"(}, "gradient_casts": {"casts": )" << gradients.casts << R"(, "bytes": )"
       << gradients.bytes << "}}";
   return out.str();
+}
+
+TraceOrder trace_order_of(const char* what, std::string_view name) {
+  std::vector<std::string_view> known;
+  for (const auto& [order_name, order] : kOrders) {
+    if (order_name == name) {
+      return order;
+    }
+    known.push_back(order_name);
+  }
+  TORCH_CHECK_VALUE(false, what, " to be one of ", c10::Join(", ", known), ", got '", name, "'.");
 }
 
 }  // namespace fastamp::autocast

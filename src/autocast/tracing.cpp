@@ -2,13 +2,14 @@
 
 #include "autocast/eligibility.h"
 #include "autocast/policy_table.h"
-#include "autocast/recorder.h"
 #include "autocast/torch_state.h"
 
 #include <c10/core/SymInt.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <exception>
+#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -18,9 +19,78 @@ std::atomic<int> g_open_traces{0};
 
 namespace {
 
+struct OpenTraces {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<Recorder>> recorders;
+};
+
+/// Never destroyed: other threads may run ops while the process exits.
+OpenTraces& open_traces() {
+  static auto* traces = new OpenTraces;
+  return *traces;
+}
+
+std::vector<std::shared_ptr<Recorder>> current_recorders() {
+  auto& open = open_traces();
+  const std::scoped_lock lock(open.mutex);
+  return open.recorders;
+}
+
+std::atomic<SourceFinder> g_source_finder{nullptr};
+
+std::string find_source() {
+  const SourceFinder finder = g_source_finder.load(std::memory_order_relaxed);
+  return finder == nullptr ? std::string() : finder();
+}
+
+/// Hands a call to all open traces.
+void record_call(CallKind kind, const CastCounts& casts) {
+  // No lock is held while the source is looked for: it takes Python's.
+  const auto recorders = current_recorders();
+  const auto wants_source = [](const auto& recorder) { return recorder->wants_source(); };
+  for (const auto& recorder : recorders) {
+    if (!recorder->wants_source()) {
+      recorder->add(kind, casts);
+    }
+  }
+  if (std::ranges::any_of(recorders, wants_source)) {
+    kind.source = find_source();
+    for (const auto& recorder : recorders) {
+      if (recorder->wants_source()) {
+        recorder->add(kind, casts);
+      }
+    }
+  }
+}
+
 thread_local TracedCall* t_call = nullptr;
 
 }  // namespace
+
+bool start_recording(const std::shared_ptr<Recorder>& recorder) {
+  auto& open = open_traces();
+  const std::scoped_lock lock(open.mutex);
+  if (std::ranges::find(open.recorders, recorder) != open.recorders.end()) {
+    return false;
+  }
+  open.recorders.push_back(recorder);
+  g_open_traces.fetch_add(1, std::memory_order_relaxed);
+  return true;
+}
+
+bool stop_recording(const std::shared_ptr<Recorder>& recorder) {
+  auto& open = open_traces();
+  const std::scoped_lock lock(open.mutex);
+  if (std::erase(open.recorders, recorder) == 0) {
+    return false;
+  }
+  g_open_traces.fetch_sub(1, std::memory_order_relaxed);
+  return true;
+}
+
+void set_source_finder(SourceFinder finder) {
+  g_source_finder.store(finder, std::memory_order_relaxed);
+}
 
 std::uint64_t bytes_of(const at::Tensor& tensor) {
   std::optional<std::int64_t> numel;
@@ -135,6 +205,11 @@ void report_cast(CastEvent event, const at::Tensor& cast) {
   }
 }
 
-void report_gradient_cast(const at::Tensor& cast) { record_gradient_cast(bytes_of(cast)); }
+void report_gradient_cast(const at::Tensor& cast) {
+  const auto bytes = bytes_of(cast);
+  for (const auto& recorder : current_recorders()) {
+    recorder->add_gradient_cast(bytes);
+  }
+}
 
 }  // namespace fastamp::autocast

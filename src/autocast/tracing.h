@@ -1,9 +1,11 @@
 #pragma once
 
 #include "autocast/op_ids.h"
+#include "autocast/recorder.h"
 
 #include <fastamp/autocast/policy.h>
 #include <fastamp/autocast/trace.h>
+#include <fastamp/export.h>
 
 #include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
@@ -11,10 +13,12 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
-// What op kernels and casts tell open traces.
+// What op kernels and casts tell open traces, and which are open.
 namespace fastamp::autocast {
 
 /// Number of open traces. All that a kernel reads while there are none.
@@ -83,5 +87,14 @@ inline void note_gradient_cast(const at::Tensor& cast) {
     report_gradient_cast(cast);
   }
 }
+
+/// Lets a recorder hear of all calls from now on, or no more. False if it did (not) before.
+FASTAMP_API bool start_recording(const std::shared_ptr<Recorder>& recorder);
+FASTAMP_API bool stop_recording(const std::shared_ptr<Recorder>& recorder);
+
+/// Finds "file:line" of the Python code that is calling now; empty if there is none. The Python
+/// module sets it once.
+using SourceFinder = std::string (*)();
+FASTAMP_API void set_source_finder(SourceFinder finder);
 
 }  // namespace fastamp::autocast
