@@ -1,6 +1,6 @@
 #include "bind_policy.h"
 
-#include "autocast/op_names.h"
+#include "autocast/table/op_names.h"
 
 #include <fastamp/autocast/guard.h>
 #include <fastamp/autocast/op_policy_guard.h>

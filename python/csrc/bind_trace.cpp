@@ -1,8 +1,8 @@
 #include "bind_trace.h"
 
-#include "autocast/recorder.h"
-#include "autocast/trace_text.h"
-#include "autocast/tracing.h"
+#include "autocast/trace/recorder.h"
+#include "autocast/trace/trace_text.h"
+#include "autocast/trace/tracing.h"
 #include "python_source.h"
 
 #include <pybind11/stl.h>

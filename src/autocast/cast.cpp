@@ -1,14 +1,13 @@
 #include "autocast/cast.h"
 
-#include "autocast/alias.h"
-#include "autocast/cast_node.h"
+#include "autocast/cache/kept_casts.h"
+#include "autocast/cache/thread_cache.h"
 #include "autocast/cast_together.h"
-#include "autocast/data_cast.h"
-#include "autocast/kept_cast.h"
-#include "autocast/plain.h"
-#include "autocast/thread_cache.h"
-#include "autocast/tracing.h"
-#include "autocast/weight_view.h"
+#include "autocast/make/cast_node.h"
+#include "autocast/make/data_cast.h"
+#include "autocast/make/plain.h"
+#include "autocast/make/weight_view.h"
+#include "autocast/trace/tracing.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/to_ops.h>

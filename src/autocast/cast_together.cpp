@@ -1,12 +1,12 @@
 #include "autocast/cast_together.h"
 
-#include "autocast/cast_node.h"
-#include "autocast/data_cast.h"
-#include "autocast/plain.h"
-#include "autocast/tensor_identity.h"
-#include "autocast/thread_cache.h"
-#include "autocast/tracing.h"
-#include "autocast/wanted_weights.h"
+#include "autocast/cache/thread_cache.h"
+#include "autocast/cache/wanted_weights.h"
+#include "autocast/make/cast_node.h"
+#include "autocast/make/data_cast.h"
+#include "autocast/make/plain.h"
+#include "autocast/make/tensor_identity.h"
+#include "autocast/trace/tracing.h"
 
 #include <fastamp/autocast/cast_together.h>
 

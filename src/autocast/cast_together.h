@@ -1,6 +1,6 @@
 #pragma once
 
-#include "autocast/cast_cache.h"
+#include "autocast/cache/cast_cache.h"
 
 #include <fastamp/export.h>
 

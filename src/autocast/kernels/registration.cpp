@@ -1,0 +1,186 @@
+#include "autocast/kernels/registration.h"
+
+#include "autocast/cache/thread_cache.h"
+#include "autocast/kernels/boxed_kernel.h"
+#include "autocast/policy/policy_table.h"
+#include "autocast/table/kernel_entry.h"
+#include "autocast/table/registered_ops.h"
+#include "autocast/torch/torch_state.h"
+
+#include <fastamp/autocast/registration.h>
+
+#include <c10/util/Exception.h>
+
+#include <array>
+#include <atomic>
+#include <bitset>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+namespace fastamp {
+namespace autocast {
+namespace {
+
+/// torch says once per process that a kernel was registered over its own, which is what we are here
+/// for. Anything else goes on to the handler that was there.
+class OverrideWarningFilter : public c10::WarningHandler {
+ public:
+  explicit OverrideWarningFilter(c10::WarningHandler* next) : next_(next) {}
+  void process(const c10::Warning& warning) override {
+    if (warning.msg().find("verriding a previously registered kernel") == std::string::npos) {
+      next_->process(warning);
+    }
+  }
+
+ private:
+  c10::WarningHandler* next_;
+};
+
+/// Puts the boxed kernel of a registered op on a device's autocast key for as long as the library
+/// lives.
+torch::Library implement_registered(OpId op, Column column) {
+  const std::string name = registered_op(op).name;
+  torch::Library library(torch::Library::IMPL, name.substr(0, name.find("::")),
+                         autocast_key(column), __FILE__, __LINE__);
+  library.impl(name.c_str(),
+               torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(op, column)));
+  return library;
+}
+
+/// The kernels registered on one dispatch key. Destroying it gives torch's back.
+class ColumnRegistration {
+ public:
+  explicit ColumnRegistration(Column column)
+      : column_(column),
+        library_(torch::Library::IMPL, "aten", autocast_key(column), __FILE__, __LINE__) {}
+
+  void add(OpId op) {
+    const auto index = static_cast<std::size_t>(op);
+    if (index >= kNumOps) {
+      if (!of_users_.contains(op)) {
+        of_users_.emplace(op, implement_registered(op, column_));
+      }
+    } else if (!registered_.test(index)) {
+      const KernelEntry& entry = kernel_entries()[index];
+      entry.implement(library_, entry.qualified_name().c_str(), column_);
+      registered_.set(index);
+    }
+  }
+
+  void remove(OpId op) { of_users_.erase(op); }
+
+ private:
+  Column column_;
+  torch::Library library_;
+  std::bitset<kNumOps> registered_;
+  std::map<OpId, torch::Library> of_users_;
+};
+
+struct Registry {
+  std::mutex mutex;
+  std::array<std::unique_ptr<ColumnRegistration>, kNumColumns> columns;
+  std::atomic<bool> installed = false;
+  bool policies_loaded = false;
+};
+
+/// Never destroyed: at process exit other threads may still run ops, and the dispatcher may be
+/// gone.
+Registry& registry() {
+  static auto* instance = new Registry;
+  return *instance;
+}
+
+template <class Function>
+void without_override_warning(const Function& function) {
+  OverrideWarningFilter filter(c10::WarningUtils::get_warning_handler());
+  const c10::WarningUtils::WarningHandlerGuard guard(&filter);
+  function();
+}
+
+void load_policies_once(Registry& r) {
+  if (!r.policies_loaded) {
+    load_default_policies();
+    r.policies_loaded = true;
+  }
+}
+
+void register_all(Registry& r) {
+  for (const auto column : {Column::cpu, Column::cuda}) {
+    auto registration = std::make_unique<ColumnRegistration>(column);
+    for (std::size_t i = 0; i < kNumOps + num_registered_ops(); ++i) {
+      const auto op = static_cast<OpId>(i);
+      if (default_policy(op, column) != OpPolicy::pass ||
+          process_policy_of(op, column) != OpPolicy::pass) {
+        registration->add(op);
+      }
+    }
+    r.columns[static_cast<std::size_t>(column)] = std::move(registration);
+  }
+}
+
+}  // namespace
+
+void ensure_policies_loaded() {
+  Registry& r = registry();
+  const std::scoped_lock lock(r.mutex);
+  load_policies_once(r);
+}
+
+void ensure_registered(OpId op, Column column) {
+  Registry& r = registry();
+  const std::scoped_lock lock(r.mutex);
+  if (auto& registration = r.columns[static_cast<std::size_t>(column)]) {
+    without_override_warning([&] { registration->add(op); });
+  }
+}
+
+void drop_registration(OpId op, Column column) {
+  Registry& r = registry();
+  const std::scoped_lock lock(r.mutex);
+  if (auto& registration = r.columns[static_cast<std::size_t>(column)]) {
+    registration->remove(op);
+  }
+}
+
+}  // namespace autocast
+
+void install() {
+  autocast::Registry& r = autocast::registry();
+  if (r.installed.load(std::memory_order_acquire)) {
+    return;
+  }
+  const std::scoped_lock lock(r.mutex);
+  if (r.installed.load(std::memory_order_relaxed)) {
+    return;
+  }
+  autocast::load_policies_once(r);
+  autocast::without_override_warning([&] { autocast::register_all(r); });
+  r.installed.store(true, std::memory_order_release);
+}
+
+void uninstall() {
+  {
+    autocast::Registry& r = autocast::registry();
+    const std::scoped_lock lock(r.mutex);
+    TORCH_CHECK(!autocast::in_region(),
+                "uninstall: expected to be called outside autocast regions, got a call inside one. "
+                "Leave every "
+                "autocast region of this thread first.");
+    TORCH_CHECK(
+        autocast::g_overriding_threads.load(std::memory_order_relaxed) == 0,
+        "uninstall: expected no thread to have op policies of its own, got one that has. End every "
+        "OpPolicyGuard, in Python every op_policies block, first.");
+    for (auto& column : r.columns) {
+      column.reset();
+    }
+    r.installed.store(false, std::memory_order_release);
+  }
+  // Not under the lock: a weight may end with its cast and run code that installs again.
+  autocast::clear_thread_cache();
+}
+
+bool is_installed() { return autocast::registry().installed.load(std::memory_order_acquire); }
+
+}  // namespace fastamp
