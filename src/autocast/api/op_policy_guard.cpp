@@ -13,18 +13,18 @@
 namespace fastamp {
 namespace {
 
-using autocast::Column;
 using autocast::OpId;
+using autocast::PolicyDevice;
 
 struct Checked {
   std::vector<OpId> ops;
-  std::vector<Column> columns;
+  std::vector<PolicyDevice> devices;
   OpPolicy policy;
 };
 
 Checked checked(const char* function, const OpPolicyEdit& edit) {
   Checked result{autocast::find_ops(function, edit.op),
-                 autocast::find_columns(function, edit.device), edit.policy};
+                 autocast::find_policy_devices(function, edit.device), edit.policy};
   for (const OpId op : result.ops) {
     autocast::check_can_carry(function, op, edit.policy);
   }
@@ -42,13 +42,13 @@ detail::SharedOverrides detail::checked_op_policies(const char* function,
     all.push_back(checked(function, edit));
   }
   auto made = std::make_shared<autocast::PolicyOverrides>();
-  for (const auto& [ops, columns, policy] : all) {
+  for (const auto& [ops, devices, policy] : all) {
     for (const auto op : ops) {
-      for (const auto column : columns) {
-        made->policies[static_cast<std::size_t>(column)][static_cast<std::size_t>(op)] =
+      for (const auto device : devices) {
+        made->policies[static_cast<std::size_t>(device)][static_cast<std::size_t>(op)] =
             static_cast<std::uint8_t>(policy);
         if (policy != OpPolicy::pass) {
-          autocast::ensure_registered(op, column);
+          autocast::ensure_registered(op, device);
         }
       }
     }

@@ -17,8 +17,8 @@
 namespace fastamp {
 namespace {
 
-using autocast::Column;
 using autocast::OpId;
+using autocast::PolicyDevice;
 
 c10::OperatorName parse(const std::string& name) {
   const auto dot = name.find('.');
@@ -80,18 +80,18 @@ std::vector<autocast::RegisteredOp> candidates(const std::string& name) {
   return ops;
 }
 
-void activate(OpId id, OpPolicy policy, const std::vector<Column>& columns) {
-  autocast::activate_registered_op(id, policy, columns);
-  for (const Column column : columns) {
-    autocast::set_policy(id, column, policy);
-    autocast::ensure_registered(id, column);
+void activate(OpId id, OpPolicy policy, const std::vector<PolicyDevice>& devices) {
+  autocast::activate_registered_op(id, policy, devices);
+  for (const PolicyDevice device : devices) {
+    autocast::set_policy(id, device, policy);
+    autocast::ensure_registered(id, device);
   }
 }
 
 void deactivate(OpId id) {
-  for (const Column column : {Column::cpu, Column::cuda}) {
-    autocast::drop_registration(id, column);
-    autocast::set_policy(id, column, OpPolicy::pass);
+  for (const PolicyDevice device : {PolicyDevice::cpu, PolicyDevice::cuda}) {
+    autocast::drop_registration(id, device);
+    autocast::set_policy(id, device, OpPolicy::pass);
   }
   autocast::deactivate_registered_op(id);
 }
@@ -102,21 +102,21 @@ std::vector<OpTableRow> op_table() {
   autocast::ensure_policies_loaded();
   std::vector<OpTableRow> rows;
   for (const OpId op : autocast::all_ops()) {
-    rows.push_back({autocast::short_name(op), autocast::process_policy_of(op, Column::cpu),
-                    autocast::process_policy_of(op, Column::cuda),
-                    autocast::default_policy(op, Column::cpu),
-                    autocast::default_policy(op, Column::cuda)});
+    rows.push_back({autocast::short_name(op), autocast::process_policy_of(op, PolicyDevice::cpu),
+                    autocast::process_policy_of(op, PolicyDevice::cuda),
+                    autocast::default_policy(op, PolicyDevice::cpu),
+                    autocast::default_policy(op, PolicyDevice::cuda)});
   }
   return rows;
 }
 
 OpPolicy op_policy(std::string_view op, c10::DeviceType device) {
   autocast::ensure_policies_loaded();
-  const Column column = autocast::find_columns("op_policy", device).front();
+  const auto where = autocast::find_policy_devices("op_policy", device).front();
   const auto ops = autocast::find_ops("op_policy", op);
-  const OpPolicy policy = autocast::policy_of(ops.front(), column);
+  const OpPolicy policy = autocast::policy_of(ops.front(), where);
   for (const OpId other : ops) {
-    TORCH_CHECK_VALUE(autocast::policy_of(other, column) == policy,
+    TORCH_CHECK_VALUE(autocast::policy_of(other, where) == policy,
                       "op_policy: expected op to name one policy, got '", op,
                       "', whose overloads differ. Name one of them, such as '",
                       autocast::short_name(other), "'.");
@@ -126,16 +126,16 @@ OpPolicy op_policy(std::string_view op, c10::DeviceType device) {
 
 void set_op_policy(std::string_view op, OpPolicy policy, std::optional<c10::DeviceType> device) {
   autocast::ensure_policies_loaded();
-  const auto columns = autocast::find_columns("set_op_policy", device);
+  const auto devices = autocast::find_policy_devices("set_op_policy", device);
   const auto ops = autocast::find_ops("set_op_policy", op);
   for (const OpId each : ops) {
     autocast::check_can_carry("set_op_policy", each, policy);
   }
   for (const OpId each : ops) {
-    for (const Column column : columns) {
-      autocast::set_policy(each, column, policy);
+    for (const PolicyDevice where : devices) {
+      autocast::set_policy(each, where, policy);
       if (policy != OpPolicy::pass) {
-        autocast::ensure_registered(each, column);
+        autocast::ensure_registered(each, where);
       }
     }
   }
@@ -148,7 +148,7 @@ void reset_op_policies() {
 
 void register_op(const std::string& name, OpPolicy policy, std::optional<c10::DeviceType> device) {
   autocast::ensure_policies_loaded();
-  const auto columns = autocast::find_columns("register_op", device);
+  const auto devices = autocast::find_policy_devices("register_op", device);
   auto ops = candidates(name);
   // Of a name without overload the out= variants stay out, as in torch's own lists: of what can be
   // cast, if anything can, even for a policy that casts nothing, since it may be changed later.
@@ -161,7 +161,7 @@ void register_op(const std::string& name, OpPolicy policy, std::optional<c10::De
   keep_those([&](const auto& op) { return autocast::can_carry(op.capabilities, policy); });
   autocast::check_can_carry("register_op", ops.front().name, ops.front().capabilities, policy);
   for (const auto& op : ops) {
-    activate(autocast::add_registered_op(op), policy, columns);
+    activate(autocast::add_registered_op(op), policy, devices);
   }
 }
 

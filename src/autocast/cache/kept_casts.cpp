@@ -27,7 +27,7 @@ KeptCastStore& KeptCastStore::instance() {
 
 std::uint64_t KeptCastStore::acquire(const std::vector<at::Tensor>& weights) {
   const std::scoped_lock lock(mutex_);
-  const auto id = wanted_.acquire(weights);
+  const auto id = requests_.acquire(weights);
   note_use();
   return id;
 }
@@ -35,22 +35,22 @@ std::uint64_t KeptCastStore::acquire(const std::vector<at::Tensor>& weights) {
 void KeptCastStore::release(std::uint64_t id) {
   Dropped dropped;
   const std::scoped_lock lock(mutex_);
-  dropped = take(wanted_.release(id));
+  dropped = take(requests_.release(id));
   note_use();
 }
 
 void KeptCastStore::add(std::uint64_t id, const at::Tensor& weight) {
   const std::scoped_lock lock(mutex_);
-  wanted_.add(id, weight);
+  requests_.add(id, weight);
   note_use();
 }
 
-KeptCastStore::Dropped KeptCastStore::take(WantedWeights::Forgotten weights) {
-  auto entries = take(weights.unwanted);
+KeptCastStore::Dropped KeptCastStore::take(WeightRequests::Forgotten weights) {
+  auto entries = take(weights.unrequested);
   return {std::move(weights), std::move(entries)};
 }
 
-std::vector<KeptCastStore::Entry> KeptCastStore::take(const WantedWeights::Keys& weights) {
+std::vector<KeptCastStore::Entry> KeptCastStore::take(const WeightRequests::Keys& weights) {
   std::vector<Entry> taken;
   for (const auto* weight : weights) {
     const auto entries = entries_.find(weight);
@@ -62,9 +62,9 @@ std::vector<KeptCastStore::Entry> KeptCastStore::take(const WantedWeights::Keys&
   return taken;
 }
 
-bool KeptCastStore::is_wanted(const at::Tensor& weight) const {
+bool KeptCastStore::is_requested(const at::Tensor& weight) const {
   const std::scoped_lock lock(mutex_);
-  return wanted_.contains(weight.unsafeGetTensorImpl());
+  return requests_.contains(weight.unsafeGetTensorImpl());
 }
 
 const KeptCastStore::Entry* KeptCastStore::find_entry(const at::Tensor& source,
@@ -124,7 +124,7 @@ void KeptCastStore::insert(const at::Tensor& source, TensorIdentity as_cast, c10
   };
   std::vector<Entry> dropped;
   const std::scoped_lock lock(mutex_);
-  if (!wanted_.contains(entry.source.key())) {
+  if (!requests_.contains(entry.source.key())) {
     return;
   }
   auto& entries = entries_[entry.source.key()];
@@ -153,7 +153,7 @@ KeptCasts KeptCastStore::count() {
   Dropped dead;
   KeptCasts kept;
   const std::scoped_lock lock(mutex_);
-  dead = take(wanted_.take_dead());
+  dead = take(requests_.take_dead());
   note_use();
   for (const auto& [weight, entries] : entries_) {
     for (const Entry& entry : entries) {
@@ -169,7 +169,7 @@ void KeptCastStore::sweep_sometimes() {
   if ((ended_regions_.fetch_add(1, std::memory_order_relaxed) + 1) % kPeriod == 0) {
     Dropped dead;
     const std::scoped_lock lock(mutex_);
-    dead = take(wanted_.take_dead());
+    dead = take(requests_.take_dead());
     note_use();
   }
 }
@@ -212,7 +212,7 @@ bool can_be_kept(const at::Tensor& tensor) {
 
 bool is_kept_weight_slow(const at::Tensor& tensor) {
   return can_be_kept(tensor) && is_weight_cache_enabled() && !is_cached_by_torch(tensor) &&
-         KeptCastStore::instance().is_wanted(tensor);
+         KeptCastStore::instance().is_requested(tensor);
 }
 
 at::Tensor make_kept_cast(const at::Tensor& weight, c10::ScalarType to) {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "autocast/cache/wanted_weights.h"
+#include "autocast/cache/weight_requests.h"
 #include "autocast/make/tensor_identity.h"
 
 #include <fastamp/autocast/kept_casts.h>
@@ -36,7 +36,7 @@ class FASTAMP_API KeptCastStore {
   void release(std::uint64_t id);
   /// Adds a weight to those of an acquire(), unless it is among them.
   void add(std::uint64_t id, const at::Tensor& weight);
-  bool is_wanted(const at::Tensor& weight) const;
+  bool is_requested(const at::Tensor& weight) const;
 
   /// An alias of the kept cast of `source` as it is now, or an undefined tensor.
   at::Tensor find(const at::Tensor& source, c10::ScalarType to) const;
@@ -44,8 +44,8 @@ class FASTAMP_API KeptCastStore {
   /// An alias of the memory kept for a cast of `source`, up to date or not, or an undefined tensor.
   at::Tensor find_memory(const at::Tensor& source, c10::ScalarType to) const;
 
-  /// Keeps `cast`, which has no history, as that of a wanted weight; in place of casts that are out
-  /// of date.
+  /// Keeps `cast`, which has no history, as that of a requested weight; in place of casts that are
+  /// out of date.
   /// @param as_cast  The source from before it was read: another thread may have written it since.
   void insert(const at::Tensor& source, TensorIdentity as_cast, c10::ScalarType to,
               const at::Tensor& cast);
@@ -79,18 +79,18 @@ class FASTAMP_API KeptCastStore {
   const Entry* find_entry(const at::Tensor& source, c10::ScalarType to) const;
   /// What left the store, to be destroyed without the lock.
   struct Dropped {
-    WantedWeights::Forgotten weights;
+    WeightRequests::Forgotten weights;
     std::vector<Entry> entries;
   };
-  Dropped take(WantedWeights::Forgotten weights);
-  std::vector<Entry> take(const WantedWeights::Keys& weights);
-  void note_use() { used_.store(!wanted_.empty(), std::memory_order_relaxed); }
+  Dropped take(WeightRequests::Forgotten weights);
+  std::vector<Entry> take(const WeightRequests::Keys& weights);
+  void note_use() { used_.store(!requests_.empty(), std::memory_order_relaxed); }
 
   mutable std::mutex mutex_;
   std::atomic<bool> used_{false};
   std::atomic<std::uint32_t> ended_regions_{0};
   std::unordered_map<const c10::TensorImpl*, std::vector<Entry>> entries_;
-  WantedWeights wanted_;
+  WeightRequests requests_;
 };
 
 /// Whether a cast of this tensor can outlive regions at all.

@@ -20,10 +20,10 @@ namespace fastamp::autocast {
 struct Caster {
   c10::ScalarType to;
   c10::ScalarType lower;
-  Column column;
+  PolicyDevice device;
   bool share = false;  ///< See cast().
 
-  bool wants(const at::Tensor& tensor) const { return needs_cast(tensor, to, column); }
+  bool wants(const at::Tensor& tensor) const { return needs_cast(tensor, to, device); }
   at::Tensor operator()(const at::Tensor& tensor) const { return cast(tensor, to, lower, share); }
 };
 
@@ -127,17 +127,17 @@ class Argument<const at::ITensorListRef&> : public ListArgument<at::ITensorListR
 /// Whether an argument holds a tensor that forces a promoting op into float32: any castable dtype
 /// but `lower`. torch stops with an error at a mix of float16 and bfloat16; float32 holds both
 /// exactly.
-inline bool forces_fp32(const at::Tensor& tensor, c10::ScalarType lower, Column column) {
-  return needs_cast(tensor, lower, column);
+inline bool forces_fp32(const at::Tensor& tensor, c10::ScalarType lower, PolicyDevice device) {
+  return needs_cast(tensor, lower, device);
 }
 
 template <class T>
-bool forces_fp32(const T& argument, c10::ScalarType lower, Column column) {
+bool forces_fp32(const T& argument, c10::ScalarType lower, PolicyDevice device) {
   if constexpr (std::is_same_v<T, std::optional<at::Tensor>>) {
-    return argument.has_value() && forces_fp32(*argument, lower, column);
+    return argument.has_value() && forces_fp32(*argument, lower, device);
   } else if constexpr (std::is_same_v<T, at::TensorList> || std::is_same_v<T, at::ITensorListRef>) {
     for (const at::Tensor& tensor : argument) {
-      if (forces_fp32(tensor, lower, column)) {
+      if (forces_fp32(tensor, lower, device)) {
         return true;
       }
     }

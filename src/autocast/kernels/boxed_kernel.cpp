@@ -69,19 +69,19 @@ void cast_arguments(torch::jit::Stack& stack, std::size_t count, const Caster& c
 }
 
 c10::ScalarType run_dtype(OpPolicy policy, Arguments arguments, c10::ScalarType lower,
-                          Column column) {
+                          PolicyDevice device) {
   bool wide = policy == OpPolicy::fp32;
   if (policy == OpPolicy::promote) {
     for_each_tensor(arguments, [&](const at::Tensor& tensor) {
-      wide = wide || forces_fp32(tensor, lower, column);
+      wide = wide || forces_fp32(tensor, lower, device);
     });
   }
   return wide ? c10::kFloat : lower;
 }
 
-void set_dtype(const c10::FunctionSchema& schema, torch::jit::Stack& stack, Column column) {
+void set_dtype(const c10::FunctionSchema& schema, torch::jit::Stack& stack, PolicyDevice device) {
   const auto first = stack.end() - static_cast<std::ptrdiff_t>(schema.arguments().size());
-  if (!is_eligible(first->toTensor(), column)) {
+  if (!is_eligible(first->toTensor(), device)) {
     return;
   }
   for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
@@ -121,28 +121,28 @@ OpCapabilities boxed_capabilities(const c10::FunctionSchema& schema) {
 
 void BoxedKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                              torch::jit::Stack* stack) const {
-  const auto key = autocast_key(column_);
+  const auto key = autocast_key(device_);
   const auto count = op.schema().arguments().size();
   std::unique_ptr<TracedCall> trace;
   if (is_traced()) [[unlikely]] {
-    trace = std::make_unique<TracedCall>(op_, column_);
+    trace = std::make_unique<TracedCall>(op_, device_);
     show(*trace, op.schema(), torch::jit::last(*stack, count));
   }
-  const OpPolicy policy = policy_of(op_, column_);
+  const OpPolicy policy = policy_of(op_, device_);
   if (policy == OpPolicy::pass) {
     op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key), stack);
     return;
   }
   if (policy == OpPolicy::banned) {
-    throw_banned(op_, column_);
+    throw_banned(op_, device_);
   }
-  const auto lower = region_dtype(device_type(column_));
+  const auto lower = region_dtype(device_type(device_));
   const c10::impl::ExcludeDispatchKeyGuard below_autocast(key);
   if (policy == OpPolicy::set_opt_dtype) {
-    set_dtype(op.schema(), *stack, column_);
+    set_dtype(op.schema(), *stack, device_);
   } else {
-    const auto to = run_dtype(policy, torch::jit::last(*stack, count), lower, column_);
-    cast_arguments(*stack, count, {to, lower, column_});
+    const auto to = run_dtype(policy, torch::jit::last(*stack, count), lower, device_);
+    cast_arguments(*stack, count, {to, lower, device_});
   }
   op.callBoxed(stack);
 }

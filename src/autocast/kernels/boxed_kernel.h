@@ -13,13 +13,13 @@ namespace fastamp::autocast {
 /// The autocast kernel of an op that is known only by its schema; OpKernel's counterpart.
 class BoxedKernel final : public c10::OperatorKernel {
  public:
-  BoxedKernel(OpId op, Column column) : op_(op), column_(column) {}
+  BoxedKernel(OpId op, PolicyDevice device) : op_(op), device_(device) {}
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                   torch::jit::Stack* stack) const;
 
  private:
   OpId op_;
-  Column column_;
+  PolicyDevice device_;
 };
 
 /// What the schema allows. An op that writes an argument cannot be given a cast of it.

@@ -48,10 +48,10 @@ at::Tensor flatten(const std::vector<at::Tensor>& casts, const RnnLayout& layout
   return buffer;
 }
 
-std::unique_ptr<TracedCall> trace_call(Column column, const at::Tensor& input,
+std::unique_ptr<TracedCall> trace_call(PolicyDevice device, const at::Tensor& input,
                                        at::TensorList weight, const at::Tensor& hx,
                                        const std::optional<at::Tensor>& cx) {
-  auto trace = std::make_unique<TracedCall>(OpId::_cudnn_rnn, column);
+  auto trace = std::make_unique<TracedCall>(OpId::_cudnn_rnn, device);
   trace->see(input);
   trace->see(weight);
   trace->see(hx);
@@ -61,7 +61,7 @@ std::unique_ptr<TracedCall> trace_call(Column column, const at::Tensor& input,
 
 }  // namespace
 
-template <Column kColumn>
+template <PolicyDevice kDevice>
 CudnnRnnKernel::Result CudnnRnnKernel::call(
     const at::Tensor& input, at::TensorList weight, int64_t weight_stride0,
     const std::optional<at::Tensor>& weight_buf, const at::Tensor& hx,
@@ -70,8 +70,8 @@ CudnnRnnKernel::Result CudnnRnnKernel::call(
     c10::SymInt proj_size,    // NOLINT(performance-unnecessary-value-param)
     int64_t num_layers, bool batch_first, double dropout, bool train, bool bidirectional,
     c10::SymIntArrayRef batch_sizes, const std::optional<at::Tensor>& dropout_state) {
-  const c10::impl::ExcludeDispatchKeyGuard below_autocast(autocast_key(kColumn));
-  const auto trace = is_traced() ? trace_call(kColumn, input, weight, hx, cx) : nullptr;
+  const c10::impl::ExcludeDispatchKeyGuard below_autocast(autocast_key(kDevice));
+  const auto trace = is_traced() ? trace_call(kDevice, input, weight, hx, cx) : nullptr;
   const auto run = [&](const at::Tensor& x, at::TensorList weights,
                        const std::optional<at::Tensor>& buffer, const at::Tensor& h,
                        const std::optional<at::Tensor>& c) {
@@ -79,14 +79,14 @@ CudnnRnnKernel::Result CudnnRnnKernel::call(
                                       proj_size, num_layers, batch_first, dropout, train,
                                       bidirectional, batch_sizes, dropout_state);
   };
-  const OpPolicy policy = policy_of(OpId::_cudnn_rnn, kColumn);
+  const OpPolicy policy = policy_of(OpId::_cudnn_rnn, kDevice);
   if (policy == OpPolicy::banned) {
-    throw_banned(OpId::_cudnn_rnn, kColumn);
+    throw_banned(OpId::_cudnn_rnn, kDevice);
   }
   if (policy != OpPolicy::lower) {
     return run(input, weight, weight_buf, hx, cx);
   }
-  const Caster caster{kRnnDtype, kRnnDtype, kColumn};
+  const Caster caster{kRnnDtype, kRnnDtype, kDevice};
   const Argument<const at::Tensor&> x(Received<const at::Tensor&>{input, caster});
   const Argument<const at::Tensor&> h(Received<const at::Tensor&>{hx, caster});
   const Argument<const std::optional<at::Tensor>&> c(
@@ -107,11 +107,12 @@ CudnnRnnKernel::Result CudnnRnnKernel::call(
   return run(x.get(), casts, buffer, h.get(), c.get());
 }
 
-void CudnnRnnKernel::implement(torch::Library& library, const char* qualified_name, Column column) {
-  if (column == Column::cpu) {
-    library.impl(qualified_name, TORCH_FN((&CudnnRnnKernel::call<Column::cpu>)));
+void CudnnRnnKernel::implement(torch::Library& library, const char* qualified_name,
+                               PolicyDevice device) {
+  if (device == PolicyDevice::cpu) {
+    library.impl(qualified_name, TORCH_FN((&CudnnRnnKernel::call<PolicyDevice::cpu>)));
   } else {
-    library.impl(qualified_name, TORCH_FN((&CudnnRnnKernel::call<Column::cuda>)));
+    library.impl(qualified_name, TORCH_FN((&CudnnRnnKernel::call<PolicyDevice::cuda>)));
   }
 }
 

@@ -24,9 +24,9 @@ struct CudnnRnnKernel {
   static constexpr OpCapabilities kCapabilities{
       .lower = true, .fp32 = false, .set_opt_dtype = false, .append_dtype = false};
 
-  static void implement(torch::Library& library, const char* qualified_name, Column column);
+  static void implement(torch::Library& library, const char* qualified_name, PolicyDevice device);
 
-  template <Column kColumn>
+  template <PolicyDevice kDevice>
   static Result call(const at::Tensor& input, at::TensorList weight, int64_t weight_stride0,
                      const std::optional<at::Tensor>& weight_buf, const at::Tensor& hx,
                      const std::optional<at::Tensor>& cx, int64_t mode, c10::SymInt hidden_size,

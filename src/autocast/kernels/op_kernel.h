@@ -44,28 +44,28 @@ struct OpKernel<Op, Id, Redispatch, Result(Args...)> {
       .append_dtype = !std::is_same_v<Redispatch, NoRedispatch>,
   };
 
-  template <Column kColumn>
+  template <PolicyDevice kDevice>
   static Result call(c10::DispatchKeySet keys, Args... args) {
-    constexpr auto kKey = autocast_key(kColumn);
+    constexpr auto kKey = autocast_key(kDevice);
     std::unique_ptr<TracedCall> trace;
     if (is_traced()) [[unlikely]] {
-      trace = std::make_unique<TracedCall>(Id, kColumn);
+      trace = std::make_unique<TracedCall>(Id, kDevice);
       (trace->see(std::as_const(args)), ...);
     }
-    if (policy_of(Id, kColumn) == OpPolicy::pass) {
+    if (policy_of(Id, kDevice) == OpPolicy::pass) {
       // As if no kernel were registered: the ops inside a composite one must still be autocast.
       const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, kKey);
       return Op::redispatch(keys & below, static_cast<Args&&>(args)...);
     }
     const c10::impl::ExcludeDispatchKeyGuard below_autocast(kKey);
-    return apply(kColumn, args...);
+    return apply(kDevice, args...);
   }
 
-  static void implement(torch::Library& library, const char* qualified_name, Column column) {
-    if (column == Column::cpu) {
-      library.impl(qualified_name, TORCH_FN((&OpKernel::call<Column::cpu>)));
+  static void implement(torch::Library& library, const char* qualified_name, PolicyDevice device) {
+    if (device == PolicyDevice::cpu) {
+      library.impl(qualified_name, TORCH_FN((&OpKernel::call<PolicyDevice::cpu>)));
     } else {
-      library.impl(qualified_name, TORCH_FN((&OpKernel::call<Column::cuda>)));
+      library.impl(qualified_name, TORCH_FN((&OpKernel::call<PolicyDevice::cuda>)));
     }
   }
 
@@ -73,37 +73,37 @@ struct OpKernel<Op, Id, Redispatch, Result(Args...)> {
   /// These can return an argument or a view of it: the user may edit it, and a shared cast with it.
   static constexpr bool kSharesCasts = Id != OpId::einsum && Id != OpId::chain_matmul;
 
-  static Result apply(Column column, std::remove_reference_t<Args>&... args) {
-    const OpPolicy policy = policy_of(Id, column);
+  static Result apply(PolicyDevice device, std::remove_reference_t<Args>&... args) {
+    const OpPolicy policy = policy_of(Id, device);
     if constexpr (kCapabilities.lower) {
-      const auto lower = region_dtype(device_type(column));
+      const auto lower = region_dtype(device_type(device));
       switch (policy) {
         case OpPolicy::lower:
-          return call_cast({lower, lower, column, kSharesCasts}, args...);
+          return call_cast({lower, lower, device, kSharesCasts}, args...);
         case OpPolicy::fp32:
-          return call_cast({c10::kFloat, lower, column}, args...);
+          return call_cast({c10::kFloat, lower, device}, args...);
         case OpPolicy::promote: {
-          const bool wide = (forces_fp32(std::as_const(args), lower, column) || ...);
-          return call_cast({wide ? c10::kFloat : lower, lower, column}, args...);
+          const bool wide = (forces_fp32(std::as_const(args), lower, device) || ...);
+          return call_cast({wide ? c10::kFloat : lower, lower, device}, args...);
         }
         default:
           break;
       }
     }
     if constexpr (kCapabilities.set_opt_dtype) {
-      if (policy == OpPolicy::set_opt_dtype && is_eligible(first(args...), column)) {
+      if (policy == OpPolicy::set_opt_dtype && is_eligible(first(args...), device)) {
         return Op::call(with_default_dtype<Args>(args)...);
       }
     }
     if constexpr (kCapabilities.append_dtype) {
       if (policy == OpPolicy::append_dtype) {
         const at::Tensor& input = first(args...);
-        const auto dtype = is_eligible(input, column) ? c10::kFloat : input.scalar_type();
+        const auto dtype = is_eligible(input, device) ? c10::kFloat : input.scalar_type();
         return Redispatch::call(static_cast<Args&&>(args)..., dtype);
       }
     }
     if (policy == OpPolicy::banned) {
-      throw_banned(Id, column);
+      throw_banned(Id, device);
     }
     return Op::call(static_cast<Args&&>(args)...);
   }

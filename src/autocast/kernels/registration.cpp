@@ -40,31 +40,31 @@ class OverrideWarningFilter : public c10::WarningHandler {
 
 /// Puts the boxed kernel of a registered op on a device's autocast key for as long as the library
 /// lives.
-torch::Library implement_registered(OpId op, Column column) {
+torch::Library implement_registered(OpId op, PolicyDevice device) {
   const std::string name = registered_op(op).name;
   torch::Library library(torch::Library::IMPL, name.substr(0, name.find("::")),
-                         autocast_key(column), __FILE__, __LINE__);
+                         autocast_key(device), __FILE__, __LINE__);
   library.impl(name.c_str(),
-               torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(op, column)));
+               torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(op, device)));
   return library;
 }
 
 /// The kernels registered on one dispatch key. Destroying it gives torch's back.
-class ColumnRegistration {
+class DeviceRegistration {
  public:
-  explicit ColumnRegistration(Column column)
-      : column_(column),
-        library_(torch::Library::IMPL, "aten", autocast_key(column), __FILE__, __LINE__) {}
+  explicit DeviceRegistration(PolicyDevice device)
+      : device_(device),
+        library_(torch::Library::IMPL, "aten", autocast_key(device), __FILE__, __LINE__) {}
 
   void add(OpId op) {
     const auto index = static_cast<std::size_t>(op);
     if (index >= kNumOps) {
       if (!of_users_.contains(op)) {
-        of_users_.emplace(op, implement_registered(op, column_));
+        of_users_.emplace(op, implement_registered(op, device_));
       }
     } else if (!registered_.test(index)) {
       const KernelEntry& entry = kernel_entries()[index];
-      entry.implement(library_, entry.qualified_name().c_str(), column_);
+      entry.implement(library_, entry.qualified_name().c_str(), device_);
       registered_.set(index);
     }
   }
@@ -72,7 +72,7 @@ class ColumnRegistration {
   void remove(OpId op) { of_users_.erase(op); }
 
  private:
-  Column column_;
+  PolicyDevice device_;
   torch::Library library_;
   std::bitset<kNumOps> registered_;
   std::map<OpId, torch::Library> of_users_;
@@ -80,7 +80,7 @@ class ColumnRegistration {
 
 struct Registry {
   std::mutex mutex;
-  std::array<std::unique_ptr<ColumnRegistration>, kNumColumns> columns;
+  std::array<std::unique_ptr<DeviceRegistration>, kNumPolicyDevices> devices;
   std::atomic<bool> installed = false;
   bool policies_loaded = false;
 };
@@ -107,16 +107,16 @@ void load_policies_once(Registry& r) {
 }
 
 void register_all(Registry& r) {
-  for (const auto column : {Column::cpu, Column::cuda}) {
-    auto registration = std::make_unique<ColumnRegistration>(column);
+  for (const auto device : {PolicyDevice::cpu, PolicyDevice::cuda}) {
+    auto registration = std::make_unique<DeviceRegistration>(device);
     for (std::size_t i = 0; i < kNumOps + num_registered_ops(); ++i) {
       const auto op = static_cast<OpId>(i);
-      if (default_policy(op, column) != OpPolicy::pass ||
-          process_policy_of(op, column) != OpPolicy::pass) {
+      if (default_policy(op, device) != OpPolicy::pass ||
+          process_policy_of(op, device) != OpPolicy::pass) {
         registration->add(op);
       }
     }
-    r.columns[static_cast<std::size_t>(column)] = std::move(registration);
+    r.devices[static_cast<std::size_t>(device)] = std::move(registration);
   }
 }
 
@@ -128,18 +128,18 @@ void ensure_policies_loaded() {
   load_policies_once(r);
 }
 
-void ensure_registered(OpId op, Column column) {
+void ensure_registered(OpId op, PolicyDevice device) {
   Registry& r = registry();
   const std::scoped_lock lock(r.mutex);
-  if (auto& registration = r.columns[static_cast<std::size_t>(column)]) {
+  if (auto& registration = r.devices[static_cast<std::size_t>(device)]) {
     without_override_warning([&] { registration->add(op); });
   }
 }
 
-void drop_registration(OpId op, Column column) {
+void drop_registration(OpId op, PolicyDevice device) {
   Registry& r = registry();
   const std::scoped_lock lock(r.mutex);
-  if (auto& registration = r.columns[static_cast<std::size_t>(column)]) {
+  if (auto& registration = r.devices[static_cast<std::size_t>(device)]) {
     registration->remove(op);
   }
 }
@@ -172,8 +172,8 @@ void uninstall() {
         autocast::g_overriding_threads.load(std::memory_order_relaxed) == 0,
         "uninstall: expected no thread to have op policies of its own, got one that has. End every "
         "OpPolicyGuard, in Python every op_policies block, first.");
-    for (auto& column : r.columns) {
-      column.reset();
+    for (auto& registration : r.devices) {
+      registration.reset();
     }
     r.installed.store(false, std::memory_order_release);
   }

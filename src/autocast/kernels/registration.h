@@ -10,9 +10,9 @@ void ensure_policies_loaded();
 
 /// Registers the kernel of an op that has none yet, if fastamp is installed. Called when an edit
 /// gives a policy to an op that torch does not autocast.
-void ensure_registered(OpId op, Column column);
+void ensure_registered(OpId op, PolicyDevice device);
 
 /// Gives back what ensure_registered took for an op that a user registered.
-void drop_registration(OpId op, Column column);
+void drop_registration(OpId op, PolicyDevice device);
 
 }  // namespace fastamp::autocast

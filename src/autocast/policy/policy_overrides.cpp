@@ -23,10 +23,10 @@ SharedOverrides laid_over(const SharedOverrides& base, const SharedOverrides& ov
     return base == nullptr ? over : base;
   }
   auto sum = std::make_shared<PolicyOverrides>(*base);
-  for (std::size_t column = 0; column < kNumColumns; ++column) {
+  for (std::size_t device = 0; device < kNumPolicyDevices; ++device) {
     for (std::size_t op = 0; op < kNumSlots; ++op) {
-      if (const auto policy = over->policies[column][op]; policy != PolicyOverrides::kNone) {
-        sum->policies[column][op] = policy;
+      if (const auto policy = over->policies[device][op]; policy != PolicyOverrides::kNone) {
+        sum->policies[device][op] = policy;
       }
     }
   }
@@ -103,14 +103,14 @@ class ThreadOverrides {
 
 }  // namespace
 
-std::optional<OpPolicy> overridden_policy(OpId op, Column column) {
+std::optional<OpPolicy> overridden_policy(OpId op, PolicyDevice device) {
   const auto* overrides = PerThread<ThreadOverrides>::get();
   if (overrides == nullptr || overrides->in_force() == nullptr) {
     return std::nullopt;
   }
   const auto& held = overrides->in_force();
   const auto policy =
-      held->policies[static_cast<std::size_t>(column)][static_cast<std::size_t>(op)];
+      held->policies[static_cast<std::size_t>(device)][static_cast<std::size_t>(op)];
   return policy == PolicyOverrides::kNone ? std::nullopt
                                           : std::optional(static_cast<OpPolicy>(policy));
 }

@@ -16,11 +16,11 @@ namespace fastamp::autocast {
 /// Policies that replace the process's on one thread for a while.
 struct PolicyOverrides {
   static constexpr std::uint8_t kNone = 0xFF;
-  std::array<std::array<std::uint8_t, kNumSlots>, kNumColumns> policies;
+  std::array<std::array<std::uint8_t, kNumSlots>, kNumPolicyDevices> policies;
 
   PolicyOverrides() {
-    for (auto& column : policies) {
-      column.fill(kNone);
+    for (auto& of_device : policies) {
+      of_device.fill(kNone);
     }
   }
 };
@@ -31,6 +31,6 @@ using SharedOverrides = std::shared_ptr<const PolicyOverrides>;
 extern std::atomic<int> g_overriding_threads;
 
 /// This thread's override of an op's policy, if it has one.
-std::optional<OpPolicy> overridden_policy(OpId op, Column column);
+std::optional<OpPolicy> overridden_policy(OpId op, PolicyDevice device);
 
 }  // namespace fastamp::autocast

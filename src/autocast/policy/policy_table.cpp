@@ -8,10 +8,10 @@
 namespace fastamp::autocast {
 namespace {
 
-using Columns = std::array<std::array<OpPolicy, kNumOps>, kNumColumns>;
+using Policies = std::array<std::array<OpPolicy, kNumOps>, kNumPolicyDevices>;
 
 /// The op table as written.
-constexpr Columns written_policies() {
+constexpr Policies written_policies() {
   using enum OpPolicy;
   return {{
 #define FASTAMP_OP(op, cpu, cuda) cpu,
@@ -35,23 +35,23 @@ constexpr Columns written_policies() {
   }};
 }
 
-bool torch_autocasts(const KernelEntry& entry, Column column) {
+bool torch_autocasts(const KernelEntry& entry, PolicyDevice device) {
   const auto op = c10::Dispatcher::singleton().findSchema({entry.name, entry.overload});
-  return op.has_value() && op->hasKernelForDispatchKey(autocast_key(column));
+  return op.has_value() && op->hasKernelForDispatchKey(autocast_key(device));
 }
 
 /// Read before the first kernel of ours is registered, while the dispatcher still shows torch's.
-const Columns& default_policies() {
-  static const Columns defaults = [] {
-    Columns columns = written_policies();
-    for (const auto column : {Column::cpu, Column::cuda}) {
+const Policies& default_policies() {
+  static const Policies defaults = [] {
+    Policies policies = written_policies();
+    for (const auto device : {PolicyDevice::cpu, PolicyDevice::cuda}) {
       for (std::size_t op = 0; op < kNumOps; ++op) {
-        if (!torch_autocasts(kernel_entries()[op], column)) {
-          columns[static_cast<std::size_t>(column)][op] = OpPolicy::pass;
+        if (!torch_autocasts(kernel_entries()[op], device)) {
+          policies[static_cast<std::size_t>(device)][op] = OpPolicy::pass;
         }
       }
     }
-    return columns;
+    return policies;
   }();
   return defaults;
 }
@@ -60,22 +60,22 @@ const Columns& default_policies() {
 
 PolicyTable g_policies;
 
-OpPolicy default_policy(OpId op, Column column) {
+OpPolicy default_policy(OpId op, PolicyDevice device) {
   if (static_cast<std::size_t>(op) >= kNumOps) {
-    return registered_op(op).defaults[static_cast<std::size_t>(column)];
+    return registered_op(op).defaults[static_cast<std::size_t>(device)];
   }
-  return default_policies()[static_cast<std::size_t>(column)][static_cast<std::size_t>(op)];
+  return default_policies()[static_cast<std::size_t>(device)][static_cast<std::size_t>(op)];
 }
 
-void set_policy(OpId op, Column column, OpPolicy policy) {
-  g_policies[static_cast<std::size_t>(column)][static_cast<std::size_t>(op)].store(
+void set_policy(OpId op, PolicyDevice device, OpPolicy policy) {
+  g_policies[static_cast<std::size_t>(device)][static_cast<std::size_t>(op)].store(
       policy, std::memory_order_relaxed);
 }
 
 void load_default_policies() {
-  for (const auto column : {Column::cpu, Column::cuda}) {
+  for (const auto device : {PolicyDevice::cpu, PolicyDevice::cuda}) {
     for (std::size_t op = 0; op < kNumOps + num_registered_ops(); ++op) {
-      set_policy(static_cast<OpId>(op), column, default_policy(static_cast<OpId>(op), column));
+      set_policy(static_cast<OpId>(op), device, default_policy(static_cast<OpId>(op), device));
     }
   }
 }

@@ -26,7 +26,7 @@ struct KernelEntry {
   const char* name;      ///< "aten::mm"
   const char* overload;  ///< "" or "int"
   OpCapabilities capabilities;
-  void (*implement)(torch::Library& library, const char* qualified_name, Column column);
+  void (*implement)(torch::Library& library, const char* qualified_name, PolicyDevice device);
 
   std::string qualified_name() const {
     return *overload == '\0' ? name : std::string(name) + "." + overload;

@@ -130,14 +130,15 @@ std::vector<OpId> find_ops(const char* function, std::string_view name) {
   return overloads;
 }
 
-std::vector<Column> find_columns(const char* function, std::optional<c10::DeviceType> device) {
+std::vector<PolicyDevice> find_policy_devices(const char* function,
+                                              std::optional<c10::DeviceType> device) {
   if (!device.has_value()) {
-    return {Column::cpu, Column::cuda};
+    return {PolicyDevice::cpu, PolicyDevice::cuda};
   }
   TORCH_CHECK_VALUE(*device == c10::kCPU || *device == c10::kCUDA, function,
                     ": expected device to be cpu or cuda, got ", c10::DeviceTypeName(*device, true),
                     ".");
-  return {*device == c10::kCPU ? Column::cpu : Column::cuda};
+  return {*device == c10::kCPU ? PolicyDevice::cpu : PolicyDevice::cuda};
 }
 
 void check_can_carry(const char* function, OpId op, OpPolicy policy) {
@@ -151,16 +152,16 @@ void check_can_carry(const char* function, std::string_view op, const OpCapabili
                     what_it_needs(policy), ".");
 }
 
-void throw_banned(OpId op, Column column) {
+void throw_banned(OpId op, PolicyDevice device) {
   const auto name = full_name(op);
-  const auto device = c10::DeviceTypeName(device_type(column), /*lower_case=*/true);
-  TORCH_CHECK(op != OpId::binary_cross_entropy, name, ": not allowed under autocast on ", device,
+  const auto where = c10::DeviceTypeName(device_type(device), /*lower_case=*/true);
+  TORCH_CHECK(op != OpId::binary_cross_entropy, name, ": not allowed under autocast on ", where,
               ", because the logarithm of a float16 probability easily overflows. Use "
               "binary_cross_entropy_with_logits (torch.nn.BCEWithLogitsLoss) on the values before "
               "the sigmoid, or run "
               "this op in float32 in a region with enabled=False (in C++ AutocastGuard(device, {}, "
               "false)).");
-  TORCH_CHECK(false, name, ": not allowed under autocast on ", device,
+  TORCH_CHECK(false, name, ": not allowed under autocast on ", where,
               " (its policy is 'banned'). Run it in a region with enabled=False (in C++ "
               "AutocastGuard(device, {}, false)) or change the policy.");
 }

@@ -30,9 +30,10 @@ std::vector<OpId> all_ops();
 /// @throws c10::ValueError naming the nearest ops, if there is none.
 std::vector<OpId> find_ops(const char* function, std::string_view name);
 
-/// The column of a device, or both without one.
+/// The policy device of a device, or both without one.
 /// @throws c10::ValueError for a device other than CPU and CUDA.
-std::vector<Column> find_columns(const char* function, std::optional<c10::DeviceType> device);
+std::vector<PolicyDevice> find_policy_devices(const char* function,
+                                              std::optional<c10::DeviceType> device);
 
 /// @throws c10::ValueError unless the op can have the policy.
 void check_can_carry(const char* function, OpId op, OpPolicy policy);
@@ -40,7 +41,7 @@ void check_can_carry(const char* function, std::string_view op, const OpCapabili
                      OpPolicy policy);
 
 /// Refuses a call of an op whose policy is `banned`.
-[[noreturn]] void throw_banned(OpId op, Column column);
+[[noreturn]] void throw_banned(OpId op, PolicyDevice device);
 
 /// op_policy_from_string() for a caller whose errors begin otherwise: "register_op: expected
 /// policy".

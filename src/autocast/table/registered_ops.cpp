@@ -47,12 +47,12 @@ OpId add_registered_op(const RegisteredOp& op) {
   return static_cast<OpId>(kNumOps + index);
 }
 
-void activate_registered_op(OpId op, OpPolicy policy, const std::vector<Column>& columns) {
+void activate_registered_op(OpId op, OpPolicy policy, const std::vector<PolicyDevice>& devices) {
   const std::scoped_lock lock(list().mutex);
   RegisteredOp& registered = list().ops.at(static_cast<std::size_t>(op) - kNumOps);
   registered.active = true;
-  for (const Column column : columns) {
-    registered.defaults[static_cast<std::size_t>(column)] = policy;
+  for (const PolicyDevice device : devices) {
+    registered.defaults[static_cast<std::size_t>(device)] = policy;
   }
 }
 

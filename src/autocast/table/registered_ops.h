@@ -18,7 +18,7 @@ namespace fastamp::autocast {
 struct RegisteredOp {
   std::string name;  ///< "mylib::op" or "mylib::op.overload"
   OpCapabilities capabilities;
-  std::array<OpPolicy, kNumColumns> defaults;
+  std::array<OpPolicy, kNumPolicyDevices> defaults;
   bool active;  ///< false after unregister_op.
 };
 
@@ -32,7 +32,7 @@ RegisteredOp registered_op(OpId op);
 OpId add_registered_op(const RegisteredOp& op);
 
 /// Shows the op in the lists, with a default policy on some devices.
-void activate_registered_op(OpId op, OpPolicy policy, const std::vector<Column>& columns);
+void activate_registered_op(OpId op, OpPolicy policy, const std::vector<PolicyDevice>& devices);
 
 /// Takes the op out of the lists; its default policies are `pass`.
 void deactivate_registered_op(OpId op);

@@ -22,7 +22,7 @@ std::vector<TraceRow> Recorder::rows() const {
   const std::scoped_lock lock(mutex_);
   rows.reserve(sums_.size());
   for (const auto& [kind, sum] : sums_) {
-    rows.push_back({short_name(kind.op), device_type(kind.column), kind.policy, kind.inputs,
+    rows.push_back({short_name(kind.op), device_type(kind.device), kind.policy, kind.inputs,
                     kind.run_dtype, kind.source, sum.calls, sum.casts});
   }
   return rows;

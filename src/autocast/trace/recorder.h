@@ -21,7 +21,7 @@ namespace fastamp::autocast {
 /// What distinguishes the rows of a trace.
 struct CallKind {
   OpId op;
-  Column column;
+  PolicyDevice device;
   OpPolicy policy;
   std::vector<c10::ScalarType> inputs;
   c10::ScalarType run_dtype;

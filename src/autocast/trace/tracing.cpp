@@ -102,11 +102,11 @@ std::uint64_t bytes_of(const at::Tensor& tensor) {
          static_cast<std::uint64_t>(tensor.element_size());
 }
 
-TracedCall::TracedCall(OpId op, Column column)
+TracedCall::TracedCall(OpId op, PolicyDevice device)
     : op_(op),
-      column_(column),
-      policy_(policy_of(op, column)),
-      lower_(region_dtype(device_type(column))),
+      device_(device),
+      policy_(policy_of(op, device)),
+      lower_(region_dtype(device_type(device))),
       enclosing_(std::exchange(t_call, this)) {}
 
 TracedCall::~TracedCall() {
@@ -114,7 +114,7 @@ TracedCall::~TracedCall() {
   const auto ran_in = run_dtype();  // before the inputs are moved away
   try {
     record_call({.op = op_,
-                 .column = column_,
+                 .device = device_,
                  .policy = policy_,
                  .inputs = std::move(inputs_),
                  .run_dtype = ran_in,
@@ -130,7 +130,7 @@ void TracedCall::see(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     return;
   }
-  const bool eligible = is_eligible(tensor, column_);
+  const bool eligible = is_eligible(tensor, device_);
   first_eligible_ = inputs_.empty() ? eligible : first_eligible_;
   any_eligible_ = any_eligible_ || eligible;
   any_forces_fp32_ = any_forces_fp32_ || (eligible && tensor.scalar_type() != lower_);

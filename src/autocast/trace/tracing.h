@@ -36,7 +36,7 @@ std::uint64_t bytes_of(const at::Tensor& tensor);
 /// on this thread, and hands them to the traces at its end, also when the op throws.
 class TracedCall {
  public:
-  TracedCall(OpId op, Column column);
+  TracedCall(OpId op, PolicyDevice device);
   ~TracedCall();
   TracedCall(const TracedCall&) = delete;
   TracedCall& operator=(const TracedCall&) = delete;
@@ -61,7 +61,7 @@ class TracedCall {
   c10::ScalarType run_dtype() const;
 
   OpId op_;
-  Column column_;
+  PolicyDevice device_;
   OpPolicy policy_;
   c10::ScalarType lower_;
   bool any_eligible_ = false;

@@ -1,10 +1,10 @@
-#include "autocast/cache/wanted_weights.h"
+#include "autocast/cache/weight_requests.h"
 
 #include <utility>
 
 namespace fastamp::autocast {
 
-std::uint64_t WantedWeights::acquire(const std::vector<at::Tensor>& weights) {
+std::uint64_t WeightRequests::acquire(const std::vector<at::Tensor>& weights) {
   const auto id = next_id_++;
   acquired_.try_emplace(id);
   for (const at::Tensor& weight : weights) {
@@ -15,7 +15,7 @@ std::uint64_t WantedWeights::acquire(const std::vector<at::Tensor>& weights) {
   return id;
 }
 
-void WantedWeights::add(std::uint64_t id, const at::Tensor& weight) {
+void WeightRequests::add(std::uint64_t id, const at::Tensor& weight) {
   const auto* key = weight.unsafeGetTensorImpl();
   auto& acquired = acquired_[id];
   if (!acquired.contains(key)) {
@@ -24,12 +24,12 @@ void WantedWeights::add(std::uint64_t id, const at::Tensor& weight) {
   }
 }
 
-WantedWeights::Forgotten WantedWeights::release(std::uint64_t id) {
+WeightRequests::Forgotten WeightRequests::release(std::uint64_t id) {
   Forgotten forgotten;
   const auto acquired = acquired_.find(id);
   if (acquired != acquired_.end()) {
     for (auto& [key, weight] : acquired->second) {
-      count_down(key, forgotten.unwanted);
+      count_down(key, forgotten.unrequested);
       forgotten.references.push_back(std::move(weight));
     }
     acquired_.erase(acquired);
@@ -37,13 +37,13 @@ WantedWeights::Forgotten WantedWeights::release(std::uint64_t id) {
   return forgotten;
 }
 
-WantedWeights::Forgotten WantedWeights::take_dead() {
+WeightRequests::Forgotten WeightRequests::take_dead() {
   Forgotten forgotten;
   for (auto& [id, weights] : acquired_) {
     std::erase_if(weights, [&](auto& weight) {
       const bool is_dead = weight.second.expired();
       if (is_dead) {
-        count_down(weight.first, forgotten.unwanted);
+        count_down(weight.first, forgotten.unrequested);
         forgotten.references.push_back(std::move(weight.second));
       }
       return is_dead;
@@ -52,11 +52,11 @@ WantedWeights::Forgotten WantedWeights::take_dead() {
   return forgotten;
 }
 
-void WantedWeights::count_down(const c10::TensorImpl* weight, Keys& unwanted) {
+void WeightRequests::count_down(const c10::TensorImpl* weight, Keys& unrequested) {
   const auto times = times_.find(weight);
   if (--times->second == 0) {
     times_.erase(times);
-    unwanted.push_back(weight);
+    unrequested.push_back(weight);
   }
 }
 

@@ -9,16 +9,16 @@
 
 namespace fastamp::autocast {
 
-/// Weights that somebody asked something for, and how many do. Keeps none alive.
+/// Counts per weight how many requests name it, such as to keep its casts. Keeps no weight alive.
 /// Not thread-safe.
-class WantedWeights {
+class WeightRequests {
  public:
   using Keys = std::vector<const c10::TensorImpl*>;
 
   /// What was forgotten. To be destroyed without a lock: the memory of a tensor goes with the last
   /// reference of any kind, and symbolic sizes in it are Python objects.
   struct Forgotten {
-    Keys unwanted;  ///< Nobody asks for these any more.
+    Keys unrequested;  ///< Nobody asks for these any more.
     std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> references;
   };
 
@@ -40,7 +40,7 @@ class WantedWeights {
  private:
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-  void count_down(const c10::TensorImpl* weight, Keys& unwanted);
+  void count_down(const c10::TensorImpl* weight, Keys& unrequested);
 
   std::uint64_t next_id_ = 1;
   std::unordered_map<const c10::TensorImpl*, std::uint32_t> times_;
