@@ -26,7 +26,7 @@ py::dict to_dict(const CastCounts& casts) {
   out["other_casts"] = casts.other_casts;
   out["cast_bytes"] = casts.cast_bytes;
   out["cache_hits"] = casts.cache_hits;
-  out["ring_hits"] = casts.ring_hits;
+  out["activation_hits"] = casts.activation_hits;
   out["kept_hits"] = casts.kept_hits;
   return out;
 }

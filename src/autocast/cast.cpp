@@ -122,7 +122,7 @@ at::Tensor cast_weight_view(const at::Tensor& view, c10::ScalarType to) {
 at::Tensor cast_activation(const at::Tensor& activation, c10::ScalarType to) {
   at::Tensor out = find_activation_cast(activation, to);
   if (out.defined()) {
-    note_cast(CastEvent::ring_hit, out);
+    note_cast(CastEvent::activation_hit, out);
   } else {
     out = cast_data(activation, to);
     note_cast(CastEvent::other_cast, out);

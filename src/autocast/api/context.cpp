@@ -57,7 +57,7 @@ bool AutocastContext::enabled(c10::DeviceType device) const {
 }
 
 AutocastContextGuard::AutocastContextGuard(const AutocastContext& context) {
-  install();
+  register_kernels();
   regions_.reserve(context.devices_.size());
   policies_ = detail::push_op_policies(context.policies_, detail::OverrideMode::replace);
   try {

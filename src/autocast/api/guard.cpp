@@ -52,7 +52,7 @@ AutocastState checked_state(c10::DeviceType device, std::optional<c10::ScalarTyp
 
 AutocastGuard::AutocastGuard(c10::DeviceType device, std::optional<c10::ScalarType> dtype,
                              bool enabled, std::optional<bool> cache_enabled)
-    : state_((install(), checked_state(device, dtype, enabled, cache_enabled))),
+    : state_((register_kernels(), checked_state(device, dtype, enabled, cache_enabled))),
       id_(autocast::enter_region(state_)) {}
 
 void AutocastGuard::release() noexcept {

@@ -16,13 +16,13 @@ CastCounts& CastCounts::operator+=(const CastCounts& other) {
   other_casts += other.other_casts;
   cast_bytes += other.cast_bytes;
   cache_hits += other.cache_hits;
-  ring_hits += other.ring_hits;
+  activation_hits += other.activation_hits;
   kept_hits += other.kept_hits;
   return *this;
 }
 
 Trace::Trace() : recorder_(std::make_shared<autocast::Recorder>(/*wants_source=*/false)) {
-  install();
+  register_kernels();
   autocast::start_recording(recorder_);
 }
 

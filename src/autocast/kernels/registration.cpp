@@ -81,7 +81,7 @@ class DeviceRegistration {
 struct Registry {
   std::mutex mutex;
   std::array<std::unique_ptr<DeviceRegistration>, kNumPolicyDevices> devices;
-  std::atomic<bool> installed = false;
+  std::atomic<bool> registered = false;
   bool policies_loaded = false;
 };
 
@@ -146,41 +146,44 @@ void drop_registration(OpId op, PolicyDevice device) {
 
 }  // namespace autocast
 
-void install() {
+void register_kernels() {
   autocast::Registry& r = autocast::registry();
-  if (r.installed.load(std::memory_order_acquire)) {
+  if (r.registered.load(std::memory_order_acquire)) {
     return;
   }
   const std::scoped_lock lock(r.mutex);
-  if (r.installed.load(std::memory_order_relaxed)) {
+  if (r.registered.load(std::memory_order_relaxed)) {
     return;
   }
   autocast::load_policies_once(r);
   autocast::without_override_warning([&] { autocast::register_all(r); });
-  r.installed.store(true, std::memory_order_release);
+  r.registered.store(true, std::memory_order_release);
 }
 
-void uninstall() {
+void unregister_kernels() {
   {
     autocast::Registry& r = autocast::registry();
     const std::scoped_lock lock(r.mutex);
     TORCH_CHECK(!autocast::in_region(),
-                "uninstall: expected to be called outside autocast regions, got a call inside one. "
+                "unregister_kernels: expected to be called outside autocast regions, got a call "
+                "inside one. "
                 "Leave every "
                 "autocast region of this thread first.");
-    TORCH_CHECK(
-        autocast::g_overriding_threads.load(std::memory_order_relaxed) == 0,
-        "uninstall: expected no thread to have op policies of its own, got one that has. End every "
-        "OpPolicyGuard, in Python every op_policies block, first.");
+    TORCH_CHECK(autocast::g_overriding_threads.load(std::memory_order_relaxed) == 0,
+                "unregister_kernels: expected no thread to have op policies of its own, got one "
+                "that has. End every "
+                "OpPolicyGuard, in Python every op_policies block, first.");
     for (auto& registration : r.devices) {
       registration.reset();
     }
-    r.installed.store(false, std::memory_order_release);
+    r.registered.store(false, std::memory_order_release);
   }
   // Not under the lock: a weight may end with its cast and run code that installs again.
   autocast::clear_thread_cache();
 }
 
-bool is_installed() { return autocast::registry().installed.load(std::memory_order_acquire); }
+bool kernels_registered() {
+  return autocast::registry().registered.load(std::memory_order_acquire);
+}
 
 }  // namespace fastamp

@@ -8,8 +8,8 @@ namespace fastamp::autocast {
 /// Fills the policy table before its first use.
 void ensure_policies_loaded();
 
-/// Registers the kernel of an op that has none yet, if fastamp is installed. Called when an edit
-/// gives a policy to an op that torch does not autocast.
+/// Registers the kernel of an op that has none yet, if our kernels are registered. Called when an
+/// edit gives a policy to an op that torch does not autocast.
 void ensure_registered(OpId op, PolicyDevice device);
 
 /// Gives back what ensure_registered took for an op that a user registered.

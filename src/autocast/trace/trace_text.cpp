@@ -82,9 +82,9 @@ void sort_rows(std::vector<TraceRow>& rows, TraceOrder order) {
 using Cells = std::vector<std::string>;
 
 Cells cells_of(const CastCounts& casts) {
-  return {std::to_string(casts.weight_casts), std::to_string(casts.other_casts),
-          readable_bytes(casts.cast_bytes),   std::to_string(casts.cache_hits),
-          std::to_string(casts.ring_hits),    std::to_string(casts.kept_hits)};
+  return {std::to_string(casts.weight_casts),    std::to_string(casts.other_casts),
+          readable_bytes(casts.cast_bytes),      std::to_string(casts.cache_hits),
+          std::to_string(casts.activation_hits), std::to_string(casts.kept_hits)};
 }
 
 void append(Cells& cells, Cells more) { std::ranges::move(more, std::back_inserter(cells)); }
@@ -94,8 +94,8 @@ Cells heading(bool with_source) {
   if (with_source) {
     cells.emplace_back("Source");
   }
-  append(cells, {"Calls", "Weight casts", "Other casts", "Cast size", "Cache hits", "Ring hits",
-                 "Kept hits"});
+  append(cells, {"Calls", "Weight casts", "Other casts", "Cast size", "Cache hits",
+                 "Activation hits", "Kept hits"});
   return cells;
 }
 
@@ -160,7 +160,8 @@ std::string quoted(std::string_view text) {
 void write_counts(std::ostream& out, const CastCounts& casts) {
   out << "\"weight_casts\": " << casts.weight_casts << ", \"other_casts\": " << casts.other_casts
       << ", \"cast_bytes\": " << casts.cast_bytes << ", \"cache_hits\": " << casts.cache_hits
-      << ", \"ring_hits\": " << casts.ring_hits << ", \"kept_hits\": " << casts.kept_hits;
+      << ", \"activation_hits\": " << casts.activation_hits
+      << ", \"kept_hits\": " << casts.kept_hits;
 }
 
 void write_row(std::ostream& out, const TraceRow& row) {

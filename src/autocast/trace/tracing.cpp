@@ -189,8 +189,8 @@ void TracedCall::count(CastEvent event, std::uint64_t bytes) {
     case CastEvent::cache_hit:
       ++casts_.cache_hits;
       return;
-    case CastEvent::ring_hit:
-      ++casts_.ring_hits;
+    case CastEvent::activation_hit:
+      ++casts_.activation_hits;
       return;
     case CastEvent::kept_hit:
       ++casts_.kept_hits;

@@ -27,7 +27,13 @@ extern std::atomic<int> g_open_traces;
 
 inline bool is_traced() { return g_open_traces.load(std::memory_order_relaxed) != 0; }
 
-enum class CastEvent : std::uint8_t { weight_cast, other_cast, cache_hit, ring_hit, kept_hit };
+enum class CastEvent : std::uint8_t {
+  weight_cast,
+  other_cast,
+  cache_hit,
+  activation_hit,
+  kept_hit
+};
 
 /// Size of a tensor in bytes; 0 if its sizes are symbols, or if it cannot tell.
 std::uint64_t bytes_of(const at::Tensor& tensor);
