@@ -4,7 +4,6 @@
 #include "autocast/cache/weight_requests.h"
 #include "autocast/make/cast_node.h"
 #include "autocast/make/data_cast.h"
-#include "autocast/make/plain.h"
 #include "autocast/make/tensor_identity.h"
 #include "autocast/trace/tracing.h"
 
@@ -31,10 +30,9 @@ LockedRequests& locked_requests() {
 }
 
 /// As the cast of each would be made by itself: what is unusual is left to that.
-bool can_join(const at::Tensor& weight) {
-  return weight.scalar_type() == c10::kFloat && weight.requires_grad() && weight.is_leaf() &&
-         !weight.is_view() && !weight.is_inference() && is_plain(weight) &&
-         TensorIdentity::exists_for(weight) && weight.is_non_overlapping_and_dense();
+bool can_join(const at::Tensor& weight, CallPath path) {
+  return is_weight(weight) && path == CallPath::direct && TensorIdentity::exists_for(weight) &&
+         weight.is_non_overlapping_and_dense();
 }
 
 std::vector<at::Tensor> those_requested(const std::vector<at::Tensor>& weights) {
@@ -77,12 +75,14 @@ void release_cast_together(std::uint64_t id) {
   g_together_requests.fetch_sub(1, std::memory_order_relaxed);
 }
 
-at::Tensor cast_with_others(const at::Tensor& weight, c10::ScalarType to, CastUse use) {
-  if (!can_join(weight) || !is_requested(weight)) {
+at::Tensor cast_with_others(const CastSource& source, c10::ScalarType to, CastUse use) {
+  const at::Tensor& weight = source.tensor;
+  if (!can_join(weight, source.path) || !is_requested(weight)) {
     return {};
   }
   std::vector<at::Tensor> weights = those_requested(begin_planned_region(weight, to));
-  std::erase_if(weights, [](const at::Tensor& other) { return !can_join(other); });
+  std::erase_if(weights,
+                [](const at::Tensor& other) { return !can_join(other, call_path(other)); });
   if (weights.empty()) {
     return {};
   }

@@ -2,7 +2,6 @@
 
 #include "autocast/cache/changed_weights.h"
 #include "autocast/make/data_cast.h"
-#include "autocast/make/plain.h"
 #include "core/tensor_kind.h"
 
 #include <ATen/core/grad_mode.h>

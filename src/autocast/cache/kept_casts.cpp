@@ -2,7 +2,6 @@
 
 #include "autocast/cache/thread_cache.h"
 #include "autocast/make/data_cast.h"
-#include "autocast/make/plain.h"
 #include "autocast/make/tensor_identity.h"
 #include "autocast/torch/torch_state.h"
 #include "autocast/trace/tracing.h"
@@ -176,15 +175,15 @@ void KeptCastStore::sweep_sometimes() {
 
 namespace {
 
-at::Tensor cast_without_history(const at::Tensor& weight, c10::ScalarType to) {
-  if (is_plain(weight)) {
+at::Tensor cast_without_history(const at::Tensor& weight, c10::ScalarType to, CallPath path) {
+  if (path == CallPath::direct) {
     return cast_data(weight, to);
   }
   const at::NoGradGuard no_grad;
   return at::_ops::to_dtype::call(weight, to, /*non_blocking=*/false, /*copy=*/false, std::nullopt);
 }
 
-at::Tensor find_or_make(const at::Tensor& weight, c10::ScalarType to) {
+at::Tensor find_or_make(const at::Tensor& weight, c10::ScalarType to, CallPath path) {
   auto& store = KeptCastStore::instance();
   at::Tensor kept = store.find(weight, to);
   if (kept.defined()) {
@@ -192,7 +191,7 @@ at::Tensor find_or_make(const at::Tensor& weight, c10::ScalarType to) {
     return kept;
   }
   TensorIdentity as_cast(weight);
-  const at::Tensor made = cast_without_history(weight, to);
+  const at::Tensor made = cast_without_history(weight, to, path);
   note_cast(CastEvent::weight_cast, made);
   store.insert(weight, std::move(as_cast), to, made);
   return make_alias(made);
@@ -200,36 +199,32 @@ at::Tensor find_or_make(const at::Tensor& weight, c10::ScalarType to) {
 
 }  // namespace
 
-bool is_captured(const at::Tensor& tensor) {
-  return !tensor.is_cpu() && execution_context(tensor.device()).graph_capture != 0;
-}
-
-bool can_be_kept(const at::Tensor& tensor) {
-  return tensor.scalar_type() == c10::kFloat && tensor.is_leaf() && is_ordinary(tensor) &&
+bool can_be_kept(const at::Tensor& tensor, CallPath path) {
+  return tensor.scalar_type() == c10::kFloat && tensor.is_leaf() && path != CallPath::intercepted &&
          !tensor.is_inference() && !tensor.is_view() && TensorIdentity::exists_for(tensor) &&
          tensor.is_non_overlapping_and_dense() && !is_captured(tensor);
 }
 
-bool is_kept_weight_slow(const at::Tensor& tensor) {
-  return can_be_kept(tensor) && is_weight_cache_enabled() && !is_cached_by_torch(tensor) &&
+bool is_kept_weight_slow(const at::Tensor& tensor, CallPath path) {
+  return can_be_kept(tensor, path) && is_weight_cache_enabled() && !is_cached_by_torch(tensor) &&
          KeptCastStore::instance().is_requested(tensor);
 }
 
-at::Tensor make_kept_cast(const at::Tensor& weight, c10::ScalarType to) {
+at::Tensor make_kept_cast(const at::Tensor& weight, c10::ScalarType to, CallPath path) {
   if (c10::InferenceMode::is_enabled()) {
     // As in cast_weight: an inference tensor would be of no use to others.
     const c10::InferenceMode normal_mode(false);
-    return cast_without_history(weight, to);
+    return cast_without_history(weight, to, path);
   }
-  return cast_without_history(weight, to);
+  return cast_without_history(weight, to, path);
 }
 
-at::Tensor find_or_make_kept_cast(const at::Tensor& weight, c10::ScalarType to) {
+at::Tensor find_or_make_kept_cast(const at::Tensor& weight, c10::ScalarType to, CallPath path) {
   if (c10::InferenceMode::is_enabled()) {
     const c10::InferenceMode normal_mode(false);  // For aliases, too.
-    return find_or_make(weight, to);
+    return find_or_make(weight, to, path);
   }
-  return find_or_make(weight, to);
+  return find_or_make(weight, to, path);
 }
 
 }  // namespace autocast

@@ -2,6 +2,7 @@
 
 #include "autocast/cache/weight_requests.h"
 #include "autocast/make/tensor_identity.h"
+#include "core/interception.h"
 
 #include <fastamp/autocast/kept_casts.h>
 #include <fastamp/export.h>
@@ -93,24 +94,23 @@ class FASTAMP_API KeptCastStore {
   WeightRequests requests_;
 };
 
-/// Whether a cast of this tensor can outlive regions at all.
-bool can_be_kept(const at::Tensor& tensor);
+// What a caller knows of the tensor comes as `path`: its call_path().
 
-/// Whether work on this tensor is recorded into a CUDA graph now: each replay must do it again.
-bool is_captured(const at::Tensor& tensor);
+/// Whether a cast of this tensor can outlive regions at all.
+bool can_be_kept(const at::Tensor& tensor, CallPath path);
 
 /// A cast without history, to be kept.
-at::Tensor make_kept_cast(const at::Tensor& weight, c10::ScalarType to);
+at::Tensor make_kept_cast(const at::Tensor& weight, c10::ScalarType to, CallPath path);
 
-bool is_kept_weight_slow(const at::Tensor& tensor);
+bool is_kept_weight_slow(const at::Tensor& tensor, CallPath path);
 
 /// Whether the cast of this tensor is to outlive the region, and can.
-inline bool is_kept_weight(const at::Tensor& tensor) {
-  return KeptCastStore::instance().is_used() && is_kept_weight_slow(tensor);
+inline bool is_kept_weight(const at::Tensor& tensor, CallPath path) {
+  return KeptCastStore::instance().is_used() && is_kept_weight_slow(tensor, path);
 }
 
 /// A tensor over the memory of the kept cast of a weight, without history; the cast is made first
 /// if there is none that can be used now.
-at::Tensor find_or_make_kept_cast(const at::Tensor& weight, c10::ScalarType to);
+at::Tensor find_or_make_kept_cast(const at::Tensor& weight, c10::ScalarType to, CallPath path);
 
 }  // namespace fastamp::autocast

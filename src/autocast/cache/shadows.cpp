@@ -27,7 +27,8 @@ at::Tensor ShadowedStep::open(const at::Tensor& weight, c10::ScalarType to) {
     opened_.clear();
     return {};
   }
-  if (!can_be_kept(weight)) {
+  const CallPath path = call_path(weight);
+  if (!can_be_kept(weight, path)) {
     return {};
   }
   auto& store = KeptCastStore::instance();
@@ -39,7 +40,7 @@ at::Tensor ShadowedStep::open(const at::Tensor& weight, c10::ScalarType to) {
   }
   if (!taken.is_current) {
     // Out of date, or saved by a graph that may still run backward with the old values.
-    taken.cast = make_kept_cast(weight, to);
+    taken.cast = make_kept_cast(weight, to, path);
   }
   opened_.push_back({&weight, taken.cast, to, weight_version, version_of(taken.cast)});
   return std::move(taken.cast);

@@ -1,11 +1,12 @@
 #include "autocast/make/cast_node.h"
 
 #include "autocast/make/data_cast.h"
-#include "autocast/make/plain.h"
 #include "autocast/trace/tracing.h"
+#include "core/interception.h"
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -28,7 +29,8 @@ struct CastBackward final : autograd::generated::ToCopyBackward0 {
     const at::Tensor& grad = grads[0];
     const auto dtype = c10::typeMetaToScalarType(self_options.dtype());
     if (grad.defined() && !c10::GradMode::is_enabled() && task_should_compute_output(0) &&
-        grad.scalar_type() != dtype && grad.device() == self_options.device() && is_plain(grad)) {
+        grad.scalar_type() != dtype && grad.device() == self_options.device() &&
+        can_bypass_dispatcher(grad)) {
       at::Tensor out = cast_data(grad, dtype);
       note_gradient_cast(out);
       return {std::move(out)};
@@ -55,6 +57,11 @@ c10::intrusive_ptr<Node> make_node(const c10::intrusive_ptr<Node>* /*held_by*/,
 }
 
 }  // namespace
+
+bool is_recorded(const at::Tensor& tensor) {
+  return c10::GradMode::is_enabled() && tensor.requires_grad() &&
+         !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality);
+}
 
 NodeOrder take_node_order() { return at::sequence_number::get_and_increment(); }
 

@@ -21,6 +21,9 @@ NodeOrder take_node_order();
 /// How this torch holds nodes: std::shared_ptr, later versions c10::intrusive_ptr.
 using NodePtr = std::decay_t<decltype(std::declval<const at::Tensor&>().grad_fn())>;
 
+/// Whether autograd records ops on this tensor now, in the sense of the generated autograd kernels.
+bool is_recorded(const at::Tensor& tensor);
+
 /// Records in autograd that `out`, which has no history yet, is the cast of `source`.
 void record_cast(const at::Tensor& source, const at::Tensor& out, NodeOrder order);
 void record_cast(const at::Tensor& source, const at::Tensor& out);

@@ -48,6 +48,10 @@ ExecutionContext execution_context(c10::Device device) {
 #endif
 }
 
+bool is_captured(const at::Tensor& tensor) {
+  return !tensor.is_cpu() && execution_context(tensor.device()).graph_capture != 0;
+}
+
 bool knows_execution_context(c10::DeviceType device) {
 #ifdef FASTAMP_WITH_CUDA
   return device == c10::DeviceType::CPU || device == c10::DeviceType::CUDA;

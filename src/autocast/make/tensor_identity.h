@@ -23,6 +23,9 @@ struct ExecutionContext {
 /// The stream and graph capture that work on `device` goes to now.
 ExecutionContext execution_context(c10::Device device);
 
+/// Whether work on this tensor is recorded into a CUDA graph now: each replay must do it again.
+bool is_captured(const at::Tensor& tensor);
+
 /// Whether the context on `device` can be told, so that casts may be kept. False for CUDA in a
 /// build without CUDA.
 bool knows_execution_context(c10::DeviceType device);
