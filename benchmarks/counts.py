@@ -114,7 +114,7 @@ def _recorded_and_shared(step: Callable[[], Any], device: str) -> tuple[Any, _Ca
 
     Takes two steps whatever kernels are in place, so that all ways of training remain in step.
     """
-    if not fastamp._C.is_installed():  # a trace would install the kernels
+    if not fastamp._C.kernels_registered():  # a trace would install the kernels
         recorded = _recorded(step, device)
         step()
         return recorded, _Casts(0, 0, 0)

@@ -26,7 +26,9 @@ def own_optimizers() -> Any:
 
 def use_kernels_of(name: str) -> Callable[[], None]:
     """Returns the hook that puts torch's or our autocast kernels in place."""
-    hook: Callable[[], None] = fastamp._C.uninstall if name == BASELINE else fastamp._C.install
+    hook: Callable[[], None] = (
+        fastamp._C.unregister_kernels if name == BASELINE else fastamp._C.register_kernels
+    )
     return hook
 
 
@@ -42,6 +44,6 @@ def inside_region(
 
     def after() -> None:
         region.__exit__(None, None, None)
-        fastamp._C.install()
+        fastamp._C.register_kernels()
 
     return Candidate(statement, names, before, after)

@@ -103,7 +103,7 @@ class Training:
 
     def after(self) -> None:
         """Puts back what was there."""
-        fastamp._C.install()
+        fastamp._C.register_kernels()
         if self.device == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = False
             torch.backends.cudnn.allow_tf32 = True
@@ -198,7 +198,7 @@ def largest_batch(workload: Workload, which: str, dtype: torch.dtype, limit_byte
             return False
         finally:
             training = None
-            fastamp._C.install()
+            fastamp._C.register_kernels()
             torch.cuda.empty_cache()
         return True
 

@@ -1,20 +1,43 @@
 """Checks who may include whom.
 
 core <- kernels <- ops <- autocast <- optim <- scaler <- python/csrc: a file includes its own folder
-and the layers below it. Public headers keep Python, CUDA and our private headers away from users;
-headers that drag in all of torch cost 20 s of compile time per file.
+and the layers below it; the folders of autocast are floors of the same kind. Modules (a header and
+the source of its name, a file of the Python package) form no circles. Public headers keep Python,
+CUDA and our private headers away from users; headers that drag in all of torch cost 20 s of compile
+time per file.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+from module_graph import circle_problems, cpp_modules, python_modules
 from tracked_files import ROOT, report, tracked_files
 
 LAYERS = {"core": 0, "kernels": 1, "ops": 2, "autocast": 3, "optim": 4, "scaler": 5, "csrc": 6}
+
+# Folders of a layer from the lowest to the highest: a file includes its own and those before it.
+# "." stands for the files beside the folders.
+FLOORS = {
+    "autocast": ("torch", "table", "policy", "trace", "make", "cache", ".", "kernels", "api"),
+}
+
+# Circles that are known and are to go, each as the set of its modules. Exact: one that is not there
+# any more, or has more or fewer modules, is an error as a new one is.
+ALLOWED_CIRCLES = (
+    # Asks lazily whether a scaler is of the very class that is made of these modules.
+    frozenset(
+        {
+            "python/fastamp/_scaler_clip",
+            "python/fastamp/_scaler_gated",
+            "python/fastamp/grad_scaler",
+        }
+    ),
+)
+
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"](.*)$')
 
 WIDE = {"torch/torch.h", "torch/extension.h", "torch/all.h", "torch/types.h", "ATen/ATen.h"}
@@ -47,6 +70,22 @@ def included_layer(name: str) -> str | None:
     return "core" if name.startswith("fastamp/") and name != "fastamp/fastamp.h" else None
 
 
+def floor_problem(relative: Path, name: str) -> str | None:
+    """Returns what is wrong with an include within a layer that has floors."""
+    layer, *inside = relative.parts[1:]
+    other_layer, *other_inside = Path(name).parts
+    if relative.parts[0] != "src" or layer not in FLOORS or other_layer != layer:
+        return None
+    floors = FLOORS[layer]
+    own, other = (parts[0] if len(parts) > 1 else "." for parts in (inside, other_inside))
+    for floor in (own, other):
+        if floor not in floors:
+            return f"no such floor of {layer}: {floor}"
+    if floors.index(own) < floors.index(other):
+        return f"{layer}/{own} may not include {name}: {other} is not below it"
+    return None
+
+
 def problems_of(relative: Path, name: str, quoted: bool, rest: str) -> Iterator[str]:
     """Yields what is wrong with one include of one file."""
     own, other = layer_of(relative), included_layer(name)
@@ -61,28 +100,40 @@ def problems_of(relative: Path, name: str, quoted: bool, rest: str) -> Iterator[
         yield f"public headers may not include private ones: {name}"
     if relative.parts[0] == "src" and PYTHON_BAN.match(name):
         yield f"libfastamp has no Python: {name}"
+    floor = floor_problem(relative, name)
+    if quoted and floor is not None:
+        yield floor
     if name in WIDE and (public or not WIDE_REASON.search(rest)):
         yield f"{name} costs 20 s per file: include what is used"
 
 
-def check(root: Path) -> list[str]:
-    """Returns one line, "path:line: problem", for each forbidden include below root."""
-    found = []
-    for path in tracked_files(root, ".h", ".cpp", ".cu", ".cuh", ".inc"):
+def include_problems(root: Path, files: Sequence[Path]) -> Iterator[str]:
+    """Yields one line, "path:line: problem", for each forbidden include."""
+    for path in files:
         relative = path.relative_to(root)
-        if relative.parts[0] not in ("include", "src", "python"):
-            continue
         layer = layer_of(relative)
         if layer is not None and layer not in LAYERS:
-            found.append(f"{relative}: no such layer: {layer}")
+            yield f"{relative}: no such layer: {layer}"
             continue
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             match = INCLUDE.match(line)
             if match:
                 problems = problems_of(relative, match[2], match[1] == '"', match[3])
-                found += [f"{relative}:{number}: {problem}" for problem in problems]
-    return found
+                yield from (f"{relative}:{number}: {problem}" for problem in problems)
+
+
+def check(root: Path, allowed_circles: Collection[frozenset[str]] = ()) -> list[str]:
+    """Returns one line for each forbidden include, and for each circle of modules, below root."""
+    files = [
+        path
+        for path in tracked_files(root, ".h", ".cpp", ".cu", ".cuh", ".inc", ".py", ".pyi")
+        if path.relative_to(root).parts[0] in ("include", "src", "python")
+    ]
+    sources = [path for path in files if path.suffix not in (".py", ".pyi")]
+    graph = cpp_modules(root, sources) | python_modules(root, files)
+    return [*include_problems(root, sources), *circle_problems(graph, allowed_circles)]
 
 
 if __name__ == "__main__":
-    sys.exit(report(check(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT)))
+    tree = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT
+    sys.exit(report(check(tree, ALLOWED_CIRCLES)))

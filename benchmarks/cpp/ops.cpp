@@ -33,9 +33,9 @@ void multiply(benchmark::State& state, const Product& product, Arguments... argu
 }
 
 void with_torch(benchmark::State& state, const Product& product) {
-  fastamp::uninstall();
+  fastamp::unregister_kernels();
   multiply<TorchRegion>(state, product, at::kBFloat16);
-  fastamp::install();
+  fastamp::register_kernels();
 }
 
 void with_fastamp(benchmark::State& state, const Product& product) {
@@ -54,9 +54,9 @@ void apply_linear(benchmark::State& state, Arguments... arguments) {
 }
 
 void linear_with_torch(benchmark::State& state) {
-  fastamp::uninstall();
+  fastamp::unregister_kernels();
   apply_linear<TorchRegion>(state, at::kBFloat16);
-  fastamp::install();
+  fastamp::register_kernels();
 }
 
 void linear_with_fastamp(benchmark::State& state) {

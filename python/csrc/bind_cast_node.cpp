@@ -1,6 +1,6 @@
 #include "bind_cast_node.h"
 
-#include "autocast/cast_node.h"
+#include "autocast/make/cast_node.h"
 
 #include <torch/csrc/autograd/python_cpp_function.h>
 

@@ -1,7 +1,7 @@
 #include "bind_kept_casts.h"
 
+#include "autocast/cache/kept_casts.h"
 #include "autocast/cast_together.h"
-#include "autocast/kept_cast_store.h"
 
 #include <fastamp/autocast/kept_casts.h>
 

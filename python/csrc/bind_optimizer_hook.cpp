@@ -1,7 +1,7 @@
 #include "bind_optimizer_hook.h"
 
-#include "autocast/kept_cast_store.h"
-#include "autocast/thread_cache.h"
+#include "autocast/cache/kept_casts.h"
+#include "autocast/cache/thread_cache.h"
 
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Exceptions.h>

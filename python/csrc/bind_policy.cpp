@@ -1,6 +1,6 @@
 #include "bind_policy.h"
 
-#include "autocast/op_names.h"
+#include "autocast/table/op_names.h"
 
 #include <fastamp/autocast/guard.h>
 #include <fastamp/autocast/op_policy_guard.h>
@@ -98,9 +98,9 @@ void bind_policy(pybind11::module_& module) {
                                     replace ? OverrideMode::replace : OverrideMode::add);
   });
   module.def("pop_op_policies", detail::pop_op_policies);
-  module.def("install", torch::wrap_pybind_function(install));
-  module.def("uninstall", torch::wrap_pybind_function(uninstall));
-  module.def("is_installed", torch::wrap_pybind_function(is_installed));
+  module.def("register_kernels", torch::wrap_pybind_function(register_kernels));
+  module.def("unregister_kernels", torch::wrap_pybind_function(unregister_kernels));
+  module.def("kernels_registered", torch::wrap_pybind_function(kernels_registered));
   module.def("clear_cast_cache", torch::wrap_pybind_function(clear_cast_cache));
 }
 

@@ -1,7 +1,8 @@
 #include "bind_trace.h"
 
-#include "autocast/recorder.h"
-#include "autocast/tracing.h"
+#include "autocast/trace/recorder.h"
+#include "autocast/trace/trace_text.h"
+#include "autocast/trace/tracing.h"
 #include "python_source.h"
 
 #include <pybind11/stl.h>
@@ -27,7 +28,7 @@ py::dict to_dict(const CastCounts& casts) {
   out["other_casts"] = casts.other_casts;
   out["cast_bytes"] = casts.cast_bytes;
   out["cache_hits"] = casts.cache_hits;
-  out["ring_hits"] = casts.ring_hits;
+  out["activation_hits"] = casts.activation_hits;
   out["kept_hits"] = casts.kept_hits;
   return out;
 }

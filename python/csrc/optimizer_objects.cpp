@@ -1,5 +1,6 @@
 #include "optimizer_objects.h"
 
+#include "core/interception.h"
 #include "core/tensor_kind.h"
 
 #include <fastamp/build_info.h>
@@ -8,22 +9,6 @@
 
 namespace fastamp::python {
 namespace {
-
-using c10::DispatchKey;
-
-// Who wants to see, wrap or transform what is done to a tensor: torch's own step asks them.
-constexpr c10::DispatchKeySet kInterceptors({
-    DispatchKey::Python,
-    DispatchKey::PythonTLSSnapshot,
-    DispatchKey::Functionalize,
-    DispatchKey::FuncTorchGradWrapper,
-    DispatchKey::FuncTorchBatched,
-    DispatchKey::Batched,
-    DispatchKey::Conjugate,
-    DispatchKey::Negative,
-    DispatchKey::ZeroTensor,
-    DispatchKey::Named,
-});
 
 bool has_kernels(const at::Tensor& tensor) {
   static const bool with_cuda = !fastamp::build_info().cuda_version.empty();
@@ -156,8 +141,9 @@ void StateOfParams::skip(PyObject* param) {
 bool FusableCheck::look(const at::Tensor& tensor) {
   const auto dtype = tensor.scalar_type();
   const bool known = dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16;
-  if (!known || !has_geometry(tensor) || !has_kernels(tensor) ||
-      tensor.key_set().has_any(kInterceptors)) {
+  // Torch's own step asks those who intercept, and its operators know names.
+  if (!known || !has_geometry(tensor) || !has_kernels(tensor) || intercepts_ops(tensor) ||
+      tensor.key_set().has(c10::DispatchKey::Named)) {
     return false;
   }
   keys_ = tensor.key_set();

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "autocast/shadows.h"
+#include "autocast/cache/shadows.h"
 #include "optim/gate.h"
 #include "optimizer_objects.h"
 

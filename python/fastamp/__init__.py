@@ -83,4 +83,4 @@ __all__ = [
 ]
 
 if os.environ.get("FASTAMP_NO_REGISTER", "") in ("", "0"):
-    _C.install()
+    _C.register_kernels()

@@ -93,7 +93,7 @@ def _installed() -> dict[str, str]:
         row.op for row in op_table() if (row.cpu, row.cuda) != (row.cpu_default, row.cuda_default)
     ]
     return {
-        "autocast kernels": "fastamp's" if _C.is_installed() else "torch's",
+        "autocast kernels": "fastamp's" if _C.kernels_registered() else "torch's",
         "torch.autocast is": "fastamp's" if is_installed() else "torch's (fastamp.install())",
         "edited op policies": ", ".join(edited) or "none",
         "FASTAMP_NO_REGISTER": os.environ.get("FASTAMP_NO_REGISTER", "not set"),

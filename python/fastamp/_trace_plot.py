@@ -12,7 +12,7 @@ _KINDS = {
     "weight_casts": "weights cast",
     "other_casts": "others cast",
     "cache_hits": "cache hits",
-    "ring_hits": "ring hits",
+    "activation_hits": "activation hits",
     "kept_hits": "kept hits",
 }
 

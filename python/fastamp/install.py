@@ -120,8 +120,8 @@ def install() -> Installation:
     with _lock:
         if _patches is not None:
             return Installation(is_first=False)
-        _registered_kernels = not _C.is_installed()
-        _C.install()
+        _registered_kernels = not _C.kernels_registered()
+        _C.register_kernels()
         patches = Patches()
         for cls, attributes in _REGIONS.items():
             for name, value in attributes.items():
@@ -155,7 +155,7 @@ def uninstall() -> None:
                 f"{', '.join(overwritten)}. Take those back first."
             )
         if _registered_kernels:
-            _C.uninstall()
+            _C.unregister_kernels()
         _patches.undo()
         _patches = None
 

@@ -20,10 +20,10 @@ def disabled() -> Iterator[None]:
     Raises:
         RuntimeError: The block begins inside an autocast region of this thread. Nothing is changed.
     """
-    was_installed = _C.is_installed()
-    _C.uninstall()
+    were_registered = _C.kernels_registered()
+    _C.unregister_kernels()
     try:
         yield
     finally:
-        if was_installed:
-            _C.install()
+        if were_registered:
+            _C.register_kernels()

@@ -42,7 +42,7 @@ class TraceRow:
         other_casts: Casts made of inputs, activations and anything else.
         cast_bytes: Size of the casts made, in bytes.
         cache_hits: Casts of weights found in the cache of the region.
-        ring_hits: Casts of activations that shared the memory of an earlier one.
+        activation_hits: Casts of activations that shared the memory of an earlier one.
         kept_hits: Casts of weights kept from an earlier region.
     """
 
@@ -57,7 +57,7 @@ class TraceRow:
     other_casts: int
     cast_bytes: int
     cache_hits: int
-    ring_hits: int
+    activation_hits: int
     kept_hits: int
 
     @property
@@ -66,7 +66,14 @@ class TraceRow:
         return self.weight_casts + self.other_casts
 
 
-_COUNTS = ("weight_casts", "other_casts", "cast_bytes", "cache_hits", "ring_hits", "kept_hits")
+_COUNTS = (
+    "weight_casts",
+    "other_casts",
+    "cast_bytes",
+    "cache_hits",
+    "activation_hits",
+    "kept_hits",
+)
 
 
 class trace:  # noqa: N801 (used like torch.no_grad)

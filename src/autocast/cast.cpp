@@ -1,14 +1,12 @@
 #include "autocast/cast.h"
 
-#include "autocast/alias.h"
-#include "autocast/cast_node.h"
+#include "autocast/cache/kept_casts.h"
+#include "autocast/cache/thread_cache.h"
+#include "autocast/cast_source.h"
 #include "autocast/cast_together.h"
-#include "autocast/data_cast.h"
-#include "autocast/kept_cast.h"
-#include "autocast/plain.h"
-#include "autocast/thread_cache.h"
-#include "autocast/tracing.h"
-#include "autocast/weight_view.h"
+#include "autocast/make/cast_node.h"
+#include "autocast/make/data_cast.h"
+#include "autocast/trace/tracing.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/to_ops.h>
@@ -19,34 +17,28 @@
 namespace fastamp::autocast {
 namespace {
 
-/// torch's rule for what is worth keeping: a float32 parameter.
-bool is_weight(const at::Tensor& tensor) {
-  return tensor.scalar_type() == c10::kFloat && tensor.requires_grad() && tensor.is_leaf() &&
-         !tensor.is_view() && !tensor.is_inference();
-}
-
-at::Tensor cast_ordinarily(const at::Tensor& tensor, c10::ScalarType to) {
-  if (!is_plain(tensor)) {
-    return at::_ops::to_dtype::call(tensor, to, /*non_blocking=*/false, /*copy=*/false,
+at::Tensor cast_ordinarily(const CastSource& source, c10::ScalarType to) {
+  if (source.path != CallPath::direct) {
+    return at::_ops::to_dtype::call(source.tensor, to, /*non_blocking=*/false, /*copy=*/false,
                                     std::nullopt);
   }
-  at::Tensor out = cast_data(tensor, to);
-  if (is_recorded(tensor)) {
-    record_cast(tensor, out);
+  at::Tensor out = cast_data(source.tensor, to);
+  if (is_recorded(source.tensor)) {
+    record_cast(source.tensor, out);
   }
   return out;
 }
 
 /// How the cast of a weight for an op that runs now is put into the cache.
-CastUse use_of(const at::Tensor& weight) {
-  if (c10::InferenceMode::is_enabled() && is_plain(weight)) {
+CastUse use_of(const CastSource& weight) {
+  const bool is_direct = weight.path == CallPath::direct;
+  if (c10::InferenceMode::is_enabled() && is_direct) {
     return CastUse::as_data;  // torch keeps nothing there: its later cast is the first.
   }
-  return c10::GradMode::is_enabled() || !is_plain(weight) ? CastUse::by_op
-                                                          : CastUse::by_op_unrecorded;
+  return c10::GradMode::is_enabled() || !is_direct ? CastUse::by_op : CastUse::by_op_unrecorded;
 }
 
-at::Tensor cast_and_keep(const at::Tensor& weight, c10::ScalarType to, CastUse use) {
+at::Tensor cast_and_keep(const CastSource& weight, c10::ScalarType to, CastUse use) {
   if (is_casting_together()) [[unlikely]] {
     at::Tensor together = cast_with_others(weight, to, use);
     if (together.defined()) {
@@ -55,11 +47,11 @@ at::Tensor cast_and_keep(const at::Tensor& weight, c10::ScalarType to, CastUse u
   }
   at::Tensor out = cast_ordinarily(weight, to);
   note_cast(CastEvent::weight_cast, out);
-  keep_weight_cast(weight, to, out, use);
+  keep_weight_cast(weight.tensor, to, out, use);
   return out;
 }
 
-at::Tensor cast_weight(const at::Tensor& weight, c10::ScalarType to) {
+at::Tensor cast_weight(const CastSource& weight, c10::ScalarType to) {
   const CastUse use = use_of(weight);
   if (c10::InferenceMode::is_enabled()) {
     // An inference tensor has no version to tell whether it was edited, and is of no use once the
@@ -71,26 +63,27 @@ at::Tensor cast_weight(const at::Tensor& weight, c10::ScalarType to) {
   return cast_and_keep(weight, to, use);
 }
 
-at::Tensor cast_kept_weight(const at::Tensor& weight, c10::ScalarType to) {
-  at::Tensor out = find_or_make_kept_cast(weight, to);
-  if (is_recorded(weight)) {
-    record_cast(weight, out);
+at::Tensor cast_kept_weight(const CastSource& weight, c10::ScalarType to) {
+  at::Tensor out = find_or_make_kept_cast(weight.tensor, to, weight.path);
+  if (is_recorded(weight.tensor)) {
+    record_cast(weight.tensor, out);
   }
-  keep_weight_cast(weight, to, out, use_of(weight));
+  keep_weight_cast(weight.tensor, to, out, use_of(weight));
   return out;
 }
 
-/// The cast of a weight's data, which later ops of the region find, too.
-at::Tensor cast_weight_data(const at::Tensor& weight, c10::ScalarType to) {
-  at::Tensor kept = find_weight_data(weight, to);
-  if (kept.defined()) {
-    note_cast(CastEvent::cache_hit, kept);
-    return kept;
+/// The cast of the data of a view's weight, which later ops of the region find, too.
+at::Tensor cast_base_data(const CastSource& view, c10::ScalarType to) {
+  const at::Tensor& weight = *view.base;
+  at::Tensor cached = find_weight_data(weight, to);
+  if (cached.defined()) {
+    note_cast(CastEvent::cache_hit, cached);
+    return cached;
   }
   const at::NoGradGuard no_grad;
   at::Tensor out;
-  if (is_kept_weight(weight)) {
-    out = find_or_make_kept_cast(weight, to);
+  if (view.base_is_kept) {
+    out = find_or_make_kept_cast(weight, to, CallPath::direct);
   } else {
     out = cast_data(weight, to);
     note_cast(CastEvent::weight_cast, out);
@@ -101,21 +94,17 @@ at::Tensor cast_weight_data(const at::Tensor& weight, c10::ScalarType to) {
 
 /// The cast of a view of a whole weight, such as `weight.t()`: over the memory of the weight's own
 /// cast, with a history of its own that goes through the view, so that gradients are summed as if
-/// it had been cast by itself. Undefined if it is no such view. LibTorch's Linear works on one.
-at::Tensor cast_weight_view(const at::Tensor& view, c10::ScalarType to) {
-  const at::Tensor* weight = base_of_whole_view(view);
-  if (weight == nullptr || !(is_kept_weight(*weight) || is_weight(*weight))) {
-    return {};
-  }
+/// it had been cast by itself. LibTorch's Linear works on one.
+at::Tensor cast_weight_view(const CastSource& view, c10::ScalarType to) {
   std::optional<c10::InferenceMode> normal_mode;  // As in cast_weight.
   if (c10::InferenceMode::is_enabled()) [[unlikely]] {
     normal_mode.emplace(false);
   }
-  const at::Tensor data = cast_weight_data(*weight, to);
+  const at::Tensor data = cast_base_data(view, to);
   at::Tensor out =
-      make_alias(data.storage(), view, to, data.unsafeGetTensorImpl()->version_counter());
-  if (is_recorded(view)) {
-    record_cast(view, out);
+      make_alias(data.storage(), view.tensor, to, data.unsafeGetTensorImpl()->version_counter());
+  if (is_recorded(view.tensor)) {
+    record_cast(view.tensor, out);
   }
   return out;
 }
@@ -123,7 +112,7 @@ at::Tensor cast_weight_view(const at::Tensor& view, c10::ScalarType to) {
 at::Tensor cast_activation(const at::Tensor& activation, c10::ScalarType to) {
   at::Tensor out = find_activation_cast(activation, to);
   if (out.defined()) {
-    note_cast(CastEvent::ring_hit, out);
+    note_cast(CastEvent::activation_hit, out);
   } else {
     out = cast_data(activation, to);
     note_cast(CastEvent::other_cast, out);
@@ -133,38 +122,40 @@ at::Tensor cast_activation(const at::Tensor& activation, c10::ScalarType to) {
   return out;
 }
 
+at::Tensor cast_other(const CastSource& source, c10::ScalarType to) {
+  at::Tensor out = cast_ordinarily(source, to);
+  if (is_traced()) [[unlikely]] {
+    report_cast(is_weight(source.tensor) ? CastEvent::weight_cast : CastEvent::other_cast, out);
+  }
+  return out;
+}
+
 }  // namespace
 
 at::Tensor cast(const at::Tensor& tensor, c10::ScalarType to, c10::ScalarType lower, bool share) {
   if (to == lower) {
     // Looked up before asking whether it is a weight at all: a hit answers that, and hits are the
     // common case.
-    at::Tensor kept = find_weight_cast(tensor, to);
-    if (kept.defined()) {
-      note_cast(CastEvent::cache_hit, kept);
-      return kept;
+    at::Tensor cached = find_weight_cast(tensor, to);
+    if (cached.defined()) {
+      note_cast(CastEvent::cache_hit, cached);
+      return cached;
     }
   }
-  if (to == lower && is_kept_weight(tensor)) {
-    return cast_kept_weight(tensor, to);
+  const CastSource source = classify(tensor, to == lower, share);
+  switch (source.kind) {
+    case CastKind::weight:
+      return cast_weight(source, to);
+    case CastKind::kept_weight:
+      return cast_kept_weight(source, to);
+    case CastKind::weight_view:
+      return cast_weight_view(source, to);
+    case CastKind::activation:
+      return cast_activation(tensor, to);
+    case CastKind::other:
+      break;
   }
-  if (to == lower && is_weight(tensor) && may_be_kept(tensor)) {
-    return cast_weight(tensor, to);
-  }
-  if (to == lower && share) {
-    at::Tensor out = cast_weight_view(tensor, to);
-    if (out.defined()) {
-      return out;
-    }
-  }
-  if (share && !tensor.is_leaf() && is_plain(tensor) && is_recorded(tensor)) {
-    return cast_activation(tensor, to);
-  }
-  at::Tensor out = cast_ordinarily(tensor, to);
-  if (is_traced()) [[unlikely]] {
-    report_cast(is_weight(tensor) ? CastEvent::weight_cast : CastEvent::other_cast, out);
-  }
-  return out;
+  return cast_other(source, to);
 }
 
 }  // namespace fastamp::autocast

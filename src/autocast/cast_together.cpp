@@ -1,12 +1,11 @@
 #include "autocast/cast_together.h"
 
-#include "autocast/cast_node.h"
-#include "autocast/data_cast.h"
-#include "autocast/plain.h"
-#include "autocast/tensor_identity.h"
-#include "autocast/thread_cache.h"
-#include "autocast/tracing.h"
-#include "autocast/wanted_weights.h"
+#include "autocast/cache/thread_cache.h"
+#include "autocast/cache/weight_requests.h"
+#include "autocast/make/cast_node.h"
+#include "autocast/make/data_cast.h"
+#include "autocast/make/tensor_identity.h"
+#include "autocast/trace/tracing.h"
 
 #include <fastamp/autocast/cast_together.h>
 
@@ -19,70 +18,71 @@ std::atomic<int> g_together_requests{0};
 
 namespace {
 
-struct Wanted {
+struct LockedRequests {
   std::mutex mutex;
-  WantedWeights weights;
+  WeightRequests requests;
 };
 
 /// Never destroyed: other threads may run ops while the process exits.
-Wanted& wanted() {
-  static auto* instance = new Wanted;
+LockedRequests& locked_requests() {
+  static auto* instance = new LockedRequests;
   return *instance;
 }
 
 /// As the cast of each would be made by itself: what is unusual is left to that.
-bool can_join(const at::Tensor& weight) {
-  return weight.scalar_type() == c10::kFloat && weight.requires_grad() && weight.is_leaf() &&
-         !weight.is_view() && !weight.is_inference() && is_plain(weight) &&
-         TensorIdentity::exists_for(weight) && weight.is_non_overlapping_and_dense();
+bool can_join(const at::Tensor& weight, CallPath path) {
+  return is_weight(weight) && path == CallPath::direct && TensorIdentity::exists_for(weight) &&
+         weight.is_non_overlapping_and_dense();
 }
 
-std::vector<at::Tensor> those_wanted(const std::vector<at::Tensor>& weights) {
+std::vector<at::Tensor> those_requested(const std::vector<at::Tensor>& weights) {
   std::vector<at::Tensor> found;
   found.reserve(weights.size());
-  auto& all = wanted();
+  auto& all = locked_requests();
   // No tensor is destroyed under the lock: that may need the GIL, which another may hold waiting.
   const std::scoped_lock lock(all.mutex);
   for (const at::Tensor& weight : weights) {
-    if (all.weights.contains(weight.unsafeGetTensorImpl())) {
+    if (all.requests.contains(weight.unsafeGetTensorImpl())) {
       found.push_back(weight);
     }
   }
   return found;
 }
 
-bool is_wanted(const at::Tensor& weight) {
-  auto& all = wanted();
+bool is_requested(const at::Tensor& weight) {
+  auto& all = locked_requests();
   const std::scoped_lock lock(all.mutex);
-  return all.weights.contains(weight.unsafeGetTensorImpl());
+  return all.requests.contains(weight.unsafeGetTensorImpl());
 }
 
 }  // namespace
 
 std::uint64_t acquire_cast_together(const std::vector<at::Tensor>& weights) {
-  auto& all = wanted();
-  WantedWeights::Forgotten dead;  // Goes after the lock.
+  auto& all = locked_requests();
+  WeightRequests::Forgotten dead;  // Goes after the lock.
   const std::scoped_lock lock(all.mutex);
-  dead = all.weights.take_dead();
-  const auto id = all.weights.acquire(weights);
+  dead = all.requests.take_dead();
+  const auto id = all.requests.acquire(weights);
   g_together_requests.fetch_add(1, std::memory_order_relaxed);
   return id;
 }
 
 void release_cast_together(std::uint64_t id) {
-  auto& all = wanted();
-  WantedWeights::Forgotten released;  // Goes after the lock.
+  auto& all = locked_requests();
+  WeightRequests::Forgotten released;  // Goes after the lock.
   const std::scoped_lock lock(all.mutex);
-  released = all.weights.release(id);
+  released = all.requests.release(id);
   g_together_requests.fetch_sub(1, std::memory_order_relaxed);
 }
 
-at::Tensor cast_with_others(const at::Tensor& weight, c10::ScalarType to, CastUse use) {
-  if (!can_join(weight) || !is_wanted(weight)) {
+at::Tensor cast_with_others(const CastSource& source, c10::ScalarType to, CastUse use) {
+  const at::Tensor& weight = source.tensor;
+  if (!can_join(weight, source.path) || !is_requested(weight)) {
     return {};
   }
-  std::vector<at::Tensor> weights = those_wanted(begin_planned_region(weight, to));
-  std::erase_if(weights, [](const at::Tensor& other) { return !can_join(other); });
+  std::vector<at::Tensor> weights = those_requested(begin_planned_region(weight, to));
+  std::erase_if(weights,
+                [](const at::Tensor& other) { return !can_join(other, call_path(other)); });
   if (weights.empty()) {
     return {};
   }

@@ -1,6 +1,7 @@
 #pragma once
 
-#include "autocast/cast_cache.h"
+#include "autocast/cache/cast_cache.h"
+#include "autocast/cast_source.h"
 
 #include <fastamp/export.h>
 
@@ -28,6 +29,6 @@ FASTAMP_API void release_cast_together(std::uint64_t id);
 /// this one used, and keeps all the casts for the region. Undefined, with nothing done, if the
 /// weight is not among those asked for, or has no such company.
 /// @param use  Who takes the weight's own cast.
-at::Tensor cast_with_others(const at::Tensor& weight, c10::ScalarType to, CastUse use);
+at::Tensor cast_with_others(const CastSource& source, c10::ScalarType to, CastUse use);
 
 }  // namespace fastamp::autocast

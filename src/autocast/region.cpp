@@ -1,12 +1,10 @@
 #include "autocast/region.h"
 
-#include "autocast/thread_bound.h"
-#include "autocast/thread_cache.h"
-#include "autocast/torch_cache.h"
+#include "autocast/cache/kept_casts.h"
+#include "autocast/cache/thread_cache.h"
+#include "autocast/torch/torch_cache.h"
+#include "core/thread_bound.h"
 
-#include <fastamp/autocast/registration.h>
-
-#include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 
 #include <algorithm>
@@ -15,8 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace fastamp {
-namespace autocast {
+namespace fastamp::autocast {
 namespace {
 
 struct Frame {
@@ -80,43 +77,14 @@ std::optional<Frame> end_innermost(const Predicate& is_wanted) noexcept {
   frames.erase(frame);
   // Last, as destroying casts may run code that opens regions.
   const int still_open = at::autocast::decrement_nesting();
-  on_region_left(still_open);
+  if (on_region_left(still_open) && KeptCastStore::instance().is_used()) {
+    KeptCastStore::instance().sweep_sometimes();
+  }
   if (still_open == 0) {
     // Ops of other libraries keep their casts in torch's cache.
     clear_torch_cache();
   }
   return ended;
-}
-
-/// torch.autocast warns and goes on without autocast where it cannot work; so do we.
-bool can_enable(c10::DeviceType device, c10::ScalarType dtype) {
-  if (device == c10::kCUDA) {
-    // Asked once: while the process exits torch cannot tell any more.
-    static const bool has_cuda = at::Context::hasCUDA();
-    if (!has_cuda) {
-      TORCH_WARN(
-          "AutocastGuard: expected a process with CUDA for device cuda, got none. The region is "
-          "disabled.");
-      return false;
-    }
-  } else if (dtype != c10::kBFloat16 && dtype != c10::kHalf) {
-    TORCH_WARN("AutocastGuard: expected dtype to be bfloat16 or float16 on ",
-               c10::DeviceTypeName(device, true), ", got ", dtype, ". The region is disabled.");
-    return false;
-  }
-  return true;
-}
-
-AutocastState checked_state(c10::DeviceType device, std::optional<c10::ScalarType> dtype,
-                            bool enabled, std::optional<bool> cache_enabled) {
-  const bool is_known = device == c10::kCPU || device == c10::kCUDA;  // Spares the question.
-  TORCH_CHECK(
-      is_known || at::autocast::is_autocast_available(device),
-      "AutocastGuard: expected device to be one torch has autocast for (cpu, cuda, ...), got ",
-      c10::DeviceTypeName(device, true), ".");
-  const auto run_dtype = dtype.has_value() ? *dtype : at::autocast::get_autocast_dtype(device);
-  return {device, run_dtype, enabled && can_enable(device, run_dtype),
-          cache_enabled.has_value() ? *cache_enabled : at::autocast::is_autocast_cache_enabled()};
 }
 
 }  // namespace
@@ -144,20 +112,4 @@ EndedRegion exit_region_of(const void* owner) noexcept {
   return {ended.has_value(), ended.has_value() ? ended->kind : RegionKind::ours};
 }
 
-}  // namespace autocast
-
-AutocastGuard::AutocastGuard(c10::DeviceType device, std::optional<c10::ScalarType> dtype,
-                             bool enabled, std::optional<bool> cache_enabled)
-    : state_((install(), autocast::checked_state(device, dtype, enabled, cache_enabled))),
-      id_(autocast::enter_region(state_)) {}
-
-void AutocastGuard::release() noexcept {
-  const auto id = std::exchange(id_, 0);
-  if (id != 0 && !autocast::exit_region(id)) {
-    autocast::warn_of_other_thread("AutocastGuard");
-  }
-}
-
-void clear_cast_cache() { autocast::clear_thread_cache(); }
-
-}  // namespace fastamp
+}  // namespace fastamp::autocast

@@ -3,7 +3,7 @@
 // One step of SGD over a torch::optim::Optimizer: ours, or torch's own carried by us. Both differ
 // in the types of their options and states, never in arithmetic.
 
-#include "autocast/shadows.h"
+#include "autocast/cache/shadows.h"
 #include "optim/group_options.h"
 #include "optim/kernel_check.h"
 #include "optim/sgd_step.h"

@@ -1,6 +1,6 @@
 #include "optim/torch_step.h"
 
-#include "autocast/kept_cast.h"
+#include "autocast/make/tensor_identity.h"
 #include "optim/gate.h"
 #include "optim/kernel_check.h"
 

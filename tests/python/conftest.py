@@ -39,7 +39,7 @@ def global_state_is_left_as_it_was() -> Iterator[None]:
     if fastamp_after["policies"] != fastamp_before["policies"]:
         fastamp.reset_op_policies()
     if fastamp_after["installed"] != fastamp_before["installed"]:
-        (_C.install if fastamp_before["installed"] else _C.uninstall)()
+        (_C.register_kernels if fastamp_before["installed"] else _C.unregister_kernels)()
     assert torch_after == torch_before
     assert fastamp_after == fastamp_before
 

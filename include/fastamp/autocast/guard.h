@@ -48,7 +48,7 @@ using RegionId = std::uint64_t;
 /// weights_changed(optimizer). GradScaler::step() does it for you, fastamp::optim needs it never.
 ///
 /// Cost: see the row "C++: region" in docs/performance.md. The first guard of the process also
-/// calls install().
+/// calls register_kernels().
 class FASTAMP_API AutocastGuard {
  public:
   /// @param device  Device type whose ops are autocast; CPU and CUDA run fastamp's kernels, other

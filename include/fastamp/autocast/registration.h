@@ -11,15 +11,15 @@ namespace fastamp {
 /// another thread runs under autocast at this very moment may crash (torch's dispatch tables are
 /// being changed): call it first thing in programs whose other threads already use autocast.
 /// AutocastGuard calls it.
-FASTAMP_API void install();
+FASTAMP_API void register_kernels();
 
 /// Gives torch's own autocast kernels back, exactly as they were. Idempotent.
 ///
 /// For quiet moments such as tests: no other thread may be running ops under autocast.
 /// @throws c10::Error if the calling thread is inside an autocast region.
-FASTAMP_API void uninstall();
+FASTAMP_API void unregister_kernels();
 
-/// True between install() and uninstall(). Thread-safe.
-FASTAMP_API bool is_installed();
+/// True between register_kernels() and unregister_kernels(). Thread-safe.
+FASTAMP_API bool kernels_registered();
 
 }  // namespace fastamp

@@ -21,12 +21,12 @@ class Recorder;
 
 /// What happened to the arguments of op calls that had to be cast.
 struct CastCounts {
-  std::uint64_t weight_casts = 0;  ///< Casts made of float32 parameters.
-  std::uint64_t other_casts = 0;   ///< Casts made of inputs, activations and anything else.
-  std::uint64_t cast_bytes = 0;    ///< Size of the casts made, in bytes.
-  std::uint64_t cache_hits = 0;    ///< Casts of weights found in the cache of the region.
-  std::uint64_t ring_hits = 0;     ///< Casts of activations that shared an earlier one's memory.
-  std::uint64_t kept_hits = 0;     ///< Casts of weights kept from an earlier region.
+  std::uint64_t weight_casts = 0;     ///< Casts made of float32 parameters.
+  std::uint64_t other_casts = 0;      ///< Casts made of inputs, activations and anything else.
+  std::uint64_t cast_bytes = 0;       ///< Size of the casts made, in bytes.
+  std::uint64_t cache_hits = 0;       ///< Casts of weights found in the cache of the region.
+  std::uint64_t activation_hits = 0;  ///< Casts of activations that shared an earlier one's memory.
+  std::uint64_t kept_hits = 0;        ///< Casts of weights kept from an earlier region.
 
   std::uint64_t casts() const { return weight_casts + other_casts; }
   CastCounts& operator+=(const CastCounts& other);

@@ -105,15 +105,6 @@ class GradArrays {
   bool writes_;
 };
 
-/// Asks for the data of the array that is some places after the i-th: with thousands of small ones
-/// waiting for it would be most of the time.
-inline void prefetch_after(KnownArrays arrays, std::size_t i) {
-  constexpr std::size_t kAhead = 8;
-  if (i + kAhead < arrays.size()) {
-    __builtin_prefetch(arrays[i + kAhead].data, /*rw=*/1);
-  }
-}
-
 /// Visits the chunks of one gradient and adds their sums, the order of which is kept, to `total`.
 template <typename Visit>
 void sum_array(const HostArray& array, std::size_t index, const Visit& visit, double& total) {

@@ -6,7 +6,6 @@
 #include "kernels/cpu/small_arrays.h"
 
 #include "kernels/cpu/copies.h"
-#include "kernels/cpu/grad_sums.h"
 #include "kernels/cpu/squares.h"
 #include "kernels/functors/unscale.h"
 

@@ -173,7 +173,7 @@ bool unscale_parallel(KnownArrays grads, float inv_scale, UnscaleFn* unscale) {
 bool unscale_serial(KnownArrays grads, float inv_scale, UnscaleFn* unscale) {
   bool non_finite = false;
   for (std::size_t i = 0; i < grads.size(); ++i) {
-    cpu::prefetch_after(grads, i);
+    prefetch_after(grads, i);
     if (grads[i].data != nullptr) {
       non_finite |= unscale(grads[i].dtype, grads[i].data, 0, grads[i].numel, inv_scale);
     }

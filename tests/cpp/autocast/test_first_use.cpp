@@ -34,7 +34,7 @@ Results run(const at::Tensor& x) { return {at::mm(x, x), at::mse_loss(x, x.to(c1
 
 TEST_CASE("first use: torch's kernels before, fastamp's with the same results after",
           "[autocast][registration]") {
-  CHECK_FALSE(fastamp::is_installed());
+  CHECK_FALSE(fastamp::kernels_registered());
   const auto x = at::randn({16, 16});
   const auto by_torch = [&] {
     const HandRegion region(c10::kCPU, c10::kBFloat16);
@@ -51,10 +51,10 @@ TEST_CASE("first use: torch's kernels before, fastamp's with the same results af
     const CapturedWarnings warnings;
     meeting.wait();
     if (i % 2 == 0) {
-      fastamp::install();
+      fastamp::register_kernels();
     }
     const AutocastGuard region(c10::kCPU, c10::kBFloat16);
-    wrong += !fastamp::is_installed() ? 1 : 0;
+    wrong += !fastamp::kernels_registered() ? 1 : 0;
     const auto by_fastamp = run(x);
     wrong += !bit_equal(by_fastamp.product, by_torch.product) ? 1 : 0;
     wrong += !bit_equal(by_fastamp.loss, by_torch.loss) ? 1 : 0;
@@ -66,8 +66,8 @@ TEST_CASE("first use: torch's kernels before, fastamp's with the same results af
   // All threads have ended: quiet enough to go back and forth.
   for (int i = 0; i < 20; ++i) {
     const CapturedWarnings warnings;
-    fastamp::uninstall();
-    fastamp::install();
+    fastamp::unregister_kernels();
+    fastamp::register_kernels();
     CHECK(warnings.texts().empty());
   }
   const AutocastGuard region(c10::kCPU, c10::kBFloat16);

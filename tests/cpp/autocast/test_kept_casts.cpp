@@ -1,4 +1,4 @@
-#include "autocast/kept_cast_store.h"
+#include "autocast/cache/kept_casts.h"
 #include "support/autocast_state.h"
 #include "support/casts.h"
 #include "support/catch.h"

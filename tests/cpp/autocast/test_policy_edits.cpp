@@ -157,7 +157,8 @@ TEST_CASE_METHOD(EditsPolicies, "policy banned: refuses the op inside a region o
   CHECK(at::mm(x, x).scalar_type() == c10::kFloat);
 }
 
-TEST_CASE_METHOD(EditsPolicies, "set_op_policy: edits last over uninstall and install",
+TEST_CASE_METHOD(EditsPolicies,
+                 "set_op_policy: edits last over unregister_kernels and register_kernels",
                  "[autocast][policy]") {
   set_op_policy("layer_norm", OpPolicy::lower, c10::kCPU);
   {

@@ -49,60 +49,62 @@ at::Tensor users_mm(const at::Tensor& a, const at::Tensor& /*b*/) { return a.clo
 
 }  // namespace
 
-TEST_CASE_METHOD(LeavesNoTrace, "uninstall: gives back exactly torch's kernels, install fastamp's",
-                 "[autocast][registration]") {
-  fastamp::uninstall();
-  CHECK_FALSE(fastamp::is_installed());
+TEST_CASE_METHOD(
+    LeavesNoTrace,
+    "unregister_kernels: gives back exactly torch's kernels, register_kernels fastamp's",
+    "[autocast][registration]") {
+  fastamp::unregister_kernels();
+  CHECK_FALSE(fastamp::kernels_registered());
   const auto torch = dispatcher_dump();
   REQUIRE(torch.size() > 2000);
-  fastamp::install();
-  CHECK(fastamp::is_installed());
+  fastamp::register_kernels();
+  CHECK(fastamp::kernels_registered());
   const auto ours = dispatcher_dump();
   std::size_t acting = 0;
   for (const auto& row : fastamp::op_table()) {
     acting += row.cpu != fastamp::OpPolicy::pass || row.cuda != fastamp::OpPolicy::pass ? 1 : 0;
   }
   CHECK(count_differences(torch, ours) == acting);
-  fastamp::uninstall();
+  fastamp::unregister_kernels();
   CHECK(count_differences(torch, dispatcher_dump()) == 0);
-  fastamp::install();
+  fastamp::register_kernels();
   CHECK(count_differences(ours, dispatcher_dump()) == 0);
 }
 
 TEST_CASE_METHOD(LeavesNoTrace,
-                 "uninstall: also takes back kernels of ops that torch does not autocast",
+                 "unregister_kernels: also takes back kernels of ops that torch does not autocast",
                  "[autocast][registration]") {
-  fastamp::uninstall();
+  fastamp::unregister_kernels();
   const auto torch = dispatcher_dump();
-  fastamp::install();
+  fastamp::register_kernels();
   fastamp::set_op_policy("layer_norm", fastamp::OpPolicy::lower, c10::kCPU);
-  fastamp::uninstall();
+  fastamp::unregister_kernels();
   CHECK(count_differences(torch, dispatcher_dump()) == 0);
   fastamp::reset_op_policies();
-  fastamp::install();
+  fastamp::register_kernels();
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "install and uninstall: once is as good as twice",
+TEST_CASE_METHOD(LeavesNoTrace, "register_kernels and unregister_kernels: once is as good as twice",
                  "[autocast][registration]") {
   const auto ours = dispatcher_dump();
-  fastamp::install();
-  fastamp::install();
+  fastamp::register_kernels();
+  fastamp::register_kernels();
   CHECK(count_differences(ours, dispatcher_dump()) == 0);
-  fastamp::uninstall();
-  fastamp::uninstall();
-  CHECK_FALSE(fastamp::is_installed());
-  fastamp::install();
+  fastamp::unregister_kernels();
+  fastamp::unregister_kernels();
+  CHECK_FALSE(fastamp::kernels_registered());
+  fastamp::register_kernels();
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "uninstall: refuses inside a region and changes nothing",
+TEST_CASE_METHOD(LeavesNoTrace, "unregister_kernels: refuses inside a region and changes nothing",
                  "[autocast][registration]") {
   const auto refused = [] {
     const auto before = public_state();
-    const auto text = error_text<c10::Error>([] { fastamp::uninstall(); });
+    const auto text = error_text<c10::Error>([] { fastamp::unregister_kernels(); });
     CAPTURE(text);
-    CHECK(text.find("uninstall: expected to be called outside autocast regions") !=
+    CHECK(text.find("unregister_kernels: expected to be called outside autocast regions") !=
           std::string::npos);
-    CHECK(fastamp::is_installed());
+    CHECK(fastamp::kernels_registered());
     CHECK(public_state() == before);
   };
   SECTION("a guard") {
@@ -126,13 +128,13 @@ TEST_CASE_METHOD(LeavesNoTrace, "uninstall: refuses inside a region and changes 
 
 TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: installs fastamp's kernels",
                  "[autocast][registration]") {
-  fastamp::uninstall();
+  fastamp::unregister_kernels();
   const AutocastGuard region(c10::kCPU, c10::kBFloat16);
-  CHECK(fastamp::is_installed());
+  CHECK(fastamp::kernels_registered());
 }
 
 TEST_CASE_METHOD(LeavesNoTrace,
-                 "install: a kernel that the user registers later wins, and can go again",
+                 "register_kernels: a kernel that the user registers later wins, and can go again",
                  "[autocast][registration]") {
   const auto x = at::ones({2, 2});
   const AutocastGuard region(c10::kCPU, c10::kBFloat16);

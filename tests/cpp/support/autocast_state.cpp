@@ -62,7 +62,7 @@ HandRegion::~HandRegion() {
 }
 
 LeavesNoTrace::LeavesNoTrace() : found_(public_state()) {
-  install();
+  register_kernels();
   REQUIRE(policies_are_default());
   REQUIRE(found_.depth == 0);
 }
@@ -73,8 +73,8 @@ LeavesNoTrace::~LeavesNoTrace() {
   CHECK(policies_are_default());
 }
 
-TorchKernels::TorchKernels() { uninstall(); }
-TorchKernels::~TorchKernels() { install(); }
+TorchKernels::TorchKernels() { unregister_kernels(); }
+TorchKernels::~TorchKernels() { register_kernels(); }
 
 bool bit_equal(const at::Tensor& a, const at::Tensor& b) {
   if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) {

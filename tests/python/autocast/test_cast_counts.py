@@ -27,7 +27,7 @@ def test_never_more_casts_than_torch(name: str):
     ours = t.totals["weight_casts"] + t.totals["other_casts"]
     assert 0 < ours <= casts_of_torch
     if name == "BERT":  # query, key and value share the cast of their input
-        assert t.totals["ring_hits"] >= 22
+        assert t.totals["activation_hits"] >= 22
         assert ours <= casts_of_torch - 22
 
 

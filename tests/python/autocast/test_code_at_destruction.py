@@ -255,7 +255,7 @@ def test_casts_of_a_thread_that_ends_inside_a_region(ends: Ends):
 
 # Without our kernels, and getting them back. (torch's own wait for themselves where a weight that
 # they cast ends.)
-@pytest.mark.parametrize("action", [enters_many_regions, _C.install])
+@pytest.mark.parametrize("action", [enters_many_regions, _C.register_kernels])
 def test_casts_that_uninstalling_drops(action: Action):
     ends = Ends(action)
     torch.set_autocast_enabled("cpu", True)

@@ -27,22 +27,22 @@ before = dump()
 import fastamp
 assert dump()[0] != before[0]
 assert dump()[1] == before[1]
-fastamp._C.uninstall()
+fastamp._C.unregister_kernels()
 assert dump() == before
-fastamp._C.uninstall()
+fastamp._C.unregister_kernels()
 for _ in range(3):
-    fastamp._C.install()
-    fastamp._C.install()
-    assert fastamp._C.is_installed()
-    fastamp._C.uninstall()
+    fastamp._C.register_kernels()
+    fastamp._C.register_kernels()
+    assert fastamp._C.kernels_registered()
+    fastamp._C.unregister_kernels()
     assert dump() == before
 fastamp.set_op_policy("layer_norm", "lower", "cpu")
-fastamp._C.install()
-fastamp._C.uninstall()
+fastamp._C.register_kernels()
+fastamp._C.unregister_kernels()
 assert dump() == before
-fastamp._C.install()
+fastamp._C.register_kernels()
 fastamp.set_op_policy("rms_norm", "fp32")
-fastamp._C.uninstall()
+fastamp._C.unregister_kernels()
 fastamp.reset_op_policies()
 assert dump() == before
 """
@@ -56,40 +56,40 @@ def test_uninstall_restores_the_dispatcher_entry_of_every_op_exactly():
 def test_uninstall_inside_a_region_is_refused_and_changes_nothing(region: Any):
     with region("cpu"):
         state = torch_state()
-        with pytest.raises(RuntimeError, match="uninstall"):
-            _C.uninstall()
-        assert _C.is_installed()
+        with pytest.raises(RuntimeError, match="unregister_kernels"):
+            _C.unregister_kernels()
+        assert _C.kernels_registered()
         assert torch_state() == state
         assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype == torch.bfloat16
-    with cuda_state(), pytest.raises(RuntimeError, match="uninstall"):
-        _C.uninstall()
-    with region("cpu", enabled=False), pytest.raises(RuntimeError, match="uninstall"):
-        _C.uninstall()
+    with cuda_state(), pytest.raises(RuntimeError, match="unregister_kernels"):
+        _C.unregister_kernels()
+    with region("cpu", enabled=False), pytest.raises(RuntimeError, match="unregister_kernels"):
+        _C.unregister_kernels()
 
 
 def test_regions_run_torchs_kernels_while_uninstalled():
     x = torch.ones(4, 4)
     with torch_kernels():
-        assert not _C.is_installed()
+        assert not _C.kernels_registered()
         with fastamp.autocast("cpu", dtype=torch.float16):
             assert torch.mm(x, x).dtype == torch.float16
             with pytest.raises(RuntimeError, match="prioritize"):
                 torch.cat([x.bfloat16(), x.half()])
-    assert _C.is_installed()
+    assert _C.kernels_registered()
 
 
 def test_install_inside_a_region_takes_effect_at_once():
     x = torch.ones(4, 4)
     with torch_kernels(), fastamp.autocast("cpu", dtype=torch.float16):
-        _C.install()
+        _C.register_kernels()
         assert torch.cat([x.bfloat16(), x.half()]).dtype == torch.float32
 
 
 def test_install_from_many_threads_at_once_is_safe():
     with torch_kernels(), ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: _C.install(), range(64)))
-        assert _C.is_installed()
-        _C.uninstall()
+        list(pool.map(lambda _: _C.register_kernels(), range(64)))
+        assert _C.kernels_registered()
+        _C.unregister_kernels()
 
 
 def test_casts_made_before_uninstall_are_not_used_after_install():
@@ -106,19 +106,19 @@ def test_casts_made_before_uninstall_are_not_used_after_install():
 def test_disabled_runs_torchs_kernels_and_gives_ours_back():
     entry = torch._C._dispatch_dump_table("aten::mm")
     with fastamp.disabled():
-        assert not _C.is_installed()
+        assert not _C.kernels_registered()
         assert torch._C._dispatch_dump_table("aten::mm") != entry
         with fastamp.disabled(), fastamp.autocast("cpu"):
             assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype == torch.bfloat16
-        assert not _C.is_installed()
+        assert not _C.kernels_registered()
     assert torch._C._dispatch_dump_table("aten::mm") == entry
     with pytest.raises(ZeroDivisionError), fastamp.disabled():
         raise ZeroDivisionError
-    assert _C.is_installed()
+    assert _C.kernels_registered()
 
 
 def test_disabled_inside_a_region_is_refused_and_changes_nothing():
     with fastamp.autocast("cpu"):
-        with pytest.raises(RuntimeError, match="uninstall"):
+        with pytest.raises(RuntimeError, match="unregister_kernels"):
             fastamp.disabled().__enter__()
-        assert _C.is_installed()
+        assert _C.kernels_registered()

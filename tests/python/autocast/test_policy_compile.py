@@ -17,8 +17,8 @@ BF16, FP32 = torch.bfloat16, torch.float32
 def default_policies_after() -> Iterator[None]:
     yield
     fastamp.reset_op_policies()
-    _C.uninstall()
-    _C.install()
+    _C.unregister_kernels()
+    _C.register_kernels()
 
 
 def test_compiled_functions_see_edits_and_resets():

@@ -23,8 +23,8 @@ def default_policies_after() -> Iterator[None]:
     yield
     fastamp.reset_op_policies()
     # Registering anew also drops the kernels that edits have added.
-    _C.uninstall()
-    _C.install()
+    _C.unregister_kernels()
+    _C.register_kernels()
 
 
 def mm_dtype(a: torch.dtype, b: torch.dtype | None = None) -> torch.dtype:

@@ -125,7 +125,7 @@ def evaluate_and_train(make: Callable[[], nn.Module]) -> list[torch.Tensor]:
     with fastamp.autocast("cpu"):
         with torch.no_grad():
             evaluated = model(x)
-        if TORCH_LOSES_GRADIENTS and not fastamp._C.is_installed():
+        if TORCH_LOSES_GRADIENTS and not fastamp._C.kernels_registered():
             torch.clear_autocast_cache()
         trained = model(x)
     trained.float().sum().backward()

@@ -53,7 +53,7 @@ def counts_of_ours(name: str, shadow_dtype: torch.dtype | None) -> dict[str, flo
         step()
     # The profiler's count goes by memory, the trace's by what our cache was asked for.
     assert counts["weight casts"] == t.totals["weight_casts"]
-    return {**counts, "shared": t.totals["ring_hits"]}
+    return {**counts, "shared": t.totals["activation_hits"]}
 
 
 @pytest.mark.parametrize("name", COUNTED)

@@ -42,23 +42,23 @@ def set_torch_state(state: dict[str, Any]) -> None:
 
 def fastamp_state() -> dict[str, Any]:
     policies = [(row.op, row.cpu, row.cuda) for row in fastamp.op_table()]
-    return {"installed": _C.is_installed(), "policies": policies}
+    return {"installed": _C.kernels_registered(), "policies": policies}
 
 
 @contextmanager
 def torch_kernels() -> Iterator[None]:
     """torch's own autocast kernels for a while."""
-    _C.uninstall()
+    _C.unregister_kernels()
     try:
         yield
     finally:
-        _C.install()
+        _C.register_kernels()
 
 
 def _torch_loses_gradients() -> bool:
     weight = torch.ones(1, 1, requires_grad=True)
     with (
-        torch_kernels() if _C.is_installed() else nullcontext(),
+        torch_kernels() if _C.kernels_registered() else nullcontext(),
         torch.autocast("cpu", dtype=torch.bfloat16),
     ):
         with torch.no_grad():

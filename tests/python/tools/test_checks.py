@@ -22,10 +22,16 @@ ALLOWED = [
     ("src/scaler/a.cpp", "#include <torch/all.h>  // wide include: torch::save's archives"),
     ("include/fastamp/fastamp.h", "#include <fastamp/scaler/grad_scaler.h>"),
     ("include/fastamp/autocast/guard.h", "#include <c10/core/DeviceType.h>"),
-    ("src/optim/a.cpp", '#include "autocast/shadows.h"'),
+    ("src/optim/a.cpp", '#include "autocast/cache/shadows.h"'),
+    ("src/autocast/make/a.cpp", '#include "autocast/make/b.h"'),
+    ("src/autocast/make/a.cpp", '#include "autocast/table/op_ids.h"'),
+    ("src/autocast/cast.cpp", '#include "autocast/cache/thread_cache.h"'),
+    ("src/autocast/cast.cpp", '#include "autocast/region.h"'),
+    ("src/autocast/kernels/a.h", '#include "autocast/cast.h"'),
+    ("src/autocast/make/a.cpp", "#include <fastamp/autocast/guard.h>"),
     ("src/scaler/a.cpp", "#include <fastamp/optim/sgd.h>"),
     ("python/csrc/module.cpp", "#include <pybind11/pybind11.h>"),
-    ("python/csrc/module.cpp", '#include "autocast/cast_cache.h"'),
+    ("python/csrc/module.cpp", '#include "autocast/cache/cast_cache.h"'),
 ]
 
 FORBIDDEN = [
@@ -47,6 +53,11 @@ FORBIDDEN = [
     ("src/core/a.cpp", "#include <ATen/ATen.h>", "20 s per file"),
     ("python/csrc/a.cpp", "#  include <torch/extension.h>", "20 s per file"),
     ("src/misc/a.cpp", "", "no such layer: misc"),
+    ("src/autocast/table/a.h", '#include "autocast/make/b.h"', "autocast/table may not include"),
+    ("src/autocast/cache/a.h", '#include "autocast/cast.h"', "autocast/cast.h: . is not below it"),
+    ("src/autocast/cast.cpp", '#include "autocast/kernels/b.h"', "kernels is not below it"),
+    ("src/autocast/misc/a.h", '#include "autocast/cast.h"', "no such floor of autocast: misc"),
+    ("src/autocast/cast.h", '#include "autocast/misc/b.h"', "no such floor of autocast: misc"),
 ]
 
 
@@ -64,8 +75,123 @@ def test_includes_against_the_layers_are_reported(tmp_path, name, line, message)
     assert message in problem
 
 
+def circles(root, files, allowed=()):
+    """What is said of the circles of a tree."""
+    for name, text in files.items():
+        write(root, name, text + "\n")
+    return check_includes.check(root, allowed)
+
+
+TWO_MODULES = {"src/ops/a.h": '#include "ops/b.h"', "src/ops/b.h": '#include "ops/a.h"'}
+
+
+def test_modules_that_include_one_another_are_named_in_order(tmp_path):
+    (problem,) = circles(tmp_path, TWO_MODULES)
+    assert (
+        problem
+        == "src/ops/a: in a circle with 1 other modules: src/ops/a -> src/ops/b -> src/ops/a"
+    )
+
+
+def test_a_header_and_the_source_of_its_name_are_one_module(tmp_path):
+    files = {
+        "src/ops/a.h": "",
+        "src/ops/a.cpp": '#include "ops/a.h"\n#include "ops/c.h"',
+        "src/ops/b.h": "#include <ops/a.h>",  # Not ours: ours are quoted.
+        "src/ops/c.h": "",
+        "src/ops/c.cpp": '#include "ops/c.h"\n#include "ops/b.h"',
+    }
+    assert circles(tmp_path, files) == []
+    (problem,) = circles(tmp_path, {"src/ops/b.h": '#include "ops/a.h"'})
+    assert problem.endswith("src/ops/a -> src/ops/c -> src/ops/b -> src/ops/a")
+
+
+def test_of_a_knot_the_shortest_way_and_the_number_of_modules_are_told(tmp_path):
+    files = {
+        "src/ops/a.h": '#include "ops/b.h"',
+        "src/ops/b.h": '#include "ops/c.h"',
+        "src/ops/c.h": '#include "ops/a.h"\n#include "ops/d.h"',
+        "src/ops/d.h": '#include "ops/c.h"',
+    }
+    (problem,) = circles(tmp_path, files)
+    assert "with 3 other modules" in problem
+    assert problem.endswith("src/ops/a -> src/ops/b -> src/ops/c -> src/ops/a")
+
+
+def test_circles_of_the_python_module_are_reported(tmp_path):
+    files = {
+        "python/csrc/a.h": "",
+        "python/csrc/a.cpp": '#include "a.h"\n#include "b.h"',
+        "python/csrc/b.h": '#include "a.h"',
+    }
+    (problem,) = circles(tmp_path, files)
+    assert problem.endswith("python/csrc/a -> python/csrc/b -> python/csrc/a")
+
+
+@pytest.mark.parametrize(
+    "imported",
+    [
+        "import fastamp.b",
+        "import fastamp.b as other",
+        "from fastamp import b",
+        "from fastamp.b import f",
+        "def f():\n    from fastamp.b import f",
+        "class C:\n    def f(self):\n        if self:\n            import fastamp.b",
+        "if TYPE_CHECKING:\n    pass\nelse:\n    import fastamp.b",
+    ],
+)
+def test_python_modules_that_import_one_another_are_reported(tmp_path, imported):
+    files = {"python/fastamp/a.py": imported, "python/fastamp/b.py": "from fastamp.a import g"}
+    (problem,) = circles(tmp_path, files)
+    assert problem.endswith("python/fastamp/a -> python/fastamp/b -> python/fastamp/a")
+
+
+@pytest.mark.parametrize(
+    "imported",
+    [
+        "if TYPE_CHECKING:\n    from fastamp.b import f",
+        "if typing.TYPE_CHECKING:\n    import fastamp.b",
+        "from fastamp import _C",  # A stub: not a module of the package's sources.
+        "import fastamp._C as _C",
+        "import torch.b",
+        "# import fastamp.b",
+    ],
+)
+def test_what_no_module_runs_is_no_import(tmp_path, imported):
+    files = {
+        "python/fastamp/__init__.py": "from fastamp import a",
+        "python/fastamp/_C.pyi": "from fastamp.b import f",
+        "python/fastamp/a.py": imported,
+        "python/fastamp/b.py": "import fastamp.a",
+    }
+    assert circles(tmp_path, files) == []
+
+
+def test_a_name_of_the_package_is_an_import_of_the_package(tmp_path):
+    files = {
+        "python/fastamp/__init__.py": "from fastamp.sub import a",
+        "python/fastamp/sub/__init__.py": "",
+        "python/fastamp/sub/a.py": "from fastamp import __version__",
+    }
+    (problem,) = circles(tmp_path, files)
+    assert "fastamp/__init__ -> python/fastamp/sub/a -> python/fastamp/__init__" in problem
+
+
+def test_allowed_circles_are_allowed_exactly(tmp_path):
+    allowed = [frozenset({"src/ops/a", "src/ops/b"})]
+    assert circles(tmp_path, TWO_MODULES, allowed) == []
+    # A third module joins: neither the new circle nor the absence of the old one is passed over.
+    grown = {"src/ops/b.h": '#include "ops/c.h"', "src/ops/c.h": '#include "ops/a.h"'}
+    joined, missing = circles(tmp_path, grown, allowed)
+    assert "with 2 other modules" in joined
+    assert missing.startswith("src/ops/a: no such circle any more")
+    (missing,) = circles(tmp_path, {"src/ops/c.h": ""}, allowed)
+    assert missing.endswith("take it out of ALLOWED_CIRCLES: src/ops/a, src/ops/b")
+
+
 def test_this_tree_keeps_the_rules():
-    for check in (check_includes, check_sizes, check_ascii):
+    assert check_includes.check(check_includes.ROOT, check_includes.ALLOWED_CIRCLES) == []
+    for check in (check_sizes, check_ascii):
         assert check.check(check.ROOT) == []
 
 

@@ -38,7 +38,7 @@ def test_a_row_says_op_dtypes_policy_and_casts():
         other_casts=1,
         cast_bytes=2 * (4 * 8 + 8 * 2),
         cache_hits=0,
-        ring_hits=0,
+        activation_hits=0,
         kept_hits=0,
     )
 
@@ -65,7 +65,7 @@ def test_calls_that_look_the_same_share_a_row_and_others_do_not():
     assert t.totals["calls"] == 5
 
 
-def test_uses_of_one_activation_are_ring_hits():
+def test_uses_of_one_activation_are_activation_hits():
     x = torch.ones(4, 4, requires_grad=True)
     with fastamp.trace() as t, fastamp.autocast("cpu"):
         h = x * 2
@@ -73,7 +73,7 @@ def test_uses_of_one_activation_are_ring_hits():
         saved = [torch.mm(h, low) for _ in range(3)]  # their graphs hold the cast
     assert len(saved) == 3
     (row,) = t.rows
-    assert (row.other_casts, row.ring_hits, row.cast_bytes) == (1, 2, 32)
+    assert (row.other_casts, row.activation_hits, row.cast_bytes) == (1, 2, 32)
 
 
 @pytest.mark.parametrize(

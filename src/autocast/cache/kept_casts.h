@@ -1,0 +1,116 @@
+#pragma once
+
+#include "autocast/cache/weight_requests.h"
+#include "autocast/make/tensor_identity.h"
+#include "core/interception.h"
+
+#include <fastamp/autocast/kept_casts.h>
+#include <fastamp/export.h>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+namespace fastamp::autocast {
+
+/// Casts of weights that outlive regions because somebody asked for it. One for the process; a lock
+/// around each call, none of which runs an op, or destroys a tensor or a reference to one, while it
+/// holds it.
+///
+/// A cast in here has no autograd history and is handed out as an alias: a tensor of its own over
+/// the same memory, to which the region that uses it gives a history. Alias and cast share a
+/// version counter, so that an edit of one ends the use of the other.
+class FASTAMP_API KeptCastStore {
+ public:
+  static KeptCastStore& instance();
+
+  /// Whether any weight is asked for. The one thing that is read while nobody uses this.
+  bool is_used() const { return used_.load(std::memory_order_relaxed); }
+
+  /// Weights whose casts are to be kept from now until release(id).
+  std::uint64_t acquire(const std::vector<at::Tensor>& weights);
+  void release(std::uint64_t id);
+  /// Adds a weight to those of an acquire(), unless it is among them.
+  void add(std::uint64_t id, const at::Tensor& weight);
+  bool is_requested(const at::Tensor& weight) const;
+
+  /// An alias of the kept cast of `source` as it is now, or an undefined tensor.
+  at::Tensor find(const at::Tensor& source, c10::ScalarType to) const;
+
+  /// An alias of the memory kept for a cast of `source`, up to date or not, or an undefined tensor.
+  at::Tensor find_memory(const at::Tensor& source, c10::ScalarType to) const;
+
+  /// Keeps `cast`, which has no history, as that of a requested weight; in place of casts that are
+  /// out of date.
+  /// @param as_cast  The source from before it was read: another thread may have written it since.
+  void insert(const at::Tensor& source, TensorIdentity as_cast, c10::ScalarType to,
+              const at::Tensor& cast);
+
+  struct Taken {
+    at::Tensor cast;  ///< Undefined if there is none in this execution context.
+    bool is_current =
+        false;  ///< It is the cast of the source as it is now, and nobody else has it.
+  };
+
+  /// Takes the kept cast of `source` out, to be written without anybody finding it meanwhile.
+  Taken take_out(const at::Tensor& source, c10::ScalarType to);
+
+  void drop();
+  void drop(const std::vector<const c10::TensorImpl*>& weights);
+  KeptCasts count();
+
+  /// Frees the casts of weights that are gone; called at the end of regions, works at every 16th
+  /// call.
+  void sweep_sometimes();
+
+ private:
+  struct Entry {
+    TensorIdentity source;
+    at::Tensor cast;
+    std::uint32_t cast_version;
+    c10::ScalarType to;
+  };
+
+  static bool is_current(const Entry& entry, const at::Tensor& source);
+  const Entry* find_entry(const at::Tensor& source, c10::ScalarType to) const;
+  /// What left the store, to be destroyed without the lock.
+  struct Dropped {
+    WeightRequests::Forgotten weights;
+    std::vector<Entry> entries;
+  };
+  Dropped take(WeightRequests::Forgotten weights);
+  std::vector<Entry> take(const WeightRequests::Keys& weights);
+  void note_use() { used_.store(!requests_.empty(), std::memory_order_relaxed); }
+
+  mutable std::mutex mutex_;
+  std::atomic<bool> used_{false};
+  std::atomic<std::uint32_t> ended_regions_{0};
+  std::unordered_map<const c10::TensorImpl*, std::vector<Entry>> entries_;
+  WeightRequests requests_;
+};
+
+// What a caller knows of the tensor comes as `path`: its call_path().
+
+/// Whether a cast of this tensor can outlive regions at all.
+bool can_be_kept(const at::Tensor& tensor, CallPath path);
+
+/// A cast without history, to be kept.
+at::Tensor make_kept_cast(const at::Tensor& weight, c10::ScalarType to, CallPath path);
+
+bool is_kept_weight_slow(const at::Tensor& tensor, CallPath path);
+
+/// Whether the cast of this tensor is to outlive the region, and can.
+inline bool is_kept_weight(const at::Tensor& tensor, CallPath path) {
+  return KeptCastStore::instance().is_used() && is_kept_weight_slow(tensor, path);
+}
+
+/// A tensor over the memory of the kept cast of a weight, without history; the cast is made first
+/// if there is none that can be used now.
+at::Tensor find_or_make_kept_cast(const at::Tensor& weight, c10::ScalarType to, CallPath path);
+
+}  // namespace fastamp::autocast

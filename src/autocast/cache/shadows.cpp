@@ -1,0 +1,60 @@
+#include "autocast/cache/shadows.h"
+
+#include "autocast/cache/kept_casts.h"
+#include "autocast/make/tensor_identity.h"
+
+#include <utility>
+
+namespace fastamp::autocast {
+
+Shadows::Shadows() : id_(KeptCastStore::instance().acquire({})) {}
+
+Shadows::~Shadows() { end(); }
+
+void Shadows::end() {
+  if (!std::exchange(ended_, true)) {
+    KeptCastStore::instance().release(id_);
+  }
+}
+
+at::Tensor ShadowedStep::open(const at::Tensor& weight, c10::ScalarType to) {
+  if (shadows_ == nullptr || shadows_->ended_) {
+    return {};
+  }
+  if (is_captured(weight)) {
+    // Replays will change the weights and move no version: their casts must not be kept any more.
+    shadows_->end();
+    opened_.clear();
+    return {};
+  }
+  const CallPath path = call_path(weight);
+  if (!can_be_kept(weight, path)) {
+    return {};
+  }
+  auto& store = KeptCastStore::instance();
+  store.add(shadows_->id_, weight);
+  const auto weight_version = version_of(weight);
+  auto taken = store.take_out(weight, to);
+  if (!taken.cast.defined()) {
+    return {};  // Embeddings, normalisations: no region asked for a cast.
+  }
+  if (!taken.is_current) {
+    // Out of date, or saved by a graph that may still run backward with the old values.
+    taken.cast = make_kept_cast(weight, to, path);
+  }
+  opened_.push_back({&weight, taken.cast, to, weight_version, version_of(taken.cast)});
+  return std::move(taken.cast);
+}
+
+void ShadowedStep::finish() {
+  for (const Opened& opened : std::exchange(opened_, {})) {
+    TensorIdentity written(*opened.weight);
+    // Anything else than the step's own write, and the shadow may be of another value.
+    if (version_of(*opened.weight) == opened.weight_version + 1 &&
+        version_of(opened.cast) == opened.cast_version + 1) {
+      KeptCastStore::instance().insert(*opened.weight, std::move(written), opened.to, opened.cast);
+    }
+  }
+}
+
+}  // namespace fastamp::autocast

@@ -1,0 +1,209 @@
+#include "autocast/cache/thread_cache.h"
+
+#include "autocast/cache/activation_ring.h"
+#include "autocast/cache/cast_cache.h"
+#include "autocast/cache/cast_plans.h"
+#include "autocast/make/tensor_identity.h"
+#include "autocast/torch/torch_cache.h"
+#include "autocast/torch/torch_state.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
+
+#include <optional>
+#include <utility>
+
+// Whose cast is kept, and until when. Casts live until the outermost region of the thread ends.
+namespace fastamp::autocast {
+namespace {
+
+struct ThreadCache {
+  CastCache casts;
+  CastPlans plans;
+  /// Open regions of ours, counted from one that was the outermost of the thread. While there are
+  /// any, the end of the last will be told.
+  int our_regions = 0;
+  ActivationRing activations;
+  std::optional<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> region_marker;
+  at::Tensor marked_leaf;  ///< What torch's cache is given a cast of.
+};
+
+/// Null before the thread's first use of it, and again at the thread's end: a pointer, since what
+/// runs then (destructors of casts and of other thread-local objects) finds no object half gone.
+constinit thread_local ThreadCache* t_cache = nullptr;
+constinit thread_local bool t_ends = false;
+
+struct EndOfThread {
+  EndOfThread() = default;
+  EndOfThread(const EndOfThread&) = delete;
+  EndOfThread& operator=(const EndOfThread&) = delete;
+  EndOfThread(EndOfThread&&) = delete;
+  EndOfThread& operator=(EndOfThread&&) = delete;
+  ~EndOfThread() {
+    t_ends = true;
+    delete std::exchange(t_cache, nullptr);  // NOLINT(cppcoreguidelines-owning-memory)
+  }
+};
+
+/// This thread's cache, made if there is none; null at the end of the thread.
+ThreadCache* make_cache() {
+  if (t_cache == nullptr && !t_ends) {
+    thread_local const EndOfThread end;
+    t_cache = new ThreadCache;  // NOLINT(cppcoreguidelines-owning-memory)
+  }
+  return t_cache;
+}
+
+void clear_casts(ThreadCache& cache) noexcept {
+  if (cache.plans.is_begun()) {
+    cache.plans.end(cache.casts.used_casts());
+  }
+  cache.casts.clear();
+}
+
+void clear(ThreadCache& cache) noexcept {
+  cache.activations.clear();
+  clear_casts(cache);
+}
+
+bool torch_region_goes_on(const ThreadCache& cache) {
+  return cache.region_marker.has_value() && !cache.region_marker->expired();
+}
+
+/// torch's own autocast class tells nobody that its region ended, but empties torch's weight cache
+/// then. A marker left there expires at that moment. (Another thread's torch region empties it too:
+/// our casts are dropped early then, which costs time and nothing else.)
+bool mark_torch_region(ThreadCache& cache) {
+  if (torch_region_goes_on(cache)) {
+    return true;
+  }
+  clear_casts(cache);
+  const c10::InferenceMode normal_mode(false);
+  const at::NoGradGuard no_grad;
+  if (!cache.marked_leaf.defined()) {
+    cache.marked_leaf = at::zeros({1}, at::kFloat).requires_grad_();
+  }
+  const at::Tensor marker = leave_in_torch_cache(cache.marked_leaf);
+  if (!marker.defined()) {
+    return false;
+  }
+  cache.region_marker.emplace(marker.getIntrusivePtr());
+  return true;
+}
+
+bool can_share(const at::Tensor& activation) {
+  return is_weight_cache_enabled() && TensorIdentity::exists_for(activation) &&
+         activation.is_non_overlapping_and_dense();
+}
+
+bool end_of_region_is_known(ThreadCache& cache) {
+  return cache.our_regions > 0 || (region_depth() > 0 && mark_torch_region(cache));
+}
+
+/// This thread's cache, if it holds casts that may be used now.
+ThreadCache* usable_cache() {
+  ThreadCache* const cache = t_cache;
+  if (cache == nullptr || cache->casts.empty() || !is_weight_cache_enabled()) {
+    return nullptr;
+  }
+  if (cache->our_regions == 0 && !torch_region_goes_on(*cache)) {
+    clear_casts(*cache);
+    return nullptr;
+  }
+  return cache;
+}
+
+}  // namespace
+
+at::Tensor find_weight_cast(const at::Tensor& source, c10::ScalarType to) {
+  ThreadCache* const cache = usable_cache();
+  return cache == nullptr ? at::Tensor() : cache->casts.find(source, to);
+}
+
+at::Tensor find_weight_data(const at::Tensor& source, c10::ScalarType to) {
+  ThreadCache* const cache = usable_cache();
+  return cache == nullptr ? at::Tensor() : cache->casts.find_data(source, to);
+}
+
+void keep_weight_cast(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast,
+                      CastUse use) {
+  if (!is_weight_cache_enabled() || !TensorIdentity::exists_for(source) ||
+      !TensorIdentity::exists_for(cast) || is_cached_by_torch(source)) {
+    return;
+  }
+  ThreadCache* const cache = make_cache();
+  if (cache != nullptr && end_of_region_is_known(*cache)) {
+    cache->casts.insert(source, to, cast, use);
+  }
+}
+
+std::vector<at::Tensor> begin_planned_region(const at::Tensor& weight, c10::ScalarType to) {
+  if (!is_weight_cache_enabled() || is_cached_by_torch(weight)) {
+    return {};
+  }
+  ThreadCache* const cache = make_cache();
+  if (cache == nullptr || !end_of_region_is_known(*cache)) {
+    return {};
+  }
+  return cache->plans.begin(weight, to);
+}
+
+at::Tensor find_activation_cast(const at::Tensor& source, c10::ScalarType to) {
+  return t_cache != nullptr && can_share(source) ? t_cache->activations.find(source, to)
+                                                 : at::Tensor();
+}
+
+void keep_activation_cast(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast) {
+  if (can_share(source) && TensorIdentity::exists_for(cast)) {
+    if (ThreadCache* const cache = make_cache()) {
+      cache->activations.insert(source, to, cast);
+    }
+  }
+}
+
+void on_region_entered(int open_regions) {
+  ThreadCache* const cache = make_cache();
+  if (cache == nullptr) {
+    return;
+  }
+  if (open_regions == 1) {
+    cache->our_regions = 1;  // Before the casts go: their end may run regions, inside this one.
+    clear(*cache);
+  } else if (cache->our_regions > 0) {
+    ++cache->our_regions;
+  }
+}
+
+bool on_region_left(int open_regions) noexcept {
+  ThreadCache* const cache = t_cache;
+  if (cache == nullptr) {
+    return false;
+  }
+  const bool is_last_of_ours = cache->our_regions == 1;
+  if (cache->our_regions > 0) {
+    --cache->our_regions;
+  }
+  if (open_regions != 0 && !is_last_of_ours) {
+    return false;
+  }
+  cache->our_regions = 0;
+  clear(*cache);
+  return true;
+}
+
+bool has_weight_casts() noexcept { return t_cache != nullptr && !t_cache->casts.empty(); }
+
+void forget_weight_casts(const std::vector<const c10::TensorImpl*>& weights) {
+  if (t_cache != nullptr) {
+    t_cache->casts.forget(weights);
+  }
+}
+
+void clear_thread_cache() noexcept {
+  if (t_cache != nullptr) {
+    clear(*t_cache);
+  }
+}
+
+}  // namespace fastamp::autocast

@@ -1,0 +1,53 @@
+#pragma once
+
+#include "autocast/cache/cast_cache.h"
+
+#include <fastamp/export.h>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <vector>
+
+// The casts that the regions of the calling thread keep or share. A thread that ends drops them;
+// what runs on it after that is cast as if there were no cache.
+namespace fastamp::autocast {
+
+/// Cast of a weight that this thread's cache holds and that can be used now, else undefined.
+at::Tensor find_weight_cast(const at::Tensor& source, c10::ScalarType to);
+
+/// The same for its data, whatever history it has.
+at::Tensor find_weight_data(const at::Tensor& source, c10::ScalarType to);
+
+/// Keeps the cast of a weight if the end of the region it belongs to can be told.
+void keep_weight_cast(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast,
+                      CastUse use = CastUse::by_op);
+
+/// At the first cast of a region: the other weights that the last region of this thread that began
+/// with this weight cast and used, as far as they are where they were. Empty after that, and where
+/// casts are not kept.
+std::vector<at::Tensor> begin_planned_region(const at::Tensor& weight, c10::ScalarType to);
+
+/// A cast of a recorded activation that shares the memory of an earlier one, without history; else
+/// undefined.
+at::Tensor find_activation_cast(const at::Tensor& source, c10::ScalarType to);
+
+/// Lets later uses of a recorded activation share the memory of its cast.
+void keep_activation_cast(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast);
+
+/// Called by every region of ours after it was entered and after it was left, with the number of
+/// regions, torch's included, that are open on the thread now. The second says whether the casts of
+/// the thread's regions ended with this one.
+void on_region_entered(int open_regions);
+bool on_region_left(int open_regions) noexcept;
+
+/// Whether this thread has casts of weights that a region made.
+FASTAMP_API bool has_weight_casts() noexcept;
+
+/// Drops this thread's casts of some weights, which may be dead.
+FASTAMP_API void forget_weight_casts(const std::vector<const c10::TensorImpl*>& weights);
+
+/// Drops this thread's casts.
+void clear_thread_cache() noexcept;
+
+}  // namespace fastamp::autocast

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+namespace fastamp::autocast {
+
+/// Counts per weight how many requests name it, such as to keep its casts. Keeps no weight alive.
+/// Not thread-safe.
+class WeightRequests {
+ public:
+  using Keys = std::vector<const c10::TensorImpl*>;
+
+  /// What was forgotten. To be destroyed without a lock: the memory of a tensor goes with the last
+  /// reference of any kind, and symbolic sizes in it are Python objects.
+  struct Forgotten {
+    Keys unrequested;  ///< Nobody asks for these any more.
+    std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> references;
+  };
+
+  /// Asks for weights, until release() is called with the number returned.
+  std::uint64_t acquire(const std::vector<at::Tensor>& weights);
+
+  /// Asks for one more under a number that acquire() returned, unless it has asked already.
+  void add(std::uint64_t id, const at::Tensor& weight);
+
+  /// An unknown number is ignored.
+  Forgotten release(std::uint64_t id);
+
+  /// Forgets weights that are gone.
+  Forgotten take_dead();
+
+  bool contains(const c10::TensorImpl* weight) const { return times_.contains(weight); }
+  bool empty() const { return times_.empty(); }
+
+ private:
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+  void count_down(const c10::TensorImpl* weight, Keys& unrequested);
+
+  std::uint64_t next_id_ = 1;
+  std::unordered_map<const c10::TensorImpl*, std::uint32_t> times_;
+  /// Their weak references keep the addresses in times_ from being used again.
+  std::unordered_map<std::uint64_t, std::unordered_map<const c10::TensorImpl*, WeakTensor>>
+      acquired_;
+};
+
+}  // namespace fastamp::autocast

@@ -1,0 +1,75 @@
+#include "autocast/cast_source.h"
+
+#include "autocast/cache/kept_casts.h"
+#include "autocast/make/cast_node.h"
+
+#include <torch/csrc/autograd/variable.h>
+
+namespace fastamp::autocast {
+namespace {
+
+/// Whether the cast of a tensor of any kind (nested, sparse, functional, a subclass) may be cached:
+/// nobody intercepts ops as such, so that the cast is the same for all of them.
+bool may_be_cached(const at::Tensor& tensor, CallPath path) {
+  // What wraps this very tensor wraps its cast as well, for as long as both live. Functionalization
+  // wraps the cast of a functional tensor and of no other.
+  constexpr c10::DispatchKeySet kFollowsItsArgument(c10::DispatchKey::Functionalize);
+  return path != CallPath::intercepted ||
+         !is_intercepted_except((tensor.key_set() - c10::python_ks) | kFollowsItsArgument);
+}
+
+/// The tensor that `tensor`, which lies densely in memory, is a view of, if both are ordinary and
+/// have the same elements there, such as `weight.t()` or `weight.view({rows, -1})` of a weight.
+/// Else null.
+///
+/// Casting the one then writes the same bytes as casting the other.
+const at::Tensor* base_of_whole_view(const at::Tensor& tensor) {
+  const auto* meta = torch::autograd::impl::get_view_autograd_meta(tensor);
+  if (meta == nullptr || !meta->has_bw_view()) {
+    return nullptr;
+  }
+  const at::Tensor& base = meta->get_backward_view().base_;
+  const bool same_elements =
+      base.scalar_type() == tensor.scalar_type() && can_bypass_dispatcher(base) &&
+      tensor.is_non_overlapping_and_dense() && base.is_non_overlapping_and_dense() &&
+      base.numel() == tensor.numel() && base.storage_offset() == tensor.storage_offset() &&
+      base.storage().unsafeGetStorageImpl() == tensor.storage().unsafeGetStorageImpl();
+  return same_elements ? &base : nullptr;
+}
+
+}  // namespace
+
+bool is_weight(const at::Tensor& tensor) {
+  return tensor.scalar_type() == c10::kFloat && tensor.requires_grad() && tensor.is_leaf() &&
+         !tensor.is_view() && !tensor.is_inference();
+}
+
+CastSource classify(const at::Tensor& tensor, bool lowers, bool share) {
+  CastSource source{.tensor = tensor, .kind = CastKind::other, .path = call_path(tensor)};
+  if (lowers && is_kept_weight(tensor, source.path)) {
+    source.kind = CastKind::kept_weight;
+    return source;
+  }
+  if (lowers && is_weight(tensor) && may_be_cached(tensor, source.path)) {
+    source.kind = CastKind::weight;
+    return source;
+  }
+  if (!share || source.path != CallPath::direct) {
+    return source;
+  }
+  if (const at::Tensor* base = lowers ? base_of_whole_view(tensor) : nullptr) {
+    // Its base may be cast below the dispatcher, too: see above.
+    source.base_is_kept = is_kept_weight(*base, CallPath::direct);
+    if (source.base_is_kept || is_weight(*base)) {
+      source.kind = CastKind::weight_view;
+      source.base = base;
+      return source;
+    }
+  }
+  if (!tensor.is_leaf() && is_recorded(tensor)) {
+    source.kind = CastKind::activation;
+  }
+  return source;
+}
+
+}  // namespace fastamp::autocast

@@ -1,0 +1,37 @@
+#pragma once
+
+#include "core/interception.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace fastamp::autocast {
+
+/// What a tensor is to the cast of it, which says whose cast may be used again and by whom.
+enum class CastKind : std::uint8_t {
+  weight,       ///< A float32 parameter: later ops of the region find its cast.
+  kept_weight,  ///< One whose cast outlives the region, because somebody asked for that.
+  weight_view,  ///< A view of a whole weight: its cast is an alias of the weight's.
+  activation,   ///< Other ops of the region may share the memory of its cast.
+  other,        ///< Nobody else uses the cast.
+};
+
+/// A tensor that is to be cast, and what was found out about it: once per cast, since each question
+/// costs a few nanoseconds and has one answer until the op is called. Borrows the tensors.
+struct CastSource {
+  const at::Tensor& tensor;
+  CastKind kind;
+  CallPath path;  ///< Whether a cast of the tensor may be made below the dispatcher.
+  const at::Tensor* base = nullptr;  ///< The weight that a weight_view is a view of.
+  bool base_is_kept = false;         ///< The cast of that weight outlives the region.
+};
+
+/// torch's rule for what is worth keeping: a float32 parameter.
+bool is_weight(const at::Tensor& tensor);
+
+/// @param lowers  The cast is to the region's dtype; no other is kept or shared with a weight's.
+/// @param share   Whether the cast may share memory with others, as cast() says.
+CastSource classify(const at::Tensor& tensor, bool lowers, bool share);
+
+}  // namespace fastamp::autocast

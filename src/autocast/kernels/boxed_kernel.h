@@ -1,0 +1,28 @@
+#pragma once
+
+#include "autocast/table/kernel_entry.h"
+#include "autocast/table/op_ids.h"
+#include "autocast/table/policy_device.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/function_schema.h>
+#include <ATen/core/stack.h>
+
+namespace fastamp::autocast {
+
+/// The autocast kernel of an op that is known only by its schema; OpKernel's counterpart.
+class BoxedKernel final : public c10::OperatorKernel {
+ public:
+  BoxedKernel(OpId op, PolicyDevice device) : op_(op), device_(device) {}
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                  torch::jit::Stack* stack) const;
+
+ private:
+  OpId op_;
+  PolicyDevice device_;
+};
+
+/// What the schema allows. An op that writes an argument cannot be given a cast of it.
+OpCapabilities boxed_capabilities(const c10::FunctionSchema& schema);
+
+}  // namespace fastamp::autocast

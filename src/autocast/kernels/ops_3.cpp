@@ -1,0 +1,2 @@
+#define FASTAMP_OPS_PART 3
+#include "autocast/kernels/instantiate_ops.h"

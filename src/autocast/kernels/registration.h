@@ -1,0 +1,18 @@
+#pragma once
+
+#include "autocast/table/op_ids.h"
+#include "autocast/table/policy_device.h"
+
+namespace fastamp::autocast {
+
+/// Fills the policy table before its first use.
+void ensure_policies_loaded();
+
+/// Registers the kernel of an op that has none yet, if our kernels are registered. Called when an
+/// edit gives a policy to an op that torch does not autocast.
+void ensure_registered(OpId op, PolicyDevice device);
+
+/// Gives back what ensure_registered took for an op that a user registered.
+void drop_registration(OpId op, PolicyDevice device);
+
+}  // namespace fastamp::autocast

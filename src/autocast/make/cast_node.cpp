@@ -1,0 +1,85 @@
+#include "autocast/make/cast_node.h"
+
+#include "autocast/make/data_cast.h"
+#include "autocast/trace/tracing.h"
+#include "core/interception.h"
+
+#include <ATen/SequenceNumber.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/generated/Functions.h>
+
+#include <memory>
+#include <utility>
+
+namespace fastamp::autocast {
+namespace {
+
+namespace autograd = torch::autograd;
+
+/// torch's own node for a cast, so that its name, its double backward and compiled autograd are
+/// torch's; only the ordinary backward of an ordinary gradient is shorter.
+struct CastBackward final : autograd::generated::ToCopyBackward0 {
+  using ToCopyBackward0::ToCopyBackward0;
+
+  autograd::variable_list apply(autograd::variable_list&& grads) override {
+    const at::Tensor& grad = grads[0];
+    const auto dtype = c10::typeMetaToScalarType(self_options.dtype());
+    if (grad.defined() && !c10::GradMode::is_enabled() && task_should_compute_output(0) &&
+        grad.scalar_type() != dtype && grad.device() == self_options.device() &&
+        can_bypass_dispatcher(grad)) {
+      at::Tensor out = cast_data(grad, dtype);
+      note_gradient_cast(out);
+      return {std::move(out)};
+    }
+    auto out = ToCopyBackward0::apply(std::move(grads));
+    if (out[0].defined()) {
+      note_gradient_cast(out[0]);
+    }
+    return out;
+  }
+};
+
+// Templates, since only one of the two compiles.
+template <class Made, class Node, class... Arguments>
+std::shared_ptr<Node> make_node(const std::shared_ptr<Node>* /*held_by*/, Arguments... arguments) {
+  // Found by its argument, as it is gone where nodes count their references.
+  return std::shared_ptr<Node>(new Made(arguments...), [](auto* node) { deleteNode(node); });
+}
+
+template <class Made, class Node, class... Arguments>
+c10::intrusive_ptr<Node> make_node(const c10::intrusive_ptr<Node>* /*held_by*/,
+                                   Arguments... arguments) {
+  return c10::make_intrusive<Made>(arguments...);
+}
+
+}  // namespace
+
+bool is_recorded(const at::Tensor& tensor) {
+  return c10::GradMode::is_enabled() && tensor.requires_grad() &&
+         !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality);
+}
+
+NodeOrder take_node_order() { return at::sequence_number::get_and_increment(); }
+
+void record_cast(const at::Tensor& source, const at::Tensor& out) {
+  record_cast(source, out, take_node_order());
+}
+
+void record_cast(const at::Tensor& source, const at::Tensor& out, NodeOrder order) {
+  const NodePtr node = make_node<CastBackward>(static_cast<const NodePtr*>(nullptr), order);
+  node->set_next_edges(autograd::collect_next_edges(source));
+  static_cast<CastBackward&>(*node).self_options = source.options();
+  autograd::set_history(out, node);
+}
+
+const std::type_info& cast_node_type() { return typeid(CastBackward); }
+
+NodePtr torchs_cast_node() {
+  return make_node<autograd::generated::ToCopyBackward0>(static_cast<const NodePtr*>(nullptr));
+}
+
+}  // namespace fastamp::autocast

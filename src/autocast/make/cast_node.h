@@ -1,0 +1,38 @@
+#pragma once
+
+#include <fastamp/export.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <type_traits>
+#include <typeinfo>
+#include <utility>
+
+namespace fastamp::autocast {
+
+/// The place of a node among those of a thread: backward passes run the latest first, and so sum
+/// gradients in this order.
+using NodeOrder = std::uint64_t;
+
+/// The place that a node made now would have; no other node gets it.
+NodeOrder take_node_order();
+
+/// How this torch holds nodes: std::shared_ptr, later versions c10::intrusive_ptr.
+using NodePtr = std::decay_t<decltype(std::declval<const at::Tensor&>().grad_fn())>;
+
+/// Whether autograd records ops on this tensor now, in the sense of the generated autograd kernels.
+bool is_recorded(const at::Tensor& tensor);
+
+/// Records in autograd that `out`, which has no history yet, is the cast of `source`.
+void record_cast(const at::Tensor& source, const at::Tensor& out, NodeOrder order);
+void record_cast(const at::Tensor& source, const at::Tensor& out);
+
+/// Type of the nodes that record_cast makes, for the Python module to name them.
+FASTAMP_API const std::type_info& cast_node_type();
+
+/// A node of torch's own for a cast, outside any graph. No tensor is made for it, so it is the same
+/// in every mode the caller may be in.
+FASTAMP_API NodePtr torchs_cast_node();
+
+}  // namespace fastamp::autocast

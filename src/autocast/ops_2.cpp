@@ -1,2 +1,0 @@
-#define FASTAMP_OPS_PART 2
-#include "autocast/instantiate_ops.h"

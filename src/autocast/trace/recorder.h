@@ -1,0 +1,58 @@
+#pragma once
+
+#include "autocast/table/op_ids.h"
+#include "autocast/table/policy_device.h"
+
+#include <fastamp/autocast/policy.h>
+#include <fastamp/autocast/trace.h>
+
+#include <c10/core/ScalarType.h>
+
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+// Exported for the Python module; not part of the public API.
+namespace fastamp::autocast {
+
+/// What distinguishes the rows of a trace.
+struct CallKind {
+  OpId op;
+  PolicyDevice device;
+  OpPolicy policy;
+  std::vector<c10::ScalarType> inputs;
+  c10::ScalarType run_dtype;
+  std::string source;
+
+  auto operator<=>(const CallKind&) const = default;
+};
+
+/// The memory of one trace. Thread-safe.
+class FASTAMP_API Recorder {
+ public:
+  /// @param wants_source  Whether calls are told apart by the line of Python that made them.
+  explicit Recorder(bool wants_source) : wants_source_(wants_source) {}
+
+  bool wants_source() const { return wants_source_; }
+  void add(const CallKind& kind, const CastCounts& casts);
+  void add_gradient_cast(std::uint64_t bytes);
+
+  std::vector<TraceRow> rows() const;
+  GradientCasts gradient_casts() const;
+
+ private:
+  struct Sum {
+    std::uint64_t calls = 0;
+    CastCounts casts;
+  };
+
+  const bool wants_source_;
+  mutable std::mutex mutex_;
+  std::map<CallKind, Sum> sums_;
+  GradientCasts gradient_casts_;
+};
+
+}  // namespace fastamp::autocast
