@@ -1,5 +1,7 @@
 #pragma once
 
+#include "kernels/functors/norm.h"
+#include "kernels/functors/scale_record.h"
 #include "kernels/host_array.h"
 
 #include <ATen/core/Tensor.h>
@@ -71,7 +73,14 @@ T* mutable_pointer(const std::optional<at::Tensor>& t) {
   return tensor == nullptr ? nullptr : tensor->mutable_data_ptr<T>();
 }
 
-/// The ops on a device; they check their arguments first.
+/// Where a call wants the norm.
+NormResults norm_results(const UnscaleArgs& args);
+NormResults norm_results(const NormArgs& args);
+
+/// A call with the addresses of its tensors.
+ScaleUpdate scale_update(const UpdateScaleArgs& args);
+
+/// The ops on a device. The arguments have passed the checks of their op (src/ops).
 void unscale_and_check_cpu(const UnscaleArgs& args);
 void unscale_and_check_cuda(const UnscaleArgs& args);
 void norm_and_check_cpu(const NormArgs& args);

@@ -1,6 +1,7 @@
 #include "ops/direct.h"
 
 #include "core/tensor_kind.h"
+#include "ops/checks.h"
 
 #include <ATen/record_function.h>
 #include <c10/core/DispatchKeySet.h>
@@ -19,6 +20,16 @@ bool nothing_watches_calls() {
   const auto included = c10::impl::tls_local_dispatch_key_set().included_;
   return (included - kPassedThrough).empty() &&
          !(at::hasCallbacks() && at::isRecordFunctionEnabled());
+}
+
+void unscale_and_check_cpu(const kernels::UnscaleArgs& args) {
+  check_unscale(args);
+  kernels::unscale_and_check_cpu(args);
+}
+
+void norm_and_check_cpu(const kernels::NormArgs& args) {
+  check_norm(args);
+  kernels::norm_and_check_cpu(args);
 }
 
 }  // namespace fastamp::ops

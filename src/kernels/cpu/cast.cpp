@@ -6,6 +6,7 @@
 
 #include "kernels/cpu/cast.h"
 
+#include "core/dtypes.h"
 #include "kernels/cpu/copies.h"
 
 namespace fastamp::kernels::cpu {
@@ -30,10 +31,6 @@ struct CastBody {
 };
 
 using CastFn = void(const void*, ScalarType, void*, ScalarType, std::int64_t);
-
-constexpr bool is_16_bit(ScalarType dtype) {
-  return dtype == c10::kHalf || dtype == c10::kBFloat16;
-}
 
 }  // namespace
 

@@ -66,8 +66,7 @@ struct AdamStep {
 
 }  // namespace
 
-void fused_adamw_cpu(const FusedAdamwArgs& args) {
-  const auto entries = check_fused_adamw(args);
+void fused_adamw_cpu(const FusedAdamwArgs& args, const std::vector<StepEntry>& entries) {
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const auto step = make_dense(entries, args.write_grads);

@@ -61,8 +61,7 @@ struct SgdStep {
 
 }  // namespace
 
-void fused_sgd_cpu(const FusedSgdArgs& args) {
-  const auto entries = check_fused_sgd(args);
+void fused_sgd_cpu(const FusedSgdArgs& args, const std::vector<StepEntry>& entries) {
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const auto step = make_dense(entries, args.write_grads);

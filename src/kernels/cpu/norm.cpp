@@ -3,7 +3,7 @@
 // Layout, mapping and order of the sums: kernels/cpu/grad_sums.h. Traffic per element: one read;
 // chunks that are not finite are read again to be counted. Numerics: kernels/functors/norm.h.
 
-#include "kernels/amp_checks.h"
+#include "kernels/amp_args.h"
 #include "kernels/cpu/grad_sums.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -11,7 +11,6 @@
 namespace fastamp::kernels {
 
 void norm_and_check_cpu(const NormArgs& args) {
-  check_norm(args);
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   auto* const sum_of_chunk = cpu::chunk_sum_function();

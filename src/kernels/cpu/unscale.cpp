@@ -13,7 +13,7 @@
 
 #include "kernels/functors/unscale.h"
 
-#include "kernels/amp_checks.h"
+#include "kernels/amp_args.h"
 #include "kernels/cpu/copies.h"
 #include "kernels/cpu/grad_sums.h"
 #include "kernels/cpu/share.h"
@@ -220,7 +220,6 @@ bool unscale_and_sum(const UnscaleArgs& args, const cpu::GradArrays& grads, floa
 }  // namespace
 
 void unscale_and_check_cpu(const UnscaleArgs& args) {
-  check_unscale(args);
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   static auto* const unscale = cpu::best_copy<UnscaleBody, UnscaleFn>();

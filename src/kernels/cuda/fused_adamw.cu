@@ -32,8 +32,7 @@ struct AdamOp {
 
 }  // namespace
 
-void fused_adamw_cuda(const FusedAdamwArgs& args) {
-  const auto entries = check_fused_adamw(args);
+void fused_adamw_cuda(const FusedAdamwArgs& args, const std::vector<StepEntry>& entries) {
   const c10::cuda::CUDAGuard guard(args.params[0].device());
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;

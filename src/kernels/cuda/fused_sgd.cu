@@ -34,8 +34,7 @@ struct SgdOp {
 
 }  // namespace
 
-void fused_sgd_cuda(const FusedSgdArgs& args) {
-  const auto entries = check_fused_sgd(args);
+void fused_sgd_cuda(const FusedSgdArgs& args, const std::vector<StepEntry>& entries) {
   const c10::cuda::CUDAGuard guard(args.params[0].device());
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
