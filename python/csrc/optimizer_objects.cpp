@@ -1,8 +1,8 @@
 #include "optimizer_objects.h"
 
+#include "core/dtypes.h"
+#include "core/kernel_devices.h"
 #include "core/tensor_kind.h"
-
-#include <fastamp/build_info.h>
 
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -23,11 +23,6 @@ constexpr c10::DispatchKeySet kInterceptors({
     DispatchKey::Negative,
     DispatchKey::ZeroTensor,
 });
-
-bool has_kernels(const at::Tensor& tensor) {
-  static const bool with_cuda = !fastamp::build_info().cuda_version.empty();
-  return tensor.is_cpu() || tensor.is_meta() || (tensor.is_cuda() && with_cuda);
-}
 
 /// torch.distributed.tensor.DTensor, or null while nobody has imported it: then there are none.
 PyTypeObject* dtensor_type() {
@@ -154,9 +149,8 @@ void StateOfParams::skip(PyObject* param) {
 
 bool FusableCheck::look(const at::Tensor& tensor) {
   const auto dtype = tensor.scalar_type();
-  const bool known = dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16;
-  if (!known || !has_geometry(tensor) || !has_kernels(tensor) ||
-      tensor.key_set().has_any(kInterceptors)) {
+  if ((dtype != at::kFloat && !is_16_bit(dtype)) || !has_geometry(tensor) ||
+      !has_kernels_or_meta(tensor.device().type()) || tensor.key_set().has_any(kInterceptors)) {
     return false;
   }
   keys_ = tensor.key_set();

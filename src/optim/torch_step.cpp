@@ -1,6 +1,8 @@
 #include "optim/torch_step.h"
 
 #include "autocast/kept_cast.h"
+#include "core/dtypes.h"
+#include "core/kernel_devices.h"
 #include "optim/gate.h"
 #include "optim/kernel_check.h"
 
@@ -9,14 +11,6 @@
 
 namespace fastamp::optim {
 namespace {
-
-bool is_on_our_device(const at::Tensor& param) {
-#ifdef FASTAMP_WITH_CUDA
-  return param.is_cpu() || param.is_meta() || param.is_cuda();
-#else
-  return param.is_cpu() || param.is_meta();
-#endif
-}
 
 bool changes_gradients(const StepGate& gate) {
   return gate.inv_scale.has_value() || gate.clip_coef.has_value() || gate.clip_value.has_value();
@@ -39,8 +33,8 @@ void apply_factors(const StepGate& gate, const at::Tensor& gradient) {
 
 bool has_kernel(const at::Tensor& param) {
   const auto dtype = param.scalar_type();
-  return (dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16) &&
-         param.layout() == at::kStrided && is_on_our_device(param);
+  return (dtype == at::kFloat || is_16_bit(dtype)) && param.layout() == at::kStrided &&
+         has_kernels_or_meta(param.device().type());
 }
 
 bool KernelCheck::look(const at::Tensor& param) {
@@ -49,7 +43,7 @@ bool KernelCheck::look(const at::Tensor& param) {
   }
   keys_ = param.key_set();
   dtype_ = param.dtype();
-  is_16_bit_ = param.scalar_type() != at::kFloat;
+  is_16_bit_ = fastamp::is_16_bit(param);
   return true;
 }
 

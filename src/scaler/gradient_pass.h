@@ -89,7 +89,7 @@ class FASTAMP_API GradientPass {
 };
 
 /// Whether PassOptions::read_only works for these gradients: there are kernels for all of them.
-bool has_read_only_pass(const std::vector<DeviceGradients>& gradients);
+FASTAMP_API bool has_read_only_pass(const std::vector<DeviceGradients>& gradients);
 
 /// Returns the 2-norm of gradients that some of the passes hold, unchanged, and together exactly
 /// them; none if there are no such passes. No synchronisation.
