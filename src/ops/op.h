@@ -6,14 +6,13 @@
 //   Args             the arguments, as members in the order of the schema
 //   kEntry           the typed entry in include/fastamp/ops
 //   kSchema          what is written is read here and nowhere else
-//   check(args)      throws what the entry promises and reads no data; what it returns, if
-//   anything,
-//                    is handed to the kernels
+//   check(args)      throws what the entry promises and reads no data; the kernels are handed what
+//                    it returns, if anything
 //   kCpu, kCuda      the kernels: of Args, and of what check() returned
 //   device(args)     where the tensors are, for the refusal of other devices
-//   only_reads(args, i)  if a call can leave alone what its schema says is written: whether this
-//   one
-//                    only reads argument i
+//   only_reads(args, i)
+//                    for an op that can leave alone what its schema says is written: whether this
+//                    call only reads argument i
 // and FASTAMP_OP(the struct) registers all of it.
 
 #include "core/tensor_version.h"

@@ -43,8 +43,7 @@ class FASTAMP_API GradientPass {
   /// Runs the pass: one call of an operator, or of its CPU kernel, per device. Asynchronous on
   /// CUDA.
   /// @param groups     The gradients; fp64 ones are refused in a read-only pass, as are devices
-  /// that
-  ///                   we have no kernels for.
+  ///                   that we have no kernels for.
   /// @param inv_scale  fp32, one element: 1 / scale.
   /// @param found_inf  fp32, one element: where the flag of each device starts from.
   GradientPass(std::vector<DeviceGradients> groups, const at::Tensor& inv_scale,
