@@ -5,16 +5,11 @@
 #include "kernels/host_array.h"
 
 #include <ATen/core/Tensor.h>
-#include <c10/util/ArrayRef.h>
 
 #include <cstdint>
 #include <optional>
 
 namespace fastamp::kernels {
-
-/// What a caller of a CPU kernel may know of all of its `grads`: that each is a dense array of a
-/// good dtype in host memory, where it is, and that nothing changed since. Empty: nothing.
-using KnownArrays = c10::ArrayRef<HostArray>;
 
 /// Arguments of fastamp::unscale_and_check_, in the order of its schema: made from them as they
 /// come.

@@ -7,8 +7,8 @@ StepArgs FusedAdamwArgs::common() const {
           inv_scale,      clip_coef, found_inf, clip_value, write_grads, shadows, shadow_of};
 }
 
-std::vector<AdamGroup> adam_groups(const FusedAdamwArgs& args) {
-  std::vector<AdamGroup> groups;
+std::vector<AdamConstants> adam_constants(const FusedAdamwArgs& args) {
+  std::vector<AdamConstants> groups;
   groups.reserve(args.group_sizes.size());
   for (std::size_t g = 0; g < args.group_sizes.size(); ++g) {
     groups.push_back({learning_rate(args.common(), g), args.beta1[g], args.beta2[g], args.eps[g],

@@ -40,7 +40,7 @@ struct FusedAdamwArgs {
 };
 
 /// Reads the learning rates that are on the host.
-std::vector<AdamGroup> adam_groups(const FusedAdamwArgs& args);
+std::vector<AdamConstants> adam_constants(const FusedAdamwArgs& args);
 
 /// The op on a device. The arguments have passed its checks (src/ops), which left the entries.
 void fused_adamw_cpu(const FusedAdamwArgs& args, const std::vector<StepEntry>& entries);

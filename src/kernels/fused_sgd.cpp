@@ -7,8 +7,8 @@ StepArgs FusedSgdArgs::common() const {
           inv_scale,    clip_coef, found_inf, clip_value, write_grads, shadows, shadow_of};
 }
 
-std::vector<SgdGroup> sgd_groups(const FusedSgdArgs& args) {
-  std::vector<SgdGroup> groups;
+std::vector<SgdConstants> sgd_constants(const FusedSgdArgs& args) {
+  std::vector<SgdConstants> groups;
   groups.reserve(args.group_sizes.size());
   for (std::size_t g = 0; g < args.group_sizes.size(); ++g) {
     groups.push_back({learning_rate(args.common(), g), args.momentum[g], args.dampening[g],

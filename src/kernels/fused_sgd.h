@@ -36,7 +36,7 @@ struct FusedSgdArgs {
 };
 
 /// Reads the learning rates that are on the host.
-std::vector<SgdGroup> sgd_groups(const FusedSgdArgs& args);
+std::vector<SgdConstants> sgd_constants(const FusedSgdArgs& args);
 
 /// The op on a device. The arguments have passed its checks (src/ops), which left the entries.
 void fused_sgd_cpu(const FusedSgdArgs& args, const std::vector<StepEntry>& entries);

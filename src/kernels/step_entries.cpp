@@ -106,7 +106,7 @@ LearningRate learning_rate(const StepArgs& args, std::size_t group) {
   return rate;
 }
 
-GateArgs gate_args(const StepArgs& args) {
+GatePointers gate_pointers(const StepArgs& args) {
   const auto pointer = [](const std::optional<at::Tensor>& t) {
     const auto* const tensor = find_tensor(t);
     return tensor == nullptr ? nullptr : tensor->const_data_ptr<float>();

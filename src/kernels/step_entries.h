@@ -3,6 +3,7 @@
 // What the fused steps have in common on the host: the lists of a call become one entry per
 // parameter (src/ops, which checks them), and that becomes pointers into dense memory.
 
+#include "kernels/functors/gate.h"
 #include "kernels/functors/learning_rate.h"
 
 #include <ATen/core/Tensor.h>
@@ -85,13 +86,13 @@ struct DenseStep {
   void copy_back() const;
 };
 
-/// Copies what is not dense or not laid out as its weight is; leaves the rest where it is.
+/// Targets what is not dense or not laid out as its weight is; leaves the rest where it is.
 DenseStep make_dense(const std::vector<StepEntry>& entries, bool write_grads);
 
 /// The learning rate of a group. A tensor on the CPU is read now, one on CUDA by the kernel.
 LearningRate learning_rate(const StepArgs& args, std::size_t group);
 
 /// The gate of a checked call.
-GateArgs gate_args(const StepArgs& args);
+GatePointers gate_pointers(const StepArgs& args);
 
 }  // namespace fastamp::kernels

@@ -43,9 +43,9 @@ NonFinite count_non_finite(at::ScalarType dtype, const void* base, std::int64_t 
                            std::int64_t end);
 
 /// Collects counts of non-finite elements from all threads of a pass.
-class Tally {
+class NonFiniteTally {
  public:
-  explicit Tally(bool wanted) : wanted_(wanted) {}
+  explicit NonFiniteTally(bool wanted) : wanted_(wanted) {}
 
   /// Called for a chunk whose sum is not finite, before it is written.
   void look(std::size_t index, const HostArray& grad, std::int64_t begin, std::int64_t end);
@@ -104,15 +104,6 @@ class GradArrays {
   std::int64_t numel_ = 0;
   bool writes_;
 };
-
-/// Asks for the data of the array that is some places after the i-th: with thousands of small ones
-/// waiting for it would be most of the time.
-inline void prefetch_after(KnownArrays arrays, std::size_t i) {
-  constexpr std::size_t kAhead = 8;
-  if (i + kAhead < arrays.size()) {
-    __builtin_prefetch(arrays[i + kAhead].data, /*rw=*/1);
-  }
-}
 
 /// Visits the chunks of one gradient and adds their sums, the order of which is kept, to `total`.
 template <typename Visit>

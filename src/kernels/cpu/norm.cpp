@@ -14,7 +14,7 @@ void norm_and_check_cpu(const NormArgs& args) {
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   auto* const sum_of_chunk = cpu::chunk_sum_function();
-  cpu::Tally tally(given(args.non_finite_counts));
+  cpu::NonFiniteTally tally(given(args.non_finite_counts));
   const cpu::GradArrays grads("norm_and_check_", args.grads, args.arrays, /*writes=*/false);
   const double sum = cpu::sum_chunks(
       grads, /*inv_scale=*/1.0F,
