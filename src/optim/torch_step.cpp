@@ -1,10 +1,7 @@
 #include "optim/torch_step.h"
 
 #include "autocast/kept_cast.h"
-#include "core/dtypes.h"
-#include "core/kernel_devices.h"
 #include "optim/gate.h"
-#include "optim/kernel_check.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
@@ -30,22 +27,6 @@ void apply_factors(const StepGate& gate, const at::Tensor& gradient) {
 }
 
 }  // namespace
-
-bool has_kernel(const at::Tensor& param) {
-  const auto dtype = param.scalar_type();
-  return (dtype == at::kFloat || is_16_bit(dtype)) && param.layout() == at::kStrided &&
-         has_kernels_or_meta(param.device().type());
-}
-
-bool KernelCheck::look(const at::Tensor& param) {
-  if (!has_kernel(param)) {
-    return false;
-  }
-  keys_ = param.key_set();
-  dtype_ = param.dtype();
-  is_16_bit_ = fastamp::is_16_bit(param);
-  return true;
-}
 
 void check_not_captured(const char* function, const std::vector<at::Tensor>& params) {
   for (const auto& param : params) {
