@@ -41,6 +41,7 @@ def commands(build_dir: Path, jobs: int) -> dict[str, list[str]]:
         "includes": [python, "tools/check_includes.py"],
         "sizes": [python, "tools/check_sizes.py"],
         "ascii": [python, "tools/check_ascii.py"],
+        "homes": [python, "tools/check_homes.py"],
         "clang-format": [tool("clang-format"), "--dry-run", "-Werror", *names(*CPP)],
         "clang-tidy": [python, *tidy],
     }

@@ -14,6 +14,7 @@
 #include <fastamp/build_info.h>
 #include <fastamp/export.h>
 #include <fastamp/ops/amp_ops.h>
+#include <fastamp/ops/fused_steps.h>
 #include <fastamp/optim/adam.h>
 #include <fastamp/optim/adamw.h>
 #include <fastamp/optim/fuse.h>

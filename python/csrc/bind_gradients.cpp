@@ -47,7 +47,7 @@ GradientList gather_parameters(const py::object& parameters) {
 }
 
 std::shared_ptr<GradientPass> norm_of(GradientList& list) {
-  if (!can_check(list) || list.groups.empty()) {
+  if (!list.foreign.empty() || list.groups.empty() || !scaler::has_read_only_pass(list.groups)) {
     return nullptr;
   }
   const auto& first = list.groups.front().gradients.front();

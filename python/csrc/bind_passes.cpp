@@ -130,16 +130,16 @@ std::shared_ptr<GradientPass> check_gradients(py::handle optimizer, const at::Te
                                               const at::Tensor& found_inf, OptimizerPasses* memory,
                                               std::optional<double> max_norm) {
   GradientGroups groups(/*allow_fp16=*/true, scaler::Use::kPassNext);
-  GradientList list;
-  list.foreign = gather_gradients(optimizer, groups);
-  list.groups = groups.release();
+  const auto foreign = gather_gradients(optimizer, groups);
+  auto gradients = groups.release();
   // A step that writes a gradient of two parameters would write it twice.
-  if (!can_check(list) || (groups.any_repeats() && may_share_gradients(optimizer))) {
+  if (!foreign.empty() || !scaler::has_read_only_pass(gradients) ||
+      (groups.any_repeats() && may_share_gradients(optimizer))) {
     return nullptr;
   }
   const py::gil_scoped_release no_gil;
   return std::make_shared<GradientPass>(
-      std::move(list.groups), inv_scale, found_inf,
+      std::move(gradients), inv_scale, found_inf,
       scaler::PassOptions{
           .read_only = true, .own_flag = true, .max_norm = max_norm, .memory = memory});
 }
@@ -247,16 +247,6 @@ void bind_pass(py::module_& module) {
 }
 
 }  // namespace
-
-// Whether a read-only pass can take the place of unscaling: our kernels exist and take the dtypes.
-bool can_check(const GradientList& list) {
-  for (const auto& group : list.groups) {
-    if (group.any_double || !scaler::has_native_kernels(group.device.type())) {
-      return false;
-    }
-  }
-  return list.foreign.empty();
-}
 
 void bind_passes(py::module_& module) {
   using torch::wrap_pybind_function;

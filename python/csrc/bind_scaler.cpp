@@ -1,5 +1,6 @@
 #include "bind_scaler.h"
 
+#include "kernels/functors/scale_record.h"
 #include "scaler/scale_ops.h"
 
 #include <torch/csrc/Exceptions.h>
@@ -49,6 +50,7 @@ std::optional<std::vector<double>> host_values(const std::vector<at::Tensor>& sc
 
 void bind_scaler(py::module_& module) {
   using torch::wrap_pybind_function;
+  module.attr("HISTORY_COLUMNS") = static_cast<int64_t>(kernels::ScaleHistory::kColumns);
   module.def("inverse_scale", wrap_pybind_function(scaler::inverse_scale), py::arg("scale"),
              "Returns 1 / scale on scale's device.");
   module.def("new_flag", wrap_pybind_function(scaler::new_flag), py::arg("scale"),

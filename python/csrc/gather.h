@@ -20,8 +20,7 @@ using Parameters = std::vector<pybind11::object>;
 /// @returns The parameters whose gradients only Python code can unscale (DTensor and other tensor
 ///     subclasses), normally empty.
 /// @throws AssertionError for an entry that is not a tensor; ValueError for a refused fp16
-/// gradient;
-///     whatever the attributes of the objects raise. Requires the GIL.
+///     gradient; whatever the attributes of the objects raise. Requires the GIL.
 Parameters gather_gradients(pybind11::handle optimizer, scaler::GradientGroups& groups);
 
 /// The same for an iterable of parameters; appends to `foreign`.

@@ -14,7 +14,4 @@ struct GradientList {
   bool shared = false;  ///< Of an optimizer: two parameters may have one gradient.
 };
 
-/// Whether a read-only pass can take the place of unscaling: our kernels exist and take the dtypes.
-bool can_check(const GradientList& list);
-
 }  // namespace fastamp::python

@@ -1,19 +1,15 @@
 #include "optimizer_objects.h"
 
+#include "core/dtypes.h"
 #include "core/interception.h"
+#include "core/kernel_devices.h"
 #include "core/tensor_kind.h"
-
-#include <fastamp/build_info.h>
 
 #include <torch/csrc/autograd/python_variable.h>
 
 namespace fastamp::python {
 namespace {
 
-bool has_kernels(const at::Tensor& tensor) {
-  static const bool with_cuda = !fastamp::build_info().cuda_version.empty();
-  return tensor.is_cpu() || tensor.is_meta() || (tensor.is_cuda() && with_cuda);
-}
 
 /// torch.distributed.tensor.DTensor, or null while nobody has imported it: then there are none.
 PyTypeObject* dtensor_type() {
@@ -140,9 +136,9 @@ void StateOfParams::skip(PyObject* param) {
 
 bool FusableCheck::look(const at::Tensor& tensor) {
   const auto dtype = tensor.scalar_type();
-  const bool known = dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16;
   // Torch's own step asks those who intercept, and its operators know names.
-  if (!known || !has_geometry(tensor) || !has_kernels(tensor) || intercepts_ops(tensor) ||
+  if ((dtype != at::kFloat && !is_16_bit(dtype)) || !has_geometry(tensor) ||
+      !has_kernels_or_meta(tensor.device().type()) || intercepts_ops(tensor) ||
       tensor.key_set().has(c10::DispatchKey::Named)) {
     return false;
   }

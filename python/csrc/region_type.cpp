@@ -19,7 +19,6 @@ RegionHooks g_region_hooks;
 namespace {
 
 // -- attributes, named as torch.autocast names them
-// ------------------------------------------------------------
 
 int set_device(PyObject* self, PyObject* value, void* /*closure*/) {
   HANDLE_TH_ERRORS
@@ -83,7 +82,6 @@ void region_dealloc(PyObject* self) {
 }
 
 // -- the region
-// ------------------------------------------------------------------------------------------------
 
 PyObject* region_enter(PyObject* self, PyObject* /*unused*/) {
   HANDLE_TH_ERRORS
@@ -129,7 +127,6 @@ PyObject* set_hooks(PyObject* /*module*/, PyObject* args) {
 }
 
 // -- the type
-// --------------------------------------------------------------------------------------------------
 
 using autocast::AutocastState;
 

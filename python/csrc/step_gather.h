@@ -1,6 +1,7 @@
 #pragma once
 
 #include "autocast/cache/shadows.h"
+#include "core/dtypes.h"
 #include "optim/gate.h"
 #include "optimizer_objects.h"
 
@@ -16,9 +17,7 @@ struct StepParam {
   const at::Tensor& grad;
   PyObject* group;
 
-  bool is_16_bit() const {
-    return param.scalar_type() == at::kHalf || param.scalar_type() == at::kBFloat16;
-  }
+  bool is_16_bit() const { return fastamp::is_16_bit(param); }
 };
 
 /// `optimizer._fastamp_shadows`: None, or the dtype of its weights' shadows and what keeps them.

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fastamp import _C
 from fastamp._scaler_report import StepRecord
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 DEFAULT_SIZE = 128
-_COLUMNS = 4
 
 
 class HistoryRing:
@@ -27,7 +27,7 @@ class HistoryRing:
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         """Makes an empty ring."""
-        self.rows = torch.zeros((capacity, _COLUMNS), dtype=torch.float32, device=device)
+        self.rows = torch.zeros((capacity, _C.HISTORY_COLUMNS), dtype=torch.float32, device=device)
         self.count = torch.zeros((), dtype=torch.int64, device=device)
         self.first = 0  # A loaded history may begin later than its ring reaches back.
 
@@ -48,7 +48,7 @@ class HistoryRing:
         capacity = self.rows.shape[0]
         # Where no device is named the caller's default device would be taken.
         here: Any = {"dtype": torch.float32, "device": "cpu"}
-        rows = torch.zeros((capacity, _COLUMNS), **here)
+        rows = torch.zeros((capacity, _C.HISTORY_COLUMNS), **here)
         for record in records[-capacity:]:
             values = [record.scale, float(record.skipped), record.norm, record.growth_tracker]
             rows[record.step % capacity] = torch.tensor(values, **here)

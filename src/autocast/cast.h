@@ -11,7 +11,7 @@ namespace fastamp::autocast {
 /// @param to      Dtype the op runs in.
 /// @param lower   The region's dtype; only casts to it are kept or shared.
 /// @param share   Whether the cast may share memory with other casts of the tensor: false for ops
-///     that can return an argument as it is.
+///                that can return an argument as it is.
 at::Tensor cast(const at::Tensor& tensor, c10::ScalarType to, c10::ScalarType lower, bool share);
 
 }  // namespace fastamp::autocast

@@ -1,28 +1,16 @@
 #pragma once
 
+#include "kernels/functors/norm.h"
+#include "kernels/functors/scale_record.h"
 #include "kernels/host_array.h"
 
 #include <ATen/core/Tensor.h>
-#include <c10/util/ArrayRef.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 
 namespace fastamp::kernels {
-
-/// What a caller of a CPU kernel may know of all of its `grads`: that each is a dense array of a
-/// good dtype in host memory, where it is, and that nothing changed since. Empty: nothing.
-using KnownArrays = c10::ArrayRef<HostArray>;
-
-/// Prefetches the data of an array a few places after the i-th: with thousands of small arrays,
-/// cache misses take most of the time.
-inline void prefetch_after(KnownArrays arrays, std::size_t i) {
-  constexpr std::size_t kAhead = 8;
-  if (i + kAhead < arrays.size()) {
-    __builtin_prefetch(arrays[i + kAhead].data, /*rw=*/1);
-  }
-}
 
 /// Arguments of fastamp::unscale_and_check_, in the order of its schema: made from them as they
 /// come.
@@ -81,7 +69,14 @@ T* mutable_pointer(const std::optional<at::Tensor>& t) {
   return tensor == nullptr ? nullptr : tensor->mutable_data_ptr<T>();
 }
 
-/// The ops on a device; they check their arguments first.
+/// Where a call wants the norm.
+NormResults norm_results(const UnscaleArgs& args);
+NormResults norm_results(const NormArgs& args);
+
+/// A call with the addresses of its tensors.
+ScaleUpdate scale_update(const UpdateScaleArgs& args);
+
+/// The ops on a device. The arguments have passed the checks of their op (src/ops).
 void unscale_and_check_cpu(const UnscaleArgs& args);
 void unscale_and_check_cuda(const UnscaleArgs& args);
 void norm_and_check_cpu(const NormArgs& args);

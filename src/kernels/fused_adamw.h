@@ -39,14 +39,11 @@ struct FusedAdamwArgs {
   StepArgs common() const;
 };
 
-/// Throws what fastamp/ops/fused_steps.h promises, else the entries of the call.
-std::vector<StepEntry> check_fused_adamw(const FusedAdamwArgs& args);
-
 /// Reads the learning rates that are on the host.
-std::vector<AdamGroup> adam_groups(const FusedAdamwArgs& args);
+std::vector<AdamConstants> adam_constants(const FusedAdamwArgs& args);
 
-/// The op on a device; checks its arguments first.
-void fused_adamw_cpu(const FusedAdamwArgs& args);
-void fused_adamw_cuda(const FusedAdamwArgs& args);
+/// The op on a device. The arguments have passed its checks (src/ops), which left the entries.
+void fused_adamw_cpu(const FusedAdamwArgs& args, const std::vector<StepEntry>& entries);
+void fused_adamw_cuda(const FusedAdamwArgs& args, const std::vector<StepEntry>& entries);
 
 }  // namespace fastamp::kernels

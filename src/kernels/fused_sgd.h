@@ -35,14 +35,11 @@ struct FusedSgdArgs {
   StepArgs common() const;
 };
 
-/// Throws what fastamp/ops/fused_steps.h promises, else the entries of the call.
-std::vector<StepEntry> check_fused_sgd(const FusedSgdArgs& args);
-
 /// Reads the learning rates that are on the host.
-std::vector<SgdGroup> sgd_groups(const FusedSgdArgs& args);
+std::vector<SgdConstants> sgd_constants(const FusedSgdArgs& args);
 
-/// The op on a device; checks its arguments first.
-void fused_sgd_cpu(const FusedSgdArgs& args);
-void fused_sgd_cuda(const FusedSgdArgs& args);
+/// The op on a device. The arguments have passed its checks (src/ops), which left the entries.
+void fused_sgd_cpu(const FusedSgdArgs& args, const std::vector<StepEntry>& entries);
+void fused_sgd_cuda(const FusedSgdArgs& args, const std::vector<StepEntry>& entries);
 
 }  // namespace fastamp::kernels

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
 
+#include <cstddef>
 #include <cstdint>
 
 namespace fastamp::kernels {
@@ -12,6 +14,19 @@ struct HostArray {
   std::int64_t numel;
   c10::ScalarType dtype;
 };
+
+/// What a caller of a CPU kernel may know of all of its `grads`: that each is a dense array of a
+/// good dtype in host memory, where it is, and that nothing changed since. Empty: nothing.
+using KnownArrays = c10::ArrayRef<HostArray>;
+
+/// Prefetches the numbers of the array that is some places after the i-th: with thousands of small
+/// ones waiting for them would be most of the time.
+inline void prefetch_after(KnownArrays arrays, std::size_t i) {
+  constexpr std::size_t kAhead = 8;
+  if (i + kAhead < arrays.size()) {
+    __builtin_prefetch(arrays[i + kAhead].data, /*rw=*/1);
+  }
+}
 
 /// The dtypes that gradients may have.
 constexpr bool is_gradient_dtype(c10::ScalarType dtype) {

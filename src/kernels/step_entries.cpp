@@ -1,214 +1,119 @@
 #include "kernels/step_entries.h"
 
-#include "kernels/amp_checks.h"
+#include "kernels/amp_args.h"
 
-#include <ATen/MemoryOverlap.h>
-#include <c10/core/ScalarType.h>
-#include <c10/util/Exception.h>
+#include <algorithm>
+#include <limits>
 
 namespace fastamp::kernels {
 namespace {
 
-bool is_16_bit(const at::Tensor& t) {
-  return t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16;
+constexpr std::array<Slot, 6> kElementSlots = {kGrad, kWeight, kHalf, kFirst, kSecond, kMax};
+
+/// Whether element i of the memory of all tensors belongs to the same element.
+bool aligned(const StepEntry& entry) {
+  const at::Tensor& weight = *entry.tensors[kWeight];
+  const bool contiguous = weight.is_contiguous();
+  return std::ranges::all_of(kElementSlots, [&](Slot slot) {
+    const at::Tensor* t = entry.tensors[slot];
+    return t == nullptr || (contiguous && t->is_contiguous()) ||
+           (t->is_non_overlapping_and_dense() && t->strides() == weight.strides());
+  });
 }
 
-bool has_dtype(const at::Tensor& t, Slot slot) {
-  const auto dtype = t.scalar_type();
-  switch (slot) {
-    case kGrad:
-      return dtype == at::kFloat || is_16_bit(t);
-    case kHalf:
-      return is_16_bit(t);
-    case kFirst:
-    case kSecond:
-    case kMax:
-      return dtype == at::kFloat || dtype == at::kBFloat16;
-    default:
-      return dtype == at::kFloat;
+unsigned storage_bits(const at::Tensor* t) {
+  if (t == nullptr || t->scalar_type() == at::kFloat) {
+    return static_cast<unsigned>(Storage::kFloat);
   }
+  return static_cast<unsigned>(t->scalar_type() == at::kHalf ? Storage::kHalf : Storage::kBFloat16);
 }
 
-const char* dtype_names(Slot slot) {
-  switch (slot) {
-    case kGrad:
-      return "Float, Half or BFloat16";
-    case kHalf:
-      return "Half or BFloat16";
-    case kFirst:
-    case kSecond:
-    case kMax:
-      return "Float or BFloat16";
-    default:
-      return "Float";
-  }
+StepTag tag_of(const StepEntry& entry) {
+  const unsigned bits = storage_bits(entry.tensors[kGrad]) << (2 * kGradBits) |
+                        storage_bits(entry.tensors[kHalf]) << (2 * kHalfBits) |
+                        storage_bits(entry.tensors[kFirst]) << (2 * kMomentBits);
+  const unsigned shadow = entry.half_is_shadow ? StepTag::kShadowBit : 0U;
+  return {static_cast<std::uint16_t>(bits << StepTag::kGroupBits | shadow)};
 }
 
-/// One tensor of a list against the parameter it belongs to.
-void check_operand(const char* fn, const char* list, std::size_t index, const at::Tensor& t,
-                   const at::Tensor& param, Slot slot) {
-  TORCH_CHECK_VALUE(t.defined(), fn, ": expected ", list, "[", index,
-                    "] to be a tensor, got an undefined one");
-  TORCH_CHECK_TYPE(has_dtype(t, slot), fn, ": expected ", list, "[", index, "] to be ",
-                   dtype_names(slot), ", got ", t.scalar_type());
-  TORCH_CHECK_VALUE(t.layout() == at::kStrided, fn, ": expected ", list, "[", index,
-                    "] to be strided, got layout ", t.layout());
-  TORCH_CHECK_VALUE(t.device() == param.device(), fn, ": expected ", list, "[", index, "] on ",
-                    param.device(), ", the device of params, got ", t.device());
-  if (slot == kStep) {
-    TORCH_CHECK_VALUE(t.sym_numel() == 1, fn, ": expected ", list, "[", index,
-                      "] to have one element, got ", t.sym_numel());
-    return;
-  }
-  TORCH_CHECK_VALUE(t.sym_sizes().equals(param.sym_sizes()), fn, ": expected ", list, "[", index,
-                    "] of shape ", param.sym_sizes(), ", that of its parameter, got ",
-                    t.sym_sizes());
-  TORCH_CHECK_VALUE(
-      t.is_non_overlapping_and_dense() || at::has_internal_overlap(t) != at::MemOverlap::Yes, fn,
-      ": expected ", list, "[", index,
-      "] to have one memory location per element, got an expanded tensor of shape ", t.sym_sizes());
-}
-
-void check_param(const StepArgs& args, std::size_t index) {
-  const at::Tensor& t = args.params[index];
-  TORCH_CHECK_VALUE(t.defined(), args.fn, ": expected params[", index,
-                    "] to be a tensor, got an undefined one");
-  TORCH_CHECK_TYPE(t.scalar_type() == at::kFloat || is_16_bit(t), args.fn, ": expected params[",
-                   index, "] to be Float, Half or BFloat16, got ", t.scalar_type());
-  TORCH_CHECK_VALUE(t.device() == args.params[0].device(), args.fn, ": expected params[", index,
-                    "] on ", args.params[0].device(), ", the device of params[0], got ",
-                    t.device());
-  check_operand(args.fn, "params", index, t, t, is_16_bit(t) ? kHalf : kWeight);
-}
-
-void check_scalar(const StepArgs& args, const char* name, const std::optional<at::Tensor>& t) {
-  if (t && t->defined()) {
-    check_single(args.fn, name, *t, at::kFloat, args.params[0].device(), "params");
-  }
-}
-
-/// Hands out the tensors of a list one by one.
-struct Cursor {
-  const char* fn;
-  const char* name;
-  at::TensorList list;
-  std::size_t next = 0;
-
-  const at::Tensor& take(const at::Tensor& param, Slot slot) {
-    TORCH_CHECK_VALUE(next < list.size(), fn, ": expected more than ", list.size(), " ", name,
-                      ", one for each parameter that needs one");
-    const at::Tensor& t = list[next];
-    check_operand(fn, name, next, t, param, slot);
-    ++next;
-    return t;
-  }
-  void finish() const {
-    TORCH_CHECK_VALUE(next == list.size(), fn, ": expected ", next, " ", name,
-                      ", one for each parameter that needs one, got ", list.size());
-  }
-};
-
-void check_groups(const StepArgs& args) {
-  const auto groups = args.group_sizes.size();
-  TORCH_CHECK_VALUE(!args.params.empty(), args.fn, ": expected at least one parameter, got none");
-  check_per_group(args.fn, "lr", args.lr.size(), groups);
-  if (!args.lr_tensors.empty()) {
-    check_per_group(args.fn, "lr_tensors", args.lr_tensors.size(), groups);
-  }
-  std::int64_t total = 0;
-  for (const auto size : args.group_sizes) {
-    TORCH_CHECK_VALUE(size >= 0, args.fn, ": expected group_sizes of at least 0, got ", size);
-    total += size;
-  }
-  TORCH_CHECK_VALUE(static_cast<std::size_t>(total) == args.params.size(), args.fn,
-                    ": expected group_sizes to add up to the number of params, ",
-                    args.params.size(), ", got ", total);
-  TORCH_CHECK_VALUE(args.grads.size() == args.params.size(), args.fn, ": expected ",
-                    args.params.size(), " grads, one for each of params, got ", args.grads.size());
-  for (const auto& t : args.lr_tensors) {
-    TORCH_CHECK_VALUE(t.defined(), args.fn,
-                      ": expected lr_tensors to be tensors, got an undefined one");
-    const auto device = t.is_cpu() ? t.device() : args.params[0].device();
-    check_single(args.fn, "lr_tensors", t,
-                 t.scalar_type() == at::kDouble ? at::kDouble : at::kFloat, device, "params");
-  }
-}
-
-/// Gives the fp32 parameters that have a shadow theirs.
-void add_shadows(const StepArgs& args, std::vector<StepEntry>& entries) {
-  TORCH_CHECK_VALUE(args.shadow_of.size() == args.shadows.size(), args.fn, ": expected ",
-                    args.shadows.size(), " shadow_of, one for each of shadows, got ",
-                    args.shadow_of.size());
-  std::int64_t least = 0;
-  for (std::size_t i = 0; i < args.shadows.size(); ++i) {
-    const auto index = args.shadow_of[i];
-    const auto count = static_cast<std::int64_t>(entries.size());
-    TORCH_CHECK_VALUE(least <= index && index < count, args.fn,
-                      ": expected shadow_of to be ascending indices of params, less than ", count,
-                      ", got ", args.shadow_of);
-    least = index + 1;
-    const at::Tensor& param = args.params[static_cast<std::size_t>(index)];
-    TORCH_CHECK_TYPE(!is_16_bit(param), args.fn, ": expected params[", index,
-                     "], which has a shadow, to be Float, got ", param.scalar_type());
-    check_operand(args.fn, "shadows", i, args.shadows[i], param, kHalf);
-    StepEntry& entry = entries[static_cast<std::size_t>(index)];
-    entry.tensors[kHalf] = &args.shadows[i];
-    entry.half_is_shadow = true;
-  }
+void* pointer(const at::Tensor& t, Slot slot, bool write_grads) {
+  // A gradient that is only read must not materialise a copy-on-write tensor.
+  return slot == kGrad && !write_grads ? const_cast<void*>(t.const_data_ptr())
+                                       : t.mutable_data_ptr();
 }
 
 }  // namespace
 
-void check_per_group(const char* fn, const char* name, std::size_t got, std::size_t groups) {
-  TORCH_CHECK_VALUE(got == groups, fn, ": expected ", name, " to have ", groups,
-                    " elements, one for each of group_sizes, got ", got);
+DenseStep make_dense(const std::vector<StepEntry>& entries, bool write_grads) {
+  DenseStep step;
+  step.entries.reserve(entries.size());
+  std::vector<DenseEntry> empty;
+  for (const auto& entry : entries) {
+    DenseEntry dense;
+    dense.numel = entry.tensors[kWeight]->numel();
+    dense.group = entry.group;
+    dense.tag = tag_of(entry);
+    const at::Tensor* count = entry.tensors[kStep];
+    dense.pointers[kStep] = count == nullptr ? nullptr : count->mutable_data_ptr<float>();
+    if (dense.numel == 0) {
+      if (count != nullptr) {
+        empty.push_back(dense);
+      }
+      continue;
+    }
+    const bool in_place = aligned(entry);
+    for (const auto slot : kElementSlots) {
+      const at::Tensor* t = entry.tensors[slot];
+      if (t == nullptr) {
+        continue;
+      }
+      if (in_place || t->is_contiguous()) {
+        dense.pointers[slot] = pointer(*t, slot, write_grads);
+        continue;
+      }
+      step.copied.emplace_back(slot == kGrad && !write_grads ? at::Tensor() : *t, t->contiguous());
+      dense.pointers[slot] = step.copied.back().second.mutable_data_ptr();
+    }
+    step.entries.push_back(dense);
+  }
+  step.entries.insert(step.entries.end(), empty.begin(), empty.end());
+  return step;
 }
 
-std::vector<StepEntry> check_step(const StepArgs& args, const std::vector<StateList>& states) {
-  check_groups(args);
-  Cursor masters{args.fn, "masters", args.masters};
-  std::vector<Cursor> cursors;
-  cursors.reserve(states.size());
-  for (const auto& state : states) {
-    cursors.push_back({args.fn, state.name, state.tensors});
-  }
-  std::vector<StepEntry> entries(args.params.size());
-  std::size_t i = 0;
-  for (std::size_t group = 0; group < args.group_sizes.size(); ++group) {
-    for (std::int64_t n = 0; n < args.group_sizes[group]; ++n, ++i) {
-      check_param(args, i);
-      const at::Tensor& param = args.params[i];
-      check_operand(args.fn, "grads", i, args.grads[i], param, kGrad);
-      StepEntry& entry = entries[i];
-      entry.group = group;
-      entry.tensors[kGrad] = &args.grads[i];
-      entry.tensors[kHalf] = is_16_bit(param) ? &param : nullptr;
-      entry.tensors[kWeight] = is_16_bit(param) ? &masters.take(param, kWeight) : &param;
-      for (std::size_t s = 0; s < states.size(); ++s) {
-        if (states[s].used[group]) {
-          entry.tensors[states[s].slot] = &cursors[s].take(param, states[s].slot);
-        }
-      }
-      const at::Tensor* first = entry.tensors[kFirst];
-      for (const auto slot : {kSecond, kMax}) {
-        const at::Tensor* other = entry.tensors[slot];
-        TORCH_CHECK_TYPE(other == nullptr || other->scalar_type() == first->scalar_type(), args.fn,
-                         ": expected the moments of params[", i, "] to have one dtype, got ",
-                         first->scalar_type(), " and ", other->scalar_type());
-      }
+void DenseStep::copy_back() const {
+  for (const auto& [original, copy] : copied) {
+    if (original.defined()) {
+      original.copy_(copy);
     }
   }
-  masters.finish();
-  add_shadows(args, entries);
-  for (const auto& cursor : cursors) {
-    cursor.finish();
+}
+
+LearningRate learning_rate(const StepArgs& args, std::size_t group) {
+  LearningRate rate{args.lr[group], nullptr, nullptr};
+  if (args.lr_tensors.empty()) {
+    return rate;
   }
-  check_scalar(args, "inv_scale", args.inv_scale);
-  check_scalar(args, "clip_coef", args.clip_coef);
-  check_scalar(args, "found_inf", args.found_inf);
-  TORCH_CHECK_VALUE(!args.clip_value || *args.clip_value >= 0.0, args.fn,
-                    ": expected clip_value to be None or at least 0, got ", *args.clip_value);
-  return entries;
+  const at::Tensor& t = args.lr_tensors[group];
+  const bool precise = t.scalar_type() == at::kDouble;
+  if (t.is_cpu()) {
+    rate.number =
+        precise ? *t.const_data_ptr<double>() : static_cast<double>(*t.const_data_ptr<float>());
+  } else if (precise) {
+    rate.precise = t.const_data_ptr<double>();
+  } else {
+    rate.single = t.const_data_ptr<float>();
+  }
+  return rate;
+}
+
+GatePointers gate_pointers(const StepArgs& args) {
+  const auto pointer = [](const std::optional<at::Tensor>& t) {
+    const auto* const tensor = find_tensor(t);
+    return tensor == nullptr ? nullptr : tensor->const_data_ptr<float>();
+  };
+  constexpr double kNoClamp = std::numeric_limits<double>::infinity();
+  return {pointer(args.inv_scale), pointer(args.clip_coef), pointer(args.found_inf),
+          static_cast<float>(args.clip_value.value_or(kNoClamp)), args.write_grads};
 }
 
 }  // namespace fastamp::kernels

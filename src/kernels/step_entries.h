@@ -1,8 +1,9 @@
 #pragma once
 
-// What the fused steps have in common on the host: the lists of a call are checked and become one
-// entry per parameter, of pointers into dense memory. Used by the CPU, CUDA and Meta kernels.
+// What the fused steps have in common on the host: the lists of a call become one entry per
+// parameter (src/ops, which checks them), and that becomes pointers into dense memory.
 
+#include "kernels/functors/gate.h"
 #include "kernels/functors/learning_rate.h"
 
 #include <ATen/core/Tensor.h>
@@ -20,6 +21,9 @@ namespace fastamp::kernels {
 /// arrays.
 // NOLINTNEXTLINE(cppcoreguidelines-use-enum-class)
 enum Slot : std::uint8_t { kGrad, kWeight, kHalf, kStep, kFirst, kSecond, kMax, kSlots };
+
+/// Where `grads` stands among the arguments of every fused step.
+inline constexpr std::size_t kGradsArgument = 1;
 
 /// Arguments that all fused steps have.
 struct StepArgs {
@@ -39,27 +43,12 @@ struct StepArgs {
   at::IntArrayRef shadow_of;
 };
 
-/// State lists of a step; a list holds a tensor for each parameter of the groups that use it.
-struct StateList {
-  Slot slot;
-  const char* name;
-  at::TensorList tensors;
-  std::vector<bool> used;  ///< Per group.
-};
-
 /// A parameter's tensors, null where it has none. Borrowed from the lists of the call.
 struct StepEntry {
   std::array<const at::Tensor*, kSlots> tensors{};
   std::size_t group = 0;
   bool half_is_shadow = false;
 };
-
-/// Checks all of a call; the entries, in order.
-/// @throws c10::TypeError, c10::ValueError  as fastamp/ops/fused_steps.h says.
-std::vector<StepEntry> check_step(const StepArgs& args, const std::vector<StateList>& states);
-
-/// Throws unless the list of hyperparameters has an element per group.
-void check_per_group(const char* fn, const char* name, std::size_t got, std::size_t groups);
 
 /// Dtypes of an entry's operands and whether kHalf is a shadow, in one tag of 16 bits; the low five
 /// are the caller's.
@@ -97,13 +86,13 @@ struct DenseStep {
   void copy_back() const;
 };
 
-/// Copies what is not dense or not laid out as its weight is; leaves the rest where it is.
+/// Targets what is not dense or not laid out as its weight is; leaves the rest where it is.
 DenseStep make_dense(const std::vector<StepEntry>& entries, bool write_grads);
 
 /// The learning rate of a group. A tensor on the CPU is read now, one on CUDA by the kernel.
 LearningRate learning_rate(const StepArgs& args, std::size_t group);
 
 /// The gate of a checked call.
-GateArgs gate_args(const StepArgs& args);
+GatePointers gate_pointers(const StepArgs& args);
 
 }  // namespace fastamp::kernels

@@ -2,6 +2,7 @@
 
 #include "core/interception.h"
 #include "core/tensor_kind.h"
+#include "ops/checks.h"
 
 #include <c10/core/DispatchKeySet.h>
 
@@ -12,5 +13,15 @@ bool is_ordinary_cpu(const at::Tensor& tensor) {
 }
 
 bool nothing_watches_calls() { return !is_intercepted() && !is_observed(); }
+
+void unscale_and_check_cpu(const kernels::UnscaleArgs& args) {
+  check_unscale(args);
+  kernels::unscale_and_check_cpu(args);
+}
+
+void norm_and_check_cpu(const kernels::NormArgs& args) {
+  check_norm(args);
+  kernels::norm_and_check_cpu(args);
+}
 
 }  // namespace fastamp::ops

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "kernels/amp_args.h"
+
 #include <ATen/core/Tensor.h>
 
 namespace fastamp::ops {
@@ -14,5 +16,9 @@ bool is_ordinary_cpu(const at::Tensor& tensor);
 /// besides. Two things are the caller's: versions, which the op bumps in ADInplaceOrView, and that
 /// a kernel somebody has registered over ours is passed by.
 bool nothing_watches_calls();
+
+/// The ops' CPU kernels behind the ops' checks, for such callers.
+void unscale_and_check_cpu(const kernels::UnscaleArgs& args);
+void norm_and_check_cpu(const kernels::NormArgs& args);
 
 }  // namespace fastamp::ops

@@ -1,6 +1,6 @@
 #include "optim/adam_step.h"
 
-#include "kernels/fused_adamw.h"
+#include "ops/checks.h"
 
 #include <fastamp/ops/fused_steps.h>
 
@@ -34,7 +34,7 @@ void AdamStep::run(const StepGate& gate) {
   lists_.run(
       [&](const Lists& lists) {
         with_arguments(lists, gate, [](const auto&... args) {
-          kernels::check_fused_adamw(kernels::FusedAdamwArgs{args...});
+          ops::check_fused_adamw(kernels::FusedAdamwArgs{args...});
         });
       },
       [&](const Lists& lists) { with_arguments(lists, gate, ops::fused_adamw_); });

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "core/dtypes.h"
+
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 #include <torch/optim/optimizer.h>
@@ -19,8 +21,8 @@ inline void check_state_dtype(const char* function, c10::ScalarType dtype) {
 }
 
 inline void check_shadow_dtype(const char* function, c10::ScalarType dtype) {
-  TORCH_CHECK(dtype == c10::ScalarType::Undefined || dtype == c10::kHalf || dtype == c10::kBFloat16,
-              function, ": expected shadow_dtype to be Half, BFloat16 or Undefined, got ", dtype);
+  TORCH_CHECK(dtype == c10::ScalarType::Undefined || is_16_bit(dtype), function,
+              ": expected shadow_dtype to be Half, BFloat16 or Undefined, got ", dtype);
 }
 
 /// The conditions of LibTorch's Adam and AdamW, and ours on what is ours.

@@ -13,10 +13,6 @@
 
 namespace fastamp::optim {
 
-inline bool is_16_bit(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
-}
-
 /// Zeros of param's shape and layout.
 at::Tensor zeros_for(const at::Tensor& param, at::ScalarType dtype);
 

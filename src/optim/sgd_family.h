@@ -4,6 +4,7 @@
 // in the types of their options and states, never in arithmetic.
 
 #include "autocast/cache/shadows.h"
+#include "core/dtypes.h"
 #include "optim/group_options.h"
 #include "optim/kernel_check.h"
 #include "optim/sgd_step.h"

@@ -1,6 +1,6 @@
 #include "optim/sgd_step.h"
 
-#include "kernels/fused_sgd.h"
+#include "ops/checks.h"
 
 #include <fastamp/ops/fused_steps.h>
 
@@ -31,7 +31,7 @@ void SgdStep::run(const StepGate& gate) {
   lists_.run(
       [&](const Lists& lists) {
         with_arguments(lists, gate, [](const auto&... args) {
-          kernels::check_fused_sgd(kernels::FusedSgdArgs{args...});
+          ops::check_fused_sgd(kernels::FusedSgdArgs{args...});
         });
       },
       [&](const Lists& lists) { with_arguments(lists, gate, ops::fused_sgd_); });

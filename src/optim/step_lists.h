@@ -2,6 +2,7 @@
 
 // What the lists of SGD and Adam have in common: parameters sorted by device, group by group.
 
+#include "core/dtypes.h"
 #include "core/repeat_finder.h"
 
 #include <fastamp/export.h>
@@ -56,7 +57,7 @@ struct FASTAMP_API DeviceLists {
     ++group_sizes.back();
     params.push_back(param);
     grads.push_back(grad);
-    if (param.scalar_type() == at::kHalf || param.scalar_type() == at::kBFloat16) {
+    if (is_16_bit(param)) {
       masters.push_back(master);
     }
     return true;

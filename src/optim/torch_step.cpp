@@ -2,21 +2,12 @@
 
 #include "autocast/make/tensor_identity.h"
 #include "optim/gate.h"
-#include "optim/kernel_check.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
 namespace fastamp::optim {
 namespace {
-
-bool is_on_our_device(const at::Tensor& param) {
-#ifdef FASTAMP_WITH_CUDA
-  return param.is_cpu() || param.is_meta() || param.is_cuda();
-#else
-  return param.is_cpu() || param.is_meta();
-#endif
-}
 
 bool changes_gradients(const StepGate& gate) {
   return gate.inv_scale.has_value() || gate.clip_coef.has_value() || gate.clip_value.has_value();
@@ -36,22 +27,6 @@ void apply_factors(const StepGate& gate, const at::Tensor& gradient) {
 }
 
 }  // namespace
-
-bool has_kernel(const at::Tensor& param) {
-  const auto dtype = param.scalar_type();
-  return (dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16) &&
-         param.layout() == at::kStrided && is_on_our_device(param);
-}
-
-bool KernelCheck::look(const at::Tensor& param) {
-  if (!has_kernel(param)) {
-    return false;
-  }
-  keys_ = param.key_set();
-  dtype_ = param.dtype();
-  is_16_bit_ = param.scalar_type() != at::kFloat;
-  return true;
-}
 
 void check_not_captured(const char* function, const std::vector<at::Tensor>& params) {
   for (const auto& param : params) {

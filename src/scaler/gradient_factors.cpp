@@ -1,5 +1,7 @@
 // Factors that clipping brings to gradients.
 
+#include "core/kernel_devices.h"
+#include "kernels/functors/norm.h"
 #include "scaler/gradient_pass.h"
 #include "scaler/scale_ops.h"
 
@@ -16,8 +18,8 @@
 namespace fastamp::scaler {
 namespace {
 
-bool has_kernels(const DeviceGradients& group) {
-  return has_native_kernels(group.device.type()) && !group.any_double;
+bool takes_passes(const DeviceGradients& group) {
+  return has_kernels(group.device.type()) && !group.any_double;
 }
 
 }  // namespace
@@ -25,24 +27,22 @@ bool has_kernels(const DeviceGradients& group) {
 at::Tensor clip_coefficient(const at::Tensor& total_norm, double max_norm) {
   const at::NoGradGuard no_grad;
   if (is_plain_cpu_scalar(total_norm, at::kFloat)) {
-    // torch divides a number by a tensor as reciprocal times number, in fp32.
-    const float inverse = 1.0F / (*total_norm.const_data_ptr<float>() + 1e-6F);
-    const float coefficient = inverse * static_cast<float>(max_norm);
-    auto clamped = at::empty({}, total_norm.options().requires_grad(false));
-    *clamped.mutable_data_ptr<float>() = coefficient > 1.0F ? 1.0F : coefficient;  // NaN stays
-    return clamped;
+    auto coefficient = at::empty({}, total_norm.options().requires_grad(false));
+    *coefficient.mutable_data_ptr<float>() = kernels::clip_coefficient(
+        static_cast<float>(max_norm), *total_norm.const_data_ptr<float>());
+    return coefficient;
   }
   return at::clamp(max_norm / (total_norm + 1e-6), std::nullopt, 1.0);
 }
 
 bool has_read_only_pass(const std::vector<DeviceGradients>& gradients) {
-  return std::ranges::all_of(gradients, has_kernels);
+  return std::ranges::all_of(gradients, takes_passes);
 }
 
 void multiply_(const std::vector<DeviceGradients>& groups, const at::Tensor& factor) {
   const at::NoGradGuard no_grad;
   for (const auto& group : groups) {
-    const bool ours = has_kernels(group);
+    const bool ours = takes_passes(group);
     const auto dtype = ours ? at::kFloat : factor.scalar_type();
     const auto local = factor.to(group.device, dtype, /*non_blocking=*/true);
     if (ours) {

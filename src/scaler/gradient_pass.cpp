@@ -1,9 +1,9 @@
 #include "scaler/gradient_pass.h"
 
+#include "core/kernel_devices.h"
 #include "core/tensor_version.h"
 #include "kernels/amp_args.h"
 #include "ops/direct.h"
-#include "ops/inplace.h"
 #include "scaler/gradient_walks.h"
 #include "scaler/scale_ops.h"
 
@@ -115,13 +115,13 @@ GradientPass::GradientPass(std::vector<DeviceGradients> groups, const at::Tensor
   }
   for (auto& result : devices_) {
     run(result, options);
-    const bool ours = has_native_kernels(result.seen.device.type());
+    const bool ours = has_kernels(result.seen.device.type());
     take_versions(result, /*bump=*/ours && !options.read_only);
   }
 }
 
 void GradientPass::run(DeviceResult& result, const PassOptions& options) const {
-  if (!has_native_kernels(result.seen.device.type())) {
+  if (!has_kernels(result.seen.device.type())) {
     TORCH_INTERNAL_ASSERT(!options.read_only);
     unscale_with_torch(result.seen.gradients, result.inv_scale, result.found_inf);
     return;
@@ -154,7 +154,7 @@ void GradientPass::run_unscale(DeviceResult& result, const std::optional<at::Ten
   if (arrays.empty()) {
     ops::unscale_and_check_(gradients, result.inv_scale, result.found_inf, sum, counts);
   } else {
-    kernels::unscale_and_check_cpu(
+    ops::unscale_and_check_cpu(
         {gradients, result.inv_scale, result.found_inf, sum, counts, arrays});
   }
 }
@@ -174,18 +174,18 @@ void GradientPass::run_check(DeviceResult& result, const std::optional<at::Tenso
                          counts, max_norm, coefficient, norm);
     return;
   }
-  kernels::norm_and_check_cpu({gradients, result.inv_scale, result.found_inf, result.sum_of_squares,
-                               counts, max_norm, coefficient, norm, arrays});
+  ops::norm_and_check_cpu({gradients, result.inv_scale, result.found_inf, result.sum_of_squares,
+                           counts, max_norm, coefficient, norm, arrays});
   for (const auto& written : {result.found_inf, result.sum_of_squares, result.clip_coef,
                               result.total_norm, counts.value_or(at::Tensor())}) {
-    ops::bump_version(written);
+    bump_version(written);
   }
 }
 
 void GradientPass::take_versions(DeviceResult& result, bool bump) {
   comparable_ = note_versions(result.seen.gradients, bump, result.versions) && comparable_;
   if (bump) {
-    ops::bump_version(result.found_inf);
+    bump_version(result.found_inf);
   }
 }
 

@@ -43,8 +43,7 @@ class FASTAMP_API GradientPass {
   /// Runs the pass: one call of an operator, or of its CPU kernel, per device. Asynchronous on
   /// CUDA.
   /// @param groups     The gradients; fp64 ones are refused in a read-only pass, as are devices
-  /// that
-  ///                   we have no kernels for.
+  ///                   that we have no kernels for.
   /// @param inv_scale  fp32, one element: 1 / scale.
   /// @param found_inf  fp32, one element: where the flag of each device starts from.
   GradientPass(std::vector<DeviceGradients> groups, const at::Tensor& inv_scale,
@@ -89,7 +88,7 @@ class FASTAMP_API GradientPass {
 };
 
 /// Whether PassOptions::read_only works for these gradients: there are kernels for all of them.
-bool has_read_only_pass(const std::vector<DeviceGradients>& gradients);
+FASTAMP_API bool has_read_only_pass(const std::vector<DeviceGradients>& gradients);
 
 /// Returns the 2-norm of gradients that some of the passes hold, unchanged, and together exactly
 /// them; none if there are no such passes. No synchronisation.

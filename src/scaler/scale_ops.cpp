@@ -1,11 +1,11 @@
 #include "scaler/scale_ops.h"
 
+#include "core/kernel_devices.h"
 #include "ops/direct.h"
 
 #include <fastamp/ops/amp_ops.h>
 
 #include <ATen/EmptyTensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_amp_update_scale.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/logical_or.h>
@@ -17,11 +17,6 @@
 namespace fastamp::scaler {
 namespace {
 
-bool dispatcher_has_kernel(c10::DispatchKey key) {
-  const auto op = c10::Dispatcher::singleton().findSchema({"fastamp::unscale_and_check_", ""});
-  return op.has_value() && op->hasKernelForDispatchKey(key);
-}
-
 std::optional<at::Tensor> given(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
 }
@@ -31,13 +26,6 @@ std::optional<at::Tensor> given(const at::Tensor& tensor) {
 bool is_plain_cpu_scalar(const at::Tensor& tensor, at::ScalarType dtype) {
   return ops::is_ordinary_cpu(tensor) && tensor.scalar_type() == dtype && tensor.numel() == 1 &&
          !c10::impl::dispatch_mode_enabled();
-}
-
-bool has_native_kernels(c10::DeviceType device_type) {
-  // Kernels are registered when the library is loaded and never removed: ask once.
-  static const bool cpu = dispatcher_has_kernel(c10::DispatchKey::CPU);
-  static const bool cuda = dispatcher_has_kernel(c10::DispatchKey::CUDA);
-  return (device_type == c10::kCPU && cpu) || (device_type == c10::kCUDA && cuda);
 }
 
 void write_inverse(float scale, const at::Tensor& inverse) {
@@ -99,7 +87,7 @@ at::Tensor binary_flag(at::ArrayRef<at::Tensor> flags, c10::Device device) {
 void update_scale(ScaleTensors& state, const ScaleRules& rules, at::ArrayRef<at::Tensor> flags,
                   const ScaleRecords& records) {
   const auto found_inf = combine_flags(flags, state.scale.device());
-  if (!has_native_kernels(state.scale.device().type())) {
+  if (!has_kernels(state.scale.device().type())) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         rules.hysteresis == 1 && !rules.min_scale && !rules.max_scale,
         "update: expected the scale on a cpu or cuda device when min_scale, max_scale or "

@@ -70,7 +70,4 @@ FASTAMP_API void update_scale(ScaleTensors& state, const ScaleRules& rules,
 /// an operator: not for fake and wrapped tensors, nor where a dispatch mode must see operators.
 FASTAMP_API bool is_plain_cpu_scalar(const at::Tensor& tensor, at::ScalarType dtype);
 
-/// Whether our own operators have kernels for a device type; other devices use torch's operators.
-FASTAMP_API bool has_native_kernels(c10::DeviceType device_type);
-
 }  // namespace fastamp::scaler

@@ -1,5 +1,8 @@
 #include "scaler/scale_state.h"
 
+#include "core/kernel_devices.h"
+#include "kernels/functors/scale_record.h"
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -12,8 +15,6 @@
 
 namespace fastamp::scaler {
 namespace {
-
-constexpr int64_t kHistoryColumns = 4;  // of ops::update_scale_
 
 int64_t read_or(const at::Tensor& tensor, int64_t otherwise) {
   return tensor.defined() ? tensor.item<int64_t>() : otherwise;
@@ -34,12 +35,12 @@ void ScaleState::initialise(c10::Device device) {
     tensors.hysteresis_tracker = scalar_on(device, at::kInt, init_hysteresis_tracker_);
   }
   ScaleRecords records;
-  if (device.is_cuda() && has_native_kernels(c10::kCUDA)) {
+  if (device.is_cuda() && has_kernels(c10::kCUDA)) {
     records.inv_scale = inverse_scale(tensors.scale);  // On the CPU a division costs less.
   }
-  if (history_size_ > 0 && has_native_kernels(device.type())) {
-    records.history =
-        at::zeros({history_size_, kHistoryColumns}, at::TensorOptions(at::kFloat).device(device));
+  if (history_size_ > 0 && has_kernels(device.type())) {
+    records.history = at::zeros({history_size_, kernels::ScaleHistory::kColumns},
+                                at::TensorOptions(at::kFloat).device(device));
     records.history_count = scalar_on(device, at::kLong, 0);
   }
   tensors_ = std::move(tensors);
@@ -53,7 +54,7 @@ void ScaleState::write_history() {
     return;
   }
   const at::NoGradGuard no_grad;
-  const auto host = at::zeros({history_size_, kHistoryColumns}, at::kFloat);
+  const auto host = at::zeros({history_size_, kernels::ScaleHistory::kColumns}, at::kFloat);
   auto rows = host.accessor<float, 2>();
   for (const auto& record : init_history_) {
     auto row = rows[record.step % history_size_];

@@ -25,8 +25,7 @@ namespace fastamp {
 /// @returns the norm before clipping, a scalar of the gradients' (promoted) dtype, on the first
 ///     gradient's device; 0 if there are no gradients.
 /// @throws c10::ValueError if a parameter is undefined; c10::Error for a norm that is not finite,
-/// if
-///     asked to. No gradient was scaled then.
+///     if asked to. No gradient was scaled then.
 ///
 /// Source: torch.nn.utils.clip_grad_norm_ (torch 2.11).
 FASTAMP_API at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm,

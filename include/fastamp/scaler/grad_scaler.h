@@ -120,9 +120,8 @@ FASTAMP_API std::ostream& operator<<(std::ostream& out, const GradScalerState& s
 class FASTAMP_API GradScaler {
  public:
   /// @throws c10::ValueError if min_scale, max_scale, hysteresis or history_size is out of its
-  /// range,
-  ///     or if the scaler is enabled and growth_factor <= 1, backoff_factor >= 1, growth_interval <
-  ///     0 or init_scale not finite.
+  ///     range, or if the scaler is enabled and growth_factor <= 1, backoff_factor >= 1,
+  ///     growth_interval < 0 or init_scale not finite.
   /// @note Warns and starts disabled for device kCUDA when there is no CUDA device.
   explicit GradScaler(const GradScalerOptions& options = {});
   /// The same for `GradScalerOptions().device(device.type())`: `GradScaler(torch::kCPU)`. Of a
@@ -182,8 +181,7 @@ class FASTAMP_API GradScaler {
   /// @param error_if_nonfinite  Refuse a norm that is inf or NaN; waits for the device.
   /// @returns the norm before clipping, a scalar tensor; 0 if there are no gradients.
   /// @throws c10::Error before scale(), after step(), or for a norm that is not finite, if asked
-  /// to.
-  ///     Gradients are not clipped then.
+  ///     to. Gradients are not clipped then.
   at::Tensor clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm,
                              double norm_type = 2.0, bool error_if_nonfinite = false);
   /// Brings every element of the gradients within [-clip_value, clip_value], after unscaling and

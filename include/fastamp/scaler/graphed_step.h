@@ -58,8 +58,7 @@ class FASTAMP_API GraphedStep {
   /// @param scaler     May be disabled: then gradients are neither scaled nor checked.
   /// @param sample_inputs  At least one tensor, all on one device; they give shapes and dtypes.
   /// @throws c10::ValueError  no function, another optimizer, no inputs, undefined ones or inputs
-  /// of
-  ///     several devices, or options out of range. c10::Error if the scaler was moved from.
+  ///     of several devices, or options out of range. c10::Error if the scaler was moved from.
   GraphedStep(LossFunction loss, torch::optim::Optimizer& optimizer, GradScaler& scaler,
               const std::vector<at::Tensor>& sample_inputs, const GraphedStepOptions& options = {});
   ~GraphedStep();

@@ -6,7 +6,8 @@
 
 #include "kernels/cpu/cast.h"
 
-#include "kernels/cpu/copies.h"
+#include "core/dtypes.h"
+#include "kernels/cpu/dispatch.h"
 
 namespace fastamp::kernels::cpu {
 namespace {
@@ -15,8 +16,8 @@ using c10::ScalarType;
 
 struct CastBody {
   template <typename Convert>
-  static FASTAMP_HOST_DEVICE void run(const void* in, ScalarType from, void* out, ScalarType to,
-                                      std::int64_t n) {
+  static FASTAMP_ALWAYS_INLINE void run(const void* in, ScalarType from, void* out, ScalarType to,
+                                        std::int64_t n) {
     if (to == c10::kBFloat16) {
       Convert::narrow(static_cast<const float*>(in), static_cast<c10::BFloat16*>(out), n);
     } else if (to == c10::kHalf) {
@@ -31,10 +32,6 @@ struct CastBody {
 
 using CastFn = void(const void*, ScalarType, void*, ScalarType, std::int64_t);
 
-constexpr bool is_16_bit(ScalarType dtype) {
-  return dtype == c10::kHalf || dtype == c10::kBFloat16;
-}
-
 }  // namespace
 
 bool can_cast(ScalarType from, ScalarType to) {
@@ -42,7 +39,7 @@ bool can_cast(ScalarType from, ScalarType to) {
 }
 
 void cast_contiguous(const void* in, ScalarType from, void* out, ScalarType to, std::int64_t n) {
-  static auto* const cast = best_copy<CastBody, CastFn>();
+  static auto* const cast = select_target<CastBody, CastFn>();
   cast(in, from, out, to, n);
 }
 

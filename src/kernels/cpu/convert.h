@@ -1,11 +1,10 @@
 #pragma once
 
-// fp16 and bf16 arrays to fp32 and back, rounding to nearest even, one struct per instruction set
+// fp16 and bf16 arrays to fp32 and back, rounding to nearest even, one struct per target
 // with the same two functions per dtype. Kernels convert a block that fits the first cache level,
 // run their arithmetic on it in fp32, and convert back.
 
-#include "kernels/cpu/isa.h"
-#include "kernels/functors/host_device.h"
+#include "kernels/cpu/targets.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -20,14 +19,14 @@
 namespace fastamp::kernels::cpu {
 
 /// bf16 is the upper half of fp32. Branch-free, so that the compiler vectorises it anywhere.
-FASTAMP_HOST_DEVICE void widen_bf16(const c10::BFloat16* in, float* out, std::int64_t n) {
+FASTAMP_ALWAYS_INLINE void widen_bf16(const c10::BFloat16* in, float* out, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) {
     const std::uint32_t bits = std::uint32_t{in[i].x} << 16U;
     std::memcpy(out + i, &bits, sizeof(bits));
   }
 }
 
-FASTAMP_HOST_DEVICE void narrow_bf16(const float* in, c10::BFloat16* out, std::int64_t n) {
+FASTAMP_ALWAYS_INLINE void narrow_bf16(const float* in, c10::BFloat16* out, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) {
     std::uint32_t bits = 0;
     std::memcpy(&bits, in + i, sizeof(bits));

@@ -1,7 +1,7 @@
 // CPU kernel of fastamp::fused_adamw_.
 //
 // Layout and mapping: kernels/cpu/step_blocks.h. Traffic per element of an fp32 parameter: 4 bytes
-// of gradient read and, unless lean, written; 8 of the parameter and 16 of the moments (24 with
+// of gradient read and, if write_grads, written; 8 of the parameter and 16 of the moments (24 with
 // amsgrad, half with bf16 moments). Numerics: kernels/functors/adam.h.
 
 #include "kernels/fused_adamw.h"
@@ -13,16 +13,19 @@
 namespace fastamp::kernels {
 namespace {
 
-struct AdamStep {
-  using Element = Adam;
+struct AdamLoop {
+  using Element = AdamUpdate;
 
-  const std::vector<AdamGroup>& groups;
+  const std::vector<AdamConstants>& groups;
 
-  Adam element(std::size_t group, float steps) const { return Adam::at(groups[group], steps); }
+  AdamUpdate element(std::size_t group, float steps) const {
+    return AdamUpdate::at(groups[group], steps);
+  }
 
   template <bool kWrites>
-  static FASTAMP_HOST_DEVICE void loop(const Adam& adam, const StepGate& gate, float* grad,
-                                       float* weight, float* const* moments, std::int64_t n) {
+  static FASTAMP_ALWAYS_INLINE void loop(const AdamUpdate& adam, const GateValues& gate,
+                                         float* grad, float* weight, float* const* moments,
+                                         std::int64_t n) {
     moments[2] != nullptr ? by_decay<kWrites, true>(adam, gate, grad, weight, moments, n)
                           : by_decay<kWrites, false>(adam, gate, grad, weight, moments, n);
   }
@@ -30,15 +33,17 @@ struct AdamStep {
  private:
   // The modes become constants one by one: with choices left in the loop it stays scalar.
   template <bool kWrites, bool kAmsgrad>
-  static FASTAMP_HOST_DEVICE void by_decay(const Adam& adam, const StepGate& gate, float* grad,
-                                           float* weight, float* const* moments, std::int64_t n) {
+  static FASTAMP_ALWAYS_INLINE void by_decay(const AdamUpdate& adam, const GateValues& gate,
+                                             float* grad, float* weight, float* const* moments,
+                                             std::int64_t n) {
     adam.modes.couples ? by_end<kWrites, kAmsgrad, true>(adam, gate, grad, weight, moments, n)
                        : by_end<kWrites, kAmsgrad, false>(adam, gate, grad, weight, moments, n);
   }
 
   template <bool kWrites, bool kAmsgrad, bool kCouples>
-  static FASTAMP_HOST_DEVICE void by_end(const Adam& adam, const StepGate& gate, float* grad,
-                                         float* weight, float* const* moments, std::int64_t n) {
+  static FASTAMP_ALWAYS_INLINE void by_end(const AdamUpdate& adam, const GateValues& gate,
+                                           float* grad, float* weight, float* const* moments,
+                                           std::int64_t n) {
     adam.modes.near ? run<kWrites, kAmsgrad, kCouples, true>(adam, gate, grad, weight, moments[0],
                                                              moments[1], moments[2], n)
                     : run<kWrites, kAmsgrad, kCouples, false>(adam, gate, grad, weight, moments[0],
@@ -46,12 +51,12 @@ struct AdamStep {
   }
 
   template <bool kWrites, bool kAmsgrad, bool kCouples, bool kNear>
-  static FASTAMP_HOST_DEVICE void run(const Adam& adam, const StepGate& gate,
-                                      float* __restrict grad, float* __restrict weight,
-                                      float* __restrict first, float* __restrict second,
-                                      float* __restrict greatest, std::int64_t n) {
-    const Adam constants = adam;
-    const StepGate through = gate;
+  static FASTAMP_ALWAYS_INLINE void run(const AdamUpdate& adam, const GateValues& gate,
+                                        float* __restrict grad, float* __restrict weight,
+                                        float* __restrict first, float* __restrict second,
+                                        float* __restrict greatest, std::int64_t n) {
+    const AdamUpdate constants = adam;
+    const GateValues through = gate;
     float unused = 0.0F;
     for (std::int64_t i = 0; i < n; ++i) {
       const float g = through(grad[i]);
@@ -66,14 +71,13 @@ struct AdamStep {
 
 }  // namespace
 
-void fused_adamw_cpu(const FusedAdamwArgs& args) {
-  const auto entries = check_fused_adamw(args);
+void fused_adamw_cpu(const FusedAdamwArgs& args, const std::vector<StepEntry>& entries) {
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const auto step = make_dense(entries, args.write_grads);
-  const auto groups = adam_groups(args);
-  const auto gate = gate_args(args.common());
-  cpu::run_step(AdamStep{groups}, step, {gate.read(), gate.write_grads});
+  const auto groups = adam_constants(args);
+  const auto gate = gate_pointers(args.common());
+  cpu::run_step(AdamLoop{groups}, step, {gate.read(), gate.write_grads});
   step.copy_back();
 }
 

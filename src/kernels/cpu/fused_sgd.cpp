@@ -1,7 +1,7 @@
 // CPU kernel of fastamp::fused_sgd_.
 //
 // Layout and mapping: kernels/cpu/step_blocks.h. Traffic per element of an fp32 parameter: 4 bytes
-// of gradient read and, unless lean, written; 8 of the parameter and 8 of the momentum buffer.
+// of gradient read and, if write_grads, written; 8 of the parameter and 8 of the momentum buffer.
 // Numerics: kernels/functors/sgd.h.
 
 #include "kernels/fused_sgd.h"
@@ -13,27 +13,29 @@
 namespace fastamp::kernels {
 namespace {
 
-struct SgdStep {
-  using Element = Sgd;
+struct SgdLoop {
+  using Element = SgdUpdate;
 
-  const std::vector<SgdGroup>& groups;
+  const std::vector<SgdConstants>& groups;
 
-  Sgd element(std::size_t group, float steps) const { return Sgd::at(groups[group], steps); }
+  SgdUpdate element(std::size_t group, float steps) const {
+    return SgdUpdate::at(groups[group], steps);
+  }
 
   template <bool kWrites>
-  static FASTAMP_HOST_DEVICE void loop(const Sgd& sgd, const StepGate& gate, float* grad,
-                                       float* weight, float* const* moments, std::int64_t n) {
+  static FASTAMP_ALWAYS_INLINE void loop(const SgdUpdate& sgd, const GateValues& gate, float* grad,
+                                         float* weight, float* const* moments, std::int64_t n) {
     moments[0] == nullptr ? plain<kWrites>(sgd, gate, grad, weight, n)
                           : with_momentum<kWrites>(sgd, gate, grad, weight, moments[0], n);
   }
 
  private:
   template <bool kWrites>
-  static FASTAMP_HOST_DEVICE void plain(const Sgd& sgd, const StepGate& gate,
-                                        float* __restrict grad, float* __restrict weight,
-                                        std::int64_t n) {
-    const Sgd constants = sgd;
-    const StepGate through = gate;
+  static FASTAMP_ALWAYS_INLINE void plain(const SgdUpdate& sgd, const GateValues& gate,
+                                          float* __restrict grad, float* __restrict weight,
+                                          std::int64_t n) {
+    const SgdUpdate constants = sgd;
+    const GateValues through = gate;
     for (std::int64_t i = 0; i < n; ++i) {
       const float g = through(grad[i]);
       if constexpr (kWrites) {
@@ -44,11 +46,11 @@ struct SgdStep {
   }
 
   template <bool kWrites>
-  static FASTAMP_HOST_DEVICE void with_momentum(const Sgd& sgd, const StepGate& gate,
-                                                float* __restrict grad, float* __restrict weight,
-                                                float* __restrict buffer, std::int64_t n) {
-    const Sgd constants = sgd;
-    const StepGate through = gate;
+  static FASTAMP_ALWAYS_INLINE void with_momentum(const SgdUpdate& sgd, const GateValues& gate,
+                                                  float* __restrict grad, float* __restrict weight,
+                                                  float* __restrict buffer, std::int64_t n) {
+    const SgdUpdate constants = sgd;
+    const GateValues through = gate;
     for (std::int64_t i = 0; i < n; ++i) {
       const float g = through(grad[i]);
       if constexpr (kWrites) {
@@ -61,14 +63,13 @@ struct SgdStep {
 
 }  // namespace
 
-void fused_sgd_cpu(const FusedSgdArgs& args) {
-  const auto entries = check_fused_sgd(args);
+void fused_sgd_cpu(const FusedSgdArgs& args, const std::vector<StepEntry>& entries) {
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const auto step = make_dense(entries, args.write_grads);
-  const auto groups = sgd_groups(args);
-  const auto gate = gate_args(args.common());
-  cpu::run_step(SgdStep{groups}, step, {gate.read(), gate.write_grads});
+  const auto groups = sgd_constants(args);
+  const auto gate = gate_pointers(args.common());
+  cpu::run_step(SgdLoop{groups}, step, {gate.read(), gate.write_grads});
   step.copy_back();
 }
 

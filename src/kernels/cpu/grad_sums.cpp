@@ -4,7 +4,7 @@
 
 #include "kernels/cpu/grad_sums.h"
 
-#include "kernels/cpu/copies.h"
+#include "kernels/cpu/dispatch.h"
 #include "kernels/cpu/squares.h"
 
 #include <c10/util/Exception.h>
@@ -15,28 +15,28 @@ namespace {
 template <typename Convert>
 struct SumOf {
   template <typename T>
-  FASTAMP_HOST_DEVICE double operator()(const T* data, std::int64_t n) const {
+  FASTAMP_ALWAYS_INLINE double operator()(const T* data, std::int64_t n) const {
     return sum_squares<Convert>(data, n);
   }
 };
 
 struct ChunkSum {
   template <typename Convert>
-  static FASTAMP_HOST_DEVICE double run(at::ScalarType dtype, const void* base, std::int64_t begin,
-                                        std::int64_t end) {
-    // A functor, not a lambda: a lambda's body would not be inlined into the copies.
+  static FASTAMP_ALWAYS_INLINE double run(at::ScalarType dtype, const void* base,
+                                          std::int64_t begin, std::int64_t end) {
+    // A functor, not a lambda: a lambda's body would not be inlined into each target.
     return with_wide<Convert>(dtype, base, begin, end, SumOf<Convert>{});
   }
 };
 
 struct CountNonFinite {
   template <typename Convert>
-  static FASTAMP_HOST_DEVICE NonFinite run(at::ScalarType dtype, const void* base,
-                                           std::int64_t begin, std::int64_t end) {
+  static FASTAMP_ALWAYS_INLINE NonFinite run(at::ScalarType dtype, const void* base,
+                                             std::int64_t begin, std::int64_t end) {
     return with_wide<Convert>(dtype, base, begin, end, CountNonFinite{});
   }
   template <typename T>
-  FASTAMP_HOST_DEVICE NonFinite operator()(const T* data, std::int64_t n) const {
+  FASTAMP_ALWAYS_INLINE NonFinite operator()(const T* data, std::int64_t n) const {
     NonFinite count;
     for (std::int64_t i = 0; i < n; ++i) {
       count.count(data[i]);
@@ -86,18 +86,19 @@ HostArray GradArrays::array_of(const at::Tensor& dense, bool writes) {
 }
 
 ChunkSumFn* chunk_sum_function() {
-  static auto* const best = best_copy<ChunkSum, ChunkSumFn>();
+  static auto* const best = select_target<ChunkSum, ChunkSumFn>();
   return best;
 }
 
 NonFinite count_non_finite(at::ScalarType dtype, const void* base, std::int64_t begin,
                            std::int64_t end) {
   using Count = NonFinite(at::ScalarType, const void*, std::int64_t, std::int64_t);
-  static auto* const best = best_copy<CountNonFinite, Count>();
+  static auto* const best = select_target<CountNonFinite, Count>();
   return best(dtype, base, begin, end);
 }
 
-void Tally::look(std::size_t index, const HostArray& grad, std::int64_t begin, std::int64_t end) {
+void NonFiniteTally::look(std::size_t index, const HostArray& grad, std::int64_t begin,
+                          std::int64_t end) {
   if (!wanted_) {
     return;
   }
@@ -109,7 +110,7 @@ void Tally::look(std::size_t index, const HostArray& grad, std::int64_t begin, s
   found_.emplace_back(index, count);
 }
 
-void Tally::write(std::int64_t* counts, std::size_t grads) const {
+void NonFiniteTally::write(std::int64_t* counts, std::size_t grads) const {
   if (found_.empty()) {
     return;
   }

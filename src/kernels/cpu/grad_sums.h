@@ -43,9 +43,9 @@ NonFinite count_non_finite(at::ScalarType dtype, const void* base, std::int64_t 
                            std::int64_t end);
 
 /// Collects counts of non-finite elements from all threads of a pass.
-class Tally {
+class NonFiniteTally {
  public:
-  explicit Tally(bool wanted) : wanted_(wanted) {}
+  explicit NonFiniteTally(bool wanted) : wanted_(wanted) {}
 
   /// Called for a chunk whose sum is not finite, before it is written.
   void look(std::size_t index, const HostArray& grad, std::int64_t begin, std::int64_t end);

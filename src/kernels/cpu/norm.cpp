@@ -3,7 +3,7 @@
 // Layout, mapping and order of the sums: kernels/cpu/grad_sums.h. Traffic per element: one read;
 // chunks that are not finite are read again to be counted. Numerics: kernels/functors/norm.h.
 
-#include "kernels/amp_checks.h"
+#include "kernels/amp_args.h"
 #include "kernels/cpu/grad_sums.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -11,11 +11,10 @@
 namespace fastamp::kernels {
 
 void norm_and_check_cpu(const NormArgs& args) {
-  check_norm(args);
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   auto* const sum_of_chunk = cpu::chunk_sum_function();
-  cpu::Tally tally(given(args.non_finite_counts));
+  cpu::NonFiniteTally tally(given(args.non_finite_counts));
   const cpu::GradArrays grads("norm_and_check_", args.grads, args.arrays, /*writes=*/false);
   const double sum = cpu::sum_chunks(
       grads, /*inv_scale=*/1.0F,

@@ -5,8 +5,9 @@
 
 #include "kernels/cpu/small_arrays.h"
 
-#include "kernels/cpu/copies.h"
+#include "kernels/cpu/dispatch.h"
 #include "kernels/cpu/squares.h"
+#include "kernels/functors/norm.h"
 #include "kernels/functors/unscale.h"
 
 #include <cstdint>
@@ -16,8 +17,8 @@ namespace {
 
 struct SmallArrays {
   template <typename Convert>
-  static FASTAMP_HOST_DEVICE std::size_t run(KnownArrays arrays, std::size_t first, float inv_scale,
-                                             double& total) {
+  static FASTAMP_ALWAYS_INLINE std::size_t run(KnownArrays arrays, std::size_t first,
+                                               float inv_scale, double& total) {
     const Unscale<float> unscale{inv_scale};
     const bool rewrites = unscale.rewrites();
     double sums = total;
@@ -48,7 +49,7 @@ struct SmallArrays {
 }  // namespace
 
 SmallArraysFn* small_arrays_function() {
-  static auto* const best = best_copy<SmallArrays, SmallArraysFn>();
+  static auto* const best = select_target<SmallArrays, SmallArraysFn>();
   return best;
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "kernels/amp_args.h"
+#include "kernels/host_array.h"
 
 #include <cstddef>
 

@@ -28,7 +28,7 @@ using FourSums __attribute__((vector_size(4 * sizeof(double)))) = double;
 
 /// Adds the squares of four elements to four sums.
 template <typename T>
-FASTAMP_HOST_DEVICE void add_squares(FourSums& sums, const T* data) {
+FASTAMP_ALWAYS_INLINE void add_squares(FourSums& sums, const T* data) {
   const auto& four = *reinterpret_cast<const Vector<T, 4 * sizeof(T)>::type*>(data);
   const auto wide = __builtin_convertvector(four, FourSums);
   sums += wide * wide;
@@ -82,7 +82,7 @@ struct Avx2Squares {
 /// kernels/cpu/convert.h. kAhead: asks for the cache lines of the first half of the n elements
 /// behind them.
 template <typename Convert, typename T, bool kAhead = false>
-FASTAMP_HOST_DEVICE double sum_squares(const T* data, std::int64_t n) {
+FASTAMP_ALWAYS_INLINE double sum_squares(const T* data, std::int64_t n) {
 #ifdef FASTAMP_X86_TARGETS
   if constexpr (std::is_same_v<Convert, Avx2Convert> && std::is_same_v<T, float>) {
     return Avx2Squares::sum<kAhead>(data, n);
@@ -119,8 +119,8 @@ FASTAMP_HOST_DEVICE double sum_squares(const T* data, std::int64_t n) {
 
 /// Calls fn(fp32 or fp64 array, length) with the elements [begin, end), one chunk at most.
 template <typename Convert, typename Fn>
-FASTAMP_HOST_DEVICE auto with_wide(c10::ScalarType dtype, const void* base, std::int64_t begin,
-                                   std::int64_t end, const Fn& fn) {
+FASTAMP_ALWAYS_INLINE auto with_wide(c10::ScalarType dtype, const void* base, std::int64_t begin,
+                                     std::int64_t end, const Fn& fn) {
   const auto n = end - begin;
   if (dtype == c10::kFloat) {
     return fn(static_cast<const float*>(base) + begin, n);

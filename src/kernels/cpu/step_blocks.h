@@ -5,17 +5,15 @@
 //
 // An op is a struct with
 //   Element element(std::size_t group, float steps) const;
-//                                                   constants of a parameter of that group that has
-//                                                   seen that many steps
-//   template <bool kWrites> static void loop(const Element&, const StepGate&, float* grad,
+//       constants of a parameter of that group that has seen that many steps
+//   template <bool kWrites> static void loop(const Element&, const GateValues&, float* grad,
 //                                            float* weight, float* const* moments, std::int64_t n);
-//                                                   FASTAMP_HOST_DEVICE; vectorised by the
-//                                                   compiler; sends gradients through the gate, and
-//                                                   leaves them so if kWrites
-// Results do not depend on threads, cuts or instruction set: each element is on its own.
+//       FASTAMP_ALWAYS_INLINE; vectorised by the compiler; sends gradients through the gate, and
+//       leaves them so if kWrites
+// Results do not depend on threads, cuts or target: each element is on its own.
 
-#include "kernels/cpu/copies.h"
-#include "kernels/cpu/share.h"
+#include "kernels/cpu/dispatch.h"
+#include "kernels/cpu/work_partition.h"
 #include "kernels/functors/master.h"
 #include "kernels/step_entries.h"
 
@@ -35,8 +33,8 @@ inline constexpr std::int64_t kStepThreadsNumel = 65536;
 
 /// Elements [begin, begin + n) of an array in fp32: the array itself, or converted into `block`.
 template <typename Convert>
-FASTAMP_HOST_DEVICE float* load_block(void* base, Storage storage, std::int64_t begin,
-                                      std::int64_t n, float* block) {
+FASTAMP_ALWAYS_INLINE float* load_block(void* base, Storage storage, std::int64_t begin,
+                                        std::int64_t n, float* block) {
   if (storage == Storage::kFloat) {
     return static_cast<float*>(base) + begin;
   }
@@ -50,8 +48,8 @@ FASTAMP_HOST_DEVICE float* load_block(void* base, Storage storage, std::int64_t 
 
 /// The reverse: rounds `block` to nearest even into the array.
 template <typename Convert>
-FASTAMP_HOST_DEVICE void store_block(const float* block, void* base, Storage storage,
-                                     std::int64_t begin, std::int64_t n) {
+FASTAMP_ALWAYS_INLINE void store_block(const float* block, void* base, Storage storage,
+                                       std::int64_t begin, std::int64_t n) {
   if (storage == Storage::kFloat) {
     float* out = static_cast<float*>(base) + begin;
     if (out != block) {
@@ -66,7 +64,7 @@ FASTAMP_HOST_DEVICE void store_block(const float* block, void* base, Storage sto
 
 /// Brings masters up to parameters that somebody has written since the last step.
 template <typename Convert, typename Half>
-FASTAMP_HOST_DEVICE void follow_params(float* master, const Half* params, std::int64_t n) {
+FASTAMP_ALWAYS_INLINE void follow_params(float* master, const Half* params, std::int64_t n) {
   alignas(64) Half narrowed[kStepBlock];
   alignas(64) float rounded[kStepBlock];
   alignas(64) float written[kStepBlock];
@@ -80,13 +78,13 @@ FASTAMP_HOST_DEVICE void follow_params(float* master, const Half* params, std::i
 
 /// What all blocks of a call share.
 struct BlockGate {
-  StepGate gate;
+  GateValues gate;
   bool write_grads;
 };
 
 template <typename Convert, typename Op>
-FASTAMP_HOST_DEVICE void step_block(const BlockGate& call, const typename Op::Element& element,
-                                    const DenseEntry& entry, std::int64_t begin, std::int64_t n) {
+FASTAMP_ALWAYS_INLINE void step_block(const BlockGate& call, const typename Op::Element& element,
+                                      const DenseEntry& entry, std::int64_t begin, std::int64_t n) {
   alignas(64) float grads[kStepBlock];
   alignas(64) float converted[3][kStepBlock];
   const auto& at = entry.pointers;
@@ -95,7 +93,7 @@ FASTAMP_HOST_DEVICE void step_block(const BlockGate& call, const typename Op::El
   const bool writes = call.write_grads && call.gate.rewrites();
   if (call.gate.skip) {
     if (writes) {
-      const StepGate gate = call.gate;
+      const GateValues gate = call.gate;
       for (std::int64_t i = 0; i < n; ++i) {
         grad[i] = gate(grad[i]);
       }
@@ -137,9 +135,9 @@ FASTAMP_HOST_DEVICE void step_block(const BlockGate& call, const typename Op::El
 template <typename Op>
 struct StepBody {
   template <typename Convert>
-  static FASTAMP_HOST_DEVICE void run(const BlockGate& call, const Op::Element& element,
-                                      const DenseEntry& entry, std::int64_t begin,
-                                      std::int64_t end) {
+  static FASTAMP_ALWAYS_INLINE void run(const BlockGate& call, const Op::Element& element,
+                                        const DenseEntry& entry, std::int64_t begin,
+                                        std::int64_t end) {
     for (auto i = begin; i < end; i += kStepBlock) {
       step_block<Convert, Op>(call, element, entry, i, std::min(kStepBlock, end - i));
     }
@@ -185,18 +183,18 @@ void run_step(const Op& op, const DenseStep& step, const BlockGate& call) {
     numels.push_back(entry.numel);
     total += entry.numel;
   }
-  auto* const run = best_copy<StepBody<Op>, StepFn<Op>>();
-  const Line line(numels);
+  auto* const run = select_target<StepBody<Op>, StepFn<Op>>();
+  const WorkPartition partition(numels);
   const auto work = [&](std::int64_t begin, std::int64_t end) {
     Elements<Op> elements{op};
-    line.visit(begin, end, [&](std::size_t i, std::int64_t first, std::int64_t last) {
+    partition.visit(begin, end, [&](std::size_t i, std::int64_t first, std::int64_t last) {
       run(call, elements.at(step.entries[i]), step.entries[i], first, last);
     });
   };
   if (total <= kStepThreadsNumel) {
-    work(0, line.length());
+    work(0, partition.length());
   } else {
-    at::parallel_for(0, line.length(), kStepThreadsNumel / 2, work);
+    at::parallel_for(0, partition.length(), kStepThreadsNumel / 2, work);
   }
   // After all of them: every part of a parameter has to see the same count.
   if (!call.gate.skip) {

@@ -3,21 +3,21 @@
 // Layout: each dense gradient is a flat array whatever the order of its dimensions; a strided one
 // goes through a contiguous copy. Mapping: short lists and lists of small tensors are walked by the
 // calling thread (with 10 000 tensors of 16 elements all time is in the walk, so a caller that has
-// seen them already may hand the arrays over); others are cut by kernels/cpu/share.h and spread
-// over at::parallel_for. Traffic per element: one read and, unless inv_scale is 1, one write.
-// Numerics: kernels/functors/unscale.h; results do not depend on the number of threads, the cuts or
-// the instruction set. With the norm or the counts asked for, the walk is that of
+// seen them already may hand the arrays over); others are cut by kernels/cpu/work_partition.h and
+// spread over at::parallel_for. Traffic per element: one read and, unless inv_scale is 1, one
+// write. Numerics: kernels/functors/unscale.h; results do not depend on the number of threads, the
+// cuts or the target. With the norm or the counts asked for, the walk is that of
 // kernels/cpu/grad_sums.h and each chunk is summed, then unscaled while the first cache level still
 // holds it; a chunk whose sum is not finite is left for the checked loop, after it has been
 // counted.
 
 #include "kernels/functors/unscale.h"
 
-#include "kernels/amp_checks.h"
-#include "kernels/cpu/copies.h"
+#include "kernels/amp_args.h"
+#include "kernels/cpu/dispatch.h"
 #include "kernels/cpu/grad_sums.h"
-#include "kernels/cpu/share.h"
 #include "kernels/cpu/squares.h"
+#include "kernels/cpu/work_partition.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -35,7 +35,7 @@ constexpr std::int64_t kBlockNumel = 1024;
 
 /// Unscales n elements; true if one was not finite.
 template <typename opmath_t>
-FASTAMP_HOST_DEVICE bool unscale_loop(opmath_t* data, std::int64_t n, Unscale<opmath_t> unscale) {
+FASTAMP_ALWAYS_INLINE bool unscale_loop(opmath_t* data, std::int64_t n, Unscale<opmath_t> unscale) {
   auto greatest = magnitude_bits(opmath_t{0});
   if (unscale.rewrites()) {
     for (std::int64_t i = 0; i < n; ++i) {
@@ -52,8 +52,8 @@ FASTAMP_HOST_DEVICE bool unscale_loop(opmath_t* data, std::int64_t n, Unscale<op
 }
 
 template <typename Convert, typename scalar_t>
-FASTAMP_HOST_DEVICE bool unscale_range(void* base, std::int64_t begin, std::int64_t end,
-                                       float inv_scale) {
+FASTAMP_ALWAYS_INLINE bool unscale_range(void* base, std::int64_t begin, std::int64_t end,
+                                         float inv_scale) {
   auto* data = static_cast<scalar_t*>(base);
   if constexpr (std::is_same_v<scalar_t, float> || std::is_same_v<scalar_t, double>) {
     return unscale_loop<scalar_t>(data + begin, end - begin, {static_cast<scalar_t>(inv_scale)});
@@ -75,8 +75,8 @@ FASTAMP_HOST_DEVICE bool unscale_range(void* base, std::int64_t begin, std::int6
 
 struct UnscaleBody {
   template <typename Convert>
-  static FASTAMP_HOST_DEVICE bool run(at::ScalarType dtype, void* base, std::int64_t begin,
-                                      std::int64_t end, float inv_scale) {
+  static FASTAMP_ALWAYS_INLINE bool run(at::ScalarType dtype, void* base, std::int64_t begin,
+                                        std::int64_t end, float inv_scale) {
     switch (dtype) {
       case at::kFloat:
         return unscale_range<Convert, float>(base, begin, end, inv_scale);
@@ -94,7 +94,7 @@ struct UnscaleBody {
 /// it is, and the multiplication needs no checks.
 struct SumAndUnscaleBody {
   template <typename Convert, typename Half>
-  static FASTAMP_HOST_DEVICE double run_half(Half* data, std::int64_t n, Unscale<float> unscale) {
+  static FASTAMP_ALWAYS_INLINE double run_half(Half* data, std::int64_t n, Unscale<float> unscale) {
     alignas(64) float block[kNormChunkNumel];
     Convert::widen(data, block, n);
     const double sum = run_wide<Convert>(block, n, unscale);
@@ -105,8 +105,8 @@ struct SumAndUnscaleBody {
   }
 
   template <typename Convert, typename opmath_t>
-  static FASTAMP_HOST_DEVICE double run_wide(opmath_t* data, std::int64_t n,
-                                             Unscale<opmath_t> unscale) {
+  static FASTAMP_ALWAYS_INLINE double run_wide(opmath_t* data, std::int64_t n,
+                                               Unscale<opmath_t> unscale) {
     const bool whole = n == kNormChunkNumel;
     const double sum = whole ? cpu::sum_squares<Convert, opmath_t, true>(data, n)
                              : cpu::sum_squares<Convert>(data, n);
@@ -130,8 +130,8 @@ struct SumAndUnscaleBody {
   }
 
   template <typename Convert>
-  static FASTAMP_HOST_DEVICE double run(at::ScalarType dtype, void* base, std::int64_t begin,
-                                        std::int64_t end, float inv_scale) {
+  static FASTAMP_ALWAYS_INLINE double run(at::ScalarType dtype, void* base, std::int64_t begin,
+                                          std::int64_t end, float inv_scale) {
     const auto n = end - begin;
     switch (dtype) {
       case at::kFloat:
@@ -155,12 +155,12 @@ bool unscale_parallel(KnownArrays grads, float inv_scale, UnscaleFn* unscale) {
   for (const auto& grad : grads) {
     numels.push_back(grad.data == nullptr ? 0 : grad.numel);
   }
-  const cpu::Line line(numels);
+  const cpu::WorkPartition partition(numels);
   std::atomic<bool> non_finite{false};
   at::parallel_for(
-      0, line.length(), cpu::kThreadsNumel / 2, [&](std::int64_t begin, std::int64_t end) {
+      0, partition.length(), cpu::kThreadsNumel / 2, [&](std::int64_t begin, std::int64_t end) {
         bool mine = false;
-        line.visit(begin, end, [&](std::size_t i, std::int64_t first, std::int64_t last) {
+        partition.visit(begin, end, [&](std::size_t i, std::int64_t first, std::int64_t last) {
           mine |= unscale(grads[i].dtype, grads[i].data, first, last, inv_scale);
         });
         if (mine) {
@@ -197,8 +197,8 @@ bool unscale_list(const cpu::GradArrays& grads, float inv_scale, UnscaleFn* unsc
 bool unscale_and_sum(const UnscaleArgs& args, const cpu::GradArrays& grads, float inv_scale,
                      UnscaleFn* unscale) {
   using SumAndUnscale = double(at::ScalarType, void*, std::int64_t, std::int64_t, float);
-  static auto* const sum_and_unscale = cpu::best_copy<SumAndUnscaleBody, SumAndUnscale>();
-  cpu::Tally tally(given(args.non_finite_counts));
+  static auto* const sum_and_unscale = cpu::select_target<SumAndUnscaleBody, SumAndUnscale>();
+  cpu::NonFiniteTally tally(given(args.non_finite_counts));
   std::atomic<bool> non_finite{false};
   const double sum = cpu::sum_chunks(
       grads, inv_scale,
@@ -220,10 +220,9 @@ bool unscale_and_sum(const UnscaleArgs& args, const cpu::GradArrays& grads, floa
 }  // namespace
 
 void unscale_and_check_cpu(const UnscaleArgs& args) {
-  check_unscale(args);
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  static auto* const unscale = cpu::best_copy<UnscaleBody, UnscaleFn>();
+  static auto* const unscale = cpu::select_target<UnscaleBody, UnscaleFn>();
   const float inv_scale = *args.inv_scale.const_data_ptr<float>();
   const bool writes = Unscale<float>{inv_scale}.rewrites();
   const cpu::GradArrays grads("unscale_and_check_", args.grads, args.arrays, writes);

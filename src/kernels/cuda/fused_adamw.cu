@@ -1,7 +1,7 @@
 // CUDA kernel of fastamp::fused_adamw_.
 //
 // Layout and mapping: kernels/cuda/step_kernel.cuh. Traffic per element of an fp32 parameter: 4
-// bytes of gradient read and, unless lean, written; 8 of the parameter and 16 of the moments (24
+// bytes of gradient read and, if write_grads, written; 8 of the parameter and 16 of the moments (24
 // with amsgrad, half with bf16 moments). Numerics: kernels/functors/adam.h, compiled without
 // contraction: the CPU kernel's bits but for the last ones of two powers in fp64 per parameter.
 
@@ -19,12 +19,12 @@ struct AdamOp {
   // 128 registers each; with 64 the kernel spills. 32 KiB in flight per processor.
   static constexpr int kThreads = 512;
 
-  AdamGroup groups[cuda::kLaunchGroups];
+  AdamConstants groups[cuda::kLaunchGroups];
 
-  __device__ Adam element(unsigned group, const float* steps) const {
-    return Adam::at(groups[group], *steps);
+  __device__ AdamUpdate element(unsigned group, const float* steps) const {
+    return AdamUpdate::at(groups[group], *steps);
   }
-  static __device__ __forceinline__ void apply(const Adam& adam, float grad, float& weight,
+  static __device__ __forceinline__ void apply(const AdamUpdate& adam, float grad, float& weight,
                                                float* moments) {
     adam.step(adam.modes, grad, weight, moments[0], moments[1], moments[2]);
   }
@@ -32,13 +32,12 @@ struct AdamOp {
 
 }  // namespace
 
-void fused_adamw_cuda(const FusedAdamwArgs& args) {
-  const auto entries = check_fused_adamw(args);
+void fused_adamw_cuda(const FusedAdamwArgs& args, const std::vector<StepEntry>& entries) {
   const c10::cuda::CUDAGuard guard(args.params[0].device());
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const auto step = make_dense(entries, args.write_grads);
-  cuda::launch_step<AdamOp>(adam_groups(args), step, gate_args(args.common()));
+  cuda::launch_step<AdamOp>(adam_constants(args), step, gate_pointers(args.common()));
   step.copy_back();
 }
 

@@ -1,7 +1,7 @@
 // CUDA kernel of fastamp::fused_sgd_.
 //
 // Layout and mapping: kernels/cuda/step_kernel.cuh. Traffic per element of an fp32 parameter: 4
-// bytes of gradient read and, unless lean, written; 8 of the parameter and 8 of the momentum
+// bytes of gradient read and, if write_grads, written; 8 of the parameter and 8 of the momentum
 // buffer. Numerics: kernels/functors/sgd.h, compiled without contraction: the CPU kernel's bits.
 
 #include "kernels/cuda/step_launch.cuh"
@@ -17,12 +17,12 @@ struct SgdOp {
   static constexpr int kMoments = 1;
   static constexpr int kThreads = 1024;  // 64 registers each
 
-  SgdGroup groups[cuda::kLaunchGroups];
+  SgdConstants groups[cuda::kLaunchGroups];
 
-  __device__ Sgd element(unsigned group, const float* steps) const {
-    return Sgd::at(groups[group], steps == nullptr ? 0.0F : *steps);
+  __device__ SgdUpdate element(unsigned group, const float* steps) const {
+    return SgdUpdate::at(groups[group], steps == nullptr ? 0.0F : *steps);
   }
-  static __device__ __forceinline__ void apply(const Sgd& sgd, float grad, float& weight,
+  static __device__ __forceinline__ void apply(const SgdUpdate& sgd, float grad, float& weight,
                                                float* moments) {
     if (sgd.has_momentum) {
       sgd(grad, weight, moments[0]);
@@ -34,13 +34,12 @@ struct SgdOp {
 
 }  // namespace
 
-void fused_sgd_cuda(const FusedSgdArgs& args) {
-  const auto entries = check_fused_sgd(args);
+void fused_sgd_cuda(const FusedSgdArgs& args, const std::vector<StepEntry>& entries) {
   const c10::cuda::CUDAGuard guard(args.params[0].device());
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const auto step = make_dense(entries, args.write_grads);
-  cuda::launch_step<SgdOp>(sgd_groups(args), step, gate_args(args.common()));
+  cuda::launch_step<SgdOp>(sgd_constants(args), step, gate_pointers(args.common()));
   step.copy_back();
 }
 

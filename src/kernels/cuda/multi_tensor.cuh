@@ -15,7 +15,7 @@
 //   static constexpr std::uint32_t kMaxRuns;           cuts the chunks into that many runs at most,
 //   __device__ void end_run(Thread&, std::uint32_t run, int lane) const;
 //                                                      and is told of the end of each
-//   unsigned* arrivals;                                resting zeros (resting_zeros.h), with
+//   unsigned* arrivals;                                zeros (zeroed_workspace.h), with
 //   __device__ void finish(const Table&) const;        called by all threads of the last block
 //
 // The last block is the one that counts itself in last (last_block.cuh): all that other blocks have

@@ -1,6 +1,6 @@
 // CUDA side of fastamp::norm_and_check_: the pass of kernels/cuda/squares.cuh without its writes.
 
-#include "kernels/amp_checks.h"
+#include "kernels/amp_args.h"
 #include "kernels/cuda/squares_launch.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -9,7 +9,6 @@
 namespace fastamp::kernels {
 
 void norm_and_check_cuda(const NormArgs& args) {
-  check_norm(args);
   const c10::cuda::CUDAGuard guard(args.inv_scale.device());
   // The op has no autograd kernel; the copies of strided gradients must not be recorded either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;

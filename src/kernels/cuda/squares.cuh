@@ -10,7 +10,7 @@
 // one fp64 in scratch memory; the last block (last_block.cuh) adds them in a fixed order and writes
 // the norm: one launch for everything. Chunks with inf or NaN, which are rare, raise found_inf by a
 // relaxed store and, where counts are asked for, add theirs to integers that rest at zero
-// (resting_zeros.h); if there were any, the last block moves them to where they were asked for.
+// (zeroed_workspace.h); if there were any, the last block moves them to where they were asked for.
 // Traffic per element: one read, and one write if it unscales; at most 128 KiB of scratch, written
 // and read. Numerics: kernels/functors/norm.h. fp64 throughput is ample on data-centre parts (on
 // 8.6 and 8.9 two fp64 operations per element bound 16-bit gradients to about 0.3e12 elements per

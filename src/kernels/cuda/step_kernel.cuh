@@ -120,10 +120,10 @@ struct StepKernel {
   static constexpr int kMoments = Op::kMoments;
 
   Op op;
-  GateArgs args;
+  GatePointers args;
   unsigned* arrivals;
 
-  using Thread = StepGate;
+  using Thread = GateValues;
 
   __device__ Thread begin() const { return args.read(); }
   __device__ void end(Thread& /*thread*/) const {}
@@ -193,7 +193,7 @@ struct StepKernel {
 
  private:
   template <typename Element>
-  __device__ __forceinline__ void four(const Element& element, const StepGate& gate,
+  __device__ __forceinline__ void four(const Element& element, const GateValues& gate,
                                        const Arrays& at, std::int64_t i) const {
     const Quad raw_grad = load_quad(at.grad, at.grad_storage, i);
     const Quad raw_weight = load_quad(at.weight, Storage::kFloat, i);
@@ -264,7 +264,7 @@ struct StepKernel {
   }
 
   template <typename Element>
-  __device__ __forceinline__ void one(const Element& element, const StepGate& gate,
+  __device__ __forceinline__ void one(const Element& element, const GateValues& gate,
                                       const Arrays& at, std::int64_t i) const {
     const float grad = gate(load_one(at.grad, at.grad_storage, i));
     float weight = load_one(at.weight, Storage::kFloat, i);

@@ -2,8 +2,8 @@
 
 // The launch of a fused step: one per kLaunchGroups groups.
 
-#include "kernels/cuda/resting_zeros.h"
 #include "kernels/cuda/step_kernel.cuh"
+#include "kernels/cuda/zeroed_workspace.h"
 
 #include <algorithm>
 
@@ -30,9 +30,10 @@ std::vector<TensorEntry<kDepth>> entries_of_groups(const std::vector<DenseEntry>
 
 /// Runs a step of Op, which holds `groups` of type Group, and advances the counters.
 template <typename Op, typename Group>
-void launch_step(const std::vector<Group>& groups, const DenseStep& step, const GateArgs& args) {
+void launch_step(const std::vector<Group>& groups, const DenseStep& step,
+                 const GatePointers& args) {
   constexpr std::size_t kDepth = kFirst + Op::kMoments;
-  const RestingZeros arrivals(sizeof(unsigned), at::cuda::getCurrentCUDAStream());
+  const ZeroedWorkspace arrivals(sizeof(unsigned), at::cuda::getCurrentCUDAStream());
   for (std::size_t first = 0; first < groups.size(); first += kLaunchGroups) {
     StepKernel<Op> kernel{{}, args, static_cast<unsigned*>(arrivals.get())};
     const auto count = std::min(kLaunchGroups, groups.size() - first);

@@ -9,7 +9,7 @@
 // found_inf: one relaxed store per block that saw a non-finite element; all store the same 1.
 // With the norm or the counts asked for, the pass is that of kernels/cuda/squares.cuh.
 
-#include "kernels/amp_checks.h"
+#include "kernels/amp_args.h"
 #include "kernels/cuda/multi_tensor.cuh"
 #include "kernels/cuda/squares_launch.h"
 #include "kernels/functors/unscale.h"
@@ -153,7 +153,6 @@ void unscale_only(const UnscaleArgs& args, const cuda::DenseGrads& list) {
 }  // namespace
 
 void unscale_and_check_cuda(const UnscaleArgs& args) {
-  check_unscale(args);
   const c10::cuda::CUDAGuard guard(args.inv_scale.device());
   // The op has no autograd kernel; the copies of strided gradients must not be recorded either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;

@@ -9,7 +9,7 @@
 namespace fastamp::kernels {
 
 /// Hyperparameters of a group, as the optimizer has them.
-struct AdamGroup {
+struct AdamConstants {
   LearningRate lr;
   double beta1;
   double beta2;
@@ -30,20 +30,20 @@ struct AdamModes {
 /// One element of a step: fastamp/ops/fused_steps.h, fused_adamw_. Constants are taken in fp64 and
 /// rounded once, as torch's are. Factors of 1 and -1 stand in for what is not asked for: they
 /// change no bit.
-struct Adam {
+struct AdamUpdate {
   float sign;         ///< -1 to maximize.
   float lerp_weight;  ///< 1 - beta1, from the nearer end: so weights of 0 and 1 are exact.
   float beta2;
   float square_weight;  ///< 1 - beta2.
   float eps;
   float weight_decay;
-  float kept;  ///< Of a weight that decays by itself.
+  float decay_factor;  ///< AdamW: 1 - lr * weight_decay, else 1.
   float minus_step_size;
   float correction2_sqrt;
   AdamModes modes;
 
   /// `steps` is what the moments have seen before this step.
-  static FASTAMP_HOST_DEVICE Adam at(const AdamGroup& group, float steps) {
+  static FASTAMP_HOST_DEVICE AdamUpdate at(const AdamConstants& group, float steps) {
     const double lr = group.lr.value();
     const double t = static_cast<double>(steps) + 1.0;
     const double correction1 = 1.0 - std::pow(group.beta1, t);
@@ -68,7 +68,7 @@ struct Adam {
   FASTAMP_HOST_DEVICE void step(AdamModes mode, float grad, float& weight, float& first,
                                 float& second, float& greatest) const {
     grad = grad * sign;
-    weight = weight * kept;
+    weight = weight * decay_factor;
     if (mode.couples) {
       grad = fused(weight, weight_decay, grad);
     }

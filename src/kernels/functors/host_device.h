@@ -1,8 +1,7 @@
 #pragma once
 
 // Marks element arithmetic that CPU kernels, CUDA kernels and tests share. On the host it must be
-// inlined: the callers are compiled for several instruction sets, and only inlined code is
-// vectorised for the caller's.
+// inlined, as all that CPU kernels call in their loops (kernels/cpu/targets.h).
 
 #ifdef __CUDACC__
 #define FASTAMP_HOST_DEVICE __host__ __device__ __forceinline__

@@ -1,7 +1,6 @@
 #pragma once
 
 #include "kernels/functors/host_device.h"
-#include "kernels/functors/unscale.h"
 
 namespace fastamp::kernels {
 
@@ -16,39 +15,6 @@ struct LearningRate {
       return static_cast<double>(*single);
     }
     return precise != nullptr ? *precise : number;
-  }
-};
-
-/// What is done to a gradient before any optimizer sees it, and whether the step happens.
-struct StepGate {
-  float inv_scale;
-  float clip_coef;
-  float clip_value;  ///< Infinite: no clamping.
-  bool skip;
-
-  /// torch's order: unscale_ rounds to fp32, then clipping by norm does; a NaN is not clamped.
-  FASTAMP_HOST_DEVICE float operator()(float grad) const {
-    const float clipped = grad * inv_scale * clip_coef;
-    const float below = clipped > clip_value ? clip_value : clipped;
-    return below < -clip_value ? -clip_value : below;
-  }
-  FASTAMP_HOST_DEVICE bool rewrites() const {
-    return inv_scale != 1.0F || clip_coef != 1.0F || !is_non_finite(clip_value);
-  }
-};
-
-/// Where a call says what its gate is. Null pointers stand for 1, 1 and 0.
-struct GateArgs {
-  const float* inv_scale;
-  const float* clip_coef;
-  const float* found_inf;
-  float clip_value;
-  bool write_grads;
-
-  /// `!= 0` is true for NaN, and for 2 of summed flags.
-  FASTAMP_HOST_DEVICE StepGate read() const {
-    return {inv_scale == nullptr ? 1.0F : *inv_scale, clip_coef == nullptr ? 1.0F : *clip_coef,
-            clip_value, found_inf != nullptr && *found_inf != 0.0F};
   }
 };
 

@@ -8,9 +8,9 @@
 
 namespace fastamp::kernels {
 
-/// A ring of the last steps, in device memory; rows of kWidth floats.
+/// A ring of the last steps, in device memory; rows of kColumns floats.
 struct ScaleHistory {
-  static constexpr std::int64_t kWidth = 4;
+  static constexpr std::int64_t kColumns = 4;
 
   float* rows;  ///< Null: no history.
   std::int64_t capacity;
@@ -24,7 +24,7 @@ struct ScaleHistory {
     }
     // Unsigned, so that any count a user may have loaded finds a row.
     const auto index = static_cast<std::uint64_t>(*count) % static_cast<std::uint64_t>(capacity);
-    float* row = rows + static_cast<std::int64_t>(index) * kWidth;
+    float* row = rows + static_cast<std::int64_t>(index) * kColumns;
     row[0] = scale;
     row[1] = found_inf != 0.0F ? 1.0F : 0.0F;
     row[2] = norm_value();

@@ -7,7 +7,7 @@
 namespace fastamp::kernels {
 
 /// Hyperparameters of a group, as the optimizer has them.
-struct SgdGroup {
+struct SgdConstants {
   LearningRate lr;
   double momentum;
   double dampening;
@@ -17,7 +17,7 @@ struct SgdGroup {
 };
 
 /// One element of a step: fastamp/ops/fused_steps.h, fused_sgd_.
-struct Sgd {
+struct SgdUpdate {
   float minus_lr;
   float momentum;
   float grad_weight;
@@ -28,7 +28,7 @@ struct Sgd {
   bool maximize;
 
   /// `steps` is what the momentum buffer has seen.
-  static FASTAMP_HOST_DEVICE Sgd at(const SgdGroup& group, float steps) {
+  static FASTAMP_HOST_DEVICE SgdUpdate at(const SgdConstants& group, float steps) {
     return {static_cast<float>(-group.lr.value()),
             static_cast<float>(group.momentum),
             static_cast<float>(1.0 - group.dampening),

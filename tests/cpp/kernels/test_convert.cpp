@@ -99,7 +99,7 @@ TEST_CASE("convert: baseline rounds as c10 does", "[kernels]") { check_all<Basel
 
 #ifdef FASTAMP_X86_TARGETS
 TEST_CASE("convert: AVX2 rounds as c10 does", "[kernels]") {
-  if (best_isa() == Isa::kBaseline) {
+  if (best_target() == Target::kBaseline) {
     WARN("this processor has no AVX2: not run");
     return;
   }

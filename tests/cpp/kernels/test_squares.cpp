@@ -70,7 +70,7 @@ TEST_CASE("squares: the baseline adds in the order that is documented", "[kernel
 
 #ifdef FASTAMP_X86_TARGETS
 TEST_CASE("squares: AVX2 gives the baseline's bits", "[kernels]") {
-  if (best_isa() == Isa::kBaseline) {
+  if (best_target() == Target::kBaseline) {
     WARN("this processor has no AVX2");
     return;
   }

@@ -15,41 +15,41 @@ namespace {
 
 constexpr LearningRate kHalfRate{0.5, nullptr, nullptr};
 
-SgdGroup sgd_group(double momentum, double dampening = 0.0, double weight_decay = 0.0) {
+SgdConstants sgd_group(double momentum, double dampening = 0.0, double weight_decay = 0.0) {
   return {kHalfRate, momentum, dampening, weight_decay, false, false};
 }
 
-AdamGroup adam_group() { return {kHalfRate, 0.9, 0.999, 1e-8, 0.0, true, false, false}; }
+AdamConstants adam_group() { return {kHalfRate, 0.9, 0.999, 1e-8, 0.0, true, false, false}; }
 
 }  // namespace
 
 TEST_CASE("step: the first momentum does not read its buffer nor the dampening", "[kernels]") {
   float weight = 1.0F;
   float buffer = NAN;
-  Sgd::at(sgd_group(0.9, 0.5), 0.0F)(2.0F, weight, buffer);
+  SgdUpdate::at(sgd_group(0.9, 0.5), 0.0F)(2.0F, weight, buffer);
   CHECK(buffer == 2.0F);
   CHECK(weight == 0.0F);
-  Sgd::at(sgd_group(0.5, 0.5), 1.0F)(2.0F, weight, buffer);
+  SgdUpdate::at(sgd_group(0.5, 0.5), 1.0F)(2.0F, weight, buffer);
   CHECK(buffer == 2.0F);  // 0.5 * 2 + (1 - 0.5) * 2
   CHECK(weight == -1.0F);
 }
 
 TEST_CASE("step: without weight decay an infinite weight makes no NaN", "[kernels]") {
   float weight = INFINITY;
-  Sgd::at(sgd_group(0.0), 0.0F)(1.0F, weight);
+  SgdUpdate::at(sgd_group(0.0), 0.0F)(1.0F, weight);
   CHECK(weight == INFINITY);
 }
 
 TEST_CASE("step: any flag but zero skips, absent pointers change nothing", "[kernels]") {
   for (const float flag : {1.0F, 2.0F, -1.0F, 1e-45F, INFINITY, NAN}) {
-    CHECK(GateArgs{nullptr, nullptr, &flag, INFINITY, true}.read().skip);
+    CHECK(GatePointers{nullptr, nullptr, &flag, INFINITY, true}.read().skip);
   }
-  const auto gate = GateArgs{nullptr, nullptr, nullptr, INFINITY, true}.read();
+  const auto gate = GatePointers{nullptr, nullptr, nullptr, INFINITY, true}.read();
   CHECK_FALSE(gate.skip);
   CHECK_FALSE(gate.rewrites());
   const float quarter = 0.25F;
-  CHECK(GateArgs{&quarter, nullptr, nullptr, INFINITY, true}.read()(8.0F) == 2.0F);
-  CHECK(GateArgs{nullptr, &quarter, nullptr, INFINITY, true}.read().rewrites());
+  CHECK(GatePointers{&quarter, nullptr, nullptr, INFINITY, true}.read()(8.0F) == 2.0F);
+  CHECK(GatePointers{nullptr, &quarter, nullptr, INFINITY, true}.read().rewrites());
 }
 
 TEST_CASE("step: a learning rate is read where a tensor is", "[kernels]") {
@@ -66,7 +66,8 @@ TEST_CASE("step: Adam's first step is lr in the direction of the gradient", "[ke
     float first = 0.0F;
     float second = 0.0F;
     float unused = 0.0F;
-    Adam::at(adam_group(), 0.0F).step({false, false, true}, grad, weight, first, second, unused);
+    AdamUpdate::at(adam_group(), 0.0F)
+        .step({false, false, true}, grad, weight, first, second, unused);
     CHECK(weight == Approx(1.0 - std::copysign(0.5, grad)).margin(1e-4));
   }
 }
@@ -76,13 +77,16 @@ TEST_CASE("step: amsgrad keeps the greatest second moment, and a NaN", "[kernels
   float first = 0.0F;
   float second = 0.0F;
   float greatest = 7.0F;
-  Adam::at(adam_group(), 3.0F).step({true, false, true}, 1.0F, weight, first, second, greatest);
+  AdamUpdate::at(adam_group(), 3.0F)
+      .step({true, false, true}, 1.0F, weight, first, second, greatest);
   CHECK(greatest == 7.0F);
   greatest = 0.0F;
-  Adam::at(adam_group(), 3.0F).step({true, false, true}, 1.0F, weight, first, second, greatest);
+  AdamUpdate::at(adam_group(), 3.0F)
+      .step({true, false, true}, 1.0F, weight, first, second, greatest);
   CHECK(greatest == second);
   greatest = NAN;
-  Adam::at(adam_group(), 3.0F).step({true, false, true}, 1.0F, weight, first, second, greatest);
+  AdamUpdate::at(adam_group(), 3.0F)
+      .step({true, false, true}, 1.0F, weight, first, second, greatest);
   CHECK(std::isnan(greatest));
 }
 
@@ -97,17 +101,17 @@ TEST_CASE("step: a master counts unless its parameter was written since", "[kern
 
 TEST_CASE("step: a gradient is clamped last, and a NaN is not", "[kernels]") {
   const float half = 0.5F;
-  const auto gate = GateArgs{&half, &half, nullptr, 2.0F, true}.read();
+  const auto gate = GatePointers{&half, &half, nullptr, 2.0F, true}.read();
   CHECK(gate(4.0F) == 1.0F);
   CHECK(gate(100.0F) == 2.0F);
   CHECK(gate(-100.0F) == -2.0F);
   CHECK(gate(-INFINITY) == -2.0F);
   CHECK(std::isnan(gate(NAN)));
-  CHECK(GateArgs{nullptr, nullptr, nullptr, 2.0F, true}.read().rewrites());
+  CHECK(GatePointers{nullptr, nullptr, nullptr, 2.0F, true}.read().rewrites());
 }
 
 TEST_CASE("step: Adam's branches and its constants of 1 and -1 agree", "[kernels]") {
-  AdamGroup group = adam_group();
+  AdamConstants group = adam_group();
   group.weight_decay = 0.1;
   for (const double beta1 : {0.0, 0.3, 0.5, 0.9}) {
     for (const bool decoupled : {false, true}) {
@@ -117,7 +121,7 @@ TEST_CASE("step: Adam's branches and its constants of 1 and -1 agree", "[kernels
       float first = 0.75F;
       float second = 0.5F;
       float unused = 0.0F;
-      const auto adam = Adam::at(group, 4.0F);
+      const auto adam = AdamUpdate::at(group, 4.0F);
       CHECK(adam.modes.couples == !decoupled);
       CHECK(adam.modes.near == (beta1 > 0.5));
       adam.step(adam.modes, 3.0F, weight, first, second, unused);

@@ -203,6 +203,14 @@ def test_files_over_500_lines_are_reported(tmp_path, name):
     assert check_sizes.check(tmp_path) == [f"{name}: 501 lines, at most 500"]
 
 
+@pytest.mark.parametrize("name", ["a.h", "a.cu"])
+def test_cpp_lines_over_100_columns_are_reported(tmp_path, name):
+    write(tmp_path, name, f"//{'x' * 98}\n")
+    assert check_sizes.check(tmp_path) == []
+    write(tmp_path, name, f"\n//{'x' * 99}\n")
+    assert check_sizes.check(tmp_path) == [f"{name}:2: 101 columns, at most 100"]
+
+
 def cpp_function(lines):
     body = ["  int brace = '}'; // }", '  f("}{{{");'] + ["  g();"] * (lines - 4)
     return "\n".join(["int f(int a) {", *body, "}"])

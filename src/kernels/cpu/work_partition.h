@@ -2,8 +2,8 @@
 
 // Cuts the elements of many tensors into shares of equal work without making an object per chunk.
 //
-// All tensors are laid on one line: tensor i takes kTensorCost + numels[i] units of it. A share is
-// an interval of that line; every cut is mapped to an element index by the same function, so
+// The work is one row of units: tensor i takes kTensorCost + numels[i] of them. A share is an
+// interval of that row; every cut is mapped to an element index by the same function, so
 // neighbouring shares meet exactly and each element belongs to one share, whatever the cuts.
 
 #include <c10/util/ArrayRef.h>
@@ -14,7 +14,8 @@
 
 namespace fastamp::kernels::cpu {
 
-class Line {
+/// The work on a list of tensors, to be cut at any units from 0 to length().
+class WorkPartition {
  public:
   /// What visiting one tensor costs, in elements (about 15 ns against 0.25 ns per fp32 element).
   static constexpr std::int64_t kTensorCost = 64;
@@ -22,7 +23,7 @@ class Line {
   /// every dtype, so that no line of an allocation (64-byte aligned) is written by two threads.
   static constexpr std::int64_t kCutNumel = 64;
 
-  explicit Line(c10::ArrayRef<std::int64_t> numels) {
+  explicit WorkPartition(c10::ArrayRef<std::int64_t> numels) {
     starts_.reserve(numels.size() + 1);
     starts_.push_back(0);
     for (const auto numel : numels) {
@@ -47,7 +48,7 @@ class Line {
   }
 
  private:
-  /// The element of tensor i at which position `at` of the line cuts it.
+  /// The element of tensor i at which unit `at` cuts it.
   std::int64_t cut(std::ptrdiff_t i, std::int64_t at) const {
     const auto start = starts_[static_cast<std::size_t>(i)] + kTensorCost;
     const auto stop = starts_[static_cast<std::size_t>(i) + 1];

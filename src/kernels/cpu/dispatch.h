@@ -1,21 +1,21 @@
 #pragma once
 
-// One body, a copy per instruction set, and the choice between them.
+// Dynamic dispatch: one body, compiled for each target, and the choice among them once per process.
 //
 // A body is a struct with
-//   template <typename Convert> static FASTAMP_HOST_DEVICE R run(A...);
-// whose Convert is one of convert.h. Everything below run() has to be inlined into it (isa.h).
+//   template <typename Convert> static FASTAMP_ALWAYS_INLINE R run(A...);
+// whose Convert is one of convert.h. Everything below run() has to be inlined into it (targets.h).
 
 #include "kernels/cpu/convert.h"
-#include "kernels/cpu/isa.h"
+#include "kernels/cpu/targets.h"
 
 namespace fastamp::kernels::cpu {
 
 template <typename Body, typename Signature>
-struct Copies;
+struct Targets;
 
 template <typename Body, typename R, typename... A>
-struct Copies<Body, R(A...)> {
+struct Targets<Body, R(A...)> {
   static R baseline(A... args) { return Body::template run<BaselineConvert>(args...); }
 #ifdef FASTAMP_X86_TARGETS
   FASTAMP_TARGET_AVX2 static R avx2(A... args) { return Body::template run<Avx2Convert>(args...); }
@@ -25,18 +25,18 @@ struct Copies<Body, R(A...)> {
 #endif
 };
 
-/// The copy of Body::run for this processor.
+/// Body::run for the best target of this processor.
 template <typename Body, typename Signature>
-Signature* best_copy() {
-  switch (best_isa()) {
+Signature* select_target() {
+  switch (best_target()) {
 #ifdef FASTAMP_X86_TARGETS
-    case Isa::kAvx512:
-      return Copies<Body, Signature>::avx512;
-    case Isa::kAvx2:
-      return Copies<Body, Signature>::avx2;
+    case Target::kAvx512:
+      return Targets<Body, Signature>::avx512;
+    case Target::kAvx2:
+      return Targets<Body, Signature>::avx2;
 #endif
     default:
-      return Copies<Body, Signature>::baseline;
+      return Targets<Body, Signature>::baseline;
   }
 }
 

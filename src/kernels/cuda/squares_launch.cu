@@ -1,8 +1,8 @@
 // CUDA kernels that add up squares of gradients (squares.cuh): one for reading, one that unscales.
 
-#include "kernels/cuda/resting_zeros.h"
 #include "kernels/cuda/squares.cuh"
 #include "kernels/cuda/squares_launch.h"
+#include "kernels/cuda/zeroed_workspace.h"
 
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -16,7 +16,7 @@ template <bool kWrites>
 void launch_squares(const DenseGrads& list, const SquaresRequest& request) {
   const bool counted = request.counts != nullptr;
   const auto stream = at::cuda::getCurrentCUDAStream();
-  const RestingZeros memory(squares_zeros_bytes(counted ? list.listed : 0), stream);
+  const ZeroedWorkspace memory(squares_zeros_bytes(counted ? list.listed : 0), stream);
   auto* zeros = static_cast<SquaresZeros*>(memory.get());
   std::vector<TensorEntry<2>> entries;
   entries.reserve(list.grads.size());

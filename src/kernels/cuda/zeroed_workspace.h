@@ -15,10 +15,10 @@
 
 namespace fastamp::kernels::cuda {
 
-class RestingZeros {
+class ZeroedWorkspace {
  public:
   /// For launches on `stream`, the current one of the current device. Thread-safe.
-  RestingZeros(std::size_t bytes, c10::cuda::CUDAStream stream);
+  ZeroedWorkspace(std::size_t bytes, c10::cuda::CUDAStream stream);
 
   /// At least the bytes asked for, aligned to 256; valid for kernels launched while this lives.
   void* get() const { return memory_; }

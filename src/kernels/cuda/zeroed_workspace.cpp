@@ -1,4 +1,4 @@
-#include "kernels/cuda/resting_zeros.h"
+#include "kernels/cuda/zeroed_workspace.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
@@ -56,7 +56,7 @@ void* memory_of_stream(std::size_t bytes, c10::cuda::CUDAStream stream) {
 
 }  // namespace
 
-RestingZeros::RestingZeros(std::size_t bytes, c10::cuda::CUDAStream stream) {
+ZeroedWorkspace::ZeroedWorkspace(std::size_t bytes, c10::cuda::CUDAStream stream) {
   if (c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None) {
     memory_ = memory_of_stream(bytes, stream);
   } else {

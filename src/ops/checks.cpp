@@ -1,0 +1,300 @@
+#include "ops/checks.h"
+
+#include "core/dtypes.h"
+
+#include <ATen/MemoryOverlap.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+
+#include <string>
+
+namespace fastamp::ops {
+namespace {
+
+using namespace kernels;  // NOLINT(google-build-using-namespace): slots and entries of a step
+
+/// The slow half of the gradient check: says what is wrong with grads[index], if anything is.
+void check_gradient(const char* fn, const at::Tensor& t, std::size_t index, c10::Device device,
+                    bool written) {
+  TORCH_CHECK_VALUE(t.defined(), fn, ": expected grads[", index,
+                    "] to be a tensor, got an undefined one");
+  TORCH_CHECK_VALUE(t.layout() == at::kStrided, fn, ": expected grads[", index,
+                    "] to be strided, got layout ", t.layout());
+  const auto dtype = t.scalar_type();
+  TORCH_CHECK_TYPE(is_gradient_dtype(dtype) && (written || dtype != at::kDouble), fn,
+                   ": expected grads[", index, "] to be ",
+                   written ? "Half, BFloat16, Float or Double" : "Half, BFloat16 or Float",
+                   ", got ", dtype);
+  TORCH_CHECK_VALUE(t.device() == device, fn, ": expected grads[", index, "] on ", device,
+                    ", the device of inv_scale, got ", t.device());
+  TORCH_CHECK_VALUE(!written || at::has_internal_overlap(t) != at::MemOverlap::Yes, fn,
+                    ": expected grads[", index,
+                    "] to have one memory location per element, got an expanded tensor of shape ",
+                    t.sizes(), " and strides ", t.strides());
+}
+
+bool has_dtype(const at::Tensor& t, Slot slot) {
+  const auto dtype = t.scalar_type();
+  switch (slot) {
+    case kGrad:
+      return dtype == at::kFloat || is_16_bit(t);
+    case kHalf:
+      return is_16_bit(t);
+    case kFirst:
+    case kSecond:
+    case kMax:
+      return dtype == at::kFloat || dtype == at::kBFloat16;
+    default:
+      return dtype == at::kFloat;
+  }
+}
+
+const char* dtype_names(Slot slot) {
+  switch (slot) {
+    case kGrad:
+      return "Float, Half or BFloat16";
+    case kHalf:
+      return "Half or BFloat16";
+    case kFirst:
+    case kSecond:
+    case kMax:
+      return "Float or BFloat16";
+    default:
+      return "Float";
+  }
+}
+
+/// One tensor of a list against the parameter it belongs to.
+void check_operand(const char* fn, const char* list, std::size_t index, const at::Tensor& t,
+                   const at::Tensor& param, Slot slot) {
+  TORCH_CHECK_VALUE(t.defined(), fn, ": expected ", list, "[", index,
+                    "] to be a tensor, got an undefined one");
+  TORCH_CHECK_TYPE(has_dtype(t, slot), fn, ": expected ", list, "[", index, "] to be ",
+                   dtype_names(slot), ", got ", t.scalar_type());
+  TORCH_CHECK_VALUE(t.layout() == at::kStrided, fn, ": expected ", list, "[", index,
+                    "] to be strided, got layout ", t.layout());
+  TORCH_CHECK_VALUE(t.device() == param.device(), fn, ": expected ", list, "[", index, "] on ",
+                    param.device(), ", the device of params, got ", t.device());
+  if (slot == kStep) {
+    TORCH_CHECK_VALUE(t.sym_numel() == 1, fn, ": expected ", list, "[", index,
+                      "] to have one element, got ", t.sym_numel());
+    return;
+  }
+  TORCH_CHECK_VALUE(t.sym_sizes().equals(param.sym_sizes()), fn, ": expected ", list, "[", index,
+                    "] of shape ", param.sym_sizes(), ", that of its parameter, got ",
+                    t.sym_sizes());
+  TORCH_CHECK_VALUE(
+      t.is_non_overlapping_and_dense() || at::has_internal_overlap(t) != at::MemOverlap::Yes, fn,
+      ": expected ", list, "[", index,
+      "] to have one memory location per element, got an expanded tensor of shape ", t.sym_sizes());
+}
+
+void check_param(const StepArgs& args, std::size_t index) {
+  const at::Tensor& t = args.params[index];
+  TORCH_CHECK_VALUE(t.defined(), args.fn, ": expected params[", index,
+                    "] to be a tensor, got an undefined one");
+  TORCH_CHECK_TYPE(t.scalar_type() == at::kFloat || is_16_bit(t), args.fn, ": expected params[",
+                   index, "] to be Float, Half or BFloat16, got ", t.scalar_type());
+  TORCH_CHECK_VALUE(t.device() == args.params[0].device(), args.fn, ": expected params[", index,
+                    "] on ", args.params[0].device(), ", the device of params[0], got ",
+                    t.device());
+  check_operand(args.fn, "params", index, t, t, is_16_bit(t) ? kHalf : kWeight);
+}
+
+void check_scalar(const StepArgs& args, const char* name, const std::optional<at::Tensor>& t) {
+  if (t && t->defined()) {
+    check_single(args.fn, name, *t, at::kFloat, args.params[0].device(), "params");
+  }
+}
+
+/// Hands out the tensors of a list one by one.
+struct Cursor {
+  const char* fn;
+  const char* name;
+  at::TensorList list;
+  std::size_t next = 0;
+
+  const at::Tensor& take(const at::Tensor& param, Slot slot) {
+    TORCH_CHECK_VALUE(next < list.size(), fn, ": expected more than ", list.size(), " ", name,
+                      ", one for each parameter that needs one");
+    const at::Tensor& t = list[next];
+    check_operand(fn, name, next, t, param, slot);
+    ++next;
+    return t;
+  }
+  void finish() const {
+    TORCH_CHECK_VALUE(next == list.size(), fn, ": expected ", next, " ", name,
+                      ", one for each parameter that needs one, got ", list.size());
+  }
+};
+
+void check_groups(const StepArgs& args) {
+  const auto groups = args.group_sizes.size();
+  TORCH_CHECK_VALUE(!args.params.empty(), args.fn, ": expected at least one parameter, got none");
+  check_per_group(args.fn, "lr", args.lr.size(), groups);
+  if (!args.lr_tensors.empty()) {
+    check_per_group(args.fn, "lr_tensors", args.lr_tensors.size(), groups);
+  }
+  std::int64_t total = 0;
+  for (const auto size : args.group_sizes) {
+    TORCH_CHECK_VALUE(size >= 0, args.fn, ": expected group_sizes of at least 0, got ", size);
+    total += size;
+  }
+  TORCH_CHECK_VALUE(static_cast<std::size_t>(total) == args.params.size(), args.fn,
+                    ": expected group_sizes to add up to the number of params, ",
+                    args.params.size(), ", got ", total);
+  TORCH_CHECK_VALUE(args.grads.size() == args.params.size(), args.fn, ": expected ",
+                    args.params.size(), " grads, one for each of params, got ", args.grads.size());
+  for (const auto& t : args.lr_tensors) {
+    TORCH_CHECK_VALUE(t.defined(), args.fn,
+                      ": expected lr_tensors to be tensors, got an undefined one");
+    const auto device = t.is_cpu() ? t.device() : args.params[0].device();
+    check_single(args.fn, "lr_tensors", t,
+                 t.scalar_type() == at::kDouble ? at::kDouble : at::kFloat, device, "params");
+  }
+}
+
+/// Gives the fp32 parameters that have a shadow theirs.
+void add_shadows(const StepArgs& args, std::vector<StepEntry>& entries) {
+  TORCH_CHECK_VALUE(args.shadow_of.size() == args.shadows.size(), args.fn, ": expected ",
+                    args.shadows.size(), " shadow_of, one for each of shadows, got ",
+                    args.shadow_of.size());
+  std::int64_t least = 0;
+  for (std::size_t i = 0; i < args.shadows.size(); ++i) {
+    const auto index = args.shadow_of[i];
+    const auto count = static_cast<std::int64_t>(entries.size());
+    TORCH_CHECK_VALUE(least <= index && index < count, args.fn,
+                      ": expected shadow_of to be ascending indices of params, less than ", count,
+                      ", got ", args.shadow_of);
+    least = index + 1;
+    const at::Tensor& param = args.params[static_cast<std::size_t>(index)];
+    TORCH_CHECK_TYPE(!is_16_bit(param), args.fn, ": expected params[", index,
+                     "], which has a shadow, to be Float, got ", param.scalar_type());
+    check_operand(args.fn, "shadows", i, args.shadows[i], param, kHalf);
+    StepEntry& entry = entries[static_cast<std::size_t>(index)];
+    entry.tensors[kHalf] = &args.shadows[i];
+    entry.half_is_shadow = true;
+  }
+}
+
+}  // namespace
+
+void check_single(const char* fn, const char* name, const at::Tensor& t, at::ScalarType dtype,
+                  c10::Device device, const char* device_of) {
+  TORCH_CHECK_VALUE(t.defined(), fn, ": expected ", name, " to be a tensor, got an undefined one");
+  TORCH_CHECK_TYPE(t.scalar_type() == dtype, fn, ": expected ", name, " to be ",
+                   c10::toString(dtype), ", got ", t.scalar_type());
+  TORCH_CHECK_VALUE(t.layout() == at::kStrided, fn, ": expected ", name,
+                    " to be strided, got layout ", t.layout());
+  TORCH_CHECK_VALUE(t.numel() == 1, fn, ": expected ", name, " to have one element, got ",
+                    t.numel());
+  TORCH_CHECK_VALUE(t.device() == device, fn, ": expected ", name, " on ", device,
+                    ", the device of ", device_of, ", got ", t.device());
+}
+
+void check_optional(const char* fn, const char* name, const std::optional<at::Tensor>& t,
+                    at::ScalarType dtype, c10::Device device, const char* device_of) {
+  if (const auto* const tensor = find_tensor(t)) {
+    check_single(fn, name, *tensor, dtype, device, device_of);
+  }
+}
+
+c10::Device check_first(const char* fn, const char* name, const at::Tensor& t,
+                        at::ScalarType dtype) {
+  TORCH_CHECK_VALUE(t.defined(), fn, ": expected ", name, " to be a tensor, got an undefined one");
+  check_single(fn, name, t, dtype, t.device(), name);
+  return t.device();
+}
+
+void check_table(const char* fn, const char* name, const std::optional<at::Tensor>& table,
+                 at::ScalarType dtype, c10::Device device, std::int64_t rows,
+                 std::int64_t columns) {
+  const auto* const t = find_tensor(table);
+  if (t == nullptr) {
+    return;
+  }
+  TORCH_CHECK_TYPE(t->scalar_type() == dtype, fn, ": expected ", name, " to be ",
+                   c10::toString(dtype), ", got ", t->scalar_type());
+  TORCH_CHECK_VALUE(t->device() == device, fn, ": expected ", name, " on ", device, ", got ",
+                    t->device());
+  const bool fits = t->layout() == at::kStrided && t->dim() == 2 && t->is_contiguous() &&
+                    t->sym_size(1) == columns &&
+                    (rows < 0 ? t->sym_size(0) >= 1 : t->sym_size(0) == rows);
+  TORCH_CHECK_VALUE(fits, fn, ": expected ", name, " to be contiguous of shape [",
+                    rows < 0 ? "at least 1" : std::to_string(rows), ", ", columns, "], got shape ",
+                    t->sym_sizes());
+}
+
+void check_counts(const char* fn, const std::optional<at::Tensor>& counts, c10::Device device,
+                  std::size_t grads) {
+  check_table(fn, "non_finite_counts", counts, at::kLong, device, static_cast<std::int64_t>(grads),
+              2);
+}
+
+void check_gradients(const char* fn, at::TensorList grads, std::size_t first, c10::Device device,
+                     bool written) {
+  for (std::size_t i = 0; i < grads.size(); ++i) {
+    const at::Tensor& t = grads[i];
+    // Dense gradients of a good dtype are nearly all there are: five loads and no call for them.
+    if (C10_LIKELY(t.defined() && t.device() == device && t.layout() == at::kStrided &&
+                   is_gradient_dtype(t.scalar_type()) &&
+                   (written ? t.is_non_overlapping_and_dense() : t.scalar_type() != at::kDouble))) {
+      continue;
+    }
+    check_gradient(fn, t, first + i, device, written);
+  }
+}
+
+void check_per_group(const char* fn, const char* name, std::size_t got, std::size_t groups) {
+  TORCH_CHECK_VALUE(got == groups, fn, ": expected ", name, " to have ", groups,
+                    " elements, one for each of group_sizes, got ", got);
+}
+
+std::vector<StepEntry> check_step(const StepArgs& args, const std::vector<StateList>& states) {
+  check_groups(args);
+  Cursor masters{args.fn, "masters", args.masters};
+  std::vector<Cursor> cursors;
+  cursors.reserve(states.size());
+  for (const auto& state : states) {
+    cursors.push_back({args.fn, state.name, state.tensors});
+  }
+  std::vector<StepEntry> entries(args.params.size());
+  std::size_t i = 0;
+  for (std::size_t group = 0; group < args.group_sizes.size(); ++group) {
+    for (std::int64_t n = 0; n < args.group_sizes[group]; ++n, ++i) {
+      check_param(args, i);
+      const at::Tensor& param = args.params[i];
+      check_operand(args.fn, "grads", i, args.grads[i], param, kGrad);
+      StepEntry& entry = entries[i];
+      entry.group = group;
+      entry.tensors[kGrad] = &args.grads[i];
+      entry.tensors[kHalf] = is_16_bit(param) ? &param : nullptr;
+      entry.tensors[kWeight] = is_16_bit(param) ? &masters.take(param, kWeight) : &param;
+      for (std::size_t s = 0; s < states.size(); ++s) {
+        if (states[s].used[group]) {
+          entry.tensors[states[s].slot] = &cursors[s].take(param, states[s].slot);
+        }
+      }
+      const at::Tensor* first = entry.tensors[kFirst];
+      for (const auto slot : {kSecond, kMax}) {
+        const at::Tensor* other = entry.tensors[slot];
+        TORCH_CHECK_TYPE(other == nullptr || other->scalar_type() == first->scalar_type(), args.fn,
+                         ": expected the moments of params[", i, "] to have one dtype, got ",
+                         first->scalar_type(), " and ", other->scalar_type());
+      }
+    }
+  }
+  masters.finish();
+  add_shadows(args, entries);
+  for (const auto& cursor : cursors) {
+    cursor.finish();
+  }
+  check_scalar(args, "inv_scale", args.inv_scale);
+  check_scalar(args, "clip_coef", args.clip_coef);
+  check_scalar(args, "found_inf", args.found_inf);
+  TORCH_CHECK_VALUE(!args.clip_value || *args.clip_value >= 0.0, args.fn,
+                    ": expected clip_value to be None or at least 0, got ", *args.clip_value);
+  return entries;
+}
+
+}  // namespace fastamp::ops

@@ -1,0 +1,68 @@
+#pragma once
+
+// What the ops refuse. Every check throws what fastamp/ops/ promises and reads no tensor data, so
+// the Meta kernels are checks alone; fn is the op, for messages.
+
+#include "kernels/amp_args.h"
+#include "kernels/fused_adamw.h"
+#include "kernels/fused_sgd.h"
+#include "kernels/step_entries.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace fastamp::ops {
+
+/// What an op refuses, for callers that go below the dispatcher or want to know before they begin.
+/// Each is defined beside the op.
+void check_unscale(const kernels::UnscaleArgs& args);
+void check_norm(const kernels::NormArgs& args);
+std::vector<kernels::StepEntry> check_fused_sgd(const kernels::FusedSgdArgs& args);
+std::vector<kernels::StepEntry> check_fused_adamw(const kernels::FusedAdamwArgs& args);
+
+/// Throws unless `t` is strided, has one element of `dtype` and is on `device`, that of
+/// `device_of`.
+void check_single(const char* fn, const char* name, const at::Tensor& t, at::ScalarType dtype,
+                  c10::Device device, const char* device_of);
+
+/// The same for a tensor that may be None.
+void check_optional(const char* fn, const char* name, const std::optional<at::Tensor>& t,
+                    at::ScalarType dtype, c10::Device device, const char* device_of);
+
+/// The same for the tensor whose device is that of all others; returns the device.
+c10::Device check_first(const char* fn, const char* name, const at::Tensor& t,
+                        at::ScalarType dtype);
+
+/// Throws unless the table, if there is one, is contiguous and of `rows` (any number of them, but
+/// at least one, if negative) times `columns`.
+void check_table(const char* fn, const char* name, const std::optional<at::Tensor>& table,
+                 at::ScalarType dtype, c10::Device device, std::int64_t rows, std::int64_t columns);
+
+/// The non_finite_counts of so many gradients.
+void check_counts(const char* fn, const std::optional<at::Tensor>& counts, c10::Device device,
+                  std::size_t grads);
+
+/// Gradients on inv_scale's device, of which `grads` are those from number `first` on. Those that
+/// are written may be fp64, and may not overlap themselves.
+void check_gradients(const char* fn, at::TensorList grads, std::size_t first, c10::Device device,
+                     bool written);
+
+/// State lists of a step; a list holds a tensor for each parameter of the groups that use it.
+struct StateList {
+  kernels::Slot slot;
+  const char* name;
+  at::TensorList tensors;
+  std::vector<bool> used;  ///< Per group.
+};
+
+/// Checks all that fused steps have in common; the entries, in order.
+std::vector<kernels::StepEntry> check_step(const kernels::StepArgs& args,
+                                           const std::vector<StateList>& states);
+
+/// Throws unless the list of hyperparameters has an element per group.
+void check_per_group(const char* fn, const char* name, std::size_t got, std::size_t groups);
+
+}  // namespace fastamp::ops

@@ -1,0 +1,45 @@
+#include "kernels/amp_args.h"
+#include "ops/checks.h"
+#include "ops/op.h"
+
+#include <fastamp/ops/amp_ops.h>
+
+namespace fastamp::ops {
+namespace {
+
+struct UnscaleAndCheck {
+  using Args = kernels::UnscaleArgs;
+  static constexpr auto kEntry = unscale_and_check_;
+  static constexpr auto kSchema =
+      "unscale_and_check_(Tensor(a!)[] grads, Tensor inv_scale, Tensor(b!) found_inf, *, "
+      "Tensor(c!)? sum_of_squares=None, Tensor(d!)? non_finite_counts=None) -> ()";
+  static constexpr auto kCpu = kernels::unscale_and_check_cpu;
+  static constexpr auto kCuda = kernels::unscale_and_check_cuda;
+
+  static void check(const Args& args) { check_unscale(args); }
+  static c10::Device device(const Args& args) { return args.inv_scale.device(); }
+};
+
+FASTAMP_OP(UnscaleAndCheck);
+
+}  // namespace
+
+void check_unscale(const kernels::UnscaleArgs& args) {
+  constexpr auto kFunction = "unscale_and_check_";
+  const auto device = check_first(kFunction, "inv_scale", args.inv_scale, at::kFloat);
+  check_single(kFunction, "found_inf", args.found_inf, at::kFloat, device, "inv_scale");
+  check_optional(kFunction, "sum_of_squares", args.sum_of_squares, at::kDouble, device,
+                 "inv_scale");
+  check_counts(kFunction, args.non_finite_counts, device, args.grads.size());
+  check_gradients(kFunction, args.grads.slice(args.arrays.size()), args.arrays.size(), device,
+                  /*written=*/true);
+}
+
+void unscale_and_check_(at::TensorList grads, const at::Tensor& inv_scale,
+                        const at::Tensor& found_inf,
+                        const std::optional<at::Tensor>& sum_of_squares,
+                        const std::optional<at::Tensor>& non_finite_counts) {
+  call_op<UnscaleAndCheck>(grads, inv_scale, found_inf, sum_of_squares, non_finite_counts);
+}
+
+}  // namespace fastamp::ops
