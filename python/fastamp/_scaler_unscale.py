@@ -17,6 +17,8 @@ from fastamp._scaler_subclasses import unscale_subclasses
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fastamp._scaler_records import OptimizerRecord
+
 
 _UNSCALED = OptState.UNSCALED  # An attribute of an Enum takes longer than the rest of the look-up.
 
@@ -36,6 +38,10 @@ def _refuse_second_unscale(stage: OptState) -> None:
 
 class UnscalingScaler(ScalerState):
     """The part of ``fastamp.GradScaler`` that unscales and checks gradients."""
+
+    if TYPE_CHECKING:
+
+        def _clip_now(self, optimizer: Any, record: OptimizerRecord) -> None: ...
 
     def _unscale_grads_(
         self,
@@ -113,7 +119,7 @@ class UnscalingScaler(ScalerState):
         """Divides the gradients of an optimizer by the scale, in place, and notes overflows.
 
         For code that looks at gradients before :meth:`step`, such as clipping; optional otherwise.
-        No host synchronisation. A sparse fp16 gradient is replaced by its coalesced form.
+        Clipping that was put off to the step is done now. No host synchronisation. A sparse fp16 gradient is replaced by its coalesced form.
 
         Args:
             optimizer: Any object with torch's ``param_groups``; gradients of fp32, fp64 or bf16.
@@ -136,6 +142,7 @@ class UnscalingScaler(ScalerState):
                 "stage": _UNSCALED,
                 "found_inf_per_device": flags,
             }
+            self._clip_if_put_off(optimizer, key)
             return
         _refuse_second_unscale(self._stage_of(optimizer))
         state = self._per_optimizer_states[
@@ -143,6 +150,13 @@ class UnscalingScaler(ScalerState):
         ]  # Another one, if that of a dead optimizer was there.
         state["found_inf_per_device"] = self._unscale_fresh(optimizer, key, scale)
         state["stage"] = _UNSCALED
+        self._clip_if_put_off(optimizer, key)
+
+    def _clip_if_put_off(self, optimizer: torch.optim.Optimizer, key: int) -> None:
+        # Whoever unscales wants to see the gradients as the step will use them.
+        record = self._notes.records[key]
+        if record.clip_coef is not None or record.clip_value is not None:
+            self._clip_now(optimizer, record)
 
     def _unscale_fresh(
         self, optimizer: torch.optim.Optimizer, key: int, scale: Tensor

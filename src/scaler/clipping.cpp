@@ -59,7 +59,7 @@ OptimizerRecord& GradScaler::Impl::begin_clipping(const char* function,
   return record_of(optimizer);
 }
 
-void GradScaler::Impl::clip_now(torch::optim::Optimizer& optimizer, OptimizerRecord& record) const {
+void GradScaler::Impl::clip_now(torch::optim::Optimizer& optimizer, OptimizerRecord& record) {
   const at::NoGradGuard no_grad;
   if (record.stage == Stage::kReady) {
     unscale(optimizer, record);

@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 #include <torch/cuda.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -55,7 +56,7 @@ void GradScaler::Impl::expect_scale(const char* function) const {
 
 at::Tensor GradScaler::Impl::iteration_norm() const {
   at::Tensor total;
-  for (const auto& [optimizer, record] : records) {
+  for (const auto& record : records_in_use()) {
     if (!record->pass || record->pass->devices().empty()) {
       continue;
     }
@@ -75,7 +76,9 @@ void GradScaler::Impl::finish_iteration(const std::vector<scaler::Outcome>& outc
   } else {
     notes.expect(state.scale_tensor(), outcomes);
   }
-  std::erase_if(records, [](const auto& entry) { return entry.first == entry.second.get(); });
+  std::erase_if(records, [](const auto& entry) {
+    return entry.first == entry.second.get() || entry.second->is_orphaned();
+  });
   std::vector<std::optional<scaler::GradientPass>> ended;  // Go when no record is looked at.
   ended.reserve(records.size());
   for (auto& [optimizer, record] : records) {
@@ -83,9 +86,20 @@ void GradScaler::Impl::finish_iteration(const std::vector<scaler::Outcome>& outc
   }
 }
 
+std::vector<scaler::RecordPointer> GradScaler::Impl::records_in_use() const {
+  std::vector<scaler::RecordPointer> used;
+  for (const auto& [optimizer, record] : records) {
+    if (record->first_pass != 0) {
+      used.push_back(record);
+    }
+  }
+  std::ranges::sort(used, {}, [](const auto& record) { return record->first_pass; });
+  return used;
+}
+
 std::vector<scaler::Outcome> GradScaler::Impl::outcomes() const {
   std::vector<scaler::Outcome> result;
-  for (const auto& [optimizer, record] : records) {
+  for (const auto& record : records_in_use()) {
     auto flags = record->flags();
     if (!record->pass || flags.empty()) {
       continue;
@@ -183,8 +197,8 @@ bool GradScaler::step_was_skipped() {
   return impl_->notes.skipped();
 }
 
-bool GradScaler::step_was_skipped(const torch::optim::Optimizer& optimizer) {
-  expect_not_moved_from("step_was_skipped");
+bool GradScaler::step_was_skipped_for(const torch::optim::Optimizer& optimizer) {
+  expect_not_moved_from("step_was_skipped_for");
   impl_->notes.settle(/*wait=*/true);
   const auto found = impl_->records.find(&optimizer);
   return found != impl_->records.end() && found->second->recognises(optimizer) &&

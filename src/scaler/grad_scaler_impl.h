@@ -6,6 +6,7 @@
 #include <fastamp/optim/step_gate.h>
 #include <fastamp/scaler/grad_scaler.h>
 
+#include <cstdint>
 #include <unordered_map>
 #include <vector>
 
@@ -38,14 +39,14 @@ struct GradScaler::Impl {
   static std::vector<scaler::DeviceGradients> gather(torch::optim::Optimizer& optimizer,
                                                      scaler::OptimizerRecord& record,
                                                      bool allow_fp16, scaler::Use use);
-  void unscale(torch::optim::Optimizer& optimizer, scaler::OptimizerRecord& record) const;
+  void unscale(torch::optim::Optimizer& optimizer, scaler::OptimizerRecord& record);
   /// Raises the flags of a new pass if another rank has raised one, where that is asked for.
   void agree(const scaler::GradientPass& pass, scaler::OptimizerRecord& record) const;
   /// Checks scaled gradients without writing them, unless that was done and still holds.
   /// @returns The pass, the record's, or null if they are, or have to be, unscaled in place.
   const scaler::GradientPass* check(torch::optim::Optimizer& optimizer,
                                     scaler::OptimizerRecord& record,
-                                    std::optional<double> max_norm) const;
+                                    std::optional<double> max_norm);
   /// Whether a step of this optimizer goes through a gate; fuses it first if that is asked for.
   bool takes_gate(torch::optim::Optimizer& optimizer);
   /// Whether clipping may be put off to the step: a sparse gradient is stepped as a dense copy.
@@ -53,9 +54,9 @@ struct GradScaler::Impl {
   void step_through_gate(torch::optim::Optimizer& optimizer, scaler::OptimizerRecord& record,
                          std::optional<at::Tensor>& result);
   std::optional<at::Tensor> step_if_finite(torch::optim::Optimizer& optimizer,
-                                           scaler::OptimizerRecord& record) const;
+                                           scaler::OptimizerRecord& record);
   /// Does at once what was put off to the step: unscales, clips by norm, clips by value.
-  void clip_now(torch::optim::Optimizer& optimizer, scaler::OptimizerRecord& record) const;
+  void clip_now(torch::optim::Optimizer& optimizer, scaler::OptimizerRecord& record);
   scaler::OptimizerRecord& begin_clipping(const char* function, torch::optim::Optimizer& optimizer);
   static at::Tensor norm_of(const std::vector<scaler::DeviceGradients>& gradients,
                             const scaler::OptimizerRecord* record, double norm_type);
@@ -63,7 +64,10 @@ struct GradScaler::Impl {
   /// Ends the iteration, by the rules or with a scale of the caller's. Without an outcome there was
   /// none: then a new scale is all that changes.
   void update(const at::Tensor& new_scale = {});
-  /// What the optimizers did since the last update().
+  /// The records of this iteration's optimizers, in the order in which they were unscaled or checked
+  /// first.
+  std::vector<scaler::RecordPointer> records_in_use() const;
+  /// What these optimizers did.
   std::vector<scaler::Outcome> outcomes() const;
   void finish_iteration(const std::vector<scaler::Outcome>& outcomes);
   /// The norm over all optimizers of this iteration; undefined if one's is not known.
@@ -74,10 +78,12 @@ struct GradScaler::Impl {
   scaler::ScaleState state;
   scaler::StepNotes notes;
   /// By the address of the optimizer; of one that is gone, until the iteration ends, by its own.
+  /// Only to be looked up in: the order of addresses means nothing.
   std::unordered_map<const void*, scaler::RecordPointer> records;
   /// While a CUDA graph is captured nothing is read back; each replay has these to read.
   bool capturing = false;
   std::vector<scaler::Outcome> captured;
+  std::uint64_t passes = 0;  ///< Made so far.
 };
 
 }  // namespace fastamp

@@ -19,7 +19,7 @@ namespace fastamp::scaler {
 namespace {
 
 bool takes_passes(const DeviceGradients& group) {
-  return has_kernels(group.device.type()) && !group.any_double;
+  return has_kernels(group.device.type()) && !group.any_double && !group.any_functional;
 }
 
 }  // namespace

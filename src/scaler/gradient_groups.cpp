@@ -119,6 +119,8 @@ void GradientGroups::push(const at::Tensor& gradient, std::uint32_t position) {
   group.gradients.push_back(gradient);
   group.positions.push_back(position);
   group.any_double = group.any_double || gradient.scalar_type() == at::kDouble;
+  group.any_functional =
+      group.any_functional || gradient.key_set().has(c10::DispatchKey::Functionalize);
   if (!may_be_array(gradient)) {
     group.as_arrays = false;
     group.arrays.clear();

@@ -24,6 +24,7 @@ struct DeviceGradients {
   std::vector<at::Tensor> gradients;
   std::vector<std::uint32_t> positions;  ///< Which parameter each belongs to, counted from 0.
   bool any_double = false;               ///< Whether one is fp64.
+  bool any_functional = false;           ///< Whether one is wrapped by functionalization.
   bool any_duplicates = false;           ///< Whether one holds values that are still to be added.
   /// Where each is, for a CPU kernel that is called before any other code runs; empty unless asked
   /// for and all are dense arrays of host memory.

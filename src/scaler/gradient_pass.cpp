@@ -4,6 +4,7 @@
 #include "core/tensor_version.h"
 #include "kernels/amp_args.h"
 #include "ops/direct.h"
+#include "scaler/functional_values.h"
 #include "scaler/gradient_walks.h"
 #include "scaler/scale_ops.h"
 
@@ -93,6 +94,7 @@ at::Tensor sum_norms(const Passes& passes, at::ScalarType dtype) {
 GradientPass::GradientPass(std::vector<DeviceGradients> groups, const at::Tensor& inv_scale,
                            const at::Tensor& found_inf, const PassOptions& options) {
   const at::NoGradGuard no_grad;
+  const BelowFunctionalization below(kFunctionalization);
   devices_.reserve(groups.size());
   // With others copying them to devices may run code that changes gradients.
   const bool ordinary = ops::is_ordinary_cpu(inv_scale) && ops::is_ordinary_cpu(found_inf);
@@ -150,6 +152,12 @@ void GradientPass::run_unscale(DeviceResult& result, const std::optional<at::Ten
   }
   // Versions are bumped as they are noted, in one walk over the gradients: take_versions().
   const at::AutoDispatchBelowADInplaceOrView no_versions;
+  if (result.seen.any_functional) {
+    const FunctionalValues plain(gradients);
+    ops::unscale_and_check_(plain.values(), result.inv_scale, result.found_inf, sum, counts);
+    plain.write_back();
+    return;
+  }
   const auto arrays = usable_arrays(result.seen);
   if (arrays.empty()) {
     ops::unscale_and_check_(gradients, result.inv_scale, result.found_inf, sum, counts);

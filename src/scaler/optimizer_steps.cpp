@@ -149,7 +149,7 @@ std::vector<DeviceGradients> GradScaler::Impl::gather(torch::optim::Optimizer& o
   return groups.release();
 }
 
-void GradScaler::Impl::unscale(torch::optim::Optimizer& optimizer, OptimizerRecord& record) const {
+void GradScaler::Impl::unscale(torch::optim::Optimizer& optimizer, OptimizerRecord& record) {
   auto gradients = gather(optimizer, record, /*allow_fp16=*/false, scaler::Use::kPassNext);
   scaler::PassOptions how;
   how.memory = &record.memory;
@@ -158,6 +158,8 @@ void GradScaler::Impl::unscale(torch::optim::Optimizer& optimizer, OptimizerReco
                     how);
   const auto earlier = std::exchange(record.pass, std::nullopt);
   const GradientPass& current = record.pass.emplace(std::move(pass));
+  ++passes;
+  record.first_pass = record.first_pass != 0 ? record.first_pass : passes;
   record.times_scaled = state.times_scaled();
   record.read_only = false;
   record.stage = Stage::kUnscaled;
@@ -188,7 +190,7 @@ void GradScaler::Impl::agree(const GradientPass& pass, OptimizerRecord& record) 
 
 const GradientPass* GradScaler::Impl::check(torch::optim::Optimizer& optimizer,
                                             OptimizerRecord& record,
-                                            std::optional<double> max_norm) const {
+                                            std::optional<double> max_norm) {
   if (record.stage != Stage::kReady || has_sparse(optimizer)) {
     return nullptr;
   }
@@ -210,6 +212,8 @@ const GradientPass* GradScaler::Impl::check(torch::optim::Optimizer& optimizer,
   how.memory = &record.memory;
   record.pass.emplace(std::move(gradients), state.inv_scale(),
                       scaler::new_flag(state.scale_tensor()), how);
+  ++passes;
+  record.first_pass = record.first_pass != 0 ? record.first_pass : passes;
   record.times_scaled = state.times_scaled();
   record.read_only = true;
   agree(*record.pass, record);
@@ -267,7 +271,7 @@ void GradScaler::Impl::step_through_gate(torch::optim::Optimizer& optimizer,
 }
 
 std::optional<at::Tensor> GradScaler::Impl::step_if_finite(torch::optim::Optimizer& optimizer,
-                                                           OptimizerRecord& record) const {
+                                                           OptimizerRecord& record) {
   const bool fresh = record.stage == Stage::kReady;
   if (fresh) {
     unscale(optimizer, record);

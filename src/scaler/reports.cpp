@@ -3,7 +3,9 @@
 
 #include <c10/util/ArrayRef.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <optional>
 #include <ostream>
 #include <sstream>
@@ -36,7 +38,10 @@ std::string OverflowReport::str() const {
   std::ostringstream text;
   text << "Step " << step << " was skipped at scale " << scale << ": " << gradients.size()
        << (gradients.size() == 1 ? " gradient" : " gradients") << " with inf or NaN.";
-  for (const auto& gradient : gradients) {
+  auto worst_first = gradients;
+  std::ranges::stable_sort(worst_first, std::ranges::greater{},
+                           [](const auto& gradient) { return gradient.inf + gradient.nan; });
+  for (const auto& gradient : worst_first) {
     text << "\n  " << gradient.name << "  " << c10::IntArrayRef(gradient.shape) << "  inf "
          << gradient.inf << "  NaN " << gradient.nan;
   }

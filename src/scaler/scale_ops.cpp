@@ -2,6 +2,7 @@
 
 #include "core/kernel_devices.h"
 #include "ops/direct.h"
+#include "scaler/functional_values.h"
 
 #include <fastamp/ops/amp_ops.h>
 
@@ -58,6 +59,7 @@ at::Tensor new_flag(const at::Tensor& scale) {
     *flag.mutable_data_ptr<float>() = 0.0F;
     return flag;
   }
+  const BelowFunctionalization below(kFunctionalization);
   return at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(scale.device()));
 }
 
@@ -86,6 +88,7 @@ at::Tensor binary_flag(at::ArrayRef<at::Tensor> flags, c10::Device device) {
 
 void update_scale(ScaleTensors& state, const ScaleRules& rules, at::ArrayRef<at::Tensor> flags,
                   const ScaleRecords& records) {
+  const BelowFunctionalization below(kFunctionalization);
   const auto found_inf = combine_flags(flags, state.scale.device());
   if (!has_kernels(state.scale.device().type())) {
     TORCH_CHECK_NOT_IMPLEMENTED(

@@ -62,8 +62,15 @@ bool OptimizerRecord::recognises(const torch::optim::Optimizer& optimizer) const
          });
 }
 
+bool OptimizerRecord::is_orphaned() const {
+  return !parameters.empty() && std::ranges::all_of(parameters, [](const WeakTensor& parameter) {
+    return parameter.expired();
+  });
+}
+
 std::optional<GradientPass> OptimizerRecord::start_iteration() {
   stage = Stage::kReady;
+  first_pass = 0;
   read_only = false;
   agreed_flag = at::Tensor();
   norm = at::Tensor();

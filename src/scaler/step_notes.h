@@ -35,6 +35,7 @@ struct OptimizerRecord {
   Stage stage = Stage::kReady;
   std::optional<GradientPass> pass;
   std::uint64_t times_scaled = 0;  ///< ScaleState::times_scaled() at the pass.
+  std::uint64_t first_pass = 0;    ///< The number of the iteration's first pass, from 1; 0: none.
   bool read_only = false;          ///< The pass left the gradients scaled.
   /// Two parameters have one gradient: a step that writes gradients would write it twice.
   bool shares_gradients = false;
@@ -45,6 +46,8 @@ struct OptimizerRecord {
 
   /// Whether this may be the record of an optimizer: false if it has none of the parameters.
   bool recognises(const torch::optim::Optimizer& optimizer) const;
+  /// Whether all of the optimizer's parameters are gone, and with them the optimizer.
+  bool is_orphaned() const;
   /// Returns what holds the iteration's gradients, for the caller to let go: their end may run code
   /// that uses the record.
   std::optional<GradientPass> start_iteration();

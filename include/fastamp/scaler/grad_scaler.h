@@ -210,7 +210,7 @@ class FASTAMP_API GradScaler {
   /// only if the device has not come that far.
   bool step_was_skipped();
   /// The same of one optimizer; false for one that was never stepped.
-  bool step_was_skipped(const torch::optim::Optimizer& optimizer);
+  bool step_was_skipped_for(const torch::optim::Optimizer& optimizer);
   /// Which gradients were not finite at the last skipped iteration. Waits for the device.
   /// @param named_parameters  module->named_parameters(), where names come from.
   OverflowReport overflow_report(

@@ -32,10 +32,11 @@ struct NonFiniteGradient {
 struct FASTAMP_API OverflowReport {
   int64_t step = -1;                         ///< As in StepRecord; -1: none was skipped.
   double scale = 0.0;                        ///< The scale that it used.
-  std::vector<NonFiniteGradient> gradients;  ///< In the order of the optimizers' parameters.
+  std::vector<NonFiniteGradient> gradients;  ///< In the order of the optimizers' first use in
+                                             ///< the iteration, and of their parameters.
 
   explicit operator bool() const { return step >= 0; }
-  /// A sentence, and a line for each gradient.
+  /// A sentence, and a line for each gradient, most non-finite elements first.
   std::string str() const;
 };
 

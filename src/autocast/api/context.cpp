@@ -80,7 +80,7 @@ void AutocastContextGuard::release() noexcept {
     found = detail::pop_op_policies(pushed) && found;
   }
   if (!found) {
-    autocast::warn_of_other_thread("AutocastContextGuard");
+    warn_of_other_thread("AutocastContextGuard");
   }
 }
 

@@ -58,7 +58,7 @@ AutocastGuard::AutocastGuard(c10::DeviceType device, std::optional<c10::ScalarTy
 void AutocastGuard::release() noexcept {
   const auto id = std::exchange(id_, 0);
   if (id != 0 && !autocast::exit_region(id)) {
-    autocast::warn_of_other_thread("AutocastGuard");
+    warn_of_other_thread("AutocastGuard");
   }
 }
 

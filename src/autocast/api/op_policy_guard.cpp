@@ -63,7 +63,7 @@ OpPolicyGuard::OpPolicyGuard(const std::vector<OpPolicyEdit>& edits)
 void OpPolicyGuard::release() noexcept {
   const auto id = std::exchange(id_, 0);
   if (id != 0 && !detail::pop_op_policies(id)) {
-    autocast::warn_of_other_thread("OpPolicyGuard");
+    warn_of_other_thread("OpPolicyGuard");
   }
 }
 

@@ -119,7 +119,7 @@ std::optional<OpPolicy> overridden_policy(OpId op, PolicyDevice device) {
 
 namespace detail {
 
-using Overrides = autocast::PerThread<autocast::ThreadOverrides>;
+using Overrides = PerThread<autocast::ThreadOverrides>;
 
 SharedOverrides thread_op_policies() {
   const auto* overrides = Overrides::get();

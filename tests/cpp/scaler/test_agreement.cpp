@@ -152,8 +152,8 @@ TEST_CASE("agreement: one for each optimizer of an iteration", "[scaler]") {
     scaler.step(first);
     scaler.step(second);
     scaler.update();
-    skipped.at(static_cast<std::size_t>(rank)) = {scaler.step_was_skipped(first),
-                                                  scaler.step_was_skipped(second)};
+    skipped.at(static_cast<std::size_t>(rank)) = {scaler.step_was_skipped_for(first),
+                                                  scaler.step_was_skipped_for(second)};
   });
   CHECK(meeting.rounds() == 2);
   CHECK(skipped == std::array{std::array{true, false}, std::array{true, false}});

@@ -77,7 +77,7 @@ void compare(const Make& make, bool clip, double tolerance) {
     scaler.update();
     plain.update();
     REQUIRE(scaler.step_was_skipped() == overflow);
-    REQUIRE(scaler.step_was_skipped(*optimizer) == overflow);
+    REQUIRE(scaler.step_was_skipped_for(*optimizer) == overflow);
     REQUIRE(scaler.get_scale() == plain.get_scale());
     REQUIRE(scaler.get_scale_async() == plain.get_scale());
     REQUIRE(difference(params, reference) <= tolerance);
@@ -123,8 +123,8 @@ TEST_CASE("step: the option fuse carries torch's optimizers, and leaves others a
   CHECK_FALSE(fastamp::optim::is_fused(unknown));
   scaler.update();
   CHECK(scaler.step_was_skipped());
-  CHECK(scaler.step_was_skipped(known));
-  CHECK_FALSE(scaler.step_was_skipped(unknown));
+  CHECK(scaler.step_was_skipped_for(known));
+  CHECK_FALSE(scaler.step_was_skipped_for(unknown));
   CHECK(first.equal(at::ones({2})));
   CHECK(scaler.get_scale() == 2.0);
 }
@@ -225,8 +225,8 @@ TEST_CASE("step: several optimizers, losses and an iteration without one of them
   CHECK(first.equal(at::zeros({2})));
   CHECK(second.equal(at::ones({2})));
   CHECK(scaler.step_was_skipped());
-  CHECK_FALSE(scaler.step_was_skipped(left));
-  CHECK(scaler.step_was_skipped(right));
+  CHECK_FALSE(scaler.step_was_skipped_for(left));
+  CHECK(scaler.step_was_skipped_for(right));
   CHECK(scaler.get_scale() == 2.0);
   first.mutable_grad() = at::full({2}, 2.0);
   scaler.step(left);

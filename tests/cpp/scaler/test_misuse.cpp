@@ -49,7 +49,7 @@ std::vector<Call> calls(torch::optim::Optimizer& optimizer, torch::serialize::Ou
       {"get_scale", [](GradScaler& s) { s.get_scale(); }},
       {"get_scale_async", [](GradScaler& s) { s.get_scale_async(); }},
       {"step_was_skipped", [](GradScaler& s) { s.step_was_skipped(); }},
-      {"step_was_skipped", [&](GradScaler& s) { s.step_was_skipped(optimizer); }},
+      {"step_was_skipped_for", [&](GradScaler& s) { s.step_was_skipped_for(optimizer); }},
       {"overflow_report", [](GradScaler& s) { s.overflow_report(); }},
       {"history", [](GradScaler& s) { s.history(); }},
       {"get_growth_factor", [](GradScaler& s) { s.get_growth_factor(); }},

@@ -258,7 +258,7 @@ TEST_CASE("step: random options follow LibTorch's optimizers and torch.amp's sca
     const auto clipping = draw_clipping(draw);
     step_ours(scaler, *mine, clipping);
     const bool stepped = expected.step(*torchs, clipping);
-    REQUIRE(scaler.step_was_skipped(*mine) == !stepped);
+    REQUIRE(scaler.step_was_skipped_for(*mine) == !stepped);
     REQUIRE(scaler.get_scale() == expected.scale.item<double>());
     REQUIRE(scaler.state()->growth_tracker == expected.growth_tracker.item<std::int64_t>());
     // As in optim/test_against_torch.cpp; clipping's factors differ in their last bit besides.

@@ -164,12 +164,24 @@ class Player {
     } else if (what == "skipped") {
       CHECK(yes_or_no(scaler_.step_was_skipped()) == words[1]);
     } else if (what == "skipped_of") {
-      CHECK(yes_or_no(scaler_.step_was_skipped(place(words[1]).optimizer())) == words[2]);
+      CHECK(yes_or_no(scaler_.step_was_skipped_for(place(words[1]).optimizer())) == words[2]);
     } else if (what == "history") {
       CHECK(history() == Words(words.begin() + 1, words.end()));
     } else if (what == "report") {
       const auto step = scaler_.overflow_report().step;
       CHECK((step < 0 ? "none" : std::to_string(step)) == words[1]);
+    } else if (what == "overflowed") {
+      torch::OrderedDict<std::string, at::Tensor> named;
+      named.insert("a", a_.parameter());
+      named.insert("b", b_.parameter());
+      Words names;
+      for (const auto& gradient : scaler_.overflow_report(named).gradients) {
+        names.push_back(gradient.name);
+      }
+      CHECK(names == Words(words.begin() + 1, words.end()));
+    } else if (what == "grad_below") {
+      const auto largest = place(words[1]).parameter().grad().abs().max().item<double>();
+      CHECK(largest < std::stod(words[2]));
     } else {
       REQUIRE((what == "grad" || what == "parameter"));
       auto& parameter = place(words[1]).parameter();

@@ -110,6 +110,12 @@ class Player:
         elif what == "report":
             step = scaler.overflow_report().step
             assert ("none" if step is None else str(step)) == expected[0]
+        elif what == "overflowed":
+            named = [(name, self.parameter_of(name)) for name in "ab"]
+            report = scaler.overflow_report(named)
+            assert [gradient.name for gradient in report.gradients] == list(expected)
+        elif what == "grad_below":
+            assert self.parameter_of(expected[0]).grad.abs().max() < float(expected[1])
         elif what == "grad":
             assert self.parameter_of(expected[0]).grad.tolist() == [float(expected[1])] * 2
         else:
