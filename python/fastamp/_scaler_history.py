@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastamp import _C
+import fastamp._C as _C
 from fastamp._scaler_report import StepRecord
 
 if TYPE_CHECKING:

@@ -30,6 +30,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace fastamp::ops {
@@ -71,7 +72,7 @@ template <typename Op, typename Entry = std::remove_const_t<decltype(Op::kEntry)
 struct Signature;
 template <typename Op, typename... T>
 struct Signature<Op, void (*)(T...)> {
-  using Args = typename Op::Args;
+  using Args = Op::Args;
 
   /// Found once: a lookup costs a lock and a hash.
   static const auto& handle() {
@@ -153,6 +154,7 @@ bool register_op(const char* file, std::uint32_t line) {
     library->impl(name.c_str(), torch::dispatch(key, std::forward<decltype(kernel)>(kernel)));
   };
   implement(DispatchKey::CPU, &Own::template call<check_and_run<Op, Op::kCpu>>);
+  static_assert(std::is_same_v<decltype(Op::kCuda), decltype(Op::kCpu)>);
 #ifdef FASTAMP_WITH_CUDA
   implement(DispatchKey::CUDA, &Own::template call<check_and_run<Op, Op::kCuda>>);
 #endif

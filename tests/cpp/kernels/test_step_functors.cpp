@@ -1,6 +1,7 @@
 // Element arithmetic of the fused steps on its own: what must not be read, and exact ends.
 
 #include "kernels/functors/adam.h"
+#include "kernels/functors/gate.h"
 #include "kernels/functors/master.h"
 #include "kernels/functors/norm.h"
 #include "kernels/functors/sgd.h"
