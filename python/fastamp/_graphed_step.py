@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-_WARM_UPS = 3
-
 
 def _call_model(model: Callable[..., Any], inputs: Any) -> Any:
     if isinstance(inputs, dict):
@@ -40,7 +38,10 @@ class GraphedStep:
         """Checks the arguments and captures the step on CUDA; see :func:`graphed_step`."""
         self.model, self.loss_fn = model, loss_fn
         self.optimizer, self.scaler = optimizer, scaler
+        self.autocast: bool = options["autocast"]
         self.dtype: torch.dtype | None = options["dtype"]
+        self.clip_value: float | None = options["clip_value"]
+        self.warmup: int = options["warmup"]
         self.accumulation: int = options["accumulation"]
         self.max_norm: float | None = options["max_norm"]
         self.device = next(p.device for g in optimizer.param_groups for p in g["params"])
@@ -109,8 +110,7 @@ class GraphedStep:
         total: Tensor | None = None
         for leaves in batches:
             inputs = pytree.tree_unflatten(leaves, self._structure)
-            lowered = self.dtype is not torch.float32
-            with autocast(self.device.type, self.dtype if lowered else None, enabled=lowered):
+            with autocast(self.device.type, self.dtype, enabled=self.autocast):
                 loss = self.loss_fn(_call_model(self.model, inputs[0]), *inputs[1:])
             if self.accumulation > 1:
                 loss = loss / self.accumulation
@@ -118,6 +118,8 @@ class GraphedStep:
             total = loss.detach() if total is None else total + loss.detach()
         if self.max_norm is not None:
             scaler.clip_grad_norm_(self.optimizer, self.max_norm)
+        if self.clip_value is not None:
+            scaler.clip_grad_value_(self.optimizer, self.clip_value)
         scaler.step(self.optimizer)
         scaler.update()
         assert total is not None
@@ -199,7 +201,7 @@ class _Replay:
         )
         if self.step.scaler.is_enabled():  # Counters made during capture would be reset by it.
             scaler._notes.records = self.step.scaler._notes.records
-        for _ in range(_WARM_UPS):
+        for _ in range(self.step.warmup):
             self.step.run(self.inputs, scaler)
 
     def _key(self) -> Any:
@@ -241,6 +243,25 @@ class _Replay:
         )
 
 
+def _check_options(options: dict[str, Any]) -> None:
+    dtype = options["dtype"]
+    if dtype not in (None, torch.float16, torch.bfloat16):
+        raise ValueError(
+            "graphed_step: expected dtype to be torch.float16 or torch.bfloat16, got "
+            f"{dtype}. Say autocast=False for a step without an autocast region."
+        )
+    if dtype is not None and not options["autocast"]:
+        raise ValueError(f"graphed_step: expected no dtype with autocast=False, got {dtype}")
+    for name in ("accumulation", "warmup"):
+        count = options[name]
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ValueError(f"graphed_step: expected {name} to be an int >= 1, got {count!r}")
+    for name in ("max_norm", "clip_value"):
+        limit = options[name]
+        if limit is not None and not limit >= 0:
+            raise ValueError(f"graphed_step: expected {name} >= 0 or None, got {limit!r}")
+
+
 def graphed_step(
     model: torch.nn.Module,
     loss_fn: Callable[..., Tensor],
@@ -248,9 +269,12 @@ def graphed_step(
     scaler: GradScaler,
     sample_inputs: tuple[Any, ...],
     *,
+    autocast: bool = True,
     dtype: torch.dtype | None = None,
     accumulation: int = 1,
     max_norm: float | None = None,
+    clip_value: float | None = None,
+    warmup: int = 3,
 ) -> GraphedStep:
     """Makes a training step that runs as one CUDA graph, with the loss scale moving.
 
@@ -269,9 +293,12 @@ def graphed_step(
         scaler: May be disabled, for bfloat16.
         sample_inputs: A batch as calls will have it: what the model takes (a tensor, or a tuple or
             dict of arguments) and the targets.
-        dtype: Of autocast; ``None``: the device's default. ``torch.float32``: no autocast.
+        autocast: Whether the forward pass runs in an autocast region.
+        dtype: Of that region, float16 or bfloat16; ``None``: the device's default.
         accumulation: Batches per step; gradients are those of the mean of their losses.
         max_norm: Clip gradients by this 2-norm; ``None``: do not.
+        clip_value: Then clip their elements to this magnitude; ``None``: do not.
+        warmup: Steps before the capture that make states and workspaces. CUDA only.
 
     Returns:
         The step. Capturing it has changed neither parameters nor states; on CUDA gradients were
@@ -279,7 +306,8 @@ def graphed_step(
 
     Raises:
         TypeError: ``optimizer`` cannot be captured, or an argument has a wrong type.
-        ValueError: ``accumulation`` or ``max_norm`` is out of range, or ``sample_inputs`` is empty.
+        ValueError: A number is out of range, ``dtype`` is another one or given with
+            ``autocast=False``, or ``sample_inputs`` is empty.
     """
     if not isinstance(scaler, GradScaler):
         raise TypeError(
@@ -290,11 +318,13 @@ def graphed_step(
             "graphed_step: expected sample_inputs to be a tuple of the model's input and the "
             f"targets, got {sample_inputs!r:.100}"
         )
-    if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:
-        raise ValueError(
-            f"graphed_step: expected accumulation to be an int >= 1, got {accumulation!r}"
-        )
-    if max_norm is not None and not max_norm >= 0:
-        raise ValueError(f"graphed_step: expected max_norm >= 0 or None, got {max_norm!r}")
-    options = {"dtype": dtype, "accumulation": accumulation, "max_norm": max_norm}
+    options = {
+        "autocast": autocast,
+        "dtype": dtype,
+        "accumulation": accumulation,
+        "max_norm": max_norm,
+        "clip_value": clip_value,
+        "warmup": warmup,
+    }
+    _check_options(options)
     return GraphedStep(model, loss_fn, optimizer, scaler, tuple(sample_inputs), options)

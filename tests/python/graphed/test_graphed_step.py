@@ -37,7 +37,7 @@ def loss_fn(output, targets):
     return torch.nn.functional.cross_entropy(output.float(), targets)
 
 
-def by_hand(model, optimizer, scaler, group, dtype, max_norm):
+def by_hand(model, optimizer, scaler, group, dtype, max_norm, clip_value=None):
     optimizer.zero_grad()
     total = 0.0
     for inputs, targets in group:
@@ -49,6 +49,8 @@ def by_hand(model, optimizer, scaler, group, dtype, max_norm):
         total += loss.item()
     if max_norm is not None:
         scaler.clip_grad_norm_(optimizer, max_norm)
+    if clip_value is not None:
+        scaler.clip_grad_value_(optimizer, clip_value)
     scaler.step(optimizer)
     scaler.update()
     return total
@@ -106,6 +108,20 @@ def test_a_graphed_step_trains_as_the_loop_by_hand(device, accumulation, max_nor
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("max_norm", [None, 0.1])
+def test_a_graphed_step_clips_by_value_after_the_norm(device, max_norm):
+    first, second = make(device), make(device)
+    (sample,) = batches(device, 1)
+    step = fastamp.graphed_step(
+        first[0], loss_fn, *first[1:], sample, max_norm=max_norm, clip_value=0.003, warmup=1
+    )
+    for group in batches(device, 4):
+        step(*group)
+        by_hand(*second, [group], None, max_norm, clip_value=0.003)
+    assert_same(first, second, device)
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_what_is_changed_between_calls_acts(device):
     first, second = make(device), make(device)
     (sample,) = batches(device, 1)
@@ -132,7 +148,7 @@ def test_what_is_changed_between_calls_acts(device):
 def test_a_disabled_scaler_and_no_autocast(device):
     first, second = make(device, enabled=False), make(device, enabled=False)
     (sample,) = batches(device, 1)
-    step = fastamp.graphed_step(first[0], loss_fn, *first[1:], sample, dtype=torch.float32)
+    step = fastamp.graphed_step(first[0], loss_fn, *first[1:], sample, autocast=False)
     for group in batches(device, 4):
         step(*group)
         second[1].zero_grad()
@@ -186,6 +202,10 @@ def test_inputs_that_do_not_fit_are_refused_and_change_nothing():
         ({"accumulation": 0}, ValueError, "accumulation"),
         ({"accumulation": True}, ValueError, "accumulation"),
         ({"max_norm": -1.0}, ValueError, "max_norm"),
+        ({"clip_value": -1.0}, ValueError, "clip_value"),
+        ({"warmup": 0}, ValueError, "warmup"),
+        ({"dtype": torch.float32}, ValueError, "autocast=False"),
+        ({"dtype": torch.float16, "autocast": False}, ValueError, "expected no dtype"),
         ({"max_norm": float("nan")}, ValueError, "max_norm"),
     ],
 )
