@@ -81,13 +81,9 @@ TO_BE_MOVED: dict[str, tuple[str, ...]] = {
         "GradScaler::Impl::norm_of",
         "GradScaler::Impl::update",
         "GradScaler::Impl::outcomes",
+        "GradScaler::Impl::records_in_use",
         "GradScaler::Impl::finish_iteration",
         "GradScaler::Impl::iteration_norm",
-    ),
-    "src/scaler/gradient_pass.h": (
-        "scaler::has_read_only_pass",
-        "scaler::clip_coefficient",
-        "scaler::multiply_",
     ),
 }
 

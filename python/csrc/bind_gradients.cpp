@@ -3,6 +3,7 @@
 #include "core/tensor_kind.h"
 #include "gather.h"
 #include "gradient_list.h"
+#include "scaler/gradient_factors.h"
 #include "scaler/gradient_pass.h"
 #include "scaler/readback.h"
 #include "scaler/scale_ops.h"
@@ -22,7 +23,7 @@ namespace fastamp::python {
 namespace {
 
 using scaler::GradientGroups;
-using scaler::GradientPass;
+using scaler::PassResult;
 
 GradientList gather_optimizer(py::handle optimizer, bool coalesce) {
   GradientGroups groups(/*allow_fp16=*/true);
@@ -46,15 +47,14 @@ GradientList gather_parameters(const py::object& parameters) {
   return list;
 }
 
-std::shared_ptr<GradientPass> norm_of(GradientList& list) {
-  if (!list.foreign.empty() || list.groups.empty() || !scaler::has_read_only_pass(list.groups)) {
+std::shared_ptr<PassResult> norm_of(GradientList& list) {
+  if (!list.foreign.empty() || list.groups.empty() || !scaler::can_check(list.groups)) {
     return nullptr;
   }
   const auto& first = list.groups.front().gradients.front();
   const auto one = at::ones({}, first.options().dtype(at::kFloat).requires_grad(false));
-  return std::make_shared<GradientPass>(
-      list.groups, one, scaler::new_flag(one),
-      scaler::PassOptions{.read_only = true, .own_flag = true, .max_norm = std::nullopt});
+  return std::make_shared<PassResult>(
+      scaler::check(list.groups, one, scaler::new_flag(one), {.own_flag = true}));
 }
 
 // The dtype that torch's norms of these gradients have after torch.stack; none if one has no norm.

@@ -22,12 +22,12 @@ namespace fastamp::python {
 namespace {
 
 using scaler::GradientGroups;
-using scaler::GradientPass;
+using scaler::PassResult;
 
 /// What a scaler keeps of one optimizer's passes. Guarded by the GIL.
 struct OptimizerPasses : scaler::PassMemory {
-  std::shared_ptr<GradientPass> latest;  ///< Null: none in this iteration.
-  py::object flag;                       ///< The found_inf of the last unscale_, a Python tensor.
+  std::shared_ptr<PassResult> latest;  ///< Null: none in this iteration.
+  py::object flag;                     ///< The found_inf of the last unscale_, a Python tensor.
 };
 
 /// The flag of an earlier pass, lowered, if it is in ordinary host memory and nobody else holds it
@@ -49,14 +49,14 @@ at::Tensor lowered_flag(const py::object& earlier, const at::Tensor& scale) {
 /// gradients only until the step, so one without them matches nothing. Guarded by the GIL.
 class RecentPasses {
  public:
-  void remember(const std::shared_ptr<GradientPass>& pass) {
+  void remember(const std::shared_ptr<PassResult>& pass) {
     passes_.at(next_) = pass;
     next_ = (next_ + 1) % passes_.size();
   }
 
   std::optional<at::Tensor> norm_of(const GradientList& list, at::ScalarType dtype) const {
-    std::vector<std::shared_ptr<const GradientPass>> alive;
-    std::vector<const GradientPass*> pointers;
+    std::vector<std::shared_ptr<const PassResult>> alive;
+    std::vector<const PassResult*> pointers;
     for (std::size_t i = 0; i < passes_.size(); ++i) {  // The oldest first.
       if (auto pass = passes_.at((next_ + i) % passes_.size()).lock()) {
         pointers.push_back(pass.get());
@@ -67,7 +67,7 @@ class RecentPasses {
   }
 
  private:
-  std::array<std::weak_ptr<const GradientPass>, 4> passes_;
+  std::array<std::weak_ptr<const PassResult>, 4> passes_;
   std::size_t next_ = 0;
 };
 
@@ -77,7 +77,7 @@ RecentPasses& recent_passes() {
   return *recent;
 }
 
-py::dict flags_of(const GradientPass& pass) {
+py::dict flags_of(const PassResult& pass) {
   py::dict flags;
   for (const auto& result : pass.devices()) {
     flags[py::cast(result.seen.device)] = py::cast(result.found_inf);
@@ -90,14 +90,12 @@ py::tuple unscale_gradients(py::handle optimizer, const at::Tensor& inv_scale,
                             bool own_flag, bool with_norm) {
   GradientGroups groups(allow_fp16, scaler::Use::kPassNext);
   auto foreign = gather_gradients(optimizer, groups);
-  std::shared_ptr<GradientPass> pass;
+  std::shared_ptr<PassResult> pass;
   {
     const py::gil_scoped_release no_gil;
-    pass = std::make_shared<GradientPass>(groups.release(), inv_scale, found_inf,
-                                          scaler::PassOptions{.own_flag = own_flag,
-                                                              .with_norm = with_norm,
-                                                              .max_norm = std::nullopt,
-                                                              .memory = memory});
+    pass = std::make_shared<PassResult>(scaler::unscale(groups.release(), inv_scale, found_inf,
+                                                        {.own_flag = own_flag, .memory = memory},
+                                                        with_norm));
   }
   auto flags = flags_of(*pass);
   return py::make_tuple(std::move(flags), std::move(foreign), std::move(pass));
@@ -117,31 +115,28 @@ py::object unscale_optimizer(py::handle optimizer, const at::Tensor& scale,
   }
   {
     const py::gil_scoped_release no_gil;
-    memory.latest = std::make_shared<GradientPass>(
-        groups.release(), inverse, flag,
-        scaler::PassOptions{.own_flag = true, .max_norm = std::nullopt, .memory = &memory});
+    memory.latest = std::make_shared<PassResult>(
+        scaler::unscale(groups.release(), inverse, flag, {.own_flag = true, .memory = &memory}));
   }
   recent_passes().remember(memory.latest);
   memory.flag = py::cast(flag);
   return flags_of(*memory.latest);
 }
 
-std::shared_ptr<GradientPass> check_gradients(py::handle optimizer, const at::Tensor& inv_scale,
-                                              const at::Tensor& found_inf, OptimizerPasses* memory,
-                                              std::optional<double> max_norm) {
+std::shared_ptr<PassResult> check_gradients(py::handle optimizer, const at::Tensor& inv_scale,
+                                            const at::Tensor& found_inf, OptimizerPasses* memory,
+                                            std::optional<double> max_norm) {
   GradientGroups groups(/*allow_fp16=*/true, scaler::Use::kPassNext);
   const auto foreign = gather_gradients(optimizer, groups);
   auto gradients = groups.release();
   // A step that writes a gradient of two parameters would write it twice.
-  if (!foreign.empty() || !scaler::has_read_only_pass(gradients) ||
+  if (!foreign.empty() || !scaler::can_check(gradients) ||
       (groups.any_repeats() && may_share_gradients(optimizer))) {
     return nullptr;
   }
   const py::gil_scoped_release no_gil;
-  return std::make_shared<GradientPass>(
-      std::move(gradients), inv_scale, found_inf,
-      scaler::PassOptions{
-          .read_only = true, .own_flag = true, .max_norm = max_norm, .memory = memory});
+  return std::make_shared<PassResult>(scaler::check(
+      std::move(gradients), inv_scale, found_inf, {.own_flag = true, .memory = memory}, max_norm));
 }
 
 bool on_host(const at::Tensor& scale, const at::Tensor& growth_tracker,
@@ -192,7 +187,7 @@ std::optional<std::pair<double, bool>> update_on_host(
 
 // False too if it cannot be told: of subclasses, whose gradient is a property, and of sparse ones,
 // which clipping replaces by their sums.
-bool saw_none(const GradientPass& pass, py::handle optimizer) {
+bool saw_none(const PassResult& pass, py::handle optimizer) {
   bool any = false;
   const auto all_new =
       for_each_plain(optimizer, [&](const at::Tensor& /*parameter*/, const at::Tensor& gradient) {
@@ -203,7 +198,7 @@ bool saw_none(const GradientPass& pass, py::handle optimizer) {
 }
 
 // (device, positions of the parameters, int64 [n, 2] counts) of every device that was counted.
-py::list counts_of(const GradientPass& pass) {
+py::list counts_of(const PassResult& pass) {
   py::list counts;
   for (const auto& result : pass.devices()) {
     if (result.counts != nullptr) {
@@ -228,22 +223,22 @@ void bind_pass(py::module_& module) {
           "device", [](const scaler::NonFiniteCounts& counts) { return py::cast(counts.device); })
       .def_readonly("positions", &scaler::NonFiniteCounts::positions)
       .def_readonly("counts", &scaler::NonFiniteCounts::counts);
-  py::class_<GradientPass, std::shared_ptr<GradientPass>>(module, "GradientPass")
+  py::class_<PassResult, std::shared_ptr<PassResult>>(module, "PassResult")
       .def_property_readonly("flags", flags_of)
       .def_property_readonly("counts", counts_of)
-      .def_property_readonly("has_norm", &GradientPass::has_norm)
+      .def_property_readonly("has_norm", &PassResult::has_norm)
       .def_property_readonly("clip_coef",
-                             [](const GradientPass& pass) {
+                             [](const PassResult& pass) {
                                return pass.devices().size() == 1
                                           ? only_tensor(pass.devices().front().clip_coef)
                                           : py::none();
                              })
-      .def("total_norm", wrap_pybind_function(&GradientPass::total_norm), py::arg("dtype"))
+      .def("total_norm", wrap_pybind_function(&PassResult::total_norm), py::arg("dtype"))
       .def("holds",
-           [](const GradientPass& pass, const GradientList& list) {
+           [](const PassResult& pass, const GradientList& list) {
              return list.foreign.empty() && pass.holds(list.groups);
            })
-      .def("forget", &GradientPass::forget);
+      .def("forget", &PassResult::forget);
 }
 
 }  // namespace
@@ -281,7 +276,7 @@ void bind_passes(py::module_& module) {
              "None if anything is not in ordinary host memory.");
   module.def(
       "remember_pass",
-      [](const std::shared_ptr<GradientPass>& pass) { recent_passes().remember(pass); },
+      [](const std::shared_ptr<PassResult>& pass) { recent_passes().remember(pass); },
       py::arg("gradient_pass"), "Lets recent_norm() find a pass for as long as it is alive.");
   module.def("recent_norm",
              wrap_pybind_function([](const GradientList& list, at::ScalarType dtype) {

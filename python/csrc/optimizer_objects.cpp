@@ -10,7 +10,6 @@
 namespace fastamp::python {
 namespace {
 
-
 /// torch.distributed.tensor.DTensor, or null while nobody has imported it: then there are none.
 PyTypeObject* dtensor_type() {
   static PyTypeObject* type = nullptr;

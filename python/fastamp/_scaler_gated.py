@@ -63,7 +63,7 @@ def folds(scaler: UnscalingScaler, optimizer: Any) -> bool:
 
 def check_once(
     scaler: UnscalingScaler, optimizer: Any, record: OptimizerRecord, max_norm: float | None
-) -> _C.GradientPass | None:
+) -> _C.PassResult | None:
     """Checks scaled gradients without writing them, unless that was done and still holds.
 
     Returns:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import fastamp._C as _C
+from fastamp._modes import ordinary_tensors
 from fastamp._scaler_history import HistoryRing, checked_records
 from fastamp._scaler_records import Captured, Iteration, OptimizerRecord, Outcome
 from fastamp._scaler_report import OverflowReport, StepRecord, report_from_dict
@@ -146,7 +147,7 @@ class Notes:
 
     def prepare(self, scale: Tensor, size: int) -> None:
         """Makes what the update operator writes to beside a scale; looked at once per scale."""
-        with torch.inference_mode(False):  # As the scale was made.
+        with ordinary_tensors():  # As the scale was made.
             ring, inverse = self.ring_on(scale.device, size), self.inverse_on(scale.device)
         self.ring, self.inverse = ring, inverse
         self.prepared_for = scale

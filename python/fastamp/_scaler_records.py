@@ -57,12 +57,12 @@ class OptimizerRecord:
         self.clip_value: float | None = None
 
     @property
-    def gradient_pass(self) -> _C.GradientPass | None:
+    def gradient_pass(self) -> _C.PassResult | None:
         """The last pass of this iteration."""
         return self.memory.latest
 
     @gradient_pass.setter
-    def gradient_pass(self, gradient_pass: _C.GradientPass) -> None:
+    def gradient_pass(self, gradient_pass: _C.PassResult) -> None:
         self.memory.latest = gradient_pass
 
     def scaled_anew(self, optimizer: Any, mark: object) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.amp.grad_scaler import GradScaler as TorchGradScaler
 
+from fastamp._modes import ordinary_tensors
 from fastamp._scaler_checks import check_extras
 from fastamp._scaler_history import DEFAULT_SIZE
 from fastamp._scaler_notes import Notes, checked_notes
@@ -106,8 +107,7 @@ class ScalerState(TorchGradScaler):
         return "_history_size" in self.__dict__  # Asked for by name; see state_dict.
 
     def _lazy_init_scale_growth_tracker(self, dev: Any) -> None:
-        # They outlive the caller's mode, and an inference tensor can be written within it alone.
-        with torch.inference_mode(False):
+        with ordinary_tensors():
             super()._lazy_init_scale_growth_tracker(dev)
             if self._hysteresis > 1:
                 self._hysteresis_tracker = torch.full(

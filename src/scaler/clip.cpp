@@ -1,4 +1,5 @@
 #include "scaler/clip_norms.h"
+#include "scaler/gradient_factors.h"
 #include "scaler/gradient_pass.h"
 #include "scaler/scale_ops.h"
 
@@ -41,7 +42,7 @@ void check_parameters(at::TensorList parameters) {
 
 /// Whether our kernels can take them; complex ones are left to torch.
 bool have_kernels(const std::vector<DeviceGradients>& gradients) {
-  return scaler::has_read_only_pass(gradients) &&
+  return scaler::can_check(gradients) &&
          std::ranges::all_of(gradients, [](const DeviceGradients& group) {
            return std::ranges::all_of(group.gradients, [](const at::Tensor& gradient) {
              return at::isFloatingType(gradient.scalar_type());
@@ -54,10 +55,7 @@ at::Tensor norm_of(const std::vector<DeviceGradients>& gradients, double norm_ty
     return scaler::norm_of_norms(gradients, norm_type, /*widen=*/false);
   }
   const auto one = at::ones({}, at::TensorOptions(at::kFloat).device(gradients.front().device));
-  scaler::PassOptions how;
-  how.read_only = true;
-  how.own_flag = true;
-  return scaler::GradientPass(gradients, one, scaler::new_flag(one), how)
+  return scaler::check(gradients, one, scaler::new_flag(one), {.own_flag = true})
       .total_norm(scaler::norm_dtype(gradients));
 }
 

@@ -2,6 +2,7 @@
 
 #include "scaler/clip_norms.h"
 #include "scaler/grad_scaler_impl.h"
+#include "scaler/gradient_factors.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_clamp_max.h>
@@ -39,13 +40,11 @@ at::Tensor GradScaler::Impl::norm_of(const std::vector<DeviceGradients>& gradien
       record->pass->holds(gradients)) {
     return record->pass->total_norm(at::kFloat);
   }
-  if (!scaler::has_read_only_pass(gradients)) {
+  if (!scaler::can_check(gradients)) {
     return scaler::norm_of_norms(gradients, norm_type, /*widen=*/true);
   }
   const auto device = at::TensorOptions(at::kFloat).device(gradients.front().device);
-  scaler::PassOptions how;
-  how.read_only = true;
-  return scaler::GradientPass(gradients, at::ones({}, device), at::zeros({}, device), how)
+  return scaler::check(gradients, at::ones({}, device), at::zeros({}, device), {})
       .total_norm(at::kFloat);
 }
 

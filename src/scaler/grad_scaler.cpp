@@ -79,7 +79,7 @@ void GradScaler::Impl::finish_iteration(const std::vector<scaler::Outcome>& outc
   std::erase_if(records, [](const auto& entry) {
     return entry.first == entry.second.get() || entry.second->is_orphaned();
   });
-  std::vector<std::optional<scaler::GradientPass>> ended;  // Go when no record is looked at.
+  std::vector<std::optional<scaler::PassResult>> ended;  // Go when no record is looked at.
   ended.reserve(records.size());
   for (auto& [optimizer, record] : records) {
     ended.push_back(record->start_iteration());

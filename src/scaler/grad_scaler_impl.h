@@ -41,12 +41,11 @@ struct GradScaler::Impl {
                                                      bool allow_fp16, scaler::Use use);
   void unscale(torch::optim::Optimizer& optimizer, scaler::OptimizerRecord& record);
   /// Raises the flags of a new pass if another rank has raised one, where that is asked for.
-  void agree(const scaler::GradientPass& pass, scaler::OptimizerRecord& record) const;
+  void agree(const scaler::PassResult& pass, scaler::OptimizerRecord& record) const;
   /// Checks scaled gradients without writing them, unless that was done and still holds.
   /// @returns The pass, the record's, or null if they are, or have to be, unscaled in place.
-  const scaler::GradientPass* check(torch::optim::Optimizer& optimizer,
-                                    scaler::OptimizerRecord& record,
-                                    std::optional<double> max_norm);
+  const scaler::PassResult* check(torch::optim::Optimizer& optimizer,
+                                  scaler::OptimizerRecord& record, std::optional<double> max_norm);
   /// Whether a step of this optimizer goes through a gate; fuses it first if that is asked for.
   bool takes_gate(torch::optim::Optimizer& optimizer);
   /// Whether clipping may be put off to the step: a sparse gradient is stepped as a dense copy.

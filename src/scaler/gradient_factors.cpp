@@ -1,8 +1,6 @@
-// Factors that clipping brings to gradients.
+#include "scaler/gradient_factors.h"
 
-#include "core/kernel_devices.h"
 #include "kernels/functors/norm.h"
-#include "scaler/gradient_pass.h"
 #include "scaler/scale_ops.h"
 
 #include <fastamp/ops/amp_ops.h>
@@ -13,17 +11,7 @@
 #include <ATen/ops/clamp.h>
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
-
 namespace fastamp::scaler {
-namespace {
-
-bool takes_passes(const DeviceGradients& group) {
-  return has_kernels(group.device.type()) && !group.any_double && !group.any_functional;
-}
-
-}  // namespace
-
 at::Tensor clip_coefficient(const at::Tensor& total_norm, double max_norm) {
   const at::NoGradGuard no_grad;
   if (is_plain_cpu_scalar(total_norm, at::kFloat)) {
@@ -35,14 +23,10 @@ at::Tensor clip_coefficient(const at::Tensor& total_norm, double max_norm) {
   return at::clamp(max_norm / (total_norm + 1e-6), std::nullopt, 1.0);
 }
 
-bool has_read_only_pass(const std::vector<DeviceGradients>& gradients) {
-  return std::ranges::all_of(gradients, takes_passes);
-}
-
 void multiply_(const std::vector<DeviceGradients>& groups, const at::Tensor& factor) {
   const at::NoGradGuard no_grad;
   for (const auto& group : groups) {
-    const bool ours = takes_passes(group);
+    const bool ours = has_checks(group);
     const auto dtype = ours ? at::kFloat : factor.scalar_type();
     const auto local = factor.to(group.device, dtype, /*non_blocking=*/true);
     if (ours) {

@@ -1,5 +1,6 @@
 #include "scaler/gradient_groups.h"
 
+#include "core/kernel_devices.h"
 #include "core/tensor_kind.h"
 #include "ops/direct.h"
 
@@ -80,6 +81,10 @@ void prefetch_tensor(const c10::TensorImpl* impl) {
 }
 
 }  // namespace
+
+bool has_checks(const DeviceGradients& gradients) {
+  return has_kernels(gradients.device.type()) && !gradients.any_double && !gradients.any_functional;
+}
 
 void unscale_with_torch(std::vector<at::Tensor> gradients, const at::Tensor& inv_scale,
                         at::Tensor& found_inf) {

@@ -32,6 +32,9 @@ struct DeviceGradients {
   bool as_arrays = false;  ///< While collecting: none was met that is no array.
 };
 
+/// Whether our kernels can read these without writing them.
+FASTAMP_API bool has_checks(const DeviceGradients& gradients);
+
 /// What gradients are collected for.
 enum class Use : std::uint8_t {
   kTensors,   ///< Anything that operators on tensors do.

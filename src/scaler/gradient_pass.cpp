@@ -65,7 +65,7 @@ std::vector<kernels::HostArray> usable_arrays(DeviceGradients& group) {
   return arrays;
 }
 
-using Passes = std::vector<const GradientPass*>;
+using Passes = std::vector<const PassResult*>;
 
 at::Tensor sum_norms(const Passes& passes, at::ScalarType dtype) {
   const at::NoGradGuard no_grad;
@@ -91,113 +91,152 @@ at::Tensor sum_norms(const Passes& passes, at::ScalarType dtype) {
 
 }  // namespace
 
-GradientPass::GradientPass(std::vector<DeviceGradients> groups, const at::Tensor& inv_scale,
-                           const at::Tensor& found_inf, const PassOptions& options) {
+/// A pass while it runs.
+class GradientPass {
+ public:
+  GradientPass(std::vector<DeviceGradients> groups, const at::Tensor& inv_scale,
+               const at::Tensor& found_inf, const PassOptions& options)
+      : options_(options), result_(std::vector<DeviceResult>()) {
+    auto& devices = result_.devices_;
+    devices.reserve(groups.size());
+    // Copying tensors of other kinds to a device may run code that changes gradients.
+    const bool ordinary = ops::is_ordinary_cpu(inv_scale) && ops::is_ordinary_cpu(found_inf);
+    for (auto& group : groups) {
+      if (!ordinary) {
+        group.arrays.clear();
+      }
+      const auto device = group.device;
+      const bool own = options.own_flag && found_inf.device() == device;
+      devices.push_back({
+          .seen = std::move(group),
+          .inv_scale = on_device(inv_scale, device),
+          .found_inf = own ? found_inf : found_inf.to(device, at::kFloat, true, /*copy=*/true),
+          .sum_of_squares = {},
+          .total_norm = {},
+          .clip_coef = {},
+          .counts = nullptr,
+          .versions = {},
+      });
+    }
+  }
+
+  PassResult unscale(bool with_norm) {
+    for (auto& result : result_.devices_) {
+      const bool ours = has_kernels(result.seen.device.type());
+      if (ours) {
+        run_unscale(result, with_norm);
+      } else {
+        unscale_with_torch(result.seen.gradients, result.inv_scale, result.found_inf);
+      }
+      take_versions(result, /*bump=*/ours);
+      if (ours) {
+        bump_version(result.found_inf);
+      }
+    }
+    return std::move(result_);
+  }
+
+  PassResult check(std::optional<double> max_norm) {
+    const bool one_device = result_.devices_.size() == 1;
+    for (auto& result : result_.devices_) {
+      run_check(result, one_device ? max_norm : std::nullopt);
+      take_versions(result, /*bump=*/false);
+    }
+    return std::move(result_);
+  }
+
+ private:
+  std::optional<at::Tensor> counts_for(DeviceResult& result) const {
+    if (options_.memory == nullptr) {
+      return std::nullopt;
+    }
+    result.counts = options_.memory->counts_for(result.seen.device, result.seen.positions);
+    return result.counts->counts;
+  }
+
+  at::Tensor new_sum(const DeviceResult& result) const {
+    return options_.memory != nullptr ? options_.memory->sum_beside(result.inv_scale)
+                                      : new_scalar(result.inv_scale, at::kDouble);
+  }
+
+  void run_unscale(DeviceResult& result, bool with_norm) const {
+    const auto& gradients = result.seen.gradients;
+    const auto counts = counts_for(result);
+    std::optional<at::Tensor> sum;
+    if (with_norm) {
+      sum = result.sum_of_squares = new_sum(result);
+    }
+    // Versions are bumped as they are noted, in one walk over the gradients: take_versions().
+    const at::AutoDispatchBelowADInplaceOrView no_versions;
+    if (result.seen.any_functional) {
+      const FunctionalValues plain(gradients);
+      ops::unscale_and_check_(plain.values(), result.inv_scale, result.found_inf, sum, counts);
+      plain.write_back();
+      return;
+    }
+    const auto arrays = usable_arrays(result.seen);
+    if (arrays.empty()) {
+      ops::unscale_and_check_(gradients, result.inv_scale, result.found_inf, sum, counts);
+    } else {
+      ops::unscale_and_check_cpu(
+          {gradients, result.inv_scale, result.found_inf, sum, counts, arrays});
+    }
+  }
+
+  void run_check(DeviceResult& result, std::optional<double> max_norm) const {
+    const auto& gradients = result.seen.gradients;
+    const auto counts = counts_for(result);
+    result.sum_of_squares = new_sum(result);
+    std::optional<at::Tensor> coefficient;
+    std::optional<at::Tensor> norm;
+    if (max_norm) {
+      coefficient = result.clip_coef = new_scalar(result.inv_scale, at::kFloat);
+      norm = result.total_norm = new_scalar(result.inv_scale, at::kFloat);
+    }
+    const auto arrays = usable_arrays(result.seen);
+    if (arrays.empty()) {
+      ops::norm_and_check_(gradients, result.inv_scale, result.found_inf, result.sum_of_squares,
+                           counts, max_norm, coefficient, norm);
+      return;
+    }
+    ops::norm_and_check_cpu({gradients, result.inv_scale, result.found_inf, result.sum_of_squares,
+                             counts, max_norm, coefficient, norm, arrays});
+    for (const auto& written : {result.found_inf, result.sum_of_squares, result.clip_coef,
+                                result.total_norm, counts.value_or(at::Tensor())}) {
+      bump_version(written);
+    }
+  }
+
+  void take_versions(DeviceResult& result, bool bump) {
+    result_.comparable_ =
+        note_versions(result.seen.gradients, bump, result.versions) && result_.comparable_;
+  }
+
+  const PassOptions& options_;
+  PassResult result_;
+};
+
+PassResult unscale(std::vector<DeviceGradients> gradients, const at::Tensor& inv_scale,
+                   const at::Tensor& found_inf, const PassOptions& options, bool with_norm) {
   const at::NoGradGuard no_grad;
   const BelowFunctionalization below(kFunctionalization);
-  devices_.reserve(groups.size());
-  // With others copying them to devices may run code that changes gradients.
-  const bool ordinary = ops::is_ordinary_cpu(inv_scale) && ops::is_ordinary_cpu(found_inf);
-  for (auto& group : groups) {
-    if (!ordinary) {
-      group.arrays.clear();
-    }
-    const auto device = group.device;
-    const bool own = options.own_flag && found_inf.device() == device;
-    devices_.push_back({
-        .seen = std::move(group),
-        .inv_scale = on_device(inv_scale, device),
-        .found_inf = own ? found_inf : found_inf.to(device, at::kFloat, true, /*copy=*/true),
-        .sum_of_squares = {},
-        .total_norm = {},
-        .clip_coef = {},
-        .counts = nullptr,
-        .versions = {},
-    });
-  }
-  for (auto& result : devices_) {
-    run(result, options);
-    const bool ours = has_kernels(result.seen.device.type());
-    take_versions(result, /*bump=*/ours && !options.read_only);
-  }
+  return GradientPass(std::move(gradients), inv_scale, found_inf, options).unscale(with_norm);
 }
 
-void GradientPass::run(DeviceResult& result, const PassOptions& options) const {
-  if (!has_kernels(result.seen.device.type())) {
-    TORCH_INTERNAL_ASSERT(!options.read_only);
-    unscale_with_torch(result.seen.gradients, result.inv_scale, result.found_inf);
-    return;
-  }
-  std::optional<at::Tensor> counts;
-  if (options.memory != nullptr) {
-    result.counts = options.memory->counts_for(result.seen.device, result.seen.positions);
-    counts = result.counts->counts;
-  }
-  if (options.with_norm || options.read_only) {
-    result.sum_of_squares = options.memory != nullptr ? options.memory->sum_beside(result.inv_scale)
-                                                      : new_scalar(result.inv_scale, at::kDouble);
-  }
-  if (!options.read_only) {
-    run_unscale(result, counts);
-    return;
-  }
-  run_check(result, counts, devices_.size() == 1 ? options.max_norm : std::nullopt);
+bool can_check(const std::vector<DeviceGradients>& gradients) {
+  return std::ranges::all_of(gradients, has_checks);
 }
 
-void GradientPass::run_unscale(DeviceResult& result, const std::optional<at::Tensor>& counts) {
-  const auto& gradients = result.seen.gradients;
-  std::optional<at::Tensor> sum;
-  if (result.sum_of_squares.defined()) {
-    sum = result.sum_of_squares;
-  }
-  // Versions are bumped as they are noted, in one walk over the gradients: take_versions().
-  const at::AutoDispatchBelowADInplaceOrView no_versions;
-  if (result.seen.any_functional) {
-    const FunctionalValues plain(gradients);
-    ops::unscale_and_check_(plain.values(), result.inv_scale, result.found_inf, sum, counts);
-    plain.write_back();
-    return;
-  }
-  const auto arrays = usable_arrays(result.seen);
-  if (arrays.empty()) {
-    ops::unscale_and_check_(gradients, result.inv_scale, result.found_inf, sum, counts);
-  } else {
-    ops::unscale_and_check_cpu(
-        {gradients, result.inv_scale, result.found_inf, sum, counts, arrays});
-  }
+PassResult check(std::vector<DeviceGradients> gradients, const at::Tensor& inv_scale,
+                 const at::Tensor& found_inf, const PassOptions& options,
+                 std::optional<double> max_norm) {
+  TORCH_INTERNAL_ASSERT(can_check(gradients));
+  const at::NoGradGuard no_grad;
+  const BelowFunctionalization below(kFunctionalization);
+  return GradientPass(std::move(gradients), inv_scale, found_inf, options).check(max_norm);
 }
 
-void GradientPass::run_check(DeviceResult& result, const std::optional<at::Tensor>& counts,
-                             std::optional<double> max_norm) {
-  const auto& gradients = result.seen.gradients;
-  std::optional<at::Tensor> coefficient;
-  std::optional<at::Tensor> norm;
-  if (max_norm) {
-    coefficient = result.clip_coef = new_scalar(result.inv_scale, at::kFloat);
-    norm = result.total_norm = new_scalar(result.inv_scale, at::kFloat);
-  }
-  const auto arrays = usable_arrays(result.seen);
-  if (arrays.empty()) {
-    ops::norm_and_check_(gradients, result.inv_scale, result.found_inf, result.sum_of_squares,
-                         counts, max_norm, coefficient, norm);
-    return;
-  }
-  ops::norm_and_check_cpu({gradients, result.inv_scale, result.found_inf, result.sum_of_squares,
-                           counts, max_norm, coefficient, norm, arrays});
-  for (const auto& written : {result.found_inf, result.sum_of_squares, result.clip_coef,
-                              result.total_norm, counts.value_or(at::Tensor())}) {
-    bump_version(written);
-  }
-}
-
-void GradientPass::take_versions(DeviceResult& result, bool bump) {
-  comparable_ = note_versions(result.seen.gradients, bump, result.versions) && comparable_;
-  if (bump) {
-    bump_version(result.found_inf);
-  }
-}
-
-bool GradientPass::unchanged() const {
+bool PassResult::unchanged() const {
   if (!comparable_) {
     return false;
   }
@@ -211,7 +250,7 @@ bool GradientPass::unchanged() const {
   return true;
 }
 
-bool GradientPass::holds(const std::vector<DeviceGradients>& gradients) const {
+bool PassResult::holds(const std::vector<DeviceGradients>& gradients) const {
   if (!unchanged()) {
     return false;
   }
@@ -222,7 +261,7 @@ bool GradientPass::holds(const std::vector<DeviceGradients>& gradients) const {
   return same_set(std::move(mine), identities(gradients));
 }
 
-bool GradientPass::saw(const at::Tensor& gradient) const {
+bool PassResult::saw(const at::Tensor& gradient) const {
   // Of a sparse gradient the pass has the values, each time as another tensor over their storage.
   const bool sparse = gradient.is_sparse();
   const auto* const storage =
@@ -235,20 +274,20 @@ bool GradientPass::saw(const at::Tensor& gradient) const {
   });
 }
 
-bool GradientPass::has_norm() const {
+bool PassResult::has_norm() const {
   return !devices_.empty() && std::ranges::all_of(devices_, [](const DeviceResult& result) {
     return result.sum_of_squares.defined() && !result.seen.any_duplicates;
   });
 }
 
-at::Tensor GradientPass::total_norm(at::ScalarType dtype) const {
+at::Tensor PassResult::total_norm(at::ScalarType dtype) const {
   if (devices_.size() == 1 && dtype == at::kFloat && devices_.front().total_norm.defined()) {
     return devices_.front().total_norm;
   }
   return sum_norms({this}, dtype);
 }
 
-void GradientPass::forget() {
+void PassResult::forget() {
   comparable_ = false;
   std::vector<std::vector<at::Tensor>> dying;
   dying.reserve(devices_.size());
@@ -262,7 +301,7 @@ void GradientPass::forget() {
   }
 }
 
-std::optional<at::Tensor> norm_of_passes(const std::vector<const GradientPass*>& passes,
+std::optional<at::Tensor> norm_of_passes(const std::vector<const PassResult*>& passes,
                                          const std::vector<DeviceGradients>& gradients,
                                          at::ScalarType dtype) {
   auto theirs = identities(gradients);

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace fastamp::scaler {
@@ -26,33 +27,23 @@ struct DeviceResult {
   std::vector<std::uint32_t> versions;            ///< Of the gradients, after the pass.
 };
 
+/// What both kinds of passes take.
 struct PassOptions {
-  bool read_only = false;          ///< Check without unscaling.
-  bool own_flag = false;           ///< found_inf is fresh and may be written itself.
-  bool with_norm = true;           ///< Sum the squares.
-  std::optional<double> max_norm;  ///< Read-only passes on one device: compute clip_coef.
-  PassMemory* memory = nullptr;    ///< Counts inf and NaN of each gradient there.
+  bool own_flag = false;         ///< found_inf is fresh and may be written itself.
+  PassMemory* memory = nullptr;  ///< Counts inf and NaN of each gradient there.
 };
 
-/// One pass over the gradients of an optimizer, and what it learned.
+/// What one pass over the gradients of an optimizer learned.
 ///
 /// It keeps the gradients alive until forget(), which is what makes holds() certain: an address
 /// cannot come back as another gradient. Not thread-safe.
-class FASTAMP_API GradientPass {
+class FASTAMP_API PassResult {
  public:
-  /// Runs the pass: one call of an operator, or of its CPU kernel, per device. Asynchronous on
-  /// CUDA.
-  /// @param groups     The gradients; fp64 ones are refused in a read-only pass, as are devices
-  ///                   that we have no kernels for.
-  /// @param inv_scale  fp32, one element: 1 / scale.
-  /// @param found_inf  fp32, one element: where the flag of each device starts from.
-  GradientPass(std::vector<DeviceGradients> groups, const at::Tensor& inv_scale,
-               const at::Tensor& found_inf, const PassOptions& options);
-  GradientPass(const GradientPass&) = delete;
-  GradientPass& operator=(const GradientPass&) = delete;
-  GradientPass(GradientPass&&) = default;
-  GradientPass& operator=(GradientPass&&) = default;
-  ~GradientPass() { forget(); }
+  PassResult(const PassResult&) = delete;
+  PassResult& operator=(const PassResult&) = delete;
+  PassResult(PassResult&&) = default;
+  PassResult& operator=(PassResult&&) = default;
+  ~PassResult() { forget(); }
 
   const std::vector<DeviceResult>& devices() const { return devices_; }
 
@@ -77,34 +68,39 @@ class FASTAMP_API GradientPass {
   void forget();
 
  private:
-  void run(DeviceResult& result, const PassOptions& options) const;
-  static void run_unscale(DeviceResult& result, const std::optional<at::Tensor>& counts);
-  static void run_check(DeviceResult& result, const std::optional<at::Tensor>& counts,
-                        std::optional<double> max_norm);
-  void take_versions(DeviceResult& result, bool bump);
+  friend class GradientPass;
+  explicit PassResult(std::vector<DeviceResult> devices) : devices_(std::move(devices)) {}
 
   std::vector<DeviceResult> devices_;
-  bool comparable_ = true;
+  bool comparable_ = true;  ///< The versions tell whether a gradient was changed.
 };
 
-/// Whether PassOptions::read_only works for these gradients: there are kernels for all of them.
-FASTAMP_API bool has_read_only_pass(const std::vector<DeviceGradients>& gradients);
+/// Multiplies gradients by inv_scale, in place, and says what was inf or NaN: one call of an
+/// operator, or of its CPU kernel, per device. Asynchronous on CUDA.
+/// @param inv_scale  fp32, one element: 1 / scale.
+/// @param found_inf  fp32, one element: where the flag of each device starts from.
+/// @param with_norm  Sum the squares of what is left.
+FASTAMP_API PassResult unscale(std::vector<DeviceGradients> gradients, const at::Tensor& inv_scale,
+                               const at::Tensor& found_inf, const PassOptions& options,
+                               bool with_norm = true);
+
+/// Whether check() works for these gradients: there are kernels for all of them.
+FASTAMP_API bool can_check(const std::vector<DeviceGradients>& gradients);
+
+/// Finds out the same, norm included, of gradients that it leaves as they are. They must be ones
+/// that can_check() is true of.
+/// @param max_norm  Compute clip_coef for this norm; on one device only.
+FASTAMP_API PassResult check(std::vector<DeviceGradients> gradients, const at::Tensor& inv_scale,
+                             const at::Tensor& found_inf, const PassOptions& options,
+                             std::optional<double> max_norm = std::nullopt);
 
 /// Returns the 2-norm of gradients that some of the passes hold, unchanged, and together exactly
 /// them; none if there are no such passes. No synchronisation.
-FASTAMP_API std::optional<at::Tensor> norm_of_passes(const std::vector<const GradientPass*>& passes,
+FASTAMP_API std::optional<at::Tensor> norm_of_passes(const std::vector<const PassResult*>& passes,
                                                      const std::vector<DeviceGradients>& gradients,
                                                      at::ScalarType dtype);
 
 /// Whether a gradient is listed twice.
 FASTAMP_API bool has_duplicates(const std::vector<DeviceGradients>& gradients);
-
-/// Returns min(1, max_norm / (total_norm + 1e-6)) as torch.nn.utils.clip_grad_norm_ computes it, in
-/// total_norm's dtype. No synchronisation.
-FASTAMP_API at::Tensor clip_coefficient(const at::Tensor& total_norm, double max_norm);
-
-/// Multiplies gradients in place by a factor of one element, which is copied to each device met.
-/// A factor of 1 writes nothing where we have kernels.
-FASTAMP_API void multiply_(const std::vector<DeviceGradients>& groups, const at::Tensor& factor);
 
 }  // namespace fastamp::scaler

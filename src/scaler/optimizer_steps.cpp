@@ -17,8 +17,8 @@ namespace fastamp {
 
 using optim::GatedOptimizer;
 using scaler::DeviceGradients;
-using scaler::GradientPass;
 using scaler::OptimizerRecord;
+using scaler::PassResult;
 using scaler::Stage;
 
 namespace {
@@ -151,13 +151,11 @@ std::vector<DeviceGradients> GradScaler::Impl::gather(torch::optim::Optimizer& o
 
 void GradScaler::Impl::unscale(torch::optim::Optimizer& optimizer, OptimizerRecord& record) {
   auto gradients = gather(optimizer, record, /*allow_fp16=*/false, scaler::Use::kPassNext);
-  scaler::PassOptions how;
-  how.memory = &record.memory;
+  auto pass = scaler::unscale(std::move(gradients), state.inv_scale(),
+                              scaler::new_flag(state.scale_tensor()), {.memory = &record.memory});
   // An earlier pass lets its gradients go last, since that may run code.
-  GradientPass pass(std::move(gradients), state.inv_scale(), scaler::new_flag(state.scale_tensor()),
-                    how);
   const auto earlier = std::exchange(record.pass, std::nullopt);
-  const GradientPass& current = record.pass.emplace(std::move(pass));
+  const PassResult& current = record.pass.emplace(std::move(pass));
   ++passes;
   record.first_pass = record.first_pass != 0 ? record.first_pass : passes;
   record.times_scaled = state.times_scaled();
@@ -166,7 +164,7 @@ void GradScaler::Impl::unscale(torch::optim::Optimizer& optimizer, OptimizerReco
   agree(current, record);
 }
 
-void GradScaler::Impl::agree(const GradientPass& pass, OptimizerRecord& record) const {
+void GradScaler::Impl::agree(const PassResult& pass, OptimizerRecord& record) const {
   if (!options.agreement()) {
     return;
   }
@@ -188,14 +186,13 @@ void GradScaler::Impl::agree(const GradientPass& pass, OptimizerRecord& record) 
   }
 }
 
-const GradientPass* GradScaler::Impl::check(torch::optim::Optimizer& optimizer,
-                                            OptimizerRecord& record,
-                                            std::optional<double> max_norm) {
+const PassResult* GradScaler::Impl::check(torch::optim::Optimizer& optimizer,
+                                          OptimizerRecord& record, std::optional<double> max_norm) {
   if (record.stage != Stage::kReady || has_sparse(optimizer)) {
     return nullptr;
   }
   auto gradients = gather(optimizer, record, /*allow_fp16=*/true, scaler::Use::kPassNext);
-  if (record.shares_gradients || !scaler::has_read_only_pass(gradients)) {
+  if (record.shares_gradients || !scaler::can_check(gradients)) {
     return nullptr;
   }
   if (!max_norm && record.pass && record.read_only && record.pass->holds(gradients)) {
@@ -206,12 +203,9 @@ const GradientPass* GradScaler::Impl::check(torch::optim::Optimizer& optimizer,
     static_cast<void>(std::exchange(record.pass, std::nullopt));
     return check(optimizer, record, max_norm);
   }
-  scaler::PassOptions how;
-  how.read_only = true;
-  how.max_norm = max_norm;
-  how.memory = &record.memory;
-  record.pass.emplace(std::move(gradients), state.inv_scale(),
-                      scaler::new_flag(state.scale_tensor()), how);
+  record.pass.emplace(scaler::check(std::move(gradients), state.inv_scale(),
+                                    scaler::new_flag(state.scale_tensor()),
+                                    {.memory = &record.memory}, max_norm));
   ++passes;
   record.first_pass = record.first_pass != 0 ? record.first_pass : passes;
   record.times_scaled = state.times_scaled();

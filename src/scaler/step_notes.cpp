@@ -68,7 +68,7 @@ bool OptimizerRecord::is_orphaned() const {
   });
 }
 
-std::optional<GradientPass> OptimizerRecord::start_iteration() {
+std::optional<PassResult> OptimizerRecord::start_iteration() {
   stage = Stage::kReady;
   first_pass = 0;
   read_only = false;

@@ -33,7 +33,7 @@ struct OptimizerRecord {
   bool skipped = false;
 
   Stage stage = Stage::kReady;
-  std::optional<GradientPass> pass;
+  std::optional<PassResult> pass;
   std::uint64_t times_scaled = 0;  ///< ScaleState::times_scaled() at the pass.
   std::uint64_t first_pass = 0;    ///< The number of the iteration's first pass, from 1; 0: none.
   bool read_only = false;          ///< The pass left the gradients scaled.
@@ -50,7 +50,7 @@ struct OptimizerRecord {
   bool is_orphaned() const;
   /// Returns what holds the iteration's gradients, for the caller to let go: their end may run code
   /// that uses the record.
-  std::optional<GradientPass> start_iteration();
+  std::optional<PassResult> start_iteration();
   /// The step was made or skipped; lets its gradients go.
   void end_step();
   /// The flags of the devices that hold gradients.

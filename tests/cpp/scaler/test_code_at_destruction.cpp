@@ -17,7 +17,7 @@
 
 using fastamp::GradScaler;
 using fastamp::scaler::DeviceGradients;
-using fastamp::scaler::GradientPass;
+using fastamp::scaler::PassResult;
 using namespace fastamp::test;
 
 namespace {
@@ -41,7 +41,7 @@ at::Tensor parameter_with_end(std::function<void()> at_end) {
 }  // namespace
 
 TEST_CASE("destruction: a gradient that goes ends the pass that let it go", "[scaler]") {
-  std::optional<GradientPass> pass;
+  std::optional<PassResult> pass;
   int ends = 0;
   {
     DeviceGradients group{.device = c10::kCPU, .gradients = {}, .positions = {0, 1}, .arrays = {}};
@@ -56,8 +56,8 @@ TEST_CASE("destruction: a gradient that goes ends the pass that let it go", "[sc
     }
     std::vector<DeviceGradients> groups;
     groups.push_back(std::move(group));
-    pass.emplace(std::move(groups), at::full({}, 1.0F), at::zeros({}),
-                 fastamp::scaler::PassOptions{.max_norm = std::nullopt});
+    pass.emplace(
+        fastamp::scaler::unscale(std::move(groups), at::full({}, 1.0F), at::zeros({}), {}));
   }
   pass->forget();
   CHECK(ends == 2);

@@ -15,7 +15,7 @@
 #include <vector>
 
 using fastamp::scaler::GradientGroups;
-using fastamp::scaler::GradientPass;
+using fastamp::scaler::PassResult;
 using fastamp::scaler::Use;
 
 namespace {
@@ -27,7 +27,8 @@ at::Tensor parameter_of(const at::Tensor& gradient) {
 }
 
 float unscale(GradientGroups& groups, float inv_scale) {
-  const GradientPass pass(groups.release(), at::full({}, inv_scale), at::zeros({}), {});
+  const PassResult pass =
+      fastamp::scaler::unscale(groups.release(), at::full({}, inv_scale), at::zeros({}), {});
   REQUIRE(pass.devices().size() == 1);
   CHECK(pass.devices()[0].seen.device.is_cpu());
   return pass.devices()[0].found_inf.item<float>();

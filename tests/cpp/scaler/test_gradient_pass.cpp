@@ -1,4 +1,5 @@
 #include "helpers.h"
+#include "scaler/gradient_factors.h"
 #include "scaler/gradient_pass.h"
 #include "scaler/readback.h"
 #include "support/catch.h"
@@ -10,10 +11,11 @@
 #include <limits>
 #include <optional>
 
+using fastamp::scaler::check;
 using fastamp::scaler::DeviceGradients;
-using fastamp::scaler::GradientPass;
 using fastamp::scaler::PassMemory;
-using fastamp::scaler::PassOptions;
+using fastamp::scaler::PassResult;
+using fastamp::scaler::unscale;
 
 namespace {
 
@@ -27,17 +29,11 @@ std::vector<DeviceGradients> gradients_of(const std::vector<at::Tensor>& tensors
   return {group};
 }
 
-PassOptions options(bool read_only, PassMemory* memory = nullptr,
-                    std::optional<double> max_norm = std::nullopt) {
-  return {.read_only = read_only, .max_norm = max_norm, .memory = memory};
-}
-
 }  // namespace
 
 TEST_CASE("pass: unscaling knows the norm of what it leaves", "[scaler]") {
   const auto gradient = at::full({4}, 8.0F);
-  const GradientPass pass(gradients_of({gradient}), at::full({}, 0.25F), at::zeros({}),
-                          options(false));
+  const PassResult pass = unscale(gradients_of({gradient}), at::full({}, 0.25F), at::zeros({}), {});
   CHECK(gradient[0].item<float>() == 2.0F);
   REQUIRE(pass.has_norm());
   CHECK(pass.total_norm(at::kFloat).item<float>() == 4.0F);
@@ -46,8 +42,8 @@ TEST_CASE("pass: unscaling knows the norm of what it leaves", "[scaler]") {
 
 TEST_CASE("pass: a read-only pass leaves gradients alone and computes the factor", "[scaler]") {
   const auto gradient = at::full({4}, 8.0F);
-  const GradientPass pass(gradients_of({gradient}), at::full({}, 0.25F), at::zeros({}),
-                          options(true, nullptr, 1.0));
+  const PassResult pass =
+      check(gradients_of({gradient}), at::full({}, 0.25F), at::zeros({}), {}, 1.0);
   CHECK(gradient[0].item<float>() == 8.0F);
   const auto norm = pass.total_norm(at::kFloat);
   CHECK(norm.item<float>() == 4.0F);
@@ -58,8 +54,7 @@ TEST_CASE("pass: a read-only pass leaves gradients alone and computes the factor
 TEST_CASE("pass: holds exactly its gradients, in any order, until they are changed", "[scaler]") {
   const auto first = at::full({2}, 1.0F);
   const auto second = at::full({3}, 1.0F);
-  GradientPass pass(gradients_of({first, second}), at::full({}, 1.0F), at::zeros({}),
-                    options(false));
+  PassResult pass = unscale(gradients_of({first, second}), at::full({}, 1.0F), at::zeros({}), {});
   CHECK(pass.holds(gradients_of({first, second})));
   CHECK(pass.holds(gradients_of({second, first})));
   CHECK_FALSE(pass.holds(gradients_of({first})));
@@ -74,8 +69,8 @@ TEST_CASE("pass: holds gradients that are views of one buffer and share its vers
   const auto first = buffer.narrow(0, 0, 2);
   const auto second = buffer.narrow(0, 2, 2);
   const auto before = buffer._version();
-  const GradientPass pass(gradients_of({first, second}), at::full({}, 1.0F), at::zeros({}),
-                          options(false));
+  const PassResult pass =
+      unscale(gradients_of({first, second}), at::full({}, 1.0F), at::zeros({}), {});
   CHECK(buffer._version() > before);
   CHECK(pass.holds(gradients_of({first, second})));
   buffer.add_(1.0F);
@@ -85,15 +80,15 @@ TEST_CASE("pass: holds gradients that are views of one buffer and share its vers
 TEST_CASE("pass: a pass that throws bumps no version", "[scaler]") {
   const auto gradient = at::full({2}, 1.0F);
   const auto before = gradient._version();
-  CHECK_THROWS(GradientPass(gradients_of({gradient, at::full({1}, 1.0F).expand({3})}),
-                            at::full({}, 0.5F), at::zeros({}), options(false)));
+  CHECK_THROWS(unscale(gradients_of({gradient, at::full({1}, 1.0F).expand({3})}),
+                       at::full({}, 0.5F), at::zeros({}), {}));
   CHECK(gradient._version() == before);
   CHECK(gradient[0].item<float>() == 1.0F);
 }
 
 TEST_CASE("pass: what was forgotten is not held, and is free", "[scaler]") {
   const auto gradient = at::full({2}, 1.0F);
-  GradientPass pass(gradients_of({gradient}), at::full({}, 1.0F), at::zeros({}), options(false));
+  PassResult pass = unscale(gradients_of({gradient}), at::full({}, 1.0F), at::zeros({}), {});
   CHECK(gradient.use_count() == 2);
   pass.forget();
   CHECK(gradient.use_count() == 1);
@@ -105,8 +100,8 @@ TEST_CASE("pass: several passes make up a list together", "[scaler]") {
   const auto first = at::full({1}, 3.0F);
   const auto second = at::full({1}, 4.0F);
   const auto one = at::full({}, 1.0F);
-  const GradientPass a(gradients_of({first}), one, at::zeros({}), options(false));
-  const GradientPass b(gradients_of({second}), one, at::zeros({}), options(false));
+  const PassResult a = unscale(gradients_of({first}), one, at::zeros({}), {});
+  const PassResult b = unscale(gradients_of({second}), one, at::zeros({}), {});
   const auto norm =
       fastamp::scaler::norm_of_passes({&a, &b}, gradients_of({second, first}), at::kFloat);
   REQUIRE(norm.has_value());
@@ -120,16 +115,16 @@ TEST_CASE("pass memory: counters stay with their gradients and tell the last ove
   const auto one = at::full({}, 1.0F);
   const auto bad = at::full({2}, kInfinity);
   const auto good = at::full({2}, 1.0F);
-  const GradientPass overflow(gradients_of({good, bad}), one, at::zeros({}),
-                              options(true, &memory));
-  const GradientPass clean(gradients_of({good, good.clone()}), one, at::zeros({}),
-                           options(true, &memory));
+  const PassResult overflow =
+      check(gradients_of({good, bad}), one, at::zeros({}), {.memory = &memory});
+  const PassResult clean =
+      check(gradients_of({good, good.clone()}), one, at::zeros({}), {.memory = &memory});
   const auto& counts = overflow.devices()[0].counts;
   CHECK(clean.devices()[0].counts == counts);
   CHECK(counts->counts[0][0].item<int64_t>() == 0);
   CHECK(counts->counts[1][0].item<int64_t>() == 2);
   CHECK(counts->counts[1][1].item<int64_t>() == 0);
-  const GradientPass fewer(gradients_of({good}), one, at::zeros({}), options(true, &memory));
+  const PassResult fewer = check(gradients_of({good}), one, at::zeros({}), {.memory = &memory});
   CHECK(fewer.devices()[0].counts != counts);
   CHECK(counts->counts[1][0].item<int64_t>() == 2);
 }

@@ -205,7 +205,7 @@ def test_inputs_that_do_not_fit_are_refused_and_change_nothing():
         ({"clip_value": -1.0}, ValueError, "clip_value"),
         ({"warmup": 0}, ValueError, "warmup"),
         ({"dtype": torch.float32}, ValueError, "autocast=False"),
-        ({"dtype": torch.float16, "autocast": False}, ValueError, "expected no dtype"),
+        ({"dtype": torch.float16, "autocast": False}, ValueError, "no dtype"),
         ({"max_norm": float("nan")}, ValueError, "max_norm"),
     ],
 )
