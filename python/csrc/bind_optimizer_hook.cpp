@@ -3,6 +3,7 @@
 #include "autocast/cache/kept_casts.h"
 #include "autocast/cache/thread_cache.h"
 
+#include <ATen/record_function.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -53,12 +54,17 @@ PyObject* after_optimizer_step(PyObject* /*module*/, PyObject* const* args, Py_s
   Py_RETURN_NONE;
 }
 
+PyObject* has_observers(PyObject* /*module*/, PyObject* /*none*/) {
+  return PyBool_FromLong(at::hasCallbacks() ? 1 : 0);
+}
+
 // METH_FASTCALL functions have another type than the field; CPython's own modules cast them the
 // same way.
-std::array<PyMethodDef, 2> g_functions{{
+std::array<PyMethodDef, 3> g_functions{{
     {"after_optimizer_step",
      reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(after_optimizer_step)),
      METH_FASTCALL, nullptr},
+    {"has_observers", has_observers, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 }};
 

@@ -119,7 +119,8 @@ class UnscalingScaler(ScalerState):
         """Divides the gradients of an optimizer by the scale, in place, and notes overflows.
 
         For code that looks at gradients before :meth:`step`, such as clipping; optional otherwise.
-        Clipping that was put off to the step is done now. No host synchronisation. A sparse fp16 gradient is replaced by its coalesced form.
+        Clipping that was put off to the step is done now. No host synchronisation. A sparse fp16
+        gradient is replaced by its coalesced form.
 
         Args:
             optimizer: Any object with torch's ``param_groups``; gradients of fp32, fp64 or bf16.

@@ -17,6 +17,7 @@ from fastamp.optim._layout import (
 )
 from fastamp.optim._shadows import check_shadow_dtype, forget_casts, make_shadows
 from fastamp.optim._torch_step import step_with_torch
+from fastamp.optim._watched_step import watched_if_asked_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +35,11 @@ def takes_gate(optimizer: Any) -> bool:
 
 def _is_being_traced() -> bool:
     return torch._guards.CompileContext.current_compile_id() is not None
+
+
+@_disable_dynamo
+def _step_uncompiled(optimizer: FusedOptimizer, gate: StepGate | None) -> None:
+    optimizer._fastamp_step_now(gate)
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -73,6 +79,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         check_shadow_dtype(function, dtype)
         self._fastamp_shadows = make_shadows(dtype)
 
+    @watched_if_asked_for
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates the parameters that have gradients.
 
@@ -101,8 +108,14 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._fastamp_step(gate)
         return loss
 
-    @_disable_dynamo
     def _fastamp_step(self, gate: StepGate | None) -> None:
+        # Dynamo breaks its graph there. Its decorator around all calls would cost 5 us of each.
+        if torch.compiler.is_dynamo_compiling():
+            _step_uncompiled(self, gate)
+        else:
+            self._fastamp_step_now(gate)
+
+    def _fastamp_step_now(self, gate: StepGate | None) -> None:
         foreign = self._all_with_gradients() if self._fastamp_repeats else self._native_step(gate)
         if foreign:
             step_with_torch(self, self._torch_class, foreign, gate)

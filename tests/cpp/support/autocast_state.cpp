@@ -69,7 +69,7 @@ LeavesNoTrace::LeavesNoTrace() : found_(public_state()) {
 
 LeavesNoTrace::~LeavesNoTrace() {
   CHECK(public_state() == found_);
-  CHECK(is_installed());
+  CHECK(kernels_registered());
   CHECK(policies_are_default());
 }
 
