@@ -1,4 +1,4 @@
-"""torch's profiler range and hooks around a step are there for those who look, and for them only."""
+"""torch's profiler range and hooks around a step: there for those who look, and for them only."""
 
 from __future__ import annotations
 
