@@ -157,6 +157,10 @@ class ClippingScaler(UnscalingScaler):
         if record.clip_value is not None:
             self._clip_now(optimizer, record)
         record.clip_value = clip_value
+        if folded and record.gradient_pass is None and self._stage_of(optimizer) is OptState.READY:
+            # The pass, which the step will use, tells whose gradients are to be clipped: others
+            # that a later iteration makes, if this one is broken off, are not.
+            folded = check_once(self, optimizer, record, None) is not None
         if not folded:
             self._clip_now(optimizer, record)
 

@@ -141,7 +141,12 @@ void GradScaler::clip_grad_value_(torch::optim::Optimizer& optimizer, double cli
     impl_->clip_now(optimizer, record);
   }
   record.clip_value = clip_value;
-  if (!impl_->folds(optimizer)) {
+  // The pass, which the step will use, tells whose gradients are to be clipped: others that a later
+  // iteration makes, if this one is broken off, are not.
+  const bool put_off =
+      impl_->folds(optimizer) &&
+      (record.stage != Stage::kReady || impl_->check(optimizer, record, std::nullopt) != nullptr);
+  if (!put_off) {
     impl_->clip_now(optimizer, record);
   }
 }

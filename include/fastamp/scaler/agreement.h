@@ -16,7 +16,7 @@ namespace fastamp {
 /// the scaler.
 ///
 /// agree_over() in <fastamp/scaler/process_group.h> makes one of a c10d::ProcessGroup. Whoever has
-/// no such group, because LibTorch's packages lack the headers of gloo and NCCL that its backends
+/// no such group, because LibTorch does not carry the headers of gloo and NCCL that its backends
 /// are made with, writes a lambda, over MPI:
 ///
 /// @code
