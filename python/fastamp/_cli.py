@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 from fastamp import _cli_info, _cli_ops, _cli_run, _report
-from fastamp.install import install
+from fastamp._install import install
 
 USAGE = """\
 usage: python -m fastamp SCRIPT [ARGUMENT ...]      run a script on fastamp, as python would
