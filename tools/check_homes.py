@@ -19,6 +19,22 @@ from tracked_files import ROOT, report, tracked_files
 
 # Header -> functions of it that are defined in a source of another name, and are to stay there.
 ELSEWHERE: dict[str, tuple[str, ...]] = {
+    # What module.cpp puts together; each part is a source.
+    "python/csrc/bindings.h": (
+        "python::bind_cast_node",
+        "python::bind_clear_cache",
+        "python::bind_gradients",
+        "python::bind_kept_casts",
+        "python::bind_optim",
+        "python::bind_passes",
+        "python::bind_policy",
+        "python::bind_scaler",
+        "python::bind_trace",
+        "python::add_region_type",
+        "python::add_torch_region_functions",
+        "python::add_mirror_type",
+        "python::add_optimizer_hook",
+    ),
     # A kernel for each device.
     "src/kernels/amp_args.h": (
         "kernels::unscale_and_check_cpu",

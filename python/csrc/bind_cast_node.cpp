@@ -1,6 +1,5 @@
-#include "bind_cast_node.h"
-
 #include "autocast/make/cast_node.h"
+#include "bindings.h"
 
 #include <torch/csrc/autograd/python_cpp_function.h>
 

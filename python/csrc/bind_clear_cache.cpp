@@ -1,4 +1,4 @@
-#include "bind_clear_cache.h"
+#include "bindings.h"
 
 #include <fastamp/autocast/guard.h>
 

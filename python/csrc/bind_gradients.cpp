@@ -1,5 +1,4 @@
-#include "bind_gradients.h"
-
+#include "bindings.h"
 #include "core/tensor_kind.h"
 #include "gather.h"
 #include "gradient_list.h"

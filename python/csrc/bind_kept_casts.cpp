@@ -1,7 +1,6 @@
-#include "bind_kept_casts.h"
-
 #include "autocast/cache/kept_casts.h"
 #include "autocast/cast_together.h"
+#include "bindings.h"
 
 #include <fastamp/autocast/kept_casts.h>
 

@@ -1,4 +1,4 @@
-#include "bind_mirror.h"
+#include "bindings.h"
 
 #include <array>
 

@@ -1,5 +1,4 @@
-#include "bind_optim.h"
-
+#include "bindings.h"
 #include "step_gather.h"
 
 #include <torch/csrc/Exceptions.h>

@@ -1,7 +1,6 @@
-#include "bind_optimizer_hook.h"
-
 #include "autocast/cache/kept_casts.h"
 #include "autocast/cache/thread_cache.h"
+#include "bindings.h"
 
 #include <ATen/record_function.h>
 #include <pybind11/pybind11.h>

@@ -1,5 +1,4 @@
-#include "bind_passes.h"
-
+#include "bindings.h"
 #include "gather.h"
 #include "gradient_list.h"
 #include "scaler/gradient_pass.h"

@@ -1,6 +1,5 @@
-#include "bind_policy.h"
-
 #include "autocast/table/op_names.h"
+#include "bindings.h"
 
 #include <fastamp/autocast/guard.h>
 #include <fastamp/autocast/op_policy_guard.h>

@@ -1,5 +1,4 @@
-#include "bind_scaler.h"
-
+#include "bindings.h"
 #include "kernels/functors/scale_record.h"
 #include "scaler/scale_ops.h"
 

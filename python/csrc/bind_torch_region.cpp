@@ -1,5 +1,4 @@
-#include "bind_torch_region.h"
-
+#include "bindings.h"
 #include "region_method.h"
 #include "region_object.h"
 #include "region_stack.h"

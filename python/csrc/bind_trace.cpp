@@ -1,8 +1,7 @@
-#include "bind_trace.h"
-
 #include "autocast/trace/recorder.h"
 #include "autocast/trace/trace_text.h"
 #include "autocast/trace/tracing.h"
+#include "bindings.h"
 #include "python_source.h"
 
 #include <pybind11/stl.h>

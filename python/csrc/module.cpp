@@ -1,16 +1,4 @@
-#include "bind_cast_node.h"
-#include "bind_clear_cache.h"
-#include "bind_gradients.h"
-#include "bind_kept_casts.h"
-#include "bind_mirror.h"
-#include "bind_optim.h"
-#include "bind_optimizer_hook.h"
-#include "bind_passes.h"
-#include "bind_policy.h"
-#include "bind_scaler.h"
-#include "bind_torch_region.h"
-#include "bind_trace.h"
-#include "region_type.h"
+#include "bindings.h"
 
 #include <fastamp/build_info.h>
 

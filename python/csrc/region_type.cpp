@@ -1,5 +1,4 @@
-#include "region_type.h"
-
+#include "bindings.h"
 #include "region_object.h"
 #include "region_stack.h"
 

@@ -15,16 +15,15 @@ from fastamp._paths import cmake_prefix_path, include_path
 _C = load(Path(__file__).resolve().parent)
 
 from fastamp import _optimizer_hook, amp, cpu, cuda, optim  # noqa: E402,F401  (needs the native module)
+from fastamp._autocast import autocast  # noqa: E402
 from fastamp._cast_together import cast_together  # noqa: E402
 from fastamp._clip import clip_grad_norm_  # noqa: E402
 from fastamp._custom_function import custom_bwd, custom_fwd  # noqa: E402
 from fastamp._graphed_step import graphed_step  # noqa: E402
+from fastamp._install import disabled, install, is_installed, uninstall  # noqa: E402
 from fastamp._kept_casts import drop_kept_casts, keep_casts, kept_casts  # noqa: E402
 from fastamp._op_policies import op_policies  # noqa: E402
-from fastamp.autocast import autocast  # noqa: E402
-from fastamp.grad_scaler import GradScaler  # noqa: E402
-from fastamp.install import install, is_installed, uninstall  # noqa: E402
-from fastamp.policy import (  # noqa: E402
+from fastamp._policy import (  # noqa: E402
     op_policy,
     op_table,
     register_op,
@@ -32,8 +31,8 @@ from fastamp.policy import (  # noqa: E402
     set_op_policy,
     unregister_op,
 )
-from fastamp.registration import disabled  # noqa: E402
-from fastamp.trace import trace  # noqa: E402
+from fastamp._trace import trace  # noqa: E402
+from fastamp.grad_scaler import GradScaler  # noqa: E402
 
 
 def build_info() -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, overload
 import torch
 from torch.amp.autocast_mode import _cast
 
-from fastamp.autocast import autocast
+from fastamp._autocast import autocast
 
 __all__ = ["custom_bwd", "custom_fwd"]
 

@@ -8,7 +8,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fastamp import _scaler_capture as capturing
-from fastamp.autocast import autocast
+from fastamp._autocast import autocast
 from fastamp.grad_scaler import GradScaler
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@
 from torch.amp.autocast_mode import is_autocast_available
 
 from fastamp._apex import loss_scaler, master_params, scale_loss
+from fastamp._autocast import autocast
 from fastamp._custom_function import custom_bwd, custom_fwd
-from fastamp.autocast import autocast
 from fastamp.grad_scaler import GradScaler
 
 __all__ = [

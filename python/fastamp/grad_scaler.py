@@ -27,7 +27,7 @@ from fastamp._scaler_steps import (
     step_with_flags,
     update_on_host,
 )
-from fastamp._trace_scalers import note_scaler
+from fastamp._trace.scalers import note_scaler
 
 if TYPE_CHECKING:
     from torch import Tensor

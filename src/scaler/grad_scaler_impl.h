@@ -63,8 +63,8 @@ struct GradScaler::Impl {
   /// Ends the iteration, by the rules or with a scale of the caller's. Without an outcome there was
   /// none: then a new scale is all that changes.
   void update(const at::Tensor& new_scale = {});
-  /// The records of this iteration's optimizers, in the order in which they were unscaled or checked
-  /// first.
+  /// The records of this iteration's optimizers, in the order in which they were unscaled or
+  /// checked first.
   std::vector<scaler::RecordPointer> records_in_use() const;
   /// What these optimizers did.
   std::vector<scaler::Outcome> outcomes() const;

@@ -83,7 +83,7 @@ class FASTAMP_API AutocastGuard {
   c10::DeviceType device_type() const noexcept { return state_.device; }
   /// Lower-precision dtype of the region.
   c10::ScalarType dtype() const noexcept { return state_.dtype; }
-  /// Whether the region casts: what was asked for, unless it could not be had (see @throws).
+  /// Whether the region casts: what was asked for, unless the constructor could not have it.
   bool enabled() const noexcept { return state_.enabled; }
 
  private:

@@ -90,6 +90,7 @@ class FASTAMP_API Trace {
   CastCounts totals() const;
 
   /// The rows as text, for people.
+  /// @param order      What the rows are sorted by: numbers largest first, names from a to z.
   /// @param row_limit  Rows shown at most; the totals are over all of them.
   std::string table(TraceOrder order = TraceOrder::cast_bytes, std::size_t row_limit = 100) const;
 

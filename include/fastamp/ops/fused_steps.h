@@ -40,16 +40,20 @@ namespace fastamp::ops {
 ///                buffer: how many steps it has seen. At 0 the buffer's contents are not read. In
 ///                place: + 1, unless the step is skipped.
 /// @param masters float32, of the shape of its parameter, one for each 16-bit parameter, in order.
+/// @param group_sizes  How many parameters each group has; their sum is the length of params.
+/// @param lr,momentum,dampening,weight_decay  For each group, as in torch.optim.SGD.
+/// @param nesterov,maximize  For each group, as in torch.optim.SGD.
 /// @param lr_tensors  Empty, or for each group a float32 or float64 tensor of one element, on the
 ///                device of params or on the CPU, that replaces lr[g]. Read on the device.
 /// @param shadows float16 or bfloat16 copies of float32 parameters, of their shapes, which the step
 ///                writes: the parameter rounded to nearest even. Never read, so whatever they hold
 ///                changes no parameter. A skipped step leaves them as they are. In place.
 /// @param shadow_of  For each shadow the index in params of its parameter; ascending.
-/// @param inv_scale, clip_coef, found_inf  float32, one element, on the device of params; None
+/// @param inv_scale,clip_coef,found_inf  float32, one element, on the device of params; None
 ///                stands for 1, 1 and 0.
 /// @param clip_value  None, or at least 0: the greatest magnitude of an element, as
 ///                torch.nn.utils.clip_grad_value_ has it. A NaN stays.
+/// @param write_grads  Leave the gradients unscaled and clipped; else they are only read.
 /// @throws c10::TypeError   a dtype is not among those above.
 /// @throws c10::ValueError  lists, shapes or devices do not fit, or clip_value is negative or NaN.
 ///                Nothing was changed.
@@ -81,7 +85,11 @@ FASTAMP_API void fused_sgd_(at::TensorList params, at::TensorList grads,
 ///   m = lerp(m, g, 1 - beta1);  v = beta2 * v + (1 - beta2) * g * g;  amsgrad: v' = max(v', v)
 ///   w -= lr / (1 - beta1^t) * m / (sqrt(v or v') / sqrt(1 - beta2^t) + eps)
 ///
-/// @param exp_avgs, exp_avg_sqs  m and v: float32 or bfloat16 (computed in fp32, rounded to nearest
+/// @param params,grads,masters,group_sizes,lr_tensors,shadows,shadow_of  As in fused_sgd_.
+/// @param inv_scale,clip_coef,found_inf,clip_value,write_grads  As in fused_sgd_.
+/// @param lr,beta1,beta2,eps,weight_decay,amsgrad,maximize  For each group, as in torch.optim.Adam.
+/// @param decoupled  For each group: AdamW's weight decay, else Adam's.
+/// @param exp_avgs,exp_avg_sqs  m and v: float32 or bfloat16 (computed in fp32, rounded to nearest
 ///                    even when stored), of the shape of params, one each. In place.
 /// @param max_exp_avg_sqs  v': the same, one for each parameter of a group with amsgrad, in order.
 ///                    The moments of one parameter have one dtype.

@@ -39,6 +39,8 @@ FASTAMP_API void unfuse(torch::optim::Optimizer& optimizer);
 
 /// One step of a fused optimizer behind a gate; nothing waits. A parameter that is listed twice is
 /// stepped once; the optimizer's own step() steps it twice.
+/// @param optimizer  One that fuse() was called on.
+/// @param gate  What is done to the gradients, and whether the step is skipped.
 /// @param learning_rates  Empty, or a tensor for each group that replaces the options' rate.
 /// @throws c10::ValueError  the optimizer is not fused, or what ops::fused_sgd_ and fused_adamw_
 ///     refuse. No parameter was changed.

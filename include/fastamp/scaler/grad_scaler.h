@@ -158,6 +158,7 @@ class FASTAMP_API GradScaler {
   /// more, or skips on the device. A fused one (optim::fuse) is stepped likewise by
   /// optim::fused_step(). Any other is unscaled, unless that was done, and its step() called if
   /// every gradient is finite. Gradients are left unscaled and clipped.
+  /// @param optimizer  Whose parameters are stepped; once in an iteration.
   /// @param closure  Must be empty unless the scaler is disabled.
   /// @returns What optimizer.step() returned; nullopt if it was not CALLED. A gated or fused step
   ///     returns a value always, skipped or not, on any device.
@@ -176,6 +177,7 @@ class FASTAMP_API GradScaler {
   /// For gated and fused optimizers the factor is applied within step(): until then gradients are
   /// as they were. For others they are unscaled, if they are not yet, and clipped at once. The
   /// 2-norm comes from the pass that checks the gradients.
+  /// @param optimizer  Whose gradients are clipped.
   /// @param max_norm   Largest norm that is left.
   /// @param norm_type  Order of the norm; may be infinite. Orders but 2 cost a pass of their own.
   /// @param error_if_nonfinite  Refuse a norm that is inf or NaN; waits for the device.

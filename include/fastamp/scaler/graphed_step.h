@@ -54,9 +54,11 @@ class FASTAMP_API GraphedStep {
   /// capture it must not wait for the device.
   using LossFunction = std::function<at::Tensor(const std::vector<at::Tensor>& inputs)>;
 
+  /// @param loss       Runs the model; see LossFunction.
   /// @param optimizer  One of fastamp::optim, over parameters on the inputs' device.
   /// @param scaler     May be disabled: then gradients are neither scaled nor checked.
   /// @param sample_inputs  At least one tensor, all on one device; they give shapes and dtypes.
+  /// @param options    As in GraphedStepOptions: by default a region, and no clipping.
   /// @throws c10::ValueError  no function, another optimizer, no inputs, undefined ones or inputs
   ///     of several devices, or options out of range. c10::Error if the scaler was moved from.
   GraphedStep(LossFunction loss, torch::optim::Optimizer& optimizer, GradScaler& scaler,

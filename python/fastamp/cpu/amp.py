@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch.cpu.amp.grad_scaler
 
-import fastamp.autocast
 import fastamp.grad_scaler
-from fastamp import _compile
-from fastamp._deprecated import check_device_type, warn_of_spelling
+from fastamp import _autocast
+from fastamp._deprecated import check_region, trace_as_torchs
 from fastamp._script import ScriptedAs
 
 __all__ = ["GradScaler", "autocast"]
 
 
-class autocast(fastamp.autocast.autocast):  # noqa: N801  (torch's name)
+class autocast(_autocast.autocast):  # noqa: N801  (torch's name)
     """``fastamp.autocast("cpu")`` with the arguments of ``torch.cpu.amp.autocast``.
 
     Args:
@@ -42,23 +39,11 @@ class autocast(fastamp.autocast.autocast):  # noqa: N801  (torch's name)
         device_type: str = "cpu",
     ) -> None:
         """See the class."""
-        warn_of_spelling("cpu.amp.autocast(args...)", "amp.autocast('cpu', args...)")
-        check_device_type("cpu.amp.autocast", "cpu", device_type)
+        check_region("cpu", device_type)
         super().__init__("cpu", enabled=enabled, dtype=dtype, cache_enabled=cache_enabled)
 
 
-# dynamo follows no closure here.
-def _as_torch(
-    enabled: bool = True,
-    dtype: torch.dtype = torch.bfloat16,
-    cache_enabled: bool = True,
-    *,
-    device_type: str = "cpu",
-) -> Any:
-    return torch.amp.autocast_mode.autocast(device_type, dtype, enabled, cache_enabled)
-
-
-_compile.when_dynamo_loads(lambda: _compile.trace_as_torch_autocast(autocast, _as_torch))
+trace_as_torchs(autocast)
 
 
 # torch's class comes first: its __init__ has the arguments and the warning, and goes on to ours.

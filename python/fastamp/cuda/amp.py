@@ -7,11 +7,10 @@ from typing import Any
 import torch.cuda.amp.grad_scaler
 from torch.cuda.amp.common import amp_definitely_not_available
 
-import fastamp.autocast
 import fastamp.grad_scaler
-from fastamp import _compile, _custom_function
+from fastamp import _autocast, _custom_function
 from fastamp._apex import master_params, scale_loss
-from fastamp._deprecated import check_device_type, warn_of_spelling
+from fastamp._deprecated import check_region, trace_as_torchs, warn_of_spelling
 from fastamp._script import ScriptedAs
 
 __all__ = [
@@ -25,7 +24,7 @@ __all__ = [
 ]
 
 
-class autocast(fastamp.autocast.autocast):  # noqa: N801  (torch's name)
+class autocast(_autocast.autocast):  # noqa: N801  (torch's name)
     """``fastamp.autocast("cuda")`` with the arguments of ``torch.cuda.amp.autocast``.
 
     Args:
@@ -52,23 +51,11 @@ class autocast(fastamp.autocast.autocast):  # noqa: N801  (torch's name)
         device_type: str = "cuda",
     ) -> None:
         """See the class."""
-        warn_of_spelling("cuda.amp.autocast(args...)", "amp.autocast('cuda', args...)")
-        check_device_type("cuda.amp.autocast", "cuda", device_type)
+        check_region("cuda", device_type)
         super().__init__("cuda", enabled=enabled, dtype=dtype, cache_enabled=cache_enabled)
 
 
-# dynamo follows no closure here.
-def _as_torch(
-    enabled: bool = True,
-    dtype: torch.dtype = torch.float16,
-    cache_enabled: bool = True,
-    *,
-    device_type: str = "cuda",
-) -> Any:
-    return torch.amp.autocast_mode.autocast(device_type, dtype, enabled, cache_enabled)
-
-
-_compile.when_dynamo_loads(lambda: _compile.trace_as_torch_autocast(autocast, _as_torch))
+trace_as_torchs(autocast)
 
 
 # torch's class comes first: its __init__ has the arguments and the warning, and goes on to ours.

@@ -5,9 +5,9 @@ Drop-in replacements, and ``fuse_`` for optimizers that exist already. See docs/
 
 from __future__ import annotations
 
+from fastamp.optim._fuse import fuse_
 from fastamp.optim.adam import Adam
 from fastamp.optim.adamw import AdamW
-from fastamp.optim.fuse import fuse_
 from fastamp.optim.sgd import SGD
 
 __all__ = ["SGD", "Adam", "AdamW", "fuse_"]

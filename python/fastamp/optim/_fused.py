@@ -28,11 +28,6 @@ if TYPE_CHECKING:
     from fastamp._gate import StepGate
 
 
-def takes_gate(optimizer: Any) -> bool:
-    """Whether an optimizer's step takes a ``_fastamp_gate`` and skips on the device."""
-    return getattr(optimizer, "_fastamp_takes_gate", False) is True
-
-
 def _is_being_traced() -> bool:
     return torch._guards.CompileContext.current_compile_id() is not None
 

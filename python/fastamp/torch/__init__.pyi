@@ -1,6 +1,6 @@
 # isort: skip_file
 # Names of ours come first: a later star import leaves them.
-from fastamp.autocast import autocast as autocast
+from fastamp._autocast import autocast as autocast
 from fastamp.grad_scaler import GradScaler as GradScaler
 from fastamp.torch import amp as amp
 from fastamp.torch import cpu as cpu

@@ -203,18 +203,19 @@ def test_info_tells_versions_build_devices_and_what_is_installed():
 
 
 def test_info_probes_the_cpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    from fastamp import _cli_info, _cpu_isa
+    from fastamp import _cpu_isa
+    from fastamp._cli import info
 
     monkeypatch.delenv(_cpu_isa.VARIABLE, raising=False)
     monkeypatch.setattr(_cpu_isa, "runs", lambda level: level == "AVX2")
-    _cli_info.main([])
+    info.main([])
     assert f"{_cpu_isa.VARIABLE}=AVX2: bf16 or fp16 matmuls crash" in capsys.readouterr().out
 
 
 def run_ops(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    from fastamp import _cli_ops
+    from fastamp._cli import ops
 
-    _cli_ops.main(arguments)
+    ops.main(arguments)
     return capsys.readouterr().out
 
 

@@ -33,8 +33,8 @@ torch.nothing
 TYPES = [
     "torch._tensor.Tensor",
     "torch.nn.modules.linear.Linear",
-    "fastamp.autocast.autocast",
-    "fastamp.autocast.autocast",
+    "fastamp._autocast.autocast",
+    "fastamp._autocast.autocast",
     "fastamp.grad_scaler.GradScaler",
     "fastamp.grad_scaler.GradScaler",
     "fastamp.cuda.amp.autocast",

@@ -11,8 +11,8 @@ import torch
 import fastamp
 from fastamp._gate import StepGate
 from fastamp.optim import fuse_
-from fastamp.optim._fused import takes_gate
 from support.amp_reference import assert_same_bits
+from support.gated_pairs import takes_gate
 from support.optim_twins import PAIRS, Twins, assert_same_parameters, copies, parameters
 
 names = pytest.mark.parametrize("name", PAIRS)

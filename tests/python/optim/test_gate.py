@@ -9,8 +9,8 @@ import torch
 
 import fastamp
 from fastamp._gate import StepGate
-from fastamp.optim._fused import takes_gate
 from support.amp_reference import DEVICES, assert_same_bits
+from support.gated_pairs import takes_gate
 from support.optim_twins import PAIRS, Twins, assert_same_parameters, parameters
 
 devices = pytest.mark.parametrize("device", DEVICES)

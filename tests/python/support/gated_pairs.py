@@ -22,6 +22,11 @@ OPTIONS = {
 CASES = [(name, options) for name, sets in OPTIONS.items() for options in sets]
 
 
+def takes_gate(optimizer) -> bool:
+    """Whether a scaler would hand an optimizer its gate."""
+    return getattr(optimizer, "_fastamp_takes_gate", False) is True
+
+
 def pair(name, options, seed=0, **scaler_options):
     """(parameters, optimizer, scaler) of ours and of torch's."""
     ours, theirs = twin_parameters(SHAPES, seed)

@@ -1,5 +1,7 @@
 import sys
 
+import pytest
+
 import lint
 import run_clang_tidy
 
@@ -15,6 +17,22 @@ def test_output_of_a_failed_check_is_shown_and_of_a_passed_one_not(capsys):
 def test_a_missing_tool_fails_and_says_how_to_get_it(capsys):
     assert not lint.run("check", ["no-such-linter-here"])
     assert "no-such-linter-here is not installed" in capsys.readouterr().out
+
+
+def test_a_missing_tool_of_an_optional_check_is_named_and_fails_nothing(capsys):
+    assert lint.run("doxygen", ["no-such-linter-here"])
+    assert "left out: no-such-linter-here is not installed" in capsys.readouterr().out
+
+
+def test_single_checks_run_by_name(monkeypatch, capsys):
+    monkeypatch.setattr(lint, "commands", lambda *_: {"a": [sys.executable, "-c", ""], "b": ["no"]})
+    monkeypatch.setattr(sys, "argv", ["lint.py", "--build-dir", "build", "--only", "a"])
+    assert lint.main() == 0
+    assert "1 of 1 checks passed" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["lint.py", "--build-dir", "build", "--only", "c"])
+    with pytest.raises(SystemExit):
+        lint.main()
+    assert "--only: expected one of a, b, got c" in capsys.readouterr().err
 
 
 def test_every_linter_is_given_our_files(tmp_path):

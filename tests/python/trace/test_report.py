@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-import fastamp._report
+from fastamp._cli import report
 from support.children import run_python
 
 RUN = """
-import sys, torch, fastamp, fastamp._report, os
-fastamp._report.start(sys.argv[1])
+import sys, torch, fastamp, fastamp._cli.report, os
+fastamp._cli.report.start(sys.argv[1])
 os.chdir("/")
 with fastamp.autocast("cpu"):
     torch.mm(torch.ones(2, 2), torch.ones(2, 2))
@@ -37,4 +37,4 @@ def test_other_names_get_the_table(tmp_path):
 
 def test_a_file_that_cannot_be_written_is_found_out_at_once(tmp_path):
     with pytest.raises(OSError, match="absent"):
-        fastamp._report.start(tmp_path / "absent" / "report.json")
+        report.start(tmp_path / "absent" / "report.json")

@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import fastamp
-from fastamp.trace import TraceRow
+from fastamp._trace import TraceRow
 from support.autocast_state import torch_kernels
 from support.casts import copies_made
 

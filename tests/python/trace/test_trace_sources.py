@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fastamp
-from fastamp.trace import TraceRow
+from fastamp._trace import TraceRow
 
 BF16 = torch.bfloat16
 

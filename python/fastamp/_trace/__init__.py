@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import fastamp._C as _C
-from fastamp._trace_scalers import as_lines, describe, listen, stop_listening
+from fastamp._trace.scalers import as_lines, describe, listen, stop_listening
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["TraceRow", "trace"]
 
-_C.skip_source_folders(
-    [str(Path(folder).resolve().parent) + os.sep for folder in (torch.__file__, __file__)]
-)
+_PACKAGES = (Path(torch.__file__).resolve().parent, Path(__file__).resolve().parents[1])
+_C.skip_source_folders([str(folder) + os.sep for folder in _PACKAGES])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,7 +215,7 @@ class trace:  # noqa: N801 (used like torch.no_grad)
             ImportError: matplotlib is not installed.
             OSError: The file cannot be written.
         """
-        from fastamp._trace_plot import draw
+        from fastamp._trace.plot import draw
 
         return draw(_by_op(self.rows)[:row_limit], path)
 

@@ -6,6 +6,8 @@ import inspect
 import multiprocessing.spawn
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -20,7 +22,7 @@ from fastamp._patches import Patches
 from fastamp._script import OVERRIDE, ScriptedAs
 from fastamp.grad_scaler import GradScaler
 
-__all__ = ["Installation", "install", "is_installed", "uninstall"]
+__all__ = ["Installation", "disabled", "install", "is_installed", "uninstall"]
 
 _lock = threading.RLock()
 _patches: Patches | None = None
@@ -177,6 +179,25 @@ def _check_quiet() -> None:
 def is_installed() -> bool:
     """Returns whether :func:`install` is in force."""
     return _patches is not None
+
+
+@contextmanager
+def disabled() -> Iterator[None]:
+    """Gives torch its own autocast kernels back for a while, for the whole process.
+
+    For comparisons and benchmarks: no other thread may be running ops under autocast when the block
+    begins or ends. May be nested; where fastamp's kernels are not in place it does nothing.
+
+    Raises:
+        RuntimeError: The block begins inside an autocast region of this thread. Nothing is changed.
+    """
+    were_registered = _C.kernels_registered()
+    _C.unregister_kernels()
+    try:
+        yield
+    finally:
+        if were_registered:
+            _C.register_kernels()
 
 
 os.register_at_fork(after_in_child=_C.after_fork_in_child)

@@ -12,8 +12,8 @@ import torch
 
 import fastamp._C as _C
 from fastamp import _cpu_isa
-from fastamp.install import is_installed
-from fastamp.policy import op_table
+from fastamp._install import is_installed
+from fastamp._policy import op_table
 
 
 def main(arguments: list[str]) -> None:

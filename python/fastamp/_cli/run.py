@@ -11,7 +11,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from fastamp.install import install
+from fastamp._install import install
 
 
 def run_script(arguments: list[str]) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from fastamp.trace import trace
+from fastamp._trace import trace
 
 __all__ = ["start"]
 

@@ -6,7 +6,7 @@ import argparse
 import difflib
 import sys
 
-from fastamp.policy import OpTableRow, op_table
+from fastamp._policy import OpTableRow, op_table
 
 _MEANINGS = {
     "pass": "runs in the dtypes it is given",

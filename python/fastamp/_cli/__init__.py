@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from fastamp import _cli_info, _cli_ops, _cli_run, _report
-from fastamp.install import install
+from fastamp._cli import info, ops, report, run
+from fastamp._install import install
 
 USAGE = """\
 usage: python -m fastamp SCRIPT [ARGUMENT ...]      run a script on fastamp, as python would
@@ -38,11 +38,11 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "--help": _help,
     "-h": _help,
     "--version": _version,
-    "info": _cli_info.main,
-    "ops": _cli_ops.main,
-    "-m": _cli_run.run_module,
-    "-c": _cli_run.run_code,
-    "-": _cli_run.run_standard_input,
+    "info": info.main,
+    "ops": ops.main,
+    "-m": run.run_module,
+    "-c": run.run_code,
+    "-": run.run_standard_input,
 }
 
 
@@ -53,7 +53,7 @@ def _start_report(arguments: list[str]) -> list[str]:
         sys.exit(2)
     install()  # the trace is of fastamp's kernels
     try:
-        _report.start(arguments[0])
+        report.start(arguments[0])
     except OSError as error:
         sys.stderr.write(f"python -m fastamp: --report: {error}\n")
         sys.exit(2)
@@ -75,4 +75,4 @@ def main() -> None:
         sys.stderr.write(f"{USAGE}python -m fastamp: unknown option {arguments[0]}\n")
         sys.exit(2)
     else:
-        _cli_run.run_script(arguments)
+        run.run_script(arguments)

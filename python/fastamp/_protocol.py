@@ -1,0 +1,84 @@
+"""The private attributes by which fastamp's Python and native parts find each other's work.
+
+The native code reads them by name, so no type checker sees that both sides mean the same. They are
+written down here and nowhere else; a test looks for names that are missing or that nobody uses. A
+gate's own fields are those of :class:`fastamp._gate.StepGate`, read by ``csrc/step_gather.cpp``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    import fastamp._C as _C
+    from fastamp._gate import StepGate
+
+
+class Optimizer(Protocol):
+    """What an optimizer of fastamp.optim has beside torch's attributes."""
+
+    #: Whether ``step`` takes a gate, and moves the versions of what it writes. Set by the classes
+    #: of fastamp.optim, to False by a subclass with a ``step`` of its own. Read by GradScaler and
+    #: graphed_step, and after each step of any optimizer by csrc/bind_optimizer_hook.cpp, which
+    #: ends the casts of weights where it is missing or False.
+    _fastamp_takes_gate: bool
+
+    #: The gate of the next step. Set by GradScaler right before it calls ``step``; ``step`` takes
+    #: it away, and GradScaler does if ``step`` did not.
+    _fastamp_gate: StepGate
+
+    #: The casts that each step writes beside the weights, or None. Set by _fastamp_use_shadows;
+    #: read by csrc/step_gather.cpp.
+    _fastamp_shadows: _C.Shadows | None
+
+    #: Whether a parameter is listed twice, which no fused step can do. Set by add_param_group and
+    #: _fastamp_adopt_state; read by ``step``, which leaves such optimizers to torch.
+    _fastamp_repeats: bool
+
+    #: Whether the constructor is at work. Set and deleted by the classes' ``__init__``; read by
+    #: add_param_group, which then leaves its warning to the end of the constructor.
+    _fastamp_is_being_made: bool
+
+    #: The state dict that is being loaded, as it was saved. Set and deleted by load_state_dict;
+    #: read by ``__setstate__``, through which torch hands over only what it has cast.
+    _fastamp_source: dict[str, Any]
+
+    #: The dtype of _fastamp_shadows in copies and pickles. Set by ``__getstate__``; read and
+    #: deleted by ``__setstate__``.
+    _fastamp_shadow_dtype: torch.dtype
+
+    def _fastamp_step(self, gate: StepGate | None) -> None:
+        """The step without closure and hooks. Called by ``step``, and by torch's through a hook."""
+
+    def _fastamp_prepare(self, param: Tensor, group: dict[str, Any]) -> None:
+        """Makes or completes the state of a parameter. Called by csrc/step_gather.cpp only."""
+
+    def _fastamp_adopt_state(self, source: dict[str, Any]) -> None:
+        """Takes over state of torch's layout. Called by ``__setstate__`` and ``fuse_``."""
+
+    def _fastamp_use_shadows(self, function: str, dtype: torch.dtype | None) -> None:
+        """Sets _fastamp_shadows. Called by constructors, ``__setstate__`` and ``fuse_``."""
+
+
+class TorchRegion(Protocol):
+    """What csrc/bind_torch_region.cpp reads of a ``torch.autocast`` when fastamp is installed.
+
+    Set by torch's constructor; of ``fastamp.autocast`` these are native (csrc/region_type.cpp).
+    """
+
+    device: str
+    fast_dtype: torch.dtype
+    _enabled: bool
+    _cache_enabled: bool
+
+
+class ShardedTensor(Protocol):
+    """What csrc/step_gather.cpp and optimizer_objects.cpp read of torch's DTensor."""
+
+    #: The tensor that this rank holds: what a fused step writes.
+    _local_tensor: Tensor
+    #: Placements and mesh: equal for a parameter and its gradient, or torch takes the step.
+    _spec: Any

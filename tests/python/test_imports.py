@@ -1,0 +1,128 @@
+"""What the package's names are does not depend on what was imported first."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pkgutil
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import fastamp
+from support.children import check_python
+
+PACKAGE = Path(fastamp.__file__).parent
+
+#: Modules of the package that users import; all others begin with an underscore.
+PUBLIC_MODULES = {
+    "fastamp.amp",
+    "fastamp.cpu",
+    "fastamp.cpu.amp",
+    "fastamp.cuda",
+    "fastamp.cuda.amp",
+    "fastamp.grad_scaler",
+    "fastamp.optim",
+    "fastamp.optim.adam",
+    "fastamp.optim.adamw",
+    "fastamp.optim.sgd",
+    "fastamp.torch",
+}
+
+
+def modules_in(folder: Path, prefix: str) -> list[str]:
+    """Names of the modules in a folder, without importing any: fastamp.torch would become torch."""
+    names = []
+    for module in pkgutil.iter_modules([str(folder)], prefix):
+        names.append(module.name)
+        if module.ispkg:
+            below = folder / module.name.rpartition(".")[2]
+            names += modules_in(below, f"{module.name}.")
+    return names
+
+
+MODULES = modules_in(PACKAGE, "fastamp.")
+
+# torch is imported once. Each module is then imported by two children of its own: in one before the
+# package's own __init__ has run a line, in the other through the package and again after all else.
+CHILDREN = """
+import importlib, importlib.util, json, os, sys, traceback, types
+import torch
+
+def before_the_package(module):
+    spec = importlib.util.find_spec("fastamp")
+    package = sys.modules["fastamp"] = importlib.util.module_from_spec(spec)
+    importlib.import_module(module)
+    spec.loader.exec_module(package)
+
+def again_after_the_package(module):
+    importlib.import_module(module)
+    if not module.endswith("._C"):  # native: a process loads it once
+        del sys.modules[module]
+        importlib.import_module(module)
+
+def describe(value):
+    name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
+    return value.__name__ if isinstance(value, types.ModuleType) else f"{type(value)} {name}"
+
+def names_after(order, module):
+    order(module)
+    import fastamp
+    return {name: describe(getattr(fastamp, name)) for name in fastamp.__all__}
+
+def start_child(order, module):
+    read, write = os.pipe()
+    if os.fork() == 0:
+        try:
+            answer = names_after(order, module)
+        except BaseException:
+            answer = traceback.format_exc()
+        with os.fdopen(write, "w") as pipe:
+            json.dump(answer, pipe)
+        os._exit(0)
+    os.close(write)
+    return os.fdopen(read)
+
+def answers(module):
+    orders = (before_the_package, again_after_the_package)
+    pipes = {order.__name__: start_child(order, module) for order in orders}
+    found = {name: json.load(pipe) for name, pipe in pipes.items()}
+    for _ in orders:
+        os.wait()
+    return found
+
+print(json.dumps({module: answers(module) for module in sys.argv[1:]}))
+"""
+
+
+@pytest.fixture(scope="module")
+def names_by_module() -> dict[str, dict[str, Any]]:
+    printed = check_python("-W", "ignore", "-c", CHILDREN, *MODULES)
+    answers: dict[str, dict[str, Any]] = json.loads(printed.splitlines()[-1])
+    return answers
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_names_are_the_same_whenever_a_module_is_imported(module: str, names_by_module):
+    wanted = names_by_module["fastamp._C"]["again_after_the_package"]
+    assert set(wanted) == set(fastamp.__all__)
+    for order, names in names_by_module[module].items():
+        assert names == wanted, order
+
+
+def test_only_packages_that_mirror_torchs_are_modules():
+    modules = {name for name in fastamp.__all__ if isinstance(getattr(fastamp, name), ModuleType)}
+    assert modules == {"amp", "cpu", "cuda", "optim"}
+    for name in ("GradScaler", "autocast", "trace", "keep_casts", "cast_together", "op_policies"):
+        assert inspect.isclass(getattr(fastamp, name)), name
+    for name in ("install", "uninstall", "disabled", "graphed_step", "set_op_policy"):
+        assert inspect.isfunction(getattr(fastamp, name)), name
+
+
+def test_modules_that_users_do_not_import_begin_with_an_underscore():
+    public = {name for name in MODULES if "._" not in name}
+    assert public == PUBLIC_MODULES
+    names = set(fastamp.__all__) - {"amp", "cpu", "cuda", "optim"}
+    assert not names & {name.removeprefix("fastamp.") for name in MODULES}
