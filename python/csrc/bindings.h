@@ -47,8 +47,8 @@ bool add_mirror_type(PyObject* module);
 /// Two functions. has_observers(): whether a profiler, or another user of torch's record_function,
 /// is there. after_optimizer_step(optimizer, args, kwargs): a hook that torch calls after each step
 /// of a torch.optim.Optimizer. It ends the casts of the optimizer's weights, those of the open
-/// regions of this thread and those that are kept, since a step may have written the weights without
-/// moving their version counters. Where there are none, it costs the call.
+/// regions of this thread and those that are kept, since a step may have written the weights
+/// without moving their version counters. Where there are none, it costs the call.
 bool add_optimizer_hook(PyObject* module);
 
 }  // namespace fastamp::python
