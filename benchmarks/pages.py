@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks import results_file
 from benchmarks.environment import ROOT
 from benchmarks.harness import BASELINE, OURS, Result
-from benchmarks.rows import all_rows, shadows
+from benchmarks.rows import all_rows, weight_copies
 from benchmarks.table import cells, duration, is_slower, missed, slower
 
 INTRODUCTION = """# Performance
@@ -29,13 +29,13 @@ Models on a CPU are cut down, as their names say: without bf16 arithmetic a step
 Casts and allocated bytes of a training step are those of a step without a profiler; ops and peak
 memory are counted under torch's, which makes fastamp cast through the dispatcher as torch does.
 
-Rows named "shadows" are training steps of fastamp's optimizers with `shadow_dtype`
-([Shadows](optim.md#shadows)): the step that updates a weight writes its cast too, and regions cast
-no weight. "no shadows" is fastamp with the same optimizer without them; the second plot of their
-section is fastamp's speed over that, what shadows alone bring. Weight casts are counted for every
-candidate alike by torch's profiler: the casts, anywhere in a step, that read the memory of a
-parameter. The goal is none, and in all no more casts than torch.amp's; there is no goal for the
-time. What shadows hold from step to step is in the table of memory.
+Rows named "weight copies" are training steps of fastamp's optimizers with `autocast_dtype`
+([Weight copies](optim.md#weight-copies)): the step that updates a weight writes its cast too, and
+regions cast no weight. "no weight copies" is fastamp with the same optimizer without them; the
+second plot of their section is fastamp's speed over that, what weight copies alone bring. Weight
+casts are counted for every candidate alike by torch's profiler: the casts, anywhere in a step, that
+read the memory of a parameter. The goal is none, and in all no more casts than torch.amp's; there
+is no goal for the time. What weight copies hold from step to step is in the table of memory.
 
 `make bench` measures what the machine can, within ten minutes; `make gpu` does on one with a GPU.
 `python -m benchmarks compare OLD.json NEW.json` says what became slower beyond noise.
@@ -51,7 +51,7 @@ HEADLINES = {
     "cpu: clip + step + update, fastamp's AdamW, 150 x 600k": "clip, `step`, AdamW, 90M parameters",
     "cpu: digits MLP, batch 32, bf16": "training step, digits MLP, bf16",
     "cpu: tiny transformer, bf16": "training step, small transformer, bf16",
-    "cpu: shadows: MLP of 4 layers of 1024, batch 1, bf16": "training step, wide MLP, shadows",
+    "cpu: weight copies: MLP of 4 layers of 1024, batch 1, bf16": "training step, wide MLP, copies",
     "cuda: clip + step + update, fastamp's AdamW, GPT-2": "clip, `step`, AdamW, GPT-2",
     "cuda: ViT-B/16, 224x224, fp16": "training step, ViT-B, fp16",
     "cuda: GPT-2 124M, 512 tokens, bf16": "training step, GPT-2 124M, bf16",
@@ -59,7 +59,7 @@ HEADLINES = {
 COUNTS = ("ops", "launches", "casts", "weight casts", "Mi elements cast", "syncs", "MiB allocated")
 MEMORY = ("MiB saved for backward", "MiB peak", "MiB kept between steps", "largest batch in 16 GiB")
 # Groups that have a second plot: fastamp's speed over this other candidate.
-ALSO_OVER = {shadows.GROUP: shadows.NO_SHADOWS}
+ALSO_OVER = {weight_copies.GROUP: weight_copies.NO_COPIES}
 QUALITY = ("steps", "loss", "accuracy %")
 NO_GPU = "No GPU result is kept here: GPU rows are **not measured yet**."
 

@@ -17,8 +17,8 @@ from benchmarks.sides import REGIONS, SCALERS, own_optimizers, use_kernels_of
 
 FP32, TF32 = "fp32", "fp32, TF32"
 TEST_BATCHES = 4
-# After two steps nothing is made for the first time: the first one's optimizer asks for shadows,
-# the casts of the second one's region become them.
+# After two steps nothing is made for the first time: the first one's optimizer asks for weight
+# copies, the casts of the second one's region become them.
 WARM_UP = 2
 
 
@@ -30,15 +30,15 @@ def torch_optimizer(name: str, parameters: Any, lr: float) -> torch.optim.Optimi
 
 
 def own_optimizer(
-    name: str, parameters: Any, lr: float, shadow_dtype: torch.dtype | None
+    name: str, parameters: Any, lr: float, autocast_dtype: torch.dtype | None
 ) -> torch.optim.Optimizer:
     """Returns fastamp's optimizer with the same hyperparameters."""
     kinds = own_optimizers()
     found: torch.optim.Optimizer
     if name == "SGD":
-        found = kinds.SGD(parameters, lr=lr, momentum=0.9, shadow_dtype=shadow_dtype)
+        found = kinds.SGD(parameters, lr=lr, momentum=0.9, autocast_dtype=autocast_dtype)
     else:
-        found = kinds.AdamW(parameters, lr=lr, shadow_dtype=shadow_dtype)
+        found = kinds.AdamW(parameters, lr=lr, autocast_dtype=autocast_dtype)
     return found
 
 
@@ -51,14 +51,14 @@ class Training:
         which: ``torch.amp``, ``fastamp``, ``fp32`` or ``fp32, TF32``.
         device: ``cpu`` or ``cuda``.
         dtype: The region's.
-        shadows: Whether fastamp's optimizer writes the casts of weights.
+        weight_copies: Whether fastamp's optimizer writes the casts of weights.
     """
 
     workload: Workload
     which: str
     device: str
     dtype: torch.dtype
-    shadows: bool = False
+    weight_copies: bool = False
     model: nn.Module = field(init=False)
 
     def __post_init__(self) -> None:
@@ -68,8 +68,8 @@ class Training:
         self.model = work.model().to(self.device).train()
         arguments = work.optimizer, self.model.parameters(), work.lr
         if self.which == OURS:
-            shadow_dtype = self.dtype if self.shadows else None
-            self.optimizer = own_optimizer(*arguments, shadow_dtype)
+            autocast_dtype = self.dtype if self.weight_copies else None
+            self.optimizer = own_optimizer(*arguments, autocast_dtype)
         else:
             self.optimizer = torch_optimizer(*arguments)
         name = self.which if mixed else BASELINE

@@ -113,7 +113,7 @@ BENCHES: dict[str, tuple[str, float]] = {
         1.5,
     ),
     "bench-steps": (r"^cuda: (clip [a-z ]*\+ )?step \+ update", 1.5),
-    "bench-training": ("^cuda: (digits|ResNet|ViT|BERT|GPT|12 blocks|shadows)", 3.4),
+    "bench-training": ("^cuda: (digits|ResNet|ViT|BERT|GPT|12 blocks|weight copies)", 3.4),
     "bench-claims": ("^cuda: claim", 2.3),
 }
 # The sanitizer must see each allocation as one; torch's cache would hide overruns within a block.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.harness import Row
-from benchmarks.rows import claims, clip, ops, regions, scaler, shadows, steps, training
+from benchmarks.rows import claims, clip, ops, regions, scaler, steps, training, weight_copies
 
 
 def all_rows(devices: Sequence[str]) -> list[Row]:
     """Returns every row of these devices, in table order; tensors are made when they are run."""
     rows = regions.rows() if "cpu" in devices else []
-    for module in (ops, scaler, clip, steps, training, shadows, claims):
+    for module in (ops, scaler, clip, steps, training, weight_copies, claims):
         for device in devices:
             rows += module.rows(device)
     return rows

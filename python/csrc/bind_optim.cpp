@@ -8,10 +8,10 @@ namespace fastamp::python {
 
 void bind_optim(py::module_& module) {
   using torch::wrap_pybind_function;
-  py::class_<ShadowOptions>(module, "Shadows",
-                            "Shadows of the weights that one optimizer steps, and their dtype.")
+  py::class_<WeightCopyOptions>(module, "WeightCopies",
+                                "The weight copies of one optimizer, and their dtype.")
       .def(py::init<at::ScalarType>(), py::arg("dtype"))
-      .def_readonly("dtype", &ShadowOptions::dtype);
+      .def_readonly("dtype", &WeightCopyOptions::dtype);
   module.def("sgd_step", wrap_pybind_function(sgd_step), py::arg("optimizer"), py::arg("gate"),
              "One fused step of an SGD optimizer, behind a gate or None. Returns (index of group, "
              "parameter) of what torch's own step has to do.");

@@ -14,8 +14,7 @@ double beta(const py::object& betas, py::ssize_t index) {
 
 class AdamSink final : public StepSink {
  public:
-  AdamSink(py::handle optimizer, KeepAlive& alive)
-      : state_(optimizer, alive), shadows_(optimizer) {}
+  AdamSink(py::handle optimizer, KeepAlive& alive) : state_(optimizer, alive), copies_(optimizer) {}
 
   void begin_group(PyObject* group, std::size_t size) override {
     static PyObject* const keys[] = {interned("lr"),      interned("betas"),
@@ -48,7 +47,7 @@ class AdamSink final : public StepSink {
                                           {keys[3], Kind::kStep},
                                           {param.is_16_bit() ? keys[4] : nullptr, Kind::kMaster}}});
     if (step_.add(param.param, param.grad, *state[0], *state[1], *state[2], *state[3], *state[4])) {
-      shadows_.add(param, step_);
+      copies_.add(param, step_);
     }
   }
 
@@ -64,12 +63,12 @@ class AdamSink final : public StepSink {
   void run(const optim::StepGate& gate) {
     const py::gil_scoped_release no_gil;
     step_.run(gate);
-    shadows_.finish();
+    copies_.finish();
   }
 
  private:
   StepState state_;
-  StepShadows shadows_;
+  StepCopies copies_;
   optim::AdamStep step_;
   bool amsgrad_ = false;
 };

@@ -173,12 +173,12 @@ StepState::Tensors StepState::of(const StepParam& param, const std::array<Name, 
   return tensors;
 }
 
-StepShadows::StepShadows(py::handle optimizer)
-    : holder_(optimizer.attr("_fastamp_shadows")),
-      options_(holder_.is_none() ? nullptr : holder_.cast<ShadowOptions*>()),
-      step_(options_ == nullptr ? nullptr : &options_->shadows) {}
+StepCopies::StepCopies(py::handle optimizer)
+    : holder_(optimizer.attr("_fastamp_weight_copies")),
+      options_(holder_.is_none() ? nullptr : holder_.cast<WeightCopyOptions*>()),
+      step_(options_ == nullptr ? nullptr : &options_->weight_copies) {}
 
-at::Tensor StepShadows::open(const StepParam& param) {
+at::Tensor StepCopies::open(const StepParam& param) {
   // Regions see a DTensor and never its local shard.
   return THPVariable_CheckExact(param.object) ? step_.open(param.param, options_->dtype)
                                               : at::Tensor();

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "autocast/cache/shadows.h"
+#include "autocast/cache/weight_copies.h"
 #include "core/dtypes.h"
 #include "optim/gate.h"
 #include "optimizer_objects.h"
@@ -20,25 +20,25 @@ struct StepParam {
   bool is_16_bit() const { return fastamp::is_16_bit(param); }
 };
 
-/// `optimizer._fastamp_shadows`: None, or the dtype of its weights' shadows and what keeps them.
-struct ShadowOptions {
-  explicit ShadowOptions(at::ScalarType to) : dtype(to) {}
+/// `optimizer._fastamp_weight_copies`: None, or the dtype of its weight copies and what keeps them.
+struct WeightCopyOptions {
+  explicit WeightCopyOptions(at::ScalarType to) : dtype(to) {}
 
   at::ScalarType dtype;
-  autocast::Shadows shadows;
+  autocast::WeightCopies weight_copies;
 };
 
-/// The shadows of the parameters of one step.
-class StepShadows {
+/// The weight copies of the parameters of one step.
+class StepCopies {
  public:
-  explicit StepShadows(py::handle optimizer);
+  explicit StepCopies(py::handle optimizer);
 
-  /// Gives the parameter that was added last to a step its shadow, if it has one.
+  /// Gives the parameter that was added last to a step its weight copy, if it has one.
   template <typename Step>
   void add(const StepParam& param, Step& step) {
     if (options_ != nullptr) {
-      if (auto shadow = open(param); shadow.defined()) {
-        step.add_shadow(param.param, std::move(shadow));
+      if (auto weight_copy = open(param); weight_copy.defined()) {
+        step.add_copy(param.param, std::move(weight_copy));
       }
     }
   }
@@ -48,8 +48,8 @@ class StepShadows {
   at::Tensor open(const StepParam& param);
 
   py::object holder_;  ///< Keeps options_ alive.
-  ShadowOptions* options_;
-  autocast::ShadowedStep step_;
+  WeightCopyOptions* options_;
+  autocast::CopyingStep step_;
 };
 
 /// What one kind of optimizer does with the groups and parameters that are found.

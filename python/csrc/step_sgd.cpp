@@ -6,7 +6,7 @@ namespace {
 
 class SgdSink final : public StepSink {
  public:
-  SgdSink(py::handle optimizer, KeepAlive& alive) : state_(optimizer, alive), shadows_(optimizer) {}
+  SgdSink(py::handle optimizer, KeepAlive& alive) : state_(optimizer, alive), copies_(optimizer) {}
 
   void begin_group(PyObject* group, std::size_t size) override {
     static PyObject* const keys[] = {interned("lr"),        interned("momentum"),
@@ -31,7 +31,7 @@ class SgdSink final : public StepSink {
     const bool follows = param.is_16_bit();
     if (!moves_ && !follows) {
       if (step_.add(param.param, param.grad, none, none, none)) {
-        shadows_.add(param, step_);
+        copies_.add(param, step_);
       }
       return;
     }
@@ -40,7 +40,7 @@ class SgdSink final : public StepSink {
                                           {moves_ ? keys[1] : nullptr, Kind::kStep},
                                           {follows ? keys[2] : nullptr, Kind::kMaster}}});
     if (step_.add(param.param, param.grad, *state[0], *state[1], *state[2])) {
-      shadows_.add(param, step_);
+      copies_.add(param, step_);
     }
   }
 
@@ -50,12 +50,12 @@ class SgdSink final : public StepSink {
   void run(const optim::StepGate& gate) {
     const py::gil_scoped_release no_gil;
     step_.run(gate);
-    shadows_.finish();
+    copies_.finish();
   }
 
  private:
   StepState state_;
-  StepShadows shadows_;
+  StepCopies copies_;
   optim::SgdStep step_;
   bool moves_ = false;
 };

@@ -111,7 +111,7 @@ class keep_casts(WeightRequest):  # noqa: N801 (reads as what it does)
     again after ``load_state_dict(..., assign=True)`` or others that replace parameters. Tensors
     that cannot have kept casts (views, DTensors and other subclasses, other dtypes than float32)
     are cast as ever, and so are weights of compiled functions and in CUDA graph captures.
-    Optimizers of ``fastamp.optim`` can write the casts of what they train: ``shadow_dtype``.
+    Optimizers of ``fastamp.optim`` can write the casts of what they train: ``autocast_dtype``.
     ``torch.utils.swap_tensors`` refuses the weights until :meth:`release`.
 
     Warning:

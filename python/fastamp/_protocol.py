@@ -30,9 +30,9 @@ class Optimizer(Protocol):
     #: it away, and GradScaler does if ``step`` did not.
     _fastamp_gate: StepGate
 
-    #: The casts that each step writes beside the weights, or None. Set by _fastamp_use_shadows;
-    #: read by csrc/step_gather.cpp.
-    _fastamp_shadows: _C.Shadows | None
+    #: The casts that each step writes beside the weights, or None. Set by
+    #: _fastamp_use_weight_copies; read by csrc/step_gather.cpp.
+    _fastamp_weight_copies: _C.WeightCopies | None
 
     #: Whether a parameter is listed twice, which no fused step can do. Set by add_param_group and
     #: _fastamp_adopt_state; read by ``step``, which leaves such optimizers to torch.
@@ -46,9 +46,9 @@ class Optimizer(Protocol):
     #: read by ``__setstate__``, through which torch hands over only what it has cast.
     _fastamp_source: dict[str, Any]
 
-    #: The dtype of _fastamp_shadows in copies and pickles. Set by ``__getstate__``; read and
+    #: The dtype of _fastamp_weight_copies in copies and pickles. Set by ``__getstate__``; read and
     #: deleted by ``__setstate__``.
-    _fastamp_shadow_dtype: torch.dtype
+    _fastamp_autocast_dtype: torch.dtype
 
     def _fastamp_step(self, gate: StepGate | None) -> None:
         """The step without closure and hooks. Called by ``step``, and by torch's through a hook."""
@@ -59,8 +59,8 @@ class Optimizer(Protocol):
     def _fastamp_adopt_state(self, source: dict[str, Any]) -> None:
         """Takes over state of torch's layout. Called by ``__setstate__`` and ``fuse_``."""
 
-    def _fastamp_use_shadows(self, function: str, dtype: torch.dtype | None) -> None:
-        """Sets _fastamp_shadows. Called by constructors, ``__setstate__`` and ``fuse_``."""
+    def _fastamp_use_weight_copies(self, function: str, dtype: torch.dtype | None) -> None:
+        """Sets _fastamp_weight_copies. Called by constructors, ``__setstate__`` and ``fuse_``."""
 
 
 class TorchRegion(Protocol):

@@ -3,8 +3,9 @@
 namespace fastamp::kernels {
 
 StepArgs FusedSgdArgs::common() const {
-  return {"fused_sgd_", params,    grads,     masters,    group_sizes, lr,      lr_tensors,
-          inv_scale,    clip_coef, found_inf, clip_value, write_grads, shadows, shadow_of};
+  return {"fused_sgd_", params,      grads,         masters,   group_sizes,
+          lr,           lr_tensors,  inv_scale,     clip_coef, found_inf,
+          clip_value,   write_grads, weight_copies, copy_of};
 }
 
 std::vector<SgdConstants> sgd_constants(const FusedSgdArgs& args) {

@@ -24,8 +24,8 @@ struct FusedSgdArgs {
   const c10::List<bool>& nesterov;
   const c10::List<bool>& maximize;
   at::TensorList lr_tensors;
-  at::TensorList shadows;
-  at::IntArrayRef shadow_of;
+  at::TensorList weight_copies;
+  at::IntArrayRef copy_of;
   const std::optional<at::Tensor>& inv_scale;
   const std::optional<at::Tensor>& clip_coef;
   const std::optional<at::Tensor>& found_inf;

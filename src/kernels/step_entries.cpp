@@ -32,8 +32,8 @@ StepTag tag_of(const StepEntry& entry) {
   const unsigned bits = storage_bits(entry.tensors[kGrad]) << (2 * kGradBits) |
                         storage_bits(entry.tensors[kHalf]) << (2 * kHalfBits) |
                         storage_bits(entry.tensors[kFirst]) << (2 * kMomentBits);
-  const unsigned shadow = entry.half_is_shadow ? StepTag::kShadowBit : 0U;
-  return {static_cast<std::uint16_t>(bits << StepTag::kGroupBits | shadow)};
+  const unsigned weight_copy = entry.half_is_copy ? StepTag::kCopyBit : 0U;
+  return {static_cast<std::uint16_t>(bits << StepTag::kGroupBits | weight_copy)};
 }
 
 void* pointer(const at::Tensor& t, Slot slot, bool write_grads) {

@@ -17,7 +17,7 @@
 namespace fastamp::kernels {
 
 /// Tensors of a parameter. kWeight is fp32: the parameter or its master; kHalf is the 16-bit
-/// parameter that follows its master, or the shadow of an fp32 parameter. Unscoped: they index
+/// parameter that follows its master, or the weight copy of an fp32 parameter. Unscoped: they index
 /// arrays.
 // NOLINTNEXTLINE(cppcoreguidelines-use-enum-class)
 enum Slot : std::uint8_t { kGrad, kWeight, kHalf, kStep, kFirst, kSecond, kMax, kSlots };
@@ -39,31 +39,31 @@ struct StepArgs {
   const std::optional<at::Tensor>& found_inf;
   std::optional<double> clip_value;
   bool write_grads;
-  at::TensorList shadows;
-  at::IntArrayRef shadow_of;
+  at::TensorList weight_copies;
+  at::IntArrayRef copy_of;
 };
 
 /// A parameter's tensors, null where it has none. Borrowed from the lists of the call.
 struct StepEntry {
   std::array<const at::Tensor*, kSlots> tensors{};
   std::size_t group = 0;
-  bool half_is_shadow = false;
+  bool half_is_copy = false;
 };
 
-/// Dtypes of an entry's operands and whether kHalf is a shadow, in one tag of 16 bits; the low five
-/// are the caller's.
+/// Dtypes of an entry's operands and whether kHalf is a weight copy, in one tag of 16 bits; the low
+/// five are the caller's.
 enum class Storage : std::uint8_t { kFloat, kHalf, kBFloat16 };
 struct StepTag {
   static constexpr unsigned kGroupBits = 5;
-  static constexpr unsigned kShadowBit = 1U << 11U;
+  static constexpr unsigned kCopyBit = 1U << 11U;
   std::uint16_t bits = 0;
 
   FASTAMP_HOST_DEVICE Storage of(unsigned which) const {
     return static_cast<Storage>((static_cast<unsigned>(bits) >> (kGroupBits + 2 * which)) & 3U);
   }
   FASTAMP_HOST_DEVICE unsigned group() const { return bits & ((1U << kGroupBits) - 1); }
-  /// A shadow is written from its weight and never read: the weight does not follow it.
-  FASTAMP_HOST_DEVICE bool has_shadow() const { return (bits & kShadowBit) != 0; }
+  /// A weight copy is written from its weight and never read: the weight does not follow it.
+  FASTAMP_HOST_DEVICE bool has_copy() const { return (bits & kCopyBit) != 0; }
 };
 inline constexpr unsigned kGradBits = 0;
 inline constexpr unsigned kHalfBits = 1;

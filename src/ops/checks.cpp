@@ -154,26 +154,26 @@ void check_groups(const StepArgs& args) {
   }
 }
 
-/// Gives the fp32 parameters that have a shadow theirs.
-void add_shadows(const StepArgs& args, std::vector<StepEntry>& entries) {
-  TORCH_CHECK_VALUE(args.shadow_of.size() == args.shadows.size(), args.fn, ": expected ",
-                    args.shadows.size(), " shadow_of, one for each of shadows, got ",
-                    args.shadow_of.size());
+/// Gives the fp32 parameters that have a weight copy theirs.
+void add_copies(const StepArgs& args, std::vector<StepEntry>& entries) {
+  TORCH_CHECK_VALUE(args.copy_of.size() == args.weight_copies.size(), args.fn, ": expected ",
+                    args.weight_copies.size(), " copy_of, one for each of weight_copies, got ",
+                    args.copy_of.size());
   std::int64_t least = 0;
-  for (std::size_t i = 0; i < args.shadows.size(); ++i) {
-    const auto index = args.shadow_of[i];
+  for (std::size_t i = 0; i < args.weight_copies.size(); ++i) {
+    const auto index = args.copy_of[i];
     const auto count = static_cast<std::int64_t>(entries.size());
     TORCH_CHECK_VALUE(least <= index && index < count, args.fn,
-                      ": expected shadow_of to be ascending indices of params, less than ", count,
-                      ", got ", args.shadow_of);
+                      ": expected copy_of to be ascending indices of params, less than ", count,
+                      ", got ", args.copy_of);
     least = index + 1;
     const at::Tensor& param = args.params[static_cast<std::size_t>(index)];
     TORCH_CHECK_TYPE(!is_16_bit(param), args.fn, ": expected params[", index,
-                     "], which has a shadow, to be Float, got ", param.scalar_type());
-    check_operand(args.fn, "shadows", i, args.shadows[i], param, kHalf);
+                     "], which has a weight copy, to be Float, got ", param.scalar_type());
+    check_operand(args.fn, "weight_copies", i, args.weight_copies[i], param, kHalf);
     StepEntry& entry = entries[static_cast<std::size_t>(index)];
-    entry.tensors[kHalf] = &args.shadows[i];
-    entry.half_is_shadow = true;
+    entry.tensors[kHalf] = &args.weight_copies[i];
+    entry.half_is_copy = true;
   }
 }
 
@@ -285,7 +285,7 @@ std::vector<StepEntry> check_step(const StepArgs& args, const std::vector<StateL
     }
   }
   masters.finish();
-  add_shadows(args, entries);
+  add_copies(args, entries);
   for (const auto& cursor : cursors) {
     cursor.finish();
   }

@@ -16,7 +16,7 @@ struct FusedAdamw {
       "Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor(f!)[] state_steps, "
       "Tensor(g!)[] masters, int[] group_sizes, float[] lr, float[] beta1, float[] beta2, "
       "float[] eps, float[] weight_decay, bool[] decoupled, bool[] amsgrad, bool[] maximize, "
-      "Tensor[] lr_tensors, Tensor(h!)[] shadows, int[] shadow_of, *, Tensor? inv_scale=None, "
+      "Tensor[] lr_tensors, Tensor(h!)[] weight_copies, int[] copy_of, *, Tensor? inv_scale=None, "
       "Tensor? clip_coef=None, Tensor? found_inf=None, float? clip_value=None, "
       "bool write_grads=True) -> ()";
   static constexpr auto kCpu = kernels::fused_adamw_cpu;
@@ -62,14 +62,14 @@ void fused_adamw_(at::TensorList params, at::TensorList grads, at::TensorList ex
                   at::ArrayRef<double> eps, at::ArrayRef<double> weight_decay,
                   const c10::List<bool>& decoupled, const c10::List<bool>& amsgrad,
                   const c10::List<bool>& maximize, at::TensorList lr_tensors,
-                  at::TensorList shadows, at::IntArrayRef shadow_of,
+                  at::TensorList weight_copies, at::IntArrayRef copy_of,
                   const std::optional<at::Tensor>& inv_scale,
                   const std::optional<at::Tensor>& clip_coef,
                   const std::optional<at::Tensor>& found_inf, std::optional<double> clip_value,
                   bool write_grads) {
   call_op<FusedAdamw>(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, masters,
                       group_sizes, lr, beta1, beta2, eps, weight_decay, decoupled, amsgrad,
-                      maximize, lr_tensors, shadows, shadow_of, inv_scale, clip_coef, found_inf,
+                      maximize, lr_tensors, weight_copies, copy_of, inv_scale, clip_coef, found_inf,
                       clip_value, write_grads);
 }
 

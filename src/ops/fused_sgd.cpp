@@ -15,7 +15,7 @@ struct FusedSgd {
       "fused_sgd_(Tensor(a!)[] params, Tensor(b!)[] grads, Tensor(c!)[] momentum_buffers, "
       "Tensor(d!)[] momentum_steps, Tensor(e!)[] masters, int[] group_sizes, float[] lr, "
       "float[] momentum, float[] dampening, float[] weight_decay, bool[] nesterov, "
-      "bool[] maximize, Tensor[] lr_tensors, Tensor(f!)[] shadows, int[] shadow_of, *, "
+      "bool[] maximize, Tensor[] lr_tensors, Tensor(f!)[] weight_copies, int[] copy_of, *, "
       "Tensor? inv_scale=None, Tensor? clip_coef=None, Tensor? found_inf=None, "
       "float? clip_value=None, bool write_grads=True) -> ()";
   static constexpr auto kCpu = kernels::fused_sgd_cpu;
@@ -54,14 +54,15 @@ void fused_sgd_(at::TensorList params, at::TensorList grads, at::TensorList mome
                 at::ArrayRef<double> lr, at::ArrayRef<double> momentum,
                 at::ArrayRef<double> dampening, at::ArrayRef<double> weight_decay,
                 const c10::List<bool>& nesterov, const c10::List<bool>& maximize,
-                at::TensorList lr_tensors, at::TensorList shadows, at::IntArrayRef shadow_of,
+                at::TensorList lr_tensors, at::TensorList weight_copies, at::IntArrayRef copy_of,
                 const std::optional<at::Tensor>& inv_scale,
                 const std::optional<at::Tensor>& clip_coef,
                 const std::optional<at::Tensor>& found_inf, std::optional<double> clip_value,
                 bool write_grads) {
   call_op<FusedSgd>(params, grads, momentum_buffers, momentum_steps, masters, group_sizes, lr,
-                    momentum, dampening, weight_decay, nesterov, maximize, lr_tensors, shadows,
-                    shadow_of, inv_scale, clip_coef, found_inf, clip_value, write_grads);
+                    momentum, dampening, weight_decay, nesterov, maximize, lr_tensors,
+                    weight_copies, copy_of, inv_scale, clip_coef, found_inf, clip_value,
+                    write_grads);
 }
 
 }  // namespace fastamp::ops

@@ -50,7 +50,7 @@ void AdamParamState::serialize(torch::serialize::InputArchive& archive) {
 Adam::Adam(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
            const AdamOptions& defaults)
     : torch::optim::Optimizer(checked_groups("Adam", param_groups, defaults), checked(defaults)),
-      shadows_(std::make_shared<autocast::Shadows>()) {
+      copies_(std::make_shared<autocast::WeightCopies>()) {
   set_all_group_options<AdamOptions>("Adam", *this, param_groups);
   warn_once_of_narrow_moments<AdamOptions>("Adam", *this);
 }
@@ -75,7 +75,7 @@ at::Tensor Adam::step(LossClosure closure) {
     loss = closure();
   }
   run_adam<AdamOptions, AdamParamState, /*kDecoupled=*/false>("Adam::step", *this, take_gate(),
-                                                              learning_rates(), shadows_.get());
+                                                              learning_rates(), copies_.get());
   return loss;
 }
 

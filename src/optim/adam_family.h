@@ -129,7 +129,7 @@ using TorchsAdam = std::conditional_t<kDecoupled, torch::optim::AdamW, torch::op
 
 template <typename Options, typename State, bool kDecoupled>
 void run_adam(const char* function, torch::optim::Optimizer& optimizer, const StepGate& gate,
-              at::ArrayRef<at::Tensor> rates, autocast::Shadows* shadows = nullptr) {
+              at::ArrayRef<at::Tensor> rates, autocast::WeightCopies* weight_copies = nullptr) {
   const at::NoGradGuard no_grad;
   check_rates(function, rates, optimizer.param_groups().size());
   const at::Tensor none;
@@ -137,7 +137,7 @@ void run_adam(const char* function, torch::optim::Optimizer& optimizer, const St
   KernelCheck is_native;
   HostCounters<State> counters(optimizer.state(), gate);
   AdamStep step;
-  autocast::ShadowedStep shadowed(shadows);
+  autocast::CopyingStep copying(weight_copies);
   std::size_t index = 0;
   for (const auto& group : optimizer.param_groups()) {
     const OptionsOfGroup<Options> held(function, optimizer, group);
@@ -162,13 +162,13 @@ void run_adam(const char* function, torch::optim::Optimizer& optimizer, const St
       if (step.add(param, grad, state.exp_avg(), state.exp_avg_sq(), state.max_exp_avg_sq(),
                    state.steps(), master_in(state, param, half, none))) {
         counters.move(state, param);
-        add_shadow(step, shadowed, param, options);
+        add_copy(step, copying, param, options);
       }
     }
     ++index;
   }
   step.run(gate);
-  shadowed.finish();
+  copying.finish();
   counters.finish();
   if constexpr (kHasForeign<State>) {
     if (!foreign.empty()) {

@@ -14,7 +14,7 @@ void with_arguments(const Lists& lists, const StepGate& gate, const Call& call) 
   call(lists.params.list(), lists.grads, lists.exp_avgs.list(), lists.exp_avg_sqs.list(),
        lists.max_exp_avg_sqs.list(), lists.steps.list(), lists.masters.list(), lists.group_sizes,
        lists.lr, lists.beta1, lists.beta2, lists.eps, lists.weight_decay, lists.decoupled,
-       lists.amsgrad, lists.maximize, rates, lists.shadows, lists.shadow_of, here.inv_scale,
+       lists.amsgrad, lists.maximize, rates, lists.weight_copies, lists.copy_of, here.inv_scale,
        here.clip_coef, here.found_inf, here.clip_value, here.write_grads);
 }
 

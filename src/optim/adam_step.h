@@ -54,8 +54,8 @@ class FASTAMP_API AdamStep {
   }
 
   /// A 16-bit copy of the parameter added last, float32, that the step is to write.
-  void add_shadow(const at::Tensor& param, at::Tensor shadow) {
-    lists_.for_device(param.device()).add_shadow(std::move(shadow));
+  void add_copy(const at::Tensor& param, at::Tensor weight_copy) {
+    lists_.for_device(param.device()).add_copy(std::move(weight_copy));
   }
 
   /// Steps all parameters, or none: every device's lists are checked before the first op.

@@ -50,7 +50,7 @@ void AdamWParamState::serialize(torch::serialize::InputArchive& archive) {
 AdamW::AdamW(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
              const AdamWOptions& defaults)
     : torch::optim::Optimizer(checked_groups("AdamW", param_groups, defaults), checked(defaults)),
-      shadows_(std::make_shared<autocast::Shadows>()) {
+      copies_(std::make_shared<autocast::WeightCopies>()) {
   set_all_group_options<AdamWOptions>("AdamW", *this, param_groups);
   warn_once_of_narrow_moments<AdamWOptions>("AdamW", *this);
 }
@@ -75,7 +75,7 @@ at::Tensor AdamW::step(LossClosure closure) {
     loss = closure();
   }
   run_adam<AdamWOptions, AdamWParamState, /*kDecoupled=*/true>("AdamW::step", *this, take_gate(),
-                                                               learning_rates(), shadows_.get());
+                                                               learning_rates(), copies_.get());
   return loss;
 }
 

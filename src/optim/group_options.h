@@ -49,7 +49,7 @@ void inherit_unset(Options& group, const Options& defaults) {
   inherit([](auto& options) -> auto& { return options.weight_decay(); });
   inherit([](auto& options) -> auto& { return options.maximize(); });
   inherit([](auto& options) -> auto& { return options.state_dtype(); });
-  inherit([](auto& options) -> auto& { return options.shadow_dtype(); });
+  inherit([](auto& options) -> auto& { return options.autocast_dtype(); });
   if constexpr (requires { group.momentum(); }) {
     inherit([](auto& options) -> auto& { return options.momentum(); });
     inherit([](auto& options) -> auto& { return options.dampening(); });

@@ -20,9 +20,9 @@ inline void check_state_dtype(const char* function, c10::ScalarType dtype) {
               ": expected state_dtype to be Float or BFloat16, got ", dtype);
 }
 
-inline void check_shadow_dtype(const char* function, c10::ScalarType dtype) {
+inline void check_autocast_dtype(const char* function, c10::ScalarType dtype) {
   TORCH_CHECK(dtype == c10::ScalarType::Undefined || is_16_bit(dtype), function,
-              ": expected shadow_dtype to be Half, BFloat16 or Undefined, got ", dtype);
+              ": expected autocast_dtype to be Half, BFloat16 or Undefined, got ", dtype);
 }
 
 /// The conditions of LibTorch's Adam and AdamW, and ours on what is ours.
@@ -35,7 +35,7 @@ void check_adam_options(const char* function, const Options& options) {
   TORCH_CHECK(0.0 <= beta1 && beta1 < 1.0, function, ": expected betas[0] in [0, 1), got ", beta1);
   TORCH_CHECK(0.0 <= beta2 && beta2 < 1.0, function, ": expected betas[1] in [0, 1), got ", beta2);
   check_state_dtype(function, options.state_dtype());
-  check_shadow_dtype(function, options.shadow_dtype());
+  check_autocast_dtype(function, options.autocast_dtype());
 }
 
 /// Whether the second moment is kept in a dtype that cannot hold what it changes by in a step.

@@ -38,7 +38,7 @@ std::unique_ptr<SGDOptions> checked(const SGDOptions& options) {
               options.momentum(), " and dampening ", options.dampening(),
               ". Nesterov momentum requires a momentum and zero dampening");
   check_state_dtype("SGD", options.state_dtype());
-  check_shadow_dtype("SGD", options.shadow_dtype());
+  check_autocast_dtype("SGD", options.autocast_dtype());
   return std::make_unique<SGDOptions>(options);
 }
 
@@ -90,7 +90,7 @@ void SGDParamState::serialize(torch::serialize::InputArchive& archive) {
 SGD::SGD(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
          const SGDOptions& defaults)
     : torch::optim::Optimizer(checked_groups("SGD", param_groups, defaults), checked(defaults)),
-      shadows_(std::make_shared<autocast::Shadows>()) {
+      copies_(std::make_shared<autocast::WeightCopies>()) {
   set_all_group_options<SGDOptions>("SGD", *this, param_groups);
 }
 
@@ -112,7 +112,7 @@ at::Tensor SGD::step(LossClosure closure) {
     loss = closure();
   }
   run_sgd<SGDOptions, SGDParamState>("SGD::step", *this, take_gate(), learning_rates(),
-                                     shadows_.get());
+                                     copies_.get());
   return loss;
 }
 

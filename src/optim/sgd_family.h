@@ -3,7 +3,7 @@
 // One step of SGD over a torch::optim::Optimizer: ours, or torch's own carried by us. Both differ
 // in the types of their options and states, never in arithmetic.
 
-#include "autocast/cache/shadows.h"
+#include "autocast/cache/weight_copies.h"
 #include "core/dtypes.h"
 #include "optim/group_options.h"
 #include "optim/kernel_check.h"
@@ -39,24 +39,24 @@ at::ScalarType state_dtype(const Options& options) {
   }
 }
 
-/// Undefined where weights have no shadows, as with torch's own options.
+/// Undefined where weights have no weight copies, as with torch's own options.
 template <typename Options>
-at::ScalarType shadow_dtype(const Options& options) {
-  if constexpr (requires { options.shadow_dtype(); }) {
-    return options.shadow_dtype();
+at::ScalarType autocast_dtype(const Options& options) {
+  if constexpr (requires { options.autocast_dtype(); }) {
+    return options.autocast_dtype();
   } else {
     return at::ScalarType::Undefined;
   }
 }
 
-/// Gives the parameter that was added last to a step its shadow, if it has one. A parameter comes
-/// twice where a module is registered under two names; it has been given one then.
+/// Gives the parameter that was added last to a step its weight copy, if it has one. A parameter
+/// comes twice where a module is registered under two names; it has been given one then.
 template <typename Step, typename Options>
-void add_shadow(Step& step, autocast::ShadowedStep& shadowed, const at::Tensor& param,
-                const Options& options) {
-  if (shadow_dtype(options) != at::ScalarType::Undefined) {
-    if (auto shadow = shadowed.open(param, shadow_dtype(options)); shadow.defined()) {
-      step.add_shadow(param, std::move(shadow));
+void add_copy(Step& step, autocast::CopyingStep& copying, const at::Tensor& param,
+              const Options& options) {
+  if (autocast_dtype(options) != at::ScalarType::Undefined) {
+    if (auto weight_copy = copying.open(param, autocast_dtype(options)); weight_copy.defined()) {
+      step.add_copy(param, std::move(weight_copy));
     }
   }
 }
@@ -100,14 +100,14 @@ bool add_param(const char* function, torch::optim::Optimizer& optimizer, const O
 
 template <typename Options, typename State>
 void run_sgd(const char* function, torch::optim::Optimizer& optimizer, const StepGate& gate,
-             at::ArrayRef<at::Tensor> rates, autocast::Shadows* shadows = nullptr) {
+             at::ArrayRef<at::Tensor> rates, autocast::WeightCopies* weight_copies = nullptr) {
   const at::NoGradGuard no_grad;
   check_rates(function, rates, optimizer.param_groups().size());
   const at::Tensor none;
   ForeignParams foreign;
   KernelCheck is_native;
   SgdStep step;
-  autocast::ShadowedStep shadowed(shadows);
+  autocast::CopyingStep copying(weight_copies);
   std::size_t index = 0;
   for (const auto& group : optimizer.param_groups()) {
     const OptionsOfGroup<Options> held(function, optimizer, group);
@@ -123,13 +123,13 @@ void run_sgd(const char* function, torch::optim::Optimizer& optimizer, const Ste
       }
       const bool half = kHasForeign<State> ? is_native.is_16_bit() : is_16_bit(param);
       if (add_param<State>(function, optimizer, options, param, half, none, step)) {
-        add_shadow(step, shadowed, param, options);
+        add_copy(step, copying, param, options);
       }
     }
     ++index;
   }
   step.run(gate);
-  shadowed.finish();
+  copying.finish();
   if constexpr (kHasForeign<State>) {
     if (!foreign.empty()) {
       step_with_torch<torch::optim::SGD, State, Options>(function, optimizer, foreign, gate, rates);

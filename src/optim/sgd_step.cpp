@@ -13,8 +13,9 @@ void with_arguments(const Lists& lists, const StepGate& gate, const Call& call) 
   const auto rates = lists.learning_rates();
   call(lists.params.list(), lists.grads, lists.momentum_buffers.list(), lists.momentum_steps.list(),
        lists.masters.list(), lists.group_sizes, lists.lr, lists.momentum, lists.dampening,
-       lists.weight_decay, lists.nesterov, lists.maximize, rates, lists.shadows, lists.shadow_of,
-       here.inv_scale, here.clip_coef, here.found_inf, here.clip_value, here.write_grads);
+       lists.weight_decay, lists.nesterov, lists.maximize, rates, lists.weight_copies,
+       lists.copy_of, here.inv_scale, here.clip_coef, here.found_inf, here.clip_value,
+       here.write_grads);
 }
 
 }  // namespace

@@ -67,9 +67,9 @@ struct FASTAMP_API DeviceLists {
     finder.look_up([this](PointerSet& known) { insert_params(known); });
   }
   /// A 16-bit copy of the parameter added last, float32, that the step is to write.
-  void add_shadow(at::Tensor shadow) {
-    shadow_of.push_back(static_cast<std::int64_t>(params.list().size()) - 1);
-    shadows.push_back(std::move(shadow));
+  void add_copy(at::Tensor weight_copy) {
+    copy_of.push_back(static_cast<std::int64_t>(params.list().size()) - 1);
+    weight_copies.push_back(std::move(weight_copy));
   }
   /// Learning rates as the op takes them: none, or a tensor for every group.
   std::vector<at::Tensor> learning_rates() const;
@@ -78,8 +78,8 @@ struct FASTAMP_API DeviceLists {
   BorrowedTensors params;
   std::vector<at::Tensor> grads;  ///< Owned: another thread may reset `.grad` meanwhile.
   BorrowedTensors masters;
-  std::vector<at::Tensor> shadows;
-  std::vector<std::int64_t> shadow_of;
+  std::vector<at::Tensor> weight_copies;
+  std::vector<std::int64_t> copy_of;
   std::vector<std::int64_t> group_sizes;
   std::vector<double> lr;
   std::vector<at::Tensor> lr_tensors;  ///< Per group; undefined where lr counts.

@@ -45,7 +45,7 @@ void check_is_unscaled_by_someone(const at::Tensor& gradient, const at::Tensor& 
       {c10::DispatchKey::Dense, c10::DispatchKey::Sparse, c10::DispatchKey::Python});
   TORCH_CHECK_NOT_IMPLEMENTED(
       gradient.key_set().has_any(kUnscaled),
-      "unscale_: expected gradients that are dense or sparse COO tensors, got ",
+      "unscale_: expected gradients that are strided or sparse (coordinates and values), got ",
       gradient.is_nested() ? "a nested one" : c10::str("one of layout ", gradient.layout()),
       " for a parameter", has_geometry(parameter) ? c10::str(" of shape ", parameter.sizes()) : "",
       ".");

@@ -48,6 +48,6 @@ def test_optimizers_have_what_is_listed():
     optimizer = fastamp.optim.SGD([weight], lr=0.1)
     absent = {name for name in OPTIMIZER if not hasattr(optimizer, name)}
     # Those that are there only while a step, a load or a pickle is under way.
-    assert absent == {"_fastamp_gate", "_fastamp_source", "_fastamp_shadow_dtype"}
+    assert absent == {"_fastamp_gate", "_fastamp_source", "_fastamp_autocast_dtype"}
     region = torch.autocast("cpu")
     assert all(hasattr(region, name) for name in listed(_protocol.TorchRegion))

@@ -13,7 +13,7 @@ namespace fastamp {
 /// Keeps the lower-precision casts of weights from one region to the next, for frozen weights,
 /// inference and gradient accumulation: a weight is then cast again only after it changed.
 ///
-/// What is trained is better served by the shadow_dtype of fastamp::optim's optimizers.
+/// What is trained is better served by the autocast_dtype of fastamp::optim's optimizers.
 ///
 /// Works for float32 tensors that are not views, whether they require gradients or not. A kept cast
 /// is used only while the weight's version counter, memory and sizes are as they were; every region

@@ -14,7 +14,7 @@ namespace fastamp {
 /// Says that weights were written in a way that their version counters do not show: by LibTorch's
 /// own optimizers, which write through `.data()`, by `.data()` itself, by a raw pointer. Their
 /// next use in a region casts them again, on every thread, whether the region is open now or not;
-/// kept casts and shadows of them are freed.
+/// kept casts and weight copies of them are freed.
 ///
 /// @code
 ///   fastamp::AutocastGuard region(torch::kCPU);   // stays open across the step

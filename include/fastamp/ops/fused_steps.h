@@ -45,10 +45,10 @@ namespace fastamp::ops {
 /// @param nesterov,maximize  For each group, as in torch.optim.SGD.
 /// @param lr_tensors  Empty, or for each group a float32 or float64 tensor of one element, on the
 ///                device of params or on the CPU, that replaces lr[g]. Read on the device.
-/// @param shadows float16 or bfloat16 copies of float32 parameters, of their shapes, which the step
-///                writes: the parameter rounded to nearest even. Never read, so whatever they hold
-///                changes no parameter. A skipped step leaves them as they are. In place.
-/// @param shadow_of  For each shadow the index in params of its parameter; ascending.
+/// @param weight_copies  float16 or bfloat16 copies of float32 parameters, of their shapes, which
+///                the step writes: the parameter rounded to nearest even. Never read, so whatever
+///                they hold changes no parameter. A skipped step leaves them as they are. In place.
+/// @param copy_of  For each weight copy the index in params of its parameter; ascending.
 /// @param inv_scale,clip_coef,found_inf  float32, one element, on the device of params; None
 ///                stands for 1, 1 and 0.
 /// @param clip_value  None, or at least 0: the greatest magnitude of an element, as
@@ -68,8 +68,8 @@ FASTAMP_API void fused_sgd_(at::TensorList params, at::TensorList grads,
                             at::ArrayRef<double> lr, at::ArrayRef<double> momentum,
                             at::ArrayRef<double> dampening, at::ArrayRef<double> weight_decay,
                             const c10::List<bool>& nesterov, const c10::List<bool>& maximize,
-                            at::TensorList lr_tensors, at::TensorList shadows,
-                            at::IntArrayRef shadow_of, const std::optional<at::Tensor>& inv_scale,
+                            at::TensorList lr_tensors, at::TensorList weight_copies,
+                            at::IntArrayRef copy_of, const std::optional<at::Tensor>& inv_scale,
                             const std::optional<at::Tensor>& clip_coef,
                             const std::optional<at::Tensor>& found_inf,
                             std::optional<double> clip_value, bool write_grads);
@@ -78,14 +78,14 @@ FASTAMP_API void fused_sgd_(at::TensorList params, at::TensorList grads,
 /// torch.optim.Adam and AdamW (foreach, not capturable).
 ///
 /// Lists, gate (inv_scale, clip_coef, found_inf, clip_value), write_grads, masters, lr_tensors,
-/// shadows, errors and notes are those of fused_sgd_. For each element, in fp32, constants in fp64
-/// rounded once, t = steps + 1:
+/// weight copies, errors and notes are those of fused_sgd_. For each element, in fp32, constants in
+/// fp64 rounded once, t = steps + 1:
 ///   g = clamp(grad * inv_scale * clip_coef, -clip_value, clip_value), negated if maximize
 ///   decoupled (AdamW): w *= 1 - lr * weight_decay;  else (Adam): g += weight_decay * w
 ///   m = lerp(m, g, 1 - beta1);  v = beta2 * v + (1 - beta2) * g * g;  amsgrad: v' = max(v', v)
 ///   w -= lr / (1 - beta1^t) * m / (sqrt(v or v') / sqrt(1 - beta2^t) + eps)
 ///
-/// @param params,grads,masters,group_sizes,lr_tensors,shadows,shadow_of  As in fused_sgd_.
+/// @param params,grads,masters,group_sizes,lr_tensors,weight_copies,copy_of  As in fused_sgd_.
 /// @param inv_scale,clip_coef,found_inf,clip_value,write_grads  As in fused_sgd_.
 /// @param lr,beta1,beta2,eps,weight_decay,amsgrad,maximize  For each group, as in torch.optim.Adam.
 /// @param decoupled  For each group: AdamW's weight decay, else Adam's.
@@ -102,8 +102,8 @@ FASTAMP_API void fused_adamw_(
     at::ArrayRef<double> beta1, at::ArrayRef<double> beta2, at::ArrayRef<double> eps,
     at::ArrayRef<double> weight_decay, const c10::List<bool>& decoupled,
     const c10::List<bool>& amsgrad, const c10::List<bool>& maximize, at::TensorList lr_tensors,
-    at::TensorList shadows, at::IntArrayRef shadow_of, const std::optional<at::Tensor>& inv_scale,
-    const std::optional<at::Tensor>& clip_coef, const std::optional<at::Tensor>& found_inf,
-    std::optional<double> clip_value, bool write_grads);
+    at::TensorList weight_copies, at::IntArrayRef copy_of,
+    const std::optional<at::Tensor>& inv_scale, const std::optional<at::Tensor>& clip_coef,
+    const std::optional<at::Tensor>& found_inf, std::optional<double> clip_value, bool write_grads);
 
 }  // namespace fastamp::ops

@@ -15,7 +15,7 @@
 #include <vector>
 
 namespace fastamp::autocast {
-class Shadows;
+class WeightCopies;
 }  // namespace fastamp::autocast
 
 namespace fastamp::optim {
@@ -41,9 +41,9 @@ struct FASTAMP_API AdamWOptions : torch::optim::AdamWOptions {
   TORCH_ARG(bool, maximize) = false;
   /// Dtype of the moments: as AdamOptions.
   TORCH_ARG(c10::ScalarType, state_dtype) = c10::kFloat;
-  /// Dtype of shadows, the casts of weights that the step writes: kBFloat16 or kHalf, that of the
-  /// regions; Undefined for none.
-  TORCH_ARG(c10::ScalarType, shadow_dtype) = c10::ScalarType::Undefined;
+  /// Dtype of the autocast regions, kBFloat16 or kHalf: the step also writes the copies of weights
+  /// that autocast will use. Undefined for none.
+  TORCH_ARG(c10::ScalarType, autocast_dtype) = c10::ScalarType::Undefined;
 
  public:
   // NOLINTNEXTLINE(misc-override-with-different-visibility): LibTorch calls it through its base
@@ -53,7 +53,7 @@ struct FASTAMP_API AdamWOptions : torch::optim::AdamWOptions {
   friend bool operator==(const AdamWOptions& left, const AdamWOptions& right) {
     return static_cast<const Torch&>(left) == static_cast<const Torch&>(right) &&
            left.maximize_ == right.maximize_ && left.state_dtype_ == right.state_dtype_ &&
-           left.shadow_dtype_ == right.shadow_dtype_;
+           left.autocast_dtype_ == right.autocast_dtype_;
   }
 };
 
@@ -94,7 +94,7 @@ class FASTAMP_API AdamW : public torch::optim::Optimizer, public GatedOptimizer 
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
-  std::shared_ptr<autocast::Shadows> shadows_;
+  std::shared_ptr<autocast::WeightCopies> copies_;
 };
 
 }  // namespace fastamp::optim

@@ -14,7 +14,7 @@
 #include <vector>
 
 namespace fastamp::autocast {
-class Shadows;
+class WeightCopies;
 }  // namespace fastamp::autocast
 
 namespace fastamp::optim {
@@ -43,9 +43,9 @@ struct FASTAMP_API SGDOptions : torch::optim::SGDOptions {
   TORCH_ARG(bool, maximize) = false;
   /// Dtype of the momentum buffers: kFloat or kBFloat16.
   TORCH_ARG(c10::ScalarType, state_dtype) = c10::kFloat;
-  /// Dtype of shadows, the casts of weights that the step writes: kBFloat16 or kHalf, that of the
-  /// regions; Undefined for none.
-  TORCH_ARG(c10::ScalarType, shadow_dtype) = c10::ScalarType::Undefined;
+  /// Dtype of the autocast regions, kBFloat16 or kHalf: the step also writes the copies of weights
+  /// that autocast will use. Undefined for none.
+  TORCH_ARG(c10::ScalarType, autocast_dtype) = c10::ScalarType::Undefined;
 
  public:
   // NOLINTNEXTLINE(misc-override-with-different-visibility): LibTorch calls it through its base
@@ -55,7 +55,7 @@ struct FASTAMP_API SGDOptions : torch::optim::SGDOptions {
   friend bool operator==(const SGDOptions& left, const SGDOptions& right) {
     return static_cast<const Torch&>(left) == static_cast<const Torch&>(right) &&
            left.maximize_ == right.maximize_ && left.state_dtype_ == right.state_dtype_ &&
-           left.shadow_dtype_ == right.shadow_dtype_;
+           left.autocast_dtype_ == right.autocast_dtype_;
   }
 };
 
@@ -91,7 +91,7 @@ struct FASTAMP_API SGDParamState : torch::optim::SGDParamState {
 /// complex, other devices than cpu and cuda) are stepped by LibTorch's own code in the same call,
 /// behind the same gate, whose flag is read by the host then.
 ///
-/// With shadow_dtype the step also writes the lower-precision casts of float32 parameters that
+/// With autocast_dtype the step also writes the lower-precision casts of float32 parameters that
 /// autocast regions have used (kept_casts() counts them), so that the next region casts no weight;
 /// KeepCasts says when a kept cast is used. They are no part of checkpoints.
 /// @warning A parameter that is written without moving its version counter (through `.data()`) is
@@ -131,7 +131,7 @@ class FASTAMP_API SGD : public torch::optim::Optimizer, public GatedOptimizer {
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
-  std::shared_ptr<autocast::Shadows> shadows_;
+  std::shared_ptr<autocast::WeightCopies> copies_;
 };
 
 }  // namespace fastamp::optim

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 from fastamp.optim._fused import FusedOptimizer
-from fastamp.optim._shadows import check_shadow_dtype
+from fastamp.optim._weight_copies import check_autocast_dtype
 from fastamp.optim.adam import Adam
 from fastamp.optim.adamw import AdamW
 from fastamp.optim.sgd import SGD
@@ -21,7 +21,7 @@ _FUSED: dict[type, type[FusedOptimizer]] = {
 }
 
 
-def fuse_(optimizer: _Optimizer, *, shadow_dtype: torch.dtype | None = None) -> _Optimizer:
+def fuse_(optimizer: _Optimizer, *, autocast_dtype: torch.dtype | None = None) -> _Optimizer:
     """Makes a torch optimizer step as fastamp's of the same name does, from now on.
 
     The object stays itself: param groups, hooks, and LR schedulers that were or will be made for it
@@ -31,20 +31,20 @@ def fuse_(optimizer: _Optimizer, *, shadow_dtype: torch.dtype | None = None) -> 
     Args:
         optimizer: An object of exactly ``torch.optim.SGD``, ``Adam`` or ``AdamW``, or one that is
             fused already.
-        shadow_dtype: As for ``fastamp.optim.SGD``. ``None`` leaves it as it is.
+        autocast_dtype: As for ``fastamp.optim.SGD``. ``None`` leaves it as it is.
 
     Returns:
         The same object.
 
     Raises:
-        ValueError: ``shadow_dtype`` is none that shadows can have. Nothing was changed.
+        ValueError: ``autocast_dtype`` is none that weight copies can have. Nothing was changed.
         TypeError: The optimizer is of another class, subclasses of these included: the fused step
             would replace what they do. Nothing was changed.
     """
-    check_shadow_dtype("fuse_", shadow_dtype)
+    check_autocast_dtype("fuse_", autocast_dtype)
     if isinstance(optimizer, FusedOptimizer):
-        if shadow_dtype is not None:
-            optimizer._fastamp_use_shadows("fuse_", shadow_dtype)
+        if autocast_dtype is not None:
+            optimizer._fastamp_use_weight_copies("fuse_", autocast_dtype)
         return optimizer
     fused = _FUSED.get(type(optimizer))
     if fused is None:
@@ -57,5 +57,5 @@ def fuse_(optimizer: _Optimizer, *, shadow_dtype: torch.dtype | None = None) -> 
     erased.__dict__.pop("_step_supports_amp_scaling", None)
     erased._patch_step_function()
     erased._fastamp_adopt_state({})
-    erased._fastamp_use_shadows("fuse_", shadow_dtype)
+    erased._fastamp_use_weight_copies("fuse_", autocast_dtype)
     return optimizer

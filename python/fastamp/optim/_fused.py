@@ -15,9 +15,9 @@ from fastamp.optim._layout import (
     is_ours,
     warn_of_narrow_moments,
 )
-from fastamp.optim._shadows import check_shadow_dtype, forget_casts, make_shadows
 from fastamp.optim._torch_step import step_with_torch
 from fastamp.optim._watched_step import watched_if_asked_for
+from fastamp.optim._weight_copies import check_autocast_dtype, forget_casts, make_weight_copies
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     _fastamp_gate: StepGate
     # A parameter is listed twice. torch steps it twice, one after the other; a fused step cannot.
     _fastamp_repeats = False
-    _fastamp_shadows: _C.Shadows | None = None
+    _fastamp_weight_copies: _C.WeightCopies | None = None
     # torch's constructors call add_param_group; what groups are warned of is said at their end.
     _fastamp_is_being_made = False
     _torch_class: ClassVar[type[torch.optim.Optimizer]]
@@ -58,7 +58,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             cls._fastamp_takes_gate = False
 
     def _finish_init(
-        self, function: str, state_dtype: torch.dtype | None, shadow_dtype: torch.dtype | None
+        self, function: str, state_dtype: torch.dtype | None, autocast_dtype: torch.dtype | None
     ) -> None:
         self.__dict__.pop("_step_supports_amp_scaling", None)
         check_state_dtype(function, state_dtype)
@@ -66,13 +66,13 @@ class FusedOptimizer(torch.optim.Optimizer):
             self.defaults["state_dtype"] = state_dtype
             for group in self.param_groups:
                 group.setdefault("state_dtype", state_dtype)
-        self._fastamp_use_shadows(function, shadow_dtype)
+        self._fastamp_use_weight_copies(function, autocast_dtype)
         self.__dict__.pop("_fastamp_is_being_made", None)
         warn_of_narrow_moments(function, self.param_groups, stacklevel=3)
 
-    def _fastamp_use_shadows(self, function: str, dtype: torch.dtype | None) -> None:
-        check_shadow_dtype(function, dtype)
-        self._fastamp_shadows = make_shadows(dtype)
+    def _fastamp_use_weight_copies(self, function: str, dtype: torch.dtype | None) -> None:
+        check_autocast_dtype(function, dtype)
+        self._fastamp_weight_copies = make_weight_copies(dtype)
 
     @watched_if_asked_for
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -196,17 +196,17 @@ class FusedOptimizer(torch.optim.Optimizer):
             self.__dict__.pop("_fastamp_source", None)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Adds the dtype of shadows, which is no part of ``state_dict``."""
+        """Adds the dtype of weight copies, which is no part of ``state_dict``."""
         state: dict[str, Any] = super().__getstate__()
-        if self._fastamp_shadows is not None:
-            state["_fastamp_shadow_dtype"] = self._fastamp_shadows.dtype
+        if self._fastamp_weight_copies is not None:
+            state["_fastamp_autocast_dtype"] = self._fastamp_weight_copies.dtype
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        if "_fastamp_shadow_dtype" in self.__dict__:
-            dtype = self.__dict__.pop("_fastamp_shadow_dtype")
-            self._fastamp_use_shadows("__setstate__", dtype)
+        if "_fastamp_autocast_dtype" in self.__dict__:
+            dtype = self.__dict__.pop("_fastamp_autocast_dtype")
+            self._fastamp_use_weight_copies("__setstate__", dtype)
         self.__dict__.pop("_step_supports_amp_scaling", None)
         source = self.__dict__.get("_fastamp_source")
         self._fastamp_adopt_state({} if source is None else source)

@@ -37,9 +37,9 @@ class Adam(FusedOptimizer, torch.optim.Adam):
         decoupled_weight_decay: The weights decay by themselves, as in AdamW.
         state_dtype: dtype of the moments: ``torch.float32`` (also ``None``) or ``torch.bfloat16``,
             which needs a second beta of at most 0.99. May differ by group.
-        shadow_dtype: ``torch.bfloat16`` or ``torch.float16``, the dtype of the autocast regions:
+        autocast_dtype: ``torch.bfloat16`` or ``torch.float16``, the dtype of the autocast regions:
             the step writes the casts of the weights too, and regions cast none. ``None`` does not.
-            See "Shadows" in docs/optim.md for the one danger.
+            See "Weight copies" in docs/optim.md for the one danger.
 
     Raises:
         ValueError: A hyperparameter is out of its range, or ``params`` is empty.
@@ -69,7 +69,7 @@ class Adam(FusedOptimizer, torch.optim.Adam):
         fused: bool | None = None,
         decoupled_weight_decay: bool = False,
         state_dtype: torch.dtype | None = None,
-        shadow_dtype: torch.dtype | None = None,
+        autocast_dtype: torch.dtype | None = None,
     ) -> None:
         """Checks the options; state is created at the first step."""
         self._fastamp_is_being_made = True
@@ -88,7 +88,7 @@ class Adam(FusedOptimizer, torch.optim.Adam):
             fused=fused,
             decoupled_weight_decay=decoupled_weight_decay,
         )
-        self._finish_init("Adam", state_dtype, shadow_dtype)
+        self._finish_init("Adam", state_dtype, autocast_dtype)
 
     def _native_step(self, gate: StepGate | None) -> list[tuple[int, Tensor]]:
         return _C.adam_step(self, gate)

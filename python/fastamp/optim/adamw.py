@@ -36,7 +36,7 @@ class AdamW(Adam, torch.optim.AdamW):
         differentiable: bool = False,
         fused: bool | None = None,
         state_dtype: torch.dtype | None = None,
-        shadow_dtype: torch.dtype | None = None,
+        autocast_dtype: torch.dtype | None = None,
     ) -> None:
         """Checks the options; state is created at the first step."""
         self._fastamp_is_being_made = True
@@ -55,4 +55,4 @@ class AdamW(Adam, torch.optim.AdamW):
             fused=fused,
             decoupled_weight_decay=True,
         )
-        self._finish_init("AdamW", state_dtype, shadow_dtype)
+        self._finish_init("AdamW", state_dtype, autocast_dtype)

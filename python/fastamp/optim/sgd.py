@@ -38,9 +38,9 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         fused: Accepted; the step is always fused.
         state_dtype: dtype of momentum buffers: ``torch.float32`` (also ``None``) or
             ``torch.bfloat16``. May differ by group.
-        shadow_dtype: ``torch.bfloat16`` or ``torch.float16``, the dtype of the autocast regions:
+        autocast_dtype: ``torch.bfloat16`` or ``torch.float16``, the dtype of the autocast regions:
             the step writes the casts of the weights too, and regions cast none. ``None`` does not.
-            See "Shadows" in docs/optim.md for the one danger.
+            See "Weight copies" in docs/optim.md for the one danger.
 
     Raises:
         ValueError: A hyperparameter is out of its range, or ``params`` is empty.
@@ -65,7 +65,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         differentiable: bool = False,
         fused: bool | None = None,
         state_dtype: torch.dtype | None = None,
-        shadow_dtype: torch.dtype | None = None,
+        autocast_dtype: torch.dtype | None = None,
     ) -> None:
         """Checks the options; state is created at the first step."""
         torch.optim.SGD.__init__(
@@ -81,7 +81,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
             differentiable=differentiable,
             fused=fused,
         )
-        self._finish_init("SGD", state_dtype, shadow_dtype)
+        self._finish_init("SGD", state_dtype, autocast_dtype)
 
     def _native_step(self, gate: StepGate | None) -> list[tuple[int, Tensor]]:
         return _C.sgd_step(self, gate)

@@ -109,7 +109,7 @@ FASTAMP_ALWAYS_INLINE void step_block(const BlockGate& call, const typename Op::
     }
   }
   float* weight = static_cast<float*>(at[kWeight]) + begin;
-  if (at[kHalf] != nullptr && !entry.tag.has_shadow()) {
+  if (at[kHalf] != nullptr && !entry.tag.has_copy()) {
     if (entry.tag.of(kHalfBits) == Storage::kHalf) {
       follow_params<Convert>(weight, static_cast<const c10::Half*>(at[kHalf]) + begin, n);
     } else {

@@ -152,7 +152,7 @@ struct StepKernel {
     Storage grad_storage;
     Storage half_storage;
     Storage moment_storage;
-    bool follows;  ///< The weight follows `half`, which is no shadow.
+    bool follows;  ///< The weight follows `half`, which is no weight copy.
   };
 
   template <typename Table>
@@ -165,7 +165,7 @@ struct StepKernel {
     at.grad_storage = tag.of(kGradBits);
     at.half_storage = tag.of(kHalfBits);
     at.moment_storage = tag.of(kMomentBits);
-    at.follows = at.half != nullptr && !tag.has_shadow();
+    at.follows = at.half != nullptr && !tag.has_copy();
     bool vectors = quad_aligned(at.grad, at.grad_storage) &&
                    quad_aligned(at.weight, Storage::kFloat) &&
                    quad_aligned(at.half, at.half_storage);

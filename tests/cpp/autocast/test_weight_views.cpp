@@ -78,7 +78,7 @@ TEST_CASE_METHOD(LeavesNoTrace, "torch::nn::Linear: our optimizers write its cop
                  "[autocast][weight_view]") {
   torch::nn::Linear linear(kColumns, kRows);
   fastamp::optim::SGD optimizer(linear->parameters(),
-                                fastamp::optim::SGDOptions(0.1).shadow_dtype(c10::kBFloat16));
+                                fastamp::optim::SGDOptions(0.1).autocast_dtype(c10::kBFloat16));
   const auto input = at::randn({4, kColumns});
   const auto step = [&] {
     optimizer.zero_grad();

@@ -127,7 +127,7 @@ TEST_CASE("AdamW: the options of groups are those that LibTorch's have", "[optim
 
 TEST_CASE("the options that only ours have follow the same rule", "[optim]") {
   const auto defaults =
-      ours::AdamOptions(0.5).maximize(true).state_dtype(at::kBFloat16).shadow_dtype(at::kHalf);
+      ours::AdamOptions(0.5).maximize(true).state_dtype(at::kBFloat16).autocast_dtype(at::kHalf);
   const bool inherited = torch_inherits();
   SECTION("left alone") {
     const auto optimizer = with_groups<ours::Adam>(defaults, ours::AdamOptions(0.25));
@@ -135,18 +135,20 @@ TEST_CASE("the options that only ours have follow the same rule", "[optim]") {
       const auto& options = options_of<ours::AdamOptions>(optimizer, i);
       CHECK(options.maximize() == inherited);
       CHECK(options.state_dtype() == (inherited ? at::kBFloat16 : at::kFloat));
-      CHECK(options.shadow_dtype() == (inherited ? at::kHalf : at::ScalarType::Undefined));
+      CHECK(options.autocast_dtype() == (inherited ? at::kHalf : at::ScalarType::Undefined));
     }
   }
   SECTION("set") {
-    const auto optimizer = with_groups<ours::Adam>(
-        ours::AdamOptions(0.5),
-        ours::AdamOptions(0.25).maximize(true).state_dtype(at::kBFloat16).shadow_dtype(at::kHalf));
+    const auto optimizer =
+        with_groups<ours::Adam>(ours::AdamOptions(0.5), ours::AdamOptions(0.25)
+                                                            .maximize(true)
+                                                            .state_dtype(at::kBFloat16)
+                                                            .autocast_dtype(at::kHalf));
     for (const std::size_t i : {std::size_t{1}, std::size_t{2}}) {
       const auto& options = options_of<ours::AdamOptions>(optimizer, i);
       CHECK(options.maximize());
       CHECK(options.state_dtype() == at::kBFloat16);
-      CHECK(options.shadow_dtype() == at::kHalf);
+      CHECK(options.autocast_dtype() == at::kHalf);
     }
   }
 }

@@ -223,10 +223,10 @@ TEST_CASE("step: casts of weights that it did not touch are kept", "[scaler]") {
   CHECK(fastamp::test::is_cast_kept(other));
 }
 
-TEST_CASE("step: shadows of our own optimizers outlive it", "[scaler]") {
+TEST_CASE("step: weight_copies of our own optimizers outlive it", "[scaler]") {
   const auto weight = make_weight(4, 2);
   fastamp::optim::SGD optimizer({weight},
-                                fastamp::optim::SGDOptions(1.0).shadow_dtype(at::kBFloat16));
+                                fastamp::optim::SGDOptions(1.0).autocast_dtype(at::kBFloat16));
   const bool enabled = GENERATE(true, false);
   GradScaler scaler(cpu_options().init_scale(1.0).enabled(enabled));
   fastamp::CastCounts last;

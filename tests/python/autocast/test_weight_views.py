@@ -197,7 +197,7 @@ def test_kept_casts_serve_views_in_later_regions(requires_grad: bool):
 
 def test_a_steps_copies_of_weights_serve_views():
     w, x = weight(), activation()
-    optimizer = fastamp.optim.SGD([w], lr=0.1, shadow_dtype=BF16)
+    optimizer = fastamp.optim.SGD([w], lr=0.1, autocast_dtype=BF16)
 
     def step() -> None:
         optimizer.zero_grad()

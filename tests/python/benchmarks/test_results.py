@@ -12,7 +12,7 @@ import torch
 from benchmarks import compare, pages, report, results_file, table
 from benchmarks.harness import BASELINE, OURS, Result
 from benchmarks.noise import change
-from benchmarks.rows import shadows
+from benchmarks.rows import weight_copies
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -206,19 +206,19 @@ def test_page_hides_no_row_and_names_those_behind(tmp_path, monkeypatch):
     assert "\n- cpu: slow one\n" in readme
 
 
-def test_rows_with_shadows_have_a_plot_over_none(tmp_path, monkeypatch):
+def test_rows_with_weight_copies_have_a_plot_over_none(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(pages, "ROOT", tmp_path)
-    row = result("cpu: shadows: m", noisy(100, 1), noisy(50, 2))
-    row.samples[shadows.NO_SHADOWS], row.group = noisy(75, 3), shadows.GROUP
+    row = result("cpu: weight copies: m", noisy(100, 1), noisy(50, 2))
+    row.samples[weight_copies.NO_COPIES], row.group = noisy(75, 3), weight_copies.GROUP
     row.facts = {OURS: {"weight casts": 0.0, "MiB kept between steps": 1.5}}
     path = tmp_path / "2026-01-01-abc-cpu.json"
     environment = {"gpu": "none", "date": "2026-01-01", "revision": "abc"}
     results_file.save(path, environment, [row], [])
     text = pages.section(path)
-    assert "no shadows 7" in text
-    assert "| cpu: shadows: m | fastamp | 0 |" in text
-    assert "| cpu: shadows: m | fastamp | 1.5 |" in text
+    assert "no weight copies 7" in text
+    assert "| cpu: weight copies: m | fastamp | 0 |" in text
+    assert "| cpu: weight copies: m | fastamp | 1.5 |" in text
     pages.figures(path, [row], tmp_path / "plots")
     drawn = {f"plots/{p.name}" for p in (tmp_path / "plots").iterdir()}
     assert drawn == {link.partition(")")[0] for link in text.split("](")[2:]}

@@ -12,9 +12,9 @@ from benchmarks.budget import Effort
 from benchmarks.counts import profiled, saved_for_backward
 from benchmarks.harness import BASELINE, OURS, judge, measure, prepared
 from benchmarks.models import digits, transformer, workloads
-from benchmarks.rows.shadows import NO_SHADOWS, shadow_row
 from benchmarks.rows.steps import transformer_shapes
 from benchmarks.rows.training import training_row
+from benchmarks.rows.weight_copies import NO_COPIES, copies_row
 from benchmarks.sides import REGIONS, use_kernels_of
 from benchmarks.training import FP32, Training, search
 
@@ -86,28 +86,28 @@ def test_casts_of_weights_are_told_by_their_memory():
 
 
 @pytest.mark.usefixtures("nothing_is_kept_afterwards")
-def test_a_row_with_shadows_says_what_they_save_and_hold():
-    found = measure(shadow_row(digits(16), "cpu"), Effort(2, 1e-9, 0, 2, 0, 2))
+def test_a_row_with_weight_copies_says_what_they_save_and_hold():
+    found = measure(copies_row(digits(16), "cpu"), Effort(2, 1e-9, 0, 2, 0, 2))
     facts = found.facts
-    assert set(facts) == set(found.samples) == {BASELINE, OURS, NO_SHADOWS}
+    assert set(facts) == set(found.samples) == {BASELINE, OURS, NO_COPIES}
     assert found.goal_reached
     assert {name: f["weight casts"] for name, f in facts.items()} == {
         BASELINE: 4,
         OURS: 0,
-        NO_SHADOWS: 4,
+        NO_COPIES: 4,
     }
-    assert facts[NO_SHADOWS]["casts"] - facts[OURS]["casts"] == 4
+    assert facts[NO_COPIES]["casts"] - facts[OURS]["casts"] == 4
     parameters = 64 * 256 + 256 + 256 * 10 + 10
     held = {name: f["MiB kept between steps"] * 2**20 for name, f in facts.items()}
-    assert held == {BASELINE: 0, OURS: 2 * parameters, NO_SHADOWS: 0}
+    assert held == {BASELINE: 0, OURS: 2 * parameters, NO_COPIES: 0}
     found.facts[OURS]["weight casts"] = 1.0
-    judge(found, shadow_row(digits(16), "cpu").goal)
+    judge(found, copies_row(digits(16), "cpu").goal)
     assert not found.goal_reached
 
 
 @pytest.mark.usefixtures("nothing_is_kept_afterwards")
-def test_taking_turns_with_torch_leaves_shadows_in_place():
-    candidates = shadow_row(digits(16), "cpu").candidates()
+def test_taking_turns_with_torch_leaves_weight_copies_in_place():
+    candidates = copies_row(digits(16), "cpu").candidates()
     for _ in range(2):
         for candidate in candidates.values():
             with prepared(candidate):

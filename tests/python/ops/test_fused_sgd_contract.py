@@ -24,8 +24,8 @@ NAMES = [
     "nesterov",
     "maximize",
     "lr_tensors",
-    "shadows",
-    "shadow_of",
+    "weight_copies",
+    "copy_of",
 ]
 
 

@@ -262,7 +262,7 @@ def use_optimizer(job: Job) -> None:
 
 
 def use_fuse(job: Job) -> None:
-    sys.modules["fastamp"].optim.fuse_(job.optimizer, shadow_dtype=BF16)
+    sys.modules["fastamp"].optim.fuse_(job.optimizer, autocast_dtype=BF16)
 
 
 def use_kept_casts(job: Job) -> None:

@@ -46,7 +46,7 @@ class FusedSgd:
                 if is_16_bit(p):
                     self.masters[p] = p.detach().float()
 
-    def arguments(self, lr_tensors=(), shadows=(), shadow_of=()):
+    def arguments(self, lr_tensors=(), weight_copies=(), copy_of=()):
         params = [p for g in self.groups for p in g["params"]]
         moving = [p for g in self.groups if g.get("momentum", 0) for p in g["params"]]
         return (
@@ -63,12 +63,12 @@ class FusedSgd:
             [g.get("nesterov", False) for g in self.groups],
             [g.get("maximize", False) for g in self.groups],
             list(lr_tensors),
-            list(shadows),
-            list(shadow_of),
+            list(weight_copies),
+            list(copy_of),
         )
 
-    def step(self, lr_tensors=(), shadows=(), shadow_of=(), **gate):
-        sgd_(*self.arguments(lr_tensors, shadows, shadow_of), **gate)
+    def step(self, lr_tensors=(), weight_copies=(), copy_of=(), **gate):
+        sgd_(*self.arguments(lr_tensors, weight_copies, copy_of), **gate)
 
 
 adamw_ = torch.ops.fastamp.fused_adamw_
@@ -89,7 +89,7 @@ class FusedAdam:
                 if is_16_bit(p):
                     self.masters[p] = p.detach().float()
 
-    def arguments(self, lr_tensors=(), shadows=(), shadow_of=()):
+    def arguments(self, lr_tensors=(), weight_copies=(), copy_of=()):
         params = [p for g in self.groups for p in g["params"]]
         widest = [p for g in self.groups if g.get("amsgrad") for p in g["params"]]
         betas = [g.get("betas", (0.9, 0.999)) for g in self.groups]
@@ -111,9 +111,9 @@ class FusedAdam:
             [g.get("amsgrad", False) for g in self.groups],
             [g.get("maximize", False) for g in self.groups],
             list(lr_tensors),
-            list(shadows),
-            list(shadow_of),
+            list(weight_copies),
+            list(copy_of),
         )
 
-    def step(self, lr_tensors=(), shadows=(), shadow_of=(), **gate):
-        adamw_(*self.arguments(lr_tensors, shadows, shadow_of), **gate)
+    def step(self, lr_tensors=(), weight_copies=(), copy_of=(), **gate):
+        adamw_(*self.arguments(lr_tensors, weight_copies, copy_of), **gate)

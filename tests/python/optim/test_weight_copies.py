@@ -1,4 +1,4 @@
-"""Training with shadows: the bits of training without, and no weight is cast."""
+"""Training with weight copies: the bits of training without, and no weight is cast."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 import fastamp
 from support.amp_reference import DEVICES
 from support.casts import copies_made
+from support.copy_runs import OPTIMIZERS, Training, assert_same_run
 from support.kept_casts import casts_of, use
-from support.shadow_runs import OPTIMIZERS, Training, assert_same_run
 from support.small_models import MODELS
 
 pytestmark = pytest.mark.usefixtures("nothing_is_kept_afterwards")
@@ -26,8 +26,8 @@ devices = pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_train_to_the_same_bits_without_casting_a_weight(name, dtype, device):
-    def run(shadow_dtype):
-        return Training(name, "AdamW", DTYPES[dtype], shadow_dtype, device).steps(5)
+    def run(autocast_dtype):
+        return Training(name, "AdamW", DTYPES[dtype], autocast_dtype, device).steps(5)
 
     try:
         theirs = run(None)
@@ -37,7 +37,7 @@ def test_models_train_to_the_same_bits_without_casting_a_weight(name, dtype, dev
         pytest.skip("oneDNN has no low-precision LSTM on this CPU")
     ours = run(DTYPES[dtype])
     assert_same_run(ours, theirs)
-    # The first step asks for the weights, the second region's casts become their shadows.
+    # The first step asks for the weights, the second region's casts become their weight copies.
     # (Recomputation finds them already.)
     assert ours.weight_casts[0] == theirs.weight_casts[-1] >= ours.weight_casts[1] > 0
     assert ours.weight_casts[2:] == [0, 0, 0]
@@ -47,8 +47,8 @@ def test_models_train_to_the_same_bits_without_casting_a_weight(name, dtype, dev
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("overflow", [(), (0, 1), (2, 3, 5)])
 def test_optimizers_skipped_steps_and_accumulation(optimizer, overflow, device):
-    def run(shadow_dtype):
-        training = Training("cnn", optimizer, torch.float16, shadow_dtype, device)
+    def run(autocast_dtype):
+        training = Training("cnn", optimizer, torch.float16, autocast_dtype, device)
         return training.steps(7, overflow, micro_steps=2)
 
     ours, theirs = run(torch.float16), run(None)
@@ -61,10 +61,10 @@ def test_the_step_casts_nothing_either():
     training.steps(3)
     training.forward().backward()
     assert copies_made(training.optimizer.step) == 0
-    assert training.optimizer._fastamp_shadows is not None
+    assert training.optimizer._fastamp_weight_copies is not None
 
 
-def test_another_dtype_than_the_regions_has_no_shadow_and_is_right():
+def test_another_dtype_than_the_regions_has_no_weight_copy_and_is_right():
     ours = Training("mlp", "AdamW", BF16, torch.float16).steps(4)
     theirs = Training("mlp", "AdamW", BF16, None).steps(4)
     assert_same_run(ours, theirs)
@@ -93,9 +93,9 @@ def test_a_checkpoint_is_the_same_and_resumes(optimizer):
     torch_class([p.detach() for p in whole.model.parameters()], lr=1.0).load_state_dict(saved)
 
 
-def edited_run(shadow_dtype, edit):
+def edited_run(autocast_dtype, edit):
     """A run whose weights somebody edits after each step."""
-    training = Training("separate qkv", "momentum", BF16, shadow_dtype)
+    training = Training("separate qkv", "momentum", BF16, autocast_dtype)
     for step in range(6):
         training.step(overflows=step == 3)
         edit(training, step)
@@ -146,7 +146,7 @@ def step_by_torchs_fused(training, step):
 
 
 def step_by_another_of_ours(training, _):
-    other = fastamp.optim.SGD(training.model.parameters(), lr=0.1, shadow_dtype=BF16)
+    other = fastamp.optim.SGD(training.model.parameters(), lr=0.1, autocast_dtype=BF16)
     for _ in range(2):
         training.forward().backward()
         other.step()
@@ -169,9 +169,9 @@ def test_weights_that_others_write_are_seen(edit):
     assert_same_run(edited_run(BF16, edit), edited_run(None, edit))
 
 
-def test_two_optimizers_share_shadows_and_the_first_to_go_leaves_them():
+def test_two_optimizers_share_weight_copies_and_the_first_to_go_leaves_them():
     weight = torch.nn.Parameter(torch.arange(6.0).reshape(3, 2))
-    first, second = (fastamp.optim.SGD([weight], lr=0.5, shadow_dtype=BF16) for _ in range(2))
+    first, second = (fastamp.optim.SGD([weight], lr=0.5, autocast_dtype=BF16) for _ in range(2))
     for _ in range(4):
         for optimizer in (first, second):
             use(weight).sum().backward()
@@ -187,7 +187,7 @@ def test_two_optimizers_share_shadows_and_the_first_to_go_leaves_them():
 
 
 def stepped(weight, optimizer):
-    """Steps until the weight has a shadow."""
+    """Steps until the weight has a weight copy."""
     for _ in range(2):
         use(weight).sum().backward()
         optimizer.step()
@@ -197,7 +197,7 @@ def stepped(weight, optimizer):
 
 def test_the_documented_danger_ends_with_the_next_step():
     weight = torch.nn.Parameter(torch.arange(6.0).reshape(3, 2))
-    optimizer = fastamp.optim.SGD([weight], lr=0.5, shadow_dtype=BF16)
+    optimizer = fastamp.optim.SGD([weight], lr=0.5, autocast_dtype=BF16)
     stepped(weight, optimizer)
     before = use(weight)
     weight.data.fill_(8.0)
@@ -216,9 +216,9 @@ def test_the_documented_danger_ends_with_the_next_step():
 
 def test_a_graph_that_outlives_the_step_has_the_old_weights_as_with_torch():
     gradients = []
-    for shadow_dtype in (BF16, None):
+    for autocast_dtype in (BF16, None):
         weight = torch.nn.Parameter(torch.arange(6.0).reshape(3, 2))
-        optimizer = fastamp.optim.SGD([weight], lr=0.5, shadow_dtype=shadow_dtype)
+        optimizer = fastamp.optim.SGD([weight], lr=0.5, autocast_dtype=autocast_dtype)
         for _ in range(2):
             use(weight).sum().backward()
             optimizer.step()
@@ -235,9 +235,9 @@ def test_a_graph_that_outlives_the_step_has_the_old_weights_as_with_torch():
 
 
 def test_a_step_inside_the_region():
-    def run(shadow_dtype):
+    def run(autocast_dtype):
         weight = torch.nn.Parameter(torch.arange(6.0).reshape(3, 2))
-        optimizer = fastamp.optim.SGD([weight], lr=0.5, shadow_dtype=shadow_dtype)
+        optimizer = fastamp.optim.SGD([weight], lr=0.5, autocast_dtype=autocast_dtype)
         outs = []
         with fastamp.autocast("cpu"):
             for _ in range(4):
@@ -251,7 +251,7 @@ def test_a_step_inside_the_region():
 
 def test_threads_that_read_while_another_steps():
     weight = torch.nn.Parameter(torch.ones(64, 64))
-    optimizer = fastamp.optim.SGD([weight], lr=2.0**-10, shadow_dtype=BF16)
+    optimizer = fastamp.optim.SGD([weight], lr=2.0**-10, autocast_dtype=BF16)
     stop, wrong = threading.Event(), []
 
     def read():

@@ -12,35 +12,35 @@ namespace fastamp::autocast {
 
 /// What an optimizer asked of the KeptCastStore: that the casts of its weights are kept, so that
 /// its steps can write them along with the weights. Keeps no weight alive. Not thread-safe.
-class FASTAMP_API Shadows {
+class FASTAMP_API WeightCopies {
  public:
-  Shadows();
-  ~Shadows();
-  Shadows(const Shadows&) = delete;
-  Shadows& operator=(const Shadows&) = delete;
-  Shadows(Shadows&&) = delete;
-  Shadows& operator=(Shadows&&) = delete;
+  WeightCopies();
+  ~WeightCopies();
+  WeightCopies(const WeightCopies&) = delete;
+  WeightCopies& operator=(const WeightCopies&) = delete;
+  WeightCopies(WeightCopies&&) = delete;
+  WeightCopies& operator=(WeightCopies&&) = delete;
 
  private:
-  friend class ShadowedStep;
+  friend class CopyingStep;
   void end();
 
   std::uint64_t id_;
   bool ended_ = false;
 };
 
-/// One step of an optimizer over weights with shadows: kept casts that the step writes, so that the
+/// One step of an optimizer over weights with copies: kept casts that the step writes, so that the
 /// next region finds them and casts nothing.
 ///
-/// open() the weights, step them once and their shadows with them, finish(). A shadow is its
-/// weight's cast before the step, since whether the device skips the step is not known here. While
-/// it is written nobody can find it; without finish() it is dropped, and the next region casts.
-class FASTAMP_API ShadowedStep {
+/// open() the weights, step them once and their copies with them, finish(). A copy is its weight's
+/// cast before the step, since whether the device skips the step is not known here. While it is
+/// written nobody can find it; without finish() it is dropped, and the next region casts.
+class FASTAMP_API CopyingStep {
  public:
-  /// @param shadows  The optimizer's, or null: no weight has a shadow then.
-  explicit ShadowedStep(Shadows* shadows) : shadows_(shadows) {}
+  /// @param weight_copies  The optimizer's, or null: no weight has a copy then.
+  explicit CopyingStep(WeightCopies* weight_copies) : copies_(weight_copies) {}
 
-  /// The shadow of a weight, to be written by the step; undefined where it has none: no region has
+  /// The copy of a weight, to be written by the step; undefined where it has none: no region has
   /// used its cast yet, nobody can keep a cast of it, or a CUDA graph is captured.
   /// @param weight  Borrowed until finish().
   at::Tensor open(const at::Tensor& weight, c10::ScalarType to);
@@ -57,7 +57,7 @@ class FASTAMP_API ShadowedStep {
     std::uint32_t cast_version;
   };
 
-  Shadows* shadows_;
+  WeightCopies* copies_;
   std::vector<Opened> opened_;
 };
 

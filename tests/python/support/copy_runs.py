@@ -1,4 +1,4 @@
-"""Training with and without shadows, seen step by step."""
+"""Training with and without weight copies, seen step by step."""
 
 from __future__ import annotations
 
@@ -36,12 +36,14 @@ class Training:
         name: str,
         optimizer: str,
         dtype: torch.dtype,
-        shadow_dtype: torch.dtype | None,
+        autocast_dtype: torch.dtype | None,
         device: str = "cpu",
     ) -> None:
         torch.manual_seed(0)
         self.model = MODELS[name]().to(device)
-        self.optimizer = OPTIMIZERS[optimizer](self.model.parameters(), shadow_dtype=shadow_dtype)
+        self.optimizer = OPTIMIZERS[optimizer](
+            self.model.parameters(), autocast_dtype=autocast_dtype
+        )
         self.scaler = fastamp.GradScaler(device, init_scale=2.0**10, growth_interval=2)
         self.device, self.dtype = device, dtype
         self.run = Run()

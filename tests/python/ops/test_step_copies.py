@@ -1,4 +1,4 @@
-"""Shadows: 16-bit copies of fp32 parameters that the fused steps write and never read."""
+"""Weight copies: 16-bit copies of fp32 parameters that the fused steps write and never read."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def model(make, device="cpu", sizes=SIZES, state_dtype=torch.float32):
     return make(groups, state_dtype), params
 
 
-def shadows_of(params, dtypes):
-    """(shadows, shadow_of): copies with nothing in them of some parameters."""
+def copies_of(params, dtypes):
+    """(weight copies, copy_of): copies with nothing in them of some parameters."""
     pairs = [(i, d) for i, d in enumerate(dtypes) if d is not None]
     made = [torch.full_like(params[i], GARBAGE, dtype=d) for i, d in pairs]
     return made, [i for i, _ in pairs]
 
 
-def all_shadows(params, dtype):
-    return shadows_of(params, [dtype if p.dtype == torch.float32 else None for p in params])
+def all_copies(params, dtype):
+    return copies_of(params, [dtype if p.dtype == torch.float32 else None for p in params])
 
 
 def gate(device, flag=0.0):
@@ -57,7 +57,9 @@ def gate(device, flag=0.0):
 @makes
 @given(data=st.data(), seed=st.integers(0, 2**31), write=st.booleans())
 @settings(max_examples=15, deadline=None)
-def test_parameters_step_as_without_and_shadows_are_their_casts(device, make, data, seed, write):
+def test_parameters_step_as_without_and_weight_copies_are_their_casts(
+    device, make, data, seed, write
+):
     choices = [torch.float16, torch.bfloat16, None]
     state_dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16]))
     torch.manual_seed(seed)
@@ -67,48 +69,50 @@ def test_parameters_step_as_without_and_shadows_are_their_casts(device, make, da
     dtypes = [
         data.draw(st.sampled_from(choices)) if p.dtype == torch.float32 else None for p in params
     ]
-    shadows, shadow_of = shadows_of(params, dtypes)
+    weight_copies, copy_of = copies_of(params, dtypes)
     for _ in range(3):
-        ours.step(**gate(device), write_grads=write, shadows=shadows, shadow_of=shadow_of)
+        ours.step(**gate(device), write_grads=write, weight_copies=weight_copies, copy_of=copy_of)
         plain.step(**gate(device), write_grads=write)
     for p, q in zip(params, others, strict=True):
         assert_same_bits(p, q)
         assert_same_bits(p.grad, q.grad)
-    for shadow, i in zip(shadows, shadow_of, strict=True):
-        assert_same_bits(shadow, params[i].to(shadow.dtype))
+    for weight_copy, i in zip(weight_copies, copy_of, strict=True):
+        assert_same_bits(weight_copy, params[i].to(weight_copy.dtype))
 
 
 @devices
 @makes
 @pytest.mark.parametrize("flag", [1.0, 2.0, math.nan])
-def test_a_skipped_step_writes_no_shadow(device, make, flag):
+def test_a_skipped_step_writes_no_weight_copy(device, make, flag):
     ours, params = model(make, device)
-    shadows, shadow_of = all_shadows(params, torch.bfloat16)
+    weight_copies, copy_of = all_copies(params, torch.bfloat16)
     before = [p.clone() for p in params]
-    ours.step(**gate(device, flag), shadows=shadows, shadow_of=shadow_of)
-    assert all(s.eq(GARBAGE).all() for s in shadows)
+    ours.step(**gate(device, flag), weight_copies=weight_copies, copy_of=copy_of)
+    assert all(s.eq(GARBAGE).all() for s in weight_copies)
     assert all(torch.equal(p, b) for p, b in zip(params, before, strict=True))
 
 
 @devices
 @makes
-def test_edits_of_weights_win_and_edits_of_shadows_are_lost(device, make):
+def test_edits_of_weights_win_and_edits_of_weight_copies_are_lost(device, make):
     torch.manual_seed(0)
     ours, params = model(make, device)
     torch.manual_seed(0)
     plain, others = model(make, device)
-    shadows, shadow_of = all_shadows(params, torch.float16)
+    weight_copies, copy_of = all_copies(params, torch.float16)
     for round_ in range(3):
-        ours.step(shadows=shadows, shadow_of=shadow_of)
+        ours.step(weight_copies=weight_copies, copy_of=copy_of)
         plain.step()
         for p, q in zip(params, others, strict=True):
             assert_same_bits(p, q)
             p.data.add_(round_)
             q.data.add_(round_)
-        for shadow in shadows:
-            shadow.fill_(math.nan)
-    ours.step(shadows=shadows, shadow_of=shadow_of)
-    assert all(torch.equal(s, params[i].half()) for s, i in zip(shadows, shadow_of, strict=True))
+        for weight_copy in weight_copies:
+            weight_copy.fill_(math.nan)
+    ours.step(weight_copies=weight_copies, copy_of=copy_of)
+    assert all(
+        torch.equal(s, params[i].half()) for s, i in zip(weight_copies, copy_of, strict=True)
+    )
 
 
 @devices
@@ -122,7 +126,7 @@ def test_layouts(device, make):
         "channels last": channels_last,
     }
     for name, weight in weights.items():
-        for shadow in (
+        for weight_copy in (
             torch.empty_like(weight, dtype=torch.bfloat16),
             torch.empty(weight.shape, dtype=torch.bfloat16, device=device),
             torch.empty(*weight.shape, 2, dtype=torch.bfloat16, device=device)[..., 0],
@@ -130,10 +134,10 @@ def test_layouts(device, make):
             p, q = weight.clone(), weight.clone()
             p.grad = torch.randn(weight.shape, device=device)
             q.grad = p.grad.clone()
-            make([{"params": [p], "lr": 0.5}]).step(shadows=[shadow], shadow_of=[0])
+            make([{"params": [p], "lr": 0.5}]).step(weight_copies=[weight_copy], copy_of=[0])
             make([{"params": [q], "lr": 0.5}]).step()
             assert torch.equal(p, q), name
-            assert torch.equal(shadow, p.bfloat16()), name
+            assert torch.equal(weight_copy, p.bfloat16()), name
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -145,11 +149,11 @@ def test_large_parameters_and_many_groups(make, threads):
         params = [torch.randn(n) for n in (200_001, 70_000, *range(40))]
         for p in params:
             p.grad = torch.randn_like(p)
-        shadows, shadow_of = all_shadows(params, torch.bfloat16)
+        weight_copies, copy_of = all_copies(params, torch.bfloat16)
         ours = make([{"params": [p], "lr": 0.1} for p in params])
-        ours.step(shadows=shadows, shadow_of=shadow_of)
-        for shadow, p in zip(shadows, params, strict=True):
-            assert_same_bits(shadow, p.bfloat16())
+        ours.step(weight_copies=weight_copies, copy_of=copy_of)
+        for weight_copy, p in zip(weight_copies, params, strict=True):
+            assert_same_bits(weight_copy, p.bfloat16())
     finally:
         torch.set_num_threads(before)
 
@@ -159,22 +163,22 @@ def test_large_parameters_and_many_groups(make, threads):
 def test_as_a_dispatcher_op(device, make):
     op = OPS[make]
     ours, params = model(make, device, sizes=(3, 5))
-    shadows, shadow_of = all_shadows(params, torch.bfloat16)
-    arguments = ours.arguments((), shadows, shadow_of)
+    weight_copies, copy_of = all_copies(params, torch.bfloat16)
+    arguments = ours.arguments((), weight_copies, copy_of)
     torch.library.opcheck(op, arguments)
-    versions = [s._version for s in shadows]
+    versions = [s._version for s in weight_copies]
     op(*arguments)
-    assert [s._version for s in shadows] == [v + 1 for v in versions]
+    assert [s._version for s in weight_copies] == [v + 1 for v in versions]
     with FakeTensorMode():
         ours, params = model(make, device, sizes=(3, 5))
-        shadows, shadow_of = all_shadows(params, torch.bfloat16)
-        assert op(*ours.arguments((), shadows, shadow_of)) is None
+        weight_copies, copy_of = all_copies(params, torch.bfloat16)
+        assert op(*ours.arguments((), weight_copies, copy_of)) is None
 
 
 BF = torch.ones(3, dtype=torch.bfloat16)
 REFUSED = {
-    "no index": ([BF], [], ValueError, "expected 1 shadow_of, one for each of shadows, got 0"),
-    "an index too many": ([BF], [0, 1], ValueError, "expected 1 shadow_of, .* got 2"),
+    "no index": ([BF], [], ValueError, "expected 1 copy_of, one for each of weight_copies, got 0"),
+    "an index too many": ([BF], [0, 1], ValueError, "expected 1 copy_of, .* got 2"),
     "too large": ([BF], [3], ValueError, r"ascending indices of params, less than 3, got \[3\]"),
     "negative": ([BF], [-1], ValueError, "ascending indices of params"),
     "twice": ([BF, BF], [0, 0], ValueError, r"ascending indices of params.* got \[0, 0\]"),
@@ -183,23 +187,28 @@ REFUSED = {
         [BF],
         [1],
         TypeError,
-        r"expected params\[1\], which has a shadow, to be Float, got BFloat16",
+        r"expected params\[1\], which has a weight copy, to be Float, got BFloat16",
     ),
     "fp32": (
         [torch.ones(3)],
         [0],
         TypeError,
-        r"expected shadows\[0\] to be Half or BFloat16, got Float",
+        r"expected weight_copies\[0\] to be Half or BFloat16, got Float",
     ),
-    "another shape": ([BF[:2]], [0], ValueError, r"expected shadows\[0\] of shape \[3\].*\[2\]"),
-    "another device": ([BF.to("meta")], [0], ValueError, r"shadows\[0\] on cpu.* got meta"),
+    "another shape": (
+        [BF[:2]],
+        [0],
+        ValueError,
+        r"expected weight_copies\[0\] of shape \[3\].*\[2\]",
+    ),
+    "another device": ([BF.to("meta")], [0], ValueError, r"weight_copies\[0\] on cpu.* got meta"),
     "expanded": (
         [BF[:1].expand(3)],
         [0],
         ValueError,
-        r"shadows\[0\] to have one memory location per element",
+        r"weight_copies\[0\] to have one memory location per element",
     ),
-    "sparse": ([BF.to_sparse()], [0], ValueError, r"expected shadows\[0\] to be strided"),
+    "sparse": ([BF.to_sparse()], [0], ValueError, r"expected weight_copies\[0\] to be strided"),
 }
 
 
@@ -207,11 +216,11 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_calls_change_nothing(make, case):
     op = OPS[make]
-    shadows, shadow_of, error, message = REFUSED[case]
+    weight_copies, copy_of, error, message = REFUSED[case]
     params = [torch.ones(3), torch.ones(3).bfloat16(), torch.ones(3)]
     for p in params:
         p.grad = torch.ones_like(p)
     ours = make([{"params": params, "lr": 0.5}])
     with pytest.raises(error, match=f"{op._qualified_op_name.split('::')[1]}: .*" + message):
-        op(*ours.arguments((), shadows, shadow_of))
+        op(*ours.arguments((), weight_copies, copy_of))
     assert all(p.eq(1.0).all() and p._version == 0 for p in params)

@@ -1,4 +1,5 @@
-// Shadows: casts of weights that an optimizer's step writes, so that the next region makes none.
+// Weight copies: casts of weights that an optimizer's step writes, so that the next region makes
+// none.
 
 #include "helpers.h"
 #include "support/catch.h"
@@ -72,10 +73,10 @@ template <typename Optimizer, typename Options>
 void check_twins(const Options& options) {
   const auto weight = make_weight();
   const auto other = make_weight();
-  std::optional<Optimizer> shadowed(std::in_place, Params{weight},
-                                    Options(options).shadow_dtype(at::kBFloat16));
+  std::optional<Optimizer> copying(std::in_place, Params{weight},
+                                   Options(options).autocast_dtype(at::kBFloat16));
   Optimizer plain(Params{other}, options);
-  const auto ours = train(*shadowed, weight);
+  const auto ours = train(*copying, weight);
   const auto theirs = train(plain, other);
   for (std::size_t i = 0; i < ours.size(); ++i) {
     REQUIRE(ours[i].equal(theirs[i]));
@@ -85,22 +86,22 @@ void check_twins(const Options& options) {
   CHECK(casts.kept_hits == 1);
   CHECK(kept_casts().bytes == 4 * 3 * 2);
   CHECK(casts_of_a_region(other).weight_casts == 1);
-  shadowed.reset();
+  copying.reset();
   CHECK(kept_casts().copies == 0);
 }
 
 }  // namespace
 
-TEST_CASE("shadows: the bits of training without, and no cast", "[optim]") {
+TEST_CASE("weight copies: the bits of training without, and no cast", "[optim]") {
   check_twins<SGD>(SGDOptions(0.01));
   check_twins<SGD>(SGDOptions(0.01).momentum(0.9).weight_decay(0.1));
   check_twins<Adam>(AdamOptions(0.01).amsgrad(true));
   check_twins<AdamW>(AdamWOptions(0.01).state_dtype(at::kBFloat16));
 }
 
-TEST_CASE("shadows: weights that others write are cast again", "[optim]") {
+TEST_CASE("weight copies: weights that others write are cast again", "[optim]") {
   const auto weight = make_weight();
-  SGD optimizer(Params{weight}, SGDOptions(0.01).shadow_dtype(at::kBFloat16));
+  SGD optimizer(Params{weight}, SGDOptions(0.01).autocast_dtype(at::kBFloat16));
   train(optimizer, weight);
   {
     const at::NoGradGuard no_grad;
@@ -112,35 +113,35 @@ TEST_CASE("shadows: weights that others write are cast again", "[optim]") {
     const at::NoGradGuard no_grad;
     weight.fill_(1.01);
   }
-  optimizer.step();  // The shadow was out of date: cast before, written by the step.
+  optimizer.step();  // The weight copy was out of date: cast before, written by the step.
   CHECK(casts_of_a_region(weight).kept_hits == 1);
   CHECK(product(weight).eq(4).all().item<bool>());
   fastamp::drop_kept_casts();
   CHECK(product(weight).eq(4).all().item<bool>());
 }
 
-TEST_CASE("shadows: no part of archives, and loading leaves the option", "[optim]") {
+TEST_CASE("weight copies: no part of archives, and loading leaves the option", "[optim]") {
   const auto weight = make_weight();
   const auto other = make_weight();
-  SGD shadowed(Params{weight}, SGDOptions(0.01).momentum(0.9).shadow_dtype(at::kBFloat16));
+  SGD copying(Params{weight}, SGDOptions(0.01).momentum(0.9).autocast_dtype(at::kBFloat16));
   SGD plain(Params{other}, SGDOptions(0.01).momentum(0.9));
-  train(shadowed, weight);
+  train(copying, weight);
   train(plain, other);
   std::stringstream saved;
-  torch::save(shadowed, saved);
+  torch::save(copying, saved);
   torch::load(plain, saved);
-  CHECK(static_cast<SGDOptions&>(plain.defaults()).shadow_dtype() == kNone);
+  CHECK(static_cast<SGDOptions&>(plain.defaults()).autocast_dtype() == kNone);
   std::stringstream again;
   torch::save(plain, again);
-  torch::load(shadowed, again);
-  CHECK(static_cast<SGDOptions&>(shadowed.param_groups()[0].options()).shadow_dtype() ==
+  torch::load(copying, again);
+  CHECK(static_cast<SGDOptions&>(copying.param_groups()[0].options()).autocast_dtype() ==
         at::kBFloat16);
 }
 
-TEST_CASE("shadows: other dtypes are refused", "[optim]") {
+TEST_CASE("weight copies: other dtypes are refused", "[optim]") {
   for (const auto dtype : {at::kFloat, at::kDouble, at::kInt}) {
-    CHECK_THROWS_AS(SGD(Params{make_weight()}, SGDOptions(1.0).shadow_dtype(dtype)), c10::Error);
-    CHECK_THROWS_AS(Adam(Params{make_weight()}, AdamOptions().shadow_dtype(dtype)), c10::Error);
-    CHECK_THROWS_AS(AdamW(Params{make_weight()}, AdamWOptions().shadow_dtype(dtype)), c10::Error);
+    CHECK_THROWS_AS(SGD(Params{make_weight()}, SGDOptions(1.0).autocast_dtype(dtype)), c10::Error);
+    CHECK_THROWS_AS(Adam(Params{make_weight()}, AdamOptions().autocast_dtype(dtype)), c10::Error);
+    CHECK_THROWS_AS(AdamW(Params{make_weight()}, AdamWOptions().autocast_dtype(dtype)), c10::Error);
   }
 }

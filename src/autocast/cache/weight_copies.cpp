@@ -1,4 +1,4 @@
-#include "autocast/cache/shadows.h"
+#include "autocast/cache/weight_copies.h"
 
 #include "autocast/cache/kept_casts.h"
 #include "autocast/make/tensor_identity.h"
@@ -7,23 +7,23 @@
 
 namespace fastamp::autocast {
 
-Shadows::Shadows() : id_(KeptCastStore::instance().acquire({})) {}
+WeightCopies::WeightCopies() : id_(KeptCastStore::instance().acquire({})) {}
 
-Shadows::~Shadows() { end(); }
+WeightCopies::~WeightCopies() { end(); }
 
-void Shadows::end() {
+void WeightCopies::end() {
   if (!std::exchange(ended_, true)) {
     KeptCastStore::instance().release(id_);
   }
 }
 
-at::Tensor ShadowedStep::open(const at::Tensor& weight, c10::ScalarType to) {
-  if (shadows_ == nullptr || shadows_->ended_) {
+at::Tensor CopyingStep::open(const at::Tensor& weight, c10::ScalarType to) {
+  if (copies_ == nullptr || copies_->ended_) {
     return {};
   }
   if (is_captured(weight)) {
     // Replays will change the weights and move no version: their casts must not be kept any more.
-    shadows_->end();
+    copies_->end();
     opened_.clear();
     return {};
   }
@@ -32,7 +32,7 @@ at::Tensor ShadowedStep::open(const at::Tensor& weight, c10::ScalarType to) {
     return {};
   }
   auto& store = KeptCastStore::instance();
-  store.add(shadows_->id_, weight);
+  store.add(copies_->id_, weight);
   const auto weight_version = version_of(weight);
   auto taken = store.take_out(weight, to);
   if (!taken.cast.defined()) {
@@ -46,10 +46,10 @@ at::Tensor ShadowedStep::open(const at::Tensor& weight, c10::ScalarType to) {
   return std::move(taken.cast);
 }
 
-void ShadowedStep::finish() {
+void CopyingStep::finish() {
   for (const Opened& opened : std::exchange(opened_, {})) {
     TensorIdentity written(*opened.weight);
-    // Anything else than the step's own write, and the shadow may be of another value.
+    // Anything else than the step's own write, and the weight copy may be of another value.
     if (version_of(*opened.weight) == opened.weight_version + 1 &&
         version_of(opened.cast) == opened.cast_version + 1) {
       KeptCastStore::instance().insert(*opened.weight, std::move(written), opened.to, opened.cast);

@@ -1,4 +1,4 @@
-"""Which weights have shadows, for how long, and what optimizers say of them."""
+"""Which weights have weight copies, for how long, and what optimizers say of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def step(optimizer, *weights):
 
 def test_memory_goes_with_the_optimizer():
     weight = make_weight()
-    optimizer = fastamp.optim.AdamW([weight], shadow_dtype=BF16)
+    optimizer = fastamp.optim.AdamW([weight], autocast_dtype=BF16)
     assert fastamp.kept_casts() == (0, 0)
     for _ in range(3):
         step(optimizer, weight)
@@ -42,7 +42,7 @@ def test_memory_goes_with_the_optimizer():
 
 def test_memory_goes_with_the_weight():
     weight, other = make_weight(), make_weight()
-    optimizer = fastamp.optim.SGD([weight, other], lr=0.1, shadow_dtype=BF16)
+    optimizer = fastamp.optim.SGD([weight, other], lr=0.1, autocast_dtype=BF16)
     for _ in range(2):
         step(optimizer, weight, other)
     assert fastamp.kept_casts().copies == 2
@@ -58,7 +58,7 @@ def test_weights_that_no_region_casts_have_none():
     table = torch.nn.Embedding(5, 3)
     weight, norm = make_weight(), torch.nn.LayerNorm(3)
     optimizer = fastamp.optim.SGD(
-        [weight, *table.parameters(), *norm.parameters()], lr=0.1, shadow_dtype=BF16
+        [weight, *table.parameters(), *norm.parameters()], lr=0.1, autocast_dtype=BF16
     )
     for _ in range(3):
         with fastamp.autocast("cpu"):
@@ -71,7 +71,7 @@ def test_weights_that_no_region_casts_have_none():
 
 def test_groups_added_later():
     weight, late = make_weight(), make_weight()
-    optimizer = fastamp.optim.SGD([weight], lr=0.1, momentum=0.9, shadow_dtype=BF16)
+    optimizer = fastamp.optim.SGD([weight], lr=0.1, momentum=0.9, autocast_dtype=BF16)
     step(optimizer, weight)
     optimizer.add_param_group({"params": [late], "lr": 0.2})
     for _ in range(2):
@@ -79,9 +79,9 @@ def test_groups_added_later():
     assert casts_of(lambda: [use(weight), use(late)]) == (0, 2)
 
 
-def test_a_weight_without_a_gradient_keeps_its_shadow():
+def test_a_weight_without_a_gradient_keeps_its_weight_copy():
     weight, idle = make_weight(), make_weight()
-    optimizer = fastamp.optim.SGD([weight, idle], lr=0.1, shadow_dtype=BF16)
+    optimizer = fastamp.optim.SGD([weight, idle], lr=0.1, autocast_dtype=BF16)
     for _ in range(2):
         step(optimizer, weight, idle)
     for _ in range(3):
@@ -117,10 +117,10 @@ def of_a_subclass():
     ("make", "copies"),
     [(strided, 0), (transposed, 1), (in_bfloat16, 0), (in_float64, 0), (of_a_subclass, 0)],
 )
-def test_what_has_no_shadow_trains_as_ever(make, copies):
-    def run(shadow_dtype):
+def test_what_has_no_weight_copy_trains_as_ever(make, copies):
+    def run(autocast_dtype):
         weight = make()
-        optimizer = fastamp.optim.SGD([weight], lr=0.5, momentum=0.5, shadow_dtype=shadow_dtype)
+        optimizer = fastamp.optim.SGD([weight], lr=0.5, momentum=0.5, autocast_dtype=autocast_dtype)
         outs = []
         for _ in range(4):
             with fastamp.autocast("cpu"):
@@ -129,7 +129,7 @@ def test_what_has_no_shadow_trains_as_ever(make, copies):
             outs[-1].float().sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-        if shadow_dtype is not None:
+        if autocast_dtype is not None:
             assert fastamp.kept_casts().copies == copies
         return [torch.Tensor(t.detach()) for t in (*outs, weight)]
 
@@ -138,7 +138,7 @@ def test_what_has_no_shadow_trains_as_ever(make, copies):
 
 def test_sparse_gradients_and_differentiable_groups():
     weight = make_weight()
-    optimizer = fastamp.optim.SGD([weight], lr=0.5, shadow_dtype=BF16)
+    optimizer = fastamp.optim.SGD([weight], lr=0.5, autocast_dtype=BF16)
     for _ in range(2):
         step(optimizer, weight)
     weight.grad = torch.ones(3, 2).to_sparse()
@@ -152,7 +152,7 @@ def test_sparse_gradients_and_differentiable_groups():
 def test_a_parameter_listed_twice_is_right():
     weight = make_weight()
     with pytest.warns(UserWarning, match="duplicate parameters"):
-        optimizer = fastamp.optim.SGD([weight, weight], lr=0.5, shadow_dtype=BF16)
+        optimizer = fastamp.optim.SGD([weight, weight], lr=0.5, autocast_dtype=BF16)
     with fastamp.keep_casts(weight):
         for _ in range(3):
             step(optimizer, weight)
@@ -161,7 +161,7 @@ def test_a_parameter_listed_twice_is_right():
 
 def test_steps_in_inference_mode():
     weight = make_weight()
-    optimizer = fastamp.optim.SGD([weight], lr=0.5, shadow_dtype=BF16)
+    optimizer = fastamp.optim.SGD([weight], lr=0.5, autocast_dtype=BF16)
     for _ in range(4):
         use(weight).sum().backward()
         with torch.inference_mode():
@@ -172,7 +172,7 @@ def test_steps_in_inference_mode():
 
 def test_regions_without_a_cache_and_with_profiler():
     weight = make_weight()
-    optimizer = fastamp.optim.SGD([weight], lr=0.5, shadow_dtype=BF16)
+    optimizer = fastamp.optim.SGD([weight], lr=0.5, autocast_dtype=BF16)
     for _ in range(3):
         with fastamp.autocast("cpu", cache_enabled=False):
             torch.mm(torch.ones(1, 3, dtype=BF16), weight).sum().backward()
@@ -185,20 +185,20 @@ def test_regions_without_a_cache_and_with_profiler():
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
-def test_copies_of_optimizers_have_shadows_of_their_own(duplicate):
-    optimizer = fastamp.optim.AdamW([make_weight()], shadow_dtype=BF16)
+def test_copies_of_optimizers_have_weight_copies_of_their_own(duplicate):
+    optimizer = fastamp.optim.AdamW([make_weight()], autocast_dtype=BF16)
     twin = duplicate(optimizer)
     (weight,) = twin.param_groups[0]["params"]
     for _ in range(2):
         step(twin, weight)
     assert casts_of(lambda: use(weight)) == (0, 1)
-    assert duplicate(fastamp.optim.AdamW([make_weight()]))._fastamp_shadows is None
-    assert "_fastamp_shadow_dtype" not in twin.__dict__
+    assert duplicate(fastamp.optim.AdamW([make_weight()]))._fastamp_weight_copies is None
+    assert "_fastamp_autocast_dtype" not in twin.__dict__
 
 
 def test_a_failed_step_leaves_right_casts():
     weight = make_weight()
-    optimizer = fastamp.optim.SGD([weight], lr=0.5, momentum=0.9, shadow_dtype=BF16)
+    optimizer = fastamp.optim.SGD([weight], lr=0.5, momentum=0.9, autocast_dtype=BF16)
     for _ in range(2):
         step(optimizer, weight)
     good = optimizer.state[weight]["momentum_buffer"]
@@ -220,7 +220,7 @@ def test_a_subclass_with_a_step_of_its_own_is_never_trusted():
                     p.data.mul_(0.5)
 
     weight = make_weight()
-    optimizer = Scaled([weight], lr=0.5, shadow_dtype=BF16)
+    optimizer = Scaled([weight], lr=0.5, autocast_dtype=BF16)
     for _ in range(3):
         step(optimizer, weight)
         assert torch.equal(use(weight), weight.detach().to(BF16).sum(0, keepdim=True))
@@ -230,35 +230,35 @@ def test_fuse_():
     weight = make_weight()
     optimizer = torch.optim.SGD([weight], lr=0.5)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    fastamp.optim.fuse_(optimizer, shadow_dtype=BF16)
+    fastamp.optim.fuse_(optimizer, autocast_dtype=BF16)
     for _ in range(2):
         step(optimizer, weight)
         schedule.step()
     assert casts_of(lambda: use(weight)) == (0, 1)
     fastamp.optim.fuse_(optimizer)
-    assert optimizer._fastamp_shadows.dtype is BF16
-    fastamp.optim.fuse_(optimizer, shadow_dtype=torch.float16)
-    assert optimizer._fastamp_shadows.dtype is torch.float16
+    assert optimizer._fastamp_weight_copies.dtype is BF16
+    fastamp.optim.fuse_(optimizer, autocast_dtype=torch.float16)
+    assert optimizer._fastamp_weight_copies.dtype is torch.float16
     assert fastamp.kept_casts() == (0, 0)
 
 
 @pytest.mark.parametrize("wrong", [torch.float32, torch.float64, "bfloat16", 16])
 def test_other_dtypes_are_refused(wrong):
-    message = "expected shadow_dtype to be None, torch.float16 or torch.bfloat16, got "
+    message = "expected autocast_dtype to be None, torch.float16 or torch.bfloat16, got "
     for make in (fastamp.optim.SGD, fastamp.optim.Adam, fastamp.optim.AdamW):
         with pytest.raises(ValueError, match=f"{make.__name__}: {message}"):
-            make([make_weight()], lr=0.1, shadow_dtype=wrong)
+            make([make_weight()], lr=0.1, autocast_dtype=wrong)
     plain = torch.optim.SGD([make_weight()], lr=0.1)
     with pytest.raises(ValueError, match=f"fuse_: {message}"):
-        fastamp.optim.fuse_(plain, shadow_dtype=wrong)
+        fastamp.optim.fuse_(plain, autocast_dtype=wrong)
     assert type(plain) is torch.optim.SGD
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_captured_step_ends_the_shadows():
+def test_a_captured_step_ends_the_weight_copies():
     weight = torch.nn.Parameter(torch.arange(6.0, device="cuda").reshape(3, 2))
-    optimizer = fastamp.optim.SGD([weight], lr=0.5, shadow_dtype=BF16)
+    optimizer = fastamp.optim.SGD([weight], lr=0.5, autocast_dtype=BF16)
 
     def sums():
         with fastamp.autocast("cuda", dtype=BF16):

@@ -1,6 +1,6 @@
-"""Whole training steps whose optimizer writes the casts of weights: fastamp with shadows.
+"""Whole training steps whose optimizer writes the casts of weights: fastamp with weight copies.
 
-Beside torch.amp there is fastamp's same optimizer without shadows: what shadows alone bring.
+Beside torch.amp there is fastamp's same optimizer without weight copies: what they alone bring.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from benchmarks.harness import BASELINE, OURS, Candidate, Facts, Row
 from benchmarks.models import Workload, digits, wide_digits, workloads
 from benchmarks.training import Training
 
-GROUP = "Training steps with shadows"
-NO_SHADOWS = "no shadows"
+GROUP = "Training steps with weight copies"
+NO_COPIES = "no weight copies"
 DTYPE = torch.bfloat16
-# Way of training, and whether the optimizer writes shadows, by candidate.
-WAYS = {BASELINE: (BASELINE, False), OURS: (OURS, True), NO_SHADOWS: (OURS, False)}
+# Way of training, and whether the optimizer writes weight copies, by candidate.
+WAYS = {BASELINE: (BASELINE, False), OURS: (OURS, True), NO_COPIES: (OURS, False)}
 # The larger models' names begin so; and the rows' weights.
 MODELS = {"tiny transformer": 4.0, "ResNet-18": 11.0, "BERT": 7.0, "GPT-2": 7.0}
 
@@ -30,8 +30,8 @@ def facts_of(workload: Workload, device: str, quick: bool) -> Facts:
     """Counts each way on its own: kept casts and memory are its own then."""
     del quick  # a few steps either way
     found: Facts = {}
-    for name, (which, shadows) in WAYS.items():
-        training = Training(workload, which, device, DTYPE, shadows)
+    for name, (which, weight_copies) in WAYS.items():
+        training = Training(workload, which, device, DTYPE, weight_copies)
         found[name] = training.counts()
         found[name]["MiB kept between steps"] = fastamp.kept_casts().bytes / MEBI
         if device == "cpu":  # counts frees of older memory or not: three runs, three figures
@@ -43,17 +43,17 @@ def facts_of(workload: Workload, device: str, quick: bool) -> Facts:
 
 def _candidates(workload: Workload, device: str) -> dict[str, Candidate]:
     found = {}
-    for name, (which, shadows) in WAYS.items():
-        training = Training(workload, which, device, DTYPE, shadows)
+    for name, (which, weight_copies) in WAYS.items():
+        training = Training(workload, which, device, DTYPE, weight_copies)
         training.warm_up()
         found[name] = training.candidate()
     return found
 
 
-def shadow_row(workload: Workload, device: str, weight: float = 4.0) -> Row:
+def copies_row(workload: Workload, device: str, weight: float = 4.0) -> Row:
     """Returns the row of a workload."""
     return Row(
-        f"{device}: shadows: {workload.name}, bf16",
+        f"{device}: weight copies: {workload.name}, bf16",
         partial(_candidates, workload, device),
         GROUP,
         device,
@@ -67,8 +67,8 @@ def shadow_row(workload: Workload, device: str, weight: float = 4.0) -> Row:
 def rows(device: str) -> list[Row]:
     """Returns the rows of one device."""
     # Of one image, casts of weights are as large a part of a step as they can be.
-    found = [shadow_row(digits(32), device), shadow_row(wide_digits(1, 1024, 4), device)]
+    found = [copies_row(digits(32), device), copies_row(wide_digits(1, 1024, 4), device)]
     for begin, weight in MODELS.items():
         larger = [work for work in workloads(device) if work.name.startswith(begin)]
-        found += [shadow_row(work, device, weight) for work in larger]
+        found += [copies_row(work, device, weight) for work in larger]
     return found

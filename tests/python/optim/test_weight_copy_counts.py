@@ -1,4 +1,4 @@
-"""Casts per training step of known models: never more than torch's, of weights none with shadows.
+"""Casts per training step of known models: at most torch's, of weights none with weight copies.
 
 torch's profiler counts, for torch.amp and for us alike; our own trace has to agree.
 """
@@ -43,9 +43,9 @@ def counts_of_torch(name: str) -> dict[str, float]:
         return profiled(step, "cpu", weights)
 
 
-def counts_of_ours(name: str, shadow_dtype: torch.dtype | None) -> dict[str, float]:
+def counts_of_ours(name: str, autocast_dtype: torch.dtype | None) -> dict[str, float]:
     def make(parameters, lr):
-        return fastamp.optim.AdamW(parameters, lr=lr, shadow_dtype=shadow_dtype)
+        return fastamp.optim.AdamW(parameters, lr=lr, autocast_dtype=autocast_dtype)
 
     step, weights = training(name, make, fastamp.autocast)
     counts = profiled(step, "cpu", weights)
@@ -57,13 +57,13 @@ def counts_of_ours(name: str, shadow_dtype: torch.dtype | None) -> dict[str, flo
 
 
 @pytest.mark.parametrize("name", COUNTED)
-def test_steps_cast_no_more_than_torchs_and_no_weight_with_shadows(name: str):
+def test_steps_cast_no_more_than_torchs_and_no_weight_with_weight_copies(name: str):
     theirs = counts_of_torch(name)
-    plain, shadowed = counts_of_ours(name, None), counts_of_ours(name, BF16)
+    plain, copying = counts_of_ours(name, None), counts_of_ours(name, BF16)
     assert 0 < plain["weight casts"] == theirs["weight casts"]
     assert plain["casts"] == theirs["casts"] - plain["shared"]  # activations cast once
-    assert shadowed["weight casts"] == 0
-    assert shadowed["casts"] == plain["casts"] - plain["weight casts"]
+    assert copying["weight casts"] == 0
+    assert copying["casts"] == plain["casts"] - plain["weight casts"]
 
 
 @pytest.mark.parametrize("name", COUNTED)

@@ -1,0 +1,30 @@
+"""Weight copies: the casts of weights that an optimizer writes for the next region."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import fastamp._C as _C
+
+
+def check_autocast_dtype(function: str, dtype: Any) -> None:
+    """Refuses dtypes that weight copies cannot have with a ValueError."""
+    if dtype not in (None, torch.float16, torch.bfloat16):
+        raise ValueError(
+            f"{function}: expected autocast_dtype to be None, torch.float16 or torch.bfloat16, "
+            f"got {dtype!r}"
+        )
+
+
+def make_weight_copies(dtype: torch.dtype | None) -> _C.WeightCopies | None:
+    """What an optimizer keeps the weight copies of its weights with; they go when it goes."""
+    if dtype is None:
+        return None
+    return _C.WeightCopies(dtype)
+
+
+def forget_casts(weights: list[torch.Tensor]) -> None:
+    """Drops casts of weights that torch has stepped: it may move no version counter."""
+    _C.drop_kept_casts(weights)
