@@ -22,7 +22,7 @@ ALLOWED = [
     ("src/scaler/a.cpp", "#include <torch/all.h>  // wide include: torch::save's archives"),
     ("include/fastamp/fastamp.h", "#include <fastamp/scaler/grad_scaler.h>"),
     ("include/fastamp/autocast/guard.h", "#include <c10/core/DeviceType.h>"),
-    ("src/optim/a.cpp", '#include "autocast/cache/weight copies.h"'),
+    ("src/optim/a.cpp", '#include "autocast/cache/weight_copies.h"'),
     ("src/autocast/make/a.cpp", '#include "autocast/make/b.h"'),
     ("src/autocast/make/a.cpp", '#include "autocast/table/op_ids.h"'),
     ("src/autocast/cast.cpp", '#include "autocast/cache/thread_cache.h"'),
