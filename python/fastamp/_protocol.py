@@ -51,7 +51,10 @@ class Optimizer(Protocol):
     _fastamp_autocast_dtype: torch.dtype
 
     def _fastamp_step(self, gate: StepGate | None) -> None:
-        """The step without closure and hooks. Called by ``step``, and by torch's through a hook."""
+        """The step without a closure. Called by ``step``, and where torch's drives us."""
+
+    def _fastamp_step_now(self, gate: StepGate | None) -> None:
+        """The same, not to be traced. Called by _fastamp_step, outside of dynamo's graphs."""
 
     def _fastamp_prepare(self, param: Tensor, group: dict[str, Any]) -> None:
         """Makes or completes the state of a parameter. Called by csrc/step_gather.cpp only."""
