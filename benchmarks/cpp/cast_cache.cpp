@@ -39,13 +39,14 @@ void own_cache(benchmark::State& state) {
   const auto weights = make_weights();
   fastamp::autocast::CastCache cache;
   for (const auto& weight : weights) {
-    cache.insert(weight, at::kBFloat16, weight.to(at::kBFloat16), /*used=*/true);
+    cache.insert(weight, at::kBFloat16, weight.to(at::kBFloat16),
+                 fastamp::autocast::CastUse::by_op);
   }
   std::size_t i = 0;
   for (auto _ : state) {
-    const at::Tensor* cast = cache.find(weights[i], at::kBFloat16);
+    const at::Tensor cast = cache.find(weights[i], at::kBFloat16);
     benchmark::DoNotOptimize(cast);
-    if (cast == nullptr) {
+    if (!cast.defined()) {
       state.SkipWithError("a weight that was inserted is not found");
     }
     i = i + 1 == kWeights ? 0 : i + 1;
