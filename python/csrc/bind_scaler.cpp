@@ -1,78 +1,383 @@
 #include "bindings.h"
-#include "kernels/functors/scale_record.h"
-#include "scaler/scale_ops.h"
+#include "python_optimizer.h"
+#include "recent_passes.h"
+#include "scaler/scaler_core.h"
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <memory>
 #include <optional>
+#include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 namespace fastamp::python {
 namespace {
 
+using scaler::Outcome;
+using scaler::ScalerCall;
+using scaler::ScalerCore;
 using MaybeTensor = std::optional<at::Tensor>;
 
-void update_scale(const at::Tensor& scale, const at::Tensor& growth_tracker,
-                  const std::vector<at::Tensor>& flags, double growth_factor, double backoff_factor,
-                  int64_t growth_interval, const MaybeTensor& hysteresis_tracker,
-                  int64_t hysteresis, std::optional<double> min_scale,
-                  std::optional<double> max_scale, const MaybeTensor& inv_scale,
-                  const MaybeTensor& norm, const MaybeTensor& history,
-                  const MaybeTensor& history_count, const MaybeTensor& new_scale) {
-  scaler::ScaleTensors tensors{scale, growth_tracker, hysteresis_tracker.value_or(at::Tensor())};
-  const scaler::ScaleRules rules{growth_factor, backoff_factor, growth_interval,
-                                 hysteresis,    min_scale,      max_scale};
-  scaler::update_scale(tensors, rules, flags,
-                       {.inv_scale = inv_scale.value_or(at::Tensor()),
-                        .norm = norm.value_or(at::Tensor()),
-                        .history = history.value_or(at::Tensor()),
-                        .history_count = history_count.value_or(at::Tensor()),
-                        .new_scale = new_scale.value_or(at::Tensor())});
+/// What a captured update will leave at each replay.
+struct CapturedOutcomes {
+  std::vector<Outcome> outcomes;
+};
+
+/// (step, scale, skipped, norm, growth tracker)
+using HistoryRow = std::tuple<int64_t, double, bool, double, int64_t>;
+/// (position of the parameter, inf, NaN)
+using NonFiniteRow = std::tuple<std::size_t, int64_t, int64_t>;
+
+/// The tensors and dictionary that a scaler lends for one call.
+struct Loan {
+  at::Tensor scale;
+  py::dict states;
+  std::uint64_t times_scaled;
+  bool agrees;
+};
+
+/// ScalerCore for the Python GradScaler. Guarded by the GIL.
+class PythonScalerCore {
+ public:
+  PythonScalerCore(double init_scale, int64_t history_size, std::string device, py::object hooks)
+      : core_(std::make_shared<ScalerCore>(init_scale, history_size)),
+        device_(std::move(device)),
+        hooks_(std::move(hooks)),
+        agreement_(all_reduce_of(hooks_)),
+        end_([core = std::weak_ptr(core_), hooks = hooks_](std::intptr_t key) {
+          if (const auto alive = core.lock()) {
+            note_end(*alive, key, hooks);
+          }
+        }) {}
+
+  /// One that uses the records of another, for the warm-up of a captured step.
+  PythonScalerCore(double init_scale, const PythonScalerCore& other, py::object hooks)
+      : core_(std::make_shared<ScalerCore>(init_scale, *other.core_)),
+        device_(other.device_),
+        hooks_(std::move(hooks)),
+        agreement_(all_reduce_of(hooks_)),
+        end_(other.end_) {}
+
+  bool unscale(py::handle optimizer, const Loan& loan) {
+    auto port = port_of(optimizer, loan.states);
+    if (!core_->unscale(port, call(loan))) {
+      return false;
+    }
+    ScalerCore::apply_clips(port, core_->record_of(port));
+    return true;
+  }
+
+  std::pair<py::dict, Parameters> unscale_grads(py::handle optimizer, const at::Tensor& inv_scale,
+                                                const at::Tensor& found_inf, bool allow_fp16,
+                                                std::uint64_t times_scaled) {
+    auto port = port_of(optimizer, py::dict());
+    const auto record = core_->record_of(port);
+    scaler::GradientGroups groups(allow_fp16, scaler::Use::kPassNext);
+    auto foreign = gather_gradients(optimizer, groups);
+    const bool own_flag = found_inf.is_same(fresh_flag_);
+    std::shared_ptr<scaler::PassResult> pass;
+    port.run([&] {
+      pass = std::make_shared<scaler::PassResult>(
+          scaler::unscale(groups.release(), inv_scale, found_inf,
+                          {.own_flag = own_flag, .buffers = &record->buffers}));
+    });
+    py::dict flags;
+    for (const auto& device : pass->devices()) {
+      flags[py::cast(device.seen.device)] = py::cast(device.found_inf);
+    }
+    port.unscaled_by(pass);
+    core_->note_pass(*record, std::move(pass), {.scale = inv_scale, .times_scaled = times_scaled});
+    record->has_foreign = !foreign.empty();
+    return {std::move(flags), std::move(foreign)};
+  }
+
+  void note_foreign_counts(py::handle optimizer, std::vector<std::uint32_t> positions,
+                           const at::Tensor& counts) {
+    auto port = port_of(optimizer, py::dict());
+    core_->record_of(port)->foreign_counts.push_back(
+        std::make_shared<const scaler::NonFiniteCounts>(
+            scaler::NonFiniteCounts{counts.device(), std::move(positions), counts}));
+  }
+
+  void note_still_scaled(py::handle optimizer, const at::Tensor& scale) {
+    auto port = port_of(optimizer, py::dict());
+    core_->record_of(port)->norm_factor = core_->sidecar().inv_scale(scale);
+  }
+
+  void apply_clips(py::handle optimizer, py::dict states) {
+    auto port = port_of(optimizer, std::move(states));
+    ScalerCore::apply_clips(port, core_->record_of(port));
+  }
+
+  void agree(const py::dict& flags_by_device, const at::Tensor& scale) {
+    std::vector<at::Tensor> flags;
+    for (const auto& [device, flag] : flags_by_device) {
+      flags.push_back(py::cast<at::Tensor>(flag));
+    }
+    scaler::agree_on(flags, call({scale, py::dict(), 0, true}));
+    if (flags_by_device.empty()) {
+      flags_by_device[py::cast(scale.device())] = py::cast(flags.front());
+    }
+  }
+
+  at::Tensor new_flag(const at::Tensor& scale) { return fresh_flag_ = scaler::new_flag(scale); }
+  at::Tensor inv_scale(const at::Tensor& scale) const { return core_->sidecar().inv_scale(scale); }
+
+  bool scaled_anew(py::handle optimizer, std::uint64_t times_scaled) {
+    const auto port = port_of(optimizer, py::dict());
+    const auto record = core_->find(port);
+    return record != nullptr &&
+           ScalerCore::scaled_anew(port, *record, {.scale = {}, .times_scaled = times_scaled});
+  }
+
+  MaybeTensor clip_norm(py::handle optimizer, const Loan& loan, double max_norm, double norm_type,
+                        bool error_if_nonfinite, bool may_put_off, bool may_check) {
+    auto port = port_of(optimizer, loan.states);
+    if (!may_check) {
+      port.forbid_checks();
+    }
+    const auto norm = core_->clip_norm(
+        port, call(loan),
+        {.max_norm = max_norm, .norm_type = norm_type, .error_if_nonfinite = error_if_nonfinite},
+        may_put_off);
+    return norm.defined() ? MaybeTensor(norm) : std::nullopt;
+  }
+
+  void clip_value(py::handle optimizer, const Loan& loan, double clip_value, bool may_put_off,
+                  bool may_check) {
+    auto port = port_of(optimizer, loan.states);
+    if (!may_check) {
+      port.forbid_checks();
+    }
+    core_->clip_value(port, call(loan), clip_value, may_put_off);
+  }
+
+  /// (whether the step was called, what it returned)
+  std::pair<bool, py::object> step(py::handle optimizer, const Loan& loan, py::tuple args,
+                                   py::dict kwargs, bool keep_scaled_grads, bool may_check) {
+    auto port = port_of(optimizer, loan.states);
+    if (!may_check) {
+      port.forbid_checks();
+    }
+    port.set_step_arguments(std::move(args), std::move(kwargs));
+    const bool called = core_->step(port, call(loan), keep_scaled_grads);
+    return {called, port.take_result()};
+  }
+
+  /// Returns what the user is to be warned of.
+  std::optional<std::string> end_iteration(const py::dict& states, const at::Tensor& scale,
+                                           const at::Tensor& growth_tracker,
+                                           const MaybeTensor& hysteresis_tracker,
+                                           const scaler::ScaleRules& rules,
+                                           const MaybeTensor& new_scale, bool capturing) {
+    std::vector<Outcome> outcomes;
+    for (const auto& [key, state] : states) {
+      Outcome outcome;
+      outcome.record = core_->find(py::cast<std::intptr_t>(key));
+      for (const auto& [device, flag] : py::cast<py::dict>(state["found_inf_per_device"])) {
+        outcome.flags.push_back(py::cast<at::Tensor>(flag));
+      }
+      if (outcome.record == nullptr) {  // Somebody else has checked its gradients.
+        outcome.record = std::make_shared<scaler::OptimizerRecord>();
+      }
+      if (!outcome.flags.empty()) {
+        outcome.counts = outcome.record->counts();
+        outcomes.push_back(std::move(outcome));
+      }
+    }
+    scaler::ScaleTensors tensors{scale, growth_tracker, hysteresis_tracker.value_or(at::Tensor())};
+    core_->end_iteration(tensors, rules, outcomes, new_scale.value_or(at::Tensor()), capturing);
+    return core_->log().take_warning();
+  }
+
+  std::optional<std::string> settle(bool wait) {
+    core_->log().settle(wait);
+    return core_->log().take_warning();
+  }
+
+  bool was_skipped(py::handle optimizer) {
+    const auto record = core_->find(port_of(optimizer, py::dict()));
+    return record != nullptr && record->skipped;
+  }
+
+  void load(double scale, const std::vector<HistoryRow>& rows, int64_t skipped_in_a_row) {
+    std::vector<StepRecord> history;
+    for (const auto& [step, row_scale, skipped, norm, tracker] : rows) {
+      history.push_back({.step = step,
+                         .scale = row_scale,
+                         .skipped = skipped,
+                         .norm = norm,
+                         .growth_tracker = tracker});
+    }
+    core_->load(scale, std::move(history), skipped_in_a_row);
+  }
+
+  std::vector<HistoryRow> history() const {
+    std::vector<HistoryRow> rows;
+    for (const auto& record : core_->sidecar().history()) {
+      rows.emplace_back(record.step, record.scale, record.skipped, record.norm,
+                        record.growth_tracker);
+    }
+    return rows;
+  }
+
+  /// (step, scale, (optimizer or None, rows) of each that overflowed) of the last overflow, or of
+  /// the iteration that is not over yet if these optimizers of it have overflowed.
+  py::object overflow(const std::vector<std::intptr_t>& now) {
+    scaler::IterationLog::Overflow found;
+    for (const auto key : now) {
+      if (const auto record = core_->find(key)) {
+        found.optimizers.emplace_back(record, record->counts());
+      }
+    }
+    if (!found.optimizers.empty()) {
+      found.step = core_->log().iterations();
+      found.scale = core_->log().scale();
+    } else if (const auto& last = core_->log().overflow()) {
+      found = *last;
+    } else {
+      return py::none();
+    }
+    py::list optimizers;
+    for (const auto& [record, counts] : found.optimizers) {
+      std::vector<NonFiniteRow> rows;
+      for (const auto& [position, elements] : scaler::read_counts(counts)) {
+        rows.emplace_back(position, elements.inf, elements.nan);
+      }
+      const auto* const handle = static_cast<const PythonHandle*>(record->handle.get());
+      PyObject* const optimizer = handle == nullptr ? nullptr : handle->optimizer();
+      optimizers.append(py::make_tuple(
+          optimizer == nullptr ? py::none() : py::reinterpret_borrow<py::object>(optimizer), rows));
+    }
+    return py::make_tuple(found.step, found.scale, optimizers);
+  }
+
+  std::size_t optimizers() const { return core_->optimizers(); }
+  double scale() const { return core_->log().scale(); }
+  bool skipped() const { return core_->log().skipped(); }
+  int64_t skipped_in_a_row() const { return core_->log().skipped_in_a_row(); }
+
+  // For a captured step.
+  void prepare(const at::Tensor& scale) {
+    core_->sidecar().prepare(scale);
+    core_->sidecar().refresh(scale);
+  }
+  CapturedOutcomes take_captured() { return {core_->take_captured()}; }
+  std::optional<std::string> note_replay(const at::Tensor& scale, const at::Tensor& growth_tracker,
+                                         const MaybeTensor& hysteresis_tracker,
+                                         const CapturedOutcomes& captured) {
+    core_->note_replay({scale, growth_tracker, hysteresis_tracker.value_or(at::Tensor())},
+                       captured.outcomes);
+    return core_->log().take_warning();
+  }
+
+ private:
+  static FlagAgreement all_reduce_of(const py::object& hooks) {
+    return [hooks](const at::Tensor& flag) { hooks.attr("all_reduce")(flag); };
+  }
+
+  /// An optimizer is being destroyed. What it did counts until its iteration ends.
+  static void note_end(ScalerCore& core, std::intptr_t key, const py::object& hooks) {
+    const auto record = core.find(key);
+    hooks.attr("move_state")(key, core.set_aside(key));
+    if (record != nullptr && record->pass != nullptr) {
+      const auto pass = record->pass;
+      pass->forget();
+    }
+  }
+
+  ScalerCall call(const Loan& loan) const {
+    return {.scale = loan.scale,
+            .times_scaled = loan.times_scaled,
+            .device = loan.agrees ? c10::Device(device_).type() : c10::kCUDA,
+            .agreement = loan.agrees ? &agreement_ : nullptr};
+  }
+
+  PythonOptimizer port_of(py::handle optimizer, py::dict states) {
+    return {optimizer, std::move(states), hooks_, end_};
+  }
+
+  std::shared_ptr<ScalerCore> core_;
+  std::string device_;
+  py::object hooks_;
+  FlagAgreement agreement_;
+  OptimizerEnd end_;
+  at::Tensor fresh_flag_;
+};
+
+using Core = PythonScalerCore;
+
+/// The arguments that a method which takes a Loan begins with.
+template <typename... More, typename Method>
+auto with_loan(Method method) {
+  return torch::wrap_pybind_function([method](Core& core, py::handle optimizer, at::Tensor scale,
+                                              py::dict states, std::uint64_t times_scaled,
+                                              bool agrees, More... more) {
+    return (core.*method)(optimizer, {std::move(scale), std::move(states), times_scaled, agrees},
+                          std::move(more)...);
+  });
 }
 
-// The values of scalars that are in ordinary host memory; None if one is not.
-std::optional<std::vector<double>> host_values(const std::vector<at::Tensor>& scalars) {
-  std::vector<double> values;
-  values.reserve(scalars.size());
-  for (const auto& scalar : scalars) {
-    if (!scaler::is_plain_cpu_scalar(scalar, at::kFloat)) {
-      return std::nullopt;
-    }
-    values.push_back(*scalar.const_data_ptr<float>());
-  }
-  return values;
+void bind_iterations(py::class_<Core>& type) {
+  using torch::wrap_pybind_function;
+  type.def("unscale", with_loan<>(&Core::unscale))
+      .def("unscale_grads", wrap_pybind_function(&Core::unscale_grads))
+      .def("note_foreign_counts", wrap_pybind_function(&Core::note_foreign_counts))
+      .def("note_still_scaled", wrap_pybind_function(&Core::note_still_scaled))
+      .def("apply_clips", wrap_pybind_function(&Core::apply_clips))
+      .def("agree", wrap_pybind_function(&Core::agree))
+      .def("new_flag", wrap_pybind_function(&Core::new_flag))
+      .def("inv_scale", wrap_pybind_function(&Core::inv_scale))
+      .def("scaled_anew", wrap_pybind_function(&Core::scaled_anew))
+      .def("clip_norm", with_loan<double, double, bool, bool, bool>(&Core::clip_norm))
+      .def("clip_value", with_loan<double, bool, bool>(&Core::clip_value))
+      .def("step", with_loan<py::tuple, py::dict, bool, bool>(&Core::step))
+      .def("end_iteration",
+           wrap_pybind_function(
+               [](Core& core, const py::dict& states, const at::Tensor& scale,
+                  const at::Tensor& growth_tracker, const MaybeTensor& hysteresis_tracker,
+                  double growth_factor, double backoff_factor, int64_t growth_interval,
+                  int64_t hysteresis, std::optional<double> min_scale,
+                  std::optional<double> max_scale, const MaybeTensor& new_scale, bool capturing) {
+                 return core.end_iteration(states, scale, growth_tracker, hysteresis_tracker,
+                                           {growth_factor, backoff_factor, growth_interval,
+                                            hysteresis, min_scale, max_scale},
+                                           new_scale, capturing);
+               }));
 }
 
 }  // namespace
 
 void bind_scaler(py::module_& module) {
   using torch::wrap_pybind_function;
-  module.attr("HISTORY_COLUMNS") = static_cast<int64_t>(kernels::ScaleHistory::kColumns);
-  module.def("inverse_scale", wrap_pybind_function(scaler::inverse_scale), py::arg("scale"),
-             "Returns 1 / scale on scale's device.");
-  module.def("new_flag", wrap_pybind_function(scaler::new_flag), py::arg("scale"),
-             "Returns a non-finite flag on scale's device that nobody has raised.");
-  module.def("host_values", wrap_pybind_function(host_values), py::arg("scalars"),
-             "Returns the values of fp32 scalars in host memory, or None if one is elsewhere.");
-  module.def("combine_flags",
-             wrap_pybind_function([](const std::vector<at::Tensor>& flags, c10::Device device) {
-               return scaler::combine_flags(flags, device);
-             }),
-             py::arg("flags"), py::arg("device"), "Returns one flag that is non-zero if any is.");
+  py::class_<CapturedOutcomes>(module, "CapturedOutcomes");
+  py::class_<Core> type(module, "ScalerCore", "The iterations of a gradient scaler.");
+  type.def(py::init<double, int64_t, std::string, py::object>(), py::arg("init_scale"),
+           py::arg("history_size"), py::arg("device"), py::arg("hooks"))
+      .def(py::init<double, const Core&, py::object>(), py::arg("init_scale"), py::arg("other"),
+           py::arg("hooks"))
+      .def_property_readonly("optimizers", &Core::optimizers)
+      .def_property_readonly("scale", &Core::scale)
+      .def_property_readonly("skipped", &Core::skipped)
+      .def_property_readonly("skipped_in_a_row", &Core::skipped_in_a_row)
+      .def("settle", wrap_pybind_function(&Core::settle))
+      .def("was_skipped", wrap_pybind_function(&Core::was_skipped))
+      .def("load", wrap_pybind_function(&Core::load))
+      .def("history", wrap_pybind_function(&Core::history))
+      .def("overflow", wrap_pybind_function(&Core::overflow))
+      .def("prepare", wrap_pybind_function(&Core::prepare))
+      .def("take_captured", wrap_pybind_function(&Core::take_captured))
+      .def("note_replay", wrap_pybind_function(&Core::note_replay));
+  bind_iterations(type);
   module.def("flag_for_optimizer",
              wrap_pybind_function([](const std::vector<at::Tensor>& flags, c10::Device device) {
                return scaler::binary_flag(flags, device);
              }),
-             py::arg("flags"), py::arg("device"), "The same as a new tensor, exactly 0 or 1.");
-  module.def("update_scale", wrap_pybind_function(update_scale), py::arg("scale"),
-             py::arg("growth_tracker"), py::arg("flags"), py::arg("growth_factor"),
-             py::arg("backoff_factor"), py::arg("growth_interval"), py::arg("hysteresis_tracker"),
-             py::arg("hysteresis"), py::arg("min_scale"), py::arg("max_scale"),
-             py::arg("inv_scale"), py::arg("norm"), py::arg("history"), py::arg("history_count"),
-             py::arg("new_scale"),
-             "Moves the scale after an iteration with the given flags, or to new_scale.");
+             py::arg("flags"), py::arg("device"),
+             "Returns one flag, exactly 0 or 1, that is raised if any is.");
 }
 
 }  // namespace fastamp::python

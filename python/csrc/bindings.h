@@ -12,7 +12,7 @@ void bind_cast_node(pybind11::module_& module);
 /// Lets torch.clear_autocast_cache() empty our cast cache too.
 void bind_clear_cache(pybind11::module_& module);
 
-/// Lists of gradients, and readbacks.
+/// Lists of gradients, for functions that know of no scaler.
 void bind_gradients(pybind11::module_& module);
 
 /// Casts of weights that outlive regions.
@@ -21,14 +21,14 @@ void bind_kept_casts(pybind11::module_& module);
 /// The steps of the optimizers.
 void bind_optim(pybind11::module_& module);
 
-/// Passes over gradients, and their results.
-void bind_passes(pybind11::module_& module);
-
 /// Op table, policies and registration.
 void bind_policy(pybind11::module_& module);
 
 /// The native half of the Python GradScaler.
 void bind_scaler(pybind11::module_& module);
+
+/// What a scaler asks of an optimizer's step.
+void bind_step_gate(pybind11::module_& module);
 
 /// Traces, and where in the Python program an op was called.
 void bind_trace(pybind11::module_& module);

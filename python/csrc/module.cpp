@@ -35,8 +35,8 @@ PYBIND11_MODULE(_C, m) {
   fastamp::python::bind_gradients(m);
   fastamp::python::bind_kept_casts(m);
   fastamp::python::bind_optim(m);
-  fastamp::python::bind_passes(m);
   fastamp::python::bind_policy(m);
   fastamp::python::bind_scaler(m);
+  fastamp::python::bind_step_gate(m);
   fastamp::python::bind_trace(m);
 }

@@ -184,20 +184,6 @@ at::Tensor StepCopies::open(const StepParam& param) {
                                               : at::Tensor();
 }
 
-optim::StepGate read_gate(py::handle gate) {
-  if (gate.is_none()) {
-    return {};
-  }
-  const auto tensor = [&](const char* name) {
-    return gate.attr(name).cast<std::optional<at::Tensor>>();
-  };
-  return {.inv_scale = tensor("inv_scale"),
-          .clip_coef = tensor("clip_coef"),
-          .found_inf = tensor("found_inf"),
-          .clip_value = gate.attr("clip_value").cast<std::optional<double>>(),
-          .write_grads = gate.attr("write_grads").cast<bool>()};
-}
-
 bool writes_grads(const optim::StepGate& gate) {
   return gate.write_grads && (gate.inv_scale || gate.clip_coef || gate.clip_value);
 }

@@ -4,6 +4,7 @@
 #include "core/dtypes.h"
 #include "optim/gate.h"
 #include "optimizer_objects.h"
+#include "step_gate.h"
 
 #include <array>
 #include <utility>
@@ -106,9 +107,6 @@ class StepState {
   KeepAlive& alive_;
 };
 
-/// The C++ form of a fastamp._gate.StepGate or None.
-optim::StepGate read_gate(py::handle gate);
-
 /// Whether a step behind this gate can change a gradient.
 bool writes_grads(const optim::StepGate& gate);
 
@@ -125,7 +123,7 @@ py::list gathered_step(py::handle optimizer, py::handle gate) {
 }
 
 /// One step of an optimizer: gather, then one fused op per device with the GIL released.
-/// @param gate  fastamp._gate.StepGate or None.
+/// @param gate  fastamp._C.StepGate or None.
 /// @returns What gather_step returns.
 py::list sgd_step(py::handle optimizer, py::handle gate);
 py::list adam_step(py::handle optimizer, py::handle gate);

@@ -1,11 +1,11 @@
 from collections.abc import Callable
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
-from fastamp._gate import StepGate
+from fastamp._scaler.hooks import CoreHooks
 
 class Region:
     device: str
@@ -94,97 +94,157 @@ def adam_step(optimizer: object, gate: StepGate | None) -> list[tuple[int, Tenso
 
 HISTORY_COLUMNS: int
 
-def inverse_scale(scale: Tensor) -> Tensor: ...
-def new_flag(scale: Tensor) -> Tensor: ...
-def host_values(scalars: list[Tensor]) -> list[float] | None: ...
-
-class OptimizerPasses:
-    latest: PassResult | None
-
-class NonFiniteCounts:
-    device: torch.device
-    positions: list[int]
-    counts: Tensor
+class StepGate:
+    def __init__(
+        self,
+        inv_scale: Tensor | None = None,
+        clip_coef: Tensor | None = None,
+        found_inf: Tensor | None = None,
+        clip_value: float | None = None,
+        write_grads: bool = True,
+    ) -> None: ...
+    @property
+    def inv_scale(self) -> Tensor | None: ...
+    @property
+    def clip_coef(self) -> Tensor | None: ...
+    @property
+    def found_inf(self) -> Tensor | None: ...
+    @property
+    def clip_value(self) -> float | None: ...
+    @property
+    def write_grads(self) -> bool: ...
+    def for_device(self, device: torch.device) -> StepGate: ...
 
 class GradientList:
     foreign: list[Tensor]
-    shared: bool
-    has_duplicates: bool
     norm_dtype: torch.dtype | None
-    tensors: list[Tensor]
-    def norm_pass(self) -> PassResult | None: ...
+    def two_norm(self, dtype: torch.dtype) -> Tensor | None: ...
+    def recent_norm(self, dtype: torch.dtype) -> Tensor | None: ...
     def multiply_(self, factor: Tensor) -> None: ...
 
-class PassResult:
-    flags: dict[torch.device, Tensor]
-    counts: list[NonFiniteCounts]
-    has_norm: bool
-    clip_coef: Tensor | None
-    def total_norm(self, dtype: torch.dtype) -> Tensor: ...
-    def holds(self, gradients: GradientList) -> bool: ...
-    def forget(self) -> None: ...
-
-class Readback:
-    def __init__(self, scalars: list[Tensor]) -> None: ...
-    def ready(self) -> bool: ...
-    def values(self) -> list[float]: ...
-
-def gather_optimizer(optimizer: object, coalesce: bool) -> GradientList: ...
 def gather_parameters(parameters: list[Tensor]) -> GradientList: ...
-def saw_none(gradient_pass: PassResult, optimizer: object) -> bool: ...
-def remember_pass(gradient_pass: PassResult) -> None: ...
-def recent_norm(gradients: GradientList, dtype: torch.dtype) -> Tensor | None: ...
 def clip_coefficient(total_norm: Tensor, max_norm: float) -> Tensor: ...
-def unscale_gradients(
-    optimizer: object,
-    inv_scale: Tensor,
-    found_inf: Tensor,
-    allow_fp16: bool,
-    memory: OptimizerPasses | None,
-    own_flag: bool,
-    with_norm: bool,
-) -> tuple[dict[torch.device, Tensor], list[Tensor], PassResult]: ...
-def unscale_optimizer(
-    optimizer: object, scale: Tensor, inv_scale: Tensor | None, memory: OptimizerPasses
-) -> dict[torch.device, Tensor] | None: ...
-def check_gradients(
-    optimizer: object,
-    inv_scale: Tensor,
-    found_inf: Tensor,
-    memory: OptimizerPasses | None,
-    max_norm: float | None,
-) -> PassResult | None: ...
-def combine_flags(flags: list[Tensor], device: torch.device) -> Tensor: ...
 def flag_for_optimizer(flags: list[Tensor], device: torch.device) -> Tensor: ...
-def update_on_host(
-    scale: Tensor,
-    growth_tracker: Tensor,
-    flags: dict[torch.device, Tensor],
-    growth_factor: float,
-    backoff_factor: float,
-    growth_interval: int,
-    hysteresis_tracker: Tensor | None,
-    hysteresis: int,
-    min_scale: float | None,
-    max_scale: float | None,
-    memory: OptimizerPasses,
-    history: Tensor | None,
-    history_count: Tensor | None,
-) -> tuple[float, bool] | None: ...
-def update_scale(
-    scale: Tensor,
-    growth_tracker: Tensor,
-    flags: list[Tensor],
-    growth_factor: float,
-    backoff_factor: float,
-    growth_interval: int,
-    hysteresis_tracker: Tensor | None,
-    hysteresis: int,
-    min_scale: float | None,
-    max_scale: float | None,
-    inv_scale: Tensor | None,
-    norm: Tensor | None,
-    history: Tensor | None,
-    history_count: Tensor | None,
-    new_scale: Tensor | None,
-) -> None: ...
+
+_States = dict[int, dict[str, Any]]
+_HistoryRow = tuple[int, float, bool, float, int]
+
+class CapturedOutcomes: ...
+
+class ScalerCore:
+    @overload
+    def __init__(
+        self, init_scale: float, history_size: int, device: str, hooks: CoreHooks
+    ) -> None: ...
+    @overload
+    def __init__(self, init_scale: float, other: ScalerCore, hooks: CoreHooks) -> None: ...
+    @property
+    def optimizers(self) -> int: ...
+    @property
+    def scale(self) -> float: ...
+    @property
+    def skipped(self) -> bool: ...
+    @property
+    def skipped_in_a_row(self) -> int: ...
+
+    # The first arguments after the optimizer are what a scaler lends for the call: scale, its
+    # _per_optimizer_states, how often scale() was called, whether ranks agree on flags.
+    def unscale(
+        self,
+        optimizer: object,
+        scale: Tensor,
+        states: _States,
+        times_scaled: int,
+        agrees: bool,
+        /,
+    ) -> bool: ...
+    def clip_norm(
+        self,
+        optimizer: object,
+        scale: Tensor,
+        states: _States,
+        times_scaled: int,
+        agrees: bool,
+        max_norm: float,
+        norm_type: float,
+        error_if_nonfinite: bool,
+        may_put_off: bool,
+        may_check: bool,
+        /,
+    ) -> Tensor | None: ...
+    def clip_value(
+        self,
+        optimizer: object,
+        scale: Tensor,
+        states: _States,
+        times_scaled: int,
+        agrees: bool,
+        clip_value: float,
+        may_put_off: bool,
+        may_check: bool,
+        /,
+    ) -> None: ...
+    def step(
+        self,
+        optimizer: object,
+        scale: Tensor,
+        states: _States,
+        times_scaled: int,
+        agrees: bool,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        keep_scaled_grads: bool,
+        may_check: bool,
+        /,
+    ) -> tuple[bool, Any]: ...
+    def unscale_grads(
+        self,
+        optimizer: object,
+        inv_scale: Tensor,
+        found_inf: Tensor,
+        allow_fp16: bool,
+        times_scaled: int,
+        /,
+    ) -> tuple[dict[torch.device, Tensor], list[Tensor]]: ...
+    def note_foreign_counts(
+        self, optimizer: object, positions: list[int], counts: Tensor, /
+    ) -> None: ...
+    def note_still_scaled(self, optimizer: object, scale: Tensor, /) -> None: ...
+    def apply_clips(self, optimizer: object, states: _States, /) -> None: ...
+    def agree(self, flags: dict[torch.device, Tensor], scale: Tensor, /) -> None: ...
+    def new_flag(self, scale: Tensor, /) -> Tensor: ...
+    def inv_scale(self, scale: Tensor, /) -> Tensor: ...
+    def scaled_anew(self, optimizer: object, times_scaled: int, /) -> bool: ...
+    def end_iteration(
+        self,
+        states: _States,
+        scale: Tensor,
+        growth_tracker: Tensor,
+        hysteresis_tracker: Tensor | None,
+        growth_factor: float,
+        backoff_factor: float,
+        growth_interval: int,
+        hysteresis: int,
+        min_scale: float | None,
+        max_scale: float | None,
+        new_scale: Tensor | None,
+        capturing: bool,
+        /,
+    ) -> str | None: ...
+    def settle(self, wait: bool, /) -> str | None: ...
+    def was_skipped(self, optimizer: object, /) -> bool: ...
+    def load(self, scale: float, history: list[_HistoryRow], skipped_in_a_row: int, /) -> None: ...
+    def history(self) -> list[_HistoryRow]: ...
+    def overflow(
+        self, now: list[int], /
+    ) -> tuple[int, float, list[tuple[Any, list[tuple[int, int, int]]]]] | None: ...
+    def prepare(self, scale: Tensor, /) -> None: ...
+    def take_captured(self) -> CapturedOutcomes: ...
+    def note_replay(
+        self,
+        scale: Tensor,
+        growth_tracker: Tensor,
+        hysteresis_tracker: Tensor | None,
+        captured: CapturedOutcomes,
+        /,
+    ) -> str | None: ...

@@ -34,18 +34,6 @@ def _edits_may_be_uncounted() -> bool:
     )
 
 
-def _known_norm(gradients: _C.GradientList, dtype: torch.dtype) -> Tensor | None:
-    return None if _edits_may_be_uncounted() else _C.recent_norm(gradients, dtype)
-
-
-def two_norm(gradients: _C.GradientList, dtype: torch.dtype) -> Tensor | None:
-    """Reads gradients once for their norm; ``None`` if only torch can."""
-    if gradients.has_duplicates:
-        return None
-    gradient_pass = gradients.norm_pass()
-    return None if gradient_pass is None else gradient_pass.total_norm(dtype)
-
-
 @torch.no_grad()
 def clip_grad_norm_(
     parameters: Tensor | Iterable[Tensor],
@@ -84,8 +72,8 @@ def clip_grad_norm_(
         gradients = _C.gather_parameters(parameters)
         dtype = None if gradients.foreign else gradients.norm_dtype
         if dtype is not None and float(norm_type) == 2.0:
-            norm = _known_norm(gradients, dtype)
-            norm = two_norm(gradients, dtype) if norm is None else norm
+            norm = None if _edits_may_be_uncounted() else gradients.recent_norm(dtype)
+            norm = gradients.two_norm(dtype) if norm is None else norm
             if norm is not None:
                 if error_if_nonfinite:
                     check_finite(norm, float(norm_type))

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from fastamp import _scaler_capture as capturing
 from fastamp._autocast import autocast
 from fastamp.grad_scaler import GradScaler
 
@@ -173,7 +172,7 @@ class _Replay:
         step, scaler = self.step, self.step.scaler
         self.key = self._key()
         if scaler.is_enabled():
-            capturing.prepare(scaler, step.device)
+            scaler._prepare_replay(step.device)
         buffers = [buffer.clone() for buffer in step.model.buffers()]
         generator = torch.cuda.get_rng_state(step.device)
         new_stream: Any = torch.cuda.Stream
@@ -189,7 +188,7 @@ class _Replay:
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.loss = step.run(self.inputs)
-        self.captured = capturing.take_captured(scaler) if scaler.is_enabled() else None
+        self.captured = scaler._end_capture() if scaler.is_enabled() else None
         self.key = self._key()
 
     def _warm_up(self) -> None:
@@ -199,8 +198,7 @@ class _Replay:
             init_scale=float("inf"),
             process_group=getattr(self.step.scaler, "process_group", None),
         )
-        if self.step.scaler.is_enabled():  # Counters made during capture would be reset by it.
-            scaler._notes.records = self.step.scaler._notes.records
+        scaler._warm_up_with(self.step.scaler)
         for _ in range(self.step.warmup):
             self.step.run(self.inputs, scaler)
 
@@ -212,7 +210,7 @@ class _Replay:
         ]
         sizes = [[id(p) for p in group["params"]] for group in self.step.optimizer.param_groups]
         modes = [module.training for module in self.step.model.modules()]
-        return repr(groups), sizes, modes, capturing.capture_key(self.step.scaler)
+        return repr(groups), sizes, modes, self.step.scaler._captured_values()
 
     def __call__(self, batches: list[list[Any]]) -> Tensor:
         """Replays the step for new inputs."""
@@ -227,11 +225,11 @@ class _Replay:
                 if isinstance(target, torch.Tensor):
                     target.copy_(leaf, non_blocking=True)
         if self.captured is not None:
-            capturing.refresh_inverse(step.scaler)
+            step.scaler._prepare_replay(step.device)
         self.graph.replay()
         self._count_versions()
         if self.captured is not None:
-            capturing.after_replay(step.scaler, self.captured)
+            step.scaler._note_replay(self.captured)
         return self.loss.clone()
 
     def _count_versions(self) -> None:

@@ -2,7 +2,7 @@
 
 The native code reads them by name, so no type checker sees that both sides mean the same. They are
 written down here and nowhere else; a test looks for names that are missing or that nobody uses. A
-gate's own fields are those of :class:`fastamp._gate.StepGate`, read by ``csrc/step_gather.cpp``.
+gate's own fields are those of :class:`fastamp._C.StepGate`, read by ``csrc/step_gather.cpp``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     import fastamp._C as _C
-    from fastamp._gate import StepGate
+    from fastamp._C import StepGate
 
 
 class Optimizer(Protocol):

@@ -1,7 +1,8 @@
-"""The gradient scaler: torch.amp.GradScaler with the work on tensors done in C++."""
+"""The gradient scaler: torch.amp.GradScaler over a native core."""
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable
@@ -10,33 +11,43 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 
-from fastamp._scaler_checks import (
+import fastamp._C as _C
+from fastamp._clip import clip_grad_norm_
+from fastamp._scaler import steps
+from fastamp._scaler.checks import (
     check_bound,
     check_extras,
     check_factors,
     check_step_options,
-    cuda_is_missing,
-)
-from fastamp._scaler_clip import ClippingScaler
-from fastamp._scaler_gated import fuse_once, goes_through_gate, step_through_gate
-from fastamp._scaler_queries import AnsweringScaler
-from fastamp._scaler_steps import (
     checked_scale,
-    move_scale,
-    scale_each,
-    step_with_flags,
-    update_on_host,
+    cuda_is_missing,
+    refuse_no_gradients,
+    refuse_second_unscale,
 )
+from fastamp._scaler.hooks import parameters_of
+from fastamp._scaler.reports import warn_of_overflows, warn_of_scaled_gradients
+from fastamp._scaler.state import ScalerState
+from fastamp._scaler.subclasses import unscale_subclasses
 from fastamp._trace.scalers import note_scaler
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
+    _Loan = tuple[Tensor, dict[int, dict[str, Any]], int, bool]
+
 __all__ = ["GradScaler", "OptState"]
 
+# Attributes of an Enum take longer to look up than most of what is done with them here.
+_READY, _UNSCALED, _STEPPED = OptState.READY, OptState.UNSCALED, OptState.STEPPED
 
-class GradScaler(ClippingScaler, AnsweringScaler):
+
+@functools.cache
+def _class_replaces(kind: type, methods: tuple[str, ...]) -> bool:
+    return any(getattr(kind, name) is not getattr(GradScaler, name) for name in methods)
+
+
+class GradScaler(ScalerState):
     """Scales losses so that fp16 gradients do not underflow, and skips steps that overflowed.
 
     One iteration is ``scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()``. A
@@ -122,6 +133,13 @@ class GradScaler(ClippingScaler, AnsweringScaler):
         if process_group is not None:
             self.process_group = process_group
 
+    def _is_replaced(self, *methods: str) -> bool:
+        """Whether a subclass, or somebody on this object, has methods of these names."""
+        for name in methods:
+            if name in self.__dict__:
+                return True
+        return _class_replaces(type(self), methods)  # type: ignore[arg-type]  # mypy: a class has no hash.
+
     def scale(self, outputs: Tensor | Iterable[Tensor]) -> Any:
         """Multiplies outputs by the scale.
 
@@ -138,16 +156,120 @@ class GradScaler(ClippingScaler, AnsweringScaler):
         """
         if not self._enabled:
             return outputs
-        self._mark = object()
+        try:
+            self._times_scaled += 1
+        except AttributeError:
+            self._times_scaled = 1
         if isinstance(outputs, torch.Tensor):
             return outputs * self._scale_on(outputs.device)
-        return scale_each(self, outputs, {})
+        return self._scale_each(outputs, {})
+
+    def _scale_each(self, outputs: Any, replicas: dict[torch.device, Tensor]) -> Any:
+        """Scales the tensors of a nest of iterables; the scale goes to each device once."""
+        if isinstance(outputs, torch.Tensor):
+            device = outputs.device
+            if device not in replicas:
+                replicas[device] = self._scale_on(device)
+            return outputs * replicas[device]
+        if not isinstance(outputs, Iterable):
+            raise ValueError(
+                "scale: outputs must be a Tensor or an iterable of Tensors, "
+                f"got {type(outputs).__name__}"
+            )
+        scaled = (self._scale_each(output, replicas) for output in outputs)
+        return type(outputs)(scaled) if isinstance(outputs, (list, tuple)) else scaled
 
     def _scale_on(self, device: torch.device) -> Any:
         if self._scale is None:
             self._lazy_init_scale_growth_tracker(device)
         scale: Any = self._scale
         return scale if scale.device == device else scale.to(device=device, non_blocking=True)
+
+    def _stage_of(self, optimizer: torch.optim.Optimizer) -> OptState:
+        # Looks without inserting: a refused call must leave the mapping as it was.
+        state = self._per_optimizer_states.get(id(optimizer))
+        stage: OptState = _READY if state is None else state["stage"]
+        return stage
+
+    def _loan(self, function: str) -> _Loan:
+        """Returns what the core is lent for a call: scale, states, calls of scale(), agreement."""
+        scale = self._scale
+        if scale is None or self._growth_tracker is None:
+            scale, _ = self._check_scale_growth_tracker(function)
+        return scale, self._per_optimizer_states, self._times_scaled, self.process_group is not None
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divides the gradients of an optimizer by the scale, in place, and notes overflows.
+
+        For code that looks at gradients before :meth:`step`, such as clipping; optional otherwise.
+        Clipping that was put off to the step is done now. No host synchronisation. A sparse fp16
+        gradient is replaced by its coalesced form.
+
+        Args:
+            optimizer: Any object with torch's ``param_groups``; gradients of fp32, fp64 or bf16.
+
+        Raises:
+            AssertionError: :meth:`scale` was never called, or a parameter is not a tensor.
+            RuntimeError: Called twice, or after :meth:`step`, since the last :meth:`update`.
+            ValueError: A gradient is fp16. No gradient was changed then.
+        """
+        if not self._enabled:
+            return
+        core = self._core
+        loan = self._loan("unscale_")
+        stage = self._stage_of(optimizer)
+        if stage is not _READY:
+            refuse_second_unscale(stage)
+        if not self._is_replaced("_unscale_grads_") and core.unscale(optimizer, *loan):
+            return
+        scale, states, *_ = loan
+        flags = self._unscale_grads_(optimizer, core.inv_scale(scale), core.new_flag(scale), False)
+        if self.process_group is not None:
+            core.agree(flags, scale)
+        state = states[id(optimizer)]
+        state["found_inf_per_device"] = flags
+        state["stage"] = _UNSCALED
+        core.apply_clips(optimizer, states)
+
+    def _unscale_grads_(
+        self,
+        optimizer: torch.optim.Optimizer,
+        inv_scale: Tensor,
+        found_inf: Tensor,
+        allow_fp16: bool,
+    ) -> dict[torch.device, Tensor]:
+        core = self._core
+        flags, subclassed = core.unscale_grads(
+            optimizer, inv_scale, found_inf, allow_fp16, self._times_scaled
+        )
+        if subclassed:
+            position = {id(p): i for i, p in enumerate(parameters_of(optimizer))}
+            for counted, counts in unscale_subclasses(subclassed, flags, inv_scale, found_inf):
+                core.note_foreign_counts(optimizer, [position[id(p)] for p in counted], counts)
+        return flags
+
+    def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
+        scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")
+        core = self._core
+        one = torch.ones((), dtype=torch.float32, device=scale.device)
+        flags = self._unscale_grads_(optimizer, one, torch.zeros_like(one), True)
+        if self.process_group is not None:
+            core.agree(flags, scale)
+        core.note_still_scaled(optimizer, scale)
+        self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = flags
+        return flags
+
+    def _takes_gate(self, optimizer: Any) -> bool:
+        """Whether a step of this optimizer goes through a gate: the device decides on the skip."""
+        return (
+            getattr(optimizer, "_fastamp_takes_gate", False) is True
+            and not self._is_replaced("_maybe_opt_step", "step")
+            and not steps.step_is_watched(optimizer)
+        )
+
+    def _may_check(self) -> bool:
+        """Whether gradients may be left scaled until the step: nobody's ``unscale_`` is called."""
+        return not self._is_replaced("unscale_", "_unscale_grads_")
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Unscales the gradients unless that was done, and steps if all of them are finite.
@@ -175,34 +297,152 @@ class GradScaler(ClippingScaler, AnsweringScaler):
                 "step: expected no closure, got one: "
                 "Closure use is not currently supported if GradScaler is enabled."
             )
-        self._check_scale_growth_tracker("step")
+        core = self._core
+        loan = self._loan("step")
         stage = self._stage_of(optimizer)
-        if stage is OptState.STEPPED:
+        if stage is _STEPPED:
             raise RuntimeError(
                 "step: expected one call per optimizer and iteration, got a second one: "
                 "step() has already been called since the last update()."
             )
-        if stage is OptState.UNSCALED:
-            self._warn_if_scaled_anew("step", optimizer)
+        if stage is _UNSCALED and core.scaled_anew(optimizer, self._times_scaled):
+            warn_of_scaled_gradients("step")  # torch goes on, and so do we: it may be meant.
         if self._fuse:
-            fuse_once(self, optimizer)
-        if goes_through_gate(self, optimizer, args):
-            return step_through_gate(self, optimizer, args, kwargs)
+            steps.fuse_if_torchs(optimizer)
+        # A closure given by position is torch's business.
+        if self._takes_gate(optimizer) and all(argument is None for argument in args):
+            was_called, result = core.step(
+                optimizer, *loan, args, kwargs, self._keep_scaled_grads, self._may_check()
+            )
+            return result if was_called else refuse_no_gradients()
         if getattr(optimizer, "_step_supports_amp_scaling", False):
-            return step_with_flags(self, optimizer, stage, args, kwargs)
-        if stage is OptState.READY:
+            return self._step_by_flags(optimizer, stage, args, kwargs)
+        if stage is _READY:
             self.unscale_(optimizer)
         state = self._per_optimizer_states[id(optimizer)]
         if len(state["found_inf_per_device"]) == 0:
-            if stage is OptState.READY:  # A refused call takes its own unscale_ back.
+            if stage is _READY:  # A refused call takes its own unscale_ back.
                 del self._per_optimizer_states[id(optimizer)]
-            raise AssertionError(
-                "step: expected an optimizer with at least one gradient, got none: "
-                "No inf checks were recorded for this optimizer."
-            )
+            refuse_no_gradients()
         result = self._maybe_opt_step(optimizer, state, *args, **kwargs)
-        state["stage"] = OptState.STEPPED
+        state["stage"] = _STEPPED
         return result
+
+    def _maybe_opt_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        optimizer_state: dict[str, Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        for flag in optimizer_state["found_inf_per_device"].values():
+            if flag.item():  # sync: the host decides whether optimizer.step runs
+                return None
+        return optimizer.step(*args, **kwargs)
+
+    def _step_by_flags(self, optimizer: Any, stage: OptState, args: Any, kwargs: Any) -> Any:
+        """Steps an optimizer that skips by itself, by torch's protocol."""
+        state = self._per_optimizer_states[id(optimizer)]
+        if steps.takes_scaler(optimizer):
+            result = optimizer.step(*args, **{**kwargs, "grad_scaler": self})
+        else:
+            if stage is _READY:
+                self._check_inf_per_device(optimizer)
+            scale = self._get_scale_async()
+            if scale is None:
+                raise AssertionError(
+                    "step: expected _get_scale_async() to return a tensor, got None"
+                )
+            flags = list(state["found_inf_per_device"].values())
+            unscaled = stage is _UNSCALED
+            result = steps.step_with_flags(optimizer, scale, flags, unscaled, args, kwargs)
+        state["stage"] = _STEPPED
+        return result
+
+    def clip_grad_norm_(
+        self,
+        optimizer: torch.optim.Optimizer,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+    ) -> Tensor:
+        """Clips the gradients of an optimizer by their norm after unscaling.
+
+        Call it between ``backward`` and :meth:`step`, with or without :meth:`unscale_` before it.
+        Optimizers of ``fastamp.optim`` apply the factor within :meth:`step`: until then the
+        gradients are as they were, and edits of them meanwhile are clipped by the same factor. For
+        others the gradients are unscaled, if they are not yet, and clipped at once. Either way the
+        norm comes from the pass that checks the gradients. No synchronisation but for
+        ``error_if_nonfinite`` and, in a program with DTensors, the mesh's collectives.
+
+        Args:
+            optimizer: Whose gradients are clipped; all of them together.
+            max_norm: Largest norm that is left.
+            norm_type: Order of the norm; may be ``inf``. Orders but 2 cost a pass of their own.
+            error_if_nonfinite: Refuse a norm that is inf or NaN; waits for the device. An overflow
+                of the loss scale is refused too: without it, such a step is skipped.
+
+        Returns:
+            The norm of the unscaled gradients before clipping: a scalar tensor, over all shards if
+            gradients are DTensors. 0 if there are no gradients.
+
+        Raises:
+            AssertionError: :meth:`scale` was never called.
+            RuntimeError: Called after :meth:`step`, or the norm is not finite, with
+                ``error_if_nonfinite``; gradients are not clipped then.
+        """
+        if not self._enabled:
+            parameters = parameters_of(optimizer)
+            return clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite)
+        core, loan = self._begin_clipping("clip_grad_norm_", optimizer)
+        if self._fuse:
+            steps.fuse_if_torchs(optimizer)
+        norm = core.clip_norm(
+            optimizer,
+            *loan,
+            float(max_norm),
+            float(norm_type),
+            error_if_nonfinite,
+            self._takes_gate(optimizer),
+            self._may_check(),
+        )
+        return torch.tensor(0.0) if norm is None else norm
+
+    def clip_grad_value_(self, optimizer: torch.optim.Optimizer, clip_value: float) -> None:
+        """Brings every element of an optimizer's gradients within [-clip_value, clip_value].
+
+        When it happens and what it may follow is as for :meth:`clip_grad_norm_`; clipping by value
+        comes after clipping by norm if both are asked for in that order. No synchronisation.
+
+        Args:
+            optimizer: Whose gradients are clipped.
+            clip_value: Largest magnitude that is left.
+
+        Raises:
+            AssertionError: :meth:`scale` was never called.
+            RuntimeError: Called after :meth:`step`.
+        """
+        clip_value = float(clip_value)
+        if not self._enabled:
+            torch.nn.utils.clip_grad_value_(parameters_of(optimizer), clip_value)
+            return
+        core, loan = self._begin_clipping("clip_grad_value_", optimizer)
+        core.clip_value(
+            optimizer, *loan, clip_value, self._takes_gate(optimizer), self._may_check()
+        )
+
+    def _begin_clipping(self, function: str, optimizer: Any) -> tuple[_C.ScalerCore, _Loan]:
+        core = self._core
+        loan = self._loan(function)
+        stage = self._stage_of(optimizer)
+        if stage is _STEPPED:
+            raise RuntimeError(
+                f"{function}: expected a call before step(), got one after it: "
+                f"{function}() is being called after step()."
+            )
+        if stage is _UNSCALED and core.scaled_anew(optimizer, self._times_scaled):
+            warn_of_scaled_gradients(function)
+        return core, loan
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """Ends an iteration: moves the scale by what the iteration's gradients showed.
@@ -227,28 +467,32 @@ class GradScaler(ClippingScaler, AnsweringScaler):
         """
         if not self._enabled:
             return
-        if new_scale is None and update_on_host(self):
-            self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
-            return
+        core = self._core
         scale, growth_tracker = self._check_scale_growth_tracker("update")
-        wanted = None if new_scale is None else checked_scale(self, scale, new_scale)
-        flags = [
-            flag
-            for state in self._per_optimizer_states.values()
-            for flag in state["found_inf_per_device"].values()
-        ]
-        if flags:
-            move_scale(self, scale, growth_tracker, flags, wanted)
-        elif wanted is not None:
-            scale.copy_(wanted)
-        else:
+        states = self._per_optimizer_states
+        wanted = None
+        if new_scale is not None:
+            bounds = (self._min_scale, self._max_scale)
+            wanted = checked_scale(scale, new_scale, self._device, *bounds)
+        elif not any(state["found_inf_per_device"] for state in states.values()):
             raise AssertionError(
                 "update: expected unscale_() or step() on an optimizer with gradients before "
                 "it, got neither: No inf checks were recorded prior to update."
             )
-        # A stream that is captured runs later: nothing can be read back now.
-        if scale.is_cuda and torch.cuda.is_current_stream_capturing():
-            self._notes.keep_for_replays(scale, self._per_optimizer_states)
-        else:
-            self._notes.end_iteration(scale, self._per_optimizer_states, bool(flags))
+        what = core.end_iteration(
+            states,
+            scale,
+            growth_tracker,
+            self._hysteresis_tracker,
+            self._growth_factor,
+            self._backoff_factor,
+            self._growth_interval,
+            self._hysteresis,
+            self._min_scale,
+            self._max_scale,
+            wanted,
+            # A stream that is captured runs later: nothing can be read back now.
+            scale.is_cuda and torch.cuda.is_current_stream_capturing(),
+        )
         self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
+        warn_of_overflows(what)

@@ -1,134 +1,19 @@
+#include "scaler/call_step.h"
 #include "scaler/grad_scaler_impl.h"
 #include "scaler/option_checks.h"
 
-#include <ATen/ops/hypot.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
-#include <torch/cuda.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <utility>
 
 namespace fastamp {
-namespace {
 
-scaler::ScaleRules rules_of(const GradScalerOptions& options) {
-  return {
-      .growth_factor = options.growth_factor(),
-      .backoff_factor = options.backoff_factor(),
-      .growth_interval = options.growth_interval(),
-      .hysteresis = options.hysteresis(),
-      .min_scale = options.min_scale(),
-      .max_scale = options.max_scale(),
-  };
-}
-
-bool usable(const GradScalerOptions& options) {
-  if (options.enabled() && options.device() == c10::kCUDA && !torch::cuda::is_available()) {
-    TORCH_WARN("GradScaler: expected a CUDA device for device=cuda, found none. Disabling.");
-    return false;
-  }
-  return options.enabled();
-}
-
-}  // namespace
-
-GradScaler::Impl::Impl(const GradScalerOptions& given)
-    : options(given),
-      enabled(usable(given)),
-      state(given.init_scale(), rules_of(given), given.history_size()),
-      notes(given.init_scale()) {
-  scaler::check_extras("GradScaler", state.rules(), given.init_scale());
-  scaler::check_history_size("GradScaler", given.history_size());
-  if (enabled) {
-    scaler::check_rules("GradScaler", state.rules());
-    scaler::check_scale("GradScaler", "init_scale", given.init_scale());
-  }
-}
-
-void GradScaler::Impl::expect_scale(const char* function) const {
-  TORCH_CHECK(state.initialised(), function,
-              ": expected scale() to have been called before, got no scale yet. Call "
-              "scaler.scale(loss).backward() first.");
-}
-
-at::Tensor GradScaler::Impl::iteration_norm() const {
-  at::Tensor total;
-  for (const auto& record : records_in_use()) {
-    if (!record->pass || record->pass->devices().empty()) {
-      continue;
-    }
-    const auto norm = record->known_norm();
-    if (!norm.defined()) {
-      return norm;
-    }
-    const auto here = norm.to(state.scale_tensor().device(), at::kFloat);
-    total = total.defined() ? at::hypot(total, here) : here;
-  }
-  return total;
-}
-
-void GradScaler::Impl::finish_iteration(const std::vector<scaler::Outcome>& outcomes) {
-  if (capturing) {
-    captured = outcomes;
-  } else {
-    notes.expect(state.scale_tensor(), outcomes);
-  }
-  std::erase_if(records, [](const auto& entry) {
-    return entry.first == entry.second.get() || entry.second->is_orphaned();
-  });
-  std::vector<std::optional<scaler::PassResult>> ended;  // Go when no record is looked at.
-  ended.reserve(records.size());
-  for (auto& [optimizer, record] : records) {
-    ended.push_back(record->start_iteration());
-  }
-}
-
-std::vector<scaler::RecordPointer> GradScaler::Impl::records_in_use() const {
-  std::vector<scaler::RecordPointer> used;
-  for (const auto& [optimizer, record] : records) {
-    if (record->first_pass != 0) {
-      used.push_back(record);
-    }
-  }
-  std::ranges::sort(used, {}, [](const auto& record) { return record->first_pass; });
-  return used;
-}
-
-std::vector<scaler::Outcome> GradScaler::Impl::outcomes() const {
-  std::vector<scaler::Outcome> result;
-  for (const auto& record : records_in_use()) {
-    auto flags = record->flags();
-    if (!record->pass || flags.empty()) {
-      continue;
-    }
-    scaler::Counts counts;
-    for (const auto& device : record->pass->devices()) {
-      counts.push_back(device.counts);
-    }
-    result.push_back({.record = record, .flags = std::move(flags), .counts = std::move(counts)});
-  }
-  return result;
-}
-
-void GradScaler::Impl::update(const at::Tensor& new_scale) {
-  const auto ended = outcomes();
-  TORCH_CHECK(!ended.empty() || new_scale.defined(),
-              "update: expected unscale_() or step() on an optimizer with gradients before it, got "
-              "neither. No inf checks were recorded prior to update.");
-  if (ended.empty()) {
-    state.set_scale(new_scale);
-  } else {
-    std::vector<at::Tensor> flags;
-    for (const auto& outcome : ended) {
-      flags.insert(flags.end(), outcome.flags.begin(), outcome.flags.end());
-    }
-    state.update(flags, state.keeps_history() ? iteration_norm() : at::Tensor(), new_scale);
-  }
-  finish_iteration(ended);
-}
+using scaler::LibTorchOptimizer;
+using scaler::Stage;
 
 GradScaler::GradScaler(const GradScalerOptions& options) : impl_(std::make_unique<Impl>(options)) {}
 GradScaler::~GradScaler() = default;
@@ -149,6 +34,82 @@ at::Tensor GradScaler::scale(const at::Tensor& outputs) {
 std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& outputs) {
   expect_not_moved_from("scale");
   return impl_->enabled ? impl_->state.scaled(outputs) : outputs;
+}
+
+void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
+  expect_not_moved_from("unscale_");
+  if (!impl_->enabled) {
+    return;
+  }
+  impl_->expect_scale("unscale_");
+  const auto call = impl_->call();
+  LibTorchOptimizer port(optimizer, &impl_->core, &call);
+  const auto stage = impl_->stage_of(port);
+  TORCH_CHECK(
+      stage != Stage::kUnscaled,
+      "unscale_: expected one call per optimizer and iteration, got a second one; unscale_() "
+      "has already been called on this optimizer since the last update().");
+  TORCH_CHECK(
+      stage != Stage::kStepped,
+      "unscale_: expected a call before step(), got one after it; unscale_() is being called "
+      "after step().");
+  port.unscale();
+}
+
+std::optional<at::Tensor> GradScaler::step(torch::optim::Optimizer& optimizer,
+                                           const torch::optim::Optimizer::LossClosure& closure) {
+  expect_not_moved_from("step");
+  if (!impl_->enabled) {
+    return scaler::call_step(optimizer, closure);
+  }
+  TORCH_CHECK(!closure,
+              "step: expected no closure while the scaler is enabled, got one. Closure use "
+              "is not currently supported if GradScaler is enabled.");
+  impl_->expect_scale("step");
+  const auto call = impl_->call();
+  LibTorchOptimizer port(optimizer, &impl_->core, &call);
+  TORCH_CHECK(impl_->stage_of(port) != Stage::kStepped,
+              "step: expected one call per optimizer and iteration, got a second one; step() has "
+              "already been called since the last update().");
+  impl_->check_iteration("step", port, call);
+  if (!port.takes_gate(impl_->options.fuse())) {
+    return impl_->step_if_finite(optimizer, port, call);
+  }
+  TORCH_CHECK(impl_->core.step(port, call, impl_->options.keep_scaled_grads()), kNoGradients);
+  return port.take_result();
+}
+
+at::Tensor GradScaler::clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm,
+                                       double norm_type, bool error_if_nonfinite) {
+  expect_not_moved_from("clip_grad_norm_");
+  const scaler::ScalerCore::NormClip clip{
+      .max_norm = max_norm, .norm_type = norm_type, .error_if_nonfinite = error_if_nonfinite};
+  at::Tensor norm;
+  const auto call = impl_->call();
+  LibTorchOptimizer port(optimizer, &impl_->core, &call);
+  if (impl_->enabled) {
+    impl_->begin_clipping("clip_grad_norm_", port, call);
+    norm = impl_->core.clip_norm(port, call, clip, impl_->may_put_off(port));
+  } else {
+    scaler::OptimizerRecord unused;
+    norm = scaler::ScalerCore::clip_unscaled(port, unused, clip, /*may_put_off=*/false);
+  }
+  return norm.defined() ? norm : at::zeros({});
+}
+
+void GradScaler::clip_grad_value_(torch::optim::Optimizer& optimizer, double clip_value) {
+  expect_not_moved_from("clip_grad_value_");
+  TORCH_CHECK_VALUE(clip_value >= 0.0, "clip_grad_value_: expected clip_value >= 0, got ",
+                    clip_value);
+  const auto call = impl_->call();
+  LibTorchOptimizer port(optimizer, &impl_->core, &call);
+  if (!impl_->enabled) {
+    scaler::OptimizerRecord unused;
+    port.clamp(unused, clip_value);
+    return;
+  }
+  impl_->begin_clipping("clip_grad_value_", port, call);
+  impl_->core.clip_value(port, call, clip_value, impl_->may_put_off(port));
 }
 
 void GradScaler::update() {
@@ -187,38 +148,39 @@ double GradScaler::get_scale() const {
 
 double GradScaler::get_scale_async() {
   expect_not_moved_from("get_scale_async");
-  impl_->notes.settle(/*wait=*/false);
-  return impl_->enabled ? impl_->notes.scale() : 1.0;
+  impl_->settle(/*wait=*/false);
+  return impl_->enabled ? impl_->core.log().scale() : 1.0;
 }
 
 bool GradScaler::step_was_skipped() {
   expect_not_moved_from("step_was_skipped");
-  impl_->notes.settle(/*wait=*/true);
-  return impl_->notes.skipped();
+  impl_->settle(/*wait=*/true);
+  return impl_->core.log().skipped();
 }
 
 bool GradScaler::step_was_skipped_for(const torch::optim::Optimizer& optimizer) {
   expect_not_moved_from("step_was_skipped_for");
-  impl_->notes.settle(/*wait=*/true);
-  const auto found = impl_->records.find(&optimizer);
-  return found != impl_->records.end() && found->second->recognises(optimizer) &&
-         found->second->skipped;
+  impl_->settle(/*wait=*/true);
+  // A port only looks here.
+  const LibTorchOptimizer port(const_cast<torch::optim::Optimizer&>(optimizer));
+  const auto record = impl_->core.find(port);
+  return record != nullptr && record->skipped;
 }
 
 OverflowReport GradScaler::overflow_report(
     const torch::OrderedDict<std::string, at::Tensor>& named_parameters) {
   expect_not_moved_from("overflow_report");
-  impl_->notes.settle(/*wait=*/true);
+  impl_->settle(/*wait=*/true);
   std::unordered_map<const void*, std::string> names;
   for (const auto& item : named_parameters) {
     names[item.value().unsafeGetTensorImpl()] = item.key();
   }
-  return impl_->notes.report(names);
+  return impl_->report(names);
 }
 
 std::vector<StepRecord> GradScaler::history() const {
   expect_not_moved_from("history");
-  return impl_->state.history();
+  return impl_->core.sidecar().history();
 }
 
 double GradScaler::get_growth_factor() const {
@@ -234,13 +196,6 @@ double GradScaler::get_backoff_factor() const {
 int64_t GradScaler::get_growth_interval() const {
   expect_not_moved_from("get_growth_interval");
   return impl_->state.rules().growth_interval;
-}
-
-void GradScaler::Impl::set_rules(const char* function, const scaler::ScaleRules& rules) {
-  if (enabled) {
-    scaler::check_rules(function, rules);
-  }
-  state.rules() = rules;
 }
 
 void GradScaler::set_growth_factor(double growth_factor) {
@@ -287,10 +242,10 @@ std::optional<GradScalerState> GradScaler::state() const {
     result.hysteresis = state.rules().hysteresis;
     result.hysteresis_tracker = state.hysteresis_tracker();
   }
-  impl_->notes.settle(/*wait=*/true);
-  result.history = state.history();
-  result.overflow_report = impl_->notes.report({});
-  result.skipped_in_a_row = impl_->notes.skipped_in_a_row();
+  impl_->settle(/*wait=*/true);
+  result.history = impl_->core.sidecar().history();
+  result.overflow_report = impl_->report({});
+  result.skipped_in_a_row = impl_->core.log().skipped_in_a_row();
   return result;
 }
 
@@ -317,12 +272,8 @@ void GradScaler::load_state(const std::optional<GradScalerState>& state) {
   impl_->state.rules() = rules;
   impl_->state.load(state->scale, state->growth_tracker,
                     state->hysteresis_tracker.value_or(rules.hysteresis));
-  impl_->state.load_history(state->history);
-  const auto iterations = state->history.empty() ? 0 : state->history.back().step + 1;
-  // What was noted goes when the new notes are in its place: it may run code of others.
-  const auto before = std::exchange(
-      impl_->notes,
-      scaler::StepNotes(state->scale, iterations, state->skipped_in_a_row, state->overflow_report));
+  impl_->core.load(state->scale, state->history, state->skipped_in_a_row);
+  impl_->loaded_report = state->overflow_report;
 }
 
 }  // namespace fastamp

@@ -147,16 +147,16 @@ class GradientPass {
 
  private:
   std::optional<at::Tensor> counts_for(DeviceResult& result) const {
-    if (options_.memory == nullptr) {
+    if (options_.buffers == nullptr) {
       return std::nullopt;
     }
-    result.counts = options_.memory->counts_for(result.seen.device, result.seen.positions);
+    result.counts = options_.buffers->counts_for(result.seen.device, result.seen.positions);
     return result.counts->counts;
   }
 
   at::Tensor new_sum(const DeviceResult& result) const {
-    return options_.memory != nullptr ? options_.memory->sum_beside(result.inv_scale)
-                                      : new_scalar(result.inv_scale, at::kDouble);
+    return options_.buffers != nullptr ? options_.buffers->sum_beside(result.inv_scale)
+                                       : new_scalar(result.inv_scale, at::kDouble);
   }
 
   void run_unscale(DeviceResult& result, bool with_norm) const {

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "scaler/gradient_groups.h"
-#include "scaler/pass_memory.h"
+#include "scaler/pass_buffers.h"
 
 #include <fastamp/export.h>
 
@@ -29,8 +29,8 @@ struct DeviceResult {
 
 /// What both kinds of passes take.
 struct PassOptions {
-  bool own_flag = false;         ///< found_inf is fresh and may be written itself.
-  PassMemory* memory = nullptr;  ///< Counts inf and NaN of each gradient there.
+  bool own_flag = false;           ///< found_inf is fresh and may be written itself.
+  PassBuffers* buffers = nullptr;  ///< Counts inf and NaN of each gradient there.
 };
 
 /// What one pass over the gradients of an optimizer learned.

@@ -169,11 +169,14 @@ struct GraphedStep::Impl {
       forward_and_backward(inputs, grad_scaler);
     }
     auto& scaler = *grad_scaler.impl_;
-    auto& record = scaler.record_of(optimizer);
     if (scaler.enabled) {
-      scaler.check(optimizer, record, std::nullopt);
+      const auto call = scaler.call();
+      scaler::LibTorchOptimizer port(optimizer, &scaler.core, &call);
+      scaler.core.sidecar().prepare(call.scale);
+      const auto record = scaler.core.record_of(port);
+      scaler.core.check(port, record, call, std::nullopt);
+      const auto pass = record->start_iteration();
     }
-    record.start_iteration();
     optim::StepGate skipping;
     skipping.found_inf = at::full({}, 1.0, at::TensorOptions(at::kFloat).device(device()));
     skipping.write_grads = false;
@@ -205,7 +208,7 @@ struct GraphedStep::Impl {
       throw;
     }
     end();
-    outcomes = std::exchange(scaler.captured, {});
+    outcomes = scaler.core.take_captured();
   }
 
   at::Tensor replay(const Inputs& given, GradScaler& grad_scaler) {
@@ -220,10 +223,13 @@ struct GraphedStep::Impl {
         last_rates[i] = rate;
       }
     }
-    graph->replay();
     auto& scaler = *grad_scaler.impl_;
     if (scaler.enabled) {
-      scaler.notes.expect(scaler.state.scale_tensor(), outcomes);
+      scaler.core.sidecar().refresh(scaler.state.scale_tensor());
+    }
+    graph->replay();
+    if (scaler.enabled) {
+      scaler.core.note_replay(scaler.state.tensors(), outcomes);
     }
     return captured_loss.clone();
   }

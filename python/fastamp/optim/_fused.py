@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     import fastamp._C as _C
-    from fastamp._gate import StepGate
+    from fastamp._C import StepGate
 
 
 def _is_being_traced() -> bool:

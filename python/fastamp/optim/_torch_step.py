@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from fastamp._gate import StepGate
+    from fastamp._C import StepGate
 
 
 def _unhooked_step(torch_class: type[torch.optim.Optimizer]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim.optimizer import ParamsT
 
-    from fastamp._gate import StepGate
+    from fastamp._C import StepGate
 
 
 class Adam(FusedOptimizer, torch.optim.Adam):

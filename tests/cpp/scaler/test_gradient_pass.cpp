@@ -13,7 +13,7 @@
 
 using fastamp::scaler::check;
 using fastamp::scaler::DeviceGradients;
-using fastamp::scaler::PassMemory;
+using fastamp::scaler::PassBuffers;
 using fastamp::scaler::PassResult;
 using fastamp::scaler::unscale;
 
@@ -109,24 +109,52 @@ TEST_CASE("pass: several passes make up a list together", "[scaler]") {
   CHECK_FALSE(fastamp::scaler::norm_of_passes({&a}, gradients_of({first, second}), at::kFloat));
 }
 
-TEST_CASE("pass memory: counters stay with their gradients and tell the last overflow",
+TEST_CASE("pass buffers: counters stay with their gradients and tell the last overflow",
           "[scaler]") {
-  PassMemory memory;
+  PassBuffers buffers;
   const auto one = at::full({}, 1.0F);
   const auto bad = at::full({2}, kInfinity);
   const auto good = at::full({2}, 1.0F);
   const PassResult overflow =
-      check(gradients_of({good, bad}), one, at::zeros({}), {.memory = &memory});
+      check(gradients_of({good, bad}), one, at::zeros({}), {.buffers = &buffers});
   const PassResult clean =
-      check(gradients_of({good, good.clone()}), one, at::zeros({}), {.memory = &memory});
+      check(gradients_of({good, good.clone()}), one, at::zeros({}), {.buffers = &buffers});
   const auto& counts = overflow.devices()[0].counts;
   CHECK(clean.devices()[0].counts == counts);
   CHECK(counts->counts[0][0].item<int64_t>() == 0);
   CHECK(counts->counts[1][0].item<int64_t>() == 2);
   CHECK(counts->counts[1][1].item<int64_t>() == 0);
-  const PassResult fewer = check(gradients_of({good}), one, at::zeros({}), {.memory = &memory});
+  const PassResult fewer = check(gradients_of({good}), one, at::zeros({}), {.buffers = &buffers});
   CHECK(fewer.devices()[0].counts != counts);
   CHECK(counts->counts[1][0].item<int64_t>() == 2);
+}
+
+TEST_CASE("pass: tensors that it writes move by one version, with and without addresses",
+          "[scaler]") {
+  const bool by_address = GENERATE(false, true);
+  PassBuffers buffers;
+  const auto parameter = at::ones({2});
+  parameter.mutable_grad() = at::full({2}, 3.0F);
+  fastamp::scaler::GradientGroups groups(/*allow_fp16=*/true, fastamp::scaler::Use::kPassNext);
+  groups.add_all({parameter});
+  if (!by_address) {
+    groups.give_up_addresses();
+  }
+  auto gradients = groups.release();
+  REQUIRE(gradients[0].arrays.empty() != by_address);
+  const auto flag = at::zeros({});
+  const auto before = buffers.counts_for(c10::kCPU, {0})->counts._version();
+  const auto flag_before = flag._version();
+  const auto gradient_before = parameter.grad()._version();
+  const PassResult pass = check(std::move(gradients), at::full({}, 1.0F), flag,
+                                {.own_flag = true, .buffers = &buffers}, 1.0);
+  const auto& result = pass.devices()[0];
+  CHECK(flag._version() == flag_before + 1);
+  CHECK(result.clip_coef._version() == 1);
+  CHECK(result.total_norm._version() == 1);
+  CHECK(result.sum_of_squares._version() == 1);
+  CHECK(result.counts->counts._version() == before + 1);
+  CHECK(parameter.grad()._version() == gradient_before);
 }
 
 TEST_CASE("readback: host values arrive at once and do not follow their source", "[scaler]") {

@@ -377,35 +377,14 @@ def test_gradients_whose_end_uses_the_scaler_that_lets_them_go():
 
 
 def test_a_pass_that_is_forgotten_while_it_forgets():
-    optimizer, memory = optimizer_of(4), _C.OptimizerPasses()
-    ends = Ends(lambda: (gradient_pass.forget(), setattr(memory, "latest", None)))
-    _C.unscale_optimizer(optimizer, torch.tensor(2.0), None, memory)
-    gradient_pass = memory.latest
+    optimizer, scaler = fastamp.optim.fuse_(optimizer_of(4)), started()
+    ends = Ends(lambda: scaler._per_optimizer_states and scaler.update())
+    scaler.unscale_(optimizer)
     let_gradients_go(optimizer, ends)
-    gradient_pass.forget()
+    scaler.step(optimizer)
     assert ends.seen == 4
     assert not ends.errors
-
-
-def test_counters_of_sets_that_are_forgotten():
-    optimizer, memory = optimizer_of(10), _C.OptimizerPasses()
-    parameters = optimizer.param_groups[0]["params"]
-    gradients = [p.grad for p in parameters]
-
-    def unscale(left_out: int) -> None:
-        for i, (p, g) in enumerate(zip(parameters, gradients, strict=True)):
-            p.grad = None if i == left_out else g
-        _C.unscale_optimizer(optimizer, torch.tensor(2.0), None, memory)
-
-    ends = Ends(lambda: unscale(0))
-    for left_out in range(9):
-        unscale(left_out)
-        (device,) = memory.latest.counts
-        ends.of(device.counts)
-    del device
-    unscale(9)
-    assert ends.seen > 0
-    assert not ends.errors
+    assert not scaler._per_optimizer_states
 
 
 # -- objects of the raw C API ----------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fastamp
-from fastamp._gate import StepGate
+from fastamp._C import StepGate
 from fastamp.optim import fuse_
 from support.amp_reference import assert_same_bits
 from support.gated_pairs import takes_gate

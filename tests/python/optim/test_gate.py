@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fastamp
-from fastamp._gate import StepGate
+from fastamp._C import StepGate
 from support.amp_reference import DEVICES, assert_same_bits
 from support.gated_pairs import takes_gate
 from support.optim_twins import PAIRS, Twins, assert_same_parameters, parameters

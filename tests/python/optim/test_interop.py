@@ -10,7 +10,7 @@ import torch
 import torch.optim.optimizer as hooks
 
 import fastamp
-from fastamp._gate import StepGate
+from fastamp._C import StepGate
 from support.optim_twins import PAIRS, Twins, copies, parameters
 
 names = pytest.mark.parametrize("name", PAIRS)

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import fastamp.optim
-from fastamp._gate import StepGate
+from fastamp._C import StepGate
 from support.ranks import results_of_two_ranks
 
 OPTIONS = {

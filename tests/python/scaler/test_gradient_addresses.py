@@ -22,6 +22,14 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def clip_at_step(optimizer, max_norm):
+    """Has gradients checked by a pass that does not write them; (scaler, norm)."""
+    optimizer._fastamp_takes_gate = True
+    scaler = fastamp.GradScaler("cpu", init_scale=1.0)
+    scaler.scale(torch.ones(()))
+    return scaler, scaler.clip_grad_norm_(optimizer, max_norm)
+
+
 def test_dispatch_modes_see_the_operator():
     optimizer = plain_optimizer()
     scaler = fastamp.GradScaler("cpu", init_scale=2.0)
@@ -48,8 +56,7 @@ def test_a_copy_on_write_gradient_is_copied_when_it_is_written_and_not_before():
     source = torch.full((3,), 8.0)
     gradient = torch._lazy_clone(source)
     optimizer.param_groups[0]["params"][1].grad = gradient
-    one = torch.ones(())
-    _C.check_gradients(optimizer, one, torch.zeros(()), None, None)
+    clip_at_step(optimizer, 1.0)
     assert torch._C._is_cow_tensor(gradient)
     unscale(fastamp.GradScaler, optimizer, scale=2.0)
     assert gradient.eq(4.0).all()
@@ -66,7 +73,8 @@ def test_gradients_made_in_inference_mode_are_unscaled():
     scaler.scale(torch.ones(()))
     scaler.unscale_(optimizer)
     assert all(g.eq(4.0).all() for g in gradients(optimizer))
-    assert _C.recent_norm(_C.gather_optimizer(optimizer, False), torch.float32) is None
+    gathered = _C.gather_parameters(optimizer.param_groups[0]["params"])
+    assert gathered.recent_norm(torch.float32) is None
 
 
 def test_a_gradient_shared_by_two_parameters_is_unscaled_once_and_for_each_by_torch():
@@ -151,8 +159,9 @@ def test_a_gradient_whose_memory_was_freed_is_refused_before_any_is_written(view
     scaler.scale(torch.ones(()))
     versions = [gradient._version for gradient in gradients(optimizer)]
     name = "norm_and_check_" if checks else "unscale_and_check_"
-    arguments = (torch.ones(()), torch.zeros(()), None, None) if checks else ()
-    call = _C.check_gradients if checks else scaler.unscale_
+    arguments = (1.0,) if checks else ()
+    optimizer._fastamp_takes_gate = checks
+    call = scaler.clip_grad_norm_ if checks else scaler.unscale_
     with pytest.raises(ValueError, match=rf"{name}: expected grads\[1\] .* to have memory"):
         call(optimizer, *arguments)
     assert all(made[i].eq(8.0).all() for i in (0, 2))
@@ -160,18 +169,15 @@ def test_a_gradient_whose_memory_was_freed_is_refused_before_any_is_written(view
 
 
 def test_a_read_only_pass_bumps_the_versions_that_the_operator_bumps():
-    optimizer, memory = plain_optimizer(3), _C.OptimizerPasses()
+    optimizer = plain_optimizer(3)
 
     def versions():
-        flag = torch.zeros(())
-        found = _C.check_gradients(optimizer, torch.ones(()), flag, memory, 1.0)
-        (counts,) = found.counts
-        told = (flag, found.clip_coef, found.total_norm(torch.float32))
-        return counts.counts._version, [tensor._version for tensor in told]
+        scaler, norm = clip_at_step(optimizer, 1.0)
+        (flag,) = scaler._found_inf_per_device(optimizer).values()
+        return [tensor._version for tensor in (flag, norm)]
 
-    before, _ = versions()
-    assert versions() == (before + 1, [1, 1, 1])
+    assert versions() == [1, 1]
     with Seen() as seen:
-        assert versions() == (before + 2, [1, 1, 1])
+        assert versions() == [1, 1]
     assert "fastamp::norm_and_check_" in seen.names
     assert [g._version for g in gradients(optimizer)] == [0, 0, 0]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from torch.amp.grad_scaler import OptState
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from fastamp._scaler_records import OptimizerRecord
 
 
 class StepRecord(NamedTuple):
@@ -101,8 +100,7 @@ def report_from_dict(data: Any) -> OverflowReport:
         ) from error
 
 
-def _parameters_of(record: OptimizerRecord) -> list[tuple[str | None, Tensor]]:
-    optimizer = record.optimizer()
+def _named_parameters_of(optimizer: Any) -> list[tuple[str | None, Tensor]]:
     named: list[tuple[str | None, Tensor]] = []
     for group in () if optimizer is None else optimizer.param_groups:
         parameters = list(group["params"])
@@ -111,35 +109,24 @@ def _parameters_of(record: OptimizerRecord) -> list[tuple[str | None, Tensor]]:
     return named
 
 
-def _rows_of(
-    entries: list[Any], parameters: list[tuple[str | None, Tensor]]
-) -> dict[int, tuple[int, int]]:
-    """Returns (inf, NaN) by position of the parameter."""
-    rows: dict[int, tuple[int, int]] = {}
-    position_of = {id(parameter): i for i, (_, parameter) in enumerate(parameters)}
-    for entry in entries:
-        if isinstance(entry, tuple):
-            counted, counts = entry
-            positions = [position_of.get(id(parameter), len(position_of)) for parameter in counted]
-        else:
-            positions, counts = entry.positions, entry.counts
-        for position, (inf, nan) in zip(positions, counts.tolist(), strict=True):
-            if inf or nan:
-                rows[position] = (inf, nan)
-    return rows
-
-
 def make_report(
     step: int,
     scale: float,
-    overflowed: list[tuple[OptimizerRecord, list[Any]]],
+    overflowed: list[tuple[Any, list[tuple[int, int, int]]]],
     names: dict[int, str],
 ) -> OverflowReport:
-    """Reads the counters of a skipped step; waits for the device."""
+    """Gives names to what was counted.
+
+    Args:
+        step: Number of the iteration.
+        scale: That it used.
+        overflowed: (optimizer, or ``None`` if it is gone; rows of position, inf and NaN).
+        names: By the identity of the parameter.
+    """
     gradients = []
-    for record, entries in overflowed:
-        parameters = _parameters_of(record)
-        for index, (inf, nan) in sorted(_rows_of(entries, parameters).items()):
+    for optimizer, rows in overflowed:
+        parameters = _named_parameters_of(optimizer)
+        for index, inf, nan in rows:
             name, parameter = parameters[index] if index < len(parameters) else (None, None)
             name = names.get(id(parameter)) or name or f"parameter {index}"
             shape = None if parameter is None else tuple(parameter.shape)
@@ -161,6 +148,34 @@ def names_by_identity(named_parameters: Any) -> dict[int, str]:
     return {id(parameter): name for name, parameter in named_parameters}
 
 
-def was_stepped(state: dict[str, Any]) -> bool:
-    """Whether an optimizer has stepped in the iteration that is not over yet."""
-    return state["stage"] is OptState.STEPPED
+def _caller_level() -> int:
+    """Returns the stacklevel of the user's frame: a warning names the line that called us."""
+    package = str(Path(__file__).parent.parent)
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def warn_of_overflows(what: str | None) -> None:
+    """Warns that gradients overflow for a reason that a smaller scale does not cure."""
+    if what is not None:
+        warnings.warn(
+            f"GradScaler: {what}, so gradients are inf or NaN for a reason that a smaller scale "
+            "does not cure. Look at scaler.overflow_report(model.named_parameters()) for the "
+            "parameters concerned, at the loss and the inputs of that step for NaN, and at "
+            "scaler.history() for when it began; a learning rate that is too high, a division by "
+            "zero and a log or sqrt of zero are common causes.",
+            stacklevel=_caller_level(),
+        )
+
+
+def warn_of_scaled_gradients(function: str) -> None:
+    """Warns that gradients come from a backward pass after ``unscale_``."""
+    warnings.warn(
+        f"{function}: expected the gradients that unscale_() has divided by the scale, got "
+        "others, and scale() was called since: they are probably scaled. After an "
+        "iteration that was broken off, call update() before the next; to replace unscaled "
+        "gradients, write into them.",
+        stacklevel=_caller_level(),
+    )

@@ -1,4 +1,4 @@
-"""Unscaling of gradients that are Python tensor subclasses, which C++ must not look inside."""
+"""Gradients that are Python tensor subclasses, which C++ must not look inside."""
 
 from __future__ import annotations
 
@@ -123,3 +123,39 @@ def unscale_subclasses(
             gradients, unscaling.flag_on(device), unscaling.inverse_on(device)
         )
     return unscaling.counted
+
+
+def norm_with_subclasses(
+    gradients: list[Tensor], parameters: list[Tensor], norm_type: float
+) -> Tensor:
+    """Returns torch's norm, of DTensors on several meshes and plain tensors together too.
+
+    Args:
+        gradients: Plain ones.
+        parameters: Those whose gradients are subclasses.
+        norm_type: Order of the norm.
+    """
+    groups: dict[Any, list[Any]] = {}
+    for gradient in [*gradients, *(parameter.grad for parameter in distinct(parameters))]:
+        groups.setdefault(getattr(gradient, "device_mesh", None), []).append(gradient)
+    total: Any = torch.nn.utils.get_total_norm
+    norms: list[Any] = [total(group, norm_type) for group in groups.values()]
+    # A DTensor's norm is spread over its mesh until it is asked for in full: a collective.
+    whole: list[Tensor] = [
+        norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms
+    ]
+    if len(whole) == 1:
+        return whole[0]
+    home = whole[0].device
+    stacked = torch.stack([norm.to(home) for norm in whole])
+    total_norm: Tensor = torch.linalg.vector_norm(stacked, norm_type)
+    return total_norm
+
+
+@torch.no_grad()
+def multiply_subclasses(parameters: list[Tensor], factor: Tensor) -> None:
+    """Multiplies the gradients of some parameters in place, those of DTensors shard by shard."""
+    for parameter in distinct(parameters):
+        gradient: Any = parameter.grad
+        local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+        local.mul_(factor.to(local.device, non_blocking=True))

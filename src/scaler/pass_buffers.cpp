@@ -1,4 +1,4 @@
-#include "scaler/pass_memory.h"
+#include "scaler/pass_buffers.h"
 
 #include "scaler/scale_ops.h"
 
@@ -16,7 +16,7 @@ bool is_free(const at::Tensor& tensor) { return tensor.defined() && tensor.use_c
 
 }  // namespace
 
-std::shared_ptr<const NonFiniteCounts> PassMemory::counts_for(
+std::shared_ptr<const NonFiniteCounts> PassBuffers::counts_for(
     c10::Device device, const std::vector<std::uint32_t>& positions) {
   const auto found = std::ranges::find_if(entries_, [&](const auto& entry) {
     return entry->device == device && entry->positions == positions;
@@ -39,7 +39,7 @@ std::shared_ptr<const NonFiniteCounts> PassMemory::counts_for(
   return made;
 }
 
-at::Tensor PassMemory::inverse_of(const at::Tensor& scale) {
+at::Tensor PassBuffers::inverse_of(const at::Tensor& scale) {
   if (!is_plain_cpu_scalar(scale, at::kFloat)) {
     return inverse_scale(scale);
   }
@@ -51,7 +51,7 @@ at::Tensor PassMemory::inverse_of(const at::Tensor& scale) {
   return inverse_;
 }
 
-at::Tensor PassMemory::sum_beside(const at::Tensor& inv_scale) {
+at::Tensor PassBuffers::sum_beside(const at::Tensor& inv_scale) {
   if (!is_plain_cpu_scalar(inv_scale, at::kFloat)) {
     return new_scalar(inv_scale, at::kDouble);
   }

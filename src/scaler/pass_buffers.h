@@ -24,7 +24,7 @@ struct NonFiniteCounts {
 /// as they are not given to another set of gradients: there is one buffer for each set met
 /// (parameters of which some have no gradient now and then), for the few sets met last. Not
 /// thread-safe.
-class FASTAMP_API PassMemory {
+class FASTAMP_API PassBuffers {
  public:
   /// Returns the counters for gradients of these parameters, new ones if they are met first.
   std::shared_ptr<const NonFiniteCounts> counts_for(c10::Device device,

@@ -1,0 +1,1 @@
+"""The parts of ``fastamp.GradScaler`` that are not the class: checks, reports, subclasses."""

@@ -1,0 +1,63 @@
+"""What the native core of a gradient scaler asks of Python."""
+
+from __future__ import annotations
+
+import weakref
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fastamp import _clip
+from fastamp._scaler import subclasses
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.amp.grad_scaler import GradScaler
+
+
+def parameters_of(optimizer: Any) -> list[Tensor]:
+    """Returns the parameters of all groups."""
+    return list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
+
+
+class CoreHooks:
+    """Called by csrc/python_optimizer.cpp and csrc/bind_scaler.cpp. Does not keep the scaler alive.
+
+    A class of its own, so that the core, which the scaler owns, holds no reference back to it.
+    """
+
+    def __init__(self, scaler: GradScaler) -> None:
+        """Remembers the scaler weakly."""
+        self._scaler: weakref.ref[Any] = weakref.ref(scaler)
+
+    def unscale(self, optimizer: Any) -> None:
+        """Unscales at once, through a user's ``unscale_`` if there is one."""
+        scaler = self._scaler()
+        assert scaler is not None
+        scaler.unscale_(optimizer)
+
+    def all_reduce(self, flag: Tensor) -> None:
+        """Raises a flag on every rank if one rank has raised it."""
+        scaler = self._scaler()
+        assert scaler is not None
+        torch.distributed.all_reduce(
+            flag, torch.distributed.ReduceOp.MAX, group=scaler.process_group
+        )
+
+    def move_state(self, key: int, free: int) -> None:
+        """An optimizer is gone: another may come to have its address, what it did still counts."""
+        scaler = self._scaler()
+        if scaler is not None and scaler.is_enabled():
+            states = scaler._per_optimizer_states
+            if key in states:
+                states[free] = states.pop(key)
+
+    norm = staticmethod(subclasses.norm_with_subclasses)
+    multiply = staticmethod(subclasses.multiply_subclasses)
+    check_finite = staticmethod(_clip.check_finite)
+
+    @staticmethod
+    def clamp(optimizer: Any, clip_value: float) -> None:
+        """Clips gradients by value, as torch does."""
+        torch.nn.utils.clip_grad_value_(parameters_of(optimizer), clip_value)

@@ -1,0 +1,78 @@
+"""How other libraries and torch's fused optimizers expect to be stepped."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import fastamp._C as _C
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def fuse_if_torchs(optimizer: Any) -> None:
+    """Fuses an optimizer of torch's own that can be."""
+    if type(optimizer) in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
+        from fastamp.optim import fuse_
+
+        fuse_(optimizer)
+
+
+def step_is_watched(optimizer: Any) -> bool:
+    """Whether a call of ``optimizer.step`` means to somebody that the step was not skipped."""
+    # Accelerate replaces optimizer.step to learn from the call that a step was not skipped: then
+    # the call itself is the message. LR schedulers replace it too, but only count.
+    replaced = vars(optimizer).get("step")
+    return replaced is not None and not hasattr(replaced, "_wrapped_by_lr_sched")
+
+
+def takes_scaler(optimizer: Any) -> bool:
+    """Whether ``step`` wants the scaler as an argument, which torch has deprecated; warns then."""
+    if "grad_scaler" not in inspect.signature(optimizer.step).parameters:
+        return False
+    warnings.warn(
+        "GradScaler is going to stop passing itself as a keyword argument to the passed "
+        "optimizer: read the attributes `grad_scale` and `found_inf`, which it sets on the "
+        "optimizer, instead of taking `grad_scaler` in step().",
+        FutureWarning,
+        stacklevel=4,
+    )
+    return True
+
+
+def step_with_flags(
+    optimizer: Any,
+    scale: Tensor,
+    flags: list[Tensor],
+    unscaled: bool,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Steps an optimizer that unscales and skips by itself.
+
+    Args:
+        optimizer: Reads its attributes ``grad_scale`` and ``found_inf``, which are set meanwhile.
+        scale: The scale.
+        flags: The non-finite flag of each device.
+        unscaled: Whether its gradients are unscaled already.
+        args: Passed on.
+        kwargs: Passed on.
+
+    Returns:
+        What ``optimizer.step`` returned.
+    """
+    preset = getattr(optimizer, "grad_scale", None)
+    if not unscaled:
+        preset = scale * (1 if preset is None else preset)
+    optimizer.grad_scale = preset
+    # 0 or 1 and never a count: torch's fused kernels compare with 1.
+    optimizer.found_inf = _C.flag_for_optimizer(flags, scale.device) if flags else 0
+    try:
+        return optimizer.step(*args, **kwargs)
+    finally:
+        del optimizer.grad_scale
+        del optimizer.found_inf

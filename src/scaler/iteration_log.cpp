@@ -1,0 +1,87 @@
+#include "scaler/iteration_log.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <sstream>
+
+namespace fastamp::scaler {
+namespace {
+
+constexpr std::int64_t kSkipsBeforeWarning = 20;
+
+}  // namespace
+
+NonFiniteByPosition read_counts(const Counts& counts) {
+  NonFiniteByPosition result;
+  for (const auto& device : counts) {
+    const auto host = device->counts.cpu();  // sync: a report is asked for, seldom
+    const auto rows = host.accessor<std::int64_t, 2>();
+    for (std::size_t i = 0; i < device->positions.size(); ++i) {
+      const auto row = rows[static_cast<std::int64_t>(i)];
+      if (row[0] != 0 || row[1] != 0) {
+        result[device->positions[i]] = {.inf = row[0], .nan = row[1]};
+      }
+    }
+  }
+  return result;
+}
+
+void IterationLog::expect(const at::Tensor& scale, const std::vector<Outcome>& outcomes) {
+  std::vector<at::Tensor> scalars{scale};
+  for (const auto& outcome : outcomes) {
+    scalars.insert(scalars.end(), outcome.flags.begin(), outcome.flags.end());
+  }
+  pending_.push_back({.number = iterations_, .outcomes = outcomes, .readback = Readback(scalars)});
+  iterations_ += outcomes.empty() ? 0 : 1;
+  settle(/*wait=*/false);
+}
+
+void IterationLog::settle(bool wait) {
+  while (!pending_.empty() && (wait || pending_.front().readback.ready())) {
+    auto iteration = std::move(pending_.front());
+    pending_.pop_front();
+    take_in(iteration);
+  }
+}
+
+void IterationLog::take_in(Iteration& iteration) {
+  const auto values = iteration.readback.values();
+  const double before = std::exchange(scale_, values.front());
+  auto flag = values.begin() + 1;
+  Overflow overflow{.step = iteration.number, .scale = before, .optimizers = {}};
+  for (auto& outcome : iteration.outcomes) {
+    const auto end = flag + static_cast<std::ptrdiff_t>(outcome.flags.size());
+    // NaN is not 0 either: any non-zero flag is an overflow.
+    outcome.record->skipped = std::any_of(flag, end, [](double value) { return value != 0.0; });
+    flag = end;
+    if (outcome.record->skipped) {
+      overflow.optimizers.emplace_back(outcome.record, std::move(outcome.counts));
+    }
+  }
+  if (iteration.outcomes.empty()) {
+    return;
+  }
+  skipped_ = !overflow.optimizers.empty();
+  skipped_in_a_row_ = skipped_ ? skipped_in_a_row_ + 1 : 0;
+  if (skipped_) {
+    overflow_ = std::move(overflow);
+    warn_if_due(before);
+  }
+}
+
+void IterationLog::warn_if_due(double before) {
+  const bool small = scale_ < 1.0 && before >= 1.0;
+  if (warned_ || (!small && skipped_in_a_row_ < kSkipsBeforeWarning)) {
+    return;
+  }
+  warned_ = true;
+  std::ostringstream what;
+  if (small) {
+    what << "the loss scale fell below 1 (to " << scale_ << ")";
+  } else {
+    what << skipped_in_a_row_ << " steps in a row were skipped";
+  }
+  warning_ = what.str();
+}
+
+}  // namespace fastamp::scaler

@@ -1,0 +1,91 @@
+#pragma once
+
+#include "scaler/optimizer_record.h"
+#include "scaler/readback.h"
+
+#include <fastamp/export.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace fastamp::scaler {
+
+/// What one optimizer did in one iteration.
+struct Outcome {
+  RecordPointer record;
+  std::vector<at::Tensor> flags;  ///< The non-finite flag of each device.
+  Counts counts;
+};
+
+/// Inf and NaN of one gradient.
+struct NonFiniteElements {
+  std::int64_t inf = 0;
+  std::int64_t nan = 0;
+};
+
+/// By the position of the parameter; those that are finite are left out.
+using NonFiniteByPosition = std::map<std::size_t, NonFiniteElements>;
+
+/// Reads counters. sync: waits for the device.
+FASTAMP_API NonFiniteByPosition read_counts(const Counts& counts);
+
+/// What the host knows of past iterations, at most a few behind the device. Not thread-safe.
+class FASTAMP_API IterationLog {
+ public:
+  /// An iteration with non-finite gradients.
+  struct Overflow {
+    std::int64_t step = 0;
+    double scale = 0.0;  ///< That it used.
+    std::vector<std::pair<RecordPointer, Counts>> optimizers;
+  };
+
+  /// @param iterations, skipped_in_a_row  Of the past that a checkpoint tells of.
+  explicit IterationLog(double scale, std::int64_t iterations = 0,
+                        std::int64_t skipped_in_a_row = 0)
+      : iterations_(iterations), scale_(scale), skipped_in_a_row_(skipped_in_a_row) {}
+
+  /// Starts reading back what an iteration did, and takes in what has arrived. Without an outcome
+  /// it was none, and only the scale is new.
+  void expect(const at::Tensor& scale, const std::vector<Outcome>& outcomes);
+  /// Takes in the iterations whose values have arrived, or waits for all of them.
+  void settle(bool wait);
+
+  std::int64_t iterations() const { return iterations_; }
+  double scale() const { return scale_; }
+  bool skipped() const { return skipped_; }
+  std::int64_t skipped_in_a_row() const { return skipped_in_a_row_; }
+  /// The last iteration with an overflow, if there was one.
+  const std::optional<Overflow>& overflow() const { return overflow_; }
+
+  /// Returns, once, what the user is to be warned of: the subject of a sentence that ends in "so
+  /// gradients are inf or NaN for a reason that a smaller scale does not cure".
+  std::optional<std::string> take_warning() { return std::exchange(warning_, std::nullopt); }
+
+ private:
+  struct Iteration {
+    std::int64_t number;
+    std::vector<Outcome> outcomes;
+    Readback readback;
+  };
+
+  void take_in(Iteration& iteration);
+  void warn_if_due(double before);
+
+  std::deque<Iteration> pending_;
+  std::int64_t iterations_;
+  double scale_;
+  bool skipped_ = false;
+  std::int64_t skipped_in_a_row_;
+  bool warned_ = false;
+  std::optional<std::string> warning_;
+  std::optional<Overflow> overflow_;
+};
+
+}  // namespace fastamp::scaler

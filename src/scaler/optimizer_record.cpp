@@ -1,0 +1,47 @@
+#include "scaler/optimizer_record.h"
+
+#include <ATen/TensorOperators.h>
+
+#include <utility>
+
+namespace fastamp::scaler {
+
+std::shared_ptr<PassResult> OptimizerRecord::start_iteration() {
+  handle->start_iteration();
+  times_scaled = 0;
+  first_pass = 0;
+  inv_scale = at::Tensor();
+  has_foreign = false;
+  foreign_counts.clear();
+  norm_factor = at::Tensor();
+  norm = at::Tensor();
+  clip_coef = at::Tensor();
+  clip_value.reset();
+  return std::exchange(pass, nullptr);
+}
+
+at::Tensor OptimizerRecord::known_norm() const {
+  if (norm.defined()) {
+    return norm;
+  }
+  if (pass == nullptr || has_foreign || !pass->has_norm()) {
+    return {};
+  }
+  const auto known = pass->total_norm(at::kFloat);
+  return norm_factor.defined() ? known * norm_factor.to(known.device()) : known;
+}
+
+Counts OptimizerRecord::counts() const {
+  Counts all;
+  if (pass != nullptr) {
+    for (const auto& device : pass->devices()) {
+      if (device.counts != nullptr) {
+        all.push_back(device.counts);
+      }
+    }
+  }
+  all.insert(all.end(), foreign_counts.begin(), foreign_counts.end());
+  return all;
+}
+
+}  // namespace fastamp::scaler

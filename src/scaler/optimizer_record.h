@@ -1,0 +1,69 @@
+#pragma once
+
+#include "scaler/gradient_pass.h"
+#include "scaler/pass_buffers.h"
+
+#include <fastamp/export.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace fastamp::scaler {
+
+/// What an adapter keeps of an optimizer so as to know it again; it does not keep it alive.
+class OptimizerHandle {
+ public:
+  OptimizerHandle() = default;
+  OptimizerHandle(const OptimizerHandle&) = delete;
+  OptimizerHandle& operator=(const OptimizerHandle&) = delete;
+  virtual ~OptimizerHandle() = default;
+
+  /// Whether the optimizer has been destroyed, as far as that can be told.
+  virtual bool is_gone() const = 0;
+  /// Drops what belongs to one iteration.
+  virtual void start_iteration() {}
+};
+
+using Counts = std::vector<std::shared_ptr<const NonFiniteCounts>>;
+
+/// What a scaler knows about one optimizer: some of it from step to step, the rest for one
+/// iteration. It keeps gradients alive until the step, parameters not.
+struct FASTAMP_API OptimizerRecord {
+  std::unique_ptr<OptimizerHandle> handle;
+  PassBuffers buffers;
+  bool skipped = false;  ///< Whether its last step was.
+
+  std::shared_ptr<PassResult> pass;  ///< This iteration's last pass over its gradients.
+  std::uint64_t times_scaled = 0;    ///< How often scale() had been called at the pass.
+  std::uint64_t first_pass = 0;      ///< The number of the iteration's first pass, from 1; 0: none.
+  at::Tensor inv_scale;              ///< Of a pass that left the gradients scaled; else undefined.
+  /// Two parameters have one gradient: a step that writes gradients would write it twice.
+  bool shares_gradients = false;
+  bool has_foreign = false;  ///< There were gradients that the pass did not see,
+  Counts foreign_counts;     ///< and where their inf and NaN were counted.
+  at::Tensor norm_factor;    ///< The pass's norm has to be multiplied by it; undefined: 1.
+  at::Tensor norm;           ///< 2-norm of the unscaled gradients, if clipping has asked for it.
+  at::Tensor clip_coef;      ///< Put off to the step, as clip_value is.
+  std::optional<double> clip_value;
+
+  bool clips_at_step() const { return clip_coef.defined() || clip_value.has_value(); }
+
+  /// Drops what belongs to one iteration.
+  /// @returns What holds the iteration's gradients, for the caller to destroy last: their end may
+  ///     run code that uses the record.
+  std::shared_ptr<PassResult> start_iteration();
+
+  /// The norm of this iteration's unscaled gradients if a pass has summed it; else undefined.
+  at::Tensor known_norm() const;
+
+  /// Where the inf and NaN of this iteration's gradients were counted.
+  Counts counts() const;
+};
+
+using RecordPointer = std::shared_ptr<OptimizerRecord>;
+
+}  // namespace fastamp::scaler
