@@ -138,7 +138,7 @@ class GradScaler(ScalerState):
         for name in methods:
             if name in self.__dict__:
                 return True
-        return _class_replaces(type(self), methods)  # type: ignore[arg-type]  # mypy: a class has no hash.
+        return _class_replaces(type(self), methods)  # type: ignore[arg-type]
 
     def scale(self, outputs: Tensor | Iterable[Tensor]) -> Any:
         """Multiplies outputs by the scale.
