@@ -7,7 +7,7 @@
 namespace fastamp {
 namespace {
 
-/// What an object may give out: a number every nanosecond for 18 minutes.
+/// Enough numbers per object for one every nanosecond for 18 minutes.
 constexpr unsigned kBits = 40;
 
 std::atomic<std::uint64_t> g_objects{0};
