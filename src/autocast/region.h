@@ -25,7 +25,7 @@ FASTAMP_API RegionId enter_region(const AutocastState& wanted, void* owner = nul
 /// Ends an open region of this thread. False, with nothing changed, if it is open on another thread
 /// or not at all.
 ///
-/// Regions may end in any order: one that ends below others hands what it would have restored to
+/// Regions may end in any order: one that ends below others hands what it would have restored on to
 /// the one above it, so that the last to end leaves the state as the first one found it.
 FASTAMP_API bool exit_region(RegionId id) noexcept;
 
