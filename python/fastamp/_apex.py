@@ -71,8 +71,8 @@ def scale_loss(
 
     ``with scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()``, then
     ``optimizer.step()``. The end of the block unscales the gradients, adds them to those that were
-    there, and moves the scale; after an overflow the next ``step()`` of each of the optimizers does
-    nothing. Waits for the device once per block. Not thread-safe.
+    there, and updates the scale; after an overflow the next ``step()`` of each of the optimizers
+    does nothing. Waits for the device once per block. Not thread-safe.
 
     Args:
         loss: The loss; float16 and bfloat16 are scaled in float32.
@@ -187,7 +187,7 @@ def _skip_next_step(optimizer: Any) -> None:
     original = optimizer.step
 
     def step(*args: Any, **kwargs: Any) -> Any:
-        if not state.skips_next:  # somebody kept this function
+        if not state.skips_next:  # the caller has kept this function
             return original(*args, **kwargs)
         state.skips_next = False
         if optimizer.__dict__.get("step") is step:
