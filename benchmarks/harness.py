@@ -19,10 +19,10 @@ from benchmarks.clocks import Loop, event_loop, host_loop
 
 BASELINE, OURS = "torch.amp", "fastamp"
 
-# By candidate, by name of the fact: counts, bytes, losses; what one look tells, without a spread.
+# By candidate, by name of the fact: counts, bytes, losses; each found once, without a spread.
 Facts = dict[str, dict[str, float]]
 
-# A call this long is its own warm-up: what hooks leave cold is microseconds.
+# A call this long needs no warm-up: what hooks leave cold costs microseconds.
 LONG_CALL = 5e6
 
 
