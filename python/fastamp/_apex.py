@@ -141,8 +141,8 @@ def _check_free(states: list[_State], scaler: GradScaler) -> None:
         )
     if any(state.scaled_by not in (None, scaler) for state in states):
         raise RuntimeError(
-            "scale_loss: expected gradients that no other loss left scaled, got some "
-            "(delay_unscale): end the other loss's backward passes without it first"
+            "scale_loss: expected no gradients that another loss left scaled (delay_unscale), "
+            "got some: end that loss's backward passes without delay_unscale first"
         )
 
 

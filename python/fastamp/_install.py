@@ -154,7 +154,7 @@ def uninstall() -> None:
         if overwritten:
             raise RuntimeError(
                 f"uninstall: expected the attributes that install() set, got others in "
-                f"{', '.join(overwritten)}. Take those back first."
+                f"{', '.join(overwritten)}. Undo those changes first."
             )
         if _registered_kernels:
             _C.unregister_kernels()
