@@ -131,7 +131,7 @@ class Result:
         return [a / b for a, b in pairs]
 
     def speedup(self, over: str = BASELINE) -> tuple[float, float, float]:
-        """Returns quartile, median and quartile of a candidate's time over ours."""
+        """Returns quartile, median and quartile of a candidate's time over fastamp's."""
         low, middle, high = statistics.quantiles(self.ratios(over), n=4)
         return low, middle, high
 
@@ -201,7 +201,7 @@ def measure(row: Row, effort: Effort) -> Result:
     start = time.perf_counter()
     facts = row.facts(effort.quick) if row.facts is not None else {}
     gc.collect()
-    gc.freeze()  # what is alive between rows is modules: later collections need not look at them
+    gc.freeze()  # only modules live between rows: later collections need not look at them
     gc.disable()
     try:
         count, samples = _sample(row, effort, start)

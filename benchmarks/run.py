@@ -194,7 +194,7 @@ def run(plan: Plan) -> int:
             return 2
         print("no CUDA GPU here: CPU rows only")
     sys.stdout.flush()
-    # What was measured until the run is ended from outside is saved.
+    # What was measured is saved when the run is ended from outside.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     start, out = time.monotonic(), _place(plan, environment)
     findings = measure_all(plan, environment, out)
