@@ -62,7 +62,7 @@ class StateOfParams {
   Py_ssize_t position_ = 0;
 };
 
-/// Remembers what the last accepted tensor looked like, since the next one is mostly alike.
+/// Remembers what the last accepted tensor looked like, since the next one mostly looks the same.
 class FusableCheck {
  public:
   /// Whether the fused steps take the tensor: dense, of a dtype and on a device that they know, and

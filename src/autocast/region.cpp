@@ -42,7 +42,7 @@ void set_state(const AutocastState& state) noexcept {
   at::autocast::set_autocast_cache_enabled(state.cache_enabled);
 }
 
-/// What ending a frame below others must restore; the first of these takes over what it found.
+/// What ending a frame below others must restore; the frames above take over what it found.
 AutocastState hand_over(const Frame& ending, Frames::iterator above, Frames::iterator end) {
   AutocastState restored = current_state(ending.saved.device);
   const auto same_device = std::find_if(

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-// The open autocast regions of a thread, whoever opened them: C++ guards and Python's regions stand
-// on one stack. Exported for the Python module; not part of the public API.
+// The open autocast regions of a thread, those of C++ guards and of Python on one stack. Exported
+// for the Python module; not part of the public API.
 namespace fastamp::autocast {
 
 using detail::AutocastState;

@@ -1,6 +1,6 @@
 #pragma once
 
-// One step of Adam or AdamW over a torch::optim::Optimizer: ours, or torch's own carried by us.
+// One step of Adam or AdamW over a torch::optim::Optimizer: ours, or one of torch's that is fused.
 // They differ in the types of their options and states, never in arithmetic.
 
 #include "optim/adam_step.h"

@@ -1,7 +1,7 @@
 #pragma once
 
-// One step of SGD over a torch::optim::Optimizer: ours, or torch's own carried by us. Both differ
-// in the types of their options and states, never in arithmetic.
+// One step of SGD over a torch::optim::Optimizer: ours, or one of torch's that is fused. They
+// differ in the types of their options and states, never in arithmetic.
 
 #include "autocast/cache/weight_copies.h"
 #include "core/dtypes.h"
