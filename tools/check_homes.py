@@ -247,7 +247,7 @@ class Reader:
         return self._text.count("\n", 0, self._first) + 1
 
     def _skip_block(self) -> None:
-        """Goes past the brace that closes the last one."""
+        """Goes past the brace that closes the one just passed."""
         depth = 1
         while depth:
             match = BRACE.search(self._text, self._at)

@@ -12,8 +12,8 @@
 
 namespace fastamp::kernels {
 
-/// Arguments of fastamp::unscale_and_check_, in the order of its schema, so that they can be
-/// aggregated as they come.
+/// Arguments of fastamp::unscale_and_check_, in the order of its schema, so that they
+/// initialise it as they come.
 struct UnscaleArgs {
   at::TensorList grads;
   const at::Tensor& inv_scale;

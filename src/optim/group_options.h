@@ -22,7 +22,7 @@
 
 namespace fastamp::optim {
 
-/// An optimizer that was moved from has lost its defaults, which tells it apart.
+/// Refuses an optimizer that was moved from: it has lost its defaults.
 /// @throws c10::Error
 inline void expect_not_moved_from(const char* function,
                                   const torch::optim::OptimizerOptions* defaults) {

@@ -59,9 +59,9 @@ class FASTAMP_API AutocastContext {
 };
 
 /// Puts a context in force on the calling thread, from construction to destruction.
+///
 /// It hides the thread's own regions: on a device for which the context has none, ops are not
 /// autocast. Like AutocastGuard, it may end in any order, but only on its own thread.
-/// AutocastGuard does: in any order with others, and only on its own thread.
 class FASTAMP_API AutocastContextGuard {
  public:
   explicit AutocastContextGuard(const AutocastContext& context);

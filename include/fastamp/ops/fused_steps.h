@@ -28,9 +28,8 @@ namespace fastamp::ops {
 /// written since, and w is the parameter. The step is skipped where found_inf is not 0 (NaN and 2
 /// count): parameters, masters, buffers and step counters then keep their bits, and the next step
 /// counts as the first if this one did. Gradients are left unscaled and clipped, skipped or not, as
-/// torch.amp
-/// leaves them; with write_grads false they are only read. They are not written either if both
-/// factors are 1 and there is no clip_value.
+/// torch.amp leaves them; with write_grads false they are only read. They are not written either if
+/// both factors are 1 and there is no clip_value.
 ///
 /// @param params  Strided, not overlapping, on one device; float32, float16 or bfloat16, mixed. At
 ///                least one. In place. No two tensors of a call may share memory.
@@ -57,8 +56,7 @@ namespace fastamp::ops {
 /// @param write_grads  True: leaves the gradients unscaled and clipped. False: only reads them.
 /// @throws c10::TypeError   a dtype is not among those above.
 /// @throws c10::ValueError  lists, shapes or devices do not match, or clip_value is negative or
-///                NaN.
-///                Nothing was changed.
+///                NaN. Nothing was changed.
 /// @throws c10::NotImplementedError  the tensors are on a device other than CPU and CUDA.
 /// @note CUDA: asynchronous on the current stream, no host sync; one launch per 32 groups.
 ///       Tensors that are not dense, or whose strides differ from their parameter's, are copied.

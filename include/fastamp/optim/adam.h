@@ -26,7 +26,6 @@ namespace fastamp::optim {
 /// torch::optim::AdamOptions takes them, `static_cast<torch::optim::AdamOptions&>(group.options())`
 /// included. An optimizer also takes torch::optim::AdamOptions: the three are then those of its
 /// defaults.
-/// those of the optimizer's defaults.
 struct FASTAMP_API AdamOptions : torch::optim::AdamOptions {
   using Torch = torch::optim::AdamOptions;
   using betas_t = std::tuple<double, double>;
@@ -86,8 +85,8 @@ struct FASTAMP_API AdamParamState : torch::optim::AdamParamState {
 /// torch::optim::Adam in one fused pass over all groups (fastamp::ops::fused_adamw_).
 ///
 /// Groups, schedulers, checkpoints, dtypes and the scaler work as in fastamp::optim::SGD; sparse
-/// gradients are refused, as by torch::optim::Adam. The step counter
-/// lives on the device, where a skipped step leaves it as it is.
+/// gradients are refused, as by torch::optim::Adam. The step counter lives on the device, where a
+/// skipped step leaves it as it is.
 ///
 /// Source: torch::optim::Adam (2.11); the arithmetic is that of torch.optim.Adam, whose rounding
 /// differs from LibTorch's in the last bits, see docs/optim.md.

@@ -14,8 +14,8 @@ namespace fastamp::optim {
 /// A C++ object cannot change its class, so step() remains torch's own. What changes is the state:
 /// its step counter is then on the device, so that fused_step() can step it behind a gate without
 /// waiting. The optimizer itself, its groups and options, references to them and LR schedulers made
-/// before or after stay as they are;
-/// torch::save and torch::load work as before and exchange torch's own format.
+/// before or after stay as they are; torch::save and torch::load work as before and exchange
+/// torch's own format.
 ///
 /// Do not call the optimizer's own step() while it is fused: call unfuse() first. (On CUDA
 /// LibTorch's step count on the host stands still while fused; on the CPU it is kept up to date.)

@@ -15,7 +15,7 @@
 
 namespace fastamp::autocast {
 
-/// Which use of a cast comes first after it was put into the cache.
+/// The first use of a cast that is put into the cache.
 enum class CastUse : std::uint8_t {
   by_op,             ///< By an op, now, which has recorded its history, if any.
   by_op_unrecorded,  ///< By an op, now, while grad mode is off.

@@ -46,7 +46,8 @@ class FASTAMP_API KeptCastStore {
 
   /// Keeps `cast`, which has no history, as that of a requested weight; it replaces casts that are
   /// out of date.
-  /// @param as_cast  The source before it was read: another thread may have written it since.
+  /// @param as_cast  The source's identity before it was read: another thread may have written it
+  ///                 since.
   void insert(const at::Tensor& source, TensorIdentity as_cast, c10::ScalarType to,
               const at::Tensor& cast);
 
