@@ -16,7 +16,7 @@ from pathlib import Path
 # Before libgomp is loaded: threads that wait by spinning take the processor from each other where
 # other programs run too, and rows of many short parallel loops then measure that instead.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# What torch's profiler logs where there is no GPU would tear the progress bar.
+# Without a GPU torch's profiler would log into the progress bar.
 os.environ.setdefault("KINETO_LOG_LEVEL", "5")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 

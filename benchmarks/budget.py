@@ -19,7 +19,7 @@ class Effort:
         promised_repeats: Blocks per candidate even if that takes longer, ...
         limit_seconds: ... but no longer than this.
         least_repeats: Blocks per candidate, however long they take.
-        quick: Whether what is counted and not timed may be cut short too.
+        quick: Whether counting may be cut short too.
     """
 
     repeats: int = 301
@@ -43,7 +43,7 @@ class Effort:
         return seconds >= (self.row_seconds if promised else self.limit_seconds)
 
     def repeats_for(self, each: float, spent: float) -> int:
-        """Returns how many repeats of so many seconds each there is time for, some being spent."""
+        """Returns how many repeats of so many seconds each there is time for after those spent."""
         wanted = (self.row_seconds - spent) / each
         if wanted < self.promised_repeats:
             wanted = min(self.promised_repeats, (self.limit_seconds - spent) / each)
@@ -51,7 +51,7 @@ class Effort:
 
 
 QUICK = Effort(repeats=31, block_seconds=3e-4, promised_repeats=5, least_repeats=3, quick=True)
-# More is not worth anybody's time, however few rows a run has.
+# More gains nothing, however few rows a run has.
 LONGEST_ROW = 30.0
 
 

@@ -1,8 +1,8 @@
 """Compares two results: ``python -m benchmarks compare OLD.json NEW.json``.
 
-Compared is the speed-up over torch.amp, taken within each run, so that a machine that was busier in
-one of them does not count; ``--absolute`` compares fastamp's own times instead, for runs on one
-quiet machine. A row has changed beyond noise if the confidence interval of new median / old median
+Compares the speed-up over torch.amp, taken within each run, so that it does not matter if the
+machine was busier in one of them; ``--absolute`` compares fastamp's own times instead, for runs on
+one quiet machine. A row has changed beyond noise if the confidence interval of new / old median
 (circular block bootstrap, 99 % for all rows together by Bonferroni's correction) leaves out 1, and
 the medians differ by more than the threshold, which stands for what repeats within one run cannot
 show: memory layout, another order of rows. Counts (casts, syncs, bytes) have no noise: any rise of
@@ -26,7 +26,7 @@ from benchmarks.noise import Interval, change
 
 CONFIDENCE = 0.99
 THRESHOLD = 0.05
-# What numbers are hard to compare across, in the environment of a result.
+# Parts of a result's environment that must not differ if numbers are to be compared.
 SAME = ("cpu", "gpu", "torch", "threads", "onednn_max_cpu_isa", "effort")
 
 

@@ -27,7 +27,7 @@ LESS_IS_BETTER = (
     "MiB kept between steps",
 )
 CAST = "aten::_to_copy"
-# Of its source, as the profiler writes them; other sources are numbers that become tensors.
+# Dtypes of a cast's source, as the profiler writes them; others are numbers that become tensors.
 CAST_DTYPES = {"float", "c10::BFloat16", "c10::Half"}
 SYNCS = {"aten::_local_scalar_dense"}
 # Runtime calls that put work on a GPU, and those that wait for it.
@@ -76,7 +76,7 @@ def _casts(events: list[Any]) -> Iterator[Any]:
 def _weight_casts(roots: Iterable[Any], weights: Iterable[torch.Tensor]) -> int:
     """Returns how many casts read memory of a weight, the optimizer's step included.
 
-    The memory tells: whoever casts a weight, by whatever path, is counted without being asked.
+    The memory decides, so that casts count whatever code makes them and by whatever path.
     """
     addresses = {weight.untyped_storage().data_ptr() for weight in weights}
     found, pending = 0, list(roots)
@@ -110,7 +110,7 @@ def _made(trace: Any) -> _Casts:
 
 
 def _recorded_and_shared(step: Callable[[], Any], device: str) -> tuple[Any, _Casts]:
-    """Returns the profiler's record, and the casts in it that are only made to be seen.
+    """Returns the profiler's record, and the casts in it that are made only because it watches.
 
     Takes two steps whatever kernels are in place, so that all ways of training remain in step.
     """
@@ -131,9 +131,9 @@ def profiled(
     """Counts what a step does, in two calls; call it once before, so that caches are warm.
 
     A profiler wants to see every cast, and while it runs fastamp shares none between the ops that
-    use an activation. A trace tells how many are made with it and without; what is not made without
-    is taken off the counts of casts and allocated bytes. ``ops`` and ``MiB peak`` remain what they
-    are under the profiler, which for fastamp is more than without.
+    use an activation. A trace counts the casts with it and without; the difference is taken off the
+    counts of casts and allocated bytes. ``ops`` and ``MiB peak`` are left as the profiler sees
+    them, which for fastamp is more than without it.
 
     Returns:
         ``ops`` (dispatched, nested ones included), ``casts`` and ``Mi elements cast`` (of floating

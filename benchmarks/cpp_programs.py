@@ -25,7 +25,7 @@ HOW_TO_GET_THEM = (
     "(Debian: apt-get install libbenchmark-dev), or there is no build (make build)"
 )
 NOTE = "C++ rows, torch.amp: its ops and state called by hand; LibTorch has no guard or scaler"
-# Each repetition makes its tensors anew: so many of them take longer than what is measured.
+# Each repetition makes its tensors anew: making this many takes longer than what is measured.
 HEAVY, HEAVY_WEIGHT = "100000", 8.0
 START_WEIGHT = 4.0  # of a program: loading torch three times
 

@@ -6,24 +6,24 @@ from benchmarks.harness import BASELINE, OURS, Goal, Result
 
 
 def at_most(nanoseconds: float) -> Goal:
-    """The goal that ours takes at most this long."""
+    """The goal that fastamp takes at most this long."""
     short = nanoseconds < 1000
     text = f"at most {nanoseconds:g} ns" if short else f"at most {nanoseconds / 1e3:g} us"
     return Goal(text, lambda result: result.median(OURS) <= nanoseconds)
 
 
 def at_least_times(factor: float) -> Goal:
-    """The goal that ours is this many times as fast as torch.amp."""
+    """The goal that fastamp is this many times as fast as torch.amp."""
     return Goal(f"at least {factor:g}x", lambda result: result.speedup()[1] >= factor)
 
 
 def not_slower() -> Goal:
-    """The goal that ours takes no longer than torch.amp, as far as the quartiles can tell."""
+    """The goal that fastamp takes no longer than torch.amp, as far as the quartiles can tell."""
     return Goal("not slower", lambda result: result.speedup()[2] >= 1)
 
 
 def near_bandwidth_of(bound: str, share: float, bytes_of_bound: int) -> Goal:
-    """The goal that ours moves its bytes at this share of the rate at which the bound moves its."""
+    """The goal that fastamp moves its bytes at this share of the bound's rate."""
 
     def reached(result: Result) -> bool:
         rate = result.bytes_moved / result.median(OURS)
@@ -33,7 +33,7 @@ def near_bandwidth_of(bound: str, share: float, bytes_of_bound: int) -> Goal:
 
 
 def fewer(fact: str, share: float = 0.0) -> Goal:
-    """The goal that a count of ours is below torch.amp's by this share at least."""
+    """The goal that a count of fastamp's is below torch.amp's by this share at least."""
 
     def reached(result: Result) -> bool:
         return result.facts[OURS][fact] <= (1 - share) * result.facts[BASELINE][fact]
@@ -43,7 +43,7 @@ def fewer(fact: str, share: float = 0.0) -> Goal:
 
 
 def none_of(fact: str) -> Goal:
-    """The goal that a count of ours is 0."""
+    """The goal that a count of fastamp's is 0."""
     return Goal(f"{fact}: 0", lambda result: result.facts[OURS][fact] == 0)
 
 

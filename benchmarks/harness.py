@@ -19,10 +19,10 @@ from benchmarks.clocks import Loop, event_loop, host_loop
 
 BASELINE, OURS = "torch.amp", "fastamp"
 
-# By candidate, by name of the fact: counts, bytes, losses; what one look tells, without a spread.
+# By candidate, by name of the fact: counts, bytes, losses; each found once, without a spread.
 Facts = dict[str, dict[str, float]]
 
-# A call this long is its own warm-up: what hooks leave cold is microseconds.
+# A call this long needs no warm-up: what hooks leave cold costs microseconds.
 LONG_CALL = 5e6
 
 
@@ -131,7 +131,7 @@ class Result:
         return [a / b for a, b in pairs]
 
     def speedup(self, over: str = BASELINE) -> tuple[float, float, float]:
-        """Returns quartile, median and quartile of a candidate's time over ours."""
+        """Returns quartile, median and quartile of a candidate's time over fastamp's."""
         low, middle, high = statistics.quantiles(self.ratios(over), n=4)
         return low, middle, high
 
@@ -201,7 +201,7 @@ def measure(row: Row, effort: Effort) -> Result:
     start = time.perf_counter()
     facts = row.facts(effort.quick) if row.facts is not None else {}
     gc.collect()
-    gc.freeze()  # what is alive between rows is modules: later collections need not look at them
+    gc.freeze()  # only modules live between rows: later collections need not look at them
     gc.disable()
     try:
         count, samples = _sample(row, effort, start)

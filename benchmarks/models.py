@@ -74,7 +74,7 @@ def _images(size: int, channels: int) -> Callable[[int, str, bool], Batches]:
 
 
 def text(length: int, masked: bool = False) -> Callable[[int, str, bool], Batches]:
-    """Returns what yields batches of text: what follows is to be told, or what is masked."""
+    """Returns a function that yields batches of text, to predict the next bytes or the masked."""
     source = data.masked_batches if masked else data.text_batches
     return lambda batch, device, test: source(length, batch, device, test)
 

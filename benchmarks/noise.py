@@ -1,4 +1,4 @@
-"""Statistics of repeated measurements: what a difference between two runs may be owed to chance."""
+"""Statistics of repeated measurements: how much two runs may differ by chance."""
 
 from __future__ import annotations
 

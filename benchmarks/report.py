@@ -62,7 +62,7 @@ def stale() -> list[Path]:
 
 
 def draw() -> None:
-    """Draws the plots of every result that is shown; old ones go."""
+    """Draws the plots of every result that is shown; removes old ones."""
     from benchmarks.pages import figures
 
     for old in PLOTS.glob("*.svg"):

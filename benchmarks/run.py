@@ -22,8 +22,8 @@ from benchmarks.rows import all_rows
 from benchmarks.table import summary, text_table
 
 SAVE_EVERY = 20.0
-# A run may take so many times as long as was asked for, if promised repeats need it. A quick one,
-# which is for a first look, rather takes long on a busy machine than leaves rows out.
+# A run may take this many times the requested time, if promised repeats need it. A quick one, which
+# is for a first look, takes longer on a busy machine rather than leaving rows out.
 STRETCH, QUICK_STRETCH = 1.2, 6.0
 
 
@@ -143,7 +143,7 @@ def _measure_programs(
 def measure_all(plan: Plan, environment: dict[str, str], out: Path) -> Findings:
     """Measures all rows of a plan; the file is written now and then, and at the end.
 
-    Light rows come first: what they need less than their share, the heavy ones have more.
+    Light rows come first: the heavy ones get the time that these leave of their share.
     """
     rows, programs = plan.rows(), plan.programs()
     folder, note = cpp_programs.build() if programs else (None, "")
@@ -194,7 +194,7 @@ def run(plan: Plan) -> int:
             return 2
         print("no CUDA GPU here: CPU rows only")
     sys.stdout.flush()
-    # What was measured until the run is ended from outside is saved.
+    # What was measured is saved when the run is ended from outside.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     start, out = time.monotonic(), _place(plan, environment)
     findings = measure_all(plan, environment, out)

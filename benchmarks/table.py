@@ -16,7 +16,7 @@ def duration(nanoseconds: float) -> str:
 
 
 def others(result: Result) -> str:
-    """Returns the times of the candidates beside the two, and how ours compares with each."""
+    """Returns the times of further candidates, and how fastamp compares with each."""
     texts = []
     for name in result.samples:
         if name not in (BASELINE, OURS):

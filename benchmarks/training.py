@@ -17,8 +17,8 @@ from benchmarks.sides import REGIONS, SCALERS, own_optimizers, use_kernels_of
 
 FP32, TF32 = "fp32", "fp32, TF32"
 TEST_BATCHES = 4
-# After two steps nothing is made for the first time: the first one's optimizer asks for weight
-# copies, the casts of the second one's region become them.
+# After two steps nothing happens for the first time: the optimizer requests weight copies in the
+# first one, and the casts of the second one's region become them.
 WARM_UP = 2
 
 

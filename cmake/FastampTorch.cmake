@@ -146,9 +146,9 @@ function(_fastamp_torch_targets)
     fastamp_torch::python
     INTERFACE fastamp_torch::torch_python fastamp_torch::cpu
   )
-  # libtorch.so holds nothing that anybody calls, so linkers leave it out. Programs need it all the
-  # same: what torch compiles (AOTInductor's packages) names it, finds it only in the process, since
-  # a program's RUNPATH is not asked for what its libraries load, and it brings torch's CUDA part.
+  # No symbol of libtorch.so is called, so linkers leave it out. Programs need it all the same: it
+  # brings torch's CUDA part, and what torch compiles (AOTInductor's packages) depends on it and
+  # finds it only in the process: a program's RUNPATH does not apply to what its libraries load.
   add_library(fastamp_torch::runtime INTERFACE IMPORTED GLOBAL)
   target_link_options(
     fastamp_torch::runtime

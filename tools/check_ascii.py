@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tracked_files import ROOT, report, tracked_files
 
-# Text of others, kept as it is; and data.
+# Text of other authors, kept as it is; and data.
 EXEMPT_NAMES = {"LICENSE"}
 TEXT = (
     *(".h", ".cpp", ".cu", ".cuh", ".inc", ".in", ".py", ".pyi", ".cmake", ".txt", ".sh", ".md"),

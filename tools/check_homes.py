@@ -1,9 +1,9 @@
 """Checks that what is declared in x.h is defined in x.cpp.
 
-Looked at are free functions and members of classes in the headers of src and python/csrc that are
-neither inline nor templates. Functions are told apart by their qualified names; of overloads the
-source must define as many as the header declares. A file whose declarations cannot be told apart is
-reported. What is elsewhere for a reason stands in a table, and only as long as it is elsewhere.
+Checks free functions and members of classes in the headers of src and python/csrc that are neither
+inline nor templates. Functions are told apart by their qualified names; the source must define as
+many overloads as the header declares. A file whose declarations cannot be told apart is reported.
+What is elsewhere for a reason is listed in a table; an entry that is not needed is an error.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 
 from tracked_files import ROOT, report, tracked_files
 
-# Header -> functions of it that are defined in a source of another name, and are to stay there.
+# Header -> its functions that are defined, for good, in a source of another name.
 ELSEWHERE: dict[str, tuple[str, ...]] = {
-    # What module.cpp puts together; each part is a source.
+    # The parts that module.cpp puts together, a source each.
     "python/csrc/bindings.h": (
         "python::bind_cast_node",
         "python::bind_clear_cache",
@@ -52,7 +52,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "kernels::fused_sgd_cpu",
         "kernels::fused_sgd_cuda",
     ),
-    # What an op refuses stands beside the op.
+    # The checks of an op are beside the op.
     "src/ops/checks.h": (
         "ops::check_unscale",
         "ops::check_norm",
@@ -90,7 +90,7 @@ GROUP = re.compile(r"^(?:inline\s+)?(namespace|class|struct|union|enum|extern)\b
 OPERATOR = re.compile(r"\boperator\s*(\(\)|\[\]|[^\w\s(]+)")
 CONVERSION = re.compile(r"\boperator\s+([\w:]+[\s&*]*)\(")
 TEMPLATE_ARGUMENTS = re.compile(r"<[^<>;{}]*>")
-# What stands before the name, and the name, which parameters follow.
+# The text before a name, and the name, if parameters follow it.
 NAMED_LIST = re.compile(
     r"((?:(?:virtual|explicit|FASTAMP_API)\s+)*[^(]*?)(~?\w+(?:\s*::\s*~?\w+)*)\s*\("
 )
@@ -138,7 +138,7 @@ class UnreadableError(Exception):
 
 
 def cleaned(head: str) -> tuple[str, bool]:
-    """Returns a head without what stands before it, and whether that were template parameters."""
+    """Returns a head without attributes and template parameters, and whether it had the latter."""
     head = ACCESS.sub("", ATTRIBUTE.sub("", head)).strip()
     template = head.startswith("template")
     while head.startswith("template"):
@@ -167,7 +167,7 @@ def initialises(head: str) -> bool:
 
 
 def function_name(head: str, owner: str) -> str | None:
-    """Returns the name that a head declares if that is a function's, as it is written.
+    """Returns the name that a head declares, as it is written, if it is a function's.
 
     Raises:
         UnreadableError: It cannot be told what the head declares.
@@ -222,7 +222,7 @@ class Reader:
         return self._text.count("\n", 0, self._first) + 1
 
     def _skip_block(self) -> None:
-        """Goes behind the brace that closes the one just passed."""
+        """Goes past the brace that closes the one just passed."""
         depth = 1
         while depth:
             match = BRACE.search(self._text, self._at)

@@ -25,8 +25,8 @@ FLOORS = {
     "autocast": ("torch", "table", "policy", "trace", "make", "cache", ".", "kernels", "api"),
 }
 
-# Circles that are known and are to go, each as the set of its modules. Exact: one that is not there
-# any more, or has more or fewer modules, is an error as a new one is.
+# Known circles that are to be removed, each as the set of its modules. Exact: a circle that is
+# gone, or has gained or lost modules, is an error, as a new one is.
 ALLOWED_CIRCLES: tuple[frozenset[str], ...] = ()
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"](.*)$')

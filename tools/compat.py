@@ -22,7 +22,7 @@ EXTRAS = ("build", "test")
 
 
 def run(python: Path, *arguments: str, check: bool = True, **environment: str) -> int:
-    """Runs an interpreter on this checkout; the environment is ours and what is given.
+    """Runs an interpreter on this checkout, in our environment and with what is given.
 
     Returns:
         The exit status.
@@ -52,7 +52,7 @@ def make_environment(folder: Path, torch: str) -> Path:
 
 
 def prepare_cuda(python: Path, wanted: str) -> str:
-    """Sees to a compiler for the CUDA part.
+    """Provides a compiler for the CUDA part.
 
     Returns:
         The option for CMake.

@@ -66,7 +66,7 @@ def run(language: str, command: list[str], options: list[str], folder: Path) -> 
 
 
 def compare_languages(results: dict[str, dict[str, Any]]) -> None:
-    """Prints in how far Python and C++ agree."""
+    """Prints how far Python and C++ agree."""
     by_mode = zip(results["Python"]["rows"], results["C++"]["rows"], strict=True)
     print("Python and C++ from the same weights, largest difference of a printed loss:")
     for python, native in by_mode:

@@ -26,7 +26,7 @@ class Stage:
     Attributes:
         name: What ``--stage`` takes.
         text: What it is for.
-        minutes: After so long it is ended; what it wrote until then stays.
+        minutes: It is ended after that; what it wrote until then stays.
         commands: Returns what it runs, one after the other, or a sentence why it cannot.
         environment: Variables that are set for it.
     """
@@ -53,7 +53,7 @@ def _pytest(*arguments: str) -> Command:
 
 
 def find_sanitizer() -> str | None:
-    """Returns compute-sanitizer: of PATH, of the toolkit that CUDA_HOME names, or of the usual."""
+    """Returns compute-sanitizer: from PATH, from CUDA_HOME's toolkit, or from the usual place."""
     homes = [os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), "/usr/local/cuda"]
     folders = [os.environ.get("PATH", ""), *(str(Path(home) / "bin") for home in homes if home)]
     return shutil.which("compute-sanitizer", path=os.pathsep.join(folders))

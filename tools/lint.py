@@ -14,7 +14,7 @@ from tracked_files import ROOT, tracked_files
 
 CPP = (".h", ".cpp", ".cu", ".cuh")
 
-#: Checks that are left out, and said to be, where their tool is not installed.
+#: Checks that are left out, with a message, where their tool is not installed.
 OPTIONAL = ("doxygen",)
 
 

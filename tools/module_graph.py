@@ -1,7 +1,7 @@
 """The modules of the tree, who uses whom, and the circles among them.
 
-A module is a C++ header with the source of its name, or a file of the Python package. Which of two
-modules in a circle comes first cannot be said, so that neither can be read, tested or moved alone.
+A module is a C++ header with the source of its name, or a file of the Python package. Of two
+modules in a circle neither comes first, so that neither can be read, tested or moved alone.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def cpp_modules(root: Path, files: Iterable[Path]) -> Graph:
 
 
 def python_modules(root: Path, files: Iterable[Path]) -> Graph:
-    """Returns for each module of the package those it imports, inside of functions too.
+    """Returns for each module of the package those it imports, also inside functions.
 
-    What only a type checker sees (``if TYPE_CHECKING:``) does not count.
+    Imports that only a type checker sees (``if TYPE_CHECKING:``) do not count.
     """
     sources = {}
     for path in files:
@@ -55,7 +55,7 @@ def python_modules(root: Path, files: Iterable[Path]) -> Graph:
 
 
 def circles(graph: Graph) -> list[list[str]]:
-    """Returns the knots of a graph: largest sets of modules that all use one another, sorted."""
+    """Returns the knots of a graph, its strongly connected components of two or more, sorted."""
     reached = {module: _reachable(graph, module) for module in graph}
     knots = {
         tuple(sorted(other for other in reached[module] if module in reached.get(other, ())))

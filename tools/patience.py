@@ -12,7 +12,7 @@ from functools import lru_cache
 
 # Seconds that _work() takes on an idle core of the machine that limits were chosen on.
 _REFERENCE = 0.04
-_VARIABLE = "FASTAMP_TEST_SLOWNESS"  # Children go by their parent's measurement.
+_VARIABLE = "FASTAMP_TEST_SLOWNESS"  # Child processes use their parent's measurement.
 
 
 def _work() -> float:
@@ -25,10 +25,10 @@ def _work() -> float:
 
 @lru_cache(maxsize=1)
 def slowness() -> float:
-    """How many times longer work takes here now than on the machine of reference; at least 1."""
+    """How many times longer work takes here now than on the reference machine; at least 1."""
     measured = os.environ.get(_VARIABLE)
     if measured is None:
-        # The slowest of three: what else runs comes and goes.
+        # The slowest of three: other programs come and go.
         measured = str(max(1.0, max(_work() for _ in range(3)) / _REFERENCE))
         os.environ[_VARIABLE] = measured
     return float(measured)

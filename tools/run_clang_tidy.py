@@ -40,8 +40,8 @@ def common_digest(clang_tidy: str) -> bytes:
 
 def check(clang_tidy: str, build_dir: Path, path: Path) -> str:
     """Returns clang-tidy's findings in one file; empty if there are none."""
-    # gcc's own warning options mean nothing to clang, and what gcc's library uses of itself is
-    # deprecated for clang; the build reports deprecated functions in our code.
+    # gcc's own warning options mean nothing to clang, and gcc's library uses parts of itself that
+    # clang takes for deprecated; the build reports deprecated functions in our code.
     flags = ("-Wno-unknown-warning-option", "-Wno-deprecated-declarations", "-fno-openmp")
     extra = [f"--extra-arg={flag}" for flag in flags]
     command = [clang_tidy, "-p", str(build_dir), *extra, "--quiet", str(path)]

@@ -9,7 +9,7 @@
 #include <limits>
 #include <vector>
 
-// So near 1 that gradients, which each call divides by it again, stay normal numbers.
+// So close to 1 that gradients stay normal numbers, though each call divides by it again.
 constexpr double kScale = 1.0001;
 constexpr int64_t kElements = 16;
 

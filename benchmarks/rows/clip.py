@@ -21,8 +21,8 @@ from benchmarks.rows.scaler import (
 from benchmarks.sides import own_optimizers
 
 GROUP = "Clipping"
-# Gradients of ones are clipped to it by the first call, and by a last bit or two by every other:
-# each call reads and writes all of them.
+# The first call clips gradients of ones to it, and every other one by a last bit or two: each call
+# reads and writes all of them.
 MAX_NORM = 1.0
 SIZES = [("10 x 16", 10, 16), ("1000 x 16", 1000, 16), ("150 x 600k", *LARGE)]
 CLIPS: dict[str, Any] = {

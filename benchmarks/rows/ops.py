@@ -72,7 +72,7 @@ def rows(device: str) -> list[Row]:
         ("cat fp32 + bf16 (promote)", "cat(mixed)"),
         ("relu bf16 (not in the table)", "relu(half)"),
     ]
-    # On a GPU the host's part of an op is a smaller one: what the goals ask of a CPU is not meant.
+    # On a GPU the host's part of an op is smaller: the goals for a CPU do not apply.
     cpu = device == "cpu"
     goals = {
         "mm 8x8, fp32 x cached weight": at_least_times(1.4) if cpu else not_slower(),

@@ -12,7 +12,7 @@ from benchmarks.harness import BASELINE, OURS, Candidate, Goal, Row
 from benchmarks.sides import SCALERS
 
 GROUP = "Scaler"
-# So near 1 that gradients, which each call divides by it again, stay normal numbers.
+# So close to 1 that gradients stay normal numbers, though each call divides by it again.
 SCALE = 1.0001
 COUNTS = (1, 10, 100, 1000, 10_000, 100_000)
 LARGE = (150, 600_000)

@@ -41,7 +41,7 @@ def _candidate(
 
 
 def _candidates(device: str, lists: Lists, kind: str, clip: bool) -> dict[str, Candidate]:
-    """Returns ours, torch.amp over torch's default optimizer, and over its foreach and fused ones.
+    """Returns fastamp, and torch.amp over torch's default optimizer and its foreach and fused ones.
 
     With clipping the baseline is torch's fused optimizer, the fastest it has.
     """

@@ -21,7 +21,7 @@ FEWER_CASTS = fewer("casts")
 
 
 def facts_of(workload: Workload, device: str, dtype: torch.dtype, quick: bool) -> Facts:
-    """Counts each way of training on its own, so that memory is its own."""
+    """Counts each way of training separately, so that their memory does not mix."""
     steps = min(workload.steps, QUICK_STEPS) if quick else workload.steps
     found: Facts = {}
     for which in ways(device):
@@ -58,8 +58,8 @@ def training_row(
 def _separate_qkv(device: str, activation: type[nn.Module]) -> Row:
     """Twelve blocks in which one activation has three consumers.
 
-    Enough tokens that activations outweigh the casts of weights. ReLU saves one tensor of a block
-    less than GELU does, of which the shared casts are then a larger part.
+    Enough tokens that activations outweigh the casts of weights. ReLU saves one tensor less of a
+    block than GELU does, so that the shared casts are a larger part of what is saved.
     """
     work = Workload(
         f"12 blocks, separate q, k, v, {activation.__name__}",

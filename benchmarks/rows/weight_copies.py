@@ -1,6 +1,6 @@
 """Whole training steps whose optimizer writes the casts of weights: fastamp with weight copies.
 
-Beside torch.amp there is fastamp's same optimizer without weight copies: what they alone bring.
+Beside torch.amp, the same optimizer of fastamp without weight copies shows what they alone bring.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MODELS = {"tiny transformer": 4.0, "ResNet-18": 11.0, "BERT": 7.0, "GPT-2": 7.0}
 
 
 def facts_of(workload: Workload, device: str, quick: bool) -> Facts:
-    """Counts each way on its own: kept casts and memory are its own then."""
+    """Counts each way separately, so that its kept casts and memory are its own."""
     del quick  # a few steps either way
     found: Facts = {}
     for name, (which, weight_copies) in WAYS.items():

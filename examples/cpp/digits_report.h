@@ -26,7 +26,7 @@ struct Options {
   std::string json;                       // also write the table to this file
 };
 
-/// Reads the command line; throws std::invalid_argument that says what it takes.
+/// Reads the command line; throws std::invalid_argument with the usage.
 Options parse_options(int argc, char** argv);
 
 struct Data {

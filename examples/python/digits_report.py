@@ -144,7 +144,7 @@ class Report:
     """The rows of all runs, and the table of them."""
 
     def __init__(self, options: argparse.Namespace, device: str) -> None:
-        """Says what the runs will be made on."""
+        """Prints what the runs will use."""
         self._options, self._device = options, device
         self._rows: list[Row] = []
         threads = torch.get_num_threads()

@@ -8,8 +8,8 @@ namespace py = pybind11;
 namespace fastamp::python {
 namespace {
 
-/// Our node derives from torch's, so the accessors of that one's Python type fit it. The type is
-/// one of torch's static ones and never goes away.
+/// Our node derives from torch's, so the accessors of torch's Python type fit it. That type is
+/// static and never goes away.
 void name_cast_nodes() {
   const auto node = py::reinterpret_steal<py::object>(
       torch::autograd::functionToPyObject(autocast::torchs_cast_node()));

@@ -14,7 +14,7 @@ void bind_optim(py::module_& module) {
       .def_readonly("dtype", &WeightCopyOptions::dtype);
   module.def("sgd_step", wrap_pybind_function(sgd_step), py::arg("optimizer"), py::arg("gate"),
              "One fused step of an SGD optimizer, behind a gate or None. Returns (index of group, "
-             "parameter) of what torch's own step has to do.");
+             "parameter) for what is left to torch's own step.");
   module.def("adam_step", wrap_pybind_function(adam_step), py::arg("optimizer"), py::arg("gate"),
              "The same for Adam and AdamW.");
 }

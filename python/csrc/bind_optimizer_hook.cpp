@@ -32,7 +32,7 @@ std::vector<const c10::TensorImpl*> weights_of(py::handle optimizer) {
 
 PyObject* end_casts_of(py::handle optimizer) {
   HANDLE_TH_ERRORS
-  // Steps of ours move the counters, and leave casts that hold.
+  // Our own steps move the counters, and the casts they leave hold.
   if (!py::hasattr(optimizer, "_fastamp_takes_gate") ||
       !py::cast<bool>(optimizer.attr("_fastamp_takes_gate"))) {
     const auto weights = weights_of(optimizer);
@@ -44,8 +44,8 @@ PyObject* end_casts_of(py::handle optimizer) {
 }
 
 PyObject* after_optimizer_step(PyObject* /*module*/, PyObject* const* args, Py_ssize_t nargs) {
-  // torch calls this after every step of every optimizer, and nearly always there is nothing to do:
-  // what errors need to be handled costs ten times as much.
+  // torch calls this after every step of every optimizer, and there is nearly always nothing to do:
+  // preparing for errors would cost ten times as much.
   const bool any_casts = autocast::has_weight_casts() || KeptCastStore::instance().is_used();
   if (nargs > 0 && any_casts) {
     return end_casts_of(args[0]);

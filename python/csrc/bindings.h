@@ -2,8 +2,8 @@
 
 #include <pybind11/pybind11.h>
 
-// What module.cpp makes fastamp._C of: each part adds its types and functions to the module, and is
-// defined in a source of its own.
+// The parts that module.cpp makes fastamp._C of: each adds its types and functions to the module,
+// and is defined in a source of its own.
 namespace fastamp::python {
 
 /// Gives the autograd nodes of our casts the Python type that torch's have, at once.
@@ -41,12 +41,12 @@ bool add_region_type(PyObject* module);
 /// What fastamp.install() needs to run torch's own region class on our native regions.
 bool add_torch_region_functions(PyObject* module);
 
-/// The type `MirrorBase`, a module that looks up in another one what it does not have.
+/// The type `MirrorBase`: a module that looks up names that it lacks in another module.
 bool add_mirror_type(PyObject* module);
 
 /// Two functions. has_observers(): whether a profiler, or another user of torch's record_function,
-/// is there. after_optimizer_step(optimizer, args, kwargs): a hook that torch calls after each step
-/// of a torch.optim.Optimizer. It ends the casts of the optimizer's weights, those of the open
+/// is active. after_optimizer_step(optimizer, args, kwargs): a hook that torch calls after each
+/// step of a torch.optim.Optimizer. It ends the casts of the optimizer's weights, those of the open
 /// regions of this thread and those that are kept, since a step may have written the weights
 /// without moving their version counters. Where there are none, it costs the call.
 bool add_optimizer_hook(PyObject* module);

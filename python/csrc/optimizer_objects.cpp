@@ -10,7 +10,7 @@
 namespace fastamp::python {
 namespace {
 
-/// torch.distributed.tensor.DTensor, or null while nobody has imported it: then there are none.
+/// torch.distributed.tensor.DTensor, or null until it is imported: before, there are none.
 PyTypeObject* dtensor_type() {
   static PyTypeObject* type = nullptr;
   if (type == nullptr) {
@@ -21,7 +21,7 @@ PyTypeObject* dtensor_type() {
       PyErr_Clear();  // Half imported.
       return nullptr;
     }
-    type = reinterpret_cast<PyTypeObject*>(found);  // Held for good: the module is, too.
+    type = reinterpret_cast<PyTypeObject*>(found);  // Never released, nor is the module.
   }
   return type;
 }
@@ -135,7 +135,7 @@ void StateOfParams::skip(PyObject* param) {
 
 bool FusableCheck::look(const at::Tensor& tensor) {
   const auto dtype = tensor.scalar_type();
-  // Torch's own step asks those who intercept, and its operators know names.
+  // torch's own step calls interceptors, and its operators support names.
   if ((dtype != at::kFloat && !is_16_bit(dtype)) || !has_geometry(tensor) ||
       !has_kernels_or_meta(tensor.device().type()) || intercepts_ops(tensor) ||
       tensor.key_set().has(c10::DispatchKey::Named)) {

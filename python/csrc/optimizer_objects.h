@@ -62,11 +62,11 @@ class StateOfParams {
   Py_ssize_t position_ = 0;
 };
 
-/// Remembers what the last accepted tensor looked like, since the next one is mostly alike.
+/// Remembers what the last accepted tensor looked like, since the next one mostly looks the same.
 class FusableCheck {
  public:
   /// Whether the fused steps take the tensor: dense, of a dtype and on a device that they know, and
-  /// nobody who wants to see or transform what is done to it.
+  /// not intercepted.
   bool operator()(const at::Tensor& tensor) {
     if (tensor.key_set() == keys_ && tensor.scalar_type() == dtype_) [[likely]] {
       return true;

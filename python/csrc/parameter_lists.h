@@ -7,7 +7,7 @@
 namespace fastamp::python {
 
 /// A list or tuple as itself, another iterable as a new list.
-/// @throws TypeError  it is no iterable.
+/// @throws TypeError  it is not iterable.
 inline pybind11::object as_fast_sequence(const pybind11::object& iterable) {
   PyObject* sequence = PySequence_Fast(iterable.ptr(), "expected an iterable of parameters");
   if (sequence == nullptr) {
@@ -27,8 +27,8 @@ inline const at::Tensor& gradient_of(PyObject* plain) {
 /// Prefetches for a loop over a fast sequence of parameters that reads the gradient of item i.
 ///
 /// A gradient is five dependent loads away from the list: object, parameter, its autograd data,
-/// gradient, what that holds. With more tensors than the cache holds each would be a miss of its
-/// own, so each stage is asked for some items ahead of the next one's use.
+/// gradient, what that holds. With more tensors than the cache holds, each load would be a miss, so
+/// each stage is prefetched some items before the next stage uses it.
 inline void prefetch_gradients_after(PyObject* sequence, Py_ssize_t i) {
   constexpr Py_ssize_t kAhead = 6;
   const auto size = PySequence_Fast_GET_SIZE(sequence);

@@ -32,8 +32,8 @@ struct Arguments {
   PyObject* cache_enabled = Py_None;
 };
 
-/// False, without an error set, if the call is unusual in any way: Python then says what is wrong
-/// with it.
+/// False, without an error set, if the call is unusual in any way: Python code then finds out what
+/// is wrong with it.
 bool read_arguments(PyObject* args, PyObject* kwargs, Arguments& out) {
   const std::array<PyObject**, 4> slots{&out.device, &out.dtype, &out.enabled, &out.cache_enabled};
   const auto count = static_cast<std::size_t>(PyTuple_GET_SIZE(args));

@@ -18,14 +18,14 @@ namespace {
 struct RegionMethod {
   PyObject ob_base;
   vectorcallfunc call;
-  PyObject* torchs;  ///< The function in whose place it is.
+  PyObject* torchs;  ///< The function that this replaces.
 };
 
 RegionMethod* as_method(PyObject* self) { return reinterpret_cast<RegionMethod*>(self); }
 
-/// What is not ours to do, wrong calls included: torch's function says what is wrong.
+/// Hands on calls that are not ours to handle, wrong ones included: torch's function raises then.
 PyObject* call_torchs(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObject* names) {
-  // The slot before the arguments was lent to this function, which hands it on.
+  // The caller lends the slot before the arguments to this function, which lends it on.
   return PyObject_Vectorcall(as_method(self)->torchs, args, nargsf, names);
 }
 
@@ -52,8 +52,8 @@ bool are_of_exit(std::size_t nargsf, PyObject* names) {
   });
 }
 
-/// Whether torch's own __enter__ has entered the region, before install(). A new state for each
-/// entry is written to the object.
+/// Whether torch's own __enter__ has entered the region, before install(): each of its entries
+/// leaves a state on the object.
 bool was_entered_by_torch(PyObject* region) {
   const int depth = at::autocast::increment_nesting() - 1;
   at::autocast::decrement_nesting();

@@ -30,7 +30,7 @@ thread_local OpenTorchRegions t_open_torch_regions;
 
 void push_region(PyObject* owner, const autocast::AutocastState& wanted, RegionKind kind) {
   autocast::enter_region(wanted, owner, kind);
-  // The stack has a plain pointer: a thread that dies inside a region may not touch Python.
+  // The stack has a plain pointer: a thread that dies inside a region must not touch Python.
   Py_INCREF(owner);
   if (kind == RegionKind::torchs) {
     t_open_torch_regions.add(1);

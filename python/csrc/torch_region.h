@@ -2,7 +2,7 @@
 
 #include <Python.h>
 
-// Regions of torch's own class on our native ones.
+// Implements regions of torch's own class by our native ones.
 namespace fastamp::python {
 
 /// Enters the region. A new reference to it, or nullptr with a Python error set and nothing

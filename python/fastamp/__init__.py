@@ -1,7 +1,8 @@
 """Automatic mixed precision for PyTorch: autocast and loss scaling in C++ and CUDA.
 
-Importing the package puts fastamp's autocast kernels over torch's (``FASTAMP_NO_REGISTER=1`` leaves
-that out): results stay torch's, bit for bit, and ``torch.autocast`` regions become faster too.
+Importing the package registers fastamp's autocast kernels over torch's (unless
+``FASTAMP_NO_REGISTER=1``): results stay torch's, bit for bit, and ``torch.autocast`` regions become
+faster too.
 """
 
 from __future__ import annotations

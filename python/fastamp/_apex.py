@@ -71,8 +71,8 @@ def scale_loss(
 
     ``with scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()``, then
     ``optimizer.step()``. The end of the block unscales the gradients, adds them to those that were
-    there, and moves the scale; after an overflow the next ``step()`` of each of the optimizers does
-    nothing. Waits for the device once per block. Not thread-safe.
+    there, and updates the scale; after an overflow the next ``step()`` of each of the optimizers
+    does nothing. Waits for the device once per block. Not thread-safe.
 
     Args:
         loss: The loss; float16 and bfloat16 are scaled in float32.
@@ -141,8 +141,8 @@ def _check_free(states: list[_State], scaler: GradScaler) -> None:
         )
     if any(state.scaled_by not in (None, scaler) for state in states):
         raise RuntimeError(
-            "scale_loss: expected gradients that no other loss left scaled, got some "
-            "(delay_unscale): end the other loss's backward passes without it first"
+            "scale_loss: expected no gradients that another loss left scaled (delay_unscale), "
+            "got some: end that loss's backward passes without delay_unscale first"
         )
 
 
@@ -187,7 +187,7 @@ def _skip_next_step(optimizer: Any) -> None:
     original = optimizer.step
 
     def step(*args: Any, **kwargs: Any) -> Any:
-        if not state.skips_next:  # somebody kept this function
+        if not state.skips_next:  # the caller has kept this function
             return original(*args, **kwargs)
         state.skips_next = False
         if optimizer.__dict__.get("step") is step:

@@ -29,9 +29,9 @@ class autocast(_C.Region, torch.amp.autocast_mode.autocast):  # noqa: N801  (tor
     """A region in which ops run in lower precision where that is safe, as ``torch.autocast``.
 
     Works as a context manager and as a decorator. Takes the same arguments, gives the same results
-    bit for bit, and nests with ``torch.autocast`` in any order; entering costs a fifth. Beyond
-    torch's: one region object may be entered again while it is open, be shared by threads, and be
-    left in another order than it was entered.
+    bit for bit, and nests with ``torch.autocast`` in any order; entering takes a fifth of the time.
+    Beyond torch's: one region object may be entered again while it is open, be shared by threads,
+    and be left in another order than it was entered.
 
     Args:
         device_type: ``"cuda"``, ``"cpu"`` or another device type torch has autocast for (those run
@@ -40,7 +40,7 @@ class autocast(_C.Region, torch.amp.autocast_mode.autocast):  # noqa: N801  (tor
             ``torch.get_autocast_dtype(device_type)``.
         enabled: ``False`` switches autocast off inside the region.
         cache_enabled: Whether casts of weights are kept until the outermost region ends; by default
-            as it is now.
+            the current setting.
 
     Raises:
         ValueError: ``device_type`` is not a str.

@@ -16,10 +16,11 @@ __all__ = ["cast_together"]
 class cast_together(WeightRequest):  # noqa: N801 (reads as what it does)
     """Casts the weights of an autocast region together, on CUDA in one launch for all.
 
-    The first weight that a region casts brings along those that the last region of the same thread
-    that began with this weight used. Works until :meth:`release` or as a ``with`` block. Only
-    weights that lie where they lay then join; values, dtypes and gradients stay torch.amp's bit for
-    bit. Weights that a region did not use fall out, and nothing is kept beyond a region.
+    The first weight that a region casts brings along those of the last region on this thread that
+    began with the same weight. Works until :meth:`release` or as a ``with`` block. Only weights
+    whose storage has not moved since then join; values, dtypes and gradients stay torch.amp's bit
+    for bit. A weight that a region did not use is not cast ahead by the next one, and nothing is
+    kept beyond a region.
 
     Parameters of FSDP modules and of modules with hooks of Accelerate (``_hf_hook``), which come
     and go during the forward pass, are left out.
@@ -37,7 +38,7 @@ class cast_together(WeightRequest):  # noqa: N801 (reads as what it does)
     """
 
     def __init__(self, weights: torch.nn.Module | torch.Tensor | Iterable[torch.Tensor]) -> None:
-        """Starts casting together, from the second region on that is like an earlier one."""
+        """Starts casting together, in regions that begin like an earlier one."""
         tensors = weights_of("cast_together", weights)
         if isinstance(weights, torch.nn.Module):
             managed = _managed_parameters(weights)
@@ -46,7 +47,7 @@ class cast_together(WeightRequest):  # noqa: N801 (reads as what it does)
 
 
 def _managed_parameters(module: torch.nn.Module) -> set[torch.Tensor]:
-    """Parameters whose memory somebody else fills and frees during the forward pass."""
+    """Parameters whose memory other code fills and frees during the forward pass."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     names = ("FullyShardedDataParallel", "FSDPModule")
     types = tuple(getattr(fsdp, name) for name in names if hasattr(fsdp, name))

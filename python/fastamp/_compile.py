@@ -17,7 +17,7 @@ _DYNAMO = "torch._dynamo"
 
 
 class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Runs callbacks once a module has been imported by somebody.
+    """Runs callbacks once other code has imported a module.
 
     Importing dynamo costs most of a second, so fastamp never does it itself.
     """
@@ -70,7 +70,7 @@ def when_dynamo_loads(callback: Callable[[], None]) -> None:
 
 
 def _as_torch(*args: Any, **kwargs: Any) -> Any:
-    """What dynamo traces instead of making a region of ours. It cannot follow a closure here."""
+    """Traced by dynamo instead of the making of our region; dynamo cannot follow a closure here."""
     return torch.amp.autocast_mode.autocast(*args, **kwargs)
 
 
@@ -103,7 +103,7 @@ def run_eagerly(wanted: bool) -> None:
     """Makes compiled functions run eagerly, or as before, in every thread.
 
     Args:
-        wanted: Whether they are to. Holds for a dynamo that is loaded later, too.
+        wanted: Whether they run eagerly. Holds for a dynamo that is loaded later, too.
     """
     global _wants_eager
     _wants_eager = wanted
@@ -129,7 +129,7 @@ def policies_changed(table_hash: str) -> None:
     """Drops graphs compiled under other op policies, in this process and in on-disk caches.
 
     Args:
-        table_hash: Names the policies in force; empty for the defaults.
+        table_hash: Identifies the policies in force; empty for the defaults.
     """
     config = torch.compiler.config
     users = _TAG.sub("", config.cache_key_tag)

@@ -30,10 +30,10 @@ def warn_of_spelling(old: str, new: str, *, stacklevel: int = 2) -> None:
 
 
 def check_region(expected: str, device_type: object) -> None:
-    """What the constructor of a deprecated region class begins with: it warns, as torch's does.
+    """Begins the constructor of a deprecated region class: it warns, as torch's does.
 
     Args:
-        expected: The device type that the class's module says.
+        expected: The device type that the class's module is for.
         device_type: The one that was given.
 
     Raises:
@@ -52,7 +52,7 @@ def _as_torch(enabled: bool, dtype: torch.dtype, cache_enabled: bool, *, device_
 def trace_as_torchs(region_class: type[autocast]) -> None:
     """Lets dynamo trace a deprecated region class as ``torch.autocast`` with the class's defaults.
 
-    dynamo follows no closure here, so each class has a function whose own defaults these are.
+    dynamo follows no closure here, so each class has a function with defaults of its own.
     """
     init: Any = region_class.__init__
     traced = FunctionType(_as_torch.__code__, globals(), "_as_torch", init.__defaults__)

@@ -28,7 +28,7 @@ _lock = threading.RLock()
 _patches: Patches | None = None
 _registered_kernels = False
 
-#: torch's region classes, and what they get: the subclasses have methods of their own, too.
+#: torch's region classes, and what replaces their methods: the subclasses have their own, too.
 _REGIONS: dict[type, dict[str, Any]] = {
     cls: {
         "__enter__": _C.RegionMethod(vars(cls)["__enter__"], True),
@@ -42,7 +42,7 @@ _REGIONS: dict[type, dict[str, Any]] = {
     )
 }
 
-#: What a constructor of torch's makes while installed. Subclasses of others stay what they are.
+#: What torch's constructors make while installed. Subclasses from other libraries are left alone.
 _SCALERS: dict[type, type] = {
     TorchGradScaler: GradScaler,
     torch.cuda.amp.grad_scaler.GradScaler: fastamp.cuda.amp.GradScaler,
@@ -61,7 +61,7 @@ _new_scaler.__signature__ = inspect.signature(TorchGradScaler.__init__)  # type:
 
 
 class _InstallInChild:
-    """Installs where it is unpickled."""
+    """Installs in the process that unpickles it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return install, ()
@@ -106,10 +106,10 @@ def install() -> Installation:
     torch's own classes change in place, so code that imported them earlier, compiled functions and
     third-party libraries follow. Regions of ``torch.autocast`` and its deprecated spellings become
     fastamp's; ``torch.amp.GradScaler(...)`` (and ``torch.cuda.amp``'s, ``torch.cpu.amp``'s) makes a
-    ``fastamp.GradScaler``. Scalers that exist already, and subclasses by others, stay as they are.
-    Also registers fastamp's autocast kernels where importing fastamp did not. Processes that
-    ``multiprocessing`` forks or spawns are installed, too; others are not. Calling it again changes
-    nothing.
+    ``fastamp.GradScaler``. Scalers that exist already, and subclasses from other libraries, stay as
+    they are. Also registers fastamp's autocast kernels where importing fastamp did not. Processes
+    that ``multiprocessing`` forks or spawns are installed, too, but no other processes. Calling it
+    again changes nothing.
 
     Returns:
         A context manager: ``with fastamp.install(): ...`` uninstalls at the end.
@@ -142,7 +142,7 @@ def uninstall() -> None:
 
     Raises:
         RuntimeError: This thread is in an autocast region, another thread is in one of
-            ``torch.autocast``'s, or somebody has replaced one of the changed attributes since.
+            ``torch.autocast``'s, or other code has replaced one of the changed attributes since.
             Nothing is changed.
     """
     global _patches
@@ -154,7 +154,7 @@ def uninstall() -> None:
         if overwritten:
             raise RuntimeError(
                 f"uninstall: expected the attributes that install() set, got others in "
-                f"{', '.join(overwritten)}. Take those back first."
+                f"{', '.join(overwritten)}. Undo those changes first."
             )
         if _registered_kernels:
             _C.unregister_kernels()

@@ -66,7 +66,7 @@ def drop_kept_casts(
 
 
 class WeightRequest:
-    """Something asked for weights until it is released, or for the length of a ``with`` block."""
+    """A request for weights: until it is released, or for the length of a ``with`` block."""
 
     def __init__(self, number: int, release: Callable[[int], None]) -> None:
         """Takes the number that the native part gave the request, and how to end it."""
@@ -105,20 +105,20 @@ class keep_casts(WeightRequest):  # noqa: N801 (reads as what it does)
 
     Outputs and gradients stay torch.amp's bit for bit. Each copy costs the memory of the weight in
     the lower precision (:func:`kept_casts` tells how much). It is freed when it is out of date,
-    on :func:`drop_kept_casts`, at the end, and at most 16 regions after the weight was.
+    on :func:`drop_kept_casts`, on :meth:`release`, and at most 16 regions after its weight was.
 
     Covers the parameters that the module has now, whether they require gradients or not: call
-    again after ``load_state_dict(..., assign=True)`` or others that replace parameters. Tensors
-    that cannot have kept casts (views, DTensors and other subclasses, other dtypes than float32)
-    are cast as ever, and so are weights of compiled functions and in CUDA graph captures.
-    Optimizers of ``fastamp.optim`` can write the casts of what they train: ``autocast_dtype``.
+    again after ``load_state_dict(..., assign=True)`` or another call that replaces parameters.
+    Tensors that cannot have kept casts (views, DTensors and other subclasses, other dtypes than
+    float32) are cast as usual, and so are weights of compiled functions and in CUDA graph captures.
+    Optimizers of ``fastamp.optim`` can write the casts of their weights: ``autocast_dtype``.
     ``torch.utils.swap_tensors`` refuses the weights until :meth:`release`.
 
     Warning:
         A weight that is written without moving its version counter is used with its **old value**
         until :func:`drop_kept_casts`: writes through ``.data`` or numpy, by a CUDA graph, by
-        collectives, by optimizers that are no ``torch.optim.Optimizer`` (after a ``step`` of one
-        that is, its weights are cast again).
+        collectives, by optimizers that are not a ``torch.optim.Optimizer`` (after a ``step`` of
+        one that is, its weights are cast again).
 
     Args:
         weights: A module (its parameters), a tensor or an iterable of tensors.

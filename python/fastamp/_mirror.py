@@ -89,8 +89,8 @@ class MirrorFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Finds the submodule where it really is.
 
         Raises:
-            ModuleNotFoundError: There is none. Not ``None``: others would look into the mirrored
-                package's folder and load a second copy of what they find.
+            ModuleNotFoundError: There is none. Not ``None``: other finders would look into the
+                mirrored package's folder and load a second copy of what they find.
         """
         if not fullname.startswith(self._prefix):
             return None

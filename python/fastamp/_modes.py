@@ -12,10 +12,10 @@ _FUNCTIONALIZATION = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
 
 @contextmanager
 def ordinary_tensors() -> Iterator[None]:
-    """Lets tensors be made that can be written outside of the mode that is on now.
+    """Lets tensors be made that can still be written when the caller's modes have ended.
 
-    An inference tensor can be written within inference mode alone, and functionalization wraps what
-    is made under it.
+    An inference tensor can be written only in inference mode, and functionalization wraps tensors
+    that are made under it.
     """
     with torch.inference_mode(False), torch._C._ExcludeDispatchKeyGuard(_FUNCTIONALIZATION):
         yield

@@ -25,12 +25,12 @@ class op_policies(contextlib.ContextDecorator):  # noqa: N801 (used like torch.n
         with fastamp.autocast("cuda"), fastamp.op_policies({"layer_norm": "lower"}):
             loss = loss_fn(model(x), y)
 
-    The changes go over :func:`fastamp.set_op_policy`'s and those of enclosing blocks, and act only
+    The changes win over :func:`fastamp.set_op_policy`'s and those of enclosing blocks, and act only
     inside autocast regions. ``torch.utils.checkpoint`` recomputes under the policies of its forward
     pass. While any thread is inside a block, compiled functions run eagerly, in all threads: their
-    graphs hold the policies of the process (an edit by :func:`fastamp.set_op_policy` compiles
-    others). Not touched: other threads, among them those that run a backward pass on
-    CUDA, and exported programs, which have the policies of the process in which they run.
+    graphs hold the policies of the process (an edit by :func:`fastamp.set_op_policy` compiles new
+    ones). Other threads are not affected, in particular those that run a backward pass on CUDA, nor
+    are exported programs, which follow the policies of the process in which they run.
 
     An object may be entered again, nested, used by several threads, and left in another order than
     it was entered.
@@ -99,7 +99,7 @@ _open_blocks = 0
 
 
 class _Block:
-    """One entered block. While there is any, checkpoint and compiled functions are looked after."""
+    """One entered block. While any is, checkpoint is wrapped and compiled functions run eagerly."""
 
     def __init__(self, overrides: Any, *, replace: bool) -> None:
         global _open_blocks
@@ -130,7 +130,7 @@ class _Block:
 
 
 def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, to be run under this thread's policies of now whenever it runs."""
+    """The function, made to run under the policies that this thread has now."""
     overrides = _C.thread_op_policies()
     if not overrides:
         return function
@@ -146,9 +146,9 @@ def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # torch.utils.checkpoint hands autocast's public state to its recomputation and has no place for
-# ours. All its ways get the function to recompute through names that are looked up at each call, so
-# those are wrapped, and only while some thread is in a block. Their function comes first. From 2.15
-# (at the latest) on the generator has an _impl that is called in its place.
+# ours. All its variants get the function to recompute through names that are looked up at each
+# call, so those names are wrapped, and only while some thread is in a block. The function is their
+# first argument. From 2.15 on, if not before, the generator has an _impl that is called instead.
 _COMPOSABLE = "torch.distributed._composable.checkpoint_activation"
 _GENERATOR = "_checkpoint_without_reentrant_generator"
 _GENERATORS = (f"{_GENERATOR}_impl", _GENERATOR)

@@ -1,7 +1,8 @@
 """Steps of torch's optimizers end the casts of the weights that they have written.
 
-torch's fused steps, and optimizers of others that write through ``.data``, move no version counter:
-a cast made before the step would be used after it. Outside regions the hook costs one C call.
+torch's fused steps, and other libraries' optimizers that write through ``.data``, move no version
+counter: a cast made before the step would be used after it. Outside regions the hook costs one C
+call.
 """
 
 from __future__ import annotations

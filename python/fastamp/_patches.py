@@ -45,12 +45,12 @@ class Patches:
         self._patches: list[_Patch] = []
 
     def replace(self, owner: type | ModuleType, name: str, value: Any) -> None:
-        """Sets ``owner.name`` and remembers what it was, or that it was not."""
+        """Sets ``owner.name`` and remembers what it was, or that it did not exist."""
         self._patches.append(_Patch(owner, name, value, owner.__dict__.get(name, _ABSENT)))
         setattr(owner, name, value)
 
     def overwritten(self) -> list[str]:
-        """Names of the attributes that somebody else has changed since."""
+        """Names of the attributes that other code has changed since."""
         return [str(patch) for patch in self._patches if not patch.is_in_place()]
 
     def undo(self) -> None:

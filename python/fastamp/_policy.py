@@ -86,9 +86,9 @@ def reset_op_policies() -> None:
 def register_op(name: str, policy: str, device: str | None = None) -> None:
     """Adds an op of an extension library, or one of torch's that is not in the table, to the lists.
 
-    From then on it has a policy like the others: :func:`op_table` shows it, :func:`set_op_policy`
+    From then on it has a policy like any other op: :func:`op_table` shows it, :func:`set_op_policy`
     and :class:`op_policies` change it, :func:`reset_op_policies` brings back the one given here.
-    Its kernel goes over an autocast kernel that somebody else registered for it. A second call
+    Its kernel hides an autocast kernel that another library registered for the op. A second call
     with the same name replaces its policy. At most 256 names in a process. Do it while no other
     thread runs ops under autocast; compiled graphs are dropped.
 
@@ -108,9 +108,9 @@ def register_op(name: str, policy: str, device: str | None = None) -> None:
 
 
 def unregister_op(name: str) -> None:
-    """Takes an op that :func:`register_op` added out of the lists again.
+    """Removes an op that :func:`register_op` added from the lists.
 
-    A name without overload takes out all that was added under it.
+    A name without overload removes all that were added under it.
 
     Raises:
         ValueError: :func:`register_op` did not add it.

@@ -1,4 +1,4 @@
-"""What is set up once: the rare half of a region."""
+"""The rarely used half of a region, set up once."""
 
 from __future__ import annotations
 

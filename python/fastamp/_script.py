@@ -2,7 +2,7 @@
 
 TorchScript compiles a class from the source of its methods and knows autocast by the name of the
 compiled class. Ours have no source, and torch's own have other methods while fastamp is installed;
-but before it compiles a class TorchScript asks it under which name, and looks whether one of that
+but before it compiles a class TorchScript asks it for its name, and checks whether a class of that
 name has been compiled.
 """
 
@@ -26,8 +26,8 @@ class ScriptedAs:
 
     Args:
         torchs: torch's class. Compiled when TorchScript first asks, with the methods it has now.
-        of: The class that has the attribute; by default the one in whose body it is. Its subclasses
-            do not inherit it.
+        of: The class that has the attribute; by default the one in whose body this is. Its
+            subclasses do not inherit it.
     """
 
     def __init__(self, torchs: type, *, of: type | None = None) -> None:
@@ -37,7 +37,7 @@ class ScriptedAs:
         self._methods = {name: vars(torchs)[name] for name in _METHODS}
 
     def __set_name__(self, owner: type, name: str) -> None:
-        """Notes the class in whose body it is."""
+        """Notes the class that has this in its body."""
         self._of = owner
 
     def __get__(self, instance: Any, owner: type) -> str:

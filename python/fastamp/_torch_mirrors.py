@@ -22,7 +22,7 @@ _APEX = ("scale_loss", "master_params")
 
 _CLIP: dict[str, Any] = {"clip_grad_norm_": clip_grad_norm_}
 
-#: What is ours, by the module of torch's that has it.
+#: Our names, by the module of torch's that they are in.
 _REPLACED: dict[str, dict[str, Any]] = {
     "amp.autocast_mode": _names(fastamp.amp, ("autocast", *_FUNCTIONS)),
     "amp.grad_scaler": _names(fastamp.amp, ("GradScaler",)),

@@ -33,7 +33,7 @@ at::Tensor cast_ordinarily(const CastSource& source, c10::ScalarType to) {
 CastUse use_of(const CastSource& weight) {
   const bool is_direct = weight.path == CallPath::direct;
   if (c10::InferenceMode::is_enabled() && is_direct) {
-    return CastUse::as_data;  // torch keeps nothing there: its later cast is the first.
+    return CastUse::as_data;  // torch caches nothing there: its first cast comes later.
   }
   return c10::GradMode::is_enabled() || !is_direct ? CastUse::by_op : CastUse::by_op_unrecorded;
 }

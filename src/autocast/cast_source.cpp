@@ -9,20 +9,19 @@ namespace fastamp::autocast {
 namespace {
 
 /// Whether the cast of a tensor of any kind (nested, sparse, functional, a subclass) may be cached:
-/// nobody intercepts ops as such, so that the cast is the same for all of them.
+/// no op is intercepted for another reason than this tensor, so that all ops get the same cast.
 bool may_be_cached(const at::Tensor& tensor, CallPath path) {
-  // What wraps this very tensor wraps its cast as well, for as long as both live. Functionalization
-  // wraps the cast of a functional tensor and of no other.
+  // What wraps this very tensor also wraps its cast, for as long as both live. Functionalization
+  // wraps the cast of a functional tensor, but of no other.
   constexpr c10::DispatchKeySet kFollowsItsArgument(c10::DispatchKey::Functionalize);
   return path != CallPath::intercepted ||
          !is_intercepted_except((tensor.key_set() - c10::python_ks) | kFollowsItsArgument);
 }
 
-/// The tensor that `tensor`, which lies densely in memory, is a view of, if both are ordinary and
-/// have the same elements there, such as `weight.t()` or `weight.view({rows, -1})` of a weight.
-/// Else null.
+/// The base of `tensor`, a view that is dense in memory, if both are ordinary and have the same
+/// elements there, such as `weight.t()` or `weight.view({rows, -1})` of a weight. Else null.
 ///
-/// Casting the one then writes the same bytes as casting the other.
+/// Casting either one then writes the same bytes.
 const at::Tensor* base_of_whole_view(const at::Tensor& tensor) {
   const auto* meta = torch::autograd::impl::get_view_autograd_meta(tensor);
   if (meta == nullptr || !meta->has_bw_view()) {

@@ -8,17 +8,17 @@
 
 namespace fastamp::autocast {
 
-/// What a tensor is to the cast of it, which says whose cast may be used again and by whom.
+/// What a tensor is to autocast, which decides where its cast may be used again.
 enum class CastKind : std::uint8_t {
   weight,       ///< A float32 parameter: later ops of the region find its cast.
-  kept_weight,  ///< One whose cast outlives the region, because somebody asked for that.
+  kept_weight,  ///< A weight whose cast outlives the region, because that was requested.
   weight_view,  ///< A view of a whole weight: its cast is an alias of the weight's.
   activation,   ///< Other ops of the region may share the memory of its cast.
-  other,        ///< Nobody else uses the cast.
+  other,        ///< Nothing else uses the cast.
 };
 
-/// A tensor that is to be cast, and what was found out about it: once per cast, since each question
-/// costs a few nanoseconds and has one answer until the op is called. Borrows the tensors.
+/// A tensor that is to be cast, and what is known of it: found out once per cast, since each
+/// question costs a few nanoseconds and has one answer until the op is called. Borrows the tensors.
 struct CastSource {
   const at::Tensor& tensor;
   CastKind kind;
@@ -30,7 +30,7 @@ struct CastSource {
 /// torch's rule for what is worth keeping: a float32 parameter.
 bool is_weight(const at::Tensor& tensor);
 
-/// @param lowers  The cast is to the region's dtype; no other is kept or shared with a weight's.
+/// @param lowers  The cast is to the region's dtype; only such casts are kept or shared.
 /// @param share   Whether the cast may share memory with others, as cast() says.
 CastSource classify(const at::Tensor& tensor, bool lowers, bool share);
 

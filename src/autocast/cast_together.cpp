@@ -29,7 +29,7 @@ LockedRequests& locked_requests() {
   return *instance;
 }
 
-/// As the cast of each would be made by itself: what is unusual is left to that.
+/// Whether the joint cast is made just as the weight's own would be; unusual weights are left out.
 bool can_join(const at::Tensor& weight, CallPath path) {
   return is_weight(weight) && path == CallPath::direct && TensorIdentity::exists_for(weight) &&
          weight.is_non_overlapping_and_dense();
@@ -39,7 +39,8 @@ std::vector<at::Tensor> those_requested(const std::vector<at::Tensor>& weights) 
   std::vector<at::Tensor> found;
   found.reserve(weights.size());
   auto& all = locked_requests();
-  // No tensor is destroyed under the lock: that may need the GIL, which another may hold waiting.
+  // No tensor is destroyed under the lock: that may need the GIL, which a thread that waits for the
+  // lock may hold.
   const std::scoped_lock lock(all.mutex);
   for (const at::Tensor& weight : weights) {
     if (all.requests.contains(weight.unsafeGetTensorImpl())) {
@@ -59,7 +60,7 @@ bool is_requested(const at::Tensor& weight) {
 
 std::uint64_t acquire_cast_together(const std::vector<at::Tensor>& weights) {
   auto& all = locked_requests();
-  WeightRequests::Forgotten dead;  // Goes after the lock.
+  WeightRequests::Forgotten dead;  // Destroyed after the lock is released.
   const std::scoped_lock lock(all.mutex);
   dead = all.requests.take_dead();
   const auto id = all.requests.acquire(weights);
@@ -69,7 +70,7 @@ std::uint64_t acquire_cast_together(const std::vector<at::Tensor>& weights) {
 
 void release_cast_together(std::uint64_t id) {
   auto& all = locked_requests();
-  WeightRequests::Forgotten released;  // Goes after the lock.
+  WeightRequests::Forgotten released;  // Destroyed after the lock is released.
   const std::scoped_lock lock(all.mutex);
   released = all.requests.release(id);
   g_together_requests.fetch_sub(1, std::memory_order_relaxed);

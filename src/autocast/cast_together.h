@@ -15,7 +15,7 @@
 // Casting the weights of a region in one launch.
 namespace fastamp::autocast {
 
-/// Number of times that somebody asks for weights to be cast together.
+/// Number of open requests to cast weights together.
 extern std::atomic<int> g_together_requests;
 
 inline bool is_casting_together() {
@@ -27,8 +27,8 @@ FASTAMP_API void release_cast_together(std::uint64_t id);
 
 /// Casts a weight that the region has not cast yet, and with it those that the last region like
 /// this one used, and keeps all the casts for the region. Undefined, with nothing done, if the
-/// weight is not among those asked for, or has no such company.
-/// @param use  Who takes the weight's own cast.
+/// weight is not requested, or no other weight can be cast with it.
+/// @param use  How the weight's own cast is used first.
 at::Tensor cast_with_others(const CastSource& source, c10::ScalarType to, CastUse use);
 
 }  // namespace fastamp::autocast

@@ -42,7 +42,7 @@ void set_state(const AutocastState& state) noexcept {
   at::autocast::set_autocast_cache_enabled(state.cache_enabled);
 }
 
-/// What ending a frame below others must restore. The frames above take over what it found.
+/// What ending a frame below others must restore; the frames above take over what it found.
 AutocastState hand_over(const Frame& ending, Frames::iterator above, Frames::iterator end) {
   AutocastState restored = current_state(ending.saved.device);
   const auto same_device = std::find_if(
@@ -58,7 +58,7 @@ AutocastState hand_over(const Frame& ending, Frames::iterator above, Frames::ite
   return restored;
 }
 
-/// Ends the innermost region that is wanted; returns it, if there is one on this thread.
+/// Ends the innermost region that satisfies the predicate; returns it, if this thread has one.
 template <class Predicate>
 std::optional<Frame> end_innermost(const Predicate& is_wanted) noexcept {
   OpenRegions* const open = PerThread<OpenRegions>::get();

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-// The open autocast regions of a thread, whoever opened them: C++ guards and Python's regions stand
-// on one stack. Exported for the Python module; not part of the public API.
+// The open autocast regions of a thread, those of C++ guards and of Python on one stack. Exported
+// for the Python module; not part of the public API.
 namespace fastamp::autocast {
 
 using detail::AutocastState;
@@ -25,7 +25,7 @@ FASTAMP_API RegionId enter_region(const AutocastState& wanted, void* owner = nul
 /// Ends an open region of this thread. False, with nothing changed, if it is open on another thread
 /// or not at all.
 ///
-/// Regions may end in any order: one that ends below others hands what it would have restored to
+/// Regions may end in any order: one that ends below others hands what it would have restored on to
 /// the one above it, so that the last to end leaves the state as the first one found it.
 FASTAMP_API bool exit_region(RegionId id) noexcept;
 

@@ -7,15 +7,15 @@
 #include <cstdint>
 #include <type_traits>
 
-// Who stands between the call of an op and the kernel of its device? Whoever does the work of an op
-// without calling it asks here first: what subclasses, modes, functorch, tracers and profilers want
-// to see or to change would pass them by.
+// What lies between the call of an op and the kernel of its device? Code that does the work of an
+// op without calling it asks here first: subclasses, modes, functorch, tracers and profilers would
+// neither see that work nor be able to change it.
 namespace fastamp {
 
 namespace detail {
 
-/// Everything but kinds of memory, autograd and autocast, so that what a later torch adds is among
-/// them.
+/// All keys except those for kinds of memory, autograd and autocast: keys that a later torch adds
+/// count as interceptors.
 constexpr c10::DispatchKeySet make_interceptors() {
   using c10::DispatchKey;
   auto keys = c10::DispatchKeySet(c10::DispatchKeySet::FULL) -
@@ -31,24 +31,24 @@ constexpr c10::DispatchKeySet make_interceptors() {
   return keys;
 }
 
-/// The keys of those who see, wrap or transform the ops they are asked about.
+/// The keys whose kernels see, wrap or transform ops.
 inline constexpr c10::DispatchKeySet kInterceptors = make_interceptors();
 
 }  // namespace detail
 
 /// Whether a tensor intercepts the ops it is given to, wherever they are called: a Python subclass,
-/// a wrapper of functorch or functionalization, one that is still to be conjugated or negated.
+/// a wrapper of functorch or functionalization, a tensor whose conjugation or negation is pending.
 inline bool intercepts_ops(const at::Tensor& tensor) {
   return tensor.key_set().has_any(detail::kInterceptors);
 }
 
-/// Whether anybody but a profiler intercepts a call that this thread makes now with tensors of
-/// these keys: one of them or, which is all that is asked without keys, a mode, a level of
-/// functorch or a tracer of the thread.
+/// Whether anything but a profiler intercepts a call that this thread makes now with tensors of
+/// these keys: one of the tensors, a mode, a level of functorch or a tracer. Without keys only the
+/// latter three are looked for.
 bool is_intercepted(c10::DispatchKeySet keys = {});
 
-/// Whether anybody but a profiler, and but the holders of these keys, intercepts all calls that
-/// this thread makes now.
+/// Whether a mode, a level of functorch or a tracer, other than one with these keys, intercepts all
+/// calls that this thread makes now.
 bool is_intercepted_except(c10::DispatchKeySet keys);
 
 /// Whether a profiler, or another observer of torch's record_function, watches the ops of this
@@ -58,11 +58,11 @@ bool is_observed();
 /// What a call with a tensor, made on this thread now, meets before the kernel of its device.
 enum class CallPath : std::uint8_t {
   direct,       ///< Autograd and autocast at most.
-  observed,     ///< Besides, somebody who watches; the results are the same.
-  intercepted,  ///< Somebody who changes what is done, or the tensor is no ordinary one.
+  observed,     ///< An observer as well; the results are the same.
+  intercepted,  ///< Something that changes what is done, or the tensor is not ordinary.
 };
 
-/// An ordinary tensor is that of core/tensor_kind.h; with a forward-mode tangent it is none here.
+/// Ordinary as in core/tensor_kind.h, and here without a forward-mode tangent.
 CallPath call_path(const at::Tensor& tensor);
 
 /// Whether an op on this tensor may be computed without a call of it.

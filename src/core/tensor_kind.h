@@ -4,14 +4,14 @@
 #include <c10/core/DispatchKey.h>
 #include <c10/core/DispatchKeySet.h>
 
-// What kind of tensor is this? Whoever wants a tensor's sizes, strides, storage or numbers asks
-// here first: a tensor may have none, or may run code of others to find out. Each answer is a
-// test of the bits of the tensor's key set.
+// What kind of tensor is this? Ask here before reading a tensor's sizes, strides, storage or
+// numbers: it may have none, or run user code to tell them. Each answer is a test of the bits of
+// the tensor's key set.
 namespace fastamp {
 
-/// Whether a tensor's numbers are what its memory on CPU or CUDA holds, at its sizes and strides.
-/// Nothing of them is still to be negated, computed or asked of Python. Not so: nested, sparse,
-/// mkldnn and quantized tensors, fake and meta ones, Python subclasses that see their ops,
+/// Whether a tensor's numbers are what its memory on CPU or CUDA holds, at its sizes and strides,
+/// with none still to be negated, computed or asked of Python. False for nested, sparse, mkldnn and
+/// quantized tensors, fake and meta ones, Python subclasses that see their ops,
 /// functional and vmapped ones, named ones.
 inline bool is_ordinary(const at::Tensor& tensor) {
   using c10::DispatchKey;
@@ -23,7 +23,7 @@ inline bool is_ordinary(const at::Tensor& tensor) {
 }
 
 /// Whether a tensor has sizes, strides and an offset in its storage that can be read without
-/// running code of others. Its numbers may be of any kind, or not be there (meta).
+/// running user code. Its numbers may be of any kind, or absent (meta).
 inline bool has_geometry(const at::Tensor& tensor) {
   using c10::DispatchKey;
   constexpr c10::DispatchKeySet kDense(DispatchKey::Dense);

@@ -11,8 +11,8 @@ inline std::uint32_t version_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->version_counter().current_version();
 }
 
-/// Says that a tensor was written. Inference tensors have no version, undefined ones neither; no
-/// backward can have saved them.
+/// Marks a tensor as written. Inference and undefined tensors have no version; no backward can have
+/// saved them.
 inline void bump_version(const at::Tensor& tensor) {
   if (tensor.defined() && !tensor.is_inference()) {
     tensor.unsafeGetTensorImpl()->bump_version();

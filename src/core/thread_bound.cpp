@@ -7,7 +7,7 @@
 namespace fastamp {
 namespace {
 
-/// What an object may give out: a number every nanosecond for 18 minutes.
+/// Enough numbers per object for one every nanosecond for 18 minutes.
 constexpr unsigned kBits = 40;
 
 std::atomic<std::uint64_t> g_objects{0};
@@ -25,8 +25,8 @@ void warn_of_other_thread(const char* class_name) noexcept {
   try {
     TORCH_WARN(class_name,
                ": expected to be ended on the thread that made it, got another thread, or one that "
-               "is ending. Nothing was changed: the other thread's state is as it was. Keep such "
-               "objects in the scope of a function.");
+               "is ending. Nothing was changed on either thread. Keep such objects in the scope "
+               "of a function.");
   } catch (...) {  // NOLINT(bugprone-empty-catch): a warning handler that throws, in a destructor
   }
 }

@@ -3,12 +3,12 @@
 #include <cstdint>
 #include <utility>
 
-// What objects that change something of one thread have in common: they find their own entry again
-// by a number, and none on another thread.
+// Shared by objects that change the state of one thread: each finds its own entry by a number, and
+// on another thread finds none.
 namespace fastamp {
 
-/// Gives out numbers that no other object of this class in the process does; never 0. One per
-/// thread: not thread-safe.
+/// Gives out numbers that no other object of this class in the process gives out; never 0. Not
+/// thread-safe: one per thread.
 class SerialNumbers {
  public:
   SerialNumbers() noexcept;
@@ -21,8 +21,8 @@ class SerialNumbers {
 /// The object of type T that each thread has, made at its first use and destroyed when the thread
 /// ends.
 ///
-/// Reached through a plain pointer: what runs after that, in the destructors of other thread-local
-/// and static objects, finds no object rather than freed memory, or a new one, which is not freed.
+/// Reached through a plain pointer: code that runs later, in the destructors of other thread-local
+/// and static objects, finds no object instead of a freed one, or makes a new one, which is leaked.
 template <class T>
 class PerThread {
  public:

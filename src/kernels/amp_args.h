@@ -12,8 +12,8 @@
 
 namespace fastamp::kernels {
 
-/// Arguments of fastamp::unscale_and_check_, in the order of its schema: made from them as they
-/// come.
+/// Arguments of fastamp::unscale_and_check_, in the order of its schema, so that they
+/// initialise it as they come.
 struct UnscaleArgs {
   at::TensorList grads;
   const at::Tensor& inv_scale;
@@ -23,7 +23,7 @@ struct UnscaleArgs {
   KnownArrays arrays = {};
 };
 
-/// The same of fastamp::norm_and_check_.
+/// The same for fastamp::norm_and_check_.
 struct NormArgs {
   at::TensorList grads;
   const at::Tensor& inv_scale;
@@ -36,7 +36,7 @@ struct NormArgs {
   KnownArrays arrays = {};
 };
 
-/// The same of fastamp::update_scale_.
+/// The same for fastamp::update_scale_.
 struct UpdateScaleArgs {
   const at::Tensor& scale;
   const at::Tensor& growth_tracker;
@@ -69,7 +69,7 @@ T* mutable_pointer(const std::optional<at::Tensor>& t) {
   return tensor == nullptr ? nullptr : tensor->mutable_data_ptr<T>();
 }
 
-/// Where a call wants the norm.
+/// Where a call writes the norm.
 NormResults norm_results(const UnscaleArgs& args);
 NormResults norm_results(const NormArgs& args);
 

@@ -9,7 +9,7 @@
 
 namespace fastamp::kernels {
 
-/// Arguments of fastamp::fused_adamw_, in the order of its schema: made from them as they come.
+/// Arguments of fastamp::fused_adamw_, in the order of its schema.
 struct FusedAdamwArgs {
   at::TensorList params;
   at::TensorList grads;

@@ -9,7 +9,7 @@
 
 namespace fastamp::kernels {
 
-/// Arguments of fastamp::fused_sgd_, in the order of its schema: made from them as they come.
+/// Arguments of fastamp::fused_sgd_, in the order of its schema.
 struct FusedSgdArgs {
   at::TensorList params;
   at::TensorList grads;

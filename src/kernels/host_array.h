@@ -15,12 +15,12 @@ struct HostArray {
   c10::ScalarType dtype;
 };
 
-/// What a caller of a CPU kernel may know of all of its `grads`: that each is a dense array of a
-/// good dtype in host memory, where it is, and that nothing changed since. Empty: nothing.
+/// What a caller of a CPU kernel may know of its `grads`: each is a dense array of a good dtype in
+/// host memory, at this address, and has not changed since. Empty: nothing is known.
 using KnownArrays = c10::ArrayRef<HostArray>;
 
-/// Prefetches the numbers of the array that is some places after the i-th: with thousands of small
-/// ones waiting for them would be most of the time.
+/// Prefetches the numbers of an array some places after the i-th: with thousands of small arrays,
+/// cache misses would take most of the time.
 inline void prefetch_after(KnownArrays arrays, std::size_t i) {
   constexpr std::size_t kAhead = 8;
   if (i + kAhead < arrays.size()) {

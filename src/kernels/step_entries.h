@@ -1,7 +1,7 @@
 #pragma once
 
 // What the fused steps have in common on the host: the lists of a call become one entry per
-// parameter (src/ops, which checks them), and that becomes pointers into dense memory.
+// parameter (src/ops, which checks them), and each entry becomes pointers into dense memory.
 
 #include "kernels/functors/gate.h"
 #include "kernels/functors/learning_rate.h"
@@ -78,15 +78,15 @@ struct DenseEntry {
 };
 
 struct DenseStep {
-  /// Those without elements come last, and only if they have a step counter.
+  /// Entries without elements come last, and only if they have a step counter.
   std::vector<DenseEntry> entries;
   std::vector<std::pair<at::Tensor, at::Tensor>> copied;  ///< Original, dense copy.
 
-  /// Brings what was computed in copies to where it belongs.
+  /// Writes what was computed in copies back to the originals.
   void copy_back() const;
 };
 
-/// Targets what is not dense or not laid out as its weight is; leaves the rest where it is.
+/// Copies what is not dense or not laid out as its weight is; leaves the rest where it is.
 DenseStep make_dense(const std::vector<StepEntry>& entries, bool write_grads);
 
 /// The learning rate of a group. A tensor on the CPU is read now, one on CUDA by the kernel.

@@ -13,7 +13,7 @@ namespace {
 
 using namespace kernels;  // NOLINT(google-build-using-namespace): slots and entries of a step
 
-/// The slow half of the gradient check: says what is wrong with grads[index], if anything is.
+/// The slow half of the gradient check: names what is wrong with grads[index], if anything is.
 void check_gradient(const char* fn, const at::Tensor& t, std::size_t index, c10::Device device,
                     bool written) {
   TORCH_CHECK_VALUE(t.defined(), fn, ": expected grads[", index,
@@ -154,7 +154,7 @@ void check_groups(const StepArgs& args) {
   }
 }
 
-/// Gives the fp32 parameters that have a weight copy theirs.
+/// Puts the weight copies into the entries of their fp32 parameters.
 void add_copies(const StepArgs& args, std::vector<StepEntry>& entries) {
   TORCH_CHECK_VALUE(args.copy_of.size() == args.weight_copies.size(), args.fn, ": expected ",
                     args.weight_copies.size(), " copy_of, one for each of weight_copies, got ",
@@ -235,7 +235,7 @@ void check_gradients(const char* fn, at::TensorList grads, std::size_t first, c1
                      bool written) {
   for (std::size_t i = 0; i < grads.size(); ++i) {
     const at::Tensor& t = grads[i];
-    // Dense gradients of a good dtype are nearly all there are: five loads and no call for them.
+    // Nearly all gradients are dense and of a good dtype: five loads and no call for those.
     if (C10_LIKELY(t.defined() && t.device() == device && t.layout() == at::kStrided &&
                    is_gradient_dtype(t.scalar_type()) &&
                    (written ? t.is_non_overlapping_and_dense() : t.scalar_type() != at::kDouble))) {

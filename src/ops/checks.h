@@ -16,7 +16,7 @@
 
 namespace fastamp::ops {
 
-/// What an op refuses, for callers that go below the dispatcher or want to know before they begin.
+/// The checks of each op, for callers that go below the dispatcher or check before they begin.
 /// Each is defined beside the op.
 void check_unscale(const kernels::UnscaleArgs& args);
 void check_norm(const kernels::NormArgs& args);
@@ -32,7 +32,7 @@ void check_single(const char* fn, const char* name, const at::Tensor& t, at::Sca
 void check_optional(const char* fn, const char* name, const std::optional<at::Tensor>& t,
                     at::ScalarType dtype, c10::Device device, const char* device_of);
 
-/// The same for the tensor whose device is that of all others; returns the device.
+/// The same for the tensor whose device all others must be on; returns the device.
 c10::Device check_first(const char* fn, const char* name, const at::Tensor& t,
                         at::ScalarType dtype);
 
@@ -41,12 +41,12 @@ c10::Device check_first(const char* fn, const char* name, const at::Tensor& t,
 void check_table(const char* fn, const char* name, const std::optional<at::Tensor>& table,
                  at::ScalarType dtype, c10::Device device, std::int64_t rows, std::int64_t columns);
 
-/// The non_finite_counts of so many gradients.
+/// Checks the non_finite_counts for that many gradients.
 void check_counts(const char* fn, const std::optional<at::Tensor>& counts, c10::Device device,
                   std::size_t grads);
 
-/// Gradients on inv_scale's device, of which `grads` are those from number `first` on. Those that
-/// are written may be fp64, and may not overlap themselves.
+/// Checks gradients, which must be on inv_scale's device; `grads` are those from number `first` on.
+/// Those that are written may be fp64, and may not overlap themselves.
 void check_gradients(const char* fn, at::TensorList grads, std::size_t first, c10::Device device,
                      bool written);
 
@@ -58,7 +58,7 @@ struct StateList {
   std::vector<bool> used;  ///< Per group.
 };
 
-/// Checks all that fused steps have in common; the entries, in order.
+/// Checks all that fused steps have in common; returns the entries, in order.
 std::vector<kernels::StepEntry> check_step(const kernels::StepArgs& args,
                                            const std::vector<StateList>& states);
 

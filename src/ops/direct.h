@@ -6,15 +6,15 @@
 
 namespace fastamp::ops {
 
-/// Whether a tensor's numbers are what its storage in host memory holds: nothing of them is still
-/// to be negated, computed or asked of Python.
+/// Whether a tensor's numbers are what its storage in host memory holds, with none still to be
+/// negated, computed or asked of Python.
 bool is_ordinary_cpu(const at::Tensor& tensor);
 
 /// Whether a call of one of our ops with ordinary CPU tensors would run its CPU kernel and nothing
-/// else: no dispatch mode, functorch level, tracer or profiler of this thread wants to see it. The
-/// kernel may be called without the dispatcher then, with what the caller knows of its arguments
-/// besides. Two things are the caller's: versions, which the op bumps in ADInplaceOrView, and that
-/// a kernel somebody has registered over ours is passed by.
+/// else: no dispatch mode, functorch level, tracer or profiler of this thread is to see it. The
+/// kernel may then be called without the dispatcher, and be handed what the caller knows of its
+/// arguments besides. The caller must bump versions itself, as the op does in ADInplaceOrView, and
+/// accepts that a kernel registered over ours is not called.
 bool nothing_watches_calls();
 
 /// The ops' CPU kernels behind the ops' checks, for such callers.

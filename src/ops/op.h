@@ -1,18 +1,18 @@
 #pragma once
 
-// What the dispatcher is told of an op.
+// How an op is described to the dispatcher.
 //
 // An op is a struct with
 //   Args             the arguments, as members in the order of the schema
 //   kEntry           the typed entry in include/fastamp/ops
-//   kSchema          what is written is read here and nowhere else
-//   check(args)      throws what the entry promises and reads no data; the kernels are handed what
-//                    it returns, if anything
+//   kSchema          the only statement of which arguments are written
+//   check(args)      throws what the entry promises and reads no data; what it returns, if
+//                    anything, is handed to the kernels
 //   kCpu, kCuda      the kernels: of Args, and of what check() returned
 //   device(args)     where the tensors are, for the refusal of other devices
 //   only_reads(args, i)
-//                    for an op that can leave alone what its schema says is written: whether this
-//                    call only reads argument i
+//                    optional: whether this call only reads argument i, though the schema says
+//                    that it is written
 // and FASTAMP_OP(the struct) registers all of it.
 
 #include "core/tensor_version.h"
@@ -47,8 +47,8 @@ void check_only(const typename Op::Args& args) {
   static_cast<void>(Op::check(args));
 }
 
-/// Where there is no kernel (sparse gradients, other devices) the call ends in one sentence about
-/// the argument, not in torch's list of backends.
+/// Where there is no kernel (sparse gradients, other devices) the call fails with one sentence
+/// about the argument, not with torch's list of backends.
 template <typename Op>
 void check_and_refuse(const typename Op::Args& args) {
   static_cast<void>(Op::check(args));
@@ -141,7 +141,7 @@ void call_op(const T&... args) {
 }
 
 /// Registers schema and kernels and never takes them back: while the process exits, other threads
-/// may still call them. fastamp is linked so that dlclose() leaves it where it is.
+/// may still call them. fastamp is linked so that dlclose() does not unload it.
 template <typename Op>
 bool register_op(const char* file, std::uint32_t line) {
   using c10::DispatchKey;

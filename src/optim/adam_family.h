@@ -1,6 +1,6 @@
 #pragma once
 
-// One step of Adam or AdamW over a torch::optim::Optimizer: ours, or torch's own carried by us.
+// One step of Adam or AdamW over a torch::optim::Optimizer: ours, or one of torch's that is fused.
 // They differ in the types of their options and states, never in arithmetic.
 
 #include "optim/adam_step.h"
@@ -47,7 +47,7 @@ void complete(State& state, const at::Tensor& param, const Options& options) {
   }
 }
 
-/// LibTorch makes the moments of a parameter that has none, and has none to make later.
+/// False if LibTorch's step makes the moments: then there are none, and so none to complete here.
 template <typename State, typename Options>
   requires requires(State& state) { state.exp_avg(); }
 bool fit_for_torch(State& state, const at::Tensor& param, const Options& options) {
@@ -63,9 +63,9 @@ void follow_torch(State& state, const at::Tensor& param, const Options& /*option
   state.steps(counter_for(param, static_cast<double>(state.step())));
 }
 
-/// LibTorch's counters of the states that a step collects. Those of ours on the CPU are moved
-/// along, since a look at the device's counters afterwards would cost a tenth of a step of small
-/// parameters; they are put right if the step does not happen after all.
+/// LibTorch's counters of the states that a step collects. In our states on the CPU they are
+/// advanced at once, since a look at the device's counters afterwards would cost a tenth of a step
+/// of small parameters; they are corrected if the step does not happen after all.
 template <typename State>
 class HostCounters {
  public:
@@ -92,7 +92,7 @@ class HostCounters {
     }
   }
 
-  /// After it was, which happens once however often its parameter is listed.
+  /// After a state was collected: once, however often its parameter is listed.
   void move(State& state, const at::Tensor& param) {
     if constexpr (!requires { state.follow_host(); }) {
       if (param.is_cpu()) {

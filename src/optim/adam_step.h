@@ -34,8 +34,8 @@ class FASTAMP_API AdamStep {
     lists_.begin_group(group, expected);
   }
 
-  /// Dtypes and shapes are those of ops::fused_adamw_. What a parameter has no use for is ignored
-  /// and may be undefined: max_exp_avg_sq without amsgrad, the master of an fp32 parameter.
+  /// Dtypes and shapes are those of ops::fused_adamw_. Tensors that a parameter does not use are
+  /// ignored and may be undefined: max_exp_avg_sq without amsgrad, the master of an fp32 parameter.
   /// @returns False if the parameter was added before: it is stepped once, at its first position.
   bool add(const at::Tensor& param, const at::Tensor& grad, const at::Tensor& exp_avg,
            const at::Tensor& exp_avg_sq, const at::Tensor& max_exp_avg_sq, const at::Tensor& step,

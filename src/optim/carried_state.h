@@ -39,7 +39,7 @@ struct CarriedAdamState : TorchState {
   using Plain = TorchState;
   using TorchState::serialize;
   TORCH_ARG(at::Tensor, steps);
-  /// torch's counter when it last was right.
+  /// torch's counter when it was last up to date.
   TORCH_ARG(std::int64_t, agreed) = 0;
 
  public:
@@ -65,7 +65,7 @@ struct CarriedAdamState : TorchState {
       agreed(this->step());
     }
   }
-  /// Where reading the counter costs nothing, torch's is kept right.
+  /// Keeps torch's counter up to date where reading the device's costs nothing.
   void inform_host() {
     if (steps().is_cpu()) {
       this->step(static_cast<std::int64_t>(*steps().template const_data_ptr<float>()));
@@ -79,7 +79,7 @@ struct CarriedAdamState : TorchState {
   }
 };
 
-/// States of torch's become carried ones when they are met: load() puts torch's there.
+/// Makes states of torch's carried ones when it finds them: load() puts torch's there.
 template <typename State>
   requires requires { typename State::Plain; }
 struct StateSource<State> {

@@ -39,12 +39,12 @@ std::vector<SavedGroup> read_groups(const char* function, torch::serialize::Inpu
 torch::serialize::InputArchive read_states(const char* function,
                                            torch::serialize::InputArchive& archive);
 
-/// Writes all but the states that `skip` says have nothing to save.
+/// Writes all states except those for which `skip` is true: they have nothing to save.
 void write_optimizer(torch::serialize::OutputArchive& archive,
                      const torch::optim::Optimizer& optimizer,
                      bool (*skip)(const torch::optim::OptimizerParamState& state));
 
-/// An entry that has to be there.
+/// An entry that must exist.
 c10::IValue read_entry(torch::serialize::InputArchive& archive, const char* function,
                        const std::string& key);
 
@@ -64,7 +64,7 @@ void read_optimizer(const char* function, torch::serialize::InputArchive& archiv
   StateMap loaded;
   for (std::size_t i = 0; i < groups.size(); ++i) {
     const auto& group = optimizer.param_groups()[i];
-    // A copy of the present ones: what an archive of LibTorch's does not name stays as it is.
+    // A copy of the current ones: options that LibTorch's archives do not have keep their values.
     options.push_back(as_ours<Options>(function, group.options(), optimizer.defaults()));
     options.back().serialize(groups[i].options);
     for (std::size_t j = 0; j < groups[i].ids.size(); ++j) {

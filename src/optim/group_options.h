@@ -2,13 +2,13 @@
 
 // The options that a parameter group of our optimizers ends up with.
 //
-// LibTorch's Optimizer keeps them in every version for its own option types. Its versions differ in
-// what becomes of fields that a group leaves alone, and some give groups of optimizers they do not
-// know the optimizer's defaults, without a word: so ours are set here, by LibTorch's rule.
+// LibTorch's Optimizer keeps them in every version for its own option types. Its versions treat
+// fields that a group leaves alone differently, and some silently give groups of optimizers they do
+// not know the optimizer's defaults: so ours are set here, by LibTorch's rule.
 //
-// A group may come with LibTorch's own options. Constructors and add_param_group make ours of them;
-// what set_options() or the base class's add_param_group put there stays as it is, since the
-// program may hold a reference to it, and is read by the step as if it were ours.
+// A group may come with LibTorch's own options. Constructors and add_param_group convert them to
+// ours; those that set_options() or the base class's add_param_group put there stay as they are,
+// since the program may hold a reference to them, and the step reads them as if they were ours.
 
 #include <c10/util/Exception.h>
 #include <c10/util/Type.h>
@@ -22,7 +22,7 @@
 
 namespace fastamp::optim {
 
-/// What an optimizer that was moved from has lost is its defaults.
+/// Refuses an optimizer that was moved from: it has lost its defaults.
 /// @throws c10::Error
 inline void expect_not_moved_from(const char* function,
                                   const torch::optim::OptimizerOptions* defaults) {
@@ -61,7 +61,7 @@ void inherit_unset(Options& group, const Options& defaults) {
   }
 }
 
-/// Ours, or ours made of LibTorch's, which leave what they do not have to the defaults.
+/// Ours, or ours made of LibTorch's: options that LibTorch does not have come from the defaults.
 /// @throws c10::TypeError if they are those of another optimizer.
 template <typename Options>
 Options as_ours(const char* function, const torch::optim::OptimizerOptions& given,
@@ -144,7 +144,7 @@ std::vector<torch::optim::OptimizerParamGroup> checked_groups(
   return groups;
 }
 
-/// Gives a group, as the optimizer holds it, the options that it was given with.
+/// Gives a group that the optimizer holds the options that it was added with.
 template <typename Options>
 void set_group_options(const char* function, torch::optim::OptimizerParamGroup& group,
                        const torch::optim::OptimizerParamGroup& given,

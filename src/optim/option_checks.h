@@ -25,7 +25,7 @@ inline void check_autocast_dtype(const char* function, c10::ScalarType dtype) {
               ": expected autocast_dtype to be Half, BFloat16 or Undefined, got ", dtype);
 }
 
-/// The conditions of LibTorch's Adam and AdamW, and ours on what is ours.
+/// The conditions of LibTorch's Adam and AdamW, and those on our own options.
 template <typename Options>
 void check_adam_options(const char* function, const Options& options) {
   check_not_negative(function, "lr", options.lr());
@@ -38,7 +38,7 @@ void check_adam_options(const char* function, const Options& options) {
   check_autocast_dtype(function, options.autocast_dtype());
 }
 
-/// Whether the second moment is kept in a dtype that cannot hold what it changes by in a step.
+/// Whether the dtype of the second moment is too coarse for the change that a step makes to it.
 template <typename Options>
 bool has_narrow_moments(const Options& options) {
   return options.state_dtype() == c10::kBFloat16 && std::get<1>(options.betas()) > 0.99;

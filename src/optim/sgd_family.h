@@ -1,7 +1,7 @@
 #pragma once
 
-// One step of SGD over a torch::optim::Optimizer: ours, or torch's own carried by us. Both differ
-// in the types of their options and states, never in arithmetic.
+// One step of SGD over a torch::optim::Optimizer: ours, or one of torch's that is fused. They
+// differ in the types of their options and states, never in arithmetic.
 
 #include "autocast/cache/weight_copies.h"
 #include "core/dtypes.h"
@@ -49,8 +49,8 @@ at::ScalarType autocast_dtype(const Options& options) {
   }
 }
 
-/// Gives the parameter that was added last to a step its weight copy, if it has one. A parameter
-/// comes twice where a module is registered under two names; it has been given one then.
+/// Gives the parameter that was added last to a step its weight copy, if it has one. Not for one
+/// that is listed again (a module registered under two names): it has its copy already.
 template <typename Step, typename Options>
 void add_copy(Step& step, autocast::CopyingStep& copying, const at::Tensor& param,
               const Options& options) {
@@ -61,7 +61,7 @@ void add_copy(Step& step, autocast::CopyingStep& copying, const at::Tensor& para
   }
 }
 
-/// LibTorch makes a buffer where there is none that counts; its first one is the gradient.
+/// False if LibTorch's step makes the buffer: there is none in use, and its first is the gradient.
 template <typename State, typename Options>
   requires requires(State& state) { state.momentum_buffer(); }
 bool fit_for_torch(State& state, const at::Tensor& /*param*/, const Options& options) {
@@ -77,7 +77,7 @@ void follow_torch(State& state, const at::Tensor& param, const Options& options)
 }
 
 /// Puts a parameter with a gradient on the step's lists. False if it was added before.
-/// @param none  Stands for what the parameter has not; lives as long as the step.
+/// @param none  Stands for tensors that the parameter does not have; lives as long as the step.
 template <typename State, typename Options>
 bool add_param(const char* function, torch::optim::Optimizer& optimizer, const Options& options,
                const at::Tensor& param, bool half, const at::Tensor& none, SgdStep& step) {

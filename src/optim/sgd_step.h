@@ -32,8 +32,9 @@ class FASTAMP_API SgdStep {
     lists_.begin_group(group, expected);
   }
 
-  /// Dtypes and shapes are those of ops::fused_sgd_. What a parameter has no use for is ignored and
-  /// may be undefined: the momentum tensors without momentum, the master of an fp32 parameter.
+  /// Dtypes and shapes are those of ops::fused_sgd_. Tensors that a parameter does not use are
+  /// ignored and may be undefined: the momentum tensors without momentum, the master of an fp32
+  /// parameter.
   /// @returns False if the parameter was added before: it is stepped once, at its first position.
   bool add(const at::Tensor& param, const at::Tensor& grad, const at::Tensor& momentum_buffer,
            const at::Tensor& momentum_step, const at::Tensor& master) {
@@ -48,8 +49,8 @@ class FASTAMP_API SgdStep {
     return true;
   }
 
-  /// To be called before the gradient that is added next is a copy of the parameter's: such ones
-  /// do not show by themselves that their parameter comes again.
+  /// To be called before a gradient is added that is a copy of the parameter's: a copy does not
+  /// show by itself that its parameter is listed again.
   void look_up_repeats(const at::Tensor& param) {
     lists_.for_device(param.device()).look_up_repeats();
   }

@@ -49,8 +49,8 @@ State& state_for(const char* function, StateMap& states, const at::Tensor& param
   return result;
 }
 
-/// Whether an optimizer with such states leaves to LibTorch what the fused step has no kernel for:
-/// ours do, LibTorch's own that are carried have been asked by fuse().
+/// Whether an optimizer with such states leaves parameters without a kernel to LibTorch: ours do;
+/// for LibTorch's own, fuse() has made sure that there are none.
 template <typename State>
 constexpr bool kHasForeign = requires(State& state) { state.master(); };
 

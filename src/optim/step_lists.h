@@ -18,9 +18,9 @@
 
 namespace fastamp::optim {
 
-/// Tensors of somebody else, as the TensorList that an op takes. Borrowing saves two atomic
-/// operations per tensor, which for small parameters is most of what collecting costs. The lenders
-/// must live until this is destroyed.
+/// Borrowed tensors, as the TensorList that an op takes. Borrowing saves two atomic operations per
+/// tensor, which for small parameters is most of the cost of collecting. The lenders must live
+/// until this is destroyed.
 class BorrowedTensors {
  public:
   BorrowedTensors() = default;
@@ -42,7 +42,7 @@ class BorrowedTensors {
   std::vector<at::Tensor> tensors_;
 };
 
-/// What every step has of the parameters on one device.
+/// The lists that every step has for the parameters on one device.
 struct FASTAMP_API DeviceLists {
   explicit DeviceLists(c10::Device on) : device(on) {}
 
@@ -62,7 +62,7 @@ struct FASTAMP_API DeviceLists {
     }
     return true;
   }
-  /// Looks every parameter up: for gradients that are not those of the parameters, but copies.
+  /// Looks every parameter up from now on: for gradients that are copies of the parameters'.
   void look_up_repeats() {
     finder.look_up([this](PointerSet& known) { insert_params(known); });
   }

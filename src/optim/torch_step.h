@@ -50,8 +50,8 @@ class ForeignParams {
   std::unordered_set<const c10::TensorImpl*> known_;
 };
 
-/// Shows LibTorch's step gradients as it takes them: unscaled, clipped, dense, and negated where it
-/// is to go up. Those that the gate does not say to write are given back by the destructor.
+/// Gives LibTorch's step gradients in the form it takes: unscaled, clipped, dense, and negated to
+/// maximize. The destructor restores those that the gate does not say to write.
 class GradientsForTorch {
  public:
   explicit GradientsForTorch(const StepGate& gate) : gate_(gate) {}
@@ -125,7 +125,7 @@ std::vector<torch::optim::OptimizerParamGroup> groups_for_torch(const char* func
   return groups;
 }
 
-/// Tells the states that LibTorch's step was there.
+/// Tells the states that LibTorch's step has run.
 template <typename State, typename Options>
 void follow_all(const char* function, torch::optim::Optimizer& optimizer,
                 const ForeignParams& foreign) {
@@ -141,8 +141,8 @@ void follow_all(const char* function, torch::optim::Optimizer& optimizer,
 }
 
 /// Steps parameters by LibTorch's optimizer of the same algorithm. State has two functions beside
-/// it: fit_for_torch(state, param, options) makes it what LibTorch's step expects, or says that
-/// LibTorch is to make its own; follow_torch(state, param, options) sees it afterwards.
+/// it: fit_for_torch(state, param, options) prepares it for LibTorch's step, or returns false if
+/// LibTorch is to make its own; follow_torch(state, param, options) updates it afterwards.
 template <typename TorchOptimizer, typename State, typename Options>
 void step_with_torch(const char* function, torch::optim::Optimizer& optimizer,
                      const ForeignParams& foreign, const StepGate& gate,
@@ -156,7 +156,7 @@ void step_with_torch(const char* function, torch::optim::Optimizer& optimizer,
   }
   TorchOptimizer stand_in(groups, typename Options::Torch(1e-3));
   for (std::size_t i = 0; i < groups.size(); ++i) {
-    // Not as the constructor left them: LibTorch 2.15 takes what looks unset from the defaults.
+    // The constructor may have changed them: LibTorch 2.15 sets what looks unset from the defaults.
     stand_in.param_groups()[i].set_options(groups[i].options().clone());
   }
   const auto give_back = [&] {

@@ -11,10 +11,10 @@ namespace fastamp {
 
 /// Casts the weights of a region together, on CUDA in one launch instead of one per weight.
 ///
-/// The first weight that a region casts brings along those that the last region of the same thread
-/// that began with this weight used. Only weights that lie where they lay then join; values, dtypes
-/// and autograd nodes are those of separate casts. Weights that were not used fall out; nothing is
-/// kept beyond a region.
+/// The first weight that a region casts brings along those of the last region on this thread that
+/// began with the same weight. Only weights whose storage has not moved since then join; values,
+/// dtypes and autograd nodes are those of separate casts. A weight that a region did not use is not
+/// cast ahead by the next one; nothing is kept beyond a region.
 ///
 /// @warning All weights are read when the FIRST one is used: a hook that fills a later weight in
 /// place during the forward pass, on another stream or without moving its version counter, comes
@@ -23,7 +23,7 @@ namespace fastamp {
 /// Thread-safe. Holds from construction until release() or destruction.
 class FASTAMP_API CastTogether {
  public:
-  /// @param weights  Such as module->parameters(). Others are cast as ever.
+  /// @param weights  For example module->parameters(). All other weights are cast as usual.
   explicit CastTogether(const std::vector<at::Tensor>& weights);
   ~CastTogether();
 

@@ -16,8 +16,8 @@ struct IValue;
 namespace fastamp {
 
 /// What autocast does on a thread: the state of its regions on every device, and the changes of op
-/// policies. A value, to be taken where a region is open and put in force elsewhere: in the
-/// backward of an autograd function, on the threads of a pool.
+/// policies. A value: take it where a region is open and put it in force elsewhere, such as in the
+/// backward of an autograd function or on the threads of a pool.
 ///
 /// @code
 ///   struct Linear : torch::autograd::Function<Linear> {
@@ -60,8 +60,8 @@ class FASTAMP_API AutocastContext {
 
 /// Puts a context in force on the calling thread, from construction to destruction.
 ///
-/// It hides what the thread had: where the context has no region, ops are not autocast. Ends as
-/// AutocastGuard does: in any order with others, and only on its own thread.
+/// It hides the thread's own regions: on a device for which the context has none, ops are not
+/// autocast. Like AutocastGuard, it may end in any order, but only on its own thread.
 class FASTAMP_API AutocastContextGuard {
  public:
   explicit AutocastContextGuard(const AutocastContext& context);

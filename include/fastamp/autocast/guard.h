@@ -21,7 +21,7 @@ struct AutocastState {
   bool cache_enabled;
 };
 
-/// Names a region that is or was open; no two regions of a process have the same.
+/// Identifies a region, open or ended; unique in the process.
 using RegionId = std::uint64_t;
 
 }  // namespace detail
@@ -34,8 +34,8 @@ using RegionId = std::uint64_t;
 /// is torch's own public state (at::autocast::is_autocast_enabled and the rest tell the truth
 /// inside), so autograd's backward threads, TorchScript modules and custom ops follow it.
 ///
-/// State is thread-local: a region covers the thread that made it, and ends there. Ended on another
-/// thread it changes nothing, on either, and warns once in the process. To give a thread pool or
+/// State is thread-local: a region covers the thread that made it, and ends there. Ending it on
+/// another thread changes nothing on either and warns once per process. To give a thread pool or
 /// the backward of an autograd function the regions of the caller, see AutocastContext.
 ///
 /// @code
@@ -44,8 +44,9 @@ using RegionId = std::uint64_t;
 /// @endcode
 ///
 /// A weight is cast once while a region is open, and again after its version counter moved.
-/// LibTorch's own optimizers move none: after a bare `optimizer.step()` in an open region call
-/// weights_changed(optimizer). GradScaler::step() does it for you, fastamp::optim needs it never.
+/// LibTorch's own optimizers do not move it: after a bare `optimizer.step()` in an open region call
+/// weights_changed(optimizer). GradScaler::step() does that itself, and optimizers of
+/// fastamp::optim never need it.
 ///
 /// Cost: see the row "C++: region" in docs/performance.md. The first guard of the process also
 /// calls register_kernels().
@@ -57,7 +58,7 @@ class FASTAMP_API AutocastGuard {
   ///     (bfloat16 on CPU, float16 on CUDA unless changed).
   /// @param enabled  false switches autocast off inside the region.
   /// @param cache_enabled  Whether casts of weights are kept until the outermost region ends; by
-  ///     default as now.
+  ///     default the current setting.
   /// @throws c10::Error if torch has no autocast for `device`. Like torch.autocast, an unsupported
   ///     dtype on CPU or a CUDA region in a process without CUDA gives a warning and a disabled
   ///     region instead.
@@ -83,7 +84,7 @@ class FASTAMP_API AutocastGuard {
   c10::DeviceType device_type() const noexcept { return state_.device; }
   /// Lower-precision dtype of the region.
   c10::ScalarType dtype() const noexcept { return state_.dtype; }
-  /// Whether the region casts: what was asked for, unless the constructor could not have it.
+  /// Whether the region casts: as requested, unless the constructor warned and disabled it.
   bool enabled() const noexcept { return state_.enabled; }
 
  private:

@@ -13,7 +13,7 @@ namespace fastamp {
 /// Keeps the lower-precision casts of weights from one region to the next, for frozen weights,
 /// inference and gradient accumulation: a weight is then cast again only after it changed.
 ///
-/// What is trained is better served by the autocast_dtype of fastamp::optim's optimizers.
+/// For weights in training, autocast_dtype of fastamp::optim's optimizers is the better choice.
 ///
 /// Works for float32 tensors that are not views, whether they require gradients or not. A kept cast
 /// is used only while the weight's version counter, memory and sizes are as they were; every region
@@ -30,8 +30,8 @@ namespace fastamp {
 /// Process-wide: all threads use the same copies. Thread-safe.
 class FASTAMP_API KeepCasts {
  public:
-  /// @param weights  Such as module->parameters(). Tensors that autocast cannot keep casts of are
-  ///                 accepted and cast as ever.
+  /// @param weights  For example module->parameters(). Tensors whose casts autocast cannot keep are
+  ///                 accepted and cast as usual.
   explicit KeepCasts(const std::vector<at::Tensor>& weights);
   ~KeepCasts();
 

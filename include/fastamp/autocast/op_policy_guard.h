@@ -17,7 +17,7 @@ namespace autocast {
 struct PolicyOverrides;
 }
 
-/// One change of the op lists: as the arguments of set_op_policy().
+/// One change of the op lists; the members are the arguments of set_op_policy().
 struct OpPolicyEdit {
   std::string op;
   OpPolicy policy;
@@ -33,33 +33,33 @@ using SharedOverrides = std::shared_ptr<const autocast::PolicyOverrides>;
 FASTAMP_API SharedOverrides thread_op_policies();
 
 /// The edits as a value.
-/// @param function  What errors name as their source.
+/// @param function  The function that errors name as their source.
 /// @throws c10::ValueError as set_op_policy() does; nothing is changed then.
 FASTAMP_API SharedOverrides checked_op_policies(const char* function,
                                                 const std::vector<OpPolicyEdit>& edits);
 
 enum class OverrideMode : std::uint8_t {
-  add,      ///< Goes over what enclosing blocks say.
-  replace,  ///< Hides what enclosing blocks say.
+  add,      ///< Adds to the overrides of enclosing blocks, and wins over them.
+  replace,  ///< Hides the overrides of enclosing blocks.
 };
 
 /// Puts overrides in force on this thread until they are popped, in any order.
 FASTAMP_API std::uint64_t push_op_policies(SharedOverrides policies, OverrideMode mode);
-/// False, with nothing changed, if these are not in force on this thread.
+/// False, with nothing changed, if the overrides with this id are not in force on this thread.
 FASTAMP_API bool pop_op_policies(std::uint64_t id);
 
 }  // namespace detail
 
-/// Changes op policies on this thread until it is destroyed, over set_op_policy()'s.
+/// Changes op policies on this thread until it is destroyed; wins over set_op_policy().
 ///
 /// @code
 ///   fastamp::OpPolicyGuard policies({{"layer_norm", fastamp::OpPolicy::lower, torch::kCUDA}});
 /// @endcode
 ///
 /// Guards nest: an inner one adds its changes to the outer one's; they may end in any order. They
-/// have an effect inside autocast regions only. Other threads are not touched, and the threads on
-/// which backward runs CUDA ops have the process's policies. A guard ends on the thread that made
-/// it: on another it changes nothing and warns once in the process.
+/// have an effect inside autocast regions only. Other threads keep their policies, also those on
+/// which backward runs CUDA ops: these have the process's. A guard must end on the thread that made
+/// it: ending it on another one changes nothing and warns once per process.
 class FASTAMP_API OpPolicyGuard {
  public:
   /// @throws c10::ValueError for an unknown op (naming the nearest ones) or device, or a policy

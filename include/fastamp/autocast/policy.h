@@ -19,8 +19,8 @@ enum class OpPolicy : std::uint8_t {
   pass,           ///< Nothing: the op runs with the dtypes it was given.
   lower,          ///< Casts to the region's dtype (float16 or bfloat16).
   fp32,           ///< Casts to float32.
-  set_opt_dtype,  ///< Leaves the arguments; sets an absent `dtype` argument to float32.
-  append_dtype,   ///< Leaves the arguments; calls the overload that takes an output dtype with
+  set_opt_dtype,  ///< Casts nothing; sets an absent `dtype` argument to float32.
+  append_dtype,   ///< Casts nothing; calls the overload that takes an output dtype with
                   ///< float32.
   promote,        ///< Casts to the region's dtype if all arguments have it, else to float32.
   banned,         ///< Refuses to run the op.
@@ -30,7 +30,7 @@ enum class OpPolicy : std::uint8_t {
 FASTAMP_API std::string_view to_string(OpPolicy policy);
 
 /// The policy with this name.
-/// @throws c10::ValueError naming the policies there are, if none has this name.
+/// @throws c10::ValueError, which lists the policies, if none has this name.
 FASTAMP_API OpPolicy op_policy_from_string(std::string_view name);
 
 /// One op of the table: its name and its policies now.
@@ -76,9 +76,9 @@ FASTAMP_API void reset_op_policies();
 
 /// Adds an op that is not in the table, such as one of an extension library, to the op lists.
 ///
-/// It then has a policy like the others: op_table() shows it, set_op_policy() and OpPolicyGuard
-/// change it, reset_op_policies() brings back the policy given here. Its kernel goes over an
-/// autocast kernel that somebody else registered for it. Registering a name again replaces its
+/// It then has a policy like any other op: op_table() shows it, set_op_policy() and OpPolicyGuard
+/// change it, reset_op_policies() brings back the policy given here. Its kernel hides an autocast
+/// kernel that another library registered for the op. Registering a name again replaces its
 /// policy. At most 256 names in a process.
 ///
 /// @param name  "mylib::op" or "mylib::op.overload"; a name without overload adds all overloads
@@ -92,8 +92,8 @@ FASTAMP_API void reset_op_policies();
 FASTAMP_API void register_op(const std::string& name, OpPolicy policy,
                              std::optional<c10::DeviceType> device = std::nullopt);
 
-/// Takes an op that register_op() added out of the lists, without overload all that it added under
-/// this name; an autocast kernel that it had before is back.
+/// Removes an op that register_op() added from the lists; a name without overload removes all that
+/// were added under it. An autocast kernel that the op had before is in force again.
 /// @throws c10::ValueError if register_op() did not add it.
 FASTAMP_API void unregister_op(const std::string& name);
 

@@ -7,9 +7,9 @@ namespace fastamp {
 /// Puts fastamp's autocast kernels over torch's on AutocastCPU and AutocastCUDA, for the whole
 /// process.
 ///
-/// Idempotent and safe against concurrent calls of itself; about a millisecond once. Ops that
-/// another thread runs under autocast at this very moment may crash (torch's dispatch tables are
-/// being changed): call it first thing in programs whose other threads already use autocast.
+/// Idempotent and safe against concurrent calls of itself; takes about a millisecond, once. Ops
+/// that another thread runs under autocast during the call may crash (torch's dispatch tables are
+/// being changed): a program with threads that use autocast calls it before it starts them.
 /// AutocastGuard calls it.
 FASTAMP_API void register_kernels();
 

@@ -101,8 +101,8 @@ class FASTAMP_API Trace {
   std::shared_ptr<autocast::Recorder> recorder_;
 };
 
-/// The order of this name: "cast_bytes", "casts", "calls" or "name".
-/// @throws c10::ValueError naming those there are.
+/// The order with this name: "cast_bytes", "casts", "calls" or "name".
+/// @throws c10::ValueError, which lists the orders, if none has this name.
 FASTAMP_API TraceOrder trace_order_from_string(std::string_view name);
 
 }  // namespace fastamp

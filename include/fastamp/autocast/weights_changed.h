@@ -11,8 +11,8 @@ class Optimizer;
 
 namespace fastamp {
 
-/// Says that weights were written in a way that their version counters do not show: by LibTorch's
-/// own optimizers, which write through `.data()`, by `.data()` itself, by a raw pointer. Their
+/// Tells autocast that weights were written in a way that their version counters do not show: by
+/// LibTorch's own optimizers (through `.data()`), through `.data()` itself or a raw pointer. Their
 /// next use in a region casts them again, on every thread, whether the region is open now or not;
 /// kept casts and weight copies of them are freed.
 ///
@@ -23,12 +23,12 @@ namespace fastamp {
 ///   fastamp::weights_changed(optimizer);
 /// @endcode
 ///
-/// GradScaler::step() says it by itself, and optimizers of fastamp::optim need it never. Version
+/// GradScaler::step() calls it itself, and optimizers of fastamp::optim never need it. Version
 /// counters stay as they are: a graph that saved a weight for its backward pass runs it as it would
 /// without this call.
 ///
-/// Undefined tensors are ignored. Thread-safe; another thread sees it once the call has returned
-/// and something has ordered its next op after that.
+/// Undefined tensors are ignored. Thread-safe; another thread sees the change once its next op is
+/// ordered after the return of this call.
 FASTAMP_API void weights_changed(at::TensorList weights);
 
 /// The same for all parameters of an optimizer.

@@ -27,24 +27,24 @@ namespace fastamp::ops {
 /// @param inv_scale  float32 tensor of one element on that device: 1 / loss scale, dimensionless.
 /// @param found_inf  float32 tensor of one element on that device: set to 1 if any element of any
 ///                   gradient is inf or NaN, else left as it is.
-/// @param sum_of_squares  None, or float64, one element: overwritten with what norm_and_check_
-///                   would have put there before the call, taken in the same pass. Squares of
-///                   float64 gradients are rounded, and overflow beyond 1e154.
-/// @param non_finite_counts  None, or as norm_and_check_ has it.
+/// @param sum_of_squares  None, or float64, one element: overwritten with the sum that
+///                   norm_and_check_ would give before this call, taken in the same pass. Squares
+///                   of float64 gradients are rounded, and overflow beyond 1e154.
+/// @param non_finite_counts  None, or as in norm_and_check_.
 /// @throws c10::TypeError   a dtype is not among those above.
 /// @throws c10::ValueError  a tensor is undefined, on another device, not strided, overlaps itself,
 ///                          or another argument is not of the shape above. Nothing was changed.
 /// @throws c10::NotImplementedError  the tensors are on a device other than CPU and CUDA.
 /// @note CUDA: asynchronous on the current stream of the gradients' device, no host sync, one
-///       launch for all tensors and dtypes, with the sum and the counts too; while a stream is
-///       captured, more than 1160 of them take another per 32 KiB of addresses (20 to 28 bytes
+///       launch for all tensors and dtypes, sum and counts included; while a stream is captured,
+///       more than 1160 tensors take another launch per 32 KiB of addresses (20 to 28 bytes
 ///       each). CPU: uses at::get_num_threads() threads. Thread-safe for disjoint tensors.
 FASTAMP_API void unscale_and_check_(
     at::TensorList grads, const at::Tensor& inv_scale, const at::Tensor& found_inf,
     const std::optional<at::Tensor>& sum_of_squares = std::nullopt,
     const std::optional<at::Tensor>& non_finite_counts = std::nullopt);
 
-/// Reads gradients once and tells their norm and whether any is non-finite; writes no gradient.
+/// Reads gradients once: yields their norm and whether any is non-finite; writes no gradient.
 ///
 /// sum_of_squares becomes sum((grad * inv_scale)^2) over all elements of all gradients: squares and
 /// sums are taken in fp64, where no finite gradient overflows or underflows, in an order that
@@ -60,8 +60,9 @@ FASTAMP_API void unscale_and_check_(
 ///                        NaN, else left as it is.
 /// @param sum_of_squares  float64, one element: overwritten.
 /// @param non_finite_counts  None, or int64, contiguous, of shape [number of gradients, 2]: how
-///                        many elements of each gradient are inf, and how many NaN. Written, all of
-///                        it, only if this call saw one: else it still tells of the last overflow.
+///                        many elements of each gradient are inf, and how many NaN. Written as a
+///                        whole, and only if this call found one: else it still describes the last
+///                        overflow.
 /// @param max_norm        None, or the bound of clip_coef; not checked, like torch's.
 /// @param clip_coef       None, or float32, one element, with max_norm: overwritten with
 ///                        min(1, max_norm / (total_norm + 1e-6)), the factor that
@@ -74,7 +75,7 @@ FASTAMP_API void unscale_and_check_(
 /// @throws c10::NotImplementedError  the tensors are on a device other than CPU and CUDA.
 /// @note CUDA: asynchronous on the current stream, no host sync, one launch (while a stream is
 ///       captured more, as for unscale_and_check_). CPU: uses at::get_num_threads() threads.
-///       Thread-safe where what is written is disjoint.
+///       Thread-safe where the written tensors are disjoint.
 FASTAMP_API void norm_and_check_(at::TensorList grads, const at::Tensor& inv_scale,
                                  const at::Tensor& found_inf, const at::Tensor& sum_of_squares,
                                  const std::optional<at::Tensor>& non_finite_counts = std::nullopt,
@@ -116,10 +117,10 @@ FASTAMP_API void norm_and_check_(at::TensorList grads, const at::Tensor& inv_sca
 ///                            history_count. Row history_count % capacity becomes (scale before the
 ///                            call, 1 if the step overflowed else 0, norm or NaN, growth tracker
 ///                            after the call).
-/// @param history_count       int64, one element: rows ever written; + 1.
-/// @param new_scale           None, or float32, one element: becomes the scale as it is, instead of
-///                            all of the above; the trackers stay. inv_scale and history are
-///                            written as ever.
+/// @param history_count       int64, one element: number of rows ever written. In place: + 1.
+/// @param new_scale           None, or float32, one element: the scale is set to it, and none of
+///                            the above is done; the trackers stay. inv_scale and history are
+///                            written as usual.
 /// @throws c10::TypeError   a tensor has another dtype.
 /// @throws c10::ValueError  a tensor is undefined, has not one element, is not strided or is on
 ///                          another device; hysteresis is not in [1, 2^31) or lacks its tracker; a

@@ -24,12 +24,12 @@ namespace fastamp::ops {
 ///                  g = nesterov ? g + momentum * b : b
 ///   w -= lr * g
 /// w is the parameter, or for a 16-bit parameter its fp32 master weight, from which the parameter
-/// is then rounded to nearest even; where the parameter is not what its master rounds to, somebody
-/// has written it since, and w is the parameter. The step is skipped where found_inf is not 0 (NaN
-/// and 2 count): parameters, masters, buffers and step counters then keep their bits, and a first
-/// step is still to come. Gradients are left unscaled and clipped, skipped or not, as torch.amp
-/// leaves them; with write_grads false they are only read. They are not written either if both
-/// factors are 1 and there is no clip_value.
+/// is then rounded to nearest even; where the parameter is not its master rounded, it has been
+/// written since, and w is the parameter. The step is skipped where found_inf is not 0 (NaN and 2
+/// count): parameters, masters, buffers and step counters then keep their bits, and the next step
+/// counts as the first if this one did. Gradients are left unscaled and clipped, skipped or not, as
+/// torch.amp leaves them; with write_grads false they are only read. They are not written either if
+/// both factors are 1 and there is no clip_value.
 ///
 /// @param params  Strided, not overlapping, on one device; float32, float16 or bfloat16, mixed. At
 ///                least one. In place. No two tensors of a call may share memory.
@@ -53,15 +53,15 @@ namespace fastamp::ops {
 ///                stands for 1, 1 and 0.
 /// @param clip_value  None, or at least 0: the greatest magnitude of an element, as
 ///                torch.nn.utils.clip_grad_value_ has it. A NaN stays.
-/// @param write_grads  Leave the gradients unscaled and clipped; else they are only read.
+/// @param write_grads  True: leaves the gradients unscaled and clipped. False: only reads them.
 /// @throws c10::TypeError   a dtype is not among those above.
-/// @throws c10::ValueError  lists, shapes or devices do not fit, or clip_value is negative or NaN.
-///                Nothing was changed.
+/// @throws c10::ValueError  lists, shapes or devices do not match, or clip_value is negative or
+///                NaN. Nothing was changed.
 /// @throws c10::NotImplementedError  the tensors are on a device other than CPU and CUDA.
 /// @note CUDA: asynchronous on the current stream, no host sync; one launch per 32 groups.
-///       Strided tensors, or those of one parameter whose strides differ, go through copies. Bumps
-///       the versions of all it writes; records no autograd node. CPU: uses at::get_num_threads()
-///       threads.
+///       Tensors that are not dense, or whose strides differ from their parameter's, are copied.
+///       Bumps the versions of all it writes; records no autograd node. CPU: uses
+///       at::get_num_threads() threads.
 FASTAMP_API void fused_sgd_(at::TensorList params, at::TensorList grads,
                             at::TensorList momentum_buffers, at::TensorList momentum_steps,
                             at::TensorList masters, at::IntArrayRef group_sizes,

@@ -22,10 +22,10 @@ namespace fastamp::optim {
 
 /// Options of a parameter group of Adam; every setter returns the object.
 ///
-/// LibTorch's, with their names and defaults, and three more. What is written for
+/// LibTorch's options, with their names and defaults, and three more. Code written for
 /// torch::optim::AdamOptions takes them, `static_cast<torch::optim::AdamOptions&>(group.options())`
-/// included, and an optimizer takes torch::optim::AdamOptions in their place: the three are then
-/// those of the optimizer's defaults.
+/// included. An optimizer also takes torch::optim::AdamOptions: the three are then those of its
+/// defaults.
 struct FASTAMP_API AdamOptions : torch::optim::AdamOptions {
   using Torch = torch::optim::AdamOptions;
   using betas_t = std::tuple<double, double>;
@@ -62,11 +62,11 @@ struct FASTAMP_API AdamOptions : torch::optim::AdamOptions {
   }
 };
 
-/// State of a parameter of Adam. Tensors that it has no use for are undefined.
+/// State of a parameter of Adam; tensors that it does not need are undefined.
 ///
-/// LibTorch's, whose moments are of the parameter's shape and of state_dtype, and two tensors more.
-/// Its step() is right where the host can tell whether a step happens, on the CPU; elsewhere it
-/// stands still, and steps() counts.
+/// LibTorch's state, with moments of the parameter's shape and of state_dtype, and two more
+/// tensors. step() is right only on the CPU, where the host knows whether a step was skipped;
+/// elsewhere it stands still, and steps() is the count.
 struct FASTAMP_API AdamParamState : torch::optim::AdamParamState {
   using Torch = torch::optim::AdamParamState;
   /// float32, one element, on the parameter's device: steps that the moments have seen.
@@ -84,9 +84,9 @@ struct FASTAMP_API AdamParamState : torch::optim::AdamParamState {
 
 /// torch::optim::Adam in one fused pass over all groups (fastamp::ops::fused_adamw_).
 ///
-/// What fastamp::optim::SGD says of groups, schedulers, checkpoints, dtypes and the scaler holds
-/// here too; sparse gradients are refused, as torch::optim::Adam refuses them. The step counter
-/// lives on the device, where a skipped step leaves it as it is.
+/// Groups, schedulers, checkpoints, dtypes and the scaler work as in fastamp::optim::SGD; sparse
+/// gradients are refused, as by torch::optim::Adam. The step counter lives on the device, where a
+/// skipped step leaves it as it is.
 ///
 /// Source: torch::optim::Adam (2.11); the arithmetic is that of torch.optim.Adam, whose rounding
 /// differs from LibTorch's in the last bits, see docs/optim.md.

@@ -20,7 +20,7 @@ class WeightCopies;
 
 namespace fastamp::optim {
 
-/// Options of a parameter group of AdamW: torch::optim::AdamWOptions and three more, as
+/// Options of a parameter group of AdamW: torch::optim::AdamWOptions and three more, as in
 /// AdamOptions.
 struct FASTAMP_API AdamWOptions : torch::optim::AdamWOptions {
   using Torch = torch::optim::AdamWOptions;
@@ -39,7 +39,7 @@ struct FASTAMP_API AdamWOptions : torch::optim::AdamWOptions {
   // NOLINTEND(bugprone-derived-method-shadowing-base-method)
   /// Goes up the gradient instead of down.
   TORCH_ARG(bool, maximize) = false;
-  /// Dtype of the moments: as AdamOptions.
+  /// Dtype of the moments: as in AdamOptions.
   TORCH_ARG(c10::ScalarType, state_dtype) = c10::kFloat;
   /// Dtype of the autocast regions, kBFloat16 or kHalf: the step also writes the copies of weights
   /// that autocast will use. Undefined for none.
@@ -57,7 +57,7 @@ struct FASTAMP_API AdamWOptions : torch::optim::AdamWOptions {
   }
 };
 
-/// State of a parameter of AdamW: as AdamParamState.
+/// State of a parameter of AdamW: like AdamParamState.
 struct FASTAMP_API AdamWParamState : torch::optim::AdamWParamState {
   using Torch = torch::optim::AdamWParamState;
   /// float32, one element, on the parameter's device: steps that the moments have seen.

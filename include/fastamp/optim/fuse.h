@@ -9,37 +9,37 @@
 
 namespace fastamp::optim {
 
-/// Lets an existing optimizer of LibTorch's be carried by the fused step from now on.
+/// Prepares an existing optimizer of LibTorch's for fused_step().
 ///
-/// C++ objects do not change their class, so step() remains torch's own; what changes is the state,
-/// which is kept with a step counter on the device, so that fused_step() can step it behind a gate
-/// without waiting for anything. The optimizer itself, its groups, its
-/// options, references to them and LR schedulers made before or after stay as they are;
-/// torch::save and torch::load work as before and exchange torch's own format.
+/// A C++ object cannot change its class, so step() remains torch's own. What changes is the state:
+/// its step counter is then on the device, so that fused_step() can step it behind a gate without
+/// waiting. The optimizer itself, its groups and options, references to them and LR schedulers made
+/// before or after stay as they are; torch::save and torch::load work as before and exchange
+/// torch's own format.
 ///
-/// Do not mix in calls of the optimizer's own step(): call unfuse() before them. (On CUDA its
-/// host-side step count stands still while fused; on the CPU it is kept.)
+/// Do not call the optimizer's own step() while it is fused: call unfuse() first. (On CUDA
+/// LibTorch's step count on the host stands still while fused; on the CPU it is kept up to date.)
 ///
 /// @param optimizer  Of exactly the type torch::optim::SGD, Adam or AdamW, over float32 parameters
-///                   on cpu or cuda. One that is fused already, or a fastamp::optim one, is left
-///                   alone.
+///                   on cpu or cuda. An optimizer that is fused already, or one of fastamp::optim,
+///                   is left alone.
 /// @returns optimizer
 /// @throws c10::TypeError   another type of optimizer or parameter. Nothing was changed.
 FASTAMP_API torch::optim::Optimizer& fuse(torch::optim::Optimizer& optimizer);
 
-/// Whether fuse() would take it.
+/// Whether fuse() would accept the optimizer.
 FASTAMP_API bool can_fuse(const torch::optim::Optimizer& optimizer);
 
-/// Whether fuse() was called on it.
+/// Whether the optimizer is fused now.
 FASTAMP_API bool is_fused(const torch::optim::Optimizer& optimizer);
 
 /// Gives the optimizer back to its own step(): its state is torch's again. Waits for the device.
-/// One that is not fused is left alone.
+/// An optimizer that is not fused is left alone.
 FASTAMP_API void unfuse(torch::optim::Optimizer& optimizer);
 
-/// One step of a fused optimizer behind a gate; nothing waits. A parameter that is listed twice is
-/// stepped once; the optimizer's own step() steps it twice.
-/// @param optimizer  One that fuse() was called on.
+/// One step of a fused optimizer behind a gate, without waiting. A parameter that is listed twice
+/// is stepped once; the optimizer's own step() steps it twice.
+/// @param optimizer  A fused optimizer.
 /// @param gate  What is done to the gradients, and whether the step is skipped.
 /// @param learning_rates  Empty, or a tensor for each group that replaces the options' rate.
 /// @throws c10::ValueError  the optimizer is not fused, or what ops::fused_sgd_ and fused_adamw_

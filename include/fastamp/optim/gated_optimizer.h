@@ -22,7 +22,7 @@ class FASTAMP_API GatedOptimizer {
 
   /// The next step(), and no other, goes through this gate.
   void set_gate(StepGate gate) { gate_ = std::move(gate); }
-  /// Takes a gate back that no step() has used.
+  /// Takes back a gate that no step() has used.
   void clear_gate() { gate_.reset(); }
 
   /// From now on step() reads the learning rates of the parameter groups from these tensors

@@ -21,10 +21,10 @@ namespace fastamp::optim {
 
 /// Options of a parameter group of SGD; every setter returns the object.
 ///
-/// LibTorch's, with their names and defaults, and three more. What is written for
+/// LibTorch's options, with their names and defaults, and three more. Code written for
 /// torch::optim::SGDOptions takes them, `static_cast<torch::optim::SGDOptions&>(group.options())`
-/// included, and an optimizer takes torch::optim::SGDOptions in their place: the three are then
-/// those of the optimizer's defaults.
+/// included. An optimizer also takes torch::optim::SGDOptions: the three are then those of its
+/// defaults.
 struct FASTAMP_API SGDOptions : torch::optim::SGDOptions {
   using Torch = torch::optim::SGDOptions;
 
@@ -59,7 +59,7 @@ struct FASTAMP_API SGDOptions : torch::optim::SGDOptions {
   }
 };
 
-/// State of a parameter: LibTorch's and two tensors more. Tensors that it has no use for are
+/// State of a parameter: LibTorch's and two more tensors; those that it does not need are
 /// undefined. momentum_buffer() is of the parameter's shape and of state_dtype; at 0 steps its
 /// contents mean nothing.
 struct FASTAMP_API SGDParamState : torch::optim::SGDParamState {
@@ -80,16 +80,16 @@ struct FASTAMP_API SGDParamState : torch::optim::SGDParamState {
 /// torch::optim::SGD in one fused pass over all groups (fastamp::ops::fused_sgd_).
 ///
 /// A torch::optim::Optimizer: groups, closures, zero_grad and LibTorch's LR schedulers work as with
-/// torch's. Checkpoints go both ways: load() reads what torch::optim::SGD saved, and the other way
-/// round. A gate (set_gate) makes unscaling, clipping and the skip after an overflow part of the
+/// torch's. Checkpoints go both ways: load() reads what torch::optim::SGD saved, and vice versa.
+/// A gate (set_gate) makes unscaling, clipping and the skip after an overflow part of the
 /// pass; they are decided on the device, and nothing waits for it.
 ///
-/// Parameters are float32, float16 or bfloat16, gradients too, each as it comes; a 16-bit parameter
-/// has float32 master weights in its state. Where such a parameter was changed by others since the
-/// last step, its elements that no longer are their master's rounding replace the master's.
-/// A sparse gradient is stepped as a dense one. Parameters that there is no kernel for (float64,
-/// complex, other devices than cpu and cuda) are stepped by LibTorch's own code in the same call,
-/// behind the same gate, whose flag is read by the host then.
+/// Parameters and gradients are float32, float16 or bfloat16, mixed as they come; a 16-bit
+/// parameter has float32 master weights in its state. Elements of such a parameter that are no
+/// longer their master rounded have been written since the last step, and replace the master's.
+/// A sparse gradient is stepped as a dense one. Parameters without a kernel (float64, complex,
+/// devices other than cpu and cuda) are stepped by LibTorch's own code in the same call, behind the
+/// same gate, whose flag the host then reads.
 ///
 /// With autocast_dtype the step also writes the lower-precision casts of float32 parameters that
 /// autocast regions have used (kept_casts() counts them), so that the next region casts no weight;
@@ -111,8 +111,9 @@ class FASTAMP_API SGD : public torch::optim::Optimizer, public GatedOptimizer {
 
   /// Adds a group with the options that LibTorch's SGD would give it: for fields that are as in a
   /// new SGDOptions, some versions of LibTorch take the optimizer's defaults.
-  /// LibTorch's own, which this hides, is not virtual: called on the base class it does what it
-  /// does for torch::optim::SGD, and what only SGDOptions has comes from the defaults in 2.15.
+  /// LibTorch's own function, which this hides, is not virtual: called on the base class it does
+  /// what it does for torch::optim::SGD, and in LibTorch 2.15 fields that only SGDOptions has come
+  /// from the defaults.
   /// @throws c10::TypeError if the group has options of another optimizer.
   /// @throws c10::ValueError if a parameter is undefined. Nothing was changed.
   // NOLINTNEXTLINE(bugprone-derived-method-shadowing-base-method): see the warning

@@ -1,4 +1,4 @@
-"""The command line: runs other programs on fastamp, and tells about it."""
+"""The command line: runs other programs on fastamp, and reports on it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _start_report(arguments: list[str]) -> list[str]:
 
 
 def main() -> None:
-    """Runs the command in ``sys.argv``; an exit code goes by SystemExit."""
+    """Runs the command in ``sys.argv``; an exit code is raised as SystemExit."""
     arguments = sys.argv[1:]
     if arguments[:1] == ["--report"]:
         arguments = _start_report(arguments[1:])

@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _difference(row: OpTableRow, device: str) -> str:
-    """Says in what an op differs from torch's on a device; empty where it does not."""
+    """Says how an op differs from torch's on a device; empty where it does not."""
     now, default = getattr(row, device), getattr(row, f"{device}_default")
     if now != default:
         return f"torch: {default}"
@@ -60,7 +60,7 @@ def _print_list(devices: list[str]) -> None:
 
 
 def _print_ops(name: str, devices: list[str]) -> None:
-    # All overloads of a bare name, so that nobody takes one for the whole op.
+    # All overloads of a bare name, so that none is mistaken for the whole op.
     wanted = name.removeprefix("aten::").removesuffix(".*")
     rows = [row for row in op_table() if wanted in (row.op, row.op.partition(".")[0])]
     if wanted.endswith(".default"):

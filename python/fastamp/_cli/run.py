@@ -130,7 +130,7 @@ def _run(program: bytes | str | CodeType, file: str, main: ModuleType, argv: lis
     except SystemExit:
         raise
     except BaseException:
-        # The interpreter prints it, and knows the right exit code, but not what to leave out.
+        # The interpreter prints it, with the right exit code, but does not know what to leave out.
         _print_without_our_frames()
         raise
 

@@ -95,7 +95,7 @@ class trace:  # noqa: N801 (used like torch.no_grad)
     Args:
         source: Tell calls apart by the line of Python that made them. Costs some microseconds per
             op call while the trace is open.
-        scaler: A gradient scaler made before that the report is to tell about.
+        scaler: A gradient scaler, made before the block, that is to be reported too.
 
     Raises:
         TypeError: ``source`` is not a bool, or ``scaler`` no gradient scaler.
@@ -115,7 +115,7 @@ class trace:  # noqa: N801 (used like torch.no_grad)
         self._scalers: list[Any] = [] if scaler is None else [scaler]
 
     def __del__(self) -> None:
-        """A trace that nobody can read any more records no more."""
+        """Ends recording when nothing refers to the trace any more."""
         if hasattr(self, "_scalers"):
             self._recorder.stop()
             stop_listening(self._scalers)

@@ -1,4 +1,4 @@
-"""Gradient scalers in a trace: which there were, and what became of their scale."""
+"""Gradient scalers in a trace: which ones there were, and how their scale changed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def describe(scaler: Any) -> dict[str, Any]:
         and ``skipped_steps``, how many of these were skipped. A norm that was not computed, or is
         not finite, is None.
     """
-    # One whose arguments were refused is enabled, but has no scale.
+    # A scaler whose arguments were refused is enabled, but has no scale.
     if not scaler.is_enabled() or not hasattr(scaler, "_scale"):
         return {"enabled": False}
     record: dict[str, Any] = {"enabled": True, "scale": float(scaler.get_scale())}

@@ -37,7 +37,7 @@ def fuse_(optimizer: _Optimizer, *, autocast_dtype: torch.dtype | None = None) -
         The same object.
 
     Raises:
-        ValueError: ``autocast_dtype`` is none that weight copies can have. Nothing was changed.
+        ValueError: ``autocast_dtype`` is not one that weight copies can have. Nothing was changed.
         TypeError: The optimizer is of another class, subclasses of these included: the fused step
             would replace what they do. Nothing was changed.
     """

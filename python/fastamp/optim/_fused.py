@@ -47,7 +47,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     # A parameter is listed twice. torch steps it twice, one after the other; a fused step cannot.
     _fastamp_repeats = False
     _fastamp_weight_copies: _C.WeightCopies | None = None
-    # torch's constructors call add_param_group; what groups are warned of is said at their end.
+    # torch's constructors call add_param_group; ours warn of groups at their end.
     _fastamp_is_being_made = False
     _torch_class: ClassVar[type[torch.optim.Optimizer]]
 
@@ -125,8 +125,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         ]
 
     def _init_group(self, group: dict[str, Any], *_: Any) -> bool:
-        # torch's step drives a fused optimizer where somebody bound it before fuse_: an LR
-        # scheduler wraps the function it found. It finds nothing to do in any group then.
+        # torch's step runs on a fused optimizer where it was bound before fuse_: an LR scheduler
+        # wraps the function it found. It then finds nothing to do in any group.
         if _is_being_traced():
             from torch._dynamo.variables.optimizer import ArgMappingException
 
@@ -136,7 +136,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return False
 
     def _accelerator_graph_capture_health_check(self) -> None:
-        """Nothing: the fused step can always be captured."""
+        """Does nothing: the fused step can always be captured."""
 
     def _native_step(self, gate: StepGate | None) -> list[tuple[int, Tensor]]:
         # Returns the parameters that are left to torch, with the index of their group.
@@ -159,7 +159,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             param_group: "params", and the options that differ from the optimizer's defaults.
 
         Raises:
-            ValueError: As torch's optimizers, or ``state_dtype`` is none that moments can have.
+            ValueError: As torch's optimizers, or ``state_dtype`` is not one that moments can have.
                 Nothing was changed.
 
         Warns:

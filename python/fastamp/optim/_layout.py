@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 MASTER = "master_param"
 MOMENTUM = "momentum_buffer"
-# How many steps a momentum buffer has seen. With 0 its contents do not count: whether the first
-# step was skipped is known on the device only.
+# How many steps a momentum buffer has seen. At 0 its contents are ignored: whether the first step
+# was skipped is known on the device only.
 MOMENTUM_STEPS = "momentum_steps"
 MOMENTS = frozenset({MOMENTUM, "exp_avg", "exp_avg_sq", "max_exp_avg_sq"})
 STEPS = frozenset({"step", MOMENTUM_STEPS})
@@ -49,7 +49,7 @@ def check_state_dtype(function: str, dtype: Any) -> None:
 def warn_of_narrow_moments(
     function: str, groups: Iterable[dict[str, Any]], *, stacklevel: int
 ) -> None:
-    """Warns once if a second moment is kept in a dtype that cannot hold what a step changes.
+    """Warns once if a second moment has a dtype that is too coarse for the change of one step.
 
     Args:
         function: What the user called.
@@ -78,7 +78,7 @@ def moment_dtype(group: dict[str, Any]) -> torch.dtype:
 
 
 def wanted_dtype(key: Any, group: dict[str, Any]) -> torch.dtype | None:
-    """The dtype of an entry of a parameter's state; ``None`` for entries of somebody else's."""
+    """The dtype of an entry of a parameter's state; ``None`` for entries that are not ours."""
     if key in MOMENTS:
         return moment_dtype(group)
     return torch.float32 if key in STEPS or key == MASTER else None

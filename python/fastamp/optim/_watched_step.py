@@ -1,4 +1,4 @@
-"""torch's wrapper of ``Optimizer.step``, for as long as somebody is there to see it."""
+"""torch's wrapper of ``Optimizer.step``, called only while something observes the step."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def _is_watched(optimizer: Any) -> bool:
-    """Whether a profiler or a hook, of this optimizer or of all, waits for its step."""
+    """Whether a profiler, or a hook of this optimizer or of all, observes its step."""
     everybodys = torchs._global_optimizer_post_hooks
-    # The hook that fastamp registers leaves optimizers of ours alone.
+    # The hook that fastamp registers does nothing for our own optimizers.
     others = len(everybodys) > 1 or _C.after_optimizer_step not in everybodys.values()
     return bool(
         others

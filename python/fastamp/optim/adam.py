@@ -34,12 +34,12 @@ class Adam(FusedOptimizer, torch.optim.Adam):
         capturable: Accepted; the step can always be captured in a CUDA graph.
         differentiable: Autograd through the step; torch's own implementation runs then.
         fused: Accepted; the step is always fused.
-        decoupled_weight_decay: The weights decay by themselves, as in AdamW.
+        decoupled_weight_decay: Decay acts on the weights themselves, as in AdamW.
         state_dtype: dtype of the moments: ``torch.float32`` (also ``None``) or ``torch.bfloat16``,
             which needs a second beta of at most 0.99. May differ by group.
         autocast_dtype: ``torch.bfloat16`` or ``torch.float16``, the dtype of the autocast regions:
-            the step writes the casts of the weights too, and regions cast none. ``None`` does not.
-            See "Weight copies" in docs/optim.md for the one danger.
+            the step writes the casts of the weights too, and regions cast none. ``None``: it writes
+            none. See "Weight copies" in docs/optim.md for the one danger.
 
     Raises:
         ValueError: A hyperparameter is out of its range, or ``params`` is empty.

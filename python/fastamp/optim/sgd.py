@@ -39,8 +39,8 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         state_dtype: dtype of momentum buffers: ``torch.float32`` (also ``None``) or
             ``torch.bfloat16``. May differ by group.
         autocast_dtype: ``torch.bfloat16`` or ``torch.float16``, the dtype of the autocast regions:
-            the step writes the casts of the weights too, and regions cast none. ``None`` does not.
-            See "Weight copies" in docs/optim.md for the one danger.
+            the step writes the casts of the weights too, and regions cast none. ``None``: it writes
+            none. See "Weight copies" in docs/optim.md for the one danger.
 
     Raises:
         ValueError: A hyperparameter is out of its range, or ``params`` is empty.
@@ -89,7 +89,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
     def state_dict(self) -> dict[str, Any]:
         """Returns state and param groups, as torch's: loadable by ``torch.optim.SGD``.
 
-        A buffer whose first step was skipped holds nothing yet. torch would dampen its first
+        A buffer whose first step was skipped holds no values yet. torch would dampen its first
         gradient, so it is left out where there is dampening; finding out waits for the device.
         """
         state_dict: dict[str, Any] = super().state_dict()

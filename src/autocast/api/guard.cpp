@@ -38,7 +38,7 @@ bool can_enable(c10::DeviceType device, c10::ScalarType dtype) {
 
 AutocastState checked_state(c10::DeviceType device, std::optional<c10::ScalarType> dtype,
                             bool enabled, std::optional<bool> cache_enabled) {
-  const bool is_known = device == c10::kCPU || device == c10::kCUDA;  // Spares the question.
+  const bool is_known = device == c10::kCPU || device == c10::kCUDA;  // Saves the lookup.
   TORCH_CHECK(
       is_known || at::autocast::is_autocast_available(device),
       "AutocastGuard: expected device to be one torch has autocast for (cpu, cuda, ...), got ",

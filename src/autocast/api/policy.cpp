@@ -150,8 +150,8 @@ void register_op(const std::string& name, OpPolicy policy, std::optional<c10::De
   autocast::ensure_policies_loaded();
   const auto devices = autocast::find_policy_devices("register_op", device);
   auto ops = candidates(name);
-  // Of a name without overload the out= variants stay out, as in torch's own lists: of what can be
-  // cast, if anything can, even for a policy that casts nothing, since it may be changed later.
+  // As in torch's own lists, a name without overload stands for no out= variants, if any of its
+  // overloads can be cast; also for a policy that casts nothing, since that may be changed later.
   const auto keep_those = [&](const auto& is_wanted) {
     if (std::ranges::any_of(ops, is_wanted)) {
       std::erase_if(ops, [&](const auto& op) { return !is_wanted(op); });
@@ -166,7 +166,7 @@ void register_op(const std::string& name, OpPolicy policy, std::optional<c10::De
 }
 
 void unregister_op(const std::string& name) {
-  // Of a name without overload all that register_op() added under it.
+  // A name without overload stands for all that register_op() added under it.
   auto ops = autocast::find_ops("unregister_op", name);
   if (name.find('.') == std::string::npos) {
     ops = autocast::find_ops("unregister_op", name + ".*");

@@ -35,7 +35,7 @@ class ActivationRing {
   void clear() noexcept;
 
  private:
-  /// Query, key and value beside a residual branch; a cast is out of reach after eight others.
+  /// Enough for query, key and value beside a residual branch; a ninth cast replaces the first.
   static constexpr std::size_t kSlots = 8;
 
   struct Slot {

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kFirstIndexSize = 64;
 
-/// `p.data = x` may change the sizes alone. Where there are none to read, the version has to do.
+/// `p.data = x` may change only the sizes. Where sizes cannot be read, the version must suffice.
 bool has_same_geometry(const at::Tensor& source, const at::Tensor& cast) {
   return !has_geometry(source) || !has_geometry(cast) ||
          (source.sizes() == cast.sizes() && source.strides() == cast.strides());
@@ -83,13 +83,13 @@ at::Tensor CastCache::find(const at::Tensor& source, c10::ScalarType to) {
 
 void CastCache::give_history(Entry& entry, const at::Tensor& source) {
   if (c10::InferenceMode::is_enabled()) {
-    return;  // torch keeps nothing there.
+    return;  // torch caches nothing there.
   }
   if (!entry.order.has_value()) {
     entry.order = take_node_order();
   }
   if (c10::GradMode::is_enabled()) {
-    // Another tensor, as ops may have handed this one to the user.
+    // An alias, since ops may have handed the tensor itself to the user.
     entry.cast = make_alias(entry.cast);
     entry.required_grad = source.requires_grad();
     entry.made_with_grad = true;
@@ -143,7 +143,7 @@ void CastCache::insert(const at::Tensor& source, c10::ScalarType to, const at::T
   }
   std::uint32_t& position = index_[probe(entry.source.key(), to)];
   if (position != 0) {
-    // Swapped: the old cast goes with `entry`, when the new one is in its place.
+    // Swapped: the old cast dies with `entry`, after the new one is in its place.
     std::swap(entries_[position - 1], entry);
     return;
   }
@@ -153,7 +153,7 @@ void CastCache::insert(const at::Tensor& source, c10::ScalarType to, const at::T
 
 template <class Predicate>
 void CastCache::drop_if(const Predicate& is_dropped) {
-  // Destroyed last: with a cast code of others may run that uses this cache.
+  // Destroyed last: the end of a cast may run user code that uses this cache.
   std::vector<Entry> dropped;
   std::vector<Entry> kept;
   for (Entry& entry : entries_) {
@@ -190,8 +190,8 @@ void CastCache::clear() noexcept {
   dying.swap(entries_);
   std::ranges::fill(index_, 0U);
   dying.clear();
-  if (entries_.capacity() == 0) {  // Else somebody has filled the cache meanwhile.
-    entries_.swap(dying);          // For the capacity.
+  if (entries_.capacity() == 0) {  // Else it was filled again meanwhile.
+    entries_.swap(dying);          // Keeps the capacity.
   }
 }
 

@@ -15,12 +15,12 @@
 
 namespace fastamp::autocast {
 
-/// Who takes a cast that is put into the cache.
+/// The first use of a cast that is put into the cache.
 enum class CastUse : std::uint8_t {
-  by_op,             ///< An op, now; what history it has was recorded.
-  by_op_unrecorded,  ///< An op, now, while grad mode is off.
-  as_data,           ///< An op that takes its data alone, now.
-  later,             ///< Nobody yet.
+  by_op,             ///< By an op, now, which has recorded its history, if any.
+  by_op_unrecorded,  ///< By an op, now, while grad mode is off.
+  as_data,           ///< By an op that takes its data alone, now.
+  later,             ///< By none yet.
 };
 
 /// The lower-precision casts of weights made by the regions of one thread.
@@ -29,20 +29,20 @@ enum class CastUse : std::uint8_t {
 /// checkpointing inside one region) and its cast costs a pass over its memory and an autograd node.
 /// An entry is used again only while everything the cast depended on is as it was: the source's
 /// version, memory and requires_grad, the grad mode, the CUDA stream and graph capture, and the
-/// cast itself (an op may hand out a view of it that the user edits). Those of weights that
-/// somebody said were changed are forgotten at the next use of the cache.
+/// cast itself (an op may hand out a view of it that the user edits). Casts of weights that were
+/// reported as changed are forgotten at the next use of the cache.
 ///
 /// A cast that no op has taken with grad mode on has no history yet: it would keep the weight alive
-/// for nothing. The first such op records it, at the place among the thread's nodes that the first
-/// op to take it came at, whatever the grad mode: gradients are then summed in torch's order.
+/// for nothing. The first such op records it, with the NodeOrder that was reserved when the first
+/// op took the cast, whatever the grad mode was: gradients are then summed in torch's order.
 ///
-/// Entries lie densely in the order they were made; a hash index of open addressing, at most half
-/// full, points into them, so that clearing costs the entries there are and not the table's size.
+/// Entries are stored densely in the order of their creation; an open-addressing hash index, at
+/// most half full, points into them. Clearing thus costs the entries, not the size of the index.
 /// One instance per thread: no locks, and no other thread can empty it.
 ///
-/// With a cast the last reference to its weight may go, and code of others run that uses this same
-/// cache. Casts are therefore destroyed when they are out of it, and handed out as tensors, never
-/// as places in it.
+/// Destroying a cast may drop the last reference to its weight, and so run user code that uses this
+/// same cache. Casts are therefore destroyed after they have left it, and are handed out as
+/// tensors, never as references into it.
 class CastCache {
  public:
   /// The cast of `source` to `to`, with its history, or an undefined tensor if none can be used
@@ -55,7 +55,7 @@ class CastCache {
   /// Keeps `cast`, made just now from `source`. Both have an identity.
   void insert(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast, CastUse use);
 
-  /// What was cast and used, in the order it was cast.
+  /// The casts that were used, in the order in which they were made.
   std::vector<PlannedCast> used_casts() const;
 
   /// Drops the casts of some tensors, which may be dead.
@@ -74,7 +74,7 @@ class CastCache {
     bool made_with_grad;
     bool has_history;
     bool used;
-    std::optional<NodeOrder> order;  ///< Of the history that it is still to get.
+    std::optional<NodeOrder> order;  ///< Reserved for a history that is not recorded yet.
   };
 
   Entry* find_entry(const at::Tensor& source, c10::ScalarType to);
@@ -90,7 +90,7 @@ class CastCache {
   std::vector<Entry> entries_;
   /// Position in entries_ plus one, 0 = free; the size is a power of two.
   std::vector<std::uint32_t> index_;
-  std::uint64_t seen_changes_ = 0;  ///< Of changed_weights.h: entries are good up to there.
+  std::uint64_t seen_changes_ = 0;  ///< Changes (changed_weights.h) that the entries reflect.
 };
 
 }  // namespace fastamp::autocast

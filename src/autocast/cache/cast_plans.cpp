@@ -24,8 +24,8 @@ std::vector<at::Tensor> CastPlans::begin(const at::Tensor& weight, c10::ScalarTy
   if (plan == plans_.end()) {
     return others;
   }
-  // A weight whose other owner lets it go meanwhile ends here, and may run code that begins or ends
-  // regions: not before the plan has been read.
+  // Holds the last reference to a weight that its owner drops meanwhile. Its end may run code that
+  // begins or ends regions, so it must come after the plan has been read.
   std::vector<at::Tensor> unfit;
   for (const PlannedCast& planned : plan->casts) {
     if (planned.to != to || planned.weight.key() == first_key_) {

@@ -21,12 +21,12 @@ struct PlannedCast {
 ///
 /// Regions are told apart by their first weight: a program that alternates between models (training
 /// and evaluation, generator and discriminator) has a plan for each. A weight that a region did not
-/// use falls out of its plan. Keeps nothing alive.
+/// use leaves its plan. Keeps nothing alive.
 class CastPlans {
  public:
   /// Begins a region whose first cast is that of `weight`; later calls of the region do nothing.
-  /// Returns the other weights that the last region that began like this used and that are now as
-  /// they were then but for their values.
+  /// Returns the other weights that the last region with this beginning used, if nothing but their
+  /// values has changed since.
   std::vector<at::Tensor> begin(const at::Tensor& weight, c10::ScalarType to);
 
   /// Ends the region: `used` is what it cast and used. Does nothing if no region was begun.
@@ -45,7 +45,7 @@ class CastPlans {
 
   std::vector<Plan>::iterator find(const c10::TensorImpl* key, c10::ScalarType to);
 
-  std::vector<Plan> plans_;  ///< The one used last at the end.
+  std::vector<Plan> plans_;  ///< The most recently used one is last.
   bool begun_ = false;
   const c10::TensorImpl* first_key_ = nullptr;
   c10::ScalarType first_to_ = c10::ScalarType::Undefined;

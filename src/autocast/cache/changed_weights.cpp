@@ -10,7 +10,7 @@ constinit std::atomic<std::uint64_t> detail::changed_weights{0};
 
 namespace {
 
-/// For threads that have not looked for a while; what has not looked for longer forgets all.
+/// How far a thread may fall behind; one that is further behind forgets all its casts.
 constexpr std::size_t kRemembered = 1U << 14U;
 
 struct Log {

@@ -212,7 +212,7 @@ bool is_kept_weight_slow(const at::Tensor& tensor, CallPath path) {
 
 at::Tensor make_kept_cast(const at::Tensor& weight, c10::ScalarType to, CallPath path) {
   if (c10::InferenceMode::is_enabled()) {
-    // As in cast_weight: an inference tensor would be of no use to others.
+    // As in cast_weight: an inference tensor would be of no use outside the mode.
     const c10::InferenceMode normal_mode(false);
     return cast_without_history(weight, to, path);
   }

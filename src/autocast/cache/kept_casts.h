@@ -18,9 +18,8 @@
 
 namespace fastamp::autocast {
 
-/// Casts of weights that outlive regions because somebody asked for it. One for the process; a lock
-/// around each call, none of which runs an op, or destroys a tensor or a reference to one, while it
-/// holds it.
+/// Casts of weights that outlive regions on request. One store for the process; each call takes a
+/// lock, and while holding it runs no op and destroys no tensor and no reference to one.
 ///
 /// A cast in here has no autograd history and is handed out as an alias: a tensor of its own over
 /// the same memory, to which the region that uses it gives a history. Alias and cast share a
@@ -29,7 +28,7 @@ class FASTAMP_API KeptCastStore {
  public:
   static KeptCastStore& instance();
 
-  /// Whether any weight is asked for. The one thing that is read while nobody uses this.
+  /// Whether any weight is requested: all that is read while the store is not in use.
   bool is_used() const { return used_.load(std::memory_order_relaxed); }
 
   /// Weights whose casts are to be kept from now until release(id).
@@ -45,19 +44,20 @@ class FASTAMP_API KeptCastStore {
   /// An alias of the memory kept for a cast of `source`, up to date or not, or an undefined tensor.
   at::Tensor find_memory(const at::Tensor& source, c10::ScalarType to) const;
 
-  /// Keeps `cast`, which has no history, as that of a requested weight; in place of casts that are
+  /// Keeps `cast`, which has no history, as that of a requested weight; it replaces casts that are
   /// out of date.
-  /// @param as_cast  The source from before it was read: another thread may have written it since.
+  /// @param as_cast  The source's identity before it was read: another thread may have written it
+  ///                 since.
   void insert(const at::Tensor& source, TensorIdentity as_cast, c10::ScalarType to,
               const at::Tensor& cast);
 
   struct Taken {
     at::Tensor cast;  ///< Undefined if there is none in this execution context.
     bool is_current =
-        false;  ///< It is the cast of the source as it is now, and nobody else has it.
+        false;  ///< It is the cast of the source as it is now, and nothing else refers to it.
   };
 
-  /// Takes the kept cast of `source` out, to be written without anybody finding it meanwhile.
+  /// Takes the kept cast of `source` out, so that it cannot be found while it is written.
   Taken take_out(const at::Tensor& source, c10::ScalarType to);
 
   void drop();
@@ -78,7 +78,7 @@ class FASTAMP_API KeptCastStore {
 
   static bool is_current(const Entry& entry, const at::Tensor& source);
   const Entry* find_entry(const at::Tensor& source, c10::ScalarType to) const;
-  /// What left the store, to be destroyed without the lock.
+  /// Removed from the store, to be destroyed without the lock.
   struct Dropped {
     WeightRequests::Forgotten weights;
     std::vector<Entry> entries;
@@ -94,7 +94,7 @@ class FASTAMP_API KeptCastStore {
   WeightRequests requests_;
 };
 
-// What a caller knows of the tensor comes as `path`: its call_path().
+// `path` is the call_path() of the tensor, which callers know already.
 
 /// Whether a cast of this tensor can outlive regions at all.
 bool can_be_kept(const at::Tensor& tensor, CallPath path);

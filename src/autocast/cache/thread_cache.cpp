@@ -22,15 +22,16 @@ struct ThreadCache {
   CastCache casts;
   CastPlans plans;
   /// Open regions of ours, counted from one that was the outermost of the thread. While there are
-  /// any, the end of the last will be told.
+  /// any, we learn of the end of the last one.
   int our_regions = 0;
   ActivationRing activations;
   std::optional<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> region_marker;
-  at::Tensor marked_leaf;  ///< What torch's cache is given a cast of.
+  at::Tensor marked_leaf;  ///< The leaf whose cast was left in torch's cache.
 };
 
-/// Null before the thread's first use of it, and again at the thread's end: a pointer, since what
-/// runs then (destructors of casts and of other thread-local objects) finds no object half gone.
+/// Null before the thread's first use of it, and again at the thread's end: a pointer, so that code
+/// that runs then (destructors of casts and of other thread-local objects) finds no half-destroyed
+/// object.
 constinit thread_local ThreadCache* t_cache = nullptr;
 constinit thread_local bool t_ends = false;
 
@@ -71,9 +72,9 @@ bool torch_region_goes_on(const ThreadCache& cache) {
   return cache.region_marker.has_value() && !cache.region_marker->expired();
 }
 
-/// torch's own autocast class tells nobody that its region ended, but empties torch's weight cache
-/// then. A marker left there expires at that moment. (Another thread's torch region empties it too:
-/// our casts are dropped early then, which costs time and nothing else.)
+/// torch's own autocast class does not report the end of its region, but empties torch's weight
+/// cache then. A marker left there expires at that moment. (Another thread's torch region empties
+/// it too: our casts are dropped early then, which costs time and nothing else.)
 bool mark_torch_region(ThreadCache& cache) {
   if (torch_region_goes_on(cache)) {
     return true;
@@ -168,7 +169,7 @@ void on_region_entered(int open_regions) {
     return;
   }
   if (open_regions == 1) {
-    cache->our_regions = 1;  // Before the casts go: their end may run regions, inside this one.
+    cache->our_regions = 1;  // Before the casts die: that may run regions inside this one.
     clear(*cache);
   } else if (cache->our_regions > 0) {
     ++cache->our_regions;

@@ -10,7 +10,7 @@
 #include <vector>
 
 // The casts that the regions of the calling thread keep or share. A thread that ends drops them;
-// what runs on it after that is cast as if there were no cache.
+// ops that run on it after that are cast without a cache.
 namespace fastamp::autocast {
 
 /// Cast of a weight that this thread's cache holds and that can be used now, else undefined.
@@ -19,12 +19,12 @@ at::Tensor find_weight_cast(const at::Tensor& source, c10::ScalarType to);
 /// The same for its data, whatever history it has.
 at::Tensor find_weight_data(const at::Tensor& source, c10::ScalarType to);
 
-/// Keeps the cast of a weight if the end of the region it belongs to can be told.
+/// Keeps the cast of a weight if it is possible to know when its region ends.
 void keep_weight_cast(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast,
                       CastUse use = CastUse::by_op);
 
-/// At the first cast of a region: the other weights that the last region of this thread that began
-/// with this weight cast and used, as far as they are where they were. Empty after that, and where
+/// At the first cast of a region: the other weights that this thread's last region with the same
+/// first weight cast and used, except those whose storage has moved. Empty after that, and where
 /// casts are not kept.
 std::vector<at::Tensor> begin_planned_region(const at::Tensor& weight, c10::ScalarType to);
 
@@ -35,9 +35,9 @@ at::Tensor find_activation_cast(const at::Tensor& source, c10::ScalarType to);
 /// Lets later uses of a recorded activation share the memory of its cast.
 void keep_activation_cast(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast);
 
-/// Called by every region of ours after it was entered and after it was left, with the number of
-/// regions, torch's included, that are open on the thread now. The second says whether the casts of
-/// the thread's regions ended with this one.
+/// Called by each region of ours after entering and after leaving, with the number of regions,
+/// torch's included, that are now open on the thread. The second returns whether the casts of the
+/// thread's regions ended with this one.
 void on_region_entered(int open_regions);
 bool on_region_left(int open_regions) noexcept;
 

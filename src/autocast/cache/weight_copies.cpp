@@ -36,7 +36,7 @@ at::Tensor CopyingStep::open(const at::Tensor& weight, c10::ScalarType to) {
   const auto weight_version = version_of(weight);
   auto taken = store.take_out(weight, to);
   if (!taken.cast.defined()) {
-    return {};  // Embeddings, normalisations: no region asked for a cast.
+    return {};  // Embeddings, normalisations: no region has requested a cast.
   }
   if (!taken.is_current) {
     // Out of date, or saved by a graph that may still run backward with the old values.
@@ -49,7 +49,7 @@ at::Tensor CopyingStep::open(const at::Tensor& weight, c10::ScalarType to) {
 void CopyingStep::finish() {
   for (const Opened& opened : std::exchange(opened_, {})) {
     TensorIdentity written(*opened.weight);
-    // Anything else than the step's own write, and the weight copy may be of another value.
+    // After a write other than the step's own, the weight copy may hold another value.
     if (version_of(*opened.weight) == opened.weight_version + 1 &&
         version_of(opened.cast) == opened.cast_version + 1) {
       KeptCastStore::instance().insert(*opened.weight, std::move(written), opened.to, opened.cast);

@@ -10,8 +10,8 @@
 
 namespace fastamp::autocast {
 
-/// What an optimizer asked of the KeptCastStore: that the casts of its weights are kept, so that
-/// its steps can write them along with the weights. Keeps no weight alive. Not thread-safe.
+/// An optimizer's request to the KeptCastStore to keep the casts of its weights, so that its steps
+/// can write them along with the weights. Keeps no weight alive. Not thread-safe.
 class FASTAMP_API WeightCopies {
  public:
   WeightCopies();
@@ -32,16 +32,16 @@ class FASTAMP_API WeightCopies {
 /// One step of an optimizer over weights with copies: kept casts that the step writes, so that the
 /// next region finds them and casts nothing.
 ///
-/// open() the weights, step them once and their copies with them, finish(). A copy is its weight's
-/// cast before the step, since whether the device skips the step is not known here. While it is
-/// written nobody can find it; without finish() it is dropped, and the next region casts.
+/// open() the weights, step each and its copy once, finish(). A copy is its weight's cast from
+/// before the step, since it is not known here whether the device skips the step. It cannot be
+/// found while it is written; without finish() it is dropped, and the next region casts.
 class FASTAMP_API CopyingStep {
  public:
   /// @param weight_copies  The optimizer's, or null: no weight has a copy then.
   explicit CopyingStep(WeightCopies* weight_copies) : copies_(weight_copies) {}
 
   /// The copy of a weight, to be written by the step; undefined where it has none: no region has
-  /// used its cast yet, nobody can keep a cast of it, or a CUDA graph is captured.
+  /// used its cast yet, a cast of it cannot be kept, or a CUDA graph is captured.
   /// @param weight  Borrowed until finish().
   at::Tensor open(const at::Tensor& weight, c10::ScalarType to);
 

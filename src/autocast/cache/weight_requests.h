@@ -15,17 +15,17 @@ class WeightRequests {
  public:
   using Keys = std::vector<const c10::TensorImpl*>;
 
-  /// What was forgotten. To be destroyed without a lock: the memory of a tensor goes with the last
+  /// What was forgotten. Destroy it without a lock: a tensor's memory is freed with its last
   /// reference of any kind, and symbolic sizes in it are Python objects.
   struct Forgotten {
-    Keys unrequested;  ///< Nobody asks for these any more.
+    Keys unrequested;  ///< No request names these any more.
     std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> references;
   };
 
-  /// Asks for weights, until release() is called with the number returned.
+  /// Requests weights until release() is called with the returned number.
   std::uint64_t acquire(const std::vector<at::Tensor>& weights);
 
-  /// Asks for one more under a number that acquire() returned, unless it has asked already.
+  /// Adds a weight to the request with this number, unless it is part of it already.
   void add(std::uint64_t id, const at::Tensor& weight);
 
   /// An unknown number is ignored.

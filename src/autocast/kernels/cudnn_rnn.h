@@ -13,8 +13,8 @@
 // Ops whose casts the generated kernel cannot make.
 namespace fastamp::autocast {
 
-/// cuDNN wants all weights of a recurrent layer in one buffer with its own layout, so that the
-/// casts of the weights must lie in a new such buffer. The dtype is always float16, as in torch,
+/// cuDNN wants all weights of a recurrent layer in one buffer with its own layout, so the casts of
+/// the weights go into a new such buffer. The dtype is always float16, as in torch,
 /// whatever the region's.
 ///
 /// Policies: lower (as above), pass, banned.

@@ -1,5 +1,5 @@
 // Included by ops_<n>.cpp, each of which compiles the kernels of every fourth op: the op table is
-// one file, the compile time of its kernels is shared among the cores.
+// one file, but the compile time of its kernels is spread over the cores.
 #ifndef FASTAMP_OPS_PART
 #error "define FASTAMP_OPS_PART (0 to 3) before including instantiate_ops.h"
 #endif

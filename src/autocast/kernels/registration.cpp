@@ -23,8 +23,8 @@ namespace fastamp {
 namespace autocast {
 namespace {
 
-/// torch says once per process that a kernel was registered over its own, which is what we are here
-/// for. Anything else goes on to the handler that was there.
+/// torch warns once per process that a kernel was registered over its own, which is intended here.
+/// Any other warning goes on to the handler that was there.
 class OverrideWarningFilter : public c10::WarningHandler {
  public:
   explicit OverrideWarningFilter(c10::WarningHandler* next) : next_(next) {}
@@ -178,7 +178,7 @@ void unregister_kernels() {
     }
     r.registered.store(false, std::memory_order_release);
   }
-  // Not under the lock: a weight may end with its cast and run code that installs again.
+  // Not under the lock: the end of a cast may end its weight, and run code that registers again.
   autocast::clear_thread_cache();
 }
 

@@ -12,7 +12,7 @@ void ensure_policies_loaded();
 /// edit gives a policy to an op that torch does not autocast.
 void ensure_registered(OpId op, PolicyDevice device);
 
-/// Gives back what ensure_registered took for an op that a user registered.
+/// Undoes ensure_registered() for an op that a user registered.
 void drop_registration(OpId op, PolicyDevice device);
 
 }  // namespace fastamp::autocast

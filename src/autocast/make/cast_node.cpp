@@ -46,7 +46,7 @@ struct CastBackward final : autograd::generated::ToCopyBackward0 {
 // Templates, since only one of the two compiles.
 template <class Made, class Node, class... Arguments>
 std::shared_ptr<Node> make_node(const std::shared_ptr<Node>* /*held_by*/, Arguments... arguments) {
-  // Found by its argument, as it is gone where nodes count their references.
+  // Overloaded on how nodes are held: deleteNode does not exist where they count their references.
   return std::shared_ptr<Node>(new Made(arguments...), [](auto* node) { deleteNode(node); });
 }
 

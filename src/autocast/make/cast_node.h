@@ -11,8 +11,8 @@
 
 namespace fastamp::autocast {
 
-/// The place of a node among those of a thread: backward passes run the latest first, and so sum
-/// gradients in this order.
+/// The place of a node among those of a thread: backward passes run the latest node first, and so
+/// sum gradients in this order.
 using NodeOrder = std::uint64_t;
 
 /// The place that a node made now would have; no other node gets it.

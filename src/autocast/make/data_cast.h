@@ -24,8 +24,8 @@ std::vector<at::Tensor> cast_data_together(const std::vector<at::Tensor>& tensor
 /// A tensor of its own, without history, over memory that holds a tensor with the sizes and strides
 /// of `shape`, the dtype `dtype` and the version counter `version`. Runs no op.
 ///
-/// The counter is shared, so that editing one tensor over the memory in place is noticed by all who
-/// look at another.
+/// The counter is shared, so that editing one tensor over the memory in place is noticed through
+/// the others.
 at::Tensor make_alias(c10::Storage memory, const at::Tensor& shape, c10::ScalarType dtype,
                       const c10::VariableVersion& version);
 

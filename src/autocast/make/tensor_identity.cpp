@@ -18,7 +18,7 @@ c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
-/// First byte of the tensor; of its storage where only code of others knows the offset.
+/// First byte of the tensor; of its storage where only user code knows the offset.
 const void* data_of(const at::Tensor& tensor, c10::StorageImpl* storage) {
   if (storage == nullptr) {
     return nullptr;

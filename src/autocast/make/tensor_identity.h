@@ -26,25 +26,25 @@ ExecutionContext execution_context(c10::Device device);
 /// Whether work on this tensor is recorded into a CUDA graph now: each replay must do it again.
 bool is_captured(const at::Tensor& tensor);
 
-/// Whether the context on `device` can be told, so that casts may be kept. False for CUDA in a
+/// Whether the context on `device` can be known, so that casts may be kept. False for CUDA in a
 /// build without CUDA.
 bool knows_execution_context(c10::DeviceType device);
 
-/// What a cast of a tensor depends on, to tell later whether it still holds. Keeps nothing alive,
-/// but keeps the addresses it compares from being used again. Making, comparing and destroying one
-/// runs no code of others: what a tensor holds goes with the last strong reference.
+/// What a cast of a tensor depends on, to find out later whether it still holds. Keeps nothing
+/// alive, but keeps the addresses it compares from being used again. Making, comparing and
+/// destroying one runs no user code: a tensor's contents end with its last strong reference.
 class TensorIdentity {
  public:
   /// Whether a tensor has what an identity is made of: a version counter, sizes that are numbers,
-  /// and a device whose streams are known. Without a storage (sparse tensors) the version has to
-  /// do.
+  /// and a device whose streams are known. Without a storage (sparse tensors) the version must
+  /// suffice.
   static bool exists_for(const at::Tensor& tensor);
 
   /// @param tensor  One for which an identity exists.
   explicit TensorIdentity(const at::Tensor& tensor);
 
   /// Whether `tensor` is the same object with the same memory and version, and work on it goes
-  /// where it went.
+  /// to the same stream and capture as then.
   bool matches(const at::Tensor& tensor) const {
     return is_current(tensor) && is_in_same_context(tensor);
   }
@@ -59,7 +59,7 @@ class TensorIdentity {
   at::Tensor lock() const;
   bool is_expired() const { return tensor_.expired(); }
 
-  /// Whether work on `tensor` goes where it went.
+  /// Whether work on `tensor` goes to the same stream and capture as then.
   bool is_in_same_context(const at::Tensor& tensor) const {
     return tensor.is_cpu() || context_ == execution_context(tensor.device());
   }

@@ -41,7 +41,7 @@ struct Layer {
   SharedOverrides sum;  ///< Of this layer and those below.
 };
 
-/// The layers of a thread, outermost first, and what they come to.
+/// The layers of a thread, outermost first, and their sum.
 class ThreadOverrides {
  public:
   ThreadOverrides() = default;
@@ -89,7 +89,7 @@ class ThreadOverrides {
     hold(std::move(sum));
   }
 
-  /// Counts the thread in while it holds something.
+  /// Counts the thread as overriding while it holds something.
   void hold(SharedOverrides next) {
     const int change = static_cast<int>(next != nullptr) - static_cast<int>(in_force_ != nullptr);
     g_overriding_threads.fetch_add(change, std::memory_order_relaxed);

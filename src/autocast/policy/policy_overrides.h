@@ -27,7 +27,7 @@ struct PolicyOverrides {
 
 using SharedOverrides = std::shared_ptr<const PolicyOverrides>;
 
-/// Threads that have overrides now: while it is 0, nobody looks at thread-local memory.
+/// Threads that have overrides now: while it is 0, thread-local memory is not read.
 extern std::atomic<int> g_overriding_threads;
 
 /// This thread's override of an op's policy, if it has one.

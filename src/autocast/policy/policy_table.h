@@ -23,8 +23,8 @@ inline OpPolicy process_policy_of(OpId op, PolicyDevice device) {
       std::memory_order_relaxed);
 }
 
-/// The policy in force on this thread. While no thread has overrides, one load more than the
-/// process's.
+/// The policy in force on this thread. While no thread has overrides, it costs one load more than
+/// process_policy_of().
 inline OpPolicy policy_of(OpId op, PolicyDevice device) {
   if (g_overriding_threads.load(std::memory_order_relaxed) != 0) [[unlikely]] {
     if (const auto policy = overridden_policy(op, device)) {

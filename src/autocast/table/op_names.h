@@ -43,8 +43,7 @@ void check_can_carry(const char* function, std::string_view op, const OpCapabili
 /// Refuses a call of an op whose policy is `banned`.
 [[noreturn]] void throw_banned(OpId op, PolicyDevice device);
 
-/// op_policy_from_string() for a caller whose errors begin otherwise: "register_op: expected
-/// policy".
+/// op_policy_from_string() whose errors begin with `what`, such as "register_op: expected policy".
 FASTAMP_API OpPolicy policy_named(const char* what, std::string_view name);
 
 /// "a, b, c": the names of `known` nearest to `wanted`.

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-// The devices that ops have policies for, and which tensors a policy of theirs may cast.
+// The devices that have op policies, and the tensors that their policies may cast.
 namespace fastamp::autocast {
 
 /// A device for which ops have a policy: a column of the op table. The values index arrays.

@@ -27,7 +27,7 @@ std::size_t num_registered_ops();
 
 RegisteredOp registered_op(OpId op);
 
-/// The id of a name, new or old; of an old one the capabilities become those given.
+/// The id of a name, new or old; the capabilities of an old one are replaced.
 /// @throws c10::ValueError if there are no more ids.
 OpId add_registered_op(const RegisteredOp& op);
 

@@ -19,8 +19,8 @@
 namespace fastamp::autocast {
 namespace {
 
-/// Says whether its thread is in torch's cache. Never freed, so that an exit can look at all of
-/// them; the next thread takes over one whose thread has ended.
+/// Whether its thread is in torch's cache now. Never freed, so that the exit handler can look at
+/// all of them; a new thread reuses that of a thread that has ended.
 struct Presence {
   std::atomic<bool> inside{false};
   std::atomic<bool> owned{true};
@@ -30,8 +30,8 @@ struct Presence {
 std::atomic<Presence*> g_presences{nullptr};
 std::atomic<bool> g_process_exits{false};
 
-/// Makes what other threads stored before they loaded g_process_exits visible here. They pay for no
-/// fence, since they would in every region; this does, once, in some milliseconds.
+/// Makes visible here what other threads stored before they loaded g_process_exits. They use no
+/// fence, which would cost something in every region; this one costs some milliseconds, once.
 void fence_all_threads() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
 #if defined(__linux__) && defined(SYS_membarrier)
@@ -39,15 +39,15 @@ void fence_all_threads() {
     return;
   }
 #endif
-  std::this_thread::sleep_for(std::chrono::milliseconds(10));  // No store is on its way that long.
+  std::this_thread::sleep_for(std::chrono::milliseconds(10));  // No store takes that long.
 }
 
 /// Runs before the destructor of torch's cache. A thread that does not leave within a second waits
-/// for something that it will not get any more, such as Python's lock.
+/// for something that it can no longer get, such as Python's lock.
 void wait_for_threads_to_leave() {
   g_process_exits.store(true);
-  bool others =
-      false;  // Whoever comes after this look takes a presence first, and then sees above.
+  // A thread that is not seen below takes a presence later, and then sees the flag.
+  bool others = false;
   for (const Presence* p = g_presences.load(); p != nullptr; p = p->next) {
     others = others || p->owned.load();
   }
@@ -92,7 +92,7 @@ struct EndOfThread {
   EndOfThread& operator=(const EndOfThread&) = delete;
   EndOfThread(EndOfThread&&) = delete;
   EndOfThread& operator=(EndOfThread&&) = delete;
-  /// What runs on the thread after this takes another one, and keeps it.
+  /// Code that runs on the thread after this takes another one, and keeps it.
   ~EndOfThread() {
     if (t_presence != nullptr) {
       std::exchange(t_presence, nullptr)->owned.store(false, std::memory_order_release);

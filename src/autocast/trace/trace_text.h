@@ -17,7 +17,7 @@ namespace fastamp::autocast {
 /// The sum over all rows.
 FASTAMP_API CastCounts sum_of(const std::vector<TraceRow>& rows);
 
-/// The rows as text, for people: Trace::table() says what is what.
+/// The rows as text, for people: see Trace::table().
 FASTAMP_API std::string format_table(std::vector<TraceRow> rows, const GradientCasts& gradients,
                                      TraceOrder order, std::size_t row_limit);
 
@@ -25,7 +25,7 @@ FASTAMP_API std::string format_table(std::vector<TraceRow> rows, const GradientC
 FASTAMP_API std::string format_json(const std::vector<TraceRow>& rows,
                                     const GradientCasts& gradients);
 
-/// trace_order_from_string() for a caller whose errors begin otherwise: "table: expected sort_by".
+/// trace_order_from_string() whose errors begin with `what`, such as "table: expected sort_by".
 FASTAMP_API TraceOrder trace_order_of(const char* what, std::string_view name);
 
 /// "float32", "bfloat16": a dtype as Python calls it; "" for Undefined.

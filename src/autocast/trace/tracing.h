@@ -100,7 +100,7 @@ inline void note_gradient_cast(const at::Tensor& cast) {
   }
 }
 
-/// Lets a recorder hear of all calls from now on, or no more. False if it did (not) before.
+/// Starts or stops handing all calls to a recorder. False if that was already so.
 FASTAMP_API bool start_recording(const std::shared_ptr<Recorder>& recorder);
 FASTAMP_API bool stop_recording(const std::shared_ptr<Recorder>& recorder);
 

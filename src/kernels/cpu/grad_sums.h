@@ -6,8 +6,8 @@
 // through a contiguous copy. All are cut into chunks of kNormChunkNumel elements. Short lists and
 // lists of small tensors are walked by the calling thread, others spread over at::parallel_for,
 // which leaves one fp64 per chunk to be added in order: the order of all sums depends on the sizes
-// of the tensors alone. Strided gradients go first then, which shows where they share memory with
-// others: what is in both is seen by the other first or second.
+// of the tensors alone. Strided gradients go first then, which can be seen only where they share
+// memory with others.
 
 #include "kernels/amp_args.h"
 #include "kernels/cpu/small_arrays.h"
@@ -79,8 +79,8 @@ class GradArrays {
   /// Whether more than the calling thread should walk them.
   bool worth_threads() const { return cpu::worth_threads(numel_, arrays_.size()); }
 
-  /// Calls visit(array) for a gradient: for a copy of a strided one, whose numbers are brought back
-  /// if they are written. One after the other: strided ones may share memory.
+  /// Calls visit(array) for a gradient; for a strided one with a copy, which is copied back if it
+  /// is written. One gradient after the other: strided ones may share memory.
   template <typename Visit>
   void visit(std::size_t index, const Visit& visit) const {
     if (arrays_[index].data != nullptr) {
@@ -105,7 +105,7 @@ class GradArrays {
   bool writes_;
 };
 
-/// Visits the chunks of one gradient and adds their sums, the order of which is kept, to `total`.
+/// Visits the chunks of one gradient and adds their sums to `total`, in order.
 template <typename Visit>
 void sum_array(const HostArray& array, std::size_t index, const Visit& visit, double& total) {
   for (std::int64_t at = 0; at < array.numel; at += kNormChunkNumel) {

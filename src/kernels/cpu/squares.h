@@ -17,9 +17,9 @@
 
 namespace fastamp::kernels::cpu {
 
-/// kBytes of numbers that the compiler maps to whatever vectors the instruction set has. Aligned as
-/// one number and an alias of any array, so that arrays are loaded and stored by it directly: GCC
-/// takes a memcpy apart.
+/// kBytes of numbers that the compiler maps to whatever vectors the instruction set has. Aligned
+/// like a single number and allowed to alias any array, so that arrays are loaded and stored
+/// through it directly: GCC splits up a memcpy.
 template <typename T, std::size_t kBytes>
 struct Vector {
   using type __attribute__((vector_size(kBytes), aligned(alignof(T)), may_alias)) = T;
@@ -36,7 +36,7 @@ FASTAMP_ALWAYS_INLINE void add_squares(FourSums& sums, const T* data) {
 
 #ifdef FASTAMP_X86_TARGETS
 /// sum_squares() of fp32 with AVX2, to the bit. GCC splits 32-byte vectors before it inlines their
-/// function into one whose target has them: that took three instructions for one.
+/// function into one whose target has them: three instructions instead of one.
 struct Avx2Squares {
   template <bool kAhead>
   FASTAMP_TARGET_AVX2 static double sum(const float* data, std::int64_t n) {
@@ -79,8 +79,7 @@ struct Avx2Squares {
 #endif
 
 /// Sum of the squares of n elements, fp32 or fp64; see square(). Convert: the instruction set, see
-/// kernels/cpu/convert.h. kAhead: asks for the cache lines of the first half of the n elements
-/// behind them.
+/// kernels/cpu/convert.h. kAhead: prefetches the first half of the n elements that follow these.
 template <typename Convert, typename T, bool kAhead = false>
 FASTAMP_ALWAYS_INLINE double sum_squares(const T* data, std::int64_t n) {
 #ifdef FASTAMP_X86_TARGETS

@@ -62,7 +62,7 @@ FASTAMP_ALWAYS_INLINE void store_block(const float* block, void* base, Storage s
   }
 }
 
-/// Brings masters up to parameters that somebody has written since the last step.
+/// Brings masters up to parameters that were written since the last step.
 template <typename Convert, typename Half>
 FASTAMP_ALWAYS_INLINE void follow_params(float* master, const Half* params, std::int64_t n) {
   alignas(64) Half narrowed[kStepBlock];
@@ -148,7 +148,7 @@ template <typename Op>
 using StepFn = void(const BlockGate&, const typename Op::Element&, const DenseEntry&, std::int64_t,
                     std::int64_t);
 
-/// Constants of the parameter at hand: those of the one before where group and step count are the
+/// Constants of the parameter at hand: reused from the last one where group and step count are the
 /// same, since powers in fp64 cost more than the step of a small parameter.
 template <typename Op>
 class Elements {

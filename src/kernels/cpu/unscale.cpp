@@ -114,7 +114,7 @@ struct SumAndUnscaleBody {
       return sum;
     }
     std::int64_t i = 0;
-    if (whole) {  // The memory stays busy: sum_squares asked for half of the next chunk.
+    if (whole) {  // Keeps memory busy: sum_squares prefetched only half of the next chunk.
       using Half = cpu::Vector<opmath_t, 32>::type;
       constexpr std::int64_t kHalfNumel = sizeof(Half) / sizeof(opmath_t);
       for (; i < n; i += 2 * kHalfNumel) {  // A cache line.

@@ -5,7 +5,7 @@
 //
 // A call works on a list of entries; an entry is one tensor of each of kDepth parallel lists (the
 // gradient; or the parameter, gradient and moments). Entry i is cut into ceil(numel / kChunkNumel)
-// chunks, all C chunks are numbered through and cut into R runs: run r is the contiguous chunks
+// chunks, all C chunks are numbered consecutively and cut into R runs: run r is the chunks
 // [C * r / R, C * (r + 1) / R), and worker (warp) w of W takes the runs [R * w / W, R * (w + 1) /
 // W): one binary search per run, then only steps to the next entry. Where the order of a sum
 // matters R is a function of C alone, so what is summed per run is the same for any launch shape;
@@ -18,8 +18,8 @@
 // replay, long after it went back to its pool. Kernel arguments are stored in the graph by value,
 // so a capture writes the buffer by kernels that carry it in their arguments, 32 KiB each.
 //
-// Entries without elements may stand behind all others: no worker ever gets to them, but what runs
-// once per entry (step counters) does.
+// Entries without elements may stand behind all others: no worker reaches them, but work that is
+// done once per entry (step counters) includes them.
 
 #include "kernels/functors/host_device.h"
 
@@ -184,7 +184,7 @@ struct DeviceShape {
   bool capturing;            ///< The stream is being captured into a graph.
 };
 
-/// How many entries fit the two argument tables, and what one takes elsewhere.
+/// How many entries fit the two argument tables, and the bytes that one takes in device memory.
 struct TableCapacity {
   std::size_t small;
   std::size_t large;

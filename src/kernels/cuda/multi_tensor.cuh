@@ -2,7 +2,7 @@
 
 // Runs an op over any number of tensors in one launch (see launch_plan.h for the cutting).
 //
-// An op is a trivially copyable struct (what it holds beyond kOpArgBytes is the table's loss) with
+// An op is a trivially copyable struct (bytes beyond kOpArgBytes are taken from the table) with
 //   struct Thread;                                     what a thread carries through its ranges
 //   __device__ Thread begin() const;                   called once, before the first range
 //   __device__ void range(Thread&, const Table&, const ChunkRange&, int lane) const;
@@ -10,16 +10,16 @@
 //   __device__ void end(Thread&) const;                called once by every thread of the block,
 //                                                      also those without a range (may sync)
 // and, where it needs them,
-//   static constexpr int kThreads;                     threads of a processor to fit the registers
-//                                                      to, instead of all it can hold
+//   static constexpr int kThreads;                     threads per processor that the registers
+//                                                      must suffice for, instead of all it can hold
 //   static constexpr std::uint32_t kMaxRuns;           cuts the chunks into that many runs at most,
 //   __device__ void end_run(Thread&, std::uint32_t run, int lane) const;
-//                                                      and is told of the end of each
+//                                                      and is called at the end of each
 //   unsigned* arrivals;                                zeros (zeroed_workspace.h), with
 //   __device__ void finish(const Table&) const;        called by all threads of the last block
 //
-// The last block is the one that counts itself in last (last_block.cuh): all that other blocks have
-// written before their end() it sees, and nothing that they read may change before.
+// The last block is the last one to arrive (last_block.cuh): it sees all that other blocks have
+// written before their end(), and nothing that they read may change before it runs.
 
 #include "kernels/cuda/last_block.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -39,8 +39,9 @@
 
 namespace fastamp::kernels::cuda {
 
-// Blocks per processor to fit the registers to. All threads resident: 2048 on data-centre parts,
-// 1536 on 8.6, 8.7, 8.9 and 12.x (ptxas ignores the bound where it exceeds what the part holds).
+// Blocks per processor that the registers must suffice for. All threads resident: 2048 on
+// data-centre parts, 1536 on 8.6, 8.7, 8.9 and 12.x (ptxas ignores the bound where it exceeds what
+// the part holds).
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 870 || \
                                __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
 inline constexpr int kMaxThreads = 1536;

@@ -35,7 +35,7 @@ static_assert(kNormChunkNumel == kChunkNumel);
 
 inline constexpr unsigned kAllLanes = 0xffffffffU;
 
-/// What a call needs at zero: arrivals of blocks and, where counts are asked for, those.
+/// Memory that is zero before a call: the count of arrived blocks and, if requested, the counts.
 struct SquaresZeros {
   unsigned arrivals;
   unsigned seen;  ///< Not 0: some element was not finite.
@@ -246,7 +246,7 @@ struct SquaresOp {
     store(at, element, factor);
   }
 
-  /// Counts a range that was only read, and is still there.
+  /// Counts a range that was only read, so that its values are still there.
   template <typename scalar_t>
   static __device__ __forceinline__ void recount(LaneSums& sums, const scalar_t* base,
                                                  const ChunkRange& range, int lane) {
@@ -256,8 +256,8 @@ struct SquaresOp {
     }
   }
 
-  /// By a whole warp. Relaxed: who reads found_inf comes after the kernel, and the counts are read
-  /// by the last block.
+  /// Called by a whole warp. Relaxed: found_inf is read after the kernel, and the counts by the
+  /// last block.
   __device__ __forceinline__ void report(const LaneSums& sums, unsigned long long* row,
                                          int lane) const {
     if (lane == 0) {
@@ -271,7 +271,7 @@ struct SquaresOp {
     }
   }
 
-  /// By the last block: hands the counts out and leaves zeros.
+  /// Called by the last block: hands the counts out and leaves zeros.
   __device__ __forceinline__ void move_counts() const {
 #pragma unroll 1
     for (std::int64_t i = threadIdx.x; i < count_words; i += kBlockThreads) {

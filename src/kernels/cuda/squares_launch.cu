@@ -29,7 +29,7 @@ void launch_squares(const DenseGrads& list, const SquaresRequest& request) {
   }
   using Op = SquaresOp<kWrites>;
   const auto runs = static_cast<std::uint32_t>(std::min<std::int64_t>(chunks, Op::kMaxRuns));
-  // Of the caching allocator: reuse is ordered by the stream, under capture it is the graph's.
+  // From the caching allocator: reuse is ordered by the stream, and under capture by the graph.
   const auto partial =
       c10::cuda::CUDACachingAllocator::get()->allocate(std::size_t{runs} * sizeof(double));
   multi_tensor_apply(

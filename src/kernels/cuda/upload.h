@@ -12,8 +12,8 @@ namespace fastamp::kernels::cuda {
 ///
 /// `fill` writes the bytes to the address it is given (8-byte aligned, on the host). They go by one
 /// async copy from pinned memory or, where the stream is being captured, in the arguments of
-/// kernels (launch_plan.h says why). The memory may be freed when what uses it has been launched:
-/// the allocator orders its reuse by the stream.
+/// kernels (launch_plan.h says why). The memory may be freed once the work that uses it has been
+/// launched: the allocator orders its reuse by the stream.
 c10::DataPtr upload(std::size_t bytes, c10::function_ref<void(void*)> fill,
                     c10::cuda::CUDAStream stream);
 

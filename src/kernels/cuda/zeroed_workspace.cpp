@@ -17,7 +17,7 @@ namespace {
 constexpr std::size_t kLeastBytes = 4096;
 
 /// Memory for the rest of the process, from the driver: the caching allocator may be serving a pool
-/// at the time (a MemPool, that of graph trees), whose owner takes back what is in it.
+/// at the time (a MemPool, that of graph trees), whose owner reclaims what is in it.
 void* allocate_for_good(std::size_t bytes) {
   // Another thread may be capturing; this is no part of what it records.
   const c10::cuda::CUDAStreamCaptureModeGuard guard(cudaStreamCaptureModeRelaxed);
@@ -36,8 +36,8 @@ struct Block {
   std::size_t bytes = 0;
 };
 
-/// What a stream has, or a larger one in its place. The smaller one is left to kernels that other
-/// threads may be about to launch; doubling bounds what that costs.
+/// The memory of a stream, replaced by a larger one if it is too small. The smaller one is kept for
+/// kernels that other threads may be about to launch; doubling bounds what that costs.
 void* memory_of_stream(std::size_t bytes, c10::cuda::CUDAStream stream) {
   using Key = std::pair<c10::DeviceIndex, c10::StreamId>;
   static std::mutex mutex;

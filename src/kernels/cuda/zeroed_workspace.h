@@ -6,7 +6,7 @@
 // Invariant: when a kernel that was given this memory has run, the memory is zero again. Kernels on
 // one stream run one after the other, so each stream has memory of its own; it is zeroed once, when
 // it is made, and lives as long as the process. A captured graph may be replayed on any stream,
-// beside anything, so a capture takes memory of the graph's pool and one memset node instead.
+// beside any other work, so a capture takes memory of the graph's pool and one memset node instead.
 
 #include <c10/core/Allocator.h>
 #include <c10/cuda/CUDAStream.h>

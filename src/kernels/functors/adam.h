@@ -15,7 +15,7 @@ struct AdamConstants {
   double beta2;
   double eps;
   double weight_decay;
-  bool decoupled;  ///< AdamW: the weight decays by itself, not through the gradient.
+  bool decoupled;  ///< AdamW: decay acts on the weight itself, not through the gradient.
   bool amsgrad;
   bool maximize;
 };
@@ -28,8 +28,8 @@ struct AdamModes {
 };
 
 /// One element of a step: fastamp/ops/fused_steps.h, fused_adamw_. Constants are taken in fp64 and
-/// rounded once, as torch's are. Factors of 1 and -1 stand in for what is not asked for: they
-/// change no bit.
+/// rounded once, as torch's are. A factor of 1 stands for a feature that is not in use: it changes
+/// no bit.
 struct AdamUpdate {
   float sign;         ///< -1 to maximize.
   float lerp_weight;  ///< 1 - beta1, from the nearer end: so weights of 0 and 1 are exact.
@@ -42,7 +42,7 @@ struct AdamUpdate {
   float correction2_sqrt;
   AdamModes modes;
 
-  /// `steps` is what the moments have seen before this step.
+  /// `steps`: how many the moments have seen before this one.
   static FASTAMP_HOST_DEVICE AdamUpdate at(const AdamConstants& group, float steps) {
     const double lr = group.lr.value();
     const double t = static_cast<double>(steps) + 1.0;

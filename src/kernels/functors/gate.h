@@ -23,7 +23,7 @@ struct GateValues {
   }
 };
 
-/// Where a call says what its gate is, to be read when the step runs. Null pointers stand for 1, 1
+/// Addresses of the gate of a call, to be read when the step runs. Null pointers stand for 1, 1
 /// and 0.
 struct GatePointers {
   const float* inv_scale;

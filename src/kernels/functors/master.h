@@ -5,8 +5,8 @@
 namespace fastamp::kernels {
 
 /// The fp32 weight of a 16-bit parameter: its master, unless the parameter is no longer what the
-/// master rounds to. Then somebody has written the parameter since the last step (loaded, clamped,
-/// averaged it), and that is the weight. `rounded` and `param` are exact in fp32.
+/// master rounds to. Then the parameter has been written since the last step (loaded, clamped,
+/// averaged), and is the weight. `rounded` and `param` are exact in fp32.
 FASTAMP_HOST_DEVICE float current_weight(float master, float rounded, float param) {
   return rounded == param ? master : param;
 }

@@ -15,7 +15,7 @@ inline constexpr std::int64_t kNormChunkNumel = 2048;
 /// The square of a gradient element, exact in fp64 for every fp32 number (48 bits, and an exponent
 /// range that neither overflows nor underflows), so contraction to a fused multiply-add changes no
 /// bit. The scale is applied once, to the sum. The sum of finite squares is finite for any number
-/// of elements there can be: a non-finite sum tells of a non-finite element.
+/// of elements there can be: a non-finite sum means a non-finite element.
 FASTAMP_HOST_DEVICE double square(float grad) {
   const auto wide = static_cast<double>(grad);
   return wide * wide;
@@ -37,7 +37,7 @@ FASTAMP_HOST_DEVICE float clip_coefficient(float max_norm, float total_norm) {
   return coefficient > 1.0F ? 1.0F : coefficient;
 }
 
-/// What a pass over gradients leaves of their norm; null pointers are not asked for.
+/// Where a pass over gradients writes their norm; null pointers: not requested.
 struct NormResults {
   double* sum_of_squares;
   float* total_norm;

@@ -23,11 +23,11 @@ struct SgdUpdate {
   float grad_weight;
   float weight_decay;
   bool has_momentum;
-  bool first;  ///< The buffer holds nothing yet, and may hold anything.
+  bool first;  ///< The buffer is not in use yet, and may hold anything.
   bool nesterov;
   bool maximize;
 
-  /// `steps` is what the momentum buffer has seen.
+  /// `steps`: how many the momentum buffer has seen.
   static FASTAMP_HOST_DEVICE SgdUpdate at(const SgdConstants& group, float steps) {
     return {static_cast<float>(-group.lr.value()),
             static_cast<float>(group.momentum),

@@ -12,7 +12,7 @@
 using fastamp::AutocastGuard;
 using namespace fastamp::test;
 
-// Regions that are not fastamp's tell nobody when they end, except torch's own cache.
+// Of regions that are not fastamp's, only torch's own cache shows when they end.
 
 TEST_CASE_METHOD(LeavesNoTrace, "cast cache: a hand-written region keeps casts, and ends them",
                  "[autocast][cache]") {

@@ -43,7 +43,7 @@ TEST_CASE("first use: torch's kernels before, fastamp's with the same results af
   CHECK(by_torch.product.scalar_type() == c10::kBFloat16);
 
   // The first guards of the process, in many threads at once: all find the kernels in place, and
-  // none lets torch's warning about kernels registered over its own through.
+  // torch's warning about kernels registered over its own never gets through.
   std::atomic<int> wrong = 0;
   std::atomic<int> printed = 0;
   Meeting meeting(kThreads);

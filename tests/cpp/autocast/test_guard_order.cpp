@@ -109,7 +109,7 @@ TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: destroyed on another thread it c
   CHECK_FALSE(left_there->cpu_enabled);
   CHECK(left_there->depth == 0);
   CHECK(public_state() == inside);
-  // The region is still open and belongs to nobody: as after a guard that is leaked.
+  // The region is still open and has no owner, as after a leaked guard.
   set_enabled(c10::kCPU, false);
   decrement_nesting();
 }

@@ -1,4 +1,4 @@
-// Gradients whose memory runs code when it goes, and that code uses what lets them go.
+// Gradients whose memory runs code when it is freed; that code uses the object that freed it.
 
 #include "helpers.h"
 #include "scaler/gradient_pass.h"
@@ -22,7 +22,7 @@ using namespace fastamp::test;
 
 namespace {
 
-/// Two floats that call a function when nobody holds them any more.
+/// Two floats that call a function when they are freed.
 at::Tensor gradient_with_end(float value, std::function<void()> at_end) {
   const auto memory = std::make_shared<std::array<float, 2>>();
   memory->fill(value);

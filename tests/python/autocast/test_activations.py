@@ -1,4 +1,4 @@
-"""An activation used by several ops of a region is cast once; nobody can tell but by the memory."""
+"""An activation used by several ops of a region is cast once; only the memory shows it."""
 
 from __future__ import annotations
 

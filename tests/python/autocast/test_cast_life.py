@@ -266,7 +266,7 @@ def test_double_integer_and_complex_arguments_are_never_cast():
 
 
 def test_no_weak_reference_to_a_weight_stays_after_the_region(x: torch.Tensor):
-    """torch.utils.swap_tensors refuses tensors that anybody refers to weakly."""
+    """torch.utils.swap_tensors refuses tensors that have weak references."""
     a, b = make_weight(), torch.nn.Parameter(torch.ones(8, 8))
     with fastamp.autocast("cpu"), torch.no_grad():
         torch.mm(x, a), torch.mm(x, b)

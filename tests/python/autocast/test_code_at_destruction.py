@@ -1,4 +1,4 @@
-"""Code that runs when a container of ours lets something go, and that uses the same container."""
+"""Code that runs when a container of ours drops something, and that uses the same container."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ _library.impl("see", _see, "CompositeExplicitAutograd")
 
 @pytest.fixture(scope="module")
 def cast_of() -> Iterator[Cast]:
-    """A function that returns the cast that a region makes of a weight, with nobody's help."""
+    """A function that returns the cast that a region makes of a weight."""
 
     def cast_of(w: torch.Tensor) -> torch.Tensor:
         torch.ops.destruction.see(w)

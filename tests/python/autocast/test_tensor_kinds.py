@@ -47,9 +47,9 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 
 def differing(calls: list[Call], run: Callable[[], list[Any]]) -> list[Any]:
-    """Calls of which our kernels make something else than torch's, which agree with themselves.
+    """Calls where our kernels differ from torch's, among those where torch's agree with themselves.
 
-    Some ops give what was in fresh memory, where a tensor has no numbers.
+    Some ops return what was in fresh memory, where a tensor has no numbers.
     """
     expected = []
     with torch_kernels():
@@ -218,7 +218,7 @@ def test_strided_nested_tensors_go_through_models(model: Callable[[], Any], cach
 
 
 def test_linear_and_attention_take_strided_nested_tensors():
-    """That the test above compares results and not refusals."""
+    """The test above compares results, and not only refusals."""
     with fastamp.autocast("cpu", dtype=BF16):
         assert linear_in_training()[0].dtype == BF16
         assert attention().dtype == BF16

@@ -145,7 +145,7 @@ def test_delayed_gradients_add_up_scaled_and_are_unscaled_once():
     assert p.grad.item() == 3.25 * 65536
     backward((p * 4).sum(), optimizer, delay_unscale=True)
     assert p.grad.item() == 7.25 * 65536
-    with pytest.raises(RuntimeError, match="no other loss left scaled"):
+    with pytest.raises(RuntimeError, match="another loss left scaled"):
         backward(p.sum(), optimizer, loss_id=1)
     backward((p * 5).sum(), optimizer)
     assert p.grad.item() == 12.25

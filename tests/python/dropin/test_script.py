@@ -1,4 +1,4 @@
-"""TorchScript of functions and modules that say our regions, or torch's while installed."""
+"""TorchScript of functions and modules that use our regions, or torch's while installed."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_layout_is_that_of_torchs_fused_optimizers(device, name):
 @given(before=st.integers(0, 3), between=st.integers(0, 3), after=st.integers(1, 3))
 @settings(max_examples=10, deadline=None)
 def test_checkpoints_go_to_torch_and_back(device, name, before, between, after):
-    """Steps by ours, torch's, ours are the steps of ours alone, within what Adam's bits allow."""
+    """Steps by ours, torch's and ours again equal those of ours alone, within Adam's bits."""
     torch.manual_seed(before + 10 * between)
     ours, theirs = PAIRS[name]
     alone = parameters(device=device)

@@ -1,4 +1,4 @@
-"""torch's profiler range and hooks around a step: there for those who look, and for them only."""
+"""torch's profiler range and hooks around a step: there if something observes it, and only then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flag of an iteration is used again for a later one only if nobody can tell."""
+"""The flag of an iteration is used again for a later one only if that cannot be observed."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Code of others may move gradients that are being collected: none is written where it was."""
+"""User code may move gradients that are being collected: none is written at its old place."""
 
 import weakref
 

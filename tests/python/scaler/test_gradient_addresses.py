@@ -1,4 +1,4 @@
-"""Kernels are called with addresses only where nobody can change or see anything in between."""
+"""Kernels are called with addresses only where no other code can act in between."""
 
 import types
 

@@ -193,7 +193,7 @@ class Job:
 
 
 def names_of_graph(loss: torch.Tensor) -> list[str]:
-    """Python's view of the graph, which the nodes of our casts must stand."""
+    """Python's view of the graph, which must work with the nodes of our casts."""
     names, nodes = [], [loss.grad_fn]
     while nodes:
         node = nodes.pop()

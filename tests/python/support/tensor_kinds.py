@@ -22,7 +22,7 @@ class Plain(torch.Tensor):
 
 
 class Secretive(torch.Tensor):
-    """A wrapper that counts who asks for its sizes, and lets nobody know its numel."""
+    """A wrapper that counts the requests for its sizes, and does not tell its numel."""
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Secretive:
