@@ -35,7 +35,7 @@ Rows named "weight copies" are training steps of fastamp's optimizers with `auto
 regions cast no weight. "no weight copies" is fastamp with the same optimizer without them. The
 second plot of that section shows the speed-up over it: the effect of weight copies alone. For every
 candidate, torch's profiler counts as weight casts all casts in a step that read a parameter's
-memory. The goal is none, and no more casts in total than torch.amp; there is no goal for the time.
+memory. The goal is zero, and no more casts in total than torch.amp; there is no goal for the time.
 The memory table shows how much memory weight copies hold between steps.
 
 `make bench` measures every row the machine can run, within ten minutes; on a machine with a GPU,
