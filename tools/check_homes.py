@@ -63,20 +63,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
 }
 
 # The same, to be moved.
-TO_BE_MOVED: dict[str, tuple[str, ...]] = {
-    "python/csrc/region_object.h": (
-        "python::notify_export",
-        "python::region_init",
-    ),
-    "python/csrc/step_gather.h": (
-        "python::sgd_step",
-        "python::adam_step",
-    ),
-    "python/csrc/torch_region.h": (
-        "python::enter_torch_region",
-        "python::leave_torch_region",
-    ),
-}
+TO_BE_MOVED: dict[str, tuple[str, ...]] = {}
 
 # Comments, strings and characters; preprocessor lines likewise.
 NOISE = re.compile(

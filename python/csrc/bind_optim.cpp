@@ -1,5 +1,7 @@
 #include "bindings.h"
+#include "step_adam.h"
 #include "step_gather.h"
+#include "step_sgd.h"
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>

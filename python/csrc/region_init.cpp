@@ -1,3 +1,6 @@
+#include "region_init.h"
+
+#include "region_hooks.h"
 #include "region_object.h"
 
 #include <ATen/autocast_mode.h>

@@ -1,8 +1,9 @@
 #include "bindings.h"
+#include "region_hooks.h"
+#include "region_init.h"
 #include "region_object.h"
 #include "region_stack.h"
 
-#include <ATen/PythonTorchFunctionTLS.h>
 #include <c10/core/Device.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
@@ -12,8 +13,6 @@
 // The raw C API, and only here: entering a region through a pybind11 class costs three times as
 // much.
 namespace fastamp::python {
-
-RegionHooks g_region_hooks;
 
 namespace {
 
@@ -174,16 +173,6 @@ PyType_Spec g_spec{"fastamp._C.Region", sizeof(Region), 0, Py_TPFLAGS_DEFAULT | 
                    g_slots.data()};
 
 }  // namespace
-
-bool notify_export(PyObject* region, bool entering) {
-  if (!at::impl::torch_function_mode_enabled()) {
-    return true;
-  }
-  PyObject* result = PyObject_CallFunctionObjArgs(g_region_hooks.notify_export, region,
-                                                  entering ? Py_True : Py_False, nullptr);
-  Py_XDECREF(result);
-  return result != nullptr;
-}
 
 bool add_region_type(PyObject* module) {
   PyObject* type = PyType_FromSpec(&g_spec);

@@ -1,3 +1,5 @@
+#include "step_adam.h"
+
 #include "optim/adam_step.h"
 #include "step_gather.h"
 

@@ -122,10 +122,4 @@ py::list gathered_step(py::handle optimizer, py::handle gate) {
   return foreign;
 }
 
-/// One step of an optimizer: gather, then one fused op per device with the GIL released.
-/// @param gate  fastamp._C.StepGate or None.
-/// @returns What gather_step returns.
-py::list sgd_step(py::handle optimizer, py::handle gate);
-py::list adam_step(py::handle optimizer, py::handle gate);
-
 }  // namespace fastamp::python

@@ -1,3 +1,5 @@
+#include "step_sgd.h"
+
 #include "optim/sgd_step.h"
 #include "step_gather.h"
 

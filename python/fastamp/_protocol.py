@@ -67,7 +67,7 @@ class Optimizer(Protocol):
 
 
 class TorchRegion(Protocol):
-    """What csrc/bind_torch_region.cpp reads of a ``torch.autocast`` when fastamp is installed.
+    """What csrc/torch_region.cpp reads of a ``torch.autocast`` when fastamp is installed.
 
     Set by torch's constructor; of ``fastamp.autocast`` these are native (csrc/region_type.cpp).
     """

@@ -1,5 +1,5 @@
 #include "optim/adam_family.h"
-#include "optim/carried_state.h"
+#include "optim/fused_states.h"
 
 #include <fastamp/optim/fuse.h>
 #include <fastamp/optim/gated_optimizer.h>
@@ -15,8 +15,8 @@ namespace fastamp::optim {
 namespace {
 
 using torch::optim::Optimizer;
-using CarriedAdam = CarriedAdamState<torch::optim::AdamParamState>;
-using CarriedAdamW = CarriedAdamState<torch::optim::AdamWParamState>;
+using AdamState = FusedAdamState<torch::optim::AdamParamState>;
+using AdamWState = FusedAdamState<torch::optim::AdamWParamState>;
 
 /// The mark of a fused optimizer is an empty state under a key that no parameter has: it lives and
 /// dies with the optimizer, which a list of addresses would not.
@@ -30,32 +30,32 @@ void* mark() {
 template <typename Visit>
 bool visit_type(const Optimizer& optimizer, const Visit& visit) {
   if (typeid(optimizer) == typeid(torch::optim::SGD)) {
-    visit.template operator()<torch::optim::SGDOptions, CarriedSgdState, false>();
+    visit.template operator()<torch::optim::SGDOptions, FusedSgdState, false>();
   } else if (typeid(optimizer) == typeid(torch::optim::Adam)) {
-    visit.template operator()<torch::optim::AdamOptions, CarriedAdam, false>();
+    visit.template operator()<torch::optim::AdamOptions, AdamState, false>();
   } else if (typeid(optimizer) == typeid(torch::optim::AdamW)) {
-    visit.template operator()<torch::optim::AdamWOptions, CarriedAdamW, true>();
+    visit.template operator()<torch::optim::AdamWOptions, AdamWState, true>();
   } else {
     return false;
   }
   return true;
 }
 
-bool carriable(const at::Tensor& param) {
+bool can_fuse_param(const at::Tensor& param) {
   return param.scalar_type() == at::kFloat && param.layout() == at::kStrided &&
          (param.is_cpu() || param.is_cuda());
 }
 
-bool all_carriable(const Optimizer& optimizer) {
+bool can_fuse_all(const Optimizer& optimizer) {
   return std::ranges::all_of(optimizer.param_groups(), [](const auto& group) {
-    return std::ranges::all_of(group.params(), carriable);
+    return std::ranges::all_of(group.params(), can_fuse_param);
   });
 }
 
 }  // namespace
 
 bool can_fuse(const Optimizer& optimizer) {
-  return visit_type(optimizer, []<typename, typename, bool> {}) && all_carriable(optimizer);
+  return visit_type(optimizer, []<typename, typename, bool> {}) && can_fuse_all(optimizer);
 }
 
 bool is_fused(const Optimizer& optimizer) {
@@ -66,7 +66,7 @@ Optimizer& fuse(Optimizer& optimizer) {
   if (is_fused(optimizer) || dynamic_cast<GatedOptimizer*>(&optimizer) != nullptr) {
     return optimizer;
   }
-  TORCH_CHECK_TYPE(all_carriable(optimizer),
+  TORCH_CHECK_TYPE(can_fuse_all(optimizer),
                    "fuse: expected float32 parameters on cpu or cuda, got others; "
                    "fastamp::optim has optimizers that keep master weights for 16-bit ones");
   const bool known = visit_type(optimizer, [&]<typename Options, typename State, bool> {
@@ -102,9 +102,9 @@ void unfuse(Optimizer& optimizer) {
         states[key] = known.clone();
         continue;
       }
-      const auto& carried = static_cast<const State&>(known);
-      if (read_counter(carried.steps()) > 0) {  // torch's have no state before their first step.
-        states[key] = std::make_unique<typename State::Plain>(carried.plain());
+      const auto& fused = static_cast<const State&>(known);
+      if (read_counter(fused.steps()) > 0) {  // torch's have no state before their first step.
+        states[key] = std::make_unique<typename State::Plain>(fused.plain());
       }
     }
     optimizer.state() = std::move(states);
@@ -117,7 +117,7 @@ void fused_step(Optimizer& optimizer, const StepGate& gate,
   TORCH_CHECK_VALUE(is_fused(optimizer), kFunction,
                     ": expected an optimizer that fuse() was called on, got another");
   visit_type(optimizer, [&]<typename Options, typename State, bool kDecoupled> {
-    if constexpr (std::is_same_v<State, CarriedSgdState>) {
+    if constexpr (std::is_same_v<State, FusedSgdState>) {
       run_sgd<Options, State>(kFunction, optimizer, gate, learning_rates);
     } else {
       run_adam<Options, State, kDecoupled>(kFunction, optimizer, gate, learning_rates);

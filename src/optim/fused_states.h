@@ -1,6 +1,6 @@
 #pragma once
 
-// States of torch's own optimizers while they are carried by the fused step: torch's, so that its
+// States of torch's own optimizers while the fused step does their work: torch's, so that its
 // step(), save() and load() understand them, with the step counter on the device.
 
 #include "optim/states.h"
@@ -16,7 +16,7 @@
 
 namespace fastamp::optim {
 
-struct CarriedSgdState : torch::optim::SGDParamState {
+struct FusedSgdState : torch::optim::SGDParamState {
   using Plain = torch::optim::SGDParamState;
   TORCH_ARG(at::Tensor, steps);
 
@@ -29,13 +29,13 @@ struct CarriedSgdState : torch::optim::SGDParamState {
 
  private:
   std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
-    return std::make_unique<CarriedSgdState>(*this);
+    return std::make_unique<FusedSgdState>(*this);
   }
 };
 
 /// `TorchState` is torch::optim::AdamParamState or AdamWParamState.
 template <typename TorchState>
-struct CarriedAdamState : TorchState {
+struct FusedAdamState : TorchState {
   using Plain = TorchState;
   using TorchState::serialize;
   TORCH_ARG(at::Tensor, steps);
@@ -75,11 +75,11 @@ struct CarriedAdamState : TorchState {
 
  private:
   std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
-    return std::make_unique<CarriedAdamState>(*this);
+    return std::make_unique<FusedAdamState>(*this);
   }
 };
 
-/// Makes states of torch's carried ones when it finds them: load() puts torch's there.
+/// Makes states of those of torch that the fused step uses when it finds them: load() puts torch's there.
 template <typename State>
   requires requires { typename State::Plain; }
 struct StateSource<State> {

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace fastamp::python {
+
+/// One step of an SGD optimizer: gather, then one fused op per device with the GIL released.
+/// @param gate  fastamp._C.StepGate or None.
+/// @returns What gather_step returns.
+pybind11::list sgd_step(pybind11::handle optimizer, pybind11::handle gate);
+
+}  // namespace fastamp::python

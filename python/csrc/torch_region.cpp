@@ -1,0 +1,112 @@
+#include "torch_region.h"
+
+#include "region_hooks.h"
+#include "region_object.h"
+#include "region_stack.h"
+
+#include <c10/core/Device.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Exceptions.h>
+
+#include <memory>
+
+// Regions of torch's own class, whose settings are ordinary attributes. The raw C API for the
+// reason that region_type.cpp gives.
+namespace fastamp::python {
+namespace {
+
+struct DropReference {
+  void operator()(PyObject* object) const { Py_DECREF(object); }
+};
+using Reference = std::unique_ptr<PyObject, DropReference>;
+
+Reference attribute(PyObject* object, const char* name, PyObject*& interned) {
+  if (interned == nullptr) {
+    interned = PyUnicode_InternFromString(name);
+  }
+  return Reference(interned == nullptr ? nullptr : PyObject_GetAttr(object, interned));
+}
+
+bool read_device(PyObject* region, autocast::AutocastState& out) {
+  static PyObject* interned = nullptr;
+  const Reference device = attribute(region, "device", interned);
+  if (device == nullptr) {
+    return false;
+  }
+  const char* name = PyUnicode_Check(device.get()) != 0 ? PyUnicode_AsUTF8(device.get()) : nullptr;
+  if (name == nullptr) {
+    PyErr_Format(PyExc_TypeError, "autocast.__enter__: expected device to be a str, got %.100s",
+                 Py_TYPE(device.get())->tp_name);
+    return false;
+  }
+  out.device = c10::Device(name).type();
+  return true;
+}
+
+bool read_dtype(PyObject* region, autocast::AutocastState& out) {
+  static PyObject* interned = nullptr;
+  const Reference dtype = attribute(region, "fast_dtype", interned);
+  if (dtype == nullptr) {
+    return false;
+  }
+  if (!THPDtype_Check(dtype.get())) {
+    PyErr_Format(PyExc_TypeError,
+                 "autocast.__enter__: expected dtype to be a torch.dtype, got "
+                 "%.100s",
+                 Py_TYPE(dtype.get())->tp_name);
+    return false;
+  }
+  out.dtype = reinterpret_cast<THPDtype*>(dtype.get())->scalar_type;
+  return true;
+}
+
+bool read_flag(PyObject* region, const char* name, PyObject*& interned, bool& out) {
+  const Reference flag = attribute(region, name, interned);
+  if (flag == nullptr) {
+    return false;
+  }
+  if (PyBool_Check(flag.get()) == 0) {
+    PyErr_Format(PyExc_TypeError, "autocast.__enter__: expected %s to be a bool, got %.100s",
+                 name + 1, Py_TYPE(flag.get())->tp_name);  // without the underscore
+    return false;
+  }
+  out = flag.get() == Py_True;
+  return true;
+}
+
+bool read_settings(PyObject* region, autocast::AutocastState& out) {
+  static PyObject* enabled = nullptr;
+  static PyObject* cache_enabled = nullptr;
+  return read_device(region, out) && read_dtype(region, out) &&
+         read_flag(region, "_enabled", enabled, out.enabled) &&
+         read_flag(region, "_cache_enabled", cache_enabled, out.cache_enabled);
+}
+
+}  // namespace
+
+PyObject* enter_torch_region(PyObject* region) {
+  HANDLE_TH_ERRORS
+  autocast::AutocastState wanted{};
+  if (!read_settings(region, wanted)) {
+    return nullptr;
+  }
+  push_region(region, wanted, RegionKind::torchs);
+  if (!notify_export(region, true)) {
+    pop_region(region);
+    return nullptr;
+  }
+  Py_INCREF(region);
+  return region;
+  END_HANDLE_TH_ERRORS
+}
+
+Leaving leave_torch_region(PyObject* region) {
+  HANDLE_TH_ERRORS
+  if (!pop_region(region)) {
+    return Leaving::unknown;
+  }
+  return notify_export(region, false) ? Leaving::done : Leaving::failed;
+  END_HANDLE_TH_ERRORS_RET(Leaving::failed)
+}
+
+}  // namespace fastamp::python
