@@ -1,17 +1,17 @@
 """The private attributes by which fastamp's Python and native parts find each other's work.
 
 The native code reads them by name, so no type checker sees that both sides mean the same. They are
-written down here and nowhere else; a test looks for names that are missing or that nobody uses. A
-gate's own fields are those of :class:`fastamp._C.StepGate`, read by ``csrc/step_gather.cpp``.
+written down here and nowhere else; a test looks for names that are missing or that nobody uses.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+    from torch.amp.grad_scaler import OptState
 
     import fastamp._C as _C
     from fastamp._C import StepGate
@@ -64,6 +64,17 @@ class Optimizer(Protocol):
 
     def _fastamp_use_weight_copies(self, function: str, dtype: torch.dtype | None) -> None:
         """Sets _fastamp_weight_copies. Called by constructors, ``__setstate__`` and ``fuse_``."""
+
+
+class OptimizerState(TypedDict):
+    """An optimizer's entry in torch's ``GradScaler._per_optimizer_states``, while it has one.
+
+    Its key is the optimizer's identity. csrc/python_optimizer.cpp reads and writes it, as do
+    GradScaler, FSDP's scaler and other subclasses.
+    """
+
+    stage: OptState
+    found_inf_per_device: dict[torch.device, Tensor]
 
 
 class TorchRegion(Protocol):

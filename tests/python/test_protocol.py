@@ -9,6 +9,7 @@ import torch
 
 import fastamp
 from fastamp import _protocol
+from fastamp._scaler.hooks import CoreHooks
 
 PYTHON = Path(__file__).resolve().parents[2] / "python"
 
@@ -41,6 +42,17 @@ def test_the_native_code_names_no_private_attribute_that_is_not_listed():
     named = names_in(*NATIVE, pattern=r'"(_[a-z]\w*)"')
     assert named <= OPTIMIZER | OTHERS
     assert private(OTHERS) <= named
+
+
+def test_the_native_core_calls_every_hook_and_no_other():
+    called = names_in(*NATIVE, pattern=r'hooks_?\.attr\("(\w+)"\)')
+    assert called == {name for name in vars(CoreHooks) if not name.startswith("_")}
+
+
+def test_the_entries_of_an_optimizers_state_are_torchs_and_known_to_the_native_code():
+    listed_names = set(_protocol.OptimizerState.__annotations__)
+    assert set(torch.amp.grad_scaler._refresh_per_optimizer_state()) == listed_names
+    assert listed_names <= names_in(*NATIVE, pattern=r'"(\w+)"')
 
 
 def test_optimizers_have_what_is_listed():

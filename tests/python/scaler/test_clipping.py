@@ -120,6 +120,24 @@ def test_error_if_nonfinite_leaves_the_gradients_unclipped():
     assert scaler.get_scale() == 0.5
 
 
+@pytest.mark.parametrize("kind", [torch.optim.SGD, fastamp.optim.SGD])
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf")])
+def test_sparse_gradients_are_stepped_by_the_norm_of_their_sums(kind, norm_type):
+    parameter = torch.nn.Parameter(torch.zeros(4, 1))
+    indices = torch.tensor([[1, 1, 2]])
+    parameter.grad = torch.sparse_coo_tensor(indices, torch.tensor([[3.0], [3.0], [8.0]]), (4, 1))
+    optimizer = kind([parameter], lr=1.0)
+    scaler = fastamp.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(torch.ones(()))
+    expected = torch.tensor([0.0, 3.0, 4.0, 0.0])
+    norm = scaler.clip_grad_norm_(optimizer, 1.0, norm_type)
+    assert norm.item() == pytest.approx(torch.linalg.vector_norm(expected, norm_type).item())
+    scaler.step(optimizer)
+    scaler.update()
+    stepped = -expected / norm
+    torch.testing.assert_close(parameter.detach().flatten(), stepped, rtol=1e-5, atol=1e-6)
+
+
 def test_sparse_gradients_are_clipped_by_the_norm_of_their_sums():
     parameter = torch.nn.Parameter(torch.zeros(4, 1))
     indices = torch.tensor([[1, 1, 2]])

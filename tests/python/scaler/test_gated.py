@@ -3,6 +3,7 @@
 import copy
 import pickle
 import random
+import sys
 import warnings
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 import fastamp
 import fastamp.optim
+from fastamp import _C
 from support.gated_pairs import CASES, SHAPES, assert_close, gradients, pair, step_both
 from support.scaler_pairs import set_gradients
 
@@ -240,3 +242,38 @@ def test_nothing_waits_on_cuda(name):
             if number == 5:
                 torch.cuda.set_sync_debug_mode("default")
     assert not scaler.step_was_skipped
+
+
+def native_calls(action):
+    """The names of fastamp's native functions that a call of Python comes to."""
+    names = []
+
+    def note(_frame, event, argument):
+        if event == "c_call" and argument.__name__ in NATIVE_NAMES:
+            names.append(argument.__name__)
+
+    sys.setprofile(note)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return names
+
+
+NATIVE_NAMES = {*vars(_C), *vars(_C.ScalerCore), *vars(_C.StepGate)} - {"__init__", "__new__"}
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_a_gated_step_crosses_into_native_code_at_most_three_times(clip):
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    optimizer = fastamp.optim.SGD([parameter], lr=1.0)
+    scaler = fastamp.GradScaler("cpu", init_scale=2.0)
+    for _ in range(2):
+        scaler.scale(parameter.sum()).backward()
+        if clip:
+            scaler.clip_grad_norm_(optimizer, 1.0)
+        step = native_calls(lambda: scaler.step(optimizer))
+        update = native_calls(scaler.update)
+        optimizer.zero_grad()
+    assert step == ["step", "has_observers", "sgd_step"]
+    assert update == ["end_iteration"]
