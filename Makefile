@@ -11,20 +11,23 @@ ITERS ?=
 UNTIL_LOSS ?=
 STAGE ?=
 CATCH2_INCLUDE ?=
-FASTAMP_CUDA ?= AUTO
+FASTAMP_CUDA ?=
 
 ifeq ($(VENV),none)
   PY := $(PYTHON)
   ENVIRONMENT :=
+  DEMO_ENVIRONMENT :=
   export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 else
   PY := $(abspath $(VENV))/bin/python
   ENVIRONMENT := $(VENV)/.fastamp-ready
+  DEMO_ENVIRONMENT := $(VENV)/.fastamp-demo
 endif
 
 BUILD_DIR := build/make
 export FASTAMP_BUILD_DIR := $(CURDIR)/$(BUILD_DIR)
 export MAX_JOBS := $(JOBS)
+export FASTAMP_CUDA
 ifneq ($(CATCH2_INCLUDE),)
   export CMAKE_ARGS += -DCATCH2_INCLUDE=$(abspath $(CATCH2_INCLUDE))
 endif
@@ -45,6 +48,7 @@ help:
 	@echo 'make build  the native part and an editable install'
 	@echo 'make clean  remove build products (VENV stays)'
 	@echo 'Variables: PYTHON=python3 VENV=.venv|none TORCH=torch==2.11.0 JOBS=n CATCH2_INCLUDE=folder'
+	@echo '           FASTAMP_CUDA=AUTO|ON|OFF (AUTO; for demo OFF where there is no GPU)'
 
 build: $(ENVIRONMENT)
 	$(PY) tools/cmake_build.py --build-dir $(BUILD_DIR) --tests --jobs $(JOBS)
@@ -58,7 +62,11 @@ test: build
 gpu: build
 	$(RUN) $(PY) tools/gpu_stage.py --build-dir $(BUILD_DIR) $(addprefix --stage ,$(STAGE))
 
-demo: build
+demo: $(DEMO_ENVIRONMENT)
+	$(PY) tools/cmake_build.py --build-dir $(BUILD_DIR) --demo --jobs $(JOBS)
+ifneq ($(VENV),none)
+	@$(PY) tools/setup_venv.py editable --demo --stamp $(VENV)/.fastamp-editable
+endif
 	$(RUN) $(PY) tools/demo.py $(if $(ITERS),--iters $(ITERS)) $(if $(UNTIL_LOSS),--until-loss $(UNTIL_LOSS))
 
 bench: build
@@ -70,17 +78,22 @@ lint: build
 # Needs no environment of ours: makes one for each torch.
 compat:
 ifneq ($(VENV),none)
-	sh tools/setup_system.sh '$(PYTHON)' '$(CATCH2_INCLUDE)'
+	sh tools/setup_system.sh all '$(PYTHON)' '$(CATCH2_INCLUDE)'
 endif
-	$(PYTHON) tools/compat.py --torch '$(TORCH)' --cuda $(FASTAMP_CUDA) --jobs $(JOBS)
+	$(PYTHON) tools/compat.py --torch '$(TORCH)' --cuda $(or $(FASTAMP_CUDA),AUTO) --jobs $(JOBS)
 
 clean:
 	rm -rf build dist python/fastamp.egg-info python/fastamp/lib python/fastamp/include python/fastamp/share
 	rm -f python/fastamp/_C.*.so python/fastamp/build_info.json $(VENV)/.fastamp-editable
 
-# Made anew when the pinned versions change.
-$(VENV)/.fastamp-ready: pyproject.toml tools/setup_venv.py tools/setup_system.sh
-	sh tools/setup_system.sh '$(PYTHON)' '$(CATCH2_INCLUDE)'
+# Made anew when the pinned versions change. The demo's part first: nobody waits for more than that.
+$(VENV)/.fastamp-demo: pyproject.toml tools/setup_venv.py tools/setup_system.sh
+	sh tools/setup_system.sh demo '$(PYTHON)'
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) tools/setup_venv.py packages --demo --torch '$(TORCH)'
+	touch $@
+
+$(VENV)/.fastamp-ready: $(VENV)/.fastamp-demo
+	sh tools/setup_system.sh all '$(PYTHON)' '$(CATCH2_INCLUDE)'
 	$(PY) tools/setup_venv.py packages --torch '$(TORCH)'
 	touch $@

@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+DEMO_TARGETS = ("fastamp", "fastamp_python", "digits")
+CUDA_OPTION = ("-DFASTAMP_CUDA=", "-DFASTAMP_CUDA:")
+WITHOUT_CUDA = "No GPU here: building without the CUDA part. FASTAMP_CUDA=ON builds it."
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class Build:
         build_dir: Where CMake builds; kept between runs.
         package_dir: Python package folder that the result is installed into.
         tests: Whether the C++ tests are built.
+        demo: Build what the demo needs and nothing else, and the CUDA part only where there is a
+            GPU. A folder that is configured for more stays so.
         relocatable: Whether the result may not name this machine's folders (wheels).
         jobs: Compilations at the same time.
         python: The interpreter whose torch is built against.
@@ -36,12 +41,16 @@ class Build:
     build_dir: Path
     package_dir: Path
     tests: bool = False
+    demo: bool = False
     relocatable: bool = False
     jobs: int = os.cpu_count() or 1
     python: str = sys.executable
 
     def configure_command(self) -> list[str]:
-        """Returns the cmake command line; ``CMAKE_ARGS`` of the environment comes last and wins."""
+        """Returns the cmake command line.
+
+        ``FASTAMP_CUDA`` of the environment is for all builds; ``CMAKE_ARGS`` comes last and wins.
+        """
         command = [
             find_tool("cmake"),
             f"-S{ROOT}",
@@ -56,7 +65,12 @@ class Build:
         ]
         if shutil.which("ccache"):
             command += [f"-DCMAKE_{lang}_COMPILER_LAUNCHER=ccache" for lang in ("CXX", "CUDA")]
-        return command + shlex.split(os.environ.get("CMAKE_ARGS", ""))
+        given = shlex.split(os.environ.get("CMAKE_ARGS", ""))
+        if cuda := os.environ.get("FASTAMP_CUDA"):
+            command.append(f"-DFASTAMP_CUDA={cuda}")
+        elif self.demo and cuda_option(given) is None and not has_gpu():
+            command.append("-DFASTAMP_CUDA=OFF")
+        return command + given
 
     def run(self) -> None:
         """Builds and installs into the package.
@@ -66,7 +80,8 @@ class Build:
         """
         self._configure()
         cmake = find_tool("cmake")
-        subprocess.run([cmake, "--build", self.build_dir, f"-j{self.jobs}"], check=True)
+        targets = ["--target", *DEMO_TARGETS] if self.demo else []
+        subprocess.run([cmake, "--build", self.build_dir, f"-j{self.jobs}", *targets], check=True)
         install = [cmake, "--install", str(self.build_dir), "--prefix", str(self.package_dir)]
         environment = dict(os.environ)
         if self.relocatable:
@@ -82,15 +97,53 @@ class Build:
 
     def _configure(self) -> None:
         command = self.configure_command()
-        wanted = "\n".join([*command, os.environ.get("TORCH_CUDA_ARCH_LIST", "")])
+        wanted = [*command, os.environ.get("TORCH_CUDA_ARCH_LIST", "")]
         stamp = self.build_dir / "fastamp_configured.txt"
-        if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
-            return
+        if stamp.exists():
+            configured = stamp.read_text(encoding="utf-8").split("\n")
+            if configured == wanted or (self.demo and has_more(configured, wanted)):
+                return
+        if self.demo and not chosen_cuda() and cuda_option(command) == "OFF":
+            print(WITHOUT_CUDA, flush=True)
         self.build_dir.mkdir(parents=True, exist_ok=True)
         # Another interpreter or compiler must not meet what the last one left in the cache.
         (self.build_dir / "CMakeCache.txt").unlink(missing_ok=True)
         subprocess.run(command, check=True)
-        stamp.write_text(wanted, encoding="utf-8")
+        stamp.write_text("\n".join(wanted), encoding="utf-8")
+
+
+def cuda_option(command: Sequence[str]) -> str | None:
+    """Returns what a cmake command line says of the CUDA part; None if nothing."""
+    values = [word.partition("=")[2] for word in command if word.startswith(CUDA_OPTION)]
+    return values[-1] if values else None
+
+
+def chosen_cuda() -> str | None:
+    """Returns what the user says of the CUDA part; None if nothing."""
+    given = cuda_option(shlex.split(os.environ.get("CMAKE_ARGS", "")))
+    return given or os.environ.get("FASTAMP_CUDA") or None
+
+
+def has_more(configured: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Returns whether a build folder has what is wanted, and only more of it: tests, CUDA part."""
+
+    def rest(command: Sequence[str]) -> list[str]:
+        scope = ("-DFASTAMP_BUILD_TESTS=", *CUDA_OPTION)
+        return [word for word in command if not word.startswith(scope)]
+
+    if rest(configured) != rest(wanted):
+        return False
+    ours, cuda = cuda_option(configured) or "AUTO", cuda_option(wanted) or "AUTO"
+    return ours == cuda or (chosen_cuda() is None and ours != "OFF")
+
+
+def has_gpu() -> bool:
+    """Returns whether the driver answers and knows a GPU."""
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        return False
+    answer = subprocess.run([smi, "-L"], capture_output=True, text=True, check=False)
+    return answer.returncode == 0 and "GPU" in answer.stdout
 
 
 def cmake_bool(value: bool) -> str:
@@ -116,10 +169,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build-dir", type=Path, default=ROOT / "build" / "make")
     parser.add_argument("--tests", action="store_true", help="build the C++ tests")
+    parser.add_argument("--demo", action="store_true", help="build what the demo needs, no more")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
     package_dir = ROOT / "python" / "fastamp"
-    Build(options.build_dir.resolve(), package_dir, options.tests, jobs=options.jobs).run()
+    build_dir = options.build_dir.resolve()
+    Build(build_dir, package_dir, options.tests, options.demo, jobs=options.jobs).run()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,9 @@ from cmake_build import find_tool
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_ITERATIONS = 2000
 LONGEST = 2_000_000  # iterations of a run that never reaches its target loss
+# By default, on CPUs that compute fp16 in software: an iteration takes thirty times as long there.
+FEW_FP16_ITERATIONS = 200
+FP16_FLAGS = {"avx512_fp16", "amx_fp16", "fphp"}  # of /proc/cpuinfo, on x86 and on ARM
 
 # Loss by iteration, as published for this model, data and learning rate on a GPU under torch.amp.
 PUBLISHED = {
@@ -38,9 +41,60 @@ def marks_of(iterations: int, until_loss: float | None) -> list[int]:
     return sorted(part for part in parts if part >= 1)
 
 
+def has_fp16_arithmetic(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Returns whether this CPU computes in fp16; True where it does not say."""
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), None)
+    return flags is None or not FP16_FLAGS.isdisjoint(flags.split())
+
+
+def measure_pace(data: Path) -> dict[str, Any]:
+    """Returns what tools/demo_pace.py prints."""
+    command = [sys.executable, str(ROOT / "tools" / "demo_pace.py"), str(data)]
+    document: dict[str, Any] = json.loads(subprocess.check_output(command, env=environment()))
+    return document
+
+
+def announcement(iterations: dict[str, int], pace: dict[str, float]) -> str:
+    """Returns what the whole demo will run, and how long that takes, about."""
+    total = 2 * sum(iterations.values())
+    seconds = 2e-3 * sum(pace[mode] * count for mode, count in iterations.items())
+    parts = ", ".join(f"{mode} {count}" for mode, count in iterations.items())
+    return (
+        f"{total} iterations in all, about {max(round(seconds), 1)} s: "
+        f"from Python and from C++ {parts}"
+    )
+
+
+def plan(options: argparse.Namespace, data: Path) -> list[str]:
+    """Says what is to come; returns the lengths as the programs take them."""
+    until_loss = options.until_loss
+    if until_loss is not None:
+        most = options.iters or LONGEST
+        print(f"each run until its loss is {until_loss:g}, at most {most} iterations", flush=True)
+        return ["--iters", str(most), "--until-loss", repr(until_loss)]
+    pace = measure_pace(data)
+    iterations = dict.fromkeys(pace["ms"], options.iters or DEFAULT_ITERATIONS)
+    words = ["--iters", str(iterations["fp32"])]
+    if options.iters is None and pace["device"] == "cpu" and not has_fp16_arithmetic():
+        iterations["fp16"] = FEW_FP16_ITERATIONS
+        words += ["--fp16-iters", str(FEW_FP16_ITERATIONS)]
+        print(
+            f"this CPU has no fp16 arithmetic: {FEW_FP16_ITERATIONS} iterations in fp16; "
+            f"ITERS={DEFAULT_ITERATIONS} runs all"
+        )
+    print(announcement(iterations, pace["ms"]), flush=True)
+    return words
+
+
+def environment() -> dict[str, str]:
+    """Returns the environment of programs that train."""
+    # Threads that wait by spinning make a step many times slower where other programs run too.
+    return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+
+
 def programs(build_dir: Path, data: Path) -> dict[str, list[str]]:
-    """Builds the C++ program; returns the command lines by language."""
-    print("building the C++ program ...", flush=True)
+    """Builds the C++ program, if make has not; returns the command lines by language."""
     command = [find_tool("cmake"), "--build", str(build_dir), "--target", "digits"]
     result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if result.returncode != 0:
@@ -53,11 +107,9 @@ def programs(build_dir: Path, data: Path) -> dict[str, list[str]]:
 def run(language: str, command: list[str], options: list[str], folder: Path) -> dict[str, Any]:
     """Runs one program and returns what it wrote beside its table."""
     output = folder / f"{'cpp' if language == 'C++' else 'python'}.json"
-    # Threads that wait by spinning make a step many times slower where other programs run too.
-    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
     print(f"\n{language}\n{'-' * len(language)}", flush=True)
     result = subprocess.run(
-        [*command, *options, "--json", str(output)], env=environment, check=False
+        [*command, *options, "--json", str(output)], env=environment(), check=False
     )
     if result.returncode != 0:
         raise SystemExit(f"fastamp: {language}: exit status {result.returncode}: {command}")
@@ -114,18 +166,17 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs both programs and compares them."""
     options = parse(arguments)
-    until_loss = options.until_loss
-    iterations = options.iters or (DEFAULT_ITERATIONS if until_loss is None else LONGEST)
     build_dir = Path(os.environ.get("FASTAMP_BUILD_DIR", ROOT / "build" / "make"))
     options.folder.mkdir(parents=True, exist_ok=True)
     data = options.folder / "digits.pt"
     subprocess.run([sys.executable, ROOT / "examples" / "data" / "digits.py", data], check=True)
-    marks = ",".join(str(mark) for mark in marks_of(iterations, until_loss))
-    words = ["--iters", str(iterations), "--marks", marks]
-    words += [] if until_loss is None else ["--until-loss", repr(until_loss)]
+    commands = programs(build_dir, data)
+    words = plan(options, data)
+    marks = ",".join(str(mark) for mark in marks_of(int(words[1]), options.until_loss))
+    words += ["--marks", marks]
     results = {
         language: run(language, command, words, options.folder)
-        for language, command in programs(build_dir, data).items()
+        for language, command in commands.items()
     }
     compare_languages(results)
     compare_published(results)

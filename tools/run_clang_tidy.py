@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,10 @@ from tracked_files import ROOT, tracked_files
 # Not tests: what Catch2's macros expand to fails many checks.
 CHECKED = ("src", "python", "examples", "benchmarks")
 
+# What is gcc's own: its precompiled headers, which would also hide an include that a source lacks,
+# and how it manages its memory.
+GCC_ONLY = re.compile(r" -Winvalid-pch| -include \S*/cmake_pch\.hxx| --param=\S+")
+
 
 def sources(build_dir: Path) -> list[Path]:
     """Returns our .cpp files that the build compiles."""
@@ -28,6 +33,18 @@ def sources(build_dir: Path) -> list[Path]:
     ours = set(tracked_files(ROOT, ".cpp"))
     found = {Path(entry["file"]).resolve() for entry in database}
     return sorted(path for path in found & ours if path.relative_to(ROOT).parts[0] in CHECKED)
+
+
+def write_database(build_dir: Path) -> Path:
+    """Writes the build's compile commands as clang can read them; returns their folder."""
+    folder = build_dir / "clang_tidy"
+    folder.mkdir(exist_ok=True)
+    text = (build_dir / "compile_commands.json").read_text(encoding="utf-8")
+    entries = json.loads(text)
+    for entry in entries:
+        entry["command"] = GCC_ONLY.sub("", entry["command"])
+    (folder / "compile_commands.json").write_text(json.dumps(entries, indent=1), encoding="utf-8")
+    return folder
 
 
 def common_digest(clang_tidy: str) -> bytes:
@@ -38,13 +55,13 @@ def common_digest(clang_tidy: str) -> bytes:
     return digest.digest()
 
 
-def check(clang_tidy: str, build_dir: Path, path: Path) -> str:
+def check(clang_tidy: str, database: Path, path: Path) -> str:
     """Returns clang-tidy's findings in one file; empty if there are none."""
     # gcc's own warning options mean nothing to clang, and gcc's library uses parts of itself that
     # clang takes for deprecated; the build reports deprecated functions in our code.
     flags = ("-Wno-unknown-warning-option", "-Wno-deprecated-declarations", "-fno-openmp")
     extra = [f"--extra-arg={flag}" for flag in flags]
-    command = [clang_tidy, "-p", str(build_dir), *extra, "--quiet", str(path)]
+    command = [clang_tidy, "-p", str(database), *extra, "--quiet", str(path)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     return "" if result.returncode == 0 else result.stdout + result.stderr
 
@@ -64,8 +81,9 @@ def main() -> int:
         for path in sources(options.build_dir)
     }
     todo = [path for path, digest in digests.items() if digest not in passed]
+    database = write_database(options.build_dir)
     with ThreadPoolExecutor(options.jobs) as pool:
-        findings = list(pool.map(lambda path: check(clang_tidy, options.build_dir, path), todo))
+        findings = list(pool.map(lambda path: check(clang_tidy, database, path), todo))
     bad = {path for path, finding in zip(todo, findings, strict=True) if finding}
     cache_file.write_text(json.dumps([d for path, d in digests.items() if path not in bad]))
     print("\n".join(finding for finding in findings if finding))

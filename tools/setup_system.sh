@@ -1,9 +1,10 @@
 #!/bin/sh
 # Installs what make needs from the system's packages: as root by itself, else it prints the command.
-# Usage: setup_system.sh PYTHON [CATCH2_INCLUDE]
+# Usage: setup_system.sh demo|all PYTHON [CATCH2_INCLUDE]
 set -eu
-python=$1
-catch2_include=${2:-}
+purpose=$1
+python=$2
+catch2_include=${3:-}
 packages=""
 
 need() {
@@ -11,14 +12,16 @@ need() {
 }
 
 command -v c++ >/dev/null || need g++
-command -v shellcheck >/dev/null || need shellcheck
 "$python" -c 'import ensurepip, venv' 2>/dev/null || need python3-venv
 "$python" -c 'import os, sysconfig, sys
 sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' ||
   need python3-dev
-if [ -z "$catch2_include" ] && [ ! -e /usr/include/catch2/catch.hpp ] &&
-  [ ! -e /usr/include/catch2/catch_all.hpp ] && [ ! -e /usr/local/include/catch2 ]; then
-  need catch2
+if [ "$purpose" = all ]; then
+  command -v shellcheck >/dev/null || need shellcheck
+  if [ -z "$catch2_include" ] && [ ! -e /usr/include/catch2/catch.hpp ] &&
+    [ ! -e /usr/include/catch2/catch_all.hpp ] && [ ! -e /usr/local/include/catch2 ]; then
+    need catch2
+  fi
 fi
 
 [ -n "$packages" ] || exit 0

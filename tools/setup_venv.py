@@ -5,20 +5,22 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from cmake_build import ROOT, has_gpu
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     from pip._vendor import tomli as tomllib
 
-ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = ("build", "test", "demo", "bench", "thirdparty", "lint")
+DEMO_EXTRAS = ("build", "demo")
+EXTRAS = (*DEMO_EXTRAS, "test", "bench", "thirdparty", "lint")
 # torchvision is pinned for this torch; for another one pip finds the one that fits.
 PINNED_TORCH = "torch==2.11.0"
 
@@ -34,16 +36,26 @@ def read_pyproject() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def install_packages(torch: str) -> None:
+def install_packages(torch: str, extras: Sequence[str]) -> None:
     """Installs torch and the packages of our extras, at the versions pyproject.toml pins."""
     optional = read_pyproject()["project"]["optional-dependencies"]
-    pinned = sorted({requirement for extra in EXTRAS for requirement in optional[extra]})
+    pinned = sorted({requirement for extra in extras for requirement in optional[extra]})
     if torch != PINNED_TORCH:
         pinned = ["torchvision" if r.startswith("torchvision==") else r for r in pinned]
-    print(f"installing {torch} and {len(pinned)} more packages: 3 GB the first time", flush=True)
+    size = "" if has_package("torch") else ": 3 GB the first time"
+    print(f"installing {torch} and {len(pinned)} more packages{size}", flush=True)
     pip("install", "-q", torch, *pinned)
     if has_gpu():
         install_toolkit()
+
+
+def has_package(name: str) -> bool:
+    """Returns whether pip has installed the package here."""
+    try:
+        version(name)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def install_toolkit() -> None:
@@ -57,20 +69,9 @@ def install_toolkit() -> None:
     pip("install", "-q", toolkit)
 
 
-def has_gpu() -> bool:
-    """Returns whether the driver answers and knows a GPU."""
-    smi = shutil.which("nvidia-smi")
-    if smi is None:
-        return False
-    answer = subprocess.run([smi, "-L"], capture_output=True, text=True, check=False)
-    return answer.returncode == 0 and "GPU" in answer.stdout
-
-
 def has_toolkit() -> bool:
     """Returns whether CMake would find a CUDA toolkit that fits torch, or torch wants none."""
-    try:
-        version("cuda-toolkit")
-    except PackageNotFoundError:
+    if not has_package("cuda-toolkit"):
         return True  # a torch without CUDA, or one that brings its own in another way
     script = ROOT / "cmake" / "print_toolkit.cmake"
     cmake = Path(sys.executable).parent / "cmake"
@@ -78,14 +79,15 @@ def has_toolkit() -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def install_editable(stamp: Path) -> None:
+def install_editable(stamp: Path, demo: bool) -> None:
     """Runs ``pip install -e`` once for each state of the packaging files."""
     digest = hashlib.sha256()
     for name in ("setup.py", "pyproject.toml", "VERSION"):
         digest.update((ROOT / name).read_bytes())
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == digest.hexdigest():
         return
-    os.environ["FASTAMP_BUILD_TESTS"] = "1"  # the same build folder, with the same options
+    # The same build folder, with the same options: what is built already is not built again.
+    os.environ["FASTAMP_BUILD_DEMO" if demo else "FASTAMP_BUILD_TESTS"] = "1"
     pip("install", "-q", "--no-deps", "--no-build-isolation", "-e", str(ROOT))
     stamp.write_text(digest.hexdigest(), encoding="utf-8")
 
@@ -96,20 +98,22 @@ def main() -> None:
     steps = parser.add_subparsers(dest="step", required=True)
     packages = steps.add_parser("packages", help="torch and our tools")
     packages.add_argument("--torch", required=True, help="requirement, e.g. torch==2.11.0")
+    packages.add_argument("--demo", action="store_true", help="only what the demo needs")
     toolkit = steps.add_parser(
         "toolkit", help="a CUDA compiler, if there is a GPU and none that fits"
     )
     toolkit.add_argument("--without-gpu", action="store_true", help="even if there is no GPU")
     editable = steps.add_parser("editable", help="fastamp itself")
     editable.add_argument("--stamp", type=Path, required=True)
+    editable.add_argument("--demo", action="store_true", help="as cmake_build.py --demo")
     options = parser.parse_args()
     if options.step == "packages":
-        install_packages(options.torch)
+        install_packages(options.torch, DEMO_EXTRAS if options.demo else EXTRAS)
     elif options.step == "toolkit":
         if options.without_gpu or has_gpu():
             install_toolkit()
     else:
-        install_editable(options.stamp)
+        install_editable(options.stamp, options.demo)
 
 
 if __name__ == "__main__":

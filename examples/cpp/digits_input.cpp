@@ -13,8 +13,8 @@ namespace digits {
 namespace {
 
 constexpr auto kUsage =
-    "usage: digits DATA [--iters N] [--marks 1,100,...] [--until-loss X] [--json FILE]; "
-    "examples/data/digits.py writes DATA";
+    "usage: digits DATA [--iters N] [--fp16-iters N] [--marks 1,100,...] [--until-loss X] "
+    "[--json FILE]; examples/data/digits.py writes DATA";
 
 std::vector<std::int64_t> parse_list(const std::string& text) {
   std::vector<std::int64_t> numbers;
@@ -40,6 +40,8 @@ Options parse_options(int argc, char** argv) try {
     ++i;
     if (word == "--iters") {
       options.iters = std::stoll(value);
+    } else if (word == "--fp16-iters") {
+      options.fp16_iters = std::stoll(value);
     } else if (word == "--marks") {
       options.marks = parse_list(value);
     } else if (word == "--until-loss") {

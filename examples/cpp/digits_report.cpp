@@ -62,6 +62,11 @@ std::optional<double> peak_memory_mib(c10::Device device) {
   return std::nullopt;
 }
 
+std::int64_t iterations_of(const Options& options, c10::ScalarType dtype) {
+  const bool fewer = dtype == c10::ScalarType::Half && options.fp16_iters > 0;
+  return fewer ? std::min(options.iters, options.fp16_iters) : options.iters;
+}
+
 double seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
 }  // namespace
@@ -71,6 +76,7 @@ Row::Row(const Options& options, c10::Device device, c10::ScalarType dtype, bool
       device_(device),
       mode_(name_of(dtype) + (scaled ? " + GradScaler" : "")),
       scaled_(scaled),
+      total_(iterations_of(options, dtype)),
       begun_(Clock::now()),
       started_(begun_),
       shown_(begun_) {
@@ -92,12 +98,12 @@ bool Row::goes_on() {
   if (std::find(options_.marks.begin(), options_.marks.end(), iteration_) != options_.marks.end()) {
     losses_[iteration_] = loss_.item<double>();
   }
-  if (iteration_ == std::min(kWarmUp, options_.iters - 1)) {
+  if (iteration_ == std::min(kWarmUp, total_ - 1)) {
     wait();
     started_ = Clock::now();
     timed_from_ = iteration_;
   }
-  bool over = iteration_ >= options_.iters;
+  bool over = iteration_ >= total_;
   if (iteration_ % kCheckEvery == 0) {
     shown_loss_ = loss_.item<double>();
     over = over || shown_loss_ <= options_.until_loss;
@@ -120,12 +126,12 @@ void Row::show_progress(bool last) {
   }
   shown_ = now;
   constexpr int kWidth = 20;
-  const double share = static_cast<double>(iteration_) / static_cast<double>(options_.iters);
+  const double share = static_cast<double>(iteration_) / static_cast<double>(total_);
   const int filled = static_cast<int>(share * kWidth);
   std::string bar(kWidth, ' ');
   std::fill_n(bar.begin(), filled, '#');
   std::fprintf(stderr, "\rC++ %s |%s| %lld/%lld %.0fs loss=%.6f%s", mode_.c_str(), bar.c_str(),
-               static_cast<long long>(iteration_), static_cast<long long>(options_.iters),
+               static_cast<long long>(iteration_), static_cast<long long>(total_),
                seconds(now - begun_), shown_loss_, last ? "\n" : "");
 }
 
@@ -153,7 +159,8 @@ std::vector<std::pair<std::string, std::string>> Row::cells() const {
     }
   }
   cells.emplace_back("final loss", format("%.6f", final_loss_));
-  cells.emplace_back("iterations", std::to_string(iteration_));
+  const auto fewer = total_ < options_.iters ? " of " + std::to_string(options_.iters) : "";
+  cells.emplace_back("iterations", std::to_string(iteration_) + fewer);
   cells.emplace_back("accuracy", format("%.4f", accuracy_));
   cells.emplace_back("final scale", scaled_ ? format("%g", scale_) : "-");
   cells.emplace_back("skipped", scaled_ ? std::to_string(skipped_) : "-");

@@ -21,6 +21,7 @@ namespace digits {
 struct Options {
   std::string data;                       // what examples/data/digits.py wrote
   std::int64_t iters = 2000;              // iterations, at most
+  std::int64_t fp16_iters = 0;            // fewer of them for the run in fp16, if not 0
   std::vector<std::int64_t> marks = {1};  // iterations whose loss is shown
   double until_loss = 0;                  // stop at this loss
   std::string json;                       // also write the table to this file
@@ -74,6 +75,7 @@ class Row {
   c10::Device device_;
   std::string mode_;
   bool scaled_;
+  std::int64_t total_;  // iterations, at most
   at::Tensor loss_;
   std::int64_t iteration_ = 0;
   std::int64_t skipped_ = 0;

@@ -28,6 +28,7 @@ def parse_options(description: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("data", type=Path, help="what examples/data/digits.py wrote")
     parser.add_argument("--iters", type=int, default=2000, help="iterations, at most")
+    parser.add_argument("--fp16-iters", type=int, help="fewer of them for the run in fp16")
     parser.add_argument("--marks", default="1", help="iterations whose loss is shown: 1,100,1000")
     parser.add_argument("--until-loss", type=float, default=0.0, help="stop at this loss")
     parser.add_argument("--json", type=Path, help="also write the table to this file")
@@ -50,6 +51,8 @@ class Row:
         """Watches the model's fc1 and the optimizer from now on."""
         self._options, self._scaler = options, scaler
         self._cuda = next(model.parameters()).is_cuda
+        fewer = options.fp16_iters if dtype == torch.float16 else None
+        self._total = min(options.iters, fewer or options.iters)
         self._skipped = 0
         self._loss: torch.Tensor | None = None
         self.mode = DTYPES[dtype] + (" + GradScaler" if scaler.is_enabled() else "")
@@ -69,7 +72,7 @@ class Row:
 
     def __iter__(self) -> Iterator[int]:
         """Yields 1, 2, ... until the iterations are done or the target loss is reached."""
-        total = self._options.iters
+        total = self._total
         terminal = sys.stderr.isatty()
         reset_peak_memory(self._cuda)
         started, timed_from = time.perf_counter(), 0
@@ -129,7 +132,8 @@ class Row:
                 f"{self.losses[mark]:.6f}" if mark in self.losses else ""
             )
         cells["final loss"] = f"{facts['final_loss']:.6f}"
-        cells["iterations"] = str(facts["iterations"])
+        fewer = f" of {self._options.iters}" if self._total < self._options.iters else ""
+        cells["iterations"] = f"{facts['iterations']}{fewer}"
         cells["accuracy"] = f"{facts['accuracy']:.4f}"
         cells["final scale"] = "-" if facts["scale"] is None else f"{facts['scale']:g}"
         cells["skipped"] = "-" if facts["skipped"] is None else str(facts["skipped"])

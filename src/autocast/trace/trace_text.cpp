@@ -140,7 +140,7 @@ std::string lay_out(const std::vector<Cells>& lines, std::size_t text_columns) {
 
 // -- JSON
 
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') {
@@ -168,12 +168,12 @@ void write_row(std::ostream& out, const TraceRow& row) {
   std::vector<std::string> inputs;
   inputs.reserve(row.inputs.size());
   for (const auto dtype : row.inputs) {
-    inputs.push_back(quoted(dtype_name(dtype)));
+    inputs.push_back(in_quotes(dtype_name(dtype)));
   }
-  out << "{\"op\": " << quoted(row.op) << ", \"device\": " << quoted(device_name(row.device))
-      << ", \"policy\": " << quoted(to_string(row.policy)) << ", \"inputs\": ["
-      << c10::Join(", ", inputs) << "], \"run_dtype\": " << quoted(dtype_name(row.run_dtype))
-      << ", \"source\": " << quoted(row.source) << ", \"calls\": " << row.calls << ", ";
+  out << "{\"op\": " << in_quotes(row.op) << ", \"device\": " << in_quotes(device_name(row.device))
+      << ", \"policy\": " << in_quotes(to_string(row.policy)) << ", \"inputs\": ["
+      << c10::Join(", ", inputs) << "], \"run_dtype\": " << in_quotes(dtype_name(row.run_dtype))
+      << ", \"source\": " << in_quotes(row.source) << ", \"calls\": " << row.calls << ", ";
   write_counts(out, row.casts);
   out << "}";
 }

@@ -1,3 +1,4 @@
+import json
 import sys
 
 import pytest
@@ -54,3 +55,12 @@ def test_clang_tidy_result_depends_on_our_headers_and_configuration(monkeypatch,
         (tmp_path / name).write_text("two")
         digests.add(run_clang_tidy.common_digest(str(tool)))
     assert len(digests) == 3
+
+
+def test_clang_tidy_gets_no_options_that_only_gcc_has(tmp_path):
+    gcc = "--param=ggc-min-heapsize=1 -O3 -Winvalid-pch -include /b/a.dir/cmake_pch.hxx"
+    entry = {"file": "a.cpp", "command": f"c++ -DA {gcc} -include own.h -c a.cpp"}
+    (tmp_path / "compile_commands.json").write_text(json.dumps([entry]))
+    database = run_clang_tidy.write_database(tmp_path) / "compile_commands.json"
+    (written,) = json.loads(database.read_text())
+    assert written["command"] == "c++ -DA -O3 -include own.h -c a.cpp"
