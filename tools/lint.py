@@ -45,6 +45,7 @@ def commands(build_dir: Path, jobs: int) -> dict[str, list[str]]:
         "sizes": [python, "tools/check_sizes.py"],
         "ascii": [python, "tools/check_ascii.py"],
         "homes": [python, "tools/check_homes.py"],
+        "copies": [python, "tools/check_copies.py"],
         "clang-format": [tool("clang-format"), "--dry-run", "-Werror", *names(*CPP)],
         "doxygen": [tool("doxygen"), "docs/Doxyfile"],
         "clang-tidy": [python, *tidy],

@@ -223,7 +223,7 @@ class _Replay:
         for targets, leaves in zip(self.inputs, batches, strict=True):
             for target, leaf in zip(targets, leaves, strict=True):
                 if isinstance(target, torch.Tensor):
-                    target.copy_(leaf, non_blocking=True)
+                    target.copy_(leaf, non_blocking=True)  # towards the graph's device
         if self.captured is not None:
             step.scaler._prepare_replay(step.device)
         self.graph.replay()

@@ -13,6 +13,7 @@ from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 
 import fastamp._C as _C
 from fastamp._clip import clip_grad_norm_
+from fastamp._copies import on_device
 from fastamp._scaler import steps
 from fastamp._scaler.checks import (
     check_bound,
@@ -179,11 +180,11 @@ class GradScaler(ScalerState):
         scaled = (self._scale_each(output, replicas) for output in outputs)
         return type(outputs)(scaled) if isinstance(outputs, (list, tuple)) else scaled
 
-    def _scale_on(self, device: torch.device) -> Any:
+    def _scale_on(self, device: torch.device) -> Tensor:
         if self._scale is None:
             self._lazy_init_scale_growth_tracker(device)
-        scale: Any = self._scale
-        return scale if scale.device == device else scale.to(device=device, non_blocking=True)
+        assert self._scale is not None
+        return on_device(self._scale, device)
 
     def _stage_of(self, optimizer: torch.optim.Optimizer) -> OptState:
         # Looks without inserting: a refused call must leave the mapping as it was.

@@ -79,7 +79,7 @@ struct FusedAdamState : TorchState {
   }
 };
 
-/// Makes states of those of torch that the fused step uses when it finds them: load() puts torch's there.
+/// Makes them of torch's own states when it finds such: load() puts those there.
 template <typename State>
   requires requires { typename State::Plain; }
 struct StateSource<State> {

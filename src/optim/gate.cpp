@@ -1,5 +1,7 @@
 #include "optim/gate.h"
 
+#include "core/device_copy.h"
+
 namespace fastamp::optim {
 namespace {
 
@@ -7,10 +9,7 @@ std::optional<at::Tensor> tensor_on(const std::optional<at::Tensor>& tensor, c10
   if (!tensor || !tensor->defined()) {
     return std::nullopt;
   }
-  // A copy to the CPU that did not wait would be read before it arrives.
-  return tensor->device() == device
-             ? tensor
-             : tensor->to(device, tensor->scalar_type(), /*non_blocking=*/!device.is_cpu());
+  return on_device(*tensor, device, tensor->scalar_type());
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "optim/step_lists.h"
 
+#include "core/device_copy.h"
+
 #include <ATen/ops/scalar_tensor.h>
 
 namespace fastamp::optim {
@@ -37,8 +39,7 @@ std::vector<at::Tensor> DeviceLists::learning_rates() const {
     const bool float_or_double =
         given.scalar_type() == at::kFloat || given.scalar_type() == at::kDouble;
     const auto where = given.is_cpu() ? given.device() : device;
-    rates.push_back(given.to(where, float_or_double ? given.scalar_type() : at::kDouble,
-                             /*non_blocking=*/!where.is_cpu()));
+    rates.push_back(on_device(given, where, float_or_double ? given.scalar_type() : at::kDouble));
   }
   return rates;
 }

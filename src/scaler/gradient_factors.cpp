@@ -1,5 +1,6 @@
 #include "scaler/gradient_factors.h"
 
+#include "core/device_copy.h"
 #include "kernels/functors/norm.h"
 #include "scaler/scale_ops.h"
 
@@ -28,7 +29,7 @@ void multiply_(const std::vector<DeviceGradients>& groups, const at::Tensor& fac
   for (const auto& group : groups) {
     const bool ours = has_checks(group);
     const auto dtype = ours ? at::kFloat : factor.scalar_type();
-    const auto local = factor.to(group.device, dtype, /*non_blocking=*/true);
+    const auto local = on_device(factor, group.device, dtype);
     if (ours) {
       ops::unscale_and_check_(group.gradients, local, new_flag(local));
     } else {

@@ -1,5 +1,6 @@
 #include "scaler/gradient_pass.h"
 
+#include "core/device_copy.h"
 #include "core/kernel_devices.h"
 #include "core/tensor_version.h"
 #include "kernels/amp_args.h"
@@ -23,10 +24,6 @@
 
 namespace fastamp::scaler {
 namespace {
-
-at::Tensor on_device(const at::Tensor& tensor, c10::Device device) {
-  return tensor.device() == device ? tensor : tensor.to(device, at::kFloat, /*non_blocking=*/true);
-}
 
 using Identities = std::vector<const c10::TensorImpl*>;
 
@@ -74,7 +71,7 @@ at::Tensor sum_norms(const Passes& passes, at::ScalarType dtype) {
     TORCH_INTERNAL_ASSERT(pass->has_norm());
     for (const auto& result : pass->devices()) {
       const auto& own = result.sum_of_squares;
-      sum = sum.defined() ? sum + own.to(sum.device(), at::kDouble, /*non_blocking=*/true) : own;
+      sum = sum.defined() ? sum + on_device(own, sum.device(), at::kDouble) : own;
     }
   }
   if (is_plain_cpu_scalar(sum, at::kDouble)) {
@@ -109,8 +106,8 @@ class GradientPass {
       const bool own = options.own_flag && found_inf.device() == device;
       devices.push_back({
           .seen = std::move(group),
-          .inv_scale = on_device(inv_scale, device),
-          .found_inf = own ? found_inf : found_inf.to(device, at::kFloat, true, /*copy=*/true),
+          .inv_scale = on_device(inv_scale, device, at::kFloat),
+          .found_inf = own ? found_inf : copy_on(found_inf, device, at::kFloat),
           .sum_of_squares = {},
           .total_norm = {},
           .clip_coef = {},

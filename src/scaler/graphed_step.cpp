@@ -1,3 +1,4 @@
+#include "core/device_copy.h"
 #include "scaler/cuda_graph.h"
 #include "scaler/grad_scaler_impl.h"
 
@@ -214,7 +215,7 @@ struct GraphedStep::Impl {
   at::Tensor replay(const Inputs& given, GradScaler& grad_scaler) {
     const at::NoGradGuard no_grad;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
-      inputs[i].copy_(given[i], /*non_blocking=*/true);
+      copy_into(inputs[i], given[i]);
     }
     for (std::size_t i = 0; i < rates.size(); ++i) {
       const double rate = optimizer.param_groups()[i].options().get_lr();

@@ -1,5 +1,7 @@
 #include "scaler/optimizer_record.h"
 
+#include "core/device_copy.h"
+
 #include <ATen/TensorOperators.h>
 
 #include <utility>
@@ -28,7 +30,7 @@ at::Tensor OptimizerRecord::known_norm() const {
     return {};
   }
   const auto known = pass->total_norm(at::kFloat);
-  return norm_factor.defined() ? known * norm_factor.to(known.device()) : known;
+  return norm_factor.defined() ? known * on_device(norm_factor, known.device(), at::kFloat) : known;
 }
 
 Counts OptimizerRecord::counts() const {

@@ -22,7 +22,7 @@ Readback::Readback(const std::vector<at::Tensor>& scalars) {
       scalars_.push_back({.source = scalar.clone()});
     } else {
       auto host = at::empty({}, at::TensorOptions().dtype(at::kFloat).pinned_memory(true));
-      host.copy_(scalar.reshape({}), /*non_blocking=*/true);
+      host.copy_(scalar.reshape({}), /*non_blocking=*/true);  // towards the CPU: an event follows
       scalars_.push_back({.source = std::move(host)});
       if (std::ranges::find(devices, scalar.device()) == devices.end()) {
         devices.push_back(scalar.device());

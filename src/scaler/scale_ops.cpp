@@ -1,5 +1,6 @@
 #include "scaler/scale_ops.h"
 
+#include "core/device_copy.h"
 #include "core/kernel_devices.h"
 #include "ops/direct.h"
 #include "scaler/functional_values.h"
@@ -66,7 +67,7 @@ at::Tensor new_flag(const at::Tensor& scale) {
 at::Tensor combine_flags(at::ArrayRef<at::Tensor> flags, c10::Device device) {
   TORCH_INTERNAL_ASSERT(!flags.empty());
   const auto fetch = [&](const at::Tensor& flag) {
-    const auto here = flag.device() == device ? flag : flag.to(device, flag.scalar_type(), true);
+    const auto here = on_device(flag, device, flag.scalar_type());
     return here.dim() == 0 ? here : here.reshape({});
   };
   if (flags.size() == 1) {

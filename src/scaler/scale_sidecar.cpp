@@ -1,5 +1,6 @@
 #include "scaler/scale_sidecar.h"
 
+#include "core/device_copy.h"
 #include "core/kernel_devices.h"
 #include "core/tensor_version.h"
 #include "kernels/functors/scale_record.h"
@@ -78,7 +79,7 @@ void ScaleSidecar::update(ScaleTensors& tensors, const ScaleRules& rules,
                        .history_count = history_count_,
                        .new_scale = {}};
   if (new_scale.defined()) {
-    records.new_scale = new_scale.to(tensors.scale.device(), at::kFloat, /*non_blocking=*/true);
+    records.new_scale = on_device(new_scale, tensors.scale.device(), at::kFloat);
   }
   update_scale(tensors, rules, flags, records);
   note_update(tensors.scale);

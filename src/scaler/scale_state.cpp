@@ -1,5 +1,7 @@
 #include "scaler/scale_state.h"
 
+#include "core/device_copy.h"
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
 #include <c10/core/InferenceMode.h>
@@ -38,7 +40,7 @@ at::Tensor ScaleState::scaled(const at::Tensor& tensor) {
   if (!initialised()) {
     initialise(tensor.device());
   }
-  return tensor.mul(tensors_.scale.to(tensor.device(), at::kFloat, /*non_blocking=*/true));
+  return tensor.mul(on_device(tensors_.scale, tensor.device(), at::kFloat));
 }
 
 std::vector<at::Tensor> ScaleState::scaled(at::ArrayRef<at::Tensor> tensors) {
@@ -61,8 +63,7 @@ std::vector<at::Tensor> ScaleState::scaled(at::ArrayRef<at::Tensor> tensors) {
       }
     }
     if (replica == nullptr) {
-      replica = &replicas.emplace_back(
-          tensors_.scale.to(tensor.device(), at::kFloat, /*non_blocking=*/true));
+      replica = &replicas.emplace_back(on_device(tensors_.scale, tensor.device(), at::kFloat));
     }
     results.push_back(tensor.mul(*replica));
   }

@@ -1,5 +1,6 @@
 #include "scaler/scaler_core.h"
 
+#include "core/device_copy.h"
 #include "core/tensor_version.h"
 #include "scaler/gradient_factors.h"
 
@@ -63,7 +64,7 @@ at::Tensor total_norm(const std::vector<Outcome>& outcomes, c10::Device home) {
     if (!norm.defined()) {
       return {};
     }
-    norms.push_back(norm.to(home, at::kFloat));
+    norms.push_back(on_device(norm, home, at::kFloat));
   }
   if (norms.size() <= 1) {
     return norms.empty() ? at::Tensor() : norms.front();
@@ -88,7 +89,7 @@ void agree_on(std::vector<at::Tensor>& flags, const ScalerCall& call) {
   (*call.agreement)(combined);
   for (const auto& flag : flags) {
     if (!flag.is_same(combined)) {
-      flag.copy_(combined, /*non_blocking=*/true);
+      copy_into(flag, combined);
     }
   }
 }

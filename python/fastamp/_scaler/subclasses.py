@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fastamp._copies import on_device
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -50,12 +52,11 @@ class _Unscaling:
 
     def flag_on(self, device: torch.device) -> Tensor:
         if device not in self.flags:
-            copied = self.found_inf.to(device=device, non_blocking=True, copy=True)
-            self.flags[device] = copied
+            self.flags[device] = on_device(self.found_inf, device).clone()
         return self.flags[device]
 
     def inverse_on(self, device: torch.device) -> Tensor:
-        return self.inv_scale.to(device=device, non_blocking=True)
+        return on_device(self.inv_scale, device)
 
     def unscale(self, pairs: list[tuple[Tensor, Tensor]], device: torch.device) -> None:
         """Unscales plain tensors, given with their parameters, and counts."""
@@ -158,4 +159,4 @@ def multiply_subclasses(parameters: list[Tensor], factor: Tensor) -> None:
     for parameter in distinct(parameters):
         gradient: Any = parameter.grad
         local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
-        local.mul_(factor.to(local.device, non_blocking=True))
+        local.mul_(on_device(factor, local.device))

@@ -3,6 +3,7 @@
 import pytest
 
 import check_ascii
+import check_copies
 import check_includes
 import check_sizes
 
@@ -252,3 +253,42 @@ def test_bad_text_is_reported(tmp_path, text, problem):
 def test_makefiles_have_tabs(tmp_path):
     write(tmp_path, "Makefile", "a:\n\tb\n")
     assert check_ascii.check(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "a.to(device, at::kFloat, /*non_blocking=*/true);",
+        "a.to(device, a.scalar_type(), true);",
+        "a.to(device, at::kFloat, true, /*copy=*/true);",
+        "b.copy_(a, /*non_blocking=*/true);",
+        "b.copy_(a, /*non_blocking=*/!b.is_cpu());",
+        "b.copy_(a, non_blocking=True)",
+        "a.to(device=device, non_blocking = waits)",
+    ],
+)
+def test_a_copy_that_may_not_wait_is_found(line):
+    assert check_copies.line_problem(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "a.to(device, at::kFloat);",
+        "a.to(device, at::kFloat, /*non_blocking=*/false);",
+        "b.copy_(a, non_blocking=False)",
+        "on_device(a, device, at::kFloat);",
+        "b.copy_(a, /*non_blocking=*/true);  // towards the graph's device",
+        "b.copy_(a, non_blocking=True)  # towards the graph's device",
+    ],
+)
+def test_other_copies_are_allowed(line):
+    assert not check_copies.line_problem(line)
+
+
+def test_copies_are_looked_for_in_sources_but_for_their_home(tmp_path):
+    line = "b.copy_(a, non_blocking=True)\n"
+    for name in ("python/fastamp/a.py", "src/core/device_copy.h", "tests/python/test_a.py"):
+        write(tmp_path, name, line)
+    (found,) = check_copies.check(tmp_path)
+    assert found.startswith("python/fastamp/a.py:1: ")
