@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.amp.grad_scaler import OptState
 from torch.utils import _pytree as pytree
 
+import fastamp._C as _C
 from fastamp._autocast import autocast
+from fastamp._scaler.hooks import parameters_of
 from fastamp.grad_scaler import GradScaler
 
 if TYPE_CHECKING:
@@ -102,9 +106,34 @@ class GraphedStep:
                 raise ValueError(f"graphed_step: expected {wanted} as in sample_inputs, got {got}")
         return leaves
 
-    def run(self, batches: list[list[Any]], scaler: GradScaler | None = None) -> Tensor:
+    def run(self, batches: list[list[Any]]) -> Tensor:
         """Runs the step: what is captured on CUDA, and all there is elsewhere."""
-        scaler = self.scaler if scaler is None else scaler
+        loss = self._backward(batches, self.scaler)
+        self._clip(self.scaler)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return loss
+
+    def warm_up(self, batches: list[list[Any]]) -> None:
+        """Creates states and workspaces by steps that change neither parameters nor states.
+
+        They are skipped by a raised flag and not by what the gradients are: hooks may clean them.
+        """
+        scaler = GradScaler(self.device.type, process_group=self.scaler.process_group)
+        scaler._warm_up_with(self.scaler)
+        skip = torch.ones((), dtype=torch.float32, device=self.device)
+        for _ in range(self.warmup):
+            self._backward(batches, scaler)
+            self._clip(scaler)
+            if scaler._stage_of(self.optimizer) is OptState.READY:
+                scaler.unscale_(self.optimizer)
+            self.optimizer._fastamp_gate = _C.StepGate(  # type: ignore[attr-defined]
+                found_inf=skip, write_grads=False
+            )
+            self.optimizer.step()
+            scaler.update()
+
+    def _backward(self, batches: list[list[Any]], scaler: GradScaler) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
         total: Tensor | None = None
         for leaves in batches:
@@ -115,14 +144,14 @@ class GraphedStep:
                 loss = loss / self.accumulation
             scaler.scale(loss).backward()
             total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None
+        return total
+
+    def _clip(self, scaler: GradScaler) -> None:
         if self.max_norm is not None:
             scaler.clip_grad_norm_(self.optimizer, self.max_norm)
         if self.clip_value is not None:
             scaler.clip_grad_value_(self.optimizer, self.clip_value)
-        scaler.step(self.optimizer)
-        scaler.update()
-        assert total is not None
-        return total
 
 
 def make_capturable(optimizer: torch.optim.Optimizer) -> None:
@@ -151,8 +180,34 @@ def _keep_rate(group: dict[str, Any], tensor: Tensor) -> None:
     group["lr"] = tensor
 
 
+def _constant(value: Any) -> Any:
+    # Tensors by what they are, not by what is in them: to read that would wait for the device.
+    if isinstance(value, torch.Tensor):
+        return id(value), value._version
+    if isinstance(value, (tuple, list)):
+        return [_constant(entry) for entry in value]
+    return value
+
+
+def constants_of(optimizer: torch.optim.Optimizer) -> Any:
+    """Returns the options that a captured step of an optimizer takes for good.
+
+    All but the learning rate, which is read through its tensor, and what LR schedulers note.
+    """
+    return [
+        [
+            (name, _constant(value))
+            for name, value in group.items()
+            if name not in ("params", "lr", "initial_lr")
+        ]
+        for group in optimizer.param_groups
+    ]
+
+
 class _Replay:
     """The captured step with its static inputs."""
+
+    CAPTURES_BEFORE_WARNING = 3
 
     def __init__(self, step: GraphedStep) -> None:
         """Captures the step; parameters, states, buffers and generators are left as they were."""
@@ -164,13 +219,14 @@ class _Replay:
             ]
             for batch in [step._leaves] * step.accumulation
         ]
-        self.rates = [group["lr"] for group in step.optimizer.param_groups]
+        self.captures = 0
         self.capture()
 
     def capture(self) -> None:
         """Captures anew, as options and tensors are now."""
         step, scaler = self.step, self.step.scaler
-        self.key = self._key()
+        self.modules = list(step.model.modules())
+        self.rates = [group["lr"] for group in step.optimizer.param_groups]
         if scaler.is_enabled():
             scaler._prepare_replay(step.device)
         buffers = [buffer.clone() for buffer in step.model.buffers()]
@@ -179,38 +235,35 @@ class _Replay:
         stream = new_stream(step.device)
         stream.wait_stream(torch.cuda.current_stream(step.device))
         with torch.cuda.stream(stream):
-            self._warm_up()
+            step.warm_up(self.inputs)
         torch.cuda.current_stream(step.device).wait_stream(stream)
         for buffer, kept in zip(step.model.buffers(), buffers, strict=True):
             buffer.copy_(kept)
         torch.cuda.set_rng_state(generator, step.device)
         step.optimizer.zero_grad(set_to_none=True)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        # On the step's device, whichever is current; and only calls of this thread can break the
+        # capture: a loader that pins memory, or NCCL's watchdog, may be at work.
+        capture: Any = torch.cuda.graph
+        mode = "thread_local"
+        with (
+            torch.cuda.device(step.device),
+            capture(self.graph, stream=stream, capture_error_mode=mode),
+        ):
             self.loss = step.run(self.inputs)
         self.captured = scaler._end_capture() if scaler.is_enabled() else None
         self.key = self._key()
-
-    def _warm_up(self) -> None:
-        """Creates states and workspaces: steps whose scale is inf are skipped on the device."""
-        scaler = GradScaler(
-            self.step.device.type,
-            init_scale=float("inf"),
-            process_group=getattr(self.step.scaler, "process_group", None),
-        )
-        scaler._warm_up_with(self.step.scaler)
-        for _ in range(self.step.warmup):
-            self.step.run(self.inputs, scaler)
+        parameters = parameters_of(step.optimizer)
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        self.written = [*parameters, *gradients, *step.model.buffers()]
+        self.captures += 1
 
     def _key(self) -> Any:
-        # All that is a constant of the graph; the learning rate is read through its tensor.
-        groups = [
-            [(name, value) for name, value in group.items() if name not in ("params", "lr")]
-            for group in self.step.optimizer.param_groups
-        ]
-        sizes = [[id(p) for p in group["params"]] for group in self.step.optimizer.param_groups]
-        modes = [module.training for module in self.step.model.modules()]
-        return repr(groups), sizes, modes, self.step.scaler._captured_values()
+        # All that is a constant of the graph.
+        step = self.step
+        parameters = [[id(p) for p in group["params"]] for group in step.optimizer.param_groups]
+        modes = [module.training for module in self.modules]
+        return constants_of(step.optimizer), parameters, modes, step.scaler._captured_values()
 
     def __call__(self, batches: list[list[Any]]) -> Tensor:
         """Replays the step for new inputs."""
@@ -218,8 +271,7 @@ class _Replay:
         for group, rate in zip(step.optimizer.param_groups, self.rates, strict=True):
             _keep_rate(group, rate)
         if self._key() != self.key:
-            self.rates = [group["lr"] for group in step.optimizer.param_groups]
-            self.capture()
+            self._capture_again()
         for targets, leaves in zip(self.inputs, batches, strict=True):
             for target, leaf in zip(targets, leaves, strict=True):
                 if isinstance(target, torch.Tensor):
@@ -227,18 +279,23 @@ class _Replay:
         if self.captured is not None:
             step.scaler._prepare_replay(step.device)
         self.graph.replay()
-        self._count_versions()
+        # A replay counts no in-place edits, and caches of casts and norms are keyed on them.
+        torch.autograd.graph.increment_version(self.written)
         if self.captured is not None:
             step.scaler._note_replay(self.captured)
         return self.loss.clone()
 
-    def _count_versions(self) -> None:
-        # A replay counts no in-place edits, and caches of casts and norms are keyed on them.
-        parameters = [p for g in self.step.optimizer.param_groups for p in g["params"]]
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        torch.autograd.graph.increment_version(
-            [*parameters, *gradients, *self.step.model.buffers()]
-        )
+    def _capture_again(self) -> None:
+        self.capture()
+        if self.captures == self.CAPTURES_BEFORE_WARNING:
+            warnings.warn(
+                f"graphed_step: the step was captured {self.captures} times, because options of "
+                "the optimizer or the scaler, or train and eval mode, have changed. Each capture "
+                "costs many steps. Of the optimizer's options only the learning rate may change "
+                "at no cost; a scheduler that moves momentum or betas, as OneCycleLR does by "
+                "default, needs cycle_momentum=False.",
+                stacklevel=4,
+            )
 
 
 def _check_options(options: dict[str, Any]) -> None:

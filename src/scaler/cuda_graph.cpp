@@ -16,7 +16,8 @@ namespace {
 class CudaGraph final : public CapturedGraph {
  public:
   void capture(const std::function<void()>& work) {
-    graph_.capture_begin();
+    // Only calls of this thread can break it: a loader that pins memory may be at work.
+    graph_.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
     try {
       work();
     } catch (...) {

@@ -1,10 +1,13 @@
 """The graphed step against the loop that a user would write by hand."""
 
+from typing import Any
+
 import pytest
 import torch
 
 import fastamp
 import fastamp.optim
+from fastamp._graphed_step import constants_of
 from support.scaler_pairs import bits
 
 CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
@@ -63,7 +66,7 @@ def assert_same(first, second, device):
         if device == "cpu" and left.dtype is torch.float32:
             assert bits(left) == bits(right)
         else:
-            torch.testing.assert_close(left, right)
+            torch.testing.assert_close(left, right, equal_nan=True)  # Running means met an inf.
     assert first[2].state_dict() == second[2].state_dict()
 
 
@@ -247,3 +250,49 @@ def test_dropout_differs_from_replay_to_replay():
     (sample,) = batches("cuda", 1)
     step = fastamp.graphed_step(model, loss_fn, optimizer, scaler, sample)
     assert len({step(*sample).item() for _ in range(5)}) > 1
+
+
+def fused_with(scheduler: Any, **options: Any) -> tuple[Any, Any]:
+    optimizer = fastamp.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9)
+    for group in optimizer.param_groups:
+        group["lr"] = torch.tensor(0.1)
+    return optimizer, scheduler(optimizer, **options)
+
+
+def test_a_scheduler_of_the_learning_rate_changes_no_constant_and_no_tensor_is_read(monkeypatch):
+    def refuse(*_: Any) -> str:
+        raise AssertionError("a tensor was read to be printed")
+
+    schedulers = torch.optim.lr_scheduler
+    optimizer, scheduler = fused_with(schedulers.StepLR, step_size=1)
+    constants = constants_of(optimizer)
+    monkeypatch.setattr(torch.Tensor, "__repr__", refuse)
+    optimizer.step()
+    scheduler.step()
+    assert constants_of(optimizer) == constants
+    optimizer.param_groups[0]["momentum"] = 0.8
+    assert constants_of(optimizer) != constants
+
+
+def test_options_that_are_tensors_are_constants_by_identity_and_version():
+    optimizer, _ = fused_with(torch.optim.lr_scheduler.StepLR, step_size=1)
+    momentum = optimizer.param_groups[0]["momentum"] = torch.tensor(0.9)
+    constants = constants_of(optimizer)
+    assert constants_of(optimizer) == constants
+    momentum.add_(1e-9)  # Printed alike.
+    assert constants_of(optimizer) != constants
+
+
+def test_warming_up_changes_nothing_though_hooks_clean_the_gradients():
+    model, optimizer, scaler = make("cpu", fastamp.optim.AdamW)
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: torch.nan_to_num(gradient, 1.0, 1.0, 1.0))
+    (sample,) = batches("cpu", 1)
+    step = fastamp.graphed_step(model, loss_fn, optimizer, scaler, sample, max_norm=1.0)
+    before = [bits(p) for p in model.parameters()]
+    step.warm_up(step.check_batches(sample))
+    assert [bits(p) for p in model.parameters()] == before
+    assert all(int(state["step"]) == 0 for state in optimizer.state.values())
+    assert len(optimizer.state) == len(before)  # They are made.
+    assert scaler.history() == []
+    assert "_fastamp_gate" not in vars(optimizer)
