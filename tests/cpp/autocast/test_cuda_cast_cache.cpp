@@ -50,7 +50,7 @@ TEST_CASE_METHOD(LeavesNoTrace, "cast cache on CUDA: work on another stream gets
 
 TEST_CASE_METHOD(LeavesNoTrace,
                  "cast cache on CUDA: a captured graph casts for itself, and follows the weight",
-                 "[autocast][cache][cuda]") {
+                 "[autocast][cache][cuda][graph]") {
   const auto w = cuda_weight();
   const auto x = at::ones({1, 64}, c10::kCUDA);
   const at::NoGradGuard no_grad;

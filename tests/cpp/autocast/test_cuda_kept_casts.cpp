@@ -48,7 +48,7 @@ TEST_CASE_METHOD(LeavesNoTrace, "KeepCasts on CUDA: a copy per stream, edits are
 }
 
 TEST_CASE_METHOD(LeavesNoTrace, "KeepCasts on CUDA: a captured graph casts at each replay",
-                 "[autocast][kept][cuda]") {
+                 "[autocast][kept][cuda][graph]") {
   const auto weight = cuda_weight();
   const auto x = at::ones({1, 64}, c10::kCUDA);
   const KeepCasts keep({weight});

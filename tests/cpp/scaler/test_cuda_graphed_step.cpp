@@ -28,7 +28,8 @@ std::vector<at::Tensor> batch() {
 
 }  // namespace
 
-TEST_CASE("GraphedStep: replays move parameters, scale and history as eager steps do", "[cuda]") {
+TEST_CASE("GraphedStep: replays move parameters, scale and history as eager steps do",
+          "[cuda][graph]") {
   Params params{at::randn({4, 3}, kOptions).requires_grad_(true)};
   auto reference = copy_of(params);
   const auto before = copy_of(params);

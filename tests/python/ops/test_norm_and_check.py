@@ -130,6 +130,7 @@ def test_same_bits_for_any_number_of_threads(extra):
     assert len(results) == 1
 
 
+@pytest.mark.graph
 @pytest.mark.cuda
 def test_same_bits_with_any_table_on_cuda():
     grads = [random(1 + i % 4000, DTYPES[i % 3], "cuda") for i in range(3000)]

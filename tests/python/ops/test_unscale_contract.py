@@ -183,6 +183,7 @@ def test_refused_calls_change_nothing(case):
     assert found_inf._version == 0
 
 
+@pytest.mark.graph
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("count", [10, 1000, 5000])

@@ -254,6 +254,7 @@ def test_other_dtypes_are_refused(wrong):
     assert type(plain) is torch.optim.SGD
 
 
+@pytest.mark.graph
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_captured_step_ends_the_weight_copies():

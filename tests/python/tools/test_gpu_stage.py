@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,7 +76,7 @@ def test_list_and_dry_run_need_no_gpu(capsys):
     assert all(one.name in listed for one in gpu_stages.STAGES)
     assert gpu_stage.main(["--dry-run", "--stage", "pytest", "--stage", "bench-claims"]) == 0
     planned = capsys.readouterr().out
-    assert "-m pytest -q -m cuda" in planned
+    assert "-m pytest -q --continue-on-collection-errors -m cuda" in planned
     assert "claim" in planned
     assert "ctest" not in planned
 
@@ -84,13 +85,33 @@ def test_sanitizer_runs_every_program_and_the_kernels_python_tests(monkeypatch, 
     monkeypatch.setattr(gpu_stages, "find_sanitizer", lambda: "/bin/compute-sanitizer")
     monkeypatch.setattr(gpu_stages, "cuda_tests", lambda _: [["one"], ["two", "x"]])
     stages = {one.name: one for one in gpu_stages.STAGES}
-    for tool in ("memcheck", "racecheck"):
-        commands = stages[tool].commands(tmp_path)
+    for name in ("memcheck", "racecheck", "graphs"):
+        tool = "memcheck" if name == "graphs" else name
+        tags = "[graph]" if name == "graphs" else "~[graph]"
+        commands = stages[name].commands(tmp_path)
         assert all(
             command[:3] == ["/bin/compute-sanitizer", "--tool", tool] for command in commands
         )
-        assert [command[7:] for command in commands[:2]] == [["one"], ["two", "x"]]
-        assert commands[2][-1] == "tests/python/ops"
+        assert [command[7:] for command in commands[:2]] == [["one", tags], ["two", "x", tags]]
+        assert "tests/python/ops" in commands[2]
+        # Nothing captures without the allocator's cache, where an allocation would end the capture.
+        uncached = stages[name].environment == gpu_stages.UNCACHED
+        assert uncached == ("cuda and not graph" in commands[2])
+
+
+def test_every_test_that_captures_a_graph_is_marked():
+    tests = Path(__file__).resolve().parents[2]
+    captures = r"torch\.cuda\.(graph\(|CUDAGraph)"
+    for path in (tests / "python").rglob("test_*.py"):
+        if path == Path(__file__):
+            continue
+        for test in re.split(r"\n\n\n", path.read_text()):
+            assert "@pytest.mark.graph" in test or not re.search(captures, test), path
+    for path in (tests / "cpp").rglob("test_*.cpp"):
+        text = path.read_text()
+        assert "[graph]" in text or not re.search(
+            r"at::cuda::CUDAGraph|\[cuda\].*GraphedStep", text
+        )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
