@@ -1,10 +1,10 @@
+#include "autocast/torch/torch_state.h"
 #include "bindings.h"
 #include "region_method.h"
 #include "region_object.h"
 #include "region_stack.h"
 #include "torch_region.h"
 
-#include <ATen/autocast_mode.h>
 #include <c10/core/Device.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
@@ -123,9 +123,7 @@ PyObject* after_fork_in_child(PyObject* /*module*/, PyObject* /*unused*/) {
 }
 
 PyObject* region_depth(PyObject* /*module*/, PyObject* /*unused*/) {
-  const int depth = at::autocast::increment_nesting() - 1;
-  at::autocast::decrement_nesting();
-  return PyLong_FromLong(depth);
+  return PyLong_FromLong(autocast::region_depth());
 }
 
 /// (cls, source): gives `cls` the constructor slot of `source`.
