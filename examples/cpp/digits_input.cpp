@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/grad_mode.h>
 #include <torch/csrc/jit/serialization/pickle.h>
+#include <torch/nn/module.h>
 
 #include <fstream>
 #include <iterator>

@@ -3,9 +3,9 @@
 // What the digits example shows beside its training loop: options, data, progress, measurements
 // and the table.
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
-#include <torch/nn/module.h>
 
 #include <chrono>
 #include <cstdint>
@@ -15,6 +15,10 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+namespace torch::nn {
+class Module;
+}
 
 namespace digits {
 

@@ -1,8 +1,7 @@
+#include "autocast/torch/torch_state.h"
 #include "bindings.h"
 #include "region_method.h"
 #include "region_stack.h"
-
-#include <ATen/autocast_mode.h>
 
 #include <Python.h>
 
@@ -21,9 +20,7 @@ PyObject* after_fork_in_child(PyObject* /*module*/, PyObject* /*unused*/) {
 }
 
 PyObject* region_depth(PyObject* /*module*/, PyObject* /*unused*/) {
-  const int depth = at::autocast::increment_nesting() - 1;
-  at::autocast::decrement_nesting();
-  return PyLong_FromLong(depth);
+  return PyLong_FromLong(autocast::region_depth());
 }
 
 /// (cls, source): gives `cls` the constructor slot of `source`.

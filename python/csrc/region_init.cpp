@@ -1,9 +1,9 @@
 #include "region_init.h"
 
+#include "autocast/torch/torch_state.h"
 #include "region_hooks.h"
 #include "region_object.h"
 
-#include <ATen/autocast_mode.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
@@ -89,16 +89,17 @@ bool init_fast(Region* self, const Arguments& arguments) {
   if (!ordinary) {
     return false;
   }
-  PyObject* dtype = arguments.dtype == Py_None ? reinterpret_cast<PyObject*>(torch::getTHPDtype(
-                                                     at::autocast::get_autocast_dtype(*device)))
-                                               : arguments.dtype;
+  PyObject* dtype =
+      arguments.dtype == Py_None
+          ? reinterpret_cast<PyObject*>(torch::getTHPDtype(autocast::region_dtype(*device)))
+          : arguments.dtype;
   const auto scalar_type = reinterpret_cast<THPDtype*>(dtype)->scalar_type;
   const bool* checked = checked_flag(*device, scalar_type);
   if (checked == nullptr || (arguments.enabled == Py_True && !*checked)) {
     return false;
   }
   self->wanted = {*device, scalar_type, arguments.enabled == Py_True,
-                  arguments.cache_enabled == Py_None ? at::autocast::is_autocast_cache_enabled()
+                  arguments.cache_enabled == Py_None ? autocast::is_weight_cache_enabled()
                                                      : arguments.cache_enabled == Py_True};
   replace_reference(self->device, arguments.device);
   replace_reference(self->fast_dtype, dtype);

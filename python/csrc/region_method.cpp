@@ -1,9 +1,8 @@
 #include "region_method.h"
 
+#include "autocast/torch/torch_state.h"
 #include "region_object.h"
 #include "torch_region.h"
-
-#include <ATen/autocast_mode.h>
 
 #include <structmember.h>
 
@@ -55,9 +54,7 @@ bool are_of_exit(std::size_t nargsf, PyObject* names) {
 /// Whether torch's own __enter__ has entered the region, before install(): each of its entries
 /// leaves a state on the object.
 bool was_entered_by_torch(PyObject* region) {
-  const int depth = at::autocast::increment_nesting() - 1;
-  at::autocast::decrement_nesting();
-  return depth > 0 && PyObject_HasAttrString(region, "prev") != 0;
+  return autocast::region_depth() > 0 && PyObject_HasAttrString(region, "prev") != 0;
 }
 
 PyObject* call_exit(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObject* names) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <fastamp/export.h>
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
@@ -9,16 +11,16 @@
 namespace fastamp::autocast {
 
 /// The lower-precision dtype in force for ops on `device` on this thread.
-c10::ScalarType region_dtype(c10::DeviceType device);
+FASTAMP_API c10::ScalarType region_dtype(c10::DeviceType device);
 
 /// Whether the regions of this thread may keep casts of weights.
-bool is_weight_cache_enabled();
+FASTAMP_API bool is_weight_cache_enabled();
 
 /// Whether torch's CUDA-graph trees own this tensor: its identity then outlives its contents.
 bool is_cached_by_torch(const at::Tensor& tensor);
 
 /// Number of autocast regions open on this thread, torch's own and ours.
-int region_depth();
+FASTAMP_API int region_depth();
 
 /// Whether this thread is in a region or has autocast switched on for CPU or CUDA.
 bool in_region();
