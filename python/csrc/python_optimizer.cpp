@@ -11,6 +11,8 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <array>
+#include <cstddef>
 #include <optional>
 #include <utility>
 
@@ -26,15 +28,17 @@ PythonHandle& handle_of(const OptimizerRecord& record) {
 }
 
 /// A member of torch's OptState; torch keeps it for good.
-PyObject* opt_state(const char* name) {
-  return py::module_::import("torch.amp.grad_scaler").attr("OptState").attr(name).ptr();
-}
-
 PyObject* opt_state(Stage stage) {
-  static PyObject* const ready = opt_state("READY");
-  static PyObject* const unscaled = opt_state("UNSCALED");
-  static PyObject* const stepped = opt_state("STEPPED");
-  return stage == Stage::kReady ? ready : stage == Stage::kUnscaled ? unscaled : stepped;
+  // No initializers: Python code runs meanwhile, and another thread that came here with the GIL
+  // would wait for a guard that is never released.
+  static std::array<PyObject*, 3> known{};
+  static constexpr std::array kNames{"READY", "UNSCALED", "STEPPED"};
+  const auto index = static_cast<std::size_t>(stage);
+  if (known.at(index) == nullptr) {
+    const auto states = py::module_::import("torch.amp.grad_scaler").attr("OptState");
+    known.at(index) = states.attr(kNames.at(index)).ptr();
+  }
+  return known.at(index);
 }
 
 PyObject* stage_key() {
