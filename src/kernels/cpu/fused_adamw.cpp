@@ -63,8 +63,8 @@ struct AdamLoop {
       if constexpr (kWrites) {
         grad[i] = g;
       }
-      constants.step({kAmsgrad, kCouples, kNear}, g, weight[i], first[i], second[i],
-                     kAmsgrad ? greatest[i] : unused);
+      constants.step<AdamOrder::kCpu>({kAmsgrad, kCouples, kNear}, g, weight[i], first[i],
+                                      second[i], kAmsgrad ? greatest[i] : unused);
     }
   }
 };

@@ -2,8 +2,9 @@
 //
 // Layout and mapping: kernels/cuda/step_kernel.cuh. Traffic per element of an fp32 parameter: 4
 // bytes of gradient read and, if write_grads, written; 8 of the parameter and 16 of the moments (24
-// with amsgrad, half with bf16 moments). Numerics: kernels/functors/adam.h, compiled without
-// contraction: the CPU kernel's bits but for the last ones of two powers in fp64 per parameter.
+// with amsgrad, half with bf16 moments). Numerics: kernels/functors/adam.h in torch's order on CUDA,
+// compiled without contraction: the bits of torch's foreach kernels, whose powers in fp64 the host
+// computes; those here may differ in their last bits.
 
 #include "kernels/cuda/step_launch.cuh"
 #include "kernels/fused_adamw.h"
@@ -26,7 +27,7 @@ struct AdamOp {
   }
   static __device__ __forceinline__ void apply(const AdamUpdate& adam, float grad, float& weight,
                                                float* moments) {
-    adam.step(adam.modes, grad, weight, moments[0], moments[1], moments[2]);
+    adam.step<kDeviceOrder>(adam.modes, grad, weight, moments[0], moments[1], moments[2]);
   }
 };
 

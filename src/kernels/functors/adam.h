@@ -20,6 +20,23 @@ struct AdamConstants {
   bool maximize;
 };
 
+/// How products are grouped where that changes bits: as torch's optimizers on each device group
+/// them, whose results the steps there have. Source: torch 2.11, UnaryOps and PointwiseOps of
+/// ATen/native/cpu, and ATen/native/cuda/DeviceAddCmulCdiv.cuh.
+enum class AdamOrder : unsigned char {
+  kCpu,   ///< (a * g) * g and (s * m) / d
+  kCuda,  ///< a * (g * g) and s * (m / d), each with its sum in one rounding
+};
+
+/// The order of a CUDA kernel. Executed on a CPU it has the CPU's, to be compared with.
+#ifdef FASTAMP_ADAM_ORDER
+inline constexpr AdamOrder kDeviceOrder = AdamOrder::FASTAMP_ADAM_ORDER;
+#elif defined(__CUDACC__)
+inline constexpr AdamOrder kDeviceOrder = AdamOrder::kCuda;
+#else
+inline constexpr AdamOrder kDeviceOrder = AdamOrder::kCpu;
+#endif
+
 /// Which of its branches a step takes; known to the compiler where a loop is to be vectorised.
 struct AdamModes {
   bool amsgrad;
@@ -65,6 +82,7 @@ struct AdamUpdate {
   }
 
   /// `greatest` is read and written with amsgrad only.
+  template <AdamOrder kOrder>
   FASTAMP_HOST_DEVICE void step(AdamModes mode, float grad, float& weight, float& first,
                                 float& second, float& greatest) const {
     grad = grad * sign;
@@ -73,7 +91,8 @@ struct AdamUpdate {
       grad = fused(weight, weight_decay, grad);
     }
     first = fused(lerp_weight, grad - first, mode.near ? first : grad);
-    second = fused(square_weight * grad, grad, second * beta2);
+    second = kOrder == AdamOrder::kCuda ? fused(square_weight, grad * grad, second * beta2)
+                                        : fused(square_weight * grad, grad, second * beta2);
     float scale = second;
     if (mode.amsgrad) {
       // A NaN stays, as in torch's maximum.
@@ -82,7 +101,8 @@ struct AdamUpdate {
       scale = greatest;
     }
     const float denominator = std::sqrt(scale) / correction2_sqrt + eps;
-    weight = weight + minus_step_size * first / denominator;
+    weight = kOrder == AdamOrder::kCuda ? fused(minus_step_size, first / denominator, weight)
+                                        : weight + minus_step_size * first / denominator;
   }
 };
 

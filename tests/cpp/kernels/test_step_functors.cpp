@@ -68,7 +68,7 @@ TEST_CASE("step: Adam's first step is lr in the direction of the gradient", "[ke
     float second = 0.0F;
     float unused = 0.0F;
     AdamUpdate::at(adam_group(), 0.0F)
-        .step({false, false, true}, grad, weight, first, second, unused);
+        .step<AdamOrder::kCpu>({false, false, true}, grad, weight, first, second, unused);
     CHECK(weight == Approx(1.0 - std::copysign(0.5, grad)).margin(1e-4));
   }
 }
@@ -79,15 +79,15 @@ TEST_CASE("step: amsgrad keeps the greatest second moment, and a NaN", "[kernels
   float second = 0.0F;
   float greatest = 7.0F;
   AdamUpdate::at(adam_group(), 3.0F)
-      .step({true, false, true}, 1.0F, weight, first, second, greatest);
+      .step<AdamOrder::kCpu>({true, false, true}, 1.0F, weight, first, second, greatest);
   CHECK(greatest == 7.0F);
   greatest = 0.0F;
   AdamUpdate::at(adam_group(), 3.0F)
-      .step({true, false, true}, 1.0F, weight, first, second, greatest);
+      .step<AdamOrder::kCpu>({true, false, true}, 1.0F, weight, first, second, greatest);
   CHECK(greatest == second);
   greatest = NAN;
   AdamUpdate::at(adam_group(), 3.0F)
-      .step({true, false, true}, 1.0F, weight, first, second, greatest);
+      .step<AdamOrder::kCpu>({true, false, true}, 1.0F, weight, first, second, greatest);
   CHECK(std::isnan(greatest));
 }
 
@@ -111,7 +111,8 @@ TEST_CASE("step: a gradient is clamped last, and a NaN is not", "[kernels]") {
   CHECK(GatePointers{nullptr, nullptr, nullptr, 2.0F, true}.read().rewrites());
 }
 
-TEST_CASE("step: Adam's branches and its constants of 1 and -1 agree", "[kernels]") {
+TEMPLATE_TEST_CASE_SIG("step: Adam's branches and its constants of 1 and -1 agree", "[kernels]",
+                       ((AdamOrder kOrder), kOrder), AdamOrder::kCpu, AdamOrder::kCuda) {
   AdamConstants group = adam_group();
   group.weight_decay = 0.1;
   for (const double beta1 : {0.0, 0.3, 0.5, 0.9}) {
@@ -125,7 +126,7 @@ TEST_CASE("step: Adam's branches and its constants of 1 and -1 agree", "[kernels
       const auto adam = AdamUpdate::at(group, 4.0F);
       CHECK(adam.modes.couples == !decoupled);
       CHECK(adam.modes.near == (beta1 > 0.5));
-      adam.step(adam.modes, 3.0F, weight, first, second, unused);
+      adam.template step<kOrder>(adam.modes, 3.0F, weight, first, second, unused);
       const double decayed = decoupled ? 2.0 * (1 - 0.5 * 0.1) : 2.0;
       const double grad = decoupled ? 3.0 : 3.0 + 0.1 * 2.0;
       const double m = beta1 * 0.75 + (1 - beta1) * grad;
@@ -136,6 +137,34 @@ TEST_CASE("step: Adam's branches and its constants of 1 and -1 agree", "[kernels
       CHECK(weight == Approx(decayed - 0.5 / (1 - std::pow(beta1, 5)) * m / root).epsilon(1e-5));
     }
   }
+}
+
+TEST_CASE("step: Adam groups products as torch's foreach kernels on CUDA do", "[kernels]") {
+  const auto adam = AdamUpdate::at(adam_group(), 4.0F);
+  int others = 0;
+  for (int i = 1; i <= 1000; ++i) {
+    const auto x = static_cast<float>(i);
+    const float grad = std::sin(x);
+    const float before[] = {std::cos(x), 0.1F * std::sin(3.0F * x), 0.01F / x};
+    float weight = before[0];
+    float first = before[1];
+    float second = before[2];
+    float unused = 0.0F;
+    adam.step<AdamOrder::kCuda>(adam.modes, grad, weight, first, second, unused);
+    // lerp, then input + alpha * op(a, b) in one rounding after that of op.
+    const float m = std::fma(adam.lerp_weight, grad - before[1], before[1]);
+    const float v = std::fma(adam.square_weight, grad * grad, before[2] * adam.beta2);
+    const float denominator = std::sqrt(v) / adam.correction2_sqrt + adam.eps;
+    const float w = std::fma(adam.minus_step_size, m / denominator, before[0]);
+    CHECK(first == m);
+    CHECK(second == v);
+    CHECK(weight == w);
+    float there[] = {before[0], before[1], before[2]};
+    adam.step<AdamOrder::kCpu>(adam.modes, grad, there[0], there[1], there[2], unused);
+    CHECK(there[0] == Approx(w).margin(1e-6));  // Both sums may cancel.
+    others += there[0] != w || there[2] != v ? 1 : 0;
+  }
+  CHECK(others > 100);  // So the order is seen in the bits.
 }
 
 TEST_CASE("norm: the clip coefficient is at most 1 and keeps a NaN", "[kernels]") {
