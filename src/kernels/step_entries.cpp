@@ -2,6 +2,8 @@
 
 #include "kernels/amp_args.h"
 
+#include <ATen/ops/empty_strided.h>
+
 #include <algorithm>
 #include <limits>
 
@@ -10,15 +12,19 @@ namespace {
 
 constexpr std::array<Slot, 6> kElementSlots = {kGrad, kWeight, kHalf, kFirst, kSecond, kMax};
 
-/// Whether element i of the memory of all tensors belongs to the same element.
-bool aligned(const StepEntry& entry) {
-  const at::Tensor& weight = *entry.tensors[kWeight];
-  const bool contiguous = weight.is_contiguous();
-  return std::ranges::all_of(kElementSlots, [&](Slot slot) {
-    const at::Tensor* t = entry.tensors[slot];
-    return t == nullptr || (contiguous && t->is_contiguous()) ||
-           (t->is_non_overlapping_and_dense() && t->strides() == weight.strides());
-  });
+/// Whether element i of a tensor's memory belongs to the i-th element of the weight's memory.
+bool lies_like(const at::Tensor& t, const at::Tensor& weight) {
+  return (weight.is_contiguous() && t.is_contiguous()) ||
+         (t.is_non_overlapping_and_dense() && t.strides() == weight.strides());
+}
+
+/// The values of a tensor in memory that lies as the weight's, or as that of the weight's copy.
+at::Tensor copy_like(const at::Tensor& t, const at::Tensor& weight) {
+  if (!weight.is_non_overlapping_and_dense()) {
+    return t.contiguous();
+  }
+  const auto options = at::TensorOptions().dtype(t.scalar_type()).device(t.device());
+  return at::empty_strided(weight.sizes(), weight.strides(), options).copy_(t);
 }
 
 unsigned storage_bits(const at::Tensor* t) {
@@ -61,17 +67,19 @@ DenseStep make_dense(const std::vector<StepEntry>& entries, bool write_grads) {
       }
       continue;
     }
-    const bool in_place = aligned(entry);
+    const at::Tensor& weight = *entry.tensors[kWeight];
+    const bool whole = weight.is_non_overlapping_and_dense();  // Else it is copied itself.
     for (const auto slot : kElementSlots) {
       const at::Tensor* t = entry.tensors[slot];
       if (t == nullptr) {
         continue;
       }
-      if (in_place || t->is_contiguous()) {
+      if (whole ? lies_like(*t, weight) : t->is_contiguous()) {
         dense.pointers[slot] = pointer(*t, slot, write_grads);
         continue;
       }
-      step.copied.emplace_back(slot == kGrad && !write_grads ? at::Tensor() : *t, t->contiguous());
+      step.copied.emplace_back(slot == kGrad && !write_grads ? at::Tensor() : *t,
+                               copy_like(*t, weight));
       dense.pointers[slot] = step.copied.back().second.mutable_data_ptr();
     }
     step.entries.push_back(dense);

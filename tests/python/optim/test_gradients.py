@@ -134,6 +134,19 @@ def test_layouts_of_gradients_and_parameters(name):
 
 
 @names
+def test_only_the_operand_of_another_layout_is_copied(name):
+    weight = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    parameter = torch.nn.Parameter(weight)
+    optimizer = PAIRS[name][0]([parameter], lr=0.1, **({"momentum": 0.9} if name == "SGD" else {}))
+    parameter.grad = torch.randn(2, 3, 4, 4)
+    optimizer.step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        optimizer.step()
+    counts = {event.key: event.count for event in profile.key_averages()}
+    assert counts.get("aten::copy_", 0) == 1  # The gradient; it is not written back.
+
+
+@names
 def test_frozen_integers_and_buffers_without_gradient_do_no_harm(name):
     count = torch.nn.Parameter(torch.arange(3), requires_grad=False)
     (p,) = parameters(((3,),))
