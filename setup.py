@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packs what CMake builds; everything about compiling is in CMakeLists.txt.
 
 torch must be installed before, and pip must not isolate the build: in an isolated build pip would

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measures fastamp beside torch.amp and prints a table that names every row where it is slower.
 
 ``python -m benchmarks compare OLD.json NEW.json`` says what became slower between two results;

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long to measure: the effort for a row, and a run's time shared among its rows by weight."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a block is timed: by the host, or by events on a GPU with a cold L2 cache before every call.
 
 Statements are compiled into a function, so that the names they use are local variables, which are

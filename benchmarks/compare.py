@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares two results: ``python -m benchmarks compare OLD.json NEW.json``.
 
 Compares the speed-up over torch.amp, taken within each run, so that it does not matter if the

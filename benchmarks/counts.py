@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a step's time goes, as counts: ops, casts, kernel launches, host syncs, bytes."""
 
 from __future__ import annotations

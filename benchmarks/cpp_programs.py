@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rows that C++ programs measure with google-benchmark, benchmarks named ``row|candidate``."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real data that comes with packages: scikit-learn's digits, and the Python reference's text.
 
 Both are split by a fixed rule, and batches come in an order fixed by a seed, so that all candidates

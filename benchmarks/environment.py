@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a measurement was made on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the project wants of a row, as text and as a test of what was measured."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measures candidates against each other: short blocks, interleaved, many repeats.
 
 Speed of a shared machine drifts by tens of percent within seconds. Each repeat therefore runs every

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Puts the results of one machine together: ``python -m benchmarks merge A.json B.json ...``."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is trained end to end: public model definitions with random weights, on real data.
 
 Sizes on a GPU are those of the models' papers; on a CPU they are cut down, and the names say to

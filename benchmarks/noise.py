@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Statistics of repeated measurements: how much two runs may differ by chance."""
 
 from __future__ import annotations

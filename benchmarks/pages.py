@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pages made of raw results, as text."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plots of a result: speed-ups with their spread, scaling curves with the bandwidth limit."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes what readers see of the raw results: ``python -m benchmarks.report [--check]``.
 
 docs/performance.md with its plots, and the table between the markers of the README. A number

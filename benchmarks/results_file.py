@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Results on disk: raw samples with the environment they were taken in, as JSON."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the rows with a progress bar, saves the raw results as they come and prints the table."""
 
 from __future__ import annotations

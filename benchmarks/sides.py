@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The two sides of a row: torch.amp and fastamp, their classes and their autocast kernels."""
 
 from __future__ import annotations

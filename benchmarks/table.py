@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Results as text: the table, and every row where fastamp is slower."""
 
 from __future__ import annotations

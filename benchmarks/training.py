@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One way of training a model: in fp32, with torch.amp, or with fastamp, from the same seed."""
 
 from __future__ import annotations

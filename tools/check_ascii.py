@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks that sources are ASCII, without tabs (Makefiles apart) or blanks at the ends of lines."""
 
 from __future__ import annotations

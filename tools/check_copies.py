@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks that no copy between devices is told not to wait, unless it is clear where it goes.
 
 A copy to the CPU that does not wait is read before it has arrived. src/core/device_copy.h and

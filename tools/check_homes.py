@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks that what is declared in x.h is defined in x.cpp.
 
 Checks free functions and members of classes in the headers of src and python/csrc that are neither

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks who may include whom.
 
 core <- kernels <- ops <- autocast <- optim <- scaler <- python/csrc: a file includes its own folder

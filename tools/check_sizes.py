@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks that files have at most 500 lines, functions at most 50, and C++ lines 100 columns.
 
 A Python function is counted without its docstring. In C++ every brace block that is not a

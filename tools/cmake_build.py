@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configures, builds and installs fastamp with CMake: the one way for make and for setup.py.
 
 Needs nothing but the standard library, cmake and ninja, so that it also runs where nothing may be

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds fastamp against another torch, in a virtual environment of its own, and tests it there.
 
 compat.py --torch 2.15.0 [pytest arguments]: without arguments the core tests run. The CUDA part is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains on scikit-learn's digits from Python and then from C++, and compares the two."""
 
 from __future__ import annotations

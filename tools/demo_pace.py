@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measures how long an iteration of the demo's training takes here, for its announcement.
 
 demo_pace.py DATA prints {"device": "cpu", "ms": {"fp32": 1.2, ...}}. Plain torch.amp, a few

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the stages of `make gpu`, one by one or all: tests, sanitizers and benchmarks on a GPU.
 
 Needs no network. Each stage leaves build/gpu/<stage>.log and build/gpu/<stage>.json as it ends; a

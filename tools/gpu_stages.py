@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stages of `make gpu`: what each runs, and how long it may take."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs every formatter, linter and type check; goes on after a failure and names all at the end."""
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ def commands(build_dir: Path, jobs: int) -> dict[str, list[str]]:
         "ascii": [python, "tools/check_ascii.py"],
         "homes": [python, "tools/check_homes.py"],
         "copies": [python, "tools/check_copies.py"],
+        "licenses": [python, "tools/check_licenses.py"],
         "clang-format": [tool("clang-format"), "--dry-run", "-Werror", *names(*CPP)],
         "doxygen": [tool("doxygen"), "docs/Doxyfile"],
         "clang-tidy": [python, *tidy],

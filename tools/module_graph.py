@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The modules of the tree, who uses whom, and the circles among them.
 
 A module is a C++ header with the source of its name, or a file of the Python package. Of two

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Time limits that end what hangs, and never what is only slow.
 
 A limit is given as at least ten times what the work takes on two idle cores, and is stretched by

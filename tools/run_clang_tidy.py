@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs clang-tidy over the compiled .cpp files, several at a time, and only over what changed.
 
 A file that passed is not looked at again until it, any of our headers, the configuration or the

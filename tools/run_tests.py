@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs ctest and then pytest, both always, and ends with both runners' own summary lines."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Installs what make needs from the system's packages: as root by itself, else it prints the command.
 # Usage: setup_system.sh demo|all PYTHON [CATCH2_INCLUDE]
 set -eu

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Puts the pinned packages, and fastamp itself, into the virtual environment that runs this."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The files of a source tree that the checks look at."""
 
 from __future__ import annotations

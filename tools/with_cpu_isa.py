@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a command with ONEDNN_MAX_CPU_ISA set to the best level that this CPU survives.
 
 with_cpu_isa.py --cache build/cpu_isa.json -- command ...

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rows, a module for each subject; each has ``rows(device)``."""
 
 from __future__ import annotations

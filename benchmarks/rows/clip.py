@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clipping gradients: functions of torch's and ours, alone and after unscale_ as programs do it."""
 
 from __future__ import annotations

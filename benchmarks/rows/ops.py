@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Single ops inside an open region: torch's autocast kernels and ours."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entering and leaving a region from Python."""
 
 from __future__ import annotations

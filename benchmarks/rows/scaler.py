@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gradient scaler: torch.amp's and ours over the same optimizer of torch's."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Unscale, clip, step and update with fastamp's optimizers, beside torch.amp with torch's."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole training steps: all of torch.amp beside all of fastamp, and fp32 beside both."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole training steps whose optimizer writes the casts of weights: fastamp with weight copies.
 
 Beside torch.amp, the same optimizer of fastamp without weight copies shows what they alone bring.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes what both digits programs read: scikit-learn's digits and one set of initial weights.
 
 The file is a dictionary of tensors that ``torch.load`` and C++'s ``torch::pickle_load`` read:

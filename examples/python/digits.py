@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains an MLP on handwritten digits in fp32, bf16 and fp16: fastamp's autocast, scaler and SGD.
 
 python examples/data/digits.py digits.pt && python examples/python/digits.py digits.pt

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the digits example shows beside its training loop: options, progress, figures, table."""
 
 from __future__ import annotations

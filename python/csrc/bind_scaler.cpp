@@ -205,6 +205,7 @@ class PythonScalerCore {
 
   void load(double scale, const std::vector<HistoryRow>& rows, int64_t skipped_in_a_row) {
     std::vector<StepRecord> history;
+    history.reserve(rows.size());
     for (const auto& [step, row_scale, skipped, norm, tracker] : rows) {
       history.push_back({.step = step,
                          .scale = row_scale,
@@ -353,7 +354,7 @@ void bind_iterations(py::class_<Core>& type) {
 
 void bind_scaler(py::module_& module) {
   using torch::wrap_pybind_function;
-  py::class_<CapturedOutcomes>(module, "CapturedOutcomes");
+  const py::class_<CapturedOutcomes> captured(module, "CapturedOutcomes");
   py::class_<Core> type(module, "ScalerCore", "The iterations of a gradient scaler.");
   type.def(py::init<double, int64_t, std::string, py::object>(), py::arg("init_scale"),
            py::arg("history_size"), py::arg("device"), py::arg("hooks"))

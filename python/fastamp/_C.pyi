@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from collections.abc import Callable
 from types import ModuleType, TracebackType
 from typing import Any, overload

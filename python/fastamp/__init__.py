@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Automatic mixed precision for PyTorch: autocast and loss scaling in C++ and CUDA.
 
 Importing the package registers fastamp's autocast kernels over torch's (unless

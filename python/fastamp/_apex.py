@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NVIDIA apex's way of writing loss scaling, on ``fastamp.GradScaler``."""
 
 from __future__ import annotations

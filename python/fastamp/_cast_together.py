@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights of a region cast in one launch."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clipping of gradients by their norm, with the norm that unscaling has already computed."""
 
 from __future__ import annotations

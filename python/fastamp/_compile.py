@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What ``torch.compile`` needs to know about fastamp."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the oneDNN instruction set that this machine really runs.
 
 Some virtual machines advertise instructions (AMX) that kill the process with SIGILL once oneDNN

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decorators that give custom autograd Functions a defined autocast state."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The spellings that torch deprecates, with its warnings."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A whole training step, forward to update, as one CUDA graph."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs written for torch.amp run on fastamp unchanged, libraries they use included."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Casts of weights that outlive regions."""
 
 from __future__ import annotations

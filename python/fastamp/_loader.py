@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loads the native module, and says clearly why when it cannot be loaded.
 
 LibTorch's C++ ABI changes between minor versions. Loading a module built for another one fails, if

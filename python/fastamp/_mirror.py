@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Modules that are other modules but for a few names."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Making tensors that outlive the caller's modes."""
 
 from __future__ import annotations

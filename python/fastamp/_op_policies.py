@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Op policies for a part of a program: one thread, one ``with`` block or function."""
 
 from __future__ import annotations

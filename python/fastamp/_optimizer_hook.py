@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps of torch's optimizers end the casts of the weights that they have written.
 
 torch's fused steps, and other libraries' optimizers that write through ``.data``, move no version

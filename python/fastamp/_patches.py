@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attributes of other people's classes and modules, replaced for a while."""
 
 from __future__ import annotations

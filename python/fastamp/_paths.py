@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the C++ side of this installation lies, for programs that build against it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The op lists: what autocast does with each op."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The private attributes by which fastamp's Python and native parts find each other's work.
 
 The native code reads them by name, so no type checker sees that both sides mean the same. They are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rarely used half of a region, set up once."""
 
 from __future__ import annotations

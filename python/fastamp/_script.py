@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What ``torch.jit.script`` needs to know about regions.
 
 TorchScript compiles a class from the source of its methods and knows autocast by the name of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The modules of ``fastamp.torch`` that are not torch's own: mirrors with our names in them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mirror of ``torch.amp``, and the spellings that articles teach.
 
 ``autocast``, ``GradScaler``, ``custom_fwd`` and ``custom_bwd`` are fastamp's; ``scale_loss`` and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gradient scaler: torch.amp.GradScaler over a native core."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/cpp.md: its blocks are one program, which is built as a reader would build it, and run."""
 
 from __future__ import annotations

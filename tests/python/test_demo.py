@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The demo, run for a few iterations from both languages: its tables tell the truth."""
 
 import json

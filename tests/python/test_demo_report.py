@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the Python example says about a run: skipped steps, which go through a fused optimizer."""
 
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Importing fastamp, and using a part of it for the first time, inside the modes of torch."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the package's names are does not depend on what was imported first."""
 
 from __future__ import annotations

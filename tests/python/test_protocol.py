@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """fastamp._protocol lists every private attribute that Python and native code share."""
 
 from __future__ import annotations

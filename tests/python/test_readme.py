@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The README's programs are taken out of it, and run as a reader would run them."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line: runs other programs on fastamp, and reports on it."""
 
 from __future__ import annotations

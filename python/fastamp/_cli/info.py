@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``python -m fastamp info``: versions, the build, devices, and what is installed."""
 
 from __future__ import annotations

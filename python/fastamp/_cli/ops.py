@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``python -m fastamp ops``: what autocast does with each op."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The report of a whole run: ``python -m fastamp --report FILE script.py``."""
 
 from __future__ import annotations

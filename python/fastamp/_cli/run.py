@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a program on fastamp as the Python interpreter would run it."""
 
 from __future__ import annotations

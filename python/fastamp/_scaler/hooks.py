@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the native core of a gradient scaler asks of Python."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reports of a gradient scaler: skipped steps, non-finite gradients, the history of the scale."""
 
 from __future__ import annotations

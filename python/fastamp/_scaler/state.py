@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a gradient scaler remembers and tells: checkpoints, copies, past iterations."""
 
 from __future__ import annotations

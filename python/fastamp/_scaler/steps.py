@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How other libraries and torch's fused optimizers expect to be stepped."""
 
 from __future__ import annotations

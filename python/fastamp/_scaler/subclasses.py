@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients that are Python tensor subclasses, which C++ must not look inside."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What autocast did: ops, dtypes, casts."""
 
 from __future__ import annotations

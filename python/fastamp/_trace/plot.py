@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Drawing of a trace; imported only when asked for, since matplotlib is no dependency."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradient scalers in a trace: which ones there were, and how their scale changed."""
 
 from __future__ import annotations

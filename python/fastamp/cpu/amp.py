@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mirror of ``torch.cpu.amp``, which torch deprecates; new code uses ``fastamp.amp``."""
 
 from __future__ import annotations

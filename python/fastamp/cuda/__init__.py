@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mirror of ``torch.cuda``'s part in mixed precision: ``fastamp.cuda.amp``."""
 
 from fastamp.cuda import amp

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.optim's SGD, Adam and AdamW with one fused pass over memory per step.
 
 Drop-in replacements, and ``fuse_`` for optimizers that exist already. See docs/optim.md.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gives an optimizer that exists already the fused step."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The step that fastamp's optimizers share: gathered in C++, one fused op per device."""
 
 from __future__ import annotations

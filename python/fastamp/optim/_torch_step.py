@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch's own step for the parameters that the fused step does not take, behind the same gate."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch's wrapper of ``Optimizer.step``, called only while something observes the step."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weight copies: the casts of weights that an optimizer writes for the next region."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adam in one pass over memory."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch, with fastamp's mixed precision in it: ``import fastamp.torch as torch``.
 
 Everything is torch's own, the same objects, except the names that have to do with mixed precision.

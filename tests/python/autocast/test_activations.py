@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An activation used by several ops of a region is cast once; only the memory shows it."""
 
 from __future__ import annotations

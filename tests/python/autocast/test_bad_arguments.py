@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where torch.autocast raises, warns or accepts, so does fastamp.autocast."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights are cast once per region, and never when the kept cast would be wrong."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Casts per forward pass of known models: never more than torch's, none twice where kept."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the cast cache keeps alive, and which tensors it must not treat as weights."""
 
 from __future__ import annotations

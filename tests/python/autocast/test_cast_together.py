@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights cast together: all at the first use, right whatever happened to them, torch's bits."""
 
 from __future__ import annotations

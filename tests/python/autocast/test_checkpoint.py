@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Activation checkpointing recomputes in the dtypes of the first run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.compile traces our regions as it traces torch's."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.amp.custom_fwd and custom_bwd see our regions."""
 
 from __future__ import annotations

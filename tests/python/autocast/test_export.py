@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.export keeps our regions in the exported program, as it keeps torch's."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.func transforms, forward-mode AD and double backward in regions."""
 
 from __future__ import annotations

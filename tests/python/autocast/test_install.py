@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """install and uninstall: torch's kernels come back exactly."""
 
 from __future__ import annotations

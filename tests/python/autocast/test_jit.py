@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TorchScript modules called, traced and scripted in our regions."""
 
 from __future__ import annotations

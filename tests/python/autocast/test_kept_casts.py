@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Casts that last: used while the weight is as it was, never after, and with torch's gradients."""
 
 from __future__ import annotations

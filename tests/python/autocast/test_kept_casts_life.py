@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long kept casts live, what cannot be kept, and threads."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Outputs, losses and gradients of small models are torch's bits, whatever casts are spared."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """fastamp.op_policies: policies of one thread for a while."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Optimizer steps inside a region: later uses see the weights that the step has written."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiled functions follow edits of the op policies."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """op_policy, set_op_policy and reset_op_policies."""
 
 from __future__ import annotations

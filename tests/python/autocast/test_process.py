@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Import, exit, fork and spawn."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a region is: torch's public state, set inside and put back after."""
 
 from __future__ import annotations

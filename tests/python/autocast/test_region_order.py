@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Regions left in another order than they were entered: generators, tasks, threads, mistakes."""
 
 from __future__ import annotations

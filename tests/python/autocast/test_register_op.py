@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """fastamp.register_op: ops that are not in the table."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensor subclasses and modes see in our regions what they see in torch's."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every kind of tensor, through every op of the table: what torch's kernels make of it, ours do."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Many threads run ops in regions at once, on shared and on own weights."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every case of torch's autocast test lists, under our kernels and under torch's."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small models of several kinds train bit for bit as with torch's kernels."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A view of a whole weight, such as ``w.t()``, shares the cast of the weight; bits are torch's."""
 
 from __future__ import annotations

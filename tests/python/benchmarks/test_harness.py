@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The harness measures what it says."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables hide nothing, files keep everything, and comparisons tell change from noise."""
 
 import json

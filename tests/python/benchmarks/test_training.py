@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training compares like with like, on real data, and counts what it says."""
 
 from dataclasses import replace

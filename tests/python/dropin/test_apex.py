@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """apex's scale_loss and master_params."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``python -m fastamp``: programs run as ``python`` runs them, on fastamp."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """clip_grad_norm_ of fastamp.torch, and torch's own while fastamp is installed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """install and uninstall: what changes, and that it all comes back."""
 
 from __future__ import annotations

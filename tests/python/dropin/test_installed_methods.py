@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `__enter__` and `__exit__` of torch's region classes are while fastamp is installed."""
 
 from __future__ import annotations

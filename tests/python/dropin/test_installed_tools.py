@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What torch builds on its own classes keeps working while fastamp is installed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A KeyboardInterrupt at any moment leaves no region open that its ``with`` statement has left."""
 
 from __future__ import annotations

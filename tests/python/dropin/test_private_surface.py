@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The private names that libraries use mean with us what they mean in torch."""
 
 from __future__ import annotations

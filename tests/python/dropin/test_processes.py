@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Threads, forked and spawned workers while fastamp is installed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TorchScript of functions and modules that use our regions, or torch's while installed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.cuda.amp's and torch.cpu.amp's deprecated names, and the argument that articles add."""
 
 from __future__ import annotations

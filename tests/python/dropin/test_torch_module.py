@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``import fastamp.torch as torch`` is torch, but for mixed precision."""
 
 from __future__ import annotations

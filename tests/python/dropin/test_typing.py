@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Type checkers see torch behind ``fastamp.torch``, and our classes in it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The graphed step against the loop that a user would write by hand."""
 
 from typing import Any

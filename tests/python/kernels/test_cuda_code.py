@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Machine code of the CUDA kernels, read without a GPU: registers, spills, width of accesses."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """fused_adamw_ against torch.optim.Adam and AdamW, step by step, and what it does beyond them."""
 
 from __future__ import annotations

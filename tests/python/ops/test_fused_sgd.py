@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """fused_sgd_ against torch.optim.SGD, step by step, and what it does beyond it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """fused_sgd_ as a dispatcher op: schema, versions, fake tensors, refusals."""
 
 from __future__ import annotations

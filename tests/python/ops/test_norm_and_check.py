@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """norm_and_check_: norm against exact arithmetic, flags, reproducibility, the op's contract."""
 
 from __future__ import annotations

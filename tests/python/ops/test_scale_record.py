@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What update_scale_ leaves beside the scale: its inverse and a row of history."""
 
 from __future__ import annotations

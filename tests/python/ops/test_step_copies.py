@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weight copies: 16-bit copies of fp32 parameters that the fused steps write and never read."""
 
 from __future__ import annotations

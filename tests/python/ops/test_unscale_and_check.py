@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """unscale_and_check_ against a float64 reference and against torch's own op."""
 
 from __future__ import annotations

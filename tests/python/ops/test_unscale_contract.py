@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """unscale_and_check_ as a dispatcher op: schema, autograd, fake tensors, refusals."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """update_scale_ against torch's op, a reference in Python, and its own promises."""
 
 from __future__ import annotations

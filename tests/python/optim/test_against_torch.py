@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """fastamp.optim against torch.optim, step by step, over the whole space of options."""
 
 from __future__ import annotations

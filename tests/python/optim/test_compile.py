@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps under torch.compile: left out of the graph, and right."""
 
 from __future__ import annotations

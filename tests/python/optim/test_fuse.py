@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """fuse_: torch's optimizers that exist already, carried by the fused step."""
 
 from __future__ import annotations

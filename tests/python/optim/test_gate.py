@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gate between a gradient scaler and a step: unscale, clip and skip on the device."""
 
 from __future__ import annotations

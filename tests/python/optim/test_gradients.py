@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients and parameters of every sort: what the fused step takes and what it leaves to torch."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Optimizers among others: schedulers, hooks, closures, compile, shards, torch's scaler."""
 
 from __future__ import annotations

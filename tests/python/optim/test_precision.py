@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """16-bit parameters with their masters, and moments in bf16."""
 
 from __future__ import annotations

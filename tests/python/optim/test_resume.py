@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training that is interrupted at any step, killed even, continues as if it had not been."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DTensor and FSDP2 parameters: two gloo processes, each stepping its shards."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the optimizers store, and that it goes both ways between fastamp and torch."""
 
 from __future__ import annotations

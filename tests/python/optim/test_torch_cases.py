@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cases that torch tests its own optimizers with: same results, same refusals."""
 
 from __future__ import annotations

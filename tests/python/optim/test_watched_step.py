@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch's profiler range and hooks around a step: there if something observes it, and only then."""
 
 from __future__ import annotations

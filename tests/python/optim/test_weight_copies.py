@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training with weight copies: the bits of training without, and no weight is cast."""
 
 from __future__ import annotations

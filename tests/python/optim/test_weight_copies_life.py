@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which weights have weight copies, for how long, and what optimizers say of them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Casts per training step of known models: at most torch's, of weights none with weight copies.
 
 torch's profiler counts, for torch.amp and for us alike; our own trace has to agree.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configures, builds and runs tests/consumer."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs of C++ users: each way of using fastamp is built, without Python, and run."""
 
 import copy

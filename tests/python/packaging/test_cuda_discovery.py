@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CMake's choice of CUDA toolkit and architectures, with toolkits made of shell scripts."""
 
 import os

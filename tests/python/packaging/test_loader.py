@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A fastamp built for another torch says so in one ImportError, before its library is opened."""
 
 import json

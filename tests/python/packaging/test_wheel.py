@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The wheel: what is in it, that it can be moved, and that C++ programs can use it."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Iterations that broke off between unscale_ and update, and programs that look alike."""
 
 import gc

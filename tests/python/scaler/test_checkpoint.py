@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """State dictionaries, pickles and copies, in both directions between torch's scaler and ours."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """fastamp.clip_grad_norm_ against torch.nn.utils.clip_grad_norm_."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clipping through the scaler and fastamp.clip_grad_norm_, against torch's."""
 
 import copy

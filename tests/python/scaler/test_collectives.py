@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which calls of a scaler communicate, and over what: two gloo processes on the CPU."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nothing is copied to the CPU without waiting: it would be read before it has arrived."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What torch.amp does not have: min_scale, max_scale, hysteresis."""
 
 import pickle

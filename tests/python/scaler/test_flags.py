@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The flag of an iteration is used again for a later one only if that cannot be observed."""
 
 import pytest

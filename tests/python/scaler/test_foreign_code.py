@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """User code may move gradients that are being collected: none is written at its old place."""
 
 import weakref

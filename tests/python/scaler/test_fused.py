@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Optimizers that skip by themselves: the protocol of `_step_supports_amp_scaling`."""
 
 import warnings

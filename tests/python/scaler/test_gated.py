@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps of fastamp's optimizers through the scaler against torch.amp with torch.optim."""
 
 import copy

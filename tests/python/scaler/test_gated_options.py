@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options and odd orders of gated steps."""
 
 import copy

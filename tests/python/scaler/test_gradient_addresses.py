@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels are called with addresses only where no other code can act in between."""
 
 import types

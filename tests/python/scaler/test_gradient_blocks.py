@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Collecting gradients in blocks and handing their addresses to the kernel changes no result."""
 
 import copy

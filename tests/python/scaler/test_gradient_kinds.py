@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients of every kind of tensor: ours does with them what torch does, or refuses as torch."""
 
 from __future__ import annotations

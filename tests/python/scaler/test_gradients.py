@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which gradients are unscaled, and how: layouts, dtypes, subclasses, odd optimizers."""
 
 import sys

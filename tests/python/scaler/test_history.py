@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The history of a scaler: what it has, and how it goes with the state."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How Accelerate, Lightning and FSDP use a scaler, private attributes included."""
 
 import pytest

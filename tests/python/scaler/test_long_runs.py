@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Four hundred random steps of each fused optimizer against torch.amp and torch.optim."""
 
 from __future__ import annotations

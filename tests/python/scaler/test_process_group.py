@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Agreement between ranks: two gloo processes on the CPU where one alone overflows."""
 
 import copy

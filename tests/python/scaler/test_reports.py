@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the scaler tells: skips, the scale, overflow reports, history, the warning."""
 
 import warnings

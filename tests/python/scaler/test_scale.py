@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """scale(): result dtypes, containers and refusals equal to torch.amp's."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sharded training on two gloo processes: FSDP2, our optimizers, clipping, one rank overflowing."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The state machine of an iteration, bad input, and what a refused call leaves behind."""
 
 import collections

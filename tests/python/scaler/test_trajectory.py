@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Histories of overflows against torch.amp.GradScaler: everything equal, bit for bit."""
 
 import random

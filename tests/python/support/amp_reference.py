@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Independent references for the scaler's ops, and how tests compare with them."""
 
 from __future__ import annotations

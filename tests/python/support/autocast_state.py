@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch's public autocast state, and everything of fastamp's that is global."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counts casts without disturbing them: a TorchDispatchMode would switch the weight cache off."""
 
 from __future__ import annotations

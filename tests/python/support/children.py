@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs Python in a child process, with fastamp importable."""
 
 from __future__ import annotations

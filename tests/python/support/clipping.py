@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients to be clipped by torch and by fastamp."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training with and without weight copies, seen step by step."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The wiring of well-known models, made narrow: casts depend on the wiring alone."""
 
 from __future__ import annotations

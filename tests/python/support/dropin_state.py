@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every object that installing may touch, to compare before and after."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A program that imports fastamp, and uses its parts for the first time, inside modes of torch.
 
 Each mode has two processes of its own, forked from one that has imported torch: one imports fastamp

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fused steps over param groups written as torch.optim has them, and their comparison."""
 
 from __future__ import annotations

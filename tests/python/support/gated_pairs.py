@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pairs of (parameters, optimizer, scaler): fastamp's and torch's."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Optimizer-like objects with gradients, and what unscaling does to them."""
 
 import types

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Uses of kept casts, as tests see them."""
 
 from __future__ import annotations

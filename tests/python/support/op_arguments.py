@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arguments for every op of the table, found by trying."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains and writes a checkpoint after every step, until it is killed. Run by test_resume.py."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Short trainings whose state is stored, exchanged and compared."""
 
 from __future__ import annotations

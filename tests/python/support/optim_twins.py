@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two optimizers over the same parameters, fastamp's and torch's, and how they are compared."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prints, as JSON, which dtypes each autocast kernel of this process hands to its op.
 
 A recorder is registered on the key below autocast (AutogradCPU, AutogradCUDA) for every op, so that

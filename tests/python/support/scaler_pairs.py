@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the same program on torch.amp's scaler and on ours, and compares everything they keep."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Functions whose regions TorchScript is to compile, and a program that compiles all of them.
 
 The program prints as JSON, by function, the dtypes inside and outside its region, and the names of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small models that use weights and activations in all the ways that casts could get wrong."""
 
 from __future__ import annotations

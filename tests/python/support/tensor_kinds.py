@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors of every kind that can reach an op of a region, and how to compare them."""
 
 from __future__ import annotations

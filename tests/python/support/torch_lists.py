@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cases of torch's own autocast test lists, one by one."""
 
 from __future__ import annotations

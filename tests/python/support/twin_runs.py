@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One job under plain torch.amp and under an installed fastamp, compared bit for bit."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hugging Face Accelerate, with fastamp installed behind its back."""
 
 from __future__ import annotations

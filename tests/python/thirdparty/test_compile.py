@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.compile of training steps while fastamp is installed: no recompilation, torch's bits."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lightning's Trainer and Fabric, with fastamp installed behind their backs."""
 
 from __future__ import annotations

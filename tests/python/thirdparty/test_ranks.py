@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DDP, FSDP and DTensor on two gloo processes, with fastamp installed in each."""
 
 from __future__ import annotations

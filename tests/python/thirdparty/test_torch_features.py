@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parts of torch that know about autocast, on whole models while fastamp is installed."""
 
 from __future__ import annotations

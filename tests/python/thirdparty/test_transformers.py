@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Trainer of Hugging Face transformers on tiny random models, with fastamp installed."""
 
 from __future__ import annotations

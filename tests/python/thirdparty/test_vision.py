@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Image models of timm and torchvision: what every module returns, with fastamp installed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tools/check_homes.py finds what is declared in one file and defined in another, and only that."""
 
 import pytest

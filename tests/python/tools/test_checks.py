@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each rule of tools/check_*.py reports a tree that breaks it, and only that."""
 
 import pytest
@@ -5,6 +6,7 @@ import pytest
 import check_ascii
 import check_copies
 import check_includes
+import check_licenses
 import check_sizes
 
 
@@ -292,3 +294,19 @@ def test_copies_are_looked_for_in_sources_but_for_their_home(tmp_path):
         write(tmp_path, name, line)
     (found,) = check_copies.check(tmp_path)
     assert found.startswith("python/fastamp/a.py:1: ")
+
+
+def test_a_source_without_its_licence_is_found_and_given_it(tmp_path):
+    write(tmp_path, "src/a.cpp", "int x;\n")
+    write(tmp_path, "tools/run.sh", "#!/bin/sh\ntrue\n")
+    write(tmp_path, "python/empty.py", "")
+    write(tmp_path, "docs/a.md", "text\n")
+    assert [line.split(":")[0] for line in check_licenses.check(tmp_path)] == [
+        "src/a.cpp",
+        "tools/run.sh",
+    ]
+    assert check_licenses.check(tmp_path, write=True) == []
+    assert check_licenses.check(tmp_path) == []
+    line = check_licenses.IDENTIFIER
+    assert (tmp_path / "src/a.cpp").read_text() == f"// {line}\nint x;\n"
+    assert (tmp_path / "tools/run.sh").read_text() == f"#!/bin/sh\n# {line}\ntrue\n"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each kind of build configures: nobody waits for parts that he did not ask for."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the demo prints after both programs: parts that short runs do not reach."""
 
 import argparse

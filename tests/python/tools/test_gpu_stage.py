@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stages of make gpu: planned and run without a GPU, by commands that need none."""
 
 import json

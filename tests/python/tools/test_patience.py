@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Limits of time are stretched by how slow the machine is now."""
 
 import patience

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The report of a run is written when the interpreter exits, however it does."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A trace counts what the kernels did: checked against what the ops must do and what torch sees."""
 
 from __future__ import annotations

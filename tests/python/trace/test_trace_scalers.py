@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scalers and kept casts in a trace."""
 
 from __future__ import annotations

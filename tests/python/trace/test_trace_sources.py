@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where calls came from, what fake tensors and ops of users leave in a trace, and JSON."""
 
 from __future__ import annotations

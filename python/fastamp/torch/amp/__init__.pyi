@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from fastamp.amp import *
 from fastamp.amp import GradScaler as GradScaler
 from fastamp.torch.amp import autocast_mode as autocast_mode

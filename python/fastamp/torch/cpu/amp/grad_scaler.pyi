@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from torch.amp.grad_scaler import OptState as OptState
 
 from fastamp.cpu.amp import GradScaler as GradScaler

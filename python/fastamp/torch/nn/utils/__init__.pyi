@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # isort: skip_file
 # Names of ours come first: a later star import leaves them.
 from fastamp._clip import clip_grad_norm_ as clip_grad_norm_
