@@ -2,9 +2,9 @@
 //
 // Layout and mapping: kernels/cuda/step_kernel.cuh. Traffic per element of an fp32 parameter: 4
 // bytes of gradient read and, if write_grads, written; 8 of the parameter and 16 of the moments (24
-// with amsgrad, half with bf16 moments). Numerics: kernels/functors/adam.h in torch's order on CUDA,
-// compiled without contraction: the bits of torch's foreach kernels. Their powers in fp64 come from
-// the host; those computed here may differ in their last bits.
+// with amsgrad, half with bf16 moments). Numerics: kernels/functors/adam.h, in torch's order on
+// CUDA and compiled without contraction: the bits of torch's foreach kernels. Their powers in fp64
+// come from the host; those computed here may differ in their last bits.
 
 #include "kernels/cuda/step_launch.cuh"
 #include "kernels/fused_adamw.h"
