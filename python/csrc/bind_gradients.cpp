@@ -1,4 +1,5 @@
 #include "bindings.h"
+#include "core/tensor_version.h"
 #include "gather.h"
 #include "python_optimizer.h"
 #include "recent_passes.h"
@@ -73,11 +74,31 @@ void bind_list(py::module_& module) {
   module.def("gather_parameters", wrap_pybind_function(gather_parameters), py::arg("parameters"));
 }
 
+/// Tensors that somebody writes without torch knowing, such as a replayed graph.
+class WrittenTensors {
+ public:
+  explicit WrittenTensors(std::vector<at::Tensor> tensors) : tensors_(std::move(tensors)) {}
+
+  void increment_versions() const {
+    for (const auto& tensor : tensors_) {
+      bump_version(tensor);
+    }
+  }
+
+ private:
+  std::vector<at::Tensor> tensors_;
+};
+
 }  // namespace
 
 void bind_gradients(py::module_& module) {
   using torch::wrap_pybind_function;
   bind_list(module);
+  py::class_<WrittenTensors>(module, "WrittenTensors",
+                             "Tensors that are written without torch knowing.")
+      .def(py::init<std::vector<at::Tensor>>(), py::arg("tensors"))
+      .def("increment_versions", &WrittenTensors::increment_versions,
+           "Counts a write to each, as an in-place operator of torch does.");
   module.def("clip_coefficient", wrap_pybind_function(scaler::clip_coefficient),
              py::arg("total_norm"), py::arg("max_norm"));
 }

@@ -1,4 +1,5 @@
 #include "core/device_copy.h"
+#include "core/tensor_version.h"
 #include "scaler/cuda_graph.h"
 #include "scaler/grad_scaler_impl.h"
 
@@ -229,10 +230,21 @@ struct GraphedStep::Impl {
       scaler.core.sidecar().refresh(scaler.state.scale_tensor());
     }
     graph->replay();
+    note_writes();
     if (scaler.enabled) {
       scaler.core.note_replay(scaler.state.tensors(), outcomes);
     }
     return captured_loss.clone();
+  }
+
+  /// A replay counts no writes, and caches of casts and norms ask for them.
+  void note_writes() const {
+    for (const auto& group : optimizer.param_groups()) {
+      for (const auto& parameter : group.params()) {
+        bump_version(parameter);
+        bump_version(parameter.grad());
+      }
+    }
   }
 
   c10::Device device() const { return inputs.front().device(); }

@@ -40,7 +40,9 @@ struct FASTAMP_API GraphedStepOptions {
 /// moves and steps are skipped on the device. On the CPU the same step runs eagerly each time.
 /// Construction does not train: on CUDA it runs the loss function and backward `warmup` times (so
 /// buffers such as running means move), then captures. Learning rates set by schedulers or in the
-/// options act at the next call. Gradients belong to the graph: leave them alone.
+/// options act at the next call. Gradients belong to the graph: leave them alone. A replay moves
+/// the version counters of parameters and gradients, which caches of casts depend on; those of a
+/// module's buffers, which it does not know, stay.
 ///
 /// Not thread-safe. All that the loss function uses and the optimizer must outlive it and stay
 /// where they are. The scaler may be moved: the step goes on with it where it is. Once it was

@@ -8,6 +8,7 @@ import torch
 
 import fastamp
 import fastamp.optim
+from fastamp import _C
 from fastamp._graphed_step import constants_of
 from support.scaler_pairs import bits
 
@@ -273,6 +274,15 @@ def test_a_scheduler_of_the_learning_rate_changes_no_constant_and_no_tensor_is_r
     assert constants_of(optimizer) == constants
     optimizer.param_groups[0]["momentum"] = 0.8
     assert constants_of(optimizer) != constants
+
+
+def test_written_tensors_count_a_write_each():
+    tensors = [torch.ones(2, requires_grad=True), torch.ones(()), torch.nn.Parameter(torch.ones(1))]
+    before = [tensor._version for tensor in tensors]
+    written = _C.WrittenTensors(tensors)
+    written.increment_versions()
+    written.increment_versions()
+    assert [tensor._version for tensor in tensors] == [version + 2 for version in before]
 
 
 def test_options_that_are_tensors_are_constants_by_identity_and_version():
