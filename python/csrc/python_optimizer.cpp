@@ -220,7 +220,7 @@ scaler::Gathered PythonOptimizer::gather(OptimizerRecord& record, scaler::Purpos
 
 // False too if it cannot be told: of subclasses, whose gradient is a property, and of sparse ones,
 // which clipping replaces by their sums.
-bool PythonOptimizer::all_gradients(const std::function<bool(const at::Tensor&)>& visit) const {
+bool PythonOptimizer::all_gradients(c10::function_ref<bool(const at::Tensor&)> visit) const {
   bool any = false;
   const bool all =
       for_each_plain(optimizer_, [&](const at::Tensor& /*parameter*/, const at::Tensor& gradient) {
@@ -241,7 +241,7 @@ at::Tensor PythonOptimizer::new_flag(OptimizerRecord& record, const at::Tensor& 
   return lowered_flag(handle_of(record).flag, scale);
 }
 
-void PythonOptimizer::run(const std::function<void()>& pass) {
+void PythonOptimizer::run(c10::function_ref<void()> pass) {
   const py::gil_scoped_release no_gil;
   pass();
 }

@@ -56,12 +56,12 @@ class PythonOptimizer final : public scaler::OptimizerPort {
   void reset(scaler::OptimizerRecord& record) override;
 
   scaler::Gathered gather(scaler::OptimizerRecord& record, scaler::Purpose purpose) override;
-  bool all_gradients(const std::function<bool(const at::Tensor&)>& visit) const override;
+  bool all_gradients(c10::function_ref<bool(const at::Tensor&)> visit) const override;
   bool may_check() const override { return may_check_; }
   void unscale() override;
   void begin_unscale(scaler::OptimizerRecord& record) override;
   at::Tensor new_flag(scaler::OptimizerRecord& record, const at::Tensor& scale) override;
-  void run(const std::function<void()>& pass) override;
+  void run(c10::function_ref<void()> pass) override;
   void unscaled_by(const std::shared_ptr<scaler::PassResult>& pass) override;
 
   c10::ScalarType norm_dtype(const std::vector<scaler::DeviceGradients>& groups) const override;

@@ -1,15 +1,10 @@
 #include "region_hooks.h"
 
-#include <ATen/PythonTorchFunctionTLS.h>
-
 namespace fastamp::python {
 
 RegionHooks g_region_hooks;
 
-bool notify_export(PyObject* region, bool entering) {
-  if (!at::impl::torch_function_mode_enabled()) {
-    return true;
-  }
+bool call_notify_export(PyObject* region, bool entering) {
   PyObject* result = PyObject_CallFunctionObjArgs(g_region_hooks.notify_export, region,
                                                   entering ? Py_True : Py_False, nullptr);
   Py_XDECREF(result);

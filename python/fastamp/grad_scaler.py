@@ -219,12 +219,11 @@ class GradScaler(ScalerState):
             return
         core = self._core
         loan = self._loan("unscale_")
-        stage = self._stage_of(optimizer)
-        if stage is not _READY:
-            refuse_second_unscale(stage)
+        scale, states, _, _ = loan
+        if id(optimizer) in states:
+            refuse_second_unscale(states[id(optimizer)]["stage"])
         if not self._is_replaced("_unscale_grads_") and core.unscale(optimizer, *loan):
             return
-        scale, states, *_ = loan
         flags = self._unscale_grads_(optimizer, core.inv_scale(scale), core.new_flag(scale), False)
         if self.process_group is not None:
             core.agree(flags, scale)

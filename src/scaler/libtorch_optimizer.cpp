@@ -166,7 +166,7 @@ Gathered LibTorchOptimizer::gather(OptimizerRecord& record, Purpose purpose) {
   return {.groups = groups.release()};
 }
 
-bool LibTorchOptimizer::all_gradients(const std::function<bool(const at::Tensor&)>& visit) const {
+bool LibTorchOptimizer::all_gradients(c10::function_ref<bool(const at::Tensor&)> visit) const {
   bool any = false;
   for (const auto& group : optimizer_.param_groups()) {
     for (const auto& parameter : group.params()) {

@@ -49,11 +49,11 @@ class LibTorchOptimizer final : public OptimizerPort {
   void reset(OptimizerRecord& record) override;
 
   Gathered gather(OptimizerRecord& record, Purpose purpose) override;
-  bool all_gradients(const std::function<bool(const at::Tensor&)>& visit) const override;
+  bool all_gradients(c10::function_ref<bool(const at::Tensor&)> visit) const override;
   bool may_check() const override { return !has_sparse(); }
   void unscale() override;
   at::Tensor new_flag(OptimizerRecord& record, const at::Tensor& scale) override;
-  void run(const std::function<void()>& pass) override { pass(); }
+  void run(c10::function_ref<void()> pass) override { pass(); }
 
   c10::ScalarType norm_dtype(const std::vector<DeviceGradients>& groups) const override;
   at::Tensor torchs_norm(const Gathered& gathered, double norm_type) override;

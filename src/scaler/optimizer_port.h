@@ -7,9 +7,9 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/FunctionRef.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -59,7 +59,7 @@ class OptimizerPort {
   /// @throws c10::ValueError for fp16 gradients, where those are refused.
   virtual Gathered gather(OptimizerRecord& record, Purpose purpose) = 0;
   /// Whether there are gradients and `visit` is true of each; false if that cannot be told.
-  virtual bool all_gradients(const std::function<bool(const at::Tensor&)>& visit) const = 0;
+  virtual bool all_gradients(c10::function_ref<bool(const at::Tensor&)> visit) const = 0;
   /// Whether the gradients may be left scaled until the step.
   virtual bool may_check() const = 0;
   /// Unscales as a user's call of unscale_ would.
@@ -69,7 +69,7 @@ class OptimizerPort {
   /// A new non-finite flag beside the scale, which may be an earlier one that nobody holds.
   virtual at::Tensor new_flag(OptimizerRecord& record, const at::Tensor& scale) = 0;
   /// Runs a pass, which calls no code of users.
-  virtual void run(const std::function<void()>& pass) = 0;
+  virtual void run(c10::function_ref<void()> pass) = 0;
   /// A pass has unscaled the gradients in place.
   virtual void unscaled_by(const std::shared_ptr<PassResult>& /*pass*/) {}
 
