@@ -22,8 +22,7 @@ struct alignas(16) Eight {
 };
 
 struct CastOp {
-  /// With more, the two loads, the addresses and the loop do not fit the registers. 48 KiB in flight
-  /// per processor.
+  /// With more, loads, addresses and loop do not fit the registers. 48 KiB in flight per processor.
   static constexpr int kThreads = 1536;
 
   struct Thread {};
