@@ -10,6 +10,7 @@ JOBS ?= $(shell nproc)
 ITERS ?=
 UNTIL_LOSS ?=
 STAGE ?=
+ONLY ?=
 CATCH2_INCLUDE ?=
 FASTAMP_CUDA ?=
 
@@ -35,12 +36,13 @@ endif
 # Runs a command with the oneDNN level that this CPU survives.
 RUN := $(PY) tools/with_cpu_isa.py --cache build/cpu_isa.json --
 
-.PHONY: help build test gpu demo bench lint compat clean
+.PHONY: help build test mutants gpu demo bench lint compat clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo   train a model in mixed precision, from Python and C++ (ITERS=, UNTIL_LOSS=)'
 	@echo 'make test   build, run the C++ and the Python tests'
+	@echo 'make mutants  break the CUDA kernels in known ways: does a test notice? An hour (ONLY=cast.cu)'
 	@echo 'make bench  measure fastamp beside torch.amp'
 	@echo 'make gpu    tests, sanitizers and benchmarks on a GPU (STAGE="ctest pytest"); fails without one'
 	@echo 'make lint   formatters, linters, type checks'
@@ -58,6 +60,9 @@ endif
 
 test: build
 	$(RUN) $(PY) tools/run_tests.py --build-dir $(BUILD_DIR)
+
+mutants: build
+	$(PY) tools/mutate_kernels.py --build-dir $(BUILD_DIR) $(addprefix --only ,$(ONLY))
 
 gpu: build
 	$(RUN) $(PY) tools/gpu_stage.py --build-dir $(BUILD_DIR) $(addprefix --stage ,$(STAGE))

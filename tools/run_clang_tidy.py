@@ -41,7 +41,8 @@ def write_database(build_dir: Path) -> Path:
     folder = build_dir / "clang_tidy"
     folder.mkdir(exist_ok=True)
     text = (build_dir / "compile_commands.json").read_text(encoding="utf-8")
-    entries = json.loads(text)
+    # A file once, as its first target compiles it: kernels are emulated in several flavours.
+    entries = list({entry["file"]: entry for entry in reversed(json.loads(text))}.values())
     for entry in entries:
         entry["command"] = GCC_ONLY.sub("", entry["command"])
     (folder / "compile_commands.json").write_text(json.dumps(entries, indent=1), encoding="utf-8")

@@ -22,6 +22,9 @@ struct alignas(16) Eight {
 };
 
 struct CastOp {
+  /// With more, loads, addresses and loop do not fit the registers. 48 KiB in flight per processor.
+  static constexpr int kThreads = 1536;
+
   struct Thread {};
 
   __device__ Thread begin() const { return {}; }
@@ -54,6 +57,8 @@ struct CastOp {
     const std::int64_t groups = aligned ? n / 8 : 0;
     const auto* loads = reinterpret_cast<const float4*>(from);
     auto* stores = reinterpret_cast<Eight<to_t>*>(to);
+    // Unrolled, it would hold more addresses and issue no load earlier: stores keep them in order.
+#pragma unroll 1
     for (std::int64_t i = lane; i < groups; i += kWarpSize) {
       const float4 a = loads[2 * i];
       const float4 b = loads[2 * i + 1];
@@ -61,6 +66,7 @@ struct CastOp {
                     static_cast<to_t>(a.w), static_cast<to_t>(b.x), static_cast<to_t>(b.y),
                     static_cast<to_t>(b.z), static_cast<to_t>(b.w)}};
     }
+#pragma unroll 1
     for (std::int64_t i = groups * 8 + lane; i < n; i += kWarpSize) {
       to[i] = static_cast<to_t>(from[i]);
     }

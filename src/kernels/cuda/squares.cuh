@@ -35,15 +35,19 @@ static_assert(kNormChunkNumel == kChunkNumel);
 
 inline constexpr unsigned kAllLanes = 0xffffffffU;
 
-/// Memory that is zero before a call: the count of arrived blocks and, if requested, the counts.
-struct SquaresZeros {
+/// Memory that is zero before a call: the count of arrived blocks and, if requested, the counts,
+/// two for each gradient, which lie behind this.
+struct alignas(alignof(unsigned long long)) SquaresZeros {
   unsigned arrivals;
   unsigned seen;  ///< Not 0: some element was not finite.
-  unsigned long long rows[1][2];
+
+  FASTAMP_HOST_DEVICE unsigned long long* row(std::size_t i) {
+    return reinterpret_cast<unsigned long long*>(this + 1) + 2 * i;
+  }
 };
 
 constexpr std::size_t squares_zeros_bytes(std::size_t rows) {
-  return offsetof(SquaresZeros, rows) + rows * sizeof(SquaresZeros::rows[0]);
+  return sizeof(SquaresZeros) + 2 * rows * sizeof(unsigned long long);
 }
 
 /// 128 bits of elements, moved by one instruction.
@@ -275,7 +279,7 @@ struct SquaresOp {
   __device__ __forceinline__ void move_counts() const {
 #pragma unroll 1
     for (std::int64_t i = threadIdx.x; i < count_words; i += kBlockThreads) {
-      unsigned long long* const word = &zeros->rows[0][0] + i;
+      unsigned long long* const word = zeros->row(0) + i;
       counts[i] = static_cast<std::int64_t>(__ldcg(word));
       *word = 0;
     }

@@ -22,7 +22,7 @@ void launch_squares(const DenseGrads& list, const SquaresRequest& request) {
   entries.reserve(list.grads.size());
   std::int64_t chunks = 0;
   for (const auto& grad : list.grads) {
-    entries.push_back({{grad.data, counted ? zeros->rows[grad.index] : nullptr},
+    entries.push_back({{grad.data, counted ? zeros->row(grad.index) : nullptr},
                        grad.numel,
                        static_cast<std::uint8_t>(grad.dtype)});
     chunks += chunk_count(grad.numel);

@@ -138,7 +138,7 @@ struct StepKernel {
          i += kBlockThreads) {
       auto* const count = static_cast<float*>(table.pointer(kStep, i));
       if (count != nullptr) {
-        *count += 1.0F;
+        atomicAdd(count, 1.0F);  // parameters may share a counter, which then counts each of them
       }
     }
   }

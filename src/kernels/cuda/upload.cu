@@ -48,6 +48,8 @@ void upload_by_kernels(const std::vector<std::uint64_t>& data, void* to, std::si
 
 void upload_by_copy(c10::function_ref<void(void*)> fill, void* to, std::size_t bytes,
                     c10::cuda::CUDAStream stream) {
+  // Another thread may be capturing; pinned memory made here is no part of what it records.
+  const c10::cuda::CUDAStreamCaptureModeGuard guard(cudaStreamCaptureModeRelaxed);
   auto* host_allocator = at::getHostAllocator(at::kCUDA);
   const at::DataPtr pinned = host_allocator->allocate(bytes);
   fill(pinned.get());

@@ -118,6 +118,22 @@ def test_fused_steps_move_128_bits_at_a_time_and_spill_nothing(op, arrays, regis
         assert not re.search(r"\b(LD|ST)\.E\.(64|128)\b", code), name
 
 
+def test_cast_moves_128_bits_at_a_time_and_spills_nothing():
+    kernels = sections("-res-usage", "CastOp")
+    archs = {arch for arch, _, _ in kernels}
+    assert archs, "no code of the cast kernel in the library"
+    assert len(kernels) == 3 * len(archs)
+    for _, name, text in kernels:
+        usage = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", text))
+        assert (int(usage["STACK"]), int(usage["LOCAL"])) == (0, 0), name
+        assert int(usage["REG"]) <= 42, name  # 1536 threads per processor
+    for _, name, code in sections("-sass", "CastOp"):
+        assert len(re.findall(r"\bLDG\.E\.128\b", code)) >= 2, name
+        assert re.search(r"\bSTG\.E\.128\b", code), name
+        assert not re.search(r"\b(LDL|STL)\b", code), name
+        assert not re.search(r"\b(LD|ST)\.E\.128\b", code), name
+
+
 def test_update_scale_keeps_everything_in_registers():
     kernels = sections("-res-usage", "update_scale_kernel")
     assert kernels

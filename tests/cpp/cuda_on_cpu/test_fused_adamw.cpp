@@ -1,0 +1,132 @@
+// Emulated: fastamp::fused_adamw_ leaves the CPU kernel's bits in all that it writes.
+
+#include "cuda_on_cpu/step_case.h"
+#include "support/catch.h"
+
+using namespace fastamp::test;
+namespace kernels = fastamp::kernels;
+
+namespace {
+
+void run_adamw(const StepLists& lists, const std::vector<kernels::StepEntry>& entries,
+               const StepCase& c, bool emulated) {
+  std::vector<double> lr, decay;
+  const std::vector<double> beta1(c.groups, 0.9), beta2(c.groups, 0.99), eps(c.groups, 1e-8);
+  c10::List<bool> decoupled, amsgrad, maximize;
+  for (std::size_t g = 0; g < c.groups; ++g) {
+    lr.push_back(0.01 * static_cast<double>(g + 1));
+    decay.push_back(g % 2 == 0 ? 0.01 : 0.0);
+    decoupled.push_back(g % 4 < 2);
+    amsgrad.push_back(c.amsgrad && g % 2 == 0);
+    maximize.push_back(g % 5 == 3);
+  }
+  const StepGateArgs gate(c);
+  const kernels::FusedAdamwArgs args{lists.params,
+                                     lists.grads,
+                                     lists.first,
+                                     lists.second,
+                                     lists.greatest,
+                                     lists.steps,
+                                     lists.masters,
+                                     lists.group_sizes,
+                                     lr,
+                                     beta1,
+                                     beta2,
+                                     eps,
+                                     decay,
+                                     decoupled,
+                                     amsgrad,
+                                     maximize,
+                                     {},
+                                     lists.copies,
+                                     lists.copy_of,
+                                     gate.inv_scale,
+                                     gate.clip_coef,
+                                     gate.found_inf,
+                                     gate.clip_value,
+                                     c.writes};
+  emulated ? kernels::fused_adamw_cuda(args, entries) : kernels::fused_adamw_cpu(args, entries);
+}
+
+void run_both(const StepLists& ours, const StepCase& c) {
+  const auto theirs = ours.copy();
+  run_adamw(ours, ours.entries(true, c), c, true);
+  run_adamw(theirs, theirs.entries(true, c), c, false);
+  CHECK(ours.same_as(theirs));
+}
+
+}  // namespace
+
+TEST_CASE("emulated AdamW: every mixture of dtypes, sizes, masters and copies", "[fused_adamw]") {
+  for_each_shape([] {
+    for (const auto& c : StepCase::all()) {
+      run_both(make_step_lists(c, true), c);
+    }
+  });
+}
+
+TEST_CASE("emulated AdamW: arrays of other layouts are copied and copied back", "[fused_adamw]") {
+  const StepCase c{.writes = true, .scales = true};
+  Values values(9);
+  const auto matrix = [&](at::ScalarType dtype) {
+    return values.positive(96, dtype).view({8, 12});
+  };
+  // The weight is dense in another order than the gradient, and a moment is every other column.
+  StepLists ours;
+  ours.params = {matrix(at::kFloat).t()};
+  ours.grads = {values.tensor(96, at::kHalf).view({12, 8})};
+  ours.first = {values.positive(192, at::kFloat).view({12, 16}).slice(1, 0, 16, 2)};
+  ours.second = {matrix(at::kFloat).t()};
+  ours.steps = {scalar(3.0F)};
+  ours.group_sizes = {1};
+  StepLists theirs = ours;
+  for (auto* list : {&theirs.params, &theirs.grads, &theirs.first, &theirs.second, &theirs.steps}) {
+    list->front() = list->front().clone();
+  }
+  const auto entries = [](const StepLists& of) {
+    kernels::StepEntry entry;
+    entry.tensors = {&of.grads[0], &of.params[0], nullptr,
+                     &of.steps[0], &of.first[0],  &of.second[0]};
+    return std::vector<kernels::StepEntry>{entry};
+  };
+  run_adamw(ours, entries(ours), c, true);
+  run_adamw(theirs, entries(theirs), c, false);
+  for (const auto list : {&StepLists::params, &StepLists::grads, &StepLists::first,
+                          &StepLists::second, &StepLists::steps}) {
+    CHECK(same_bits((ours.*list)[0].contiguous(), (theirs.*list)[0].contiguous()));
+  }
+}
+
+TEST_CASE("emulated AdamW: a skipped step changes nothing but the gradients", "[fused_adamw]") {
+  for_each_shape([] {
+    const StepCase c{.groups = 2, .amsgrad = true, .skips = true, .writes = true, .scales = true};
+    const auto lists = make_step_lists(c, true);
+    const auto before = lists.copy();
+    run_adamw(lists, lists.entries(true, c), c, true);
+    CHECK(same_bits(lists.params, before.params));
+    CHECK(same_bits(lists.first, before.first));
+    CHECK(same_bits(lists.steps, before.steps));
+    CHECK(same_bits(lists.masters, before.masters));
+    CHECK(same_bits(lists.copies, before.copies));
+    CHECK_FALSE(same_bits(lists.grads, before.grads));
+  });
+}
+
+TEST_CASE("emulated AdamW: a counter of several parameters counts each of them", "[fused_adamw]") {
+  for_each_shape([] {
+    const StepCase c{};
+    auto ours = make_step_lists(c, true);
+    auto theirs = ours.copy();
+    const auto share = [](StepLists& lists) {
+      for (auto& count : lists.steps) {
+        count = lists.steps.front();
+      }
+    };
+    share(ours);
+    share(theirs);
+    run_adamw(ours, ours.entries(true, c), c, true);
+    run_adamw(theirs, theirs.entries(true, c), c, false);
+    CHECK(ours.same_as(theirs));
+    CHECK(value_of(ours.steps.front()) == static_cast<float>(ours.params.size()));
+  });
+}

@@ -1,0 +1,40 @@
+// Emulated: fastamp::unscale_and_check_ with norm and counts, which has a kernel of its own.
+
+#include "cuda_on_cpu/norm_case.h"
+#include "support/catch.h"
+
+#include <cmath>
+
+using namespace fastamp::test;
+
+TEST_CASE("emulated unscale with norm: every dtype, size and alignment", "[unscale_norm]") {
+  const auto dtype =
+      GENERATE(Dtypes::kFloat, Dtypes::kHalf, Dtypes::kBFloat16, Dtypes::kDouble, Dtypes::kMixed);
+  for (std::size_t skew = 0; skew < (brief() ? 2 : 4); ++skew) {
+    std::vector<double> sums;
+    for_each_shape([&] {
+      Values values(static_cast<unsigned>(skew));
+      const auto grads = edge_tensors(values, dtype, skew);
+      sums.push_back(check_norm_case(grads, skew == 2 ? 1.0F : 0.25F, true));
+    });
+    for (const double sum : sums) {
+      CHECK(sum == sums.front());
+    }
+  }
+}
+
+TEST_CASE("emulated unscale with norm: counts of inf and NaN", "[unscale_norm]") {
+  const auto dtype = GENERATE(Dtypes::kFloat, Dtypes::kHalf, Dtypes::kBFloat16, Dtypes::kDouble);
+  for_each_shape([&] {
+    for (const float inv_scale : {1.0F, 0.5F}) {
+      Values values(1);
+      const auto grads = edge_tensors(values, dtype, 1);
+      set_element(grads[0], 0, NAN);
+      set_element(grads[9], 2, INFINITY);
+      set_element(grads[29], 8999, -INFINITY);
+      set_element(grads[29], 0, NAN);
+      set_element(grads[29], 4095, NAN);
+      check_norm_case(grads, inv_scale, true);
+    }
+  });
+}
