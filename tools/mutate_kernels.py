@@ -29,7 +29,7 @@ from tracked_files import ROOT
 SOURCES = ROOT / "src"
 KERNELS = SOURCES / "kernels" / "cuda"
 FLAVOURS = ("plain", "asan", "tsan")
-SECONDS = 120  # after which a run counts as hanging, on two idle cores
+SECONDS = 40  # after which a run counts as hanging, on two idle cores
 ENVIRONMENT = {
     "ASAN_OPTIONS": "detect_leaks=0",
     "TSAN_OPTIONS": "halt_on_error=1 exitcode=66 history_size=0",
