@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The breaks that tools/mutate_kernels.py tries: what, where, and which tests must notice.
 
 A break that no test can notice says why. Add one for each new kernel's barriers, bounds and tails.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Breaks the CUDA kernels and their host code in known ways, and sees which emulated test notices.
 
 For each change in tools/kernel_mutants.py, the sources that it concerns are compiled with

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Looking up the cast of a weight: torch's cache (behind a mutex, in a hash map) and fastamp's.
 // Both hold as many weights as a 12-block transformer has, and each lookup is of another one.
 #include "autocast/cache/cast_cache.h"

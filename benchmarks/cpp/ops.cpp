@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ops in an open region, without Python: torch's autocast kernels and fastamp's.
 #include "main.h"
 #include "torch_region.h"

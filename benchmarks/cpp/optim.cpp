@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Unscale, clip, step and update without Python: fastamp's scaler and optimizers, and LibTorch's
 // optimizers behind torch's own scaler ops.
 #include "gradients.h"

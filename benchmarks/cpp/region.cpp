@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Entering and leaving a region in C++: fastamp's guard, and what programs did by hand before.
 #include "main.h"
 #include "torch_region.h"

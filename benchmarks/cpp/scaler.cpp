@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Unscaling gradients and updating the scale, without Python: fastamp::GradScaler, and torch's own
 // ops called by hand as torch.amp.GradScaler calls them.
 #include "gradients.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trains an MLP on handwritten digits in fp32, bf16 and fp16, with fastamp's autocast, scaler and
 // fused SGD.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "digits_report.h"
 
 #include <torch/csrc/autograd/grad_mode.h>

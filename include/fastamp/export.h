@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 /// Marks a symbol of libfastamp that programs may link against; everything else is hidden.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "bindings.h"
 #include "step_adam.h"
 #include "step_gather.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "bindings.h"
 #include "python_optimizer.h"
 #include "recent_passes.h"

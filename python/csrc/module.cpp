@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "bindings.h"
 
 #include <fastamp/build_info.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "optimizer_objects.h"
 
 #include "core/dtypes.h"

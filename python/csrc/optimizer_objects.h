@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // An optimizer's Python objects as a step reads them: groups, parameters, gradients and state, with

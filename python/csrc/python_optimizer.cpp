@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "python_optimizer.h"
 
 #include "core/tensor_kind.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "bindings.h"
 #include "region_hooks.h"
 #include "region_init.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "step_adam.h"
 
 #include "optim/adam_step.h"

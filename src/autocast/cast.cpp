@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "autocast/cast.h"
 
 #include "autocast/cache/kept_casts.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "core/build_config.h"
 
 #include <fastamp/build_info.h>

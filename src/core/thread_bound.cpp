@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "core/thread_bound.h"
 
 #include <c10/util/Exception.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // What the ops refuse. Every check throws what fastamp/ops/ promises and reads no tensor data, so

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "ops/direct.h"
 
 #include "core/interception.h"

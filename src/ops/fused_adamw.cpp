@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/fused_adamw.h"
 
 #include "ops/checks.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/amp_args.h"
 #include "kernels/functors/scale_record.h"
 #include "ops/checks.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // One step of Adam or AdamW over a torch::optim::Optimizer: ours, or one of torch's that is fused.

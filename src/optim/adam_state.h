@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // What Adam and AdamW do with the states of their parameters, which differ in their types only.

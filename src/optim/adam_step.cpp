@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "optim/adam_step.h"
 
 #include "ops/checks.h"

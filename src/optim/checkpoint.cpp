@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "optim/checkpoint.h"
 
 #include <ATen/core/ivalue.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Archives of optimizers, in the layout that LibTorch's have had since 1.5, so that they can be

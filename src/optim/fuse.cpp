@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "optim/adam_family.h"
 #include "optim/fused_states.h"
 

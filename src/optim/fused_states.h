@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // States of torch's own optimizers while the fused step does their work: torch's, so that its

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "optim/kernel_check.h"
 
 #include "core/dtypes.h"

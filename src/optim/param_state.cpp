@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "optim/param_state.h"
 
 #include <ATen/ops/full.h>

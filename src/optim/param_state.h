@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // State of a parameter that LibTorch's optimizers do not have: the step counter on the device and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "optim/group_options.h"
 #include "optim/option_archive.h"
 #include "optim/option_checks.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "optim/sgd_step.h"
 
 #include "ops/checks.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The state of a parameter is found, or made at its first step, in the map that every

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "optim/step_lists.h"
 
 #include "core/device_copy.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // What the lists of SGD and Adam have in common: parameters sorted by device, group by group.

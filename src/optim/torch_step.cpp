@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "optim/torch_step.h"
 
 #include "autocast/make/tensor_identity.h"

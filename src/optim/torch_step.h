@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // LibTorch's own step for the parameters that the fused step has no kernel for, behind the same

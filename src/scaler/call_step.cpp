@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "scaler/call_step.h"
 
 #include <fastamp/autocast/weights_changed.h>

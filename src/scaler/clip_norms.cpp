@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "scaler/clip_norms.h"
 
 #include <ATen/ops/_foreach_norm.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "scaler/cuda_graph.h"
 
 #include <c10/util/Exception.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "scaler/functional_values.h"
 
 #include <ATen/FunctionalTensorWrapper.h>

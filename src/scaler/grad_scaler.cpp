@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "scaler/call_step.h"
 #include "scaler/grad_scaler_impl.h"
 #include "scaler/option_checks.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "scaler/grad_scaler_impl.h"
 
 #include "core/tensor_kind.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "scaler/gradient_groups.h"
 
 #include "core/kernel_devices.h"

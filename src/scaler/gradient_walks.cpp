@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "scaler/gradient_walks.h"
 
 #include <c10/core/TensorImpl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "core/device_copy.h"
 #include "core/tensor_version.h"
 #include "scaler/cuda_graph.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "scaler/libtorch_optimizer.h"
 
 #include "core/repeat_finder.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "scaler/pass_buffers.h"
 
 #include "scaler/scale_ops.h"

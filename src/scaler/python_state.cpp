@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The state_dict of Python's scalers: a dict of numbers, lists and strings.
 
 #include <fastamp/scaler/grad_scaler.h>

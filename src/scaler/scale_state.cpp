@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "scaler/scale_state.h"
 
 #include "core/device_copy.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A program of a user of fastamp: built against an installed fastamp and against its sources.
 #include <fastamp/fastamp.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A program of a user of fastamp that serves a model that AOTInductor compiled: run_package FILE.
 #include <fastamp/fastamp.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 /// Tensor functions behind the gradient scaler. They are dispatcher ops of the same names

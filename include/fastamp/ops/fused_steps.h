@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 /// Optimizer steps over whole lists of parameters: unscale, clip, skip on overflow, weight decay,

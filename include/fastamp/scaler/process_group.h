@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Not part of <fastamp/fastamp.h>: needs a LibTorch that was built with distributed support.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "autocast/region.h"
 #include "core/thread_bound.h"
 

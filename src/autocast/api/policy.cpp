@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "autocast/kernels/boxed_kernel.h"
 #include "autocast/kernels/registration.h"
 #include "autocast/policy/policy_table.h"

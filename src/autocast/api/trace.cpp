@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "autocast/trace/recorder.h"
 #include "autocast/trace/trace_text.h"
 #include "autocast/trace/tracing.h"

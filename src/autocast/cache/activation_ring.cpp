@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "autocast/cache/activation_ring.h"
 
 #include "autocast/make/data_cast.h"

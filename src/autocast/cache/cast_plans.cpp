@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "autocast/cache/cast_plans.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "autocast/cache/thread_cache.h"
 
 #include "autocast/cache/activation_ring.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Included by ops_<n>.cpp, each of which compiles the kernels of every fourth op: the op table is
 // one file, but the compile time of its kernels is spread over the cores.
 #ifndef FASTAMP_OPS_PART

@@ -1,2 +1,3 @@
+// SPDX-License-Identifier: Apache-2.0
 #define FASTAMP_OPS_PART 1
 #include "autocast/kernels/instantiate_ops.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "autocast/make/data_cast.h"
 
 #include "kernels/cpu/cast.h"

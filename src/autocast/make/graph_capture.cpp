@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "autocast/make/graph_capture.h"
 
 #include <c10/cuda/CUDAException.h>

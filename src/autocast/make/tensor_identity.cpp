@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "autocast/make/tensor_identity.h"
 
 #include "core/tensor_kind.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "autocast/table/kernel_entry.h"
 
 namespace fastamp::autocast {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "autocast/table/op_names.h"
 
 #include "autocast/table/registered_ops.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "autocast/torch/torch_state.h"
 
 #include <ATen/CachedTensorUtils.h>

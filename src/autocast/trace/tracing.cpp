@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "autocast/trace/tracing.h"
 
 #include "autocast/policy/policy_table.h"

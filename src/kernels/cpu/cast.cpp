@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CPU kernel of small casts.
 //
 // Layout: dense arrays, whatever the order of their dimensions. Mapping: one thread; a cast worth

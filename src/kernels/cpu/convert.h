@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // fp16 and bf16 arrays to fp32 and back, rounding to nearest even, one struct per target

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Dynamic dispatch: one body, compiled for each target, and the choice among them once per process.

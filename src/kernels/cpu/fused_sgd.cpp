@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CPU kernel of fastamp::fused_sgd_.
 //
 // Layout and mapping: kernels/cpu/step_blocks.h. Traffic per element of an fp32 parameter: 4 bytes

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums of squares of chunks, and counts of what is not finite in them.
 //
 // Traffic per element: one read. Numerics: kernels/functors/norm.h, kernels/cpu/squares.h.

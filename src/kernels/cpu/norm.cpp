@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CPU kernel of fastamp::norm_and_check_.
 //
 // Layout, mapping and order of the sums: kernels/cpu/grad_sums.h. Traffic per element: one read;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sum of squares and unscaling of many small fp32 arrays in one loop.
 //
 // Traffic per element: one read and, unless inv_scale is 1, one write. Numerics and order of the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The CPU side of every fused step: walks the parameters in blocks that stay in the first cache

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Targets of the CPU kernels: the instruction sets that their loops are compiled for. The library

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CPU kernel of fastamp::unscale_and_check_.
 //
 // Layout: each dense gradient is a flat array whatever the order of its dimensions; a strided one

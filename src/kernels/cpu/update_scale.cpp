@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CPU kernel of fastamp::update_scale_: one scalar update, no parallelism to have.
 
 #include "kernels/amp_args.h"

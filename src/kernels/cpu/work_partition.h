@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Cuts the elements of many tensors into shares of equal work without making an object per chunk.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CUDA kernel that casts many float32 tensors to 16 bits in one launch.
 //
 // Layout: dense tensors as flat arrays. Mapping: a warp per run of chunks (launch_plan.h); a lane

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CUDA kernel of fastamp::fused_sgd_.
 //
 // Layout and mapping: kernels/cuda/step_kernel.cuh. Traffic per element of an fp32 parameter: 4

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/launch_plan.h"
 
 #include <c10/util/Exception.h>

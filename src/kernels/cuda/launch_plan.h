@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Which piece of which tensor goes to which warp, in plain C++: the host builds a plan and a table,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Runs an op over any number of tensors in one launch (see launch_plan.h for the cutting).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CUDA side of fastamp::norm_and_check_: the pass of kernels/cuda/squares.cuh without its writes.
 
 #include "kernels/amp_args.h"

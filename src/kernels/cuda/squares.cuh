@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // A pass over gradients that adds up squares, and on the way unscales them if it writes.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CUDA kernels that add up squares of gradients (squares.cuh): one for reading, one that unscales.
 
 #include "kernels/cuda/squares.cuh"

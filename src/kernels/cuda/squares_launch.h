@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Launches of a pass that adds up squares (squares.cuh), for plain C++.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CUDA kernel of fastamp::update_scale_.
 //
 // One thread, a dozen scalars: the scale stays on the device, so that no step waits for the host.

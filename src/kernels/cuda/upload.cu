@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernel that carries bytes to device memory in its arguments.
 //
 // Layout: flat; each thread moves 4 bytes at a time. Traffic: at most 32 KiB written. It runs under

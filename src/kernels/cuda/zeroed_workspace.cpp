@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/zeroed_workspace.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>

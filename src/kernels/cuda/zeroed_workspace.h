@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Device memory that is zero between kernels: counters that a kernel counts up and its last block

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Marks element arithmetic that CPU kernels, CUDA kernels and tests share. On the host it must be

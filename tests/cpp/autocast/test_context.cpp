@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // AutocastContext: the regions of one thread or moment put in force elsewhere.
 
 #include "support/autocast_state.h"

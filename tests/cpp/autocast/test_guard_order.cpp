@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Guards that end in another order than they began, on other threads, early, or beside Python-like
 // owners.
 

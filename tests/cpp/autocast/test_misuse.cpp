@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What autocast's public classes and functions do with undefined tensors, empty lists and empty
 // names, and when they are ended twice.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // OpPolicyGuard and register_op.
 
 #include "support/catch.h"

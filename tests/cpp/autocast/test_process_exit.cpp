@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A process that exits while detached threads are at work. What they use of LibTorch must stay
 // alive, so they run no ops: LibTorch's own crash then.
 

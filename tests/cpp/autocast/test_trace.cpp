@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "support/autocast_state.h"
 #include "support/casts.h"
 #include "support/catch.h"

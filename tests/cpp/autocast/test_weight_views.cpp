@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Views of whole weights share the weight's cast: LibTorch's Linear multiplies with `weight.t()`.
 
 #include "support/autocast_state.h"

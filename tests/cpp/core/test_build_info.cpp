@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "support/catch.h"
 
 #include <fastamp/build_info.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda_on_cpu/norm_case.h"
 
 #include "kernels/amp_args.h"

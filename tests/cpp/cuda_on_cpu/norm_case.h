@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // One call of a pass that adds up squares, emulated and on the CPU.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // One fused step, emulated and on the CPU, over lists that mix all that a step can meet.

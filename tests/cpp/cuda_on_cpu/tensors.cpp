@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda_on_cpu/tensors.h"
 
 #include "cuda_on_cpu/emulator/memory_order.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Tensors for the emulated kernels: at chosen addresses, with guards around them.

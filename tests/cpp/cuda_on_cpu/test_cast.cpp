@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Emulated: casts of many tensors in one launch have the CPU kernel's bits, which are torch's.
 
 #include "cuda_on_cpu/tensors.h"

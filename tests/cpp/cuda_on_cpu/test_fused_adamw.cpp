@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Emulated: fastamp::fused_adamw_ leaves the CPU kernel's bits in all that it writes.
 
 #include "cuda_on_cpu/step_case.h"

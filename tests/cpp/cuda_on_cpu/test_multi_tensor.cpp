@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Emulated: what multi_tensor_apply hands to an op. The op here notes the ranges and touches no
 // tensor, so the lists may be larger than any memory.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Emulated: fastamp::norm_and_check_. Sums are exact to the last bits and the same for every launch
 // shape; counts and flag are the CPU kernel's; gradients are only read.
 

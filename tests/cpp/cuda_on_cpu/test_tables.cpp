@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Emulated: each home of the table of tensors, on streams that run late, and in graphs that are
 // replayed, also on another stream than the captured one.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Emulated: fastamp::unscale_and_check_ without norm and counts has the CPU kernel's bits.
 
 #include "cuda_on_cpu/tensors.h"

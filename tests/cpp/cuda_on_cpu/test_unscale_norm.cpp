@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Emulated: fastamp::unscale_and_check_ with norm and counts, which has a kernel of its own.
 
 #include "cuda_on_cpu/norm_case.h"

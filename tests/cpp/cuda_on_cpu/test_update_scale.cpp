@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Emulated: fastamp::update_scale_ leaves what the CPU kernel leaves.
 
 #include "cuda_on_cpu/tensors.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Emulated: memory that is zero between kernels, per stream and per graph.
 
 #include "cuda_on_cpu/norm_case.h"

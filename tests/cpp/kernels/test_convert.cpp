@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Conversions of every instruction set against c10's, on every 16-bit pattern and on the floats
 // where rounding turns.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Element arithmetic on its own: what counts as non-finite, and the scale rule on its edges.
 
 #include "kernels/functors/scale_record.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every element of every tensor is covered exactly once, by the tables and the cursor that the
 // CUDA kernels use; how many launches a list takes.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums of squares have the same bits whatever the instruction set, and those of the definition.
 
 #include "kernels/cpu/squares.h"

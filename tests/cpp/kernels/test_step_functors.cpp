@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Element arithmetic of the fused steps on its own: what must not be read, and exact ends.
 
 #include "kernels/functors/adam.h"

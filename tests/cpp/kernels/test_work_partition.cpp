@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The cuts of the CPU kernels: every element in one share, shares in order, for any cuts.
 
 #include "kernels/cpu/work_partition.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The typed entries on the CPU: parity with torch's own ops, mixed lists, refusals.
 
 #include "support/catch.h"

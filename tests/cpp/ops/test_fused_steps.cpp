@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The fused steps from C++: lists of mixed dtypes against the formulas in fp64, the gate, refusals.
 
 #include "support/catch.h"

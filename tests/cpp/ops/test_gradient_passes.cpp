@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // norm_and_check_ and the outputs of unscale_and_check_ from C++: lists of mixed dtypes, refusals.
 
 #include "support/catch.h"

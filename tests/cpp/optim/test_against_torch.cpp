@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ours beside LibTorch's optimizers, step by step.
 
 #include "helpers.h"

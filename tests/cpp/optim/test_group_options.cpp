@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which options a parameter group ends up with: LibTorch's versions differ, ours follow the one
 // that is loaded.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Optimizers that were moved from.
 
 #include "helpers.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Programs written for LibTorch's optimizers, in which nothing but the optimizer's name changes.
 
 #include "helpers.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Parameters that there is no kernel for are stepped by LibTorch's code in the same call.
 
 #include "helpers.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Weight copies: casts of weights that an optimizer's step writes, so that the next region makes
 // none.
 

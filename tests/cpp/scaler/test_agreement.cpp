@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Overflows agreed on between ranks: two threads that share a c10d process group.
 
 #include "helpers.h"

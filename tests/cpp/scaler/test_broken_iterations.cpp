@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Iterations that were broken off between unscale_() and update(), and programs that look alike.
 
 #include "helpers.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Regions that stay open across GradScaler::step(), and kept casts: no step leaves a stale weight.
 
 #include "helpers.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gradients whose memory runs code when it is freed; that code uses the object that freed it.
 
 #include "helpers.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Replays of a captured step beside the same step run eagerly.
 
 #include "optim/helpers.h"

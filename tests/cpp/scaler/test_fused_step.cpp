@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GradScaler with optimizers whose step it decides on the device.
 
 #include "helpers.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "helpers.h"
 #include "scaler/gradient_factors.h"
 #include "scaler/gradient_pass.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Scalers and steps that were moved from or moved in mid-iteration, and arguments that are empty or
 // undefined: errors of ours, and nothing changed.
 

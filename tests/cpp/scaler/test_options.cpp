@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "helpers.h"
 #include "support/catch.h"
 #include "support/warnings.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Options drawn at random: our step beside LibTorch's optimizers, torch's clipping and torch.amp's
 // algorithm written out over torch's operators.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gradients that come twice: parameters listed twice, parameters that share a gradient.
 
 #include "helpers.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Training that stops at any step, among overflows, and goes on from torch::save's archives.
 
 #include "helpers.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The scripts of tests/data/scaler_scenarios.txt, which the Python scaler runs too.
 
 #include "helpers.h"

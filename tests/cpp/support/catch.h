@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 /// Catch2 v2 (one header) or v3 under one name. Tests keep to what both have: TEST_CASE, SECTION,

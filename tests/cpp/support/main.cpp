@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // v2 compiles itself in the one file that defines this; v3 ignores it.
 #define CATCH_CONFIG_RUNNER
 #include "support/catch.h"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The list of breaks fits today's kernels, and tables say what was and what was not run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda_on_cpu/emulator/collectives.h"
 
 #include "cuda_on_cpu/emulator/block.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // What kernels may write in CUDA's language, as C++. Only what ours use, and its neighbours.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Executes the kernels of src/kernels/cuda on the CPU, from the sources that nvcc compiles, so that

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Calls that can be left in the middle and resumed later: what a block's threads are made of.

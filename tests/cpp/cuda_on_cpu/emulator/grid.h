@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Grids: blocks one after the other, each on an OS thread of its own, the threads of a block as

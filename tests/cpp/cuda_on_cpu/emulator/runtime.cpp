@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda_on_cpu/emulator/runtime.h"
 
 #include "cuda_on_cpu/emulator/grid.h"

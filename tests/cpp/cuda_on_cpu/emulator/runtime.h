@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The part of the CUDA runtime that our host code uses: streams, graphs, memory. One device.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The calls of the CUDA runtime that our host code makes, over emulated streams.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Pinned memory, given out again (here: freed) as soon as it is released or, where an event was

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Stands in for src/kernels/cuda/launch.cuh, which only nvcc can read.
