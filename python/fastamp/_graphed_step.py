@@ -268,7 +268,7 @@ class _Replay:
         return constants_of(step.optimizer), sizes, modes, step.scaler._captured_values()
 
     def _is_current(self) -> bool:
-        """Whether the capture still stands for the step; looks at 300 parameters in 15 us."""
+        """Whether the capture still stands for the step. Costs 18 us with 300 parameters."""
         parameters = parameters_of(self.step.optimizer)
         return self._key() == self.key and all(map(operator.is_, parameters, self.parameters))
 
