@@ -31,10 +31,7 @@ std::shared_ptr<const NonFiniteCounts> PassBuffers::counts_for(
   auto made = std::make_shared<const NonFiniteCounts>(
       NonFiniteCounts{device, positions, std::move(counts)});
   entries_.insert(entries_.begin(), made);
-  // Counters that Python has seen may run its code when they go: when they are out of the list.
-  std::shared_ptr<const NonFiniteCounts> oldest;
   if (entries_.size() > kSets) {
-    oldest = std::move(entries_.back());
     entries_.pop_back();
   }
   return made;
