@@ -28,24 +28,42 @@ CHECKED = ("src", "python", "examples", "benchmarks")
 GCC_ONLY = re.compile(r" -Winvalid-pch| -include \S*/cmake_pch\.hxx| --param=\S+")
 
 
-def sources(build_dir: Path) -> list[Path]:
+# What CMake writes for sources that are compiled together.
+UNITY_FILE = re.compile(r"/Unity/unity_\w+\.cxx$")
+INCLUDED = re.compile(r'^#include "(.+)"$', re.MULTILINE)
+
+
+def compile_commands(build_dir: Path) -> list[dict[str, str]]:
+    """Returns the build's compile commands as clang can read them, one for each source.
+
+    A source that is compiled together with others gets the command of them all: by itself it must
+    compile too, which shows an include that it lacks.
+    """
+    text = (build_dir / "compile_commands.json").read_text(encoding="utf-8")
+    # A file once, as its first target compiles it: kernels are emulated in several flavours.
+    commands: dict[str, dict[str, str]] = {}
+    for entry in json.loads(text):
+        file, command = entry["file"], GCC_ONLY.sub("", entry["command"])
+        together = UNITY_FILE.search(file) is not None
+        members = INCLUDED.findall(Path(file).read_text(encoding="utf-8")) if together else [file]
+        for member in members:
+            own = {**entry, "file": member, "command": command.replace(file, member)}
+            commands.setdefault(str(Path(member).resolve()), own)
+    return list(commands.values())
+
+
+def sources(commands: list[dict[str, str]]) -> list[Path]:
     """Returns our .cpp files that the build compiles."""
-    database = json.loads((build_dir / "compile_commands.json").read_text(encoding="utf-8"))
     ours = set(tracked_files(ROOT, ".cpp"))
-    found = {Path(entry["file"]).resolve() for entry in database}
+    found = {Path(entry["file"]).resolve() for entry in commands}
     return sorted(path for path in found & ours if path.relative_to(ROOT).parts[0] in CHECKED)
 
 
-def write_database(build_dir: Path) -> Path:
-    """Writes the build's compile commands as clang can read them; returns their folder."""
+def write_database(build_dir: Path, commands: list[dict[str, str]]) -> Path:
+    """Writes compile commands for clang-tidy; returns their folder."""
     folder = build_dir / "clang_tidy"
     folder.mkdir(exist_ok=True)
-    text = (build_dir / "compile_commands.json").read_text(encoding="utf-8")
-    # A file once, as its first target compiles it: kernels are emulated in several flavours.
-    entries = list({entry["file"]: entry for entry in reversed(json.loads(text))}.values())
-    for entry in entries:
-        entry["command"] = GCC_ONLY.sub("", entry["command"])
-    (folder / "compile_commands.json").write_text(json.dumps(entries, indent=1), encoding="utf-8")
+    (folder / "compile_commands.json").write_text(json.dumps(commands, indent=1), encoding="utf-8")
     return folder
 
 
@@ -78,12 +96,13 @@ def main() -> int:
     common = common_digest(clang_tidy)
     cache_file = options.build_dir / "clang_tidy_passed.json"
     passed = set(json.loads(cache_file.read_text()) if cache_file.is_file() else [])
+    commands = compile_commands(options.build_dir)
     digests = {
         path: hashlib.sha256(common + str(path).encode() + path.read_bytes()).hexdigest()
-        for path in sources(options.build_dir)
+        for path in sources(commands)
     }
     todo = [path for path, digest in digests.items() if digest not in passed]
-    database = write_database(options.build_dir)
+    database = write_database(options.build_dir, commands)
     with ThreadPoolExecutor(options.jobs) as pool:
         findings = list(pool.map(lambda path: check(clang_tidy, database, path), todo))
     bad = {path for path, finding in zip(todo, findings, strict=True) if finding}

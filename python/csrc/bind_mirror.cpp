@@ -53,18 +53,18 @@ PyObject* mirror_getattro(PyObject* self, PyObject* name) {
   return value;
 }
 
-std::array<PyType_Slot, 2> g_slots{{
+std::array<PyType_Slot, 2> g_mirror_slots{{
     {Py_tp_getattro, reinterpret_cast<void*>(mirror_getattro)},
     {0, nullptr},
 }};
 
-PyType_Spec g_spec{"fastamp._C.MirrorBase", 0, 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-                   g_slots.data()};
+PyType_Spec g_mirror_spec{"fastamp._C.MirrorBase", 0, 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+                   g_mirror_slots.data()};
 
 }  // namespace
 
 bool add_mirror_type(PyObject* module) {
-  PyObject* type = PyType_FromSpecWithBases(&g_spec, reinterpret_cast<PyObject*>(&PyModule_Type));
+  PyObject* type = PyType_FromSpecWithBases(&g_mirror_spec, reinterpret_cast<PyObject*>(&PyModule_Type));
   if (type == nullptr) {
     return false;
   }

@@ -60,7 +60,7 @@ PyObject* has_observers(PyObject* /*module*/, PyObject* /*none*/) {
 
 // METH_FASTCALL functions have another type than the field; CPython's own modules cast them the
 // same way.
-std::array<PyMethodDef, 3> g_functions{{
+std::array<PyMethodDef, 3> g_hook_functions{{
     {"after_optimizer_step",
      reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(after_optimizer_step)),
      METH_FASTCALL, nullptr},
@@ -71,7 +71,7 @@ std::array<PyMethodDef, 3> g_functions{{
 }  // namespace
 
 bool add_optimizer_hook(PyObject* module) {
-  return PyModule_AddFunctions(module, g_functions.data()) == 0;
+  return PyModule_AddFunctions(module, g_hook_functions.data()) == 0;
 }
 
 }  // namespace fastamp::python

@@ -40,7 +40,7 @@ PyObject* copy_new_slot(PyObject* /*module*/, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-std::array<PyMethodDef, 5> g_functions{{
+std::array<PyMethodDef, 5> g_torch_region_functions{{
     {"open_torch_regions", count_open_torch_regions, METH_NOARGS, nullptr},
     {"after_fork_in_child", after_fork_in_child, METH_NOARGS, nullptr},
     {"region_depth", region_depth, METH_NOARGS, nullptr},
@@ -51,7 +51,7 @@ std::array<PyMethodDef, 5> g_functions{{
 }  // namespace
 
 bool add_torch_region_functions(PyObject* module) {
-  return add_region_method_type(module) && PyModule_AddFunctions(module, g_functions.data()) == 0;
+  return add_region_method_type(module) && PyModule_AddFunctions(module, g_torch_region_functions.data()) == 0;
 }
 
 }  // namespace fastamp::python

@@ -122,7 +122,7 @@ char g_name[] = "__name__";
 char g_qualname[] = "__qualname__";
 char g_doc[] = "__doc__";
 
-std::array<PyGetSetDef, 5> g_attributes{{
+std::array<PyGetSetDef, 5> g_method_attributes{{
     {g_module, get_torchs, nullptr, nullptr, g_module},
     {g_name, get_torchs, nullptr, nullptr, g_name},
     {g_qualname, get_torchs, nullptr, nullptr, g_qualname},
@@ -137,35 +137,35 @@ std::array<PyMemberDef, 3> g_members{{
     {nullptr, 0, 0, 0, nullptr},
 }};
 
-std::array<PyMethodDef, 2> g_methods{{
+std::array<PyMethodDef, 2> g_method_methods{{
     {"__reduce__", method_reduce, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 }};
 
 template <class Function>
-void* slot(Function* function) {
+void* method_slot(Function* function) {
   return reinterpret_cast<void*>(function);
 }
 
-std::array<PyType_Slot, 8> g_slots{{
-    {Py_tp_new, slot(method_new)},
-    {Py_tp_dealloc, slot(method_dealloc)},
-    {Py_tp_call, slot(PyVectorcall_Call)},
-    {Py_tp_descr_get, slot(method_bind)},
-    {Py_tp_getset, g_attributes.data()},
+std::array<PyType_Slot, 8> g_method_slots{{
+    {Py_tp_new, method_slot(method_new)},
+    {Py_tp_dealloc, method_slot(method_dealloc)},
+    {Py_tp_call, method_slot(PyVectorcall_Call)},
+    {Py_tp_descr_get, method_slot(method_bind)},
+    {Py_tp_getset, g_method_attributes.data()},
     {Py_tp_members, g_members.data()},
-    {Py_tp_methods, g_methods.data()},
+    {Py_tp_methods, g_method_methods.data()},
     {0, nullptr},
 }};
 
-PyType_Spec g_spec{"fastamp._C.RegionMethod", sizeof(RegionMethod), 0,
+PyType_Spec g_method_spec{"fastamp._C.RegionMethod", sizeof(RegionMethod), 0,
                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR,
-                   g_slots.data()};
+                   g_method_slots.data()};
 
 }  // namespace
 
 bool add_region_method_type(PyObject* module) {
-  PyObject* type = PyType_FromSpec(&g_spec);
+  PyObject* type = PyType_FromSpec(&g_method_spec);
   if (type == nullptr) {
     return false;
   }

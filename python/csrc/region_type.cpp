@@ -132,7 +132,7 @@ using autocast::AutocastState;
 char g_enabled[] = "enabled";
 char g_cache_enabled[] = "cache_enabled";
 
-std::array<PyGetSetDef, 5> g_attributes{{
+std::array<PyGetSetDef, 5> g_region_attributes{{
     {"device", get_object<&Region::device>, set_device, "Device type, as given.", nullptr},
     {"fast_dtype", get_object<&Region::fast_dtype>, set_fast_dtype, "Lower-precision dtype.",
      nullptr},
@@ -145,38 +145,38 @@ std::array<PyGetSetDef, 5> g_attributes{{
 
 // METH_FASTCALL functions have another type than the field; CPython's own modules cast them the
 // same way.
-std::array<PyMethodDef, 3> g_methods{{
+std::array<PyMethodDef, 3> g_region_methods{{
     {"__enter__", region_enter, METH_NOARGS, nullptr},
     {"__exit__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(region_exit)),
      METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 }};
 
-std::array<PyMethodDef, 2> g_functions{{
+std::array<PyMethodDef, 2> g_region_functions{{
     {"set_region_hooks", set_hooks, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 }};
 
 template <class Function>
-void* slot(Function* function) {
+void* region_slot(Function* function) {
   return reinterpret_cast<void*>(function);
 }
 
-std::array<PyType_Slot, 5> g_slots{{
-    {Py_tp_init, slot(region_init)},
-    {Py_tp_dealloc, slot(region_dealloc)},
-    {Py_tp_getset, g_attributes.data()},
-    {Py_tp_methods, g_methods.data()},
+std::array<PyType_Slot, 5> g_region_slots{{
+    {Py_tp_init, region_slot(region_init)},
+    {Py_tp_dealloc, region_slot(region_dealloc)},
+    {Py_tp_getset, g_region_attributes.data()},
+    {Py_tp_methods, g_region_methods.data()},
     {0, nullptr},
 }};
 
-PyType_Spec g_spec{"fastamp._C.Region", sizeof(Region), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-                   g_slots.data()};
+PyType_Spec g_region_spec{"fastamp._C.Region", sizeof(Region), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+                   g_region_slots.data()};
 
 }  // namespace
 
 bool add_region_type(PyObject* module) {
-  PyObject* type = PyType_FromSpec(&g_spec);
+  PyObject* type = PyType_FromSpec(&g_region_spec);
   if (type == nullptr) {
     return false;
   }
@@ -184,7 +184,7 @@ bool add_region_type(PyObject* module) {
     Py_DECREF(type);
     return false;
   }
-  return PyModule_AddFunctions(module, g_functions.data()) == 0;
+  return PyModule_AddFunctions(module, g_region_functions.data()) == 0;
 }
 
 }  // namespace fastamp::python

@@ -10,8 +10,8 @@
 // for the Python module; not part of the public API.
 namespace fastamp::autocast {
 
-using detail::AutocastState;
-using detail::RegionId;
+using fastamp::detail::AutocastState;
+using fastamp::detail::RegionId;
 
 /// Whose class a region is an instance of.
 enum class RegionKind : std::uint8_t { ours, torchs };

@@ -30,7 +30,7 @@ struct FusedAdamw {
   }
 };
 
-FASTAMP_OP(FusedAdamw);
+FASTAMP_REGISTER_OP(FusedAdamw);
 
 }  // namespace
 

@@ -29,7 +29,7 @@ struct FusedSgd {
   }
 };
 
-FASTAMP_OP(FusedSgd);
+FASTAMP_REGISTER_OP(FusedSgd);
 
 }  // namespace
 

@@ -22,7 +22,7 @@ struct NormAndCheck {
   static c10::Device device(const Args& args) { return args.inv_scale.device(); }
 };
 
-FASTAMP_OP(NormAndCheck);
+FASTAMP_REGISTER_OP(NormAndCheck);
 
 }  // namespace
 

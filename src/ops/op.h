@@ -14,7 +14,7 @@
 //   only_reads(args, i)
 //                    optional: whether this call only reads argument i, though the schema says
 //                    that it is written
-// and FASTAMP_OP(the struct) registers all of it.
+// and FASTAMP_REGISTER_OP(the struct) registers all of it.
 
 #include "core/tensor_version.h"
 
@@ -170,5 +170,5 @@ bool register_op(const char* file, std::uint32_t line) {
 
 }  // namespace fastamp::ops
 
-#define FASTAMP_OP(Op) \
+#define FASTAMP_REGISTER_OP(Op) \
   [[maybe_unused]] const bool g_registered = ::fastamp::ops::register_op<Op>(__FILE__, __LINE__)

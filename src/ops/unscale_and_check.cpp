@@ -21,7 +21,7 @@ struct UnscaleAndCheck {
   static c10::Device device(const Args& args) { return args.inv_scale.device(); }
 };
 
-FASTAMP_OP(UnscaleAndCheck);
+FASTAMP_REGISTER_OP(UnscaleAndCheck);
 
 }  // namespace
 

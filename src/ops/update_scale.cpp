@@ -73,7 +73,7 @@ struct UpdateScale {
   static c10::Device device(const Args& args) { return args.scale.device(); }
 };
 
-FASTAMP_OP(UpdateScale);
+FASTAMP_REGISTER_OP(UpdateScale);
 
 }  // namespace
 

@@ -15,7 +15,7 @@
 namespace fastamp::optim {
 namespace {
 
-constexpr const char* kLoad = "Adam::load";
+constexpr const char* kAdamLoad = "Adam::load";
 
 std::unique_ptr<AdamOptions> checked(const AdamOptions& options) {
   check_adam_options("Adam", options);
@@ -33,7 +33,7 @@ void AdamOptions::serialize(torch::serialize::OutputArchive& archive) const {
 }
 
 void AdamOptions::serialize(torch::serialize::InputArchive& archive) {
-  read_adam_options(kLoad, archive, *this);
+  read_adam_options(kAdamLoad, archive, *this);
 }
 
 std::unique_ptr<torch::optim::OptimizerParamState> AdamParamState::clone() const {
@@ -45,7 +45,7 @@ void AdamParamState::serialize(torch::serialize::OutputArchive& archive) const {
 }
 
 void AdamParamState::serialize(torch::serialize::InputArchive& archive) {
-  read_adam_state(kLoad, archive, *this);
+  read_adam_state(kAdamLoad, archive, *this);
 }
 
 Adam::Adam(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
@@ -85,7 +85,7 @@ void Adam::save(torch::serialize::OutputArchive& archive) const {
 }
 
 void Adam::load(torch::serialize::InputArchive& archive) {
-  read_optimizer<AdamParamState, AdamOptions>(kLoad, archive, *this,
+  read_optimizer<AdamParamState, AdamOptions>(kAdamLoad, archive, *this,
                                               fit_adam<AdamParamState, AdamOptions>);
 }
 

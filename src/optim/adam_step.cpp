@@ -9,7 +9,7 @@ namespace fastamp::optim {
 namespace {
 
 template <typename Lists, typename Call>
-void with_arguments(const Lists& lists, const StepGate& gate, const Call& call) {
+void call_with_adam_lists(const Lists& lists, const StepGate& gate, const Call& call) {
   const auto here = gate_on(gate, lists.device);
   const auto rates = lists.learning_rates();
   call(lists.params.list(), lists.grads, lists.exp_avgs.list(), lists.exp_avg_sqs.list(),
@@ -34,11 +34,11 @@ void AdamStep::Lists::add_group(const AdamGroup& group) {
 void AdamStep::run(const StepGate& gate) {
   lists_.run(
       [&](const Lists& lists) {
-        with_arguments(lists, gate, [](const auto&... args) {
+        call_with_adam_lists(lists, gate, [](const auto&... args) {
           ops::check_fused_adamw(kernels::FusedAdamwArgs{args...});
         });
       },
-      [&](const Lists& lists) { with_arguments(lists, gate, ops::fused_adamw_); });
+      [&](const Lists& lists) { call_with_adam_lists(lists, gate, ops::fused_adamw_); });
 }
 
 }  // namespace fastamp::optim

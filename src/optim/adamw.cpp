@@ -15,7 +15,7 @@
 namespace fastamp::optim {
 namespace {
 
-constexpr const char* kLoad = "AdamW::load";
+constexpr const char* kAdamWLoad = "AdamW::load";
 
 std::unique_ptr<AdamWOptions> checked(const AdamWOptions& options) {
   check_adam_options("AdamW", options);
@@ -33,7 +33,7 @@ void AdamWOptions::serialize(torch::serialize::OutputArchive& archive) const {
 }
 
 void AdamWOptions::serialize(torch::serialize::InputArchive& archive) {
-  read_adam_options(kLoad, archive, *this);
+  read_adam_options(kAdamWLoad, archive, *this);
 }
 
 std::unique_ptr<torch::optim::OptimizerParamState> AdamWParamState::clone() const {
@@ -45,7 +45,7 @@ void AdamWParamState::serialize(torch::serialize::OutputArchive& archive) const 
 }
 
 void AdamWParamState::serialize(torch::serialize::InputArchive& archive) {
-  read_adam_state(kLoad, archive, *this);
+  read_adam_state(kAdamWLoad, archive, *this);
 }
 
 AdamW::AdamW(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
@@ -85,7 +85,7 @@ void AdamW::save(torch::serialize::OutputArchive& archive) const {
 }
 
 void AdamW::load(torch::serialize::InputArchive& archive) {
-  read_optimizer<AdamWParamState, AdamWOptions>(kLoad, archive, *this,
+  read_optimizer<AdamWParamState, AdamWOptions>(kAdamWLoad, archive, *this,
                                                 fit_adam<AdamWParamState, AdamWOptions>);
 }
 

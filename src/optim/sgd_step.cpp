@@ -9,7 +9,7 @@ namespace fastamp::optim {
 namespace {
 
 template <typename Lists, typename Call>
-void with_arguments(const Lists& lists, const StepGate& gate, const Call& call) {
+void call_with_sgd_lists(const Lists& lists, const StepGate& gate, const Call& call) {
   const auto here = gate_on(gate, lists.device);
   const auto rates = lists.learning_rates();
   call(lists.params.list(), lists.grads, lists.momentum_buffers.list(), lists.momentum_steps.list(),
@@ -32,11 +32,11 @@ void SgdStep::Lists::add_group(const SgdGroup& group) {
 void SgdStep::run(const StepGate& gate) {
   lists_.run(
       [&](const Lists& lists) {
-        with_arguments(lists, gate, [](const auto&... args) {
+        call_with_sgd_lists(lists, gate, [](const auto&... args) {
           ops::check_fused_sgd(kernels::FusedSgdArgs{args...});
         });
       },
-      [&](const Lists& lists) { with_arguments(lists, gate, ops::fused_sgd_); });
+      [&](const Lists& lists) { call_with_sgd_lists(lists, gate, ops::fused_sgd_); });
 }
 
 }  // namespace fastamp::optim

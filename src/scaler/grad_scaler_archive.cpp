@@ -49,10 +49,10 @@ std::optional<int64_t> read_int_if(torch::serialize::InputArchive& archive,
 }
 
 // Rows of step, scale, skipped, norm, growth tracker: all exact in fp64.
-constexpr int64_t kHistoryFields = 5;
+constexpr int64_t kHistoryColumns = 5;
 
 at::Tensor history_tensor(const std::vector<StepRecord>& history) {
-  auto result = at::empty({static_cast<int64_t>(history.size()), kHistoryFields}, at::kDouble);
+  auto result = at::empty({static_cast<int64_t>(history.size()), kHistoryColumns}, at::kDouble);
   auto rows = result.accessor<double, 2>();
   for (int64_t i = 0; i < rows.size(0); ++i) {
     const auto& record = history[static_cast<std::size_t>(i)];
@@ -67,8 +67,8 @@ at::Tensor history_tensor(const std::vector<StepRecord>& history) {
 
 std::vector<StepRecord> history_of(const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(
-      tensor.scalar_type() == at::kDouble && tensor.dim() == 2 && tensor.size(1) == kHistoryFields,
-      "GradScaler::load: expected a history of float64 [n, ", kHistoryFields, "], got ",
+      tensor.scalar_type() == at::kDouble && tensor.dim() == 2 && tensor.size(1) == kHistoryColumns,
+      "GradScaler::load: expected a history of float64 [n, ", kHistoryColumns, "], got ",
       tensor.toString(), " ", tensor.sizes());
   const auto host = tensor.cpu();
   const auto rows = host.accessor<double, 2>();

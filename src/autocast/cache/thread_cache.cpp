@@ -36,13 +36,13 @@ struct ThreadCache {
 constinit thread_local ThreadCache* t_cache = nullptr;
 constinit thread_local bool t_ends = false;
 
-struct EndOfThread {
-  EndOfThread() = default;
-  EndOfThread(const EndOfThread&) = delete;
-  EndOfThread& operator=(const EndOfThread&) = delete;
-  EndOfThread(EndOfThread&&) = delete;
-  EndOfThread& operator=(EndOfThread&&) = delete;
-  ~EndOfThread() {
+struct EndOfCache {
+  EndOfCache() = default;
+  EndOfCache(const EndOfCache&) = delete;
+  EndOfCache& operator=(const EndOfCache&) = delete;
+  EndOfCache(EndOfCache&&) = delete;
+  EndOfCache& operator=(EndOfCache&&) = delete;
+  ~EndOfCache() {
     t_ends = true;
     delete std::exchange(t_cache, nullptr);  // NOLINT(cppcoreguidelines-owning-memory)
   }
@@ -51,7 +51,7 @@ struct EndOfThread {
 /// This thread's cache, made if there is none; null at the end of the thread.
 ThreadCache* make_cache() {
   if (t_cache == nullptr && !t_ends) {
-    thread_local const EndOfThread end;
+    thread_local const EndOfCache end;
     t_cache = new ThreadCache;  // NOLINT(cppcoreguidelines-owning-memory)
   }
   return t_cache;

@@ -62,6 +62,23 @@ def test_clang_tidy_gets_no_options_that_only_gcc_has(tmp_path):
     gcc = "--param=ggc-min-heapsize=1 -O3 -Winvalid-pch -include /b/a.dir/cmake_pch.hxx"
     entry = {"file": "a.cpp", "command": f"c++ -DA {gcc} -include own.h -c a.cpp"}
     (tmp_path / "compile_commands.json").write_text(json.dumps([entry]))
-    database = run_clang_tidy.write_database(tmp_path) / "compile_commands.json"
-    (written,) = json.loads(database.read_text())
-    assert written["command"] == "c++ -DA -O3 -include own.h -c a.cpp"
+    (command,) = run_clang_tidy.compile_commands(tmp_path)
+    assert command["command"] == "c++ -DA -O3 -include own.h -c a.cpp"
+
+
+def test_clang_tidy_reads_each_of_the_sources_that_are_compiled_together(tmp_path):
+    together = tmp_path / "a.dir" / "Unity" / "unity_0_cxx.cxx"
+    together.parent.mkdir(parents=True)
+    sources = [tmp_path / "one.cpp", tmp_path / "two.cpp"]
+    together.write_text("".join(f'/* x */\n#include "{path}"\n' for path in sources))
+    entries = [
+        {"file": str(together), "command": f"c++ -DA -o {together}.o -c {together}"},
+        {"file": str(sources[0]), "command": f"c++ -DB -c {sources[0]}"},  # another target
+    ]
+    (tmp_path / "compile_commands.json").write_text(json.dumps(entries))
+    commands = run_clang_tidy.compile_commands(tmp_path)
+    assert [entry["file"] for entry in commands] == [str(path) for path in sources]
+    for entry, path in zip(commands, sources, strict=True):
+        assert entry["command"] == f"c++ -DA -o {path}.o -c {path}"
+    database = run_clang_tidy.write_database(tmp_path, commands) / "compile_commands.json"
+    assert json.loads(database.read_text()) == commands
