@@ -59,12 +59,13 @@ std::array<PyType_Slot, 2> g_mirror_slots{{
 }};
 
 PyType_Spec g_mirror_spec{"fastamp._C.MirrorBase", 0, 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-                   g_mirror_slots.data()};
+                          g_mirror_slots.data()};
 
 }  // namespace
 
 bool add_mirror_type(PyObject* module) {
-  PyObject* type = PyType_FromSpecWithBases(&g_mirror_spec, reinterpret_cast<PyObject*>(&PyModule_Type));
+  PyObject* type =
+      PyType_FromSpecWithBases(&g_mirror_spec, reinterpret_cast<PyObject*>(&PyModule_Type));
   if (type == nullptr) {
     return false;
   }

@@ -51,7 +51,8 @@ std::array<PyMethodDef, 5> g_torch_region_functions{{
 }  // namespace
 
 bool add_torch_region_functions(PyObject* module) {
-  return add_region_method_type(module) && PyModule_AddFunctions(module, g_torch_region_functions.data()) == 0;
+  return add_region_method_type(module) &&
+         PyModule_AddFunctions(module, g_torch_region_functions.data()) == 0;
 }
 
 }  // namespace fastamp::python

@@ -158,9 +158,10 @@ std::array<PyType_Slot, 8> g_method_slots{{
     {0, nullptr},
 }};
 
-PyType_Spec g_method_spec{"fastamp._C.RegionMethod", sizeof(RegionMethod), 0,
-                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR,
-                   g_method_slots.data()};
+PyType_Spec g_method_spec{
+    "fastamp._C.RegionMethod", sizeof(RegionMethod), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR,
+    g_method_slots.data()};
 
 }  // namespace
 

@@ -170,8 +170,8 @@ std::array<PyType_Slot, 5> g_region_slots{{
     {0, nullptr},
 }};
 
-PyType_Spec g_region_spec{"fastamp._C.Region", sizeof(Region), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-                   g_region_slots.data()};
+PyType_Spec g_region_spec{"fastamp._C.Region", sizeof(Region), 0,
+                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, g_region_slots.data()};
 
 }  // namespace
 
