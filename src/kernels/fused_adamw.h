@@ -44,7 +44,7 @@ struct FusedAdamwArgs {
 std::vector<AdamConstants> adam_constants(const FusedAdamwArgs& args);
 
 /// The op on a device. The arguments have passed its checks (src/ops), which left the entries.
-void fused_adamw_cpu(const FusedAdamwArgs& args, const std::vector<StepEntry>& entries);
-void fused_adamw_cuda(const FusedAdamwArgs& args, const std::vector<StepEntry>& entries);
+void fused_adamw_cpu(const FusedAdamwArgs& args, StepEntries entries);
+void fused_adamw_cuda(const FusedAdamwArgs& args, StepEntries entries);
 
 }  // namespace fastamp::kernels

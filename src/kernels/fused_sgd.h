@@ -40,7 +40,7 @@ struct FusedSgdArgs {
 std::vector<SgdConstants> sgd_constants(const FusedSgdArgs& args);
 
 /// The op on a device. The arguments have passed its checks (src/ops), which left the entries.
-void fused_sgd_cpu(const FusedSgdArgs& args, const std::vector<StepEntry>& entries);
-void fused_sgd_cuda(const FusedSgdArgs& args, const std::vector<StepEntry>& entries);
+void fused_sgd_cpu(const FusedSgdArgs& args, StepEntries entries);
+void fused_sgd_cuda(const FusedSgdArgs& args, StepEntries entries);
 
 }  // namespace fastamp::kernels

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/step_entries.h"
 
+#include "core/tensor_memory.h"
 #include "kernels/amp_args.h"
 
 #include <ATen/ops/empty_strided.h>
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace fastamp::kernels {
 namespace {
@@ -49,43 +51,88 @@ void* pointer(const at::Tensor& t, Slot slot, bool write_grads) {
                                        : t.mutable_data_ptr();
 }
 
-}  // namespace
-
-DenseStep make_dense(const std::vector<StepEntry>& entries, bool write_grads) {
-  DenseStep step;
-  step.entries.reserve(entries.size());
-  std::vector<DenseEntry> empty;
-  for (const auto& entry : entries) {
-    DenseEntry dense;
-    dense.numel = entry.tensors[kWeight]->numel();
-    dense.group = entry.group;
-    dense.tag = tag_of(entry);
-    const at::Tensor* count = entry.tensors[kStep];
-    dense.pointers[kStep] = count == nullptr ? nullptr : count->mutable_data_ptr<float>();
-    if (dense.numel == 0) {
-      if (count != nullptr) {
-        empty.push_back(dense);
-      }
+/// Where the operands of an entry lie. False if one of them needs more than that.
+bool find_addresses(const StepEntry& entry, DenseEntry& dense) {
+  const at::Tensor& weight = *entry.tensors[kWeight];
+  const bool empty = dense.numel == 0;
+  bool found = empty || weight.is_non_overlapping_and_dense();
+  for (std::size_t slot = 0; slot < kSlots; ++slot) {
+    const at::Tensor* t = entry.tensors.at(slot);
+    if (t == nullptr || (empty && slot != kStep)) {
       continue;
     }
-    const at::Tensor& weight = *entry.tensors[kWeight];
-    const bool whole = weight.is_non_overlapping_and_dense();  // Else it is copied itself.
-    for (const auto slot : kElementSlots) {
-      const at::Tensor* t = entry.tensors[slot];
-      if (t == nullptr) {
-        continue;
-      }
-      if (whole ? lies_like(*t, weight) : t->is_contiguous()) {
-        dense.pointers[slot] = pointer(*t, slot, write_grads);
-        continue;
-      }
-      step.copied.emplace_back(slot == kGrad && !write_grads ? at::Tensor() : *t,
-                               copy_like(*t, weight));
-      dense.pointers[slot] = step.copied.back().second.mutable_data_ptr();
-    }
-    step.entries.push_back(dense);
+    void* const address = address_of(*t->unsafeGetTensorImpl());
+    dense.pointers.at(slot) = address;
+    found = found && address != nullptr && (slot == kStep || lies_like(*t, weight));
   }
-  step.entries.insert(step.entries.end(), empty.begin(), empty.end());
+  return found;
+}
+
+/// Completes an entry for which find_addresses() was not enough.
+void complete(const StepEntry& entry, bool write_grads, DenseEntry& dense, DenseStep& step) {
+  const at::Tensor* count = entry.tensors[kStep];
+  dense.pointers[kStep] = count == nullptr ? nullptr : count->mutable_data_ptr<float>();
+  if (dense.numel == 0) {
+    return;
+  }
+  const at::Tensor& weight = *entry.tensors[kWeight];
+  const bool whole = weight.is_non_overlapping_and_dense();  // Else it is copied itself.
+  for (const auto slot : kElementSlots) {
+    const at::Tensor* t = entry.tensors.at(slot);
+    if (t == nullptr) {
+      continue;
+    }
+    if (whole ? lies_like(*t, weight) : t->is_contiguous()) {
+      dense.pointers.at(slot) = pointer(*t, slot, write_grads);
+      continue;
+    }
+    step.copied.emplace_back(slot == kGrad && !write_grads ? at::Tensor() : *t,
+                             copy_like(*t, weight));
+    dense.pointers.at(slot) = step.copied.back().second.mutable_data_ptr();
+  }
+}
+
+}  // namespace
+
+StepEntries::StepEntries(const std::vector<StepEntry>& entries) {
+  reserve(entries.size());
+  for (const auto& entry : entries) {
+    add(entry);
+  }
+}
+
+void StepEntries::add(const StepEntry& entry) {
+  const at::Tensor& weight = *entry.tensors[kWeight];
+  // A meta tensor's sizes may be symbols, and nobody asks for its entries.
+  if (weight.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) [[unlikely]] {
+    return;
+  }
+  DenseEntry dense;
+  dense.numel = weight.numel();
+  if (dense.numel == 0) {
+    if (entry.tensors[kStep] == nullptr) {
+      return;
+    }
+    any_empty_ = true;
+  }
+  dense.group = entry.group;
+  dense.tag = tag_of(entry);
+  if (!find_addresses(entry, dense)) [[unlikely]] {
+    others_.push_back({entries_.size(), entry});
+  }
+  entries_.push_back(dense);
+}
+
+DenseStep StepEntries::make_dense(bool write_grads) && {
+  DenseStep step;
+  for (const auto& [index, entry] : others_) {
+    complete(entry, write_grads, entries_[index], step);
+  }
+  step.entries = std::move(entries_);
+  if (any_empty_) {
+    std::ranges::stable_partition(step.entries,
+                                  [](const DenseEntry& entry) { return entry.numel > 0; });
+  }
   return step;
 }
 

@@ -2,7 +2,8 @@
 #pragma once
 
 // What the fused steps have in common on the host: the lists of a call become one entry per
-// parameter (src/ops, which checks them), and each entry becomes pointers into dense memory.
+// parameter, pointers into dense memory, in the walk that checks them (src/ops). One walk: the
+// tensors of 10 000 parameters do not stay in the cache for a second one.
 
 #include "kernels/functors/gate.h"
 #include "kernels/functors/learning_rate.h"
@@ -87,8 +88,30 @@ struct DenseStep {
   void copy_back() const;
 };
 
-/// Copies what is not dense or not laid out as its weight is; leaves the rest where it is.
-DenseStep make_dense(const std::vector<StepEntry>& entries, bool write_grads);
+/// The entries of a call, in the order of its parameters.
+class StepEntries {
+ public:
+  StepEntries() = default;
+  explicit StepEntries(const std::vector<StepEntry>& entries);
+
+  void reserve(std::size_t count) { entries_.reserve(count); }
+  /// Writes and copies nothing: entries that follow may be refused.
+  void add(const StepEntry& entry);
+  /// Copies what is not dense or not laid out as its weight is; leaves the rest where it is.
+  DenseStep make_dense(bool write_grads) &&;
+
+ private:
+  /// One that needs more than addresses: a copy, memory that is made when it is first written, or
+  /// an error of torch's about memory that is not there.
+  struct Other {
+    std::size_t index;
+    StepEntry entry;
+  };
+
+  std::vector<DenseEntry> entries_;
+  std::vector<Other> others_;
+  bool any_empty_ = false;
+};
 
 /// The learning rate of a group. A tensor on the CPU is read now, one on CUDA by the kernel.
 LearningRate learning_rate(const StepArgs& args, std::size_t group);

@@ -2,6 +2,7 @@
 #include "ops/checks.h"
 
 #include "core/dtypes.h"
+#include "core/tensor_memory.h"
 
 #include <ATen/MemoryOverlap.h>
 #include <c10/core/ScalarType.h>
@@ -108,6 +109,16 @@ void check_scalar(const StepArgs& args, const char* name, const std::optional<at
   }
 }
 
+/// Asks for the cache lines of what belongs to the entries after the i-th of a list.
+void prefetch_after(at::TensorList list, std::size_t i) {
+  constexpr std::size_t kTensorAhead = 8;
+  constexpr std::size_t kStorageAhead = 4;
+  if (i + kTensorAhead < list.size()) {
+    prefetch_tensor(list[i + kTensorAhead].unsafeGetTensorImpl());
+    prefetch_storage(list[i + kStorageAhead].unsafeGetTensorImpl());
+  }
+}
+
 /// Hands out the tensors of a list one by one.
 struct Cursor {
   const char* fn;
@@ -118,6 +129,7 @@ struct Cursor {
   const at::Tensor& take(const at::Tensor& param, Slot slot) {
     TORCH_CHECK_VALUE(next < list.size(), fn, ": expected more than ", list.size(), " ", name,
                       ", one for each parameter that needs one");
+    prefetch_after(list, next);
     const at::Tensor& t = list[next];
     check_operand(fn, name, next, t, param, slot);
     ++next;
@@ -155,26 +167,51 @@ void check_groups(const StepArgs& args) {
   }
 }
 
-/// Puts the weight copies into the entries of their fp32 parameters.
-void add_copies(const StepArgs& args, std::vector<StepEntry>& entries) {
-  TORCH_CHECK_VALUE(args.copy_of.size() == args.weight_copies.size(), args.fn, ": expected ",
-                    args.weight_copies.size(), " copy_of, one for each of weight_copies, got ",
-                    args.copy_of.size());
-  std::int64_t least = 0;
-  for (std::size_t i = 0; i < args.weight_copies.size(); ++i) {
-    const auto index = args.copy_of[i];
-    const auto count = static_cast<std::int64_t>(entries.size());
-    TORCH_CHECK_VALUE(least <= index && index < count, args.fn,
-                      ": expected copy_of to be ascending indices of params, less than ", count,
-                      ", got ", args.copy_of);
-    least = index + 1;
-    const at::Tensor& param = args.params[static_cast<std::size_t>(index)];
-    TORCH_CHECK_TYPE(!is_16_bit(param), args.fn, ": expected params[", index,
+/// Hands out the weight copies of fp32 parameters; copy_of says whose they are.
+class Copies {
+ public:
+  explicit Copies(const StepArgs& args) : args_(args) {
+    TORCH_CHECK_VALUE(args.copy_of.size() == args.weight_copies.size(), args.fn, ": expected ",
+                      args.weight_copies.size(), " copy_of, one for each of weight_copies, got ",
+                      args.copy_of.size());
+    const auto count = static_cast<std::int64_t>(args.params.size());
+    std::int64_t least = 0;
+    for (const auto index : args.copy_of) {
+      TORCH_CHECK_VALUE(least <= index && index < count, args.fn,
+                        ": expected copy_of to be ascending indices of params, less than ", count,
+                        ", got ", args.copy_of);
+      least = index + 1;
+    }
+  }
+
+  /// Puts the copy of params[index], if there is one, into its entry.
+  void add_to(StepEntry& entry, std::size_t index) {
+    if (next_ == args_.copy_of.size() || args_.copy_of[next_] != static_cast<std::int64_t>(index)) {
+      return;
+    }
+    const at::Tensor& param = args_.params[index];
+    TORCH_CHECK_TYPE(!is_16_bit(param), args_.fn, ": expected params[", index,
                      "], which has a weight copy, to be Float, got ", param.scalar_type());
-    check_operand(args.fn, "weight_copies", i, args.weight_copies[i], param, kHalf);
-    StepEntry& entry = entries[static_cast<std::size_t>(index)];
-    entry.tensors[kHalf] = &args.weight_copies[i];
+    const at::Tensor& copy = args_.weight_copies[next_];
+    check_operand(args_.fn, "weight_copies", next_, copy, param, kHalf);
+    entry.tensors[kHalf] = &copy;
     entry.half_is_copy = true;
+    ++next_;
+  }
+
+ private:
+  const StepArgs& args_;
+  std::size_t next_ = 0;
+};
+
+/// The moments of a parameter have one dtype.
+void check_moments(const char* fn, const StepEntry& entry, std::size_t index) {
+  const at::Tensor* first = entry.tensors[kFirst];
+  for (const auto slot : {kSecond, kMax}) {
+    const at::Tensor* other = entry.tensors.at(slot);
+    TORCH_CHECK_TYPE(other == nullptr || other->scalar_type() == first->scalar_type(), fn,
+                     ": expected the moments of params[", index, "] to have one dtype, got ",
+                     first->scalar_type(), " and ", other->scalar_type());
   }
 }
 
@@ -251,42 +288,41 @@ void check_per_group(const char* fn, const char* name, std::size_t got, std::siz
                     " elements, one for each of group_sizes, got ", got);
 }
 
-std::vector<StepEntry> check_step(const StepArgs& args, const std::vector<StateList>& states) {
+StepEntries check_step(const StepArgs& args, const std::vector<StateList>& states) {
   check_groups(args);
+  Copies copies(args);
   Cursor masters{args.fn, "masters", args.masters};
   std::vector<Cursor> cursors;
   cursors.reserve(states.size());
   for (const auto& state : states) {
     cursors.push_back({args.fn, state.name, state.tensors});
   }
-  std::vector<StepEntry> entries(args.params.size());
+  StepEntries entries;
+  entries.reserve(args.params.size());
   std::size_t i = 0;
   for (std::size_t group = 0; group < args.group_sizes.size(); ++group) {
     for (std::int64_t n = 0; n < args.group_sizes[group]; ++n, ++i) {
+      prefetch_after(args.params, i);
+      prefetch_after(args.grads, i);
       check_param(args, i);
       const at::Tensor& param = args.params[i];
       check_operand(args.fn, "grads", i, args.grads[i], param, kGrad);
-      StepEntry& entry = entries[i];
+      StepEntry entry;
       entry.group = group;
       entry.tensors[kGrad] = &args.grads[i];
       entry.tensors[kHalf] = is_16_bit(param) ? &param : nullptr;
       entry.tensors[kWeight] = is_16_bit(param) ? &masters.take(param, kWeight) : &param;
       for (std::size_t s = 0; s < states.size(); ++s) {
         if (states[s].used[group]) {
-          entry.tensors[states[s].slot] = &cursors[s].take(param, states[s].slot);
+          entry.tensors.at(states[s].slot) = &cursors[s].take(param, states[s].slot);
         }
       }
-      const at::Tensor* first = entry.tensors[kFirst];
-      for (const auto slot : {kSecond, kMax}) {
-        const at::Tensor* other = entry.tensors[slot];
-        TORCH_CHECK_TYPE(other == nullptr || other->scalar_type() == first->scalar_type(), args.fn,
-                         ": expected the moments of params[", i, "] to have one dtype, got ",
-                         first->scalar_type(), " and ", other->scalar_type());
-      }
+      check_moments(args.fn, entry, i);
+      copies.add_to(entry, i);
+      entries.add(entry);
     }
   }
   masters.finish();
-  add_copies(args, entries);
   for (const auto& cursor : cursors) {
     cursor.finish();
   }

@@ -21,8 +21,8 @@ namespace fastamp::ops {
 /// Each is defined beside the op.
 void check_unscale(const kernels::UnscaleArgs& args);
 void check_norm(const kernels::NormArgs& args);
-std::vector<kernels::StepEntry> check_fused_sgd(const kernels::FusedSgdArgs& args);
-std::vector<kernels::StepEntry> check_fused_adamw(const kernels::FusedAdamwArgs& args);
+kernels::StepEntries check_fused_sgd(const kernels::FusedSgdArgs& args);
+kernels::StepEntries check_fused_adamw(const kernels::FusedAdamwArgs& args);
 
 /// Throws unless `t` is strided, has one element of `dtype` and is on `device`, that of
 /// `device_of`.
@@ -59,9 +59,10 @@ struct StateList {
   std::vector<bool> used;  ///< Per group.
 };
 
-/// Checks all that fused steps have in common; returns the entries, in order.
-std::vector<kernels::StepEntry> check_step(const kernels::StepArgs& args,
-                                           const std::vector<StateList>& states);
+/// Checks all that fused steps have in common; returns the entries. A walk that asks for the cache
+/// lines of tensors ahead: with 10 000 parameters waiting for them would be nearly all of its time.
+kernels::StepEntries check_step(const kernels::StepArgs& args,
+                                const std::vector<StateList>& states);
 
 /// Throws unless the list of hyperparameters has an element per group.
 void check_per_group(const char* fn, const char* name, std::size_t got, std::size_t groups);

@@ -34,7 +34,7 @@ FASTAMP_REGISTER_OP(FusedAdamw);
 
 }  // namespace
 
-std::vector<kernels::StepEntry> check_fused_adamw(const kernels::FusedAdamwArgs& args) {
+kernels::StepEntries check_fused_adamw(const kernels::FusedAdamwArgs& args) {
   constexpr auto kFunction = "fused_adamw_";
   const auto groups = args.group_sizes.size();
   check_per_group(kFunction, "beta1", args.beta1.size(), groups);

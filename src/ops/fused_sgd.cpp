@@ -33,7 +33,7 @@ FASTAMP_REGISTER_OP(FusedSgd);
 
 }  // namespace
 
-std::vector<kernels::StepEntry> check_fused_sgd(const kernels::FusedSgdArgs& args) {
+kernels::StepEntries check_fused_sgd(const kernels::FusedSgdArgs& args) {
   constexpr auto kFunction = "fused_sgd_";
   const auto groups = args.group_sizes.size();
   check_per_group(kFunction, "momentum", args.momentum.size(), groups);

@@ -3,12 +3,11 @@
 
 #include "core/kernel_devices.h"
 #include "core/tensor_kind.h"
+#include "core/tensor_memory.h"
 #include "ops/direct.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
-#include <c10/core/StorageImpl.h>
-#include <c10/core/impl/COWDeleter.h>
 #include <c10/util/Exception.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/variable.h>
@@ -26,17 +25,6 @@ using TensorPtr = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 /// Whether a tensor may have an address, by what it has in common with the next ones.
 bool may_be_array(const at::Tensor& tensor) {
   return ops::is_ordinary_cpu(tensor) && kernels::is_gradient_dtype(tensor.scalar_type());
-}
-
-/// Whether a storage makes its memory, or a copy of it, when it is first written.
-template <typename Storage>
-bool materialises(const Storage& storage, const at::DataPtr& data) {
-  if constexpr (requires { storage.has_materializer(); }) {  // LibTorch 2.15.
-    if (storage.has_materializer()) {
-      return true;
-    }
-  }
-  return data.get_deleter() == &c10::impl::cow::cow_deleter;
 }
 
 /// Refuses what neither a kernel of ours nor torch's can unscale, before anything is written: CSR
@@ -57,28 +45,15 @@ void check_is_unscaled_by_someone(const at::Tensor& gradient, const at::Tensor& 
 /// error for.
 std::optional<kernels::HostArray> array_of(const at::Tensor& gradient) {
   const auto* const impl = gradient.unsafeGetTensorImpl();
-  auto* const storage = impl->unsafe_storage().unsafeGetStorageImpl();
-  if (storage == nullptr || !impl->is_non_overlapping_and_dense()) [[unlikely]] {
+  if (!impl->is_non_overlapping_and_dense()) [[unlikely]] {
     return std::nullopt;
   }
-  // The checks ask for copy-on-write, which is asked here, and for what makes access to fake and
-  // functional tensors throw. They are in another cache line.
-  const auto& data = storage->_mutable_data_ptr_no_checks();
+  void* const address = address_of(*impl);
   const auto numel = impl->numel();
-  if (materialises(*storage, data) || (data.get() == nullptr && numel > 0)) [[unlikely]] {
+  if (address == nullptr && (numel > 0 || !impl->has_storage())) [[unlikely]] {
     return std::nullopt;
   }
-  const auto offset = static_cast<std::size_t>(impl->storage_offset()) * impl->itemsize();
-  return kernels::HostArray{numel == 0 ? nullptr : static_cast<char*>(data.get()) + offset, numel,
-                            gradient.scalar_type()};
-}
-
-// One cache line of what a gradient holds is in the way of each of these; all are asked for.
-void prefetch_tensor(const c10::TensorImpl* impl) {
-  __builtin_prefetch(impl, /*rw=*/1);  // Its count of references and storage,
-  const auto* const bytes = reinterpret_cast<const char*>(impl);
-  __builtin_prefetch(bytes + 64);                           // its offset and size,
-  __builtin_prefetch(bytes + sizeof(c10::TensorImpl) - 1);  // its dtype, device and keys.
+  return kernels::HostArray{numel == 0 ? nullptr : address, numel, gradient.scalar_type()};
 }
 
 }  // namespace
@@ -190,7 +165,7 @@ std::uint32_t GradientGroups::add_block(c10::ArrayRef<c10::TensorImpl*> paramete
     }
     const auto position = parameters_++;
     if (add_like_last(gradient, position)) [[likely]] {
-      __builtin_prefetch(gradient.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+      prefetch_storage(gradient.unsafeGetTensorImpl());
       continue;
     }
     const at::Tensor parameter(TensorPtr::reclaim_copy(parameters[i]));

@@ -11,6 +11,8 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include <utility>
+
 namespace fastamp::kernels {
 namespace {
 
@@ -72,10 +74,10 @@ struct AdamLoop {
 
 }  // namespace
 
-void fused_adamw_cpu(const FusedAdamwArgs& args, const std::vector<StepEntry>& entries) {
+void fused_adamw_cpu(const FusedAdamwArgs& args, StepEntries entries) {
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  const auto step = make_dense(entries, args.write_grads);
+  const auto step = std::move(entries).make_dense(args.write_grads);
   const auto groups = adam_constants(args);
   const auto gate = gate_pointers(args.common());
   cpu::run_step(AdamLoop{groups}, step, {gate.read(), gate.write_grads});

@@ -11,6 +11,8 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include <utility>
+
 namespace fastamp::kernels {
 namespace {
 
@@ -64,10 +66,10 @@ struct SgdLoop {
 
 }  // namespace
 
-void fused_sgd_cpu(const FusedSgdArgs& args, const std::vector<StepEntry>& entries) {
+void fused_sgd_cpu(const FusedSgdArgs& args, StepEntries entries) {
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  const auto step = make_dense(entries, args.write_grads);
+  const auto step = std::move(entries).make_dense(args.write_grads);
   const auto groups = sgd_constants(args);
   const auto gate = gate_pointers(args.common());
   cpu::run_step(SgdLoop{groups}, step, {gate.read(), gate.write_grads});

@@ -11,6 +11,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include <utility>
+
 namespace fastamp::kernels {
 namespace {
 
@@ -35,11 +37,11 @@ struct SgdOp {
 
 }  // namespace
 
-void fused_sgd_cuda(const FusedSgdArgs& args, const std::vector<StepEntry>& entries) {
+void fused_sgd_cuda(const FusedSgdArgs& args, StepEntries entries) {
   const c10::cuda::CUDAGuard guard(args.params[0].device());
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  const auto step = make_dense(entries, args.write_grads);
+  const auto step = std::move(entries).make_dense(args.write_grads);
   cuda::launch_step<SgdOp>(sgd_constants(args), step, gate_pointers(args.common()));
   step.copy_back();
 }

@@ -46,7 +46,8 @@ void run_adamw(const StepLists& lists, const std::vector<kernels::StepEntry>& en
                                      gate.found_inf,
                                      gate.clip_value,
                                      c.writes};
-  emulated ? kernels::fused_adamw_cuda(args, entries) : kernels::fused_adamw_cpu(args, entries);
+  const kernels::StepEntries all(entries);
+  emulated ? kernels::fused_adamw_cuda(args, all) : kernels::fused_adamw_cpu(args, all);
 }
 
 void run_both(const StepLists& ours, const StepCase& c) {

@@ -42,7 +42,8 @@ void run_sgd(const StepLists& lists, const std::vector<kernels::StepEntry>& entr
                                    gate.found_inf,
                                    gate.clip_value,
                                    c.writes};
-  emulated ? kernels::fused_sgd_cuda(args, entries) : kernels::fused_sgd_cpu(args, entries);
+  const kernels::StepEntries all(entries);
+  emulated ? kernels::fused_sgd_cuda(args, all) : kernels::fused_sgd_cpu(args, all);
 }
 
 }  // namespace
