@@ -11,6 +11,8 @@ from benchmarks.environment import ROOT
 from benchmarks.harness import Result
 
 FOLDER = ROOT / "benchmarks" / "results"
+# What must be equal for rows of two files to stand in one.
+MACHINE = ("gpu", "cpu", "revision", "torch")
 
 
 def default_path(environment: dict[str, str]) -> Path:
