@@ -10,7 +10,12 @@
 # FASTAMP_TESTS_LEFT_OUT to the reason instead (tools/cmake_build.py reads it), and there are no tests.
 include_guard(GLOBAL)
 set(CATCH2_INCLUDE "" CACHE PATH "Folder that holds catch2/catch.hpp, if Catch2 is not installed")
-set(FASTAMP_TESTS_LEFT_OUT "" CACHE INTERNAL "Why there are no C++ tests though AUTO asked for them")
+set(
+  FASTAMP_TESTS_LEFT_OUT
+  ""
+  CACHE INTERNAL
+  "Why there are no C++ tests though AUTO asked for them"
+)
 if(NOT CATCH2_INCLUDE)
   find_package(Catch2 QUIET)
   if(NOT Catch2_FOUND AND FASTAMP_BUILD_TESTS STREQUAL "AUTO")
