@@ -50,5 +50,6 @@ def load(path: Path) -> tuple[dict[str, str], list[Result], list[str]]:
         results.append(Result(**row))
     for result in results:
         result.curve = None if result.curve is None else (result.curve[0], result.curve[1])
+        result.passes = [(name, count) for name, count in result.passes]
         result.work = None if result.work is None else (result.work[0], result.work[1])
     return document["environment"], results, document["notes"]

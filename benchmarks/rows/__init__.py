@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from benchmarks.harness import Row
 from benchmarks.rows import claims, clip, ops, regions, scaler, steps, training, weight_copies
+from benchmarks.traffic import beside_a_copy
 
 
 def all_rows(devices: Sequence[str]) -> list[Row]:
@@ -14,5 +15,5 @@ def all_rows(devices: Sequence[str]) -> list[Row]:
     rows = regions.rows() if "cpu" in devices else []
     for module in (ops, scaler, clip, steps, training, weight_copies, claims):
         for device in devices:
-            rows += module.rows(device)
+            rows += map(beside_a_copy, module.rows(device))
     return rows

@@ -134,6 +134,9 @@ def test_every_stage_runs_in_order_and_leaves_log_and_outcome(rehearsal):
     page = (rehearsal.folder / "docs" / "performance.md").read_text()
     assert f"## {GPU}, " in page
     assert "cuda: claim: ViT-B" in page
+    rate = "3273 GB/s, 90 % (90 %) of a copy's 3636 GB/s"
+    assert f"| {rate}; predicted 85-90 % |" in page
+    assert rate in (rehearsal.logs / "bench-steps.log").read_text()
     (result,) = (rehearsal.folder / "benchmarks" / "results").glob("*.json")
     rows = results_file.load(result)[1]
     assert len(rows) == sum("row" in call for call in calls) > 40
