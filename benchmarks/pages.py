@@ -40,6 +40,9 @@ candidate, torch's profiler counts as weight casts all casts in a step that read
 memory. The goal is zero, and no more casts in total than torch.amp; there is no goal for the time.
 The memory table shows how much memory weight copies hold between steps.
 
+Rows of GPU kernels take turns with a copy on the same device. Their column shows fastamp's GB/s,
+its share of the copy's, and the share that docs/cuda.md predicts.
+
 `make bench` measures every row the machine can run, within ten minutes; on a machine with a GPU,
 `make gpu` does. `python -m benchmarks compare OLD.json NEW.json` lists what became slower beyond
 noise.

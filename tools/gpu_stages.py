@@ -170,6 +170,8 @@ BENCHES: dict[str, tuple[str, float]] = {
     "bench-training": ("^cuda: (digits|ResNet|ViT|BERT|GPT|12 blocks|weight copies)", 2.6),
     "bench-claims": ("^cuda: claim", 1.8),
 }
+# Here a build without the CUDA part would be none: it fails and says what is missing.
+WITH_CUDA = (("FASTAMP_CUDA", os.environ.get("FASTAMP_CUDA") or "ON"),)
 # The sanitizer must see each allocation as one; torch's cache would hide overruns within a block.
 # Without the cache an allocation is a cudaMalloc, which a capture refuses.
 UNCACHED = (("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),)
@@ -186,8 +188,8 @@ def _bench_stages(*names: str) -> list[Stage]:
 
 # What a first run has to tell comes first: does it build, is it right, is it fast.
 STAGES = [
-    Stage("build", "the package, for the GPUs that are there", 3.5, _build("--package"), needs=""),
-    Stage("build-rest", "C++ tests and benchmarks", 1.5, _build("--keep-going")),
+    Stage("build", "package, for this machine's GPUs", 3.5, _build("--package"), WITH_CUDA, ""),
+    Stage("build-rest", "C++ tests and benchmarks", 1.5, _build("--keep-going"), WITH_CUDA),
     Stage("ctest", "C++ tests that need a GPU", 1, _ctest),
     Stage("pytest", "Python tests that need a GPU", 2, lambda _: Plan([_pytest()])),
     *_bench_stages("bench-micro", "bench-steps"),

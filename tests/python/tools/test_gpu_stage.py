@@ -176,6 +176,15 @@ def test_every_gpu_row_is_in_one_stage():
         assert len(places) == 1, row.name
 
 
+def test_builds_have_the_cuda_part_or_fail(tmp_path):
+    builds = [one for one in gpu_stages.STAGES if one.name in gpu_stage.BUILDS]
+    assert [one.environment for one in builds] == [gpu_stages.WITH_CUDA] * 2
+    for one in builds:
+        (command,) = one.plan(tmp_path).commands
+        assert command[1].endswith("tools/cmake_build.py")
+        assert command[2:4] == ["--tests", "AUTO"]
+
+
 def test_list_and_dry_run_need_no_gpu(capsys):
     assert gpu_stage.main(["--list"]) == 0
     listed = capsys.readouterr().out
