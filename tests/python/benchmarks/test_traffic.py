@@ -4,10 +4,12 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import pages, results_file, table, traffic
 from benchmarks.harness import BASELINE, COPY, OURS, Candidate, Effort, Result, Row, measure
 from benchmarks.rows import all_rows
+from benchmarks.rows.kernels import kernel_rows
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "cuda.md"
 MIB = 2**20
@@ -98,6 +100,29 @@ def test_the_copy_is_timed_with_the_others():
     assert found.copy_bytes == MIB
     made = row.candidates()[COPY].names
     assert made["source"].nbytes + made["target"].nbytes == MIB
+
+
+@pytest.mark.parametrize("row", kernel_rows("cpu", 3, 40, "small"), ids=lambda row: row.name)
+def test_rows_of_single_kernels_run_and_count_what_they_touch(row):
+    found = measure(row, Effort(3, 1e-6, 0, 3, 0, 3))
+    assert min(min(samples) for samples in found.samples.values()) > 0
+    candidate = row.candidates()[OURS]
+    if "step" not in candidate.names:
+        assert row.bytes_moved == 8 * sum(g.numel() for g in candidate.names["g"])
+        return
+    optimizer = candidate.names["step"].__self__
+    parameters = optimizer.param_groups[0]["params"]
+    gradients = [parameter.grad.clone() for parameter in parameters]
+    optimizer.step()
+    assert all(torch.equal(p.grad, g) for p, g in zip(parameters, gradients, strict=True))
+    state = [
+        tensor
+        for parameter in parameters
+        for tensor in [parameter, *optimizer.state.get(parameter, {}).values()]
+        if tensor is not None and tensor.numel() == parameter.numel()
+    ]
+    changed, read = sum(t.nbytes for t in state), sum(g.nbytes for g in gradients)
+    assert row.bytes_moved == 2 * changed + read
 
 
 @pytest.mark.parametrize(
