@@ -37,7 +37,6 @@ from gpu_stages import ROOT, STAGES, Plan, Stage
 from run_tests import gpu_name
 
 BAD = (FAILED, TOO_LONG, CUT_OFF, INTERRUPTED)
-BUILDS = ("build", "build-rest")
 INTERRUPTED_STATUS = 130  # as a shell has it
 GRACE_SECONDS = 10.0  # for a command to save what it has when it is ended
 
@@ -62,11 +61,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """Ends a command and what it started: it has a process group of its own."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
-        try:
+        with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
             process.wait(GRACE_SECONDS)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        os.killpg(process.pid, signal.SIGKILL)  # and what it left behind
+    process.wait()
 
 
 def _run(command: list[str], environment: dict[str, str], log: IO[bytes], seconds: float) -> int:
@@ -128,9 +126,9 @@ def _environment(stage: Stage, build_dir: Path) -> dict[str, str]:
 
 
 def _planned(stage: Stage, build_dir: Path, record: Record) -> Plan:
-    needed = record.outcome(stage.needs)
-    if needed.status in BAD:
-        return Plan(left_out=[f"stage {needed.stage}: {needed.status}"])
+    for needed in map(record.outcome, stage.builds[:1]):
+        if needed.status in BAD:
+            return Plan(left_out=[f"stage {needed.stage}: {needed.status}"])
     return stage.plan(build_dir)
 
 
@@ -178,18 +176,16 @@ def print_plan(stages: list[Stage], build_dir: Path, commands: bool) -> None:
 def chosen_stages(names: list[str] | None, record: Record, resume: bool) -> list[Stage]:
     """Returns the stages to run: all, or those named; with ``resume`` not those that passed.
 
-    Stages that are named come with those that build, unless these have passed on this tree.
+    They come with those that build what they run: a run may go on on another machine.
     """
     found: list[Stage] = []
     for stage in STAGES:
-        passed = record.outcome(stage.name).status == PASSED
-        if names and stage.name not in names:
-            wanted = stage.name in BUILDS and not passed
-        else:
-            wanted = not (resume and passed) or any(one.name in stage.reads for one in found)
-        if wanted:
+        passed = resume and record.outcome(stage.name).status == PASSED
+        stale = any(one.name in stage.reads for one in found)
+        if (not names or stage.name in names) and (stale or not passed):
             found.append(stage)
-    return found
+    builds = {name for stage in found for name in stage.builds}
+    return [stage for stage in STAGES if stage in found or stage.name in builds]
 
 
 def _open_record(options: argparse.Namespace, gpu: str) -> Record:

@@ -44,7 +44,8 @@ class Stage:
         minutes: It is ended after that; what it wrote until then stays.
         plan: Returns what it runs, given the build folder; called when its turn comes.
         environment: Variables that are set for it.
-        needs: A stage without whose success its results would mean nothing.
+        builds: Stages that build what it runs, again and quickly if it is built already. If the
+            first fails, this one is skipped.
         reads: Stages whose results it reads: it runs again after them.
     """
 
@@ -53,7 +54,7 @@ class Stage:
     minutes: float
     plan: Callable[[Path], Plan]
     environment: tuple[tuple[str, str], ...] = ()
-    needs: str = "build"
+    builds: tuple[str, ...] = ("build",)
     reads: tuple[str, ...] = ()
 
 
@@ -172,6 +173,7 @@ BENCHES: dict[str, tuple[str, float]] = {
 }
 # Here a build without the CUDA part would be none: it fails and says what is missing.
 WITH_CUDA = (("FASTAMP_CUDA", os.environ.get("FASTAMP_CUDA") or "ON"),)
+CPP = ("build", "build-rest")
 # The sanitizer must see each allocation as one; torch's cache would hide overruns within a block.
 # Without the cache an allocation is a cudaMalloc, which a capture refuses.
 UNCACHED = (("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),)
@@ -188,14 +190,14 @@ def _bench_stages(*names: str) -> list[Stage]:
 
 # What a first run has to tell comes first: does it build, is it right, is it fast.
 STAGES = [
-    Stage("build", "package, for this machine's GPUs", 3.5, _build("--package"), WITH_CUDA, ""),
+    Stage("build", "package, for this machine's GPUs", 3.5, _build("--package"), WITH_CUDA, ()),
     Stage("build-rest", "C++ tests and benchmarks", 1.5, _build("--keep-going"), WITH_CUDA),
-    Stage("ctest", "C++ tests that need a GPU", 1, _ctest),
+    Stage("ctest", "C++ tests that need a GPU", 1, _ctest, builds=CPP),
     Stage("pytest", "Python tests that need a GPU", 2, lambda _: Plan([_pytest()])),
     *_bench_stages("bench-micro", "bench-steps"),
-    Stage("memcheck", "the same kernels under memcheck", 3.5, _sanitized("memcheck"), UNCACHED),
-    Stage("racecheck", "the same kernels under racecheck", 2.5, _sanitized("racecheck"), UNCACHED),
-    Stage("graphs", "captures under memcheck", 1, _sanitized("memcheck", graphs=True)),
+    Stage("memcheck", "kernels under memcheck", 3.5, _sanitized("memcheck"), UNCACHED, CPP),
+    Stage("racecheck", "kernels under racecheck", 2.5, _sanitized("racecheck"), UNCACHED, CPP),
+    Stage("graphs", "captures under memcheck", 1, _sanitized("memcheck", graphs=True), builds=CPP),
     *_bench_stages("bench-training", "bench-claims"),
     Stage("report", "one result of all rows, and its pages", 0.5, _report, reads=(*BENCHES,)),
 ]

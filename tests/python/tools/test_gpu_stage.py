@@ -158,12 +158,13 @@ def test_stages_that_passed_are_left_out_and_the_report_follows_its_rows(tmp_pat
     assert chosen(record) == []
     assert chosen(record, resume=False) == names
     assert chosen(record, ["ctest"]) == []
-    assert chosen(record, ["ctest"], resume=False) == ["ctest"]
+    assert chosen(record, ["ctest"], resume=False) == ["build", "build-rest", "ctest"]
+    assert chosen(record, ["pytest"], resume=False) == ["build", "pytest"]
     for status in ("FAILED", "TOO LONG", "INTERRUPTED", "CUT OFF", "skipped"):
         record.save(Outcome("bench-steps", status, 1.0, ""))
-        assert chosen(record) == ["bench-steps", "report"]
+        assert chosen(record) == ["build", "bench-steps", "report"]
     record.save(Outcome("build-rest", "FAILED", 1.0, ""))
-    assert chosen(record, ["ctest"], resume=False) == ["build-rest", "ctest"]
+    assert chosen(record) == ["build", "build-rest", "bench-steps", "report"]
 
 
 def test_all_stages_together_take_at_most_25_minutes():
@@ -177,7 +178,7 @@ def test_every_gpu_row_is_in_one_stage():
 
 
 def test_builds_have_the_cuda_part_or_fail(tmp_path):
-    builds = [one for one in gpu_stages.STAGES if one.name in gpu_stage.BUILDS]
+    builds = [one for one in gpu_stages.STAGES if one.name in gpu_stages.CPP]
     assert [one.environment for one in builds] == [gpu_stages.WITH_CUDA] * 2
     for one in builds:
         (command,) = one.plan(tmp_path).commands
