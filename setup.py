@@ -52,7 +52,7 @@ class CMakeBuild(build_ext):
         Build(
             build_dir=Path(build_dir).resolve(),
             package_dir=base / "fastamp",
-            tests=bool(os.environ.get("FASTAMP_BUILD_TESTS")),
+            tests="ON" if os.environ.get("FASTAMP_BUILD_TESTS") else "OFF",
             demo=bool(os.environ.get("FASTAMP_BUILD_DEMO")),
             relocatable=not in_place,
             jobs=int(os.environ.get("MAX_JOBS", os.cpu_count() or 1)),

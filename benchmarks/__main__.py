@@ -38,9 +38,16 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--filter", default="", metavar="RE", help="only rows that match")
     parser.add_argument("--list", action="store_true", help="only name the rows")
     parser.add_argument("--out", type=Path, help="raw results (default: benchmarks/results/...)")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep the rows that --out holds from this machine and revision, measure the others",
+    )
     parser.add_argument("--device", choices=("cpu", "cuda", "all"), help="default: what is there")
     parser.add_argument("--minutes", type=float, help="about how long to measure (8; quick: 0.8)")
     options = parser.parse_args(arguments)
+    if options.resume and options.out is None:
+        parser.error("argument --resume: expected --out too, got none")
     try:
         options.filter = re.compile(options.filter)
     except re.error as error:
@@ -68,7 +75,14 @@ def main(arguments: Sequence[str]) -> int:
         os.environ.setdefault(_cpu_isa.VARIABLE, level)
     from benchmarks.run import Plan, list_rows, run
 
-    plan = Plan(options.filter, options.device, options.quick, options.minutes * 60, options.out)
+    plan = Plan(
+        options.filter,
+        options.device,
+        options.quick,
+        options.minutes * 60,
+        options.out,
+        options.resume,
+    )
     if options.list:
         return list_rows(plan)
     return run(plan)

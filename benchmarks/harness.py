@@ -19,9 +19,12 @@ from benchmarks.budget import Effort
 from benchmarks.clocks import Loop, event_loop, host_loop
 
 BASELINE, OURS = "torch.amp", "fastamp"
+COPY = "copy"  # a candidate that only copies, for its bandwidth
 
 # By candidate, by name of the fact: counts, bytes, losses; each found once, without a spread.
 Facts = dict[str, dict[str, float]]
+# Kernels that fastamp runs in one call, and the bytes that each reads and writes.
+Passes = list[tuple[str, int]]
 
 # A call this long needs no warm-up: what hooks leave cold costs microseconds.
 LONG_CALL = 5e6
@@ -80,6 +83,8 @@ class Row:
             told whether it should be quick about it.
         weight: Share of the time of a run, relative to other rows: the seconds that it takes,
             roughly.
+        passes: What fastamp's kernels move, for rows that are one or more of them.
+        copy_bytes: Bytes that the candidate ``copy`` reads and writes, if there is one.
     """
 
     name: str
@@ -93,6 +98,8 @@ class Row:
     work: tuple[float, str] | None = None
     facts: Callable[[bool], Facts] | None = None
     weight: float = 1.0
+    passes: Passes = field(default_factory=list)
+    copy_bytes: int = 0
 
 
 @dataclass
@@ -116,6 +123,8 @@ class Result:
     work: tuple[float, str] | None = None
     facts: Facts = field(default_factory=dict)
     seconds: float = 0.0
+    passes: Passes = field(default_factory=list)
+    copy_bytes: int = 0
 
     @property
     def repeats(self) -> int:
@@ -212,6 +221,7 @@ def measure(row: Row, effort: Effort) -> Result:
     result = Result(row.name, count, samples, row.bytes_moved)
     result.group, result.device, result.clock = row.group, row.device, row.clock
     result.curve, result.work, result.facts = row.curve, row.work, facts
+    result.passes, result.copy_bytes = row.passes, row.copy_bytes
     result.seconds = round(time.perf_counter() - start, 2)
     note_repeats(result, effort)
     judge(result, row.goal)

@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     notes = [f"{path.stem}: not measured" for path in options.parts if path not in found]
     for path in found:
         other, results, more = results_file.load(path)
-        for name in ("gpu", "cpu", "revision", "torch"):
+        for name in results_file.MACHINE:
             if other.get(name) != environment.get(name):
                 parser.error(f"{path}: {name} is {other.get(name)}, not {environment.get(name)}")
         rows.update({result.name: result for result in results})

@@ -14,6 +14,7 @@ from benchmarks.environment import ROOT
 from benchmarks.harness import BASELINE, OURS, Result
 from benchmarks.rows import all_rows, weight_copies
 from benchmarks.table import cells, duration, is_slower, missed, slower
+from benchmarks.traffic import shown
 
 INTRODUCTION = """# Performance
 
@@ -39,6 +40,9 @@ candidate, torch's profiler counts as weight casts all casts in a step that read
 memory. The goal is zero, and no more casts in total than torch.amp; there is no goal for the time.
 The memory table shows how much memory weight copies hold between steps.
 
+Rows of GPU kernels take turns with a copy on the same device. Their column shows fastamp's GB/s,
+its share of the copy's, and the share that docs/cuda.md predicts.
+
 `make bench` measures every row the machine can run, within ten minutes; on a machine with a GPU,
 `make gpu` does. `python -m benchmarks compare OLD.json NEW.json` lists what became slower beyond
 noise.
@@ -63,6 +67,8 @@ COUNTS = ("ops", "launches", "casts", "weight casts", "Mi elements cast", "syncs
 MEMORY = ("MiB saved for backward", "MiB peak", "MiB kept between steps", "largest batch in 16 GiB")
 # Groups that have a second plot: fastamp's speed over this other candidate.
 ALSO_OVER = {weight_copies.GROUP: weight_copies.NO_COPIES}
+# Only where rows were measured beside a copy: on a GPU.
+COPY_COLUMN = "fastamp's bandwidth (quartiles) beside a copy's"
 QUALITY = ("steps", "loss", "accuracy %")
 NO_GPU = "No GPU results are stored here: GPU rows are **not measured yet**."
 
@@ -127,8 +133,13 @@ def _head(names: list[str]) -> list[str]:
 
 
 def _times(results: list[Result]) -> list[str]:
-    head = _head(["", BASELINE, OURS, "speed-up", "quartiles", "repeats", ""])
-    return head + _table([list(cells(result).values()) for result in results])
+    names = ["", BASELINE, OURS, "speed-up", "quartiles", "repeats", ""]
+    rows = [list(cells(result).values()) for result in results]
+    if any(shown(result) for result in results):
+        names.insert(-1, COPY_COLUMN)
+        for row, result in zip(rows, results, strict=True):
+            row.insert(-1, shown(result))
+    return _head(names) + _table(rows)
 
 
 def _facts(results: list[Result], names: tuple[str, ...], title: str) -> Iterator[str]:

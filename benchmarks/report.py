@@ -8,6 +8,7 @@ without its raw samples in benchmarks/results/ does not appear.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -83,7 +84,10 @@ def main() -> int:
         return int(bool(stale()))
     for path, text in texts().items():
         path.write_text(text, encoding="utf-8")
-    draw()
+    if importlib.util.find_spec("matplotlib") is None:
+        print("left out: plots: matplotlib is not installed")
+    else:
+        draw()
     return 0
 
 

@@ -11,6 +11,8 @@ from benchmarks.environment import ROOT
 from benchmarks.harness import Result
 
 FOLDER = ROOT / "benchmarks" / "results"
+# What must be equal for rows of two files to stand in one.
+MACHINE = ("gpu", "cpu", "revision", "torch")
 
 
 def default_path(environment: dict[str, str]) -> Path:
@@ -48,5 +50,6 @@ def load(path: Path) -> tuple[dict[str, str], list[Result], list[str]]:
         results.append(Result(**row))
     for result in results:
         result.curve = None if result.curve is None else (result.curve[0], result.curve[1])
+        result.passes = [(name, count) for name, count in result.passes]
         result.work = None if result.work is None else (result.work[0], result.work[1])
     return document["environment"], results, document["notes"]

@@ -8,7 +8,9 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,6 @@ from benchmarks.harness import Result, Row, measure
 from benchmarks.rows import all_rows
 from benchmarks.table import summary, text_table
 
-SAVE_EVERY = 20.0
 # A run may take this many times the requested time, if promised repeats need it. A quick one, which
 # is for a first look, takes longer on a busy machine rather than leaving rows out.
 STRETCH, QUICK_STRETCH = 1.2, 6.0
@@ -38,6 +39,7 @@ class Plan:
         quick: Fewer repeats.
         seconds: About how long all rows may take.
         out: Where raw results go, or None for the usual place.
+        resume: Keep the rows that ``out`` holds already, if this machine and revision made them.
     """
 
     pattern: re.Pattern[str]
@@ -45,6 +47,7 @@ class Plan:
     quick: bool = False
     seconds: float = 480.0
     out: Path | None = None
+    resume: bool = False
 
     def devices(self) -> list[str]:
         """Returns the devices whose rows are wanted."""
@@ -108,30 +111,31 @@ def _progress(total: int) -> tqdm[Any]:
     return tqdm(total=total, unit="row", mininterval=0.1 if terminal else 5, **size)
 
 
-class _Saver:
-    """Writes what was found so far, now and then."""
-
-    def __init__(self, out: Path, environment: dict[str, str], findings: Findings) -> None:
-        self._out, self._environment, self._findings = out, environment, findings
-        self._saved = time.monotonic()
-
-    def save(self) -> None:
-        results_file.save(
-            self._out, self._environment, self._findings.results, self._findings.notes
-        )
-        self._saved = time.monotonic()
-
-    def now_and_then(self) -> None:
-        if time.monotonic() - self._saved > SAVE_EVERY:
-            self.save()
+def _kept(plan: Plan, environment: dict[str, str], out: Path) -> list[Result]:
+    """Returns the rows of the plan that need not be measured again; the environment says so."""
+    if not plan.resume or not out.is_file():
+        return []
+    before, results, _ = results_file.load(out)
+    for name in results_file.MACHINE:
+        if before.get(name) != environment.get(name):
+            print(f"{out}: {name} was {before.get(name)}, is {environment.get(name)}: all anew")
+            return []
+    wanted = {*(row.name for row in plan.rows()), *plan.programs()}
+    kept = [result for result in results if result.name in wanted]
+    environment["resumed"] = f"{len(kept)} rows of {before.get('date', 'an unknown date')}"
+    return kept
 
 
 def _measure_programs(
-    plan: Plan, budget: Budget, folder: Path | None, bar: tqdm[Any], findings: Findings
+    programs: list[str],
+    effort_for: Callable[[float], Effort],
+    folder: Path | None,
+    bar: tqdm[Any],
+    findings: Findings,
 ) -> None:
-    for program, rows in cpp_programs.chosen(plan.programs()):
+    for program, rows in cpp_programs.chosen(programs):
         bar.set_description(f"{'C++ ' + program:34}")
-        effort = budget.effort(plan.base(), cpp_programs.weight(rows))
+        effort = effort_for(cpp_programs.weight(rows))
         if folder is not None:
             try:
                 findings.results += cpp_programs.measure(folder, program, rows, effort)
@@ -141,35 +145,48 @@ def _measure_programs(
         bar.update(len(rows))
 
 
+def _weight(rows: list[Row], programs: list[str]) -> float:
+    parts = cpp_programs.chosen(programs)
+    return sum(row.weight for row in rows) + sum(cpp_programs.weight(part) for _, part in parts)
+
+
+def _save(out: Path, environment: dict[str, str], findings: Findings) -> None:
+    results_file.save(out, environment, findings.results, findings.notes)
+
+
 def measure_all(plan: Plan, environment: dict[str, str], out: Path) -> Findings:
-    """Measures all rows of a plan; the file is written now and then, and at the end.
+    """Measures all rows of a plan; the file is written after each of them.
 
     Light rows come first: the heavy ones get the time that these leave of their share.
     """
-    rows, programs = plan.rows(), plan.programs()
+    names = [*(row.name for row in plan.rows()), *plan.programs()]
+    findings = Findings(results=_kept(plan, environment, out))
+    done = {result.name for result in findings.results}
+    rows = [row for row in plan.rows() if row.name not in done]
+    programs = [name for name in plan.programs() if name not in done]
     folder, note = cpp_programs.build() if programs else (None, "")
-    weight = sum(row.weight for row in rows)
-    weight += sum(cpp_programs.weight(part) for _, part in cpp_programs.chosen(programs))
-    budget = Budget(plan.seconds, plan.limit(), weight)
-    findings = Findings(notes=[note] if note else [])
-    saver = _Saver(out, environment, findings)
+    findings.notes += [note] if note else []
+    # Rows that need not be measured again leave out their part of the time.
+    weight = _weight(rows, programs)
+    share = weight / _weight(plan.rows(), plan.programs())
+    budget = Budget(share * plan.seconds, share * plan.limit(), weight)
     try:
         with _progress(len(rows) + len(programs)) as bar:
-            _measure_programs(plan, budget, folder, bar, findings)
+            effort_for = partial(budget.effort, plan.base())
+            _measure_programs(programs, effort_for, folder, bar, findings)
             for row in sorted(rows, key=lambda row: row.weight):
                 bar.set_description(f"{row.name[:34]:34}")
                 if budget.is_over():
                     findings.failed += 1
                     findings.notes.append(f"{row.name}: NOT MEASURED: the time was over")
                 else:
-                    _measure_row(row, budget.effort(plan.base(), row.weight), findings)
+                    _measure_row(row, effort_for(row.weight), findings)
                 bar.update()
-                saver.now_and_then()
+                _save(out, environment, findings)
     finally:
-        names = [*(row.name for row in rows), *programs]
         findings.results.sort(key=lambda result: names.index(result.name))
         environment["load_at_end"] = load()
-        saver.save()
+        _save(out, environment, findings)
     return findings
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import shutil
 
-from benchmarks.harness import BASELINE, OURS, Result
+from benchmarks.harness import BASELINE, COPY, OURS, Result
+from benchmarks.traffic import rate, shown
 
 
 def duration(nanoseconds: float) -> str:
@@ -20,7 +21,7 @@ def others(result: Result) -> str:
     """Returns the times of further candidates, and how fastamp compares with each."""
     texts = []
     for name in result.samples:
-        if name not in (BASELINE, OURS):
+        if name not in (BASELINE, OURS, COPY):
             low, middle, high = result.speedup(name)
             texts.append(
                 f"{name} {duration(result.median(name))} ({middle:.2f}x, {low:.2f}-{high:.2f})"
@@ -30,10 +31,10 @@ def others(result: Result) -> str:
 
 def remarks(result: Result) -> list[str]:
     """Returns what there is to say about a row beyond its times."""
-    found = [others(result)] if len(result.samples) > 2 else []
+    found = [text] if (text := others(result)) else []
     if result.bytes_moved:
         rates = (
-            f"{name} {result.bytes_moved / result.median(name):.3g}" for name in (BASELINE, OURS)
+            f"{name} {rate(result.bytes_moved / result.median(name))}" for name in (BASELINE, OURS)
         )
         found.append(", ".join(rates) + " GB/s")
     if result.work:
@@ -111,7 +112,7 @@ def text_table(results: list[Result]) -> str:
     lines = line({name: name for name in columns})
     for row, result in zip(rows, results, strict=True):
         lines += line(row)
-        lines += [f"    {remark}" for remark in remarks(result)]
+        lines += [f"    {remark}" for remark in [*remarks(result), shown(result)] if remark]
         for name, facts in result.facts.items():
             values = ", ".join(f"{fact} {value:.4g}" for fact, value in facts.items())
             lines.append(f"    {name}: {values}")

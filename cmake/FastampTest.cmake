@@ -5,8 +5,33 @@
 # reports it as skipped. CATCH2_INCLUDE: folder with catch2/catch.hpp, where Catch2 is not installed.
 # WITHOUT_TORCH: sources that include next to nothing of torch, for which precompiled headers of
 # torch cost more than they save.
+#
+# Where Catch2 is missing, configuring fails; with FASTAMP_BUILD_TESTS=AUTO it sets
+# FASTAMP_TESTS_LEFT_OUT to the reason instead (tools/cmake_build.py reads it), and there are no tests.
 include_guard(GLOBAL)
 set(CATCH2_INCLUDE "" CACHE PATH "Folder that holds catch2/catch.hpp, if Catch2 is not installed")
+set(
+  FASTAMP_TESTS_LEFT_OUT
+  ""
+  CACHE INTERNAL
+  "Why there are no C++ tests though AUTO asked for them"
+)
+if(NOT CATCH2_INCLUDE)
+  find_package(Catch2 QUIET)
+  if(NOT Catch2_FOUND AND FASTAMP_BUILD_TESTS STREQUAL "AUTO")
+    set_property(
+      CACHE FASTAMP_TESTS_LEFT_OUT
+      PROPERTY VALUE "Catch2 is not installed, and CATCH2_INCLUDE names no folder that has it"
+    )
+  elseif(NOT Catch2_FOUND)
+    message(
+      FATAL_ERROR
+      "fastamp: the C++ tests need Catch2: install it (Debian: apt-get install catch2), "
+      "set CATCH2_INCLUDE to a folder with catch2/catch.hpp, or set "
+      "FASTAMP_BUILD_TESTS=OFF"
+    )
+  endif()
+endif()
 
 # Their warnings, sanitizers and optimisation. The same for all, since they share precompiled headers.
 function(_fastamp_set_test_options target)
@@ -28,17 +53,6 @@ endfunction()
 function(_fastamp_add_test_support)
   if(TARGET fastamp_test_support)
     return()
-  endif()
-  if(NOT CATCH2_INCLUDE)
-    find_package(Catch2 QUIET)
-    if(NOT Catch2_FOUND)
-      message(
-        FATAL_ERROR
-        "fastamp: the C++ tests need Catch2: install it (Debian: apt-get install catch2), "
-        "set CATCH2_INCLUDE to a folder with catch2/catch.hpp, or set "
-        "FASTAMP_BUILD_TESTS=OFF"
-      )
-    endif()
   endif()
   set(support "${PROJECT_SOURCE_DIR}/tests/cpp/support")
   add_library(

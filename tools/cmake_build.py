@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DEMO_TARGETS = ("fastamp", "fastamp_python", "digits")
+PACKAGE_TARGETS = ("fastamp", "fastamp_python")
+DEMO_TARGETS = (*PACKAGE_TARGETS, "digits")
 CUDA_OPTION = ("-DFASTAMP_CUDA=", "-DFASTAMP_CUDA:")
+AUTO_TESTS = "-DFASTAMP_BUILD_TESTS=AUTO"
 WITHOUT_CUDA = "No GPU here: building without the CUDA part. FASTAMP_CUDA=ON builds it."
 
 
@@ -31,7 +33,10 @@ class Build:
     Attributes:
         build_dir: Where CMake builds; kept between runs.
         package_dir: Python package folder that the result is installed into.
-        tests: Whether the C++ tests are built.
+        tests: Whether the C++ tests are built: ``ON``, ``OFF``, or ``AUTO``: where Catch2 is
+            installed.
+        package: Build what the Python package needs and nothing else.
+        keep_going: Build what compiles, although something else does not.
         demo: Build what the demo needs and nothing else, and the CUDA part only where there is a
             GPU. A folder that is configured for more stays so.
         relocatable: Whether the result may not name this machine's folders (wheels).
@@ -41,7 +46,9 @@ class Build:
 
     build_dir: Path
     package_dir: Path
-    tests: bool = False
+    tests: str = "OFF"
+    package: bool = False
+    keep_going: bool = False
     demo: bool = False
     relocatable: bool = False
     jobs: int = os.cpu_count() or 1
@@ -60,7 +67,7 @@ class Build:
             f"-DCMAKE_MAKE_PROGRAM={find_tool('ninja')}",
             f"-DCMAKE_BUILD_TYPE={os.environ.get('CMAKE_BUILD_TYPE', 'Release')}",
             f"-DPython3_EXECUTABLE={self.python}",
-            f"-DFASTAMP_BUILD_TESTS={cmake_bool(self.tests)}",
+            f"-DFASTAMP_BUILD_TESTS={self.tests}",
             "-DFASTAMP_BUILD_PYTHON=ON",
             "-DCMAKE_INSTALL_LIBDIR=lib",
         ]
@@ -80,8 +87,12 @@ class Build:
             subprocess.CalledProcessError: A step failed; its output is on stderr.
         """
         self._configure()
+        if left_out := tests_left_out(self.build_dir):
+            print(f"left out: C++ tests: {left_out}", flush=True)
         cmake = find_tool("cmake")
-        targets = ["--target", *DEMO_TARGETS] if self.demo else []
+        wanted = DEMO_TARGETS if self.demo else PACKAGE_TARGETS if self.package else ()
+        targets = ["--target", *wanted] if wanted else []
+        targets += ["--", "-k", "0"] if self.keep_going else []
         subprocess.run([cmake, "--build", self.build_dir, f"-j{self.jobs}", *targets], check=True)
         install = [cmake, "--install", str(self.build_dir), "--prefix", str(self.package_dir)]
         environment = dict(os.environ)
@@ -102,7 +113,11 @@ class Build:
         stamp = self.build_dir / "fastamp_configured.txt"
         if stamp.exists():
             configured = stamp.read_text(encoding="utf-8").split("\n")
-            if configured == wanted or (self.demo and has_more(configured, wanted)):
+            enough = ["-DFASTAMP_BUILD_TESTS=ON" if w == AUTO_TESTS else w for w in wanted]
+            look_again = self.package and tests_left_out(self.build_dir)
+            if configured in (wanted, enough) and not look_again:
+                return
+            if self.demo and has_more(configured, wanted):
                 return
         if self.demo and not chosen_cuda() and cuda_option(command) == "OFF":
             print(WITHOUT_CUDA, flush=True)
@@ -111,6 +126,14 @@ class Build:
         (self.build_dir / "CMakeCache.txt").unlink(missing_ok=True)
         subprocess.run(command, check=True)
         stamp.write_text("\n".join(wanted), encoding="utf-8")
+
+
+def tests_left_out(build_dir: Path) -> str:
+    """Returns why a build folder has no C++ tests though they were asked for; else ""."""
+    cache = build_dir / "CMakeCache.txt"
+    lines = cache.read_text(encoding="utf-8").splitlines() if cache.is_file() else []
+    begin = "FASTAMP_TESTS_LEFT_OUT:INTERNAL="
+    return next((line[len(begin) :] for line in lines if line.startswith(begin)), "")
 
 
 def cuda_option(command: Sequence[str]) -> str | None:
@@ -147,11 +170,6 @@ def has_gpu() -> bool:
     return answer.returncode == 0 and "GPU" in answer.stdout
 
 
-def cmake_bool(value: bool) -> str:
-    """Returns CMake's word for a truth value."""
-    return "ON" if value else "OFF"
-
-
 def find_tool(name: str) -> str:
     """Returns the path of cmake or ninja, those beside this interpreter first.
 
@@ -169,13 +187,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Builds into python/fastamp of this checkout."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build-dir", type=Path, default=ROOT / "build" / "make")
-    parser.add_argument("--tests", action="store_true", help="build the C++ tests")
+    parser.add_argument(
+        "--tests",
+        nargs="?",
+        choices=("ON", "OFF", "AUTO"),
+        default="OFF",
+        const="ON",
+        help="build the C++ tests; AUTO: where Catch2 is installed",
+    )
+    parser.add_argument("--package", action="store_true", help="build the Python package alone")
+    parser.add_argument("--keep-going", action="store_true", help="build what compiles")
     parser.add_argument("--demo", action="store_true", help="build what the demo needs, no more")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
-    package_dir = ROOT / "python" / "fastamp"
-    build_dir = options.build_dir.resolve()
-    Build(build_dir, package_dir, options.tests, options.demo, jobs=options.jobs).run()
+    Build(
+        options.build_dir.resolve(),
+        ROOT / "python" / "fastamp",
+        tests=options.tests,
+        package=options.package,
+        keep_going=options.keep_going,
+        demo=options.demo,
+        jobs=options.jobs,
+    ).run()
 
 
 if __name__ == "__main__":

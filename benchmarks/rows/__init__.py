@@ -6,13 +6,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.harness import Row
-from benchmarks.rows import claims, clip, ops, regions, scaler, steps, training, weight_copies
+from benchmarks.rows import (
+    claims,
+    clip,
+    kernels,
+    ops,
+    regions,
+    scaler,
+    steps,
+    training,
+    weight_copies,
+)
+from benchmarks.traffic import beside_a_copy
 
 
 def all_rows(devices: Sequence[str]) -> list[Row]:
     """Returns every row of these devices, in table order; tensors are made when they are run."""
     rows = regions.rows() if "cpu" in devices else []
-    for module in (ops, scaler, clip, steps, training, weight_copies, claims):
+    for module in (ops, kernels, scaler, clip, steps, training, weight_copies, claims):
         for device in devices:
-            rows += module.rows(device)
+            rows += map(beside_a_copy, module.rows(device))
     return rows

@@ -10,7 +10,7 @@ import torch
 
 import fastamp
 from benchmarks.goals import not_slower
-from benchmarks.harness import BASELINE, OURS, Candidate, Row
+from benchmarks.harness import BASELINE, OURS, Candidate, Passes, Row
 from benchmarks.rows.scaler import (
     LARGE,
     STEP,
@@ -20,10 +20,11 @@ from benchmarks.rows.scaler import (
     weight_of,
 )
 from benchmarks.sides import own_optimizers
+from benchmarks.traffic import passes, total
 
 GROUP = "Clipping"
-# The first call clips gradients of ones to it, and every other one by a last bit or two: each call
-# reads and writes all of them.
+# The first calls clip gradients of ones to it. From then on the norm is as large at most: torch
+# multiplies by 1, and fastamp, which reads as much, writes nothing.
 MAX_NORM = 1.0
 SIZES = [("10 x 16", 10, 16), ("1000 x 16", 1000, 16), ("150 x 600k", *LARGE)]
 CLIPS: dict[str, Any] = {
@@ -72,14 +73,21 @@ def _value_and_step(device: str, count: int, elements: int) -> dict[str, Candida
 Make = Callable[[str, int, int], dict[str, Candidate]]
 
 
-def _row(device: str, verb: str, make: Make, name: str, count: int, elements: int) -> Row:
+def _row(
+    device: str, verb: str, make: Make, kernels: Passes, name: str, count: int, elements: int
+) -> Row:
+    """``kernels``: what they move for one element."""
     large = elements > 16
+    done = [(kernel, each * count * elements) for kernel, each in kernels if large]
+    on_gpu = device == "cuda"
     return Row(
         f"{device}: {verb}, {name}",
         lambda: make(device, count, elements),
         GROUP,
         device,
-        clock="events" if device == "cuda" and large else "host",
+        bytes_moved=total(done) if on_gpu else 0,
+        passes=done if on_gpu else [],
+        clock="events" if on_gpu and large else "host",
         goal=not_slower(),
         weight=2 * weight_of(count, elements),
     )
@@ -87,9 +95,14 @@ def _row(device: str, verb: str, make: Make, name: str, count: int, elements: in
 
 def rows(device: str) -> list[Row]:
     """Returns the rows of one device."""
-    verbs: list[tuple[str, Make]] = [
-        ("clip_grad_norm_", _norm),
-        ("unscale_ + clip_grad_norm_", _unscale_and_norm),
-        ("clip by value + step + update, fastamp's SGD", _value_and_step),
+    by_one = passes(1, "unscale", written=False)
+    verbs: list[tuple[str, Make, Passes]] = [
+        ("clip_grad_norm_", _norm, passes(1, "norm") + by_one),
+        ("unscale_ + clip_grad_norm_", _unscale_and_norm, passes(1, "unscale with norm") + by_one),
+        (
+            "clip by value + step + update, fastamp's SGD",
+            _value_and_step,
+            passes(1, "norm", "SGD"),
+        ),
     ]
-    return [_row(device, verb, make, *size) for verb, make in verbs for size in SIZES]
+    return [_row(device, *verb, *size) for verb in verbs for size in SIZES]

@@ -13,6 +13,30 @@ from patience import patience
 from support.autocast_state import fastamp_state, set_torch_state, torch_state
 
 
+def _has_timeout(config_or_manager: pytest.Config | pytest.PytestPluginManager) -> bool:
+    manager = getattr(config_or_manager, "pluginmanager", config_or_manager)
+    return manager.hasplugin("timeout")
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    # Strict pytest refuses an option and a marker that nobody knows.
+    if not _has_timeout(pluginmanager):
+        parser.addini("timeout", "of pytest-timeout, which is not installed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not _has_timeout(config):
+        config.addinivalue_line("markers", "timeout: of pytest-timeout, which is not installed")
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if not _has_timeout(config):
+        missing = "left out: time limits of Python tests: pytest-timeout is not installed"
+        terminalreporter.write_line(missing)
+
+
 def stretch_time_limits(items: list[pytest.Item]) -> None:
     for item in items:
         marker = item.get_closest_marker("timeout")
@@ -21,7 +45,7 @@ def stretch_time_limits(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.pluginmanager.hasplugin("timeout") and not config.getoption("timeout"):
+    if _has_timeout(config) and not config.getoption("timeout"):
         stretch_time_limits(items)
     if torch.cuda.is_available():
         return

@@ -154,6 +154,41 @@ def test_no_row_is_dropped_without_a_word(tmp_path, monkeypatch, capsys):
     assert notes == ["b: NOT MEASURED: the time was over"]
 
 
+def test_rows_are_saved_one_by_one_and_only_missing_ones_are_measured(
+    tmp_path, monkeypatch, capsys
+):
+    made = []
+
+    def candidates(name):
+        def make():
+            made.append(name)
+            if made == ["a", "b"]:
+                raise KeyboardInterrupt
+            return pauses(1e-4, 1e-4)()
+
+        return make
+
+    rows = [Row(name, candidates(name)) for name in "abc"]
+    monkeypatch.setattr(run, "all_rows", lambda _: rows)
+    monkeypatch.setattr(run.cpp_programs, "row_names", list)
+    out = tmp_path / "r.json"
+    plan = run.Plan(re.compile(""), "cpu", quick=True, seconds=1, out=out, resume=True)
+    with pytest.raises(KeyboardInterrupt):
+        run.run(plan)
+    first = results_file.load(out)[1]
+    assert [result.name for result in first] == ["a"]
+    assert run.run(plan) == 0
+    assert made == ["a", "b", "b", "c"]
+    environment, results, _ = results_file.load(out)
+    assert [result.name for result in results] == ["a", "b", "c"]
+    assert results[0] == first[0]
+    assert environment["resumed"].startswith("1 rows of ")
+    monkeypatch.setattr(run, "describe", lambda: {**environment, "gpu": "none", "torch": "0"})
+    assert run.run(plan) == 0
+    assert made[4:] == ["a", "b", "c"]
+    assert "torch was" in capsys.readouterr().out
+
+
 def test_calls_are_counted_until_a_block_is_long_enough():
     count = [0]
 

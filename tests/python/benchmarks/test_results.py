@@ -247,6 +247,20 @@ def test_newest_result_of_each_machine_is_shown(tmp_path):
     assert {gpu: path.stem for gpu, path in newest.items()} == {"none": "b", "G": "d"}
 
 
+def test_without_matplotlib_pages_are_written_and_plots_stay(tmp_path, monkeypatch, capsys):
+    for name, value in (("PAGE", "p.md"), ("README", "r.md"), ("PLOTS", "plots")):
+        monkeypatch.setattr(report, name, tmp_path / value)
+    (tmp_path / "r.md").write_text(f"{report.BEGIN}\n{report.END}\n")
+    (tmp_path / "plots").mkdir()
+    (tmp_path / "plots" / "old.svg").write_text("old")
+    monkeypatch.setattr(sys, "argv", ["report"])
+    monkeypatch.setattr(report.importlib.util, "find_spec", lambda _: None)
+    assert report.main() == 0
+    assert capsys.readouterr().out == "left out: plots: matplotlib is not installed\n"
+    assert (tmp_path / "p.md").read_text().startswith("# Performance")
+    assert (tmp_path / "plots" / "old.svg").exists()
+
+
 def test_table_goes_between_the_markers_only():
     readme = f"before\n{report.BEGIN}\nold\n{report.END}\nafter"
     assert report.with_table(readme, "new\n") == readme.replace("old", "new")

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.testing._internal.common_optimizers import optim_db
 
 from support.optim_twins import PAIRS, Twins, parameters
+from support.torch_testing import torch_testing
 
-INFOS = {info.optim_cls.__name__: info for info in optim_db if info.optim_cls.__name__ in PAIRS}
+INFOS = {
+    info.optim_cls.__name__: info
+    for info in torch_testing("common_optimizers").optim_db
+    if info.optim_cls.__name__ in PAIRS
+}
 
 
 def inputs(name, device="cpu"):

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch.testing._internal.autocast_test_lists import AutocastCPUTestLists, AutocastTestLists
+
+from support.torch_testing import torch_testing
 
 
 class Case(NamedTuple):
@@ -78,8 +79,9 @@ def _same_leaf(a: Any, b: Any) -> bool:
 
 def cpu_cases(dtype: torch.dtype) -> list[Case]:
     """Every case of the CPU lists for a region of ``dtype``."""
+    __tracebackhide__ = True  # a file that is skipped for want of the lists is named, not this one
     torch.manual_seed(0)
-    lists = AutocastCPUTestLists(torch.device("cpu"))
+    lists = torch_testing("autocast_test_lists").AutocastCPUTestLists(torch.device("cpu"))
     nn = torch._C._nn
     column = 1 if dtype == torch.bfloat16 else 2
     cases = []
@@ -107,7 +109,8 @@ def cpu_cases(dtype: torch.dtype) -> list[Case]:
 
 def cuda_cases(dtype: torch.dtype, device: torch.device) -> list[Case]:
     """Every case of the CUDA lists; make it under FakeTensorMode where there is no GPU."""
-    lists = AutocastTestLists(device)
+    __tracebackhide__ = True
+    lists = torch_testing("autocast_test_lists").AutocastTestLists(device)
     nn = torch._C._nn
     cases = []
     for name, module, run_as in (

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each kind of build configures: nobody waits for parts that he did not ask for."""
 
+import subprocess
+import sys
+
 import pytest
 
 import cmake_build
@@ -33,6 +36,7 @@ def run(tmp_path, calls, **kind):
     configured = [call for call in calls if "-GNinja" in call]
     (built,) = (call for call in calls if "--build" in call)
     targets = built[built.index("--target") + 1 :] if "--target" in built else ["all"]
+    assert (built[-3:] == ["--", "-k", "0"]) == kind.get("keep_going", False)
     return (configured[0] if configured else None), targets
 
 
@@ -47,7 +51,7 @@ def test_demo_builds_its_targets_without_tests_and_without_cuda(tmp_path, calls,
 
 
 def test_other_builds_leave_cuda_to_cmake_and_build_all(tmp_path, calls, capsys):
-    for kind in ({"tests": True}, {}):
+    for kind in ({"tests": "ON"}, {}):
         configured, targets = run(tmp_path, calls, **kind)
         assert cmake_build.cuda_option(configured) is None
         assert targets == ["all"]
@@ -65,24 +69,24 @@ def test_with_a_gpu_the_demo_leaves_cuda_to_cmake(tmp_path, calls, monkeypatch):
 @pytest.mark.parametrize("wish", ["ON", "AUTO", "OFF"])
 def test_wishes_decide(tmp_path, calls, monkeypatch, capsys, name, value, wish):
     monkeypatch.setenv(name, value.format(wish))
-    for kind in ({"tests": True}, {"demo": True}):
+    for kind in ({"tests": "ON"}, {"demo": True}):
         configured = run(tmp_path, calls, **kind)[0]
         assert configured is None or cmake_build.cuda_option(configured) == wish
     assert capsys.readouterr().out == ""
 
 
 def test_demo_turns_no_folder_back(tmp_path, calls, monkeypatch):
-    run(tmp_path, calls, tests=True)
+    run(tmp_path, calls, tests="ON")
     assert run(tmp_path, calls, demo=True) == (None, ["fastamp", "fastamp_python", "digits"])
     monkeypatch.setenv("FASTAMP_CUDA", "ON")
-    run(tmp_path, calls, tests=True)
+    run(tmp_path, calls, tests="ON")
     monkeypatch.delenv("FASTAMP_CUDA")
     assert run(tmp_path, calls, demo=True)[0] is None
 
 
 def test_full_build_after_the_demo_adds_tests_and_cuda(tmp_path, calls):
     run(tmp_path, calls, demo=True)
-    configured = run(tmp_path, calls, tests=True)[0]
+    configured = run(tmp_path, calls, tests="ON")[0]
     assert OFF not in configured
     assert "-DFASTAMP_BUILD_TESTS=ON" in configured
 
@@ -99,3 +103,48 @@ def test_demo_configures_anew_for_a_wish_a_gpu_or_other_options(tmp_path, calls,
     assert OFF not in run(tmp_path, calls, demo=True)[0]
     monkeypatch.setenv("CMAKE_BUILD_TYPE", "Debug")
     assert run(tmp_path, calls, demo=True)[0] is not None
+
+
+def test_the_package_alone_and_then_the_rest_are_one_configuration(tmp_path, calls):
+    configured, targets = run(tmp_path, calls, tests="AUTO", package=True)
+    assert "-DFASTAMP_BUILD_TESTS=AUTO" in configured
+    assert targets == ["fastamp", "fastamp_python"]
+    assert run(tmp_path, calls, tests="AUTO", keep_going=True)[0] is None
+
+
+def test_a_folder_with_tests_is_enough_where_they_are_built_if_possible(tmp_path, calls):
+    run(tmp_path, calls, tests="ON")
+    assert run(tmp_path, calls, tests="AUTO")[0] is None
+    assert run(tmp_path, calls, tests="OFF")[0] is not None
+
+
+def test_tests_that_were_left_out_are_named_and_looked_for_again(tmp_path, calls, capsys):
+    run(tmp_path, calls, tests="AUTO", package=True)
+    cache = tmp_path / "build" / "CMakeCache.txt"
+    cache.write_text("A:INTERNAL=1\nFASTAMP_TESTS_LEFT_OUT:INTERNAL=no Catch2\nB:PATH=\n")
+    assert cmake_build.tests_left_out(tmp_path / "build") == "no Catch2"
+    assert run(tmp_path, calls, tests="AUTO")[0] is None
+    assert capsys.readouterr().out == "left out: C++ tests: no Catch2\n"
+    assert run(tmp_path, calls, tests="AUTO", package=True)[0] is not None
+
+
+CONFIGURE = ["-S", str(cmake_build.ROOT), "-GNinja", OFF, "-DCMAKE_DISABLE_FIND_PACKAGE_Catch2=ON"]
+
+
+@pytest.mark.parametrize(("tests", "status"), [("AUTO", 0), ("ON", 1)])
+def test_without_catch2_only_auto_configures(tmp_path, tests, status):
+    command = [cmake_build.find_tool("cmake"), *CONFIGURE, f"-DFASTAMP_BUILD_TESTS={tests}"]
+    command += [f"-DPython3_EXECUTABLE={sys.executable}", "-DFASTAMP_BUILD_PYTHON=ON"]
+    command += [f"-DCMAKE_MAKE_PROGRAM={cmake_build.find_tool('ninja')}", "-B", str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == status, found.stderr
+    if tests == "AUTO":
+        assert cmake_build.tests_left_out(tmp_path) == (
+            "Catch2 is not installed, and CATCH2_INCLUDE names no folder that has it"
+        )
+        assert not (tmp_path / "CTestTestfile.cmake").exists()
+        ninja = (tmp_path / "build.ninja").read_text()
+        assert "fastamp_test_core" not in ninja
+        assert "libfastamp.so" in ninja
+    else:
+        assert "the C++ tests need Catch2" in found.stderr
