@@ -50,6 +50,12 @@ PROGRAMS: dict[str, dict[str, Goal | None]] = {
         "C++: clip + step + update, AdamW, 10 x 16": not_slower(),
         "C++: clip + step + update, AdamW, 1000 x 16": not_slower(),
     },
+    # Without torch.amp's side: the host's part of its step cannot be had without a GPU.
+    "step_host": {
+        "C++: host's part of a CUDA step, AdamW, 150 tensors": None,
+        "C++: host's part of a CUDA step, AdamW, 1000 tensors": None,
+        "C++: host's part of a CUDA step, AdamW, 10000 tensors": at_most(3e6),
+    },
 }
 
 
@@ -150,13 +156,18 @@ def _repetitions(path: Path, rows: list[str], effort: Effort) -> int:
     return effort.repeats_for(max(spent - 2 * loading, 1e-3), spent + loading)
 
 
+def path_of(folder: Path, program: str) -> Path:
+    """Returns where a program is, if it was built."""
+    return folder / f"fastamp_bench_{program}"
+
+
 def measure(folder: Path, program: str, rows: list[str], effort: Effort) -> list[Result]:
     """Runs a program with the repetitions that there is time for.
 
     Raises:
         subprocess.CalledProcessError: The program failed.
     """
-    path, start = folder / f"fastamp_bench_{program}", time.perf_counter()
+    path, start = path_of(folder, program), time.perf_counter()
     runs = _run(path, rows, effort.block_seconds, _repetitions(path, rows, effort))
     results = list(_results(program, rows, runs))
     for result in results:

@@ -131,6 +131,11 @@ class Result:
         """How many samples there are of each candidate."""
         return min((len(samples) for samples in self.samples.values()), default=0)
 
+    @property
+    def compared(self) -> bool:
+        """Whether torch.amp has a time here. It has no counterpart of some parts of fastamp."""
+        return BASELINE in self.samples
+
     def median(self, candidate: str) -> float:
         """Returns nanoseconds per call."""
         return statistics.median(self.samples[candidate])

@@ -113,7 +113,8 @@ def figures(path: Path, results: list[Result], folder: Path) -> None:
     for name, rows in groups(results).items():
         kind = "GPU" if any(row.device == "cuda" for row in rows) else "CPU"
         for title, over in _speedup_plots(name).items():
-            figure = plots.speedups(rows, f"{title}, {kind}", over)
+            compared = [row for row in rows if over in row.samples]
+            figure = plots.speedups(compared, f"{title}, {kind}", over)
             plots.save(figure, folder / plot_name(path, title))
     for name, points in curves(results).items():
         plots.save(plots.curve(points, name), folder / plot_name(path, f"curve {name}"))

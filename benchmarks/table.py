@@ -48,13 +48,17 @@ def remarks(result: Result) -> list[str]:
 
 def cells(result: Result) -> dict[str, str]:
     """Returns one row of the table by column."""
-    low, middle, high = result.speedup()
+    theirs, speed, quartiles = "", "", ""
+    if result.compared:
+        low, middle, high = result.speedup()
+        theirs = duration(result.median(BASELINE))
+        speed, quartiles = f"{middle:.2f}x", f"{low:.2f}-{high:.2f}"
     return {
         "row": result.name,
-        BASELINE: duration(result.median(BASELINE)),
+        BASELINE: theirs,
         OURS: duration(result.median(OURS)),
-        "speed-up": f"{middle:.2f}x",
-        "quartiles": f"{low:.2f}-{high:.2f}",
+        "speed-up": speed,
+        "quartiles": quartiles,
         "repeats": str(result.repeats),
         "remarks": "; ".join(remarks(result)),
     }
@@ -62,6 +66,8 @@ def cells(result: Result) -> dict[str, str]:
 
 def is_slower(result: Result, beyond_noise: bool = False) -> bool:
     """Tells whether the median, or even the better quartile, is slower than torch.amp's."""
+    if not result.compared:
+        return False
     _, middle, high = result.speedup()
     return (high if beyond_noise else middle) < 1
 
@@ -82,7 +88,8 @@ def missed(results: list[Result]) -> list[str]:
     lines = []
     for result in results:
         if result.goal and not result.goal_reached:
-            found = [duration(result.median(OURS)), f"{result.speedup()[1]:.2f}x"]
+            found = [duration(result.median(OURS))]
+            found += [f"{result.speedup()[1]:.2f}x"] if result.compared else []
             ours, theirs = (result.facts.get(name, {}) for name in (OURS, BASELINE))
             found += [
                 f"{fact} {value:.4g}, torch.amp {theirs[fact]:.4g}"

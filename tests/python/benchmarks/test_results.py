@@ -46,6 +46,22 @@ def test_slower_rows_are_named_and_noise_is_called_noise():
     assert text.index("slow: ") < text.index("even: ")
 
 
+def test_a_row_without_torchs_side_is_shown_and_is_never_slower(tmp_path):
+    alone = Result("alone", 1, {OURS: [2e3] * 3}, group="C++")
+    alone.goal, alone.goal_reached = "at most 1 us", False
+    results = [alone, result("both", [2.0] * 3, [1.0] * 3)]
+    assert "2 us" in table.text_table(results)
+    summary = table.summary(results)
+    assert "slower than torch.amp in 0 of 2 rows" in summary
+    assert "alone: at most 1 us (found: 2 us)" in summary
+    results[1].group = "C++"
+    path = tmp_path / "r.json"
+    results_file.save(path, {"date": "2026-01-01", "cpu": "c", "gpu": "none"}, results, [])
+    pages.figures(path, results_file.load(path)[1], tmp_path)
+    (verdict, _) = compare.compare(results, results)
+    assert verdict.word == ""
+
+
 def test_goals_that_are_missed_say_what_was_found():
     found = result("r", [2e3] * 3, [1e3] * 3)
     found.goal, found.goal_reached = "at least 3x and casts: not more than torch.amp's", False
