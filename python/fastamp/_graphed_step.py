@@ -279,10 +279,10 @@ class _Replay:
             _keep_rate(group, rate)
         if not self._is_current():
             self._capture_again()
-        for targets, leaves in zip(self.inputs, batches, strict=True):
-            for target, leaf in zip(targets, leaves, strict=True):
-                if isinstance(target, torch.Tensor):
-                    target.copy_(leaf, non_blocking=True)  # towards the graph's device
+        for inputs, leaves in zip(self.inputs, batches, strict=True):
+            for held, leaf in zip(inputs, leaves, strict=True):
+                if isinstance(held, torch.Tensor):
+                    held.copy_(leaf, non_blocking=True)  # towards the graph's device
         if self.captured is not None:
             step.scaler._prepare_replay(step.device)
         self.graph.replay()
