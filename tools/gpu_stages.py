@@ -72,7 +72,7 @@ def _ctest(build_dir: Path) -> Plan:
     if reason := tests_left_out(build_dir):
         return Plan(left_out=[f"C++ tests: {reason}"])
     try:
-        return Plan([ctest_command(build_dir, cuda=True)])
+        return Plan([ctest_command(build_dir, "cuda")])
     except SystemExit as error:
         return Plan(left_out=[f"C++ tests: {error}"])
 
@@ -96,7 +96,7 @@ def cuda_tests(build_dir: Path) -> list[Command]:
     Raises:
         subprocess.CalledProcessError: There is no build in the folder.
     """
-    command = [ctest_command(build_dir, cuda=True)[0], "--test-dir", str(build_dir)]
+    command = [ctest_command(build_dir, "cuda")[0], "--test-dir", str(build_dir)]
     listed = subprocess.run(
         [*command, "-L", "cuda", "--show-only=json-v1"], capture_output=True, text=True, check=True
     )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -36,13 +37,13 @@ def run(command: list[str], summary: re.Pattern[str]) -> tuple[int, str]:
     return process.returncode, found
 
 
-def ctest_command(build_dir: Path, cuda: bool) -> list[str]:
-    """Returns the ctest call; ctest lies beside cmake."""
+def ctest_command(build_dir: Path, label: str = "") -> list[str]:
+    """Returns the ctest call, for tests with a label if one is given; ctest lies beside cmake."""
     beside = shutil.which("ctest", path=str(Path(sys.executable).parent))
     ctest = beside or shutil.which("ctest")
     if ctest is None:
         raise SystemExit("ctest is not installed: it comes with cmake")
-    selection = ["-L", "cuda"] if cuda else []
+    selection = ["-L", label] if label else []
     return [
         ctest,
         "--test-dir",
@@ -66,13 +67,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build-dir", type=Path, required=True)
     parser.add_argument("--cuda", action="store_true", help="only tests that need a GPU")
+    parser.add_argument("--emulated", action="store_true", help="only emulated kernels, all cases")
     options = parser.parse_args()
+    if options.emulated:
+        os.environ["FASTAMP_EMULATE_LONG"] = "1"
+        return run(ctest_command(options.build_dir, "emulated"), CTEST_SUMMARY)[0]
     gpu = gpu_name()
     if options.cuda and not gpu:
         raise SystemExit("no CUDA GPU here: nothing was tested")
     print(f"GPU: {gpu}" if gpu else "no CUDA GPU here: tests that need one are skipped", flush=True)
     pytest = [sys.executable, "-m", "pytest", *(["-m", "cuda"] if options.cuda else [])]
-    ctest_status, ctest_line = run(ctest_command(options.build_dir, options.cuda), CTEST_SUMMARY)
+    command = ctest_command(options.build_dir, "cuda" if options.cuda else "")
+    ctest_status, ctest_line = run(command, CTEST_SUMMARY)
     pytest_status, pytest_line = run(pytest, PYTEST_SUMMARY)
     print(f"\n{ctest_line}\n{pytest_line}", flush=True)
     return int(ctest_status != 0 or pytest_status != 0)

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import os
 import sys
 
 import pytest
@@ -57,3 +58,17 @@ def test_a_run_without_a_gpu_says_that_tests_are_skipped(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["run_tests.py", "--build-dir", "build"])
     run_tests.main()
     assert "no CUDA GPU here: tests that need one are skipped" in capsys.readouterr().out
+
+
+def test_the_long_run_of_emulated_kernels_runs_all_their_cases_and_nothing_else(monkeypatch):
+    calls = []
+
+    def run(command, _):
+        calls.append((command[-2:], os.environ.get("FASTAMP_EMULATE_LONG")))
+        return 5, "line"
+
+    monkeypatch.setattr(run_tests, "run", run)
+    monkeypatch.setenv("FASTAMP_EMULATE_LONG", "")
+    monkeypatch.setattr(sys, "argv", ["run_tests.py", "--build-dir", "build", "--emulated"])
+    assert run_tests.main() == 5
+    assert calls == [(["-L", "emulated"], "1")]
