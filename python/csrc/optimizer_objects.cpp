@@ -139,7 +139,7 @@ bool FusableCheck::look(const at::Tensor& tensor) {
   // torch's own step calls interceptors, and its operators support names.
   if ((dtype != at::kFloat && !is_16_bit(dtype)) || !has_geometry(tensor) ||
       !has_kernels_or_meta(tensor.device().type()) || intercepts_ops(tensor) ||
-      tensor.key_set().has(c10::DispatchKey::Named)) {
+      tensor.key_set().has_any(named_key())) {
     return false;
   }
   keys_ = tensor.key_set();

@@ -13,18 +13,27 @@
 // neither see that work nor be able to change it.
 namespace fastamp {
 
+/// The key of tensors with names; none in LibTorch 2.15, which has no such tensors.
+template <typename Key = c10::DispatchKey>
+constexpr c10::DispatchKeySet named_key() {
+  if constexpr (requires { Key::Named; }) {
+    return c10::DispatchKeySet(Key::Named);
+  }
+  return {};
+}
+
 namespace detail {
 
 /// All keys except those for kinds of memory, autograd and autocast: keys that a later torch adds
 /// count as interceptors.
 constexpr c10::DispatchKeySet make_interceptors() {
   using c10::DispatchKey;
-  auto keys = c10::DispatchKeySet(c10::DispatchKeySet::FULL) -
-              c10::DispatchKeySet(
-                  {DispatchKey::Dense, DispatchKey::Quantized, DispatchKey::MkldnnCPU,
-                   DispatchKey::Sparse, DispatchKey::SparseCsr, DispatchKey::NestedTensor,
-                   DispatchKey::BackendSelect, DispatchKey::Named, DispatchKey::ADInplaceOrView}) -
-              c10::autograd_dispatch_keyset - c10::autocast_dispatch_keyset;
+  auto keys =
+      c10::DispatchKeySet(c10::DispatchKeySet::FULL) -
+      c10::DispatchKeySet({DispatchKey::Dense, DispatchKey::Quantized, DispatchKey::MkldnnCPU,
+                           DispatchKey::Sparse, DispatchKey::SparseCsr, DispatchKey::NestedTensor,
+                           DispatchKey::BackendSelect, DispatchKey::ADInplaceOrView}) -
+      named_key() - c10::autograd_dispatch_keyset - c10::autocast_dispatch_keyset;
   using Index = std::underlying_type_t<c10::BackendComponent>;
   for (Index i = 1; i <= static_cast<Index>(c10::BackendComponent::EndOfBackendKeys); ++i) {
     keys = keys.remove_backend(static_cast<c10::BackendComponent>(i));
