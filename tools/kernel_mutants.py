@@ -1,36 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The breaks that tools/mutate_kernels.py tries: what, where, and which tests must notice.
 
-A break that no test can notice says why. Add one for each new kernel's barriers, bounds and tails.
+Here those of passes over gradients, casts and host plans; tools/step_mutants.py has the fused
+steps'. A break that no test can notice says why. Add one for each new kernel's barriers, bounds and
+tails.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Change:
-    """One break: a name, a text that occurs in the file once, and what it becomes.
-
-    ``equivalent`` says why no test can notice it; empty where one must.
-    """
-
-    name: str
-    old: str
-    new: str
-    equivalent: str = ""
-
-
-@dataclass(frozen=True)
-class Group:
-    """Breaks of one file in src/kernels/cuda, the sources to compile and the tests to run."""
-
-    file: str
-    sources: tuple[str, ...]
-    tests: tuple[str, ...]
-    changes: tuple[Change, ...]
-
+from mutant_kinds import Change, Group
 
 GROUPS = (
     Group(
@@ -131,6 +109,11 @@ GROUPS = (
                 "i < vector_count; i += 2",
             ),
             Change(
+                "misaligned vector holds one element",
+                "vec.lanes[k] = at[k];",
+                "vec.lanes[k] = at[0];",
+            ),
+            Change(
                 "single last vector left out", "      if (i < vector_count) {", "      if (false) {"
             ),
             Change("inf counted as NaN", "inf += is_inf ? 1U : 0U;", "nan += is_inf ? 1U : 0U;"),
@@ -162,6 +145,11 @@ GROUPS = (
                 "first vector of two is not stored",
                 "        store(vectors + i, a, factor);\n        store(vectors + i + k",
                 "        store(vectors + i + k",
+            ),
+            Change(
+                "misaligned vector is not stored",
+                "      store(at + k, vec.lanes[k], factor);\n",
+                "",
             ),
             Change(
                 "double is read as bfloat16",
@@ -293,6 +281,11 @@ GROUPS = (
                 "count > capacity.large + 1000",
             ),
             Change(
+                "old drivers get large arguments",
+                " || !device.large_arguments",
+                "",
+            ),
+            Change(
                 "small table too long", "count > capacity.small", "count > capacity.small + 1000"
             ),
         ),
@@ -312,91 +305,6 @@ GROUPS = (
                 "first chunks lie an entry early",
                 "const auto* first_chunk = words + (kDepth + 1) * count;",
                 "const auto* first_chunk = words + kDepth * count;",
-            ),
-        ),
-    ),
-    Group(
-        "step_kernel.cuh",
-        ("fused_adamw.cu",),
-        ("fused_adamw",),
-        (
-            Change(
-                "no alignment check",
-                "  return address % (storage == Storage::kFloat ? 16 : 8) == 0;  // null is",
-                "  return address % 2 == 0 || storage == Storage::kFloat;",
-            ),
-            Change(
-                "vectors beyond the end",
-                "(range.end - range.begin) / kStepVector * kStepVector",
-                "(range.end - range.begin + 3) / kStepVector * kStepVector",
-            ),
-            Change(
-                "moments exchanged",
-                "at.moments[m] = table.pointer(kFirst + m, range.entry);",
-                "at.moments[m] = table.pointer(kFirst + (m < 2 ? 1 - m : m), range.entry);",
-            ),
-            Change("lane stride", "i += kWarpSize * kStepVector) {", "i += kWarpSize) {"),
-            Change(
-                "counters by half the threads twice",
-                "static_cast<std::int32_t>(threadIdx.x); i < table.count;",
-                "static_cast<std::int32_t>(threadIdx.x / 2); i < table.count;",
-            ),
-            Change("counters by plain additions", "atomicAdd(count, 1.0F);", "*count += 1.0F;"),
-            Change(
-                "counters of a skipped step",
-                "    if (args.read().skip) {\n      return;\n    }\n#",
-                "#",
-            ),
-            Change(
-                "skipped step stores",
-                "    if (!gate.skip) {\n      store_four",
-                "    {\n      store_four",
-            ),
-            Change(
-                "skipped step stores single elements",
-                "    if (gate.skip) {\n      return;\n    }\n    store_one",
-                "    store_one",
-            ),
-            Change(
-                "weights follow their copies",
-                "at.half != nullptr && !tag.has_copy();",
-                "at.half != nullptr;",
-            ),
-            Change(
-                "gradients are not written",
-                "    if (args.write_grads && gate.rewrites()) {\n      store_quad",
-                "    if (false) {\n      store_quad",
-            ),
-            Change(
-                "high half of a pair is lost",
-                "quad.words[k / 2] >> (16 * (k % 2))",
-                "quad.words[k / 2] >> (16 * (k % 1))",
-            ),
-            Change(
-                "half of a quad's pairs",
-                "pair.words[1];\n  }\n  return quad",
-                "pair.words[0];\n  }\n  return quad",
-            ),
-            Change(
-                "moments of an unused list are loaded",
-                "raw[m] = at.moments[m] == nullptr ? Quad{} : load_quad",
-                "raw[m] = load_quad",
-            ),
-        ),
-    ),
-    Group(
-        "step_launch.cuh",
-        ("fused_adamw.cu",),
-        ("fused_adamw",),
-        (
-            Change(
-                "groups are not renumbered", "(entry.group - first))", "(entry.group + 1) % 32)"
-            ),
-            Change("second launch is left out", "first < groups.size(); first", "first < 1; first"),
-            Change(
-                "entries of other groups too",
-                "entry.group < first || entry.group >= first + kLaunchGroups",
-                "entry.group < first",
             ),
         ),
     ),
@@ -440,6 +348,11 @@ GROUPS = (
                 "  const c10::cuda::CUDAStreamCaptureModeGuard "
                 "guard(cudaStreamCaptureModeRelaxed);\n",
                 "",
+            ),
+            Change(
+                "large parcels with an old driver",
+                "takes_large_arguments() ? upload_by_kernels<kUploadBytes>",
+                "true ? upload_by_kernels<kUploadBytes>",
             ),
             Change(
                 "second parcel over the first",

@@ -206,6 +206,17 @@ def constants_of(optimizer: torch.optim.Optimizer) -> Any:
     ]
 
 
+def _keep_for_stream(optimizer: torch.optim.Optimizer, stream: torch.cuda.Stream) -> None:
+    """Says that states, whichever stream they were made on, are used by replays on another.
+
+    Freed states would else be handed out again, on their stream, before a replay has read them.
+    """
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, torch.Tensor) and value.is_cuda:
+                value.record_stream(stream)
+
+
 class _Replay:
     """The captured step with its static inputs."""
 
@@ -240,6 +251,7 @@ class _Replay:
         with torch.cuda.stream(stream):
             step.warm_up(self.inputs)
         torch.cuda.current_stream(step.device).wait_stream(stream)
+        _keep_for_stream(step.optimizer, torch.cuda.current_stream(step.device))
         for buffer, kept in zip(step.model.buffers(), buffers, strict=True):
             buffer.copy_(kept)
         torch.cuda.set_rng_state(generator, step.device)

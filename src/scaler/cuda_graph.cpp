@@ -38,8 +38,7 @@ class CudaGraph final : public CapturedGraph {
 
 }  // namespace
 
-std::unique_ptr<CapturedGraph> capture_graph(c10::Device device, const std::function<void()>& warm,
-                                             const std::function<void()>& work) {
+std::unique_ptr<CapturedGraph> capture_graph(c10::Device device, const CapturePhases& phases) {
   const c10::cuda::CUDAGuard on_device(device);
   auto graph = std::make_unique<CudaGraph>();
   const auto outside = c10::cuda::getCurrentCUDAStream(device.index());
@@ -47,16 +46,17 @@ std::unique_ptr<CapturedGraph> capture_graph(c10::Device device, const std::func
   outside.synchronize();  // sync: once, before the first step
   {
     const c10::cuda::CUDAStreamGuard on_side(side);
-    warm();
-    side.synchronize();
-    graph->capture(work);
+    phases.warm();
   }
+  side.synchronize();
+  phases.states();
+  outside.synchronize();
+  const c10::cuda::CUDAStreamGuard on_side(side);
+  graph->capture(phases.work);
   return graph;
 }
 #else
-std::unique_ptr<CapturedGraph> capture_graph(c10::Device device,
-                                             const std::function<void()>& /*warm*/,
-                                             const std::function<void()>& /*work*/) {
+std::unique_ptr<CapturedGraph> capture_graph(c10::Device device, const CapturePhases& /*phases*/) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, "GraphedStep: expected inputs on the CPU in a build without ",
                               "CUDA, got ", device);
 }

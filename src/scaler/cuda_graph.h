@@ -22,9 +22,17 @@ class CapturedGraph {
   CapturedGraph& operator=(CapturedGraph&&) = default;
 };
 
-/// Runs `warm`, then captures `work`, both on a stream of their own. Waits for the device.
-/// @throws c10::NotImplementedError in a build without CUDA; what warm and work throw.
-std::unique_ptr<CapturedGraph> capture_graph(c10::Device device, const std::function<void()>& warm,
-                                             const std::function<void()>& work);
+/// What comes before a replay, in this order.
+struct CapturePhases {
+  std::function<void()> warm;    ///< On the stream of the capture: what it makes does not last.
+  std::function<void()> states;  ///< On the current stream: makes memory that outlives the graph.
+  std::function<void()> work;    ///< Captured.
+};
+
+/// Runs the phases and waits for the device. Freed memory goes back to the stream that it was made
+/// on: were that the capture's, states that are freed while a replay runs on another stream could
+/// be handed out again before the replay has read them.
+/// @throws c10::NotImplementedError in a build without CUDA; what the phases throw.
+std::unique_ptr<CapturedGraph> capture_graph(c10::Device device, const CapturePhases& phases);
 
 }  // namespace fastamp::scaler

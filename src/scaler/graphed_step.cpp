@@ -165,12 +165,10 @@ struct GraphedStep::Impl {
     return value;
   }
 
-  /// Makes everything that a step makes at its first run, and changes nothing: what is allocated
-  /// while a graph is captured would be made anew, and zeroed, by each replay.
-  void warm(GradScaler& grad_scaler) {
-    for (int64_t i = 0; i < options.warmup(); ++i) {
-      forward_and_backward(inputs, grad_scaler);
-    }
+  /// Makes everything that a step makes for good at its first run, and changes nothing: what is
+  /// allocated while a graph is captured would be made anew, and zeroed, by each replay. Needs
+  /// gradients.
+  void make_states(GradScaler& grad_scaler) {
     auto& scaler = *grad_scaler.impl_;
     if (scaler.enabled) {
       const auto call = scaler.call();
@@ -204,8 +202,15 @@ struct GraphedStep::Impl {
       scaler.capturing = false;
     };
     try {
-      graph = scaler::capture_graph(
-          device(), [&] { warm(grad_scaler); }, [&] { captured_loss = run(inputs, grad_scaler); });
+      const auto warm = [&] {
+        for (int64_t i = 0; i < options.warmup(); ++i) {
+          forward_and_backward(inputs, grad_scaler);
+        }
+      };
+      graph = scaler::capture_graph(device(),
+                                    {.warm = warm,
+                                     .states = [&] { make_states(grad_scaler); },
+                                     .work = [&] { captured_loss = run(inputs, grad_scaler); }});
     } catch (...) {
       end();
       throw;

@@ -19,18 +19,22 @@ namespace fastamp::kernels {
 namespace {
 
 struct AdamOp {
+  using Element = AdamUpdate;
   static constexpr int kMoments = 3;
-  // 128 registers each; with 64 the kernel spills. 32 KiB in flight per processor.
-  static constexpr int kThreads = 512;
+  static constexpr int kUsualMoments = 2;  // the third is amsgrad's
+  static constexpr int kThreads = 768;     // 80 registers each, 48 KiB in flight per processor
 
   AdamConstants groups[cuda::kLaunchGroups];
 
-  __device__ AdamUpdate element(unsigned group, const float* steps) const {
-    return AdamUpdate::at(groups[group], *steps);
+  __device__ AdamUpdate element(unsigned group, float steps) const {
+    return AdamUpdate::at(groups[group], steps);
   }
+  template <int kUsed>
   static __device__ __forceinline__ void apply(const AdamUpdate& adam, float grad, float& weight,
                                                float* moments) {
-    adam.step<kDeviceOrder>(adam.modes, grad, weight, moments[0], moments[1], moments[2]);
+    AdamModes modes = adam.modes;
+    modes.amsgrad = modes.amsgrad && kUsed == kMoments;
+    adam.step<kDeviceOrder>(modes, grad, weight, moments[0], moments[1], moments[kUsed - 1]);
   }
 };
 

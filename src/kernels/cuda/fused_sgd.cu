@@ -17,14 +17,17 @@ namespace fastamp::kernels {
 namespace {
 
 struct SgdOp {
+  using Element = SgdUpdate;
   static constexpr int kMoments = 1;
+  static constexpr int kUsualMoments = 1;
   static constexpr int kThreads = 1024;  // 64 registers each
 
   SgdConstants groups[cuda::kLaunchGroups];
 
-  __device__ SgdUpdate element(unsigned group, const float* steps) const {
-    return SgdUpdate::at(groups[group], steps == nullptr ? 0.0F : *steps);
+  __device__ SgdUpdate element(unsigned group, float steps) const {
+    return SgdUpdate::at(groups[group], steps);
   }
+  template <int kUsed>
   static __device__ __forceinline__ void apply(const SgdUpdate& sgd, float grad, float& weight,
                                                float* moments) {
     if (sgd.has_momentum) {

@@ -5,19 +5,23 @@
 // kernels walk the table with ChunkCursor, and tests walk it the same way without a GPU.
 //
 // A call works on a list of entries; an entry is one tensor of each of kDepth parallel lists (the
-// gradient; or the parameter, gradient and moments). Entry i is cut into ceil(numel / kChunkNumel)
-// chunks, all C chunks are numbered consecutively and cut into R runs: run r is the chunks
-// [C * r / R, C * (r + 1) / R), and worker (warp) w of W takes the runs [R * w / W, R * (w + 1) /
-// W): one binary search per run, then only steps to the next entry. Where the order of a sum
+// gradient; or the parameter, gradient and moments). Entry i is cut into ceil(numel / chunk) chunks
+// of the op's size, all C chunks are numbered consecutively and cut into R runs: run r is the
+// chunks [C * r / R, C * (r + 1) / R), and worker (warp) w of W takes the runs [R * w / W, R * (w +
+// 1) / W): one binary search per run, then only steps to the next entry. Where the order of a sum
 // matters R is a function of C alone, so what is summed per run is the same for any launch shape;
 // elsewhere R is W. The entry's tag carries what differs per entry (its dtypes), so mixed dtypes
 // share the launch: there is one for any number of tensors.
+//
+// Balance: no worker has more than one chunk more than another, so while all wait for the last one
+// less than 1 / (C / W + 1) of the time is lost: 3 % from 33 chunks per worker on.
 //
 // The table travels in the kernel's arguments while it fits: up to 204 entries in 4 KiB and 1624 in
 // 32 KiB at depth 1. Longer ones are one buffer in device memory, refreshed by one async copy from
 // pinned memory. Not under stream capture: a captured copy would read the pinned buffer at every
 // replay, long after it went back to its pool. Kernel arguments are stored in the graph by value,
-// so a capture writes the buffer by kernels that carry it in their arguments, 32 KiB each.
+// so a capture writes the buffer by kernels that carry it in their arguments, 32 KiB each. Drivers
+// from before CUDA 12.1 take 4 KiB of arguments, ops included: there every table is in memory.
 //
 // Entries without elements may stand behind all others: no worker reaches them, but work that is
 // done once per entry (step counters) includes them.
@@ -31,9 +35,15 @@
 
 namespace fastamp::kernels::cuda {
 
-/// Elements per chunk: 16 (fp32) or 8 (fp16) 128-bit accesses per lane of a warp. Smaller chunks
-/// balance the warps better, larger ones save little since neighbouring chunks are merged.
-inline constexpr std::int64_t kChunkNumel = 2048;
+/// Elements per chunk of an op that names no other size: four per lane of a warp, the least that
+/// keeps lanes busy. Neighbouring chunks are merged, so larger ones would save nothing.
+inline constexpr std::int64_t kFineChunkNumel = 128;
+/// Elements per chunk where each run of chunks leaves a sum: 16 (fp32) or 8 (fp16) 128-bit accesses
+/// per lane.
+inline constexpr std::int64_t kSumChunkNumel = 2048;
+/// The most runs that leave a sum: 512 KiB, which the last block adds in some ten microseconds.
+/// More would balance the warps of long lists better.
+inline constexpr std::uint32_t kMaxSumRuns = 65536;
 
 inline constexpr int kWarpSize = 32;
 inline constexpr int kBlockThreads = 256;
@@ -42,6 +52,7 @@ inline constexpr int kBlockWarps = kBlockThreads / kWarpSize;
 /// Limit on the arguments of one launch (CUDA 12.1 and later, compute capability 7.0 and later),
 /// and the part of it left for an op's own arguments.
 inline constexpr std::size_t kMaxArgBytes = 32764;
+inline constexpr std::size_t kMaxArgBytesOfOldDrivers = 4096;
 inline constexpr std::size_t kOpArgBytes = 256;
 inline constexpr std::size_t kLargeTableBytes = kMaxArgBytes - kOpArgBytes;
 /// A second, small size: the driver copies all argument bytes at each launch, used or not.
@@ -56,8 +67,8 @@ struct TensorEntry {
 };
 
 /// Chunks of an entry; 0 only for an empty one.
-constexpr std::int64_t chunk_count(std::int64_t numel) {
-  return (numel + kChunkNumel - 1) / kChunkNumel;
+constexpr std::int64_t chunk_count(std::int64_t numel, std::int64_t chunk_numel) {
+  return (numel + chunk_numel - 1) / chunk_numel;
 }
 
 /// numel in the low 48 bits, tag in the high 16.
@@ -111,7 +122,7 @@ struct ChunkRange {
 };
 
 /// Walks the chunks [begin, end) of a table as element ranges, one per entry they touch.
-template <typename Table>
+template <std::int64_t kChunkNumel, typename Table>
 class ChunkCursor {
  public:
   FASTAMP_HOST_DEVICE ChunkCursor(const Table& table, std::uint32_t begin, std::uint32_t end)
@@ -170,19 +181,22 @@ struct LaunchPlan {
   std::size_t launches() const { return uploads + (blocks == 0 ? 0 : 1); }
 };
 
-/// Bytes that one upload carries: a multiple of 16.
+/// Bytes that one upload carries, a multiple of 16, and those that it does with an old driver.
 inline constexpr std::size_t kUploadBytes = kLargeTableBytes / 16 * 16;
+inline constexpr std::size_t kSmallUploadBytes = kMaxArgBytesOfOldDrivers - 64;
 
 /// Kernels that a captured upload of some bytes takes.
-constexpr std::size_t upload_count(std::size_t bytes) {
-  return (bytes + kUploadBytes - 1) / kUploadBytes;
+constexpr std::size_t upload_count(std::size_t bytes, bool large_arguments) {
+  const std::size_t carried = large_arguments ? kUploadBytes : kSmallUploadBytes;
+  return (bytes + carried - 1) / carried;
 }
 
 /// What a plan has to know about the device and the stream.
 struct DeviceShape {
-  int processors;            ///< Streaming multiprocessors.
-  int blocks_per_processor;  ///< Blocks of kBlockThreads that one of them holds at a time.
-  bool capturing;            ///< The stream is being captured into a graph.
+  int processors;               ///< Streaming multiprocessors.
+  int blocks_per_processor;     ///< Blocks of kBlockThreads that one of them holds at a time.
+  bool capturing;               ///< The stream is being captured into a graph.
+  bool large_arguments = true;  ///< The driver takes kMaxArgBytes.
 };
 
 /// How many entries fit the two argument tables, and the bytes that one takes in device memory.
@@ -202,14 +216,15 @@ constexpr std::size_t device_table_bytes(std::size_t count, std::size_t entry_by
 
 /// What an op asks of its launch.
 struct OpShape {
-  std::uint32_t max_runs;  ///< 0: a run for each worker.
-  bool finishes;           ///< Its last block has work even if there are no chunks.
+  std::int64_t chunk_numel;  ///< A power of two.
+  std::uint32_t max_runs;    ///< 0: a run for each worker.
+  bool finishes;             ///< Its last block has work even if there are no chunks.
 };
 
 static_assert(kTableCapacity<1>.small == 204 && kTableCapacity<1>.large == 1624);
 
 /// Plans the launch for entries of the given sizes, the empty ones last.
-/// @throws c10::ValueError  for 2^32 chunks (8.8e12 elements) or more.
+/// @throws c10::ValueError  for 2^32 chunks (5.5e11 elements in fine ones) or more.
 LaunchPlan plan_launch(const std::vector<std::int64_t>& numels, TableCapacity capacity,
                        const OpShape& op, const DeviceShape& device);
 

@@ -7,7 +7,7 @@
 
 #include <c10/util/ArrayRef.h>
 
-#include <cstring>
+#include <cstdint>
 
 namespace fastamp::kernels::cuda {
 
@@ -15,7 +15,7 @@ template <std::size_t kDepth>
 using Entries = c10::ArrayRef<TensorEntry<kDepth>>;
 
 /// The table of entries that fit it; what lies behind the last entry stays unset and unread.
-template <std::size_t kDepth, std::size_t kBytes>
+template <std::int64_t kChunkNumel, std::size_t kDepth, std::size_t kBytes>
 void fill_table(ArgTable<kDepth, kBytes>& table, Entries<kDepth> entries) {
   static_assert(sizeof(table) <= kBytes);
   std::uint32_t chunk = 0;
@@ -25,7 +25,7 @@ void fill_table(ArgTable<kDepth, kBytes>& table, Entries<kDepth> entries) {
     }
     table.packed[i] = pack(entries[i].numel, entries[i].tag);
     table.first_chunk[i] = chunk;
-    chunk += static_cast<std::uint32_t>(chunk_count(entries[i].numel));
+    chunk += static_cast<std::uint32_t>(chunk_count(entries[i].numel, kChunkNumel));
   }
   table.first_chunk[entries.size()] = chunk;
   table.count = static_cast<std::int32_t>(entries.size());
@@ -41,7 +41,7 @@ DeviceTable<kDepth> view_device_table(const void* base, std::size_t count) {
 }
 
 /// Writes a device table's bytes to `base`, host memory of device_table_bytes(), 8-byte aligned.
-template <std::size_t kDepth>
+template <std::int64_t kChunkNumel, std::size_t kDepth>
 void fill_device_table(void* base, Entries<kDepth> entries) {
   const std::size_t count = entries.size();
   auto* words = static_cast<std::uint64_t*>(base);
@@ -53,7 +53,7 @@ void fill_device_table(void* base, Entries<kDepth> entries) {
     }
     words[kDepth * count + i] = pack(entries[i].numel, entries[i].tag);
     first_chunk[i] = chunk;
-    chunk += static_cast<std::uint32_t>(chunk_count(entries[i].numel));
+    chunk += static_cast<std::uint32_t>(chunk_count(entries[i].numel, kChunkNumel));
   }
   first_chunk[count] = chunk;
 }

@@ -13,6 +13,8 @@
 // and, where it needs them,
 //   static constexpr int kThreads;                     threads per processor that the registers
 //                                                      must suffice for, instead of all it can hold
+//   static constexpr std::int64_t kChunkNumel;         elements per chunk, a power of two, instead
+//                                                      of kFineChunkNumel
 //   static constexpr std::uint32_t kMaxRuns;           cuts the chunks into that many runs at most,
 //   __device__ void end_run(Thread&, std::uint32_t run, int lane) const;
 //                                                      and is called at the end of each
@@ -33,6 +35,7 @@
 
 #include <cuda_runtime.h>
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -65,11 +68,21 @@ template <typename Op>
 inline constexpr bool kFinishes = requires(Op op) { op.arrivals; };
 
 template <typename Op>
-constexpr OpShape op_shape() {
-  if constexpr (kHasRuns<Op>) {
-    return {Op::kMaxRuns, kFinishes<Op>};
+constexpr std::int64_t chunk_numel() {
+  if constexpr (requires { Op::kChunkNumel; }) {
+    return Op::kChunkNumel;
   } else {
-    return {0, kFinishes<Op>};
+    return kFineChunkNumel;
+  }
+}
+
+template <typename Op>
+constexpr OpShape op_shape() {
+  static_assert(std::has_single_bit(static_cast<std::uint64_t>(chunk_numel<Op>())));
+  if constexpr (kHasRuns<Op>) {
+    return {chunk_numel<Op>(), Op::kMaxRuns, kFinishes<Op>};
+  } else {
+    return {chunk_numel<Op>(), 0, kFinishes<Op>};
   }
 }
 
@@ -81,7 +94,7 @@ template <typename Table, typename Op, typename Thread>
 __device__ __forceinline__ void apply_to_chunks(const Op& op, Thread& thread, const Table& table,
                                                 std::uint32_t first, std::uint32_t last, int lane) {
   if (first < last) {
-    ChunkCursor<Table> cursor(table, first, last);
+    ChunkCursor<chunk_numel<Op>(), Table> cursor(table, first, last);
     ChunkRange range;
     while (cursor.next(range)) {
       op.range(thread, table, range, lane);
@@ -123,7 +136,7 @@ DeviceShape current_device_shape() {
   const auto status = c10::cuda::currentStreamCaptureStatusMayInitCtx();
   const int threads = resident_threads<Op>(properties->maxThreadsPerMultiProcessor);
   return {properties->multiProcessorCount, threads / kBlockThreads,
-          status != c10::cuda::CaptureStatus::None};
+          status != c10::cuda::CaptureStatus::None, takes_large_arguments()};
 }
 
 /// Bytes that the large argument table may have beside the op's own.
@@ -144,7 +157,7 @@ void launch_with_args(Entries<kDepth> entries, const LaunchPlan& plan, const Op&
   static_assert(sizeof(Table) + 2 * sizeof(std::uint32_t) + sizeof(Op) + alignof(Op) <=
                 kMaxArgBytes);
   Table table;
-  fill_table(table, entries);
+  fill_table<chunk_numel<Op>()>(table, entries);
   launch(multi_tensor_kernel<Table, Op>, plan.blocks, kBlockThreads, stream, table, plan.chunks,
          plan.runs, op);
 }
@@ -152,9 +165,12 @@ void launch_with_args(Entries<kDepth> entries, const LaunchPlan& plan, const Op&
 template <std::size_t kDepth, typename Op>
 void launch_with_device_table(Entries<kDepth> entries, const LaunchPlan& plan, const Op& op,
                               c10::cuda::CUDAStream stream) {
+  static_assert(sizeof(DeviceTable<kDepth>) + 2 * sizeof(std::uint32_t) + sizeof(Op) +
+                    alignof(Op) <=
+                kMaxArgBytesOfOldDrivers);
   const auto bytes = device_table_bytes(entries.size(), kEntryBytes<kDepth>);
   const auto resident =
-      upload(bytes, [&](void* to) { fill_device_table<kDepth>(to, entries); }, stream);
+      upload(bytes, [&](void* to) { fill_device_table<chunk_numel<Op>()>(to, entries); }, stream);
   const auto table = view_device_table<kDepth>(resident.get(), entries.size());
   launch(multi_tensor_kernel<DeviceTable<kDepth>, Op>, plan.blocks, kBlockThreads, stream, table,
          plan.chunks, plan.runs, op);

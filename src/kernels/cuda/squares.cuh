@@ -6,13 +6,15 @@
 // Layout: each dense gradient is a flat array whatever the order of its dimensions; a strided one
 // goes through a contiguous copy. Mapping: a warp per run of chunks (launch_plan.h); lane l of it
 // takes the vectors l, l + 32, ... of a chunk, 128 bits each, two in flight. Where the address is
-// not on 16 bytes the same lane takes the same elements one by one, and the runs are a function of
-// the number of chunks, so the order of the sums is a function of the sizes alone. Each run leaves
-// one fp64 in scratch memory; the last block (last_block.cuh) adds them in a fixed order and writes
-// the norm: one launch for everything. Chunks with inf or NaN, which are rare, raise found_inf by a
-// relaxed store and, where counts are asked for, add theirs to integers that rest at zero
-// (zeroed_workspace.h); if there were any, the last block moves them to where they were asked for.
-// Traffic per element: one read, and one write if it unscales; at most 128 KiB of scratch, written
+// not on 16 bytes the same lane loads the same elements one at a time, all of a vector before the
+// first is used (the loads of a vector share their lines, which are fetched once); and the runs are
+// a function of the number of chunks. So the order of the sums is a function of the sizes alone.
+// Each run leaves one fp64 in scratch memory; the last block (last_block.cuh) adds them in a fixed
+// order and writes the norm: one launch for everything. Chunks with inf or NaN, which are rare,
+// raise found_inf by a relaxed store and, where counts are asked for, add theirs to integers that
+// rest at zero (zeroed_workspace.h); if there were any, the last block moves them to where they
+// were asked for.
+// Traffic per element: one read, and one write if it unscales; at most 512 KiB of scratch, written
 // and read. Numerics: kernels/functors/norm.h. fp64 throughput is ample on data-centre parts (on
 // 8.6 and 8.9 two fp64 operations per element bound 16-bit gradients to about 0.3e12 elements per
 // second).
@@ -32,7 +34,7 @@
 
 namespace fastamp::kernels::cuda {
 
-static_assert(kNormChunkNumel == kChunkNumel);
+static_assert(kNormChunkNumel == kSumChunkNumel);
 
 inline constexpr unsigned kAllLanes = 0xffffffffU;
 
@@ -78,7 +80,8 @@ struct LaneSums {
 /// Lists of an entry: gradient, its row of counts or null.
 template <bool kWrites>
 struct SquaresOp {
-  static constexpr std::uint32_t kMaxRuns = 16384;
+  static constexpr std::int64_t kChunkNumel = kSumChunkNumel;
+  static constexpr std::uint32_t kMaxRuns = kMaxSumRuns;
   /// Reading takes 42 registers, and with 32 spills; 48 KiB in flight per processor.
   static constexpr int kThreads = kWrites ? 1024 : 1536;
 
@@ -117,7 +120,7 @@ struct SquaresOp {
   __device__ void finish(const Table& /*table*/) const {
     __shared__ double sums[kBlockThreads];
     double sum = 0.0;
-#pragma unroll 4
+#pragma unroll 8
     for (std::uint32_t i = threadIdx.x; i < runs; i += kBlockThreads) {
       sum += __ldcg(partial + i);
     }
@@ -205,10 +208,7 @@ struct SquaresOp {
     } else {
 #pragma unroll 1
       for (int i = lane; i < vector_count; i += kWarpSize) {
-#pragma unroll 1
-        for (int k = 0; k < kVec; ++k) {
-          single(sums, data + i * kVec + k, factor);
-        }
+        apart(sums, data + i * kVec, factor);
       }
     }
     const int tail = vector_count * kVec + lane;
@@ -234,6 +234,21 @@ struct SquaresOp {
 #pragma unroll
     for (int k = 0; k < GradVec<scalar_t>::kSize; ++k) {
       visit(sums, vec.lanes[k], factor);
+    }
+  }
+
+  /// A vector that no single access may move.
+  template <typename scalar_t>
+  static __device__ __forceinline__ void apart(LaneSums& sums, scalar_t* at, float factor) {
+    GradVec<scalar_t> vec;
+#pragma unroll
+    for (int k = 0; k < GradVec<scalar_t>::kSize; ++k) {
+      vec.lanes[k] = at[k];
+    }
+    vector(sums, vec, factor);
+#pragma unroll
+    for (int k = 0; k < GradVec<scalar_t>::kSize; ++k) {
+      store(at + k, vec.lanes[k], factor);
     }
   }
 

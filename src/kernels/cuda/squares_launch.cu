@@ -26,7 +26,7 @@ void launch_squares(const DenseGrads& list, const SquaresRequest& request) {
     entries.push_back({{grad.data, counted ? zeros->row(grad.index) : nullptr},
                        grad.numel,
                        static_cast<std::uint8_t>(grad.dtype)});
-    chunks += chunk_count(grad.numel);
+    chunks += chunk_count(grad.numel, SquaresOp<kWrites>::kChunkNumel);
   }
   using Op = SquaresOp<kWrites>;
   const auto runs = static_cast<std::uint32_t>(std::min<std::int64_t>(chunks, Op::kMaxRuns));

@@ -9,6 +9,9 @@
 
 namespace fastamp::kernels::cuda {
 
+/// Whether the driver takes kernel arguments of kMaxArgBytes.
+bool takes_large_arguments();
+
 /// Brings small host data to device memory on `stream`, the current one, without waiting for it.
 ///
 /// `fill` writes the bytes to the address it is given (8-byte aligned, on the host). They go by one

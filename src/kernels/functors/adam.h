@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kernels/functors/divide.h"
 #include "kernels/functors/fused.h"
 #include "kernels/functors/host_device.h"
 #include "kernels/functors/learning_rate.h"
@@ -29,20 +30,22 @@ enum class AdamOrder : unsigned char {
   kCuda,  ///< a * (g * g) and s * (m / d), each with its sum in one rounding
 };
 
-/// The order of a CUDA kernel. Executed on a CPU it has the CPU's, to be compared with.
+/// The order of a CUDA kernel. Executed on a CPU it has the CPU's, to be compared with; a test asks
+/// for the other one. Not inline: sources may differ in it.
 #ifdef FASTAMP_ADAM_ORDER
-inline constexpr AdamOrder kDeviceOrder = AdamOrder::FASTAMP_ADAM_ORDER;
+constexpr AdamOrder kDeviceOrder = AdamOrder::FASTAMP_ADAM_ORDER;
 #elif defined(__CUDACC__)
-inline constexpr AdamOrder kDeviceOrder = AdamOrder::kCuda;
+constexpr AdamOrder kDeviceOrder = AdamOrder::kCuda;
 #else
-inline constexpr AdamOrder kDeviceOrder = AdamOrder::kCpu;
+constexpr AdamOrder kDeviceOrder = AdamOrder::kCpu;
 #endif
 
 /// Which of its branches a step takes; known to the compiler where a loop is to be vectorised.
 struct AdamModes {
-  bool amsgrad;
-  bool couples;  ///< Weight decay goes through the gradient.
-  bool near;     ///< The first moment is nearer to its old value than to the gradient.
+  // Bits: one register of a GPU.
+  bool amsgrad : 1;
+  bool couples : 1;  ///< Weight decay goes through the gradient.
+  bool near : 1;     ///< The first moment is nearer to its old value than to the gradient.
 };
 
 /// One element of a step: fastamp/ops/fused_steps.h, fused_adamw_. Constants are taken in fp64 and
@@ -58,6 +61,7 @@ struct AdamUpdate {
   float decay_factor;  ///< AdamW: 1 - lr * weight_decay, else 1.
   float minus_step_size;
   float correction2_sqrt;
+  float correction2_reciprocal;  ///< Of correction2_sqrt.
   AdamModes modes;
 
   /// `steps`: how many the moments have seen before this one.
@@ -70,6 +74,7 @@ struct AdamUpdate {
     const auto weight_decay = static_cast<float>(group.weight_decay);
     const bool near = lerp_weight < 0.5F;
     const bool decays = weight_decay != 0.0F;
+    const auto root2 = static_cast<float>(std::sqrt(correction2));
     return {group.maximize ? -1.0F : 1.0F,
             near ? lerp_weight : lerp_weight - 1.0F,
             static_cast<float>(group.beta2),
@@ -78,7 +83,8 @@ struct AdamUpdate {
             weight_decay,
             decays && group.decoupled ? static_cast<float>(1.0 - lr * group.weight_decay) : 1.0F,
             static_cast<float>(-(lr / correction1)),
-            static_cast<float>(std::sqrt(correction2)),
+            root2,
+            1.0F / root2,
             {group.amsgrad, decays && !group.decoupled, near}};
   }
 
@@ -101,7 +107,12 @@ struct AdamUpdate {
       greatest = greatest != greatest ? greatest : larger;
       scale = greatest;
     }
-    const float denominator = std::sqrt(scale) / correction2_sqrt + eps;
+    const float root = std::sqrt(scale);
+    // The same bits: each device has what is faster there.
+    const float corrected = kOrder == AdamOrder::kCuda
+                                ? divide(root, correction2_sqrt, correction2_reciprocal)
+                                : root / correction2_sqrt;
+    const float denominator = corrected + eps;
     weight = kOrder == AdamOrder::kCuda ? fused(minus_step_size, first / denominator, weight)
                                         : weight + minus_step_size * first / denominator;
   }

@@ -23,10 +23,11 @@ struct SgdUpdate {
   float momentum;
   float grad_weight;
   float weight_decay;
-  bool has_momentum;
-  bool first;  ///< The buffer is not in use yet, and may hold anything.
-  bool nesterov;
-  bool maximize;
+  // Bits: one register of a GPU.
+  bool has_momentum : 1;
+  bool first : 1;  ///< The buffer is not in use yet, and may hold anything.
+  bool nesterov : 1;
+  bool maximize : 1;
 
   /// `steps`: how many the momentum buffer has seen.
   static FASTAMP_HOST_DEVICE SgdUpdate at(const SgdConstants& group, float steps) {

@@ -88,6 +88,17 @@ at::Tensor Values::positive(std::int64_t numel, at::ScalarType dtype, std::size_
   return t;
 }
 
+float element_of(const at::Tensor& t, std::int64_t index) {
+  switch (t.scalar_type()) {
+    case at::kFloat:
+      return t.const_data_ptr<float>()[index];
+    case at::kHalf:
+      return t.const_data_ptr<c10::Half>()[index];
+    default:
+      return t.const_data_ptr<c10::BFloat16>()[index];
+  }
+}
+
 void set_element(const at::Tensor& t, std::int64_t index, float value) {
   switch (t.scalar_type()) {
     case at::kFloat:

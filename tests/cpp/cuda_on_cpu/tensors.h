@@ -30,6 +30,7 @@ class Values {
   std::mt19937 random_;
 };
 
+float element_of(const at::Tensor& t, std::int64_t index);
 void set_element(const at::Tensor& t, std::int64_t index, float value);
 at::Tensor scalar(float value);
 float value_of(const at::Tensor& t);

@@ -1,59 +1,68 @@
 // SPDX-License-Identifier: Apache-2.0
-// Emulated: fastamp::fused_adamw_ leaves the CPU kernel's bits in all that it writes.
+// Emulated: fastamp::fused_adamw_ leaves the CPU kernel's bits in all that it writes, and with the
+// order of products that it has on a GPU, those of torch's kernels there.
 
+#include "cuda_on_cpu/adamw_reference.h"
 #include "cuda_on_cpu/step_case.h"
 #include "support/catch.h"
 
 using namespace fastamp::test;
 namespace kernels = fastamp::kernels;
 
+namespace fastamp::kernels {
+void fused_adamw_cuda_in_torch_order(const FusedAdamwArgs& args, StepEntries entries);
+}
+
 namespace {
 
-void run_adamw(const StepLists& lists, const std::vector<kernels::StepEntry>& entries,
-               const StepCase& c, bool emulated) {
-  std::vector<double> lr, decay;
-  const std::vector<double> beta1(c.groups, 0.9), beta2(c.groups, 0.99), eps(c.groups, 1e-8);
-  c10::List<bool> decoupled, amsgrad, maximize;
-  for (std::size_t g = 0; g < c.groups; ++g) {
-    lr.push_back(0.01 * static_cast<double>(g + 1));
-    decay.push_back(g % 2 == 0 ? 0.01 : 0.0);
-    decoupled.push_back(g % 4 < 2);
-    amsgrad.push_back(c.amsgrad && g % 2 == 0);
-    maximize.push_back(g % 5 == 3);
+using Kernel = void (*)(const kernels::FusedAdamwArgs&, kernels::StepEntries);
+
+c10::List<bool> list_of(const std::vector<bool>& values) {
+  c10::List<bool> list;
+  for (const bool value : values) {
+    list.push_back(value);
   }
+  return list;
+}
+
+void run_adamw(const StepLists& lists, const std::vector<kernels::StepEntry>& entries,
+               const StepCase& c, Kernel kernel) {
+  const AdamwGroups groups(c);
+  const auto decoupled = list_of(groups.decoupled);
+  const auto amsgrad = list_of(groups.amsgrad);
+  const auto maximize = list_of(groups.maximize);
   const StepGateArgs gate(c);
-  const kernels::FusedAdamwArgs args{lists.params,
-                                     lists.grads,
-                                     lists.first,
-                                     lists.second,
-                                     lists.greatest,
-                                     lists.steps,
-                                     lists.masters,
-                                     lists.group_sizes,
-                                     lr,
-                                     beta1,
-                                     beta2,
-                                     eps,
-                                     decay,
-                                     decoupled,
-                                     amsgrad,
-                                     maximize,
-                                     {},
-                                     lists.copies,
-                                     lists.copy_of,
-                                     gate.inv_scale,
-                                     gate.clip_coef,
-                                     gate.found_inf,
-                                     gate.clip_value,
-                                     c.writes};
-  const kernels::StepEntries all(entries);
-  emulated ? kernels::fused_adamw_cuda(args, all) : kernels::fused_adamw_cpu(args, all);
+  kernel({lists.params,
+          lists.grads,
+          lists.first,
+          lists.second,
+          lists.greatest,
+          lists.steps,
+          lists.masters,
+          lists.group_sizes,
+          groups.lr,
+          groups.beta1,
+          groups.beta2,
+          groups.eps,
+          groups.decay,
+          decoupled,
+          amsgrad,
+          maximize,
+          {},
+          lists.copies,
+          lists.copy_of,
+          gate.inv_scale,
+          gate.clip_coef,
+          gate.found_inf,
+          gate.clip_value,
+          c.writes},
+         entries);
 }
 
 void run_both(const StepLists& ours, const StepCase& c) {
   const auto theirs = ours.copy();
-  run_adamw(ours, ours.entries(true, c), c, true);
-  run_adamw(theirs, theirs.entries(true, c), c, false);
+  run_adamw(ours, ours.entries(true, c), c, kernels::fused_adamw_cuda);
+  run_adamw(theirs, theirs.entries(true, c), c, kernels::fused_adamw_cpu);
   CHECK(ours.same_as(theirs));
 }
 
@@ -65,6 +74,24 @@ TEST_CASE("emulated AdamW: every mixture of dtypes, sizes, masters and copies", 
       run_both(make_step_lists(c, true), c);
     }
   });
+}
+
+TEST_CASE("emulated AdamW: as nvcc compiles it, the bits of torch's kernels on CUDA",
+          "[fused_adamw]") {
+  emulator::device() = {1, 512};
+  emulator::set_order(emulator::Order::kForward);
+  bool differ = false;
+  for (const auto& c : StepCase::all()) {
+    const auto ours = make_step_lists(c, true);
+    const auto theirs = ours.copy();
+    const auto others = ours.copy();
+    run_adamw(ours, ours.entries(true, c), c, kernels::fused_adamw_cuda_in_torch_order);
+    step_as_torch_on_cuda(theirs, c);
+    CHECK(ours.same_as(theirs));
+    run_adamw(others, others.entries(true, c), c, kernels::fused_adamw_cpu);
+    differ = differ || !ours.same_as(others);
+  }
+  CHECK(differ);  // else the order of products is not what is tested
 }
 
 TEST_CASE("emulated AdamW: arrays of other layouts are copied and copied back", "[fused_adamw]") {
@@ -91,12 +118,18 @@ TEST_CASE("emulated AdamW: arrays of other layouts are copied and copied back", 
                      &of.steps[0], &of.first[0],  &of.second[0]};
     return std::vector<kernels::StepEntry>{entry};
   };
-  run_adamw(ours, entries(ours), c, true);
-  run_adamw(theirs, entries(theirs), c, false);
+  run_adamw(ours, entries(ours), c, kernels::fused_adamw_cuda);
+  run_adamw(theirs, entries(theirs), c, kernels::fused_adamw_cpu);
   for (const auto list : {&StepLists::params, &StepLists::grads, &StepLists::first,
                           &StepLists::second, &StepLists::steps}) {
     CHECK(same_bits((ours.*list)[0].contiguous(), (theirs.*list)[0].contiguous()));
   }
+}
+
+TEST_CASE("emulated AdamW: a driver that takes 4 KiB of arguments", "[fused_adamw]") {
+  emulator::device() = {1, 256, 12000};
+  const StepCase c{.groups = 3, .writes = true, .scales = true};
+  run_both(make_step_lists(c, true), c);
 }
 
 TEST_CASE("emulated AdamW: a skipped step changes nothing but the gradients", "[fused_adamw]") {
@@ -104,7 +137,7 @@ TEST_CASE("emulated AdamW: a skipped step changes nothing but the gradients", "[
     const StepCase c{.groups = 2, .amsgrad = true, .skips = true, .writes = true, .scales = true};
     const auto lists = make_step_lists(c, true);
     const auto before = lists.copy();
-    run_adamw(lists, lists.entries(true, c), c, true);
+    run_adamw(lists, lists.entries(true, c), c, kernels::fused_adamw_cuda);
     CHECK(same_bits(lists.params, before.params));
     CHECK(same_bits(lists.first, before.first));
     CHECK(same_bits(lists.steps, before.steps));
@@ -126,8 +159,8 @@ TEST_CASE("emulated AdamW: a counter of several parameters counts each of them",
     };
     share(ours);
     share(theirs);
-    run_adamw(ours, ours.entries(true, c), c, true);
-    run_adamw(theirs, theirs.entries(true, c), c, false);
+    run_adamw(ours, ours.entries(true, c), c, kernels::fused_adamw_cuda);
+    run_adamw(theirs, theirs.entries(true, c), c, kernels::fused_adamw_cpu);
     CHECK(ours.same_as(theirs));
     CHECK(value_of(ours.steps.front()) == static_cast<float>(ours.params.size()));
   });

@@ -30,7 +30,10 @@ struct Notes {
   Note notes[4096] = {};
 };
 
+template <std::int64_t kNumel>
 struct NoteOp {
+  static constexpr std::int64_t kChunkNumel = kNumel;
+
   Notes* notes;
   unsigned* arrivals;
   struct Thread {};
@@ -62,10 +65,11 @@ std::vector<TensorEntry<1>> entries_of(const std::vector<std::int64_t>& numels) 
 }
 
 /// Every element of every entry is in one range, and the op's parts were called as promised.
-void check_covers(const std::vector<std::int64_t>& numels) {
+template <std::int64_t kNumel>
+void check_covers_with(const std::vector<std::int64_t>& numels) {
   Notes notes;
   unsigned arrivals = 0;
-  multi_tensor_apply(entries_of(numels), NoteOp{&notes, &arrivals});
+  multi_tensor_apply(entries_of(numels), NoteOp<kNumel>{&notes, &arrivals});
   REQUIRE(arrivals == 0);
   REQUIRE(notes.finished == kBlockThreads);
   std::vector<Note> all(notes.notes, notes.notes + notes.count);
@@ -77,11 +81,16 @@ void check_covers(const std::vector<std::int64_t>& numels) {
     const auto i = static_cast<std::size_t>(note.entry);
     REQUIRE(note.begin == covered.at(i));
     REQUIRE(note.end > note.begin);
-    REQUIRE(note.begin % kChunkNumel == 0);
+    REQUIRE(note.begin % kNumel == 0);
     REQUIRE(note.tag == static_cast<std::uint16_t>(i * 7));
     covered[i] = note.end;
   }
   REQUIRE(covered == numels);
+}
+
+void check_covers(const std::vector<std::int64_t>& numels) {
+  check_covers_with<kFineChunkNumel>(numels);
+  check_covers_with<kSumChunkNumel>(numels);
 }
 
 }  // namespace
@@ -105,5 +114,6 @@ TEST_CASE("emulated launch: tensors beyond 2^31 and 2^32 elements", "[multi_tens
   constexpr auto kBig = std::int64_t{1} << 31;
   check_covers({kBig - 1, kBig, kBig + 1});
   check_covers({1, 4 * kBig + 2047, 3});
-  check_covers({(std::int64_t{1} << 42) + 5});
+  check_covers({(std::int64_t{1} << 38) + 5});
+  check_covers_with<kSumChunkNumel>({(std::int64_t{1} << 42) + 5});
 }

@@ -114,6 +114,32 @@ TEST_CASE("emulated tables: kernels write the table under capture, 32 KiB each",
   CHECK(emulator::statistics().most_argument_bytes <= 32764);
 }
 
+TEST_CASE("emulated tables: a driver that takes 4 KiB of arguments", "[tables]") {
+  emulator::device() = {1, 256, 12000};
+  LateStream stream(1);
+  const emulator::UseStream use(stream);
+  const Lists lists(brief() ? 10 : 300);
+  const NormOutputs outputs(lists.grads.size());
+  emulator::Graph graph;
+  lists.unscale();
+  stream.synchronize();
+  lists.check_unscaled_once_more();
+  const auto before = emulator::statistics().launches;
+  {
+    const emulator::Capture capture(stream, graph);
+    lists.unscale();
+    lists.norm(outputs);
+  }
+  if (!brief()) {
+    // 6004 and 8404 bytes of tables in parcels of 4032, and the two ops.
+    CHECK(emulator::statistics().launches - before == 2 + 3 + 2);
+  }
+  stream.replay(graph);
+  stream.synchronize();
+  lists.check_unscaled_once_more();
+  CHECK(outputs.sum_value() == Approx(exact_sum(lists.grads, 0.5F)).epsilon(1e-13));
+}
+
 TEST_CASE("emulated tables: another thread's capture does not hinder an upload", "[tables]") {
   emulator::device() = {1, 512};
   emulator::Stream captured(1);

@@ -30,13 +30,13 @@ std::vector<TensorEntry<1>> entries_of(const std::vector<std::int64_t>& numels) 
   return entries;
 }
 
-constexpr OpShape kPlain{0, false};
-constexpr OpShape kSums{16384, true};
-constexpr OpShape kCounts{0, true};
+constexpr OpShape kPlain{kFineChunkNumel, 0, false};
+constexpr OpShape kSums{kSumChunkNumel, kMaxSumRuns, true};
+constexpr OpShape kCounts{kFineChunkNumel, 0, true};
 
 /// Walks a table as the kernel does, all workers in turn, and checks order, bounds and contents.
 /// Returns the ranges of each run.
-template <typename Table>
+template <std::int64_t kChunkNumel, typename Table>
 std::vector<std::vector<ChunkRange>> check_covers(const Table& table,
                                                   const std::vector<TensorEntry<1>>& entries,
                                                   const LaunchPlan& plan) {
@@ -53,7 +53,7 @@ std::vector<std::vector<ChunkRange>> check_covers(const Table& table,
       if (first == last) {
         continue;
       }
-      ChunkCursor<Table> cursor(table, first, last);
+      ChunkCursor<kChunkNumel, Table> cursor(table, first, last);
       ChunkRange range{};
       while (cursor.next(range)) {
         const auto i = static_cast<std::size_t>(range.entry);
@@ -76,9 +76,9 @@ std::vector<std::vector<ChunkRange>> check_covers(const Table& table,
   return runs;
 }
 
-std::vector<std::vector<ChunkRange>> check_plan(const std::vector<std::int64_t>& numels,
-                                                const DeviceShape& device,
-                                                const OpShape& op = kPlain) {
+template <std::int64_t kChunkNumel>
+std::vector<std::vector<ChunkRange>> check_plan_of(const std::vector<std::int64_t>& numels,
+                                                   const DeviceShape& device, const OpShape& op) {
   const auto all = entries_of(numels);
   const auto plan = plan_launch(numels, kTableCapacity<1>, op, device);
   REQUIRE(plan.blocks >= 1);
@@ -86,20 +86,27 @@ std::vector<std::vector<ChunkRange>> check_plan(const std::vector<std::int64_t>&
   REQUIRE(plan.launches() == 1 + plan.uploads);
   if (plan.home == TableHome::kDevice) {
     const auto bytes = device_table_bytes(all.size(), kEntryBytes<1>);
-    REQUIRE(plan.uploads == (device.capturing ? upload_count(bytes) : 0));
+    REQUIRE(plan.uploads == (device.capturing ? upload_count(bytes, device.large_arguments) : 0));
     std::vector<std::uint64_t> buffer((bytes + 7) / 8);
-    fill_device_table<1>(buffer.data(), all);
-    return check_covers(view_device_table<1>(buffer.data(), all.size()), all, plan);
+    fill_device_table<kChunkNumel, 1>(buffer.data(), all);
+    return check_covers<kChunkNumel>(view_device_table<1>(buffer.data(), all.size()), all, plan);
   }
   REQUIRE(plan.uploads == 0);
   if (plan.home == TableHome::kLargeArgs) {
     const auto table = std::make_unique<ArgTable<1, kLargeTableBytes>>();
-    fill_table<1, kLargeTableBytes>(*table, all);
-    return check_covers(*table, all, plan);
+    fill_table<kChunkNumel, 1, kLargeTableBytes>(*table, all);
+    return check_covers<kChunkNumel>(*table, all, plan);
   }
   ArgTable<1, kSmallTableBytes> table;
-  fill_table<1, kSmallTableBytes>(table, all);
-  return check_covers(table, all, plan);
+  fill_table<kChunkNumel, 1, kSmallTableBytes>(table, all);
+  return check_covers<kChunkNumel>(table, all, plan);
+}
+
+std::vector<std::vector<ChunkRange>> check_plan(const std::vector<std::int64_t>& numels,
+                                                const DeviceShape& device,
+                                                const OpShape& op = kPlain) {
+  return op.chunk_numel == kSumChunkNumel ? check_plan_of<kSumChunkNumel>(numels, device, op)
+                                          : check_plan_of<kFineChunkNumel>(numels, device, op);
 }
 
 }  // namespace
@@ -145,6 +152,9 @@ TEST_CASE("plan: under capture kernels bring the table that arguments cannot hol
   const std::vector<std::int64_t> numels(10000, 16);
   CHECK(plan_launch(numels, kTableCapacity<1>, kPlain, kCapturing).uploads ==
         (bytes(10000) + kUploadBytes - 1) / kUploadBytes);
+  const DeviceShape old{132, 8, true, false};
+  CHECK(plan_launch(numels, kTableCapacity<1>, kPlain, old).uploads ==
+        (bytes(10000) + kSmallUploadBytes - 1) / kSmallUploadBytes);
   CHECK(plan_launch(numels, kTableCapacity<1>, kPlain, kH200).uploads == 0);
   const std::vector<std::int64_t> fitting(large, 16);
   CHECK(plan_launch(fitting, kTableCapacity<1>, kPlain, kCapturing).launches() == 1);
@@ -165,9 +175,9 @@ TEST_CASE("plan: what a run holds depends on the sizes alone", "[kernels]") {
   };
   std::vector<std::int64_t> numels;
   for (std::int64_t i = 0; i < 5000; ++i) {
-    numels.push_back(1 + (i * 7919) % (5 * kChunkNumel));
+    numels.push_back(1 + (i * 7919) % (5 * kSumChunkNumel));
   }
-  numels.push_back(20000 * kChunkNumel);  // more chunks than runs
+  numels.push_back(2 * kMaxSumRuns * kSumChunkNumel);  // more chunks than runs
   const auto expected = flat(check_plan(numels, kH200, kSums));
   for (const DeviceShape device : {DeviceShape{1, 1, false}, DeviceShape{16, 6, true},
                                    DeviceShape{200, 8, false}, DeviceShape{7, 5, true}}) {
@@ -193,24 +203,42 @@ TEST_CASE("plan: a tensor beyond 2^31 elements", "[kernels]") {
 }
 
 TEST_CASE("plan: more chunks than 32 bits is refused", "[kernels]") {
-  const auto numel = (std::int64_t{1} << 32) * kChunkNumel;
-  CHECK_THROWS_AS(plan_launch({numel}, kTableCapacity<1>, kPlain, kH200), c10::ValueError);
+  for (const auto& op : {kPlain, kSums}) {
+    const auto numel = (std::int64_t{1} << 32) * op.chunk_numel;
+    CHECK_THROWS_AS(plan_launch({numel}, kTableCapacity<1>, op, kH200), c10::ValueError);
+  }
 }
 
 TEST_CASE("plan: sizes around the chunk", "[kernels]") {
-  for (const auto numel : {std::int64_t{1}, kChunkNumel - 1, kChunkNumel, kChunkNumel + 1,
-                           3 * kChunkNumel - 1, 3 * kChunkNumel}) {
-    CAPTURE(numel);
-    check_plan({numel}, kH200);
-    check_plan({numel, 1, numel}, kH200);
+  for (const auto& op : {kPlain, kSums}) {
+    const auto chunk = op.chunk_numel;
+    for (const auto numel :
+         {std::int64_t{1}, chunk - 1, chunk, chunk + 1, 3 * chunk - 1, 3 * chunk}) {
+      CAPTURE(numel);
+      check_plan({numel}, kH200, op);
+      check_plan({numel, 1, numel}, kH200, op);
+    }
   }
 }
 
 TEST_CASE("plan: few chunks are spread one to a block", "[kernels]") {
-  const auto plan = plan_launch({100 * kChunkNumel}, kTableCapacity<1>, kPlain, kH200);
-  CHECK(plan.blocks == 100);
-  const auto full = plan_launch({100000 * kChunkNumel}, kTableCapacity<1>, kPlain, kH200);
-  CHECK(full.blocks == 132 * 8);
+  for (const auto& op : {kPlain, kSums}) {
+    const auto few = plan_launch({100 * op.chunk_numel}, kTableCapacity<1>, op, kH200);
+    CHECK(few.blocks == 100);
+    const auto full = plan_launch({100000 * op.chunk_numel}, kTableCapacity<1>, op, kH200);
+    CHECK(full.blocks == 132 * 8);
+  }
+}
+
+TEST_CASE("plan: an old driver gets every table in memory", "[kernels]") {
+  for (const bool capturing : {false, true}) {
+    const DeviceShape old{132, 8, capturing, false};
+    for (const std::size_t count : {std::size_t{1}, std::size_t{1000}}) {
+      const std::vector<std::int64_t> numels(count, 100);
+      CHECK(plan_launch(numels, kTableCapacity<1>, kPlain, old).home == TableHome::kDevice);
+      check_plan(numels, old);
+    }
+  }
 }
 
 TEST_CASE("plan: random lists on random devices are covered exactly once", "[kernels]") {
@@ -220,7 +248,7 @@ TEST_CASE("plan: random lists on random devices are covered exactly once", "[ker
     std::vector<std::int64_t> numels(count);
     for (auto& numel : numels) {
       // Mostly small, some of many chunks.
-      const auto limit = random() % 10 == 0 ? 20 * kChunkNumel : std::int64_t{300};
+      const auto limit = random() % 10 == 0 ? 20 * kSumChunkNumel : std::int64_t{300};
       numel = 1 + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(limit));
     }
     const DeviceShape device{static_cast<int>(1 + random() % 200),
@@ -243,9 +271,9 @@ TEMPLATE_TEST_CASE_SIG("plan: tables of every depth fit the arguments and keep t
     entries[i].numel = static_cast<std::int64_t>(i + 1);
   }
   ArgTable<kDepth, kSmallTableBytes> args;
-  fill_table<kDepth, kSmallTableBytes>(args, entries);
+  fill_table<kFineChunkNumel, kDepth, kSmallTableBytes>(args, entries);
   std::vector<std::uint64_t> buffer((device_table_bytes(count, kEntryBytes<kDepth>) + 7) / 8);
-  fill_device_table<kDepth>(buffer.data(), entries);
+  fill_device_table<kFineChunkNumel, kDepth>(buffer.data(), entries);
   const auto resident = view_device_table<kDepth>(buffer.data(), count);
   for (std::size_t i = 0; i < count; ++i) {
     for (std::size_t list = 0; list < kDepth; ++list) {

@@ -2,13 +2,16 @@
 // Element arithmetic of the fused steps on its own: what must not be read, and exact ends.
 
 #include "kernels/functors/adam.h"
+#include "kernels/functors/divide.h"
 #include "kernels/functors/gate.h"
 #include "kernels/functors/master.h"
 #include "kernels/functors/norm.h"
 #include "kernels/functors/sgd.h"
 #include "support/catch.h"
 
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 
 using namespace fastamp::kernels;
@@ -166,6 +169,42 @@ TEST_CASE("step: Adam groups products as torch's foreach kernels on CUDA do", "[
     others += there[0] != w || there[2] != v ? 1 : 0;
   }
   CHECK(others > 100);  // So the order is seen in the bits.
+}
+
+TEST_CASE("step: a division by the reciprocal is the division", "[kernels]") {
+  const auto wrong = [](float divisor, std::uint32_t stride) {
+    const float reciprocal = 1.0F / divisor;
+    int count = 0;
+    for (std::uint32_t bits = 0x3f800000U; bits < 0x40800000U; bits += stride) {  // [1, 4)
+      const auto x = std::bit_cast<float>(bits);
+      count += divide(x, divisor, reciprocal) == x / divisor ? 0 : 1;
+    }
+    return count;
+  };
+  // Below 1 lies the one mantissa whose reciprocal is no better than half an ulp.
+  for (const std::uint32_t bits : {0x3f800000U, 0x3f7fffffU, 0x3f7ffffeU, 0x3d0180aeU}) {
+    REQUIRE(wrong(std::bit_cast<float>(bits), 1) == 0);
+  }
+  for (const double beta : {0.9, 0.95, 0.98, 0.99, 0.999, 0.9999}) {
+    for (int t = 1; t < 20000; t = 2 * t + 1) {  // Adam's corrections
+      CAPTURE(beta, t);
+      REQUIRE(wrong(static_cast<float>(std::sqrt(1.0 - std::pow(beta, t))), 97) == 0);
+    }
+  }
+}
+
+TEST_CASE("step: a division by the reciprocal at the ends of the range", "[kernels]") {
+  using limits = std::numeric_limits<float>;
+  const float tiniest = std::sqrt(limits::denorm_min());
+  const float greatest = std::sqrt(limits::max());
+  for (const float divisor : {1e-8F, 0.1F, 1.0F}) {
+    for (const float x : {0.0F, tiniest, greatest, limits::infinity()}) {
+      CHECK(divide(x, divisor, 1.0F / divisor) == x / divisor);
+    }
+    CHECK(std::isnan(divide(limits::quiet_NaN(), divisor, 1.0F / divisor)));
+  }
+  CHECK(divide(1.0F, 0.0F, limits::infinity()) == limits::infinity());
+  CHECK(std::isnan(divide(0.0F, 0.0F, limits::infinity())));
 }
 
 TEST_CASE("norm: the clip coefficient is at most 1 and keeps a NaN", "[kernels]") {

@@ -8,8 +8,12 @@
 #include <fastamp/scaler/graphed_step.h>
 
 #include <ATen/ops/mse_loss.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 #include <torch/optim/schedulers/step_lr.h>
 
+#include <cstdint>
 #include <limits>
 
 using namespace fastamp::test;  // NOLINT(google-build-using-namespace): a test's own helpers
@@ -25,6 +29,18 @@ const auto kOptions = at::TensorOptions(at::kFloat).device(at::kCUDA);
 
 std::vector<at::Tensor> batch() {
   return {at::randn({8, 4}, kOptions), at::randn({8, 3}, kOptions)};
+}
+
+/// The stream whose memory an address is; null if it is no memory of the caching allocator.
+cudaStream_t stream_of(const void* address) {
+  const auto at = reinterpret_cast<std::uintptr_t>(address);
+  for (const auto& segment : c10::cuda::CUDACachingAllocator::snapshot().segments) {
+    const auto begin = static_cast<std::uintptr_t>(segment.address);
+    if (at >= begin && at < begin + segment.total_size) {
+      return segment.stream;
+    }
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -69,4 +85,20 @@ TEST_CASE("GraphedStep: replays move parameters, scale and history as eager step
   }
   CHECK(scaler.history().size() == 20);
   CHECK(scaler.overflow_report().gradients.size() == 1);
+}
+
+TEST_CASE("GraphedStep: optimizer states are memory of the stream that the step is made on",
+          "[cuda][graph]") {
+  const c10::cuda::CUDAStreamGuard own(c10::cuda::getStreamFromPool());
+  Params params{at::randn({4, 3}, kOptions).requires_grad_(true)};
+  AdamW optimizer(params, {1e-2});
+  GradScaler scaler(GradScalerOptions().init_scale(256.0));
+  const GraphedStep step(
+      [&](const auto& inputs) { return at::mse_loss(inputs[0].mm(params[0]), inputs[1]); },
+      optimizer, scaler, batch());
+  const auto& state = static_cast<const fastamp::optim::AdamWParamState&>(
+      *optimizer.state().at(params[0].unsafeGetTensorImpl()));
+  const auto stream = c10::cuda::getCurrentCUDAStream().stream();
+  CHECK(stream_of(state.exp_avg().const_data_ptr()) == stream);
+  CHECK(stream_of(state.exp_avg_sq().const_data_ptr()) == stream);
 }

@@ -18,7 +18,7 @@
 // - Streams and graphs (runtime.h). A stream can run late, when it is waited for: what the host
 //   frees or reuses too early is then a use after free. Work on two streams is not ordered. Under
 //   capture, calls that CUDA refuses are refused.
-// - Arguments are taken by value at the launch, and have to fit 32 764 bytes.
+// - Arguments are taken by value at the launch, and have to fit what the driver takes.
 //
 // What is not: time, caches, registers, the limits of drivers and of ptxas; stale or reordered
 // reads (ThreadSanitizer's happens-before stands in for them); what nvcc makes of the code, and

@@ -18,6 +18,7 @@ namespace emulator {
 struct Device {
   int multiProcessorCount = 2;
   int maxThreadsPerMultiProcessor = 2048;
+  int driverVersion = 12010;  ///< The first that takes 32 764 bytes of arguments.
 };
 Device& device();
 

@@ -28,6 +28,10 @@ inline cudaError_t cudaMalloc(void** to, std::size_t bytes) {
   *to = emulator::make_permanent_memory(bytes);
   return cudaSuccess;
 }
+inline cudaError_t cudaDriverGetVersion(int* version) {
+  *version = emulator::device().driverVersion;
+  return cudaSuccess;
+}
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream) {
   stream->submit([=] { std::memset(to, value, bytes); });

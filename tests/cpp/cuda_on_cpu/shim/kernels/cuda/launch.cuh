@@ -23,7 +23,8 @@ void launch(void (*kernel)(Params...), dim3 grid, dim3 block, cudaStream_t strea
   auto& statistics = emulator::statistics();
   ++statistics.launches;
   statistics.most_argument_bytes = std::max(statistics.most_argument_bytes, sizeof(Values));
-  emulator::check(sizeof(Values) <= 32764, "the arguments of a kernel fit 32 764 bytes");
+  const std::size_t most = emulator::device().driverVersion >= 12010 ? 32764 : 4096;
+  emulator::check(sizeof(Values) <= most, "the arguments of a kernel fit what the driver takes");
   emulator::check(grid.x >= 1 && block.x >= 1 && block.x <= 1024, "a launch has a valid shape");
   stream->submit([kernel, grid, block, values = std::move(values)] {
     emulator::run_grid({grid.x, 1, 1}, {block.x, 1, 1}, [&] { std::apply(kernel, *values); });
