@@ -31,9 +31,10 @@ TEST_CASE("interceptors: kinds of memory, autograd and autocast are none", "[cor
   const auto passed = c10::DispatchKeySet(
       {DispatchKey::CPU, DispatchKey::CUDA, DispatchKey::Meta, DispatchKey::QuantizedCPU,
        DispatchKey::SparseCPU, DispatchKey::SparseCsrCUDA, DispatchKey::MkldnnCPU,
-       DispatchKey::NestedTensorCPU, DispatchKey::Named, DispatchKey::AutogradCPU,
-       DispatchKey::AutogradCUDA, DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA});
+       DispatchKey::NestedTensorCPU, DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA,
+       DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA});
   CHECK_FALSE(passed.has_any(kInterceptors));
+  CHECK_FALSE(fastamp::named_key().has_any(kInterceptors));
   CHECK_FALSE(c10::default_included_set.has_any(kInterceptors));
 }
 

@@ -56,7 +56,7 @@ void run_adamw(const StepLists& lists, const std::vector<kernels::StepEntry>& en
           gate.found_inf,
           gate.clip_value,
           c.writes},
-         entries);
+         kernels::StepEntries(entries));
 }
 
 void run_both(const StepLists& ours, const StepCase& c) {
