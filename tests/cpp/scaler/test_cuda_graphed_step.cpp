@@ -37,7 +37,7 @@ cudaStream_t stream_of(const void* address) {
   for (const auto& segment : c10::cuda::CUDACachingAllocator::snapshot().segments) {
     const auto begin = static_cast<std::uintptr_t>(segment.address);
     if (at >= begin && at < begin + segment.total_size) {
-      return segment.stream;
+      return static_cast<cudaStream_t>(segment.stream);
     }
   }
   return nullptr;
