@@ -41,11 +41,11 @@ class Kernel:
 # write the unscaled gradients, as rows have them.
 KERNELS = {
     "unscale": Kernel(4, 4, (0.90, 0.95)),
-    "norm": Kernel(4, 0, (0.90, 0.90)),
+    "norm": Kernel(4, 0, (0.85, 0.90)),
     "unscale with norm": Kernel(4, 4, (0.85, 0.90)),
-    "SGD": Kernel(8, 8, (0.85, 0.90)),
-    "AdamW": Kernel(16, 16, (0.75, 0.90)),
-    "cast": Kernel(4, 2, (0.90, 0.90)),
+    "SGD": Kernel(8, 8, (0.88, 0.93)),
+    "AdamW": Kernel(16, 16, (0.88, 0.93)),
+    "cast": Kernel(4, 2, (0.90, 0.95)),
 }
 
 

@@ -41,8 +41,8 @@ inline constexpr std::int64_t kFineChunkNumel = 128;
 /// Elements per chunk where each run of chunks leaves a sum: 16 (fp32) or 8 (fp16) 128-bit accesses
 /// per lane.
 inline constexpr std::int64_t kSumChunkNumel = 2048;
-/// The most runs that leave a sum: 512 KiB, which the last block adds in some ten microseconds.
-/// More would balance the warps of long lists better.
+/// The most runs that leave a sum. More would balance the warps of long lists better, but one block
+/// adds them all, 512 KiB.
 inline constexpr std::uint32_t kMaxSumRuns = 65536;
 
 inline constexpr int kWarpSize = 32;

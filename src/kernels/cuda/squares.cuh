@@ -82,7 +82,7 @@ template <bool kWrites>
 struct SquaresOp {
   static constexpr std::int64_t kChunkNumel = kSumChunkNumel;
   static constexpr std::uint32_t kMaxRuns = kMaxSumRuns;
-  /// Reading takes 42 registers, and with 32 spills; 48 KiB in flight per processor.
+  /// Reading takes 40 registers, and with 32 spills; 48 KiB in flight per processor.
   static constexpr int kThreads = kWrites ? 1024 : 1536;
 
   const float* inv_scale;

@@ -56,8 +56,8 @@ def test_kernels_of_a_row_are_added_by_their_times():
     done = traffic.passes(64 * MIB, "norm", "AdamW")
     assert [count // (64 * MIB) for _, count in done] == [4, 32]
     low, high = traffic.predicted(done)
-    assert low == pytest.approx(36 / (4 / 0.9 + 32 / 0.75))
-    assert high == pytest.approx(0.9)
+    assert low == pytest.approx(36 / (4 / 0.85 + 32 / 0.88))
+    assert high == pytest.approx(36 / (4 / 0.9 + 32 / 0.93))
     assert traffic.passes(10, "unscale", written=False) == [("unscale", 40)]
 
 

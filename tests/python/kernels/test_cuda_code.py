@@ -35,12 +35,13 @@ class Kernel:
     threads: int  # per processor, that the registers suffice for
     loads: int  # of 128 bits, at least
     stores: int
+    scratch: bool = False  # sums of runs, which may be read by generic accesses of 64 bits
 
 
 KERNELS = (
     Kernel("UnscaleOp", 3, 2048, 2, 2),
-    Kernel("SquaresOpILb0", 3, 1536, 2, 0),
-    Kernel("SquaresOpILb1", 3, 1024, 2, 2),
+    Kernel("SquaresOpILb0", 3, 1536, 2, 0, scratch=True),
+    Kernel("SquaresOpILb1", 3, 1024, 2, 2, scratch=True),
     Kernel("SgdOp", 3, 1024, 3, 2),
     Kernel("AdamOp", 3, 768, 4, 3),
     Kernel("CastOp", 3, 1536, 2, 1),
@@ -119,7 +120,8 @@ def test_arrays_are_moved_128_bits_at_a_time(kernel):
         assert kernel.stores > 0 or not re.search(r"\bSTG\.E\.128\b", code), (arch, name)
         # No local memory, and no generic accesses to arrays.
         assert not re.search(r"\b(LDL|STL)\b", code), (arch, name)
-        assert not re.search(r"\b(LD|ST)\.E\.(64|128)\b", code), (arch, name)
+        generic = r"\b(LD|ST)\.E\.128\b" if kernel.scratch else r"\b(LD|ST)\.E\.(64|128)\b"
+        assert not re.search(generic, code), (arch, name)
 
 
 @pytest.fixture(scope="module")
