@@ -79,7 +79,7 @@ def test_page_has_the_column_only_where_a_row_has_a_copy(tmp_path, monkeypatch):
         assert (pages.COPY_COLUMN in text) == (columns == 8)
         (line,) = (line for line in text.splitlines() if line.startswith("| r |"))
         assert line.count("|") == columns + 1
-    assert "2684 GB/s, 100 % (100 %) of a copy's 2684 GB/s; predicted 90 %" in text
+    assert "2684 GB/s, 100 % (100 %) of a copy's 2684 GB/s; predicted 85-90 %" in text
     assert results_file.load(path)[1][1].passes == done
 
 
