@@ -65,6 +65,17 @@ TEST_CASE("emulated unscale: one inf or NaN anywhere raises the flag", "[unscale
   });
 }
 
+TEST_CASE("emulated unscale: blocks that all find an overflow raise one flag", "[unscale]") {
+  for_each_shape([] {
+    Values values(4);
+    const std::vector<at::Tensor> grads = {values.tensor(4096, at::kFloat)};
+    for (std::int64_t i = 0; i < grads[0].numel(); i += 64) {
+      set_element(grads[0], i, kInfinity);
+    }
+    check_unscale(grads, 0.5F);
+  });
+}
+
 TEST_CASE("emulated unscale: strided gradients and an empty list", "[unscale]") {
   for_each_shape([] {
     Values values(2);
