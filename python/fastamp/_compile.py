@@ -72,6 +72,9 @@ def when_dynamo_loads(callback: Callable[[], None]) -> None:
 
 def _as_torch(*args: Any, **kwargs: Any) -> Any:
     """Traced by dynamo instead of the making of our region; dynamo cannot follow a closure here."""
+    dtype = kwargs.get("dtype", args[1] if len(args) > 1 else None)
+    if "float8" in kwargs or dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        torch._dynamo.graph_break()  # The region runs eagerly.
     return torch.amp.autocast_mode.autocast(*args, **kwargs)
 
 

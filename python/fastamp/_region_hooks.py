@@ -10,6 +10,7 @@ import torch
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 import fastamp._C as _C
+from fastamp import _carried_state, _float8
 
 
 def _notify_export(region: Any, entering: bool) -> None:
@@ -31,6 +32,18 @@ def _notify_export(region: Any, entering: bool) -> None:
             return
 
 
+def _float8_changed(entering: bool) -> None:
+    if entering:
+        _carried_state.hold()
+    else:
+        _carried_state.let_go()
+
+
 # torch's own function with no frame of ours in between: its warnings must point at the user's line.
-_C.set_region_hooks(torch.amp.autocast_mode.autocast.__init__, _notify_export)
+_C.set_region_hooks(
+    torch.amp.autocast_mode.autocast.__init__,
+    _notify_export,
+    _float8.region_arguments,
+    _float8_changed,
+)
 _C.follow_clear_cache(torch.clear_autocast_cache)
