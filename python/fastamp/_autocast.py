@@ -83,6 +83,18 @@ class autocast(_C.Region, torch.amp.autocast_mode.autocast):  # noqa: N801  (tor
         return _rebuild, (*settings, float8)
 
     @property
+    def device(self) -> str:
+        """The device type, as given. The first thing that dynamo asks a region for."""
+        if self.float8_number:
+            # Its graphs have no place for the recipe.
+            _compile.skip_frame_if_traced("a region with an fp8 recipe runs eagerly")
+        return _C.Region.device.__get__(self)  # type: ignore[attr-defined, no-any-return]
+
+    @device.setter
+    def device(self, device: str) -> None:
+        _C.Region.device.__set__(self, device)  # type: ignore[attr-defined]
+
+    @property
     def float8(self) -> Float8Recipe | None:
         """The region's own recipe, if it has one."""
         return recipe_numbered(self.float8_number) if self.float8_number else None
