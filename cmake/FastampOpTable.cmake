@@ -57,3 +57,25 @@ function(fastamp_filter_op_table input output)
     message(STATUS "fastamp: torch ${FASTAMP_TORCH_VERSION} has no ${names}")
   endif()
 endfunction()
+
+# Sets <result> to whether torch's _scaled_mm, an op without a promise of stability, takes the
+# arguments that src/autocast/make/float8_product.cpp gives it.
+function(fastamp_torch_has_scaled_mm result)
+  set(header "${FASTAMP_TORCH_DIR}/include/ATen/ops/_scaled_mm_ops.h")
+  set(lines "")
+  if(EXISTS "${header}")
+    string(
+      CONCAT wanted
+      "schema_str = \"_scaled_mm\\(Tensor self, Tensor mat2, Tensor scale_a, Tensor scale_b, "
+      "Tensor\\? bias=None, Tensor\\? scale_result=None, ScalarType\\? out_dtype=None, "
+      "bool use_fast_accum=False\\) -> Tensor\""
+    )
+    file(STRINGS "${header}" lines REGEX "${wanted}")
+  endif()
+  if(lines)
+    set(${result} TRUE PARENT_SCOPE)
+  else()
+    set(${result} FALSE PARENT_SCOPE)
+    message(STATUS "fastamp: torch ${FASTAMP_TORCH_VERSION} has no _scaled_mm: no fp8 regions")
+  endif()
+endfunction()

@@ -24,6 +24,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "python/csrc/bindings.h": (
         "python::bind_cast_node",
         "python::bind_clear_cache",
+        "python::bind_float8",
         "python::bind_gradients",
         "python::bind_kept_casts",
         "python::bind_optim",

@@ -44,6 +44,7 @@ py::dict to_dict(const TraceRow& row) {
   }
   out["inputs"] = std::move(inputs);
   out["run_dtype"] = autocast::dtype_name(row.run_dtype);
+  out["float8"] = row.float8;
   out["source"] = row.source;
   out["calls"] = row.calls;
   return out;

@@ -13,6 +13,9 @@ void bind_cast_node(pybind11::module_& module);
 /// Lets torch.clear_autocast_cache() empty our cast cache too.
 void bind_clear_cache(pybind11::module_& module);
 
+/// Fp8 recipes: what is in force, and which weights are excluded.
+void bind_float8(pybind11::module_& module);
+
 /// Lists of gradients, for functions that know of no scaler.
 void bind_gradients(pybind11::module_& module);
 

@@ -12,4 +12,11 @@ bool call_notify_export(PyObject* region, bool entering) {
   return result != nullptr;
 }
 
+bool notify_float8(bool entering) {
+  PyObject* result = PyObject_CallFunctionObjArgs(g_region_hooks.float8_changed,
+                                                  entering ? Py_True : Py_False, nullptr);
+  Py_XDECREF(result);
+  return result != nullptr;
+}
+
 }  // namespace fastamp::python

@@ -12,11 +12,17 @@ struct RegionHooks {
   PyObject* checked_init = nullptr;  ///< (region, *args, **kwargs): torch's own checks and warnings
   PyObject* notify_export =
       nullptr;  ///< (region, entering): records the region if torch.export is tracing
+  PyObject* float8_arguments = nullptr;  ///< (*args, **kwargs): (args, number of the recipe)
+  PyObject* float8_changed = nullptr;    ///< (entering): a region with a recipe begins or ends
 };
 extern RegionHooks g_region_hooks;
 
 /// Calls the hook. False with a Python error set.
 bool call_notify_export(PyObject* region, bool entering);
+
+/// Tells the package that a region with an fp8 recipe begins or has ended. False with a Python
+/// error set.
+bool notify_float8(bool entering);
 
 /// Tells torch.export that `region` begins or ends, if a torch-function mode is active. False with
 /// a Python error set. Inline, since each region asks twice and the answer is nearly always no.

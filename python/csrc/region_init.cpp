@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "region_init.h"
 
+#include "autocast/policy/float8_setting.h"
 #include "autocast/torch/torch_state.h"
 #include "region_hooks.h"
 #include "region_object.h"
@@ -99,15 +100,21 @@ bool init_fast(Region* self, const Arguments& arguments) {
   if (checked == nullptr || (arguments.enabled == Py_True && !*checked)) {
     return false;
   }
-  self->wanted = {*device, scalar_type, arguments.enabled == Py_True,
-                  arguments.cache_enabled == Py_None ? autocast::is_weight_cache_enabled()
-                                                     : arguments.cache_enabled == Py_True};
+  self->wanted = {.device = *device,
+                  .dtype = scalar_type,
+                  .enabled = arguments.enabled == Py_True,
+                  .cache_enabled = arguments.cache_enabled == Py_None
+                                       ? autocast::is_weight_cache_enabled()
+                                       : arguments.cache_enabled == Py_True,
+                  .sets_float8 = arguments.dtype != Py_None,
+                  .float8 = nullptr};
   replace_reference(self->device, arguments.device);
   replace_reference(self->fast_dtype, dtype);
   return true;
 }
 
-int init_checked(PyObject* self, PyObject* args, PyObject* kwargs) {
+/// @param gives_dtype  Whether the call names a dtype, which ends an fp8 recipe.
+int init_checked(PyObject* self, PyObject* args, PyObject* kwargs, bool gives_dtype) {
   PyObject* with_self = PyTuple_New(PyTuple_GET_SIZE(args) + 1);
   if (with_self == nullptr) {
     return -1;
@@ -125,6 +132,8 @@ int init_checked(PyObject* self, PyObject* args, PyObject* kwargs) {
     return -1;
   }
   Py_DECREF(result);
+  as_region(self)->wanted.sets_float8 = gives_dtype;
+  as_region(self)->wanted.float8 = nullptr;
   // torch looks for a GPU at "cuda" but not at "cuda:0": only the plain name tells about the
   // machine.
   const Region* region = as_region(self);
@@ -135,15 +144,44 @@ int init_checked(PyObject* self, PyObject* args, PyObject* kwargs) {
   return 0;
 }
 
+bool is_float8_dtype(PyObject* dtype) {
+  return THPDtype_Check(dtype) &&
+         c10::isFloat8Type(reinterpret_cast<THPDtype*>(dtype)->scalar_type);
+}
+
+/// A region with an fp8 recipe: torch's checks are those of a region of its carrier.
+int init_float8(PyObject* self, PyObject* args, PyObject* kwargs) {
+  PyObject* resolved = PyObject_Call(g_region_hooks.float8_arguments, args, kwargs);
+  if (resolved == nullptr) {
+    return -1;
+  }
+  PyObject* carrier_args = nullptr;
+  unsigned number = 0;
+  int result = -1;
+  if (PyArg_ParseTuple(resolved, "OI", &carrier_args, &number) != 0) {
+    result = init_checked(self, carrier_args, nullptr, /*gives_dtype=*/true);
+  }
+  if (result == 0) {
+    as_region(self)->wanted.float8 = autocast::float8_setting_numbered(number);
+  }
+  Py_DECREF(resolved);
+  return result;
+}
+
 }  // namespace
 
 int region_init(PyObject* self, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
   Arguments arguments;
-  if (read_arguments(args, kwargs, arguments) && init_fast(as_region(self), arguments)) {
+  const bool is_readable = read_arguments(args, kwargs, arguments);
+  if (is_readable && init_fast(as_region(self), arguments)) {
     return 0;
   }
-  return init_checked(self, args, kwargs);
+  if (is_float8_dtype(arguments.dtype) ||
+      (kwargs != nullptr && PyDict_GetItemString(kwargs, "float8") != nullptr)) {
+    return init_float8(self, args, kwargs);
+  }
+  return init_checked(self, args, kwargs, is_readable && arguments.dtype != Py_None);
   END_HANDLE_TH_ERRORS_RET(-1)
 }
 

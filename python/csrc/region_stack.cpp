@@ -38,16 +38,16 @@ void push_region(PyObject* owner, const autocast::AutocastState& wanted, RegionK
   }
 }
 
-bool pop_region(PyObject* owner) noexcept {
+autocast::EndedRegion pop_region(PyObject* owner) noexcept {
   const auto ended = autocast::exit_region_of(owner);
   if (!ended.found) {
-    return false;
+    return ended;
   }
   if (ended.kind == RegionKind::torchs) {
     t_open_torch_regions.add(-1);
   }
   Py_DECREF(owner);
-  return true;
+  return ended;
 }
 
 std::int64_t open_torch_regions() noexcept { return g_open_torch_regions; }

@@ -16,8 +16,8 @@ using autocast::RegionKind;
 void push_region(PyObject* owner, const autocast::AutocastState& wanted,
                  RegionKind kind = RegionKind::ours);
 
-/// Ends the innermost open region of `owner`. False if it has none on this thread.
-bool pop_region(PyObject* owner) noexcept;
+/// Ends the innermost open region of `owner`, if it has one on this thread.
+autocast::EndedRegion pop_region(PyObject* owner) noexcept;
 
 /// How many regions of torch's class are open in this process, on any thread.
 std::int64_t open_torch_regions() noexcept;

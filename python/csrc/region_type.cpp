@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "autocast/policy/float8_setting.h"
 #include "bindings.h"
 #include "region_hooks.h"
 #include "region_init.h"
@@ -56,6 +57,32 @@ int set_flag(PyObject* self, PyObject* value, void* name) {
   return 0;
 }
 
+int set_float8_number(PyObject* self, PyObject* value, void* /*closure*/) {
+  HANDLE_TH_ERRORS
+  auto& wanted = as_region(self)->wanted;
+  if (value == nullptr || value == Py_None) {
+    wanted.sets_float8 = false;
+    wanted.float8 = nullptr;
+    return 0;
+  }
+  const auto number = PyLong_AsUnsignedLong(value);
+  if (PyErr_Occurred() != nullptr) {
+    return -1;
+  }
+  wanted.float8 = autocast::float8_setting_numbered(static_cast<std::uint32_t>(number));
+  wanted.sets_float8 = true;
+  return 0;
+  END_HANDLE_TH_ERRORS_RET(-1)
+}
+
+PyObject* get_float8_number(PyObject* self, void* /*closure*/) {
+  const auto& wanted = as_region(self)->wanted;
+  if (!wanted.sets_float8) {
+    Py_RETURN_NONE;
+  }
+  return PyLong_FromUnsignedLong(wanted.float8 == nullptr ? 0 : wanted.float8->number);
+}
+
 template <PyObject* Region::* kField>
 PyObject* get_object(PyObject* self, void* /*closure*/) {
   PyObject* value = as_region(self)->*kField;
@@ -90,9 +117,16 @@ PyObject* region_enter(PyObject* self, PyObject* /*unused*/) {
                     "__init__ was not called");
     return nullptr;
   }
-  push_region(self, as_region(self)->wanted);
+  const auto& wanted = as_region(self)->wanted;
+  const bool has_float8 = wanted.sets_float8 && wanted.float8 != nullptr;
+  if (has_float8 && !notify_float8(true)) {
+    return nullptr;
+  }
+  push_region(self, wanted);
   if (!notify_export(self, true)) {
-    pop_region(self);
+    if (pop_region(self).had_float8) {
+      notify_float8(false);
+    }
     return nullptr;
   }
   Py_INCREF(self);
@@ -102,13 +136,14 @@ PyObject* region_enter(PyObject* self, PyObject* /*unused*/) {
 
 PyObject* region_exit(PyObject* self, PyObject* const* /*args*/, Py_ssize_t /*nargs*/) {
   HANDLE_TH_ERRORS
-  if (!pop_region(self)) {
+  const auto ended = pop_region(self);
+  if (!ended.found) {
     PyErr_SetString(PyExc_RuntimeError,
                     "autocast.__exit__: expected a region that was entered on this thread "
                     "and not left yet, got one that was not");
     return nullptr;
   }
-  if (!notify_export(self, false)) {
+  if ((ended.had_float8 && !notify_float8(false)) || !notify_export(self, false)) {
     return nullptr;
   }
   Py_RETURN_FALSE;
@@ -117,11 +152,14 @@ PyObject* region_exit(PyObject* self, PyObject* const* /*args*/, Py_ssize_t /*na
 
 PyObject* set_hooks(PyObject* /*module*/, PyObject* args) {
   RegionHooks hooks;
-  if (PyArg_ParseTuple(args, "OO", &hooks.checked_init, &hooks.notify_export) == 0) {
+  if (PyArg_ParseTuple(args, "OOOO", &hooks.checked_init, &hooks.notify_export,
+                       &hooks.float8_arguments, &hooks.float8_changed) == 0) {
     return nullptr;
   }
   replace_reference(g_region_hooks.checked_init, hooks.checked_init);
   replace_reference(g_region_hooks.notify_export, hooks.notify_export);
+  replace_reference(g_region_hooks.float8_arguments, hooks.float8_arguments);
+  replace_reference(g_region_hooks.float8_changed, hooks.float8_changed);
   Py_RETURN_NONE;
 }
 
@@ -132,7 +170,7 @@ using autocast::AutocastState;
 char g_enabled[] = "enabled";
 char g_cache_enabled[] = "cache_enabled";
 
-std::array<PyGetSetDef, 5> g_region_attributes{{
+std::array<PyGetSetDef, 6> g_region_attributes{{
     {"device", get_object<&Region::device>, set_device, "Device type, as given.", nullptr},
     {"fast_dtype", get_object<&Region::fast_dtype>, set_fast_dtype, "Lower-precision dtype.",
      nullptr},
@@ -140,6 +178,8 @@ std::array<PyGetSetDef, 5> g_region_attributes{{
      g_enabled},
     {"_cache_enabled", get_flag<&AutocastState::cache_enabled>,
      set_flag<&AutocastState::cache_enabled>, nullptr, g_cache_enabled},
+    {"float8_number", get_float8_number, set_float8_number,
+     "The recipe, 0 for none; None leaves that in force.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 }};
 

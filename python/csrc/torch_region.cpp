@@ -103,7 +103,7 @@ PyObject* enter_torch_region(PyObject* region) {
 
 Leaving leave_torch_region(PyObject* region) {
   HANDLE_TH_ERRORS
-  if (!pop_region(region)) {
+  if (!pop_region(region).found) {
     return Leaving::unknown;
   }
   return notify_export(region, false) ? Leaving::done : Leaving::failed;

@@ -21,6 +21,7 @@ from fastamp._autocast import autocast  # noqa: E402
 from fastamp._cast_together import cast_together  # noqa: E402
 from fastamp._clip import clip_grad_norm_  # noqa: E402
 from fastamp._custom_function import custom_bwd, custom_fwd  # noqa: E402
+from fastamp._float8 import Float8Recipe, float8_exclude, float8_recipe  # noqa: E402
 from fastamp._graphed_step import graphed_step  # noqa: E402
 from fastamp._install import disabled, install, is_installed, uninstall  # noqa: E402
 from fastamp._kept_casts import drop_kept_casts, keep_casts, kept_casts  # noqa: E402
@@ -51,6 +52,7 @@ def build_info() -> dict[str, str]:
 __version__: str = build_info()["version"]
 
 __all__ = [
+    "Float8Recipe",
     "GradScaler",
     "__version__",
     "amp",
@@ -65,6 +67,8 @@ __all__ = [
     "custom_fwd",
     "disabled",
     "drop_kept_casts",
+    "float8_exclude",
+    "float8_recipe",
     "graphed_step",
     "include_path",
     "install",

@@ -10,18 +10,26 @@ import torch
 
 import fastamp._C as _C
 from fastamp import _compile, _region_hooks  # noqa: F401  (imported for what it sets up)
+from fastamp._float8 import Float8Recipe, recipe_numbered, region_arguments
 from fastamp._script import ScriptedAs
 
 __all__ = ["autocast"]
 
 
 def _rebuild(
-    cls: type, device: str, dtype: torch.dtype, flags: tuple[bool, bool], extra: dict[str, Any]
+    cls: type,
+    device: str,
+    dtype: torch.dtype,
+    flags: tuple[bool, bool],
+    extra: dict[str, Any],
+    float8: Float8Recipe | bool | None = None,
 ) -> Any:
     region: Any = cls.__new__(cls)  # type: ignore[call-overload]
     region.device = device
     region.fast_dtype = dtype
     region._enabled, region._cache_enabled = flags
+    if float8 is not None:
+        _, region.float8_number = region_arguments(device, dtype, float8=float8)
     region.__dict__.update(extra)
     return region
 
@@ -38,13 +46,19 @@ class autocast(_C.Region, torch.amp.autocast_mode.autocast):  # noqa: N801  (tor
         device_type: ``"cuda"``, ``"cpu"`` or another device type torch has autocast for (those run
             torch's kernels).
         dtype: ``torch.float16`` or ``torch.bfloat16``; by default
-            ``torch.get_autocast_dtype(device_type)``.
+            ``torch.get_autocast_dtype(device_type)``. On ``"cuda"``, ``torch.float8_e4m3fn`` means
+            ``torch.bfloat16`` with ``float8=True``.
         enabled: ``False`` switches autocast off inside the region.
         cache_enabled: Whether casts of weights are kept until the outermost region ends; by default
             the current setting.
+        float8: A :class:`fastamp.Float8Recipe`, or ``True`` for the default one: linear layers run
+            in fp8 and all else in ``dtype``, by default ``torch.bfloat16``; see docs/float8.md. On
+            ``"cpu"`` this is a slow reference. By default, a region that names a dtype ends the
+            recipe of a region around it, and one that names none keeps it; ``False`` ends it.
 
     Raises:
-        ValueError: ``device_type`` is not a str.
+        TypeError: ``float8`` is something else.
+        ValueError: ``device_type`` is not a str; the recipe contradicts the other arguments.
         RuntimeError: torch has no autocast for ``device_type``; bfloat16 on a GPU without it.
 
     Warns:
@@ -61,10 +75,38 @@ class autocast(_C.Region, torch.amp.autocast_mode.autocast):  # noqa: N801  (tor
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles as torch's do: the settings, whether or not the region is open."""
         flags = (self._enabled, self._cache_enabled)
-        return _rebuild, (type(self), self.device, self.fast_dtype, flags, dict(self.__dict__))
+        settings = (type(self), self.device, self.fast_dtype, flags, dict(self.__dict__))
+        # Numbers are those of this process.
+        float8 = (
+            self.float8 if self.float8_number else None if self.float8_number is None else False
+        )
+        return _rebuild, (*settings, float8)
+
+    @property
+    def device(self) -> str:
+        """The device type, as given. The first thing that dynamo asks a region for."""
+        if self.float8_number:
+            # Its graphs have no place for the recipe.
+            _compile.skip_frame_if_traced("a region with an fp8 recipe runs eagerly")
+        return _C.Region.device.__get__(self)  # type: ignore[attr-defined, no-any-return]
+
+    @device.setter
+    def device(self, device: str) -> None:
+        _C.Region.device.__set__(self, device)  # type: ignore[attr-defined]
+
+    @property
+    def float8(self) -> Float8Recipe | None:
+        """The region's own recipe, if it has one."""
+        return recipe_numbered(self.float8_number) if self.float8_number else None
 
 
-# The native __init__ has no signature of its own; dynamo binds arguments with this one.
-autocast.__signature__ = inspect.signature(torch.amp.autocast_mode.autocast)  # type: ignore[attr-defined]
+def _signature() -> inspect.Signature:
+    torchs = inspect.signature(torch.amp.autocast_mode.autocast)
+    keyword = inspect.Parameter("float8", inspect.Parameter.KEYWORD_ONLY, default=None)
+    return torchs.replace(parameters=[*torchs.parameters.values(), keyword])
+
+
+# The native __init__ has no signature of its own.
+autocast.__signature__ = _signature()  # type: ignore[attr-defined]
 
 _compile.when_dynamo_loads(lambda: _compile.trace_as_torch_autocast(autocast))

@@ -72,6 +72,9 @@ def when_dynamo_loads(callback: Callable[[], None]) -> None:
 
 def _as_torch(*args: Any, **kwargs: Any) -> Any:
     """Traced by dynamo instead of the making of our region; dynamo cannot follow a closure here."""
+    dtype = kwargs.get("dtype", args[1] if len(args) > 1 else None)
+    if "float8" in kwargs or dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        torch._dynamo.graph_break("a region with an fp8 recipe runs eagerly")
     return torch.amp.autocast_mode.autocast(*args, **kwargs)
 
 
@@ -87,6 +90,21 @@ def trace_as_torch_autocast(region_class: type, as_torch: Callable[..., Any] = _
     torch._dynamo.substitute_in_graph(
         region_class, is_embedded_type=True, skip_signature_check=True
     )(as_torch)
+
+
+def skip_frame_if_traced(reason: str) -> None:
+    """Makes dynamo leave the frame that it is tracing, if any, to the interpreter.
+
+    Args:
+        reason: For dynamo's logs.
+    """
+    dynamo = sys.modules.get(_DYNAMO)
+    if dynamo is None:
+        return
+    from torch._dynamo.symbolic_convert import tls
+
+    if getattr(tls, "current_tx", None) is not None:
+        raise torch._dynamo.exc.SkipFrame(reason)
 
 
 def trace_as(function: Callable[..., Any], traced: Callable[..., Any]) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch.amp.autocast_mode import _cast
 
 from fastamp._autocast import autocast
+from fastamp._float8 import float8_recipe
 
 __all__ = ["custom_bwd", "custom_fwd"]
 
@@ -59,6 +60,7 @@ def custom_fwd(fwd: Any = None, *, device_type: str, cast_inputs: torch.dtype | 
         ctx._dtype = torch.get_autocast_dtype(device_type)
         in_region = torch.is_autocast_enabled(device_type)
         ctx._fwd_used_autocast = in_region and cast_inputs is None
+        ctx._float8 = float8_recipe(device_type)
         if cast_inputs is None or not in_region:
             return fwd(*args, **kwargs)
         with autocast(device_type=device_type, enabled=False):
@@ -95,7 +97,14 @@ def custom_bwd(bwd: Any = None, *, device_type: str) -> Any:
     @functools.wraps(bwd)
     def decorate_bwd(*args: Any, **kwargs: Any) -> Any:
         ctx = args[0]
-        with autocast(device_type=device_type, enabled=ctx._fwd_used_autocast, dtype=ctx._dtype):
+        enabled, dtype = ctx._fwd_used_autocast, ctx._dtype
+        recipe = getattr(ctx, "_float8", None)  # torch's custom_fwd does not set it.
+        region = (
+            autocast(device_type=device_type, enabled=enabled, dtype=dtype)
+            if recipe is None
+            else autocast(device_type=device_type, enabled=enabled, dtype=dtype, float8=recipe)
+        )
+        with region:
             return bwd(*args, **kwargs)
 
     return decorate_bwd

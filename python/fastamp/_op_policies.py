@@ -4,16 +4,13 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-import torch.utils.checkpoint
-
 import fastamp._C as _C
-from fastamp import _compile
+from fastamp import _carried_state, _compile
 
 __all__ = ["op_policies"]
 
@@ -53,7 +50,7 @@ class op_policies(contextlib.ContextDecorator):  # noqa: N801 (used like torch.n
 
     def __enter__(self) -> op_policies:
         """Checks the edits and puts them in force."""
-        block = _Block(_C.checked_op_policies(self._edits, self._device), replace=False)
+        block = _Block(_C.checked_op_policies(self._edits, self._device))
         if not hasattr(self._frames, "stack"):
             self._frames.stack = []
         self._frames.stack.append(block)
@@ -95,23 +92,15 @@ def _keep_out_of_graphs() -> None:
 
 _compile.when_dynamo_loads(_keep_out_of_graphs)
 
-_lock = threading.Lock()
-_open_blocks = 0
-
 
 class _Block:
-    """One entered block. While any is, checkpoint is wrapped and compiled functions run eagerly."""
+    """One entered block."""
 
-    def __init__(self, overrides: Any, *, replace: bool) -> None:
-        global _open_blocks
+    def __init__(self, overrides: Any) -> None:
         self._open = False
-        with _lock:
-            if _open_blocks == 0:
-                _follow_checkpoints()
-                _compile.run_eagerly(True)
-            _open_blocks += 1
+        _carried_state.hold()
         self._open = True
-        self._pushed = _C.push_op_policies(overrides, replace)
+        self._pushed = _C.push_op_policies(overrides, False)
 
     def leave(self) -> None:
         _C.pop_op_policies(self._pushed)
@@ -119,72 +108,6 @@ class _Block:
 
     def __del__(self) -> None:
         # Reached without leave() when a thread ends inside a block: its overrides end with it.
-        global _open_blocks
-        if not self._open:
-            return
-        self._open = False
-        with _lock:
-            _open_blocks -= 1
-            if _open_blocks == 0:
-                _compile.run_eagerly(False)
-                _forget_checkpoints()
-
-
-def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, made to run under the policies that this thread has now."""
-    overrides = _C.thread_op_policies()
-    if not overrides:
-        return function
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        block = _Block(overrides, replace=True)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            block.leave()
-
-    return run
-
-
-# torch.utils.checkpoint hands autocast's public state to its recomputation and has no place for
-# ours. All its variants get the function to recompute through names that are looked up at each
-# call, so those names are wrapped, and only while some thread is in a block. The function is their
-# first argument. From 2.15 on, if not before, the generator has an _impl that is called instead.
-_COMPOSABLE = "torch.distributed._composable.checkpoint_activation"
-_GENERATOR = "_checkpoint_without_reentrant_generator"
-_GENERATORS = (f"{_GENERATOR}_impl", _GENERATOR)
-_wrapped: list[tuple[Any, str, Any]] = []
-
-
-def _wrap(owner: Any, name: str, replacement: Any) -> None:
-    _wrapped.append((owner, name, vars(owner)[name]))
-    setattr(owner, name, replacement)
-
-
-def _follow_checkpoints() -> None:
-    reentrant: Any = torch.utils.checkpoint.CheckpointFunction
-    torch_forward = reentrant.forward
-
-    def forward(ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
-        return torch_forward(ctx, _carrying(run_function), *args)
-
-    _wrap(reentrant, "forward", staticmethod(forward))
-    for module in (torch.utils.checkpoint, sys.modules.get(_COMPOSABLE)):
-        # The innermost that there is: wrapping both would only nest blocks.
-        name = (
-            next((name for name in _GENERATORS if name in vars(module)), None) if module else None
-        )
-        if name is not None:
-            _wrap(module, name, _following(vars(module)[name]))
-
-
-def _following(torch_generator: Callable[..., Any]) -> Callable[..., Any]:
-    def generator(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return torch_generator(_carrying(fn), *args, **kwargs)
-
-    return generator
-
-
-def _forget_checkpoints() -> None:
-    while _wrapped:
-        setattr(*_wrapped.pop())
+        if self._open:
+            self._open = False
+            _carried_state.let_go()

@@ -10,6 +10,7 @@ import torch
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 import fastamp._C as _C
+from fastamp import _carried_state, _compile, _float8
 
 
 def _notify_export(region: Any, entering: bool) -> None:
@@ -31,6 +32,29 @@ def _notify_export(region: Any, entering: bool) -> None:
             return
 
 
-# torch's own function with no frame of ours in between: its warnings must point at the user's line.
-_C.set_region_hooks(torch.amp.autocast_mode.autocast.__init__, _notify_export)
+def _float8_changed(entering: bool) -> None:
+    if entering:
+        _carried_state.hold()
+    else:
+        _carried_state.let_go()
+
+
+def _set_hooks(float8_arguments: Any, float8_changed: Any) -> None:
+    # torch's own function with no frame of ours in between: its warnings must point at the user's
+    # line.
+    checked_init: Any = torch.amp.autocast_mode.autocast.__init__
+    _C.set_region_hooks(checked_init, _notify_export, float8_arguments, float8_changed)
+
+
+_set_hooks(_float8.region_arguments, _float8_changed)
+
+
+def _keep_out_of_graphs() -> None:
+    disable: Any = torch._dynamo.disable
+    reason = "fastamp: a region with an fp8 recipe runs eagerly"
+    functions = (_float8.region_arguments, _float8_changed)
+    _set_hooks(*(disable(function, reason=reason) for function in functions))
+
+
+_compile.when_dynamo_loads(_keep_out_of_graphs)
 _C.follow_clear_cache(torch.clear_autocast_cache)

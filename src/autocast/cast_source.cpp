@@ -19,10 +19,8 @@ bool may_be_cached(const at::Tensor& tensor, CallPath path) {
          !is_intercepted_except((tensor.key_set() - c10::python_ks) | kFollowsItsArgument);
 }
 
-/// The base of `tensor`, a view that is dense in memory, if both are ordinary and have the same
-/// elements there, such as `weight.t()` or `weight.view({rows, -1})` of a weight. Else null.
-///
-/// Casting either one then writes the same bytes.
+}  // namespace
+
 const at::Tensor* base_of_whole_view(const at::Tensor& tensor) {
   const auto* meta = torch::autograd::impl::get_view_autograd_meta(tensor);
   if (meta == nullptr || !meta->has_bw_view()) {
@@ -36,8 +34,6 @@ const at::Tensor* base_of_whole_view(const at::Tensor& tensor) {
       base.storage().unsafeGetStorageImpl() == tensor.storage().unsafeGetStorageImpl();
   return same_elements ? &base : nullptr;
 }
-
-}  // namespace
 
 bool is_weight(const at::Tensor& tensor) {
   return tensor.scalar_type() == c10::kFloat && tensor.requires_grad() && tensor.is_leaf() &&

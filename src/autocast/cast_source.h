@@ -31,6 +31,12 @@ struct CastSource {
 /// torch's rule for what is worth keeping: a float32 parameter.
 bool is_weight(const at::Tensor& tensor);
 
+/// The base of `tensor`, a view that is dense in memory, if both are ordinary and have the same
+/// elements there, such as `weight.t()` or `weight.view({rows, -1})` of a weight. Else null.
+///
+/// Casting either one then writes the same bytes.
+const at::Tensor* base_of_whole_view(const at::Tensor& tensor);
+
 /// @param lowers  The cast is to the region's dtype; only such casts are kept or shared.
 /// @param share   Whether the cast may share memory with others, as cast() says.
 CastSource classify(const at::Tensor& tensor, bool lowers, bool share);

@@ -3,6 +3,7 @@
 
 #include "autocast/cache/kept_casts.h"
 #include "autocast/cache/thread_cache.h"
+#include "autocast/policy/float8_setting.h"
 #include "autocast/torch/torch_cache.h"
 #include "core/thread_bound.h"
 
@@ -22,6 +23,7 @@ struct Frame {
   void* owner;
   AutocastState saved;  ///< What the region found when it was entered.
   RegionKind kind;
+  bool had_float8;
 };
 
 using Frames = std::vector<Frame>;
@@ -32,15 +34,13 @@ struct OpenRegions {
   SerialNumbers ids;
 };
 
-AutocastState current_state(c10::DeviceType device) {
-  return {device, at::autocast::get_autocast_dtype(device),
-          at::autocast::is_autocast_enabled(device), at::autocast::is_autocast_cache_enabled()};
-}
-
 void set_state(const AutocastState& state) noexcept {
   at::autocast::set_autocast_enabled(state.device, state.enabled);
   at::autocast::set_autocast_dtype(state.device, state.dtype);
   at::autocast::set_autocast_cache_enabled(state.cache_enabled);
+  if (state.sets_float8) {
+    set_thread_float8(state.device, state.float8);
+  }
 }
 
 /// What ending a frame below others must restore; the frames above take over what it found.
@@ -51,9 +51,11 @@ AutocastState hand_over(const Frame& ending, Frames::iterator above, Frames::ite
   if (same_device == end) {
     restored.dtype = ending.saved.dtype;
     restored.enabled = ending.saved.enabled;
+    restored.float8 = ending.saved.float8;
   } else {
     same_device->saved.dtype = ending.saved.dtype;
     same_device->saved.enabled = ending.saved.enabled;
+    same_device->saved.float8 = ending.saved.float8;
   }
   above->saved.cache_enabled = ending.saved.cache_enabled;
   return restored;
@@ -90,15 +92,28 @@ std::optional<Frame> end_innermost(const Predicate& is_wanted) noexcept {
 
 }  // namespace
 
+AutocastState current_state(c10::DeviceType device) {
+  return {.device = device,
+          .dtype = at::autocast::get_autocast_dtype(device),
+          .enabled = at::autocast::is_autocast_enabled(device),
+          .cache_enabled = at::autocast::is_autocast_cache_enabled(),
+          .sets_float8 = true,
+          .float8 = thread_float8(device)};
+}
+
 RegionId enter_region(const AutocastState& wanted, void* owner, RegionKind kind) {
   auto& open = PerThread<OpenRegions>::make();
   const RegionId id = open.ids.next();
   const AutocastState found = current_state(wanted.device);
-  open.frames.push_back({id, owner, found, kind});
+  const bool has_float8 = wanted.sets_float8 && wanted.float8 != nullptr;
+  open.frames.push_back({id, owner, found, kind, has_float8});
   at::autocast::set_autocast_enabled(wanted.device, wanted.enabled);
   at::autocast::set_autocast_dtype(wanted.device, wanted.dtype);
   if (wanted.cache_enabled != found.cache_enabled) {
     at::autocast::set_autocast_cache_enabled(wanted.cache_enabled);
+  }
+  if (wanted.sets_float8) {
+    set_thread_float8(wanted.device, wanted.float8);
   }
   on_region_entered(at::autocast::increment_nesting());
   return id;
@@ -110,7 +125,8 @@ bool exit_region(RegionId id) noexcept {
 
 EndedRegion exit_region_of(const void* owner) noexcept {
   const auto ended = end_innermost([&](const Frame& frame) { return frame.owner == owner; });
-  return {ended.has_value(), ended.has_value() ? ended->kind : RegionKind::ours};
+  return {ended.has_value(), ended.has_value() ? ended->kind : RegionKind::ours,
+          ended.has_value() && ended->had_float8};
 }
 
 }  // namespace fastamp::autocast

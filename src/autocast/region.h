@@ -33,7 +33,11 @@ FASTAMP_API bool exit_region(RegionId id) noexcept;
 struct EndedRegion {
   bool found;
   RegionKind kind;
+  bool had_float8;  ///< It had put a recipe in force.
 };
+
+/// The state that a device is in on this thread, as enter_region() would restore it.
+FASTAMP_API AutocastState current_state(c10::DeviceType device);
 
 /// Ends the innermost open region that `owner` has on this thread.
 FASTAMP_API EndedRegion exit_region_of(const void* owner) noexcept;

@@ -10,7 +10,11 @@ namespace fastamp {
 /// Whether this build has kernels of our ops for a device: elsewhere torch's operators are used.
 FASTAMP_API bool has_kernels(c10::DeviceType device);
 
-/// The same, or Meta, where every op has a kernel that checks and computes nothing.
+/// The compute capability of the current CUDA device, such as 90 for 9.0; 0 in a build without
+/// CUDA.
+int compute_capability();
+
+/// As has_kernels(); also Meta, where every op has a kernel that checks and computes nothing.
 inline bool has_kernels_or_meta(c10::DeviceType device) {
   return device == c10::DeviceType::Meta || has_kernels(device);
 }

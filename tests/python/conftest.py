@@ -63,6 +63,7 @@ def global_state_is_left_as_it_was() -> Iterator[None]:
     set_torch_state(torch_before)
     if fastamp_after["policies"] != fastamp_before["policies"]:
         fastamp.reset_op_policies()
+    _C.set_float8_numbers(fastamp_before["recipes"])
     if fastamp_after["installed"] != fastamp_before["installed"]:
         (_C.register_kernels if fastamp_before["installed"] else _C.unregister_kernels)()
     assert torch_after == torch_before

@@ -16,9 +16,9 @@ struct IValue;
 
 namespace fastamp {
 
-/// What autocast does on a thread: the state of its regions on every device, and the changes of op
-/// policies. A value: take it where a region is open and put it in force elsewhere, such as in the
-/// backward of an autograd function or on the threads of a pool.
+/// What autocast does on a thread: the state of its regions on every device, their fp8 recipes
+/// included, and the changes of op policies. A value: take it where a region is open and put it in
+/// force elsewhere, such as in the backward of an autograd function or on the threads of a pool.
 ///
 /// @code
 ///   struct Linear : torch::autograd::Function<Linear> {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <fastamp/autocast/float8.h>
 #include <fastamp/export.h>
 
 #include <c10/core/Device.h>
@@ -12,14 +13,20 @@
 
 namespace fastamp {
 
+namespace autocast {
+struct Float8Setting;
+}
+
 namespace detail {
 
-/// torch's public autocast state for one device, on one thread.
+/// torch's public autocast state for one device, on one thread, and fastamp's own beside it.
 struct AutocastState {
   c10::DeviceType device;
   c10::ScalarType dtype;
   bool enabled;
   bool cache_enabled;
+  bool sets_float8 = false;                         ///< False: the recipe in force stays as it is.
+  const autocast::Float8Setting* float8 = nullptr;  ///< Null: no recipe.
 };
 
 /// Identifies a region, open or ended; unique in the process.
@@ -56,7 +63,8 @@ class FASTAMP_API AutocastGuard {
   /// @param device  Device type whose ops are autocast; CPU and CUDA run fastamp's kernels, other
   ///     autocast devices torch's.
   /// @param dtype  Lower-precision dtype; by default the current autocast dtype of the device
-  ///     (bfloat16 on CPU, float16 on CUDA unless changed).
+  ///     (bfloat16 on CPU, float16 on CUDA unless changed). On CUDA, float8_e4m3fn stands for
+  ///     bfloat16 with a default Float8Recipe.
   /// @param enabled  false switches autocast off inside the region.
   /// @param cache_enabled  Whether casts of weights are kept until the outermost region ends; by
   ///     default the current setting.
@@ -72,6 +80,21 @@ class FASTAMP_API AutocastGuard {
                          std::optional<c10::ScalarType> dtype = std::nullopt, bool enabled = true,
                          std::optional<bool> cache_enabled = std::nullopt)
       : AutocastGuard(device.type(), dtype, enabled, cache_enabled) {}
+  /// A region that runs linear layers in fp8, where the recipe and the shapes allow it, and all
+  /// else in `dtype`, as a region of that dtype does: docs/float8.md.
+  ///
+  /// On the CPU this is a reference: exact and slow. On a GPU without fp8 products the constructor
+  /// warns and the region runs in `dtype`. In a region inside this one, a dtype given explicitly
+  /// ends the recipe, another dtype or `enabled = false` suspends it.
+  /// @param dtype  bfloat16 or float16.
+  /// @throws c10::ValueError for a recipe or dtype that is not possible; nothing is changed then.
+  AutocastGuard(c10::DeviceType device, const Float8Recipe& recipe,
+                c10::ScalarType dtype = c10::ScalarType::BFloat16, bool enabled = true,
+                std::optional<bool> cache_enabled = std::nullopt);
+  AutocastGuard(const c10::Device& device, const Float8Recipe& recipe,
+                c10::ScalarType dtype = c10::ScalarType::BFloat16, bool enabled = true,
+                std::optional<bool> cache_enabled = std::nullopt)
+      : AutocastGuard(device.type(), recipe, dtype, enabled, cache_enabled) {}
   ~AutocastGuard() { release(); }
 
   AutocastGuard(const AutocastGuard&) = delete;

@@ -41,6 +41,8 @@ struct TraceRow {
   std::vector<c10::ScalarType> inputs;  ///< Dtypes of the tensor arguments as given, in order.
   c10::ScalarType run_dtype;  ///< Dtype that castable arguments had when the op ran; Undefined if
                               ///< there were no tensors.
+  std::string float8;  ///< In an fp8 region, of ops that can run in fp8: "float8" if they did (the
+                       ///< casts are to fp8, the result is in run_dtype), else why not.
   std::string source;  ///< "file:line" of the Python call, if asked for and known, else empty.
   std::uint64_t calls = 0;
   CastCounts casts;

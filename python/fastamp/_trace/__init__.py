@@ -35,6 +35,8 @@ class TraceRow:
         policy: The policy in force for these calls.
         inputs: Dtypes of the tensor arguments as given, in order.
         run_dtype: Dtype that castable arguments had when the op ran; empty without tensors.
+        float8: In an fp8 region, of ops that can run in fp8: ``"float8"`` if they did (the casts
+            are to fp8, the result is in ``run_dtype``), else why not. Empty elsewhere.
         source: ``"file:line"`` of the Python call with ``source=True``, else empty. Empty too for
             calls without Python code of the user around them, as in backward passes.
         calls: How often the op was called like this.
@@ -51,6 +53,7 @@ class TraceRow:
     policy: str
     inputs: tuple[str, ...]
     run_dtype: str
+    float8: str
     source: str
     calls: int
     weight_casts: int

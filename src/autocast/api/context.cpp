@@ -26,12 +26,10 @@ struct Capsule final : torch::CustomClassHolder {
 
 AutocastContext AutocastContext::current() {
   AutocastContext context;
-  const bool cache_enabled = at::autocast::is_autocast_cache_enabled();
   for (const auto device : at::autocast::_AUTOCAST_SUPPORTED_DEVICES) {
-    const bool enabled = at::autocast::is_autocast_enabled(device);
-    if (enabled || device == c10::kCPU || device == c10::kCUDA) {
-      context.devices_.push_back(
-          {device, at::autocast::get_autocast_dtype(device), enabled, cache_enabled});
+    const auto state = autocast::current_state(device);
+    if (state.enabled || device == c10::kCPU || device == c10::kCUDA) {
+      context.devices_.push_back(state);
     }
   }
   context.policies_ = detail::thread_op_policies();

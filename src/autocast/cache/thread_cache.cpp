@@ -4,6 +4,7 @@
 #include "autocast/cache/activation_ring.h"
 #include "autocast/cache/cast_cache.h"
 #include "autocast/cache/cast_plans.h"
+#include "autocast/cache/float8_casts.h"
 #include "autocast/make/tensor_identity.h"
 #include "autocast/torch/torch_cache.h"
 #include "autocast/torch/torch_state.h"
@@ -21,6 +22,7 @@ namespace {
 
 struct ThreadCache {
   CastCache casts;
+  Float8Casts float8_casts;
   CastPlans plans;
   /// Open regions of ours, counted from one that was the outermost of the thread. While there are
   /// any, we learn of the end of the last one.
@@ -62,6 +64,7 @@ void clear_casts(ThreadCache& cache) noexcept {
     cache.plans.end(cache.casts.used_casts());
   }
   cache.casts.clear();
+  cache.float8_casts.clear();
 }
 
 void clear(ThreadCache& cache) noexcept {
@@ -103,10 +106,11 @@ bool end_of_region_is_known(ThreadCache& cache) {
   return cache.our_regions > 0 || (region_depth() > 0 && mark_torch_region(cache));
 }
 
-/// This thread's cache, if it holds casts that may be used now.
-ThreadCache* usable_cache() {
+/// This thread's cache, if it holds casts of a kind that may be used now.
+template <class Casts>
+ThreadCache* usable_cache(Casts ThreadCache::* casts) {
   ThreadCache* const cache = t_cache;
-  if (cache == nullptr || cache->casts.empty() || !is_weight_cache_enabled()) {
+  if (cache == nullptr || (cache->*casts).empty() || !is_weight_cache_enabled()) {
     return nullptr;
   }
   if (cache->our_regions == 0 && !torch_region_goes_on(*cache)) {
@@ -119,12 +123,12 @@ ThreadCache* usable_cache() {
 }  // namespace
 
 at::Tensor find_weight_cast(const at::Tensor& source, c10::ScalarType to) {
-  ThreadCache* const cache = usable_cache();
+  ThreadCache* const cache = usable_cache(&ThreadCache::casts);
   return cache == nullptr ? at::Tensor() : cache->casts.find(source, to);
 }
 
 at::Tensor find_weight_data(const at::Tensor& source, c10::ScalarType to) {
-  ThreadCache* const cache = usable_cache();
+  ThreadCache* const cache = usable_cache(&ThreadCache::casts);
   return cache == nullptr ? at::Tensor() : cache->casts.find_data(source, to);
 }
 
@@ -164,6 +168,23 @@ void keep_activation_cast(const at::Tensor& source, c10::ScalarType to, const at
   }
 }
 
+std::optional<Float8Cast> find_float8_cast(const at::Tensor& weight, c10::ScalarType to,
+                                           Float8Wanted wanted) {
+  ThreadCache* const cache = usable_cache(&ThreadCache::float8_casts);
+  return cache == nullptr ? std::nullopt : cache->float8_casts.find(weight, to, wanted);
+}
+
+void keep_float8_cast(const at::Tensor& weight, c10::ScalarType to, const Float8Cast& cast) {
+  if (!is_weight_cache_enabled() || !TensorIdentity::exists_for(weight) ||
+      is_cached_by_torch(weight)) {
+    return;
+  }
+  ThreadCache* const cache = make_cache();
+  if (cache != nullptr && end_of_region_is_known(*cache)) {
+    cache->float8_casts.insert(weight, to, cast);
+  }
+}
+
 void on_region_entered(int open_regions) {
   ThreadCache* const cache = make_cache();
   if (cache == nullptr) {
@@ -194,11 +215,14 @@ bool on_region_left(int open_regions) noexcept {
   return true;
 }
 
-bool has_weight_casts() noexcept { return t_cache != nullptr && !t_cache->casts.empty(); }
+bool has_weight_casts() noexcept {
+  return t_cache != nullptr && !(t_cache->casts.empty() && t_cache->float8_casts.empty());
+}
 
 void forget_weight_casts(const std::vector<const c10::TensorImpl*>& weights) {
   if (t_cache != nullptr) {
     t_cache->casts.forget(weights);
+    t_cache->float8_casts.forget(weights);
   }
 }
 

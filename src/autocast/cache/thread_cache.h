@@ -2,12 +2,14 @@
 #pragma once
 
 #include "autocast/cache/cast_cache.h"
+#include "autocast/make/float8_cast.h"
 
 #include <fastamp/export.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
+#include <optional>
 #include <vector>
 
 // The casts that the regions of the calling thread keep or share. A thread that ends drops them;
@@ -35,6 +37,13 @@ at::Tensor find_activation_cast(const at::Tensor& source, c10::ScalarType to);
 
 /// Lets later uses of a recorded activation share the memory of its cast.
 void keep_activation_cast(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast);
+
+/// The fp8 cast of a weight that this thread's cache holds, can be used now and has what is wanted.
+std::optional<Float8Cast> find_float8_cast(const at::Tensor& weight, c10::ScalarType to,
+                                           Float8Wanted wanted);
+
+/// Keeps the fp8 cast of a weight if it is possible to know when its region ends.
+void keep_float8_cast(const at::Tensor& weight, c10::ScalarType to, const Float8Cast& cast);
 
 /// Called by each region of ours after entering and after leaving, with the number of regions,
 /// torch's included, that are now open on the thread. The second returns whether the casts of the

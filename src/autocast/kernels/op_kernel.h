@@ -2,6 +2,8 @@
 #pragma once
 
 #include "autocast/kernels/arguments.h"
+#include "autocast/kernels/float8_linear.h"
+#include "autocast/policy/float8_setting.h"
 #include "autocast/policy/policy_table.h"
 #include "autocast/table/kernel_entry.h"
 #include "autocast/table/op_names.h"
@@ -80,6 +82,14 @@ struct OpKernel<Op, Id, Redispatch, Result(Args...)> {
       const auto lower = region_dtype(device_type(device));
       switch (policy) {
         case OpPolicy::lower:
+          if constexpr (can_run_in_float8(Id)) {
+            if (const auto* setting = float8_in_force(device)) [[unlikely]] {
+              Result in_float8 = run_in_float8(OpTag<Id>(), device, *setting, args...);
+              if (in_float8.defined()) {
+                return in_float8;
+              }
+            }
+          }
           return call_cast({lower, lower, device, kSharesCasts}, args...);
         case OpPolicy::fp32:
           return call_cast({c10::kFloat, lower, device}, args...);

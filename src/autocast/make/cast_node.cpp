@@ -2,18 +2,17 @@
 #include "autocast/make/cast_node.h"
 
 #include "autocast/make/data_cast.h"
+#include "autocast/make/make_node.h"
 #include "autocast/trace/tracing.h"
 #include "core/interception.h"
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/generated/Functions.h>
 
-#include <memory>
 #include <utility>
 
 namespace fastamp::autocast {
@@ -44,19 +43,6 @@ struct CastBackward final : autograd::generated::ToCopyBackward0 {
   }
 };
 
-// Templates, since only one of the two compiles.
-template <class Made, class Node, class... Arguments>
-std::shared_ptr<Node> make_node(const std::shared_ptr<Node>* /*held_by*/, Arguments... arguments) {
-  // Overloaded on how nodes are held: deleteNode does not exist where they count their references.
-  return std::shared_ptr<Node>(new Made(arguments...), [](auto* node) { deleteNode(node); });
-}
-
-template <class Made, class Node, class... Arguments>
-c10::intrusive_ptr<Node> make_node(const c10::intrusive_ptr<Node>* /*held_by*/,
-                                   Arguments... arguments) {
-  return c10::make_intrusive<Made>(arguments...);
-}
-
 }  // namespace
 
 bool is_recorded(const at::Tensor& tensor) {
@@ -71,7 +57,7 @@ void record_cast(const at::Tensor& source, const at::Tensor& out) {
 }
 
 void record_cast(const at::Tensor& source, const at::Tensor& out, NodeOrder order) {
-  const NodePtr node = make_node<CastBackward>(static_cast<const NodePtr*>(nullptr), order);
+  const NodePtr node = make_node<CastBackward>(order);
   node->set_next_edges(autograd::collect_next_edges(source));
   static_cast<CastBackward&>(*node).self_options = source.options();
   autograd::set_history(out, node);
@@ -79,8 +65,6 @@ void record_cast(const at::Tensor& source, const at::Tensor& out, NodeOrder orde
 
 const std::type_info& cast_node_type() { return typeid(CastBackward); }
 
-NodePtr torchs_cast_node() {
-  return make_node<autograd::generated::ToCopyBackward0>(static_cast<const NodePtr*>(nullptr));
-}
+NodePtr torchs_cast_node() { return make_node<autograd::generated::ToCopyBackward0>(); }
 
 }  // namespace fastamp::autocast

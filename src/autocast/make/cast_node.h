@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "autocast/make/node_ptr.h"
+
 #include <fastamp/export.h>
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <type_traits>
 #include <typeinfo>
-#include <utility>
 
 namespace fastamp::autocast {
 
@@ -18,9 +18,6 @@ using NodeOrder = std::uint64_t;
 
 /// The place that a node made now would have; no other node gets it.
 NodeOrder take_node_order();
-
-/// How this torch holds nodes: std::shared_ptr, later versions c10::intrusive_ptr.
-using NodePtr = std::decay_t<decltype(std::declval<const at::Tensor&>().grad_fn())>;
 
 /// Whether autograd records ops on this tensor now, in the sense of the generated autograd kernels.
 bool is_recorded(const at::Tensor& tensor);

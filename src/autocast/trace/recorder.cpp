@@ -24,7 +24,8 @@ std::vector<TraceRow> Recorder::rows() const {
   rows.reserve(sums_.size());
   for (const auto& [kind, sum] : sums_) {
     rows.push_back({short_name(kind.op), device_type(kind.device), kind.policy, kind.inputs,
-                    kind.run_dtype, kind.source, sum.calls, sum.casts});
+                    kind.run_dtype, std::string(to_string(kind.float8)), kind.source, sum.calls,
+                    sum.casts});
   }
   return rows;
 }

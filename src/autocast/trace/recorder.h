@@ -3,6 +3,7 @@
 
 #include "autocast/table/op_ids.h"
 #include "autocast/table/policy_device.h"
+#include "autocast/trace/float8_outcome.h"
 
 #include <fastamp/autocast/policy.h>
 #include <fastamp/autocast/trace.h>
@@ -26,6 +27,7 @@ struct CallKind {
   OpPolicy policy;
   std::vector<c10::ScalarType> inputs;
   c10::ScalarType run_dtype;
+  Float8Outcome float8;
   std::string source;
 
   auto operator<=>(const CallKind&) const = default;

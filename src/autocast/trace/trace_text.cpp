@@ -90,9 +90,22 @@ Cells cells_of(const CastCounts& casts) {
 
 void append(Cells& cells, Cells more) { std::ranges::move(more, std::back_inserter(cells)); }
 
-Cells heading(bool with_source) {
+/// The columns that are shown only where a row has something to say in them.
+struct ShownColumns {
+  bool float8 = false;
+  bool source = false;
+
+  std::size_t text_columns() const {
+    return 5 + static_cast<std::size_t>(float8) + static_cast<std::size_t>(source);
+  }
+};
+
+Cells heading(ShownColumns shown) {
   Cells cells{"Op", "Device", "Policy", "Input dtypes", "Runs in"};
-  if (with_source) {
+  if (shown.float8) {
+    cells.emplace_back("In fp8");
+  }
+  if (shown.source) {
     cells.emplace_back("Source");
   }
   append(cells, {"Calls", "Weight casts", "Other casts", "Cast size", "Cache hits",
@@ -100,10 +113,14 @@ Cells heading(bool with_source) {
   return cells;
 }
 
-Cells cells_of(const TraceRow& row, bool with_source) {
+Cells cells_of(const TraceRow& row, ShownColumns shown) {
   Cells cells{row.op, device_name(row.device), std::string(to_string(row.policy)),
               folded(row.inputs), dtype_name(row.run_dtype)};
-  if (with_source) {
+  if (shown.float8) {
+    const bool ran = row.float8 == "float8";
+    cells.push_back(row.float8.empty() ? "-" : ran ? "yes" : "no: " + row.float8);
+  }
+  if (shown.source) {
     cells.push_back(row.source.empty() ? "-" : row.source);
   }
   cells.push_back(std::to_string(row.calls));
@@ -174,7 +191,8 @@ void write_row(std::ostream& out, const TraceRow& row) {
   out << "{\"op\": " << in_quotes(row.op) << ", \"device\": " << in_quotes(device_name(row.device))
       << ", \"policy\": " << in_quotes(to_string(row.policy)) << ", \"inputs\": ["
       << c10::Join(", ", inputs) << "], \"run_dtype\": " << in_quotes(dtype_name(row.run_dtype))
-      << ", \"source\": " << in_quotes(row.source) << ", \"calls\": " << row.calls << ", ";
+      << ", \"float8\": " << in_quotes(row.float8) << ", \"source\": " << in_quotes(row.source)
+      << ", \"calls\": " << row.calls << ", ";
   write_counts(out, row.casts);
   out << "}";
 }
@@ -207,21 +225,22 @@ std::string format_table(std::vector<TraceRow> rows, const GradientCasts& gradie
   sort_rows(rows, order);
   const auto left_out = rows.size() - std::min(rows.size(), row_limit);
   rows.erase(rows.end() - static_cast<std::ptrdiff_t>(left_out), rows.end());
-  const bool with_source =
-      std::ranges::any_of(rows, [](const TraceRow& row) { return !row.source.empty(); });
+  const ShownColumns shown{
+      .float8 = std::ranges::any_of(rows, [](const auto& row) { return !row.float8.empty(); }),
+      .source = std::ranges::any_of(rows, [](const auto& row) { return !row.source.empty(); })};
 
-  std::vector<Cells> lines{heading(with_source)};
+  std::vector<Cells> lines{heading(shown)};
   for (const auto& row : rows) {
-    lines.push_back(cells_of(row, with_source));
+    lines.push_back(cells_of(row, shown));
   }
   Cells total{"Total"};
-  total.resize(with_source ? 6 : 5);
+  total.resize(shown.text_columns());
   total.push_back(std::to_string(calls));
   append(total, cells_of(totals));
   lines.push_back(std::move(total));
 
   std::ostringstream out;
-  out << lay_out(lines, with_source ? 6 : 5);
+  out << lay_out(lines, shown.text_columns());
   if (left_out > 0) {
     out << left_out << " more rows\n";
   }

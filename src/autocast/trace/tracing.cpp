@@ -129,6 +129,7 @@ TracedCall::~TracedCall() {
                  .policy = policy_,
                  .inputs = std::move(inputs_),
                  .run_dtype = ran_in,
+                 .float8 = float8_,
                  .source = {}},
                 casts_);
   } catch (...) {  // NOLINT(bugprone-empty-catch): out of memory; the op goes on unrecorded
@@ -213,6 +214,12 @@ void TracedCall::count(CastEvent event, std::uint64_t bytes) {
 void report_cast(CastEvent event, const at::Tensor& cast) {
   if (TracedCall* call = TracedCall::current()) {
     call->count(event, bytes_of(cast));
+  }
+}
+
+void report_float8(Float8Outcome outcome) {
+  if (TracedCall* call = TracedCall::current()) {
+    call->note_float8(outcome);
   }
 }
 

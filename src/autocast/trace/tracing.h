@@ -3,6 +3,7 @@
 
 #include "autocast/table/op_ids.h"
 #include "autocast/table/policy_device.h"
+#include "autocast/trace/float8_outcome.h"
 #include "autocast/trace/recorder.h"
 
 #include <fastamp/autocast/policy.h>
@@ -65,6 +66,7 @@ class TracedCall {
   void see(const T& /*argument*/) {}
 
   void count(CastEvent event, std::uint64_t bytes);
+  void note_float8(Float8Outcome outcome) { float8_ = outcome; }
 
   /// The call in progress on this thread, or nullptr.
   static TracedCall* current();
@@ -79,6 +81,7 @@ class TracedCall {
   bool any_eligible_ = false;
   bool first_eligible_ = false;
   bool any_forces_fp32_ = false;
+  Float8Outcome float8_ = Float8Outcome::not_asked;
   std::optional<c10::ScalarType> given_dtype_;
   std::vector<c10::ScalarType> inputs_;
   CastCounts casts_;
@@ -90,6 +93,14 @@ void report_cast(CastEvent event, const at::Tensor& cast);
 inline void note_cast(CastEvent event, const at::Tensor& cast) {
   if (is_traced()) [[unlikely]] {
     report_cast(event, cast);
+  }
+}
+
+/// Tells the call in progress, if it is traced, whether it runs in fp8, or why not.
+void report_float8(Float8Outcome outcome);
+inline void note_float8(Float8Outcome outcome) {
+  if (is_traced()) [[unlikely]] {
+    report_float8(outcome);
   }
 }
 

@@ -43,7 +43,11 @@ def set_torch_state(state: dict[str, Any]) -> None:
 
 def fastamp_state() -> dict[str, Any]:
     policies = [(row.op, row.cpu, row.cuda) for row in fastamp.op_table()]
-    return {"installed": _C.kernels_registered(), "policies": policies}
+    return {
+        "installed": _C.kernels_registered(),
+        "policies": policies,
+        "recipes": _C.float8_numbers(),
+    }
 
 
 @contextmanager

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "autocast/cache/float8_exclusions.h"
+#include "autocast/policy/float8_region.h"
+#include "autocast/policy/float8_setting.h"
+#include "bindings.h"
+
+#include <fastamp/autocast/float8.h>
+
+#include <c10/core/Device.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace fastamp::python {
+namespace {
+
+/// The fields of Python's Float8Recipe, in its order.
+using Fields = std::tuple<c10::ScalarType, c10::ScalarType, Float8Recipe::FastAccumulate,
+                          std::vector<std::string>>;
+
+Float8Recipe to_recipe(const Fields& fields) {
+  const auto& [forward_dtype, grad_dtype, fast_accumulate, ops] = fields;
+  return Float8Recipe()
+      .forward_dtype(forward_dtype)
+      .grad_dtype(grad_dtype)
+      .fast_accumulate(fast_accumulate)
+      .ops(ops);
+}
+
+Fields to_fields(const Float8Recipe& recipe) {
+  return {recipe.forward_dtype(), recipe.grad_dtype(), recipe.fast_accumulate(), recipe.ops()};
+}
+
+std::uint32_t number_of(const autocast::Float8Setting* setting) {
+  return setting == nullptr ? 0 : setting->number;
+}
+
+void check_recipe(const Fields& fields) {
+  autocast::float8_setting("Float8Recipe", to_recipe(fields), c10::kBFloat16);
+}
+
+std::uint32_t number_of_region(const std::string& device, const Fields& fields,
+                               c10::ScalarType carrier) {
+  return number_of(autocast::float8_of_region("autocast", c10::Device(device).type(),
+                                              to_recipe(fields), carrier));
+}
+
+std::optional<Fields> fields_in_force(const std::string& device) {
+  const auto recipe = float8_recipe(c10::Device(device).type());
+  return recipe.has_value() ? std::optional(to_fields(*recipe)) : std::nullopt;
+}
+
+Fields fields_of_number(std::uint32_t number) {
+  return to_fields(autocast::recipe_of(*autocast::float8_setting_numbered(number)));
+}
+
+using Numbers = std::pair<std::uint32_t, std::uint32_t>;
+
+/// What this thread's regions have set for cpu and cuda.
+Numbers thread_numbers() {
+  return {number_of(autocast::thread_float8(c10::kCPU)),
+          number_of(autocast::thread_float8(c10::kCUDA))};
+}
+
+void set_thread_numbers(Numbers numbers) {
+  autocast::set_thread_float8(c10::kCPU, autocast::float8_setting_numbered(numbers.first));
+  autocast::set_thread_float8(c10::kCUDA, autocast::float8_setting_numbered(numbers.second));
+}
+
+}  // namespace
+
+void bind_float8(pybind11::module_& module) {
+  module.def("check_float8_recipe", torch::wrap_pybind_function(check_recipe));
+  module.def("check_float8_dtype", torch::wrap_pybind_function([](c10::ScalarType dtype) {
+               autocast::check_float8_dtype("autocast", dtype);
+             }));
+  module.def("float8_number", torch::wrap_pybind_function(number_of_region));
+  module.def("float8_recipe", torch::wrap_pybind_function(fields_in_force));
+  module.def("float8_recipe_numbered", torch::wrap_pybind_function(fields_of_number));
+  module.def("float8_numbers", thread_numbers);
+  module.def("set_float8_numbers", set_thread_numbers);
+  module.def("exclude_from_float8", autocast::exclude_from_float8);
+  module.def("end_float8_exclusion", autocast::end_float8_exclusion);
+}
+
+}  // namespace fastamp::python

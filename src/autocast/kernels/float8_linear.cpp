@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "autocast/kernels/float8_linear.h"
+
+#include "autocast/cache/float8_exclusions.h"
+#include "autocast/cache/thread_cache.h"
+#include "autocast/cast_source.h"
+#include "autocast/make/cast_node.h"
+#include "autocast/make/float8_product.h"
+#include "autocast/trace/tracing.h"
+#include "core/dtypes.h"
+#include "core/interception.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
+
+#include <utility>
+
+namespace fastamp::autocast {
+namespace {
+
+constexpr std::int64_t kMultiple = 16;
+
+/// Which parameter an operand is, if it is one: its cast is kept for the region.
+struct WeightSource {
+  const at::Tensor* weight = nullptr;
+  bool is_transposed = false;  ///< The operand is `weight.t()`.
+};
+
+/// Unlike is_weight(), of any dtype that can be cast to fp8.
+bool is_trained(const at::Tensor& tensor) {
+  return tensor.requires_grad() && tensor.is_leaf() && !tensor.is_view() && !tensor.is_inference();
+}
+
+WeightSource source_of(const at::Tensor& operand) {
+  if (is_trained(operand)) {
+    return {&operand, false};
+  }
+  const at::Tensor* base = base_of_whole_view(operand);
+  if (base == nullptr || !is_trained(*base) || base->dim() != 2 || operand.dim() != 2) {
+    return {};
+  }
+  const bool is_same = base->sizes() == operand.sizes() && base->strides() == operand.strides();
+  const bool is_transposed = base->size(0) == operand.size(1) && base->size(1) == operand.size(0) &&
+                             base->stride(0) == operand.stride(1) &&
+                             base->stride(1) == operand.stride(0);
+  return is_same || is_transposed ? WeightSource{base, !is_same} : WeightSource{};
+}
+
+bool is_castable(const at::Tensor& tensor) {
+  return tensor.scalar_type() == c10::kFloat || is_16_bit(tensor);
+}
+
+/// Whether the sizes are those of x times a weight plus a bias.
+bool fits(const Float8Operands& operands) {
+  const auto& [x, weight, bias, is_transposed] = operands;
+  if (weight.dim() != 2 || x.dim() < 1 || x.size(-1) != weight.size(is_transposed ? 0 : 1)) {
+    return false;
+  }
+  return !bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(is_transposed ? 1 : 0));
+}
+
+/// A question about the operands; a bias that is missing has every property.
+template <class Predicate>
+bool all_of(const Float8Operands& operands, const Predicate& predicate) {
+  return predicate(operands.x) && predicate(operands.weight) &&
+         (!operands.bias.defined() || predicate(operands.bias));
+}
+
+Float8Outcome outcome_of(PolicyDevice device, const Float8Operands& operands,
+                         const WeightSource& source) {
+  const auto is_here = [&](const at::Tensor& tensor) {
+    return is_on(tensor, device) && tensor.device() == operands.x.device();
+  };
+  if (!all_of(operands, is_castable)) {
+    return Float8Outcome::dtype;
+  }
+  if (!all_of(operands, is_here) || !fits(operands)) {
+    return Float8Outcome::arguments;
+  }
+  if (source.weight == nullptr && operands.weight_is_transposed) {
+    return Float8Outcome::no_weight;
+  }
+  if (is_excluded_from_float8(source.weight == nullptr ? operands.weight : *source.weight)) {
+    return Float8Outcome::excluded;
+  }
+  if (operands.x.numel() == 0 || operands.weight.numel() == 0) {
+    return Float8Outcome::empty;
+  }
+  const auto& weight = operands.weight;
+  return weight.size(0) % kMultiple == 0 && weight.size(1) % kMultiple == 0 ? Float8Outcome::ran
+                                                                            : Float8Outcome::shape;
+}
+
+void note_float8_cast(CastEvent event, const Float8Cast& cast) {
+  if (!is_traced()) {
+    return;
+  }
+  if (TracedCall* call = TracedCall::current()) {
+    const auto bytes = [](const at::Tensor& copy) { return copy.defined() ? bytes_of(copy) : 0; };
+    call->count(event, bytes(cast.rows) + bytes(cast.columns));
+  }
+}
+
+Float8Wanted swapped(Float8Wanted wanted) {
+  return {.rows = wanted.columns, .columns = wanted.rows};
+}
+
+/// The cast of a parameter, kept for the region.
+Float8Cast cast_parameter(const at::Tensor& weight, c10::ScalarType to, Float8Wanted wanted) {
+  if (auto found = find_float8_cast(weight, to, wanted)) {
+    note_float8_cast(CastEvent::cache_hit, *found);
+    return std::move(*found);
+  }
+  // An inference tensor could not be saved for backward once the mode is left, in the same region.
+  const c10::InferenceMode normal_mode(false);
+  const at::NoGradGuard no_grad;
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  Float8Cast cast = cast_to_float8(weight, to, wanted);
+  keep_float8_cast(weight, to, cast);
+  note_float8_cast(CastEvent::weight_cast, cast);
+  return cast;
+}
+
+/// The cast of the weight as [N, K].
+Float8Cast cast_operand(const Float8Operands& operands, const WeightSource& source,
+                        c10::ScalarType to, Float8Wanted wanted) {
+  const bool is_transposed = operands.weight_is_transposed;
+  if (source.weight == nullptr) {
+    Float8Cast cast =
+        cast_to_float8(is_transposed ? operands.weight.t() : operands.weight, to, wanted);
+    note_float8_cast(CastEvent::other_cast, cast);
+    return cast;
+  }
+  if (is_transposed == source.is_transposed) {
+    return cast_parameter(*source.weight, to, wanted);
+  }
+  Float8Cast cast = cast_parameter(*source.weight, to, swapped(wanted));
+  std::swap(cast.rows, cast.columns);
+  return cast;
+}
+
+}  // namespace
+
+at::Tensor refuse_float8_arguments() {
+  note_float8(Float8Outcome::arguments);
+  return {};
+}
+
+at::Tensor float8_linear(PolicyDevice device, const Float8Setting& setting, Float8Op op,
+                         const Float8Operands& operands) {
+  const auto is_intercepted_operand = [](const at::Tensor& tensor) {
+    return call_path(tensor) == CallPath::intercepted;
+  };
+  const auto& [x, weight, bias, is_transposed] = operands;
+  if (!setting.runs(op)) {
+    note_float8(Float8Outcome::op);
+    return {};
+  }
+  if (is_intercepted_operand(x) || is_intercepted_operand(weight) ||
+      (bias.defined() && is_intercepted_operand(bias))) {
+    note_float8(Float8Outcome::intercepted);
+    return {};
+  }
+  const WeightSource source = source_of(weight);
+  const auto outcome = outcome_of(device, operands, source);
+  note_float8(outcome);
+  if (outcome != Float8Outcome::ran) {
+    return {};
+  }
+  const Float8Wanted of_x{.rows = true, .columns = is_recorded(weight)};
+  const Float8Wanted of_weight{.rows = true, .columns = is_recorded(x)};
+  const bool recorded = of_x.columns || of_weight.columns || (bias.defined() && is_recorded(bias));
+  Float8Cast x_cast;
+  Float8Cast weight_cast;
+  at::Tensor y;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    x_cast = cast_to_float8(x.reshape({-1, x.size(-1)}), setting.forward_dtype, of_x);
+    note_float8_cast(CastEvent::other_cast, x_cast);
+    weight_cast = cast_operand(operands, source, setting.forward_dtype, of_weight);
+    auto sizes = x.sizes().vec();
+    sizes.back() = weight.size(is_transposed ? 1 : 0);
+    y = float8_product(rows_of(x_cast), rows_of(weight_cast),
+                       bias.defined() ? std::optional(bias.to(setting.carrier)) : std::nullopt,
+                       setting.carrier, setting.fast_accumulate[0])
+            .reshape(sizes);
+  }
+  if (recorded) {
+    if (!of_weight.columns) {
+      weight_cast.columns = at::Tensor();  // The cache may have it, from a use that did need it.
+    }
+    record_float8_product(operands, setting, x_cast, weight_cast, y);
+  }
+  return y;
+}
+
+}  // namespace fastamp::autocast

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "autocast/make/float8_cast.h"
+
+#include "core/interception.h"
+#include "core/tensor_kind.h"
+#include "kernels/cpu/float8.h"
+#include "kernels/functors/float8.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/amax_ops.h>
+#include <ATen/ops/bitwise_left_shift_ops.h>
+#include <ATen/ops/bitwise_right_shift_ops.h>
+#include <ATen/ops/isfinite_ops.h>
+#include <ATen/ops/scalar_tensor_ops.h>
+#include <ATen/ops/sum_ops.h>
+#include <ATen/ops/where_ops.h>
+#include <ATen/ops/zeros.h>
+
+#include <limits>
+#include <utility>
+
+namespace fastamp::autocast {
+namespace {
+
+using kernels::Float8Format;
+
+constexpr std::int64_t kAlignment = 16;
+
+std::int64_t padded(std::int64_t rows) { return (rows + kAlignment - 1) / kAlignment * kAlignment; }
+
+at::Tensor empty_on_cpu(at::IntArrayRef sizes, c10::ScalarType dtype) {
+  return at::detail::empty_cpu(sizes, dtype, /*pin_memory=*/false, std::nullopt);
+}
+
+/// Whether a matrix lies column by column, so that its transpose can be read in its place.
+bool is_column_major(const at::Tensor& matrix) {
+  return !matrix.is_contiguous() && matrix.t().is_contiguous();
+}
+
+void* data_or_null(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.mutable_data_ptr() : nullptr;
+}
+
+Float8Cast cast_on_cpu(const at::Tensor& given, c10::ScalarType to, Float8Wanted wanted) {
+  const auto matrix = given.expect_contiguous();
+  const auto rows = matrix->size(0);
+  const auto columns = matrix->size(1);
+  Float8Cast out;
+  if (wanted.rows) {
+    out.rows = empty_on_cpu({rows, columns}, to);
+  }
+  if (wanted.columns) {
+    out.columns = empty_on_cpu({columns, padded(rows)}, to);
+  }
+  if (wanted.column_sums) {
+    out.column_sums = empty_on_cpu({columns}, c10::kFloat);
+  }
+  const void* in = matrix->const_data_ptr();
+  const auto from = matrix->scalar_type();
+  const float inverse = kernels::cpu::float8_cast({
+      .in = in,
+      .from = from,
+      .to = to,
+      .rows = rows,
+      .columns = columns,
+      .range = kernels::cpu::float8_range(in, from, matrix->numel()),
+      .row_major = data_or_null(out.rows),
+      .transposed = data_or_null(out.columns),
+      .padded_rows = padded(rows),
+      .column_sums = static_cast<float*>(data_or_null(out.column_sums)),
+  });
+  out.inverse_scale = empty_on_cpu({}, c10::kFloat);
+  *out.inverse_scale.mutable_data_ptr<float>() = inverse;
+  return out;
+}
+
+/// The exponent field of the scale, as kernels::float8_exponent, by integer arithmetic on the
+/// device.
+at::Tensor exponent_by_ops(const at::Tensor& amax, std::uint32_t top) {
+  const at::Tensor bits = amax.to(c10::kFloat).view(c10::kInt);
+  const at::Tensor exponent = at::_ops::bitwise_right_shift_Tensor_Scalar::call(bits + 0x1fffff, 23)
+                                  .neg()
+                                  .add(static_cast<std::int64_t>(top) + 254)
+                                  .clamp_max(253);
+  return at::_ops::where_ScalarSelf::call(bits == 0, 127, exponent).to(c10::kInt);
+}
+
+at::Tensor power_of_two(const at::Tensor& exponent) {
+  return at::_ops::bitwise_left_shift_Tensor_Scalar::call(exponent, 23).view(c10::kFloat);
+}
+
+}  // namespace
+
+Float8Cast cast_to_float8_by_ops(const at::Tensor& matrix, c10::ScalarType to,
+                                 Float8Wanted wanted) {
+  const bool is_e4m3 = to == c10::kFloat8_e4m3fn;
+  const auto top =
+      is_e4m3 ? Float8Format<c10::Float8_e4m3fn>::kTop : Float8Format<c10::Float8_e5m2>::kTop;
+  const at::Tensor is_finite = at::_ops::isfinite::call(matrix);
+  const at::Tensor amax = at::_ops::where_ScalarOther::call(is_finite, matrix.abs(), 0).amax();
+  const at::Tensor exponent = exponent_by_ops(amax, top);
+  at::Tensor scaled = matrix.to(c10::kFloat) * power_of_two(exponent);
+  if (is_e4m3) {  // Later versions of torch cast inf to the largest value.
+    scaled = at::_ops::where_ScalarOther::call(is_finite, scaled,
+                                               std::numeric_limits<float>::quiet_NaN());
+  }
+  Float8Cast out;
+  out.inverse_scale = power_of_two(exponent.neg().add(254));
+  const at::Tensor cast = scaled.to(to).contiguous();
+  if (wanted.columns) {
+    out.columns = at::zeros({matrix.size(1), padded(matrix.size(0))}, cast.options());
+    out.columns.narrow(1, 0, matrix.size(0)).copy_(cast.t());
+  }
+  if (wanted.rows) {
+    out.rows = cast;
+  }
+  if (wanted.column_sums) {
+    out.column_sums = matrix.sum({0}, /*keepdim=*/false, c10::kFloat);
+  }
+  return out;
+}
+
+Float8Cast cast_to_float8(const at::Tensor& matrix, c10::ScalarType to, Float8Wanted wanted) {
+  if (is_column_major(matrix) && matrix.size(0) % kAlignment == 0 &&
+      matrix.size(1) % kAlignment == 0 && !wanted.column_sums) {
+    // Neither copy has padding, so that they can change places: nothing is copied first.
+    Float8Cast out =
+        cast_to_float8(matrix.t(), to, {.rows = wanted.columns, .columns = wanted.rows});
+    std::swap(out.rows, out.columns);
+    return out;
+  }
+  const bool is_plain_on_cpu = matrix.is_cpu() && is_ordinary(matrix) && !is_intercepted();
+  return is_plain_on_cpu ? cast_on_cpu(matrix, to, wanted)
+                         : cast_to_float8_by_ops(matrix, to, wanted);
+}
+
+}  // namespace fastamp::autocast

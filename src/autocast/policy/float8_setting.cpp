@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "autocast/policy/float8_setting.h"
+
+#include "autocast/torch/torch_state.h"
+#include "core/dtypes.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <mutex>
+#include <string_view>
+
+namespace fastamp::autocast {
+
+std::atomic<bool> g_float8_was_used{false};
+
+namespace {
+
+constexpr std::array<std::string_view, 4> kOpNames{"linear", "addmm", "mm", "matmul"};
+
+/// Plain pointers: nothing to destroy when a thread ends.
+constinit thread_local std::array<const Float8Setting*, kNumPolicyDevices> t_settings{};
+
+struct Settings {
+  std::mutex mutex;
+  std::deque<Float8Setting> all;  ///< Number n at n - 1. There are few different ones.
+};
+
+/// Never destroyed: other threads may run ops while the process exits.
+Settings& settings() {
+  static auto* interned = new Settings;
+  return *interned;
+}
+
+bool is_format(c10::ScalarType dtype) {
+  return dtype == c10::kFloat8_e4m3fn || dtype == c10::kFloat8_e5m2;
+}
+
+void check_format(const char* function, const char* name, c10::ScalarType dtype) {
+  TORCH_CHECK_VALUE(is_format(dtype), function, ": expected ", name,
+                    " of Float8Recipe to be float8_e4m3fn or float8_e5m2, got ", dtype, ".");
+}
+
+std::uint8_t ops_of(const char* function, const std::vector<std::string>& names) {
+  unsigned ops = 0;
+  for (const auto& name : names) {
+    const auto* const found = std::ranges::find(kOpNames, name);
+    TORCH_CHECK_VALUE(found != kOpNames.end(), function,
+                      ": expected ops of Float8Recipe to be among ", c10::Join(", ", kOpNames),
+                      ", got '", name, "'.");
+    ops |= 1U << static_cast<unsigned>(found - kOpNames.begin());
+  }
+  return static_cast<std::uint8_t>(ops);
+}
+
+bool is_same(const Float8Setting& a, const Float8Setting& b) {
+  return a.carrier == b.carrier && a.forward_dtype == b.forward_dtype &&
+         a.grad_dtype == b.grad_dtype && a.fast_accumulate == b.fast_accumulate && a.ops == b.ops;
+}
+
+const Float8Setting** slot_of(c10::DeviceType device) {
+  if (device == c10::kCPU) {
+    return &t_settings[static_cast<std::size_t>(PolicyDevice::cpu)];
+  }
+  return device == c10::kCUDA ? &t_settings[static_cast<std::size_t>(PolicyDevice::cuda)] : nullptr;
+}
+
+}  // namespace
+
+const Float8Setting* float8_setting(const char* function, const Float8Recipe& recipe,
+                                    c10::ScalarType carrier) {
+  check_format(function, "forward_dtype", recipe.forward_dtype());
+  check_format(function, "grad_dtype", recipe.grad_dtype());
+  TORCH_CHECK_VALUE(
+      recipe.forward_dtype() == c10::kFloat8_e4m3fn || recipe.grad_dtype() == c10::kFloat8_e4m3fn,
+      function,
+      ": expected forward_dtype or grad_dtype of Float8Recipe to be float8_e4m3fn, "
+      "got float8_e5m2 for both, whose product no GPU computes.");
+  TORCH_CHECK_VALUE(is_16_bit(carrier), function,
+                    ": expected the dtype of a region with a Float8Recipe to be bfloat16 or "
+                    "float16, which all else runs in, got ",
+                    carrier, ".");
+  Float8Setting wanted{.carrier = carrier,
+                       .forward_dtype = recipe.forward_dtype(),
+                       .grad_dtype = recipe.grad_dtype(),
+                       .fast_accumulate = recipe.fast_accumulate(),
+                       .ops = ops_of(function, recipe.ops()),
+                       .number = 0};
+  auto& interned = settings();
+  const std::scoped_lock lock(interned.mutex);
+  const auto found = std::ranges::find_if(
+      interned.all, [&](const Float8Setting& setting) { return is_same(setting, wanted); });
+  if (found != interned.all.end()) {
+    return &*found;
+  }
+  wanted.number = static_cast<std::uint32_t>(interned.all.size() + 1);
+  return &interned.all.emplace_back(wanted);  // A deque's elements stay where they are.
+}
+
+const Float8Setting* float8_setting_numbered(std::uint32_t number) {
+  auto& interned = settings();
+  const std::scoped_lock lock(interned.mutex);
+  return number == 0 ? nullptr : &interned.all.at(number - 1);
+}
+
+Float8Recipe recipe_of(const Float8Setting& setting) {
+  std::vector<std::string> ops;
+  for (std::size_t i = 0; i < kOpNames.size(); ++i) {
+    if (setting.runs(static_cast<Float8Op>(i))) {
+      ops.emplace_back(kOpNames[i]);
+    }
+  }
+  return Float8Recipe()
+      .forward_dtype(setting.forward_dtype)
+      .grad_dtype(setting.grad_dtype)
+      .fast_accumulate(setting.fast_accumulate)
+      .ops(std::move(ops));
+}
+
+const Float8Setting* thread_float8(c10::DeviceType device) noexcept {
+  const auto* const slot = slot_of(device);
+  return slot == nullptr ? nullptr : *slot;
+}
+
+void set_thread_float8(c10::DeviceType device, const Float8Setting* setting) noexcept {
+  auto* const slot = slot_of(device);
+  if (slot == nullptr) {
+    return;
+  }
+  if (setting != nullptr) {
+    g_float8_was_used.store(true, std::memory_order_relaxed);
+  }
+  *slot = setting;
+}
+
+const Float8Setting* float8_in_force_slow(PolicyDevice device) {
+  const auto* const setting = t_settings[static_cast<std::size_t>(device)];
+  return setting != nullptr && region_dtype(device_type(device)) == setting->carrier ? setting
+                                                                                     : nullptr;
+}
+
+}  // namespace fastamp::autocast

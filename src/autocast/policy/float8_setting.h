@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "autocast/table/policy_device.h"
+
+#include <fastamp/autocast/float8.h>
+#include <fastamp/export.h>
+
+#include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
+
+#include <atomic>
+#include <cstdint>
+
+// Which fp8 recipe is in force on a thread: state of fastamp's own beside torch's, whose public
+// dtype is the carrier. Exported for the Python module; not part of the public API.
+namespace fastamp::autocast {
+
+/// The ops that a recipe can run in fp8: bits of Float8Setting::ops.
+enum class Float8Op : std::uint8_t { linear, addmm, mm, matmul };
+
+/// A checked recipe and the carrier of its region. Interned: equal ones are one object, which is
+/// never destroyed.
+struct Float8Setting {
+  c10::ScalarType carrier;
+  c10::ScalarType forward_dtype;
+  c10::ScalarType grad_dtype;
+  Float8Recipe::FastAccumulate fast_accumulate;
+  std::uint8_t ops;
+  std::uint32_t number;  ///< For Python, which holds numbers; never 0.
+
+  bool runs(Float8Op op) const { return (ops >> static_cast<unsigned>(op) & 1U) != 0; }
+};
+
+/// @param function  The function that errors name as their source.
+/// @throws c10::ValueError if the recipe or the carrier is not possible.
+FASTAMP_API const Float8Setting* float8_setting(const char* function, const Float8Recipe& recipe,
+                                                c10::ScalarType carrier);
+
+/// The setting with this number; null for 0.
+FASTAMP_API const Float8Setting* float8_setting_numbered(std::uint32_t number);
+
+FASTAMP_API Float8Recipe recipe_of(const Float8Setting& setting);
+
+/// What the regions of this thread have set for a device, suspended or not; null if nothing.
+FASTAMP_API const Float8Setting* thread_float8(c10::DeviceType device) noexcept;
+FASTAMP_API void set_thread_float8(c10::DeviceType device, const Float8Setting* setting) noexcept;
+
+/// Whether any thread has ever had a setting: until then, thread-local memory is not read.
+extern std::atomic<bool> g_float8_was_used;
+
+const Float8Setting* float8_in_force_slow(PolicyDevice device);
+
+/// What ops on the device follow now, within a region that is on: a setting is suspended while the
+/// region's dtype is not its carrier.
+inline const Float8Setting* float8_in_force(PolicyDevice device) {
+  return g_float8_was_used.load(std::memory_order_relaxed) ? float8_in_force_slow(device) : nullptr;
+}
+
+}  // namespace fastamp::autocast

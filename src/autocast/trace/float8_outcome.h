@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace fastamp::autocast {
+
+/// What became of a call in a region with an fp8 recipe.
+enum class Float8Outcome : std::uint8_t {
+  not_asked,  ///< No recipe is in force, or the op is none that can run in fp8.
+  ran,
+  // Why it ran in the carrier:
+  op,           ///< The recipe does not name the op.
+  intercepted,  ///< A subclass, a mode, functorch or a tangent; or a tensor that is not ordinary.
+  dtype,
+  arguments,  ///< Not x times a weight plus a bias, or wrong: torch's op says what is.
+  no_weight,  ///< The second operand of mm, addmm or matmul is no trained parameter.
+  excluded,
+  shape,  ///< K or N is no multiple of 16.
+  empty,
+};
+
+/// As the rows of a trace show it: "" for not_asked, "float8" for ran, else the reason.
+std::string_view to_string(Float8Outcome outcome);
+
+}  // namespace fastamp::autocast

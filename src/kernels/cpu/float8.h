@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <fastamp/export.h>
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+
+// Casts to fp8 with one scale per tensor. Exported for tests.
+namespace fastamp::kernels::cpu {
+
+/// What one read of a tensor tells.
+struct Float8Range {
+  std::uint32_t amax;  ///< The largest finite magnitude, as the bits of a float32.
+  bool is_finite;      ///< Whether no element is inf or NaN.
+};
+
+/// @param from  float32, bfloat16 or float16, as below.
+FASTAMP_API Float8Range float8_range(const void* in, c10::ScalarType from, std::int64_t n);
+
+/// A matrix of rows x columns that lies densely row by row, and where its casts go: null pointers
+/// are left out.
+struct Float8CastArgs {
+  const void* in;
+  c10::ScalarType from;
+  c10::ScalarType to;  ///< float8_e4m3fn or float8_e5m2.
+  std::int64_t rows;
+  std::int64_t columns;
+  Float8Range range;
+  void* row_major;   ///< [rows, columns]
+  void* transposed;  ///< [columns, padded_rows]; the padding is filled with zeros.
+  std::int64_t padded_rows;
+  float* column_sums;  ///< [columns]: sums of the elements as they were given.
+};
+
+/// Writes the casts and returns 1 / scale.
+FASTAMP_API float float8_cast(const Float8CastArgs& args);
+
+}  // namespace fastamp::kernels::cpu

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernels/functors/host_device.h"
+#include "kernels/functors/unscale.h"
+
+#include <c10/util/Float8_e4m3fn.h>
+#include <c10/util/Float8_e5m2.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace fastamp::kernels {
+
+/// What the arithmetic needs to know of a format: its largest finite value is 1.75 * 2^kTop.
+template <typename Out>
+struct Float8Format;
+
+template <>
+struct Float8Format<c10::Float8_e4m3fn> {
+  static constexpr std::uint32_t kTop = 8;
+  static constexpr float kMax = 448.0F;
+  static constexpr std::uint8_t kOfInfinity = 0x7f;  ///< It has no inf: NaN.
+};
+
+template <>
+struct Float8Format<c10::Float8_e5m2> {
+  static constexpr std::uint32_t kTop = 15;
+  static constexpr float kMax = 57344.0F;
+  static constexpr std::uint8_t kOfInfinity = 0x7c;
+};
+
+FASTAMP_HOST_DEVICE std::uint32_t bits_of(float value) {
+  std::uint32_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+FASTAMP_HOST_DEVICE float from_bits(std::uint32_t bits) {
+  float value = 0;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+/// The exponent field of the power of two that brings `amax`, the bits of the largest finite
+/// magnitude of a tensor, into the top binade of a format: 2^floor(log2(max / amax)), computed
+/// without a division or a logarithm. 1 for amax 0; at most 2^126, so that the inverse is normal.
+template <std::uint32_t kTop>
+FASTAMP_HOST_DEVICE std::uint32_t float8_exponent(std::uint32_t amax) {
+  if (amax == 0) {
+    return 127;
+  }
+  // The sum carries into the exponent if the significand is above 1.75, the format's largest.
+  const std::uint32_t exponent = kTop + 254U - ((amax + 0x1fffffU) >> 23U);
+  return exponent < 253U ? exponent : 253U;
+}
+
+template <typename Out>
+FASTAMP_HOST_DEVICE float float8_scale(std::uint32_t amax) {
+  return from_bits(float8_exponent<Float8Format<Out>::kTop>(amax) << 23U);
+}
+
+/// 1 / scale, exact, since a scale is a power of two.
+FASTAMP_HOST_DEVICE float inverse_of_power_of_two(float scale) {
+  return from_bits((254U << 23U) - bits_of(scale));
+}
+
+/// A finite element: scaled, limited to the format's range, rounded to the nearest, ties to even.
+/// With the scale of the tensor's own amax nothing is beyond the range.
+template <typename Out>
+FASTAMP_HOST_DEVICE Out float8_of_finite(float value, float scale) {
+  constexpr float kMax = Float8Format<Out>::kMax;
+  const float scaled = value * scale;
+  const float above = scaled < -kMax ? -kMax : scaled;
+  return static_cast<Out>(above > kMax ? kMax : above);
+}
+
+/// inf or NaN, with its sign: never a finite value. Bits of our own, since later versions of torch
+/// saturate in the conversion.
+template <typename Out>
+FASTAMP_HOST_DEVICE Out float8_of_non_finite(float value) {
+  const auto sign = static_cast<std::uint8_t>((bits_of(value) >> 24U) & 0x80U);
+  const std::uint8_t magnitude =
+      magnitude_bits(value) == kInfBits<float> ? Float8Format<Out>::kOfInfinity : 0x7f;
+  return Out(static_cast<std::uint8_t>(sign | magnitude), Out::from_bits());
+}
+
+/// Any element: NaN stays NaN; inf stays inf in e5m2 and becomes NaN in e4m3fn.
+template <typename Out>
+FASTAMP_HOST_DEVICE Out float8_of(float value, float scale) {
+  return magnitude_bits(value) < kInfBits<float> ? float8_of_finite<Out>(value, scale)
+                                                 : float8_of_non_finite<Out>(value);
+}
+
+/// Rows over which a column is summed in fp32, in order. The sums of such tiles are added in fp64,
+/// in order, and the total is rounded once.
+inline constexpr std::int64_t kFloat8TileRows = 16;
+
+}  // namespace fastamp::kernels
