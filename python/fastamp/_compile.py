@@ -98,12 +98,15 @@ def skip_frame_if_traced(reason: str) -> None:
     Args:
         reason: For dynamo's logs.
     """
-    dynamo = sys.modules.get(_DYNAMO)
-    if dynamo is None:
+    if _DYNAMO not in sys.modules:
         return
-    from torch._dynamo.symbolic_convert import tls
+    from torch._dynamo.symbolic_convert import InstructionTranslator
 
-    if getattr(tls, "current_tx", None) is not None:
+    try:
+        is_tracing = InstructionTranslator.current_tx() is not None
+    except AttributeError:  # This thread has never traced anything.
+        is_tracing = False
+    if is_tracing:
         raise torch._dynamo.exc.SkipFrame(reason)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import fastamp._C as _C
+from fastamp import _compile
 from fastamp._kept_casts import WeightRequest, weights_of
 
 __all__ = ["Float8Recipe", "float8_exclude", "float8_recipe"]
@@ -87,6 +88,13 @@ def float8_recipe(device_type: str) -> Float8Recipe | None:
     """
     fields = _C.float8_recipe(device_type)
     return None if fields is None else _from_native(fields)
+
+
+def _no_recipe(device_type: str) -> None:
+    """Traced by dynamo instead of float8_recipe: compiled code runs only where there is none."""
+
+
+_compile.when_dynamo_loads(lambda: _compile.trace_as(float8_recipe, _no_recipe))
 
 
 def region_arguments(

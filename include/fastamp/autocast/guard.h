@@ -85,7 +85,12 @@ class FASTAMP_API AutocastGuard {
   ///
   /// On the CPU this is a reference: exact and slow. On a GPU without fp8 products the constructor
   /// warns and the region runs in `dtype`. In a region inside this one, a dtype given explicitly
-  /// ends the recipe, another dtype or `enabled = false` suspends it. `dtype` is bfloat16 or float16.
+  /// ends the recipe, another dtype or `enabled = false` suspends it.
+  /// @param device  CPU or CUDA.
+  /// @param recipe  How linear layers run.
+  /// @param dtype  bfloat16 or float16.
+  /// @param enabled  As above.
+  /// @param cache_enabled  As above.
   /// @throws c10::ValueError for a recipe or dtype that is not possible; nothing is changed then.
   AutocastGuard(c10::DeviceType device, const Float8Recipe& recipe,
                 c10::ScalarType dtype = c10::ScalarType::BFloat16, bool enabled = true,

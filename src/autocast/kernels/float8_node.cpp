@@ -24,11 +24,14 @@ namespace {
 namespace autograd = torch::autograd;
 
 /// Stands in the graph of a gradient that was computed with create_graph=True.
-struct LinearFloat8DoubleBackward final : autograd::Node {
+class LinearFloat8DoubleBackward final : public autograd::Node {
+ public:
   using Node::Node;
 
   std::string name() const override { return "LinearFloat8DoubleBackward"; }
 
+ protected:
+  // NOLINTNEXTLINE(cppcoreguidelines-rvalue-reference-param-not-moved): the base's signature
   autograd::variable_list apply(autograd::variable_list&& /*grads*/) override {
     TORCH_CHECK_NOT_IMPLEMENTED(
         false,
@@ -73,12 +76,13 @@ class LinearFloat8Backward final : public autograd::Node {
     }
   }
 
+ protected:
   autograd::variable_list apply(autograd::variable_list&& grads) override {
+    const at::Tensor grad = std::move(grads).at(0);
     const std::scoped_lock lock(mutex_);
     // Before the keys are excluded: a hook of the user may run a whole forward pass.
     const Saved saved = unpack();
     autograd::variable_list out(3);
-    const at::Tensor& grad = grads[0];
     if (!grad.defined()) {
       return out;
     }

@@ -7,6 +7,7 @@
 #include "kernels/functors/float8.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/amax_ops.h>
 #include <ATen/ops/bitwise_left_shift_ops.h>
 #include <ATen/ops/bitwise_right_shift_ops.h>

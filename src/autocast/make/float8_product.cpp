@@ -11,14 +11,18 @@
 
 namespace fastamp::autocast {
 
+#if FASTAMP_HAVE_SCALED_MM
 at::Tensor float8_product(Float8Matrix a, Float8Matrix b, const std::optional<at::Tensor>& bias,
                           c10::ScalarType out, bool fast_accumulate) {
-#if FASTAMP_HAVE_SCALED_MM
   return at::_ops::_scaled_mm::call(a.data, b.data.t(), a.inverse_scale, b.inverse_scale, bias,
                                     /*scale_result=*/std::nullopt, out, fast_accumulate);
-#else
-  TORCH_INTERNAL_ASSERT(false, "no region has a recipe where torch has no _scaled_mm");
-#endif
 }
+#else
+at::Tensor float8_product(Float8Matrix /*a*/, Float8Matrix /*b*/,
+                          const std::optional<at::Tensor>& /*bias*/, c10::ScalarType /*out*/,
+                          bool /*fast_accumulate*/) {
+  TORCH_INTERNAL_ASSERT(false, "no region has a recipe where torch has no _scaled_mm");
+}
+#endif
 
 }  // namespace fastamp::autocast

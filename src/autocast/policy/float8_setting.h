@@ -29,7 +29,7 @@ struct Float8Setting {
   std::uint8_t ops;
   std::uint32_t number;  ///< For Python, which holds numbers; never 0.
 
-  bool runs(Float8Op op) const { return (ops >> static_cast<unsigned>(op) & 1U) != 0; }
+  bool runs(Float8Op op) const { return ((unsigned{ops} >> static_cast<unsigned>(op)) & 1U) != 0; }
 };
 
 /// @param function  The function that errors name as their source.

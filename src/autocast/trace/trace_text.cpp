@@ -113,12 +113,18 @@ Cells heading(ShownColumns shown) {
   return cells;
 }
 
+std::string in_float8(const std::string& outcome) {
+  if (outcome.empty()) {
+    return "-";
+  }
+  return outcome == "float8" ? "yes" : "no: " + outcome;
+}
+
 Cells cells_of(const TraceRow& row, ShownColumns shown) {
   Cells cells{row.op, device_name(row.device), std::string(to_string(row.policy)),
               folded(row.inputs), dtype_name(row.run_dtype)};
   if (shown.float8) {
-    const bool ran = row.float8 == "float8";
-    cells.push_back(row.float8.empty() ? "-" : ran ? "yes" : "no: " + row.float8);
+    cells.push_back(in_float8(row.float8));
   }
   if (shown.source) {
     cells.push_back(row.source.empty() ? "-" : row.source);

@@ -302,6 +302,24 @@ def test_checkpointing_in_a_carrier_region_within_recomputes_in_the_carrier(reen
     assert torch.equal(layer.weight.grad, expected[0])
 
 
+def test_custom_functions_compile_without_a_graph_break():
+    class Double(torch.autograd.Function):
+        @staticmethod
+        @fastamp.custom_fwd(device_type="cpu")
+        def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        @fastamp.custom_bwd(device_type="cpu")
+        def backward(_ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad * 2
+
+    x = torch.randn(3, requires_grad=True)
+    compiled = torch.compile(lambda x: Double.apply(x) + 1, backend="aot_eager", fullgraph=True)
+    compiled(x).sum().backward()
+    assert torch.equal(x.grad, torch.full((3,), 2.0))
+
+
 def test_custom_functions_run_backward_under_the_recipe_of_their_forward():
     weight = nn.Linear(32, 16).weight
     seen: list[Any] = []
