@@ -84,6 +84,8 @@ def dual(tensor: torch.Tensor) -> torch.Tensor:
     return torch.autograd.forward_ad.make_dual(tensor, torch.ones_like(tensor))
 
 
+HAS_NAMES = hasattr(torch.Tensor, "rename")  # torch 2.15 has no named tensors any more
+
 # Conversions keep the dtype. One that a tensor does not go with raises.
 KINDS: dict[str, Convert] = {
     "nested": nested,
@@ -103,7 +105,7 @@ KINDS: dict[str, Convert] = {
     "plain subclass": lambda t: t.as_subclass(Plain),
     "negated": lambda t: torch._neg_view(t),
     "zero": zero,
-    "named": named,
+    **({"named": named} if HAS_NAMES else {}),
     "inference": inference,
     "dual": dual,
 }
@@ -172,4 +174,6 @@ def _plain_parts(tensor: torch.Tensor) -> list[Any]:
         return [*about, tensor.int_repr()]
     if tensor.is_mkldnn or tensor.layout != torch.strided:
         return [*about, tensor.to_dense()]
-    return [*about, tensor.rename(None).as_subclass(torch.Tensor).resolve_neg().clone()]
+    if HAS_NAMES:
+        tensor = tensor.rename(None)
+    return [*about, tensor.as_subclass(torch.Tensor).resolve_neg().clone()]
