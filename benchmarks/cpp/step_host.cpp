@@ -26,6 +26,7 @@ struct Lists {
     for (auto& tensor : made) {
       tensor = at::zeros({kElements});
     }
+    // NOLINTNEXTLINE(bugprone-random-generator-seed): the same order in every run
     std::ranges::shuffle(made, std::mt19937(7));
     for (std::size_t i = 0; i < count; ++i) {
       params.push_back(made[5 * i]);

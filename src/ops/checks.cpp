@@ -9,6 +9,7 @@
 #include <c10/util/Exception.h>
 
 #include <string>
+#include <utility>
 
 namespace fastamp::ops {
 namespace {
@@ -186,7 +187,7 @@ class Copies {
 
   /// Puts the copy of params[index], if there is one, into its entry.
   void add_to(StepEntry& entry, std::size_t index) {
-    if (next_ == args_.copy_of.size() || args_.copy_of[next_] != static_cast<std::int64_t>(index)) {
+    if (next_ == args_.copy_of.size() || std::cmp_not_equal(args_.copy_of[next_], index)) {
       return;
     }
     const at::Tensor& param = args_.params[index];

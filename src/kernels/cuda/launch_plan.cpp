@@ -13,10 +13,12 @@ namespace fastamp::kernels::cuda {
 LaunchPlan plan_launch(const std::vector<std::int64_t>& numels, TableCapacity capacity,
                        const OpShape& op, const DeviceShape& device) {
   // Shifted, not divided: lists may have ten thousand entries.
-  const int shift = std::countr_zero(static_cast<std::uint64_t>(op.chunk_numel));
+  const auto shift =
+      static_cast<unsigned>(std::countr_zero(static_cast<std::uint64_t>(op.chunk_numel)));
   std::int64_t chunks = 0;
   for (const auto numel : numels) {
-    chunks += (numel + op.chunk_numel - 1) >> shift;
+    const auto rounded_up = static_cast<std::uint64_t>(numel + op.chunk_numel - 1);
+    chunks += static_cast<std::int64_t>(rounded_up >> shift);
   }
   TORCH_CHECK_VALUE(std::cmp_less(chunks, std::numeric_limits<std::uint32_t>::max()),
                     "plan_launch: expected fewer than 2^32 chunks of ", op.chunk_numel,
