@@ -120,12 +120,12 @@ Float8Recipe recipe_of(const Float8Setting& setting) {
       .ops(std::move(ops));
 }
 
-const Float8Setting* thread_float8(c10::DeviceType device) noexcept {
+const Float8Setting* thread_float8_slow(c10::DeviceType device) noexcept {
   const auto* const slot = slot_of(device);
   return slot == nullptr ? nullptr : *slot;
 }
 
-void set_thread_float8(c10::DeviceType device, const Float8Setting* setting) noexcept {
+void set_thread_float8_slow(c10::DeviceType device, const Float8Setting* setting) noexcept {
   auto* const slot = slot_of(device);
   if (slot == nullptr) {
     return;

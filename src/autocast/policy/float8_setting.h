@@ -42,12 +42,22 @@ FASTAMP_API const Float8Setting* float8_setting_numbered(std::uint32_t number);
 
 FASTAMP_API Float8Recipe recipe_of(const Float8Setting& setting);
 
-/// What the regions of this thread have set for a device, suspended or not; null if nothing.
-FASTAMP_API const Float8Setting* thread_float8(c10::DeviceType device) noexcept;
-FASTAMP_API void set_thread_float8(c10::DeviceType device, const Float8Setting* setting) noexcept;
+/// Whether any thread has ever had a setting: until then, thread-local memory is not touched.
+FASTAMP_API extern std::atomic<bool> g_float8_was_used;
 
-/// Whether any thread has ever had a setting: until then, thread-local memory is not read.
-extern std::atomic<bool> g_float8_was_used;
+FASTAMP_API const Float8Setting* thread_float8_slow(c10::DeviceType device) noexcept;
+FASTAMP_API void set_thread_float8_slow(c10::DeviceType device,
+                                        const Float8Setting* setting) noexcept;
+
+/// What the regions of this thread have set for a device, suspended or not; null if nothing.
+inline const Float8Setting* thread_float8(c10::DeviceType device) noexcept {
+  return g_float8_was_used.load(std::memory_order_relaxed) ? thread_float8_slow(device) : nullptr;
+}
+inline void set_thread_float8(c10::DeviceType device, const Float8Setting* setting) noexcept {
+  if (setting != nullptr || g_float8_was_used.load(std::memory_order_relaxed)) {
+    set_thread_float8_slow(device, setting);
+  }
+}
 
 const Float8Setting* float8_in_force_slow(PolicyDevice device);
 
