@@ -153,7 +153,7 @@ def _add_back(kept: list[tuple[Any, Any]], scaler: GradScaler | None = None) -> 
         if grad is None:
             continue
         if scaler is not None and scaler.is_enabled():
-            grad.mul_(scaler._scale_on(grad.device))
+            grad.mul_(scaler.scale(torch.ones((), device=grad.device)))
         if parameter.grad is not None:
             grad += parameter.grad
         parameter.grad = grad
@@ -163,19 +163,17 @@ def _unscale(scaler: GradScaler, optimizers: list[Any]) -> bool:
     """Unscales the gradients and moves the scale; returns whether any was not finite."""
     if not scaler.is_enabled():
         return False
-    for optimizer in optimizers:
-        scaler.unscale_(optimizer)
-    flags = [
-        flag
+    reached = [
+        optimizer
         for optimizer in optimizers
-        for flag in scaler._found_inf_per_device(optimizer).values()
+        if any(parameter.grad is not None for parameter in master_params(optimizer))
     ]
-    if not flags:  # the loss reached no parameter
-        scaler._per_optimizer_states.clear()
+    if not reached:
         return False
-    overflowed = any(flag.item() for flag in flags)  # sync: the next step is a skip or it is not
+    for optimizer in reached:
+        scaler.unscale_(optimizer)
     scaler.update()
-    return overflowed
+    return scaler.step_was_skipped  # waits for the device: the next step is a skip or it is not
 
 
 def _skip_next_step(optimizer: Any) -> None:

@@ -8,7 +8,6 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.amp.grad_scaler import OptState
 from torch.utils import _pytree as pytree
 
 import fastamp._C as _C
@@ -122,13 +121,14 @@ class GraphedStep:
         They are skipped by a raised flag and not by what the gradients are: hooks may clean them.
         """
         scaler = GradScaler(self.device.type, process_group=self.scaler.process_group)
-        scaler._warm_up_with(self.scaler)
+        if self.scaler.is_enabled():
+            self.scaler.replay_port().lend_counters(scaler)
+        unscale_once = scaler.replay_port().unscale_once
         skip = torch.ones((), dtype=torch.float32, device=self.device)
         for _ in range(self.warmup):
             self._backward(batches, scaler)
             self._clip(scaler)
-            if scaler._stage_of(self.optimizer) is OptState.READY:
-                scaler.unscale_(self.optimizer)
+            unscale_once(self.optimizer)
             self.optimizer._fastamp_gate = _C.StepGate(  # type: ignore[attr-defined]
                 found_inf=skip, write_grads=False
             )
@@ -225,6 +225,7 @@ class _Replay:
     def __init__(self, step: GraphedStep) -> None:
         """Captures the step; parameters, states, buffers and generators are left as they were."""
         self.step = step
+        self.port = step.scaler.replay_port() if step.scaler.is_enabled() else None
         self.inputs = [
             [
                 leaf.to(step.device).clone() if isinstance(leaf, torch.Tensor) else leaf
@@ -237,12 +238,12 @@ class _Replay:
 
     def capture(self) -> None:
         """Captures anew, as options and tensors are now."""
-        step, scaler = self.step, self.step.scaler
+        step, port = self.step, self.port
         self.modules = list(step.model.modules())
         self.parameters = parameters_of(step.optimizer)
         self.rates = [group["lr"] for group in step.optimizer.param_groups]
-        if scaler.is_enabled():
-            scaler._prepare_replay(step.device)
+        if port is not None:
+            port.prepare(step.device)
         buffers = [buffer.clone() for buffer in step.model.buffers()]
         generator = torch.cuda.get_rng_state(step.device)
         new_stream: Any = torch.cuda.Stream
@@ -266,7 +267,7 @@ class _Replay:
             capture(self.graph, stream=stream, capture_error_mode=mode),
         ):
             self.loss = step.run(self.inputs)
-        self.captured = scaler._end_capture() if scaler.is_enabled() else None
+        self.captured = None if port is None else port.end_capture()
         self.key = self._key()
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         self.written = _C.WrittenTensors([*self.parameters, *gradients, *step.model.buffers()])
@@ -277,7 +278,8 @@ class _Replay:
         step = self.step
         sizes = [len(group["params"]) for group in step.optimizer.param_groups]
         modes = [module.training for module in self.modules]
-        return constants_of(step.optimizer), sizes, modes, step.scaler._captured_values()
+        of_scaler = None if self.port is None else self.port.constants()
+        return constants_of(step.optimizer), sizes, modes, of_scaler
 
     def _is_current(self) -> bool:
         """Whether the capture still stands for the step. Costs 18 us with 300 parameters."""
@@ -295,13 +297,13 @@ class _Replay:
             for held, leaf in zip(inputs, leaves, strict=True):
                 if isinstance(held, torch.Tensor):
                     held.copy_(leaf, non_blocking=True)  # towards the graph's device
-        if self.captured is not None:
-            step.scaler._prepare_replay(step.device)
+        if self.port is not None:
+            self.port.prepare(step.device)
         self.graph.replay()
         # A replay counts no in-place edits, and caches of casts and norms are keyed on them.
         self.written.increment_versions()
-        if self.captured is not None:
-            step.scaler._note_replay(self.captured)
+        if self.port is not None and self.captured is not None:
+            self.port.note_replay(self.captured)
         return self.loss.clone()
 
     def _capture_again(self) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -48,6 +49,35 @@ def test_the_native_code_names_no_private_attribute_that_is_not_listed():
 def test_the_native_core_calls_every_hook_and_no_other():
     called = names_in(*NATIVE, pattern=r'hooks_?\.attr\("(\w+)"\)')
     assert called == {name for name in vars(CoreHooks) if not name.startswith("_")}
+
+
+OF_THE_SCALER = ("grad_scaler.py", "_scaler/state.py")
+
+
+def private_accesses(source: str) -> set[str]:
+    """Private attributes that a source asks other objects than ``self`` and ``cls`` for."""
+    return {
+        node.attr
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+    }
+
+
+def test_nobody_touches_private_attributes_of_the_scaler_but_its_class():
+    scaler = fastamp.GradScaler("cpu", min_scale=1.0, hysteresis=2)
+    scaler.scale(torch.ones(()))
+    names = {name for name in dir(scaler) if not name.startswith("__")}
+    assert {"_scale", "_core", "_per_optimizer_states", "_found_inf_per_device"} <= names
+    package = PYTHON / "fastamp"
+    touched = {
+        str(file.relative_to(package)): private_accesses(file.read_text()) & names
+        for file in MODULES
+        if str(file.relative_to(package)) not in OF_THE_SCALER
+    }
+    assert {file: found for file, found in touched.items() if found} == {}
+    assert private_accesses("self._a; other._b; self.c._d") == {"_b", "_d"}
 
 
 def test_the_entries_of_an_optimizers_state_are_torchs_and_known_to_the_native_code():

@@ -13,6 +13,8 @@ from fastamp import _clip
 from fastamp._scaler import subclasses
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
     from torch.amp.grad_scaler import GradScaler
 
@@ -28,9 +30,10 @@ class CoreHooks:
     A class of its own, so that the core, which the scaler owns, holds no reference back to it.
     """
 
-    def __init__(self, scaler: GradScaler) -> None:
-        """Remembers the scaler weakly."""
+    def __init__(self, scaler: GradScaler, move_state: Callable[[int, int], None]) -> None:
+        """Remembers the scaler, and a method of it that renames a state, weakly."""
         self._scaler: weakref.ref[Any] = weakref.ref(scaler)
+        self._move_state = weakref.WeakMethod(move_state)
 
     def unscale(self, optimizer: Any) -> None:
         """Unscales at once, through a user's ``unscale_`` if there is one."""
@@ -48,11 +51,9 @@ class CoreHooks:
 
     def move_state(self, key: int, free: int) -> None:
         """An optimizer is gone: another may come to have its address, what it did still counts."""
-        scaler = self._scaler()
-        if scaler is not None and scaler.is_enabled():
-            states = scaler._per_optimizer_states
-            if key in states:
-                states[free] = states.pop(key)
+        move = self._move_state()
+        if move is not None:
+            move(key, free)
 
     norm = staticmethod(subclasses.norm_with_subclasses)
     multiply = staticmethod(subclasses.multiply_subclasses)

@@ -14,6 +14,7 @@ import fastamp._C as _C
 from fastamp._modes import ordinary_tensors
 from fastamp._scaler.checks import Past, checked_past, checked_state
 from fastamp._scaler.hooks import CoreHooks
+from fastamp._scaler.replay_port import ReplayPort
 from fastamp._scaler.reports import (
     OverflowReport,
     StepRecord,
@@ -58,12 +59,18 @@ class ScalerState(TorchGradScaler):
             return self._kept_core
         except AttributeError:  # A new scaler, or one that was copied or unpickled.
             self._times_scaled = getattr(self, "_times_scaled", 0)
-            hooks = CoreHooks(self)
             self._kept_core = _C.ScalerCore(
-                float(self._init_scale), self._history_size, self._device, hooks
+                float(self._init_scale), self._history_size, self._device, self._new_hooks()
             )
             self._load_past(checked_past(self.__dict__.pop("_saved_past", {})))
             return self._kept_core
+
+    def _new_hooks(self) -> CoreHooks:
+        return CoreHooks(self, self._move_state)
+
+    def _move_state(self, key: int, free: int) -> None:
+        if self._enabled and key in self._per_optimizer_states:
+            self._per_optimizer_states[free] = self._per_optimizer_states.pop(key)
 
     def _lazy_init_scale_growth_tracker(self, dev: Any) -> None:
         with ordinary_tensors():
@@ -248,12 +255,21 @@ class ScalerState(TorchGradScaler):
         clone.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return clone
 
-    # What follows is for GraphedStep.
+    def replay_port(self) -> ReplayPort:
+        """Returns what code needs that captures whole iterations in a CUDA graph and replays them.
+
+        :func:`fastamp.graphed_step` is such code. Of an enabled scaler only.
+        """
+        return ReplayPort(
+            constants=self._captured_values,
+            prepare=self._prepare_replay,
+            end_capture=self._core.take_captured,
+            note_replay=self._note_replay,
+            lend_counters=self._lend_counters,
+            unscale_once=self._unscale_once,
+        )
 
     def _captured_values(self) -> Any:
-        """Returns what a captured step takes from the scaler for good: options and tensors."""
-        if not self._enabled:
-            return None
         tensors = (self._scale, self._growth_tracker, self._hysteresis_tracker)
         return (
             self._growth_factor,
@@ -268,29 +284,24 @@ class ScalerState(TorchGradScaler):
         )
 
     def _prepare_replay(self, device: torch.device) -> None:
-        """Makes all that a captured step must find, and 1 / scale right, which it reads.
-
-        What is made during capture would be made anew by each replay.
-        """
         if self._scale is None:
             self._lazy_init_scale_growth_tracker(device)
         scale, _ = self._check_scale_growth_tracker("graphed_step")
         self._core.prepare(scale)
 
-    def _warm_up_with(self, scaler: ScalerState) -> None:
-        """Counts inf and NaN where another scaler does, which then finds the counters made."""
-        if scaler.is_enabled():
-            hooks = CoreHooks(self)
-            self._kept_core = _C.ScalerCore(float(self._init_scale), scaler._core, hooks)
-            self._times_scaled, self._loaded_report = 0, None
-
-    def _end_capture(self) -> _C.CapturedOutcomes:
-        """Returns what the update that was just captured will leave at each replay."""
-        return self._core.take_captured()
-
     def _note_replay(self, captured: _C.CapturedOutcomes) -> None:
-        """Counts the edits that a replay made, and starts reading back its outcome."""
         scale, growth_tracker = self._check_scale_growth_tracker("graphed_step")
         warn_of_overflows(
             self._core.note_replay(scale, growth_tracker, self._hysteresis_tracker, captured)
         )
+
+    def _lend_counters(self, scaler: ScalerState) -> None:
+        scaler._kept_core = _C.ScalerCore(
+            float(scaler._init_scale), self._core, scaler._new_hooks()
+        )
+        scaler._times_scaled, scaler._loaded_report = 0, None
+
+    def _unscale_once(self, optimizer: torch.optim.Optimizer) -> None:
+        state = self._per_optimizer_states.get(id(optimizer))
+        if state is None or state["stage"] is OptState.READY:
+            self.unscale_(optimizer)
