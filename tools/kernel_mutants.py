@@ -91,10 +91,14 @@ GROUPS = (
             ),
             Change("seen by a plain store", "atomicExch(&zeros->seen, 1U);", "zeros->seen = 1U;"),
             Change(
-                "found_inf by a plain store",
-                "      ::cuda::atomic_ref<float, ::cuda::thread_scope_device>(*found_inf)\n"
-                "          .store(1.0F, ::cuda::memory_order_relaxed);",
-                "      *found_inf = 1.0F;",
+                "found_inf is never lowered",
+                "(non_finite || overwrite_found_inf)",
+                "non_finite",
+            ),
+            Change(
+                "found_inf is always overwritten",
+                "    if (threadIdx.x == 0 && (non_finite || overwrite_found_inf)) {",
+                "    if (threadIdx.x == 0) {",
             ),
             Change("counts do not rest at zero", "      *word = 0;\n", ""),
             Change("tail off by one", "    if (tail < n) {", "    if (tail <= n) {"),

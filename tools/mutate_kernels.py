@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -163,7 +164,8 @@ def verdict(program: Path, tests: Sequence[str]) -> str:
     for sign, word in SIGNS:
         found = next((line for line in output.splitlines() if sign in line), None)
         if found is not None:
-            return word or found.split(sign, 1)[1].split(" on address")[0].strip()[:60]
+            told = word or found.split(sign, 1)[1]
+            return re.split(r" on address| \(/", told)[0].strip()[:60]
     return f"exit status {result.returncode}"
 
 

@@ -46,7 +46,8 @@ std::optional<at::Tensor> two_norm(const GradientList& list, at::ScalarType dtyp
   }
   const auto& first = list.groups.front().gradients.front();
   const auto one = at::ones({}, first.options().dtype(at::kFloat).requires_grad(false));
-  return scaler::check(list.groups, one, scaler::new_flag(one), {.own_flag = true})
+  return scaler::check(list.groups, one, scaler::flag_without_value(one),
+                       {.flag = scaler::FlagUse::kOverwrite})
       .total_norm(dtype);
 }
 

@@ -78,12 +78,13 @@ class PythonScalerCore {
     const auto record = core_->record_of(port);
     scaler::GradientGroups groups(allow_fp16, scaler::Use::kPassNext);
     auto foreign = gather_gradients(optimizer, groups);
-    const bool own_flag = found_inf.is_same(fresh_flag_);
+    // A user's _unscale_grads_ may have raised the scaler's own flag before it called this.
+    const auto use =
+        found_inf.is_same(fresh_flag_) ? scaler::FlagUse::kRaise : scaler::FlagUse::kCopy;
     std::shared_ptr<scaler::PassResult> pass;
     port.run([&] {
-      pass = std::make_shared<scaler::PassResult>(
-          scaler::unscale(groups.release(), inv_scale, found_inf,
-                          {.own_flag = own_flag, .buffers = &record->buffers}));
+      pass = std::make_shared<scaler::PassResult>(scaler::unscale(
+          groups.release(), inv_scale, found_inf, {.flag = use, .buffers = &record->buffers}));
     });
     py::dict flags;
     for (const auto& device : pass->devices()) {

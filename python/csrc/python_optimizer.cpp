@@ -72,20 +72,19 @@ void set_item(PyObject* dict, PyObject* key, PyObject* value) {
   }
 }
 
-/// The flag of an earlier pass, lowered, if it is in ordinary host memory and nobody else holds it
-/// or its memory; else a new one. Creating and destroying a Python tensor takes a sixth of the time
-/// of a short pass.
-at::Tensor lowered_flag(const py::object& earlier, const at::Tensor& scale) {
+/// The flag of an earlier pass if it is in ordinary host memory and nobody else holds it or its
+/// memory; else a new scalar. Creating and destroying a Python tensor takes a sixth of the time of a
+/// short pass.
+at::Tensor reused_flag(const py::object& earlier, const at::Tensor& scale) {
   if (earlier.ptr() != nullptr && Py_REFCNT(earlier.ptr()) == 1) {
     const auto& flag = THPVariable_Unpack(earlier.ptr());
     if (flag.use_count() == 1 && flag.storage().use_count() == 1 &&
         flag.is_inference() == c10::InferenceMode::is_enabled() &&
         scaler::is_plain_cpu_scalar(flag, at::kFloat) && scale.device().is_cpu()) {
-      *flag.mutable_data_ptr<float>() = 0.0F;
       return flag;
     }
   }
-  return scaler::new_flag(scale);
+  return scaler::flag_without_value(scale);
 }
 
 /// Gives the gate to an optimizer for one step, and takes it back if the step has not.
@@ -238,8 +237,8 @@ void PythonOptimizer::begin_unscale(OptimizerRecord& record) {
   const auto earlier = std::exchange(record.pass, nullptr);
 }
 
-at::Tensor PythonOptimizer::new_flag(OptimizerRecord& record, const at::Tensor& scale) {
-  return lowered_flag(handle_of(record).flag, scale);
+at::Tensor PythonOptimizer::flag_for_pass(OptimizerRecord& record, const at::Tensor& scale) {
+  return reused_flag(handle_of(record).flag, scale);
 }
 
 void PythonOptimizer::run(c10::function_ref<void()> pass) {

@@ -36,7 +36,7 @@ using OptimizerEnd = std::function<void(std::intptr_t key)>;
 class PythonOptimizer final : public scaler::OptimizerPort {
  public:
   /// @param states  The scaler's `_per_optimizer_states`.
-  /// @param hooks   A fastamp._core_hooks.CoreHooks.
+  /// @param hooks   A fastamp._scaler.hooks.CoreHooks.
   /// @param end     Called when an optimizer is destroyed that had no handle before.
   PythonOptimizer(py::handle optimizer, py::dict states, py::object hooks, const OptimizerEnd& end)
       : optimizer_(optimizer),
@@ -61,7 +61,7 @@ class PythonOptimizer final : public scaler::OptimizerPort {
   bool may_check() const override { return may_check_; }
   void unscale() override;
   void begin_unscale(scaler::OptimizerRecord& record) override;
-  at::Tensor new_flag(scaler::OptimizerRecord& record, const at::Tensor& scale) override;
+  at::Tensor flag_for_pass(scaler::OptimizerRecord& record, const at::Tensor& scale) override;
   void run(c10::function_ref<void()> pass) override;
   void unscaled_by(const std::shared_ptr<scaler::PassResult>& pass) override;
 

@@ -21,6 +21,7 @@ struct UnscaleArgs {
   const at::Tensor& found_inf;
   const std::optional<at::Tensor>& sum_of_squares;
   const std::optional<at::Tensor>& non_finite_counts;
+  bool overwrite_found_inf = false;
   KnownArrays arrays = {};
 };
 
@@ -34,6 +35,7 @@ struct NormArgs {
   std::optional<double> max_norm;
   const std::optional<at::Tensor>& clip_coef;
   const std::optional<at::Tensor>& total_norm;
+  bool overwrite_found_inf = false;
   KnownArrays arrays = {};
 };
 
@@ -68,6 +70,14 @@ template <typename T>
 T* mutable_pointer(const std::optional<at::Tensor>& t) {
   const auto* const tensor = find_tensor(t);
   return tensor == nullptr ? nullptr : tensor->mutable_data_ptr<T>();
+}
+
+/// Writes the flag of a call whose answer the host knows.
+template <typename Args>
+void write_found_inf(const Args& args, bool non_finite) {
+  if (non_finite || args.overwrite_found_inf) {
+    *args.found_inf.template mutable_data_ptr<float>() = non_finite ? 1.0F : 0.0F;
+  }
 }
 
 /// Where a call writes the norm.

@@ -14,7 +14,8 @@ struct NormAndCheck {
   static constexpr auto kSchema =
       "norm_and_check_(Tensor[] grads, Tensor inv_scale, Tensor(a!) found_inf, "
       "Tensor(b!) sum_of_squares, *, Tensor(c!)? non_finite_counts=None, float? max_norm=None, "
-      "Tensor(d!)? clip_coef=None, Tensor(e!)? total_norm=None) -> ()";
+      "Tensor(d!)? clip_coef=None, Tensor(e!)? total_norm=None, "
+      "bool overwrite_found_inf=False) -> ()";
   static constexpr auto kCpu = kernels::norm_and_check_cpu;
   static constexpr auto kCuda = kernels::norm_and_check_cuda;
 
@@ -45,9 +46,9 @@ void norm_and_check_(at::TensorList grads, const at::Tensor& inv_scale, const at
                      const at::Tensor& sum_of_squares,
                      const std::optional<at::Tensor>& non_finite_counts,
                      std::optional<double> max_norm, const std::optional<at::Tensor>& clip_coef,
-                     const std::optional<at::Tensor>& total_norm) {
+                     const std::optional<at::Tensor>& total_norm, bool overwrite_found_inf) {
   call_op<NormAndCheck>(grads, inv_scale, found_inf, sum_of_squares, non_finite_counts, max_norm,
-                        clip_coef, total_norm);
+                        clip_coef, total_norm, overwrite_found_inf);
 }
 
 }  // namespace fastamp::ops

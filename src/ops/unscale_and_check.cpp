@@ -13,7 +13,8 @@ struct UnscaleAndCheck {
   static constexpr auto kEntry = unscale_and_check_;
   static constexpr auto kSchema =
       "unscale_and_check_(Tensor(a!)[] grads, Tensor inv_scale, Tensor(b!) found_inf, *, "
-      "Tensor(c!)? sum_of_squares=None, Tensor(d!)? non_finite_counts=None) -> ()";
+      "Tensor(c!)? sum_of_squares=None, Tensor(d!)? non_finite_counts=None, "
+      "bool overwrite_found_inf=False) -> ()";
   static constexpr auto kCpu = kernels::unscale_and_check_cpu;
   static constexpr auto kCuda = kernels::unscale_and_check_cuda;
 
@@ -39,8 +40,10 @@ void check_unscale(const kernels::UnscaleArgs& args) {
 void unscale_and_check_(at::TensorList grads, const at::Tensor& inv_scale,
                         const at::Tensor& found_inf,
                         const std::optional<at::Tensor>& sum_of_squares,
-                        const std::optional<at::Tensor>& non_finite_counts) {
-  call_op<UnscaleAndCheck>(grads, inv_scale, found_inf, sum_of_squares, non_finite_counts);
+                        const std::optional<at::Tensor>& non_finite_counts,
+                        bool overwrite_found_inf) {
+  call_op<UnscaleAndCheck>(grads, inv_scale, found_inf, sum_of_squares, non_finite_counts,
+                           overwrite_found_inf);
 }
 
 }  // namespace fastamp::ops

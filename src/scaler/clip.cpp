@@ -56,7 +56,8 @@ at::Tensor norm_of(const std::vector<DeviceGradients>& gradients, double norm_ty
     return scaler::norm_of_norms(gradients, norm_type, /*widen=*/false);
   }
   const auto one = at::ones({}, at::TensorOptions(at::kFloat).device(gradients.front().device));
-  return scaler::check(gradients, one, scaler::new_flag(one), {.own_flag = true})
+  return scaler::check(gradients, one, scaler::flag_without_value(one),
+                       {.flag = scaler::FlagUse::kOverwrite})
       .total_norm(scaler::norm_dtype(gradients));
 }
 

@@ -32,7 +32,8 @@ void multiply_(const std::vector<DeviceGradients>& groups, const at::Tensor& fac
     const auto dtype = ours ? at::kFloat : factor.scalar_type();
     const auto local = on_device(factor, group.device, dtype);
     if (ours) {
-      ops::unscale_and_check_(group.gradients, local, new_flag(local));
+      // Nobody reads the flag, so it needs no value.
+      ops::unscale_and_check_(group.gradients, local, flag_without_value(local));
     } else {
       at::_foreach_mul_(group.gradients, local);
     }

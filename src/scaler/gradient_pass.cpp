@@ -15,6 +15,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/sqrt.h>
 #include <c10/util/Exception.h>
@@ -104,11 +105,10 @@ class GradientPass {
         group.arrays.clear();
       }
       const auto device = group.device;
-      const bool own = options.own_flag && found_inf.device() == device;
       devices.push_back({
           .seen = std::move(group),
           .inv_scale = on_device(inv_scale, device, at::kFloat),
-          .found_inf = own ? found_inf : copy_on(found_inf, device, at::kFloat),
+          .found_inf = flag_on(device, found_inf),
           .sum_of_squares = {},
           .total_norm = {},
           .clip_coef = {},
@@ -124,6 +124,9 @@ class GradientPass {
       if (ours) {
         run_unscale(result, with_norm);
       } else {
+        if (overwrites()) {
+          result.found_inf.zero_();  // torch's kernel only raises it
+        }
         unscale_with_torch(result.seen.gradients, result.inv_scale, result.found_inf);
       }
       take_versions(result, /*bump=*/ours);
@@ -144,6 +147,16 @@ class GradientPass {
   }
 
  private:
+  bool overwrites() const { return options_.flag == FlagUse::kOverwrite; }
+
+  at::Tensor flag_on(c10::Device device, const at::Tensor& given) const {
+    if (options_.flag != FlagUse::kCopy && given.device() == device) {
+      return given;
+    }
+    return overwrites() ? at::empty({}, at::TensorOptions(at::kFloat).device(device))
+                        : copy_on(given, device, at::kFloat);
+  }
+
   std::optional<at::Tensor> counts_for(DeviceResult& result) const {
     if (options_.buffers == nullptr) {
       return std::nullopt;
@@ -168,16 +181,18 @@ class GradientPass {
     const at::AutoDispatchBelowADInplaceOrView no_versions;
     if (result.seen.any_functional) {
       const FunctionalValues plain(gradients);
-      ops::unscale_and_check_(plain.values(), result.inv_scale, result.found_inf, sum, counts);
+      ops::unscale_and_check_(plain.values(), result.inv_scale, result.found_inf, sum, counts,
+                              overwrites());
       plain.write_back();
       return;
     }
     const auto arrays = usable_arrays(result.seen);
     if (arrays.empty()) {
-      ops::unscale_and_check_(gradients, result.inv_scale, result.found_inf, sum, counts);
+      ops::unscale_and_check_(gradients, result.inv_scale, result.found_inf, sum, counts,
+                              overwrites());
     } else {
       ops::unscale_and_check_cpu(
-          {gradients, result.inv_scale, result.found_inf, sum, counts, arrays});
+          {gradients, result.inv_scale, result.found_inf, sum, counts, overwrites(), arrays});
     }
   }
 
@@ -194,11 +209,11 @@ class GradientPass {
     const auto arrays = usable_arrays(result.seen);
     if (arrays.empty()) {
       ops::norm_and_check_(gradients, result.inv_scale, result.found_inf, result.sum_of_squares,
-                           counts, max_norm, coefficient, norm);
+                           counts, max_norm, coefficient, norm, overwrites());
       return;
     }
     ops::norm_and_check_cpu({gradients, result.inv_scale, result.found_inf, result.sum_of_squares,
-                             counts, max_norm, coefficient, norm, arrays});
+                             counts, max_norm, coefficient, norm, overwrites(), arrays});
     for (const auto& written : {result.found_inf, result.sum_of_squares, result.clip_coef,
                                 result.total_norm, counts.value_or(at::Tensor())}) {
       bump_version(written);

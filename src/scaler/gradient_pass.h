@@ -28,9 +28,16 @@ struct DeviceResult {
   std::vector<std::uint32_t> versions;            ///< Of the gradients, after the pass.
 };
 
+/// What a pass does with the flag that it is given.
+enum class FlagUse : std::uint8_t {
+  kCopy,       ///< Raises copies of it; the flag itself is not written.
+  kRaise,      ///< Raises it on its own device, and copies of it on others.
+  kOverwrite,  ///< It may be without a value: writes 0 or 1, on other devices to flags of their own.
+};
+
 /// What both kinds of passes take.
 struct PassOptions {
-  bool own_flag = false;           ///< found_inf is fresh and may be written itself.
+  FlagUse flag = FlagUse::kCopy;
   PassBuffers* buffers = nullptr;  ///< Counts inf and NaN of each gradient there.
 };
 
@@ -79,7 +86,7 @@ class FASTAMP_API PassResult {
 /// Multiplies gradients by inv_scale, in place, and says what was inf or NaN: one call of an
 /// operator, or of its CPU kernel, per device. Asynchronous on CUDA.
 /// @param inv_scale  fp32, one element: 1 / scale.
-/// @param found_inf  fp32, one element: where the flag of each device starts from.
+/// @param found_inf  fp32, one element: where the flag of each device starts from; see FlagUse.
 /// @param with_norm  Sum the squares of what is left.
 FASTAMP_API PassResult unscale(std::vector<DeviceGradients> gradients, const at::Tensor& inv_scale,
                                const at::Tensor& found_inf, const PassOptions& options,

@@ -186,8 +186,8 @@ void LibTorchOptimizer::unscale() {
   ScalerCore::apply_clips(*this, core_->record_of(*this));
 }
 
-at::Tensor LibTorchOptimizer::new_flag(OptimizerRecord& /*record*/, const at::Tensor& scale) {
-  return scaler::new_flag(scale);
+at::Tensor LibTorchOptimizer::flag_for_pass(OptimizerRecord& /*record*/, const at::Tensor& scale) {
+  return flag_without_value(scale);
 }
 
 c10::ScalarType LibTorchOptimizer::norm_dtype(

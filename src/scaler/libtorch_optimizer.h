@@ -53,7 +53,7 @@ class LibTorchOptimizer final : public OptimizerPort {
   bool all_gradients(c10::function_ref<bool(const at::Tensor&)> visit) const override;
   bool may_check() const override { return !has_sparse(); }
   void unscale() override;
-  at::Tensor new_flag(OptimizerRecord& record, const at::Tensor& scale) override;
+  at::Tensor flag_for_pass(OptimizerRecord& record, const at::Tensor& scale) override;
   void run(c10::function_ref<void()> pass) override { pass(); }
 
   c10::ScalarType norm_dtype(const std::vector<DeviceGradients>& groups) const override;

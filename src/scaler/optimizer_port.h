@@ -67,8 +67,9 @@ class OptimizerPort {
   virtual void unscale() = 0;
   /// Called first when gradients are unscaled in place.
   virtual void begin_unscale(OptimizerRecord& /*record*/) {}
-  /// A new non-finite flag beside the scale, which may be an earlier one that nobody holds.
-  virtual at::Tensor new_flag(OptimizerRecord& record, const at::Tensor& scale) = 0;
+  /// An fp32 scalar beside the scale for a pass to overwrite: without a value, or the flag of an
+  /// earlier pass that nobody holds.
+  virtual at::Tensor flag_for_pass(OptimizerRecord& record, const at::Tensor& scale) = 0;
   /// Runs a pass, which calls no code of users.
   virtual void run(c10::function_ref<void()> pass) = 0;
   /// A pass has unscaled the gradients in place.

@@ -65,6 +65,11 @@ at::Tensor new_flag(const at::Tensor& scale) {
   return at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(scale.device()));
 }
 
+at::Tensor flag_without_value(const at::Tensor& scale) {
+  const BelowFunctionalization below(kFunctionalization);
+  return new_scalar(scale, at::kFloat);
+}
+
 at::Tensor combine_flags(at::ArrayRef<at::Tensor> flags, c10::Device device) {
   TORCH_INTERNAL_ASSERT(!flags.empty());
   const auto fetch = [&](const at::Tensor& flag) {

@@ -51,6 +51,9 @@ FASTAMP_API void write_inverse(float scale, const at::Tensor& inverse);
 /// Returns a zero fp32 scalar on `scale`'s device: a non-finite flag that nobody has raised yet.
 FASTAMP_API at::Tensor new_flag(const at::Tensor& scale);
 
+/// Returns the same for a pass that overwrites it. On CUDA this launches nothing.
+FASTAMP_API at::Tensor flag_without_value(const at::Tensor& scale);
+
 /// Returns a scalar without a value on `like`'s device. In ordinary host memory no operator is
 /// called: one costs three times the allocation.
 FASTAMP_API at::Tensor new_scalar(const at::Tensor& like, at::ScalarType dtype);

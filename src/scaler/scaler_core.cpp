@@ -39,7 +39,8 @@ at::Tensor norm_of(OptimizerPort& port, const Gathered& gathered, const Optimize
     return port.torchs_norm(gathered, norm_type);
   }
   const auto one = at::ones({}, at::TensorOptions(at::kFloat).device(groups.front().device));
-  return check(groups, one, new_flag(one), {.own_flag = true}).total_norm(port.norm_dtype(groups));
+  return check(groups, one, flag_without_value(one), {.flag = FlagUse::kOverwrite})
+      .total_norm(port.norm_dtype(groups));
 }
 
 bool any_duplicates(const std::vector<DeviceGradients>& groups) {
@@ -179,7 +180,7 @@ bool ScalerCore::unscale(OptimizerPort& port, const ScalerCall& call) {
   const auto record = record_of(port);
   forget_if_scaled_anew(port, *record, call);
   port.begin_unscale(*record);
-  const auto flag = port.new_flag(*record, call.scale);
+  const auto flag = port.flag_for_pass(*record, call.scale);
   const auto inv_scale = inverse_for(*record, call.scale);
   // No code of users runs between collecting the gradients and the end of the pass.
   auto gathered = port.gather(*record, Purpose::kUnscale);
@@ -190,7 +191,7 @@ bool ScalerCore::unscale(OptimizerPort& port, const ScalerCall& call) {
   port.run([&] {
     pass = std::make_shared<PassResult>(
         scaler::unscale(std::move(gathered.groups), inv_scale, flag,
-                        {.own_flag = true, .buffers = &record->buffers}));
+                        {.flag = FlagUse::kOverwrite, .buffers = &record->buffers}));
   });
   auto flags = flags_of(*pass);
   port.set(*record, Stage::kUnscaled, flags);
@@ -209,7 +210,7 @@ const PassResult* ScalerCore::check(OptimizerPort& port, const RecordPointer& re
     return nullptr;
   }
   const bool may_hold = !max_norm && record->pass != nullptr && record->inv_scale.defined();
-  const auto flag = may_hold ? at::Tensor() : port.new_flag(*record, call.scale);
+  const auto flag = may_hold ? at::Tensor() : port.flag_for_pass(*record, call.scale);
   const auto inv_scale = may_hold ? at::Tensor() : inverse_for(*record, call.scale);
   auto gathered = port.gather(*record, Purpose::kCheck);
   if (gathered.has_foreign || record->shares_gradients || !can_check(gathered.groups) ||
@@ -228,7 +229,7 @@ const PassResult* ScalerCore::check(OptimizerPort& port, const RecordPointer& re
   port.run([&] {
     pass = std::make_shared<PassResult>(
         scaler::check(std::move(gathered.groups), inv_scale, flag,
-                      {.own_flag = true, .buffers = &record->buffers}, max_norm));
+                      {.flag = FlagUse::kOverwrite, .buffers = &record->buffers}, max_norm));
   });
   auto flags = flags_of(*pass);
   agree_on(flags, call);

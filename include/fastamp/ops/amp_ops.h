@@ -27,11 +27,12 @@ namespace fastamp::ops {
 ///                   No two may share memory. Modified in place.
 /// @param inv_scale  float32 tensor of one element on that device: 1 / loss scale, dimensionless.
 /// @param found_inf  float32 tensor of one element on that device: set to 1 if any element of any
-///                   gradient is inf or NaN, else left as it is.
+///                   gradient is inf or NaN, else left as it is; see overwrite_found_inf.
 /// @param sum_of_squares  None, or float64, one element: overwritten with the sum that
 ///                   norm_and_check_ would give before this call, taken in the same pass. Squares
 ///                   of float64 gradients are rounded, and overflow beyond 1e154.
 /// @param non_finite_counts  None, or as in norm_and_check_.
+/// @param overwrite_found_inf  As in norm_and_check_.
 /// @throws c10::TypeError   a dtype is not among those above.
 /// @throws c10::ValueError  a tensor is undefined, on another device, not strided, overlaps itself,
 ///                          or another argument is not of the shape above. Nothing was changed.
@@ -43,7 +44,8 @@ namespace fastamp::ops {
 FASTAMP_API void unscale_and_check_(
     at::TensorList grads, const at::Tensor& inv_scale, const at::Tensor& found_inf,
     const std::optional<at::Tensor>& sum_of_squares = std::nullopt,
-    const std::optional<at::Tensor>& non_finite_counts = std::nullopt);
+    const std::optional<at::Tensor>& non_finite_counts = std::nullopt,
+    bool overwrite_found_inf = false);
 
 /// Reads gradients once: yields their norm and whether any is non-finite; writes no gradient.
 ///
@@ -58,7 +60,7 @@ FASTAMP_API void unscale_and_check_(
 ///                        or float32, mixed as they come; the list and its tensors may be empty.
 /// @param inv_scale       float32, one element on that device: 1 / loss scale, dimensionless.
 /// @param found_inf       float32, one element: set to 1 if any element of any gradient is inf or
-///                        NaN, else left as it is.
+///                        NaN, else left as it is; see overwrite_found_inf.
 /// @param sum_of_squares  float64, one element: overwritten.
 /// @param non_finite_counts  None, or int64, contiguous, of shape [number of gradients, 2]: how
 ///                        many elements of each gradient are inf, and how many NaN. Written as a
@@ -70,6 +72,8 @@ FASTAMP_API void unscale_and_check_(
 ///                        torch.nn.utils.clip_grad_norm_ would apply, in its fp32 arithmetic. It is
 ///                        0 or NaN after inf or NaN, as torch's.
 /// @param total_norm      None, or float32, one element: overwritten with sqrt(sum_of_squares).
+/// @param overwrite_found_inf  found_inf may be without a value: it becomes 0 if all elements are
+///                          finite, by the same launch that does the rest.
 /// @throws c10::TypeError   a dtype is not among those above.
 /// @throws c10::ValueError  a tensor is undefined, on another device, not strided, or not of the
 ///                          shape above. Nothing was changed.
@@ -82,7 +86,8 @@ FASTAMP_API void norm_and_check_(at::TensorList grads, const at::Tensor& inv_sca
                                  const std::optional<at::Tensor>& non_finite_counts = std::nullopt,
                                  std::optional<double> max_norm = std::nullopt,
                                  const std::optional<at::Tensor>& clip_coef = std::nullopt,
-                                 const std::optional<at::Tensor>& total_norm = std::nullopt);
+                                 const std::optional<at::Tensor>& total_norm = std::nullopt,
+                                 bool overwrite_found_inf = false);
 
 /// Adjusts the loss scale after a step: backoff on overflow, growth after a run of clean steps.
 ///

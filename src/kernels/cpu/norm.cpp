@@ -26,8 +26,8 @@ void norm_and_check_cpu(const NormArgs& args) {
         }
         return chunk;
       });
+  write_found_inf(args, is_non_finite(sum));
   if (is_non_finite(sum)) {
-    *args.found_inf.mutable_data_ptr<float>() = 1.0F;
     tally.write(mutable_pointer<std::int64_t>(args.non_finite_counts), args.grads.size());
   }
   norm_results(args).write(sum, *args.inv_scale.const_data_ptr<float>());

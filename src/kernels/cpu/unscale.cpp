@@ -230,9 +230,7 @@ void unscale_and_check_cpu(const UnscaleArgs& args) {
   const bool extras = given(args.sum_of_squares) || given(args.non_finite_counts);
   const bool non_finite = extras ? unscale_and_sum(args, grads, inv_scale, unscale)
                                  : unscale_list(grads, inv_scale, unscale);
-  if (non_finite) {
-    *args.found_inf.mutable_data_ptr<float>() = 1.0F;
-  }
+  write_found_inf(args, non_finite);
 }
 
 }  // namespace fastamp::kernels

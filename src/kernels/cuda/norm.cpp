@@ -16,7 +16,8 @@ void norm_and_check_cuda(const NormArgs& args) {
   cuda::sum_squares(
       cuda::gather_grads(args.grads, /*writes=*/false),
       {args.inv_scale.const_data_ptr<float>(), args.found_inf.mutable_data_ptr<float>(),
-       mutable_pointer<std::int64_t>(args.non_finite_counts), norm_results(args)});
+       mutable_pointer<std::int64_t>(args.non_finite_counts), norm_results(args),
+       args.overwrite_found_inf});
 }
 
 }  // namespace fastamp::kernels

@@ -11,9 +11,9 @@
 // a function of the number of chunks. So the order of the sums is a function of the sizes alone.
 // Each run leaves one fp64 in scratch memory; the last block (last_block.cuh) adds them in a fixed
 // order and writes the norm: one launch for everything. Chunks with inf or NaN, which are rare,
-// raise found_inf by a relaxed store and, where counts are asked for, add theirs to integers that
-// rest at zero (zeroed_workspace.h); if there were any, the last block moves them to where they
-// were asked for.
+// raise a word that rests at zero (zeroed_workspace.h) and, where counts are asked for, add theirs to
+// integers that do; if there were any, the last block moves them to where they were asked for. It
+// writes found_inf too: 0 or 1 if the flag is to be overwritten, else 1 or nothing.
 // Traffic per element: one read, and one write if it unscales; at most 512 KiB of scratch, written
 // and read. Numerics: kernels/functors/norm.h. fp64 throughput is ample on data-centre parts (on
 // 8.6 and 8.9 two fp64 operations per element bound 16-bit gradients to about 0.3e12 elements per
@@ -42,7 +42,7 @@ inline constexpr unsigned kAllLanes = 0xffffffffU;
 /// two for each gradient, which lie behind this.
 struct alignas(alignof(unsigned long long)) SquaresZeros {
   unsigned arrivals;
-  unsigned seen;  ///< Not 0: some element was not finite.
+  unsigned seen;  ///< Not 0: some element is not finite.
 
   FASTAMP_HOST_DEVICE unsigned long long* row(std::size_t i) {
     return reinterpret_cast<unsigned long long*>(this + 1) + 2 * i;
@@ -94,6 +94,7 @@ struct SquaresOp {
   std::int64_t* counts;  ///< Null: not asked for.
   std::int64_t count_words;
   NormResults norm;
+  bool overwrite_found_inf;
 
   struct Thread {
     float inv_scale;
@@ -134,9 +135,7 @@ struct SquaresOp {
     if (threadIdx.x == 0) {
       norm.write(sums[0], *inv_scale);
     }
-    if (counts != nullptr && __ldcg(&zeros->seen) != 0) {
-      move_counts();
-    }
+    write_found_inf(__ldcg(&zeros->seen) != 0);
   }
 
   template <typename Table>
@@ -276,32 +275,41 @@ struct SquaresOp {
     }
   }
 
-  /// Called by a whole warp. Relaxed: found_inf is read after the kernel, and the counts by the
-  /// last block.
+  /// Called by a whole warp. Relaxed: all of it is read by the last block.
   __device__ __forceinline__ void report(const LaneSums& sums, unsigned long long* row,
                                          int lane) const {
     if (lane == 0) {
-      ::cuda::atomic_ref<float, ::cuda::thread_scope_device>(*found_inf)
-          .store(1.0F, ::cuda::memory_order_relaxed);
+      atomicExch(&zeros->seen, 1U);
     }
     if (row != nullptr && sums.counted()) {
-      atomicExch(&zeros->seen, 1U);
       atomicAdd(row, static_cast<unsigned long long>(sums.inf));
       atomicAdd(row + 1, static_cast<unsigned long long>(sums.nan));
     }
   }
 
-  /// Called by the last block: hands the counts out and leaves zeros.
+  /// Called by the last block: hands flag and counts out and leaves zeros.
+  __device__ __forceinline__ void write_found_inf(bool non_finite) const {
+    if (threadIdx.x == 0 && (non_finite || overwrite_found_inf)) {
+      *found_inf = non_finite ? 1.0F : 0.0F;
+    }
+    if (!non_finite) {
+      return;
+    }
+    if (counts != nullptr) {
+      move_counts();
+    }
+    __syncthreads();  // all threads have read `seen`
+    if (threadIdx.x == 0) {
+      zeros->seen = 0;
+    }
+  }
+
   __device__ __forceinline__ void move_counts() const {
 #pragma unroll 1
     for (std::int64_t i = threadIdx.x; i < count_words; i += kBlockThreads) {
       unsigned long long* const word = zeros->row(0) + i;
       counts[i] = static_cast<std::int64_t>(__ldcg(word));
       *word = 0;
-    }
-    __syncthreads();  // all threads have read `seen`
-    if (threadIdx.x == 0) {
-      zeros->seen = 0;
     }
   }
 };

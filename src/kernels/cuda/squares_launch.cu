@@ -33,10 +33,10 @@ void launch_squares(const DenseGrads& list, const SquaresRequest& request) {
   // From the caching allocator: reuse is ordered by the stream, and under capture by the graph.
   const auto partial =
       c10::cuda::CUDACachingAllocator::get()->allocate(std::size_t{runs} * sizeof(double));
-  multi_tensor_apply(
-      entries, Op{request.inv_scale, request.found_inf, static_cast<double*>(partial.get()), runs,
-                  &zeros->arrivals, zeros, request.counts,
-                  static_cast<std::int64_t>(2 * list.listed), request.norm});
+  multi_tensor_apply(entries, Op{request.inv_scale, request.found_inf,
+                                 static_cast<double*>(partial.get()), runs, &zeros->arrivals, zeros,
+                                 request.counts, static_cast<std::int64_t>(2 * list.listed),
+                                 request.norm, request.overwrite_found_inf});
 }
 
 }  // namespace

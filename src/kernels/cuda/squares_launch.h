@@ -36,6 +36,7 @@ struct SquaresRequest {
   float* found_inf;
   std::int64_t* counts;  ///< [listed][2], or null.
   NormResults norm;
+  bool overwrite_found_inf;  ///< Else found_inf is raised where that is due, and never lowered.
 };
 
 /// Run the pass on the current stream of the current device, in one launch.

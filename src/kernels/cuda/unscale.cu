@@ -8,7 +8,8 @@
 // first 16-byte boundary and a scalar tail. Traffic per element: one read and, unless inv_scale is
 // 1, one write. Numerics: kernels/functors/unscale.h, so independent of the launch shape.
 // found_inf: one relaxed store per block that saw a non-finite element; all store the same 1.
-// With the norm or the counts asked for, the pass is that of kernels/cuda/squares.cuh.
+// With the norm or the counts asked for, or a flag to be overwritten, which takes a last block, the
+// pass is that of kernels/cuda/squares.cuh.
 
 #include "kernels/amp_args.h"
 #include "kernels/cuda/multi_tensor.cuh"
@@ -158,10 +159,11 @@ void unscale_and_check_cuda(const UnscaleArgs& args) {
   // The op has no autograd kernel; the copies of strided gradients must not be recorded either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const auto list = cuda::gather_grads(args.grads, /*writes=*/true);
-  if (given(args.sum_of_squares) || given(args.non_finite_counts)) {
+  if (given(args.sum_of_squares) || given(args.non_finite_counts) || args.overwrite_found_inf) {
     cuda::unscale_and_sum_squares(
         list, {args.inv_scale.const_data_ptr<float>(), args.found_inf.mutable_data_ptr<float>(),
-               mutable_pointer<std::int64_t>(args.non_finite_counts), norm_results(args)});
+               mutable_pointer<std::int64_t>(args.non_finite_counts), norm_results(args),
+               args.overwrite_found_inf});
   } else {
     unscale_only(args, list);
   }

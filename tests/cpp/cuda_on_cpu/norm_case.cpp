@@ -18,25 +18,32 @@ NormOutputs::NormOutputs(std::size_t grads)
       norm(scalar(-1.0F)),
       flag(scalar(0.0F)) {}
 
-double check_norm_case(const std::vector<at::Tensor>& grads, float inv_scale, bool writes) {
+double check_norm_case(const std::vector<at::Tensor>& grads, float inv_scale, bool writes,
+                       float flag) {
   const auto expected = copies_of(grads);
   const double exact = exact_sum(grads, inv_scale);
   const auto factor = scalar(inv_scale);
   const NormOutputs ours(grads.size());
   const NormOutputs theirs(grads.size());
+  const bool overwrite = flag != 0.0F && flag != 1.0F;
+  ours.flag.fill_(flag);
+  theirs.flag.fill_(flag);
   if (writes) {
-    kernels::unscale_and_check_cuda({grads, factor, ours.flag, ours.sum, ours.counts});
-    kernels::unscale_and_check_cpu({expected, factor, theirs.flag, theirs.sum, theirs.counts});
+    kernels::unscale_and_check_cuda({grads, factor, ours.flag, ours.sum, ours.counts, overwrite});
+    kernels::unscale_and_check_cpu(
+        {expected, factor, theirs.flag, theirs.sum, theirs.counts, overwrite});
   } else {
-    kernels::norm_and_check_cuda(
-        {grads, factor, ours.flag, *ours.sum, ours.counts, 2.0, ours.coefficient, ours.norm});
+    kernels::norm_and_check_cuda({grads, factor, ours.flag, *ours.sum, ours.counts, 2.0,
+                                  ours.coefficient, ours.norm, overwrite});
     kernels::norm_and_check_cpu({expected, factor, theirs.flag, *theirs.sum, theirs.counts, 2.0,
-                                 theirs.coefficient, theirs.norm});
+                                 theirs.coefficient, theirs.norm, overwrite});
   }
   CHECK(same_bits(grads, expected));
+  const bool finite = std::isfinite(*theirs.sum->const_data_ptr<double>());
+  CHECK(value_of(ours.flag) == (finite && flag != 1.0F ? 0.0F : 1.0F));
   CHECK(value_of(ours.flag) == value_of(theirs.flag));
   CHECK(same_bits(*ours.counts, *theirs.counts));
-  if (value_of(theirs.flag) != 0.0F) {
+  if (!finite) {
     CHECK(!std::isfinite(ours.sum_value()));
     return ours.sum_value();
   }

@@ -25,7 +25,9 @@ struct NormOutputs {
 /// Runs norm_and_check_, or unscale_and_check_ with sum and counts if `writes`, on copies of the
 /// gradients on the CPU and on the gradients emulated; compares all that the two leave.
 /// Returns the emulated sum.
-double check_norm_case(const std::vector<at::Tensor>& grads, float inv_scale, bool writes);
+/// @param flag  What the flag is before; if it is neither 0 nor 1, it is overwritten.
+double check_norm_case(const std::vector<at::Tensor>& grads, float inv_scale, bool writes,
+                       float flag = 0.0F);
 
 /// The sum of squares of unscaled gradients in long double.
 double exact_sum(const std::vector<at::Tensor>& grads, float inv_scale);

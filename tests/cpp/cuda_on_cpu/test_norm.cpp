@@ -54,6 +54,25 @@ TEST_CASE("emulated norm: counts of inf and NaN per gradient", "[norm]") {
   });
 }
 
+TEST_CASE("emulated norm: a raised flag stays, and one without a value gets one", "[norm]") {
+  const auto bad = gradients(1);
+  set_element(bad[9], 2, INFINITY);
+  for_each_shape([&] {
+    check_norm_case(gradients(1), 0.25F, false, 1.0F);
+    check_norm_case(gradients(1), 0.25F, false, NAN);
+    check_norm_case(bad, 0.25F, false, 7.0F);
+    check_norm_case(gradients(1), 0.25F, false, 7.0F);  // the zeros of the workspace are back
+  });
+  const std::optional<at::Tensor> none;
+  const auto sum = at::full({}, -1.0, at::kDouble);
+  const auto flag = scalar(7.0F);
+  const auto one = scalar(1.0F);
+  norm_and_check_cuda({bad, one, flag, sum, none, std::nullopt, none, none, true});
+  CHECK(value_of(flag) == 1.0F);
+  norm_and_check_cuda({{}, one, flag, sum, none, std::nullopt, none, none, true});
+  CHECK(value_of(flag) == 0.0F);
+}
+
 TEST_CASE("emulated norm: an empty list, empty gradients, no counts", "[norm]") {
   const std::optional<at::Tensor> none;
   const auto sum = at::full({}, -1.0, at::kDouble);

@@ -104,3 +104,22 @@ TEST_CASE("emulated unscale: a raised flag stays raised", "[unscale]") {
   unscale_and_check_cuda({grads, factor, flag, kNone, kNone});
   CHECK(value_of(flag) == 1.0F);
 }
+
+TEST_CASE("emulated unscale: a flag without a value gets one", "[unscale]") {
+  Values values(3);
+  const std::vector<at::Tensor> grads = {values.tensor(100, at::kFloat)};
+  const auto expected = copies_of(grads);
+  const auto factor = scalar(0.5F);
+  const auto flag = scalar(kNan);
+  unscale_and_check_cuda({grads, factor, flag, kNone, kNone, true});
+  CHECK(value_of(flag) == 0.0F);
+  set_element(grads[0], 99, kInfinity);
+  unscale_and_check_cuda({grads, factor, flag, kNone, kNone, true});
+  CHECK(value_of(flag) == 1.0F);
+  unscale_and_check_cuda({{}, factor, flag, kNone, kNone, true});
+  CHECK(value_of(flag) == 0.0F);
+  unscale_and_check_cpu({expected, factor, scalar(0.0F), kNone, kNone});
+  unscale_and_check_cpu({expected, factor, scalar(0.0F), kNone, kNone});
+  set_element(expected[0], 99, kInfinity);
+  CHECK(same_bits(grads, expected));
+}

@@ -39,3 +39,16 @@ TEST_CASE("emulated unscale with norm: counts of inf and NaN", "[unscale_norm]")
     }
   });
 }
+
+TEST_CASE("emulated unscale with norm: a raised flag stays, and one without a value gets one",
+          "[unscale_norm]") {
+  for_each_shape([&] {
+    Values values(1);
+    const auto grads = edge_tensors(values, Dtypes::kMixed, 1);
+    check_norm_case(grads, 0.5F, true, 1.0F);
+    check_norm_case(grads, 0.5F, true, NAN);
+    set_element(grads[9], 2, INFINITY);
+    check_norm_case(grads, 0.5F, true, 7.0F);
+    check_norm_case(edge_tensors(values, Dtypes::kMixed, 1), 0.5F, true, 7.0F);
+  });
+}

@@ -22,14 +22,14 @@ devices = pytest.mark.parametrize("device", DEVICES)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
-def run(grads, inv_scale=1.0, before=0.0, counts=None):
+def run(grads, inv_scale=1.0, before=0.0, counts=None, **options):
     """(flag, sum of squares); checks that the gradients and their versions are untouched."""
     device = grads[0].device if grads else torch.device("cpu")
     copies, versions = [g.clone() for g in grads], [g._version for g in grads]
     found_inf = torch.full((), before, device=device)
     total = torch.full((), -7.0, dtype=torch.float64, device=device)
     inverse = torch.tensor(inv_scale, device=device)
-    norm_(grads, inverse, found_inf, total, non_finite_counts=counts)
+    norm_(grads, inverse, found_inf, total, non_finite_counts=counts, **options)
     for grad, copy, version in zip(grads, copies, versions, strict=True):
         assert torch.equal(grad.nan_to_num(nan=3.0), copy.nan_to_num(nan=3.0))
         assert grad._version == version
@@ -288,3 +288,18 @@ def test_refused_calls_change_nothing(case):
         if out is not None and not out.is_meta:
             assert not out.any()
             assert out._version == 0
+
+
+@devices
+@dtypes
+@pytest.mark.parametrize("before", [0.0, 1.0, 7.0, math.nan])
+def test_a_flag_is_raised_or_overwritten_as_asked(device, dtype, before):
+    for numel in (0, 1, 6000):
+        good = [random(numel, dtype, device)]
+        kept, _ = run(good, before=before)
+        assert kept == before or math.isnan(before)
+        assert run(good, before=before, overwrite_found_inf=True)[0] == 0.0
+    bad = [random(numel, dtype, device) for numel in (5, 6000)]
+    bad[1][-1] = math.inf
+    for overwrites in (False, True):
+        assert run(bad, before=before, overwrite_found_inf=overwrites)[0] == 1.0

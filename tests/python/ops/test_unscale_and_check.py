@@ -66,6 +66,22 @@ def test_flag_is_never_lowered(device):
 
 @devices
 @dtypes
+@pytest.mark.parametrize("with_sum", [False, True])
+def test_a_flag_without_a_value_gets_one(device, dtype, with_sum):
+    inverse = torch.tensor(0.5, device=device)
+    total = torch.zeros((), dtype=torch.float64, device=device) if with_sum else None
+    for bad in (None, math.inf, math.nan):
+        for numel in (0, 1, 5000):
+            grads = [random(3, dtype, device), random(numel, dtype, device)]
+            if bad is not None:
+                grads[1][-1:] = bad
+            flag = torch.full((), 7.0, device=device)
+            unscale_(grads, inverse, flag, sum_of_squares=total, overwrite_found_inf=True)
+            assert flag.item() == (1.0 if bad is not None and numel > 0 else 0.0)
+
+
+@devices
+@dtypes
 def test_special_values(device, dtype):
     info = torch.finfo(dtype)
     values = [0.0, -0.0, info.max, info.min, info.tiny, info.smallest_normal, info.eps, 1.0]

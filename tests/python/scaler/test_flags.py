@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastamp
 
@@ -62,3 +63,49 @@ def test_a_flag_made_in_inference_mode_is_not_used_outside():
         scaler.update()
     scaler.unscale_(optimizer)
     assert not scaler._found_inf_per_device(optimizer)[torch.device("cpu")].is_inference()
+
+
+class CalledOps(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, fastamp.optim.SGD], ids=["torchs", "gated"])
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("overflow", [False, True])
+def test_no_operator_is_spent_on_zeroing_a_flag(kind, clips, overflow):
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = kind([parameter], lr=1.0)
+    scaler = fastamp.GradScaler("cpu")
+    for _ in range(3):
+        scaler.scale(torch.ones(()))
+        parameter.grad = torch.full((2,), float("inf") if overflow else 1.0)
+        # As on a CUDA device, whose flags the host cannot write: each operator is a launch.
+        with CalledOps() as called:
+            if clips:
+                scaler.clip_grad_norm_(optimizer, 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+        assert scaler.step_was_skipped == overflow
+    passes = {"unscale_and_check_", "norm_and_check_"} & set(called.names)
+    assert passes
+    assert not {"zeros", "zeros_like", "zero_", "fill_", "full", "new_zeros"} & set(called.names)
+
+
+def test_a_flag_that_a_subclass_raises_before_the_gradients_are_seen_stays():
+    class Scaler(fastamp.GradScaler):
+        def _unscale_grads_(self, optimizer, inv_scale, found_inf, allow_fp16):
+            found_inf.fill_(1.0)
+            return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    scaler = Scaler("cpu")
+    scaler.scale(torch.ones(()))
+    scaler.step(torch.optim.SGD([parameter], lr=1.0))
+    assert torch.equal(parameter, torch.ones(2))
