@@ -7,6 +7,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <unordered_map>
@@ -14,36 +16,86 @@
 
 namespace fastamp::autocast {
 
-/// The fp8 casts of weights made by the regions of one thread. Beside CastCache, whose entries are
-/// tensors with a history: these have none, since the node of the product leads to the weight.
-///
-/// An entry is used while the weight's version, memory, sizes, stream and capture are as they were.
-class Float8Casts {
+/// The fp8 cast of a tensor, and what it was made of.
+class Float8Entry {
  public:
-  /// The cast of a weight, if it is current and has what is wanted.
-  std::optional<Float8Cast> find(const at::Tensor& weight, c10::ScalarType to, Float8Wanted wanted);
+  /// @param as_cast  The source's identity before it was read: another thread may have written it
+  ///                 since.
+  Float8Entry(const at::Tensor& source, TensorIdentity as_cast, c10::ScalarType to,
+              Float8Cast cast);
 
-  /// Keeps a cast, made just now; replaces the weight's earlier one. The weight has an identity.
-  void insert(const at::Tensor& weight, c10::ScalarType to, const Float8Cast& cast);
+  /// Whether this is the cast of the source as it is now: its version, memory, sizes, stream and
+  /// capture are as they were, and nobody has edited the cast, which hooks on saved tensors see.
+  bool is_current(const at::Tensor& source, c10::ScalarType to) const;
 
-  /// Drops the casts of some tensors, which may be dead.
-  void forget(const std::vector<const c10::TensorImpl*>& weights);
-
-  void clear() noexcept;
-  bool empty() const { return entries_.empty(); }
+  const Float8Cast& cast() const { return cast_; }
+  std::size_t bytes() const;
 
  private:
-  struct Entry {
-    TensorIdentity source;
-    std::vector<std::int64_t> strides;
-    c10::ScalarType to;
-    Float8Cast cast;
-  };
+  std::array<std::uint32_t, 2> cast_versions() const;
 
+  TensorIdentity source_;
+  std::vector<std::int64_t> sizes_;
+  std::vector<std::int64_t> strides_;
+  c10::ScalarType to_;
+  Float8Cast cast_;
+  std::array<std::uint32_t, 2> versions_;
+};
+
+/// Whether a cast has the layouts that are wanted.
+bool has_all(const Float8Cast& cast, Float8Wanted wanted);
+
+/// fp8 casts of weights, one for each. Beside CastCache, whose entries are tensors with a history:
+/// these have none, since the node of the product leads to the weight. What is taken out is
+/// returned, so that its owner decides where tensors are destroyed.
+class Float8Casts {
+ public:
+  using Keys = std::vector<const c10::TensorImpl*>;
+
+  /// The cast of a weight, if it is current and has what is wanted.
+  std::optional<Float8Cast> find(const at::Tensor& weight, c10::ScalarType to,
+                                 Float8Wanted wanted) const;
+
+  /// Keeps an entry of a weight and returns the weight's earlier one.
+  [[nodiscard]] std::optional<Float8Entry> replace(const at::Tensor& weight, Float8Entry entry);
+
+  /// Takes out the entries of some weights, which may be dead.
+  [[nodiscard]] std::vector<Float8Entry> take(const Keys& weights);
+  [[nodiscard]] Float8Casts take_all();
+
+  bool empty() const { return entries_.empty(); }
+  std::size_t size() const { return entries_.size(); }
+  std::size_t bytes() const;
+
+ private:
+  std::unordered_map<const c10::TensorImpl*, Float8Entry> entries_;
+};
+
+/// The fp8 casts that the regions of one thread share: those of weights, and the one of the last
+/// activation, which often feeds several products (query, key and value; gate and up). That one is
+/// kept alive until another activation is cast or the region ends.
+class RegionFloat8Casts {
+ public:
+  std::optional<Float8Cast> find_weight(const at::Tensor& weight, c10::ScalarType to,
+                                        Float8Wanted wanted);
+  void keep_weight(const at::Tensor& weight, Float8Entry entry);
+
+  std::optional<Float8Cast> find_activation(const at::Tensor& activation, c10::ScalarType to,
+                                            Float8Wanted wanted) const;
+  void keep_activation(Float8Entry entry);
+
+  /// Drops the casts of some weights, which may be dead.
+  void forget(const Float8Casts::Keys& weights);
+
+  void clear() noexcept;
+  bool empty() const { return weights_.empty() && !activation_.has_value(); }
+
+ private:
   void forget_changed();
 
-  std::unordered_map<const c10::TensorImpl*, Entry> entries_;
-  std::uint64_t seen_changes_ = 0;  ///< Changes (changed_weights.h) that the entries reflect.
+  Float8Casts weights_;
+  std::optional<Float8Entry> activation_;
+  std::uint64_t seen_changes_ = 0;  ///< Changes (changed_weights.h) that weights_ reflects.
 };
 
 }  // namespace fastamp::autocast

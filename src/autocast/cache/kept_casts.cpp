@@ -47,7 +47,8 @@ void KeptCastStore::add(std::uint64_t id, const at::Tensor& weight) {
 
 KeptCastStore::Dropped KeptCastStore::take(WeightRequests::Forgotten weights) {
   auto entries = take(weights.unrequested);
-  return {std::move(weights), std::move(entries)};
+  auto float8 = float8_.take(weights.unrequested);
+  return {std::move(weights), std::move(entries), std::move(float8)};
 }
 
 std::vector<KeptCastStore::Entry> KeptCastStore::take(const WeightRequests::Keys& weights) {
@@ -137,16 +138,34 @@ void KeptCastStore::insert(const at::Tensor& source, TensorIdentity as_cast, c10
   entries.push_back(std::move(entry));
 }
 
+std::optional<Float8Cast> KeptCastStore::find_float8(const at::Tensor& source, c10::ScalarType to,
+                                                     Float8Wanted wanted) const {
+  const std::scoped_lock lock(mutex_);
+  return float8_.find(source, to, wanted);
+}
+
+void KeptCastStore::insert_float8(const at::Tensor& source, Float8Entry entry) {
+  std::optional<Float8Entry> dropped;
+  const std::scoped_lock lock(mutex_);
+  if (requests_.contains(source.unsafeGetTensorImpl())) {
+    dropped = float8_.replace(source, std::move(entry));
+  }
+}
+
 void KeptCastStore::drop() {
   decltype(entries_) dropped;
+  Float8Casts dropped_float8;
   const std::scoped_lock lock(mutex_);
   dropped.swap(entries_);
+  dropped_float8 = float8_.take_all();
 }
 
 void KeptCastStore::drop(const std::vector<const c10::TensorImpl*>& weights) {
   std::vector<Entry> dropped;
+  std::vector<Float8Entry> dropped_float8;
   const std::scoped_lock lock(mutex_);
   dropped = take(weights);
+  dropped_float8 = float8_.take(weights);
 }
 
 KeptCasts KeptCastStore::count() {
@@ -161,6 +180,8 @@ KeptCasts KeptCastStore::count() {
       kept.bytes += entry.cast.nbytes();
     }
   }
+  kept.copies += float8_.size();
+  kept.bytes += float8_.bytes();
   return kept;
 }
 
@@ -200,10 +221,24 @@ at::Tensor find_or_make(const at::Tensor& weight, c10::ScalarType to, CallPath p
 
 }  // namespace
 
-bool can_be_kept(const at::Tensor& tensor, CallPath path) {
-  return tensor.scalar_type() == c10::kFloat && tensor.is_leaf() && path != CallPath::intercepted &&
-         !tensor.is_inference() && !tensor.is_view() && TensorIdentity::exists_for(tensor) &&
+namespace {
+
+/// Whether a cast of this tensor, whatever its dtype is, can outlive regions.
+bool is_lasting(const at::Tensor& tensor, CallPath path) {
+  return tensor.is_leaf() && path != CallPath::intercepted && !tensor.is_inference() &&
+         !tensor.is_view() && TensorIdentity::exists_for(tensor) &&
          tensor.is_non_overlapping_and_dense() && !is_captured(tensor);
+}
+
+}  // namespace
+
+bool can_be_kept(const at::Tensor& tensor, CallPath path) {
+  return tensor.scalar_type() == c10::kFloat && is_lasting(tensor, path);
+}
+
+bool is_kept_for_float8_slow(const at::Tensor& tensor) {
+  return is_lasting(tensor, call_path(tensor)) && is_weight_cache_enabled() &&
+         KeptCastStore::instance().is_requested(tensor);
 }
 
 bool is_kept_weight_slow(const at::Tensor& tensor, CallPath path) {

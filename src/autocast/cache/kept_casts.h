@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "autocast/cache/float8_casts.h"
 #include "autocast/cache/weight_requests.h"
 #include "autocast/make/tensor_identity.h"
 #include "core/interception.h"
@@ -14,6 +15,7 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -52,6 +54,14 @@ class FASTAMP_API KeptCastStore {
   void insert(const at::Tensor& source, TensorIdentity as_cast, c10::ScalarType to,
               const at::Tensor& cast);
 
+  /// The kept fp8 cast of `source` as it is now, with what is wanted. Its tensors are the store's
+  /// own: they have no history, and nothing of ours writes them.
+  std::optional<Float8Cast> find_float8(const at::Tensor& source, c10::ScalarType to,
+                                        Float8Wanted wanted) const;
+
+  /// Keeps the fp8 cast of a requested weight; it replaces an earlier one.
+  void insert_float8(const at::Tensor& source, Float8Entry entry);
+
   struct Taken {
     at::Tensor cast;  ///< Undefined if there is none in this execution context.
     bool is_current =
@@ -83,6 +93,7 @@ class FASTAMP_API KeptCastStore {
   struct Dropped {
     WeightRequests::Forgotten weights;
     std::vector<Entry> entries;
+    std::vector<Float8Entry> float8;
   };
   Dropped take(WeightRequests::Forgotten weights);
   std::vector<Entry> take(const WeightRequests::Keys& weights);
@@ -92,6 +103,7 @@ class FASTAMP_API KeptCastStore {
   std::atomic<bool> used_{false};
   std::atomic<std::uint32_t> ended_regions_{0};
   std::unordered_map<const c10::TensorImpl*, std::vector<Entry>> entries_;
+  Float8Casts float8_;
   WeightRequests requests_;
 };
 
@@ -108,6 +120,13 @@ bool is_kept_weight_slow(const at::Tensor& tensor, CallPath path);
 /// Whether the cast of this tensor is to outlive the region, and can.
 inline bool is_kept_weight(const at::Tensor& tensor, CallPath path) {
   return KeptCastStore::instance().is_used() && is_kept_weight_slow(tensor, path);
+}
+
+/// Whether the fp8 cast of this tensor, of any dtype that has one, is to outlive the region, and
+/// can.
+bool is_kept_for_float8_slow(const at::Tensor& tensor);
+inline bool is_kept_for_float8(const at::Tensor& tensor) {
+  return KeptCastStore::instance().is_used() && is_kept_for_float8_slow(tensor);
 }
 
 /// A tensor over the memory of the kept cast of a weight, without history; the cast is made first

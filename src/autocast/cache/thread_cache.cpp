@@ -22,7 +22,7 @@ namespace {
 
 struct ThreadCache {
   CastCache casts;
-  Float8Casts float8_casts;
+  RegionFloat8Casts float8_casts;
   CastPlans plans;
   /// Open regions of ours, counted from one that was the outermost of the thread. While there are
   /// any, we learn of the end of the last one.
@@ -171,7 +171,7 @@ void keep_activation_cast(const at::Tensor& source, c10::ScalarType to, const at
 std::optional<Float8Cast> find_float8_cast(const at::Tensor& weight, c10::ScalarType to,
                                            Float8Wanted wanted) {
   ThreadCache* const cache = usable_cache(&ThreadCache::float8_casts);
-  return cache == nullptr ? std::nullopt : cache->float8_casts.find(weight, to, wanted);
+  return cache == nullptr ? std::nullopt : cache->float8_casts.find_weight(weight, to, wanted);
 }
 
 void keep_float8_cast(const at::Tensor& weight, c10::ScalarType to, const Float8Cast& cast) {
@@ -181,7 +181,25 @@ void keep_float8_cast(const at::Tensor& weight, c10::ScalarType to, const Float8
   }
   ThreadCache* const cache = make_cache();
   if (cache != nullptr && end_of_region_is_known(*cache)) {
-    cache->float8_casts.insert(weight, to, cast);
+    cache->float8_casts.keep_weight(weight, {weight, TensorIdentity(weight), to, cast});
+  }
+}
+
+std::optional<Float8Cast> find_float8_activation(const at::Tensor& activation, c10::ScalarType to,
+                                                 Float8Wanted wanted) {
+  ThreadCache* const cache = usable_cache(&ThreadCache::float8_casts);
+  return cache == nullptr ? std::nullopt
+                          : cache->float8_casts.find_activation(activation, to, wanted);
+}
+
+void keep_float8_activation(const at::Tensor& activation, c10::ScalarType to,
+                            const Float8Cast& cast) {
+  if (!is_weight_cache_enabled() || !TensorIdentity::exists_for(activation)) {
+    return;
+  }
+  ThreadCache* const cache = make_cache();
+  if (cache != nullptr && end_of_region_is_known(*cache)) {
+    cache->float8_casts.keep_activation({activation, TensorIdentity(activation), to, cast});
   }
 }
 

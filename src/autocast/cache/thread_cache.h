@@ -45,6 +45,13 @@ std::optional<Float8Cast> find_float8_cast(const at::Tensor& weight, c10::Scalar
 /// Keeps the fp8 cast of a weight if it is possible to know when its region ends.
 void keep_float8_cast(const at::Tensor& weight, c10::ScalarType to, const Float8Cast& cast);
 
+/// The same two for the last activation with a history. (Others may be buffers whose memory is
+/// written behind torch's back, as activation_ring.h says.)
+std::optional<Float8Cast> find_float8_activation(const at::Tensor& activation, c10::ScalarType to,
+                                                 Float8Wanted wanted);
+void keep_float8_activation(const at::Tensor& activation, c10::ScalarType to,
+                            const Float8Cast& cast);
+
 /// Called by each region of ours after entering and after leaving, with the number of regions,
 /// torch's included, that are now open on the thread. The second returns whether the casts of the
 /// thread's regions ended with this one.

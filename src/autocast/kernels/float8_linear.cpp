@@ -2,6 +2,7 @@
 #include "autocast/kernels/float8_linear.h"
 
 #include "autocast/cache/float8_exclusions.h"
+#include "autocast/cache/kept_casts.h"
 #include "autocast/cache/thread_cache.h"
 #include "autocast/cast_source.h"
 #include "autocast/make/cast_node.h"
@@ -25,6 +26,7 @@ constexpr std::int64_t kMultiple = 16;
 struct WeightSource {
   const at::Tensor* weight = nullptr;
   bool is_transposed = false;  ///< The operand is `weight.t()`.
+  bool is_kept = false;        ///< Its cast outlives the region, because that was requested.
 };
 
 /// Unlike is_weight(), of any dtype that can be cast to fp8.
@@ -32,19 +34,25 @@ bool is_trained(const at::Tensor& tensor) {
   return tensor.requires_grad() && tensor.is_leaf() && !tensor.is_view() && !tensor.is_inference();
 }
 
+/// A frozen weight can be told from any other tensor only if its casts were requested.
+bool is_parameter(const at::Tensor& tensor) {
+  return is_trained(tensor) || is_kept_for_float8(tensor);
+}
+
 WeightSource source_of(const at::Tensor& operand) {
-  if (is_trained(operand)) {
-    return {&operand, false};
+  if (is_parameter(operand)) {
+    return {&operand, false, is_kept_for_float8(operand)};
   }
   const at::Tensor* base = base_of_whole_view(operand);
-  if (base == nullptr || !is_trained(*base) || base->dim() != 2 || operand.dim() != 2) {
+  if (base == nullptr || !is_parameter(*base) || base->dim() != 2 || operand.dim() != 2) {
     return {};
   }
   const bool is_same = base->sizes() == operand.sizes() && base->strides() == operand.strides();
   const bool is_transposed = base->size(0) == operand.size(1) && base->size(1) == operand.size(0) &&
                              base->stride(0) == operand.stride(1) &&
                              base->stride(1) == operand.stride(0);
-  return is_same || is_transposed ? WeightSource{base, !is_same} : WeightSource{};
+  return is_same || is_transposed ? WeightSource{base, !is_same, is_kept_for_float8(*base)}
+                                  : WeightSource{};
 }
 
 bool is_castable(const at::Tensor& tensor) {
@@ -106,8 +114,27 @@ Float8Wanted swapped(Float8Wanted wanted) {
   return {.rows = wanted.columns, .columns = wanted.rows};
 }
 
-/// The cast of a parameter, kept for the region.
-Float8Cast cast_parameter(const at::Tensor& weight, c10::ScalarType to, Float8Wanted wanted) {
+/// The cast that outlives regions, made if there is none with what is wanted. Replacing one that
+/// has one layout makes both: training and evaluation may take turns.
+Float8Cast kept_cast(const at::Tensor& weight, c10::ScalarType to, Float8Wanted wanted) {
+  auto& store = KeptCastStore::instance();
+  if (auto found = store.find_float8(weight, to, wanted)) {
+    note_float8_cast(CastEvent::kept_hit, *found);
+    return std::move(*found);
+  }
+  if (store.find_float8(weight, to, {})) {
+    wanted = {.rows = true, .columns = true};
+  }
+  TensorIdentity as_cast(weight);
+  Float8Cast cast = cast_to_float8(weight, to, wanted);
+  store.insert_float8(weight, {weight, std::move(as_cast), to, cast});
+  note_float8_cast(CastEvent::weight_cast, cast);
+  return cast;
+}
+
+/// The cast of a parameter, kept for the region at least.
+Float8Cast cast_parameter(const WeightSource& source, c10::ScalarType to, Float8Wanted wanted) {
+  const at::Tensor& weight = *source.weight;
   if (auto found = find_float8_cast(weight, to, wanted)) {
     note_float8_cast(CastEvent::cache_hit, *found);
     return std::move(*found);
@@ -116,9 +143,30 @@ Float8Cast cast_parameter(const at::Tensor& weight, c10::ScalarType to, Float8Wa
   const c10::InferenceMode normal_mode(false);
   const at::NoGradGuard no_grad;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  if (source.is_kept) {
+    return kept_cast(weight, to, wanted);
+  }
   Float8Cast cast = cast_to_float8(weight, to, wanted);
   keep_float8_cast(weight, to, cast);
   note_float8_cast(CastEvent::weight_cast, cast);
+  return cast;
+}
+
+/// The cast of x as a matrix of rows. Products of one activation in a row share it.
+Float8Cast cast_x(const at::Tensor& x, c10::ScalarType to, Float8Wanted wanted) {
+  const bool is_shared = !x.is_leaf() && is_recorded(x);
+  if (is_shared) {
+    if (auto found = find_float8_activation(x, to, wanted)) {
+      note_float8_cast(CastEvent::activation_hit, *found);
+      return std::move(*found);
+    }
+  }
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  Float8Cast cast = cast_to_float8(x.reshape({-1, x.size(-1)}), to, wanted);
+  note_float8_cast(CastEvent::other_cast, cast);
+  if (is_shared) {
+    keep_float8_activation(x, to, cast);
+  }
   return cast;
 }
 
@@ -133,9 +181,9 @@ Float8Cast cast_operand(const Float8Operands& operands, const WeightSource& sour
     return cast;
   }
   if (is_transposed == source.is_transposed) {
-    return cast_parameter(*source.weight, to, wanted);
+    return cast_parameter(source, to, wanted);
   }
-  Float8Cast cast = cast_parameter(*source.weight, to, swapped(wanted));
+  Float8Cast cast = cast_parameter(source, to, swapped(wanted));
   std::swap(cast.rows, cast.columns);
   return cast;
 }
@@ -171,13 +219,11 @@ at::Tensor float8_linear(PolicyDevice device, const Float8Setting& setting, Floa
   const Float8Wanted of_x{.rows = true, .columns = is_recorded(weight)};
   const Float8Wanted of_weight{.rows = true, .columns = is_recorded(x)};
   const bool recorded = of_x.columns || of_weight.columns || (bias.defined() && is_recorded(bias));
-  Float8Cast x_cast;
+  Float8Cast x_cast = cast_x(x, setting.forward_dtype, of_x);
   Float8Cast weight_cast;
   at::Tensor y;
   {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    x_cast = cast_to_float8(x.reshape({-1, x.size(-1)}), setting.forward_dtype, of_x);
-    note_float8_cast(CastEvent::other_cast, x_cast);
     weight_cast = cast_operand(operands, source, setting.forward_dtype, of_weight);
     auto sizes = x.sizes().vec();
     sizes.back() = weight.size(is_transposed ? 1 : 0);
@@ -187,8 +233,12 @@ at::Tensor float8_linear(PolicyDevice device, const Float8Setting& setting, Floa
             .reshape(sizes);
   }
   if (recorded) {
+    // Casts that are shared may have what another use did need.
+    if (!of_x.columns) {
+      x_cast.columns = at::Tensor();
+    }
     if (!of_weight.columns) {
-      weight_cast.columns = at::Tensor();  // The cache may have it, from a use that did need it.
+      weight_cast.columns = at::Tensor();
     }
     record_float8_product(operands, setting, x_cast, weight_cast, y);
   }
