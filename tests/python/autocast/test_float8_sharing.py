@@ -25,7 +25,7 @@ def seeded() -> Iterator[None]:
 def events(function: Callable[[], Any]) -> dict[str, int]:
     with fastamp.trace() as trace:
         function()
-    totals = trace.totals()
+    totals = trace.totals
     names = ("weight_casts", "other_casts", "cache_hits", "activation_hits", "kept_hits")
     return {name: totals[name] for name in names if totals[name]}
 
