@@ -25,6 +25,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "python::bind_cast_node",
         "python::bind_clear_cache",
         "python::bind_float8",
+        "python::bind_float8_plan",
         "python::bind_gradients",
         "python::bind_kept_casts",
         "python::bind_optim",

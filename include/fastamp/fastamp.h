@@ -6,6 +6,7 @@
 #include <fastamp/autocast/cast_together.h>
 #include <fastamp/autocast/context.h>
 #include <fastamp/autocast/float8.h>
+#include <fastamp/autocast/float8_plan.h>
 #include <fastamp/autocast/guard.h>
 #include <fastamp/autocast/kept_casts.h>
 #include <fastamp/autocast/op_policy_guard.h>

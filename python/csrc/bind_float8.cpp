@@ -3,6 +3,7 @@
 #include "autocast/policy/float8_region.h"
 #include "autocast/policy/float8_setting.h"
 #include "bindings.h"
+#include "float8_fields.h"
 
 #include <fastamp/autocast/float8.h>
 
@@ -21,43 +22,26 @@
 namespace fastamp::python {
 namespace {
 
-/// The fields of Python's Float8Recipe, in its order.
-using Fields = std::tuple<c10::ScalarType, c10::ScalarType, Float8Recipe::FastAccumulate,
-                          std::vector<std::string>>;
-
-Float8Recipe to_recipe(const Fields& fields) {
-  const auto& [forward_dtype, grad_dtype, fast_accumulate, ops] = fields;
-  return Float8Recipe()
-      .forward_dtype(forward_dtype)
-      .grad_dtype(grad_dtype)
-      .fast_accumulate(fast_accumulate)
-      .ops(ops);
-}
-
-Fields to_fields(const Float8Recipe& recipe) {
-  return {recipe.forward_dtype(), recipe.grad_dtype(), recipe.fast_accumulate(), recipe.ops()};
-}
-
 std::uint32_t number_of(const autocast::Float8Setting* setting) {
   return setting == nullptr ? 0 : setting->number;
 }
 
-void check_recipe(const Fields& fields) {
+void check_recipe(const Float8Fields& fields) {
   autocast::float8_setting("Float8Recipe", to_recipe(fields), c10::kBFloat16);
 }
 
-std::uint32_t number_of_region(const std::string& device, const Fields& fields,
+std::uint32_t number_of_region(const std::string& device, const Float8Fields& fields,
                                c10::ScalarType carrier) {
   return number_of(autocast::float8_of_region("autocast", c10::Device(device).type(),
                                               to_recipe(fields), carrier));
 }
 
-std::optional<Fields> fields_in_force(const std::string& device) {
+std::optional<Float8Fields> fields_in_force(const std::string& device) {
   const auto recipe = float8_recipe(c10::Device(device).type());
   return recipe.has_value() ? std::optional(to_fields(*recipe)) : std::nullopt;
 }
 
-Fields fields_of_number(std::uint32_t number) {
+Float8Fields fields_of_number(std::uint32_t number) {
   return to_fields(autocast::recipe_of(*autocast::float8_setting_numbered(number)));
 }
 
@@ -88,6 +72,7 @@ void bind_float8(pybind11::module_& module) {
   module.def("set_float8_numbers", set_thread_numbers);
   module.def("exclude_from_float8", autocast::exclude_from_float8);
   module.def("end_float8_exclusion", autocast::end_float8_exclusion);
+  module.def("is_excluded_from_float8", autocast::is_excluded_from_float8);
 }
 
 }  // namespace fastamp::python

@@ -16,6 +16,9 @@ void bind_clear_cache(pybind11::module_& module);
 /// Fp8 recipes: what is in force, and which weights are excluded.
 void bind_float8(pybind11::module_& module);
 
+/// What a recipe does with the products of a model, before it runs.
+void bind_float8_plan(pybind11::module_& module);
+
 /// Lists of gradients, for functions that know of no scaler.
 void bind_gradients(pybind11::module_& module);
 

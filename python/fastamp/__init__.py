@@ -22,6 +22,7 @@ from fastamp._cast_together import cast_together  # noqa: E402
 from fastamp._clip import clip_grad_norm_  # noqa: E402
 from fastamp._custom_function import custom_bwd, custom_fwd  # noqa: E402
 from fastamp._float8 import Float8Recipe, float8_exclude, float8_recipe  # noqa: E402
+from fastamp._float8_plan import float8_plan  # noqa: E402
 from fastamp._graphed_step import graphed_step  # noqa: E402
 from fastamp._install import disabled, install, is_installed, uninstall  # noqa: E402
 from fastamp._kept_casts import drop_kept_casts, keep_casts, kept_casts  # noqa: E402
@@ -68,6 +69,7 @@ __all__ = [
     "disabled",
     "drop_kept_casts",
     "float8_exclude",
+    "float8_plan",
     "float8_recipe",
     "graphed_step",
     "include_path",

@@ -27,17 +27,20 @@ class Float8Recipe:
         fast_accumulate: For which of the three products of a linear layer, y, dX and dW, the tensor
             cores of a Hopper GPU sum with fewer bits. No effect elsewhere.
         ops: The ops that may run in fp8, of ``"linear"``, ``"addmm"``, ``"mm"`` and ``"matmul"``.
+        min_gain: On a GPU, the predicted speed-up over the carrier below which a product stays
+            there; 0 for all that can run in fp8. Without meaning on the CPU.
 
     Raises:
         TypeError: An argument has another type.
-        ValueError: A format is no fp8 format that products take, both are ``float8_e5m2``, or an op
-            is none of the four.
+        ValueError: A format is no fp8 format that products take, both are ``float8_e5m2``, an op
+            is none of the four, or ``min_gain`` is negative or nan.
     """
 
     forward_dtype: torch.dtype = torch.float8_e4m3fn
     grad_dtype: torch.dtype = torch.float8_e5m2
     fast_accumulate: tuple[bool, bool, bool] = (True, False, False)
     ops: tuple[str, ...] = ("linear", "addmm", "mm", "matmul")
+    min_gain: float = 1.1
 
     def __post_init__(self) -> None:
         """Checks the values, before any region is made."""
@@ -48,7 +51,9 @@ class Float8Recipe:
         _check_type("fast_accumulate", "a tuple of three bools", is_triple, self)
         are_names = isinstance(self.ops, tuple) and all(isinstance(op, str) for op in self.ops)
         _check_type("ops", "a tuple of str", are_names, self)
-        _C.check_float8_recipe(_fields(self))
+        is_number = isinstance(self.min_gain, (int, float)) and not isinstance(self.min_gain, bool)
+        _check_type("min_gain", "a float", is_number, self)
+        _C.check_float8_recipe(fields_of(self))
 
 
 def _check_type(name: str, wanted: str, is_right: bool, recipe: Float8Recipe) -> None:
@@ -59,16 +64,18 @@ def _check_type(name: str, wanted: str, is_right: bool, recipe: Float8Recipe) ->
         )
 
 
-_Fields = tuple[torch.dtype, torch.dtype, tuple[bool, bool, bool], tuple[str, ...]]
+_Fields = tuple[torch.dtype, torch.dtype, tuple[bool, bool, bool], tuple[str, ...], float]
 
 
-def _fields(recipe: Float8Recipe) -> _Fields:
-    return (recipe.forward_dtype, recipe.grad_dtype, recipe.fast_accumulate, recipe.ops)
+def fields_of(recipe: Float8Recipe) -> _Fields:
+    """What native code makes its recipe of."""
+    formats = (recipe.forward_dtype, recipe.grad_dtype)
+    return (*formats, recipe.fast_accumulate, recipe.ops, recipe.min_gain)
 
 
 def _from_native(fields: Any) -> Float8Recipe:
-    forward_dtype, grad_dtype, fast_accumulate, ops = fields
-    return Float8Recipe(forward_dtype, grad_dtype, tuple(fast_accumulate), tuple(ops))
+    forward_dtype, grad_dtype, fast_accumulate, ops, min_gain = fields
+    return Float8Recipe(forward_dtype, grad_dtype, tuple(fast_accumulate), tuple(ops), min_gain)
 
 
 def recipe_numbered(number: int) -> Float8Recipe:
@@ -138,7 +145,7 @@ def region_arguments(
         return (device_type, dtype, enabled, cache_enabled), 0
     carrier = torch.bfloat16 if dtype is None else dtype
     recipe = float8 if isinstance(float8, Float8Recipe) else Float8Recipe()
-    number = _C.float8_number(device_type, _fields(recipe), carrier)
+    number = _C.float8_number(device_type, fields_of(recipe), carrier)
     return (device_type, carrier, enabled, cache_enabled), number
 
 

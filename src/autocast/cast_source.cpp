@@ -22,13 +22,18 @@ bool may_be_cached(const at::Tensor& tensor, CallPath path) {
 }  // namespace
 
 const at::Tensor* base_of_whole_view(const at::Tensor& tensor) {
+  return base_of_whole_view_if(tensor, can_bypass_dispatcher);
+}
+
+const at::Tensor* base_of_whole_view_if(const at::Tensor& tensor,
+                                        bool (*is_wanted)(const at::Tensor& base)) {
   const auto* meta = torch::autograd::impl::get_view_autograd_meta(tensor);
   if (meta == nullptr || !meta->has_bw_view()) {
     return nullptr;
   }
   const at::Tensor& base = meta->get_backward_view().base_;
   const bool same_elements =
-      base.scalar_type() == tensor.scalar_type() && can_bypass_dispatcher(base) &&
+      base.scalar_type() == tensor.scalar_type() && is_wanted(base) &&
       tensor.is_non_overlapping_and_dense() && base.is_non_overlapping_and_dense() &&
       base.numel() == tensor.numel() && base.storage_offset() == tensor.storage_offset() &&
       base.storage().unsafeGetStorageImpl() == tensor.storage().unsafeGetStorageImpl();

@@ -37,6 +37,11 @@ bool is_weight(const at::Tensor& tensor);
 /// Casting either one then writes the same bytes.
 const at::Tensor* base_of_whole_view(const at::Tensor& tensor);
 
+/// The same for bases with another property than that ops on them may bypass the dispatcher. They
+/// have storage.
+const at::Tensor* base_of_whole_view_if(const at::Tensor& tensor,
+                                        bool (*is_wanted)(const at::Tensor& base));
+
 /// @param lowers  The cast is to the region's dtype; only such casts are kept or shared.
 /// @param share   Whether the cast may share memory with others, as cast() says.
 CastSource classify(const at::Tensor& tensor, bool lowers, bool share);

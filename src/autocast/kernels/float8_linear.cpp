@@ -5,22 +5,23 @@
 #include "autocast/cache/kept_casts.h"
 #include "autocast/cache/thread_cache.h"
 #include "autocast/cast_source.h"
+#include "autocast/kernels/float8_calls.h"
 #include "autocast/make/cast_node.h"
 #include "autocast/make/float8_product.h"
+#include "autocast/policy/float8_gpu.h"
 #include "autocast/trace/tracing.h"
 #include "core/dtypes.h"
 #include "core/interception.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/DispatchKeySet.h>
 #include <c10/core/InferenceMode.h>
 
 #include <utility>
 
 namespace fastamp::autocast {
 namespace {
-
-constexpr std::int64_t kMultiple = 16;
 
 /// Which parameter an operand is, if it is one: its cast is kept for the region.
 struct WeightSource {
@@ -39,11 +40,34 @@ bool is_parameter(const at::Tensor& tensor) {
   return is_trained(tensor) || is_kept_for_float8(tensor);
 }
 
+/// Whether a call with the tensor would be intercepted if it were not for a plan: its tensors are
+/// fake, and a mode makes their results.
+bool is_intercepted_in_plan(const at::Tensor& tensor) {
+  const auto keys = tensor.key_set() - c10::python_ks;
+  return keys.has_any(detail::kInterceptors) || !keys.has(c10::DispatchKey::Dense) ||
+         is_intercepted_except(c10::python_ks);
+}
+
+bool is_intercepted_operand(const at::Tensor& tensor) {
+  return Float8Calls::current() == nullptr ? call_path(tensor) == CallPath::intercepted
+                                           : is_intercepted_in_plan(tensor);
+}
+
+/// Whether its sizes may be read.
+bool is_dense_operand(const at::Tensor& tensor) { return !is_intercepted_operand(tensor); }
+
+const at::Tensor* base_of_operand(const at::Tensor& operand) {
+  return Float8Calls::current() == nullptr
+             ? base_of_whole_view(operand)
+             : base_of_whole_view_if(
+                   operand, [](const at::Tensor& base) { return !is_intercepted_in_plan(base); });
+}
+
 WeightSource source_of(const at::Tensor& operand) {
   if (is_parameter(operand)) {
     return {&operand, false, is_kept_for_float8(operand)};
   }
-  const at::Tensor* base = base_of_whole_view(operand);
+  const at::Tensor* base = base_of_operand(operand);
   if (base == nullptr || !is_parameter(*base) || base->dim() != 2 || operand.dim() != 2) {
     return {};
   }
@@ -55,9 +79,7 @@ WeightSource source_of(const at::Tensor& operand) {
                                   : WeightSource{};
 }
 
-bool is_castable(const at::Tensor& tensor) {
-  return tensor.scalar_type() == c10::kFloat || is_16_bit(tensor);
-}
+bool is_castable(const at::Tensor& tensor) { return is_float8_operand(tensor.scalar_type()); }
 
 /// Whether the sizes are those of x times a weight plus a bias.
 bool fits(const Float8Operands& operands) {
@@ -75,8 +97,24 @@ bool all_of(const Float8Operands& operands, const Predicate& predicate) {
          (!operands.bias.defined() || predicate(operands.bias));
 }
 
-Float8Outcome outcome_of(PolicyDevice device, const Float8Operands& operands,
-                         const WeightSource& source) {
+/// What the rule is asked about. A parameter counts as trained also where nothing is recorded: a
+/// checkpoint runs forward like that, and must decide as its recomputation does.
+Float8Shape shape_of(const Float8Operands& operands, const WeightSource& source) {
+  const auto& [x, weight, bias, is_transposed] = operands;
+  const auto k = x.size(-1);
+  const bool trains = source.weight != nullptr && !c10::InferenceMode::is_enabled();
+  return {.m = k == 0 ? 0 : x.numel() / k,
+          .k = k,
+          .n = weight.size(is_transposed ? 1 : 0),
+          .x_dtype = x.scalar_type(),
+          .weight_dtype = weight.scalar_type(),
+          .has_bias = bias.defined(),
+          .x_gradient = trains,
+          .weight_gradient = trains};
+}
+
+Float8Outcome outcome_of(PolicyDevice device, const Float8Setting& setting,
+                         const Float8Operands& operands, const WeightSource& source) {
   const auto is_here = [&](const at::Tensor& tensor) {
     return is_on(tensor, device) && tensor.device() == operands.x.device();
   };
@@ -92,12 +130,27 @@ Float8Outcome outcome_of(PolicyDevice device, const Float8Operands& operands,
   if (is_excluded_from_float8(source.weight == nullptr ? operands.weight : *source.weight)) {
     return Float8Outcome::excluded;
   }
-  if (operands.x.numel() == 0 || operands.weight.numel() == 0) {
-    return Float8Outcome::empty;
+  const auto* const calls = Float8Calls::current();
+  const auto here = operands.x.device();
+  return float8_outcome(shape_of(operands, source), setting,
+                        calls == nullptr ? float8_gpu(here) : calls->gpu_on(here));
+}
+
+/// Tells traces and a plan.
+void note_outcome(Float8Outcome outcome, const Float8Setting& setting, Float8Op op,
+                  const Float8Operands& operands) {
+  note_float8(outcome);
+  auto* const calls = Float8Calls::current();
+  if (calls == nullptr) [[likely]] {
+    return;
   }
-  const auto& weight = operands.weight;
-  return weight.size(0) % kMultiple == 0 && weight.size(1) % kMultiple == 0 ? Float8Outcome::ran
-                                                                            : Float8Outcome::shape;
+  const auto source = source_of(operands.weight);
+  const bool has_shape =
+      outcome != Float8Outcome::intercepted && all_of(operands, is_dense_operand) && fits(operands);
+  calls->add(
+      {.op = op, .row = {}, .weight = source.weight == nullptr ? operands.weight : *source.weight},
+      outcome, setting, operands.x,
+      has_shape ? std::optional(shape_of(operands, source)) : std::nullopt);
 }
 
 void note_float8_cast(CastEvent event, const Float8Cast& cast) {
@@ -190,30 +243,30 @@ Float8Cast cast_operand(const Float8Operands& operands, const WeightSource& sour
 
 }  // namespace
 
-at::Tensor refuse_float8_arguments() {
+at::Tensor refuse_float8_arguments(Float8Op op) {
   note_float8(Float8Outcome::arguments);
+  if (auto* const calls = Float8Calls::current()) [[unlikely]] {
+    calls->add(op, Float8Outcome::arguments);
+  }
   return {};
 }
 
 at::Tensor float8_linear(PolicyDevice device, const Float8Setting& setting, Float8Op op,
                          const Float8Operands& operands) {
-  const auto is_intercepted_operand = [](const at::Tensor& tensor) {
-    return call_path(tensor) == CallPath::intercepted;
-  };
   const auto& [x, weight, bias, is_transposed] = operands;
   if (!setting.runs(op)) {
-    note_float8(Float8Outcome::op);
+    note_outcome(Float8Outcome::op, setting, op, operands);
     return {};
   }
   if (is_intercepted_operand(x) || is_intercepted_operand(weight) ||
       (bias.defined() && is_intercepted_operand(bias))) {
-    note_float8(Float8Outcome::intercepted);
+    note_outcome(Float8Outcome::intercepted, setting, op, operands);
     return {};
   }
   const WeightSource source = source_of(weight);
-  const auto outcome = outcome_of(device, operands, source);
-  note_float8(outcome);
-  if (outcome != Float8Outcome::ran) {
+  const auto outcome = outcome_of(device, setting, operands, source);
+  note_outcome(outcome, setting, op, operands);
+  if (outcome != Float8Outcome::ran || Float8Calls::current() != nullptr) {
     return {};
   }
   const Float8Wanted of_x{.rows = true, .columns = is_recorded(weight)};

@@ -28,7 +28,7 @@ at::Tensor float8_linear(PolicyDevice device, const Float8Setting& setting, Floa
                          const Float8Operands& operands);
 
 /// The same for an op that computes something else with these arguments than x times a weight.
-at::Tensor refuse_float8_arguments();
+at::Tensor refuse_float8_arguments(Float8Op op);
 
 inline at::Tensor run_in_float8(OpTag<OpId::linear> /*op*/, PolicyDevice device,
                                 const Float8Setting& setting, const at::Tensor& x,
@@ -41,7 +41,7 @@ inline at::Tensor run_in_float8(OpTag<OpId::mm> /*op*/, PolicyDevice device,
                                 const Float8Setting& setting, const at::Tensor& x,
                                 const at::Tensor& weight) {
   return x.dim() == 2 ? float8_linear(device, setting, Float8Op::mm, {x, weight, {}, true})
-                      : refuse_float8_arguments();
+                      : refuse_float8_arguments(Float8Op::mm);
 }
 
 inline at::Tensor run_in_float8(OpTag<OpId::matmul> /*op*/, PolicyDevice device,
@@ -56,7 +56,7 @@ inline at::Tensor run_in_float8(OpTag<OpId::addmm> /*op*/, PolicyDevice device,
                                 const c10::Scalar& beta, const c10::Scalar& alpha) {
   const bool is_linear = x.dim() == 2 && beta.equal(1) && alpha.equal(1);
   return is_linear ? float8_linear(device, setting, Float8Op::addmm, {x, weight, bias, true})
-                   : refuse_float8_arguments();
+                   : refuse_float8_arguments(Float8Op::addmm);
 }
 
 }  // namespace fastamp::autocast

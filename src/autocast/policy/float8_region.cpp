@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autocast/policy/float8_region.h"
 
+#include "autocast/policy/float8_constants.h"
 #include "core/build_config.h"
 #include "core/kernel_devices.h"
 
@@ -9,9 +10,6 @@
 
 namespace fastamp::autocast {
 namespace {
-
-/// sm_89 is the first with fp8 products.
-constexpr int kFirstCapability = 89;
 
 bool gpu_has_float8(const char* function, c10::ScalarType carrier) {
   static const bool has_cuda = at::Context::hasCUDA();
@@ -24,11 +22,11 @@ bool gpu_has_float8(const char* function, c10::ScalarType carrier) {
                     ": expected a build of fastamp with its CUDA part for fp8 on a GPU, got one "
                     "without. The region runs in ",
                     carrier, ".");
-  } else if (capability < kFirstCapability) {
+  } else if (capability < kFirstFloat8Capability) {
     TORCH_WARN_ONCE(function, ": expected a GPU of compute capability 8.9 or later for fp8, got ",
                     capability / 10, ".", capability % 10, ". The region runs in ", carrier, ".");
   }
-  return capability >= kFirstCapability;
+  return capability >= kFirstFloat8Capability;
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <deque>
 #include <mutex>
 #include <string_view>
@@ -58,7 +59,8 @@ std::uint8_t ops_of(const char* function, const std::vector<std::string>& names)
 
 bool is_same(const Float8Setting& a, const Float8Setting& b) {
   return a.carrier == b.carrier && a.forward_dtype == b.forward_dtype &&
-         a.grad_dtype == b.grad_dtype && a.fast_accumulate == b.fast_accumulate && a.ops == b.ops;
+         a.grad_dtype == b.grad_dtype && a.fast_accumulate == b.fast_accumulate && a.ops == b.ops &&
+         a.min_gain == b.min_gain;
 }
 
 const Float8Setting** slot_of(c10::DeviceType device) {
@@ -69,6 +71,8 @@ const Float8Setting** slot_of(c10::DeviceType device) {
 }
 
 }  // namespace
+
+std::string_view to_string(Float8Op op) { return kOpNames.at(static_cast<std::size_t>(op)); }
 
 const Float8Setting* float8_setting(const char* function, const Float8Recipe& recipe,
                                     c10::ScalarType carrier) {
@@ -83,11 +87,15 @@ const Float8Setting* float8_setting(const char* function, const Float8Recipe& re
                     ": expected the dtype of a region with a Float8Recipe to be bfloat16 or "
                     "float16, which all else runs in, got ",
                     carrier, ".");
+  TORCH_CHECK_VALUE(recipe.min_gain() >= 0, function,
+                    ": expected min_gain of Float8Recipe to be at least 0, got ", recipe.min_gain(),
+                    ".");
   Float8Setting wanted{.carrier = carrier,
                        .forward_dtype = recipe.forward_dtype(),
                        .grad_dtype = recipe.grad_dtype(),
                        .fast_accumulate = recipe.fast_accumulate(),
                        .ops = ops_of(function, recipe.ops()),
+                       .min_gain = recipe.min_gain(),
                        .number = 0};
   auto& interned = settings();
   const std::scoped_lock lock(interned.mutex);
@@ -117,7 +125,8 @@ Float8Recipe recipe_of(const Float8Setting& setting) {
       .forward_dtype(setting.forward_dtype)
       .grad_dtype(setting.grad_dtype)
       .fast_accumulate(setting.fast_accumulate)
-      .ops(std::move(ops));
+      .ops(std::move(ops))
+      .min_gain(setting.min_gain);
 }
 
 const Float8Setting* thread_float8_slow(c10::DeviceType device) noexcept {

@@ -11,6 +11,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <string_view>
 
 // Which fp8 recipe is in force on a thread: state of fastamp's own beside torch's, whose public
 // dtype is the carrier. Exported for the Python module; not part of the public API.
@@ -18,6 +19,7 @@ namespace fastamp::autocast {
 
 /// The ops that a recipe can run in fp8: bits of Float8Setting::ops.
 enum class Float8Op : std::uint8_t { linear, addmm, mm, matmul };
+FASTAMP_API std::string_view to_string(Float8Op op);
 
 /// A checked recipe and the carrier of its region. Interned: equal ones are one object, which is
 /// never destroyed.
@@ -27,6 +29,7 @@ struct Float8Setting {
   c10::ScalarType grad_dtype;
   Float8Recipe::FastAccumulate fast_accumulate;
   std::uint8_t ops;
+  double min_gain;
   std::uint32_t number;  ///< For Python, which holds numbers; never 0.
 
   bool runs(Float8Op op) const { return ((unsigned{ops} >> static_cast<unsigned>(op)) & 1U) != 0; }

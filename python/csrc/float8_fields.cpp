@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "float8_fields.h"
+
+namespace fastamp::python {
+
+Float8Recipe to_recipe(const Float8Fields& fields) {
+  const auto& [forward_dtype, grad_dtype, fast_accumulate, ops, min_gain] = fields;
+  return Float8Recipe()
+      .forward_dtype(forward_dtype)
+      .grad_dtype(grad_dtype)
+      .fast_accumulate(fast_accumulate)
+      .ops(ops)
+      .min_gain(min_gain);
+}
+
+Float8Fields to_fields(const Float8Recipe& recipe) {
+  return {recipe.forward_dtype(), recipe.grad_dtype(), recipe.fast_accumulate(), recipe.ops(),
+          recipe.min_gain()};
+}
+
+}  // namespace fastamp::python

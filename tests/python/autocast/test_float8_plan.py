@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans: what a recipe would do with a model, without running it."""
+
+from __future__ import annotations
+
+import collections
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import fastamp
+import fastamp._C as _C
+from support import float8_model
+from support.autocast_state import fastamp_state, torch_state
+from support.float8 import float8_region
+from support.float8_model import GPUS, Layer
+
+GPU = "H200 SXM"
+RECIPE = fastamp.Float8Recipe(min_gain=0)
+
+
+@pytest.fixture
+def pretended_gpu() -> Iterator[None]:
+    """The rule is asked on the CPU too, for an H200."""
+    _C.pretend_float8_gpu(GPU)
+    yield
+    _C.pretend_float8_gpu("")
+
+
+class Mixed(nn.Module):
+    """Has a call for every reason."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(32, 48)
+        self.odd = nn.Linear(48, 20)
+        self.back = nn.Linear(20, 32)
+        self.flat = nn.Parameter(torch.randn(32, 64))
+        self.head = nn.Linear(64, 32, bias=False)
+        self.frozen = nn.Linear(32, 32, bias=False)
+        self.frozen.requires_grad_(False)
+        self.register_buffer("fixed", torch.randn(32, 32))
+        self.seen: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = x
+        x = self.back(self.odd(functional.gelu(self.body(x))))
+        x = x @ self.flat
+        x = torch.addmm(self.body.bias[:32], x, self.head.weight.t())
+        x = self.frozen(x.float()) + x @ self.fixed
+        return torch.bmm(x[None], x.t()[None])
+
+
+def by_name(plan: Any) -> dict[tuple[str, str], Any]:
+    return {(row.module, row.op): row for row in plan.rows}
+
+
+def test_each_product_has_a_row_with_its_weights_module_and_reason():
+    model, x = Mixed(), torch.randn(8, 32)
+    rows = by_name(fastamp.float8_plan(model, x, recipe=RECIPE))
+    assert {key: row.float8 for key, row in rows.items()} == {
+        ("body", "linear"): "float8",
+        ("odd", "linear"): "K or N not a multiple of 16",
+        ("back", "linear"): "K or N not a multiple of 16",
+        ("Mixed.flat", "matmul"): "float8",
+        ("head", "addmm"): "float8",
+        ("frozen", "linear"): "float8",
+        ("Mixed.fixed", "matmul"): "second operand is no weight",
+    }
+    body = rows["body", "linear"]
+    assert (body.m, body.k, body.n, body.x_dtype, body.calls) == (8, 32, 48, "float32", 1)
+    assert rows["head", "addmm"].x_dtype == "bfloat16"
+    assert (rows["head", "addmm"].k, rows["head", "addmm"].n) == (64, 32)
+
+
+def test_predictions_are_those_of_the_model_in_the_docs():
+    rows = by_name(fastamp.float8_plan(Mixed(), torch.randn(8, 32), gpu="H100 SXM"))
+    layer = Layer(8, 32, 48, torch.float32, bias=True)
+    row = rows["body", "linear"]
+    gpu = GPUS["H100 SXM"]
+    assert row.float8 == "gain below min_gain"
+    assert row.gain == pytest.approx(float8_model.gain(gpu, layer))
+    assert row.carrier_seconds == pytest.approx(float8_model.carrier(gpu, layer, torch.bfloat16)[0])
+    assert row.float8_seconds == pytest.approx(float8_model.in_float8(gpu, layer)[0])
+    assert row.seconds == row.carrier_seconds
+    frozen = Layer(8, 32, 32, torch.float32, dx=False, dw=False)
+    assert rows["frozen", "linear"].gain == pytest.approx(float8_model.gain(gpu, frozen))
+
+
+def test_a_large_model_needs_no_memory_and_gains_as_a_block_of_it():
+    with torch.device("meta"):
+        block = nn.Sequential(
+            nn.Linear(4096, 14336, bias=False), nn.SiLU(), nn.Linear(14336, 4096, bias=False)
+        )
+        model = nn.Sequential(*(nn.Sequential(*block) for _ in range(32)))
+        x = torch.empty(8, 1024, 4096, dtype=torch.bfloat16, requires_grad=True)
+    plan = fastamp.float8_plan(model, x, gpu=GPU)
+    assert [(row.float8, row.calls) for row in plan.rows] == [("float8", 32)] * 2
+    assert plan.gain == pytest.approx(1.55, abs=0.05)
+    operands = 8192 * (4096 + 14336) * 32 + 2 * 4096 * 14336
+    assert plan.carrier_saved_bytes == 2 * operands
+    assert plan.saved_bytes == operands + 32 * 2 * 4 + 2 * 4
+
+
+@pytest.mark.usefixtures("pretended_gpu")
+@pytest.mark.parametrize("min_gain", [0, 0.7, 1.1])
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_run_does_what_the_plan_says(min_gain: float, grad: bool):
+    model, x = Mixed(), torch.randn(8, 32)
+    recipe = fastamp.Float8Recipe(min_gain=min_gain)
+    with torch.set_grad_enabled(grad):
+        plan = fastamp.float8_plan(model, x, device="cpu", recipe=recipe)
+        with fastamp.trace() as trace, float8_region(float8=recipe):
+            model(x)
+    planned: collections.Counter[tuple[str, str]] = collections.Counter()
+    for row in plan.rows:
+        planned[row.op, row.float8] += row.calls
+    ran: collections.Counter[tuple[str, str]] = collections.Counter()
+    for traced in trace.rows:
+        if traced.float8:
+            ran[traced.op, traced.float8] += traced.calls
+    assert planned == ran
+    assert len({outcome for _, outcome in ran}) > 2 - (min_gain == 0)
+
+
+def test_saved_bytes_count_shared_operands_once():
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v = (nn.Linear(64, 32) for _ in range(3))
+            self.q_again = self.q
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.q(x) + self.k(x) + self.v(x) + self.q_again(x)
+
+    model, x = Attention(), torch.randn(16, 64, requires_grad=True)
+    plan = fastamp.float8_plan(model, x, recipe=RECIPE)
+    assert [(row.module, row.calls) for row in plan.rows] == [
+        ("q = q_again", 2),
+        ("k", 1),
+        ("v", 1),
+    ]
+    # In 16 bits one cast of x; in fp8 one for each call.
+    assert plan.carrier_saved_bytes == 2 * 16 * 64 + 3 * 2 * 32 * 64
+    assert plan.saved_bytes == 4 * (16 * 64 + 4) + 3 * (32 * 64 + 4)
+    with torch.no_grad():
+        assert fastamp.float8_plan(model, x, recipe=RECIPE).saved_bytes == 0
+
+
+def test_excluded_weights_are_excluded_as_long_as_they_are():
+    model, x = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 16)), torch.randn(4, 32)
+
+    def plan() -> list[str]:
+        return [row.float8 for row in fastamp.float8_plan(model, x, recipe=RECIPE).rows]
+
+    with fastamp.float8_exclude(model[1]):
+        assert plan() == ["float8", "excluded"]
+    assert plan() == ["float8", "float8"]
+
+
+def test_recipes_policies_and_regions_inside_the_model_count():
+    layer, x = nn.Linear(32, 16), torch.randn(4, 32)
+    recipe = fastamp.Float8Recipe(ops=("mm",), min_gain=0)
+    (row,) = fastamp.float8_plan(layer, x, recipe=recipe).rows
+    assert (row.module, row.float8, row.k) == ("Linear", "op not in recipe", 32)
+    with fastamp.op_policies({"linear": "fp32"}):
+        assert fastamp.float8_plan(layer, x).rows == ()
+
+    class Off(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside, self.outside = nn.Linear(32, 32), nn.Linear(32, 32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast(x.device.type, enabled=False):
+                x = self.inside(x)
+            return self.outside(x)
+
+    plan = fastamp.float8_plan(Off(), x, recipe=RECIPE)
+    assert [row.module for row in plan.rows] == ["outside"]
+
+
+def test_neither_the_model_nor_any_state_changes():
+    model, x = nn.Sequential(Mixed(), nn.Dropout()), torch.randn(8, 32)
+    model[0].body(x).sum().backward()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    gradient = model[0].body.weight.grad
+    versions = [parameter._version for parameter in model.parameters()]
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    torch_before, fastamp_before = torch_state(), fastamp_state()
+    with fastamp.autocast("cpu", dtype=torch.float16):
+        fastamp.float8_plan(model, x)
+        assert torch.get_autocast_dtype("cpu") == torch.float16
+        assert fastamp.float8_recipe("cpu") is None
+    with pytest.raises(RuntimeError):
+        fastamp.float8_plan(model, x[:, 1:])
+    assert (torch_state(), fastamp_state()) == (torch_before, fastamp_before)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert (np.random.get_state()[1] == states[2]).all()
+    assert model[0].seen is None
+    assert model[0].body.weight.grad is gradient
+    assert [parameter._version for parameter in model.parameters()] == versions
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_inputs_may_be_nested_named_and_anywhere():
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(32, 16)
+            self.table = [torch.randn(3, 32)]
+
+        def forward(self, batch: Any, *, mask: Any = None) -> Any:
+            return self.layer(batch["x"][0] + mask + self.table[0])
+
+    x, mask = torch.randn(3, 32, device="meta"), torch.randn(32)
+    (row,) = fastamp.float8_plan(Named(), {"x": [x]}, kwargs={"mask": mask}).rows
+    assert (row.module, row.m) == ("layer", 3)
+
+
+def test_a_plan_for_the_cpu_predicts_nothing():
+    plan = fastamp.float8_plan(nn.Linear(32, 16), torch.randn(4, 32), device="cpu")
+    assert [(row.float8, row.gain, row.seconds) for row in plan.rows] == [("float8", None, 0)]
+    assert plan.gain is None
+    assert "nothing is predicted" in str(plan)
+
+
+def test_the_table_names_gpu_products_reasons_and_sums():
+    lines = str(fastamp.float8_plan(Mixed(), torch.randn(8, 32), gpu="H200 NVL")).splitlines()
+    assert lines[0].startswith("Predicted, not measured, for H200 NVL (")
+    assert lines[1].split()[:6] == ["Module", "Op", "M", "K", "N", "x"]
+    (body,) = [line for line in lines if line.startswith("body")]
+    assert body.split()[:6] == ["body", "linear", "8", "32", "48", "float32"]
+    assert "no: gain below min_gain" in body
+    assert lines[-1].startswith("0 of 7 products in fp8; all together 1.00 times as fast")
+    assert str(fastamp.float8_plan(nn.ReLU(), torch.randn(2))).splitlines()[-1].startswith("0 of 0")
+
+
+def test_compiled_models_are_planned_as_what_was_compiled():
+    model = torch.compile(nn.Sequential(nn.Linear(32, 16)), backend="eager")
+    assert [row.module for row in fastamp.float8_plan(model, torch.randn(4, 32)).rows] == ["0"]
+
+
+class Deciding(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+
+class Uncopyable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = (step for step in range(3))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kwargs", "error", "text"),
+    [
+        ((3,), {}, TypeError, "expected model to be a torch.nn.Module, got int"),
+        ((nn.ReLU(),), {"kwargs": [1]}, TypeError, "expected kwargs to be a mapping or None"),
+        ((nn.ReLU(),), {"recipe": True}, TypeError, "expected recipe to be a Float8Recipe or None"),
+        ((nn.ReLU(),), {"dtype": "bf16"}, TypeError, "expected dtype to be a torch.dtype"),
+        ((nn.ReLU(),), {"dtype": torch.float32}, ValueError, "got Float"),
+        ((nn.ReLU(),), {"device": 0}, TypeError, "expected device to be a str, got int"),
+        ((nn.ReLU(),), {"device": "xpu"}, ValueError, "to be 'cpu' or 'cuda', got 'xpu'"),
+        ((nn.ReLU(),), {"gpu": "A100"}, ValueError, "one of H100 SXM, H200 SXM, H200 NVL, got 'A1"),
+        (
+            (nn.ReLU(),),
+            {"device": "cpu", "gpu": GPU},
+            ValueError,
+            "gpu to be None with device 'cpu",
+        ),
+        (
+            (nn.Linear(4, 4), torch.randn(2, 3)),
+            {},
+            RuntimeError,
+            "a model that runs with these inp",
+        ),
+        ((nn.Linear(4, 4),), {}, RuntimeError, "missing 1 required positional argument"),
+        ((Deciding(), torch.randn(3)), {}, RuntimeError, "tensors without values, got .*Data"),
+        ((nn.ReLU(), torch.randn(3).to_sparse()), {}, TypeError, "each input to be a plain, dense"),
+        ((nn.LazyLinear(4), torch.randn(3)), {}, TypeError, "weight to be a plain.*Uninitialized"),
+        ((Uncopyable(), torch.randn(3)), {}, TypeError, "a model that copy.deepcopy can copy"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: Any, kwargs: Any, error: type, text: str):
+    with pytest.raises(error, match=rf"float8_plan: expected .*{text}|{text}"):
+        fastamp.float8_plan(*arguments, **kwargs)
+
+
+def test_a_plan_needs_the_kernels():
+    _C.unregister_kernels()
+    try:
+        with pytest.raises(RuntimeError, match="expected fastamp's kernels to be registered"):
+            fastamp.float8_plan(nn.ReLU(), torch.randn(3))
+    finally:
+        _C.register_kernels()
