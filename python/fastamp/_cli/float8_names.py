@@ -26,6 +26,17 @@ __all__ = ["NamedExclusions"]
 _Parameters = list[tuple[str, "weakref.ref[torch.nn.Parameter]"]]
 
 
+def _parts(
+    module: torch.nn.Module, prefix: str = "", above: tuple[torch.nn.Module, ...] = ()
+) -> Iterator[tuple[str, torch.nn.Module]]:
+    """All modules below one, under each of their names: of a shared one, named_modules has one."""
+    yield prefix, module
+    above = (*above, module)
+    for name, child in module._modules.items():
+        if child is not None and not any(child is each for each in above):
+            yield from _parts(child, f"{prefix}{name}.", above)
+
+
 class NamedExclusions:
     """Excludes weights from fp8 by the names that they have in the program's models.
 
@@ -96,31 +107,27 @@ class NamedExclusions:
             return
         # Last the module itself: one that was replaced is no part of its parents any more.
         for top in (*self._outermost(module), module):
-            for name, part in top.named_modules(remove_duplicate=False):
-                self._seen[part] = self._exclude(f"{name}." if name else "", part)
+            for prefix, part in _parts(top):
+                self._seen[part] = self._exclude(prefix, part)
 
     def _outermost(self, module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-        """The modules that it is a part of and that are themselves part of none."""
+        """The modules that it is a part of and that are parts of none, but for those in a cycle."""
         waiting, known = [module], {id(module)}
         while waiting:
             part = waiting.pop()
-            found = [reference() for reference in self._parents.get(part, [])]
-            parents = [parent for parent in found if parent is not None]
-            if not parents:
+            parents = [reference() for reference in self._parents.get(part, [])]
+            new = [each for each in parents if each is not None and id(each) not in known]
+            if not new:
                 yield part
-            waiting += [parent for parent in parents if id(parent) not in known]
-            known.update(map(id, parents))
+            waiting += new
+            known.update(map(id, new))
 
     def _exclude(self, prefix: str, module: torch.nn.Module) -> _Parameters:
-        named = list(module.named_parameters(recurse=False))
+        named = [(name, p) for name, p in module._parameters.items() if p is not None]
         for name, parameter in named:
             if self._matches(prefix + name) and parameter not in self._excluded:
                 self._excluded[parameter] = float8_exclude(parameter)
-        return [
-            (name, weakref.ref(parameter))
-            for name, parameter in named
-            if parameter in self._excluded
-        ]
+        return [(name, weakref.ref(p)) for name, p in named if p in self._excluded]
 
     def _matches(self, dotted: str) -> bool:
         parts = dotted.split(".")

@@ -133,6 +133,29 @@ def test_tied_weights_have_both_names(exclude: Any):
     assert _C.is_excluded_from_float8(model.layers[3][0].weight)
 
 
+def test_a_shared_module_has_all_its_names_and_cycles_end(exclude: Any):
+    exclude("output.weight")
+    model = Model()
+    model.output = model.lm_head
+    model.layers[0][0].owner = model
+    model.layers[1](X)
+    assert _C.is_excluded_from_float8(model.lm_head.weight)
+    assert not _C.is_excluded_from_float8(model.lm_head.bias)
+
+
+def test_modules_may_list_their_parts_in_their_own_way(exclude: Any):
+    class Own(Model):
+        def named_modules(self) -> Any:  # type: ignore[override]
+            raise NotImplementedError
+
+        named_parameters = named_modules
+
+    exclude("lm_head.weight")
+    model = Own()
+    model(X)
+    assert _C.is_excluded_from_float8(model.lm_head.weight)
+
+
 def test_closing_ends_exclusions_and_leaves_no_hook(exclude: Any):
     from torch.nn.modules import module
 
