@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trains an MLP on handwritten digits in fp32, bf16 and fp16, with fastamp's autocast, scaler and
-// fused SGD.
+// Trains an MLP on handwritten digits in fp32, bf16, fp16 and fp8, with fastamp's scaler and fused
+// SGD.
 //
 // python examples/data/digits.py digits.pt && digits digits.pt
 #include "digits_report.h"
@@ -29,24 +29,35 @@ struct MlpImpl : torch::nn::Module {
 };
 TORCH_MODULE(Mlp);
 
-void train(const digits::Data& data, torch::Device device, torch::ScalarType dtype,
+struct Mode {
+  const char* name;
+  torch::ScalarType dtype;
+  bool float8 = false;  // linear layers run in fp8, and all else in the dtype
+};
+
+fastamp::AutocastGuard region_of(const Mode& mode, torch::Device device) {
+  return mode.float8 ? fastamp::AutocastGuard(device, fastamp::Float8Recipe(), mode.dtype)
+                     : fastamp::AutocastGuard(device, mode.dtype, mode.dtype != torch::kFloat);
+}
+
+void train(const digits::Data& data, torch::Device device, const Mode& mode,
            digits::Report& report) {
   Mlp model;
   digits::load_parameters(*model, data);
   model->to(device);
   fastamp::optim::SGD optimizer(model->parameters(), fastamp::optim::SGDOptions(/*lr=*/0.01));
-  const bool scaled = dtype == torch::kHalf;
+  const bool scaled = mode.dtype == torch::kHalf;
   fastamp::GradScaler scaler(fastamp::GradScalerOptions()
                                  .device(device.type())
                                  .enabled(scaled)
                                  .history_size(report.iterations()));
 
-  auto& row = report.add_row(dtype, scaled);
+  auto& row = report.add_row(mode.name, scaled);
   torch::Tensor loss;
   do {
     optimizer.zero_grad();
     {
-      const fastamp::AutocastGuard region(device.type(), dtype, dtype != torch::kFloat);
+      const auto region = region_of(mode, device);
       loss = torch::cross_entropy_loss(model->forward(data.x), data.y);
     }
     scaler.scale(loss).backward();
@@ -56,7 +67,7 @@ void train(const digits::Data& data, torch::Device device, torch::ScalarType dty
   } while (row.goes_on());
 
   const torch::NoGradGuard no_grad;
-  const fastamp::AutocastGuard region(device.type(), dtype, dtype != torch::kFloat);
+  const auto region = region_of(mode, device);
   const auto right = model->forward(data.x).argmax(1) == data.y;
   const auto history = scaler.history();  // Read once: the device kept it during the run.
   const auto skipped = std::count_if(history.begin(), history.end(),
@@ -70,8 +81,9 @@ int main(int argc, char** argv) try {
   const torch::Device device(torch::cuda::is_available() ? torch::kCUDA : torch::kCPU);
   const auto data = digits::read_data(options.data, device);
   digits::Report report(options, device);
-  for (const auto dtype : {torch::kFloat, torch::kBFloat16, torch::kHalf}) {
-    train(data, device, dtype, report);
+  for (const Mode& mode : {Mode{"fp32", torch::kFloat}, Mode{"bf16", torch::kBFloat16},
+                           Mode{"fp16", torch::kHalf}, Mode{"fp8", torch::kBFloat16, true}}) {
+    train(data, device, mode, report);
   }
   report.print();
 } catch (const std::exception& error) {

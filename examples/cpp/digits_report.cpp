@@ -63,8 +63,8 @@ std::optional<double> peak_memory_mib(c10::Device device) {
   return std::nullopt;
 }
 
-std::int64_t iterations_of(const Options& options, c10::ScalarType dtype) {
-  const bool fewer = dtype == c10::ScalarType::Half && options.fp16_iters > 0;
+std::int64_t iterations_of(const Options& options, const std::string& mode) {
+  const bool fewer = mode == "fp16" && options.fp16_iters > 0;
   return fewer ? std::min(options.iters, options.fp16_iters) : options.iters;
 }
 
@@ -72,12 +72,12 @@ double seconds(Clock::duration duration) { return std::chrono::duration<double>(
 
 }  // namespace
 
-Row::Row(const Options& options, c10::Device device, c10::ScalarType dtype, bool scaled)
+Row::Row(const Options& options, c10::Device device, const std::string& mode, bool scaled)
     : options_(options),
       device_(device),
-      mode_(name_of(dtype) + (scaled ? " + GradScaler" : "")),
+      mode_(mode + (scaled ? " + GradScaler" : "")),
       scaled_(scaled),
-      total_(iterations_of(options, dtype)),
+      total_(iterations_of(options, mode)),
       begun_(Clock::now()),
       started_(begun_),
       shown_(begun_) {
@@ -197,13 +197,14 @@ Report::Report(Options options, c10::Device device)
     std::cout << "training on " << device << '\n' << std::flush;
   } else {
     std::cout << "no CUDA GPU, training on the CPU (" << at::get_num_threads() << " threads)\n"
-              << "fp16 is slow on CPUs without fp16 arithmetic of their own\n"
+              << "fp16 is slow on CPUs without fp16 arithmetic of their own,\n"
+              << "fp8 on all: there it shows what a GPU would compute\n"
               << std::flush;
   }
 }
 
-Row& Report::add_row(c10::ScalarType dtype, bool scaled) {
-  return rows_.emplace_back(options_, device_, dtype, scaled);
+Row& Report::add_row(const std::string& mode, bool scaled) {
+  return rows_.emplace_back(options_, device_, mode, scaled);
 }
 
 void Report::print() const {

@@ -56,7 +56,7 @@ struct SeenDtypes {
 /// One training run: told of every iteration, says whether there is another.
 class Row {
  public:
-  Row(const Options& options, c10::Device device, c10::ScalarType dtype, bool scaled);
+  Row(const Options& options, c10::Device device, const std::string& mode, bool scaled);
 
   /// Takes the loss of an iteration, which is read only where it is shown.
   void record(const at::Tensor& loss);
@@ -101,7 +101,7 @@ class Report {
  public:
   Report(Options options, c10::Device device);
   /// The row that watches a run; valid as long as the report.
-  Row& add_row(c10::ScalarType dtype, bool scaled);
+  Row& add_row(const std::string& mode, bool scaled);
   /// How many iterations a run has at most.
   std::int64_t iterations() const { return options_.iters; }
   /// Prints the table, and writes the file if one was asked for.

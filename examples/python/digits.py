@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains an MLP on handwritten digits in fp32, bf16 and fp16: fastamp's autocast, scaler and SGD.
+"""Trains an MLP on handwritten digits in fp32, bf16, fp16 and fp8, with fastamp's scaler and SGD.
 
 python examples/data/digits.py digits.pt && python examples/python/digits.py digits.pt
 """
@@ -19,16 +19,24 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 data = torch.load(options.data, map_location=device)
 report = Report(options, device)
 
-for dtype in (torch.float32, torch.bfloat16, torch.float16):
+# By mode, the dtype of its region; in fp8 run linear layers, and all else in bf16.
+MODES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.bfloat16,
+}
+
+for mode, dtype in MODES.items():
     layers = {"fc1": nn.Linear(64, 256), "relu": nn.ReLU(), "fc2": nn.Linear(256, 10)}
     model = nn.Sequential(OrderedDict(layers)).to(device)
     model.load_state_dict(data["model"])
     criterion = nn.CrossEntropyLoss()
     optimizer = fastamp.optim.SGD(model.parameters(), lr=0.01)
-    scaler = fastamp.GradScaler(device, enabled=dtype == torch.float16)
-    region = fastamp.autocast(device, dtype=dtype, enabled=dtype != torch.float32)
+    scaler = fastamp.GradScaler(device, enabled=mode == "fp16")
+    region = fastamp.autocast(device, dtype, enabled=mode != "fp32", float8=mode == "fp8")
 
-    row = report.add_row(dtype, model, optimizer, scaler)
+    row = report.add_row(mode, model, optimizer, scaler)
     for _ in row:
         optimizer.zero_grad()
         with region:

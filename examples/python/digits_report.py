@@ -44,7 +44,7 @@ class Row:
     def __init__(
         self,
         options: argparse.Namespace,
-        dtype: torch.dtype,
+        mode: str,
         model: Any,
         optimizer: torch.optim.Optimizer,
         scaler: GradScaler,
@@ -52,11 +52,11 @@ class Row:
         """Watches the model's fc1 and the optimizer from now on."""
         self._options, self._scaler = options, scaler
         self._cuda = next(model.parameters()).is_cuda
-        fewer = options.fp16_iters if dtype == torch.float16 else None
+        fewer = options.fp16_iters if mode == "fp16" else None
         self._total = min(options.iters, fewer or options.iters)
         self._skipped = 0
         self._loss: torch.Tensor | None = None
-        self.mode = DTYPES[dtype] + (" + GradScaler" if scaler.is_enabled() else "")
+        self.mode = mode + (" + GradScaler" if scaler.is_enabled() else "")
         self.facts: dict[str, Any] = {"mode": self.mode}
         self.losses: dict[int, float] = {}
         self._hook = model.fc1.register_forward_hook(self._see_dtypes)
@@ -158,11 +158,12 @@ class Report:
             print(f"training on {torch.cuda.get_device_name()}")
         else:
             print(f"no CUDA GPU, training on the CPU ({threads} threads)")
-            print("fp16 is slow on CPUs without fp16 arithmetic of their own", flush=True)
+            print("fp16 is slow on CPUs without fp16 arithmetic of their own,")
+            print("fp8 on all: there it shows what a GPU would compute", flush=True)
 
-    def add_row(self, dtype: torch.dtype, model: Any, optimizer: Any, scaler: GradScaler) -> Row:
+    def add_row(self, mode: str, model: Any, optimizer: Any, scaler: GradScaler) -> Row:
         """Returns the row that watches a run."""
-        self._rows.append(Row(self._options, dtype, model, optimizer, scaler))
+        self._rows.append(Row(self._options, mode, model, optimizer, scaler))
         return self._rows[-1]
 
     def print(self) -> None:

@@ -36,6 +36,16 @@ std::uint32_t number_of_region(const std::string& device, const Float8Fields& fi
                                               to_recipe(fields), carrier));
 }
 
+/// Of regions that have no recipe of their own; none ends it.
+void set_default(const std::string& device_name, const std::optional<Float8Fields>& fields) {
+  const auto device = c10::Device(device_name).type();
+  if (fields.has_value()) {
+    autocast::start_default_float8("autocast", device, to_recipe(*fields));
+  } else {
+    autocast::set_default_float8(device, nullptr);
+  }
+}
+
 std::optional<Float8Fields> fields_in_force(const std::string& device) {
   const auto recipe = float8_recipe(c10::Device(device).type());
   return recipe.has_value() ? std::optional(to_fields(*recipe)) : std::nullopt;
@@ -68,6 +78,7 @@ void bind_float8(pybind11::module_& module) {
   module.def("float8_number", torch::wrap_pybind_function(number_of_region));
   module.def("float8_recipe", torch::wrap_pybind_function(fields_in_force));
   module.def("float8_recipe_numbered", torch::wrap_pybind_function(fields_of_number));
+  module.def("set_default_float8", torch::wrap_pybind_function(set_default));
   module.def("float8_numbers", thread_numbers);
   module.def("set_float8_numbers", set_thread_numbers);
   module.def("exclude_from_float8", autocast::exclude_from_float8);

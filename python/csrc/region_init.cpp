@@ -149,6 +149,10 @@ bool is_float8_dtype(PyObject* dtype) {
          c10::isFloat8Type(reinterpret_cast<THPDtype*>(dtype)->scalar_type);
 }
 
+bool refuses_float8(PyObject* kwargs) {
+  return kwargs != nullptr && PyDict_GetItemString(kwargs, "float8") == Py_False;
+}
+
 /// A region with an fp8 recipe: torch's checks are those of a region of its carrier.
 int init_float8(PyObject* self, PyObject* args, PyObject* kwargs) {
   PyObject* resolved = PyObject_Call(g_region_hooks.float8_arguments, args, kwargs);
@@ -162,7 +166,9 @@ int init_float8(PyObject* self, PyObject* args, PyObject* kwargs) {
     result = init_checked(self, carrier_args, nullptr, /*gives_dtype=*/true);
   }
   if (result == 0) {
-    as_region(self)->wanted.float8 = autocast::float8_setting_numbered(number);
+    auto& wanted = as_region(self)->wanted;
+    wanted.float8 = refuses_float8(kwargs) ? autocast::no_float8(wanted.device)
+                                           : autocast::float8_setting_numbered(number);
   }
   Py_DECREF(resolved);
   return result;

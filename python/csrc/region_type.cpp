@@ -80,7 +80,9 @@ PyObject* get_float8_number(PyObject* self, void* /*closure*/) {
   if (!wanted.sets_float8) {
     Py_RETURN_NONE;
   }
-  return PyLong_FromUnsignedLong(wanted.float8 == nullptr ? 0 : wanted.float8->number);
+  const bool has_recipe =
+      wanted.float8 != nullptr && wanted.float8 != autocast::no_float8(wanted.device);
+  return PyLong_FromUnsignedLong(has_recipe ? wanted.float8->number : 0);
 }
 
 template <PyObject* Region::* kField>

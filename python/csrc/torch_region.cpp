@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "torch_region.h"
 
+#include "autocast/policy/float8_region.h"
 #include "region_hooks.h"
 #include "region_object.h"
 #include "region_stack.h"
@@ -83,6 +84,17 @@ bool read_settings(PyObject* region, autocast::AutocastState& out) {
          read_flag(region, "_cache_enabled", cache_enabled, out.cache_enabled);
 }
 
+/// torch's class lets any dtype pass on CUDA. An fp8 format stands for a recipe, as in our class.
+void read_float8(autocast::AutocastState& wanted) {
+  if (wanted.enabled && wanted.device == c10::kCUDA && c10::isFloat8Type(wanted.dtype)) {
+    autocast::check_float8_dtype("autocast.__enter__", wanted.dtype);
+    wanted.dtype = c10::kBFloat16;
+    wanted.sets_float8 = true;
+    wanted.float8 = autocast::float8_of_region("autocast.__enter__", wanted.device, Float8Recipe(),
+                                               wanted.dtype);
+  }
+}
+
 }  // namespace
 
 PyObject* enter_torch_region(PyObject* region) {
@@ -91,9 +103,15 @@ PyObject* enter_torch_region(PyObject* region) {
   if (!read_settings(region, wanted)) {
     return nullptr;
   }
+  read_float8(wanted);
+  if (wanted.float8 != nullptr && !notify_float8(true)) {
+    return nullptr;
+  }
   push_region(region, wanted, RegionKind::torchs);
   if (!notify_export(region, true)) {
-    pop_region(region);
+    if (pop_region(region).had_float8) {
+      notify_float8(false);
+    }
     return nullptr;
   }
   Py_INCREF(region);
@@ -103,10 +121,12 @@ PyObject* enter_torch_region(PyObject* region) {
 
 Leaving leave_torch_region(PyObject* region) {
   HANDLE_TH_ERRORS
-  if (!pop_region(region).found) {
+  const auto ended = pop_region(region);
+  if (!ended.found) {
     return Leaving::unknown;
   }
-  return notify_export(region, false) ? Leaving::done : Leaving::failed;
+  const bool is_told = !ended.had_float8 || notify_float8(false);
+  return is_told && notify_export(region, false) ? Leaving::done : Leaving::failed;
   END_HANDLE_TH_ERRORS_RET(Leaving::failed)
 }
 

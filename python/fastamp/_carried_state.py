@@ -2,16 +2,19 @@
 """State of fastamp's own beside torch's autocast state, where torch has no place for it.
 
 That is: op policies of a block, and the fp8 recipes of regions. torch hands its own state to what
-it recomputes and guards compiled code by it; ours is carried here.
+it recomputes and to replicas, and guards compiled code by it; ours is carried here.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch.nn.parallel
 import torch.utils.checkpoint
 
 import fastamp._C as _C
@@ -24,12 +27,14 @@ _holders = 0
 def hold() -> None:
     """Some thread has state of ours from now on, until it calls :func:`let_go`.
 
-    Meanwhile checkpoint is wrapped and compiled functions run eagerly, in all threads.
+    Meanwhile checkpoint and DataParallel are wrapped and compiled functions run eagerly, in all
+    threads.
     """
     global _holders
     with _lock:
         if _holders == 0:
             _follow_checkpoints()
+            _follow_replicas()
             _compile.run_eagerly(True)
         _holders += 1
 
@@ -41,7 +46,7 @@ def let_go() -> None:
         _holders -= 1
         if _holders == 0:
             _compile.run_eagerly(False)
-            _forget_checkpoints()
+            _unwrap()
 
 
 def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,6 +86,63 @@ def _wrap(owner: Any, name: str, replacement: Any) -> None:
     setattr(owner, name, replacement)
 
 
+# DataParallel calls its replicas in threads of its own, which get of autocast's state only whether
+# it is on. Its functions, and programs that do as it does, look the names up in these modules.
+_PARALLEL = (torch.nn.parallel, sys.modules["torch.nn.parallel.data_parallel"])
+
+
+def _follow_replicas() -> None:
+    for module in _PARALLEL:
+        _wrap(module, "parallel_apply", _applying(vars(module)["parallel_apply"]))
+        _wrap(module, "replicate", _replicating(vars(module)["replicate"]))
+
+
+def _applying(torch_function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(torch_function)
+    def parallel_apply(modules: Any, *args: Any, **kwargs: Any) -> Any:
+        return torch_function([_in_replica(module) for module in modules], *args, **kwargs)
+
+    return parallel_apply
+
+
+def _in_replica(module: Callable[..., Any]) -> Callable[..., Any]:
+    """The replica, made to run under this thread's policies and recipes."""
+    carried = _carrying(module)
+    # A recipe is in force in regions of its carrier alone.
+    carriers = {
+        device: torch.get_autocast_dtype(device)
+        for device in ("cpu", "cuda")
+        if _C.float8_recipe(device) is not None
+    }
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            for device, dtype in carriers.items():
+                stack.enter_context(torch.autocast(device, dtype=dtype))
+            return carried(*args, **kwargs)
+
+    return run
+
+
+def _replicating(torch_function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(torch_function)
+    def replicate(network: Any, *args: Any, **kwargs: Any) -> Any:
+        replicas = torch_function(network, *args, **kwargs)
+        # Copies of excluded weights are excluded; they live for one call.
+        _C.exclude_from_float8(
+            [
+                copied._former_parameters[name]
+                for replica in replicas
+                for module, copied in zip(network.modules(), replica.modules(), strict=True)
+                for name, parameter in module._parameters.items()
+                if parameter is not None and _C.is_excluded_from_float8(parameter)
+            ]
+        )
+        return replicas
+
+    return replicate
+
+
 def _follow_checkpoints() -> None:
     reentrant: Any = torch.utils.checkpoint.CheckpointFunction
     torch_forward = reentrant.forward
@@ -105,6 +167,6 @@ def _following(torch_generator: Callable[..., Any]) -> Callable[..., Any]:
     return generator
 
 
-def _forget_checkpoints() -> None:
+def _unwrap() -> None:
     while _wrapped:
         setattr(*_wrapped.pop())

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -95,6 +96,16 @@ def float8_recipe(device_type: str) -> Float8Recipe | None:
     """
     fields = _C.float8_recipe(device_type)
     return None if fields is None else _from_native(fields)
+
+
+@contextlib.contextmanager
+def default_recipe(device_type: str, recipe: Float8Recipe) -> Iterator[None]:
+    """Inside, all bfloat16 regions of the process that name no recipe follow this one."""
+    _C.set_default_float8(device_type, fields_of(recipe))
+    try:
+        yield
+    finally:
+        _C.set_default_float8(device_type, None)
 
 
 def _no_recipe(device_type: str) -> None:

@@ -7,7 +7,7 @@ import inspect
 import multiprocessing.spawn
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -61,11 +61,31 @@ _new_scaler.__name__ = "__new__"
 _new_scaler.__signature__ = inspect.signature(TorchGradScaler.__init__)  # type: ignore[attr-defined]
 
 
+_in_children: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+
+
+@contextmanager
+def in_spawned_processes(function: Callable[..., Any], *arguments: Any) -> Iterator[None]:
+    """Has processes that ``multiprocessing`` spawns call a function once they are installed."""
+    call = (function, arguments)
+    _in_children.append(call)
+    try:
+        yield
+    finally:
+        _in_children.remove(call)
+
+
+def _install_and(calls: list[tuple[Callable[..., Any], tuple[Any, ...]]]) -> None:
+    install()
+    for function, arguments in calls:
+        function(*arguments)
+
+
 class _InstallInChild:
     """Installs in the process that unpickles it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return install, ()
+        return _install_and, (list(_in_children),)
 
 
 _preparation_data = multiprocessing.spawn.get_preparation_data

@@ -54,6 +54,7 @@ def test_dtypes_are_those_that_fc1_saw(demo, language):
         "fp32": ("fp32", "fp32", "fp32"),
         "bf16": ("fp32", "bf16", "fp32"),
         "fp16 + GradScaler": ("fp32", "fp16", "fp32"),
+        "fp8": ("fp32", "bf16", "fp32"),
     }
 
 
@@ -86,10 +87,11 @@ def test_python_and_cpp_have_equal_losses_as_printed(demo):
 
 def test_modes_have_losses_near_each_other_but_not_the_same(demo):
     for document in demo[1].values():
-        fp32, bf16, fp16 = (row["final_loss"] for row in document["rows"])
+        fp32, bf16, fp16, fp8 = (row["final_loss"] for row in document["rows"])
         assert bf16 == pytest.approx(fp32, rel=1e-2)
         assert fp16 == pytest.approx(fp32, rel=1e-3)
-        assert len({fp32, bf16, fp16}) == 3  # else autocast did nothing
+        assert fp8 == pytest.approx(bf16, rel=5e-2)
+        assert len({fp32, bf16, fp16, fp8}) == 4  # else autocast did nothing
 
 
 def test_tables_of_both_languages_have_the_same_columns(demo):
@@ -107,7 +109,9 @@ def test_it_says_that_there_is_no_gpu(demo):
 
 def test_narrow_terminals_get_narrow_tables(tmp_path):
     output = run_demo(tmp_path, "--iters", "2", columns="60").stdout
-    tables = [line for line in output.splitlines() if re.match(r"mode |fp32 |bf16 |fp16 ", line)]
+    tables = [
+        line for line in output.splitlines() if re.match(r"mode |fp32 |bf16 |fp16 |fp8 ", line)
+    ]
     assert len(tables) > 8  # more than one block for each language
     assert max(map(len, tables)) <= 60
 

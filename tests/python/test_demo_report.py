@@ -29,7 +29,7 @@ def test_skipped_steps_are_counted(digits_report, bad):
     optimizer = fastamp.optim.SGD(model.parameters(), lr=0.1)
     scaler = fastamp.GradScaler("cpu", init_scale=1024.0)
     options = argparse.Namespace(iters=6, fp16_iters=None, marks=[1], until_loss=0.0)
-    row = digits_report.Row(options, torch.float32, model, optimizer, scaler)
+    row = digits_report.Row(options, "fp32", model, optimizer, scaler)
     for iteration in row:
         optimizer.zero_grad()
         loss = model(torch.ones(2, 3)).sum() * (math.inf if iteration in bad else 1.0)

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
-from fastamp._cli import info, ops, report, run
+from fastamp._cli import float8, info, ops, report, run
 from fastamp._install import install
 
 USAGE = """\
@@ -14,8 +16,14 @@ usage: python -m fastamp SCRIPT [ARGUMENT ...]      run a script on fastamp, as 
        python -m fastamp -m MODULE [ARGUMENT ...]   the same with a module
        python -m fastamp -c CODE [ARGUMENT ...]     the same with code
        python -m fastamp - [ARGUMENT ...]           the same with the standard input
-       python -m fastamp --report FILE PROGRAM      run any of those; at the end, write what
-                                                    autocast did (JSON if FILE ends in .json)
+       python -m fastamp [OPTION ...] PROGRAM       run any of those
+           --report FILE                            at the end, write what autocast did (JSON if
+                                                    FILE ends in .json)
+           --float8                                 bfloat16 regions run linear layers in fp8, on
+                                                    the CPU slowly (docs/float8.md)
+           --float8-exclude NAME                    but not those of modules or parameters of this
+                                                    name, such as lm_head or 'layers.0.*'; may be
+                                                    given several times
        python -m fastamp info                       versions, devices, what is installed
        python -m fastamp ops [--device {cpu,cuda}] [NAME]
                                                     what autocast does with each op
@@ -47,33 +55,62 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
 }
 
 
-def _start_report(arguments: list[str]) -> list[str]:
-    """Starts the report that ``--report`` asks for; returns the program and its arguments."""
-    if len(arguments) < 2:
-        sys.stderr.write(f"{USAGE}python -m fastamp: expected --report FILE and a program\n")
-        sys.exit(2)
-    install()  # the trace is of fastamp's kernels
-    try:
-        report.start(arguments[0])
-    except OSError as error:
-        sys.stderr.write(f"python -m fastamp: --report: {error}\n")
-        sys.exit(2)
-    return arguments[1:]
+@dataclasses.dataclass
+class _Options:
+    report: str | None = None
+    float8: bool = False
+    exclude: list[str] = dataclasses.field(default_factory=list)
+
+    def start(self) -> None:
+        """Puts them in force for the rest of the process."""
+        if self.report is not None:
+            install()  # the trace is of fastamp's kernels
+            try:
+                report.start(self.report)
+            except OSError as error:
+                _refuse(f"--report: {error}", usage=False)
+        if self.float8:
+            float8.start(self.exclude)
+
+
+def _refuse(text: str, usage: bool = True) -> NoReturn:
+    sys.stderr.write(f"{USAGE if usage else ''}python -m fastamp: {text}\n")
+    sys.exit(2)
+
+
+def _read_options(arguments: list[str]) -> tuple[_Options, list[str]]:
+    """Returns the options before the program, and the program with its arguments."""
+    options = _Options()
+    while arguments and arguments[0] in ("--report", "--float8", "--float8-exclude"):
+        name, *arguments = arguments
+        if name == "--float8":
+            options.float8 = True
+            continue
+        if len(arguments) < 2:
+            _refuse(f"expected {name} {'FILE' if name == '--report' else 'NAME'} and a program")
+        value, *arguments = arguments
+        if name == "--report":
+            options.report = value
+        else:
+            options.exclude.append(value)
+    if options.exclude and not options.float8:
+        _refuse("expected --float8 with --float8-exclude, got none")
+    if not all(options.exclude):
+        _refuse("expected --float8-exclude with a name, got an empty one")
+    return options, arguments
 
 
 def main() -> None:
     """Runs the command in ``sys.argv``; an exit code is raised as SystemExit."""
-    arguments = sys.argv[1:]
-    if arguments[:1] == ["--report"]:
-        arguments = _start_report(arguments[1:])
+    options, arguments = _read_options(sys.argv[1:])
     if not arguments:
         sys.stderr.write(USAGE)
         sys.exit(2)
+    options.start()
     command = _COMMANDS.get(arguments[0])
     if command is not None:
         command(arguments[1:])
     elif arguments[0].startswith("-"):
-        sys.stderr.write(f"{USAGE}python -m fastamp: unknown option {arguments[0]}\n")
-        sys.exit(2)
+        _refuse(f"unknown option {arguments[0]}")
     else:
         run.run_script(arguments)

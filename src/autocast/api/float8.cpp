@@ -11,10 +11,14 @@
 namespace fastamp {
 
 std::optional<Float8Recipe> float8_recipe(c10::DeviceType device) {
-  const auto* const setting = autocast::thread_float8(device);
-  const bool in_force = setting != nullptr && at::autocast::is_autocast_enabled(device) &&
-                        at::autocast::get_autocast_dtype(device) == setting->carrier;
-  return in_force ? std::optional(autocast::recipe_of(*setting)) : std::nullopt;
+  using autocast::PolicyDevice;
+  const bool has_policies = device == c10::kCPU || device == c10::kCUDA;
+  if (!has_policies || !at::autocast::is_autocast_enabled(device)) {
+    return std::nullopt;
+  }
+  const auto* const setting =
+      autocast::float8_in_force(device == c10::kCPU ? PolicyDevice::cpu : PolicyDevice::cuda);
+  return setting == nullptr ? std::nullopt : std::optional(autocast::recipe_of(*setting));
 }
 
 Float8Exclusion::Float8Exclusion(const std::vector<at::Tensor>& weights)

@@ -29,10 +29,8 @@ bool gpu_has_float8(const char* function, c10::ScalarType carrier) {
   return capability >= kFirstFloat8Capability;
 }
 
-}  // namespace
-
-const Float8Setting* float8_of_region(const char* function, c10::DeviceType device,
-                                      const Float8Recipe& recipe, c10::ScalarType carrier) {
+const Float8Setting* checked_setting(const char* function, c10::DeviceType device,
+                                     const Float8Recipe& recipe, c10::ScalarType carrier) {
   TORCH_CHECK_VALUE(device == c10::kCPU || device == c10::kCUDA, function,
                     ": expected the device of a region with a Float8Recipe to be cpu or cuda, got ",
                     c10::DeviceTypeName(device, true), ".");
@@ -40,13 +38,27 @@ const Float8Setting* float8_of_region(const char* function, c10::DeviceType devi
   TORCH_CHECK(FASTAMP_HAVE_SCALED_MM, function,
               ": expected a torch with _scaled_mm for a Float8Recipe, got one without when fastamp "
               "was built.");
+  return setting;
+}
+
+}  // namespace
+
+const Float8Setting* float8_of_region(const char* function, c10::DeviceType device,
+                                      const Float8Recipe& recipe, c10::ScalarType carrier) {
+  const auto* const setting = checked_setting(function, device, recipe, carrier);
   if (device == c10::kCUDA) {
     return gpu_has_float8(function, carrier) ? setting : nullptr;
   }
-  TORCH_WARN_ONCE(function,
-                  ": fp8 on the CPU is a reference: it computes what a GPU does, several times as "
-                  "slow as bfloat16. (This is said once.)");
+  warn_of_slow_float8(function);
   return setting;
+}
+
+void start_default_float8(const char* function, c10::DeviceType device,
+                          const Float8Recipe& recipe) {
+  constexpr auto kCarrier = c10::ScalarType::BFloat16;
+  const auto* const setting = checked_setting(function, device, recipe, kCarrier);
+  const bool can_run = device != c10::kCUDA || gpu_has_float8(function, kCarrier);
+  set_default_float8(device, can_run ? setting : nullptr);
 }
 
 void check_float8_dtype(const char* function, c10::ScalarType dtype) {

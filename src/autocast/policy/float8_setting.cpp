@@ -11,6 +11,7 @@
 #include <array>
 #include <cstddef>
 #include <deque>
+#include <limits>
 #include <mutex>
 #include <string_view>
 
@@ -24,6 +25,16 @@ constexpr std::array<std::string_view, 4> kOpNames{"linear", "addmm", "mm", "mat
 
 /// Plain pointers: nothing to destroy when a thread ends.
 constinit thread_local std::array<const Float8Setting*, kNumPolicyDevices> t_settings{};
+
+constinit std::array<std::atomic<const Float8Setting*>, kNumPolicyDevices> g_defaults{};
+
+/// The number is one that is never given to a recipe.
+constexpr Float8Setting kNoFloat8{.carrier = c10::ScalarType::Undefined,
+                                  .forward_dtype = c10::ScalarType::Undefined,
+                                  .grad_dtype = c10::ScalarType::Undefined,
+                                  .fast_accumulate = {},
+                                  .ops = 0,
+                                  .number = std::numeric_limits<std::uint32_t>::max()};
 
 struct Settings {
   std::mutex mutex;
@@ -63,11 +74,13 @@ bool is_same(const Float8Setting& a, const Float8Setting& b) {
          a.min_gain == b.min_gain;
 }
 
-const Float8Setting** slot_of(c10::DeviceType device) {
+/// The element of a table by device; null for devices that have no policies.
+template <class Table>
+auto* slot_in(Table& table, c10::DeviceType device) {
   if (device == c10::kCPU) {
-    return &t_settings[static_cast<std::size_t>(PolicyDevice::cpu)];
+    return &table[static_cast<std::size_t>(PolicyDevice::cpu)];
   }
-  return device == c10::kCUDA ? &t_settings[static_cast<std::size_t>(PolicyDevice::cuda)] : nullptr;
+  return device == c10::kCUDA ? &table[static_cast<std::size_t>(PolicyDevice::cuda)] : nullptr;
 }
 
 }  // namespace
@@ -109,9 +122,12 @@ const Float8Setting* float8_setting(const char* function, const Float8Recipe& re
 }
 
 const Float8Setting* float8_setting_numbered(std::uint32_t number) {
+  if (number == 0 || number == kNoFloat8.number) {
+    return number == 0 ? nullptr : &kNoFloat8;
+  }
   auto& interned = settings();
   const std::scoped_lock lock(interned.mutex);
-  return number == 0 ? nullptr : &interned.all.at(number - 1);
+  return &interned.all.at(number - 1);
 }
 
 Float8Recipe recipe_of(const Float8Setting& setting) {
@@ -130,12 +146,12 @@ Float8Recipe recipe_of(const Float8Setting& setting) {
 }
 
 const Float8Setting* thread_float8_slow(c10::DeviceType device) noexcept {
-  const auto* const slot = slot_of(device);
+  const auto* const slot = slot_in(t_settings, device);
   return slot == nullptr ? nullptr : *slot;
 }
 
 void set_thread_float8_slow(c10::DeviceType device, const Float8Setting* setting) noexcept {
-  auto* const slot = slot_of(device);
+  auto* const slot = slot_in(t_settings, device);
   if (slot == nullptr) {
     return;
   }
@@ -145,10 +161,42 @@ void set_thread_float8_slow(c10::DeviceType device, const Float8Setting* setting
   *slot = setting;
 }
 
+void set_default_float8(c10::DeviceType device, const Float8Setting* setting) noexcept {
+  auto* const slot = slot_in(g_defaults, device);
+  if (slot == nullptr) {
+    return;
+  }
+  if (setting != nullptr) {
+    g_float8_was_used.store(true, std::memory_order_relaxed);
+  }
+  slot->store(setting, std::memory_order_relaxed);
+}
+
+const Float8Setting* no_float8(c10::DeviceType device) noexcept {
+  const auto* const slot = slot_in(g_defaults, device);
+  return slot == nullptr || slot->load(std::memory_order_relaxed) == nullptr ? nullptr : &kNoFloat8;
+}
+
+void warn_of_slow_float8(const char* function) {
+  TORCH_WARN_ONCE(function,
+                  ": fp8 on the CPU is a reference: it computes what a GPU does, several times as "
+                  "slow as bfloat16. (This is said once.)");
+}
+
 const Float8Setting* float8_in_force_slow(PolicyDevice device) {
-  const auto* const setting = t_settings[static_cast<std::size_t>(device)];
-  return setting != nullptr && region_dtype(device_type(device)) == setting->carrier ? setting
-                                                                                     : nullptr;
+  const auto index = static_cast<std::size_t>(device);
+  const auto* setting = t_settings[index];
+  const bool is_default = setting == nullptr;
+  if (is_default) {
+    setting = g_defaults[index].load(std::memory_order_relaxed);
+  }
+  if (setting == nullptr || region_dtype(device_type(device)) != setting->carrier) {
+    return nullptr;
+  }
+  if (is_default && device == PolicyDevice::cpu) {
+    warn_of_slow_float8("autocast");  // Regions with a recipe of their own have said it.
+  }
+  return setting;
 }
 
 }  // namespace fastamp::autocast

@@ -62,7 +62,18 @@ inline void set_thread_float8(c10::DeviceType device, const Float8Setting* setti
   }
 }
 
-const Float8Setting* float8_in_force_slow(PolicyDevice device);
+/// Makes regions on the device that have no setting of their own follow this one, in the whole
+/// process: that is how programs that know nothing of fp8 run in it. Null ends that.
+FASTAMP_API void set_default_float8(c10::DeviceType device, const Float8Setting* setting) noexcept;
+
+/// What a region sets that refuses the default: a setting of no carrier, which is never in force.
+/// Null while the device has no default.
+FASTAMP_API const Float8Setting* no_float8(c10::DeviceType device) noexcept;
+
+/// Warns, once in the process.
+FASTAMP_API void warn_of_slow_float8(const char* function);
+
+FASTAMP_API const Float8Setting* float8_in_force_slow(PolicyDevice device);
 
 /// What ops on the device follow now, within a region that is on: a setting is suspended while the
 /// region's dtype is not its carrier.

@@ -13,45 +13,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fastamp
-from support.float8 import float8_region, outcomes
+from support.float8 import float8_region, outcomes, saved_bytes
 
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
-
-
-def saved_bytes(function: Any, params: list[torch.Tensor]) -> dict[torch.dtype, int]:
-    """Bytes saved for backward by dtype, each storage once, parameters not."""
-    known = {param.untyped_storage().data_ptr() for param in params}
-    found: dict[int, tuple[torch.dtype, int]] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            found[storage.data_ptr()] = (tensor.dtype, storage.nbytes())
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = function()
-    sums: dict[torch.dtype, int] = {}
-    for dtype, size in found.values():
-        sums[dtype] = sums.get(dtype, 0) + size
-    del output
-    return sums
-
-
-def test_a_linear_saves_exactly_half_of_bf16s_bytes():
-    layer = nn.Linear(256, 512)
-    x = torch.randn(64, 256, requires_grad=True) * 1.0
-    params = list(layer.parameters())
-    with fastamp.autocast("cpu", dtype=torch.bfloat16):
-        carrier = saved_bytes(lambda: layer(x), params)
-    with float8_region():
-        float8 = saved_bytes(lambda: layer(x), params)
-    assert carrier == {torch.bfloat16: 2 * (64 * 256 + 512 * 256)}
-    # Beside two scales of four bytes.
-    assert float8 == {torch.float8_e4m3fn: 64 * 256 + 512 * 256, torch.float32: 8}
 
 
 @pytest.mark.parametrize(

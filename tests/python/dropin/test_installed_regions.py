@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch.amp import autocast as early_autocast
 
 import fastamp
 import fastamp._C as _C
 from support.autocast_state import nesting, torch_state
+from support.float8 import E4M3
 
 BF16, FP16 = torch.bfloat16, torch.float16
 REGIONS = [
@@ -110,3 +113,62 @@ def test_a_damaged_region_is_refused_before_anything_changes(attribute: str, val
     with pytest.raises(AttributeError, match=attribute):
         region.__enter__()
     assert torch_state() == before
+
+
+def float8_region_of_torch(dtype: torch.dtype) -> torch.autocast:
+    """torch's class takes it on CUDA; without a GPU it disables the region."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        region = torch.autocast("cuda", dtype=dtype)
+    region._enabled = True
+    return region
+
+
+def has_float8() -> bool:
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 9)
+
+
+@pytest.mark.skipif(not has_float8(), reason="a GPU without fp8")
+@pytest.mark.usefixtures("installed")
+def test_torchs_region_of_a_float8_dtype_on_cuda_is_one_with_the_default_recipe():
+    region, before = float8_region_of_torch(E4M3), torch_state()
+    forward = torch.utils.checkpoint.CheckpointFunction.forward
+    for _ in range(2):
+        with region as entered:
+            assert entered is region
+            assert torch.is_autocast_enabled("cuda")
+            assert torch.get_autocast_dtype("cuda") == BF16
+            assert fastamp.float8_recipe("cuda") == fastamp.Float8Recipe()
+            assert fastamp.float8_recipe("cpu") is None
+            # What recomputation needs is carried, as in fastamp's own regions.
+            assert torch.utils.checkpoint.CheckpointFunction.forward is not forward
+            with torch.autocast("cpu", dtype=FP16), region:
+                assert fastamp.float8_recipe("cuda") == fastamp.Float8Recipe()
+            assert fastamp.float8_recipe("cuda") == fastamp.Float8Recipe()
+        assert fastamp.float8_recipe("cuda") is None
+        assert torch_state() == before
+        assert torch.utils.checkpoint.CheckpointFunction.forward is forward
+    assert region.fast_dtype == E4M3
+
+
+@pytest.mark.usefixtures("installed")
+def test_other_float8_dtypes_are_refused_on_entering_before_anything_changes():
+    region, before = float8_region_of_torch(torch.float8_e5m2), torch_state()
+    with pytest.raises(ValueError, match=r"autocast.__enter__: expected dtype .* got Float8_e5m2"):
+        region.__enter__()
+    assert torch_state() == before
+    assert _C.open_torch_regions() == 0
+
+
+def test_a_float8_dtype_means_to_torch_what_it_meant_without_fastamp():
+    with warnings.catch_warnings(record=True) as plain:
+        warnings.simplefilter("always")
+        region = torch.autocast("cpu", dtype=E4M3)
+    with fastamp.install(), warnings.catch_warnings(record=True) as ours, region:
+        warnings.simplefilter("always")
+        assert not torch.is_autocast_enabled("cpu")
+        assert not torch.autocast("cpu", dtype=E4M3)._enabled
+    assert [str(warning.message) for warning in ours] == [str(w.message) for w in plain] != []
+    with float8_region_of_torch(E4M3):  # not installed
+        assert torch.get_autocast_dtype("cuda") == E4M3
+        assert fastamp.float8_recipe("cuda") is None

@@ -40,3 +40,23 @@ def outcomes(function: Callable[[], Any]) -> list[str]:
     with fastamp.trace() as trace:
         function()
     return sorted({row.float8 for row in trace.rows})
+
+
+def saved_bytes(function: Callable[[], Any], params: list[torch.Tensor]) -> dict[torch.dtype, int]:
+    """Bytes saved for backward by dtype, each storage once, parameters not."""
+    known = {param.untyped_storage().data_ptr() for param in params}
+    found: dict[int, tuple[torch.dtype, int]] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            found[storage.data_ptr()] = (tensor.dtype, storage.nbytes())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = function()
+    sums: dict[torch.dtype, int] = {}
+    for dtype, size in found.values():
+        sums[dtype] = sums.get(dtype, 0) + size
+    del output
+    return sums

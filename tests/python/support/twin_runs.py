@@ -4,17 +4,20 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._pytree import tree_flatten_with_path
 
 import fastamp
 import fastamp._C as _C
+from fastamp._cli import float8
 
 
 def seed() -> None:
@@ -111,3 +114,33 @@ def is_ours(scaler: Any) -> bool:
 def parameters_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and buffers on the CPU, for comparisons."""
     return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+
+
+def close_in_float8(job: Callable[[], tuple[list[float], nn.Module]], exclude: str) -> None:
+    """Runs ``job`` on fastamp without ``--float8`` and with it, and compares.
+
+    Args:
+        job: Makes everything it needs anew, trains in bfloat16 regions, and returns its losses and
+            what it trained; the generators are seeded before each call.
+        exclude: Name of weights that the model has and that are to stay out of fp8.
+    """
+    with installed_fastamp(), fastamp.trace() as trace:
+        losses, model = job()
+    assert {row.float8 for row in trace.rows} == {""}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it is slow
+        running = float8.start([exclude])
+        with running, installed_fastamp(), fastamp.trace() as trace:
+            float8_losses, float8_model = job()
+    outcomes = {row.float8 for row in trace.rows}
+    assert {"float8", "excluded"} <= outcomes, outcomes
+    ours, theirs = float8_model.state_dict(), model.state_dict()
+    assert list(ours) == list(theirs)
+    assert [value.dtype for value in ours.values()] == [value.dtype for value in theirs.values()]
+    assert [value.shape for value in ours.values()] == [value.shape for value in theirs.values()]
+    assert all(value.isfinite().all() for value in ours.values())
+    assert len(losses) == len(float8_losses) >= 4
+    assert losses != float8_losses
+    for loss, float8_loss in zip(losses, float8_losses, strict=True):
+        assert abs(float8_loss - loss) <= 0.05 * abs(loss), (losses, float8_losses)
+    assert float8_losses[-1] < 0.95 * float8_losses[0], float8_losses

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that stay out of fp8 by name, in a program that is not told."""
+
+from __future__ import annotations
+
+import multiprocessing.util
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch.nn.modules.module import (
+    register_module_forward_pre_hook,
+    register_module_module_registration_hook,
+)
+from torch.utils.weak import WeakIdKeyDictionary
+
+from fastamp._float8 import float8_exclude
+
+__all__ = ["NamedExclusions"]
+
+_Parameters = list[tuple[str, "weakref.ref[torch.nn.Parameter]"]]
+
+
+def _parts(
+    module: torch.nn.Module, prefix: str = "", above: tuple[torch.nn.Module, ...] = ()
+) -> Iterator[tuple[str, torch.nn.Module]]:
+    """All modules below one, under each of their names: of a shared one, named_modules has one."""
+    yield prefix, module
+    above = (*above, module)
+    for name, child in module._modules.items():
+        if child is not None and not any(child is each for each in above):
+            yield from _parts(child, f"{prefix}{name}.", above)
+
+
+class NamedExclusions:
+    """Excludes weights from fp8 by the names that they have in the program's models.
+
+    A name is one or more whole parts of a parameter's dotted name, ``lm_head`` or ``layers.0`` of
+    ``model.layers.0.lm_head.weight``, and may have the wildcards of ``fnmatch``. It is looked for
+    in the whole model, up to the outermost module that has the others as its parts, when a module
+    of it is called first, and again when a weight that was excluded is another object. A model's
+    parts are known as they are assigned; of copied and unpickled models, from the module that is
+    called down.
+
+    Args:
+        names: The names.
+
+    Warns:
+        UserWarning: At exit, if the process has called modules and some name was of no weight.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """Looks at modules from now on."""
+        self._names = list(dict.fromkeys(names))
+        self._unmatched = set(self._names)
+        self._lock = threading.RLock()
+        self._parents: Any = WeakIdKeyDictionary()  # module: weak references to modules
+        self._seen: Any = WeakIdKeyDictionary()  # module: its own parameters that are excluded
+        self._excluded: Any = WeakIdKeyDictionary()  # parameter: the exclusion
+        self._hooks: list[Any] = [
+            register_module_module_registration_hook(self._on_assigned),
+            register_module_forward_pre_hook(self._on_called),
+        ]
+        self._has_looked = False
+        self._process = os.getpid()
+        self._report_at_exit()
+        # Children of multiprocessing, which leave without atexit, forget finalizers as they begin.
+        multiprocessing.util.register_after_fork(self, NamedExclusions._report_at_exit)
+
+    def _report_at_exit(self) -> None:
+        if os.getpid() == self._process:  # not in forks of it: it will report itself
+            self._report = multiprocessing.util.Finalize(None, self._warn, exitpriority=0)
+
+    def close(self) -> None:
+        """Ends all exclusions."""
+        self._report.cancel()
+        for hook in self._hooks:
+            hook.remove()
+        for exclusion in list(self._excluded.values()):
+            exclusion.release()
+
+    def _on_assigned(self, parent: Any, name: str, child: Any) -> None:  # noqa: ARG002
+        if isinstance(child, torch.nn.Module):
+            with self._lock:
+                known = self._parents.setdefault(child, [])
+                if not any(reference() is parent for reference in known):
+                    known.append(weakref.ref(parent))
+
+    def _on_called(self, module: torch.nn.Module, inputs: Any) -> None:  # noqa: ARG002
+        # Of a module with nothing excluded, which nearly all are, one look-up.
+        excluded: _Parameters | None = self._seen.get(module)
+        if excluded is None or any(
+            module._parameters.get(name) is not parameter() for name, parameter in excluded
+        ):
+            with self._lock:
+                self._look_at(module)
+
+    def _look_at(self, module: torch.nn.Module) -> None:
+        self._has_looked = True
+        if getattr(module, "_is_replica", False):  # DataParallel's, whose weights are copies
+            self._seen[module] = []
+            return
+        # Last the module itself: one that was replaced is no part of its parents any more.
+        for top in (*self._outermost(module), module):
+            for prefix, part in _parts(top):
+                self._seen[part] = self._exclude(prefix, part)
+
+    def _outermost(self, module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+        """The modules that it is a part of and that are parts of none, but for those in a cycle."""
+        waiting, known = [module], {id(module)}
+        while waiting:
+            part = waiting.pop()
+            parents = [reference() for reference in self._parents.get(part, [])]
+            new = [each for each in parents if each is not None and id(each) not in known]
+            if not new:
+                yield part
+            waiting += new
+            known.update(map(id, new))
+
+    def _exclude(self, prefix: str, module: torch.nn.Module) -> _Parameters:
+        named = [(name, p) for name, p in module._parameters.items() if p is not None]
+        for name, parameter in named:
+            if self._matches(prefix + name) and parameter not in self._excluded:
+                self._excluded[parameter] = float8_exclude(parameter)
+        return [(name, weakref.ref(p)) for name, p in named if p in self._excluded]
+
+    def _matches(self, dotted: str) -> bool:
+        parts = dotted.split(".")
+        runs = [
+            ".".join(parts[start:end])
+            for start in range(len(parts))
+            for end in range(start + 1, len(parts) + 1)
+        ]
+        found = {name for name in self._names if any(fnmatchcase(run, name) for run in runs)}
+        self._unmatched -= found
+        return bool(found)
+
+    def _warn(self) -> None:
+        if self._unmatched and self._has_looked:
+            names = ", ".join(repr(name) for name in self._names if name in self._unmatched)
+            warnings.warn(
+                f"--float8-exclude: expected names of weights of the program's modules, got "
+                f"{names}, which no weight has. See docs/float8.md for how names are compared.",
+                stacklevel=2,
+            )
