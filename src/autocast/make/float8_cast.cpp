@@ -17,6 +17,7 @@
 #include <ATen/ops/where_ops.h>
 #include <ATen/ops/zeros.h>
 
+#include <atomic>
 #include <limits>
 #include <utility>
 
@@ -42,7 +43,14 @@ void* data_or_null(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.mutable_data_ptr() : nullptr;
 }
 
-Float8Cast cast_on_cpu(const at::Tensor& given, c10::ScalarType to, Float8Wanted wanted) {
+/// Threads that use one weight share its memory: any value in it gives a correct cast.
+std::uint32_t exchange_amax(const Float8Memory& memory, std::uint32_t amax) {
+  auto* const bits = reinterpret_cast<std::uint32_t*>(memory.last_amax.mutable_data_ptr<int>());
+  return std::atomic_ref<std::uint32_t>(*bits).exchange(amax, std::memory_order_relaxed);
+}
+
+Float8Cast cast_on_cpu(const at::Tensor& given, c10::ScalarType to, Float8Wanted wanted,
+                       const Float8Memory& memory) {
   const auto matrix = given.expect_contiguous();
   const auto rows = matrix->size(0);
   const auto columns = matrix->size(1);
@@ -58,13 +66,19 @@ Float8Cast cast_on_cpu(const at::Tensor& given, c10::ScalarType to, Float8Wanted
   }
   const void* in = matrix->const_data_ptr();
   const auto from = matrix->scalar_type();
+  const auto range = kernels::cpu::float8_range(in, from, matrix->numel());
+  kernels::cpu::Float8Prediction prediction;
+  if (memory.is_used()) {
+    prediction = {exchange_amax(memory, range.amax), memory.headroom};
+  }
   const float inverse = kernels::cpu::float8_cast({
       .in = in,
       .from = from,
       .to = to,
       .rows = rows,
       .columns = columns,
-      .range = kernels::cpu::float8_range(in, from, matrix->numel()),
+      .range = range,
+      .exponent = kernels::cpu::float8_exponent_for(range, to, prediction),
       .row_major = data_or_null(out.rows),
       .transposed = data_or_null(out.columns),
       .padded_rows = padded(rows),
@@ -121,17 +135,18 @@ Float8Cast cast_to_float8_by_ops(const at::Tensor& matrix, c10::ScalarType to,
   return out;
 }
 
-Float8Cast cast_to_float8(const at::Tensor& matrix, c10::ScalarType to, Float8Wanted wanted) {
+Float8Cast cast_to_float8(const at::Tensor& matrix, c10::ScalarType to, Float8Wanted wanted,
+                          const Float8Memory& memory) {
   if (is_column_major(matrix) && matrix.size(0) % kAlignment == 0 &&
       matrix.size(1) % kAlignment == 0 && !wanted.column_sums) {
     // Neither copy has padding, so that they can change places: nothing is copied first.
     Float8Cast out =
-        cast_to_float8(matrix.t(), to, {.rows = wanted.columns, .columns = wanted.rows});
+        cast_to_float8(matrix.t(), to, {.rows = wanted.columns, .columns = wanted.rows}, memory);
     std::swap(out.rows, out.columns);
     return out;
   }
   const bool is_plain_on_cpu = matrix.is_cpu() && is_ordinary(matrix) && !is_intercepted();
-  return is_plain_on_cpu ? cast_on_cpu(matrix, to, wanted)
+  return is_plain_on_cpu ? cast_on_cpu(matrix, to, wanted, memory)
                          : cast_to_float8_by_ops(matrix, to, wanted);
 }
 
