@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Casts of matrices to fp8 on CUDA: one launch for the scales of all (float8_range.cuh), one for the
+// casts (float8_tiles.cuh), and one for each matrix whose columns are summed. The scales stay on the
+// device: nothing waits for them.
+
+#include "kernels/cuda/float8.h"
+#include "kernels/cuda/float8_tiles.cuh"
+#include "kernels/cuda/zeroed_workspace.h"
+
+#include <ATen/cuda/CUDAContext.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <algorithm>
+
+namespace fastamp::kernels::cuda {
+namespace {
+
+/// Threads of a block that adds sums: few, so that the columns of usual matrices reach all
+/// processors.
+constexpr int kSumThreads = 32;
+
+/// Scratch memory of a call: the scales, then the sums that tiles of rows leave.
+struct Layout {
+  std::vector<std::size_t> sums;  ///< Where those of each entry begin, in bytes.
+  std::size_t bytes;
+};
+
+Layout layout_of(const std::vector<Float8CastEntry>& entries) {
+  const auto aligned = [](std::size_t bytes) { return (bytes + 15) / 16 * 16; };
+  Layout layout{{}, aligned(entries.size() * sizeof(Float8Scale))};
+  layout.sums.reserve(entries.size());
+  for (const auto& entry : entries) {
+    layout.sums.push_back(layout.bytes);
+    if (entry.column_sums != nullptr) {
+      const auto count = float8_partial_rows(entry.rows) * entry.columns;
+      layout.bytes += aligned(static_cast<std::size_t>(count) * sizeof(float));
+    }
+  }
+  return layout;
+}
+
+/// A number in a list of pointers.
+void* as_pointer(std::int64_t number) { return reinterpret_cast<void*>(number); }
+
+void find_scales(const std::vector<Float8CastEntry>& entries, Float8Scale* scales) {
+  std::vector<TensorEntry<3>> list;
+  list.reserve(entries.size());
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const auto& entry = entries[i];
+    // Only read through; the table has one pointer type.
+    list.push_back({{const_cast<void*>(entry.in), scales + i, entry.inverse_scale},
+                    entry.rows * entry.columns,
+                    float8_tag(entry.from, entry.to)});
+  }
+  const ZeroedWorkspace memory(float8_zeros_bytes(entries.size()),
+                               at::cuda::getCurrentCUDAStream());
+  auto* zeros = static_cast<Float8Zeros*>(memory.get());
+  multi_tensor_apply(list, Float8RangeOp{&zeros->arrivals, zeros});
+}
+
+}  // namespace
+
+void cast_to_float8(std::vector<Float8CastEntry> entries, c10::Device device) {
+  if (entries.empty()) {
+    return;
+  }
+  const c10::cuda::CUDAGuard guard(device);
+  std::stable_partition(entries.begin(), entries.end(), [](const Float8CastEntry& entry) {
+    return entry.rows != 0 && entry.columns != 0;
+  });
+  const Layout layout = layout_of(entries);
+  // From the caching allocator: reuse is ordered by the stream, and under capture by the graph.
+  const auto scratch = c10::cuda::CUDACachingAllocator::get()->allocate(layout.bytes);
+  auto* scales = static_cast<Float8Scale*>(scratch.get());
+  find_scales(entries, scales);
+  std::vector<TensorEntry<Float8TileOp::kLists>> list;
+  list.reserve(entries.size());
+  const auto sums_of = [&](std::size_t i) {
+    auto* start = static_cast<unsigned char*>(scratch.get()) + layout.sums[i];
+    return entries[i].column_sums == nullptr ? nullptr : reinterpret_cast<float*>(start);
+  };
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const auto& entry = entries[i];
+    list.push_back({{const_cast<void*>(entry.in), entry.row_major, entry.transposed, sums_of(i),
+                     scales + i, as_pointer(entry.rows), as_pointer(entry.columns)},
+                    float8_tile_count(entry.rows, entry.columns),
+                    float8_tag(entry.from, entry.to)});
+  }
+  multi_tensor_apply(list, Float8TileOp{});
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const auto& entry = entries[i];
+    if (entry.column_sums != nullptr && entry.columns != 0) {
+      const auto blocks = chunk_count(entry.columns, kSumThreads);
+      launch(add_float8_sums_kernel, static_cast<unsigned>(blocks), kSumThreads,
+             at::cuda::getCurrentCUDAStream(), sums_of(i), float8_partial_rows(entry.rows),
+             entry.columns, entry.column_sums);
+    }
+  }
+}
+
+}  // namespace fastamp::kernels::cuda
