@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autocast/cache/float8_memories.h"
 
+#include "autocast/make/tensor_identity.h"
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
 #include <c10/core/InferenceMode.h>
@@ -33,9 +35,10 @@ class MemoryStore {
   }
 
   Float8Memories of(const at::Tensor& weight) {
+    const auto context = execution_context(weight.device());
     {
       const std::scoped_lock lock(mutex_);
-      if (const Entry* entry = find(weight)) {
+      if (const Entry* entry = find(weight, context)) {
         return entry->memories;
       }
     }
@@ -44,14 +47,14 @@ class MemoryStore {
     const at::NoGradGuard no_grad;
     Float8Memories made{.x = {new_memory(weight), kActivationHeadroom},
                         .grad = {new_memory(weight), kGradHeadroom}};
-    Entry entry{Weak(weight.getIntrusivePtr()), made};
     Entries dying;
     const std::scoped_lock lock(mutex_);
-    if (const Entry* other = find(weight)) {
+    if (const Entry* other = find(weight, context)) {
       return other->memories;
     }
     dying = take_dead_sometimes();
-    std::swap(entries_.try_emplace(weight.unsafeGetTensorImpl(), entry).first->second, entry);
+    entries_.emplace(weight.unsafeGetTensorImpl(),
+                     Entry{Weak(weight.getIntrusivePtr()), weight.device(), context, made});
     return made;
   }
 

@@ -13,8 +13,9 @@ struct Float8Memories {
   Float8Memory grad;  ///< Of the gradient of the product.
 };
 
-/// Those of a weight, on its device; made, empty, at its first use. The process remembers them as
-/// long as the weight lives; checkpoints do not. Thread-safe.
+/// Those of a weight, on its device, for the stream and graph capture that work on it goes to now;
+/// made, empty, at their first use. The process remembers them as long as the weight lives;
+/// checkpoints do not. Thread-safe.
 Float8Memories float8_memories_of(const at::Tensor& weight);
 
 }  // namespace fastamp::autocast

@@ -39,11 +39,14 @@ struct Float8Memory {
 /// float8_e5m2 with the power of two that brings its largest finite magnitude into the format's top
 /// binade. Records nothing in autograd: call it with the autograd keys excluded.
 ///
-/// On the CPU one kernel. Elsewhere the same bytes by torch's ops (column sums in torch's order).
+/// By kernels of our own on the CPU and on CUDA, the same bits on both; waits for no device. The
+/// same bytes by torch's ops where calls are intercepted and elsewhere (column sums in torch's
+/// order).
 ///
 /// @param memory  If used: the scale is the one that the amax of the last cast predicts, if with it
 ///                nothing saturates and fewer than three binades are wasted, else as above. Takes
-///                the new amax. Where casts are torch's ops, it is not used.
+///                the new amax. Where casts are torch's ops, it is not used. On CUDA, work on one
+///                memory is on one stream.
 FASTAMP_API Float8Cast cast_to_float8(const at::Tensor& matrix, c10::ScalarType to,
                                       Float8Wanted wanted, const Float8Memory& memory = {});
 

@@ -32,14 +32,11 @@ constexpr std::int64_t kGrain = 16384;
 
 template <typename In>
 Float8Range range_of(const In* in, std::int64_t begin, std::int64_t end) {
-  std::uint32_t amax = 0;
-  std::uint32_t largest = 0;
+  Float8Magnitudes seen{};
   for (auto i = begin; i < end; ++i) {
-    const std::uint32_t magnitude = magnitude_bits(static_cast<float>(in[i]));
-    largest = std::max(largest, magnitude);
-    amax = std::max(amax, magnitude < kInfBits<float> ? magnitude : 0U);
+    seen.include(static_cast<float>(in[i]));
   }
-  return {amax, largest < kInfBits<float>};
+  return {seen.amax, seen.is_finite()};
 }
 
 Float8Range both(Float8Range a, Float8Range b) {
