@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Breaks the CUDA kernels and their host code in known ways, and sees which emulated test notices.
 
-For each change in tools/kernel_mutants.py and tools/step_mutants.py, the sources that it concerns
-are compiled with the change, linked with the unchanged rest of the emulated tests
-(tests/cpp/cuda_on_cpu), and the tests of its kernel are run: plain, under AddressSanitizer with
-UBSan, under ThreadSanitizer, until one fails. The build folder is only read. A result is kept until
-the change or its file changes, so a run can be stopped and taken up again; --table prints the
-results for docs/cuda.md.
+For each change in tools/{kernel,step,float8}_mutants.py, the sources that it concerns are compiled
+with the change, linked with the unchanged rest of the emulated tests (tests/cpp/cuda_on_cpu), and
+the tests of its kernel are run: plain, under AddressSanitizer with UBSan, under ThreadSanitizer,
+until one fails. The build folder is only read. A result is kept until the change or its file
+changes, so a run can be stopped and taken up again; --table prints the results for docs/cuda.md.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
+import float8_mutants
 import kernel_mutants
 import step_mutants
 from mutant_kinds import Change, Group
@@ -82,7 +82,7 @@ class Mutant:
         return hashlib.sha256(parts.encode()).hexdigest()
 
 
-GROUPS = kernel_mutants.GROUPS + step_mutants.GROUPS
+GROUPS = kernel_mutants.GROUPS + step_mutants.GROUPS + float8_mutants.GROUPS
 MUTANTS = [Mutant(group, change) for group in GROUPS for change in group.changes]
 
 

@@ -4,6 +4,7 @@
 #include "core/interception.h"
 #include "core/tensor_kind.h"
 #include "kernels/cpu/float8.h"
+#include "kernels/cuda/float8.h"
 #include "kernels/functors/float8.h"
 
 #include <ATen/EmptyTensor.h>
@@ -11,12 +12,14 @@
 #include <ATen/ops/amax_ops.h>
 #include <ATen/ops/bitwise_left_shift_ops.h>
 #include <ATen/ops/bitwise_right_shift_ops.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/isfinite_ops.h>
 #include <ATen/ops/scalar_tensor_ops.h>
 #include <ATen/ops/sum_ops.h>
 #include <ATen/ops/where_ops.h>
 #include <ATen/ops/zeros.h>
 
+#include <atomic>
 #include <limits>
 #include <utility>
 
@@ -29,8 +32,9 @@ constexpr std::int64_t kAlignment = 16;
 
 std::int64_t padded(std::int64_t rows) { return (rows + kAlignment - 1) / kAlignment * kAlignment; }
 
-at::Tensor empty_on_cpu(at::IntArrayRef sizes, c10::ScalarType dtype) {
-  return at::detail::empty_cpu(sizes, dtype, /*pin_memory=*/false, std::nullopt);
+at::Tensor empty_on(c10::Device device, at::IntArrayRef sizes, c10::ScalarType dtype) {
+  return device.is_cpu() ? at::detail::empty_cpu(sizes, dtype, /*pin_memory=*/false, std::nullopt)
+                         : at::empty(sizes, at::TensorOptions(device).dtype(dtype));
 }
 
 /// Whether a matrix lies column by column, so that its transpose can be read in its place.
@@ -42,38 +46,85 @@ void* data_or_null(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.mutable_data_ptr() : nullptr;
 }
 
-Float8Cast cast_on_cpu(const at::Tensor& given, c10::ScalarType to, Float8Wanted wanted) {
-  const auto matrix = given.expect_contiguous();
-  const auto rows = matrix->size(0);
-  const auto columns = matrix->size(1);
+/// Memory for the cast of a matrix.
+Float8Cast allocate(const at::Tensor& matrix, c10::ScalarType to, Float8Wanted wanted) {
+  const auto rows = matrix.size(0);
+  const auto columns = matrix.size(1);
+  const auto device = matrix.device();
   Float8Cast out;
   if (wanted.rows) {
-    out.rows = empty_on_cpu({rows, columns}, to);
+    out.rows = empty_on(device, {rows, columns}, to);
   }
   if (wanted.columns) {
-    out.columns = empty_on_cpu({columns, padded(rows)}, to);
+    out.columns = empty_on(device, {columns, padded(rows)}, to);
   }
   if (wanted.column_sums) {
-    out.column_sums = empty_on_cpu({columns}, c10::kFloat);
+    out.column_sums = empty_on(device, {columns}, c10::kFloat);
   }
+  out.inverse_scale = empty_on(device, {}, c10::kFloat);
+  return out;
+}
+
+/// Threads that use one weight share its memory: any value in it gives a correct cast.
+std::uint32_t exchange_amax(const Float8Memory& memory, std::uint32_t amax) {
+  auto* const bits = reinterpret_cast<std::uint32_t*>(memory.last_amax.mutable_data_ptr<int>());
+  return std::atomic_ref<std::uint32_t>(*bits).exchange(amax, std::memory_order_relaxed);
+}
+
+Float8Cast cast_on_cpu(const at::Tensor& given, c10::ScalarType to, Float8Wanted wanted,
+                       const Float8Memory& memory) {
+  const auto matrix = given.expect_contiguous();
+  const auto rows = matrix->size(0);
+  Float8Cast out = allocate(*matrix, to, wanted);
   const void* in = matrix->const_data_ptr();
   const auto from = matrix->scalar_type();
+  const auto range = kernels::cpu::float8_range(in, from, matrix->numel());
+  kernels::cpu::Float8Prediction prediction;
+  if (memory.is_used()) {
+    prediction = {exchange_amax(memory, range.amax), memory.headroom};
+  }
   const float inverse = kernels::cpu::float8_cast({
       .in = in,
       .from = from,
       .to = to,
       .rows = rows,
-      .columns = columns,
-      .range = kernels::cpu::float8_range(in, from, matrix->numel()),
+      .columns = matrix->size(1),
+      .range = range,
+      .exponent = kernels::cpu::float8_exponent_for(range, to, prediction),
       .row_major = data_or_null(out.rows),
       .transposed = data_or_null(out.columns),
       .padded_rows = padded(rows),
       .column_sums = static_cast<float*>(data_or_null(out.column_sums)),
   });
-  out.inverse_scale = empty_on_cpu({}, c10::kFloat);
   *out.inverse_scale.mutable_data_ptr<float>() = inverse;
   return out;
 }
+
+#ifdef FASTAMP_WITH_CUDA
+Float8Cast cast_on_cuda(const at::Tensor& given, c10::ScalarType to, Float8Wanted wanted,
+                        const Float8Memory& memory) {
+  const at::Tensor matrix = given.contiguous();
+  Float8Cast out = allocate(matrix, to, wanted);
+  const kernels::cuda::Float8CastEntry entry{
+      .in = matrix.const_data_ptr(),
+      .from = matrix.scalar_type(),
+      .to = to,
+      .rows = matrix.size(0),
+      .columns = matrix.size(1),
+      .row_major = data_or_null(out.rows),
+      .transposed = data_or_null(out.columns),
+      .column_sums = static_cast<float*>(data_or_null(out.column_sums)),
+      .inverse_scale = out.inverse_scale.mutable_data_ptr<float>(),
+  };
+  if (memory.is_used()) {
+    auto* const bits = reinterpret_cast<std::uint32_t*>(memory.last_amax.mutable_data_ptr<int>());
+    kernels::cuda::cast_to_float8_predicted(entry, {bits, memory.headroom}, matrix.device());
+  } else {
+    kernels::cuda::cast_to_float8({entry}, matrix.device());
+  }
+  return out;
+}
+#endif
 
 /// The exponent field of the scale, as kernels::float8_exponent, by integer arithmetic on the
 /// device.
@@ -121,18 +172,27 @@ Float8Cast cast_to_float8_by_ops(const at::Tensor& matrix, c10::ScalarType to,
   return out;
 }
 
-Float8Cast cast_to_float8(const at::Tensor& matrix, c10::ScalarType to, Float8Wanted wanted) {
+Float8Cast cast_to_float8(const at::Tensor& matrix, c10::ScalarType to, Float8Wanted wanted,
+                          const Float8Memory& memory) {
   if (is_column_major(matrix) && matrix.size(0) % kAlignment == 0 &&
       matrix.size(1) % kAlignment == 0 && !wanted.column_sums) {
     // Neither copy has padding, so that they can change places: nothing is copied first.
     Float8Cast out =
-        cast_to_float8(matrix.t(), to, {.rows = wanted.columns, .columns = wanted.rows});
+        cast_to_float8(matrix.t(), to, {.rows = wanted.columns, .columns = wanted.rows}, memory);
     std::swap(out.rows, out.columns);
     return out;
   }
-  const bool is_plain_on_cpu = matrix.is_cpu() && is_ordinary(matrix) && !is_intercepted();
-  return is_plain_on_cpu ? cast_on_cpu(matrix, to, wanted)
-                         : cast_to_float8_by_ops(matrix, to, wanted);
+  if (is_ordinary(matrix) && !is_intercepted()) {
+    if (matrix.is_cpu()) {
+      return cast_on_cpu(matrix, to, wanted, memory);
+    }
+#ifdef FASTAMP_WITH_CUDA
+    if (matrix.is_cuda()) {
+      return cast_on_cuda(matrix, to, wanted, memory);
+    }
+#endif
+  }
+  return cast_to_float8_by_ops(matrix, to, wanted);
 }
 
 }  // namespace fastamp::autocast

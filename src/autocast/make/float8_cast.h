@@ -6,6 +6,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
+#include <cstdint>
+
 // Exported for tests.
 namespace fastamp::autocast {
 
@@ -24,13 +26,29 @@ struct Float8Wanted {
   bool column_sums = false;
 };
 
+/// Where the amax of a tensor is remembered from step to step, so that its next cast can choose a
+/// scale before the tensor is read.
+struct Float8Memory {
+  at::Tensor last_amax;        ///< int32, one element on the device: bits of a float32, or -1.
+  std::uint32_t headroom = 0;  ///< Binades that the amax may grow by.
+
+  bool is_used() const { return last_amax.defined(); }
+};
+
 /// Casts a matrix that is not empty, of dtype float32, bfloat16 or float16, to float8_e4m3fn or
 /// float8_e5m2 with the power of two that brings its largest finite magnitude into the format's top
 /// binade. Records nothing in autograd: call it with the autograd keys excluded.
 ///
-/// On the CPU one kernel. Elsewhere the same bytes by torch's ops (column sums in torch's order).
+/// By kernels of our own on the CPU and on CUDA, the same bits on both; waits for no device. The
+/// same bytes by torch's ops where calls are intercepted and elsewhere (column sums in torch's
+/// order).
+///
+/// @param memory  If used: the scale is the one that the amax of the last cast predicts, if with it
+///                nothing saturates and fewer than three binades are wasted, else as above. Takes
+///                the new amax. Where casts are torch's ops, it is not used. On CUDA, work on one
+///                memory is on one stream.
 FASTAMP_API Float8Cast cast_to_float8(const at::Tensor& matrix, c10::ScalarType to,
-                                      Float8Wanted wanted);
+                                      Float8Wanted wanted, const Float8Memory& memory = {});
 
 /// The same by torch's ops on any device.
 FASTAMP_API Float8Cast cast_to_float8_by_ops(const at::Tensor& matrix, c10::ScalarType to,

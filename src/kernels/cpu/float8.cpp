@@ -32,14 +32,11 @@ constexpr std::int64_t kGrain = 16384;
 
 template <typename In>
 Float8Range range_of(const In* in, std::int64_t begin, std::int64_t end) {
-  std::uint32_t amax = 0;
-  std::uint32_t largest = 0;
+  Float8Magnitudes seen{};
   for (auto i = begin; i < end; ++i) {
-    const std::uint32_t magnitude = magnitude_bits(static_cast<float>(in[i]));
-    largest = std::max(largest, magnitude);
-    amax = std::max(amax, magnitude < kInfBits<float> ? magnitude : 0U);
+    seen.include(static_cast<float>(in[i]));
   }
-  return {amax, largest < kInfBits<float>};
+  return {seen.amax, seen.is_finite()};
 }
 
 Float8Range both(Float8Range a, Float8Range b) {
@@ -138,7 +135,7 @@ class Stripe {
 
 template <typename In, typename Out>
 float cast_to(const Float8CastArgs& args) {
-  const float scale = float8_scale<Out>(args.range.amax);
+  const float scale = from_bits(args.exponent << 23U);
   const auto stripes = (args.columns + kStripe - 1) / kStripe;
   const auto grain =
       std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, kStripe * args.rows));
@@ -169,6 +166,22 @@ Float8Range float8_range(const void* in, ScalarType from, std::int64_t n) {
         },
         both);
   });
+}
+
+std::uint32_t float8_exponent_for(Float8Range range, ScalarType to, Float8Prediction prediction) {
+  const auto choose = [&](auto format) {
+    constexpr auto kTop = decltype(format)::kTop;
+    if (prediction.last_amax != kUnknownAmax) {
+      const auto exponent =
+          predicted_float8_exponent<kTop>(prediction.last_amax, prediction.headroom);
+      if (float8_exponent_fits<kTop>(exponent, range.amax, prediction.headroom)) {
+        return exponent;
+      }
+    }
+    return float8_exponent<kTop>(range.amax);
+  };
+  return to == ScalarType::Float8_e4m3fn ? choose(Float8Format<c10::Float8_e4m3fn>())
+                                         : choose(Float8Format<c10::Float8_e5m2>());
 }
 
 float float8_cast(const Float8CastArgs& args) {

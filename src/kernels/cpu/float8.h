@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kernels/functors/float8.h"
+
 #include <fastamp/export.h>
 
 #include <c10/core/ScalarType.h>
@@ -19,6 +21,17 @@ struct Float8Range {
 /// @param from  float32, bfloat16 or float16, as below.
 FASTAMP_API Float8Range float8_range(const void* in, c10::ScalarType from, std::int64_t n);
 
+/// What is known of a tensor before it is read.
+struct Float8Prediction {
+  std::uint32_t last_amax = kUnknownAmax;
+  std::uint32_t headroom = 0;
+};
+
+/// The exponent field of the scale for a tensor of this range: the predicted one if it fits, else
+/// that of the range itself.
+FASTAMP_API std::uint32_t float8_exponent_for(Float8Range range, c10::ScalarType to,
+                                              Float8Prediction prediction);
+
 /// A matrix of rows x columns that lies densely row by row, and where its casts go: null pointers
 /// are left out.
 struct Float8CastArgs {
@@ -28,8 +41,9 @@ struct Float8CastArgs {
   std::int64_t rows;
   std::int64_t columns;
   Float8Range range;
-  void* row_major;   ///< [rows, columns]
-  void* transposed;  ///< [columns, padded_rows]; the padding is filled with zeros.
+  std::uint32_t exponent;  ///< Field of the scale: float8_exponent_for().
+  void* row_major;         ///< [rows, columns]
+  void* transposed;        ///< [columns, padded_rows]; the padding is filled with zeros.
   std::int64_t padded_rows;
   float* column_sums;  ///< [columns]: sums of the elements as they were given.
 };

@@ -42,6 +42,25 @@ FASTAMP_HOST_DEVICE float from_bits(std::uint32_t bits) {
   return value;
 }
 
+/// What one read of a tensor tells, as the bits of float32 magnitudes: zeros before the first
+/// element. Trivial, for shared memory.
+struct Float8Magnitudes {
+  std::uint32_t amax;     ///< The largest finite one.
+  std::uint32_t largest;  ///< Of inf and NaN too.
+
+  FASTAMP_HOST_DEVICE void include(float value) {
+    const std::uint32_t magnitude = magnitude_bits(value);
+    largest = magnitude > largest ? magnitude : largest;
+    const std::uint32_t finite = magnitude < kInfBits<float> ? magnitude : 0U;
+    amax = finite > amax ? finite : amax;
+  }
+  FASTAMP_HOST_DEVICE void include(const Float8Magnitudes& others) {
+    amax = others.amax > amax ? others.amax : amax;
+    largest = others.largest > largest ? others.largest : largest;
+  }
+  FASTAMP_HOST_DEVICE bool is_finite() const { return largest < kInfBits<float>; }
+};
+
 /// The exponent field of the power of two that brings `amax`, the bits of the largest finite
 /// magnitude of a tensor, into the top binade of a format: 2^floor(log2(max / amax)), computed
 /// without a division or a logarithm. 1 for amax 0; at most 2^126, so that the inverse is normal.
@@ -53,6 +72,27 @@ FASTAMP_HOST_DEVICE std::uint32_t float8_exponent(std::uint32_t amax) {
   // The sum carries into the exponent if the significand is above 1.75, the format's largest.
   const std::uint32_t exponent = kTop + 254U - ((amax + 0x1fffffU) >> 23U);
   return exponent < 253U ? exponent : 253U;
+}
+
+/// An amax that is not known: no float32 has these bits as a magnitude.
+inline constexpr std::uint32_t kUnknownAmax = 0xffffffffU;
+
+/// The same of a scale that is chosen before a tensor is read, from the amax that it had the last
+/// time; `headroom` is how many binades its amax may grow by.
+template <std::uint32_t kTop>
+FASTAMP_HOST_DEVICE std::uint32_t predicted_float8_exponent(std::uint32_t last_amax,
+                                                            std::uint32_t headroom) {
+  const std::uint32_t exponent = float8_exponent<kTop>(last_amax);
+  return exponent > headroom ? exponent - headroom : 1U;
+}
+
+/// Whether the cast of a tensor with this amax by a predicted scale may stand: nothing is beyond
+/// the format's range, and not three binades at its top or more are left empty beside the headroom.
+template <std::uint32_t kTop>
+FASTAMP_HOST_DEVICE bool float8_exponent_fits(std::uint32_t exponent, std::uint32_t amax,
+                                              std::uint32_t headroom) {
+  const std::uint32_t own = float8_exponent<kTop>(amax);
+  return amax == 0 || (exponent <= own && own - exponent < headroom + 3U);
 }
 
 template <typename Out>
@@ -73,6 +113,31 @@ FASTAMP_HOST_DEVICE Out float8_of_finite(float value, float scale) {
   const float scaled = value * scale;
   const float above = scaled < -kMax ? -kMax : scaled;
   return static_cast<Out>(above > kMax ? kMax : above);
+}
+
+/// Two finite elements, the first in the low byte.
+///
+/// Processors from 8.9 on convert pairs in one instruction, which rounds and limits as the text for
+/// the others does; it would take inf to the largest value.
+template <typename Out>
+FASTAMP_HOST_DEVICE std::uint16_t float8_pair_of_finite(float first, float second, float scale) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  std::uint16_t pair;
+  if constexpr (Float8Format<Out>::kTop == Float8Format<c10::Float8_e4m3fn>::kTop) {
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;"
+        : "=h"(pair)
+        : "f"(second * scale), "f"(first * scale));
+  } else {
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;"
+        : "=h"(pair)
+        : "f"(second * scale), "f"(first * scale));
+  }
+  return pair;
+#else
+  const unsigned low = float8_of_finite<Out>(first, scale).x;
+  const unsigned high = float8_of_finite<Out>(second, scale).x;
+  return static_cast<std::uint16_t>(low | (high << 8U));
+#endif
 }
 
 /// inf or NaN, with its sign: never a finite value. Bits of our own, since later versions of torch

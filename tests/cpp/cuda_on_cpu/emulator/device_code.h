@@ -96,6 +96,10 @@ template <typename T>
 T atomicExch(T* at, std::type_identity_t<T> value) {
   return emulator::read_modify_write(at, [=](T) { return value; });
 }
+template <typename T>
+T atomicMax(T* at, std::type_identity_t<T> value) {
+  return emulator::read_modify_write(at, [=](T old) { return old < value ? value : old; });
+}
 inline unsigned atomicInc(unsigned* at, unsigned bound) {
   return emulator::read_modify_write(at, [=](unsigned old) { return old >= bound ? 0U : old + 1; });
 }
@@ -106,9 +110,22 @@ T __ldcg(const T* at) {
 }
 inline unsigned __float_as_uint(float value) { return __builtin_bit_cast(unsigned, value); }
 inline float __uint_as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
+/// Each digit of `selector`, the lowest first, picks a byte: 0 to 3 of `low`, 4 to 7 of `high`.
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+  const std::uint64_t bytes = std::uint64_t{high} << 32U | low;
+  unsigned result = 0;
+  for (unsigned i = 0; i < 4; ++i) {
+    const unsigned digit = selector >> (4 * i) & 7U;
+    result |= static_cast<unsigned>(bytes >> (8 * digit) & 0xffU) << (8 * i);
+  }
+  return result;
+}
 inline int min(int a, int b) { return b < a ? b : a; }
 inline long min(long a, long b) { return b < a ? b : a; }
 
 struct alignas(16) float4 {
   float x, y, z, w;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
 };

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// Casts of matrices to fp8 on CUDA: one launch for the scales of all (float8_range.cuh), one for the
+// casts (float8_tiles.cuh), and one for each matrix whose columns are summed. The scales stay on the
+// device: nothing waits for them.
+
+#include "kernels/cuda/float8.h"
+#include "kernels/cuda/float8_predicted.cuh"
+#include "kernels/cuda/float8_tiles.cuh"
+#include "kernels/cuda/zeroed_workspace.h"
+
+#include <ATen/cuda/CUDAContext.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <algorithm>
+
+namespace fastamp::kernels::cuda {
+namespace {
+
+/// Threads of a block that adds sums: few, so that the columns of usual matrices reach all
+/// processors.
+constexpr int kSumThreads = 32;
+
+/// Scratch memory of a call: the scales, then the sums that tiles of rows leave.
+struct Layout {
+  std::vector<std::size_t> sums;  ///< Where those of each entry begin, in bytes.
+  std::size_t bytes;
+};
+
+Layout layout_of(const std::vector<Float8CastEntry>& entries) {
+  const auto aligned = [](std::size_t bytes) { return (bytes + 15) / 16 * 16; };
+  Layout layout{{}, aligned(entries.size() * sizeof(Float8Scale))};
+  layout.sums.reserve(entries.size());
+  for (const auto& entry : entries) {
+    layout.sums.push_back(layout.bytes);
+    if (entry.column_sums != nullptr) {
+      const auto count = float8_partial_rows(entry.rows) * entry.columns;
+      layout.bytes += aligned(static_cast<std::size_t>(count) * sizeof(float));
+    }
+  }
+  return layout;
+}
+
+/// A number in a list of pointers.
+void* as_pointer(std::int64_t number) { return reinterpret_cast<void*>(number); }
+
+void find_scales(const std::vector<Float8CastEntry>& entries, Float8Scale* scales) {
+  std::vector<TensorEntry<3>> list;
+  list.reserve(entries.size());
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const auto& entry = entries[i];
+    // Only read through; the table has one pointer type.
+    list.push_back({{const_cast<void*>(entry.in), scales + i, entry.inverse_scale},
+                    entry.rows * entry.columns,
+                    float8_tag(entry.from, entry.to)});
+  }
+  const ZeroedWorkspace memory(float8_zeros_bytes(entries.size()),
+                               at::cuda::getCurrentCUDAStream());
+  auto* zeros = static_cast<Float8Zeros*>(memory.get());
+  multi_tensor_apply(list, Float8RangeOp{&zeros->arrivals, zeros});
+}
+
+/// What a call's launches share: the list of its tiles and scratch memory.
+class Casts {
+ public:
+  explicit Casts(const std::vector<Float8CastEntry>& entries)
+      : entries_(entries),
+        layout_(layout_of(entries)),
+        // From the caching allocator: reuse is ordered by the stream, and under capture by the
+        // graph.
+        scratch_(c10::cuda::CUDACachingAllocator::get()->allocate(layout_.bytes)) {
+    list_.reserve(entries.size());
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      const auto& entry = entries[i];
+      list_.push_back({{const_cast<void*>(entry.in), entry.row_major, entry.transposed, sums_of(i),
+                        scales() + i, as_pointer(entry.rows), as_pointer(entry.columns)},
+                       float8_tile_count(entry.rows, entry.columns),
+                       float8_tag(entry.from, entry.to)});
+    }
+  }
+
+  Float8Scale* scales() const { return static_cast<Float8Scale*>(scratch_.get()); }
+
+  template <typename Op>
+  void apply(const Op& op) const {
+    multi_tensor_apply(list_, op);
+  }
+
+  void add_sums() const {
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+      const auto& entry = entries_[i];
+      if (entry.column_sums != nullptr && entry.columns != 0) {
+        const auto blocks = chunk_count(entry.columns, kSumThreads);
+        launch(add_float8_sums_kernel, static_cast<unsigned>(blocks), kSumThreads,
+               at::cuda::getCurrentCUDAStream(), sums_of(i), float8_partial_rows(entry.rows),
+               entry.columns, entry.column_sums);
+      }
+    }
+  }
+
+ private:
+  float* sums_of(std::size_t i) const {
+    auto* start = static_cast<unsigned char*>(scratch_.get()) + layout_.sums[i];
+    return entries_[i].column_sums == nullptr ? nullptr : reinterpret_cast<float*>(start);
+  }
+
+  const std::vector<Float8CastEntry>& entries_;
+  Layout layout_;
+  c10::DataPtr scratch_;
+  std::vector<TensorEntry<Float8TileOp::kLists>> list_;
+};
+
+}  // namespace
+
+void cast_to_float8(std::vector<Float8CastEntry> entries, c10::Device device) {
+  if (entries.empty()) {
+    return;
+  }
+  const c10::cuda::CUDAGuard guard(device);
+  std::stable_partition(entries.begin(), entries.end(), [](const Float8CastEntry& entry) {
+    return entry.rows != 0 && entry.columns != 0;
+  });
+  const Casts casts(entries);
+  find_scales(entries, casts.scales());
+  casts.apply(Float8TileOp{});
+  casts.add_sums();
+}
+
+void cast_to_float8_predicted(const Float8CastEntry& entry, Float8LastAmax last,
+                              c10::Device device) {
+  const c10::cuda::CUDAGuard guard(device);
+  const std::vector<Float8CastEntry> entries{entry};
+  const Casts casts(entries);
+  {
+    const ZeroedWorkspace memory(float8_zeros_bytes(1), at::cuda::getCurrentCUDAStream());
+    auto* zeros = static_cast<Float8Zeros*>(memory.get());
+    casts.apply(Float8PredictedOp{.arrivals = &zeros->arrivals,
+                                  .zeros = zeros,
+                                  .last_amax = last.bits,
+                                  .headroom = last.headroom,
+                                  .inverse_scale = entry.inverse_scale});
+  }
+  casts.apply(Float8TileOp{});  // Returns at once where the cast stands.
+  casts.add_sums();
+}
+
+}  // namespace fastamp::kernels::cuda
