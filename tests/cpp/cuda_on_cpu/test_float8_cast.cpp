@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Emulated: casts of matrices to fp8 have the CPU kernel's bits in all that is written.
 
-#include "cuda_on_cpu/tensors.h"
-#include "kernels/cpu/float8.h"
+#include "cuda_on_cpu/float8_case.h"
 #include "kernels/cuda/float8.h"
 #include "kernels/functors/float8.h"
 #include "support/catch.h"
@@ -16,86 +15,6 @@ using fastamp::kernels::cuda::cast_to_float8;
 using fastamp::kernels::cuda::Float8CastEntry;
 
 namespace {
-
-struct Wanted {
-  bool rows = true;
-  bool columns = true;
-  bool sums = true;
-};
-
-/// What is cast: a matrix of a given size in a flat tensor, which may start anywhere.
-struct Matrix {
-  at::Tensor in;
-  std::int64_t rows;
-  std::int64_t columns;
-  at::ScalarType to;
-};
-
-/// Outputs of a cast; what was not wanted is undefined.
-struct Outputs {
-  at::Tensor row_major;
-  at::Tensor transposed;
-  at::Tensor sums;
-  at::Tensor inverse_scale = guarded(1, at::kFloat);
-
-  Outputs(const Matrix& matrix, Wanted wanted) {
-    const auto padded = (matrix.rows + 15) / 16 * 16;
-    if (wanted.rows) {
-      row_major = guarded(matrix.rows * matrix.columns, at::kByte);
-    }
-    if (wanted.columns) {
-      transposed = guarded(matrix.columns * padded, at::kByte);
-    }
-    if (wanted.sums) {
-      sums = guarded(matrix.columns, at::kFloat);
-    }
-  }
-  std::vector<at::Tensor> all() const {
-    std::vector<at::Tensor> found;
-    for (const auto& output : {row_major, transposed, sums, inverse_scale}) {
-      if (output.defined()) {
-        found.push_back(output);
-      }
-    }
-    return found;
-  }
-};
-
-void* pointer(const at::Tensor& t) { return t.defined() ? t.mutable_data_ptr() : nullptr; }
-
-Outputs cast_on_cpu(const Matrix& matrix, Wanted wanted) {
-  namespace cpu = fastamp::kernels::cpu;
-  Outputs out(matrix, wanted);
-  const auto from = matrix.in.scalar_type();
-  const void* in = matrix.in.const_data_ptr();
-  *out.inverse_scale.mutable_data_ptr<float>() = cpu::float8_cast({
-      .in = in,
-      .from = from,
-      .to = matrix.to,
-      .rows = matrix.rows,
-      .columns = matrix.columns,
-      .range = cpu::float8_range(in, from, matrix.in.numel()),
-      .row_major = pointer(out.row_major),
-      .transposed = pointer(out.transposed),
-      .padded_rows = (matrix.rows + 15) / 16 * 16,
-      .column_sums = static_cast<float*>(pointer(out.sums)),
-  });
-  return out;
-}
-
-Float8CastEntry entry_of(const Matrix& matrix, const Outputs& out) {
-  return {
-      .in = matrix.in.const_data_ptr(),
-      .from = matrix.in.scalar_type(),
-      .to = matrix.to,
-      .rows = matrix.rows,
-      .columns = matrix.columns,
-      .row_major = pointer(out.row_major),
-      .transposed = pointer(out.transposed),
-      .column_sums = static_cast<float*>(pointer(out.sums)),
-      .inverse_scale = out.inverse_scale.mutable_data_ptr<float>(),
-  };
-}
 
 void cast(const std::vector<Matrix>& matrices, const std::vector<Outputs>& outputs) {
   std::vector<Float8CastEntry> entries;
@@ -115,18 +34,8 @@ void check(const std::vector<Matrix>& matrices, Wanted wanted = {}) {
   cast(matrices, outputs);
   for (std::size_t i = 0; i < matrices.size(); ++i) {
     const auto& matrix = matrices[i];
-    const auto expected = cast_on_cpu(matrix, wanted);
     CAPTURE(i, matrix.rows, matrix.columns, matrix.in.scalar_type(), matrix.to);
-    if (wanted.rows) {
-      CHECK(same_bits(outputs[i].row_major, expected.row_major));
-    }
-    if (wanted.columns) {
-      CHECK(same_bits(outputs[i].transposed, expected.transposed));
-    }
-    if (wanted.sums) {
-      CHECK(same_bits(outputs[i].sums, expected.sums));
-    }
-    CHECK(same_bits(outputs[i].inverse_scale, expected.inverse_scale));
+    check_outputs(outputs[i], cast_on_cpu(matrix, wanted));
   }
 }
 
