@@ -13,8 +13,9 @@ namespace fastamp::python {
 
 /// The fields of Python's Float8Recipe, in its order.
 using Float8Fields = std::tuple<c10::ScalarType, c10::ScalarType, Float8Recipe::FastAccumulate,
-                                std::vector<std::string>, double>;
+                                std::vector<std::string>, double, std::string>;
 
+/// @throws c10::ValueError if the scale is none of the two.
 Float8Recipe to_recipe(const Float8Fields& fields);
 Float8Fields to_fields(const Float8Recipe& recipe);
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from fastamp._float8 import Float8Recipe
 from fastamp._scaler.hooks import CoreHooks
 
-_Float8Fields = tuple[torch.dtype, torch.dtype, tuple[bool, bool, bool], tuple[str, ...], float]
+_Float8Fields = tuple[torch.dtype, torch.dtype, tuple[bool, bool, bool], tuple[str, ...], float, str]
 _Float8Shape = tuple[int, int, int, torch.dtype, torch.dtype, bool, bool, bool]
 
 class Region:

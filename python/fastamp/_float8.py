@@ -30,11 +30,15 @@ class Float8Recipe:
         ops: The ops that may run in fp8, of ``"linear"``, ``"addmm"``, ``"mm"`` and ``"matmul"``.
         min_gain: On a GPU, the predicted speed-up over the carrier below which a product stays
             there; 0 for all that can run in fp8. Without meaning on the CPU.
+        scale: ``"current"``: each tensor is read for its range, then cast. ``"predicted"``: x and
+            dY are read once, cast with the scale that the range they had when they last met the
+            same parameter predicts, and again where that does not fit. Elements that underflow then
+            depend on what came before; all others are the same.
 
     Raises:
         TypeError: An argument has another type.
         ValueError: A format is no fp8 format that products take, both are ``float8_e5m2``, an op
-            is none of the four, or ``min_gain`` is negative or nan.
+            is none of the four, ``min_gain`` is negative or nan, or ``scale`` is none of the two.
     """
 
     forward_dtype: torch.dtype = torch.float8_e4m3fn
@@ -42,6 +46,7 @@ class Float8Recipe:
     fast_accumulate: tuple[bool, bool, bool] = (True, False, False)
     ops: tuple[str, ...] = ("linear", "addmm", "mm", "matmul")
     min_gain: float = 1.1
+    scale: str = "current"
 
     def __post_init__(self) -> None:
         """Checks the values, before any region is made."""
@@ -54,6 +59,7 @@ class Float8Recipe:
         _check_type("ops", "a tuple of str", are_names, self)
         is_number = isinstance(self.min_gain, (int, float)) and not isinstance(self.min_gain, bool)
         _check_type("min_gain", "a float", is_number, self)
+        _check_type("scale", "a str", isinstance(self.scale, str), self)
         _C.check_float8_recipe(fields_of(self))
 
 
@@ -65,18 +71,18 @@ def _check_type(name: str, wanted: str, is_right: bool, recipe: Float8Recipe) ->
         )
 
 
-_Fields = tuple[torch.dtype, torch.dtype, tuple[bool, bool, bool], tuple[str, ...], float]
+_Fields = tuple[torch.dtype, torch.dtype, tuple[bool, bool, bool], tuple[str, ...], float, str]
 
 
 def fields_of(recipe: Float8Recipe) -> _Fields:
     """What native code makes its recipe of."""
     formats = (recipe.forward_dtype, recipe.grad_dtype)
-    return (*formats, recipe.fast_accumulate, recipe.ops, recipe.min_gain)
+    return (*formats, recipe.fast_accumulate, recipe.ops, recipe.min_gain, recipe.scale)
 
 
 def _from_native(fields: Any) -> Float8Recipe:
-    forward_dtype, grad_dtype, fast_accumulate, ops, min_gain = fields
-    return Float8Recipe(forward_dtype, grad_dtype, tuple(fast_accumulate), tuple(ops), min_gain)
+    forward_dtype, grad_dtype, fast_accumulate, ops, *others = fields
+    return Float8Recipe(forward_dtype, grad_dtype, tuple(fast_accumulate), tuple(ops), *others)
 
 
 def recipe_numbered(number: int) -> Float8Recipe:

@@ -16,6 +16,12 @@
 
 namespace fastamp {
 
+/// Which scale a tensor is cast to fp8 with.
+enum class Float8Scale : std::uint8_t {
+  current,    ///< Its own, which takes a read of the tensor before the cast.
+  predicted,  ///< For activations and gradients the one that their last range predicts.
+};
+
 /// How an autocast region runs the products of linear layers in fp8: see docs/float8.md.
 ///
 /// @code
@@ -57,6 +63,15 @@ class Float8Recipe {
   }
   const std::vector<std::string>& ops() const noexcept { return ops_; }
 
+  /// With Float8Scale::predicted, x and dY are read once: their scale is chosen from the range that
+  /// they had when they last met the same parameter, and they are cast again where it does not fit.
+  /// Elements that underflow depend on what came before; all others are those of current scales.
+  Float8Recipe& scale(Float8Scale which) {
+    scale_ = which;
+    return *this;
+  }
+  Float8Scale scale() const noexcept { return scale_; }
+
   /// On a GPU, the predicted speed-up over the carrier below which a product stays there; 0 for all
   /// that can run in fp8. Without meaning on the CPU, where fp8 is a reference that never pays.
   Float8Recipe& min_gain(double gain) {
@@ -71,6 +86,7 @@ class Float8Recipe {
   FastAccumulate fast_accumulate_{true, false, false};
   std::vector<std::string> ops_{"linear", "addmm", "mm", "matmul"};
   double min_gain_ = 1.1;
+  Float8Scale scale_ = Float8Scale::current;
 };
 
 /// The recipe that ops on a device follow now, on this thread; none outside fp8 regions, and where

@@ -62,15 +62,18 @@ class MemoryStore {
   using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   struct Entry {
     Weak weight;  ///< Keeps the address from being used by another weight.
+    c10::Device device;
+    ExecutionContext context;
     Float8Memories memories;
   };
-  using Entries = std::unordered_map<const c10::TensorImpl*, Entry>;
+  using Entries = std::unordered_multimap<const c10::TensorImpl*, Entry>;
 
-  const Entry* find(const at::Tensor& weight) const {
-    const auto found = entries_.find(weight.unsafeGetTensorImpl());
-    const bool is_here =
-        found != entries_.end() && found->second.memories.x.last_amax.device() == weight.device();
-    return is_here ? &found->second : nullptr;
+  const Entry* find(const at::Tensor& weight, const ExecutionContext& context) const {
+    const auto [first, last] = entries_.equal_range(weight.unsafeGetTensorImpl());
+    const auto found = std::find_if(first, last, [&](const auto& entry) {
+      return entry.second.device == weight.device() && entry.second.context == context;
+    });
+    return found == last ? nullptr : &found->second;
   }
 
   /// Whenever the entries have doubled.

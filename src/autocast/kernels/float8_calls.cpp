@@ -52,7 +52,7 @@ Float8PlanRow row_of(const Float8Shape& shape, Float8Outcome outcome, const Floa
   Float8PlanRow row{.shape = shape, .float8 = std::string(to_string(outcome))};
   add_saved_bytes(row, setting.carrier, outcome == Float8Outcome::ran, kept);
   if (gpu != nullptr && shape.m > 0 && shape.k > 0 && shape.n > 0) {
-    const auto predicted = predict_float8(*gpu, shape, setting.carrier);
+    const auto predicted = predict_float8(*gpu, shape, setting.carrier, setting.scale);
     row.carrier_seconds = predicted.carrier_seconds;
     row.float8_seconds = predicted.float8_seconds;
     row.gain = predicted.gain;
@@ -77,8 +77,9 @@ Float8Outcome float8_outcome(const Float8Shape& shape, const Float8Setting& sett
   if (shape.k % kMultiple != 0 || shape.n % kMultiple != 0) {
     return Float8Outcome::shape;
   }
-  const bool pays = gpu == nullptr || setting.min_gain == 0 ||
-                    predict_float8(*gpu, shape, setting.carrier).gain >= setting.min_gain;
+  const bool pays =
+      gpu == nullptr || setting.min_gain == 0 ||
+      predict_float8(*gpu, shape, setting.carrier, setting.scale).gain >= setting.min_gain;
   return pays ? Float8Outcome::ran : Float8Outcome::gain;
 }
 

@@ -2,6 +2,7 @@
 #include "autocast/kernels/float8_linear.h"
 
 #include "autocast/cache/float8_exclusions.h"
+#include "autocast/cache/float8_memories.h"
 #include "autocast/cache/kept_casts.h"
 #include "autocast/cache/thread_cache.h"
 #include "autocast/cast_source.h"
@@ -206,7 +207,8 @@ Float8Cast cast_parameter(const WeightSource& source, c10::ScalarType to, Float8
 }
 
 /// The cast of x as a matrix of rows. Products of one activation in a row share it.
-Float8Cast cast_x(const at::Tensor& x, c10::ScalarType to, Float8Wanted wanted) {
+Float8Cast cast_x(const at::Tensor& x, c10::ScalarType to, Float8Wanted wanted,
+                  const Float8Memory& memory) {
   const bool is_shared = !x.is_leaf() && is_recorded(x);
   if (is_shared) {
     if (auto found = find_float8_activation(x, to, wanted)) {
@@ -215,12 +217,18 @@ Float8Cast cast_x(const at::Tensor& x, c10::ScalarType to, Float8Wanted wanted) 
     }
   }
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  Float8Cast cast = cast_to_float8(x.reshape({-1, x.size(-1)}), to, wanted);
+  Float8Cast cast = cast_to_float8(x.reshape({-1, x.size(-1)}), to, wanted, memory);
   note_float8_cast(CastEvent::other_cast, cast);
   if (is_shared) {
     keep_float8_activation(x, to, cast);
   }
   return cast;
+}
+
+/// Predictions are kept for parameters alone: other operands may be new ones at each step.
+Float8Memories memories_for(const Float8Setting& setting, const WeightSource& source) {
+  const bool predicts = setting.scale == Float8Scale::predicted && source.weight != nullptr;
+  return predicts ? float8_memories_of(*source.weight) : Float8Memories();
 }
 
 /// The cast of the weight as [N, K].
@@ -272,7 +280,8 @@ at::Tensor float8_linear(PolicyDevice device, const Float8Setting& setting, Floa
   const Float8Wanted of_x{.rows = true, .columns = is_recorded(weight)};
   const Float8Wanted of_weight{.rows = true, .columns = is_recorded(x)};
   const bool recorded = of_x.columns || of_weight.columns || (bias.defined() && is_recorded(bias));
-  Float8Cast x_cast = cast_x(x, setting.forward_dtype, of_x);
+  const auto memories = memories_for(setting, source);
+  Float8Cast x_cast = cast_x(x, setting.forward_dtype, of_x, memories.x);
   Float8Cast weight_cast;
   at::Tensor y;
   {
@@ -293,7 +302,7 @@ at::Tensor float8_linear(PolicyDevice device, const Float8Setting& setting, Floa
     if (!of_weight.columns) {
       weight_cast.columns = at::Tensor();
     }
-    record_float8_product(operands, setting, x_cast, weight_cast, y);
+    record_float8_product(operands, setting, x_cast, weight_cast, memories.grad, y);
   }
   return y;
 }

@@ -59,8 +59,8 @@ class LinearFloat8Backward final : public autograd::Node {
   static constexpr std::size_t kBias = 2;
 
   LinearFloat8Backward(Shape shape, const Float8Setting& setting, const Float8Cast& x,
-                       const Float8Cast& weight)
-      : shape_(std::move(shape)), setting_(setting) {
+                       const Float8Cast& weight, Float8Memory memory)
+      : shape_(std::move(shape)), setting_(setting), memory_(std::move(memory)) {
     x_columns_ = saved(x.columns);
     x_inverse_ = saved(x.columns.defined() ? x.inverse_scale : at::Tensor());
     weight_columns_ = saved(weight.columns);
@@ -128,9 +128,9 @@ class LinearFloat8Backward final : public autograd::Node {
       }
       return;
     }
-    const Float8Cast cast =
-        cast_to_float8(matrix, setting_.grad_dtype,
-                       {.rows = wants_x, .columns = wants_weight, .column_sums = wants_bias});
+    const Float8Cast cast = cast_to_float8(
+        matrix, setting_.grad_dtype,
+        {.rows = wants_x, .columns = wants_weight, .column_sums = wants_bias}, memory_);
     if (wants_x) {
       out[kX] = float8_product(rows_of(cast), columns_of(saved.weight), std::nullopt,
                                shape_.x_dtype, setting_.fast_accumulate[1])
@@ -167,6 +167,7 @@ class LinearFloat8Backward final : public autograd::Node {
 
   Shape shape_;
   const Float8Setting& setting_;  // Interned: lives as long as the process.
+  Float8Memory memory_;           ///< Of dY; unused with current scales.
   autograd::SavedVariable x_columns_;
   autograd::SavedVariable x_inverse_;
   autograd::SavedVariable weight_columns_;
@@ -176,7 +177,8 @@ class LinearFloat8Backward final : public autograd::Node {
 }  // namespace
 
 void record_float8_product(const Float8Operands& operands, const Float8Setting& setting,
-                           const Float8Cast& x, const Float8Cast& weight, const at::Tensor& y) {
+                           const Float8Cast& x, const Float8Cast& weight,
+                           const Float8Memory& memory, const at::Tensor& y) {
   const at::Tensor& bias = operands.bias;
   const NodePtr node = make_node<LinearFloat8Backward>(
       Shape{.x_sizes = operands.x.sizes().vec(),
@@ -185,7 +187,7 @@ void record_float8_product(const Float8Operands& operands, const Float8Setting& 
             .bias_dtype = bias.defined() ? bias.scalar_type() : c10::ScalarType::Undefined,
             .weight_is_transposed = operands.weight_is_transposed,
             .weight_is_column_major = operands.weight.stride(0) == 1},
-      setting, x, weight);
+      setting, x, weight, memory);
   node->set_next_edges(autograd::collect_next_edges(operands.x, operands.weight, bias));
   autograd::set_history(y, node);
 }

@@ -79,9 +79,9 @@ Float8Cast cast_on_cpu(const at::Tensor& given, c10::ScalarType to, Float8Wanted
   const void* in = matrix->const_data_ptr();
   const auto from = matrix->scalar_type();
   const auto range = kernels::cpu::float8_range(in, from, matrix->numel());
-  kernels::cpu::Float8Prediction prediction;
+  kernels::cpu::Float8LastAmax last;
   if (memory.is_used()) {
-    prediction = {exchange_amax(memory, range.amax), memory.headroom};
+    last = {exchange_amax(memory, range.amax), memory.headroom};
   }
   const float inverse = kernels::cpu::float8_cast({
       .in = in,
@@ -90,7 +90,7 @@ Float8Cast cast_on_cpu(const at::Tensor& given, c10::ScalarType to, Float8Wanted
       .rows = rows,
       .columns = matrix->size(1),
       .range = range,
-      .exponent = kernels::cpu::float8_exponent_for(range, to, prediction),
+      .exponent = kernels::cpu::float8_exponent_for(range, to, last),
       .row_major = data_or_null(out.rows),
       .transposed = data_or_null(out.columns),
       .padded_rows = padded(rows),

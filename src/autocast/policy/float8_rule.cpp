@@ -31,6 +31,11 @@ class Timeline {
     move(count * item_bytes);
     move(count * (item_bytes + copies));
   }
+  /// The same with a predicted scale: read once, and a launch that finds that the cast stands.
+  void cast_by_prediction(double count, double item_bytes, int copies) {
+    move(count * (item_bytes + copies));
+    move(0);
+  }
   /// @param work     FLOP, as float8_product_work() counts them.
   /// @param traffic  Bytes of the operands, and of the result in 16 bits.
   void multiply(double work, double rate, double traffic) {
@@ -49,8 +54,14 @@ class Timeline {
 
 class Predictor {
  public:
-  Predictor(const Float8Gpu& gpu, const Float8Shape& shape, c10::ScalarType carrier)
-      : gpu_(gpu), shape_(shape), carrier_(gpu), float8_(gpu), carrier_dtype_(carrier) {}
+  Predictor(const Float8Gpu& gpu, const Float8Shape& shape, c10::ScalarType carrier,
+            Float8Scale scale)
+      : gpu_(gpu),
+        shape_(shape),
+        carrier_(gpu),
+        float8_(gpu),
+        carrier_dtype_(carrier),
+        scale_(scale) {}
 
   Float8Prediction predict() {
     add_products();
@@ -111,11 +122,19 @@ class Predictor {
 
   /// One copy for y, another for the gradient that reads the operand transposed.
   void add_float8_casts() {
-    float8_.cast_to_float8(x_count_, x_bytes_, 1 + int{shape_.weight_gradient});
+    cast_activation(x_count_, x_bytes_, 1 + int{shape_.weight_gradient});
     float8_.cast_to_float8(weight_count_, weight_bytes_, 1 + int{shape_.x_gradient});
     const int gradients = int{shape_.x_gradient} + int{shape_.weight_gradient};
     if (gradients != 0) {
-      float8_.cast_to_float8(y_count_, 2, gradients);
+      cast_activation(y_count_, 2, gradients);
+    }
+  }
+
+  void cast_activation(double count, double item_bytes, int copies) {
+    if (scale_ == Float8Scale::predicted) {
+      float8_.cast_by_prediction(count, item_bytes, copies);
+    } else {
+      float8_.cast_to_float8(count, item_bytes, copies);
     }
   }
 
@@ -124,6 +143,7 @@ class Predictor {
   Timeline carrier_;
   Timeline float8_;
   c10::ScalarType carrier_dtype_;
+  Float8Scale scale_;
   double x_count_ = static_cast<double>(shape_.m) * static_cast<double>(shape_.k);
   double weight_count_ = static_cast<double>(shape_.n) * static_cast<double>(shape_.k);
   double y_count_ = static_cast<double>(shape_.m) * static_cast<double>(shape_.n);
@@ -134,8 +154,8 @@ class Predictor {
 }  // namespace
 
 Float8Prediction predict_float8(const Float8Gpu& gpu, const Float8Shape& shape,
-                                c10::ScalarType carrier) {
-  return Predictor(gpu, shape, carrier).predict();
+                                c10::ScalarType carrier, Float8Scale scale) {
+  return Predictor(gpu, shape, carrier, scale).predict();
 }
 
 double float8_product_work(std::int64_t rows, std::int64_t columns, std::int64_t depth,

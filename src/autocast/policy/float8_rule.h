@@ -3,6 +3,7 @@
 
 #include "autocast/policy/float8_gpu.h"
 
+#include <fastamp/autocast/float8.h>
 #include <fastamp/autocast/float8_plan.h>
 #include <fastamp/export.h>
 
@@ -25,7 +26,8 @@ struct Float8Prediction {
 /// Takes a few hundred cycles: nothing is remembered from call to call. The same arguments give the
 /// same answer in every process. Sizes are positive.
 FASTAMP_API Float8Prediction predict_float8(const Float8Gpu& gpu, const Float8Shape& shape,
-                                            c10::ScalarType carrier);
+                                            c10::ScalarType carrier,
+                                            Float8Scale scale = Float8Scale::current);
 
 /// FLOP of [rows, depth] times [depth, columns] as the model counts them: with the share of the
 /// last wave's idle time that is not hidden.

@@ -34,6 +34,8 @@ constexpr Float8Setting kNoFloat8{.carrier = c10::ScalarType::Undefined,
                                   .grad_dtype = c10::ScalarType::Undefined,
                                   .fast_accumulate = {},
                                   .ops = 0,
+                                  .min_gain = 0,
+                                  .scale = Float8Scale::current,
                                   .number = std::numeric_limits<std::uint32_t>::max()};
 
 struct Settings {
@@ -71,7 +73,7 @@ std::uint8_t ops_of(const char* function, const std::vector<std::string>& names)
 bool is_same(const Float8Setting& a, const Float8Setting& b) {
   return a.carrier == b.carrier && a.forward_dtype == b.forward_dtype &&
          a.grad_dtype == b.grad_dtype && a.fast_accumulate == b.fast_accumulate && a.ops == b.ops &&
-         a.min_gain == b.min_gain;
+         a.min_gain == b.min_gain && a.scale == b.scale;
 }
 
 /// The element of a table by device; null for devices that have no policies.
@@ -109,6 +111,7 @@ const Float8Setting* float8_setting(const char* function, const Float8Recipe& re
                        .fast_accumulate = recipe.fast_accumulate(),
                        .ops = ops_of(function, recipe.ops()),
                        .min_gain = recipe.min_gain(),
+                       .scale = recipe.scale(),
                        .number = 0};
   auto& interned = settings();
   const std::scoped_lock lock(interned.mutex);
@@ -142,7 +145,8 @@ Float8Recipe recipe_of(const Float8Setting& setting) {
       .grad_dtype(setting.grad_dtype)
       .fast_accumulate(setting.fast_accumulate)
       .ops(std::move(ops))
-      .min_gain(setting.min_gain);
+      .min_gain(setting.min_gain)
+      .scale(setting.scale);
 }
 
 const Float8Setting* thread_float8_slow(c10::DeviceType device) noexcept {

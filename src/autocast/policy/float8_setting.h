@@ -30,6 +30,7 @@ struct Float8Setting {
   Float8Recipe::FastAccumulate fast_accumulate;
   std::uint8_t ops;
   double min_gain;
+  Float8Scale scale;
   std::uint32_t number;  ///< For Python, which holds numbers; never 0.
 
   bool runs(Float8Op op) const { return ((unsigned{ops} >> static_cast<unsigned>(op)) & 1U) != 0; }

@@ -168,13 +168,12 @@ Float8Range float8_range(const void* in, ScalarType from, std::int64_t n) {
   });
 }
 
-std::uint32_t float8_exponent_for(Float8Range range, ScalarType to, Float8Prediction prediction) {
+std::uint32_t float8_exponent_for(Float8Range range, ScalarType to, Float8LastAmax last) {
   const auto choose = [&](auto format) {
     constexpr auto kTop = decltype(format)::kTop;
-    if (prediction.last_amax != kUnknownAmax) {
-      const auto exponent =
-          predicted_float8_exponent<kTop>(prediction.last_amax, prediction.headroom);
-      if (float8_exponent_fits<kTop>(exponent, range.amax, prediction.headroom)) {
+    if (last.bits != kUnknownAmax) {
+      const auto exponent = predicted_float8_exponent<kTop>(last.bits, last.headroom);
+      if (float8_exponent_fits<kTop>(exponent, range.amax, last.headroom)) {
         return exponent;
       }
     }

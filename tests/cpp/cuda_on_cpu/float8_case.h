@@ -37,8 +37,7 @@ struct Outputs {
   std::vector<at::Tensor> all() const;
 };
 
-Outputs cast_on_cpu(const Matrix& matrix, Wanted wanted,
-                    kernels::cpu::Float8Prediction prediction = {});
+Outputs cast_on_cpu(const Matrix& matrix, Wanted wanted, kernels::cpu::Float8LastAmax last = {});
 
 kernels::cuda::Float8CastEntry entry_of(const Matrix& matrix, const Outputs& out);
 
