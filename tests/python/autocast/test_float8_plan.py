@@ -186,8 +186,15 @@ def test_recipes_policies_and_regions_inside_the_model_count():
     assert [row.module for row in plan.rows] == ["outside"]
 
 
+class Drawing(nn.Module):
+    """Draws as stochastic depth and augmentation do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * random.random() * float(np.random.rand()) * torch.rand(1, device=x.device)
+
+
 def test_neither_the_model_nor_any_state_changes():
-    model, x = nn.Sequential(Mixed(), nn.Dropout()), torch.randn(8, 32)
+    model, x = nn.Sequential(Mixed(), nn.Dropout(), Drawing()), torch.randn(8, 32)
     model[0].body(x).sum().backward()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     gradient = model[0].body.weight.grad
