@@ -108,6 +108,7 @@ using ShapeFields = std::tuple<std::int64_t, std::int64_t, std::int64_t, c10::Sc
 py::list plan_of_shapes(const std::vector<ShapeFields>& shapes, const std::string& gpu,
                         const Float8Fields& fields, c10::ScalarType carrier) {
   std::vector<Float8Shape> given;
+  given.reserve(shapes.size());
   for (const auto& [m, k, n, x_dtype, weight_dtype, has_bias, x_gradient, weight_gradient] :
        shapes) {
     given.push_back({m, k, n, x_dtype, weight_dtype, has_bias, x_gradient, weight_gradient});

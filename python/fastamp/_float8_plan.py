@@ -122,8 +122,8 @@ def float8_plan(
     three products. Times are those of a model of the GPU, nothing is measured; see docs/float8.md.
 
     Args:
-        model: A model that ``copy.deepcopy`` can copy, and whose control flow does not depend on
-            values of tensors.
+        model: A model that ``copy.deepcopy`` can copy, that is not scripted, and whose control flow
+            does not depend on values of tensors.
         *inputs: The arguments of its forward pass, in any nesting. Of tensors only shape, dtype and
             ``requires_grad`` count; they may be on any device, ``meta`` included.
         kwargs: Its arguments by name.
@@ -140,13 +140,15 @@ def float8_plan(
             CPU.
         RuntimeError: The model cannot run without values, or fastamp's kernels are not registered.
     """
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
     _check_arguments(model, kwargs, device, gpu, recipe, dtype)
     present = _C.present_float8_gpu()
     # A pretended GPU is asked on any device.
     wanted = gpu or ("" if present or device == "cpu" else _DEFAULT_GPU)
     calls = _C.call_plan(wanted, fields_of(recipe or Float8Recipe()), dtype)
     model = getattr(model, "_orig_mod", model)  # What torch.compile was given.
-    with _unchanged_state():
+    with unset_fake_temporarily(), _unchanged_state():  # A model may be fake, as on meta.
         rows = _record(calls, model, inputs, dict(kwargs or {}), device, dtype)
     predicted = any(row.gain is not None for row in rows)
     return Float8Plan(
@@ -230,6 +232,13 @@ class _Fakes(TorchFunctionMode):
         super().__init__()
         self._fake_mode = fake_mode
         self._device = device
+        self._of_inputs: dict[int, torch.Tensor] = {}
+
+    def of_input(self, tensor: torch.Tensor) -> torch.Tensor:
+        """One for each tensor: models ask whether query, key and value are the same."""
+        if id(tensor) not in self._of_inputs:
+            self._of_inputs[id(tensor)] = self.of(tensor, "each input")
+        return self._of_inputs[id(tensor)]
 
     def of(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         from torch._subclasses.fake_tensor import FakeTensor
@@ -301,9 +310,7 @@ def _record(
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = _Fakes(fake_mode, device)
     copied, names = _copy_of(model, fakes)
-    args, by_name = tree_map_only(
-        torch.Tensor, lambda tensor: fakes.of(tensor, "each input"), (inputs, kwargs)
-    )
+    args, by_name = tree_map_only(torch.Tensor, fakes.of_input, (inputs, kwargs))
     kept = list(copied.parameters())  # Their ids stay theirs.
     excluded: list[torch.Tensor] = [
         copy_of_it
@@ -330,11 +337,15 @@ def _record(
 
 
 def _rows(calls: list[dict[str, Any]], names: dict[int, str]) -> list[Float8PlanRow]:
-    """One row for all calls that differ in nothing but when they are made."""
+    """One row for all calls that differ in nothing but when they are made.
+
+    A part of a parameter, such as a third of ``in_proj_weight``, has the parameter's name.
+    """
     rows: dict[tuple[Any, ...], Float8PlanRow] = {}
     for call in calls:
         weight = call.pop("weight")
-        row = Float8PlanRow(**call, module=names.get(id(weight), ""), calls=1)
+        base = weight if weight is None or weight._base is None else weight._base
+        row = Float8PlanRow(**call, module=names.get(id(base), ""), calls=1)
         row = dataclasses.replace(
             row, gain=row.gain or None, x_dtype=row.x_dtype if row.k or row.m else ""
         )

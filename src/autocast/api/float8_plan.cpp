@@ -29,6 +29,7 @@ const autocast::Float8Gpu& gpu_of(const std::string& name) {
 
 std::vector<std::string> float8_gpus() {
   std::vector<std::string> names;
+  names.reserve(autocast::kFloat8Gpus.size());
   for (const auto& gpu : autocast::kFloat8Gpus) {
     names.emplace_back(gpu.name);
   }

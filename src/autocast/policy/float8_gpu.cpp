@@ -16,21 +16,21 @@
 namespace fastamp::autocast {
 namespace {
 
-constexpr std::size_t kMaxDevices = 64;
+constexpr int kMaxDevices = 64;
 
 /// What the devices were found to be. Plain pointers: nothing to destroy when the process exits.
 constinit std::array<std::atomic<const Float8Gpu*>, kMaxDevices> g_gpus{};
 constinit std::atomic<const Float8Gpu*> g_pretended_gpu{nullptr};
 
 /// Made once and never destroyed: ops may run while the process exits.
-const Float8Gpu* find_gpu(c10::DeviceIndex index) {
+const Float8Gpu* find_gpu(int index) {
   static std::mutex mutex;
   const std::scoped_lock lock(mutex);
   auto& slot = g_gpus.at(static_cast<std::size_t>(index));
   if (const auto* made = slot.load(std::memory_order_acquire)) {
     return made;
   }
-  const auto found = gpu_properties(index);
+  const auto found = gpu_properties(static_cast<c10::DeviceIndex>(index));
   if (!found.has_value() || found->capability < kFirstFloat8Capability) {
     return nullptr;
   }
@@ -68,6 +68,7 @@ const Float8Gpu& float8_gpu_named(const char* function, std::string_view name) {
   const auto* const found = std::ranges::find(kFloat8Gpus, name, &Float8Gpu::name);
   if (found == kFloat8Gpus.end()) {
     std::vector<std::string_view> names;
+    names.reserve(kFloat8Gpus.size());
     for (const auto& gpu : kFloat8Gpus) {
       names.push_back(gpu.name);
     }
@@ -84,8 +85,8 @@ const Float8Gpu* float8_gpu(c10::Device device) {
   if (!device.is_cuda()) {
     return nullptr;
   }
-  const auto index = device.has_index() ? device.index() : current_gpu();
-  if (index < 0 || static_cast<std::size_t>(index) >= kMaxDevices) {
+  const int index = device.has_index() ? device.index() : current_gpu();
+  if (index < 0 || index >= kMaxDevices) {
     return nullptr;
   }
   const auto* const known = g_gpus[static_cast<std::size_t>(index)].load(std::memory_order_acquire);

@@ -186,8 +186,15 @@ def test_recipes_policies_and_regions_inside_the_model_count():
     assert [row.module for row in plan.rows] == ["outside"]
 
 
+class Drawing(nn.Module):
+    """Draws as stochastic depth and augmentation do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * random.random() * float(np.random.rand()) * torch.rand(1, device=x.device)
+
+
 def test_neither_the_model_nor_any_state_changes():
-    model, x = nn.Sequential(Mixed(), nn.Dropout()), torch.randn(8, 32)
+    model, x = nn.Sequential(Mixed(), nn.Dropout(), Drawing()), torch.randn(8, 32)
     model[0].body(x).sum().backward()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     gradient = model[0].body.weight.grad
@@ -227,6 +234,28 @@ def test_inputs_may_be_nested_named_and_anywhere():
     x, mask = torch.randn(3, 32, device="meta"), torch.randn(32)
     (row,) = fastamp.float8_plan(Named(), {"x": [x]}, kwargs={"mask": mask}).rows
     assert (row.module, row.m) == ("layer", 3)
+
+
+def test_an_input_that_is_given_twice_is_one_tensor_to_the_model():
+    attention, x = nn.MultiheadAttention(32, 2), torch.randn(4, 2, 32)
+
+    def rows(*inputs: torch.Tensor) -> list[tuple[str, str, int, int]]:
+        plan = fastamp.float8_plan(attention, *inputs, recipe=RECIPE)
+        return [(row.module, row.op, row.n, row.calls) for row in plan.rows if row.n]
+
+    output = ("out_proj", "linear", 32, 1)
+    # Query, key and value in one product, or in three with parts of the weight.
+    assert rows(x, x, x) == [("MultiheadAttention.in_proj_weight", "linear", 96, 1), output]
+    parts = rows(x, x.clone(), x.clone())
+    assert parts == [("MultiheadAttention.in_proj_weight", "linear", 32, 3), output]
+
+
+def test_fake_models_are_planned_too():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    expected = fastamp.float8_plan(nn.Linear(32, 16), torch.randn(4, 32))
+    with FakeTensorMode():
+        assert fastamp.float8_plan(nn.Linear(32, 16), torch.randn(4, 32)) == expected
 
 
 def test_a_plan_for_the_cpu_predicts_nothing():
