@@ -140,6 +140,7 @@ GROUPS = (
                 "empty matrices in between",
                 "return entry.rows != 0 && entry.columns != 0;",
                 "return entry.rows >= 0;",
+                "the cursor hands out an empty range for such an entry, which does nothing",
             ),
         ),
     ),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Casts of matrices to fp8 on CUDA: one launch for the scales of all (float8_range.cuh), one for the
-// casts (float8_tiles.cuh), and one for each matrix whose columns are summed. The scales stay on the
-// device: nothing waits for them.
+// Casts of matrices to fp8 on CUDA: one launch for the scales of all (float8_range.cuh), one for
+// the casts (float8_tiles.cuh), and one for each matrix whose columns are summed. The scales stay
+// on the device: nothing waits for them.
 
 #include "kernels/cuda/float8.h"
 #include "kernels/cuda/float8_predicted.cuh"

@@ -3,14 +3,14 @@
 
 // First pass of a cast to fp8: the scale of each tensor of a list.
 //
-// Layout: dense tensors as flat arrays. Mapping: a warp per run of chunks (launch_plan.h); its lanes
-// take neighbouring 128-bit vectors, two in flight each, with a scalar head up to the first 16-byte
-// boundary and a scalar tail. A warp carries the magnitudes of one tensor; a block hands those of
-// neighbouring warps of one tensor on together, so that a large tensor costs one atomic per block.
-// Traffic per element: one read; 16 bytes per tensor beside it. Numerics: maxima of the bits of
-// float32 magnitudes (kernels/functors/float8.h), so that no order matters. They are collected in
-// memory that rests at zero (zeroed_workspace.h); the last block (last_block.cuh) makes the scales
-// of them and sets them back. Proof: docs/cuda.md.
+// Layout: dense tensors as flat arrays. Mapping: a warp per run of chunks (launch_plan.h); its
+// lanes take neighbouring 128-bit vectors, two in flight each, with a scalar head up to the first
+// 16-byte boundary and a scalar tail. A warp carries the magnitudes of one tensor; a block hands
+// those of neighbouring warps of one tensor on together, so that a large tensor costs one atomic
+// per block. Traffic per element: one read; 16 bytes per tensor beside it. Numerics: maxima of the
+// bits of float32 magnitudes (kernels/functors/float8.h), so that no order matters. They are
+// collected in memory that rests at zero (zeroed_workspace.h); the last block (last_block.cuh)
+// makes the scales of them and sets them back. Proof: docs/cuda.md.
 
 #include "kernels/cuda/multi_tensor.cuh"
 #include "kernels/functors/float8.h"

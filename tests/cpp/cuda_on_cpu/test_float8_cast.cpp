@@ -80,7 +80,7 @@ void for_all_pairs(const Check& check_pair) {
 }  // namespace
 
 TEST_CASE("emulated float8 cast: every size, one matrix at a time", "[float8_cast]") {
-  emulator::device() = {2, 1024};
+  emulator::device() = {1, 512};
   Values values(1);
   for (const auto& matrix : every_size(values, 0, 0, 3.0F)) {
     check({matrix});
@@ -88,25 +88,25 @@ TEST_CASE("emulated float8 cast: every size, one matrix at a time", "[float8_cas
 }
 
 TEST_CASE("emulated float8 cast: lists of matrices, every alignment", "[float8_cast]") {
-  for_each_shape([] {
+  // Each shape of a launch has half of the dtype pairs, at every address or on boundaries.
+  std::size_t shape = 0;
+  for_each_shape([&] {
     Values values(2);
-    for (const std::size_t turn : {0, 1, 2, 3, 4, 5}) {
-      check(every_size(values, turn, 0, 1e-3F));
-      check(every_size(values, turn, 1, 1e4F));
-      if (brief()) {
-        break;
-      }
+    for (const std::size_t turn : {0U, 1U, 2U}) {
+      const bool aligned = shape < 2 && !brief();
+      check(every_size(values, turn + shape % 2 * 3, aligned ? 0 : 1, aligned ? 1e-3F : 1e4F));
     }
+    ++shape;
   });
 }
 
 TEST_CASE("emulated float8 cast: every 16-bit value, six dtype pairs", "[float8_cast]") {
-  emulator::device() = {2, 1024};
+  emulator::device() = {1, 512};
   for_all_pairs([](at::ScalarType from, at::ScalarType to) {
     if (brief() && (from == at::kFloat || to == at::kFloat8_e5m2)) {
       return;
     }
-    for (const auto limit : {0x1p-120F, 0x1p-10F, 1.0F, 65504.0F, 3.4e38F, INFINITY}) {
+    for (const auto limit : {0x1p-120F, 1.0F, 65504.0F, 3.4e38F, INFINITY}) {
       auto in = guarded(65536, from);
       for (std::uint32_t bits = 0; bits < 65536; ++bits) {
         // Of the dtype itself; of bfloat16 for float32.
@@ -242,7 +242,7 @@ TEST_CASE("emulated float8 cast: two launches for any number of matrices", "[flo
   emulator::device() = {1, 512};
   Values values(7);
   // Tables in the small arguments, in the large ones, in device memory.
-  for (const std::size_t count : {10, 100, 600}) {
+  for (const std::size_t count : {10U, 100U, 600U}) {
     if (brief() && count == 100) {
       continue;
     }

@@ -109,8 +109,11 @@ bool is_right(float value, float scale) {
   }
   constexpr float kMax = Float8Format<Out>::kMax;
   const Out limited(std::fmax(-kMax, std::fmin(kMax, value * scale)));
+  const auto pair = float8_pair_of_finite<Out>(value, 0.0F, scale);
+  const auto other = float8_pair_of_finite<Out>(0.0F, value, scale);
   return bits_of_cast<Out>(value, scale) == limited.x &&
-         float8_of_finite<Out>(value, scale).x == limited.x;
+         float8_of_finite<Out>(value, scale).x == limited.x && pair == limited.x &&
+         other == limited.x << 8U;
 }
 
 /// Every 16-bit value under the scales of 16 tensors: limited to the range and rounded.
@@ -142,6 +145,27 @@ TEST_CASE("float8: rounds to the nearest value, ties to even", "[kernels]") {
 TEST_CASE("float8: every 16-bit value, limited to the range and rounded", "[kernels]") {
   check_every_value<Float8_e4m3fn>();
   check_every_value<Float8_e5m2>();
+}
+
+TEST_CASE("float8: magnitudes are those of all elements, whatever the order", "[kernels]") {
+  const auto of = [](const std::vector<float>& values) {
+    Float8Magnitudes seen{};
+    for (const float value : values) {
+      seen.include(value);
+    }
+    return seen;
+  };
+  CHECK(of({}).amax == 0);
+  CHECK(of({0.5F, -3.0F, 2.0F}).amax == magnitude_bits(3.0F));
+  CHECK(of({0.5F, -3.0F, 2.0F}).is_finite());
+  for (const float value : {INFINITY, -INFINITY, NAN}) {
+    CHECK(of({1.0F, value, 2.0F}).amax == magnitude_bits(2.0F));
+    CHECK_FALSE(of({1.0F, value, 2.0F}).is_finite());
+    Float8Magnitudes joined = of({4.0F, 1.0F});
+    joined.include(of({value, 3.0F}));
+    CHECK(joined.amax == magnitude_bits(4.0F));
+    CHECK_FALSE(joined.is_finite());
+  }
 }
 
 TEST_CASE("float8: inf and NaN never become finite", "[kernels]") {
