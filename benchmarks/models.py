@@ -126,6 +126,17 @@ def gpt2(**options: Any) -> nn.Module:
     return model
 
 
+def llama_block() -> nn.Module:
+    """One block of transformers' Llama in the sizes of 8B, between a small embedding and head."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8}
+    config = LlamaConfig(vocab_size=512, use_cache=False, **sizes, **heads)
+    model: nn.Module = LlamaForCausalLM(config)
+    return model
+
+
 class Block(nn.Module):
     """Pre-norm transformer block with separate q, k, v: three consumers of one activation."""
 

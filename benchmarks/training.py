@@ -53,6 +53,7 @@ class Training:
         device: ``cpu`` or ``cuda``.
         dtype: The region's.
         weight_copies: Whether fastamp's optimizer writes the casts of weights.
+        float8: Whether fastamp's region runs linear layers in fp8.
     """
 
     workload: Workload
@@ -60,6 +61,7 @@ class Training:
     device: str
     dtype: torch.dtype
     weight_copies: bool = False
+    float8: bool = False
     model: nn.Module = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,7 +79,8 @@ class Training:
         # bf16 has fp32's range: scaling would do nothing for it.
         scaled = mixed and self.dtype == torch.float16
         self.scaler = SCALERS[name](self.device, enabled=scaled)
-        self.region = REGIONS[name](self.device, dtype=self.dtype, enabled=mixed)
+        recipe = {"float8": True} if self.float8 else {}
+        self.region = REGIONS[name](self.device, dtype=self.dtype, enabled=mixed, **recipe)
         self.batches = work.batches(work.batch, self.device, False)
         self.x, self.y = next(self.batches)
 
@@ -94,6 +97,11 @@ class Training:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return loss
+
+    def gradients(self) -> None:
+        """Goes forward and backward, and steps not."""
+        self.optimizer.zero_grad()
+        self.forward().backward()  # type: ignore[no-untyped-call]
 
     def before(self) -> None:
         """Puts this way's kernels and precision in place."""

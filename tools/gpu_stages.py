@@ -168,8 +168,9 @@ BENCHES: dict[str, tuple[str, float]] = {
         1.3,
     ),
     "bench-steps": (r"^cuda: (clip [a-z ]*\+ )?step \+ update", 1.3),
-    "bench-training": ("^cuda: (digits|ResNet|ViT|BERT|GPT|12 blocks|weight copies)", 2.6),
-    "bench-claims": ("^cuda: claim", 1.8),
+    "bench-float8": ("^cuda: fp8", 1.5),
+    "bench-training": ("^cuda: (digits|ResNet|ViT|BERT|GPT|12 blocks|weight copies)", 2.1),
+    "bench-claims": ("^cuda: claim", 1.4),
 }
 # Here a build without the CUDA part would be none: it fails and says what is missing.
 WITH_CUDA = (("FASTAMP_CUDA", os.environ.get("FASTAMP_CUDA") or "ON"),)
@@ -195,9 +196,9 @@ STAGES = [
     Stage("ctest", "C++ tests that need a GPU", 1, _ctest, builds=CPP),
     Stage("pytest", "Python tests that need a GPU", 2, lambda _: Plan([_pytest()])),
     *_bench_stages("bench-micro", "bench-steps"),
-    Stage("memcheck", "kernels under memcheck", 3.5, _sanitized("memcheck"), UNCACHED, CPP),
-    Stage("racecheck", "kernels under racecheck", 2.5, _sanitized("racecheck"), UNCACHED, CPP),
+    Stage("memcheck", "kernels under memcheck", 3.0, _sanitized("memcheck"), UNCACHED, CPP),
+    Stage("racecheck", "kernels under racecheck", 2.2, _sanitized("racecheck"), UNCACHED, CPP),
     Stage("graphs", "captures under memcheck", 1, _sanitized("memcheck", graphs=True), builds=CPP),
-    *_bench_stages("bench-training", "bench-claims"),
+    *_bench_stages("bench-float8", "bench-training", "bench-claims"),
     Stage("report", "one result of all rows, and its pages", 0.5, _report, reads=(*BENCHES,)),
 ]

@@ -9,6 +9,7 @@ from benchmarks.harness import Row
 from benchmarks.rows import (
     claims,
     clip,
+    float8,
     kernels,
     ops,
     regions,
@@ -23,7 +24,7 @@ from benchmarks.traffic import beside_a_copy
 def all_rows(devices: Sequence[str]) -> list[Row]:
     """Returns every row of these devices, in table order; tensors are made when they are run."""
     rows = regions.rows() if "cpu" in devices else []
-    for module in (ops, kernels, scaler, clip, steps, training, weight_copies, claims):
+    for module in (ops, kernels, scaler, clip, steps, training, weight_copies, float8, claims):
         for device in devices:
             rows += map(beside_a_copy, module.rows(device))
     return rows

@@ -59,6 +59,7 @@ def facts_of(quick: bool) -> dict[str, dict[str, float]]:
 def measured(row: Any, effort: Any) -> Any:
     """Invents what measuring a row gives: fastamp at half of torch.amp's time."""
     from benchmarks import harness
+    from benchmarks.rows.float8 import BF16_PRODUCTS, FLOAT8_PRODUCTS
     from benchmarks.rows.weight_copies import NO_COPIES
     from benchmarks.training import FP32, TF32
 
@@ -67,7 +68,7 @@ def measured(row: Any, effort: Any) -> Any:
         time.sleep(600)
     note(row=row.name)
     times = {harness.BASELINE: 2e6, harness.OURS: 1e6, "foreach mul": 1e6, NO_COPIES: 1.5e6}
-    times |= {FP32: 4e6, TF32: 3e6}
+    times |= {FP32: 4e6, TF32: 3e6, BF16_PRODUCTS: 5e5, FLOAT8_PRODUCTS: 4e5}
     if row.copy_bytes:
         times[harness.COPY] = row.copy_bytes / 4000  # 4000 GB/s
         times[harness.OURS] = row.bytes_moved / 3600

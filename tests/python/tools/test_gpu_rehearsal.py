@@ -31,7 +31,7 @@ import gpu_stage
 sys.exit(gpu_stage.main(sys.argv[1:]))
 """
 NAMES = ["build", "build-rest", "ctest", "pytest", "bench-micro", "bench-steps", "memcheck"]
-NAMES += ["racecheck", "graphs", "bench-training", "bench-claims", "report"]
+NAMES += ["racecheck", "graphs", "bench-float8", "bench-training", "bench-claims", "report"]
 
 
 class Rehearsal:
@@ -118,6 +118,7 @@ def test_every_stage_runs_in_order_and_leaves_log_and_outcome(rehearsal):
         "memcheck",
         "racecheck",
         "memcheck",
+        "bench-float8-rows.json",
         "bench-training-rows.json",
         "bench-claims-rows.json",
         "merge",
@@ -210,7 +211,7 @@ def test_without_a_build_nothing_else_runs(rehearsal):
     assert status == 1
     assert rehearsal.statuses() == {**dict.fromkeys(NAMES, "skipped"), "build": "FAILED"}
     assert kinds(rehearsal.take_calls())[1:] == ["--package"]
-    assert "12 stages, 1 failed: build" in output
+    assert "13 stages, 1 failed: build" in output
 
 
 def test_what_fails_keeps_nothing_else_from_running(rehearsal):
