@@ -21,12 +21,14 @@ thread_local Float8Calls* t_calls = nullptr;
 struct Kept {
   bool x;
   bool weight;
-  bool x_is_new;
+  bool x_is_new;         ///< In 16 bits,
+  bool x_is_new_in_fp8;  ///< and in fp8.
   bool weight_is_new;
 };
 
 /// The casts to 16 bits of x and the weight are shared by the calls of a region, and a weight that
-/// is in 16 bits is there anyway. The fp8 cast of a weight is shared, that of x is not.
+/// is in 16 bits is there anyway. So is the fp8 cast of a weight, and that of an activation by calls
+/// that follow one another.
 void add_saved_bytes(Float8PlanRow& row, c10::ScalarType carrier, bool in_float8, Kept kept) {
   const auto& shape = row.shape;
   if (kept.x && kept.x_is_new) {
@@ -39,7 +41,7 @@ void add_saved_bytes(Float8PlanRow& row, c10::ScalarType carrier, bool in_float8
     row.saved_bytes = row.carrier_saved_bytes;
     return;
   }
-  if (kept.x) {
+  if (kept.x && kept.x_is_new_in_fp8) {
     row.saved_bytes += (shape.m + kMultiple - 1) / kMultiple * kMultiple * shape.k + kScaleBytes;
   }
   if (kept.weight && kept.weight_is_new) {
@@ -89,6 +91,7 @@ Float8PlanRow float8_plan_row(const Float8Shape& shape, Float8Outcome outcome,
                 {.x = shape.weight_gradient,
                  .weight = shape.x_gradient,
                  .x_is_new = true,
+                 .x_is_new_in_fp8 = true,
                  .weight_is_new = true});
 }
 
@@ -106,6 +109,14 @@ void Float8Calls::stop() {
 
 Float8Calls* Float8Calls::current() { return t_calls; }
 
+bool Float8Calls::is_new_in_float8(const at::Tensor& x, bool is_kept) {
+  const bool is_shared = last_x_.is_same(x) && !x.is_leaf() && is_recorded(x);
+  if (!is_shared) {
+    last_x_ = is_kept ? x : at::Tensor();  // Without the transpose, the next call casts anew.
+  }
+  return !is_shared;
+}
+
 bool Float8Calls::is_new(const at::Tensor& tensor) {
   held_.push_back(tensor);
   return saved_.emplace(tensor.storage().unsafeGetStorageImpl(), tensor.storage_offset()).second;
@@ -121,6 +132,8 @@ void Float8Calls::add(Float8Call call, Float8Outcome outcome, const Float8Settin
                       {.x = keeps_x,
                        .weight = keeps_weight,
                        .x_is_new = keeps_x && is_new(x),
+                       .x_is_new_in_fp8 =
+                           outcome == Float8Outcome::ran && is_new_in_float8(x, keeps_x),
                        .weight_is_new = keeps_weight && is_new(call.weight)});
   }
   calls_.push_back(std::move(call));

@@ -76,6 +76,7 @@ class FASTAMP_API Float8Calls {
 
  private:
   bool is_new(const at::Tensor& tensor);
+  bool is_new_in_float8(const at::Tensor& x, bool is_kept);
 
   const Float8Gpu* gpu_;
   Float8Calls* outer_ = nullptr;
@@ -85,6 +86,7 @@ class FASTAMP_API Float8Calls {
   /// their addresses are not used again.
   std::set<std::pair<const void*, std::int64_t>> saved_;
   std::vector<at::Tensor> held_;
+  at::Tensor last_x_;  ///< Whose fp8 cast the next call shares, if it takes the same x.
 };
 
 }  // namespace fastamp::autocast

@@ -129,7 +129,24 @@ def test_a_run_does_what_the_plan_says(min_gain: float, grad: bool):
     assert len({outcome for _, outcome in ran}) > 2 - (min_gain == 0)
 
 
-def test_saved_bytes_count_shared_operands_once():
+def saved_in_a_run(model: nn.Module, x: torch.Tensor) -> int:
+    """Bytes of the tensors that products in fp8 save: fp8 casts and their scales."""
+    found: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if tensor.dtype == torch.float8_e4m3fn or tensor.shape == ():
+            found[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with float8_region(float8=RECIPE), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        output = model(x)
+    del output
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_saved_bytes_count_shared_operands_once(is_leaf: bool):
     class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -137,6 +154,7 @@ def test_saved_bytes_count_shared_operands_once():
             self.q_again = self.q
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x if is_leaf else x * 1.0
             return self.q(x) + self.k(x) + self.v(x) + self.q_again(x)
 
     model, x = Attention(), torch.randn(16, 64, requires_grad=True)
@@ -146,9 +164,10 @@ def test_saved_bytes_count_shared_operands_once():
         ("k", 1),
         ("v", 1),
     ]
-    # In 16 bits one cast of x; in fp8 one for each call.
+    # In 16 bits one cast of x; in fp8 one for each call, but of an activation.
     assert plan.carrier_saved_bytes == 2 * 16 * 64 + 3 * 2 * 32 * 64
-    assert plan.saved_bytes == 4 * (16 * 64 + 4) + 3 * (32 * 64 + 4)
+    assert plan.saved_bytes == (4 if is_leaf else 1) * (16 * 64 + 4) + 3 * (32 * 64 + 4)
+    assert plan.saved_bytes == saved_in_a_run(model, x)
     with torch.no_grad():
         assert fastamp.float8_plan(model, x, recipe=RECIPE).saved_bytes == 0
 
