@@ -6,6 +6,7 @@
 #include "support/catch.h"
 
 #include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
@@ -14,6 +15,7 @@
 
 using fastamp::scaler::check;
 using fastamp::scaler::DeviceGradients;
+using fastamp::scaler::FlagUse;
 using fastamp::scaler::PassBuffers;
 using fastamp::scaler::PassResult;
 using fastamp::scaler::unscale;
@@ -148,7 +150,7 @@ TEST_CASE("pass: tensors that it writes move by one version, with and without ad
   const auto flag_before = flag._version();
   const auto gradient_before = parameter.grad()._version();
   const PassResult pass = check(std::move(gradients), at::full({}, 1.0F), flag,
-                                {.own_flag = true, .buffers = &buffers}, 1.0);
+                                {.flag = FlagUse::kRaise, .buffers = &buffers}, 1.0);
   const auto& result = pass.devices()[0];
   CHECK(flag._version() == flag_before + 1);
   CHECK(result.clip_coef._version() == 1);
@@ -164,4 +166,30 @@ TEST_CASE("readback: host values arrive at once and do not follow their source",
   scale.fill_(1.0F);
   CHECK(readback.ready());
   CHECK(readback.values() == std::vector<double>{8.0, 0.0});
+}
+
+TEST_CASE("pass: a flag is copied, raised or overwritten, as asked", "[scaler]") {
+  const auto one = at::ones({});
+  for (const bool bad : {false, true}) {
+    const auto gradients = [&] { return gradients_of({at::full({3}, bad ? static_cast<float>(kInfinity) : 1.0F)}); };
+    for (const bool reads : {false, true}) {
+      const auto flag_after = [&](float before, FlagUse use) {
+        const auto flag = at::full({}, before);
+        const auto pass = reads ? check(gradients(), one, flag, {.flag = use})
+                                : unscale(gradients(), one, flag, {.flag = use});
+        const float found = pass.devices()[0].found_inf.item<float>();
+        CHECK(pass.devices()[0].found_inf.is_same(flag) == (use != FlagUse::kCopy));
+        if (use == FlagUse::kCopy) {
+          CHECK(flag.item<float>() == before);
+        }
+        return found;
+      };
+      CAPTURE(bad, reads);
+      for (const auto use : {FlagUse::kCopy, FlagUse::kRaise}) {
+        CHECK(flag_after(0.0F, use) == (bad ? 1.0F : 0.0F));
+        CHECK(flag_after(1.0F, use) == 1.0F);
+      }
+      CHECK(flag_after(7.0F, FlagUse::kOverwrite) == (bad ? 1.0F : 0.0F));
+    }
+  }
 }
