@@ -16,6 +16,9 @@ namespace fastamp::autocast {
 FASTAMP_API std::uint64_t exclude_from_float8(const std::vector<at::Tensor>& weights);
 FASTAMP_API void end_float8_exclusion(std::uint64_t id);
 
-bool is_excluded_from_float8(const at::Tensor& weight);
+FASTAMP_API bool is_excluded_from_float8(const at::Tensor& weight);
+
+/// Whether any weight may be.
+FASTAMP_API bool are_weights_excluded_from_float8() noexcept;
 
 }  // namespace fastamp::autocast

@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autocast/kernels/float8_linear.h"
 
-#include "autocast/cache/float8_exclusions.h"
 #include "autocast/cache/thread_cache.h"
 #include "autocast/cast_source.h"
+#include "autocast/kernels/float8_path.h"
 #include "autocast/make/cast_node.h"
 #include "autocast/make/float8_product.h"
 #include "autocast/trace/tracing.h"
 #include "core/dtypes.h"
-#include "core/interception.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace fastamp::autocast {
@@ -29,21 +31,35 @@ struct WeightSource {
 
 /// Unlike is_weight(), of any dtype that can be cast to fp8.
 bool is_trained(const at::Tensor& tensor) {
-  return tensor.requires_grad() && tensor.is_leaf() && !tensor.is_view() && !tensor.is_inference();
+  return !tensor.is_view() && !tensor.is_inference() && is_parameter_operand(tensor);
 }
 
-WeightSource source_of(const at::Tensor& operand) {
+/// base_of_whole_view() for a tensor in a trace, whose memory there is no telling of.
+const at::Tensor* base_in_trace(const at::Tensor& tensor) {
+  const auto* meta = torch::autograd::impl::get_view_autograd_meta(tensor);
+  if (meta == nullptr || !meta->has_bw_view()) {
+    return nullptr;
+  }
+  const at::Tensor& base = meta->get_backward_view().base_;
+  const bool has_same_start = base.scalar_type() == tensor.scalar_type() &&
+                              base.sym_storage_offset() == tensor.sym_storage_offset();
+  return has_same_start ? &base : nullptr;
+}
+
+WeightSource source_of(const at::Tensor& operand, Float8Path path) {
   if (is_trained(operand)) {
     return {&operand, false};
   }
-  const at::Tensor* base = base_of_whole_view(operand);
+  const at::Tensor* base =
+      path == Float8Path::kernels ? base_of_whole_view(operand) : base_in_trace(operand);
   if (base == nullptr || !is_trained(*base) || base->dim() != 2 || operand.dim() != 2) {
     return {};
   }
-  const bool is_same = base->sizes() == operand.sizes() && base->strides() == operand.strides();
-  const bool is_transposed = base->size(0) == operand.size(1) && base->size(1) == operand.size(0) &&
-                             base->stride(0) == operand.stride(1) &&
-                             base->stride(1) == operand.stride(0);
+  const bool is_same =
+      base->sym_sizes() == operand.sym_sizes() && base->sym_strides() == operand.sym_strides();
+  const bool is_transposed =
+      base->sym_size(0) == operand.sym_size(1) && base->sym_size(1) == operand.sym_size(0) &&
+      base->sym_stride(0) == operand.sym_stride(1) && base->sym_stride(1) == operand.sym_stride(0);
   return is_same || is_transposed ? WeightSource{base, !is_same} : WeightSource{};
 }
 
@@ -54,10 +70,12 @@ bool is_castable(const at::Tensor& tensor) {
 /// Whether the sizes are those of x times a weight plus a bias.
 bool fits(const Float8Operands& operands) {
   const auto& [x, weight, bias, is_transposed] = operands;
-  if (weight.dim() != 2 || x.dim() < 1 || x.size(-1) != weight.size(is_transposed ? 0 : 1)) {
+  if (weight.dim() != 2 || x.dim() < 1 ||
+      x.sym_size(-1) != weight.sym_size(is_transposed ? 0 : 1)) {
     return false;
   }
-  return !bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(is_transposed ? 1 : 0));
+  return !bias.defined() ||
+         (bias.dim() == 1 && bias.sym_size(0) == weight.sym_size(is_transposed ? 1 : 0));
 }
 
 /// A question about the operands; a bias that is missing has every property.
@@ -65,6 +83,11 @@ template <class Predicate>
 bool all_of(const Float8Operands& operands, const Predicate& predicate) {
   return predicate(operands.x) && predicate(operands.weight) &&
          (!operands.bias.defined() || predicate(operands.bias));
+}
+
+/// A number of elements that no trace knows counts as some.
+bool is_empty(const at::Tensor& tensor) {
+  return TORCH_GUARD_OR_FALSE(tensor.sym_numel().sym_eq(0));
 }
 
 Float8Outcome outcome_of(PolicyDevice device, const Float8Operands& operands,
@@ -81,15 +104,15 @@ Float8Outcome outcome_of(PolicyDevice device, const Float8Operands& operands,
   if (source.weight == nullptr && operands.weight_is_transposed) {
     return Float8Outcome::no_weight;
   }
-  if (is_excluded_from_float8(source.weight == nullptr ? operands.weight : *source.weight)) {
+  if (is_excluded_operand(source.weight == nullptr ? operands.weight : *source.weight)) {
     return Float8Outcome::excluded;
   }
-  if (operands.x.numel() == 0 || operands.weight.numel() == 0) {
+  if (is_empty(operands.x) || is_empty(operands.weight)) {
     return Float8Outcome::empty;
   }
   const auto& weight = operands.weight;
-  return weight.size(0) % kMultiple == 0 && weight.size(1) % kMultiple == 0 ? Float8Outcome::ran
-                                                                            : Float8Outcome::shape;
+  const bool has_shape = weight.sym_size(0) % kMultiple == 0 && weight.sym_size(1) % kMultiple == 0;
+  return has_shape ? Float8Outcome::ran : Float8Outcome::shape;
 }
 
 void note_float8_cast(CastEvent event, const Float8Cast& cast) {
@@ -140,6 +163,17 @@ Float8Cast cast_operand(const Float8Operands& operands, const WeightSource& sour
   return cast;
 }
 
+Float8Path path_of(const Float8Operands& operands) {
+  auto path = std::max(float8_path(operands.x), float8_path(operands.weight));
+  if (operands.bias.defined()) {
+    path = std::max(path, float8_path(operands.bias));
+  }
+  // A trace of backward is made in the region of forward, where an eager program has left it.
+  const bool is_traced_backward = path == Float8Path::aten && !c10::GradMode::is_enabled() &&
+                                  torch::autograd::get_current_node() != nullptr;
+  return is_traced_backward ? Float8Path::carrier : path;
+}
+
 }  // namespace
 
 at::Tensor refuse_float8_arguments() {
@@ -149,48 +183,49 @@ at::Tensor refuse_float8_arguments() {
 
 at::Tensor float8_linear(PolicyDevice device, const Float8Setting& setting, Float8Op op,
                          const Float8Operands& operands) {
-  const auto is_intercepted_operand = [](const at::Tensor& tensor) {
-    return call_path(tensor) == CallPath::intercepted;
-  };
   const auto& [x, weight, bias, is_transposed] = operands;
   if (!setting.runs(op)) {
     note_float8(Float8Outcome::op);
     return {};
   }
-  if (is_intercepted_operand(x) || is_intercepted_operand(weight) ||
-      (bias.defined() && is_intercepted_operand(bias))) {
+  const Float8Path path = path_of(operands);
+  if (path == Float8Path::carrier) {
     note_float8(Float8Outcome::intercepted);
     return {};
   }
-  const WeightSource source = source_of(weight);
+  const WeightSource source = source_of(weight, path);
   const auto outcome = outcome_of(device, operands, source);
   note_float8(outcome);
   if (outcome != Float8Outcome::ran) {
     return {};
   }
-  const Float8Wanted of_x{.rows = true, .columns = is_recorded(weight)};
-  const Float8Wanted of_weight{.rows = true, .columns = is_recorded(x)};
-  const bool recorded = of_x.columns || of_weight.columns || (bias.defined() && is_recorded(bias));
+  const bool saves_x = is_recorded(weight);
+  const bool saves_weight = is_recorded(x);
+  const bool recorded = saves_x || saves_weight || (bias.defined() && is_recorded(bias));
+  // In a trace, backward transposes what is used: what a program without it needs not is not asked.
+  const bool transposes = path == Float8Path::kernels;
+  const Float8Wanted of_x{.rows = true, .columns = saves_x && transposes};
+  const Float8Wanted of_weight{.rows = true, .columns = saves_weight && transposes};
   Float8Cast x_cast;
   Float8Cast weight_cast;
   at::Tensor y;
   {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    x_cast = cast_to_float8(x.reshape({-1, x.size(-1)}), setting.forward_dtype, of_x);
+    x_cast = cast_to_float8(as_matrix(x), setting.forward_dtype, of_x);
     note_float8_cast(CastEvent::other_cast, x_cast);
-    weight_cast = cast_operand(operands, source, setting.forward_dtype, of_weight);
-    auto sizes = x.sizes().vec();
-    sizes.back() = weight.size(is_transposed ? 1 : 0);
+    // Casts that a trace records belong to it alone.
+    const WeightSource keeps = path == Float8Path::kernels ? source : WeightSource();
+    weight_cast = cast_operand(operands, keeps, setting.forward_dtype, of_weight);
+    auto sizes = x.sym_sizes().vec();
+    sizes.back() = weight.sym_size(is_transposed ? 1 : 0);
     y = float8_product(rows_of(x_cast), rows_of(weight_cast),
                        bias.defined() ? std::optional(bias.to(setting.carrier)) : std::nullopt,
                        setting.carrier, setting.fast_accumulate[0])
-            .reshape(sizes);
+            .reshape_symint(sizes);
   }
   if (recorded) {
-    if (!of_weight.columns) {
-      weight_cast.columns = at::Tensor();  // The cache may have it, from a use that did need it.
-    }
-    record_float8_product(operands, setting, x_cast, weight_cast, y);
+    record_float8_product(operands, setting, saves_x ? x_cast : Float8Cast(),
+                          saves_weight ? weight_cast : Float8Cast(), y);
   }
   return y;
 }

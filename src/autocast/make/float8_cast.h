@@ -28,12 +28,16 @@ struct Float8Wanted {
 /// float8_e5m2 with the power of two that brings its largest finite magnitude into the format's top
 /// binade. Records nothing in autograd: call it with the autograd keys excluded.
 ///
-/// On the CPU one kernel. Elsewhere the same bytes by torch's ops (column sums in torch's order).
+/// On the CPU one kernel. Elsewhere, and where calls are intercepted, the same bytes by torch's ops
+/// (column sums: but for the order in which sums of 16 rows are added, in double).
 FASTAMP_API Float8Cast cast_to_float8(const at::Tensor& matrix, c10::ScalarType to,
                                       Float8Wanted wanted);
 
 /// The same by torch's ops on any device.
 FASTAMP_API Float8Cast cast_to_float8_by_ops(const at::Tensor& matrix, c10::ScalarType to,
                                              Float8Wanted wanted);
+
+/// The columns of a cast by torch's ops, from its rows.
+at::Tensor float8_columns(const at::Tensor& rows);
 
 }  // namespace fastamp::autocast

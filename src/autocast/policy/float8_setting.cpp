@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autocast/policy/float8_setting.h"
 
+#include "autocast/policy/float8_mirror.h"
 #include "autocast/torch/torch_state.h"
 #include "core/dtypes.h"
 
@@ -59,6 +60,10 @@ std::uint8_t ops_of(const char* function, const std::vector<std::string>& names)
 bool is_same(const Float8Setting& a, const Float8Setting& b) {
   return a.carrier == b.carrier && a.forward_dtype == b.forward_dtype &&
          a.grad_dtype == b.grad_dtype && a.fast_accumulate == b.fast_accumulate && a.ops == b.ops;
+}
+
+std::uint32_t number_of(const Float8Setting* setting) {
+  return setting == nullptr ? 0 : setting->number;
 }
 
 const Float8Setting** slot_of(c10::DeviceType device) {
@@ -133,7 +138,10 @@ void set_thread_float8_slow(c10::DeviceType device, const Float8Setting* setting
   if (setting != nullptr) {
     g_float8_was_used.store(true, std::memory_order_relaxed);
   }
-  *slot = setting;
+  if (*slot != setting) {
+    *slot = setting;
+    mirror_float8(number_of(t_settings[0]), number_of(t_settings[1]));
+  }
 }
 
 const Float8Setting* float8_in_force_slow(PolicyDevice device) {
