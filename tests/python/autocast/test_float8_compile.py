@@ -361,16 +361,6 @@ def test_regions_inside_that_end_or_set_a_recipe_do_what_eager_does(make: Any, r
             assert torch.equal(*grads)
 
 
-def test_the_second_derivative_is_refused():
-    layer, x = nn.Linear(32, 16), torch.randn(4, 32, requires_grad=True)
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    with float8_region():
-        y = compiled(x)
-    (grad,) = torch.autograd.grad(y.float().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="does not currently support double backward"):
-        grad.sum().backward()
-
-
 @pytest.mark.slow
 def test_torchs_cache_of_traced_functions_tells_recipes_apart(tmp_path: Any):
     """Its keys know neither the recipe nor the dtype of a region."""
