@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autocast/cache/float8_exclusions.h"
+#include "autocast/kernels/float8_path.h"
+#include "autocast/policy/float8_mirror.h"
 #include "autocast/policy/float8_region.h"
 #include "autocast/policy/float8_setting.h"
 #include "bindings.h"
@@ -68,6 +70,31 @@ void set_thread_numbers(Numbers numbers) {
   autocast::set_thread_float8(c10::kCUDA, autocast::float8_setting_numbered(numbers.second));
 }
 
+/// Python's answer about a tensor of a Python class. The function is never released: threads may
+/// run ops while the process exits.
+template <int kQuestion>
+struct PythonQuestion {
+  static inline PyObject* function = nullptr;
+
+  static bool ask(const at::Tensor& tensor) {
+    const pybind11::gil_scoped_acquire gil;
+    return pybind11::handle(function)(tensor).cast<bool>();
+  }
+};
+using IsTraced = PythonQuestion<0>;
+using IsParameter = PythonQuestion<1>;
+using IsExcluded = PythonQuestion<2>;
+
+void set_python_tensors(const pybind11::object& is_traced, const pybind11::object& is_parameter,
+                        const pybind11::object& is_excluded) {
+  IsTraced::function = is_traced.inc_ref().ptr();
+  IsParameter::function = is_parameter.inc_ref().ptr();
+  IsExcluded::function = is_excluded.inc_ref().ptr();
+  autocast::set_python_tensors({.is_traced = IsTraced::ask,
+                                .is_parameter = IsParameter::ask,
+                                .is_excluded = IsExcluded::ask});
+}
+
 }  // namespace
 
 void bind_float8(pybind11::module_& module) {
@@ -81,6 +108,10 @@ void bind_float8(pybind11::module_& module) {
   module.def("set_default_float8", torch::wrap_pybind_function(set_default));
   module.def("float8_numbers", thread_numbers);
   module.def("set_float8_numbers", set_thread_numbers);
+  module.def("can_mirror_float8", autocast::can_mirror_float8);
+  module.def("set_python_tensors", set_python_tensors);
+  module.def("is_excluded_from_float8", autocast::is_excluded_from_float8);
+  module.def("are_weights_excluded_from_float8", autocast::are_weights_excluded_from_float8);
   module.def("exclude_from_float8", autocast::exclude_from_float8);
   module.def("end_float8_exclusion", autocast::end_float8_exclusion);
   module.def("is_excluded_from_float8", autocast::is_excluded_from_float8);

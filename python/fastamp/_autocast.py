@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import fastamp._C as _C
-from fastamp import _compile, _region_hooks  # noqa: F401  (imported for what it sets up)
+from fastamp import _compile, _float8_graphs, _region_hooks  # noqa: F401  (set things up)
 from fastamp._float8 import Float8Recipe, recipe_numbered, region_arguments
 from fastamp._script import ScriptedAs
 
@@ -85,9 +85,9 @@ class autocast(_C.Region, torch.amp.autocast_mode.autocast):  # noqa: N801  (tor
     @property
     def device(self) -> str:
         """The device type, as given. The first thing that dynamo asks a region for."""
-        if self.float8_number:
-            # Its graphs have no place for the recipe.
-            _compile.skip_frame_if_traced("a region with an fp8 recipe runs eagerly")
+        if self.float8_number or (self.float8_number == 0 and any(_C.float8_numbers())):
+            # Its graphs have no place for the recipe that the region sets, or for its end.
+            _compile.skip_frame_if_traced("a region that sets an fp8 recipe runs eagerly")
         return _C.Region.device.__get__(self)  # type: ignore[attr-defined, no-any-return]
 
     @device.setter

@@ -2,7 +2,9 @@
 """State of fastamp's own beside torch's autocast state, where torch has no place for it.
 
 That is: op policies of a block, and the fp8 recipes of regions. torch hands its own state to what
-it recomputes and to replicas, and guards compiled code by it; ours is carried here.
+it recomputes and to replicas, and guards compiled code by it; ours is carried here. (Guards see
+recipes, too, where they are as in the torch that fastamp knows: see
+``src/autocast/policy/float8_mirror.h``.)
 """
 
 from __future__ import annotations
@@ -21,32 +23,56 @@ import fastamp._C as _C
 from fastamp import _compile
 
 _lock = threading.Lock()
-_holders = 0
+_policy_holders = 0
+_recipe_holders = 0
+_are_recipes_guarded = True
 
 
-def hold() -> None:
+def hold(policies: bool = True) -> None:
     """Some thread has state of ours from now on, until it calls :func:`let_go`.
 
-    Meanwhile checkpoint and DataParallel are wrapped and compiled functions run eagerly, in all
-    threads.
+    Meanwhile checkpoint and DataParallel are wrapped, in all threads, and compiled functions run
+    eagerly if their guards do not see the state.
+
+    Args:
+        policies: It is op policies, and maybe recipes; else recipes alone.
     """
-    global _holders
+    _count(policies, 1)
+
+
+def let_go(policies: bool = True) -> None:
+    """Ends a :func:`hold` of the same kind."""
+    _count(policies, -1)
+
+
+def _count(policies: bool, change: int) -> None:
+    global _policy_holders, _recipe_holders
     with _lock:
-        if _holders == 0:
+        before = _policy_holders + _recipe_holders
+        if policies:
+            _policy_holders += change
+        else:
+            _recipe_holders += change
+        _run_what_is_not_guarded_eagerly()
+        after = _policy_holders + _recipe_holders
+        if before == 0:
             _follow_checkpoints()
             _follow_replicas()
-            _compile.run_eagerly(True)
-        _holders += 1
-
-
-def let_go() -> None:
-    """Ends a :func:`hold`."""
-    global _holders
-    with _lock:
-        _holders -= 1
-        if _holders == 0:
-            _compile.run_eagerly(False)
+        elif after == 0:
             _unwrap()
+
+
+def _run_what_is_not_guarded_eagerly() -> None:
+    is_guarded = _are_recipes_guarded and _C.can_mirror_float8()
+    _compile.run_eagerly(_policy_holders > 0 or (_recipe_holders > 0 and not is_guarded))
+
+
+def recipes_are_not_guarded() -> None:
+    """From now on compiled functions run eagerly in regions with a recipe."""
+    global _are_recipes_guarded
+    with _lock:
+        _are_recipes_guarded = False
+        _run_what_is_not_guarded_eagerly()
 
 
 def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,7 +81,7 @@ def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
     recipes = _C.float8_numbers()
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        hold()
+        hold(policies=bool(overrides))
         found = _C.float8_numbers()
         pushed = _C.push_op_policies(overrides, True) if overrides else None
         _C.set_float8_numbers(recipes)
@@ -65,7 +91,7 @@ def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
             _C.set_float8_numbers(found)
             if pushed is not None:
                 _C.pop_op_policies(pushed)
-            let_go()
+            let_go(policies=bool(overrides))
 
     return run
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+import fastamp._C as _C
+
 _DYNAMO = "torch._dynamo"
 
 
@@ -57,17 +59,28 @@ class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             callback()
 
 
-_after_dynamo = _AfterImport(_DYNAMO)
+_after: dict[str, _AfterImport] = {}
+
+
+def when_loaded(name: str, callback: Callable[[], None]) -> None:
+    """Runs ``callback`` now if the module is loaded, else right after it is."""
+    if name in sys.modules:
+        callback()
+        return
+    after = _after.setdefault(name, _AfterImport(name))
+    after.callbacks.append(callback)
+    if after not in sys.meta_path:
+        sys.meta_path.insert(0, after)
 
 
 def when_dynamo_loads(callback: Callable[[], None]) -> None:
     """Runs ``callback`` now if ``torch._dynamo`` is loaded, else right after it is."""
-    if _DYNAMO in sys.modules:
-        callback()
-        return
-    _after_dynamo.callbacks.append(callback)
-    if _after_dynamo not in sys.meta_path:
-        sys.meta_path.insert(0, _after_dynamo)
+    when_loaded(_DYNAMO, callback)
+
+
+def _ends_a_recipe() -> bool:
+    """Whether a region made here that names a dtype ends one. A constant in traces (guarded)."""
+    return any(_C.float8_numbers())
 
 
 def _as_torch(*args: Any, **kwargs: Any) -> Any:
@@ -75,6 +88,9 @@ def _as_torch(*args: Any, **kwargs: Any) -> Any:
     dtype = kwargs.get("dtype", args[1] if len(args) > 1 else None)
     if "float8" in kwargs or dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         torch._dynamo.graph_break("a region with an fp8 recipe runs eagerly")
+    if dtype is not None and _ends_a_recipe():
+        # torch's would keep it.
+        torch._dynamo.graph_break("a region that ends an fp8 recipe runs eagerly")
     return torch.amp.autocast_mode.autocast(*args, **kwargs)
 
 
@@ -90,6 +106,16 @@ def trace_as_torch_autocast(region_class: type, as_torch: Callable[..., Any] = _
     torch._dynamo.substitute_in_graph(
         region_class, is_embedded_type=True, skip_signature_check=True
     )(as_torch)
+
+
+def trace_as_constant(function: Callable[..., Any]) -> None:
+    """Lets dynamo call a function while it traces, and take the result for a constant."""
+    import torch._dynamo
+
+    torch._dynamo.assume_constant_result(function)
+
+
+when_dynamo_loads(lambda: trace_as_constant(_ends_a_recipe))
 
 
 def skip_frame_if_traced(reason: str) -> None:
@@ -128,11 +154,14 @@ def run_eagerly(wanted: bool) -> None:
         wanted: Whether they run eagerly. Holds for a dynamo that is loaded later, too.
     """
     global _wants_eager
+    if wanted == _wants_eager:
+        return
     _wants_eager = wanted
-    if not wanted or _DYNAMO in sys.modules:
+    if _DYNAMO in sys.modules:
         _apply_stance()
-    elif _apply_stance not in _after_dynamo.callbacks:
-        when_dynamo_loads(_apply_stance)
+
+
+when_dynamo_loads(lambda: _apply_stance())
 
 
 def _apply_stance() -> None:
@@ -142,6 +171,13 @@ def _apply_stance() -> None:
     elif not _wants_eager and _eager_stance is not None:
         _eager_stance.__exit__(None, None, None)
         _eager_stance = None
+
+
+def forget_graphs() -> None:
+    """Drops all compiled graphs: something changed that no guard sees."""
+    dynamo = sys.modules.get(_DYNAMO)
+    if dynamo is not None:
+        dynamo.reset()
 
 
 _TAG = re.compile(r" ?fastamp-ops-\w+$")
@@ -157,6 +193,4 @@ def policies_changed(table_hash: str) -> None:
     users = _TAG.sub("", config.cache_key_tag)
     ours = f"fastamp-ops-{table_hash}" if table_hash else ""
     config.cache_key_tag = " ".join(filter(None, (users, ours)))
-    dynamo = sys.modules.get(_DYNAMO)
-    if dynamo is not None:
-        dynamo.reset()
+    forget_graphs()

@@ -114,13 +114,6 @@ def default_recipe(device_type: str, recipe: Float8Recipe) -> Iterator[None]:
         _C.set_default_float8(device_type, None)
 
 
-def _no_recipe(device_type: str) -> None:
-    """Traced by dynamo instead of float8_recipe: compiled code runs only where there is none."""
-
-
-_compile.when_dynamo_loads(lambda: _compile.trace_as(float8_recipe, _no_recipe))
-
-
 def region_arguments(
     device_type: Any,
     dtype: Any = None,
@@ -186,4 +179,10 @@ class float8_exclude(WeightRequest):  # noqa: N801 (reads as what it does)
     def __init__(self, weights: torch.nn.Module | torch.Tensor | Iterable[torch.Tensor]) -> None:
         """Excludes them, at once."""
         tensors = weights_of("float8_exclude", weights)
-        super().__init__(_C.exclude_from_float8(tensors), _C.end_float8_exclusion)
+        super().__init__(_C.exclude_from_float8(tensors), _end_exclusion)
+        _compile.forget_graphs()
+
+
+def _end_exclusion(number: int) -> None:
+    _C.end_float8_exclusion(number)
+    _compile.forget_graphs()

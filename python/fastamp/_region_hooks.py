@@ -34,9 +34,9 @@ def _notify_export(region: Any, entering: bool) -> None:
 
 def _float8_changed(entering: bool) -> None:
     if entering:
-        _carried_state.hold()
+        _carried_state.hold(policies=False)
     else:
-        _carried_state.let_go()
+        _carried_state.let_go(policies=False)
 
 
 def _set_hooks(float8_arguments: Any, float8_changed: Any) -> None:

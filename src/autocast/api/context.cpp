@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "autocast/policy/float8_mirror.h"
 #include "autocast/region.h"
 #include "core/thread_bound.h"
 
@@ -27,6 +28,9 @@ struct Capsule final : torch::CustomClassHolder {
 AutocastContext AutocastContext::current() {
   AutocastContext context;
   for (const auto device : at::autocast::_AUTOCAST_SUPPORTED_DEVICES) {
+    if (autocast::is_float8_mirror(device)) {
+      continue;  // Follows what the others set.
+    }
     const auto state = autocast::current_state(device);
     if (state.enabled || device == c10::kCPU || device == c10::kCUDA) {
       context.devices_.push_back(state);

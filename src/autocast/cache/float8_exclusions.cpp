@@ -42,12 +42,16 @@ void end_float8_exclusion(std::uint64_t id) {
 }
 
 bool is_excluded_from_float8(const at::Tensor& weight) {
-  auto& excluded = exclusions();
-  if (!excluded.used.load(std::memory_order_relaxed)) {
+  if (!are_weights_excluded_from_float8()) {
     return false;
   }
+  auto& excluded = exclusions();
   const std::scoped_lock lock(excluded.mutex);
   return excluded.weights.contains(weight.unsafeGetTensorImpl());
+}
+
+bool are_weights_excluded_from_float8() noexcept {
+  return exclusions().used.load(std::memory_order_relaxed);
 }
 
 }  // namespace fastamp::autocast

@@ -18,4 +18,7 @@ FASTAMP_API void end_float8_exclusion(std::uint64_t id);
 
 FASTAMP_API bool is_excluded_from_float8(const at::Tensor& weight);
 
+/// Whether any weight may be.
+FASTAMP_API bool are_weights_excluded_from_float8() noexcept;
+
 }  // namespace fastamp::autocast

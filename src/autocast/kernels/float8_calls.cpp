@@ -80,7 +80,7 @@ Float8Outcome float8_outcome(const Float8Shape& shape, const Float8Setting& sett
     return Float8Outcome::shape;
   }
   const bool pays =
-      gpu == nullptr || setting.min_gain == 0 ||
+      gpu == nullptr || shape.m == kUnknownRows || setting.min_gain == 0 ||
       predict_float8(*gpu, shape, setting.carrier, setting.scale).gain >= setting.min_gain;
   return pays ? Float8Outcome::ran : Float8Outcome::gain;
 }
@@ -128,13 +128,13 @@ void Float8Calls::add(Float8Call call, Float8Outcome outcome, const Float8Settin
   if (shape.has_value()) {
     const bool keeps_x = is_recorded(call.weight);
     const bool keeps_weight = is_recorded(x);
-    call.row = row_of(*shape, outcome, setting, gpu_on(x.device()),
-                      {.x = keeps_x,
-                       .weight = keeps_weight,
-                       .x_is_new = keeps_x && is_new(x),
-                       .x_is_new_in_fp8 =
-                           outcome == Float8Outcome::ran && is_new_in_float8(x, keeps_x),
-                       .weight_is_new = keeps_weight && is_new(call.weight)});
+    call.row =
+        row_of(*shape, outcome, setting, gpu_on(x.device()),
+               {.x = keeps_x,
+                .weight = keeps_weight,
+                .x_is_new = keeps_x && is_new(x),
+                .x_is_new_in_fp8 = outcome == Float8Outcome::ran && is_new_in_float8(x, keeps_x),
+                .weight_is_new = keeps_weight && is_new(call.weight)});
   }
   calls_.push_back(std::move(call));
 }

@@ -25,6 +25,9 @@ namespace fastamp::autocast {
 /// Whether a tensor of this dtype can be an operand of a product in fp8.
 bool is_float8_operand(c10::ScalarType dtype);
 
+/// Float8Shape::m where a trace does not know it: some, and the rule is not asked.
+inline constexpr std::int64_t kUnknownRows = -1;
+
 /// What becomes of x times a weight of these sizes and dtypes.
 /// @param gpu  What the rule is asked for; null: it is not asked.
 Float8Outcome float8_outcome(const Float8Shape& shape, const Float8Setting& setting,

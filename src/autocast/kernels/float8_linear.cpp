@@ -1,24 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autocast/kernels/float8_linear.h"
 
-#include "autocast/cache/float8_exclusions.h"
 #include "autocast/cache/float8_memories.h"
 #include "autocast/cache/kept_casts.h"
 #include "autocast/cache/thread_cache.h"
 #include "autocast/cast_source.h"
 #include "autocast/kernels/float8_calls.h"
+#include "autocast/kernels/float8_path.h"
 #include "autocast/make/cast_node.h"
 #include "autocast/make/float8_product.h"
 #include "autocast/policy/float8_gpu.h"
 #include "autocast/trace/tracing.h"
 #include "core/dtypes.h"
-#include "core/interception.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace fastamp::autocast {
@@ -33,12 +35,16 @@ struct WeightSource {
 
 /// Unlike is_weight(), of any dtype that can be cast to fp8.
 bool is_trained(const at::Tensor& tensor) {
-  return tensor.requires_grad() && tensor.is_leaf() && !tensor.is_view() && !tensor.is_inference();
+  return !tensor.is_view() && !tensor.is_inference() && is_parameter_operand(tensor);
 }
 
 /// A frozen weight can be told from any other tensor only if its casts were requested.
-bool is_parameter(const at::Tensor& tensor) {
-  return is_trained(tensor) || is_kept_for_float8(tensor);
+bool is_kept(const at::Tensor& tensor, Float8Path path) {
+  return path == Float8Path::kernels && is_kept_for_float8(tensor);
+}
+
+bool is_parameter(const at::Tensor& tensor, Float8Path path) {
+  return is_trained(tensor) || is_kept(tensor, path);
 }
 
 /// Whether a call with the tensor would be intercepted if it were not for a plan: its tensors are
@@ -49,34 +55,33 @@ bool is_intercepted_in_plan(const at::Tensor& tensor) {
          is_intercepted_except(c10::python_ks);
 }
 
-bool is_intercepted_operand(const at::Tensor& tensor) {
-  return Float8Calls::current() == nullptr ? call_path(tensor) == CallPath::intercepted
-                                           : is_intercepted_in_plan(tensor);
-}
-
-/// Whether its sizes may be read.
-bool is_dense_operand(const at::Tensor& tensor) { return !is_intercepted_operand(tensor); }
-
-const at::Tensor* base_of_operand(const at::Tensor& operand) {
-  return Float8Calls::current() == nullptr
-             ? base_of_whole_view(operand)
-             : base_of_whole_view_if(
-                   operand, [](const at::Tensor& base) { return !is_intercepted_in_plan(base); });
-}
-
-WeightSource source_of(const at::Tensor& operand) {
-  if (is_parameter(operand)) {
-    return {&operand, false, is_kept_for_float8(operand)};
+/// base_of_whole_view() for a tensor in a trace, whose memory there is no telling of.
+const at::Tensor* base_in_trace(const at::Tensor& tensor) {
+  const auto* meta = torch::autograd::impl::get_view_autograd_meta(tensor);
+  if (meta == nullptr || !meta->has_bw_view()) {
+    return nullptr;
   }
-  const at::Tensor* base = base_of_operand(operand);
-  if (base == nullptr || !is_parameter(*base) || base->dim() != 2 || operand.dim() != 2) {
+  const at::Tensor& base = meta->get_backward_view().base_;
+  const bool has_same_start = base.scalar_type() == tensor.scalar_type() &&
+                              base.sym_storage_offset() == tensor.sym_storage_offset();
+  return has_same_start ? &base : nullptr;
+}
+
+WeightSource source_of(const at::Tensor& operand, Float8Path path) {
+  if (is_parameter(operand, path)) {
+    return {&operand, false, is_kept(operand, path)};
+  }
+  const at::Tensor* base =
+      path == Float8Path::kernels ? base_of_whole_view(operand) : base_in_trace(operand);
+  if (base == nullptr || !is_parameter(*base, path) || base->dim() != 2 || operand.dim() != 2) {
     return {};
   }
-  const bool is_same = base->sizes() == operand.sizes() && base->strides() == operand.strides();
-  const bool is_transposed = base->size(0) == operand.size(1) && base->size(1) == operand.size(0) &&
-                             base->stride(0) == operand.stride(1) &&
-                             base->stride(1) == operand.stride(0);
-  return is_same || is_transposed ? WeightSource{base, !is_same, is_kept_for_float8(*base)}
+  const bool is_same =
+      base->sym_sizes() == operand.sym_sizes() && base->sym_strides() == operand.sym_strides();
+  const bool is_transposed =
+      base->sym_size(0) == operand.sym_size(1) && base->sym_size(1) == operand.sym_size(0) &&
+      base->sym_stride(0) == operand.sym_stride(1) && base->sym_stride(1) == operand.sym_stride(0);
+  return is_same || is_transposed ? WeightSource{base, !is_same, is_kept(*base, path)}
                                   : WeightSource{};
 }
 
@@ -85,10 +90,12 @@ bool is_castable(const at::Tensor& tensor) { return is_float8_operand(tensor.sca
 /// Whether the sizes are those of x times a weight plus a bias.
 bool fits(const Float8Operands& operands) {
   const auto& [x, weight, bias, is_transposed] = operands;
-  if (weight.dim() != 2 || x.dim() < 1 || x.size(-1) != weight.size(is_transposed ? 0 : 1)) {
+  if (weight.dim() != 2 || x.dim() < 1 ||
+      x.sym_size(-1) != weight.sym_size(is_transposed ? 0 : 1)) {
     return false;
   }
-  return !bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(is_transposed ? 1 : 0));
+  return !bias.defined() ||
+         (bias.dim() == 1 && bias.sym_size(0) == weight.sym_size(is_transposed ? 1 : 0));
 }
 
 /// A question about the operands; a bias that is missing has every property.
@@ -99,14 +106,18 @@ bool all_of(const Float8Operands& operands, const Predicate& predicate) {
 }
 
 /// What the rule is asked about. A parameter counts as trained also where nothing is recorded: a
-/// checkpoint runs forward like that, and must decide as its recomputation does.
+/// checkpoint runs forward like that, and must decide as its recomputation does. A trace need not
+/// know the number of rows.
 Float8Shape shape_of(const Float8Operands& operands, const WeightSource& source) {
   const auto& [x, weight, bias, is_transposed] = operands;
-  const auto k = x.size(-1);
+  const auto k = x.sym_size(-1).guard_int(__FILE__, __LINE__);
+  const auto elements = x.sym_numel().maybe_as_int();
   const bool trains = source.weight != nullptr && !c10::InferenceMode::is_enabled();
-  return {.m = k == 0 ? 0 : x.numel() / k,
+  return {.m = !elements.has_value() ? kUnknownRows
+               : k == 0              ? 0
+                                     : *elements / k,
           .k = k,
-          .n = weight.size(is_transposed ? 1 : 0),
+          .n = weight.sym_size(is_transposed ? 1 : 0).guard_int(__FILE__, __LINE__),
           .x_dtype = x.scalar_type(),
           .weight_dtype = weight.scalar_type(),
           .has_bias = bias.defined(),
@@ -128,7 +139,7 @@ Float8Outcome outcome_of(PolicyDevice device, const Float8Setting& setting,
   if (source.weight == nullptr && operands.weight_is_transposed) {
     return Float8Outcome::no_weight;
   }
-  if (is_excluded_from_float8(source.weight == nullptr ? operands.weight : *source.weight)) {
+  if (is_excluded_operand(source.weight == nullptr ? operands.weight : *source.weight)) {
     return Float8Outcome::excluded;
   }
   const auto* const calls = Float8Calls::current();
@@ -139,19 +150,18 @@ Float8Outcome outcome_of(PolicyDevice device, const Float8Setting& setting,
 
 /// Tells traces and a plan.
 void note_outcome(Float8Outcome outcome, const Float8Setting& setting, Float8Op op,
-                  const Float8Operands& operands) {
+                  const Float8Operands& operands, Float8Path path) {
   note_float8(outcome);
   auto* const calls = Float8Calls::current();
   if (calls == nullptr) [[likely]] {
     return;
   }
-  const auto source = source_of(operands.weight);
-  const bool has_shape =
-      outcome != Float8Outcome::intercepted && all_of(operands, is_dense_operand) && fits(operands);
+  const bool is_known = path != Float8Path::carrier;
+  const auto source = is_known ? source_of(operands.weight, path) : WeightSource();
   calls->add(
       {.op = op, .row = {}, .weight = source.weight == nullptr ? operands.weight : *source.weight},
       outcome, setting, operands.x,
-      has_shape ? std::optional(shape_of(operands, source)) : std::nullopt);
+      is_known && fits(operands) ? std::optional(shape_of(operands, source)) : std::nullopt);
 }
 
 void note_float8_cast(CastEvent event, const Float8Cast& cast) {
@@ -207,9 +217,9 @@ Float8Cast cast_parameter(const WeightSource& source, c10::ScalarType to, Float8
 }
 
 /// The cast of x as a matrix of rows. Products of one activation in a row share it.
-Float8Cast cast_x(const at::Tensor& x, c10::ScalarType to, Float8Wanted wanted,
+Float8Cast cast_x(const at::Tensor& x, Float8Path path, c10::ScalarType to, Float8Wanted wanted,
                   const Float8Memory& memory) {
-  const bool is_shared = !x.is_leaf() && is_recorded(x);
+  const bool is_shared = path == Float8Path::kernels && !x.is_leaf() && is_recorded(x);
   if (is_shared) {
     if (auto found = find_float8_activation(x, to, wanted)) {
       note_float8_cast(CastEvent::activation_hit, *found);
@@ -217,7 +227,7 @@ Float8Cast cast_x(const at::Tensor& x, c10::ScalarType to, Float8Wanted wanted,
     }
   }
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  Float8Cast cast = cast_to_float8(x.reshape({-1, x.size(-1)}), to, wanted, memory);
+  Float8Cast cast = cast_to_float8(as_matrix(x), to, wanted, memory);
   note_float8_cast(CastEvent::other_cast, cast);
   if (is_shared) {
     keep_float8_activation(x, to, cast);
@@ -249,6 +259,22 @@ Float8Cast cast_operand(const Float8Operands& operands, const WeightSource& sour
   return cast;
 }
 
+Float8Path path_of(const Float8Operands& operands) {
+  if (Float8Calls::current() != nullptr) [[unlikely]] {
+    const bool is_plain =
+        all_of(operands, [](const at::Tensor& tensor) { return !is_intercepted_in_plan(tensor); });
+    return is_plain ? Float8Path::aten : Float8Path::carrier;
+  }
+  auto path = std::max(float8_path(operands.x), float8_path(operands.weight));
+  if (operands.bias.defined()) {
+    path = std::max(path, float8_path(operands.bias));
+  }
+  // A trace of backward is made in the region of forward, where an eager program has left it.
+  const bool is_traced_backward = path == Float8Path::aten && !c10::GradMode::is_enabled() &&
+                                  torch::autograd::get_current_node() != nullptr;
+  return is_traced_backward ? Float8Path::carrier : path;
+}
+
 }  // namespace
 
 at::Tensor refuse_float8_arguments(Float8Op op) {
@@ -262,37 +288,43 @@ at::Tensor refuse_float8_arguments(Float8Op op) {
 at::Tensor float8_linear(PolicyDevice device, const Float8Setting& setting, Float8Op op,
                          const Float8Operands& operands) {
   const auto& [x, weight, bias, is_transposed] = operands;
+  const Float8Path path = path_of(operands);
   if (!setting.runs(op)) {
-    note_outcome(Float8Outcome::op, setting, op, operands);
+    note_outcome(Float8Outcome::op, setting, op, operands, path);
     return {};
   }
-  if (is_intercepted_operand(x) || is_intercepted_operand(weight) ||
-      (bias.defined() && is_intercepted_operand(bias))) {
-    note_outcome(Float8Outcome::intercepted, setting, op, operands);
+  if (path == Float8Path::carrier) {
+    note_outcome(Float8Outcome::intercepted, setting, op, operands, path);
     return {};
   }
-  const WeightSource source = source_of(weight);
+  const WeightSource source = source_of(weight, path);
   const auto outcome = outcome_of(device, setting, operands, source);
-  note_outcome(outcome, setting, op, operands);
+  note_outcome(outcome, setting, op, operands, path);
   if (outcome != Float8Outcome::ran || Float8Calls::current() != nullptr) {
     return {};
   }
-  const Float8Wanted of_x{.rows = true, .columns = is_recorded(weight)};
-  const Float8Wanted of_weight{.rows = true, .columns = is_recorded(x)};
-  const bool recorded = of_x.columns || of_weight.columns || (bias.defined() && is_recorded(bias));
-  const auto memories = memories_for(setting, source);
-  Float8Cast x_cast = cast_x(x, setting.forward_dtype, of_x, memories.x);
+  const bool saves_x = is_recorded(weight);
+  const bool saves_weight = is_recorded(x);
+  const bool recorded = saves_x || saves_weight || (bias.defined() && is_recorded(bias));
+  // In a trace, backward transposes what is used: what a program without it needs not is not asked.
+  const bool transposes = path == Float8Path::kernels;
+  const Float8Wanted of_x{.rows = true, .columns = saves_x && transposes};
+  const Float8Wanted of_weight{.rows = true, .columns = saves_weight && transposes};
+  // Casts and predictions that outlive the call are of plain tensors.
+  const WeightSource keeps = path == Float8Path::kernels ? source : WeightSource();
+  const auto memories = memories_for(setting, keeps);
+  Float8Cast x_cast = cast_x(x, path, setting.forward_dtype, of_x, memories.x);
   Float8Cast weight_cast;
   at::Tensor y;
   {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    weight_cast = cast_operand(operands, source, setting.forward_dtype, of_weight);
-    auto sizes = x.sizes().vec();
-    sizes.back() = weight.size(is_transposed ? 1 : 0);
+    weight_cast = cast_operand(operands, keeps, setting.forward_dtype, of_weight);
+    auto sizes = x.sym_sizes().vec();
+    sizes.back() = weight.sym_size(is_transposed ? 1 : 0);
     y = float8_product(rows_of(x_cast), rows_of(weight_cast),
                        bias.defined() ? std::optional(bias.to(setting.carrier)) : std::nullopt,
                        setting.carrier, setting.fast_accumulate[0])
-            .reshape(sizes);
+            .reshape_symint(sizes);
   }
   if (recorded) {
     // Casts that are shared may have what another use did need.
@@ -302,7 +334,8 @@ at::Tensor float8_linear(PolicyDevice device, const Float8Setting& setting, Floa
     if (!of_weight.columns) {
       weight_cast.columns = at::Tensor();
     }
-    record_float8_product(operands, setting, x_cast, weight_cast, memories.grad, y);
+    record_float8_product(operands, setting, saves_x ? x_cast : Float8Cast(),
+                          saves_weight ? weight_cast : Float8Cast(), memories.grad, y);
   }
   return y;
 }

@@ -7,6 +7,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/sum_ops.h>
+#include <c10/core/SymInt.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -43,7 +44,7 @@ class LinearFloat8DoubleBackward final : public autograd::Node {
 };
 
 struct Shape {
-  std::vector<std::int64_t> x_sizes;
+  std::vector<c10::SymInt> x_sizes;
   c10::ScalarType x_dtype;
   c10::ScalarType weight_dtype;
   c10::ScalarType bias_dtype;
@@ -61,17 +62,18 @@ class LinearFloat8Backward final : public autograd::Node {
   LinearFloat8Backward(Shape shape, const Float8Setting& setting, const Float8Cast& x,
                        const Float8Cast& weight, Float8Memory memory)
       : shape_(std::move(shape)), setting_(setting), memory_(std::move(memory)) {
-    x_columns_ = saved(x.columns);
-    x_inverse_ = saved(x.columns.defined() ? x.inverse_scale : at::Tensor());
-    weight_columns_ = saved(weight.columns);
-    weight_inverse_ = saved(weight.columns.defined() ? weight.inverse_scale : at::Tensor());
+    x_ = saved(x);
+    x_inverse_ = saved(x.inverse_scale);
+    weight_ = saved(weight);
+    weight_inverse_ = saved(weight.inverse_scale);
+    are_columns_ = x.columns.defined() || weight.columns.defined();
   }
 
   std::string name() const override { return "LinearFloat8Backward"; }
 
   void release_variables() override {
     const std::scoped_lock lock(mutex_);
-    for (auto* variable : {&x_columns_, &x_inverse_, &weight_columns_, &weight_inverse_}) {
+    for (auto* variable : {&x_, &x_inverse_, &weight_, &weight_inverse_}) {
       variable->reset_data();
     }
   }
@@ -98,6 +100,7 @@ class LinearFloat8Backward final : public autograd::Node {
   }
 
  private:
+  /// A cast's copy for backward and its scale.
   struct Saved {
     Float8Cast x;
     Float8Cast weight;
@@ -108,20 +111,28 @@ class LinearFloat8Backward final : public autograd::Node {
                             : autograd::SavedVariable();
   }
 
+  static autograd::SavedVariable saved(const Float8Cast& cast) {
+    return saved(cast.columns.defined() ? cast.columns : cast.rows);
+  }
+
   Saved unpack() const {
     Saved out;
-    out.x.columns = x_columns_.unpack();
+    out.x.columns = x_.unpack();
     out.x.inverse_scale = x_inverse_.unpack();
-    out.weight.columns = weight_columns_.unpack();
+    out.weight.columns = weight_.unpack();
     out.weight.inverse_scale = weight_inverse_.unpack();
     return out;
+  }
+
+  at::Tensor columns(const at::Tensor& saved) const {
+    return are_columns_ ? saved : float8_columns(saved);
   }
 
   void differentiate(const at::Tensor& grad, const Saved& saved, autograd::variable_list& out) {
     const bool wants_x = saved.weight.columns.defined() && task_should_compute_output(kX);
     const bool wants_weight = saved.x.columns.defined() && task_should_compute_output(kWeight);
     const bool wants_bias = task_should_compute_output(kBias);
-    const at::Tensor matrix = grad.reshape({-1, grad.size(-1)});
+    const at::Tensor matrix = as_matrix(grad);
     if (!wants_x && !wants_weight) {
       if (wants_bias) {
         out[kBias] = matrix.sum({0}, /*keepdim=*/false, c10::kFloat).to(shape_.bias_dtype);
@@ -132,12 +143,14 @@ class LinearFloat8Backward final : public autograd::Node {
         matrix, setting_.grad_dtype,
         {.rows = wants_x, .columns = wants_weight, .column_sums = wants_bias}, memory_);
     if (wants_x) {
-      out[kX] = float8_product(rows_of(cast), columns_of(saved.weight), std::nullopt,
+      const at::Tensor weight = columns(saved.weight.columns);
+      out[kX] = float8_product(rows_of(cast), {weight, saved.weight.inverse_scale}, std::nullopt,
                                shape_.x_dtype, setting_.fast_accumulate[1])
-                    .reshape(shape_.x_sizes);
+                    .reshape_symint(shape_.x_sizes);
     }
     if (wants_weight) {
-      out[kWeight] = weight_gradient(columns_of(cast), columns_of(saved.x));
+      const at::Tensor x = columns(saved.x.columns);
+      out[kWeight] = weight_gradient(columns_of(cast), {x, saved.x.inverse_scale});
     }
     if (wants_bias) {
       out[kBias] = cast.column_sums.to(shape_.bias_dtype);
@@ -168,10 +181,11 @@ class LinearFloat8Backward final : public autograd::Node {
   Shape shape_;
   const Float8Setting& setting_;  // Interned: lives as long as the process.
   Float8Memory memory_;           ///< Of dY; unused with current scales.
-  autograd::SavedVariable x_columns_;
+  autograd::SavedVariable x_;
   autograd::SavedVariable x_inverse_;
-  autograd::SavedVariable weight_columns_;
+  autograd::SavedVariable weight_;
   autograd::SavedVariable weight_inverse_;
+  bool are_columns_;  ///< What is saved of both; else rows, of a product that was traced.
 };
 
 }  // namespace
@@ -181,12 +195,12 @@ void record_float8_product(const Float8Operands& operands, const Float8Setting& 
                            const Float8Memory& memory, const at::Tensor& y) {
   const at::Tensor& bias = operands.bias;
   const NodePtr node = make_node<LinearFloat8Backward>(
-      Shape{.x_sizes = operands.x.sizes().vec(),
+      Shape{.x_sizes = operands.x.sym_sizes().vec(),
             .x_dtype = operands.x.scalar_type(),
             .weight_dtype = operands.weight.scalar_type(),
             .bias_dtype = bias.defined() ? bias.scalar_type() : c10::ScalarType::Undefined,
             .weight_is_transposed = operands.weight_is_transposed,
-            .weight_is_column_major = operands.weight.stride(0) == 1},
+            .weight_is_column_major = operands.weight.sym_stride(0) == 1},
       setting, x, weight, memory);
   node->set_next_edges(autograd::collect_next_edges(operands.x, operands.weight, bias));
   autograd::set_history(y, node);

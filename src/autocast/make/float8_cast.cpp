@@ -12,6 +12,7 @@
 #include <ATen/ops/amax_ops.h>
 #include <ATen/ops/bitwise_left_shift_ops.h>
 #include <ATen/ops/bitwise_right_shift_ops.h>
+#include <ATen/ops/cat_ops.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/isfinite_ops.h>
 #include <ATen/ops/scalar_tensor_ops.h>
@@ -30,7 +31,10 @@ using kernels::Float8Format;
 
 constexpr std::int64_t kAlignment = 16;
 
-std::int64_t padded(std::int64_t rows) { return (rows + kAlignment - 1) / kAlignment * kAlignment; }
+template <class Int>
+Int padded(const Int& rows) {
+  return (rows + (kAlignment - 1)) / kAlignment * kAlignment;
+}
 
 at::Tensor empty_on(c10::Device device, at::IntArrayRef sizes, c10::ScalarType dtype) {
   return device.is_cpu() ? at::detail::empty_cpu(sizes, dtype, /*pin_memory=*/false, std::nullopt)
@@ -141,6 +145,34 @@ at::Tensor power_of_two(const at::Tensor& exponent) {
   return at::_ops::bitwise_left_shift_Tensor_Scalar::call(exponent, 23).view(c10::kFloat);
 }
 
+/// With rows of zeros below, up to a multiple of 16, and `more` of them.
+///
+/// No tensor is made of which a tracer would have to know whether it is empty, as one of just the
+/// missing rows: the traced program would be for such numbers of rows alone.
+at::Tensor padded_by_ops(const at::Tensor& matrix, std::int64_t more = 0) {
+  const c10::SymInt rows = matrix.sym_size(0);
+  const auto known_rows = rows.maybe_as_int();
+  if (known_rows.has_value() && padded(*known_rows) == *known_rows && more == 0) {
+    return matrix;
+  }
+  const auto zeros =
+      at::zeros_symint({kAlignment - 1 + more, matrix.sym_size(1)}, matrix.options());
+  return at::_ops::cat::call({matrix, zeros}, 0).narrow_symint(0, 0, padded(rows) + more);
+}
+
+/// In the order of the kernels: tiles of rows in float32, their sums in double. One tile more than
+/// there are, so that there never is just one, which is another case to a tracer.
+at::Tensor column_sums_by_ops(const at::Tensor& matrix) {
+  const at::Tensor rows = padded_by_ops(matrix.to(c10::kFloat), kernels::kFloat8TileRows);
+  const at::Tensor tiles = rows.reshape_symint(
+      {rows.sym_size(0) / kernels::kFloat8TileRows, kernels::kFloat8TileRows, rows.sym_size(1)});
+  at::Tensor sums = tiles.select(1, 0);
+  for (std::int64_t i = 1; i < kernels::kFloat8TileRows; ++i) {
+    sums = sums + tiles.select(1, i);
+  }
+  return sums.sum({0}, /*keepdim=*/false, c10::kDouble).to(c10::kFloat);
+}
+
 }  // namespace
 
 Float8Cast cast_to_float8_by_ops(const at::Tensor& matrix, c10::ScalarType to,
@@ -158,22 +190,25 @@ Float8Cast cast_to_float8_by_ops(const at::Tensor& matrix, c10::ScalarType to,
   }
   Float8Cast out;
   out.inverse_scale = power_of_two(exponent.neg().add(254));
-  const at::Tensor cast = scaled.to(to).contiguous();
-  if (wanted.columns) {
-    out.columns = at::zeros({matrix.size(1), padded(matrix.size(0))}, cast.options());
-    out.columns.narrow(1, 0, matrix.size(0)).copy_(cast.t());
-  }
   if (wanted.rows) {
-    out.rows = cast;
+    out.rows = scaled.to(to).contiguous();
+  }
+  if (wanted.columns) {
+    out.columns = padded_by_ops(scaled).to(to).t().contiguous();
   }
   if (wanted.column_sums) {
-    out.column_sums = matrix.sum({0}, /*keepdim=*/false, c10::kFloat);
+    out.column_sums = column_sums_by_ops(matrix);
   }
   return out;
 }
 
+at::Tensor float8_columns(const at::Tensor& rows) { return padded_by_ops(rows).t().contiguous(); }
+
 Float8Cast cast_to_float8(const at::Tensor& matrix, c10::ScalarType to, Float8Wanted wanted,
                           const Float8Memory& memory) {
+  if (!is_ordinary(matrix) || is_intercepted()) {  // First: its sizes may be symbols.
+    return cast_to_float8_by_ops(matrix, to, wanted);
+  }
   if (is_column_major(matrix) && matrix.size(0) % kAlignment == 0 &&
       matrix.size(1) % kAlignment == 0 && !wanted.column_sums) {
     // Neither copy has padding, so that they can change places: nothing is copied first.
@@ -182,16 +217,14 @@ Float8Cast cast_to_float8(const at::Tensor& matrix, c10::ScalarType to, Float8Wa
     std::swap(out.rows, out.columns);
     return out;
   }
-  if (is_ordinary(matrix) && !is_intercepted()) {
-    if (matrix.is_cpu()) {
-      return cast_on_cpu(matrix, to, wanted, memory);
-    }
-#ifdef FASTAMP_WITH_CUDA
-    if (matrix.is_cuda()) {
-      return cast_on_cuda(matrix, to, wanted, memory);
-    }
-#endif
+  if (matrix.is_cpu()) {
+    return cast_on_cpu(matrix, to, wanted, memory);
   }
+#ifdef FASTAMP_WITH_CUDA
+  if (matrix.is_cuda()) {
+    return cast_on_cuda(matrix, to, wanted, memory);
+  }
+#endif
   return cast_to_float8_by_ops(matrix, to, wanted);
 }
 

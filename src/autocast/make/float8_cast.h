@@ -40,8 +40,8 @@ struct Float8Memory {
 /// binade. Records nothing in autograd: call it with the autograd keys excluded.
 ///
 /// By kernels of our own on the CPU and on CUDA, the same bits on both; waits for no device. The
-/// same bytes by torch's ops where calls are intercepted and elsewhere (column sums in torch's
-/// order).
+/// same bytes by torch's ops where calls are intercepted and elsewhere (column sums: but for the
+/// order in which sums of 16 rows are added, in double).
 ///
 /// @param memory  If used: the scale is the one that the amax of the last cast predicts, if with it
 ///                nothing saturates and fewer than three binades are wasted, else as above. Takes
@@ -53,5 +53,8 @@ FASTAMP_API Float8Cast cast_to_float8(const at::Tensor& matrix, c10::ScalarType 
 /// The same by torch's ops on any device.
 FASTAMP_API Float8Cast cast_to_float8_by_ops(const at::Tensor& matrix, c10::ScalarType to,
                                              Float8Wanted wanted);
+
+/// The columns of a cast by torch's ops, from its rows.
+at::Tensor float8_columns(const at::Tensor& rows);
 
 }  // namespace fastamp::autocast

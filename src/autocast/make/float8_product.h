@@ -21,6 +21,11 @@ inline Float8Matrix columns_of(const Float8Cast& cast) {
   return {cast.columns, cast.inverse_scale};
 }
 
+/// A tensor of any rank as the rows of a matrix.
+inline at::Tensor as_matrix(const at::Tensor& tensor) {
+  return tensor.dim() == 2 ? tensor : tensor.reshape_symint({-1, tensor.sym_size(-1)});
+}
+
 /// a [M, K] times b [N, K] transposed, plus a bias of dtype `out`: summed in float32, rounded once.
 ///
 /// The layouts are those that CUDA's kernels ask for; K and N are multiples of 16. Call it with the

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autocast/policy/float8_setting.h"
 
+#include "autocast/policy/float8_mirror.h"
 #include "autocast/torch/torch_state.h"
 #include "core/dtypes.h"
 
@@ -74,6 +75,10 @@ bool is_same(const Float8Setting& a, const Float8Setting& b) {
   return a.carrier == b.carrier && a.forward_dtype == b.forward_dtype &&
          a.grad_dtype == b.grad_dtype && a.fast_accumulate == b.fast_accumulate && a.ops == b.ops &&
          a.min_gain == b.min_gain && a.scale == b.scale;
+}
+
+std::uint32_t number_of(const Float8Setting* setting) {
+  return setting == nullptr ? 0 : setting->number;
 }
 
 /// The element of a table by device; null for devices that have no policies.
@@ -162,7 +167,10 @@ void set_thread_float8_slow(c10::DeviceType device, const Float8Setting* setting
   if (setting != nullptr) {
     g_float8_was_used.store(true, std::memory_order_relaxed);
   }
-  *slot = setting;
+  if (*slot != setting) {
+    *slot = setting;
+    mirror_float8(number_of(t_settings[0]), number_of(t_settings[1]));
+  }
 }
 
 void set_default_float8(c10::DeviceType device, const Float8Setting* setting) noexcept {

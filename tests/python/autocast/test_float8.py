@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -213,22 +214,41 @@ def test_functorch_stays_in_the_carrier():
         carrier_bits(function)
 
 
-def test_modes_and_exotic_tensors_stay_in_the_carrier():
+def test_modes_see_the_ops_and_change_no_bit():
     from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: list[str] = []
 
     class Watching(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            seen.append(str(func))
             return func(*args, **(kwargs or {}))
 
+    layer, x = nn.Linear(32, 48), torch.randn(21, 32, requires_grad=True)
+    grad = (torch.randn(21, 48) * torch.randn(21, 48).exp()).bfloat16()
+
+    def results(mode: Any) -> list[torch.Tensor]:
+        with float8_region(), mode:
+            y = layer(x)
+            return [y, *torch.autograd.grad(y, [x, *layer.parameters()], grad)]
+
+    expected = results(contextlib.nullcontext())
+    for found, wanted in zip(results(Watching()), expected, strict=True):
+        assert torch.equal(found, wanted)
+    assert seen.count("aten._scaled_mm.default") == 3
+    assert all(name.startswith("aten.") for name in seen)
+    with float8_region(), Watching():
+        assert outcomes(lambda: layer(x)) == ["float8"]
+
+
+def test_exotic_tensors_stay_in_the_carrier():
+    from torch.testing._internal.two_tensor import TwoTensor
+
     layer, x = nn.Linear(32, 16), torch.randn(4, 32)
-
-    def watched() -> torch.Tensor:
-        with Watching():
-            return layer(x)
-
-    carrier_bits(watched)
+    two = TwoTensor(x, x.clone())
+    carrier_bits(lambda: layer(two).a)
     with float8_region():
-        assert outcomes(watched) == ["tensor kind, mode or transform"]
+        assert outcomes(lambda: layer(two)) == ["tensor kind, mode or transform"]
         meta = functional.linear(x.to("meta"), layer.weight.to("meta"))
         assert meta.shape == (4, 16)
         assert outcomes(lambda: torch.mm(x.to_sparse(), layer.weight.t())) != ["float8"]

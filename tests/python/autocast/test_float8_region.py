@@ -361,22 +361,3 @@ def test_a_region_made_outside_and_entered_in_a_compiled_function_runs_eagerly_i
     assert torch.equal(compiled(x), expected)
     assert torch.equal(torch.compile(inner, backend="aot_eager")(x), expected)
     assert in_force() is None
-
-
-def test_exported_programs_compute_in_the_carrier():
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(32, 16)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with fastamp.autocast("cpu", dtype=torch.bfloat16, float8=True):
-                return self.layer(x)
-
-    model, x = Model(), torch.randn(4, 32)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="graph_break"):
-        torch.export.export(model, (x,), strict=True)
-    program = torch.export.export(model, (x,), strict=False)
-    with fastamp.autocast("cpu", dtype=BF16):
-        expected = model.layer(x)
-    assert torch.equal(program.module()(x), expected)
