@@ -114,7 +114,6 @@ void bind_float8(pybind11::module_& module) {
   module.def("are_weights_excluded_from_float8", autocast::are_weights_excluded_from_float8);
   module.def("exclude_from_float8", autocast::exclude_from_float8);
   module.def("end_float8_exclusion", autocast::end_float8_exclusion);
-  module.def("is_excluded_from_float8", autocast::is_excluded_from_float8);
 }
 
 }  // namespace fastamp::python

@@ -171,7 +171,9 @@ TEST_CASE("readback: host values arrive at once and do not follow their source",
 TEST_CASE("pass: a flag is copied, raised or overwritten, as asked", "[scaler]") {
   const auto one = at::ones({});
   for (const bool bad : {false, true}) {
-    const auto gradients = [&] { return gradients_of({at::full({3}, bad ? static_cast<float>(kInfinity) : 1.0F)}); };
+    const auto gradients = [&] {
+      return gradients_of({at::full({3}, bad ? static_cast<float>(kInfinity) : 1.0F)});
+    };
     for (const bool reads : {false, true}) {
       const auto flag_after = [&](float before, FlagUse use) {
         const auto flag = at::full({}, before);
