@@ -73,8 +73,8 @@ void set_item(PyObject* dict, PyObject* key, PyObject* value) {
 }
 
 /// The flag of an earlier pass if it is in ordinary host memory and nobody else holds it or its
-/// memory; else a new scalar. Creating and destroying a Python tensor takes a sixth of the time of a
-/// short pass.
+/// memory; else a new scalar. Creating and destroying a Python tensor takes a sixth of the time of
+/// a short pass.
 at::Tensor reused_flag(const py::object& earlier, const at::Tensor& scale) {
   if (earlier.ptr() != nullptr && Py_REFCNT(earlier.ptr()) == 1) {
     const auto& flag = THPVariable_Unpack(earlier.ptr());

@@ -112,7 +112,8 @@ def trace_as_constant(function: Callable[..., Any]) -> None:
     """Lets dynamo call a function while it traces, and take the result for a constant."""
     import torch._dynamo
 
-    torch._dynamo.assume_constant_result(function)
+    assume_constant: Any = torch._dynamo.assume_constant_result
+    assume_constant(function)
 
 
 when_dynamo_loads(lambda: trace_as_constant(_ends_a_recipe))

@@ -32,7 +32,7 @@ struct DeviceResult {
 enum class FlagUse : std::uint8_t {
   kCopy,       ///< Raises copies of it; the flag itself is not written.
   kRaise,      ///< Raises it on its own device, and copies of it on others.
-  kOverwrite,  ///< It may be without a value: writes 0 or 1, on other devices to flags of their own.
+  kOverwrite,  ///< It may be without a value: writes 0 or 1, on other devices to flags of theirs.
 };
 
 /// What both kinds of passes take.

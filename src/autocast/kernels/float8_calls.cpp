@@ -27,8 +27,8 @@ struct Kept {
 };
 
 /// The casts to 16 bits of x and the weight are shared by the calls of a region, and a weight that
-/// is in 16 bits is there anyway. So is the fp8 cast of a weight, and that of an activation by calls
-/// that follow one another.
+/// is in 16 bits is there anyway. So is the fp8 cast of a weight, and that of an activation by
+/// calls that follow one another.
 void add_saved_bytes(Float8PlanRow& row, c10::ScalarType carrier, bool in_float8, Kept kept) {
   const auto& shape = row.shape;
   if (kept.x && kept.x_is_new) {

@@ -275,34 +275,10 @@ Float8Path path_of(const Float8Operands& operands) {
   return is_traced_backward ? Float8Path::carrier : path;
 }
 
-}  // namespace
-
-at::Tensor refuse_float8_arguments(Float8Op op) {
-  note_float8(Float8Outcome::arguments);
-  if (auto* const calls = Float8Calls::current()) [[unlikely]] {
-    calls->add(op, Float8Outcome::arguments);
-  }
-  return {};
-}
-
-at::Tensor float8_linear(PolicyDevice device, const Float8Setting& setting, Float8Op op,
-                         const Float8Operands& operands) {
+/// Casts, multiplies and records.
+at::Tensor run_product(const Float8Setting& setting, const Float8Operands& operands,
+                       const WeightSource& source, Float8Path path) {
   const auto& [x, weight, bias, is_transposed] = operands;
-  const Float8Path path = path_of(operands);
-  if (!setting.runs(op)) {
-    note_outcome(Float8Outcome::op, setting, op, operands, path);
-    return {};
-  }
-  if (path == Float8Path::carrier) {
-    note_outcome(Float8Outcome::intercepted, setting, op, operands, path);
-    return {};
-  }
-  const WeightSource source = source_of(weight, path);
-  const auto outcome = outcome_of(device, setting, operands, source);
-  note_outcome(outcome, setting, op, operands, path);
-  if (outcome != Float8Outcome::ran || Float8Calls::current() != nullptr) {
-    return {};
-  }
   const bool saves_x = is_recorded(weight);
   const bool saves_weight = is_recorded(x);
   const bool recorded = saves_x || saves_weight || (bias.defined() && is_recorded(bias));
@@ -338,6 +314,36 @@ at::Tensor float8_linear(PolicyDevice device, const Float8Setting& setting, Floa
                           saves_weight ? weight_cast : Float8Cast(), memories.grad, y);
   }
   return y;
+}
+
+}  // namespace
+
+at::Tensor refuse_float8_arguments(Float8Op op) {
+  note_float8(Float8Outcome::arguments);
+  if (auto* const calls = Float8Calls::current()) [[unlikely]] {
+    calls->add(op, Float8Outcome::arguments);
+  }
+  return {};
+}
+
+at::Tensor float8_linear(PolicyDevice device, const Float8Setting& setting, Float8Op op,
+                         const Float8Operands& operands) {
+  const Float8Path path = path_of(operands);
+  if (!setting.runs(op)) {
+    note_outcome(Float8Outcome::op, setting, op, operands, path);
+    return {};
+  }
+  if (path == Float8Path::carrier) {
+    note_outcome(Float8Outcome::intercepted, setting, op, operands, path);
+    return {};
+  }
+  const WeightSource source = source_of(operands.weight, path);
+  const auto outcome = outcome_of(device, setting, operands, source);
+  note_outcome(outcome, setting, op, operands, path);
+  if (outcome != Float8Outcome::ran || Float8Calls::current() != nullptr) {
+    return {};
+  }
+  return run_product(setting, operands, source, path);
 }
 
 }  // namespace fastamp::autocast

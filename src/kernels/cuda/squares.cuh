@@ -11,9 +11,9 @@
 // a function of the number of chunks. So the order of the sums is a function of the sizes alone.
 // Each run leaves one fp64 in scratch memory; the last block (last_block.cuh) adds them in a fixed
 // order and writes the norm: one launch for everything. Chunks with inf or NaN, which are rare,
-// raise a word that rests at zero (zeroed_workspace.h) and, where counts are asked for, add theirs to
-// integers that do; if there were any, the last block moves them to where they were asked for. It
-// writes found_inf too: 0 or 1 if the flag is to be overwritten, else 1 or nothing.
+// raise a word that rests at zero (zeroed_workspace.h) and, where counts are asked for, add theirs
+// to integers that do; if there were any, the last block moves them to where they were asked for.
+// It writes found_inf too: 0 or 1 if the flag is to be overwritten, else 1 or nothing.
 // Traffic per element: one read, and one write if it unscales; at most 512 KiB of scratch, written
 // and read. Numerics: kernels/functors/norm.h. fp64 throughput is ample on data-centre parts (on
 // 8.6 and 8.9 two fp64 operations per element bound 16-bit gradients to about 0.3e12 elements per
