@@ -63,8 +63,10 @@ bool is_excluded_operand(const at::Tensor& weight) {
   if (!are_weights_excluded_from_float8()) {
     return false;
   }
-  return is_of_python_class(weight) ? g_python_tensors.is_excluded(weight)
-                                    : is_excluded_from_float8(weight);
+  // A plan excludes fake tensors themselves.
+  return is_excluded_from_float8(weight) ||
+         (is_of_python_class(weight) && g_python_tensors.is_excluded != nullptr &&
+          g_python_tensors.is_excluded(weight));
 }
 
 }  // namespace fastamp::autocast

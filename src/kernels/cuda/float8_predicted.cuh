@@ -20,7 +20,9 @@ namespace fastamp::kernels::cuda {
 /// For a list of one entry, whose lists are those of Float8TileOp.
 struct Float8PredictedOp {
   static constexpr std::int64_t kChunkNumel = Float8TileOp::kChunkNumel;
-  static constexpr int kThreads = Float8TileOp::kThreads;
+  /// The magnitudes beside what Float8TileOp holds take 96 registers: with more threads they would
+  /// spill. 32 KiB in flight per processor.
+  static constexpr int kThreads = 512;
   static constexpr std::size_t kLists = Float8TileOp::kLists;
 
   unsigned* arrivals;

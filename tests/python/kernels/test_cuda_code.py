@@ -47,6 +47,7 @@ KERNELS = (
     Kernel("CastOp", 3, 1536, 2, 1),
     Kernel("Float8RangeOp", 3, 2048, 2, 0),
     Kernel("Float8TileOp", 3, 768, 4, 4),
+    Kernel("Float8PredictedOp", 3, 512, 4, 4),
     Kernel("add_float8_sums_kernel", 1, 2048, 0, 0),
     Kernel("upload_kernel", 2, 1024, 0, 0),
     Kernel("update_scale_kernel", 1, 32, 0, 0),
