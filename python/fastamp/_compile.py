@@ -162,9 +162,6 @@ def run_eagerly(wanted: bool) -> None:
         _apply_stance()
 
 
-when_dynamo_loads(lambda: _apply_stance())
-
-
 def _apply_stance() -> None:
     global _eager_stance
     if _wants_eager and _eager_stance is None:
@@ -172,6 +169,9 @@ def _apply_stance() -> None:
     elif not _wants_eager and _eager_stance is not None:
         _eager_stance.__exit__(None, None, None)
         _eager_stance = None
+
+
+when_dynamo_loads(_apply_stance)
 
 
 def forget_graphs() -> None:
