@@ -160,7 +160,6 @@ def cast_row(device: str, what: str, tokens: int, inputs: int, outputs: int) -> 
         GROUP,
         device,
         bytes_moved=wide * (2 * element + 4),
-        clock="events" if device == "cuda" else "host",
     )
 
 

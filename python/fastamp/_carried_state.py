@@ -47,6 +47,8 @@ def let_go(policies: bool = True) -> None:
 
 def _count(policies: bool, change: int) -> None:
     global _policy_holders, _recipe_holders
+    if sys.is_finalizing():
+        return  # A daemon thread that the end of the process stopped may have the lock for good.
     with _lock:
         before = _policy_holders + _recipe_holders
         if policies:

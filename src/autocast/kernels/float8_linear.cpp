@@ -112,10 +112,9 @@ Float8Shape shape_of(const Float8Operands& operands, const WeightSource& source)
   const auto& [x, weight, bias, is_transposed] = operands;
   const auto k = x.sym_size(-1).guard_int(__FILE__, __LINE__);
   const auto elements = x.sym_numel().maybe_as_int();
+  const auto rows = k == 0 ? 0 : elements.value_or(0) / k;
   const bool trains = source.weight != nullptr && !c10::InferenceMode::is_enabled();
-  return {.m = !elements.has_value() ? kUnknownRows
-               : k == 0              ? 0
-                                     : *elements / k,
+  return {.m = elements.has_value() ? rows : kUnknownRows,
           .k = k,
           .n = weight.sym_size(is_transposed ? 1 : 0).guard_int(__FILE__, __LINE__),
           .x_dtype = x.scalar_type(),

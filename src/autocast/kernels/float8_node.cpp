@@ -61,12 +61,14 @@ class LinearFloat8Backward final : public autograd::Node {
 
   LinearFloat8Backward(Shape shape, const Float8Setting& setting, const Float8Cast& x,
                        const Float8Cast& weight, Float8Memory memory)
-      : shape_(std::move(shape)), setting_(setting), memory_(std::move(memory)) {
+      : shape_(std::move(shape)),
+        setting_(setting),
+        memory_(std::move(memory)),
+        are_columns_(x.columns.defined() || weight.columns.defined()) {
     x_ = saved(x);
     x_inverse_ = saved(x.inverse_scale);
     weight_ = saved(weight);
     weight_inverse_ = saved(weight.inverse_scale);
-    are_columns_ = x.columns.defined() || weight.columns.defined();
   }
 
   std::string name() const override { return "LinearFloat8Backward"; }

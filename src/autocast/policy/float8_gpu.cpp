@@ -85,7 +85,7 @@ const Float8Gpu* float8_gpu(c10::Device device) {
   if (!device.is_cuda()) {
     return nullptr;
   }
-  const int index = device.has_index() ? device.index() : current_gpu();
+  const int index = device.has_index() ? int{device.index()} : current_gpu();
   if (index < 0 || index >= kMaxDevices) {
     return nullptr;
   }

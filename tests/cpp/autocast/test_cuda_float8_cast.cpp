@@ -93,7 +93,8 @@ TEST_CASE("cast_to_float8 on a GPU: off 16-byte boundaries, and views", "[float8
   }
 }
 
-TEST_CASE("cast_to_float8 on a GPU: a graph finds the scale of what is there", "[float8][cuda]") {
+TEST_CASE("cast_to_float8 on a GPU: a graph finds the scale of what is there",
+          "[float8][cuda][graph]") {
   at::manual_seed(2);
   const auto x = at::randn({200, 64}, at::kCUDA);
   const c10::cuda::CUDAStreamGuard on(c10::cuda::getStreamFromPool());
