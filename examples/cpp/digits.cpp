@@ -36,8 +36,9 @@ struct Mode {
 };
 
 fastamp::AutocastGuard region_of(const Mode& mode, torch::Device device) {
-  return mode.float8 ? fastamp::AutocastGuard(device, fastamp::Float8Recipe(), mode.dtype)
-                     : fastamp::AutocastGuard(device, mode.dtype, mode.dtype != torch::kFloat);
+  return mode.float8
+             ? fastamp::AutocastGuard(device, fastamp::Float8Recipe().min_gain(0), mode.dtype)
+             : fastamp::AutocastGuard(device, mode.dtype, mode.dtype != torch::kFloat);
 }
 
 void train(const digits::Data& data, torch::Device device, const Mode& mode,

@@ -18,7 +18,7 @@ import fastamp
 import fastamp._C as _C
 from support import float8_model
 from support.autocast_state import fastamp_state, torch_state
-from support.float8 import float8_region
+from support.float8 import float8_region, saved_bytes
 from support.float8_model import GPUS, Layer
 
 GPU = "H200 SXM"
@@ -130,19 +130,10 @@ def test_a_run_does_what_the_plan_says(min_gain: float, grad: bool):
 
 
 def saved_in_a_run(model: nn.Module, x: torch.Tensor) -> int:
-    """Bytes of the tensors that products in fp8 save: fp8 casts and their scales."""
-    found: dict[int, int] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if tensor.dtype == torch.float8_e4m3fn or tensor.shape == ():
-            found[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with float8_region(float8=RECIPE), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        output = model(x)
-    del output
-    return sum(found.values())
+    """Bytes that products in fp8 save: fp8 casts, and float32 scales."""
+    with float8_region(float8=RECIPE):
+        saved = saved_bytes(lambda: model(x), [*model.parameters(), x])
+    return saved[torch.float8_e4m3fn] + saved[torch.float32]
 
 
 @pytest.mark.parametrize("is_leaf", [True, False])

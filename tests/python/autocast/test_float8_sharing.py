@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fastamp
-from support.float8 import E4M3, float8_region
+from support.float8 import E4M3, float8_region, saved_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -28,21 +28,6 @@ def events(function: Callable[[], Any]) -> dict[str, int]:
     totals = trace.totals
     names = ("weight_casts", "other_casts", "cache_hits", "activation_hits", "kept_hits")
     return {name: totals[name] for name in names if totals[name]}
-
-
-def saved_float8(function: Callable[[], torch.Tensor]) -> int:
-    """Bytes of fp8 tensors saved for backward, each storage once."""
-    found: dict[int, int] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dtype == E4M3:
-            found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = function()
-    del output
-    return sum(found.values())
 
 
 class Attention(nn.Module):
@@ -62,7 +47,7 @@ def test_query_key_and_value_share_the_cast_of_their_input():
         counts = events(lambda: model(x))
     assert counts == {"weight_casts": 3, "other_casts": 1, "activation_hits": 2}
     with float8_region():
-        saved = saved_float8(lambda: model(x))
+        saved = saved_bytes(lambda: model(x), list(model.parameters()))[E4M3]
     # Their input has no second copy; the weights are three.
     assert saved == 16 * 32 + 3 * 48 * 32
 
