@@ -14,6 +14,8 @@ RESUME ?=
 ONLY ?=
 CATCH2_INCLUDE ?=
 FASTAMP_CUDA ?=
+TORCHES ?= 2.10.0 2.11.0 2.15.0
+PYTHONS ?= 3.10 3.11 3.12 3.13 3.14
 
 ifeq ($(VENV),none)
   PY := $(PYTHON)
@@ -37,7 +39,7 @@ endif
 # Runs a command with the oneDNN level that this CPU survives.
 RUN := $(PY) tools/with_cpu_isa.py --cache build/cpu_isa.json --
 
-.PHONY: help build test emulate-long mutants gpu demo bench lint compat clean
+.PHONY: help build test emulate-long mutants gpu demo bench docs lint compat wheel wheel-test release-check clean
 .DEFAULT_GOAL := help
 
 help:
@@ -47,9 +49,13 @@ help:
 	@echo 'make mutants  break the CUDA kernels in known ways: does a test notice? An hour (ONLY=cast.cu)'
 	@echo 'make bench  measure fastamp beside torch.amp'
 	@echo 'make gpu    build, tests, sanitizers and benchmarks on a GPU (STAGE="ctest pytest", RESUME=1)'
+	@echo 'make docs   the site with guides and references, in build/site/html'
 	@echo 'make lint   formatters, linters, type checks'
 	@echo 'make compat TORCH=2.15.0  build and test against another torch, in an environment of its own'
+	@echo 'make wheel  one wheel for several torches and Pythons, in dist (TORCHES="2.11.0 2.15.0" PYTHONS="3.11 3.12")'
+	@echo 'make wheel-test  installs it beside each of TORCHES with each of PYTHONS, and uses it'
 	@echo 'make build  the native part and an editable install'
+	@echo 'make release-check  all of these and more, hours of it; says what failed (ONLY="lint docs")'
 	@echo 'make clean  remove build products (VENV stays)'
 	@echo 'Variables: PYTHON=python3 VENV=.venv|none TORCH=torch==2.11.0 JOBS=n CATCH2_INCLUDE=folder'
 	@echo '           FASTAMP_CUDA=AUTO|ON|OFF (AUTO; for demo OFF where there is no GPU)'
@@ -84,6 +90,12 @@ endif
 bench: build
 	$(RUN) $(PY) -m benchmarks
 
+docs: build
+ifneq ($(VENV),none)
+	sh tools/setup_system.sh docs '$(PYTHON)'
+endif
+	$(PY) tools/docs_site.py
+
 lint: build
 	$(PY) tools/lint.py --build-dir $(BUILD_DIR) --jobs $(JOBS)
 
@@ -93,6 +105,16 @@ ifneq ($(VENV),none)
 	sh tools/setup_system.sh all '$(PYTHON)' '$(CATCH2_INCLUDE)'
 endif
 	$(PYTHON) tools/compat.py --torch '$(TORCH)' --cuda $(or $(FASTAMP_CUDA),AUTO) --jobs $(JOBS)
+
+wheel: build
+	$(PY) tools/build_wheel.py $(addprefix --torch ,$(TORCHES)) $(addprefix --python ,$(PYTHONS)) \
+	  --cuda $(or $(FASTAMP_CUDA),AUTO) --jobs $(JOBS)
+
+wheel-test: $(ENVIRONMENT)
+	$(PY) tools/wheel_test.py $(addprefix --torch ,$(TORCHES)) $(addprefix --python ,$(PYTHONS))
+
+release-check: $(ENVIRONMENT)
+	$(PY) tools/release_check.py $(addprefix --only ,$(ONLY))
 
 clean:
 	rm -rf build dist python/fastamp.egg-info python/fastamp/lib python/fastamp/include python/fastamp/share

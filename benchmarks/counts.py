@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ LESS_IS_BETTER = (
     "MiB peak",
     "MiB saved for backward",
     "MiB kept between steps",
+    "bytes kept per parameter",
+    "peak bytes per parameter",
 )
 CAST = "aten::_to_copy"
 # Dtypes of a cast's source, as the profiler writes them; others are numbers that become tensors.
@@ -163,6 +166,49 @@ def profiled(
         waits = sum(name in WAITS for name in names) - 1  # the profiler waits once itself
         counts["syncs"] = float(max(counts["syncs"], waits))
     return {**counts, "MiB allocated": (total - shared.bytes) / MEBI, "MiB peak": peak / MEBI}
+
+
+def memory_levels(run: Callable[[Callable[[], None]], Any], device: str) -> tuple[int, int, int]:
+    """Counts what a run allocates and frees, from the allocator's own records.
+
+    Args:
+        run: Gets a function to call at the moment to look at.
+        device: ``cpu`` or ``cuda``.
+
+    Returns:
+        Bytes above the start: at that moment, at most, and at the end.
+    """
+    if device == "cuda":
+        return _memory_levels_cuda(run)
+    moments: list[int] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the profiler's own, about cycles
+        with profile(
+            activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+        ) as profiler:
+            run(lambda: moments.append(time.time_ns()))
+    events = [
+        (event.start_ns(), event.nbytes())
+        for event in profiler.profiler.kineto_results.events()
+        if event.name() == "[memory]" and event.device_type() != torch.autograd.DeviceType.CUDA
+    ]
+    level = peak = at_moment = 0
+    for start, size in sorted(events, key=lambda event: event[0]):
+        level += size
+        peak = max(peak, level)
+        if start <= moments[0]:
+            at_moment = level
+    return at_moment, peak, level
+
+
+def _memory_levels_cuda(run: Callable[[Callable[[], None]], Any]) -> tuple[int, int, int]:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    start = torch.cuda.memory_allocated()
+    moments: list[int] = []
+    run(lambda: moments.append(torch.cuda.memory_allocated() - start))
+    peak = torch.cuda.max_memory_allocated() - start
+    return moments[0], peak, torch.cuda.memory_allocated() - start
 
 
 def saved_for_backward(forward: Callable[[], Any], model: torch.nn.Module) -> float:

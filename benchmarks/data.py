@@ -69,9 +69,11 @@ def _windows(length: int, batch: int, test: bool, seed: int) -> Iterator[torch.T
         yield part[starts + torch.arange(length)]
 
 
-def text_batches(length: int, batch: int, device: str, test: bool = False) -> Iterator[Batch]:
+def text_batches(
+    length: int, batch: int, device: str, test: bool = False, seed: int = 1
+) -> Iterator[Batch]:
     """Yields (bytes, the bytes that follow them) of shape (batch, length)."""
-    for window in _windows(length + 1, batch, test, seed=1):
+    for window in _windows(length + 1, batch, test, seed):
         yield window[:, :-1].contiguous().to(device), window[:, 1:].contiguous().to(device)
 
 

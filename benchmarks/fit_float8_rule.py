@@ -5,7 +5,8 @@
     python -m benchmarks.fit_float8_rule --samples FILE   fits what was measured before
     python -m benchmarks.fit_float8_rule --dry-run        makes samples of --gpu up, writes nothing
 
-Measured are products in bfloat16 and in fp8, casts, and what an fp8 layer takes of the host. The
+Measured are products in bfloat16 and in fp8, the casts that regions make, to bfloat16 and to fp8 in
+both layouts, and what an fp8 layer takes of the host. The
 samples go to build/float8_samples.json, the fitted entry to src/autocast/policy/float8_constants.h.
 """
 
@@ -40,6 +41,11 @@ LINE_LENGTH = 100
 WIDTHS = (768, 1024, 1600, 2048, 4096, 8192)
 ROWS = (2048, 8192, 16384)
 CAST_ELEMENTS = tuple(2**power for power in range(18, 29))
+CASTS = (
+    (torch.float32, torch.bfloat16),
+    (torch.float32, torch.float8_e4m3fn),
+    (torch.bfloat16, torch.float8_e4m3fn),
+)
 HOST_CALLS = 200
 REPEATS = 15
 
@@ -51,7 +57,8 @@ class Sample:
     Attributes:
         kind: ``carrier`` or ``float8`` for a product, ``cast`` for a cast, ``host`` for the forward
             pass of a small fp8 layer by the host's clock.
-        sizes: Rows, depth and columns of a product; bytes read and written of a cast.
+        sizes: Rows, depth and columns of a product; of a cast the bytes read and written, and the
+            launches.
         seconds: Median time.
     """
 
@@ -66,6 +73,16 @@ def shapes() -> list[tuple[int, int, int]]:
     return [shape for m, k, n in layers for shape in ((m, k, n), (m, n, k), (n, m, k))]
 
 
+def cast_sizes(count: int, source: torch.dtype, to: torch.dtype) -> tuple[int, int]:
+    """Returns the bytes that a cast reads and writes, and its launches.
+
+    To fp8 a matrix is read for its range and then to cast it, and written in two layouts.
+    """
+    if to.itemsize > 1:
+        return count * (source.itemsize + to.itemsize), 1
+    return count * (2 * source.itemsize + 2), 2
+
+
 def traffic(kind: str, sizes: Sequence[int]) -> float:
     """Returns the bytes of a product's operands, and of its result in 16 bits."""
     rows, depth, columns = sizes
@@ -76,7 +93,8 @@ def traffic(kind: str, sizes: Sequence[int]) -> float:
 def model_seconds(constants: dict[str, Any], kind: str, sizes: Sequence[int]) -> float:
     """Returns what the model says of a product or a cast, to compare with what was measured."""
     if kind == "cast":
-        return float(sizes[0] / constants["bandwidth"] + constants["launch_seconds"])
+        moved, launches = sizes
+        return float(moved / constants["bandwidth"] + launches * constants["launch_seconds"])
     rows, depth, columns = sizes
     work = _C.float8_product_work(rows, columns, depth, constants["multiprocessors"])
     moving = traffic(kind, sizes) / constants["bandwidth"]
@@ -111,7 +129,7 @@ def fit(samples: Sequence[Sample], multiprocessors: int) -> dict[str, float]:
             raise ValueError(f"fit: expected at least {least} samples of kind {kind!r}, got fewer")
     casts = by_kind["cast"]
     per_byte, launch = _least_squares(
-        [[sample.sizes[0] for sample in casts], [1.0] * len(casts)],
+        list(zip(*(sample.sizes for sample in casts), strict=True)),
         [sample.seconds for sample in casts],
     )
     if per_byte == 0:
@@ -160,7 +178,9 @@ def synthetic(
         for shape in shapes()
     ]
     casts = [
-        sample("cast", (6 * n,), model_seconds(constants, "cast", (6 * n,))) for n in CAST_ELEMENTS
+        sample("cast", sizes, model_seconds(constants, "cast", sizes))
+        for count in CAST_ELEMENTS
+        for sizes in (cast_sizes(count, *dtypes) for dtypes in CASTS)
     ]
     return [*products, *casts, sample("host", (), host)]
 
@@ -218,9 +238,10 @@ def measure() -> list[Sample]:
         product = _float8_product(rows, depth, columns, fast=index % 3 == 0)
         samples.append(Sample("float8", shape, _timed(product)))
     for count in CAST_ELEMENTS:
-        x = torch.randn(count, device="cuda")
-        seconds = _timed(lambda x=x: x.to(torch.bfloat16))  # type: ignore[misc]
-        samples.append(Sample("cast", (6 * count,), seconds))
+        for source, to in CASTS:
+            x = torch.randn(count >> 10, 1024, device="cuda").to(source)
+            seconds = _timed(lambda x=x, to=to: _C.cast_matrix(x, to))  # type: ignore[misc]
+            samples.append(Sample("cast", cast_sizes(count, source, to), seconds))
     samples.append(Sample("host", (), _host_seconds()))
     return samples
 
@@ -307,7 +328,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--samples", type=Path, help="fit this file of samples, measure nothing")
     parser.add_argument("--out", type=Path, default=SAMPLES, help="where the samples go")
-    parser.add_argument("--constants", type=Path, default=CONSTANTS, help="the table to rewrite")
+    parser.add_argument(
+        "--constants", type=Path, default=CONSTANTS, help="where the table with the new entry goes"
+    )
     parser.add_argument("--dry-run", action="store_true", help="synthetic samples; writes nothing")
     parser.add_argument(
         "--gpu", default="H200 SXM", choices=_C.float8_gpus(), help="whose samples --dry-run makes"
@@ -356,7 +379,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     print(entry_of(gpu, comment), end="")
     if not options.dry_run:
-        text = options.constants.read_text(encoding="utf-8")
+        table = options.constants if options.constants.is_file() else CONSTANTS
+        text = table.read_text(encoding="utf-8")
         options.constants.write_text(rewritten(text, gpu, comment), encoding="utf-8")
         print(f"written to {options.constants}: build again, and keep the samples with it")
     return 0

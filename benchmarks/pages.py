@@ -64,7 +64,14 @@ HEADLINES = {
     "cuda: GPT-2 124M, 512 tokens, bf16": "training step, GPT-2 124M, bf16",
 }
 COUNTS = ("ops", "launches", "casts", "weight casts", "Mi elements cast", "syncs", "MiB allocated")
-MEMORY = ("MiB saved for backward", "MiB peak", "MiB kept between steps", "largest batch in 16 GiB")
+MEMORY = (
+    "MiB saved for backward",
+    "MiB peak",
+    "MiB kept between steps",
+    "bytes kept per parameter",
+    "peak bytes per parameter",
+    "largest batch in 16 GiB",
+)
 # Groups that have a second plot: fastamp's speed over this other candidate.
 ALSO_OVER = {weight_copies.GROUP: weight_copies.NO_COPIES}
 # Only where rows were measured beside a copy: on a GPU.

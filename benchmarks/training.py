@@ -71,7 +71,8 @@ class Training:
         self.model = work.model().to(self.device).train()
         arguments = work.optimizer, self.model.parameters(), work.lr
         if self.which == OURS:
-            autocast_dtype = self.dtype if self.weight_copies else None
+            region_dtype = torch.float8_e4m3fn if self.float8 else self.dtype
+            autocast_dtype = region_dtype if self.weight_copies else None
             self.optimizer = own_optimizer(*arguments, autocast_dtype)
         else:
             self.optimizer = torch_optimizer(*arguments)

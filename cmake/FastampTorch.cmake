@@ -10,6 +10,7 @@
 # Out: FASTAMP_TORCH_DIR       folder that holds include/ and lib/
 #      FASTAMP_TORCH_VERSION   "2.11.0"
 #      FASTAMP_TORCH_CUDA      "13.0", or "" for a torch without CUDA
+#      FASTAMP_TORCH_CXX       "17", "20": the C++ that its headers ask for
 #      FASTAMP_WHEEL_CUDA_DIRS folders of the CUDA packages for Python that go with this torch
 #      FASTAMP_TORCH_ERROR     why there is no torch; empty on success
 include_guard(DIRECTORY)
@@ -91,10 +92,12 @@ function(_fastamp_torch_from_python out_root out_nvidia out_error)
   set(${out_error} "" PARENT_SCOPE)
 endfunction()
 
-# Release and CUDA version as torch's own headers state them: true for wheels and LibTorch folders.
-function(_fastamp_torch_facts root out_version out_cuda)
+# Release, CUDA version and C++ standard as torch's own headers state them: true for wheels and
+# LibTorch folders.
+function(_fastamp_torch_facts root out_version out_cuda out_cxx)
   set(version "")
   set(cuda "")
+  set(cxx "17")
   foreach(
     header
     IN
@@ -110,8 +113,15 @@ function(_fastamp_torch_facts root out_version out_cuda)
     file(STRINGS "${root}/include/caffe2/core/macros.h" lines REGEX "\"CUDA_VERSION\"")
     string(REGEX MATCH "[0-9]+\\.[0-9]+" cuda "${lines}")
   endif()
+  if(EXISTS "${root}/include/ATen/ATen.h")
+    file(STRINGS "${root}/include/ATen/ATen.h" lines REGEX "#error C\\+\\+[0-9]+ or later")
+    if(lines MATCHES "C\\+\\+([0-9]+) or later")
+      set(cxx "${CMAKE_MATCH_1}")
+    endif()
+  endif()
   set(${out_version} "${version}" PARENT_SCOPE)
   set(${out_cuda} "${cuda}" PARENT_SCOPE)
+  set(${out_cxx} "${cxx}" PARENT_SCOPE)
 endfunction()
 
 # fastamp_torch::<name> for torch's lib<name>.so, with its headers as system headers.
@@ -128,7 +138,7 @@ function(fastamp_add_torch_library name)
       IMPORTED_LOCATION "${FASTAMP_TORCH_DIR}/lib/lib${name}.so"
       INTERFACE_INCLUDE_DIRECTORIES "${includes}"
       INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${includes}"
-      INTERFACE_COMPILE_FEATURES cxx_std_17
+      INTERFACE_COMPILE_FEATURES cxx_std_${FASTAMP_TORCH_CXX}
   )
 endfunction()
 
@@ -163,7 +173,12 @@ if(NOT FASTAMP_TORCH_DIR)
   _fastamp_torch_from_python(FASTAMP_TORCH_DIR _fastamp_nvidia FASTAMP_TORCH_ERROR)
 endif()
 if(FASTAMP_TORCH_DIR)
-  _fastamp_torch_facts("${FASTAMP_TORCH_DIR}" FASTAMP_TORCH_VERSION FASTAMP_TORCH_CUDA)
+  _fastamp_torch_facts(
+    "${FASTAMP_TORCH_DIR}"
+    FASTAMP_TORCH_VERSION
+    FASTAMP_TORCH_CUDA
+    FASTAMP_TORCH_CXX
+  )
   string(REGEX MATCH "^[0-9]+" _fastamp_cuda_major "${FASTAMP_TORCH_CUDA}")
   set(FASTAMP_WHEEL_CUDA_DIRS "")
   foreach(_fastamp_dir IN ITEMS "${FASTAMP_TORCH_DIR}/../nvidia" ${_fastamp_nvidia})

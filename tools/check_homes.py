@@ -24,13 +24,17 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "python/csrc/bindings.h": (
         "python::bind_cast_node",
         "python::bind_clear_cache",
+        "python::bind_convert",
         "python::bind_float8",
         "python::bind_float8_plan",
         "python::bind_gradients",
         "python::bind_kept_casts",
+        "python::bind_moment_codes",
         "python::bind_optim",
         "python::bind_policy",
+        "python::bind_ranges",
         "python::bind_scaler",
+        "python::bind_scaler_json",
         "python::bind_step_gate",
         "python::bind_trace",
         "python::add_region_type",
@@ -47,6 +51,10 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "kernels::update_scale_cpu",
         "kernels::update_scale_cuda",
     ),
+    "src/kernels/exponents.h": (
+        "kernels::count_exponents_cpu",
+        "kernels::count_exponents_cuda",
+    ),
     "src/kernels/fused_adamw.h": (
         "kernels::fused_adamw_cpu",
         "kernels::fused_adamw_cuda",
@@ -55,12 +63,20 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "kernels::fused_sgd_cpu",
         "kernels::fused_sgd_cuda",
     ),
+    "src/kernels/muon.h": (
+        "kernels::muon_momentum_cpu",
+        "kernels::muon_momentum_cuda",
+        "kernels::muon_apply_cpu",
+        "kernels::muon_apply_cuda",
+    ),
     # The checks of an op are beside the op.
     "src/ops/checks.h": (
         "ops::check_unscale",
         "ops::check_norm",
         "ops::check_fused_sgd",
         "ops::check_fused_adamw",
+        "ops::check_muon_momentum",
+        "ops::check_muon_apply",
     ),
     # Needs CUDA's headers.
 }

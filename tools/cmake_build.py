@@ -39,9 +39,11 @@ class Build:
         keep_going: Build what compiles, although something else does not.
         demo: Build what the demo needs and nothing else, and the CUDA part only where there is a
             GPU. A folder that is configured for more stays so.
-        relocatable: Whether the result may not name this machine's folders (wheels).
+        site_packages: For wheels, the way from the folder that is installed into to that of all
+            packages: the result then names no folder of this machine.
         jobs: Compilations at the same time.
         python: The interpreter whose torch is built against.
+        pythons: More interpreters that get a module.
     """
 
     build_dir: Path
@@ -50,9 +52,10 @@ class Build:
     package: bool = False
     keep_going: bool = False
     demo: bool = False
-    relocatable: bool = False
+    site_packages: str = ""
     jobs: int = os.cpu_count() or 1
     python: str = sys.executable
+    pythons: Sequence[str] = ()
 
     def configure_command(self) -> list[str]:
         """Returns the cmake command line.
@@ -90,14 +93,21 @@ class Build:
         if left_out := tests_left_out(self.build_dir):
             print(f"left out: C++ tests: {left_out}", flush=True)
         cmake = find_tool("cmake")
+        pythons = ";".join(self.pythons)
+        # Also where an earlier build had some: their modules are not to be installed any more.
+        if pythons != cached(self.build_dir, "FASTAMP_MORE_PYTHONS"):
+            more = f"-DFASTAMP_MORE_PYTHONS={pythons}"
+            subprocess.run([cmake, str(self.build_dir), more], check=True)
         wanted = DEMO_TARGETS if self.demo else PACKAGE_TARGETS if self.package else ()
+        wanted = (*wanted, "fastamp_modules") if self.pythons else wanted
         targets = ["--target", *wanted] if wanted else []
         targets += ["--", "-k", "0"] if self.keep_going else []
         subprocess.run([cmake, "--build", self.build_dir, f"-j{self.jobs}", *targets], check=True)
         install = [cmake, "--install", str(self.build_dir), "--prefix", str(self.package_dir)]
         environment = dict(os.environ)
-        if self.relocatable:
-            environment["FASTAMP_RELOCATABLE"] = "1"  # read by cmake/FastampInstall.cmake
+        if self.site_packages:
+            # Read by cmake/FastampInstall.cmake.
+            environment["FASTAMP_RELOCATABLE"] = self.site_packages
         for component in ("fastamp", "python"):
             # Lists every file it finds up to date; only errors are news.
             subprocess.run(
@@ -128,12 +138,17 @@ class Build:
         stamp.write_text("\n".join(wanted), encoding="utf-8")
 
 
-def tests_left_out(build_dir: Path) -> str:
-    """Returns why a build folder has no C++ tests though they were asked for; else ""."""
+def cached(build_dir: Path, name: str) -> str:
+    """Returns the value of a variable in a build folder's cache; "" where there is none."""
     cache = build_dir / "CMakeCache.txt"
     lines = cache.read_text(encoding="utf-8").splitlines() if cache.is_file() else []
-    begin = "FASTAMP_TESTS_LEFT_OUT:INTERNAL="
-    return next((line[len(begin) :] for line in lines if line.startswith(begin)), "")
+    found = (line.partition("=")[2] for line in lines if line.startswith(f"{name}:"))
+    return next(found, "")
+
+
+def tests_left_out(build_dir: Path) -> str:
+    """Returns why a build folder has no C++ tests though they were asked for; else ""."""
+    return cached(build_dir, "FASTAMP_TESTS_LEFT_OUT")
 
 
 def cuda_option(command: Sequence[str]) -> str | None:

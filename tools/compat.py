@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 
 from cmake_build import ROOT
@@ -33,15 +34,20 @@ def run(python: Path, *arguments: str, check: bool = True, **environment: str) -
     return subprocess.run(command, cwd=ROOT, env=inherited | environment, check=check).returncode
 
 
-def make_environment(folder: Path, torch: str) -> Path:
+def make_environment(folder: Path, torch: str, extras: Sequence[str] = EXTRAS) -> Path:
     """Makes the virtual environment once for each torch and state of the pinned packages.
+
+    Args:
+        folder: Where it is made.
+        torch: Version, e.g. "2.15.0".
+        extras: Which of our optional dependencies it gets.
 
     Returns:
         Its interpreter.
     """
     python = folder / "bin" / "python"
     optional = read_pyproject()["project"]["optional-dependencies"]
-    wanted = [f"torch=={torch}", *(name for extra in EXTRAS for name in optional[extra])]
+    wanted = [f"torch=={torch}", *(name for extra in extras for name in optional[extra])]
     stamp = folder / "fastamp_packages.txt"
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == "\n".join(wanted):
         return python

@@ -173,4 +173,85 @@ GROUPS = (
             Change("an unknown amax is a prediction", "*last_amax != kUnknownAmax &&", "true &&"),
         ),
     ),
+    Group(
+        "float8_copies.cuh",
+        SOURCES,
+        ("float8_copies",),
+        (
+            Change("skipped steps are refreshed", "if (!refresh.has_step) {", "if (false) {"),
+            Change("every copy stands", "if (refresh.stands) {", "if (true) {"),
+            Change(
+                "no copy stands",
+                "if (refresh.stands) {",
+                "if (false) {",
+                "a cast by the same scale writes the same bits: only time would tell",
+            ),
+            Change("inf is cast as finite", "refresh.is_finite ? 1U : 0U", "1U"),
+            Change(
+                "copies without a transposed one",
+                "if (matrix.transposed == nullptr) {",
+                "if (false) {",
+            ),
+            Change("headers stay", "        *header = refresh.header();\n", ""),
+            Change(
+                "headers of skipped steps are rewritten",
+                "      if (refresh.has_step) {",
+                "      if (true) {",
+            ),
+            Change("bands are not told apart", "row + lane / 8 * kFloat8TileRows,", "row,"),
+            Change("columns overlap", "column + lane % 8 * 4)", "column + lane % 8 * 2)"),
+        ),
+    ),
+    Group(
+        "float8_tiles.cuh",
+        SOURCES,
+        ("float8_copies",),
+        (
+            Change(
+                "bands beyond the last row are transposed",
+                "    if (row >= matrix.rows || column >= matrix.columns) {\n      return;\n"
+                "    }\n    const std::uint8_t* from",
+                "    const std::uint8_t* from",
+            ),
+            Change(
+                "squares in another order",
+                "columns[k].lanes[i] = square",
+                "columns[i].lanes[k] = square",
+            ),
+        ),
+    ),
+    Group(
+        "step_kernel.cuh",
+        ("fused_sgd.cu", "fused_adamw.cu"),
+        ("fused_sgd", "fused_adamw"),
+        (
+            Change("the range is not left", "      leave_amax(amax, done.half, lane);\n", ""),
+            Change("skipped steps leave a range", "&& (thread.does & kSteps) != 0) {", ") {"),
+        ),
+    ),
+    Group(
+        "step_operands.cuh",
+        ("fused_sgd.cu", "fused_adamw.cu"),
+        ("fused_sgd", "fused_adamw"),
+        (
+            Change(
+                "lane 0 alone leaves its range",
+                "int step = kWarpSize / 2; step > 0; step /= 2",
+                "int step = 0; step > 0; step /= 2",
+            ),
+            Change(
+                "the range is stored, not raised",
+                "atomicMax(&float8_header(copy)->amax, amax + 1);",
+                "float8_header(copy)->amax = amax + 1;",
+            ),
+            Change("zeros count as no step", "->amax, amax + 1)", "->amax, amax)"),
+            Change("inf goes unnoticed", "    atomicMax(&header->not_finite, 1U);\n  }\n", "  }\n"),
+            Change("missing elements count", "place.holds(k) ? weight[k] : 0.0F", "weight[k]"),
+            Change(
+                "fp8 copies are taken for 16 bits",
+                "return half_storage == Storage::kFloat8 ? Mix::kFloat8 : Mix::kCopied;",
+                "return Mix::kCopied;",
+            ),
+        ),
+    ),
 )

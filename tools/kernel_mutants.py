@@ -413,4 +413,41 @@ GROUPS = (
             Change("writes its gradients", "cuda::sum_squares(", "cuda::unscale_and_sum_squares("),
         ),
     ),
+    Group(
+        "exponents.cu",
+        ("exponents.cu",),
+        ("exponents",),
+        (
+            Change("no barrier after clearing", "    __syncwarp();  // the zeros are there\n", ""),
+            Change(
+                "no barrier after counting", "    __syncwarp();  // all lanes have counted\n", ""
+            ),
+            Change(
+                "no barrier before the next range",
+                "    __syncwarp();  // all lanes have read, before the next range clears\n",
+                "",
+            ),
+            Change(
+                "warps share their counts",
+                "bins_of_warps[threadIdx.x / cuda::kWarpSize]",
+                "bins_of_warps[0]",
+            ),
+            Change(
+                "counts are not atomic",
+                "atomicAdd(bins + exponent_column(bits), 1U);",
+                "bins[exponent_column(bits)] += 1U;",
+            ),
+            Change(
+                "the last columns are not cleared",
+                "i < kExponentBins; i += cuda::kWarpSize) {\n      bins[i] = 0;",
+                "i < kExponentBins - 2; i += cuda::kWarpSize) {\n      bins[i] = 0;",
+            ),
+            Change(
+                "the table is not written atomically",
+                "        atomicAdd(row + i, static_cast<Word>(bins[i]));\n",
+                "        row[i] += static_cast<Word>(bins[i]);\n",
+            ),
+            Change("0 is the least", "bits != 0 && bits < least", "bits < least"),
+        ),
+    ),
 )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 from patience import patience
 
 ROOT = Path(__file__).resolve().parent.parent
+PROCESSES = 2  # more would each have too few threads for what tests threads
 CTEST_SECONDS = 600  # after which a C++ program counts as hanging, on two idle cores
 CTEST_SUMMARY = re.compile(r"^(\d+% tests passed.*|No tests were found.*)$")
 PYTEST_SUMMARY = re.compile(r"^=+ .*\b(passed|failed|error|errors|skipped|no tests ran)\b.* =+$")
@@ -37,7 +39,7 @@ def run(command: list[str], summary: re.Pattern[str]) -> tuple[int, str]:
     return process.returncode, found
 
 
-def ctest_command(build_dir: Path, label: str = "") -> list[str]:
+def ctest_command(build_dir: Path, label: str = "", processes: int = 1) -> list[str]:
     """Returns the ctest call, for tests with a label if one is given; ctest lies beside cmake."""
     beside = shutil.which("ctest", path=str(Path(sys.executable).parent))
     ctest = beside or shutil.which("ctest")
@@ -52,8 +54,17 @@ def ctest_command(build_dir: Path, label: str = "") -> list[str]:
         "--no-tests=error",
         "--timeout",
         str(round(patience(CTEST_SECONDS))),
+        "--parallel",
+        str(processes),
         *selection,
     ]
+
+
+def side_by_side() -> list[str]:
+    """Returns pytest's options for two processes, each with whole files; none without xdist."""
+    if importlib.util.find_spec("xdist") is None:
+        return []
+    return ["--numprocesses", str(PROCESSES), "--dist", "loadfile"]
 
 
 def gpu_name() -> str:
@@ -71,13 +82,20 @@ def main() -> int:
     options = parser.parse_args()
     if options.emulated:
         os.environ["FASTAMP_EMULATE_LONG"] = "1"
-        return run(ctest_command(options.build_dir, "emulated"), CTEST_SUMMARY)[0]
+        return run(ctest_command(options.build_dir, "emulated", PROCESSES), CTEST_SUMMARY)[0]
     gpu = gpu_name()
     if options.cuda and not gpu:
         raise SystemExit("no CUDA GPU here: nothing was tested")
     print(f"GPU: {gpu}" if gpu else "no CUDA GPU here: tests that need one are skipped", flush=True)
-    pytest = [sys.executable, "-m", "pytest", *(["-m", "cuda"] if options.cuda else [])]
-    command = ctest_command(options.build_dir, "cuda" if options.cuda else "")
+    pytest = [sys.executable, "-m", "pytest"]
+    if options.cuda:
+        pytest += ["-m", "cuda"]
+    if not gpu:  # whose memory and time tests count
+        pytest += side_by_side()
+        # Else threads that wait spin on the cores that the other process needs.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    label = "cuda" if options.cuda else ""
+    command = ctest_command(options.build_dir, label, 1 if gpu else PROCESSES)
     ctest_status, ctest_line = run(command, CTEST_SUMMARY)
     pytest_status, pytest_line = run(pytest, PYTEST_SUMMARY)
     print(f"\n{ctest_line}\n{pytest_line}", flush=True)

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Installs what make needs from the system's packages: as root by itself, else it prints the command.
-# Usage: setup_system.sh demo|all PYTHON [CATCH2_INCLUDE]
+# Usage: setup_system.sh demo|all|docs PYTHON [CATCH2_INCLUDE]
 set -eu
 purpose=$1
 python=$2
@@ -19,10 +19,14 @@ sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.
   need python3-dev
 if [ "$purpose" = all ]; then
   command -v shellcheck >/dev/null || need shellcheck
+  command -v pkg-config >/dev/null || need pkg-config
   if [ -z "$catch2_include" ] && [ ! -e /usr/include/catch2/catch.hpp ] &&
     [ ! -e /usr/include/catch2/catch_all.hpp ] && [ ! -e /usr/local/include/catch2 ]; then
     need catch2
   fi
+fi
+if [ "$purpose" = docs ]; then
+  command -v doxygen >/dev/null || need doxygen
 fi
 
 [ -n "$packages" ] || exit 0

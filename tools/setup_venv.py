@@ -21,7 +21,7 @@ else:
     from pip._vendor import tomli as tomllib
 
 DEMO_EXTRAS = ("build", "demo")
-EXTRAS = (*DEMO_EXTRAS, "test", "bench", "thirdparty", "lint")
+EXTRAS = (*DEMO_EXTRAS, "test", "bench", "export", "thirdparty", "docs", "lint")
 # torchvision is pinned for this torch; for another one pip finds the one that fits.
 PINNED_TORCH = "torch==2.11.0"
 

@@ -12,11 +12,6 @@ GROUPS = (
         ("fused_adamw",),
         (
             Change(
-                "no alignment check",
-                "  return address % (storage == Storage::kFloat ? 16 : 8) == 0;  // null is",
-                "  return address % 2 == 0 || storage == Storage::kFloat;",
-            ),
-            Change(
                 "vectors beyond the end",
                 "(range.end - range.begin) / kStepVector * kStepVector",
                 "(range.end - range.begin + 3) / kStepVector * kStepVector",
@@ -44,8 +39,8 @@ GROUPS = (
             ),
             Change(
                 "lane stride of misaligned arrays",
-                "i < range.end; i += kWarpSize * kStepVector) {",
-                "i < range.end; i += kWarpSize) {",
+                "i < end; i += kWarpSize * kStepVector) {",
+                "i < end; i += kWarpSize) {",
             ),
             Change(
                 "skipped step stores",
@@ -79,6 +74,48 @@ GROUPS = (
                 "if (group != thread.group) {",
             ),
             Change(
+                "bf16 moments as the usual fp32 ones",
+                "if (kNoisy || at.moment_storage != Storage::kFloat) {",
+                "if (kNoisy) {",
+            ),
+            Change(
+                "rests of misaligned arrays as masters",
+                "if (again.rests) {",
+                "if (false) {",
+            ),
+            Change(
+                "first moments rounded by noise",
+                "if (kNoisy && m > 0) {",
+                "if (kNoisy) {",
+            ),
+            Change(
+                "all elements of a lane with one noise",
+                "place.index(k)",
+                "place.index(0)",
+            ),
+            Change(
+                "the noise of another step",
+                "Noise::at(origin, thread.steps)",
+                "Noise::at(origin, thread.steps + 1.0F)",
+            ),
+            Change(
+                "moments of an unused list are loaded",
+                "raw[m] = held ? place.load",
+                "raw[m] = true ? place.load",
+            ),
+        ),
+    ),
+    Group(
+        "step_operands.cuh",
+        ("fused_adamw.cu",),
+        ("fused_adamw",),
+        (
+            Change(
+                "no alignment check",
+                "  return address % bytes == 0;  // null is",
+                "  return address % 2 == 0 || storage == Storage::kFloat || bytes == 0;",
+            ),
+            Change(
                 "16-bit gradients as the usual fp32 ones",
                 "if (!usual || wide == follows) {",
                 "if (!usual || (wide && follows)) {",
@@ -89,20 +126,74 @@ GROUPS = (
                 "(moments[m] != nullptr || m >= usual_moments)",
             ),
             Change(
-                "bf16 moments as the usual fp32 ones",
-                "      if (at.moment_storage == Storage::kFloat) {",
-                "      if (true) {",
-            ),
-            Change(
                 "copies are not written by their loop",
                 ": kMix != Mix::kFloat) {",
                 ": kMix == Mix::kMaster) {",
             ),
             Change(
-                "moments of an unused list are loaded",
-                "raw[m] = held ? place.load",
-                "raw[m] = true ? place.load",
+                "rests as masters",
+                "    return rests ? Mix::kRest : Mix::kMaster;",
+                "    return Mix::kMaster;",
             ),
+            Change(
+                "rests of the weights before the step",
+                "rests[k] = static_cast<std::uint16_t>(rest);",
+                "rests[k] = 0;",
+            ),
+        ),
+    ),
+    Group(
+        "step_codes.cuh",
+        ("fused_adamw.cu",),
+        ("fused_adamw",),
+        (
+            Change(
+                "lanes of 64",
+                "/ kStepVector;\n    const std::uint32_t first =",
+                "/ 2;\n    const std::uint32_t first =",
+            ),
+            Change(
+                "a scale for each lane",
+                "unsigned step = lanes / 2; step > 0; step /= 2",
+                "unsigned step = 0; step > 0; step /= 2",
+            ),
+            Change(
+                "a scale of half a group",
+                "unsigned step = lanes / 2; step > 0; step /= 2",
+                "unsigned step = lanes / 4; step > 0; step /= 2",
+            ),
+            Change(
+                "scales exchanged",
+                "      scale[0] = static_cast<std::uint8_t>(first_scale);",
+                "      scale[0] = static_cast<std::uint8_t>(second_scale);",
+            ),
+            Change(
+                "the first scale of another group",
+                "decode<FirstMomentCodes>(first, scale[0], moments[0]);",
+                "decode<FirstMomentCodes>(first, scale[1], moments[0]);",
+            ),
+            Change("first moments always by noise", "noisy_first ? First", "true ? First"),
+            Change("first moments never by noise", "noisy_first ? First", "false ? First"),
+            Change("one noise for four", "place.index(k)", "place.index(0)"),
+            Change(
+                "lanes beyond the end step",
+                "four<kMix>(Neighbours{own}, own < range.end, amax);",
+                "four<kMix>(Neighbours{own}, true, amax);",
+            ),
+            Change("a skipped step encodes", "    if (!steps) {\n      return;\n    }\n", ""),
+            Change("a skipped step stores weights", "    if (steps) {\n", "    if (true) {\n"),
+            Change("gradients are not written", "    if (writes_grads) {\n", "    if (false) {\n"),
+            Change(
+                "misaligned arrays as aligned ones", "      if (aligned) {\n", "      if (true) {\n"
+            ),
+            Change(
+                "lane stride",
+                "i < range.end; i += kWarpSize * kStepVector",
+                "i < range.end; i += kWarpSize",
+            ),
+            Change("scales are written while others read them", "    __syncwarp();\n", ""),
+            Change("all lanes write their group's scales", "if (is_first_of_group(place)) {", "{"),
+            Change("magnitudes with their signs", "bits_of(in[k]) & 0x7fffffffU", "bits_of(in[k])"),
         ),
     ),
     Group(
@@ -119,6 +210,11 @@ GROUPS = (
                 "half of a quad's pairs",
                 "quad.words[1] = pair.words[1];",
                 "quad.words[1] = pair.words[0];",
+            ),
+            Change(
+                "misaligned elements with the noise of their neighbours",
+                "int k) const { return at + k * kWarpSize; }",
+                "int k) const { return at + k; }",
             ),
             Change("elements behind the last", "k * kWarpSize < left", "true || k < left"),
             Change("last element is left out", "k * kWarpSize < left", "k * kWarpSize < left - 1"),
@@ -142,6 +238,54 @@ GROUPS = (
                 "entries of other groups too",
                 "entry.group < first || entry.group >= first + kLaunchGroups",
                 "entry.group < first",
+            ),
+        ),
+    ),
+    Group(
+        "muon.cu",
+        ("muon.cu",),
+        ("muon",),
+        (
+            Change("no alignment check", "    if (at.aligned()) {", "    if (true) {"),
+            Change(
+                "vectors beyond the end",
+                "(range.end - range.begin) / kStepVector * kStepVector;",
+                "(range.end - range.begin + 3) / kStepVector * kStepVector;",
+            ),
+            Change(
+                "lane stride",
+                "i < stop;\n           i += cuda::kWarpSize * kStepVector) {",
+                "i < stop;\n           i += cuda::kWarpSize) {",
+            ),
+            Change(
+                "lane stride of misaligned arrays",
+                "i < range.end; i += cuda::kWarpSize * kStepVector) {",
+                "i < range.end; i += cuda::kWarpSize) {",
+            ),
+            Change(
+                "skipped step stores momentum",
+                "    if (steps) {\n      place.store(buffer",
+                "    {\n      place.store(buffer",
+            ),
+            Change(
+                "updates of a skipped step",
+                "update[k] = steps ? update[k] : 0.0F;",
+                "update[k] = update[k] + 0.0F;",
+            ),
+            Change(
+                "gradients of a skipped step are not read",
+                "steps || thread.writes_grads;",
+                "steps;",
+            ),
+            Change(
+                "constants of the first group",
+                "tag.group() != thread.group",
+                "thread.group == ~0U",
+            ),
+            Change(
+                "second launch is left out",
+                "first < groups.size(); first",
+                "first < 1; first",
             ),
         ),
     ),

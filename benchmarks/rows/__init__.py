@@ -10,7 +10,11 @@ from benchmarks.rows import (
     claims,
     clip,
     float8,
+    inference,
     kernels,
+    layouts,
+    lean,
+    muon,
     ops,
     regions,
     scaler,
@@ -24,7 +28,21 @@ from benchmarks.traffic import beside_a_copy
 def all_rows(devices: Sequence[str]) -> list[Row]:
     """Returns every row of these devices, in table order; tensors are made when they are run."""
     rows = regions.rows() if "cpu" in devices else []
-    for module in (ops, kernels, scaler, clip, steps, training, weight_copies, float8, claims):
+    for module in (
+        ops,
+        kernels,
+        scaler,
+        clip,
+        steps,
+        layouts,
+        muon,
+        training,
+        lean,
+        weight_copies,
+        float8,
+        inference,
+        claims,
+    ):
         for device in devices:
             rows += map(beside_a_copy, module.rows(device))
     return rows

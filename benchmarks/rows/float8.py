@@ -267,6 +267,64 @@ def _trainings(workload: Workload, device: str, step: str) -> dict[str, Candidat
     return found
 
 
+COPIES, CASTS = OURS, "fastamp, fp8 casts in the region"
+
+
+def copies_row(device: str, inputs: int, outputs: int) -> Row:
+    """Returns the row of fp8 weight copies that the step writes, beside casts in the region.
+
+    One training step of a layer with next to no products: the optimizer and the casts of its
+    weight are what there is to time.
+    """
+
+    def candidates() -> dict[str, Candidate]:
+        check_gpu(device)
+        ways = {BASELINE: (BASELINE, False), COPIES: (OURS, True), CASTS: (OURS, False)}
+        found = {}
+        for name, (which, copies) in ways.items():
+            step = _step_of_one_layer(device, inputs, outputs, which, copies=copies)
+            for _ in range(3):  # The third step finds copies and a region that casts nothing.
+                step()
+            before = use_kernels_of(which)
+            found[name] = Candidate("step()", {"step": step}, before, fastamp._C.register_kernels)
+        return found
+
+    # AdamW with fp32 states, a read of the gradient, the copy, its transposition.
+    return Row(
+        f"{device}: fp8: weight copies written by the step, {outputs} x {inputs}",
+        candidates,
+        GROUP,
+        device,
+        bytes_moved=inputs * outputs * (28 + 1 + 2),
+    )
+
+
+def _step_of_one_layer(
+    device: str, inputs: int, outputs: int, which: str, *, copies: bool
+) -> Callable[[], None]:
+    torch.manual_seed(0)
+    x = torch.randn(16, inputs, device=device, dtype=BF16)
+    layer = nn.Linear(inputs, outputs, bias=False, device=device)
+    options = {"lr": 1e-4}
+    optimizer: torch.optim.Optimizer
+    if which == BASELINE:
+        optimizer = torch.optim.AdamW(layer.parameters(), fused=True, **options)
+    else:
+        optimizer = fastamp.optim.AdamW(
+            layer.parameters(), autocast_dtype=torch.float8_e4m3fn if copies else None, **options
+        )
+    region = region_of(which, device, every_product())
+
+    def step() -> None:
+        with region:
+            y = layer(x)
+        y.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
 def training_row(
     workload: Workload, device: str, goal: Goal | None, step: str = "step()", weight: float = 6.0
 ) -> Row:
@@ -291,6 +349,7 @@ def _gpu_rows(device: str) -> list[Row]:
     found.append(linear_row(device, 1024, 1024, 1024, rule=False))
     found.append(cast_row(device, "activation", 32768, 4096, 16))
     found.append(cast_row(device, "weight", 16, 4096, 14336))
+    found.append(copies_row(device, 4096, 14336))
     never_slower = at_least_times(0.98)
     block = Workload(
         "Llama 8B block, 4096 tokens, forward and backward",

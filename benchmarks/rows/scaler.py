@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+import fastamp
 from benchmarks.goals import at_least_times, at_most, both, near_bandwidth_of
 from benchmarks.harness import BASELINE, OURS, Candidate, Goal, Row
-from benchmarks.sides import SCALERS
+from benchmarks.sides import REGIONS, SCALERS, use_kernels_of
 from benchmarks.traffic import passes, total
 
 GROUP = "Scaler"
@@ -18,6 +19,7 @@ GROUP = "Scaler"
 SCALE = 1.0001
 COUNTS = (1, 10, 100, 1000, 10_000, 100_000)
 LARGE = (150, 600_000)
+UNLOGGED = "fastamp, not logged"
 # Elements in all, for curves of cost against bytes: 64 KiB to 1 GiB of fp32.
 SIZES = tuple(2**exponent for exponent in range(14, 29, 2))
 
@@ -195,6 +197,53 @@ def _unscale_goals() -> dict[int, Goal]:
     return goals
 
 
+def _train(which: str, device: str) -> Callable[[], None]:
+    """Returns a training step: four layers in a region, backward, scaler."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4))).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    scaler = make_scaler(which, device)
+    region = REGIONS[which](device, dtype=torch.bfloat16)
+    x = torch.randn(32, 64, device=device)
+
+    def train() -> None:
+        optimizer.zero_grad()
+        with region:
+            loss = model(x).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    train.__dict__["scaler"] = scaler
+    return train
+
+
+def _logged(device: str) -> Row:
+    """What log_to costs: the smallest step that there is reason to log."""
+
+    def candidates() -> dict[str, Candidate]:
+        # Of its own, which is not logged: counts of casts are the process's, and end with the log.
+        found = {
+            name: Candidate(
+                "train()",
+                {"train": _train(which, device)},
+                use_kernels_of(which),
+                use_kernels_of(OURS),
+            )
+            for name, which in ((BASELINE, BASELINE), (UNLOGGED, OURS))
+        }
+        train = _train(OURS, device)
+        logs: list[Any] = []
+
+        def begin() -> None:
+            use_kernels_of(OURS)()
+            logs.append(fastamp.log_to(lambda *_: None, vars(train)["scaler"]))
+
+        found[OURS] = Candidate("train()", {"train": train}, begin, lambda: logs.pop().release())
+        return found
+
+    return Row(f"{device}: a step of four layers, log_to", candidates, GROUP, device)
+
+
 def rows(device: str) -> list[Row]:
     """Returns the rows of one device."""
     goals = _unscale_goals() if device == "cpu" else {}
@@ -206,4 +255,5 @@ def rows(device: str) -> list[Row]:
         *_norms(device),
         *_by_count(device, "unscale_ + update", ITERATION, {}, (10, 1000)),
         *_by_count(device, "step + update, torch's SGD", STEP, {}, (10, 100, 1000, 10_000)),
+        _logged(device),
     ]

@@ -21,7 +21,7 @@ PyObject* clear_both_caches(PyObject* self, PyObject* unused) {
 /// function object stays, its C entry point changes.
 void follow_clear_cache(py::handle function_handle) {
   PyObject* function = function_handle.ptr();
-  if (PyCFunction_CheckExact(function) == 0 || PyCFunction_GET_FLAGS(function) != METH_NOARGS) {
+  if (PyCFunction_CheckExact(function) == 0 || PyCFunction_GetFlags(function) != METH_NOARGS) {
     throw py::type_error("follow_clear_cache: expected torch's own builtin clear_autocast_cache");
   }
   PyMethodDef* definition = reinterpret_cast<PyCFunctionObject*>(function)->m_ml;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autocast/kernels/float8_calls.h"
+#include "autocast/make/data_cast.h"
+#include "autocast/make/float8_cast.h"
 #include "autocast/policy/float8_constants.h"
 #include "autocast/policy/float8_gpu.h"
 #include "autocast/policy/float8_rule.h"
@@ -10,6 +12,8 @@
 
 #include <fastamp/autocast/float8_plan.h>
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/core/Device.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
@@ -120,6 +124,24 @@ py::list plan_of_shapes(const std::vector<ShapeFields>& shapes, const std::strin
   return out;
 }
 
+/// For the program that times casts: those that regions make of a plain float32 matrix, or of a
+/// bfloat16 or float16 one to fp8; to fp8 in both layouts.
+std::vector<at::Tensor> cast_matrix(const at::Tensor& matrix, c10::ScalarType to) {
+  const auto from = matrix.scalar_type();
+  const bool to_float8 = to == c10::kFloat8_e4m3fn || to == c10::kFloat8_e5m2;
+  const bool is_16_bit = from == c10::kBFloat16 || from == c10::kHalf;
+  TORCH_CHECK_VALUE(matrix.dim() == 2 && (from == c10::kFloat || (to_float8 && is_16_bit)),
+                    "cast_matrix: expected a float32 matrix, or a 16-bit one to fp8, got ", from,
+                    " of ", matrix.dim(), " dimensions");
+  const at::NoGradGuard no_grad;
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  if (!to_float8) {
+    return autocast::cast_data_together({matrix}, to);
+  }
+  const auto cast = autocast::cast_to_float8(matrix, to, {.rows = true, .columns = true});
+  return {cast.rows, cast.columns, cast.inverse_scale};
+}
+
 }  // namespace
 
 void bind_float8_plan(py::module_& module) {
@@ -132,6 +154,7 @@ void bind_float8_plan(py::module_& module) {
   module.def("float8_gpus", float8_gpus);
   module.def("present_float8_gpu", present_gpu);
   module.def("pretend_float8_gpu", torch::wrap_pybind_function(autocast::pretend_float8_gpu));
+  module.def("cast_matrix", torch::wrap_pybind_function(cast_matrix));
   module.def("float8_product_work", autocast::float8_product_work);
   module.attr("float8_traffic_share") = autocast::kTrafficShare;
   module.def("float8_constants", constants);

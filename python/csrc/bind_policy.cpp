@@ -5,6 +5,7 @@
 #include <fastamp/autocast/guard.h>
 #include <fastamp/autocast/op_policy_guard.h>
 #include <fastamp/autocast/policy.h>
+#include <fastamp/autocast/policy_preset.h>
 #include <fastamp/autocast/registration.h>
 
 #include <c10/core/DeviceType.h>
@@ -72,6 +73,27 @@ Overrides checked_policies(const std::vector<std::pair<std::string, std::string>
   return {detail::checked_op_policies("op_policies", parsed)};
 }
 
+std::vector<std::pair<std::string, std::string>> preset(const std::string& source,
+                                                        const std::string& device) {
+  std::vector<std::pair<std::string, std::string>> edits;
+  for (const auto& edit : policy_preset(parse_device("policy_preset", source),
+                                        parse_device("policy_preset", device))) {
+    edits.emplace_back(edit.op, to_string(edit.policy));
+  }
+  return edits;
+}
+
+/// (op, policy, device)
+std::vector<std::tuple<std::string, std::string, std::string>> preset_named(
+    const std::string& name, const std::optional<std::string>& device) {
+  std::vector<std::tuple<std::string, std::string, std::string>> edits;
+  for (const auto& edit :
+       detail::op_policy_preset("preset", name, parse_optional("preset", device))) {
+    edits.emplace_back(edit.op, to_string(edit.policy), edit.device == c10::kCPU ? "cpu" : "cuda");
+  }
+  return edits;
+}
+
 void add_op(const std::string& name, const std::string& policy,
             const std::optional<std::string>& device) {
   register_op(name, autocast::policy_named("register_op: expected policy", policy),
@@ -90,6 +112,8 @@ void bind_policy(pybind11::module_& module) {
   pybind11::class_<Overrides>(module, "PolicyOverrides").def("__bool__", [](const Overrides& self) {
     return self.value != nullptr;
   });
+  module.def("policy_preset", torch::wrap_pybind_function(preset));
+  module.def("op_policy_preset", torch::wrap_pybind_function(preset_named));
   module.def("checked_op_policies", torch::wrap_pybind_function(checked_policies));
   module.def("thread_op_policies", [] { return Overrides{detail::thread_op_policies()}; });
   module.def("push_op_policies", [](const Overrides& policies, bool replace) {

@@ -3,6 +3,7 @@
 #include "python_optimizer.h"
 #include "recent_passes.h"
 #include "scaler/scaler_core.h"
+#include "scaler/step_logger.h"
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
@@ -31,6 +32,9 @@ struct CapturedOutcomes {
 using HistoryRow = std::tuple<int64_t, double, bool, double, int64_t>;
 /// (position of the parameter, inf, NaN)
 using NonFiniteRow = std::tuple<std::size_t, int64_t, int64_t>;
+
+/// (position of the parameter, zeros, elements)
+using ZerosRow = std::tuple<std::size_t, int64_t, int64_t>;
 
 /// The tensors and dictionary that a scaler lends for one call.
 struct Loan {
@@ -83,8 +87,12 @@ class PythonScalerCore {
         found_inf.is_same(fresh_flag_) ? scaler::FlagUse::kRaise : scaler::FlagUse::kCopy;
     std::shared_ptr<scaler::PassResult> pass;
     port.run([&] {
-      pass = std::make_shared<scaler::PassResult>(scaler::unscale(
-          groups.release(), inv_scale, found_inf, {.flag = use, .buffers = &record->buffers}));
+      pass = std::make_shared<scaler::PassResult>(
+          scaler::unscale(groups.release(), inv_scale, found_inf,
+                          {.flag = use,
+                           .buffers = &record->buffers,
+                           .ranges = &record->ranges,
+                           .step = core_->log().iterations()}));
     });
     py::dict flags;
     for (const auto& device : pass->devices()) {
@@ -106,7 +114,11 @@ class PythonScalerCore {
 
   void note_still_scaled(py::handle optimizer, const at::Tensor& scale) {
     auto port = port_of(optimizer, py::dict());
-    core_->record_of(port)->norm_factor = core_->sidecar().inv_scale(scale);
+    const auto record = core_->record_of(port);
+    record->norm_factor = core_->sidecar().inv_scale(scale);
+    if (record->ranges.step() == core_->log().iterations()) {
+      record->ranges.correct(record->norm_factor);
+    }
   }
 
   void apply_clips(py::handle optimizer, py::dict states) {
@@ -136,15 +148,18 @@ class PythonScalerCore {
   }
 
   MaybeTensor clip_norm(py::handle optimizer, const Loan& loan, double max_norm, double norm_type,
-                        bool error_if_nonfinite, bool may_put_off, bool may_check) {
+                        bool error_if_nonfinite, bool may_put_off, bool may_check,
+                        const py::object& norm_over_ranks) {
     auto port = port_of(optimizer, loan.states);
     if (!may_check) {
       port.forbid_checks();
     }
-    const auto norm = core_->clip_norm(
-        port, call(loan),
-        {.max_norm = max_norm, .norm_type = norm_type, .error_if_nonfinite = error_if_nonfinite},
-        may_put_off);
+    ScalerCore::NormClip clip{
+        .max_norm = max_norm, .norm_type = norm_type, .error_if_nonfinite = error_if_nonfinite};
+    if (!norm_over_ranks.is_none()) {
+      clip.norm_over_ranks = [&] { return py::cast<at::Tensor>(norm_over_ranks()); };
+    }
+    const auto norm = core_->clip_norm(port, call(loan), clip, may_put_off);
     return norm.defined() ? MaybeTensor(norm) : std::nullopt;
   }
 
@@ -169,12 +184,11 @@ class PythonScalerCore {
     return {called, port.take_result()};
   }
 
-  /// Returns what the user is to be warned of.
-  std::optional<std::string> end_iteration(const py::dict& states, const at::Tensor& scale,
-                                           const at::Tensor& growth_tracker,
-                                           const MaybeTensor& hysteresis_tracker,
-                                           const scaler::ScaleRules& rules,
-                                           const MaybeTensor& new_scale, bool capturing) {
+  /// Returns whether settle() may have something to tell.
+  bool end_iteration(const py::dict& states, const at::Tensor& scale,
+                     const at::Tensor& growth_tracker, const MaybeTensor& hysteresis_tracker,
+                     const MaybeTensor& fast_growth_limit, const scaler::ScaleRules& rules,
+                     const MaybeTensor& new_scale, bool capturing) {
     std::vector<Outcome> outcomes;
     for (const auto& [key, state] : states) {
       Outcome outcome;
@@ -190,14 +204,41 @@ class PythonScalerCore {
         outcomes.push_back(std::move(outcome));
       }
     }
-    scaler::ScaleTensors tensors{scale, growth_tracker, hysteresis_tracker.value_or(at::Tensor())};
+    scaler::ScaleTensors tensors{scale, growth_tracker, hysteresis_tracker.value_or(at::Tensor()),
+                                 fast_growth_limit.value_or(at::Tensor())};
     core_->end_iteration(tensors, rules, outcomes, new_scale.value_or(at::Tensor()), capturing);
+    return has_news();
+  }
+
+  /// Takes in what has arrived, or all of it, and gives loggers their rows.
+  /// @returns What the user is to be warned of.
+  std::optional<std::string> settle(bool wait) {
+    core_->log().settle(wait);
+    core_->pass_rows_on();
     return core_->log().take_warning();
   }
 
-  std::optional<std::string> settle(bool wait) {
-    core_->log().settle(wait);
-    return core_->log().take_warning();
+  /// @param callback  Called with step, scale, skipped, norm, overflows, underflows or None, casts
+  ///     and their bytes.
+  std::shared_ptr<scaler::StepLogger> log_to(const py::function& callback, bool casts) {
+    auto logger = std::make_shared<scaler::StepLogger>(
+        [callback](const LoggedStep& row) {
+          callback(row.step, row.scale, row.skipped, row.norm, row.overflows, row.underflows,
+                   row.casts.casts(), row.casts.cast_bytes);
+        },
+        casts);
+    core_->log_to(logger);
+    return logger;
+  }
+
+  /// Calls hooks.tell_skip(optimizer or None, step, scale, norm, growth tracker) of skips from now
+  /// on.
+  void tell_skips() {
+    core_->skip_hooks().add({.callback = [hooks = hooks_](const scaler::Skip& skip) {
+      const auto& row = skip.row;
+      hooks.attr("tell_skip")(optimizer_of(*skip.optimizer), row.step, row.scale, row.norm,
+                              row.growth_tracker);
+    }});
   }
 
   bool was_skipped(py::handle optimizer) {
@@ -250,12 +291,33 @@ class PythonScalerCore {
       for (const auto& [position, elements] : scaler::read_counts(counts)) {
         rows.emplace_back(position, elements.inf, elements.nan);
       }
-      const auto* const handle = static_cast<const PythonHandle*>(record->handle.get());
-      PyObject* const optimizer = handle == nullptr ? nullptr : handle->optimizer();
-      optimizers.append(py::make_tuple(
-          optimizer == nullptr ? py::none() : py::reinterpret_borrow<py::object>(optimizer), rows));
+      optimizers.append(py::make_tuple(optimizer_of(*record), rows));
     }
     return py::make_tuple(found.step, found.scale, optimizers);
+  }
+
+  /// (step, scale, range, (optimizer or None, rows) of each) of the gradients counted last.
+  py::object underflows() const {
+    const auto records = core_->records_counted_last();
+    if (records.empty()) {
+      return py::none();
+    }
+    UnderflowReport report;
+    py::list optimizers;
+    for (const auto& record : records) {
+      const auto counts = record->ranges.read();
+      report.step = record->ranges.step();
+      report.scale = counts.scale;
+      report.range += counts.range;
+      std::vector<ZerosRow> rows;
+      for (const auto& [position, counted] : counts.zeros) {
+        if (counted.zeros != 0) {
+          rows.emplace_back(position, counted.zeros, counted.elements);
+        }
+      }
+      optimizers.append(py::make_tuple(optimizer_of(*record), rows));
+    }
+    return py::make_tuple(std::move(report), optimizers);
   }
 
   std::size_t optimizers() const { return core_->optimizers(); }
@@ -269,15 +331,28 @@ class PythonScalerCore {
     core_->sidecar().refresh(scale);
   }
   CapturedOutcomes take_captured() { return {core_->take_captured()}; }
-  std::optional<std::string> note_replay(const at::Tensor& scale, const at::Tensor& growth_tracker,
-                                         const MaybeTensor& hysteresis_tracker,
-                                         const CapturedOutcomes& captured) {
-    core_->note_replay({scale, growth_tracker, hysteresis_tracker.value_or(at::Tensor())},
+  /// As end_iteration().
+  bool note_replay(const at::Tensor& scale, const at::Tensor& growth_tracker,
+                   const MaybeTensor& hysteresis_tracker, const MaybeTensor& fast_growth_limit,
+                   const CapturedOutcomes& captured) {
+    core_->note_replay({scale, growth_tracker, hysteresis_tracker.value_or(at::Tensor()),
+                        fast_growth_limit.value_or(at::Tensor())},
                        captured.outcomes);
-    return core_->log().take_warning();
+    return has_news();
   }
 
  private:
+  bool has_news() const {
+    return core_->log().has_warning() || core_->is_logged() || !core_->skip_hooks().empty();
+  }
+
+  /// None if it is gone.
+  static py::object optimizer_of(const scaler::OptimizerRecord& record) {
+    const auto* const handle = static_cast<const PythonHandle*>(record.handle.get());
+    PyObject* const optimizer = handle == nullptr ? nullptr : handle->optimizer();
+    return optimizer == nullptr ? py::none() : py::reinterpret_borrow<py::object>(optimizer);
+  }
+
   static FlagAgreement all_reduce_of(const py::object& hooks) {
     return [hooks](const at::Tensor& flag) { hooks.attr("all_reduce")(flag); };
   }
@@ -320,7 +395,7 @@ auto with_loan(Method method) {
                                               py::dict states, std::uint64_t times_scaled,
                                               bool agrees, More... more) {
     return (core.*method)(optimizer, {std::move(scale), std::move(states), times_scaled, agrees},
-                          std::move(more)...);
+                          std::forward<More>(more)...);
   });
 }
 
@@ -335,19 +410,22 @@ void bind_iterations(py::class_<Core>& type) {
       .def("new_flag", wrap_pybind_function(&Core::new_flag))
       .def("inv_scale", wrap_pybind_function(&Core::inv_scale))
       .def("scaled_anew", wrap_pybind_function(&Core::scaled_anew))
-      .def("clip_norm", with_loan<double, double, bool, bool, bool>(&Core::clip_norm))
+      .def("clip_norm",
+           with_loan<double, double, bool, bool, bool, const py::object&>(&Core::clip_norm))
       .def("clip_value", with_loan<double, bool, bool>(&Core::clip_value))
       .def("step", with_loan<py::tuple, py::dict, bool, bool>(&Core::step))
       .def("end_iteration",
            wrap_pybind_function(
                [](Core& core, const py::dict& states, const at::Tensor& scale,
                   const at::Tensor& growth_tracker, const MaybeTensor& hysteresis_tracker,
-                  double growth_factor, double backoff_factor, int64_t growth_interval,
-                  int64_t hysteresis, std::optional<double> min_scale,
-                  std::optional<double> max_scale, const MaybeTensor& new_scale, bool capturing) {
+                  const MaybeTensor& fast_growth_limit, double growth_factor, double backoff_factor,
+                  int64_t growth_interval, int64_t hysteresis, std::optional<double> min_scale,
+                  std::optional<double> max_scale, int64_t fast_growth_interval,
+                  const MaybeTensor& new_scale, bool capturing) {
                  return core.end_iteration(states, scale, growth_tracker, hysteresis_tracker,
+                                           fast_growth_limit,
                                            {growth_factor, backoff_factor, growth_interval,
-                                            hysteresis, min_scale, max_scale},
+                                            hysteresis, min_scale, max_scale, fast_growth_interval},
                                            new_scale, capturing);
                }));
 }
@@ -357,6 +435,9 @@ void bind_iterations(py::class_<Core>& type) {
 void bind_scaler(py::module_& module) {
   using torch::wrap_pybind_function;
   const py::class_<CapturedOutcomes> captured(module, "CapturedOutcomes");
+  py::class_<scaler::StepLogger, std::shared_ptr<scaler::StepLogger>>(module, "StepLogger")
+      .def("pass_on", wrap_pybind_function(&scaler::StepLogger::pass_on))
+      .def("drop", wrap_pybind_function(&scaler::StepLogger::drop));
   py::class_<Core> type(module, "ScalerCore", "The iterations of a gradient scaler.");
   type.def(py::init<double, int64_t, std::string, py::object>(), py::arg("init_scale"),
            py::arg("history_size"), py::arg("device"), py::arg("hooks"))
@@ -366,11 +447,14 @@ void bind_scaler(py::module_& module) {
       .def_property_readonly("scale", &Core::scale)
       .def_property_readonly("skipped", &Core::skipped)
       .def_property_readonly("skipped_in_a_row", &Core::skipped_in_a_row)
+      .def("log_to", wrap_pybind_function(&Core::log_to))
+      .def("tell_skips", wrap_pybind_function(&Core::tell_skips))
       .def("settle", wrap_pybind_function(&Core::settle))
       .def("was_skipped", wrap_pybind_function(&Core::was_skipped))
       .def("load", wrap_pybind_function(&Core::load))
       .def("history", wrap_pybind_function(&Core::history))
       .def("overflow", wrap_pybind_function(&Core::overflow))
+      .def("underflows", wrap_pybind_function(&Core::underflows))
       .def("prepare", wrap_pybind_function(&Core::prepare))
       .def("take_captured", wrap_pybind_function(&Core::take_captured))
       .def("note_replay", wrap_pybind_function(&Core::note_replay));

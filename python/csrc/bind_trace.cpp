@@ -73,6 +73,22 @@ std::string json(const Recorder& recorder) {
   return autocast::format_json(recorder.rows(), recorder.gradient_casts());
 }
 
+/// (op, device, policy, dtypes of the inputs) of the call in progress; None without an open trace.
+py::object current_op_call() {
+  const auto* const call = autocast::TracedCall::current();
+  if (call == nullptr) {
+    return py::none();
+  }
+  py::tuple inputs(call->inputs().size());
+  for (std::size_t i = 0; i < call->inputs().size(); ++i) {
+    inputs[i] = autocast::dtype_name(call->inputs()[i]);
+  }
+  return py::make_tuple(
+      call->op_name(),
+      c10::DeviceTypeName(autocast::device_type(call->device()), /*lower_case=*/true),
+      std::string(to_string(call->policy())), std::move(inputs));
+}
+
 std::optional<std::int64_t> numel_of_subclass(const at::Tensor& tensor) {
   try {
     return tensor.sym_numel().maybe_as_int();
@@ -94,6 +110,7 @@ void bind_trace(py::module_& module) {
       .def("gradient_casts", gradient_casts)
       .def("table", torch::wrap_pybind_function(table))
       .def("json", json);
+  module.def("current_op_call", current_op_call);
   module.def("skip_source_folders", skip_source_folders);
   autocast::set_source_finder(python_source);
   autocast::set_numel_reader(numel_of_subclass);

@@ -13,6 +13,9 @@ void bind_cast_node(pybind11::module_& module);
 /// Lets torch.clear_autocast_cache() empty our cast cache too.
 void bind_clear_cache(pybind11::module_& module);
 
+/// Which ops read which weights.
+void bind_convert(pybind11::module_& module);
+
 /// Fp8 recipes: what is in force, and which weights are excluded.
 void bind_float8(pybind11::module_& module);
 
@@ -28,11 +31,20 @@ void bind_kept_casts(pybind11::module_& module);
 /// The steps of the optimizers.
 void bind_optim(pybind11::module_& module);
 
+/// Moments in 8 bits, for checkpoints and changes of layout.
+void bind_moment_codes(pybind11::module_& module);
+
 /// Op table, policies and registration.
 void bind_policy(pybind11::module_& module);
 
+/// How large the elements of tensors are.
+void bind_ranges(pybind11::module_& module);
+
 /// The native half of the Python GradScaler.
 void bind_scaler(pybind11::module_& module);
+
+/// The state of a scaler as JSON.
+void bind_scaler_json(pybind11::module_& module);
 
 /// What a scaler asks of an optimizer's step.
 void bind_step_gate(pybind11::module_& module);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings.h"
+#include "core/cuda_part.h"
 
 #include <fastamp/build_info.h>
 
@@ -26,6 +27,7 @@ py::dict build_info() {
 PYBIND11_MODULE(_C, m) {
   m.doc() = "Native part of fastamp.";
   m.def("build_info", build_info);
+  m.def("why_no_cuda_part", fastamp::why_no_cuda_part);
   if (!fastamp::python::add_region_type(m.ptr()) ||
       !fastamp::python::add_torch_region_functions(m.ptr()) ||
       !fastamp::python::add_mirror_type(m.ptr()) || !fastamp::python::add_optimizer_hook(m.ptr())) {
@@ -33,13 +35,16 @@ PYBIND11_MODULE(_C, m) {
   }
   fastamp::python::bind_cast_node(m);
   fastamp::python::bind_clear_cache(m);
+  fastamp::python::bind_convert(m);
   fastamp::python::bind_float8(m);
   fastamp::python::bind_float8_plan(m);
   fastamp::python::bind_gradients(m);
   fastamp::python::bind_kept_casts(m);
   fastamp::python::bind_optim(m);
   fastamp::python::bind_policy(m);
+  fastamp::python::bind_ranges(m);
   fastamp::python::bind_scaler(m);
+  fastamp::python::bind_scaler_json(m);
   fastamp::python::bind_step_gate(m);
   fastamp::python::bind_trace(m);
 }

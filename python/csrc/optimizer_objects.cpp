@@ -53,6 +53,22 @@ py::object group_item(PyObject* group, PyObject* key) {
   return py::reinterpret_steal<py::object>(item);
 }
 
+py::object optional_item(PyObject* group, PyObject* key) {
+  PyObject* found =
+      PyDict_CheckExact(group) ? PyDict_GetItemWithError(group, key) : PyObject_GetItem(group, key);
+  if (found == nullptr && PyErr_Occurred() != nullptr) {
+    if (PyErr_ExceptionMatches(PyExc_KeyError) == 0) {
+      rethrow();
+    }
+    PyErr_Clear();
+  }
+  if (found == nullptr) {
+    return py::none();
+  }
+  return PyDict_CheckExact(group) ? py::reinterpret_borrow<py::object>(found)
+                                  : py::reinterpret_steal<py::object>(found);
+}
+
 double group_number(PyObject* group, PyObject* key) {
   const double number = PyFloat_AsDouble(group_item(group, key).ptr());
   if (number == -1.0 && PyErr_Occurred() != nullptr) {

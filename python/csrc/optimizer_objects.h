@@ -39,6 +39,8 @@ class KeepAlive {
 /// @throws py::error_already_set  KeyError, or what the conversion raises.
 py::object group_item(PyObject* group, PyObject* key);
 double group_number(PyObject* group, PyObject* key);
+/// An entry that a group may lack, which is then None.
+py::object optional_item(PyObject* group, PyObject* key);
 bool group_flag(PyObject* group, PyObject* key);
 /// The tensor in group["lr"] if it is one that a step can read on the device, else undefined.
 at::Tensor group_rate_tensor(PyObject* group);

@@ -38,6 +38,7 @@ struct Walk {
   KeepAlive& alive;
   bool writes_grads;
   PyObject* group = nullptr;
+  std::size_t number = 0;
   bool differentiable = false;
   FusableCheck param_fits{};
   FusableCheck grad_fits{};
@@ -70,10 +71,10 @@ struct Walk {
     alive.hold(item);
     if (!writes_grads && !grad.is_non_overlapping_and_dense() &&
         at::has_internal_overlap(grad) == at::MemOverlap::Yes) [[unlikely]] {
-      sink.add({item, param, grad.contiguous(), group});
+      sink.add({item, param, grad.contiguous(), group, number});
       return true;
     }
-    sink.add({item, param, grad, group});
+    sink.add({item, param, grad, group, number});
     return true;
   }
 
@@ -106,9 +107,13 @@ struct Walk {
 
 }  // namespace
 
+bool StepSink::is_differentiable(PyObject* group) const {
+  static PyObject* key = interned("differentiable");
+  return group_flag(group, key);
+}
+
 py::list gather_step(py::handle optimizer, StepSink& sink, bool writes_grads, KeepAlive& alive) {
   static PyObject* params_key = interned("params");
-  static PyObject* differentiable_key = interned("differentiable");
   py::list foreign;
   Walk walk{.sink = sink, .alive = alive, .writes_grads = writes_grads};
   const auto groups = as_fast_sequence(optimizer.attr("param_groups"));
@@ -117,7 +122,7 @@ py::list gather_step(py::handle optimizer, StepSink& sink, bool writes_grads, Ke
         py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(groups.ptr(), g));
     const auto params = as_fast_sequence(group_item(group.ptr(), params_key));
     walk.group = group.ptr();
-    walk.differentiable = group_flag(group.ptr(), differentiable_key);
+    walk.differentiable = sink.is_differentiable(group.ptr());
     sink.begin_group(group.ptr(), static_cast<std::size_t>(PySequence_Fast_GET_SIZE(params.ptr())));
     // The sizes are read each time round: Python code called below may change the lists.
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(params.ptr()); ++i) {
@@ -125,11 +130,20 @@ py::list gather_step(py::handle optimizer, StepSink& sink, bool writes_grads, Ke
       const auto item =
           py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(params.ptr(), i));
       if (!walk.take(item.ptr())) {
+        sink.check_foreign(THPVariable_Unpack(item.ptr()));
         foreign.append(py::make_tuple(g, item));
       }
+      ++walk.number;
     }
   }
   return foreign;
+}
+
+at::ScalarType StepState::dtype_of(Kind kind) {
+  if (kind == Kind::kCodes) {
+    return at::kByte;
+  }
+  return kind == Kind::kRest ? at::kShort : at::kFloat;
 }
 
 bool StepState::read(PyObject* entry, const StepParam& param, const std::array<Name, kMost>& names,
@@ -150,13 +164,23 @@ bool StepState::read(PyObject* entry, const StepParam& param, const std::array<N
       return false;
     }
     const auto dtype = tensor->scalar_type();
-    if (dtype != at::kFloat && (names[i].kind != Kind::kMoment || dtype != at::kBFloat16)) {
+    const auto usual = dtype_of(names[i].kind);
+    if (dtype != usual && (names[i].kind != Kind::kMoment || dtype != at::kBFloat16)) {
       return false;
     }
     tensors[i] = tensor;
     alive_.hold(object);
   }
   return true;
+}
+
+StepState::Name StepState::master_of_group(PyObject* group) {
+  static PyObject* const keys[] = {interned("master"), interned("master_rest"),
+                                   interned("master_param")};
+  const auto kept = optional_item(group, keys[0]);
+  const bool rest =
+      PyUnicode_Check(kept.ptr()) != 0 && PyUnicode_CompareWithASCIIString(kept.ptr(), "rest") == 0;
+  return rest ? Name{keys[1], Kind::kRest} : Name{keys[2], Kind::kMaster};
 }
 
 StepState::Tensors StepState::of(const StepParam& param, const std::array<Name, kMost>& names) {

@@ -18,6 +18,7 @@ struct StepParam {
   const at::Tensor& param;
   const at::Tensor& grad;
   PyObject* group;
+  std::size_t number;  ///< Among all parameters of the optimizer, with a gradient or not.
 
   bool is_16_bit() const { return fastamp::is_16_bit(param); }
 };
@@ -64,10 +65,15 @@ class StepSink {
 
   virtual void begin_group(PyObject* group, std::size_t size) = 0;
   virtual void add(const StepParam& param) = 0;
+  /// Whether autograd is to go through the step of a group, which is then torch's.
+  virtual bool is_differentiable(PyObject* group) const;
   /// No gradient: nothing to do, but the state's order goes on.
   virtual void skip(PyObject* param) = 0;
   /// Throws what torch throws for a sparse gradient, if it does.
   virtual void check_sparse() const = 0;
+  /// Throws what torch's own step throws for a parameter that is left to it, where that is known:
+  /// else it would throw when the others have been stepped.
+  virtual void check_foreign(const at::Tensor& /*param*/) const {}
 };
 
 /// Walks `optimizer.param_groups` and hands every parameter with a gradient to the sink. Nothing is
@@ -82,7 +88,7 @@ py::list gather_step(py::handle optimizer, StepSink& sink, bool writes_grads, Ke
 /// The tensors a step keeps for a parameter, by name; asks the optimizer to create what is missing.
 class StepState {
  public:
-  enum class Kind : std::uint8_t { kMoment, kStep, kMaster };
+  enum class Kind : std::uint8_t { kMoment, kStep, kMaster, kRest, kCodes };
   struct Name {
     PyObject* key;
     Kind kind;
@@ -99,7 +105,11 @@ class StepState {
   Tensors of(const StepParam& param, const std::array<Name, kMost>& names);
   void skip(PyObject* param) { state_.skip(param); }
 
+  /// What a group with `master="rest"`, or without, keeps of the master of a 16-bit parameter.
+  static Name master_of_group(PyObject* group);
+
  private:
+  static at::ScalarType dtype_of(Kind kind);
   bool read(PyObject* entry, const StepParam& param, const std::array<Name, kMost>& names,
             Tensors& tensors);
 

@@ -24,12 +24,12 @@ class SgdSink final : public StepSink {
     options.nesterov = group_flag(group, keys[4]);
     options.maximize = group_flag(group, keys[5]);
     moves_ = options.momentum != 0.0;
+    master_ = StepState::master_of_group(group);
     step_.begin_group(options, size);
   }
 
   void add(const StepParam& param) override {
-    static PyObject* const keys[] = {interned("momentum_buffer"), interned("momentum_steps"),
-                                     interned("master_param")};
+    static PyObject* const keys[] = {interned("momentum_buffer"), interned("momentum_steps")};
     static const at::Tensor none;
     const bool follows = param.is_16_bit();
     if (!moves_ && !follows) {
@@ -41,7 +41,7 @@ class SgdSink final : public StepSink {
     using Kind = StepState::Kind;
     const auto state = state_.of(param, {{{moves_ ? keys[0] : nullptr, Kind::kMoment},
                                           {moves_ ? keys[1] : nullptr, Kind::kStep},
-                                          {follows ? keys[2] : nullptr, Kind::kMaster}}});
+                                          follows ? master_ : StepState::Name{}}});
     if (step_.add(param.param, param.grad, *state[0], *state[1], *state[2])) {
       copies_.add(param, step_);
     }
@@ -61,6 +61,7 @@ class SgdSink final : public StepSink {
   StepCopies copies_;
   optim::SgdStep step_;
   bool moves_ = false;
+  StepState::Name master_{};
 };
 
 }  // namespace

@@ -15,7 +15,7 @@ __all__ = ["cast_together"]
 
 
 class cast_together(WeightRequest):  # noqa: N801 (reads as what it does)
-    """Casts the weights of an autocast region together, on CUDA in one launch for all.
+    """Casts the weights of an autocast region together, on CUDA in one launch (to fp8 in two).
 
     The first weight that a region casts brings along those of the last region on this thread that
     began with the same weight. Works until :meth:`release` or as a ``with`` block. Only weights

@@ -6,12 +6,17 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 import fastamp._C as _C
+from fastamp._mesh_norm import norm_over_ranks, shard_groups
+from fastamp._scaler.subclasses import multiply_subclasses
+
+if TYPE_CHECKING:
+    from fastamp._mesh_norm import Shards
 
 
 def check_finite(total_norm: Tensor, norm_type: float) -> None:
@@ -35,6 +40,21 @@ def _edits_may_be_uncounted() -> bool:
     )
 
 
+def _clip_over_ranks(
+    parameters: Any, max_norm: float, norm_type: float, error_if_nonfinite: bool, mesh: Shards
+) -> Tensor:
+    parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    groups = shard_groups("clip_grad_norm_", mesh, norm_type)
+    norm = norm_over_ranks("clip_grad_norm_", parameters, groups, norm_type)
+    if error_if_nonfinite:
+        check_finite(norm, norm_type)
+    gradients = _C.gather_parameters(parameters)
+    coefficient = _C.clip_coefficient(norm, float(max_norm))
+    gradients.multiply_(coefficient)
+    multiply_subclasses(gradients.foreign, coefficient)
+    return norm
+
+
 @torch.no_grad()
 def clip_grad_norm_(
     parameters: Tensor | Iterable[Tensor],
@@ -42,6 +62,8 @@ def clip_grad_norm_(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
+    *,
+    mesh: Shards | None = None,
 ) -> Tensor:
     """Scales gradients in place so that their norm is at most ``max_norm``.
 
@@ -58,13 +80,25 @@ def clip_grad_norm_(
         norm_type: Order of the norm; may be ``inf``. Orders but 2 are computed by torch.
         error_if_nonfinite: Refuse a norm that is inf or NaN; waits for the device.
         foreach: Passed on to torch where it does the work.
+        mesh: The norm is that over all ranks whose gradients are shards of one model, and every
+            rank of the mesh has to call this. A ``DeviceMesh`` (or a part, ``mesh["pp", "tp"]``)
+            over all dimensions of which all gradients are sharded; or a mapping that says which
+            ones: from a process group, or mesh, to the parameters of this rank that are shards over
+            it (``None``: all). Over all other groups gradients are replicas, and are counted once.
+            DTensors know their own mesh, which must not be named again.
 
     Returns:
-        The norm before clipping, a scalar of torch's dtype.
+        The norm before clipping, a scalar of torch's dtype; with ``mesh``, float32 unless there are
+        gradients in float64.
 
     Raises:
         RuntimeError: The norm is not finite, with ``error_if_nonfinite``. Nothing was changed.
+        TypeError: ``mesh`` is something else.
+        ValueError: ``mesh`` lacks this process, names a group twice or one of a DTensor's mesh, or
+            comes with a ``norm_type`` that is not above 0.
     """
+    if mesh is not None:
+        return _clip_over_ranks(parameters, max_norm, float(norm_type), error_if_nonfinite, mesh)
     if isinstance(parameters, Tensor):
         parameters = [parameters]
     elif not isinstance(parameters, types.GeneratorType):  # torch warns of empty generators.

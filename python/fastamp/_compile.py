@@ -19,7 +19,7 @@ import fastamp._C as _C
 _DYNAMO = "torch._dynamo"
 
 
-class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _AfterImport(importlib.abc.MetaPathFinder):
     """Runs callbacks once other code has imported a module.
 
     Importing dynamo costs most of a second, so fastamp never does it itself.
@@ -28,7 +28,6 @@ class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, name: str) -> None:
         self.name = name
         self.callbacks: list[Callable[[], None]] = []
-        self._loader: Any = None
 
     def find_spec(
         self,
@@ -39,12 +38,32 @@ class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if fullname != self.name:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self.watch()  # until the import succeeds; this may be only a question whether it would
         if spec is None or spec.loader is None:
             return None
-        self._loader = spec.loader
-        spec.loader = self
+        spec.loader = _CallingBack(spec.loader, self)
         return spec
+
+    def watch(self) -> None:
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def imported(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        for callback in tuple(self.callbacks):
+            callback()
+
+
+class _CallingBack(importlib.abc.Loader):
+    """The loader of a module, after which callbacks run."""
+
+    def __init__(self, loader: Any, after: _AfterImport) -> None:
+        self._loader = loader
+        self._after = after
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         module: ModuleType | None = self._loader.create_module(spec)
@@ -55,8 +74,7 @@ class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
-        for callback in self.callbacks:
-            callback()
+        self._after.imported()
 
 
 _after: dict[str, _AfterImport] = {}
@@ -69,8 +87,17 @@ def when_loaded(name: str, callback: Callable[[], None]) -> None:
         return
     after = _after.setdefault(name, _AfterImport(name))
     after.callbacks.append(callback)
-    if after not in sys.meta_path:
-        sys.meta_path.insert(0, after)
+    after.watch()
+
+
+def no_longer_when_loaded(name: str, callback: Callable[[], None]) -> None:
+    """Takes a callback of :func:`when_loaded` back, if it has not run."""
+    after = _after.get(name)
+    if after is None or callback not in after.callbacks:
+        return
+    after.callbacks.remove(callback)
+    if not after.callbacks and after in sys.meta_path:
+        sys.meta_path.remove(after)
 
 
 def when_dynamo_loads(callback: Callable[[], None]) -> None:

@@ -4,18 +4,15 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
-import random
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 import fastamp._C as _C
-from fastamp import _carried_state
+from fastamp._aligned_text import aligned
+from fastamp._fake_models import FakeTensors, fake_copy, raw_region, unchanged_state
 from fastamp._float8 import Float8Recipe, fields_of
 
 __all__ = ["Float8Plan", "Float8PlanRow", "float8_plan"]
@@ -148,7 +145,7 @@ def float8_plan(
     wanted = gpu or ("" if present or device == "cpu" else _DEFAULT_GPU)
     calls = _C.call_plan(wanted, fields_of(recipe or Float8Recipe()), dtype)
     model = getattr(model, "_orig_mod", model)  # What torch.compile was given.
-    with unset_fake_temporarily(), _unchanged_state():  # A model may be fake, as on meta.
+    with unset_fake_temporarily(), unchanged_state():  # A model may be fake, as on meta.
         rows = _record(calls, model, inputs, dict(kwargs or {}), device, dtype)
     predicted = any(row.gain is not None for row in rows)
     return Float8Plan(
@@ -189,111 +186,14 @@ def _check_arguments(
 
 
 @contextlib.contextmanager
-def _unchanged_state() -> Iterator[None]:
-    """Gives back the generators as they were, and lets compiled functions run eagerly."""
-    numpy: Any = sys.modules.get("numpy")
-    states: list[tuple[Callable[[Any], Any], Any]] = [
-        (torch.set_rng_state, torch.get_rng_state()),
-        (random.setstate, random.getstate()),
-    ]
-    if numpy is not None:
-        states.append((numpy.random.set_state, numpy.random.get_state()))
-    _carried_state.hold()
-    try:
-        yield
-    finally:
-        _carried_state.let_go()
-        for restore, state in states:
-            restore(state)
-
-
-@contextlib.contextmanager
 def _region(device: str, dtype: torch.dtype, number: int) -> Iterator[None]:
-    """A region with a recipe, also for a device that is not there, where torch's are off."""
-    enabled, found = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-    caches, numbers = torch.is_autocast_cache_enabled(), _C.float8_numbers()
-    torch.set_autocast_enabled(device, True)
-    torch.set_autocast_dtype(device, dtype)
-    torch.set_autocast_cache_enabled(False)  # No fake cast may outlive the plan.
-    _C.set_float8_numbers((number, number))
-    try:
-        yield
-    finally:
-        _C.set_float8_numbers(numbers)
-        torch.set_autocast_cache_enabled(caches)
-        torch.set_autocast_dtype(device, found)
-        torch.set_autocast_enabled(device, enabled)
-
-
-class _Fakes(TorchFunctionMode):
-    """Makes fake tensors on a device; while active, of all tensors that deepcopy meets."""
-
-    def __init__(self, fake_mode: Any, device: str) -> None:
-        super().__init__()
-        self._fake_mode = fake_mode
-        self._device = device
-        self._of_inputs: dict[int, torch.Tensor] = {}
-
-    def of_input(self, tensor: torch.Tensor) -> torch.Tensor:
-        """One for each tensor: models ask whether query, key and value are the same."""
-        if id(tensor) not in self._of_inputs:
-            self._of_inputs[id(tensor)] = self.of(tensor, "each input")
-        return self._of_inputs[id(tensor)]
-
-    def of(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        from torch._subclasses.fake_tensor import FakeTensor
-
-        is_parameter = isinstance(tensor, torch.nn.Parameter)
-        is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
-        is_dense = tensor.layout == torch.strided and not tensor.is_nested
-        if not is_plain or not is_dense or tensor.is_quantized:
-            kind = type(tensor).__name__
-            layout = "" if tensor.layout == torch.strided else f" of layout {tensor.layout}"
-            raise TypeError(
-                f"float8_plan: expected {name} to be a plain, dense tensor, got {kind}{layout}"
-            )
-        with torch._C.DisableTorchFunction(), self._fake_mode:
-            fake = torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=self._device
-            )
-        if is_parameter:
-            return torch.nn.Parameter(fake, tensor.requires_grad)
-        return fake.requires_grad_(tensor.requires_grad)
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func is torch.Tensor.__deepcopy__:
-            tensor, memo = args
-            memo[id(tensor)] = self.of(tensor, "an attribute of the model")
-            return memo[id(tensor)]
-        if func is torch.Tensor.clone:  # Of a parameter that no module has registered.
-            return self.of(args[0].detach(), "an attribute of the model")
-        return func(*args, **(kwargs or {}))
-
-
-def _copy_of(model: torch.nn.Module, fakes: _Fakes) -> tuple[torch.nn.Module, dict[int, str]]:
-    """A copy of the model without values, and the modules that own its tensors, by their ids."""
-    memo: dict[int, Any] = {}
-    names: dict[int, list[str]] = {}
-    for named in (model.named_parameters, model.named_buffers):
-        for name, tensor in named(remove_duplicate=False):
-            if id(tensor) not in memo:
-                memo[id(tensor)] = fakes.of(tensor, name)
-            owner, _, last = name.rpartition(".")
-            owner = owner or type(model).__name__
-            shown = owner if last == "weight" else f"{owner}.{last}"
-            names.setdefault(id(memo[id(tensor)]), []).append(shown)
-    try:
-        with fakes:
-            copied = copy.deepcopy(model, memo)
-    except TypeError as error:
-        if str(error).startswith("float8_plan:"):
-            raise
-        raise TypeError(
-            f"float8_plan: expected a model that copy.deepcopy can copy, got {error}"
-        ) from error
-    return copied, {key: " = ".join(found) for key, found in names.items()}
+    numbers = _C.float8_numbers()
+    with raw_region(device, dtype):
+        _C.set_float8_numbers((number, number))
+        try:
+            yield
+        finally:
+            _C.set_float8_numbers(numbers)
 
 
 def _record(
@@ -308,8 +208,8 @@ def _record(
     from torch.utils._pytree import tree_map_only
 
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fakes = _Fakes(fake_mode, device)
-    copied, names = _copy_of(model, fakes)
+    fakes = FakeTensors("float8_plan", fake_mode, device)
+    copied, names = fake_copy(model, fakes)
     args, by_name = tree_map_only(torch.Tensor, fakes.of_input, (inputs, kwargs))
     kept = list(copied.parameters())  # Their ids stay theirs.
     excluded: list[torch.Tensor] = [
@@ -384,15 +284,7 @@ def _cells(row: Float8PlanRow) -> list[str]:
 
 def _text_of(plan: Float8Plan) -> str:
     table = [[*_HEADING, *_SAVED], *(_cells(row) for row in plan.rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if index in _TEXT_COLUMNS else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ).rstrip()
-        for cells in table
-    ]
-    rule = "  ".join("-" * width for width in widths)
+    heading, rule, *lines = aligned(table, _TEXT_COLUMNS)
     title = "The CPU runs in fp8 what can: nothing is predicted"
     if plan.gpu:
         where = "the GPU here" if plan.gpu_is_present else "there is no GPU with fp8 here"
@@ -407,4 +299,4 @@ def _text_of(plan: Float8Plan) -> str:
     sums += "; saved for backward {:.2f} MiB instead of {:.2f}".format(
         *(size / 2**20 for size in reversed(saved))
     )
-    return "\n".join([title, lines[0], rule, *lines[1:], rule, sums])
+    return "\n".join([title, heading, rule, *lines, rule, sums])

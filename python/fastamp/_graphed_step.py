@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 import fastamp._C as _C
 from fastamp._autocast import autocast
 from fastamp._scaler.hooks import parameters_of
+from fastamp._scaler.steps import FUSABLE
 from fastamp.grad_scaler import GradScaler
 
 if TYPE_CHECKING:
@@ -163,12 +164,12 @@ def make_capturable(optimizer: torch.optim.Optimizer) -> None:
     """
     from fastamp.optim import fuse_
 
-    if type(optimizer) in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
+    if type(optimizer) in FUSABLE:
         fuse_(optimizer)
     if getattr(optimizer, "_fastamp_takes_gate", False) is not True:
         raise TypeError(
-            "graphed_step: expected optimizer to be an SGD, Adam or AdamW of fastamp.optim or "
-            f"torch.optim, got {type(optimizer).__name__}"
+            "graphed_step: expected optimizer to be an SGD, Adam, AdamW or Muon of fastamp.optim "
+            f"or torch.optim, got {type(optimizer).__name__}"
         )
     for group in optimizer.param_groups:
         _keep_rate(group, torch.empty((), device=group["params"][0].device))
@@ -364,7 +365,7 @@ def graphed_step(
         model: Its parameters are on one device. On CUDA it must be capturable: static shapes, no
             host synchronisation.
         loss_fn: Called as ``loss_fn(output, *targets)``; returns a scalar tensor.
-        optimizer: Of ``fastamp.optim``, or torch's SGD, Adam or AdamW, which is then given to
+        optimizer: Of ``fastamp.optim``, or torch's SGD, Adam, AdamW or Muon, which is then given to
             ``fastamp.optim.fuse_``. On CUDA its learning rates become tensors. Any on the CPU.
         scaler: May be disabled, for bfloat16.
         sample_inputs: A batch as calls will have it: what the model takes (a tensor, or a tuple or

@@ -19,6 +19,7 @@ from torch.amp.grad_scaler import GradScaler as TorchGradScaler
 import fastamp._C as _C
 import fastamp.cpu.amp
 import fastamp.cuda.amp
+from fastamp import _library_calls
 from fastamp._patches import Patches
 from fastamp._script import OVERRIDE, ScriptedAs
 from fastamp.grad_scaler import GradScaler
@@ -145,6 +146,7 @@ def install() -> Installation:
             return Installation(is_first=False)
         _registered_kernels = not _C.kernels_registered()
         _C.register_kernels()
+        _library_calls.follow()
         patches = Patches()
         for cls, attributes in _REGIONS.items():
             for name, value in attributes.items():
@@ -179,6 +181,7 @@ def uninstall() -> None:
             )
         if _registered_kernels:
             _C.unregister_kernels()
+            _library_calls.unfollow()
         _patches.undo()
         _patches = None
 

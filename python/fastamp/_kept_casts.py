@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 import fastamp._C as _C
+from fastamp._held import Held
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    pass
 
 __all__ = ["KeptCasts", "drop_kept_casts", "keep_casts", "kept_casts"]
 
@@ -66,8 +66,8 @@ def drop_kept_casts(
         _C.drop_kept_casts(weights_of("drop_kept_casts", weights))
 
 
-class WeightRequest:
-    """A request for weights: until it is released, or for the length of a ``with`` block."""
+class WeightRequest(Held):
+    """A request for weights."""
 
     def __init__(self, number: int, release: Callable[[int], None]) -> None:
         """Takes the number that the native part gave the request, and how to end it."""
@@ -79,19 +79,6 @@ class WeightRequest:
         number, self._number = self._number, None
         if number is not None:
             self._release(number)
-
-    def __enter__(self) -> Self:
-        """Returns the object; it is in force already."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Ends it."""
-        self.release()
 
 
 class keep_casts(WeightRequest):  # noqa: N801 (reads as what it does)

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
 
@@ -33,30 +36,80 @@ def check_versions(built: dict[str, str], torch_version: str, torch_cuda: str | 
     runs = f"torch {torch_version} (CUDA {torch_cuda or 'none'})"
     was = f"torch {built['torch_version']} (CUDA {built['cuda_version'] or 'none'})"
     same_torch = torch_version.split(".")[:2] == built["torch_version"].split(".")[:2]
-    cuda_major = (torch_cuda or "").partition(".")[0]
-    # A CPU-only fastamp works with any CUDA of the same torch: it links nothing of CUDA.
-    same_cuda = built["cuda_version"].partition(".")[0] in ("", cuda_major)
+    # The code for CUDA is opened only where torch has CUDA, so each side may be without.
+    majors = {cuda.partition(".")[0] for cuda in (built["cuda_version"], torch_cuda) if cuda}
+    same_cuda = len(majors) < 2
     if not (same_torch and same_cuda):
         raise ImportError(
             f"fastamp was built for {was}, but this is {runs}. Rebuild it: {_REBUILD}"
         )
 
 
+def native_folder(package_dir: Path, torch_version: str) -> Path:
+    """Picks the native part that fits a torch and this Python.
+
+    A build from source has one, in the package's own folder. A wheel for several versions has one
+    for each minor version of torch, in ``_native/torch2.11`` and so on; each holds a module for
+    each Python, and the C++ side: ``lib``, ``include``, ``share``.
+
+    Args:
+        package_dir: Folder of the package.
+        torch_version: Version of the torch that is running, e.g. "2.11.0+cu130".
+
+    Returns:
+        The folder that holds build_info.json.
+
+    Raises:
+        ImportError: There is no native part at all, or none that fits.
+    """
+    if (package_dir / "build_info.json").is_file():
+        return package_dir
+    parts = {
+        folder.name.removeprefix("torch"): folder for folder in (package_dir / "_native").glob("*")
+    }
+    if not parts:
+        raise ImportError(f"fastamp in {package_dir} has no native part. Build it: {_REBUILD}")
+    part = parts.get(".".join(torch_version.split(".")[:2]))
+    if part is None or not any((part / f"_C{suffix}").is_file() for suffix in EXTENSION_SUFFIXES):
+        carried = "; ".join(
+            f"torch {minor} with Python {', '.join(_pythons(parts[minor]))}"
+            for minor in sorted(parts, key=_by_number)
+        )
+        python = ".".join(map(str, sys.version_info[:3]))
+        raise ImportError(
+            f"this is torch {torch_version} with Python {python}, and fastamp in {package_dir} "
+            f"was built for {carried}. Install one of these versions, or build fastamp for yours: "
+            f"{_REBUILD}"
+        )
+    return part
+
+
+def _by_number(version: str) -> list[int]:
+    return [int(number) for number in version.split(".")]
+
+
+def _pythons(part: Path) -> list[str]:
+    """Returns the Pythons that a native part has modules for, e.g. ``["3.10", "3.11"]``."""
+    found = (re.match(r"_C\.cpython-(\d)(\d+)-", path.name) for path in part.glob("_C.*"))
+    return sorted({f"{match[1]}.{match[2]}" for match in found if match}, key=_by_number)
+
+
 def load(package_dir: Path) -> ModuleType:
     """Imports ``fastamp._C`` after checking that it fits the running torch.
 
     Args:
-        package_dir: Folder of the package, which holds build_info.json.
+        package_dir: Folder of the package, which holds the native part, or several.
 
     Returns:
         The native module.
 
     Raises:
-        ImportError: The native part is missing, or was built for another torch.
+        ImportError: The native part is missing, or none was built for this torch and this Python.
     """
-    info = package_dir / "build_info.json"
-    if not info.is_file():
-        raise ImportError(f"fastamp in {package_dir} has no native part. Build it: {_REBUILD}")
-    built = json.loads(info.read_text(encoding="utf-8"))
+    folder = native_folder(package_dir, torch.__version__)
+    built = json.loads((folder / "build_info.json").read_text(encoding="utf-8"))
     check_versions(built, torch.__version__, torch.version.cuda)
+    path = sys.modules["fastamp"].__path__
+    if str(folder) not in path:
+        path.append(str(folder))
     return importlib.import_module("fastamp._C")

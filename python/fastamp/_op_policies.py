@@ -11,6 +11,7 @@ from typing import Any
 
 import fastamp._C as _C
 from fastamp import _carried_state, _compile
+from fastamp._presets import preset_policies
 
 __all__ = ["op_policies"]
 
@@ -34,27 +35,43 @@ class op_policies(contextlib.ContextDecorator):  # noqa: N801 (used like torch.n
     it was entered.
 
     Args:
-        policies: Policy by op: names as for :func:`fastamp.set_op_policy`.
+        policies: Policy by op: names as for :func:`fastamp.set_op_policy`. Or the name of a
+            preset, as for :func:`fastamp.preset`.
         device: ``"cpu"``, ``"cuda"``, or both by default.
 
     Raises:
+        TypeError: ``policies`` is neither a mapping nor a name.
         ValueError: On entering: an unknown op (the nearest names are given), policy or device, or
             a policy the op cannot carry. Nothing is changed then.
     """
 
-    def __init__(self, policies: Mapping[str, str], device: str | None = None) -> None:
+    def __init__(self, policies: Mapping[str, str] | str, device: str | None = None) -> None:
         """Keeps the edits; they are checked when the block is entered."""
-        self._edits = list(policies.items())
+        if not isinstance(policies, (str, Mapping)):
+            raise TypeError(
+                "op_policies: expected policies to be a mapping or the name of a preset, got "
+                f"{type(policies).__name__}"
+            )
+        self._preset = policies if isinstance(policies, str) else None
+        self._edits = [] if isinstance(policies, str) else list(policies.items())
         self._device = device
         self._frames = threading.local()
 
     def __enter__(self) -> op_policies:
         """Checks the edits and puts them in force."""
-        block = _Block(_C.checked_op_policies(self._edits, self._device))
+        block = _Block(self._checked())
         if not hasattr(self._frames, "stack"):
             self._frames.stack = []
         self._frames.stack.append(block)
         return self
+
+    def _checked(self) -> list[Any]:
+        if self._preset is None:
+            return [_C.checked_op_policies(self._edits, self._device)]
+        return [
+            _C.checked_op_policies(list(policies.items()), device)
+            for device, policies in preset_policies(self._preset, self._device).items()
+        ]
 
     def __exit__(
         self,
@@ -77,7 +94,26 @@ class op_policies(contextlib.ContextDecorator):  # noqa: N801 (used like torch.n
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles carry the edits and no open block."""
-        return op_policies, (dict(self._edits), self._device)
+        return op_policies, (self._preset or dict(self._edits), self._device)
+
+
+class CheckedOpPolicies(op_policies):
+    """Edits that are checked once, for blocks that are entered often."""
+
+    def __init__(self, policies: Mapping[str, str], device: str | None = None) -> None:
+        """Checks the edits.
+
+        Raises:
+            ValueError: As :class:`op_policies` on entering.
+        """
+        super().__init__(policies, device)
+        self._overrides = super()._checked()
+
+    def _checked(self) -> list[Any]:
+        return self._overrides
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CheckedOpPolicies, (dict(self._edits), self._device)
 
 
 def _keep_out_of_graphs() -> None:
@@ -96,14 +132,15 @@ _compile.when_dynamo_loads(_keep_out_of_graphs)
 class _Block:
     """One entered block."""
 
-    def __init__(self, overrides: Any) -> None:
+    def __init__(self, overrides: list[Any]) -> None:
         self._open = False
         _carried_state.hold()
         self._open = True
-        self._pushed = _C.push_op_policies(overrides, False)
+        self._pushed = [_C.push_op_policies(each, False) for each in overrides]
 
     def leave(self) -> None:
-        _C.pop_op_policies(self._pushed)
+        for pushed in self._pushed:
+            _C.pop_op_policies(pushed)
         self.__del__()
 
     def __del__(self) -> None:

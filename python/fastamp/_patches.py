@@ -26,14 +26,15 @@ class _Patch(NamedTuple):
         return f"{self.owner.__module__}.{self.owner.__qualname__}.{self.name}"
 
 
-def _all_subclasses(cls: type) -> list[type]:
+def all_subclasses(cls: type) -> list[type]:
+    """The class, those made from it, and so on."""
     direct: list[type] = type.__subclasses__(cls)
-    return [cls, *(found for child in direct for found in _all_subclasses(child))]
+    return [cls, *(found for child in direct for found in all_subclasses(child))]
 
 
 def _forget_new(cls: type) -> None:
     """Completes ``del cls.__new__``, which CPython leaves half done in a class's type slots."""
-    for each in _all_subclasses(cls):
+    for each in all_subclasses(cls):
         if "__new__" not in each.__dict__:
             source = next(base for base in each.__mro__ if "__new__" in base.__dict__)
             _C.copy_new_slot(each, source)

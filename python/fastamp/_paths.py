@@ -5,10 +5,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_PACKAGE_DIR = Path(__file__).resolve().parent
+import torch
+
+from fastamp._loader import native_folder
+
+_FOLDER = native_folder(Path(__file__).resolve().parent, torch.__version__)
 
 #: Folder for CMAKE_PREFIX_PATH, as ``torch.utils.cmake_prefix_path`` is torch's.
-cmake_prefix_path: str = str(_PACKAGE_DIR / "share" / "cmake")
+cmake_prefix_path: str = str(_FOLDER / "share" / "cmake")
 
 #: Folder that holds ``fastamp/fastamp.h``.
-include_path: str = str(_PACKAGE_DIR / "include")
+include_path: str = str(_FOLDER / "include")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import fastamp._C as _C
@@ -75,13 +76,13 @@ def set_op_policy(name: str, policy: str, device: str | None = None) -> None:
             changed then.
     """
     _C.set_op_policy(name, policy, device)
-    _compile.policies_changed(_table_hash())
+    _compile.policies_changed(table_hash())
 
 
 def reset_op_policies() -> None:
     """Undoes every edit made by :func:`set_op_policy`."""
     _C.reset_op_policies()
-    _compile.policies_changed(_table_hash())
+    _compile.policies_changed(table_hash())
 
 
 def register_op(name: str, policy: str, device: str | None = None) -> None:
@@ -105,7 +106,7 @@ def register_op(name: str, policy: str, device: str | None = None) -> None:
             it cannot carry the policy. Nothing is changed then.
     """
     _C.register_op(name, policy, device)
-    _compile.policies_changed(_table_hash())
+    _compile.policies_changed(table_hash())
 
 
 def unregister_op(name: str) -> None:
@@ -117,13 +118,28 @@ def unregister_op(name: str) -> None:
         ValueError: :func:`register_op` did not add it.
     """
     _C.unregister_op(name)
-    _compile.policies_changed(_table_hash())
+    _compile.policies_changed(table_hash())
 
 
-_NUM_TABLE_OPS = len(_C.op_table())
+def change_op_policies(edits: Sequence[tuple[str, str]], device: str) -> None:
+    """Makes several edits of the process's policies, and drops compiled graphs once.
+
+    Args:
+        edits: Pairs of op and policy, which are known to be valid.
+        device: ``"cpu"`` or ``"cuda"``.
+    """
+    for name, policy in edits:
+        _C.set_op_policy(name, policy, device)
+    if edits:
+        _compile.policies_changed(table_hash())
 
 
-def _table_hash() -> str:
+#: The ops of the table as built.
+BUILT_IN_OPS = tuple(row.op for row in op_table())
+_NUM_TABLE_OPS = len(BUILT_IN_OPS)
+
+
+def table_hash() -> str:
     """Names what differs from the table as built; empty when nothing does."""
     edits = [
         row

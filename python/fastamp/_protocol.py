@@ -78,6 +78,27 @@ class OptimizerState(TypedDict):
     found_inf_per_device: dict[torch.device, Tensor]
 
 
+class ScalerState(TypedDict):
+    """The private keys of a scaler's state dict that csrc/bind_scaler_json.cpp reads and writes.
+
+    The first is torch's. _scaler/state.py writes the others, where their options are in use.
+    """
+
+    _growth_tracker: int
+    _hysteresis_tracker: int
+    _fast_growth_limit: float
+
+
+class Module(Protocol):
+    """What modules have that fastamp runs under policies or a region of their own."""
+
+    #: The policies, outermost first. Set and read by _module_policies/placement.py.
+    _fastamp_module_policies: tuple[Any, ...]
+
+    #: The region of a converted module. Set and read by _inference/regions.py.
+    _fastamp_region: Any
+
+
 class TorchRegion(Protocol):
     """What csrc/torch_region.cpp reads of a ``torch.autocast`` when fastamp is installed.
 

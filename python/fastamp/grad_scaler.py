@@ -26,8 +26,9 @@ from fastamp._scaler.checks import (
     refuse_no_gradients,
     refuse_second_unscale,
 )
-from fastamp._scaler.hooks import parameters_of
-from fastamp._scaler.reports import warn_of_overflows, warn_of_scaled_gradients
+from fastamp._scaler.hooks import norm_over, parameters_of
+from fastamp._scaler.outputs import scale_each
+from fastamp._scaler.reports import warn_of_scaled_gradients
 from fastamp._scaler.state import ScalerState
 from fastamp._scaler.subclasses import unscale_subclasses
 from fastamp._trace.scalers import note_scaler
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-    _Loan = tuple[Tensor, dict[int, dict[str, Any]], int, bool]
+    from fastamp._mesh_norm import Shards
+    from fastamp._scaler.on_skip import SkipHook
+    from fastamp._scaler.state import Loan
 
 __all__ = ["GradScaler", "OptState"]
 
@@ -70,10 +73,14 @@ class GradScaler(ScalerState):
         max_scale: Upper bound kept by ``update``; at least ``min_scale``. ``None``: no bound.
         hysteresis: Overflows in a row that it takes to lower the scale; steps are skipped at each.
             1, as torch: the first one lowers it.
+        fast_growth_interval: Clean iterations between two growths until the scale first falls,
+            and, after it fell several times in a row, until it is back where the first fall had
+            left it. ``None``, as torch: always ``growth_interval``.
+        on_skip: As if :meth:`register_on_skip` had been called with it.
         process_group: Overflows are agreed on over this group (one MAX all-reduce per optimizer and
             iteration, which every member must reach): if one rank overflows, all skip. ``None``:
             no communication.
-        fuse: Carry every ``torch.optim.SGD``, ``Adam`` and ``AdamW`` that is stepped by
+        fuse: Carry every ``torch.optim.SGD``, ``Adam``, ``AdamW`` and ``Muon`` that is stepped by
             ``fastamp.optim.fuse_`` from then on.
         keep_scaled_grads: Leave gradients as ``backward`` made them where the optimizer's step
             unscales and clips them itself (``fastamp.optim``, ``fuse``), instead of writing them
@@ -84,8 +91,8 @@ class GradScaler(ScalerState):
     Raises:
         AssertionError: ``growth_factor`` <= 1 or ``backoff_factor`` >= 1, when enabled.
         TypeError: An argument after ``enabled`` has a wrong type.
-        ValueError: ``min_scale``, ``max_scale`` or ``hysteresis`` is out of range, or
-            ``init_scale`` is outside the bounds.
+        ValueError: ``min_scale``, ``max_scale``, ``hysteresis`` or ``fast_growth_interval`` is out
+            of range, or ``init_scale`` is outside the bounds.
     """
 
     def __init__(
@@ -100,13 +107,15 @@ class GradScaler(ScalerState):
         min_scale: float | None = None,
         max_scale: float | None = None,
         hysteresis: int = 1,
+        fast_growth_interval: int | None = None,
+        on_skip: SkipHook | None = None,
         process_group: ProcessGroup | None = None,
         fuse: bool = False,
         keep_scaled_grads: bool = False,
         history_size: int | None = None,
     ) -> None:
         """Checks and keeps the options; nothing is created on a device yet."""
-        extras = check_extras("GradScaler", min_scale, max_scale, hysteresis)
+        extras = check_extras("GradScaler", min_scale, max_scale, hysteresis, fast_growth_interval)
         extras |= check_step_options("GradScaler", fuse, keep_scaled_grads, history_size)
         self._device = device
         self._enabled = enabled
@@ -117,6 +126,8 @@ class GradScaler(ScalerState):
             warnings.warn(f"GradScaler: {text}", stacklevel=2)
             self._enabled = False
         note_scaler(self)
+        if on_skip is not None:
+            self._add_skip_hook("GradScaler", "on_skip", on_skip, False)
         if not self._enabled:
             return
         check_factors("GradScaler", growth_factor, backoff_factor)
@@ -164,41 +175,13 @@ class GradScaler(ScalerState):
             self._times_scaled = 1
         if isinstance(outputs, torch.Tensor):
             return outputs * self._scale_on(outputs.device)
-        return self._scale_each(outputs, {})
-
-    def _scale_each(self, outputs: Any, replicas: dict[torch.device, Tensor]) -> Any:
-        """Scales the tensors of a nest of iterables; the scale goes to each device once."""
-        if isinstance(outputs, torch.Tensor):
-            device = outputs.device
-            if device not in replicas:
-                replicas[device] = self._scale_on(device)
-            return outputs * replicas[device]
-        if not isinstance(outputs, Iterable):
-            raise ValueError(
-                "scale: outputs must be a Tensor or an iterable of Tensors, "
-                f"got {type(outputs).__name__}"
-            )
-        scaled = (self._scale_each(output, replicas) for output in outputs)
-        return type(outputs)(scaled) if isinstance(outputs, (list, tuple)) else scaled
+        return scale_each(outputs, self._scale_on, {})
 
     def _scale_on(self, device: torch.device) -> Tensor:
         if self._scale is None:
             self._lazy_init_scale_growth_tracker(device)
         assert self._scale is not None
         return on_device(self._scale, device)
-
-    def _stage_of(self, optimizer: torch.optim.Optimizer) -> OptState:
-        # Looks without inserting: a refused call must leave the mapping as it was.
-        state = self._per_optimizer_states.get(id(optimizer))
-        stage: OptState = _READY if state is None else state["stage"]
-        return stage
-
-    def _loan(self, function: str) -> _Loan:
-        """Returns what the core is lent for a call: scale, states, calls of scale(), agreement."""
-        scale = self._scale
-        if scale is None or self._growth_tracker is None:
-            scale, _ = self._check_scale_growth_tracker(function)
-        return scale, self._per_optimizer_states, self._times_scaled, self.process_group is not None
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divides the gradients of an optimizer by the scale, in place, and notes overflows.
@@ -350,10 +333,6 @@ class GradScaler(ScalerState):
             if stage is _READY:
                 self._check_inf_per_device(optimizer)
             scale = self._get_scale_async()
-            if scale is None:
-                raise AssertionError(
-                    "step: expected _get_scale_async() to return a tensor, got None"
-                )
             flags = list(state["found_inf_per_device"].values())
             unscaled = stage is _UNSCALED
             result = steps.step_with_flags(optimizer, scale, flags, unscaled, args, kwargs)
@@ -366,6 +345,8 @@ class GradScaler(ScalerState):
         max_norm: float,
         norm_type: float = 2.0,
         error_if_nonfinite: bool = False,
+        *,
+        mesh: Shards | None = None,
     ) -> Tensor:
         """Clips the gradients of an optimizer by their norm after unscaling.
 
@@ -382,6 +363,9 @@ class GradScaler(ScalerState):
             norm_type: Order of the norm; may be ``inf``. Orders but 2 cost a pass of their own.
             error_if_nonfinite: Refuse a norm that is inf or NaN; waits for the device. An overflow
                 of the loss scale is refused too: without it, such a step is skipped.
+            mesh: As for :func:`fastamp.clip_grad_norm_`: whose shards the norm is of. It says
+                nothing about overflows; ranks agree on them by ``process_group``. Gradients are
+                unscaled by this call then.
 
         Returns:
             The norm of the unscaled gradients before clipping: a scalar tensor, over all shards if
@@ -391,10 +375,13 @@ class GradScaler(ScalerState):
             AssertionError: :meth:`scale` was never called.
             RuntimeError: Called after :meth:`step`, or the norm is not finite, with
                 ``error_if_nonfinite``; gradients are not clipped then.
+            TypeError, ValueError: As for ``mesh`` of :func:`fastamp.clip_grad_norm_`.
         """
         if not self._enabled:
             parameters = parameters_of(optimizer)
-            return clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite)
+            return clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, mesh=mesh)
+        norm_type = float(norm_type)
+        norm_function = None if mesh is None else norm_over(optimizer, mesh, norm_type)
         core, loan = self._begin_clipping("clip_grad_norm_", optimizer)
         if self._fuse:
             steps.fuse_if_torchs(optimizer)
@@ -402,10 +389,11 @@ class GradScaler(ScalerState):
             optimizer,
             *loan,
             float(max_norm),
-            float(norm_type),
+            norm_type,
             error_if_nonfinite,
             self._takes_gate(optimizer),
             self._may_check(),
+            norm_function,
         )
         return torch.tensor(0.0) if norm is None else norm
 
@@ -432,7 +420,7 @@ class GradScaler(ScalerState):
             optimizer, *loan, clip_value, self._takes_gate(optimizer), self._may_check()
         )
 
-    def _begin_clipping(self, function: str, optimizer: Any) -> tuple[_C.ScalerCore, _Loan]:
+    def _begin_clipping(self, function: str, optimizer: Any) -> tuple[_C.ScalerCore, Loan]:
         core = self._core
         loan = self._loan(function)
         stage = self._stage_of(optimizer)
@@ -480,20 +468,24 @@ class GradScaler(ScalerState):
                 "update: expected unscale_() or step() on an optimizer with gradients before "
                 "it, got neither: No inf checks were recorded prior to update."
             )
-        what = core.end_iteration(
+        # A stream that is captured runs later: nothing can be read back now.
+        capturing = scale.is_cuda and torch.cuda.is_current_stream_capturing()
+        has_news = core.end_iteration(
             states,
             scale,
             growth_tracker,
             self._hysteresis_tracker,
+            self._fast_growth_limit,
             self._growth_factor,
             self._backoff_factor,
             self._growth_interval,
             self._hysteresis,
             self._min_scale,
             self._max_scale,
+            self._fast_growth_interval,
             wanted,
-            # A stream that is captured runs later: nothing can be read back now.
-            scale.is_cuda and torch.cuda.is_current_stream_capturing(),
+            capturing,
         )
         self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
-        warn_of_overflows(what)
+        if has_news:
+            self._tell_of_iteration(capturing)

@@ -7,6 +7,7 @@
 #include "autocast/cast_together.h"
 #include "autocast/make/cast_node.h"
 #include "autocast/make/data_cast.h"
+#include "autocast/torch/torch_state.h"
 #include "autocast/trace/tracing.h"
 
 #include <ATen/core/grad_mode.h>
@@ -39,6 +40,13 @@ CastUse use_of(const CastSource& weight) {
   return c10::GradMode::is_enabled() || !is_direct ? CastUse::by_op : CastUse::by_op_unrecorded;
 }
 
+/// Whether grad mode is off and torch's cast of the weight would require a gradient all the same.
+bool requires_grad_without_grad_mode(const CastSource& weight) {
+  return kWeightsAlwaysRequireGrad && !c10::GradMode::is_enabled() &&
+         !c10::InferenceMode::is_enabled() && weight.tensor.requires_grad() &&
+         is_weight_cache_enabled();
+}
+
 at::Tensor cast_and_keep(const CastSource& weight, c10::ScalarType to, CastUse use) {
   if (is_casting_together()) [[unlikely]] {
     at::Tensor together = cast_with_others(weight, to, use);
@@ -61,13 +69,26 @@ at::Tensor cast_weight(const CastSource& weight, c10::ScalarType to) {
     const at::NoGradGuard no_grad;
     return cast_and_keep(weight, to, use);
   }
-  return cast_and_keep(weight, to, use);
+  if (!requires_grad_without_grad_mode(weight)) {
+    return cast_and_keep(weight, to, use);
+  }
+  if (weight.path != CallPath::direct) {
+    const c10::AutoGradMode as_torch(true);
+    return cast_and_keep(weight, to, use);
+  }
+  // Without a history, which would keep the weight alive: an op with grad mode gives it one.
+  at::Tensor out = cast_and_keep(weight, to, use);
+  require_grad_alone(weight.tensor, out);
+  return out;
 }
 
 at::Tensor cast_kept_weight(const CastSource& weight, c10::ScalarType to) {
   at::Tensor out = find_or_make_kept_cast(weight.tensor, to, weight.path);
   if (is_recorded(weight.tensor)) {
     record_cast(weight.tensor, out);
+  }
+  if (requires_grad_without_grad_mode(weight)) {
+    require_grad_alone(weight.tensor, out);
   }
   keep_weight_cast(weight.tensor, to, out, use_of(weight));
   return out;

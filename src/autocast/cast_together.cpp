@@ -36,16 +36,16 @@ bool can_join(const at::Tensor& weight, CallPath path) {
          weight.is_non_overlapping_and_dense();
 }
 
-std::vector<at::Tensor> those_requested(const std::vector<at::Tensor>& weights) {
-  std::vector<at::Tensor> found;
-  found.reserve(weights.size());
+std::vector<WeightToCast> those_requested(const std::vector<WeightToCast>& casts) {
+  std::vector<WeightToCast> found;
+  found.reserve(casts.size());
   auto& all = locked_requests();
   // No tensor is destroyed under the lock: that may need the GIL, which a thread that waits for the
   // lock may hold.
   const std::scoped_lock lock(all.mutex);
-  for (const at::Tensor& weight : weights) {
-    if (all.requests.contains(weight.unsafeGetTensorImpl())) {
-      found.push_back(weight);
+  for (const WeightToCast& cast : casts) {
+    if (all.requests.contains(cast.weight.unsafeGetTensorImpl())) {
+      found.push_back(cast);
     }
   }
   return found;
@@ -77,14 +77,22 @@ void release_cast_together(std::uint64_t id) {
   g_together_requests.fetch_sub(1, std::memory_order_relaxed);
 }
 
+std::vector<WeightToCast> weights_to_cast_with(const at::Tensor& weight, c10::ScalarType to) {
+  return is_requested(weight) ? those_requested(begin_planned_region(weight, to))
+                              : std::vector<WeightToCast>();
+}
+
 at::Tensor cast_with_others(const CastSource& source, c10::ScalarType to, CastUse use) {
   const at::Tensor& weight = source.tensor;
-  if (!can_join(weight, source.path) || !is_requested(weight)) {
+  if (!can_join(weight, source.path)) {
     return {};
   }
-  std::vector<at::Tensor> weights = those_requested(begin_planned_region(weight, to));
-  std::erase_if(weights,
-                [](const at::Tensor& other) { return !can_join(other, call_path(other)); });
+  std::vector<at::Tensor> weights;
+  for (auto& [other, unused] : weights_to_cast_with(weight, to)) {
+    if (can_join(other, call_path(other))) {
+      weights.push_back(std::move(other));
+    }
+  }
   if (weights.empty()) {
     return {};
   }

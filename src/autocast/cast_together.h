@@ -2,6 +2,7 @@
 #pragma once
 
 #include "autocast/cache/cast_cache.h"
+#include "autocast/cache/cast_plans.h"
 #include "autocast/cast_source.h"
 
 #include <fastamp/export.h>
@@ -25,6 +26,10 @@ inline bool is_casting_together() {
 
 FASTAMP_API std::uint64_t acquire_cast_together(const std::vector<at::Tensor>& weights);
 FASTAMP_API void release_cast_together(std::uint64_t id);
+
+/// The weights to be cast with the first one that the region casts to this dtype: of those that the
+/// last region like this one used, the ones that open requests name. Empty if none names `weight`.
+std::vector<WeightToCast> weights_to_cast_with(const at::Tensor& weight, c10::ScalarType to);
 
 /// Casts a weight that the region has not cast yet, and with it those that the last region like
 /// this one used, and keeps all the casts for the region. Undefined, with nothing done, if the

@@ -29,7 +29,8 @@ ScaleUpdate scale_update(const UpdateScaleArgs& args) {
                          args.min_scale.has_value(),
                          args.max_scale.has_value(),
                          static_cast<float>(args.min_scale.value_or(0.0)),
-                         static_cast<float>(args.max_scale.value_or(0.0))};
+                         static_cast<float>(args.max_scale.value_or(0.0)),
+                         args.fast_growth_interval};
   return {rule,
           args.scale.mutable_data_ptr<float>(),
           args.growth_tracker.mutable_data_ptr<std::int32_t>(),
@@ -37,7 +38,8 @@ ScaleUpdate scale_update(const UpdateScaleArgs& args) {
           args.found_inf.const_data_ptr<float>(),
           mutable_pointer<float>(args.inv_scale),
           history,
-          new_scale == nullptr ? nullptr : new_scale->const_data_ptr<float>()};
+          new_scale == nullptr ? nullptr : new_scale->const_data_ptr<float>(),
+          mutable_pointer<float>(args.fast_growth_limit)};
 }
 
 }  // namespace fastamp::kernels

@@ -56,6 +56,8 @@ struct UpdateScaleArgs {
   const std::optional<at::Tensor>& history;
   const std::optional<at::Tensor>& history_count;
   const std::optional<at::Tensor>& new_scale;
+  const std::optional<at::Tensor>& fast_growth_limit;
+  std::int64_t fast_growth_interval;
 };
 
 /// The tensor, or null for None.

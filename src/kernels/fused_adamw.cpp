@@ -4,9 +4,9 @@
 namespace fastamp::kernels {
 
 StepArgs FusedAdamwArgs::common() const {
-  return {"fused_adamw_", params,    grads,     masters,   group_sizes, lr,
-          lr_tensors,     inv_scale, clip_coef, found_inf, clip_value,  write_grads,
-          weight_copies,  copy_of};
+  return {"fused_adamw_", params,    grads,         masters,      group_sizes, lr,
+          lr_tensors,     inv_scale, clip_coef,     found_inf,    clip_value,  write_grads,
+          weight_copies,  copy_of,   noise_origins, moment_scales};
 }
 
 std::vector<AdamConstants> adam_constants(const FusedAdamwArgs& args) {

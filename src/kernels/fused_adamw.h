@@ -36,6 +36,8 @@ struct FusedAdamwArgs {
   const std::optional<at::Tensor>& found_inf;
   std::optional<double> clip_value;
   bool write_grads;
+  at::IntArrayRef noise_origins{};
+  at::TensorList moment_scales{};
 
   StepArgs common() const;
 };

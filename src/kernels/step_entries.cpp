@@ -7,6 +7,7 @@
 #include <ATen/ops/empty_strided.h>
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <utility>
 
@@ -21,11 +22,8 @@ bool lies_like(const at::Tensor& t, const at::Tensor& weight) {
          (t.is_non_overlapping_and_dense() && t.strides() == weight.strides());
 }
 
-/// The values of a tensor in memory that lies as the weight's, or as that of the weight's copy.
+/// The values of a tensor in memory that lies as the weight's, which is dense.
 at::Tensor copy_like(const at::Tensor& t, const at::Tensor& weight) {
-  if (!weight.is_non_overlapping_and_dense()) {
-    return t.contiguous();
-  }
   const auto options = at::TensorOptions().dtype(t.scalar_type()).device(t.device());
   return at::empty_strided(weight.sizes(), weight.strides(), options).copy_(t);
 }
@@ -34,7 +32,24 @@ unsigned storage_bits(const at::Tensor* t) {
   if (t == nullptr || t->scalar_type() == at::kFloat) {
     return static_cast<unsigned>(Storage::kFloat);
   }
+  if (t->scalar_type() == at::kFloat8_e4m3fn || t->scalar_type() == at::kByte) {
+    return static_cast<unsigned>(Storage::kFloat8);
+  }
   return static_cast<unsigned>(t->scalar_type() == at::kHalf ? Storage::kHalf : Storage::kBFloat16);
+}
+
+bool has_codes(const StepEntry& entry) {
+  return entry.tensors[kFirst] != nullptr && entry.tensors[kFirst]->scalar_type() == at::kByte;
+}
+
+/// The group of 2^n codes as a tag has it: n - 5. A group of an empty entry has any size.
+unsigned group_shift_bits(const StepEntry& entry) {
+  if (!has_codes(entry) || entry.tensors[kScales]->numel() == 0) {
+    return 0U;
+  }
+  const auto codes = static_cast<std::uint64_t>(entry.tensors[kFirst]->numel());
+  const auto groups = static_cast<std::uint64_t>(entry.tensors[kScales]->numel()) / 2;
+  return static_cast<unsigned>(std::countr_zero(codes / groups) - 5) << StepTag::kGroupShiftBit;
 }
 
 StepTag tag_of(const StepEntry& entry) {
@@ -42,7 +57,13 @@ StepTag tag_of(const StepEntry& entry) {
                         storage_bits(entry.tensors[kHalf]) << (2 * kHalfBits) |
                         storage_bits(entry.tensors[kFirst]) << (2 * kMomentBits);
   const unsigned weight_copy = entry.half_is_copy ? StepTag::kCopyBit : 0U;
-  return {static_cast<std::uint16_t>(bits << StepTag::kGroupBits | weight_copy)};
+  const at::Tensor* second = entry.tensors[kSecond];
+  const bool noisy =
+      entry.noise_origin >= 0 && second != nullptr && second->scalar_type() == at::kBFloat16;
+  const bool rest = entry.tensors[kWeight]->scalar_type() == at::kShort;
+  return {static_cast<std::uint16_t>(bits << StepTag::kGroupBits | weight_copy |
+                                     (noisy ? StepTag::kNoisyBit : 0U) |
+                                     (rest ? StepTag::kRestBit : 0U) | group_shift_bits(entry))};
 }
 
 void* pointer(const at::Tensor& t, Slot slot, bool write_grads) {
@@ -55,7 +76,8 @@ void* pointer(const at::Tensor& t, Slot slot, bool write_grads) {
 bool find_addresses(const StepEntry& entry, DenseEntry& dense) {
   const at::Tensor& weight = *entry.tensors[kWeight];
   const bool empty = dense.numel == 0;
-  bool found = empty || weight.is_non_overlapping_and_dense();
+  const bool codes = dense.tag.has_codes();
+  bool found = empty || (codes ? weight.is_contiguous() : weight.is_non_overlapping_and_dense());
   for (std::size_t slot = 0; slot < kSlots; ++slot) {
     const at::Tensor* t = entry.tensors.at(slot);
     if (t == nullptr || (empty && slot != kStep)) {
@@ -63,7 +85,8 @@ bool find_addresses(const StepEntry& entry, DenseEntry& dense) {
     }
     void* const address = address_of(*t->unsafeGetTensorImpl());
     dense.pointers.at(slot) = address;
-    found = found && address != nullptr && (slot == kStep || lies_like(*t, weight));
+    found = found && address != nullptr &&
+            (slot == kStep || (codes ? t->is_contiguous() : lies_like(*t, weight)));
   }
   return found;
 }
@@ -76,7 +99,8 @@ void complete(const StepEntry& entry, bool write_grads, DenseEntry& dense, Dense
     return;
   }
   const at::Tensor& weight = *entry.tensors[kWeight];
-  const bool whole = weight.is_non_overlapping_and_dense();  // Else it is copied itself.
+  // Else it is copied itself. Groups of codes are those of the weight's elements row by row.
+  const bool whole = !dense.tag.has_codes() && weight.is_non_overlapping_and_dense();
   for (const auto slot : kElementSlots) {
     const at::Tensor* t = entry.tensors.at(slot);
     if (t == nullptr) {
@@ -87,7 +111,7 @@ void complete(const StepEntry& entry, bool write_grads, DenseEntry& dense, Dense
       continue;
     }
     step.copied.emplace_back(slot == kGrad && !write_grads ? at::Tensor() : *t,
-                             copy_like(*t, weight));
+                             whole ? copy_like(*t, weight) : t->contiguous());
     dense.pointers.at(slot) = step.copied.back().second.mutable_data_ptr();
   }
 }
@@ -117,6 +141,10 @@ void StepEntries::add(const StepEntry& entry) {
   }
   dense.group = entry.group;
   dense.tag = tag_of(entry);
+  if (dense.tag.is_noisy() || dense.tag.has_codes()) {
+    dense.noise_origin = static_cast<std::uint64_t>(entry.noise_origin);
+  }
+  kinds_.at(static_cast<std::size_t>(dense.tag.kind())) = true;
   if (!find_addresses(entry, dense)) [[unlikely]] {
     others_.push_back({entries_.size(), entry});
   }
@@ -129,6 +157,7 @@ DenseStep StepEntries::make_dense(bool write_grads) && {
     complete(entry, write_grads, entries_[index], step);
   }
   step.entries = std::move(entries_);
+  step.kinds = kinds_;
   if (any_empty_) {
     std::ranges::stable_partition(step.entries,
                                   [](const DenseEntry& entry) { return entry.numel > 0; });

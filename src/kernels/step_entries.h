@@ -18,11 +18,16 @@
 
 namespace fastamp::kernels {
 
-/// Tensors of a parameter. kWeight is fp32: the parameter or its master; kHalf is the 16-bit
-/// parameter that follows its master, or the weight copy of an fp32 parameter. Unscoped: they index
-/// arrays.
+/// Tensors of a parameter. kWeight is fp32, the parameter or its master, or int16, the rests of
+/// kHalf (functors/rest.h); kHalf is the 16-bit parameter that follows its master, or the weight
+/// copy of an fp32 parameter, which may be fp8 behind a header (functors/float8_copy.h). Unscoped:
+/// they index arrays.
 // NOLINTNEXTLINE(cppcoreguidelines-use-enum-class)
 enum Slot : std::uint8_t { kGrad, kWeight, kHalf, kStep, kFirst, kSecond, kMax, kSlots };
+/// Where an entry whose moments are codes of 8 bits (functors/moment_codes.h) has their scales: for
+/// each group those of the first and the second moment. There is no kMax then.
+// NOLINTNEXTLINE(cppcoreguidelines-use-enum-class)
+inline constexpr Slot kScales = kMax;
 
 /// Where `grads` stands among the arguments of every fused step.
 inline constexpr std::size_t kGradsArgument = 1;
@@ -43,6 +48,9 @@ struct StepArgs {
   bool write_grads;
   at::TensorList weight_copies;
   at::IntArrayRef copy_of;
+  at::IntArrayRef noise_origins{};
+  at::TensorList moment_scales{};
+  const char* grads_name = "grads";  ///< In messages.
 };
 
 /// A parameter's tensors, null where it has none. Borrowed from the lists of the call.
@@ -50,14 +58,28 @@ struct StepEntry {
   std::array<const at::Tensor*, kSlots> tensors{};
   std::size_t group = 0;
   bool half_is_copy = false;
+  /// functors/noise.h: kSecond and kMax, if bf16, are rounded stochastically. Negative: to nearest.
+  /// Codes of 8 bits need it.
+  std::int64_t noise_origin = -1;
 };
 
-/// Dtypes of an entry's operands and whether kHalf is a weight copy, in one tag of 16 bits; the low
-/// five are the caller's.
-enum class Storage : std::uint8_t { kFloat, kHalf, kBFloat16 };
+/// Dtypes of an entry's operands and what they are, in one tag of 16 bits; the low five are the
+/// caller's.
+enum class Storage : std::uint8_t { kFloat, kHalf, kBFloat16, kFloat8 };
+/// Entries that steps on CUDA run in kernels of their own.
+enum class StepKind : std::uint8_t {
+  kPlain,
+  kRests,  ///< Entries with rests, and no noise.
+  kNoisy,  ///< Entries with noise, with rests or without.
+  kCodes,  ///< Entries with moments in 8 bits, with rests or without.
+};
+inline constexpr std::size_t kStepKinds = 4;
 struct StepTag {
   static constexpr unsigned kGroupBits = 5;
   static constexpr unsigned kCopyBit = 1U << 11U;
+  static constexpr unsigned kNoisyBit = 1U << 12U;
+  static constexpr unsigned kRestBit = 1U << 13U;
+  static constexpr unsigned kGroupShiftBit = 14U;
   std::uint16_t bits = 0;
 
   FASTAMP_HOST_DEVICE Storage of(unsigned which) const {
@@ -66,6 +88,25 @@ struct StepTag {
   FASTAMP_HOST_DEVICE unsigned group() const { return bits & ((1U << kGroupBits) - 1); }
   /// A weight copy is written from its weight and never read: the weight does not follow it.
   FASTAMP_HOST_DEVICE bool has_copy() const { return (bits & kCopyBit) != 0; }
+  /// kWeight holds the rests of kHalf, which is the parameter.
+  FASTAMP_HOST_DEVICE bool has_rest() const { return (bits & kRestBit) != 0; }
+  /// Second moments are bf16 and rounded stochastically.
+  FASTAMP_HOST_DEVICE bool is_noisy() const { return (bits & kNoisyBit) != 0; }
+  /// Moments are codes of 8 bits, rounded stochastically as well.
+  FASTAMP_HOST_DEVICE bool has_codes() const { return of(2) == Storage::kFloat8; }
+  /// Of their groups: the logarithm of how many elements they have.
+  FASTAMP_HOST_DEVICE unsigned group_shift() const {
+    return 5U + (static_cast<unsigned>(bits) >> kGroupShiftBit);
+  }
+  StepKind kind() const {
+    if (has_codes()) {
+      return StepKind::kCodes;
+    }
+    if (is_noisy()) {
+      return StepKind::kNoisy;
+    }
+    return has_rest() ? StepKind::kRests : StepKind::kPlain;
+  }
 };
 inline constexpr unsigned kGradBits = 0;
 inline constexpr unsigned kHalfBits = 1;
@@ -75,6 +116,7 @@ inline constexpr unsigned kMomentBits = 2;
 struct DenseEntry {
   std::array<void*, kSlots> pointers{};
   std::int64_t numel = 0;
+  std::uint64_t noise_origin = 0;  ///< Of a noisy one, or one with codes.
   std::size_t group = 0;
   StepTag tag;
 };
@@ -83,7 +125,9 @@ struct DenseStep {
   /// Entries without elements come last, and only if they have a step counter.
   std::vector<DenseEntry> entries;
   std::vector<std::pair<at::Tensor, at::Tensor>> copied;  ///< Original, dense copy.
+  std::array<bool, kStepKinds> kinds{};                   ///< Which there are, by StepKind.
 
+  bool has(StepKind kind) const { return kinds.at(static_cast<std::size_t>(kind)); }
   /// Writes what was computed in copies back to the originals.
   void copy_back() const;
 };
@@ -111,6 +155,7 @@ class StepEntries {
   std::vector<DenseEntry> entries_;
   std::vector<Other> others_;
   bool any_empty_ = false;
+  std::array<bool, kStepKinds> kinds_{};
 };
 
 /// The learning rate of a group. A tensor on the CPU is read now, one on CUDA by the kernel.

@@ -7,6 +7,7 @@
 #include "kernels/amp_args.h"
 #include "kernels/fused_adamw.h"
 #include "kernels/fused_sgd.h"
+#include "kernels/muon.h"
 #include "kernels/step_entries.h"
 
 #include <ATen/core/Tensor.h>
@@ -23,6 +24,8 @@ void check_unscale(const kernels::UnscaleArgs& args);
 void check_norm(const kernels::NormArgs& args);
 kernels::StepEntries check_fused_sgd(const kernels::FusedSgdArgs& args);
 kernels::StepEntries check_fused_adamw(const kernels::FusedAdamwArgs& args);
+kernels::StepEntries check_muon_momentum(const kernels::MuonMomentumArgs& args);
+kernels::StepEntries check_muon_apply(const kernels::MuonApplyArgs& args);
 
 /// Throws unless `t` is strided, has one element of `dtype` and is on `device`, that of
 /// `device_of`.
@@ -51,12 +54,23 @@ void check_counts(const char* fn, const std::optional<at::Tensor>& counts, c10::
 void check_gradients(const char* fn, at::TensorList grads, std::size_t first, c10::Device device,
                      bool written);
 
+/// Throws unless list[index] fits `like`: in shape and device, and in dtype what its slot may be.
+/// @param codes  Moments: they may also be codes of 8 bits.
+void check_operand(const char* fn, const char* list, std::size_t index, const at::Tensor& t,
+                   const at::Tensor& like, kernels::Slot slot, bool codes = false);
+
+/// Throws unless the lists of groups fit the parameters, and there is one.
+void check_groups(const kernels::StepArgs& args);
+/// Throws unless the gate is on the device of the parameters.
+void check_gate(const kernels::StepArgs& args);
+
 /// State lists of a step; a list holds a tensor for each parameter of the groups that use it.
 struct StateList {
   kernels::Slot slot;
   const char* name;
   at::TensorList tensors;
   std::vector<bool> used;  ///< Per group.
+  bool codes = false;      ///< Moments that may be codes of 8 bits.
 };
 
 /// Checks all that fused steps have in common; returns the entries. A walk that asks for the cache

@@ -19,9 +19,9 @@ struct FusedAdamw {
       "float[] eps, float[] weight_decay, bool[] decoupled, bool[] amsgrad, bool[] maximize, "
       "Tensor[] lr_tensors, Tensor(h!)[] weight_copies, int[] copy_of, *, Tensor? inv_scale=None, "
       "Tensor? clip_coef=None, Tensor? found_inf=None, float? clip_value=None, "
-      "bool write_grads=True) -> ()";
+      "bool write_grads=True, int[] noise_origins=[], Tensor(i!)[] moment_scales) -> ()";
   static constexpr auto kCpu = kernels::fused_adamw_cpu;
-  static constexpr auto kCuda = kernels::fused_adamw_cuda;
+  static constexpr auto kCuda = &kernels::CudaKernels::fused_adamw;
 
   static auto check(const Args& args) { return check_fused_adamw(args); }
   static c10::Device device(const Args& args) { return args.params[0].device(); }
@@ -50,8 +50,8 @@ kernels::StepEntries check_fused_adamw(const kernels::FusedAdamwArgs& args) {
     amsgrad[g] = args.amsgrad.get(g);
   }
   return check_step(args.common(),
-                    {{kernels::kFirst, "exp_avgs", args.exp_avgs, all},
-                     {kernels::kSecond, "exp_avg_sqs", args.exp_avg_sqs, all},
+                    {{kernels::kFirst, "exp_avgs", args.exp_avgs, all, true},
+                     {kernels::kSecond, "exp_avg_sqs", args.exp_avg_sqs, all, true},
                      {kernels::kMax, "max_exp_avg_sqs", args.max_exp_avg_sqs, amsgrad},
                      {kernels::kStep, "state_steps", args.state_steps, all}});
 }
@@ -67,11 +67,11 @@ void fused_adamw_(at::TensorList params, at::TensorList grads, at::TensorList ex
                   const std::optional<at::Tensor>& inv_scale,
                   const std::optional<at::Tensor>& clip_coef,
                   const std::optional<at::Tensor>& found_inf, std::optional<double> clip_value,
-                  bool write_grads) {
+                  bool write_grads, at::IntArrayRef noise_origins, at::TensorList moment_scales) {
   call_op<FusedAdamw>(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, masters,
                       group_sizes, lr, beta1, beta2, eps, weight_decay, decoupled, amsgrad,
                       maximize, lr_tensors, weight_copies, copy_of, inv_scale, clip_coef, found_inf,
-                      clip_value, write_grads);
+                      clip_value, write_grads, noise_origins, moment_scales);
 }
 
 }  // namespace fastamp::ops

@@ -20,7 +20,7 @@ struct FusedSgd {
       "Tensor? inv_scale=None, Tensor? clip_coef=None, Tensor? found_inf=None, "
       "float? clip_value=None, bool write_grads=True) -> ()";
   static constexpr auto kCpu = kernels::fused_sgd_cpu;
-  static constexpr auto kCuda = kernels::fused_sgd_cuda;
+  static constexpr auto kCuda = &kernels::CudaKernels::fused_sgd;
 
   static auto check(const Args& args) { return check_fused_sgd(args); }
   static c10::Device device(const Args& args) { return args.params[0].device(); }

@@ -17,7 +17,7 @@ struct NormAndCheck {
       "Tensor(d!)? clip_coef=None, Tensor(e!)? total_norm=None, "
       "bool overwrite_found_inf=False) -> ()";
   static constexpr auto kCpu = kernels::norm_and_check_cpu;
-  static constexpr auto kCuda = kernels::norm_and_check_cuda;
+  static constexpr auto kCuda = &kernels::CudaKernels::norm_and_check;
 
   static void check(const Args& args) { check_norm(args); }
   static c10::Device device(const Args& args) { return args.inv_scale.device(); }

@@ -9,7 +9,8 @@
 //   kSchema          the only statement of which arguments are written
 //   check(args)      throws what the entry promises and reads no data; what it returns, if
 //                    anything, is handed to the kernels
-//   kCpu, kCuda      the kernels: of Args, and of what check() returned
+//   kCpu             the kernel: of Args, and of what check() returned
+//   kCuda            where kernels::CudaKernels has the one for CUDA
 //   device(args)     where the tensors are, for the refusal of other devices
 //   only_reads(args, i)
 //                    optional: whether this call only reads argument i, though the schema says
@@ -17,6 +18,7 @@
 // and FASTAMP_REGISTER_OP(the struct) registers all of it.
 
 #include "core/tensor_version.h"
+#include "kernels/cuda_kernels.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -53,19 +55,37 @@ void check_only(const typename Op::Args& args) {
 template <typename Op>
 void check_and_refuse(const typename Op::Args& args) {
   static_cast<void>(Op::check(args));
+  const c10::Device device = Op::device(args);
   TORCH_CHECK_NOT_IMPLEMENTED(false, name_of<Op>(),
                               ": expected tensors on cpu or, in a CUDA build, on cuda, got ",
-                              Op::device(args));
+                              device, device.is_cuda() ? ": " + why_no_cuda_part() : "");
 }
 
-template <typename Op, auto kKernel>
-void check_and_run(const typename Op::Args& args) {
+template <typename Op, typename Kernel>
+void check_and_run(Kernel* kernel, const typename Op::Args& args) {
   if constexpr (std::is_void_v<decltype(Op::check(args))>) {
     Op::check(args);
-    kKernel(args);
+    kernel(args);
   } else {
-    kKernel(args, Op::check(args));
+    kernel(args, Op::check(args));
   }
+}
+
+template <typename Op>
+void run_on_cpu(const typename Op::Args& args) {
+  check_and_run<Op>(Op::kCpu, args);
+}
+
+template <typename Op>
+void run_on_cuda(const typename Op::Args& args) {
+  const auto* const kernels = kernels::cuda_kernels();
+  if (kernels == nullptr) {
+    check_and_refuse<Op>(args);
+    return;
+  }
+  using Cuda = std::remove_cvref_t<decltype(kernels->*Op::kCuda)>;
+  static_assert(std::is_same_v<Cuda, std::remove_const_t<decltype(Op::kCpu)>>);
+  check_and_run<Op>(kernels->*Op::kCuda, args);
 }
 
 /// The functions of an op's own signature, T being the arguments of its entry.
@@ -154,11 +174,8 @@ bool register_op(const char* file, std::uint32_t line) {
   const auto implement = [&](DispatchKey key, auto&& kernel) {
     library->impl(name.c_str(), torch::dispatch(key, std::forward<decltype(kernel)>(kernel)));
   };
-  implement(DispatchKey::CPU, &Own::template call<check_and_run<Op, Op::kCpu>>);
-  static_assert(std::is_same_v<decltype(Op::kCuda), decltype(Op::kCpu)>);
-#ifdef FASTAMP_WITH_CUDA
-  implement(DispatchKey::CUDA, &Own::template call<check_and_run<Op, Op::kCuda>>);
-#endif
+  implement(DispatchKey::CPU, &Own::template call<run_on_cpu<Op>>);
+  implement(DispatchKey::CUDA, &Own::template call<run_on_cuda<Op>>);
   implement(DispatchKey::Meta, &Own::template call<check_only<Op>>);
   implement(DispatchKey::CompositeExplicitAutograd, &Own::template call<check_and_refuse<Op>>);
   // The ops update gradients and scaler state, never a graph: nothing to differentiate. (Left to
@@ -170,5 +187,6 @@ bool register_op(const char* file, std::uint32_t line) {
 
 }  // namespace fastamp::ops
 
-#define FASTAMP_REGISTER_OP(Op) \
-  [[maybe_unused]] const bool g_registered = ::fastamp::ops::register_op<Op>(__FILE__, __LINE__)
+#define FASTAMP_REGISTER_OP(Op)                     \
+  [[maybe_unused]] const bool g_##Op##_registered = \
+      ::fastamp::ops::register_op<Op>(__FILE__, __LINE__)

@@ -16,7 +16,7 @@ struct UnscaleAndCheck {
       "Tensor(c!)? sum_of_squares=None, Tensor(d!)? non_finite_counts=None, "
       "bool overwrite_found_inf=False) -> ()";
   static constexpr auto kCpu = kernels::unscale_and_check_cpu;
-  static constexpr auto kCuda = kernels::unscale_and_check_cuda;
+  static constexpr auto kCuda = &kernels::CudaKernels::unscale_and_check;
 
   static void check(const Args& args) { check_unscale(args); }
   static c10::Device device(const Args& args) { return args.inv_scale.device(); }

@@ -26,6 +26,14 @@ void check_rule(const kernels::UpdateScaleArgs& args) {
   TORCH_CHECK_VALUE(args.hysteresis == 1 || kernels::given(args.hysteresis_tracker), kFunction,
                     ": expected a hysteresis_tracker with hysteresis ", args.hysteresis,
                     ", got None");
+  TORCH_CHECK_VALUE(args.fast_growth_interval >= 0, kFunction,
+                    ": expected fast_growth_interval >= 0, got ", args.fast_growth_interval);
+  TORCH_CHECK_VALUE((args.fast_growth_interval > 0) == kernels::given(args.fast_growth_limit),
+                    kFunction,
+                    ": expected fast_growth_limit and a fast_growth_interval above 0 together, got "
+                    "fast_growth_interval ",
+                    args.fast_growth_interval,
+                    kernels::given(args.fast_growth_limit) ? " with a limit" : " without a limit");
   check_bound("min_scale", args.min_scale);
   check_bound("max_scale", args.max_scale);
   const auto low = static_cast<float>(args.min_scale.value_or(0.0));
@@ -55,9 +63,10 @@ struct UpdateScale {
       "Tensor(c!)? hysteresis_tracker=None, int hysteresis=1, "
       "float? min_scale=None, float? max_scale=None, Tensor(d!)? inv_scale=None, "
       "Tensor? norm=None, Tensor(e!)? history=None, Tensor(f!)? history_count=None, "
-      "Tensor? new_scale=None) -> ()";
+      "Tensor? new_scale=None, Tensor(g!)? fast_growth_limit=None, "
+      "int fast_growth_interval=0) -> ()";
   static constexpr auto kCpu = kernels::update_scale_cpu;
-  static constexpr auto kCuda = kernels::update_scale_cuda;
+  static constexpr auto kCuda = &kernels::CudaKernels::update_scale;
 
   static void check(const Args& args) {
     const auto device = check_first(kFunction, "scale", args.scale, at::kFloat);
@@ -67,6 +76,8 @@ struct UpdateScale {
                    "scale");
     check_optional(kFunction, "inv_scale", args.inv_scale, at::kFloat, device, "scale");
     check_optional(kFunction, "new_scale", args.new_scale, at::kFloat, device, "scale");
+    check_optional(kFunction, "fast_growth_limit", args.fast_growth_limit, at::kFloat, device,
+                   "scale");
     check_rule(args);
     check_history(args, device);
   }
@@ -84,10 +95,13 @@ void update_scale_(const at::Tensor& scale, const at::Tensor& growth_tracker,
                    std::optional<double> max_scale, const std::optional<at::Tensor>& inv_scale,
                    const std::optional<at::Tensor>& norm, const std::optional<at::Tensor>& history,
                    const std::optional<at::Tensor>& history_count,
-                   const std::optional<at::Tensor>& new_scale) {
+                   const std::optional<at::Tensor>& new_scale,
+                   const std::optional<at::Tensor>& fast_growth_limit,
+                   int64_t fast_growth_interval) {
   call_op<UpdateScale>(scale, growth_tracker, found_inf, growth_factor, backoff_factor,
                        growth_interval, hysteresis_tracker, hysteresis, min_scale, max_scale,
-                       inv_scale, norm, history, history_count, new_scale);
+                       inv_scale, norm, history, history_count, new_scale, fast_growth_limit,
+                       fast_growth_interval);
 }
 
 }  // namespace fastamp::ops

@@ -4,9 +4,13 @@
 // One step of Adam or AdamW over a torch::optim::Optimizer: ours, or one of torch's that is fused.
 // They differ in the types of their options and states, never in arithmetic.
 
+#include "kernels/functors/noise.h"
+#include "optim/adam_state.h"
 #include "optim/adam_step.h"
 #include "optim/sgd_family.h"
 #include "optim/states.h"
+
+#include <fastamp/optim/stored_state.h>
 
 #include <ATen/core/grad_mode.h>
 #include <torch/optim/adam.h>
@@ -36,11 +40,53 @@ AdamGroup adam_group(const Options& options, bool decoupled, const at::Tensor& r
   return group;
 }
 
+/// The noise of a group's n-th parameter, counted from 1 over all groups; negative if its second
+/// moments are not rounded stochastically, or are torch's and fp32.
+template <typename Options>
+std::int64_t origin_in(const Options& options, std::size_t n) {
+  if constexpr (requires { options.state_rounding(); }) {
+    if (options.state_dtype() == at::kByte ||
+        (options.state_dtype() == at::kBFloat16 &&
+         options.state_rounding() == StateRounding::kStochastic)) {
+      return kernels::noise_origin(n - 1);
+    }
+  }
+  return -1;
+}
+
+template <typename State>
+void complete_codes(State& state, const at::Tensor& param, std::int64_t group) {
+  if (!state.exp_avg().defined()) {
+    auto codes = zero_codes(param, group);
+    state.exp_avg(codes.exp_avg).exp_avg_sq(codes.exp_avg_sq);
+    state.moment_scales(codes.scales);
+  }
+}
+
+/// The scales of moments that are codes, else null.
+template <typename State>
+const at::Tensor* scales_in(const State& state) {
+  if constexpr (requires { state.moment_scales(); }) {
+    return state.moment_scales().defined() ? &state.moment_scales() : nullptr;
+  }
+  return nullptr;
+}
+
 /// Makes the tensors that a parameter's state lacks.
 template <typename State, typename Options>
 void complete(State& state, const at::Tensor& param, const Options& options) {
-  const auto dtype =
-      state.exp_avg().defined() ? state.exp_avg().scalar_type() : state_dtype(options);
+  auto dtype = state.exp_avg().defined() ? state.exp_avg().scalar_type() : state_dtype(options);
+  if constexpr (requires { state.moment_scales(); }) {
+    if (options.state_dtype() == at::kByte || dtype == at::kByte) {
+      const auto group = group_of_codes(param, options);
+      change_moments(state, group, moments_dtype(options));
+      if (group != 0) {
+        complete_codes(state, param, group);
+        return;
+      }
+      dtype = moments_dtype(options);
+    }
+  }
   for (auto* moment : {&state.exp_avg(), &state.exp_avg_sq(), &state.max_exp_avg_sq()}) {
     if (!moment->defined() && (moment != &state.max_exp_avg_sq() || options.amsgrad())) {
       *moment = zeros_for(param, dtype);
@@ -128,6 +174,11 @@ class HostCounters {
 template <bool kDecoupled>
 using TorchsAdam = std::conditional_t<kDecoupled, torch::optim::AdamW, torch::optim::Adam>;
 
+inline void check_dense(const char* function, const at::Tensor& param, const at::Tensor& grad) {
+  TORCH_CHECK(!grad.is_sparse(), function, ": expected dense gradients, got a sparse one for a",
+              " parameter of shape ", param.sizes(), ". Adam does not support sparse gradients");
+}
+
 template <typename Options, typename State, bool kDecoupled>
 void run_adam(const char* function, torch::optim::Optimizer& optimizer, const StepGate& gate,
               at::ArrayRef<at::Tensor> rates, autocast::WeightCopies* weight_copies = nullptr) {
@@ -140,18 +191,17 @@ void run_adam(const char* function, torch::optim::Optimizer& optimizer, const St
   AdamStep step;
   autocast::CopyingStep copying(weight_copies);
   std::size_t index = 0;
+  std::size_t number = 0;  // of parameters so far
   for (const auto& group : optimizer.param_groups()) {
     const OptionsOfGroup<Options> held(function, optimizer, group);
     const Options& options = *held;
     step.begin_group(adam_group(options, kDecoupled, rate_of(rates, index)), group.params().size());
     for (const auto& param : group.params()) {
       const at::Tensor& grad = param.unsafeGetTensorImpl()->grad();
-      if (!grad.defined()) {
+      if (++number; !grad.defined()) {
         continue;
       }
-      TORCH_CHECK(!grad.is_sparse(), function, ": expected dense gradients, got a sparse one for a",
-                  " parameter of shape ", param.sizes(),
-                  ". Adam does not support sparse gradients");
+      check_dense(function, param, grad);
       if (kHasForeign<State> && !is_native(param)) {
         foreign.add(index, param);
         continue;
@@ -159,9 +209,10 @@ void run_adam(const char* function, torch::optim::Optimizer& optimizer, const St
       auto& state = state_for<State>(function, optimizer.state(), param);
       complete(state, param, options);
       counters.prepare(state);
-      const bool half = kHasForeign<State> && is_native.is_16_bit();
+      const auto& master =
+          master_in(state, param, options, kHasForeign<State> && is_native.is_16_bit(), none);
       if (step.add(param, grad, state.exp_avg(), state.exp_avg_sq(), state.max_exp_avg_sq(),
-                   state.steps(), master_in(state, param, half, none))) {
+                   state.steps(), master, origin_in(options, number), scales_in(state))) {
         counters.move(state, param);
         add_copy(step, copying, param, options);
       }

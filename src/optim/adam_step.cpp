@@ -16,7 +16,8 @@ void call_with_adam_lists(const Lists& lists, const StepGate& gate, const Call& 
        lists.max_exp_avg_sqs.list(), lists.steps.list(), lists.masters.list(), lists.group_sizes,
        lists.lr, lists.beta1, lists.beta2, lists.eps, lists.weight_decay, lists.decoupled,
        lists.amsgrad, lists.maximize, rates, lists.weight_copies, lists.copy_of, here.inv_scale,
-       here.clip_coef, here.found_inf, here.clip_value, here.write_grads);
+       here.clip_coef, here.found_inf, here.clip_value, here.write_grads, lists.noise_origins,
+       lists.moment_scales.list());
 }
 
 }  // namespace

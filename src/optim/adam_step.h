@@ -6,6 +6,7 @@
 
 #include <ATen/core/List.h>
 
+#include <cstdint>
 #include <utility>
 
 namespace fastamp::optim {
@@ -37,10 +38,13 @@ class FASTAMP_API AdamStep {
 
   /// Dtypes and shapes are those of ops::fused_adamw_. Tensors that a parameter does not use are
   /// ignored and may be undefined: max_exp_avg_sq without amsgrad, the master of an fp32 parameter.
+  /// @param noise_origin  As in ops::fused_adamw_.
+  /// @param scales  Those of uint8 moments; null for others.
   /// @returns False if the parameter was added before: it is stepped once, at its first position.
   bool add(const at::Tensor& param, const at::Tensor& grad, const at::Tensor& exp_avg,
            const at::Tensor& exp_avg_sq, const at::Tensor& max_exp_avg_sq, const at::Tensor& step,
-           const at::Tensor& master) {
+           const at::Tensor& master, std::int64_t noise_origin = -1,
+           const at::Tensor* scales = nullptr) {
     auto& lists = lists_.for_device(param.device());
     if (!lists.add(param, grad, master)) [[unlikely]] {
       return false;
@@ -50,6 +54,13 @@ class FASTAMP_API AdamStep {
     lists.steps.push_back(step);
     if (lists_.group().amsgrad) {
       lists.max_exp_avg_sqs.push_back(max_exp_avg_sq);
+    }
+    if (noise_origin >= 0 || !lists.noise_origins.empty()) {
+      lists.noise_origins.resize(lists.grads.size() - 1, -1);
+      lists.noise_origins.push_back(noise_origin);
+    }
+    if (scales != nullptr) {
+      lists.moment_scales.push_back(*scales);
     }
     return true;
   }
@@ -72,6 +83,8 @@ class FASTAMP_API AdamStep {
     BorrowedTensors exp_avg_sqs;
     BorrowedTensors max_exp_avg_sqs;
     BorrowedTensors steps;
+    BorrowedTensors moment_scales;
+    std::vector<std::int64_t> noise_origins;  ///< None while no parameter has one.
     std::vector<double> beta1;
     std::vector<double> beta2;
     std::vector<double> eps;

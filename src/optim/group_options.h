@@ -48,17 +48,32 @@ void inherit_unset(Options& group, const Options& defaults) {
   };
   inherit([](auto& options) -> auto& { return options.lr(); });
   inherit([](auto& options) -> auto& { return options.weight_decay(); });
-  inherit([](auto& options) -> auto& { return options.maximize(); });
   inherit([](auto& options) -> auto& { return options.state_dtype(); });
+  inherit([](auto& options) -> auto& { return options.master(); });
   inherit([](auto& options) -> auto& { return options.autocast_dtype(); });
+  if constexpr (requires { group.maximize(); }) {
+    inherit([](auto& options) -> auto& { return options.maximize(); });
+  }
   if constexpr (requires { group.momentum(); }) {
     inherit([](auto& options) -> auto& { return options.momentum(); });
-    inherit([](auto& options) -> auto& { return options.dampening(); });
     inherit([](auto& options) -> auto& { return options.nesterov(); });
-  } else {
-    inherit([](auto& options) -> auto& { return options.betas(); });
+  }
+  if constexpr (requires { group.dampening(); }) {
+    inherit([](auto& options) -> auto& { return options.dampening(); });
+  }
+  if constexpr (requires { group.eps(); }) {
     inherit([](auto& options) -> auto& { return options.eps(); });
+  }
+  if constexpr (requires { group.betas(); }) {
+    inherit([](auto& options) -> auto& { return options.betas(); });
     inherit([](auto& options) -> auto& { return options.amsgrad(); });
+    inherit([](auto& options) -> auto& { return options.state_rounding(); });
+  }
+  if constexpr (requires { group.ns_steps(); }) {
+    inherit([](auto& options) -> auto& { return options.ns_coefficients(); });
+    inherit([](auto& options) -> auto& { return options.ns_steps(); });
+    inherit([](auto& options) -> auto& { return options.adjust_lr_fn(); });
+    inherit([](auto& options) -> auto& { return options.ns_dtype(); });
   }
 }
 
@@ -67,18 +82,23 @@ void inherit_unset(Options& group, const Options& defaults) {
 template <typename Options>
 Options as_ours(const char* function, const torch::optim::OptimizerOptions& given,
                 const torch::optim::OptimizerOptions& defaults) {
-  using Torch = Options::Torch;
   if (const auto* ours = dynamic_cast<const Options*>(&given)) {
     return *ours;
   }
-  const auto* torchs = dynamic_cast<const Torch*>(&given);
-  TORCH_CHECK_TYPE(
-      torchs != nullptr, function, ": expected a parameter group with options of type ",
-      c10::demangle(typeid(Options).name()), " or ", c10::demangle(typeid(Torch).name()), ", got ",
-      c10::demangle(typeid(given).name()));
-  Options options(static_cast<const Options&>(defaults));
-  static_cast<Torch&>(options) = *torchs;
-  return options;
+  const auto own = c10::demangle(typeid(Options).name());
+  const auto got = c10::demangle(typeid(given).name());
+  if constexpr (requires { typename Options::Torch; }) {
+    using Torch = Options::Torch;
+    const auto* torchs = dynamic_cast<const Torch*>(&given);
+    TORCH_CHECK_TYPE(torchs != nullptr, function,
+                     ": expected a parameter group with options of type ", own, " or ",
+                     c10::demangle(typeid(Torch).name()), ", got ", got);
+    Options options(static_cast<const Options&>(defaults));
+    static_cast<Torch&>(options) = *torchs;
+    return options;
+  }
+  TORCH_CHECK_TYPE(false, function, ": expected a parameter group with options of type ", own,
+                   ", got ", got);
 }
 
 /// The options of a group for as long as this lives, unchanged.
@@ -114,7 +134,7 @@ template <typename Options>
 void assign_options(torch::optim::OptimizerOptions& target, const Options& options) {
   if (auto* ours = dynamic_cast<Options*>(&target)) {
     *ours = options;
-  } else {
+  } else if constexpr (requires { typename Options::Torch; }) {
     // NOLINTNEXTLINE(cppcoreguidelines-slicing): LibTorch's have no place for the rest
     dynamic_cast<Options::Torch&>(target) = options;
   }

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optim/param_state.h"
 
+#include "optim/starting_masters.h"
+
+#include <fastamp/optim/stored_state.h>
+
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -19,7 +23,15 @@ std::int64_t read_counter(const at::Tensor& counter) {
   return counter.defined() ? counter.item<std::int64_t>() : 0;  // sync: checkpoints only
 }
 
-at::Tensor master_of(const at::Tensor& param) { return param.detach().to(at::kFloat); }
+at::Tensor master_of(const at::Tensor& param) {
+  const auto starting = take_starting_master(param);
+  return starting.defined() ? starting : param.detach().to(at::kFloat);
+}
+
+at::Tensor rest_of(const at::Tensor& param) {
+  const auto starting = take_starting_master(param);
+  return starting.defined() ? rest_from_master(param, starting) : zeros_for(param, at::kShort);
+}
 
 void write_tensor(torch::serialize::OutputArchive& archive, const std::string& key,
                   const at::Tensor& tensor) {

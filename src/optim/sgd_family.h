@@ -96,7 +96,7 @@ bool add_param(const char* function, torch::optim::Optimizer& optimizer, const O
     state.momentum_buffer(zeros_for(param, state_dtype(options)));
   }
   return step.add(param, grad, state.momentum_buffer(), state.steps(),
-                  master_in(state, param, half, none));
+                  master_in(state, param, options, half, none));
 }
 
 template <typename Options, typename State>

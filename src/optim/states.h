@@ -7,6 +7,8 @@
 #include "optim/checkpoint.h"
 #include "optim/param_state.h"
 
+#include <fastamp/optim/stored_state.h>
+
 #include <c10/util/Exception.h>
 #include <torch/optim/optimizer.h>
 
@@ -26,7 +28,9 @@ struct StateSource {
                 ": expected parameter states of its own type, got another; use load() to read the "
                 "state of another optimizer");
     auto state = std::make_unique<State>();
-    state->steps(counter_for(param));
+    if constexpr (requires { state->steps(); }) {
+      state->steps(counter_for(param));
+    }
     return state;
   }
 };
@@ -55,14 +59,26 @@ State& state_for(const char* function, StateMap& states, const at::Tensor& param
 template <typename State>
 constexpr bool kHasForeign = requires(State& state) { state.master(); };
 
-/// The master of a 16-bit parameter, made at its first step; `none` for other parameters.
-template <typename State>
-const at::Tensor& master_in(State& state, const at::Tensor& param, bool half,
-                            const at::Tensor& none) {
-  if constexpr (requires { state.master(); }) {
+/// The master of a 16-bit parameter or its rest, made at its first step; `none` for other
+/// parameters. What a checkpoint has of the other kind is converted here, not when it is loaded:
+/// weights may be loaded after the optimizer.
+template <typename State, typename Options>
+const at::Tensor& master_in(State& state, const at::Tensor& param, const Options& options,
+                            bool half, const at::Tensor& none) {
+  if constexpr (requires { state.rest(); }) {
+    if (half && options.master() == MasterStorage::kRest) {
+      if (!state.rest().defined()) {
+        state.rest(state.master().defined() ? rest_from_master(param, state.master())
+                                            : rest_of(param));
+        state.master({});
+      }
+      return state.rest();
+    }
     if (half) {
       if (!state.master().defined()) {
-        state.master(master_of(param));
+        state.master(state.rest().defined() ? master_from_rest(param, state.rest())
+                                            : master_of(param));
+        state.rest({});
       }
       return state.master();
     }

@@ -4,6 +4,7 @@
 #include <fastamp/autocast/weights_changed.h>
 #include <fastamp/optim/adam.h>
 #include <fastamp/optim/adamw.h>
+#include <fastamp/optim/muon.h>
 #include <fastamp/optim/sgd.h>
 
 #include <typeinfo>
@@ -16,7 +17,8 @@ using torch::optim::Optimizer;
 /// Exactly ours: a derived class may have a step() of its own.
 bool moves_versions(const Optimizer& optimizer) {
   const auto& type = typeid(optimizer);
-  return type == typeid(optim::SGD) || type == typeid(optim::Adam) || type == typeid(optim::AdamW);
+  return type == typeid(optim::SGD) || type == typeid(optim::Adam) ||
+         type == typeid(optim::AdamW) || type == typeid(optim::Muon);
 }
 
 class WeightsChangedAtEnd {

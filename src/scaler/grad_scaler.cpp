@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -16,7 +17,11 @@ namespace fastamp {
 using scaler::LibTorchOptimizer;
 using scaler::Stage;
 
-GradScaler::GradScaler(const GradScalerOptions& options) : impl_(std::make_unique<Impl>(options)) {}
+GradScaler::GradScaler(const GradScalerOptions& options) : impl_(std::make_unique<Impl>(options)) {
+  if (options.on_skip()) {
+    register_on_skip(options.on_skip());
+  }
+}
 GradScaler::~GradScaler() = default;
 GradScaler::GradScaler(GradScaler&&) noexcept = default;
 GradScaler& GradScaler::operator=(GradScaler&&) noexcept = default;
@@ -172,11 +177,14 @@ OverflowReport GradScaler::overflow_report(
     const torch::OrderedDict<std::string, at::Tensor>& named_parameters) {
   expect_not_moved_from("overflow_report");
   impl_->settle(/*wait=*/true);
-  std::unordered_map<const void*, std::string> names;
-  for (const auto& item : named_parameters) {
-    names[item.value().unsafeGetTensorImpl()] = item.key();
-  }
-  return impl_->report(names);
+  return impl_->report(names_by_identity(named_parameters));
+}
+
+UnderflowReport GradScaler::underflow_report(
+    const torch::OrderedDict<std::string, at::Tensor>& named_parameters) {
+  expect_not_moved_from("underflow_report");
+  return impl_->enabled ? impl_->underflows(names_by_identity(named_parameters))
+                        : UnderflowReport();
 }
 
 std::vector<StepRecord> GradScaler::history() const {
@@ -243,6 +251,10 @@ std::optional<GradScalerState> GradScaler::state() const {
     result.hysteresis = state.rules().hysteresis;
     result.hysteresis_tracker = state.hysteresis_tracker();
   }
+  if (state.rules().fast_growth_interval > 0) {
+    result.fast_growth_interval = state.rules().fast_growth_interval;
+    result.fast_growth_limit = state.fast_growth_limit();
+  }
   impl_->settle(/*wait=*/true);
   result.history = impl_->core.sidecar().history();
   result.overflow_report = impl_->report({});
@@ -266,13 +278,15 @@ void GradScaler::load_state(const std::optional<GradScalerState>& state) {
   rules.min_scale = state->min_scale ? state->min_scale : rules.min_scale;
   rules.max_scale = state->max_scale ? state->max_scale : rules.max_scale;
   rules.hysteresis = state->hysteresis.value_or(rules.hysteresis);
+  rules.fast_growth_interval = state->fast_growth_interval.value_or(rules.fast_growth_interval);
   scaler::check_rules("load_state", rules);
   scaler::check_extras("load_state", rules, std::nullopt);
   scaler::check_counts("load_state", *state);
   scaler::check_notes("load_state", *state);
   impl_->state.rules() = rules;
   impl_->state.load(state->scale, state->growth_tracker,
-                    state->hysteresis_tracker.value_or(rules.hysteresis));
+                    state->hysteresis_tracker.value_or(rules.hysteresis),
+                    state->fast_growth_limit.value_or(std::numeric_limits<double>::infinity()));
   impl_->core.load(state->scale, state->history, state->skipped_in_a_row);
   impl_->loaded_report = state->overflow_report;
 }

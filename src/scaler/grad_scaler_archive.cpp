@@ -145,6 +145,8 @@ void GradScaler::save(torch::serialize::OutputArchive& archive) const {
   write_if(archive, "max_scale", current->max_scale);
   write_if(archive, "hysteresis", current->hysteresis);
   write_if(archive, "_hysteresis_tracker", current->hysteresis_tracker);
+  write_if(archive, "fast_growth_interval", current->fast_growth_interval);
+  write_if(archive, "_fast_growth_limit", current->fast_growth_limit);
   archive.write("history", history_tensor(current->history), /*is_buffer=*/true);
   write_report(archive, current->overflow_report);
   archive.write("skipped_in_a_row", c10::IValue(current->skipped_in_a_row));
@@ -169,6 +171,8 @@ void GradScaler::load(torch::serialize::InputArchive& archive) {
   stored.max_scale = read_double_if(archive, "max_scale");
   stored.hysteresis = read_int_if(archive, "hysteresis");
   stored.hysteresis_tracker = read_int_if(archive, "_hysteresis_tracker");
+  stored.fast_growth_interval = read_int_if(archive, "fast_growth_interval");
+  stored.fast_growth_limit = read_double_if(archive, "_fast_growth_limit");
   at::Tensor history;
   if (archive.try_read("history", history, /*is_buffer=*/true)) {
     stored.history = history_of(history);

@@ -26,6 +26,7 @@ scaler::ScaleRules rules_of(const GradScalerOptions& options) {
       .hysteresis = options.hysteresis(),
       .min_scale = options.min_scale(),
       .max_scale = options.max_scale(),
+      .fast_growth_interval = options.fast_growth_interval().value_or(0),
   };
 }
 
@@ -37,29 +38,42 @@ bool usable(const GradScalerOptions& options) {
   return options.enabled();
 }
 
-void append_rows(OverflowReport& report, const scaler::OptimizerRecord& record,
-                 const scaler::Counts& counts,
-                 const std::unordered_map<const void*, std::string>& names) {
-  const auto& parameters = scaler::handle_of(record).parameters;
-  for (const auto& [index, elements] : scaler::read_counts(counts)) {
-    NonFiniteGradient gradient{.name = "parameter " + std::to_string(index),
-                               .index = index,
-                               .shape = {},
-                               .inf = elements.inf,
-                               .nan = elements.nan};
-    // The optimizer had a parameter there when they were counted.
-    if (const auto parameter = parameters.at(index).lock()) {
-      if (has_geometry(at::Tensor(parameter))) {
-        gradient.shape = parameter->sizes().vec();
-      }
-      const auto name = names.find(parameter.get());
-      gradient.name = name != names.end() ? name->second : gradient.name;
+/// Writes name and shape of an optimizer's parameter into a row of a report.
+template <typename Row>
+void describe(Row& row, const scaler::OptimizerRecord& record, std::size_t index,
+              const ParameterNames& names) {
+  row.name = "parameter " + std::to_string(index);
+  row.index = index;
+  // The optimizer had a parameter there when its gradient was counted.
+  if (const auto parameter = scaler::handle_of(record).parameters.at(index).lock()) {
+    if (has_geometry(at::Tensor(parameter))) {
+      row.shape = parameter->sizes().vec();
     }
-    report.gradients.push_back(std::move(gradient));
+    const auto name = names.find(parameter.get());
+    row.name = name != names.end() ? name->second : row.name;
+  }
+}
+
+void append_rows(OverflowReport& report, const scaler::OptimizerRecord& record,
+                 const scaler::Counts& counts, const ParameterNames& names) {
+  for (const auto& [index, elements] : scaler::read_counts(counts)) {
+    auto& row = report.gradients.emplace_back();
+    describe(row, record, index, names);
+    row.inf = elements.inf;
+    row.nan = elements.nan;
   }
 }
 
 }  // namespace
+
+ParameterNames names_by_identity(
+    const torch::OrderedDict<std::string, at::Tensor>& named_parameters) {
+  ParameterNames names;
+  for (const auto& item : named_parameters) {
+    names[item.value().unsafeGetTensorImpl()] = item.key();
+  }
+  return names;
+}
 
 GradScaler::Impl::Impl(const GradScalerOptions& given)
     : options(given),
@@ -67,6 +81,10 @@ GradScaler::Impl::Impl(const GradScalerOptions& given)
       state(given.init_scale(), rules_of(given)),
       core(given.init_scale(), given.history_size()) {
   scaler::check_extras("GradScaler", state.rules(), given.init_scale());
+  const auto fast_growth_interval = given.fast_growth_interval().value_or(1);
+  TORCH_CHECK_VALUE(fast_growth_interval >= 1,
+                    "GradScaler: expected 1 <= fast_growth_interval < 2^31, got ",
+                    fast_growth_interval);
   scaler::check_history_size("GradScaler", given.history_size());
   if (enabled) {
     scaler::check_rules("GradScaler", state.rules());
@@ -115,12 +133,24 @@ void GradScaler::Impl::update(const at::Tensor& new_scale) {
               "update: expected unscale_() or step() on an optimizer with gradients before it, got "
               "neither. No inf checks were recorded prior to update.");
   core.end_iteration(state.tensors(), state.rules(), ended, new_scale, capturing);
-  warn_if_due();
+  tell_of_iteration();
+}
+
+void GradScaler::Impl::tell_of_iteration() {
+  if (!capturing && core.skip_hooks().waits()) {
+    core.log().settle(/*wait=*/true);
+  }
+  tell();
 }
 
 void GradScaler::Impl::settle(bool wait) {
   core.log().settle(wait);
+  tell();
+}
+
+void GradScaler::Impl::tell() {
   warn_if_due();
+  core.pass_rows_on();
 }
 
 void GradScaler::Impl::warn_if_due() {
@@ -134,8 +164,7 @@ void GradScaler::Impl::warn_if_due() {
   }
 }
 
-OverflowReport GradScaler::Impl::report(
-    const std::unordered_map<const void*, std::string>& names) const {
+OverflowReport GradScaler::Impl::report(const ParameterNames& names) const {
   const auto& overflow = core.log().overflow();
   if (!overflow) {
     return loaded_report;
@@ -145,6 +174,25 @@ OverflowReport GradScaler::Impl::report(
   report.scale = overflow->scale;
   for (const auto& [record, counts] : overflow->optimizers) {
     append_rows(report, *record, counts, names);
+  }
+  return report;
+}
+
+UnderflowReport GradScaler::Impl::underflows(const ParameterNames& names) const {
+  UnderflowReport report;
+  for (const auto& record : core.records_counted_last()) {
+    const auto counts = record->ranges.read();
+    report.step = record->ranges.step();
+    report.scale = counts.scale;
+    report.range += counts.range;
+    for (const auto& [index, counted] : counts.zeros) {
+      if (counted.zeros != 0) {
+        auto& row = report.gradients.emplace_back();
+        describe(row, *record, index, names);
+        row.zeros = counted.zeros;
+        row.elements = counted.elements;
+      }
+    }
   }
   return report;
 }

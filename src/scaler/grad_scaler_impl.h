@@ -17,6 +17,11 @@ inline constexpr const char* kNoGradients =
     "step: expected an optimizer with at least one gradient, got none. No inf checks were recorded "
     "for this optimizer.";
 
+/// By the identity of the parameter.
+using ParameterNames = std::unordered_map<const void*, std::string>;
+ParameterNames names_by_identity(
+    const torch::OrderedDict<std::string, at::Tensor>& named_parameters);
+
 /// What GradScaler has beside the core: options, the scale, errors.
 struct GradScaler::Impl {
   explicit Impl(const GradScalerOptions& given);
@@ -44,8 +49,13 @@ struct GradScaler::Impl {
   void update(const at::Tensor& new_scale = {});
   /// Takes in what the device has told, or waits for all of it; warns if that calls for it.
   void settle(bool wait);
+  /// The same at the end of an iteration, for which a hook may want to be waited.
+  void tell_of_iteration();
+  /// Warns if that is due, and gives loggers and hooks what has arrived.
+  void tell();
   void warn_if_due();
-  OverflowReport report(const std::unordered_map<const void*, std::string>& names) const;
+  OverflowReport report(const ParameterNames& names) const;
+  UnderflowReport underflows(const ParameterNames& names) const;
 
   GradScalerOptions options;
   bool enabled;

@@ -119,6 +119,7 @@ class GradientPass {
   }
 
   PassResult unscale(bool with_norm) {
+    count_ranges();
     for (auto& result : result_.devices_) {
       const bool ours = has_kernels(result.seen.device.type());
       if (ours) {
@@ -138,6 +139,7 @@ class GradientPass {
   }
 
   PassResult check(std::optional<double> max_norm) {
+    count_ranges();
     const bool one_device = result_.devices_.size() == 1;
     for (auto& result : result_.devices_) {
       run_check(result, one_device ? max_norm : std::nullopt);
@@ -147,6 +149,16 @@ class GradientPass {
   }
 
  private:
+  void count_ranges() const {
+    if (options_.ranges == nullptr || !options_.ranges->take_turn()) [[likely]] {
+      return;
+    }
+    options_.ranges->start(options_.step);
+    for (const auto& result : result_.devices()) {
+      options_.ranges->count(result.seen, result.inv_scale);
+    }
+  }
+
   bool overwrites() const { return options_.flag == FlagUse::kOverwrite; }
 
   at::Tensor flag_on(c10::Device device, const at::Tensor& given) const {

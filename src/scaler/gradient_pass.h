@@ -2,6 +2,7 @@
 #pragma once
 
 #include "scaler/gradient_groups.h"
+#include "scaler/gradient_ranges.h"
 #include "scaler/pass_buffers.h"
 
 #include <fastamp/export.h>
@@ -38,7 +39,9 @@ enum class FlagUse : std::uint8_t {
 /// What both kinds of passes take.
 struct PassOptions {
   FlagUse flag = FlagUse::kCopy;
-  PassBuffers* buffers = nullptr;  ///< Counts inf and NaN of each gradient there.
+  PassBuffers* buffers = nullptr;    ///< Counts inf and NaN of each gradient there.
+  GradientRanges* ranges = nullptr;  ///< Counts zeros and exponents there when it is their turn.
+  std::int64_t step = 0;             ///< Number of the iteration, for ranges.
 };
 
 /// What one pass over the gradients of an optimizer learned.

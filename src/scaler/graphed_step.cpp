@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "core/cuda_part.h"
 #include "core/device_copy.h"
 #include "core/tensor_version.h"
-#include "scaler/cuda_graph.h"
 #include "scaler/grad_scaler_impl.h"
 
 #include <fastamp/autocast/guard.h>
@@ -207,16 +207,22 @@ struct GraphedStep::Impl {
           forward_and_backward(inputs, grad_scaler);
         }
       };
-      graph = scaler::capture_graph(device(),
-                                    {.warm = warm,
-                                     .states = [&] { make_states(grad_scaler); },
-                                     .work = [&] { captured_loss = run(inputs, grad_scaler); }});
+      graph = capture_graph({.warm = warm,
+                             .states = [&] { make_states(grad_scaler); },
+                             .work = [&] { captured_loss = run(inputs, grad_scaler); }});
     } catch (...) {
       end();
       throw;
     }
     end();
     outcomes = scaler.core.take_captured();
+  }
+
+  std::unique_ptr<CapturedGraph> capture_graph(const CapturePhases& phases) const {
+    const auto* const part = cuda_part();
+    TORCH_CHECK_NOT_IMPLEMENTED(part != nullptr, "GraphedStep: expected inputs on the CPU, since ",
+                                why_no_cuda_part(), ", got ", device());
+    return part->devices.capture_graph(device(), phases);
   }
 
   at::Tensor replay(const Inputs& given, GradScaler& grad_scaler) {
@@ -239,6 +245,7 @@ struct GraphedStep::Impl {
     note_writes();
     if (scaler.enabled) {
       scaler.core.note_replay(scaler.state.tensors(), outcomes);
+      scaler.tell_of_iteration();
     }
     return captured_loss.clone();
   }
@@ -263,7 +270,7 @@ struct GraphedStep::Impl {
   Inputs inputs;
   std::vector<at::Tensor> rates;
   std::vector<double> last_rates;
-  std::unique_ptr<scaler::CapturedGraph> graph;
+  std::unique_ptr<CapturedGraph> graph;
   at::Tensor captured_loss;
   std::vector<scaler::Outcome> outcomes;
 };

@@ -3,12 +3,26 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
+#include <span>
 #include <sstream>
 
 namespace fastamp::scaler {
 namespace {
 
 constexpr std::int64_t kSkipsBeforeWarning = 20;
+
+/// @param ring_row  As kernels::ScaleHistory lays it out, or empty.
+StepRecord row_of_skip(std::int64_t step, double scale, std::span<const double> ring_row) {
+  StepRecord row{.step = step, .scale = scale, .skipped = true};
+  row.norm = std::numeric_limits<double>::quiet_NaN();
+  if (!ring_row.empty()) {
+    row.scale = ring_row[0];
+    row.norm = ring_row[2];
+    row.growth_tracker = static_cast<std::int64_t>(ring_row[3]);
+  }
+  return row;
+}
 
 }  // namespace
 
@@ -27,12 +41,19 @@ NonFiniteByPosition read_counts(const Counts& counts) {
   return result;
 }
 
-void IterationLog::expect(const at::Tensor& scale, const std::vector<Outcome>& outcomes) {
+void IterationLog::expect(const at::Tensor& scale, const std::vector<Outcome>& outcomes,
+                          bool tells_skips, const at::Tensor& ring_row) {
   std::vector<at::Tensor> scalars{scale};
   for (const auto& outcome : outcomes) {
     scalars.insert(scalars.end(), outcome.flags.begin(), outcome.flags.end());
   }
-  pending_.push_back({.number = iterations_, .outcomes = outcomes, .readback = Readback(scalars)});
+  if (ring_row.defined()) {
+    scalars.push_back(ring_row);
+  }
+  pending_.push_back({.number = iterations_,
+                      .outcomes = outcomes,
+                      .tells_skips = tells_skips,
+                      .readback = Readback(scalars)});
   iterations_ += outcomes.empty() ? 0 : 1;
   settle(/*wait=*/false);
 }
@@ -65,6 +86,12 @@ void IterationLog::take_in(Iteration& iteration) {
   skipped_ = !overflow.optimizers.empty();
   skipped_in_a_row_ = skipped_ ? skipped_in_a_row_ + 1 : 0;
   if (skipped_) {
+    if (iteration.tells_skips) {
+      const auto row = row_of_skip(iteration.number, before, {flag, values.end()});
+      for (const auto& [record, counts] : overflow.optimizers) {
+        skips_.push_back({.row = row, .optimizer = record});
+      }
+    }
     overflow_ = std::move(overflow);
     warn_if_due(before);
   }

@@ -5,6 +5,7 @@
 #include "scaler/readback.h"
 
 #include <fastamp/export.h>
+#include <fastamp/scaler/reports.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -23,6 +24,12 @@ struct Outcome {
   RecordPointer record;
   std::vector<at::Tensor> flags;  ///< The non-finite flag of each device.
   Counts counts;
+};
+
+/// A step that was skipped.
+struct Skip {
+  StepRecord row;  ///< Of its iteration.
+  RecordPointer optimizer;
 };
 
 /// Inf and NaN of one gradient.
@@ -54,7 +61,11 @@ class FASTAMP_API IterationLog {
 
   /// Starts reading back what an iteration did, and takes in what has arrived. Without an outcome
   /// it was none, and only the scale is new.
-  void expect(const at::Tensor& scale, const std::vector<Outcome>& outcomes);
+  /// @param tells_skips  take_skips() tells of its skips.
+  /// @param ring_row     Of the iteration, as kernels::ScaleHistory lays it out, for that; may be
+  ///     undefined.
+  void expect(const at::Tensor& scale, const std::vector<Outcome>& outcomes,
+              bool tells_skips = false, const at::Tensor& ring_row = {});
   /// Takes in the iterations whose values have arrived, or waits for all of them.
   void settle(bool wait);
 
@@ -65,6 +76,10 @@ class FASTAMP_API IterationLog {
   /// The last iteration with an overflow, if there was one.
   const std::optional<Overflow>& overflow() const { return overflow_; }
 
+  /// Returns, once, the skips that are known since the last call.
+  std::vector<Skip> take_skips() { return std::exchange(skips_, {}); }
+
+  bool has_warning() const { return warning_.has_value(); }
   /// Returns, once, what the user is to be warned of: the subject of a sentence that ends in "so
   /// gradients are inf or NaN for a reason that a smaller scale does not cure".
   std::optional<std::string> take_warning() { return std::exchange(warning_, std::nullopt); }
@@ -73,6 +88,7 @@ class FASTAMP_API IterationLog {
   struct Iteration {
     std::int64_t number;
     std::vector<Outcome> outcomes;
+    bool tells_skips;
     Readback readback;
   };
 
@@ -87,6 +103,7 @@ class FASTAMP_API IterationLog {
   bool warned_ = false;
   std::optional<std::string> warning_;
   std::optional<Overflow> overflow_;
+  std::vector<Skip> skips_;
 };
 
 }  // namespace fastamp::scaler

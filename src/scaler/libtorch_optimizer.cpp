@@ -75,7 +75,9 @@ std::intptr_t LibTorchOptimizer::key() const {
 }
 
 std::unique_ptr<OptimizerHandle> LibTorchOptimizer::make_handle() {
-  return std::make_unique<LibTorchHandle>();
+  auto handle = std::make_unique<LibTorchHandle>();
+  handle->optimizer = &optimizer_;
+  return handle;
 }
 
 bool LibTorchOptimizer::owns(const OptimizerHandle& handle) const {

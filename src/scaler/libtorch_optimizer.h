@@ -20,6 +20,7 @@ using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensor
 /// What is kept of one of LibTorch's optimizers. It is known again by its parameters: LibTorch
 /// tells nobody when an optimizer is destroyed, and another one may come to live at its address.
 struct LibTorchHandle final : OptimizerHandle {
+  const torch::optim::Optimizer* optimizer = nullptr;  ///< Where it was; not to be read.
   std::vector<WeakTensor> parameters;
   Stage stage = Stage::kReady;
   std::vector<at::Tensor> flags;

@@ -36,6 +36,7 @@ using Counts = std::vector<std::shared_ptr<const NonFiniteCounts>>;
 struct FASTAMP_API OptimizerRecord {
   std::unique_ptr<OptimizerHandle> handle;
   PassBuffers buffers;
+  GradientRanges ranges;
   bool skipped = false;  ///< Whether its last step was.
 
   std::shared_ptr<PassResult> pass;  ///< This iteration's last pass over its gradients.

@@ -72,6 +72,7 @@ void check_extras(const char* function, const ScaleRules& rules, std::optional<d
                     function, ": expected max_scale >= min_scale (", *rules.min_scale, "), got ",
                     *rules.max_scale);
   check_count(function, "hysteresis", rules.hysteresis, 1);
+  check_count(function, "fast_growth_interval", rules.fast_growth_interval, 0);
   if (scale) {
     check_within_bounds(function, "init_scale", rules, *scale);
   }
@@ -81,6 +82,9 @@ void check_counts(const char* function, const GradScalerState& state) {
   check_scale(function, "scale", state.scale);
   check_count(function, "growth_tracker", state.growth_tracker, 0);
   check_count(function, "hysteresis_tracker", state.hysteresis_tracker, 0);
+  check_count(function, "fast_growth_interval", state.fast_growth_interval, 1);
+  TORCH_CHECK_VALUE(!std::isnan(state.fast_growth_limit.value_or(0.0)), function,
+                    ": expected fast_growth_limit to be a number, got NaN");
 }
 
 void check_notes(const char* function, const GradScalerState& state) {

@@ -27,7 +27,7 @@ void check_new_scale(const at::Tensor& new_scale, c10::DeviceType device);
 void check_history_size(const char* function, int64_t history_size);
 
 /// Conditions on what torch.amp does not have: 0 < min_scale <= scale <= max_scale, hysteresis
-/// >= 1.
+/// and fast_growth_interval >= 1 where they are used.
 /// @throws c10::ValueError
 void check_extras(const char* function, const ScaleRules& rules, std::optional<double> scale);
 

@@ -218,6 +218,8 @@ std::optional<GradScalerState> GradScalerState::from_python(const c10::IValue& s
   state.max_scale = number_if(dict, "max_scale");
   state.hysteresis = integer_if(dict, "hysteresis");
   state.hysteresis_tracker = integer_if(dict, "_hysteresis_tracker");
+  state.fast_growth_interval = integer_if(dict, "fast_growth_interval");
+  state.fast_growth_limit = number_if(dict, "_fast_growth_limit");
   if (const auto history = find(dict, "history")) {
     state.history = history_of(*history);
   }
@@ -239,6 +241,8 @@ c10::IValue GradScalerState::to_python() const {
   put_if(dict, "max_scale", max_scale);
   put_if(dict, "hysteresis", hysteresis);
   put_if(dict, "_hysteresis_tracker", hysteresis_tracker);
+  put_if(dict, "fast_growth_interval", fast_growth_interval);
+  put_if(dict, "_fast_growth_limit", fast_growth_limit);
   put(dict, "history", python_history(history));
   put(dict, "overflow_report", python_report(overflow_report));
   put(dict, "skipped_in_a_row", skipped_in_a_row);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "scaler/readback.h"
 
+#include "ops/direct.h"
 #include "scaler/scale_ops.h"
 
 #include <ATen/core/grad_mode.h>
@@ -11,22 +12,23 @@
 
 namespace fastamp::scaler {
 
-Readback::Readback(const std::vector<at::Tensor>& scalars) {
+Readback::Readback(const std::vector<at::Tensor>& numbers) {
   const at::NoGradGuard no_grad;
-  scalars_.reserve(scalars.size());
+  sources_.reserve(numbers.size());
   std::vector<c10::Device> devices;
-  for (const auto& scalar : scalars) {
-    if (is_plain_cpu_scalar(scalar, at::kFloat)) {
-      scalars_.push_back({.value = *scalar.const_data_ptr<float>(), .source = {}});
-    } else if (!scalar.device().is_cuda()) {
-      on_demand_ = true;
-      scalars_.push_back({.source = scalar.clone()});
+  for (const auto& number : numbers) {
+    if (is_plain_cpu_scalar(number, at::kFloat)) {
+      sources_.push_back({.value = *number.const_data_ptr<float>(), .tensor = {}});
+    } else if (!number.device().is_cuda()) {
+      on_demand_ = on_demand_ || number.dim() != 1 || !ops::is_ordinary_cpu(number);
+      sources_.push_back({.tensor = number.clone()});
     } else {
-      auto host = at::empty({}, at::TensorOptions().dtype(at::kFloat).pinned_memory(true));
-      host.copy_(scalar.reshape({}), /*non_blocking=*/true);  // towards the CPU: an event follows
-      scalars_.push_back({.source = std::move(host)});
-      if (std::ranges::find(devices, scalar.device()) == devices.end()) {
-        devices.push_back(scalar.device());
+      auto host = at::empty({number.numel()},
+                            at::TensorOptions().dtype(number.scalar_type()).pinned_memory(true));
+      host.copy_(number.reshape({-1}), /*non_blocking=*/true);  // towards the CPU: an event follows
+      sources_.push_back({.tensor = std::move(host)});
+      if (std::ranges::find(devices, number.device()) == devices.end()) {
+        devices.push_back(number.device());
       }
     }
   }
@@ -46,9 +48,17 @@ std::vector<double> Readback::values() {
     event.synchronize();  // sync: usually over, since a step lies between start and use
   }
   std::vector<double> values;
-  values.reserve(scalars_.size());
-  for (const auto& scalar : scalars_) {
-    values.push_back(scalar.source.defined() ? scalar.source.item<double>() : scalar.value);
+  values.reserve(sources_.size());
+  for (const auto& source : sources_) {
+    if (!source.tensor.defined()) {
+      values.push_back(source.value);
+    } else if (source.tensor.numel() == 1) {
+      values.push_back(source.tensor.item<double>());
+    } else {
+      const auto doubles = source.tensor.to(at::kDouble);
+      const auto* const begin = doubles.const_data_ptr<double>();
+      values.insert(values.end(), begin, begin + doubles.numel());
+    }
   }
   return values;
 }

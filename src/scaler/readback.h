@@ -10,16 +10,16 @@
 
 namespace fastamp::scaler {
 
-/// Scalars on their way to the host: started now, read when they have arrived.
+/// Numbers on their way to the host: started now, read when they have arrived.
 ///
 /// On CUDA each is copied to pinned memory on its device's current stream, followed by an event. On
-/// the CPU they have arrived at once. Elsewhere they are kept and read on demand. The scalars may
+/// the CPU they have arrived at once. Elsewhere they are kept and read on demand. The tensors may
 /// be overwritten right after construction. Must not be made while a stream is captured.
 /// Not thread-safe.
 class FASTAMP_API Readback {
  public:
-  /// @param scalars  fp32 tensors of one element, on any devices.
-  explicit Readback(const std::vector<at::Tensor>& scalars);
+  /// @param numbers  fp32 tensors of one element, on any devices, and vectors on CPU or CUDA.
+  explicit Readback(const std::vector<at::Tensor>& numbers);
 
   /// Whether values() would return without waiting. Never waits itself.
   bool ready() const;
@@ -28,12 +28,12 @@ class FASTAMP_API Readback {
   std::vector<double> values();
 
  private:
-  struct Scalar {
+  struct Source {
     double value = 0.0;
-    at::Tensor source;  // undefined where the value is known
+    at::Tensor tensor;  // undefined where the value is known
   };
 
-  std::vector<Scalar> scalars_;
+  std::vector<Source> sources_;
   std::vector<c10::Event> events_;
   bool on_demand_ = false;
 };

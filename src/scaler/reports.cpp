@@ -49,8 +49,45 @@ std::string OverflowReport::str() const {
   return text.str();
 }
 
+double UnderflowReport::share_of_zeros(double other) const {
+  return range.share_of_zeros(at::kHalf, std::lround(std::log2(other / scale)));
+}
+
+double UnderflowReport::largest_scale() const {
+  const auto shift = range.largest_shift(at::kHalf);
+  return shift ? std::ldexp(scale, static_cast<int>(*shift)) : 0.0;
+}
+
+std::string UnderflowReport::str() const {
+  if (step < 0) {
+    return "No gradients were counted.";
+  }
+  constexpr double kPercent = 100.0;
+  std::ostringstream text;
+  text << "Step " << step << " at scale " << scale << ": " << range.zeros() << " of "
+       << range.elements() << " gradient elements ("
+       << kPercent * range.share_of_zeros(at::kHalf, 0) << " %) are 0.";
+  if (const auto largest = largest_scale(); largest > 0.0) {
+    text << " Finite in fp16 up to scale " << largest << '.';
+  }
+  const auto share = [](const ZerosOfGradient& gradient) {
+    return static_cast<double>(gradient.zeros) / static_cast<double>(gradient.elements);
+  };
+  auto worst_first = gradients;
+  std::ranges::stable_sort(worst_first, std::ranges::greater{}, share);
+  for (const auto& gradient : worst_first) {
+    text << "\n  " << gradient.name << "  " << c10::IntArrayRef(gradient.shape) << "  zeros "
+         << gradient.zeros << " of " << gradient.elements;
+  }
+  return text.str();
+}
+
 // Each is put together aside, so that the flags of the stream stay as they are.
 std::ostream& operator<<(std::ostream& out, const OverflowReport& report) {
+  return out << report.str();
+}
+
+std::ostream& operator<<(std::ostream& out, const UnderflowReport& report) {
   return out << report.str();
 }
 
@@ -85,6 +122,8 @@ std::ostream& operator<<(std::ostream& out, const GradScalerState& state) {
   append_if(text, "max_scale", state.max_scale);
   append_if(text, "hysteresis", state.hysteresis);
   append_if(text, "hysteresis_tracker", state.hysteresis_tracker);
+  append_if(text, "fast_growth_interval", state.fast_growth_interval);
+  append_if(text, "fast_growth_limit", state.fast_growth_limit);
   if (state.skipped_in_a_row > 0) {
     text << "\nskipped in a row: " << state.skipped_in_a_row;
   }

@@ -99,9 +99,10 @@ void update_scale(ScaleTensors& state, const ScaleRules& rules, at::ArrayRef<at:
   const auto found_inf = combine_flags(flags, state.scale.device());
   if (!has_kernels(state.scale.device().type())) {
     TORCH_CHECK_NOT_IMPLEMENTED(
-        rules.hysteresis == 1 && !rules.min_scale && !rules.max_scale,
-        "update: expected the scale on a cpu or cuda device when min_scale, max_scale or "
-        "hysteresis is used, got ",
+        rules.hysteresis == 1 && !rules.min_scale && !rules.max_scale &&
+            rules.fast_growth_interval == 0,
+        "update: expected the scale on a cpu or cuda device when min_scale, max_scale, hysteresis "
+        "or fast_growth_interval is used, got ",
         state.scale.device());
     if (records.new_scale.defined()) {
       state.scale.copy_(records.new_scale);
@@ -115,7 +116,8 @@ void update_scale(ScaleTensors& state, const ScaleRules& rules, at::ArrayRef<at:
                      rules.backoff_factor, rules.growth_interval, given(state.hysteresis_tracker),
                      rules.hysteresis, rules.min_scale, rules.max_scale, given(records.inv_scale),
                      given(records.norm), given(records.history), given(records.history_count),
-                     given(records.new_scale));
+                     given(records.new_scale), given(state.fast_growth_limit),
+                     rules.fast_growth_interval);
 }
 
 }  // namespace fastamp::scaler

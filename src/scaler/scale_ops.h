@@ -21,14 +21,17 @@ struct ScaleRules {
   int64_t hysteresis = 1;
   std::optional<double> min_scale;
   std::optional<double> max_scale;
+  int64_t fast_growth_interval = 0;  ///< 0: growth is never fast.
 };
 
 /// The tensors an update reads and writes: scale fp32, the trackers int32, all of one element and
-/// on one device. `hysteresis_tracker` is undefined while hysteresis is 1.
+/// on one device. `hysteresis_tracker` is undefined while hysteresis is 1, `fast_growth_limit`
+/// (fp32) while growth is never fast.
 struct ScaleTensors {
   at::Tensor scale;
   at::Tensor growth_tracker;
   at::Tensor hysteresis_tracker;
+  at::Tensor fast_growth_limit;
 };
 
 /// What an update may write down besides, each undefined if it is not wanted; all on scale's

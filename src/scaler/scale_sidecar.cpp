@@ -91,6 +91,7 @@ void ScaleSidecar::write_history() {
     return;
   }
   const at::NoGradGuard no_grad;  // All in place: a captured graph writes there.
+  rows_ = loaded_.empty() ? 0 : loaded_.back().step + 1;
   if (loaded_.empty()) {
     history_.zero_();
     history_count_.zero_();
@@ -106,7 +107,7 @@ void ScaleSidecar::write_history() {
     row[3] = static_cast<float>(record.growth_tracker);
   }
   history_.copy_(host);
-  history_count_.fill_(loaded_.back().step + 1);
+  history_count_.fill_(rows_);
 }
 
 void ScaleSidecar::load_history(std::vector<StepRecord> rows) {
@@ -114,6 +115,10 @@ void ScaleSidecar::load_history(std::vector<StepRecord> rows) {
   rows.erase(rows.begin(), rows.end() - static_cast<std::ptrdiff_t>(kept));
   loaded_ = std::move(rows);
   write_history();
+}
+
+at::Tensor ScaleSidecar::last_row() const {
+  return history_.select(0, (rows_ - 1) % history_size_);
 }
 
 std::vector<StepRecord> ScaleSidecar::history() const {

@@ -42,6 +42,11 @@ class FASTAMP_API ScaleSidecar {
               const at::Tensor& norm, const at::Tensor& new_scale);
 
   bool keeps_history() const { return history_.defined(); }
+  std::int64_t history_size() const { return history_size_; }
+  /// Says that the device was told to write a row, by update() or a replay of it.
+  void note_row() { ++rows_; }
+  /// The row that was noted last: a view of the ring. Only if it keeps a history.
+  at::Tensor last_row() const;
   /// The iterations that are kept, oldest first. sync: waits for the device.
   std::vector<StepRecord> history() const;
   /// Replaces the ring by rows of consecutive steps; the last that fit are kept.
@@ -56,6 +61,7 @@ class FASTAMP_API ScaleSidecar {
   std::uint32_t inv_scale_version_ = 0;  ///< The scale's version that inv_scale_ belongs to.
   at::Tensor history_;
   at::Tensor history_count_;
+  std::int64_t rows_ = 0;  ///< history_count_ as it will be when the device has come that far.
   std::vector<StepRecord> loaded_;
 };
 

@@ -32,6 +32,9 @@ void ScaleState::initialise(c10::Device device) {
   if (rules_.hysteresis > 1) {
     tensors.hysteresis_tracker = scalar_on(device, at::kInt, init_hysteresis_tracker_);
   }
+  if (rules_.fast_growth_interval > 0) {
+    tensors.fast_growth_limit = scalar_on(device, at::kFloat, init_fast_growth_limit_);
+  }
   tensors_ = std::move(tensors);
 }
 
@@ -83,10 +86,17 @@ int64_t ScaleState::hysteresis_tracker() const {
   return read_or(tensors_.hysteresis_tracker, init_hysteresis_tracker_);
 }
 
-void ScaleState::load(double scale, int64_t growth_tracker, int64_t hysteresis_tracker) {
+double ScaleState::fast_growth_limit() const {
+  const auto& limit = tensors_.fast_growth_limit;
+  return limit.defined() ? limit.item<double>() : init_fast_growth_limit_;
+}
+
+void ScaleState::load(double scale, int64_t growth_tracker, int64_t hysteresis_tracker,
+                      double fast_growth_limit) {
   init_scale_ = scale;
   init_growth_tracker_ = growth_tracker;
   init_hysteresis_tracker_ = hysteresis_tracker;
+  init_fast_growth_limit_ = fast_growth_limit;
   if (!initialised()) {
     return;
   }
@@ -99,6 +109,12 @@ void ScaleState::load(double scale, int64_t growth_tracker, int64_t hysteresis_t
   } else if (rules_.hysteresis > 1) {
     tensors_.hysteresis_tracker =
         scalar_on(tensors_.scale.device(), at::kInt, init_hysteresis_tracker_);
+  }
+  if (tensors_.fast_growth_limit.defined()) {
+    tensors_.fast_growth_limit.fill_(fast_growth_limit);
+  } else if (rules_.fast_growth_interval > 0) {
+    tensors_.fast_growth_limit =
+        scalar_on(tensors_.scale.device(), at::kFloat, init_fast_growth_limit_);
   }
 }
 

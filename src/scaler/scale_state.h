@@ -8,6 +8,7 @@
 #include <c10/util/ArrayRef.h>
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 namespace fastamp::scaler {
@@ -40,8 +41,11 @@ class ScaleState {
   int64_t growth_tracker() const;      // sync: copies the scalar to the host
   int64_t hysteresis_tracker() const;  // sync: copies the scalar to the host
 
-  /// Replaces all three values, on the device too once it is known.
-  void load(double scale, int64_t growth_tracker, int64_t hysteresis_tracker);
+  double fast_growth_limit() const;  // sync: copies the scalar to the host
+
+  /// Replaces all four values, on the device too once it is known.
+  void load(double scale, int64_t growth_tracker, int64_t hysteresis_tracker,
+            double fast_growth_limit);
 
  private:
   void initialise(c10::Device device);
@@ -52,6 +56,7 @@ class ScaleState {
   std::uint64_t times_scaled_ = 0;
   int64_t init_growth_tracker_ = 0;
   int64_t init_hysteresis_tracker_ = rules_.hysteresis;
+  double init_fast_growth_limit_ = std::numeric_limits<double>::infinity();
 };
 
 }  // namespace fastamp::scaler

@@ -4,6 +4,7 @@
 #include "core/device_copy.h"
 #include "core/tensor_version.h"
 #include "scaler/gradient_factors.h"
+#include "scaler/step_logger.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/linalg_vector_norm.h>
@@ -110,6 +111,21 @@ void ScalerCore::load(double scale, std::vector<StepRecord> history,
   const auto before = std::exchange(log_, IterationLog(scale, iterations, skipped_in_a_row));
 }
 
+void ScalerCore::log_to(std::shared_ptr<StepLogger> logger) {
+  TORCH_CHECK_VALUE(sidecar_.history_size() > 0,
+                    "log_to: expected a scaler with history_size above 0, got 0");
+  loggers_.push_back(std::move(logger));
+}
+
+void ScalerCore::pass_rows_on() {
+  const auto loggers = loggers_;  // A callback may log to others, too.
+  for (const auto& logger : loggers) {
+    logger->pass_on(/*wait=*/false);
+  }
+  std::erase_if(loggers_, [](const auto& logger) { return logger->is_released(); });
+  skip_hooks_.tell(log_.take_skips());
+}
+
 RecordPointer ScalerCore::find(std::intptr_t key) const {
   const auto found = records_->find(key);
   return found == records_->end() ? nullptr : found->second;
@@ -165,6 +181,13 @@ at::Tensor ScalerCore::inverse_for(OptimizerRecord& record, const at::Tensor& sc
   return kept.defined() ? kept : record.buffers.inverse_of(scale);
 }
 
+PassOptions ScalerCore::options_for(OptimizerRecord& record) const {
+  return {.flag = FlagUse::kOverwrite,
+          .buffers = &record.buffers,
+          .ranges = &record.ranges,
+          .step = log_.iterations()};
+}
+
 void ScalerCore::note_pass(OptimizerRecord& record, std::shared_ptr<PassResult> pass,
                            const ScalerCall& call) {
   const auto earlier = std::exchange(record.pass, std::move(pass));
@@ -190,8 +213,7 @@ bool ScalerCore::unscale(OptimizerPort& port, const ScalerCall& call) {
   std::shared_ptr<PassResult> pass;
   port.run([&] {
     pass = std::make_shared<PassResult>(
-        scaler::unscale(std::move(gathered.groups), inv_scale, flag,
-                        {.flag = FlagUse::kOverwrite, .buffers = &record->buffers}));
+        scaler::unscale(std::move(gathered.groups), inv_scale, flag, options_for(*record)));
   });
   auto flags = flags_of(*pass);
   port.set(*record, Stage::kUnscaled, flags);
@@ -228,8 +250,7 @@ const PassResult* ScalerCore::check(OptimizerPort& port, const RecordPointer& re
   std::shared_ptr<PassResult> pass;
   port.run([&] {
     pass = std::make_shared<PassResult>(
-        scaler::check(std::move(gathered.groups), inv_scale, flag,
-                      {.flag = FlagUse::kOverwrite, .buffers = &record->buffers}, max_norm));
+        scaler::check(std::move(gathered.groups), inv_scale, flag, options_for(*record), max_norm));
   });
   auto flags = flags_of(*pass);
   agree_on(flags, call);
@@ -262,10 +283,11 @@ at::Tensor ScalerCore::clip_unscaled(OptimizerPort& port, OptimizerRecord& recor
                                      const NormClip& clip, bool may_put_off) {
   const at::NoGradGuard no_grad;
   const auto gathered = port.gather(record, Purpose::kNorm);
-  if (gathered.groups.empty() && !gathered.has_foreign) {
+  if (gathered.groups.empty() && !gathered.has_foreign && !clip.norm_over_ranks) {
     return {};
   }
-  const auto norm = norm_of(port, gathered, record, clip.norm_type);
+  const auto norm = clip.norm_over_ranks ? clip.norm_over_ranks()
+                                         : norm_of(port, gathered, record, clip.norm_type);
   if (clip.error_if_nonfinite) {
     port.check_finite(norm, clip.norm_type);
   }
@@ -288,8 +310,8 @@ at::Tensor ScalerCore::clip_norm(OptimizerPort& port, const ScalerCall& call, co
   if (record->clips_at_step()) {
     clip_now(port, record);
   }
-  const auto* const pass =
-      may_put_off && clip.norm_type == 2.0 ? check(port, record, call, clip.max_norm) : nullptr;
+  const bool needs_check = may_put_off && clip.norm_type == 2.0 && !clip.norm_over_ranks;
+  const auto* const pass = needs_check ? check(port, record, call, clip.max_norm) : nullptr;
   at::Tensor norm;
   if (pass == nullptr) {
     if (port.stage(*record) == Stage::kReady) {
@@ -376,6 +398,21 @@ std::vector<RecordPointer> ScalerCore::records_in_use() const {
   return used;
 }
 
+std::vector<RecordPointer> ScalerCore::records_counted_last() const {
+  std::int64_t last = -1;
+  for (const auto& [key, record] : *records_) {
+    last = std::max(last, record->ranges.step());
+  }
+  std::vector<RecordPointer> counted;
+  for (const auto& [key, record] : *records_) {
+    if (last >= 0 && record->ranges.step() == last) {
+      counted.push_back(record);
+    }
+  }
+  std::ranges::sort(counted, {}, [](const auto& record) { return record->ranges.order(); });
+  return counted;
+}
+
 void ScalerCore::start_iteration() {
   // Gradients and records end when no record is looked at: that may run code of users.
   std::vector<RecordPointer> all;
@@ -412,7 +449,7 @@ void ScalerCore::end_iteration(ScaleTensors& tensors, const ScaleRules& rules,
   if (capturing) {
     captured_ = outcomes;
   } else {
-    log_.expect(tensors.scale, outcomes);
+    note_outcomes(tensors.scale, outcomes);
   }
   start_iteration();
 }
@@ -421,8 +458,26 @@ void ScalerCore::note_replay(const ScaleTensors& tensors, const std::vector<Outc
   bump_version(tensors.scale);
   bump_version(tensors.growth_tracker);
   bump_version(tensors.hysteresis_tracker);
+  bump_version(tensors.fast_growth_limit);
   sidecar_.note_update(tensors.scale);
-  log_.expect(tensors.scale, captured);
+  note_outcomes(tensors.scale, captured);
+}
+
+void ScalerCore::note_outcomes(const at::Tensor& scale, const std::vector<Outcome>& outcomes) {
+  const auto step = log_.iterations();
+  const bool has_row = !outcomes.empty() && sidecar_.keeps_history();
+  if (has_row) {
+    sidecar_.note_row();
+  }
+  const bool tells_skips = !outcomes.empty() && !skip_hooks_.empty();
+  log_.expect(scale, outcomes, tells_skips,
+              tells_skips && has_row ? sidecar_.last_row() : at::Tensor());
+  if (!has_row) {
+    return;
+  }
+  for (const auto& logger : loggers_) {
+    logger->expect(step, sidecar_.last_row(), outcomes);
+  }
 }
 
 }  // namespace fastamp::scaler

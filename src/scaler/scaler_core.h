@@ -5,6 +5,7 @@
 #include "scaler/optimizer_port.h"
 #include "scaler/scale_ops.h"
 #include "scaler/scale_sidecar.h"
+#include "scaler/skip_hooks.h"
 
 #include <fastamp/export.h>
 #include <fastamp/scaler/agreement.h>
@@ -15,6 +16,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -22,6 +24,8 @@
 #include <vector>
 
 namespace fastamp::scaler {
+
+class StepLogger;
 
 /// What a call on a scaler lends to the core, which owns neither the scale nor the options.
 struct ScalerCall {
@@ -54,6 +58,15 @@ class FASTAMP_API ScalerCore {
   IterationLog& log() { return log_; }
   const IterationLog& log() const { return log_; }
 
+  /// Tells of each iteration that ends from now on, until the logger is released.
+  /// @throws c10::ValueError if history_size is 0.
+  void log_to(std::shared_ptr<StepLogger> logger);
+  bool is_logged() const { return !loggers_.empty(); }
+  SkipHooks& skip_hooks() { return skip_hooks_; }
+  /// Gives loggers the rows that have arrived, and hooks the skips. That runs code of users, so the
+  /// iteration has to be over for the caller, too.
+  void pass_rows_on();
+
   /// Goes on from a checkpoint. What was known of earlier iterations is destroyed last.
   void load(double scale, std::vector<StepRecord> history, std::int64_t skipped_in_a_row);
 
@@ -66,6 +79,8 @@ class FASTAMP_API ScalerCore {
   RecordPointer find(std::intptr_t key) const;
   /// How many there are.
   std::size_t optimizers() const { return records_->size(); }
+  /// Those whose gradients were counted at the step that was counted last; empty if none was.
+  std::vector<RecordPointer> records_counted_last() const;
   /// Makes room at the address of an optimizer that is gone.
   /// @returns The key that its record has until the iteration ends; no optimizer's.
   std::intptr_t set_aside(std::intptr_t key);
@@ -101,6 +116,9 @@ class FASTAMP_API ScalerCore {
     double max_norm = 0.0;
     double norm_type = 2.0;
     bool error_if_nonfinite = false;
+    /// Computes the norm of gradients that are unscaled, of those on other ranks too; null: the
+    /// norm is that of the optimizer's own gradients.
+    std::function<at::Tensor()> norm_over_ranks = nullptr;
   };
   /// Clips gradients that are unscaled, or puts it off to the step.
   /// @param may_put_off  The optimizer takes a gate.
@@ -136,13 +154,17 @@ class FASTAMP_API ScalerCore {
  private:
   using Records = std::unordered_map<std::intptr_t, RecordPointer>;
 
+  PassOptions options_for(OptimizerRecord& record) const;
   at::Tensor inverse_for(OptimizerRecord& record, const at::Tensor& scale) const;
   void start_iteration();
+  void note_outcomes(const at::Tensor& scale, const std::vector<Outcome>& outcomes);
 
   std::shared_ptr<Records> records_;
   ScaleSidecar sidecar_;
   IterationLog log_;
   std::vector<Outcome> captured_;
+  std::vector<std::shared_ptr<StepLogger>> loggers_;
+  SkipHooks skip_hooks_;
   std::uint64_t passes_ = 0;  ///< Made so far.
 };
 

@@ -54,6 +54,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For small models: threads that wait for each other would cost more than these do."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(autouse=True)
 def global_state_is_left_as_it_was() -> Iterator[None]:
     torch_before, fastamp_before = torch_state(), fastamp_state()

@@ -24,10 +24,12 @@ PUBLIC_MODULES = {
     "fastamp.cpu.amp",
     "fastamp.cuda",
     "fastamp.cuda.amp",
+    "fastamp.distributed",
     "fastamp.grad_scaler",
     "fastamp.optim",
     "fastamp.optim.adam",
     "fastamp.optim.adamw",
+    "fastamp.optim.muon",
     "fastamp.optim.sgd",
     "fastamp.torch",
 }
@@ -115,7 +117,7 @@ def test_names_are_the_same_whenever_a_module_is_imported(module: str, names_by_
 
 def test_only_packages_that_mirror_torchs_are_modules():
     modules = {name for name in fastamp.__all__ if isinstance(getattr(fastamp, name), ModuleType)}
-    assert modules == {"amp", "cpu", "cuda", "optim"}
+    assert modules == {"amp", "cpu", "cuda", "distributed", "optim"}
     for name in ("GradScaler", "autocast", "trace", "keep_casts", "cast_together", "op_policies"):
         assert inspect.isclass(getattr(fastamp, name)), name
     for name in ("install", "uninstall", "disabled", "graphed_step", "set_op_policy"):
@@ -125,5 +127,5 @@ def test_only_packages_that_mirror_torchs_are_modules():
 def test_modules_that_users_do_not_import_begin_with_an_underscore():
     public = {name for name in MODULES if "._" not in name}
     assert public == PUBLIC_MODULES
-    names = set(fastamp.__all__) - {"amp", "cpu", "cuda", "optim"}
+    names = set(fastamp.__all__) - {"amp", "cpu", "cuda", "distributed", "optim"}
     assert not names & {name.removeprefix("fastamp.") for name in MODULES}

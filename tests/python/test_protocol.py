@@ -32,12 +32,15 @@ def private(names: set[str]) -> set[str]:
 NATIVE = sorted((PYTHON / "csrc").glob("*.cpp")) + sorted((PYTHON / "csrc").glob("*.h"))
 MODULES = [f for f in (PYTHON / "fastamp").rglob("*.py") if f.name != "_protocol.py"]
 OPTIMIZER = listed(_protocol.Optimizer)
-OTHERS = listed(_protocol.TorchRegion) | listed(_protocol.ShardedTensor)
+MODULE = listed(_protocol.Module)
+OTHERS = (
+    listed(_protocol.TorchRegion) | listed(_protocol.ShardedTensor) | listed(_protocol.ScalerState)
+)
 
 
-def test_every_attribute_of_an_optimizer_is_listed_and_used():
+def test_every_attribute_of_optimizers_and_modules_is_listed_and_used():
     used = names_in(*NATIVE, *MODULES, pattern=r"\b_fastamp_\w+")
-    assert used == OPTIMIZER
+    assert used == OPTIMIZER | MODULE
 
 
 def test_the_native_code_names_no_private_attribute_that_is_not_listed():

@@ -10,7 +10,8 @@
 
 namespace fastamp {
 
-/// Casts the weights of a region together, on CUDA in one launch instead of one per weight.
+/// Casts the weights of a region together, on CUDA in one launch instead of one per weight. Those
+/// that the region casts to fp8 are cast by two, apart from the others.
 ///
 /// The first weight that a region casts brings along those of the last region on this thread that
 /// began with the same weight. Only weights whose storage has not moved since then join; values,

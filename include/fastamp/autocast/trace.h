@@ -31,6 +31,7 @@ struct CastCounts {
 
   std::uint64_t casts() const { return weight_casts + other_casts; }
   CastCounts& operator+=(const CastCounts& other);
+  CastCounts& operator-=(const CastCounts& earlier);  ///< Leaves what came after an earlier count.
 };
 
 /// All calls of one op that looked the same to autocast.

@@ -102,6 +102,10 @@ FASTAMP_API void norm_and_check_(at::TensorList grads, const at::Tensor& inv_sca
 ///    next one and every one directly after it back off. An overflow lowers hysteresis_tracker by
 ///    one, not below 0, and backs off only if it is then 0; a clean step sets it to `hysteresis`.
 ///    Every overflow resets growth_tracker, backed off or not. Start the tracker at `hysteresis`.
+///  - fast_growth_interval, fast_growth_limit: a clean step also grows the scale if it is the
+///    fast_growth_interval-th since growth_tracker was 0, or a later one, and the grown scale is
+///    not above the limit. The limit is infinite until the scale first falls. A fall sets it to the
+///    scale that it leaves; falls that follow without a growth in between leave the limit alone.
 ///  - min_scale, max_scale: applied last, to the result of every call: the scale is never outside
 ///    [min_scale, max_scale] afterwards. A NaN scale stays NaN.
 ///
@@ -127,11 +131,16 @@ FASTAMP_API void norm_and_check_(at::TensorList grads, const at::Tensor& inv_sca
 /// @param new_scale           None, or float32, one element: the scale is set to it, and none of
 ///                            the above is done; the trackers stay. inv_scale and history are
 ///                            written as usual.
+/// @param fast_growth_limit   None, or float32, one element, with fast_growth_interval. In place.
+///                            Start it at infinity. From a fall to the next growth it is negative,
+///                            its magnitude being the limit.
+/// @param fast_growth_interval  Clean steps before a growth up to the limit; 0: none is fast.
 /// @throws c10::TypeError   a tensor has another dtype.
 /// @throws c10::ValueError  a tensor is undefined, has not one element, is not strided or is on
-///                          another device; hysteresis is not in [1, 2^31) or lacks its tracker; a
-///                          bound is NaN or min_scale > max_scale; the history is of another shape
-///                          or lacks its count. Nothing was changed.
+///                          another device; fast_growth_interval is negative or comes without its
+///                          limit, or the limit alone; hysteresis is not in [1, 2^31) or lacks its
+///                          tracker; a bound is NaN or min_scale > max_scale; the history is of
+///                          another shape or lacks its count. Nothing was changed.
 /// @throws c10::NotImplementedError  the tensors are on a device other than CPU and CUDA.
 /// @note Asynchronous on CUDA (current stream), no host sync, one launch; safe in graph capture.
 FASTAMP_API void update_scale_(const at::Tensor& scale, const at::Tensor& growth_tracker,
@@ -145,6 +154,8 @@ FASTAMP_API void update_scale_(const at::Tensor& scale, const at::Tensor& growth
                                const std::optional<at::Tensor>& norm = std::nullopt,
                                const std::optional<at::Tensor>& history = std::nullopt,
                                const std::optional<at::Tensor>& history_count = std::nullopt,
-                               const std::optional<at::Tensor>& new_scale = std::nullopt);
+                               const std::optional<at::Tensor>& new_scale = std::nullopt,
+                               const std::optional<at::Tensor>& fast_growth_limit = std::nullopt,
+                               int64_t fast_growth_interval = 0);
 
 }  // namespace fastamp::ops

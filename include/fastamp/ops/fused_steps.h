@@ -40,7 +40,10 @@ namespace fastamp::ops {
 /// @param momentum_steps  float32, one element each, on the device of params, one for each momentum
 ///                buffer: how many steps it has seen. At 0 the buffer's contents are not read. In
 ///                place: + 1, unless the step is skipped.
-/// @param masters float32, of the shape of its parameter, one for each 16-bit parameter, in order.
+/// @param masters float32, of the shape of its parameter, one for each 16-bit parameter, in order;
+///                or int16: what the parameter lacks of its master (optim/stored_state.h). Then
+///                nothing tells whether the parameter was written: w is parameter and rest, and
+///                that of a parameter that was, is at most half a unit of it off. In place.
 /// @param group_sizes  How many parameters each group has; their sum is the length of params.
 /// @param lr,momentum,dampening,weight_decay  For each group, as in torch.optim.SGD.
 /// @param nesterov,maximize  For each group, as in torch.optim.SGD.
@@ -49,6 +52,13 @@ namespace fastamp::ops {
 /// @param weight_copies  float16 or bfloat16 copies of float32 parameters, of their shapes, which
 ///                the step writes: the parameter rounded to nearest even. Never read, so whatever
 ///                they hold changes no parameter. A skipped step leaves them as they are. In place.
+///                Or float8_e4m3fn, laid out as the parameter, 16 or a multiple of 16 bytes into
+///                its storage. The 16 bytes before it hold the inverse of its scale, a power of two
+///                (float32), which is read; then two int32 that the step writes: one more than the
+///                bits of the greatest finite magnitude of the new parameter, or what is there if
+///                that is more, and 1 if inf or NaN is among it. Values beyond 448 / scale become
+///                that. CUDA devices below compute capability 8.9 write only these numbers, the
+///                last of them as 1.
 /// @param copy_of  For each weight copy the index in params of its parameter; ascending.
 /// @param inv_scale,clip_coef,found_inf  float32, one element, on the device of params; None
 ///                stands for 1, 1 and 0.
@@ -90,12 +100,26 @@ FASTAMP_API void fused_sgd_(at::TensorList params, at::TensorList grads,
 /// @param inv_scale,clip_coef,found_inf,clip_value,write_grads  As in fused_sgd_.
 /// @param lr,beta1,beta2,eps,weight_decay,amsgrad,maximize  For each group, as in torch.optim.Adam.
 /// @param decoupled  For each group: AdamW's weight decay, else Adam's.
-/// @param exp_avgs,exp_avg_sqs  m and v: float32 or bfloat16 (computed in fp32, rounded to nearest
-///                    even when stored), of the shape of params, one each. In place.
+/// @param exp_avgs,exp_avg_sqs  m and v: float32 or bfloat16 (computed in fp32, rounded when
+///                    stored), of the shape of params, one each. In place. Or both uint8, codes: at
+///                    most 1.0625 times m, and at least 0.94 times sqrt(v), so that the same state
+///                    takes a step of at most 1.13 times the length; with a beta1 above 0.9375 1.2
+///                    times. Then the parameter has a noise_origin, moment_scales, and no amsgrad.
 /// @param max_exp_avg_sqs  v': the same, one for each parameter of a group with amsgrad, in order.
 ///                    The moments of one parameter have one dtype.
 /// @param state_steps float32, one element each, on the device of params, one for each parameter:
 ///                    steps the moments have seen. In place: + 1, unless the step is skipped.
+/// @param noise_origins  Empty: bfloat16 moments are rounded to nearest even. Else for each
+///                    parameter -1 for that, or p * 2^32 + i with p and i in [0, 2^31) and
+///                    [0, 2^32): v and v' are rounded stochastically, by noise that is a pure
+///                    function of p (the parameter's number), of i + the element's place in memory
+///                    (modulo 2^32), and of state_steps; both by the same. A step on the CPU, on
+///                    CUDA, or with other threads has the same bits. uint8 moments: so is v, and m
+///                    if beta1 is above 0.9375; else m is rounded to nearest even.
+/// @param moment_scales  uint8, one for each parameter whose moments are uint8, in their order, of
+///                    shape [params[i].size(0), groups of a row, 2]: for each 32, 64 or 128
+///                    neighbouring elements of a row of the first dimension the scales of m and v.
+///                    Codes and scales of 0 are moments of 0. In place.
 FASTAMP_API void fused_adamw_(
     at::TensorList params, at::TensorList grads, at::TensorList exp_avgs,
     at::TensorList exp_avg_sqs, at::TensorList max_exp_avg_sqs, at::TensorList state_steps,
@@ -105,6 +129,46 @@ FASTAMP_API void fused_adamw_(
     const c10::List<bool>& amsgrad, const c10::List<bool>& maximize, at::TensorList lr_tensors,
     at::TensorList weight_copies, at::IntArrayRef copy_of,
     const std::optional<at::Tensor>& inv_scale, const std::optional<at::Tensor>& clip_coef,
-    const std::optional<at::Tensor>& found_inf, std::optional<double> clip_value, bool write_grads);
+    const std::optional<at::Tensor>& found_inf, std::optional<double> clip_value, bool write_grads,
+    at::IntArrayRef noise_origins = {}, at::TensorList moment_scales = {});
+
+/// The first half of a step of Muon, for all matrices at once, with the arithmetic of
+/// torch.optim.Muon: gradients through the gate, momentum, and the matrices that the Newton-Schulz
+/// iteration makes orthogonal.
+///
+/// Matrices are listed group after group, as in fused_sgd_. For each element, in fp32, lerp with a
+/// fused multiply-add from the nearer end:
+///   g = clamp(grad * inv_scale * clip_coef, -clip_value, clip_value)
+///   b = lerp(b, g, 1 - momentum);  u = nesterov ? lerp(g, b, momentum) : b
+/// Where found_inf is not 0 the buffers keep their bits, and u is 0. Gate, write_grads, errors and
+/// notes are those of fused_sgd_.
+///
+/// @param grads    Of the shapes of updates; float32, float16 or bfloat16, each as it comes.
+/// @param momentum_buffers  b: float32 or bfloat16, of the shapes of updates. In place.
+/// @param updates  u: float32, float16 or bfloat16, rounded to nearest even; dense, on one device.
+///                At least one. Written, never read.
+/// @param group_sizes,inv_scale,clip_coef,found_inf,clip_value,write_grads  As in fused_sgd_.
+/// @param momentum,nesterov  For each group, as in torch.optim.Muon.
+FASTAMP_API void muon_momentum_(at::TensorList grads, at::TensorList momentum_buffers,
+                                at::TensorList updates, at::IntArrayRef group_sizes,
+                                at::ArrayRef<double> momentum, const c10::List<bool>& nesterov,
+                                const std::optional<at::Tensor>& inv_scale,
+                                const std::optional<at::Tensor>& clip_coef,
+                                const std::optional<at::Tensor>& found_inf,
+                                std::optional<double> clip_value, bool write_grads);
+
+/// The second half of a step of Muon: w = w * (1 - lr * weight_decay) - lr * ratio * u, in fp32,
+/// the products with u in a fused multiply-add. Nothing is written where found_inf is not 0.
+///
+/// @param params,masters,group_sizes,lr_tensors,weight_copies,copy_of  As in fused_sgd_.
+/// @param updates  u: float32, float16 or bfloat16, of the shapes of params. Only read.
+/// @param lr,weight_decay  For each group, as in torch.optim.Muon.
+/// @param ratio    For each group: what its shape multiplies the rate with.
+/// @param found_inf  As in fused_sgd_.
+FASTAMP_API void muon_apply_(at::TensorList params, at::TensorList updates, at::TensorList masters,
+                             at::IntArrayRef group_sizes, at::ArrayRef<double> lr,
+                             at::ArrayRef<double> ratio, at::ArrayRef<double> weight_decay,
+                             at::TensorList lr_tensors, at::TensorList weight_copies,
+                             at::IntArrayRef copy_of, const std::optional<at::Tensor>& found_inf);
 
 }  // namespace fastamp::ops

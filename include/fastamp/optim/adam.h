@@ -3,6 +3,7 @@
 
 #include <fastamp/export.h>
 #include <fastamp/optim/gated_optimizer.h>
+#include <fastamp/optim/stored_state.h>
 #include <fastamp/optim/torch_arg.h>
 
 #include <ATen/core/Tensor.h>
@@ -23,9 +24,9 @@ namespace fastamp::optim {
 
 /// Options of a parameter group of Adam; every setter returns the object.
 ///
-/// LibTorch's options, with their names and defaults, and three more. Code written for
+/// LibTorch's options, with their names and defaults, and five more. Code written for
 /// torch::optim::AdamOptions takes them, `static_cast<torch::optim::AdamOptions&>(group.options())`
-/// included. An optimizer also takes torch::optim::AdamOptions: the three are then those of its
+/// included. An optimizer also takes torch::optim::AdamOptions: the five are then those of its
 /// defaults.
 struct FASTAMP_API AdamOptions : torch::optim::AdamOptions {
   using Torch = torch::optim::AdamOptions;
@@ -44,11 +45,17 @@ struct FASTAMP_API AdamOptions : torch::optim::AdamOptions {
   // NOLINTEND(bugprone-derived-method-shadowing-base-method)
   /// Goes up the gradient instead of down.
   TORCH_ARG(bool, maximize) = false;
-  /// Dtype of the moments: kFloat or kBFloat16. bfloat16 with a second beta above 0.99 loses most
-  /// changes of the second moment: the optimizer warns of it.
+  /// Dtype of the moments: kFloat, kBFloat16, or kByte for codes of 8 bits (docs/optim.md). Those
+  /// have matrices of 4096 elements or more whose rows are a multiple of 32; others, and all with
+  /// amsgrad, then have bfloat16, rounded stochastically.
   TORCH_ARG(c10::ScalarType, state_dtype) = c10::kFloat;
-  /// Dtype of the autocast regions, kBFloat16 or kHalf: the step also writes the copies of weights
-  /// that autocast will use. Undefined for none.
+  /// How bfloat16 second moments are rounded. kNearest with a second beta above 0.99 loses most
+  /// changes of them: the optimizer warns of it.
+  TORCH_ARG(StateRounding, state_rounding) = StateRounding::kStochastic;
+  /// How the masters of 16-bit parameters are kept.
+  TORCH_ARG(MasterStorage, master) = MasterStorage::kFloat;
+  /// Dtype of the autocast regions, kBFloat16, kHalf or kFloat8_e4m3fn: the step also writes the
+  /// casts of weights that autocast will use. Undefined for none.
   TORCH_ARG(c10::ScalarType, autocast_dtype) = c10::ScalarType::Undefined;
 
  public:
@@ -59,21 +66,26 @@ struct FASTAMP_API AdamOptions : torch::optim::AdamOptions {
   friend bool operator==(const AdamOptions& left, const AdamOptions& right) {
     return static_cast<const Torch&>(left) == static_cast<const Torch&>(right) &&
            left.maximize_ == right.maximize_ && left.state_dtype_ == right.state_dtype_ &&
+           left.state_rounding_ == right.state_rounding_ && left.master_ == right.master_ &&
            left.autocast_dtype_ == right.autocast_dtype_;
   }
 };
 
 /// State of a parameter of Adam; tensors that it does not need are undefined.
 ///
-/// LibTorch's state, with moments of the parameter's shape and of state_dtype, and two more
+/// LibTorch's state, with moments of the parameter's shape and of state_dtype, and four more
 /// tensors. step() is right only on the CPU, where the host knows whether a step was skipped;
 /// elsewhere it stands still, and steps() is the count.
 struct FASTAMP_API AdamParamState : torch::optim::AdamParamState {
   using Torch = torch::optim::AdamParamState;
   /// float32, one element, on the parameter's device: steps that the moments have seen.
   TORCH_ARG(at::Tensor, steps);
-  /// float32: the weights that a 16-bit parameter is rounded from.
+  /// float32: the weights that a 16-bit parameter is rounded from, with MasterStorage::kFloat.
   TORCH_ARG(at::Tensor, master);
+  /// int16: what the parameter lacks of them, with MasterStorage::kRest.
+  TORCH_ARG(at::Tensor, rest);
+  /// uint8: the scales of moments that are codes of 8 bits (EncodedMoments). Else undefined.
+  TORCH_ARG(at::Tensor, moment_scales);
 
  public:
   // NOLINTNEXTLINE(misc-override-with-different-visibility): LibTorch calls it through its base
@@ -94,9 +106,10 @@ struct FASTAMP_API AdamParamState : torch::optim::AdamParamState {
 // NOLINTNEXTLINE(misc-multiple-inheritance): the gate is a mixin over LibTorch's class
 class FASTAMP_API Adam : public torch::optim::Optimizer, public GatedOptimizer {
  public:
-  /// Warns if state_dtype is kBFloat16 and the second beta above 0.99, in a group or the defaults.
+  /// Warns if bfloat16 second moments are rounded to nearest and the second beta is above 0.99, in
+  /// a group or the defaults.
   /// @throws c10::Error if lr, eps or weight_decay is negative, a beta is outside [0, 1),
-  ///     state_dtype is neither kFloat nor kBFloat16, or a parameter is undefined.
+  ///     state_dtype is not kFloat, kBFloat16 or kByte, or a parameter is undefined.
   /// @throws c10::TypeError if a group has options of another optimizer.
   explicit Adam(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
                 const AdamOptions& defaults = {});

@@ -3,6 +3,7 @@
 
 #include <fastamp/export.h>
 #include <fastamp/optim/gated_optimizer.h>
+#include <fastamp/optim/stored_state.h>
 #include <fastamp/optim/torch_arg.h>
 
 #include <ATen/core/Tensor.h>
@@ -21,7 +22,7 @@ class WeightCopies;
 
 namespace fastamp::optim {
 
-/// Options of a parameter group of AdamW: torch::optim::AdamWOptions and three more, as in
+/// Options of a parameter group of AdamW: torch::optim::AdamWOptions and five more, as in
 /// AdamOptions.
 struct FASTAMP_API AdamWOptions : torch::optim::AdamWOptions {
   using Torch = torch::optim::AdamWOptions;
@@ -40,10 +41,13 @@ struct FASTAMP_API AdamWOptions : torch::optim::AdamWOptions {
   // NOLINTEND(bugprone-derived-method-shadowing-base-method)
   /// Goes up the gradient instead of down.
   TORCH_ARG(bool, maximize) = false;
-  /// Dtype of the moments: as in AdamOptions.
+  /// Dtype of the moments and their rounding: as in AdamOptions.
   TORCH_ARG(c10::ScalarType, state_dtype) = c10::kFloat;
-  /// Dtype of the autocast regions, kBFloat16 or kHalf: the step also writes the copies of weights
-  /// that autocast will use. Undefined for none.
+  TORCH_ARG(StateRounding, state_rounding) = StateRounding::kStochastic;
+  /// How the masters of 16-bit parameters are kept.
+  TORCH_ARG(MasterStorage, master) = MasterStorage::kFloat;
+  /// Dtype of the autocast regions, kBFloat16, kHalf or kFloat8_e4m3fn: the step also writes the
+  /// casts of weights that autocast will use. Undefined for none.
   TORCH_ARG(c10::ScalarType, autocast_dtype) = c10::ScalarType::Undefined;
 
  public:
@@ -54,6 +58,7 @@ struct FASTAMP_API AdamWOptions : torch::optim::AdamWOptions {
   friend bool operator==(const AdamWOptions& left, const AdamWOptions& right) {
     return static_cast<const Torch&>(left) == static_cast<const Torch&>(right) &&
            left.maximize_ == right.maximize_ && left.state_dtype_ == right.state_dtype_ &&
+           left.state_rounding_ == right.state_rounding_ && left.master_ == right.master_ &&
            left.autocast_dtype_ == right.autocast_dtype_;
   }
 };
@@ -63,8 +68,12 @@ struct FASTAMP_API AdamWParamState : torch::optim::AdamWParamState {
   using Torch = torch::optim::AdamWParamState;
   /// float32, one element, on the parameter's device: steps that the moments have seen.
   TORCH_ARG(at::Tensor, steps);
-  /// float32: the weights that a 16-bit parameter is rounded from.
+  /// float32: the weights that a 16-bit parameter is rounded from, with MasterStorage::kFloat.
   TORCH_ARG(at::Tensor, master);
+  /// int16: what the parameter lacks of them, with MasterStorage::kRest.
+  TORCH_ARG(at::Tensor, rest);
+  /// uint8: the scales of moments that are codes of 8 bits (EncodedMoments). Else undefined.
+  TORCH_ARG(at::Tensor, moment_scales);
 
  public:
   // NOLINTNEXTLINE(misc-override-with-different-visibility): LibTorch calls it through its base

@@ -3,6 +3,7 @@
 
 #include <fastamp/export.h>
 #include <fastamp/optim/gated_optimizer.h>
+#include <fastamp/optim/stored_state.h>
 #include <fastamp/optim/torch_arg.h>
 
 #include <ATen/core/Tensor.h>
@@ -22,9 +23,9 @@ namespace fastamp::optim {
 
 /// Options of a parameter group of SGD; every setter returns the object.
 ///
-/// LibTorch's options, with their names and defaults, and three more. Code written for
+/// LibTorch's options, with their names and defaults, and four more. Code written for
 /// torch::optim::SGDOptions takes them, `static_cast<torch::optim::SGDOptions&>(group.options())`
-/// included. An optimizer also takes torch::optim::SGDOptions: the three are then those of its
+/// included. An optimizer also takes torch::optim::SGDOptions: the four are then those of its
 /// defaults.
 struct FASTAMP_API SGDOptions : torch::optim::SGDOptions {
   using Torch = torch::optim::SGDOptions;
@@ -44,8 +45,10 @@ struct FASTAMP_API SGDOptions : torch::optim::SGDOptions {
   TORCH_ARG(bool, maximize) = false;
   /// Dtype of the momentum buffers: kFloat or kBFloat16.
   TORCH_ARG(c10::ScalarType, state_dtype) = c10::kFloat;
-  /// Dtype of the autocast regions, kBFloat16 or kHalf: the step also writes the copies of weights
-  /// that autocast will use. Undefined for none.
+  /// How the masters of 16-bit parameters are kept.
+  TORCH_ARG(MasterStorage, master) = MasterStorage::kFloat;
+  /// Dtype of the autocast regions, kBFloat16, kHalf or kFloat8_e4m3fn: the step also writes the
+  /// casts of weights that autocast will use. Undefined for none.
   TORCH_ARG(c10::ScalarType, autocast_dtype) = c10::ScalarType::Undefined;
 
  public:
@@ -56,19 +59,21 @@ struct FASTAMP_API SGDOptions : torch::optim::SGDOptions {
   friend bool operator==(const SGDOptions& left, const SGDOptions& right) {
     return static_cast<const Torch&>(left) == static_cast<const Torch&>(right) &&
            left.maximize_ == right.maximize_ && left.state_dtype_ == right.state_dtype_ &&
-           left.autocast_dtype_ == right.autocast_dtype_;
+           left.master_ == right.master_ && left.autocast_dtype_ == right.autocast_dtype_;
   }
 };
 
-/// State of a parameter: LibTorch's and two more tensors; those that it does not need are
+/// State of a parameter: LibTorch's and three more tensors; those that it does not need are
 /// undefined. momentum_buffer() is of the parameter's shape and of state_dtype; at 0 steps its
 /// contents mean nothing.
 struct FASTAMP_API SGDParamState : torch::optim::SGDParamState {
   using Torch = torch::optim::SGDParamState;
   /// float32, one element, on the parameter's device: steps that momentum_buffer has seen.
   TORCH_ARG(at::Tensor, steps);
-  /// float32: the weights that a 16-bit parameter is rounded from.
+  /// float32: the weights that a 16-bit parameter is rounded from, with MasterStorage::kFloat.
   TORCH_ARG(at::Tensor, master);
+  /// int16: what the parameter lacks of them, with MasterStorage::kRest.
+  TORCH_ARG(at::Tensor, rest);
 
  public:
   // NOLINTNEXTLINE(misc-override-with-different-visibility): LibTorch calls it through its base

@@ -3,6 +3,7 @@
 
 #include <fastamp/export.h>
 #include <fastamp/scaler/agreement.h>
+#include <fastamp/scaler/on_skip.h>
 #include <fastamp/scaler/reports.h>
 
 #include <ATen/core/Tensor.h>
@@ -18,12 +19,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 namespace fastamp {
 
 class GraphedStep;
+class StepLog;
 
 /// Options of a GradScaler; every setter returns the object, so that they can be chained.
 ///
@@ -48,6 +51,10 @@ struct FASTAMP_API GradScalerOptions {
   /// Number of overflows in a row that it takes to lower the scale; at least 1. Steps are skipped
   /// at every one of them.
   TORCH_ARG(int64_t, hysteresis) = 1;
+  /// Iterations without overflow between two growths until the scale first falls, and, after it
+  /// fell several times in a row, until it is back where the first fall had left it; at least 1.
+  /// None by default, as torch: growth_interval always. The exact rule is in docs/scaler.md.
+  TORCH_ARG(std::optional<int64_t>, fast_growth_interval) = std::nullopt;
   /// Calls optim::fuse() on every torch::optim::SGD, Adam and AdamW that step() or a clip meets.
   TORCH_ARG(bool, fuse) = false;
   /// Leaves gradients scaled and unclipped after a fused step, which saves writing them.
@@ -58,11 +65,13 @@ struct FASTAMP_API GradScalerOptions {
   /// as in <fastamp/scaler/agreement.h>. None by default: no communication. Norms are those of the
   /// rank's own gradients in any case.
   TORCH_ARG(FlagAgreement, agreement) = nullptr;
+  /// As if register_on_skip() had been called with it. None by default.
+  TORCH_ARG(SkipCallback, on_skip) = nullptr;
 };
 
 /// What a scaler remembers between iterations. The first five fields are the entries of
 /// torch.amp.GradScaler.state_dict() ("scale", "growth_factor", "backoff_factor",
-/// "growth_interval", "_growth_tracker"), the four below them are empty unless the option is in
+/// "growth_interval", "_growth_tracker"), the six below them are empty unless the option is in
 /// use, and the last three tell of past iterations.
 struct FASTAMP_API GradScalerState {
   double scale = 65536.0;
@@ -74,6 +83,10 @@ struct FASTAMP_API GradScalerState {
   std::optional<double> max_scale;
   std::optional<int64_t> hysteresis;
   std::optional<int64_t> hysteresis_tracker;
+  std::optional<int64_t> fast_growth_interval;
+  /// Growth is fast up to its magnitude: infinite until the scale first falls; negative from a fall
+  /// until the next growth.
+  std::optional<double> fast_growth_limit;
   std::vector<StepRecord> history;  ///< Of consecutive steps, oldest first.
   OverflowReport overflow_report;   ///< Parameters by number: what their names were is not known.
   int64_t skipped_in_a_row = 0;
@@ -98,6 +111,18 @@ struct FASTAMP_API GradScalerState {
   /// `torch.load("scaler.pt", weights_only=False)`. (LibTorch notes the types of a dict by a
   /// function of torch.jit that torch.load does not take for a weight.)
   c10::IValue to_python() const;
+
+  /// Reads what to_json() wrote, in C++ or Python.
+  /// @param text  One JSON object, in any order of keys.
+  /// @returns nullopt for the text of a disabled scaler.
+  /// @throws c10::ValueError if it is no JSON object, of another format or version, lacks a key,
+  ///     has one that the version does not know or twice, a value of another type, or one that
+  ///     load_state() refuses.
+  static std::optional<GradScalerState> from_json(std::string_view text);
+  /// The numbers above the history as one line of JSON that is read without loss; the layout is in
+  /// docs/scaler.md. For programs that carry a scaler's state without torch's files.
+  /// @throws c10::ValueError if a number is one that load_state() refuses.
+  std::string to_json() const;
 };
 
 /// The numbers, and a line each for what is in use of the rest; for people.
@@ -120,9 +145,9 @@ FASTAMP_API std::ostream& operator<<(std::ostream& out, const GradScalerState& s
 /// differences are listed in docs/scaler.md.
 class FASTAMP_API GradScaler {
  public:
-  /// @throws c10::ValueError if min_scale, max_scale, hysteresis or history_size is out of its
-  ///     range, or if the scaler is enabled and growth_factor <= 1, backoff_factor >= 1,
-  ///     growth_interval < 0 or init_scale not finite.
+  /// @throws c10::ValueError if min_scale, max_scale, hysteresis, fast_growth_interval or
+  ///     history_size is out of its range, or if the scaler is enabled and growth_factor <= 1,
+  ///     backoff_factor >= 1, growth_interval < 0 or init_scale not finite.
   /// @note Warns and starts disabled for device kCUDA when there is no CUDA device.
   explicit GradScaler(const GradScalerOptions& options = {});
   /// The same for `GradScalerOptions().device(device.type())`: `GradScaler(torch::kCPU)`. Of a
@@ -219,8 +244,28 @@ class FASTAMP_API GradScaler {
   OverflowReport overflow_report(
       const torch::OrderedDict<std::string, at::Tensor>& named_parameters =
           torch::OrderedDict<std::string, at::Tensor>());
+  /// How many gradient elements were 0, of the optimizers whose gradients were counted last: at
+  /// iterations 0, 1, 2, 4 and so on up to 1024, and then each 1024th. Waits for the device. Not
+  /// counted: float64 and sparse gradients, and what a GraphedStep replays.
+  /// @param named_parameters  As for overflow_report().
+  UnderflowReport underflow_report(
+      const torch::OrderedDict<std::string, at::Tensor>& named_parameters =
+          torch::OrderedDict<std::string, at::Tensor>());
   /// The last iterations, oldest first. Waits for the device.
   std::vector<StepRecord> history() const;
+
+  /// Calls a function for each skipped step of an optimizer, of iterations that end from now on.
+  ///
+  /// It is called when the skip is known, on the thread that uses the scaler: on the CPU by the
+  /// update() that ends the iteration; on CUDA by the first update(), get_scale_async() or other
+  /// question to the scaler that finds the answer there, usually the next update(). Nothing waits
+  /// for it. If one iteration skips the steps of several optimizers, it is called for each. It may
+  /// use the scaler, but not destroy it. What it throws comes out of the call on the scaler, whose
+  /// work is done by then; callbacks registered after it do not hear of that step.
+  /// @param callback  Gets what is known of the step; see SkipCallback.
+  /// @param wait  Make update() wait for the device, so that it is called before that returns.
+  /// @throws c10::ValueError if the callback is empty.
+  SkipHandle register_on_skip(SkipCallback callback, bool wait = false);
 
   double get_growth_factor() const;
   double get_backoff_factor() const;
@@ -242,6 +287,14 @@ class FASTAMP_API GradScaler {
   ///     finite or the steps of its history are not consecutive.
   void load_state(const std::optional<GradScalerState>& state);
 
+  /// GradScalerState::to_json() of state(); of a disabled scaler a text that says so. Waits for the
+  /// device.
+  std::string to_json() const;
+  /// Continues from what to_json() returned, as load_state() does.
+  /// @throws c10::ValueError for what GradScalerState::from_json() refuses; c10::Error for the text
+  ///     of a disabled scaler. Nothing was changed.
+  void load_json(std::string_view text);
+
   /// Stores state() in an archive, for torch::save; a disabled scaler stores only that it is.
   void save(torch::serialize::OutputArchive& archive) const;
   /// Reads what save() stored, for torch::load.
@@ -250,6 +303,7 @@ class FASTAMP_API GradScaler {
 
  private:
   friend class GraphedStep;
+  friend class StepLog;
   struct Impl;
   // For a GraphedStep, which goes on with the scaler wherever that is moved to.
   explicit GradScaler(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}

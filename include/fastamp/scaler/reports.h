@@ -2,6 +2,7 @@
 #pragma once
 
 #include <fastamp/export.h>
+#include <fastamp/ops/number_range.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -41,8 +42,40 @@ struct FASTAMP_API OverflowReport {
   std::string str() const;
 };
 
+/// A parameter whose gradient had zeros.
+struct ZerosOfGradient {
+  std::string name;            ///< From the names given, else "parameter 3".
+  std::size_t index = 0;       ///< Position among all parameters of the optimizer, from 0.
+  std::vector<int64_t> shape;  ///< Of the parameter; empty too if it is gone.
+  int64_t zeros = 0;           ///< Elements that were 0.
+  int64_t elements = 0;        ///< All of them.
+};
+
+/// How many gradient elements were 0, at the step that was counted last.
+///
+/// A gradient that is too small for fp16 arrives as 0. So does one that is 0 by nature: of a unit
+/// that a ReLU has turned off, of a row of an embedding that the batch does not use.
+struct FASTAMP_API UnderflowReport {
+  int64_t step = -1;                       ///< As in StepRecord; -1: none was counted yet.
+  double scale = 0.0;                      ///< That the gradients carried.
+  std::vector<ZerosOfGradient> gradients;  ///< Those with zeros, in the optimizers' order.
+  NumberRange range;                       ///< Of all gradients, with the scale in them.
+
+  explicit operator bool() const { return step >= 0; }
+  /// Share of the elements, from 0 to 1, that are 0 or would be in fp16 at another scale. What is 0
+  /// already counts as 0 at any scale: whether a larger one would have saved it cannot be told.
+  /// @param other  A scale; what counts is the power of two next to its ratio to `scale`.
+  double share_of_zeros(double other) const;
+  /// The largest scale, a power of two times `scale`, at which all these gradients are finite in
+  /// fp16; 0 if they are all 0. Those of activations may be larger: the scaler does not see them.
+  double largest_scale() const;
+  /// Some sentences, and a line for each gradient, the largest share of zeros first.
+  std::string str() const;
+};
+
 /// As text for people: the report's str(), a line for a record, and a line for each of a history.
 FASTAMP_API std::ostream& operator<<(std::ostream& out, const OverflowReport& report);
+FASTAMP_API std::ostream& operator<<(std::ostream& out, const UnderflowReport& report);
 FASTAMP_API std::ostream& operator<<(std::ostream& out, const StepRecord& record);
 FASTAMP_API std::ostream& operator<<(std::ostream& out, const std::vector<StepRecord>& history);
 

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from fastamp._cli import float8, info, ops, report, run
+from fastamp import _program_policies
+from fastamp._cli import bisect, check, export, float8, info, inspect, ops, report, run
 from fastamp._install import install
 
 USAGE = """\
@@ -19,17 +20,28 @@ usage: python -m fastamp SCRIPT [ARGUMENT ...]      run a script on fastamp, as 
        python -m fastamp [OPTION ...] PROGRAM       run any of those
            --report FILE                            at the end, write what autocast did (JSON if
                                                     FILE ends in .json)
+           --policy FILE                            ops and modules run under this policy file
+                                                    (docs/policies.md)
+           --inspect FILE                           one training step, op by op: a page if FILE ends
+                                                    in .html, JSON in .json, - prints tables
+           --at-step N                              which step that is, from 0 (docs/debugging.md)
            --float8                                 bfloat16 regions run linear layers in fp8, on
                                                     the CPU slowly (docs/float8.md)
            --float8-exclude NAME                    but not those of modules or parameters of this
                                                     name, such as lm_head or 'layers.0.*'; may be
                                                     given several times
+       python -m fastamp check [OPTION ...] PROGRAM
+                                                    looks for common mistakes; see check --help
+       python -m fastamp bisect MODULE:FUNCTION [--help]
+                                                    which ops have to run in fp32
        python -m fastamp info                       versions, devices, what is installed
        python -m fastamp ops [--device {cpu,cuda}] [NAME]
                                                     what autocast does with each op
+       python -m fastamp export MODULE:CALLABLE FILE [--help]
+                                                    export a model in 16 bits (docs/inference.md)
        python -m fastamp --version | --help
 
-A script that is called `info` or `ops` runs as ./info or ./ops.
+A script that is called `bisect`, `check`, `export`, `info` or `ops` runs as ./check and so on.
 """
 
 
@@ -47,17 +59,34 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "--help": _help,
     "-h": _help,
     "--version": _version,
+    "bisect": bisect.main,
+    "check": check.main,
     "info": info.main,
     "ops": ops.main,
+    "export": export.main,
     "-m": run.run_module,
     "-c": run.run_code,
     "-": run.run_standard_input,
 }
 
 
+#: What follows each option.
+_OPTIONS = {
+    "--report": "FILE",
+    "--policy": "FILE",
+    "--inspect": "FILE",
+    "--at-step": "N",
+    "--float8": "",
+    "--float8-exclude": "NAME",
+}
+
+
 @dataclasses.dataclass
 class _Options:
     report: str | None = None
+    policy: str | None = None
+    inspect: str | None = None
+    at_step: int | None = None
     float8: bool = False
     exclude: list[str] = dataclasses.field(default_factory=list)
 
@@ -69,6 +98,17 @@ class _Options:
                 report.start(self.report)
             except OSError as error:
                 _refuse(f"--report: {error}", usage=False)
+        if self.policy is not None:
+            try:
+                _program_policies.start(self.policy)
+            except (OSError, ValueError) as error:
+                _refuse(f"--policy: {error}", usage=False)
+        if self.inspect is not None:
+            install()
+            try:
+                inspect.start(self.inspect, self.at_step or 0)
+            except OSError as error:
+                _refuse(f"--inspect: {error}", usage=False)
         if self.float8:
             float8.start(self.exclude)
 
@@ -81,18 +121,28 @@ def _refuse(text: str, usage: bool = True) -> NoReturn:
 def _read_options(arguments: list[str]) -> tuple[_Options, list[str]]:
     """Returns the options before the program, and the program with its arguments."""
     options = _Options()
-    while arguments and arguments[0] in ("--report", "--float8", "--float8-exclude"):
+    while arguments and arguments[0] in _OPTIONS:
         name, *arguments = arguments
         if name == "--float8":
             options.float8 = True
             continue
         if len(arguments) < 2:
-            _refuse(f"expected {name} {'FILE' if name == '--report' else 'NAME'} and a program")
+            _refuse(f"expected {name} {_OPTIONS[name]} and a program")
         value, *arguments = arguments
         if name == "--report":
             options.report = value
+        elif name == "--policy":
+            options.policy = value
+        elif name == "--inspect":
+            options.inspect = value
+        elif name == "--at-step":
+            if not value.isdigit():
+                _refuse(f"expected --at-step with a number, at least 0, got {value!r}")
+            options.at_step = int(value)
         else:
             options.exclude.append(value)
+    if options.at_step is not None and options.inspect is None:
+        _refuse("expected --inspect FILE with --at-step, got none")
     if options.exclude and not options.float8:
         _refuse("expected --float8 with --float8-exclude, got none")
     if not all(options.exclude):

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import multiprocessing.util
-import os
 import threading
 import warnings
 import weakref
@@ -13,13 +11,12 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-from torch.nn.modules.module import (
-    register_module_forward_pre_hook,
-    register_module_module_registration_hook,
-)
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fastamp._at_exit import AtExit
 from fastamp._float8 import float8_exclude
+from fastamp._model_parts import ModelParts
 
 __all__ = ["NamedExclusions"]
 
@@ -59,37 +56,20 @@ class NamedExclusions:
         self._names = list(dict.fromkeys(names))
         self._unmatched = set(self._names)
         self._lock = threading.RLock()
-        self._parents: Any = WeakIdKeyDictionary()  # module: weak references to modules
+        self._models = ModelParts()
         self._seen: Any = WeakIdKeyDictionary()  # module: its own parameters that are excluded
         self._excluded: Any = WeakIdKeyDictionary()  # parameter: the exclusion
-        self._hooks: list[Any] = [
-            register_module_module_registration_hook(self._on_assigned),
-            register_module_forward_pre_hook(self._on_called),
-        ]
+        self._hook = register_module_forward_pre_hook(self._on_called)
         self._has_looked = False
-        self._process = os.getpid()
-        self._report_at_exit()
-        # Children of multiprocessing, which leave without atexit, forget finalizers as they begin.
-        multiprocessing.util.register_after_fork(self, NamedExclusions._report_at_exit)
-
-    def _report_at_exit(self) -> None:
-        if os.getpid() == self._process:  # not in forks of it: it will report itself
-            self._report = multiprocessing.util.Finalize(None, self._warn, exitpriority=0)
+        self._report = AtExit(self._warn)
 
     def close(self) -> None:
         """Ends all exclusions."""
         self._report.cancel()
-        for hook in self._hooks:
-            hook.remove()
+        self._models.close()
+        self._hook.remove()
         for exclusion in list(self._excluded.values()):
             exclusion.release()
-
-    def _on_assigned(self, parent: Any, name: str, child: Any) -> None:  # noqa: ARG002
-        if isinstance(child, torch.nn.Module):
-            with self._lock:
-                known = self._parents.setdefault(child, [])
-                if not any(reference() is parent for reference in known):
-                    known.append(weakref.ref(parent))
 
     def _on_called(self, module: torch.nn.Module, inputs: Any) -> None:  # noqa: ARG002
         # Of a module with nothing excluded, which nearly all are, one look-up.
@@ -106,21 +86,9 @@ class NamedExclusions:
             self._seen[module] = []
             return
         # Last the module itself: one that was replaced is no part of its parents any more.
-        for top in (*self._outermost(module), module):
+        for top in (*self._models.outermost(module), module):
             for prefix, part in _parts(top):
                 self._seen[part] = self._exclude(prefix, part)
-
-    def _outermost(self, module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-        """The modules that it is a part of and that are parts of none, but for those in a cycle."""
-        waiting, known = [module], {id(module)}
-        while waiting:
-            part = waiting.pop()
-            parents = [reference() for reference in self._parents.get(part, [])]
-            new = [each for each in parents if each is not None and id(each) not in known]
-            if not new:
-                yield part
-            waiting += new
-            known.update(map(id, new))
 
     def _exclude(self, prefix: str, module: torch.nn.Module) -> _Parameters:
         named = [(name, p) for name, p in module._parameters.items() if p is not None]

@@ -6,7 +6,9 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
+from collections.abc import Sequence
 
+from fastamp._library_calls import CALLS, LibraryCall, state_of
 from fastamp._policy import OpTableRow, op_table
 
 _MEANINGS = {
@@ -23,7 +25,9 @@ _MEANINGS = {
 def main(arguments: list[str]) -> None:
     """Prints the list, or one op; exits with 1 if there is no op of that name."""
     parser = argparse.ArgumentParser(prog="python -m fastamp ops", description=__doc__)
-    parser.add_argument("name", nargs="?", help="an op, such as mm, softmax.int or conv1d.*")
+    parser.add_argument(
+        "name", nargs="?", help="an op, such as mm, softmax.int or conv1d.*, or a library"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="only this device's column")
     options = parser.parse_args(arguments)
     devices = [options.device] if options.device else ["cpu", "cuda"]
@@ -46,18 +50,25 @@ def _difference(row: OpTableRow, device: str) -> str:
 def _print_list(devices: list[str]) -> None:
     rows = op_table()
     header = ("op", *devices, "difference from torch")
-    lines = [header]
+    lines: list[tuple[str, ...]] = [header]
     for row in rows:
         policies = tuple(getattr(row, device) for device in devices)
         if set(policies) == {"pass"} and not any(_difference(row, device) for device in devices):
             continue
         notes = dict.fromkeys(filter(None, (_difference(row, device) for device in devices)))
         lines.append((row.op, *policies, "; ".join(notes)))
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header) - 1)]
+    _print_table(lines)
+    print(f"\n{len(lines) - 1} ops; every other op runs in the dtypes it is given.")
+    print("\nCalls of other libraries that are lower where the library would refuse them:\n")
+    calls = [(call.path, ", ".join(call.tensors), state_of(call)) for call in CALLS]
+    _print_table([("call", "arguments", "state"), *calls])
+
+
+def _print_table(lines: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]) - 1)]
     for line in lines:
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=False)]
         print("  ".join((*cells, line[-1])).rstrip())
-    print(f"\n{len(lines) - 1} ops; every other op runs in the dtypes it is given.")
 
 
 def _print_ops(name: str, devices: list[str]) -> None:
@@ -66,8 +77,11 @@ def _print_ops(name: str, devices: list[str]) -> None:
     rows = [row for row in op_table() if wanted in (row.op, row.op.partition(".")[0])]
     if wanted.endswith(".default"):
         rows = [row for row in op_table() if row.op == wanted.removesuffix(".default")]
-    if not rows:
+    calls = [call for call in CALLS if wanted in (*call.path.split("."), call.path, *call.ops)]
+    if not rows and not calls:
         _refuse_name(name, wanted)
+    for call in calls:
+        _print_call(call)
     for row in rows:
         print(row.op)
         for device in devices:
@@ -77,8 +91,18 @@ def _print_ops(name: str, devices: list[str]) -> None:
             print(f"        {'differs: ' + difference if difference else 'as torch'}")
 
 
+def _print_call(call: LibraryCall) -> None:
+    accepted = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in call.accepted))
+    print(call.path)
+    print(f"  lower - {', '.join(call.tensors)} are cast to the region's dtype")
+    print(f"          unless they have one dtype of {accepted}, which the library takes")
+    print(f"  state: {state_of(call)}")
+    print(f"  see: {call.source}")
+
+
 def _refuse_name(name: str, wanted: str) -> None:
     names = {row.op for row in op_table()} | {row.op.partition(".")[0] for row in op_table()}
+    names |= {call.path for call in CALLS}
     near = difflib.get_close_matches(wanted, sorted(names), n=5, cutoff=0.5)
     hint = f"; nearest names: {', '.join(near)}" if near else ""
     sys.stderr.write(f"ops: expected an op that autocast acts on, got {name!r}{hint}\n")

@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+from fastamp._cli.output_file import output_file
 from fastamp._trace import trace
 
 __all__ = ["start"]
@@ -25,9 +26,7 @@ def start(path: str | os.PathLike[str]) -> trace:
     Raises:
         OSError: The file cannot be written; found out now, not at the end of the run.
     """
-    file = Path(path).absolute()  # the program may change its folder
-    with file.open("a"):
-        pass
+    file = output_file(path)
     running = trace(source=True)
     running.__enter__()
     atexit.register(_write, running, file)

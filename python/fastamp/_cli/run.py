@@ -15,6 +15,16 @@ from typing import Any, NoReturn
 from fastamp._install import install
 
 
+def run_program(arguments: list[str]) -> None:
+    """Runs what a command line names as python would: a file, ``-m``, ``-c`` or ``-``."""
+    kinds = {"-m": run_module, "-c": run_code, "-": run_standard_input}
+    run = kinds.get(arguments[0])
+    if run is None:
+        run_script(arguments)
+    else:
+        run(arguments[1:])
+
+
 def run_script(arguments: list[str]) -> None:
     """Runs ``arguments[0]``, a file, or a folder or archive with a ``__main__`` in it."""
     path = str(Path(arguments[0]).absolute())

@@ -47,7 +47,16 @@ def check_bound(
         raise ValueError(f"{function}: expected {name} <= max_scale ({max_scale}), got {value!r}")
 
 
-def check_extras(function: str, min_scale: Any, max_scale: Any, hysteresis: Any) -> dict[str, Any]:
+def _check_count(function: str, name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{function}: expected {name} to be an int, got {type(value).__name__}")
+    if not 1 <= value < 2**31:
+        raise ValueError(f"{function}: expected 1 <= {name} < 2**31, got {value}")
+
+
+def check_extras(
+    function: str, min_scale: Any, max_scale: Any, hysteresis: Any, fast_growth_interval: Any
+) -> dict[str, Any]:
     """Checks the options that torch's scaler does not have.
 
     Returns:
@@ -72,14 +81,12 @@ def check_extras(function: str, min_scale: Any, max_scale: Any, hysteresis: Any)
         raise ValueError(
             f"{function}: expected max_scale >= min_scale ({min_scale}), got {max_scale!r}"
         )
-    if isinstance(hysteresis, bool) or not isinstance(hysteresis, int):
-        raise TypeError(
-            f"{function}: expected hysteresis to be an int, got {type(hysteresis).__name__}"
-        )
-    if not 1 <= hysteresis < 2**31:
-        raise ValueError(f"{function}: expected 1 <= hysteresis < 2**31, got {hysteresis}")
+    _check_count(function, "hysteresis", hysteresis)
     if hysteresis > 1:
         extras["_hysteresis"] = extras["_init_hysteresis_tracker"] = hysteresis
+    if fast_growth_interval is not None:
+        _check_count(function, "fast_growth_interval", fast_growth_interval)
+        extras["_fast_growth_interval"] = fast_growth_interval
     return extras
 
 
@@ -146,7 +153,11 @@ def _number(state: Mapping[str, Any], key: str) -> Any:
 
 
 def checked_state(
-    state: Mapping[str, Any], hysteresis: int, min_scale: float | None, max_scale: float | None
+    state: Mapping[str, Any],
+    hysteresis: int,
+    min_scale: float | None,
+    max_scale: float | None,
+    fast_growth_interval: int,
 ) -> dict[str, Any]:
     """Reads a state_dict completely before anything is changed.
 
@@ -155,6 +166,7 @@ def checked_state(
         hysteresis: The scaler's, for a state that does not name it, as the bounds are.
         min_scale: Lower bound of the scale.
         max_scale: Upper bound of the scale.
+        fast_growth_interval: 0 if growth is never fast.
 
     Returns:
         The attributes that the scaler takes from it.
@@ -179,7 +191,16 @@ def checked_state(
         state.get("min_scale", min_scale),
         state.get("max_scale", max_scale),
         wanted,
+        state.get("fast_growth_interval", fast_growth_interval or None),
     )
+    limit = state.get("_fast_growth_limit", math.inf)
+    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or math.isnan(limit):
+        raise ValueError(
+            'load_state_dict: expected state_dict["_fast_growth_limit"] to be a number, '
+            f"got {limit!r}"
+        )
+    if "_fast_growth_interval" in attributes:
+        attributes["_init_fast_growth_limit"] = float(limit)
     if wanted > 1:
         tracker = state.get("_hysteresis_tracker", wanted)
         if isinstance(tracker, bool) or not isinstance(tracker, int) or tracker < 0:

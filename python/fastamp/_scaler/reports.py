@@ -3,15 +3,23 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
+import fastamp._C as _C
+
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+_GONE = "  (The optimizer is gone, and the names of its parameters with it.)"
 
 
 class StepRecord(NamedTuple):
@@ -75,11 +83,129 @@ class OverflowReport:
             f"  {g.name:{width}}  {'' if g.shape is None else g.shape}  inf {g.inf}  NaN {g.nan}"
             for g in ordered
         ]
-        return "\n".join([head, *lines])
+        return "\n".join([head, *lines, *_hint(self.gradients)])
 
     def as_dict(self) -> dict[str, Any]:
         """Returns plain data, for logs and checkpoints."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class ZerosOfGradient:
+    """A gradient that had zeros."""
+
+    name: str
+    """As in :class:`NonFiniteGradient`."""
+    index: int
+    """Position among all parameters of the optimizer, from 0."""
+    shape: tuple[int, ...] | None
+    """Of the parameter; ``None`` if the optimizer is gone."""
+    zeros: int
+    """Elements that were 0."""
+    elements: int
+    """All of them."""
+
+
+class UnderflowReport:
+    """How many gradient elements were 0, at the step that was counted last.
+
+    False if no gradients were counted. A gradient that is too small for fp16 arrives as 0. So does
+    one that is 0 by nature: of a unit that a ReLU has turned off, of a row of an embedding that the
+    batch does not use.
+
+    Attributes:
+        gradients: Those with zeros, in the order of the optimizers and their parameters.
+    """
+
+    def __init__(self, native: _C.UnderflowReport, gradients: list[ZerosOfGradient]) -> None:
+        """Keeps what was counted."""
+        self._native = native
+        self.gradients = gradients
+
+    @property
+    def step(self) -> int | None:
+        """Number of the iteration, as in :class:`StepRecord`; ``None``: none was counted."""
+        return self._native.step if self else None
+
+    @property
+    def scale(self) -> float | None:
+        """The scale that the gradients carried."""
+        return self._native.scale if self else None
+
+    @property
+    def range(self) -> _C.NumberRange:
+        """How large all these gradients were, the scale in them, by exponents."""
+        return self._native.range
+
+    def share_of_zeros(self, scale: float | None = None) -> float:
+        """The share of elements, from 0 to 1, that are 0 or would be in fp16 at another scale.
+
+        What is 0 already counts as 0 at any scale: whether a larger one would have saved it cannot
+        be told.
+
+        Args:
+            scale: Another scale; what counts is the power of two next to its ratio to
+                :attr:`scale`. ``None``: the share now.
+
+        Raises:
+            ValueError: ``scale`` is not a finite number above 0.
+        """
+        if scale is None or not self:
+            return self.range.share_of_zeros(torch.float16)
+        if not (scale > 0 and math.isfinite(scale)):
+            raise ValueError(
+                f"share_of_zeros: expected scale to be a finite number above 0, got {scale!r}"
+            )
+        return self._native.share_of_zeros(scale)
+
+    @property
+    def largest_scale(self) -> float | None:
+        """The largest scale at which all these gradients are finite in fp16.
+
+        A power of two times :attr:`scale`; ``None`` if they are all 0. Gradients of activations may
+        be larger; the scaler does not see them, :func:`fastamp.inspect` does.
+        """
+        return self._native.largest_scale() or None if self else None
+
+    def __bool__(self) -> bool:
+        """Whether gradients were counted."""
+        return self._native.step >= 0
+
+    def __str__(self) -> str:
+        """Returns some sentences and a table, the largest share of zeros first."""
+        if not self:
+            return "No gradients were counted."
+        zeros, elements = self.range.zeros, self.range.elements
+        head = (
+            f"Step {self.step} at scale {self.scale:g}: {zeros} of {elements} gradient elements "
+            f"({100 * self.share_of_zeros():.3g} %) are 0."
+        )
+        if self.largest_scale is not None:
+            head += f" Finite in fp16 up to scale {self.largest_scale:g}."
+        width = max((len(gradient.name) for gradient in self.gradients), default=0)
+        ordered = sorted(self.gradients, key=lambda g: -g.zeros / g.elements)
+        lines = [
+            f"  {g.name:{width}}  {'' if g.shape is None else g.shape}  "
+            f"zeros {g.zeros} of {g.elements}"
+            for g in ordered
+        ]
+        return "\n".join([head, *lines, *_hint(self.gradients)])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns plain data, for logs."""
+        return {
+            "step": self.step,
+            "scale": self.scale,
+            "zeros": self.range.zeros,
+            "elements": self.range.elements,
+            "largest_scale": self.largest_scale,
+            "gradients": [asdict(gradient) for gradient in self.gradients],
+        }
+
+
+def _hint(gradients: Iterable[NonFiniteGradient | ZerosOfGradient]) -> list[str]:
+    """Says why parameters have no names, if some have none."""
+    return [_GONE] if any(gradient.shape is None for gradient in gradients) else []
 
 
 def report_from_dict(data: Any) -> OverflowReport:
@@ -124,29 +250,56 @@ def make_report(
         overflowed: (optimizer, or ``None`` if it is gone; rows of position, inf and NaN).
         names: By the identity of the parameter.
     """
-    gradients = []
-    for optimizer, rows in overflowed:
-        parameters = _named_parameters_of(optimizer)
-        for index, inf, nan in rows:
-            name, parameter = parameters[index] if index < len(parameters) else (None, None)
-            name = names.get(id(parameter)) or name or f"parameter {index}"
-            shape = None if parameter is None else tuple(parameter.shape)
-            gradients.append(NonFiniteGradient(name, index, shape, inf, nan))
+    gradients = [
+        NonFiniteGradient(*described, inf, nan)
+        for described, (inf, nan) in _described(overflowed, names)
+    ]
     return OverflowReport(step, scale, gradients)
 
 
-def names_by_identity(named_parameters: Any) -> dict[int, str]:
+def make_underflow_report(
+    native: _C.UnderflowReport,
+    counted: list[tuple[Any, list[tuple[int, int, int]]]],
+    names: dict[int, str],
+) -> UnderflowReport:
+    """Gives names to what was counted: rows of position, zeros and elements."""
+    gradients = [
+        ZerosOfGradient(*described, zeros, elements)
+        for described, (zeros, elements) in _described(counted, names)
+    ]
+    return UnderflowReport(native, gradients)
+
+
+def _described(
+    counted: list[tuple[Any, list[tuple[int, int, int]]]], names: dict[int, str]
+) -> Iterator[tuple[tuple[str, int, tuple[int, ...] | None], tuple[int, int]]]:
+    """Yields name, index and shape of each parameter with what was counted of its gradient."""
+    for optimizer, rows in counted:
+        parameters = _named_parameters_of(optimizer)
+        for index, *counts in rows:
+            name, parameter = parameters[index] if index < len(parameters) else (None, None)
+            name = names.get(id(parameter)) or name or f"parameter {index}"
+            shape = None if parameter is None else tuple(parameter.shape)
+            yield (name, index, shape), (counts[0], counts[1])
+
+
+def names_by_identity(named_parameters: Any, function: str = "overflow_report") -> dict[int, str]:
     """Reads ``named_parameters``: pairs of name and tensor, or a module."""
     if named_parameters is None:
         return {}
     if hasattr(named_parameters, "named_parameters"):
         named_parameters = named_parameters.named_parameters()
+    expected = f"{function}: expected named_parameters to be pairs of name and parameter, got "
     if not isinstance(named_parameters, Iterable):
-        raise TypeError(
-            "overflow_report: expected named_parameters to be pairs of name and parameter, got "
-            f"{type(named_parameters).__name__}"
-        )
-    return {id(parameter): name for name, parameter in named_parameters}
+        raise TypeError(expected + type(named_parameters).__name__)
+    names = {}
+    for pair in named_parameters:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError(
+                f"{expected}a {type(pair).__name__} in a {type(named_parameters).__name__}"
+            )
+        names[id(pair[1])] = pair[0]
+    return names
 
 
 def _caller_level() -> int:

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.amp.grad_scaler import GradScaler as TorchGradScaler
@@ -14,11 +15,16 @@ import fastamp._C as _C
 from fastamp._modes import ordinary_tensors
 from fastamp._scaler.checks import Past, checked_past, checked_state
 from fastamp._scaler.hooks import CoreHooks
+from fastamp._scaler.json_state import json_of_state, state_of_json
+from fastamp._scaler.logs import note_core
+from fastamp._scaler.on_skip import SkipHook, SkipHooks
 from fastamp._scaler.replay_port import ReplayPort
 from fastamp._scaler.reports import (
     OverflowReport,
     StepRecord,
+    UnderflowReport,
     make_report,
+    make_underflow_report,
     names_by_identity,
     warn_of_overflows,
 )
@@ -26,11 +32,17 @@ from fastamp._scaler.reports import (
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
+    from torch.utils.hooks import RemovableHandle
+
+    Loan = tuple[Tensor, dict[int, dict[str, Any]], int, bool]
 
 
 def _overflowed(state: dict[str, Any]) -> bool:
     # sync: the iteration is not over, so its flags are not on their way yet
     return any(flag.item() != 0.0 for flag in state["found_inf_per_device"].values())
+
+
+_Scaler = TypeVar("_Scaler", bound="ScalerState")
 
 
 class ScalerState(TorchGradScaler):
@@ -43,14 +55,18 @@ class ScalerState(TorchGradScaler):
     _hysteresis: int = 1
     _init_hysteresis_tracker: int = 1
     _hysteresis_tracker: Tensor | None = None
+    _fast_growth_interval: int = 0
+    _init_fast_growth_limit: float = math.inf
+    _fast_growth_limit: Tensor | None = None
     process_group: ProcessGroup | None = None
     _fuse: bool = False
     _keep_scaled_grads: bool = False
     _history_size: int = 128
     # Slots, and so not in __dict__ either. All are there once _core was asked for.
-    __slots__ = ("_kept_core", "_loaded_report", "_times_scaled")
+    __slots__ = ("_kept_core", "_loaded_report", "_skip_hooks", "_times_scaled")
     _kept_core: _C.ScalerCore
     _loaded_report: OverflowReport | None
+    _skip_hooks: SkipHooks  # Only once a hook was registered.
     _times_scaled: int  # Calls of scale(): in between, gradients may have come that are scaled.
 
     @property
@@ -63,10 +79,26 @@ class ScalerState(TorchGradScaler):
                 float(self._init_scale), self._history_size, self._device, self._new_hooks()
             )
             self._load_past(checked_past(self.__dict__.pop("_saved_past", {})))
+            if hasattr(self, "_skip_hooks"):
+                self._kept_core.tell_skips()
+            note_core(self, self._kept_core)
             return self._kept_core
 
+    def _stage_of(self, optimizer: torch.optim.Optimizer) -> OptState:
+        # Looks without inserting: a refused call must leave the mapping as it was.
+        state = self._per_optimizer_states.get(id(optimizer))
+        stage: OptState = OptState.READY if state is None else state["stage"]
+        return stage
+
+    def _loan(self, function: str) -> Loan:
+        """Returns what the core is lent for a call: scale, states, calls of scale(), agreement."""
+        scale = self._scale
+        if scale is None or self._growth_tracker is None:
+            scale, _ = self._check_scale_growth_tracker(function)
+        return scale, self._per_optimizer_states, self._times_scaled, self.process_group is not None
+
     def _new_hooks(self) -> CoreHooks:
-        return CoreHooks(self, self._move_state)
+        return CoreHooks(self, self._move_state, self._tell_skip)
 
     def _move_state(self, key: int, free: int) -> None:
         if self._enabled and key in self._per_optimizer_states:
@@ -75,10 +107,17 @@ class ScalerState(TorchGradScaler):
     def _lazy_init_scale_growth_tracker(self, dev: Any) -> None:
         with ordinary_tensors():
             super()._lazy_init_scale_growth_tracker(dev)
-            if self._hysteresis > 1:
-                self._hysteresis_tracker = torch.full(
-                    (), self._init_hysteresis_tracker, dtype=torch.int32, device=dev
-                )
+            self._make_extra_tensors(dev)
+
+    def _make_extra_tensors(self, dev: Any) -> None:
+        if self._hysteresis > 1:
+            self._hysteresis_tracker = torch.full(
+                (), self._init_hysteresis_tracker, dtype=torch.int32, device=dev
+            )
+        if self._fast_growth_interval > 0:
+            self._fast_growth_limit = torch.full(
+                (), self._init_fast_growth_limit, dtype=torch.float32, device=dev
+            )
 
     @property
     def step_was_skipped(self) -> bool:
@@ -155,6 +194,28 @@ class ScalerState(TorchGradScaler):
             return self._loaded_report or OverflowReport()
         return make_report(*found, names)
 
+    def underflow_report(self, named_parameters: Any = None) -> UnderflowReport:
+        """Tells how many gradient elements were 0, and what another scale would do to them.
+
+        Always on. Counting takes a run over the gradients of its own, so it is done at a few
+        iterations: 0, 1, 2, 4 and so on up to 1024, and then each 1024th. The report is of the last
+        of these. Not counted: gradients of float64, sparse ones with duplicate indices, of tensor
+        subclasses such as DTensors, and what :func:`fastamp.graphed_step` replays.
+
+        Args:
+            named_parameters: As for :meth:`overflow_report`.
+
+        Returns:
+            A report that is false if nothing was counted yet; ``str`` of it is a table. Waits for
+            the device.
+
+        Raises:
+            TypeError: ``named_parameters`` is not iterable.
+        """
+        names = names_by_identity(named_parameters, "underflow_report")
+        found = self._core.underflows() if self._enabled else None
+        return make_underflow_report(*(found or (_C.UnderflowReport(), [])), names)
+
     def history(self) -> list[StepRecord]:
         """Returns the last ``history_size`` iterations, oldest first.
 
@@ -169,8 +230,9 @@ class ScalerState(TorchGradScaler):
 
         Returns:
             torch's five entries, "scale", "growth_factor", "backoff_factor", "growth_interval" and
-            "_growth_tracker" (floats and ints), and "min_scale", "max_scale", "hysteresis" and
-            "_hysteresis_tracker" if they are in use. If ``history_size`` was given, "history",
+            "_growth_tracker" (floats and ints), and "min_scale", "max_scale", "hysteresis",
+            "_hysteresis_tracker", "fast_growth_interval" and "_fast_growth_limit" if they are in
+            use. If ``history_size`` was given, "history",
             "overflow_report" and "skipped_in_a_row" too (lists, numbers, strings). Empty if the
             scaler is disabled. Waits for the device.
         """
@@ -184,6 +246,9 @@ class ScalerState(TorchGradScaler):
         if self._hysteresis > 1:
             state["hysteresis"] = self._hysteresis
             state["_hysteresis_tracker"] = self._get_hysteresis_tracker()
+        if self._fast_growth_interval > 0:
+            state["fast_growth_interval"] = self._fast_growth_interval
+            state["_fast_growth_limit"] = self._get_fast_growth_limit()
         state.update(self._past())
         return state
 
@@ -207,6 +272,10 @@ class ScalerState(TorchGradScaler):
         tracker = self._hysteresis_tracker
         return self._init_hysteresis_tracker if tracker is None else int(tracker.item())
 
+    def _get_fast_growth_limit(self) -> float:
+        limit = self._fast_growth_limit
+        return self._init_fast_growth_limit if limit is None else float(limit.item())
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues from a state; does nothing if the scaler is disabled.
 
@@ -218,11 +287,18 @@ class ScalerState(TorchGradScaler):
             RuntimeError: The state is empty.
             KeyError: One of torch's five entries is missing. Nothing was changed.
             TypeError: An entry is not a number. Nothing was changed.
-            ValueError: A bound or the hysteresis is out of range. Nothing was changed.
+            ValueError: A bound, the hysteresis or the interval of fast growth is out of range.
+                Nothing was changed.
         """
         if not self._enabled:
             return
-        attributes = checked_state(state_dict, self._hysteresis, self._min_scale, self._max_scale)
+        attributes = checked_state(
+            state_dict,
+            self._hysteresis,
+            self._min_scale,
+            self._max_scale,
+            self._fast_growth_interval,
+        )
         past = checked_past(state_dict)
         self.__dict__.update(attributes)
         for tensor, value in (
@@ -232,10 +308,105 @@ class ScalerState(TorchGradScaler):
             if tensor is not None:
                 tensor.fill_(value)
         self._load_past(past)
-        if self._hysteresis > 1 and self._scale is not None:
-            self._hysteresis_tracker = torch.full(
-                (), self._init_hysteresis_tracker, dtype=torch.int32, device=self._scale.device
-            )
+        if self._scale is not None:
+            self._make_extra_tensors(self._scale.device)
+
+    def to_json(self) -> str:
+        """Returns the state as one line of JSON, for programs that carry it without torch's files.
+
+        Returns:
+            The numbers of :meth:`state_dict` without the past, under "scale", "growth_factor",
+            "backoff_factor", "growth_interval", "growth_tracker" and, if in use, "min_scale",
+            "max_scale", "hysteresis", "hysteresis_tracker", "fast_growth_interval" and
+            "fast_growth_limit"; "format", "version" and "enabled" say what they are. Numbers are
+            read back without loss. Waits for the device.
+
+        Raises:
+            ValueError: A number is one that :meth:`from_json` refuses, such as a scale of NaN.
+        """
+        return json_of_state(self.state_dict())
+
+    def load_json(self, text: str) -> None:
+        """Continues from what :meth:`to_json` returned; does nothing if the scaler is disabled.
+
+        Args:
+            text: One JSON object, in any order of keys. Options it does not name keep their values.
+
+        Raises:
+            TypeError: ``text`` is no string.
+            ValueError: It is no JSON object, of another format or version, lacks a key, has one
+                that the version does not know or twice, a value of another type, or one out of its
+                range. Nothing was changed.
+            RuntimeError: It is of a disabled scaler.
+        """
+        state = state_of_json("load_json", text)
+        self.load_state_dict(state)
+
+    @classmethod
+    def from_json(cls: type[_Scaler], text: str, device: str = "cuda", **options: Any) -> _Scaler:
+        """Makes a scaler that continues from what :meth:`to_json` returned.
+
+        Args:
+            text: As for :meth:`load_json`; that of a disabled scaler gives a disabled one.
+            device: As for the constructor.
+            **options: Further arguments of the constructor, such as ``process_group``. What the
+                text says goes before them.
+
+        Raises:
+            TypeError: ``text`` is no string.
+            ValueError: As for :meth:`load_json`.
+        """
+        state = state_of_json("from_json", text)
+        scaler = cls(device, **{"enabled": bool(state), **options})
+        if state:
+            scaler.load_state_dict(state)
+        return scaler
+
+    def register_on_skip(self, hook: SkipHook, *, wait: bool = False) -> RemovableHandle:
+        """Calls a function for each skipped step of an optimizer, of iterations that end from now.
+
+        It is called when the skip is known, on the thread that uses the scaler. On the CPU that is
+        in the :meth:`update` that ends the iteration; on CUDA in the first :meth:`update`,
+        :meth:`get_scale_async` or other question to the scaler that finds the answer there, usually
+        the next :meth:`update`. Nothing waits for it. If one iteration skips the steps of several
+        optimizers, there is a call for each.
+
+        Args:
+            hook: ``hook(optimizer, scale, record)``: the optimizer, or ``None`` if it is gone; the
+                scale that overflowed; and the iteration's record as :meth:`history` has it. (With
+                ``history_size=0``, the record's norm is NaN and its growth_tracker 0.) It may use
+                the scaler; steps that it makes known are told after it. What it raises comes out of
+                the call on the scaler, whose work is done by then; hooks registered after it do not
+                hear of that step.
+            wait: Make :meth:`update` wait for the device, so that the hook is called before it
+                returns.
+
+        Returns:
+            A handle with ``remove()``. Hooks are no part of states, copies and pickles.
+
+        Raises:
+            TypeError: ``hook`` is not callable, or ``wait`` is no bool.
+        """
+        return self._add_skip_hook("register_on_skip", "hook", hook, wait)
+
+    def _add_skip_hook(self, function: str, argument: str, hook: Any, wait: Any) -> RemovableHandle:
+        known = hasattr(self, "_skip_hooks")
+        hooks = self._skip_hooks if known else SkipHooks()
+        handle = hooks.add(function, argument, hook, wait)
+        if not known:
+            self._skip_hooks = hooks
+            if hasattr(self, "_kept_core"):
+                self._kept_core.tell_skips()
+        return handle
+
+    def _tell_skip(self, optimizer: Any, record: StepRecord) -> None:
+        self._skip_hooks.tell(optimizer, record)
+
+    def _tell_of_iteration(self, capturing: bool = False) -> None:
+        """Tells users what is known, at the end of an iteration that may have news."""
+        hooks = getattr(self, "_skip_hooks", None)
+        wait = hooks is not None and not capturing and hooks.wait()
+        warn_of_overflows(self._core.settle(wait))
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
@@ -244,6 +415,9 @@ class ScalerState(TorchGradScaler):
         if self._enabled and self._hysteresis > 1:
             state["_init_hysteresis_tracker"] = self._get_hysteresis_tracker()
             state["_hysteresis_tracker"] = None
+        if self._enabled and self._fast_growth_interval > 0:
+            state["_init_fast_growth_limit"] = self._get_fast_growth_limit()
+            state["_fast_growth_limit"] = None
         return state
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ScalerState:
@@ -270,7 +444,12 @@ class ScalerState(TorchGradScaler):
         )
 
     def _captured_values(self) -> Any:
-        tensors = (self._scale, self._growth_tracker, self._hysteresis_tracker)
+        tensors = (
+            self._scale,
+            self._growth_tracker,
+            self._hysteresis_tracker,
+            self._fast_growth_limit,
+        )
         return (
             self._growth_factor,
             self._backoff_factor,
@@ -278,6 +457,7 @@ class ScalerState(TorchGradScaler):
             self._hysteresis,
             self._min_scale,
             self._max_scale,
+            self._fast_growth_interval,
             self._keep_scaled_grads,
             self._history_size,
             *(id(tensor) for tensor in tensors),
@@ -291,9 +471,10 @@ class ScalerState(TorchGradScaler):
 
     def _note_replay(self, captured: _C.CapturedOutcomes) -> None:
         scale, growth_tracker = self._check_scale_growth_tracker("graphed_step")
-        warn_of_overflows(
-            self._core.note_replay(scale, growth_tracker, self._hysteresis_tracker, captured)
-        )
+        core = self._core
+        extras = self._hysteresis_tracker, self._fast_growth_limit
+        if core.note_replay(scale, growth_tracker, *extras, captured):
+            self._tell_of_iteration()
 
     def _lend_counters(self, scaler: ScalerState) -> None:
         scaler._kept_core = _C.ScalerCore(
@@ -305,3 +486,13 @@ class ScalerState(TorchGradScaler):
         state = self._per_optimizer_states.get(id(optimizer))
         if state is None or state["stage"] is OptState.READY:
             self.unscale_(optimizer)
+
+
+def keeps_history(scaler: ScalerState) -> bool:
+    """Whether a scaler was made with a history."""
+    return scaler._history_size > 0
+
+
+def core_of(scaler: ScalerState) -> _C.ScalerCore:
+    """The native core of an enabled scaler, made now if it is not there yet."""
+    return scaler._core

@@ -15,9 +15,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+# torch's own optimizers that fastamp has a fused step for.
+FUSABLE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Muon)
+
+
 def fuse_if_torchs(optimizer: Any) -> None:
     """Fuses an optimizer of torch's own that can be."""
-    if type(optimizer) in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
+    if type(optimizer) in FUSABLE:
         from fastamp.optim import fuse_
 
         fuse_(optimizer)
@@ -47,7 +51,7 @@ def takes_scaler(optimizer: Any) -> bool:
 
 def step_with_flags(
     optimizer: Any,
-    scale: Tensor,
+    scale: Tensor | None,
     flags: list[Tensor],
     unscaled: bool,
     args: tuple[Any, ...],
@@ -65,7 +69,12 @@ def step_with_flags(
 
     Returns:
         What ``optimizer.step`` returned.
+
+    Raises:
+        AssertionError: There is no scale.
     """
+    if scale is None:
+        raise AssertionError("step: expected _get_scale_async() to return a tensor, got None")
     preset = getattr(optimizer, "grad_scale", None)
     if not unscaled:
         preset = scale * (1 if preset is None else preset)

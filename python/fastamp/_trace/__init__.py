@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import fastamp._C as _C
+from fastamp._json_report import JsonReport
 from fastamp._trace.scalers import as_lines, describe, listen, stop_listening
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ _COUNTS = (
 )
 
 
-class trace:  # noqa: N801 (used like torch.no_grad)
+class trace(JsonReport):  # noqa: N801 (used like torch.no_grad)
     """Records every op call that fastamp's autocast kernels handle inside a ``with`` block.
 
     ::
@@ -190,20 +191,6 @@ class trace:  # noqa: N801 (used like torch.no_grad)
         copies, size = _C.kept_casts()
         record["kept_casts"] = {"copies": copies, "bytes": size}
         return record
-
-    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Everything recorded as JSON; see :meth:`to_dict`.
-
-        Args:
-            path: A file to write it to as well.
-
-        Raises:
-            OSError: The file cannot be written.
-        """
-        text = json.dumps(self.to_dict(), indent=2)
-        if path is not None:
-            Path(path).write_text(text + "\n")
-        return text
 
     def plot(self, path: str | os.PathLike[str] | None = None, *, row_limit: int = 20) -> Figure:
         """Draws the casts of each op, made and avoided, and their size.

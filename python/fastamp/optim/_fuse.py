@@ -11,6 +11,7 @@ from fastamp.optim._fused import FusedOptimizer
 from fastamp.optim._weight_copies import check_autocast_dtype
 from fastamp.optim.adam import Adam
 from fastamp.optim.adamw import AdamW
+from fastamp.optim.muon import Muon
 from fastamp.optim.sgd import SGD
 
 _Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
@@ -19,6 +20,7 @@ _FUSED: dict[type, type[FusedOptimizer]] = {
     torch.optim.SGD: SGD,
     torch.optim.Adam: Adam,
     torch.optim.AdamW: AdamW,
+    torch.optim.Muon: Muon,
 }
 
 
@@ -30,8 +32,8 @@ def fuse_(optimizer: _Optimizer, *, autocast_dtype: torch.dtype | None = None) -
     that class's layout, which ``torch.optim`` loads.
 
     Args:
-        optimizer: An object of exactly ``torch.optim.SGD``, ``Adam`` or ``AdamW``, or one that is
-            fused already.
+        optimizer: An object of exactly ``torch.optim.SGD``, ``Adam``, ``AdamW`` or ``Muon``, or one
+            that is fused already.
         autocast_dtype: As for ``fastamp.optim.SGD``. ``None`` leaves it as it is.
 
     Returns:
@@ -50,7 +52,7 @@ def fuse_(optimizer: _Optimizer, *, autocast_dtype: torch.dtype | None = None) -
     fused = _FUSED.get(type(optimizer))
     if fused is None:
         raise TypeError(
-            "fuse_: expected an object of exactly torch.optim.SGD, Adam or AdamW, "
+            "fuse_: expected an object of exactly torch.optim.SGD, Adam, AdamW or Muon, "
             f"got {type(optimizer).__module__}.{type(optimizer).__qualname__}"
         )
     erased: Any = optimizer

@@ -9,23 +9,29 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch._compile import _disable_dynamo
 
+import fastamp._C as _C
+from fastamp.optim._flashoptim import ERROR_BITS, check_loaded, master_from_error_bits
 from fastamp.optim._layout import (
+    MASTER,
+    REST,
+    STORED,
     adopt,
-    check_state_dtype,
+    has_master,
     has_repeats,
+    in_torchs_layout,
     is_ours,
     warn_of_narrow_moments,
 )
+from fastamp.optim._rests import join
 from fastamp.optim._torch_step import step_with_torch
 from fastamp.optim._watched_step import watched_if_asked_for
 from fastamp.optim._weight_copies import check_autocast_dtype, forget_casts, make_weight_copies
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
 
     from torch import Tensor
 
-    import fastamp._C as _C
     from fastamp._C import StepGate
 
 
@@ -39,7 +45,7 @@ def _step_uncompiled(optimizer: FusedOptimizer, gate: StepGate | None) -> None:
 
 
 class FusedOptimizer(torch.optim.Optimizer):
-    """What SGD, Adam and AdamW have in common; a base beside torch's class of the same name."""
+    """What SGD, Adam, AdamW and Muon have in common: a base beside torch's class of that name."""
 
     _fastamp_takes_gate: ClassVar[bool] = True
     # Never True, whatever `fused` is: Lightning refuses to clip where it is.
@@ -51,6 +57,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     # torch's constructors call add_param_group; ours warn of groups at their end.
     _fastamp_is_being_made = False
     _torch_class: ClassVar[type[torch.optim.Optimizer]]
+    # What refuses values of the options that torch's groups do not have.
+    _stored_checks: ClassVar[Mapping[str, Callable[[str, Any], None]]] = STORED
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """A subclass with a step of its own is stepped by torch's protocol."""
@@ -59,17 +67,23 @@ class FusedOptimizer(torch.optim.Optimizer):
             cls._fastamp_takes_gate = False
 
     def _finish_init(
-        self, function: str, state_dtype: torch.dtype | None, autocast_dtype: torch.dtype | None
+        self, function: str, autocast_dtype: torch.dtype | None, **stored: torch.dtype | str | None
     ) -> None:
+        # stored: the options of groups that say how state is stored.
         self.__dict__.pop("_step_supports_amp_scaling", None)
-        check_state_dtype(function, state_dtype)
-        if state_dtype is not None:
-            self.defaults["state_dtype"] = state_dtype
-            for group in self.param_groups:
-                group.setdefault("state_dtype", state_dtype)
+        self._check_stored(function, stored)
+        given = {key: value for key, value in stored.items() if value is not None}
+        self.defaults.update(given)
+        for group in self.param_groups:
+            for key, value in given.items():
+                group.setdefault(key, value)
         self._fastamp_use_weight_copies(function, autocast_dtype)
         self.__dict__.pop("_fastamp_is_being_made", None)
         warn_of_narrow_moments(function, self.param_groups, stacklevel=3)
+
+    def _check_stored(self, function: str, options: Mapping[str, Any]) -> None:
+        for key, check in self._stored_checks.items():
+            check(function, options.get(key))
 
     def _fastamp_use_weight_copies(self, function: str, dtype: torch.dtype | None) -> None:
         check_autocast_dtype(function, dtype)
@@ -160,18 +174,76 @@ class FusedOptimizer(torch.optim.Optimizer):
             param_group: "params", and the options that differ from the optimizer's defaults.
 
         Raises:
-            ValueError: As torch's optimizers, or ``state_dtype`` is not one that moments can have.
-                Nothing was changed.
+            ValueError: As torch's optimizers, or ``state_dtype``, ``state_rounding`` or ``master``
+                is none that there is. Nothing was changed.
 
         Warns:
-            UserWarning: The group's ``state_dtype`` is bfloat16 and its second beta above 0.99.
+            UserWarning: The group's ``state_dtype`` is bfloat16, rounded to nearest, and its second
+                beta above 0.99.
         """
         if isinstance(param_group, dict):
-            check_state_dtype("add_param_group", param_group.get("state_dtype"))
+            self._check_stored("add_param_group", param_group)
         super().add_param_group(param_group)
         self._fastamp_repeats = has_repeats(self.param_groups)
         if not self._fastamp_is_being_made:
             warn_of_narrow_moments("add_param_group", self.param_groups[-1:], stacklevel=2)
+
+    def masters(self) -> dict[Tensor, Tensor]:
+        """Returns the float32 values that the step computes with, for all parameters.
+
+        For a 16-bit parameter its master, as it is kept or put together from its rest; for others
+        the parameter itself. To export a model in float32: ``{name: masters[p] for name, p in
+        model.named_parameters()}``. Shares memory with the optimizer where it can; changes nothing.
+        """
+        return {
+            param: self._master_of(param)
+            for group in self.param_groups
+            for param in group["params"]
+        }
+
+    def _master_of(self, param: Tensor) -> Tensor:
+        state = self.state.get(param, {})
+        if not has_master(param):
+            return param.detach()
+        if ERROR_BITS in state:
+            return master_from_error_bits(param, state[ERROR_BITS])
+        if REST in state:
+            return join(param, state[REST])
+        if MASTER not in state:
+            starting = _C.starting_master_of(param)
+            return param.detach().float() if starting is None else starting
+        # As the next step will see it: where the parameter was written since, it counts.
+        master: Tensor = state[MASTER]
+        return torch.where(master.to(param.dtype) == param, master, param.detach().float())
+
+    def forget_rests(self, params: Iterable[Tensor] | None = None) -> None:
+        """Makes parameters their own masters, in groups with ``master="rest"``.
+
+        For parameters that were written since the last step and whose float32 value is to be what
+        was written, exactly: the rest of the old value would move it by up to half a unit of the
+        parameter.
+
+        Args:
+            params: Some of the optimizer's parameters; ``None``: all.
+        """
+        if params is None:
+            params = chain.from_iterable(group["params"] for group in self.param_groups)
+        for param in params:
+            state = self.state.get(param, {})
+            for key in {REST, ERROR_BITS}.intersection(state):
+                state[key].zero_()
+
+    def state_dict(self, *, portable: bool = False) -> dict[str, Any]:
+        """Returns the optimizer's state, as torch's ``state_dict``.
+
+        Args:
+            portable: In the layout that torch's optimizer of the same name has for float32
+                parameters: moments in float32, no masters or rests. The masters are the weights of
+                a float32 model: :meth:`masters`, or :meth:`fastamp.Lean.state_dict`. Waits for the
+                device.
+        """
+        state: dict[str, Any] = super().state_dict()
+        return in_torchs_layout(state) if portable else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the state of an optimizer of this kind, fastamp's or torch's.
@@ -183,10 +255,14 @@ class FusedOptimizer(torch.optim.Optimizer):
             state_dict: What ``state_dict`` returned.
 
         Raises:
-            ValueError: Its groups do not fit the optimizer's. Nothing was changed.
+            ValueError: Its groups do not fit the optimizer's, or FlashOptim saved it in a way that
+                is not read (docs/optim.md). Nothing was changed.
         """
 
         def remember(_: Any, final: dict[str, Any]) -> None:
+            for group, saved in zip(self.param_groups, final["param_groups"], strict=False):
+                for param, key in zip(group["params"], saved["params"], strict=False):
+                    check_loaded("load_state_dict", final["state"].get(key), param, saved)
             self.__dict__["_fastamp_source"] = final
 
         handle = self.register_load_state_dict_pre_hook(remember)  # After all others.
@@ -217,8 +293,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         saved = source.get("state", {})
         keys = chain.from_iterable(group["params"] for group in source.get("param_groups", ()))
         for group in self.param_groups:
-            if "state_dtype" in self.defaults:
-                group.setdefault("state_dtype", self.defaults["state_dtype"])
+            for key in STORED:
+                if key in self.defaults:
+                    group.setdefault(key, self.defaults[key])
             for param in group["params"]:
                 original = saved.get(next(keys, None))
                 state = self.state.get(param)

@@ -9,10 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+import fastamp._C as _C
+from fastamp.optim._codes import CODES, EIGHT_BITS, change_moments, decoded, group_of_codes
+from fastamp.optim._flashoptim import ERROR_BITS, as_integers, master_from_error_bits
+from fastamp.optim._rests import join, split
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 MASTER = "master_param"
+# What a 16-bit parameter lacks of its master, as int16: in place of the master in groups with
+# ``master="rest"``. Under the name of the master, Transformer Engine stores the same.
+REST = "master_rest"
+#: Whatever says what the master is. A state has one of them at most.
+MASTERS = frozenset({MASTER, REST, ERROR_BITS})
 MOMENTUM = "momentum_buffer"
 # How many steps a momentum buffer has seen. At 0 its contents are ignored: whether the first step
 # was skipped is known on the device only.
@@ -30,7 +40,9 @@ def has_master(param: Tensor) -> bool:
 
 def is_ours(param: Tensor, group: dict[str, Any]) -> bool:
     """Whether the state of a parameter has our layout; otherwise it is left to torch."""
-    return not group["differentiable"] and (param.dtype is torch.float32 or has_master(param))
+    # Muon's groups have no "differentiable".
+    takes = param.dtype is torch.float32 or has_master(param)
+    return takes and not group.get("differentiable", False)
 
 
 def has_repeats(param_groups: list[dict[str, Any]]) -> bool:
@@ -47,10 +59,58 @@ def check_state_dtype(function: str, dtype: Any) -> None:
         )
 
 
+def check_moments_dtype(function: str, dtype: Any) -> None:
+    """Refuses what Adam's moments cannot be with a ValueError."""
+    if dtype not in (None, torch.float32, torch.bfloat16, EIGHT_BITS):
+        raise ValueError(
+            f"{function}: expected state_dtype to be None, torch.float32, torch.bfloat16 or "
+            f"{EIGHT_BITS!r}, got {dtype!r}"
+        )
+
+
+def check_state_rounding(function: str, rounding: Any) -> None:
+    """Refuses roundings that moments cannot have with a ValueError."""
+    if rounding not in (None, "stochastic", "nearest"):
+        raise ValueError(
+            f"{function}: expected state_rounding to be None, 'stochastic' or 'nearest', "
+            f"got {rounding!r}"
+        )
+
+
+def check_master(function: str, master: Any) -> None:
+    """Refuses ways to keep masters that there are not with a ValueError."""
+    if master not in (None, "float32", "rest"):
+        raise ValueError(
+            f"{function}: expected master to be None, 'float32' or 'rest', got {master!r}"
+        )
+
+
+def check_ns_dtype(function: str, dtype: Any) -> None:
+    """Refuses dtypes that a Newton-Schulz iteration cannot have with a ValueError."""
+    if dtype not in (None, torch.float16, torch.bfloat16, torch.float32):
+        raise ValueError(
+            f"{function}: expected ns_dtype to be None, torch.float16, torch.bfloat16 or "
+            f"torch.float32, got {dtype!r}"
+        )
+
+
+# Options of groups that torch's do not have. A group without one stores its state as by default.
+STORED = {
+    "ns_dtype": check_ns_dtype,
+    "state_dtype": check_state_dtype,
+    "state_rounding": check_state_rounding,
+    "master": check_master,
+}
+
+
+#: Adam's: its moments may be codes.
+ADAM_STORED = {**STORED, "state_dtype": check_moments_dtype}
+
+
 def warn_of_narrow_moments(
     function: str, groups: Iterable[dict[str, Any]], *, stacklevel: int
 ) -> None:
-    """Warns once if a second moment has a dtype that is too coarse for the change of one step.
+    """Warns once if a second moment is rounded more coarsely than the change of one step.
 
     Args:
         function: What the user called.
@@ -60,28 +120,37 @@ def warn_of_narrow_moments(
     for group in groups:
         if group.get("state_dtype") is not torch.bfloat16 or "betas" not in group:
             continue
+        if group.get("state_rounding") != "nearest":
+            continue
         beta2 = float(group["betas"][1])
         if beta2 > 0.99:
             warnings.warn(
-                f"{function}: state_dtype=torch.bfloat16 cannot follow betas[1] = {beta2:g}: a "
-                "step changes the second moment by less than half a unit of bfloat16, so that "
-                "updates stay nearly five times too small after gradients fell tenfold. Use "
-                "state_dtype=None, or betas[1] <= 0.99.",
+                f"{function}: state_dtype=torch.bfloat16 with state_rounding='nearest' cannot "
+                f"follow betas[1] = {beta2:g}: a step changes the second moment by less than half "
+                "a unit of bfloat16, so that updates stay nearly five times too small after "
+                "gradients fell tenfold. Use state_rounding='stochastic', or betas[1] <= 0.99.",
                 stacklevel=stacklevel + 1,
             )
             return
 
 
 def moment_dtype(group: dict[str, Any]) -> torch.dtype:
-    """The dtype of the moments of a group's parameters."""
-    dtype: torch.dtype | None = group.get("state_dtype")
+    """The dtype of the moments of a group's parameters, but for those that are codes."""
+    dtype: torch.dtype | str | None = group.get("state_dtype")
+    if isinstance(dtype, str):
+        return torch.bfloat16
     return torch.float32 if dtype is None else dtype
 
 
-def wanted_dtype(key: Any, group: dict[str, Any]) -> torch.dtype | None:
+def wanted_dtype(key: Any, param: Tensor, group: dict[str, Any]) -> torch.dtype | None:
     """The dtype of an entry of a parameter's state; ``None`` for entries that are not ours."""
     if key in MOMENTS:
-        return moment_dtype(group)
+        # Moments that will be codes are rounded once.
+        return torch.float32 if _has_codes(param, group) else moment_dtype(group)
+    if key in CODES:
+        return torch.uint8
+    if key == REST:
+        return torch.int16
     return torch.float32 if key in STEPS or key == MASTER else None
 
 
@@ -96,16 +165,51 @@ def adopt(param: Tensor, group: dict[str, Any], state: dict[Any, Any], source: A
     """
     if source is None:
         source = state
+    if has_master(param) and not MASTERS.isdisjoint(source):
+        _C.take_starting_master(param)  # What was loaded counts.
     for key in list(state):
-        dtype = wanted_dtype(key, group)
+        dtype = wanted_dtype(key, param, group)
         value = source.get(key)
         if not isinstance(value, torch.Tensor):  # Old checkpoints count in numbers.
             value = state[key]
+        if key == ERROR_BITS and isinstance(value, torch.Tensor):
+            state[key] = as_integers(value.detach(), group).to(param.device)
         if dtype is None or not isinstance(value, torch.Tensor):
             continue
+        if key == MASTER and value.dtype is torch.int16:
+            state[REST] = state.pop(MASTER)
+            key, dtype = REST, torch.int16
         state[key] = value.detach().to(device=param.device, dtype=dtype)
-    if isinstance(state.get(MOMENTUM), torch.Tensor) and MOMENTUM_STEPS not in state:
+    # Muon's buffers start as zeros and need no count.
+    counts = "dampening" in group and MOMENTUM_STEPS not in state
+    if counts and isinstance(state.get(MOMENTUM), torch.Tensor):
         state[MOMENTUM_STEPS] = _count(param, 1.0)
+
+
+def in_torchs_layout(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A state dict in the layout of torch's optimizers for float32 parameters."""
+    states = {}
+    for param, state in state_dict["state"].items():
+        steps = state.get(MOMENTUM_STEPS)
+        # Whether the buffer holds anything is asked once, for a checkpoint.
+        is_empty = steps is not None and float(steps) == 0
+        left_out = MASTERS.union(CODES, {MOMENTUM_STEPS}) | ({MOMENTUM} if is_empty else set())
+        states[param] = {
+            key: value.float() if key in MOMENTS else value
+            for key, value in state.items()
+            if key not in left_out
+        }
+        if CODES[0] in state:
+            states[param].update(decoded(state[CODES[0]], state))
+    groups = [
+        {key: value for key, value in group.items() if key not in STORED}
+        for group in state_dict["param_groups"]
+    ]
+    return {**state_dict, "state": states, "param_groups": groups}
+
+
+def _has_codes(param: Tensor, group: dict[str, Any]) -> bool:
+    return "amsgrad" in group and group_of_codes(param, group) != 0
 
 
 def _count(param: Tensor, value: float) -> Tensor:
@@ -118,14 +222,37 @@ def _moment(param: Tensor, group: dict[str, Any]) -> Tensor:
     ).detach()
 
 
-def _complete_master(param: Tensor, state: dict[Any, Any]) -> None:
-    if has_master(param) and MASTER not in state:
-        state[MASTER] = param.detach().float()
+def _complete_master(param: Tensor, group: dict[str, Any], state: dict[Any, Any]) -> None:
+    # Not when a checkpoint is loaded: the weights may be loaded later.
+    if not has_master(param):
+        return
+    bits = state.pop(ERROR_BITS, None)
+    if bits is not None:
+        state[MASTER] = master_from_error_bits(param, bits)
+    if group.get("master") == "rest":
+        if REST not in state:
+            master = state[MASTER] if MASTER in state else _C.take_starting_master(param)
+            state[REST] = _no_rest(param) if master is None else split(param, master)
+        state.pop(MASTER, None)
+    else:
+        if MASTER not in state:
+            state[MASTER] = join(param, state[REST]) if REST in state else first_master(param)
+        state.pop(REST, None)
+
+
+def _no_rest(param: Tensor) -> Tensor:
+    return torch.zeros_like(param, dtype=torch.int16, memory_format=torch.preserve_format).detach()
+
+
+def first_master(param: Tensor) -> Tensor:
+    """The master that a 16-bit parameter starts from; the next call does not know it any more."""
+    starting = _C.take_starting_master(param)
+    return param.detach().float() if starting is None else starting
 
 
 def complete_sgd(param: Tensor, group: dict[str, Any], state: dict[Any, Any]) -> None:
     """Creates what an SGD step of a parameter needs and its state lacks."""
-    _complete_master(param, state)
+    _complete_master(param, group, state)
     if group["momentum"] == 0:
         return
     if not isinstance(state.get(MOMENTUM), torch.Tensor):
@@ -133,13 +260,22 @@ def complete_sgd(param: Tensor, group: dict[str, Any], state: dict[Any, Any]) ->
         state[MOMENTUM_STEPS] = _count(param, 0.0)
 
 
+def complete_muon(param: Tensor, group: dict[str, Any], state: dict[Any, Any]) -> None:
+    """Creates what a Muon step of a parameter needs and its state lacks."""
+    if not isinstance(state.get(MOMENTUM), torch.Tensor):
+        state[MOMENTUM] = _moment(param, group)
+    _complete_master(param, group, state)
+
+
 def complete_adam(param: Tensor, group: dict[str, Any], state: dict[Any, Any]) -> None:
     """Creates what an Adam step of a parameter needs and its state lacks."""
     if "step" not in state:
         state["step"] = _count(param, 0.0)
-    for key in ("exp_avg", "exp_avg_sq"):
-        if key not in state:
-            state[key] = _moment(param, group)
+    change_moments(param, group, state)
+    if CODES[0] not in state:
+        for key in ("exp_avg", "exp_avg_sq"):
+            if key not in state:
+                state[key] = _moment(param, group)
     if group["amsgrad"] and "max_exp_avg_sq" not in state:
         state["max_exp_avg_sq"] = _moment(param, group)
-    _complete_master(param, state)
+    _complete_master(param, group, state)

@@ -12,10 +12,10 @@ import fastamp._C as _C
 
 def check_autocast_dtype(function: str, dtype: Any) -> None:
     """Refuses dtypes that weight copies cannot have with a ValueError."""
-    if dtype not in (None, torch.float16, torch.bfloat16):
+    if dtype not in (None, torch.float16, torch.bfloat16, torch.float8_e4m3fn):
         raise ValueError(
-            f"{function}: expected autocast_dtype to be None, torch.float16 or torch.bfloat16, "
-            f"got {dtype!r}"
+            f"{function}: expected autocast_dtype to be None, torch.float16, torch.bfloat16 or "
+            f"torch.float8_e4m3fn, got {dtype!r}"
         )
 
 

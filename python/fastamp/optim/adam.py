@@ -9,7 +9,7 @@ import torch
 
 import fastamp._C as _C
 from fastamp.optim._fused import FusedOptimizer
-from fastamp.optim._layout import complete_adam
+from fastamp.optim._layout import ADAM_STORED, complete_adam
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,11 +36,21 @@ class Adam(FusedOptimizer, torch.optim.Adam):
         differentiable: Autograd through the step; torch's own implementation runs then.
         fused: Accepted; the step is always fused.
         decoupled_weight_decay: Decay acts on the weights themselves, as in AdamW.
-        state_dtype: dtype of the moments: ``torch.float32`` (also ``None``) or ``torch.bfloat16``,
-            which needs a second beta of at most 0.99. May differ by group.
-        autocast_dtype: ``torch.bfloat16`` or ``torch.float16``, the dtype of the autocast regions:
-            the step writes the casts of the weights too, and regions cast none. ``None``: it writes
-            none. See "Weight copies" in docs/optim.md for the one danger.
+        state_dtype: dtype of the moments: ``torch.float32`` (also ``None``), ``torch.bfloat16``, or
+            ``"8bit"``, a byte each, whose steps are at most 1.2 times as long as float32 moments
+            would make them: see "Moments in 8 bits" in docs/optim.md. Where they do not fit, and in
+            groups with ``amsgrad``, moments are then in bfloat16, rounded stochastically. May
+            differ by group.
+        state_rounding: Of bfloat16 second moments: ``"stochastic"`` (also ``None``), by noise that
+            is the same on all devices and replicas and after a resume, or ``"nearest"``, as torch's
+            fused Adam does it from 2.12 on, which needs a second beta of at most 0.99. First
+            moments are rounded to nearest. May differ by group.
+        master: How float32 masters of 16-bit parameters are kept: ``"float32"`` (also ``None``),
+            or ``"rest"``, in two bytes, exactly but for rare ties: see "Masters in two bytes" in
+            docs/optim.md. May differ by group.
+        autocast_dtype: ``torch.bfloat16``, ``torch.float16`` or ``torch.float8_e4m3fn``, the dtype
+            of the autocast regions: the step writes the casts of the weights too, and regions cast
+            none. ``None``: it writes none. See "Weight copies" in docs/optim.md for the one danger.
 
     Raises:
         ValueError: A hyperparameter is out of its range, or ``params`` is empty.
@@ -48,11 +58,13 @@ class Adam(FusedOptimizer, torch.optim.Adam):
         RuntimeError: ``fused`` came with ``foreach`` or ``differentiable``.
 
     Warns:
-        UserWarning: ``state_dtype`` is bfloat16 and the second beta above 0.99, in any group.
+        UserWarning: In any group, ``state_dtype`` is bfloat16, ``state_rounding`` is ``"nearest"``
+            and the second beta is above 0.99.
     """
 
     _torch_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adam
     _complete_state = staticmethod(complete_adam)
+    _stored_checks = ADAM_STORED
 
     def __init__(
         self,
@@ -69,7 +81,9 @@ class Adam(FusedOptimizer, torch.optim.Adam):
         differentiable: bool = False,
         fused: bool | None = None,
         decoupled_weight_decay: bool = False,
-        state_dtype: torch.dtype | None = None,
+        state_dtype: torch.dtype | str | None = None,
+        state_rounding: str | None = None,
+        master: str | None = None,
         autocast_dtype: torch.dtype | None = None,
     ) -> None:
         """Checks the options; state is created at the first step."""
@@ -89,7 +103,13 @@ class Adam(FusedOptimizer, torch.optim.Adam):
             fused=fused,
             decoupled_weight_decay=decoupled_weight_decay,
         )
-        self._finish_init("Adam", state_dtype, autocast_dtype)
+        self._finish_init(
+            "Adam",
+            autocast_dtype,
+            state_dtype=state_dtype,
+            state_rounding=state_rounding,
+            master=master,
+        )
 
     def _native_step(self, gate: StepGate | None) -> list[tuple[int, Tensor]]:
         return _C.adam_step(self, gate)

@@ -36,7 +36,9 @@ class AdamW(Adam, torch.optim.AdamW):
         capturable: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
-        state_dtype: torch.dtype | None = None,
+        state_dtype: torch.dtype | str | None = None,
+        state_rounding: str | None = None,
+        master: str | None = None,
         autocast_dtype: torch.dtype | None = None,
     ) -> None:
         """Checks the options; state is created at the first step."""
@@ -56,4 +58,10 @@ class AdamW(Adam, torch.optim.AdamW):
             fused=fused,
             decoupled_weight_decay=True,
         )
-        self._finish_init("AdamW", state_dtype, autocast_dtype)
+        self._finish_init(
+            "AdamW",
+            autocast_dtype,
+            state_dtype=state_dtype,
+            state_rounding=state_rounding,
+            master=master,
+        )

@@ -39,9 +39,12 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         fused: Accepted; the step is always fused.
         state_dtype: dtype of momentum buffers: ``torch.float32`` (also ``None``) or
             ``torch.bfloat16``. May differ by group.
-        autocast_dtype: ``torch.bfloat16`` or ``torch.float16``, the dtype of the autocast regions:
-            the step writes the casts of the weights too, and regions cast none. ``None``: it writes
-            none. See "Weight copies" in docs/optim.md for the one danger.
+        master: How float32 masters of 16-bit parameters are kept: ``"float32"`` (also ``None``),
+            or ``"rest"``, in two bytes, exactly but for rare ties: see "Masters in two bytes" in
+            docs/optim.md. May differ by group.
+        autocast_dtype: ``torch.bfloat16``, ``torch.float16`` or ``torch.float8_e4m3fn``, the dtype
+            of the autocast regions: the step writes the casts of the weights too, and regions cast
+            none. ``None``: it writes none. See "Weight copies" in docs/optim.md for the one danger.
 
     Raises:
         ValueError: A hyperparameter is out of its range, or ``params`` is empty.
@@ -66,6 +69,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         differentiable: bool = False,
         fused: bool | None = None,
         state_dtype: torch.dtype | None = None,
+        master: str | None = None,
         autocast_dtype: torch.dtype | None = None,
     ) -> None:
         """Checks the options; state is created at the first step."""
@@ -82,18 +86,21 @@ class SGD(FusedOptimizer, torch.optim.SGD):
             differentiable=differentiable,
             fused=fused,
         )
-        self._finish_init("SGD", state_dtype, autocast_dtype)
+        self._finish_init("SGD", autocast_dtype, state_dtype=state_dtype, master=master)
 
     def _native_step(self, gate: StepGate | None) -> list[tuple[int, Tensor]]:
         return _C.sgd_step(self, gate)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, portable: bool = False) -> dict[str, Any]:
         """Returns state and param groups, as torch's: loadable by ``torch.optim.SGD``.
 
         A buffer whose first step was skipped holds no values yet. torch would dampen its first
         gradient, so it is left out where there is dampening; finding out waits for the device.
+
+        Args:
+            portable: With float32 buffers and without masters, as in ``fastamp.optim.AdamW``.
         """
-        state_dict: dict[str, Any] = super().state_dict()
+        state_dict: dict[str, Any] = super().state_dict(portable=portable)
         for group in state_dict["param_groups"]:
             if group["momentum"] == 0 or group["dampening"] == 0:
                 continue

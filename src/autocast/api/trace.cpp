@@ -22,6 +22,16 @@ CastCounts& CastCounts::operator+=(const CastCounts& other) {
   return *this;
 }
 
+CastCounts& CastCounts::operator-=(const CastCounts& earlier) {
+  weight_casts -= earlier.weight_casts;
+  other_casts -= earlier.other_casts;
+  cast_bytes -= earlier.cast_bytes;
+  cache_hits -= earlier.cache_hits;
+  activation_hits -= earlier.activation_hits;
+  kept_hits -= earlier.kept_hits;
+  return *this;
+}
+
 Trace::Trace() : recorder_(std::make_shared<autocast::Recorder>(/*wants_source=*/false)) {
   register_kernels();
   autocast::start_recording(recorder_);

@@ -79,6 +79,11 @@ at::Tensor CastCache::find(const at::Tensor& source, c10::ScalarType to) {
     return {};
   }
   entry->used = true;
+  if (c10::InferenceMode::is_enabled() && entry->cast.requires_grad()) [[unlikely]] {
+    // torch does not look for casts there: its own requires no gradient, which ops look at.
+    const c10::InferenceMode normal_mode(false);
+    return make_alias(entry->cast);
+  }
   return entry->cast;
 }
 
@@ -89,15 +94,20 @@ void CastCache::give_history(Entry& entry, const at::Tensor& source) {
   if (!entry.order.has_value()) {
     entry.order = take_node_order();
   }
-  if (c10::GradMode::is_enabled()) {
-    // An alias, since ops may have handed the tensor itself to the user.
-    entry.cast = make_alias(entry.cast);
-    entry.required_grad = source.requires_grad();
-    entry.made_with_grad = true;
-    entry.has_history = true;
-    if (is_recorded(source)) {
-      record_cast(source, entry.cast, *entry.order);
+  if (!c10::GradMode::is_enabled()) {
+    if (kWeightsAlwaysRequireGrad && source.requires_grad() && !entry.cast.requires_grad()) {
+      entry.cast = make_alias(entry.cast);
+      require_grad_alone(source, entry.cast);
     }
+    return;
+  }
+  // An alias, since ops may have handed the tensor itself to the user.
+  entry.cast = make_alias(entry.cast);
+  entry.required_grad = source.requires_grad();
+  entry.made_with_grad = true;
+  entry.has_history = true;
+  if (is_recorded(source)) {
+    record_cast(source, entry.cast, *entry.order);
   }
 }
 

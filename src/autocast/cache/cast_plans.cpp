@@ -13,8 +13,8 @@ std::vector<CastPlans::Plan>::iterator CastPlans::find(const c10::TensorImpl* ke
   });
 }
 
-std::vector<at::Tensor> CastPlans::begin(const at::Tensor& weight, c10::ScalarType to) {
-  std::vector<at::Tensor> others;
+std::vector<WeightToCast> CastPlans::begin(const at::Tensor& weight, c10::ScalarType to) {
+  std::vector<WeightToCast> others;
   if (begun_) {
     return others;
   }
@@ -35,7 +35,7 @@ std::vector<at::Tensor> CastPlans::begin(const at::Tensor& weight, c10::ScalarTy
     at::Tensor other = planned.weight.lock();
     if (other.defined() && other.device() == weight.device() &&
         planned.weight.is_in_same_place(other) && planned.weight.is_in_same_context(other)) {
-      others.push_back(std::move(other));
+      others.push_back({std::move(other), planned.wanted});
     } else {
       unfit.push_back(std::move(other));
     }

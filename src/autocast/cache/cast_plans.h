@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "autocast/make/float8_cast.h"
 #include "autocast/make/tensor_identity.h"
 
 #include <ATen/core/Tensor.h>
@@ -11,10 +12,17 @@
 
 namespace fastamp::autocast {
 
-/// A weight that a region cast, and to what.
+/// A weight that a region cast, to what, and the layouts that it used if that is fp8.
 struct PlannedCast {
   TensorIdentity weight;
   c10::ScalarType to;
+  Float8Wanted wanted = {};
+};
+
+/// A weight to be cast with another one.
+struct WeightToCast {
+  at::Tensor weight;
+  Float8Wanted wanted;  ///< Nothing if the cast is not to fp8.
 };
 
 /// Which weights the regions of one thread use, so that the next region like an earlier one can
@@ -28,7 +36,7 @@ class CastPlans {
   /// Begins a region whose first cast is that of `weight`; later calls of the region do nothing.
   /// Returns the other weights that the last region with this beginning used, if nothing but their
   /// values has changed since.
-  std::vector<at::Tensor> begin(const at::Tensor& weight, c10::ScalarType to);
+  std::vector<WeightToCast> begin(const at::Tensor& weight, c10::ScalarType to);
 
   /// Ends the region: `used` is what it cast and used. Does nothing if no region was begun.
   void end(std::vector<PlannedCast> used);

@@ -36,16 +36,53 @@ std::size_t Float8Entry::bytes() const {
   return bytes_of(cast_.rows) + bytes_of(cast_.columns) + bytes_of(cast_.inverse_scale);
 }
 
+void Float8Entry::note_use(Float8Wanted layouts) {
+  used_.rows |= layouts.rows;
+  used_.columns |= layouts.columns;
+}
+
+std::optional<PlannedCast> Float8Entry::as_used() const {
+  const bool is_used = used_.rows || used_.columns;
+  return is_used ? std::optional(PlannedCast{.weight = source_, .to = to_, .wanted = used_})
+                 : std::nullopt;
+}
+
 bool has_all(const Float8Cast& cast, Float8Wanted wanted) {
   return (cast.rows.defined() || !wanted.rows) && (cast.columns.defined() || !wanted.columns);
 }
 
-std::optional<Float8Cast> Float8Casts::find(const at::Tensor& weight, c10::ScalarType to,
-                                            Float8Wanted wanted) const {
+const Float8Entry* Float8Casts::find_entry(const at::Tensor& weight, c10::ScalarType to,
+                                           Float8Wanted wanted) const {
   const auto found = entries_.find(weight.unsafeGetTensorImpl());
   const bool is_usable = found != entries_.end() && found->second.is_current(weight, to) &&
                          has_all(found->second.cast(), wanted);
-  return is_usable ? std::optional(found->second.cast()) : std::nullopt;
+  return is_usable ? &found->second : nullptr;
+}
+
+std::optional<Float8Cast> Float8Casts::find(const at::Tensor& weight, c10::ScalarType to,
+                                            Float8Wanted wanted) const {
+  const Float8Entry* const entry = find_entry(weight, to, wanted);
+  return entry == nullptr ? std::nullopt : std::optional(entry->cast());
+}
+
+std::optional<Float8Cast> Float8Casts::use(const at::Tensor& weight, c10::ScalarType to,
+                                           Float8Wanted wanted) {
+  if (find_entry(weight, to, wanted) == nullptr) {
+    return std::nullopt;
+  }
+  Float8Entry& entry = entries_.at(weight.unsafeGetTensorImpl());
+  entry.note_use(wanted);
+  return entry.cast();
+}
+
+std::vector<PlannedCast> Float8Casts::used() const {
+  std::vector<PlannedCast> casts;
+  for (const auto& [weight, entry] : entries_) {
+    if (auto used = entry.as_used()) {
+      casts.push_back(std::move(*used));
+    }
+  }
+  return casts;
 }
 
 std::optional<Float8Entry> Float8Casts::replace(const at::Tensor& weight, Float8Entry entry) {
@@ -82,7 +119,7 @@ std::optional<Float8Cast> RegionFloat8Casts::find_weight(const at::Tensor& weigh
   if (seen_changes_ != count_changed_weights()) [[unlikely]] {
     forget_changed();
   }
-  return weights_.find(weight, to, wanted);
+  return weights_.use(weight, to, wanted);
 }
 
 void RegionFloat8Casts::keep_weight(const at::Tensor& weight, Float8Entry entry) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "autocast/cache/cast_plans.h"
 #include "autocast/make/float8_cast.h"
 #include "autocast/make/tensor_identity.h"
 
@@ -12,6 +13,7 @@
 #include <cstdint>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace fastamp::autocast {
@@ -28,8 +30,16 @@ class Float8Entry {
   /// capture are as they were, and nobody has edited the cast, which hooks on saved tensors see.
   bool is_current(const at::Tensor& source, c10::ScalarType to) const;
 
-  const Float8Cast& cast() const { return cast_; }
+  const Float8Cast& cast() const& { return cast_; }
+  Float8Cast cast() && { return std::move(cast_); }
+  c10::ScalarType to() const { return to_; }
   std::size_t bytes() const;
+
+  /// Notes that a product takes these layouts.
+  void note_use(Float8Wanted layouts);
+
+  /// What was cast, in the layouts that were taken; nullopt if none was.
+  std::optional<PlannedCast> as_used() const;
 
  private:
   std::array<std::uint32_t, 2> cast_versions() const;
@@ -40,6 +50,7 @@ class Float8Entry {
   c10::ScalarType to_;
   Float8Cast cast_;
   std::array<std::uint32_t, 2> versions_;
+  Float8Wanted used_;
 };
 
 /// Whether a cast has the layouts that are wanted.
@@ -56,6 +67,12 @@ class Float8Casts {
   std::optional<Float8Cast> find(const at::Tensor& weight, c10::ScalarType to,
                                  Float8Wanted wanted) const;
 
+  /// The same, and notes that a product takes it.
+  std::optional<Float8Cast> use(const at::Tensor& weight, c10::ScalarType to, Float8Wanted wanted);
+
+  /// The casts that products took, in no order.
+  std::vector<PlannedCast> used() const;
+
   /// Keeps an entry of a weight and returns the weight's earlier one.
   [[nodiscard]] std::optional<Float8Entry> replace(const at::Tensor& weight, Float8Entry entry);
 
@@ -68,6 +85,9 @@ class Float8Casts {
   std::size_t bytes() const;
 
  private:
+  const Float8Entry* find_entry(const at::Tensor& weight, c10::ScalarType to,
+                                Float8Wanted wanted) const;
+
   std::unordered_map<const c10::TensorImpl*, Float8Entry> entries_;
 };
 
@@ -79,6 +99,9 @@ class RegionFloat8Casts {
   std::optional<Float8Cast> find_weight(const at::Tensor& weight, c10::ScalarType to,
                                         Float8Wanted wanted);
   void keep_weight(const at::Tensor& weight, Float8Entry entry);
+
+  /// The casts of weights that products took, in no order.
+  std::vector<PlannedCast> used_weights() const { return weights_.used(); }
 
   std::optional<Float8Cast> find_activation(const at::Tensor& activation, c10::ScalarType to,
                                             Float8Wanted wanted) const;

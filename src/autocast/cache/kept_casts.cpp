@@ -152,6 +152,12 @@ void KeptCastStore::insert_float8(const at::Tensor& source, Float8Entry entry) {
   }
 }
 
+std::optional<Float8Entry> KeptCastStore::take_out_float8(const at::Tensor& source) {
+  const std::scoped_lock lock(mutex_);
+  auto taken = float8_.take({source.unsafeGetTensorImpl()});
+  return taken.empty() ? std::nullopt : std::optional(std::move(taken.front()));
+}
+
 void KeptCastStore::drop() {
   decltype(entries_) dropped;
   Float8Casts dropped_float8;

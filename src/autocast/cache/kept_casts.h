@@ -70,6 +70,8 @@ class FASTAMP_API KeptCastStore {
 
   /// Takes the kept cast of `source` out, so that it cannot be found while it is written.
   Taken take_out(const at::Tensor& source, c10::ScalarType to);
+  /// The same of its fp8 cast, up to date or not.
+  std::optional<Float8Entry> take_out_float8(const at::Tensor& source);
 
   void drop();
   void drop(const std::vector<const c10::TensorImpl*>& weights);

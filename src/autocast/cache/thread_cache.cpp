@@ -24,6 +24,7 @@ struct ThreadCache {
   CastCache casts;
   RegionFloat8Casts float8_casts;
   CastPlans plans;
+  CastPlans float8_plans;
   /// Open regions of ours, counted from one that was the outermost of the thread. While there are
   /// any, we learn of the end of the last one.
   int our_regions = 0;
@@ -62,6 +63,9 @@ ThreadCache* make_cache() {
 void clear_casts(ThreadCache& cache) noexcept {
   if (cache.plans.is_begun()) {
     cache.plans.end(cache.casts.used_casts());
+  }
+  if (cache.float8_plans.is_begun()) {
+    cache.float8_plans.end(cache.float8_casts.used_weights());
   }
   cache.casts.clear();
   cache.float8_casts.clear();
@@ -144,7 +148,7 @@ void keep_weight_cast(const at::Tensor& source, c10::ScalarType to, const at::Te
   }
 }
 
-std::vector<at::Tensor> begin_planned_region(const at::Tensor& weight, c10::ScalarType to) {
+std::vector<WeightToCast> begin_planned_region(const at::Tensor& weight, c10::ScalarType to) {
   if (!is_weight_cache_enabled() || is_cached_by_torch(weight)) {
     return {};
   }
@@ -152,7 +156,7 @@ std::vector<at::Tensor> begin_planned_region(const at::Tensor& weight, c10::Scal
   if (cache == nullptr || !end_of_region_is_known(*cache)) {
     return {};
   }
-  return cache->plans.begin(weight, to);
+  return (c10::isFloat8Type(to) ? cache->float8_plans : cache->plans).begin(weight, to);
 }
 
 at::Tensor find_activation_cast(const at::Tensor& source, c10::ScalarType to) {
@@ -174,14 +178,17 @@ std::optional<Float8Cast> find_float8_cast(const at::Tensor& weight, c10::Scalar
   return cache == nullptr ? std::nullopt : cache->float8_casts.find_weight(weight, to, wanted);
 }
 
-void keep_float8_cast(const at::Tensor& weight, c10::ScalarType to, const Float8Cast& cast) {
+void keep_float8_cast(const at::Tensor& weight, c10::ScalarType to, const Float8Cast& cast,
+                      Float8Wanted used) {
   if (!is_weight_cache_enabled() || !TensorIdentity::exists_for(weight) ||
       is_cached_by_torch(weight)) {
     return;
   }
   ThreadCache* const cache = make_cache();
   if (cache != nullptr && end_of_region_is_known(*cache)) {
-    cache->float8_casts.keep_weight(weight, {weight, TensorIdentity(weight), to, cast});
+    Float8Entry entry(weight, TensorIdentity(weight), to, cast);
+    entry.note_use(used);
+    cache->float8_casts.keep_weight(weight, std::move(entry));
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "autocast/cache/cast_cache.h"
+#include "autocast/cache/cast_plans.h"
 #include "autocast/make/float8_cast.h"
 
 #include <fastamp/export.h>
@@ -26,10 +27,10 @@ at::Tensor find_weight_data(const at::Tensor& source, c10::ScalarType to);
 void keep_weight_cast(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast,
                       CastUse use = CastUse::by_op);
 
-/// At the first cast of a region: the other weights that this thread's last region with the same
-/// first weight cast and used, except those whose storage has moved. Empty after that, and where
-/// casts are not kept.
-std::vector<at::Tensor> begin_planned_region(const at::Tensor& weight, c10::ScalarType to);
+/// At the first cast of a region, the first to 16 bits and the first to fp8: the other weights that
+/// this thread's last region with the same first weight cast to this dtype and used, except those
+/// whose storage has moved. Empty after that, and where casts are not kept.
+std::vector<WeightToCast> begin_planned_region(const at::Tensor& weight, c10::ScalarType to);
 
 /// A cast of a recorded activation that shares the memory of an earlier one, without history; else
 /// undefined.
@@ -43,9 +44,11 @@ std::optional<Float8Cast> find_float8_cast(const at::Tensor& weight, c10::Scalar
                                            Float8Wanted wanted);
 
 /// Keeps the fp8 cast of a weight if it is possible to know when its region ends.
-void keep_float8_cast(const at::Tensor& weight, c10::ScalarType to, const Float8Cast& cast);
+/// @param used  The layouts that a product takes now.
+void keep_float8_cast(const at::Tensor& weight, c10::ScalarType to, const Float8Cast& cast,
+                      Float8Wanted used);
 
-/// The same two for the last activation with a history. (Others may be buffers whose memory is
+/// These two for the last activation with a history. (Others may be buffers whose memory is
 /// written behind torch's back, as activation_ring.h says.)
 std::optional<Float8Cast> find_float8_activation(const at::Tensor& activation, c10::ScalarType to,
                                                  Float8Wanted wanted);

@@ -2,7 +2,11 @@
 #include "autocast/cache/weight_copies.h"
 
 #include "autocast/cache/kept_casts.h"
+#include "autocast/make/float8_copy.h"
 #include "autocast/make/tensor_identity.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/InferenceMode.h>
 
 #include <utility>
 
@@ -32,29 +36,84 @@ at::Tensor CopyingStep::open(const at::Tensor& weight, c10::ScalarType to) {
   if (!can_be_kept(weight, path)) {
     return {};
   }
-  auto& store = KeptCastStore::instance();
-  store.add(copies_->id_, weight);
+  KeptCastStore::instance().add(copies_->id_, weight);
+  if (to != c10::kFloat8_e4m3fn) {
+    return open_16_bit(weight, to);
+  }
+  if (at::Tensor copy = open_float8(weight); copy.defined()) {
+    return copy;
+  }
+  at::Tensor copy = open_16_bit(weight, c10::kBFloat16);
+  return copy.defined() ? copy : open_16_bit(weight, c10::kHalf);
+}
+
+at::Tensor CopyingStep::open_16_bit(const at::Tensor& weight, c10::ScalarType to) {
   const auto weight_version = version_of(weight);
-  auto taken = store.take_out(weight, to);
+  auto taken = KeptCastStore::instance().take_out(weight, to);
   if (!taken.cast.defined()) {
     return {};  // Embeddings, normalisations: no region has requested a cast.
   }
   if (!taken.is_current) {
     // Out of date, or saved by a graph that may still run backward with the old values.
-    taken.cast = make_kept_cast(weight, to, path);
+    taken.cast = make_kept_cast(weight, to, call_path(weight));
   }
-  opened_.push_back({&weight, taken.cast, to, weight_version, version_of(taken.cast)});
+  opened_.push_back({&weight, taken.cast, {}, to, weight_version, version_of(taken.cast)});
   return std::move(taken.cast);
 }
 
+at::Tensor CopyingStep::open_float8(const at::Tensor& weight) {
+  if (!can_have_float8_copy(weight)) {
+    return {};
+  }
+  const auto weight_version = version_of(weight);
+  auto taken = KeptCastStore::instance().take_out_float8(weight);
+  if (!taken.has_value() || taken->to() != c10::kFloat8_e4m3fn) {
+    return {};
+  }
+  const bool is_current = taken->is_current(weight, c10::kFloat8_e4m3fn);
+  Float8Cast cast = std::move(*taken).cast();
+  if (!is_current || !is_float8_copy(cast) || !is_unshared_float8_copy(cast)) {
+    const bool columns = cast.columns.defined();
+    cast = {};  // Its memory may serve the new one.
+    const c10::InferenceMode normal_mode(false);
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    cast = make_float8_copy(weight, columns);
+  }
+  const at::Tensor rows = cast.rows;
+  opened_.push_back(
+      {&weight, rows, std::move(cast), c10::kFloat8_e4m3fn, weight_version, version_of(rows)});
+  return rows;
+}
+
 void CopyingStep::finish() {
-  for (const Opened& opened : std::exchange(opened_, {})) {
-    TensorIdentity written(*opened.weight);
+  std::vector<Opened> float8;
+  for (Opened& opened : std::exchange(opened_, {})) {
     // After a write other than the step's own, the weight copy may hold another value.
-    if (version_of(*opened.weight) == opened.weight_version + 1 &&
-        version_of(opened.cast) == opened.cast_version + 1) {
-      KeptCastStore::instance().insert(*opened.weight, std::move(written), opened.to, opened.cast);
+    if (version_of(*opened.weight) != opened.weight_version + 1 ||
+        version_of(opened.cast) != opened.cast_version + 1) {
+      continue;
     }
+    if (opened.float8.rows.defined()) {
+      float8.push_back(std::move(opened));
+    } else {
+      KeptCastStore::instance().insert(*opened.weight, TensorIdentity(*opened.weight), opened.to,
+                                       opened.cast);
+    }
+  }
+  finish_float8(float8);
+}
+
+void CopyingStep::finish_float8(const std::vector<Opened>& written) {
+  std::vector<SteppedFloat8Copy> copies;
+  copies.reserve(written.size());
+  for (const Opened& opened : written) {
+    copies.push_back({opened.weight, opened.float8});
+  }
+  refresh_float8_copies(copies);
+  for (const Opened& opened : written) {
+    const at::Tensor& weight = *opened.weight;
+    KeptCastStore::instance().insert_float8(
+        weight, {weight, TensorIdentity(weight), opened.to, opened.float8});
   }
 }
 

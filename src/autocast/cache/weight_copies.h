@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "autocast/make/float8_cast.h"
+
 #include <fastamp/export.h>
 
 #include <ATen/core/Tensor.h>
@@ -44,6 +46,8 @@ class FASTAMP_API CopyingStep {
   /// The copy of a weight, to be written by the step; undefined where it has none: no region has
   /// used its cast yet, a cast of it cannot be kept, or a CUDA graph is captured.
   /// @param weight  Borrowed until finish().
+  /// @param to  Half, BFloat16, or Float8_e4m3fn: then the copy is fp8 if a region used that, else
+  ///            of the 16-bit dtype that a region used.
   at::Tensor open(const at::Tensor& weight, c10::ScalarType to);
 
   /// To be called when the step is done or queued.
@@ -53,10 +57,15 @@ class FASTAMP_API CopyingStep {
   struct Opened {
     const at::Tensor* weight;
     at::Tensor cast;
+    Float8Cast float8;  ///< If the copy is fp8: `cast` is its rows.
     c10::ScalarType to;
     std::uint32_t weight_version;
     std::uint32_t cast_version;
   };
+
+  at::Tensor open_16_bit(const at::Tensor& weight, c10::ScalarType to);
+  at::Tensor open_float8(const at::Tensor& weight);
+  static void finish_float8(const std::vector<Opened>& written);
 
   WeightCopies* copies_;
   std::vector<Opened> opened_;

@@ -2,11 +2,11 @@
 #include "autocast/kernels/float8_linear.h"
 
 #include "autocast/cache/float8_memories.h"
-#include "autocast/cache/kept_casts.h"
 #include "autocast/cache/thread_cache.h"
 #include "autocast/cast_source.h"
 #include "autocast/kernels/float8_calls.h"
 #include "autocast/kernels/float8_path.h"
+#include "autocast/kernels/float8_weights.h"
 #include "autocast/make/cast_node.h"
 #include "autocast/make/float8_product.h"
 #include "autocast/policy/float8_gpu.h"
@@ -18,7 +18,6 @@
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <utility>
@@ -26,63 +25,12 @@
 namespace fastamp::autocast {
 namespace {
 
-/// Which parameter an operand is, if it is one: its cast is kept for the region.
-struct WeightSource {
-  const at::Tensor* weight = nullptr;
-  bool is_transposed = false;  ///< The operand is `weight.t()`.
-  bool is_kept = false;        ///< Its cast outlives the region, because that was requested.
-};
-
-/// Unlike is_weight(), of any dtype that can be cast to fp8.
-bool is_trained(const at::Tensor& tensor) {
-  return !tensor.is_view() && !tensor.is_inference() && is_parameter_operand(tensor);
-}
-
-/// A frozen weight can be told from any other tensor only if its casts were requested.
-bool is_kept(const at::Tensor& tensor, Float8Path path) {
-  return path == Float8Path::kernels && is_kept_for_float8(tensor);
-}
-
-bool is_parameter(const at::Tensor& tensor, Float8Path path) {
-  return is_trained(tensor) || is_kept(tensor, path);
-}
-
 /// Whether a call with the tensor would be intercepted if it were not for a plan: its tensors are
 /// fake, and a mode makes their results.
 bool is_intercepted_in_plan(const at::Tensor& tensor) {
   const auto keys = tensor.key_set() - c10::python_ks;
   return keys.has_any(detail::kInterceptors) || !keys.has(c10::DispatchKey::Dense) ||
          is_intercepted_except(c10::python_ks);
-}
-
-/// base_of_whole_view() for a tensor in a trace, whose memory there is no telling of.
-const at::Tensor* base_in_trace(const at::Tensor& tensor) {
-  const auto* meta = torch::autograd::impl::get_view_autograd_meta(tensor);
-  if (meta == nullptr || !meta->has_bw_view()) {
-    return nullptr;
-  }
-  const at::Tensor& base = meta->get_backward_view().base_;
-  const bool has_same_start = base.scalar_type() == tensor.scalar_type() &&
-                              base.sym_storage_offset() == tensor.sym_storage_offset();
-  return has_same_start ? &base : nullptr;
-}
-
-WeightSource source_of(const at::Tensor& operand, Float8Path path) {
-  if (is_parameter(operand, path)) {
-    return {&operand, false, is_kept(operand, path)};
-  }
-  const at::Tensor* base =
-      path == Float8Path::kernels ? base_of_whole_view(operand) : base_in_trace(operand);
-  if (base == nullptr || !is_parameter(*base, path) || base->dim() != 2 || operand.dim() != 2) {
-    return {};
-  }
-  const bool is_same =
-      base->sym_sizes() == operand.sym_sizes() && base->sym_strides() == operand.sym_strides();
-  const bool is_transposed =
-      base->sym_size(0) == operand.sym_size(1) && base->sym_size(1) == operand.sym_size(0) &&
-      base->sym_stride(0) == operand.sym_stride(1) && base->sym_stride(1) == operand.sym_stride(0);
-  return is_same || is_transposed ? WeightSource{base, !is_same, is_kept(*base, path)}
-                                  : WeightSource{};
 }
 
 bool is_castable(const at::Tensor& tensor) { return is_float8_operand(tensor.scalar_type()); }
@@ -163,56 +111,8 @@ void note_outcome(Float8Outcome outcome, const Float8Setting& setting, Float8Op 
       is_known && fits(operands) ? std::optional(shape_of(operands, source)) : std::nullopt);
 }
 
-void note_float8_cast(CastEvent event, const Float8Cast& cast) {
-  if (!is_traced()) {
-    return;
-  }
-  if (TracedCall* call = TracedCall::current()) {
-    const auto bytes = [](const at::Tensor& copy) { return copy.defined() ? bytes_of(copy) : 0; };
-    call->count(event, bytes(cast.rows) + bytes(cast.columns));
-  }
-}
-
 Float8Wanted swapped(Float8Wanted wanted) {
   return {.rows = wanted.columns, .columns = wanted.rows};
-}
-
-/// The cast that outlives regions, made if there is none with what is wanted. Replacing one that
-/// has one layout makes both: training and evaluation may take turns.
-Float8Cast kept_cast(const at::Tensor& weight, c10::ScalarType to, Float8Wanted wanted) {
-  auto& store = KeptCastStore::instance();
-  if (auto found = store.find_float8(weight, to, wanted)) {
-    note_float8_cast(CastEvent::kept_hit, *found);
-    return std::move(*found);
-  }
-  if (store.find_float8(weight, to, {})) {
-    wanted = {.rows = true, .columns = true};
-  }
-  TensorIdentity as_cast(weight);
-  Float8Cast cast = cast_to_float8(weight, to, wanted);
-  store.insert_float8(weight, {weight, std::move(as_cast), to, cast});
-  note_float8_cast(CastEvent::weight_cast, cast);
-  return cast;
-}
-
-/// The cast of a parameter, kept for the region at least.
-Float8Cast cast_parameter(const WeightSource& source, c10::ScalarType to, Float8Wanted wanted) {
-  const at::Tensor& weight = *source.weight;
-  if (auto found = find_float8_cast(weight, to, wanted)) {
-    note_float8_cast(CastEvent::cache_hit, *found);
-    return std::move(*found);
-  }
-  // An inference tensor could not be saved for backward once the mode is left, in the same region.
-  const c10::InferenceMode normal_mode(false);
-  const at::NoGradGuard no_grad;
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  if (source.is_kept) {
-    return kept_cast(weight, to, wanted);
-  }
-  Float8Cast cast = cast_to_float8(weight, to, wanted);
-  keep_float8_cast(weight, to, cast);
-  note_float8_cast(CastEvent::weight_cast, cast);
-  return cast;
 }
 
 /// The cast of x as a matrix of rows. Products of one activation in a row share it.

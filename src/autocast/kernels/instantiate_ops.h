@@ -5,6 +5,7 @@
 #error "define FASTAMP_OPS_PART (0 to 3) before including instantiate_ops.h"
 #endif
 
+#include "autocast/kernels/batch_norm.h"
 #include "autocast/kernels/cudnn_rnn.h"
 #include "autocast/kernels/op_kernel.h"
 #include "autocast/table/kernel_entry.h"

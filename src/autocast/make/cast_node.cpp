@@ -63,6 +63,12 @@ void record_cast(const at::Tensor& source, const at::Tensor& out, NodeOrder orde
   autograd::set_history(out, node);
 }
 
+void require_grad_alone(const at::Tensor& source, const at::Tensor& out) {
+  const NodePtr node = make_node<CastBackward>(NodeOrder{0});
+  static_cast<CastBackward&>(*node).self_options = source.options();
+  autograd::set_history(out, node);
+}
+
 const std::type_info& cast_node_type() { return typeid(CastBackward); }
 
 NodePtr torchs_cast_node() { return make_node<autograd::generated::ToCopyBackward0>(); }

@@ -6,6 +6,7 @@
 #include <fastamp/export.h>
 
 #include <ATen/core/Tensor.h>
+#include <torch/version.h>
 
 #include <cstdint>
 #include <typeinfo>
@@ -22,9 +23,19 @@ NodeOrder take_node_order();
 /// Whether autograd records ops on this tensor now, in the sense of the generated autograd kernels.
 bool is_recorded(const at::Tensor& tensor);
 
+/// Whether casts of weights require gradients although grad mode is off, as torch's do from 2.11
+/// on: there they have their history, so that later ops of the region may use them. Ops look at it:
+/// matmul chooses its kernel by it, and kernels may round differently.
+constexpr bool kWeightsAlwaysRequireGrad =
+    TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 11);
+
 /// Records in autograd that `out`, which has no history yet, is the cast of `source`.
 void record_cast(const at::Tensor& source, const at::Tensor& out, NodeOrder order);
 void record_cast(const at::Tensor& source, const at::Tensor& out);
+
+/// Makes `out`, which has no history yet, require a gradient as a cast of `source` does, through a
+/// node that leads nowhere and keeps nothing alive.
+void require_grad_alone(const at::Tensor& source, const at::Tensor& out);
 
 /// Type of the nodes that record_cast makes, for the Python module to name them.
 FASTAMP_API const std::type_info& cast_node_type();

@@ -2,7 +2,7 @@
 #include "autocast/make/data_cast.h"
 
 #include "kernels/cpu/cast.h"
-#include "kernels/cuda/cast.h"
+#include "kernels/cuda_kernels.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -41,17 +41,16 @@ std::vector<at::Tensor> cast_data_together(const std::vector<at::Tensor>& tensor
                                            c10::ScalarType to) {
   std::vector<at::Tensor> casts;
   casts.reserve(tensors.size());
-#ifdef FASTAMP_WITH_CUDA
-  if (tensors.front().is_cuda()) {
+  const auto* const cuda = tensors.front().is_cuda() ? kernels::cuda_kernels() : nullptr;
+  if (cuda != nullptr) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     for (const at::Tensor& tensor : tensors) {
       casts.push_back(at::_ops::empty_strided::call(tensor.sym_sizes(), tensor.sym_strides(), to,
                                                     c10::kStrided, tensor.device(), std::nullopt));
     }
-    kernels::cuda::cast_together(tensors, casts);
+    cuda->cast_together(tensors, casts);
     return casts;
   }
-#endif
   for (const at::Tensor& tensor : tensors) {
     casts.push_back(cast_data(tensor, to));
   }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <fastamp/export.h>
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/Storage.h>
@@ -18,9 +20,10 @@ namespace fastamp::autocast {
 /// tensor iterator that `to` takes cost ten times the conversion.
 at::Tensor cast_data(const at::Tensor& tensor, c10::ScalarType to);
 
-/// The same for dense float32 tensors on one device, on CUDA in one launch.
-std::vector<at::Tensor> cast_data_together(const std::vector<at::Tensor>& tensors,
-                                           c10::ScalarType to);
+/// The same for dense float32 tensors on one device, on CUDA in one launch. Exported for
+/// benchmarks.
+FASTAMP_API std::vector<at::Tensor> cast_data_together(const std::vector<at::Tensor>& tensors,
+                                                       c10::ScalarType to);
 
 /// A tensor of its own, without history, over memory that holds a tensor with the sizes and strides
 /// of `shape`, the dtype `dtype` and the version counter `version`. Runs no op.

@@ -4,7 +4,7 @@
 #include "core/interception.h"
 #include "core/tensor_kind.h"
 #include "kernels/cpu/float8.h"
-#include "kernels/cuda/float8.h"
+#include "kernels/cuda_kernels.h"
 #include "kernels/functors/float8.h"
 
 #include <ATen/EmptyTensor.h>
@@ -20,7 +20,9 @@
 #include <ATen/ops/where_ops.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <limits>
 #include <utility>
 
@@ -104,12 +106,20 @@ Float8Cast cast_on_cpu(const at::Tensor& given, c10::ScalarType to, Float8Wanted
   return out;
 }
 
-#ifdef FASTAMP_WITH_CUDA
-Float8Cast cast_on_cuda(const at::Tensor& given, c10::ScalarType to, Float8Wanted wanted,
-                        const Float8Memory& memory) {
-  const at::Tensor matrix = given.contiguous();
-  Float8Cast out = allocate(matrix, to, wanted);
-  const kernels::cuda::Float8CastEntry entry{
+/// Whether both layouts of the cast are those of the transpose, which lies row by row, exchanged:
+/// neither has padding, so nothing is copied first.
+bool is_read_transposed(const at::Tensor& matrix, Float8Wanted wanted) {
+  return is_column_major(matrix) && matrix.size(0) % kAlignment == 0 &&
+         matrix.size(1) % kAlignment == 0 && !wanted.column_sums;
+}
+
+Float8Wanted exchanged(Float8Wanted wanted) {
+  return {.rows = wanted.columns, .columns = wanted.rows};
+}
+
+kernels::cuda::Float8CastEntry cuda_entry(const at::Tensor& matrix, c10::ScalarType to,
+                                          const Float8Cast& out) {
+  return {
       .in = matrix.const_data_ptr(),
       .from = matrix.scalar_type(),
       .to = to,
@@ -120,15 +130,42 @@ Float8Cast cast_on_cuda(const at::Tensor& given, c10::ScalarType to, Float8Wante
       .column_sums = static_cast<float*>(data_or_null(out.column_sums)),
       .inverse_scale = out.inverse_scale.mutable_data_ptr<float>(),
   };
+}
+
+std::vector<Float8Cast> cast_all_on_cuda(const kernels::CudaKernels& kernels,
+                                         const std::vector<Float8CastRequest>& requests,
+                                         c10::ScalarType to) {
+  std::vector<Float8Cast> casts;
+  std::vector<at::Tensor> sources;  // Held until the kernels are launched.
+  std::vector<kernels::cuda::Float8CastEntry> entries;
+  for (const auto& [matrix, wanted] : requests) {
+    const bool transposed = is_read_transposed(matrix, wanted);
+    sources.push_back((transposed ? matrix.t() : matrix).contiguous());
+    casts.push_back(allocate(sources.back(), to, transposed ? exchanged(wanted) : wanted));
+    entries.push_back(cuda_entry(sources.back(), to, casts.back()));
+  }
+  kernels.cast_to_float8(std::move(entries), sources.front().device());
+  for (std::size_t i = 0; i < casts.size(); ++i) {
+    if (is_read_transposed(requests[i].matrix, requests[i].wanted)) {
+      std::swap(casts[i].rows, casts[i].columns);
+    }
+  }
+  return casts;
+}
+
+Float8Cast cast_on_cuda(const kernels::CudaKernels& kernels, const at::Tensor& given,
+                        c10::ScalarType to, Float8Wanted wanted, const Float8Memory& memory) {
+  const at::Tensor matrix = given.contiguous();
+  Float8Cast out = allocate(matrix, to, wanted);
+  const auto entry = cuda_entry(matrix, to, out);
   if (memory.is_used()) {
     auto* const bits = reinterpret_cast<std::uint32_t*>(memory.last_amax.mutable_data_ptr<int>());
-    kernels::cuda::cast_to_float8_predicted(entry, {bits, memory.headroom}, matrix.device());
+    kernels.cast_to_float8_predicted(entry, {bits, memory.headroom}, matrix.device());
   } else {
-    kernels::cuda::cast_to_float8({entry}, matrix.device());
+    kernels.cast_to_float8({entry}, matrix.device());
   }
   return out;
 }
-#endif
 
 /// The exponent field of the scale, as kernels::float8_exponent, by integer arithmetic on the
 /// device.
@@ -209,23 +246,37 @@ Float8Cast cast_to_float8(const at::Tensor& matrix, c10::ScalarType to, Float8Wa
   if (!is_ordinary(matrix) || is_intercepted()) {  // First: its sizes may be symbols.
     return cast_to_float8_by_ops(matrix, to, wanted);
   }
-  if (is_column_major(matrix) && matrix.size(0) % kAlignment == 0 &&
-      matrix.size(1) % kAlignment == 0 && !wanted.column_sums) {
-    // Neither copy has padding, so that they can change places: nothing is copied first.
-    Float8Cast out =
-        cast_to_float8(matrix.t(), to, {.rows = wanted.columns, .columns = wanted.rows}, memory);
+  if (is_read_transposed(matrix, wanted)) {
+    Float8Cast out = cast_to_float8(matrix.t(), to, exchanged(wanted), memory);
     std::swap(out.rows, out.columns);
     return out;
   }
   if (matrix.is_cpu()) {
     return cast_on_cpu(matrix, to, wanted, memory);
   }
-#ifdef FASTAMP_WITH_CUDA
-  if (matrix.is_cuda()) {
-    return cast_on_cuda(matrix, to, wanted, memory);
+  const auto* const cuda = matrix.is_cuda() ? kernels::cuda_kernels() : nullptr;
+  if (cuda != nullptr) {
+    return cast_on_cuda(*cuda, matrix, to, wanted, memory);
   }
-#endif
   return cast_to_float8_by_ops(matrix, to, wanted);
+}
+
+std::vector<Float8Cast> cast_all_to_float8(const std::vector<Float8CastRequest>& requests,
+                                           c10::ScalarType to) {
+  const bool are_on_cuda = requests.size() > 1 && !is_intercepted() &&
+                           std::ranges::all_of(requests, [](const Float8CastRequest& request) {
+                             return request.matrix.is_cuda() && is_ordinary(request.matrix);
+                           });
+  const auto* const cuda = are_on_cuda ? kernels::cuda_kernels() : nullptr;
+  if (cuda != nullptr) {
+    return cast_all_on_cuda(*cuda, requests, to);
+  }
+  std::vector<Float8Cast> casts;
+  casts.reserve(requests.size());
+  for (const auto& [matrix, wanted] : requests) {
+    casts.push_back(cast_to_float8(matrix, to, wanted));
+  }
+  return casts;
 }
 
 }  // namespace fastamp::autocast

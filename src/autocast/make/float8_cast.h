@@ -7,6 +7,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <vector>
 
 // Exported for tests.
 namespace fastamp::autocast {
@@ -50,7 +51,18 @@ struct Float8Memory {
 FASTAMP_API Float8Cast cast_to_float8(const at::Tensor& matrix, c10::ScalarType to,
                                       Float8Wanted wanted, const Float8Memory& memory = {});
 
-/// The same by torch's ops on any device.
+/// A matrix to be cast, and what is wanted of it.
+struct Float8CastRequest {
+  at::Tensor matrix;
+  Float8Wanted wanted;
+};
+
+/// Casts matrices of one device as cast_to_float8() does each, on CUDA by one pair of launches for
+/// all of them (and one more for each whose column sums are wanted).
+FASTAMP_API std::vector<Float8Cast> cast_all_to_float8(
+    const std::vector<Float8CastRequest>& requests, c10::ScalarType to);
+
+/// The same as cast_to_float8() by torch's ops on any device.
 FASTAMP_API Float8Cast cast_to_float8_by_ops(const at::Tensor& matrix, c10::ScalarType to,
                                              Float8Wanted wanted);
 

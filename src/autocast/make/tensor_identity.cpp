@@ -1,21 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autocast/make/tensor_identity.h"
 
+#include "core/cuda_part.h"
+#include "core/kernel_devices.h"
 #include "core/tensor_kind.h"
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <utility>
 
-#ifdef FASTAMP_WITH_CUDA
-#include "autocast/make/graph_capture.h"
-#endif
-
 namespace fastamp::autocast {
 namespace {
 
 /// Null for tensors without one: sparse, mkldnn.
-c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+c10::StorageImpl* storage_impl_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
@@ -36,30 +34,24 @@ ExecutionContext execution_context(c10::Device device) {
   if (device.type() != c10::DeviceType::CUDA) {
     return {};
   }
-#ifdef FASTAMP_WITH_CUDA
+  const auto* const part = cuda_part();
+  if (part == nullptr) {
+    return {};
+  }
   const auto* cuda = c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA);
   static const bool has_device = cuda->deviceCount() > 0;
   if (!has_device) {
     return {};  // A fake tensor.
   }
   const auto stream = cuda->getStream(device);
-  return {stream.id(), graph_capture_id(stream)};
-#else
-  return {};
-#endif
+  return {stream.id(), part->devices.graph_capture_id(stream)};
 }
 
 bool is_captured(const at::Tensor& tensor) {
   return !tensor.is_cpu() && execution_context(tensor.device()).graph_capture != 0;
 }
 
-bool knows_execution_context(c10::DeviceType device) {
-#ifdef FASTAMP_WITH_CUDA
-  return device == c10::DeviceType::CPU || device == c10::DeviceType::CUDA;
-#else
-  return device == c10::DeviceType::CPU;
-#endif
-}
+bool knows_execution_context(c10::DeviceType device) { return has_kernels(device); }
 
 bool TensorIdentity::exists_for(const at::Tensor& tensor) {
   const auto* impl = tensor.unsafeGetTensorImpl();
@@ -71,7 +63,7 @@ TensorIdentity::TensorIdentity(const at::Tensor& tensor)
     : key_(tensor.unsafeGetTensorImpl()),
       tensor_(tensor.getIntrusivePtr()),
       storage_(tensor.unsafeGetTensorImpl()->unsafe_storage().getWeakStorageImpl()),
-      data_(data_of(tensor, storage_of(tensor))),
+      data_(data_of(tensor, storage_impl_of(tensor))),
       context_(execution_context(tensor.device())),
       version_(version_of(tensor)) {}
 
@@ -80,7 +72,7 @@ bool TensorIdentity::is_current(const at::Tensor& tensor) const {
 }
 
 bool TensorIdentity::is_in_same_place(const at::Tensor& tensor) const {
-  auto* storage = storage_of(tensor);
+  auto* storage = storage_impl_of(tensor);
   return key_ == tensor.unsafeGetTensorImpl() && storage_._unsafe_get_target() == storage &&
          data_ == data_of(tensor, storage);
 }

@@ -27,8 +27,8 @@ ExecutionContext execution_context(c10::Device device);
 /// Whether work on this tensor is recorded into a CUDA graph now: each replay must do it again.
 bool is_captured(const at::Tensor& tensor);
 
-/// Whether the context on `device` can be known, so that casts may be kept. False for CUDA in a
-/// build without CUDA.
+/// Whether the context on `device` can be known, so that casts may be kept. False for CUDA
+/// without code for it.
 bool knows_execution_context(c10::DeviceType device);
 
 /// What a cast of a tensor depends on, to find out later whether it still holds. Keeps nothing

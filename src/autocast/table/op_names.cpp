@@ -10,6 +10,7 @@
 #include <array>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <utility>
 
 namespace fastamp {
@@ -48,6 +49,16 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 OpCapabilities capabilities_of(OpId op) {
   const auto index = static_cast<std::size_t>(op);
   return index < kNumOps ? kernel_entries()[index].capabilities : registered_op(op).capabilities;
+}
+
+/// The names of all ops, with or without overloads.
+std::vector<std::string> names_like(bool has_overload) {
+  std::set<std::string> names;
+  for (const OpId op : all_ops()) {
+    const std::string full = short_name(op);
+    names.insert(has_overload ? full : full.substr(0, full.find('.')));
+  }
+  return {names.begin(), names.end()};
 }
 
 const char* what_it_needs(OpPolicy policy) {
@@ -107,17 +118,15 @@ std::vector<OpId> find_ops(const char* function, std::string_view name) {
   const std::string_view overload = has_overload ? wanted.substr(wanted_dot + 1) : "";
   std::vector<OpId> overloads;
   std::optional<OpId> by_default;
-  std::vector<std::string> known;
   for (const OpId op : all_ops()) {
-    known.push_back(short_name(op));
-    const std::string_view full = known.back();
+    const std::string full = short_name(op);
     const auto dot = full.find('.');
     if (full == wanted && has_overload) {
       return {op};
     }
-    if (full.substr(0, dot) == base) {
+    if (full.compare(0, dot, base) == 0) {
       overloads.push_back(op);
-      by_default = dot == std::string_view::npos ? std::optional(op) : by_default;
+      by_default = dot == std::string::npos ? std::optional(op) : by_default;
     }
   }
   if (by_default.has_value() && (!has_overload || overload == "default")) {
@@ -126,7 +135,7 @@ std::vector<OpId> find_ops(const char* function, std::string_view name) {
   const bool means_all = !has_overload || overload == "*";
   TORCH_CHECK_VALUE(means_all && !overloads.empty(), function,
                     ": expected op to name an op of the table, got '", name,
-                    "'. Nearest: ", nearest_names(wanted, known),
+                    "'. Nearest: ", nearest_names(wanted, names_like(has_overload)),
                     ". An op of your own is added by register_op.");
   return overloads;
 }

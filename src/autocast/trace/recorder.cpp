@@ -30,6 +30,15 @@ std::vector<TraceRow> Recorder::rows() const {
   return rows;
 }
 
+CastCounts Recorder::totals() const {
+  CastCounts totals;
+  const std::scoped_lock lock(mutex_);
+  for (const auto& [kind, sum] : sums_) {
+    totals += sum.casts;
+  }
+  return totals;
+}
+
 GradientCasts Recorder::gradient_casts() const {
   const std::scoped_lock lock(mutex_);
   return gradient_casts_;

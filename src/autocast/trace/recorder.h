@@ -44,6 +44,7 @@ class FASTAMP_API Recorder {
   void add_gradient_cast(std::uint64_t bytes);
 
   std::vector<TraceRow> rows() const;
+  CastCounts totals() const;  ///< Sum over all rows.
   GradientCasts gradient_casts() const;
 
  private:

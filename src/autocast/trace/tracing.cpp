@@ -2,6 +2,7 @@
 #include "autocast/trace/tracing.h"
 
 #include "autocast/policy/policy_table.h"
+#include "autocast/table/op_names.h"
 #include "autocast/table/policy_device.h"
 #include "autocast/torch/torch_state.h"
 
@@ -137,6 +138,8 @@ TracedCall::~TracedCall() {
 }
 
 TracedCall* TracedCall::current() { return t_call; }
+
+std::string TracedCall::op_name() const { return short_name(op_); }
 
 void TracedCall::see(const at::Tensor& tensor) {
   if (!tensor.defined()) {

@@ -69,7 +69,13 @@ class TracedCall {
   void note_float8(Float8Outcome outcome) { float8_ = outcome; }
 
   /// The call in progress on this thread, or nullptr.
-  static TracedCall* current();
+  FASTAMP_API static TracedCall* current();
+
+  /// As users write it.
+  FASTAMP_API std::string op_name() const;
+  PolicyDevice device() const { return device_; }
+  OpPolicy policy() const { return policy_; }
+  const std::vector<c10::ScalarType>& inputs() const { return inputs_; }
 
  private:
   c10::ScalarType run_dtype() const;

@@ -6,6 +6,7 @@
 // run their arithmetic on it in fp32, and convert back.
 
 #include "kernels/cpu/targets.h"
+#include "kernels/functors/noise.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -36,6 +37,17 @@ FASTAMP_ALWAYS_INLINE void narrow_bf16(const float* in, c10::BFloat16* out, std:
     const std::uint32_t rounded = (bits + 0x7fffU + ((bits >> 16U) & 1U)) >> 16U;
     const bool is_nan = (bits & 0x7fffffffU) > 0x7f800000U;
     out[i].x = static_cast<std::uint16_t>(is_nan ? 0x7fc0U : rounded);
+  }
+}
+
+/// Rounds elements of a tensor stochastically, the first of them being number `index`.
+FASTAMP_ALWAYS_INLINE void narrow_noisily(const float* in, c10::BFloat16* out, std::int64_t n,
+                                          const Noise& noise, std::int64_t index) {
+  const Noise of_tensor = noise;
+  const auto first = static_cast<std::uint32_t>(index);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::uint32_t drawn = of_tensor(first + static_cast<std::uint32_t>(i));
+    out[i].x = round_stochastically(in[i], drawn);
   }
 }
 

@@ -6,12 +6,13 @@
 // thread each, in tiles of 16 rows, so that no two threads write one cache line of the row-major
 // copy, and the transposed copy is written 16 bytes at a time. Traffic per element: the input twice
 // and one byte per copy. Numerics: kernels/functors/float8.h; the sums of a column do not depend on
-// the number of threads. The conversions are c10's bit arithmetic, one element at a time: this is
-// the reference, not a fast kernel. Proof: tests/cpp/autocast/test_float8_cast.cpp.
+// the number of threads. This is the reference, not a fast kernel. Proof:
+// tests/cpp/autocast/test_float8_cast.cpp.
 
 #include "kernels/cpu/float8.h"
 
 #include "kernels/functors/float8.h"
+#include "kernels/functors/float8_copy.h"
 
 #include <ATen/Parallel.h>
 #include <c10/util/BFloat16.h>
@@ -189,6 +190,54 @@ float float8_cast(const Float8CastArgs& args) {
     return args.to == ScalarType::Float8_e4m3fn ? cast_to<In, c10::Float8_e4m3fn>(args)
                                                 : cast_to<In, c10::Float8_e5m2>(args);
   });
+}
+
+namespace {
+
+/// The bytes of a matrix, transposed in squares of 16: the lines that a thread reads and writes
+/// stay in its cache.
+void transpose_bytes(const std::uint8_t* in, std::uint8_t* out, std::int64_t rows,
+                     std::int64_t columns) {
+  constexpr std::int64_t kSide = kFloat8TileRows;
+  const auto grain = std::max<std::int64_t>(1, kGrain / (kSide * rows));
+  at::parallel_for(0, columns / kSide, grain, [&](std::int64_t begin, std::int64_t end) {
+    for (auto column = begin * kSide; column < end * kSide; column += kSide) {
+      for (std::int64_t row = 0; row < rows; row += kSide) {
+        for (std::int64_t i = 0; i < kSide; ++i) {
+          for (std::int64_t k = 0; k < kSide; ++k) {
+            out[(column + i) * rows + row + k] = in[(row + k) * columns + column + i];
+          }
+        }
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void refresh_float8_copy(const Float8CopyArgs& args) {
+  Float8CopyHeader& header = *float8_header(args.copy);
+  const Float8CopyRefresh refresh(header);
+  if (!refresh.has_step) {
+    return;
+  }
+  if (!refresh.stands) {
+    float8_cast({.in = args.weight,
+                 .from = ScalarType::Float,
+                 .to = ScalarType::Float8_e4m3fn,
+                 .rows = args.rows,
+                 .columns = args.columns,
+                 .range = {header.amax - 1, refresh.is_finite},
+                 .exponent = bits_of(refresh.scale) >> 23U,
+                 .row_major = args.copy,
+                 .transposed = args.transposed,
+                 .padded_rows = args.rows,
+                 .column_sums = nullptr});
+  } else if (args.transposed != nullptr) {
+    transpose_bytes(static_cast<const std::uint8_t*>(args.copy),
+                    static_cast<std::uint8_t*>(args.transposed), args.rows, args.columns);
+  }
+  header = refresh.header();
 }
 
 }  // namespace fastamp::kernels::cpu

@@ -52,4 +52,16 @@ struct Float8CastArgs {
 /// Writes the casts and returns 1 / scale.
 FASTAMP_API float float8_cast(const Float8CastArgs& args);
 
+/// A dense float32 matrix whose fp8 copy a fused step has written. Sizes are multiples of 16.
+struct Float8CopyArgs {
+  const void* weight;
+  std::int64_t rows;
+  std::int64_t columns;
+  void* copy;        ///< [rows, columns], behind a header (functors/float8_copy.h).
+  void* transposed;  ///< [columns, rows], or null.
+};
+
+/// Makes the copy what a cast of the weight would be.
+FASTAMP_API void refresh_float8_copy(const Float8CopyArgs& args);
+
 }  // namespace fastamp::kernels::cpu

@@ -3,7 +3,9 @@
 //
 // Layout and mapping: kernels/cpu/step_blocks.h. Traffic per element of an fp32 parameter: 4 bytes
 // of gradient read and, if write_grads, written; 8 of the parameter and 16 of the moments (24 with
-// amsgrad, half with bf16 moments). Numerics: kernels/functors/adam.h.
+// amsgrad, half with bf16 moments, 4 with those in 8 bits). Of a 16-bit parameter: 2 of gradient, 4
+// of the parameter, 8 of its master or 4 of its rest. Numerics: kernels/functors/adam.h, noise.h,
+// rest.h, moment_codes.h.
 
 #include "kernels/fused_adamw.h"
 
@@ -24,6 +26,8 @@ struct AdamLoop {
   AdamUpdate element(std::size_t group, float steps) const {
     return AdamUpdate::at(groups[group], steps);
   }
+
+  static bool noisy_first(const AdamUpdate& adam) { return adam.noisy_first(); }
 
   template <bool kWrites>
   static FASTAMP_ALWAYS_INLINE void loop(const AdamUpdate& adam, const GateValues& gate,

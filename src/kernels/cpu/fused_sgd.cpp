@@ -3,7 +3,8 @@
 //
 // Layout and mapping: kernels/cpu/step_blocks.h. Traffic per element of an fp32 parameter: 4 bytes
 // of gradient read and, if write_grads, written; 8 of the parameter and 8 of the momentum buffer.
-// Numerics: kernels/functors/sgd.h.
+// Of a 16-bit parameter: 2 of gradient, 4 of the parameter, 8 of its master or 4 of its rest.
+// Numerics: kernels/functors/sgd.h, rest.h.
 
 #include "kernels/fused_sgd.h"
 

@@ -11,22 +11,29 @@
 //                                            float* weight, float* const* moments, std::int64_t n);
 //       FASTAMP_ALWAYS_INLINE; vectorised by the compiler; sends gradients through the gate, and
 //       leaves them so if kWrites
+//   static bool noisy_first(const Element&)
+//       where moments may be codes of 8 bits: whether first ones are rounded by noise, too
 // Results do not depend on threads, cuts or target: each element is on its own.
 
 #include "kernels/cpu/dispatch.h"
+#include "kernels/cpu/moment_codes.h"
 #include "kernels/cpu/work_partition.h"
+#include "kernels/functors/float8_copy.h"
 #include "kernels/functors/master.h"
+#include "kernels/functors/noise.h"
+#include "kernels/functors/rest.h"
 #include "kernels/step_entries.h"
 
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <atomic>
 #include <optional>
 #include <vector>
 
 namespace fastamp::kernels::cpu {
 
-/// 4 KiB per array; at most five arrays are converted.
+/// 4 KiB per array; at most six arrays are converted.
 inline constexpr std::int64_t kStepBlock = 1024;
 
 /// Up to this many elements (10 to 30 bytes each) waking other threads costs more than it saves.
@@ -63,6 +70,89 @@ FASTAMP_ALWAYS_INLINE void store_block(const float* block, void* base, Storage s
   }
 }
 
+/// Raises a number that other threads raise too.
+inline void raise(std::uint32_t& number, std::uint32_t to) {
+  const std::atomic_ref<std::uint32_t> shared(number);
+  auto found = shared.load(std::memory_order_relaxed);
+  while (found < to && !shared.compare_exchange_weak(found, to, std::memory_order_relaxed)) {
+  }
+}
+
+/// Casts new weights into elements [begin, begin + n) of an fp8 copy, and leaves their range in its
+/// header.
+FASTAMP_ALWAYS_INLINE void store_float8_block(const float* weights, void* copy, std::int64_t begin,
+                                              std::int64_t n) {
+  Float8CopyHeader& header = *float8_header(copy);
+  const float scale = inverse_of_power_of_two(header.inverse_scale);
+  auto* const out = static_cast<std::uint8_t*>(copy) + begin;
+  Float8Magnitudes seen{};
+  for (std::int64_t i = 0; i < n; ++i) {
+    seen.include(weights[i]);
+    out[i] = float8_of_finite<c10::Float8_e4m3fn>(weights[i], scale).x;
+  }
+  raise(header.amax, seen.amax + 1);
+  if (!seen.is_finite()) {
+    raise(header.not_finite, 1);
+  }
+}
+
+/// Stores the m-th moment of an entry. A first one moves by more than a unit of bf16 in each step,
+/// so noise would only cost it precision.
+template <typename Convert>
+FASTAMP_ALWAYS_INLINE void store_moment(const float* block, const DenseEntry& entry, std::size_t m,
+                                        std::int64_t begin, std::int64_t n) {
+  void* const base = entry.pointers[kFirst + m];
+  if (m == 0 || !entry.tag.is_noisy()) {
+    store_block<Convert>(block, base, entry.tag.of(kMomentBits), begin, n);
+    return;
+  }
+  const Noise noise =
+      Noise::at(entry.noise_origin, *static_cast<const float*>(entry.pointers[kStep]));
+  narrow_noisily(block, static_cast<c10::BFloat16*>(base) + begin, n, noise, begin);
+}
+
+/// The codes of an entry's m-th moment, from element `begin` on, with which a group begins.
+inline CodeBlock codes_of(const DenseEntry& entry, std::size_t m, std::int64_t begin) {
+  const auto group = static_cast<std::int64_t>(std::uint64_t{1} << entry.tag.group_shift());
+  return {static_cast<std::uint8_t*>(entry.pointers[kFirst + m]) + begin,
+          static_cast<std::uint8_t*>(entry.pointers[kScales]) + begin / group * 2 + m, group};
+}
+
+/// The moments of a block in fp32: where they are, or made in `converted`.
+template <typename Convert>
+FASTAMP_ALWAYS_INLINE void load_moments(const DenseEntry& entry, std::int64_t begin, std::int64_t n,
+                                        float (*converted)[kStepBlock], float** moments) {
+  if (entry.tag.has_codes()) {
+    load_codes<FirstMomentCodes>(codes_of(entry, 0, begin), converted[0], n);
+    load_codes<SecondMomentCodes>(codes_of(entry, 1, begin), converted[1], n);
+    moments[0] = converted[0];
+    moments[1] = converted[1];
+    return;
+  }
+  for (std::size_t m = 0; m < 3; ++m) {
+    if (entry.pointers[kFirst + m] != nullptr) {
+      moments[m] = load_block<Convert>(entry.pointers[kFirst + m], entry.tag.of(kMomentBits), begin,
+                                       n, converted[m]);
+    }
+  }
+}
+
+/// Encodes moments into their codes and scales.
+template <typename Op>
+FASTAMP_ALWAYS_INLINE void store_code_moments(const typename Op::Element& element,
+                                              float* const* moments, const DenseEntry& entry,
+                                              std::int64_t begin, std::int64_t n) {
+  if constexpr (requires { Op::noisy_first(element); }) {
+    const Noise noise =
+        Noise::at(entry.noise_origin, *static_cast<const float*>(entry.pointers[kStep]));
+    const auto first = codes_of(entry, 0, begin);
+    Op::noisy_first(element)
+        ? store_codes_noisily<FirstMomentCodes>(moments[0], first, n, noise, begin)
+        : store_nearest_codes<FirstMomentCodes>(moments[0], first, n);
+    store_codes_noisily<SecondMomentCodes>(moments[1], codes_of(entry, 1, begin), n, noise, begin);
+  }
+}
+
 /// Brings masters up to parameters that were written since the last step.
 template <typename Convert, typename Half>
 FASTAMP_ALWAYS_INLINE void follow_params(float* master, const Half* params, std::int64_t n) {
@@ -77,60 +167,121 @@ FASTAMP_ALWAYS_INLINE void follow_params(float* master, const Half* params, std:
   }
 }
 
+/// The masters of parameters whose rests are stored, in `block`.
+template <typename Convert, typename Half>
+FASTAMP_ALWAYS_INLINE void join_rests(const Half* params, const std::int16_t* rests, float* block,
+                                      std::int64_t n) {
+  Convert::widen(params, block, n);
+  for (std::int64_t i = 0; i < n; ++i) {
+    block[i] = Rest<Half>::master(block[i], rests[i]);
+  }
+}
+
+/// The reverse: rounds masters into parameters and leaves the rests.
+template <typename Convert, typename Half>
+FASTAMP_ALWAYS_INLINE void split_rests(const float* block, Half* params, std::int16_t* rests,
+                                       std::int64_t n) {
+  alignas(64) float rounded[kStepBlock];
+  Convert::narrow(block, params, n);
+  Convert::widen(params, rounded, n);
+  for (std::int64_t i = 0; i < n; ++i) {
+    rests[i] = static_cast<std::int16_t>(Rest<Half>::of(block[i], rounded[i]));
+  }
+}
+
+/// The fp32 weights of a block: where they are, or made in `block`.
+template <typename Convert>
+FASTAMP_ALWAYS_INLINE float* load_weights(const DenseEntry& entry, std::int64_t begin,
+                                          std::int64_t n, float* block) {
+  void* const params = entry.pointers[kHalf];
+  const bool is_half = entry.tag.of(kHalfBits) == Storage::kHalf;
+  if (entry.tag.has_rest()) {
+    const auto* rests = static_cast<const std::int16_t*>(entry.pointers[kWeight]) + begin;
+    is_half
+        ? join_rests<Convert>(static_cast<const c10::Half*>(params) + begin, rests, block, n)
+        : join_rests<Convert>(static_cast<const c10::BFloat16*>(params) + begin, rests, block, n);
+    return block;
+  }
+  float* weights = static_cast<float*>(entry.pointers[kWeight]) + begin;
+  if (params != nullptr && !entry.tag.has_copy()) {
+    is_half ? follow_params<Convert>(weights, static_cast<const c10::Half*>(params) + begin, n)
+            : follow_params<Convert>(weights, static_cast<const c10::BFloat16*>(params) + begin, n);
+  }
+  return weights;
+}
+
+/// Writes what belongs to weights after a step: rests, and the 16-bit parameter or weight copy.
+template <typename Convert>
+FASTAMP_ALWAYS_INLINE void store_weights(const float* weights, const DenseEntry& entry,
+                                         std::int64_t begin, std::int64_t n) {
+  void* const half = entry.pointers[kHalf];
+  const Storage storage = entry.tag.of(kHalfBits);
+  if (entry.tag.has_rest()) {
+    auto* rests = static_cast<std::int16_t*>(entry.pointers[kWeight]) + begin;
+    storage == Storage::kHalf
+        ? split_rests<Convert>(weights, static_cast<c10::Half*>(half) + begin, rests, n)
+        : split_rests<Convert>(weights, static_cast<c10::BFloat16*>(half) + begin, rests, n);
+  } else if (half != nullptr && storage == Storage::kFloat8) {
+    store_float8_block(weights, half, begin, n);
+  } else if (half != nullptr) {
+    store_block<Convert>(weights, half, storage, begin, n);
+  }
+}
+
 /// What all blocks of a call share.
 struct BlockGate {
   GateValues gate;
   bool write_grads;
 };
 
+/// Leaves the gradients of a skipped step as the gate says.
+template <typename Convert>
+FASTAMP_ALWAYS_INLINE void store_skipped_grads(const BlockGate& call, float* grad,
+                                               const DenseEntry& entry, std::int64_t begin,
+                                               std::int64_t n) {
+  if (!call.write_grads || !call.gate.rewrites()) {
+    return;
+  }
+  const GateValues gate = call.gate;
+  for (std::int64_t i = 0; i < n; ++i) {
+    grad[i] = gate(grad[i]);
+  }
+  store_block<Convert>(grad, entry.pointers[kGrad], entry.tag.of(kGradBits), begin, n);
+}
+
 template <typename Convert, typename Op>
 FASTAMP_ALWAYS_INLINE void step_block(const BlockGate& call, const typename Op::Element& element,
                                       const DenseEntry& entry, std::int64_t begin, std::int64_t n) {
   alignas(64) float grads[kStepBlock];
   alignas(64) float converted[3][kStepBlock];
+  alignas(64) float joined[kStepBlock];
   const auto& at = entry.pointers;
   const Storage grad_storage = entry.tag.of(kGradBits);
   float* grad = load_block<Convert>(at[kGrad], grad_storage, begin, n, grads);
   const bool writes = call.write_grads && call.gate.rewrites();
   if (call.gate.skip) {
-    if (writes) {
-      const GateValues gate = call.gate;
-      for (std::int64_t i = 0; i < n; ++i) {
-        grad[i] = gate(grad[i]);
-      }
-      store_block<Convert>(grad, at[kGrad], grad_storage, begin, n);
-    }
+    store_skipped_grads<Convert>(call, grad, entry, begin, n);
     return;
   }
-  const Storage storage = entry.tag.of(kMomentBits);
   float* moments[3] = {};
-  for (std::size_t m = 0; m < 3; ++m) {
-    if (at[kFirst + m] != nullptr) {
-      moments[m] = load_block<Convert>(at[kFirst + m], storage, begin, n, converted[m]);
-    }
-  }
-  float* weight = static_cast<float*>(at[kWeight]) + begin;
-  if (at[kHalf] != nullptr && !entry.tag.has_copy()) {
-    if (entry.tag.of(kHalfBits) == Storage::kHalf) {
-      follow_params<Convert>(weight, static_cast<const c10::Half*>(at[kHalf]) + begin, n);
-    } else {
-      follow_params<Convert>(weight, static_cast<const c10::BFloat16*>(at[kHalf]) + begin, n);
-    }
-  }
+  load_moments<Convert>(entry, begin, n, converted, moments);
+  float* const weight = load_weights<Convert>(entry, begin, n, joined);
   if (writes) {
     Op::template loop<true>(element, call.gate, grad, weight, moments, n);
     store_block<Convert>(grad, at[kGrad], grad_storage, begin, n);
   } else {
     Op::template loop<false>(element, call.gate, grad, weight, moments, n);
   }
-  for (std::size_t m = 0; m < 3; ++m) {
-    if (at[kFirst + m] != nullptr && storage != Storage::kFloat) {
-      store_block<Convert>(moments[m], at[kFirst + m], storage, begin, n);
+  if (entry.tag.has_codes()) {
+    store_code_moments<Op>(element, moments, entry, begin, n);
+  } else if (entry.tag.of(kMomentBits) != Storage::kFloat) {
+    for (std::size_t m = 0; m < 3; ++m) {
+      if (moments[m] != nullptr) {
+        store_moment<Convert>(moments[m], entry, m, begin, n);
+      }
     }
   }
-  if (at[kHalf] != nullptr) {
-    store_block<Convert>(weight, at[kHalf], entry.tag.of(kHalfBits), begin, n);
-  }
+  store_weights<Convert>(weight, entry, begin, n);
 }
 
 template <typename Op>
@@ -175,7 +326,8 @@ class Elements {
 };
 
 /// Runs the op over all entries and advances the step counters unless the step is skipped.
-template <typename Op>
+/// @tparam Body  What is done with a part of an entry.
+template <template <typename> class Body = StepBody, typename Op>
 void run_step(const Op& op, const DenseStep& step, const BlockGate& call) {
   std::vector<std::int64_t> numels;
   numels.reserve(step.entries.size());
@@ -184,7 +336,7 @@ void run_step(const Op& op, const DenseStep& step, const BlockGate& call) {
     numels.push_back(entry.numel);
     total += entry.numel;
   }
-  auto* const run = select_target<StepBody<Op>, StepFn<Op>>();
+  auto* const run = select_target<Body<Op>, StepFn<Op>>();
   const WorkPartition partition(numels);
   const auto work = [&](std::int64_t begin, std::int64_t end) {
     Elements<Op> elements{op};

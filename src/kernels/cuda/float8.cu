@@ -4,6 +4,7 @@
 // on the device: nothing waits for them.
 
 #include "kernels/cuda/float8.h"
+#include "kernels/cuda/float8_copies.cuh"
 #include "kernels/cuda/float8_predicted.cuh"
 #include "kernels/cuda/float8_tiles.cuh"
 #include "kernels/cuda/zeroed_workspace.h"
@@ -142,6 +143,23 @@ void cast_to_float8_predicted(const Float8CastEntry& entry, Float8LastAmax last,
   }
   casts.apply(Float8TileOp{});  // Returns at once where the cast stands.
   casts.add_sums();
+}
+
+void refresh_float8_copies(const std::vector<Float8CopyEntry>& entries, c10::Device device) {
+  if (entries.empty()) {
+    return;
+  }
+  const c10::cuda::CUDAGuard guard(device);
+  std::vector<TensorEntry<Float8RefreshOp::kLists>> list;
+  list.reserve(entries.size());
+  for (const auto& entry : entries) {
+    list.push_back({{const_cast<void*>(entry.weight), entry.copy, entry.transposed, nullptr,
+                     float8_header(entry.copy), as_pointer(entry.rows), as_pointer(entry.columns)},
+                    float8_tile_count(entry.rows, entry.columns),
+                    float8_tag(at::kFloat, at::kFloat8_e4m3fn)});
+  }
+  const ZeroedWorkspace memory(sizeof(unsigned), at::cuda::getCurrentCUDAStream());
+  multi_tensor_apply(list, Float8RefreshOp{static_cast<unsigned*>(memory.get())});
 }
 
 }  // namespace fastamp::kernels::cuda

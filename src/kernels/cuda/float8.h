@@ -42,4 +42,19 @@ void cast_to_float8_predicted(const Float8CastEntry& entry, Float8LastAmax last,
 /// @throws c10::ValueError  for 2^32 tiles of 64 x 32 elements or more.
 void cast_to_float8(std::vector<Float8CastEntry> entries, c10::Device device);
 
+/// A float32 matrix whose fp8 copy a fused step has written. Sizes are multiples of 16.
+struct Float8CopyEntry {
+  const void* weight;
+  std::int64_t rows;
+  std::int64_t columns;
+  void* copy;        ///< [rows, columns], behind a header.
+  void* transposed;  ///< [columns, rows], or null.
+};
+
+/// Makes fp8 copies what casts of the weights would be, by one launch on the current stream of a
+/// device (under graph capture one more for tables that do not fit a kernel's arguments). To be
+/// called after each step that has been given the copies, skipped ones included. Does not wait for
+/// the device.
+void refresh_float8_copies(const std::vector<Float8CopyEntry>& entries, c10::Device device);
+
 }  // namespace fastamp::kernels::cuda

@@ -111,14 +111,7 @@ struct Float8Tiles {
                                                   int lane, Float8Magnitudes& seen) {
     const bool by_fours = reinterpret_cast<std::uintptr_t>(matrix.in) % sizeof(Four<In>) == 0 &&
                           matrix.columns % 4 == 0 && matrix.scale.is_finite != 0;
-    // Tiles are fewer than 2^32 (plan_launch).
-    const auto across =
-        static_cast<std::uint32_t>((matrix.columns + kFloat8BandColumns - 1) / kFloat8BandColumns);
-    const auto end = static_cast<std::uint32_t>(range.end);
-#pragma unroll 1
-    for (auto tile = static_cast<std::uint32_t>(range.begin); tile < end; ++tile) {
-      const std::int64_t row = kFloat8BandRows * (tile / across);
-      const std::int64_t column = kFloat8BandColumns * (tile % across);
+    for_each_tile(matrix, range, [&](std::int64_t row, std::int64_t column) {
       if (by_fours) {
         cast_fours<In, Out>(matrix, row + lane / 8 * kFloat8TileRows, column + lane % 8 * 4, seen);
       } else {
@@ -127,6 +120,21 @@ struct Float8Tiles {
           cast_column<In, Out>(matrix, row + band * kFloat8TileRows, column + lane, seen);
         }
       }
+    });
+  }
+
+  /// Calls function(first row, first column) for the tiles of a range.
+  template <typename Function>
+  static __device__ __forceinline__ void for_each_tile(const Matrix& matrix,
+                                                       const ChunkRange& range,
+                                                       const Function& function) {
+    // Tiles are fewer than 2^32 (plan_launch).
+    const auto across =
+        static_cast<std::uint32_t>((matrix.columns + kFloat8BandColumns - 1) / kFloat8BandColumns);
+    const auto end = static_cast<std::uint32_t>(range.end);
+#pragma unroll 1
+    for (auto tile = static_cast<std::uint32_t>(range.begin); tile < end; ++tile) {
+      function(kFloat8BandRows * (tile / across), kFloat8BandColumns * (tile % across));
     }
   }
 
@@ -199,15 +207,48 @@ struct Float8Tiles {
       }
     }
     if (matrix.transposed != nullptr) {
-      const std::int64_t padded = matrix.padded_rows();
-      std::uint8_t* across = global(matrix.transposed + column * padded + row);
+      store_transposed(matrix, row, column, transposed);
+    }
+  }
+
+  /// Four columns of 16 rows each.
+  static __device__ __forceinline__ void store_transposed(const Matrix& matrix, std::int64_t row,
+                                                          std::int64_t column,
+                                                          const Four<std::uint32_t> (&columns)[4]) {
+    const std::int64_t padded = matrix.padded_rows();
+    std::uint8_t* across = global(matrix.transposed + column * padded + row);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const auto& words = columns[k].lanes;
+      *reinterpret_cast<uint4*>(across) = uint4{words[0], words[1], words[2], words[3]};
+      across += padded;
+    }
+  }
+
+  /// 16 rows of four columns of the row-major copy, written transposed.
+  static __device__ __forceinline__ void transpose_whole(const Matrix& matrix, std::int64_t row,
+                                                         std::int64_t column) {
+    if (row >= matrix.rows || column >= matrix.columns) {
+      return;
+    }
+    const std::uint8_t* from = row_major_at(matrix, row * matrix.columns + column);
+    std::uint32_t rows[kFloat8TileRows];
+#pragma unroll
+    for (int i = 0; i < kFloat8TileRows; ++i) {
+      rows[i] = *reinterpret_cast<const std::uint32_t*>(from);
+      from += matrix.columns;
+    }
+    Four<std::uint32_t> columns[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const auto square =
+          transpose_bytes({{rows[4 * i], rows[4 * i + 1], rows[4 * i + 2], rows[4 * i + 3]}});
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        const auto& words = transposed[k].lanes;
-        *reinterpret_cast<uint4*>(across) = uint4{words[0], words[1], words[2], words[3]};
-        across += padded;
+        columns[k].lanes[i] = square.lanes[k];
       }
     }
+    store_transposed(matrix, row, column, columns);
   }
 
   /// Shifts a word in, since indexed ones would lie in local memory.

@@ -3,9 +3,12 @@
 //
 // Layout and mapping: kernels/cuda/step_kernel.cuh. Traffic per element of an fp32 parameter: 4
 // bytes of gradient read and, if write_grads, written; 8 of the parameter and 16 of the moments (24
-// with amsgrad, half with bf16 moments). Numerics: kernels/functors/adam.h, in torch's order on
-// CUDA and compiled without contraction: the bits of torch's foreach kernels. Their powers in fp64
-// come from the host; those computed here may differ in their last bits.
+// with amsgrad, half with bf16 moments, 4 with those in 8 bits). Of a 16-bit parameter: 2 of
+// gradient, 4 of the parameter, 8 of its master or 4 of its rest. Numerics:
+// kernels/functors/adam.h, in torch's order on CUDA and compiled without contraction: the bits of
+// torch's foreach kernels. Their powers in fp64 come from the host; those computed here may differ
+// in their last bits. bf16 second moments, rests and moments in 8 bits: kernels/functors/noise.h,
+// rest.h and moment_codes.h, the CPU's bits.
 
 #include "kernels/cuda/step_launch.cuh"
 #include "kernels/fused_adamw.h"
@@ -18,16 +21,22 @@
 namespace fastamp::kernels {
 namespace {
 
+template <StepKind kOfKind>
 struct AdamOp {
   using Element = AdamUpdate;
   static constexpr int kMoments = 3;
   static constexpr int kUsualMoments = 2;  // the third is amsgrad's
-  static constexpr int kThreads = 768;     // 80 registers each, 48 KiB in flight per processor
+  static constexpr StepKind kKind = kOfKind;
+  // 80 registers each, 48 KiB in flight per processor; codes need 96.
+  static constexpr int kThreads = kOfKind == StepKind::kCodes ? 640 : 768;
 
   AdamConstants groups[cuda::kLaunchGroups];
 
   __device__ AdamUpdate element(unsigned group, float steps) const {
     return AdamUpdate::at(groups[group], steps);
+  }
+  static __device__ __forceinline__ bool noisy_first(const AdamUpdate& adam) {
+    return adam.noisy_first();
   }
   template <int kUsed>
   static __device__ __forceinline__ void apply(const AdamUpdate& adam, float grad, float& weight,
@@ -45,7 +54,12 @@ void fused_adamw_cuda(const FusedAdamwArgs& args, StepEntries entries) {
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const auto step = std::move(entries).make_dense(args.write_grads);
-  cuda::launch_step<AdamOp>(adam_constants(args), step, gate_pointers(args.common()));
+  const auto groups = adam_constants(args);
+  const auto gate = gate_pointers(args.common());
+  cuda::launch_step<AdamOp<StepKind::kPlain>>(groups, step, gate);
+  cuda::launch_step<AdamOp<StepKind::kRests>>(groups, step, gate);
+  cuda::launch_step<AdamOp<StepKind::kNoisy>>(groups, step, gate);
+  cuda::launch_step<AdamOp<StepKind::kCodes>>(groups, step, gate);
   step.copy_back();
 }
 

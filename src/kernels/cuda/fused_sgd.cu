@@ -3,7 +3,8 @@
 //
 // Layout and mapping: kernels/cuda/step_kernel.cuh. Traffic per element of an fp32 parameter: 4
 // bytes of gradient read and, if write_grads, written; 8 of the parameter and 8 of the momentum
-// buffer. Numerics: kernels/functors/sgd.h, compiled without contraction: the CPU kernel's bits.
+// buffer. Of a 16-bit parameter: 2 of gradient, 4 of the parameter, 8 of its master or 4 of its
+// rest. Numerics: kernels/functors/sgd.h, rest.h, compiled without contraction: the CPU's bits.
 
 #include "kernels/cuda/step_launch.cuh"
 #include "kernels/fused_sgd.h"
@@ -16,10 +17,12 @@
 namespace fastamp::kernels {
 namespace {
 
+template <StepKind kOfKind>
 struct SgdOp {
   using Element = SgdUpdate;
   static constexpr int kMoments = 1;
   static constexpr int kUsualMoments = 1;
+  static constexpr StepKind kKind = kOfKind;
   static constexpr int kThreads = 1024;  // 64 registers each
 
   SgdConstants groups[cuda::kLaunchGroups];
@@ -45,7 +48,10 @@ void fused_sgd_cuda(const FusedSgdArgs& args, StepEntries entries) {
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const auto step = std::move(entries).make_dense(args.write_grads);
-  cuda::launch_step<SgdOp>(sgd_constants(args), step, gate_pointers(args.common()));
+  const auto groups = sgd_constants(args);
+  const auto gate = gate_pointers(args.common());
+  cuda::launch_step<SgdOp<StepKind::kPlain>>(groups, step, gate);
+  cuda::launch_step<SgdOp<StepKind::kRests>>(groups, step, gate);
   step.copy_back();
 }
 

@@ -3,9 +3,11 @@
 
 // How a lane of a fused step moves its four elements of an array: in one access where they are
 // neighbours, else a warp's width apart, so that each of its four accesses is one for the warp.
+// (Where they have to be neighbours and cannot be moved at once: one by one.)
 // Dtypes are tags, tested once for all four elements.
 
 #include "kernels/cuda/launch_plan.h"
+#include "kernels/functors/float8_copy.h"
 #include "kernels/step_entries.h"
 
 #include <c10/util/BFloat16.h>
@@ -61,11 +63,36 @@ __device__ __forceinline__ void widen(const Quad& quad, Storage storage,
   }
 }
 
+/// New weights as elements of an fp8 copy, one byte each, the first the lowest.
+__device__ __forceinline__ std::uint32_t to_float8(const float (&in)[kStepVector], float scale) {
+  using Format = c10::Float8_e4m3fn;
+  const std::uint32_t low = float8_pair_of_finite<Format>(in[0], in[1], scale);
+  return low | static_cast<std::uint32_t>(float8_pair_of_finite<Format>(in[2], in[3], scale))
+                   << 16U;
+}
+
 /// Elements at, at + 1, ... of aligned arrays.
 struct Neighbours {
   static constexpr bool kPacked = true;
 
   std::int64_t at;
+
+  __device__ __forceinline__ static bool holds(int /*k*/) { return true; }
+
+  __device__ __forceinline__ void store_float8(std::uint32_t bytes, void* base) const {
+    store_bytes(bytes, base);
+  }
+
+  /// Four codes, one byte each, the first the lowest.
+  __device__ __forceinline__ std::uint32_t load_bytes(const void* base) const {
+    __builtin_assume(__isGlobal(base));
+    return *reinterpret_cast<const std::uint32_t*>(static_cast<const std::uint8_t*>(base) + at);
+  }
+
+  __device__ __forceinline__ void store_bytes(std::uint32_t bytes, void* base) const {
+    __builtin_assume(__isGlobal(base));
+    *reinterpret_cast<std::uint32_t*>(static_cast<std::uint8_t*>(base) + at) = bytes;
+  }
 
   __device__ __forceinline__ Quad load(const void* base, Storage storage) const {
     Quad quad{};
@@ -98,6 +125,21 @@ struct Neighbours {
     }
   }
 
+  /// Where element k of a quad is.
+  __device__ __forceinline__ std::int64_t index(int k) const { return at + k; }
+
+  /// Stores 16 bits for each element.
+  __device__ __forceinline__ void store_bits(const std::uint16_t (&in)[kStepVector],
+                                             void* base) const {
+    __builtin_assume(__isGlobal(base));
+    Pair pair;
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      pair.words[k] = in[2 * k] | static_cast<std::uint32_t>(in[2 * k + 1]) << 16U;
+    }
+    *reinterpret_cast<Pair*>(static_cast<std::uint16_t*>(base) + at) = pair;
+  }
+
  private:
   template <Storage kStorage>
   __device__ __forceinline__ static Pair packed(const float (&in)[kStepVector]) {
@@ -111,6 +153,76 @@ struct Neighbours {
   }
 };
 
+/// Elements at, at + 1, ... of arrays at any address: codes of 8 bits, whose groups are neighbours,
+/// beside arrays that cannot be moved four elements at a time.
+struct Beside {
+  static constexpr bool kPacked = false;
+
+  std::int64_t at;
+
+  __device__ __forceinline__ static bool holds(int /*k*/) { return true; }
+
+  __device__ __forceinline__ void store_float8(std::uint32_t bytes, void* base) const {
+    store_bytes(bytes, base);
+  }
+
+  __device__ __forceinline__ Quad load(const void* base, Storage storage) const {
+    Quad quad{};
+    __builtin_assume(__isGlobal(base));
+#pragma unroll
+    for (int k = 0; k < kStepVector; ++k) {
+      quad.words[k] = storage == Storage::kFloat
+                          ? __float_as_uint(static_cast<const float*>(base)[at + k])
+                          : static_cast<const std::uint16_t*>(base)[at + k];
+    }
+    return quad;
+  }
+
+  __device__ __forceinline__ void store(const float (&in)[kStepVector], void* base,
+                                        Storage storage) const {
+    __builtin_assume(__isGlobal(base));
+#pragma unroll
+    for (int k = 0; k < kStepVector; ++k) {
+      if (storage == Storage::kFloat) {
+        static_cast<float*>(base)[at + k] = in[k];
+      } else {
+        static_cast<std::uint16_t*>(base)[at + k] = to_bits(in[k], storage);
+      }
+    }
+  }
+
+  __device__ __forceinline__ std::int64_t index(int k) const { return at + k; }
+
+  __device__ __forceinline__ void store_bits(const std::uint16_t (&in)[kStepVector],
+                                             void* base) const {
+    __builtin_assume(__isGlobal(base));
+#pragma unroll
+    for (int k = 0; k < kStepVector; ++k) {
+      static_cast<std::uint16_t*>(base)[at + k] = in[k];
+    }
+  }
+
+  /// Four codes, one byte each, the first the lowest.
+  __device__ __forceinline__ std::uint32_t load_bytes(const void* base) const {
+    __builtin_assume(__isGlobal(base));
+    std::uint32_t bytes = 0;
+#pragma unroll
+    for (int k = 0; k < kStepVector; ++k) {
+      bytes |= static_cast<std::uint32_t>(static_cast<const std::uint8_t*>(base)[at + k])
+               << (8 * k);
+    }
+    return bytes;
+  }
+
+  __device__ __forceinline__ void store_bytes(std::uint32_t bytes, void* base) const {
+    __builtin_assume(__isGlobal(base));
+#pragma unroll
+    for (int k = 0; k < kStepVector; ++k) {
+      static_cast<std::uint8_t*>(base)[at + k] = static_cast<std::uint8_t>(bytes >> (8 * k));
+    }
+  }
+};
+
 /// Elements at, at + 32, ... of arrays at any address, as far as there are `left`.
 struct Apart {
   static constexpr bool kPacked = false;
@@ -119,6 +231,17 @@ struct Apart {
   int left;
 
   __device__ __forceinline__ bool holds(int k) const { return k * kWarpSize < left; }
+
+  __device__ __forceinline__ void store_float8(std::uint32_t bytes, void* base) const {
+    __builtin_assume(__isGlobal(base));
+    auto* to = static_cast<std::uint8_t*>(base) + at;
+#pragma unroll
+    for (int k = 0; k < kStepVector; ++k) {
+      if (holds(k)) {
+        to[k * kWarpSize] = static_cast<std::uint8_t>(bytes >> (8 * k));
+      }
+    }
+  }
 
   __device__ __forceinline__ Quad load(const void* base, Storage storage) const {
     Quad quad{};
@@ -157,6 +280,20 @@ struct Apart {
         if (holds(k)) {
           to[k * kWarpSize] = to_bits(in[k], storage);
         }
+      }
+    }
+  }
+
+  __device__ __forceinline__ std::int64_t index(int k) const { return at + k * kWarpSize; }
+
+  __device__ __forceinline__ void store_bits(const std::uint16_t (&in)[kStepVector],
+                                             void* base) const {
+    __builtin_assume(__isGlobal(base));
+    auto* to = static_cast<std::uint16_t*>(base) + at;
+#pragma unroll
+    for (int k = 0; k < kStepVector; ++k) {
+      if (holds(k)) {
+        to[k * kWarpSize] = in[k];
       }
     }
   }

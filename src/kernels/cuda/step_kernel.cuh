@@ -15,11 +15,18 @@
 //
 // An op is a struct with  Element, Element element(unsigned group, float steps) const,
 // apply<kUsed>(const Element&, float grad, float& weight, float* moments), which may touch kUsed
-// moments, kMoments, kUsualMoments (of the usual mixtures), kThreads, `groups`.
+// moments, kMoments, kUsualMoments (of the usual mixtures; negative: no moments, and one loop for
+// all mixtures), kKind, kThreads, `groups`. Each kind of entries (StepKind) has a kernel of its
+// own: registers, and a table's bytes, are not to be paid by those who ask for none. All entries of
+// the noisy kind have bf16 moments which, but for the first, are rounded by noise, a hash of the
+// element's index; it has a further list, whose "pointers" are the noise's origins. So has the kind
+// of codes (step_codes.cuh), whose third moment is the list of their scales.
 
 #include "kernels/cuda/multi_tensor.cuh"
 #include "kernels/cuda/step_access.cuh"
-#include "kernels/functors/master.h"
+#include "kernels/cuda/step_codes.cuh"
+#include "kernels/cuda/step_operands.cuh"
+#include "kernels/functors/noise.h"
 #include "kernels/step_entries.h"
 
 #include <type_traits>
@@ -30,81 +37,12 @@ namespace fastamp::kernels::cuda {
 /// Groups whose hyperparameters travel with one launch.
 inline constexpr std::size_t kLaunchGroups = std::size_t{1} << StepTag::kGroupBits;
 
-/// Whether an array can be moved four elements at a time.
-__device__ __forceinline__ bool quad_aligned(const void* base, Storage storage) {
-  const auto address = reinterpret_cast<std::uintptr_t>(base);
-  return address % (storage == Storage::kFloat ? 16 : 8) == 0;  // null is
-}
-
-/// What a loop knows of its arrays when it is compiled. All but the last have the usual moments.
-enum class Mix : std::uint8_t {
-  kFloat,   ///< An fp32 gradient, and no 16-bit parameter or copy.
-  kCopied,  ///< An fp32 gradient and a weight copy.
-  kMaster,  ///< A 16-bit gradient and a 16-bit parameter behind a master.
-  kAny,
-};
-
-/// Addresses and dtypes of an entry.
-template <int kMoments>
-struct StepArrays {
-  void* grad;
-  void* weight;
-  void* half;
-  void* moments[kMoments];
-  Storage grad_storage;
-  Storage half_storage;
-  Storage moment_storage;
-  bool follows;  ///< The weight follows `half`, which is no weight copy.
-
-  __device__ __forceinline__ bool aligned() const {
-    bool all = quad_aligned(grad, grad_storage) && quad_aligned(weight, Storage::kFloat) &&
-               quad_aligned(half, half_storage);
-#pragma unroll
-    for (int m = 0; m < kMoments; ++m) {
-      all = all && quad_aligned(moments[m], moment_storage);
-    }
-    return all;
-  }
-
-  __device__ __forceinline__ Mix mix(int usual_moments) const {
-    bool usual = true;
-#pragma unroll
-    for (int m = 0; m < kMoments; ++m) {
-      usual = usual && (moments[m] != nullptr) == (m < usual_moments);
-    }
-    const bool wide = grad_storage == Storage::kFloat;
-    if (!usual || wide == follows) {
-      return Mix::kAny;
-    }
-    if (half == nullptr) {
-      return Mix::kFloat;
-    }
-    return follows ? Mix::kMaster : Mix::kCopied;
-  }
-
-  /// The same with what a loop knows, which the compiler then knows.
-  template <Mix kMix, bool kNarrowMoments>
-  __device__ __forceinline__ StepArrays known() const {
-    StepArrays all = *this;
-    all.half_storage = narrow(half_storage);
-    if constexpr (kMix != Mix::kAny) {
-      all.grad_storage = kMix == Mix::kMaster ? narrow(grad_storage) : Storage::kFloat;
-      all.moment_storage = kNarrowMoments ? narrow(moment_storage) : Storage::kFloat;
-      all.follows = kMix == Mix::kMaster;
-    }
-    return all;
-  }
-
- private:
-  __device__ __forceinline__ static Storage narrow(Storage storage) {
-    return storage == Storage::kHalf ? Storage::kHalf : Storage::kBFloat16;
-  }
-};
-
 template <typename Op>
 struct StepKernel {
   static constexpr int kThreads = Op::kThreads;
   static constexpr int kMoments = Op::kMoments;
+  static constexpr bool kNoisy = Op::kKind == StepKind::kNoisy;
+  static constexpr bool kCodes = Op::kKind == StepKind::kCodes;
   using Arrays = StepArrays<kMoments>;
 
   Op op;
@@ -154,31 +92,74 @@ struct StepKernel {
     const auto* count = static_cast<const float*>(table.pointer(kStep, range.entry));
     const unsigned group = StepTag{packed_tag(table.packed[range.entry])}.group();
     prepare(thread, group, count == nullptr ? 0.0F : *count);
-    const Arrays at = arrays(table, range.entry);
-    std::int64_t from = range.begin;
-    const Mix mix = at.aligned() ? at.mix(Op::kUsualMoments) : Mix::kAny;
-    if (mix != Mix::kAny) {
-      const std::int64_t stop = range.begin + (range.end - range.begin) / kStepVector * kStepVector;
-      if (at.moment_storage == Storage::kFloat) {
-        vectors<false>(thread, at, mix, from + lane * kStepVector, stop);
-      } else {
-        vectors<true>(thread, at, mix, from + lane * kStepVector, stop);
-      }
-      from = stop;
+    const Arrays at = arrays(thread, table, range.entry);
+    std::uint32_t amax = 0;
+    if constexpr (!kCodes) {
+      elements(thread, table, range, lane, at, amax);
+    } else if (at.rests) {
+      code_groups<Mix::kAnyRest>(thread, at, range, lane, amax);
+    } else {
+      code_groups<Mix::kAny>(thread, at, range, lane, amax);
     }
-    const Arrays known = arrays(table, range.entry).template known<Mix::kAny, false>();
-#pragma unroll 1
-    for (std::int64_t i = from + lane; i < range.end; i += kWarpSize * kStepVector) {
-      const auto left = static_cast<int>(min(range.end - i, std::int64_t{kWarpSize * kStepVector}));
-      four<Mix::kAny>(thread, known, Apart{i, left});
-    }
+    leave_amax_of(thread, table, range.entry, amax, lane);
   }
 
  private:
+  template <typename Table>
+  __device__ __forceinline__ void elements(const Thread& thread, const Table& table,
+                                           const ChunkRange& range, int lane, const Arrays& at,
+                                           std::uint32_t& amax) const {
+    std::int64_t from = range.begin;
+    const Mix mix = at.aligned() ? at.mix(Op::kUsualMoments) : Mix::kAny;
+    const std::int64_t stop = range.begin + (range.end - range.begin) / kStepVector * kStepVector;
+    if constexpr (Op::kUsualMoments < 0) {
+      if (at.aligned()) {
+        constexpr Mix kMix = Op::kKind == StepKind::kRests ? Mix::kAnyRest : Mix::kAny;
+        vectors_of<kMix, false>(thread, at, from + lane * kStepVector, stop, amax);
+        from = stop;
+      }
+    } else if (mix != Mix::kAny) {
+      if (kNoisy || at.moment_storage != Storage::kFloat) {
+        vectors<true>(thread, at, mix, from + lane * kStepVector, stop, amax);
+      } else if constexpr (!kNoisy) {
+        vectors<false>(thread, at, mix, from + lane * kStepVector, stop, amax);
+      }
+      from = stop;
+    }
+    const Arrays again = arrays(thread, table, range.entry);
+    if (again.rests) {
+      others<Mix::kAnyRest>(thread, again, from + lane, range.end, amax);
+      return;
+    }
+    others<Mix::kAny>(thread, again, from + lane, range.end, amax);
+  }
+
+  template <typename Table>
+  __device__ __forceinline__ static void leave_amax_of(const Thread& thread, const Table& table,
+                                                       std::int32_t entry, std::uint32_t amax,
+                                                       int lane) {
+    // Read again: no register is kept for it through the loops.
+    const Arrays done = arrays(thread, table, entry);
+    if (done.half_storage == Storage::kFloat8 && (thread.does & kSteps) != 0) {
+      leave_amax(amax, done.half, lane);
+    }
+  }
+
+  template <Mix kMix>
+  __device__ __forceinline__ static void code_groups(const Thread& thread, const Arrays& at,
+                                                     const ChunkRange& range, int lane,
+                                                     std::uint32_t& amax) {
+    const Arrays known = at.template known<kMix, false>();
+    const CodeStep<Op, Arrays> step{known, thread.gate, thread.element, (thread.does & kSteps) != 0,
+                                    (thread.does & kWritesGrads) != 0};
+    step.template run<kMix>(range, lane, amax);
+  }
+
   /// Reads the table here and now. Arguments being constant, the compiler would else read them
   /// before the powers of prepare(), and keep them through all loops: registers that there are not.
   template <typename Table>
-  __device__ __forceinline__ static Arrays arrays(const Table& table, std::int32_t entry) {
+  __device__ __forceinline__ static Arrays arrays(const Thread& thread, const Table& table,
+                                                  std::int32_t entry) {
     asm volatile("" : "+r"(entry));
     const StepTag tag{packed_tag(table.packed[entry])};
     Arrays at;
@@ -187,13 +168,36 @@ struct StepKernel {
     at.half = table.pointer(kHalf, entry);
     at.grad_storage = tag.of(kGradBits);
     at.half_storage = tag.of(kHalfBits);
-    at.moment_storage = tag.of(kMomentBits);
+    at.moment_storage = kNoisy ? Storage::kBFloat16 : tag.of(kMomentBits);
     at.follows = at.half != nullptr && !tag.has_copy();
+    at.rests = kNoisy || kCodes ? tag.has_rest() : Op::kKind == StepKind::kRests;
 #pragma unroll
     for (int m = 0; m < kMoments; ++m) {
       at.moments[m] = table.pointer(kFirst + m, entry);
     }
+    if constexpr (Op::kUsualMoments < 0) {
+      at.moments[0] = nullptr;  // Known when it is compiled: registers.
+    }
+    if constexpr (kCodes) {
+      at.group_shift = tag.group_shift();
+    }
+    if constexpr (kNoisy || kCodes) {
+      const auto origin = reinterpret_cast<std::uint64_t>(table.pointer(kFirst + kMoments, entry));
+      at.noise = Noise::at(origin, thread.steps);
+    }
     return at;
+  }
+
+  /// What vectors do not reach: elements behind the last, or all.
+  template <Mix kMix>
+  __device__ __forceinline__ void others(const Thread& thread, const Arrays& at, std::int64_t from,
+                                         std::int64_t end, std::uint32_t& amax) const {
+    const Arrays known = at.template known<kMix, false>();
+#pragma unroll 1
+    for (std::int64_t i = from; i < end; i += kWarpSize * kStepVector) {
+      const auto left = static_cast<int>(min(end - i, std::int64_t{kWarpSize * kStepVector}));
+      four<kMix>(thread, known, Apart{i, left}, amax);
+    }
   }
 
   /// Of neighbouring ranges, most have the group and the step count of the one before.
@@ -207,104 +211,92 @@ struct StepKernel {
 
   template <bool kNarrowMoments>
   __device__ __forceinline__ void vectors(const Thread& thread, const Arrays& at, Mix mix,
-                                          std::int64_t from, std::int64_t stop) const {
-    if (mix == Mix::kFloat) {
-      vectors_of<Mix::kFloat, kNarrowMoments>(thread, at, from, stop);
-    } else if (mix == Mix::kCopied) {
-      vectors_of<Mix::kCopied, kNarrowMoments>(thread, at, from, stop);
-    } else {
-      vectors_of<Mix::kMaster, kNarrowMoments>(thread, at, from, stop);
+                                          std::int64_t from, std::int64_t stop,
+                                          std::uint32_t& amax) const {
+    if constexpr (Op::kKind != StepKind::kPlain) {
+      if (Op::kKind == StepKind::kRests || mix == Mix::kRest) {
+        vectors_of<Mix::kRest, kNarrowMoments>(thread, at, from, stop, amax);
+        return;
+      }
+    }
+    if constexpr (Op::kKind != StepKind::kRests) {
+      if (mix == Mix::kFloat) {
+        vectors_of<Mix::kFloat, kNarrowMoments>(thread, at, from, stop, amax);
+      } else if (mix == Mix::kCopied) {
+        vectors_of<Mix::kCopied, kNarrowMoments>(thread, at, from, stop, amax);
+      } else if (mix == Mix::kFloat8) {
+        vectors_of<Mix::kFloat8, kNarrowMoments>(thread, at, from, stop, amax);
+      } else {
+        vectors_of<Mix::kMaster, kNarrowMoments>(thread, at, from, stop, amax);
+      }
     }
   }
 
   template <Mix kMix, bool kNarrowMoments>
   __device__ __forceinline__ void vectors_of(const Thread& thread, const Arrays& at,
-                                             std::int64_t from, std::int64_t stop) const {
+                                             std::int64_t from, std::int64_t stop,
+                                             std::uint32_t& amax) const {
     const Arrays known = at.template known<kMix, kNarrowMoments>();
 #pragma unroll 1
     for (std::int64_t i = from; i < stop; i += kWarpSize * kStepVector) {
-      four<kMix>(thread, known, Neighbours{i});
+      four<kMix>(thread, known, Neighbours{i}, amax);
     }
   }
 
   template <Mix kMix, typename Place>
-  __device__ __forceinline__ void four(const Thread& thread, const Arrays& at,
-                                       const Place& place) const {
-    constexpr int kUsed = kMix == Mix::kAny ? kMoments : Op::kUsualMoments;
-    const Quad raw_grad = place.load(at.grad, at.grad_storage);
-    const Quad raw_weight = place.load(at.weight, Storage::kFloat);
-    const Quad raw_half = at.follows ? place.load(at.half, at.half_storage) : Quad{};
+  __device__ __forceinline__ void four(const Thread& thread, const Arrays& at, const Place& place,
+                                       std::uint32_t& amax) const {
+    constexpr int kUsed = kIsAny<kMix> ? kMoments : Op::kUsualMoments;
+    const RawWeights raw_weights = load_weights(at, place);
     Quad raw[kUsed];
 #pragma unroll
     for (int m = 0; m < kUsed; ++m) {
-      const bool held = kMix != Mix::kAny || at.moments[m] != nullptr;
+      const bool held = !kIsAny<kMix> || at.moments[m] != nullptr;
       raw[m] = held ? place.load(at.moments[m], at.moment_storage) : Quad{};
     }
     float grad[kStepVector];
     float weight[kStepVector];
     float moments[kUsed][kStepVector];
-    widen<Place::kPacked>(raw_grad, at.grad_storage, grad);
-    widen<Place::kPacked>(raw_weight, Storage::kFloat, weight);
-    if (at.follows) {
-      follow_params<Place::kPacked>(at, raw_half, weight);
-    }
+    widen_weights<Place::kPacked>(raw_weights, at, grad, weight);
 #pragma unroll
     for (int m = 0; m < kUsed; ++m) {
       widen<Place::kPacked>(raw[m], at.moment_storage, moments[m]);
     }
-    apply(thread, grad, weight, moments);
+    apply_step<Op>(thread.gate, thread.element, grad, weight, moments);
     if ((thread.does & kWritesGrads) != 0) {
       place.store(grad, at.grad, at.grad_storage);
     }
     if ((thread.does & kSteps) != 0) {
-      store_four<kMix>(weight, moments, at, place);
+      store_four<kMix>(weight, moments, at, place, amax);
     }
   }
 
-  template <int kUsed>
-  __device__ __forceinline__ static void apply(const Thread& thread, float (&grad)[kStepVector],
-                                               float (&weight)[kStepVector],
-                                               float (&moments)[kUsed][kStepVector]) {
+  template <typename Place>
+  __device__ __forceinline__ static void store_noisily(const float (&in)[kStepVector], void* base,
+                                                       const Noise& noise, const Place& place) {
+    std::uint16_t rounded[kStepVector];
 #pragma unroll
     for (int k = 0; k < kStepVector; ++k) {
-      grad[k] = thread.gate(grad[k]);
-      float state[kUsed];
-#pragma unroll
-      for (int m = 0; m < kUsed; ++m) {
-        state[m] = moments[m][k];
-      }
-      Op::template apply<kUsed>(thread.element, grad[k], weight[k], state);
-#pragma unroll
-      for (int m = 0; m < kUsed; ++m) {
-        moments[m][k] = state[m];
-      }
+      const auto drawn = noise(static_cast<std::uint32_t>(place.index(k)));
+      rounded[k] = round_stochastically(in[k], drawn);
     }
-  }
-
-  template <bool kPacked>
-  __device__ __forceinline__ static void follow_params(const Arrays& at, const Quad& params,
-                                                       float (&weight)[kStepVector]) {
-    float written[kStepVector];
-    widen<kPacked>(params, at.half_storage, written);
-#pragma unroll
-    for (int k = 0; k < kStepVector; ++k) {
-      const float rounded = to_float(to_bits(weight[k], at.half_storage), at.half_storage);
-      weight[k] = current_weight(weight[k], rounded, written[k]);
-    }
+    place.store_bits(rounded, base);
   }
 
   template <Mix kMix, int kUsed, typename Place>
   __device__ __forceinline__ static void store_four(const float (&weight)[kStepVector],
                                                     const float (&moments)[kUsed][kStepVector],
-                                                    const Arrays& at, const Place& place) {
-    place.store(weight, at.weight, Storage::kFloat);
-    if (kMix == Mix::kAny ? at.half != nullptr : kMix != Mix::kFloat) {
-      place.store(weight, at.half, at.half_storage);
-    }
+                                                    const Arrays& at, const Place& place,
+                                                    std::uint32_t& amax) {
+    store_weights<kMix>(weight, at, place, amax);
 #pragma unroll
     for (int m = 0; m < kUsed; ++m) {
-      if (kMix != Mix::kAny || at.moments[m] != nullptr) {
-        place.store(moments[m], at.moments[m], at.moment_storage);
+      if (!kIsAny<kMix> || at.moments[m] != nullptr) {
+        if (kNoisy && m > 0) {
+          store_noisily(moments[m], at.moments[m], at.noise, place);
+        } else {
+          place.store(moments[m], at.moments[m], at.moment_storage);
+        }
       }
     }
   }

@@ -10,18 +10,28 @@
 
 namespace fastamp::kernels::cuda {
 
-/// The entries of groups [first, first + kLaunchGroups), numbered from 0 within the launch.
-template <std::size_t kDepth>
+/// Whether entries of a kind have a further list: origins of noise.
+constexpr bool has_noise(StepKind kind) {
+  return kind == StepKind::kNoisy || kind == StepKind::kCodes;
+}
+
+/// The entries of one kind in groups [first, first + kLaunchGroups), which are numbered from 0
+/// within the launch.
+template <std::size_t kDepth, StepKind kKind>
 std::vector<TensorEntry<kDepth>> entries_of_groups(const std::vector<DenseEntry>& entries,
                                                    std::size_t first) {
+  constexpr bool kNoisy = has_noise(kKind);
   std::vector<TensorEntry<kDepth>> part;
   part.reserve(entries.size());
   for (const auto& entry : entries) {
-    if (entry.group < first || entry.group >= first + kLaunchGroups) {
+    if (entry.group < first || entry.group >= first + kLaunchGroups || entry.tag.kind() != kKind) {
       continue;
     }
     TensorEntry<kDepth> packed;
-    std::copy_n(entry.pointers.begin(), kDepth, packed.pointers.begin());
+    std::copy_n(entry.pointers.begin(), kDepth - (kNoisy ? 1 : 0), packed.pointers.begin());
+    if constexpr (kNoisy) {
+      packed.pointers.back() = reinterpret_cast<void*>(entry.noise_origin);
+    }
     packed.numel = entry.numel;
     packed.tag = static_cast<std::uint16_t>(entry.tag.bits | (entry.group - first));
     part.push_back(packed);
@@ -29,17 +39,21 @@ std::vector<TensorEntry<kDepth>> entries_of_groups(const std::vector<DenseEntry>
   return part;
 }
 
-/// Runs a step of Op, which holds `groups` of type Group, and advances the counters.
+/// Runs a step of Op, which holds `groups` of type Group, over the entries of its kind; advances
+/// their counters.
 template <typename Op, typename Group>
 void launch_step(const std::vector<Group>& groups, const DenseStep& step,
                  const GatePointers& args) {
-  constexpr std::size_t kDepth = kFirst + Op::kMoments;
+  if (!step.has(Op::kKind)) {
+    return;
+  }
+  constexpr std::size_t kDepth = kFirst + Op::kMoments + (has_noise(Op::kKind) ? 1 : 0);
   const ZeroedWorkspace arrivals(sizeof(unsigned), at::cuda::getCurrentCUDAStream());
   for (std::size_t first = 0; first < groups.size(); first += kLaunchGroups) {
     StepKernel<Op> kernel{{}, args, static_cast<unsigned*>(arrivals.get())};
     const auto count = std::min(kLaunchGroups, groups.size() - first);
     std::copy_n(groups.begin() + static_cast<std::ptrdiff_t>(first), count, kernel.op.groups);
-    const auto entries = entries_of_groups<kDepth>(step.entries, first);
+    const auto entries = entries_of_groups<kDepth, Op::kKind>(step.entries, first);
     if (!entries.empty()) {
       multi_tensor_apply(entries, kernel);
     }

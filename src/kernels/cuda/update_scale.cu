@@ -2,7 +2,8 @@
 // CUDA kernel of fastamp::update_scale_.
 //
 // One thread, a dozen scalars: the scale stays on the device, so that no step waits for the host.
-// Traffic: 64 bytes. Numerics: kernels/functors/update_scale.h (products in fp64).
+// Traffic: 64 bytes, with fast growth 72. Numerics: kernels/functors/update_scale.h (products in
+// fp64).
 
 #include "kernels/amp_args.h"
 #include "kernels/cuda/launch.cuh"

@@ -5,6 +5,7 @@
 #include "kernels/functors/fused.h"
 #include "kernels/functors/host_device.h"
 #include "kernels/functors/learning_rate.h"
+#include "kernels/functors/moment_codes.h"
 
 #include <cmath>
 
@@ -86,6 +87,11 @@ struct AdamUpdate {
             root2,
             1.0F / root2,
             {group.amsgrad, decays && !group.decoupled, near}};
+  }
+
+  /// Of moments in 8 bits: whether first ones are rounded by noise, too.
+  FASTAMP_HOST_DEVICE bool noisy_first() const {
+    return modes.near && first_moments_need_noise(lerp_weight);
   }
 
   /// `greatest` is read and written with amsgrad only.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kernels/functors/bits.h"
 #include "kernels/functors/host_device.h"
 #include "kernels/functors/unscale.h"
 
@@ -8,17 +9,19 @@
 #include <c10/util/Float8_e5m2.h>
 
 #include <cstdint>
-#include <cstring>
 
 namespace fastamp::kernels {
 
-/// What the arithmetic needs to know of a format: its largest finite value is 1.75 * 2^kTop.
+/// What the arithmetic needs to know of a format: its largest finite value is 1.75 * 2^kTop, its
+/// smallest normal one 2^kBottom.
 template <typename Out>
 struct Float8Format;
 
 template <>
 struct Float8Format<c10::Float8_e4m3fn> {
   static constexpr std::uint32_t kTop = 8;
+  static constexpr std::int32_t kBottom = -6;
+  static constexpr std::int32_t kMantissaBits = 3;
   static constexpr float kMax = 448.0F;
   static constexpr std::uint8_t kOfInfinity = 0x7f;  ///< It has no inf: NaN.
 };
@@ -26,21 +29,11 @@ struct Float8Format<c10::Float8_e4m3fn> {
 template <>
 struct Float8Format<c10::Float8_e5m2> {
   static constexpr std::uint32_t kTop = 15;
+  static constexpr std::int32_t kBottom = -14;
+  static constexpr std::int32_t kMantissaBits = 2;
   static constexpr float kMax = 57344.0F;
   static constexpr std::uint8_t kOfInfinity = 0x7c;
 };
-
-FASTAMP_HOST_DEVICE std::uint32_t bits_of(float value) {
-  std::uint32_t bits = 0;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
-
-FASTAMP_HOST_DEVICE float from_bits(std::uint32_t bits) {
-  float value = 0;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
 
 /// What one read of a tensor tells, as the bits of float32 magnitudes: zeros before the first
 /// element. Trivial, for shared memory.
@@ -105,6 +98,25 @@ FASTAMP_HOST_DEVICE float inverse_of_power_of_two(float scale) {
   return from_bits((254U << 23U) - bits_of(scale));
 }
 
+/// The bits of a value within the format's range, rounded to the nearest, ties to even. Without
+/// branches, so that compilers vectorise it, and without torch's conversions, which change from
+/// version to version.
+template <typename Out>
+FASTAMP_HOST_DEVICE std::uint8_t float8_bits_in_range(float value) {
+  using Format = Float8Format<Out>;
+  constexpr auto kDropped = static_cast<std::uint32_t>(23 - Format::kMantissaBits);
+  constexpr auto kRebias = static_cast<std::uint32_t>(Format::kBottom + 126) << 23U;
+  // In a float of this size, the last place is the unit of the format's subnormals.
+  constexpr auto kMagic =
+      static_cast<std::uint32_t>(Format::kBottom + 127 + 23 - Format::kMantissaBits) << 23U;
+  const std::uint32_t magnitude = magnitude_bits(value);
+  const std::uint32_t ties = (1U << (kDropped - 1U)) - 1U + ((magnitude >> kDropped) & 1U);
+  const std::uint32_t normal = (magnitude - kRebias + ties) >> kDropped;
+  const std::uint32_t subnormal = bits_of(from_bits(magnitude) + from_bits(kMagic)) - kMagic;
+  const std::uint32_t rounded = magnitude < kRebias + (1U << 23U) ? subnormal : normal;
+  return static_cast<std::uint8_t>(rounded | ((bits_of(value) >> 24U) & 0x80U));
+}
+
 /// A finite element: scaled, limited to the format's range, rounded to the nearest, ties to even.
 /// With the scale of the tensor's own amax nothing is beyond the range.
 template <typename Out>
@@ -112,7 +124,7 @@ FASTAMP_HOST_DEVICE Out float8_of_finite(float value, float scale) {
   constexpr float kMax = Float8Format<Out>::kMax;
   const float scaled = value * scale;
   const float above = scaled < -kMax ? -kMax : scaled;
-  return static_cast<Out>(above > kMax ? kMax : above);
+  return Out(float8_bits_in_range<Out>(above > kMax ? kMax : above), Out::from_bits());
 }
 
 /// Two finite elements, the first in the low byte.

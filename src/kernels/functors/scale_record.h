@@ -52,14 +52,15 @@ struct ScaleUpdate {
   const float* found_inf;
   float* inv_scale;  ///< Null: not asked for.
   ScaleHistory history;
-  const float* new_scale = nullptr;  ///< Null: the rule decides. Else the trackers stay.
+  const float* new_scale = nullptr;    ///< Null: the rule decides. Else the trackers stay.
+  float* fast_growth_limit = nullptr;  ///< Null: growth is never fast.
 
   FASTAMP_HOST_DEVICE void operator()() const {
     const float used = *scale;
     if (new_scale != nullptr) {
       *scale = *new_scale;
     } else {
-      rule(*scale, *growth_tracker, hysteresis_tracker, *found_inf);
+      rule(*scale, *growth_tracker, hysteresis_tracker, *found_inf, fast_growth_limit);
     }
     if (inv_scale != nullptr) {
       // In fp64 and rounded once, as torch.amp's unscale_ takes it.

@@ -15,8 +15,10 @@
 
 namespace {
 
+using fastamp::autocast::cast_all_to_float8;
 using fastamp::autocast::cast_to_float8;
 using fastamp::autocast::Float8Cast;
+using fastamp::autocast::Float8CastRequest;
 
 constexpr fastamp::autocast::Float8Wanted kAll{.rows = true, .columns = true, .column_sums = true};
 constexpr c10::ScalarType kInputs[] = {c10::kFloat, c10::kBFloat16, c10::kHalf};
@@ -109,5 +111,32 @@ TEST_CASE("cast_to_float8 on a GPU: a graph finds the scale of what is there",
     x.mul_(0.3);
     graph.replay();
     check_same(cast, cast_to_float8(x.cpu(), c10::kFloat8_e4m3fn, kAll));
+  }
+}
+
+TEST_CASE("cast_all_to_float8 on a GPU: by one pair of launches, the CPU's bits",
+          "[float8][cuda]") {
+  at::manual_seed(3);
+  std::vector<Float8CastRequest> on_cpu;
+  std::vector<Float8CastRequest> on_gpu;
+  for (std::int64_t i = 0; i < 300; ++i) {  // More than fit a kernel's arguments.
+    auto matrix = wide_range({1 + i * 7 % 130, 16 * (1 + i % 9)}).to(kInputs[i % 3]);
+    matrix = i % 5 == 0 ? matrix.t() : matrix;
+    const fastamp::autocast::Float8Wanted wanted{
+        .rows = i % 4 != 1, .columns = i % 4 != 2, .column_sums = i % 50 == 3};
+    on_cpu.push_back({matrix, wanted});
+    on_gpu.push_back({matrix.to(c10::kCUDA), wanted});
+  }
+  const auto got = cast_all_to_float8(on_gpu, c10::kFloat8_e4m3fn);
+  const auto expected = cast_all_to_float8(on_cpu, c10::kFloat8_e4m3fn);
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    CAPTURE(i);
+    const auto same = [](const at::Tensor& a, const at::Tensor& b) {
+      return a.defined() == b.defined() && (!a.defined() || same_bytes(a, b));
+    };
+    CHECK(same(got[i].rows, expected[i].rows));
+    CHECK(same(got[i].columns, expected[i].columns));
+    CHECK(same(got[i].column_sums, expected[i].column_sums));
+    CHECK(got[i].inverse_scale.cpu().equal(expected[i].inverse_scale));
   }
 }

@@ -13,13 +13,17 @@
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
+#include <cstddef>
 #include <limits>
+#include <vector>
 
 namespace {
 
+using fastamp::autocast::cast_all_to_float8;
 using fastamp::autocast::cast_to_float8;
 using fastamp::autocast::cast_to_float8_by_ops;
 using fastamp::autocast::Float8Cast;
+using fastamp::autocast::Float8CastRequest;
 
 constexpr fastamp::autocast::Float8Wanted kAll{.rows = true, .columns = true, .column_sums = true};
 
@@ -282,4 +286,30 @@ TEST_CASE("cast_to_float8: zeros, inf and NaN under a memory", "[float8]") {
   const auto cast = cast_to_float8(x, c10::kFloat8_e5m2, {.rows = true}, memory_of(2.0F, 1));
   CHECK(std::isinf(cast.rows[1][2].to(c10::kFloat).item<float>()));
   CHECK((cast.rows[0].to(c10::kFloat) * cast.inverse_scale).eq(2.0).all().item<bool>());
+}
+
+TEST_CASE("cast_all_to_float8: each matrix as cast_to_float8() casts it", "[float8]") {
+  at::manual_seed(6);
+  const std::vector<Float8CastRequest> requests{
+      {wide_range({48, 32}), {.rows = true, .columns = true}},
+      {wide_range({17, 5}).to(c10::kHalf), kAll},
+      {wide_range({32, 64}).t(), {.columns = true}},
+      {wide_range({40, 24}).to(c10::kBFloat16).t(), {.rows = true}},
+      {wide_range({16, 16}) * 1e-20, {.rows = true}},
+  };
+  const auto casts = cast_all_to_float8(requests, c10::kFloat8_e4m3fn);
+  REQUIRE(casts.size() == requests.size());
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    CAPTURE(i);
+    const auto expected =
+        cast_to_float8(requests[i].matrix, c10::kFloat8_e4m3fn, requests[i].wanted);
+    CHECK(casts[i].rows.defined() == expected.rows.defined());
+    CHECK(casts[i].columns.defined() == expected.columns.defined());
+    CHECK(casts[i].column_sums.defined() == expected.column_sums.defined());
+    CHECK(casts[i].inverse_scale.equal(expected.inverse_scale));
+    CHECK((!expected.rows.defined() || same_bytes(casts[i].rows, expected.rows)));
+    CHECK((!expected.columns.defined() || same_bytes(casts[i].columns, expected.columns)));
+    CHECK((!expected.column_sums.defined() || casts[i].column_sums.equal(expected.column_sums)));
+  }
+  CHECK(cast_all_to_float8({}, c10::kFloat8_e5m2).empty());
 }

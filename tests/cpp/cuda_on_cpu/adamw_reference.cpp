@@ -1,11 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda_on_cpu/adamw_reference.h"
 
+#include "kernels/functors/float8_copy.h"
+
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <cstring>
 
 namespace fastamp::test {
 namespace {
+
+/// An element of an fp8 copy, by torch's conversion, and what its header says of it.
+void set_float8(const at::Tensor& copy, std::int64_t index, float value) {
+  constexpr float kMax = 448.0F;
+  auto* const out = copy.mutable_data_ptr<c10::Float8_e4m3fn>();
+  auto& header = *kernels::float8_header(out);
+  const float scaled = std::clamp(value / header.inverse_scale, -kMax, kMax);
+  out[index] = c10::Float8_e4m3fn(scaled);
+  std::uint32_t bits = 0;
+  const float magnitude = std::abs(value);
+  std::memcpy(&bits, &magnitude, sizeof(bits));
+  header.amax = std::max(header.amax, bits + 1);
+}
 
 /// torch/optim/adam.py, _multi_tensor_adam: numbers are made in fp64, and each kernel rounds them.
 struct Numbers {
@@ -107,7 +124,9 @@ void step_entry(const kernels::StepEntry& entry, const Numbers& numbers, const S
     set_element(weights, i, weight);
     set_element(*tensor(kernels::kFirst), i, state.first);
     set_element(*tensor(kernels::kSecond), i, state.second);
-    if (half != nullptr) {
+    if (half != nullptr && half->scalar_type() == at::kFloat8_e4m3fn) {
+      set_float8(*half, i, weight);
+    } else if (half != nullptr) {
       set_element(*half, i, weight);
     }
     if (greatest != nullptr) {

@@ -22,21 +22,37 @@ struct StepCase {
   bool clips = false;
   bool scales = false;
   std::size_t skew = 0;  ///< 0: every array on a 64-byte boundary.
+  bool noisy = false;    ///< Some bf16 second moments are rounded stochastically.
+  bool rests = false;    ///< Half of the masters are rests.
+  bool codes = false;    ///< Moments of two thirds, but for groups with amsgrad, have 8 bits.
 
   /// All combinations of the flags, thinned out; few if brief().
   static std::vector<StepCase> all();
 };
 
 /// The lists of a step. 16-bit parameters with masters, float32 ones with and without weight
-/// copies, gradients of all dtypes. `entries` are as src/ops makes them, and refer to the lists.
+/// copies, 16-bit and fp8 ones, gradients of all dtypes. `entries` are as src/ops makes them, and
+/// refer to the lists.
 struct StepLists {
-  std::vector<at::Tensor> params, grads, first, second, greatest, steps, masters, copies;
+  std::vector<at::Tensor> params, grads, first, second, greatest, steps, masters, copies, scales;
   std::vector<std::int64_t> group_sizes, copy_of;
 
   StepLists copy() const;
   bool same_as(const StepLists& other) const;
+  /// Of each parameter: large numbers of parameters and elements among them.
+  std::vector<std::int64_t> noise_origins(const StepCase& c) const;
   std::vector<kernels::StepEntry> entries(bool adam, const StepCase& c) const;
 };
+
+/// An fp8 copy of a weight, of some scale, behind a header that says so.
+at::Tensor float8_copy(Values& values, std::int64_t numel);
+/// Header and elements of an fp8 copy.
+at::Tensor with_header(const at::Tensor& copy);
+/// Copies of weight copies, headers included.
+std::vector<at::Tensor> copies_with_headers(const std::vector<at::Tensor>& copies);
+
+/// How many elements of the n-th parameter share a scale; 0 if its moments have no codes.
+std::int64_t group_of_codes(const StepCase& c, std::size_t group, std::size_t n);
 
 /// Whether a group's first moment is in use; SGD's third groups have no momentum.
 bool has_momentum(bool adam, std::size_t group);

@@ -55,7 +55,9 @@ void run_adamw(const StepLists& lists, const std::vector<kernels::StepEntry>& en
           gate.clip_coef,
           gate.found_inf,
           gate.clip_value,
-          c.writes},
+          c.writes,
+          lists.noise_origins(c),
+          lists.scales},
          kernels::StepEntries(entries));
 }
 
@@ -74,6 +76,54 @@ TEST_CASE("emulated AdamW: every mixture of dtypes, sizes, masters and copies", 
       run_both(make_step_lists(c, true), c);
     }
   });
+}
+
+TEST_CASE("emulated AdamW: second moments rounded by noise have the CPU's bits", "[fused_adamw]") {
+  for_each_shape([] {
+    for (auto c : StepCase::all()) {
+      c.noisy = true;
+      run_both(make_step_lists(c, true), c);
+    }
+  });
+  // Else the noise is not what is tested.
+  StepCase c{.bf16_moments = true};
+  const auto nearest = make_step_lists(c, true);
+  const auto noisy = nearest.copy();
+  run_adamw(nearest, nearest.entries(true, c), c, kernels::fused_adamw_cuda);
+  c.noisy = true;
+  run_adamw(noisy, noisy.entries(true, c), c, kernels::fused_adamw_cuda);
+  CHECK(same_bits(nearest.params, noisy.params));
+  CHECK(same_bits(nearest.first, noisy.first));
+  CHECK_FALSE(same_bits(nearest.second, noisy.second));
+}
+
+TEST_CASE("emulated AdamW: parameters with masters of two bytes", "[fused_adamw]") {
+  for_each_shape([] {
+    for (auto c : StepCase::all()) {
+      c.rests = true;
+      c.noisy = c.amsgrad;
+      run_both(make_step_lists(c, true), c);
+    }
+  });
+}
+
+TEST_CASE("emulated AdamW: moments in 8 bits have the CPU's bits", "[fused_adamw]") {
+  for_each_shape([] {
+    for (auto c : StepCase::all()) {
+      c.codes = true;
+      c.rests = c.writes;
+      run_both(make_step_lists(c, true), c);
+    }
+  });
+  // Else the codes are not what is tested.
+  const StepCase c{.codes = true};
+  const auto lists = make_step_lists(c, true);
+  const auto before = lists.copy();
+  run_adamw(lists, lists.entries(true, c), c, kernels::fused_adamw_cuda);
+  CHECK(lists.scales.size() > 4);
+  CHECK_FALSE(same_bits(lists.scales, before.scales));
+  CHECK_FALSE(same_bits(lists.first, before.first));
+  CHECK_FALSE(same_bits(lists.second, before.second));
 }
 
 TEST_CASE("emulated AdamW: as nvcc compiles it, the bits of torch's kernels on CUDA",

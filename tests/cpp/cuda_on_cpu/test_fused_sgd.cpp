@@ -50,12 +50,15 @@ void run_sgd(const StepLists& lists, const std::vector<kernels::StepEntry>& entr
 
 TEST_CASE("emulated SGD: every mixture of dtypes, sizes, masters and copies", "[fused_sgd]") {
   for_each_shape([] {
-    for (const auto& c : StepCase::all()) {
-      const auto ours = make_step_lists(c, false);
-      const auto theirs = ours.copy();
-      run_sgd(ours, ours.entries(false, c), c, true);
-      run_sgd(theirs, theirs.entries(false, c), c, false);
-      CHECK(ours.same_as(theirs));
+    for (auto c : StepCase::all()) {
+      for (const bool rests : {false, true}) {
+        c.rests = rests;
+        const auto ours = make_step_lists(c, false);
+        const auto theirs = ours.copy();
+        run_sgd(ours, ours.entries(false, c), c, true);
+        run_sgd(theirs, theirs.entries(false, c), c, false);
+        CHECK(ours.same_as(theirs));
+      }
     }
   });
 }

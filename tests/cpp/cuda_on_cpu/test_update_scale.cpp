@@ -9,7 +9,9 @@
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
+#include <limits>
 #include <optional>
+#include <random>
 
 using namespace fastamp::test;
 using fastamp::kernels::UpdateScaleArgs;
@@ -24,7 +26,8 @@ struct Case {
   bool bounded;
   bool extras;  ///< Inverse scale, history and a norm.
   bool precise_norm;
-  bool replaced;  ///< By new_scale.
+  bool replaced;                              ///< By new_scale.
+  std::optional<float> limit = std::nullopt;  ///< Of fast growth.
 };
 
 std::vector<at::Tensor> run(const Case& c, bool emulated) {
@@ -42,15 +45,17 @@ std::vector<at::Tensor> run(const Case& c, bool emulated) {
   const auto history = optional(c.extras, at::zeros({4, 4}, at::kFloat));
   const auto count = optional(c.extras, at::full({}, 6, at::kLong));
   const auto replacement = optional(c.replaced, scalar(77.0F));
+  const auto limit = optional(c.limit.has_value(), scalar(c.limit.value_or(0.0F)));
   const auto bound = [&](double value) {
     return c.bounded ? std::optional<double>(value) : std::nullopt;
   };
-  const UpdateScaleArgs args{scale,      tracker,    found,   2.0,          0.5,
-                             c.interval, hysteresis, 2,       bound(600.0), bound(1500.0),
-                             inv,        norm,       history, count,        replacement};
+  const UpdateScaleArgs args{scale,      tracker,        found,   2.0,          0.5,
+                             c.interval, hysteresis,     2,       bound(600.0), bound(1500.0),
+                             inv,        norm,           history, count,        replacement,
+                             limit,      c.limit ? 3 : 0};
   emulated ? fastamp::kernels::update_scale_cuda(args) : fastamp::kernels::update_scale_cpu(args);
   std::vector<at::Tensor> results = {scale, tracker};
-  for (const auto& t : {hysteresis, inv, history, count}) {
+  for (const auto& t : {hysteresis, inv, history, count, limit}) {
     if (t.has_value()) {
       results.push_back(*t);
     }
@@ -69,5 +74,55 @@ TEST_CASE("emulated update_scale: every branch has the CPU kernel's bits", "[upd
     const Case c{scale, flag, fast ? 3 : 100, bit(0), bit(1), bit(2), bit(3), bit(4)};
     CAPTURE(bits);
     CHECK(same_bits(run(c, true), run(c, false)));
+  }
+}
+
+TEST_CASE("emulated update_scale: fast growth has the CPU kernel's bits", "[update_scale]") {
+  const float scale = GENERATE(1024.0F, 700.0F, 3e38F, 1e-40F, NAN);
+  const float limit = GENERATE(INFINITY, 2048.0F, 1024.0F, -2048.0F, -1500.0F, 0.0F, -0.0F, NAN);
+  for (const float flag : {0.0F, 1.0F}) {
+    for (unsigned bits = 0; bits < 16; ++bits) {
+      const auto bit = [&](unsigned i) { return (bits >> i & 1U) != 0; };
+      const Case c{scale, flag, bit(3) ? 3 : 100, bit(0), bit(1), true, false, bit(2), limit};
+      CAPTURE(flag, bits);
+      CHECK(same_bits(run(c, true), run(c, false)));
+    }
+  }
+}
+
+TEST_CASE("emulated update_scale: a run of steps has the CPU kernel's bits", "[update_scale]") {
+  std::mt19937 random(GENERATE(1U, 2U, 3U));
+  std::vector<at::Tensor> sides;
+  for (int side = 0; side < 2; ++side) {
+    sides.push_back(scalar(1024.0F));
+    sides.push_back(at::zeros({}, at::kInt));
+    sides.push_back(scalar(std::numeric_limits<float>::infinity()));
+  }
+  const std::optional<at::Tensor> none;
+  for (int step = 0; step < 300; ++step) {
+    const auto found = scalar(random() % 6 == 0 ? 1.0F : 0.0F);
+    for (std::size_t side = 0; side < 2; ++side) {
+      const std::optional<at::Tensor> limit = sides[3 * side + 2];
+      const UpdateScaleArgs args{sides[3 * side],
+                                 sides[3 * side + 1],
+                                 found,
+                                 1.7,
+                                 0.6,
+                                 11,
+                                 none,
+                                 1,
+                                 std::nullopt,
+                                 std::nullopt,
+                                 none,
+                                 none,
+                                 none,
+                                 none,
+                                 none,
+                                 limit,
+                                 2};
+      side == 0 ? fastamp::kernels::update_scale_cuda(args)
+                : fastamp::kernels::update_scale_cpu(args);
+    }
+    REQUIRE(same_bits({sides[0], sides[1], sides[2]}, {sides[3], sides[4], sides[5]}));
   }
 }

@@ -91,6 +91,50 @@ TEST_CASE("functors: hysteresis allows hysteresis - 1 overflows in a row", "[ker
   CHECK(state.scale == 16.0F);
 }
 
+TEST_CASE("functors: the first fall of a collapse is where fast growth ends", "[kernels]") {
+  auto fast = rule();
+  fast.growth_interval = 100;
+  fast.fast_growth_interval = 2;
+  State state{64.0F, 0, 1};
+  float limit = INFINITY;
+  const auto advance = [&](float found_inf, int steps) {
+    for (int i = 0; i < steps; ++i) {
+      fast(state.scale, state.tracker, nullptr, found_inf, &limit);
+    }
+  };
+  advance(0.0F, 4);  // No fall yet.
+  CHECK(state.scale == 256.0F);
+  CHECK(limit == INFINITY);
+  advance(1.0F, 3);
+  CHECK(state.scale == 32.0F);
+  CHECK(limit == -128.0F);
+  advance(0.0F, 1);  // A clean step does not end a collapse, a growth does.
+  advance(1.0F, 1);
+  CHECK(limit == -128.0F);
+  advance(0.0F, 6);
+  CHECK(state.scale == 128.0F);
+  CHECK(limit == 128.0F);
+  advance(0.0F, 99);
+  CHECK(state.scale == 128.0F);
+  advance(0.0F, 1);
+  CHECK(state.scale == 256.0F);
+  CHECK(limit == 128.0F);
+  advance(1.0F, 1);
+  CHECK(limit == -128.0F);
+}
+
+TEST_CASE("functors: a bounded fall sets the limit to the bound", "[kernels]") {
+  auto fast = rule();
+  fast.fast_growth_interval = 2;
+  fast.has_min = true;
+  fast.min_scale = 48.0F;
+  State state{64.0F, 0, 1};
+  float limit = INFINITY;
+  fast(state.scale, state.tracker, nullptr, 1.0F, &limit);
+  CHECK(state.scale == 48.0F);
+  CHECK(limit == -48.0F);
+}
+
 TEST_CASE("functors: bounds hold after every step", "[kernels]") {
   UpdateScale bounded = rule();
   bounded.has_min = bounded.has_max = true;

@@ -259,7 +259,7 @@ TEST_CASE("plan: random lists on random devices are covered exactly once", "[ker
 }
 
 TEMPLATE_TEST_CASE_SIG("plan: tables of every depth fit the arguments and keep their pointers",
-                       "[kernels]", ((std::size_t kDepth), kDepth), 1, 2, 3, 4, 5, 7) {
+                       "[kernels]", ((std::size_t kDepth), kDepth), 1, 2, 3, 4, 5, 7, 8) {
   STATIC_REQUIRE(sizeof(ArgTable<kDepth, kLargeTableBytes>) + kOpArgBytes <= kMaxArgBytes);
   STATIC_REQUIRE(sizeof(ArgTable<kDepth, kSmallTableBytes>) <= kSmallTableBytes);
   constexpr auto count = kTableCapacity<kDepth>.small;

@@ -205,5 +205,5 @@ TEST_CASE("optimizers: constructors refuse what LibTorch's refuse", "[optim]") {
   CHECK_THROWS_AS(Adam(params, AdamOptions().eps(-1.0)), c10::Error);
   CHECK_THROWS_AS(AdamW(params, AdamWOptions().weight_decay(-1.0)), c10::Error);
   CHECK(message_of([&] { AdamW(params, AdamWOptions().state_dtype(at::kDouble)); }) ==
-        "AdamW: expected state_dtype to be Float or BFloat16, got Double");
+        "AdamW: expected state_dtype to be Float, BFloat16 or Byte, got Double");
 }

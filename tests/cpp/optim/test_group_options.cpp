@@ -127,8 +127,11 @@ TEST_CASE("AdamW: the options of groups are those that LibTorch's have", "[optim
 }
 
 TEST_CASE("the options that only ours have follow the same rule", "[optim]") {
-  const auto defaults =
-      ours::AdamOptions(0.5).maximize(true).state_dtype(at::kBFloat16).autocast_dtype(at::kHalf);
+  const auto defaults = ours::AdamOptions(0.5)
+                            .maximize(true)
+                            .state_dtype(at::kBFloat16)
+                            .state_rounding(ours::StateRounding::kNearest)
+                            .autocast_dtype(at::kHalf);
   const bool inherited = torch_inherits();
   SECTION("left alone") {
     const auto optimizer = with_groups<ours::Adam>(defaults, ours::AdamOptions(0.25));
@@ -136,19 +139,22 @@ TEST_CASE("the options that only ours have follow the same rule", "[optim]") {
       const auto& options = options_of<ours::AdamOptions>(optimizer, i);
       CHECK(options.maximize() == inherited);
       CHECK(options.state_dtype() == (inherited ? at::kBFloat16 : at::kFloat));
+      CHECK((options.state_rounding() == ours::StateRounding::kNearest) == inherited);
       CHECK(options.autocast_dtype() == (inherited ? at::kHalf : at::ScalarType::Undefined));
     }
   }
   SECTION("set") {
-    const auto optimizer =
-        with_groups<ours::Adam>(ours::AdamOptions(0.5), ours::AdamOptions(0.25)
-                                                            .maximize(true)
-                                                            .state_dtype(at::kBFloat16)
-                                                            .autocast_dtype(at::kHalf));
+    const auto optimizer = with_groups<ours::Adam>(
+        ours::AdamOptions(0.5), ours::AdamOptions(0.25)
+                                    .maximize(true)
+                                    .state_dtype(at::kBFloat16)
+                                    .state_rounding(ours::StateRounding::kNearest)
+                                    .autocast_dtype(at::kHalf));
     for (const std::size_t i : {std::size_t{1}, std::size_t{2}}) {
       const auto& options = options_of<ours::AdamOptions>(optimizer, i);
       CHECK(options.maximize());
       CHECK(options.state_dtype() == at::kBFloat16);
+      CHECK(options.state_rounding() == ours::StateRounding::kNearest);
       CHECK(options.autocast_dtype() == at::kHalf);
     }
   }
@@ -216,17 +222,20 @@ TEMPLATE_TEST_CASE("bfloat16 moments that cannot follow their beta warn once", "
   using Options = typename TestType::second_type;
   CountingHandler handler;
   const c10::WarningUtils::WarningHandlerGuard guard(&handler);
-  const auto narrow = Options(0.5).state_dtype(at::kBFloat16);
+  const auto stochastic = Options(0.5).state_dtype(at::kBFloat16);
+  const auto narrow = Options(stochastic).state_rounding(ours::StateRounding::kNearest);
   auto optimizer = with_groups<Optimizer>(Options(0.5), Options(0.25));
   CHECK(handler.count == 0);
   optimizer.add_param_group(
       theirs::OptimizerParamGroup(Params{parameter()}, std::make_unique<Options>(narrow)));
   CHECK(handler.count == 1);
-  CHECK(handler.last.find("::add_param_group: state_dtype kBFloat16 cannot follow betas[1] = "
-                          "0.999") != std::string::npos);
+  CHECK(handler.last.find("::add_param_group: state_dtype kBFloat16 with state_rounding kNearest "
+                          "cannot follow betas[1] = 0.999") != std::string::npos);
   const Optimizer another(Params{parameter()}, narrow);
   CHECK(handler.count == 2);
-  CHECK(handler.last.find("Use state_dtype kFloat, or betas[1] <= 0.99.") != std::string::npos);
+  CHECK(handler.last.find("Use state_rounding kStochastic, or betas[1] <= 0.99.") !=
+        std::string::npos);
   const Optimizer follows(Params{parameter()}, Options(narrow).betas({0.9, 0.99}));
+  const Optimizer unbiased(Params{parameter()}, stochastic);
   CHECK(handler.count == 2);
 }

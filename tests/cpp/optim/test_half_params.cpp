@@ -15,6 +15,7 @@ using fastamp::optim::AdamWParamState;
 using fastamp::optim::SGD;
 using fastamp::optim::SGDOptions;
 using fastamp::optim::SGDParamState;
+using fastamp::optim::StateRounding;
 
 namespace {
 
@@ -70,7 +71,10 @@ TEST_CASE("16-bit parameters that somebody else changed give their master the ne
 TEST_CASE("bf16 moments hold the rounded fp32 ones", "[optim]") {
   auto param = leaf(at::randn({100}));
   auto reference = leaf(param);
-  AdamW optimizer(Params{param}, AdamWOptions(0.01).state_dtype(at::kBFloat16).amsgrad(true));
+  AdamW optimizer(Params{param}, AdamWOptions(0.01)
+                                     .state_dtype(at::kBFloat16)
+                                     .state_rounding(StateRounding::kNearest)
+                                     .amsgrad(true));
   AdamW single(Params{reference}, AdamWOptions(0.01).amsgrad(true));
   const auto gradient = at::randn({100});
   param.mutable_grad() = gradient.clone();

@@ -5,6 +5,7 @@
 #include "helpers.h"
 #include "support/catch.h"
 
+#include <fastamp/autocast/float8.h>
 #include <fastamp/autocast/guard.h>
 #include <fastamp/autocast/kept_casts.h>
 #include <fastamp/autocast/trace.h>
@@ -100,6 +101,45 @@ TEST_CASE("weight copies: the bits of training without, and no cast", "[optim]")
   check_twins<AdamW>(AdamWOptions(0.01).state_dtype(at::kBFloat16));
 }
 
+TEST_CASE("weight copies: in fp8, and in the carrier where fp8 does not run", "[optim]") {
+  const auto train_in_float8 = [](c10::ScalarType copies, std::int64_t outputs) {
+    const auto weight = (at::arange(32 * outputs, at::kFloat).reshape({32, outputs}) - 100)
+                            .div(512)
+                            .requires_grad_(true);
+    AdamW optimizer(Params{weight}, AdamWOptions(0.05).autocast_dtype(copies));
+    std::vector<at::Tensor> seen;
+    fastamp::CastCounts casts;
+    for (int step = 0; step < 6; ++step) {
+      // bf16: a float32 leaf would count as a weight in the carrier.
+      const auto x = at::ones({3, 32}, at::kBFloat16).requires_grad_(true);
+      const fastamp::Trace trace;
+      at::Tensor out;
+      {
+        const fastamp::AutocastGuard region(c10::kCPU, fastamp::Float8Recipe());
+        out = at::mm(x, weight);
+      }
+      casts = trace.totals();
+      out.square().sum().backward();
+      seen.insert(seen.end(), {out.detach(), x.grad(), weight.grad().clone()});
+      StepGate gate;
+      gate.found_inf = at::full({}, step % 3 == 2 ? 1.0 : 0.0);
+      optimizer.set_gate(gate);
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    CHECK(casts.weight_casts == (copies == kNone ? 1 : 0));
+    seen.push_back(weight.detach());
+    return seen;
+  };
+  for (const std::int64_t outputs : {48, 20}) {
+    const auto ours = train_in_float8(at::kFloat8_e4m3fn, outputs);
+    const auto theirs = train_in_float8(kNone, outputs);
+    for (std::size_t i = 0; i < ours.size(); ++i) {
+      REQUIRE(ours[i].equal(theirs[i]));
+    }
+  }
+}
+
 TEST_CASE("weight copies: weights that others write are cast again", "[optim]") {
   const auto weight = make_weight();
   SGD optimizer(Params{weight}, SGDOptions(0.01).autocast_dtype(at::kBFloat16));
@@ -140,7 +180,7 @@ TEST_CASE("weight copies: no part of archives, and loading leaves the option", "
 }
 
 TEST_CASE("weight copies: other dtypes are refused", "[optim]") {
-  for (const auto dtype : {at::kFloat, at::kDouble, at::kInt}) {
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kInt, at::kFloat8_e5m2}) {
     CHECK_THROWS_AS(SGD(Params{make_weight()}, SGDOptions(1.0).autocast_dtype(dtype)), c10::Error);
     CHECK_THROWS_AS(Adam(Params{make_weight()}, AdamOptions().autocast_dtype(dtype)), c10::Error);
     CHECK_THROWS_AS(AdamW(Params{make_weight()}, AdamWOptions().autocast_dtype(dtype)), c10::Error);

@@ -46,6 +46,8 @@ void check_equal(const GradScaler& left, const GradScaler& right) {
   CHECK(a->max_scale == b->max_scale);
   CHECK(a->hysteresis == b->hysteresis);
   CHECK(a->hysteresis_tracker == b->hysteresis_tracker);
+  CHECK(a->fast_growth_interval == b->fast_growth_interval);
+  CHECK(a->fast_growth_limit == b->fast_growth_limit);
 }
 
 /// NaN equals NaN: norms may be unknown.
@@ -84,8 +86,9 @@ TEST_CASE("state: another scaler continues identically", "[scaler]") {
   const bool loaded_started = GENERATE(false, true);
   const std::vector<GradScalerOptions> variants{
       cpu_options().growth_interval(3), cpu_options().growth_interval(3).hysteresis(2),
-      cpu_options().growth_interval(3).min_scale(16384.0).max_scale(131072.0)};
-  const auto& options = variants[GENERATE(range<std::size_t>(0, 3))];
+      cpu_options().growth_interval(3).min_scale(16384.0).max_scale(131072.0),
+      cpu_options().growth_interval(3).fast_growth_interval(1)};
+  const auto& options = variants[GENERATE(range<std::size_t>(0, 4))];
   auto original = used(options);
   GradScaler loaded(cpu_options());
   if (loaded_started) {
@@ -102,8 +105,12 @@ TEST_CASE("state: another scaler continues identically", "[scaler]") {
 }
 
 TEST_CASE("archive: torch::save and torch::load carry the state", "[scaler]") {
-  auto original =
-      used(cpu_options().growth_interval(3).min_scale(2.0).max_scale(131072.0).hysteresis(2));
+  auto original = used(cpu_options()
+                           .growth_interval(3)
+                           .min_scale(2.0)
+                           .max_scale(131072.0)
+                           .hysteresis(2)
+                           .fast_growth_interval(2));
   std::stringstream stream;
   torch::save(original, stream);
   GradScaler loaded(cpu_options());

@@ -41,6 +41,7 @@ TEST_CASE("options: the defaults are torch.amp's", "[scaler]") {
   CHECK_FALSE(options.min_scale().has_value());
   CHECK_FALSE(options.max_scale().has_value());
   CHECK(options.hysteresis() == 1);
+  CHECK_FALSE(options.fast_growth_interval().has_value());
 }
 
 TEST_CASE("options: torch's conditions hold when enabled, and only then", "[scaler]") {
@@ -81,6 +82,43 @@ TEST_CASE("options: hysteresis counts overflows in a row", "[scaler]") {
   CHECK(advance(scaler, false) == 2.0);
   CHECK(advance(scaler, true) == 2.0);
   CHECK(advance(scaler, true) == 1.0);
+}
+
+TEST_CASE("options: fast growth brings a scale back that fell several times", "[scaler]") {
+  auto scaler = started(cpu_options().init_scale(64.0).growth_interval(50).fast_growth_interval(2));
+  for (const bool overflow : {true, true, true, false, false, false}) {
+    advance(scaler, overflow);
+  }
+  CHECK(scaler.get_scale() == 16.0);
+  const auto state = *scaler.state();
+  CHECK(state.fast_growth_interval == 2);
+  CHECK(state.fast_growth_limit == 32.0);
+  auto resumed = started(cpu_options());
+  resumed.load_state(state);
+  for (GradScaler* each : {&scaler, &resumed}) {
+    CHECK(advance(*each, false) == 32.0);
+    for (int i = 0; i < 49; ++i) {
+      CHECK(advance(*each, false) == 32.0);
+    }
+    CHECK(advance(*each, false) == 64.0);
+  }
+}
+
+TEST_CASE("options: intervals and limits of fast growth out of range are refused", "[scaler]") {
+  CHECK(error_text<c10::ValueError>([] {
+          GradScaler(cpu_options().fast_growth_interval(0));
+        }).find("GradScaler: expected 1 <= fast_growth_interval < 2^31, got 0") == 0);
+  CHECK_THROWS_AS(GradScaler(cpu_options().fast_growth_interval(int64_t{1} << 31)),
+                  c10::ValueError);
+  auto scaler = started(cpu_options().init_scale(8.0));
+  auto state = *scaler.state();
+  state.scale = 2.0;
+  state.fast_growth_interval = 0;
+  CHECK_THROWS_AS(scaler.load_state(state), c10::ValueError);
+  state.fast_growth_interval = 2;
+  state.fast_growth_limit = std::numeric_limits<double>::quiet_NaN();
+  CHECK_THROWS_AS(scaler.load_state(state), c10::ValueError);
+  CHECK(scaler.get_scale() == 8.0);
 }
 
 TEST_CASE("options: setters act at the next update", "[scaler]") {

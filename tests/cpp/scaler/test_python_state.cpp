@@ -133,7 +133,8 @@ TEST_CASE("python_state: what torch.save wrote of torch's scaler goes on here", 
 
 TEST_CASE("python_state: to_python and back, through the file format too, loses nothing",
           "[scaler]") {
-  auto scaler = started(cpu_options().min_scale(2.0).max_scale(131072.0).hysteresis(2));
+  auto scaler = started(
+      cpu_options().min_scale(2.0).max_scale(131072.0).hysteresis(2).fast_growth_interval(7));
   for (const float gradient : {1.0F, std::numeric_limits<float>::infinity(), 1.0F}) {
     advance(scaler, gradient);
   }
@@ -151,6 +152,8 @@ TEST_CASE("python_state: to_python and back, through the file format too, loses 
   after << *back << '\n' << back->history;
   CHECK(before.str() == after.str());
   CHECK(back->hysteresis_tracker == state.hysteresis_tracker);
+  CHECK(back->fast_growth_interval == 7);
+  CHECK(back->fast_growth_limit == std::numeric_limits<double>::infinity());
   CHECK(std::isnan(back->history.at(1).norm));
   CHECK(back->history.at(1).skipped);
   CHECK(back->overflow_report.gradients.at(0).shape == std::vector<int64_t>{3});

@@ -133,7 +133,8 @@ TEST_CASE("one warning says where to look when the scale falls below 1", "[scale
 TEST_CASE("reports: streams show records, histories, reports and states", "[scaler]") {
   std::ostringstream text;
   text.precision(2);
-  auto scaler = started(cpu_options().init_scale(16777216.0).min_scale(1.0).hysteresis(2));
+  auto scaler = started(
+      cpu_options().init_scale(16777216.0).min_scale(1.0).hysteresis(2).fast_growth_interval(5));
   auto optimizer = sgd({parameter_with(1.0F)});
   text << scaler.history() << '|' << scaler.overflow_report() << '|';
   iterate(scaler, optimizer);
@@ -148,7 +149,8 @@ TEST_CASE("reports: streams show records, histories, reports and states", "[scal
         "step 0: stepped, scale 16777216, norm 1.5, growth_tracker 1\n"
         "step 1: skipped, scale 16777216, norm unknown, growth_tracker 0\n"
         "scale 16777216, growth_factor 2, backoff_factor 0.5, growth_interval 2000, "
-        "growth_tracker 0, min_scale 1, hysteresis 2, hysteresis_tracker 1\n"
+        "growth_tracker 0, min_scale 1, hysteresis 2, hysteresis_tracker 1, "
+        "fast_growth_interval 5, fast_growth_limit inf\n"
         "skipped in a row: 1\n"
         "history of steps 0 to 1\n"
         "Step 1 was skipped at scale 1.67772e+07: 1 gradient with inf or NaN.\n"

@@ -87,6 +87,12 @@ def test_an_exception_ends_the_block():
     assert mm_dtype() == BF16
 
 
+@pytest.mark.parametrize("policies", [["mm"], None, 3])
+def test_policies_of_another_type_are_refused(policies: Any):
+    with pytest.raises(TypeError, match="op_policies: expected policies to be a mapping or"):
+        fastamp.op_policies(policies)
+
+
 @pytest.mark.parametrize(
     ("policies", "device", "text"),
     [

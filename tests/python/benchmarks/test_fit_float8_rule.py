@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fastamp._C as _C
 from benchmarks import fit_float8_rule as fitting
@@ -54,6 +55,48 @@ def test_samples_are_made_by_the_model_of_the_docs():
             assert fitting.model_seconds(gpu(), kind, (rows, depth, columns)) == pytest.approx(
                 float8_model.product_seconds(of_docs, rows, columns, depth, item)
             )
+
+
+def test_casts_are_those_that_regions_make():
+    """The bytes and launches of the samples, beside what the casts return."""
+    for source, to in fitting.CASTS:
+        matrix = torch.randn(64, 1024).to(source)
+        made = _C.cast_matrix(matrix, to)
+        assert made[0].dtype == to
+        written = sum(cast.numel() * cast.element_size() for cast in made if cast.dtype == to)
+        passes = 2 if to.itemsize == 1 else 1
+        read = passes * matrix.numel() * matrix.element_size()
+        assert fitting.cast_sizes(matrix.numel(), source, to) == (read + written, passes)
+        if passes == 1:
+            assert torch.equal(made[0], matrix.to(to))
+        else:
+            rows, columns, inverse_scale = made
+            assert torch.equal(columns.view(torch.uint8), rows.view(torch.uint8).t())
+            torch.testing.assert_close(
+                rows.float() * inverse_scale, matrix.float(), rtol=2**-4, atol=1e-2
+            )
+
+
+def test_a_matrix_that_no_region_casts_is_refused():
+    with pytest.raises(
+        ValueError, match="expected a float32 matrix, or a 16-bit one to fp8, got Long"
+    ):
+        _C.cast_matrix(torch.zeros(2, 2, dtype=torch.int64), torch.bfloat16)
+
+
+def test_a_table_that_is_not_there_yet_is_made_from_the_projects(tmp_path: Path):
+    samples = tmp_path / "samples.json"
+    raw = {
+        "gpu": gpu(),
+        "environment": {"date": "2026-01-01T00:00:00+00:00"},
+        "samples": [dataclasses.asdict(s) for s in fitting.synthetic({**gpu(), **OTHER}, 0.0)],
+    }
+    samples.write_text(json.dumps(raw), encoding="utf-8")
+    table = tmp_path / "new.h"
+    before = CONSTANTS.read_text(encoding="utf-8")
+    assert fitting.main(["--samples", str(samples), "--constants", str(table)]) == 0
+    assert list(entries(table.read_text(encoding="utf-8"))) == list(entries(before))
+    assert CONSTANTS.read_text(encoding="utf-8") == before
 
 
 @pytest.mark.parametrize("missing", ["cast", "carrier", "float8", "host"])

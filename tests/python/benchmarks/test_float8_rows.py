@@ -55,6 +55,17 @@ def test_a_row_of_a_shape_times_forward_and_backward_with_casts(rule):
     assert trace.totals["weight_casts"] == 1
 
 
+def test_the_row_of_weight_copies_casts_no_weight_where_they_are_written():
+    row = float8.copies_row("cpu", 32, 48)
+    found = measure(row, ONCE)
+    assert set(found.samples) == {BASELINE, float8.COPIES, float8.CASTS}
+    candidates = row.candidates()
+    for which, casts in ((float8.COPIES, 0), (float8.CASTS, 1)):
+        with prepared(candidates[which]), fastamp.trace() as trace:
+            candidates[which].names["step"]()
+        assert trace.totals["weight_casts"] == casts
+
+
 def test_a_shape_that_stays_in_the_carrier_says_so():
     assert measure(float8.linear_row("cpu", 8, 32, 40), ONCE).facts == {OURS: {"layers in fp8": 0}}
 

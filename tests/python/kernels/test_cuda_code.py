@@ -42,13 +42,24 @@ KERNELS = (
     Kernel("UnscaleOp", 3, 2048, 2, 2),
     Kernel("SquaresOpILb0", 3, 1536, 2, 0, scratch=True),
     Kernel("SquaresOpILb1", 3, 1024, 2, 2, scratch=True),
-    Kernel("SgdOp", 3, 1024, 3, 2),
-    Kernel("AdamOp", 3, 768, 4, 3),
+    # By StepKind: plain; rests, which are moved 64 bits at a time as 16-bit gradients are; noisy,
+    # whose moments have 16 bits; codes, whose moments have 8.
+    Kernel("SgdOpILNS0_8StepKindE0", 3, 1024, 3, 2),
+    Kernel("SgdOpILNS0_8StepKindE1", 3, 1024, 1, 1),
+    Kernel("AdamOpILNS0_8StepKindE0", 3, 768, 4, 3),
+    Kernel("AdamOpILNS0_8StepKindE1", 3, 768, 2, 2),
+    Kernel("AdamOpILNS0_8StepKindE2", 3, 768, 2, 1),
+    Kernel("AdamOpILNS0_8StepKindE3", 3, 640, 2, 1),
+    Kernel("MuonMomentumOp", 3, 1024, 2, 2),
+    Kernel("MuonApplyOpILNS0_8StepKindE0", 3, 1024, 2, 1),
+    Kernel("MuonApplyOpILNS0_8StepKindE1", 3, 1024, 1, 1),
     Kernel("CastOp", 3, 1536, 2, 1),
     Kernel("Float8RangeOp", 3, 2048, 2, 0),
     Kernel("Float8TileOp", 3, 768, 4, 4),
     Kernel("Float8PredictedOp", 3, 512, 4, 4),
+    Kernel("Float8RefreshOp", 3, 768, 4, 4),
     Kernel("add_float8_sums_kernel", 1, 2048, 0, 0),
+    Kernel("ExponentOp", 3, 2048, 0, 0, scratch=True),  # counts of runs, added by atomics
     Kernel("upload_kernel", 2, 1024, 0, 0),
     Kernel("update_scale_kernel", 1, 32, 0, 0),
 )
@@ -70,7 +81,8 @@ def find_tool(name: str) -> str:
 
 
 def library() -> str:
-    return str(Path(fastamp._C.__file__).parent / "lib" / "libfastamp.so")
+    (found,) = (Path(fastamp._C.__file__).parent / "lib").glob("libfastamp_cuda.so.*")
+    return str(found)
 
 
 @functools.cache

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from support.amp_reference import DEVICES, assert_same_bits
-from support.fused_steps import FusedAdam, FusedSgd, adamw_, sgd_
+from support.fused_steps import FusedAdam, FusedSgd, sgd_
 
 devices = pytest.mark.parametrize("device", DEVICES)
 makes = pytest.mark.parametrize("make", [FusedSgd, FusedAdam])
-OPS = {FusedSgd: sgd_, FusedAdam: adamw_}
+# With the keywords that calls without moments in 8 bits have.
+OPS = {FusedSgd: (sgd_, {}), FusedAdam: (torch.ops.fastamp.fused_adamw_, {"moment_scales": []})}
 SIZES = (1, 3, 4, 7, 0, 1023, 1024, 1025, 2049)
 GARBAGE = 12345.0
 
@@ -162,18 +163,18 @@ def test_large_parameters_and_many_groups(make, threads):
 @devices
 @makes
 def test_as_a_dispatcher_op(device, make):
-    op = OPS[make]
+    op, none = OPS[make]
     ours, params = model(make, device, sizes=(3, 5))
     weight_copies, copy_of = all_copies(params, torch.bfloat16)
     arguments = ours.arguments((), weight_copies, copy_of)
-    torch.library.opcheck(op, arguments)
+    torch.library.opcheck(op, arguments, none)
     versions = [s._version for s in weight_copies]
-    op(*arguments)
+    op(*arguments, **none)
     assert [s._version for s in weight_copies] == [v + 1 for v in versions]
     with FakeTensorMode():
         ours, params = model(make, device, sizes=(3, 5))
         weight_copies, copy_of = all_copies(params, torch.bfloat16)
-        assert op(*ours.arguments((), weight_copies, copy_of)) is None
+        assert op(*ours.arguments((), weight_copies, copy_of), **none) is None
 
 
 BF = torch.ones(3, dtype=torch.bfloat16)
@@ -194,7 +195,7 @@ REFUSED = {
         [torch.ones(3)],
         [0],
         TypeError,
-        r"expected weight_copies\[0\] to be Half or BFloat16, got Float",
+        r"expected weight_copies\[0\] to be Half, BFloat16 or Float8_e4m3fn, got Float",
     ),
     "another shape": (
         [BF[:2]],
@@ -216,12 +217,12 @@ REFUSED = {
 @makes
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_calls_change_nothing(make, case):
-    op = OPS[make]
+    op, none = OPS[make]
     weight_copies, copy_of, error, message = REFUSED[case]
     params = [torch.ones(3), torch.ones(3).bfloat16(), torch.ones(3)]
     for p in params:
         p.grad = torch.ones_like(p)
     ours = make([{"params": params, "lr": 0.5}])
     with pytest.raises(error, match=f"{op._qualified_op_name.split('::')[1]}: .*" + message):
-        op(*ours.arguments((), weight_copies, copy_of))
+        op(*ours.arguments((), weight_copies, copy_of), **none)
     assert all(p.eq(1.0).all() and p._version == 0 for p in params)

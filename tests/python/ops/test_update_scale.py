@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.amp_reference import DEVICES, ScaleRule, fp32, update_scale_
+from support.scale_model import ScaleModel
 
 devices = pytest.mark.parametrize("device", DEVICES)
 
@@ -89,6 +90,27 @@ def test_options_follow_the_reference(
 
 
 @devices
+@pytest.mark.parametrize("seed", range(10))
+def test_fast_growth_follows_an_independent_model(device, seed):
+    generator = torch.Generator().manual_seed(seed)
+    flags = torch.rand(400, generator=generator).lt(0.02 * (seed + 1)).float().to(device)
+    model = ScaleModel(1024.0, 1.9, 0.45, growth_interval=20, fast_growth_interval=seed % 4 + 1)
+    scale, tracker = torch.tensor(1024.0, device=device), int_tensor(0, device)
+    limit = torch.tensor(math.inf, device=device)
+    for flag in flags:
+        update_scale_(
+            scale, tracker, flag, 1.9, 0.45, 20,
+            fast_growth_limit=limit, fast_growth_interval=seed % 4 + 1,
+        )  # fmt: skip
+        model.step(bool(flag))
+        assert (scale.item(), tracker.item(), limit.item()) == (
+            model.scale,
+            model.clean,
+            model.limit,
+        )
+
+
+@devices
 def test_growth_stops_at_the_largest_power_and_backoff_reaches_zero(device):
     scale, tracker = torch.tensor(2.0**126, device=device), int_tensor(0, device)
     clean, overflow = torch.zeros((), device=device), torch.ones((), device=device)
@@ -123,6 +145,8 @@ def test_opcheck(device):
             "hysteresis": 2,
             "min_scale": 1.0,
             "max_scale": 8.0,
+            "fast_growth_limit": torch.tensor(math.inf, device=device),
+            "fast_growth_interval": 1,
         },
     )
 
@@ -147,6 +171,14 @@ REFUSED = {
                    "expected a hysteresis_tracker with hysteresis 2, got None"),
     "float hysteresis tracker": ({"hysteresis_tracker": torch.ones(())}, TypeError,
                                  "expected hysteresis_tracker to be Int, got Float"),
+    "interval without limit": ({"fast_growth_interval": 2}, ValueError,
+                               "fast_growth_interval above 0 together, .* 2 without a limit"),
+    "limit without interval": ({"fast_growth_limit": torch.ones(())}, ValueError,
+                               "fast_growth_interval above 0 together, .* 0 with a limit"),
+    "negative interval": ({"fast_growth_interval": -1}, ValueError,
+                          "expected fast_growth_interval >= 0, got -1"),
+    "int limit": ({"fast_growth_limit": int_tensor(2), "fast_growth_interval": 2}, TypeError,
+                  "expected fast_growth_limit to be Float, got Int"),
     "bounds crossed": ({"min_scale": 4.0, "max_scale": 2.0}, ValueError,
                        "expected min_scale <= max_scale, got 4 > 2"),
     "NaN bound": ({"min_scale": math.nan}, ValueError, "expected min_scale to be a number"),

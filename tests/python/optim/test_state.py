@@ -64,7 +64,6 @@ def test_checkpoints_go_to_torch_and_back(device, name, before, between, after):
 @names
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("state_dtype", [None, torch.bfloat16], ids=str)
-@pytest.mark.filterwarnings("ignore:.*cannot follow betas")
 def test_a_loaded_checkpoint_continues_bit_for_bit(name, dtype, state_dtype):
     torch.manual_seed(5)
     ours = PAIRS[name][0]
@@ -84,7 +83,6 @@ def test_a_loaded_checkpoint_continues_bit_for_bit(name, dtype, state_dtype):
 
 @names
 @pytest.mark.parametrize("way", ["deepcopy", "pickle"])
-@pytest.mark.filterwarnings("ignore:.*cannot follow betas")
 def test_copies_and_pickles_continue_bit_for_bit(name, way):
     ours = PAIRS[name][0]
     params = parameters(dtype=torch.bfloat16)

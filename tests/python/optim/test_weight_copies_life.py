@@ -245,7 +245,7 @@ def test_fuse_():
 
 @pytest.mark.parametrize("wrong", [torch.float32, torch.float64, "bfloat16", 16])
 def test_other_dtypes_are_refused(wrong):
-    message = "expected autocast_dtype to be None, torch.float16 or torch.bfloat16, got "
+    message = "expected autocast_dtype to be None, torch.float16, torch.bfloat16 or torch.float8_"
     for make in (fastamp.optim.SGD, fastamp.optim.Adam, fastamp.optim.AdamW):
         with pytest.raises(ValueError, match=f"{make.__name__}: {message}"):
             make([make_weight()], lr=0.1, autocast_dtype=wrong)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,9 +12,14 @@ from pathlib import Path
 
 import torch
 
+import fastamp
+
 ROOT = Path(__file__).resolve().parents[3]
 TORCH_DIR = Path(torch.__file__).resolve().parent
 TORCH_PREFIX = torch.utils.cmake_prefix_path
+# The minor version is that of the ABI.
+ABI = ".".join(fastamp.__version__.split(".")[:2])
+LIBRARY = f"libfastamp.so.{ABI}"
 
 
 def find_tool(name):
@@ -58,3 +64,20 @@ def build_and_run(build_dir, program="consumer", *arguments):
     status, output = call(find_tool("cmake"), "--build", build_dir, "--target", program)
     assert status == 0, output
     return call(build_dir / program, *arguments)
+
+
+def build_example(folder: Path, name: str) -> Path:
+    """Builds examples/cpp/NAME.cpp as a reader of the README would; returns the program."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (cmake,) = re.findall(r"^```cmake\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    (folder / "CMakeLists.txt").write_text(cmake, encoding="utf-8")
+    shutil.copy(ROOT / "examples" / "cpp" / f"{name}.cpp", folder / "main.cpp")
+    prefixes = f"{TORCH_PREFIX};{fastamp.cmake_prefix_path}"
+    options = ["-DCMAKE_BUILD_TYPE=Debug", f"-DCMAKE_PREFIX_PATH={prefixes}"]
+    if shutil.which("ccache"):
+        options.append("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
+    build, tool = folder / "build", find_tool("cmake")
+    for step in (["-S", folder, "-B", build, *options], ["--build", build]):
+        status, output = call(tool, *step)
+        assert status == 0, output
+    return build / "train"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A fastamp built for another torch says so in one ImportError, before its library is opened."""
 
+import importlib.machinery
 import json
 import shutil
 import subprocess
@@ -8,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import fastamp
-from fastamp._loader import check_versions
+from fastamp._loader import check_versions, native_folder
 
 BUILT = {"torch_version": "2.11.0", "cuda_version": "13.0"}
 
@@ -21,6 +23,7 @@ BUILT = {"torch_version": "2.11.0", "cuda_version": "13.0"}
         ("13.0", "2.11.0+cu130", "13.0"),
         ("13.0", "2.11.1+cu132", "13.2"),  # patch releases and CUDA minors keep the ABI
         ("", "2.11.0+cpu", None),
+        ("13.0", "2.11.0+cpu", None),  # the code for CUDA is not opened
         ("", "2.11.0+cu130", "13.0"),  # a CPU-only build links nothing of CUDA
     ],
 )
@@ -35,7 +38,6 @@ def test_fitting_versions_are_accepted(built_cuda, torch_version, torch_cuda):
         ("2.1.0+cu130", "13.0"),
         ("3.11.0", "13.0"),
         ("2.11.0+cu126", "12.6"),
-        ("2.11.0+cpu", None),
     ],
 )
 def test_other_versions_are_refused_with_both_named(torch_version, torch_cuda):
@@ -74,3 +76,75 @@ def test_import_of_a_package_without_its_native_part_says_how_to_build(tmp_path)
     status, stderr = import_copy(tmp_path, None)
     assert status == 1
     assert "has no native part. Build it: pip install --no-build-isolation" in stderr
+
+
+@pytest.fixture
+def wheel(tmp_path):
+    """A package folder as a wheel for several versions has it, without a line of code in it."""
+    here = f"{sys.version_info.major}{sys.version_info.minor}"
+    for minor, pythons in {"2.9": ("312",), "2.10": (here, "39"), "2.11": (here, "399")}.items():
+        part = tmp_path / "_native" / f"torch{minor}"
+        part.mkdir(parents=True)
+        (part / "build_info.json").write_text("{}")
+        for python in pythons:
+            (part / f"_C.cpython-{python}-x86_64-linux-gnu.so").touch()
+        if here in pythons:
+            (part / f"_C{importlib.machinery.EXTENSION_SUFFIXES[0]}").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "part"),
+    [("2.10.0+cpu", "torch2.10"), ("2.10.1", "torch2.10"), ("2.11.0a0+git12", "torch2.11")],
+)
+def test_the_part_of_torchs_minor_version_is_picked(wheel, torch_version, part):
+    assert native_folder(wheel, torch_version) == wheel / "_native" / part
+
+
+@pytest.mark.parametrize("torch_version", ["2.1.0", "2.12.0+cu130", "3.11.0"])
+def test_a_torch_without_a_part_is_refused_with_all_that_there_are(wheel, torch_version):
+    with pytest.raises(ImportError) as error:
+        native_folder(wheel, torch_version)
+    message = str(error.value)
+    python = ".".join(map(str, sys.version_info[:3]))
+    here = ".".join(map(str, sys.version_info[:2]))
+    assert message.startswith(
+        f"this is torch {torch_version} with Python {python}, and fastamp in "
+    )
+    assert "torch 2.9 with Python 3.12; torch 2.10 with Python 3.9, " in message
+    assert f"torch 2.11 with Python {here}, 3.99. Install one of these" in message
+    assert "pip install --no-build-isolation" in message
+
+
+def test_a_python_without_a_module_is_refused(wheel):
+    for module in (wheel / "_native" / "torch2.11").glob("_C*"):
+        if "399" not in module.name:
+            module.unlink()
+    with pytest.raises(ImportError, match=r"torch 2\.11 with Python 3\.99\. Install one"):
+        native_folder(wheel, "2.11.0")
+
+
+def test_a_build_from_source_is_taken_whatever_else_there_is(wheel):
+    (wheel / "build_info.json").write_text("{}")
+    assert native_folder(wheel, "2.99.0") == wheel
+
+
+def test_a_package_in_parts_is_imported_from_the_one_that_fits(tmp_path):
+    """This build, moved to where a wheel for several versions has it."""
+    source = Path(fastamp._C.__file__).parent
+    package = tmp_path / "fastamp"
+    native = ("*.so", "build_info.json", "lib", "share", "include", "_native")
+    shutil.copytree(Path(fastamp.__file__).parent, package, ignore=shutil.ignore_patterns(*native))
+    part = package / "_native" / f"torch{'.'.join(torch.__version__.split('.')[:2])}"
+    part.mkdir(parents=True)
+    for name in ("lib", "share"):
+        (part / name).symlink_to(source / name)
+    for file in (Path(fastamp._C.__file__), source / "build_info.json"):
+        (part / file.name).symlink_to(file)
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import fastamp; "
+        "print(fastamp._C.__file__, fastamp.cmake_prefix_path, fastamp.include_path)"
+    )
+    said = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    module = part / Path(fastamp._C.__file__).name
+    assert said == [str(module), str(part / "share" / "cmake"), str(part / "include")]

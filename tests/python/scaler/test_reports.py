@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the scaler tells: skips, the scale, overflow reports, history, the warning."""
 
+import gc
 import warnings
 
 import pytest
@@ -81,6 +82,10 @@ def test_an_overflow_report_names_and_counts():
     assert "0.weight  (4, 3)  inf 2  NaN 1" in text
     assert scaler.overflow_report(model).as_dict() == report.as_dict()
     assert scaler.overflow_report().gradients[1].name == "parameter 3"
+    with pytest.raises(TypeError, match=r"overflow_report: .* got a Parameter in a generator"):
+        scaler.overflow_report(model.parameters())
+    with pytest.raises(TypeError, match=r"overflow_report: .* got a str in a str"):
+        scaler.overflow_report("model")
     with pytest.raises(TypeError, match=r"overflow_report: expected named_parameters .* got int"):
         scaler.overflow_report(3)
 
@@ -219,3 +224,18 @@ def test_answers_on_cuda_are_the_same_and_arrive_without_a_sync():
     assert skipped == [False, True, False, True]
     assert [g.name for g in scaler.overflow_report(model).gradients] == ["1.bias"]
     assert [row.skipped for row in scaler.history()] == skipped
+
+
+def test_a_report_says_why_it_has_positions_instead_of_names():
+    model, optimizer = model_and_optimizer()
+    scaler = fastamp.GradScaler("cpu", init_scale=4.0)
+    step(scaler, model, optimizer, {"0.bias": [NAN]})
+    named = str(scaler.overflow_report(model))
+    assert "0.bias" in named
+    assert "gone" not in named
+    optimizer.zero_grad()
+    del optimizer
+    gc.collect()
+    unnamed = str(scaler.overflow_report(model))
+    assert "parameter 1" in unnamed
+    assert "The optimizer is gone" in unnamed

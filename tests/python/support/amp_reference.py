@@ -28,10 +28,12 @@ DEVICES = (
     ),
 )
 BITS = {
+    torch.uint8: torch.uint8,
     torch.float16: torch.int16,
     torch.bfloat16: torch.int16,
     torch.float32: torch.int32,
     torch.float64: torch.int64,
+    torch.int16: torch.int16,
 }
 
 

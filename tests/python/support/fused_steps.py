@@ -72,7 +72,9 @@ class FusedSgd:
         sgd_(*self.arguments(lr_tensors, weight_copies, copy_of), **gate)
 
 
-adamw_ = torch.ops.fastamp.fused_adamw_
+def adamw_(*arguments, moment_scales=(), **gate):
+    """The op; few calls have moments in 8 bits."""
+    return torch.ops.fastamp.fused_adamw_(*arguments, moment_scales=list(moment_scales), **gate)
 
 
 class FusedAdam:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that run in two gloo processes."""
+"""Functions that run in several gloo processes."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -10,18 +10,23 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 
-def _in_group(rank: int, work: Callable[[int], Any], store: str, results: Any) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+def _in_group(rank: int, work: Callable[[int], Any], count: int, store: str, results: Any) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
     results[rank] = work(rank)
     dist.destroy_process_group()
 
 
 def results_of_two_ranks(work: Callable[[int], Any], factory: Any) -> Iterator[list[Any]]:
     """For a fixture: yields what work(rank) returned in each of two processes of one group."""
+    yield from results_of_ranks(work, factory, 2)
+
+
+def results_of_ranks(work: Callable[[int], Any], factory: Any, count: int) -> Iterator[list[Any]]:
+    """The same for any number of processes."""
     if sys.platform == "win32" or not dist.is_gloo_available():
         pytest.skip("needs gloo")
     store = factory.mktemp("store") / "rendezvous"
     with mp.get_context("spawn").Manager() as manager:
         results = manager.dict()
-        mp.spawn(_in_group, args=(work, str(store), results), nprocs=2)
-        yield [results[0], results[1]]
+        mp.spawn(_in_group, args=(work, count, str(store), results), nprocs=count)
+        yield [results[rank] for rank in range(count)]

@@ -135,7 +135,7 @@ def test_a_tree_is_what_is_built_and_run_and_not_what_a_run_writes(tmp_path):
         "docs/performance.md",
         "README.md",
         "benchmarks/results/r.json",
-        "python/fastamp/lib/libfastamp.so",
+        "python/fastamp/lib/libfastamp.so.0.1",
         "tests/__pycache__/a.pyc",
     ):
         (tmp_path / name).write_text("made")

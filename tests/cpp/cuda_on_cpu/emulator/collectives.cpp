@@ -67,12 +67,17 @@ void finish(const Warp& warp, unsigned mask) {
       ballot |= (warp.lane(i).exchange.value & 1U) << i;
     }
   }
+  std::vector<void*> timelines;
   for (unsigned i = 0; i < kWarp; ++i) {
     if (has_lane(mask, i)) {
       warp.lane(i).received = result_for(warp, warp.lane(i), ballot);
       warp.lane(i).state = Thread::State::kReady;
+      if (warp.lane(i).exchange.kind == Collective::kSync) {  // the others order no memory
+        timelines.push_back(warp.lane(i).fiber.timeline());
+      }
     }
   }
+  meet(timelines, &warp.block.warp_tokens[warp.begin / kWarp]);
 }
 
 }  // namespace
@@ -90,10 +95,13 @@ bool open_barrier(Block& block) {
     }
     any |= thread->exchange.value;
   }
+  std::vector<void*> timelines;
   for (const auto& thread : block.threads) {
     thread->state = Thread::State::kReady;
     thread->received = any;
+    timelines.push_back(thread->fiber.timeline());
   }
+  meet(timelines, &block.barrier_token);
   return true;
 }
 
@@ -114,13 +122,10 @@ bool open_warps(Block& block) {
 
 bool block_barrier(bool value, Where where) {
   Thread& thread = current_thread();
-  char& token = current_block().barrier_token;
-  publish(&token);
   thread.state = Thread::State::kAtBarrier;
   thread.where = where;
   thread.exchange.value = value ? 1 : 0;
   thread.fiber.suspend();
-  learn(&token);
   return thread.received != 0;
 }
 
@@ -129,17 +134,10 @@ std::uint64_t exchange(const Exchange& own, Where where) {
   if (!has_lane(own.mask, static_cast<unsigned>(lane()))) {
     fail("a lane calls a collective whose mask is without it", where);
   }
-  char& token = current_block().warp_tokens[thread.indices.thread.x / kWarp];
-  if (own.kind == Collective::kSync) {  // the others order no memory
-    publish(&token);
-  }
   thread.exchange = own;
   thread.where = where;
   thread.state = Thread::State::kAtWarp;
   thread.fiber.suspend();
-  if (own.kind == Collective::kSync) {
-    learn(&token);
-  }
   return thread.received;
 }
 

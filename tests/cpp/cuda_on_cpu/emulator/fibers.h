@@ -44,6 +44,7 @@ class Fiber {
   [[noreturn]] void finish();
 
   bool has_on_stack(const void* address) const;
+  void* timeline() const { return timeline_; }
 
  private:
   ucontext_t own_{};

@@ -67,6 +67,22 @@ void learn(const void* address) {
   }
 }
 
+void meet(const std::vector<void*>& timelines, const void* token) {
+  if (!sees_races()) {
+    return;
+  }
+  void* const own = current_timeline();
+  for (void* const timeline : timelines) {
+    switch_timeline(timeline);
+    publish(token);
+  }
+  for (void* const timeline : timelines) {
+    switch_timeline(timeline);
+    learn(token);
+  }
+  switch_timeline(own);
+}
+
 void fence() {
   FenceState& state = current_thread().fences;
   for (unsigned i = 0; i < state.read_count; ++i) {

@@ -12,6 +12,8 @@
 // - a launch: the host's past comes before the grid, and the grid before what follows on its
 //   stream. Blocks are not ordered with each other.
 
+#include <vector>
+
 namespace emulator {
 
 /// Whether ThreadSanitizer is linked.
@@ -30,6 +32,11 @@ void* switch_timeline(void* timeline);
 /// All that is known here is known to whoever learns from `address` later.
 void publish(const void* address);
 void learn(const void* address);
+
+/// Whoever owns one of the timelines knows all that they did before, and nothing that they do next.
+/// So it has to be said when all of them have come to the barrier and before one goes on: if each
+/// published and learned on its own, those that go on late would learn what others did meanwhile.
+void meet(const std::vector<void*>& timelines, const void* token);
 
 /// What a CUDA thread keeps for its fences.
 struct FenceState {

@@ -58,6 +58,8 @@ class Stream {
   void enqueue(Work work);
   void replay(const Graph& graph);
   void synchronize();
+  /// How much has been submitted and has not run. The host may not look at what it will write.
+  std::size_t waiting() const { return queue_.size(); }
 
   /// Late: all that the host does until it waits has happened when the work runs.
   bool late = false;

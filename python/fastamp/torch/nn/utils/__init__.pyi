@@ -3,4 +3,4 @@
 # Names of ours come first: a later star import leaves them.
 from fastamp._clip import clip_grad_norm_ as clip_grad_norm_
 from fastamp.torch.nn.utils import clip_grad as clip_grad
-from torch.nn.utils import *
+from torch.nn.utils import *  # type: ignore[assignment]

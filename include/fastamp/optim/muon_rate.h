@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+namespace fastamp::optim {
+
+/// What Muon multiplies the learning rate of a matrix with, by its shape.
+enum class MuonRate : std::uint8_t {
+  kOriginal,       ///< sqrt(max(1, rows / columns)).
+  kMatchRmsAdamW,  ///< 0.2 * sqrt(max(rows, columns)): rates and decays tuned for AdamW fit.
+  kNone,           ///< 1.
+};
+
+}  // namespace fastamp::optim

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables as text, for terminals."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+__all__ = ["aligned"]
+
+
+def aligned(table: Sequence[Sequence[str]], text_columns: Collection[int]) -> list[str]:
+    """The lines of a table, a rule of dashes after the first.
+
+    Args:
+        table: Cells by row; the first row is the heading.
+        text_columns: Numbers of the columns that are aligned to the left.
+    """
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    heading, *lines = [
+        "  ".join(
+            cell.ljust(width) if index in text_columns else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ).rstrip()
+        for cells in table
+    ]
+    return [heading, "  ".join("-" * width for width in widths), *lines]

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m fastamp check``: looks for the common mistakes in a program as it is."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from fastamp._check import RULES, run_checked
+from fastamp._check.rules import Findings, checked_ignore
+from fastamp._check.static import look_at_model, look_at_optimizer, names_of_parameters
+from fastamp._cli import run
+from fastamp._cli.output_file import output_file
+from fastamp._cli.watched_program import EnoughSteps, WatchedProgram
+from fastamp._install import install
+from fastamp._watch.modules import ModulePath
+
+USAGE = """\
+usage: python -m fastamp check [OPTION ...] PROGRAM [ARGUMENT ...]
+           runs a script, -m MODULE or -c CODE for some training steps and lists mistakes; the exit
+           status is 1 if there are any
+           --steps N        optimizer steps to look at (3); 0: until the program ends
+           --ignore RULE    leaves a rule out; may be given several times
+           --json FILE      writes the findings there as well
+       python -m fastamp check --list
+           the rules, why, and what to do
+"""
+
+
+def main(arguments: list[str]) -> None:
+    """Runs the command; always ends in SystemExit, or in what the program raises."""
+    options, program = _read_options(arguments)
+    file = options.get("--json", [None])[-1]
+    steps = _number(options.get("--steps", ["3"])[-1])
+    try:
+        findings = Findings(checked_ignore(options.get("--ignore", [])))
+    except ValueError as error:
+        _refuse(str(error).removeprefix("check: "))
+    try:
+        file = None if file is None else str(output_file(file))
+    except OSError as error:
+        _refuse(f"--json: {error}")
+    sys.exit(_check(program, findings, steps, file))
+
+
+def check_program(run_it: Callable[[], Any], findings: Findings, steps: int = 0) -> WatchedProgram:
+    """Applies the rules to what a function trains.
+
+    Args:
+        run_it: Called once; ended by :class:`EnoughSteps` after that many optimizer steps.
+        findings: Where findings go, also if the function raises.
+        steps: 0: until it returns.
+
+    Returns:
+        What was found of the program.
+    """
+    path: ModulePath | None = None
+
+    def at_forward(model: torch.nn.Module) -> None:
+        if steps and watched.steps >= steps:
+            raise EnoughSteps(0)
+        if path is not None and not path.knows(model):
+            path.add(model)
+
+    watched = WatchedProgram(at_forward)
+    try:
+        with (
+            watched.followed(),
+            run_checked([], findings, watched.scalers, watched.optimizers) as path,
+            contextlib.suppress(EnoughSteps),
+        ):
+            run_it()
+    finally:
+        names: dict[int, str] = {}
+        for model in watched.models:
+            look_at_model(model, findings)
+            names |= names_of_parameters(model)
+        for optimizer in watched.optimizers:
+            look_at_optimizer(optimizer, names, findings)
+    return watched
+
+
+def _check(program: list[str], findings: Findings, steps: int, file: str | None) -> int:
+    install()
+    taken = 0
+
+    def run_it() -> None:
+        try:
+            run.run_program(program)
+        except EnoughSteps:
+            raise
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                raise
+
+    try:
+        taken = check_program(run_it, findings, steps).steps
+    finally:
+        report = findings.report(has_step=True)
+        sys.stdout.flush()
+        seen = f"{taken} optimizer step{'' if taken == 1 else 's'}"
+        print(f"fastamp check: {seen if taken else 'no optimizer step'} of {program[0]}")
+        print(report)
+        if file is not None:
+            report.to_json(file)
+    return 1 if report else 0
+
+
+def _read_options(arguments: list[str]) -> tuple[dict[str, list[str]], list[str]]:
+    options: dict[str, list[str]] = {}
+    while arguments and arguments[0] in ("--steps", "--ignore", "--json", "--list", "--help", "-h"):
+        name, *arguments = arguments
+        if name in ("--help", "-h"):
+            print(USAGE, end="")
+            sys.exit(0)
+        if name == "--list":
+            _print_rules()
+            sys.exit(0)
+        if not arguments:
+            _refuse(f"expected a value after {name}")
+        value, *arguments = arguments
+        options.setdefault(name, []).append(value)
+    if not arguments:
+        _refuse("expected a program, got none")
+    if arguments[0].startswith("-") and arguments[0] not in ("-m", "-c", "-"):
+        _refuse(f"unknown option {arguments[0]}")
+    return options, arguments
+
+
+def _number(text: str) -> int:
+    if not text.isdigit():
+        _refuse(f"expected --steps with a number, at least 0, got {text!r}")
+    return int(text)
+
+
+def _print_rules() -> None:
+    for rule in RULES.values():
+        when = "" if rule.needs_step else "  (needs no step)"
+        print(f"{rule.name}{when}\n  why: {rule.reason}\n  fix: {rule.fix}")
+
+
+def _refuse(text: str) -> NoReturn:
+    sys.stderr.write(f"{USAGE}python -m fastamp check: {text}\n")
+    sys.exit(2)

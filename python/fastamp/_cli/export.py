@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m fastamp export``: exports a model in the precision of an autocast region."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+import torch
+
+from fastamp._cli.named_function import call_named
+from fastamp._inference.exporting import FORMATS, export
+
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+_EPILOG = """\
+CALLABLE takes nothing and returns the model in eval mode and a tuple of its example inputs, or
+these and a dict of those by name. The module is imported as `python -m` would, from the current
+folder too.
+"""
+
+
+def main(arguments: list[str]) -> None:
+    """Exports; the exit status is 1 if that cannot be done, 2 if the arguments make no sense."""
+    options = _parser().parse_args(arguments)
+    made = call_named(options.model, _refuse)
+    model, args, *rest = made if isinstance(made, tuple) and len(made) in (2, 3) else (None, None)
+    if not isinstance(model, torch.nn.Module):
+        _refuse(f"expected {options.model} to return a model and a tuple of inputs, got {made!r}")
+    try:
+        export(
+            model,
+            args,
+            _DTYPES[options.dtype],
+            lists=options.lists,
+            kwargs=rest[0] if rest else None,
+            path=options.path,
+            format=options.format,
+            keep_io_types=not options.lower_io_types,
+            fp32=options.fp32,
+        )
+    except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
+        _refuse(str(error))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m fastamp export",
+        description=__doc__,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", metavar="MODULE:CALLABLE", help="what makes the model")
+    parser.add_argument("path", metavar="FILE", help=".pt2 or .onnx; must not be there yet")
+    parser.add_argument("--dtype", choices=_DTYPES, default="bfloat16")
+    parser.add_argument(
+        "--lists", choices=("cuda", "cpu"), help="whose op lists it was trained with"
+    )
+    parser.add_argument("--format", choices=FORMATS, default="ep")
+    parser.add_argument(
+        "--fp32", metavar="NAME", action="append", default=[], help="modules to keep in float32"
+    )
+    parser.add_argument(
+        "--lower-io-types",
+        action="store_true",
+        help="take and return tensors of the dtype where the region would",
+    )
+    return parser
+
+
+def _refuse(text: str, status: int = 1) -> Any:
+    text = text.removeprefix("export: ")
+    sys.stderr.write(f"python -m fastamp export: {text}\n")
+    sys.exit(status)

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What :func:`fastamp.inspect` returns."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from fastamp._check.rules import CheckReport
+from fastamp._inspect.rows import GradientRow, LossScale, OpRow, WeightRow
+from fastamp._inspect.sections import Section, scale_sentence, sections_of
+from fastamp._json_report import JsonReport
+
+__all__ = ["InspectReport"]
+
+
+def _plain(value: Any) -> Any:
+    """Data that JSON has: no inf and NaN, names in place of numbers as keys."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+@dataclasses.dataclass(frozen=True)
+class InspectReport(JsonReport):
+    """One training step, op by op. Its ``str`` is a set of tables.
+
+    Attributes:
+        ops: What ran, in the order of the first calls.
+        gradients: Of parameters, in the order of the model's.
+        weights: What the optimizer did to those that have a gradient; empty if it was skipped.
+        skipped: Whether a gradient scaler of fastamp skipped the step.
+        loss_scale: Where the scale may be; None without fp16 gradients.
+        check: What :func:`fastamp.check` finds in this step.
+    """
+
+    ops: tuple[OpRow, ...]
+    gradients: tuple[GradientRow, ...]
+    weights: tuple[WeightRow, ...]
+    skipped: bool
+    loss_scale: LossScale | None
+    check: CheckReport
+
+    def summary(self) -> str:
+        """The step in a few lines."""
+        products = [row for row in self.ops if row.flops]
+        flops = sum(row.flops for row in products)
+        low = sum(row.flops for row in products if row.inputs[0] in ("float16", "bfloat16"))
+        calls = sum(row.calls for row in self.ops)
+        lines = [
+            f"{calls} op calls; "
+            + (
+                f"{100 * low / flops:.1f} % of the FLOPs of products in 16 bits"
+                if flops
+                else "no products"
+            )
+        ]
+        inherited = sorted({row.op for row in self.ops if row.reason == "inherited"})
+        if inherited:
+            shown = ", ".join(inherited[:12]) + (" ..." if len(inherited) > 12 else "")
+            lines.append(f"In 16 bits only because their inputs are: {shown}")
+        worst = max(
+            (row for row in self.ops if row.local_error is not None),
+            key=lambda row: row.local_error or 0.0,
+            default=None,
+        )
+        if worst is not None:
+            where = f" in {worst.module}" if worst.module else ""
+            lines.append(f"Largest local error: {worst.local_error:.3g}, {worst.op}{where}")
+        if self.loss_scale is not None:
+            lines.append(f"Loss scale: {scale_sentence(self)}")
+        if self.skipped:
+            lines.append("The step was skipped: gradients were inf or NaN")
+        stalled = [row for row in self.weights if row.stalled > 0.5]
+        if stalled:
+            lines.append(
+                f"{len(stalled)} of {len(self.weights)} weights keep more than half of their "
+                f"elements in this step, such as {stalled[0].name}"
+            )
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        """Returns the summary, a table for each section, and the findings."""
+        parts = [self.summary()]
+        parts += [_text_of(section) for section in sections_of(self)]
+        parts.append(f"Findings\n{self.check}")
+        return "\n\n".join(parts)
+
+    def print(self, rows: int = 30) -> None:
+        """Prints the tables to the terminal, with colors and in its width if rich is installed.
+
+        Args:
+            rows: Shown at most of each table.
+        """
+        try:
+            from rich.console import Console
+            from rich.table import Table
+            from rich.text import Text
+        except ImportError:
+            print(self)
+            return
+        console = Console()
+        console.print(Text(self.summary(), style="bold"))
+        for section in sections_of(self, rows):
+            table = Table(title=section.title, caption=_caption(section), title_justify="left")
+            for column in section.columns:
+                is_number = column.endswith(">")
+                justify: Any = "right" if is_number else "left"
+                table.add_column(column.rstrip(">"), justify=justify)
+            for cells in section.rows:
+                table.add_row(*(Text(cell, style=_style(cell)) for cell in cells))
+            console.print(table)
+        console.print(Text(str(self.check)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data: ``ops``, ``gradients``, ``weights``, ``loss_scale``, ``check``."""
+        record: dict[str, Any] = _plain(dataclasses.asdict(self))
+        record["check"] = self.check.to_dict()
+        return record
+
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Returns one page with drawings and tables that needs no other file; writes it, too.
+
+        Args:
+            path: A file to write it to as well.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        from fastamp._inspect.page import page_of
+
+        text = page_of(self)
+        if path is not None:
+            Path(path).write_text(text)
+        return text
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Writes a file: JSON or a page if its name ends in ``.json`` or ``.html``, else tables.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        writers = {".json": self.to_json, ".html": self.to_html}
+        writer = writers.get(Path(path).suffix)
+        if writer is None:
+            Path(path).write_text(f"{self}\n")
+        else:
+            writer(path)
+
+
+def _caption(section: Section) -> str:
+    more = f" ({section.omitted} more rows)" if section.omitted else ""
+    return section.note + more
+
+
+_STYLES = {
+    "inherited": "yellow",
+    "16-bit weights": "magenta",
+    "override": "cyan",
+    "overflows": "red",
+    "now, overflows": "bold red",
+    "now": "bold green",
+    "inf": "red",
+}
+
+
+def _style(cell: str) -> str:
+    return _STYLES.get(cell, "")
+
+
+def _text_of(section: Section) -> str:
+    table = [tuple(column.rstrip(">") for column in section.columns), *section.rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [section.title, _caption(section)]
+    for cells in table:
+        aligned = (
+            cell.rjust(width) if column.endswith(">") else cell.ljust(width)
+            for cell, width, column in zip(cells, widths, section.columns, strict=True)
+        )
+        lines.append("  ".join(aligned).rstrip())
+    lines.insert(3, "  ".join("-" * width for width in widths))
+    return "\n".join(line for line in lines if line)

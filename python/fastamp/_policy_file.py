@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The policy file: op policies and module policies as TOML, read and written here only."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
+
+__all__ = ["ModuleValue", "OpValues", "PolicyFile", "module_value", "op_values"]
+
+#: Policies by op: for both devices, or by device.
+OpValues = Mapping[str, str | Mapping[str, str]]
+#: What a module runs under: "fp32", "pass", a 16-bit dtype, or op policies.
+ModuleValue = str | torch.dtype | OpValues
+
+DEVICES = ("cpu", "cuda")
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+_REGION_VALUES = ("fp32", "pass", *_DTYPES)
+_POLICIES = ("pass", "lower", "fp32", "set_opt_dtype", "append_dtype", "promote", "banned")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``"; nearest: a, b"``, or an empty text if nothing is near."""
+    found = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    return f"; nearest: {', '.join(found)}" if found else ""
+
+
+def module_value(value: Any) -> str | torch.dtype | dict[str, Any]:
+    """Checks what a module is to run under; dtypes may be given by name.
+
+    Raises:
+        TypeError: It is no str, dtype or mapping.
+        ValueError: It is none of the values that there are. The text begins with "expected".
+    """
+    if isinstance(value, str):
+        if value not in _REGION_VALUES:
+            names = ", ".join(repr(name) for name in _REGION_VALUES)
+            raise ValueError(
+                f"expected one of {names}, or op policies, got {value!r}"
+                f"{nearest(value, _REGION_VALUES)}"
+            )
+        return _DTYPES.get(value, value)
+    if isinstance(value, torch.dtype):
+        if value not in _DTYPES.values():
+            hint = "; for float32 say 'fp32'" if value is torch.float32 else ""
+            raise ValueError(f"expected torch.float16 or torch.bfloat16, got {value}{hint}")
+        return value
+    if isinstance(value, Mapping):
+        return op_values(value)
+    raise TypeError(f"expected 'fp32', 'pass', a dtype or op policies, got {type(value).__name__}")
+
+
+def op_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Checks op policies, all but the names of ops, which only the op table knows.
+
+    Raises:
+        TypeError: A name or a policy has another type.
+        ValueError: A policy or device is unknown. The text begins with "expected".
+    """
+    checked: dict[str, Any] = {}
+    for op, policy in values.items():
+        if not isinstance(op, str):
+            raise TypeError(f"expected names of ops, got {type(op).__name__}")
+        by_device = policy if isinstance(policy, Mapping) else dict.fromkeys(DEVICES, policy)
+        for device, name in by_device.items():
+            if device not in DEVICES:
+                raise ValueError(
+                    f"expected a policy of {op} for cpu or cuda, got one for {device!r}"
+                )
+            if not isinstance(name, str):
+                raise TypeError(f"expected the policy of {op} as a str, got {type(name).__name__}")
+            if name not in _POLICIES:
+                raise ValueError(
+                    f"expected the policy of {op} to be one of {', '.join(_POLICIES)}, got "
+                    f"{name!r}{nearest(name, _POLICIES)}"
+                )
+        checked[op] = dict(policy) if isinstance(policy, Mapping) else policy
+    return checked
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyFile:
+    """Policies as a file holds them.
+
+    Attributes:
+        ops: Policies by op, for a whole program or model.
+        modules: What modules run under, by patterns of their names.
+        path: The file, for messages; empty if there is none.
+        text: What was read; empty if nothing was.
+    """
+
+    ops: dict[str, Any] = dataclasses.field(default_factory=dict)
+    modules: dict[str, Any] = dataclasses.field(default_factory=dict)
+    path: str = ""
+    text: str = dataclasses.field(default="", repr=False, compare=False)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> PolicyFile:
+        """Reads a file.
+
+        Raises:
+            OSError: It cannot be read.
+            ValueError: It is no policy file; the text names the file, the line, and what is near.
+        """
+        name = os.fspath(path)
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{name}: expected UTF-8 text, got other bytes") from error
+        try:
+            data = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise _syntax_error(name, str(error)) from error
+        file = cls(path=name, text=text)
+        for section, content in data.items():
+            if section not in ("ops", "modules") or not isinstance(content, dict):
+                raise file.refusal(
+                    (section,),
+                    f"expected tables [ops] and [modules], got {section!r}"
+                    f"{nearest(section, ('ops', 'modules'))}",
+                )
+        file.ops.update(file._checked(("ops",), _flat(data.get("ops", {}))))
+        for pattern, value in data.get("modules", {}).items():
+            if isinstance(value, dict):
+                file.modules[pattern] = file._checked(("modules", pattern), _flat(value))
+                continue
+            try:
+                file.modules[pattern] = module_value(value)
+            except (TypeError, ValueError) as error:
+                raise file.refusal(("modules", pattern), str(error)) from error
+        return file
+
+    def _checked(self, table: tuple[str, ...], values: dict[str, Any]) -> dict[str, Any]:
+        for op, policy in values.items():
+            try:
+                op_values({op: policy})
+            except (TypeError, ValueError) as error:
+                raise self.refusal((*table, op), str(error)) from error
+        return values
+
+    def refusal(self, keys: tuple[str, ...], text: str) -> ValueError:
+        """The error that says what is wrong with an entry, and in which line it is.
+
+        Args:
+            keys: The way to the entry: table, then key.
+            text: What was expected and what is there.
+        """
+        line = self._line_of(keys)
+        return ValueError(f"{self.path}{f', line {line}' if line else ''}: {text}")
+
+    def _line_of(self, keys: tuple[str, ...]) -> int:
+        """The line in which an entry ends, as the parser sees it; 0 if it is in none."""
+        lines = self.text.splitlines(keepends=True)
+        for count in range(1, len(lines) + 1):
+            try:
+                data: Any = tomllib.loads("".join(lines[:count]))
+            except tomllib.TOMLDecodeError:
+                continue  # in the middle of an entry of several lines
+            for depth, key in enumerate(keys):
+                if depth == (1 if keys[0] == "ops" else 2):
+                    data = _flat(data)
+                if not isinstance(data, dict) or key not in data:
+                    break
+                data = data[key]
+            else:
+                return count
+        return 0
+
+    def write(self, path: str | os.PathLike[str], comment: str = "") -> None:
+        """Writes the file, so that :meth:`read` gives the same policies.
+
+        Args:
+            path: Where to.
+            comment: Lines for people, written above the policies.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        lines = [f"# {line}".rstrip() for line in comment.splitlines()]
+        for title, entries in (("ops", self.ops), ("modules", self.modules)):
+            if entries:
+                lines += ["", f"[{title}]"] if lines else [f"[{title}]"]
+                lines += [f"{_key(name)} = {_toml(value)}" for name, value in entries.items()]
+        Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _syntax_error(path: str, text: str) -> ValueError:
+    # "Expected '=' after a key in a key/value pair (at line 2, column 5)"
+    found = re.fullmatch(r"(.*) \(at (line \d+).*\)", text, re.DOTALL)
+    where, what = (f", {found[2]}", found[1]) if found else ("", text)
+    return ValueError(f"{path}{where}: expected TOML, got what is none: {what}")
+
+
+def _flat(table: Any) -> Any:
+    """Names of overloads that were written without quotes, which TOML takes for tables."""
+    if not isinstance(table, dict):
+        return table
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict) and not value.keys() & set(DEVICES):
+            flat.update({f"{key}.{below}": deeper for below, deeper in _flat(value).items()})
+        else:
+            flat[key] = value
+    return flat
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
+
+
+def _quoted(text: str) -> str:
+    # JSON's escapes are TOML's, but for characters past 16 bits and DEL.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, torch.dtype):
+        value = str(value).removeprefix("torch.")
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{_key(k)} = {_toml(v)}' for k, v in value.items())} }}"
+    return _quoted(value)

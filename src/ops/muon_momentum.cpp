@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/muon.h"
+#include "ops/checks.h"
+#include "ops/op.h"
+
+#include <fastamp/ops/fused_steps.h>
+
+namespace fastamp::ops {
+namespace {
+
+constexpr std::size_t kGrads = 0;
+
+struct MuonMomentum {
+  using Args = kernels::MuonMomentumArgs;
+  static constexpr auto kEntry = muon_momentum_;
+  static constexpr auto kSchema =
+      "muon_momentum_(Tensor(a!)[] grads, Tensor(b!)[] momentum_buffers, Tensor(c!)[] updates, "
+      "int[] group_sizes, float[] momentum, bool[] nesterov, *, Tensor? inv_scale=None, "
+      "Tensor? clip_coef=None, Tensor? found_inf=None, float? clip_value=None, "
+      "bool write_grads=True) -> ()";
+  static constexpr auto kCpu = kernels::muon_momentum_cpu;
+  static constexpr auto kCuda = &kernels::CudaKernels::muon_momentum;
+
+  static auto check(const Args& args) { return check_muon_momentum(args); }
+  static c10::Device device(const Args& args) { return args.updates[0].device(); }
+  static bool only_reads(const Args& args, std::size_t argument) {
+    return argument == kGrads && !args.write_grads;
+  }
+};
+
+FASTAMP_REGISTER_OP(MuonMomentum);
+
+void check_update(const char* fn, const kernels::MuonMomentumArgs& args, std::size_t index) {
+  const at::Tensor& update = args.updates[index];
+  check_operand(fn, "updates", index, update, update, kernels::kGrad);
+  TORCH_CHECK_VALUE(update.is_non_overlapping_and_dense(), fn, ": expected updates[", index,
+                    "] to be dense, got strides ", update.sym_strides());
+  TORCH_CHECK_VALUE(update.device() == args.updates[0].device(), fn, ": expected updates[", index,
+                    "] on ", args.updates[0].device(), ", the device of updates[0], got ",
+                    update.device());
+  check_operand(fn, "grads", index, args.grads[index], update, kernels::kGrad);
+  check_operand(fn, "momentum_buffers", index, args.momentum_buffers[index], update,
+                kernels::kFirst);
+}
+
+}  // namespace
+
+kernels::StepEntries check_muon_momentum(const kernels::MuonMomentumArgs& args) {
+  constexpr auto kFunction = "muon_momentum_";
+  const auto groups = args.group_sizes.size();
+  check_per_group(kFunction, "momentum", args.momentum.size(), groups);
+  check_per_group(kFunction, "nesterov", args.nesterov.size(), groups);
+  check_groups(args.common());
+  TORCH_CHECK_VALUE(args.momentum_buffers.size() == args.updates.size(), kFunction, ": expected ",
+                    args.updates.size(), " momentum_buffers, one for each of updates, got ",
+                    args.momentum_buffers.size());
+  kernels::StepEntries entries;
+  entries.reserve(args.updates.size());
+  std::size_t index = 0;
+  for (std::size_t group = 0; group < groups; ++group) {
+    for (std::int64_t n = 0; n < args.group_sizes[group]; ++n, ++index) {
+      check_update(kFunction, args, index);
+      entries.add(kernels::momentum_entry(args, index, group));
+    }
+  }
+  check_gate(args.common());
+  return entries;
+}
+
+void muon_momentum_(at::TensorList grads, at::TensorList momentum_buffers, at::TensorList updates,
+                    at::IntArrayRef group_sizes, at::ArrayRef<double> momentum,
+                    const c10::List<bool>& nesterov, const std::optional<at::Tensor>& inv_scale,
+                    const std::optional<at::Tensor>& clip_coef,
+                    const std::optional<at::Tensor>& found_inf, std::optional<double> clip_value,
+                    bool write_grads) {
+  call_op<MuonMomentum>(grads, momentum_buffers, updates, group_sizes, momentum, nesterov,
+                        inv_scale, clip_coef, found_inf, clip_value, write_grads);
+}
+
+}  // namespace fastamp::ops

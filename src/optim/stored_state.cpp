@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// The arithmetic of kernels/functors/rest.h once more, in torch's operators: checkpoints are
+// converted on any device, once, and a kernel for it would be one more to launch, test and ship.
+// tests/cpp/optim/test_rests.cpp holds the two together, bit for bit.
+
+#include "core/dtypes.h"
+
+#include <fastamp/optim/stored_state.h>
+
+#include <ATen/ATen.h>  // wide include: ten operators
+#include <c10/util/Exception.h>
+
+namespace fastamp::optim {
+namespace {
+
+void check_pair(const char* function, const at::Tensor& param, const at::Tensor& other,
+                const char* name, at::ScalarType dtype) {
+  TORCH_CHECK_VALUE(param.defined() && other.defined(), function,
+                    ": expected two tensors, got an undefined one");
+  TORCH_CHECK_TYPE(is_16_bit(param), function, ": expected param to be Half or BFloat16, got ",
+                   param.scalar_type());
+  TORCH_CHECK_TYPE(other.scalar_type() == dtype, function, ": expected ", name, " to be ", dtype,
+                   ", got ", other.scalar_type());
+  TORCH_CHECK_VALUE(other.sizes() == param.sizes(), function, ": expected ", name, " of shape ",
+                    param.sizes(), ", that of param, got ", other.sizes());
+  TORCH_CHECK_VALUE(other.device() == param.device(), function, ": expected ", name, " on ",
+                    param.device(), ", the device of param, got ", other.device());
+}
+
+at::Tensor bits_of(const at::Tensor& values) { return values.view(at::kInt); }
+
+/// 2^(bias - exponent) or its inverse, of float16 values: what one unit of a rest is worth.
+at::Tensor power_of_exponent(const at::Tensor& wide, std::int64_t sign, std::int64_t bias) {
+  constexpr std::int64_t kExponentUnit = 8388608;  // 2^23
+  const auto exponents =
+      bits_of(wide).bitwise_and(0x7fffffff).div(kExponentUnit, "floor").clamp(113);
+  return exponents.mul(sign).add(bias).mul(kExponentUnit).to(at::kInt).view(at::kFloat);
+}
+
+}  // namespace
+
+at::Tensor master_from_rest(const at::Tensor& param, const at::Tensor& rest) {
+  check_pair("master_from_rest", param, rest, "rest", at::kShort);
+  const auto wide = param.detach().to(at::kFloat);
+  const auto finite = wide.isfinite();
+  if (param.scalar_type() == at::kHalf) {
+    const auto part = rest.to(at::kFloat).mul(power_of_exponent(wide, 1, -26));
+    return at::where(finite.logical_and(rest.ne(0)), wide + part, wide);
+  }
+  const auto counts = finite.logical_and(wide.ne(0).logical_or(rest.gt(0)));
+  const auto added = at::where(counts, rest, at::zeros_like(rest)).to(at::kInt);
+  return bits_of(wide).add(added).view(at::kFloat);
+}
+
+at::Tensor rest_from_master(const at::Tensor& param, const at::Tensor& master) {
+  check_pair("rest_from_master", param, master, "master", at::kFloat);
+  const auto wide = param.detach().to(at::kFloat);
+  const auto exact = master.detach();
+  const auto has_rest =
+      wide.isfinite().logical_and(exact.to(param.scalar_type()).eq(param.detach()));
+  at::Tensor rest;
+  if (param.scalar_type() == at::kHalf) {
+    const auto count = (exact - wide).mul(power_of_exponent(wide, -1, 280));
+    rest = count.round().clamp(-32767, 32767);
+  } else {
+    rest = bits_of(exact).sub(bits_of(wide)).clamp(-32768, 32767);
+  }
+  // The cast of what has no rest, possibly NaN, must not be read.
+  return at::where(has_rest, rest, at::zeros_like(rest)).to(at::kShort);
+}
+
+}  // namespace fastamp::optim

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Emulated: fastamp::muon_momentum_ and muon_apply_ leave the CPU kernels' bits in all they write.
+
+#include "cuda_on_cpu/step_case.h"
+#include "kernels/muon.h"
+#include "support/catch.h"
+
+#include <array>
+
+using namespace fastamp::test;
+namespace kernels = fastamp::kernels;
+
+namespace {
+
+/// What the first pass reads and writes.
+struct Matrices {
+  std::vector<at::Tensor> grads, buffers, updates;
+  std::vector<std::int64_t> group_sizes;
+
+  Matrices copy() const {
+    return {copies_of(grads), copies_of(buffers), copies_of(updates), group_sizes};
+  }
+  bool same_as(const Matrices& other) const {
+    return same_bits(grads, other.grads) && same_bits(buffers, other.buffers) &&
+           same_bits(updates, other.updates);
+  }
+};
+
+/// Every edge size, each with another mixture of dtypes and distance from a boundary.
+Matrices make_matrices(const StepCase& c) {
+  constexpr std::array<at::ScalarType, 3> kTypes = {at::kFloat, at::kHalf, at::kBFloat16};
+  Values values(static_cast<unsigned>(c.skew) + 5);
+  Matrices made;
+  const std::size_t count = c.groups > 4 ? 2 * c.groups : edge_sizes().size();
+  for (std::size_t n = 0; n < count; ++n) {
+    const auto numel = edge_sizes()[(n * 7 + c.skew) % edge_sizes().size()];
+    const auto off = [&](std::size_t salt) { return c.skew == 0 ? 0 : (n * c.skew + salt) % 5; };
+    const auto moment = (n / 3) % 2 == 0 ? at::kFloat : at::kBFloat16;
+    made.grads.push_back(values.tensor(numel, kTypes[n % 3], off(3), 10.0F));
+    made.buffers.push_back(values.tensor(numel, moment, off(1)));
+    made.updates.push_back(values.tensor(numel, kTypes[(n / 2) % 3], off(2)));
+  }
+  for (std::size_t g = 0; g < c.groups; ++g) {
+    made.group_sizes.push_back(
+        static_cast<std::int64_t>(count * (g + 1) / c.groups - count * g / c.groups));
+  }
+  return made;
+}
+
+void run_momentum(const Matrices& of, const StepCase& c, bool emulated) {
+  std::vector<double> momentum;
+  c10::List<bool> nesterov;
+  for (std::size_t g = 0; g < c.groups; ++g) {
+    momentum.push_back(g % 3 == 0 ? 0.95 : 0.3);  // from either end
+    nesterov.push_back(g % 2 == 0);
+  }
+  const StepGateArgs gate(c);
+  const kernels::MuonMomentumArgs args{
+      of.grads,       of.buffers,     of.updates,     of.group_sizes,  momentum, nesterov,
+      gate.inv_scale, gate.clip_coef, gate.found_inf, gate.clip_value, c.writes};
+  kernels::StepEntries entries;
+  std::size_t index = 0;
+  for (std::size_t g = 0; g < c.groups; ++g) {
+    for (std::int64_t n = 0; n < of.group_sizes[g]; ++n, ++index) {
+      entries.add(kernels::momentum_entry(args, index, g));
+    }
+  }
+  emulated ? kernels::muon_momentum_cuda(args, std::move(entries))
+           : kernels::muon_momentum_cpu(args, std::move(entries));
+}
+
+void run_apply(const StepLists& lists, const StepCase& c, bool emulated) {
+  std::vector<double> lr, ratio, decay;
+  for (std::size_t g = 0; g < c.groups; ++g) {
+    lr.push_back(0.01 * static_cast<double>(g + 1));
+    ratio.push_back(g % 2 == 0 ? 1.0 : 1.7);
+    decay.push_back(g % 3 == 1 ? 0.0 : 0.1);
+  }
+  const StepGateArgs gate(c);
+  const kernels::MuonApplyArgs args{lists.params, lists.grads,   lists.masters, lists.group_sizes,
+                                    lr,           ratio,         decay,         {},
+                                    lists.copies, lists.copy_of, gate.found_inf};
+  auto all = lists.entries(false, c);
+  for (auto& entry : all) {  // No momentum, no counters.
+    entry.tensors[kernels::kFirst] = nullptr;
+    entry.tensors[kernels::kStep] = nullptr;
+  }
+  const kernels::StepEntries entries(all);
+  emulated ? kernels::muon_apply_cuda(args, entries) : kernels::muon_apply_cpu(args, entries);
+}
+
+bool all_zero(const std::vector<at::Tensor>& tensors) {
+  for (const auto& t : tensors) {
+    for (std::int64_t i = 0; i < t.numel(); ++i) {
+      if (element_of(t, i) != 0.0F) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+TEST_CASE("emulated Muon: momentum over every mixture of dtypes, sizes and gates", "[muon]") {
+  for_each_shape([] {
+    for (const auto& c : StepCase::all()) {
+      const auto before = make_matrices(c);
+      const auto ours = before.copy();
+      const auto theirs = before.copy();
+      run_momentum(ours, c, true);
+      run_momentum(theirs, c, false);
+      CHECK(ours.same_as(theirs));
+      CHECK(same_bits(ours.buffers, before.buffers) == c.skips);
+      CHECK(all_zero(ours.updates) == c.skips);
+    }
+  });
+}
+
+TEST_CASE("emulated Muon: updates of all dtypes reach weights, masters, rests and copies",
+          "[muon]") {
+  for_each_shape([] {
+    for (auto c : StepCase::all()) {
+      for (const bool rests : {false, true}) {
+        c.rests = rests;
+        c.writes = false;
+        const auto before = make_step_lists(c, false);
+        const auto ours = before.copy();
+        const auto theirs = before.copy();
+        run_apply(ours, c, true);
+        run_apply(theirs, c, false);
+        CHECK(ours.same_as(theirs));
+        CHECK(same_bits(ours.grads, before.grads));
+        CHECK(same_bits(ours.params, before.params) == c.skips);
+      }
+    }
+  });
+}

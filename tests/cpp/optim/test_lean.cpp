@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// lean(): weights in 16 bits train as float32 weights do.
+
+#include "support/catch.h"
+
+#include <fastamp/autocast/guard.h>
+#include <fastamp/autocast/trace.h>
+#include <fastamp/optim/adamw.h>
+#include <fastamp/optim/lean.h>
+#include <fastamp/optim/stored_state.h>
+
+#include <ATen/ops/equal.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/randint.h>
+#include <c10/util/Exception.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/utils.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+using fastamp::AutocastGuard;
+using fastamp::LeanOptions;
+namespace optim = fastamp::optim;
+
+namespace {
+
+/// A weight that is used twice, one whose views are, one that is used in both ways, and a norm.
+struct Model : torch::nn::Module {
+  Model() {
+    register_module("words", words);
+    register_module("twice", twice);
+    register_module("norm", norm);
+    register_module("views", views);
+    register_module("tied", tied);
+    register_module("head", head);
+  }
+
+  at::Tensor forward(const at::Tensor& tokens) {
+    auto x = words(tokens);
+    // Not by Linear, which multiplies by a view of its weight.
+    x = norm(at::linear(at::linear(x, twice->weight).relu(), twice->weight));
+    x = views(views(x).relu());
+    return head(at::matmul(at::linear(x, tied->weight), tied->weight.t()));
+  }
+
+  torch::nn::Embedding words{20, 8};
+  torch::nn::Linear twice{torch::nn::LinearOptions(8, 8).bias(false)};
+  torch::nn::LayerNorm norm{torch::nn::LayerNormOptions({8})};
+  torch::nn::Linear views{torch::nn::LinearOptions(8, 8).bias(false)};
+  torch::nn::Linear tied{torch::nn::LinearOptions(8, 8).bias(false)};
+  torch::nn::Linear head{torch::nn::LinearOptions(8, 4).bias(false)};
+};
+
+struct Batch {
+  at::Tensor tokens = at::randint(20, {6, 5}, c10::kLong);
+  at::Tensor targets = at::randint(4, {30}, c10::kLong);
+};
+
+/// Losses of steps that each sum the gradients of two passes.
+std::vector<float> train(Model& model, torch::optim::Optimizer& optimizer, const Batch& batch) {
+  std::vector<float> losses;
+  for (int pass = 0; pass < 6; ++pass) {
+    at::Tensor loss;
+    {
+      const AutocastGuard region(c10::kCPU, c10::kBFloat16);
+      loss = torch::nn::functional::cross_entropy(model.forward(batch.tokens).view({30, 4}),
+                                                  batch.targets);
+    }
+    loss.backward();
+    losses.push_back(loss.item<float>());
+    if (pass % 2 == 1) {
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+  }
+  return losses;
+}
+
+std::map<std::string, std::string> reasons(const fastamp::Conversion& conversion) {
+  std::map<std::string, std::string> found;
+  for (const auto& parameter : conversion.parameters) {
+    found[parameter.name] = parameter.reason;
+  }
+  return found;
+}
+
+at::Tensor master_of(optim::AdamW& optimizer, const at::Tensor& parameter) {
+  const auto& state = *optimizer.state().at(parameter.unsafeGetTensorImpl());
+  const auto& own = static_cast<const optim::AdamWParamState&>(state);
+  return own.rest().defined() ? optim::master_from_rest(parameter, own.rest()) : own.master();
+}
+
+LeanOptions by_forward(Model& model, const Batch& batch) {
+  return LeanOptions(c10::kBFloat16).forward([&model, &batch] { model.forward(batch.tokens); });
+}
+
+}  // namespace
+
+TEST_CASE("Lean weights train with the losses and masters of float32 weights") {
+  const auto rests = GENERATE(false, true);
+  const Batch batch;
+  torch::manual_seed(0);
+  Model plain;
+  torch::manual_seed(0);
+  Model model;
+  CHECK(reasons(fastamp::lean(model, by_forward(model, batch))) ==
+        std::map<std::string, std::string>{{"words.weight", "aten::embedding"},
+                                           {"twice.weight", ""},
+                                           {"norm.weight", "aten::layer_norm"},
+                                           {"norm.bias", "aten::layer_norm"},
+                                           {"views.weight", ""},
+                                           {"tied.weight", "several uses, some of views"},
+                                           {"head.weight", ""}});
+  optim::AdamW theirs(plain.parameters(), optim::AdamWOptions(1e-2));
+  optim::AdamW ours(model.parameters(),
+                    optim::AdamWOptions(1e-2).master(rests ? optim::MasterStorage::kRest
+                                                           : optim::MasterStorage::kFloat));
+  CHECK(train(model, ours, batch) == train(plain, theirs, batch));
+  for (const auto* layer : {"twice.weight", "views.weight", "head.weight"}) {
+    const auto parameter = model.named_parameters()[layer];
+    const auto expected = plain.named_parameters()[layer].detach();
+    CHECK(parameter.scalar_type() == c10::kBFloat16);
+    CHECK(at::equal(parameter.detach(), expected.to(c10::kBFloat16)));
+    if (!rests) {
+      CHECK(at::equal(master_of(ours, parameter), expected));
+    } else {
+      CHECK((master_of(ours, parameter) - expected).abs().max().item<float>() < 1e-7F);
+    }
+  }
+}
+
+TEST_CASE("No region casts a lean weight, and gradients have the dtype asked for") {
+  const auto grads = GENERATE(c10::kFloat, c10::kBFloat16);
+  const Batch batch;
+  Model model;
+  fastamp::lean(model, by_forward(model, batch).grads(grads));
+  const AutocastGuard region(c10::kCPU, c10::kBFloat16);
+  const fastamp::Trace trace;
+  model.forward(batch.tokens).sum().backward();
+  CHECK(trace.totals().weight_casts == (grads == c10::kFloat ? 1 : 2));  // of those that stay
+  CHECK(model.twice->weight.grad().scalar_type() == grads);
+  CHECK(model.head->weight.grad().scalar_type() == grads);
+}
+
+TEST_CASE("What lean() refuses it leaves as it was") {
+  const Batch batch;
+  Model model;
+  CHECK_THROWS_WITH(fastamp::lean(model, c10::kDouble),
+                    Catch::StartsWith("lean: expected dtype to be float16 or bfloat16"));
+  CHECK_THROWS_WITH(fastamp::lean(model, LeanOptions().grads(c10::kHalf)),
+                    Catch::StartsWith("lean: expected grads to be float32 or BFloat16, got Half"));
+  CHECK_THROWS_WITH(fastamp::lean(model, LeanOptions().keep({"nothing.*"})),
+                    Catch::Contains("got 'nothing.*', which fits none"));
+  model.head->weight.mutable_grad() = at::zeros({4, 8});
+  CHECK_THROWS_WITH(fastamp::lean(model), Catch::Contains("got one of head.weight"));
+  for (const auto& parameter : model.parameters()) {
+    CHECK(parameter.scalar_type() == c10::kFloat);
+  }
+  model.zero_grad();
+  const auto found = reasons(fastamp::lean(model, LeanOptions().keep({"head.*"})));
+  CHECK(found.at("head.weight") == "kept");
+  CHECK(found.at("twice.weight").empty());
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// Masters in two bytes of the C++ optimizers: steps, checkpoints, and the conversions' bits.
+
+#include "kernels/functors/rest.h"
+#include "optim/helpers.h"
+#include "support/catch.h"
+
+#include <fastamp/optim/adam.h>
+#include <fastamp/optim/adamw.h>
+#include <fastamp/optim/sgd.h>
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/zeros.h>
+
+#include <tuple>
+#include <type_traits>
+
+using namespace fastamp::test;
+using fastamp::optim::MasterStorage;
+namespace kernels = fastamp::kernels;
+namespace ours = fastamp::optim;
+
+namespace {
+
+template <typename State>
+State& state_of(torch::optim::Optimizer& optimizer, const at::Tensor& param) {
+  return static_cast<State&>(*optimizer.state().at(param.unsafeGetTensorImpl()));
+}
+
+bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+  return a.view(at::kInt).equal(b.view(at::kInt));
+}
+
+/// The functor's master and rest of each element.
+template <typename Half>
+std::pair<at::Tensor, at::Tensor> by_functor(const at::Tensor& params, const at::Tensor& rests) {
+  const auto masters = at::empty(params.sizes(), at::kFloat);
+  const auto again = at::empty(params.sizes(), at::kShort);
+  for (std::int64_t i = 0; i < params.numel(); ++i) {
+    const float param = static_cast<float>(params.const_data_ptr<Half>()[i]);
+    const float master =
+        kernels::Rest<Half>::master(param, rests.const_data_ptr<std::int16_t>()[i]);
+    masters.mutable_data_ptr<float>()[i] = master;
+    const float rounded = static_cast<float>(Half(master));
+    again.mutable_data_ptr<std::int16_t>()[i] =
+        static_cast<std::int16_t>(kernels::Rest<Half>::of(master, rounded));
+  }
+  return {masters, again};
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("rests: the conversions have the bits of the functor", "[optim]", at::BFloat16,
+                   at::Half) {
+  constexpr auto kDtype = c10::CppTypeToScalarType<TestType>::value;
+  const auto params = at::arange(-32768, 32768, at::kInt).to(at::kShort).view(kDtype);
+  for (int seed = 0; seed < 4; ++seed) {
+    const auto rests = at::randint(-32768, 32768, params.sizes(), at::kShort);
+    const auto [masters, again] = by_functor<TestType>(params, rests);
+    CHECK(same_bits(ours::master_from_rest(params, rests), masters));
+    CHECK(ours::rest_from_master(masters.to(kDtype), masters).equal(again));
+  }
+}
+
+TEMPLATE_TEST_CASE("rests: every step is that of a float32 master", "[optim]",
+                   (std::tuple<ours::SGD, ours::SGDOptions, ours::SGDParamState>),
+                   (std::tuple<ours::Adam, ours::AdamOptions, ours::AdamParamState>),
+                   (std::tuple<ours::AdamW, ours::AdamWOptions, ours::AdamWParamState>)) {
+  using Optimizer = std::tuple_element_t<0, TestType>;
+  using Options = std::tuple_element_t<1, TestType>;
+  using State = std::tuple_element_t<2, TestType>;
+  const auto dtype = GENERATE(at::kBFloat16, at::kHalf);
+  auto params = make_params(dtype);
+  auto copies = copy_of(params);
+  Optimizer rests(params, Options(0.01).weight_decay(0.1).master(MasterStorage::kRest));
+  Optimizer masters(copies, Options(0.01).weight_decay(0.1));
+  for (int step = 0; step < 6; ++step) {
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      if (rests.state().count(params[i].unsafeGetTensorImpl()) == 0) {
+        continue;
+      }
+      const auto joined =
+          ours::master_from_rest(params[i], state_of<State>(rests, params[i]).rest());
+      CHECK(joined.to(dtype).equal(params[i]));
+      state_of<State>(masters, copies[i]).master().copy_(joined);
+      copies[i].detach().copy_(params[i].detach());
+    }
+    set_gradients({&params, &copies});
+    rests.step();
+    masters.step();
+    CHECK(equal(params, copies));
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      if (rests.state().count(params[i].unsafeGetTensorImpl()) == 0) {
+        continue;
+      }
+      const auto& state = state_of<State>(rests, params[i]);
+      CHECK_FALSE(state.master().defined());
+      CHECK(state.rest().equal(
+          ours::rest_from_master(copies[i], state_of<State>(masters, copies[i]).master())));
+    }
+  }
+}
+
+namespace {
+
+ours::AdamWOptions options_of(bool rests) {
+  return ours::AdamWOptions(0.01).master(rests ? MasterStorage::kRest : MasterStorage::kFloat);
+}
+
+/// Three steps of parameters whose masters are kept so.
+ours::AdamW trained(Params& params, bool rests) {
+  ours::AdamW optimizer(params, options_of(rests));
+  for (int step = 0; step < 3; ++step) {
+    set_gradients({&params});
+    optimizer.step();
+  }
+  return optimizer;
+}
+
+void assign(const Params& from, const Params& to) {
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    to[i].detach().copy_(from[i].detach());
+  }
+}
+
+}  // namespace
+
+TEST_CASE("rests: a checkpoint continues identically", "[optim]") {
+  const auto dtype = GENERATE(at::kBFloat16, at::kHalf);
+  auto params = make_params(dtype);
+  auto copies = copy_of(params);
+  auto original = trained(params, true);
+  ours::AdamW resumed(copies, options_of(false));
+  transfer(original, resumed);
+  assign(params, copies);  // After the optimizer.
+  for (int step = 0; step < 3; ++step) {
+    set_gradients({&params, &copies});
+    original.step();
+    resumed.step();
+  }
+  CHECK(equal(params, copies));
+}
+
+TEST_CASE("rests: a checkpoint's masters change to the layout of the group", "[optim]") {
+  const auto dtype = GENERATE(at::kBFloat16, at::kHalf);
+  const bool to_rest = GENERATE(true, false);
+  auto params = make_params(dtype);
+  auto copies = copy_of(params);
+  auto original = trained(params, !to_rest);
+  ours::AdamW other(copies, options_of(false));
+  transfer(original, other);
+  auto& group = static_cast<ours::AdamWOptions&>(other.param_groups()[0].options());
+  CHECK(group.master() == (to_rest ? MasterStorage::kFloat : MasterStorage::kRest));
+  group.master(to_rest ? MasterStorage::kRest : MasterStorage::kFloat).lr(0.0).weight_decay(0.0);
+  assign(params, copies);
+  for (const auto& copy : copies) {
+    copy.mutable_grad() = at::zeros_like(copy);
+  }
+  other.step();
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    if (original.state().count(params[i].unsafeGetTensorImpl()) == 0) {
+      continue;
+    }
+    const auto& before = state_of<ours::AdamWParamState>(original, params[i]);
+    const auto& after = state_of<ours::AdamWParamState>(other, copies[i]);
+    CHECK(after.rest().defined() == to_rest);
+    CHECK(after.master().defined() != to_rest);
+    if (to_rest) {
+      CHECK(after.rest().equal(ours::rest_from_master(params[i], before.master())));
+    } else {
+      CHECK(after.master().equal(ours::master_from_rest(params[i], before.rest())));
+    }
+  }
+}
+
+TEST_CASE("rests: a parameter set to zero is a zero with any rest", "[optim]") {
+  const auto param = at::zeros({4}, at::kBFloat16);
+  CHECK(
+      ours::master_from_rest(param, at::full_like(param, -300, at::kShort)).equal(at::zeros({4})));
+}
+
+TEST_CASE("rests: what does not fit is refused", "[optim]") {
+  const auto param = at::zeros({3}, at::kHalf);
+  CHECK_THROWS_AS(ours::master_from_rest(param, at::zeros({3}, at::kInt)), c10::TypeError);
+  CHECK_THROWS_AS(ours::master_from_rest(param, at::zeros({2}, at::kShort)), c10::ValueError);
+  CHECK_THROWS_AS(ours::rest_from_master(param, at::zeros({3}, at::kHalf)), c10::TypeError);
+  CHECK_THROWS_AS(ours::rest_from_master(at::zeros({3}), at::zeros({3})), c10::TypeError);
+  CHECK(message_of([&] { ours::rest_from_master(param, at::zeros({2})); }) ==
+        "rest_from_master: expected master of shape [3], that of param, got [2]");
+}

@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights cast to fp8 together: all at the first use, right whatever happened to them."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fastamp
+from support.float8 import E4M3, float8_region, saved_bytes
+
+
+class Two(nn.Module):
+    """Two layers that are used one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 48)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x))
+
+
+X = torch.linspace(-2, 3, 16 * 32).view(16, 32)
+
+
+def made(run: Callable[[], Any]) -> int:
+    """Casts of weights that ``run`` makes."""
+    with fastamp.trace() as t:
+        run()
+    return t.totals["weight_casts"]
+
+
+def region(model: Two, **options: Any) -> list[int]:
+    """Casts made by the first and by the second layer in a region of their own."""
+    hidden: list[torch.Tensor] = []
+    with float8_region(**options):
+        first = made(lambda: hidden.append(model.first(X)))
+        return [first, made(lambda: model.second(hidden[0]))]
+
+
+def alone(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    """What a region gives that casts one by one."""
+    with float8_region():
+        return layer(x)
+
+
+def test_the_first_use_casts_what_the_last_region_used():
+    model = Two()
+    with fastamp.cast_together(model):
+        assert region(model) == [1, 1]
+        assert region(model) == [2, 0]
+        assert region(model) == [2, 0]
+    assert region(model) == [1, 1]
+
+
+def test_what_was_not_used_falls_out_and_what_is_new_comes_in():
+    model = Two()
+    with fastamp.cast_together(model):
+        with float8_region():
+            model.first(X)
+        assert region(model) == [1, 1]
+        assert region(model) == [2, 0]
+        with float8_region():
+            assert made(lambda: model.first(X)) == 2
+        assert region(model) == [1, 1]
+
+
+def test_models_that_take_turns_have_plans_of_their_own():
+    one, other = Two(), Two()
+    with fastamp.cast_together(one), fastamp.cast_together(other):
+        for _ in range(2):
+            for model in (one, other):
+                result = region(model)
+        assert result == [2, 0]
+        assert region(one) == [2, 0]
+
+
+def test_only_what_was_asked_for_joins():
+    model = Two()
+    with fastamp.cast_together([model.first.weight]):
+        region(model)
+        assert region(model) == [1, 1]
+    with fastamp.cast_together([model.second.weight]):
+        region(model)
+        assert region(model) == [1, 1]
+
+
+def test_beside_the_16_bit_casts_of_a_region():
+    class Mixed(Two):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(48, 7)  # Not a multiple of 16.
+            self.tail = nn.Linear(7, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.tail(self.head(super().forward(x)))
+
+    model = Mixed()
+
+    def step() -> torch.Tensor:
+        with float8_region():
+            return model(X)
+
+    expected = step()
+    separate = made(step)
+    with fastamp.cast_together(model):
+        step()
+        with fastamp.trace() as t:
+            got = step()
+    assert torch.equal(got, expected)
+    assert t.totals["weight_casts"] == separate
+
+
+def test_only_layouts_that_were_used_are_made():
+    model = Two()
+    with fastamp.cast_together(model):
+        for _ in range(2):
+            with torch.no_grad(), float8_region():
+                model(X)
+        with torch.no_grad(), float8_region(), fastamp.trace() as t:
+            model(X)
+    weights = model.first.weight.numel() + model.second.weight.numel()
+    activations = X.numel() + 16 * 32
+    assert t.totals["weight_casts"] == 2
+    assert t.totals["cast_bytes"] == weights + activations
+
+
+def test_training_after_evaluation_gets_the_layouts_it_needs():
+    model = Two()
+    x = X.clone().requires_grad_()
+
+    def gradients() -> list[torch.Tensor]:
+        model.zero_grad()
+        x.grad = None
+        with float8_region():
+            y = model(x)
+        y.square().sum().backward()
+        return [x.grad.clone(), *(p.grad.clone() for p in model.parameters())]
+
+    expected = gradients()
+    with fastamp.cast_together(model):
+        for _ in range(2):
+            with torch.no_grad(), float8_region():
+                model(x)
+        for _ in range(2):
+            assert all(map(torch.equal, gradients(), expected))
+        with float8_region():
+            assert made(lambda: model.first(x)) == 2
+
+
+def test_training_has_the_bits_and_the_saved_bytes_of_separate_casts():
+    def run(together: bool) -> list[Any]:
+        model = Two()
+        seen: list[Any] = []
+        with fastamp.cast_together(model if together else []):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+            for _ in range(3):
+                with float8_region():
+                    seen.append(saved_bytes(lambda: model(X), list(model.parameters()))[E4M3])
+                with float8_region():
+                    y = model(X)
+                y.square().mean().backward()
+                seen += [y.detach(), *(p.grad.clone() for p in model.parameters())]
+                optimizer.step()
+                optimizer.zero_grad()
+        return seen
+
+    ours, theirs = run(together=True), run(together=False)
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+def move(model: Two) -> None:
+    model.second.weight.data = model.second.weight.data.clone() * 3
+
+
+def edit(model: Two) -> None:
+    with torch.no_grad():
+        model.second.weight.mul_(3)
+
+
+def freeze(model: Two) -> None:
+    model.second.requires_grad_(False)
+
+
+def replace(model: Two) -> None:
+    model.second.weight = nn.Parameter(model.second.weight.detach() * 3)
+    gc.collect()
+
+
+def shrink(model: Two) -> None:
+    model.second.weight.data = model.second.weight.data[:16, :16].clone()
+    model.second.bias.data = model.second.bias.data[:16].clone()
+
+
+def to_bfloat16(model: Two) -> None:
+    model.second.to(torch.bfloat16)
+
+
+def to_transposed(model: Two) -> None:
+    model.second.weight.data = model.second.weight.data.t().contiguous().t()
+
+
+def delete(model: Two) -> None:
+    model.second = nn.Linear(32, 16)
+    gc.collect()
+
+
+CHANGES = [move, edit, freeze, replace, shrink, to_bfloat16, to_transposed, delete]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_whatever_happened_between_the_regions_values_are_right(change: Callable[[Two], None]):
+    model = Two()
+    with fastamp.cast_together(model):
+        region(model)
+        region(model)
+        change(model)
+        x = X[:, : model.second.in_features if change is not shrink else 16]
+        results = []
+        for _ in range(2):
+            with float8_region():
+                model.first(X)
+                results.append(model.second(x))
+    assert all(torch.equal(got, alone(model.second, x)) for got in results)
+
+
+def test_a_weight_that_is_written_after_it_was_cast_ahead_is_cast_again():
+    model = Two()
+    with fastamp.cast_together(model):
+        region(model)
+        with float8_region():
+            hidden = model.first(X)
+            with torch.no_grad():
+                model.second.weight.mul_(3)
+            got = model.second(hidden)
+    assert torch.equal(got, alone(model.second, hidden))
+
+
+def test_excluded_weights_do_not_join():
+    model = Two()
+    with fastamp.cast_together(model):
+        region(model)
+        with fastamp.float8_exclude(model.second), float8_region():
+            assert made(lambda: model.first(X)) == 1
+
+
+def test_kept_weights_do_not_join():
+    model = Two()
+    with fastamp.cast_together(model):
+        region(model)
+        with fastamp.keep_casts(model.second):
+            assert region(model) == [1, 1]
+            assert fastamp.kept_casts().copies == 1
+            assert region(model) == [1, 0]
+
+
+def test_a_transposed_operand_joins():
+    weight = nn.Parameter(torch.randn(32, 48))  # As transformers' Conv1D has it.
+    layer = nn.Linear(32, 32)
+
+    def step() -> torch.Tensor:
+        with float8_region():
+            return layer(X) @ weight
+
+    expected = step()
+    with fastamp.cast_together([layer.weight, weight]):
+        step()
+        with float8_region():
+            assert made(lambda: layer(X)) == 2
+        step()
+        assert torch.equal(step(), expected)
+
+
+def test_in_inference_mode():
+    model = Two()
+    with torch.inference_mode(), float8_region():
+        expected = model(X)
+    with fastamp.cast_together(model), torch.inference_mode():
+        region(model)
+        assert region(model) == [2, 0]
+        with float8_region():
+            assert torch.equal(model(X), expected)
+    with fastamp.cast_together(model):
+        assert region(model) == [2, 1]  # Backward needs a layout more.
+        assert region(model) == [2, 0]
+        with float8_region():
+            y = model(X)
+        y.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_nothing_is_cast_together_with_the_cache_switched_off():
+    model = Two()
+    with fastamp.cast_together(model):
+        region(model)
+        assert region(model, cache_enabled=False) == [1, 1]
+
+
+def test_plans_keep_no_weight_alive():
+    model = Two()
+    memory = model.second.weight.untyped_storage()._weak_ref()
+    with fastamp.cast_together(model):
+        region(model)
+        region(model)
+        del model
+        gc.collect()
+        assert torch.UntypedStorage._expired(memory)
+        torch.UntypedStorage._free_weak_ref(memory)
+
+
+def test_threads_have_plans_of_their_own():
+    model = Two()
+    results = []
+
+    def work() -> None:
+        for _ in range(20):
+            with float8_region():
+                results.append(model(X).sum().item())
+
+    work()
+    with fastamp.cast_together(model):
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(results) == 80
+    assert len(set(results)) == 1

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""python -m fastamp export: the same as fastamp.export from the shell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.children import child_environment
+
+MODULE = """
+import torch
+
+def make():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
+    return model.eval(), (torch.ones(2, 8),)
+
+def wrong():
+    return 3
+"""
+
+
+def export(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "models.py").write_text(MODULE)
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "fastamp", "export", *arguments],
+        cwd=folder,
+        env=child_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_program_is_written(tmp_path: Path):
+    done = export(tmp_path, "models:make", "m.pt2", "--dtype", "float16", "--lists", "cuda")
+    assert done.returncode == 0, done.stderr
+    assert "1 fp32, 1 lower ops as their policies want them" in done.stdout
+    program = torch.export.load(tmp_path / "m.pt2")
+    assert program.module()(torch.ones(2, 8)).dtype == torch.float32
+    assert program.state_dict["0.weight"].dtype == torch.float16
+    again = export(tmp_path, "models:make", "m.pt2")
+    assert again.returncode == 1
+    assert "python -m fastamp export: expected a path where nothing is yet" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (["--help"], 0, "MODULE:CALLABLE"),
+        (["models", "m.pt2"], 2, "expected MODULE:CALLABLE, got 'models'"),
+        (["models:none", "m.pt2"], 1, "expected models:none to be there, got AttributeError"),
+        (["no_module:make", "m.pt2"], 1, "got ModuleNotFoundError"),
+        (["models:wrong", "m.pt2"], 1, "to return a model and a tuple of inputs, got 3"),
+        (["models:make", "m.pt2", "--format", "tf"], 2, "invalid choice: 'tf'"),
+        (["models:make", "m.onnx"], 1, "expected a path that ends in .pt2 for format 'ep'"),
+    ],
+)
+def test_what_is_wrong_is_said(arguments: list[str], status: int, text: str, tmp_path: Path):
+    done = export(tmp_path, *arguments)
+    assert done.returncode == status, done.stderr
+    assert text in done.stdout + done.stderr
+    assert not {"m.pt2", "m.onnx"} & set(os.listdir(tmp_path))  # noqa: PTH208

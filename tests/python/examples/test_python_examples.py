@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs in examples/python, run as their headers say, for fewer steps."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "python"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def run(*words: object) -> str:
+    """Runs Python with these arguments, offline; returns what it printed."""
+    done = subprocess.run(
+        [sys.executable, *map(str, words)],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def number(pattern: str, output: str) -> float:
+    found = re.search(pattern, output)
+    assert found, output
+    return float(found[1])
+
+
+def test_a_resnet_learns_digits_in_bf16():
+    pytest.importorskip("timm")
+    pytest.importorskip("tqdm")
+    output = run(EXAMPLES / "vision.py", "--steps", 60)
+    assert number(r"resnet18, bf16: accuracy (\d+\.\d)%", output) > 30  # chance is 10
+
+
+def test_a_vision_transformer_trains_in_fp16():
+    pytest.importorskip("timm")
+    pytest.importorskip("tqdm")
+    model = ["--model", "vit_tiny_patch16_224", "--dtype", "fp16"]
+    output = run(EXAMPLES / "vision.py", *model, "--steps", 10)
+    assert "vit_tiny_patch16_224, fp16: accuracy" in output
+
+
+def test_a_resumed_gpt2_run_ends_where_an_uninterrupted_one_does(tmp_path):
+    pytest.importorskip("transformers")
+    pytest.importorskip("tqdm")
+    small = ["--width", 64, "--layers", 2, "--dtype", "fp16"]
+    halves = tmp_path / "halves.pt"
+    run(EXAMPLES / "gpt2.py", "--steps", 20, "--checkpoint", halves, *small)
+    resumed = run(EXAMPLES / "gpt2.py", "--steps", 40, "--checkpoint", halves, *small)
+    whole = tmp_path / "whole.pt"
+    assert run(EXAMPLES / "gpt2.py", "--steps", 40, "--checkpoint", whole, *small) == resumed
+    assert number(r"fp16: validation loss (\d\.\d+)", resumed) < 4.5  # ln 256 is 5.5
+    first, second = torch.load(halves), torch.load(whole)
+    assert first["scaler"] == second["scaler"]
+    for name, weight in second["model"].items():
+        assert torch.equal(first["model"][name], weight), name
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["halves.pt", "whole.pt"]
+
+
+def test_the_trainer_of_an_unchanged_program():
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    output = run("-m", "fastamp", EXAMPLES / "hf_trainer.py", "--steps", 100)
+    assert number(r"bf16: accuracy (\d+\.\d)%", output) > 35  # chance is 25
+
+
+def test_accelerate_in_an_unchanged_program():
+    pytest.importorskip("accelerate")
+    output = run("-m", "fastamp", EXAMPLES / "accelerate_loop.py")
+    assert number(r"epoch 5: accuracy (\d+\.\d)%", output) > 95
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_two_processes(parallel):
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
+    output = run(*launch, EXAMPLES / "ranks.py", "--parallel", parallel, "--steps", 50)
+    assert number(rf"{parallel}, fp16: accuracy (\d+\.\d)%", output) > 90
+
+
+def test_programs_for_other_libraries_do_not_name_fastamp():
+    for name in ("hf_trainer.py", "accelerate_loop.py"):
+        assert "import fastamp" not in (EXAMPLES / name).read_text(encoding="utf-8")

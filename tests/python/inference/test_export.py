@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fastamp.export: the precision of a region, all of it in the graph."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fastamp
+from fastamp._inference.formats import _compared
+from fastamp._inference.strong_types import check_types, remove_needless_casts
+from support.inference_models import NAMES, in_region, model_and_input, tensors
+
+FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
+CASTS = torch.ops.aten._to_copy.default
+
+quiet = {"verbose": False}
+
+
+def nodes(program: Any, target: Any = None) -> list[Any]:
+    calls = [node for node in program.graph.nodes if node.op == "call_function"]
+    return [node for node in calls if target is None or node.target is target]
+
+
+def run(program: Any, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+    with torch.no_grad():
+        return tensors(program.module()(*args, **kwargs))
+
+
+QUICK = [("MLP", FP16), ("MLP", BF16), ("ResNet-18", FP16), ("GPT-2", BF16)]
+CASES = [
+    pytest.param(name, dtype, marks=() if (name, dtype) in QUICK else pytest.mark.slow)
+    for name in NAMES
+    for dtype in (FP16, BF16)
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_the_program_computes_what_the_region_computes(name: str, dtype: torch.dtype):
+    model, x = model_and_input(name)
+    wanted = in_region(model, dtype, "cuda", x)
+    done = fastamp.export(model, x, dtype, lists="cuda", keep_io_types=False, **quiet)
+    given = x.to(dtype) if x.is_floating_point() else x
+    found = run(done.program, given)
+    assert [t.dtype for t in found] == [t.dtype for t in wanted]
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    assert done.types.checked["lower"] >= 2
+    assert done.types.inputs == (str(given.dtype).removeprefix("torch."),)
+    targets = {str(node.target) for node in nodes(done.program)}
+    assert not any("autocast" in target for target in targets)
+    # No weight is cast but that of a head that is the embedding, too.
+    casts = [node.args[0].name for node in nodes(done.program, CASTS)]
+    tied = {"GPT-2": ["p_lm_head_weight"], "BERT": ["p_cls_predictions_decoder_weight"]}
+    assert [cast for cast in casts if cast.startswith(("p_", "b_"))] == tied.get(name, [])
+
+
+def test_constants_that_are_only_cast_are_cast_now():
+    model, x, y = several()
+    converted = fastamp.convert(
+        model, BF16, lists="cuda", example_inputs=(x,), example_kwargs={"y": y}, **quiet
+    )
+    assert converted.mask.dtype == FP32
+    done = fastamp.export(converted, (x,), BF16, kwargs={"y": y}, keep_io_types=False, **quiet)
+    assert done.program.state_dict["mask"].dtype == BF16
+    found = run(done.program, x, y=y)
+    wanted = in_region(model, BF16, "cuda", x, y=y)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    done.program.validate()
+
+
+def test_types_of_inputs_and_outputs_are_kept_or_stated():
+    model, x = model_and_input("MLP")
+    wanted = in_region(model, FP16, "cpu", x)
+    kept = fastamp.export(model, (x,), FP16, **quiet)
+    assert (kept.types.inputs, kept.types.outputs) == (("float32",), ("float32",))
+    assert torch.equal(run(kept.program, x)[0], wanted[0].float())
+    lower = fastamp.export(model, (x,), FP16, keep_io_types=False, **quiet)
+    assert (lower.types.inputs, lower.types.outputs) == (("float16",), ("float16",))
+    assert (kept.types.casts, lower.types.casts) == (2, 0)
+    assert kept.types.cast_elements == x.numel() + wanted[0].numel()
+    assert kept.types.constant_bytes == 2 * sum(p.numel() for p in model.parameters())
+
+
+class Several(nn.Module):
+    """Several inputs and outputs, mixed operands, a repeated cast, and one there and back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.norm = nn.Linear(8, 8), nn.Linear(8, 8), nn.LayerNorm(8)
+        self.register_buffer("mask", torch.randn(8, 8))
+
+    def forward(self, x: torch.Tensor, *, y: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        a, b = self.one(x), self.two(x)
+        mixed = x + a
+        joined = torch.cat([x, b], -1)
+        return {
+            "sum": self.norm(mixed) * y["scale"],
+            "joined": joined,
+            "masked": torch.mm(b, self.mask),
+            "sure": a > x,
+        }
+
+
+def several() -> tuple[nn.Module, torch.Tensor, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    return Several().eval(), torch.randn(3, 8), {"scale": torch.randn(8)}
+
+
+def test_several_inputs_and_outputs():
+    model, x, y = several()
+    wanted = in_region(model, BF16, "cuda", x, y=y)
+    done = fastamp.export(
+        model, (x,), BF16, lists="cuda", kwargs={"y": y}, keep_io_types=False, **quiet
+    )
+    found = run(done.program, x, y=y)
+    assert [t.dtype for t in found] == [t.dtype for t in wanted] == [FP32, FP32, BF16, torch.bool]
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    assert done.types.mixed == ()
+    # x is cast once for both layers; each of a and b is widened once; the buffer not at all.
+    sources = sorted(node.args[0].name for node in nodes(done.program, CASTS))
+    assert len(sources) == len(set(sources)) == 3
+
+
+def test_a_dynamic_batch():
+    model, x = model_and_input("ViT")
+    batch = torch.export.Dim("batch", min=2, max=64)
+    done = fastamp.export(
+        model, (x,), BF16, lists="cuda", keep_io_types=False, dynamic_shapes=({0: batch},), **quiet
+    )
+    _, other = model_and_input("ViT", batch=5)
+    (found,) = run(done.program, other.to(BF16))
+    assert torch.equal(found, in_region(model, BF16, "cuda", other)[0])
+
+
+def test_a_converted_model_is_exported_as_it_is():
+    model, x = model_and_input("MLP")
+    converted = fastamp.convert(model, BF16, lists="cuda", example_inputs=x, **quiet)
+    done = fastamp.export(converted, (x,), BF16, **quiet)
+    assert torch.equal(run(done.program, x)[0], converted(x).float())
+    with pytest.raises(ValueError, match="expected a converted model with its own 16-bit dtype"):
+        fastamp.export(converted, (x,), FP16, **quiet)
+    with pytest.raises(ValueError, match="neither lists nor fp32"):
+        fastamp.export(converted, (x,), BF16, lists="cpu", **quiet)
+    assert converted(x).dtype == BF16  # and still runs in its region
+
+
+def test_modules_kept_in_fp32_are_in_the_program():
+    model, x = model_and_input("MLP")
+    done = fastamp.export(model, (x,), FP16, fp32=["3"], **quiet)
+    kinds = [node.meta["val"].dtype for node in nodes(done.program, torch.ops.aten.linear.default)]
+    assert kinds == [FP16, FP32]
+    assert done.conversion.converted == ("1.weight", "1.bias")
+    assert done.types.checked == {"lower": 1, "lower (in float32, where regions are off)": 1}
+
+
+def test_a_gpu_that_is_not_there():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    torch.manual_seed(0)
+    with FakeTensorMode(), torch.device("cuda"):
+        model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)).eval()
+        x = torch.randn(2, 8)
+    done = fastamp.export(model, (x,), BF16, lists="cuda", **quiet)
+    dtypes = [node.meta["val"].dtype for node in nodes(done.program, torch.ops.aten.linear.default)]
+    assert dtypes == [BF16, BF16]
+    assert {n.meta["val"].device.type for n in nodes(done.program, CASTS)} == {"cuda"}
+    assert done.types.checked == {"lower": 2, "fp32": 1}
+
+
+def test_programs_are_written_whole_and_come_back(tmp_path: Path, capsys: Any):
+    model, x = model_and_input("MLP")
+    path = tmp_path / "model.pt2"
+    done = fastamp.export(model, (x,), BF16, path=path)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [f"export: {line}" for line in str(done).splitlines()]
+    assert printed[-1] == f"export: wrote {path}"
+    assert any("2 lower ops" in line for line in printed)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt2"]
+    assert torch.equal(run(torch.export.load(path), x)[0], run(done.program, x)[0])
+    with pytest.raises(FileExistsError, match="export: expected a path where nothing is yet"):
+        fastamp.export(model, (x,), BF16, path=path)
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(_program: Any, file: Path) -> None:
+        file.write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(torch.export, "save", fail)
+    model, x = model_and_input("MLP")
+    with pytest.raises(OSError, match="disk full"):
+        fastamp.export(model, (x,), BF16, path=tmp_path / "model.pt2", **quiet)
+    assert [path.name for path in tmp_path.iterdir()] == []
+
+
+def test_a_wrong_graph_is_refused():
+    model, x = model_and_input("MLP")
+    program = fastamp.export(model, (x,), FP16, **quiet).program
+    with pytest.raises(
+        RuntimeError, match=r"linear \(linear, policy fp32\) gets float16; linear \("
+    ):
+        check_types(program, FP16, {"linear": "fp32"})
+    with pytest.raises(RuntimeError, match=r"policy lower\) gets float16"):
+        check_types(program, BF16, {"linear": "lower"})
+    cast = nodes(program, CASTS)[0]
+    cast.kwargs = {"dtype": FP32}
+    cast.meta["val"] = cast.meta["val"].float()
+    with pytest.raises(RuntimeError, match=r"policy lower.* gets float16, float32"):
+        check_types(program, FP16, {"linear": "lower"})
+
+
+def test_casts_that_round_are_not_removed():
+    class Rounds(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            rounded = x.to(BF16).float()
+            back = rounded.to(BF16)
+            return rounded * 2, back * 2, x.to(FP16).float().to(BF16) * 2
+
+    x = torch.randn(5)
+    program = torch.export.export(Rounds(), (x,)).run_decompositions({})
+    before = len(nodes(program, CASTS))
+    remove_needless_casts(program)
+    assert len(nodes(program, CASTS)) < before
+    for a, b in zip(run(program, x), Rounds()(x), strict=True):
+        assert torch.equal(a, b)
+
+
+class Probability(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.sigmoid(self.layer(x))
+        return nn.functional.binary_cross_entropy(y, torch.ones_like(y))
+
+
+class Untraceable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) if self.layer(x).sum() > 0 else x
+
+
+X = torch.ones(2, 8)
+
+
+@pytest.mark.parametrize(
+    ("model", "lists", "text"),
+    [
+        (
+            Probability(),
+            "cuda",
+            "export: expected a model that .*binary_cross_entropy: not allowed",
+        ),
+        (Untraceable(), "cpu", "export: expected a model that torch.export can export, got Guard"),
+    ],
+)
+def test_torchs_reason_is_told(model: nn.Module, lists: str, text: str, tmp_path: Path):
+    with pytest.raises(RuntimeError, match=f"(?s){text}"):
+        fastamp.export(model.eval(), (X,), BF16, lists=lists, path=tmp_path / "m.pt2")
+    assert [path.name for path in tmp_path.iterdir()] == []
+    assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"model": 3}, TypeError, "export: expected model to be a torch.nn.Module, got int"),
+        ({"dtype": torch.float8_e4m3fn}, ValueError, "dtype to be float16 or bfloat16, got float8"),
+        ({"format": "tf"}, ValueError, "format to be one of .*'ep', 'onnx', 'aoti'.*, got 'tf'"),
+        ({"lists": "tpu"}, ValueError, "export: expected lists to be 'cpu', 'cuda' or"),
+        ({"args": None}, TypeError, "expected args, the arguments of a forward pass, got None"),
+        ({"keep_io_types": 1}, TypeError, "expected keep_io_types to be a bool, got int"),
+        ({"fp32": ["x*"]}, ValueError, "export: expected fp32 to name modules of the model"),
+        ({"path": 3}, TypeError, "expected path to be a path, got int"),
+        ({"path": "model.onnx"}, ValueError, "that ends in .pt2 for format 'ep', got 'model.onnx'"),
+        ({"path": "model.pt2", "format": "onnx"}, ValueError, "that ends in .onnx for format"),
+        ({"format": "aoti"}, ValueError, "expected a path for format 'aoti', got None"),
+        ({"path": "no/folder/m.pt2"}, FileNotFoundError, "in a folder that is there, got 'no/fol"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any], error: type, text: str):
+    given = {"model": nn.Sequential(nn.Linear(8, 8)), "args": (X,), "dtype": BF16, **arguments}
+    with pytest.raises(error, match=text):
+        fastamp.export(**given)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
+    with pytest.raises(PermissionError, match="in a folder that can be written"):
+        fastamp.export(nn.Linear(8, 8), (X,), BF16, path=tmp_path / "m.pt2")
+
+
+def test_runtimes_are_held_against_the_program():
+    nan, inf = float("nan"), float("inf")
+
+    class Returns(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x * 1, x * 2
+
+    x = torch.tensor([1.0, -4.0, nan, inf])
+    program = torch.export.export(Returns(), (x,))
+
+    def compared(*found: list[float]) -> str:
+        return _compared("it", lambda _: [torch.tensor(f) for f in found], program, ((x,), {}))
+
+    same, doubled = [1.0, -4.0, nan, inf], [2.0, -8.0, nan, inf]
+    assert compared(same, doubled).startswith("it agrees with the program within 0 of")
+    assert "within 0.0025 of" in compared(same, [2.02, -8.0, nan, inf])
+    for wrong in ([1.5, -4.0, nan, inf], [nan, -4.0, nan, inf], [1.0, inf, nan, inf]):
+        with pytest.raises(RuntimeError, match="export: expected it to compute what the program"):
+            compared(wrong, doubled)
+    with pytest.raises(RuntimeError, match="got nan"):
+        compared(same, [2.0, -8.0, nan, nan])

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fastamp.plot_history: the drawing shows what GradScaler.history tells."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fastamp
+
+
+def trained(steps: str, **options: Any) -> fastamp.GradScaler:
+    """A scaler after some iterations, of which those with an x overflowed."""
+    scaler = fastamp.GradScaler("cpu", init_scale=1024.0, growth_interval=2, **options)
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for step in steps:
+        optimizer.zero_grad()
+        scaler.scale((weight * (math.inf if step == "x" else 2.0)).sum()).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    return scaler
+
+
+def test_scale_skips_and_norms_are_those_of_the_history(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    scaler = trained("..x..x..")
+    history = scaler.history()
+    path = tmp_path / "history.png"
+    figure = fastamp.plot_history(scaler, path)
+    assert path.stat().st_size > 1000
+    scale, norm = figure.axes
+    steps, values = scale.lines[0].get_data()
+    assert list(steps) == list(range(8))
+    assert list(values) == [row.scale for row in history]
+    assert set(values) == {1024.0, 2048.0}
+    assert list(scale.lines[1].get_xdata()) == [2, 5]
+    assert list(scale.lines[1].get_ydata()) == [history[2].scale, history[5].scale]
+    finite = [row for row in history if math.isfinite(row.norm)]
+    assert list(norm.lines[0].get_xdata()) == [row.step for row in finite] == [0, 1, 3, 4, 6, 7]
+    assert list(norm.lines[0].get_ydata()) == [row.norm for row in finite]
+    assert [text.get_text() for text in scale.get_legend().texts] == ["scale", "skipped (2 of 8)"]
+
+
+@pytest.mark.parametrize("scaler", [trained(""), trained("..", history_size=0)])
+def test_a_scaler_without_a_history_makes_an_empty_drawing(scaler: fastamp.GradScaler):
+    pytest.importorskip("matplotlib")
+    (axes,) = fastamp.plot_history(scaler).axes
+    assert list(axes.lines[0].get_xdata()) == []
+
+
+def test_what_has_no_history_is_refused_and_a_missing_package_named(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    with pytest.raises(TypeError, match=r"expected a fastamp\.GradScaler, got GradScaler"):
+        fastamp.plot_history(torch.amp.GradScaler("cpu"))
+    scaler = trained(".")
+    for module in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match="plot_history: expected matplotlib to be installed"):
+        fastamp.plot_history(scaler)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program of docs/debugging.md, and what its commands print."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from fastamp._check import RULES
+from patience import patience
+from support.children import child_environment
+
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "debugging.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
+    return [text for kind, text in found if kind == language]
+
+
+def run(tmp_path: Path, *arguments: str) -> str:
+    (tmp_path / "train.py").write_text(blocks("python")[0], encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "fastamp", *arguments, "train.py"],
+        cwd=tmp_path,
+        env=child_environment(),
+        capture_output=True,
+        text=True,
+        timeout=patience(300),
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout
+
+
+def test_check_prints_what_the_guide_shows(tmp_path: Path):
+    (shown,) = (block for block in blocks("") if block.startswith("fastamp check:"))
+    assert run(tmp_path, "check") == shown
+
+
+def test_inspect_prints_what_the_guide_shows(tmp_path: Path):
+    (shown,) = (block for block in blocks("") if "op calls;" in block)
+    run(tmp_path, "--inspect", "step.txt", "--at-step", "2")
+    assert (tmp_path / "step.txt").read_text().startswith(shown)
+
+
+def test_the_guide_names_each_rule():
+    assert set(re.findall(r"^\| `([a-z0-9-]+)` \|", TEXT, re.MULTILINE)) == set(RULES)
+
+
+def test_bisect_finds_what_the_guide_shows(tmp_path: Path):
+    (shown,) = (block for block in blocks("") if block.startswith("Gradients agree"))
+    (policies,) = blocks("toml")
+    (tmp_path / "bisect_me.py").write_text(blocks("python")[1], encoding="utf-8")
+    (tmp_path / "train.py").write_text(blocks("python")[0], encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "fastamp", "bisect", "bisect_me:bisected", "--policy", "p.toml"],
+        cwd=tmp_path,
+        env=child_environment(),
+        capture_output=True,
+        text=True,
+        timeout=patience(300),
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    # Agreements depend on the order in which the CPU adds; the ops, modules, runs and costs do not.
+    printed, written = (re.sub(r"-?[01]\.\d{5}", "#", text) for text in (done.stdout, shown))
+    assert printed == written
+    assert (tmp_path / "p.toml").read_text().partition("[modules]")[2] == policies.partition(
+        "[modules]"
+    )[2]

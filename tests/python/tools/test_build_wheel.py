@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tools/build_wheel.py and setup.py: what a wheel for several torches says of itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import build_wheel  # noqa: E402
+import wheel_test  # noqa: E402
+
+METADATA = """
+import sys
+from setuptools.build_meta import prepare_metadata_for_build_wheel
+print(prepare_metadata_for_build_wheel(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("minors", "requirement"),
+    [
+        (("2.11",), "torch<2.12,>=2.11"),
+        (("2.10", "2.11", "2.15"), "torch!=2.12.*,!=2.13.*,!=2.14.*,<2.16,>=2.10"),
+        (("2.9", "2.10"), "torch<2.11,>=2.9"),
+    ],
+)
+def test_the_wheel_asks_for_the_torches_that_it_has_parts_for(tmp_path, minors, requirement):
+    for minor in minors:
+        (tmp_path / "parts" / f"torch{minor}").mkdir(parents=True)
+    subprocess.run(
+        [sys.executable, "-c", METADATA, str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "FASTAMP_NATIVE_PARTS": str(tmp_path / "parts")},
+        check=True,
+        capture_output=True,
+    )
+    (metadata,) = tmp_path.glob("*.dist-info/METADATA")
+    lines = metadata.read_text(encoding="utf-8").splitlines()
+    assert f"Requires-Dist: {requirement}" in lines
+
+
+def test_an_interpreter_is_what_it_is_called(tmp_path, monkeypatch):
+    """One of the name asked for that is another version is passed over, and so is a broken one."""
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    (tmp_path / "python3.99").symlink_to(sys.executable)
+    (tmp_path / f"python{own}").symlink_to(sys.executable)
+    broken = tmp_path / "python3.98"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    assert build_wheel.find_python(own) == str(tmp_path / f"python{own}")
+    assert build_wheel.find_python("3.99") is None
+    assert build_wheel.find_python("3.98") is None
+
+
+def test_pythons_that_are_missing_are_named_and_left_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert build_wheel.find_pythons(["3.97", own]) == []
+    assert capsys.readouterr().out == "Python 3.97: no interpreter here: left out\n"
+
+
+def test_sizes_are_said_for_each_part(tmp_path, monkeypatch):
+    monkeypatch.setattr(build_wheel, "ROOT", tmp_path)
+    wheel = tmp_path / "fastamp.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("fastamp/", b"")  # Folders are entries, too.
+        archive.writestr("fastamp/__init__.py", b"0" * 100_000)
+        archive.writestr("fastamp/_native/torch2.11/lib/libfastamp.so.0.1", b"0" * 3_000_000)
+        archive.writestr("fastamp/_native/torch2.11/_C.so", b"0" * 1_000_000)
+    lines = list(build_wheel.describe(wheel))
+    assert lines[0] == "fastamp.whl: 4.1 MB"
+    assert lines[1:] == [
+        "  Python and metadata: 0.1 MB, unpacked 0.1 MB",
+        "  torch2.11: 4.0 MB, unpacked 4.0 MB",
+    ]
+
+
+def test_folders_of_this_machine_are_found_in_libraries(tmp_path):
+    for name, path in (("good", "$ORIGIN/lib:$ORIGIN/../torch/lib"), ("bad", "$ORIGIN:/opt/x")):
+        command = ["c++", "-shared", "-fPIC", "-x", "c++", "/dev/null", f"-Wl,-rpath,{path}"]
+        subprocess.run([*command, "-o", tmp_path / f"{name}.so"], check=True)
+    assert list(build_wheel.machine_paths(tmp_path)) == ["bad.so: /opt/x"]
+
+
+def test_without_a_wheel_there_is_nothing_to_test(tmp_path, monkeypatch):
+    monkeypatch.setattr(wheel_test, "DIST", tmp_path)
+    with pytest.raises(SystemExit, match="make wheel builds it"):
+        wheel_test.newest_wheel()
+
+
+def test_each_torch_is_tested_with_each_python(tmp_path, monkeypatch, capsys):
+    (tmp_path / "fastamp-0-py3-none-any.whl").touch()
+    monkeypatch.setattr(wheel_test, "DIST", tmp_path)
+    monkeypatch.setattr(wheel_test, "WORK", tmp_path)
+    monkeypatch.setattr(wheel_test, "find_pythons", lambda names: [f"/python{n}" for n in names])
+    seen = []
+
+    def install(_folder, interpreter, torch, _wheel):
+        seen.append((torch, interpreter))
+        return f"Python of {interpreter}"
+
+    monkeypatch.setattr(wheel_test, "install", install)
+    for name in ("train", "drop_in", "consume"):
+        monkeypatch.setattr(wheel_test, name, lambda _: "ok")
+    assert wheel_test.main(["--torch", "2.10.0", "--torch", "2.11.0", "--python", "3.12"]) == 0
+    own = sys.executable
+    assert seen == [
+        (torch, python) for torch in ("2.10.0", "2.11.0") for python in (own, "/python3.12")
+    ]
+    assert "| 2.10.0 | install | 0 | Python of /python3.12 |" in capsys.readouterr().out
+
+
+def test_what_fails_with_one_torch_is_a_failed_row(tmp_path, monkeypatch, capsys):
+    """A command that fails says so in the table and in the exit status; the rest still runs."""
+    wheel = tmp_path / "fastamp-0-py3-none-any.whl"
+    wheel.touch()
+    monkeypatch.setattr(wheel_test, "DIST", tmp_path)
+    monkeypatch.setattr(wheel_test, "WORK", tmp_path)
+    monkeypatch.setattr(wheel_test, "install", lambda *_: "built for torch 2.11.0, CPU alone")
+    monkeypatch.setattr(wheel_test, "train", lambda _: "loss")
+    monkeypatch.setattr(wheel_test, "drop_in", lambda _: wheel_test.call(["false"]))
+    monkeypatch.setattr(wheel_test, "consume", lambda _: "fastamp 0.1.0, torch 2.11.0")
+    assert wheel_test.main(["--torch", "2.11.0"]) == 1
+    out = capsys.readouterr().out
+    assert "| 2.11.0 | drop-in | 0 | failed |" in out
+    assert "| 2.11.0 | C++ program | 0 | fastamp 0.1.0, torch 2.11.0 |" in out
+
+
+@pytest.mark.parametrize(
+    ("fp16", "complaint"), [(2.01, None), (2.2, "fp16 2.200"), (float("nan"), "fp16 nan")]
+)
+def test_a_precision_that_does_not_learn_is_a_failure(tmp_path, monkeypatch, fp16, complaint):
+    modes = [("fp32", 2.0), ("fp16", fp16)]
+    rows = [{"mode": mode, "losses": {"1": 2.3}, "final_loss": loss} for mode, loss in modes]
+
+    def call(command):
+        if "--json" in command:
+            command[-1].write_text(json.dumps({"rows": rows}))
+
+    monkeypatch.setattr(wheel_test, "call", call)
+    if complaint is None:
+        assert wheel_test.train(tmp_path) == "loss 2.300 -> fp32 2.000, fp16 2.010"
+    else:
+        with pytest.raises(RuntimeError, match=complaint):
+            wheel_test.train(tmp_path)

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The site: links that stay within it, the page of ops, and MkDocs' own verdict."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import fastamp
+
+ROOT = Path(__file__).resolve().parents[3]
+TOOLS = ROOT / "tools"
+sys.path.insert(0, str(TOOLS))
+
+from docs_ops import ops_reference, versions_of  # noqa: E402
+from docs_site import api_page, relink, site_target, stage  # noqa: E402
+from torch_ops import autocast_ops  # noqa: E402
+
+LISTS = json.loads((ROOT / "docs" / "site" / "torch_ops.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("text", "folder", "wanted"),
+    [
+        ("see [it](docs/cpp.md#regions).", "", "see [it](cpp.md#regions)."),
+        ("see [it](../README.md#install)", "docs", "see [it](index.md#install)"),
+        ("![plot](plots/x.svg)", "docs", "![plot](plots/x.svg)"),
+        ("[a](cpp.md) [b](../CHANGELOG.md)", "docs", "[a](cpp.md) [b](changelog.md)"),
+        ("[cnn.cpp](examples/cpp/cnn.cpp)", "", "[cnn.cpp](examples.md#cnncpp)"),
+        ("[raw](../benchmarks/results) data", "docs", "raw data"),
+        ("[web](https://pytorch.org)", "docs", "[web](https://pytorch.org)"),
+        ("[here](#top)", "docs", "[here](#top)"),
+        ("```md\n[a](../README.md)\n```", "docs", "```md\n[a](../README.md)\n```"),
+    ],
+)
+def test_links_stay_within_the_site(text: str, folder: str, wanted: str):
+    if "x.svg" in text:
+        plot = next((ROOT / "docs" / "plots").glob("*.svg")).name
+        text, wanted = text.replace("x.svg", plot), wanted.replace("x.svg", plot)
+    assert relink(text, folder) == wanted
+
+
+def test_a_link_that_leads_nowhere_is_left_for_mkdocs_to_find():
+    assert relink("[a](no_such.md)", "docs") == "[a](no_such.md)"
+
+
+def test_which_files_have_pages():
+    assert site_target("docs/optim.md") == "optim.md"
+    assert site_target("examples/python/gpt2.py") == "examples.md#gpt2py"
+    assert site_target("src/library.cpp") is None
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site") / "pages"
+    stage(folder)
+    return folder
+
+
+def test_no_page_links_to_a_page_that_is_not_there(pages: Path):
+    there = {path.relative_to(pages).as_posix() for path in pages.rglob("*")}
+    for page in pages.glob("*.md"):
+        text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+        text = re.sub(r"`[^`\n]*`", "", text)
+        for target in re.findall(r"\]\(([^)#\s]+)", text):
+            assert "://" in target or target in there, (page.name, target)
+
+
+def test_every_page_is_in_the_navigation(pages: Path):
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    listed = set(re.findall(r"(\S+\.md)$", navigation, re.MULTILINE))
+    assert listed - {"cpp/annotated.md"} == {page.name for page in pages.glob("*.md")}
+
+
+def test_the_reference_names_everything_that_is_public(pages: Path):
+    text = (pages / "api_python.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^::: fastamp\.(\w+)$", text, re.MULTILINE))
+    modules = {"amp", "cpu", "cuda", "distributed", "optim"}
+    assert named == set(fastamp.__all__) - modules - {"__version__"}
+    optimizers = (pages / "api_optim.md").read_text(encoding="utf-8")
+    assert optimizers == api_page("Optimizers", "fastamp.optim", list(fastamp.optim.__all__))
+
+
+def test_the_list_of_this_torch_is_what_it_registers():
+    version = torch.__version__.partition("+")[0]
+    if version not in LISTS:
+        pytest.skip(f"no list of torch {version} is stored: run tools/torch_ops.py with it")
+    # Libraries that other tests have imported (torchvision) register ops of their own.
+    for device in ("cpu", "cuda"):
+        found = [name for name in autocast_ops(device) if "::" not in name]
+        assert found == [name for name in LISTS[version][device] if "::" not in name]
+
+
+def test_the_page_of_ops_has_a_line_for_each_op():
+    page = ops_reference(LISTS)
+    lines = dict(re.findall(r"^\| `([\w.]+)` \| (.*) \|$", page, re.MULTILINE))
+    rows = {row.op: row for row in fastamp.op_table()}
+    assert set(rows) <= set(lines)
+    policies = {policy for row in rows.values() for policy in (row.cpu_default, row.cuda_default)}
+    assert policies <= set(lines)  # what they mean stands above
+    assert lines["linear"] == "lower | lower | all | all"
+    assert lines["pow.Tensor_Scalar"].startswith(f"{rows['pow.Tensor_Scalar'].cpu_default} | fp32")
+
+
+def test_which_versions_autocast_an_op():
+    lists = {"1.0": {"cpu": ["a", "b"]}, "2.0": {"cpu": ["a"]}}
+    assert [versions_of(op, "cpu", lists) for op in "abc"] == ["all", "1.0", "."]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("mkdoxy") is None or shutil.which("doxygen") is None,
+    reason="needs the docs extra and doxygen",
+)
+def test_the_site_is_built_without_a_warning():
+    run = subprocess.run(
+        [sys.executable, TOOLS / "docs_site.py"], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "WARNING" not in run.stdout + run.stderr
+    html = ROOT / "build" / "site" / "html"
+    assert "fastamp.autocast" in (html / "api_python.html").read_text(encoding="utf-8")
+    assert "GradScaler" in (html / "cpp" / "annotated.html").read_text(encoding="utf-8")

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds one wheel with the native part for several versions of torch and Python.
+
+build_wheel.py --torch 2.11.0 --torch 2.15.0 --python 3.11 --python 3.12: the library is built once
+for each torch, the module once for each torch and Python. What is up to date is not built again, so
+a run that was stopped goes on. auditwheel, in an environment of its own, finds the platform's tag
+and refuses a wheel that needs more of a system than torch, CUDA's runtime and the C++ runtime.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import venv
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+from cmake_build import ROOT, Build
+from compat import make_environment, prepare_cuda, run
+from setup_venv import read_pyproject
+
+WORK = ROOT / "build" / "wheel"
+PARTS = WORK / "parts"
+DIST = ROOT / "dist"
+# From fastamp/_native/torchX.Y to the folder of all packages.
+SITE_PACKAGES = "../../.."
+# They come with torch, and its copies are the ones to be used.
+OF_TORCH = ("libtorch*.so", "libc10*.so", "libcudart*.so*", "libgomp*.so*")
+
+
+@contextmanager
+def timed(what: str) -> Iterator[None]:
+    """Says what is done, and then how many minutes it took."""
+    print(f"{what} ...", flush=True)
+    begin = time.monotonic()
+    yield
+    print(f"{what}: {(time.monotonic() - begin) / 60:.1f} minutes", flush=True)
+
+
+def minor_of(torch: str) -> str:
+    """Returns "2.11" for "2.11.0"."""
+    return ".".join(torch.split(".")[:2])
+
+
+def find_python(name: str) -> str | None:
+    """Returns the interpreter for "3.12": from the PATH, else pyenv's newest; None without one."""
+    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = sorted(versions.glob(f"{name}.*/bin/python"))
+    places = [shutil.which(f"python{name}"), *map(str, reversed(found))]
+    ask = f"import sys; sys.exit('%d.%d' % sys.version_info[:2] != {name!r})"
+    for place in filter(None, places):
+        if subprocess.run([place, "-c", ask], check=False, capture_output=True).returncode == 0:
+            return place
+    return None
+
+
+def find_pythons(names: Sequence[str]) -> list[str]:
+    """Returns interpreters, without that of the build itself, and says which are missing."""
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    found = {name: find_python(name) for name in names if name != own}
+    for name, place in found.items():
+        print(f"Python {name}: {place or 'no interpreter here: left out'}", flush=True)
+    return [place for place in found.values() if place is not None]
+
+
+def build_part(torch: str, pythons: Sequence[str], cuda: str, jobs: int) -> None:
+    """Builds the native part for a torch into PARTS, for our own in the folder of `make build`."""
+    package = PARTS / f"torch{minor_of(torch)}"
+    if minor_of(version("torch")) == minor_of(torch):
+        folder = Path(os.environ.get("FASTAMP_BUILD_DIR", ROOT / "build" / "make"))
+        python, tests = Path(sys.executable), "ON"
+    else:
+        folder, tests = WORK / torch / "make", "OFF"
+        python = make_environment(WORK / torch / "venv", torch, extras=("build",))
+        prepare_cuda(python, "OFF" if cuda == "OFF" else "ON")  # Installs what there is.
+        os.environ["CMAKE_ARGS"] = f"-DFASTAMP_CUDA={cuda}"
+    try:
+        Build(
+            build_dir=folder,
+            package_dir=package,
+            tests=tests,
+            package=True,
+            site_packages=SITE_PACKAGES,
+            jobs=jobs,
+            python=str(python),
+            pythons=pythons,
+        ).run()
+    finally:
+        os.environ.pop("CMAKE_ARGS", None)
+    for library in package.rglob("*.so*"):
+        subprocess.run(["strip", "--strip-unneeded", str(library)], check=True)
+    info = json.loads((package / "build_info.json").read_text(encoding="utf-8"))
+    cuda_code = f"with CUDA {info['cuda_version']}" if info["cuda_version"] else "without CUDA"
+    modules = ", ".join(sorted(path.name.split("-")[1] for path in package.glob("_C.*")))
+    print(f"torch {info['torch_version']}: {cuda_code}, Python {modules}", flush=True)
+
+
+def machine_paths(folder: Path) -> Iterator[str]:
+    """Yields the RPATHs below a folder that lead to folders of this machine, not to neighbours."""
+    for library in sorted(folder.rglob("*.so*")):
+        dynamic = subprocess.check_output(["readelf", "-d", str(library)], text=True)
+        for path in re.findall(r"(?:RUNPATH|RPATH).*\[(.*)\]", dynamic):
+            yield from (
+                f"{library.name}: {entry}"
+                for entry in path.split(":")
+                if not entry.startswith("$ORIGIN")
+            )
+
+
+def pack() -> Path:
+    """Returns a wheel of the package and all parts, for this machine's platform alone.
+
+    Raises:
+        SystemExit: A library would look for others in this machine's folders.
+    """
+    if wrong := list(machine_paths(PARTS)):
+        raise SystemExit(f"fastamp: the wheel would name folders of this machine: {wrong}")
+    folder = WORK / "packed"
+    shutil.rmtree(folder, ignore_errors=True)
+    command = ["-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder)]
+    run(Path(sys.executable), *command, str(ROOT), FASTAMP_NATIVE_PARTS=str(PARTS))
+    (wheel,) = folder.glob("fastamp-*.whl")
+    return wheel
+
+
+def audit(wheel: Path) -> Path:
+    """Returns the wheel in DIST, with the tag of the oldest platform that it runs on.
+
+    Raises:
+        SystemExit: It needs a library that neither torch nor every such platform has.
+    """
+    folder = WORK / "audit"
+    python = folder / "bin" / "python"
+    if not (folder / "bin" / "auditwheel").is_file():
+        venv.create(folder, with_pip=True)
+        wanted = read_pyproject()["project"]["optional-dependencies"]["wheel"]
+        run(python, "-m", "pip", "--disable-pip-version-check", "install", "-q", *wanted)
+    done = WORK / "audited"
+    shutil.rmtree(done, ignore_errors=True)
+    exclude = [word for name in OF_TORCH for word in ("--exclude", name)]
+    tools = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
+    command = ("-m", "auditwheel", "repair", *exclude, "-w", str(done), str(wheel))
+    run(python, *command, PATH=tools)
+    (audited,) = done.glob("fastamp-*.whl")
+    with zipfile.ZipFile(audited) as archive:
+        added = [name for name in archive.namelist() if name.startswith("fastamp.libs/")]
+    if added:
+        raise SystemExit(f"fastamp: the wheel needs libraries that are not torch's: {added}")
+    DIST.mkdir(exist_ok=True)
+    return Path(shutil.move(audited, DIST / audited.name))
+
+
+def describe(wheel: Path) -> Iterator[str]:
+    """Yields the sizes of a wheel and of its parts."""
+    yield f"{wheel.relative_to(ROOT)}: {wheel.stat().st_size / 1e6:.1f} MB"
+    sizes: dict[str, list[int]] = {}
+    with zipfile.ZipFile(wheel) as archive:
+        for entry in archive.infolist():
+            if entry.is_dir():
+                continue
+            folders = entry.filename.split("/")
+            name = folders[2] if folders[1] == "_native" else "Python and metadata"
+            total = sizes.setdefault(name, [0, 0])
+            total[0] += entry.compress_size
+            total[1] += entry.file_size
+    for name, (packed, unpacked) in sorted(sizes.items()):
+        yield f"  {name}: {packed / 1e6:.1f} MB, unpacked {unpacked / 1e6:.1f} MB"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Builds all parts and the wheel."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--torch", action="append", required=True, help="e.g. 2.15.0; repeatable")
+    parser.add_argument("--python", action="append", default=[], help="e.g. 3.12; repeatable")
+    parser.add_argument("--cuda", choices=("AUTO", "ON", "OFF"), default="AUTO")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args(arguments)
+    pythons = find_pythons(options.python)
+    wanted = {f"torch{minor_of(torch)}" for torch in options.torch}
+    for part in PARTS.glob("*"):
+        if part.name not in wanted:
+            shutil.rmtree(part)
+    for torch in options.torch:
+        with timed(f"torch {torch}"):
+            build_part(torch, pythons, options.cuda, options.jobs)
+    with timed("wheel"):
+        wheel = audit(pack())
+    print("\n".join(describe(wheel)), flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except subprocess.CalledProcessError as error:
+        raise SystemExit(f"fastamp: wheel failed: {error}") from None
