@@ -20,4 +20,9 @@ struct BuildInfo {
 /// Returns the facts fixed when the library was built. Thread-safe, no side effects.
 FASTAMP_API BuildInfo build_info();
 
+/// Returns why fastamp's kernels for CUDA are not in use, as a part of a sentence ("torch has no
+/// CUDA"), or "" where they are. Opens their library if torch's CUDA part is in the process, and
+/// warns, once, if that fails. Thread-safe.
+FASTAMP_API std::string why_no_cuda_part();
+
 }  // namespace fastamp

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings.h"
-#include "core/cuda_part.h"
 
 #include <fastamp/build_info.h>
 

@@ -21,27 +21,23 @@ import torch
 _REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps <fastamp's source folder>"
 
 
-def check_versions(built: dict[str, str], torch_version: str, torch_cuda: str | None) -> None:
+def check_version(built: str, torch_version: str) -> None:
     """Refuses a build that was made for another torch.
 
+    Another CUDA, or none, is no reason: the code for CUDA is opened where it fits, and a warning
+    says where it does not (``core/cuda_part.cpp``).
+
     Args:
-        built: Contents of build_info.json; ``torch_version`` ("2.11.0"), ``cuda_version`` ("13.0",
-            or "" for a CPU-only build).
+        built: Version of the torch that fastamp was built for, e.g. "2.11.0".
         torch_version: Version of the torch that is running, e.g. "2.11.0+cu130".
-        torch_cuda: CUDA version of that torch, or None.
 
     Raises:
-        ImportError: The minor versions of torch differ, or a CUDA build meets another CUDA major.
+        ImportError: The minor versions differ.
     """
-    runs = f"torch {torch_version} (CUDA {torch_cuda or 'none'})"
-    was = f"torch {built['torch_version']} (CUDA {built['cuda_version'] or 'none'})"
-    same_torch = torch_version.split(".")[:2] == built["torch_version"].split(".")[:2]
-    # The code for CUDA is opened only where torch has CUDA, so each side may be without.
-    majors = {cuda.partition(".")[0] for cuda in (built["cuda_version"], torch_cuda) if cuda}
-    same_cuda = len(majors) < 2
-    if not (same_torch and same_cuda):
+    if torch_version.split(".")[:2] != built.split(".")[:2]:
         raise ImportError(
-            f"fastamp was built for {was}, but this is {runs}. Rebuild it: {_REBUILD}"
+            f"fastamp was built for torch {built}, but this is torch {torch_version}. "
+            f"Rebuild it: {_REBUILD}"
         )
 
 
@@ -108,7 +104,7 @@ def load(package_dir: Path) -> ModuleType:
     """
     folder = native_folder(package_dir, torch.__version__)
     built = json.loads((folder / "build_info.json").read_text(encoding="utf-8"))
-    check_versions(built, torch.__version__, torch.version.cuda)
+    check_version(built["torch_version"], torch.__version__)
     path = sys.modules["fastamp"].__path__
     if str(folder) not in path:
         path.append(str(folder))

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/build_config.h"
+#include "core/cuda_part.h"
 
 #include <fastamp/build_info.h>
 #include <fastamp/version.h>
@@ -18,5 +19,7 @@ BuildInfo build_info() {
   info.build_type = FASTAMP_BUILD_TYPE;
   return info;
 }
+
+std::string why_no_cuda_part() { return cuda_part_refusal(); }
 
 }  // namespace fastamp

@@ -5,6 +5,7 @@
 
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/Exception.h>
 
 #include <dlfcn.h>
 
@@ -61,6 +62,17 @@ Opened open() {
   return {.part = part, .why_not = {}};
 }
 
+/// Who built without CUDA knows; a file that is not used, though it was built, is news.
+const Opened* open_or_warn() {
+  auto* const done = new Opened(open());
+  if (done->part == nullptr && *FASTAMP_CUDA_VERSION != '\0') {
+    TORCH_WARN("fastamp's kernels for CUDA are not in use: ", done->why_not,
+               ". Its scaler and optimizers refuse CUDA tensors. Install or build fastamp for this "
+               "torch: docs/install.md says how");
+  }
+  return done;
+}
+
 /// Null as long as torch has no CUDA, which may still be loaded.
 const Opened* opened() {
   // A guard alone may be the one that torch makes for fake tensors; without one the hooks, which
@@ -70,7 +82,7 @@ const Opened* opened() {
     return nullptr;
   }
   // Never destroyed: other threads may still ask while the process exits.
-  static const auto* const once = new Opened(open());
+  static const auto* const once = open_or_warn();
   return once;
 }
 
@@ -81,7 +93,7 @@ const CudaPart* cuda_part() {
   return found == nullptr ? nullptr : found->part;
 }
 
-std::string why_no_cuda_part() {
+std::string cuda_part_refusal() {
   const auto* const found = opened();
   return found == nullptr ? "torch has no CUDA" : found->why_not;
 }

@@ -55,10 +55,10 @@ struct CudaPart {
 inline constexpr auto kCudaPartBuild = "fastamp " FASTAMP_VERSION ", torch " TORCH_VERSION;
 
 /// The code for CUDA; null where there is none. Opens its library at the first call that finds
-/// torch's CUDA part in the process, once. Thread-safe.
+/// torch's CUDA part in the process, once; warns if there is one that cannot be used. Thread-safe.
 const CudaPart* cuda_part();
 
 /// Why cuda_part() is null, as a part of a sentence ("torch has no CUDA"); "" where it is not.
-FASTAMP_API std::string why_no_cuda_part();
+std::string cuda_part_refusal();
 
 }  // namespace fastamp

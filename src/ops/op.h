@@ -56,9 +56,10 @@ template <typename Op>
 void check_and_refuse(const typename Op::Args& args) {
   static_cast<void>(Op::check(args));
   const c10::Device device = Op::device(args);
+  const std::string why_not = device.is_cuda() ? cuda_part_refusal() : "";
   TORCH_CHECK_NOT_IMPLEMENTED(false, name_of<Op>(),
                               ": expected tensors on cpu or, in a CUDA build, on cuda, got ",
-                              device, device.is_cuda() ? ": " + why_no_cuda_part() : "");
+                              device, why_not.empty() ? "" : ": " + why_not);
 }
 
 template <typename Op, typename Kernel>

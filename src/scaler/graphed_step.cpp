@@ -221,7 +221,7 @@ struct GraphedStep::Impl {
   std::unique_ptr<CapturedGraph> capture_graph(const CapturePhases& phases) const {
     const auto* const part = cuda_part();
     TORCH_CHECK_NOT_IMPLEMENTED(part != nullptr, "GraphedStep: expected inputs on the CPU, since ",
-                                why_no_cuda_part(), ", got ", device());
+                                cuda_part_refusal(), ", got ", device());
     return part->devices.capture_graph(device(), phases);
   }
 

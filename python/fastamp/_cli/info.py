@@ -51,6 +51,7 @@ def _build() -> dict[str, str]:
         "torch": info["torch_version"],
         "cuda": info["cuda_version"] or "none: a CPU-only build",
         "cuda architectures": info["cuda_archs"] or "none",
+        "code for cuda": _C.why_no_cuda_part() or "in use",
         "compiler": info["compiler"],
         "type": info["build_type"],
     }

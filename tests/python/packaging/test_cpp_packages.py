@@ -131,6 +131,27 @@ def test_the_guides_fetch_content_configures(tmp_path: Path):
     assert "fastamp_test_core" not in ninja
 
 
+@pytest.mark.skipif(not fastamp.build_info()["cuda_version"], reason="built without CUDA")
+def test_the_two_libraries_stay_together_in_a_project_with_folders_of_its_own(tmp_path: Path):
+    """The one opens the other by its name, in its own folder."""
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.25)\nproject(p LANGUAGES CXX)\n"
+        f"add_subdirectory({ROOT} fastamp)\n"
+    )
+    status, output = call(
+        *(find_tool("cmake"), "-S", tmp_path, "-B", tmp_path / "build", "-GNinja"),
+        f"-DCMAKE_MAKE_PROGRAM={find_tool('ninja')}",
+        *(f"-DCMAKE_PREFIX_PATH={TORCH_PREFIX}", "-DFASTAMP_CUDA=ON", "-DCMAKE_UNITY_BUILD=ON"),
+        *("-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_DEBUG_POSTFIX=-debug"),
+        f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={tmp_path}/build/out",
+    )
+    assert status == 0, output
+    ninja = (tmp_path / "build" / "build.ninja").read_text(encoding="utf-8")
+    linked = set(re.findall(r"^build (\S*libfastamp\S*\.so\.[\d.]+)[ :]", ninja, re.MULTILINE))
+    assert linked == {f"out/libfastamp-debug.so.{ABI}", f"out/libfastamp_cuda.so.{ABI}"}
+    assert "Unity" not in "".join(re.findall(r"fastamp_cuda\.dir/\S+", ninja))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb is not installed")
 def test_the_debian_package_serves_a_program(tmp_path: Path):

@@ -97,11 +97,17 @@ def test_why_it_could_not_be_opened_is_kept_and_said(tmp_path: Path):
         children[name] = subprocess.Popen(
             [sys.executable, "-c", BARE, module],
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             env=child_environment(),
         )
-    said = {name: child.communicate()[0].splitlines() for name, child in children.items()}
+    ended = {name: child.communicate() for name, child in children.items()}
+    said = {name: out.splitlines() for name, (out, _) in ended.items()}
     assert [child.returncode for child in children.values()] == [0, 0]
+    for name, (_, warned) in ended.items():  # once, though asked twice
+        assert warned.count("fastamp's kernels for CUDA are not in use: ") == 1
+        assert said[name][0] in warned
+        assert "docs/install.md" in warned
     for first, second in said.values():
         assert first == second
     missing = f"its code for CUDA could not be opened: {tmp_path}/none/lib/{CUDA_LIBRARY}: "

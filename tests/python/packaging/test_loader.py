@@ -12,40 +12,20 @@ import pytest
 import torch
 
 import fastamp
-from fastamp._loader import check_versions, native_folder
-
-BUILT = {"torch_version": "2.11.0", "cuda_version": "13.0"}
+from fastamp._loader import check_version, native_folder
 
 
-@pytest.mark.parametrize(
-    ("built_cuda", "torch_version", "torch_cuda"),
-    [
-        ("13.0", "2.11.0+cu130", "13.0"),
-        ("13.0", "2.11.1+cu132", "13.2"),  # patch releases and CUDA minors keep the ABI
-        ("", "2.11.0+cpu", None),
-        ("13.0", "2.11.0+cpu", None),  # the code for CUDA is not opened
-        ("", "2.11.0+cu130", "13.0"),  # a CPU-only build links nothing of CUDA
-    ],
-)
-def test_fitting_versions_are_accepted(built_cuda, torch_version, torch_cuda):
-    check_versions({**BUILT, "cuda_version": built_cuda}, torch_version, torch_cuda)
+@pytest.mark.parametrize("torch_version", ["2.11.0+cu130", "2.11.1+cu126", "2.11.0+cpu", "2.11.2"])
+def test_patch_releases_and_any_cuda_are_accepted(torch_version):
+    check_version("2.11.0", torch_version)
 
 
-@pytest.mark.parametrize(
-    ("torch_version", "torch_cuda"),
-    [
-        ("2.12.0+cu130", "13.0"),
-        ("2.1.0+cu130", "13.0"),
-        ("3.11.0", "13.0"),
-        ("2.11.0+cu126", "12.6"),
-    ],
-)
-def test_other_versions_are_refused_with_both_named(torch_version, torch_cuda):
+@pytest.mark.parametrize("torch_version", ["2.12.0+cu130", "2.1.0+cu130", "3.11.0"])
+def test_other_versions_are_refused_with_both_named(torch_version):
     with pytest.raises(ImportError) as error:
-        check_versions(BUILT, torch_version, torch_cuda)
+        check_version("2.11.0", torch_version)
     message = str(error.value)
-    assert "built for torch 2.11.0 (CUDA 13.0)" in message
-    assert f"this is torch {torch_version} (CUDA {torch_cuda or 'none'})" in message
+    assert f"built for torch 2.11.0, but this is torch {torch_version}. " in message
     assert "pip install --no-build-isolation" in message
 
 
@@ -69,7 +49,7 @@ def test_import_of_a_build_for_another_torch_is_one_clear_error(tmp_path):
     status, stderr = import_copy(tmp_path, info)
     assert status == 1
     assert stderr.count("Error: ") == 1
-    assert "ImportError: fastamp was built for torch 2.99.0 (CUDA none), but this is" in stderr
+    assert "ImportError: fastamp was built for torch 2.99.0, but this is torch " in stderr
 
 
 def test_import_of_a_package_without_its_native_part_says_how_to_build(tmp_path):
