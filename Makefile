@@ -106,7 +106,7 @@ ifneq ($(VENV),none)
 endif
 	$(PYTHON) tools/compat.py --torch '$(TORCH)' --cuda $(or $(FASTAMP_CUDA),AUTO) --jobs $(JOBS)
 
-wheel: build
+wheel: $(ENVIRONMENT)
 	$(PY) tools/build_wheel.py $(addprefix --torch ,$(TORCHES)) $(addprefix --python ,$(PYTHONS)) \
 	  --cuda $(or $(FASTAMP_CUDA),AUTO) --jobs $(JOBS)
 

@@ -33,6 +33,9 @@ PARTS = WORK / "parts"
 DIST = ROOT / "dist"
 # From fastamp/_native/torchX.Y to the folder of all packages.
 SITE_PACKAGES = "../../.."
+# Of torch's wheels for CUDA 13, which also compile for 8.6: that runs the code for 8.0. The GPU of
+# this machine says nothing. From the last one, newer GPUs compile what they need.
+RELEASE_ARCHS = "7.5 8.0 9.0 10.0 12.0+PTX"
 # They come with torch, and its copies are the ones to be used.
 OF_TORCH = ("libtorch*.so", "libc10*.so", "libcudart*.so*", "libgomp*.so*")
 
@@ -51,12 +54,23 @@ def minor_of(torch: str) -> str:
     return ".".join(torch.split(".")[:2])
 
 
+def numbers(path: Path) -> list[int]:
+    """Returns the numbers in a path, by which 3.12.10 comes after 3.12.9."""
+    return [int(number) for number in re.findall(r"\d+", str(path))]
+
+
 def find_python(name: str) -> str | None:
-    """Returns the interpreter for "3.12": from the PATH, else pyenv's newest; None without one."""
+    """Returns the interpreter for "3.12": from the PATH, else pyenv's newest; None without one.
+
+    One without a global lock is another interpreter, with an ABI of its own: it is passed over.
+    """
     versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    found = sorted(versions.glob(f"{name}.*/bin/python"))
+    found = sorted(versions.glob(f"{name}.*/bin/python"), key=numbers)
     places = [shutil.which(f"python{name}"), *map(str, reversed(found))]
-    ask = f"import sys; sys.exit('%d.%d' % sys.version_info[:2] != {name!r})"
+    ask = (
+        "import sys, sysconfig; free = sysconfig.get_config_var('Py_GIL_DISABLED');"
+        f"sys.exit(bool(free) or '%d.%d' % sys.version_info[:2] != {name!r})"
+    )
     for place in filter(None, places):
         if subprocess.run([place, "-c", ask], check=False, capture_output=True).returncode == 0:
             return place
@@ -72,34 +86,80 @@ def find_pythons(names: Sequence[str]) -> list[str]:
     return [place for place in found.values() if place is not None]
 
 
-def build_part(torch: str, pythons: Sequence[str], cuda: str, jobs: int) -> None:
-    """Builds the native part for a torch into PARTS, for our own in the folder of `make build`."""
-    package = PARTS / f"torch{minor_of(torch)}"
-    if minor_of(version("torch")) == minor_of(torch):
-        folder = Path(os.environ.get("FASTAMP_BUILD_DIR", ROOT / "build" / "make"))
-        python, tests = Path(sys.executable), "ON"
-    else:
-        folder, tests = WORK / torch / "make", "OFF"
-        python = make_environment(WORK / torch / "venv", torch, extras=("build",))
-        prepare_cuda(python, "OFF" if cuda == "OFF" else "ON")  # Installs what there is.
-        os.environ["CMAKE_ARGS"] = f"-DFASTAMP_CUDA={cuda}"
+def has_torch(torch: str, interpreter: str) -> bool:
+    """Returns whether there is a package of a torch for an interpreter's version of Python.
+
+    Raises:
+        subprocess.CalledProcessError: It could not be found out; with pip's output.
+    """
+    ask = "import sys; print('%d.%d' % sys.version_info[:2])"
+    python = subprocess.check_output([interpreter, "-c", ask], text=True).strip()
+    # Our own pip, since the interpreter may have none. It downloads a page and no package.
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--dry-run"]
+    command += ["--no-deps", "--ignore-installed", "--target", str(WORK / "never-written")]
+    command += ["--only-binary", ":all:", "--python-version", python, f"torch=={torch}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return True
+    if "No matching distribution found" in done.stderr:
+        return False
+    print(done.stderr, file=sys.stderr, flush=True)
+    raise subprocess.CalledProcessError(done.returncode, command)
+
+
+def pythons_with(torch: str, pythons: Sequence[str]) -> list[str]:
+    """Returns the interpreters that a torch has a package for, and says which it has none for."""
+    found = [python for python in pythons if has_torch(torch, python)]
+    for python in pythons:
+        if python not in found:
+            print(f"torch {torch} has no package for {python}: left out", flush=True)
+    return found
+
+
+@contextmanager
+def build_settings(cuda: str) -> Iterator[None]:
+    """Sets what CMake is to do, beside what the caller's environment says, which wins."""
+    given = {name: os.environ.get(name) for name in ("CMAKE_ARGS", "TORCH_CUDA_ARCH_LIST")}
+    os.environ["CMAKE_ARGS"] = f"-DFASTAMP_CUDA={cuda} {given['CMAKE_ARGS'] or ''}".strip()
+    os.environ["TORCH_CUDA_ARCH_LIST"] = given["TORCH_CUDA_ARCH_LIST"] or RELEASE_ARCHS
     try:
+        yield
+    finally:
+        for name, value in given.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def build_part(torch: str, pythons: Sequence[str], cuda: str, jobs: int) -> None:
+    """Builds the native part for a torch into PARTS.
+
+    Our own torch is used where it is, others get an environment each. The build folder is none of
+    `make build`: that one is for this machine's GPU.
+    """
+    package = PARTS / f"torch{minor_of(torch)}"
+    ours = minor_of(version("torch")) == minor_of(torch)
+    if ours:
+        python = Path(sys.executable)
+    else:
+        python = make_environment(WORK / torch / "venv", torch, extras=("build",))
+    if not ours or sys.prefix != sys.base_prefix:  # Only into an environment that make has made.
+        prepare_cuda(python, "OFF" if cuda == "OFF" else "ON")  # Installs what there is.
+    shutil.rmtree(package, ignore_errors=True)  # What an earlier version had is not to be packed.
+    with build_settings(cuda):
         Build(
-            build_dir=folder,
+            build_dir=WORK / torch / "make",
             package_dir=package,
-            tests=tests,
             package=True,
             site_packages=SITE_PACKAGES,
             jobs=jobs,
             python=str(python),
-            pythons=pythons,
+            pythons=pythons_with(torch, pythons),
         ).run()
-    finally:
-        os.environ.pop("CMAKE_ARGS", None)
     for library in package.rglob("*.so*"):
         subprocess.run(["strip", "--strip-unneeded", str(library)], check=True)
     info = json.loads((package / "build_info.json").read_text(encoding="utf-8"))
-    cuda_code = f"with CUDA {info['cuda_version']}" if info["cuda_version"] else "without CUDA"
+    cuda_code = "without CUDA"
+    if info["cuda_version"]:
+        cuda_code = f"with CUDA {info['cuda_version']} for {info['cuda_archs']}"
     modules = ", ".join(sorted(path.name.split("-")[1] for path in package.glob("_C.*")))
     print(f"torch {info['torch_version']}: {cuda_code}, Python {modules}", flush=True)
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from build_wheel import DIST, WORK, find_pythons
+from build_wheel import DIST, WORK, find_pythons, pythons_with
 from cmake_build import ROOT, find_tool
 from setup_venv import read_pyproject
 
@@ -74,7 +74,11 @@ def call(command: Sequence[str | Path], path: str | None = None) -> str:
 
 
 def install(folder: Path, interpreter: str, torch: str, wheel: Path) -> str:
-    """Installs torch and the wheel where no compiler is found; returns what the wheel says."""
+    """Installs torch and the wheel where no compiler is found; returns what the wheel says.
+
+    Raises:
+        RuntimeError: pip failed, or the code for CUDA could not be opened beside a torch with CUDA.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     call([interpreter, "-m", "venv", folder])
     python = folder / "bin" / "python"
@@ -82,10 +86,15 @@ def install(folder: Path, interpreter: str, torch: str, wheel: Path) -> str:
     pip: list[str | Path] = [python, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
     call([*pip, "--only-binary", ":all:", f"torch=={torch}", *demo, wheel], str(folder / "bin"))
     ask = (
-        "import fastamp, platform; i = fastamp.build_info();"
-        "print(platform.python_version(), i['torch_version'], i['cuda_version'])"
+        "import fastamp, platform, torch; i = fastamp.build_info();"
+        "print(platform.python_version(), i['torch_version'], i['cuda_version']);"
+        "both = i['cuda_version'] and torch.version.cuda;"
+        "print(fastamp._C.why_no_cuda_part() if both else '')"
     )
-    version, built, *cuda = call([python, "-c", ask]).split()
+    facts, why_not = call([python, "-c", ask]).split("\n")[:2]
+    if why_not:
+        raise RuntimeError(f"the code for CUDA cannot be used: {why_not}")
+    version, built, *cuda = facts.split()
     code = f"CUDA {cuda[0]}" if cuda else "CPU alone"
     return f"Python {version}, built for torch {built}, {code}"
 
@@ -179,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wheel = newest_wheel()
     WORK.mkdir(parents=True, exist_ok=True)
     pythons = [sys.executable, *find_pythons(options.python)]
-    cases = [(torch, python) for torch in options.torch for python in pythons]
+    cases = [(torch, python) for torch in options.torch for python in pythons_with(torch, pythons)]
     table = [(case[0], check(*case, wheel, options.keep)) for case in cases]
     print(f"\n{wheel.name}")
     print("| torch | what | seconds | result |\n|---|---|---|---|")

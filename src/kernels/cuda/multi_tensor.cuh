@@ -44,11 +44,13 @@
 namespace fastamp::kernels::cuda {
 
 // Blocks per processor that the registers must suffice for. All threads resident: 2048 on
-// data-centre parts, 1536 on 8.6, 8.7, 8.9 and 12.x (ptxas ignores the bound where it exceeds what
-// the part holds).
+// data-centre parts, 1536 on 8.6, 8.7, 8.9 and 12.x, 1024 on 7.5 (ptxas ignores the bound where it
+// exceeds what the part holds).
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 870 || \
                                __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
 inline constexpr int kMaxThreads = 1536;
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+inline constexpr int kMaxThreads = 1024;
 #else
 inline constexpr int kMaxThreads = 2048;
 #endif

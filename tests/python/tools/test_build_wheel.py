@@ -63,6 +63,115 @@ def test_an_interpreter_is_what_it_is_called(tmp_path, monkeypatch):
     assert build_wheel.find_python("3.98") is None
 
 
+def test_an_interpreter_without_a_global_lock_is_passed_over(tmp_path, monkeypatch):
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    free = tmp_path / f"python{own}"
+    free.write_text(
+        f"#!{sys.executable}\nimport sys, sysconfig\n"
+        "sysconfig.get_config_var = lambda name: int(name == 'Py_GIL_DISABLED')\n"
+        "exec(sys.argv[2])\n"
+    )
+    free.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    assert build_wheel.find_python(own) is None
+
+
+def test_pyenvs_newest_interpreter_is_taken(tmp_path, monkeypatch):
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    for patch in (2, 9, 10):
+        folder = tmp_path / "versions" / f"{own}.{patch}" / "bin"
+        folder.mkdir(parents=True)
+        (folder / "python").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    newest = tmp_path / "versions" / f"{own}.10" / "bin" / "python"
+    assert build_wheel.find_python(own) == str(newest)
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "has"),
+    [
+        (0, "", True),
+        (1, "ERROR: No matching distribution found for torch==2.15.0", False),
+        (1, "ERROR: connection refused", None),
+    ],
+)
+def test_whether_a_torch_has_a_package_for_a_python_is_pips_word(monkeypatch, status, said, has):
+    def run(command, **_):
+        assert command[-1] == "torch==2.15.0"
+        assert f"{sys.version_info.major}.{sys.version_info.minor}" in command
+        return subprocess.CompletedProcess(command, status, "", said)
+
+    monkeypatch.setattr(build_wheel.subprocess, "run", run)
+    # check_output is a run, too.
+    monkeypatch.setattr(
+        build_wheel.subprocess,
+        "check_output",
+        lambda *_, **__: f"{sys.version_info.major}.{sys.version_info.minor}\n",
+    )
+    if has is None:
+        with pytest.raises(subprocess.CalledProcessError):
+            build_wheel.has_torch("2.15.0", sys.executable)
+    else:
+        assert build_wheel.has_torch("2.15.0", sys.executable) is has
+
+
+def test_a_python_that_torch_has_no_package_for_is_named_and_left_out(monkeypatch, capsys):
+    monkeypatch.setattr(build_wheel, "has_torch", lambda _, python: python != "/python3.10")
+    assert build_wheel.pythons_with("2.15.0", ["/python3.10", "/python3.12"]) == ["/python3.12"]
+    assert capsys.readouterr().out == "torch 2.15.0 has no package for /python3.10: left out\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "cmake_args", "archs"),
+    [
+        ({}, "-DFASTAMP_CUDA=ON", build_wheel.RELEASE_ARCHS),
+        (
+            {"CMAKE_ARGS": "-DA=1", "TORCH_CUDA_ARCH_LIST": "9.0"},
+            "-DFASTAMP_CUDA=ON -DA=1",
+            "9.0",
+        ),
+    ],
+)
+def test_a_part_is_built_anew_with_settings_of_its_own(
+    tmp_path, monkeypatch, given, cmake_args, archs
+):
+    """What an earlier version left is gone; the caller's settings are used and kept."""
+    names = ("CMAKE_ARGS", "TORCH_CUDA_ARCH_LIST")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    stale = tmp_path / "torch2.99" / "lib" / "libfastamp_cuda.so.0.0"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
+    seen = {}
+
+    class Build:
+        def __init__(self, **options):
+            self.options = options
+
+        def run(self):
+            seen.update(self.options, **{name: os.environ[name] for name in names})
+            package = self.options["package_dir"]
+            package.mkdir()
+            info = {"torch_version": "2.99.0", "cuda_version": "13.0", "cuda_archs": "90"}
+            (package / "build_info.json").write_text(json.dumps(info))
+
+    monkeypatch.setattr(build_wheel, "PARTS", tmp_path)
+    monkeypatch.setattr(build_wheel, "Build", Build)
+    monkeypatch.setattr(build_wheel, "make_environment", lambda *_, **__: Path("/venv/python"))
+    monkeypatch.setattr(build_wheel, "prepare_cuda", lambda *given: seen.update(prepared=given))
+    monkeypatch.setattr(build_wheel, "pythons_with", lambda _, pythons: pythons[:1])
+    build_wheel.build_part("2.99.0", ["/python3.12", "/python3.13"], "ON", 2)
+    assert not stale.exists()
+    assert (seen["CMAKE_ARGS"], seen["TORCH_CUDA_ARCH_LIST"]) == (cmake_args, archs)
+    assert {name: os.environ[name] for name in names if name in os.environ} == given
+    assert seen["prepared"] == (Path("/venv/python"), "ON")
+    assert (seen["python"], seen["pythons"]) == ("/venv/python", ["/python3.12"])
+
+
 def test_pythons_that_are_missing_are_named_and_left_out(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
@@ -105,6 +214,7 @@ def test_each_torch_is_tested_with_each_python(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(wheel_test, "DIST", tmp_path)
     monkeypatch.setattr(wheel_test, "WORK", tmp_path)
     monkeypatch.setattr(wheel_test, "find_pythons", lambda names: [f"/python{n}" for n in names])
+    monkeypatch.setattr(build_wheel, "has_torch", lambda torch, _: torch != "2.9.0")
     seen = []
 
     def install(_folder, interpreter, torch, _wheel):
@@ -114,7 +224,8 @@ def test_each_torch_is_tested_with_each_python(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(wheel_test, "install", install)
     for name in ("train", "drop_in", "consume"):
         monkeypatch.setattr(wheel_test, name, lambda _: "ok")
-    assert wheel_test.main(["--torch", "2.10.0", "--torch", "2.11.0", "--python", "3.12"]) == 0
+    torches = ["--torch", "2.10.0", "--torch", "2.9.0", "--torch", "2.11.0"]
+    assert wheel_test.main([*torches, "--python", "3.12"]) == 0
     own = sys.executable
     assert seen == [
         (torch, python) for torch in ("2.10.0", "2.11.0") for python in (own, "/python3.12")
@@ -132,10 +243,30 @@ def test_what_fails_with_one_torch_is_a_failed_row(tmp_path, monkeypatch, capsys
     monkeypatch.setattr(wheel_test, "train", lambda _: "loss")
     monkeypatch.setattr(wheel_test, "drop_in", lambda _: wheel_test.call(["false"]))
     monkeypatch.setattr(wheel_test, "consume", lambda _: "fastamp 0.1.0, torch 2.11.0")
+    monkeypatch.setattr(build_wheel, "has_torch", lambda *_: True)
     assert wheel_test.main(["--torch", "2.11.0"]) == 1
     out = capsys.readouterr().out
     assert "| 2.11.0 | drop-in | 0 | failed |" in out
     assert "| 2.11.0 | C++ program | 0 | fastamp 0.1.0, torch 2.11.0 |" in out
+
+
+@pytest.mark.parametrize(
+    ("said", "result"),
+    [
+        ("3.12.1 2.11.0 13.0\n\n", "Python 3.12.1, built for torch 2.11.0, CUDA 13.0"),
+        ("3.12.1 2.10.0 \n\n", "Python 3.12.1, built for torch 2.10.0, CPU alone"),
+        ("3.12.1 2.11.0 13.0\nno such file\n", None),
+    ],
+)
+def test_code_for_cuda_that_does_not_open_is_a_failed_installation(
+    tmp_path, monkeypatch, said, result
+):
+    monkeypatch.setattr(wheel_test, "call", lambda command, *_: said if "-c" in command else "")
+    if result is None:
+        with pytest.raises(RuntimeError, match="cannot be used: no such file"):
+            wheel_test.install(tmp_path, sys.executable, "2.11.0", tmp_path)
+    else:
+        assert wheel_test.install(tmp_path, sys.executable, "2.11.0", tmp_path) == result
 
 
 @pytest.mark.parametrize(
