@@ -86,28 +86,37 @@ def check_program(run_it: Callable[[], Any], findings: Findings, steps: int = 0)
 
 def _check(program: list[str], findings: Findings, steps: int, file: str | None) -> int:
     install()
-    taken = 0
+    error: BaseException | None = None
 
     def run_it() -> None:
+        nonlocal error
         try:
             run.run_program(program)
         except EnoughSteps:
             raise
-        except SystemExit as error:
-            if error.code not in (None, 0):
-                raise
+        except BaseException as raised:  # Passed on when the findings have been told.
+            if not isinstance(raised, SystemExit) or raised.code not in (None, 0):
+                error = raised
 
-    try:
-        taken = check_program(run_it, findings, steps).steps
-    finally:
-        report = findings.report(has_step=True)
-        sys.stdout.flush()
-        seen = f"{taken} optimizer step{'' if taken == 1 else 's'}"
-        print(f"fastamp check: {seen if taken else 'no optimizer step'} of {program[0]}")
-        print(report)
-        if file is not None:
-            report.to_json(file)
+    watched = check_program(run_it, findings, steps)
+    report = findings.report(has_step=True)
+    sys.stdout.flush()
+    print(f"fastamp check: {_steps_of(watched)} of {program[0]}")
+    print(report)
+    if file is not None:
+        report.to_json(file)
+    if error is not None:
+        raise error
     return 1 if report else 0
+
+
+def _steps_of(watched: WatchedProgram) -> str:
+    if not watched.steps:
+        return "no optimizer step"
+    said = f"{watched.steps} optimizer step{'' if watched.steps == 1 else 's'}"
+    if watched.skipped:
+        said += f" ({watched.skipped} skipped by the gradient scaler)"
+    return said
 
 
 def _read_options(arguments: list[str]) -> tuple[dict[str, list[str]], list[str]]:

@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fastamp._patches import Patches
 from fastamp._trace.scalers import listen, stop_listening
+from fastamp.grad_scaler import GradScaler
 
 __all__ = ["EnoughSteps", "WatchedProgram"]
 
@@ -29,7 +30,9 @@ class WatchedProgram:
         models: Modules that were called outside of others, in that order.
         optimizers: All that were made.
         scalers: Gradient scalers that were made.
-        steps: Steps that optimizers have taken.
+        steps: Steps of optimizers, those that a scaler has skipped among them.
+        skipped: Steps that a scaler has skipped on the host. A step that decides on the device
+            whether it does anything is none.
     """
 
     def __init__(self, at_forward: Callable[[torch.nn.Module], None]) -> None:
@@ -42,7 +45,7 @@ class WatchedProgram:
         self.models: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.scalers: list[Any] = []
-        self.steps = 0
+        self.steps = self.skipped = 0
         self._at_forward = at_forward
         self._known: set[torch.nn.Module] = set()
 
@@ -59,7 +62,19 @@ class WatchedProgram:
             if all(each is not optimizer for each in made):
                 made.append(optimizer)
 
+        scaler_step = GradScaler.step
+
+        @functools.wraps(scaler_step)
+        def step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            taken = self.steps
+            result = scaler_step(scaler, *args, **kwargs)
+            if self.steps == taken:
+                self.steps += 1
+                self.skipped += 1
+            return result
+
         patches.replace(torch.optim.Optimizer, "__init__", init)
+        patches.replace(GradScaler, "step", step)
         listen(self.scalers)
         handles = [
             register_module_forward_pre_hook(self._see_module),

@@ -75,6 +75,23 @@ def test_findings_are_printed_and_written_and_give_status_1(tmp_path):
     assert "0 findings; ignored: clip-before-unscale" in silent.stdout
 
 
+def test_skipped_steps_are_steps_too(tmp_path):
+    """A program whose loss scale collapses would otherwise never be ended."""
+    done = run(tmp_path, RIGHT.replace("model(x)", "model(x * 1e30)"))
+    assert "step 3" not in done.stdout
+    assert (
+        "fastamp check: 3 optimizer steps (3 skipped by the gradient scaler) of train.py"
+        in done.stdout
+    )
+
+
+def test_steps_before_an_error_are_counted(tmp_path):
+    done = run(tmp_path, RIGHT.replace('print("step", step)', "assert step < 1, 'too late'"))
+    assert done.returncode == 1
+    assert "fastamp check: 2 optimizer steps of train.py\n0 findings" in done.stdout
+    assert done.stderr.rstrip().endswith("AssertionError: too late")
+
+
 @pytest.mark.slow
 def test_a_program_may_run_to_its_end(tmp_path):
     done = run(tmp_path, RIGHT, "--steps", "0", steps=4)
