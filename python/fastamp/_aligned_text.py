@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables as text, for terminals."""
+"""Tables and sizes as text, for terminals."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-__all__ = ["aligned"]
+__all__ = ["aligned", "size_text"]
 
 
 def aligned(table: Sequence[Sequence[str]], text_columns: Collection[int]) -> list[str]:
@@ -24,3 +24,8 @@ def aligned(table: Sequence[Sequence[str]], text_columns: Collection[int]) -> li
         for cells in table
     ]
     return [heading, "  ".join("-" * width for width in widths), *lines]
+
+
+def size_text(size: int) -> str:
+    """A number of bytes in KiB, or from one MiB on in MiB."""
+    return f"{size / 2**10:.1f} KiB" if size < 2**20 else f"{size / 2**20:.2f} MiB"

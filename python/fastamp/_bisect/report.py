@@ -90,7 +90,8 @@ class BisectReport(JsonReport):
         lines = [f"Gradients agree with fp32's to {_text(self.before)}; asked for: {self.agree:g}"]
         if self.ops:
             lines.append(f"With the ops below in fp32: {_text(self.after)}")
-            lines.append(f"Predicted cost: {self.cost:.1%} of the step")
+            more = f"{self.cost:.1%} more time"
+            lines.append(f"Predicted: {more}, with ops that become fp32 after these")
         else:
             lines.append("Nothing has to run in fp32")
         everything = "" if self.all_fp32 is None else f", all ops in fp32: {_text(self.all_fp32)}"

@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> None:
             lists=options.lists,
             kwargs=rest[0] if rest else None,
             path=options.path,
-            format=options.format,
+            format=options.format or ("onnx" if options.path.endswith(".onnx") else "ep"),
             keep_io_types=not options.lower_io_types,
             fp32=options.fp32,
         )
@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--lists", choices=("cuda", "cpu"), help="whose op lists it was trained with"
     )
-    parser.add_argument("--format", choices=FORMATS, default="ep")
+    parser.add_argument("--format", choices=FORMATS, help="onnx if FILE ends so, else ep")
     parser.add_argument(
         "--fp32", metavar="NAME", action="append", default=[], help="modules to keep in float32"
     )

@@ -12,7 +12,7 @@ import torch
 from torch.nn.parameter import UninitializedParameter
 
 import fastamp._C as _C
-from fastamp._aligned_text import aligned
+from fastamp._aligned_text import aligned, size_text
 from fastamp._float8 import float8_exclude
 from fastamp._inference.float8_weights import (
     float8_weights,
@@ -89,7 +89,7 @@ class Conversion:
         """One line: how many parameters were cast, and what that saves."""
         return (
             f"{len(self.converted)} of {len(self.parameters)} parameters in {self.dtype}: "
-            f"{self.bytes_after / 1e6:.2f} MB instead of {self.bytes_before / 1e6:.2f}"
+            f"{size_text(self.bytes_after)} instead of {size_text(self.bytes_before)}"
         )
 
     def __str__(self) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
+from fastamp._aligned_text import size_text
 from fastamp._policy import op_policy, op_table
 
 __all__ = [
@@ -58,11 +59,11 @@ class GraphTypes:
         lines = [
             f"strongly typed: {checked or 'no'} ops as their policies want them",
             f"{self.casts} casts of {self.cast_elements} elements a run, "
-            f"{self.constant_bytes / 1e6:.2f} MB of weights and constants",
+            f"{size_text(self.constant_bytes)} of weights and constants",
             f"takes {', '.join(self.inputs) or 'no tensors'}; returns {', '.join(self.outputs)}",
         ]
         if self.mixed:
-            lines.append(f"operands of different dtypes: {', '.join(self.mixed)}")
+            lines.append(f"in no list, with operands of different dtypes: {', '.join(self.mixed)}")
         return "\n".join(lines)
 
 

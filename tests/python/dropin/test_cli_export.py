@@ -50,6 +50,15 @@ def test_a_program_is_written(tmp_path: Path):
     assert "python -m fastamp export: expected a path where nothing is yet" in again.stderr
 
 
+def test_the_format_is_that_of_the_files_name(tmp_path: Path):
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    done = export(tmp_path, "models:make", "m.onnx", "--dtype", "float16", "--lists", "cuda")
+    assert done.returncode == 0, done.stderr
+    assert "KiB of weights and constants" in done.stdout
+    assert (tmp_path / "m.onnx").stat().st_size > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
@@ -59,7 +68,11 @@ def test_a_program_is_written(tmp_path: Path):
         (["no_module:make", "m.pt2"], 1, "got ModuleNotFoundError"),
         (["models:wrong", "m.pt2"], 1, "to return a model and a tuple of inputs, got 3"),
         (["models:make", "m.pt2", "--format", "tf"], 2, "invalid choice: 'tf'"),
-        (["models:make", "m.onnx"], 1, "expected a path that ends in .pt2 for format 'ep'"),
+        (
+            ["models:make", "m.onnx", "--format", "ep"],
+            1,
+            "expected a path that ends in .pt2 for format 'ep'",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(arguments: list[str], status: int, text: str, tmp_path: Path):
