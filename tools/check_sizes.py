@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that files have at most 500 lines, functions at most 50, and C++ lines 100 columns.
+"""Checks that files have at most 800 lines, functions at most 80, and C++ lines 100 columns.
 
 A Python function is counted without its docstring. In C++ every brace block that is not a
 namespace, class or the like counts as a function: found by matching braces, which is enough to
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from tracked_files import ROOT, report, tracked_files
 
-MAX_FILE_LINES = 500
-MAX_FUNCTION_LINES = 50
+MAX_FILE_LINES = 800
+MAX_FUNCTION_LINES = 80
 MAX_COLUMNS = 100  # clang-format, which breaks code there, leaves comments as they are.
 CPP = (".h", ".cpp", ".cu", ".cuh")
 CHECKED = (*CPP, ".py", ".pyi", ".cmake", "CMakeLists.txt", ".sh", "Makefile")
