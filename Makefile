@@ -12,6 +12,7 @@ UNTIL_LOSS ?=
 STAGE ?=
 RESUME ?=
 ONLY ?=
+SEEDS ?=
 CATCH2_INCLUDE ?=
 FASTAMP_CUDA ?=
 TORCHES ?= 2.10.0 2.11.0 2.15.0
@@ -32,6 +33,9 @@ BUILD_DIR := build/make
 export FASTAMP_BUILD_DIR := $(CURDIR)/$(BUILD_DIR)
 export MAX_JOBS := $(JOBS)
 export FASTAMP_CUDA
+ifneq ($(SEEDS),)
+  export SEEDS
+endif
 ifneq ($(CATCH2_INCLUDE),)
   export CMAKE_ARGS += -DCATCH2_INCLUDE=$(abspath $(CATCH2_INCLUDE))
 endif
@@ -39,12 +43,15 @@ endif
 # Runs a command with the oneDNN level that this CPU survives.
 RUN := $(PY) tools/with_cpu_isa.py --cache build/cpu_isa.json --
 
-.PHONY: help build test emulate-long mutants gpu demo bench docs lint compat wheel wheel-test release-check clean
+TESTS = $(RUN) $(PY) tools/run_tests.py --build-dir $(BUILD_DIR)
+
+.PHONY: help build test test-all test-changed test-costs emulate-long mutants gpu demo bench docs lint compat wheel wheel-test release-check clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo   train a model in mixed precision, from Python and C++ (ITERS=, UNTIL_LOSS=)'
-	@echo 'make test   build, run the C++ and the Python tests'
+	@echo 'make test   build, run the C++ and the Python tests of the product'
+	@echo 'make test-all  every test (SEEDS=n for longer random ones); test-costs notes what each takes'
 	@echo 'make emulate-long  the emulated CUDA kernels, with all cases under ThreadSanitizer too'
 	@echo 'make mutants  break the CUDA kernels in known ways: does a test notice? An hour (ONLY=cast.cu)'
 	@echo 'make bench  measure fastamp beside torch.amp'
@@ -66,8 +73,22 @@ ifneq ($(VENV),none)
 	@$(PY) tools/setup_venv.py editable --stamp $(VENV)/.fastamp-editable
 endif
 
-test: build
-	$(RUN) $(PY) tools/run_tests.py --build-dir $(BUILD_DIR)
+test: $(ENVIRONMENT)
+	$(PY) tools/cmake_build.py --build-dir $(BUILD_DIR) --tests --product --jobs $(JOBS)
+ifneq ($(VENV),none)
+	@$(PY) tools/setup_venv.py editable --stamp $(VENV)/.fastamp-editable
+endif
+	$(TESTS)
+
+test-all: build
+	$(TESTS) --all
+
+# What .ci/run runs: of test-all what the changes since FASTAMP_BASE can touch.
+test-changed: build
+	$(TESTS) --changed
+
+test-costs: build
+	$(TESTS) --all --record
 
 emulate-long: build
 	$(RUN) $(PY) tools/run_tests.py --build-dir $(BUILD_DIR) --emulated

@@ -78,6 +78,14 @@ function(_fastamp_add_test_support)
   endif()
 endfunction()
 
+# Adds a program to what `make test` builds.
+function(fastamp_test_of_product target)
+  if(NOT TARGET fastamp_product_tests)
+    add_custom_target(fastamp_product_tests)
+  endif()
+  add_dependencies(fastamp_product_tests ${target})
+endfunction()
+
 function(fastamp_add_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "CUDA;WITHOUT_TORCH" "" "SOURCES;LABELS")
   _fastamp_add_test_support()
@@ -102,6 +110,7 @@ function(fastamp_add_test name)
     list(APPEND arg_LABELS cpu)
   endif()
   _fastamp_set_test_options(${target})
+  fastamp_test_of_product(${target})
   add_test(NAME ${name} COMMAND ${target})
   # No TIMEOUT: `make test` gives one that fits the machine.
   set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" SKIP_RETURN_CODE 77)

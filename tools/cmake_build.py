@@ -21,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE_TARGETS = ("fastamp", "fastamp_python")
 DEMO_TARGETS = (*PACKAGE_TARGETS, "digits")
+PRODUCT_TARGETS = (*DEMO_TARGETS, "fastamp_product_tests")
 CUDA_OPTION = ("-DFASTAMP_CUDA=", "-DFASTAMP_CUDA:")
 AUTO_TESTS = "-DFASTAMP_BUILD_TESTS=AUTO"
 WITHOUT_CUDA = "No GPU here: building without the CUDA part. FASTAMP_CUDA=ON builds it."
@@ -39,6 +40,7 @@ class Build:
         keep_going: Build what compiles, although something else does not.
         demo: Build what the demo needs and nothing else, and the CUDA part only where there is a
             GPU. A folder that is configured for more stays so.
+        product: As demo, and the tests of `make test`.
         site_packages: For wheels, the way from the folder that is installed into to that of all
             packages: the result then names no folder of this machine.
         jobs: Compilations at the same time.
@@ -52,6 +54,7 @@ class Build:
     package: bool = False
     keep_going: bool = False
     demo: bool = False
+    product: bool = False
     site_packages: str = ""
     jobs: int = os.cpu_count() or 1
     python: str = sys.executable
@@ -79,7 +82,7 @@ class Build:
         given = shlex.split(os.environ.get("CMAKE_ARGS", ""))
         if cuda := os.environ.get("FASTAMP_CUDA"):
             command.append(f"-DFASTAMP_CUDA={cuda}")
-        elif self.demo and cuda_option(given) is None and not has_gpu():
+        elif self._lean and cuda_option(given) is None and not has_gpu():
             command.append("-DFASTAMP_CUDA=OFF")
         return command + given
 
@@ -98,7 +101,8 @@ class Build:
         if pythons != cached(self.build_dir, "FASTAMP_MORE_PYTHONS"):
             more = f"-DFASTAMP_MORE_PYTHONS={pythons}"
             subprocess.run([cmake, str(self.build_dir), more], check=True)
-        wanted = DEMO_TARGETS if self.demo else PACKAGE_TARGETS if self.package else ()
+        wanted: tuple[str, ...] = PRODUCT_TARGETS if self.product else ()
+        wanted = DEMO_TARGETS if self.demo else PACKAGE_TARGETS if self.package else wanted
         wanted = (*wanted, "fastamp_modules") if self.pythons else wanted
         targets = ["--target", *wanted] if wanted else []
         targets += ["--", "-k", "0"] if self.keep_going else []
@@ -117,6 +121,11 @@ class Build:
                 env=environment,
             )
 
+    @property
+    def _lean(self) -> bool:
+        """Whether the CUDA part is left out where there is no GPU."""
+        return self.demo or self.product
+
     def _configure(self) -> None:
         command = self.configure_command()
         wanted = [*command, os.environ.get("TORCH_CUDA_ARCH_LIST", "")]
@@ -127,9 +136,9 @@ class Build:
             look_again = self.package and tests_left_out(self.build_dir)
             if configured in (wanted, enough) and not look_again:
                 return
-            if self.demo and has_more(configured, wanted):
+            if self._lean and has_more(configured, wanted):
                 return
-        if self.demo and not chosen_cuda() and cuda_option(command) == "OFF":
+        if self._lean and not chosen_cuda() and cuda_option(command) == "OFF":
             print(WITHOUT_CUDA, flush=True)
         self.build_dir.mkdir(parents=True, exist_ok=True)
         # Another interpreter or compiler must not meet what the last one left in the cache.
@@ -165,12 +174,14 @@ def chosen_cuda() -> str | None:
 
 def has_more(configured: Sequence[str], wanted: Sequence[str]) -> bool:
     """Returns whether a build folder has what is wanted, and only more of it: tests, CUDA part."""
+    tests = "-DFASTAMP_BUILD_TESTS="
 
     def rest(command: Sequence[str]) -> list[str]:
-        scope = ("-DFASTAMP_BUILD_TESTS=", *CUDA_OPTION)
-        return [word for word in command if not word.startswith(scope)]
+        return [word for word in command if not word.startswith((tests, *CUDA_OPTION))]
 
     if rest(configured) != rest(wanted):
+        return False
+    if f"{tests}ON" in wanted and f"{tests}ON" not in configured:
         return False
     ours, cuda = cuda_option(configured) or "AUTO", cuda_option(wanted) or "AUTO"
     return ours == cuda or (chosen_cuda() is None and ours != "OFF")
@@ -213,6 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--package", action="store_true", help="build the Python package alone")
     parser.add_argument("--keep-going", action="store_true", help="build what compiles")
     parser.add_argument("--demo", action="store_true", help="build what the demo needs, no more")
+    parser.add_argument("--product", action="store_true", help="as --demo, and tests of make test")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
     Build(
@@ -222,6 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         package=options.package,
         keep_going=options.keep_going,
         demo=options.demo,
+        product=options.product,
         jobs=options.jobs,
     ).run()
 

@@ -76,7 +76,7 @@ STEPS = (
     Step("versions", "one version everywhere, a dated changelog", wrong_versions),
     Step("committed", "nothing that is not committed", uncommitted),
     Step("lint", "formatters, linters, type checks", _make("lint")),
-    Step("test", "all C++ and Python tests", _make("test")),
+    Step("test", "all C++ and Python tests", _make("test-all")),
     Step("emulate-long", "CUDA kernels on the CPU, all cases", _make("emulate-long")),
     Step("asan", "C++ tests under AddressSanitizer", _preset("asan")),
     Step("tsan", "C++ tests under ThreadSanitizer", _preset("tsan")),

@@ -1,53 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs ctest and then pytest, both always, and ends with both runners' own summary lines."""
+"""Runs the C++ and the Python tests from one queue; ends with both runners' summary lines.
+
+By itself it runs what tests the product; --all runs everything, --changed what the changes since
+the base of this branch can touch. tools/suite_parts.py says what that is.
+"""
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import json
 import os
-import re
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import suite_costs
+import suite_parts
+import suite_queue
 from patience import patience
+from suite_queue import Entry, Result
 
 ROOT = Path(__file__).resolve().parent.parent
 PROCESSES = 2  # more would each have too few threads for what tests threads
 CTEST_SECONDS = 600  # after which a C++ program counts as hanging, on two idle cores
-CTEST_SUMMARY = re.compile(r"^(\d+% tests passed.*|No tests were found.*)$")
-PYTEST_SUMMARY = re.compile(r"^=+ .*\b(passed|failed|error|errors|skipped|no tests ran)\b.* =+$")
+PYTEST_SECONDS = 3600  # and a Python file; its tests have limits of their own
+LOGS = ROOT / "build" / "tests"
+# One at a time writes what pytest remembers of its last run; that is none of these.
+PYTEST_OPTIONS = ("-p", "no:cacheprovider", "-p", "no:xdist")
 
 
-def run(command: list[str], summary: re.Pattern[str]) -> tuple[int, str]:
-    """Runs a command, passes its output on, and picks its last line that matches.
+def find_ctest() -> str:
+    """Returns ctest's path; it lies beside cmake.
 
-    Returns:
-        The exit status, and the line, or a sentence that says that there was none.
+    Raises:
+        SystemExit: It is not installed.
     """
-    found = f"{Path(command[0]).name}: ended without a summary"
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            if summary.match(line.strip()):
-                found = line.strip()
-    return process.returncode, found
-
-
-def ctest_command(build_dir: Path, label: str = "", processes: int = 1) -> list[str]:
-    """Returns the ctest call, for tests with a label if one is given; ctest lies beside cmake."""
     beside = shutil.which("ctest", path=str(Path(sys.executable).parent))
     ctest = beside or shutil.which("ctest")
     if ctest is None:
         raise SystemExit("ctest is not installed: it comes with cmake")
+    return ctest
+
+
+def ctest_command(build_dir: Path, label: str = "", processes: int = 1) -> list[str]:
+    """Returns the ctest call, for tests with a label if one is given."""
     selection = ["-L", label] if label else []
     return [
-        ctest,
+        find_ctest(),
         "--test-dir",
         str(build_dir),
         "--output-on-failure",
@@ -60,11 +62,56 @@ def ctest_command(build_dir: Path, label: str = "", processes: int = 1) -> list[
     ]
 
 
-def side_by_side() -> list[str]:
-    """Returns pytest's options for two processes, each with whole files; none without xdist."""
-    if importlib.util.find_spec("xdist") is None:
-        return []
-    return ["--numprocesses", str(PROCESSES), "--dist", "loadfile"]
+def ctest_entries(build_dir: Path, parts: frozenset[str], label: str = "") -> list[Entry]:
+    """Returns the C++ tests of a build folder.
+
+    Args:
+        build_dir: The folder.
+        parts: The parts to run beside the product.
+        label: Only the tests with this one.
+
+    Raises:
+        SystemExit: It holds no tests.
+    """
+    command = [find_ctest(), "--test-dir", str(build_dir), "--show-only=json-v1"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False)
+    tests = json.loads(listed.stdout)["tests"] if listed.returncode == 0 else []
+    if not tests:
+        raise SystemExit(f"{build_dir} holds no build with tests: {listed.stderr.strip()}")
+    entries = []
+    for test in tests:
+        properties = {item["name"]: item["value"] for item in test["properties"]}
+        labels = properties.get("LABELS", [])
+        if (label and label not in labels) or ("flavours" in labels and "flavours" not in parts):
+            continue
+        pairs = [text.split("=", 1) for text in properties.get("ENVIRONMENT", [])]
+        entries.append(
+            Entry(
+                "ctest",
+                test["name"],
+                tuple(test.get("command", [str(build_dir / "not-built")])),
+                Path(properties.get("WORKING_DIRECTORY", build_dir)),
+                tuple((name, value) for name, value in pairs),
+            )
+        )
+    return entries
+
+
+def test_files() -> list[str]:
+    """Returns all files of Python tests, relative to the root."""
+    folders = [ROOT / "tests" / name for name in ("python", "simulated_cuda")]
+    found = [path for folder in folders for path in folder.rglob("test_*.py")]
+    return sorted(str(path.relative_to(ROOT)) for path in found)
+
+
+def pytest_entries(parts: frozenset[str]) -> list[Entry]:
+    """Returns the Python tests of the product, and of some parts."""
+    marks = () if "long" in parts else ("-m", "not long")
+    entries = []
+    for file in test_files():
+        if suite_parts.of_longest(suite_parts.TESTS, file) in {suite_parts.PRODUCT, *parts}:
+            entries.append(Entry("pytest", file, (file, *PYTEST_OPTIONS, *marks)))
+    return entries
 
 
 def gpu_name() -> str:
@@ -73,33 +120,98 @@ def gpu_name() -> str:
     return subprocess.check_output([sys.executable, "-c", code], text=True).strip()
 
 
-def main() -> int:
-    """Returns 0 if both runners passed."""
+def run_queue(entries: Iterable[Entry], processes: int) -> list[Result]:
+    """Runs entries, the longest first, says what came of each, and shows what failed."""
+    by_name = {(entry.runner, entry.name): entry for entry in entries}
+    order = suite_costs.longest_first(by_name, suite_costs.read())
+    limits = {"ctest": patience(CTEST_SECONDS), "pytest": patience(PYTEST_SECONDS)}
+    results = []
+    for result in suite_queue.run(map(by_name.__getitem__, order), processes, LOGS, limits):
+        results.append(result)
+        tests = ", ".join(f"{number} {word}" for word, number in result.counts.items())
+        verdict = f"FAILED: {result.problem}" if result.problem else tests
+        place = f"[{len(results)}/{len(order)}]"
+        print(f"{place:>10} {result.wall:6.1f} s  {result.entry.name}: {verdict}", flush=True)
+        if result.problem:
+            print(result.output, flush=True)
+    return results
+
+
+def report(results: Sequence[Result], seconds: float) -> int:
+    """Prints the failures and the summary lines; returns the exit status."""
+    failed = [result for result in results if result.problem]
+    for result in failed:
+        log = result.log.relative_to(ROOT)
+        print(f"FAILED {result.entry.name}: {result.problem}; all it printed: {log}")
+        lines = result.output.splitlines()
+        print("".join(f"  {line}\n" for line in lines if line.startswith(("FAILED ", "ERROR "))))
+    spent = sum(result.cpu for result in results)
+    print(f"{len(results)} programs and files, {spent:.0f} s of CPU time in {seconds:.0f} s")
+    print("\n".join(suite_queue.summaries(results, seconds)), flush=True)
+    return int(bool(failed) or not results)
+
+
+def chosen_parts(options: argparse.Namespace) -> frozenset[str]:
+    """Returns the parts to run beside the product, and says why these."""
+    if options.all:
+        return suite_parts.ALL
+    parts = frozenset(options.part)
+    if options.changed:
+        files = suite_parts.changed()
+        if files is None:
+            print("no base to compare with: every part is run (FASTAMP_BASE=<commit> names one)")
+            return suite_parts.ALL
+        parts |= suite_parts.touched(files)
+        print(f"{len(files)} files changed: parts {', '.join(sorted(parts)) or 'none'}")
+    return parts
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build-dir", type=Path, required=True)
+    parser.add_argument("--all", action="store_true", help="every part, as make test-all")
+    parser.add_argument("--changed", action="store_true", help="the parts that changes can touch")
+    parser.add_argument(
+        "--part", action="append", default=[], choices=suite_parts.PARTS, help="this one too"
+    )
     parser.add_argument("--cuda", action="store_true", help="only tests that need a GPU")
     parser.add_argument("--emulated", action="store_true", help="only emulated kernels, all cases")
-    options = parser.parse_args()
+    parser.add_argument("--only", default="", metavar="TEXT", help="only names with this in them")
+    parser.add_argument("--record", action="store_true", help="write tests/costs.tsv")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 0 if everything passed."""
+    options = parse(arguments)
+    start = time.monotonic()
     if options.emulated:
         os.environ["FASTAMP_EMULATE_LONG"] = "1"
-        return run(ctest_command(options.build_dir, "emulated", PROCESSES), CTEST_SUMMARY)[0]
+        return subprocess.call(ctest_command(options.build_dir, "emulated", PROCESSES), cwd=ROOT)
     gpu = gpu_name()
     if options.cuda and not gpu:
         raise SystemExit("no CUDA GPU here: nothing was tested")
     print(f"GPU: {gpu}" if gpu else "no CUDA GPU here: tests that need one are skipped", flush=True)
-    pytest = [sys.executable, "-m", "pytest"]
-    if options.cuda:
-        pytest += ["-m", "cuda"]
-    if not gpu:  # whose memory and time tests count
-        pytest += side_by_side()
+    if not gpu:
         # Else threads that wait spin on the cores that the other process needs.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    label = "cuda" if options.cuda else ""
-    command = ctest_command(options.build_dir, label, 1 if gpu else PROCESSES)
-    ctest_status, ctest_line = run(command, CTEST_SUMMARY)
-    pytest_status, pytest_line = run(pytest, PYTEST_SUMMARY)
-    print(f"\n{ctest_line}\n{pytest_line}", flush=True)
-    return int(ctest_status != 0 or pytest_status != 0)
+    if options.cuda:
+        entries = ctest_entries(options.build_dir, suite_parts.ALL, "cuda")
+        entries.append(Entry("pytest", "tests that need a GPU", ("-m", "cuda", *PYTEST_OPTIONS)))
+    else:
+        parts = chosen_parts(options)
+        entries = [*ctest_entries(options.build_dir, parts), *pytest_entries(parts)]
+    entries = [entry for entry in entries if options.only in entry.name]
+    suite_queue.preload()
+    # On a GPU memory and time are tested, of which a second process would take some.
+    results = run_queue(entries, 1 if gpu else PROCESSES)
+    if options.record:
+        costs = {} if options.all else suite_costs.read()
+        costs |= suite_costs.compilations(options.build_dir)
+        costs |= {(r.entry.runner, r.entry.name): r.cpu for r in results}
+        suite_costs.write(costs)
+    return report(results, time.monotonic() - start)
 
 
 if __name__ == "__main__":

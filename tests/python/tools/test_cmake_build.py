@@ -84,6 +84,20 @@ def test_demo_turns_no_folder_back(tmp_path, calls, monkeypatch):
     assert run(tmp_path, calls, demo=True)[0] is None
 
 
+def test_the_products_tests_are_built_without_cuda_and_need_no_more_than_what_has_them(
+    tmp_path, calls
+):
+    targets = ["fastamp", "fastamp_python", "digits", "fastamp_product_tests"]
+    run(tmp_path, calls, demo=True)
+    configured, built = run(tmp_path, calls, tests="ON", product=True)
+    assert OFF in configured
+    assert "-DFASTAMP_BUILD_TESTS=ON" in configured
+    assert built == targets
+    assert run(tmp_path, calls, tests="ON", product=True) == (None, targets)
+    run(tmp_path, calls, tests="ON")
+    assert run(tmp_path, calls, tests="ON", product=True) == (None, targets)
+
+
 def test_full_build_after_the_demo_adds_tests_and_cuda(tmp_path, calls):
     run(tmp_path, calls, demo=True)
     configured = run(tmp_path, calls, tests="ON")[0]

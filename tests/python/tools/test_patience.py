@@ -5,7 +5,7 @@ import patience
 
 
 def test_limits_grow_with_what_was_measured_and_never_shrink(monkeypatch):
-    for work, expected in ((0.004, 10.0), (0.04, 10.0), (0.4, 100.0)):
+    for work, expected in ((0.001, 10.0), (0.01, 10.0), (0.1, 100.0)):
         monkeypatch.delenv("FASTAMP_TEST_SLOWNESS", raising=False)
         monkeypatch.setattr(patience, "_work", lambda work=work: work)
         patience.slowness.cache_clear()

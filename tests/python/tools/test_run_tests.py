@@ -1,74 +1,143 @@
 # SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
 import os
-import sys
+import stat
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
 import run_tests
+import suite_parts
+from suite_queue import Entry, Result
 
 
-def python(code):
-    return [sys.executable, "-c", code]
+def labels(*names):
+    return [{"name": "LABELS", "value": list(names)}]
 
 
-@pytest.mark.parametrize(
-    ("pattern", "line"),
-    [
-        (run_tests.CTEST_SUMMARY, "100% tests passed, 0 tests failed out of 3"),
-        (run_tests.CTEST_SUMMARY, "100% tests passed out of 3"),
-        (run_tests.CTEST_SUMMARY, "67% tests passed, 1 test failed out of 3"),
-        (run_tests.PYTEST_SUMMARY, "==== 3 passed in 0.12s ===="),
-        (run_tests.PYTEST_SUMMARY, "==== 1 failed, 2 passed, 4 skipped in 61.20s (0:01:01) ===="),
-        (run_tests.PYTEST_SUMMARY, "==== 1 error in 0.12s ===="),
-    ],
-)
-def test_summary_of_each_runner_is_recognised(pattern, line):
-    code = f"import sys; print('x'); print({line!r}); print('y'); sys.exit(3)"
-    assert run_tests.run(python(code), pattern) == (3, line)
+LISTED = {
+    "tests": [
+        {"name": "core", "command": ["/core"], "properties": labels("cpu")},
+        {
+            "name": "emulated_asan_norm",
+            "command": ["/asan", "[norm]"],
+            "properties": [
+                {"name": "ENVIRONMENT", "value": ["ASAN_OPTIONS=detect_leaks=0", "A=1"]},
+                *labels("cpu", "emulated"),
+                {"name": "WORKING_DIRECTORY", "value": "/folder"},
+            ],
+        },
+        {"name": "emulated_tsan_norm", "properties": labels("cpu", "emulated", "flavours")},
+        {"name": "cuda", "command": ["/cuda"], "properties": labels("cuda")},
+    ]
+}
 
 
-def test_a_runner_that_dies_is_said_to_have_no_summary():
-    status, line = run_tests.run(python("import os; os.abort()"), run_tests.PYTEST_SUMMARY)
-    assert status != 0
-    assert "ended without a summary" in line
+@pytest.fixture
+def ctest(monkeypatch, tmp_path):
+    """A ctest that lists what it is told."""
+
+    def lists(document):
+        program = tmp_path / "ctest"
+        (tmp_path / "listed.json").write_text(json.dumps(document))
+        program.write_text(f"#!/bin/sh\ncat {tmp_path}/listed.json\n")
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setattr(run_tests, "find_ctest", lambda: str(program))
+
+    lists(LISTED)
+    return lists
 
 
-@pytest.mark.parametrize(("ctest", "pytest_", "expected"), [(0, 0, 0), (8, 0, 1), (0, 1, 1)])
-def test_either_failure_fails_and_both_summaries_come_last(
-    monkeypatch, capsys, ctest, pytest_, expected
-):
-    results = iter([(ctest, "ctest line"), (pytest_, "pytest line")])
-    monkeypatch.setattr(run_tests, "run", lambda *_: next(results))
-    monkeypatch.setattr(run_tests, "gpu_name", lambda: "")
-    monkeypatch.setattr(sys, "argv", ["run_tests.py", "--build-dir", "build"])
-    assert run_tests.main() == expected
-    assert capsys.readouterr().out.splitlines()[-2:] == ["ctest line", "pytest line"]
+def names(entries):
+    return [entry.name for entry in entries]
+
+
+@pytest.mark.usefixtures("ctest")
+def test_one_emulated_flavour_is_the_products_and_all_are_everythings():
+    product = run_tests.ctest_entries(Path("b"), frozenset())
+    assert names(product) == ["core", "emulated_asan_norm", "cuda"]
+    assert product[1].command == ("/asan", "[norm]")
+    assert product[1].folder == Path("/folder")
+    assert product[1].environment == (("ASAN_OPTIONS", "detect_leaks=0"), ("A", "1"))
+    everything = run_tests.ctest_entries(Path("b"), suite_parts.ALL)
+    assert names(everything) == ["core", "emulated_asan_norm", "emulated_tsan_norm", "cuda"]
+    assert everything[2].command == ("b/not-built",)  # fails, and says so
+    assert names(run_tests.ctest_entries(Path("b"), suite_parts.ALL, "cuda")) == ["cuda"]
+
+
+def test_a_folder_without_tests_is_refused(ctest):
+    ctest({"tests": []})
+    with pytest.raises(SystemExit, match="holds no build with tests"):
+        run_tests.ctest_entries(Path("b"), frozenset())
+
+
+def test_long_tests_and_other_parts_are_left_out_of_the_products():
+    product = run_tests.pytest_entries(frozenset())
+    assert all(entry.command[-2:] == ("-m", "not long") for entry in product)
+    assert "tests/python/tools/test_run_tests.py" not in names(product)
+    everything = run_tests.pytest_entries(suite_parts.ALL)
+    assert names(everything) == run_tests.test_files()
+    assert all("-m" not in entry.command for entry in everything)
+    workshop = set(names(run_tests.pytest_entries(frozenset({"workshop"})))) - set(names(product))
+    assert "tests/python/tools/test_run_tests.py" in workshop
+    assert all("/tools/" in name or "/benchmarks/" in name for name in workshop)
+
+
+def result(name, problem, output="", **counts):
+    counter = Counter(counts)
+    return Result(Entry("pytest", name, ()), counter, problem, 1.0, 1.0, output, run_tests.LOGS)
+
+
+def test_the_report_names_failures_and_ends_with_both_summaries(capsys):
+    output = "x\nFAILED a.py::test_b - assert 1 == 2\ny\n"
+    results = [result("a.py", "exit status 1", output, failed=1), result("b.py", "", passed=2)]
+    assert run_tests.report(results, 2.0) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "FAILED a.py: exit status 1; all it printed: build/tests"
+    assert lines[1] == "  FAILED a.py::test_b - assert 1 == 2"
+    assert lines[-2] == "No tests were found!!!"
+    assert " 1 failed, 2 passed in 2.00s " in lines[-1]
+    assert run_tests.report(results[1:], 2.0) == 0
+    assert run_tests.report([], 2.0) == 1
 
 
 def test_without_a_gpu_the_gpu_run_fails_and_says_so(monkeypatch):
     monkeypatch.setattr(run_tests, "gpu_name", lambda: "")
-    monkeypatch.setattr(sys, "argv", ["run_tests.py", "--build-dir", "build", "--cuda"])
     with pytest.raises(SystemExit, match="no CUDA GPU here"):
-        run_tests.main()
+        run_tests.main(["--build-dir", "build", "--cuda"])
 
 
-def test_a_run_without_a_gpu_says_that_tests_are_skipped(monkeypatch, capsys):
-    monkeypatch.setattr(run_tests, "run", lambda *_: (0, "line"))
-    monkeypatch.setattr(run_tests, "gpu_name", lambda: "")
-    monkeypatch.setattr(sys, "argv", ["run_tests.py", "--build-dir", "build"])
-    run_tests.main()
-    assert "no CUDA GPU here: tests that need one are skipped" in capsys.readouterr().out
+@pytest.mark.usefixtures("ctest")
+@pytest.mark.parametrize(("gpu", "processes"), [("", 2), ("A GPU", 1)])
+def test_a_run_says_whether_there_is_a_gpu_and_gives_it_all(monkeypatch, capsys, gpu, processes):
+    ran = []
+
+    def run_queue(entries, count):
+        ran.append(count)
+        return [result("a", "", passed=1) for _ in entries]
+
+    monkeypatch.setattr(run_tests, "gpu_name", lambda: gpu)
+    monkeypatch.setattr(run_tests, "run_queue", run_queue)
+    monkeypatch.setattr(run_tests.suite_queue, "preload", lambda: None)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    assert run_tests.main(["--build-dir", "build", "--only", "test_run_tests"]) == 1
+    assert run_tests.main(["--build-dir", "build", "--only", "tools/test_run", "--all"]) == 0
+    assert ran == [processes, processes]
+    said = "tests that need one are skipped" if not gpu else "GPU: A GPU"
+    assert said in capsys.readouterr().out
 
 
 def test_the_long_run_of_emulated_kernels_runs_all_their_cases_and_nothing_else(monkeypatch):
     calls = []
 
-    def run(command, _):
+    def call(command, **_):
         calls.append((command[-2:], os.environ.get("FASTAMP_EMULATE_LONG")))
-        return 5, "line"
+        return 5
 
-    monkeypatch.setattr(run_tests, "run", run)
+    monkeypatch.setattr(run_tests.subprocess, "call", call)
     monkeypatch.setenv("FASTAMP_EMULATE_LONG", "")
-    monkeypatch.setattr(sys, "argv", ["run_tests.py", "--build-dir", "build", "--emulated"])
-    assert run_tests.main() == 5
+    assert run_tests.main(["--build-dir", "build", "--emulated"]) == 5
     assert calls == [(["-L", "emulated"], "1")]
