@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.budget import Effort
 from benchmarks.environment import ROOT
 from benchmarks.goals import at_least_times, at_most, not_slower
-from benchmarks.harness import Goal, Result, judge, note_repeats
+from benchmarks.harness import Goal, Result, judge, note_first_samples, note_repeats
 
 COUNTS = (1, 10, 100, 1000, 10_000, 100_000)
 CURVE = "C++: unscale_ + update, n x 16"
@@ -173,4 +173,5 @@ def measure(folder: Path, program: str, rows: list[str], effort: Effort) -> list
     for result in results:
         result.seconds = round((time.perf_counter() - start) / len(rows), 2)
         note_repeats(result, effort)
+        note_first_samples(result)
     return results

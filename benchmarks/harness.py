@@ -28,6 +28,12 @@ Passes = list[tuple[str, int]]
 
 # A call this long needs no warm-up: what hooks leave cold costs microseconds.
 LONG_CALL = 5e6
+# A block counts as long enough if it is so this many times: a hiccup of the machine comes once.
+CALIBRATIONS = 5
+# Nanoseconds that no hiccup lasts: a block that long is long enough at once.
+NO_HICCUP = 2e8
+# A first sample so many times a typical one, or so small a part of it, is told.
+FAR = 2.0
 
 
 def nothing() -> None:
@@ -176,7 +182,7 @@ class _Blocks:
         self._loops = {
             name: compile_loop(candidate, row) for name, candidate in self._candidates.items()
         }
-        self._call = dict.fromkeys(self._loops, 0.0)
+        self._call = dict.fromkeys(self._loops, 0.0)  # the fastest yet; 0: none
 
     def names(self) -> list[str]:
         return list(self._loops)
@@ -185,15 +191,31 @@ class _Blocks:
         """Returns nanoseconds per call; short calls are made once before the clock starts."""
         with prepared(self._candidates[name]):
             if self._call[name] < LONG_CALL:
-                self._call[name] = self._loops[name](1)
-            return self._loops[name](count) / count
+                self._note(name, self._loops[name](1))
+            found = self._loops[name](count) / count
+        self._note(name, found)
+        return found
+
+    def _note(self, name: str, call: float) -> None:
+        """Keeps the fastest: a call that a hiccup made long is not one that needs no warm-up."""
+        self._call[name] = min(self._call[name] or call, call)
 
     def calls_for(self, seconds: float) -> int:
-        """Returns how many calls of the baseline take so long."""
+        """Returns how many calls of the baseline take so long, however fast the machine is then."""
         count = 1
-        while count < 10**7 and self.run(self.names()[0], count) * count < seconds * 1e9:
+        while count < 10**7 and not self._lasts(count, seconds * 1e9):
             count *= 2
         return count
+
+    def _lasts(self, count: int, nanoseconds: float) -> bool:
+        """Returns whether the fastest of some blocks of the baseline lasts so long."""
+        for _ in range(CALIBRATIONS):
+            block = self.run(self.names()[0], count) * count
+            if block < nanoseconds:
+                return False
+            if block > NO_HICCUP:
+                return True
+        return True
 
 
 def _sample(row: Row, effort: Effort, start: float) -> tuple[int, dict[str, list[float]]]:
@@ -229,6 +251,7 @@ def measure(row: Row, effort: Effort) -> Result:
     result.passes, result.copy_bytes = row.passes, row.copy_bytes
     result.seconds = round(time.perf_counter() - start, 2)
     note_repeats(result, effort)
+    note_first_samples(result)
     judge(result, row.goal)
     return result
 
@@ -237,6 +260,17 @@ def note_repeats(result: Result, effort: Effort) -> None:
     """Writes into the result if it has fewer repeats than was promised."""
     if result.repeats < effort.promised_repeats:
         result.notes.append(f"only {result.repeats} repeats, for want of time")
+
+
+def note_first_samples(result: Result) -> None:
+    """Writes into the result if the first sample of a candidate is far from the others."""
+    for name, (first, *others) in result.samples.items():
+        if len(others) < 2:
+            continue
+        share = first / statistics.median(others)
+        # Far from them all, and not only from the middle of samples that are spread anyway.
+        if (share > FAR and first > max(others)) or (share < 1 / FAR and first < min(others)):
+            result.notes.append(f"{name}: the first sample is {share:.2g} times the median")
 
 
 def judge(result: Result, goal: Goal | None) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fastamp
-from benchmarks import goals, results_file, run, table
+from benchmarks import goals, harness, results_file, run, table
 from benchmarks.budget import QUICK, Budget, Effort
 from benchmarks.clocks import host_loop
 from benchmarks.harness import BASELINE, OURS, Candidate, Result, Row, measure, nothing
@@ -50,6 +50,58 @@ def test_only_short_calls_are_made_once_before_the_clock_starts(pause, calls):
 
     measure(Row("r", candidates), Effort(2, 1e-9, 0, 2, 0, 2))
     assert len(made) == calls
+
+
+def clocked(monkeypatch, call, hiccups):
+    """Blocks by a clock of the test: calls of so many ns, and what the n-th loop takes longer."""
+    loops = iter(range(10**6))
+    made = []
+
+    def compile_loop(*_):
+        def loop(count):
+            made.append(count)
+            return count * call + hiccups.get(next(loops), 0.0)
+
+        return loop
+
+    monkeypatch.setattr(harness, "compile_loop", compile_loop)
+    row = Row("r", lambda: {name: Candidate("", {}) for name in (BASELINE, OURS)})
+    return harness._Blocks(row), made
+
+
+@pytest.mark.parametrize("at", range(24))
+@pytest.mark.parametrize("hiccup", [3.7e6, 6e6, 4e7])
+def test_a_hiccup_while_the_number_of_calls_is_sought_changes_nothing(monkeypatch, at, hiccup):
+    blocks, _ = clocked(monkeypatch, 1000.0, {})
+    expected = blocks.calls_for(1e-3)
+    assert expected == 1024
+    blocks, made = clocked(monkeypatch, 1000.0, {at: hiccup})
+    assert blocks.calls_for(1e-3) == expected
+    made.clear()
+    blocks.run(BASELINE, 7)
+    assert made == [1, 7]  # still warmed up: its calls are short
+
+
+def test_a_long_call_is_made_once(monkeypatch):
+    blocks, made = clocked(monkeypatch, 3e8, {})
+    assert blocks.calls_for(1e-3) == 1
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize(
+    ("samples", "notes"),
+    [
+        ([40.0, 10.0, 11.0, 10.0], ["fastamp: the first sample is 4 times the median"]),
+        ([2.0, 10.0, 11.0, 10.0], ["fastamp: the first sample is 0.2 times the median"]),
+        ([19.0, 10.0, 11.0, 10.0], []),
+        ([40.0, 10.0, 11.0, 50.0], []),  # as spread as the others
+        ([40.0, 10.0], []),
+    ],
+)
+def test_a_first_sample_far_from_the_others_is_told(samples, notes):
+    found = Result("r", 1, {BASELINE: [5.0] * len(samples), OURS: samples})
+    harness.note_first_samples(found)
+    assert found.notes == notes
 
 
 def test_hooks_run_around_every_block_outside_the_clock():
@@ -107,7 +159,7 @@ def test_slow_rows_get_fewer_repeats_and_say_so(limit, repeats, notes):
     effort = Effort(100, 1e-6, 0, promised_repeats=9, limit_seconds=limit, least_repeats=3)
     found = measure(Row("r", pauses(0.001, 0.001)), effort)
     assert found.repeats == len(found.samples[OURS]) == repeats
-    assert found.notes == notes
+    assert [note for note in found.notes if "repeats" in note] == notes
     assert all(note in table.remarks(found) for note in notes)
 
 
