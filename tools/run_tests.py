@@ -27,9 +27,12 @@ ROOT = Path(__file__).resolve().parent.parent
 PROCESSES = 2  # more would each have too few threads for what tests threads
 CTEST_SECONDS = 600  # after which a C++ program counts as hanging, on two idle cores
 PYTEST_SECONDS = 3600  # and a Python file; its tests have limits of their own
+# Folders that run in one process: a fixture of the session does the work of all their files.
+TOGETHER = ("tests/python/distributed",)
 LOGS = ROOT / "build" / "tests"
 # One at a time writes what pytest remembers of its last run; that is none of these.
 PYTEST_OPTIONS = ("-p", "no:cacheprovider", "-p", "no:xdist")
+PRELOADED = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # hypothesis is imported already
 
 
 def find_ctest() -> str:
@@ -104,13 +107,22 @@ def test_files() -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in found)
 
 
+def files_by_entry(files: Iterable[str]) -> dict[str, list[str]]:
+    """Returns the files that run in one process, by the name of the entry: the file or a folder."""
+    found: dict[str, list[str]] = {}
+    for file in files:
+        folders = (name for name in TOGETHER if file.startswith(f"{name}/"))
+        found.setdefault(next(folders, file), []).append(file)
+    return found
+
+
 def pytest_entries(parts: frozenset[str]) -> list[Entry]:
     """Returns the Python tests of the product, and of some parts."""
     marks = () if "long" in parts else ("-m", "not long")
     entries = []
-    for file in test_files():
-        if suite_parts.of_longest(suite_parts.TESTS, file) in {suite_parts.PRODUCT, *parts}:
-            entries.append(Entry("pytest", file, (file, *PYTEST_OPTIONS, *marks)))
+    for name, files in files_by_entry(test_files()).items():
+        if suite_parts.of_longest(suite_parts.TESTS, name) in {suite_parts.PRODUCT, *parts}:
+            entries.append(Entry("pytest", name, (*files, *PYTEST_OPTIONS, *PRELOADED, *marks)))
     return entries
 
 
@@ -198,7 +210,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if options.cuda:
         entries = ctest_entries(options.build_dir, suite_parts.ALL, "cuda")
-        entries.append(Entry("pytest", "tests that need a GPU", ("-m", "cuda", *PYTEST_OPTIONS)))
+        entries.append(
+            Entry("pytest", "tests that need a GPU", ("-m", "cuda", *PYTEST_OPTIONS, *PRELOADED))
+        )
     else:
         parts = chosen_parts(options)
         entries = [*ctest_entries(options.build_dir, parts), *pytest_entries(parts)]

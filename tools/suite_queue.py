@@ -18,7 +18,6 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -146,7 +145,6 @@ def _become_pytest(entry: Entry, output: int) -> None:
     measure_again()  # the machine may have become busy since this process began
     import pytest
 
-    warnings.simplefilter("ignore", pytest.PytestAssertRewriteWarning)  # of what preload() imports
     # A usual exit, with what runs at it: a crash there is a crash.
     raise SystemExit(pytest.main(list(entry.command)))
 

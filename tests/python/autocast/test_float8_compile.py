@@ -19,7 +19,7 @@ from support.float8 import E4M3, E5M2, float8_region
 
 BF16, FP16 = torch.bfloat16, torch.float16
 OTHER = fastamp.Float8Recipe(grad_dtype=E4M3)
-BACKENDS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+BACKENDS = ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, pytest.mark.long])]
 
 
 @pytest.fixture(autouse=True)
@@ -210,6 +210,7 @@ def test_rows_are_dynamic():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_inductor_takes_dynamic_rows():
     counter = CompileCounterWithBackend("inductor")
     model = nn.Linear(32, 48)

@@ -147,6 +147,7 @@ def test_the_products_beside_which_fp8_is_judged_are_those_of_a_bfloat16_region(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(2400)
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -26,7 +26,10 @@ def results_of_ranks(work: Callable[[int], Any], factory: Any, count: int) -> It
     if sys.platform == "win32" or not dist.is_gloo_available():
         pytest.skip("needs gloo")
     store = factory.mktemp("store") / "rendezvous"
-    with mp.get_context("spawn").Manager() as manager:
+    # Forked from a process that has imported them: each rank would need seconds for that.
+    mp.set_forkserver_preload(["torch.distributed", "fastamp"])
+    with mp.get_context("forkserver").Manager() as manager:
         results = manager.dict()
-        mp.spawn(_in_group, args=(work, count, str(store), results), nprocs=count)
+        arguments = work, count, str(store), results
+        mp.start_processes(_in_group, arguments, nprocs=count, start_method="forkserver")
         yield [results[rank] for rank in range(count)]

@@ -51,6 +51,10 @@ def ctest(monkeypatch, tmp_path):
     return lists
 
 
+ROOT = run_tests.ROOT
+SESSION = 'scope="' + 'session"'
+
+
 def names(entries):
     return [entry.name for entry in entries]
 
@@ -79,11 +83,22 @@ def test_long_tests_and_other_parts_are_left_out_of_the_products():
     assert all(entry.command[-2:] == ("-m", "not long") for entry in product)
     assert "tests/python/tools/test_run_tests.py" not in names(product)
     everything = run_tests.pytest_entries(suite_parts.ALL)
-    assert names(everything) == run_tests.test_files()
+    assert names(everything) == list(run_tests.files_by_entry(run_tests.test_files()))
     assert all("-m" not in entry.command for entry in everything)
     workshop = set(names(run_tests.pytest_entries(frozenset({"workshop"})))) - set(names(product))
     assert "tests/python/tools/test_run_tests.py" in workshop
     assert all("/tools/" in name or "/benchmarks/" in name for name in workshop)
+
+
+def test_every_file_is_in_one_entry_and_those_of_one_session_are_together():
+    grouped = run_tests.files_by_entry(run_tests.test_files())
+    assert sorted(file for files in grouped.values() for file in files) == run_tests.test_files()
+    together = {name for name, files in grouped.items() if files != [name]}
+    assert together == {"tests/python/distributed"}
+    sessions = [
+        path.parent for path in (ROOT / "tests").rglob("*.py") if SESSION in path.read_text()
+    ]
+    assert {str(folder.relative_to(ROOT)) for folder in sessions} == together
 
 
 def result(name, problem, output="", **counts):
