@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ from cmake_build import find_tool
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_ITERATIONS = 2000
 LONGEST = 2_000_000  # iterations of a run that never reaches its target loss
-# By default, on CPUs that compute fp16 in software: an iteration takes thirty times as long there.
-FEW_FP16_ITERATIONS = 200
-FP16_FLAGS = {"avx512_fp16", "amx_fp16", "fphp"}  # of /proc/cpuinfo, on x86 and on ARM
+# Of training in all, from Python and from C++, unless lengths are asked for: what CPUs compute in
+# software takes up to a hundred times as long. The pace is measured beforehand and not exact: of
+# the 90 s that the README promises, the plan leaves a part.
+SECONDS = 70.0
 
 # Loss by iteration, as published for this model, data and learning rate on a GPU under torch.amp.
 PUBLISHED = {
@@ -33,26 +34,40 @@ PUBLISHED = {
 }
 
 
-def marks_of(iterations: int, until_loss: float | None) -> list[int]:
-    """Returns the iterations whose loss is shown."""
+def marks_of(iterations: int, until_loss: float | None, shorter: Iterable[int] = ()) -> list[int]:
+    """Returns the iterations whose loss is shown: also where shorter runs end, to compare all."""
     published = [mark for mark in PUBLISHED["fp32"] if mark <= iterations]
     if until_loss is not None:
         return [1, *published]
-    parts = {1, iterations // 10, iterations // 2, iterations, *published}
+    parts = {1, iterations // 10, iterations // 2, iterations, *shorter, *published}
     return sorted(part for part in parts if part >= 1)
 
 
-def has_fp16_arithmetic(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Returns whether this CPU computes in fp16; True where it does not say."""
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), None)
-    return flags is None or not FP16_FLAGS.isdisjoint(flags.split())
+def lengths(pace: dict[str, float], iterations: int, seconds: float = SECONDS) -> dict[str, int]:
+    """Returns the iterations of each mode, so that all of them together end in time.
+
+    The slow modes are shortened, to the same time each.
+
+    Args:
+        pace: Milliseconds of an iteration, by mode.
+        iterations: Of a mode that is fast enough.
+        seconds: For both languages together.
+    """
+    found = {}
+    left = 1e3 * seconds / 2
+    for rank, mode in enumerate(sorted(pace, key=pace.__getitem__)):
+        fitting = left / (len(pace) - rank) / max(pace[mode], 1e-6)
+        # A round number, as a person would choose one.
+        unit = 10 ** max(len(str(int(fitting))) - 2, 0)
+        found[mode] = min(iterations, max(int(fitting) // unit * unit, 1))
+        left -= found[mode] * pace[mode]
+    return {mode: found[mode] for mode in pace}
 
 
-def measure_pace(data: Path) -> dict[str, Any]:
-    """Returns what tools/demo_pace.py prints."""
+def measure_pace(data: Path) -> dict[str, float]:
+    """Returns the milliseconds of an iteration, by mode, as tools/demo_pace.py measures them."""
     command = [sys.executable, str(ROOT / "tools" / "demo_pace.py"), str(data)]
-    document: dict[str, Any] = json.loads(subprocess.check_output(command, env=environment()))
+    document: dict[str, float] = json.loads(subprocess.check_output(command, env=environment()))
     return document
 
 
@@ -73,19 +88,23 @@ def plan(options: argparse.Namespace, data: Path) -> list[str]:
     if until_loss is not None:
         most = options.iters or LONGEST
         print(f"each run until its loss is {until_loss:g}, at most {most} iterations", flush=True)
-        return ["--iters", str(most), "--until-loss", repr(until_loss)]
+        words = ["--iters", str(most), "--until-loss", repr(until_loss)]
+        return [*words, "--marks", ",".join(map(str, marks_of(most, until_loss)))]
     pace = measure_pace(data)
-    iterations = dict.fromkeys(pace["ms"], options.iters or DEFAULT_ITERATIONS)
-    words = ["--iters", str(iterations["fp32"])]
-    if options.iters is None and pace["device"] == "cpu" and not has_fp16_arithmetic():
-        iterations["fp16"] = FEW_FP16_ITERATIONS
-        words += ["--fp16-iters", str(FEW_FP16_ITERATIONS)]
+    most = options.iters or DEFAULT_ITERATIONS
+    iterations = dict.fromkeys(pace, most) if options.iters else lengths(pace, most)
+    shorter = {mode: count for mode, count in iterations.items() if count < most}
+    words = ["--iters", str(most)]
+    if shorter:
+        words += ["--shorter", ",".join(f"{mode}={count}" for mode, count in shorter.items())]
         print(
-            f"this CPU has no fp16 arithmetic: {FEW_FP16_ITERATIONS} iterations in fp16; "
-            f"ITERS={DEFAULT_ITERATIONS} runs all"
+            f"slow here, so shorter than {most} iterations: "
+            + ", ".join(f"{mode} {count}" for mode, count in shorter.items())
+            + f"; compare losses of equal iterations; ITERS={most} runs all"
         )
-    print(announcement(iterations, pace["ms"]), flush=True)
-    return words
+    print(announcement(iterations, pace), flush=True)
+    marks = marks_of(most, None, shorter.values())
+    return [*words, "--marks", ",".join(map(str, marks))]
 
 
 def environment() -> dict[str, str]:
@@ -173,8 +192,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     subprocess.run([sys.executable, ROOT / "examples" / "data" / "digits.py", data], check=True)
     commands = programs(build_dir, data)
     words = plan(options, data)
-    marks = ",".join(str(mark) for mark in marks_of(int(words[1]), options.until_loss))
-    words += ["--marks", marks]
     results = {
         language: run(language, command, words, options.folder)
         for language, command in commands.items()

@@ -7,6 +7,7 @@
 
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <sstream>
 #include <stdexcept>
 
@@ -15,14 +16,24 @@ namespace digits {
 namespace {
 
 constexpr auto kUsage =
-    "usage: digits DATA [--iters N] [--fp16-iters N] [--marks 1,100,...] [--until-loss X] "
-    "[--json FILE]; examples/data/digits.py writes DATA";
+    "usage: digits DATA [--iters N] [--shorter fp16=200,fp8=50] [--marks 1,100,...] "
+    "[--until-loss X] [--json FILE]; examples/data/digits.py writes DATA";
 
 std::vector<std::int64_t> parse_list(const std::string& text) {
   std::vector<std::int64_t> numbers;
   std::istringstream parts(text);
   for (std::string part; std::getline(parts, part, ',');) {
     numbers.push_back(std::stoll(part));
+  }
+  return numbers;
+}
+
+std::map<std::string, std::int64_t> parse_pairs(const std::string& text) {
+  std::map<std::string, std::int64_t> numbers;
+  std::istringstream parts(text);
+  for (std::string part; std::getline(parts, part, ',');) {
+    const auto sign = part.find('=');
+    numbers[part.substr(0, sign)] = std::stoll(part.substr(sign + 1));
   }
   return numbers;
 }
@@ -42,8 +53,8 @@ Options parse_options(int argc, char** argv) try {
     ++i;
     if (word == "--iters") {
       options.iters = std::stoll(value);
-    } else if (word == "--fp16-iters") {
-      options.fp16_iters = std::stoll(value);
+    } else if (word == "--shorter") {
+      options.shorter = parse_pairs(value);
     } else if (word == "--marks") {
       options.marks = parse_list(value);
     } else if (word == "--until-loss") {

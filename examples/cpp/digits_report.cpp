@@ -64,8 +64,8 @@ std::optional<double> peak_memory_mib(c10::Device device) {
 }
 
 std::int64_t iterations_of(const Options& options, const std::string& mode) {
-  const bool fewer = mode == "fp16" && options.fp16_iters > 0;
-  return fewer ? std::min(options.iters, options.fp16_iters) : options.iters;
+  const auto fewer = options.shorter.find(mode);
+  return fewer == options.shorter.end() ? options.iters : std::min(options.iters, fewer->second);
 }
 
 double seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
@@ -105,9 +105,10 @@ bool Row::goes_on() {
     timed_from_ = iteration_;
   }
   bool over = iteration_ >= total_;
-  if (iteration_ % kCheckEvery == 0) {
+  const bool check = iteration_ % kCheckEvery == 0;
+  if (check || iteration_ == 1) {
     shown_loss_ = loss_.item<double>();
-    over = over || shown_loss_ <= options_.until_loss;
+    over = over || (check && shown_loss_ <= options_.until_loss);
   }
   if (over) {
     wait();

@@ -24,12 +24,12 @@ class Module;
 namespace digits {
 
 struct Options {
-  std::string data;                       // what examples/data/digits.py wrote
-  std::int64_t iters = 2000;              // iterations, at most
-  std::int64_t fp16_iters = 0;            // fewer of them for the run in fp16, if not 0
-  std::vector<std::int64_t> marks = {1};  // iterations whose loss is shown
-  double until_loss = 0;                  // stop at this loss
-  std::string json;                       // also write the table to this file
+  std::string data;                             // what examples/data/digits.py wrote
+  std::int64_t iters = 2000;                    // iterations, at most
+  std::map<std::string, std::int64_t> shorter;  // fewer of them, by mode
+  std::vector<std::int64_t> marks = {1};        // iterations whose loss is shown
+  double until_loss = 0;                        // stop at this loss
+  std::string json;                             // also write the table to this file
 };
 
 /// Reads the command line; throws std::invalid_argument with the usage.

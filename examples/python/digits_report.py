@@ -29,11 +29,13 @@ def parse_options(description: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("data", type=Path, help="what examples/data/digits.py wrote")
     parser.add_argument("--iters", type=int, default=2000, help="iterations, at most")
-    parser.add_argument("--fp16-iters", type=int, help="fewer of them for the run in fp16")
+    parser.add_argument("--shorter", default="", help="modes with fewer of them: fp16=200,fp8=50")
     parser.add_argument("--marks", default="1", help="iterations whose loss is shown: 1,100,1000")
     parser.add_argument("--until-loss", type=float, default=0.0, help="stop at this loss")
     parser.add_argument("--json", type=Path, help="also write the table to this file")
     options = parser.parse_args()
+    pairs = (pair.split("=") for pair in options.shorter.split(",") if pair)
+    options.shorter = {mode: int(count) for mode, count in pairs}
     options.marks = [int(mark) for mark in options.marks.split(",")]
     return options
 
@@ -52,8 +54,7 @@ class Row:
         """Watches the model's fc1 and the optimizer from now on."""
         self._options, self._scaler = options, scaler
         self._cuda = next(model.parameters()).is_cuda
-        fewer = options.fp16_iters if mode == "fp16" else None
-        self._total = min(options.iters, fewer or options.iters)
+        self._total = min(options.iters, options.shorter.get(mode, options.iters))
         self._skipped = 0
         self._loss: torch.Tensor | None = None
         self.mode = mode + (" + GradScaler" if scaler.is_enabled() else "")
@@ -99,11 +100,12 @@ class Row:
         assert self._loss is not None
         if iteration in self._options.marks:
             self.losses[iteration] = self._loss.item()
-        if iteration % CHECK_EVERY:
+        check = iteration % CHECK_EVERY == 0
+        if not check and iteration > 1:
             return False
         loss = self._loss.item()
         bar.set_postfix(loss=f"{loss:.6f}", refresh=False)
-        return bool(loss <= self._options.until_loss)
+        return check and loss <= self._options.until_loss
 
     def _wait(self) -> None:
         if self._cuda:

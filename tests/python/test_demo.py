@@ -2,6 +2,7 @@
 """The demo, run for a few iterations from both languages: its tables tell the truth."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -122,3 +123,31 @@ def test_until_loss_stops_at_the_loss(tmp_path):
         for row in json.loads((tmp_path / name).read_text())["rows"]:
             assert row["iterations"] == 100  # the first look at the loss that finds it below
             assert row["final_loss"] <= 2.2
+
+
+def test_a_shorter_run_says_so_and_has_losses_where_the_others_have(tmp_path):
+    data = tmp_path / "digits.pt"
+    subprocess.run([sys.executable, ROOT / "examples" / "data" / "digits.py", data], check=True)
+    words = ["--iters", "8", "--shorter", "fp16=4,fp8=2", "--marks", "1,2,4,8"]
+    build = Path(os.environ.get("FASTAMP_BUILD_DIR", ROOT / "build" / "make"))
+    programs = {
+        "Python": [sys.executable, ROOT / "examples" / "python" / "digits.py"],
+        "C++": [build / "examples" / "digits"],
+    }
+    for language, command in programs.items():
+        json_file = tmp_path / f"{language}.json"
+        done = subprocess.run(
+            [*command, data, *words, "--json", json_file],
+            env=child_environment(COLUMNS="200"),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        rows = json.loads(json_file.read_text())["rows"]
+        assert [row["iterations"] for row in rows] == [8, 8, 4, 2]
+        assert all("2" in row["losses"] for row in rows)
+        assert "4 of 8" in done.stdout
+        assert "2 of 8" in done.stdout
+        # The progress begins with a loss that was computed.
+        first = re.findall(r"loss=([\d.]+)", done.stderr)[0]
+        assert float(first) > 2

@@ -28,7 +28,7 @@ def test_skipped_steps_are_counted(digits_report, bad):
     model = torch.nn.Sequential(OrderedDict(fc1=torch.nn.Linear(3, 1)))
     optimizer = fastamp.optim.SGD(model.parameters(), lr=0.1)
     scaler = fastamp.GradScaler("cpu", init_scale=1024.0)
-    options = argparse.Namespace(iters=6, fp16_iters=None, marks=[1], until_loss=0.0)
+    options = argparse.Namespace(iters=6, shorter={}, marks=[1], until_loss=0.0)
     row = digits_report.Row(options, "fp32", model, optimizer, scaler)
     for iteration in row:
         optimizer.zero_grad()

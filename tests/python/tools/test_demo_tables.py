@@ -6,6 +6,7 @@ import argparse
 import pytest
 
 import demo
+import demo_pace
 
 
 def results(mark, loss, mode="fp32"):
@@ -55,43 +56,81 @@ def test_senseless_lengths_are_refused(words, capsys):
 
 
 @pytest.fixture
-def cpu(monkeypatch, tmp_path):
-    """A CPU of which tests say what it can; fp16 is slow there."""
-    pace = {"device": "cpu", "ms": {"fp32": 1.0, "bf16": 2.0, "fp16": 30.0}}
+def machine(monkeypatch):
+    """A machine of which tests say how long an iteration takes in each mode."""
+    pace = {}
     monkeypatch.setattr(demo, "measure_pace", lambda _: pace)
-    cpuinfo = tmp_path / "cpuinfo"
-    known = demo.has_fp16_arithmetic
-    monkeypatch.setattr(demo, "has_fp16_arithmetic", lambda: known(cpuinfo))
-    return cpuinfo
+    return lambda *times: pace.update(zip(("fp32", "bf16", "fp16", "fp8"), times, strict=True))
 
 
 def plan(iters=None, until_loss=None):
     return demo.plan(argparse.Namespace(iters=iters, until_loss=until_loss), "digits.pt")
 
 
-def test_cpus_without_fp16_arithmetic_run_few_iterations_of_it_and_say_so(cpu, capsys):
-    cpu.write_text("processor: 0\nflags\t: avx2 avx512_bf16\n")
-    assert plan() == ["--iters", "2000", "--fp16-iters", "200"]
+def test_fast_machines_run_all_iterations(machine, capsys):
+    machine(1.0, 2.0, 2.0, 3.0)
+    assert plan() == ["--iters", "2000", "--marks", "1,200,1000,2000"]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("16000 iterations in all, about 32 s: ")
+
+
+def test_slow_modes_are_shortened_and_their_ends_are_compared(machine, capsys):
+    machine(1.0, 2.0, 30.0, 60.0)
+    words = plan()
+    assert words[:4] == ["--iters", "2000", "--shorter", "fp16=480,fp8=240"]
+    assert words[4:] == ["--marks", "1,200,240,480,1000,2000"]
     first, second = capsys.readouterr().out.splitlines()
-    assert "no fp16 arithmetic: 200 iterations" in first
-    assert second.startswith("8400 iterations in all, about 24 s: ")
-    assert second.endswith("from Python and from C++ fp32 2000, bf16 2000, fp16 200")
+    assert first.startswith("slow here, so shorter than 2000 iterations: fp16 480, fp8 240; ")
+    assert first.endswith("ITERS=2000 runs all")
+    assert second == (
+        "9440 iterations in all, about 70 s: "
+        "from Python and from C++ fp32 2000, bf16 2000, fp16 480, fp8 240"
+    )
 
 
-@pytest.mark.parametrize("text", ["flags\t: avx512_fp16\n", "Features : fphp asimdhp\n", None])
-def test_other_cpus_run_all_iterations(cpu, capsys, text):
-    if text is not None:
-        cpu.write_text(text)
-    assert plan() == ["--iters", "2000"]
-    assert "12000 iterations in all, about 132 s" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    "times",
+    [
+        (1.0, 2.0, 30.0, 60.0),
+        (1.5, 60.0, 60.0, 90.0),  # no bf16 arithmetic either
+        (400.0, 500.0, 600.0, 700.0),
+        (900.0, 1000.0, 3000.0, 5000.0),
+        (0.1, 0.1, 0.1, 9000.0),
+        (50.0, 1.0, 1.0, 1.0),  # whichever is the slow one
+    ],
+)
+def test_training_ends_in_time_on_any_machine(times):
+    modes = ("fp32", "bf16", "fp16", "fp8")
+    pace = dict(zip(modes, times, strict=True))
+    found = demo.lengths(pace, 2000)
+    assert tuple(found) == modes
+    assert all(1 <= count <= 2000 for count in found.values())
+    seconds = 2e-3 * sum(pace[mode] * count for mode, count in found.items())
+    assert seconds <= demo.SECONDS < 90
+    if any(count < 2000 for count in found.values()):
+        assert seconds > demo.SECONDS / 2  # and uses its time
 
 
-def test_iterations_that_were_asked_for_are_run(cpu, capsys):
-    cpu.write_text("flags : avx2\n")
-    assert plan(iters=10) == ["--iters", "10"]
-    assert "60 iterations in all, about 1 s" in capsys.readouterr().out
+def test_iterations_that_were_asked_for_are_run(machine, capsys):
+    machine(1.0, 2.0, 30.0, 5e5)
+    assert plan(iters=10) == ["--iters", "10", "--marks", "1,5,10"]
+    assert "80 iterations in all, about 10001 s" in capsys.readouterr().out
 
 
 def test_a_target_loss_has_no_length(capsys):
-    assert plan(until_loss=0.5) == ["--iters", "2000000", "--until-loss", "0.5"]
+    words = [
+        "--iters",
+        "2000000",
+        "--until-loss",
+        "0.5",
+        "--marks",
+        "1,100000,200000,300000,400000",
+    ]
+    assert plan(until_loss=0.5) == words
     assert "at most 2000000 iterations" in capsys.readouterr().out
+
+
+def test_the_pace_is_that_of_a_typical_iteration():
+    warm_up = [9.0] * demo_pace.WARM_UP
+    assert demo_pace.typical([*warm_up, 1.0, 1.1, 7.0]) == 1.1
+    assert demo_pace.typical(warm_up[:2]) == 9.0  # one that took all the time there was
