@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -142,11 +143,21 @@ def _become_pytest(entry: Entry, output: int) -> None:
     os.dup2(output, 2)
     os.chdir(entry.folder)
     os.environ.update(dict(entry.environment))
+    # What multiprocessing starts would import the main program: no part of the tests.
+    main = sys.modules["__main__"]
+    main.__spec__ = None
+    vars(main).pop("__file__", None)
     measure_again()  # the machine may have become busy since this process began
     import pytest
 
+    told = os.dup(2)  # pytest may leave 2 as it has it while tests run
+    try:
+        status = pytest.main(list(entry.command))
+    except BaseException:
+        os.write(told, traceback.format_exc().encode())
+        raise
     # A usual exit, with what runs at it: a crash there is a crash.
-    raise SystemExit(pytest.main(list(entry.command)))
+    raise SystemExit(status)
 
 
 def judge(entry: Entry, status: int, output: str) -> tuple[Counter[str], str]:

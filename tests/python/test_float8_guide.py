@@ -39,6 +39,7 @@ def test_the_python_program_runs_one_layer_in_fp8(tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)  # <torch/torch.h> takes long to compile on a busy machine
 def test_the_cpp_program_runs_one_layer_in_fp8(tmp_path: Path):
     (tmp_path / "main.cpp").write_text(block("docs/float8.md", "cpp"), encoding="utf-8")

@@ -142,6 +142,7 @@ print("bad exits:", bad)
 """
 
 
+@pytest.mark.long
 def test_the_interpreter_exits_cleanly_while_daemon_threads_enter_regions():
     assert check_python("-c", EXITS_AT_WORK).endswith("bad exits: 0\n")
 

@@ -87,7 +87,7 @@ def test_long_tests_and_other_parts_are_left_out_of_the_products():
     assert all("-m" not in entry.command for entry in everything)
     workshop = set(names(run_tests.pytest_entries(frozenset({"workshop"})))) - set(names(product))
     assert "tests/python/tools/test_run_tests.py" in workshop
-    assert all("/tools/" in name or "/benchmarks/" in name for name in workshop)
+    assert all(suite_parts.of_longest(suite_parts.TESTS, name) == "workshop" for name in workshop)
 
 
 def test_every_file_is_in_one_entry_and_those_of_one_session_are_together():

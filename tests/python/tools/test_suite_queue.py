@@ -76,6 +76,12 @@ FILES = {
     "leaves": "import os\ndef test_a(): os._exit(0)",  # green, had nobody asked for a summary
     "crashes_at_exit": "import atexit, os\ndef test_a(): atexit.register(os.abort)",
     "hangs_at_exit": "import atexit, time\ndef test_a(): atexit.register(time.sleep, 1e6)",
+    "starts_processes": """
+import multiprocessing
+def test_a():
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.map(abs, [-1]) == [1]
+""",
     "sees_the_last": "import sys\ndef test_a(): sys.marked = 1",
     "sees_the_next": "import sys\ndef test_a(): assert not hasattr(sys, 'marked')",
 }
@@ -102,7 +108,9 @@ def run_files(folder, files, limit):
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     for name, text in files.items():
         (folder / f"test_{name}.py").write_text(text, encoding="utf-8")
-    check_python("-c", RUN, str(folder), str(limit), PYTEST_ADDOPTS="", PYTEST_PLUGINS="")
+    program = folder / "run.py"
+    program.write_text(RUN, encoding="utf-8")  # with no guard: nobody may import it again
+    check_python(str(program), str(folder), str(limit), PYTEST_ADDOPTS="", PYTEST_PLUGINS="")
     return json.loads((folder / "found.json").read_text())
 
 
@@ -118,12 +126,13 @@ def test_each_way_of_not_passing_is_told(tmp_path):
         "aborts": "ended by SIGABRT, ended without a summary",
         "leaves": "exit status 0, ended without a summary",
         "crashes_at_exit": "ended by SIGABRT",
+        "starts_processes": "",
         "sees_the_last": "",
         "sees_the_next": "",
         "program": "ended by SIGABRT",
     }
     assert summaries[0] == "0% tests passed, 1 tests failed out of 1"
-    assert "1 failed, 5 passed, 1 skipped, 5 errors in 1.00s" in summaries[1]
+    assert "1 failed, 6 passed, 1 skipped, 5 errors in 1.00s" in summaries[1]
 
 
 def test_what_hangs_is_ended_and_fails(tmp_path):
