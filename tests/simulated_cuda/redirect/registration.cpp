@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which operators are redirected: those of aten that torch has a kernel for CUDA of, and one for
+// the CPU. What only makes or describes tensors, or waits for a value, stays torch's code for CUDA.
+#include "simulated_cuda/redirect/libraries.h"
+#include "simulated_cuda/redirect/operators.h"
+#include "simulated_cuda/simulated_cuda.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <cstdio>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace simulated_cuda {
+namespace {
+
+using Names = std::set<std::string>;
+
+bool returns_view(const c10::OperatorHandle& op) {
+  for (const auto& result : op.schema().returns()) {
+    if (result.alias_info() != nullptr && !result.alias_info()->isWrite()) return true;
+  }
+  return false;
+}
+
+bool stays(const c10::OperatorHandle& op) {
+  static const Names names = {
+      "aten::_efficientzerotensor",
+      "aten::_fused_sdp_choice",
+      "aten::_local_scalar_dense",
+      "aten::_pin_memory",
+      "aten::empty.memory_format",
+      "aten::empty_strided",
+      "aten::is_pinned",
+      "aten::is_set_to",
+      "aten::record_stream",
+      "aten::resize_",
+      "aten::set_",
+      "aten::set_.source_Storage",
+      "aten::set_.source_Storage_storage_offset",
+      "aten::set_.source_Tensor",
+  };
+  return names.count(toString(op.operator_name())) != 0 || returns_view(op);
+}
+
+bool stays_sparse(const c10::OperatorHandle& op) {
+  static const Names names = {
+      "aten::_coalesced_",
+      "aten::_dimI",
+      "aten::_dimV",
+      "aten::_indices",
+      "aten::_nnz",
+      "aten::_sparse_coo_tensor_with_dims",
+      "aten::_sparse_coo_tensor_with_dims_and_tensors",
+      "aten::_values",
+      "aten::dense_dim",
+      "aten::empty.memory_format",
+      "aten::indices",
+      "aten::is_coalesced",
+      "aten::sparse_dim",
+      "aten::sparse_resize_",
+      "aten::sparse_resize_and_clear_",
+      "aten::values",
+  };
+  return names.count(toString(op.operator_name())) != 0 || stays(op);
+}
+
+struct Quiet final : c10::WarningHandler {
+  void process(const c10::Warning& /*warning*/) override {}
+};
+
+void add_for(const c10::OperatorName& name, c10::DispatchKey key, c10::KernelFunction kernel) {
+  static auto* const handles = new std::vector<c10::RegistrationHandleRAII>();
+  handles->push_back(c10::Dispatcher::singleton().registerImpl(
+      name, key, std::move(kernel), std::nullopt, nullptr, "simulated CUDA"));
+}
+
+void add_library(const char* name, c10::KernelFunction kernel) {
+  add_for({name, ""}, c10::DispatchKey::CUDA, std::move(kernel));
+}
+
+void redirect(const c10::OperatorHandle& op) {
+  using c10::DispatchKey;
+  const auto name = op.operator_name();
+  if (op.hasKernelForDispatchKey(DispatchKey::SparseCUDA) &&
+      op.hasKernelForDispatchKey(DispatchKey::SparseCPU) && !stays_sparse(op)) {
+    add_for(name, DispatchKey::SparseCUDA,
+            c10::KernelFunction::makeFromBoxedFunction<&run_operator>());
+  }
+  if (!op.hasKernelForDispatchKey(DispatchKey::CUDA) || stays(op)) {
+    return;
+  }
+  if (op.hasComputedKernelForDispatchKey(DispatchKey::CPU)) {
+    add_for(name, DispatchKey::CUDA, c10::KernelFunction::makeFromBoxedFunction<&run_operator>());
+  } else if (traces()) {
+    std::fprintf(stderr, "simulated CUDA: %s has no kernel for the CPU\n", toString(name).c_str());
+  }
+}
+
+/// Is the operator torch's own? Others have kernels of their own, which are under test.
+bool is_torchs(const c10::OperatorName& name) { return name.name.rfind("aten::", 0) == 0; }
+
+}  // namespace
+}  // namespace simulated_cuda
+
+/// Called by the runtime when a program first asks for devices.
+extern "C" void simulated_cuda_redirect() {
+  using namespace simulated_cuda;
+  Quiet quiet;
+  const c10::WarningUtils::WarningHandlerGuard no_warnings(&quiet);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findSchema(name);
+    if (op.has_value() && is_torchs(name)) {
+      redirect(*op);
+    }
+  }
+  register_libraries(&add_library);
+  register_recurrent(&add_library);
+}
