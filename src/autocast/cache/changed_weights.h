@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "autocast/cache/change_log.h"
+#include "core/system_threads.h"
+
 #include <c10/core/TensorImpl.h>
 
-#include <atomic>
+#include <cstddef>
 #include <cstdint>
-#include <unordered_set>
 #include <vector>
 
 // Weights that were reported as written without their version counters moving; each thread has to
@@ -16,22 +18,20 @@
 namespace fastamp::autocast {
 
 namespace detail {
-extern std::atomic<std::uint64_t> changed_weights;
+
+constexpr std::size_t kRememberedWeights = 1U << 14U;
+
+/// A weight may be gone and another one have its address: that one is then cast once more.
+extern ChangeLog<SystemThreads, const c10::TensorImpl*, kRememberedWeights> changed_weights;
+
 }  // namespace detail
 
+using ChangedWeights = decltype(detail::changed_weights)::Changes;
+
 /// How many were reported so far. Read at every use of a cache, and hardly ever written.
-inline std::uint64_t count_changed_weights() {
-  return detail::changed_weights.load(std::memory_order_acquire);
-}
+inline std::uint64_t count_changed_weights() { return detail::changed_weights.count(); }
 
-struct ChangedWeights {
-  std::uint64_t count = 0;  ///< How many were reported so far.
-  bool all = false;         ///< More than are remembered: any weight may be among them.
-  /// A weight may be gone and another one have its address: that one is then cast once more.
-  std::unordered_set<const c10::TensorImpl*> keys;
-};
-
-/// Reports some weights; each counts as one. Thread-safe.
+/// Reports some weights. Thread-safe.
 void log_changed_weights(const std::vector<const c10::TensorImpl*>& weights);
 
 /// The weights reported after the first `seen`. Thread-safe.
