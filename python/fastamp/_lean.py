@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
+from types import FrameType
 from typing import Any
 
 import torch
+from torch.optim.swa_utils import AveragedModel
 
 import fastamp._C as _C
 from fastamp._inference.conversion import (
@@ -21,7 +24,6 @@ from fastamp._inference.regions import ModuleRegion, edits_of, region_of
 from fastamp._inference.weights import Use, uses_by_forward, uses_by_type
 from fastamp._kept_casts import drop_kept_casts
 from fastamp.optim._fused import FusedOptimizer
-from fastamp.optim._layout import MASTERS
 
 __all__ = ["Lean", "lean_"]
 
@@ -92,13 +94,14 @@ class Lean:
 
         Args:
             state_dict: With weights in float32, as of a model that is not lean, or in 16 bits.
-            optimizer: Who has the masters; by default the one that ``lean_`` was given.
+            optimizer: Who has the masters. It need not be given: whoever steps the weights next
+                takes the values.
             strict: As torch's.
 
         Raises:
             RuntimeError: As torch's ``load_state_dict``.
         """
-        optimizer = self._chosen("load_state_dict", optimizer)
+        self._chosen("load_state_dict", optimizer)
         own = self._model.state_dict(keep_vars=True)
         self._model.load_state_dict(state_dict, strict=strict)
         masters = {}
@@ -106,10 +109,6 @@ class Lean:
             value = state_dict.get(name)
             if id(weight) in self._weights and isinstance(value, torch.Tensor):
                 masters[weight] = value.detach().to(weight.device, torch.float32, copy=True)
-        for weight in masters if optimizer is not None else ():
-            state = optimizer.state.get(weight, {})  # type: ignore[union-attr]
-            for key in MASTERS.intersection(state):
-                del state[key]
         trained = [weight for weight in masters if weight.requires_grad]
         _C.set_starting_masters(trained, [masters[weight] for weight in trained])
 
@@ -117,6 +116,27 @@ class Lean:
         if optimizer is None:
             return self._optimizer
         return _checked_optimizer(function, optimizer)
+
+
+class _LeanMark:
+    """An attribute of lean models, to be copied with them."""
+
+    def __deepcopy__(self, _: Any) -> _LeanMark:
+        """Refuses copies that averages are to be kept in: 16 bits do not hold small changes."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code is AveragedModel.__init__.__code__:
+                raise NotImplementedError(
+                    "AveragedModel: expected a model with float32 weights, got one of lean_: "
+                    "averages in 16 bits lose what a step adds to them; average the float32 values "
+                    "of Lean.state_dict(optimizer) (docs/optim.md, lean weights)"
+                )
+            frame = frame.f_back
+        return _LeanMark()
+
+    def __reduce__(self) -> tuple[type[bool], tuple[()]]:
+        """Pickled models need no fastamp to be read."""
+        return bool, ()
 
 
 def lean_(
@@ -142,11 +162,15 @@ def lean_(
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = model(x)
 
+    The gradients of a weight's uses are summed as torch.amp sums them, however often the model is
+    called. Outside of regions, in a penalty for example, a weight has its 16-bit value.
+
     All other parameters stay float32: those of norms, embeddings, and whatever else an op reads as
     it is. Parameters stay the same objects, shared ones included. The model must run in regions of
     ``dtype`` from now on, in evaluation, too. What is written into a weight later counts, with its
     16 bits; ``Lean.load_state_dict`` loads float32 values. Frozen parameters are cast, too, and
-    have no master: their float32 values are gone.
+    have no master: their float32 values are gone. Averages (EMA) have to be of
+    ``Lean.state_dict(optimizer)``, not of copies of the model.
 
     Args:
         model: On one device, CPU or CUDA; before DistributedDataParallel. Not one of fully_shard,
@@ -156,10 +180,10 @@ def lean_(
             those that models of transformers name in ``_keep_in_fp32_modules`` stay, too.
         optimizer: One of fastamp's that has the parameters already, if there is one. It may also be
             made later.
-        grads: dtype of the weights' gradients: ``torch.float32``, in which autograd sums them as
+        grads: dtype of the weights' gradients: ``torch.float32``, in which they are summed as
             those of float32 weights, or ``dtype``, which takes half the memory and rounds where the
-            gradients of several backward passes are summed. DistributedDataParallel needs the
-            latter, or :func:`fastamp.main_grads`.
+            gradients of several regions or backward passes are summed. DistributedDataParallel
+            needs the latter, or :func:`fastamp.main_grads`.
         example_inputs: As for :func:`fastamp.convert`: what reads each parameter is then seen in
             a forward pass without values. Without them the classes of the modules decide.
         example_kwargs: Arguments of the forward pass by name.
@@ -191,9 +215,13 @@ def lean_(
     drop_kept_casts(chosen.values())
     for name, weight in chosen.items():
         weight.data = casts[name]
-        if weight.requires_grad and grads != dtype:
-            hold_grads_in_float(weight, sums_in_16_bits=uses[name].casts > 1)
-    _C.set_starting_masters([chosen[name] for name in masters], list(masters.values()))
+    trained = [chosen[name] for name in masters]
+    if grads != dtype:
+        hold_grads_in_float(trained)
+        _C.make_lean(trained)
+    _C.set_starting_masters(trained, list(masters.values()))
+    if chosen:
+        model.__dict__["_fastamp_lean"] = _LeanMark()
     rows = [
         ConvertedParameter(
             name, tuple(p.shape), _name_of(p.dtype), reasons[name], before[name], p.nbytes
@@ -243,23 +271,23 @@ def check_grad_dtype_exists(function: str, advice: str = "") -> None:
         )
 
 
-def hold_grads_in_float(weight: torch.Tensor, *, sums_in_16_bits: bool) -> None:
-    """Makes the gradients of a 16-bit weight float32 from the next backward pass on.
+def hold_grads_in_float(weights: Iterable[torch.Tensor]) -> None:
+    """Makes the gradients of 16-bit weights float32 from the next backward pass on.
+
+    Not by ``grad_dtype=torch.float32``: torch then refuses gradients of the weight's own dtype,
+    which torch.distributed.checkpoint gives all parameters to make an optimizer's state.
 
     Args:
-        weight: A leaf without a gradient.
-        sums_in_16_bits: The gradients of several uses in one pass are summed before they are cast.
+        weights: Leaves without gradients.
     """
-    if not sums_in_16_bits:
-        weight.grad_dtype = torch.float32
-        return
-    # Autograd would cast the gradient of each use. torch.amp casts their sum, which the one cast of
-    # a weight in a region receives; later passes are then added to it in float32.
-    weight.grad_dtype = None
-    weight.register_post_accumulate_grad_hook(_widen_grad)  # type: ignore[no-untyped-call]
+    for weight in weights:
+        weight.grad_dtype = None
+        weight.register_post_accumulate_grad_hook(_widen_grad)  # type: ignore[no-untyped-call]
 
 
 def _widen_grad(weight: torch.Tensor) -> None:
+    # What backward has summed in 16 bits, since no region of the weight's dtype has used it, or
+    # compiled code has. Later passes are then added to it in float32.
     if weight.grad is not None and weight.grad.dtype != torch.float32:
         weight.grad = weight.grad.float()
 

@@ -11,6 +11,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakIdKeyDictionary
 
+import fastamp._C as _C
 from fastamp._lean import check_grad_dtype_exists, hold_grads_in_float
 from fastamp.distributed._reduction import GradBucket, dense_buffer, group_of, start_mean
 
@@ -38,14 +39,14 @@ class _MainGrads:
         self._hook = hook
         self._narrow = [p for p in ddp.parameters() if p.requires_grad and p.dtype in _NARROW]
         self._hidden: Any = WeakIdKeyDictionary()
-        # Whether the reducer expects a backward pass: from a synchronized forward pass until all
-        # buckets are on their way.
+        # Whether the reducer expects a backward pass: from the end of a synchronized forward pass
+        # until all buckets are on their way.
         self._expected = False
         self._has_begun = False
         self._must_be_there = _looks_for_unused(ddp)
 
-    def note_forward(self, ddp: Any, _: Any) -> None:
-        """Before a forward pass of the model."""
+    def note_forward(self, ddp: Any, *_: Any) -> None:
+        """After a forward pass of the model, as the reducer: not after one that has failed."""
         if torch.is_grad_enabled() and ddp.require_backward_grad_sync:
             self._expected, self._has_begun = True, False
             self._hidden.clear()  # What a backward pass has left that was broken off.
@@ -128,8 +129,7 @@ def _check(ddp: Any, hook: Any) -> None:
             )
     check_grad_dtype_exists("main_grads")
     for name, parameter in ddp.module.named_parameters():
-        in_float = parameter.dtype in _NARROW and parameter.grad_dtype == torch.float32
-        if _looks_for_unused(ddp) and in_float:
+        if _looks_for_unused(ddp) and _C.is_lean(parameter):
             raise ValueError(
                 "main_grads: expected 16-bit gradients with find_unused_parameters or static_graph,"
                 f" got float32 of {name}; give lean_ grads={parameter.dtype}"
@@ -174,10 +174,11 @@ def main_grads(
     grads = _MainGrads(ddp, _mean_hook if hook is None else hook)
     # First what can be refused: DDP takes one hook.
     ddp.register_comm_hook(ddp.process_group if state is None else state, grads.reduce)
-    for parameter in ddp.parameters():
-        if not parameter.requires_grad:
-            continue
-        if parameter.dtype in _NARROW and parameter.grad_dtype == parameter.dtype:
-            hold_grads_in_float(parameter, sums_in_16_bits=True)
+    trained = [parameter for parameter in ddp.parameters() if parameter.requires_grad]
+    narrow = [p for p in trained if p.dtype in _NARROW and p.grad_dtype == p.dtype]
+    hold_grads_in_float(narrow)
+    if not _looks_for_unused(ddp):  # There a gradient is added to zeros in 16 bits.
+        _C.make_lean(narrow)
+    for parameter in trained:
         parameter.register_post_accumulate_grad_hook(grads.after_accumulation)  # type: ignore[no-untyped-call]
-    ddp.register_forward_pre_hook(grads.note_forward)
+    ddp.register_forward_hook(grads.note_forward)

@@ -15,6 +15,7 @@ from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 import fastamp._C as _C
 from fastamp._clip import clip_grad_norm_
 from fastamp._copies import on_device
+from fastamp._scaled_backward import scaled
 from fastamp._scaler import steps
 from fastamp._scaler.checks import (
     check_bound,
@@ -174,7 +175,7 @@ class GradScaler(ScalerState):
         except AttributeError:
             self._times_scaled = 1
         if isinstance(outputs, torch.Tensor):
-            return outputs * self._scale_on(outputs.device)
+            return scaled(outputs, self._scale_on(outputs.device))
         return scale_each(outputs, self._scale_on, {})
 
     def _scale_on(self, device: torch.device) -> Tensor:

@@ -4,6 +4,7 @@
 #include "optim/group_options.h"
 #include "optim/option_archive.h"
 #include "optim/option_checks.h"
+#include "optim/unstepped_states.h"
 
 #include <fastamp/optim/adam.h>
 
@@ -81,7 +82,8 @@ at::Tensor Adam::step(LossClosure closure) {
 }
 
 void Adam::save(torch::serialize::OutputArchive& archive) const {
-  write_optimizer(archive, *this, no_adam_state<AdamParamState>);
+  write_optimizer(archive, *this, no_adam_state<AdamParamState>,
+                  unstepped_states<AdamParamState, AdamOptions>("Adam::save", *this));
 }
 
 void Adam::load(torch::serialize::InputArchive& archive) {

@@ -4,6 +4,7 @@
 #include "optim/group_options.h"
 #include "optim/option_archive.h"
 #include "optim/option_checks.h"
+#include "optim/unstepped_states.h"
 
 #include <fastamp/optim/adamw.h>
 
@@ -81,7 +82,8 @@ at::Tensor AdamW::step(LossClosure closure) {
 }
 
 void AdamW::save(torch::serialize::OutputArchive& archive) const {
-  write_optimizer(archive, *this, no_adam_state<AdamWParamState>);
+  write_optimizer(archive, *this, no_adam_state<AdamWParamState>,
+                  unstepped_states<AdamWParamState, AdamWOptions>("AdamW::save", *this));
 }
 
 void AdamW::load(torch::serialize::InputArchive& archive) {

@@ -78,14 +78,17 @@ std::vector<SavedGroup> read_groups(const char* function, InputArchive& archive,
 }
 
 void write_optimizer(OutputArchive& archive, const torch::optim::Optimizer& optimizer,
-                     bool (*skip)(const torch::optim::OptimizerParamState& state)) {
+                     bool (*skip)(const torch::optim::OptimizerParamState& state),
+                     const StateMap& more) {
   archive.write("pytorch_version", c10::IValue(kVersion));
   OutputArchive states(archive.compilation_unit());
-  for (const auto& [impl, state] : optimizer.state()) {
-    if (!skip(*state)) {
-      OutputArchive entry(states.compilation_unit());
-      state->serialize(entry);
-      states.write(id_of(impl), entry);
+  for (const auto* map : {&optimizer.state(), &more}) {
+    for (const auto& [impl, state] : *map) {
+      if (!skip(*state)) {
+        OutputArchive entry(states.compilation_unit());
+        state->serialize(entry);
+        states.write(id_of(impl), entry);
+      }
     }
   }
   archive.write("state", states);

@@ -9,6 +9,7 @@
 
 #include "optim/group_options.h"
 #include "optim/param_state.h"
+#include "optim/starting_masters.h"
 
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/input-archive.h>
@@ -41,9 +42,11 @@ torch::serialize::InputArchive read_states(const char* function,
                                            torch::serialize::InputArchive& archive);
 
 /// Writes all states except those for which `skip` is true: they have nothing to save.
+/// @param more  States of parameters for which the optimizer has none.
 void write_optimizer(torch::serialize::OutputArchive& archive,
                      const torch::optim::Optimizer& optimizer,
-                     bool (*skip)(const torch::optim::OptimizerParamState& state));
+                     bool (*skip)(const torch::optim::OptimizerParamState& state),
+                     const StateMap& more);
 
 /// An entry that must exist.
 c10::IValue read_entry(torch::serialize::InputArchive& archive, const char* function,
@@ -63,6 +66,7 @@ void read_optimizer(const char* function, torch::serialize::InputArchive& archiv
   auto groups = read_groups(function, archive, optimizer);
   std::vector<Options> options;
   StateMap loaded;
+  std::vector<const c10::TensorImpl*> loaded_masters;
   for (std::size_t i = 0; i < groups.size(); ++i) {
     const auto& group = optimizer.param_groups()[i];
     // A copy of the current ones: options that LibTorch's archives do not have keep their values.
@@ -77,10 +81,16 @@ void read_optimizer(const char* function, torch::serialize::InputArchive& archiv
       auto state = std::make_unique<State>();
       state->serialize(entry);
       fit(function, *state, param, options.back());
+      if (state->master().defined() || state->rest().defined()) {
+        loaded_masters.push_back(param.unsafeGetTensorImpl());
+      }
       loaded[param.unsafeGetTensorImpl()] = std::move(state);
     }
   }
   optimizer.state() = std::move(loaded);
+  for (const auto* param : loaded_masters) {
+    forget_starting_master(param);
+  }
   for (std::size_t i = 0; i < groups.size(); ++i) {
     assign_options(optimizer.param_groups()[i].options(), options[i]);
   }

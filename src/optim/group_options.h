@@ -11,6 +11,8 @@
 // ours; those that set_options() or the base class's add_param_group put there stay as they are,
 // since the program may hold a reference to them, and the step reads them as if they were ours.
 
+#include "optim/starting_masters.h"
+
 #include <c10/util/Exception.h>
 #include <c10/util/Type.h>
 #include <torch/optim/optimizer.h>
@@ -180,7 +182,8 @@ void set_group_options(const char* function, torch::optim::OptimizerParamGroup& 
   group.set_options(std::move(options));
 }
 
-/// The same for all groups of an optimizer that was just constructed with these.
+/// The same for all groups of an optimizer that was just constructed with these. What is known of
+/// frozen parameters' masters goes: an optimizer is made when it is clear what is trained.
 template <typename Options>
 void set_all_group_options(const char* function, torch::optim::Optimizer& optimizer,
                            const std::vector<torch::optim::OptimizerParamGroup>& given) {
@@ -188,6 +191,7 @@ void set_all_group_options(const char* function, torch::optim::Optimizer& optimi
     set_group_options<Options>(function, optimizer.param_groups()[i], given[i],
                                optimizer.defaults());
   }
+  forget_frozen_starting_masters();
 }
 
 }  // namespace fastamp::optim

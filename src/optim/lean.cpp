@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autocast/api/lowered_weights.h"
+#include "autocast/lean_weights.h"
 #include "optim/starting_masters.h"
 
 #include <fastamp/optim/lean.h>
@@ -55,26 +56,33 @@ template <typename Tensor>
 constexpr bool kHasGradDtype =
     requires(const Tensor& tensor) { tensor.set_grad_dtype(std::optional(c10::kFloat)); };
 
-/// Casts what one backward pass has summed in 16 bits, as the cast of a float32 weight does that is
-/// used several times. Later passes are then added to it in float32.
-struct WidenGrad : torch::autograd::PostAccumulateGradHook {
-  void operator()(const torch::autograd::Variable& parameter) override {
-    at::Tensor& grad = parameter.mutable_grad();
-    if (grad.defined() && grad.scalar_type() != c10::kFloat) {
+/// What a lean weight has with it until its end.
+struct OfLeanWeight : torch::autograd::PostAccumulateGradHook {
+  OfLeanWeight(const at::Tensor& weight, bool widens_grad)
+      : impl(weight.unsafeGetTensorImpl()), widens(widens_grad) {}
+  ~OfLeanWeight() override { optim::forget_starting_master(impl); }
+  OfLeanWeight(const OfLeanWeight&) = delete;
+  OfLeanWeight& operator=(const OfLeanWeight&) = delete;
+  OfLeanWeight(OfLeanWeight&&) = delete;
+  OfLeanWeight& operator=(OfLeanWeight&&) = delete;
+
+  /// Casts what backward has summed in 16 bits, outside of regions. Later passes are then added to
+  /// it in float32.
+  void operator()(const torch::autograd::Variable& weight) override {
+    at::Tensor& grad = weight.mutable_grad();
+    if (widens && grad.defined() && grad.scalar_type() != c10::kFloat) {
       grad = grad.to(c10::kFloat);
     }
   }
+
+  const c10::TensorImpl* impl;
+  bool widens;
 };
 
 template <typename Tensor>
-void hold_grads_in_float(const Tensor& parameter, bool sums_in_16_bits) {
+void take_any_grad(const Tensor& weight) {
   if constexpr (kHasGradDtype<Tensor>) {
-    if (sums_in_16_bits) {
-      parameter.set_grad_dtype(std::nullopt);
-      torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<WidenGrad>());
-    } else {
-      parameter.set_grad_dtype(std::optional(c10::kFloat));
-    }
+    weight.set_grad_dtype(std::nullopt);
   }
 }
 
@@ -102,19 +110,23 @@ Conversion lean(torch::nn::Module& module, const LeanOptions& options) {
   keep(weights, options.keep());
   check_grads(weights, options);
   std::vector<at::Tensor> params;
-  std::vector<bool> is_summed;
   std::vector<at::Tensor> masters;
   for (const auto& weight : weights) {
     if (weight.reason.empty() && weight.tensor.requires_grad()) {
       params.push_back(weight.tensor);
-      is_summed.push_back(weight.casts > 1);
       masters.push_back(weight.tensor.data());
     }
   }
   auto done = autocast::lower_weights(weights, options.dtype());
   optim::set_starting_masters(params, masters);
-  for (std::size_t i = 0; i < params.size() && options.grads() == c10::kFloat; ++i) {
-    hold_grads_in_float(params[i], is_summed[i]);
+  const bool widens = options.grads() == c10::kFloat;
+  for (const auto& param : params) {
+    torch::autograd::impl::set_post_acc_grad_hooks(param,
+                                                   std::make_unique<OfLeanWeight>(param, widens));
+  }
+  if (widens) {
+    std::ranges::for_each(params, take_any_grad<at::Tensor>);
+    autocast::make_lean(params);
   }
   return done;
 }

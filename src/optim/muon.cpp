@@ -4,6 +4,7 @@
 #include "optim/option_archive.h"
 #include "optim/option_checks.h"
 #include "optim/sgd_family.h"
+#include "optim/unstepped_states.h"
 
 #include <fastamp/optim/muon.h>
 
@@ -193,7 +194,8 @@ at::Tensor Muon::step(LossClosure closure) {
 }
 
 void Muon::save(torch::serialize::OutputArchive& archive) const {
-  write_optimizer(archive, *this, always_saved);
+  write_optimizer(archive, *this, always_saved,
+                  unstepped_states<MuonParamState, MuonOptions>("Muon::save", *this));
 }
 
 void Muon::load(torch::serialize::InputArchive& archive) {

@@ -3,6 +3,7 @@
 #include "optim/option_archive.h"
 #include "optim/option_checks.h"
 #include "optim/sgd_family.h"
+#include "optim/unstepped_states.h"
 
 #include <fastamp/optim/sgd.h>
 
@@ -121,7 +122,8 @@ at::Tensor SGD::step(LossClosure closure) {
 }
 
 void SGD::save(torch::serialize::OutputArchive& archive) const {
-  write_optimizer(archive, *this, nothing_to_save);
+  write_optimizer(archive, *this, nothing_to_save,
+                  unstepped_states<SGDParamState, SGDOptions>("SGD::save", *this));
 }
 
 void SGD::load(torch::serialize::InputArchive& archive) {

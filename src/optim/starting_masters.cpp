@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optim/starting_masters.h"
 
+#include <fastamp/optim/stored_state.h>
+
 #include <c10/core/TensorImpl.h>
 #include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/Exception.h>
@@ -18,7 +20,7 @@ using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensor
 
 struct Entry {
   // As long as it lives, no other tensor comes to live at the address that is the key.
-  WeakTensor param;
+  WeakTensor param = WeakTensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>());
   at::Tensor master;
 };
 
@@ -38,20 +40,43 @@ at::Tensor for_param(const at::Tensor& master, const at::Tensor& param) {
                                                              : at::Tensor();
 }
 
+/// Those that go are handed out, to be freed without the lock: the end of a tensor may run Python.
+template <typename Predicate>
+std::vector<Entry> drop_if(const Predicate& is_wanted) {
+  std::vector<Entry> gone;
+  auto& all = kept().by_param;
+  for (auto entry = all.begin(); entry != all.end();) {
+    if (is_wanted(entry->second)) {
+      gone.push_back(std::move(entry->second));
+      entry = all.erase(entry);
+    } else {
+      ++entry;
+    }
+  }
+  return gone;
+}
+
+bool is_gone_or_frozen(const Entry& entry) {
+  const auto param = entry.param.lock();
+  return !param || !param->requires_grad();
+}
+
 at::Tensor find(const at::Tensor& param, bool forget) {
-  at::Tensor found;
+  Entry found;
   {
     const std::scoped_lock lock(kept().mutex);
     const auto entry = kept().by_param.find(param.unsafeGetTensorImpl());
     if (entry == kept().by_param.end()) {
       return {};
     }
-    found = entry->second.master;
-    if (forget) {
+    if (!forget) {
+      found.master = entry->second.master;
+    } else {
+      found = std::move(entry->second);
       kept().by_param.erase(entry);
     }
   }
-  return for_param(found, param);
+  return for_param(found.master, param);
 }
 
 }  // namespace
@@ -60,32 +85,51 @@ void set_starting_masters(at::TensorList params, at::TensorList masters) {
   TORCH_CHECK_VALUE(params.size() == masters.size(),
                     "set_starting_masters: expected a master for each of ", params.size(),
                     " parameters, got ", masters.size());
-  std::vector<Entry> gone;  // Freed without the lock: the end of a tensor may run Python.
-  const std::scoped_lock lock(kept().mutex);
-  auto& all = kept().by_param;
-  for (auto entry = all.begin(); entry != all.end();) {
-    if (entry->second.param.expired()) {
-      gone.push_back(std::move(entry->second));
-      entry = all.erase(entry);
-    } else {
-      ++entry;
-    }
+  forget_frozen_starting_masters();
+  for (const auto& param : params) {
+    forget_starting_master(param.unsafeGetTensorImpl());
   }
+  const std::scoped_lock lock(kept().mutex);
   for (std::size_t i = 0; i < params.size(); ++i) {
-    const auto known = all.find(params[i].unsafeGetTensorImpl());
-    if (known != all.end()) {
-      gone.push_back(std::move(known->second));
-      all.erase(known);
-    }
     if (masters[i].defined()) {
-      all.emplace(params[i].unsafeGetTensorImpl(),
-                  Entry{WeakTensor(params[i].getIntrusivePtr()), masters[i]});
+      kept().by_param.insert_or_assign(
+          params[i].unsafeGetTensorImpl(),
+          Entry{.param = WeakTensor(params[i].getIntrusivePtr()), .master = masters[i]});
     }
   }
 }
 
-at::Tensor starting_master_of(const at::Tensor& param) { return find(param, /*forget=*/false); }
+std::vector<at::Tensor> with_starting_masters() {
+  std::vector<at::Tensor> params;
+  const std::scoped_lock lock(kept().mutex);
+  for (const auto& [impl, entry] : kept().by_param) {
+    if (auto param = entry.param.lock()) {
+      params.emplace_back(std::move(param));
+    }
+  }
+  return params;
+}
+
+at::Tensor starting_master_of(const at::Tensor& param) {
+  const auto master = find(param, /*forget=*/false);
+  return master.defined() ? current_master(param, master) : master;
+}
 
 at::Tensor take_starting_master(const at::Tensor& param) { return find(param, /*forget=*/true); }
+
+void forget_starting_master(const c10::TensorImpl* param) noexcept {
+  Entry gone;
+  const std::scoped_lock lock(kept().mutex);
+  if (const auto entry = kept().by_param.find(param); entry != kept().by_param.end()) {
+    gone = std::move(entry->second);
+    kept().by_param.erase(entry);
+  }
+}
+
+void forget_frozen_starting_masters() {
+  std::vector<Entry> gone;
+  const std::scoped_lock lock(kept().mutex);
+  gone = drop_if(is_gone_or_frozen);
+}
 
 }  // namespace fastamp::optim

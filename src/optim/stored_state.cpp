@@ -39,6 +39,16 @@ at::Tensor power_of_exponent(const at::Tensor& wide, std::int64_t sign, std::int
 
 }  // namespace
 
+at::Tensor current_master(const at::Tensor& param, const at::Tensor& master) {
+  TORCH_CHECK_VALUE(param.defined() && master.defined(),
+                    "current_master: expected two tensors, got an undefined one");
+  TORCH_CHECK_VALUE(master.sizes() == param.sizes(), "current_master: expected master of shape ",
+                    param.sizes(), ", that of param, got ", master.sizes());
+  const auto written = param.detach();
+  const auto rounded = master.detach().to(written.scalar_type());
+  return at::where(rounded.eq(written), master.detach(), written.to(at::kFloat));
+}
+
 at::Tensor master_from_rest(const at::Tensor& param, const at::Tensor& rest) {
   check_pair("master_from_rest", param, rest, "rest", at::kShort);
   const auto wide = param.detach().to(at::kFloat);

@@ -43,9 +43,11 @@ struct LeanOptions {
 ///                                       fastamp::optim::MasterStorage::kRest));
 /// @endcode
 ///
-/// Parameters stay the same tensors, shared ones included. The module must run in regions of that
-/// dtype from now on. What is written into a parameter later counts, with its 16 bits. Frozen
-/// parameters have no master: their float32 values are gone.
+/// Gradients are summed as those of float32 weights, however often the module is called. What reads
+/// a weight outside of regions reads its 16 bits. Parameters stay the same tensors, shared ones
+/// included. The module must run in regions of that dtype from now on. What is written into a
+/// parameter later counts, with its 16 bits. Frozen parameters have no master: their float32 values
+/// are gone, those of parameters that are frozen later when the next optimizer is made.
 ///
 /// @param module  On one device, CPU or CUDA; without gradients.
 /// @param options  The dtype of the regions, what stays float32, and how the weights are found.

@@ -44,6 +44,12 @@ FASTAMP_API at::Tensor master_from_rest(const at::Tensor& param, const at::Tenso
 /// @throws  As master_from_rest.
 FASTAMP_API at::Tensor rest_from_master(const at::Tensor& param, const at::Tensor& master);
 
+/// The float32 value that the next step starts from: the master, where the parameter is still what
+/// it rounds to, and the parameter where something else was written into it since.
+/// @param param   float16 or bfloat16, or of any dtype that float32 is cast to.
+/// @param master  float32, of the shape of param, on its device: `state.master()`.
+FASTAMP_API at::Tensor current_master(const at::Tensor& param, const at::Tensor& master);
+
 /// The moments of a parameter of Adam in 8 bits, with `state_dtype(torch::kByte)`: uint8 codes of
 /// the parameter's shape, contiguous, and uint8 scales of shape [rows, groups of a row, 2], for
 /// each 32, 64 or 128 neighbours in a row of the first dimension those of the two moments.

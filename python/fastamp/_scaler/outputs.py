@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from fastamp._scaled_backward import scaled
+
 
 def scale_each(
     outputs: Any,
@@ -31,11 +33,11 @@ def scale_each(
         device = outputs.device
         if device not in replicas:
             replicas[device] = scale_on(device)
-        return outputs * replicas[device]
+        return scaled(outputs, replicas[device])
     if not isinstance(outputs, Iterable):
         raise ValueError(
             "scale: outputs must be a Tensor or an iterable of Tensors, "
             f"got {type(outputs).__name__}"
         )
-    scaled = (scale_each(output, scale_on, replicas) for output in outputs)
-    return type(outputs)(scaled) if isinstance(outputs, (list, tuple)) else scaled
+    products = (scale_each(output, scale_on, replicas) for output in outputs)
+    return type(outputs)(products) if isinstance(outputs, (list, tuple)) else products

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
+from fastamp._copies import on_device
+from fastamp._scaled_backward import ask_for_scales, scale_of_backward
 from fastamp.distributed._reduction import (
     GradBucket,
     ProcessGroup,
@@ -48,7 +50,7 @@ def decode(message: Tensor) -> Tensor:
 
 
 class _Errors(NamedTuple):
-    """What rounding took from a bucket and has not been sent yet, in bfloat16."""
+    """What rounding took from a bucket and has not been sent yet, unscaled, in bfloat16."""
 
     own: Tensor  # Of this rank's gradients, padded to equal shares for all ranks.
     mean: Tensor  # Of the share of the means that this rank computes.
@@ -62,13 +64,24 @@ class _Errors(NamedTuple):
             begin += parameter.numel()
 
 
-def _round(values: Tensor, dtype: torch.dtype, error: Tensor | None) -> Tensor:
-    """Encodes rows after adding their error, which becomes that of this rounding."""
+def _round(
+    values: Tensor, dtype: torch.dtype, error: Tensor | None, scale: Tensor | None
+) -> Tensor:
+    """Encodes rows after adding their error, which becomes that of this rounding.
+
+    Args:
+        values: Gradients that carry the scale; overwritten.
+        dtype: What they are sent in.
+        error: Without the scale, which may be another one in the next step.
+        scale: ``None``: 1.
+    """
     if error is None:
         return encode(values, dtype)
-    values.add_(error.view_as(values))
+    values.add_(error.view_as(values) if scale is None else error.view_as(values).float() * scale)
     message = encode(values, dtype)
     lost = values.sub_(decode(message))
+    if scale is not None:
+        lost.div_(scale)
     # inf and NaN leave no error behind: the step that gets them is skipped, and the next one has to
     # find a finite error.
     error.view_as(values).copy_(lost.nan_to_num_(0.0, 0.0, 0.0))
@@ -90,6 +103,10 @@ class CompressHook:
         # By the identities of a bucket's parameters, so that one hook may serve several models.
         self._errors: dict[tuple[int, ...], _Errors] = {}
         self._loose: dict[int, Tensor] = {}  # Of parameters whose new bucket was not seen yet.
+        # Kept until the next bucket: the streams of collectives may still read it.
+        self._scale: Tensor | None = None
+        if error_feedback:
+            ask_for_scales(self)
         # DDP logs the names of hooks.
         self.__name__ = self.__qualname__ = "fastamp.distributed.compress_hook"
 
@@ -154,14 +171,18 @@ class CompressHook:
         share = -(-buffer.numel() // ranks)
         values = torch.zeros(ranks, share, device=buffer.device)
         values.view(-1)[: buffer.numel()].copy_(buffer)
-        sent = _round(values, self.dtype, errors and errors.own).view(torch.uint8)
+        scale = scale_of_backward()
+        if scale is not None:
+            scale = on_device(scale, buffer.device)
+        self._scale = scale
+        sent = _round(values, self.dtype, errors and errors.own, scale).view(torch.uint8)
         received = torch.empty_like(sent)
         work: Any = torch.distributed.all_to_all_single(received, sent, group=group, async_op=True)
 
         def finish(future: Future[list[Tensor]]) -> Tensor:
             rows = decode(future.value()[0].view(self.dtype))
             mean = rows.sum(0, keepdim=True).div_(ranks)
-            own = _round(mean, self.dtype, errors and errors.mean).view(torch.uint8)
+            own = _round(mean, self.dtype, errors and errors.mean, scale).view(torch.uint8)
             all_means = own.new_empty(ranks, own.numel())
             gathered: Any = torch.distributed.all_gather_into_tensor(
                 all_means, own, group=group, async_op=True
@@ -192,9 +213,11 @@ def compress_hook(dtype: torch.dtype, error_feedback: bool = True) -> CompressHo
 
     float16 is scaled by a power of two for each rank and share, so it does not overflow. inf and
     NaN arrive as inf or NaN on all ranks and leave no error behind; a step that a gradient scaler
-    skips loses at most the rounding of one step. Errors are no part of a checkpoint: they start at
-    zero when training is resumed. When DDP makes its buckets anew, after its first step, they go
-    with their parameters.
+    skips loses at most the rounding of one step. Errors are kept without the scale that
+    fastamp's ``GradScaler.scale`` has put on the loss, so the scale may change; the scale of
+    another scaler is not known here: ``reset()`` the hook whenever it changes. Errors are no part
+    of a checkpoint: they start at zero when training is resumed. When DDP makes its buckets anew,
+    after its first step, they go with their parameters.
 
     Args:
         dtype: ``torch.bfloat16`` or ``torch.float16``, which keeps three bits more. 16-bit

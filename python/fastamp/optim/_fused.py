@@ -13,6 +13,7 @@ import fastamp._C as _C
 from fastamp.optim._flashoptim import ERROR_BITS, check_loaded, master_from_error_bits
 from fastamp.optim._layout import (
     MASTER,
+    MASTERS,
     REST,
     STORED,
     adopt,
@@ -22,7 +23,7 @@ from fastamp.optim._layout import (
     is_ours,
     warn_of_narrow_moments,
 )
-from fastamp.optim._rests import join
+from fastamp.optim._rests import join, of_shards, split
 from fastamp.optim._torch_step import step_with_torch
 from fastamp.optim._watched_step import watched_if_asked_for
 from fastamp.optim._weight_copies import check_autocast_dtype, forget_casts, make_weight_copies
@@ -126,10 +127,31 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._fastamp_step_now(gate)
 
     def _fastamp_step_now(self, gate: StepGate | None) -> None:
+        for param in _C.with_starting_masters():
+            self._fastamp_take_notice(param)
         foreign = self._all_with_gradients() if self._fastamp_repeats else self._native_step(gate)
         if foreign:
             step_with_torch(self, self._torch_class, foreign, gate)
             forget_casts([param for _, param in foreign])
+
+    def _fastamp_take_notice(self, param: Tensor) -> None:
+        # A starting master of a parameter that is frozen, or has a state: it was set later.
+        state = self.state.get(param, {})
+        if not param.requires_grad:
+            if any(param is own for group in self.param_groups for own in group["params"]):
+                _C.forget_starting_masters([param])
+        elif not MASTERS.isdisjoint(state):
+            master = _C.take_starting_master(param)
+            if master is None:
+                return
+            for key in MASTERS.intersection(state):
+                if key == MASTER:
+                    state[key].copy_(master)
+                elif key == REST:
+                    state[key].copy_(split(param, master))
+                else:
+                    state[MASTER] = master
+                    del state[key]
 
     def _all_with_gradients(self) -> list[tuple[int, Tensor]]:
         return [
@@ -185,6 +207,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._check_stored("add_param_group", param_group)
         super().add_param_group(param_group)
         self._fastamp_repeats = has_repeats(self.param_groups)
+        _C.forget_frozen_starting_masters()
         if not self._fastamp_is_being_made:
             warn_of_narrow_moments("add_param_group", self.param_groups[-1:], stacklevel=2)
 
@@ -205,33 +228,39 @@ class FusedOptimizer(torch.optim.Optimizer):
         state = self.state.get(param, {})
         if not has_master(param):
             return param.detach()
+        starting = _C.starting_master_of(param)
+        if starting is not None:  # A state is older.
+            return starting
         if ERROR_BITS in state:
             return master_from_error_bits(param, state[ERROR_BITS])
         if REST in state:
             return join(param, state[REST])
         if MASTER not in state:
-            starting = _C.starting_master_of(param)
-            return param.detach().float() if starting is None else starting
-        # As the next step will see it: where the parameter was written since, it counts.
-        master: Tensor = state[MASTER]
-        return torch.where(master.to(param.dtype) == param, master, param.detach().float())
+            return param.detach().float()
+        current: Tensor = of_shards(_C.current_master, param, state[MASTER])
+        return current
 
     def forget_rests(self, params: Iterable[Tensor] | None = None) -> None:
-        """Makes parameters their own masters, in groups with ``master="rest"``.
+        """Makes parameters their own masters.
 
         For parameters that were written since the last step and whose float32 value is to be what
-        was written, exactly: the rest of the old value would move it by up to half a unit of the
-        parameter.
+        was written, exactly: with ``master="rest"`` the rest of the old value would move it by up
+        to half a unit of the parameter, and a float32 master stays where it rounds to what was
+        written.
 
         Args:
             params: Some of the optimizer's parameters; ``None``: all.
         """
         if params is None:
             params = chain.from_iterable(group["params"] for group in self.param_groups)
+        params = list(params)
         for param in params:
             state = self.state.get(param, {})
             for key in {REST, ERROR_BITS}.intersection(state):
                 state[key].zero_()
+            if MASTER in state:
+                state[MASTER].copy_(param.detach())
+        _C.forget_starting_masters(params)
 
     def state_dict(self, *, portable: bool = False) -> dict[str, Any]:
         """Returns the optimizer's state, as torch's ``state_dict``.
@@ -242,8 +271,33 @@ class FusedOptimizer(torch.optim.Optimizer):
                 a float32 model: :meth:`masters`, or :meth:`fastamp.Lean.state_dict`. Waits for the
                 device.
         """
-        state: dict[str, Any] = super().state_dict()
-        return in_torchs_layout(state) if portable else state
+        if portable:
+            return in_torchs_layout(super().state_dict())
+        before = self._fastamp_states_before_steps()
+        replaced = {param: self.state[param] for param in before if param in self.state}
+        self.state.update(before)
+        try:
+            state: dict[str, Any] = super().state_dict()
+        finally:
+            self.state.update(replaced)
+            for param in before.keys() - replaced.keys():
+                del self.state[param]
+        return state
+
+    def _fastamp_states_before_steps(self) -> dict[Tensor, dict[Any, Any]]:
+        # Those that the next step would make of starting masters, which nothing else saves.
+        states: dict[Tensor, dict[Any, Any]] = {}
+        waiting = {id(param) for param in _C.with_starting_masters()}
+        for group in self.param_groups if waiting else ():
+            for param in group["params"]:
+                wanted = id(param) in waiting and has_master(param) and is_ours(param, group)
+                master = _C.starting_master_of(param) if wanted else None
+                if master is not None:
+                    state = self.state.get(param, {})
+                    states[param] = {k: v for k, v in state.items() if k not in MASTERS}
+                    states[param][MASTER] = master
+                    self._complete_state(param, group, states[param])
+        return states
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the state of an optimizer of this kind, fastamp's or torch's.

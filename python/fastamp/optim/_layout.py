@@ -166,7 +166,7 @@ def adopt(param: Tensor, group: dict[str, Any], state: dict[Any, Any], source: A
     if source is None:
         source = state
     if has_master(param) and not MASTERS.isdisjoint(source):
-        _C.take_starting_master(param)  # What was loaded counts.
+        _C.forget_starting_masters([param])  # What was loaded counts.
     for key in list(state):
         dtype = wanted_dtype(key, param, group)
         value = source.get(key)

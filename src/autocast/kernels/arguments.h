@@ -2,12 +2,14 @@
 #pragma once
 
 #include "autocast/cast.h"
+#include "autocast/lean_weights.h"
 #include "autocast/table/policy_device.h"
 
 #include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
+#include <cstddef>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -25,15 +27,31 @@ struct Caster {
   bool share = false;  ///< See cast().
 
   bool wants(const at::Tensor& tensor) const { return needs_cast(tensor, to, device); }
-  at::Tensor operator()(const at::Tensor& tensor) const { return cast(tensor, to, lower, share); }
+
+  /// What takes the place of an argument; undefined if it stays.
+  at::Tensor operator()(const at::Tensor& tensor) const {
+    if (wants(tensor)) {
+      return cast(tensor, to, lower, share);
+    }
+    const bool may_be_lean = has_lean_weights() && to == lower && tensor.defined();
+    return may_be_lean ? alias_of_lean(tensor, lower) : at::Tensor();
+  }
 };
 
+/// A copy of a list with what takes the place of its tensors; empty if all stay.
 template <class List>
 std::vector<at::Tensor> cast_list(const List& tensors, const Caster& caster) {
   std::vector<at::Tensor> out;
-  out.reserve(tensors.size());
+  std::size_t position = 0;
   for (const at::Tensor& tensor : tensors) {
-    out.push_back(caster.wants(tensor) ? caster(tensor) : tensor);
+    at::Tensor cast = caster(tensor);
+    if (cast.defined()) {
+      if (out.empty()) {
+        out.assign(tensors.begin(), tensors.end());
+      }
+      out[position] = std::move(cast);
+    }
+    ++position;
   }
   return out;
 }
@@ -62,11 +80,8 @@ template <>
 class Argument<const at::Tensor&> {
  public:
   static constexpr bool kHoldsTensors = true;
-  explicit Argument(Received<const at::Tensor&> received) : given_(received.value) {
-    if (received.caster.wants(given_)) {
-      cast_ = received.caster(given_);
-    }
-  }
+  explicit Argument(Received<const at::Tensor&> received)
+      : given_(received.value), cast_(received.caster(given_)) {}
   const at::Tensor& get() const { return cast_.defined() ? cast_ : given_; }
 
  private:
@@ -79,8 +94,10 @@ class Argument<const std::optional<at::Tensor>&> {
  public:
   static constexpr bool kHoldsTensors = true;
   explicit Argument(Received<const std::optional<at::Tensor>&> received) : given_(received.value) {
-    if (given_.has_value() && received.caster.wants(*given_)) {
-      cast_ = received.caster(*given_);
+    if (given_.has_value()) {
+      if (at::Tensor cast = received.caster(*given_); cast.defined()) {
+        cast_ = std::move(cast);
+      }
     }
   }
   const std::optional<at::Tensor>& get() const { return cast_.has_value() ? cast_ : given_; }
@@ -95,15 +112,8 @@ template <class List>
 class ListArgument {
  public:
   static constexpr bool kHoldsTensors = true;
-  ListArgument(const List& given, const Caster& caster) : list_(given) {
-    for (const at::Tensor& tensor : given) {
-      if (caster.wants(tensor)) {
-        cast_ = cast_list(given, caster);
-        list_ = List(cast_);
-        return;
-      }
-    }
-  }
+  ListArgument(const List& given, const Caster& caster)
+      : cast_(cast_list(given, caster)), list_(cast_.empty() ? given : List(cast_)) {}
   const List& get() const { return list_; }
 
  private:

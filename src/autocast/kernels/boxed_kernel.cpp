@@ -47,10 +47,12 @@ void for_each_tensor(Arguments arguments, const Function& function) {
 c10::IValue cast_value(const c10::IValue& value, const Caster& caster) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
-    return tensor.defined() && caster.wants(tensor) ? c10::IValue(caster(tensor)) : value;
+    at::Tensor cast = tensor.defined() ? caster(tensor) : at::Tensor();
+    return cast.defined() ? c10::IValue(std::move(cast)) : value;
   }
   if (value.isTensorList()) {
-    return cast_list(value.toTensorVector(), caster);
+    auto casts = cast_list(value.toTensorVector(), caster);
+    return casts.empty() ? value : c10::IValue(std::move(casts));
   }
   if (value.isList()) {
     c10::impl::GenericList out(value.toList().elementType());

@@ -43,6 +43,14 @@ struct CastBackward final : autograd::generated::ToCopyBackward0 {
   }
 };
 
+void record_with(const at::TensorOptions& options, const at::Tensor& source, const at::Tensor& out,
+                 NodeOrder order) {
+  const NodePtr node = make_node<CastBackward>(order);
+  node->set_next_edges(autograd::collect_next_edges(source));
+  static_cast<CastBackward&>(*node).self_options = options;
+  autograd::set_history(out, node);
+}
+
 }  // namespace
 
 bool is_recorded(const at::Tensor& tensor) {
@@ -57,10 +65,12 @@ void record_cast(const at::Tensor& source, const at::Tensor& out) {
 }
 
 void record_cast(const at::Tensor& source, const at::Tensor& out, NodeOrder order) {
-  const NodePtr node = make_node<CastBackward>(order);
-  node->set_next_edges(autograd::collect_next_edges(source));
-  static_cast<CastBackward&>(*node).self_options = source.options();
-  autograd::set_history(out, node);
+  record_with(source.options(), source, out, order);
+}
+
+void record_cast_from(const at::Tensor& source, const at::TensorOptions& options,
+                      const at::Tensor& out) {
+  record_with(options, source, out, take_node_order());
 }
 
 void require_grad_alone(const at::Tensor& source, const at::Tensor& out) {

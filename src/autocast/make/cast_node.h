@@ -33,6 +33,10 @@ constexpr bool kWeightsAlwaysRequireGrad =
 void record_cast(const at::Tensor& source, const at::Tensor& out, NodeOrder order);
 void record_cast(const at::Tensor& source, const at::Tensor& out);
 
+/// The same as if `source` had other options, those of the gradients that it is to get.
+void record_cast_from(const at::Tensor& source, const at::TensorOptions& options,
+                      const at::Tensor& out);
+
 /// Makes `out`, which has no history yet, require a gradient as a cast of `source` does, through a
 /// node that leads nowhere and keeps nothing alive.
 void require_grad_alone(const at::Tensor& source, const at::Tensor& out);

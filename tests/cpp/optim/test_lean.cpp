@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // lean(): weights in 16 bits train as float32 weights do.
 
+#include "optim/starting_masters.h"
 #include "support/catch.h"
 
 #include <fastamp/autocast/guard.h>
@@ -18,9 +19,13 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
+#include <torch/serialize.h>
 #include <torch/utils.h>
 
+#include <cstddef>
 #include <map>
+#include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -166,4 +171,93 @@ TEST_CASE("What lean() refuses it leaves as it was") {
   const auto found = reasons(fastamp::lean(model, LeanOptions().keep({"head.*"})));
   CHECK(found.at("head.weight") == "kept");
   CHECK(found.at("twice.weight").empty());
+}
+
+TEST_CASE("Modules that are called several times train with the masters of float32 weights") {
+  const Batch batch;
+  const auto several_regions = GENERATE(false, true);
+  std::vector<at::Tensor> gradients;
+  for (const bool is_lean : {false, true}) {
+    torch::manual_seed(0);
+    Model model;
+    if (is_lean) {
+      fastamp::lean(model);  // By types: nothing shows how often a weight is used.
+    }
+    std::vector<at::Tensor> outputs;
+    std::optional<AutocastGuard> region;
+    for (int call = 0; call < 2; ++call) {
+      if (several_regions || call == 0) {
+        region.reset();
+        region.emplace(c10::kCPU, c10::kBFloat16);
+      }
+      outputs.push_back(model.forward(batch.tokens).to(c10::kFloat).square().mean());
+    }
+    region.reset();
+    (outputs[0] + 2 * outputs[1]).backward();
+    gradients.push_back(model.head->weight.grad());
+    gradients.push_back(model.twice->weight.grad());
+    gradients.push_back(model.views->weight.grad());
+  }
+  for (std::size_t i = 0; i < 3; ++i) {
+    CHECK(gradients[i + 3].scalar_type() == c10::kFloat);
+    CHECK(at::equal(gradients[i + 3], gradients[i]));
+  }
+}
+
+TEST_CASE("What is written before the first step counts, and is saved with what was not stepped") {
+  const auto rests = GENERATE(false, true);
+  const auto options = optim::AdamWOptions(1e-2).master(rests ? optim::MasterStorage::kRest
+                                                              : optim::MasterStorage::kFloat);
+  torch::manual_seed(0);
+  Model model;
+  const auto value = model.head->weight.detach().clone();
+  fastamp::lean(model);
+  optim::AdamW optimizer(model.parameters(), options);
+  {
+    const at::NoGradGuard no_grad;
+    model.head->weight[0].fill_(3);
+    value[0].fill_(3);
+  }
+  std::stringstream saved;
+  torch::save(optimizer, saved);
+  CHECK(optimizer.state().empty());
+  Model other;
+  fastamp::lean(other);
+  optim::AdamW resumed(other.parameters(), options);
+  {
+    const at::NoGradGuard no_grad;
+    other.head->weight.copy_(model.head->weight);
+  }
+  torch::load(resumed, saved);
+  const auto master = master_of(resumed, other.head->weight);
+  CHECK(at::equal(master[0], value[0]));
+  CHECK((master - value).abs().max().item<float>() <= (rests ? 1e-7F : 0.0F));
+  CHECK_FALSE(optim::starting_master_of(other.head->weight).defined());
+}
+
+TEST_CASE("A master counts where the parameter is still it rounded") {
+  const auto master = at::rand({4}) + 1;
+  const auto param = master.to(c10::kBFloat16);
+  param[1] = 3;
+  const auto current = optim::current_master(param, master);
+  CHECK(current[1].item<float>() == 3.0F);
+  CHECK(at::equal(current[0], master[0]));
+  CHECK_THROWS_WITH(optim::current_master(param, at::zeros({3})),
+                    Catch::StartsWith("current_master: expected master of shape [4]"));
+}
+
+TEST_CASE("Masters end with their parameters, and with their training") {
+  const auto grads = GENERATE(c10::kFloat, c10::kBFloat16);
+  {
+    Model model;
+    fastamp::lean(model, LeanOptions().grads(grads));
+    CHECK_FALSE(optim::with_starting_masters().empty());
+  }
+  CHECK(optim::with_starting_masters().empty());
+  Model model;
+  fastamp::lean(model, LeanOptions().grads(grads));
+  model.head->weight.set_requires_grad(false);
+  const optim::AdamW optimizer(model.parameters(), optim::AdamWOptions(1e-2));
+  CHECK_FALSE(optim::starting_master_of(model.head->weight).defined());
+  CHECK(optim::starting_master_of(model.twice->weight).defined());
 }

@@ -152,6 +152,21 @@ def test_wider_dtypes_are_not_compressed(results):
 
 
 @dtypes
+def test_errors_follow_the_scale_of_a_gradient_scaler(results, dtype):
+    expected = all_given(len(results), "normal")
+    # What is fed back is as large as what one rounding of own gradients and of the mean takes.
+    allowed = [4 * unit(dtype) * g.abs().max() for g in expected]
+    for rank in results:
+        off = [0.0] * len(expected)
+        for means in rank["compressed", dtype]["scaler"]:
+            for i, (mean, wanted) in enumerate(zip(means, expected, strict=True)):
+                difference = mean - wanted.mean(0)
+                assert difference.abs().max() <= allowed[i]
+                off[i] = off[i] + difference
+                assert off[i].abs().max() <= allowed[i]
+
+
+@dtypes
 def test_reset_forgets_the_errors(results, dtype):
     for rank in results:
         first, after_reset, later = rank["compressed", dtype]["reset"]

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+import fastamp
 from fastamp.distributed import compress_hook, fp32_reduce_hook
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -126,7 +127,30 @@ def compressed(dtype: torch.dtype) -> dict[str, Any]:
         "bad values": bad_values(compress_hook(dtype), torch.float32),
         "16-bit": once(compress_hook(dtype, error_feedback=False), "whole", dtype),
         "reset": (first, reduced(ddp, own), second[1]),
+        "scaler": scaled_feedback(dtype),
     }
+
+
+#: Of each step; None: the loss is not scaled.
+LOSS_SCALES = (65536.0, 65536.0, 1.0, 0.375, None, 65536.0, 1.0, 1.0)
+
+
+def scaled_feedback(dtype: torch.dtype) -> list[list[torch.Tensor]]:
+    """What constant gradients are reduced to, unscaled, while the scale changes."""
+    own = given(dist.get_rank(), "normal")
+    ddp = model_on_ddp(torch.float32, compress_hook(dtype))
+    scaler = fastamp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    steps = []
+    for scale in LOSS_SCALES:
+        ddp.zero_grad()
+        loss = ddp(own)
+        if scale is not None:
+            scaler.update(scale)
+            loss = scaler.scale([loss])[0]
+        loss.backward()
+        steps.append([w.grad.double() / (scale or 1.0) for w in ddp.module.weights])
+    return steps
 
 
 def in_a_group_of_three() -> Any:

@@ -128,6 +128,31 @@ def added_on(kind: str) -> Any:
     return run.outcome()
 
 
+def after_failures(kind: str, **options: Any) -> Any:
+    """Synchronized forward passes that raise, before and between micro-batches under no_sync."""
+    run = Run(kind, **options)
+    for step in range(STEPS):
+        run.optimizer.zero_grad()
+        for part in range(MICRO_BATCHES):
+            with contextlib.suppress(RuntimeError):
+                run.ddp(torch.ones(5, 3))  # of another width
+            last = part == MICRO_BATCHES - 1
+            with contextlib.nullcontext() if last else run.ddp.no_sync():
+                run.forward(step, part).backward()
+        run.optimizer.step()
+    return run.outcome()
+
+
+def called_twice(kind: str) -> Any:
+    """Two forward passes, each in a region of its own, before one backward pass."""
+    run = Run(kind)
+    for step in range(STEPS):
+        run.optimizer.zero_grad()
+        (run.forward(step, 0) + run.forward(step, 1)).backward()
+        run.optimizer.step()
+    return run.outcome()
+
+
 class Halves(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -228,6 +253,9 @@ def run(_: int) -> dict[str, Any]:
         out["unused", kind] = accumulated(kind, unused=True)
         out["zeroed late", kind] = zeroed_late(kind)
         out["added on", kind] = added_on(kind)
+        out["after failures", kind] = after_failures(kind)
+        out["unused after failures", kind] = after_failures(kind, find_unused_parameters=True)
+        out["called twice", kind] = called_twice(kind)
         out["two passes", kind] = in_two_passes(kind)
         out["static", kind] = static(kind)
         out["scaled", kind] = scaled(kind)

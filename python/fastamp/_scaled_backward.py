@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which scale the gradients carry of the backward pass that runs, for those that keep gradients."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+from weakref import ref
+
+from torch import Tensor
+from torch.autograd import Variable
+
+# While nobody asks, nobody pays for it. A list: torch.compile knows them.
+_asking: list[ref[Any]] = []
+_running: list[Tensor] = []
+
+
+def ask_for_scales(who: Any) -> None:
+    """Notes the scales of backward passes from now on, as long as ``who`` lives."""
+    _asking.append(ref(who, _asking.remove))
+
+
+def scale_of_backward() -> Tensor | None:
+    """The scale of the backward pass that runs; ``None`` if its loss was not scaled."""
+    return _running[-1] if _running else None
+
+
+def scaled(output: Tensor, scale: Tensor) -> Tensor:
+    """The product of a loss and a scale, whose backward passes say so."""
+    product = output * scale
+    if _asking and product.requires_grad:
+        product.register_hook(partial(_begin, scale))  # type: ignore[no-untyped-call]
+    return product
+
+
+def _begin(scale: Tensor, _: Tensor) -> None:
+    _running[:] = [scale.clone()]  # update() writes the scaler's own.
+    Variable._execution_engine.queue_callback(_running.clear)

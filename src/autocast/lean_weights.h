@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Lean weights: 16-bit parameters that a region would not cast, and whose gradients it has summed
+// as those of the cast of a float32 weight all the same.
+
+#include <fastamp/export.h>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <atomic>
+
+namespace fastamp::autocast {
+
+extern std::atomic<int> g_lean_weights;
+
+/// Whether there are lean weights in this process, or were.
+inline bool has_lean_weights() { return g_lean_weights.load(std::memory_order_relaxed) != 0; }
+
+/// From now on regions hand out aliases of these 16-bit parameters, one for each region and weight:
+/// the gradients of its uses are summed in 16 bits and then cast to float32, and the gradients of
+/// several regions, and of views, are summed in float32. The parameters must take float32 gradients
+/// (`grad_dtype`). Thread-safe.
+FASTAMP_API void make_lean(at::TensorList weights);
+
+/// Whether make_lean() was called for this tensor. Thread-safe.
+FASTAMP_API bool is_lean(const at::Tensor& tensor);
+
+/// What an op of a region is to get in the place of an argument that has the region's dtype:
+/// undefined if the argument itself.
+at::Tensor alias_of_lean(const at::Tensor& argument, c10::ScalarType lower);
+
+}  // namespace fastamp::autocast

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.distributed.checkpoint saves and loads lean models, before and after their first step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fastamp
+
+if not torch.distributed.is_available():
+    pytest.skip("needs torch.distributed", allow_module_level=True)
+
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+BF16 = torch.bfloat16
+
+
+class Model(nn.Module):
+    """The last layer is not used at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, *, whole: bool) -> torch.Tensor:
+        x = self.norm(self.first(x))
+        return self.last(x) if whole else x
+
+
+def fresh(seed: int, rest: str | None) -> tuple[nn.Module, Any]:
+    torch.manual_seed(seed)
+    model = Model()
+    fastamp.lean_(model, verbose=False)
+    return model, fastamp.optim.AdamW(model.parameters(), lr=1e-2, master=rest)
+
+
+def train(model: nn.Module, optimizer: Any, *, whole: bool) -> None:
+    for seed in range(3):
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(seed))
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=BF16):
+            model(x, whole=whole).float().square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("rest", [None, "rest"])
+@pytest.mark.parametrize("was_used", [False, True])
+def test_before_the_first_step_states_are_whole(rest: str | None, *, was_used: bool) -> None:
+    model, optimizer = fresh(0, rest)
+    if was_used:  # By another optimizer, or not stepped.
+        with torch.autocast("cpu", dtype=BF16):
+            model(torch.ones(4, 8), whole=True).sum().backward()
+        model.zero_grad()
+    masters = {p: m.clone() for p, m in optimizer.masters().items()}
+    _, state = get_state_dict(model, optimizer)
+    assert {"exp_avg", "exp_avg_sq", "step", "master_rest" if rest else "master_param"} == set(
+        state["state"]["first.weight"]
+    )
+    for parameter, master in optimizer.masters().items():
+        if rest is None:
+            assert torch.equal(master, masters[parameter])
+        torch.testing.assert_close(master, masters[parameter], rtol=2.0**-23, atol=0)
+
+
+@pytest.mark.parametrize("rest", [None, "rest"])
+def test_a_resumed_run_continues_bit_for_bit(rest: str | None, tmp_path: Any) -> None:
+    model, optimizer = fresh(0, rest)
+    train(model, optimizer, whole=False)
+    weights, state = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=tmp_path, no_dist=True)
+    resumed, its_optimizer = fresh(1, rest)
+    weights, state = get_state_dict(resumed, its_optimizer)
+    loaded = {"model": weights, "optimizer": state}
+    dcp.load(loaded, checkpoint_id=tmp_path, no_dist=True)
+    set_state_dict(
+        resumed,
+        its_optimizer,
+        model_state_dict=loaded["model"],
+        optim_state_dict=loaded["optimizer"],
+    )
+    for one, its in ((model, optimizer), (resumed, its_optimizer)):
+        train(one, its, whole=True)
+    for one, other in zip(
+        optimizer.masters().values(), its_optimizer.masters().values(), strict=True
+    ):
+        assert torch.equal(one, other)
