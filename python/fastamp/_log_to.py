@@ -7,6 +7,7 @@ import atexit
 import logging
 import math
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +17,19 @@ from fastamp._at_exit import AtExit
 from fastamp._held import Held
 from fastamp._scaler import logs
 from fastamp._scaler.state import ScalerState, core_of, keeps_history
+from fastamp._tool_guard import ToolGuard
 
 __all__ = ["StepLog", "log_to"]
 
 _Send = Callable[[dict[str, float], int], object]
+
+
+def _warn(text: str) -> None:
+    """Warns; filters may not make that the training's error."""
+    try:
+        warnings.warn(text, stacklevel=3)
+    except Warning:
+        print(text, file=sys.stderr)
 
 
 def _sender(writer: Any) -> _Send:
@@ -53,6 +63,7 @@ class StepLog(Held):
         self._send = send
         self._prefix = prefix
         self._casts = casts
+        self._guard = ToolGuard("fastamp.log_to")
         self._loggers: list[_C.StepLogger] = []
         self._released = False
         # Loggers end in handlers of atexit that were registered before us and so run after ours.
@@ -61,41 +72,52 @@ class StepLog(Held):
         atexit.register(self._finish)
         self._at_exit = AtExit(self._finish)
 
+    def _listen(self, scaler: Any, core: _C.ScalerCore) -> None:
+        """Attaches to a scaler that has come into use."""
+        self._guard.run(self._attach, scaler, core)
+
     def _attach(self, scaler: Any, core: _C.ScalerCore) -> None:
         if not keeps_history(scaler):
             return
         number = len(self._loggers) + 1
         prefix = f"{self._prefix}{number if number > 1 else ''}/"
 
-        def receive(
-            step: int,
-            scale: float,
-            skipped: bool,
-            norm: float,
-            overflows: int,
-            underflows: int | None,
-            casts: int,
-            cast_bytes: int,
-        ) -> None:
-            values: dict[str, float] = {"scale": scale, "skipped": float(skipped)}
-            if math.isfinite(norm):
-                values["norm"] = norm
-            values["overflows"] = overflows
-            if underflows is not None:
-                values["underflows"] = underflows
-            if self._casts:
-                values |= {"casts": casts, "cast_bytes": cast_bytes}
+        def receive(step: int, *numbers: Any) -> None:
+            row = self._guard.run(self._row, prefix, *numbers)
+            if row is None:
+                self._drop()
+                return
             try:
-                self._send({prefix + name: value for name, value in values.items()}, step)
+                self._send(row, step)
             except Exception as error:
                 self._drop()
-                warnings.warn(
+                _warn(
                     f"log_to: the writer raised {type(error).__name__} at step {step} ({error}). "
-                    "Nothing more is logged.",
-                    stacklevel=2,
+                    "Nothing more is logged."
                 )
 
         self._loggers.append(core.log_to(receive, self._casts))
+
+    def _row(
+        self,
+        prefix: str,
+        scale: float,
+        skipped: bool,
+        norm: float,
+        overflows: int,
+        underflows: int | None,
+        casts: int,
+        cast_bytes: int,
+    ) -> dict[str, float]:
+        values: dict[str, float] = {"scale": scale, "skipped": float(skipped)}
+        if math.isfinite(norm):
+            values["norm"] = norm
+        values["overflows"] = overflows
+        if underflows is not None:
+            values["underflows"] = underflows
+        if self._casts:
+            values |= {"casts": casts, "cast_bytes": cast_bytes}
+        return {prefix + name: value for name, value in values.items()}
 
     def flush(self) -> None:
         """Passes on the rows that have not arrived yet. Waits for the device."""
@@ -112,7 +134,7 @@ class StepLog(Held):
     def _drop(self) -> None:
         if not self._released:
             self._released = True
-            logs.stop_listening(self._attach)
+            logs.stop_listening(self._listen)
             atexit.unregister(self._finish)
             self._at_exit.cancel()
         for logger in self._loggers:
@@ -121,7 +143,7 @@ class StepLog(Held):
 
     def _finish(self) -> None:
         if os.getpid() == self._process:
-            self.release()
+            self._guard.run_always(self.release)
 
     def __repr__(self) -> str:
         """Says of how many scalers rows come."""
@@ -194,7 +216,7 @@ def log_to(
         raise ValueError("log_to: expected scaler to keep a history, got one of history_size=0")
     log = StepLog(send, prefix, casts)
     if scaler is None:
-        logs.listen(log._attach)
+        logs.listen(log._listen)
     elif scaler.is_enabled():
         log._attach(scaler, core_of(scaler))
     return log

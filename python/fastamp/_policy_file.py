@@ -190,12 +190,16 @@ class PolicyFile:
         Raises:
             OSError: It cannot be written.
         """
+        Path(path).write_text(self.toml(comment), encoding="utf-8")
+
+    def toml(self, comment: str = "") -> str:
+        """Returns what :meth:`write` writes."""
         lines = [f"# {line}".rstrip() for line in comment.splitlines()]
         for title, entries in (("ops", self.ops), ("modules", self.modules)):
             if entries:
                 lines += ["", f"[{title}]"] if lines else [f"[{title}]"]
                 lines += [f"{_key(name)} = {_toml(value)}" for name, value in entries.items()]
-        Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return "\n".join(lines) + "\n"
 
 
 def _syntax_error(path: str, text: str) -> ValueError:

@@ -18,14 +18,23 @@ from fastamp._bisect.suspects import Suspect, Suspects
 from fastamp._check import checked_arguments
 from fastamp._policy import register_op, unregister_op
 from fastamp._policy_file import DEVICES
+from fastamp._tool_guard import ToolGuard
 from fastamp._unlisted_ops import is_listed
 from fastamp._watch.modules import is_half
+from fastamp._watch.names import ModelNames
 from fastamp._watch.op_calls import watched
 
 __all__ = ["BisectReport", "Fp32Op", "bisect"]
 
 #: Runs that every bisection needs: fp32, fp32 again, the step as it is, all ops in fp32.
 _FIRST_RUNS = 4
+
+
+class _Unguarded(ToolGuard):
+    """Lets faults through: a bisection is all that its step is run for, and needs each op."""
+
+    def fail(self, error: Exception) -> None:
+        raise error
 
 
 def bisect(
@@ -89,7 +98,7 @@ def bisect(
         reference, low = runs.in_fp32()
         noise = _noise_floor(runs, reference, agree)
         suspects = Suspects(_names(model))
-        with watched([model], suspects.run):
+        with watched([model], suspects, ModelNames(), _Unguarded("bisect")):
             gradients, time = runs.gradients_and_time()
         before = agreement(gradients, reference)
         ranked = suspects.ranked()

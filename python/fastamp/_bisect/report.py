@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from pathlib import Path
 from typing import Any
 
 from fastamp._aligned_text import aligned
@@ -125,7 +126,11 @@ class BisectReport(JsonReport):
         Raises:
             OSError: The file cannot be written.
         """
-        self.policies.write(path, comment=f"fastamp bisect\n{self.summary()}")
+        Path(path).write_text(self.policy_text(), encoding="utf-8")
+
+    def policy_text(self) -> str:
+        """Returns what :meth:`write` writes."""
+        return self.policies.toml(comment=f"fastamp bisect\n{self.summary()}")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data: the attributes."""

@@ -14,7 +14,7 @@ from fastamp._inspect.rows import flops_of
 from fastamp._inspect.twin import Fp32Twin
 from fastamp._policy import BUILT_IN_OPS
 from fastamp._watch.modules import is_half
-from fastamp._watch.op_calls import OpCall
+from fastamp._watch.op_calls import OpCall, OpWatcher
 
 __all__ = ["BROKEN", "Suspect", "Suspects"]
 
@@ -63,7 +63,7 @@ class _Seen:
     outputs: list[int]
 
 
-class Suspects:
+class Suspects(OpWatcher):
     """Notes the ops of one step, beside an fp32 twin.
 
     Args:
@@ -79,16 +79,22 @@ class Suspects:
         self._calls: list[_Seen] = []
         self._kept: list[Any] = []
 
-    def run(self, call: OpCall) -> Any:
-        """Runs a call and notes it."""
+    def before(self, call: OpCall) -> Any:
+        """Runs the twin of a call, and notes how far its arguments are from those of fp32."""
         if call.backward:
-            return call.func(*call.args, **call.kwargs)  # follows from the forward pass
-        errors_before = [self._error(t) for t in call.tensors]
+            return None  # follows from the forward pass
+        return [self._error(t) for t in call.tensors], self._twin.before(call)
+
+    def after(self, call: OpCall, result: Any, noted: Any) -> None:
+        """Notes a call."""
+        if noted is None:
+            return
+        errors_before, twins = noted
         given = call.tensors
-        result, on_same, _ = self._twin.run(call)
+        on_same, _ = self._twin.after(call, result, twins)
         made = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
         if not made or any(t.layout != torch.strided or t.is_meta for t in (*given, *made)):
-            return result
+            return
         is_low = any(is_half(t) for t in (*given, *made))
         error = max((self._error(t) for t in made), default=0.0)
         before = max(errors_before, default=0.0)
@@ -107,7 +113,6 @@ class Suspects:
                 [_memory(t) for t in made],
             )
         )
-        return result
 
     def ranked(self) -> list[Suspect]:
         """Returns the suspects in the order in which to try them, and forgets the step.

@@ -13,9 +13,11 @@ import fastamp._C as _C
 from fastamp._check.events import StepRules
 from fastamp._check.ops import OpRules
 from fastamp._check.rules import RULES, CheckReport, Finding, Findings, Rule, checked_ignore
-from fastamp._check.static import look_at_model, look_at_optimizer, names_of_parameters
+from fastamp._check.static import look_at_models
+from fastamp._tool_guard import ToolGuard
 from fastamp._watch.modules import ModulePath
-from fastamp._watch.op_calls import OpCall, watched
+from fastamp._watch.names import ModelNames
+from fastamp._watch.op_calls import OpCall, OpWatcher, watched
 
 __all__ = ["RULES", "CheckReport", "Finding", "Rule", "check", "checked_arguments", "run_checked"]
 
@@ -58,17 +60,17 @@ def check(
 
     Note:
         What ``step`` raises comes through. One thread is watched, and backward passes on any; while
-        a step is watched, compiled functions run eagerly.
+        a step is watched, compiled functions run eagerly. If the linter itself fails, a warning
+        says so, and what was found until then is returned.
     """
     optimizers = checked_arguments("check", model, optimizer, scaler, step)
     findings = Findings(checked_ignore(ignore))
+    guard, names = ToolGuard("fastamp.check"), ModelNames()
     if step is not None:
         scalers = [] if scaler is None else [scaler]
-        with run_checked([model], findings, scalers, optimizers):
+        with run_checked([model], findings, scalers, optimizers, names, guard):
             step()
-    look_at_model(model, findings)
-    for each in optimizers:
-        look_at_optimizer(each, names_of_parameters(model), findings)
+    guard.run(look_at_models, [model], optimizers, names, findings)
     return findings.report(has_step=step is not None)
 
 
@@ -103,12 +105,26 @@ def checked_arguments(
     return optimizers
 
 
+class _Rules(OpWatcher):
+    def __init__(self, ops: OpRules, events: StepRules) -> None:
+        self._ops, self._events = ops, events
+
+    def before(self, call: OpCall) -> None:
+        self._events.see(call)
+        self._ops.before(call)
+
+    def after(self, call: OpCall, result: Any, noted: Any) -> None:  # noqa: ARG002
+        self._ops.after(call, result)
+
+
 @contextlib.contextmanager
 def run_checked(
     models: Iterable[torch.nn.Module],
     findings: Findings,
     scalers: list[Any],
     optimizers: list[torch.optim.Optimizer],
+    names: ModelNames,
+    guard: ToolGuard,
 ) -> Iterator[ModulePath]:
     """Applies the rules that need a step to what runs inside the block.
 
@@ -117,17 +133,12 @@ def run_checked(
         findings: Where findings go.
         scalers: Gradient scalers of the program; the list may grow meanwhile.
         optimizers: Its optimizers; the same.
+        names: Names modules.
+        guard: Of the tool.
     """
     ops = OpRules(findings)
-    events = StepRules(findings, ops, scalers, optimizers)
-
-    def run(call: OpCall) -> Any:
-        events.see(call)
-        ops.before(call)
-        result = call.func(*call.args, **call.kwargs)
-        ops.after(call, result)
-        return result
-
-    with watched(models, run) as (path, recorder), events.followed():
+    events = StepRules(findings, ops, scalers, optimizers, guard)
+    rules = _Rules(ops, events)
+    with watched(models, rules, names, guard) as (path, recorder), events.followed():
         yield path
-    events.conclude(recorder.rows())
+    guard.run(lambda: events.conclude(recorder.rows()))

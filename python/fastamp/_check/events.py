@@ -4,24 +4,24 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.amp.grad_scaler import GradScaler as TorchGradScaler
-from torch.optim.lr_scheduler import LRScheduler
 
 from fastamp._check.ops import OpRules
 from fastamp._check.rules import Findings
-from fastamp._patches import Patches, all_subclasses
+from fastamp._tool_guard import ToolGuard
+from fastamp._watch.calls import CallListener, listening
 from fastamp._watch.modules import is_half
 from fastamp._watch.op_calls import OpCall
+from fastamp._watch.scaled_gradients import ScaledGradients, carries_scale
 
-_STAGE_READY = 0
 _CASTS = ("weight_casts", "other_casts", "cache_hits", "activation_hits", "kept_hits")
 # What clipping does to gradients: by norm, with a factor that is a tensor; by value.
 _FACTORS = {"mul_.Tensor", "_foreach_mul_.Tensor"}
+_SCALINGS = ("mul_", "div_", "_foreach_mul_", "_foreach_div_")
 _BOUNDS = {
     "clamp_",
     "clamp_min_",
@@ -31,7 +31,7 @@ _BOUNDS = {
 }
 
 
-class StepRules:
+class StepRules(CallListener):
     """Follows backward passes, clipping, scalers and LR schedulers inside a block.
 
     Args:
@@ -39,6 +39,7 @@ class StepRules:
         ops: The rules on ops, which see what ran in which dtype.
         scalers: The program's gradient scalers; may grow meanwhile, and does by those that scale.
         optimizers: Its optimizers; may grow meanwhile.
+        guard: Of the tool.
     """
 
     def __init__(
@@ -47,38 +48,26 @@ class StepRules:
         ops: OpRules,
         scalers: list[Any],
         optimizers: list[torch.optim.Optimizer],
+        guard: ToolGuard,
     ) -> None:
         """Notes whom to follow."""
+        self.guard = guard
         self._findings = findings
         self._ops = ops
         self._scalers = scalers
         self._optimizers = optimizers
         self._regions: set[str] = set()
         self._backwards = 0
+        self._scaled = ScaledGradients(optimizers, guard)
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
-        """Wraps what is to be noticed."""
-        patches = Patches()
-        patches.replace(torch.autograd, "backward", self._wrapped_backward(torch.autograd.backward))
-        patches.replace(LRScheduler, "step", self._wrapped_schedule(LRScheduler.step))
-        for cls in all_subclasses(TorchGradScaler):
-            if "scale" in vars(cls):
-                patches.replace(cls, "scale", self._wrapped_scale(vars(cls)["scale"]))
-        try:
+        """Follows what is called inside the block."""
+        with listening(self), listening(self._scaled):
             yield
-        finally:
-            patches.undo()
 
-    def _wrapped_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            self._look_at_backward(tensors)
-            return original(tensors, *args, **kwargs)
-
-        return backward
-
-    def _look_at_backward(self, tensors: Any) -> None:
+    def before_backward(self, tensors: Any) -> None:
+        """The rules on losses."""
         self._backwards += 1
         for loss in [tensors] if isinstance(tensors, torch.Tensor) else list(tensors):
             device = loss.device.type
@@ -99,25 +88,24 @@ class StepRules:
         metadata: Any = getattr(made[0], "_input_metadata", ()) if len(made) == 1 else ()
         return bool(metadata) and metadata[0].dtype in (torch.float16, torch.bfloat16)
 
-    def _wrapped_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def scale(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            if all(each is not scaler for each in self._scalers):
-                self._scalers.append(scaler)
-            return original(scaler, *args, **kwargs)
+    def before_scale(self, scaler: Any) -> None:
+        """Notes a scaler."""
+        if all(each is not scaler for each in self._scalers):
+            self._scalers.append(scaler)
 
-        return scale
+    def before_optimizer_step(self, optimizer: Any, by_scaler: bool) -> None:  # noqa: ARG002
+        """The rule on steps that a scaler should have made."""
+        if self._scaled.stepped is optimizer:
+            kind = type(optimizer).__qualname__
+            what = f"gradients times {self._scaled.scale:g}"
+            self._findings.add("step-past-scaler", f"{kind}.step()", what)
 
-    def _wrapped_schedule(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-            optimizer = getattr(scheduler, "optimizer", None)
-            # torch calls it once when it is made.
-            if optimizer is not None and getattr(scheduler, "_step_count", 0) >= 1:
-                self._look_at_schedule(scheduler, optimizer)
-            return original(scheduler, *args, **kwargs)
-
-        return step
+    def before_schedule(self, scheduler: Any) -> None:
+        """The rule on schedules."""
+        optimizer = getattr(scheduler, "optimizer", None)
+        # torch calls it once when it is made.
+        if optimizer is not None and getattr(scheduler, "_step_count", 0) >= 1:
+            self._look_at_schedule(scheduler, optimizer)
 
     def _look_at_schedule(self, scheduler: Any, optimizer: Any) -> None:
         for scaler in self._scalers:
@@ -131,9 +119,24 @@ class StepRules:
         """Looks at an op before it runs."""
         if call.op in _FACTORS or call.op in _BOUNDS:
             self._look_at_clip(call)
+        if call.op.partition(".")[0] in _SCALINGS and not call.backward:
+            self._look_at_scaling(call)
         self._regions |= call.regions
         if call.autocast is not None:
             self._regions.add(call.autocast[1])
+
+    def _look_at_scaling(self, call: OpCall) -> None:
+        """Programs may take the scale out of gradients by themselves."""
+        written, by = call.args[:2]
+        by = by[0] if isinstance(by, (list, tuple)) and by else by
+
+        def factor() -> float:
+            value = float(by.flatten()[0] if isinstance(by, torch.Tensor) else by)
+            return 1.0 / (value or math.inf) if "div" in call.op else value
+
+        self._scaled.multiplied(
+            written if isinstance(written, (list, tuple)) else [written], factor
+        )
 
     def _look_at_clip(self, call: OpCall) -> None:
         if call.backward:
@@ -147,7 +150,7 @@ class StepRules:
             t.data_ptr() for t in written if t.layout == torch.strided and t.numel()
         }
         for optimizer in list(self._optimizers):
-            if self._carries_scale(optimizer) and any(
+            if any(carries_scale(scaler, optimizer) for scaler in self._scalers) and any(
                 p.grad is not None
                 and (id(p.grad) in written_ids or p.grad.data_ptr() in written_ids)
                 for group in optimizer.param_groups
@@ -158,18 +161,6 @@ class StepRules:
                 self._findings.add(
                     "clip-before-unscale", f"the gradients of {name}", f"by {call.op}"
                 )
-
-    def _carries_scale(self, optimizer: torch.optim.Optimizer) -> bool:
-        for scaler in self._scalers:
-            if not scaler.is_enabled() or getattr(scaler, "_scale", None) is None:
-                continue
-            states = vars(scaler)["_per_optimizer_states"]  # torch's name, which fastamp's has, too
-            state = states.get(id(optimizer))
-            if scaler.get_scale() != 1.0 and (
-                state is None or state["stage"].value == _STAGE_READY
-            ):
-                return True
-        return False
 
     def conclude(self, rows: list[dict[str, Any]]) -> None:
         """The rules on the whole.

@@ -62,6 +62,12 @@ RULES: dict[str, Rule] = {
             "leave the region before loss.backward()",
         ),
         _rule(
+            "step-past-scaler",
+            "the optimizer's own step was called, and its gradients still carry the loss scale: "
+            "the update is that much too large, and a step with inf or NaN is not skipped",
+            "scaler.step(optimizer) and scaler.update() in place of optimizer.step()",
+        ),
+        _rule(
             "clip-before-unscale",
             "the gradients still carry the loss scale: they are clipped by 1/scale of what was "
             "meant",

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fastamp._check.rules import Findings
+from fastamp._watch.names import ModelNames
 from fastamp.optim._fused import FusedOptimizer
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -20,15 +21,23 @@ _LARGE_WEIGHT = 2**18
 _SLOW_BETA2 = 0.99
 
 
-def names_of_parameters(model: nn.Module | None) -> dict[int, str]:
-    """Names by the identity of parameters."""
-    return {} if model is None else {id(p): name for name, p in model.named_parameters()}
+def look_at_models(
+    models: Iterable[nn.Module],
+    optimizers: Iterable[torch.optim.Optimizer],
+    names: ModelNames,
+    findings: Findings,
+) -> None:
+    """The rules on models and their optimizers."""
+    for model in models:
+        names.add(model)
+        _look_at_model(model, names, findings)
+    for optimizer in optimizers:
+        _look_at_optimizer(optimizer, names, findings)
 
 
-def look_at_model(model: nn.Module, findings: Findings) -> None:
-    """The rules on modules."""
-    for name, module in model.named_modules():
-        where = name or type(model).__name__
+def _look_at_model(model: nn.Module, names: ModelNames, findings: Findings) -> None:
+    for module in model.modules():
+        where = names.of_module(module)
         if isinstance(module, _NORMS_WITH_STATISTICS):
             statistics = module.running_var
             if statistics is not None and statistics.dtype in _HALF:
@@ -52,10 +61,9 @@ def _sizes(module: nn.Module) -> Iterator[tuple[str, int]]:
         yield "out_channels", module.out_channels
 
 
-def look_at_optimizer(
-    optimizer: torch.optim.Optimizer, names: dict[int, str], findings: Findings
+def _look_at_optimizer(
+    optimizer: torch.optim.Optimizer, names: ModelNames, findings: Findings
 ) -> None:
-    """The rules on an optimizer's parameters, options and states."""
     kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
     # Optimizers of others may keep masters of their own.
     steps_in_half = not isinstance(optimizer, FusedOptimizer) and (
@@ -64,7 +72,7 @@ def look_at_optimizer(
     for number, group in enumerate(optimizer.param_groups):
         half = [p for p in group["params"] if p.requires_grad and p.dtype in _HALF]
         if half and steps_in_half:
-            first = names.get(id(half[0])) or f"a parameter of shape {tuple(half[0].shape)}"
+            first = names.of_parameter(half[0]) or f"a parameter of shape {tuple(half[0].shape)}"
             findings.add(
                 "half-weights-torch-optim",
                 kind,

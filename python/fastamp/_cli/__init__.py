@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from fastamp import _program_policies
 from fastamp._cli import bisect, check, export, float8, info, inspect, ops, report, run
+from fastamp._cli.closed_pipe import ends_with_its_reader
 from fastamp._install import install
 
 USAGE = """\
@@ -18,8 +19,8 @@ usage: python -m fastamp SCRIPT [ARGUMENT ...]      run a script on fastamp, as 
        python -m fastamp -c CODE [ARGUMENT ...]     the same with code
        python -m fastamp - [ARGUMENT ...]           the same with the standard input
        python -m fastamp [OPTION ...] PROGRAM       run any of those
-           --report FILE                            at the end, write what autocast did (JSON if
-                                                    FILE ends in .json)
+           --report FILE                            at the end, write what autocast did: a page if
+                                                    FILE ends in .html, JSON in .json, - prints it
            --policy FILE                            ops and modules run under this policy file
                                                     (docs/policies.md)
            --inspect FILE                           one training step, op by op: a page if FILE ends
@@ -55,14 +56,24 @@ def _version(arguments: list[str]) -> None:  # noqa: ARG001
     print(f"fastamp {__version__}")
 
 
+def _telling(command: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
+    """A command that runs nothing of the user's, and may end with the reader of its output."""
+
+    def run_it(arguments: list[str]) -> None:
+        with ends_with_its_reader():
+            command(arguments)
+
+    return run_it
+
+
 _COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    "--help": _help,
-    "-h": _help,
-    "--version": _version,
+    "--help": _telling(_help),
+    "-h": _telling(_help),
+    "--version": _telling(_version),
     "bisect": bisect.main,
     "check": check.main,
-    "info": info.main,
-    "ops": ops.main,
+    "info": _telling(info.main),
+    "ops": _telling(ops.main),
     "export": export.main,
     "-m": run.run_module,
     "-c": run.run_code,

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from fastamp._bisect import bisect
+from fastamp._cli.closed_pipe import ends_with_its_reader
 from fastamp._cli.named_function import call_named
-from fastamp._cli.output_file import output_file
+from fastamp._cli.output_file import OutputFile
 
 _EPILOG = """\
 FUNCTION takes nothing and returns a step and the model: the step, a function without arguments,
@@ -25,7 +26,7 @@ def main(arguments: list[str]) -> None:
     """Runs the command; always ends in SystemExit, or in what the step raises."""
     options = _parser().parse_args(arguments)
     try:
-        policy, json = (file and output_file(file) for file in (options.policy, options.json))
+        policy, json = (file and OutputFile(file) for file in (options.policy, options.json))
     except OSError as error:
         _refuse(str(error))
     made = call_named(options.step, lambda text, _: _refuse(text))
@@ -37,11 +38,15 @@ def main(arguments: list[str]) -> None:
         if not str(error).startswith("bisect: "):
             raise
         _refuse(str(error).removeprefix("bisect: "))
-    report.print()
-    if policy:
-        report.write(policy)
-    if json:
-        report.to_json(json)
+    with ends_with_its_reader():
+        report.print()
+    try:
+        if policy:
+            policy.put_text(report.policy_text())
+        if json:
+            json.put_text(f"{report.to_json()}\n")
+    except OSError as error:
+        _refuse(str(error))
     sys.exit(1 if report else 0)
 
 
@@ -59,8 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--max-runs", type=int, default=40, help="runs of the step at most (%(default)s)"
     )
-    parser.add_argument("--policy", metavar="FILE", help="write the policy file")
-    parser.add_argument("--json", metavar="FILE", help="write what was found as data")
+    parser.add_argument("--policy", metavar="FILE", help="write the policy file; - prints it")
+    parser.add_argument("--json", metavar="FILE", help="write what was found as data; - prints it")
     return parser
 
 

@@ -12,11 +12,13 @@ import torch
 
 from fastamp._check import RULES, run_checked
 from fastamp._check.rules import Findings, checked_ignore
-from fastamp._check.static import look_at_model, look_at_optimizer, names_of_parameters
+from fastamp._check.static import look_at_models
 from fastamp._cli import run
-from fastamp._cli.output_file import output_file
+from fastamp._cli.closed_pipe import ends_with_its_reader, forget_output
+from fastamp._cli.output_file import OutputFile, rank_of_process
 from fastamp._cli.watched_program import EnoughSteps, WatchedProgram
 from fastamp._install import install
+from fastamp._tool_guard import ToolGuard
 from fastamp._watch.modules import ModulePath
 
 USAGE = """\
@@ -25,7 +27,7 @@ usage: python -m fastamp check [OPTION ...] PROGRAM [ARGUMENT ...]
            status is 1 if there are any
            --steps N        optimizer steps to look at (3); 0: until the program ends
            --ignore RULE    leaves a rule out; may be given several times
-           --json FILE      writes the findings there as well
+           --json FILE      writes the findings there as well; - prints them
        python -m fastamp check --list
            the rules, why, and what to do
 """
@@ -41,10 +43,10 @@ def main(arguments: list[str]) -> None:
     except ValueError as error:
         _refuse(str(error).removeprefix("check: "))
     try:
-        file = None if file is None else str(output_file(file))
+        output = None if file is None else OutputFile(file)
     except OSError as error:
         _refuse(f"--json: {error}")
-    sys.exit(_check(program, findings, steps, file))
+    sys.exit(_check(program, findings, steps, output))
 
 
 def check_program(run_it: Callable[[], Any], findings: Findings, steps: int = 0) -> WatchedProgram:
@@ -59,32 +61,29 @@ def check_program(run_it: Callable[[], Any], findings: Findings, steps: int = 0)
         What was found of the program.
     """
     path: ModulePath | None = None
+    guard = ToolGuard("fastamp check")
 
-    def at_forward(model: torch.nn.Module) -> None:
+    def at_forward(model: torch.nn.Module, args: Any) -> None:
         if steps and watched.steps >= steps:
             raise EnoughSteps(0)
         if path is not None and not path.knows(model):
-            path.add(model)
+            path.add(model, running=args)
 
-    watched = WatchedProgram(at_forward)
+    watched = WatchedProgram(at_forward, guard)
+    scalers, optimizers, names = watched.scalers, watched.optimizers, watched.names
     try:
         with (
             watched.followed(),
-            run_checked([], findings, watched.scalers, watched.optimizers) as path,
+            run_checked([], findings, scalers, optimizers, names, guard) as path,
             contextlib.suppress(EnoughSteps),
         ):
             run_it()
     finally:
-        names: dict[int, str] = {}
-        for model in watched.models:
-            look_at_model(model, findings)
-            names |= names_of_parameters(model)
-        for optimizer in watched.optimizers:
-            look_at_optimizer(optimizer, names, findings)
+        guard.run(look_at_models, watched.models, optimizers, names, findings)
     return watched
 
 
-def _check(program: list[str], findings: Findings, steps: int, file: str | None) -> int:
+def _check(program: list[str], findings: Findings, steps: int, file: OutputFile | None) -> int:
     install()
     error: BaseException | None = None
 
@@ -100,11 +99,16 @@ def _check(program: list[str], findings: Findings, steps: int, file: str | None)
 
     watched = check_program(run_it, findings, steps)
     report = findings.report(has_step=True)
-    sys.stdout.flush()
-    print(f"fastamp check: {_steps_of(watched)} of {program[0]}")
-    print(report)
+    rank = rank_of_process()
+    which = "" if rank is None else f" (rank {rank})"
+    try:
+        sys.stdout.flush()
+        print(f"fastamp check: {_steps_of(watched)} of {program[0]}{which}")
+        print(report, flush=True)
+    except BrokenPipeError:
+        forget_output()  # What the program raises, the file and the status stand all the same.
     if file is not None:
-        report.to_json(file)
+        file.put_text(f"{report.to_json()}\n")
     if error is not None:
         raise error
     return 1 if report else 0
@@ -123,11 +127,9 @@ def _read_options(arguments: list[str]) -> tuple[dict[str, list[str]], list[str]
     options: dict[str, list[str]] = {}
     while arguments and arguments[0] in ("--steps", "--ignore", "--json", "--list", "--help", "-h"):
         name, *arguments = arguments
-        if name in ("--help", "-h"):
-            print(USAGE, end="")
-            sys.exit(0)
-        if name == "--list":
-            _print_rules()
+        if name in ("--help", "-h", "--list"):
+            with ends_with_its_reader():
+                print(_rules() if name == "--list" else USAGE, end="")
             sys.exit(0)
         if not arguments:
             _refuse(f"expected a value after {name}")
@@ -146,10 +148,12 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _print_rules() -> None:
+def _rules() -> str:
+    lines = []
     for rule in RULES.values():
         when = "" if rule.needs_step else "  (needs no step)"
-        print(f"{rule.name}{when}\n  why: {rule.reason}\n  fix: {rule.fix}")
+        lines.append(f"{rule.name}{when}\n  why: {rule.reason}\n  fix: {rule.fix}\n")
+    return "".join(lines)
 
 
 def _refuse(text: str) -> NoReturn:

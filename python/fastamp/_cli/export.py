@@ -28,17 +28,20 @@ def main(arguments: list[str]) -> None:
     model, args, *rest = made if isinstance(made, tuple) and len(made) in (2, 3) else (None, None)
     if not isinstance(model, torch.nn.Module):
         _refuse(f"expected {options.model} to return a model and a tuple of inputs, got {made!r}")
+    target = options.format or ("onnx" if options.path.endswith(".onnx") else "ep")
     try:
         export(
             model,
             args,
-            _DTYPES[options.dtype],
+            _DTYPES[options.dtype or ("float16" if target == "onnx" else "bfloat16")],
             lists=options.lists,
             kwargs=rest[0] if rest else None,
             path=options.path,
-            format=options.format or ("onnx" if options.path.endswith(".onnx") else "ep"),
+            format=target,
             keep_io_types=not options.lower_io_types,
             fp32=options.fp32,
+            tolerance=options.tolerance,
+            overwrite=options.overwrite,
         )
     except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
         _refuse(str(error))
@@ -53,7 +56,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("model", metavar="MODULE:CALLABLE", help="what makes the model")
     parser.add_argument("path", metavar="FILE", help=".pt2 or .onnx; must not be there yet")
-    parser.add_argument("--dtype", choices=_DTYPES, default="bfloat16")
+    parser.add_argument(
+        "--dtype",
+        choices=_DTYPES,
+        help="bfloat16; for onnx float16, as onnxruntime's CPU has few kernels in bfloat16",
+    )
     parser.add_argument(
         "--lists", choices=("cuda", "cpu"), help="whose op lists it was trained with"
     )
@@ -61,6 +68,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--fp32", metavar="NAME", action="append", default=[], help="modules to keep in float32"
     )
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        metavar="SHARE",
+        help="how far the runtime's results may be from the program's, relative to the largest "
+        "magnitude of an output (0.0078 in float16, 0.0625 in bfloat16): kernels round in another "
+        "order, which grows with a model's depth",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace FILE if it is there")
     parser.add_argument(
         "--lower-io-types",
         action="store_true",

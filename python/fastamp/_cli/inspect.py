@@ -5,22 +5,20 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from fastamp import _carried_state
 from fastamp._check.rules import Findings
-from fastamp._cli.output_file import output_file
+from fastamp._cli.output_file import OutputFile
 from fastamp._cli.watched_program import WatchedProgram
 from fastamp._inspect.step import InspectedStep
-from fastamp._patches import Patches
+from fastamp._tool_guard import ToolGuard
+from fastamp._watch.calls import CallListener, listening
 from fastamp._watch.modules import ModulePath
-from fastamp.grad_scaler import GradScaler
 
 __all__ = ["start"]
 
@@ -31,94 +29,112 @@ def start(path: str | os.PathLike[str], at_step: int) -> None:
     Args:
         path: As for ``InspectReport.write``; ``-`` prints it.
         at_step: Number of the step, from 0. A step ends with an optimizer's ``step()``, or with
-            ``update()`` where there is an enabled gradient scaler.
+            ``update()`` where there is an enabled gradient scaler; with the former also there, if
+            it steps gradients that carry the scale.
 
     Raises:
         OSError: The file cannot be written; found out now, not when the step has run.
     """
-    file = None if str(path) == "-" else output_file(path)
-    _StepOfProgram(file, at_step).follow()
+    _StepOfProgram(OutputFile(path), at_step).follow()
 
 
-class _StepOfProgram:
+class _StepOfProgram(CallListener):
     """Waits for a step, has it watched, writes the report."""
 
-    def __init__(self, file: Path | None, at_step: int) -> None:
+    def __init__(self, file: OutputFile, at_step: int) -> None:
+        self.guard = ToolGuard("fastamp --inspect")
         self._file, self._at_step = file, at_step
         self._ended_steps = 0
+        self._is_past_scaler = False
         self._following = contextlib.ExitStack()
-        self._program = WatchedProgram(self._see_forward)
+        self._program = WatchedProgram(self._see_forward, self.guard, self._close)
         self._step: InspectedStep | None = None
         self._open = contextlib.ExitStack()
         self._path: ModulePath | None = None
         self._is_done = False
+        self._process = os.getpid()
 
     def follow(self) -> None:
         """Looks on from now on."""
         self._following.enter_context(self._program.followed())
-        patches = Patches()
-        self._following.callback(patches.undo)
-        original = GradScaler.update
+        self._following.enter_context(listening(self))
+        self._run_eagerly()
+        atexit.register(self.guard.run_always, self._finish)
 
-        @functools.wraps(original)
-        def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(scaler, *args, **kwargs)
-            if scaler.is_enabled():
-                self._end_step()
-            return result
+    def _run_eagerly(self) -> None:
+        """Before the step begins: no one sees the forward pass of a model that is compiled."""
+        if self._ended_steps == self._at_step:
+            _carried_state.hold()
+            self._open.callback(_carried_state.let_go)
 
-        patches.replace(GradScaler, "update", update)
-        self._following.callback(register_optimizer_step_post_hook(self._see_step).remove)
-        atexit.register(self._finish)
-
-    def _see_forward(self, model: torch.nn.Module) -> None:
-        if self._is_done or not torch.is_grad_enabled():
+    def _see_forward(self, model: torch.nn.Module, args: Any) -> None:
+        if self._is_done:
+            self._following.close()
+        elif not torch.is_grad_enabled():
             return
-        if self._step is None and self._ended_steps == self._at_step:
+        elif self._step is None and self._ended_steps == self._at_step:
             program = self._program
             self._step = InspectedStep(
-                program.models, program.optimizers, program.scalers, Findings()
+                program.models,
+                program.optimizers,
+                program.scalers,
+                Findings(),
+                program.names,
+                self.guard,
             )
+            program.names.add(model)
             self._path = self._open.enter_context(self._step.watched())
+            self._path.add(model, running=args)
         elif self._path is not None and not self._path.knows(model):
-            self._path.add(model)
+            self._path.add(model, running=args)
 
-    def _see_step(self, *_: Any) -> None:
-        if not any(scaler.is_enabled() for scaler in self._program.scalers):
+    def after_update(self, scaler: Any) -> None:
+        """The end of a step, unless that was its optimizer's."""
+        if scaler.is_enabled() and not self._is_past_scaler:
+            self._end_step()
+        self._is_past_scaler = False
+
+    def after_optimizer_step(self, optimizer: Any, by_scaler: bool) -> None:  # noqa: ARG002
+        """The end of a step, if no scaler's update follows that counts."""
+        self._is_past_scaler = self._program.scaled.stepped is optimizer
+        if self._is_past_scaler or not any(s.is_enabled() for s in self._program.scalers):
             self._end_step()
 
     def _end_step(self) -> None:
         self._ended_steps += 1
         if self._step is not None and not self._is_done:
             self._write()
+        elif not self._is_done:
+            self._run_eagerly()
 
     def _write(self) -> None:
         assert self._step is not None
+        step, self._step, self._path = self._step, None, None
         self._is_done = True
         self._open.close()
-        self._following.close()
-        report = self._step.report()
-        self._step = None
-        if self._file is None:
-            report.print()
+        report = self.guard.run(step.report)
+        if report is None:
             return
         try:
-            report.write(self._file)
-            print(f"fastamp: step {self._at_step} is in {self._file}", file=sys.stderr)
+            path = self._file.put(report)
+            if path is not None:
+                print(f"fastamp: step {self._at_step} is in {path}", file=sys.stderr)
         except OSError as error:
             print(f"fastamp: the inspection was not written: {error}", file=sys.stderr)
 
     def _finish(self) -> None:
         """At the end of the process: a step without an end is told as far as it went."""
-        if self._is_done:
-            return
-        if self._step is not None:
+        if self._step is not None and os.getpid() == self._process:
             self._write()
-            return
+        elif not self._is_done and not self.guard.is_off and os.getpid() == self._process:
+            print(
+                f"fastamp: step {self._at_step} was not inspected: the program ended after "
+                f"{self._ended_steps} steps",
+                file=sys.stderr,
+            )
+        self._close()
+
+    def _close(self) -> None:
         self._is_done = True
+        self._open.close()
         self._following.close()
-        print(
-            f"fastamp: step {self._at_step} was not inspected: the program ended after "
-            f"{self._ended_steps} steps",
-            file=sys.stderr,
-        )

@@ -4,21 +4,87 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
-__all__ = ["output_file"]
+import torch
+
+from fastamp._json_report import write_report
+
+__all__ = ["OutputFile", "rank_of_process"]
 
 
-def output_file(path: str | os.PathLike[str]) -> Path:
-    """Returns the absolute path of a file to write later: programs may change their folder.
+def rank_of_process() -> int | None:
+    """The number of this process among those that train together; None if it is the only one."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank() if distributed.get_world_size() > 1 else None
+    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    return int(rank) if rank.isdigit() and size.isdigit() and int(size) > 1 else None
+
+
+class OutputFile:
+    """Where a command puts a report later; ``-`` is the standard output.
+
+    Of several processes that train together each has a file of its own: ``step.rank1.html``.
+
+    Args:
+        path: The file. Programs may change their folder until it is written.
 
     Raises:
         OSError: It cannot be written; found out now, not at the end of a long run. Nothing is left
             behind, nor is a file that is there changed.
     """
-    file = Path(path).absolute()
-    is_there = file.exists()
-    file.open("a").close()
-    if not is_there:
-        file.unlink()
-    return file
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Tries whether it can be written."""
+        self._path = None if str(path) == "-" else Path(path).absolute()
+        file = self.path
+        if file is not None:
+            is_there = file.exists()
+            file.open("a").close()
+            if not is_there:
+                file.unlink(missing_ok=True)
+
+    @property
+    def path(self) -> Path | None:
+        """The file of this process; None for the standard output."""
+        rank, path = rank_of_process(), self._path
+        if path is None or rank is None or not (path.is_file() or not path.exists()):
+            return path
+        return path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+
+    def put_text(self, text: str) -> None:
+        """Writes a text.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        path = self.path
+        if path is None:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        else:
+            path.write_text(text, encoding="utf-8")
+
+    def put(self, report: Any) -> Path | None:
+        """Writes a report: JSON or a page by the file's name, else its text, as on the output.
+
+        Returns:
+            The file; None if it was printed.
+
+        Raises:
+            OSError: It cannot be written, such as to a pipe that is closed.
+        """
+        path = self.path
+        if path is not None:
+            write_report(report, path)
+            return path
+        rank = rank_of_process()
+        if rank is not None:
+            print(f"fastamp: rank {rank}")
+        show = getattr(report, "print", None)
+        print(report) if show is None else show()
+        sys.stdout.flush()
+        return None

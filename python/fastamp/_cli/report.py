@@ -6,9 +6,10 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from pathlib import Path
 
-from fastamp._cli.output_file import output_file
+from fastamp._cli.closed_pipe import forget_output
+from fastamp._cli.output_file import OutputFile
+from fastamp._tool_guard import ToolGuard
 from fastamp._trace import trace
 
 __all__ = ["start"]
@@ -18,7 +19,8 @@ def start(path: str | os.PathLike[str]) -> trace:
     """Traces the process from now on and writes what was seen when the interpreter exits.
 
     Args:
-        path: File to write: JSON if its name ends in ``.json``, else the table.
+        path: JSON if its name ends in ``.json``, a page if in ``.html``, else the table; ``-``
+            prints that.
 
     Returns:
         The open trace.
@@ -26,17 +28,21 @@ def start(path: str | os.PathLike[str]) -> trace:
     Raises:
         OSError: The file cannot be written; found out now, not at the end of the run.
     """
-    file = output_file(path)
+    file = OutputFile(path)
     running = trace(source=True)
     running.__enter__()
-    atexit.register(_write, running, file)
+    guard = ToolGuard("fastamp --report", "is not written")
+    atexit.register(guard.run, _write, running, file, os.getpid())
     return running
 
 
-def _write(running: trace, file: Path) -> None:
+def _write(running: trace, file: OutputFile, process: int) -> None:
     running.__exit__(None, None, None)
-    text = running.to_json() + "\n" if file.suffix == ".json" else str(running)
+    if os.getpid() != process:
+        return  # A fork that came back from its work.
     try:
-        file.write_text(text)
+        file.put(running)
     except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            forget_output()
         print(f"fastamp: the report was not written: {error}", file=sys.stderr)

@@ -30,6 +30,7 @@ from fastamp._inference.strong_types import (
     policies_in_force,
     remove_needless_casts,
 )
+from fastamp._inference.torch_output import TorchOutput
 from fastamp._inference.weights import reads_of
 
 __all__ = ["Exported", "export"]
@@ -79,6 +80,8 @@ def export(
     keep_io_types: bool = True,
     fp32: Iterable[str] = (),
     dynamic_shapes: Any = None,
+    tolerance: float | None = None,
+    overwrite: bool = False,
     verbose: bool = True,
 ) -> Exported:
     """Exports a model in the very precision in which autocast runs it, all of it in the graph.
@@ -102,7 +105,7 @@ def export(
         lists: Whose op lists the model was trained with, as for :func:`fastamp.convert`. ONNX has
             no op for what torch's CPU lists do with norms: name ``"cuda"`` there.
         kwargs: Arguments by name.
-        path: A file to write, which must not be there yet: ``.pt2`` for the formats ``"ep"`` and
+        path: A file to write, which must not be there yet unless ``overwrite``: ``.pt2`` for the formats ``"ep"`` and
             ``"aoti"``, ``.onnx`` for ``"onnx"`` (weights of 2 GB and more lie beside it, in
             ``.onnx.data``). ``"aoti"`` needs one.
         format: ``"ep"``, a ``torch.export.ExportedProgram``; ``"onnx"``, which needs the packages
@@ -112,11 +115,19 @@ def export(
             that the region casts at once are taken in ``dtype``, and outputs returned as they are.
         fp32: Names of modules that run in float32, as for :func:`fastamp.convert`.
         dynamic_shapes: As for ``torch.export.export``.
+        tolerance: How far the results of onnxruntime, or of the AOTInductor package, may be from
+            the program's on the example inputs: the largest difference of an output's elements
+            divided by its largest magnitude. Both compute the same graph in the same dtypes, but
+            their kernels round elsewhere and sum in another order, which grows with the depth of
+            the model. None: 16 units of the dtype, 0.0078 in float16 and 0.0625 in bfloat16; more
+            than a few times that is a wrong model.
+        overwrite: Replace what is at ``path``, when the new file is complete and checked.
         verbose: Print what was done.
 
     Raises:
         TypeError: An argument has another type.
-        ValueError: ``format``, ``lists``, ``fp32`` or ``dtype`` names what there is not.
+        ValueError: ``format``, ``lists``, ``fp32`` or ``dtype`` names what there is not; the model
+            is in training mode; ``tolerance`` is negative or not finite.
         FileExistsError: There is something at ``path``.
         OSError: ``path`` cannot be written.
         ImportError: A package of the ``export`` extra is missing.
@@ -129,11 +140,14 @@ def export(
         dtype,
         dtypes="float16 or bfloat16",
         keep_io_types=keep_io_types,
+        overwrite=overwrite,
         verbose=verbose,
     )
+    _check_mode(model)
+    formats.check_tolerance(tolerance)
     if format not in FORMATS:
         raise ValueError(f"export: expected format to be one of {FORMATS}, got {format!r}")
-    target = formats.checked_path(format, path)
+    target = formats.checked_path(format, path, overwrite)
     formats.check_packages(format)
     example = example_of("export", args, kwargs)
     if example is None:
@@ -143,12 +157,30 @@ def export(
     if not keep_io_types:
         example = _lower_inputs(converted, region, example)
     program, types = _program(converted, region, example, dynamic_shapes)
-    onnx, checks = formats.write(format, program, target, example, types)
+    onnx, checks = formats.write(format, program, target, example, types, tolerance)
     conversion = vars(converted)["fastamp_conversion"]
     done = Exported(program, format, target, onnx, conversion, types, checks)
     if verbose:
         print("\n".join(f"export: {line}" for line in str(done).splitlines()))
     return done
+
+
+def _check_mode(model: torch.nn.Module) -> None:
+    """Refuses a model that would train: its dropout, and statistics that are outputs then.
+
+    Graphs have their mode in them, whatever their attribute says.
+    """
+    training = [
+        name or type(module).__name__
+        for name, module in model.named_modules()
+        if module.training and not isinstance(module, torch.fx.GraphModule)
+    ]
+    if training:
+        more = f" and {len(training) - 1} more modules" if len(training) > 1 else ""
+        raise ValueError(
+            f"export: expected a model in eval mode, got training mode in {training[0]}{more}: "
+            "call model.eval() first"
+        )
 
 
 def _converted(
@@ -194,8 +226,9 @@ def _program(
     model: torch.nn.Module, region: ModuleRegion, example: Example, dynamic_shapes: Any
 ) -> tuple[torch.export.ExportedProgram, GraphTypes]:
     args, kwargs = example
+    output = TorchOutput()
     try:
-        with region.surround(), torch.no_grad():
+        with output.kept(), region.surround(), torch.no_grad():
             program = torch.export.export(
                 model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
             )
@@ -205,7 +238,7 @@ def _program(
     except Exception as error:
         raise RuntimeError(
             f"export: expected a model that torch.export can export, got {type(error).__name__} "
-            f"while tracing {type(model).__name__}: {error}"
+            f"while tracing {type(model).__name__}: {output.reason(error)}"
         ) from error
     make_casts_explicit(program)
     remove_needless_casts(program)

@@ -12,6 +12,8 @@ from fastamp._check import checked_arguments
 from fastamp._check.rules import Findings, checked_ignore
 from fastamp._inspect.report import InspectReport
 from fastamp._inspect.step import InspectedStep
+from fastamp._tool_guard import ToolGuard
+from fastamp._watch.names import ModelNames
 
 __all__ = ["InspectReport", "inspect"]
 
@@ -62,14 +64,18 @@ def inspect(
 
     Note:
         What ``step`` raises comes through, and nothing stays watched. One thread is watched, and
-        the backward passes that it starts; compiled functions run eagerly meanwhile.
+        the backward passes that it starts; compiled functions run eagerly meanwhile. If the
+        inspection itself fails, a warning says so, and what was seen until then is returned.
     """
     if not callable(step):
         raise TypeError(f"inspect: expected step to be callable, got {type(step).__name__}")
     optimizers = checked_arguments("inspect", model, optimizer, scaler, step)
     findings = Findings(checked_ignore(ignore, "inspect"))
+    guard, names = ToolGuard("fastamp.inspect"), ModelNames(optimizers)
+    names.add(model, alone=True)
     scalers = [] if scaler is None else [scaler]
-    watched = InspectedStep([model], optimizers, scalers, findings, twin)
+    watched = InspectedStep([model], optimizers, scalers, findings, names, guard, twin)
     with watched.watched():
         step()
-    return watched.report()
+    report: InspectReport = guard.run_always(watched.report, default=None)
+    return report or InspectReport((), (), (), False, None, findings.report(has_step=True))

@@ -6,13 +6,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from fastamp._check.rules import CheckReport
-from fastamp._inspect.rows import GradientRow, LossScale, OpRow, WeightRow
-from fastamp._inspect.sections import Section, scale_sentence, sections_of
-from fastamp._json_report import JsonReport
+from fastamp._inspect.rows import GradientRow, LossScale, OpRow, WeightRow, low_share
+from fastamp._inspect.sections import scale_sentence, sections_of
+from fastamp._json_report import JsonReport, write_report
+from fastamp._report_page import Section
+from fastamp._tool_guard import ToolGuard
 
 __all__ = ["InspectReport"]
 
@@ -50,18 +53,11 @@ class InspectReport(JsonReport):
 
     def summary(self) -> str:
         """The step in a few lines."""
-        products = [row for row in self.ops if row.flops]
-        flops = sum(row.flops for row in products)
-        low = sum(row.flops for row in products if row.inputs[0] in ("float16", "bfloat16"))
-        calls = sum(row.calls for row in self.ops)
-        lines = [
-            f"{calls} op calls; "
-            + (
-                f"{100 * low / flops:.1f} % of the FLOPs of products in 16 bits"
-                if flops
-                else "no products"
-            )
-        ]
+        share = low_share(self.ops)
+        in_low = "no products"
+        if share is not None:
+            in_low = f"{100 * share:.1f} % of the FLOPs of products in 16 bits"
+        lines = [f"{sum(row.calls for row in self.ops)} op calls; {in_low}"]
         inherited = sorted({row.op for row in self.ops if row.reason == "inherited"})
         if inherited:
             shown = ", ".join(inherited[:12]) + (" ..." if len(inherited) > 12 else "")
@@ -88,36 +84,28 @@ class InspectReport(JsonReport):
 
     def __str__(self) -> str:
         """Returns the summary, a table for each section, and the findings."""
-        parts = [self.summary()]
-        parts += [_text_of(section) for section in sections_of(self)]
+        return self.text()
+
+    def text(self, rows: int = 30) -> str:
+        """The same with so many rows of each table at most."""
+        parts = [
+            ToolGuard("fastamp.inspect's summary", "is left out").run(self.summary, default="")
+        ]
+        parts += [_text_of(section) for section in sections_of(self, rows)]
         parts.append(f"Findings\n{self.check}")
-        return "\n\n".join(parts)
+        return "\n\n".join(filter(None, parts))
 
     def print(self, rows: int = 30) -> None:
-        """Prints the tables to the terminal, with colors and in its width if rich is installed.
+        """Prints the tables; to a terminal with colors, if rich is installed, and folded to fit.
 
         Args:
             rows: Shown at most of each table.
         """
-        try:
-            from rich.console import Console
-            from rich.table import Table
-            from rich.text import Text
-        except ImportError:
-            print(self)
-            return
-        console = Console()
-        console.print(Text(self.summary(), style="bold"))
-        for section in sections_of(self, rows):
-            table = Table(title=section.title, caption=_caption(section), title_justify="left")
-            for column in section.columns:
-                is_number = column.endswith(">")
-                justify: Any = "right" if is_number else "left"
-                table.add_column(column.rstrip(">"), justify=justify)
-            for cells in section.rows:
-                table.add_row(*(Text(cell, style=_style(cell)) for cell in cells))
-            console.print(table)
-        console.print(Text(str(self.check)))
+        printed = sys.stdout.isatty() and ToolGuard(
+            "fastamp.inspect's drawing of tables", "is left out"
+        ).run(_print_in_colors, self, rows, default=False)
+        if not printed:
+            print(self.text(rows))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data: ``ops``, ``gradients``, ``weights``, ``loss_scale``, ``check``."""
@@ -138,7 +126,7 @@ class InspectReport(JsonReport):
 
         text = page_of(self)
         if path is not None:
-            Path(path).write_text(text)
+            Path(path).write_text(text, encoding="utf-8")
         return text
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -147,12 +135,7 @@ class InspectReport(JsonReport):
         Raises:
             OSError: The file cannot be written.
         """
-        writers = {".json": self.to_json, ".html": self.to_html}
-        writer = writers.get(Path(path).suffix)
-        if writer is None:
-            Path(path).write_text(f"{self}\n")
-        else:
-            writer(path)
+        write_report(self, path)
 
 
 def _caption(section: Section) -> str:
@@ -169,6 +152,36 @@ _STYLES = {
     "now": "bold green",
     "inf": "red",
 }
+
+
+def _print_in_colors(report: InspectReport, rows: int) -> bool:
+    """Prints to a terminal; False without rich. Text is folded where it must be, numbers never."""
+    try:
+        from rich.console import Console
+        from rich.measure import Measurement
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError:
+        return False
+    console = Console()
+    console.print(Text(report.summary(), style="bold"))
+    for section in sections_of(report, rows):
+        table = Table(title=section.title, caption=_caption(section), title_justify="left")
+        for index, column in enumerate(section.columns):
+            is_number = column.endswith(">")
+            table.add_column(
+                column.rstrip(">"),
+                justify="right" if is_number else "left",
+                overflow="fold",
+                no_wrap=is_number,
+                min_width=max(len(cells[index]) for cells in section.rows) if is_number else None,
+            )
+        for cells in section.rows:
+            table.add_row(*(Text(cell, style=_style(cell)) for cell in cells))
+        least = Measurement.get(console, console.options, table).minimum
+        console.print(table, width=max(least, min(console.width, 200)), crop=False)
+    console.print(Text(str(report.check)))
+    return True
 
 
 def _style(cell: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,7 +15,16 @@ from torch.utils.flop_counter import flop_registry
 import fastamp._C as _C
 from fastamp._watch.op_calls import OpCall
 
-__all__ = ["GradientRow", "LossScale", "OpRow", "Rows", "WeightRow", "flops_of", "name_of_dtype"]
+__all__ = [
+    "GradientRow",
+    "LossScale",
+    "OpRow",
+    "Rows",
+    "WeightRow",
+    "flops_of",
+    "low_share",
+    "name_of_dtype",
+]
 
 _COUNTED = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -86,7 +96,8 @@ class OpRow:
         op: Name of the op that ran, below autocast: ``"addmm"``.
         autocast_op: The op in autocast's list that it is part of, such as ``"linear"``; empty if
             none is.
-        module: The innermost module; empty outside the model.
+        module: The innermost module; ``AdamW.step`` or the like in an optimizer's step; else empty:
+            a loss, a scaler.
         backward: Whether a backward pass ran it.
         reason: Why it ran in this dtype: ``"lower"``, ``"fp32"``, ``"promote"`` (its policy),
             ``"override"`` (a policy that was changed), ``"inherited"`` (16-bit input, op in no
@@ -130,6 +141,18 @@ class OpRow:
     local_ulps: float | None
     local_cosine: float | None
     error: float | None
+
+    @property
+    def is_low(self) -> bool:
+        """Whether it computes in 16 bits, by its first input; ops that make tensors have none."""
+        return self.inputs[:1] in (("float16",), ("bfloat16",))
+
+
+def low_share(rows: Iterable[OpRow]) -> float | None:
+    """The share of the FLOPs of products that is computed in 16 bits; None without products."""
+    products = [row for row in rows if row.flops]
+    flops = sum(row.flops for row in products)
+    return sum(row.flops for row in products if row.is_low) / flops if flops else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,7 +247,7 @@ class Rows:
         """Notes a call, and what fp32 makes of it."""
         if call.is_view or call.func.namespace == "prim" or call.op.startswith("empty"):
             return
-        made = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+        made = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)] or call.written
         given = call.tensors
         if not made or any(t.layout != torch.strided or t.is_meta for t in (*made, *given)):
             return

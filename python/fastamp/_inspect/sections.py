@@ -3,38 +3,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fastamp._inspect.rows import OpRow
+from fastamp._report_page import Section
+from fastamp._tool_guard import ToolGuard
 
 if TYPE_CHECKING:
     from fastamp._inspect.report import InspectReport
 
-__all__ = ["Section", "sections_of"]
+__all__ = ["sections_of"]
 
 _ROWS = 30
-
-
-@dataclasses.dataclass(frozen=True)
-class Section:
-    """A table.
-
-    Attributes:
-        title: What it is about.
-        note: A sentence on how to read it.
-        columns: Headings; those that end in ``>`` are of numbers, which stand to the right.
-        rows: Cells.
-        omitted: Rows that were left out.
-    """
-
-    title: str
-    note: str
-    columns: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    omitted: int = 0
 
 
 def number(value: float | None) -> str:
@@ -54,15 +35,10 @@ def _severity(row: OpRow) -> float:
 
 def sections_of(report: InspectReport, rows: int = _ROWS) -> list[Section]:
     """All tables of a report, without the empty ones."""
-    found = [
-        _ops(report, rows),
-        _errors(report, rows),
-        _ranges(report, rows),
-        _scales(report),
-        _gradients(report, rows),
-        _weights(report, rows),
-    ]
-    return [section for section in found if section.rows]
+    guard = ToolGuard("a table of fastamp.inspect", "is left out")
+    tables = (_ops, _errors, _ranges, _scales, _gradients, _weights)
+    found = [guard.run_always(table, report, rows) for table in tables]
+    return [section for section in found if section is not None and section.rows]
 
 
 def _ops(report: InspectReport, limit: int) -> Section:
@@ -153,7 +129,7 @@ def _ranges(report: InspectReport, limit: int) -> Section:
     )
 
 
-def _scales(report: InspectReport) -> Section:
+def _scales(report: InspectReport, limit: int) -> Section:  # noqa: ARG001
     found = report.loss_scale
     rows = []
     for scale, lost in found.underflows.items() if found else ():

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,18 +12,20 @@ import torch
 from fastamp._check.events import StepRules
 from fastamp._check.ops import OpRules
 from fastamp._check.rules import Findings
-from fastamp._check.static import look_at_model, look_at_optimizer, names_of_parameters
+from fastamp._check.static import look_at_models
 from fastamp._inspect.report import InspectReport
 from fastamp._inspect.rows import GradientRow, Rows, WeightRow, gradient_row, weight_row
 from fastamp._inspect.twin import Fp32Twin
-from fastamp._patches import Patches
+from fastamp._tool_guard import ToolGuard
+from fastamp._watch.calls import CallListener, listening
 from fastamp._watch.modules import ModulePath
-from fastamp._watch.op_calls import OpCall, watched
+from fastamp._watch.names import ModelNames
+from fastamp._watch.op_calls import OpCall, OpWatcher, watched
 
 __all__ = ["InspectedStep"]
 
 
-class InspectedStep:
+class InspectedStep(CallListener, OpWatcher):
     """Watches a step of a program.
 
     Args:
@@ -32,6 +33,8 @@ class InspectedStep:
         optimizers: Its optimizers.
         scalers: Its gradient scalers.
         findings: Where the findings of the linter go.
+        names: Names modules and parameters.
+        guard: Of the tool.
         twin: Whether the step is computed in fp32 beside; without it there are no errors.
     """
 
@@ -41,97 +44,113 @@ class InspectedStep:
         optimizers: list[torch.optim.Optimizer],
         scalers: list[Any],
         findings: Findings,
+        names: ModelNames,
+        guard: ToolGuard,
         twin: bool = True,
     ) -> None:
         """Notes what to watch."""
+        self.guard = guard
         self._models, self._optimizers, self._scalers = models, optimizers, scalers
-        self._findings = findings
+        self._findings, self._names = findings, names
         self._twin = Fp32Twin() if twin else None
         self._rows = Rows()
         self._ops = OpRules(findings)
-        self._events = StepRules(findings, self._ops, scalers, optimizers)
-        self._gradients: dict[str, GradientRow] = {}
-        self._before: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._events = StepRules(findings, self._ops, scalers, optimizers, guard)
+        self._path = ModulePath(names, guard)
+        # By the identity of parameters, with them: two models may have equal names.
+        self._gradients: dict[int, tuple[torch.Tensor, GradientRow]] = {}
+        self._weights: dict[int, tuple[torch.Tensor, WeightRow]] = {}
+        self._before: dict[int, torch.Tensor] = {}
+        self._stepped: set[int] = set()
         self._scale = 1.0
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[ModulePath]:
         """Watches what runs inside the block."""
-        patches = Patches()
-        with watched(self._models, self._run) as (path, recorder), self._events.followed():
-            patches.replace(torch.autograd, "backward", self._wrapped(torch.autograd.backward))
+        with (
+            watched(self._models, self, self._names, self.guard) as (path, recorder),
+            self._events.followed(),
+            listening(self),
+        ):
+            self._path = path
             try:
                 yield path
             finally:
-                patches.undo()
                 self._twin = None  # It holds every tensor of the step.
-        self._events.conclude(recorder.rows())
+                self._before.clear()
+        self.guard.run(lambda: self._events.conclude(recorder.rows()))
 
     def report(self) -> InspectReport:
         """Returns what was seen, after the block."""
-        names: dict[int, str] = {}
-        for model in self._models:
-            look_at_model(model, self._findings)
-            names |= names_of_parameters(model)
-        for optimizer in self._optimizers:
-            look_at_optimizer(optimizer, names, self._findings)
+        look_at_models(self._models, self._optimizers, self._names, self._findings)
         skipped = any(getattr(scaler, "step_was_skipped", False) for scaler in self._scalers)
+        order = [id(parameter) for _, parameter in self._names.parameters()]
         return InspectReport(
             ops=self._rows.op_rows(),
-            gradients=tuple(self._gradients.values()),
-            weights=() if skipped else tuple(self._weights()),
+            gradients=tuple(self._gradients[i][1] for i in order if i in self._gradients),
+            weights=()
+            if skipped
+            else tuple(self._weights[i][1] for i in order if i in self._weights),
             skipped=skipped,
             loss_scale=self._rows.loss_scale(self._scale),
             check=self._findings.report(has_step=True),
         )
 
-    def _run(self, call: OpCall) -> Any:
+    def before(self, call: OpCall) -> Any:
+        """Applies rules, and runs the twin."""
         self._events.see(call)
         self._ops.before(call)
-        if self._twin is None:
-            result, on_same, on_twin = call.func(*call.args, **call.kwargs), None, None
-        else:
-            result, on_same, on_twin = self._twin.run(call)
+        return (None, None) if self._twin is None else self._twin.before(call)
+
+    def after(self, call: OpCall, result: Any, noted: Any) -> None:
+        """Applies rules, and adds the call to the rows."""
         self._ops.after(call, result)
-        if call.module or call.backward or call.autocast is not None:
-            self._rows.add(call, result, on_same, on_twin)
-        return result
+        on_same, on_twin = noted if self._twin is None else self._twin.after(call, result, noted)
+        self._rows.add(call, result, on_same, on_twin)
 
-    def _wrapped(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            self._note_gradients()
-            return result
-
-        return backward
-
-    def _note_gradients(self) -> None:
-        """Gradients as backward leaves them, and the weights before the step."""
+    def after_backward(self) -> None:
+        """Notes gradients as backward leaves them."""
         for scaler in self._scalers:
             if scaler.is_enabled():
                 self._scale = float(scaler.get_scale())
         with torch._C._DisableTorchDispatch():
-            for model in self._models:
-                for name, parameter in model.named_parameters():
-                    if parameter.grad is not None:
-                        self._note_gradient(name, parameter)
+            for name, parameter in self._names.parameters():
+                if parameter.grad is not None and id(parameter) not in self._stepped:
+                    self._note_gradient(name, parameter)
 
-    def _note_gradient(self, name: str, parameter: torch.nn.Parameter) -> None:
+    def _note_gradient(self, name: str, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
         assert gradient is not None
         twin = None if self._twin is None else self._twin.value_of(gradient)
         row = gradient_row(name, gradient, twin)
         if row is not None:
-            self._gradients[name] = row
-            before = self._before.get(name, (parameter.detach().clone(), None))[0]
-            self._before[name] = (before, gradient.detach().clone())
+            self._gradients[id(parameter)] = parameter, row
 
-    def _weights(self) -> Iterator[WeightRow]:
-        """Of parameters that an optimizer steps."""
-        stepped = {id(p) for o in self._optimizers for g in o.param_groups for p in g["params"]}
-        for model in self._models:
-            for name, parameter in model.named_parameters():
-                if id(parameter) in stepped and name in self._before:
-                    before, gradient = self._before[name]
-                    yield weight_row(name, before, parameter.detach(), gradient)
+    def before_optimizer_step(self, optimizer: Any, by_scaler: bool) -> None:  # noqa: ARG002
+        """Notes the weights before the step."""
+        self._path.enter(f"{type(optimizer).__name__}.step")
+        with torch._C._DisableTorchDispatch():
+            for parameter in _stepped_by(optimizer):
+                if parameter.grad is not None and id(parameter) in self._gradients:
+                    self._before[id(parameter)] = parameter.detach().clone()
+
+    def after_optimizer_step(self, optimizer: Any, by_scaler: bool) -> None:  # noqa: ARG002
+        """Notes what the step did to them."""
+        self._path.leave()
+        self._stepped |= {id(parameter) for parameter in _stepped_by(optimizer)}
+        with torch._C._DisableTorchDispatch():
+            for parameter in _stepped_by(optimizer):
+                before = self._before.pop(id(parameter), None)
+                if before is not None and parameter.grad is not None:
+                    name = self._gradients[id(parameter)][1].name
+                    row = weight_row(name, before, parameter.detach(), parameter.grad)
+                    self._weights[id(parameter)] = parameter, row
+
+    def after_scaler_step(self, scaler: Any, optimizer: Any) -> None:  # noqa: ARG002
+        """Another backward pass is not for the weights of a step that was skipped."""
+        if isinstance(optimizer, torch.optim.Optimizer):
+            self._stepped |= {id(parameter) for parameter in _stepped_by(optimizer)}
+
+
+def _stepped_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -41,35 +41,42 @@ class Fp32Twin:
         self._keys: dict[int, set[_Key]] = {}
         self._memory: dict[int, Any] = {}
 
-    def run(self, call: OpCall) -> tuple[Any, Any, Any]:
-        """Runs a call and its twin.
+    def before(self, call: OpCall) -> tuple[Any, Any]:
+        """Runs the twin of a call that is about to run.
 
         Returns:
-            The result; what fp32 makes of the same arguments; and what it makes of the arguments
-            that fp32 would have had. The last two are None where there is no fp32 of the op, or the
-            call has nothing to do with 16 bits.
+            What fp32 makes of the same arguments, and what it makes of those that fp32 would have
+            had; None where there is no fp32 of the op, or the call has nothing to do with 16 bits.
         """
         if not self._has_twin(call):
-            result = call.func(*call.args, **call.kwargs)
-            self._forget_written(call)
-            return result, None, None
-        on_same = on_twin = None
-        try:
-            with torch._C._DisableAutocast(), torch.no_grad():
-                writes = self._writes(call)
-                own = self._arguments(call, known=True, copied=writes)
-                same = self._arguments(call, known=False, copied=writes)
+            return None, None
+        with torch._C._DisableAutocast(), torch.no_grad():
+            writes = self._writes(call)
+            own = self._arguments(call, known=True, copied=writes)
+            same = self._arguments(call, known=False, copied=writes)
+            is_low = any(t.dtype in _HALF for t in call.tensors)
+            try:
                 on_twin = self._call(call, own)
-                is_low = any(t.dtype in _HALF for t in call.tensors)
                 on_same = self._call(call, same) if is_low and not call.is_view else None
-        except (RuntimeError, TypeError, NotImplementedError):
-            on_twin = None  # No kernel of this op for fp32, or one that wants other arguments.
-        result = call.func(*call.args, **call.kwargs)
+            except Exception:  # No kernel for fp32, or one that wants other arguments; or bad ones.
+                return None, None
+        return on_same, on_twin
+
+    def after(self, call: OpCall, result: Any, twins: tuple[Any, Any]) -> tuple[Any, Any]:
+        """Notes the result of a call.
+
+        Args:
+            call: What has run.
+            result: What it has returned.
+            twins: What :meth:`before` has.
+
+        Returns:
+            ``twins``.
+        """
         self._forget_written(call)
-        if on_twin is None:
-            return result, None, None
-        self._note(result, on_twin)
-        return result, on_same, on_twin
+        if twins[1] is not None:
+            self._note(result, twins[1])
+        return twins
 
     def value_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """What fp32 would have in place of a tensor; None if that is not known."""

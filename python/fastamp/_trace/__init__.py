@@ -15,6 +15,7 @@ import torch
 
 import fastamp._C as _C
 from fastamp._json_report import JsonReport
+from fastamp._tool_guard import ToolGuard
 from fastamp._trace.scalers import as_lines, describe, listen, stop_listening
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class trace(JsonReport):  # noqa: N801 (used like torch.no_grad)
                 f"trace: expected scaler to be a GradScaler or None, got {type(scaler).__name__}"
             )
         self._recorder = _C.Recorder(source)
+        self._guard = ToolGuard("fastamp.trace", "is incomplete")
         self._scalers: list[Any] = [] if scaler is None else [scaler]
 
     def __del__(self) -> None:
@@ -133,7 +135,7 @@ class trace(JsonReport):  # noqa: N801 (used like torch.no_grad)
         """
         if not self._recorder.start():
             raise RuntimeError("trace: expected a trace that is not open, got one that is")
-        listen(self._scalers)
+        self._guard.run(listen, self._scalers)
         return self
 
     def __exit__(
@@ -143,8 +145,8 @@ class trace(JsonReport):  # noqa: N801 (used like torch.no_grad)
         traceback: TracebackType | None,
     ) -> None:
         """Ends recording; what was recorded stays."""
-        self._recorder.stop()
-        stop_listening(self._scalers)
+        self._guard.run_always(self._recorder.stop)
+        self._guard.run_always(stop_listening, self._scalers)
 
     @property
     def rows(self) -> list[TraceRow]:
@@ -173,7 +175,12 @@ class trace(JsonReport):  # noqa: N801 (used like torch.no_grad)
         Raises:
             ValueError: Unknown ``sort_by``.
         """
-        return self._recorder.table(sort_by, row_limit) + as_lines(self._scalers)
+        return self._recorder.table(sort_by, row_limit) + self._scaler_lines()
+
+    def _scaler_lines(self) -> str:
+        guard = ToolGuard("fastamp.trace", "leaves gradient scalers out")
+        lines: str = guard.run(as_lines, self._scalers, default="")
+        return lines
 
     def __str__(self) -> str:
         """The table."""
@@ -187,10 +194,27 @@ class trace(JsonReport):  # noqa: N801 (used like torch.no_grad)
         ``kept_casts``: ``copies`` and ``bytes`` that :func:`fastamp.keep_casts` holds now.
         """
         record: dict[str, Any] = json.loads(self._recorder.json())
-        record["scalers"] = [describe(scaler) for scaler in self._scalers]
+        guard = ToolGuard("fastamp.trace", "leaves gradient scalers out")
+        record["scalers"] = guard.run(lambda: [describe(s) for s in self._scalers], default=[])
         copies, size = _C.kept_casts()
         record["kept_casts"] = {"copies": copies, "bytes": size}
         return record
+
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Returns the table as a page that needs no other file; writes it, too.
+
+        Args:
+            path: A file to write it to as well.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        from fastamp._trace.page import page_of
+
+        text = page_of(self, self._scaler_lines().splitlines())
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
 
     def plot(self, path: str | os.PathLike[str] | None = None, *, row_limit: int = 20) -> Figure:
         """Draws the casts of each op, made and avoided, and their size.

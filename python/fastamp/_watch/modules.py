@@ -9,34 +9,51 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from fastamp._tool_guard import ToolGuard
+from fastamp._watch.names import ModelNames
+
 
 class ModulePath:
     """Tells the innermost module of a model that is running now.
 
     Of a backward pass it is the module whose forward pass made the node. Follows one thread at a
     time, that of the forward pass; backward passes on CUDA run on another one while that waits.
+
+    Args:
+        names: Names its modules.
+        guard: Of the tool.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: ModelNames, guard: ToolGuard) -> None:
         """Follows nothing yet."""
         self.half_weights: set[int] = set()
+        self._model_names = names
+        self._guard = guard
         self._names: dict[torch.nn.Module, str] = {}
+        self._stops: dict[torch.nn.Module, list[set[Any]]] = {}
         self._forward: list[str] = []
         self._backward: list[str] = []
         self._labelled: dict[Any, str] = {}
         self._handles: list[Any] = []
 
-    def add(self, model: torch.nn.Module) -> None:
-        """Follows a model, too; its modules are named as in ``named_modules``, itself by its class.
+    def add(self, model: torch.nn.Module, running: Any = None) -> None:
+        """Follows a model, too.
 
         Notes its 16-bit weights in :attr:`half_weights`, by the address of their storage.
+
+        Args:
+            model: What is called by itself.
+            running: The arguments, if its forward pass has begun; else None.
         """
-        for name, module in model.named_modules():
+        self._model_names.add(model)
+        for module in model.modules():
             if module not in self._names:
-                self._names[module] = name or type(model).__name__
+                self._names[module] = self._model_names.of_module(module)
                 if not isinstance(module, torch.jit.ScriptModule):
-                    self._handles += self._follow(module, self._names[module])
+                    self._handles += self._follow(module)
         self.half_weights |= {address(p) for p in model.parameters() if is_half(p)} - {0}
+        if running is not None and model in self._stops:
+            self._enter(model, running)
 
     def knows(self, module: torch.nn.Module) -> bool:
         """Whether it is followed."""
@@ -61,31 +78,46 @@ class ModulePath:
             handle.remove()
         self._handles.clear()
         self._names.clear()
-        self.forget()
-
-    def forget(self) -> None:
-        """Lets the nodes of past backward passes go."""
+        self._stops.clear()
         self._labelled.clear()
         self._forward.clear()
         self._backward.clear()
 
-    def _follow(self, module: torch.nn.Module, name: str) -> list[Any]:
-        stops: list[set[Any]] = []
+    def enter(self, name: str) -> None:
+        """What runs from now on is not a module's: an optimizer's."""
+        self._forward.append(name)
 
-        def enter(_: Any, args: Any, kwargs: Any) -> None:
-            self._forward.append(name)
-            nodes = {t.grad_fn for t in _tensors((args, kwargs)) if t.grad_fn is not None}
-            stops.append(nodes)
+    def leave(self) -> None:
+        """Ends an :meth:`enter`."""
+        if self._forward:
+            self._forward.pop()
+
+    def _follow(self, module: torch.nn.Module) -> list[Any]:
+        self._stops[module] = []
+
+        # torch gives no arguments by name to a hook that was removed within the same call.
+        def enter(_: Any, args: Any, kwargs: Any = None) -> None:
+            self._guard.run(self._enter, module, (args, kwargs))
 
         def leave(_: Any, __: Any, output: Any) -> None:
-            if stops:  # Else the call had begun when the module was added.
-                self._forward.pop()
-                self._label(output, stops.pop(), name)
+            self._guard.run(self._leave, module, output)
 
         return [
             module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True),
             module.register_forward_hook(leave, always_call=True),
         ]
+
+    def _enter(self, module: torch.nn.Module, arguments: Any) -> None:
+        if module not in self._names:
+            return  # The end came within the call.
+        self._forward.append(self._names[module])
+        nodes = {t.grad_fn for t in _tensors(arguments) if t.grad_fn is not None}
+        self._stops[module].append(nodes)
+
+    def _leave(self, module: torch.nn.Module, output: Any) -> None:
+        if self._stops.get(module):  # Else the call had begun when the module was added.
+            self._forward.pop()
+            self._label(output, self._stops[module].pop(), self._names[module])
 
     def _label(self, output: Any, stops: set[Any], name: str) -> None:
         """Gives the nodes that a module has made, and none of its children, its name."""
@@ -95,8 +127,8 @@ class ModulePath:
             if node in stops or node in self._labelled:
                 continue
             self._labelled[node] = name
-            self._handles.append(node.register_prehook(self._pusher(name)))
-            self._handles.append(node.register_hook(self._pop))
+            self._handles.append(node.register_prehook(self._guard.hook(self._pusher(name))))
+            self._handles.append(node.register_hook(self._guard.hook(self._pop)))
             open_nodes += [next_node for next_node, _ in node.next_functions if next_node]
 
     def _pusher(self, name: str) -> Callable[[Any], None]:

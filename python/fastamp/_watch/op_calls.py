@@ -9,16 +9,20 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import overrides
 from torch.overrides import TorchFunctionMode
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import fastamp._C as _C
 from fastamp import _carried_state
 from fastamp._policy import op_table
+from fastamp._tool_guard import ToolGuard
 from fastamp._watch.modules import ModulePath, address, is_half
+from fastamp._watch.names import ModelNames
 
-__all__ = ["OpCall", "Watch", "watched"]
+__all__ = ["OpCall", "OpWatcher", "Watch", "watched"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +34,7 @@ class OpCall:
         args: Its arguments by position.
         kwargs: Its arguments by name.
         module: Name of the innermost module around it, or whose forward pass made the node that is
-            computed now; empty outside the model.
+            computed now; within an optimizer's step such as ``AdamW.step``; else empty.
         backward: Whether a backward pass runs it.
         region: Whether an autocast region for the device of its tensors is in force.
         regions: The devices that any is in force for.
@@ -62,6 +66,17 @@ class OpCall:
         """All tensors among the arguments."""
         leaves = tree_leaves((self.args, self.kwargs))
         return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    @property
+    def written(self) -> list[torch.Tensor]:
+        """The tensors that it writes among its arguments, by position or name."""
+        arguments = self.func._schema.arguments
+        found = [
+            self.kwargs.get(each.name, self.args[place] if place < len(self.args) else None)
+            for place, each in enumerate(arguments)
+            if each.alias_info is not None and each.alias_info.is_write
+        ]
+        return [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
 
     @property
     def is_view(self) -> bool:
@@ -116,27 +131,49 @@ class _Regions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class OpWatcher:
+    """A base of what sees each op."""
+
+    def before(self, call: OpCall) -> Any:
+        """Called before an op runs; what it returns is given to :meth:`after`."""
+
+    def after(self, call: OpCall, result: Any, noted: Any) -> None:
+        """Called when it has run; not if it raises."""
+
+
 class Watch(TorchDispatchMode):
-    """Hands every op of a thread, and of the backward passes it starts, to functions.
+    """Shows every op of a thread, and of the backward passes it starts, to a watcher.
 
     Args:
         path: Tells the module.
         regions: Tells for which devices a region is in force.
-        run: Called with each :class:`OpCall`; runs the op and returns its result.
+        watcher: Sees each :class:`OpCall`.
+        guard: Of the tool: an op runs once, whatever becomes of that.
     """
 
-    def __init__(self, path: ModulePath, regions: _Regions, run: Callable[[OpCall], Any]) -> None:
-        """Notes what is to be done; it begins with the block."""
+    def __init__(
+        self, path: ModulePath, regions: _Regions, watcher: OpWatcher, guard: ToolGuard
+    ) -> None:
+        """Notes what is to be done; it begins when the mode is on torch's stack."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._path = path
         self._regions = regions
-        self._run = run
+        self._watcher = watcher
+        self._guard = guard
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Called by torch for each op."""
         kwargs = kwargs or {}
+        seen = self._guard.run(self._before, func, args, kwargs)
+        result = func(*args, **kwargs)
+        if seen is not None:
+            call, noted = seen
+            self._guard.run(self._watcher.after, call, result, noted)
+        return result
+
+    def _before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         device = tensors[0].device.type if tensors else "cpu"
         autocast = _C.current_op_call()
@@ -153,32 +190,67 @@ class Watch(TorchDispatchMode):
                 is_half(t) and address(t) in self._path.half_weights for t in tensors
             ),
         )
-        return self._run(call)
+        return call, self._watcher.before(call)
 
 
 @contextlib.contextmanager
 def watched(
-    models: Iterable[torch.nn.Module], run: Callable[[OpCall], Any]
+    models: Iterable[torch.nn.Module], watcher: OpWatcher, names: ModelNames, guard: ToolGuard
 ) -> Iterator[tuple[ModulePath, _C.Recorder]]:
     """Watches what runs inside the block; compiled functions run eagerly meanwhile.
 
+    The block may begin within modes of the program and end outside of them, or the reverse.
+
     Args:
         models: Whose modules are named.
-        run: As for :class:`Watch`.
+        watcher: As for :class:`Watch`.
+        names: Names modules.
+        guard: Of the tool.
 
     Yields:
         Which module is running, and the record of autocast's casts.
     """
     recorder = _C.Recorder(False)  # Without an open trace no call of an autocast kernel is known.
-    path = ModulePath()
-    _carried_state.hold()
-    recorder.start()
-    try:
+    path = ModulePath(names, guard)
+    regions = _Regions()
+    watch = Watch(path, regions, watcher, guard)
+    with contextlib.ExitStack() as ends:
+
+        def afterwards(function: Callable[[], Any]) -> None:
+            ends.callback(guard.run_always, function)
+
+        _carried_state.hold()
+        afterwards(_carried_state.let_go)
+        recorder.start()
+        afterwards(recorder.stop)
+        afterwards(path.end)
         for model in models:
-            path.add(model)
-        with _Regions() as regions, Watch(path, regions, run):
-            yield path, recorder
-    finally:
-        path.end()
-        recorder.stop()
-        _carried_state.let_go()
+            guard.run(path.add, model)
+        _change_function_modes(lambda modes: [regions, *modes])
+        afterwards(
+            lambda: _change_function_modes(lambda modes: [m for m in modes if m is not regions])
+        )
+        _change_dispatch_modes(lambda modes: [watch, *modes])
+        afterwards(
+            lambda: _change_dispatch_modes(lambda modes: [m for m in modes if m is not watch])
+        )
+        yield path, recorder
+
+
+# Blocks of the program's modes end by taking the innermost mode away, whichever that is: ours are
+# the outermost, wherever they begin.
+def _change_function_modes(change: Callable[[list[Any]], list[Any]]) -> None:
+    modes = overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    for _ in modes:
+        overrides._pop_mode()  # type: ignore[no-untyped-call]
+    for mode in change(modes):
+        overrides._push_mode(mode)  # type: ignore[no-untyped-call]
+
+
+def _change_dispatch_modes(change: Callable[[list[Any]], list[Any]]) -> None:
+    stack = _python_dispatch._get_current_dispatch_mode_stack()
+    modes = [mode for mode in stack if not mode.is_infra_mode()]  # torch's have their own place
+    for _ in modes:
+        _python_dispatch._pop_mode()
+    for mode in change(modes):
+        _python_dispatch._push_mode(mode)

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m fastamp --inspect`` and ``check``: programs of several kinds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from patience import patience
+from support.children import child_environment
+
+SHOW = "print(step, [p.double().sum().item() for m in MODELS for p in m.parameters()])\n"
+
+# Two models with equal names, and a mode of the program's that begins before the step that is
+# inspected and ends within it.
+GAN = """
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+torch.manual_seed(0)
+g = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+d = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 1))
+og, od = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (g, d))
+scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+bce = nn.BCEWithLogitsLoss()
+for step in range(2):
+    z, r = torch.randn(4, 8), torch.randn(4, 8)
+    with FlopCounterMode(display=False) as flops, torch.autocast("cpu", dtype=torch.float16):
+        fake = g(z)
+        ld = bce(d(r), torch.ones(4, 1)) + bce(d(fake.detach()), torch.zeros(4, 1))
+    print("flops", flops.get_total_flops())
+    scaler.scale(ld).backward()
+    first = d[0].weight.grad.abs().max().item()
+    scaler.step(od); od.zero_grad()
+    with torch.autocast("cpu", dtype=torch.float16):
+        lg = bce(d(fake), torch.ones(4, 1))
+    scaler.scale(lg).backward()
+    scaler.step(og); og.zero_grad(); od.zero_grad()
+    scaler.update()
+    print("gradient", first)
+    """ + SHOW.replace("MODELS", "(g, d)")
+
+# Ops in the root module's own forward, and outside of modules.
+ROOT = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+class Root(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+    def forward(self, x):
+        y = self.first(x)
+        with torch.autocast("cpu", enabled=False):
+            y = (y.float() * 300).half().pow(2).float() @ torch.ones(8, 8)
+        return y
+model = Root()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = model(torch.ones(4, 8))
+    loss = (y @ torch.full((8, 32), 1e-9)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    """ + SHOW.replace("MODELS", "[model]")
+
+COMPILED = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+model = WRAPPED
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(3):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = nn.functional.cross_entropy(model(torch.ones(4, 8)), torch.arange(4))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    """ + SHOW.replace("MODELS", "[net]")
+AS_MODULE = COMPILED.replace("WRAPPED", 'torch.compile(net, backend="aot_eager")')
+IN_PLACE = COMPILED.replace("WRAPPED", 'net; net.compile(backend="aot_eager")')
+AS_FUNCTION = COMPILED.replace("WRAPPED", 'torch.compile(lambda x: net(x), backend="aot_eager")')
+
+# The optimizer is stepped past the scaler.
+PAST = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+for step in range(3):
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = nn.functional.cross_entropy(model(torch.ones(4, 8)), torch.arange(4))
+    scaler.scale(loss).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    """ + SHOW.replace("MODELS", "[model]")
+
+
+def run(tmp_path, text, *options, **environment):
+    (tmp_path / "train.py").write_text(text)
+    return subprocess.run(
+        [sys.executable, *options, "train.py"],
+        cwd=tmp_path,
+        env=child_environment(**environment),
+        capture_output=True,
+        text=True,
+        timeout=patience(400),
+        check=False,
+    )
+
+
+def inspected(tmp_path, text, step=1, **environment):
+    """The record of a step; the program prints what it prints by itself."""
+    plain = run(tmp_path, text, "-m", "fastamp")
+    options = ["-m", "fastamp", "--inspect", "step.json", "--at-step", str(step)]
+    done = run(tmp_path, text, *options, **environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == plain.stdout
+    assert "fault of fastamp" not in done.stderr
+    return done, json.loads(next(tmp_path.glob("step*.json")).read_text())
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_two_models_with_equal_names_are_told_apart(tmp_path, step):
+    done, record = inspected(tmp_path, GAN, step)
+    parameters = [f"{i}.{kind}" for i in (0, 2) for kind in ("weight", "bias")]
+    names = [f"{model}.{name}" for model in ("Sequential", "Sequential2") for name in parameters]
+    assert [row["name"] for row in record["gradients"]] == names
+    assert [row["name"] for row in record["weights"]] == names
+    modules = {row["module"] for row in record["ops"] if row["op"] == "addmm"}
+    assert modules == {"Sequential.0", "Sequential.2", "Sequential2.0", "Sequential2.2"}
+    # Of the backward pass that its optimizer has stepped.
+    shown = [float(line.split()[1]) for line in done.stdout.splitlines() if "gradient" in line]
+    found = next(row for row in record["gradients"] if row["name"] == "Sequential2.0.weight")
+    assert found["greatest"] == pytest.approx(shown[step], rel=1e-6)
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_every_op_of_a_step_is_told(tmp_path, step):
+    _, record = inspected(tmp_path, ROOT, step)
+    forward = [row for row in record["ops"] if not row["backward"]]
+    products = {row["module"]: row for row in forward if row["flops"]}
+    assert {name: row["flops"] for name, row in products.items()} == {
+        "first": 2 * 4 * 8 * 8,
+        "Root": 2 * 4 * 8 * 8,
+        "": 2 * 4 * 8 * 32,
+    }
+    assert products["first"]["inputs"][0] == "bfloat16"
+    assert products[""]["inputs"][0] == "float32"
+    (square,) = (row for row in forward if row["op"] == "pow.Tensor_Scalar" and row["non_finite"])
+    assert square["module"] == "Root"
+    assert {row["op"] for row in forward if row["module"] == "SGD.step"} >= {"add_.Tensor"}
+
+
+@pytest.mark.parametrize(
+    "text", [AS_MODULE, pytest.param(IN_PLACE, marks=pytest.mark.slow), AS_FUNCTION]
+)
+def test_compiled_models_run_eagerly_in_the_step(tmp_path, text):
+    _, record = inspected(tmp_path, text)
+    products = [row for row in record["ops"] if row["op"] == "addmm" and not row["backward"]]
+    names = [row["module"].removeprefix("_orig_mod.") for row in products]
+    assert names == ["0", "2"]
+    assert len(record["weights"]) == 4
+
+
+def test_steps_past_the_scaler_are_steps_and_are_named(tmp_path):
+    _, record = inspected(tmp_path, PAST, RANK="1", WORLD_SIZE="2")
+    assert (tmp_path / "step.rank1.json").is_file()  # One file for each rank.
+    assert len(record["weights"]) == 4
+    (finding,) = record["check"]["findings"]
+    assert (finding["rule"], finding["where"]) == ("step-past-scaler", "SGD.step()")
+    checked = run(tmp_path, PAST, "-m", "fastamp", "check", "--steps", "2")
+    assert checked.returncode == 1
+    assert "2 optimizer steps of train.py\nstep-past-scaler\n" in checked.stdout
+    assert "at SGD.step(): gradients times 16 (2 times)" in checked.stdout
