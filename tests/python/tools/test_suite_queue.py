@@ -160,7 +160,8 @@ def test_what_needs_the_same_runs_one_after_the_other(tmp_path):
     """Each says when it begins and ends; the two that build never overlap."""
     log = tmp_path / "log"
     code = (
-        "import sys; name, log = sys.argv[1:]; say = lambda word: open(log, 'a').write(word + name)\n"
+        "import sys; name, log = sys.argv[1:]\n"
+        "say = lambda word: open(log, 'a').write(word + name)\n"
         "say('<'); sum(range(10**6)); say('>'); print('All tests passed (1 assertion)')"
     )
     entries = [
