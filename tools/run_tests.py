@@ -162,6 +162,9 @@ def report(results: Sequence[Result], seconds: float) -> int:
         lines = result.output.splitlines()
         print("".join(f"  {line}\n" for line in lines if line.startswith(("FAILED ", "ERROR "))))
     spent = sum(result.cpu for result in results)
+    skipped = [r.entry.name for r in results if r.entry.runner == "ctest" and r.counts["skipped"]]
+    if skipped:
+        print(f"skipped programs: {', '.join(skipped)}")
     print(f"{len(results)} programs and files, {spent:.0f} s of CPU time in {seconds:.0f} s")
     print("\n".join(suite_queue.summaries(results, seconds)), flush=True)
     return int(bool(failed) or not results)

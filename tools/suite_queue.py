@@ -273,10 +273,8 @@ def summaries(results: Sequence[Result], seconds: float) -> tuple[str, str]:
     programs = [result for result in results if result.entry.runner == "ctest"]
     failed = sum(bool(result.problem) for result in programs)
     share = 100 * (len(programs) - failed) // max(len(programs), 1)
-    skipped = sum(result.counts["skipped"] for result in programs)
-    ctest = f"{share}% tests passed, {failed} tests failed out of {len(programs)}"
-    if skipped:
-        ctest += f" ({skipped} skipped)"
+    tests = "test" if failed == 1 else "tests"
+    ctest = f"{share}% tests passed, {failed} {tests} failed out of {len(programs)}"
     if not programs:
         ctest = "No tests were found!!!"
     total: Counter[str] = Counter()

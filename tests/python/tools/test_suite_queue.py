@@ -133,7 +133,7 @@ def test_each_way_of_not_passing_is_told(tmp_path):
         "sees_the_next": "",
         "program": "ended by SIGABRT",
     }
-    assert summaries[0] == "0% tests passed, 1 tests failed out of 1"
+    assert summaries[0] == "0% tests passed, 1 test failed out of 1"
     assert "1 failed, 6 passed, 1 skipped, 5 errors in 1.00s" in summaries[1]
 
 
@@ -186,7 +186,7 @@ def test_totals_are_in_the_words_of_both_runners():
     assert pytest_.strip("=") == " 5 passed, 1 skipped in 12.50s "
     bad = [result("ctest", "exit status 1", failed=1), result("pytest", "x", error=2)]
     ctest, pytest_ = suite_queue.summaries([*good, *bad], 1.0)
-    assert ctest == "50% tests passed, 1 tests failed out of 2"
+    assert ctest == "50% tests passed, 1 test failed out of 2"
     assert pytest_.strip("=") == " 3 passed, 1 skipped, 2 errors in 1.00s "
     assert suite_queue.summaries([], 1.0)[0] == "No tests were found!!!"
 
