@@ -29,6 +29,8 @@ CTEST_SECONDS = 600  # after which a C++ program counts as hanging, on two idle 
 PYTEST_SECONDS = 3600  # and a Python file; its tests have limits of their own
 # Folders that run in one process: a fixture of the session does the work of all their files.
 TOGETHER = ("tests/python/distributed",)
+# Beginnings of files that build in the build folder of make, where only one ninja may run.
+BUILDERS = ("tests/python/benchmarks/", "tests/python/packaging/", "tests/python/test_demo.py")
 LOGS = ROOT / "build" / "tests"
 # One at a time writes what pytest remembers of its last run; that is none of these.
 PYTEST_OPTIONS = ("-p", "no:cacheprovider", "-p", "no:xdist")
@@ -122,7 +124,9 @@ def pytest_entries(parts: frozenset[str]) -> list[Entry]:
     entries = []
     for name, files in files_by_entry(test_files()).items():
         if suite_parts.of_longest(suite_parts.TESTS, name) in {suite_parts.PRODUCT, *parts}:
-            entries.append(Entry("pytest", name, (*files, *PYTEST_OPTIONS, *PRELOADED, *marks)))
+            command = (*files, *PYTEST_OPTIONS, *PRELOADED, *marks)
+            needs = "build folder" if name.startswith(BUILDERS) else ""
+            entries.append(Entry("pytest", name, command, needs=needs))
     return entries
 
 
@@ -158,6 +162,9 @@ def report(results: Sequence[Result], seconds: float) -> int:
         lines = result.output.splitlines()
         print("".join(f"  {line}\n" for line in lines if line.startswith(("FAILED ", "ERROR "))))
     spent = sum(result.cpu for result in results)
+    skipped = [r.entry.name for r in results if r.entry.runner == "ctest" and r.counts["skipped"]]
+    if skipped:
+        print(f"skipped programs: {', '.join(skipped)}")
     print(f"{len(results)} programs and files, {spent:.0f} s of CPU time in {seconds:.0f} s")
     print("\n".join(suite_queue.summaries(results, seconds)), flush=True)
     return int(bool(failed) or not results)

@@ -20,7 +20,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +48,7 @@ class Entry:
         command: A program and its arguments, or pytest's arguments.
         folder: Where a program is run.
         environment: Variables that are added to this process's.
+        needs: What no two entries may use at the same time; "" if nothing.
     """
 
     runner: str
@@ -55,6 +56,7 @@ class Entry:
     command: tuple[str, ...]
     folder: Path = ROOT
     environment: tuple[tuple[str, str], ...] = ()
+    needs: str = ""
 
 
 @dataclass
@@ -215,8 +217,10 @@ def run(
     waiting, running, owner = list(entries), list[Running](), os.getpid()
     try:
         while waiting or running:
-            while waiting and len(running) < processes:
-                entry = waiting.pop(0)
+            used = {one.entry.needs for one in running} - {""}
+            while len(running) < processes and (entry := first_free(waiting, used)):
+                waiting.remove(entry)
+                used |= {entry.needs} - {""}
                 log = logs / f"{entry.runner}-{re.sub(r'[^A-Za-z0-9_.-]', '-', entry.name)}.log"
                 running.append(start(entry, log, limits[entry.runner]))
             for ended in wait(running):
@@ -225,6 +229,11 @@ def run(
     finally:
         for one in running if os.getpid() == owner else ():  # a forked child's exit comes here too
             one.end()
+
+
+def first_free(waiting: Sequence[Entry], used: Collection[str]) -> Entry | None:
+    """Returns the first entry that needs nothing that is in use; None if there is none."""
+    return next((entry for entry in waiting if entry.needs not in used), None)
 
 
 def wait(running: Sequence[Running]) -> list[Running]:
@@ -264,10 +273,8 @@ def summaries(results: Sequence[Result], seconds: float) -> tuple[str, str]:
     programs = [result for result in results if result.entry.runner == "ctest"]
     failed = sum(bool(result.problem) for result in programs)
     share = 100 * (len(programs) - failed) // max(len(programs), 1)
-    skipped = sum(result.counts["skipped"] for result in programs)
-    ctest = f"{share}% tests passed, {failed} tests failed out of {len(programs)}"
-    if skipped:
-        ctest += f" ({skipped} skipped)"
+    tests = "test" if failed == 1 else "tests"
+    ctest = f"{share}% tests passed, {failed} {tests} failed out of {len(programs)}"
     if not programs:
         ctest = "No tests were found!!!"
     total: Counter[str] = Counter()

@@ -3,7 +3,8 @@
 
     python examples/python/vision.py --model vit_tiny_patch16_224 --steps 200
 
-In float16, convolutions are slow on CPUs without float16 arithmetic.
+Convolutions are slow on CPUs without arithmetic of the dtype: ``--seconds 60`` trains for as many
+of the steps as fit into that time.
 Without ``--pretrained`` the weights are random and nothing is downloaded. The images are
 scikit-learn's digits. Needs timm, scikit-learn and tqdm.
 """
@@ -11,6 +12,7 @@ scikit-learn's digits. Needs timm, scikit-learn and tqdm.
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Iterator
 
 import timm
@@ -26,6 +28,7 @@ parser.add_argument("--model", default="resnet18", help="a name that timm knows"
 parser.add_argument("--pretrained", action="store_true", help="download timm's weights")
 parser.add_argument("--dtype", choices=["bf16", "fp16"], default="bf16")
 parser.add_argument("--steps", type=int, default=200)
+parser.add_argument("--seconds", type=float, help="fewer steps, if they would take longer")
 parser.add_argument("--batch", type=int, default=64)
 parser.add_argument("--size", type=int, default=32, help="height and width of the images")
 options = parser.parse_args()
@@ -49,19 +52,37 @@ def batch_of(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Random batches of images to train on."""
     trained = torch.nonzero(~test).flatten()
-    for _ in range(options.steps):
+    for _ in range(steps):
         yield batch_of(trained[torch.randint(len(trained), (options.batch,))])
 
 
 sized = {"img_size": options.size} if options.model.startswith(("vit", "deit")) else {}
 model = timm.create_model(options.model, pretrained=options.pretrained, num_classes=10, **sized)
 model = model.to(device)
+
+
+def step_seconds() -> float:
+    """How long a step takes, but for the optimizer's part: the second of two."""
+    x, y = batch_of(torch.arange(options.batch))
+    for _ in range(2):
+        start = time.perf_counter()
+        with fastamp.autocast(device, dtype=dtype):
+            loss = cross_entropy(model(x), y)
+        loss.backward()
+        loss.item()  # waits for the device
+    model.zero_grad()
+    return time.perf_counter() - start
+
+
+steps = options.steps
+if options.seconds is not None:
+    steps = max(1, min(steps, int(options.seconds / step_seconds())))
 # One pass over memory per step; between steps, regions find the weights already cast.
 optimizer = fastamp.optim.AdamW(model.parameters(), lr=1e-3, autocast_dtype=dtype)
-schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 scaler = fastamp.GradScaler(device, enabled=dtype == torch.float16)
 
-for x, y in (progress := tqdm(batches(), total=options.steps)):
+for x, y in (progress := tqdm(batches(), total=steps)):
     optimizer.zero_grad()
     with fastamp.autocast(device, dtype=dtype):
         loss = cross_entropy(model(x), y)
@@ -77,4 +98,5 @@ model.eval()
 with torch.no_grad(), fastamp.autocast(device, dtype=dtype):
     x, y = batch_of(torch.nonzero(test).flatten())
     accuracy = (model(x).argmax(1) == y).float().mean().item()
-print(f"{options.model}, {options.dtype}: accuracy {accuracy:.1%} on {len(y)} images")
+print(f"{options.model}, {options.dtype}: accuracy {accuracy:.1%} on {len(y)} images", end="")
+print(f" after {steps} of {options.steps} steps")

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import fastamp
+from patience import patience
 from support.scaler_steps import INF, model_and_optimizer, step
 
 ROWS = list[tuple[dict[str, float], int]]
@@ -230,7 +231,11 @@ def test_rows_that_are_on_their_way_at_the_end_are_written_before_the_writer_end
     program = tmp_path / "train.py"
     program.write_text(AT_EXIT)
     done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=patience(60),
     )
     assert done.stdout.splitlines() == [
         "written at the end of child True",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -14,6 +15,7 @@ import pytest
 
 import suite_costs
 import suite_queue
+from patience import patience
 from support.children import check_python, child_environment
 
 TOOLS = Path(suite_queue.__file__).parent
@@ -131,7 +133,7 @@ def test_each_way_of_not_passing_is_told(tmp_path):
         "sees_the_next": "",
         "program": "ended by SIGABRT",
     }
-    assert summaries[0] == "0% tests passed, 1 tests failed out of 1"
+    assert summaries[0] == "0% tests passed, 1 test failed out of 1"
     assert "1 failed, 6 passed, 1 skipped, 5 errors in 1.00s" in summaries[1]
 
 
@@ -154,6 +156,24 @@ def test_what_a_test_leaves_running_is_ended(tmp_path):
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"
 
 
+def test_what_needs_the_same_runs_one_after_the_other(tmp_path):
+    """Each says when it begins and ends; the two that build never overlap."""
+    log = tmp_path / "log"
+    code = (
+        "import sys; name, log = sys.argv[1:]\n"
+        "say = lambda word: open(log, 'a').write(word + name)\n"
+        "say('<'); sum(range(10**6)); say('>'); print('All tests passed (1 assertion)')"
+    )
+    entries = [
+        suite_queue.Entry("ctest", name, (sys.executable, "-c", code, name, str(log)), needs=needs)
+        for name, needs in (("a", "build"), ("b", "build"), ("c", "build"), ("d", ""))
+    ]
+    results = list(suite_queue.run(entries, 3, tmp_path / "logs", {"ctest": patience(600)}))
+    assert sorted(result.entry.name for result in results) == ["a", "b", "c", "d"]
+    said = re.sub("[<>]d", "", log.read_text())
+    assert said == "<a>a<b>b<c>c"
+
+
 def test_totals_are_in_the_words_of_both_runners():
     def result(runner, problem="", **counts):
         entry = suite_queue.Entry(runner, "x", ())
@@ -166,7 +186,7 @@ def test_totals_are_in_the_words_of_both_runners():
     assert pytest_.strip("=") == " 5 passed, 1 skipped in 12.50s "
     bad = [result("ctest", "exit status 1", failed=1), result("pytest", "x", error=2)]
     ctest, pytest_ = suite_queue.summaries([*good, *bad], 1.0)
-    assert ctest == "50% tests passed, 1 tests failed out of 2"
+    assert ctest == "50% tests passed, 1 test failed out of 2"
     assert pytest_.strip("=") == " 3 passed, 1 skipped, 2 errors in 1.00s "
     assert suite_queue.summaries([], 1.0)[0] == "No tests were found!!!"
 
