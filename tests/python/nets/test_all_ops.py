@@ -13,9 +13,9 @@ from support.autocast_state import torch_kernels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-# Of the samples of each op, in one round: about 20 s of CPU. All of them: 200 s.
-SHARE = 0.06
-FAKE_SHARE = 0.02
+# Of the samples of each op, in one round: some 10 s of CPU. All of them: 200 s.
+SHARE = 0.04
+FAKE_SHARE = 0.01
 ALL = 10  # rounds from which on every sample runs
 
 
@@ -41,7 +41,7 @@ def test_past_failure(call: Call):
 def test_every_op_gives_torchs_results():
     for seed, share in shares(SHARE):
         count, texts = failures(seed, share)
-        assert count > 100_000 * share
+        assert count > (100_000 if share == 1 else 1000)
         assert not texts, "\n\n".join(texts)
 
 
@@ -50,7 +50,7 @@ def test_every_op_gives_torchs_results():
 def test_every_op_has_torchs_dtypes_in_a_cuda_region_on_fake_tensors():
     for seed, share in shares(FAKE_SHARE):
         ran, texts = cuda_failures(seed, share)
-        assert ran > 50_000 * share
+        assert ran > (20_000 if share == 1 else 200)
         assert not texts, "\n\n".join(texts)
 
 
