@@ -191,7 +191,7 @@ void check_all_codes(const Format& format, bool (*code_is_nan)(std::uint32_t)) {
   }
 }
 
-// -- moments in 8 bits -----------------------------------------------------------------------------
+// -- moments in 8 bits --------------------------------------------------------------------------
 
 /// A code's value, from its fields.
 template <typename Codes>
@@ -212,7 +212,8 @@ std::uint32_t code_below(double magnitude, std::uint32_t scale) {
   int exponent = 0;
   const double fraction = std::frexp(magnitude, &exponent);  // in [0.5, 1)
   const auto eighths = static_cast<std::uint32_t>(fraction * 16.0) - 8U;
-  const std::uint32_t code = 8U * static_cast<std::uint32_t>(exponent - 1 + 127 - static_cast<int>(scale)) + eighths;
+  const std::uint32_t code =
+      8U * static_cast<std::uint32_t>(exponent - 1 + 127 - static_cast<int>(scale)) + eighths;
   return code > Codes::kTop ? Codes::kTop : code;
 }
 

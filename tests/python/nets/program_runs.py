@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -88,6 +89,10 @@ def make_functions(custom_fwd: Any, custom_bwd: Any) -> dict[str, Any]:
     }
 
 
+def has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+
+
 def names_for(new: bool, reference: str, installed: bool) -> dict[str, Any]:
     """What programs can name."""
     ours = new or reference == "fastamp"
@@ -102,6 +107,7 @@ def names_for(new: bool, reference: str, installed: bool) -> dict[str, Any]:
         "copy": copy,
         "fastamp": fastamp,
         "functions": functions,
+        "has_gradients": has_gradients,
         "in_threads": lambda *f: in_threads(new, *f),
         "inf": float("inf"),
         "nan": float("nan"),
@@ -112,7 +118,7 @@ def names_for(new: bool, reference: str, installed: bool) -> dict[str, Any]:
     }
 
 
-class Undecided(Exception):
+class UndecidedError(Exception):
     """A program that runs into a documented difference."""
 
 
@@ -148,7 +154,7 @@ def run(program: Program, code: Any, new: bool) -> list[Any]:
         except Exception as error:  # compared with the other run's
             text = str(error)
             if not new and any(known in text for known in DOCUMENTED):
-                return [Undecided(text)]
+                return [UndecidedError(text)]
             records.append(f"ended by {type(error).__name__}")
             space["error"] = text
     torch.clear_autocast_cache()
@@ -170,6 +176,8 @@ def _compiled(program: Program) -> Any:
 
 def compare(programs: list[Program]) -> Iterator[tuple[Program, str, list[Any]]]:
     """Each program with what differs ("" for nothing), and what its second run recorded."""
+    if len(programs) > 1:
+        gc.collect()  # graphs in cycles, of checkpoints
     codes = [_compiled(program) for program in programs]
     expected: dict[int, list[Any]] = {}
     for reference in ("torch", "fastamp"):
@@ -179,7 +187,7 @@ def compare(programs: list[Program]) -> Iterator[tuple[Program, str, list[Any]]]
                     expected[i] = run(program, codes[i], new=False)
     for i, program in enumerate(programs):
         theirs = expected[i]
-        if theirs and isinstance(theirs[-1], Undecided):
+        if theirs and isinstance(theirs[-1], UndecidedError):
             yield program, "", theirs
             continue
         ours = run(program, codes[i], new=True)
@@ -224,7 +232,7 @@ def shrink(program: Program, seconds: float = 20) -> Program:
     return program
 
 
-SCRIPT = '''\
+SCRIPT = """\
 # PYTHONPATH=tests/python python this_file.py
 from nets.program_runs import replay
 
@@ -234,7 +242,7 @@ def program():
 
 
 replay(program, seed={seed}, reference="{reference}", installed={installed})
-'''
+"""
 
 
 def script(program: Program) -> str:
@@ -259,7 +267,22 @@ def replay(function: Callable[[], None], seed: int, reference: str, installed: b
     return text
 
 
-def save(program: Program, folder: Path) -> Path:
-    path = folder / f"program_{program.reference}_{program.seed}.py"
-    path.write_text(script(program))
-    return path
+def failures(programs: Iterator[Program], most: int = 3) -> tuple[Counter[str], list[str]]:
+    """Runs programs, a hundred under one set of kernels.
+
+    Returns:
+        How the programs ended, and the scripts of at most so many that differ, shrunk.
+    """
+    ends: Counter[str] = Counter()
+    texts: list[str] = []
+    while some := list(islice(programs, 100)):
+        for program, text, records in compare(some):
+            last = records[-1] if records else None
+            undecided = isinstance(last, UndecidedError)
+            early = isinstance(last, str) and last.startswith("ended by")
+            ends["undecided" if undecided else "ended early" if early else "ran"] += 1
+            ends["differ"] += bool(text)
+            if text and len(texts) < most:
+                least = shrink(program)
+                texts.append(f"{script(least)}\n# {fails(least) or f'once only: {text}'}")
+    return ends, texts

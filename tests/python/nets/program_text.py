@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 # Calls whose errors are caught: those that raise none are printed without.
 _GUARDED = re.compile(r"(?:use|tried)\(lambda: (.*?)(?:, \w+)?\)(?=\)?$)")
@@ -44,7 +44,6 @@ class Program:
     reference: str
     statements: tuple[Statement, ...]
     installed: bool = False
-    past: str = field(default="", compare=False)
 
     def source(self) -> str:
         """The statements as the body of a function."""
@@ -66,7 +65,7 @@ def lines(statements: tuple[Statement, ...], depth: int = 0) -> Iterator[str]:
 
 
 def _smaller(statements: tuple[Statement, ...]) -> Iterator[tuple[Statement, ...]]:
-    """The same statements with fewer of them: halves first, then single ones, then blocks opened."""
+    """The same statements with fewer of them: halves first, then single ones."""
     size = len(statements) // 2
     while size >= 1:
         for start in range(0, len(statements), size):
@@ -78,7 +77,7 @@ def _smaller(statements: tuple[Statement, ...]) -> Iterator[tuple[Statement, ...
             if plain != statement:
                 yield (*statements[:i], plain, *statements[i + 1 :])
             continue
-        if statement.head.startswith(("with ", "for ")):
+        if statement.head.startswith(("with ", "for ", "if ")):
             yield statements[:i] + statement.body + statements[i + 1 :]
         for body in _smaller(statement.body):
             yield (*statements[:i], replace(statement, body=body), *statements[i + 1 :])

@@ -56,11 +56,13 @@ class Case:
 
         self.values = [some(s).to(d) for s, d in zip(shapes, dtypes, strict=True)]
         self.steps = draw.randint(1, 4)
-        self.gradients = [[some(v.shape).to(v.dtype) for v in self.values] for _ in range(self.steps)]
+        self.gradients = [
+            [some(v.shape).to(v.dtype) for v in self.values] for _ in range(self.steps)
+        ]
         self.clip = draw.choice((None, 0.5, 1e3))
         self.overflow_at = draw.choice((None, None, 0, self.steps - 1))
         if self.overflow_at is not None:
-            hit = draw.choice([g for g in self.gradients[self.overflow_at]])
+            hit = draw.choice(self.gradients[self.overflow_at])
             hit.view(-1)[draw.randrange(hit.numel())] = draw.choice((float("inf"), float("nan")))
         self.draw = draw
 

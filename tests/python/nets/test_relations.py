@@ -111,7 +111,9 @@ def test_parameters_with_zero_gradients_change_nothing_for_others():
         assert others(reported) == others(others_reported), f"Case({seed})"
         for a, b in zip(norms(reported), norms(others_reported), strict=True):
             # Zeros in between may cut the sums elsewhere.
-            assert a == b or math.isclose(a, b, rel_tol=1e-6) or (a != a and b != b), f"Case({seed})"
+            assert a == b or math.isclose(a, b, rel_tol=1e-6) or (a != a and b != b), (
+                f"Case({seed})"
+            )
         if case.clip is None:
             assert_same(case, ours, theirs)
 
