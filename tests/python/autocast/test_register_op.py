@@ -196,7 +196,10 @@ def test_gradients_flow_through_the_cast_of_what_is_written():
 def test_a_tensor_that_autocast_never_casts_is_written_as_it_is_given():
     fastamp.register_op("aten::index_add_", "promote", "cpu")
     try:
-        with fastamp.autocast("cpu", dtype=BF16), pytest.raises(RuntimeError, match=r"dtype|scalar"):
+        with (
+            fastamp.autocast("cpu", dtype=BF16),
+            pytest.raises(RuntimeError, match=r"dtype|scalar"),
+        ):
             torch.zeros(2, dtype=FP64).index_add_(0, torch.tensor([0]), torch.ones(1))
         with fastamp.autocast("cpu", dtype=BF16):
             whole = torch.zeros(2, dtype=torch.int64).index_add_(
