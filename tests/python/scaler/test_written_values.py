@@ -233,19 +233,10 @@ def test_gradients_of_a_subclass_are_checked_after_they_are_written() -> None:
 @pytest.mark.parametrize("factor", ["inv_scale", "clip_coef"])
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 def test_the_gate_of_a_step_is_closed_by_a_factor(factor: str, value: float) -> None:
-    """Who hands a gate over without the flag of a pass, such as torch's own scaler."""
+    """For those who hand a gate over without the flag of a pass."""
     parameter, gradient = torch.ones(3000), torch.ones(3000)
     lists: Any = [[parameter], [gradient], [], [], [], [1], [0.1], [0.0], [0.0], [0.1]]
     torch.ops.fastamp.fused_sgd_(
         *lists, [False], [False], [], [], [], **{factor: torch.tensor(value)}
     )
     assert parameter.eq(1.0).all()
-
-
-def test_torchs_scaler_cannot_spoil_weights_of_our_optimizers() -> None:
-    owned = parameters()
-    optimizer = fastamp.optim.AdamW(owned, lr=0.1)
-    before = values_of(owned, optimizer)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**-130)
-    iterate(scaler, optimizer, [torch.ones(size) for size in SIZES])
-    assert equal(values_of(owned, optimizer)[: len(owned)], before)
