@@ -81,8 +81,8 @@ GROUPS = (
             ),
             Change(
                 "vote in a divergent branch",
-                "    if (__any_sync(kAllLanes, bad) != 0) {",
-                "    if (bad && __any_sync(kAllLanes, bad) != 0) {",
+                "      if (__any_sync(kAllLanes, static_cast<int>(!safe)) == 0) {",
+                "      if (safe || __any_sync(kAllLanes, static_cast<int>(!safe)) == 0) {",
             ),
             Change(
                 "counts by plain additions",
@@ -120,7 +120,18 @@ GROUPS = (
             Change(
                 "single last vector left out", "      if (i < vector_count) {", "      if (false) {"
             ),
-            Change("inf counted as NaN", "inf += is_inf ? 1U : 0U;", "nan += is_inf ? 1U : 0U;"),
+            Change("inf counted as NaN", "inf += is_nan ? 0U : 1U;", "nan += is_nan ? 0U : 1U;"),
+            Change("products are not checked", "safe_squares(*inv_scale)", "safe_squares(1.0F)"),
+            Change(
+                "a norm beyond fp32 is an overflow",
+                "      recount(sums, base, range, lane);\n",
+                "      sums.inf = 1;\n",
+            ),
+            Change(
+                "clipping factor is not checked",
+                "non_finite |= !norm.write(sums[0], *inv_scale);",
+                "norm.write(sums[0], *inv_scale);",
+            ),
             Change(
                 "recount begins at the tensor",
                 "std::int64_t i = range.begin + lane; i",
@@ -186,6 +197,11 @@ GROUPS = (
         ("unscale.cu",),
         ("unscale",),
         (
+            Change(
+                "only what is read is checked",
+                "magnitude_bits(product) >= kOverflowBits<scalar_t>",
+                "is_non_finite(static_cast<opmath_t>(element))",
+            ),
             Change("head of the wrong length", "(kVec - past), n)", "(past), n)"),
             Change(
                 "head longer than the range",

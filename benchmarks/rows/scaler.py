@@ -138,6 +138,33 @@ def _large(device: str) -> Row:
     )
 
 
+def first_passes(which: str, device: str, optimizer: torch.optim.Optimizer) -> None:
+    """Makes a scaler and runs its first ten passes: in some of them ours counts zeros, too."""
+    scaler = make_scaler(which, device)
+    for _ in range(10):
+        scaler.unscale_(optimizer)
+        scaler.update()
+
+
+def _first_ten(device: str, count: int, elements: int) -> Row:
+    def candidates() -> dict[str, Candidate]:
+        optimizer = torch.optim.SGD(make_gradients(device, count, elements), lr=1e-6)
+        names = {"first_passes": first_passes, "device": device, "optimizer": optimizer}
+        return {
+            which: Candidate("first_passes(which, device, optimizer)", {**names, "which": which})
+            for which in SCALERS
+        }
+
+    return Row(
+        f"{device}: first ten passes of unscale_, {count} x {elements // 1000}k fp32",
+        candidates,
+        GROUP,
+        device,
+        goal=at_least_times(1) if device == "cpu" else None,
+        weight=10 * weight_of(count, elements),
+    )
+
+
 def _norms(device: str) -> list[Row]:
     """The op that finds norm and non-finite values in one pass, beside torch's two passes."""
     total_norm = torch.nn.utils.get_total_norm
@@ -252,6 +279,8 @@ def rows(device: str) -> list[Row]:
         *_by_count(device, "unscale_", UNSCALE, goals, COUNTS),
         *_by_bytes(device),
         _large(device),
+        _first_ten(device, *LARGE),
+        _first_ten(device, 100, 20_000),
         *_norms(device),
         *_by_count(device, "unscale_ + update", ITERATION, {}, (10, 1000)),
         *_by_count(device, "step + update, torch's SGD", STEP, {}, (10, 100, 1000, 10_000)),

@@ -39,6 +39,7 @@ void bind_ranges(py::module_& module) {
       .def_readonly("step", &UnderflowReport::step)
       .def_readonly("scale", &UnderflowReport::scale)
       .def_readonly("range", &UnderflowReport::range)
+      .def_readonly("elements", &UnderflowReport::elements)
       .def("share_of_zeros", wrap_pybind_function(&UnderflowReport::share_of_zeros),
            py::arg("other"))
       .def("largest_scale", wrap_pybind_function(&UnderflowReport::largest_scale));

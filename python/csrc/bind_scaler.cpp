@@ -309,6 +309,7 @@ class PythonScalerCore {
       report.step = record->ranges.step();
       report.scale = counts.scale;
       report.range += counts.range;
+      report.elements += counts.elements;
       std::vector<ZerosRow> rows;
       for (const auto& [position, counted] : counts.zeros) {
         if (counted.zeros != 0) {

@@ -12,6 +12,7 @@ import fastamp._C as _C
 from fastamp import _compile, _float8_graphs, _region_hooks  # noqa: F401  (set things up)
 from fastamp._float8 import Float8Recipe, recipe_numbered, region_arguments
 from fastamp._script import ScriptedAs
+from fastamp._steps import in_steps, run_within
 
 __all__ = ["autocast"]
 
@@ -37,7 +38,8 @@ def _rebuild(
 class autocast(_C.Region, torch.amp.autocast_mode.autocast):  # noqa: N801  (torch's name)
     """A region in which ops run in lower precision where that is safe, as ``torch.autocast``.
 
-    Works as a context manager and as a decorator. Takes the same arguments, gives the same results
+    Works as a context manager and as a decorator: of generators, coroutines and async generators,
+    too, each step of which runs in the region. Takes the same arguments, gives the same results
     bit for bit, and nests with ``torch.autocast`` in any order; entering takes a fifth of the time.
     Beyond torch's: one region object may be entered again while it is open, be shared by threads,
     and be left in another order than it was entered.
@@ -71,6 +73,12 @@ class autocast(_C.Region, torch.amp.autocast_mode.autocast):  # noqa: N801  (tor
     """
 
     _jit_override_qualname = ScriptedAs(torch.amp.autocast_mode.autocast)
+
+    def __call__(self, func: Any) -> Any:
+        """Decorates a function."""
+        stepping = in_steps(func, run_within(self))
+        theirs: Any = super().__call__
+        return theirs(func) if stepping is None else stepping
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles as torch's do: the settings, whether or not the region is open."""

@@ -22,6 +22,7 @@ import fastamp.cuda.amp
 from fastamp import _library_calls
 from fastamp._patches import Patches
 from fastamp._script import OVERRIDE, ScriptedAs
+from fastamp._steps import in_steps, run_within
 from fastamp.grad_scaler import GradScaler
 
 __all__ = ["Installation", "disabled", "install", "is_installed", "uninstall"]
@@ -29,6 +30,14 @@ __all__ = ["Installation", "disabled", "install", "is_installed", "uninstall"]
 _lock = threading.RLock()
 _patches: Patches | None = None
 _registered_kernels = False
+
+_decorate = vars(TorchAutocast)["__call__"]
+
+
+def _decorate_steps_too(self: Any, func: Any) -> Any:
+    stepping = in_steps(func, run_within(self))
+    return _decorate(self, func) if stepping is None else stepping
+
 
 #: torch's region classes, and what replaces their methods: the subclasses have their own, too.
 _REGIONS: dict[type, dict[str, Any]] = {
@@ -151,6 +160,7 @@ def install() -> Installation:
         for cls, attributes in _REGIONS.items():
             for name, value in attributes.items():
                 patches.replace(cls, name, value)
+        patches.replace(TorchAutocast, "__call__", _decorate_steps_too)
         patches.replace(TorchGradScaler, "__new__", staticmethod(_new_scaler))
         patches.replace(multiprocessing.spawn, "get_preparation_data", _preparation_data_with_us)
         _patches = patches

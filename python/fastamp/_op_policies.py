@@ -12,12 +12,15 @@ from typing import Any
 import fastamp._C as _C
 from fastamp import _carried_state, _compile
 from fastamp._presets import preset_policies
+from fastamp._steps import in_steps, run_within
 
 __all__ = ["op_policies"]
 
 
 class op_policies(contextlib.ContextDecorator):  # noqa: N801 (used like torch.no_grad)
     """Changes op policies on this thread inside a ``with`` block or a decorated function.
+
+    Of a decorated generator, coroutine or async generator, each step runs in the block.
 
     ::
 
@@ -56,6 +59,11 @@ class op_policies(contextlib.ContextDecorator):  # noqa: N801 (used like torch.n
         self._edits = [] if isinstance(policies, str) else list(policies.items())
         self._device = device
         self._frames = threading.local()
+
+    def __call__(self, func: Any) -> Any:
+        """Decorates a function."""
+        stepping = in_steps(func, run_within(self))
+        return super().__call__(func) if stepping is None else stepping
 
     def __enter__(self) -> op_policies:
         """Checks the edits and puts them in force."""

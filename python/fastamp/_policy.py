@@ -26,7 +26,8 @@ class OpTableRow(NamedTuple):
 
     Policies: ``pass`` (run as it is), ``lower`` (cast to the region's dtype), ``fp32`` (cast to
     float32), ``set_opt_dtype`` and ``append_dtype`` (give the op a float32 output dtype),
-    ``promote`` (widest dtype among the arguments), ``banned`` (refuse).
+    ``promote`` (widest dtype among the arguments; of a registered op that writes an argument: that
+    one's dtype), ``banned`` (refuse).
     """
 
     op: str
@@ -98,7 +99,11 @@ def register_op(name: str, policy: str, device: str | None = None) -> None:
         name: ``"mylib::op"`` or ``"mylib::op.overload"``; a name without overload adds all of them
             that can carry the policy, those that write an argument only if there are no others.
         policy: One of the names in :class:`OpTableRow` but ``append_dtype``. An op that writes one
-            of its arguments cannot have them cast: ``pass`` or ``banned`` only.
+            of its arguments, such as ``"aten::index_put_"``, cannot be given a cast of that one:
+            ``promote`` casts the others to its dtype, and no other policy casts any. Tensors in
+            lists, tuples and dicts are cast; an op that takes some where they would not be, such
+            as in an argument of any type, or in dicts and tuples only, cannot carry a policy that
+            casts.
         device: ``"cpu"``, ``"cuda"``, or both by default.
 
     Raises:

@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <optional>
 
 namespace fastamp::kernels {
@@ -15,7 +16,11 @@ struct ExponentArgs {
   at::TensorList tensors;
   const at::Tensor& exponents;
   const std::optional<at::Tensor>& zeros;
+  std::int64_t every = 1;
+  std::int64_t phase = 0;
   KnownArrays arrays = {};
+
+  BlockSample sample() const { return {every, phase}; }
 };
 
 /// Whether all tensors are counted in one row.

@@ -24,7 +24,8 @@ struct CountExponents {
   using Args = kernels::ExponentArgs;
   static constexpr auto kEntry = count_exponents_;
   static constexpr auto kSchema =
-      "count_exponents_(Tensor[] tensors, Tensor(a!) exponents, *, Tensor(b!)? zeros=None) -> ()";
+      "count_exponents_(Tensor[] tensors, Tensor(a!) exponents, *, Tensor(b!)? zeros=None, "
+      "int every=1, int phase=0) -> ()";
   static constexpr auto kCpu = kernels::count_exponents_cpu;
   static constexpr auto kCuda = &kernels::CudaKernels::count_exponents;
 
@@ -38,6 +39,10 @@ struct CountExponents {
     check_table(kFunction, "exponents", args.exponents, at::kLong, device, together ? 1 : listed,
                 kernels::kExponentColumns);
     check_table(kFunction, "zeros", args.zeros, at::kLong, device, listed, 1);
+    TORCH_CHECK_VALUE(args.every >= 1, kFunction, ": expected every >= 1, got ", args.every);
+    TORCH_CHECK_VALUE(args.phase >= 0 && args.phase < args.every, kFunction,
+                      ": expected phase in [0, every), which is ", args.every, ", got ",
+                      args.phase);
     for (std::size_t i = args.arrays.size(); i < args.tensors.size(); ++i) {
       check_counted(kFunction, args.tensors[i], i, device);
     }
@@ -50,8 +55,8 @@ FASTAMP_REGISTER_OP(CountExponents);
 }  // namespace
 
 void count_exponents_(at::TensorList tensors, const at::Tensor& exponents,
-                      const std::optional<at::Tensor>& zeros) {
-  call_op<CountExponents>(tensors, exponents, zeros);
+                      const std::optional<at::Tensor>& zeros, int64_t every, int64_t phase) {
+  call_op<CountExponents>(tensors, exponents, zeros, every, phase);
 }
 
 }  // namespace fastamp::ops

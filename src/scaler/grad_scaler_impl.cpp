@@ -156,8 +156,7 @@ void GradScaler::Impl::tell() {
 void GradScaler::Impl::warn_if_due() {
   if (const auto what = core.log().take_warning()) {
     TORCH_WARN("GradScaler: ", *what,
-               ", so gradients are inf or NaN for a reason that a smaller scale does not cure. "
-               "Look at overflow_report(model->named_parameters()) for the parameters concerned, "
+               ". Look at overflow_report(model->named_parameters()) for the parameters concerned, "
                "at the loss and the inputs of that step for NaN, and at history() for when it "
                "began; a learning rate that is too high, a division by zero and a log or sqrt of "
                "zero are common causes.");
@@ -185,6 +184,7 @@ UnderflowReport GradScaler::Impl::underflows(const ParameterNames& names) const 
     report.step = record->ranges.step();
     report.scale = counts.scale;
     report.range += counts.range;
+    report.elements += counts.elements;
     for (const auto& [index, counted] : counts.zeros) {
       if (counted.zeros != 0) {
         auto& row = report.gradients.emplace_back();

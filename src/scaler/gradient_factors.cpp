@@ -2,6 +2,7 @@
 #include "scaler/gradient_factors.h"
 
 #include "core/device_copy.h"
+#include "core/kernel_devices.h"
 #include "kernels/functors/norm.h"
 #include "scaler/scale_ops.h"
 
@@ -12,6 +13,7 @@
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/clamp.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones_like.h>
 
 namespace fastamp::scaler {
 at::Tensor clip_coefficient(const at::Tensor& total_norm, double max_norm) {
@@ -23,6 +25,20 @@ at::Tensor clip_coefficient(const at::Tensor& total_norm, double max_norm) {
     return coefficient;
   }
   return at::clamp(max_norm / (total_norm + 1e-6), std::nullopt, 1.0);
+}
+
+void raise_unless_finite(at::Tensor& flag, const at::Tensor& factor) {
+  const at::NoGradGuard no_grad;
+  if (is_plain_cpu_scalar(factor, at::kFloat) &&
+      !kernels::is_non_finite(*factor.const_data_ptr<float>())) [[likely]] {
+    return;
+  }
+  if (has_kernels(flag.device().type())) {
+    const auto local = on_device(factor, flag.device(), at::kFloat);
+    ops::norm_and_check_({local}, local, flag, new_scalar(flag, at::kDouble));
+  } else {
+    unscale_with_torch({copy_on(factor, flag.device(), at::kFloat)}, at::ones_like(flag), flag);
+  }
 }
 
 void multiply_(const std::vector<DeviceGradients>& groups, const at::Tensor& factor) {

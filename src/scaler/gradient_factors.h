@@ -15,6 +15,9 @@ namespace fastamp::scaler {
 /// total_norm's dtype. No synchronisation.
 FASTAMP_API at::Tensor clip_coefficient(const at::Tensor& total_norm, double max_norm);
 
+/// Raises a flag, fp32 of one element on any device, if a factor is inf or NaN. No synchronisation.
+FASTAMP_API void raise_unless_finite(at::Tensor& flag, const at::Tensor& factor);
+
 /// Multiplies gradients in place by a factor of one element, which is copied to each device met.
 /// A factor of 1 writes nothing where we have kernels.
 FASTAMP_API void multiply_(const std::vector<DeviceGradients>& groups, const at::Tensor& factor);

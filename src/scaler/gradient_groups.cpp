@@ -8,6 +8,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
+#include <ATen/ops/ones_like.h>
 #include <c10/util/Exception.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/variable.h>
@@ -69,8 +70,10 @@ void unscale_with_torch(std::vector<at::Tensor> gradients, const at::Tensor& inv
     const auto others = std::ranges::partition(
         gradients, [dtype](const at::Tensor& gradient) { return gradient.scalar_type() == dtype; });
     const auto count = static_cast<std::size_t>(others.begin() - gradients.begin());
-    at::_amp_foreach_non_finite_check_and_unscale_(at::TensorList(gradients.data(), count),
-                                                   found_inf, inv_scale);
+    const at::TensorList same(gradients.data(), count);
+    at::_amp_foreach_non_finite_check_and_unscale_(same, found_inf, inv_scale);
+    // It has checked what it read; now what it wrote.
+    at::_amp_foreach_non_finite_check_and_unscale_(same, found_inf, at::ones_like(inv_scale));
     gradients.erase(gradients.begin(), others.begin());
   }
 }

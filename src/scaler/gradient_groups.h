@@ -42,8 +42,8 @@ enum class Use : std::uint8_t {
   kPassNext,  ///< A pass over them, next: it can use addresses.
 };
 
-/// Unscales by torch's operator, which takes one dtype per call: devices that we have no kernels
-/// for keep working through it.
+/// Unscales by torch's operator, which takes one dtype per call and checks what it reads; a second
+/// call checks what was written. Devices that we have no kernels for keep working through it.
 FASTAMP_API void unscale_with_torch(std::vector<at::Tensor> gradients, const at::Tensor& inv_scale,
                                     at::Tensor& found_inf);
 

@@ -47,6 +47,11 @@ bool GradientRanges::is_due(std::int64_t pass) {
                           : pass % kInterval == 0;
 }
 
+kernels::BlockSample GradientRanges::next_sample(std::int64_t numel) const {
+  const auto every = std::clamp<std::int64_t>(numel / kCountedNumel, 1, kGreatestStride);
+  return {.every = every, .phase = starts_ % every};
+}
+
 void GradientRanges::count(const DeviceGradients& gradients, const at::Tensor& inv_scale) {
   if (!is_countable(gradients)) {
     return;
@@ -55,6 +60,7 @@ void GradientRanges::count(const DeviceGradients& gradients, const at::Tensor& i
     static std::atomic<std::int64_t> started{0};
     devices_.clear();
     step_ = std::exchange(starting_, -1);
+    ++starts_;
     order_ = ++started;
   }
   const at::NoGradGuard no_grad;
@@ -62,19 +68,30 @@ void GradientRanges::count(const DeviceGradients& gradients, const at::Tensor& i
   const auto rows = static_cast<std::int64_t>(gradients.gradients.size());
   OnDevice counted{.positions = gradients.positions,
                    .elements = {},
+                   .counted = 0,
+                   .all = 0,
                    .zeros = at::zeros({rows, 1}, options),
                    .exponents = at::zeros({1, kernels::kExponentColumns}, options),
                    .inv_scale = inv_scale.clone()};
   counted.elements.reserve(gradients.gradients.size());
   for (const auto& gradient : gradients.gradients) {
     counted.elements.push_back(gradient.numel());
+    counted.all += gradient.numel();
+  }
+  const auto sample = next_sample(counted.all);
+  for (std::size_t i = 0; i < counted.elements.size(); ++i) {
+    auto& elements = counted.elements[i];
+    elements = sample.numel_of(static_cast<std::int64_t>(i), elements);
+    counted.counted += elements;
   }
   const at::AutoDispatchBelowADInplaceOrView no_versions;
   if (gradients.arrays.empty()) {
-    ops::count_exponents_(gradients.gradients, counted.exponents, counted.zeros);
+    ops::count_exponents_(gradients.gradients, counted.exponents, counted.zeros, sample.every,
+                          sample.phase);
   } else {
     const std::optional<at::Tensor> zeros = counted.zeros;
-    kernels::count_exponents_cpu({gradients.gradients, counted.exponents, zeros, gradients.arrays});
+    kernels::count_exponents_cpu({gradients.gradients, counted.exponents, zeros, sample.every,
+                                  sample.phase, gradients.arrays});
   }
   devices_.push_back(std::move(counted));
 }
@@ -85,11 +102,13 @@ void GradientRanges::correct(const at::Tensor& inv_scale) {
   }
 }
 
-std::vector<at::Tensor> GradientRanges::zeros() const {
-  std::vector<at::Tensor> zeros;
+std::vector<GradientRanges::ZerosOnDevice> GradientRanges::zeros() const {
+  std::vector<ZerosOnDevice> zeros;
   zeros.reserve(devices_.size());
   for (const auto& counted : devices_) {
-    zeros.push_back(counted.zeros);
+    const auto elements = static_cast<double>(std::max<std::int64_t>(counted.counted, 1));
+    zeros.push_back(
+        {.zeros = counted.zeros, .elements_of_each = static_cast<double>(counted.all) / elements});
   }
   return zeros;
 }
@@ -103,6 +122,7 @@ GradientRanges::Counts GradientRanges::read() const {
       counts.zeros[counted.positions[i]] = {.zeros = zeros.const_data_ptr<std::int64_t>()[i],
                                             .elements = counted.elements[i]};
     }
+    counts.elements += counted.all;
     counts.range += NumberRange::of_row(counted.exponents.cpu()[0]);  // sync: the same
   }
   return counts;

@@ -2,6 +2,7 @@
 #include "scaler/iteration_log.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <span>
@@ -11,6 +12,9 @@ namespace fastamp::scaler {
 namespace {
 
 constexpr std::int64_t kSkipsBeforeWarning = 20;
+
+/// Whether 1 / scale, rounded to fp32, is a number that gradients may be multiplied by.
+bool is_invertible(double scale) { return std::isfinite(static_cast<float>(1.0 / scale)); }
 
 /// @param ring_row  As kernels::ScaleHistory lays it out, or empty.
 StepRecord row_of_skip(std::int64_t step, double scale, std::span<const double> ring_row) {
@@ -99,16 +103,26 @@ void IterationLog::take_in(Iteration& iteration) {
 
 void IterationLog::warn_if_due(double before) {
   const bool small = scale_ < 1.0 && before >= 1.0;
-  if (warned_ || (!small && skipped_in_a_row_ < kSkipsBeforeWarning)) {
+  const bool no_inverse = !is_invertible(before) || !is_invertible(scale_);
+  std::ostringstream what;
+  if (no_inverse && !warned_of_inverse_) {
+    warned_ = warned_of_inverse_ = true;
+    what << "the loss scale is " << (is_invertible(before) ? scale_ : before)
+         << ", and its inverse is not finite in fp32, so every step is skipped until "
+            "update(new_scale) replaces it; min_scale keeps a scale from falling that far. If it "
+            "has fallen, gradients were";
+  } else if (!warned_ && (small || skipped_in_a_row_ >= kSkipsBeforeWarning)) {
+    warned_ = true;
+    if (small) {
+      what << "the loss scale fell below 1 (to " << scale_ << ")";
+    } else {
+      what << skipped_in_a_row_ << " steps in a row were skipped";
+    }
+    what << ", so gradients are";
+  } else {
     return;
   }
-  warned_ = true;
-  std::ostringstream what;
-  if (small) {
-    what << "the loss scale fell below 1 (to " << scale_ << ")";
-  } else {
-    what << skipped_in_a_row_ << " steps in a row were skipped";
-  }
+  what << " inf or NaN for a reason that a smaller scale does not cure";
   warning_ = what.str();
 }
 

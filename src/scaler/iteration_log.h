@@ -80,8 +80,7 @@ class FASTAMP_API IterationLog {
   std::vector<Skip> take_skips() { return std::exchange(skips_, {}); }
 
   bool has_warning() const { return warning_.has_value(); }
-  /// Returns, once, what the user is to be warned of: the subject of a sentence that ends in "so
-  /// gradients are inf or NaN for a reason that a smaller scale does not cure".
+  /// Returns, once, what the user is to be warned of: a sentence without its full stop.
   std::optional<std::string> take_warning() { return std::exchange(warning_, std::nullopt); }
 
  private:
@@ -101,6 +100,7 @@ class FASTAMP_API IterationLog {
   bool skipped_ = false;
   std::int64_t skipped_in_a_row_;
   bool warned_ = false;
+  bool warned_of_inverse_ = false;
   std::optional<std::string> warning_;
   std::optional<Overflow> overflow_;
   std::vector<Skip> skips_;

@@ -66,7 +66,11 @@ std::string UnderflowReport::str() const {
   std::ostringstream text;
   text << "Step " << step << " at scale " << scale << ": " << range.zeros() << " of "
        << range.elements() << " gradient elements ("
-       << kPercent * range.share_of_zeros(at::kHalf, 0) << " %) are 0.";
+       << kPercent * range.share_of_zeros(at::kHalf, 0) << " %) are 0";
+  if (elements > range.elements()) {
+    text << ", in a sample of " << elements;
+  }
+  text << '.';
   if (const auto largest = largest_scale(); largest > 0.0) {
     text << " Finite in fp16 up to scale " << largest << '.';
   }

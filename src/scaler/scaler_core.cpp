@@ -292,6 +292,9 @@ at::Tensor ScalerCore::clip_unscaled(OptimizerPort& port, OptimizerRecord& recor
     port.check_finite(norm, clip.norm_type);
   }
   const auto coefficient = clip_coefficient(norm, clip.max_norm);
+  for (auto& flag : port.flags(record)) {
+    raise_unless_finite(flag, coefficient);
+  }
   // The step would clip a gradient of two parameters twice.
   if (may_put_off && !gathered.has_foreign && !record.shares_gradients) {
     record.clip_coef = coefficient.to(at::kFloat);

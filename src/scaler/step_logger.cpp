@@ -4,11 +4,13 @@
 #include "autocast/trace/tracing.h"
 #include "core/device_copy.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/sum.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace fastamp::scaler {
@@ -65,7 +67,8 @@ void StepLogger::expect(std::int64_t step, const at::Tensor& ring_row,
     if (ranges.step() == step) {
       counts_zeros = true;
       for (const auto& counted : ranges.zeros()) {
-        zeros.push_back(number_beside(at::sum(counted), ring_row));
+        const auto sum = at::sum(counted.zeros, at::kDouble);
+        zeros.push_back(number_beside(sum * counted.elements_of_each, ring_row));
       }
     }
   }
@@ -100,7 +103,7 @@ LoggedStep StepLogger::row_of(Pending& pending) {
   if (pending.counts_zeros) {
     row.underflows = 0;
     for (; next != values.end(); ++next) {
-      *row.underflows += static_cast<std::int64_t>(*next);
+      *row.underflows += std::llround(*next);
     }
   }
   row.casts = pending.casts;

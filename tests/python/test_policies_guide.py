@@ -21,6 +21,7 @@ def test_the_python_blocks_run_one_after_another(tmp_path: Path):
     program = tmp_path / "program.py"
     program.write_text("\n".join(blocks("python")), encoding="utf-8")
     assert check_python(str(program)).splitlines() == [
+        "tensor(32.)",
         "torch.float32 torch.float32 torch.bfloat16",
         "['norm1', 'norm2'] torch.float32",
     ]

@@ -23,7 +23,8 @@ enum class OpPolicy : std::uint8_t {
   set_opt_dtype,  ///< Casts nothing; sets an absent `dtype` argument to float32.
   append_dtype,   ///< Casts nothing; calls the overload that takes an output dtype with
                   ///< float32.
-  promote,        ///< Casts to the region's dtype if all arguments have it, else to float32.
+  promote,        ///< Casts to the region's dtype if all arguments have it, else to float32. Of a
+                  ///< registered op that writes an argument, casts the others to its dtype.
   banned,         ///< Refuses to run the op.
 };
 
@@ -85,7 +86,10 @@ FASTAMP_API void reset_op_policies();
 /// @param name  "mylib::op" or "mylib::op.overload"; a name without overload adds all overloads
 ///     that can carry the policy, those that write an argument only if there are no others.
 /// @param policy  Any policy but append_dtype that the schema can carry: an op that writes an
-///     argument cannot have its arguments cast.
+///     argument, such as "aten::index_put_", cannot be given a cast of it, and only promote casts
+///     its other ones. Tensors in lists, tuples and dicts are cast; an op that takes some where
+///     they would not be, such as in an argument of any type, or in dicts and tuples only, cannot
+///     carry a policy that casts.
 /// @param device  c10::kCPU or c10::kCUDA; both without it.
 /// @throws c10::ValueError if torch knows no such op (naming the nearest), the op is in the table,
 ///     or it cannot carry the policy; nothing is changed then.

@@ -17,17 +17,18 @@ namespace fastamp::ops {
 ///
 /// Arithmetic is that of at::_amp_foreach_non_finite_check_and_unscale_, bit for bit (payloads of
 /// NaN excepted): fp32 per element (fp64 for fp64 gradients), rounded to nearest even to the
-/// gradient's dtype; the check looks at the element before the multiplication, so an fp16 product
-/// that overflows is not reported. When inv_scale is 1 the gradients are only read. Beyond torch:
-/// one call takes mixed dtypes, and bfloat16 on CUDA. Bumps the version counter of every gradient
-/// and of found_inf, as torch's in-place ops do; never records an autograd node.
+/// gradient's dtype. When inv_scale is 1 the gradients are only read. Beyond torch: the check is of
+/// what is written, so a finite gradient with a product that overflows, in fp16 for instance, is
+/// reported too; one call takes mixed dtypes, and bfloat16 on CUDA. Bumps the version counter of
+/// every gradient and of found_inf, as torch's in-place ops do; never records an autograd node.
 ///
 /// @param grads      Strided tensors of any shape and strides on one device, float16, bfloat16,
 ///                   float32 or float64, mixed as they come; the list and its tensors may be empty.
 ///                   No two may share memory. Modified in place.
 /// @param inv_scale  float32 tensor of one element on that device: 1 / loss scale, dimensionless.
 /// @param found_inf  float32 tensor of one element on that device: set to 1 if any element of any
-///                   gradient is inf or NaN, else left as it is; see overwrite_found_inf.
+///                   gradient is inf or NaN, before or after, else left as it is; see
+///                   overwrite_found_inf.
 /// @param sum_of_squares  None, or float64, one element: overwritten with the sum that
 ///                   norm_and_check_ would give before this call, taken in the same pass. Squares
 ///                   of float64 gradients are rounded, and overflow beyond 1e154.
@@ -59,13 +60,14 @@ FASTAMP_API void unscale_and_check_(
 /// @param grads           Strided tensors of any shape and strides on one device, float16, bfloat16
 ///                        or float32, mixed as they come; the list and its tensors may be empty.
 /// @param inv_scale       float32, one element on that device: 1 / loss scale, dimensionless.
-/// @param found_inf       float32, one element: set to 1 if any element of any gradient is inf or
-///                        NaN, else left as it is; see overwrite_found_inf.
+/// @param found_inf       float32, one element: set to 1 if any element of any gradient, its fp32
+///                        product with inv_scale, or clip_coef is inf or NaN, else left as it is;
+///                        see overwrite_found_inf.
 /// @param sum_of_squares  float64, one element: overwritten.
 /// @param non_finite_counts  None, or int64, contiguous, of shape [number of gradients, 2]: how
-///                        many elements of each gradient are inf, and how many NaN. Written as a
-///                        whole, and only if this call found one: else it still describes the last
-///                        overflow.
+///                        many elements of each gradient are inf, alone or multiplied by
+///                        inv_scale, and how many NaN. Written as a whole, and only if this call
+///                        raised found_inf: else it still describes the last overflow.
 /// @param max_norm        None, or the bound of clip_coef; not checked, like torch's.
 /// @param clip_coef       None, or float32, one element, with max_norm: overwritten with
 ///                        min(1, max_norm / (total_norm + 1e-6)), the factor that

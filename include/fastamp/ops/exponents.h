@@ -8,11 +8,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <optional>
 
 namespace fastamp::ops {
 
-/// Counts the elements of tensors by their exponents; reads each tensor once and writes none.
+/// Counts the elements of tensors by their exponents; reads each tensor, or a sample of it, once
+/// and writes none.
 ///
 /// A row has 260 numbers. Number e, from 0 to 254, counts the finite elements that are not 0 with
 /// 2^(e-127) <= |x| < 2^(e-126) (e = 0: those below 2^-126, which fp32 and bf16 keep as subnormal
@@ -28,14 +30,20 @@ namespace fastamp::ops {
 ///                   tensors together; on that device.
 /// @param zeros      None, or int64, contiguous, of shape [number of tensors, 1]: the zeros of each
 ///                   tensor are added to it.
+/// @param every      Counts each every-th of the blocks of 2048 elements that a tensor has; the
+///                   last may be shorter. Elements are numbered as they lie in memory, or, of a
+///                   tensor that is not dense, by its indices.
+/// @param phase      Which: block b of tensor i is counted if (b + i) % every is this.
 /// @throws c10::TypeError   a dtype is not among those above.
 /// @throws c10::ValueError  a tensor is undefined, on another device, not strided, or not of the
-///                          shape above. Nothing was changed.
+///                          shape above; every is below 1, or phase is not in [0, every). Nothing
+///                          was changed.
 /// @throws c10::NotImplementedError  the tensors are on a device other than CPU and CUDA.
 /// @note CUDA: asynchronous on the current stream, no host sync, one launch (while a stream is
 ///       captured more, as for unscale_and_check_). CPU: uses at::get_num_threads() threads.
 ///       Thread-safe where the written tensors are disjoint.
 FASTAMP_API void count_exponents_(at::TensorList tensors, const at::Tensor& exponents,
-                                  const std::optional<at::Tensor>& zeros = std::nullopt);
+                                  const std::optional<at::Tensor>& zeros = std::nullopt,
+                                  int64_t every = 1, int64_t phase = 0);
 
 }  // namespace fastamp::ops

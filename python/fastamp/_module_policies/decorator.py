@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from fastamp._module_policies.regions import run_without_autocast
+from fastamp._steps import in_steps
 
 __all__ = ["fp32"]
 
@@ -26,8 +27,9 @@ def fp32(decorated: _Decorated) -> _Decorated:
 
     In a region, autocast is off during the call, and 16-bit floating tensors among the arguments
     are cast to float32, in lists, tuples and dicts, too; results are left as they are. Outside
-    regions nothing changes. ``torch.utils.checkpoint`` recomputes and ``torch.compile`` compiles
-    the same. Regions that the code itself opens hold within it.
+    regions nothing changes. Of a generator, coroutine or async generator each step runs so; what is
+    sent into it is left as it is. ``torch.utils.checkpoint`` recomputes and ``torch.compile``
+    compiles the same. Regions that the code itself opens hold within it.
 
     Args:
         decorated: A function or method; or a subclass of ``torch.nn.Module``, whose ``forward`` is
@@ -53,8 +55,12 @@ def fp32(decorated: _Decorated) -> _Decorated:
             f"{type(decorated).__name__}; for a module there is module_policies"
         )
 
+    def run_step(step: Callable[[], Any]) -> Any:
+        return run_without_autocast((step, (), {}), cast_up=False)
+
     @functools.wraps(decorated)
     def run_in_fp32(*args: Any, **kwargs: Any) -> Any:
         return run_without_autocast((decorated, args, kwargs), cast_up=True)
 
-    return run_in_fp32  # type: ignore[return-value]
+    result: Any = in_steps(run_in_fp32, run_step, of=decorated) or run_in_fp32
+    return result  # type: ignore[no-any-return]

@@ -39,7 +39,7 @@ class StepRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class NonFiniteGradient:
-    """A gradient that had inf or NaN."""
+    """A gradient that had inf or NaN, or has when it is unscaled."""
 
     name: str
     """From ``named_parameters``, the optimizer's ``param_names``, or "parameter 3"."""
@@ -48,7 +48,7 @@ class NonFiniteGradient:
     shape: tuple[int, ...] | None
     """Of the parameter; ``None`` if the optimizer is gone."""
     inf: int
-    """Elements that were inf or -inf."""
+    """Elements that were inf or -inf, or are when they are divided by the scale."""
     nan: int
     """Elements that were NaN."""
 
@@ -103,7 +103,7 @@ class ZerosOfGradient:
     zeros: int
     """Elements that were 0."""
     elements: int
-    """All of them."""
+    """How many were counted: all of them or a sample, see :class:`UnderflowReport`."""
 
 
 class UnderflowReport:
@@ -112,6 +112,11 @@ class UnderflowReport:
     False if no gradients were counted. A gradient that is too small for fp16 arrives as 0. So does
     one that is 0 by nature: of a unit that a ReLU has turned off, of a row of an embedding that the
     batch does not use.
+
+    Of an optimizer with 65536 elements or more a sample is counted, so that counting takes little
+    of a pass: as many blocks of 2048 elements as have 32768 elements, and at least each 128th;
+    others at each time. Gradients with none in it are left out, and ``range.elements`` is less than
+    :attr:`elements`.
 
     Attributes:
         gradients: Those with zeros, in the order of the optimizers and their parameters.
@@ -134,8 +139,13 @@ class UnderflowReport:
 
     @property
     def range(self) -> _C.NumberRange:
-        """How large all these gradients were, the scale in them, by exponents."""
+        """How large all elements that were counted were, the scale in them, by exponents."""
         return self._native.range
+
+    @property
+    def elements(self) -> int:
+        """How many elements the gradients have, counted or not."""
+        return self._native.elements
 
     def share_of_zeros(self, scale: float | None = None) -> float:
         """The share of elements, from 0 to 1, that are 0 or would be in fp16 at another scale.
@@ -160,7 +170,7 @@ class UnderflowReport:
 
     @property
     def largest_scale(self) -> float | None:
-        """The largest scale at which all these gradients are finite in fp16.
+        """The largest scale at which all that was counted is finite in fp16.
 
         A power of two times :attr:`scale`; ``None`` if they are all 0. Gradients of activations may
         be larger; the scaler does not see them, :func:`fastamp.inspect` does.
@@ -176,9 +186,10 @@ class UnderflowReport:
         if not self:
             return "No gradients were counted."
         zeros, elements = self.range.zeros, self.range.elements
+        sample = f", in a sample of {self.elements}" if self.elements > elements else ""
         head = (
             f"Step {self.step} at scale {self.scale:g}: {zeros} of {elements} gradient elements "
-            f"({100 * self.share_of_zeros():.3g} %) are 0."
+            f"({100 * self.share_of_zeros():.3g} %) are 0{sample}."
         )
         if self.largest_scale is not None:
             head += f" Finite in fp16 up to scale {self.largest_scale:g}."
@@ -198,6 +209,7 @@ class UnderflowReport:
             "scale": self.scale,
             "zeros": self.range.zeros,
             "elements": self.range.elements,
+            "all_elements": self.elements,
             "largest_scale": self.largest_scale,
             "gradients": [asdict(gradient) for gradient in self.gradients],
         }
@@ -312,12 +324,11 @@ def _caller_level() -> int:
 
 
 def warn_of_overflows(what: str | None) -> None:
-    """Warns that gradients overflow for a reason that a smaller scale does not cure."""
+    """Warns of what the core says: gradients overflow, or the scale has no inverse."""
     if what is not None:
         warnings.warn(
-            f"GradScaler: {what}, so gradients are inf or NaN for a reason that a smaller scale "
-            "does not cure. Look at scaler.overflow_report(model.named_parameters()) for the "
-            "parameters concerned, at the loss and the inputs of that step for NaN, and at "
+            f"GradScaler: {what}. Look at scaler.overflow_report(model.named_parameters()) for "
+            "the parameters concerned, at the loss and the inputs of that step for NaN, and at "
             "scaler.history() for when it began; a learning rate that is too high, a division by "
             "zero and a log or sqrt of zero are common causes.",
             stacklevel=_caller_level(),

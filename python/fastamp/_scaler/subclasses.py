@@ -121,9 +121,10 @@ def unscale_subclasses(
             unscaling.unscale(pairs, device)
             unscaling.agree(mesh, device)
     for (device, _), gradients in others.items():
-        torch._amp_foreach_non_finite_check_and_unscale_(
-            gradients, unscaling.flag_on(device), unscaling.inverse_on(device)
-        )
+        inverse, flag = unscaling.inverse_on(device), unscaling.flag_on(device)
+        # torch's operator checks what it reads; the second call, what the first has written.
+        for factor in (inverse, torch.ones_like(inverse)):
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, flag, factor)
     return unscaling.counted
 
 

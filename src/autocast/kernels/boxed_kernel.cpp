@@ -7,11 +7,15 @@
 #include "autocast/torch/torch_state.h"
 #include "autocast/trace/tracing.h"
 
+#include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
 
 #include <algorithm>
 #include <memory>
+#include <utility>
+#include <vector>
 
 namespace fastamp::autocast {
 namespace {
@@ -22,25 +26,74 @@ bool is_optional_dtype(const c10::Argument& argument) {
   return argument.real_type()->str() == "ScalarType?";
 }
 
-/// Calls `function` with every defined tensor among the arguments, those in lists too.
+bool holds_tensors(const c10::Type& type) {
+  return type.kind() == c10::TypeKind::TensorType ||
+         std::ranges::any_of(type.containedTypes(), [](const c10::TypePtr& inner) {
+           return inner != nullptr && holds_tensors(*inner);
+         });
+}
+
+/// Whether cast_value() reaches all tensors of a type: those of keys, futures and the like it does
+/// not, nor, of a type that may be anything, any.
+bool reaches_all_tensors(const c10::Type& type) {
+  switch (type.kind()) {
+    case c10::TypeKind::AnyType:
+      return false;
+    case c10::TypeKind::DictType:
+      return !holds_tensors(*type.containedTypes()[0]) &&
+             reaches_all_tensors(*type.containedTypes()[1]);
+    case c10::TypeKind::ListType:
+    case c10::TypeKind::OptionalType:
+    case c10::TypeKind::TensorType:
+    case c10::TypeKind::TupleType:
+      return std::ranges::all_of(type.containedTypes(), [](const c10::TypePtr& inner) {
+        return reaches_all_tensors(*inner);
+      });
+    default:
+      return !holds_tensors(type);
+  }
+}
+
+/// Whether the dispatcher looks at an argument: an op with tensors in dicts only never comes here.
+bool is_dispatched(const c10::Argument& argument) {
+  const auto& type = *argument.type();
+  return type.isSubtypeOf(*c10::TensorType::get()) ||
+         type.isSubtypeOf(*c10::OptionalType::ofTensor()) ||
+         type.isSubtypeOf(*c10::ListType::ofTensors()) ||
+         type.isSubtypeOf(*c10::ListType::ofOptionalTensors());
+}
+
+template <class Function>
+void visit_tensors(const c10::IValue& value, const Function& function) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) {
+      function(value.toTensor());
+    }
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      function(tensor);
+    }
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) {
+      visit_tensors(element, function);
+    }
+  } else if (value.isTuple()) {
+    for (const c10::IValue& element : value.toTupleRef().elements()) {
+      visit_tensors(element, function);
+    }
+  } else if (value.isGenericDict()) {
+    for (const auto& entry : value.toGenericDict()) {
+      visit_tensors(entry.value(), function);
+    }
+  }
+}
+
+/// Calls `function` with every defined tensor among the arguments, those in lists, tuples and dicts
+/// too.
 template <class Function>
 void for_each_tensor(Arguments arguments, const Function& function) {
   for (const auto& value : arguments) {
-    if (value.isTensor()) {
-      if (value.toTensor().defined()) {
-        function(value.toTensor());
-      }
-    } else if (value.isTensorList()) {
-      for (const at::Tensor& tensor : value.toTensorVector()) {
-        function(tensor);
-      }
-    } else if (value.isList()) {
-      for (const c10::IValue& element : value.toListRef()) {
-        if (element.isTensor() && element.toTensor().defined()) {
-          function(element.toTensor());
-        }
-      }
-    }
+    visit_tensors(value, function);
   }
 }
 
@@ -61,6 +114,21 @@ c10::IValue cast_value(const c10::IValue& value, const Caster& caster) {
     }
     return out;
   }
+  if (value.isTuple()) {
+    std::vector<c10::IValue> out;
+    for (const c10::IValue& element : value.toTupleRef().elements()) {
+      out.push_back(cast_value(element, caster));
+    }
+    return c10::ivalue::Tuple::create(std::move(out));
+  }
+  if (value.isGenericDict()) {
+    const auto dict = value.toGenericDict();
+    c10::impl::GenericDict out(dict.keyType(), dict.valueType());
+    for (const auto& entry : dict) {
+      out.insert(entry.key(), cast_value(entry.value(), caster));
+    }
+    return out;
+  }
   return value;
 }
 
@@ -68,6 +136,28 @@ void cast_arguments(torch::jit::Stack& stack, std::size_t count, const Caster& c
   for (auto value = stack.end() - static_cast<std::ptrdiff_t>(count); value != stack.end();
        ++value) {
     *value = cast_value(*value, caster);
+  }
+}
+
+bool is_written(const c10::Argument& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+/// Casts all arguments but the one that the op writes to its dtype.
+void follow_written(const c10::FunctionSchema& schema, torch::jit::Stack& stack,
+                    c10::ScalarType lower, PolicyDevice device) {
+  const auto& arguments = schema.arguments();
+  const auto written = std::ranges::find_if(arguments, is_written) - arguments.begin();
+  const auto first = stack.end() - static_cast<std::ptrdiff_t>(arguments.size());
+  const auto& target = *(first + written);
+  if (!target.isTensor() || !is_eligible(target.toTensor(), device)) {
+    return;
+  }
+  const Caster caster{target.toTensor().scalar_type(), lower, device};
+  for (auto value = first; value != stack.end(); ++value) {
+    if (value != first + written) {
+      *value = cast_value(*value, caster);
+    }
   }
 }
 
@@ -108,16 +198,22 @@ void show(TracedCall& trace, const c10::FunctionSchema& schema, Arguments argume
 
 OpCapabilities boxed_capabilities(const c10::FunctionSchema& schema) {
   const auto& arguments = schema.arguments();
-  const bool writes = std::ranges::any_of(arguments, [](const c10::Argument& argument) {
-    return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+  const auto writes = std::ranges::count_if(arguments, is_written);
+  const bool writes_tensor = std::ranges::all_of(arguments, [](const c10::Argument& argument) {
+    return !is_written(argument) || argument.type()->kind() == c10::TypeKind::TensorType;
   });
-  const bool tensors = std::ranges::any_of(arguments, [](const c10::Argument& argument) {
-    return argument.type()->str().find("Tensor") != std::string::npos;
-  });
+  const auto may_be_cast = [](const c10::Argument& argument) {
+    return !is_written(argument) && holds_tensors(*argument.type());
+  };
+  const bool tensors = std::ranges::any_of(arguments, may_be_cast) &&
+                       std::ranges::any_of(arguments, is_dispatched) &&
+                       std::ranges::all_of(arguments, [](const c10::Argument& argument) {
+                         return reaches_all_tensors(*argument.type());
+                       });
   const bool set_opt_dtype = !arguments.empty() && arguments[0].type()->str() == "Tensor" &&
                              std::ranges::any_of(arguments, is_optional_dtype);
-  return {.lower = tensors && !writes,
-          .fp32 = tensors && !writes,
+  return {.lower = tensors && writes == 0,
+          .fp32 = tensors && (writes == 0 || (writes == 1 && writes_tensor)),
           .set_opt_dtype = set_opt_dtype,
           .append_dtype = false};
 }
@@ -143,6 +239,8 @@ void BoxedKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet 
   const c10::impl::ExcludeDispatchKeyGuard below_autocast(key);
   if (policy == OpPolicy::set_opt_dtype) {
     set_dtype(op.schema(), *stack, device_);
+  } else if (policy == OpPolicy::promote && op.schema().is_mutable()) {
+    follow_written(op.schema(), *stack, lower, device_);
   } else {
     const auto to = run_dtype(policy, torch::jit::last(*stack, count), lower, device_);
     cast_arguments(*stack, count, {to, lower, device_});

@@ -32,6 +32,7 @@ bool can_carry(const OpCapabilities& capabilities, OpPolicy policy) {
     case OpPolicy::lower:
       return capabilities.lower;
     case OpPolicy::fp32:
+      return capabilities.lower && capabilities.fp32;
     case OpPolicy::promote:
       return capabilities.fp32;
     case OpPolicy::set_opt_dtype:

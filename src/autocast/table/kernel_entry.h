@@ -16,8 +16,8 @@ namespace fastamp::autocast {
 
 /// What the schema of an op allows its policy to be; fixed at compile time.
 struct OpCapabilities {
-  bool lower;          ///< Has a tensor argument to cast.
-  bool fp32;           ///< Can run in float32 too: fp32 and promote make sense.
+  bool lower;          ///< Has a tensor argument to cast, and writes none.
+  bool fp32;           ///< Can run in another dtype too: promote makes sense and, with lower, fp32.
   bool set_opt_dtype;  ///< First argument is a tensor and there is an optional dtype.
   bool append_dtype;   ///< The table names an overload that takes an output dtype.
 };

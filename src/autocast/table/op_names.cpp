@@ -67,8 +67,12 @@ const char* what_it_needs(OpPolicy policy) {
       return "an optional dtype argument";
     case OpPolicy::append_dtype:
       return "an overload with an output dtype";
+    case OpPolicy::promote:
+      return "tensor arguments that can be cast, one of them outside of dicts and tuples, and one "
+             "of which at most the op writes";
     default:
-      return "tensor arguments, none of which the op writes";
+      return "tensor arguments that can be cast, one of them outside of dicts and tuples, and none "
+             "of which the op writes";
   }
 }
 

@@ -4,10 +4,10 @@
 // Layout: each dense tensor is a flat array whatever the order of its dimensions; a strided one
 // goes through a contiguous copy. Mapping: short lists are walked by the calling thread, others cut
 // by kernels/cpu/work_partition.h and spread over at::parallel_for; each thread counts in 256
-// numbers of its own and adds them to the table when the row changes. Traffic per element: one
-// read. A number takes one increment by its exponent field; what shares a field (0 with subnormal
-// numbers, inf with NaN) is told apart in a second run over a block that has any. Numerics: counts
-// are exact, and sums of integers do not depend on the number of threads.
+// numbers of its own and adds them to the table when the row changes. Traffic per counted element:
+// one read. A number takes one increment by its exponent field; what shares a field (0 with
+// subnormal numbers, inf with NaN) is told apart in a second run over a block that has any.
+// Numerics: counts are exact, and sums of integers do not depend on the number of threads.
 
 #include "kernels/exponents.h"
 
@@ -121,16 +121,23 @@ class ExponentTable {
   explicit ExponentTable(const ExponentArgs& args)
       : rows_(args.exponents.mutable_data_ptr<std::int64_t>()),
         zeros_(find(args.zeros)),
-        stride_(shares_row(args) ? 0 : kExponentColumns) {}
+        stride_(shares_row(args) ? 0 : kExponentColumns),
+        sample_(args.sample()) {}
 
-  /// Counts the elements [begin, end) of the i-th array.
+  /// Counts the elements [begin, end) of the i-th array, those of the sample.
   void count(ExponentTally& tally, std::size_t i, const HostArray& array, std::int64_t begin,
              std::int64_t end) {
     using Count = void(at::ScalarType, const void*, std::int64_t, std::int64_t, ExponentTally&);
     static auto* const best = cpu::select_target<CountExponents, Count>();
+    static_assert(BlockSample::kBlockNumel == kNormChunkNumel);  // As many as best() takes.
     const auto before = tally.zeros;
-    for (auto at = begin; at < end; at += kNormChunkNumel) {
-      best(array.dtype, array.data, at, std::min(at + kNormChunkNumel, end), tally);
+    for (auto at = begin; at < end;) {
+      const auto block = at / BlockSample::kBlockNumel;
+      const auto stop = std::min((block + 1) * BlockSample::kBlockNumel, end);
+      if (sample_.takes(static_cast<std::int64_t>(i), block)) {
+        best(array.dtype, array.data, at, stop, tally);
+      }
+      at = stop;
     }
     if (zeros_ != nullptr && tally.zeros != before) {
       const std::scoped_lock lock(mutex_);
@@ -156,6 +163,7 @@ class ExponentTable {
   std::int64_t* rows_;
   std::int64_t* zeros_;
   std::int64_t stride_;
+  BlockSample sample_;
   std::mutex mutex_;
 };
 

@@ -31,16 +31,29 @@ struct ChunkSum {
 };
 
 struct CountNonFinite {
+  float inv_scale;
+  std::uint32_t overflow;
+
   template <typename Convert>
   static FASTAMP_ALWAYS_INLINE NonFinite run(at::ScalarType dtype, const void* base,
-                                             std::int64_t begin, std::int64_t end) {
-    return with_wide<Convert>(dtype, base, begin, end, CountNonFinite{});
+                                             std::int64_t begin, std::int64_t end, float inv_scale,
+                                             std::uint32_t overflow) {
+    return with_wide<Convert>(dtype, base, begin, end, CountNonFinite{inv_scale, overflow});
   }
-  template <typename T>
-  FASTAMP_ALWAYS_INLINE NonFinite operator()(const T* data, std::int64_t n) const {
+  FASTAMP_ALWAYS_INLINE NonFinite operator()(const float* data, std::int64_t n) const {
+    return count(data, n, overflow);
+  }
+  FASTAMP_ALWAYS_INLINE NonFinite operator()(const double* data, std::int64_t n) const {
+    return count(data, n, kOverflowBits<double>);
+  }
+
+ private:
+  template <typename T, typename Bits>
+  FASTAMP_ALWAYS_INLINE NonFinite count(const T* data, std::int64_t n, Bits from) const {
+    const Unscale<T> unscale{static_cast<T>(inv_scale)};
     NonFinite count;
     for (std::int64_t i = 0; i < n; ++i) {
-      count.count(data[i]);
+      count.count(data[i], magnitude_bits(unscale(data[i])) >= from);
     }
     return count;
   }
@@ -91,30 +104,20 @@ ChunkSumFn* chunk_sum_function() {
   return best;
 }
 
-NonFinite count_non_finite(at::ScalarType dtype, const void* base, std::int64_t begin,
-                           std::int64_t end) {
-  using Count = NonFinite(at::ScalarType, const void*, std::int64_t, std::int64_t);
-  static auto* const best = select_target<CountNonFinite, Count>();
-  return best(dtype, base, begin, end);
-}
-
 void NonFiniteTally::look(std::size_t index, const HostArray& grad, std::int64_t begin,
-                          std::int64_t end) {
-  if (!wanted_) {
-    return;
-  }
-  const auto count = count_non_finite(grad.dtype, grad.data, begin, end);
+                          std::int64_t end, std::uint32_t overflow) {
+  using Count =
+      NonFinite(at::ScalarType, const void*, std::int64_t, std::int64_t, float, std::uint32_t);
+  static auto* const best = select_target<CountNonFinite, Count>();
+  const auto count = best(grad.dtype, grad.data, begin, end, inv_scale_, overflow);
   if (count.inf == 0 && count.nan == 0) {
-    return;  // Squares of large fp64 numbers overflow.
+    return;  // The sum is only a bound of the greatest product.
   }
   const std::scoped_lock lock(mutex_);
   found_.emplace_back(index, count);
 }
 
 void NonFiniteTally::write(std::int64_t* counts, std::size_t grads) const {
-  if (found_.empty()) {
-    return;
-  }
   std::fill_n(counts, 2 * grads, 0);
   for (const auto& [grad, count] : found_) {
     counts[2 * grad] += count.inf;

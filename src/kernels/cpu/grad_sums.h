@@ -39,22 +39,30 @@ bool worth_threads(std::int64_t numel, std::size_t tensors);
 using ChunkSumFn = double(at::ScalarType, const void*, std::int64_t, std::int64_t);
 ChunkSumFn* chunk_sum_function();
 
-/// How many of the elements [begin, end) are not finite.
-NonFinite count_non_finite(at::ScalarType dtype, const void* base, std::int64_t begin,
-                           std::int64_t end);
+/// kOverflowBits of a gradient's dtype; of fp64 those of fp32, which are not used.
+inline std::uint32_t overflow_bits(at::ScalarType dtype) {
+  return dtype == at::kHalf       ? kOverflowBits<c10::Half>
+         : dtype == at::kBFloat16 ? kOverflowBits<c10::BFloat16>
+                                  : kOverflowBits<float>;
+}
 
-/// Collects counts of non-finite elements from all threads of a pass.
+/// Collects counts of elements that are not finite, or have a product with inv_scale that is not,
+/// from all threads of a pass.
 class NonFiniteTally {
  public:
-  explicit NonFiniteTally(bool wanted) : wanted_(wanted) {}
+  explicit NonFiniteTally(float inv_scale) : inv_scale_(inv_scale) {}
 
-  /// Called for a chunk whose sum is not finite, before it is written.
-  void look(std::size_t index, const HostArray& grad, std::int64_t begin, std::int64_t end);
-  /// Replaces all of counts[grads][2] if anything was found.
+  /// Called for a chunk whose sum is not safe, before it is written.
+  /// @param overflow  From which magnitude on a product is not finite where it goes.
+  void look(std::size_t index, const HostArray& grad, std::int64_t begin, std::int64_t end,
+            std::uint32_t overflow);
+  /// Whether any element was; not to be asked while threads look.
+  bool found() const { return !found_.empty(); }
+  /// Replaces all of counts[grads][2].
   void write(std::int64_t* counts, std::size_t grads) const;
 
  private:
-  bool wanted_;
+  float inv_scale_;
   std::mutex mutex_;
   std::vector<std::pair<std::size_t, NonFinite>> found_;
 };
@@ -115,12 +123,12 @@ void sum_array(const HostArray& array, std::size_t index, const Visit& visit, do
 }
 
 template <typename Visit>
-double sum_serial(const GradArrays& grads, float inv_scale, const Visit& visit) {
+double sum_serial(const GradArrays& grads, float factor, double bound, const Visit& visit) {
   static auto* const take_small_arrays = small_arrays_function();
   const auto arrays = grads.arrays();
   double total = 0.0;
   for (std::size_t i = 0; i < arrays.size(); ++i) {
-    i = take_small_arrays(arrays, i, inv_scale, total);
+    i = take_small_arrays(arrays, i, factor, bound, total);
     if (i < arrays.size() && arrays[i].numel > 0) {
       grads.visit(i, [&](const HostArray& array) { sum_array(array, i, visit, total); });
     }
@@ -170,11 +178,12 @@ double sum_parallel(const GradArrays& grads, const Visit& visit) {
 }
 
 /// Calls visit(index, array, begin, end) for every chunk, from several threads where that pays, and
-/// adds what it returns in the order of the chunks. Small finite arrays are multiplied by inv_scale
-/// and summed without it.
+/// adds what it returns in the order of the chunks. Small fp32 arrays whose sum is below `bound`
+/// are multiplied by `factor` and summed without it.
 template <typename Visit>
-double sum_chunks(const GradArrays& grads, float inv_scale, const Visit& visit) {
-  return grads.worth_threads() ? sum_parallel(grads, visit) : sum_serial(grads, inv_scale, visit);
+double sum_chunks(const GradArrays& grads, float factor, double bound, const Visit& visit) {
+  return grads.worth_threads() ? sum_parallel(grads, visit)
+                               : sum_serial(grads, factor, bound, visit);
 }
 
 }  // namespace fastamp::kernels::cpu

@@ -15,22 +15,26 @@ void norm_and_check_cpu(const NormArgs& args) {
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   auto* const sum_of_chunk = cpu::chunk_sum_function();
-  cpu::NonFiniteTally tally(given(args.non_finite_counts));
+  const float inv_scale = *args.inv_scale.const_data_ptr<float>();
+  const double bound = safe_squares(inv_scale);
+  cpu::NonFiniteTally tally(inv_scale);
   const cpu::GradArrays grads("norm_and_check_", args.grads, args.arrays, /*writes=*/false);
   const double sum = cpu::sum_chunks(
-      grads, /*inv_scale=*/1.0F,
+      grads, /*factor=*/1.0F, bound,
       [&](std::size_t i, const HostArray& grad, std::int64_t begin, std::int64_t end) {
         const double chunk = sum_of_chunk(grad.dtype, grad.data, begin, end);
-        if (is_non_finite(chunk)) [[unlikely]] {
-          tally.look(i, grad, begin, end);
+        if (!is_safe(chunk, bound)) [[unlikely]] {
+          // A step that reads them takes the products in fp32.
+          tally.look(i, grad, begin, end, kOverflowBits<float>);
         }
         return chunk;
       });
-  write_found_inf(args, is_non_finite(sum));
-  if (is_non_finite(sum)) {
+  const bool usable = norm_results(args).write(sum, inv_scale);
+  const bool non_finite = tally.found() || !usable;
+  write_found_inf(args, non_finite);
+  if (non_finite && given(args.non_finite_counts)) {
     tally.write(mutable_pointer<std::int64_t>(args.non_finite_counts), args.grads.size());
   }
-  norm_results(args).write(sum, *args.inv_scale.const_data_ptr<float>());
 }
 
 }  // namespace fastamp::kernels

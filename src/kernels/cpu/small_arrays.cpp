@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sum of squares and unscaling of many small fp32 arrays in one loop.
 //
-// Traffic per element: one read and, unless inv_scale is 1, one write. Numerics and order of the
+// Traffic per element: one read and, unless the factor is 1, one write. Numerics and order of the
 // sums: kernels/functors/norm.h, kernels/cpu/squares.h.
 
 #include "kernels/cpu/small_arrays.h"
@@ -18,9 +18,9 @@ namespace {
 
 struct SmallArrays {
   template <typename Convert>
-  static FASTAMP_ALWAYS_INLINE std::size_t run(KnownArrays arrays, std::size_t first,
-                                               float inv_scale, double& total) {
-    const Unscale<float> unscale{inv_scale};
+  static FASTAMP_ALWAYS_INLINE std::size_t run(KnownArrays arrays, std::size_t first, float factor,
+                                               double bound, double& total) {
+    const Unscale<float> unscale{factor};
     const bool rewrites = unscale.rewrites();
     double sums = total;
     auto i = first;
@@ -32,7 +32,7 @@ struct SmallArrays {
       prefetch_after(arrays, i);
       auto* const data = static_cast<float*>(array.data);
       const double sum = sum_squares<Convert>(data, array.numel);
-      if (is_non_finite(sum)) [[unlikely]] {
+      if (!is_safe(sum, bound)) [[unlikely]] {
         break;
       }
       sums += sum;

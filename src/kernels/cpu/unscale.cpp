@@ -9,8 +9,8 @@
 // write. Numerics: kernels/functors/unscale.h; results do not depend on the number of threads, the
 // cuts or the target. With the norm or the counts asked for, the walk is that of
 // kernels/cpu/grad_sums.h and each chunk is summed, then unscaled while the first cache level still
-// holds it; a chunk whose sum is not finite is left for the checked loop, after it has been
-// counted.
+// holds it; a chunk whose sum does not prove that all products are finite is left for the checked
+// loop, after it has been counted.
 
 #include "kernels/functors/unscale.h"
 
@@ -34,22 +34,23 @@ namespace {
 /// Elements converted to fp32 at a time: 4 KiB of the stack, well inside the first cache level.
 constexpr std::int64_t kBlockNumel = 1024;
 
-/// Unscales n elements; true if one was not finite.
-template <typename opmath_t>
+/// Unscales n elements that are to be stored as scalar_t; true if one of them is not finite then.
+/// What is written tells of what was read: no factor makes inf or NaN finite.
+template <typename scalar_t, typename opmath_t>
 FASTAMP_ALWAYS_INLINE bool unscale_loop(opmath_t* data, std::int64_t n, Unscale<opmath_t> unscale) {
   auto greatest = magnitude_bits(opmath_t{0});
   if (unscale.rewrites()) {
     for (std::int64_t i = 0; i < n; ++i) {
-      const opmath_t grad = data[i];
-      greatest = std::max(greatest, magnitude_bits(grad));
-      data[i] = unscale(grad);
+      const opmath_t product = unscale(data[i]);
+      greatest = std::max(greatest, magnitude_bits(product));
+      data[i] = product;
     }
   } else {
     for (std::int64_t i = 0; i < n; ++i) {
       greatest = std::max(greatest, magnitude_bits(data[i]));
     }
   }
-  return greatest >= kInfBits<opmath_t>;
+  return greatest >= kOverflowBits<scalar_t>;
 }
 
 template <typename Convert, typename scalar_t>
@@ -57,7 +58,8 @@ FASTAMP_ALWAYS_INLINE bool unscale_range(void* base, std::int64_t begin, std::in
                                          float inv_scale) {
   auto* data = static_cast<scalar_t*>(base);
   if constexpr (std::is_same_v<scalar_t, float> || std::is_same_v<scalar_t, double>) {
-    return unscale_loop<scalar_t>(data + begin, end - begin, {static_cast<scalar_t>(inv_scale)});
+    return unscale_loop<scalar_t, scalar_t>(data + begin, end - begin,
+                                            {static_cast<scalar_t>(inv_scale)});
   } else {
     const Unscale<float> unscale{inv_scale};
     alignas(64) float block[kBlockNumel];
@@ -65,7 +67,7 @@ FASTAMP_ALWAYS_INLINE bool unscale_range(void* base, std::int64_t begin, std::in
     for (std::int64_t i = begin; i < end; i += kBlockNumel) {
       const auto n = std::min(kBlockNumel, end - i);
       Convert::widen(data + i, block, n);
-      non_finite |= unscale_loop<float>(block, n, unscale);
+      non_finite |= unscale_loop<scalar_t>(block, n, unscale);
       if (unscale.rewrites()) {
         Convert::narrow(block, data + i, n);
       }
@@ -91,15 +93,16 @@ struct UnscaleBody {
   }
 };
 
-/// Returns the sum of squares of one chunk, and unscales the chunk if that is finite: then all of
-/// it is, and the multiplication needs no checks.
+/// Returns the sum of squares of one chunk, and unscales the chunk if that is safe: then all of it
+/// is and stays finite, and the multiplication needs no checks.
 struct SumAndUnscaleBody {
   template <typename Convert, typename Half>
-  static FASTAMP_ALWAYS_INLINE double run_half(Half* data, std::int64_t n, Unscale<float> unscale) {
+  static FASTAMP_ALWAYS_INLINE double run_half(Half* data, std::int64_t n, Unscale<float> unscale,
+                                               double bound) {
     alignas(64) float block[kNormChunkNumel];
     Convert::widen(data, block, n);
-    const double sum = run_wide<Convert>(block, n, unscale);
-    if (!is_non_finite(sum) && unscale.rewrites()) {
+    const double sum = run_wide<Convert>(block, n, unscale, bound);
+    if (is_safe(sum, bound) && unscale.rewrites()) {
       Convert::narrow(block, data, n);
     }
     return sum;
@@ -107,11 +110,11 @@ struct SumAndUnscaleBody {
 
   template <typename Convert, typename opmath_t>
   static FASTAMP_ALWAYS_INLINE double run_wide(opmath_t* data, std::int64_t n,
-                                               Unscale<opmath_t> unscale) {
+                                               Unscale<opmath_t> unscale, double bound) {
     const bool whole = n == kNormChunkNumel;
     const double sum = whole ? cpu::sum_squares<Convert, opmath_t, true>(data, n)
                              : cpu::sum_squares<Convert>(data, n);
-    if (is_non_finite(sum) || !unscale.rewrites()) {
+    if (!is_safe(sum, bound) || !unscale.rewrites()) {
       return sum;
     }
     std::int64_t i = 0;
@@ -132,22 +135,22 @@ struct SumAndUnscaleBody {
 
   template <typename Convert>
   static FASTAMP_ALWAYS_INLINE double run(at::ScalarType dtype, void* base, std::int64_t begin,
-                                          std::int64_t end, float inv_scale) {
+                                          std::int64_t end, float inv_scale, double bound) {
     const auto n = end - begin;
     switch (dtype) {
       case at::kFloat:
-        return run_wide<Convert, float>(static_cast<float*>(base) + begin, n, {inv_scale});
+        return run_wide<Convert, float>(static_cast<float*>(base) + begin, n, {inv_scale}, bound);
       case at::kHalf:
-        return run_half<Convert>(static_cast<c10::Half*>(base) + begin, n, {inv_scale});
+        return run_half<Convert>(static_cast<c10::Half*>(base) + begin, n, {inv_scale}, bound);
       case at::kBFloat16:
-        return run_half<Convert>(static_cast<c10::BFloat16*>(base) + begin, n, {inv_scale});
+        return run_half<Convert>(static_cast<c10::BFloat16*>(base) + begin, n, {inv_scale}, bound);
       default:
-        return run_wide<Convert, double>(static_cast<double*>(base) + begin, n, {inv_scale});
+        return run_wide<Convert, double>(static_cast<double*>(base) + begin, n, {inv_scale}, bound);
     }
   }
 };
 
-/// Unscales the elements [begin, end) of a dense array; true if one was not finite.
+/// Unscales the elements [begin, end) of a dense array; true if one is not finite then.
 using UnscaleFn = bool(at::ScalarType, void*, std::int64_t, std::int64_t, float);
 
 bool unscale_parallel(KnownArrays grads, float inv_scale, UnscaleFn* unscale) {
@@ -197,23 +200,32 @@ bool unscale_list(const cpu::GradArrays& grads, float inv_scale, UnscaleFn* unsc
 /// The same with the sum of squares and the counts, which see each chunk before it is written.
 bool unscale_and_sum(const UnscaleArgs& args, const cpu::GradArrays& grads, float inv_scale,
                      UnscaleFn* unscale) {
-  using SumAndUnscale = double(at::ScalarType, void*, std::int64_t, std::int64_t, float);
+  using SumAndUnscale = double(at::ScalarType, void*, std::int64_t, std::int64_t, float, double);
   static auto* const sum_and_unscale = cpu::select_target<SumAndUnscaleBody, SumAndUnscale>();
-  cpu::NonFiniteTally tally(given(args.non_finite_counts));
+  cpu::NonFiniteTally tally(inv_scale);
+  const bool counts = given(args.non_finite_counts);
+  const double bound = safe_squares(inv_scale);
+  const double bound_of_half = safe_squares(inv_scale, 0x1p15);
   std::atomic<bool> non_finite{false};
   const double sum = cpu::sum_chunks(
-      grads, inv_scale,
+      grads, inv_scale, bound,
       [&](std::size_t i, const HostArray& grad, std::int64_t begin, std::int64_t end) {
-        const double chunk = sum_and_unscale(grad.dtype, grad.data, begin, end, inv_scale);
-        if (is_non_finite(chunk)) [[unlikely]] {
-          tally.look(i, grad, begin, end);
+        const double own_bound = grad.dtype == at::kHalf ? bound_of_half : bound;
+        const double chunk =
+            sum_and_unscale(grad.dtype, grad.data, begin, end, inv_scale, own_bound);
+        if (!is_safe(chunk, own_bound)) [[unlikely]] {
+          if (counts) {
+            tally.look(i, grad, begin, end, cpu::overflow_bits(grad.dtype));
+          }
           if (unscale(grad.dtype, grad.data, begin, end, inv_scale)) {
             non_finite.store(true, std::memory_order_relaxed);
           }
         }
         return chunk;
       });
-  tally.write(mutable_pointer<std::int64_t>(args.non_finite_counts), args.grads.size());
+  if (tally.found()) {
+    tally.write(mutable_pointer<std::int64_t>(args.non_finite_counts), args.grads.size());
+  }
   norm_results(args).write(sum, inv_scale);
   return non_finite.load(std::memory_order_relaxed);
 }

@@ -5,8 +5,8 @@
 // goes through a contiguous copy that joins the same launch. Mapping: a warp per run of chunks
 // (launch_plan.h), lane l takes the elements l, l + 32, ...; each warp counts in 258 32-bit numbers
 // of its own in shared memory (8 KiB per block), which it adds to the table at the end of a range.
-// Traffic per element: one read; per range at most 2 KiB of atomic additions. Numerics: counts are
-// exact, and atomic sums and maxima of integers give the same table in any order
+// Traffic per counted element: one read; per range at most 2 KiB of atomic additions. Numerics:
+// counts are exact, and atomic sums and maxima of integers give the same table in any order
 // (kernels/functors/exponents.h). A range has fewer than 2^32 elements: it is a part of what one of
 // a device's thousands of warps gets.
 // For diagnosis: loads are of single elements, and lanes that meet the same exponent wait for each
@@ -26,8 +26,11 @@ namespace {
 
 using Word = unsigned long long;
 
-/// Lists of an entry: tensor, its row, its count of zeros or null.
+/// Lists of an entry: tensor, its row, its count of zeros or null; and the tensor's number, which
+/// is no pointer.
 struct ExponentOp {
+  BlockSample sample;
+
   struct Thread {};
 
   __device__ Thread begin() const { return {}; }
@@ -39,21 +42,38 @@ struct ExponentOp {
     const void* base = table.pointer(0, range.entry);
     auto* row = static_cast<Word*>(table.pointer(1, range.entry));
     auto* zeros = static_cast<Word*>(table.pointer(2, range.entry));
+    const auto number = reinterpret_cast<std::int64_t>(table.pointer(3, range.entry));
     __builtin_assume(__isGlobal(base));
     switch (static_cast<at::ScalarType>(cuda::packed_tag(table.packed[range.entry]))) {
       case at::kFloat:
-        return run(static_cast<const float*>(base), row, zeros, range, lane);
+        return run(static_cast<const float*>(base), number, row, zeros, range, lane);
       case at::kHalf:
-        return run(static_cast<const c10::Half*>(base), row, zeros, range, lane);
+        return run(static_cast<const c10::Half*>(base), number, row, zeros, range, lane);
       default:
-        return run(static_cast<const c10::BFloat16*>(base), row, zeros, range, lane);
+        return run(static_cast<const c10::BFloat16*>(base), number, row, zeros, range, lane);
     }
   }
 
  private:
+  /// Whether a range has a block of the sample. The same for the whole warp.
+  __device__ __forceinline__ bool has_sample(std::int64_t number,
+                                             const cuda::ChunkRange& range) const {
+    const auto first = range.begin / BlockSample::kBlockNumel;
+    const auto last = (range.end - 1) / BlockSample::kBlockNumel;
+    for (auto block = first; block <= last; ++block) {
+      if (sample.takes(number, block)) {
+        return true;
+      }
+    }
+    return false;
+  }
+
   template <typename scalar_t>
-  static __device__ __forceinline__ void run(const scalar_t* base, Word* row, Word* zeros,
-                                             const cuda::ChunkRange& range, int lane) {
+  __device__ __forceinline__ void run(const scalar_t* base, std::int64_t number, Word* row,
+                                      Word* zeros, const cuda::ChunkRange& range, int lane) const {
+    if (!has_sample(number, range)) {
+      return;
+    }
     __shared__ unsigned bins_of_warps[cuda::kBlockWarps][kExponentBins];
     unsigned* const bins = bins_of_warps[threadIdx.x / cuda::kWarpSize];
     for (int i = lane; i < kExponentBins; i += cuda::kWarpSize) {
@@ -62,14 +82,23 @@ struct ExponentOp {
     __syncwarp();  // the zeros are there
     unsigned greatest = 0;
     unsigned least = kInfBits<float>;
-#pragma unroll 4
-    for (std::int64_t i = range.begin + lane; i < range.end; i += cuda::kWarpSize) {
-      const unsigned bits = magnitude_bits(static_cast<float>(base[i]));
-      atomicAdd(bins + exponent_column(bits), 1U);
-      if (bits < kInfBits<float>) {
-        greatest = bits > greatest ? bits : greatest;
-        least = bits != 0 && bits < least ? bits : least;
+    for (std::int64_t at = range.begin; at < range.end;) {
+      const auto block = at / BlockSample::kBlockNumel;
+      const std::int64_t stop = min((block + 1) * BlockSample::kBlockNumel, range.end);
+      if (!sample.takes(number, block)) {
+        at = stop;
+        continue;
       }
+#pragma unroll 4
+      for (std::int64_t i = at + lane; i < stop; i += cuda::kWarpSize) {
+        const unsigned bits = magnitude_bits(static_cast<float>(base[i]));
+        atomicAdd(bins + exponent_column(bits), 1U);
+        if (bits < kInfBits<float>) {
+          greatest = bits > greatest ? bits : greatest;
+          least = bits != 0 && bits < least ? bits : least;
+        }
+      }
+      at = stop;
     }
     __syncwarp();  // all lanes have counted
     for (int i = lane; i < kExponentBins; i += cuda::kWarpSize) {
@@ -97,15 +126,16 @@ void count_exponents_cuda(const ExponentArgs& args) {
   auto* const zeros =
       args.zeros && args.zeros->defined() ? args.zeros->mutable_data_ptr<std::int64_t>() : nullptr;
   const std::size_t stride = shares_row(args) ? 0 : kExponentColumns;
-  std::vector<cuda::TensorEntry<3>> entries;
+  std::vector<cuda::TensorEntry<4>> entries;
   entries.reserve(list.grads.size());
   for (const auto& grad : list.grads) {
     entries.push_back(
-        {{grad.data, rows + grad.index * stride, zeros == nullptr ? nullptr : zeros + grad.index},
+        {{grad.data, rows + grad.index * stride, zeros == nullptr ? nullptr : zeros + grad.index,
+          reinterpret_cast<void*>(grad.index)},
          grad.numel,
          static_cast<std::uint8_t>(grad.dtype)});
   }
-  cuda::multi_tensor_apply(entries, ExponentOp{});
+  cuda::multi_tensor_apply(entries, ExponentOp{args.sample()});
 }
 
 }  // namespace fastamp::kernels

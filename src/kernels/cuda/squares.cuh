@@ -10,9 +10,10 @@
 // first is used (the loads of a vector share their lines, which are fetched once); and the runs are
 // a function of the number of chunks. So the order of the sums is a function of the sizes alone.
 // Each run leaves one fp64 in scratch memory; the last block (last_block.cuh) adds them in a fixed
-// order and writes the norm: one launch for everything. Chunks with inf or NaN, which are rare,
-// raise a word that rests at zero (zeroed_workspace.h) and, where counts are asked for, add theirs
-// to integers that do; if there were any, the last block moves them to where they were asked for.
+// order and writes the norm: one launch for everything. Chunks with inf or NaN, read or as products
+// with inv_scale, which are rare, raise a word that rests at zero (zeroed_workspace.h) and, where
+// counts are asked for, add theirs to integers that do; if there were any, the last block moves
+// them to where they were asked for.
 // It writes found_inf too: 0 or 1 if the flag is to be overwritten, else 1 or nothing.
 // Traffic per element: one read, and one write if it unscales; at most 512 KiB of scratch, written
 // and read. Numerics: kernels/functors/norm.h. fp64 throughput is ample on data-centre parts (on
@@ -66,12 +67,13 @@ struct LaneSums {
   unsigned inf = 0;
   unsigned nan = 0;
 
+  /// As NonFinite::count() of functors/unscale.h.
   template <typename opmath_t>
-  __device__ __forceinline__ void count(opmath_t grad) {
-    if (is_non_finite(grad)) {
-      const bool is_inf = magnitude_bits(grad) == kInfBits<opmath_t>;
-      inf += is_inf ? 1U : 0U;
-      nan += is_inf ? 0U : 1U;
+  __device__ __forceinline__ void count(opmath_t grad, bool overflows) {
+    if (overflows) {
+      const bool is_nan = magnitude_bits(grad) > kInfBits<opmath_t>;
+      inf += is_nan ? 0U : 1U;
+      nan += is_nan ? 1U : 0U;
     }
   }
   __device__ __forceinline__ bool counted() const { return (inf | nan) != 0; }
@@ -132,10 +134,11 @@ struct SquaresOp {
         sums[threadIdx.x] += sums[threadIdx.x + width];
       }
     }
+    bool non_finite = __ldcg(&zeros->seen) != 0;
     if (threadIdx.x == 0) {
-      norm.write(sums[0], *inv_scale);
+      non_finite |= !norm.write(sums[0], *inv_scale);
     }
-    write_found_inf(__ldcg(&zeros->seen) != 0);
+    write_found_inf(__syncthreads_or(static_cast<int>(non_finite)) != 0);
   }
 
   template <typename Table>
@@ -172,11 +175,15 @@ struct SquaresOp {
       chunk(sums, base + at, n, lane, thread.inv_scale);
     }
     thread.squares += sums.squares;
-    const bool bad = kWrites ? sums.counted() : is_non_finite(sums.squares);
-    if (__any_sync(kAllLanes, bad) != 0) {
-      if constexpr (!kWrites) {
-        recount(sums, base, range, lane);
+    if constexpr (!kWrites) {
+      // Read here: no register is kept for it through the loops.
+      const bool safe = is_safe(sums.squares, safe_squares(*inv_scale));
+      if (__any_sync(kAllLanes, static_cast<int>(!safe)) == 0) {
+        return;
       }
+      recount(sums, base, range, lane);
+    }
+    if (__any_sync(kAllLanes, static_cast<int>(sums.counted())) != 0) {
       report(sums, row, lane);
     }
   }
@@ -222,8 +229,9 @@ struct SquaresOp {
     const auto grad = static_cast<opmath_t>(element);
     sums.squares += square(grad);
     if constexpr (kWrites) {
-      sums.count(grad);
-      element = static_cast<scalar_t>(Unscale<opmath_t>{static_cast<opmath_t>(factor)}(grad));
+      const opmath_t product = Unscale<opmath_t>{static_cast<opmath_t>(factor)}(grad);
+      sums.count(grad, magnitude_bits(product) >= kOverflowBits<scalar_t>);
+      element = static_cast<scalar_t>(product);
     }
   }
 
@@ -265,13 +273,16 @@ struct SquaresOp {
     store(at, element, factor);
   }
 
-  /// Counts a range that was only read, so that its values are still there.
+  /// Counts a range that was only read, so that its values are still there. A step that reads them
+  /// takes the products in fp32.
   template <typename scalar_t>
-  static __device__ __forceinline__ void recount(LaneSums& sums, const scalar_t* base,
-                                                 const ChunkRange& range, int lane) {
+  __device__ __forceinline__ void recount(LaneSums& sums, const scalar_t* base,
+                                          const ChunkRange& range, int lane) const {
+    const Unscale<float> unscale{*inv_scale};
 #pragma unroll 1
     for (std::int64_t i = range.begin + lane; i < range.end; i += kWarpSize) {
-      sums.count(static_cast<float>(base[i]));
+      const auto grad = static_cast<float>(base[i]);
+      sums.count(grad, is_non_finite(unscale(grad)));
     }
   }
 

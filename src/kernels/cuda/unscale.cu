@@ -7,7 +7,7 @@
 // (64 KiB per processor, above what latency times bandwidth needs), with a scalar head up to the
 // first 16-byte boundary and a scalar tail. Traffic per element: one read and, unless inv_scale is
 // 1, one write. Numerics: kernels/functors/unscale.h, so independent of the launch shape.
-// found_inf: one relaxed store per block that saw a non-finite element; all store the same 1.
+// found_inf: one relaxed store per block that wrote a non-finite element; all store the same 1.
 // With the norm or the counts asked for, or a flag to be overwritten, which takes a last block, the
 // pass is that of kernels/cuda/squares.cuh.
 
@@ -40,9 +40,11 @@ struct alignas(16) Vec {
 template <typename scalar_t>
 __device__ __forceinline__ void unscale_one(scalar_t& element, float inv_scale, bool& non_finite) {
   using opmath_t = opmath_for<scalar_t>;
-  const auto grad = static_cast<opmath_t>(element);
-  non_finite |= is_non_finite(grad);
-  element = static_cast<scalar_t>(Unscale<opmath_t>{static_cast<opmath_t>(inv_scale)}(grad));
+  const Unscale<opmath_t> unscale{static_cast<opmath_t>(inv_scale)};
+  // What is written tells of what was read: no factor makes inf or NaN finite.
+  const opmath_t product = unscale(static_cast<opmath_t>(element));
+  non_finite |= magnitude_bits(product) >= kOverflowBits<scalar_t>;
+  element = static_cast<scalar_t>(product);
 }
 
 struct UnscaleOp {

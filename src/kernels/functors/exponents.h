@@ -21,6 +21,34 @@ inline constexpr std::int64_t kGreatestColumn = 258;
 inline constexpr std::int64_t kLeastColumn = 259;
 inline constexpr std::int64_t kExponentColumns = 260;
 
+/// Which blocks of a list of tensors are counted: each `every`-th, in a row that goes from the one
+/// that `phase` names through all tensors askew, so that small tensors take turns too.
+struct BlockSample {
+  static constexpr std::int64_t kBlockNumel = 2048;
+
+  std::int64_t every = 1;
+  std::int64_t phase = 0;  ///< From 0 to every - 1.
+
+  FASTAMP_HOST_DEVICE bool takes(std::int64_t tensor, std::int64_t block) const {
+    return every == 1 || (tensor + block) % every == phase;
+  }
+
+  /// How many elements of a tensor are counted.
+  std::int64_t numel_of(std::int64_t tensor, std::int64_t numel) const {
+    if (every == 1) {
+      return numel;
+    }
+    const auto blocks = (numel + kBlockNumel - 1) / kBlockNumel;
+    const auto first = ((phase - tensor) % every + every) % every;
+    if (first >= blocks) {
+      return 0;
+    }
+    const auto taken = (blocks - 1 - first) / every + 1;
+    const bool takes_last = (blocks - 1 - first) % every == 0;
+    return taken * kBlockNumel - (takes_last ? blocks * kBlockNumel - numel : 0);
+  }
+};
+
 /// Where a number with these magnitude_bits() is counted.
 FASTAMP_HOST_DEVICE std::int64_t exponent_column(std::uint32_t bits) {
   if (bits == 0) {

@@ -33,10 +33,14 @@ struct GatePointers {
   float clip_value;
   bool write_grads;
 
-  /// `!= 0` is true for NaN, and for 2 of summed flags.
+  /// `!= 0` is true for NaN, and for 2 of summed flags. A factor that is inf or NaN closes the gate
+  /// too: it would make all weights so.
   FASTAMP_HOST_DEVICE GateValues read() const {
-    return {inv_scale == nullptr ? 1.0F : *inv_scale, clip_coef == nullptr ? 1.0F : *clip_coef,
-            clip_value, found_inf != nullptr && *found_inf != 0.0F};
+    const float inverse = inv_scale == nullptr ? 1.0F : *inv_scale;
+    const float coefficient = clip_coef == nullptr ? 1.0F : *clip_coef;
+    const bool flagged = found_inf != nullptr && *found_inf != 0.0F;
+    return {inverse, coefficient, clip_value,
+            flagged || is_non_finite(inverse) || is_non_finite(coefficient)};
   }
 };
 

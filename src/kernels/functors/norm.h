@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 namespace fastamp::kernels {
 
@@ -31,6 +32,23 @@ FASTAMP_HOST_DEVICE double unscaled_sum_of_squares(double sum, float inv_scale) 
   return sum * (factor * factor);
 }
 
+/// A bound of the sum of squares of some elements below which all their products with inv_scale are
+/// finite: what is written is checked without a look at each. Infinite for factors that make no
+/// finite element infinite, 0 for those that make all so.
+/// @param greatest  A power of two at most half of the greatest product.
+FASTAMP_HOST_DEVICE double safe_squares(float inv_scale, double greatest = 0x1p127) {
+  if (is_non_finite(inv_scale)) {
+    return 0.0;
+  }
+  const double factor = static_cast<double>(inv_scale) * static_cast<double>(inv_scale);
+  return factor <= 1.0 ? std::numeric_limits<double>::infinity() : greatest * greatest / factor;
+}
+
+/// Whether a sum of squares is below such a bound; no NaN is.
+FASTAMP_HOST_DEVICE bool is_safe(double squares, double bound) {
+  return magnitude_bits(squares) < magnitude_bits(bound);
+}
+
 /// The factor that torch.nn.utils.clip_grad_norm_ multiplies gradients by, in its arithmetic: its
 /// quotient is a reciprocal and a product, and NaN stays.
 FASTAMP_HOST_DEVICE float clip_coefficient(float max_norm, float total_norm) {
@@ -46,7 +64,8 @@ struct NormResults {
   float max_norm;  ///< For clip_coef.
 
   /// `sum` is that of the squares of the scaled gradients.
-  FASTAMP_HOST_DEVICE void write(double sum, float inv_scale) const {
+  /// @returns whether the factor is one that gradients may be multiplied by.
+  FASTAMP_HOST_DEVICE bool write(double sum, float inv_scale) const {
     const double unscaled = unscaled_sum_of_squares(sum, inv_scale);
     const auto norm = static_cast<float>(std::sqrt(unscaled));
     if (sum_of_squares != nullptr) {
@@ -55,9 +74,11 @@ struct NormResults {
     if (total_norm != nullptr) {
       *total_norm = norm;
     }
-    if (clip_coef != nullptr) {
-      *clip_coef = clip_coefficient(max_norm, norm);
+    if (clip_coef == nullptr) {
+      return true;
     }
+    *clip_coef = clip_coefficient(max_norm, norm);
+    return !is_non_finite(*clip_coef);
   }
 };
 

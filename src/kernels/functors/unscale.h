@@ -3,6 +3,9 @@
 
 #include "kernels/functors/host_device.h"
 
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
 #include <cstdint>
 #include <cstring>
 
@@ -34,16 +37,26 @@ FASTAMP_HOST_DEVICE bool is_non_finite(opmath_t value) {
   return magnitude_bits(value) >= kInfBits<opmath_t>;
 }
 
-/// How many elements of some gradient are inf and NaN.
+/// From this magnitude on a result is inf or NaN once it is rounded to scalar_t.
+template <typename scalar_t>
+inline constexpr auto kOverflowBits = kInfBits<scalar_t>;
+template <>
+inline constexpr auto kOverflowBits<c10::Half> = std::uint32_t{0x477ff000U};  // 65520
+template <>
+inline constexpr auto kOverflowBits<c10::BFloat16> = std::uint32_t{0x7f7f8000U};
+
+/// How many elements of some gradient are inf and NaN, or become so when they are unscaled.
 struct NonFinite {
   std::int64_t inf = 0;
   std::int64_t nan = 0;
 
+  /// A finite element with a product that is not counts as inf.
+  /// @param overflows  Whether the product is not finite; true for every NaN.
   template <typename opmath_t>
-  FASTAMP_HOST_DEVICE void count(opmath_t value) {
-    const auto bits = magnitude_bits(value);
-    inf += bits == kInfBits<opmath_t> ? 1 : 0;
-    nan += bits > kInfBits<opmath_t> ? 1 : 0;
+  FASTAMP_HOST_DEVICE void count(opmath_t grad, bool overflows) {
+    const bool is_nan = magnitude_bits(grad) > kInfBits<opmath_t>;
+    inf += overflows && !is_nan ? 1 : 0;
+    nan += is_nan ? 1 : 0;
   }
 };
 

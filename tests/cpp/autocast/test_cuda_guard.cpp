@@ -57,6 +57,13 @@ std::vector<Case> cases(c10::ScalarType lower) {
 
 }  // namespace
 
+TEST_CASE_METHOD(LeavesNoTrace, "cuda: bits of tensors on a device are compared", "[guard]") {
+  const auto ones = at::ones({3, 2}, at::TensorOptions(at::kFloat).device(at::kCUDA));
+  CHECK(bit_equal(ones, ones.clone()));
+  CHECK(bit_equal(ones.t(), ones.t().contiguous()));
+  CHECK_FALSE(bit_equal(ones, -ones));
+}
+
 TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: results on CUDA are those of torch's own kernels",
                  "[autocast][cuda]") {
   const auto lower = GENERATE(c10::kBFloat16, c10::kHalf);

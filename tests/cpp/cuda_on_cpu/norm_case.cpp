@@ -53,6 +53,27 @@ double check_norm_case(const std::vector<at::Tensor>& grads, float inv_scale, bo
   return ours.sum_value();
 }
 
+void check_overflow_case(const std::vector<at::Tensor>& grads, float inv_scale, bool writes,
+                         bool expected, double max_norm) {
+  const auto copies = copies_of(grads);
+  const auto factor = scalar(inv_scale);
+  const NormOutputs ours(grads.size());
+  const NormOutputs theirs(grads.size());
+  if (writes) {
+    kernels::unscale_and_check_cuda({grads, factor, ours.flag, ours.sum, ours.counts});
+    kernels::unscale_and_check_cpu({copies, factor, theirs.flag, theirs.sum, theirs.counts});
+  } else {
+    kernels::norm_and_check_cuda(
+        {grads, factor, ours.flag, *ours.sum, ours.counts, max_norm, ours.coefficient, ours.norm});
+    kernels::norm_and_check_cpu({copies, factor, theirs.flag, *theirs.sum, theirs.counts, max_norm,
+                                 theirs.coefficient, theirs.norm});
+  }
+  CHECK(same_bits(grads, copies));
+  CHECK(value_of(ours.flag) == (expected ? 1.0F : 0.0F));
+  CHECK(value_of(theirs.flag) == (expected ? 1.0F : 0.0F));
+  CHECK(same_bits(*ours.counts, *theirs.counts));
+}
+
 double exact_sum(const std::vector<at::Tensor>& grads, float inv_scale) {
   long double sum = 0;
   for (const auto& grad : grads) {

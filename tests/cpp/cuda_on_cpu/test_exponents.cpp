@@ -95,6 +95,37 @@ TEST_CASE("emulated exponents: each number in its column, for every launch shape
   }
 }
 
+TEST_CASE("emulated exponents: a sample is what the CPU kernel counts", "[exponents]") {
+  const auto tensors = numbers(3);
+  const auto count = static_cast<std::int64_t>(tensors.size());
+  for_each_shape([&] {
+    for (const std::int64_t every : {2, 5, 128}) {
+      std::int64_t counted = 0;
+      for (std::int64_t phase = 0; phase < every; phase += brief() ? every : 1) {
+        const auto ours = table(count);
+        const auto theirs = table(count);
+        const std::optional<at::Tensor> our_zeros = table(count, 1);
+        const std::optional<at::Tensor> their_zeros = table(count, 1);
+        count_exponents_cuda({tensors, ours, our_zeros, every, phase});
+        count_exponents_cpu({tensors, theirs, their_zeros, every, phase});
+        CHECK(same_bits(ours, theirs));
+        CHECK(same_bits(*our_zeros, *their_zeros));
+        const fastamp::kernels::BlockSample sample{every, phase};
+        for (std::int64_t i = 0; i < count; ++i) {
+          const auto numel = sample.numel_of(i, tensors[static_cast<std::size_t>(i)].numel());
+          CHECK(theirs[i].slice(0, 0, 258).sum().item<std::int64_t>() == numel);
+          counted += numel;
+        }
+      }
+      std::int64_t all = 0;
+      for (const auto& tensor : tensors) {
+        all += tensor.numel();
+      }
+      CHECK((brief() || counted == all));
+    }
+  });
+}
+
 TEST_CASE("emulated exponents: counts are added to what is there", "[exponents]") {
   const auto tensors = numbers(2);
   const std::optional<at::Tensor> none;

@@ -73,6 +73,23 @@ TEST_CASE("emulated norm: a raised flag stays, and one without a value gets one"
   CHECK(value_of(flag) == 0.0F);
 }
 
+TEST_CASE("emulated norm: a product that overflows, and a norm that does not fit fp32", "[norm]") {
+  for_each_shape([] {
+    // 512 elements of 2e37 have a norm of 4.5e38.
+    const std::vector<at::Tensor> grads = {at::full({512}, 2e7F), at::full({5000}, 1.0F)};
+    check_overflow_case(grads, 1e30F, false, false);
+    set_element(grads[1], 4999, 3.5e8F);
+    check_overflow_case(grads, 1e30F, false, true);
+    check_overflow_case(grads, 1.0F, false, false);  // the zeros of the workspace are back
+    check_overflow_case(grads, INFINITY, false, true);
+    check_overflow_case(grads, NAN, false, true);
+    check_overflow_case({at::full({512}, 2e37F)}, 1.0F, false, true, INFINITY);  // NaN as factor
+    check_overflow_case(grads, 1.0F, false, true, NAN);
+    // A step takes products of fp16 gradients in fp32.
+    check_overflow_case({at::full({300}, 6e4F, at::kHalf)}, 8.0F, false, false);
+  });
+}
+
 TEST_CASE("emulated norm: an empty list, empty gradients, no counts", "[norm]") {
   const std::optional<at::Tensor> none;
   const auto sum = at::full({}, -1.0, at::kDouble);

@@ -65,6 +65,25 @@ TEST_CASE("emulated unscale: one inf or NaN anywhere raises the flag", "[unscale
   });
 }
 
+TEST_CASE("emulated unscale: a product that overflows raises the flag", "[unscale]") {
+  const auto dtype = GENERATE(Dtypes::kFloat, Dtypes::kHalf, Dtypes::kBFloat16);
+  const float factor = dtype == Dtypes::kHalf ? 3e3F : 3e36F;
+  for_each_shape([&] {
+    for (const float value : {21.0F, 23.0F, 110.0F, 120.0F}) {  // 65504 and 3.4e38 in between
+      Values values(1);
+      const auto grads = edge_tensors(values, dtype, 1);
+      set_element(grads[29], grads[29].numel() / 2, value);
+      check_unscale(grads, factor);
+      if (brief()) {
+        return;
+      }
+    }
+    Values values(1);
+    check_unscale(edge_tensors(values, Dtypes::kMixed, 1), kInfinity);
+    check_unscale(edge_tensors(values, Dtypes::kMixed, 1), kNan);
+  });
+}
+
 TEST_CASE("emulated unscale: blocks that all find an overflow raise one flag", "[unscale]") {
   for_each_shape([] {
     Values values(4);

@@ -4,6 +4,8 @@
 #include "cuda_on_cpu/norm_case.h"
 #include "support/catch.h"
 
+#include <ATen/ops/full.h>
+
 #include <cmath>
 
 using namespace fastamp::test;
@@ -37,6 +39,26 @@ TEST_CASE("emulated unscale with norm: counts of inf and NaN", "[unscale_norm]")
       set_element(grads[29], 4095, NAN);
       check_norm_case(grads, inv_scale, true);
     }
+  });
+}
+
+TEST_CASE("emulated unscale with norm: a product that overflows", "[unscale_norm]") {
+  for_each_shape([] {
+    for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16}) {
+      const float factor = dtype == at::kHalf ? 1e3F : 1e36F;
+      for (const float value : {60.0F, 340.0F, 341.0F}) {  // 65504 / 1e3; 3.4e38 / 1e36 is 340.3
+        const std::vector<at::Tensor> grads = {at::full({700}, 20.0F, dtype),
+                                               at::full({5000}, 1.0F, dtype)};
+        set_element(grads[1], 4998, value);
+        const float stored = element_of(grads[1], 4998);
+        const bool overflows =
+            dtype == at::kHalf ? stored * factor >= 65520.0F : stored * factor > 3.4e38F;
+        check_overflow_case(grads, factor, true, overflows);
+      }
+    }
+    Values values(1);
+    check_overflow_case(edge_tensors(values, Dtypes::kMixed, 1), INFINITY, true, true);
+    check_overflow_case(edge_tensors(values, Dtypes::kMixed, 1), NAN, true, true);
   });
 }
 

@@ -81,8 +81,9 @@ bool bit_equal(const at::Tensor& a, const at::Tensor& b) {
   if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) {
     return false;
   }
-  const auto left = a.detach().contiguous();
-  const auto right = b.detach().contiguous();
+  // On the host, which cannot read the memory of devices.
+  const auto left = a.detach().cpu().contiguous();
+  const auto right = b.detach().cpu().contiguous();
   return std::memcmp(left.const_data_ptr(), right.const_data_ptr(), left.nbytes()) == 0;
 }
 

@@ -115,26 +115,6 @@ def test_decorator_covers_calls_recursion_included():
     assert torch_state() == before
 
 
-def test_decorated_generator_and_coroutine_behave_as_torchs():
-    seen = []
-    for cls in (torch.autocast, fastamp.autocast):
-
-        @cls("cpu", dtype=FP16)
-        def numbers() -> Any:
-            yield ran_in()
-            yield ran_in()
-
-        @cls("cpu", dtype=FP16)
-        async def answer() -> Any:
-            return ran_in()
-
-        coroutine = answer()
-        with pytest.raises(StopIteration) as result:
-            coroutine.send(None)
-        seen.append((list(numbers()), result.value.value))
-    assert seen[0] == seen[1]
-
-
 def test_decorated_function_restores_the_state_when_it_raises():
     before = torch_state()
 

@@ -17,6 +17,18 @@ torch.library.define("fastamp_test::product", "(Tensor a, Tensor b) -> Tensor")
 torch.library.define("fastamp_test::many", "(Tensor[] a, Tensor?[] b, Tensor? c) -> Tensor[]")
 torch.library.define("fastamp_test::total", "(Tensor a, *, ScalarType? dtype=None) -> Tensor")
 torch.library.define("fastamp_test::fill_", "(Tensor(a!) a, Tensor b) -> Tensor(a!)")
+torch.library.define("fastamp_test::named", "(Tensor a, Dict(str, Tensor) named) -> Tensor[]")
+torch.library.define("fastamp_test::dict_only", "(Dict(str, Tensor) named) -> Tensor[]")
+torch.library.define("fastamp_test::tuple_only", "((Tensor, Tensor) both) -> Tensor[]")
+torch.library.define(
+    "fastamp_test::nested",
+    "(Dict(str, Tensor[]) a, (Tensor, int) b, Tensor[] c, Dict(int, Tensor)? d=None) -> Tensor[]",
+)
+torch.library.define("fastamp_test::anything", "(Tensor a, Any b) -> Tensor")
+torch.library.define("fastamp_test::keys", "(Dict(Tensor, int) a, Tensor b) -> Tensor")
+torch.library.define("fastamp_test::both_", "(Tensor(a!) a, Tensor(b!) b, Tensor c) -> ()")
+torch.library.define("fastamp_test::each_", "(Tensor(a!)[] a, Tensor c) -> ()")
+torch.library.define("fastamp_test::put", "(Tensor a, *, Tensor(b!) out) -> Tensor(b!)")
 torch.library.define("fastamp_test::either.one", "(Tensor a) -> Tensor")
 torch.library.define("fastamp_test::either.two", "(Tensor a, Tensor b) -> Tensor")
 
@@ -34,6 +46,29 @@ def _many(a: Any, b: Any, c: Any) -> list[torch.Tensor]:
 @torch.library.impl("fastamp_test::total", "CompositeExplicitAutograd")
 def _total(a: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     return a.sum(dtype=dtype)
+
+
+@torch.library.impl("fastamp_test::named", "CompositeExplicitAutograd")
+def _named(a: torch.Tensor, named: Any) -> list[torch.Tensor]:
+    return [a.clone(), *(named[key].clone() for key in sorted(named))]
+
+
+@torch.library.impl("fastamp_test::nested", "CompositeExplicitAutograd")
+def _nested(a: Any, b: Any, c: Any, d: Any = None) -> list[torch.Tensor]:
+    lists = [*a.values(), [b[0]], c, list(d.values()) if d else []]
+    return [t.clone() for tensors in lists for t in tensors]
+
+
+@torch.library.impl("fastamp_test::fill_", "CompositeExplicitAutograd")
+def _fill(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    assert a.dtype == b.dtype
+    return a.copy_(b)
+
+
+@torch.library.impl("fastamp_test::put", "CompositeExplicitAutograd")
+def _put(a: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    assert a.dtype == out.dtype
+    return out.copy_(a)
 
 
 @torch.library.impl("fastamp_test::either.one", "CompositeImplicitAutograd")
@@ -94,6 +129,85 @@ def test_lists_and_absent_tensors_are_cast_or_left():
         dtypes = [t.dtype for t in outs]
         assert dtypes == [BF16, torch.int64, BF16]
         assert ops.many([], [], torch.ones(1))[0].dtype == BF16
+
+
+def test_tensors_in_dicts_and_tuples_are_cast():
+    fastamp.register_op("fastamp_test::named", "lower")
+    fastamp.register_op("fastamp_test::nested", "promote")
+    x, low, whole = torch.ones(2), torch.ones(2, dtype=BF16), torch.ones(2, dtype=torch.int64)
+    given = {"x": x, "y": low, "z": whole}
+    with fastamp.autocast("cpu", dtype=BF16):
+        assert [t.dtype for t in ops.named(x, given)] == [BF16, BF16, BF16, torch.int64]
+        assert [t.dtype for t in ops.nested({"a": [low]}, (low, 1), [low])] == [BF16] * 3
+        outs = ops.nested({"a": [low, whole]}, (low, 1), [low], {3: x})
+        assert [t.dtype for t in outs] == [FP32, torch.int64, FP32, FP32, FP32]
+    assert given["x"] is x
+    assert [t.dtype for t in ops.named(x, given)] == [FP32, FP32, BF16, torch.int64]
+
+
+WRITERS: dict[str, Any] = {
+    "aten::index_put_": lambda a, v: a.index_put_((torch.tensor([0, 2]),), v[:2]),
+    "aten::scatter_add_": lambda a, v: a.scatter_add_(0, torch.tensor([0, 1, 1, 3]), v),
+    "aten::index_add_": lambda a, v: a.index_add_(0, torch.tensor([0, 1, 1, 3]), v),
+    "aten::index_copy_": lambda a, v: a.index_copy_(0, torch.tensor([0, 1, 2, 3]), v),
+    "aten::lerp_": lambda a, v: a.lerp_(v, 0.5),
+    "aten::masked_scatter_": lambda a, v: a.masked_scatter_(torch.tensor([True, False] * 2), v),
+    "fastamp_test::fill_": lambda a, v: ops.fill_(a, v),
+    "fastamp_test::put": lambda a, v: ops.put(v, out=a),
+}
+
+
+@pytest.mark.parametrize("own", [FP32, BF16, FP16])
+@pytest.mark.parametrize("value", [FP32, BF16, FP16])
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_is_written_into_a_tensor_gets_its_dtype(
+    name: str, own: torch.dtype, value: torch.dtype
+):
+    fastamp.register_op(name, "promote", "cpu")
+    try:
+        written, values = torch.zeros(4, dtype=own), torch.tensor([1.0, 2, 3, 4]).to(value)
+        expected = written.clone()
+        WRITERS[name](expected, values.to(own))
+        with fastamp.autocast("cpu", dtype=BF16):
+            result = WRITERS[name](written, values)
+        assert result.data_ptr() == written.data_ptr()
+        assert written.dtype == own
+        assert torch.equal(written, expected)
+        assert values.dtype == value
+    finally:
+        fastamp.unregister_op(name)
+
+
+def test_gradients_flow_through_the_cast_of_what_is_written():
+    fastamp.register_op("aten::index_put_", "promote", "cpu")
+    try:
+        values = torch.ones(2, requires_grad=True)
+        with fastamp.autocast("cpu", dtype=BF16):
+            whole = torch.zeros(3, dtype=BF16).clone()
+            whole[torch.tensor([0, 2])] = values * 2
+            whole.index_put_((torch.tensor([0, 1]),), values)
+        whole.float().sum().backward()
+        assert values.grad is not None
+        assert values.grad.tolist() == [1.0, 3.0]
+    finally:
+        fastamp.unregister_op("aten::index_put_")
+
+
+def test_a_tensor_that_autocast_never_casts_is_written_as_it_is_given():
+    fastamp.register_op("aten::index_add_", "promote", "cpu")
+    try:
+        with (
+            fastamp.autocast("cpu", dtype=BF16),
+            pytest.raises(RuntimeError, match=r"dtype|scalar"),
+        ):
+            torch.zeros(2, dtype=FP64).index_add_(0, torch.tensor([0]), torch.ones(1))
+        with fastamp.autocast("cpu", dtype=BF16):
+            whole = torch.zeros(2, dtype=torch.int64).index_add_(
+                0, torch.tensor([0]), torch.ones(1, dtype=torch.int64)
+            )
+        assert whole.tolist() == [1, 0]
+    finally:
+        fastamp.unregister_op("aten::index_add_")
 
 
 def test_an_absent_dtype_is_set():
@@ -211,6 +325,14 @@ def test_torchs_kernels_come_back_while_disabled():
         ("fastamp_test::product", "set_opt_dtype", None, r"product can carry.*optional dtype"),
         ("fastamp_test::product", "append_dtype", None, r"product can carry.*overload"),
         ("fastamp_test::fill_", "lower", None, r"fill_ can carry.*none of which the op writes"),
+        ("fastamp_test::fill_", "fp32", None, r"fill_ can carry.*none of which the op writes"),
+        ("fastamp_test::both_", "promote", None, r"both_ can carry.*one of which at most"),
+        ("fastamp_test::each_", "promote", None, r"each_ can carry.*one of which at most"),
+        ("fastamp_test::dict_only", "lower", None, r"outside of dicts and tuples"),
+        ("fastamp_test::dict_only", "promote", None, r"outside of dicts and tuples"),
+        ("fastamp_test::tuple_only", "fp32", None, r"outside of dicts and tuples"),
+        ("fastamp_test::anything", "lower", None, r"anything can carry.*that can be cast"),
+        ("fastamp_test::keys", "promote", None, r"keys can carry.*that can be cast"),
     ],
 )
 def test_what_cannot_be_registered_is_refused(name: str, policy: str, device: Any, text: str):

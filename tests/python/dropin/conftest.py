@@ -7,11 +7,17 @@ import pytest
 
 import fastamp
 import fastamp._C as _C
-from support.dropin_state import changed_objects, dispatch_state, dropin_objects
+from support.dropin_state import (
+    changed_objects,
+    dispatch_state,
+    dropin_objects,
+    use_cuda_once,
+)
 
 
 @pytest.fixture(autouse=True)
-def torch_is_left_as_it_was() -> Iterator[None]:
+def torch_is_left_as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
+    use_cuda_once(request.node)
     before, threads_before = dropin_objects(), dispatch_state()
     yield
     fastamp.uninstall()

@@ -93,13 +93,45 @@ def test_special_values(device, dtype):
 
 @devices
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-def test_product_that_overflows_is_not_reported(device, dtype):
-    # torch looks at the element before the multiplication, and so do we.
-    grad = torch.full((40,), torch.finfo(dtype).max, dtype=dtype, device=device)
-    found_inf = torch.zeros((), device=device)
-    unscale_([grad], torch.tensor(4.0, device=device), found_inf)
-    assert grad.isinf().all()
-    assert found_inf.item() == 0.0
+@pytest.mark.parametrize("extras", [False, True])
+@pytest.mark.parametrize("numel", [40, 5000, 700_000])
+def test_product_that_overflows_is_reported(device, dtype, extras, numel):
+    # torch looks at the element before the multiplication only, and would step by inf.
+    top = torch.finfo(dtype).max
+    for where in (0, numel // 2, -1):
+        for value, factor, overflows in (
+            (top, 4.0, True),
+            (top / 8, 4.0, False),
+            (1.0, 1e30, None),
+        ):
+            grad = torch.ones(numel, dtype=dtype, device=device)
+            grad[where] = value
+            counts = torch.full((1, 2), 7, device=device)
+            total = torch.zeros((), dtype=torch.float64, device=device)
+            given = {"sum_of_squares": total, "non_finite_counts": counts} if extras else {}
+            found_inf = torch.zeros((), device=device)
+            unscale_([grad], torch.tensor(factor, device=device), found_inf, **given)
+            lost = int(grad.isinf().sum())
+            if overflows is not None:
+                assert lost == overflows
+            assert found_inf.item() == float(lost > 0)
+            if extras:
+                assert counts.tolist() == ([[lost, 0]] if lost else [[7, 7]])
+
+
+@devices
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_the_largest_finite_products_are_not_reported(device, dtype):
+    """Where rounding decides: halfway to what would be the next number, and just below."""
+    top = torch.finfo(dtype).max
+    grad = torch.tensor([1.0, 1.0], device=device).to(dtype)
+    halfway = top * (1 + torch.finfo(dtype).eps / 4)
+    for factor in (top, halfway) if dtype != torch.float32 else (top,):
+        factor = torch.tensor(factor, dtype=torch.float64).float()
+        for each in (factor, torch.nextafter(factor, torch.tensor(0.0))):
+            mine, found_inf = grad.clone(), torch.zeros((), device=device)
+            unscale_([mine], each.to(device), found_inf)
+            assert found_inf.item() == float(bool(mine.isinf().any())), each
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -121,7 +153,8 @@ def test_equals_torch(dtype, factor):
     inv_scale = torch.tensor(factor)
     torch._amp_foreach_non_finite_check_and_unscale_(theirs, their_flag, inv_scale)
     unscale_(grads, inv_scale, our_flag)
-    assert torch.equal(their_flag, our_flag)
+    overflows = any(bool(their.isinf().any()) for their in theirs)  # torch does not look
+    assert our_flag.item() == max(their_flag.item(), float(overflows))
     for mine, their in zip(grads, theirs, strict=True):
         assert_same_bits(mine, their)
 

@@ -68,6 +68,65 @@ def test_what_another_scale_would_do_is_what_fp16_does():
             report.share_of_zeros(bad)
 
 
+@pytest.mark.parametrize("sizes", [[70_000], [600_000] * 4, [100] * 3000, [5_000_000, 3]])
+def test_of_many_elements_a_sample_is_counted_and_the_report_says_so(sizes):
+    """Counting all of them takes three times as long as the pass around it."""
+    total = sum(sizes)
+    parameters = [torch.nn.Parameter(torch.zeros(size)) for size in sizes]
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    scaler = fastamp.GradScaler("cpu", init_scale=1.0)
+    gradients = [torch.arange(size).remainder(4).float() for size in sizes]  # a quarter is 0
+    reports, every = [], min(total // 32768, 128)
+    for _ in range(3):
+        run(scaler, optimizer, parameters, gradients)
+        report = scaler.underflow_report()
+        assert report.elements == total
+        reports.append(report)
+    assert all(16384 <= report.range.elements <= 1.5 * total / every for report in reports)
+    for report in reports:
+        assert report.share_of_zeros() == pytest.approx(0.25, abs=1e-3)
+        assert sum(g.zeros for g in report.gradients) == report.range.zeros
+        assert all(g.zeros == pytest.approx(g.elements / 4, abs=1) for g in report.gradients)
+        counted = report.range.elements
+        assert f"{report.range.zeros} of {counted} gradient elements" in str(report)
+        assert f", in a sample of {total}" in str(report)
+        assert report.as_dict()["elements"] == counted
+        assert report.as_dict()["all_elements"] == total
+
+
+def test_samples_take_turns():
+    size, block = 2048 * 40, 2048
+    parameter = torch.nn.Parameter(torch.zeros(size))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    scaler = fastamp.GradScaler("cpu", init_scale=1.0)
+    found = []
+    for number in range(3):
+        zeros = torch.ones(size)
+        zeros[block : 2 * block] = 0.0  # the second block, with which the first sample begins
+        run(scaler, optimizer, [parameter], [zeros])
+        assert scaler.underflow_report().step == number
+        found.append(scaler.underflow_report().range.zeros)
+    assert found == [block, 0, block]
+
+
+def test_a_log_tells_the_zeros_of_all_elements():
+    rows = []
+    parameter = torch.nn.Parameter(torch.zeros(1_000_000))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    scaler = fastamp.GradScaler("cpu", init_scale=1.0)
+    log = fastamp.log_to(lambda values, _step: rows.append(values), scaler)
+    run(scaler, optimizer, [parameter], [torch.arange(1_000_000).remainder(4).float()])
+    log.release()
+    assert rows[0]["amp/underflows"] == pytest.approx(250_000, rel=1e-3)
+
+
+@pytest.mark.parametrize(("every", "phase"), [(0, 0), (-1, 0), (2, 2), (2, -1)])
+def test_samples_that_are_none_are_refused(every, phase):
+    table = torch.zeros((1, 260), dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"count_exponents_: expected (every|phase)"):
+        torch.ops.fastamp.count_exponents_([torch.ones(3)], table, every=every, phase=phase)
+
+
 def test_counts_come_at_the_first_steps_and_then_ever_more_seldom():
     model, optimizer = model_and_optimizer()
     scaler = fastamp.GradScaler("cpu", init_scale=4.0)

@@ -39,6 +39,15 @@ MODULES: list[ModuleType] = [
 ]
 
 
+def use_cuda_once(test: Any) -> None:
+    """Has CUDA initialised before a test that is marked as using it: that changes torch.cuda.
+
+    Not before others, which may fork.
+    """
+    if test.get_closest_marker("cuda") is not None and torch.cuda.is_available():
+        torch.cuda.init()
+
+
 def dropin_objects() -> dict[tuple[str, str], Any]:
     """The attributes of those classes and modules, and the code of the functions among them."""
     objects: dict[tuple[str, str], Any] = {}

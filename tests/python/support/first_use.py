@@ -217,7 +217,7 @@ def train(job: Job) -> str:
     assert not any(result.is_inference() for result in results)
     digest = hashlib.sha256(repr((names, scaler.state_dict())).encode())
     for result in results:
-        digest.update(result.detach().numpy().tobytes())
+        digest.update(result.detach().cpu().numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -31,7 +31,7 @@ def noise(parameter: int, steps: int, elements: np.ndarray) -> np.ndarray:
 def rounded(exact: torch.Tensor, parameter: int, steps: int, first: int = 0) -> torch.Tensor:
     """float32 values in bfloat16: a value a part f of the way to its upper neighbour goes up if the
     noise, an integer of 16 bits, is at least 2^16 * (1 - f)."""
-    bits = exact.detach().numpy().reshape(-1).view(np.uint32).astype(np.uint64)
+    bits = exact.detach().cpu().numpy().reshape(-1).view(np.uint32).astype(np.uint64)
     lower, part = bits >> np.uint64(16), bits & np.uint64(0xFFFF)
     drawn = noise(parameter, steps, np.arange(first, first + bits.size, dtype=np.uint64))
     goes_up = drawn >= np.uint64(1 << 16) - part

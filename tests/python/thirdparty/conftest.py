@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 import fastamp
-from support.dropin_state import changed_objects, dropin_objects
+from support.dropin_state import changed_objects, dropin_objects, use_cuda_once
 
 
 @pytest.fixture(autouse=True)
-def torch_is_left_as_it_was() -> Iterator[None]:
+def torch_is_left_as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
+    use_cuda_once(request.node)
     importlib.import_module("torch._dynamo")  # wraps some of torch's functions on import
     before = dropin_objects()
     yield
