@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -74,7 +75,12 @@ def test_a_page_of_a_trace_has_every_row():
 
 @pytest.mark.parametrize(
     ("rank", "size", "name"),
-    [("1", "2", "a.rank1.json"), ("0", "2", "a.rank0.json"), ("0", "1", "a.json"), ("", "", "a.json")],
+    [
+        ("1", "2", "a.rank1.json"),
+        ("0", "2", "a.rank0.json"),
+        ("0", "1", "a.json"),
+        ("", "", "a.json"),
+    ],
 )
 def test_each_rank_has_a_file(rank, size, name, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RANK", rank)
@@ -89,7 +95,7 @@ def test_a_file_that_cannot_be_written_is_found_out_at_once(tmp_path: Path):
         OutputFile(tmp_path / "no" / "a.json")
 
 
-def _report() -> fastamp.InspectReport:
+def _report() -> Any:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.123456)
