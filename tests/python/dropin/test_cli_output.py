@@ -42,9 +42,7 @@ def run(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     [("fastamp ops | true", 141), ("fastamp check --list | true", 141)],
 )
 def test_output_that_nobody_reads_ends_silently(command: str, status: int, tmp_path: Path):
-    # Longer than a pipe's buffer, so that the writer meets the closed end.
-    done = run(command.replace("|", "| sleep 0.1;"), tmp_path)
-    done = run(command, tmp_path) if done.returncode == 0 else done
+    done = run(command, tmp_path)  # The reader has gone long before torch is imported.
     assert done.returncode == status
     assert done.stderr == ""
 
