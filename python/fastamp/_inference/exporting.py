@@ -105,9 +105,9 @@ def export(
         lists: Whose op lists the model was trained with, as for :func:`fastamp.convert`. ONNX has
             no op for what torch's CPU lists do with norms: name ``"cuda"`` there.
         kwargs: Arguments by name.
-        path: A file to write, which must not be there yet unless ``overwrite``: ``.pt2`` for the formats ``"ep"`` and
-            ``"aoti"``, ``.onnx`` for ``"onnx"`` (weights of 2 GB and more lie beside it, in
-            ``.onnx.data``). ``"aoti"`` needs one.
+        path: A file to write, which must not be there yet unless ``overwrite``: ``.pt2`` for the
+            formats ``"ep"`` and ``"aoti"``, ``.onnx`` for ``"onnx"`` (weights of 2 GB and more lie
+            beside it, in ``.onnx.data``). ``"aoti"`` needs one.
         format: ``"ep"``, a ``torch.export.ExportedProgram``; ``"onnx"``, which needs the packages
             of the ``export`` extra: the model passes ``onnx.checker`` and is compared with the
             program in onnxruntime where that has kernels; ``"aoti"``, an AOTInductor package.
@@ -143,7 +143,6 @@ def export(
         overwrite=overwrite,
         verbose=verbose,
     )
-    _check_mode(model)
     formats.check_tolerance(tolerance)
     if format not in FORMATS:
         raise ValueError(f"export: expected format to be one of {FORMATS}, got {format!r}")
@@ -152,6 +151,7 @@ def export(
     example = example_of("export", args, kwargs)
     if example is None:
         raise TypeError("export: expected args, the arguments of a forward pass, got None")
+    _check_mode(model)
     converted, region = _converted(model, dtype, lists, example, fp32)
     region.upcast_outputs = keep_io_types
     if not keep_io_types:

@@ -30,7 +30,9 @@ class TorchOutput:
         """Keeps it inside the block."""
         ours = sys.stderr
         handlers = [handler for handler in _handlers() if handler.stream in (ours, sys.__stderr__)]
-        streams = [handler.setStream(self._text) for handler in handlers]
+        streams = [handler.stream for handler in handlers]
+        for handler in handlers:
+            handler.setStream(self._text)
         try:
             with contextlib.redirect_stderr(self._text):
                 yield

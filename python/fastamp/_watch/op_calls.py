@@ -12,6 +12,7 @@ import torch
 from torch import overrides
 from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -226,7 +227,7 @@ def watched(
         afterwards(path.end)
         for model in models:
             guard.run(path.add, model)
-        _change_function_modes(lambda modes: [regions, *modes])
+        _change_function_modes(lambda modes: _with_outermost(modes, regions))
         afterwards(
             lambda: _change_function_modes(lambda modes: [m for m in modes if m is not regions])
         )
@@ -235,6 +236,12 @@ def watched(
             lambda: _change_dispatch_modes(lambda modes: [m for m in modes if m is not watch])
         )
         yield path, recorder
+
+
+def _with_outermost(modes: list[Any], ours: Any) -> list[Any]:
+    """The modes with ours among them; torch wants that of ``torch.device`` below all others."""
+    devices = [mode for mode in modes if isinstance(mode, DeviceContext)]
+    return [*devices, ours, *(mode for mode in modes if mode not in devices)]
 
 
 # Blocks of the program's modes end by taking the innermost mode away, whichever that is: ours are

@@ -194,6 +194,78 @@ def test_the_scalers_own_clip_and_divided_gradients_are_right():
     assert not loop.check()
 
 
+class Past(Loop):
+    """Steps the optimizer by itself, after what `prepare` does."""
+
+    def __init__(self, prepare=id):
+        model = network()
+        super().__init__(FP16, model, torch.optim.SGD(model.parameters(), lr=0.1))
+        self.prepare = prepare
+
+    def gradients(self):
+        return [parameter.grad for parameter in self.model.parameters()]
+
+    def __call__(self):
+        self.optimizer.zero_grad()
+        self.backward(self.forward().float())
+        self.prepare(self)
+        self.optimizer.step()
+
+
+def _divide(loop):
+    for gradient in loop.gradients():
+        gradient.div_(loop.scaler.get_scale())
+
+
+def _divide_together(loop):
+    torch._foreach_mul_(loop.gradients(), 1.0 / loop.scaler.get_scale())
+
+
+def _replace(loop):
+    for parameter in loop.model.parameters():
+        parameter.grad = parameter.grad / loop.scaler.get_scale()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "is_found"),
+    [
+        (id, True),
+        (lambda loop: [gradient.mul_(0.5) for gradient in loop.gradients()], True),
+        (lambda loop: loop.scaler.unscale_(loop.optimizer), False),
+        (_divide, False),
+        (_divide_together, False),
+        (_replace, False),
+    ],
+)
+def test_scaled_gradients_that_are_stepped_are_found(prepare, is_found):
+    report = Past(prepare).check()
+    assert rules_of(report) == ({"step-past-scaler"} if is_found else set())
+    if is_found:
+        assert report.findings[0].where == "SGD.step()"
+        assert report.findings[0].what == "gradients times 16"
+
+
+def test_a_scaled_loss_may_be_divided_before_backward():
+    loop = Past()
+    loop.backward = lambda loss: (loop.scaler.scale(loss) / 4 + 0.0).backward()
+    assert rules_of(loop.check()) == {"step-past-scaler"}
+    loop.backward = lambda loss: loss.backward()  # A loss that no scaler has seen.
+    assert "step-past-scaler" not in rules_of(loop.check())
+
+
+def test_an_optimizer_beside_the_scaler_is_no_step_past_it():
+    loop = Loop(FP16)
+    other = network()
+    beside = torch.optim.SGD(other.parameters(), lr=0.1)
+
+    def step():
+        loop()
+        other(torch.ones(2, 8)).sum().backward()
+        beside.step()
+
+    assert not fastamp.check(loop.model, [loop.optimizer, beside], loop.scaler, step=step)
+
+
 def test_a_schedule_that_moves_on_skipped_steps_is_found():
     loop = Loop(FP16)
     with warnings.catch_warnings():

@@ -238,7 +238,7 @@ def test_a_log_that_fails_warns_and_the_training_goes_on(monkeypatch):
     step = Step()
     monkeypatch.setattr(StepLog, "_row", broken, raising=True)
     rows = []
-    log = fastamp.log_to(lambda values, number: rows.append(values), step.scaler)
+    log = fastamp.log_to(lambda *row: rows.append(row), step.scaler)
     with pytest.warns(RuntimeWarning, match="This is a fault of fastamp"):
         step()
     log.release()

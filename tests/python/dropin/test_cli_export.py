@@ -50,6 +50,18 @@ def test_a_program_is_written(tmp_path: Path):
     assert "python -m fastamp export: expected a path where nothing is yet" in again.stderr
 
 
+def test_an_onnx_file_is_float16_by_default_and_replaced_on_request(tmp_path: Path):
+    pytest.importorskip("onnxruntime")
+    first = export(tmp_path, "models:make", "m.onnx", "--lists", "cuda")
+    assert first.returncode == 0, first.stderr
+    assert "onnxruntime agrees with the program" in first.stdout
+    again = export(tmp_path, "models:make", "m.onnx", "--lists", "cuda")
+    assert again.returncode == 1
+    assert "overwrite=True (--overwrite) replaces a file" in again.stderr
+    options = ["--overwrite", "--tolerance", "0.5"]
+    assert export(tmp_path, "models:make", "m.onnx", "--lists", "cuda", *options).returncode == 0
+
+
 def test_the_format_is_that_of_the_files_name(tmp_path: Path):
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)

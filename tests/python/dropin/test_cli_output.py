@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,9 +42,7 @@ def run(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     [("fastamp ops | true", 141), ("fastamp check --list | true", 141)],
 )
 def test_output_that_nobody_reads_ends_silently(command: str, status: int, tmp_path: Path):
-    # Longer than a pipe's buffer, so that the writer meets the closed end.
-    done = run(command.replace("|", "| sleep 0.1;"), tmp_path)
-    done = run(command, tmp_path) if done.returncode == 0 else done
+    done = run(command, tmp_path)  # The reader has gone long before torch is imported.
     assert done.returncode == status
     assert done.stderr == ""
 
@@ -74,7 +73,12 @@ def test_a_page_of_a_trace_has_every_row():
 
 @pytest.mark.parametrize(
     ("rank", "size", "name"),
-    [("1", "2", "a.rank1.json"), ("0", "2", "a.rank0.json"), ("0", "1", "a.json"), ("", "", "a.json")],
+    [
+        ("1", "2", "a.rank1.json"),
+        ("0", "2", "a.rank0.json"),
+        ("0", "1", "a.json"),
+        ("", "", "a.json"),
+    ],
 )
 def test_each_rank_has_a_file(rank, size, name, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RANK", rank)
@@ -89,7 +93,7 @@ def test_a_file_that_cannot_be_written_is_found_out_at_once(tmp_path: Path):
         OutputFile(tmp_path / "no" / "a.json")
 
 
-def _report() -> fastamp.InspectReport:
+def _report() -> Any:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.123456)

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +188,65 @@ def test_programs_are_written_whole_and_come_back(tmp_path: Path, capsys: Any):
         fastamp.export(model, (x,), BF16, path=path)
 
 
+def test_a_file_is_replaced_on_request_and_only_by_a_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    model, x = model_and_input("MLP")
+    path = tmp_path / "model.pt2"
+    path.write_text("old")
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.export, "save", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            fastamp.export(model, (x,), BF16, path=path, overwrite=True, **quiet)
+    assert path.read_text() == "old"
+    done = fastamp.export(model, (x,), BF16, path=path, overwrite=True, **quiet)
+    assert torch.equal(run(torch.export.load(path), x)[0], run(done.program, x)[0])
+    (tmp_path / "folder.pt2").mkdir()
+    with pytest.raises(FileExistsError, match="export: expected a path of a file, got"):
+        fastamp.export(model, (x,), BF16, path=tmp_path / "folder.pt2", overwrite=True)
+
+
+def test_a_model_in_training_mode_is_refused(tmp_path: Path):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).train()
+    x = torch.ones(1, 3, 8, 8)
+    with pytest.raises(
+        ValueError, match="training mode in Sequential and 2 more modules: call mod"
+    ):
+        fastamp.export(model, (x,), BF16, lists="cuda", path=tmp_path / "m.pt2")
+    model.eval()
+    model[1].train()
+    with pytest.raises(ValueError, match=r"got training mode in 1: call model.eval\(\) first"):
+        fastamp.export(model, (x,), BF16, lists="cuda", path=tmp_path / "m.pt2")
+    assert list(tmp_path.iterdir()) == []
+    done = fastamp.export(model.eval(), (x,), BF16, lists="cuda", **quiet)
+    assert len(done.program.graph_signature.user_outputs) == 1
+    assert len(done.program.graph_signature.output_specs) == 1
+
+
+def test_long_output_of_torch_goes_into_a_file(capfd: Any, monkeypatch: Any, tmp_path: Path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*[nn.Linear(8, 8) for _ in range(40)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.layers(x)
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(RuntimeError, match="got GuardOnDataDependentSymNode") as raised:
+        fastamp.export(Deep().eval(), (X,), BF16, lists="cuda", **quiet)
+    text = str(raised.value)
+    assert len(text.splitlines()) < 40
+    found = re.search(r"all (\d+) lines of torch's output are in (\S+)", text)
+    assert found is not None
+    whole = Path(found[2]).read_text()
+    assert len(whole.splitlines()) == int(found[1]) > 40
+    assert "def forward" in whole
+    assert "def forward" not in capfd.readouterr().err
+
+
 def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def fail(_program: Any, file: Path) -> None:
         file.write_bytes(b"half")
@@ -280,6 +341,9 @@ def test_torchs_reason_is_told(model: nn.Module, lists: str, text: str, tmp_path
         ({"args": None}, TypeError, "expected args, the arguments of a forward pass, got None"),
         ({"keep_io_types": 1}, TypeError, "expected keep_io_types to be a bool, got int"),
         ({"fp32": ["x*"]}, ValueError, "export: expected fp32 to name modules of the model"),
+        ({"tolerance": "1"}, TypeError, "expected tolerance to be a number or None, got str"),
+        ({"tolerance": -1.0}, ValueError, "expected tolerance to be 0 or more and finite, got -1"),
+        ({"overwrite": 1}, TypeError, "expected overwrite to be a bool, got int"),
         ({"path": 3}, TypeError, "expected path to be a path, got int"),
         ({"path": "model.onnx"}, ValueError, "that ends in .pt2 for format 'ep', got 'model.onnx'"),
         ({"path": "model.pt2", "format": "onnx"}, ValueError, "that ends in .onnx for format"),
@@ -288,7 +352,12 @@ def test_torchs_reason_is_told(model: nn.Module, lists: str, text: str, tmp_path
     ],
 )
 def test_bad_arguments_are_refused(arguments: dict[str, Any], error: type, text: str):
-    given = {"model": nn.Sequential(nn.Linear(8, 8)), "args": (X,), "dtype": BF16, **arguments}
+    given = {
+        "model": nn.Sequential(nn.Linear(8, 8)).eval(),
+        "args": (X,),
+        "dtype": BF16,
+        **arguments,
+    }
     with pytest.raises(error, match=text):
         fastamp.export(**given)
 
@@ -309,8 +378,11 @@ def test_runtimes_are_held_against_the_program():
     x = torch.tensor([1.0, -4.0, nan, inf])
     program = torch.export.export(Returns(), (x,))
 
-    def compared(*found: list[float]) -> str:
-        return _compared("it", lambda _: [torch.tensor(f) for f in found], program, ((x,), {}))
+    def compared(*found: list[float], tolerance: float | None = None) -> str:
+        def runner(_: Any) -> list[torch.Tensor]:
+            return [torch.tensor(f) for f in found]
+
+        return _compared("it", runner, program, ((x,), {}), tolerance)
 
     same, doubled = [1.0, -4.0, nan, inf], [2.0, -8.0, nan, inf]
     assert compared(same, doubled).startswith("it agrees with the program within 0 of")
@@ -320,3 +392,8 @@ def test_runtimes_are_held_against_the_program():
             compared(wrong, doubled)
     with pytest.raises(RuntimeError, match="got nan"):
         compared(same, [2.0, -8.0, nan, nan])
+    with pytest.raises(RuntimeError, match=r"tolerance= \(--tolerance\) accepts more"):
+        compared(same, [2.1, -8.0, nan, inf])
+    assert "within 0.012 of" in compared(same, [2.1, -8.0, nan, inf], tolerance=0.02)
+    with pytest.raises(RuntimeError, match=r"within 0\.001 of the largest magnitude, got 0\.0025"):
+        compared(same, [2.02, -8.0, nan, inf], tolerance=0.001)
