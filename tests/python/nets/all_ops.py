@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 import fastamp
 from support.autocast_state import cuda_state, torch_kernels
+from support.torch_testing import torch_testing
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 REGIONS = (torch.bfloat16, torch.float16)
@@ -69,8 +71,6 @@ def seed_of(*parts: Any) -> int:
 
 
 def database() -> dict[str, Any]:
-    from support.torch_testing import torch_testing
-
     ops = torch_testing("common_methods_invocations").op_db
     by_name: dict[str, Any] = {}
     for op in ops:
@@ -88,6 +88,10 @@ class Refusal:
     @classmethod
     def of(cls, error: Exception) -> Refusal:
         return cls(type(error), str(error))
+
+
+def _common_utils() -> Any:
+    return torch_testing("common_utils")
 
 
 class Samples:
@@ -110,7 +114,9 @@ class Samples:
         fixed = seed_of(self.op.full_name, str(dtype), seed)
         torch.manual_seed(fixed)
         random.seed(fixed)
-        return list(self.op.sample_inputs("cpu", dtype, requires_grad=False))
+        # torch looks for a test in the stack for every sample: most of the time under pytest.
+        with mock.patch.object(_common_utils(), "extract_test_fn", return_value=None):
+            return list(self.op.sample_inputs("cpu", dtype, requires_grad=False))
 
 
 def is_float(value: Any) -> bool:
