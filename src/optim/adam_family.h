@@ -72,24 +72,22 @@ const at::Tensor* scales_in(const State& state) {
   return nullptr;
 }
 
-/// Makes the tensors that a parameter's state lacks.
+/// Makes the tensors that a parameter's state lacks, and converts those that are stored in another
+/// way than the options say.
 template <typename State, typename Options>
 void complete(State& state, const at::Tensor& param, const Options& options) {
-  auto dtype = state.exp_avg().defined() ? state.exp_avg().scalar_type() : state_dtype(options);
   if constexpr (requires { state.moment_scales(); }) {
-    if (options.state_dtype() == at::kByte || dtype == at::kByte) {
-      const auto group = group_of_codes(param, options);
-      change_moments(state, group, moments_dtype(options));
-      if (group != 0) {
-        complete_codes(state, param, group);
-        return;
-      }
-      dtype = moments_dtype(options);
+    const auto group = group_of_codes(param, options);
+    change_moments(state, group, moments_dtype(options));
+    if (group != 0) {
+      complete_codes(state, param, group);
+      return;
     }
   }
+  const auto dtype = moments_dtype(options);
   for (auto* moment : {&state.exp_avg(), &state.exp_avg_sq(), &state.max_exp_avg_sq()}) {
-    if (!moment->defined() && (moment != &state.max_exp_avg_sq() || options.amsgrad())) {
-      *moment = zeros_for(param, dtype);
+    if (moment->defined() || moment != &state.max_exp_avg_sq() || options.amsgrad()) {
+      bring_moment(*moment, param, dtype);
     }
   }
 }
@@ -184,6 +182,7 @@ void run_adam(const char* function, torch::optim::Optimizer& optimizer, const St
               at::ArrayRef<at::Tensor> rates, autocast::WeightCopies* weight_copies = nullptr) {
   const at::NoGradGuard no_grad;
   check_rates(function, rates, optimizer.param_groups().size());
+  check_groups<Options>(function, optimizer);
   const at::Tensor none;
   ForeignParams foreign;
   KernelCheck is_native;

@@ -46,7 +46,7 @@ void read_adam_state(const char* function, torch::serialize::InputArchive& archi
 /// The dtype of the moments of a group that are no codes.
 template <typename Options>
 at::ScalarType moments_dtype(const Options& options) {
-  return options.state_dtype() == at::kByte ? at::kBFloat16 : options.state_dtype();
+  return state_dtype(options) == at::kByte ? at::kBFloat16 : state_dtype(options);
 }
 
 /// Elements that share a scale in a parameter's moments; 0 if they are no codes of 8 bits.

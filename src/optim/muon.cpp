@@ -23,11 +23,7 @@ void check_options(const char* function, const MuonOptions& options) {
   check_not_negative(function, "weight_decay", options.weight_decay());
   TORCH_CHECK(options.ns_steps() >= 0 && options.ns_steps() < 100, function,
               ": expected ns_steps in [0, 100), got ", options.ns_steps());
-  const auto dtype = options.ns_dtype();
-  TORCH_CHECK(dtype == c10::kFloat || is_16_bit(dtype), function,
-              ": expected ns_dtype to be BFloat16, Half or Float, got ", dtype);
-  check_state_dtype(function, options.state_dtype());
-  check_autocast_dtype(function, options.autocast_dtype());
+  check_stored(function, options);
 }
 
 void check_matrix(const char* function, const at::Tensor& param) {
@@ -82,9 +78,7 @@ bool add_matrix(const char* function, torch::optim::Optimizer& optimizer,
   TORCH_CHECK_TYPE(grad.layout() == at::kStrided, function,
                    ": expected dense gradients, got one with layout ", grad.layout());
   auto& state = state_for<MuonParamState>(function, optimizer.state(), param);
-  if (!state.momentum_buffer().defined()) {
-    state.momentum_buffer(zeros_for(param, options.state_dtype()));
-  }
+  bring_moment(state.momentum_buffer(), param, options.state_dtype());
   return step.add(param, grad, state.momentum_buffer(),
                   master_in(state, param, options, is_16_bit(param), none));
 }
@@ -93,12 +87,14 @@ void run_muon(const char* function, torch::optim::Optimizer& optimizer, const St
               at::ArrayRef<at::Tensor> rates, autocast::WeightCopies* weight_copies) {
   const at::NoGradGuard no_grad;
   check_rates(function, rates, optimizer.param_groups().size());
+  for (const auto& group : optimizer.param_groups()) {
+    check_options(function, static_cast<const MuonOptions&>(group.options()));
+  }
   MuonStep step;
   autocast::CopyingStep copying(weight_copies);
   std::size_t index = 0;
   for (const auto& group : optimizer.param_groups()) {
     const auto& options = static_cast<const MuonOptions&>(group.options());
-    check_options(function, options);
     step.begin_group(muon_group(options, rate_of(rates, index)));
     for (const auto& param : group.params()) {
       if (param.unsafeGetTensorImpl()->grad().defined() &&

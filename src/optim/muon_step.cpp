@@ -53,9 +53,12 @@ double muon_rate_ratio(MuonRate rate, std::int64_t rows, std::int64_t columns) {
       return std::sqrt(std::max(1.0, height / width));
     case MuonRate::kMatchRmsAdamW:
       return 0.2 * std::sqrt(std::max(height, width));
-    default:
-      return 1.0;
+    case MuonRate::kSpectralUnclamped:
+      return std::sqrt(height / width);
+    case MuonRate::kNone:
+      break;
   }
+  return 1.0;
 }
 
 /// A wave as the ops take it: each batch is a group of theirs.

@@ -15,6 +15,14 @@ at::Tensor zeros_for(const at::Tensor& param, at::ScalarType dtype) {
                         at::MemoryFormat::Preserve);
 }
 
+void bring_moment(at::Tensor& moment, const at::Tensor& param, at::ScalarType dtype) {
+  if (!moment.defined()) {
+    moment = zeros_for(param, dtype);
+  } else if (moment.scalar_type() != dtype) [[unlikely]] {
+    moment = moment.to(dtype);
+  }
+}
+
 at::Tensor counter_on(c10::Device device, double steps) {
   return at::full({}, steps, at::TensorOptions(at::kFloat).device(device));
 }

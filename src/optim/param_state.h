@@ -17,6 +17,9 @@ namespace fastamp::optim {
 /// Zeros of param's shape and layout.
 at::Tensor zeros_for(const at::Tensor& param, at::ScalarType dtype);
 
+/// Makes a moment of a parameter that is undefined, zeros, and converts one of another dtype.
+void bring_moment(at::Tensor& moment, const at::Tensor& param, at::ScalarType dtype);
+
 /// A counter of steps.
 at::Tensor counter_on(c10::Device device, double steps);
 inline at::Tensor counter_for(const at::Tensor& param, double steps = 0.0) {

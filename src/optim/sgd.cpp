@@ -39,8 +39,7 @@ std::unique_ptr<SGDOptions> checked(const SGDOptions& options) {
               "SGD: expected momentum > 0 and dampening = 0 with nesterov, got momentum ",
               options.momentum(), " and dampening ", options.dampening(),
               ". Nesterov momentum requires a momentum and zero dampening");
-  check_state_dtype("SGD", options.state_dtype());
-  check_autocast_dtype("SGD", options.autocast_dtype());
+  check_stored("SGD", options);
   return std::make_unique<SGDOptions>(options);
 }
 

@@ -31,15 +31,6 @@ SgdGroup sgd_group(const Options& options, const at::Tensor& rate) {
   return group;
 }
 
-template <typename Options>
-at::ScalarType state_dtype(const Options& options) {
-  if constexpr (requires { options.state_dtype(); }) {
-    return options.state_dtype();
-  } else {
-    return at::kFloat;
-  }
-}
-
 /// Undefined where weights have no weight copies, as with torch's own options.
 template <typename Options>
 at::ScalarType autocast_dtype(const Options& options) {
@@ -92,8 +83,8 @@ bool add_param(const char* function, torch::optim::Optimizer& optimizer, const O
     return step.add(param, grad, none, none, none);
   }
   auto& state = state_for<State>(function, optimizer.state(), param);
-  if (options.momentum() != 0.0 && !state.momentum_buffer().defined()) {
-    state.momentum_buffer(zeros_for(param, state_dtype(options)));
+  if (options.momentum() != 0.0) {
+    bring_moment(state.momentum_buffer(), param, state_dtype(options));
   }
   return step.add(param, grad, state.momentum_buffer(), state.steps(),
                   master_in(state, param, options, half, none));
@@ -104,6 +95,7 @@ void run_sgd(const char* function, torch::optim::Optimizer& optimizer, const Ste
              at::ArrayRef<at::Tensor> rates, autocast::WeightCopies* weight_copies = nullptr) {
   const at::NoGradGuard no_grad;
   check_rates(function, rates, optimizer.param_groups().size());
+  check_groups<Options>(function, optimizer);
   const at::Tensor none;
   ForeignParams foreign;
   KernelCheck is_native;

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import fastamp._C as _C
-from fastamp.optim._codes import CODES, EIGHT_BITS, change_moments, decoded, group_of_codes
+from fastamp.optim._codes import (
+    CODES,
+    EIGHT_BITS,
+    change_moments,
+    decoded,
+    group_of_codes,
+    moment_dtype,
+)
 from fastamp.optim._flashoptim import ERROR_BITS, as_integers, master_from_error_bits
 from fastamp.optim._rests import join, split
 
@@ -94,6 +101,25 @@ def check_ns_dtype(function: str, dtype: Any) -> None:
         )
 
 
+def _known_rates() -> tuple[str, ...]:
+    # torch's step takes words that it does not know for a ratio of 1; it is asked for the newest.
+    known = ("original", "match_rms_adamw")
+    try:
+        from torch.optim._muon import _adjust_lr
+    except ImportError:  # Before torch 2.9 there is no Muon.
+        return known
+    ratio = _adjust_lr(1.0, "spectral_unclamped", torch.Size((1, 4)))
+    return (*known, "spectral_unclamped") if ratio == 0.5 else known
+
+
+def check_adjust_lr_fn(function: str, name: Any) -> None:
+    """Refuses what the installed torch's Muon or ours does not multiply rates by."""
+    known = _known_rates()
+    if name is not None and name not in known:
+        words = ", ".join(map(repr, known))
+        raise ValueError(f"{function}: expected adjust_lr_fn to be None or of {words}, got {name!r}")
+
+
 # Options of groups that torch's do not have. A group without one stores its state as by default.
 STORED = {
     "ns_dtype": check_ns_dtype,
@@ -105,6 +131,9 @@ STORED = {
 
 #: Adam's: its moments may be codes.
 ADAM_STORED = {**STORED, "state_dtype": check_moments_dtype}
+
+#: Muon's: torch checks the words of this option in its constructor only.
+MUON_STORED = {**STORED, "adjust_lr_fn": check_adjust_lr_fn}
 
 
 def warn_of_narrow_moments(
@@ -132,14 +161,6 @@ def warn_of_narrow_moments(
                 stacklevel=stacklevel + 1,
             )
             return
-
-
-def moment_dtype(group: dict[str, Any]) -> torch.dtype:
-    """The dtype of the moments of a group's parameters, but for those that are codes."""
-    dtype: torch.dtype | str | None = group.get("state_dtype")
-    if isinstance(dtype, str):
-        return torch.bfloat16
-    return torch.float32 if dtype is None else dtype
 
 
 def wanted_dtype(key: Any, param: Tensor, group: dict[str, Any]) -> torch.dtype | None:
