@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "step_adam.h"
 
-#include "kernels/functors/noise.h"
 #include "optim/adam_step.h"
 #include "optim/moment_codes.h"
 #include "step_gather.h"
 
 #include <torch/csrc/autograd/python_variable.h>
-
-#include <cstdint>
 
 namespace fastamp::python {
 namespace {
@@ -19,14 +16,6 @@ double beta(const py::object& betas, py::ssize_t index) {
     throw py::error_already_set();
   }
   return number;
-}
-
-std::int64_t noise_origin(const StepParam& param) {
-  if (THPVariable_CheckExact(param.object)) [[likely]] {
-    return kernels::noise_origin(param.number);
-  }
-  const auto first = py::module_::import("fastamp.optim._shards").attr("first_element");
-  return kernels::noise_origin(param.number, first(py::handle(param.object)).cast<std::uint64_t>());
 }
 
 class AdamSink final : public StepSink {
@@ -69,7 +58,7 @@ class AdamSink final : public StepSink {
                                           {keys[3]},
                                           StepState::master_of(param, stored_)}});
     if (step_.add(param.param, param.grad, *state[0], *state[1], *state[2], *state[3], *state[4],
-                  stored_.noisy ? noise_origin(param) : -1)) {
+                  stored_.noisy ? param.noise_origin() : -1)) {
       copies_.add(param, step_);
     }
   }
@@ -105,7 +94,7 @@ class AdamSink final : public StepSink {
                                           {keys[3]},
                                           StepState::master_of(param, stored_)}});
     if (step_.add(param.param, param.grad, *state[0], *state[1], at::Tensor(), *state[3], *state[4],
-                  noise_origin(param), state[2])) {
+                  param.noise_origin(), state[2])) {
       copies_.add(param, step_);
     }
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "step_gather.h"
 
+#include "kernels/functors/noise.h"
 #include "parameter_lists.h"
 
 #include <ATen/MemoryOverlap.h>
@@ -107,6 +108,14 @@ struct Walk {
 };
 
 }  // namespace
+
+std::int64_t StepParam::noise_origin() const {
+  if (THPVariable_CheckExact(object)) [[likely]] {
+    return kernels::noise_origin(number);
+  }
+  const auto first = py::module_::import("fastamp.optim._shards").attr("first_element");
+  return kernels::noise_origin(number, first(py::handle(object)).cast<std::uint64_t>());
+}
 
 void check_stored(py::handle optimizer, PyObject* group) {
   optimizer.attr("_check_stored")("step", py::handle(group));

@@ -8,6 +8,8 @@
 #include "step_gate.h"
 
 #include <array>
+#include <cstddef>
+#include <cstdint>
 #include <utility>
 
 namespace fastamp::python {
@@ -21,6 +23,8 @@ struct StepParam {
   std::size_t number;  ///< Among all parameters of the optimizer, with a gradient or not.
 
   bool is_16_bit() const { return fastamp::is_16_bit(param); }
+  /// kernels::noise_origin() of the parameter, or of the shard that this rank has.
+  std::int64_t noise_origin() const;
 };
 
 /// `optimizer._fastamp_weight_copies`: None, or the dtype of its weight copies and what keeps them.
@@ -59,7 +63,7 @@ class StepCopies {
 struct StoredOptions {
   at::ScalarType moments = at::kFloat;  ///< Dtype of moments that are no codes.
   bool codes = false;                   ///< Moments are codes of 8 bits where they fit.
-  bool noisy = false;                   ///< Narrow second moments are rounded stochastically.
+  bool noisy = false;                   ///< Narrow moments are rounded stochastically.
   bool rests = false;                   ///< Masters are kept as rests.
 
   /// The one place where a step learns how state is stored; the state itself does not decide.

@@ -112,15 +112,17 @@ class MuonSink final : public StepSink {
   }
 
   void add(const StepParam& param) override {
-    static PyObject* const key = interned("momentum_buffer");
-    const auto state =
-        state_.of(param, {{{key, stored_.moments}, StepState::master_of(param, stored_)}});
+    static PyObject* const keys[] = {interned("momentum_buffer"), interned("momentum_steps")};
+    const auto state = state_.of(param, {{{keys[0], stored_.moments},
+                                          StepState::master_of(param, stored_),
+                                          {stored_.noisy ? keys[1] : nullptr}}});
+    const auto origin = stored_.noisy ? param.noise_origin() : -1;
     bool added = false;
     if (THPVariable_CheckExact(param.object)) [[likely]] {
-      added = step_.add(param.param, param.grad, *state[0], *state[1]);
+      added = step_.add(param.param, param.grad, *state[0], *state[1], origin, *state[2]);
     } else {
       const auto shape = py::handle(param.object).attr("shape").cast<std::vector<std::int64_t>>();
-      added = step_.add(param.param, param.grad, *state[0], *state[1],
+      added = step_.add(param.param, param.grad, *state[0], *state[1], origin, *state[2],
                         std::make_shared<DTensorShards>(param.object), shape);
     }
     if (added) {

@@ -41,7 +41,9 @@ class SgdSink final : public StepSink {
     const auto state = state_.of(param, {{{moves_ ? keys[0] : nullptr, stored_.moments},
                                           {moves_ ? keys[1] : nullptr},
                                           StepState::master_of(param, stored_)}});
-    if (step_.add(param.param, param.grad, *state[0], *state[1], *state[2])) {
+    const bool noisy = moves_ && stored_.noisy;
+    if (step_.add(param.param, param.grad, *state[0], *state[1], *state[2],
+                  noisy ? param.noise_origin() : -1)) {
       copies_.add(param, step_);
     }
   }

@@ -4,13 +4,10 @@
 // One step of Adam or AdamW over a torch::optim::Optimizer: ours, or one of torch's that is fused.
 // They differ in the types of their options and states, never in arithmetic.
 
-#include "kernels/functors/noise.h"
 #include "optim/adam_state.h"
 #include "optim/adam_step.h"
 #include "optim/sgd_family.h"
 #include "optim/states.h"
-
-#include <fastamp/optim/stored_state.h>
 
 #include <ATen/core/grad_mode.h>
 #include <torch/optim/adam.h>
@@ -38,20 +35,6 @@ AdamGroup adam_group(const Options& options, bool decoupled, const at::Tensor& r
     group.maximize = options.maximize();
   }
   return group;
-}
-
-/// The noise of a group's n-th parameter, counted from 1 over all groups; negative if its second
-/// moments are not rounded stochastically, or are torch's and fp32.
-template <typename Options>
-std::int64_t origin_in(const Options& options, std::size_t n) {
-  if constexpr (requires { options.state_rounding(); }) {
-    if (options.state_dtype() == at::kByte ||
-        (options.state_dtype() == at::kBFloat16 &&
-         options.state_rounding() == StateRounding::kStochastic)) {
-      return kernels::noise_origin(n - 1);
-    }
-  }
-  return -1;
 }
 
 template <typename State>
@@ -105,7 +88,7 @@ bool fit_for_torch(State& state, const at::Tensor& param, const Options& options
 template <typename State, typename Options>
   requires requires(State& state) { state.exp_avg(); }
 void follow_torch(State& state, const at::Tensor& param, const Options& /*options*/) {
-  state.steps(counter_for(param, static_cast<double>(state.step())));
+  state.steps(counter_for(param, state.step()));
 }
 
 /// LibTorch's counters of the states that a step collects. In our states on the CPU they are

@@ -70,8 +70,10 @@ MuonGroup muon_group(const MuonOptions& options, const at::Tensor& rate) {
 }
 
 /// Puts a parameter with a gradient on the step's lists. False if it was added before.
+/// @param number  Of the parameter, counted from 1 over all groups.
 bool add_matrix(const char* function, torch::optim::Optimizer& optimizer,
-                const MuonOptions& options, const at::Tensor& param, MuonStep& step) {
+                const MuonOptions& options, const at::Tensor& param, std::size_t number,
+                MuonStep& step) {
   static const at::Tensor none;
   const at::Tensor& grad = param.unsafeGetTensorImpl()->grad();
   check_matrix(function, param);
@@ -80,7 +82,8 @@ bool add_matrix(const char* function, torch::optim::Optimizer& optimizer,
   auto& state = state_for<MuonParamState>(function, optimizer.state(), param);
   bring_moment(state.momentum_buffer(), param, options.state_dtype());
   return step.add(param, grad, state.momentum_buffer(),
-                  master_in(state, param, options, is_16_bit(param), none));
+                  master_in(state, param, options, is_16_bit(param), none),
+                  origin_in(options, number), state.steps());
 }
 
 void run_muon(const char* function, torch::optim::Optimizer& optimizer, const StepGate& gate,
@@ -93,12 +96,13 @@ void run_muon(const char* function, torch::optim::Optimizer& optimizer, const St
   MuonStep step;
   autocast::CopyingStep copying(weight_copies);
   std::size_t index = 0;
+  std::size_t number = 0;  // of parameters so far
   for (const auto& group : optimizer.param_groups()) {
     const auto& options = static_cast<const MuonOptions&>(group.options());
     step.begin_group(muon_group(options, rate_of(rates, index)));
     for (const auto& param : group.params()) {
-      if (param.unsafeGetTensorImpl()->grad().defined() &&
-          add_matrix(function, optimizer, options, param, step)) {
+      if (++number; param.unsafeGetTensorImpl()->grad().defined() &&
+                    add_matrix(function, optimizer, options, param, number, step)) {
         add_copy(step, copying, param, options);
       }
     }
@@ -114,6 +118,7 @@ void fit_muon(const char* function, MuonParamState& state, const at::Tensor& par
       fitted(function, "momentum_buffer", state.momentum_buffer(), param, options.state_dtype()));
   state.master(fitted(function, "master", state.master(), param, at::kFloat));
   state.rest(fitted(function, "master_rest", state.rest(), param, at::kShort));
+  state.steps(counter_for(param, read_counter(state.steps())));
 }
 
 bool always_saved(const torch::optim::OptimizerParamState& /*state*/) { return false; }
@@ -150,12 +155,14 @@ void MuonOptions::serialize(torch::serialize::InputArchive& archive) {
 
 void MuonParamState::serialize(torch::serialize::OutputArchive& archive) const {
   write_tensor(archive, "momentum_buffer", momentum_buffer());
+  archive.write("momentum_steps", c10::IValue(read_counter(steps())));
   write_tensor(archive, "master", master());
   write_tensor(archive, "master_rest", rest());
 }
 
 void MuonParamState::serialize(torch::serialize::InputArchive& archive) {
   momentum_buffer(read_tensor(archive, "momentum_buffer"));
+  steps(counter_on(c10::kCPU, read_int(archive, "momentum_steps").value_or(0)));
   master(read_tensor(archive, "master"));
   rest(read_tensor(archive, "master_rest"));
 }

@@ -52,10 +52,9 @@ void check_stored(const char* function, const Options& options) {
   } else {
     check_state_dtype(function, options.state_dtype());
   }
-  TORCH_CHECK(
-      options.master() == MasterStorage::kFloat || options.master() == MasterStorage::kRest,
-      function, ": expected master to be kFloat or kRest, got ",
-      static_cast<int>(options.master()));
+  TORCH_CHECK(options.master() == MasterStorage::kFloat || options.master() == MasterStorage::kRest,
+              function, ": expected master to be kFloat or kRest, got ",
+              static_cast<int>(options.master()));
   check_autocast_dtype(function, options.autocast_dtype());
   if constexpr (requires { options.ns_dtype(); }) {
     const auto dtype = options.ns_dtype();
@@ -79,22 +78,27 @@ void check_adam_options(const char* function, const Options& options) {
   check_stored(function, options);
 }
 
-/// Whether the second moment is rounded more coarsely than the change that a step makes to it.
+/// Whether a moment is rounded more coarsely than the change that a step makes to it.
 template <typename Options>
 bool has_narrow_moments(const Options& options) {
+  const auto [beta1, beta2] = options.betas();
   return options.state_dtype() == c10::kBFloat16 &&
-         options.state_rounding() == StateRounding::kNearest && std::get<1>(options.betas()) > 0.99;
+         options.state_rounding() == StateRounding::kNearest && (beta1 > 0.99 || beta2 > 0.99);
 }
 
 template <typename Options>
 void warn_of_narrow_moments(const char* function, const Options& options) {
   if (has_narrow_moments(options)) {
-    TORCH_WARN(function,
-               ": state_dtype kBFloat16 with state_rounding kNearest cannot follow betas[1] = ",
-               std::get<1>(options.betas()),
-               ": a step changes the second moment by less than half a unit of bfloat16, so that "
-               "updates stay nearly five times too small after gradients fell tenfold. Use "
-               "state_rounding kStochastic, or betas[1] <= 0.99.");
+    const auto [beta1, beta2] = options.betas();
+    const bool first = beta1 > 0.99;
+    TORCH_WARN(
+        function, ": state_dtype kBFloat16 with state_rounding kNearest cannot follow betas[",
+        first ? 0 : 1, "] = ", first ? beta1 : beta2, ": a step changes the ",
+        first ? "first moment by less than half a unit of bfloat16, so that updates go on long "
+                "after gradients are gone"
+              : "second moment by less than half a unit of bfloat16, so that updates stay nearly "
+                "five times too small after gradients fell tenfold",
+        ". Use state_rounding kStochastic, or betas[", first ? 0 : 1, "] <= 0.99.");
   }
 }
 

@@ -32,7 +32,7 @@ REST = "master_rest"
 MASTERS = frozenset({MASTER, REST, ERROR_BITS})
 MOMENTUM = "momentum_buffer"
 # How many steps a momentum buffer has seen. At 0 its contents are ignored: whether the first step
-# was skipped is known on the device only.
+# was skipped is known on the device only. Muon's, which start as zeros, have it in bfloat16 only.
 MOMENTUM_STEPS = "momentum_steps"
 MOMENTS = frozenset({MOMENTUM, "exp_avg", "exp_avg_sq", "max_exp_avg_sq"})
 STEPS = frozenset({"step", MOMENTUM_STEPS})
@@ -117,7 +117,9 @@ def check_adjust_lr_fn(function: str, name: Any) -> None:
     known = _known_rates()
     if name is not None and name not in known:
         words = ", ".join(map(repr, known))
-        raise ValueError(f"{function}: expected adjust_lr_fn to be None or of {words}, got {name!r}")
+        raise ValueError(
+            f"{function}: expected adjust_lr_fn to be None or of {words}, got {name!r}"
+        )
 
 
 # Options of groups that torch's do not have. A group without one stores its state as by default.
@@ -136,10 +138,19 @@ ADAM_STORED = {**STORED, "state_dtype": check_moments_dtype}
 MUON_STORED = {**STORED, "adjust_lr_fn": check_adjust_lr_fn}
 
 
+# Of the first moment and the second.
+_NARROW_EFFECTS = (
+    "the first moment by less than half a unit of bfloat16, so that updates go on long after "
+    "gradients are gone",
+    "the second moment by less than half a unit of bfloat16, so that updates stay nearly five "
+    "times too small after gradients fell tenfold",
+)
+
+
 def warn_of_narrow_moments(
     function: str, groups: Iterable[dict[str, Any]], *, stacklevel: int
 ) -> None:
-    """Warns once if a second moment is rounded more coarsely than the change of one step.
+    """Warns once if a moment is rounded more coarsely than the change of one step.
 
     Args:
         function: What the user called.
@@ -151,16 +162,16 @@ def warn_of_narrow_moments(
             continue
         if group.get("state_rounding") != "nearest":
             continue
-        beta2 = float(group["betas"][1])
-        if beta2 > 0.99:
-            warnings.warn(
-                f"{function}: state_dtype=torch.bfloat16 with state_rounding='nearest' cannot "
-                f"follow betas[1] = {beta2:g}: a step changes the second moment by less than half "
-                "a unit of bfloat16, so that updates stay nearly five times too small after "
-                "gradients fell tenfold. Use state_rounding='stochastic', or betas[1] <= 0.99.",
-                stacklevel=stacklevel + 1,
-            )
-            return
+        for index, effect in enumerate(_NARROW_EFFECTS):
+            beta = float(group["betas"][index])
+            if beta > 0.99:
+                warnings.warn(
+                    f"{function}: state_dtype=torch.bfloat16 with state_rounding='nearest' cannot "
+                    f"follow betas[{index}] = {beta:g}: a step changes {effect}. Use "
+                    f"state_rounding='stochastic', or betas[{index}] <= 0.99.",
+                    stacklevel=stacklevel + 1,
+                )
+                return
 
 
 def wanted_dtype(key: Any, param: Tensor, group: dict[str, Any]) -> torch.dtype | None:
@@ -283,8 +294,13 @@ def complete_sgd(param: Tensor, group: dict[str, Any], state: dict[Any, Any]) ->
 
 def complete_muon(param: Tensor, group: dict[str, Any], state: dict[Any, Any]) -> None:
     """Creates what a Muon step of a parameter needs and its state lacks."""
+    steps = 1.0
     if not isinstance(state.get(MOMENTUM), torch.Tensor):
-        state[MOMENTUM] = _moment(param, group)
+        state[MOMENTUM], steps = _moment(param, group), 0.0
+    if moment_dtype(group) is torch.float32:
+        state.pop(MOMENTUM_STEPS, None)
+    elif MOMENTUM_STEPS not in state:  # Noise is made of it.
+        state[MOMENTUM_STEPS] = _count(param, steps)
     _complete_master(param, group, state)
 
 

@@ -246,7 +246,9 @@ def test_an_edit_to_a_value_that_is_none_is_refused_and_nothing_changes(kind, ke
     before = bits_of(optimizer)
     optimizer.param_groups[0]["state_dtype"] = torch.bfloat16  # Not converted by a refused step.
     optimizer.param_groups[1][key] = value
-    with pytest.raises(ValueError, match=f"step: expected {key} to be .*got {value!r}".replace("'", ".")):
+    with pytest.raises(
+        ValueError, match=f"step: expected {key} to be .*got {value!r}".replace("'", ".")
+    ):
         optimizer.step()
     same(before, bits_of(optimizer))
 
@@ -280,7 +282,9 @@ def test_a_new_group_with_a_value_that_is_none_is_refused(kind, key, value):
 def test_fuse_refuses_a_rate_that_no_step_knows():
     optimizer = torch.optim.Muon(weights(MATRICES))
     optimizer.param_groups[0]["adjust_lr_fn"] = "sqrt"
-    with pytest.raises(ValueError, match="fuse_: expected adjust_lr_fn to be None or of 'original'"):
+    with pytest.raises(
+        ValueError, match="fuse_: expected adjust_lr_fn to be None or of 'original'"
+    ):
         fastamp.optim.fuse_(optimizer)
     assert type(optimizer) is torch.optim.Muon
 
