@@ -84,9 +84,29 @@ GROUPS = (
                 "if (false) {",
             ),
             Change(
-                "first moments rounded by noise",
-                "if (kNoisy && m > 0) {",
-                "if (kNoisy) {",
+                "first moments always rounded by noise",
+                "if (m > 0 || Op::noisy_first(thread.element)) {",
+                "if (true) {",
+            ),
+            Change(
+                "first moments never rounded by noise",
+                "if (m > 0 || Op::noisy_first(thread.element)) {",
+                "if (m > 0) {",
+            ),
+            Change(
+                "first moments with the noise of second ones",
+                "noise.of_moment(index, static_cast<std::size_t>(m))",
+                "noise.of_moment(index, 1)",
+            ),
+            Change(
+                "elements of turned memory with the noise of their places",
+                "const auto index = kTurned ?",
+                "const auto index = false ?",
+            ),
+            Change(
+                "counters stand still at 2^24",
+                "bits_of(next_count(from_bits(assumed)))",
+                "bits_of(from_bits(assumed) + 1.0F)",
             ),
             Change(
                 "all elements of a lane with one noise",

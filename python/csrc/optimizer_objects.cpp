@@ -85,6 +85,11 @@ bool group_flag(PyObject* group, PyObject* key) {
   return truth != 0;
 }
 
+bool is_word(const py::object& option, const char* word) {
+  return PyUnicode_Check(option.ptr()) != 0 &&
+         PyUnicode_CompareWithASCIIString(option.ptr(), word) == 0;
+}
+
 at::Tensor group_rate_tensor(PyObject* group) {
   static PyObject* key = interned("lr");
   const auto rate = group_item(group, key);

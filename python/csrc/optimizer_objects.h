@@ -42,6 +42,8 @@ double group_number(PyObject* group, PyObject* key);
 /// An entry that a group may lack, which is then None.
 py::object optional_item(PyObject* group, PyObject* key);
 bool group_flag(PyObject* group, PyObject* key);
+/// Whether an option is this string.
+bool is_word(const py::object& option, const char* word);
 /// The tensor in group["lr"] if it is one that a step can read on the device, else undefined.
 at::Tensor group_rate_tensor(PyObject* group);
 

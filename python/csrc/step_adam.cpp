@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "step_adam.h"
 
-#include "kernels/functors/noise.h"
 #include "optim/adam_step.h"
 #include "optim/moment_codes.h"
 #include "step_gather.h"
 
-#include <torch/csrc/Dtype.h>
 #include <torch/csrc/autograd/python_variable.h>
-
-#include <cstdint>
 
 namespace fastamp::python {
 namespace {
@@ -22,37 +18,10 @@ double beta(const py::object& betas, py::ssize_t index) {
   return number;
 }
 
-/// Whether moments of a group are codes of 8 bits where they fit.
-bool has_codes(PyObject* group) {
-  static PyObject* const key = interned("state_dtype");
-  const auto dtype = optional_item(group, key);
-  return PyUnicode_Check(dtype.ptr()) != 0;  // "8bit": other words are refused.
-}
-
-/// Whether bf16 second moments of a group are rounded stochastically.
-bool rounds_stochastically(PyObject* group) {
-  static PyObject* const keys[] = {interned("state_dtype"), interned("state_rounding")};
-  const auto dtype = optional_item(group, keys[0]);
-  if (!THPDtype_Check(dtype.ptr()) ||
-      reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type != at::kBFloat16) {
-    return false;
-  }
-  const auto rounding = optional_item(group, keys[1]);
-  return !PyUnicode_Check(rounding.ptr()) ||
-         PyUnicode_CompareWithASCIIString(rounding.ptr(), "nearest") != 0;
-}
-
-std::int64_t noise_origin(const StepParam& param) {
-  if (THPVariable_CheckExact(param.object)) [[likely]] {
-    return kernels::noise_origin(param.number);
-  }
-  const auto first = py::module_::import("fastamp.optim._shards").attr("first_element");
-  return kernels::noise_origin(param.number, first(py::handle(param.object)).cast<std::uint64_t>());
-}
-
 class AdamSink final : public StepSink {
  public:
-  AdamSink(py::handle optimizer, KeepAlive& alive) : state_(optimizer, alive), copies_(optimizer) {}
+  AdamSink(py::handle optimizer, KeepAlive& alive)
+      : StepSink(optimizer, /*takes_codes=*/true), state_(optimizer, alive), copies_(optimizer) {}
 
   void begin_group(PyObject* group, std::size_t size) override {
     static PyObject* const keys[] = {interned("lr"),      interned("betas"),
@@ -71,27 +40,25 @@ class AdamSink final : public StepSink {
     options.decoupled = group_flag(group, keys[5]);
     options.maximize = group_flag(group, keys[6]);
     amsgrad_ = options.amsgrad;
-    codes_ = has_codes(group);
-    noisy_ = codes_ || rounds_stochastically(group);
-    master_ = StepState::master_of_group(group);
+    stored_ = stored_of(group);
     step_.begin_group(options, size);
   }
 
   void add(const StepParam& param) override {
     static PyObject* const keys[] = {interned("exp_avg"), interned("exp_avg_sq"),
                                      interned("max_exp_avg_sq"), interned("step")};
-    using Kind = StepState::Kind;
-    if (codes_ && !amsgrad_ && fit_codes(param)) {
+    const auto moments = stored_.moments;
+    if (stored_.codes && !amsgrad_ && fit_codes(param)) {
       add_codes(param);
       return;
     }
-    const auto state = state_.of(param, {{{keys[0], Kind::kMoment},
-                                          {keys[1], Kind::kMoment},
-                                          {amsgrad_ ? keys[2] : nullptr, Kind::kMoment},
-                                          {keys[3], Kind::kStep},
-                                          param.is_16_bit() ? master_ : StepState::Name{}}});
+    const auto state = state_.of(param, {{{keys[0], moments},
+                                          {keys[1], moments},
+                                          {amsgrad_ ? keys[2] : nullptr, moments},
+                                          {keys[3]},
+                                          StepState::master_of(param, stored_)}});
     if (step_.add(param.param, param.grad, *state[0], *state[1], *state[2], *state[3], *state[4],
-                  noisy_ ? noise_origin(param) : -1)) {
+                  stored_.noisy ? param.noise_origin() : -1)) {
       copies_.add(param, step_);
     }
   }
@@ -121,14 +88,13 @@ class AdamSink final : public StepSink {
   void add_codes(const StepParam& param) {
     static PyObject* const keys[] = {interned("exp_avg_8"), interned("exp_avg_sq_8"),
                                      interned("moment_scales_8"), interned("step")};
-    using Kind = StepState::Kind;
-    const auto state = state_.of(param, {{{keys[0], Kind::kCodes},
-                                          {keys[1], Kind::kCodes},
-                                          {keys[2], Kind::kCodes},
-                                          {keys[3], Kind::kStep},
-                                          param.is_16_bit() ? master_ : StepState::Name{}}});
+    const auto state = state_.of(param, {{{keys[0], at::kByte},
+                                          {keys[1], at::kByte},
+                                          {keys[2], at::kByte},
+                                          {keys[3]},
+                                          StepState::master_of(param, stored_)}});
     if (step_.add(param.param, param.grad, *state[0], *state[1], at::Tensor(), *state[3], *state[4],
-                  noise_origin(param), state[2])) {
+                  param.noise_origin(), state[2])) {
       copies_.add(param, step_);
     }
   }
@@ -137,9 +103,7 @@ class AdamSink final : public StepSink {
   StepCopies copies_;
   optim::AdamStep step_;
   bool amsgrad_ = false;
-  bool noisy_ = false;
-  bool codes_ = false;
-  StepState::Name master_{};
+  StoredOptions stored_;
 };
 
 }  // namespace

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "step_gather.h"
 
+#include "kernels/functors/noise.h"
 #include "parameter_lists.h"
 
 #include <ATen/MemoryOverlap.h>
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -107,6 +109,50 @@ struct Walk {
 
 }  // namespace
 
+std::int64_t StepParam::noise_origin() const {
+  if (THPVariable_CheckExact(object)) [[likely]] {
+    return kernels::noise_origin(number);
+  }
+  const auto first = py::module_::import("fastamp.optim._shards").attr("first_element");
+  return kernels::noise_origin(number, first(py::handle(object)).cast<std::uint64_t>());
+}
+
+void check_stored(py::handle optimizer, PyObject* group) {
+  optimizer.attr("_check_stored")("step", py::handle(group));
+}
+
+void refuse_stored(py::handle optimizer, PyObject* group) {
+  check_stored(optimizer, group);
+  throw py::type_error("step: expected options of groups that optimizer._check_stored knows");
+}
+
+StoredOptions StoredOptions::of(py::handle optimizer, PyObject* group, bool takes_codes) {
+  static PyObject* const keys[] = {interned("state_dtype"), interned("state_rounding"),
+                                   interned("master")};
+  StoredOptions stored;
+  bool known = true;
+  const auto dtype = optional_item(group, keys[0]);
+  if (THPDtype_Check(dtype.ptr())) {
+    stored.moments = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
+    known = stored.moments == at::kFloat || stored.moments == at::kBFloat16;
+  } else if (!dtype.is_none()) {
+    stored.codes = is_word(dtype, "8bit");
+    stored.moments = at::kBFloat16;  // Of what does not fit codes.
+    known = stored.codes && takes_codes;
+  }
+  const auto rounding = optional_item(group, keys[1]);
+  const bool nearest = is_word(rounding, "nearest");
+  known = known && (nearest || rounding.is_none() || is_word(rounding, "stochastic"));
+  stored.noisy = stored.codes || (stored.moments == at::kBFloat16 && !nearest);
+  const auto master = optional_item(group, keys[2]);
+  stored.rests = is_word(master, "rest");
+  known = known && (stored.rests || master.is_none() || is_word(master, "float32"));
+  if (!known) [[unlikely]] {
+    refuse_stored(optimizer, group);
+  }
+  return stored;
+}
+
 bool StepSink::is_differentiable(PyObject* group) const {
   static PyObject* key = interned("differentiable");
   return group_flag(group, key);
@@ -117,6 +163,9 @@ py::list gather_step(py::handle optimizer, StepSink& sink, bool writes_grads, Ke
   py::list foreign;
   Walk walk{.sink = sink, .alive = alive, .writes_grads = writes_grads};
   const auto groups = as_fast_sequence(optimizer.attr("param_groups"));
+  for (Py_ssize_t g = 0; g < PySequence_Fast_GET_SIZE(groups.ptr()); ++g) {
+    sink.check_group(PySequence_Fast_GET_ITEM(groups.ptr(), g));
+  }
   for (Py_ssize_t g = 0; g < PySequence_Fast_GET_SIZE(groups.ptr()); ++g) {
     const auto group =
         py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(groups.ptr(), g));
@@ -139,13 +188,6 @@ py::list gather_step(py::handle optimizer, StepSink& sink, bool writes_grads, Ke
   return foreign;
 }
 
-at::ScalarType StepState::dtype_of(Kind kind) {
-  if (kind == Kind::kCodes) {
-    return at::kByte;
-  }
-  return kind == Kind::kRest ? at::kShort : at::kFloat;
-}
-
 bool StepState::read(PyObject* entry, const StepParam& param, const std::array<Name, kMost>& names,
                      Tensors& tensors) {
   static const at::Tensor undefined;
@@ -163,9 +205,7 @@ bool StepState::read(PyObject* entry, const StepParam& param, const std::array<N
     if (tensor == nullptr || tensor->device() != param.param.device()) {
       return false;
     }
-    const auto dtype = tensor->scalar_type();
-    const auto usual = dtype_of(names[i].kind);
-    if (dtype != usual && (names[i].kind != Kind::kMoment || dtype != at::kBFloat16)) {
+    if (tensor->scalar_type() != names[i].dtype) {
       return false;
     }
     tensors[i] = tensor;
@@ -174,13 +214,12 @@ bool StepState::read(PyObject* entry, const StepParam& param, const std::array<N
   return true;
 }
 
-StepState::Name StepState::master_of_group(PyObject* group) {
-  static PyObject* const keys[] = {interned("master"), interned("master_rest"),
-                                   interned("master_param")};
-  const auto kept = optional_item(group, keys[0]);
-  const bool rest =
-      PyUnicode_Check(kept.ptr()) != 0 && PyUnicode_CompareWithASCIIString(kept.ptr(), "rest") == 0;
-  return rest ? Name{keys[1], Kind::kRest} : Name{keys[2], Kind::kMaster};
+StepState::Name StepState::master_of(const StepParam& param, const StoredOptions& stored) {
+  static PyObject* const keys[] = {interned("master_rest"), interned("master_param")};
+  if (!param.is_16_bit()) {
+    return {};
+  }
+  return stored.rests ? Name{keys[0], at::kShort} : Name{keys[1], at::kFloat};
 }
 
 StepState::Tensors StepState::of(const StepParam& param, const std::array<Name, kMost>& names) {

@@ -8,6 +8,8 @@
 #include "step_gate.h"
 
 #include <array>
+#include <cstddef>
+#include <cstdint>
 #include <utility>
 
 namespace fastamp::python {
@@ -21,6 +23,8 @@ struct StepParam {
   std::size_t number;  ///< Among all parameters of the optimizer, with a gradient or not.
 
   bool is_16_bit() const { return fastamp::is_16_bit(param); }
+  /// kernels::noise_origin() of the parameter, or of the shard that this rank has.
+  std::int64_t noise_origin() const;
 };
 
 /// `optimizer._fastamp_weight_copies`: None, or the dtype of its weight copies and what keeps them.
@@ -55,14 +59,35 @@ class StepCopies {
   autocast::CopyingStep step_;
 };
 
+/// What the options of a group that torch's groups do not have say of its parameters' state.
+struct StoredOptions {
+  at::ScalarType moments = at::kFloat;  ///< Dtype of moments that are no codes.
+  bool codes = false;                   ///< Moments are codes of 8 bits where they fit.
+  bool noisy = false;                   ///< Narrow moments are rounded stochastically.
+  bool rests = false;                   ///< Masters are kept as rests.
+
+  /// The one place where a step learns how state is stored; the state itself does not decide.
+  /// @throws py::error_already_set  what optimizer._check_stored raises for values that are none.
+  /// @param takes_codes  Whether moments of this kind of optimizer may be codes.
+  static StoredOptions of(py::handle optimizer, PyObject* group, bool takes_codes);
+};
+
+/// Raises what `optimizer._check_stored` raises for a group with a value that there is not.
+void check_stored(py::handle optimizer, PyObject* group);
+/// The same for a group with a value that C++ does not know.
+[[noreturn]] void refuse_stored(py::handle optimizer, PyObject* group);
+
 /// What one kind of optimizer does with the groups and parameters that are found.
 class StepSink {
  public:
-  StepSink() = default;
+  explicit StepSink(py::handle optimizer, bool takes_codes = false)
+      : optimizer_(optimizer), takes_codes_(takes_codes) {}
   StepSink(const StepSink&) = delete;
   StepSink& operator=(const StepSink&) = delete;
   virtual ~StepSink() = default;
 
+  /// Refuses values of a group's options that a step does not know: before the first is stepped.
+  virtual void check_group(PyObject* group) const { stored_of(group); }
   virtual void begin_group(PyObject* group, std::size_t size) = 0;
   virtual void add(const StepParam& param) = 0;
   /// Whether autograd is to go through the step of a group, which is then torch's.
@@ -74,6 +99,16 @@ class StepSink {
   /// Throws what torch's own step throws for a parameter that is left to it, where that is known:
   /// else it would throw when the others have been stepped.
   virtual void check_foreign(const at::Tensor& /*param*/) const {}
+
+ protected:
+  StoredOptions stored_of(PyObject* group) const {
+    return StoredOptions::of(optimizer_, group, takes_codes_);
+  }
+  py::handle optimizer() const { return optimizer_; }
+
+ private:
+  py::handle optimizer_;
+  bool takes_codes_;
 };
 
 /// Walks `optimizer.param_groups` and hands every parameter with a gradient to the sink. Nothing is
@@ -88,10 +123,9 @@ py::list gather_step(py::handle optimizer, StepSink& sink, bool writes_grads, Ke
 /// The tensors a step keeps for a parameter, by name; asks the optimizer to create what is missing.
 class StepState {
  public:
-  enum class Kind : std::uint8_t { kMoment, kStep, kMaster, kRest, kCodes };
   struct Name {
-    PyObject* key;
-    Kind kind;
+    PyObject* key = nullptr;
+    at::ScalarType dtype = at::kFloat;
   };
   static constexpr std::size_t kMost = 5;
   using Tensors = std::array<const at::Tensor*, kMost>;
@@ -99,17 +133,16 @@ class StepState {
   StepState(py::handle optimizer, KeepAlive& alive)
       : optimizer_(optimizer), state_(optimizer.attr("state")), alive_(alive) {}
 
-  /// The tensors under these names, undefined ones for null keys.
+  /// The tensors under these names, of these dtypes, undefined ones for null keys.
   /// @throws py::error_already_set  what optimizer._fastamp_prepare raises; RuntimeError if state
   ///     is still missing after it.
   Tensors of(const StepParam& param, const std::array<Name, kMost>& names);
   void skip(PyObject* param) { state_.skip(param); }
 
-  /// What a group with `master="rest"`, or without, keeps of the master of a 16-bit parameter.
-  static Name master_of_group(PyObject* group);
+  /// What is kept of the master of a parameter, if it has one.
+  static Name master_of(const StepParam& param, const StoredOptions& stored);
 
  private:
-  static at::ScalarType dtype_of(Kind kind);
   bool read(PyObject* entry, const StepParam& param, const std::array<Name, kMost>& names,
             Tensors& tensors);
 

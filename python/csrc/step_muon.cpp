@@ -46,7 +46,7 @@ std::int64_t steps_of_iteration(PyObject* group, PyObject* key) {
   return steps;
 }
 
-optim::NewtonSchulz iteration_of(PyObject* group) {
+optim::NewtonSchulz iteration_of(py::handle optimizer, PyObject* group) {
   static PyObject* const keys[] = {interned("ns_coefficients"), interned("eps"),
                                    interned("ns_steps"), interned("ns_dtype")};
   const auto numbers = group_item(group, keys[0]).cast<std::vector<double>>();
@@ -60,24 +60,41 @@ optim::NewtonSchulz iteration_of(PyObject* group) {
   const auto dtype = optional_item(group, keys[3]);
   if (THPDtype_Check(dtype.ptr())) {
     iteration.dtype = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
+  } else if (!dtype.is_none()) {
+    refuse_stored(optimizer, group);
+  }
+  if (iteration.dtype != at::kFloat && !is_16_bit(iteration.dtype)) {
+    refuse_stored(optimizer, group);
   }
   return iteration;
 }
 
-/// As torch: an unknown function leaves the rate as it is.
-optim::MuonRate rate_of(PyObject* group) {
+optim::MuonRate rate_of(py::handle optimizer, PyObject* group) {
   static PyObject* const key = interned("adjust_lr_fn");
   const auto function = group_item(group, key);
-  if (function.is_none() || function.equal(py::str("original"))) {
+  if (function.is_none() || is_word(function, "original")) {
     return optim::MuonRate::kOriginal;
   }
-  return function.equal(py::str("match_rms_adamw")) ? optim::MuonRate::kMatchRmsAdamW
-                                                    : optim::MuonRate::kNone;
+  if (is_word(function, "match_rms_adamw")) {
+    return optim::MuonRate::kMatchRmsAdamW;
+  }
+  if (!is_word(function, "spectral_unclamped")) {
+    refuse_stored(optimizer, group);
+  }
+  check_stored(optimizer, group);  // Not every torch knows it, and float64 is stepped by torch.
+  return optim::MuonRate::kSpectralUnclamped;
 }
 
 class MuonSink final : public StepSink {
  public:
-  MuonSink(py::handle optimizer, KeepAlive& alive) : state_(optimizer, alive), copies_(optimizer) {}
+  MuonSink(py::handle optimizer, KeepAlive& alive)
+      : StepSink(optimizer), state_(optimizer, alive), copies_(optimizer) {}
+
+  void check_group(PyObject* group) const override {
+    StepSink::check_group(group);
+    iteration_of(optimizer(), group);
+    rate_of(optimizer(), group);
+  }
 
   void begin_group(PyObject* group, std::size_t /*size*/) override {
     static PyObject* const keys[] = {interned("lr"), interned("momentum"), interned("weight_decay"),
@@ -88,23 +105,24 @@ class MuonSink final : public StepSink {
     options.momentum = group_number(group, keys[1]);
     options.weight_decay = group_number(group, keys[2]);
     options.nesterov = group_flag(group, keys[3]);
-    options.rate = rate_of(group);
-    options.iteration = iteration_of(group);
-    master_ = StepState::master_of_group(group);
+    options.rate = rate_of(optimizer(), group);
+    options.iteration = iteration_of(optimizer(), group);
+    stored_ = stored_of(group);
     step_.begin_group(options);
   }
 
   void add(const StepParam& param) override {
-    static PyObject* const key = interned("momentum_buffer");
-    using Kind = StepState::Kind;
-    const auto state =
-        state_.of(param, {{{key, Kind::kMoment}, param.is_16_bit() ? master_ : StepState::Name{}}});
+    static PyObject* const keys[] = {interned("momentum_buffer"), interned("momentum_steps")};
+    const auto state = state_.of(param, {{{keys[0], stored_.moments},
+                                          StepState::master_of(param, stored_),
+                                          {stored_.noisy ? keys[1] : nullptr}}});
+    const auto origin = stored_.noisy ? param.noise_origin() : -1;
     bool added = false;
     if (THPVariable_CheckExact(param.object)) [[likely]] {
-      added = step_.add(param.param, param.grad, *state[0], *state[1]);
+      added = step_.add(param.param, param.grad, *state[0], *state[1], origin, *state[2]);
     } else {
       const auto shape = py::handle(param.object).attr("shape").cast<std::vector<std::int64_t>>();
-      added = step_.add(param.param, param.grad, *state[0], *state[1],
+      added = step_.add(param.param, param.grad, *state[0], *state[1], origin, *state[2],
                         std::make_shared<DTensorShards>(param.object), shape);
     }
     if (added) {
@@ -141,7 +159,7 @@ class MuonSink final : public StepSink {
   StepState state_;
   StepCopies copies_;
   optim::MuonStep step_;
-  StepState::Name master_{};
+  StoredOptions stored_;
 };
 
 }  // namespace

@@ -9,7 +9,8 @@ namespace {
 
 class SgdSink final : public StepSink {
  public:
-  SgdSink(py::handle optimizer, KeepAlive& alive) : state_(optimizer, alive), copies_(optimizer) {}
+  SgdSink(py::handle optimizer, KeepAlive& alive)
+      : StepSink(optimizer), state_(optimizer, alive), copies_(optimizer) {}
 
   void begin_group(PyObject* group, std::size_t size) override {
     static PyObject* const keys[] = {interned("lr"),        interned("momentum"),
@@ -24,25 +25,25 @@ class SgdSink final : public StepSink {
     options.nesterov = group_flag(group, keys[4]);
     options.maximize = group_flag(group, keys[5]);
     moves_ = options.momentum != 0.0;
-    master_ = StepState::master_of_group(group);
+    stored_ = stored_of(group);
     step_.begin_group(options, size);
   }
 
   void add(const StepParam& param) override {
     static PyObject* const keys[] = {interned("momentum_buffer"), interned("momentum_steps")};
     static const at::Tensor none;
-    const bool follows = param.is_16_bit();
-    if (!moves_ && !follows) {
+    if (!moves_ && !param.is_16_bit()) {
       if (step_.add(param.param, param.grad, none, none, none)) {
         copies_.add(param, step_);
       }
       return;
     }
-    using Kind = StepState::Kind;
-    const auto state = state_.of(param, {{{moves_ ? keys[0] : nullptr, Kind::kMoment},
-                                          {moves_ ? keys[1] : nullptr, Kind::kStep},
-                                          follows ? master_ : StepState::Name{}}});
-    if (step_.add(param.param, param.grad, *state[0], *state[1], *state[2])) {
+    const auto state = state_.of(param, {{{moves_ ? keys[0] : nullptr, stored_.moments},
+                                          {moves_ ? keys[1] : nullptr},
+                                          StepState::master_of(param, stored_)}});
+    const bool noisy = moves_ && stored_.noisy;
+    if (step_.add(param.param, param.grad, *state[0], *state[1], *state[2],
+                  noisy ? param.noise_origin() : -1)) {
       copies_.add(param, step_);
     }
   }
@@ -61,7 +62,7 @@ class SgdSink final : public StepSink {
   StepCopies copies_;
   optim::SgdStep step_;
   bool moves_ = false;
-  StepState::Name master_{};
+  StoredOptions stored_;
 };
 
 }  // namespace

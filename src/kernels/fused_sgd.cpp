@@ -6,7 +6,7 @@ namespace fastamp::kernels {
 StepArgs FusedSgdArgs::common() const {
   return {"fused_sgd_", params,      grads,         masters,   group_sizes,
           lr,           lr_tensors,  inv_scale,     clip_coef, found_inf,
-          clip_value,   write_grads, weight_copies, copy_of};
+          clip_value,   write_grads, weight_copies, copy_of,   noise_origins};
 }
 
 std::vector<SgdConstants> sgd_constants(const FusedSgdArgs& args) {

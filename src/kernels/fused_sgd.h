@@ -32,6 +32,7 @@ struct FusedSgdArgs {
   const std::optional<at::Tensor>& found_inf;
   std::optional<double> clip_value;
   bool write_grads;
+  at::IntArrayRef noise_origins{};
 
   StepArgs common() const;
 };

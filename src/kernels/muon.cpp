@@ -25,7 +25,8 @@ StepArgs MuonMomentumArgs::common() const {
           .clip_value = clip_value,
           .write_grads = write_grads,
           .weight_copies = {},
-          .copy_of = {}};
+          .copy_of = {},
+          .noise_origins = noise_origins};
 }
 
 StepArgs MuonApplyArgs::common() const {
@@ -46,14 +47,17 @@ StepArgs MuonApplyArgs::common() const {
           .grads_name = "updates"};
 }
 
-StepEntry momentum_entry(const MuonMomentumArgs& args, std::size_t index, std::size_t group) {
+StepEntry momentum_entry(const MuonMomentumArgs& args, std::size_t index, std::size_t group,
+                         const at::Tensor* count) {
   StepEntry entry;
   entry.tensors[kGrad] = &args.grads[index];
   entry.tensors[kWeight] = &args.updates[index];
   entry.tensors[kHalf] = &args.updates[index];
   entry.tensors[kFirst] = &args.momentum_buffers[index];
+  entry.tensors[kStep] = count;
   entry.half_is_copy = true;
   entry.group = group;
+  entry.noise_origin = args.noise_origins.empty() ? -1 : args.noise_origins[index];
   return entry;
 }
 

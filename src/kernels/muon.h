@@ -26,13 +26,17 @@ struct MuonMomentumArgs {
   const std::optional<at::Tensor>& found_inf;
   std::optional<double> clip_value;
   bool write_grads;
+  at::IntArrayRef noise_origins{};
+  at::TensorList momentum_steps{};
 
   /// The updates in place of parameters, as they are what the pass writes, and momenta for rates.
   StepArgs common() const;
 };
 
 /// The entry of one update: its tensor is kWeight and, for its dtype's sake, kHalf.
-StepEntry momentum_entry(const MuonMomentumArgs& args, std::size_t index, std::size_t group);
+/// @param count  Its counter, if it has noise.
+StepEntry momentum_entry(const MuonMomentumArgs& args, std::size_t index, std::size_t group,
+                         const at::Tensor* count = nullptr);
 
 /// The same of fastamp::muon_apply_.
 struct MuonApplyArgs {

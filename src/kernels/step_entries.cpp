@@ -57,9 +57,9 @@ StepTag tag_of(const StepEntry& entry) {
                         storage_bits(entry.tensors[kHalf]) << (2 * kHalfBits) |
                         storage_bits(entry.tensors[kFirst]) << (2 * kMomentBits);
   const unsigned weight_copy = entry.half_is_copy ? StepTag::kCopyBit : 0U;
-  const at::Tensor* second = entry.tensors[kSecond];
+  const at::Tensor* first = entry.tensors[kFirst];
   const bool noisy =
-      entry.noise_origin >= 0 && second != nullptr && second->scalar_type() == at::kBFloat16;
+      entry.noise_origin >= 0 && first != nullptr && first->scalar_type() == at::kBFloat16;
   const bool rest = entry.tensors[kWeight]->scalar_type() == at::kShort;
   return {static_cast<std::uint16_t>(bits << StepTag::kGroupBits | weight_copy |
                                      (noisy ? StepTag::kNoisyBit : 0U) |
@@ -73,11 +73,11 @@ void* pointer(const at::Tensor& t, Slot slot, bool write_grads) {
 }
 
 /// Where the operands of an entry lie. False if one of them needs more than that.
-bool find_addresses(const StepEntry& entry, DenseEntry& dense) {
+/// @param by_rows  Elements have to lie row by row.
+bool find_addresses(const StepEntry& entry, bool by_rows, DenseEntry& dense) {
   const at::Tensor& weight = *entry.tensors[kWeight];
   const bool empty = dense.numel == 0;
-  const bool codes = dense.tag.has_codes();
-  bool found = empty || (codes ? weight.is_contiguous() : weight.is_non_overlapping_and_dense());
+  bool found = empty || (by_rows ? weight.is_contiguous() : weight.is_non_overlapping_and_dense());
   for (std::size_t slot = 0; slot < kSlots; ++slot) {
     const at::Tensor* t = entry.tensors.at(slot);
     if (t == nullptr || (empty && slot != kStep)) {
@@ -86,21 +86,22 @@ bool find_addresses(const StepEntry& entry, DenseEntry& dense) {
     void* const address = address_of(*t->unsafeGetTensorImpl());
     dense.pointers.at(slot) = address;
     found = found && address != nullptr &&
-            (slot == kStep || (codes ? t->is_contiguous() : lies_like(*t, weight)));
+            (slot == kStep || (by_rows ? t->is_contiguous() : lies_like(*t, weight)));
   }
   return found;
 }
 
 /// Completes an entry for which find_addresses() was not enough.
-void complete(const StepEntry& entry, bool write_grads, DenseEntry& dense, DenseStep& step) {
+void complete(const StepEntry& entry, bool by_rows, bool write_grads, DenseEntry& dense,
+              DenseStep& step) {
   const at::Tensor* count = entry.tensors[kStep];
   dense.pointers[kStep] = count == nullptr ? nullptr : count->mutable_data_ptr<float>();
   if (dense.numel == 0) {
     return;
   }
   const at::Tensor& weight = *entry.tensors[kWeight];
-  // Else it is copied itself. Groups of codes are those of the weight's elements row by row.
-  const bool whole = !dense.tag.has_codes() && weight.is_non_overlapping_and_dense();
+  // Else it is copied itself, row by row.
+  const bool whole = !by_rows && weight.is_non_overlapping_and_dense();
   for (const auto slot : kElementSlots) {
     const at::Tensor* t = entry.tensors.at(slot);
     if (t == nullptr) {
@@ -116,7 +117,44 @@ void complete(const StepEntry& entry, bool write_grads, DenseEntry& dense, Dense
   }
 }
 
+/// The order of a tensor whose dimensions lie in memory as [0, row), [column, end), [row, column).
+std::optional<ElementOrder> order_turned_at(const at::Tensor& tensor, std::int64_t row,
+                                            std::int64_t column) {
+  std::int64_t stride = 1;
+  std::array<std::int64_t, 3> sizes = {1, 1, 1};  // of the parts
+  const auto lies = [&](std::size_t part, std::int64_t from, std::int64_t to) {
+    for (std::int64_t dim = to - 1; dim >= from; --dim) {
+      if (tensor.size(dim) != 1 && tensor.stride(dim) != stride) {
+        return false;
+      }
+      stride *= tensor.size(dim);
+      sizes.at(part) *= tensor.size(dim);
+    }
+    return true;
+  };
+  constexpr auto kMost = static_cast<std::int64_t>(std::numeric_limits<std::uint32_t>::max());
+  if (!lies(1, row, column) || !lies(2, column, tensor.dim()) || !lies(0, 0, row) ||
+      std::max(sizes[1], sizes[2]) > kMost) {
+    return std::nullopt;
+  }
+  return ElementOrder{static_cast<std::uint32_t>(sizes[1]), static_cast<std::uint32_t>(sizes[2])};
+}
+
 }  // namespace
+
+std::optional<ElementOrder> element_order(const at::Tensor& tensor) {
+  if (tensor.is_contiguous() || !tensor.is_non_overlapping_and_dense()) {
+    return ElementOrder{};  // What is not dense is copied, row by row.
+  }
+  for (std::int64_t row = 0; row < tensor.dim(); ++row) {
+    for (std::int64_t column = row + 1; column < tensor.dim(); ++column) {
+      if (const auto order = order_turned_at(tensor, row, column)) {
+        return order;
+      }
+    }
+  }
+  return std::nullopt;
+}
 
 StepEntries::StepEntries(const std::vector<StepEntry>& entries) {
   reserve(entries.size());
@@ -141,20 +179,30 @@ void StepEntries::add(const StepEntry& entry) {
   }
   dense.group = entry.group;
   dense.tag = tag_of(entry);
-  if (dense.tag.is_noisy() || dense.tag.has_codes()) {
+  // Groups of codes are those of the weight's elements row by row.
+  bool by_rows = dense.tag.has_codes();
+  if (dense.tag.is_noisy() || by_rows) {
     dense.noise_origin = static_cast<std::uint64_t>(entry.noise_origin);
   }
+  if (dense.tag.is_noisy()) {
+    const auto order = element_order(weight);
+    by_rows = !order;
+    dense.order = order.value_or(ElementOrder{});
+    if (dense.order.turns()) {
+      dense.tag.bits = static_cast<std::uint16_t>(dense.tag.bits | StepTag::kTurnedBit);
+    }
+  }
   kinds_.at(static_cast<std::size_t>(dense.tag.kind())) = true;
-  if (!find_addresses(entry, dense)) [[unlikely]] {
-    others_.push_back({entries_.size(), entry});
+  if (!find_addresses(entry, by_rows, dense)) [[unlikely]] {
+    others_.push_back({entries_.size(), entry, by_rows});
   }
   entries_.push_back(dense);
 }
 
 DenseStep StepEntries::make_dense(bool write_grads) && {
   DenseStep step;
-  for (const auto& [index, entry] : others_) {
-    complete(entry, write_grads, entries_[index], step);
+  for (const auto& [index, entry, by_rows] : others_) {
+    complete(entry, by_rows, write_grads, entries_[index], step);
   }
   step.entries = std::move(entries_);
   step.kinds = kinds_;

@@ -7,6 +7,7 @@
 
 #include "kernels/functors/gate.h"
 #include "kernels/functors/learning_rate.h"
+#include "kernels/functors/noise.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -58,8 +59,8 @@ struct StepEntry {
   std::array<const at::Tensor*, kSlots> tensors{};
   std::size_t group = 0;
   bool half_is_copy = false;
-  /// functors/noise.h: kSecond and kMax, if bf16, are rounded stochastically. Negative: to nearest.
-  /// Codes of 8 bits need it.
+  /// functors/noise.h: moments, if bf16, are rounded stochastically, first ones where they need it
+  /// (functors/narrow_moments.h). Negative: to nearest. Codes of 8 bits need it.
   std::int64_t noise_origin = -1;
 };
 
@@ -69,17 +70,19 @@ enum class Storage : std::uint8_t { kFloat, kHalf, kBFloat16, kFloat8 };
 /// Entries that steps on CUDA run in kernels of their own.
 enum class StepKind : std::uint8_t {
   kPlain,
-  kRests,  ///< Entries with rests, and no noise.
-  kNoisy,  ///< Entries with noise, with rests or without.
-  kCodes,  ///< Entries with moments in 8 bits, with rests or without.
+  kRests,   ///< Entries with rests, and no noise.
+  kNoisy,   ///< Entries with noise, with rests or without.
+  kCodes,   ///< Entries with moments in 8 bits, with rests or without.
+  kTurned,  ///< Entries with noise whose memory is in another order than their elements.
 };
-inline constexpr std::size_t kStepKinds = 4;
+inline constexpr std::size_t kStepKinds = 5;
 struct StepTag {
   static constexpr unsigned kGroupBits = 5;
   static constexpr unsigned kCopyBit = 1U << 11U;
   static constexpr unsigned kNoisyBit = 1U << 12U;
   static constexpr unsigned kRestBit = 1U << 13U;
-  static constexpr unsigned kGroupShiftBit = 14U;
+  static constexpr unsigned kGroupShiftBit = 14U;               ///< And the next; of codes.
+  static constexpr unsigned kTurnedBit = 1U << kGroupShiftBit;  ///< Of others.
   std::uint16_t bits = 0;
 
   FASTAMP_HOST_DEVICE Storage of(unsigned which) const {
@@ -90,10 +93,12 @@ struct StepTag {
   FASTAMP_HOST_DEVICE bool has_copy() const { return (bits & kCopyBit) != 0; }
   /// kWeight holds the rests of kHalf, which is the parameter.
   FASTAMP_HOST_DEVICE bool has_rest() const { return (bits & kRestBit) != 0; }
-  /// Second moments are bf16 and rounded stochastically.
+  /// Moments are bf16 and rounded stochastically, first ones where they need it.
   FASTAMP_HOST_DEVICE bool is_noisy() const { return (bits & kNoisyBit) != 0; }
   /// Moments are codes of 8 bits, rounded stochastically as well.
   FASTAMP_HOST_DEVICE bool has_codes() const { return of(2) == Storage::kFloat8; }
+  /// Noisy ones: their memory is in another order than their elements.
+  FASTAMP_HOST_DEVICE bool is_turned() const { return !has_codes() && (bits & kTurnedBit) != 0; }
   /// Of their groups: the logarithm of how many elements they have.
   FASTAMP_HOST_DEVICE unsigned group_shift() const {
     return 5U + (static_cast<unsigned>(bits) >> kGroupShiftBit);
@@ -103,7 +108,7 @@ struct StepTag {
       return StepKind::kCodes;
     }
     if (is_noisy()) {
-      return StepKind::kNoisy;
+      return is_turned() ? StepKind::kTurned : StepKind::kNoisy;
     }
     return has_rest() ? StepKind::kRests : StepKind::kPlain;
   }
@@ -117,6 +122,7 @@ struct DenseEntry {
   std::array<void*, kSlots> pointers{};
   std::int64_t numel = 0;
   std::uint64_t noise_origin = 0;  ///< Of a noisy one, or one with codes.
+  ElementOrder order;              ///< Of a noisy one.
   std::size_t group = 0;
   StepTag tag;
 };
@@ -131,6 +137,10 @@ struct DenseStep {
   /// Writes what was computed in copies back to the originals.
   void copy_back() const;
 };
+
+/// How the elements of a tensor lie in its memory; none if it is dense and ElementOrder does not
+/// say it.
+std::optional<ElementOrder> element_order(const at::Tensor& tensor);
 
 /// The entries of a call, in the order of its parameters.
 class StepEntries {
@@ -150,6 +160,7 @@ class StepEntries {
   struct Other {
     std::size_t index;
     StepEntry entry;
+    bool by_rows;  ///< Its elements have to lie row by row.
   };
 
   std::vector<DenseEntry> entries_;

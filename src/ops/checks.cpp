@@ -225,6 +225,22 @@ void check_codes(const StepArgs& args, StepEntry& entry, std::size_t index, Curs
   entry.tensors[kScales] = &t;
 }
 
+/// An fp8 copy has a header, and cannot be copied to where the noise of its elements is known.
+void check_order(const StepArgs& args, const StepEntry& entry, std::size_t index) {
+  const at::Tensor* const copy = entry.half_is_copy ? entry.tensors[kHalf] : nullptr;
+  const at::Tensor* const first = entry.tensors[kFirst];
+  const at::Tensor& param = args.params[index];
+  if (entry.noise_origin < 0 || copy == nullptr || first == nullptr ||
+      copy->scalar_type() != at::kFloat8_e4m3fn || first->scalar_type() != at::kBFloat16 ||
+      param.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) {
+    return;
+  }
+  TORCH_CHECK_VALUE(kernels::element_order(param), args.fn, ": expected params[", index,
+                    "], which has noise and a Float8_e4m3fn weight copy, to lie row by row, with "
+                    "channels last or transposed, got strides ",
+                    param.strides());
+}
+
 /// The moments of a parameter have one dtype.
 void check_moments(const char* fn, const StepEntry& entry, std::size_t index) {
   const at::Tensor* first = entry.tensors[kFirst];
@@ -406,6 +422,7 @@ StepEntries check_step(const StepArgs& args, const std::vector<StateList>& state
       check_moments(args.fn, entry, i);
       entry.noise_origin = args.noise_origins.empty() ? -1 : args.noise_origins[i];
       copies.add_to(entry, i);
+      check_order(args, entry, i);
       if (const at::Tensor* first = entry.tensors[kFirst];
           first != nullptr && first->scalar_type() == at::kByte) {
         check_codes(args, entry, i, scales);

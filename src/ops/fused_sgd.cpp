@@ -18,7 +18,7 @@ struct FusedSgd {
       "float[] momentum, float[] dampening, float[] weight_decay, bool[] nesterov, "
       "bool[] maximize, Tensor[] lr_tensors, Tensor(f!)[] weight_copies, int[] copy_of, *, "
       "Tensor? inv_scale=None, Tensor? clip_coef=None, Tensor? found_inf=None, "
-      "float? clip_value=None, bool write_grads=True) -> ()";
+      "float? clip_value=None, bool write_grads=True, int[] noise_origins=[]) -> ()";
   static constexpr auto kCpu = kernels::fused_sgd_cpu;
   static constexpr auto kCuda = &kernels::CudaKernels::fused_sgd;
 
@@ -59,11 +59,11 @@ void fused_sgd_(at::TensorList params, at::TensorList grads, at::TensorList mome
                 const std::optional<at::Tensor>& inv_scale,
                 const std::optional<at::Tensor>& clip_coef,
                 const std::optional<at::Tensor>& found_inf, std::optional<double> clip_value,
-                bool write_grads) {
+                bool write_grads, at::IntArrayRef noise_origins) {
   call_op<FusedSgd>(params, grads, momentum_buffers, momentum_steps, masters, group_sizes, lr,
                     momentum, dampening, weight_decay, nesterov, maximize, lr_tensors,
                     weight_copies, copy_of, inv_scale, clip_coef, found_inf, clip_value,
-                    write_grads);
+                    write_grads, noise_origins);
 }
 
 }  // namespace fastamp::ops

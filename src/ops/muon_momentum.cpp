@@ -17,7 +17,7 @@ struct MuonMomentum {
       "muon_momentum_(Tensor(a!)[] grads, Tensor(b!)[] momentum_buffers, Tensor(c!)[] updates, "
       "int[] group_sizes, float[] momentum, bool[] nesterov, *, Tensor? inv_scale=None, "
       "Tensor? clip_coef=None, Tensor? found_inf=None, float? clip_value=None, "
-      "bool write_grads=True) -> ()";
+      "bool write_grads=True, int[] noise_origins=[], Tensor(d!)[] momentum_steps) -> ()";
   static constexpr auto kCpu = kernels::muon_momentum_cpu;
   static constexpr auto kCuda = &kernels::CudaKernels::muon_momentum;
 
@@ -43,6 +43,17 @@ void check_update(const char* fn, const kernels::MuonMomentumArgs& args, std::si
                 kernels::kFirst);
 }
 
+/// The counter of the buffer at `index`.
+const at::Tensor& count_of(const char* fn, const kernels::MuonMomentumArgs& args,
+                           std::size_t counted, std::size_t index) {
+  TORCH_CHECK_VALUE(counted < args.momentum_steps.size(), fn, ": expected more than ",
+                    args.momentum_steps.size(),
+                    " momentum_steps, one for each noise_origin of at least 0");
+  const at::Tensor& count = args.momentum_steps[counted];
+  check_operand(fn, "momentum_steps", counted, count, args.updates[index], kernels::kStep);
+  return count;
+}
+
 }  // namespace
 
 kernels::StepEntries check_muon_momentum(const kernels::MuonMomentumArgs& args) {
@@ -57,12 +68,18 @@ kernels::StepEntries check_muon_momentum(const kernels::MuonMomentumArgs& args) 
   kernels::StepEntries entries;
   entries.reserve(args.updates.size());
   std::size_t index = 0;
+  std::size_t counted = 0;
   for (std::size_t group = 0; group < groups; ++group) {
     for (std::int64_t n = 0; n < args.group_sizes[group]; ++n, ++index) {
       check_update(kFunction, args, index);
-      entries.add(kernels::momentum_entry(args, index, group));
+      const bool noisy = !args.noise_origins.empty() && args.noise_origins[index] >= 0;
+      entries.add(kernels::momentum_entry(
+          args, index, group, noisy ? &count_of(kFunction, args, counted++, index) : nullptr));
     }
   }
+  TORCH_CHECK_VALUE(counted == args.momentum_steps.size(), kFunction, ": expected ", counted,
+                    " momentum_steps, one for each noise_origin of at least 0, got ",
+                    args.momentum_steps.size());
   check_gate(args.common());
   return entries;
 }
@@ -72,9 +89,11 @@ void muon_momentum_(at::TensorList grads, at::TensorList momentum_buffers, at::T
                     const c10::List<bool>& nesterov, const std::optional<at::Tensor>& inv_scale,
                     const std::optional<at::Tensor>& clip_coef,
                     const std::optional<at::Tensor>& found_inf, std::optional<double> clip_value,
-                    bool write_grads) {
+                    bool write_grads, at::IntArrayRef noise_origins,
+                    at::TensorList momentum_steps) {
   call_op<MuonMomentum>(grads, momentum_buffers, updates, group_sizes, momentum, nesterov,
-                        inv_scale, clip_coef, found_inf, clip_value, write_grads);
+                        inv_scale, clip_coef, found_inf, clip_value, write_grads, noise_origins,
+                        momentum_steps);
 }
 
 }  // namespace fastamp::ops

@@ -4,13 +4,10 @@
 // One step of Adam or AdamW over a torch::optim::Optimizer: ours, or one of torch's that is fused.
 // They differ in the types of their options and states, never in arithmetic.
 
-#include "kernels/functors/noise.h"
 #include "optim/adam_state.h"
 #include "optim/adam_step.h"
 #include "optim/sgd_family.h"
 #include "optim/states.h"
-
-#include <fastamp/optim/stored_state.h>
 
 #include <ATen/core/grad_mode.h>
 #include <torch/optim/adam.h>
@@ -40,20 +37,6 @@ AdamGroup adam_group(const Options& options, bool decoupled, const at::Tensor& r
   return group;
 }
 
-/// The noise of a group's n-th parameter, counted from 1 over all groups; negative if its second
-/// moments are not rounded stochastically, or are torch's and fp32.
-template <typename Options>
-std::int64_t origin_in(const Options& options, std::size_t n) {
-  if constexpr (requires { options.state_rounding(); }) {
-    if (options.state_dtype() == at::kByte ||
-        (options.state_dtype() == at::kBFloat16 &&
-         options.state_rounding() == StateRounding::kStochastic)) {
-      return kernels::noise_origin(n - 1);
-    }
-  }
-  return -1;
-}
-
 template <typename State>
 void complete_codes(State& state, const at::Tensor& param, std::int64_t group) {
   if (!state.exp_avg().defined()) {
@@ -72,24 +55,22 @@ const at::Tensor* scales_in(const State& state) {
   return nullptr;
 }
 
-/// Makes the tensors that a parameter's state lacks.
+/// Makes the tensors that a parameter's state lacks, and converts those that are stored in another
+/// way than the options say.
 template <typename State, typename Options>
 void complete(State& state, const at::Tensor& param, const Options& options) {
-  auto dtype = state.exp_avg().defined() ? state.exp_avg().scalar_type() : state_dtype(options);
   if constexpr (requires { state.moment_scales(); }) {
-    if (options.state_dtype() == at::kByte || dtype == at::kByte) {
-      const auto group = group_of_codes(param, options);
-      change_moments(state, group, moments_dtype(options));
-      if (group != 0) {
-        complete_codes(state, param, group);
-        return;
-      }
-      dtype = moments_dtype(options);
+    const auto group = group_of_codes(param, options);
+    change_moments(state, group, moments_dtype(options));
+    if (group != 0) {
+      complete_codes(state, param, group);
+      return;
     }
   }
+  const auto dtype = moments_dtype(options);
   for (auto* moment : {&state.exp_avg(), &state.exp_avg_sq(), &state.max_exp_avg_sq()}) {
-    if (!moment->defined() && (moment != &state.max_exp_avg_sq() || options.amsgrad())) {
-      *moment = zeros_for(param, dtype);
+    if (moment->defined() || moment != &state.max_exp_avg_sq() || options.amsgrad()) {
+      bring_moment(*moment, param, dtype);
     }
   }
 }
@@ -107,7 +88,7 @@ bool fit_for_torch(State& state, const at::Tensor& param, const Options& options
 template <typename State, typename Options>
   requires requires(State& state) { state.exp_avg(); }
 void follow_torch(State& state, const at::Tensor& param, const Options& /*options*/) {
-  state.steps(counter_for(param, static_cast<double>(state.step())));
+  state.steps(counter_for(param, state.step()));
 }
 
 /// LibTorch's counters of the states that a step collects. In our states on the CPU they are
@@ -184,6 +165,7 @@ void run_adam(const char* function, torch::optim::Optimizer& optimizer, const St
               at::ArrayRef<at::Tensor> rates, autocast::WeightCopies* weight_copies = nullptr) {
   const at::NoGradGuard no_grad;
   check_rates(function, rates, optimizer.param_groups().size());
+  check_groups<Options>(function, optimizer);
   const at::Tensor none;
   ForeignParams foreign;
   KernelCheck is_native;

@@ -33,7 +33,7 @@ template <typename State>
 void read_adam_state(const char* function, torch::serialize::InputArchive& archive, State& state) {
   const auto count = read_entry(archive, function, "step").toInt();
   state.step(count);
-  state.steps(counter_on(c10::kCPU, static_cast<double>(count)));
+  state.steps(counter_on(c10::kCPU, count));
   state.moment_scales(read_tensor(archive, "moment_scales_8"));
   const bool codes = state.moment_scales().defined();
   state.exp_avg(read_tensor(archive, codes ? "exp_avg_8" : "exp_avg"));
@@ -46,7 +46,7 @@ void read_adam_state(const char* function, torch::serialize::InputArchive& archi
 /// The dtype of the moments of a group that are no codes.
 template <typename Options>
 at::ScalarType moments_dtype(const Options& options) {
-  return options.state_dtype() == at::kByte ? at::kBFloat16 : options.state_dtype();
+  return state_dtype(options) == at::kByte ? at::kBFloat16 : state_dtype(options);
 }
 
 /// Elements that share a scale in a parameter's moments; 0 if they are no codes of 8 bits.
@@ -109,7 +109,7 @@ void fit_adam(const char* function, State& state, const at::Tensor& param, const
   }
   state.master(fitted(function, "master", state.master(), param, at::kFloat));
   state.rest(fitted(function, "master_rest", state.rest(), param, at::kShort));
-  state.steps(counter_for(param, static_cast<double>(read_counter(state.steps()))));
+  state.steps(counter_for(param, read_counter(state.steps())));
 }
 
 /// Whether LibTorch's Adam would have no such state.

@@ -55,10 +55,7 @@ class FASTAMP_API AdamStep {
     if (lists_.group().amsgrad) {
       lists.max_exp_avg_sqs.push_back(max_exp_avg_sq);
     }
-    if (noise_origin >= 0 || !lists.noise_origins.empty()) {
-      lists.noise_origins.resize(lists.grads.size() - 1, -1);
-      lists.noise_origins.push_back(noise_origin);
-    }
+    lists.add_noise(noise_origin);
     if (scales != nullptr) {
       lists.moment_scales.push_back(*scales);
     }
@@ -84,7 +81,6 @@ class FASTAMP_API AdamStep {
     BorrowedTensors max_exp_avg_sqs;
     BorrowedTensors steps;
     BorrowedTensors moment_scales;
-    std::vector<std::int64_t> noise_origins;  ///< None while no parameter has one.
     std::vector<double> beta1;
     std::vector<double> beta2;
     std::vector<double> eps;

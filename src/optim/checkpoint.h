@@ -70,8 +70,11 @@ void read_optimizer(const char* function, torch::serialize::InputArchive& archiv
   for (std::size_t i = 0; i < groups.size(); ++i) {
     const auto& group = optimizer.param_groups()[i];
     // A copy of the current ones: options that LibTorch's archives do not have keep their values.
-    options.push_back(as_ours<Options>(function, group.options(), optimizer.defaults()));
+    const auto current = as_ours<Options>(function, group.options(), optimizer.defaults());
+    options.push_back(current);
     options.back().serialize(groups[i].options);
+    check_stored(function, options.back());
+    keep_stored(options.back(), current);
     for (std::size_t j = 0; j < groups[i].ids.size(); ++j) {
       torch::serialize::InputArchive entry;
       if (!states.try_read(groups[i].ids[j], entry)) {

@@ -25,7 +25,7 @@ struct FusedSgdState : torch::optim::SGDParamState {
   Plain plain() const { return static_cast<const Plain&>(*this); }
   void adopt(const Plain& state, const at::Tensor& param) {
     Plain::operator=(state);
-    steps(counter_for(param, momentum_buffer().defined() ? 1.0 : 0.0));
+    steps(counter_for(param, momentum_buffer().defined() ? 1 : 0));
   }
 
  private:
@@ -56,20 +56,21 @@ struct FusedAdamState : TorchState {
   void adopt(const Plain& state, const at::Tensor& param) {
     Plain::operator=(state);
     agreed(this->step());
-    steps(counter_for(param, static_cast<double>(this->step())));
+    steps(counter_for(param, this->step()));
   }
 
   /// Counts the steps that torch's own step() has made meanwhile.
   void follow_host() {
     if (this->step() != agreed()) {
-      steps().add_(this->step() - agreed());
+      const auto seen = read_counter(steps()) + this->step() - agreed();
+      steps().fill_(counter_on(c10::kCPU, seen).template item<float>());
       agreed(this->step());
     }
   }
   /// Keeps torch's counter up to date where reading the device's costs nothing.
   void inform_host() {
     if (steps().is_cpu()) {
-      this->step(static_cast<std::int64_t>(*steps().template const_data_ptr<float>()));
+      this->step(read_counter(steps()));
       agreed(this->step());
     }
   }

@@ -11,6 +11,7 @@
 // ours; those that set_options() or the base class's add_param_group put there stay as they are,
 // since the program may hold a reference to them, and the step reads them as if they were ours.
 
+#include "optim/option_checks.h"
 #include "optim/starting_masters.h"
 
 #include <c10/util/Exception.h>
@@ -39,19 +40,46 @@ inline void expect_not_moved_from(const char* function,
 /// once.
 bool groups_inherit();
 
+/// Sets a field that is as in a new Options from other options.
+template <typename Options, typename Field>
+void inherit_field(Options& options, const Options& from, const Field& field) {
+  const Options unset(1e-3);  // LibTorch takes this rate as unset for SGD too, which has no default
+  if (field(options) == field(unset)) {
+    field(options) = field(from);
+  }
+}
+
+/// The same for those that say how state is stored.
+template <typename Options>
+void inherit_stored(Options& options, const Options& from) {
+  inherit_field(options, from, [](auto& of) -> auto& { return of.state_dtype(); });
+  inherit_field(options, from, [](auto& of) -> auto& { return of.master(); });
+  if constexpr (requires { options.state_rounding(); }) {
+    inherit_field(options, from, [](auto& of) -> auto& { return of.state_rounding(); });
+  }
+  if constexpr (requires { options.ns_dtype(); }) {
+    inherit_field(options, from, [](auto& of) -> auto& { return of.ns_dtype(); });
+  }
+}
+
+/// Gives options that were loaded into a group what the group says of how state is stored; where it
+/// has what a new Options has, it says nothing. Roundings are no layout: they are the archive's.
+template <typename Options>
+void keep_stored(Options& loaded, Options group) {
+  inherit_stored(group, loaded);
+  loaded.state_dtype(group.state_dtype()).master(group.master());
+  if constexpr (requires { group.ns_dtype(); }) {
+    loaded.ns_dtype(group.ns_dtype());
+  }
+}
+
 /// Sets each field that is as in a new Options from the optimizer's defaults.
 template <typename Options>
 void inherit_unset(Options& group, const Options& defaults) {
-  const Options unset(1e-3);  // LibTorch takes this rate as unset for SGD too, which has no default
-  const auto inherit = [&](auto field) {
-    if (field(group) == field(unset)) {
-      field(group) = field(defaults);
-    }
-  };
+  const auto inherit = [&](const auto& field) { inherit_field(group, defaults, field); };
   inherit([](auto& options) -> auto& { return options.lr(); });
   inherit([](auto& options) -> auto& { return options.weight_decay(); });
-  inherit([](auto& options) -> auto& { return options.state_dtype(); });
-  inherit([](auto& options) -> auto& { return options.master(); });
+  inherit_stored(group, defaults);
   inherit([](auto& options) -> auto& { return options.autocast_dtype(); });
   if constexpr (requires { group.maximize(); }) {
     inherit([](auto& options) -> auto& { return options.maximize(); });
@@ -69,13 +97,11 @@ void inherit_unset(Options& group, const Options& defaults) {
   if constexpr (requires { group.betas(); }) {
     inherit([](auto& options) -> auto& { return options.betas(); });
     inherit([](auto& options) -> auto& { return options.amsgrad(); });
-    inherit([](auto& options) -> auto& { return options.state_rounding(); });
   }
   if constexpr (requires { group.ns_steps(); }) {
     inherit([](auto& options) -> auto& { return options.ns_coefficients(); });
     inherit([](auto& options) -> auto& { return options.ns_steps(); });
     inherit([](auto& options) -> auto& { return options.adjust_lr_fn(); });
-    inherit([](auto& options) -> auto& { return options.ns_dtype(); });
   }
 }
 
@@ -131,6 +157,16 @@ class OptionsOfGroup {
   const Options* options_ = nullptr;
 };
 
+/// The dtype that a group's state is stored in; torch's own options have none, and float32 state.
+template <typename Options>
+at::ScalarType state_dtype(const Options& options) {
+  if constexpr (requires { options.state_dtype(); }) {
+    return options.state_dtype();
+  } else {
+    return at::kFloat;
+  }
+}
+
 /// Overwrites the options of a group, be they ours or LibTorch's.
 template <typename Options>
 void assign_options(torch::optim::OptimizerOptions& target, const Options& options) {
@@ -145,6 +181,7 @@ void assign_options(torch::optim::OptimizerOptions& target, const Options& optio
 /// @throws c10::ValueError if a parameter is undefined.
 void check_parameters(const char* function, const torch::optim::OptimizerParamGroup& group);
 
+/// @throws c10::Error if one of its options has a value that a step does not know.
 /// @throws c10::TypeError if the group has options of another optimizer.
 /// @throws c10::ValueError if a parameter is undefined.
 template <typename Options>
@@ -152,7 +189,17 @@ void check_group(const char* function, const torch::optim::OptimizerParamGroup& 
                  const Options& defaults) {
   check_parameters(function, group);
   if (group.has_options()) {
-    as_ours<Options>(function, group.options(), defaults);
+    check_stored(function, as_ours<Options>(function, group.options(), defaults));
+  }
+}
+
+/// Refuses values in the groups' options, which may have been edited, before any group is stepped.
+template <typename Options>
+void check_groups(const char* function, const torch::optim::Optimizer& optimizer) {
+  if constexpr (requires(const Options& options) { options.state_dtype(); }) {
+    for (const auto& group : optimizer.param_groups()) {
+      check_stored(function, *OptionsOfGroup<Options>(function, optimizer, group));
+    }
   }
 }
 

@@ -24,11 +24,7 @@ void check_options(const char* function, const MuonOptions& options) {
   check_not_negative(function, "weight_decay", options.weight_decay());
   TORCH_CHECK(options.ns_steps() >= 0 && options.ns_steps() < 100, function,
               ": expected ns_steps in [0, 100), got ", options.ns_steps());
-  const auto dtype = options.ns_dtype();
-  TORCH_CHECK(dtype == c10::kFloat || is_16_bit(dtype), function,
-              ": expected ns_dtype to be BFloat16, Half or Float, got ", dtype);
-  check_state_dtype(function, options.state_dtype());
-  check_autocast_dtype(function, options.autocast_dtype());
+  check_stored(function, options);
 }
 
 void check_matrix(const char* function, const at::Tensor& param) {
@@ -75,35 +71,39 @@ MuonGroup muon_group(const MuonOptions& options, const at::Tensor& rate) {
 }
 
 /// Puts a parameter with a gradient on the step's lists. False if it was added before.
+/// @param number  Of the parameter, counted from 1 over all groups.
 bool add_matrix(const char* function, torch::optim::Optimizer& optimizer,
-                const MuonOptions& options, const at::Tensor& param, MuonStep& step) {
+                const MuonOptions& options, const at::Tensor& param, std::size_t number,
+                MuonStep& step) {
   static const at::Tensor none;
   const at::Tensor& grad = param.unsafeGetTensorImpl()->grad();
   check_matrix(function, param);
   TORCH_CHECK_TYPE(grad.layout() == at::kStrided, function,
                    ": expected dense gradients, got one with layout ", grad.layout());
   auto& state = state_for<MuonParamState>(function, optimizer.state(), param);
-  if (!state.momentum_buffer().defined()) {
-    state.momentum_buffer(zeros_for(param, options.state_dtype()));
-  }
+  bring_moment(state.momentum_buffer(), param, options.state_dtype());
   return step.add(param, grad, state.momentum_buffer(),
-                  master_in(state, param, options, is_16_bit(param), none));
+                  master_in(state, param, options, is_16_bit(param), none),
+                  origin_in(options, number), state.steps());
 }
 
 void run_muon(const char* function, torch::optim::Optimizer& optimizer, const StepGate& gate,
               at::ArrayRef<at::Tensor> rates, autocast::WeightCopies* weight_copies) {
   const at::NoGradGuard no_grad;
   check_rates(function, rates, optimizer.param_groups().size());
+  for (const auto& group : optimizer.param_groups()) {
+    check_options(function, static_cast<const MuonOptions&>(group.options()));
+  }
   MuonStep step;
   autocast::CopyingStep copying(weight_copies);
   std::size_t index = 0;
+  std::size_t number = 0;  // of parameters so far
   for (const auto& group : optimizer.param_groups()) {
     const auto& options = static_cast<const MuonOptions&>(group.options());
-    check_options(function, options);
     step.begin_group(muon_group(options, rate_of(rates, index)));
     for (const auto& param : group.params()) {
-      if (param.unsafeGetTensorImpl()->grad().defined() &&
-          add_matrix(function, optimizer, options, param, step)) {
+      if (++number; param.unsafeGetTensorImpl()->grad().defined() &&
+                    add_matrix(function, optimizer, options, param, number, step)) {
         add_copy(step, copying, param, options);
       }
     }
@@ -119,6 +119,7 @@ void fit_muon(const char* function, MuonParamState& state, const at::Tensor& par
       fitted(function, "momentum_buffer", state.momentum_buffer(), param, options.state_dtype()));
   state.master(fitted(function, "master", state.master(), param, at::kFloat));
   state.rest(fitted(function, "master_rest", state.rest(), param, at::kShort));
+  state.steps(counter_for(param, read_counter(state.steps())));
 }
 
 bool always_saved(const torch::optim::OptimizerParamState& /*state*/) { return false; }
@@ -155,12 +156,14 @@ void MuonOptions::serialize(torch::serialize::InputArchive& archive) {
 
 void MuonParamState::serialize(torch::serialize::OutputArchive& archive) const {
   write_tensor(archive, "momentum_buffer", momentum_buffer());
+  archive.write("momentum_steps", c10::IValue(read_counter(steps())));
   write_tensor(archive, "master", master());
   write_tensor(archive, "master_rest", rest());
 }
 
 void MuonParamState::serialize(torch::serialize::InputArchive& archive) {
   momentum_buffer(read_tensor(archive, "momentum_buffer"));
+  steps(counter_on(c10::kCPU, read_int(archive, "momentum_steps").value_or(0)));
   master(read_tensor(archive, "master"));
   rest(read_tensor(archive, "master_rest"));
 }

@@ -53,9 +53,12 @@ double muon_rate_ratio(MuonRate rate, std::int64_t rows, std::int64_t columns) {
       return std::sqrt(std::max(1.0, height / width));
     case MuonRate::kMatchRmsAdamW:
       return 0.2 * std::sqrt(std::max(height, width));
-    default:
-      return 1.0;
+    case MuonRate::kSpectralUnclamped:
+      return std::sqrt(height / width);
+    case MuonRate::kNone:
+      break;
   }
+  return 1.0;
 }
 
 /// A wave as the ops take it: each batch is a group of theirs.
@@ -84,7 +87,8 @@ class MuonStep::Lists {
   template <typename Call>
   void call_momentum(at::TensorList updates, const StepGate& gate, const Call& call) const {
     call(grads_, buffers_, updates, group_sizes_, momentum_, nesterov_, gate.inv_scale,
-         gate.clip_coef, gate.found_inf, gate.clip_value, gate.write_grads);
+         gate.clip_coef, gate.found_inf, gate.clip_value, gate.write_grads, noise_origins_,
+         counts_);
   }
   template <typename Call>
   void call_apply(at::TensorList updates, const StepGate& gate, const Call& call) const {
@@ -100,6 +104,10 @@ class MuonStep::Lists {
     params_.push_back(matrix.param);
     grads_.push_back(matrix.grad);
     buffers_.push_back(matrix.buffer);
+    noise_origins_.push_back(matrix.noise_origin);
+    if (matrix.noise_origin >= 0) {
+      counts_.push_back(matrix.momentum_step);
+    }
     if (is_16_bit(matrix.param)) {
       masters_.push_back(matrix.master);
     }
@@ -123,6 +131,8 @@ class MuonStep::Lists {
   std::vector<at::Tensor> params_;
   std::vector<at::Tensor> grads_;
   std::vector<at::Tensor> buffers_;
+  std::vector<std::int64_t> noise_origins_;
+  std::vector<at::Tensor> counts_;
   std::vector<at::Tensor> masters_;
   std::vector<at::Tensor> copies_;
   std::vector<at::Tensor> rates_;
@@ -156,6 +166,7 @@ MuonStep::Batch& MuonStep::batch_for(const at::Tensor& param, std::int64_t rows,
 
 bool MuonStep::add(const at::Tensor& param, const at::Tensor& grad,
                    const at::Tensor& momentum_buffer, const at::Tensor& master,
+                   std::int64_t noise_origin, const at::Tensor& momentum_step,
                    std::shared_ptr<MuonShards> shards, at::IntArrayRef whole) {
   const auto sizes = shards == nullptr ? param.sizes() : whole;
   TORCH_CHECK_VALUE(sizes.size() == 2, "Muon: expected parameters of two dimensions, got shape ",
@@ -164,7 +175,8 @@ bool MuonStep::add(const at::Tensor& param, const at::Tensor& grad,
     return false;
   }
   last_ = &batch_for(param, sizes[0], sizes[1], shards != nullptr);
-  last_->matrices.push_back({param, grad, momentum_buffer, master, {}, std::move(shards)});
+  last_->matrices.push_back(
+      {param, grad, momentum_buffer, master, noise_origin, momentum_step, {}, std::move(shards)});
   return true;
 }
 

@@ -59,10 +59,13 @@ class FASTAMP_API MuonStep {
 
   /// @param param   A matrix, or this rank's shard of one.
   /// @param master  Of a 16-bit parameter: its master or its rest. Else ignored.
+  /// @param noise_origin,momentum_step  As in ops::muon_momentum_; a negative origin and an
+  ///                undefined counter where the buffer is float32.
   /// @param shards  How to put the matrix together, and its rows and columns; null for a whole one.
   /// @returns False if the parameter was added before: it is stepped once, at its first position.
   bool add(const at::Tensor& param, const at::Tensor& grad, const at::Tensor& momentum_buffer,
-           const at::Tensor& master, std::shared_ptr<MuonShards> shards = nullptr,
+           const at::Tensor& master, std::int64_t noise_origin = -1,
+           const at::Tensor& momentum_step = {}, std::shared_ptr<MuonShards> shards = nullptr,
            at::IntArrayRef whole = {});
 
   /// A 16-bit copy of the parameter added last, float32, that the step is to write.
@@ -79,6 +82,8 @@ class FASTAMP_API MuonStep {
     at::Tensor grad;
     at::Tensor buffer;
     at::Tensor master;
+    std::int64_t noise_origin;
+    at::Tensor momentum_step;
     at::Tensor weight_copy;
     std::shared_ptr<MuonShards> shards;
   };

@@ -3,6 +3,7 @@
 
 #include "core/dtypes.h"
 
+#include <fastamp/optim/muon_rate.h>
 #include <fastamp/optim/stored_state.h>
 
 #include <c10/core/ScalarType.h>
@@ -37,6 +38,34 @@ inline void check_autocast_dtype(const char* function, c10::ScalarType dtype) {
               dtype);
 }
 
+/// Options that LibTorch's do not have: a value may be any, where it was cast from a number or read
+/// from an archive. Adam's moments may also be codes of 8 bits.
+/// @throws c10::Error unless it is one that a step knows.
+template <typename Options>
+void check_stored(const char* function, const Options& options) {
+  if constexpr (requires { options.state_rounding(); }) {
+    check_moments_dtype(function, options.state_dtype());
+    const auto rounding = options.state_rounding();
+    TORCH_CHECK(rounding == StateRounding::kStochastic || rounding == StateRounding::kNearest,
+                function, ": expected state_rounding to be kStochastic or kNearest, got ",
+                static_cast<int>(rounding));
+  } else {
+    check_state_dtype(function, options.state_dtype());
+  }
+  TORCH_CHECK(options.master() == MasterStorage::kFloat || options.master() == MasterStorage::kRest,
+              function, ": expected master to be kFloat or kRest, got ",
+              static_cast<int>(options.master()));
+  check_autocast_dtype(function, options.autocast_dtype());
+  if constexpr (requires { options.ns_dtype(); }) {
+    const auto dtype = options.ns_dtype();
+    TORCH_CHECK(dtype == c10::kFloat || is_16_bit(dtype), function,
+                ": expected ns_dtype to be BFloat16, Half or Float, got ", dtype);
+    TORCH_CHECK(options.adjust_lr_fn() <= MuonRate::kSpectralUnclamped, function,
+                ": expected adjust_lr_fn to be a MuonRate, got ",
+                static_cast<int>(options.adjust_lr_fn()));
+  }
+}
+
 /// The conditions of LibTorch's Adam and AdamW, and those on our own options.
 template <typename Options>
 void check_adam_options(const char* function, const Options& options) {
@@ -46,26 +75,30 @@ void check_adam_options(const char* function, const Options& options) {
   const auto [beta1, beta2] = options.betas();
   TORCH_CHECK(0.0 <= beta1 && beta1 < 1.0, function, ": expected betas[0] in [0, 1), got ", beta1);
   TORCH_CHECK(0.0 <= beta2 && beta2 < 1.0, function, ": expected betas[1] in [0, 1), got ", beta2);
-  check_moments_dtype(function, options.state_dtype());
-  check_autocast_dtype(function, options.autocast_dtype());
+  check_stored(function, options);
 }
 
-/// Whether the second moment is rounded more coarsely than the change that a step makes to it.
+/// Whether a moment is rounded more coarsely than the change that a step makes to it.
 template <typename Options>
 bool has_narrow_moments(const Options& options) {
+  const auto [beta1, beta2] = options.betas();
   return options.state_dtype() == c10::kBFloat16 &&
-         options.state_rounding() == StateRounding::kNearest && std::get<1>(options.betas()) > 0.99;
+         options.state_rounding() == StateRounding::kNearest && (beta1 > 0.99 || beta2 > 0.99);
 }
 
 template <typename Options>
 void warn_of_narrow_moments(const char* function, const Options& options) {
   if (has_narrow_moments(options)) {
-    TORCH_WARN(function,
-               ": state_dtype kBFloat16 with state_rounding kNearest cannot follow betas[1] = ",
-               std::get<1>(options.betas()),
-               ": a step changes the second moment by less than half a unit of bfloat16, so that "
-               "updates stay nearly five times too small after gradients fell tenfold. Use "
-               "state_rounding kStochastic, or betas[1] <= 0.99.");
+    const auto [beta1, beta2] = options.betas();
+    const bool first = beta1 > 0.99;
+    TORCH_WARN(
+        function, ": state_dtype kBFloat16 with state_rounding kNearest cannot follow betas[",
+        first ? 0 : 1, "] = ", first ? beta1 : beta2, ": a step changes the ",
+        first ? "first moment by less than half a unit of bfloat16, so that updates go on long "
+                "after gradients are gone"
+              : "second moment by less than half a unit of bfloat16, so that updates stay nearly "
+                "five times too small after gradients fell tenfold",
+        ". Use state_rounding kStochastic, or betas[", first ? 0 : 1, "] <= 0.99.");
   }
 }
 

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optim/param_state.h"
 
+#include "kernels/functors/step_count.h"
 #include "optim/starting_masters.h"
 
 #include <fastamp/optim/stored_state.h>
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
 
 namespace fastamp::optim {
 
@@ -15,12 +18,23 @@ at::Tensor zeros_for(const at::Tensor& param, at::ScalarType dtype) {
                         at::MemoryFormat::Preserve);
 }
 
-at::Tensor counter_on(c10::Device device, double steps) {
-  return at::full({}, steps, at::TensorOptions(at::kFloat).device(device));
+void bring_moment(at::Tensor& moment, const at::Tensor& param, at::ScalarType dtype) {
+  if (!moment.defined()) {
+    moment = zeros_for(param, dtype);
+  } else if (moment.scalar_type() != dtype) [[unlikely]] {
+    moment = moment.to(dtype);
+  }
+}
+
+at::Tensor counter_on(c10::Device device, std::int64_t steps) {
+  const auto count =
+      kernels::count_of(static_cast<std::uint64_t>(std::max<std::int64_t>(steps, 0)));
+  return at::full({}, count, at::TensorOptions(at::kFloat).device(device));
 }
 
 std::int64_t read_counter(const at::Tensor& counter) {
-  return counter.defined() ? counter.item<std::int64_t>() : 0;  // sync: checkpoints only
+  return counter.defined() ? kernels::steps_of(counter.item<float>())
+                           : 0;  // sync: checkpoints only
 }
 
 at::Tensor master_of(const at::Tensor& param) {

@@ -17,9 +17,12 @@ namespace fastamp::optim {
 /// Zeros of param's shape and layout.
 at::Tensor zeros_for(const at::Tensor& param, at::ScalarType dtype);
 
-/// A counter of steps.
-at::Tensor counter_on(c10::Device device, double steps);
-inline at::Tensor counter_for(const at::Tensor& param, double steps = 0.0) {
+/// Makes a moment of a parameter that is undefined, zeros, and converts one of another dtype.
+void bring_moment(at::Tensor& moment, const at::Tensor& param, at::ScalarType dtype);
+
+/// A counter of steps (kernels/functors/step_count.h).
+at::Tensor counter_on(c10::Device device, std::int64_t steps);
+inline at::Tensor counter_for(const at::Tensor& param, std::int64_t steps = 0) {
   return counter_on(param.device(), steps);
 }
 

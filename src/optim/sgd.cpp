@@ -23,7 +23,7 @@ void fit(const char* function, SGDParamState& state, const at::Tensor& param,
   state.momentum_buffer(fitted(function, "momentum_buffer", state.momentum_buffer(), param, dtype));
   state.master(fitted(function, "master", state.master(), param, at::kFloat));
   state.rest(fitted(function, "master_rest", state.rest(), param, at::kShort));
-  state.steps(counter_for(param, static_cast<double>(read_counter(state.steps()))));
+  state.steps(counter_for(param, read_counter(state.steps())));
 }
 
 /// LibTorch's SGD has no state without a momentum buffer that holds something.
@@ -40,8 +40,7 @@ std::unique_ptr<SGDOptions> checked(const SGDOptions& options) {
               "SGD: expected momentum > 0 and dampening = 0 with nesterov, got momentum ",
               options.momentum(), " and dampening ", options.dampening(),
               ". Nesterov momentum requires a momentum and zero dampening");
-  check_state_dtype("SGD", options.state_dtype());
-  check_autocast_dtype("SGD", options.autocast_dtype());
+  check_stored("SGD", options);
   return std::make_unique<SGDOptions>(options);
 }
 
@@ -88,8 +87,7 @@ void SGDParamState::serialize(torch::serialize::InputArchive& archive) {
   rest(read_tensor(archive, "master_rest"));
   // LibTorch's has no counter: its buffer exists from the first step on.
   const auto count = read_int(archive, "momentum_steps");
-  steps(counter_on(c10::kCPU,
-                   static_cast<double>(count.value_or(momentum_buffer().defined() ? 1 : 0))));
+  steps(counter_on(c10::kCPU, count.value_or(momentum_buffer().defined() ? 1 : 0)));
 }
 
 SGD::SGD(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,

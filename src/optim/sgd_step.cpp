@@ -16,7 +16,7 @@ void call_with_sgd_lists(const Lists& lists, const StepGate& gate, const Call& c
        lists.masters.list(), lists.group_sizes, lists.lr, lists.momentum, lists.dampening,
        lists.weight_decay, lists.nesterov, lists.maximize, rates, lists.weight_copies,
        lists.copy_of, here.inv_scale, here.clip_coef, here.found_inf, here.clip_value,
-       here.write_grads);
+       here.write_grads, lists.noise_origins);
 }
 
 }  // namespace

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kernels/functors/narrow_moments.h"
 #include "optim/gate.h"
 #include "optim/step_lists.h"
 
 #include <ATen/core/List.h>
 
+#include <cstdint>
 #include <utility>
 
 namespace fastamp::optim {
@@ -20,6 +22,11 @@ struct SgdGroup {
   bool nesterov = false;
   bool maximize = false;
 };
+
+/// Whether narrow buffers with such a momentum are rounded by noise.
+inline bool needs_noise(double momentum) {
+  return kernels::first_moments_need_noise(static_cast<float>(1.0 - momentum));
+}
 
 /// Collects the parameters of one SGD step, then runs one fused op per device.
 ///
@@ -36,9 +43,11 @@ class FASTAMP_API SgdStep {
   /// Dtypes and shapes are those of ops::fused_sgd_. Tensors that a parameter does not use are
   /// ignored and may be undefined: the momentum tensors without momentum, the master of an fp32
   /// parameter.
+  /// @param noise_origin  As in ops::fused_sgd_; ignored where the momentum needs no noise.
   /// @returns False if the parameter was added before: it is stepped once, at its first position.
   bool add(const at::Tensor& param, const at::Tensor& grad, const at::Tensor& momentum_buffer,
-           const at::Tensor& momentum_step, const at::Tensor& master) {
+           const at::Tensor& momentum_step, const at::Tensor& master,
+           std::int64_t noise_origin = -1) {
     auto& lists = lists_.for_device(param.device());
     if (!lists.add(param, grad, master)) [[unlikely]] {
       return false;
@@ -47,6 +56,7 @@ class FASTAMP_API SgdStep {
       lists.momentum_buffers.push_back(momentum_buffer);
       lists.momentum_steps.push_back(momentum_step);
     }
+    lists.add_noise(needs_noise(lists_.group().momentum) ? noise_origin : -1);
     return true;
   }
 

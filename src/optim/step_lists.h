@@ -67,6 +67,13 @@ struct FASTAMP_API DeviceLists {
   void look_up_repeats() {
     finder.look_up([this](PointerSet& known) { insert_params(known); });
   }
+  /// The noise of the parameter added last; negative for none.
+  void add_noise(std::int64_t origin) {
+    if (origin >= 0 || !noise_origins.empty()) [[unlikely]] {
+      noise_origins.resize(grads.size() - 1, -1);
+      noise_origins.push_back(origin);
+    }
+  }
   /// A 16-bit copy of the parameter added last, float32, that the step is to write.
   void add_copy(at::Tensor weight_copy) {
     copy_of.push_back(static_cast<std::int64_t>(params.list().size()) - 1);
@@ -81,6 +88,7 @@ struct FASTAMP_API DeviceLists {
   BorrowedTensors masters;
   std::vector<at::Tensor> weight_copies;
   std::vector<std::int64_t> copy_of;
+  std::vector<std::int64_t> noise_origins;  ///< None while no parameter has one.
   std::vector<std::int64_t> group_sizes;
   std::vector<double> lr;
   std::vector<at::Tensor> lr_tensors;  ///< Per group; undefined where lr counts.

@@ -39,7 +39,8 @@ namespace fastamp::ops {
 ///                parameter of a group whose momentum is not 0, in their order. In place.
 /// @param momentum_steps  float32, one element each, on the device of params, one for each momentum
 ///                buffer: how many steps it has seen. At 0 the buffer's contents are not read. In
-///                place: + 1, unless the step is skipped.
+///                place: + 1, unless the step is skipped; from 2^24 on, of which float32 has no
+///                successor, the next float32.
 /// @param masters float32, of the shape of its parameter, one for each 16-bit parameter, in order;
 ///                or int16: what the parameter lacks of its master (optim/stored_state.h). Then
 ///                nothing tells whether the parameter was written: w is parameter and rest, and
@@ -65,6 +66,13 @@ namespace fastamp::ops {
 /// @param clip_value  None, or at least 0: the greatest magnitude of an element, as
 ///                torch.nn.utils.clip_grad_value_ has it. A NaN stays.
 /// @param write_grads  True: leaves the gradients unscaled and clipped. False: only reads them.
+/// @param noise_origins  Empty: bfloat16 buffers are rounded to nearest even. Else for each
+///                parameter -1 for that, or p * 2^32 + i with p and i in [0, 2^31) and [0, 2^32):
+///                where momentum is above 0.9375, and to nearest would keep a buffer where it is,
+///                it is rounded stochastically, by noise that is a pure function of p (the
+///                parameter's number), of i + the element's index (row by row, modulo 2^32), and of
+///                momentum_steps. A step on the CPU, on CUDA, with other threads or another memory
+///                format has the same bits.
 /// @throws c10::TypeError   a dtype is not among those above.
 /// @throws c10::ValueError  lists, shapes or devices do not match, or clip_value is negative or
 ///                NaN. Nothing was changed.
@@ -73,17 +81,15 @@ namespace fastamp::ops {
 ///       Tensors that are not dense, or whose strides differ from their parameter's, are copied.
 ///       Bumps the versions of all it writes; records no autograd node. CPU: uses
 ///       at::get_num_threads() threads.
-FASTAMP_API void fused_sgd_(at::TensorList params, at::TensorList grads,
-                            at::TensorList momentum_buffers, at::TensorList momentum_steps,
-                            at::TensorList masters, at::IntArrayRef group_sizes,
-                            at::ArrayRef<double> lr, at::ArrayRef<double> momentum,
-                            at::ArrayRef<double> dampening, at::ArrayRef<double> weight_decay,
-                            const c10::List<bool>& nesterov, const c10::List<bool>& maximize,
-                            at::TensorList lr_tensors, at::TensorList weight_copies,
-                            at::IntArrayRef copy_of, const std::optional<at::Tensor>& inv_scale,
-                            const std::optional<at::Tensor>& clip_coef,
-                            const std::optional<at::Tensor>& found_inf,
-                            std::optional<double> clip_value, bool write_grads);
+FASTAMP_API void fused_sgd_(
+    at::TensorList params, at::TensorList grads, at::TensorList momentum_buffers,
+    at::TensorList momentum_steps, at::TensorList masters, at::IntArrayRef group_sizes,
+    at::ArrayRef<double> lr, at::ArrayRef<double> momentum, at::ArrayRef<double> dampening,
+    at::ArrayRef<double> weight_decay, const c10::List<bool>& nesterov,
+    const c10::List<bool>& maximize, at::TensorList lr_tensors, at::TensorList weight_copies,
+    at::IntArrayRef copy_of, const std::optional<at::Tensor>& inv_scale,
+    const std::optional<at::Tensor>& clip_coef, const std::optional<at::Tensor>& found_inf,
+    std::optional<double> clip_value, bool write_grads, at::IntArrayRef noise_origins = {});
 
 /// One step of Adam or AdamW for all parameter groups at once, with the arithmetic of
 /// torch.optim.Adam and AdamW (foreach, not capturable).
@@ -108,14 +114,10 @@ FASTAMP_API void fused_sgd_(at::TensorList params, at::TensorList grads,
 /// @param max_exp_avg_sqs  v': the same, one for each parameter of a group with amsgrad, in order.
 ///                    The moments of one parameter have one dtype.
 /// @param state_steps float32, one element each, on the device of params, one for each parameter:
-///                    steps the moments have seen. In place: + 1, unless the step is skipped.
-/// @param noise_origins  Empty: bfloat16 moments are rounded to nearest even. Else for each
-///                    parameter -1 for that, or p * 2^32 + i with p and i in [0, 2^31) and
-///                    [0, 2^32): v and v' are rounded stochastically, by noise that is a pure
-///                    function of p (the parameter's number), of i + the element's place in memory
-///                    (modulo 2^32), and of state_steps; both by the same. A step on the CPU, on
-///                    CUDA, or with other threads has the same bits. uint8 moments: so is v, and m
-///                    if beta1 is above 0.9375; else m is rounded to nearest even.
+///                    steps the moments have seen. In place, as momentum_steps in fused_sgd_.
+/// @param noise_origins  As in fused_sgd_: of bfloat16 moments v and v' are rounded stochastically,
+///                    both by the same noise, and m if beta1 is above 0.9375; else m is rounded to
+///                    nearest even. So are v and m of uint8 moments.
 /// @param moment_scales  uint8, one for each parameter whose moments are uint8, in their order, of
 ///                    shape [params[i].size(0), groups of a row, 2]: for each 32, 64 or 128
 ///                    neighbouring elements of a row of the first dimension the scales of m and v.
@@ -149,13 +151,15 @@ FASTAMP_API void fused_adamw_(
 ///                At least one. Written, never read.
 /// @param group_sizes,inv_scale,clip_coef,found_inf,clip_value,write_grads  As in fused_sgd_.
 /// @param momentum,nesterov  For each group, as in torch.optim.Muon.
-FASTAMP_API void muon_momentum_(at::TensorList grads, at::TensorList momentum_buffers,
-                                at::TensorList updates, at::IntArrayRef group_sizes,
-                                at::ArrayRef<double> momentum, const c10::List<bool>& nesterov,
-                                const std::optional<at::Tensor>& inv_scale,
-                                const std::optional<at::Tensor>& clip_coef,
-                                const std::optional<at::Tensor>& found_inf,
-                                std::optional<double> clip_value, bool write_grads);
+/// @param noise_origins  For each of updates, as in fused_sgd_.
+/// @param momentum_steps  As in fused_sgd_, one for each of updates whose noise_origin is at least
+///                0, in their order. What a buffer holds counts at 0 steps, too.
+FASTAMP_API void muon_momentum_(
+    at::TensorList grads, at::TensorList momentum_buffers, at::TensorList updates,
+    at::IntArrayRef group_sizes, at::ArrayRef<double> momentum, const c10::List<bool>& nesterov,
+    const std::optional<at::Tensor>& inv_scale, const std::optional<at::Tensor>& clip_coef,
+    const std::optional<at::Tensor>& found_inf, std::optional<double> clip_value, bool write_grads,
+    at::IntArrayRef noise_origins = {}, at::TensorList momentum_steps = {});
 
 /// The second half of a step of Muon: w = w * (1 - lr * weight_decay) - lr * ratio * u, in fp32,
 /// the products with u in a fused multiply-add. Nothing is written where found_inf is not 0.

@@ -49,8 +49,8 @@ struct FASTAMP_API AdamOptions : torch::optim::AdamOptions {
   /// have matrices of 4096 elements or more whose rows are a multiple of 32; others, and all with
   /// amsgrad, then have bfloat16, rounded stochastically.
   TORCH_ARG(c10::ScalarType, state_dtype) = c10::kFloat;
-  /// How bfloat16 second moments are rounded. kNearest with a second beta above 0.99 loses most
-  /// changes of them: the optimizer warns of it.
+  /// How bfloat16 moments are rounded. kNearest with a beta above 0.99 loses most changes of them:
+  /// the optimizer warns of it.
   TORCH_ARG(StateRounding, state_rounding) = StateRounding::kStochastic;
   /// How the masters of 16-bit parameters are kept.
   TORCH_ARG(MasterStorage, master) = MasterStorage::kFloat;

@@ -61,6 +61,9 @@ struct FASTAMP_API MuonOptions : torch::optim::OptimizerCloneableOptions<MuonOpt
 struct FASTAMP_API MuonParamState : torch::optim::OptimizerCloneableParamState<MuonParamState> {
   /// Of the parameter's shape and of state_dtype; zeros before the first step.
   TORCH_ARG(at::Tensor, momentum_buffer);
+  /// float32, one element, on the parameter's device: steps that a bfloat16 buffer has seen, of
+  /// which its noise is made.
+  TORCH_ARG(at::Tensor, steps);
   /// float32: the weights that a 16-bit parameter is rounded from, with MasterStorage::kFloat.
   TORCH_ARG(at::Tensor, master);
   /// int16: what the parameter lacks of them, with MasterStorage::kRest.
@@ -68,6 +71,7 @@ struct FASTAMP_API MuonParamState : torch::optim::OptimizerCloneableParamState<M
 
  public:
   void serialize(torch::serialize::InputArchive& archive) override;
+  /// Reads the step counter: waits for the device.
   void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 
@@ -103,7 +107,8 @@ class FASTAMP_API Muon  // NOLINT(misc-multiple-inheritance): the gate is a mixi
   at::Tensor step(LossClosure closure = nullptr) override;
 
   void save(torch::serialize::OutputArchive& archive) const override;
-  /// Replaces the state of all parameters and the options of all groups. State tensors go to the
+  /// Replaces the state of all parameters and the options of all groups, but for state_dtype,
+  /// master and ns_dtype of groups where these are not as in new options. State tensors go to the
   /// device of their parameter and to state_dtype.
   /// @throws c10::Error if the archive is not that of a Muon over as many groups and parameters of
   ///     the same shapes. Nothing was changed.

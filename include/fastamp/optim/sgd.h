@@ -131,8 +131,9 @@ class FASTAMP_API SGD : public torch::optim::Optimizer, public GatedOptimizer {
   at::Tensor step(LossClosure closure = nullptr) override;
 
   void save(torch::serialize::OutputArchive& archive) const override;
-  /// Replaces the state of all parameters and the options of all groups. State tensors go to the
-  /// device of their parameter and to state_dtype.
+  /// Replaces the state of all parameters and the options of all groups, but for state_dtype and
+  /// master of groups where these are not as in new options. State tensors go to the device of
+  /// their parameter and to state_dtype.
   /// @throws c10::Error if the archive is not that of an SGD over as many groups and parameters of
   ///     the same shapes. Nothing was changed.
   void load(torch::serialize::InputArchive& archive) override;

@@ -10,15 +10,15 @@
 
 namespace fastamp::optim {
 
-/// How a step rounds second moments that are stored in bfloat16. First moments and momentum buffers
-/// are always rounded to nearest.
+/// How a step rounds moments that are stored in bfloat16: second ones, and first ones with a first
+/// beta above 0.9375. Others move far enough in each step to be rounded to nearest.
 enum class StateRounding : std::uint8_t {
   /// Up or down, with probabilities that make the mean exact. Which of them is a pure function of
   /// the element, the step and the parameter's position among those of the optimizer: the same bits
   /// on CPU and CUDA, with any threads, on all replicas, and after a resume.
   kStochastic,
-  /// To nearest even, as torch's fused Adam (2.12 and later) does it. With a second beta above 0.99
-  /// a moment then follows growing gradients but hardly falling ones.
+  /// To nearest even, as torch's fused Adam (2.12 and later) does it. With a beta above 0.99 a
+  /// moment then follows growing gradients but hardly falling ones.
   kNearest,
 };
 

@@ -20,6 +20,14 @@ CODES = ("exp_avg_8", "exp_avg_sq_8", "moment_scales_8")
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
+def moment_dtype(group: dict[str, Any]) -> torch.dtype:
+    """The dtype of the moments of a group's parameters, but for those that are codes."""
+    dtype: torch.dtype | str | None = group.get("state_dtype")
+    if isinstance(dtype, str):
+        return torch.bfloat16
+    return torch.float32 if dtype is None else dtype
+
+
 def group_of_codes(param: Tensor, group: dict[str, Any]) -> int:
     """How many elements share a scale in a parameter's moments; 0 if they are no codes."""
     if group.get("state_dtype") != EIGHT_BITS or group["amsgrad"]:
@@ -39,9 +47,7 @@ def change_moments(param: Tensor, group: dict[str, Any], state: dict[Any, Any]) 
         moments = decoded(param, state)
         for key in CODES:
             del state[key]
-        # bfloat16: what 8-bit groups have beside codes.
-        narrow = group.get("state_dtype") in (EIGHT_BITS, torch.bfloat16)
-        dtype = torch.bfloat16 if narrow else torch.float32
+        dtype = moment_dtype(group)
         state.update({key: value.to(dtype) for key, value in moments.items()})
     elif size != 0 and not has_codes:
         state.update(_encoded(param, size, state))

@@ -40,7 +40,8 @@ def fuse_(optimizer: _Optimizer, *, autocast_dtype: torch.dtype | None = None) -
         The same object.
 
     Raises:
-        ValueError: ``autocast_dtype`` is not one that weight copies can have. Nothing was changed.
+        ValueError: ``autocast_dtype`` is not one that weight copies can have, or a group has a
+            value of an option that the fused step does not know. Nothing was changed.
         TypeError: The optimizer is of another class, subclasses of these included: the fused step
             would replace what they do. Nothing was changed.
     """
@@ -55,6 +56,8 @@ def fuse_(optimizer: _Optimizer, *, autocast_dtype: torch.dtype | None = None) -
             "fuse_: expected an object of exactly torch.optim.SGD, Adam, AdamW or Muon, "
             f"got {type(optimizer).__module__}.{type(optimizer).__qualname__}"
         )
+    for group in optimizer.param_groups:
+        fused._check_stored("fuse_", group)
     erased: Any = optimizer
     erased.__class__ = fused
     erased.__dict__.pop("_step_supports_amp_scaling", None)

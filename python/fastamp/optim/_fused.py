@@ -82,8 +82,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         self.__dict__.pop("_fastamp_is_being_made", None)
         warn_of_narrow_moments(function, self.param_groups, stacklevel=3)
 
-    def _check_stored(self, function: str, options: Mapping[str, Any]) -> None:
-        for key, check in self._stored_checks.items():
+    @classmethod
+    def _check_stored(cls, function: str, options: Mapping[str, Any]) -> None:
+        for key, check in cls._stored_checks.items():
             check(function, options.get(key))
 
     def _fastamp_use_weight_copies(self, function: str, dtype: torch.dtype | None) -> None:
@@ -303,17 +304,22 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Loads the state of an optimizer of this kind, fastamp's or torch's.
 
         Moments, masters and step counts keep the precision they were saved with, where torch would
-        round them to the parameter's dtype.
+        round them to the parameter's dtype. What the groups of this optimizer say of how state is
+        stored (``state_dtype``, ``state_rounding``, ``master``, ``ns_dtype``) stays as it is, and
+        the state is converted to it; where they say nothing, the loaded groups may.
 
         Args:
             state_dict: What ``state_dict`` returned.
 
         Raises:
-            ValueError: Its groups do not fit the optimizer's, or FlashOptim saved it in a way that
-                is not read (docs/optim.md). Nothing was changed.
+            ValueError: Its groups do not fit the optimizer's, have a value of an option that is
+                none, or FlashOptim saved it in a way that is not read (docs/optim.md). Nothing was
+                changed.
         """
 
         def remember(_: Any, final: dict[str, Any]) -> None:
+            for saved in final["param_groups"]:
+                self._check_stored("load_state_dict", saved)
             for group, saved in zip(self.param_groups, final["param_groups"], strict=False):
                 for param, key in zip(group["params"], saved["params"], strict=False):
                     check_loaded("load_state_dict", final["state"].get(key), param, saved)
@@ -334,12 +340,15 @@ class FusedOptimizer(torch.optim.Optimizer):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        source = self.__dict__.get("_fastamp_source")
+        if source is not None:
+            for group, loaded in zip(self.param_groups, state["param_groups"], strict=True):
+                loaded.update({key: group[key] for key in STORED if key in group})
         super().__setstate__(state)
         if "_fastamp_autocast_dtype" in self.__dict__:
             dtype = self.__dict__.pop("_fastamp_autocast_dtype")
             self._fastamp_use_weight_copies("__setstate__", dtype)
         self.__dict__.pop("_step_supports_amp_scaling", None)
-        source = self.__dict__.get("_fastamp_source")
         self._fastamp_adopt_state({} if source is None else source)
 
     def _fastamp_adopt_state(self, source: dict[str, Any]) -> None:

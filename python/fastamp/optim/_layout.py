@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import fastamp._C as _C
-from fastamp.optim._codes import CODES, EIGHT_BITS, change_moments, decoded, group_of_codes
+from fastamp.optim._codes import (
+    CODES,
+    EIGHT_BITS,
+    change_moments,
+    decoded,
+    group_of_codes,
+    moment_dtype,
+)
 from fastamp.optim._flashoptim import ERROR_BITS, as_integers, master_from_error_bits
 from fastamp.optim._rests import join, split
 
@@ -25,7 +32,7 @@ REST = "master_rest"
 MASTERS = frozenset({MASTER, REST, ERROR_BITS})
 MOMENTUM = "momentum_buffer"
 # How many steps a momentum buffer has seen. At 0 its contents are ignored: whether the first step
-# was skipped is known on the device only.
+# was skipped is known on the device only. Muon's, which start as zeros, have it in bfloat16 only.
 MOMENTUM_STEPS = "momentum_steps"
 MOMENTS = frozenset({MOMENTUM, "exp_avg", "exp_avg_sq", "max_exp_avg_sq"})
 STEPS = frozenset({"step", MOMENTUM_STEPS})
@@ -94,6 +101,27 @@ def check_ns_dtype(function: str, dtype: Any) -> None:
         )
 
 
+def _known_rates() -> tuple[str, ...]:
+    # torch's step takes words that it does not know for a ratio of 1; it is asked for the newest.
+    known = ("original", "match_rms_adamw")
+    try:
+        from torch.optim._muon import _adjust_lr
+    except ImportError:  # Before torch 2.9 there is no Muon.
+        return known
+    ratio = _adjust_lr(1.0, "spectral_unclamped", torch.Size((1, 4)))
+    return (*known, "spectral_unclamped") if ratio == 0.5 else known
+
+
+def check_adjust_lr_fn(function: str, name: Any) -> None:
+    """Refuses what the installed torch's Muon or ours does not multiply rates by."""
+    known = _known_rates()
+    if name is not None and name not in known:
+        words = ", ".join(map(repr, known))
+        raise ValueError(
+            f"{function}: expected adjust_lr_fn to be None or of {words}, got {name!r}"
+        )
+
+
 # Options of groups that torch's do not have. A group without one stores its state as by default.
 STORED = {
     "ns_dtype": check_ns_dtype,
@@ -106,11 +134,23 @@ STORED = {
 #: Adam's: its moments may be codes.
 ADAM_STORED = {**STORED, "state_dtype": check_moments_dtype}
 
+#: Muon's: torch checks the words of this option in its constructor only.
+MUON_STORED = {**STORED, "adjust_lr_fn": check_adjust_lr_fn}
+
+
+# Of the first moment and the second.
+_NARROW_EFFECTS = (
+    "the first moment by less than half a unit of bfloat16, so that updates go on long after "
+    "gradients are gone",
+    "the second moment by less than half a unit of bfloat16, so that updates stay nearly five "
+    "times too small after gradients fell tenfold",
+)
+
 
 def warn_of_narrow_moments(
     function: str, groups: Iterable[dict[str, Any]], *, stacklevel: int
 ) -> None:
-    """Warns once if a second moment is rounded more coarsely than the change of one step.
+    """Warns once if a moment is rounded more coarsely than the change of one step.
 
     Args:
         function: What the user called.
@@ -122,24 +162,16 @@ def warn_of_narrow_moments(
             continue
         if group.get("state_rounding") != "nearest":
             continue
-        beta2 = float(group["betas"][1])
-        if beta2 > 0.99:
-            warnings.warn(
-                f"{function}: state_dtype=torch.bfloat16 with state_rounding='nearest' cannot "
-                f"follow betas[1] = {beta2:g}: a step changes the second moment by less than half "
-                "a unit of bfloat16, so that updates stay nearly five times too small after "
-                "gradients fell tenfold. Use state_rounding='stochastic', or betas[1] <= 0.99.",
-                stacklevel=stacklevel + 1,
-            )
-            return
-
-
-def moment_dtype(group: dict[str, Any]) -> torch.dtype:
-    """The dtype of the moments of a group's parameters, but for those that are codes."""
-    dtype: torch.dtype | str | None = group.get("state_dtype")
-    if isinstance(dtype, str):
-        return torch.bfloat16
-    return torch.float32 if dtype is None else dtype
+        for index, effect in enumerate(_NARROW_EFFECTS):
+            beta = float(group["betas"][index])
+            if beta > 0.99:
+                warnings.warn(
+                    f"{function}: state_dtype=torch.bfloat16 with state_rounding='nearest' cannot "
+                    f"follow betas[{index}] = {beta:g}: a step changes {effect}. Use "
+                    f"state_rounding='stochastic', or betas[{index}] <= 0.99.",
+                    stacklevel=stacklevel + 1,
+                )
+                return
 
 
 def wanted_dtype(key: Any, param: Tensor, group: dict[str, Any]) -> torch.dtype | None:
@@ -262,8 +294,13 @@ def complete_sgd(param: Tensor, group: dict[str, Any], state: dict[Any, Any]) ->
 
 def complete_muon(param: Tensor, group: dict[str, Any], state: dict[Any, Any]) -> None:
     """Creates what a Muon step of a parameter needs and its state lacks."""
+    steps = 1.0
     if not isinstance(state.get(MOMENTUM), torch.Tensor):
-        state[MOMENTUM] = _moment(param, group)
+        state[MOMENTUM], steps = _moment(param, group), 0.0
+    if moment_dtype(group) is torch.float32:
+        state.pop(MOMENTUM_STEPS, None)
+    elif MOMENTUM_STEPS not in state:  # Noise is made of it.
+        state[MOMENTUM_STEPS] = _count(param, steps)
     _complete_master(param, group, state)
 
 

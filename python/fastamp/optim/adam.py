@@ -41,10 +41,10 @@ class Adam(FusedOptimizer, torch.optim.Adam):
             would make them: see "Moments in 8 bits" in docs/optim.md. Where they do not fit, and in
             groups with ``amsgrad``, moments are then in bfloat16, rounded stochastically. May
             differ by group.
-        state_rounding: Of bfloat16 second moments: ``"stochastic"`` (also ``None``), by noise that
-            is the same on all devices and replicas and after a resume, or ``"nearest"``, as torch's
-            fused Adam does it from 2.12 on, which needs a second beta of at most 0.99. First
-            moments are rounded to nearest. May differ by group.
+        state_rounding: Of bfloat16 moments: ``"stochastic"`` (also ``None``), by noise that is the
+            same on all devices and replicas and after a resume, or ``"nearest"``, as torch's fused
+            Adam does it from 2.12 on, which needs betas of at most 0.99. First moments with a first
+            beta of at most 0.9375 are rounded to nearest. May differ by group.
         master: How float32 masters of 16-bit parameters are kept: ``"float32"`` (also ``None``),
             or ``"rest"``, in two bytes, exactly but for rare ties: see "Masters in two bytes" in
             docs/optim.md. May differ by group.
@@ -59,7 +59,7 @@ class Adam(FusedOptimizer, torch.optim.Adam):
 
     Warns:
         UserWarning: In any group, ``state_dtype`` is bfloat16, ``state_rounding`` is ``"nearest"``
-            and the second beta is above 0.99.
+            and a beta is above 0.99.
     """
 
     _torch_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adam

@@ -9,7 +9,7 @@ import torch
 
 import fastamp._C as _C
 from fastamp.optim._fused import FusedOptimizer
-from fastamp.optim._layout import MASTER, MOMENTUM, REST, complete_muon
+from fastamp.optim._layout import MASTER, MOMENTUM, MUON_STORED, REST, complete_muon
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,7 @@ class Muon(FusedOptimizer, torch.optim.Muon):  # type: ignore[misc]  # torch's _
         eps: The least norm that a matrix is divided by.
         ns_steps: Iterations, less than 100.
         adjust_lr_fn: How a matrix's shape changes its learning rate: ``"original"`` (also
-            ``None``) or ``"match_rms_adamw"``.
+            ``None``), ``"match_rms_adamw"``, or from torch 2.14 on ``"spectral_unclamped"``.
         ns_dtype: dtype of the iteration: ``torch.bfloat16`` (also ``None``), ``torch.float16``, for
             devices whose regions are in float16, or ``torch.float32``. May differ by group.
         state_dtype: dtype of momentum buffers: ``torch.float32`` (also ``None``) or
@@ -54,6 +54,7 @@ class Muon(FusedOptimizer, torch.optim.Muon):  # type: ignore[misc]  # torch's _
 
     _torch_class = torch.optim.Muon
     _complete_state = staticmethod(complete_muon)
+    _stored_checks = MUON_STORED
 
     def __init__(
         self,
@@ -85,6 +86,7 @@ class Muon(FusedOptimizer, torch.optim.Muon):  # type: ignore[misc]  # torch's _
             ns_steps,
             adjust_lr_fn,
         )
+        self._check_stored("Muon", self.defaults)
         self._finish_init(
             "Muon", autocast_dtype, ns_dtype=ns_dtype, state_dtype=state_dtype, master=master
         )

@@ -40,14 +40,36 @@ FASTAMP_ALWAYS_INLINE void narrow_bf16(const float* in, c10::BFloat16* out, std:
   }
 }
 
-/// Rounds elements of a tensor stochastically, the first of them being number `index`.
+/// Rounds elements of the m-th moment stochastically, the first of them being number `index`.
 FASTAMP_ALWAYS_INLINE void narrow_noisily(const float* in, c10::BFloat16* out, std::int64_t n,
-                                          const Noise& noise, std::int64_t index) {
+                                          const Noise& noise, std::size_t m, std::int64_t index) {
   const Noise of_tensor = noise;
   const auto first = static_cast<std::uint32_t>(index);
   for (std::int64_t i = 0; i < n; ++i) {
-    const std::uint32_t drawn = of_tensor(first + static_cast<std::uint32_t>(i));
+    const std::uint32_t drawn = of_tensor.of_moment(first + static_cast<std::uint32_t>(i), m);
     out[i].x = round_stochastically(in[i], drawn);
+  }
+}
+
+/// The same of a tensor whose order turns; the first of them lies at `place`.
+FASTAMP_ALWAYS_INLINE void narrow_turned(const float* in, c10::BFloat16* out, std::int64_t n,
+                                         const Noise& noise, std::size_t m, std::int64_t place,
+                                         ElementOrder order) {
+  const auto inside =
+      static_cast<std::uint64_t>(place) % (static_cast<std::uint64_t>(order.rows) * order.columns);
+  auto column = static_cast<std::uint32_t>(inside / order.rows);
+  auto row = static_cast<std::uint32_t>(inside % order.rows);
+  auto matrix = static_cast<std::uint32_t>(static_cast<std::uint64_t>(place) - inside);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::uint32_t index = matrix + row * order.columns + column;
+    out[i].x = round_stochastically(in[i], noise.of_moment(index, m));
+    if (++row == order.rows) {
+      row = 0;
+      if (++column == order.columns) {
+        column = 0;
+        matrix += order.rows * order.columns;
+      }
+    }
   }
 }
 

@@ -26,6 +26,8 @@ struct SgdLoop {
     return SgdUpdate::at(groups[group], steps);
   }
 
+  static bool noisy_first(const SgdUpdate& sgd) { return sgd.noisy; }
+
   template <bool kWrites>
   static FASTAMP_ALWAYS_INLINE void loop(const SgdUpdate& sgd, const GateValues& gate, float* grad,
                                          float* weight, float* const* moments, std::int64_t n) {

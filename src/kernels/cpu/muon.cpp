@@ -70,7 +70,7 @@ FASTAMP_ALWAYS_INLINE void momentum_block(const BlockGate& call, const MuonMomen
   if (writes) {
     store_block<Convert>(grad, at[kGrad], entry.tag.of(kGradBits), begin, n);
   }
-  store_block<Convert>(buffer, at[kFirst], moment_storage, begin, n);
+  store_moment<Convert>(buffer, entry, 0, muon.noisy_first(), begin, n);
   store_block<Convert>(updates, at[kHalf], update_storage, begin, n);
 }
 

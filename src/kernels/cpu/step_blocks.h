@@ -12,7 +12,7 @@
 //       FASTAMP_ALWAYS_INLINE; vectorised by the compiler; sends gradients through the gate, and
 //       leaves them so if kWrites
 //   static bool noisy_first(const Element&)
-//       where moments may be codes of 8 bits: whether first ones are rounded by noise, too
+//       where moments may be rounded by noise: whether first ones are, too
 // Results do not depend on threads, cuts or target: each element is on its own.
 
 #include "kernels/cpu/dispatch.h"
@@ -22,6 +22,7 @@
 #include "kernels/functors/master.h"
 #include "kernels/functors/noise.h"
 #include "kernels/functors/rest.h"
+#include "kernels/functors/step_count.h"
 #include "kernels/step_entries.h"
 
 #include <ATen/Parallel.h>
@@ -96,19 +97,30 @@ FASTAMP_ALWAYS_INLINE void store_float8_block(const float* weights, void* copy, 
   }
 }
 
-/// Stores the m-th moment of an entry. A first one moves by more than a unit of bf16 in each step,
-/// so noise would only cost it precision.
+/// Stores the m-th moment of an entry.
+/// @param noisy_first  Whether a first one is rounded by noise, where others are.
 template <typename Convert>
 FASTAMP_ALWAYS_INLINE void store_moment(const float* block, const DenseEntry& entry, std::size_t m,
-                                        std::int64_t begin, std::int64_t n) {
+                                        bool noisy_first, std::int64_t begin, std::int64_t n) {
   void* const base = entry.pointers[kFirst + m];
-  if (m == 0 || !entry.tag.is_noisy()) {
+  if (!entry.tag.is_noisy() || (m == 0 && !noisy_first)) {
     store_block<Convert>(block, base, entry.tag.of(kMomentBits), begin, n);
     return;
   }
   const Noise noise =
       Noise::at(entry.noise_origin, *static_cast<const float*>(entry.pointers[kStep]));
-  narrow_noisily(block, static_cast<c10::BFloat16*>(base) + begin, n, noise, begin);
+  auto* const out = static_cast<c10::BFloat16*>(base) + begin;
+  entry.order.turns() ? narrow_turned(block, out, n, noise, m, begin, entry.order)
+                      : narrow_noisily(block, out, n, noise, m, begin);
+}
+
+template <typename Op>
+FASTAMP_ALWAYS_INLINE bool has_noisy_first(const typename Op::Element& element) {
+  if constexpr (requires { Op::noisy_first(element); }) {
+    return Op::noisy_first(element);
+  } else {
+    return false;
+  }
 }
 
 /// The codes of an entry's m-th moment, from element `begin` on, with which a group begins.
@@ -277,7 +289,7 @@ FASTAMP_ALWAYS_INLINE void step_block(const BlockGate& call, const typename Op::
   } else if (entry.tag.of(kMomentBits) != Storage::kFloat) {
     for (std::size_t m = 0; m < 3; ++m) {
       if (moments[m] != nullptr) {
-        store_moment<Convert>(moments[m], entry, m, begin, n);
+        store_moment<Convert>(moments[m], entry, m, has_noisy_first<Op>(element), begin, n);
       }
     }
   }
@@ -353,7 +365,7 @@ void run_step(const Op& op, const DenseStep& step, const BlockGate& call) {
   if (!call.gate.skip) {
     for (const auto& entry : step.entries) {
       if (auto* const count = static_cast<float*>(entry.pointers[kStep]); count != nullptr) {
-        *count += 1.0F;
+        *count = next_count(*count);
       }
     }
   }

@@ -7,7 +7,7 @@
 // gradient, 4 of the parameter, 8 of its master or 4 of its rest. Numerics:
 // kernels/functors/adam.h, in torch's order on CUDA and compiled without contraction: the bits of
 // torch's foreach kernels. Their powers in fp64 come from the host; those computed here may differ
-// in their last bits. bf16 second moments, rests and moments in 8 bits: kernels/functors/noise.h,
+// in their last bits. bf16 moments, rests and moments in 8 bits: kernels/functors/noise.h,
 // rest.h and moment_codes.h, the CPU's bits.
 
 #include "kernels/cuda/step_launch.cuh"
@@ -59,6 +59,7 @@ void fused_adamw_cuda(const FusedAdamwArgs& args, StepEntries entries) {
   cuda::launch_step<AdamOp<StepKind::kPlain>>(groups, step, gate);
   cuda::launch_step<AdamOp<StepKind::kRests>>(groups, step, gate);
   cuda::launch_step<AdamOp<StepKind::kNoisy>>(groups, step, gate);
+  cuda::launch_step<AdamOp<StepKind::kTurned>>(groups, step, gate);
   cuda::launch_step<AdamOp<StepKind::kCodes>>(groups, step, gate);
   step.copy_back();
 }

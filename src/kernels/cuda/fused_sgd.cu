@@ -4,7 +4,8 @@
 // Layout and mapping: kernels/cuda/step_kernel.cuh. Traffic per element of an fp32 parameter: 4
 // bytes of gradient read and, if write_grads, written; 8 of the parameter and 8 of the momentum
 // buffer. Of a 16-bit parameter: 2 of gradient, 4 of the parameter, 8 of its master or 4 of its
-// rest. Numerics: kernels/functors/sgd.h, rest.h, compiled without contraction: the CPU's bits.
+// rest. Numerics: kernels/functors/sgd.h, rest.h, noise.h, compiled without contraction: the CPU's
+// bits.
 
 #include "kernels/cuda/step_launch.cuh"
 #include "kernels/fused_sgd.h"
@@ -30,6 +31,7 @@ struct SgdOp {
   __device__ SgdUpdate element(unsigned group, float steps) const {
     return SgdUpdate::at(groups[group], steps);
   }
+  static __device__ __forceinline__ bool noisy_first(const SgdUpdate& sgd) { return sgd.noisy; }
   template <int kUsed>
   static __device__ __forceinline__ void apply(const SgdUpdate& sgd, float grad, float& weight,
                                                float* moments) {
@@ -52,6 +54,8 @@ void fused_sgd_cuda(const FusedSgdArgs& args, StepEntries entries) {
   const auto gate = gate_pointers(args.common());
   cuda::launch_step<SgdOp<StepKind::kPlain>>(groups, step, gate);
   cuda::launch_step<SgdOp<StepKind::kRests>>(groups, step, gate);
+  cuda::launch_step<SgdOp<StepKind::kNoisy>>(groups, step, gate);
+  cuda::launch_step<SgdOp<StepKind::kTurned>>(groups, step, gate);
   step.copy_back();
 }
 

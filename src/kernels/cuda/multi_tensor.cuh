@@ -182,7 +182,7 @@ void launch_with_device_table(Entries<kDepth> entries, const LaunchPlan& plan, c
 /// in one launch. No host synchronisation.
 template <std::size_t kDepth, typename Op>
 void multi_tensor_apply(const std::vector<TensorEntry<kDepth>>& entries, const Op& op) {
-  static_assert(kDepth >= 1 && kDepth <= 8);
+  static_assert(kDepth >= 1 && kDepth <= 9);
   static_assert(std::is_trivially_copyable_v<Op> && sizeof(Op) <= kSmallTableBytes);
   std::vector<std::int64_t> numels;
   numels.reserve(entries.size());

@@ -9,8 +9,8 @@
 // of the momentum buffer (4 in bfloat16); 2 or 4 of the update written. Of the second: 2 or 4 of
 // the update read, 8 of the parameter, or of a 16-bit one 4 and 8 of its master or 4 of its rest.
 // A step behind a closed gate reads no buffer, and writes zeros as updates. Numerics:
-// kernels/functors/muon.h, rest.h, compiled without contraction. Proof: executed by the emulator,
-// with the bits of the CPU kernels (tests/cpp/cuda_on_cpu/test_muon.cpp).
+// kernels/functors/muon.h, rest.h, noise.h, compiled without contraction. Proof: executed by the
+// emulator, with the bits of the CPU kernels (tests/cpp/cuda_on_cpu/test_muon.cpp).
 
 #include "kernels/cuda/step_launch.cuh"
 #include "kernels/muon.h"
@@ -27,11 +27,15 @@ namespace {
 
 using cuda::kStepVector;
 
+template <StepKind kKind>
 struct MuonMomentumOp {
   static constexpr int kThreads = 1024;  // 64 registers each
+  static constexpr bool kTurned = kKind == StepKind::kTurned;
+  static constexpr bool kNoisy = kKind == StepKind::kNoisy || kTurned;
 
   MuonMomentumConstants groups[cuda::kLaunchGroups];
   GatePointers args;
+  unsigned* arrivals;
 
   struct Thread {
     GateValues gate;
@@ -47,6 +51,8 @@ struct MuonMomentumOp {
     Storage grad_storage;
     Storage buffer_storage;
     Storage update_storage;
+    Noise noise;         ///< Of noisy ones.
+    ElementOrder order;  ///< Of turned ones.
 
     __device__ __forceinline__ bool aligned() const {
       return cuda::quad_aligned(grad, grad_storage) && cuda::quad_aligned(buffer, buffer_storage) &&
@@ -61,6 +67,13 @@ struct MuonMomentumOp {
   __device__ void end(Thread& /*thread*/) const {}
 
   template <typename Table>
+  __device__ void finish(const Table& table) const {
+    if (!args.read().skip) {
+      cuda::advance_all(table);
+    }
+  }
+
+  template <typename Table>
   __device__ void range(Thread& thread, const Table& table, const cuda::ChunkRange& range,
                         int lane) const {
     const StepTag tag{cuda::packed_tag(table.packed[range.entry])};
@@ -68,12 +81,22 @@ struct MuonMomentumOp {
       thread.group = tag.group();
       thread.element = MuonMomentum::at(groups[thread.group]);
     }
-    const Arrays at = {table.pointer(kGrad, range.entry),
-                       table.pointer(kFirst, range.entry),
-                       table.pointer(kHalf, range.entry),
-                       tag.of(kGradBits),
-                       tag.of(kMomentBits),
-                       tag.of(kHalfBits)};
+    Arrays at = {table.pointer(kGrad, range.entry),
+                 table.pointer(kFirst, range.entry),
+                 table.pointer(kHalf, range.entry),
+                 tag.of(kGradBits),
+                 kNoisy ? Storage::kBFloat16 : tag.of(kMomentBits),
+                 tag.of(kHalfBits),
+                 {},
+                 {}};
+    if constexpr (kNoisy) {
+      const auto origin = reinterpret_cast<std::uint64_t>(table.pointer(kFirst + 1, range.entry));
+      at.noise = Noise::at(origin, *static_cast<const float*>(table.pointer(kStep, range.entry)));
+    }
+    if constexpr (kTurned) {
+      at.order = ElementOrder::of_packed(
+          reinterpret_cast<std::uint64_t>(table.pointer(kFirst + 2, range.entry)));
+    }
     std::int64_t from = range.begin;
     if (at.aligned()) {
       const std::int64_t stop = range.begin + (range.end - range.begin) / kStepVector * kStepVector;
@@ -116,10 +139,42 @@ struct MuonMomentumOp {
     }
     place.store(update, at.update, at.update_storage);
     if (steps) {
-      place.store(buffer, at.buffer, at.buffer_storage);
+      store_buffer(thread, at, buffer, place);
     }
   }
+
+  template <typename Place>
+  __device__ __forceinline__ static void store_buffer(const Thread& thread, const Arrays& at,
+                                                      const float (&buffer)[kStepVector],
+                                                      const Place& place) {
+    if constexpr (kNoisy) {
+      if (thread.element.noisy_first()) {
+        cuda::store_noisily<kTurned>(buffer, at.buffer, 0, at.noise, at.order, place);
+        return;
+      }
+    }
+    place.store(buffer, at.buffer, at.buffer_storage);
+  }
 };
+
+template <StepKind kKind>
+void launch_momentum(const std::vector<MuonMomentumConstants>& groups, const DenseStep& step,
+                     const GatePointers& args) {
+  if (!step.has(kKind)) {
+    return;
+  }
+  const cuda::ZeroedWorkspace arrivals(sizeof(unsigned), at::cuda::getCurrentCUDAStream());
+  for (std::size_t first = 0; first < groups.size(); first += cuda::kLaunchGroups) {
+    MuonMomentumOp<kKind> op{{}, args, static_cast<unsigned*>(arrivals.get())};
+    std::copy_n(groups.begin() + static_cast<std::ptrdiff_t>(first),
+                std::min(cuda::kLaunchGroups, groups.size() - first), op.groups);
+    constexpr std::size_t kDepth = kFirst + 1 + cuda::further_lists(kKind);
+    const auto part = cuda::entries_of_groups<kDepth, kKind>(step.entries, first);
+    if (!part.empty()) {
+      cuda::multi_tensor_apply(part, op);
+    }
+  }
+}
 
 template <StepKind kOfKind>
 struct MuonApplyOp {
@@ -149,15 +204,10 @@ void muon_momentum_cuda(const MuonMomentumArgs& args, StepEntries entries) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const auto step = std::move(entries).make_dense(args.write_grads);
   const auto groups = momentum_constants(args);
-  for (std::size_t first = 0; first < groups.size(); first += cuda::kLaunchGroups) {
-    MuonMomentumOp op{{}, gate_pointers(args.common())};
-    std::copy_n(groups.begin() + static_cast<std::ptrdiff_t>(first),
-                std::min(cuda::kLaunchGroups, groups.size() - first), op.groups);
-    const auto part = cuda::entries_of_groups<kFirst + 1, StepKind::kPlain>(step.entries, first);
-    if (!part.empty()) {
-      cuda::multi_tensor_apply(part, op);
-    }
-  }
+  const auto gate = gate_pointers(args.common());
+  launch_momentum<StepKind::kPlain>(groups, step, gate);
+  launch_momentum<StepKind::kNoisy>(groups, step, gate);
+  launch_momentum<StepKind::kTurned>(groups, step, gate);
   step.copy_back();
 }
 

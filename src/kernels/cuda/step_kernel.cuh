@@ -18,15 +18,18 @@
 // moments, kMoments, kUsualMoments (of the usual mixtures; negative: no moments, and one loop for
 // all mixtures), kKind, kThreads, `groups`. Each kind of entries (StepKind) has a kernel of its
 // own: registers, and a table's bytes, are not to be paid by those who ask for none. All entries of
-// the noisy kind have bf16 moments which, but for the first, are rounded by noise, a hash of the
-// element's index; it has a further list, whose "pointers" are the noise's origins. So has the kind
-// of codes (step_codes.cuh), whose third moment is the list of their scales.
+// the noisy kind have bf16 moments which are rounded by noise, a hash of the element's index, the
+// first one if noisy_first(const Element&); it has a further list, whose "pointers" are the noise's
+// origins. So has the kind of codes (step_codes.cuh), whose third moment is the list of their
+// scales. The turned kind is the noisy one where an element's index is not its place in memory: a
+// list more, and divisions.
 
 #include "kernels/cuda/multi_tensor.cuh"
 #include "kernels/cuda/step_access.cuh"
 #include "kernels/cuda/step_codes.cuh"
 #include "kernels/cuda/step_operands.cuh"
 #include "kernels/functors/noise.h"
+#include "kernels/functors/step_count.h"
 #include "kernels/step_entries.h"
 
 #include <type_traits>
@@ -37,11 +40,53 @@ namespace fastamp::kernels::cuda {
 /// Groups whose hyperparameters travel with one launch.
 inline constexpr std::size_t kLaunchGroups = std::size_t{1} << StepTag::kGroupBits;
 
+/// Advances a counter that other threads of the block may advance, too: each of them counts.
+__device__ __forceinline__ void advance(float* count) {
+  auto* const bits = reinterpret_cast<unsigned*>(count);
+  unsigned old = 0;
+  unsigned assumed;
+  do {
+    assumed = old;
+    old = atomicCAS(bits, assumed, bits_of(next_count(from_bits(assumed))));
+  } while (old != assumed);
+}
+
+/// Advances the counters of all entries, by the threads of one block.
+template <typename Table>
+__device__ void advance_all(const Table& table) {
+#pragma unroll 4
+  for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x); i < table.count;
+       i += kBlockThreads) {
+    auto* const count = static_cast<float*>(table.pointer(kStep, i));
+    if (count != nullptr) {
+      advance(count);  // parameters may share a counter, which then counts each of them
+    }
+  }
+}
+
+/// Rounds four elements of the m-th moment by noise.
+/// @param order  Where it turns, of how elements lie.
+template <bool kTurned, typename Place>
+__device__ __forceinline__ void store_noisily(const float (&in)[kStepVector], void* base, int m,
+                                              const Noise& noise, ElementOrder order,
+                                              const Place& place) {
+  std::uint16_t rounded[kStepVector];
+#pragma unroll
+  for (int k = 0; k < kStepVector; ++k) {
+    const auto index = kTurned ? order.element_at(static_cast<std::uint64_t>(place.index(k)))
+                               : static_cast<std::uint32_t>(place.index(k));
+    const auto drawn = noise.of_moment(index, static_cast<std::size_t>(m));
+    rounded[k] = round_stochastically(in[k], drawn);
+  }
+  place.store_bits(rounded, base);
+}
+
 template <typename Op>
 struct StepKernel {
   static constexpr int kThreads = Op::kThreads;
   static constexpr int kMoments = Op::kMoments;
-  static constexpr bool kNoisy = Op::kKind == StepKind::kNoisy;
+  static constexpr bool kTurned = Op::kKind == StepKind::kTurned;
+  static constexpr bool kNoisy = Op::kKind == StepKind::kNoisy || kTurned;
   static constexpr bool kCodes = Op::kKind == StepKind::kCodes;
   using Arrays = StepArrays<kMoments>;
 
@@ -70,16 +115,8 @@ struct StepKernel {
 
   template <typename Table>
   __device__ void finish(const Table& table) const {
-    if (args.read().skip) {
-      return;
-    }
-#pragma unroll 4
-    for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x); i < table.count;
-         i += kBlockThreads) {
-      auto* const count = static_cast<float*>(table.pointer(kStep, i));
-      if (count != nullptr) {
-        atomicAdd(count, 1.0F);  // parameters may share a counter, which then counts each of them
-      }
+    if (!args.read().skip) {
+      advance_all(table);
     }
   }
 
@@ -185,6 +222,10 @@ struct StepKernel {
       const auto origin = reinterpret_cast<std::uint64_t>(table.pointer(kFirst + kMoments, entry));
       at.noise = Noise::at(origin, thread.steps);
     }
+    if constexpr (kTurned) {
+      at.order = ElementOrder::of_packed(
+          reinterpret_cast<std::uint64_t>(table.pointer(kFirst + kMoments + 1, entry)));
+    }
     return at;
   }
 
@@ -267,24 +308,13 @@ struct StepKernel {
       place.store(grad, at.grad, at.grad_storage);
     }
     if ((thread.does & kSteps) != 0) {
-      store_four<kMix>(weight, moments, at, place, amax);
+      store_four<kMix>(thread, weight, moments, at, place, amax);
     }
-  }
-
-  template <typename Place>
-  __device__ __forceinline__ static void store_noisily(const float (&in)[kStepVector], void* base,
-                                                       const Noise& noise, const Place& place) {
-    std::uint16_t rounded[kStepVector];
-#pragma unroll
-    for (int k = 0; k < kStepVector; ++k) {
-      const auto drawn = noise(static_cast<std::uint32_t>(place.index(k)));
-      rounded[k] = round_stochastically(in[k], drawn);
-    }
-    place.store_bits(rounded, base);
   }
 
   template <Mix kMix, int kUsed, typename Place>
-  __device__ __forceinline__ static void store_four(const float (&weight)[kStepVector],
+  __device__ __forceinline__ static void store_four(const Thread& thread,
+                                                    const float (&weight)[kStepVector],
                                                     const float (&moments)[kUsed][kStepVector],
                                                     const Arrays& at, const Place& place,
                                                     std::uint32_t& amax) {
@@ -292,11 +322,13 @@ struct StepKernel {
 #pragma unroll
     for (int m = 0; m < kUsed; ++m) {
       if (!kIsAny<kMix> || at.moments[m] != nullptr) {
-        if (kNoisy && m > 0) {
-          store_noisily(moments[m], at.moments[m], at.noise, place);
-        } else {
-          place.store(moments[m], at.moments[m], at.moment_storage);
+        if constexpr (kNoisy) {
+          if (m > 0 || Op::noisy_first(thread.element)) {
+            store_noisily<kTurned>(moments[m], at.moments[m], m, at.noise, at.order, place);
+            continue;
+          }
         }
+        place.store(moments[m], at.moments[m], at.moment_storage);
       }
     }
   }

@@ -10,9 +10,17 @@
 
 namespace fastamp::kernels::cuda {
 
-/// Whether entries of a kind have a further list: origins of noise.
-constexpr bool has_noise(StepKind kind) {
-  return kind == StepKind::kNoisy || kind == StepKind::kCodes;
+/// How many further lists entries of a kind have: origins of noise, and orders of elements.
+constexpr std::size_t further_lists(StepKind kind) {
+  switch (kind) {
+    case StepKind::kTurned:
+      return 2;
+    case StepKind::kNoisy:
+    case StepKind::kCodes:
+      return 1;
+    default:
+      return 0;
+  }
 }
 
 /// The entries of one kind in groups [first, first + kLaunchGroups), which are numbered from 0
@@ -20,7 +28,7 @@ constexpr bool has_noise(StepKind kind) {
 template <std::size_t kDepth, StepKind kKind>
 std::vector<TensorEntry<kDepth>> entries_of_groups(const std::vector<DenseEntry>& entries,
                                                    std::size_t first) {
-  constexpr bool kNoisy = has_noise(kKind);
+  constexpr std::size_t kLists = kDepth - further_lists(kKind);
   std::vector<TensorEntry<kDepth>> part;
   part.reserve(entries.size());
   for (const auto& entry : entries) {
@@ -28,9 +36,12 @@ std::vector<TensorEntry<kDepth>> entries_of_groups(const std::vector<DenseEntry>
       continue;
     }
     TensorEntry<kDepth> packed;
-    std::copy_n(entry.pointers.begin(), kDepth - (kNoisy ? 1 : 0), packed.pointers.begin());
-    if constexpr (kNoisy) {
-      packed.pointers.back() = reinterpret_cast<void*>(entry.noise_origin);
+    std::copy_n(entry.pointers.begin(), kLists, packed.pointers.begin());
+    if constexpr (kLists < kDepth) {
+      packed.pointers[kLists] = reinterpret_cast<void*>(entry.noise_origin);
+    }
+    if constexpr (kLists + 1 < kDepth) {
+      packed.pointers[kLists + 1] = reinterpret_cast<void*>(entry.order.packed());
     }
     packed.numel = entry.numel;
     packed.tag = static_cast<std::uint16_t>(entry.tag.bits | (entry.group - first));
@@ -47,7 +58,7 @@ void launch_step(const std::vector<Group>& groups, const DenseStep& step,
   if (!step.has(Op::kKind)) {
     return;
   }
-  constexpr std::size_t kDepth = kFirst + Op::kMoments + (has_noise(Op::kKind) ? 1 : 0);
+  constexpr std::size_t kDepth = kFirst + Op::kMoments + further_lists(Op::kKind);
   const ZeroedWorkspace arrivals(sizeof(unsigned), at::cuda::getCurrentCUDAStream());
   for (std::size_t first = 0; first < groups.size(); first += kLaunchGroups) {
     StepKernel<Op> kernel{{}, args, static_cast<unsigned*>(arrivals.get())};

@@ -50,6 +50,7 @@ struct StepArrays {
   bool follows;          ///< The weight follows `half`, which is no weight copy.
   bool rests;            ///< `weight` holds the rests of `half`, which the weight follows.
   Noise noise;           ///< With a noisy op, or one of codes.
+  ElementOrder order;    ///< With a noisy op whose entries are turned.
   unsigned group_shift;  ///< Of codes: the logarithm of how many share a scale.
 
   __device__ __forceinline__ bool aligned() const {

@@ -5,7 +5,8 @@
 #include "kernels/functors/fused.h"
 #include "kernels/functors/host_device.h"
 #include "kernels/functors/learning_rate.h"
-#include "kernels/functors/moment_codes.h"
+#include "kernels/functors/narrow_moments.h"
+#include "kernels/functors/step_count.h"
 
 #include <cmath>
 
@@ -65,10 +66,10 @@ struct AdamUpdate {
   float correction2_reciprocal;  ///< Of correction2_sqrt.
   AdamModes modes;
 
-  /// `steps`: how many the moments have seen before this one.
-  static FASTAMP_HOST_DEVICE AdamUpdate at(const AdamConstants& group, float steps) {
+  /// `count`: of the steps that the moments have seen before this one.
+  static FASTAMP_HOST_DEVICE AdamUpdate at(const AdamConstants& group, float count) {
     const double lr = group.lr.value();
-    const double t = static_cast<double>(steps) + 1.0;
+    const double t = static_cast<double>(steps_of(count)) + 1.0;
     const double correction1 = 1.0 - std::pow(group.beta1, t);
     const double correction2 = 1.0 - std::pow(group.beta2, t);
     const auto lerp_weight = static_cast<float>(1.0 - group.beta1);
@@ -89,7 +90,7 @@ struct AdamUpdate {
             {group.amsgrad, decays && !group.decoupled, near}};
   }
 
-  /// Of moments in 8 bits: whether first ones are rounded by noise, too.
+  /// Of moments that are rounded by noise: whether first ones are, too.
   FASTAMP_HOST_DEVICE bool noisy_first() const {
     return modes.near && first_moments_need_noise(lerp_weight);
   }

@@ -13,7 +13,8 @@
 // moments are rounded to nearest even, which makes them at most 1.0625 times larger; second ones by
 // noise to one of the two codes around them, which makes them at most 1.125 times smaller. So for
 // the same moments a step is at most 1.0625 * sqrt(1.125) < 1.13 times that of float32, whatever
-// else is in the group. The smallest magnitudes are 1.125 * 2^-126.
+// else is in the group; where first ones need noise, too (narrow_moments.h), 1.125 * sqrt(1.125) <
+// 1.2 times. The smallest magnitudes are 1.125 * 2^-126.
 //
 // A moment that is inf or NaN makes its whole group NaN: nothing is hidden, and no scale is lost.
 
@@ -92,11 +93,5 @@ template <typename Codes>
 FASTAMP_HOST_DEVICE std::uint32_t noise_of(std::uint32_t bits) {
   return Codes::kSignCode == 0U ? bits >> 12U : bits & 0xfffffU;
 }
-
-/// Whether rounding to nearest would keep a first moment where it is though its gradients have
-/// gone: a step takes less than half a unit of it. Such ones are rounded by noise, too, and the
-/// bound is 1.125 * sqrt(1.125) < 1.2.
-/// @param moves  1 - beta1: the part of a first moment that a step takes away.
-FASTAMP_HOST_DEVICE bool first_moments_need_noise(float moves) { return moves < 0.0625F; }
 
 }  // namespace fastamp::kernels

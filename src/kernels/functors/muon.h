@@ -4,6 +4,7 @@
 #include "kernels/functors/fused.h"
 #include "kernels/functors/host_device.h"
 #include "kernels/functors/learning_rate.h"
+#include "kernels/functors/narrow_moments.h"
 
 namespace fastamp::kernels {
 
@@ -36,6 +37,10 @@ struct MuonMomentum {
 
   static FASTAMP_HOST_DEVICE MuonMomentum at(const MuonMomentumConstants& group) {
     return {Lerp::by(1.0 - group.momentum), Lerp::by(group.momentum), group.nesterov};
+  }
+  /// Whether a narrow buffer that may be rounded by noise is.
+  FASTAMP_HOST_DEVICE bool noisy_first() const {
+    return follow.near && first_moments_need_noise(follow.weight);
   }
   /// @returns the element of the update matrix.
   FASTAMP_HOST_DEVICE float operator()(float grad, float& buffer) const {

@@ -4,6 +4,7 @@
 #include "kernels/functors/fused.h"
 #include "kernels/functors/host_device.h"
 #include "kernels/functors/learning_rate.h"
+#include "kernels/functors/narrow_moments.h"
 
 namespace fastamp::kernels {
 
@@ -28,6 +29,7 @@ struct SgdUpdate {
   bool first : 1;  ///< The buffer is not in use yet, and may hold anything.
   bool nesterov : 1;
   bool maximize : 1;
+  bool noisy : 1;  ///< A narrow buffer that may be rounded by noise is.
 
   /// `steps`: how many the momentum buffer has seen.
   static FASTAMP_HOST_DEVICE SgdUpdate at(const SgdConstants& group, float steps) {
@@ -38,7 +40,8 @@ struct SgdUpdate {
             group.momentum != 0.0,
             steps == 0.0F,
             group.nesterov,
-            group.maximize};
+            group.maximize,
+            first_moments_need_noise(static_cast<float>(1.0 - group.momentum))};
   }
 
   /// Both sides of each choice are computed and one is kept: the loop stays free of branches.

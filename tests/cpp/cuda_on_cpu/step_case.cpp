@@ -124,7 +124,9 @@ class Builder {
     if (has_momentum(adam_, group)) {
       lists_.first.push_back(values_.tensor(numel_, moment, offset(4)));
       const auto count = guarded(1, at::kFloat);
-      set_element(count, 0, n_ % 3 == 0 ? 0.0F : static_cast<float>(n_));
+      const bool far = case_.noisy && n_ % 7 == 5;  // where torch's counters stand still
+      const float seen = far ? 33554432.0F : static_cast<float>(n_);
+      set_element(count, 0, n_ % 3 == 0 ? 0.0F : seen);
       lists_.steps.push_back(count);
     }
     if (adam_) {
@@ -268,10 +270,22 @@ std::vector<kernels::StepEntry> StepLists::entries(bool adam, const StepCase& c)
           entry.tensors[kernels::kScales] = &scales[used[4]++];
         }
       }
+      if (c.turned) {
+        turn(entry);
+      }
       all.push_back(entry);
     }
   }
   return all;
+}
+
+void StepLists::turn(kernels::StepEntry& entry) const {
+  for (std::size_t slot = 0; slot < kernels::kSlots; ++slot) {
+    const at::Tensor*& t = entry.tensors.at(slot);
+    if (t != nullptr && slot != kernels::kStep) {
+      t = &views.emplace_back(fastamp::test::turned(*t));
+    }
+  }
 }
 
 std::int64_t group_of_codes(const StepCase& c, std::size_t group, std::size_t n) {

@@ -7,6 +7,7 @@
 #include "kernels/fused_adamw.h"
 #include "kernels/fused_sgd.h"
 
+#include <deque>
 #include <optional>
 #include <vector>
 
@@ -22,8 +23,9 @@ struct StepCase {
   bool clips = false;
   bool scales = false;
   std::size_t skew = 0;  ///< 0: every array on a 64-byte boundary.
-  bool noisy = false;    ///< Some bf16 second moments are rounded stochastically.
+  bool noisy = false;    ///< Some bf16 moments are rounded stochastically.
   bool rests = false;    ///< Half of the masters are rests.
+  bool turned = false;   ///< Memory is in another order than the elements of most parameters.
   bool codes = false;    ///< Moments of two thirds, but for groups with amsgrad, have 8 bits.
 
   /// All combinations of the flags, thinned out; few if brief().
@@ -36,12 +38,17 @@ struct StepCase {
 struct StepLists {
   std::vector<at::Tensor> params, grads, first, second, greatest, steps, masters, copies, scales;
   std::vector<std::int64_t> group_sizes, copy_of;
+  /// What entries() refers to of a case that is turned.
+  mutable std::deque<at::Tensor> views{};
 
   StepLists copy() const;
   bool same_as(const StepLists& other) const;
   /// Of each parameter: large numbers of parameters and elements among them.
   std::vector<std::int64_t> noise_origins(const StepCase& c) const;
   std::vector<kernels::StepEntry> entries(bool adam, const StepCase& c) const;
+
+ private:
+  void turn(kernels::StepEntry& entry) const;
 };
 
 /// An fp8 copy of a weight, of some scale, behind a header that says so.

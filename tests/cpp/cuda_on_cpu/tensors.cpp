@@ -69,6 +69,19 @@ at::Tensor guarded(std::int64_t numel, at::ScalarType dtype, std::size_t offset)
       at::TensorOptions(dtype));
 }
 
+at::Tensor turned(const at::Tensor& t) {
+  const auto numel = t.numel();
+  std::int64_t rows = 2;
+  while (rows < numel && numel % rows != 0) {
+    ++rows;
+  }
+  if (rows >= numel) {
+    return t;
+  }
+  const std::int64_t matrices = numel / rows % 3 == 0 ? 3 : 1;
+  return t.view({matrices, numel / rows / matrices, rows}).transpose(1, 2);
+}
+
 at::Tensor Values::tensor(std::int64_t numel, at::ScalarType dtype, std::size_t offset,
                           float spread) {
   auto t = guarded(numel, dtype, offset);

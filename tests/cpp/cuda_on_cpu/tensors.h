@@ -30,6 +30,10 @@ class Values {
   std::mt19937 random_;
 };
 
+/// The same memory as matrices column by column, if its size is not prime: as channels that come
+/// last, or a matrix that was transposed.
+at::Tensor turned(const at::Tensor& t);
+
 float element_of(const at::Tensor& t, std::int64_t index);
 void set_element(const at::Tensor& t, std::int64_t index, float value);
 at::Tensor scalar(float value);

@@ -16,7 +16,7 @@ void run_sgd(const StepLists& lists, const std::vector<kernels::StepEntry>& entr
   c10::List<bool> nesterov, maximize;
   for (std::size_t g = 0; g < c.groups; ++g) {
     lr.push_back(0.01 * static_cast<double>(g + 1));
-    momentum.push_back(has_momentum(false, g) ? 0.9 : 0.0);
+    momentum.push_back(has_momentum(false, g) ? (g % 2 == 0 ? 0.999 : 0.9) : 0.0);
     decay.push_back(g % 2 == 0 ? 0.01 : 0.0);
     nesterov.push_back(g % 2 == 0);
     maximize.push_back(g % 5 == 3);
@@ -41,7 +41,8 @@ void run_sgd(const StepLists& lists, const std::vector<kernels::StepEntry>& entr
                                    gate.clip_coef,
                                    gate.found_inf,
                                    gate.clip_value,
-                                   c.writes};
+                                   c.writes,
+                                   lists.noise_origins(c)};
   const kernels::StepEntries all(entries);
   emulated ? kernels::fused_sgd_cuda(args, all) : kernels::fused_sgd_cpu(args, all);
 }
@@ -61,6 +62,34 @@ TEST_CASE("emulated SGD: every mixture of dtypes, sizes, masters and copies", "[
       }
     }
   });
+}
+
+TEST_CASE("emulated SGD: buffers rounded by noise have the CPU's bits", "[fused_sgd]") {
+  for_each_shape([] {
+    for (auto c : StepCase::all()) {
+      c.noisy = true;
+      c.bf16_moments = true;
+      c.rests = c.writes;
+      for (const bool turned : {false, true}) {
+        c.turned = turned;
+        const auto ours = make_step_lists(c, false);
+        const auto theirs = ours.copy();
+        run_sgd(ours, ours.entries(false, c), c, true);
+        run_sgd(theirs, theirs.entries(false, c), c, false);
+        CHECK(ours.same_as(theirs));
+      }
+    }
+  });
+  // Else the noise is not what is tested.
+  StepCase c{.bf16_moments = true};
+  const auto nearest = make_step_lists(c, false);
+  const auto noisy = nearest.copy();
+  run_sgd(nearest, nearest.entries(false, c), c, true);
+  c.noisy = true;
+  run_sgd(noisy, noisy.entries(false, c), c, true);
+  CHECK(same_bits(nearest.params, noisy.params));
+  CHECK(same_bits(nearest.steps, noisy.steps));
+  CHECK_FALSE(same_bits(nearest.first, noisy.first));
 }
 
 TEST_CASE("emulated SGD: steps whose lists need each home of the table", "[fused_sgd]") {

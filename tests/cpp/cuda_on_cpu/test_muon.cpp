@@ -2,6 +2,7 @@
 // Emulated: fastamp::muon_momentum_ and muon_apply_ leave the CPU kernels' bits in all they write.
 
 #include "cuda_on_cpu/step_case.h"
+#include "kernels/functors/noise.h"
 #include "kernels/muon.h"
 #include "support/catch.h"
 
@@ -14,15 +15,16 @@ namespace {
 
 /// What the first pass reads and writes.
 struct Matrices {
-  std::vector<at::Tensor> grads, buffers, updates;
-  std::vector<std::int64_t> group_sizes;
+  std::vector<at::Tensor> grads, buffers, updates, steps;
+  std::vector<std::int64_t> group_sizes, noise_origins;
 
   Matrices copy() const {
-    return {copies_of(grads), copies_of(buffers), copies_of(updates), group_sizes};
+    return {copies_of(grads), copies_of(buffers), copies_of(updates),
+            copies_of(steps), group_sizes,        noise_origins};
   }
   bool same_as(const Matrices& other) const {
     return same_bits(grads, other.grads) && same_bits(buffers, other.buffers) &&
-           same_bits(updates, other.updates);
+           same_bits(updates, other.updates) && same_bits(steps, other.steps);
   }
 };
 
@@ -39,6 +41,12 @@ Matrices make_matrices(const StepCase& c) {
     made.grads.push_back(values.tensor(numel, kTypes[n % 3], off(3), 10.0F));
     made.buffers.push_back(values.tensor(numel, moment, off(1)));
     made.updates.push_back(values.tensor(numel, kTypes[(n / 2) % 3], off(2)));
+    const bool noisy = c.noisy && n % 5 != 4;
+    made.noise_origins.push_back(noisy ? kernels::noise_origin(n, n * 1000003) : -1);
+    if (noisy) {
+      made.steps.push_back(guarded(1, at::kFloat));
+      set_element(made.steps.back(), 0, n % 7 == 5 ? 16777216.0F : static_cast<float>(n));
+    }
   }
   for (std::size_t g = 0; g < c.groups; ++g) {
     made.group_sizes.push_back(
@@ -51,18 +59,30 @@ void run_momentum(const Matrices& of, const StepCase& c, bool emulated) {
   std::vector<double> momentum;
   c10::List<bool> nesterov;
   for (std::size_t g = 0; g < c.groups; ++g) {
-    momentum.push_back(g % 3 == 0 ? 0.95 : 0.3);  // from either end
+    momentum.push_back(g % 3 == 0 ? 0.95 : 0.3);  // from either end, and with noise
     nesterov.push_back(g % 2 == 0);
   }
   const StepGateArgs gate(c);
+  const auto lies = [&](std::vector<at::Tensor> all) {
+    for (auto& t : all) {
+      t = c.turned ? turned(t) : t;
+    }
+    return all;
+  };
+  const auto grads = lies(of.grads);
+  const auto buffers = lies(of.buffers);
+  const auto updates = lies(of.updates);
   const kernels::MuonMomentumArgs args{
-      of.grads,       of.buffers,     of.updates,     of.group_sizes,  momentum, nesterov,
-      gate.inv_scale, gate.clip_coef, gate.found_inf, gate.clip_value, c.writes};
+      grads,    buffers,          updates,        of.group_sizes, momentum,
+      nesterov, gate.inv_scale,   gate.clip_coef, gate.found_inf, gate.clip_value,
+      c.writes, of.noise_origins, of.steps};
   kernels::StepEntries entries;
   std::size_t index = 0;
+  std::size_t counted = 0;
   for (std::size_t g = 0; g < c.groups; ++g) {
     for (std::int64_t n = 0; n < of.group_sizes[g]; ++n, ++index) {
-      entries.add(kernels::momentum_entry(args, index, g));
+      const bool noisy = of.noise_origins[index] >= 0;
+      entries.add(kernels::momentum_entry(args, index, g, noisy ? &of.steps[counted++] : nullptr));
     }
   }
   emulated ? kernels::muon_momentum_cuda(args, std::move(entries))
@@ -115,6 +135,33 @@ TEST_CASE("emulated Muon: momentum over every mixture of dtypes, sizes and gates
       CHECK(all_zero(ours.updates) == c.skips);
     }
   });
+}
+
+TEST_CASE("emulated Muon: buffers rounded by noise have the CPU's bits", "[muon]") {
+  for_each_shape([] {
+    for (auto c : StepCase::all()) {
+      c.noisy = true;
+      for (const bool turned : {false, true}) {
+        c.turned = turned;
+        const auto before = make_matrices(c);
+        const auto ours = before.copy();
+        const auto theirs = before.copy();
+        run_momentum(ours, c, true);
+        run_momentum(theirs, c, false);
+        CHECK(ours.same_as(theirs));
+        CHECK(same_bits(ours.steps, before.steps) == c.skips);
+      }
+    }
+  });
+  // Else the noise is not what is tested.
+  StepCase c{};
+  const auto nearest = make_matrices(c);
+  run_momentum(nearest, c, true);
+  c.noisy = true;
+  const auto noisy = make_matrices(c);
+  run_momentum(noisy, c, true);
+  CHECK(same_bits(nearest.updates, noisy.updates));
+  CHECK_FALSE(same_bits(nearest.buffers, noisy.buffers));
 }
 
 TEST_CASE("emulated Muon: updates of all dtypes reach weights, masters, rests and copies",

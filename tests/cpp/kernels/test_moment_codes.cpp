@@ -2,6 +2,7 @@
 // Moments in 8 bits: every code comes back, means are exact, and no step gets long.
 
 #include "kernels/functors/moment_codes.h"
+#include "kernels/functors/narrow_moments.h"
 #include "support/catch.h"
 
 #include <algorithm>

@@ -132,11 +132,67 @@ TEST_CASE("noise: a block is rounded as its elements are, wherever it begins", "
   for (const std::int64_t first : {std::int64_t{0}, std::int64_t{1037}, std::int64_t{1} << 33U}) {
     for (const std::int64_t n : {1, 7, 64, 1000}) {
       std::vector<c10::BFloat16> block(static_cast<std::size_t>(n));
-      cpu::narrow_noisily(values.data(), block.data(), n, noise, first);
-      for (std::size_t i = 0; i < block.size(); ++i) {
-        const auto drawn = noise(static_cast<std::uint32_t>(first) + static_cast<std::uint32_t>(i));
-        REQUIRE(block[i].x == round_stochastically(values[i], drawn));
+      for (const std::size_t m : {std::size_t{0}, std::size_t{1}}) {
+        cpu::narrow_noisily(values.data(), block.data(), n, noise, m, first);
+        for (std::size_t i = 0; i < block.size(); ++i) {
+          const auto index = static_cast<std::uint32_t>(first) + static_cast<std::uint32_t>(i);
+          const auto drawn = m == 0 ? noise.bits(index) >> 16U : noise(index);
+          REQUIRE(block[i].x == round_stochastically(values[i], drawn));
+        }
       }
     }
   }
+}
+
+TEST_CASE("noise: an element has the same wherever it lies in memory", "[kernels]") {
+  constexpr std::uint32_t kMatrices = 3;
+  constexpr std::uint32_t kRows = 5;
+  constexpr std::uint32_t kColumns = 7;
+  constexpr ElementOrder kOrder{kRows, kColumns};
+  constexpr std::uint64_t kFar =
+      (std::uint64_t{1} << 33U) / (kRows * kColumns) * (kRows * kColumns);
+  CHECK_FALSE(ElementOrder{}.turns());
+  CHECK(ElementOrder::of_packed(kOrder.packed()).rows == kRows);
+  CHECK(ElementOrder::of_packed(kOrder.packed()).columns == kColumns);
+  for (const std::uint64_t before : {std::uint64_t{0}, kFar}) {
+    std::uint64_t place = before;
+    for (std::uint32_t matrix = 0; matrix < kMatrices; ++matrix) {
+      for (std::uint32_t column = 0; column < kColumns; ++column) {
+        for (std::uint32_t row = 0; row < kRows; ++row, ++place) {
+          const std::uint64_t number =
+              before + (static_cast<std::uint64_t>(matrix) * kRows + row) * kColumns + column;
+          REQUIRE(kOrder.element_at(place) == static_cast<std::uint32_t>(number));
+        }
+      }
+    }
+  }
+  // A matrix of 2^34 elements.
+  constexpr ElementOrder kLarge{1U << 17U, 1U << 17U};
+  CHECK(kLarge.element_at((std::uint64_t{3} << 17U) + 2) == (2U << 17U) + 3U);
+  CHECK(kLarge.element_at((std::uint64_t{3} << 17U) + (1U << 16U)) == 3U);
+  const Noise noise{77U};
+  std::vector<float> values(1000, 1.001F);
+  for (const std::int64_t place : {std::int64_t{0}, std::int64_t{33}, std::int64_t{105}}) {
+    std::vector<c10::BFloat16> block(values.size());
+    cpu::narrow_turned(values.data(), block.data(), 1000, noise, 1, place, kOrder);
+    for (std::size_t i = 0; i < block.size(); ++i) {
+      const auto index = kOrder.element_at(static_cast<std::uint64_t>(place) + i);
+      REQUIRE(block[i].x == round_stochastically(values[i], noise(index)));
+    }
+  }
+}
+
+TEST_CASE("noise: a counter of steps never stands still", "[kernels]") {
+  CHECK(next_count(0.0F) == 1.0F);
+  CHECK(next_count(16777215.0F) == 16777216.0F);
+  for (const std::uint32_t steps :
+       {0U, 1U, 77U, kCountableSteps - 1, kCountableSteps, kCountableSteps + 1,
+        3 * kCountableSteps / 2 + 1, 2 * kCountableSteps, 300000000U}) {
+    const float count = count_of(steps);
+    CHECK(steps_of(count) == steps);
+    CHECK(next_count(count) == count_of(steps + 1));
+    CHECK(Noise::at(0, count).start != Noise::at(0, next_count(count)).start);
+  }
+  CHECK(next_count(INFINITY) == INFINITY);
+  CHECK(std::isfinite(count_of(~std::uint64_t{0})));
 }

@@ -10,9 +10,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from support.amp_reference import DEVICES
 from support.fused_steps import assert_same_step
 
-momentum_ = torch.ops.fastamp.muon_momentum_
+momentum_op = torch.ops.fastamp.muon_momentum_
 apply_ = torch.ops.fastamp.muon_apply_
 devices = pytest.mark.parametrize("device", DEVICES)
+
+
+def momentum_(*arguments, momentum_steps=(), **gate):
+    """The op; few calls have buffers that are rounded by noise."""
+    return momentum_op(*arguments, momentum_steps=list(momentum_steps), **gate)
 
 
 def momentum_lists(device="cpu"):
@@ -69,7 +74,12 @@ def test_apply_is_torchs_decay_and_addition(device):
 @devices
 def test_opcheck(device):
     flag = torch.zeros((), device=device)
-    torch.library.opcheck(momentum_, momentum_lists(device), {"found_inf": flag})
+    counts = [torch.zeros((), device=device)]
+    for noise in (
+        {"momentum_steps": []},
+        {"noise_origins": [-1, 7, -1], "momentum_steps": counts},
+    ):
+        torch.library.opcheck(momentum_op, momentum_lists(device), {"found_inf": flag, **noise})
     torch.library.opcheck(apply_, apply_lists(device), {"found_inf": flag})
 
 
@@ -110,6 +120,34 @@ def test_lists_that_do_not_fit_are_refused(changes, message):
         arguments[index] = value
     with pytest.raises(ValueError, match="muon_momentum_: " + message):
         momentum_(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("noise", "message"),
+    [
+        (
+            {"noise_origins": [1, 2]},
+            "expected no noise_origins or 3, one for each of params, got 2",
+        ),
+        ({"noise_origins": [-1, 7, -1]}, "expected more than 0 momentum_steps, one for each noise"),
+        ({"momentum_steps": [torch.zeros(())]}, "expected 0 momentum_steps, one for each noise"),
+        (
+            {"noise_origins": [-1, 7, -1], "momentum_steps": [torch.zeros(2)]},
+            r"expected momentum_steps\[0\] to have one element, got 2",
+        ),
+    ],
+)
+def test_noise_that_does_not_fit_is_refused(noise, message):
+    with pytest.raises(ValueError, match="muon_momentum_: " + message):
+        momentum_(*momentum_lists(), **noise)
+
+
+@devices
+def test_counters_of_noise_move_unless_the_step_is_skipped(device):
+    noise = {"noise_origins": [-1, 7, -1], "momentum_steps": [torch.zeros((), device=device)]}
+    for flag, expected in ((0.0, 1), (1.0, 1), (0.0, 2)):
+        momentum_(*momentum_lists(device), found_inf=torch.tensor(flag, device=device), **noise)
+        assert noise["momentum_steps"][0].item() == expected
 
 
 def test_tensors_that_do_not_fit_are_refused_and_nothing_changes():

@@ -23,17 +23,15 @@ def mixed_noise(parameter: int, steps: int, elements: np.ndarray) -> np.ndarray:
     return _mixed((elements.astype(np.uint64) + key) & _LOW)
 
 
-def noise(parameter: int, steps: int, elements: np.ndarray) -> np.ndarray:
-    """The noise of some elements of a parameter that has seen so many steps."""
-    return mixed_noise(parameter, steps, elements) & np.uint64(0xFFFF)
-
-
-def rounded(exact: torch.Tensor, parameter: int, steps: int, first: int = 0) -> torch.Tensor:
+def rounded(
+    exact: torch.Tensor, parameter: int, steps: int, first: int = 0, *, upper: bool = False
+) -> torch.Tensor:
     """float32 values in bfloat16: a value a part f of the way to its upper neighbour goes up if the
-    noise, an integer of 16 bits, is at least 2^16 * (1 - f)."""
+    noise, an integer of 16 bits, the upper or the lower ones, is at least 2^16 * (1 - f)."""
     bits = exact.detach().cpu().numpy().reshape(-1).view(np.uint32).astype(np.uint64)
     lower, part = bits >> np.uint64(16), bits & np.uint64(0xFFFF)
-    drawn = noise(parameter, steps, np.arange(first, first + bits.size, dtype=np.uint64))
+    drawn = mixed_noise(parameter, steps, np.arange(first, first + bits.size, dtype=np.uint64))
+    drawn = drawn >> np.uint64(16) if upper else drawn & np.uint64(0xFFFF)
     goes_up = drawn >= np.uint64(1 << 16) - part
     result = (lower + goes_up.astype(np.uint64)).astype(np.uint16).view(np.int16)
     return torch.from_numpy(result).view(torch.bfloat16).reshape(exact.shape)

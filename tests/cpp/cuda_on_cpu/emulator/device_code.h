@@ -100,6 +100,10 @@ template <typename T>
 T atomicMax(T* at, std::type_identity_t<T> value) {
   return emulator::read_modify_write(at, [=](T old) { return old < value ? value : old; });
 }
+inline unsigned atomicCAS(unsigned* at, unsigned expected, unsigned value) {
+  return emulator::read_modify_write(at,
+                                     [=](unsigned old) { return old == expected ? value : old; });
+}
 inline unsigned atomicInc(unsigned* at, unsigned bound) {
   return emulator::read_modify_write(at, [=](unsigned old) { return old >= bound ? 0U : old + 1; });
 }
