@@ -39,13 +39,14 @@ endif
 # Runs a command with the oneDNN level that this CPU survives.
 RUN := $(PY) tools/with_cpu_isa.py --cache build/cpu_isa.json --
 
-.PHONY: help build test emulate-long mutants gpu demo bench docs lint compat wheel wheel-test release-check clean
+.PHONY: help build test emulate-long simcuda mutants gpu demo bench docs lint compat wheel wheel-test release-check clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo   train a model in mixed precision, from Python and C++ (ITERS=, UNTIL_LOSS=)'
 	@echo 'make test   build, run the C++ and the Python tests'
 	@echo 'make emulate-long  the emulated CUDA kernels, with all cases under ThreadSanitizer too'
+	@echo 'make simcuda  what needs a GPU, on a simulated CUDA device (ONLY=late)'
 	@echo 'make mutants  break the CUDA kernels in known ways: does a test notice? An hour (ONLY=cast.cu)'
 	@echo 'make bench  measure fastamp beside torch.amp'
 	@echo 'make gpu    build, tests, sanitizers and benchmarks on a GPU (STAGE="ctest pytest", RESUME=1)'
@@ -71,6 +72,9 @@ test: build
 
 emulate-long: build
 	$(RUN) $(PY) tools/run_tests.py --build-dir $(BUILD_DIR) --emulated
+
+simcuda: build
+	$(RUN) $(PY) tools/simulated_tests.py --build-dir $(BUILD_DIR) $(if $(ONLY),--only "$(ONLY)")
 
 mutants: build
 	$(PY) tools/mutate_kernels.py --build-dir $(BUILD_DIR) $(addprefix --only ,$(ONLY))
