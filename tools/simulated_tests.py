@@ -34,7 +34,7 @@ class Pass:
     Attributes:
         name: What it is called in the summary.
         options: Of the launcher, tools/simulated_cuda.py.
-        paths: What pytest runs; empty for the C++ tests.
+        paths: What pytest runs, and options of it; empty for the C++ tests.
         marker: Which tests of them.
     """
 
@@ -47,7 +47,9 @@ class Pass:
 PASSES = (
     Pass("the device's own tests", paths=("tests/python/simulated_cuda",), marker="simulated"),
     Pass("C++"),
-    Pass("Python", paths=("tests/python",)),
+    Pass("Python", paths=("tests/python", "--ignore=tests/python/thirdparty")),
+    # On several devices some libraries copy models by NCCL, which is not simulated.
+    Pass("third parties", ("--devices", "1"), ("tests/python/thirdparty",)),
     Pass("Python, late", ("--late",), LATE),
 )
 

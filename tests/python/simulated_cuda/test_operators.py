@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import fastamp
 from support.torch_testing import torch_testing
 
 pytestmark = pytest.mark.simulated
@@ -52,6 +53,26 @@ def test_basic_fused_cells_are_the_cpus(kind):
         (output[1] if isinstance(output, tuple) else output).square().sum().backward()
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad.cpu())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_basic_recurrent_layers_in_a_region(kind, dtype):
+    torch.manual_seed(0)
+    layer = getattr(torch.nn, kind)(8, 16, num_layers=2, bidirectional=True)
+    lowered = getattr(torch.nn, kind)(8, 16, num_layers=2, bidirectional=True).cuda()
+    lowered.load_state_dict(layer.state_dict())
+    x = torch.randn(5, 3, 8)
+    with fastamp.autocast("cuda", dtype=dtype):
+        output = lowered(x.cuda())[0]
+    output.float().sum().backward()
+    expected = layer(x)[0]
+    expected.sum().backward()
+    assert output.dtype == torch.float16  # as torch's, whatever the region's dtype
+    torch.testing.assert_close(output.detach().cpu().float(), expected, rtol=0.05, atol=0.05)
+    for ours, theirs in zip(lowered.parameters(), layer.parameters(), strict=True):
+        assert ours.grad.dtype == torch.float32
+        torch.testing.assert_close(ours.grad.cpu(), theirs.grad, rtol=0.1, atol=0.1)
 
 
 def test_basic_packed_sequences():

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from patience import patience
 from simulated_cuda import is_built, libraries
 from support.children import child_environment
@@ -26,6 +28,12 @@ def _runtime() -> ctypes.CDLL | None:
 def is_simulated() -> bool:
     """Whether this process has the simulated device: the launcher has preloaded it."""
     return _runtime() is not None
+
+
+def need_real_gpu(reason: str) -> None:
+    """Skips a test on the simulated device: the mark needs_real_gpu for some of its cases."""
+    if is_simulated():
+        pytest.skip(f"not simulated: {reason}")
 
 
 def count(name: str) -> int:
