@@ -45,7 +45,7 @@ RUN := $(PY) tools/with_cpu_isa.py --cache build/cpu_isa.json --
 
 TESTS = $(RUN) $(PY) tools/run_tests.py --build-dir $(BUILD_DIR)
 
-.PHONY: help build test test-all test-changed test-costs emulate-long mutants gpu demo bench docs lint compat wheel wheel-test release-check clean
+.PHONY: help build test test-all test-changed test-costs emulate-long simcuda mutants gpu demo bench docs lint compat wheel wheel-test release-check clean
 .DEFAULT_GOAL := help
 
 help:
@@ -53,6 +53,7 @@ help:
 	@echo 'make test   build, run the C++ and the Python tests of the product'
 	@echo 'make test-all  every test (SEEDS=n for longer random ones); test-costs notes what each takes'
 	@echo 'make emulate-long  the emulated CUDA kernels, with all cases under ThreadSanitizer too'
+	@echo 'make simcuda  what needs a GPU, on a simulated CUDA device (ONLY=late)'
 	@echo 'make mutants  break the CUDA kernels in known ways: does a test notice? An hour (ONLY=cast.cu)'
 	@echo 'make bench  measure fastamp beside torch.amp'
 	@echo 'make gpu    build, tests, sanitizers and benchmarks on a GPU (STAGE="ctest pytest", RESUME=1)'
@@ -92,6 +93,9 @@ test-costs: build
 
 emulate-long: build
 	$(RUN) $(PY) tools/run_tests.py --build-dir $(BUILD_DIR) --emulated
+
+simcuda: build
+	$(RUN) $(PY) tools/simulated_tests.py --build-dir $(BUILD_DIR) $(if $(ONLY),--only "$(ONLY)")
 
 mutants: build
 	$(PY) tools/mutate_kernels.py --build-dir $(BUILD_DIR) $(addprefix --only ,$(ONLY))

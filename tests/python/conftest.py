@@ -11,6 +11,7 @@ import fastamp
 import fastamp._C as _C
 from patience import patience
 from support.autocast_state import fastamp_state, set_torch_state, torch_state
+from support.simulated_cuda import is_simulated
 
 
 def _has_timeout(config_or_manager: pytest.Config | pytest.PytestPluginManager) -> bool:
@@ -47,11 +48,21 @@ def stretch_time_limits(items: list[pytest.Item]) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if _has_timeout(config) and not config.getoption("timeout"):
         stretch_time_limits(items)
-    if torch.cuda.is_available():
-        return
     for item in items:
-        if item.get_closest_marker("cuda") is not None:
-            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+        if (reason := why_not_here(item)) is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def why_not_here(item: pytest.Item) -> str | None:
+    """Says what a test needs of CUDA that this process has not."""
+    if item.get_closest_marker("cuda") is not None and not torch.cuda.is_available():
+        return "no CUDA device"
+    if item.get_closest_marker("simulated") is not None and not is_simulated():
+        return "of the simulated device: run by test_in_children.py"
+    needs_gpu = item.get_closest_marker("needs_real_gpu")
+    if needs_gpu is not None and is_simulated():
+        return f"not simulated: {needs_gpu.args[0]}"
+    return None
 
 
 @pytest.fixture

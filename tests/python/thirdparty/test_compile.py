@@ -12,6 +12,7 @@ import torch._dynamo
 from torch import nn
 
 import fastamp
+from support.simulated_cuda import need_real_gpu
 from support.twin_runs import is_ours, parameters_of, same_results
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -64,6 +65,9 @@ def steps(model: Any, device: str, region: Any, count: int = 6) -> Any:
 def test_training_compiles_once_and_gives_torchs_bits(
     device: str, where: str, dtype: torch.dtype, backend: str
 ):
+    if backend == "inductor" and device == "cuda":
+        need_real_gpu("Triton")
+
     def region() -> Any:
         return torch.autocast(device, dtype=dtype, enabled=where == "around")
 

@@ -13,6 +13,7 @@ from torch import func, nn
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
+from support.simulated_cuda import need_real_gpu
 from support.twin_runs import is_ours, parameters_of, same_results
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -125,6 +126,9 @@ def test_attention_takes_its_fast_path_where_torch_does(device: str, dtype: torc
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @DTYPES
 def test_gradients_per_sample_are_torchs(device: str, dtype: torch.dtype):
+    if device == "cuda":
+        need_real_gpu("batching rules of torch's kernels for CUDA")
+
     def run() -> Any:
         model = encoder(device, dropout=0.0)
         weights = {name: p.detach() for name, p in model.named_parameters()}
@@ -250,6 +254,8 @@ def test_exported_models_keep_the_casts(device: str, strict: bool):
 @DTYPES
 def test_data_parallel_replicas_run_in_the_region(dtype: torch.dtype):
     devices = list(range(torch.cuda.device_count()))
+    if len(devices) > 1:
+        need_real_gpu("NCCL")
     forward = partial(nn.parallel.data_parallel, device_ids=devices)
     same_results(lambda: train("cuda", dtype, lambda model, x: forward(model, x)))
 

@@ -83,7 +83,8 @@ Tensor log_softmax_backward(const Tensor& gradient, const Tensor& output, int64_
 
 void register_libraries(Register add) {
   using c10::KernelFunction;
-  add("aten::_convolution", KernelFunction::makeFromBoxedFunction<&run_operator>());
+  add("aten::_convolution", KernelFunction::makeFromBoxedFunction<&run_convolution>());
+  add("aten::convolution_backward", KernelFunction::makeFromBoxedFunction<&run_convolution>());
   add("aten::copy_", KernelFunction::makeFromBoxedFunction<&run_copy>());
   add("aten::cudnn_batch_norm", KernelFunction::makeFromUnboxedRuntimeFunction(&batch_norm));
   add("aten::cudnn_batch_norm_backward",

@@ -231,6 +231,27 @@ void run_operator(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, S
   }
 }
 
+void run_convolution(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const auto first = stack->end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
+  const auto dtype = first->toTensor().scalar_type();
+  const auto cast = [&](at::ScalarType from, at::ScalarType to, Stack::iterator begin) {
+    const BelowAutograd below;
+    for (auto value = begin; value != stack->end(); ++value) {
+      *value = with_tensors(*value, [&](const Tensor& tensor) {
+        return tensor.scalar_type() == from ? tensor.to(to) : tensor;
+      });
+    }
+  };
+  const auto before = first - stack->begin();
+  if (dtype != at::kHalf && dtype != at::kBFloat16) {
+    run_operator(op, keys, stack);
+    return;
+  }
+  cast(dtype, at::kFloat, first);
+  run_operator(op, keys, stack);
+  cast(at::kFloat, dtype, stack->begin() + before);
+}
+
 /// Copies that are no more than a memcpy are torch's own code over the runtime.
 void run_copy(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const Tensor self = (*stack)[stack->size() - 3].toTensor();

@@ -26,6 +26,9 @@ struct BelowAutograd {
 /// The kernels that are registered for the key CUDA. Their types are the dispatcher's.
 void run_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                   torch::jit::Stack* stack);
+/// Convolutions of 16 bits, in fp32: those of the CPU take minutes.
+void run_convolution(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                     torch::jit::Stack* stack);
 void run_copy(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
 /// Calls an operator so, on a stack of its arguments; returns its first result.

@@ -2,7 +2,8 @@
 #pragma once
 
 // Random numbers of operators. Stands for: repeatable numbers that follow seed and offset of
-// torch's generator for CUDA. Does not stand for: Philox's numbers. In graphs, seeds are counted instead.
+// torch's generator for CUDA. Does not stand for: Philox's numbers. In graphs, seeds are counted
+// instead.
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>

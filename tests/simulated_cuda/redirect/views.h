@@ -3,9 +3,9 @@
 
 // CPU tensors over the memory of CUDA tensors.
 //
-// Stands for: dense tensors, sparse ones by coordinates, views, wrapped numbers, conjugates. Arguments that a
-// kernel resizes get memory of torch's caching allocator. Does not stand for: other layouts, which
-// are refused.
+// Stands for: dense tensors, sparse ones by coordinates, views, wrapped numbers, conjugates.
+// Arguments that a kernel resizes get memory of torch's caching allocator. Does not stand for:
+// other layouts, which are refused.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
