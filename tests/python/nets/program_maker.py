@@ -222,8 +222,8 @@ class Maker:
 
     def checkpointed(self, scope: Scope, depth: int) -> list[Statement]:
         name, result, argument = self.new("part"), self.new("v"), self.new("a")
-        # Not reentrant ones yet: in some programs their backward pass comes to run itself, in torch's
-        # own code and without an end.
+        # Not reentrant ones yet: in some programs their backward pass comes to run itself, in
+        # torch's own code and without an end.
         reentrant = False
         values = [argument] if reentrant else [*scope.values, argument]
         inner = scope.inner(values=values, closed=True, nested=scope.nested or reentrant)
