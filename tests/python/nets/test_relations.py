@@ -224,7 +224,7 @@ def test_the_device_may_have_a_number_or_none():
         case = Case(seed)
         results = []
         for name in ("cpu", "cpu:0"):
-            params = [torch.nn.Parameter(v.to(name)) for v in case.values]
+            params = [torch.nn.Parameter(v.clone().to(name)) for v in case.values]
             optimizer = case.optimizer(params, **case.options)
             scaler = fastamp.GradScaler("cpu", init_scale=8.0)
             scaler.scale(torch.zeros((), device=name))
