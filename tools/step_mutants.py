@@ -95,8 +95,8 @@ GROUPS = (
             ),
             Change(
                 "first moments with the noise of second ones",
-                "noise.of_moment(index, static_cast<std::size_t>(m))",
-                "noise.of_moment(index, 1)",
+                "own.of_moment(index, static_cast<std::size_t>(m))",
+                "own.of_moment(index, 1)",
             ),
             Change(
                 "elements of turned memory with the noise of their places",

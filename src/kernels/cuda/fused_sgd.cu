@@ -24,7 +24,8 @@ struct SgdOp {
   static constexpr int kMoments = 1;
   static constexpr int kUsualMoments = 1;
   static constexpr StepKind kKind = kOfKind;
-  static constexpr int kThreads = 1024;  // 64 registers each
+  // 64 registers each; divisions need 80.
+  static constexpr int kThreads = kOfKind == StepKind::kTurned ? 768 : 1024;
 
   SgdConstants groups[cuda::kLaunchGroups];
 

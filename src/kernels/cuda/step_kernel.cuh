@@ -70,12 +70,16 @@ template <bool kTurned, typename Place>
 __device__ __forceinline__ void store_noisily(const float (&in)[kStepVector], void* base, int m,
                                               const Noise& noise, ElementOrder order,
                                               const Place& place) {
+  // Each moment hashes anew: the hashes of one would else be kept for the next, in registers that
+  // there are not.
+  Noise own = noise;
+  asm volatile("" : "+r"(own.start));
   std::uint16_t rounded[kStepVector];
 #pragma unroll
   for (int k = 0; k < kStepVector; ++k) {
     const auto index = kTurned ? order.element_at(static_cast<std::uint64_t>(place.index(k)))
                                : static_cast<std::uint32_t>(place.index(k));
-    const auto drawn = noise.of_moment(index, static_cast<std::size_t>(m));
+    const auto drawn = own.of_moment(index, static_cast<std::size_t>(m));
     rounded[k] = round_stochastically(in[k], drawn);
   }
   place.store_bits(rounded, base);
