@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "autocast/region.h"
 #include "autocast/torch/torch_state.h"
 #include "bindings.h"
+#include "region_hooks.h"
 #include "region_method.h"
 #include "region_stack.h"
 
 #include <Python.h>
 
 #include <array>
+#include <cstddef>
 
 namespace fastamp::python {
 namespace {
@@ -22,6 +25,28 @@ PyObject* after_fork_in_child(PyObject* /*module*/, PyObject* /*unused*/) {
 
 PyObject* region_depth(PyObject* /*module*/, PyObject* /*unused*/) {
   return PyLong_FromLong(autocast::region_depth());
+}
+
+PyObject* open_regions(PyObject* /*module*/, PyObject* /*unused*/) {
+  return PyLong_FromSize_t(autocast::open_regions());
+}
+
+/// (depth): ends the regions of this thread above the first `depth`, as far as they are Python's.
+PyObject* leave_regions_above(PyObject* /*module*/, PyObject* depth) {
+  const std::size_t kept = PyLong_AsSize_t(depth);
+  if (PyErr_Occurred() != nullptr) {
+    return nullptr;
+  }
+  bool is_told = true;
+  while (void* const owner = autocast::owner_above(kept)) {
+    if (pop_region(static_cast<PyObject*>(owner)).had_float8) {
+      is_told = notify_float8(false) && is_told;
+    }
+  }
+  if (!is_told) {
+    return nullptr;
+  }
+  Py_RETURN_NONE;
 }
 
 /// (cls, source): gives `cls` the constructor slot of `source`.
@@ -40,7 +65,9 @@ PyObject* copy_new_slot(PyObject* /*module*/, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-std::array<PyMethodDef, 5> g_torch_region_functions{{
+std::array<PyMethodDef, 7> g_torch_region_functions{{
+    {"open_regions", open_regions, METH_NOARGS, nullptr},
+    {"leave_regions_above", leave_regions_above, METH_O, nullptr},
     {"open_torch_regions", count_open_torch_regions, METH_NOARGS, nullptr},
     {"after_fork_in_child", after_fork_in_child, METH_NOARGS, nullptr},
     {"region_depth", region_depth, METH_NOARGS, nullptr},

@@ -9,7 +9,12 @@ from typing import Any
 import torch
 
 import fastamp._C as _C
-from fastamp import _compile, _float8_graphs, _region_hooks  # noqa: F401  (set things up)
+from fastamp import (  # noqa: F401  (set things up)
+    _compile,
+    _compiled_regions,
+    _float8_graphs,
+    _region_hooks,
+)
 from fastamp._float8 import Float8Recipe, recipe_numbered, region_arguments
 from fastamp._script import ScriptedAs
 from fastamp._steps import in_steps, run_within

@@ -11,9 +11,8 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 import fastamp._C as _C
 from fastamp import _carried_state, _compile
+from fastamp._compiled_regions import autocast_devices
 from fastamp._float8 import Float8Recipe, float8_recipe, recipe_numbered
-
-_DEVICES = ("cpu", "cuda")
 
 
 def _held_by(tensor: torch.Tensor) -> torch.Tensor:
@@ -87,21 +86,23 @@ def _look_at_guards() -> None:
 
 def _cache_key() -> tuple[Any, ...]:
     """What the graph of a compiled function depends on and its code does not show."""
-    return (
-        _C.build_info()["version"],
-        [
-            (
-                str(recipe_numbered(number) if number else None),
-                torch.is_autocast_enabled(device),
-                str(torch.get_autocast_dtype(device)),
-            )
-            for device, number in zip(_DEVICES, _C.float8_numbers(), strict=True)
-        ],
-    )
+    recipes = [str(recipe_numbered(number) if number else None) for number in _C.float8_numbers()]
+    return _C.build_info()["version"], recipes
+
+
+def _region_key() -> list[tuple[str, bool, str]]:
+    """Which dtype is in force where."""
+    return [
+        (each, torch.is_autocast_enabled(each), str(torch.get_autocast_dtype(each)))
+        for each in autocast_devices()
+    ]
 
 
 def _tell_cache() -> None:
-    """Lets torch's cache of traced functions know recipes: autocast is one bit of its keys."""
+    """Lets torch's cache of traced functions know dtypes and recipes.
+
+    Up to torch 2.14 its keys have one bit of autocast: that it is on somewhere.
+    """
     import torch._functorch._aot_autograd.autograd_cache as cache
 
     try:
@@ -113,6 +114,8 @@ def _tell_cache() -> None:
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         torch_init(self, *args, **kwargs)
+        if torch._C._is_any_autocast_enabled():
+            self.fastamp_dtypes = _region_key()
         if any(_C.float8_numbers()):
             if _C.are_weights_excluded_from_float8():
                 raise bypass("fastamp: excluded weights have no names")

@@ -93,7 +93,8 @@ class keep_casts(WeightRequest):  # noqa: N801 (reads as what it does)
 
     Outputs and gradients stay torch.amp's bit for bit. Each copy costs the memory of the weight in
     the lower precision (:func:`kept_casts` tells how much). It is freed when it is out of date,
-    on :func:`drop_kept_casts`, on :meth:`release`, and at most 16 regions after its weight was.
+    on :func:`drop_kept_casts`, on :meth:`release`, and at most 16 regions or new copies after its
+    weight was.
 
     Covers the parameters that the module has now, whether they require gradients or not: call
     again after ``load_state_dict(..., assign=True)`` or another call that replaces parameters.

@@ -7,6 +7,7 @@
 #include "autocast/cast_together.h"
 #include "autocast/make/cast_node.h"
 #include "autocast/make/data_cast.h"
+#include "autocast/make/gradient_wrapper.h"
 #include "autocast/torch/torch_state.h"
 #include "autocast/trace/tracing.h"
 
@@ -47,6 +48,12 @@ bool requires_grad_without_grad_mode(const CastSource& weight) {
          is_weight_cache_enabled();
 }
 
+/// Whether later ops may use a cast that a mode or a transform has seen: it is of the weight's
+/// kind, or a wrapper of torch.func's gradients, which has the cast of the level below inside.
+bool is_usable_later(const at::Tensor& cast, const at::Tensor& weight) {
+  return !was_wrapped(cast, weight) || is_gradient_wrapper(cast);
+}
+
 at::Tensor cast_and_keep(const CastSource& weight, c10::ScalarType to, CastUse use) {
   if (is_casting_together()) [[unlikely]] {
     at::Tensor together = cast_with_others(weight, to, use);
@@ -56,7 +63,9 @@ at::Tensor cast_and_keep(const CastSource& weight, c10::ScalarType to, CastUse u
   }
   at::Tensor out = cast_ordinarily(weight, to);
   note_cast(CastEvent::weight_cast, out);
-  keep_weight_cast(weight.tensor, to, out, use);
+  if (weight.path != CallPath::intercepted || is_usable_later(out, weight.tensor)) {
+    keep_weight_cast(weight.tensor, to, out, use);
+  }
   return out;
 }
 
@@ -84,6 +93,9 @@ at::Tensor cast_weight(const CastSource& weight, c10::ScalarType to) {
 
 at::Tensor cast_kept_weight(const CastSource& weight, c10::ScalarType to) {
   at::Tensor out = find_or_make_kept_cast(weight.tensor, to, weight.path);
+  if (!out.defined()) {
+    return cast_weight(weight, to);
+  }
   if (is_recorded(weight.tensor)) {
     record_cast(weight.tensor, out);
   }
@@ -94,7 +106,8 @@ at::Tensor cast_kept_weight(const CastSource& weight, c10::ScalarType to) {
   return out;
 }
 
-/// The cast of the data of a view's weight, which later ops of the region find, too.
+/// The cast of the data of a view's weight, which later ops of the region find, too. Undefined if a
+/// mode makes another kind of tensor of it.
 at::Tensor cast_base_data(const CastSource& view, c10::ScalarType to) {
   const at::Tensor& weight = *view.base;
   at::Tensor cached = find_weight_data(weight, to);
@@ -105,10 +118,13 @@ at::Tensor cast_base_data(const CastSource& view, c10::ScalarType to) {
   const at::NoGradGuard no_grad;
   at::Tensor out;
   if (view.base_is_kept) {
-    out = find_or_make_kept_cast(weight, to, CallPath::direct);
+    out = find_or_make_kept_cast(weight, to, view.path);
   } else {
-    out = cast_data(weight, to);
+    out = make_kept_cast(weight, to, view.path);
     note_cast(CastEvent::weight_cast, out);
+  }
+  if (!out.defined() || was_wrapped(out, weight)) {
+    return {};
   }
   keep_weight_cast(weight, to, out, CastUse::as_data);
   return out;
@@ -123,6 +139,9 @@ at::Tensor cast_weight_view(const CastSource& view, c10::ScalarType to) {
     normal_mode.emplace(false);
   }
   const at::Tensor data = cast_base_data(view, to);
+  if (!data.defined()) {
+    return cast_ordinarily(view, to);
+  }
   at::Tensor out =
       make_alias(data.storage(), view.tensor, to, data.unsafeGetTensorImpl()->version_counter());
   if (is_recorded(view.tensor)) {
@@ -131,16 +150,17 @@ at::Tensor cast_weight_view(const CastSource& view, c10::ScalarType to) {
   return out;
 }
 
-at::Tensor cast_activation(const at::Tensor& activation, c10::ScalarType to) {
+at::Tensor cast_activation(const CastSource& source, c10::ScalarType to) {
+  const at::Tensor& activation = source.tensor;
   at::Tensor out = find_activation_cast(activation, to);
   if (out.defined()) {
     note_cast(CastEvent::activation_hit, out);
-  } else {
-    out = cast_data(activation, to);
-    note_cast(CastEvent::other_cast, out);
-    keep_activation_cast(activation, to, out);
+    record_cast(activation, out);
+    return out;
   }
-  record_cast(activation, out);
+  out = cast_ordinarily(source, to);
+  note_cast(CastEvent::other_cast, out);
+  keep_activation_cast(activation, to, out);
   return out;
 }
 
@@ -173,7 +193,7 @@ at::Tensor cast(const at::Tensor& tensor, c10::ScalarType to, c10::ScalarType lo
     case CastKind::weight_view:
       return cast_weight_view(source, to);
     case CastKind::activation:
-      return cast_activation(tensor, to);
+      return cast_activation(source, to);
     case CastKind::other:
       break;
   }

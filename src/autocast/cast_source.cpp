@@ -3,20 +3,32 @@
 
 #include "autocast/cache/kept_casts.h"
 #include "autocast/make/cast_node.h"
+#include "autocast/trace/tracing.h"
 
 #include <torch/csrc/autograd/variable.h>
 
 namespace fastamp::autocast {
 namespace {
 
-/// Whether the cast of a tensor of any kind (nested, sparse, functional, a subclass) may be cached:
-/// no op is intercepted for another reason than this tensor, so that all ops get the same cast.
+/// Whether the cast of a tensor of any kind (nested, sparse, functional, a subclass) may be cached,
+/// if it turns out to be usable: no tracer intercepts all ops, which has to see each cast.
 bool may_be_cached(const at::Tensor& tensor, CallPath path) {
   // What wraps this very tensor also wraps its cast, for as long as both live. Functionalization
   // wraps the cast of a functional tensor, but of no other.
   constexpr c10::DispatchKeySet kFollowsItsArgument(c10::DispatchKey::Functionalize);
   return path != CallPath::intercepted ||
-         !is_intercepted_except((tensor.key_set() - c10::python_ks) | kFollowsItsArgument);
+         !is_intercepted_except(tensor.key_set() | kFollowsItsArgument | kModesAndTransforms);
+}
+
+/// Whether a tool of ours looks at the program: it must see the memory shared as it is without it,
+/// though it sees the ops. Other modes see each cast that torch would make.
+bool is_looked_at(const at::Tensor& tensor) {
+  return is_traced() && is_seen_by_modes_alone(tensor);
+}
+
+/// Whether its base's cast serves the view, as find_weight_data() finds it.
+bool is_ordinary_base(const at::Tensor& base) {
+  return can_bypass_dispatcher(base) || is_looked_at(base);
 }
 
 }  // namespace
@@ -55,12 +67,11 @@ CastSource classify(const at::Tensor& tensor, bool lowers, bool share) {
     source.kind = CastKind::weight;
     return source;
   }
-  if (!share || source.path != CallPath::direct) {
+  if (!share || (source.path != CallPath::direct && !is_looked_at(tensor))) {
     return source;
   }
-  if (const at::Tensor* base = lowers ? base_of_whole_view(tensor) : nullptr) {
-    // Its base may be cast below the dispatcher, too: see above.
-    source.base_is_kept = is_kept_weight(*base, CallPath::direct);
+  if (const at::Tensor* base = lowers ? base_of_whole_view_if(tensor, is_ordinary_base) : nullptr) {
+    source.base_is_kept = is_kept_weight(*base, source.path);
     if (source.base_is_kept || is_weight(*base)) {
       source.kind = CastKind::weight_view;
       source.base = base;

@@ -123,6 +123,15 @@ bool exit_region(RegionId id) noexcept {
   return end_innermost([&](const Frame& frame) { return frame.id == id; }).has_value();
 }
 
+std::size_t open_regions() noexcept {
+  const OpenRegions* const open = PerThread<OpenRegions>::get();
+  return open == nullptr ? 0 : open->frames.size();
+}
+
+void* owner_above(std::size_t depth) noexcept {
+  return open_regions() > depth ? PerThread<OpenRegions>::get()->frames.back().owner : nullptr;
+}
+
 EndedRegion exit_region_of(const void* owner) noexcept {
   const auto ended = end_innermost([&](const Frame& frame) { return frame.owner == owner; });
   return {ended.has_value(), ended.has_value() ? ended->kind : RegionKind::ours,

@@ -4,6 +4,7 @@
 #include <fastamp/autocast/guard.h>
 #include <fastamp/export.h>
 
+#include <cstddef>
 #include <cstdint>
 
 // The open autocast regions of a thread, those of C++ guards and of Python on one stack. Exported
@@ -38,6 +39,13 @@ struct EndedRegion {
 
 /// The state that a device is in on this thread, as enter_region() would restore it.
 FASTAMP_API AutocastState current_state(c10::DeviceType device);
+
+/// How many regions are open on this thread, torch's own that fastamp is not told of aside.
+FASTAMP_API std::size_t open_regions() noexcept;
+
+/// The owner of the innermost region, if more than `depth` are open on this thread; else null, as
+/// for a guard's.
+FASTAMP_API void* owner_above(std::size_t depth) noexcept;
 
 /// Ends the innermost open region that `owner` has on this thread.
 FASTAMP_API EndedRegion exit_region_of(const void* owner) noexcept;

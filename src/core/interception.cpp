@@ -18,6 +18,11 @@ bool is_intercepted_except(c10::DispatchKeySet keys) {
   return (tls.included_ - tls.excluded_ - keys).has_any(detail::kInterceptors);
 }
 
+bool is_seen_by_modes_alone(const at::Tensor& tensor) {
+  return is_ordinary(tensor) && !is_intercepted_except(c10::python_ks) &&
+         !tensor._fw_grad(/*level=*/0).defined();
+}
+
 bool is_observed() {
   return at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
 }

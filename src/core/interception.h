@@ -61,6 +61,25 @@ bool is_intercepted(c10::DispatchKeySet keys = {});
 /// calls that this thread makes now.
 bool is_intercepted_except(c10::DispatchKeySet keys);
 
+/// The keys of Python's dispatch modes and of torch.func's transforms. What they do ends with their
+/// block, and the results of their ops tell whether they are of use elsewhere, whereas those of a
+/// tracer are part of what it records.
+inline constexpr c10::DispatchKeySet kModesAndTransforms(
+    {c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
+     c10::DispatchKey::FuncTorchDynamicLayerBackMode,
+     c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchGradWrapper,
+     c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchVmapMode});
+
+/// Whether nothing but Python's dispatch modes, and observers, see a call that this thread makes
+/// now with an ordinary tensor: what they hand on is computed as without them.
+bool is_seen_by_modes_alone(const at::Tensor& tensor);
+
+/// Whether `result` intercepts the ops that it is given to though `source`, of which an op made it,
+/// does not intercept its own: a mode or a transform has wrapped it.
+inline bool was_wrapped(const at::Tensor& result, const at::Tensor& source) {
+  return (result.key_set() - source.key_set()).has_any(detail::kInterceptors);
+}
+
 /// Whether a profiler, or another observer of torch's record_function, watches the ops of this
 /// thread.
 bool is_observed();

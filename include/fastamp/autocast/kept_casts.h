@@ -20,7 +20,7 @@ namespace fastamp {
 /// is used only while the weight's version counter, memory and sizes are as they were; every region
 /// gives it an autograd node of its own, so gradients are the same bit for bit. It costs the memory
 /// of one lower-precision copy per weight, dtype and CUDA stream; see kept_casts(). A copy is freed
-/// when it is out of date, when its weight was freed (at the latest 16 regions later), on
+/// when it is out of date, when its weight was freed (at the latest 16 regions or copies later), on
 /// drop_kept_casts(), and when the last object that keeps it is destroyed.
 ///
 /// @warning A weight that is written without moving its version counter (by the step() of

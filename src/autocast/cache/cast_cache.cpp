@@ -3,6 +3,8 @@
 
 #include "autocast/cache/changed_weights.h"
 #include "autocast/make/data_cast.h"
+#include "autocast/make/gradient_wrapper.h"
+#include "core/interception.h"
 #include "core/tensor_kind.h"
 
 #include <ATen/core/grad_mode.h>
@@ -65,7 +67,24 @@ CastCache::Entry* CastCache::find_entry(const at::Tensor& source, c10::ScalarTyp
     return nullptr;
   }
   Entry& entry = entries_[position - 1];
+  if (is_gradient_wrapper(entry.cast)) [[unlikely]] {
+    leave_ended_transforms(entry, source);
+  }
   return is_current(entry, source) ? &entry : nullptr;
+}
+
+void CastCache::leave_ended_transforms(Entry& entry, const at::Tensor& source) {
+  at::Tensor cast = without_ended_wrappers(entry.cast);
+  if (cast.is_same(entry.cast) || entry.cast_version != version_of(entry.cast)) {
+    return;
+  }
+  if (was_wrapped(cast, source) && !is_gradient_wrapper(cast)) {
+    ++entry.cast_version;  // A mode around the transform made it: of no use any more.
+    return;
+  }
+  std::swap(entry.cast, cast);  // The wrapper dies last.
+  entry.cast_version = version_of(entry.cast);
+  entry.made_with_grad = entry.cast.requires_grad() || !entry.required_grad;
 }
 
 at::Tensor CastCache::find(const at::Tensor& source, c10::ScalarType to) {
@@ -74,6 +93,9 @@ at::Tensor CastCache::find(const at::Tensor& source, c10::ScalarType to) {
     return {};
   }
   if (!entry->has_history) [[unlikely]] {
+    if (!entry->order.has_value() && is_intercepted()) {
+      return {};  // torch has no cast yet: what intercepts its ops is to see one.
+    }
     give_history(*entry, source);
   } else if (!has_usable_history(*entry, source)) {
     return {};
@@ -130,6 +152,18 @@ std::vector<PlannedCast> CastCache::used_casts() const {
   return used;
 }
 
+template <class Predicate>
+void CastCache::drop_if(const Predicate& is_dropped) {
+  // Destroyed last: the end of a cast may run user code that uses this cache.
+  std::vector<Entry> dropped;
+  std::vector<Entry> kept;
+  for (Entry& entry : entries_) {
+    (is_dropped(entry) ? dropped : kept).push_back(std::move(entry));
+  }
+  entries_ = std::move(kept);
+  rebuild_index(index_.size());
+}
+
 void CastCache::insert(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast,
                        CastUse use) {
   if (entries_.empty()) {
@@ -160,18 +194,19 @@ void CastCache::insert(const at::Tensor& source, c10::ScalarType to, const at::T
   }
   entries_.push_back(std::move(entry));
   position = static_cast<std::uint32_t>(entries_.size());
+  if (sweep_budget_.pays_for(entries_.size(), has_geometry(cast) ? cast.nbytes() : 0)) {
+    drop_orphans();
+  }
 }
 
-template <class Predicate>
-void CastCache::drop_if(const Predicate& is_dropped) {
-  // Destroyed last: the end of a cast may run user code that uses this cache.
-  std::vector<Entry> dropped;
-  std::vector<Entry> kept;
-  for (Entry& entry : entries_) {
-    (is_dropped(entry) ? dropped : kept).push_back(std::move(entry));
+bool CastCache::is_orphan(const Entry& entry) {
+  return entry.source.is_expired() || (entry.has_history && is_sole_user_of_source(entry.cast));
+}
+
+void CastCache::drop_orphans() {
+  if (std::ranges::any_of(entries_, is_orphan)) {
+    drop_if(is_orphan);
   }
-  entries_ = std::move(kept);
-  rebuild_index(index_.size());
 }
 
 void CastCache::forget_changed() {

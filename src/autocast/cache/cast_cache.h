@@ -2,6 +2,7 @@
 #pragma once
 
 #include "autocast/cache/cast_plans.h"
+#include "autocast/cache/sweep_budget.h"
 #include "autocast/make/cast_node.h"
 #include "autocast/make/tensor_identity.h"
 
@@ -37,6 +38,12 @@ enum class CastUse : std::uint8_t {
 /// for nothing. The first such op records it, with the NodeOrder that was reserved when the first
 /// op took the cast, whatever the grad mode was: gradients are then summed in torch's order.
 ///
+/// A cast made inside a gradient transform of torch.func is wrapped for that transform. Once it has
+/// ended, later uses get the cast that is inside, as torch's do.
+///
+/// A cast of a tensor that nothing else holds any more is dropped while others are inserted: a
+/// region may be as long as the program, and cast new leaves in every iteration.
+///
 /// Entries are stored densely in the order of their creation; an open-addressing hash index, at
 /// most half full, points into them. Clearing thus costs the entries, not the size of the index.
 /// One instance per thread: no locks, and no other thread can empty it.
@@ -53,7 +60,8 @@ class CastCache {
   /// The same for its data alone, with or without a history.
   at::Tensor find_data(const at::Tensor& source, c10::ScalarType to);
 
-  /// Keeps `cast`, made just now from `source`. Both have an identity.
+  /// Keeps `cast`, made just now from `source`. Both have an identity. Casts that only the cache
+  /// still has a use for may be dropped, which may run user code.
   void insert(const at::Tensor& source, c10::ScalarType to, const at::Tensor& cast, CastUse use);
 
   /// The casts that were used, in the order in which they were made.
@@ -79,11 +87,15 @@ class CastCache {
   };
 
   Entry* find_entry(const at::Tensor& source, c10::ScalarType to);
+  [[gnu::noinline, gnu::cold]] static void leave_ended_transforms(Entry& entry,
+                                                                  const at::Tensor& source);
   static bool is_current(const Entry& entry, const at::Tensor& source);
   static bool has_usable_history(const Entry& entry, const at::Tensor& source);
   static void give_history(Entry& entry, const at::Tensor& source);
   std::size_t probe(const c10::TensorImpl* key, c10::ScalarType to) const;
   void rebuild_index(std::size_t size);
+  static bool is_orphan(const Entry& entry);
+  [[gnu::noinline]] void drop_orphans();
   [[gnu::noinline, gnu::cold]] void forget_changed();
   template <class Predicate>
   void drop_if(const Predicate& is_dropped);
@@ -91,6 +103,7 @@ class CastCache {
   std::vector<Entry> entries_;
   /// Position in entries_ plus one, 0 = free; the size is a power of two.
   std::vector<std::uint32_t> index_;
+  SweepBudget sweep_budget_;
   std::uint64_t seen_changes_ = 0;  ///< Changes (changed_weights.h) that the entries reflect.
 };
 

@@ -106,6 +106,16 @@ std::vector<Float8Entry> Float8Casts::take(const Keys& weights) {
 
 Float8Casts Float8Casts::take_all() { return std::exchange(*this, Float8Casts()); }
 
+std::vector<Float8Entry> Float8Casts::take_dead() {
+  Keys dead;
+  for (const auto& [weight, entry] : entries_) {
+    if (entry.is_of_dead_tensor()) {
+      dead.push_back(weight);
+    }
+  }
+  return take(dead);
+}
+
 std::size_t Float8Casts::bytes() const {
   std::size_t sum = 0;
   for (const auto& [weight, entry] : entries_) {
@@ -126,7 +136,11 @@ void RegionFloat8Casts::keep_weight(const at::Tensor& weight, Float8Entry entry)
   if (weights_.empty()) {
     seen_changes_ = count_changed_weights();
   }
+  const auto bytes = entry.bytes();
   const auto earlier = weights_.replace(weight, std::move(entry));
+  if (sweep_budget_.pays_for(weights_.size(), bytes)) {
+    const auto dead = weights_.take_dead();
+  }
 }
 
 std::optional<Float8Cast> RegionFloat8Casts::find_activation(const at::Tensor& activation,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "autocast/cache/cast_plans.h"
+#include "autocast/cache/sweep_budget.h"
 #include "autocast/make/float8_cast.h"
 #include "autocast/make/tensor_identity.h"
 
@@ -33,6 +34,7 @@ class Float8Entry {
   const Float8Cast& cast() const& { return cast_; }
   Float8Cast cast() && { return std::move(cast_); }
   c10::ScalarType to() const { return to_; }
+  bool is_of_dead_tensor() const { return source_.is_expired(); }
   std::size_t bytes() const;
 
   /// Notes that a product takes these layouts.
@@ -79,6 +81,8 @@ class Float8Casts {
   /// Takes out the entries of some weights, which may be dead.
   [[nodiscard]] std::vector<Float8Entry> take(const Keys& weights);
   [[nodiscard]] Float8Casts take_all();
+  /// Takes out those of weights that are gone.
+  [[nodiscard]] std::vector<Float8Entry> take_dead();
 
   bool empty() const { return entries_.empty(); }
   std::size_t size() const { return entries_.size(); }
@@ -117,6 +121,7 @@ class RegionFloat8Casts {
   void forget_changed();
 
   Float8Casts weights_;
+  SweepBudget sweep_budget_;
   std::optional<Float8Entry> activation_;
   std::uint64_t seen_changes_ = 0;  ///< Changes (changed_weights.h) that weights_ reflects.
 };

@@ -124,10 +124,12 @@ void KeptCastStore::insert(const at::Tensor& source, TensorIdentity as_cast, c10
       .to = to,
   };
   std::vector<Entry> dropped;
+  Dropped dead;
   const std::scoped_lock lock(mutex_);
   if (!requests_.contains(entry.source.key())) {
     return;
   }
+  dead = take_dead_sometimes();
   auto& entries = entries_[entry.source.key()];
   const auto replaced = std::ranges::partition(entries, [&](const Entry& other) {
     return other.source.is_current(source) &&
@@ -146,8 +148,10 @@ std::optional<Float8Cast> KeptCastStore::find_float8(const at::Tensor& source, c
 
 void KeptCastStore::insert_float8(const at::Tensor& source, Float8Entry entry) {
   std::optional<Float8Entry> dropped;
+  Dropped dead;
   const std::scoped_lock lock(mutex_);
   if (requests_.contains(source.unsafeGetTensorImpl())) {
+    dead = take_dead_sometimes();
     dropped = float8_.replace(source, std::move(entry));
   }
 }
@@ -191,14 +195,20 @@ KeptCasts KeptCastStore::count() {
   return kept;
 }
 
-void KeptCastStore::sweep_sometimes() {
+KeptCastStore::Dropped KeptCastStore::take_dead_sometimes() {
   constexpr std::uint32_t kPeriod = 16;
-  if ((ended_regions_.fetch_add(1, std::memory_order_relaxed) + 1) % kPeriod == 0) {
-    Dropped dead;
-    const std::scoped_lock lock(mutex_);
-    dead = take(requests_.take_dead());
-    note_use();
+  if (++sweeps_asked_for_ % kPeriod != 0) {
+    return {};
   }
+  Dropped dead = take(requests_.take_dead());
+  note_use();
+  return dead;
+}
+
+void KeptCastStore::sweep_sometimes() {
+  Dropped dead;
+  const std::scoped_lock lock(mutex_);
+  dead = take_dead_sometimes();
 }
 
 namespace {
@@ -221,6 +231,9 @@ at::Tensor find_or_make(const at::Tensor& weight, c10::ScalarType to, CallPath p
   TensorIdentity as_cast(weight);
   const at::Tensor made = cast_without_history(weight, to, path);
   note_cast(CastEvent::weight_cast, made);
+  if (was_wrapped(made, weight)) {
+    return {};  // A mode has made another kind of tensor of it.
+  }
   store.insert(weight, std::move(as_cast), to, made);
   return make_alias(made);
 }
@@ -231,8 +244,8 @@ namespace {
 
 /// Whether a cast of this tensor, whatever its dtype is, can outlive regions.
 bool is_lasting(const at::Tensor& tensor, CallPath path) {
-  return tensor.is_leaf() && path != CallPath::intercepted && !tensor.is_inference() &&
-         !tensor.is_view() && TensorIdentity::exists_for(tensor) &&
+  return tensor.is_leaf() && (path != CallPath::intercepted || is_seen_by_modes_alone(tensor)) &&
+         !tensor.is_inference() && !tensor.is_view() && TensorIdentity::exists_for(tensor) &&
          tensor.is_non_overlapping_and_dense() && !is_captured(tensor);
 }
 

@@ -77,8 +77,8 @@ class FASTAMP_API KeptCastStore {
   void drop(const std::vector<const c10::TensorImpl*>& weights);
   KeptCasts count();
 
-  /// Frees the casts of weights that are gone; called at the end of regions, works at every 16th
-  /// call.
+  /// Frees the casts of weights that are gone; called at the end of regions, and for each cast that
+  /// is kept, since a region may be as long as the program. Works at every 16th call.
   void sweep_sometimes();
 
  private:
@@ -98,12 +98,13 @@ class FASTAMP_API KeptCastStore {
     std::vector<Float8Entry> float8;
   };
   Dropped take(WeightRequests::Forgotten weights);
+  Dropped take_dead_sometimes();
   std::vector<Entry> take(const WeightRequests::Keys& weights);
   void note_use() { used_.store(!requests_.empty(), std::memory_order_relaxed); }
 
   mutable std::mutex mutex_;
   std::atomic<bool> used_{false};
-  std::atomic<std::uint32_t> ended_regions_{0};
+  std::uint32_t sweeps_asked_for_ = 0;
   std::unordered_map<const c10::TensorImpl*, std::vector<Entry>> entries_;
   Float8Casts float8_;
   WeightRequests requests_;
@@ -132,7 +133,7 @@ inline bool is_kept_for_float8(const at::Tensor& tensor) {
 }
 
 /// A tensor over the memory of the kept cast of a weight, without history; the cast is made first
-/// if there is none that can be used now.
+/// if there is none that can be used now. Undefined if a dispatch mode makes none that can be kept.
 at::Tensor find_or_make_kept_cast(const at::Tensor& weight, c10::ScalarType to, CallPath path);
 
 }  // namespace fastamp::autocast

@@ -8,10 +8,12 @@
 #include "autocast/make/tensor_identity.h"
 #include "autocast/torch/torch_cache.h"
 #include "autocast/torch/torch_state.h"
+#include "core/interception.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <optional>
 #include <utility>
@@ -88,6 +90,8 @@ bool mark_torch_region(ThreadCache& cache) {
     return true;
   }
   clear_casts(cache);
+  // Modes and tracers must not see the marker: a checkpoint counts casts.
+  const c10::impl::ExcludeDispatchKeyGuard unseen(fastamp::detail::kInterceptors);
   const c10::InferenceMode normal_mode(false);
   const at::NoGradGuard no_grad;
   if (!cache.marked_leaf.defined()) {
@@ -124,11 +128,17 @@ ThreadCache* usable_cache(Casts ThreadCache::* casts) {
   return cache;
 }
 
+/// Whether torch.jit.trace records the ops of this thread. It has to see each cast: one from before
+/// the trace is a constant to it, and one that requires a gradient no constant at all.
+bool is_recorded_by_jit() {
+  return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer);
+}
+
 }  // namespace
 
 at::Tensor find_weight_cast(const at::Tensor& source, c10::ScalarType to) {
   ThreadCache* const cache = usable_cache(&ThreadCache::casts);
-  return cache == nullptr ? at::Tensor() : cache->casts.find(source, to);
+  return cache == nullptr || is_recorded_by_jit() ? at::Tensor() : cache->casts.find(source, to);
 }
 
 at::Tensor find_weight_data(const at::Tensor& source, c10::ScalarType to) {

@@ -33,11 +33,12 @@ at::Tensor CopyingStep::open(const at::Tensor& weight, c10::ScalarType to) {
     return {};
   }
   const CallPath path = call_path(weight);
-  if (!can_be_kept(weight, path)) {
+  const bool is_float8 = to == c10::kFloat8_e4m3fn;
+  if (!can_be_kept(weight, path) || (is_float8 && path == CallPath::intercepted)) {
     return {};
   }
   KeptCastStore::instance().add(copies_->id_, weight);
-  if (to != c10::kFloat8_e4m3fn) {
+  if (!is_float8) {
     return open_16_bit(weight, to);
   }
   if (at::Tensor copy = open_float8(weight); copy.defined()) {
@@ -56,6 +57,9 @@ at::Tensor CopyingStep::open_16_bit(const at::Tensor& weight, c10::ScalarType to
   if (!taken.is_current) {
     // Out of date, or saved by a graph that may still run backward with the old values.
     taken.cast = make_kept_cast(weight, to, call_path(weight));
+    if (was_wrapped(taken.cast, weight)) {
+      return {};
+    }
   }
   opened_.push_back({&weight, taken.cast, {}, to, weight_version, version_of(taken.cast)});
   return std::move(taken.cast);

@@ -218,6 +218,21 @@ OpCapabilities boxed_capabilities(const c10::FunctionSchema& schema) {
           .append_dtype = false};
 }
 
+void NestedInputKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                                   torch::jit::Stack* stack) const {
+  const auto key = autocast_key(device_);
+  const auto count = op.schema().arguments().size();
+  const auto& first = torch::jit::peek(*stack, 0, count);
+  if (!first.isTensor() || !first.toTensor().is_nested()) {
+    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key), stack);
+    return;
+  }
+  const auto lower = region_dtype(device_type(device_));
+  const c10::impl::ExcludeDispatchKeyGuard below_autocast(key);
+  cast_arguments(*stack, count, {lower, lower, device_});
+  op.callBoxed(stack);
+}
+
 void BoxedKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                              torch::jit::Stack* stack) const {
   const auto key = autocast_key(device_);

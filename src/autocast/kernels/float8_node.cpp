@@ -7,6 +7,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/sum_ops.h>
+#include <c10/core/DispatchKey.h>
+#include <c10/core/DispatchKeySet.h>
 #include <c10/core/SymInt.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/function.h>
@@ -42,6 +44,19 @@ class LinearFloat8DoubleBackward final : public autograd::Node {
         "C++ in an AutocastGuard without a recipe.");
   }
 };
+
+/// The casts of dY have one scale for the whole, which a vmapped gradient does not have.
+void refuse_batched(const at::Tensor& grad) {
+  constexpr c10::DispatchKeySet kBatched(
+      {c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::Batched});
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !grad.key_set().has_any(kBatched),
+      "LinearFloat8Backward: expected one gradient, got a batch of them (is_grads_batched=True, "
+      "torch.vmap over a backward pass). Products in fp8 take one at a time: call "
+      "torch.autograd.grad once for each, or run the part of the model in the region's 16-bit "
+      "dtype, in fastamp.autocast(..., float8=False), in C++ in an AutocastGuard without a "
+      "recipe.");
+}
 
 struct Shape {
   std::vector<c10::SymInt> x_sizes;
@@ -90,6 +105,7 @@ class LinearFloat8Backward final : public autograd::Node {
     if (!grad.defined()) {
       return out;
     }
+    refuse_batched(grad);
     {
       const at::AutoDispatchBelowADInplaceOrView below_autograd;
       const c10::impl::ExcludeDispatchKeyGuard below_autocast(c10::autocast_dispatch_keyset);

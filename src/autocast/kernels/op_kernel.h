@@ -3,6 +3,7 @@
 
 #include "autocast/kernels/arguments.h"
 #include "autocast/kernels/float8_linear.h"
+#include "autocast/kernels/rnn_layer.h"
 #include "autocast/policy/float8_setting.h"
 #include "autocast/policy/policy_table.h"
 #include "autocast/table/kernel_entry.h"
@@ -121,8 +122,15 @@ struct OpKernel<Op, Id, Redispatch, Result(Args...)> {
 
   static Result call_cast(const Caster& caster, std::remove_reference_t<Args>&... args) {
     std::tuple<Argument<Args>...> held(Received<Args>{args, caster}...);
-    return std::apply([](auto&... argument) -> Result { return Op::call(argument.get()...); },
-                      held);
+    return std::apply(
+        [](auto&... argument) -> Result {
+          if constexpr (Id == OpId::mkldnn_rnn_layer) {
+            return run_rnn_layer(argument.get()...);
+          } else {
+            return Op::call(argument.get()...);
+          }
+        },
+        held);
   }
 
   template <class First, class... Rest>

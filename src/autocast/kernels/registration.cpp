@@ -55,7 +55,14 @@ class DeviceRegistration {
  public:
   explicit DeviceRegistration(PolicyDevice device)
       : device_(device),
-        library_(torch::Library::IMPL, "aten", autocast_key(device), __FILE__, __LINE__) {}
+        library_(torch::Library::IMPL, "aten", autocast_key(device), __FILE__, __LINE__) {
+    if (device == PolicyDevice::cpu) {
+      // In CPU regions, too, torch.nn.TransformerEncoder makes its input nested if it is padded.
+      library_.impl(
+          "_transformer_encoder_layer_fwd",
+          torch::CppFunction::makeFromBoxedFunctor(std::make_unique<NestedInputKernel>(device)));
+    }
+  }
 
   void add(OpId op) {
     const auto index = static_cast<std::size_t>(op);

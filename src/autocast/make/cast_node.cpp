@@ -10,6 +10,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/generated/Functions.h>
 
@@ -51,7 +52,32 @@ void record_with(const at::TensorOptions& options, const at::Tensor& source, con
   autograd::set_history(out, node);
 }
 
+/// Whether one reference to a tensor exists, beside that of a Python object that only the tensor
+/// itself keeps.
+template <class Slot = c10::impl::PyObjectSlot>
+bool is_held_once(const at::Tensor& tensor) {
+  if (tensor.use_count() == 1) {
+    return true;
+  }
+  if constexpr (requires(const Slot& slot) { slot.has_unique_reference(); }) {
+    // Where objects hold their tensors: so does this one, for as long as anything else does.
+    const Slot& slot = *tensor.unsafeGetTensorImpl()->pyobj_slot();
+    return tensor.use_count() == 2 && slot.has_unique_reference();
+  }
+  return false;
+}
+
 }  // namespace
+
+bool is_sole_user_of_source(const at::Tensor& cast) {
+  const NodePtr& node = cast.grad_fn();
+  if (node == nullptr || !is_held_once(cast) || node.use_count() != 1 || node->num_outputs() != 1) {
+    return false;
+  }
+  const NodePtr& leaf = node->next_edge(0).function;
+  const auto* const accumulate = dynamic_cast<const autograd::AccumulateGrad*>(leaf.get());
+  return accumulate != nullptr && leaf.use_count() == 1 && is_held_once(accumulate->variable);
+}
 
 bool is_recorded(const at::Tensor& tensor) {
   return c10::GradMode::is_enabled() && tensor.requires_grad() &&

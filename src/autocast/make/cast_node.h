@@ -41,6 +41,10 @@ void record_cast_from(const at::Tensor& source, const at::TensorOptions& options
 /// node that leads nowhere and keeps nothing alive.
 void require_grad_alone(const at::Tensor& source, const at::Tensor& out);
 
+/// Whether nothing but the history of `cast`, which nothing but the caller refers to, holds the
+/// leaf that it was cast from: nobody can use that leaf again.
+bool is_sole_user_of_source(const at::Tensor& cast);
+
 /// Type of the nodes that record_cast makes, for the Python module to name them.
 FASTAMP_API const std::type_info& cast_node_type();
 

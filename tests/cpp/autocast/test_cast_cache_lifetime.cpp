@@ -11,7 +11,12 @@
 #include <ATen/ops/einsum.h>
 #include <ATen/ops/ones.h>
 #include <c10/util/intrusive_ptr.h>
+#include <torch/nn/modules/linear.h>
 
+#include <unistd.h>
+
+#include <cstdint>
+#include <fstream>
 #include <memory>
 #include <stdexcept>
 #include <vector>
@@ -24,6 +29,15 @@ namespace {
 /// Expires when the cast of `weight` that the thread keeps is gone.
 NodeWatch watch_cast(const at::Tensor& weight) {
   return NodeWatch(node_of_argument(column_sums(weight), 1));
+}
+
+/// The memory that the process has now.
+std::int64_t resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  std::int64_t all = 0;
+  std::int64_t resident = 0;
+  file >> all >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
 }
 
 }  // namespace
@@ -101,6 +115,21 @@ TEST_CASE_METHOD(LeavesNoTrace, "cast cache: does not keep the weight itself ali
       c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(w.storage().unsafeGetStorageImpl()));
   w = at::Tensor();
   CHECK(storage.expired());
+}
+
+TEST_CASE_METHOD(LeavesNoTrace, "cast cache: casts of dropped models do not add up in a region",
+                 "[autocast][cache]") {
+  const bool gradients = GENERATE(true, false);
+  const AutocastGuard region(c10::kCPU, c10::kBFloat16);
+  const at::AutoGradMode mode(gradients);
+  const auto input = at::ones({1, 1024});
+  const auto use = [&] { torch::nn::Linear(1024, 1024)->forward(input); };
+  use();
+  const auto before = resident_bytes();
+  for (int i = 0; i < 40; ++i) {
+    use();
+  }
+  CHECK(resident_bytes() - before < 30'000'000);  // A cast has 2 MB, a weight 4.
 }
 
 TEST_CASE_METHOD(LeavesNoTrace,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import resource
 import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -130,6 +131,79 @@ def test_memory_of_casts_is_given_back_when_the_region_ends(region: Any):
 
     # What is kept for each region grows each time; what the process grows by for itself does not.
     assert min(growth() for _ in range(3)) < 4 * size * size
+
+
+def fresh_leaf(size: int = 1024) -> torch.Tensor:
+    return torch.randn(size, size, requires_grad=True)
+
+
+def with_saliency() -> None:
+    leaf = fresh_leaf()
+    torch.mm(torch.ones(1, 1024), leaf).sum().backward()
+    assert leaf.grad is not None
+
+
+def with_a_dropped_model() -> None:
+    torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.Linear(1024, 1))(torch.ones(1, 1024))
+
+
+def with_kept_casts() -> None:
+    model = torch.nn.Linear(1024, 1024)
+    fastamp.keep_casts(model)
+    model(torch.ones(1, 1024))
+
+
+def without_gradients(leaf: torch.Tensor) -> None:
+    with torch.no_grad():
+        torch.mm(torch.ones(1, 1024), leaf)
+
+
+def in_inference_mode() -> None:
+    leaf = fresh_leaf()
+    with torch.inference_mode():
+        torch.mm(torch.ones(1, 1024), leaf)
+
+
+def inside_a_transform() -> None:
+    data = fresh_leaf().detach()
+    torch.func.grad(lambda leaf: torch.mm(torch.ones(1, 1024), leaf).sum())(data)
+
+
+def in_fp8() -> None:
+    with fastamp.autocast("cpu", float8=True):
+        torch.mm(torch.ones(16, 1024), fresh_leaf())
+
+
+ENDLESS: dict[str, Callable[[], Any]] = {
+    "view of a leaf": lambda: torch.mm(torch.ones(1, 1024), fresh_leaf().t()),
+    "leaf": lambda: torch.mm(torch.ones(1, 1024), fresh_leaf()),
+    "saliency": with_saliency,
+    "dropped model": with_a_dropped_model,
+    "kept casts of a dropped model": with_kept_casts,
+    "leaf, no_grad": lambda: without_gradients(fresh_leaf()),
+    "view, no_grad": lambda: without_gradients(fresh_leaf().t()),
+    "leaf, inference mode": in_inference_mode,
+    "leaf of a transform": inside_a_transform,
+    "leaf, fp8": in_fp8,
+}
+
+
+@pytest.mark.parametrize("kept", [0, 100], ids=["alone", "beside a model"])
+@pytest.mark.parametrize("use", ENDLESS.values(), ids=ENDLESS)
+def test_casts_of_dead_tensors_do_not_add_up_in_a_long_region(use: Callable[[], Any], kept: int):
+    model = [make_weight() for _ in range(kept)]
+    with fastamp.autocast("cpu", dtype=BF16):
+        outs = [torch.mm(torch.ones(4, 8), w) for w in model]
+        for _ in range(4):
+            use()
+        before = resident_bytes()
+        for _ in range(40):
+            use()
+        growth = resident_bytes() - before
+        again = [torch.mm(torch.ones(4, 8), w) for w in model]
+    assert growth < 30_000_000  # a cast has 2 MB, a leaf 4
+    # Those of living tensors stay.
+    assert all(cast_nodes(w, a, b) == 1 for w, a, b in zip(model, outs, again, strict=True))
 
 
 @pytest.mark.parametrize("region", REGIONS)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -232,3 +233,71 @@ def test_a_subclass_of_the_region_that_torch_cannot_trace_still_works_compiled()
             return torch.mm(x, W)
 
     assert function(torch.ones(8, 8)).dtype == FP16
+
+
+class RefusalError(Exception):
+    """Of a custom op, at run time."""
+
+
+@torch.library.custom_op("fastamp_test_compile::refuse", mutates_args=())
+def refuse(x: torch.Tensor) -> torch.Tensor:
+    if x[0, 0] > 0:
+        raise RefusalError
+    return x.clone()
+
+
+refuse.register_fake(torch.empty_like)
+
+
+@pytest.mark.parametrize("installed", [False, True], ids=["", "installed"])
+@pytest.mark.parametrize("region", [fastamp.autocast, torch.autocast])
+@pytest.mark.parametrize("backend", [*BACKENDS, lambda gm, _inputs: lambda *args: gm(*args)])
+def test_a_compiled_function_that_raises_leaves_its_regions(
+    backend: Any, region: Any, installed: bool
+):
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with region("cpu", dtype=BF16):
+            y = torch.mm(x, W)
+            with region("cpu", dtype=FP16, cache_enabled=False):
+                return torch.mm(refuse(x), W) + y
+
+    compiled = torch.compile(function, backend=backend)
+    with fastamp.install() if installed else nullcontext():
+        for around in (nullcontext(), fastamp.autocast("cpu", dtype=FP16), torch.autocast("cpu")):
+            with around:
+                state = torch_state()
+                for _ in range(2):
+                    with pytest.raises(RefusalError):
+                        compiled(torch.ones(8, 8))
+                    assert torch_state() == state
+                assert torch.equal(compiled(-torch.ones(8, 8)), function(-torch.ones(8, 8)))
+                assert torch_state() == state
+        if installed:
+            assert fastamp._C.open_torch_regions() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("region", [fastamp.autocast, torch.autocast])
+def test_torchs_cache_of_traced_functions_tells_dtypes_apart(tmp_path: Any, region: Any):
+    """Up to torch 2.14 its keys say that autocast is on, and not in which dtype."""
+    layer, x = torch.nn.Linear(8, 8), torch.randn(4, 8)
+    with (
+        torch.no_grad(),
+        torch._functorch.config.patch(enable_autograd_cache=True),
+        torch._inductor.config.patch(fx_graph_cache=True),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+        hits = []
+        for around in (
+            lambda: region("cpu", dtype=BF16),
+            lambda: region("cpu", dtype=FP16),
+            nullcontext,
+            lambda: region("cpu", dtype=BF16),
+        ):
+            torch._dynamo.reset()
+            counters.clear()
+            with around():
+                assert torch.compile(layer)(x).dtype == layer(x).dtype
+            hits.append(counters["aot_autograd"]["autograd_cache_hit"])
+        assert hits == [0, 0, 0, 1]

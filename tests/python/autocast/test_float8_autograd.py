@@ -205,6 +205,50 @@ def test_a_weight_used_twice_sums_its_gradients():
     assert torch.equal(layer.weight.grad, total)
 
 
+def by_batched_gradients(y: torch.Tensor, x: torch.Tensor) -> None:
+    torch.autograd.grad(y, x, torch.ones(3, *y.shape, dtype=y.dtype), is_grads_batched=True)
+
+
+def by_vmap(y: torch.Tensor, x: torch.Tensor) -> None:
+    torch.vmap(lambda g: torch.autograd.grad(y, x, g))(torch.ones(3, *y.shape, dtype=y.dtype))
+
+
+def by_jacobian(_y: torch.Tensor, x: torch.Tensor) -> None:
+    layer = nn.Linear(32, 48)
+    with float8_region():
+        torch.autograd.functional.jacobian(layer, x, vectorize=True)
+
+
+@pytest.mark.parametrize("differentiate", [by_batched_gradients, by_vmap, by_jacobian])
+def test_a_batch_of_gradients_is_refused_with_the_way_out(differentiate: Any):
+    layer, x = nn.Linear(32, 48), torch.randn(16, 32, requires_grad=True)
+    with float8_region():
+        y = layer(x)
+    with pytest.raises(NotImplementedError, match=r"got a batch of them.*float8=False"):
+        differentiate(y, x)
+    y.sum().backward()
+    with fastamp.autocast("cpu", dtype=torch.bfloat16):
+        y = layer(x)
+    by_batched_gradients(y, x)
+
+
+def test_an_activation_edited_behind_torchs_back_is_not_seen_in_its_region():
+    """docs/float8.md; a buffer, which has no history, is."""
+    layer = nn.Linear(32, 48)
+    x = torch.randn(16, 32, requires_grad=True)
+    with float8_region():
+        hidden = x * 2
+        first = layer(hidden)
+        hidden.data.mul_(2)
+        assert torch.equal(layer(hidden), first)
+        hidden.detach().mul_(2)  # moves the version counter
+        assert not torch.equal(layer(hidden), first)
+        buffer = torch.randn(16, 32)
+        first = layer(buffer)
+        buffer.data.mul_(2)
+        assert not torch.equal(layer(buffer), first)
+
+
 @pytest.mark.parametrize("through", ["backward", "grad"])
 def test_differentiating_twice_is_refused_with_the_way_out(through: str):
     layer, x = nn.Linear(32, 48), torch.randn(16, 32, requires_grad=True)

@@ -110,3 +110,22 @@ def test_weights_of_a_script_module_edited_inside_a_region_are_seen():
         for parameter in model.parameters():
             parameter.zero_()
         assert torch.equal(model(x), torch.zeros_like(before))
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["", "kept"])
+@pytest.mark.parametrize("region", [fastamp.autocast, torch.autocast])
+def test_a_model_that_the_region_has_used_can_be_traced(region: Any, kept: bool):
+    model, x = Model(), torch.arange(8.0).view(2, 4)
+    with fastamp.keep_casts(model) if kept else nullcontext():
+        with region("cpu", dtype=BF16):
+            expected = model(x)
+            program = torch.jit.trace(model, x)
+            again = model(x)
+            assert torch.equal(program(x), expected)
+        program(x).sum().backward()
+    assert torch.equal(again, expected)
+    # The cast is part of the program: it follows the weight.
+    with torch.no_grad():
+        model.second.bias.add_(1)
+        assert program(x).dtype == BF16
+        assert not torch.equal(program(x), expected)
