@@ -8,14 +8,19 @@ called simulated: docs/cuda.md says what they prove.
 from __future__ import annotations
 
 import argparse
+import re
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from run_tests import CTEST_SUMMARY, PYTEST_SUMMARY, ctest_command, run
+from run_tests import ctest_command
 from simulated_cuda import check_torch, is_built, libraries
 from tracked_files import ROOT
+
+CTEST_SUMMARY = re.compile(r"^(\d+% tests passed.*|No tests were found.*)$")
+PYTEST_SUMMARY = re.compile(r"^=+ .*\b(passed|failed|error|errors|skipped|no tests ran)\b.* =+$")
 
 # Host code that hands memory to a device, or takes it back: what late work finds faults in.
 LATE = (
@@ -62,6 +67,24 @@ def command_of(one: Pass, build_dir: Path) -> list[str]:
         return [*launcher, *ctest_command(build_dir, label="cuda")]
     pytest = [sys.executable, "-m", "pytest", "-m", one.marker, "-n", "0", *one.paths]
     return [*launcher, *pytest]
+
+
+def run(command: list[str], summary: re.Pattern[str]) -> tuple[int, str]:
+    """Runs a command, passes its output on, and picks its last line that matches.
+
+    Returns:
+        The exit status, and the line, or a sentence that says that there was none.
+    """
+    found = "ended without a summary"
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            if summary.match(line.strip()):
+                found = line.strip()
+    return process.returncode, found
 
 
 def run_passes(passes: Sequence[Pass], build_dir: Path) -> int:

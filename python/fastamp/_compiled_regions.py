@@ -9,6 +9,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 import torch
+from torch.amp.autocast_mode import is_autocast_available
 from torch.amp.autocast_mode import _enter_autocast
 
 import fastamp._C as _C
@@ -21,7 +22,7 @@ _State = tuple[int, int, bool, dict[str, tuple[bool, torch.dtype]]]
 def autocast_devices() -> tuple[str, ...]:
     """The device types that this torch has autocast for."""
     types = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "privateuseone")
-    return tuple(each for each in types if torch.amp.is_autocast_available(each))
+    return tuple(each for each in types if is_autocast_available(each))
 
 
 def _state() -> _State:

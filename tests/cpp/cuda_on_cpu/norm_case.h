@@ -29,8 +29,8 @@ struct NormOutputs {
 double check_norm_case(const std::vector<at::Tensor>& grads, float inv_scale, bool writes,
                        float flag = 0.0F);
 
-/// As check_norm_case(), for factors with products that are not finite: what raises the flag, and the
-/// counts, are the CPU kernel's, and the flag is what `expected` says.
+/// As check_norm_case(), for factors with products that are not finite: what raises the flag, and
+/// the counts, are the CPU kernel's, and the flag is what `expected` says.
 void check_overflow_case(const std::vector<at::Tensor>& grads, float inv_scale, bool writes,
                          bool expected, double max_norm = 2.0);
 
