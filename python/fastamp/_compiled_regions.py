@@ -9,8 +9,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 import torch
-from torch.amp.autocast_mode import is_autocast_available
-from torch.amp.autocast_mode import _enter_autocast
+from torch.amp.autocast_mode import _enter_autocast, is_autocast_available
 
 import fastamp._C as _C
 from fastamp import _compile
