@@ -14,6 +14,8 @@ from support.children import check_python
 
 PROBE = str(Path(__file__).resolve().parents[1] / "support" / "policy_probe.py")
 COLUMNS = [(device, dtype) for device in ("cpu", "cuda") for dtype in ("bfloat16", "float16")]
+# Fails in torch's CPU regions; docs/compatibility.md, "Ops".
+BEYOND_TORCH = ["aten::_transformer_encoder_layer_fwd"]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,8 @@ def test_nothing_but_torchs_ops_is_registered(
     device: str, of_torch: dict[str, Any], of_fastamp: dict[str, Any]
 ):
     # In processes of their own: libraries that other tests import register ops, too.
-    assert of_fastamp["registered"][device] == of_torch["names"][device]
+    beyond_torch = BEYOND_TORCH if device == "cpu" else []
+    assert of_fastamp["registered"][device] == sorted(of_torch["names"][device] + beyond_torch)
 
 
 def test_rms_norm_is_in_the_table_and_follows_the_running_torch(of_torch: dict[str, Any]):
