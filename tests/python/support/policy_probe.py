@@ -120,9 +120,7 @@ def registered(device: str) -> list[str]:
     return sorted(torch._C._dispatch_get_registrations_for_dispatch_key(key))
 
 
-def probe(device: str, region_dtype: torch.dtype) -> dict[str, dict[str, Any]]:
-    # _cudnn_rnn repacks its weights for cuDNN before it calls the op, which takes a GPU.
-    names = [name for name in registered(device) if name != "aten::_cudnn_rnn"]
+def probe(names: list[str], device: str, region_dtype: torch.dtype) -> dict[str, dict[str, Any]]:
     torch.set_autocast_enabled(device, True)
     torch.set_autocast_dtype(device, region_dtype)
     results: dict[str, dict[str, Any]] = {}
@@ -149,8 +147,13 @@ def main() -> None:
         for overload in ("ScalarOpt_dtype", "ScalarOpt_dim_dtype", "names_ScalarOpt_dim_dtype"):
             library.impl(f"norm.{overload}", _recorder, f"Autograd{device.upper()}")
         libraries.append(library)
+    # _cudnn_rnn repacks its weights for cuDNN before it calls the op, which takes a GPU.
+    probed = {
+        device: [name for name in names[device] if name != "aten::_cudnn_rnn"]
+        for device in ("cpu", "cuda")
+    }
     answers = {
-        f"{device} {dtype}": probe(device, getattr(torch, dtype))
+        f"{device} {dtype}": probe(probed[device], device, getattr(torch, dtype))
         for device in ("cpu", "cuda")
         for dtype in ("bfloat16", "float16")
     }
