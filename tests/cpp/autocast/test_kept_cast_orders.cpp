@@ -4,13 +4,15 @@
 // run one after the other: an order of calls is all that threads can make of them.
 #include "autocast/cache/kept_casts.h"
 #include "autocast/cache/weight_copies.h"
-#include "core/interception.h"
 #include "support/catch.h"
 
+#include <fastamp/autocast/guard.h>
 #include <fastamp/autocast/kept_casts.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -53,7 +55,7 @@ std::size_t for_every_order(const std::function<std::vector<Calls>()>& make,
   return orders;
 }
 
-bool is_whole(const at::Tensor& tensor) { return tensor.eq(tensor[0]).all().item<bool>(); }
+bool is_whole(const at::Tensor& tensor) { return tensor.eq(tensor.flatten()[0]).all().item<bool>(); }
 
 /// Writes one half as a kernel does, which moves no version.
 template <class T>
@@ -64,7 +66,7 @@ void write_half(const at::Tensor& tensor, int half, float value) {
 
 /// A weight of 1 with a kept cast; a step is to make it 2.
 struct Scene {
-  at::Tensor weight = at::full({kSize}, 1.0F, at::kFloat).requires_grad_();
+  at::Tensor weight = at::full({1, kSize}, 1.0F, at::kFloat).requires_grad_();
   fastamp::KeepCasts kept{{weight}};
   WeightCopies copies;
   CopyingStep step{&copies};
