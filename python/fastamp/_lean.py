@@ -23,7 +23,7 @@ from fastamp._inference.conversion import (
 from fastamp._inference.regions import ModuleRegion, edits_of, region_of
 from fastamp._inference.weights import Use, uses_by_forward, uses_by_type
 from fastamp._kept_casts import drop_kept_casts
-from fastamp.optim._fused import FusedOptimizer
+from fastamp.optim._fused import FusedOptimizer, set_starting_masters
 
 __all__ = ["Lean", "lean_"]
 
@@ -110,7 +110,7 @@ class Lean:
             if id(weight) in self._weights and isinstance(value, torch.Tensor):
                 masters[weight] = value.detach().to(weight.device, torch.float32, copy=True)
         trained = [weight for weight in masters if weight.requires_grad]
-        _C.set_starting_masters(trained, [masters[weight] for weight in trained])
+        set_starting_masters(trained, [masters[weight] for weight in trained])
 
     def _chosen(self, function: str, optimizer: Any) -> FusedOptimizer | None:
         if optimizer is None:
@@ -219,7 +219,7 @@ def lean_(
     if grads != dtype:
         hold_grads_in_float(trained)
         _C.make_lean(trained)
-    _C.set_starting_masters(trained, list(masters.values()))
+    set_starting_masters(trained, list(masters.values()))
     if chosen:
         model.__dict__["_fastamp_lean"] = _LeanMark()
     rows = [

@@ -49,9 +49,12 @@ bool requires_grad_without_grad_mode(const CastSource& weight) {
 }
 
 /// Whether later ops may use a cast that a mode or a transform has seen: it is of the weight's
-/// kind, or a wrapper of torch.func's gradients, which has the cast of the level below inside.
+/// kind, or a wrapper of torch.func's gradients, which has the cast of the level below inside, or
+/// one of functionalization alone, for whose duration torch caches it, too.
 bool is_usable_later(const at::Tensor& cast, const at::Tensor& weight) {
-  return !was_wrapped(cast, weight) || is_gradient_wrapper(cast);
+  constexpr c10::DispatchKeySet kFunctionalization(c10::DispatchKey::Functionalize);
+  return !was_wrapped(cast, weight) || is_gradient_wrapper(cast) ||
+         !is_intercepted_except(weight.key_set() | kFunctionalization);
 }
 
 at::Tensor cast_and_keep(const CastSource& weight, c10::ScalarType to, CastUse use) {

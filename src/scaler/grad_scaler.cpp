@@ -98,7 +98,7 @@ at::Tensor GradScaler::clip_grad_norm_(torch::optim::Optimizer& optimizer, doubl
     norm = impl_->core.clip_norm(port, call, clip, impl_->may_put_off(port));
   } else {
     scaler::OptimizerRecord unused;
-    norm = scaler::ScalerCore::clip_unscaled(port, unused, clip, /*may_put_off=*/false);
+    norm = scaler::ScalerCore::clip_unscaled(port, unused, clip, /*may_put_off=*/false, {});
   }
   return norm.defined() ? norm : at::zeros({});
 }

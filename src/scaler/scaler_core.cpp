@@ -280,7 +280,8 @@ void ScalerCore::apply_clips(OptimizerPort& port, const RecordPointer& record) {
 }
 
 at::Tensor ScalerCore::clip_unscaled(OptimizerPort& port, OptimizerRecord& record,
-                                     const NormClip& clip, bool may_put_off) {
+                                     const NormClip& clip, bool may_put_off,
+                                     std::vector<at::Tensor> flags) {
   const at::NoGradGuard no_grad;
   const auto gathered = port.gather(record, Purpose::kNorm);
   if (gathered.groups.empty() && !gathered.has_foreign && !clip.norm_over_ranks) {
@@ -292,7 +293,7 @@ at::Tensor ScalerCore::clip_unscaled(OptimizerPort& port, OptimizerRecord& recor
     port.check_finite(norm, clip.norm_type);
   }
   const auto coefficient = clip_coefficient(norm, clip.max_norm);
-  for (auto& flag : port.flags(record)) {
+  for (auto& flag : flags) {
     raise_unless_finite(flag, coefficient);
   }
   // The step would clip a gradient of two parameters twice.
@@ -320,7 +321,7 @@ at::Tensor ScalerCore::clip_norm(OptimizerPort& port, const ScalerCall& call, co
     if (port.stage(*record) == Stage::kReady) {
       port.unscale();
     }
-    norm = clip_unscaled(port, *record, clip, may_put_off);
+    norm = clip_unscaled(port, *record, clip, may_put_off, port.flags(*record));
   } else if (!pass->devices().empty()) {
     norm = pass->total_norm(at::kFloat);
     const auto& coefficient = pass->devices().front().clip_coef;

@@ -122,9 +122,11 @@ class FASTAMP_API ScalerCore {
   };
   /// Clips gradients that are unscaled, or puts it off to the step.
   /// @param may_put_off  The optimizer takes a gate.
+  /// @param flags  Of the step that is to come: raised if the factor is inf or NaN.
   /// @returns The norm before clipping; undefined if there are no gradients.
   static at::Tensor clip_unscaled(OptimizerPort& port, OptimizerRecord& record,
-                                  const NormClip& clip, bool may_put_off);
+                                  const NormClip& clip, bool may_put_off,
+                                  std::vector<at::Tensor> flags);
   /// Clips by the norm, or puts that off to the step. Gradients that are unscaled for it are those
   /// of optimizers that take no gate.
   at::Tensor clip_norm(OptimizerPort& port, const ScalerCall& call, const NormClip& clip,

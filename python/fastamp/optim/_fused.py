@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -43,6 +44,22 @@ def _is_being_traced() -> bool:
 @_disable_dynamo
 def _step_uncompiled(optimizer: FusedOptimizer, gate: StepGate | None) -> None:
     optimizer._fastamp_step_now(gate)
+
+
+@dataclasses.dataclass
+class _Starting:
+    """Whether a starting master may wait for its first step: most programs have none."""
+
+    may_wait: bool = False
+
+
+_starting = _Starting()
+
+
+def set_starting_masters(params: list[Tensor], masters: list[Tensor]) -> None:
+    """Keeps the float32 values of parameters for the optimizers that step them next."""
+    _C.set_starting_masters(params, masters)
+    _starting.may_wait = True
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -128,8 +145,10 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._fastamp_step_now(gate)
 
     def _fastamp_step_now(self, gate: StepGate | None) -> None:
-        for param in _C.with_starting_masters():
-            self._fastamp_take_notice(param)
+        if _starting.may_wait:
+            _starting.may_wait = bool(waiting := _C.with_starting_masters())
+            for param in waiting:
+                self._fastamp_take_notice(param)
         foreign = self._all_with_gradients() if self._fastamp_repeats else self._native_step(gate)
         if foreign:
             step_with_torch(self, self._torch_class, foreign, gate)

@@ -29,6 +29,8 @@ using Word = unsigned long long;
 /// Lists of an entry: tensor, its row, its count of zeros or null; and the tensor's number, which
 /// is no pointer.
 struct ExponentOp {
+  static constexpr int kThreads = 1536;  // 40 registers each
+
   BlockSample sample;
 
   struct Thread {};

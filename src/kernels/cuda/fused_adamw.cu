@@ -27,11 +27,10 @@ struct AdamOp {
   static constexpr int kMoments = 3;
   static constexpr int kUsualMoments = 2;  // the third is amsgrad's
   static constexpr StepKind kKind = kOfKind;
-  // 80 registers each, 48 KiB in flight per processor; noise and codes need 96, divisions more.
-  static constexpr int kThreads = kOfKind == StepKind::kTurned  ? 512
-                                  : kOfKind == StepKind::kNoisy ? 640
-                                  : kOfKind == StepKind::kCodes ? 640
-                                                                : 768;
+  // 80 registers each, 48 KiB in flight per processor; codes need 96, noise and divisions more.
+  static constexpr int kThreads = kOfKind == StepKind::kTurned || kOfKind == StepKind::kNoisy ? 512
+                                  : kOfKind == StepKind::kCodes                               ? 640
+                                                                                              : 768;
 
   AdamConstants groups[cuda::kLaunchGroups];
 

@@ -84,8 +84,8 @@ template <bool kWrites>
 struct SquaresOp {
   static constexpr std::int64_t kChunkNumel = kSumChunkNumel;
   static constexpr std::uint32_t kMaxRuns = kMaxSumRuns;
-  /// Reading takes 40 registers, and with 32 spills; 48 KiB in flight per processor.
-  static constexpr int kThreads = kWrites ? 1024 : 1536;
+  /// Reading takes 48 registers, and with 40 spills; 40 KiB in flight per processor.
+  static constexpr int kThreads = kWrites ? 1024 : 1280;
 
   const float* inv_scale;
   float* found_inf;

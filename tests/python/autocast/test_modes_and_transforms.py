@@ -23,6 +23,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fastamp
 from fastamp._check import Findings, run_checked
+from fastamp._tool_guard import ToolGuard
+from fastamp._watch.names import ModelNames
 from support.autocast_state import torch_kernels
 from support.casts import cast_nodes
 
@@ -75,7 +77,7 @@ def under(mode: Callable[[], Any]) -> Use:
 
 @contextmanager
 def checked() -> Iterator[None]:
-    with run_checked([], Findings(), [], []):
+    with run_checked([], Findings(), [], [], ModelNames(), ToolGuard("check")):
         yield
 
 

@@ -106,10 +106,12 @@ def test_training_gives_torchs_bits(name: str, dtype: torch.dtype):
     try:
         with torch_kernels():
             expected = train(MODELS[name], torch.autocast, dtype)
-    except RuntimeError as error:
-        # oneDNN has no float16 LSTM on some CPUs: then torch refuses, and so must we.
-        with pytest.raises(RuntimeError, match=str(error)[:40]):
-            train(MODELS[name], fastamp.autocast, dtype)
+    except RuntimeError:
+        # oneDNN has no float16 LSTM on some CPUs, and torch refuses then. Ours runs; that its values
+        # are right is the business of test_unsupported_by_torch.py.
+        if name != "lstm":
+            raise
+        assert all(value.isfinite().all() for value in train(MODELS[name], fastamp.autocast, dtype))
         return
     for region in (fastamp.autocast, torch.autocast):
         got = train(MODELS[name], region, dtype)

@@ -31,7 +31,7 @@ def noticed(function: Any) -> list[Any]:
 
 @pytest.mark.parametrize("region", [fastamp.autocast, torch.autocast])
 def test_it_is_noticed_once_with_the_line_that_works(region: Any):
-    model = nn.Linear(8, 8)
+    model = nn.Linear(8, 8).eval()
 
     def export() -> None:
         with region("cpu", dtype=BF16):
@@ -47,7 +47,7 @@ def test_it_is_noticed_once_with_the_line_that_works(region: Any):
 
 
 def test_outside_of_regions_and_where_they_count_nothing_is_said():
-    model = nn.Linear(8, 8)
+    model = nn.Linear(8, 8).eval()
     assert not noticed(lambda: torch.export.export(model, (X,)))
     assert not noticed(lambda: fastamp.export(model, (X,), BF16, verbose=False))
 

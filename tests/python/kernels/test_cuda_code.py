@@ -40,7 +40,7 @@ class Kernel:
 
 KERNELS = (
     Kernel("UnscaleOp", 3, 2048, 2, 2),
-    Kernel("SquaresOpILb0", 3, 1536, 2, 0, scratch=True),
+    Kernel("SquaresOpILb0", 3, 1280, 2, 0, scratch=True),
     Kernel("SquaresOpILb1", 3, 1024, 2, 2, scratch=True),
     # By StepKind: plain; rests, which are moved 64 bits at a time as 16-bit gradients are; noisy,
     # whose moments have 16 bits; codes, whose moments have 8; turned, as noisy.
@@ -50,7 +50,7 @@ KERNELS = (
     Kernel("SgdOpILNS0_8StepKindE4", 3, 768, 2, 1),
     Kernel("AdamOpILNS0_8StepKindE0", 3, 768, 4, 3),
     Kernel("AdamOpILNS0_8StepKindE1", 3, 768, 2, 2),
-    Kernel("AdamOpILNS0_8StepKindE2", 3, 640, 2, 1),
+    Kernel("AdamOpILNS0_8StepKindE2", 3, 512, 2, 1),
     Kernel("AdamOpILNS0_8StepKindE3", 3, 640, 2, 1),
     Kernel("AdamOpILNS0_8StepKindE4", 3, 512, 2, 1),
     Kernel("MuonMomentumOpILNS0_8StepKindE0", 3, 1024, 2, 2),
@@ -64,7 +64,7 @@ KERNELS = (
     Kernel("Float8PredictedOp", 3, 512, 4, 4),
     Kernel("Float8RefreshOp", 3, 768, 4, 4),
     Kernel("add_float8_sums_kernel", 1, 2048, 0, 0),
-    Kernel("ExponentOp", 3, 2048, 0, 0, scratch=True),  # counts of runs, added by atomics
+    Kernel("ExponentOp", 3, 1536, 0, 0, scratch=True),  # counts of runs, added by atomics
     Kernel("upload_kernel", 2, 1024, 0, 0),
     Kernel("update_scale_kernel", 1, 32, 0, 0),
 )
