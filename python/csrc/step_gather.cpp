@@ -118,12 +118,13 @@ std::int64_t StepParam::noise_origin() const {
 }
 
 void check_stored(py::handle optimizer, PyObject* group) {
-  optimizer.attr("_check_stored")("step", py::handle(group));
+  optimizer.attr("_fastamp_check_stored")("step", py::handle(group));
 }
 
 void refuse_stored(py::handle optimizer, PyObject* group) {
   check_stored(optimizer, group);
-  throw py::type_error("step: expected options of groups that optimizer._check_stored knows");
+  throw py::type_error(
+      "step: expected options of groups that optimizer._fastamp_check_stored knows");
 }
 
 StoredOptions StoredOptions::of(py::handle optimizer, PyObject* group, bool takes_codes) {

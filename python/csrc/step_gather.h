@@ -67,12 +67,12 @@ struct StoredOptions {
   bool rests = false;                   ///< Masters are kept as rests.
 
   /// The one place where a step learns how state is stored; the state itself does not decide.
-  /// @throws py::error_already_set  what optimizer._check_stored raises for values that are none.
+  /// @throws py::error_already_set  What check_stored() raises.
   /// @param takes_codes  Whether moments of this kind of optimizer may be codes.
   static StoredOptions of(py::handle optimizer, PyObject* group, bool takes_codes);
 };
 
-/// Raises what `optimizer._check_stored` raises for a group with a value that there is not.
+/// Raises what `optimizer._fastamp_check_stored` raises for a group with a value that there is not.
 void check_stored(py::handle optimizer, PyObject* group);
 /// The same for a group with a value that C++ does not know.
 [[noreturn]] void refuse_stored(py::handle optimizer, PyObject* group);

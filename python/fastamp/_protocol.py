@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
     from torch import Tensor
     from torch.amp.grad_scaler import OptState
@@ -63,6 +65,16 @@ class Optimizer(Protocol):
     def _fastamp_adopt_state(self, source: dict[str, Any]) -> None:
         """Takes over state of torch's layout. Called by ``__setstate__`` and ``fuse_``."""
 
+    def _fastamp_check_stored(self, function: str, options: Mapping[str, Any]) -> None:
+        """Refuses options of stored state that there are not. Called by constructors, ``fuse_``,
+        add_param_group, loads, and csrc/step_gather.cpp for groups that were edited."""
+
+    def _fastamp_take_notice(self, param: Tensor) -> None:
+        """Takes or forgets a starting master that was set late. Called by _fastamp_step_now."""
+
+    def _fastamp_states_before_steps(self) -> dict[Tensor, dict[Any, Any]]:
+        """The states that the next step would make of starting masters. Called by state_dict."""
+
     def _fastamp_use_weight_copies(self, function: str, dtype: torch.dtype | None) -> None:
         """Sets _fastamp_weight_copies. Called by constructors, ``__setstate__`` and ``fuse_``."""
 
@@ -97,6 +109,9 @@ class Module(Protocol):
 
     #: The region of a converted module. Set and read by _inference/regions.py.
     _fastamp_region: Any
+
+    #: The mark of a lean model, which refuses to be averaged. Set by _lean.py; read by nobody.
+    _fastamp_lean: Any
 
 
 class TorchRegion(Protocol):

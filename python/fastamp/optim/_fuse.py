@@ -57,7 +57,7 @@ def fuse_(optimizer: _Optimizer, *, autocast_dtype: torch.dtype | None = None) -
             f"got {type(optimizer).__module__}.{type(optimizer).__qualname__}"
         )
     for group in optimizer.param_groups:
-        fused._check_stored("fuse_", group)
+        fused._fastamp_check_stored("fuse_", group)
     erased: Any = optimizer
     erased.__class__ = fused
     erased.__dict__.pop("_step_supports_amp_scaling", None)

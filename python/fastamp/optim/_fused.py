@@ -89,7 +89,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     ) -> None:
         # stored: the options of groups that say how state is stored.
         self.__dict__.pop("_step_supports_amp_scaling", None)
-        self._check_stored(function, stored)
+        self._fastamp_check_stored(function, stored)
         given = {key: value for key, value in stored.items() if value is not None}
         self.defaults.update(given)
         for group in self.param_groups:
@@ -100,7 +100,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         warn_of_narrow_moments(function, self.param_groups, stacklevel=3)
 
     @classmethod
-    def _check_stored(cls, function: str, options: Mapping[str, Any]) -> None:
+    def _fastamp_check_stored(cls, function: str, options: Mapping[str, Any]) -> None:
         for key, check in cls._stored_checks.items():
             check(function, options.get(key))
 
@@ -224,7 +224,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 beta above 0.99.
         """
         if isinstance(param_group, dict):
-            self._check_stored("add_param_group", param_group)
+            self._fastamp_check_stored("add_param_group", param_group)
         super().add_param_group(param_group)
         self._fastamp_repeats = has_repeats(self.param_groups)
         _C.forget_frozen_starting_masters()
@@ -338,7 +338,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         def remember(_: Any, final: dict[str, Any]) -> None:
             for saved in final["param_groups"]:
-                self._check_stored("load_state_dict", saved)
+                self._fastamp_check_stored("load_state_dict", saved)
             for group, saved in zip(self.param_groups, final["param_groups"], strict=False):
                 for param, key in zip(group["params"], saved["params"], strict=False):
                     check_loaded("load_state_dict", final["state"].get(key), param, saved)

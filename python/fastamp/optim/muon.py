@@ -86,7 +86,7 @@ class Muon(FusedOptimizer, torch.optim.Muon):  # type: ignore[misc]  # torch's _
             ns_steps,
             adjust_lr_fn,
         )
-        self._check_stored("Muon", self.defaults)
+        self._fastamp_check_stored("Muon", self.defaults)
         self._finish_init(
             "Muon", autocast_dtype, ns_dtype=ns_dtype, state_dtype=state_dtype, master=master
         )

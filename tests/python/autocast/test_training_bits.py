@@ -107,8 +107,8 @@ def test_training_gives_torchs_bits(name: str, dtype: torch.dtype):
         with torch_kernels():
             expected = train(MODELS[name], torch.autocast, dtype)
     except RuntimeError:
-        # oneDNN has no float16 LSTM on some CPUs, and torch refuses then. Ours runs; that its values
-        # are right is the business of test_unsupported_by_torch.py.
+        # oneDNN has no float16 LSTM on some CPUs, and torch refuses then. Ours runs; whether its
+        # values are right is the business of test_unsupported_by_torch.py.
         if name != "lstm":
             raise
         assert all(value.isfinite().all() for value in train(MODELS[name], fastamp.autocast, dtype))
