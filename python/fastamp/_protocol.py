@@ -66,8 +66,11 @@ class Optimizer(Protocol):
         """Takes over state of torch's layout. Called by ``__setstate__`` and ``fuse_``."""
 
     def _fastamp_check_stored(self, function: str, options: Mapping[str, Any]) -> None:
-        """Refuses options of stored state that there are not. Called by constructors, ``fuse_``,
-        add_param_group, loads, and csrc/step_gather.cpp for groups that were edited."""
+        """Refuses options of stored state that there are not.
+
+        Called by constructors, ``fuse_``, add_param_group, loads, and csrc/step_gather.cpp for
+        groups that were edited.
+        """
 
     def _fastamp_take_notice(self, param: Tensor) -> None:
         """Takes or forgets a starting master that was set late. Called by _fastamp_step_now."""

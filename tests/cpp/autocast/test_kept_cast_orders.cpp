@@ -55,7 +55,9 @@ std::size_t for_every_order(const std::function<std::vector<Calls>()>& make,
   return orders;
 }
 
-bool is_whole(const at::Tensor& tensor) { return tensor.eq(tensor.flatten()[0]).all().item<bool>(); }
+bool is_whole(const at::Tensor& tensor) {
+  return tensor.eq(tensor.flatten()[0]).all().item<bool>();
+}
 
 /// Writes one half as a kernel does, which moves no version.
 template <class T>
