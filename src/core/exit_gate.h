@@ -17,8 +17,8 @@ class ExitGate {
  public:
   /// Whether one thread is inside now. A new thread reuses that of a thread that has ended.
   struct Presence {
-    typename Threads::template Atomic<bool> inside{false};
-    typename Threads::template Atomic<bool> owned{true};
+    Threads::template Atomic<bool> inside{false};
+    Threads::template Atomic<bool> owned{true};
     Presence* next = nullptr;
   };
 
@@ -79,8 +79,8 @@ class ExitGate {
   }
 
  private:
-  typename Threads::template Atomic<Presence*> presences_{nullptr};
-  typename Threads::template Atomic<bool> is_closed_{false};
+  Threads::template Atomic<Presence*> presences_{nullptr};
+  Threads::template Atomic<bool> is_closed_{false};
 };
 
 }  // namespace fastamp

@@ -53,8 +53,8 @@ class ChangeLog {
   }
 
  private:
-  typename Threads::Mutex mutex_;
-  typename Threads::template Atomic<std::uint64_t> count_{0};
+  Threads::Mutex mutex_;
+  Threads::template Atomic<std::uint64_t> count_{0};
   std::array<Key, kRemembered> ring_{};  ///< Change number n is at n % kRemembered.
 };
 

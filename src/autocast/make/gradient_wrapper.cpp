@@ -5,8 +5,10 @@
 
 // <ATen/functorch/DynamicLayer.h> declares these, but includes a header that torch does not ship.
 namespace at::functorch {
+// NOLINTBEGIN(readability-identifier-naming): torch's names
 TORCH_API at::Tensor unwrapIfDead(const at::Tensor& tensor);
 TORCH_API bool isDeadTensorWrapper(const at::Tensor& tensor);
+// NOLINTEND(readability-identifier-naming)
 }  // namespace at::functorch
 
 namespace fastamp::autocast {

@@ -5,6 +5,7 @@
 #include "core/kernel_devices.h"
 #include "core/tensor_kind.h"
 
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <utility>
@@ -38,12 +39,12 @@ ExecutionContext execution_context(c10::Device device) {
   if (part == nullptr) {
     return {};
   }
-  const auto* cuda = c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA);
-  static const bool has_device = cuda->deviceCount() > 0;
+  // Not what the device guard says: that of fake tensors counts devices that there are not.
+  static const bool has_device = at::detail::getCUDAHooks().hasCUDA();
   if (!has_device) {
     return {};  // A fake tensor.
   }
-  const auto stream = cuda->getStream(device);
+  const auto stream = c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA)->getStream(device);
   return {stream.id(), part->devices.graph_capture_id(stream)};
 }
 

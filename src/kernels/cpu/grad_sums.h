@@ -41,9 +41,10 @@ ChunkSumFn* chunk_sum_function();
 
 /// kOverflowBits of a gradient's dtype; of fp64 those of fp32, which are not used.
 inline std::uint32_t overflow_bits(at::ScalarType dtype) {
-  return dtype == at::kHalf       ? kOverflowBits<c10::Half>
-         : dtype == at::kBFloat16 ? kOverflowBits<c10::BFloat16>
-                                  : kOverflowBits<float>;
+  if (dtype == at::kHalf) {
+    return kOverflowBits<c10::Half>;
+  }
+  return dtype == at::kBFloat16 ? kOverflowBits<c10::BFloat16> : kOverflowBits<float>;
 }
 
 /// Collects counts of elements that are not finite, or have a product with inv_scale that is not,

@@ -51,12 +51,11 @@ def torchs_steps(name: str, dtype: torch.dtype) -> list[torch.Tensor]:
         try:
             return steps(name, torch.autocast, dtype)
         except RuntimeError:
-            # oneDNN has no low-precision LSTM on some CPUs: then torch refuses, and so must we.
+            # oneDNN has no low-precision LSTM on some CPUs, and torch refuses then.
             if name != "lstm":
                 raise
-    with pytest.raises(RuntimeError, match="primitive"):
-        steps(name, fastamp.autocast, dtype)
-    pytest.skip("torch refuses this LSTM on this CPU")
+    assert all(value.isfinite().all() for value in steps(name, fastamp.autocast, dtype))
+    pytest.skip("torch refuses this LSTM on this CPU; test_unsupported_by_torch.py has the values")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
