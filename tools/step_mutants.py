@@ -21,11 +21,15 @@ GROUPS = (
                 "at.moments[m] = table.pointer(kFirst + m, entry);",
                 "at.moments[m] = table.pointer(kFirst + (m < 2 ? 1 - m : m), entry);",
             ),
-            Change("counters by plain additions", "atomicAdd(count, 1.0F);", "*count += 1.0F;"),
+            Change(
+                "counters by plain additions",
+                "      advance(count);",
+                "      *count = next_count(*count);",
+            ),
             Change(
                 "counters of a skipped step",
-                "    if (args.read().skip) {\n      return;\n    }\n#",
-                "#",
+                "    if (!args.read().skip) {",
+                "    if (true) {",
             ),
             Change(
                 "weights follow their copies",
@@ -110,8 +114,8 @@ GROUPS = (
             ),
             Change(
                 "all elements of a lane with one noise",
-                "place.index(k)",
-                "place.index(0)",
+                ": static_cast<std::uint32_t>(place.index(k));",
+                ": static_cast<std::uint32_t>(place.index(0));",
             ),
             Change(
                 "the noise of another step",
@@ -284,8 +288,8 @@ GROUPS = (
             ),
             Change(
                 "skipped step stores momentum",
-                "    if (steps) {\n      place.store(buffer",
-                "    {\n      place.store(buffer",
+                "    if (steps) {\n      store_buffer(",
+                "    {\n      store_buffer(",
             ),
             Change(
                 "updates of a skipped step",

@@ -56,9 +56,9 @@ class _Starting:
 _starting = _Starting()
 
 
-def set_starting_masters(params: list[Tensor], masters: list[Tensor]) -> None:
+def set_starting_masters(params: Sequence[Tensor], masters: Sequence[Tensor]) -> None:
     """Keeps the float32 values of parameters for the optimizers that step them next."""
-    _C.set_starting_masters(params, masters)
+    _C.set_starting_masters(list(params), list(masters))
     _starting.may_wait = True
 
 

@@ -216,7 +216,7 @@ def test_strided_nested_tensors_go_through_models(model: Callable[[], Any], cach
         under_torchs_region = outcome(model)
     if model is encoder_with_padding_mask:  # Deliberate: torch's CPU regions cannot do it.
         assert expected[0] is RuntimeError
-        assert got.dtype == BF16
+        assert BF16 in got
         expected = got
     assert agree(expected, got)
     assert agree(expected, under_torchs_region)

@@ -199,11 +199,11 @@ def test_this_tree_keeps_the_rules():
 
 
 @pytest.mark.parametrize("name", ["a.cpp", "a.cu", "a.py", "cmake/a.cmake", "CMakeLists.txt"])
-def test_files_over_500_lines_are_reported(tmp_path, name):
-    write(tmp_path, name, "\n" * 500)
+def test_files_over_800_lines_are_reported(tmp_path, name):
+    write(tmp_path, name, "\n" * 800)
     assert check_sizes.check(tmp_path) == []
-    write(tmp_path, name, "\n" * 501)
-    assert check_sizes.check(tmp_path) == [f"{name}: 501 lines, at most 500"]
+    write(tmp_path, name, "\n" * 801)
+    assert check_sizes.check(tmp_path) == [f"{name}: 801 lines, at most 800"]
 
 
 @pytest.mark.parametrize("name", ["a.h", "a.cu"])
@@ -221,20 +221,20 @@ def cpp_function(lines):
 
 @pytest.mark.parametrize("frame", ["%s", "namespace a {\nstruct B {\n%s\n};\n}  // namespace a"])
 def test_long_cpp_functions_are_reported(tmp_path, frame):
-    write(tmp_path, "a.cpp", "// {\n" + frame % (cpp_function(50) + "\n\n" + cpp_function(50)))
+    write(tmp_path, "a.cpp", "// {\n" + frame % (cpp_function(80) + "\n\n" + cpp_function(80)))
     assert check_sizes.check(tmp_path) == []
-    write(tmp_path, "a.cpp", "// {\n" + frame % (cpp_function(50) + "\n\n" + cpp_function(51)))
+    write(tmp_path, "a.cpp", "// {\n" + frame % (cpp_function(80) + "\n\n" + cpp_function(81)))
     (problem,) = check_sizes.check(tmp_path)
-    assert "int f(int a): 51 lines, at most 50" in problem
+    assert "int f(int a): 81 lines, at most 80" in problem
 
 
 def test_long_python_functions_are_reported_without_their_docstrings(tmp_path):
     docstring = '    """' + "\n    more" * 30 + '"""'
-    body = ["    x = 1"] * 49
+    body = ["    x = 1"] * 79
     write(tmp_path, "a.py", "\n".join(["def f():", docstring, *body]) + "\n")
     assert check_sizes.check(tmp_path) == []
     write(tmp_path, "a.py", "\n".join(["def f():", docstring, *body, "    x = 2"]) + "\n")
-    assert check_sizes.check(tmp_path) == ["a.py:1: f: 51 lines, at most 50"]
+    assert check_sizes.check(tmp_path) == ["a.py:1: f: 81 lines, at most 80"]
 
 
 @pytest.mark.parametrize(

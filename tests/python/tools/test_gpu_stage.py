@@ -4,6 +4,7 @@
 import json
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,8 @@ def test_a_stage_that_takes_too_long_is_ended_with_its_children(tmp_path):
     assert outcome.status == "TOO LONG"
     state = Path(f"/proc/{mark.read_text()}/stat")
     # Ended: gone, or not yet collected by whoever is its parent now.
-    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"
+    while state.exists() and state.read_text().rpartition(")")[2].split()[0] not in "ZX":
+        time.sleep(0.01)  # It was killed, and has not been run since.
 
 
 def test_variables_of_a_stage_are_set(tmp_path):
@@ -232,7 +234,7 @@ def test_every_test_that_captures_a_graph_is_marked():
     tests = Path(__file__).resolve().parents[2]
     captures = r"torch\.cuda\.(graph\(|CUDAGraph)"
     for path in (tests / "python").rglob("test_*.py"):
-        if path == Path(__file__):
+        if path == Path(__file__) or path.parent.name == "simulated_cuda":  # never on a GPU
             continue
         for test in re.split(r"\n\n\n", path.read_text()):
             assert "@pytest.mark.graph" in test or not re.search(captures, test), path
