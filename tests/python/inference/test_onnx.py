@@ -77,7 +77,8 @@ def test_models(name: str, dtype: torch.dtype, tmp_path: Path):
 
 
 def test_what_torchs_cpu_lists_do_with_norms_is_refused(tmp_path: Path):
-    model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)), torch.ones(2, 8)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)).eval()
+    x = torch.ones(2, 8)
     with pytest.raises(RuntimeError, match=r"ONNX has ops for, got .*layer_norm.*lists='cuda'"):
         fastamp.export(model, (x,), FP16, lists="cpu", format="onnx", path=tmp_path / "m.onnx")
     assert [path.name for path in tmp_path.iterdir()] == []
