@@ -53,7 +53,7 @@ void step(benchmark::State& state, std::size_t count) {
   const std::vector<double> zero{0.0};
   const c10::List<bool> no({false});
   const std::optional<at::Tensor> none;
-  const fastamp::kernels::FusedAdamwArgs args{
+  const fastamp::ops::FusedAdamwArgs args{
       lists.params, lists.grads, lists.first, lists.second, {},   lists.steps, {}, lists.sizes,
       rate,         beta,        beta,        zero,         zero, no,          no, no,
       {},           {},          {},          none,         none, none,        {}, false};

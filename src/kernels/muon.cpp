@@ -11,43 +11,43 @@ const std::optional<at::Tensor>& no_tensor() {
 
 }  // namespace
 
-StepArgs MuonMomentumArgs::common() const {
+StepArgs step_args(const ops::MuonMomentumArgs& args) {
   return {.fn = "muon_momentum_",
-          .params = updates,
-          .grads = grads,
+          .params = args.updates,
+          .grads = args.grads,
           .masters = {},
-          .group_sizes = group_sizes,
-          .lr = momentum,
+          .group_sizes = args.group_sizes,
+          .lr = args.momentum,
           .lr_tensors = {},
-          .inv_scale = inv_scale,
-          .clip_coef = clip_coef,
-          .found_inf = found_inf,
-          .clip_value = clip_value,
-          .write_grads = write_grads,
+          .inv_scale = args.inv_scale,
+          .clip_coef = args.clip_coef,
+          .found_inf = args.found_inf,
+          .clip_value = args.clip_value,
+          .write_grads = args.write_grads,
           .weight_copies = {},
           .copy_of = {},
-          .noise_origins = noise_origins};
+          .noise_origins = args.noise_origins};
 }
 
-StepArgs MuonApplyArgs::common() const {
+StepArgs step_args(const ops::MuonApplyArgs& args) {
   return {.fn = "muon_apply_",
-          .params = params,
-          .grads = updates,
-          .masters = masters,
-          .group_sizes = group_sizes,
-          .lr = lr,
-          .lr_tensors = lr_tensors,
+          .params = args.params,
+          .grads = args.updates,
+          .masters = args.masters,
+          .group_sizes = args.group_sizes,
+          .lr = args.lr,
+          .lr_tensors = args.lr_tensors,
           .inv_scale = no_tensor(),
           .clip_coef = no_tensor(),
-          .found_inf = found_inf,
+          .found_inf = args.found_inf,
           .clip_value = std::nullopt,
           .write_grads = false,
-          .weight_copies = weight_copies,
-          .copy_of = copy_of,
+          .weight_copies = args.weight_copies,
+          .copy_of = args.copy_of,
           .grads_name = "updates"};
 }
 
-StepEntry momentum_entry(const MuonMomentumArgs& args, std::size_t index, std::size_t group,
+StepEntry momentum_entry(const ops::MuonMomentumArgs& args, std::size_t index, std::size_t group,
                          const at::Tensor* count) {
   StepEntry entry;
   entry.tensors[kGrad] = &args.grads[index];
@@ -61,7 +61,7 @@ StepEntry momentum_entry(const MuonMomentumArgs& args, std::size_t index, std::s
   return entry;
 }
 
-std::vector<MuonMomentumConstants> momentum_constants(const MuonMomentumArgs& args) {
+std::vector<MuonMomentumConstants> momentum_constants(const ops::MuonMomentumArgs& args) {
   std::vector<MuonMomentumConstants> groups;
   groups.reserve(args.group_sizes.size());
   for (std::size_t g = 0; g < args.group_sizes.size(); ++g) {
@@ -70,11 +70,12 @@ std::vector<MuonMomentumConstants> momentum_constants(const MuonMomentumArgs& ar
   return groups;
 }
 
-std::vector<MuonApplyConstants> apply_constants(const MuonApplyArgs& args) {
+std::vector<MuonApplyConstants> apply_constants(const ops::MuonApplyArgs& args) {
+  const auto common = step_args(args);
   std::vector<MuonApplyConstants> groups;
   groups.reserve(args.group_sizes.size());
   for (std::size_t g = 0; g < args.group_sizes.size(); ++g) {
-    groups.push_back({learning_rate(args.common(), g), args.ratio[g], args.weight_decay[g]});
+    groups.push_back({learning_rate(common, g), args.ratio[g], args.weight_decay[g]});
   }
   return groups;
 }

@@ -30,9 +30,6 @@ enum Slot : std::uint8_t { kGrad, kWeight, kHalf, kStep, kFirst, kSecond, kMax, 
 // NOLINTNEXTLINE(cppcoreguidelines-use-enum-class)
 inline constexpr Slot kScales = kMax;
 
-/// Where `grads` stands among the arguments of every fused step.
-inline constexpr std::size_t kGradsArgument = 1;
-
 /// Arguments that all fused steps have.
 struct StepArgs {
   const char* fn;

@@ -22,10 +22,10 @@ namespace fastamp::ops {
 /// Each is defined beside the op.
 void check_unscale(const kernels::UnscaleArgs& args);
 void check_norm(const kernels::NormArgs& args);
-kernels::StepEntries check_fused_sgd(const kernels::FusedSgdArgs& args);
-kernels::StepEntries check_fused_adamw(const kernels::FusedAdamwArgs& args);
-kernels::StepEntries check_muon_momentum(const kernels::MuonMomentumArgs& args);
-kernels::StepEntries check_muon_apply(const kernels::MuonApplyArgs& args);
+kernels::StepEntries check_fused_sgd(const FusedSgdArgs& args);
+kernels::StepEntries check_fused_adamw(const FusedAdamwArgs& args);
+kernels::StepEntries check_muon_momentum(const MuonMomentumArgs& args);
+kernels::StepEntries check_muon_apply(const MuonApplyArgs& args);
 
 /// Throws unless `t` is strided, has one element of `dtype` and is on `device`, that of
 /// `device_of`.

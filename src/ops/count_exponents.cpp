@@ -5,6 +5,8 @@
 
 #include <fastamp/ops/exponents.h>
 
+#include <tuple>
+
 namespace fastamp::ops {
 namespace {
 
@@ -22,10 +24,13 @@ void check_counted(const char* fn, const at::Tensor& t, std::size_t index, c10::
 
 struct CountExponents {
   using Args = kernels::ExponentArgs;
-  static constexpr auto kEntry = count_exponents_;
-  static constexpr auto kSchema =
-      "count_exponents_(Tensor[] tensors, Tensor(a!) exponents, *, Tensor(b!)? zeros=None, "
-      "int every=1, int phase=0) -> ()";
+  static constexpr auto kName = "count_exponents_";
+  static constexpr auto kArguments = std::tuple{
+      FASTAMP_ARG(tensors),
+      FASTAMP_ARG(exponents, Access::kWrite),
+      FASTAMP_ARG(zeros, Access::kWrite),
+      FASTAMP_ARG(every, Access::kRead, "1"),
+      FASTAMP_ARG(phase, Access::kRead, "0")};
   static constexpr auto kCpu = kernels::count_exponents_cpu;
   static constexpr auto kCuda = &kernels::CudaKernels::count_exponents;
 
@@ -56,7 +61,7 @@ FASTAMP_REGISTER_OP(CountExponents);
 
 void count_exponents_(at::TensorList tensors, const at::Tensor& exponents,
                       const std::optional<at::Tensor>& zeros, int64_t every, int64_t phase) {
-  call_op<CountExponents>(tensors, exponents, zeros, every, phase);
+  call_op<CountExponents>({tensors, exponents, zeros, every, phase});
 }
 
 }  // namespace fastamp::ops

@@ -5,16 +5,26 @@
 
 #include <fastamp/ops/fused_steps.h>
 
+#include <tuple>
+
 namespace fastamp::ops {
 namespace {
 
 struct MuonApply {
-  using Args = kernels::MuonApplyArgs;
-  static constexpr auto kEntry = muon_apply_;
-  static constexpr auto kSchema =
-      "muon_apply_(Tensor(a!)[] params, Tensor[] updates, Tensor(b!)[] masters, int[] group_sizes, "
-      "float[] lr, float[] ratio, float[] weight_decay, Tensor[] lr_tensors, "
-      "Tensor(c!)[] weight_copies, int[] copy_of, *, Tensor? found_inf=None) -> ()";
+  using Args = MuonApplyArgs;
+  static constexpr auto kName = "muon_apply_";
+  static constexpr auto kArguments = std::tuple{
+      FASTAMP_ARG(params, Access::kWrite),
+      FASTAMP_ARG(updates),
+      FASTAMP_ARG(masters, Access::kWrite),
+      FASTAMP_ARG(group_sizes),
+      FASTAMP_ARG(lr),
+      FASTAMP_ARG(ratio),
+      FASTAMP_ARG(weight_decay),
+      FASTAMP_ARG(lr_tensors),
+      FASTAMP_ARG(weight_copies, Access::kWrite),
+      FASTAMP_ARG(copy_of),
+      FASTAMP_ARG(found_inf)};
   static constexpr auto kCpu = kernels::muon_apply_cpu;
   static constexpr auto kCuda = &kernels::CudaKernels::muon_apply;
 
@@ -26,21 +36,14 @@ FASTAMP_REGISTER_OP(MuonApply);
 
 }  // namespace
 
-kernels::StepEntries check_muon_apply(const kernels::MuonApplyArgs& args) {
+kernels::StepEntries check_muon_apply(const MuonApplyArgs& args) {
   constexpr auto kFunction = "muon_apply_";
   const auto groups = args.group_sizes.size();
   check_per_group(kFunction, "ratio", args.ratio.size(), groups);
   check_per_group(kFunction, "weight_decay", args.weight_decay.size(), groups);
-  return check_step(args.common(), {});
+  return check_step(kernels::step_args(args), {});
 }
 
-void muon_apply_(at::TensorList params, at::TensorList updates, at::TensorList masters,
-                 at::IntArrayRef group_sizes, at::ArrayRef<double> lr, at::ArrayRef<double> ratio,
-                 at::ArrayRef<double> weight_decay, at::TensorList lr_tensors,
-                 at::TensorList weight_copies, at::IntArrayRef copy_of,
-                 const std::optional<at::Tensor>& found_inf) {
-  call_op<MuonApply>(params, updates, masters, group_sizes, lr, ratio, weight_decay, lr_tensors,
-                     weight_copies, copy_of, found_inf);
-}
+void muon_apply_(const MuonApplyArgs& args) { call_op<MuonApply>(args); }
 
 }  // namespace fastamp::ops

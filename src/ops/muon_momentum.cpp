@@ -5,32 +5,38 @@
 
 #include <fastamp/ops/fused_steps.h>
 
+#include <tuple>
+
 namespace fastamp::ops {
 namespace {
 
-constexpr std::size_t kGrads = 0;
-
 struct MuonMomentum {
-  using Args = kernels::MuonMomentumArgs;
-  static constexpr auto kEntry = muon_momentum_;
-  static constexpr auto kSchema =
-      "muon_momentum_(Tensor(a!)[] grads, Tensor(b!)[] momentum_buffers, Tensor(c!)[] updates, "
-      "int[] group_sizes, float[] momentum, bool[] nesterov, *, Tensor? inv_scale=None, "
-      "Tensor? clip_coef=None, Tensor? found_inf=None, float? clip_value=None, "
-      "bool write_grads=True, int[] noise_origins=[], Tensor(d!)[] momentum_steps) -> ()";
+  using Args = MuonMomentumArgs;
+  static constexpr auto kName = "muon_momentum_";
+  static constexpr auto kArguments = std::tuple{
+      FASTAMP_ARG(grads, Access::kWriteGrads),
+      FASTAMP_ARG(momentum_buffers, Access::kWrite),
+      FASTAMP_ARG(updates, Access::kWrite),
+      FASTAMP_ARG(group_sizes),
+      FASTAMP_ARG(momentum),
+      FASTAMP_ARG(nesterov),
+      FASTAMP_ARG(inv_scale),
+      FASTAMP_ARG(clip_coef),
+      FASTAMP_ARG(found_inf),
+      FASTAMP_ARG(clip_value),
+      FASTAMP_ARG(write_grads, Access::kRead, "True"),
+      FASTAMP_ARG(noise_origins, Access::kRead, "[]"),
+      FASTAMP_ARG(momentum_steps, Access::kWrite)};
   static constexpr auto kCpu = kernels::muon_momentum_cpu;
   static constexpr auto kCuda = &kernels::CudaKernels::muon_momentum;
 
   static auto check(const Args& args) { return check_muon_momentum(args); }
   static c10::Device device(const Args& args) { return args.updates[0].device(); }
-  static bool only_reads(const Args& args, std::size_t argument) {
-    return argument == kGrads && !args.write_grads;
-  }
 };
 
 FASTAMP_REGISTER_OP(MuonMomentum);
 
-void check_update(const char* fn, const kernels::MuonMomentumArgs& args, std::size_t index) {
+void check_update(const char* fn, const MuonMomentumArgs& args, std::size_t index) {
   const at::Tensor& update = args.updates[index];
   check_operand(fn, "updates", index, update, update, kernels::kGrad);
   TORCH_CHECK_VALUE(update.is_non_overlapping_and_dense(), fn, ": expected updates[", index,
@@ -44,7 +50,7 @@ void check_update(const char* fn, const kernels::MuonMomentumArgs& args, std::si
 }
 
 /// The counter of the buffer at `index`.
-const at::Tensor& count_of(const char* fn, const kernels::MuonMomentumArgs& args,
+const at::Tensor& count_of(const char* fn, const MuonMomentumArgs& args,
                            std::size_t counted, std::size_t index) {
   TORCH_CHECK_VALUE(counted < args.momentum_steps.size(), fn, ": expected more than ",
                     args.momentum_steps.size(),
@@ -56,12 +62,12 @@ const at::Tensor& count_of(const char* fn, const kernels::MuonMomentumArgs& args
 
 }  // namespace
 
-kernels::StepEntries check_muon_momentum(const kernels::MuonMomentumArgs& args) {
+kernels::StepEntries check_muon_momentum(const MuonMomentumArgs& args) {
   constexpr auto kFunction = "muon_momentum_";
   const auto groups = args.group_sizes.size();
   check_per_group(kFunction, "momentum", args.momentum.size(), groups);
   check_per_group(kFunction, "nesterov", args.nesterov.size(), groups);
-  check_groups(args.common());
+  check_groups(kernels::step_args(args));
   TORCH_CHECK_VALUE(args.momentum_buffers.size() == args.updates.size(), kFunction, ": expected ",
                     args.updates.size(), " momentum_buffers, one for each of updates, got ",
                     args.momentum_buffers.size());
@@ -80,20 +86,10 @@ kernels::StepEntries check_muon_momentum(const kernels::MuonMomentumArgs& args) 
   TORCH_CHECK_VALUE(counted == args.momentum_steps.size(), kFunction, ": expected ", counted,
                     " momentum_steps, one for each noise_origin of at least 0, got ",
                     args.momentum_steps.size());
-  check_gate(args.common());
+  check_gate(kernels::step_args(args));
   return entries;
 }
 
-void muon_momentum_(at::TensorList grads, at::TensorList momentum_buffers, at::TensorList updates,
-                    at::IntArrayRef group_sizes, at::ArrayRef<double> momentum,
-                    const c10::List<bool>& nesterov, const std::optional<at::Tensor>& inv_scale,
-                    const std::optional<at::Tensor>& clip_coef,
-                    const std::optional<at::Tensor>& found_inf, std::optional<double> clip_value,
-                    bool write_grads, at::IntArrayRef noise_origins,
-                    at::TensorList momentum_steps) {
-  call_op<MuonMomentum>(grads, momentum_buffers, updates, group_sizes, momentum, nesterov,
-                        inv_scale, clip_coef, found_inf, clip_value, write_grads, noise_origins,
-                        momentum_steps);
-}
+void muon_momentum_(const MuonMomentumArgs& args) { call_op<MuonMomentum>(args); }
 
 }  // namespace fastamp::ops

@@ -5,21 +5,20 @@
 //
 // An op is a struct with
 //   Args             the arguments, as members in the order of the schema
-//   kEntry           the typed entry in include/fastamp/ops
-//   kSchema          the only statement of which arguments are written
+//   kName            its name
+//   kArguments       a tuple of FASTAMP_ARG(member, access, default), in the same order: from it
+//                    come the schema, the signature and which versions a call bumps
 //   check(args)      throws what the entry promises and reads no data; what it returns, if
 //                    anything, is handed to the kernels
 //   kCpu             the kernel: of Args, and of what check() returned
 //   kCuda            where kernels::CudaKernels has the one for CUDA
 //   device(args)     where the tensors are, for the refusal of other devices
-//   only_reads(args, i)
-//                    optional: whether this call only reads argument i, though the schema says
-//                    that it is written
 // and FASTAMP_REGISTER_OP(the struct) registers all of it.
 
 #include "core/tensor_version.h"
 #include "kernels/cuda_kernels.h"
 
+#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DispatchKey.h>
@@ -31,17 +30,81 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
+#include <tuple>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 namespace fastamp::ops {
 
+/// What a call does with an argument.
+enum class Access : std::uint8_t {
+  kRead,
+  kWrite,
+  kWriteGrads,  ///< Writes it, unless its write_grads is false.
+};
+
+/// An argument: its name and default in the schema, and the member of Args that holds it.
+template <typename Get>
+struct Argument {
+  const char* name;
+  Get get;
+  Access access = Access::kRead;
+  const char* fallback = nullptr;
+};
+
+/// The type of an argument in a schema.
+/// @param alias  What marks it as written, or nothing.
+template <typename T>
+std::string schema_type(const std::string& alias) {
+  if constexpr (std::is_same_v<T, at::TensorList>) {
+    return "Tensor" + alias + "[]";
+  } else if constexpr (std::is_same_v<T, at::Tensor>) {
+    return "Tensor" + alias;
+  } else if constexpr (std::is_same_v<T, at::IntArrayRef>) {
+    return "int[]";
+  } else if constexpr (std::is_same_v<T, at::ArrayRef<double>>) {
+    return "float[]";
+  } else if constexpr (std::is_same_v<T, c10::List<bool>>) {
+    return "bool[]";
+  } else if constexpr (std::is_same_v<T, std::int64_t>) {
+    return "int";
+  } else if constexpr (std::is_same_v<T, double>) {
+    return "float";
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return "bool";
+  } else {
+    return schema_type<typename T::value_type>(alias) + "?";
+  }
+}
+
+template <typename T>
+inline constexpr bool kIsOptional = false;
+template <typename T>
+inline constexpr bool kIsOptional<std::optional<T>> = true;
+
+/// The schema of an op. Arguments from the first one with a default on are by name only; the
+/// default of an optional one is None.
 template <typename Op>
-std::string name_of() {
-  const std::string_view schema = Op::kSchema;
-  return std::string(schema.substr(0, schema.find('(')));
+std::string schema_of() {
+  std::string schema;
+  char written = 'a';
+  bool by_name = false;
+  const auto append = [&](const auto& argument) {
+    using T = std::remove_cvref_t<decltype(argument.get(std::declval<const typename Op::Args&>()))>;
+    const char* const fallback =
+        argument.fallback == nullptr && kIsOptional<T> ? "None" : argument.fallback;
+    schema += schema.empty() ? "" : ", ";
+    if (fallback != nullptr && !std::exchange(by_name, true)) {
+      schema += "*, ";
+    }
+    schema += schema_type<T>(argument.access == Access::kRead
+                                 ? ""
+                                 : std::string("(") + written++ + "!)");
+    schema += std::string(" ") + argument.name;
+    schema += fallback == nullptr ? "" : std::string("=") + fallback;
+  };
+  std::apply([&](const auto&... arguments) { (append(arguments), ...); }, Op::kArguments);
+  return std::string(Op::kName) + "(" + schema + ") -> ()";
 }
 
 /// The Meta kernel: fake tensors and torch.compile call it.
@@ -57,7 +120,7 @@ void check_and_refuse(const typename Op::Args& args) {
   static_cast<void>(Op::check(args));
   const c10::Device device = Op::device(args);
   const std::string why_not = device.is_cuda() ? cuda_part_refusal() : "";
-  TORCH_CHECK_NOT_IMPLEMENTED(false, name_of<Op>(),
+  TORCH_CHECK_NOT_IMPLEMENTED(false, Op::kName,
                               ": expected tensors on cpu or, in a CUDA build, on cuda, got ",
                               device, why_not.empty() ? "" : ": " + why_not);
 }
@@ -89,56 +152,55 @@ void run_on_cuda(const typename Op::Args& args) {
   check_and_run<Op>(kernels->*Op::kCuda, args);
 }
 
-/// The functions of an op's own signature, T being the arguments of its entry.
-template <typename Op, typename Entry = std::remove_const_t<decltype(Op::kEntry)>>
+/// The functions of an op's own signature, T being the types of its arguments.
+template <typename Op, typename Arguments = std::remove_const_t<decltype(Op::kArguments)>>
 struct Signature;
-template <typename Op, typename... T>
-struct Signature<Op, void (*)(T...)> {
+template <typename Op, typename... Get>
+struct Signature<Op, std::tuple<Argument<Get>...>> {
   using Args = Op::Args;
+  template <typename G>
+  using Type = std::invoke_result_t<G, const Args&>;
 
   /// Found once: a lookup costs a lock and a hash.
   static const auto& handle() {
     static const auto op = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow(("fastamp::" + name_of<Op>()).c_str(), "")
-                               .template typed<void(T...)>();
+                               .findSchemaOrThrow((std::string("fastamp::") + Op::kName).c_str(), "")
+                               .template typed<void(Type<Get>...)>();
     return op;
+  }
+
+  /// Calls the op through the dispatcher.
+  static void dispatch(const Args& args) {
+    std::apply([&](const auto&... arguments) { handle().call(arguments.get(args)...); },
+               Op::kArguments);
   }
 
   /// A dispatcher kernel made of a function that takes all arguments as one struct.
   template <auto kRun>
-  static void call(T... args) {
+  static void call(Type<Get>... args) {
     kRun(Args{args...});
   }
 
   /// Runs the op below autograd's keys, then bumps the versions of what was written, so that
   /// backward notices an edited saved tensor and caches keyed on versions stay right. A call that
   /// throws bumps none.
-  static void call_and_bump(c10::DispatchKeySet keys, T... args) {
-    static const auto written = [] {
-      std::vector<bool> marked;
-      for (const auto& argument : handle().schema().arguments()) {
-        marked.push_back(argument.alias_info() != nullptr && argument.alias_info()->isWrite());
-      }
-      return marked;
-    }();
+  static void call_and_bump(c10::DispatchKeySet keys, Type<Get>... args) {
     handle().redispatch(keys & c10::after_ADInplaceOrView_keyset, args...);
     const Args all{args...};
-    std::size_t i = 0;
     const auto bump = [&](const auto& argument) {
-      if (written[i] && !only_reads(all, i)) {
-        bump_versions(argument);
+      if (writes(all, argument.access)) {
+        bump_versions(argument.get(all));
       }
-      ++i;
     };
-    (bump(args), ...);
+    std::apply([&](const auto&... arguments) { (bump(arguments), ...); }, Op::kArguments);
   }
 
  private:
-  static bool only_reads(const Args& args, std::size_t argument) {
-    if constexpr (requires { Op::only_reads(args, argument); }) {
-      return Op::only_reads(args, argument);
+  static bool writes(const Args& args, Access access) {
+    if constexpr (requires { args.write_grads; }) {
+      return access == Access::kWrite || (access == Access::kWriteGrads && args.write_grads);
     }
-    return false;
+    return access == Access::kWrite;
   }
 
   static void bump_versions(const at::Tensor& tensor) { bump_version(tensor); }
@@ -157,9 +219,9 @@ struct Signature<Op, void (*)(T...)> {
 };
 
 /// What a typed entry does: calls the op through the dispatcher.
-template <typename Op, typename... T>
-void call_op(const T&... args) {
-  Signature<Op>::handle().call(args...);
+template <typename Op>
+void call_op(const typename Op::Args& args) {
+  Signature<Op>::dispatch(args);
 }
 
 /// Registers schema and kernels and never takes them back: while the process exits, other threads
@@ -170,10 +232,9 @@ bool register_op(const char* file, std::uint32_t line) {
   using Own = Signature<Op>;
   auto* const library = new torch::Library(torch::Library::FRAGMENT, "fastamp",
                                            /*k=*/std::nullopt, file, line);
-  library->def(Op::kSchema, {at::Tag::pt2_compliant_tag});
-  const auto name = name_of<Op>();
+  library->def(schema_of<Op>().c_str(), {at::Tag::pt2_compliant_tag});
   const auto implement = [&](DispatchKey key, auto&& kernel) {
-    library->impl(name.c_str(), torch::dispatch(key, std::forward<decltype(kernel)>(kernel)));
+    library->impl(Op::kName, torch::dispatch(key, std::forward<decltype(kernel)>(kernel)));
   };
   implement(DispatchKey::CPU, &Own::template call<run_on_cpu<Op>>);
   implement(DispatchKey::CUDA, &Own::template call<run_on_cuda<Op>>);
@@ -187,6 +248,13 @@ bool register_op(const char* file, std::uint32_t line) {
 }
 
 }  // namespace fastamp::ops
+
+/// An argument that is the member `name` of Args; access and default may follow.
+#define FASTAMP_ARG(name, ...)                                                                 \
+  ::fastamp::ops::Argument {                                                                   \
+    #name, [](const Args& args) -> decltype(Args::name) { return args.name; } __VA_OPT__(, )   \
+               __VA_ARGS__                                                                     \
+  }
 
 #define FASTAMP_REGISTER_OP(Op)                     \
   [[maybe_unused]] const bool g_##Op##_registered = \

@@ -5,16 +5,21 @@
 
 #include <fastamp/ops/amp_ops.h>
 
+#include <tuple>
+
 namespace fastamp::ops {
 namespace {
 
 struct UnscaleAndCheck {
   using Args = kernels::UnscaleArgs;
-  static constexpr auto kEntry = unscale_and_check_;
-  static constexpr auto kSchema =
-      "unscale_and_check_(Tensor(a!)[] grads, Tensor inv_scale, Tensor(b!) found_inf, *, "
-      "Tensor(c!)? sum_of_squares=None, Tensor(d!)? non_finite_counts=None, "
-      "bool overwrite_found_inf=False) -> ()";
+  static constexpr auto kName = "unscale_and_check_";
+  static constexpr auto kArguments = std::tuple{
+      FASTAMP_ARG(grads, Access::kWrite),
+      FASTAMP_ARG(inv_scale),
+      FASTAMP_ARG(found_inf, Access::kWrite),
+      FASTAMP_ARG(sum_of_squares, Access::kWrite),
+      FASTAMP_ARG(non_finite_counts, Access::kWrite),
+      FASTAMP_ARG(overwrite_found_inf, Access::kRead, "False")};
   static constexpr auto kCpu = kernels::unscale_and_check_cpu;
   static constexpr auto kCuda = &kernels::CudaKernels::unscale_and_check;
 
@@ -42,8 +47,8 @@ void unscale_and_check_(at::TensorList grads, const at::Tensor& inv_scale,
                         const std::optional<at::Tensor>& sum_of_squares,
                         const std::optional<at::Tensor>& non_finite_counts,
                         bool overwrite_found_inf) {
-  call_op<UnscaleAndCheck>(grads, inv_scale, found_inf, sum_of_squares, non_finite_counts,
-                           overwrite_found_inf);
+  call_op<UnscaleAndCheck>({grads, inv_scale, found_inf, sum_of_squares, non_finite_counts,
+                           overwrite_found_inf});
 }
 
 }  // namespace fastamp::ops

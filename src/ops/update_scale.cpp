@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <limits>
+#include <tuple>
 
 namespace fastamp::ops {
 namespace {
@@ -56,15 +57,25 @@ void check_history(const kernels::UpdateScaleArgs& args, c10::Device device) {
 
 struct UpdateScale {
   using Args = kernels::UpdateScaleArgs;
-  static constexpr auto kEntry = update_scale_;
-  static constexpr auto kSchema =
-      "update_scale_(Tensor(a!) scale, Tensor(b!) growth_tracker, Tensor found_inf, "
-      "float growth_factor, float backoff_factor, int growth_interval, *, "
-      "Tensor(c!)? hysteresis_tracker=None, int hysteresis=1, "
-      "float? min_scale=None, float? max_scale=None, Tensor(d!)? inv_scale=None, "
-      "Tensor? norm=None, Tensor(e!)? history=None, Tensor(f!)? history_count=None, "
-      "Tensor? new_scale=None, Tensor(g!)? fast_growth_limit=None, "
-      "int fast_growth_interval=0) -> ()";
+  static constexpr auto kName = "update_scale_";
+  static constexpr auto kArguments = std::tuple{
+      FASTAMP_ARG(scale, Access::kWrite),
+      FASTAMP_ARG(growth_tracker, Access::kWrite),
+      FASTAMP_ARG(found_inf),
+      FASTAMP_ARG(growth_factor),
+      FASTAMP_ARG(backoff_factor),
+      FASTAMP_ARG(growth_interval),
+      FASTAMP_ARG(hysteresis_tracker, Access::kWrite),
+      FASTAMP_ARG(hysteresis, Access::kRead, "1"),
+      FASTAMP_ARG(min_scale),
+      FASTAMP_ARG(max_scale),
+      FASTAMP_ARG(inv_scale, Access::kWrite),
+      FASTAMP_ARG(norm),
+      FASTAMP_ARG(history, Access::kWrite),
+      FASTAMP_ARG(history_count, Access::kWrite),
+      FASTAMP_ARG(new_scale),
+      FASTAMP_ARG(fast_growth_limit, Access::kWrite),
+      FASTAMP_ARG(fast_growth_interval, Access::kRead, "0")};
   static constexpr auto kCpu = kernels::update_scale_cpu;
   static constexpr auto kCuda = &kernels::CudaKernels::update_scale;
 
@@ -98,10 +109,10 @@ void update_scale_(const at::Tensor& scale, const at::Tensor& growth_tracker,
                    const std::optional<at::Tensor>& new_scale,
                    const std::optional<at::Tensor>& fast_growth_limit,
                    int64_t fast_growth_interval) {
-  call_op<UpdateScale>(scale, growth_tracker, found_inf, growth_factor, backoff_factor,
+  call_op<UpdateScale>({scale, growth_tracker, found_inf, growth_factor, backoff_factor,
                        growth_interval, hysteresis_tracker, hysteresis, min_scale, max_scale,
                        inv_scale, norm, history, history_count, new_scale, fast_growth_limit,
-                       fast_growth_interval);
+                       fast_growth_interval});
 }
 
 }  // namespace fastamp::ops

@@ -9,15 +9,35 @@ namespace fastamp::optim {
 namespace {
 
 template <typename Lists, typename Call>
-void call_with_adam_lists(const Lists& lists, const StepGate& gate, const Call& call) {
+void call_with_lists(const Lists& lists, const StepGate& gate, const Call& call) {
   const auto here = gate_on(gate, lists.device);
   const auto rates = lists.learning_rates();
-  call(lists.params.list(), lists.grads, lists.exp_avgs.list(), lists.exp_avg_sqs.list(),
-       lists.max_exp_avg_sqs.list(), lists.steps.list(), lists.masters.list(), lists.group_sizes,
-       lists.lr, lists.beta1, lists.beta2, lists.eps, lists.weight_decay, lists.decoupled,
-       lists.amsgrad, lists.maximize, rates, lists.weight_copies, lists.copy_of, here.inv_scale,
-       here.clip_coef, here.found_inf, here.clip_value, here.write_grads, lists.noise_origins,
-       lists.moment_scales.list());
+  call(ops::FusedAdamwArgs{.params = lists.params.list(),
+                           .grads = lists.grads,
+                           .exp_avgs = lists.exp_avgs.list(),
+                           .exp_avg_sqs = lists.exp_avg_sqs.list(),
+                           .max_exp_avg_sqs = lists.max_exp_avg_sqs.list(),
+                           .state_steps = lists.steps.list(),
+                           .masters = lists.masters.list(),
+                           .group_sizes = lists.group_sizes,
+                           .lr = lists.lr,
+                           .beta1 = lists.beta1,
+                           .beta2 = lists.beta2,
+                           .eps = lists.eps,
+                           .weight_decay = lists.weight_decay,
+                           .decoupled = lists.decoupled,
+                           .amsgrad = lists.amsgrad,
+                           .maximize = lists.maximize,
+                           .lr_tensors = rates,
+                           .weight_copies = lists.weight_copies,
+                           .copy_of = lists.copy_of,
+                           .inv_scale = here.inv_scale,
+                           .clip_coef = here.clip_coef,
+                           .found_inf = here.found_inf,
+                           .clip_value = here.clip_value,
+                           .write_grads = here.write_grads,
+                           .noise_origins = lists.noise_origins,
+                           .moment_scales = lists.moment_scales.list()});
 }
 
 }  // namespace
@@ -33,13 +53,8 @@ void AdamStep::Lists::add_group(const AdamGroup& group) {
 }
 
 void AdamStep::run(const StepGate& gate) {
-  lists_.run(
-      [&](const Lists& lists) {
-        call_with_adam_lists(lists, gate, [](const auto&... args) {
-          ops::check_fused_adamw(kernels::FusedAdamwArgs{args...});
-        });
-      },
-      [&](const Lists& lists) { call_with_adam_lists(lists, gate, ops::fused_adamw_); });
+  lists_.run([&](const Lists& lists) { call_with_lists(lists, gate, ops::check_fused_adamw); },
+             [&](const Lists& lists) { call_with_lists(lists, gate, ops::fused_adamw_); });
 }
 
 }  // namespace fastamp::optim

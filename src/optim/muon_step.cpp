@@ -84,16 +84,33 @@ class MuonStep::Lists {
     }
   }
 
-  template <typename Call>
-  void call_momentum(at::TensorList updates, const StepGate& gate, const Call& call) const {
-    call(grads_, buffers_, updates, group_sizes_, momentum_, nesterov_, gate.inv_scale,
-         gate.clip_coef, gate.found_inf, gate.clip_value, gate.write_grads, noise_origins_,
-         counts_);
+  ops::MuonMomentumArgs momentum_args(at::TensorList updates, const StepGate& gate) const {
+    return {.grads = grads_,
+            .momentum_buffers = buffers_,
+            .updates = updates,
+            .group_sizes = group_sizes_,
+            .momentum = momentum_,
+            .nesterov = nesterov_,
+            .inv_scale = gate.inv_scale,
+            .clip_coef = gate.clip_coef,
+            .found_inf = gate.found_inf,
+            .clip_value = gate.clip_value,
+            .write_grads = gate.write_grads,
+            .noise_origins = noise_origins_,
+            .momentum_steps = counts_};
   }
-  template <typename Call>
-  void call_apply(at::TensorList updates, const StepGate& gate, const Call& call) const {
-    call(params_, updates, masters_, group_sizes_, lr_, ratio_, weight_decay_, rates_, copies_,
-         copy_of_, gate.found_inf);
+  ops::MuonApplyArgs apply_args(at::TensorList updates, const StepGate& gate) const {
+    return {.params = params_,
+            .updates = updates,
+            .masters = masters_,
+            .group_sizes = group_sizes_,
+            .lr = lr_,
+            .ratio = ratio_,
+            .weight_decay = weight_decay_,
+            .lr_tensors = rates_,
+            .weight_copies = copies_,
+            .copy_of = copy_of_,
+            .found_inf = gate.found_inf};
   }
 
   const std::vector<at::Tensor>& params() const { return params_; }
@@ -209,12 +226,8 @@ void MuonStep::check(const Wave& wave, const StepGate& gate) {
   for (const auto& param : lists.params()) {
     stand_ins.push_back(param.is_non_overlapping_and_dense() ? param : param.contiguous());
   }
-  lists.call_momentum(stand_ins, here, [](const auto&... args) {
-    ops::check_muon_momentum(kernels::MuonMomentumArgs{args...});
-  });
-  lists.call_apply(lists.grads(), here, [](const auto&... args) {
-    ops::check_muon_apply(kernels::MuonApplyArgs{args...});
-  });
+  ops::check_muon_momentum(lists.momentum_args(stand_ins, here));
+  ops::check_muon_apply(lists.apply_args(lists.grads(), here));
 }
 
 void MuonStep::run_wave(const Wave& wave, const StepGate& gate) {
@@ -235,7 +248,7 @@ void MuonStep::run_wave(const Wave& wave, const StepGate& gate) {
                                  : batch->updates.select(0, i));
     }
   }
-  lists.call_momentum(updates, here, ops::muon_momentum_);
+  ops::muon_momentum_(lists.momentum_args(updates, here));
   if (is_skipped_on_host(here) && !any_shards) {
     return;
   }
@@ -254,7 +267,7 @@ void MuonStep::run_wave(const Wave& wave, const StepGate& gate) {
       updates[next] = shards == nullptr ? result : shards->shard(result);
     }
   }
-  lists.call_apply(updates, here, ops::muon_apply_);
+  ops::muon_apply_(lists.apply_args(updates, here));
 }
 
 void MuonStep::run(const StepGate& gate) {

@@ -9,14 +9,30 @@ namespace fastamp::optim {
 namespace {
 
 template <typename Lists, typename Call>
-void call_with_sgd_lists(const Lists& lists, const StepGate& gate, const Call& call) {
+void call_with_lists(const Lists& lists, const StepGate& gate, const Call& call) {
   const auto here = gate_on(gate, lists.device);
   const auto rates = lists.learning_rates();
-  call(lists.params.list(), lists.grads, lists.momentum_buffers.list(), lists.momentum_steps.list(),
-       lists.masters.list(), lists.group_sizes, lists.lr, lists.momentum, lists.dampening,
-       lists.weight_decay, lists.nesterov, lists.maximize, rates, lists.weight_copies,
-       lists.copy_of, here.inv_scale, here.clip_coef, here.found_inf, here.clip_value,
-       here.write_grads, lists.noise_origins);
+  call(ops::FusedSgdArgs{.params = lists.params.list(),
+                         .grads = lists.grads,
+                         .momentum_buffers = lists.momentum_buffers.list(),
+                         .momentum_steps = lists.momentum_steps.list(),
+                         .masters = lists.masters.list(),
+                         .group_sizes = lists.group_sizes,
+                         .lr = lists.lr,
+                         .momentum = lists.momentum,
+                         .dampening = lists.dampening,
+                         .weight_decay = lists.weight_decay,
+                         .nesterov = lists.nesterov,
+                         .maximize = lists.maximize,
+                         .lr_tensors = rates,
+                         .weight_copies = lists.weight_copies,
+                         .copy_of = lists.copy_of,
+                         .inv_scale = here.inv_scale,
+                         .clip_coef = here.clip_coef,
+                         .found_inf = here.found_inf,
+                         .clip_value = here.clip_value,
+                         .write_grads = here.write_grads,
+                         .noise_origins = lists.noise_origins});
 }
 
 }  // namespace
@@ -30,13 +46,8 @@ void SgdStep::Lists::add_group(const SgdGroup& group) {
 }
 
 void SgdStep::run(const StepGate& gate) {
-  lists_.run(
-      [&](const Lists& lists) {
-        call_with_sgd_lists(lists, gate, [](const auto&... args) {
-          ops::check_fused_sgd(kernels::FusedSgdArgs{args...});
-        });
-      },
-      [&](const Lists& lists) { call_with_sgd_lists(lists, gate, ops::fused_sgd_); });
+  lists_.run([&](const Lists& lists) { call_with_lists(lists, gate, ops::check_fused_sgd); },
+             [&](const Lists& lists) { call_with_lists(lists, gate, ops::fused_sgd_); });
 }
 
 }  // namespace fastamp::optim

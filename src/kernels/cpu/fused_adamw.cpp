@@ -78,12 +78,12 @@ struct AdamLoop {
 
 }  // namespace
 
-void fused_adamw_cpu(const FusedAdamwArgs& args, StepEntries entries) {
+void fused_adamw_cpu(const ops::FusedAdamwArgs& args, StepEntries entries) {
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const auto step = std::move(entries).make_dense(args.write_grads);
   const auto groups = adam_constants(args);
-  const auto gate = gate_pointers(args.common());
+  const auto gate = gate_pointers(step_args(args));
   cpu::run_step(AdamLoop{groups}, step, {gate.read(), gate.write_grads});
   step.copy_back();
 }

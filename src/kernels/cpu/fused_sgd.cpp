@@ -69,12 +69,12 @@ struct SgdLoop {
 
 }  // namespace
 
-void fused_sgd_cpu(const FusedSgdArgs& args, StepEntries entries) {
+void fused_sgd_cpu(const ops::FusedSgdArgs& args, StepEntries entries) {
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const auto step = std::move(entries).make_dense(args.write_grads);
   const auto groups = sgd_constants(args);
-  const auto gate = gate_pointers(args.common());
+  const auto gate = gate_pointers(step_args(args));
   cpu::run_step(SgdLoop{groups}, step, {gate.read(), gate.write_grads});
   step.copy_back();
 }

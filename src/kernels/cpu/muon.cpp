@@ -114,21 +114,21 @@ struct ApplyLoop {
 
 }  // namespace
 
-void muon_momentum_cpu(const MuonMomentumArgs& args, StepEntries entries) {
+void muon_momentum_cpu(const ops::MuonMomentumArgs& args, StepEntries entries) {
   // The ops have no autograd kernels; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const auto step = std::move(entries).make_dense(args.write_grads);
   const auto groups = momentum_constants(args);
-  const auto gate = gate_pointers(args.common());
+  const auto gate = gate_pointers(step_args(args));
   run_step<MomentumBody>(MomentumOp{groups}, step, {gate.read(), gate.write_grads});
   step.copy_back();
 }
 
-void muon_apply_cpu(const MuonApplyArgs& args, StepEntries entries) {
+void muon_apply_cpu(const ops::MuonApplyArgs& args, StepEntries entries) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const auto step = std::move(entries).make_dense(/*write_grads=*/false);
   const auto groups = apply_constants(args);
-  const auto gate = gate_pointers(args.common());
+  const auto gate = gate_pointers(step_args(args));
   run_step(ApplyLoop{groups}, step, {gate.read(), /*write_grads=*/false});
   step.copy_back();
 }

@@ -51,13 +51,13 @@ struct AdamOp {
 
 }  // namespace
 
-void fused_adamw_cuda(const FusedAdamwArgs& args, StepEntries entries) {
+void fused_adamw_cuda(const ops::FusedAdamwArgs& args, StepEntries entries) {
   const c10::cuda::CUDAGuard guard(args.params[0].device());
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const auto step = std::move(entries).make_dense(args.write_grads);
   const auto groups = adam_constants(args);
-  const auto gate = gate_pointers(args.common());
+  const auto gate = gate_pointers(step_args(args));
   cuda::launch_step<AdamOp<StepKind::kPlain>>(groups, step, gate);
   cuda::launch_step<AdamOp<StepKind::kRests>>(groups, step, gate);
   cuda::launch_step<AdamOp<StepKind::kNoisy>>(groups, step, gate);

@@ -46,13 +46,13 @@ struct SgdOp {
 
 }  // namespace
 
-void fused_sgd_cuda(const FusedSgdArgs& args, StepEntries entries) {
+void fused_sgd_cuda(const ops::FusedSgdArgs& args, StepEntries entries) {
   const c10::cuda::CUDAGuard guard(args.params[0].device());
   // The op has no autograd kernel; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const auto step = std::move(entries).make_dense(args.write_grads);
   const auto groups = sgd_constants(args);
-  const auto gate = gate_pointers(args.common());
+  const auto gate = gate_pointers(step_args(args));
   cuda::launch_step<SgdOp<StepKind::kPlain>>(groups, step, gate);
   cuda::launch_step<SgdOp<StepKind::kRests>>(groups, step, gate);
   cuda::launch_step<SgdOp<StepKind::kNoisy>>(groups, step, gate);

@@ -198,25 +198,25 @@ struct MuonApplyOp {
 
 }  // namespace
 
-void muon_momentum_cuda(const MuonMomentumArgs& args, StepEntries entries) {
+void muon_momentum_cuda(const ops::MuonMomentumArgs& args, StepEntries entries) {
   const c10::cuda::CUDAGuard guard(args.grads[0].device());
   // The ops have no autograd kernels; the copies must not be recorded by autograd either.
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const auto step = std::move(entries).make_dense(args.write_grads);
   const auto groups = momentum_constants(args);
-  const auto gate = gate_pointers(args.common());
+  const auto gate = gate_pointers(step_args(args));
   launch_momentum<StepKind::kPlain>(groups, step, gate);
   launch_momentum<StepKind::kNoisy>(groups, step, gate);
   launch_momentum<StepKind::kTurned>(groups, step, gate);
   step.copy_back();
 }
 
-void muon_apply_cuda(const MuonApplyArgs& args, StepEntries entries) {
+void muon_apply_cuda(const ops::MuonApplyArgs& args, StepEntries entries) {
   const c10::cuda::CUDAGuard guard(args.params[0].device());
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const auto step = std::move(entries).make_dense(/*write_grads=*/false);
   const auto groups = apply_constants(args);
-  const auto gate = gate_pointers(args.common());
+  const auto gate = gate_pointers(step_args(args));
   cuda::launch_step<MuonApplyOp<StepKind::kPlain>>(groups, step, gate);
   cuda::launch_step<MuonApplyOp<StepKind::kRests>>(groups, step, gate);
   step.copy_back();

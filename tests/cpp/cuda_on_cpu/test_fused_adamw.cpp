@@ -10,12 +10,12 @@ using namespace fastamp::test;
 namespace kernels = fastamp::kernels;
 
 namespace fastamp::kernels {
-void fused_adamw_cuda_in_torch_order(const FusedAdamwArgs& args, StepEntries entries);
+void fused_adamw_cuda_in_torch_order(const ops::FusedAdamwArgs& args, StepEntries entries);
 }
 
 namespace {
 
-using Kernel = void (*)(const kernels::FusedAdamwArgs&, kernels::StepEntries);
+using Kernel = void (*)(const ops::FusedAdamwArgs&, kernels::StepEntries);
 
 c10::List<bool> list_of(const std::vector<bool>& values) {
   c10::List<bool> list;

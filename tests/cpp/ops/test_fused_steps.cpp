@@ -82,19 +82,54 @@ void sgd(const Model& m, float found_inf, bool write_grads = true,
   const at::TensorList buffers(m.first);
   const at::TensorList steps(m.steps);
   const auto from = static_cast<std::size_t>(half);
-  fused_sgd_(m.params, m.grads, buffers.slice(from), steps.slice(from), m.masters,
-             {half, m.count() - half}, {0.5, 0.25}, {0.0, 0.9}, {0.0, 0.0}, {0.1, 0.0}, kNeither,
-             kNeither, {}, {}, {}, at::full({}, kInvScale), at::full({}, kClipCoef),
-             at::full({}, found_inf), clip_value, write_grads);
+  fused_sgd_({.params = m.params,
+              .grads = m.grads,
+              .momentum_buffers = buffers.slice(from),
+              .momentum_steps = steps.slice(from),
+              .masters = m.masters,
+              .group_sizes = {half, m.count() - half},
+              .lr = {0.5, 0.25},
+              .momentum = {0.0, 0.9},
+              .dampening = {0.0, 0.0},
+              .weight_decay = {0.1, 0.0},
+              .nesterov = kNeither,
+              .maximize = kNeither,
+              .lr_tensors = {},
+              .weight_copies = {},
+              .copy_of = {},
+              .inv_scale = at::full({}, kInvScale),
+              .clip_coef = at::full({}, kClipCoef),
+              .found_inf = at::full({}, found_inf),
+              .clip_value = clip_value,
+              .write_grads = write_grads});
 }
 
 void adamw(const Model& m, float found_inf, bool write_grads = true) {
   const auto half = m.count() / 2;
-  fused_adamw_(m.params, m.grads, m.first, m.second, {}, m.steps, m.masters,
-               {half, m.count() - half}, {0.01, 0.02}, {0.9, 0.4}, {0.999, 0.99}, {1e-8, 1e-3},
-               {0.1, 0.2}, c10::List<bool>({true, false}), kNeither, kNeither, {}, {}, {},
-               at::full({}, kInvScale), at::full({}, kClipCoef), at::full({}, found_inf),
-               kClipValue, write_grads);
+  fused_adamw_({.params = m.params,
+                .grads = m.grads,
+                .exp_avgs = m.first,
+                .exp_avg_sqs = m.second,
+                .max_exp_avg_sqs = {},
+                .state_steps = m.steps,
+                .masters = m.masters,
+                .group_sizes = {half, m.count() - half},
+                .lr = {0.01, 0.02},
+                .beta1 = {0.9, 0.4},
+                .beta2 = {0.999, 0.99},
+                .eps = {1e-8, 1e-3},
+                .weight_decay = {0.1, 0.2},
+                .decoupled = c10::List<bool>({true, false}),
+                .amsgrad = kNeither,
+                .maximize = kNeither,
+                .lr_tensors = {},
+                .weight_copies = {},
+                .copy_of = {},
+                .inv_scale = at::full({}, kInvScale),
+                .clip_coef = at::full({}, kClipCoef),
+                .found_inf = at::full({}, found_inf),
+                .clip_value = kClipValue,
+                .write_grads = write_grads});
 }
 
 /// Gradients as the gate leaves them, and 16-bit parameters equal to their masters.
