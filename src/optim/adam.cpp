@@ -7,6 +7,7 @@
 #include "optim/unstepped_states.h"
 
 #include <fastamp/optim/adam.h>
+#include <fastamp/optim/adamw.h>
 
 #include <ATen/core/grad_mode.h>
 
@@ -16,79 +17,125 @@
 namespace fastamp::optim {
 namespace {
 
-constexpr const char* kAdamLoad = "Adam::load";
+/// Names in messages.
+template <bool kDecoupled>
+struct Names {
+  static constexpr const char* kClass = "Adam";
+  static constexpr const char* kAddGroup = "Adam::add_param_group";
+  static constexpr const char* kStep = "Adam::step";
+  static constexpr const char* kSave = "Adam::save";
+  static constexpr const char* kLoad = "Adam::load";
+};
+template <>
+struct Names<true> {
+  static constexpr const char* kClass = "AdamW";
+  static constexpr const char* kAddGroup = "AdamW::add_param_group";
+  static constexpr const char* kStep = "AdamW::step";
+  static constexpr const char* kSave = "AdamW::save";
+  static constexpr const char* kLoad = "AdamW::load";
+};
 
-std::unique_ptr<AdamOptions> checked(const AdamOptions& options) {
-  check_adam_options("Adam", options);
-  return std::make_unique<AdamOptions>(options);
+template <bool kDecoupled>
+std::unique_ptr<AdamFamilyOptions<kDecoupled>> checked(
+    const AdamFamilyOptions<kDecoupled>& options) {
+  check_adam_options(Names<kDecoupled>::kClass, options);
+  return std::make_unique<AdamFamilyOptions<kDecoupled>>(options);
 }
 
 }  // namespace
 
-std::unique_ptr<torch::optim::OptimizerOptions> AdamOptions::clone() const {
-  return std::make_unique<AdamOptions>(*this);
+template <bool kDecoupled>
+std::unique_ptr<torch::optim::OptimizerOptions> AdamFamilyOptions<kDecoupled>::clone() const {
+  return std::make_unique<AdamFamilyOptions>(*this);
 }
 
-void AdamOptions::serialize(torch::serialize::OutputArchive& archive) const {
+template <bool kDecoupled>
+void AdamFamilyOptions<kDecoupled>::serialize(torch::serialize::OutputArchive& archive) const {
   write_adam_options(archive, *this);
 }
 
-void AdamOptions::serialize(torch::serialize::InputArchive& archive) {
-  read_adam_options(kAdamLoad, archive, *this);
+template <bool kDecoupled>
+void AdamFamilyOptions<kDecoupled>::serialize(torch::serialize::InputArchive& archive) {
+  read_adam_options(Names<kDecoupled>::kLoad, archive, *this);
 }
 
-std::unique_ptr<torch::optim::OptimizerParamState> AdamParamState::clone() const {
-  return std::make_unique<AdamParamState>(*this);
+template <bool kDecoupled>
+std::unique_ptr<torch::optim::OptimizerParamState> AdamFamilyParamState<kDecoupled>::clone() const {
+  return std::make_unique<AdamFamilyParamState>(*this);
 }
 
-void AdamParamState::serialize(torch::serialize::OutputArchive& archive) const {
+template <bool kDecoupled>
+void AdamFamilyParamState<kDecoupled>::serialize(torch::serialize::OutputArchive& archive) const {
   write_adam_state(archive, *this);
 }
 
-void AdamParamState::serialize(torch::serialize::InputArchive& archive) {
-  read_adam_state(kAdamLoad, archive, *this);
+template <bool kDecoupled>
+void AdamFamilyParamState<kDecoupled>::serialize(torch::serialize::InputArchive& archive) {
+  read_adam_state(Names<kDecoupled>::kLoad, archive, *this);
 }
 
-Adam::Adam(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
-           const AdamOptions& defaults)
-    : torch::optim::Optimizer(checked_groups("Adam", param_groups, defaults), checked(defaults)),
+template <bool kDecoupled>
+AdamFamily<kDecoupled>::AdamFamily(
+    const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
+    const AdamFamilyOptions<kDecoupled>& defaults)
+    : torch::optim::Optimizer(checked_groups(Names<kDecoupled>::kClass, param_groups, defaults),
+                              checked(defaults)),
       copies_(std::make_shared<autocast::WeightCopies>()) {
-  set_all_group_options<AdamOptions>("Adam", *this, param_groups);
-  warn_once_of_narrow_moments<AdamOptions>("Adam", *this);
+  using Options = AdamFamilyOptions<kDecoupled>;
+  set_all_group_options<Options>(Names<kDecoupled>::kClass, *this, param_groups);
+  warn_once_of_narrow_moments<Options>(Names<kDecoupled>::kClass, *this);
 }
 
-Adam::Adam(std::vector<at::Tensor> params, const AdamOptions& defaults)
-    : Adam({torch::optim::OptimizerParamGroup(std::move(params))}, defaults) {}
+template <bool kDecoupled>
+AdamFamily<kDecoupled>::AdamFamily(std::vector<at::Tensor> params,
+                                   const AdamFamilyOptions<kDecoupled>& defaults)
+    : AdamFamily({torch::optim::OptimizerParamGroup(std::move(params))}, defaults) {}
 
-void Adam::add_param_group(const torch::optim::OptimizerParamGroup& group) {
-  constexpr const char* kFunction = "Adam::add_param_group";
+template <bool kDecoupled>
+void AdamFamily<kDecoupled>::add_param_group(const torch::optim::OptimizerParamGroup& group) {
+  using Options = AdamFamilyOptions<kDecoupled>;
+  constexpr const char* kFunction = Names<kDecoupled>::kAddGroup;
   expect_not_moved_from(kFunction, defaults_.get());
-  check_group(kFunction, group, static_cast<const AdamOptions&>(*defaults_));
+  check_group(kFunction, group, static_cast<const Options&>(*defaults_));
   Optimizer::add_param_group(group);
   auto& added = param_groups_.back();
-  set_group_options<AdamOptions>(kFunction, added, group, *defaults_);
-  warn_of_narrow_moments(kFunction, static_cast<const AdamOptions&>(added.options()));
+  set_group_options<Options>(kFunction, added, group, *defaults_);
+  warn_of_narrow_moments(kFunction, static_cast<const Options&>(added.options()));
 }
 
-at::Tensor Adam::step(LossClosure closure) {
+template <bool kDecoupled>
+at::Tensor AdamFamily<kDecoupled>::step(LossClosure closure) {
   at::Tensor loss;
   if (closure) {
     const at::AutoGradMode grad_mode(true);
     loss = closure();
   }
-  run_adam<AdamOptions, AdamParamState, /*kDecoupled=*/false>("Adam::step", *this, take_gate(),
-                                                              learning_rates(), copies_.get());
+  run_adam<AdamFamilyOptions<kDecoupled>, AdamFamilyParamState<kDecoupled>, kDecoupled>(
+      Names<kDecoupled>::kStep, *this, take_gate(), learning_rates(), copies_.get());
   return loss;
 }
 
-void Adam::save(torch::serialize::OutputArchive& archive) const {
-  write_optimizer(archive, *this, no_adam_state<AdamParamState>,
-                  unstepped_states<AdamParamState, AdamOptions>("Adam::save", *this));
+template <bool kDecoupled>
+void AdamFamily<kDecoupled>::save(torch::serialize::OutputArchive& archive) const {
+  using State = AdamFamilyParamState<kDecoupled>;
+  write_optimizer(archive, *this, no_adam_state<State>,
+                  unstepped_states<State, AdamFamilyOptions<kDecoupled>>(Names<kDecoupled>::kSave,
+                                                                         *this));
 }
 
-void Adam::load(torch::serialize::InputArchive& archive) {
-  read_optimizer<AdamParamState, AdamOptions>(kAdamLoad, archive, *this,
-                                              fit_adam<AdamParamState, AdamOptions>);
+template <bool kDecoupled>
+void AdamFamily<kDecoupled>::load(torch::serialize::InputArchive& archive) {
+  using State = AdamFamilyParamState<kDecoupled>;
+  using Options = AdamFamilyOptions<kDecoupled>;
+  read_optimizer<State, Options>(Names<kDecoupled>::kLoad, archive, *this,
+                                 fit_adam<State, Options>);
 }
+
+template struct FASTAMP_API AdamFamilyOptions<false>;
+template struct FASTAMP_API AdamFamilyOptions<true>;
+template struct FASTAMP_API AdamFamilyParamState<false>;
+template struct FASTAMP_API AdamFamilyParamState<true>;
+template class FASTAMP_API AdamFamily<false>;
+template class FASTAMP_API AdamFamily<true>;
 
 }  // namespace fastamp::optim

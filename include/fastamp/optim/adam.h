@@ -9,11 +9,13 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 #include <torch/arg.h>
-#include <torch/optim/adam.h>  // wide include: our options derive from its
+#include <torch/optim/adam.h>   // wide include: our options derive from its
+#include <torch/optim/adamw.h>  // wide include: AdamW's, of the same template
 #include <torch/optim/optimizer.h>
 
 #include <memory>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 namespace fastamp::autocast {
@@ -22,19 +24,23 @@ class WeightCopies;
 
 namespace fastamp::optim {
 
-/// Options of a parameter group of Adam; every setter returns the object.
+/// Options of a parameter group of Adam, or of AdamW with its decoupled weight decay; every setter
+/// returns the object.
 ///
 /// LibTorch's options, with their names and defaults, and five more. Code written for
 /// torch::optim::AdamOptions takes them, `static_cast<torch::optim::AdamOptions&>(group.options())`
 /// included. An optimizer also takes torch::optim::AdamOptions: the five are then those of its
 /// defaults.
-struct FASTAMP_API AdamOptions : torch::optim::AdamOptions {
-  using Torch = torch::optim::AdamOptions;
+template <bool kDecoupled>
+struct FASTAMP_API AdamFamilyOptions
+    : std::conditional_t<kDecoupled, torch::optim::AdamWOptions, torch::optim::AdamOptions> {
+  using Torch = std::conditional_t<kDecoupled, torch::optim::AdamWOptions, torch::optim::AdamOptions>;
   using betas_t = std::tuple<double, double>;
 
-  AdamOptions(double lr = 1e-3) : Torch(lr) {}  // NOLINT(*-explicit-constructor): as LibTorch's
-  AdamOptions(const Torch& options)             // NOLINT(*-explicit-constructor): a ported program
-      : Torch(options) {}
+  // NOLINTNEXTLINE(*-explicit-constructor): as LibTorch's
+  AdamFamilyOptions(double lr = 1e-3) : Torch(lr) {}
+  // NOLINTNEXTLINE(*-explicit-constructor): a ported program
+  AdamFamilyOptions(const Torch& options) : Torch(options) {}
 
   // NOLINTBEGIN(bugprone-derived-method-shadowing-base-method): the setters return this class
   FASTAMP_TORCH_ARG(double, lr)
@@ -63,7 +69,7 @@ struct FASTAMP_API AdamOptions : torch::optim::AdamOptions {
   std::unique_ptr<torch::optim::OptimizerOptions> clone() const override;
   void serialize(torch::serialize::InputArchive& archive) override;
   void serialize(torch::serialize::OutputArchive& archive) const override;
-  friend bool operator==(const AdamOptions& left, const AdamOptions& right) {
+  friend bool operator==(const AdamFamilyOptions& left, const AdamFamilyOptions& right) {
     return static_cast<const Torch&>(left) == static_cast<const Torch&>(right) &&
            left.maximize_ == right.maximize_ && left.state_dtype_ == right.state_dtype_ &&
            left.state_rounding_ == right.state_rounding_ && left.master_ == right.master_ &&
@@ -71,13 +77,16 @@ struct FASTAMP_API AdamOptions : torch::optim::AdamOptions {
   }
 };
 
-/// State of a parameter of Adam; tensors that it does not need are undefined.
+/// State of a parameter of Adam or AdamW; tensors that it does not need are undefined.
 ///
 /// LibTorch's state, with moments of the parameter's shape and of state_dtype, and four more
 /// tensors. step() is right only on the CPU, where the host knows whether a step was skipped;
 /// elsewhere it stands still, and steps() is the count.
-struct FASTAMP_API AdamParamState : torch::optim::AdamParamState {
-  using Torch = torch::optim::AdamParamState;
+template <bool kDecoupled>
+struct FASTAMP_API AdamFamilyParamState
+    : std::conditional_t<kDecoupled, torch::optim::AdamWParamState, torch::optim::AdamParamState> {
+  using Torch =
+      std::conditional_t<kDecoupled, torch::optim::AdamWParamState, torch::optim::AdamParamState>;
   /// float32, one element, on the parameter's device: steps that the moments have seen.
   TORCH_ARG(at::Tensor, steps);
   /// float32: the weights that a 16-bit parameter is rounded from, with MasterStorage::kFloat.
@@ -95,25 +104,27 @@ struct FASTAMP_API AdamParamState : torch::optim::AdamParamState {
   void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 
-/// torch::optim::Adam in one fused pass over all groups (fastamp::ops::fused_adamw_).
+/// torch::optim::Adam, or AdamW, in one fused pass over all groups (fastamp::ops::fused_adamw_).
 ///
 /// Groups, schedulers, checkpoints, dtypes and the scaler work as in fastamp::optim::SGD; sparse
 /// gradients are refused, as by torch::optim::Adam. The step counter lives on the device, where a
 /// skipped step leaves it as it is.
 ///
-/// Source: torch::optim::Adam (2.11); the arithmetic is that of torch.optim.Adam, whose rounding
+/// Source: torch::optim::Adam, AdamW (2.11); the arithmetic is that of torch.optim, whose rounding
 /// differs from LibTorch's in the last bits, see docs/optim.md.
 // NOLINTNEXTLINE(misc-multiple-inheritance): the gate is a mixin over LibTorch's class
-class FASTAMP_API Adam : public torch::optim::Optimizer, public GatedOptimizer {
+template <bool kDecoupled>
+class FASTAMP_API AdamFamily : public torch::optim::Optimizer, public GatedOptimizer {
  public:
   /// Warns if bfloat16 second moments are rounded to nearest and the second beta is above 0.99, in
   /// a group or the defaults.
   /// @throws c10::Error if lr, eps or weight_decay is negative, a beta is outside [0, 1),
   ///     state_dtype is not kFloat, kBFloat16 or kByte, or a parameter is undefined.
   /// @throws c10::TypeError if a group has options of another optimizer.
-  explicit Adam(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
-                const AdamOptions& defaults = {});
-  explicit Adam(std::vector<at::Tensor> params, const AdamOptions& defaults = {});
+  explicit AdamFamily(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
+                      const AdamFamilyOptions<kDecoupled>& defaults = {});
+  explicit AdamFamily(std::vector<at::Tensor> params,
+                      const AdamFamilyOptions<kDecoupled>& defaults = {});
 
   /// As SGD::add_param_group.
   // NOLINTNEXTLINE(bugprone-derived-method-shadowing-base-method): see SGD's
@@ -131,5 +142,17 @@ class FASTAMP_API Adam : public torch::optim::Optimizer, public GatedOptimizer {
  private:
   std::shared_ptr<autocast::WeightCopies> copies_;
 };
+
+extern template struct AdamFamilyOptions<false>;
+extern template struct AdamFamilyOptions<true>;
+extern template struct AdamFamilyParamState<false>;
+extern template struct AdamFamilyParamState<true>;
+extern template class AdamFamily<false>;
+extern template class AdamFamily<true>;
+
+using AdamOptions = AdamFamilyOptions<false>;
+using AdamParamState = AdamFamilyParamState<false>;
+/// torch::optim::Adam in one fused pass.
+using Adam = AdamFamily<false>;
 
 }  // namespace fastamp::optim

@@ -15,7 +15,7 @@ void fused_adamw_cuda_in_torch_order(const ops::FusedAdamwArgs& args, StepEntrie
 
 namespace {
 
-using Kernel = void (*)(const ops::FusedAdamwArgs&, kernels::StepEntries);
+using Kernel = void (*)(const fastamp::ops::FusedAdamwArgs&, kernels::StepEntries);
 
 c10::List<bool> list_of(const std::vector<bool>& values) {
   c10::List<bool> list;

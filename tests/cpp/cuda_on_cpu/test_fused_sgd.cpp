@@ -22,7 +22,7 @@ void run_sgd(const StepLists& lists, const std::vector<kernels::StepEntry>& entr
     maximize.push_back(g % 5 == 3);
   }
   const StepGateArgs gate(c);
-  const ops::FusedSgdArgs args{lists.params,
+  const fastamp::ops::FusedSgdArgs args{lists.params,
                                    lists.grads,
                                    lists.first,
                                    lists.steps,

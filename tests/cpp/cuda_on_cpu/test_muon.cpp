@@ -72,7 +72,7 @@ void run_momentum(const Matrices& of, const StepCase& c, bool emulated) {
   const auto grads = lies(of.grads);
   const auto buffers = lies(of.buffers);
   const auto updates = lies(of.updates);
-  const ops::MuonMomentumArgs args{
+  const fastamp::ops::MuonMomentumArgs args{
       grads,    buffers,          updates,        of.group_sizes, momentum,
       nesterov, gate.inv_scale,   gate.clip_coef, gate.found_inf, gate.clip_value,
       c.writes, of.noise_origins, of.steps};
@@ -97,7 +97,7 @@ void run_apply(const StepLists& lists, const StepCase& c, bool emulated) {
     decay.push_back(g % 3 == 1 ? 0.0 : 0.1);
   }
   const StepGateArgs gate(c);
-  const ops::MuonApplyArgs args{lists.params, lists.grads,   lists.masters, lists.group_sizes,
+  const fastamp::ops::MuonApplyArgs args{lists.params, lists.grads,   lists.masters, lists.group_sizes,
                                     lr,           ratio,         decay,         {},
                                     lists.copies, lists.copy_of, gate.found_inf};
   auto all = lists.entries(false, c);
