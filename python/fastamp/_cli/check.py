@@ -63,11 +63,11 @@ def check_program(run_it: Callable[[], Any], findings: Findings, steps: int = 0)
     path: ModulePath | None = None
     guard = ToolGuard("fastamp check")
 
-    def at_forward(model: torch.nn.Module, args: Any) -> None:
+    def at_forward(model: torch.nn.Module) -> None:
         if steps and watched.steps >= steps:
             raise EnoughSteps(0)
         if path is not None and not path.knows(model):
-            path.add(model, running=args)
+            path.add(model, running=True)
 
     watched = WatchedProgram(at_forward, guard)
     scalers, optimizers, names = watched.scalers, watched.optimizers, watched.names
