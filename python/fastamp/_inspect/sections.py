@@ -153,7 +153,8 @@ def scale_sentence(report: InspectReport) -> str:
     found = report.loss_scale
     if found is None:
         return "no fp16 gradients"
-    now = f"scale {found.scale:g}"
+    significand, exponent = math.frexp(found.scale)
+    now = f"scale 2^{exponent - 1}" if significand == 0.5 else f"scale {found.scale:g}"
     top = f"2^{round(math.log2(found.largest_scale))}"
     if found.smallest_scale is None:
         return f"{now}; gradients span more than fp16 holds: up to {top} none overflows"
