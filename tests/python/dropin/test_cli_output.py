@@ -67,7 +67,9 @@ def test_a_report_is_printed_or_a_page(tmp_path: Path):
     assert "mm" in printed.stdout
     assert "Total" in printed.stdout
     assert not (tmp_path / "-").exists()
-    assert run("fastamp --report r.html train.py", tmp_path).returncode == 0
+    written = run("fastamp --report r.html train.py", tmp_path)
+    assert written.returncode == 0
+    assert written.stderr == f"fastamp: what autocast did is in {tmp_path / 'r.html'}\n"
     page = (tmp_path / "r.html").read_text()
     assert page.startswith("<!doctype html>")
     assert "<td>mm</td>" in page
