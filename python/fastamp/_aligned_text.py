@@ -27,5 +27,9 @@ def aligned(table: Sequence[Sequence[str]], text_columns: Collection[int]) -> li
 
 
 def size_text(size: int) -> str:
-    """A number of bytes in KiB, or from one MiB on in MiB."""
-    return f"{size / 2**10:.1f} KiB" if size < 2**20 else f"{size / 2**20:.2f} MiB"
+    """A number of bytes, in the unit that fits."""
+    if size < 2**10:
+        return "1 byte" if size == 1 else f"{size} bytes"
+    if size < 2**20:
+        return f"{size / 2**10:.1f} KiB"
+    return f"{size / 2**20:.2f} MiB" if size < 2**30 else f"{size / 2**30:.2f} GiB"

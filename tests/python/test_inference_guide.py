@@ -18,4 +18,4 @@ def test_the_guides_program_runs(tmp_path: Path):
     program.write_text("\n".join(blocks), encoding="utf-8")
     printed = check_python("-W", "ignore", str(program))
     assert "4 of 6 parameters in bfloat16" in printed
-    assert "1 fp32, 2 lower ops as their policies want them" in printed
+    assert "as the policies of its ops want it: 1 fp32, 2 lower" in printed

@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from fastamp._bisect.traffic import time_of
-from fastamp._inspect.rows import flops_of
+from fastamp._inspect.flops import flops_of
 from fastamp._inspect.twin import Fp32Twin
 from fastamp._policy import BUILT_IN_OPS
 from fastamp._watch.modules import is_half

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fastamp._inspect.rows import flops_of
+from fastamp._inspect.flops import flops_of
 from fastamp._watch.modules import is_half
 
 __all__ = ["Traffic", "time_of"]

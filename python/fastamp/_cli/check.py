@@ -27,7 +27,8 @@ usage: python -m fastamp check [OPTION ...] PROGRAM [ARGUMENT ...]
            status is 1 if there are any
            --steps N        optimizer steps to look at (3); 0: until the program ends
            --ignore RULE    leaves a rule out; may be given several times
-           --json FILE      writes the findings there as well; - prints them
+           --json FILE      writes the findings there as well; - prints them,
+                            and the text to the standard error
        python -m fastamp check --list
            the rules, why, and what to do
 """
@@ -63,11 +64,11 @@ def check_program(run_it: Callable[[], Any], findings: Findings, steps: int = 0)
     path: ModulePath | None = None
     guard = ToolGuard("fastamp check")
 
-    def at_forward(model: torch.nn.Module, args: Any) -> None:
+    def at_forward(model: torch.nn.Module) -> None:
         if steps and watched.steps >= steps:
             raise EnoughSteps(0)
         if path is not None and not path.knows(model):
-            path.add(model, running=args)
+            path.add(model, running=True)
 
     watched = WatchedProgram(at_forward, guard)
     scalers, optimizers, names = watched.scalers, watched.optimizers, watched.names
@@ -101,14 +102,23 @@ def _check(program: list[str], findings: Findings, steps: int, file: OutputFile 
     report = findings.report(has_step=True)
     rank = rank_of_process()
     which = "" if rank is None else f" (rank {rank})"
-    try:
+    # Findings as data are alone on the standard output.
+    told = sys.stderr if file is not None and file.path is None else sys.stdout
+
+    def tell() -> None:
         sys.stdout.flush()
-        print(f"fastamp check: {_steps_of(watched)} of {program[0]}{which}")
-        print(report, flush=True)
-    except BrokenPipeError:
-        forget_output()  # What the program raises, the file and the status stand all the same.
-    if file is not None:
-        file.put_text(f"{report.to_json()}\n")
+        print(f"fastamp check: {_steps_of(watched)} of {program[0]}{which}", file=told)
+        print(report, file=told, flush=True)
+
+    def write() -> None:
+        if file is not None:
+            file.put_text(f"{report.to_json()}\n")
+
+    for say in (tell, write):
+        try:
+            say()
+        except BrokenPipeError:
+            forget_output()  # What the program raises, the file and the status stand all the same.
     if error is not None:
         raise error
     return 1 if report else 0

@@ -67,7 +67,7 @@ class _StepOfProgram(CallListener):
             _carried_state.hold()
             self._open.callback(_carried_state.let_go)
 
-    def _see_forward(self, model: torch.nn.Module, args: Any) -> None:
+    def _see_forward(self, model: torch.nn.Module) -> None:
         if self._is_done:
             self._following.close()
         elif not torch.is_grad_enabled():
@@ -84,9 +84,9 @@ class _StepOfProgram(CallListener):
             )
             program.names.add(model)
             self._path = self._open.enter_context(self._step.watched())
-            self._path.add(model, running=args)
+            self._path.add(model, running=True)
         elif self._path is not None and not self._path.knows(model):
-            self._path.add(model, running=args)
+            self._path.add(model, running=True)
 
     def after_update(self, scaler: Any) -> None:
         """The end of a step, unless that was its optimizer's."""

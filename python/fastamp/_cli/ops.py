@@ -8,6 +8,8 @@ import difflib
 import sys
 from collections.abc import Sequence
 
+import torch
+
 from fastamp._library_calls import CALLS, LibraryCall, state_of
 from fastamp._policy import OpTableRow, op_table
 
@@ -79,7 +81,9 @@ def _print_ops(name: str, devices: list[str]) -> None:
         rows = [row for row in op_table() if row.op == wanted.removesuffix(".default")]
     calls = [call for call in CALLS if wanted in (*call.path.split("."), call.path, *call.ops)]
     if not rows and not calls:
-        _refuse_name(name, wanted)
+        if not hasattr(torch.ops.aten, wanted.partition(".")[0]):
+            _refuse_name(name, wanted)
+        print(f"{wanted}\n  in no list: runs in the dtypes it is given")
     for call in calls:
         _print_call(call)
     for row in rows:
@@ -103,7 +107,7 @@ def _print_call(call: LibraryCall) -> None:
 def _refuse_name(name: str, wanted: str) -> None:
     names = {row.op for row in op_table()} | {row.op.partition(".")[0] for row in op_table()}
     names |= {call.path for call in CALLS}
-    near = difflib.get_close_matches(wanted, sorted(names), n=5, cutoff=0.5)
+    near = difflib.get_close_matches(wanted.lower(), sorted(names), n=5, cutoff=0.5)
     hint = f"; nearest names: {', '.join(near)}" if near else ""
     sys.stderr.write(f"ops: expected an op that autocast acts on, got {name!r}{hint}\n")
     sys.exit(1)

@@ -41,7 +41,9 @@ def _write(running: trace, file: OutputFile, process: int) -> None:
     if os.getpid() != process:
         return  # A fork that came back from its work.
     try:
-        file.put(running)
+        path = file.put(running)
+        if path is not None:
+            print(f"fastamp: what autocast did is in {path}", file=sys.stderr)
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             forget_output()

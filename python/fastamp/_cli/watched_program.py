@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import _has_any_global_hook, register_module_forward_pre_hook
 
 from fastamp._tool_guard import ToolGuard
 from fastamp._trace.scalers import listen, stop_listening
@@ -39,14 +40,14 @@ class WatchedProgram(CallListener):
 
     def __init__(
         self,
-        at_forward: Callable[[torch.nn.Module, Any], None],
+        at_forward: Callable[[torch.nn.Module], None],
         guard: ToolGuard,
         when_off: Callable[[], None] = lambda: None,
     ) -> None:
         """Finds nothing yet.
 
         Args:
-            at_forward: Called with a model and its arguments before its forward pass; it may raise
+            at_forward: Called with a model before its forward pass; it may raise
                 :class:`EnoughSteps`.
             guard: Of the tool.
             when_off: Called before forward passes when the tool has failed, to put things back.
@@ -66,6 +67,10 @@ class WatchedProgram(CallListener):
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
         """Looks on inside the block."""
+        # The program's author has no hooks that fire once more for what torch.compile makes.
+        about_hooks = "Using `torch.compile\\(module\\)` when there are global hooks"
+        if not _has_any_global_hook():  # type: ignore[no-untyped-call]
+            warnings.filterwarnings("ignore", about_hooks, UserWarning)
         listen(self.scalers)
         handle = register_module_forward_pre_hook(self._see_module)
         try:
@@ -75,20 +80,20 @@ class WatchedProgram(CallListener):
             handle.remove()
             stop_listening(self.scalers)
 
-    def _see_module(self, module: torch.nn.Module, args: Any) -> None:
+    def _see_module(self, module: torch.nn.Module, args: Any) -> None:  # noqa: ARG002
         if torch.compiler.is_compiling():
             return
         if self.guard.is_off:
             self.guard.run_always(self._when_off)
-        self.guard.run(self._see_forward, module, args)
+        self.guard.run(self._see_forward, module)
 
-    def _see_forward(self, module: torch.nn.Module, args: Any) -> None:
+    def _see_forward(self, module: torch.nn.Module) -> None:
         if module not in self._known:
             # A part that is called by itself before the whole is a model, too.
             self.models.append(module)
             self._known.update(module.modules())
         if any(module is model for model in self.models):
-            self._at_forward(module, args)
+            self._at_forward(module)
 
     def made_optimizer(self, optimizer: Any) -> None:
         """Notes it."""

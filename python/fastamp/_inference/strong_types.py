@@ -57,9 +57,9 @@ class GraphTypes:
         """Returns the lines that export prints."""
         checked = ", ".join(f"{count} {policy}" for policy, count in sorted(self.checked.items()))
         lines = [
-            f"strongly typed: {checked or 'no'} ops as their policies want them",
-            f"{self.casts} casts of {self.cast_elements} elements a run, "
-            f"{size_text(self.constant_bytes)} of weights and constants",
+            f"strongly typed, as the policies of its ops want it: {checked or 'none has one'}",
+            f"casts that are left: {self.casts}, of {self.cast_elements} elements a run",
+            f"weights and constants: {size_text(self.constant_bytes)}",
             f"takes {', '.join(self.inputs) or 'no tensors'}; returns {', '.join(self.outputs)}",
         ]
         if self.mixed:

@@ -8,6 +8,7 @@ import io
 import logging
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 
 __all__ = ["TorchOutput"]
@@ -34,7 +35,10 @@ class TorchOutput:
         for handler in handlers:
             handler.setStream(self._text)
         try:
-            with contextlib.redirect_stderr(self._text):
+            with contextlib.redirect_stderr(self._text), warnings.catch_warnings():
+                # torch's, of its own code: nothing that whoever exports can change.
+                for category in (FutureWarning, DeprecationWarning):
+                    warnings.simplefilter("ignore", category)
                 yield
         finally:
             for handler, stream in zip(handlers, streams, strict=True):

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 import fastamp._C as _C
 from fastamp._fake_models import FakeTensors, fake_copy, raw_region, unchanged_state
 from fastamp._inference.regions import ModuleRegion
+from fastamp._inference.torch_output import TorchOutput
 from fastamp._module_policies.placement import policies_of
 from fastamp._op_policies import op_policies
 from fastamp._policy import op_policy
@@ -141,7 +142,8 @@ def _running(function: str) -> Iterator[None]:
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     try:
-        yield
+        with TorchOutput().kept():  # Fake tensors log each refusal with its stack.
+            yield
     except (
         DataDependentOutputException,
         DynamicOutputShapeException,

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 import fastamp._C as _C
+from fastamp._inspect.flops import flops_of
 from fastamp._watch.op_calls import OpCall
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "OpRow",
     "Rows",
     "WeightRow",
-    "flops_of",
     "low_share",
     "name_of_dtype",
 ]
@@ -106,7 +105,7 @@ class OpRow:
         output: Dtype of its first result.
         calls: How many.
         bytes: Of all arguments and results.
-        flops: Of products and convolutions, as torch's FlopCounterMode counts; else 0.
+        flops: Of products, convolutions, attention and RNNs; else 0.
         greatest: The largest finite magnitude among its results; 0 if there is none but 0.
         least: The smallest that is not 0; 0 if there is none.
         zeros: Share of zeros among them.
@@ -337,17 +336,6 @@ def _add_error(error: _Error, output: torch.Tensor, reference: Any) -> None:
     other = _first(reference)
     if other is not None and output.is_floating_point() and other.shape == output.shape:
         error.add(output, other)
-
-
-def flops_of(func: Any, args: Any, kwargs: Any, result: Any) -> int:
-    """FLOPs of a product or convolution, as torch's FlopCounterMode counts; else 0."""
-    count = flop_registry.get(func._overloadpacket)
-    if count is None:
-        return 0
-    try:
-        return int(count(*args, **kwargs, out_val=result))
-    except (TypeError, ValueError, AssertionError, IndexError):
-        return 0
 
 
 def _numbers(found: _C.NumberRange, dtype: torch.dtype) -> dict[str, Any]:

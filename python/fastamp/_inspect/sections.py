@@ -28,6 +28,12 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.3g} %"
 
 
+_ENDS = {
+    "float16": "float16 ends at 65504, is subnormal below 6.1e-05 and 0 below 3e-08",
+    "bfloat16": "bfloat16 ends at 3.4e+38, is subnormal below 1.2e-38 and 0 below 4.6e-41",
+}
+
+
 def _severity(row: OpRow) -> float:
     error = row.local_error
     return -math.inf if error is None else error
@@ -112,7 +118,7 @@ def _ranges(report: InspectReport, limit: int) -> Section:
     ]
     return Section(
         "Ranges: results in 16 bits",
-        "float16 ends at 65504, is subnormal below 6.1e-05 and 0 below 3e-08",
+        "; ".join(text for dtype, text in _ENDS.items() if any(r.output == dtype for r in low)),
         (
             "Op",
             "Module",
@@ -147,7 +153,8 @@ def scale_sentence(report: InspectReport) -> str:
     found = report.loss_scale
     if found is None:
         return "no fp16 gradients"
-    now = f"scale {found.scale:g}"
+    significand, exponent = math.frexp(found.scale)
+    now = f"scale 2^{exponent - 1}" if significand == 0.5 else f"scale {found.scale:g}"
     top = f"2^{round(math.log2(found.largest_scale))}"
     if found.smallest_scale is None:
         return f"{now}; gradients span more than fp16 holds: up to {top} none overflows"

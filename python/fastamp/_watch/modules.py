@@ -30,20 +30,20 @@ class ModulePath:
         self._model_names = names
         self._guard = guard
         self._names: dict[torch.nn.Module, str] = {}
-        self._stops: dict[torch.nn.Module, list[set[Any]]] = {}
+        self._begun: dict[torch.nn.Module, list[int]] = {}
         self._forward: list[str] = []
         self._backward: list[str] = []
         self._labelled: dict[Any, str] = {}
         self._handles: list[Any] = []
 
-    def add(self, model: torch.nn.Module, running: Any = None) -> None:
+    def add(self, model: torch.nn.Module, running: bool = False) -> None:
         """Follows a model, too.
 
         Notes its 16-bit weights in :attr:`half_weights`, by the address of their storage.
 
         Args:
             model: What is called by itself.
-            running: The arguments, if its forward pass has begun; else None.
+            running: Whether its forward pass has begun.
         """
         self._model_names.add(model)
         for module in model.modules():
@@ -52,8 +52,8 @@ class ModulePath:
                 if not isinstance(module, torch.jit.ScriptModule):
                     self._handles += self._follow(module)
         self.half_weights |= {address(p) for p in model.parameters() if is_half(p)} - {0}
-        if running is not None and model in self._stops:
-            self._enter(model, running)
+        if running and model in self._begun:
+            self._enter(model)
 
     def knows(self, module: torch.nn.Module) -> bool:
         """Whether it is followed."""
@@ -78,7 +78,7 @@ class ModulePath:
             handle.remove()
         self._handles.clear()
         self._names.clear()
-        self._stops.clear()
+        self._begun.clear()
         self._labelled.clear()
         self._forward.clear()
         self._backward.clear()
@@ -93,11 +93,11 @@ class ModulePath:
             self._forward.pop()
 
     def _follow(self, module: torch.nn.Module) -> list[Any]:
-        self._stops[module] = []
+        self._begun[module] = []
 
         # torch gives no arguments by name to a hook that was removed within the same call.
-        def enter(_: Any, args: Any, kwargs: Any = None) -> None:
-            self._guard.run(self._enter, module, (args, kwargs))
+        def enter(_: Any, __: Any, ___: Any = None) -> None:
+            self._guard.run(self._enter, module)
 
         def leave(_: Any, __: Any, output: Any) -> None:
             self._guard.run(self._leave, module, output)
@@ -107,28 +107,33 @@ class ModulePath:
             module.register_forward_hook(leave, always_call=True),
         ]
 
-    def _enter(self, module: torch.nn.Module, arguments: Any) -> None:
+    def _enter(self, module: torch.nn.Module) -> None:
         if module not in self._names:
             return  # The end came within the call.
         self._forward.append(self._names[module])
-        nodes = {t.grad_fn for t in _tensors(arguments) if t.grad_fn is not None}
-        self._stops[module].append(nodes)
+        self._begun[module].append(torch._C._autograd._get_sequence_nr())
 
     def _leave(self, module: torch.nn.Module, output: Any) -> None:
-        if self._stops.get(module):  # Else the call had begun when the module was added.
+        if self._begun.get(module):  # Else the call had begun when the module was added.
             self._forward.pop()
-            self._label(output, self._stops[module].pop(), self._names[module])
+            self._label(output, self._begun[module].pop(), self._names[module])
 
-    def _label(self, output: Any, stops: set[Any], name: str) -> None:
-        """Gives the nodes that a module has made, and none of its children, its name."""
+    def _label(self, output: Any, begun: int, name: str) -> None:
+        """Gives the nodes that a module has made, and none of its children, its name.
+
+        torch numbers the nodes of a thread: those from ``begun`` on are the module's.
+        """
         open_nodes = [t.grad_fn for t in _tensors(output) if t.grad_fn is not None]
+        visited = set()
         while open_nodes:
             node = open_nodes.pop()
-            if node in stops or node in self._labelled:
+            if node in visited or node._sequence_nr() < begun:
                 continue
-            self._labelled[node] = name
-            self._handles.append(node.register_prehook(self._guard.hook(self._pusher(name))))
-            self._handles.append(node.register_hook(self._guard.hook(self._pop)))
+            visited.add(node)
+            if node not in self._labelled:
+                self._labelled[node] = name
+                self._handles.append(node.register_prehook(self._guard.hook(self._pusher(name))))
+                self._handles.append(node.register_hook(self._guard.hook(self._pop)))
             open_nodes += [next_node for next_node, _ in node.next_functions if next_node]
 
     def _pusher(self, name: str) -> Callable[[Any], None]:

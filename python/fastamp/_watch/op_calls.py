@@ -167,6 +167,9 @@ class Watch(TorchDispatchMode):
     ) -> Any:
         """Called by torch for each op."""
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled() and self._guard.run(_is_composite, func, args, kwargs):
+            with self:
+                return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         seen = self._guard.run(self._before, func, args, kwargs)
         result = func(*args, **kwargs)
         if seen is not None:
@@ -192,6 +195,18 @@ class Watch(TorchDispatchMode):
             ),
         )
         return call, self._watcher.before(call)
+
+
+def _is_composite(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether other ops compute it on this device: inference mode shows these only if asked to."""
+    devices = {t.device.type for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+
+    def has_kernel(key: str) -> bool:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
+
+    return has_kernel("CompositeImplicitAutograd") and not any(
+        has_kernel(each.upper()) for each in devices if each in ("cpu", "cuda")
+    )
 
 
 @contextlib.contextmanager

@@ -86,9 +86,41 @@ def test_ops_have_modules_dtypes_and_reasons():
         "last",
     }
     assert find(report, "tanh_backward", backward=True).reason == "backward"
+    assert find(report, "tanh_backward", backward=True).module == "Model"
     with fastamp.op_policies({"linear": "fp32"}):
         changed = Step().inspect()
     assert {row.reason for row in changed.ops if row.op == "addmm"} == {"override"}
+
+
+def test_backward_passes_of_ops_between_modules_are_their_modules():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, holder):  # torch sees no tensors in such arguments
+            return self.outer(self.inner(holder["x"].value).sigmoid())
+
+    class Holder:
+        def __init__(self, value):
+            self.value = value
+
+    class Blocks(Model):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block({"x": Holder(x.tanh())}) + x
+            return self.last(self.first(x))
+
+    report = Step(model=Blocks()).inspect()
+    modules = {
+        op: {row.module for row in report.ops if row.op == op and row.backward}
+        for op in ("sigmoid_backward", "tanh_backward")
+    }
+    assert modules == {"sigmoid_backward": {"blocks.0", "blocks.1"}, "tanh_backward": {"Blocks"}}
 
 
 def test_weights_in_16_bits_are_a_reason():
@@ -303,6 +335,15 @@ def test_tables_and_data_have_all_sections(tmp_path):
     assert record["gradients"][0]["name"] == "first.weight"
     report.write(tmp_path / "step.txt")
     assert (tmp_path / "step.txt").read_text() == text + "\n"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "ends"), [(FP16, "float16 ends at 65504"), (BF16, "bfloat16 ends at 3.4e+38")]
+)
+def test_tables_tell_the_ends_of_the_dtypes_that_were_used(dtype, ends):
+    text = Step(dtype=dtype).inspect().text()
+    assert text.count(" ends at ") == 1
+    assert f"\n{ends}, " in text
 
 
 def test_the_terminal_shows_tables(capsys):

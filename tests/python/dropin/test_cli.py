@@ -255,6 +255,13 @@ def test_ops_names_the_nearest_for_a_typo(capsys: pytest.CaptureFixture[str]):
     assert exit_info.value.code == 1
     error = capsys.readouterr().err
     assert re.search(r"got 'softmx'; nearest names: .*softmax", error)
+    with pytest.raises(SystemExit):
+        run_ops(["MM"], capsys)
+    assert re.search(r"got 'MM'; nearest names: .*\bmm\b", capsys.readouterr().err)
+
+
+def test_ops_tells_ops_that_are_in_no_list(capsys: pytest.CaptureFixture[str]):
+    assert run_ops(["relu"], capsys) == "relu\n  in no list: runs in the dtypes it is given\n"
 
 
 def test_without_arguments_or_with_unknown_options_it_shows_its_usage(

@@ -47,6 +47,19 @@ def test_output_that_nobody_reads_ends_silently(command: str, status: int, tmp_p
     assert done.stderr == ""
 
 
+def test_findings_as_data_are_alone_on_the_output(tmp_path: Path):
+    (tmp_path / "train.py").write_text(f"{PROGRAM}print('trained')\n")
+    done = run("fastamp check --json - train.py", tmp_path)
+    said, _, data = done.stdout.partition("\n")
+    assert said == "trained"
+    assert {each["rule"] for each in json.loads(data)["findings"]} == set()
+    assert "fastamp check: no optimizer step of train.py" in done.stderr
+    (tmp_path / "train.py").write_text(PROGRAM)
+    unread = run("fastamp check --json - train.py | true", tmp_path)
+    assert unread.stderr == done.stderr
+    assert unread.returncode == done.returncode == 0
+
+
 def test_a_report_is_printed_or_a_page(tmp_path: Path):
     (tmp_path / "train.py").write_text(PROGRAM)
     printed = run("fastamp --report - train.py", tmp_path)
@@ -54,7 +67,9 @@ def test_a_report_is_printed_or_a_page(tmp_path: Path):
     assert "mm" in printed.stdout
     assert "Total" in printed.stdout
     assert not (tmp_path / "-").exists()
-    assert run("fastamp --report r.html train.py", tmp_path).returncode == 0
+    written = run("fastamp --report r.html train.py", tmp_path)
+    assert written.returncode == 0
+    assert written.stderr == f"fastamp: what autocast did is in {tmp_path / 'r.html'}\n"
     page = (tmp_path / "r.html").read_text()
     assert page.startswith("<!doctype html>")
     assert "<td>mm</td>" in page
