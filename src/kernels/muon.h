@@ -13,8 +13,8 @@
 
 namespace fastamp::kernels {
 
-/// The part that all fused steps have: the updates in place of parameters, as they are what the pass
-/// writes, and momenta for rates.
+/// The part that all fused steps have: the updates in place of parameters, as they are what the
+/// pass writes, and momenta for rates.
 StepArgs step_args(const ops::MuonMomentumArgs& args);
 /// The same: the updates in place of gradients, which are only read.
 StepArgs step_args(const ops::MuonApplyArgs& args);

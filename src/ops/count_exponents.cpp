@@ -25,12 +25,10 @@ void check_counted(const char* fn, const at::Tensor& t, std::size_t index, c10::
 struct CountExponents {
   using Args = kernels::ExponentArgs;
   static constexpr auto kName = "count_exponents_";
-  static constexpr auto kArguments = std::tuple{
-      FASTAMP_ARG(tensors),
-      FASTAMP_ARG(exponents, Access::kWrite),
-      FASTAMP_ARG(zeros, Access::kWrite),
-      FASTAMP_ARG(every, Access::kRead, "1"),
-      FASTAMP_ARG(phase, Access::kRead, "0")};
+  static constexpr auto kArguments =
+      std::tuple{FASTAMP_ARG(tensors), FASTAMP_ARG(exponents, Access::kWrite),
+                 FASTAMP_ARG(zeros, Access::kWrite), FASTAMP_ARG(every, Access::kRead, "1"),
+                 FASTAMP_ARG(phase, Access::kRead, "0")};
   static constexpr auto kCpu = kernels::count_exponents_cpu;
   static constexpr auto kCuda = &kernels::CudaKernels::count_exponents;
 

@@ -14,28 +14,27 @@ namespace {
 struct FusedSgd {
   using Args = FusedSgdArgs;
   static constexpr auto kName = "fused_sgd_";
-  static constexpr auto kArguments = std::tuple{
-      FASTAMP_ARG(params, Access::kWrite),
-      FASTAMP_ARG(grads, Access::kWriteGrads),
-      FASTAMP_ARG(momentum_buffers, Access::kWrite),
-      FASTAMP_ARG(momentum_steps, Access::kWrite),
-      FASTAMP_ARG(masters, Access::kWrite),
-      FASTAMP_ARG(group_sizes),
-      FASTAMP_ARG(lr),
-      FASTAMP_ARG(momentum),
-      FASTAMP_ARG(dampening),
-      FASTAMP_ARG(weight_decay),
-      FASTAMP_ARG(nesterov),
-      FASTAMP_ARG(maximize),
-      FASTAMP_ARG(lr_tensors),
-      FASTAMP_ARG(weight_copies, Access::kWrite),
-      FASTAMP_ARG(copy_of),
-      FASTAMP_ARG(inv_scale),
-      FASTAMP_ARG(clip_coef),
-      FASTAMP_ARG(found_inf),
-      FASTAMP_ARG(clip_value),
-      FASTAMP_ARG(write_grads, Access::kRead, "True"),
-      FASTAMP_ARG(noise_origins, Access::kRead, "[]")};
+  static constexpr auto kArguments = std::tuple{FASTAMP_ARG(params, Access::kWrite),
+                                                FASTAMP_ARG(grads, Access::kWriteGrads),
+                                                FASTAMP_ARG(momentum_buffers, Access::kWrite),
+                                                FASTAMP_ARG(momentum_steps, Access::kWrite),
+                                                FASTAMP_ARG(masters, Access::kWrite),
+                                                FASTAMP_ARG(group_sizes),
+                                                FASTAMP_ARG(lr),
+                                                FASTAMP_ARG(momentum),
+                                                FASTAMP_ARG(dampening),
+                                                FASTAMP_ARG(weight_decay),
+                                                FASTAMP_ARG(nesterov),
+                                                FASTAMP_ARG(maximize),
+                                                FASTAMP_ARG(lr_tensors),
+                                                FASTAMP_ARG(weight_copies, Access::kWrite),
+                                                FASTAMP_ARG(copy_of),
+                                                FASTAMP_ARG(inv_scale),
+                                                FASTAMP_ARG(clip_coef),
+                                                FASTAMP_ARG(found_inf),
+                                                FASTAMP_ARG(clip_value),
+                                                FASTAMP_ARG(write_grads, Access::kRead, "True"),
+                                                FASTAMP_ARG(noise_origins, Access::kRead, "[]")};
   static constexpr auto kCpu = kernels::fused_sgd_cpu;
   static constexpr auto kCuda = &kernels::CudaKernels::fused_sgd;
 

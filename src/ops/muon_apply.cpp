@@ -13,18 +13,17 @@ namespace {
 struct MuonApply {
   using Args = MuonApplyArgs;
   static constexpr auto kName = "muon_apply_";
-  static constexpr auto kArguments = std::tuple{
-      FASTAMP_ARG(params, Access::kWrite),
-      FASTAMP_ARG(updates),
-      FASTAMP_ARG(masters, Access::kWrite),
-      FASTAMP_ARG(group_sizes),
-      FASTAMP_ARG(lr),
-      FASTAMP_ARG(ratio),
-      FASTAMP_ARG(weight_decay),
-      FASTAMP_ARG(lr_tensors),
-      FASTAMP_ARG(weight_copies, Access::kWrite),
-      FASTAMP_ARG(copy_of),
-      FASTAMP_ARG(found_inf)};
+  static constexpr auto kArguments = std::tuple{FASTAMP_ARG(params, Access::kWrite),
+                                                FASTAMP_ARG(updates),
+                                                FASTAMP_ARG(masters, Access::kWrite),
+                                                FASTAMP_ARG(group_sizes),
+                                                FASTAMP_ARG(lr),
+                                                FASTAMP_ARG(ratio),
+                                                FASTAMP_ARG(weight_decay),
+                                                FASTAMP_ARG(lr_tensors),
+                                                FASTAMP_ARG(weight_copies, Access::kWrite),
+                                                FASTAMP_ARG(copy_of),
+                                                FASTAMP_ARG(found_inf)};
   static constexpr auto kCpu = kernels::muon_apply_cpu;
   static constexpr auto kCuda = &kernels::CudaKernels::muon_apply;
 

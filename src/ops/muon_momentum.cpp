@@ -13,20 +13,19 @@ namespace {
 struct MuonMomentum {
   using Args = MuonMomentumArgs;
   static constexpr auto kName = "muon_momentum_";
-  static constexpr auto kArguments = std::tuple{
-      FASTAMP_ARG(grads, Access::kWriteGrads),
-      FASTAMP_ARG(momentum_buffers, Access::kWrite),
-      FASTAMP_ARG(updates, Access::kWrite),
-      FASTAMP_ARG(group_sizes),
-      FASTAMP_ARG(momentum),
-      FASTAMP_ARG(nesterov),
-      FASTAMP_ARG(inv_scale),
-      FASTAMP_ARG(clip_coef),
-      FASTAMP_ARG(found_inf),
-      FASTAMP_ARG(clip_value),
-      FASTAMP_ARG(write_grads, Access::kRead, "True"),
-      FASTAMP_ARG(noise_origins, Access::kRead, "[]"),
-      FASTAMP_ARG(momentum_steps, Access::kWrite)};
+  static constexpr auto kArguments = std::tuple{FASTAMP_ARG(grads, Access::kWriteGrads),
+                                                FASTAMP_ARG(momentum_buffers, Access::kWrite),
+                                                FASTAMP_ARG(updates, Access::kWrite),
+                                                FASTAMP_ARG(group_sizes),
+                                                FASTAMP_ARG(momentum),
+                                                FASTAMP_ARG(nesterov),
+                                                FASTAMP_ARG(inv_scale),
+                                                FASTAMP_ARG(clip_coef),
+                                                FASTAMP_ARG(found_inf),
+                                                FASTAMP_ARG(clip_value),
+                                                FASTAMP_ARG(write_grads, Access::kRead, "True"),
+                                                FASTAMP_ARG(noise_origins, Access::kRead, "[]"),
+                                                FASTAMP_ARG(momentum_steps, Access::kWrite)};
   static constexpr auto kCpu = kernels::muon_momentum_cpu;
   static constexpr auto kCuda = &kernels::CudaKernels::muon_momentum;
 
@@ -50,8 +49,8 @@ void check_update(const char* fn, const MuonMomentumArgs& args, std::size_t inde
 }
 
 /// The counter of the buffer at `index`.
-const at::Tensor& count_of(const char* fn, const MuonMomentumArgs& args,
-                           std::size_t counted, std::size_t index) {
+const at::Tensor& count_of(const char* fn, const MuonMomentumArgs& args, std::size_t counted,
+                           std::size_t index) {
   TORCH_CHECK_VALUE(counted < args.momentum_steps.size(), fn, ": expected more than ",
                     args.momentum_steps.size(),
                     " momentum_steps, one for each noise_origin of at least 0");

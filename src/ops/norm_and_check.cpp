@@ -13,16 +13,16 @@ namespace {
 struct NormAndCheck {
   using Args = kernels::NormArgs;
   static constexpr auto kName = "norm_and_check_";
-  static constexpr auto kArguments = std::tuple{
-      FASTAMP_ARG(grads),
-      FASTAMP_ARG(inv_scale),
-      FASTAMP_ARG(found_inf, Access::kWrite),
-      FASTAMP_ARG(sum_of_squares, Access::kWrite),
-      FASTAMP_ARG(non_finite_counts, Access::kWrite),
-      FASTAMP_ARG(max_norm),
-      FASTAMP_ARG(clip_coef, Access::kWrite),
-      FASTAMP_ARG(total_norm, Access::kWrite),
-      FASTAMP_ARG(overwrite_found_inf, Access::kRead, "False")};
+  static constexpr auto kArguments =
+      std::tuple{FASTAMP_ARG(grads),
+                 FASTAMP_ARG(inv_scale),
+                 FASTAMP_ARG(found_inf, Access::kWrite),
+                 FASTAMP_ARG(sum_of_squares, Access::kWrite),
+                 FASTAMP_ARG(non_finite_counts, Access::kWrite),
+                 FASTAMP_ARG(max_norm),
+                 FASTAMP_ARG(clip_coef, Access::kWrite),
+                 FASTAMP_ARG(total_norm, Access::kWrite),
+                 FASTAMP_ARG(overwrite_found_inf, Access::kRead, "False")};
   static constexpr auto kCpu = kernels::norm_and_check_cpu;
   static constexpr auto kCuda = &kernels::CudaKernels::norm_and_check;
 
@@ -55,7 +55,7 @@ void norm_and_check_(at::TensorList grads, const at::Tensor& inv_scale, const at
                      std::optional<double> max_norm, const std::optional<at::Tensor>& clip_coef,
                      const std::optional<at::Tensor>& total_norm, bool overwrite_found_inf) {
   call_op<NormAndCheck>({grads, inv_scale, found_inf, sum_of_squares, non_finite_counts, max_norm,
-                        clip_coef, total_norm, overwrite_found_inf});
+                         clip_coef, total_norm, overwrite_found_inf});
 }
 
 }  // namespace fastamp::ops

@@ -97,9 +97,8 @@ std::string schema_of() {
     if (fallback != nullptr && !std::exchange(by_name, true)) {
       schema += "*, ";
     }
-    schema += schema_type<T>(argument.access == Access::kRead
-                                 ? ""
-                                 : std::string("(") + written++ + "!)");
+    schema +=
+        schema_type<T>(argument.access == Access::kRead ? "" : std::string("(") + written++ + "!)");
     schema += std::string(" ") + argument.name;
     schema += fallback == nullptr ? "" : std::string("=") + fallback;
   };
@@ -163,9 +162,10 @@ struct Signature<Op, std::tuple<Argument<Get>...>> {
 
   /// Found once: a lookup costs a lock and a hash.
   static const auto& handle() {
-    static const auto op = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow((std::string("fastamp::") + Op::kName).c_str(), "")
-                               .template typed<void(Type<Get>...)>();
+    static const auto op =
+        c10::Dispatcher::singleton()
+            .findSchemaOrThrow((std::string("fastamp::") + Op::kName).c_str(), "")
+            .template typed<void(Type<Get>...)>();
     return op;
   }
 
@@ -250,10 +250,11 @@ bool register_op(const char* file, std::uint32_t line) {
 }  // namespace fastamp::ops
 
 /// An argument that is the member `name` of Args; access and default may follow.
-#define FASTAMP_ARG(name, ...)                                                                 \
-  ::fastamp::ops::Argument {                                                                   \
-    #name, [](const Args& args) -> decltype(Args::name) { return args.name; } __VA_OPT__(, )   \
-               __VA_ARGS__                                                                     \
+#define FASTAMP_ARG(name, ...)                            \
+  ::fastamp::ops::Argument {                              \
+    #name, [](const Args& args) -> decltype(Args::name) { \
+      return args.name;                                   \
+    } __VA_OPT__(, ) __VA_ARGS__                          \
   }
 
 #define FASTAMP_REGISTER_OP(Op)                     \

@@ -13,13 +13,13 @@ namespace {
 struct UnscaleAndCheck {
   using Args = kernels::UnscaleArgs;
   static constexpr auto kName = "unscale_and_check_";
-  static constexpr auto kArguments = std::tuple{
-      FASTAMP_ARG(grads, Access::kWrite),
-      FASTAMP_ARG(inv_scale),
-      FASTAMP_ARG(found_inf, Access::kWrite),
-      FASTAMP_ARG(sum_of_squares, Access::kWrite),
-      FASTAMP_ARG(non_finite_counts, Access::kWrite),
-      FASTAMP_ARG(overwrite_found_inf, Access::kRead, "False")};
+  static constexpr auto kArguments =
+      std::tuple{FASTAMP_ARG(grads, Access::kWrite),
+                 FASTAMP_ARG(inv_scale),
+                 FASTAMP_ARG(found_inf, Access::kWrite),
+                 FASTAMP_ARG(sum_of_squares, Access::kWrite),
+                 FASTAMP_ARG(non_finite_counts, Access::kWrite),
+                 FASTAMP_ARG(overwrite_found_inf, Access::kRead, "False")};
   static constexpr auto kCpu = kernels::unscale_and_check_cpu;
   static constexpr auto kCuda = &kernels::CudaKernels::unscale_and_check;
 
@@ -47,8 +47,8 @@ void unscale_and_check_(at::TensorList grads, const at::Tensor& inv_scale,
                         const std::optional<at::Tensor>& sum_of_squares,
                         const std::optional<at::Tensor>& non_finite_counts,
                         bool overwrite_found_inf) {
-  call_op<UnscaleAndCheck>({grads, inv_scale, found_inf, sum_of_squares, non_finite_counts,
-                           overwrite_found_inf});
+  call_op<UnscaleAndCheck>(
+      {grads, inv_scale, found_inf, sum_of_squares, non_finite_counts, overwrite_found_inf});
 }
 
 }  // namespace fastamp::ops

@@ -58,24 +58,24 @@ void check_history(const kernels::UpdateScaleArgs& args, c10::Device device) {
 struct UpdateScale {
   using Args = kernels::UpdateScaleArgs;
   static constexpr auto kName = "update_scale_";
-  static constexpr auto kArguments = std::tuple{
-      FASTAMP_ARG(scale, Access::kWrite),
-      FASTAMP_ARG(growth_tracker, Access::kWrite),
-      FASTAMP_ARG(found_inf),
-      FASTAMP_ARG(growth_factor),
-      FASTAMP_ARG(backoff_factor),
-      FASTAMP_ARG(growth_interval),
-      FASTAMP_ARG(hysteresis_tracker, Access::kWrite),
-      FASTAMP_ARG(hysteresis, Access::kRead, "1"),
-      FASTAMP_ARG(min_scale),
-      FASTAMP_ARG(max_scale),
-      FASTAMP_ARG(inv_scale, Access::kWrite),
-      FASTAMP_ARG(norm),
-      FASTAMP_ARG(history, Access::kWrite),
-      FASTAMP_ARG(history_count, Access::kWrite),
-      FASTAMP_ARG(new_scale),
-      FASTAMP_ARG(fast_growth_limit, Access::kWrite),
-      FASTAMP_ARG(fast_growth_interval, Access::kRead, "0")};
+  static constexpr auto kArguments =
+      std::tuple{FASTAMP_ARG(scale, Access::kWrite),
+                 FASTAMP_ARG(growth_tracker, Access::kWrite),
+                 FASTAMP_ARG(found_inf),
+                 FASTAMP_ARG(growth_factor),
+                 FASTAMP_ARG(backoff_factor),
+                 FASTAMP_ARG(growth_interval),
+                 FASTAMP_ARG(hysteresis_tracker, Access::kWrite),
+                 FASTAMP_ARG(hysteresis, Access::kRead, "1"),
+                 FASTAMP_ARG(min_scale),
+                 FASTAMP_ARG(max_scale),
+                 FASTAMP_ARG(inv_scale, Access::kWrite),
+                 FASTAMP_ARG(norm),
+                 FASTAMP_ARG(history, Access::kWrite),
+                 FASTAMP_ARG(history_count, Access::kWrite),
+                 FASTAMP_ARG(new_scale),
+                 FASTAMP_ARG(fast_growth_limit, Access::kWrite),
+                 FASTAMP_ARG(fast_growth_interval, Access::kRead, "0")};
   static constexpr auto kCpu = kernels::update_scale_cpu;
   static constexpr auto kCuda = &kernels::CudaKernels::update_scale;
 
@@ -110,9 +110,9 @@ void update_scale_(const at::Tensor& scale, const at::Tensor& growth_tracker,
                    const std::optional<at::Tensor>& fast_growth_limit,
                    int64_t fast_growth_interval) {
   call_op<UpdateScale>({scale, growth_tracker, found_inf, growth_factor, backoff_factor,
-                       growth_interval, hysteresis_tracker, hysteresis, min_scale, max_scale,
-                       inv_scale, norm, history, history_count, new_scale, fast_growth_limit,
-                       fast_growth_interval});
+                        growth_interval, hysteresis_tracker, hysteresis, min_scale, max_scale,
+                        inv_scale, norm, history, history_count, new_scale, fast_growth_limit,
+                        fast_growth_interval});
 }
 
 }  // namespace fastamp::ops

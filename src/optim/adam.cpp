@@ -118,9 +118,9 @@ at::Tensor AdamFamily<kDecoupled>::step(LossClosure closure) {
 template <bool kDecoupled>
 void AdamFamily<kDecoupled>::save(torch::serialize::OutputArchive& archive) const {
   using State = AdamFamilyParamState<kDecoupled>;
-  write_optimizer(archive, *this, no_adam_state<State>,
-                  unstepped_states<State, AdamFamilyOptions<kDecoupled>>(Names<kDecoupled>::kSave,
-                                                                         *this));
+  write_optimizer(
+      archive, *this, no_adam_state<State>,
+      unstepped_states<State, AdamFamilyOptions<kDecoupled>>(Names<kDecoupled>::kSave, *this));
 }
 
 template <bool kDecoupled>

@@ -102,8 +102,8 @@ struct FusedSgdArgs {
 ///       at::get_num_threads() threads.
 FASTAMP_API void fused_sgd_(const FusedSgdArgs& args);
 
-/// Arguments of fused_adamw_, in the order of its schema. Borrowed for the call. Members without a comment
-/// are those of FusedSgdArgs.
+/// Arguments of fused_adamw_, in the order of its schema. Borrowed for the call. Members
+/// without a comment are those of FusedSgdArgs.
 struct FusedAdamwArgs {
   at::TensorList params;
   at::TensorList grads;
@@ -162,8 +162,8 @@ struct FusedAdamwArgs {
 ///   w -= lr / (1 - beta1^t) * m / (sqrt(v or v') / sqrt(1 - beta2^t) + eps)
 FASTAMP_API void fused_adamw_(const FusedAdamwArgs& args);
 
-/// Arguments of muon_momentum_, in the order of its schema. Borrowed for the call. Members without a comment
-/// are those of FusedSgdArgs.
+/// Arguments of muon_momentum_, in the order of its schema. Borrowed for the call. Members
+/// without a comment are those of FusedSgdArgs.
 struct MuonMomentumArgs {
   /// Of the shapes of updates; float32, float16 or bfloat16, each as it comes.
   at::TensorList grads;
@@ -200,8 +200,8 @@ struct MuonMomentumArgs {
 /// notes are those of fused_sgd_.
 FASTAMP_API void muon_momentum_(const MuonMomentumArgs& args);
 
-/// Arguments of muon_apply_, in the order of its schema. Borrowed for the call. Members without a comment
-/// are those of FusedSgdArgs.
+/// Arguments of muon_apply_, in the order of its schema. Borrowed for the call. Members
+/// without a comment are those of FusedSgdArgs.
 struct MuonApplyArgs {
   at::TensorList params;
   /// u: float32, float16 or bfloat16, of the shapes of params. Only read.

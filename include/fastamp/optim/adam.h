@@ -34,7 +34,8 @@ namespace fastamp::optim {
 template <bool kDecoupled>
 struct FASTAMP_API AdamFamilyOptions
     : std::conditional_t<kDecoupled, torch::optim::AdamWOptions, torch::optim::AdamOptions> {
-  using Torch = std::conditional_t<kDecoupled, torch::optim::AdamWOptions, torch::optim::AdamOptions>;
+  using Torch =
+      std::conditional_t<kDecoupled, torch::optim::AdamWOptions, torch::optim::AdamOptions>;
   using betas_t = std::tuple<double, double>;
 
   // NOLINTNEXTLINE(*-explicit-constructor): as LibTorch's

@@ -97,9 +97,9 @@ void run_apply(const StepLists& lists, const StepCase& c, bool emulated) {
     decay.push_back(g % 3 == 1 ? 0.0 : 0.1);
   }
   const StepGateArgs gate(c);
-  const fastamp::ops::MuonApplyArgs args{lists.params, lists.grads,   lists.masters, lists.group_sizes,
-                                    lr,           ratio,         decay,         {},
-                                    lists.copies, lists.copy_of, gate.found_inf};
+  const fastamp::ops::MuonApplyArgs args{
+      lists.params, lists.grads,  lists.masters, lists.group_sizes, lr, ratio, decay,
+      {},           lists.copies, lists.copy_of, gate.found_inf};
   auto all = lists.entries(false, c);
   for (auto& entry : all) {  // No momentum, no counters.
     entry.tensors[kernels::kFirst] = nullptr;
