@@ -44,6 +44,7 @@ std::unique_ptr<AdamFamilyOptions<kDecoupled>> checked(
 
 }  // namespace
 
+// NOLINTBEGIN(misc-override-with-different-visibility): LibTorch calls them through its bases
 template <bool kDecoupled>
 std::unique_ptr<torch::optim::OptimizerOptions> AdamFamilyOptions<kDecoupled>::clone() const {
   return std::make_unique<AdamFamilyOptions>(*this);
@@ -73,6 +74,8 @@ template <bool kDecoupled>
 void AdamFamilyParamState<kDecoupled>::serialize(torch::serialize::InputArchive& archive) {
   read_adam_state(Names<kDecoupled>::kLoad, archive, *this);
 }
+
+// NOLINTEND(misc-override-with-different-visibility)
 
 template <bool kDecoupled>
 AdamFamily<kDecoupled>::AdamFamily(
@@ -135,7 +138,9 @@ template struct FASTAMP_API AdamFamilyOptions<false>;
 template struct FASTAMP_API AdamFamilyOptions<true>;
 template struct FASTAMP_API AdamFamilyParamState<false>;
 template struct FASTAMP_API AdamFamilyParamState<true>;
+// NOLINTBEGIN(misc-multiple-inheritance): see the class
 template class FASTAMP_API AdamFamily<false>;
 template class FASTAMP_API AdamFamily<true>;
+// NOLINTEND(misc-multiple-inheritance)
 
 }  // namespace fastamp::optim

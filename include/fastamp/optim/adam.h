@@ -113,7 +113,7 @@ struct FASTAMP_API AdamFamilyParamState
 ///
 /// Source: torch::optim::Adam, AdamW (2.11); the arithmetic is that of torch.optim, whose rounding
 /// differs from LibTorch's in the last bits, see docs/optim.md.
-// NOLINTNEXTLINE(misc-multiple-inheritance): the gate is a mixin over LibTorch's class
+// NOLINTBEGIN(misc-multiple-inheritance): the gate is a mixin over LibTorch's class
 template <bool kDecoupled>
 class FASTAMP_API AdamFamily : public torch::optim::Optimizer, public GatedOptimizer {
  public:
@@ -150,6 +150,7 @@ extern template struct AdamFamilyParamState<false>;
 extern template struct AdamFamilyParamState<true>;
 extern template class AdamFamily<false>;
 extern template class AdamFamily<true>;
+// NOLINTEND(misc-multiple-inheritance)
 
 using AdamOptions = AdamFamilyOptions<false>;
 using AdamParamState = AdamFamilyParamState<false>;
