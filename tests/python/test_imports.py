@@ -115,6 +115,12 @@ def test_names_are_the_same_whenever_a_module_is_imported(module: str, names_by_
         assert names == wanted, order
 
 
+def test_the_import_brings_no_compiler_and_no_plots():
+    heavy = {"triton", "torch._inductor", "torch._dynamo", "matplotlib", "onnx", "rich"}
+    code = "import sys, torch; old = {*sys.modules}; import fastamp; print(*{*sys.modules} - old)"
+    assert not heavy & set(check_python("-c", code).split())
+
+
 def test_only_packages_that_mirror_torchs_are_modules():
     modules = {name for name in fastamp.__all__ if isinstance(getattr(fastamp, name), ModuleType)}
     assert modules == {"amp", "cpu", "cuda", "distributed", "optim"}

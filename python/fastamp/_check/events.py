@@ -61,9 +61,9 @@ class StepRules(CallListener):
         self._scaled = ScaledGradients(optimizers, guard)
 
     @contextlib.contextmanager
-    def followed(self) -> Iterator[None]:
-        """Follows what is called inside the block."""
-        with listening(self), listening(self._scaled):
+    def followed(self, *, this_thread: bool = False) -> Iterator[None]:
+        """Follows what is called inside the block, by any thread or by this one alone."""
+        with listening(self, this_thread=this_thread), listening(self._scaled):
             yield
 
     def before_backward(self, tensors: Any) -> None:
@@ -104,7 +104,7 @@ class StepRules(CallListener):
         """The rule on schedules."""
         optimizer = getattr(scheduler, "optimizer", None)
         # torch calls it once when it is made.
-        if optimizer is not None and getattr(scheduler, "_step_count", 0) >= 1:
+        if optimizer is not None and not scheduler._is_initial:
             self._look_at_schedule(scheduler, optimizer)
 
     def _look_at_schedule(self, scheduler: Any, optimizer: Any) -> None:

@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import os
 import sys
+import threading
 from typing import Any
 
 import torch
@@ -28,14 +29,28 @@ def start(path: str | os.PathLike[str], at_step: int) -> None:
 
     Args:
         path: As for ``InspectReport.write``; ``-`` prints it.
-        at_step: Number of the step, from 0. A step ends with an optimizer's ``step()``, or with
-            ``update()`` where there is an enabled gradient scaler; with the former also there, if
-            it steps gradients that carry the scale.
+        at_step: Number of the step, from 0, of the thread that comes to it first. A step ends with
+            an optimizer's ``step()``, or with ``update()`` where there is an enabled gradient
+            scaler; with the former also there, if it steps gradients that carry the scale.
 
     Raises:
         OSError: The file cannot be written; found out now, not when the step has run.
     """
     _StepOfProgram(OutputFile(path), at_step).follow()
+
+
+class _InThread(threading.local):
+    """What a thread has done.
+
+    Attributes:
+        ended_steps: How many steps it has ended.
+        has_scaler: Whether it scales losses.
+        is_past_scaler: Whether its optimizer has just stepped past the scaler.
+    """
+
+    ended_steps = 0
+    has_scaler = False
+    is_past_scaler = False
 
 
 class _StepOfProgram(CallListener):
@@ -44,8 +59,9 @@ class _StepOfProgram(CallListener):
     def __init__(self, file: OutputFile, at_step: int) -> None:
         self.guard = ToolGuard("fastamp --inspect")
         self._file, self._at_step = file, at_step
-        self._ended_steps = 0
-        self._is_past_scaler = False
+        self._most_steps = 0  # that any thread has ended
+        self._thread: int | None = None
+        self._in_thread = _InThread()
         self._following = contextlib.ExitStack()
         self._program = WatchedProgram(self._see_forward, self.guard, self._close)
         self._step: InspectedStep | None = None
@@ -61,47 +77,63 @@ class _StepOfProgram(CallListener):
         self._run_eagerly()
         atexit.register(self.guard.run_always, self._finish)
 
+    @property
+    def _is_elsewhere(self) -> bool:
+        """Whether this thread is another one than that of the step."""
+        return self._thread not in (None, threading.get_ident())
+
     def _run_eagerly(self) -> None:
         """Before the step begins: no one sees the forward pass of a model that is compiled."""
-        if self._ended_steps == self._at_step:
+        if self._in_thread.ended_steps == self._at_step:
             _carried_state.hold()
             self._open.callback(_carried_state.let_go)
 
     def _see_forward(self, model: torch.nn.Module) -> None:
         if self._is_done:
             self._following.close()
+        elif self._is_elsewhere:
+            self._program.names.add(model)  # Whose parameters are not of the step.
         elif not torch.is_grad_enabled():
             return
-        elif self._step is None and self._ended_steps == self._at_step:
+        elif self._step is None and self._in_thread.ended_steps == self._at_step:
             program = self._program
+            self._thread = threading.get_ident()
             self._step = InspectedStep(
-                program.models,
+                program.of_this_thread(program.models),
                 program.optimizers,
-                program.scalers,
+                program.of_this_thread(program.scalers),
                 Findings(),
                 program.names,
                 self.guard,
             )
-            program.names.add(model)
+            for each in program.models:
+                program.names.add(each)
             self._path = self._open.enter_context(self._step.watched())
             self._path.add(model, running=True)
         elif self._path is not None and not self._path.knows(model):
             self._path.add(model, running=True)
 
+    def before_scale(self, scaler: Any) -> None:
+        """Notes that steps of this thread end with an update."""
+        self._in_thread.has_scaler |= scaler.is_enabled()
+
     def after_update(self, scaler: Any) -> None:
         """The end of a step, unless that was its optimizer's."""
-        if scaler.is_enabled() and not self._is_past_scaler:
+        if scaler.is_enabled() and not self._in_thread.is_past_scaler:
             self._end_step()
-        self._is_past_scaler = False
+        self._in_thread.is_past_scaler = False
 
     def after_optimizer_step(self, optimizer: Any, by_scaler: bool) -> None:  # noqa: ARG002
         """The end of a step, if no scaler's update follows that counts."""
-        self._is_past_scaler = self._program.scaled.stepped is optimizer
-        if self._is_past_scaler or not any(s.is_enabled() for s in self._program.scalers):
+        self._in_thread.is_past_scaler = self._program.scaled.stepped is optimizer
+        if self._in_thread.is_past_scaler or not self._in_thread.has_scaler:
             self._end_step()
 
     def _end_step(self) -> None:
-        self._ended_steps += 1
+        if self._is_elsewhere:
+            return
+        self._in_thread.ended_steps += 1
+        self._most_steps = max(self._most_steps, self._in_thread.ended_steps)
         if self._step is not None and not self._is_done:
             self._write()
         elif not self._is_done:
@@ -129,7 +161,7 @@ class _StepOfProgram(CallListener):
         elif not self._is_done and not self.guard.is_off and os.getpid() == self._process:
             print(
                 f"fastamp: step {self._at_step} was not inspected: the program ended after "
-                f"{self._ended_steps} steps",
+                f"{self._most_steps} steps",
                 file=sys.stderr,
             )
         self._close()

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.modules.module import _has_any_global_hook, register_module_forward_pre_hook
@@ -18,6 +19,9 @@ from fastamp._watch.names import ModelNames
 from fastamp._watch.scaled_gradients import ScaledGradients
 
 __all__ = ["EnoughSteps", "WatchedProgram"]
+
+
+_T = TypeVar("_T")
 
 
 class EnoughSteps(SystemExit):
@@ -60,7 +64,8 @@ class WatchedProgram(CallListener):
         self.names = ModelNames(self.optimizers)
         self.scaled = ScaledGradients(self.optimizers, guard)
         self.steps = self.skipped = 0
-        self._taken = 0
+        self._in_thread = threading.local()
+        self._users: dict[int, set[int]] = {}  # threads, by the identity of a model or scaler
         self._at_forward = at_forward
         self._known: set[torch.nn.Module] = set()
 
@@ -93,7 +98,20 @@ class WatchedProgram(CallListener):
             self.models.append(module)
             self._known.update(module.modules())
         if any(module is model for model in self.models):
+            self._is_used(module)
             self._at_forward(module)
+
+    def of_this_thread(self, found: list[_T]) -> list[_T]:
+        """Returns those of some models or scalers that no other thread alone has used."""
+        here = threading.get_ident()
+        return [each for each in found if here in self._users.get(id(each), {here})]
+
+    def _is_used(self, what: object) -> None:
+        self._users.setdefault(id(what), set()).add(threading.get_ident())
+
+    def before_scale(self, scaler: Any) -> None:
+        """Notes whose it is."""
+        self._is_used(scaler)
 
     def made_optimizer(self, optimizer: Any) -> None:
         """Notes it."""
@@ -102,14 +120,15 @@ class WatchedProgram(CallListener):
 
     def before_scaler_step(self, scaler: Any, optimizer: Any) -> None:  # noqa: ARG002
         """Counts."""
-        self._taken = self.steps
+        self._in_thread.has_stepped = False
 
     def after_scaler_step(self, scaler: Any, optimizer: Any) -> None:  # noqa: ARG002
         """Counts a step that was skipped."""
-        if self.steps == self._taken:
+        if not self._in_thread.has_stepped:
             self.steps += 1
             self.skipped += 1
 
     def after_optimizer_step(self, optimizer: Any, by_scaler: bool) -> None:  # noqa: ARG002
         """Counts a step."""
         self.steps += 1
+        self._in_thread.has_stepped = True

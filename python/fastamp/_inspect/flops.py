@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 __all__ = ["flops_of"]
 
@@ -21,6 +20,8 @@ def flops_of(func: Any, args: Any, kwargs: Any, result: Any) -> int:
     """
     if func.namespace != "aten":
         return 0
+    from torch.utils.flop_counter import flop_registry  # It imports Triton.
+
     own, torchs = _OWN.get(func._overloadpacket.__name__), flop_registry.get(func._overloadpacket)
     try:
         if own is not None:

@@ -66,11 +66,11 @@ class InspectedStep(CallListener, OpWatcher):
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[ModulePath]:
-        """Watches what runs inside the block."""
+        """Watches what this thread runs inside the block, backward passes on any thread too."""
         with (
             watched(self._models, self, self._names, self.guard) as (path, recorder),
-            self._events.followed(),
-            listening(self),
+            self._events.followed(this_thread=True),
+            listening(self, this_thread=True),
         ):
             self._path = path
             try:
@@ -115,8 +115,14 @@ class InspectedStep(CallListener, OpWatcher):
                 self._scale = float(scaler.get_scale())
         with torch._C._DisableTorchDispatch():
             for name, parameter in self._names.parameters():
-                if parameter.grad is not None and id(parameter) not in self._stepped:
+                if parameter.grad is not None and self._is_of_step(parameter):
                     self._note_gradient(name, parameter)
+
+    def _is_of_step(self, parameter: torch.Tensor) -> bool:
+        """Whether its step is to come, and no model has it that another thread trains."""
+        is_ours = id(parameter) in self._path.parameters
+        is_ours |= self._names.of_parameter(parameter) is None
+        return is_ours and id(parameter) not in self._stepped
 
     def _note_gradient(self, name: str, parameter: torch.Tensor) -> None:
         gradient = parameter.grad

@@ -70,22 +70,29 @@ class _Within(threading.local):
         return any(name == other for _, other in self.calls)
 
 
-_listeners: list[CallListener] = []
+# With the thread whose calls it is told of; None: of those of all threads.
+_listeners: list[tuple[CallListener, int | None]] = []
 _within = _Within()
 _patches = Patches()
 _handles: list[Any] = []
 
 
 @contextlib.contextmanager
-def listening(listener: CallListener) -> Iterator[None]:
-    """Tells a listener of calls inside the block. May end within a call that it is told of."""
+def listening(listener: CallListener, *, this_thread: bool = False) -> Iterator[None]:
+    """Tells a listener of calls inside the block. May end within a call that it is told of.
+
+    Args:
+        listener: Is told.
+        this_thread: Of calls of the thread that begins the block alone.
+    """
     if not _listeners:
         _patch()
-    _listeners.append(listener)
+    entry = listener, threading.get_ident() if this_thread else None
+    _listeners.append(entry)
     try:
         yield
     finally:
-        _listeners.remove(listener)
+        _listeners.remove(entry)
         if not _listeners:
             _patches.undo()
             _let_go_of_optimizers()
@@ -93,8 +100,10 @@ def listening(listener: CallListener) -> Iterator[None]:
 
 def _tell(event: str, *args: Any) -> None:
     # Those that began last first: what ends a listener's block comes after what is within.
-    for listener in reversed(_listeners.copy()):
-        listener.guard.run(getattr(listener, event), *args)
+    here = threading.get_ident()
+    for listener, thread in reversed(_listeners.copy()):
+        if thread in (None, here):
+            listener.guard.run(getattr(listener, event), *args)
 
 
 def _let_go_of_optimizers() -> None:
@@ -108,7 +117,8 @@ def _patch() -> None:
     _let_go_of_optimizers()
     _patches.replace(torch.optim.Optimizer, "__init__", _init(torch.optim.Optimizer.__init__))
     _patches.replace(torch.autograd, "backward", _backward(torch.autograd.backward))
-    _patches.replace(LRScheduler, "step", _told("schedule", LRScheduler.step))
+    # Not `step`, whose warnings would name this file instead of the program's line.
+    _patches.replace(LRScheduler, "_update_lr", _told("schedule", LRScheduler._update_lr))
     for cls in all_subclasses(TorchGradScaler):
         for name, event in (("scale", "scale"), ("step", "scaler_step"), ("update", "update")):
             if name in vars(cls):

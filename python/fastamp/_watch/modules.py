@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +17,8 @@ from fastamp._watch.names import ModelNames
 class ModulePath:
     """Tells the innermost module of a model that is running now.
 
-    Of a backward pass it is the module whose forward pass made the node. Follows one thread at a
-    time, that of the forward pass; backward passes on CUDA run on another one while that waits.
+    Of a backward pass it is the module whose forward pass made the node. Follows the thread that
+    makes it; backward passes on CUDA run on another one while that waits.
 
     Args:
         names: Names its modules.
@@ -27,19 +28,23 @@ class ModulePath:
     def __init__(self, names: ModelNames, guard: ToolGuard) -> None:
         """Follows nothing yet."""
         self.half_weights: set[int] = set()
+        self.parameters: set[int] = set()
         self._model_names = names
         self._guard = guard
         self._names: dict[torch.nn.Module, str] = {}
         self._begun: dict[torch.nn.Module, list[int]] = {}
         self._forward: list[str] = []
         self._backward: list[str] = []
+        self._thread = threading.get_ident()
+        self._backward_thread = self._thread
         self._labelled: dict[Any, str] = {}
         self._handles: list[Any] = []
 
     def add(self, model: torch.nn.Module, running: bool = False) -> None:
         """Follows a model, too.
 
-        Notes its 16-bit weights in :attr:`half_weights`, by the address of their storage.
+        Notes its 16-bit weights in :attr:`half_weights`, by the address of their storage, and all
+        of its in :attr:`parameters`, by identity.
 
         Args:
             model: What is called by itself.
@@ -51,6 +56,7 @@ class ModulePath:
                 self._names[module] = self._model_names.of_module(module)
                 if not isinstance(module, torch.jit.ScriptModule):
                     self._handles += self._follow(module)
+        self.parameters |= {id(p) for p in model.parameters()}
         self.half_weights |= {address(p) for p in model.parameters() if is_half(p)} - {0}
         if running and model in self._begun:
             self._enter(model)
@@ -107,14 +113,22 @@ class ModulePath:
             module.register_forward_hook(leave, always_call=True),
         ]
 
+    @property
+    def _is_elsewhere(self) -> bool:
+        """Whether this is another thread, and computes no node of ours: that may run modules."""
+        here = threading.get_ident()
+        return here != self._thread and not (self._backward and here == self._backward_thread)
+
     def _enter(self, module: torch.nn.Module) -> None:
-        if module not in self._names:
-            return  # The end came within the call.
+        if module not in self._names or self._is_elsewhere:
+            return  # The end came within the call, or it is not ours.
         self._forward.append(self._names[module])
         self._begun[module].append(torch._C._autograd._get_sequence_nr())
 
     def _leave(self, module: torch.nn.Module, output: Any) -> None:
-        if self._begun.get(module):  # Else the call had begun when the module was added.
+        if (
+            self._begun.get(module) and not self._is_elsewhere
+        ):  # Else the call had begun when the module was added.
             self._forward.pop()
             self._label(output, self._begun[module].pop(), self._names[module])
 
@@ -139,6 +153,7 @@ class ModulePath:
     def _pusher(self, name: str) -> Callable[[Any], None]:
         def push(_: Any) -> None:
             self._backward.append(name)
+            self._backward_thread = threading.get_ident()
 
         return push
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -27,6 +29,15 @@ def carries_scale(scaler: Any, optimizer: torch.optim.Optimizer) -> bool:
     return is_ready and float(scaler.get_scale()) != 1.0
 
 
+@dataclasses.dataclass
+class _BackwardPass:
+    """The scaler of its loss, gradients before it, whether no other thread's ran meanwhile."""
+
+    scaler: Any
+    before: dict[int, tuple[int, int] | None]
+    is_alone: bool
+
+
 class ScaledGradients(CallListener):
     """Follows losses that scalers have multiplied into the gradients of parameters.
 
@@ -48,8 +59,7 @@ class ScaledGradients(CallListener):
         self._optimizers = optimizers
         self._nodes: list[tuple[Any, Any]] = []
         self._scaled: dict[int, tuple[torch.Tensor, Any]] = {}
-        self._before: dict[int, tuple[int, int] | None] = {}
-        self._scaler: Any = None
+        self._passes: dict[int, _BackwardPass] = {}  # by thread
 
     def after_scale(self, scaler: Any, scaled: Any) -> None:
         """Notes the node that multiplied."""
@@ -61,22 +71,30 @@ class ScaledGradients(CallListener):
     def before_backward(self, tensors: Any) -> None:
         """Notes which gradients there are."""
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        self._scaler = self._scaler_of(roots)
-        self._before = {id(p): _state(p) for p in self._parameters()}
+        before = {id(p): _state(p) for p in self._parameters()}
+        here = threading.get_ident()
+        others = [each for thread, each in self._passes.items() if thread != here]
+        for each in others:
+            each.is_alone = False
+        self._passes[here] = _BackwardPass(self._scaler_of(roots), before, not others)
 
     def after_backward(self) -> None:
-        """Those that have changed carry the loss's scale; new ones of a loss without do not."""
+        """Those that have changed carry the loss's scale; new ones of a loss without do not.
+
+        Nothing is said of what changed while passes of two threads ran.
+        """
+        this = self._passes.pop(threading.get_ident(), None)
+        if this is None:
+            return  # It began before anyone listened.
         for parameter in self._parameters():
-            state, before = _state(parameter), self._before.get(id(parameter))
+            state, before = _state(parameter), this.before.get(id(parameter))
             if state is None or state == before:
                 continue
-            if self._scaler is not None:
+            if this.scaler is not None and this.is_alone:
                 assert parameter.grad is not None
-                self._scaled[id(parameter)] = (parameter.grad, self._scaler)
-            elif before is None or before[0] != state[0]:
+                self._scaled[id(parameter)] = (parameter.grad, this.scaler)
+            elif before is None or before[0] != state[0] or not this.is_alone:
                 self._scaled.pop(id(parameter), None)
-        self._before.clear()
-        self._scaler = None
 
     def before_optimizer_step(self, optimizer: Any, by_scaler: bool) -> None:
         """Looks whether the step is called past the scaler."""

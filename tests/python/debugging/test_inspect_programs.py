@@ -4,13 +4,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
-from patience import patience
-from support.children import child_environment
+from support.children import run_program
 
 SHOW = "print(step, [p.double().sum().item() for m in MODELS for p in m.parameters()])\n"
 
@@ -106,18 +103,70 @@ for step in range(3):
     optimizer.zero_grad()
     """ + SHOW.replace("MODELS", "[model]")
 
+# Two threads that train, one with a scaler and one without, whose steps overlap. The loops meet
+# in the middle of each step, so that either's events come within the other's step.
+THREADS = """
+import threading
+import torch
+from torch import nn
+torch.manual_seed(0)
+first, meet, turn = "plain", threading.Barrier(2), threading.Semaphore(0)
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, width), nn.Linear(width, 8)
+    def forward(self, x):
+        hidden = self.up(x).relu()
+        if self is models[first]:
+            turn.release()
+        meet.wait()
+        return self.down(hidden)
+models = {"plain": Net(16), "scaled": Net(12)}
+def train(name, dtype):
+    model = models[name]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0, enabled=name == "scaled")
+    for step in range(3):
+        if name != first:
+            turn.acquire()  # The other one's step is the one that is inspected.
+        with torch.autocast("cpu", dtype=dtype):
+            loss = nn.functional.cross_entropy(model(torch.ones(4, 8)), torch.arange(4))
+        scaler.scale(loss).backward()
+        meet.wait()
+        scaler.step(optimizer)
+        scaler.update()
+        meet.wait()
+        optimizer.zero_grad()
+threads = [
+    threading.Thread(target=train, args=args)
+    for args in [("plain", torch.bfloat16), ("scaled", torch.float16)]
+]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+for step, model in models.items():
+    """ + SHOW.replace("MODELS", "[model]")
+
+# torch warns of the first call, and of the argument of the second.
+SCHEDULES = """
+import torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+scheduler.step()
+for step in range(2):
+    with torch.autocast("cpu"):
+        loss = model(torch.ones(4, 8)).sum()
+    loss.backward()
+    optimizer.step()
+    scheduler.step(step)
+"""
+
 
 def run(tmp_path, text, *options, **environment):
     (tmp_path / "train.py").write_text(text)
-    return subprocess.run(
-        [sys.executable, *options, "train.py"],
-        cwd=tmp_path,
-        env=child_environment(**environment),
-        capture_output=True,
-        text=True,
-        timeout=patience(400),
-        check=False,
-    )
+    return run_program(*options, "train.py", cwd=tmp_path, **environment)
 
 
 def inspected(tmp_path, text, step=1, **environment):
@@ -186,3 +235,36 @@ def test_steps_past_the_scaler_are_steps_and_are_named(tmp_path):
     assert checked.returncode == 1
     assert "2 optimizer steps of train.py\nstep-past-scaler\n" in checked.stdout
     assert "at SGD.step(): gradients times 16 (2 times)" in checked.stdout
+
+
+@pytest.mark.parametrize("first", ["plain", "scaled"])
+def test_the_thread_that_begins_the_step_is_told_and_no_other(tmp_path, first):
+    text = THREADS.replace('first, meet, turn = "plain"', f'first, meet, turn = "{first}"')
+    _, record = inspected(tmp_path, text)
+    products = [row for row in record["ops"] if row["flops"]]
+    assert {row["module"] for row in products} == {"Net.up", "Net.down"}
+    width = 16 if first == "plain" else 12
+    forward = {row["module"]: row["flops"] for row in products if not row["backward"]}
+    assert forward == {"Net.up": 2 * 4 * 8 * width, "Net.down": 2 * 4 * width * 8}
+    dtype = "bfloat16" if first == "plain" else "float16"
+    assert {row["inputs"][0] for row in products} == {dtype}
+    assert len(record["weights"]) == len(record["gradients"]) == 4
+    assert record["check"]["findings"] == []
+    checked = run(tmp_path, text, "-m", "fastamp", "check", "--steps", "0")
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert "6 optimizer steps of train.py" in checked.stdout
+
+
+@pytest.mark.parametrize(
+    "options", [("--inspect", "step.json", "--at-step", "1"), ("check", "--steps", "0")]
+)
+def test_warnings_of_schedules_name_the_line_of_the_program(tmp_path, options):
+    def warnings_of(done):
+        return [line for line in done.stderr.splitlines() if "Warning" in line]
+
+    plain = run(tmp_path, SCHEDULES)
+    watched = run(tmp_path, SCHEDULES, "-m", "fastamp", *options)
+    said = warnings_of(plain)
+    assert len(said) == 2
+    assert all("train.py:" in line for line in said)
+    assert warnings_of(watched) == said
