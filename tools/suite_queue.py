@@ -24,6 +24,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import warm_python
 from patience import measure_again
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -103,10 +104,13 @@ class Running:
 
 
 def preload() -> None:
-    """Imports what every pytest file needs, before this process forks."""
+    """Imports what every pytest file needs, before this process forks.
+
+    Not fastamp: the programs that tests run are forked, too, and import it by themselves.
+    """
     sys.path[:0] = [str(ROOT / "python")]
     # hypothesis: its plugin for pytest imports it in any case, and rewrites each of its modules.
-    for name in ("torch", "fastamp", "pytest", "hypothesis", "expecttest"):
+    for name in ("torch", "pytest", "hypothesis", "expecttest"):
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
 
@@ -149,6 +153,8 @@ def _become_pytest(entry: Entry, output: int) -> None:
     main = sys.modules["__main__"]
     main.__spec__ = None
     vars(main).pop("__file__", None)
+    if "torch" in sys.modules:
+        warm_python.begin()
     measure_again()  # the machine may have become busy since this process began
     import pytest
 
@@ -158,6 +164,8 @@ def _become_pytest(entry: Entry, output: int) -> None:
     except BaseException:
         os.write(told, traceback.format_exc().encode())
         raise
+    finally:
+        warm_python.end()
     # A usual exit, with what runs at it: a crash there is a crash.
     raise SystemExit(status)
 

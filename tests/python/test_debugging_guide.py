@@ -4,13 +4,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 from fastamp._check import RULES
-from patience import patience
-from support.children import child_environment
+from support.children import run_program
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "debugging.md").read_text(encoding="utf-8")
 
@@ -22,15 +19,7 @@ def blocks(language: str) -> list[str]:
 
 def run(tmp_path: Path, *arguments: str) -> str:
     (tmp_path / "train.py").write_text(blocks("python")[0], encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "fastamp", *arguments, "train.py"],
-        cwd=tmp_path,
-        env=child_environment(),
-        capture_output=True,
-        text=True,
-        timeout=patience(300),
-        check=False,
-    )
+    done = run_program("-m", "fastamp", *arguments, "train.py", cwd=tmp_path)
     assert "Traceback" not in done.stderr, done.stderr
     return done.stdout
 
@@ -55,15 +44,8 @@ def test_bisect_finds_what_the_guide_shows(tmp_path: Path):
     (policies,) = blocks("toml")
     (tmp_path / "bisect_me.py").write_text(blocks("python")[1], encoding="utf-8")
     (tmp_path / "train.py").write_text(blocks("python")[0], encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "fastamp", "bisect", "bisect_me:bisected", "--policy", "p.toml"],
-        cwd=tmp_path,
-        env=child_environment(),
-        capture_output=True,
-        text=True,
-        timeout=patience(300),
-        check=False,
-    )
+    options = ("bisect_me:bisected", "--policy", "p.toml")
+    done = run_program("-m", "fastamp", "bisect", *options, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     # Agreements depend on the order in which the CPU adds; the ops, modules, runs and costs do not.
     printed, written = (re.sub(r"-?[01]\.\d{5}", "#", text) for text in (done.stdout, shown))

@@ -13,7 +13,7 @@ import torch
 
 import fastamp
 from packaging_tools import find_tool
-from support.children import check_python
+from support.children import check_program
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,7 +35,7 @@ def check_trace(text: str) -> None:
 def test_the_python_program_runs_one_layer_in_fp8(tmp_path: Path):
     program = tmp_path / "train.py"
     program.write_text(block("docs/float8.md", "python"), encoding="utf-8")
-    check_trace(check_python(str(program)))
+    check_trace(check_program(str(program)))
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from fastamp._policy_file import PolicyFile
-from support.children import check_python, run_python
+from support.children import check_program, run_program
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "policies.md"
 
@@ -20,7 +20,7 @@ def blocks(language: str) -> list[str]:
 def test_the_python_blocks_run_one_after_another(tmp_path: Path):
     program = tmp_path / "program.py"
     program.write_text("\n".join(blocks("python")), encoding="utf-8")
-    assert check_python(str(program)).splitlines() == [
+    assert check_program(str(program)).splitlines() == [
         "tensor(32.)",
         "torch.float32 torch.float32 torch.bfloat16",
         "['norm1', 'norm2'] torch.float32",
@@ -35,11 +35,11 @@ def test_the_policy_file_is_one(tmp_path: Path):
     assert len(file.ops) == 3
     assert len(file.modules) == 3
     program = "import torch, fastamp; print(fastamp.op_policy('softmax.int', 'cpu'))"
-    assert check_python("-m", "fastamp", "--policy", str(path), "-c", program) == "fp32\n"
+    assert check_program("-m", "fastamp", "--policy", str(path), "-c", program) == "fp32\n"
 
 
 def test_the_message_is_the_one_that_is_printed(tmp_path: Path):
     (tmp_path / "policy.toml").write_text('[ops]\n\npoow = "fp32"\n')
     (message,) = blocks("text")
-    done = run_python("-m", "fastamp", "--policy", str(tmp_path / "policy.toml"), "-c", "")
+    done = run_program("-m", "fastamp", "--policy", str(tmp_path / "policy.toml"), "-c", "")
     assert done.stderr.endswith(message)

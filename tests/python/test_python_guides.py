@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 import torch
 
 import fastamp
+from support.children import run_program
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -27,9 +26,7 @@ def test_the_blocks_of_a_page_form_a_program(page: str, prints: str, tmp_path: P
     program = tmp_path / "guide.py"
     program.write_text("\n".join(blocks), encoding="utf-8")
     # A process of its own: one of the pages installs fastamp under torch.
-    run = subprocess.run(
-        [sys.executable, program], capture_output=True, text=True, check=False, cwd=tmp_path
-    )
+    run = run_program(program, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert prints in run.stdout
     said = [line for line in run.stderr.splitlines() if "Warning" in line]

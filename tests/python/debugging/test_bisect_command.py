@@ -4,14 +4,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from fastamp._cli import bisect
-from patience import patience
-from support.children import child_environment
+from support.children import run_program
 
 PROGRAM = """
 import torch
@@ -57,15 +54,7 @@ if __name__ == "__main__":
 
 def run(tmp_path, *arguments, gain=3000.0):
     (tmp_path / "train.py").write_text(PROGRAM.replace("GAIN", str(gain)))
-    return subprocess.run(
-        [sys.executable, "-m", "fastamp", *arguments],
-        cwd=tmp_path,
-        env=child_environment(),
-        capture_output=True,
-        text=True,
-        timeout=patience(300),
-        check=False,
-    )
+    return run_program("-m", "fastamp", *arguments, cwd=tmp_path)
 
 
 def test_the_policy_file_that_it_writes_cures_the_program(tmp_path):

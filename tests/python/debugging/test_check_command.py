@@ -4,16 +4,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import fastamp
 from fastamp._cli import check
-from patience import patience
-from support.children import child_environment
+from support.children import run_program
 
 RIGHT = """
 import torch
@@ -39,15 +36,7 @@ WRONG = RIGHT.replace("    scaler.unscale_(optimizer)\n", "")
 
 def run(tmp_path: Path, text: str, *options: str, steps: int = 5, program: str = "train.py"):
     (tmp_path / "train.py").write_text(text.replace("STEPS", str(steps)))
-    return subprocess.run(
-        [sys.executable, "-m", "fastamp", "check", *options, program],
-        cwd=tmp_path,
-        env=child_environment(),
-        capture_output=True,
-        text=True,
-        timeout=patience(300),
-        check=False,
-    )
+    return run_program("-m", "fastamp", "check", *options, program, cwd=tmp_path)
 
 
 def test_a_right_program_passes_after_three_steps(tmp_path):

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -20,8 +18,7 @@ from fastamp._inspect.rows import Rows
 from fastamp._inspect.step import InspectedStep
 from fastamp._tool_guard import ToolGuard
 from fastamp._watch.modules import ModulePath
-from patience import patience
-from support.children import child_environment
+from support.children import run_program
 
 PROGRAM = """
 import torch
@@ -63,15 +60,7 @@ def run(tmp_path, place, *command):
     (tmp_path / "train.py").write_text(PROGRAM)
     (tmp_path / "broken.py").write_text(BROKEN)
     first = ["broken.py", place] if place else ["-m", "fastamp"]
-    return subprocess.run(
-        [sys.executable, *first, *command],
-        cwd=tmp_path,
-        env=child_environment(),
-        capture_output=True,
-        text=True,
-        timeout=patience(300),
-        check=False,
-    )
+    return run_program(*first, *command, cwd=tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 import pytest
 
 import fastamp
 from fastamp import _cli
-from patience import patience
-from support.children import child_environment
+from support.children import run_program
 
 PROGRAM = """
 import torch
@@ -35,16 +33,7 @@ for step in range(4):
 
 def run(tmp_path, *options, scaled=True):
     (tmp_path / "train.py").write_text(PROGRAM.replace("SCALED", str(scaled)))
-    command = [sys.executable, "-m", "fastamp", *options, "train.py"]
-    return subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=child_environment(),
-        capture_output=True,
-        text=True,
-        timeout=patience(300),
-        check=False,
-    )
+    return run_program("-m", "fastamp", *options, "train.py", cwd=tmp_path)
 
 
 @pytest.mark.parametrize("scaled", [pytest.param(False, marks=pytest.mark.slow), True])

@@ -6,13 +6,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from support.children import child_environment
+from support.children import run_program
 
 MODULE = """
 import torch
@@ -32,14 +31,7 @@ def narrow():
 
 def export(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "models.py").write_text(MODULE)
-    return subprocess.run(
-        [sys.executable, "-m", "fastamp", "export", *arguments],
-        cwd=folder,
-        env=child_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_program("-m", "fastamp", "export", *arguments, cwd=folder)
 
 
 def test_a_program_is_written(tmp_path: Path):

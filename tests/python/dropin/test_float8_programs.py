@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fastamp
 from fastamp._cli import float8
-from support.children import check_python, run_python
+from support.children import check_program, run_program
 from support.float8 import E4M3, outcomes
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -208,9 +208,9 @@ def train(tmp_path: Path) -> str:
 
 
 def test_a_program_trains_in_fp8_with_the_same_state(train: str, tmp_path: Path):
-    plain = check_python(*FASTAMP, train, "--float8")
+    plain = check_program(*FASTAMP, train, "--float8")
     report = tmp_path / "report.json"
-    done = run_python(*FASTAMP, "--float8", "--report", str(report), train, "--float8")
+    done = run_program(*FASTAMP, "--float8", "--report", str(report), train, "--float8")
     assert done.returncode == 0, done.stderr
     *names, loss = done.stdout.split()
     *plain_names, plain_loss = plain.split()
@@ -228,7 +228,7 @@ def test_names_are_excluded_and_those_of_no_weight_are_told_once_at_exit(
     report = tmp_path / "report.json"
     names = ["lm_head", "lm_heed", "fc*"]
     words = [word for name in names for word in ("--float8-exclude", name)]
-    done = run_python(*FASTAMP, "--report", str(report), *words, "--float8", train)
+    done = run_program(*FASTAMP, "--report", str(report), *words, "--float8", train)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count(NO_NAME) == 1
     assert re.search(r"got 'lm_heed', 'fc\*', which", done.stderr)
@@ -238,7 +238,7 @@ def test_names_are_excluded_and_those_of_no_weight_are_told_once_at_exit(
 
 def test_a_program_without_bfloat16_regions_hears_nothing():
     program = "import torch\nwith torch.autocast('cpu', dtype=torch.float16):\n    print(1)\n"
-    done = run_python(*FASTAMP, "--float8", "--float8-exclude", "lm_head", "-c", program)
+    done = run_program(*FASTAMP, "--float8", "--float8-exclude", "lm_head", "-c", program)
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
@@ -255,7 +255,7 @@ def test_processes_that_multiprocessing_spawns_do_the_same(tmp_path: Path):
         "    mp.spawn(work, nprocs=1)\n"
     )
     program = str(tmp_path / "spawn.py")
-    done = run_python(*FASTAMP, "--float8", "--float8-exclude", "lm_head", program)
+    done = run_program(*FASTAMP, "--float8", "--float8-exclude", "lm_head", program)
     assert (done.returncode, done.stdout.split()) == (0, ["0", "True"])
     assert done.stderr.count(NO_NAME) == 1  # the child's: the parent has called no module
 

@@ -13,7 +13,7 @@ import pytest
 import fastamp
 from fastamp import _program_policies
 from fastamp._policy_file import PolicyFile
-from support.children import check_python, run_python
+from support.children import check_program, run_program
 
 # Prints the dtype that each part of the model runs in, twice: the first call counts, too.
 PROGRAM = """
@@ -57,7 +57,7 @@ def run(tmp_path: Path, policy: str, wrap: str = "", **environment: str) -> list
     (tmp_path / "policy.toml").write_text(policy)
     (tmp_path / "train.py").write_text(PROGRAM.replace("WRAP", wrap))
     arguments = ["-m", "fastamp", "--policy", str(tmp_path / "policy.toml")]
-    text = check_python(*arguments, str(tmp_path / "train.py"), **environment)
+    text = check_program(*arguments, str(tmp_path / "train.py"), **environment)
     first, second = (json.loads(line) for line in text.splitlines())
     assert first == second
     return list(first)
@@ -91,7 +91,7 @@ def test_the_variables_do_the_same_and_the_shorter_one_wins(tmp_path: Path):
     file.write_text('[ops]\nlinear = "fp32"\n[modules]\nhead = { linear = "lower" }\n')
 
     def dtypes(**variables: str) -> Any:
-        return json.loads(check_python(str(tmp_path / "train.py"), **variables).splitlines()[0])
+        return json.loads(check_program(str(tmp_path / "train.py"), **variables).splitlines()[0])
 
     assert dtypes(FASTAMP_POLICY="linear=fp32, pow = lower,") == [HIGH, HIGH, HIGH]
     assert dtypes(FASTAMP_POLICY_FILE=str(file)) == [HIGH, HIGH, LOW]
@@ -119,7 +119,7 @@ def test_spawned_processes_follow(tmp_path: Path):
     )
     (tmp_path / "policy.toml").write_text('[modules]\nhead = "fp32"\n[ops]\nlinear = "lower"\n')
     (tmp_path / "train.py").write_text(text)
-    out = check_python(
+    out = check_program(
         "-m", "fastamp", "--policy", str(tmp_path / "policy.toml"), str(tmp_path / "train.py")
     )
     assert [json.loads(line) for line in out.splitlines()] == [[LOW, LOW, HIGH]] * 4
@@ -128,7 +128,7 @@ def test_spawned_processes_follow(tmp_path: Path):
 def test_patterns_of_no_module_are_named_at_the_end(tmp_path: Path):
     (tmp_path / "policy.toml").write_text('[modules]\nheda = "fp32"\nbody = "fp32"\n')
     (tmp_path / "train.py").write_text(PROGRAM.replace("WRAP", ""))
-    done = run_python(
+    done = run_program(
         "-m", "fastamp", "--policy", str(tmp_path / "policy.toml"), str(tmp_path / "train.py")
     )
     assert done.returncode == 0
@@ -159,7 +159,7 @@ def test_errors_name_file_line_and_what_is_near(tmp_path: Path, name: str):
     text, expected = BAD[name]
     path = tmp_path / "policy.toml"
     path.write_text(text)
-    done = run_python("-m", "fastamp", "--policy", str(path), "-c", "print('ran')")
+    done = run_program("-m", "fastamp", "--policy", str(path), "-c", "print('ran')")
     assert done.returncode == 2
     assert done.stdout == ""
     assert re.search(f"--policy: {re.escape(str(path))}, {expected}", done.stderr), done.stderr
@@ -171,7 +171,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path):
         (["--policy"], "expected --policy FILE and a program"),
         (["--policy", str(tmp_path / "none.toml"), "-c", ""], "--policy: .*No such file"),
     ):
-        done = run_python("-m", "fastamp", *arguments)
+        done = run_program("-m", "fastamp", *arguments)
         assert done.returncode == 2
         assert re.search(text, done.stderr), done.stderr
 
@@ -186,7 +186,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path):
     ],
 )
 def test_a_wrong_variable_is_refused_at_import(value: str, text: str):
-    done = run_python("-c", "import fastamp", FASTAMP_POLICY=value)
+    done = run_program("-c", "import fastamp", FASTAMP_POLICY=value)
     assert done.returncode == 1
     assert re.search(f"ValueError: {text}", done.stderr), done.stderr
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from support.children import run_program
 
 NOTEBOOK = Path(__file__).resolve().parents[3] / "examples" / "notebooks" / "debugging.ipynb"
 CELLS = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
@@ -46,9 +46,7 @@ def test_cells_run_from_top_to_bottom(tmp_path):
     pytest.importorskip("matplotlib")
     program = tmp_path / "notebook.py"
     program.write_text("\n\n".join(sources()), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, program], capture_output=True, text=True, check=False, cwd=tmp_path
-    )
+    done = run_program(program, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "aten::mul.Tensor" in done.stdout
     assert re.search(r"scale 32768, 0 steps skipped", done.stdout), done.stdout

@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import fastamp
+import warm_python
 from patience import patience
 
 _TESTS = Path(__file__).resolve().parents[1]
@@ -42,8 +44,47 @@ def run_python(
     )
 
 
+def run_program(
+    *arguments: str | os.PathLike[str],
+    cwd: str | os.PathLike[str] | None = None,
+    timeout: float = 600,
+    **environment: str,
+) -> subprocess.CompletedProcess[str]:
+    """As :func:`run_python`, for programs whose start-up is not what is tested.
+
+    In `make test` they run in an interpreter that has imported torch already.
+
+    Args:
+        arguments: Of the interpreter, no options of its own among them.
+        cwd: Where it is run; by default here.
+        timeout: Seconds on two idle cores after which it counts as hanging.
+        environment: Variables that are added to this process's.
+    """
+    words = [os.fspath(argument) for argument in arguments]
+    variables, limit = child_environment(**environment), patience(timeout)
+    if warm_python.can_run(words, variables):
+        return warm_python.run(words, variables, os.fspath(cwd or Path.cwd()), limit)
+    return subprocess.run(
+        [sys.executable, *words],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        check=False,
+        cwd=cwd,
+    )
+
+
 def check_python(*arguments: str, timeout: float = 600, **environment: str) -> str:
     """Runs ``python *arguments``, requires exit code 0, returns stdout."""
-    done = run_python(*arguments, timeout=timeout, **environment)
+    return _checked(run_python(*arguments, timeout=timeout, **environment))
+
+
+def check_program(*arguments: str | os.PathLike[str], **options: Any) -> str:
+    """As :func:`run_program`; requires exit code 0, returns stdout."""
+    return _checked(run_program(*arguments, **options))
+
+
+def _checked(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout

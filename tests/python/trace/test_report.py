@@ -8,7 +8,7 @@ import json
 import pytest
 
 from fastamp._cli import report
-from support.children import run_python
+from support.children import run_program
 
 RUN = """
 import sys, torch, fastamp, fastamp._cli.report, os
@@ -22,7 +22,7 @@ with fastamp.autocast("cpu"):
 @pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "1 / 0"])
 def test_the_report_is_written_at_exit(tmp_path, end):
     file = tmp_path / "report.json"
-    done = run_python("-c", RUN + end, str(file))
+    done = run_program("-c", RUN + end, str(file))
     assert done.returncode == {"": 0, "raise SystemExit(3)": 3, "1 / 0": 1}[end]
     record = json.loads(file.read_text())
     (row,) = record["ops"]
@@ -31,7 +31,7 @@ def test_the_report_is_written_at_exit(tmp_path, end):
 
 def test_other_names_get_the_table(tmp_path):
     file = tmp_path / "report.txt"
-    assert run_python("-c", RUN, str(file)).returncode == 0
+    assert run_program("-c", RUN, str(file)).returncode == 0
     assert "mm" in file.read_text()
     assert file.read_text().startswith("---")
 
