@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import builtins
 import ctypes
+import gc
 import json
 import os
 import runpy
@@ -30,7 +31,7 @@ TOOLS = Path(__file__).resolve().parent
 #: Top-level packages of those who run tests, which no program has imported.
 OF_TESTS = ("_pytest", "pytest", "pluggy", "hypothesis", "expecttest", "iniconfig")
 #: Beginnings of variables that nobody reads before fastamp is imported.
-READ_LATE = ("FASTAMP_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "COLUMNS", "PYTHONPATH")
+READ_LATE = ("FASTAMP_", "PYTEST_", "PYTHONPATH", "RANK", "LOCAL_RANK", "WORLD_SIZE", "COLUMNS")
 
 # This is imported by a program of tools/, whose folder comes first.
 _PATH_OF_INTERPRETER = [path for path in sys.path if path != str(TOOLS)]
@@ -128,6 +129,7 @@ def _text_of(file: IO[bytes]) -> str:
 
 def _fork_programs(connection: socket.socket) -> NoReturn:
     """Forks a program for each request, until the other end is closed."""
+    gc.freeze()  # Else each program walks through all objects of torch when it ends.
     while True:
         message, files, _, _ = socket.recv_fds(connection, 1, 3)
         if not message:
