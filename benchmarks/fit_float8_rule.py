@@ -7,7 +7,7 @@
 
 Measured are products in bfloat16 and in fp8, the casts that regions make, to bfloat16 and to fp8 in
 both layouts, and what an fp8 layer takes of the host. The
-samples go to build/float8_samples.json, the fitted entry to src/autocast/policy/float8_constants.h.
+samples go to build/float8_samples.json, the fitted entry to src/autocast/float8_constants.h.
 """
 
 from __future__ import annotations

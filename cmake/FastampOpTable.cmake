@@ -2,7 +2,7 @@
 # version (2.13 dropped the overloads that take Dimname, 2.12 brought ops that 2.11 lacks), and the
 # compiler needs each op's declaration. Policies stay where they are written, in op_table.inc.
 #
-# Out: <build>/src/autocast/table/torch_op_table.inc, written at configure time.
+# Out: <build>/src/autocast/torch_op_table.inc, written at configure time.
 include_guard(GLOBAL)
 
 # Sets <result> to whether torch declares at::_ops::<op>. The declaration is in the header of the op
@@ -59,7 +59,7 @@ function(fastamp_filter_op_table input output)
 endfunction()
 
 # Sets <result> to whether torch's _scaled_mm, an op without a promise of stability, takes the
-# arguments that src/autocast/make/float8_product.cpp gives it.
+# arguments that src/autocast/float8_product.cpp gives it.
 function(fastamp_torch_has_scaled_mm result)
   set(header "${FASTAMP_TORCH_DIR}/include/ATen/ops/_scaled_mm_ops.h")
   set(lines "")

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Looking up the cast of a weight: torch's cache (behind a mutex, in a hash map) and fastamp's.
 // Both hold as many weights as a 12-block transformer has, and each lookup is of another one.
-#include "autocast/cache/cast_cache.h"
+#include "autocast/cast_cache.h"
 
 #include "main.h"
 #include "torch_region.h"
@@ -40,12 +40,12 @@ void own_cache(benchmark::State& state) {
   const auto weights = make_weights();
   fastamp::autocast::CastCache cache;
   for (const auto& weight : weights) {
-    cache.insert(weight, at::kBFloat16, weight.to(at::kBFloat16),
-                 fastamp::autocast::CastUse::by_op);
+    cache.keep(weight, at::kBFloat16, weight.to(at::kBFloat16), fastamp::autocast::CastUse::by_op);
   }
   std::size_t i = 0;
   for (auto _ : state) {
-    const at::Tensor cast = cache.find(weights[i], at::kBFloat16);
+    const at::Tensor cast =
+        cache.find(weights[i], at::kBFloat16, fastamp::autocast::CastUse::by_op);
     benchmark::DoNotOptimize(cast);
     if (!cast.defined()) {
       state.SkipWithError("a weight that was inserted is not found");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/make/cast_node.h"
+#include "autocast/cast_node.h"
 #include "bindings.h"
 
 #include <torch/csrc/autograd/python_cpp_function.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/trace/weight_uses.h"
 #include "bindings.h"
+#include "inference/weight_uses.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>

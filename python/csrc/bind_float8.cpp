@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/cache/float8_exclusions.h"
-#include "autocast/kernels/float8_path.h"
-#include "autocast/policy/float8_mirror.h"
-#include "autocast/policy/float8_region.h"
-#include "autocast/policy/float8_setting.h"
+#include "autocast/float8_exclusions.h"
+#include "autocast/float8_mirror.h"
+#include "autocast/float8_path.h"
+#include "autocast/float8_region.h"
+#include "autocast/float8_setting.h"
 #include "bindings.h"
 #include "float8_fields.h"
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/kernels/float8_calls.h"
-#include "autocast/make/data_cast.h"
-#include "autocast/make/float8_cast.h"
-#include "autocast/policy/float8_constants.h"
-#include "autocast/policy/float8_gpu.h"
-#include "autocast/policy/float8_rule.h"
-#include "autocast/policy/float8_setting.h"
-#include "autocast/trace/trace_text.h"
+#include "autocast/data_cast.h"
+#include "autocast/float8_calls.h"
+#include "autocast/float8_cast.h"
+#include "autocast/float8_constants.h"
+#include "autocast/float8_gpu.h"
+#include "autocast/float8_rule.h"
+#include "autocast/float8_setting.h"
 #include "bindings.h"
 #include "float8_fields.h"
+#include "trace/trace_text.h"
 
 #include <fastamp/autocast/float8_plan.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/cache/kept_casts.h"
 #include "autocast/cast_together.h"
+#include "autocast/kept_casts.h"
 #include "bindings.h"
 
 #include <fastamp/autocast/kept_casts.h>

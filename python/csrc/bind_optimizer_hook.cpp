@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/cache/kept_casts.h"
-#include "autocast/cache/thread_cache.h"
+#include "autocast/kept_casts.h"
+#include "autocast/thread_cache.h"
 #include "bindings.h"
 
 #include <ATen/record_function.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/table/op_names.h"
+#include "autocast/op_names.h"
 #include "bindings.h"
 
 #include <fastamp/autocast/guard.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autocast/region.h"
-#include "autocast/torch/torch_state.h"
+#include "autocast/torch_state.h"
 #include "bindings.h"
 #include "region_hooks.h"
 #include "region_method.h"

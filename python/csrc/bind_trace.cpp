@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/trace/recorder.h"
-#include "autocast/trace/trace_text.h"
-#include "autocast/trace/tracing.h"
 #include "bindings.h"
 #include "python_source.h"
+#include "trace/events.h"
+#include "trace/recorder.h"
+#include "trace/trace_text.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
@@ -83,10 +83,9 @@ py::object current_op_call() {
   for (std::size_t i = 0; i < call->inputs().size(); ++i) {
     inputs[i] = autocast::dtype_name(call->inputs()[i]);
   }
-  return py::make_tuple(
-      call->op_name(),
-      c10::DeviceTypeName(autocast::device_type(call->device()), /*lower_case=*/true),
-      std::string(to_string(call->policy())), std::move(inputs));
+  const auto& op = call->op();
+  return py::make_tuple(op.name, c10::DeviceTypeName(op.device, /*lower_case=*/true),
+                        std::string(to_string(op.policy)), std::move(inputs));
 }
 
 std::optional<std::int64_t> numel_of_subclass(const at::Tensor& tensor) {

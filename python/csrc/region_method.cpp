@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "region_method.h"
 
-#include "autocast/torch/torch_state.h"
+#include "autocast/torch_state.h"
 #include "region_object.h"
 #include "torch_region.h"
 

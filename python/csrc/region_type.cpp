@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/policy/float8_setting.h"
+#include "autocast/float8_setting.h"
 #include "bindings.h"
 #include "region_hooks.h"
 #include "region_init.h"

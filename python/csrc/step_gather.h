@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "autocast/cache/weight_copies.h"
+#include "autocast/kept_casts.h"
 #include "core/dtypes.h"
 #include "optim/gate.h"
 #include "optimizer_objects.h"

@@ -6,7 +6,7 @@
 
 namespace fastamp::autocast {
 
-/// Casts a tensor for an op of a region, through the weight cache or the activation ring.
+/// Casts a tensor for an op of a region, through the stores of casts that may be used again.
 ///
 /// @param tensor  Any tensor that autocast may cast, with another dtype than `to`.
 /// @param to      Dtype the op runs in.

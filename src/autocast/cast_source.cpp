@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autocast/cast_source.h"
 
-#include "autocast/cache/kept_casts.h"
-#include "autocast/make/cast_node.h"
-#include "autocast/trace/tracing.h"
+#include "autocast/cast_node.h"
+#include "autocast/kept_casts.h"
+#include "autocast/tensor_identity.h"
+#include "autocast/thread_cache.h"
 
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/variable.h>
 
 namespace fastamp::autocast {
@@ -20,21 +23,11 @@ bool may_be_cached(const at::Tensor& tensor, CallPath path) {
          !is_intercepted_except(tensor.key_set() | kFollowsItsArgument | kModesAndTransforms);
 }
 
-/// Whether a tool of ours looks at the program: it must see the memory shared as it is without it,
-/// though it sees the ops. Other modes see each cast that torch would make.
-bool is_looked_at(const at::Tensor& tensor) {
-  return is_traced() && is_seen_by_modes_alone(tensor);
-}
-
-/// Whether its base's cast serves the view, as find_weight_data() finds it.
+/// Whether the cast of the base serves the view: it is made directly, or a tool of ours looks at
+/// the program, which must see the memory shared as it is without it. Other modes see each cast
+/// that torch would make.
 bool is_ordinary_base(const at::Tensor& base) {
-  return can_bypass_dispatcher(base) || is_looked_at(base);
-}
-
-}  // namespace
-
-const at::Tensor* base_of_whole_view(const at::Tensor& tensor) {
-  return base_of_whole_view_if(tensor, can_bypass_dispatcher);
+  return can_bypass_dispatcher(base) || (is_traced() && is_seen_by_modes_alone(base));
 }
 
 const at::Tensor* base_of_whole_view_if(const at::Tensor& tensor,
@@ -52,34 +45,75 @@ const at::Tensor* base_of_whole_view_if(const at::Tensor& tensor,
   return same_elements ? &base : nullptr;
 }
 
+/// Fills in what a cast that the region may keep depends on.
+void classify_weight(CastSource& source, CastStore store, bool cache_enabled) {
+  const bool is_direct = source.path == CallPath::direct;
+  const bool is_kept = store == CastStore::kept;
+  const bool in_inference = c10::InferenceMode::is_enabled();
+  const bool has_grad_mode = c10::GradMode::is_enabled();
+  source.store = store;
+  source.if_made = CastEvent::weight_cast;
+  source.region_keeps = is_kept || (cache_enabled && is_keepable(*source.data));
+  if (source.is_view()) {
+    return;
+  }
+  if (in_inference && is_direct) {
+    source.use = CastUse::as_data;  // torch caches nothing there: its first cast comes later.
+  } else {
+    source.use = has_grad_mode || !is_direct ? CastUse::by_op : CastUse::by_op_unrecorded;
+  }
+  if (kWeightsAlwaysRequireGrad && cache_enabled && !has_grad_mode && !in_inference &&
+      source.tensor.requires_grad()) {
+    source.history = is_kept || is_direct ? CastHistory::alone : CastHistory::by_torch;
+  }
+}
+
+/// Whether other ops of the region may share the memory of the cast of an activation.
+bool is_sharable(const at::Tensor& activation) {
+  return TensorIdentity::exists_for(activation) && activation.is_non_overlapping_and_dense();
+}
+
+}  // namespace
+
 bool is_weight(const at::Tensor& tensor) {
   return tensor.scalar_type() == c10::kFloat && tensor.requires_grad() && tensor.is_leaf() &&
          !tensor.is_view() && !tensor.is_inference();
 }
 
-CastSource classify(const at::Tensor& tensor, bool lowers, bool share) {
-  CastSource source{.tensor = tensor, .kind = CastKind::other, .path = call_path(tensor)};
-  if (lowers && is_kept_weight(tensor, source.path)) {
-    source.kind = CastKind::kept_weight;
+const at::Tensor* base_of_whole_view(const at::Tensor& tensor) {
+  return base_of_whole_view_if(tensor, can_bypass_dispatcher);
+}
+
+CastSource classify(const at::Tensor& tensor, CastRules rules) {
+  CastSource source{.tensor = tensor, .data = &tensor, .path = call_path(tensor)};
+  const bool is_recorded_now = is_recorded(tensor);
+  const bool is_unchanged = runs_unchanged(tensor, source.path);
+  source.history = is_recorded_now ? CastHistory::recorded : CastHistory::none;
+  if (rules.cache_enabled && is_kept_weight(tensor, is_unchanged)) {
+    classify_weight(source, CastStore::kept, rules.cache_enabled);
     return source;
   }
-  if (lowers && is_weight(tensor) && may_be_cached(tensor, source.path)) {
-    source.kind = CastKind::weight;
-    return source;
-  }
-  if (!share || (source.path != CallPath::direct && !is_looked_at(tensor))) {
-    return source;
-  }
-  if (const at::Tensor* base = lowers ? base_of_whole_view_if(tensor, is_ordinary_base) : nullptr) {
-    source.base_is_kept = is_kept_weight(*base, source.path);
-    if (source.base_is_kept || is_weight(*base)) {
-      source.kind = CastKind::weight_view;
-      source.base = base;
+  if (is_weight(tensor)) {
+    source.if_made = CastEvent::weight_cast;
+    if (rules.lowers && may_be_cached(tensor, source.path)) {
+      classify_weight(source, CastStore::region, rules.cache_enabled);
       return source;
     }
   }
-  if (!tensor.is_leaf() && is_recorded(tensor)) {
-    source.kind = CastKind::activation;
+  if (!rules.lowers || !rules.shares ||
+      (source.path != CallPath::direct && !(is_unchanged && is_traced()))) {
+    return source;
+  }
+  if (const at::Tensor* base = base_of_whole_view_if(tensor, is_ordinary_base)) {
+    const bool is_kept = rules.cache_enabled && is_kept_weight(*base, /*runs_unchanged=*/true);
+    if (is_kept || is_weight(*base)) {
+      source.data = base;
+      classify_weight(source, is_kept ? CastStore::kept : CastStore::region, rules.cache_enabled);
+      return source;
+    }
+  }
+  if (rules.cache_enabled && is_recorded_now && !tensor.is_leaf() && is_sharable(tensor)) {
+    source.store = CastStore::recent;
   }
   return source;
 }

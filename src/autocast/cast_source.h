@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "autocast/cast_cache.h"
 #include "core/interception.h"
+#include "trace/events.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -9,41 +11,55 @@
 
 namespace fastamp::autocast {
 
-/// What a tensor is to autocast, which decides where its cast may be used again.
-enum class CastKind : std::uint8_t {
-  weight,       ///< A float32 parameter: later ops of the region find its cast.
-  kept_weight,  ///< A weight whose cast outlives the region, because that was requested.
-  weight_view,  ///< A view of a whole weight: its cast is an alias of the weight's.
-  activation,   ///< Other ops of the region may share the memory of its cast.
-  other,        ///< Nothing else uses the cast.
+/// The store in which later uses of a tensor find its cast.
+enum class CastStore : std::uint8_t {
+  none,    ///< Nothing else uses the cast.
+  region,  ///< Of a weight, or of the weight that it views: later ops of the region find it.
+  kept,    ///< The same, and later regions find it, because that was requested.
+  recent,  ///< Of an activation: other ops of the region share the memory of its cast.
 };
 
-/// A tensor that is to be cast, and what is known of it: found out once per cast, since each
+/// How the cast gets its autograd history.
+enum class CastHistory : std::uint8_t {
+  none,
+  recorded,  ///< By a node that leads to the tensor.
+  alone,     ///< By a node that leads nowhere: grad mode is off, and torch's cast of a weight
+             ///< requires a gradient all the same.
+  by_torch,  ///< For the same reason, by the op `to` with grad mode on.
+};
+
+/// A tensor that is to be cast, and all that is known of it: found out once per cast, since each
 /// question costs a few nanoseconds and has one answer until the op is called. Borrows the tensors.
 struct CastSource {
   const at::Tensor& tensor;
-  CastKind kind;
-  CallPath path;  ///< Whether a cast of the tensor may be made below the dispatcher.
-  const at::Tensor* base = nullptr;  ///< The weight that a weight_view is a view of.
-  bool base_is_kept = false;         ///< The cast of that weight outlives the region.
+  const at::Tensor* data;  ///< Whose data is cast: the tensor itself, or the weight that it views.
+  CallPath path;           ///< Whether a cast of the tensor may be made below the dispatcher.
+  CastStore store = CastStore::none;
+  CastHistory history = CastHistory::none;
+  CastEvent if_made = CastEvent::other_cast;  ///< What a trace is told if no store has the cast.
+  CastUse use = CastUse::as_data;             ///< How the op uses what the region keeps.
+  bool region_keeps = false;                  ///< The region may keep the cast of `data`.
+
+  bool is_view() const { return data != &tensor; }
 };
 
-/// torch's rule for what is worth keeping: a float32 parameter.
+/// What the cast of a tensor may be used for.
+struct CastRules {
+  bool lowers;         ///< It is to the region's dtype: only such casts are kept or shared.
+  bool cache_enabled;  ///< Such casts may be kept now.
+  bool shares;         ///< It may share memory with others, as cast() says.
+};
+
+/// Finds out all that the cast of a tensor depends on. Called by cast() alone.
+CastSource classify(const at::Tensor& tensor, CastRules rules);
+
+/// Whether a tensor is what torch finds worth keeping the cast of: a float32 parameter.
 bool is_weight(const at::Tensor& tensor);
 
-/// The base of `tensor`, a view that is dense in memory, if both are ordinary and have the same
-/// elements there, such as `weight.t()` or `weight.view({rows, -1})` of a weight. Else null.
+/// Returns the base of `tensor`, a view that is dense in memory, if both are ordinary and have the
+/// same elements there, such as `weight.t()` or `weight.view({rows, -1})` of a weight. Else null.
 ///
 /// Casting either one then writes the same bytes.
 const at::Tensor* base_of_whole_view(const at::Tensor& tensor);
-
-/// The same for bases with another property than that ops on them may bypass the dispatcher. They
-/// have storage.
-const at::Tensor* base_of_whole_view_if(const at::Tensor& tensor,
-                                        bool (*is_wanted)(const at::Tensor& base));
-
-/// @param lowers  The cast is to the region's dtype; only such casts are kept or shared.
-/// @param share   Whether the cast may share memory with others, as cast() says.
-CastSource classify(const at::Tensor& tensor, bool lowers, bool share);
 
 }  // namespace fastamp::autocast

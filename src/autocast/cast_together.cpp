@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autocast/cast_together.h"
 
-#include "autocast/cache/thread_cache.h"
-#include "autocast/cache/weight_requests.h"
-#include "autocast/make/cast_node.h"
-#include "autocast/make/data_cast.h"
-#include "autocast/make/tensor_identity.h"
-#include "autocast/trace/tracing.h"
+#include "autocast/data_cast.h"
+#include "autocast/thread_cache.h"
+#include "autocast/weight_requests.h"
+#include "core/interception.h"
+#include "trace/events.h"
 
 #include <fastamp/autocast/cast_together.h>
 
@@ -31,8 +30,8 @@ LockedRequests& locked_requests() {
 }
 
 /// Whether the joint cast is made just as the weight's own would be; unusual weights are left out.
-bool can_join(const at::Tensor& weight, CallPath path) {
-  return is_weight(weight) && path == CallPath::direct && TensorIdentity::exists_for(weight) &&
+bool can_join(const at::Tensor& weight) {
+  return is_weight(weight) && can_bypass_dispatcher(weight) && is_keepable(weight) &&
          weight.is_non_overlapping_and_dense();
 }
 
@@ -82,14 +81,14 @@ std::vector<WeightToCast> weights_to_cast_with(const at::Tensor& weight, c10::Sc
                               : std::vector<WeightToCast>();
 }
 
-at::Tensor cast_with_others(const CastSource& source, c10::ScalarType to, CastUse use) {
+at::Tensor cast_with_others(const CastSource& source, c10::ScalarType to) {
   const at::Tensor& weight = source.tensor;
-  if (!can_join(weight, source.path)) {
+  if (!source.region_keeps || !weight.is_non_overlapping_and_dense()) {
     return {};
   }
   std::vector<at::Tensor> weights;
   for (auto& [other, unused] : weights_to_cast_with(weight, to)) {
-    if (can_join(other, call_path(other))) {
+    if (can_join(other)) {
       weights.push_back(std::move(other));
     }
   }
@@ -102,11 +101,6 @@ at::Tensor cast_with_others(const CastSource& source, c10::ScalarType to, CastUs
     note_cast(CastEvent::weight_cast, casts[i]);
     keep_weight_cast(weights[i], to, casts[i], CastUse::later);
   }
-  if (is_recorded(weight)) {
-    record_cast(weight, casts.back());
-  }
-  note_cast(CastEvent::weight_cast, casts.back());
-  keep_weight_cast(weight, to, casts.back(), use);
   return casts.back();
 }
 

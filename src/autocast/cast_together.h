@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "autocast/cache/cast_cache.h"
-#include "autocast/cache/cast_plans.h"
+#include "autocast/cast_plans.h"
 #include "autocast/cast_source.h"
 
 #include <fastamp/export.h>
@@ -31,10 +30,9 @@ FASTAMP_API void release_cast_together(std::uint64_t id);
 /// last region like this one used, the ones that open requests name. Empty if none names `weight`.
 std::vector<WeightToCast> weights_to_cast_with(const at::Tensor& weight, c10::ScalarType to);
 
-/// Casts a weight that the region has not cast yet, and with it those that the last region like
-/// this one used, and keeps all the casts for the region. Undefined, with nothing done, if the
-/// weight is not requested, or no other weight can be cast with it.
-/// @param use  How the weight's own cast is used first.
-at::Tensor cast_with_others(const CastSource& source, c10::ScalarType to, CastUse use);
+/// Casts the data of a weight that the region has not cast yet, and with it those of the weights
+/// that the last region like this one used, which the region keeps. Undefined, with nothing done,
+/// if the weight is not requested, or no other weight can be cast with it.
+at::Tensor cast_with_others(const CastSource& source, c10::ScalarType to);
 
 }  // namespace fastamp::autocast

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autocast/lean_weights.h"
 
-#include "autocast/cache/thread_cache.h"
-#include "autocast/make/cast_node.h"
-#include "autocast/make/data_cast.h"
+#include "autocast/cast_node.h"
+#include "autocast/data_cast.h"
+#include "autocast/thread_cache.h"
+#include "autocast/torch_state.h"
 #include "core/interception.h"
 
 #include <c10/core/TensorImpl.h>
@@ -102,14 +103,20 @@ at::Tensor alias_of_lean(const at::Tensor& argument, c10::ScalarType lower) {
     }
     return {};
   }
-  at::Tensor alias = find_weight_cast(argument, lower);
+  const bool cache_enabled = is_weight_cache_enabled();
+  at::Tensor alias;
+  if (cache_enabled) {
+    alias = find_weight_cast(argument, lower, CastUse::by_op);
+  }
   if (alias.defined() || !is_lean(argument) || call_path(argument) == CallPath::intercepted) {
     return alias;
   }
   sum_in_float(argument);
   alias = make_alias(argument);
   record_cast_from(argument, argument.options().dtype(c10::kFloat), alias);
-  keep_weight_cast(argument, lower, alias, CastUse::by_op);
+  if (cache_enabled && is_keepable(argument)) {
+    keep_weight_cast(argument, lower, alias, CastUse::by_op);
+  }
   return alias;
 }
 

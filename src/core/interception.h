@@ -80,6 +80,15 @@ inline bool was_wrapped(const at::Tensor& result, const at::Tensor& source) {
   return (result.key_set() - source.key_set()).has_any(detail::kInterceptors);
 }
 
+/// Whether a tensor is what a gradient transform of torch.func puts around another one, one for
+/// each level.
+inline bool is_gradient_wrapper(const at::Tensor& tensor) {
+  return tensor.key_set().has(c10::DispatchKey::FuncTorchGradWrapper);
+}
+
+/// Returns the tensor as ops take it now: inside the wrappers of transforms that have ended.
+at::Tensor without_ended_wrappers(const at::Tensor& tensor);
+
 /// Whether a profiler, or another observer of torch's record_function, watches the ops of this
 /// thread.
 bool is_observed();
@@ -93,6 +102,12 @@ enum class CallPath : std::uint8_t {
 
 /// Ordinary as in core/tensor_kind.h, and here without a forward-mode tangent.
 CallPath call_path(const at::Tensor& tensor);
+
+/// Whether nothing but observers and Python's dispatch modes see a call with a tensor that has this
+/// call_path() now: what it computes is the same without them.
+inline bool runs_unchanged(const at::Tensor& tensor, CallPath path) {
+  return path != CallPath::intercepted || is_seen_by_modes_alone(tensor);
+}
 
 /// Whether an op on this tensor may be computed without a call of it.
 inline bool can_bypass_dispatcher(const at::Tensor& tensor) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/api/lowered_weights.h"
 #include "autocast/lean_weights.h"
+#include "inference/convert.h"
 #include "optim/starting_masters.h"
 
 #include <fastamp/optim/lean.h>

@@ -4,7 +4,7 @@
 // One step of SGD over a torch::optim::Optimizer: ours, or one of torch's that is fused. They
 // differ in the types of their options and states, never in arithmetic.
 
-#include "autocast/cache/weight_copies.h"
+#include "autocast/kept_casts.h"
 #include "core/dtypes.h"
 #include "kernels/functors/noise.h"
 #include "optim/group_options.h"

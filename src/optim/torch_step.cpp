@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optim/torch_step.h"
 
-#include "autocast/make/tensor_identity.h"
+#include "autocast/tensor_identity.h"
 #include "optim/gate.h"
 
 #include <ATen/core/grad_mode.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "scaler/step_logger.h"
 
-#include "autocast/trace/tracing.h"
 #include "core/device_copy.h"
+#include "trace/events.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "autocast/trace/recorder.h"
 #include "scaler/iteration_log.h"
 #include "scaler/readback.h"
+#include "trace/recorder.h"
 
 #include <fastamp/export.h>
 #include <fastamp/scaler/log_to.h>

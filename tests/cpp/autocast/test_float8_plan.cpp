@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which products run in fp8 on a GPU, by the rule of their sizes, and plans made by it.
 
-#include "autocast/policy/float8_gpu.h"
-#include "autocast/policy/float8_rule.h"
+#include "autocast/float8_gpu.h"
+#include "autocast/float8_rule.h"
 #include "support/autocast_state.h"
 #include "support/catch.h"
 #include "support/warnings.h"

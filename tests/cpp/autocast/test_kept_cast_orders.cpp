@@ -2,8 +2,7 @@
 // Kept casts that a step writes are never seen half-written or out of date, in any order of what an
 // optimizer, a region and an edit do. Each call of the store takes its lock, so the calls can be
 // run one after the other: an order of calls is all that threads can make of them.
-#include "autocast/cache/kept_casts.h"
-#include "autocast/cache/weight_copies.h"
+#include "autocast/kept_casts.h"
 #include "support/catch.h"
 
 #include <fastamp/autocast/guard.h>

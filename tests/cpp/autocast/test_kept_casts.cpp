@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/cache/kept_casts.h"
+#include "autocast/kept_casts.h"
 #include "support/autocast_state.h"
 #include "support/casts.h"
 #include "support/catch.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A thread that reads the log never uses a cast of a value that is no longer there.
-#include "autocast/cache/change_log.h"
+#include "autocast/change_log.h"
 #include "interleavings/explorer.h"
 #include "support/catch.h"
 

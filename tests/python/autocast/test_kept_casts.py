@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import fastamp
 from support.autocast_state import torch_kernels
@@ -226,6 +227,14 @@ def test_dtypes_have_copies_of_their_own(weight):
             assert use(weight, BF16).dtype == BF16
             assert use(weight, torch.float16).dtype == torch.float16
         assert fastamp.kept_casts() == (2, 24)
+
+
+def test_a_cast_that_a_mode_made_another_kind_of_is_not_kept_and_counts_once(weight):
+    with fastamp.keep_casts(weight), fastamp.trace() as trace:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            assert isinstance(use(weight), FakeTensor)
+        assert fastamp.kept_casts() == (0, 0)
+    assert trace.totals["weight_casts"] == 1
 
 
 def test_a_copy_that_somebody_edited_is_made_again(weight):

@@ -184,6 +184,32 @@ def test_views_of_other_leaves_and_in_inference_mode():
     assert w.grad is not None
 
 
+@pytest.mark.filterwarnings("ignore:.*[Oo]verriding a previously registered kernel")
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_casts_of_views_require_gradients_where_torchs_do(mode: Any):
+    # Ops look at it: matmul chooses its kernel by it.
+    x, view = activation().to(BF16), weight().t()
+    required = []
+
+    def product(_x: torch.Tensor, cast: torch.Tensor) -> torch.Tensor:
+        required.append(cast.requires_grad)
+        return torch.zeros(4, 8, dtype=BF16)
+
+    def run() -> None:
+        with torch.autocast("cpu", dtype=BF16), mode():
+            torch.mm(x, view)
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("mm", product, "CPU")
+    try:
+        run()
+        with torch_kernels():
+            run()
+    finally:
+        library._destroy()
+    assert required[0] == required[1]
+
+
 @pytest.mark.parametrize("requires_grad", [True, False])
 def test_kept_casts_serve_views_in_later_regions(requires_grad: bool):
     w, x = weight(requires_grad), activation()

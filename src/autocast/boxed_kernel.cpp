@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "autocast/boxed_kernel.h"
+
+#include "autocast/arguments.h"
+#include "autocast/op_names.h"
+#include "autocast/policy_table.h"
+#include "autocast/torch_state.h"
+#include "autocast/trace.h"
+#include "trace/events.h"
+
+#include <ATen/core/Dict.h>
+#include <ATen/core/List.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace fastamp::autocast {
+namespace {
+
+using Arguments = c10::ArrayRef<c10::IValue>;
+
+bool is_optional_dtype(const c10::Argument& argument) {
+  return argument.real_type()->str() == "ScalarType?";
+}
+
+bool holds_tensors(const c10::Type& type) {
+  return type.kind() == c10::TypeKind::TensorType ||
+         std::ranges::any_of(type.containedTypes(), [](const c10::TypePtr& inner) {
+           return inner != nullptr && holds_tensors(*inner);
+         });
+}
+
+/// Whether cast_value() reaches all tensors of a type: those of keys, futures and the like it does
+/// not, nor, of a type that may be anything, any.
+bool reaches_all_tensors(const c10::Type& type) {
+  switch (type.kind()) {
+    case c10::TypeKind::AnyType:
+      return false;
+    case c10::TypeKind::DictType:
+      return !holds_tensors(*type.containedTypes()[0]) &&
+             reaches_all_tensors(*type.containedTypes()[1]);
+    case c10::TypeKind::ListType:
+    case c10::TypeKind::OptionalType:
+    case c10::TypeKind::TensorType:
+    case c10::TypeKind::TupleType:
+      return std::ranges::all_of(type.containedTypes(), [](const c10::TypePtr& inner) {
+        return reaches_all_tensors(*inner);
+      });
+    default:
+      return !holds_tensors(type);
+  }
+}
+
+/// Whether the dispatcher looks at an argument: an op with tensors in dicts only never comes here.
+bool is_dispatched(const c10::Argument& argument) {
+  const auto& type = *argument.type();
+  return type.isSubtypeOf(*c10::TensorType::get()) ||
+         type.isSubtypeOf(*c10::OptionalType::ofTensor()) ||
+         type.isSubtypeOf(*c10::ListType::ofTensors()) ||
+         type.isSubtypeOf(*c10::ListType::ofOptionalTensors());
+}
+
+template <class Function>
+void visit_tensors(const c10::IValue& value, const Function& function) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) {
+      function(value.toTensor());
+    }
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      function(tensor);
+    }
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) {
+      visit_tensors(element, function);
+    }
+  } else if (value.isTuple()) {
+    for (const c10::IValue& element : value.toTupleRef().elements()) {
+      visit_tensors(element, function);
+    }
+  } else if (value.isGenericDict()) {
+    for (const auto& entry : value.toGenericDict()) {
+      visit_tensors(entry.value(), function);
+    }
+  }
+}
+
+/// Calls `function` with every defined tensor among the arguments, those in lists, tuples and dicts
+/// too.
+template <class Function>
+void for_each_tensor(Arguments arguments, const Function& function) {
+  for (const auto& value : arguments) {
+    visit_tensors(value, function);
+  }
+}
+
+c10::IValue cast_value(const c10::IValue& value, const Caster& caster) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    at::Tensor cast = tensor.defined() ? caster(tensor) : at::Tensor();
+    return cast.defined() ? c10::IValue(std::move(cast)) : value;
+  }
+  if (value.isTensorList()) {
+    auto casts = cast_list(value.toTensorVector(), caster);
+    return casts.empty() ? value : c10::IValue(std::move(casts));
+  }
+  if (value.isList()) {
+    c10::impl::GenericList out(value.toList().elementType());
+    for (const c10::IValue& element : value.toListRef()) {
+      out.push_back(cast_value(element, caster));
+    }
+    return out;
+  }
+  if (value.isTuple()) {
+    std::vector<c10::IValue> out;
+    for (const c10::IValue& element : value.toTupleRef().elements()) {
+      out.push_back(cast_value(element, caster));
+    }
+    return c10::ivalue::Tuple::create(std::move(out));
+  }
+  if (value.isGenericDict()) {
+    const auto dict = value.toGenericDict();
+    c10::impl::GenericDict out(dict.keyType(), dict.valueType());
+    for (const auto& entry : dict) {
+      out.insert(entry.key(), cast_value(entry.value(), caster));
+    }
+    return out;
+  }
+  return value;
+}
+
+void cast_arguments(torch::jit::Stack& stack, std::size_t count, const Caster& caster) {
+  for (auto value = stack.end() - static_cast<std::ptrdiff_t>(count); value != stack.end();
+       ++value) {
+    *value = cast_value(*value, caster);
+  }
+}
+
+bool is_written(const c10::Argument& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+/// Casts all arguments but the one that the op writes to its dtype.
+void follow_written(const c10::FunctionSchema& schema, torch::jit::Stack& stack,
+                    c10::ScalarType lower, PolicyDevice device) {
+  const auto& arguments = schema.arguments();
+  const auto written = std::ranges::find_if(arguments, is_written) - arguments.begin();
+  const auto first = stack.end() - static_cast<std::ptrdiff_t>(arguments.size());
+  const auto& target = *(first + written);
+  if (!target.isTensor() || !is_eligible(target.toTensor(), device)) {
+    return;
+  }
+  const Caster caster{target.toTensor().scalar_type(), lower, device};
+  for (auto value = first; value != stack.end(); ++value) {
+    if (value != first + written) {
+      *value = cast_value(*value, caster);
+    }
+  }
+}
+
+c10::ScalarType run_dtype(OpPolicy policy, Arguments arguments, c10::ScalarType lower,
+                          PolicyDevice device) {
+  bool wide = policy == OpPolicy::fp32;
+  if (policy == OpPolicy::promote) {
+    for_each_tensor(arguments, [&](const at::Tensor& tensor) {
+      wide = wide || forces_fp32(tensor, lower, device);
+    });
+  }
+  return wide ? c10::kFloat : lower;
+}
+
+void set_dtype(const c10::FunctionSchema& schema, torch::jit::Stack& stack, PolicyDevice device) {
+  const auto first = stack.end() - static_cast<std::ptrdiff_t>(schema.arguments().size());
+  if (!is_eligible(first->toTensor(), device)) {
+    return;
+  }
+  for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
+    auto& value = *(first + static_cast<std::ptrdiff_t>(i));
+    if (is_optional_dtype(schema.arguments()[i]) && value.isNone()) {
+      value = c10::kFloat;
+    }
+  }
+}
+
+void show(TracedCall& trace, const c10::FunctionSchema& schema, Arguments arguments) {
+  for_each_tensor(arguments, [&](const at::Tensor& tensor) { trace.see(tensor); });
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (is_optional_dtype(schema.arguments()[i]) && !arguments[i].isNone()) {
+      trace.see(std::optional(arguments[i].toScalarType()));
+    }
+  }
+}
+
+}  // namespace
+
+OpCapabilities boxed_capabilities(const c10::FunctionSchema& schema) {
+  const auto& arguments = schema.arguments();
+  const auto writes = std::ranges::count_if(arguments, is_written);
+  const bool writes_tensor = std::ranges::all_of(arguments, [](const c10::Argument& argument) {
+    return !is_written(argument) || argument.type()->kind() == c10::TypeKind::TensorType;
+  });
+  const auto may_be_cast = [](const c10::Argument& argument) {
+    return !is_written(argument) && holds_tensors(*argument.type());
+  };
+  const bool tensors = std::ranges::any_of(arguments, may_be_cast) &&
+                       std::ranges::any_of(arguments, is_dispatched) &&
+                       std::ranges::all_of(arguments, [](const c10::Argument& argument) {
+                         return reaches_all_tensors(*argument.type());
+                       });
+  const bool set_opt_dtype = !arguments.empty() && arguments[0].type()->str() == "Tensor" &&
+                             std::ranges::any_of(arguments, is_optional_dtype);
+  return {.lower = tensors && writes == 0,
+          .fp32 = tensors && (writes == 0 || (writes == 1 && writes_tensor)),
+          .set_opt_dtype = set_opt_dtype,
+          .append_dtype = false};
+}
+
+void NestedInputKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                                   torch::jit::Stack* stack) const {
+  const auto key = autocast_key(device_);
+  const auto count = op.schema().arguments().size();
+  const auto& first = torch::jit::peek(*stack, 0, count);
+  if (!first.isTensor() || !first.toTensor().is_nested()) {
+    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key), stack);
+    return;
+  }
+  const auto lower = region_dtype(device_type(device_));
+  const c10::impl::ExcludeDispatchKeyGuard below_autocast(key);
+  cast_arguments(*stack, count, {lower, lower, device_});
+  op.callBoxed(stack);
+}
+
+void BoxedKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                             torch::jit::Stack* stack) const {
+  const auto key = autocast_key(device_);
+  const auto count = op.schema().arguments().size();
+  std::unique_ptr<TracedCall> trace;
+  if (is_traced()) [[unlikely]] {
+    trace = std::make_unique<TracedCall>(traced_op(op_, device_));
+    show(*trace, op.schema(), torch::jit::last(*stack, count));
+  }
+  const OpPolicy policy = policy_of(op_, device_);
+  if (policy == OpPolicy::pass) {
+    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key), stack);
+    return;
+  }
+  if (policy == OpPolicy::banned) {
+    throw_banned(op_, device_);
+  }
+  const auto lower = region_dtype(device_type(device_));
+  const c10::impl::ExcludeDispatchKeyGuard below_autocast(key);
+  if (policy == OpPolicy::set_opt_dtype) {
+    set_dtype(op.schema(), *stack, device_);
+  } else if (policy == OpPolicy::promote && op.schema().is_mutable()) {
+    follow_written(op.schema(), *stack, lower, device_);
+  } else {
+    const auto to = run_dtype(policy, torch::jit::last(*stack, count), lower, device_);
+    cast_arguments(*stack, count, {to, lower, device_});
+  }
+  op.callBoxed(stack);
+}
+
+}  // namespace fastamp::autocast

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "autocast/float8_gpu.h"
+#include "autocast/float8_setting.h"
+#include "trace/float8_outcome.h"
+
+#include <fastamp/autocast/float8_plan.h>
+#include <fastamp/export.h>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+// What becomes of a product of given sizes, and a record of the calls of a model, for plans.
+// Exported for the Python module; not part of the public API.
+namespace fastamp::autocast {
+
+/// Whether a tensor of this dtype can be an operand of a product in fp8.
+bool is_float8_operand(c10::ScalarType dtype);
+
+/// Float8Shape::m where a trace does not know it: some, and the rule is not asked.
+inline constexpr std::int64_t kUnknownRows = -1;
+
+/// What becomes of x times a weight of these sizes and dtypes.
+/// @param gpu  What the rule is asked for; null: it is not asked.
+Float8Outcome float8_outcome(const Float8Shape& shape, const Float8Setting& setting,
+                             const Float8Gpu* gpu);
+
+/// The row of a plan for a product with this outcome.
+/// @param gpu  Null: nothing is predicted.
+Float8PlanRow float8_plan_row(const Float8Shape& shape, Float8Outcome outcome,
+                              const Float8Setting& setting, const Float8Gpu* gpu);
+
+/// A call of an op that can run in fp8.
+struct Float8Call {
+  Float8Op op;
+  Float8PlanRow row;  ///< Without sizes where the arguments are not x times a weight.
+  at::Tensor weight;  ///< A parameter, if the second operand is one or the transpose of one.
+};
+
+/// Records such calls of a thread, between start() and stop(), and keeps them in the carrier. For
+/// models of fake tensors: what intercepts calls for their sake does not count as a reason.
+class FASTAMP_API Float8Calls {
+ public:
+  /// @param gpu  What the rule is asked for; null: what it is asked for on the device of a call.
+  explicit Float8Calls(const Float8Gpu* gpu) : gpu_(gpu) {}
+  ~Float8Calls() { stop(); }
+  Float8Calls(const Float8Calls&) = delete;
+  Float8Calls& operator=(const Float8Calls&) = delete;
+  Float8Calls(Float8Calls&&) = delete;
+  Float8Calls& operator=(Float8Calls&&) = delete;
+
+  /// Records the calls of this thread from now on, in the place of what records them now. Stop it
+  /// on the same thread, the last one first.
+  void start();
+  void stop();
+  const std::vector<Float8Call>& calls() const { return calls_; }
+
+  /// What records the calls of this thread; null if nothing does.
+  static Float8Calls* current();
+
+  const Float8Gpu* gpu_on(c10::Device device) const {
+    return gpu_ != nullptr ? gpu_ : float8_gpu(device);
+  }
+
+  /// @param call   Its row is replaced by one for `shape`, if there is one.
+  /// @param shape  As the rule sees it.
+  void add(Float8Call call, Float8Outcome outcome, const Float8Setting& setting,
+           const at::Tensor& x, const std::optional<Float8Shape>& shape);
+  /// A call with arguments of another form.
+  void add(Float8Op op, Float8Outcome outcome);
+
+ private:
+  bool is_new(const at::Tensor& tensor);
+  bool is_new_in_float8(const at::Tensor& x, bool is_kept);
+
+  const Float8Gpu* gpu_;
+  Float8Calls* outer_ = nullptr;
+  bool is_started_ = false;
+  std::vector<Float8Call> calls_;
+  /// What a call has saved in 16 bits already: later ones share it. The tensors are held, so that
+  /// their addresses are not used again.
+  std::set<std::pair<const void*, std::int64_t>> saved_;
+  std::vector<at::Tensor> held_;
+  at::Tensor last_x_;  ///< Whose fp8 cast the next call shares, if it takes the same x.
+};
+
+}  // namespace fastamp::autocast

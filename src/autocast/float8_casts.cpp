@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "autocast/float8_casts.h"
+
+#include "autocast/cast_cache.h"
+#include "core/tensor_version.h"
+
+#include <utility>
+
+namespace fastamp::autocast {
+
+Float8Entry::Float8Entry(const at::Tensor& source, TensorIdentity as_cast, c10::ScalarType to,
+                         Float8Cast cast)
+    : source_(std::move(as_cast)),
+      sizes_(source.sizes().vec()),
+      strides_(source.strides().vec()),
+      to_(to),
+      cast_(std::move(cast)),
+      versions_(cast_versions()) {}
+
+std::array<std::uint32_t, 2> Float8Entry::cast_versions() const {
+  const auto version = [](const at::Tensor& tensor) {
+    return tensor.defined() ? version_of(tensor) : 0;
+  };
+  return {version(cast_.rows), version(cast_.columns)};
+}
+
+bool Float8Entry::is_current(const at::Tensor& source, c10::ScalarType to) const {
+  return to_ == to && source_.matches(source) && source.sizes() == at::IntArrayRef(sizes_) &&
+         source.strides() == at::IntArrayRef(strides_) && cast_versions() == versions_;
+}
+
+std::size_t Float8Entry::bytes() const {
+  const auto bytes_of = [](const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.nbytes() : 0;
+  };
+  return bytes_of(cast_.rows) + bytes_of(cast_.columns) + bytes_of(cast_.inverse_scale);
+}
+
+void Float8Entry::note_use(Float8Wanted layouts) {
+  used_.rows |= layouts.rows;
+  used_.columns |= layouts.columns;
+}
+
+std::optional<PlannedCast> Float8Entry::as_used() const {
+  const bool is_used = used_.rows || used_.columns;
+  return is_used ? std::optional(PlannedCast{.weight = source_, .to = to_, .wanted = used_})
+                 : std::nullopt;
+}
+
+bool has_all(const Float8Cast& cast, Float8Wanted wanted) {
+  return (cast.rows.defined() || !wanted.rows) && (cast.columns.defined() || !wanted.columns);
+}
+
+const Float8Entry* Float8Casts::find_entry(const at::Tensor& weight, c10::ScalarType to,
+                                           Float8Wanted wanted) const {
+  const auto found = entries_.find(weight.unsafeGetTensorImpl());
+  const bool is_usable = found != entries_.end() && found->second.is_current(weight, to) &&
+                         has_all(found->second.cast(), wanted);
+  return is_usable ? &found->second : nullptr;
+}
+
+std::optional<Float8Cast> Float8Casts::find(const at::Tensor& weight, c10::ScalarType to,
+                                            Float8Wanted wanted) const {
+  const Float8Entry* const entry = find_entry(weight, to, wanted);
+  return entry == nullptr ? std::nullopt : std::optional(entry->cast());
+}
+
+std::optional<Float8Cast> Float8Casts::use(const at::Tensor& weight, c10::ScalarType to,
+                                           Float8Wanted wanted) {
+  if (find_entry(weight, to, wanted) == nullptr) {
+    return std::nullopt;
+  }
+  Float8Entry& entry = entries_.at(weight.unsafeGetTensorImpl());
+  entry.note_use(wanted);
+  return entry.cast();
+}
+
+std::vector<PlannedCast> Float8Casts::used() const {
+  std::vector<PlannedCast> casts;
+  for (const auto& [weight, entry] : entries_) {
+    if (auto used = entry.as_used()) {
+      casts.push_back(std::move(*used));
+    }
+  }
+  return casts;
+}
+
+std::optional<Float8Entry> Float8Casts::replace(const at::Tensor& weight, Float8Entry entry) {
+  const auto found = entries_.find(weight.unsafeGetTensorImpl());
+  if (found == entries_.end()) {
+    entries_.emplace(weight.unsafeGetTensorImpl(), std::move(entry));
+    return std::nullopt;
+  }
+  return std::exchange(found->second, std::move(entry));
+}
+
+std::vector<Float8Entry> Float8Casts::take(const Keys& weights) {
+  std::vector<Float8Entry> taken;
+  for (const auto* weight : weights) {
+    if (auto node = entries_.extract(weight)) {
+      taken.push_back(std::move(node.mapped()));
+    }
+  }
+  return taken;
+}
+
+Float8Casts Float8Casts::take_all() { return std::exchange(*this, Float8Casts()); }
+
+std::vector<Float8Entry> Float8Casts::take_dead() {
+  Keys dead;
+  for (const auto& [weight, entry] : entries_) {
+    if (entry.is_of_dead_tensor()) {
+      dead.push_back(weight);
+    }
+  }
+  return take(dead);
+}
+
+std::size_t Float8Casts::bytes() const {
+  std::size_t sum = 0;
+  for (const auto& [weight, entry] : entries_) {
+    sum += entry.bytes();
+  }
+  return sum;
+}
+
+std::optional<Float8Cast> RegionFloat8Casts::find_weight(const at::Tensor& weight,
+                                                         c10::ScalarType to, Float8Wanted wanted) {
+  if (seen_changes_ != count_changed_weights()) [[unlikely]] {
+    forget_changed();
+  }
+  return weights_.use(weight, to, wanted);
+}
+
+void RegionFloat8Casts::keep_weight(const at::Tensor& weight, Float8Entry entry) {
+  if (weights_.empty()) {
+    seen_changes_ = count_changed_weights();
+  }
+  const auto bytes = entry.bytes();
+  const auto earlier = weights_.replace(weight, std::move(entry));
+  if (sweep_budget_.pays_for(weights_.size(), bytes)) {
+    const auto dead = weights_.take_dead();
+  }
+}
+
+std::optional<Float8Cast> RegionFloat8Casts::find_activation(const at::Tensor& activation,
+                                                             c10::ScalarType to,
+                                                             Float8Wanted wanted) const {
+  const bool is_usable = activation_.has_value() && activation_->is_current(activation, to) &&
+                         has_all(activation_->cast(), wanted);
+  return is_usable ? std::optional(activation_->cast()) : std::nullopt;
+}
+
+void RegionFloat8Casts::keep_activation(Float8Entry entry) {
+  const auto earlier = std::exchange(activation_, std::optional(std::move(entry)));
+}
+
+void RegionFloat8Casts::forget_changed() {
+  const auto changed = changed_weights_since(seen_changes_);
+  seen_changes_ = changed.count;
+  if (changed.all) {
+    const auto dying = weights_.take_all();
+  } else {
+    const auto dying = weights_.take({changed.keys.begin(), changed.keys.end()});
+  }
+}
+
+void RegionFloat8Casts::forget(const Float8Casts::Keys& weights) {
+  const auto dying = weights_.take(weights);
+}
+
+void RegionFloat8Casts::clear() noexcept {
+  if (!empty()) {
+    const auto weights = weights_.take_all();
+    const auto activation = std::exchange(activation_, std::nullopt);
+  }
+}
+
+}  // namespace fastamp::autocast

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "autocast/cast_cache.h"
+#include "autocast/cast_plans.h"
+#include "autocast/float8_cast.h"
+#include "autocast/tensor_identity.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace fastamp::autocast {
+
+/// The fp8 cast of a tensor, and what it was made of.
+class Float8Entry {
+ public:
+  /// @param as_cast  The source's identity before it was read: another thread may have written it
+  ///                 since.
+  Float8Entry(const at::Tensor& source, TensorIdentity as_cast, c10::ScalarType to,
+              Float8Cast cast);
+
+  /// Whether this is the cast of the source as it is now: its version, memory, sizes, stream and
+  /// capture are as they were, and nobody has edited the cast, which hooks on saved tensors see.
+  bool is_current(const at::Tensor& source, c10::ScalarType to) const;
+
+  const Float8Cast& cast() const& { return cast_; }
+  Float8Cast cast() && { return std::move(cast_); }
+  c10::ScalarType to() const { return to_; }
+  bool is_of_dead_tensor() const { return source_.is_expired(); }
+  std::size_t bytes() const;
+
+  /// Notes that a product takes these layouts.
+  void note_use(Float8Wanted layouts);
+
+  /// What was cast, in the layouts that were taken; nullopt if none was.
+  std::optional<PlannedCast> as_used() const;
+
+ private:
+  std::array<std::uint32_t, 2> cast_versions() const;
+
+  TensorIdentity source_;
+  std::vector<std::int64_t> sizes_;
+  std::vector<std::int64_t> strides_;
+  c10::ScalarType to_;
+  Float8Cast cast_;
+  std::array<std::uint32_t, 2> versions_;
+  Float8Wanted used_;
+};
+
+/// Whether a cast has the layouts that are wanted.
+bool has_all(const Float8Cast& cast, Float8Wanted wanted);
+
+/// fp8 casts of weights, one for each. Beside CastCache, whose entries are tensors with a history:
+/// these have none, since the node of the product leads to the weight. What is taken out is
+/// returned, so that its owner decides where tensors are destroyed.
+class Float8Casts {
+ public:
+  using Keys = std::vector<const c10::TensorImpl*>;
+
+  /// The cast of a weight, if it is current and has what is wanted.
+  std::optional<Float8Cast> find(const at::Tensor& weight, c10::ScalarType to,
+                                 Float8Wanted wanted) const;
+
+  /// The same, and notes that a product takes it.
+  std::optional<Float8Cast> use(const at::Tensor& weight, c10::ScalarType to, Float8Wanted wanted);
+
+  /// The casts that products took, in no order.
+  std::vector<PlannedCast> used() const;
+
+  /// Keeps an entry of a weight and returns the weight's earlier one.
+  [[nodiscard]] std::optional<Float8Entry> replace(const at::Tensor& weight, Float8Entry entry);
+
+  /// Takes out the entries of some weights, which may be dead.
+  [[nodiscard]] std::vector<Float8Entry> take(const Keys& weights);
+  [[nodiscard]] Float8Casts take_all();
+  /// Takes out those of weights that are gone.
+  [[nodiscard]] std::vector<Float8Entry> take_dead();
+
+  bool empty() const { return entries_.empty(); }
+  std::size_t size() const { return entries_.size(); }
+  std::size_t bytes() const;
+
+ private:
+  const Float8Entry* find_entry(const at::Tensor& weight, c10::ScalarType to,
+                                Float8Wanted wanted) const;
+
+  std::unordered_map<const c10::TensorImpl*, Float8Entry> entries_;
+};
+
+/// The fp8 casts that the regions of one thread share: those of weights, and the one of the last
+/// activation, which often feeds several products (query, key and value; gate and up). That one is
+/// kept alive until another activation is cast or the region ends.
+class RegionFloat8Casts {
+ public:
+  std::optional<Float8Cast> find_weight(const at::Tensor& weight, c10::ScalarType to,
+                                        Float8Wanted wanted);
+  void keep_weight(const at::Tensor& weight, Float8Entry entry);
+
+  /// The casts of weights that products took, in no order.
+  std::vector<PlannedCast> used_weights() const { return weights_.used(); }
+
+  std::optional<Float8Cast> find_activation(const at::Tensor& activation, c10::ScalarType to,
+                                            Float8Wanted wanted) const;
+  void keep_activation(Float8Entry entry);
+
+  /// Drops the casts of some weights, which may be dead.
+  void forget(const Float8Casts::Keys& weights);
+
+  void clear() noexcept;
+  bool empty() const { return weights_.empty() && !activation_.has_value(); }
+
+ private:
+  void forget_changed();
+
+  Float8Casts weights_;
+  SweepBudget sweep_budget_;
+  std::optional<Float8Entry> activation_;
+  std::uint64_t seen_changes_ = 0;  ///< Changes (changed_weights.h) that weights_ reflects.
+};
+
+}  // namespace fastamp::autocast

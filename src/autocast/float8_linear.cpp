@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "autocast/float8_linear.h"
+
+#include "autocast/cast_node.h"
+#include "autocast/cast_source.h"
+#include "autocast/float8_calls.h"
+#include "autocast/float8_gpu.h"
+#include "autocast/float8_memories.h"
+#include "autocast/float8_path.h"
+#include "autocast/float8_product.h"
+#include "autocast/float8_weights.h"
+#include "autocast/thread_cache.h"
+#include "core/dtypes.h"
+#include "trace/events.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace fastamp::autocast {
+namespace {
+
+/// Whether a call with the tensor would be intercepted if it were not for a plan: its tensors are
+/// fake, and a mode makes their results.
+bool is_intercepted_in_plan(const at::Tensor& tensor) {
+  const auto keys = tensor.key_set() - c10::python_ks;
+  return keys.has_any(detail::kInterceptors) || !keys.has(c10::DispatchKey::Dense) ||
+         is_intercepted_except(c10::python_ks);
+}
+
+bool is_castable(const at::Tensor& tensor) { return is_float8_operand(tensor.scalar_type()); }
+
+/// Whether the sizes are those of x times a weight plus a bias.
+bool fits(const Float8Operands& operands) {
+  const auto& [x, weight, bias, is_transposed] = operands;
+  if (weight.dim() != 2 || x.dim() < 1 ||
+      x.sym_size(-1) != weight.sym_size(is_transposed ? 0 : 1)) {
+    return false;
+  }
+  return !bias.defined() ||
+         (bias.dim() == 1 && bias.sym_size(0) == weight.sym_size(is_transposed ? 1 : 0));
+}
+
+/// A question about the operands; a bias that is missing has every property.
+template <class Predicate>
+bool all_of(const Float8Operands& operands, const Predicate& predicate) {
+  return predicate(operands.x) && predicate(operands.weight) &&
+         (!operands.bias.defined() || predicate(operands.bias));
+}
+
+/// What the rule is asked about. A parameter counts as trained also where nothing is recorded: a
+/// checkpoint runs forward like that, and must decide as its recomputation does. A trace need not
+/// know the number of rows.
+Float8Shape shape_of(const Float8Operands& operands, const WeightSource& source) {
+  const auto& [x, weight, bias, is_transposed] = operands;
+  const auto k = x.sym_size(-1).guard_int(__FILE__, __LINE__);
+  const auto elements = x.sym_numel().maybe_as_int();
+  const auto rows = k == 0 ? 0 : elements.value_or(0) / k;
+  const bool trains = source.weight != nullptr && !c10::InferenceMode::is_enabled();
+  return {.m = elements.has_value() ? rows : kUnknownRows,
+          .k = k,
+          .n = weight.sym_size(is_transposed ? 1 : 0).guard_int(__FILE__, __LINE__),
+          .x_dtype = x.scalar_type(),
+          .weight_dtype = weight.scalar_type(),
+          .has_bias = bias.defined(),
+          .x_gradient = trains,
+          .weight_gradient = trains};
+}
+
+Float8Outcome outcome_of(PolicyDevice device, const Float8Setting& setting,
+                         const Float8Operands& operands, const WeightSource& source) {
+  const auto is_here = [&](const at::Tensor& tensor) {
+    return is_on(tensor, device) && tensor.device() == operands.x.device();
+  };
+  if (!all_of(operands, is_castable)) {
+    return Float8Outcome::dtype;
+  }
+  if (!all_of(operands, is_here) || !fits(operands)) {
+    return Float8Outcome::arguments;
+  }
+  if (source.weight == nullptr && operands.weight_is_transposed) {
+    return Float8Outcome::no_weight;
+  }
+  if (is_excluded_operand(source.weight == nullptr ? operands.weight : *source.weight)) {
+    return Float8Outcome::excluded;
+  }
+  const auto* const calls = Float8Calls::current();
+  const auto here = operands.x.device();
+  return float8_outcome(shape_of(operands, source), setting,
+                        calls == nullptr ? float8_gpu(here) : calls->gpu_on(here));
+}
+
+/// Tells traces and a plan.
+void note_outcome(Float8Outcome outcome, const Float8Setting& setting, Float8Op op,
+                  const Float8Operands& operands, Float8Path path) {
+  note_float8(outcome);
+  auto* const calls = Float8Calls::current();
+  if (calls == nullptr) [[likely]] {
+    return;
+  }
+  const bool is_known = path != Float8Path::carrier;
+  const auto source = is_known ? source_of(operands.weight, path) : WeightSource();
+  calls->add(
+      {.op = op, .row = {}, .weight = source.weight == nullptr ? operands.weight : *source.weight},
+      outcome, setting, operands.x,
+      is_known && fits(operands) ? std::optional(shape_of(operands, source)) : std::nullopt);
+}
+
+Float8Wanted swapped(Float8Wanted wanted) {
+  return {.rows = wanted.columns, .columns = wanted.rows};
+}
+
+/// The cast of x as a matrix of rows. Products of one activation in a row share it.
+Float8Cast cast_x(const at::Tensor& x, Float8Path path, c10::ScalarType to, Float8Wanted wanted,
+                  const Float8Memory& memory) {
+  const bool is_shared = path == Float8Path::kernels && !x.is_leaf() && is_recorded(x);
+  if (is_shared) {
+    if (auto found = find_float8_activation(x, to, wanted)) {
+      note_float8_cast(CastEvent::activation_hit, *found);
+      return std::move(*found);
+    }
+  }
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  Float8Cast cast = cast_to_float8(as_matrix(x), to, wanted, memory);
+  note_float8_cast(CastEvent::other_cast, cast);
+  if (is_shared) {
+    keep_float8_activation(x, to, cast);
+  }
+  return cast;
+}
+
+/// Predictions are kept for parameters alone: other operands may be new ones at each step.
+Float8Memories memories_for(const Float8Setting& setting, const WeightSource& source) {
+  const bool predicts = setting.scale == Float8Scale::predicted && source.weight != nullptr;
+  return predicts ? float8_memories_of(*source.weight) : Float8Memories();
+}
+
+/// The cast of the weight as [N, K].
+Float8Cast cast_operand(const Float8Operands& operands, const WeightSource& source,
+                        c10::ScalarType to, Float8Wanted wanted) {
+  const bool is_transposed = operands.weight_is_transposed;
+  if (source.weight == nullptr) {
+    Float8Cast cast =
+        cast_to_float8(is_transposed ? operands.weight.t() : operands.weight, to, wanted);
+    note_float8_cast(CastEvent::other_cast, cast);
+    return cast;
+  }
+  if (is_transposed == source.is_transposed) {
+    return cast_parameter(source, to, wanted);
+  }
+  Float8Cast cast = cast_parameter(source, to, swapped(wanted));
+  std::swap(cast.rows, cast.columns);
+  return cast;
+}
+
+Float8Path path_of(const Float8Operands& operands) {
+  if (Float8Calls::current() != nullptr) [[unlikely]] {
+    const bool is_plain =
+        all_of(operands, [](const at::Tensor& tensor) { return !is_intercepted_in_plan(tensor); });
+    return is_plain ? Float8Path::aten : Float8Path::carrier;
+  }
+  auto path = std::max(float8_path(operands.x), float8_path(operands.weight));
+  if (operands.bias.defined()) {
+    path = std::max(path, float8_path(operands.bias));
+  }
+  // A trace of backward is made in the region of forward, where an eager program has left it.
+  const bool is_traced_backward = path == Float8Path::aten && !c10::GradMode::is_enabled() &&
+                                  torch::autograd::get_current_node() != nullptr;
+  return is_traced_backward ? Float8Path::carrier : path;
+}
+
+/// Casts, multiplies and records.
+at::Tensor run_product(const Float8Setting& setting, const Float8Operands& operands,
+                       const WeightSource& source, Float8Path path) {
+  const auto& [x, weight, bias, is_transposed] = operands;
+  const bool saves_x = is_recorded(weight);
+  const bool saves_weight = is_recorded(x);
+  const bool recorded = saves_x || saves_weight || (bias.defined() && is_recorded(bias));
+  // In a trace, backward transposes what is used: what a program without it needs not is not asked.
+  const bool transposes = path == Float8Path::kernels;
+  const Float8Wanted of_x{.rows = true, .columns = saves_x && transposes};
+  const Float8Wanted of_weight{.rows = true, .columns = saves_weight && transposes};
+  // Casts and predictions that outlive the call are of plain tensors.
+  const WeightSource keeps = path == Float8Path::kernels ? source : WeightSource();
+  const auto memories = memories_for(setting, keeps);
+  Float8Cast x_cast = cast_x(x, path, setting.forward_dtype, of_x, memories.x);
+  Float8Cast weight_cast;
+  at::Tensor y;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    weight_cast = cast_operand(operands, keeps, setting.forward_dtype, of_weight);
+    auto sizes = x.sym_sizes().vec();
+    sizes.back() = weight.sym_size(is_transposed ? 1 : 0);
+    y = float8_product(rows_of(x_cast), rows_of(weight_cast),
+                       bias.defined() ? std::optional(bias.to(setting.carrier)) : std::nullopt,
+                       setting.carrier, setting.fast_accumulate[0])
+            .reshape_symint(sizes);
+  }
+  if (recorded) {
+    // Casts that are shared may have what another use did need.
+    if (!of_x.columns) {
+      x_cast.columns = at::Tensor();
+    }
+    if (!of_weight.columns) {
+      weight_cast.columns = at::Tensor();
+    }
+    record_float8_product(operands, setting, saves_x ? x_cast : Float8Cast(),
+                          saves_weight ? weight_cast : Float8Cast(), memories.grad, y);
+  }
+  return y;
+}
+
+}  // namespace
+
+at::Tensor refuse_float8_arguments(Float8Op op) {
+  note_float8(Float8Outcome::arguments);
+  if (auto* const calls = Float8Calls::current()) [[unlikely]] {
+    calls->add(op, Float8Outcome::arguments);
+  }
+  return {};
+}
+
+at::Tensor float8_linear(PolicyDevice device, const Float8Setting& setting, Float8Op op,
+                         const Float8Operands& operands) {
+  const Float8Path path = path_of(operands);
+  if (!setting.runs(op)) {
+    note_outcome(Float8Outcome::op, setting, op, operands, path);
+    return {};
+  }
+  if (path == Float8Path::carrier) {
+    note_outcome(Float8Outcome::intercepted, setting, op, operands, path);
+    return {};
+  }
+  const WeightSource source = source_of(operands.weight, path);
+  const auto outcome = outcome_of(device, setting, operands, source);
+  note_outcome(outcome, setting, op, operands, path);
+  if (outcome != Float8Outcome::ran || Float8Calls::current() != nullptr) {
+    return {};
+  }
+  return run_product(setting, operands, source, path);
+}
+
+}  // namespace fastamp::autocast

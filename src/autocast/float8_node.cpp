@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "autocast/float8_node.h"
+
+#include "autocast/float8_product.h"
+#include "autocast/make_node.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/sum_ops.h>
+#include <c10/core/DispatchKey.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/SymInt.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace fastamp::autocast {
+namespace {
+
+namespace autograd = torch::autograd;
+
+/// Stands in the graph of a gradient that was computed with create_graph=True.
+class LinearFloat8DoubleBackward final : public autograd::Node {
+ public:
+  using Node::Node;
+
+  std::string name() const override { return "LinearFloat8DoubleBackward"; }
+
+ protected:
+  // NOLINTNEXTLINE(cppcoreguidelines-rvalue-reference-param-not-moved): the base's signature
+  autograd::variable_list apply(autograd::variable_list&& /*grads*/) override {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        false,
+        "LinearFloat8Backward: expected to be differentiated once, got a second differentiation "
+        "(create_graph=True). Products in fp8 have no second derivative: run the part of the model "
+        "that needs one in the region's 16-bit dtype, in fastamp.autocast(..., float8=False), in "
+        "C++ in an AutocastGuard without a recipe.");
+  }
+};
+
+/// The casts of dY have one scale for the whole, which a vmapped gradient does not have.
+void refuse_batched(const at::Tensor& grad) {
+  constexpr c10::DispatchKeySet kBatched(
+      {c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::Batched});
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !grad.key_set().has_any(kBatched),
+      "LinearFloat8Backward: expected one gradient, got a batch of them (is_grads_batched=True, "
+      "torch.vmap over a backward pass). Products in fp8 take one at a time: call "
+      "torch.autograd.grad once for each, or run the part of the model in the region's 16-bit "
+      "dtype, in fastamp.autocast(..., float8=False), in C++ in an AutocastGuard without a "
+      "recipe.");
+}
+
+struct Shape {
+  std::vector<c10::SymInt> x_sizes;
+  c10::ScalarType x_dtype;
+  c10::ScalarType weight_dtype;
+  c10::ScalarType bias_dtype;
+  bool weight_is_transposed;    ///< The weight was given as [K, N],
+  bool weight_is_column_major;  ///< and lies as [N, K] in memory.
+};
+
+/// The backward pass of a product in fp8: dX = dY W and dW = dY^T X, with dY cast to fp8 as well.
+class LinearFloat8Backward final : public autograd::Node {
+ public:
+  static constexpr std::size_t kX = 0;
+  static constexpr std::size_t kWeight = 1;
+  static constexpr std::size_t kBias = 2;
+
+  LinearFloat8Backward(Shape shape, const Float8Setting& setting, const Float8Cast& x,
+                       const Float8Cast& weight, Float8Memory memory)
+      : shape_(std::move(shape)),
+        setting_(setting),
+        memory_(std::move(memory)),
+        are_columns_(x.columns.defined() || weight.columns.defined()) {
+    x_ = saved(x);
+    x_inverse_ = saved(x.inverse_scale);
+    weight_ = saved(weight);
+    weight_inverse_ = saved(weight.inverse_scale);
+  }
+
+  std::string name() const override { return "LinearFloat8Backward"; }
+
+  void release_variables() override {
+    const std::scoped_lock lock(mutex_);
+    for (auto* variable : {&x_, &x_inverse_, &weight_, &weight_inverse_}) {
+      variable->reset_data();
+    }
+  }
+
+ protected:
+  autograd::variable_list apply(autograd::variable_list&& grads) override {
+    const at::Tensor grad = std::move(grads).at(0);
+    const std::scoped_lock lock(mutex_);
+    // Before the keys are excluded: a hook of the user may run a whole forward pass.
+    const Saved saved = unpack();
+    autograd::variable_list out(3);
+    if (!grad.defined()) {
+      return out;
+    }
+    refuse_batched(grad);
+    {
+      const at::AutoDispatchBelowADInplaceOrView below_autograd;
+      const c10::impl::ExcludeDispatchKeyGuard below_autocast(c10::autocast_dispatch_keyset);
+      differentiate(grad, saved, out);
+    }
+    if (c10::GradMode::is_enabled()) {
+      refuse_more(grad, out);
+    }
+    return out;
+  }
+
+ private:
+  /// A cast's copy for backward and its scale.
+  struct Saved {
+    Float8Cast x;
+    Float8Cast weight;
+  };
+
+  static autograd::SavedVariable saved(const at::Tensor& tensor) {
+    return tensor.defined() ? autograd::SavedVariable(tensor, /*is_output=*/false)
+                            : autograd::SavedVariable();
+  }
+
+  static autograd::SavedVariable saved(const Float8Cast& cast) {
+    return saved(cast.columns.defined() ? cast.columns : cast.rows);
+  }
+
+  Saved unpack() const {
+    Saved out;
+    out.x.columns = x_.unpack();
+    out.x.inverse_scale = x_inverse_.unpack();
+    out.weight.columns = weight_.unpack();
+    out.weight.inverse_scale = weight_inverse_.unpack();
+    return out;
+  }
+
+  at::Tensor columns(const at::Tensor& saved) const {
+    return are_columns_ ? saved : float8_columns(saved);
+  }
+
+  void differentiate(const at::Tensor& grad, const Saved& saved, autograd::variable_list& out) {
+    const bool wants_x = saved.weight.columns.defined() && task_should_compute_output(kX);
+    const bool wants_weight = saved.x.columns.defined() && task_should_compute_output(kWeight);
+    const bool wants_bias = task_should_compute_output(kBias);
+    const at::Tensor matrix = as_matrix(grad);
+    if (!wants_x && !wants_weight) {
+      if (wants_bias) {
+        out[kBias] = matrix.sum({0}, /*keepdim=*/false, c10::kFloat).to(shape_.bias_dtype);
+      }
+      return;
+    }
+    const Float8Cast cast = cast_to_float8(
+        matrix, setting_.grad_dtype,
+        {.rows = wants_x, .columns = wants_weight, .column_sums = wants_bias}, memory_);
+    if (wants_x) {
+      const at::Tensor weight = columns(saved.weight.columns);
+      out[kX] = float8_product(rows_of(cast), {weight, saved.weight.inverse_scale}, std::nullopt,
+                               shape_.x_dtype, setting_.fast_accumulate[1])
+                    .reshape_symint(shape_.x_sizes);
+    }
+    if (wants_weight) {
+      const at::Tensor x = columns(saved.x.columns);
+      out[kWeight] = weight_gradient(columns_of(cast), {x, saved.x.inverse_scale});
+    }
+    if (wants_bias) {
+      out[kBias] = cast.column_sums.to(shape_.bias_dtype);
+    }
+  }
+
+  /// In the layout of the weight, so that it becomes `.grad` without a copy.
+  at::Tensor weight_gradient(Float8Matrix grad, Float8Matrix x) const {
+    const bool fast = setting_.fast_accumulate[2];
+    if (shape_.weight_is_transposed && !shape_.weight_is_column_major) {
+      return float8_product(x, grad, std::nullopt, shape_.weight_dtype, fast);
+    }
+    const at::Tensor out = float8_product(grad, x, std::nullopt, shape_.weight_dtype, fast);
+    return shape_.weight_is_transposed ? out.t() : out;
+  }
+
+  /// Differentiating the gradients again raises an error, instead of taking them for constants.
+  void refuse_more(const at::Tensor& grad, const autograd::variable_list& out) const {
+    for (const at::Tensor& gradient : out) {
+      if (gradient.defined()) {
+        auto edges = next_edges();
+        edges.push_back(autograd::impl::gradient_edge(grad));
+        autograd::set_history(gradient, make_node<LinearFloat8DoubleBackward>(std::move(edges)));
+      }
+    }
+  }
+
+  Shape shape_;
+  const Float8Setting& setting_;  // Interned: lives as long as the process.
+  Float8Memory memory_;           ///< Of dY; unused with current scales.
+  autograd::SavedVariable x_;
+  autograd::SavedVariable x_inverse_;
+  autograd::SavedVariable weight_;
+  autograd::SavedVariable weight_inverse_;
+  bool are_columns_;  ///< What is saved of both; else rows, of a product that was traced.
+};
+
+}  // namespace
+
+void record_float8_product(const Float8Operands& operands, const Float8Setting& setting,
+                           const Float8Cast& x, const Float8Cast& weight,
+                           const Float8Memory& memory, const at::Tensor& y) {
+  const at::Tensor& bias = operands.bias;
+  const NodePtr node = make_node<LinearFloat8Backward>(
+      Shape{.x_sizes = operands.x.sym_sizes().vec(),
+            .x_dtype = operands.x.scalar_type(),
+            .weight_dtype = operands.weight.scalar_type(),
+            .bias_dtype = bias.defined() ? bias.scalar_type() : c10::ScalarType::Undefined,
+            .weight_is_transposed = operands.weight_is_transposed,
+            .weight_is_column_major = operands.weight.sym_stride(0) == 1},
+      setting, x, weight, memory);
+  node->set_next_edges(autograd::collect_next_edges(operands.x, operands.weight, bias));
+  autograd::set_history(y, node);
+}
+
+}  // namespace fastamp::autocast

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "autocast/float8_cast.h"
+#include "autocast/float8_setting.h"
+
+#include <ATen/core/Tensor.h>
+
+namespace fastamp::autocast {
+
+/// The product of a linear layer, as the caller gave it.
+struct Float8Operands {
+  const at::Tensor& x;        ///< [..., K]
+  const at::Tensor& weight;   ///< [N, K], or [K, N]: see below.
+  const at::Tensor& bias;     ///< [N], or undefined.
+  bool weight_is_transposed;  ///< As `mm` takes it: [K, N].
+};
+
+/// Records in autograd that `y`, which has no history yet, is the product of these operands. Keeps
+/// what the backward pass reads, in fp8, of x if the weight requires a gradient, of the weight,
+/// laid out as [N, K], if x does: the columns, or of casts without columns the rows. Casts of which
+/// nothing is to be kept are empty.
+/// @param memory  Of dY, for its cast.
+void record_float8_product(const Float8Operands& operands, const Float8Setting& setting,
+                           const Float8Cast& x, const Float8Cast& weight,
+                           const Float8Memory& memory, const at::Tensor& y);
+
+}  // namespace fastamp::autocast

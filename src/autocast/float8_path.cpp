@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "autocast/float8_path.h"
+
+#include "autocast/float8_exclusions.h"
+#include "core/interception.h"
+
+#include <c10/core/DispatchKey.h>
+#include <c10/core/DispatchKeySet.h>
+
+namespace fastamp::autocast {
+namespace {
+
+using c10::DispatchKey;
+
+PythonTensors g_python_tensors{nullptr, nullptr, nullptr};
+
+/// Interceptors that pass on the ops they are given, or record them: whatever is done by ops alone
+/// they see and can change. functorch and torch.jit's tracer are none of them.
+constexpr c10::DispatchKeySet kPassOpsOn({DispatchKey::Python, DispatchKey::PythonTLSSnapshot,
+                                          DispatchKey::PythonDispatcher, DispatchKey::PreDispatch,
+                                          DispatchKey::Functionalize});
+
+/// The keys of plain tensors, and of those that stand for plain tensors.
+constexpr c10::DispatchKeySet kTraced =
+    c10::DispatchKeySet({DispatchKey::CPU, DispatchKey::CUDA, DispatchKey::ADInplaceOrView,
+                         DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA,
+                         DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA}) |
+    kPassOpsOn;
+
+bool is_of_python_class(const at::Tensor& tensor) {
+  return tensor.key_set().has(DispatchKey::Python);
+}
+
+}  // namespace
+
+Float8Path float8_path(const at::Tensor& operand) {
+  if (call_path(operand) != CallPath::intercepted) {
+    return Float8Path::kernels;
+  }
+  const auto keys = operand.key_set();
+  const bool is_traced = (keys | kTraced) == kTraced && keys.has(DispatchKey::Dense) &&
+                         !is_intercepted_except(kPassOpsOn) &&
+                         !operand._fw_grad(/*level=*/0).defined();
+  if (!is_traced) {
+    return Float8Path::carrier;
+  }
+  const bool is_known = !is_of_python_class(operand) || (g_python_tensors.is_traced != nullptr &&
+                                                         g_python_tensors.is_traced(operand));
+  return is_known ? Float8Path::aten : Float8Path::carrier;
+}
+
+void set_python_tensors(PythonTensors functions) { g_python_tensors = functions; }
+
+bool is_parameter_operand(const at::Tensor& tensor) {
+  if (!tensor.requires_grad() || tensor.is_leaf()) {
+    return tensor.requires_grad();
+  }
+  return is_of_python_class(tensor) && g_python_tensors.is_parameter != nullptr &&
+         g_python_tensors.is_parameter(tensor);
+}
+
+bool is_excluded_operand(const at::Tensor& weight) {
+  if (!are_weights_excluded_from_float8()) {
+    return false;
+  }
+  // A plan excludes fake tensors themselves.
+  return is_excluded_from_float8(weight) ||
+         (is_of_python_class(weight) && g_python_tensors.is_excluded != nullptr &&
+          g_python_tensors.is_excluded(weight));
+}
+
+}  // namespace fastamp::autocast

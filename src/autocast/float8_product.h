@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "autocast/float8_cast.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <optional>
+
+namespace fastamp::autocast {
+
+/// A row-major matrix in fp8 with its inverse scale: one of the layouts of a Float8Cast.
+struct Float8Matrix {
+  const at::Tensor& data;
+  const at::Tensor& inverse_scale;
+};
+
+inline Float8Matrix rows_of(const Float8Cast& cast) { return {cast.rows, cast.inverse_scale}; }
+inline Float8Matrix columns_of(const Float8Cast& cast) {
+  return {cast.columns, cast.inverse_scale};
+}
+
+/// A tensor of any rank as the rows of a matrix.
+inline at::Tensor as_matrix(const at::Tensor& tensor) {
+  return tensor.dim() == 2 ? tensor : tensor.reshape_symint({-1, tensor.sym_size(-1)});
+}
+
+/// a [M, K] times b [N, K] transposed, plus a bias of dtype `out`: summed in float32, rounded once.
+///
+/// The layouts are those that CUDA's kernels ask for; K and N are multiples of 16. Call it with the
+/// keys of autograd and autocast excluded: the op has no derivative, and on the CPU calls others.
+at::Tensor float8_product(Float8Matrix a, Float8Matrix b, const std::optional<at::Tensor>& bias,
+                          c10::ScalarType out, bool fast_accumulate);
+
+}  // namespace fastamp::autocast

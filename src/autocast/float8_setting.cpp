@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "autocast/float8_setting.h"
+
+#include "autocast/float8_mirror.h"
+#include "autocast/torch_state.h"
+#include "core/dtypes.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <deque>
+#include <limits>
+#include <mutex>
+#include <string_view>
+
+namespace fastamp::autocast {
+
+std::atomic<bool> g_float8_was_used{false};
+
+namespace {
+
+constexpr std::array<std::string_view, 4> kOpNames{"linear", "addmm", "mm", "matmul"};
+
+/// Plain pointers: nothing to destroy when a thread ends.
+constinit thread_local std::array<const Float8Setting*, kNumPolicyDevices> t_settings{};
+
+constinit std::array<std::atomic<const Float8Setting*>, kNumPolicyDevices> g_defaults{};
+
+/// The number is one that is never given to a recipe.
+constexpr Float8Setting kNoFloat8{.carrier = c10::ScalarType::Undefined,
+                                  .forward_dtype = c10::ScalarType::Undefined,
+                                  .grad_dtype = c10::ScalarType::Undefined,
+                                  .fast_accumulate = {},
+                                  .ops = 0,
+                                  .min_gain = 0,
+                                  .scale = Float8Scale::current,
+                                  .number = std::numeric_limits<std::uint32_t>::max()};
+
+struct Settings {
+  std::mutex mutex;
+  std::deque<Float8Setting> all;  ///< Number n at n - 1. There are few different ones.
+};
+
+/// Never destroyed: other threads may run ops while the process exits.
+Settings& settings() {
+  static auto* interned = new Settings;
+  return *interned;
+}
+
+bool is_format(c10::ScalarType dtype) {
+  return dtype == c10::kFloat8_e4m3fn || dtype == c10::kFloat8_e5m2;
+}
+
+void check_format(const char* function, const char* name, c10::ScalarType dtype) {
+  TORCH_CHECK_VALUE(is_format(dtype), function, ": expected ", name,
+                    " of Float8Recipe to be float8_e4m3fn or float8_e5m2, got ", dtype, ".");
+}
+
+std::uint8_t ops_of(const char* function, const std::vector<std::string>& names) {
+  unsigned ops = 0;
+  for (const auto& name : names) {
+    const auto* const found = std::ranges::find(kOpNames, name);
+    TORCH_CHECK_VALUE(found != kOpNames.end(), function,
+                      ": expected ops of Float8Recipe to be among ", c10::Join(", ", kOpNames),
+                      ", got '", name, "'.");
+    ops |= 1U << static_cast<unsigned>(found - kOpNames.begin());
+  }
+  return static_cast<std::uint8_t>(ops);
+}
+
+bool is_same(const Float8Setting& a, const Float8Setting& b) {
+  return a.carrier == b.carrier && a.forward_dtype == b.forward_dtype &&
+         a.grad_dtype == b.grad_dtype && a.fast_accumulate == b.fast_accumulate && a.ops == b.ops &&
+         a.min_gain == b.min_gain && a.scale == b.scale;
+}
+
+std::uint32_t number_of(const Float8Setting* setting) {
+  return setting == nullptr ? 0 : setting->number;
+}
+
+/// The element of a table by device; null for devices that have no policies.
+template <class Table>
+auto* slot_in(Table& table, c10::DeviceType device) {
+  if (device == c10::kCPU) {
+    return &table[static_cast<std::size_t>(PolicyDevice::cpu)];
+  }
+  return device == c10::kCUDA ? &table[static_cast<std::size_t>(PolicyDevice::cuda)] : nullptr;
+}
+
+}  // namespace
+
+std::string_view to_string(Float8Op op) { return kOpNames.at(static_cast<std::size_t>(op)); }
+
+const Float8Setting* float8_setting(const char* function, const Float8Recipe& recipe,
+                                    c10::ScalarType carrier) {
+  check_format(function, "forward_dtype", recipe.forward_dtype());
+  check_format(function, "grad_dtype", recipe.grad_dtype());
+  TORCH_CHECK_VALUE(
+      recipe.forward_dtype() == c10::kFloat8_e4m3fn || recipe.grad_dtype() == c10::kFloat8_e4m3fn,
+      function,
+      ": expected forward_dtype or grad_dtype of Float8Recipe to be float8_e4m3fn, "
+      "got float8_e5m2 for both, whose product no GPU computes.");
+  TORCH_CHECK_VALUE(is_16_bit(carrier), function,
+                    ": expected the dtype of a region with a Float8Recipe to be bfloat16 or "
+                    "float16, which all else runs in, got ",
+                    carrier, ".");
+  TORCH_CHECK_VALUE(recipe.min_gain() >= 0, function,
+                    ": expected min_gain of Float8Recipe to be at least 0, got ", recipe.min_gain(),
+                    ".");
+  Float8Setting wanted{.carrier = carrier,
+                       .forward_dtype = recipe.forward_dtype(),
+                       .grad_dtype = recipe.grad_dtype(),
+                       .fast_accumulate = recipe.fast_accumulate(),
+                       .ops = ops_of(function, recipe.ops()),
+                       .min_gain = recipe.min_gain(),
+                       .scale = recipe.scale(),
+                       .number = 0};
+  auto& interned = settings();
+  const std::scoped_lock lock(interned.mutex);
+  const auto found = std::ranges::find_if(
+      interned.all, [&](const Float8Setting& setting) { return is_same(setting, wanted); });
+  if (found != interned.all.end()) {
+    return &*found;
+  }
+  wanted.number = static_cast<std::uint32_t>(interned.all.size() + 1);
+  return &interned.all.emplace_back(wanted);  // A deque's elements stay where they are.
+}
+
+const Float8Setting* float8_setting_numbered(std::uint32_t number) {
+  if (number == 0 || number == kNoFloat8.number) {
+    return number == 0 ? nullptr : &kNoFloat8;
+  }
+  auto& interned = settings();
+  const std::scoped_lock lock(interned.mutex);
+  return &interned.all.at(number - 1);
+}
+
+Float8Recipe recipe_of(const Float8Setting& setting) {
+  std::vector<std::string> ops;
+  for (std::size_t i = 0; i < kOpNames.size(); ++i) {
+    if (setting.runs(static_cast<Float8Op>(i))) {
+      ops.emplace_back(kOpNames[i]);
+    }
+  }
+  return Float8Recipe()
+      .forward_dtype(setting.forward_dtype)
+      .grad_dtype(setting.grad_dtype)
+      .fast_accumulate(setting.fast_accumulate)
+      .ops(std::move(ops))
+      .min_gain(setting.min_gain)
+      .scale(setting.scale);
+}
+
+const Float8Setting* thread_float8_slow(c10::DeviceType device) noexcept {
+  const auto* const slot = slot_in(t_settings, device);
+  return slot == nullptr ? nullptr : *slot;
+}
+
+void set_thread_float8_slow(c10::DeviceType device, const Float8Setting* setting) noexcept {
+  auto* const slot = slot_in(t_settings, device);
+  if (slot == nullptr) {
+    return;
+  }
+  if (setting != nullptr) {
+    g_float8_was_used.store(true, std::memory_order_relaxed);
+  }
+  if (*slot != setting) {
+    *slot = setting;
+    mirror_float8(number_of(t_settings[0]), number_of(t_settings[1]));
+  }
+}
+
+void set_default_float8(c10::DeviceType device, const Float8Setting* setting) noexcept {
+  auto* const slot = slot_in(g_defaults, device);
+  if (slot == nullptr) {
+    return;
+  }
+  if (setting != nullptr) {
+    g_float8_was_used.store(true, std::memory_order_relaxed);
+  }
+  slot->store(setting, std::memory_order_relaxed);
+}
+
+const Float8Setting* no_float8(c10::DeviceType device) noexcept {
+  const auto* const slot = slot_in(g_defaults, device);
+  return slot == nullptr || slot->load(std::memory_order_relaxed) == nullptr ? nullptr : &kNoFloat8;
+}
+
+void warn_of_slow_float8(const char* function) {
+  TORCH_WARN_ONCE(function,
+                  ": fp8 on the CPU is a reference: it computes what a GPU does, several times as "
+                  "slow as bfloat16. (This is said once.)");
+}
+
+const Float8Setting* float8_in_force_slow(PolicyDevice device) {
+  const auto index = static_cast<std::size_t>(device);
+  const auto* setting = t_settings[index];
+  const bool is_default = setting == nullptr;
+  if (is_default) {
+    setting = g_defaults[index].load(std::memory_order_relaxed);
+  }
+  if (setting == nullptr || region_dtype(device_type(device)) != setting->carrier) {
+    return nullptr;
+  }
+  if (is_default && device == PolicyDevice::cpu) {
+    warn_of_slow_float8("autocast");  // Regions with a recipe of their own have said it.
+  }
+  return setting;
+}
+
+}  // namespace fastamp::autocast

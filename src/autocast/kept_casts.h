@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "autocast/float8_cast.h"
+#include "autocast/float8_casts.h"
+#include "autocast/tensor_identity.h"
+#include "autocast/weight_requests.h"
+#include "core/interception.h"
+
+#include <fastamp/autocast/kept_casts.h>
+#include <fastamp/export.h>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+namespace fastamp::autocast {
+
+/// Casts of weights that outlive regions on request. One store for the process; each call takes a
+/// lock, and while holding it runs no op and destroys no tensor and no reference to one.
+///
+/// A cast in here has no autograd history and is handed out as an alias: a tensor of its own over
+/// the same memory, to which the region that uses it gives a history. Alias and cast share a
+/// version counter, so that an edit of one ends the use of the other.
+class FASTAMP_API KeptCastStore {
+ public:
+  static KeptCastStore& instance();
+
+  /// Whether any weight is requested: all that is read while the store is not in use.
+  bool is_used() const { return used_.load(std::memory_order_relaxed); }
+
+  /// Weights whose casts are to be kept from now until release(id).
+  std::uint64_t acquire(const std::vector<at::Tensor>& weights);
+  void release(std::uint64_t id);
+  /// Adds a weight to those of an acquire(), unless it is among them.
+  void add(std::uint64_t id, const at::Tensor& weight);
+  bool is_requested(const at::Tensor& weight) const;
+
+  /// An alias of the kept cast of `source` as it is now, or an undefined tensor.
+  at::Tensor find(const at::Tensor& source, c10::ScalarType to) const;
+
+  /// An alias of the memory kept for a cast of `source`, up to date or not, or an undefined tensor.
+  at::Tensor find_memory(const at::Tensor& source, c10::ScalarType to) const;
+
+  /// Keeps `cast`, which has no history, as that of a requested weight; it replaces casts that are
+  /// out of date.
+  /// @param as_cast  The source's identity before it was read: another thread may have written it
+  ///                 since.
+  void keep(const at::Tensor& source, TensorIdentity as_cast, c10::ScalarType to,
+            const at::Tensor& cast);
+
+  /// The kept fp8 cast of `source` as it is now, with what is wanted. Its tensors are the store's
+  /// own: they have no history, and nothing of ours writes them.
+  std::optional<Float8Cast> find_float8(const at::Tensor& source, c10::ScalarType to,
+                                        Float8Wanted wanted) const;
+
+  /// Keeps the fp8 cast of a requested weight; it replaces an earlier one.
+  void insert_float8(const at::Tensor& source, Float8Entry entry);
+
+  struct Taken {
+    at::Tensor cast;  ///< Undefined if there is none in this execution context.
+    bool is_current =
+        false;  ///< It is the cast of the source as it is now, and nothing else refers to it.
+  };
+
+  /// Takes the kept cast of `source` out, so that it cannot be found while it is written.
+  Taken take_out(const at::Tensor& source, c10::ScalarType to);
+  /// The same of its fp8 cast, up to date or not.
+  std::optional<Float8Entry> take_out_float8(const at::Tensor& source);
+
+  void drop();
+  void drop(const std::vector<const c10::TensorImpl*>& weights);
+  KeptCasts count();
+
+  /// Frees the casts of weights that are gone; called at the end of regions, and for each cast that
+  /// is kept, since a region may be as long as the program. Works at every 16th call.
+  void sweep_sometimes();
+
+ private:
+  struct Entry {
+    TensorIdentity source;
+    at::Tensor cast;
+    std::uint32_t cast_version;
+    c10::ScalarType to;
+  };
+
+  static bool is_current(const Entry& entry, const at::Tensor& source);
+  const Entry* find_entry(const at::Tensor& source, c10::ScalarType to) const;
+  /// Removed from the store, to be destroyed without the lock.
+  struct Dropped {
+    WeightRequests::Forgotten weights;
+    std::vector<Entry> entries;
+    std::vector<Float8Entry> float8;
+  };
+  Dropped take(WeightRequests::Forgotten weights);
+  Dropped take_dead_sometimes();
+  std::vector<Entry> take(const WeightRequests::Keys& weights);
+  void note_use() { used_.store(!requests_.empty(), std::memory_order_relaxed); }
+
+  mutable std::mutex mutex_;
+  std::atomic<bool> used_{false};
+  std::uint32_t sweeps_asked_for_ = 0;
+  std::unordered_map<const c10::TensorImpl*, std::vector<Entry>> entries_;
+  Float8Casts float8_;
+  WeightRequests requests_;
+};
+
+// `runs_unchanged`: nothing but observers and Python's modes sees calls with the tensor.
+
+/// Whether a cast of this tensor can outlive regions at all.
+bool can_be_kept(const at::Tensor& tensor, bool runs_unchanged);
+
+bool is_kept_weight_slow(const at::Tensor& tensor, bool runs_unchanged);
+
+/// Whether the cast of this tensor is to outlive the region, and can, where casts are kept at all.
+inline bool is_kept_weight(const at::Tensor& tensor, bool runs_unchanged) {
+  return KeptCastStore::instance().is_used() && is_kept_weight_slow(tensor, runs_unchanged);
+}
+
+/// Whether the fp8 cast of this tensor, of any dtype that has one, is to outlive the region, and
+/// can.
+bool is_kept_for_float8_slow(const at::Tensor& tensor);
+inline bool is_kept_for_float8(const at::Tensor& tensor) {
+  return KeptCastStore::instance().is_used() && is_kept_for_float8_slow(tensor);
+}
+
+/// An optimizer's request to the KeptCastStore to keep the casts of its weights, so that its steps
+/// can write them along with the weights. Keeps no weight alive. Not thread-safe.
+class FASTAMP_API WeightCopies {
+ public:
+  WeightCopies();
+  ~WeightCopies();
+  WeightCopies(const WeightCopies&) = delete;
+  WeightCopies& operator=(const WeightCopies&) = delete;
+  WeightCopies(WeightCopies&&) = delete;
+  WeightCopies& operator=(WeightCopies&&) = delete;
+
+ private:
+  friend class CopyingStep;
+  void end();
+
+  std::uint64_t id_;
+  bool ended_ = false;
+};
+
+/// One step of an optimizer over weights with copies: kept casts that the step writes, so that the
+/// next region finds them and casts nothing.
+///
+/// open() the weights, step each and its copy once, finish(). A copy is its weight's cast from
+/// before the step, since it is not known here whether the device skips the step. It cannot be
+/// found while it is written; without finish() it is dropped, and the next region casts.
+class FASTAMP_API CopyingStep {
+ public:
+  /// @param weight_copies  The optimizer's, or null: no weight has a copy then.
+  explicit CopyingStep(WeightCopies* weight_copies) : copies_(weight_copies) {}
+
+  /// The copy of a weight, to be written by the step; undefined where it has none: no region has
+  /// used its cast yet, a cast of it cannot be kept, or a CUDA graph is captured.
+  /// @param weight  Borrowed until finish().
+  /// @param to  Half, BFloat16, or Float8_e4m3fn: then the copy is fp8 if a region used that, else
+  ///            of the 16-bit dtype that a region used.
+  at::Tensor open(const at::Tensor& weight, c10::ScalarType to);
+
+  /// To be called when the step is done or queued.
+  void finish();
+
+ private:
+  struct Opened {
+    const at::Tensor* weight;
+    at::Tensor cast;
+    Float8Cast float8;  ///< If the copy is fp8: `cast` is its rows.
+    c10::ScalarType to;
+    std::uint32_t weight_version;
+    std::uint32_t cast_version;
+  };
+
+  at::Tensor open_16_bit(const at::Tensor& weight, c10::ScalarType to, CallPath path);
+  at::Tensor open_float8(const at::Tensor& weight);
+  static void finish_float8(const std::vector<Opened>& written);
+
+  WeightCopies* copies_;
+  std::vector<Opened> opened_;
+};
+
+}  // namespace fastamp::autocast

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <fastamp/export.h>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
+
+// torch's autocast state and cache behind a header of our own: <ATen/autocast_mode.h> costs 10 s of
+// compile time per file.
+namespace fastamp::autocast {
+
+/// The lower-precision dtype in force for ops on `device` on this thread.
+FASTAMP_API c10::ScalarType region_dtype(c10::DeviceType device);
+
+/// Whether the regions of this thread may keep casts of weights.
+FASTAMP_API bool is_weight_cache_enabled();
+
+/// Whether torch's CUDA-graph trees own this tensor: its identity then outlives its contents.
+bool is_cached_by_torch(const at::Tensor& tensor);
+
+/// Number of autocast regions open on this thread, torch's own and ours.
+FASTAMP_API int region_depth();
+
+/// Whether this thread is in a region or has autocast switched on for CPU or CUDA.
+bool in_region();
+
+// torch's own weight cache: one for the process, behind a lock, in a static object.
+//
+// That object dies when the process exits, perhaps while threads still enter and leave regions; and
+// it destroys casts under its lock, so code that runs at the end of a weight must not enter it
+// again. Both functions do nothing while the process exits, and when called inside one another.
+
+/// Empties it. This may run user code.
+void clear_torch_cache() noexcept;
+
+/// Gives it a cast of `leaf` to hold and returns the cast, or an undefined tensor if it is not kept
+/// there. torch drops it when the cache is cleared.
+at::Tensor leave_in_torch_cache(const at::Tensor& leaf);
+
+}  // namespace fastamp::autocast

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "autocast/op_ids.h"
+#include "autocast/policy_device.h"
+#include "trace/events.h"
+
+namespace fastamp::autocast {
+
+/// What a trace is told of an op that is about to run. Called by op kernels while traces are open.
+TracedOp traced_op(OpId op, PolicyDevice device);
+
+}  // namespace fastamp::autocast
