@@ -26,7 +26,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "python::bind_clear_cache",
         "python::bind_convert",
         "python::bind_float8",
-        "python::bind_float8_plan",
         "python::bind_gradients",
         "python::bind_kept_casts",
         "python::bind_moment_codes",

@@ -130,7 +130,7 @@ GROUPS = (
                 "static_cast<std::size_t>(count) * sizeof(float)",
                 "static_cast<std::size_t>(count) * sizeof(float) / 2",
             ),
-            Change("sums of all matrices in one place", "+ layout_.sums[i];", "+ layout_.sums[0];"),
+            Change("sums of all matrices in one place", "+ starts[i];", "+ starts[0];"),
             Change(
                 "too little memory for magnitudes",
                 "float8_zeros_bytes(entries.size())",
@@ -142,35 +142,6 @@ GROUPS = (
                 "return entry.rows >= 0;",
                 "the cursor hands out an empty range for such an entry, which does nothing",
             ),
-        ),
-    ),
-    Group(
-        "float8_predicted.cuh",
-        SOURCES,
-        ("float8_predicted",),
-        (
-            Change(
-                "every cast stands",
-                "const bool fits = *last_amax",
-                "const bool fits = true || *last_amax",
-            ),
-            Change(
-                "no cast stands",
-                "fits && seen.is_finite() ? 1U : 0U",
-                "0U",
-                "casting again by the same scale writes the same bits: only time would tell",
-            ),
-            Change("casts with inf stand", "fits && seen.is_finite() ? 1U", "fits ? 1U"),
-            Change(
-                "another cast takes the old scale",
-                "exponent = fits ? exponent :",
-                "exponent = true ? exponent :",
-            ),
-            Change("the amax is not remembered", "    *last_amax = seen.amax;\n", ""),
-            Change("magnitudes are not set back", "    *magnitudes = {};\n", ""),
-            Change("lane 0 alone is heard", "step = kWarpSize / 2; step", "step = 0; step"),
-            Change("no headroom", "(amax, headroom)\n", "(amax, 0)\n"),
-            Change("an unknown amax is a prediction", "*last_amax != kUnknownAmax &&", "true &&"),
         ),
     ),
     Group(

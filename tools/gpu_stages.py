@@ -149,13 +149,6 @@ def _bench(name: str, pattern: str, minutes: float) -> Callable[[Path], Plan]:
     return plan
 
 
-def _fit_float8(_: Path) -> Plan:
-    # A new table for review; the project's own stays as it is.
-    written = {"--out": "float8_samples.json", "--constants": "float8_constants.h"}
-    words = [word for option, name in written.items() for word in (option, str(FOLDER / name))]
-    return Plan([[sys.executable, "-m", "benchmarks.fit_float8_rule", *words]])
-
-
 def _report(_: Path) -> Plan:
     if not any(rows_file(name).is_file() for name in BENCHES):
         return Plan(left_out=["no rows were measured"])
@@ -211,12 +204,6 @@ STAGES = [
     Stage("memcheck", "kernels under memcheck", 3.0, _sanitized("memcheck"), UNCACHED, CPP),
     Stage("racecheck", "kernels under racecheck", 2.2, _sanitized("racecheck"), UNCACHED, CPP),
     Stage("graphs", "captures under memcheck", 1, _sanitized("memcheck", graphs=True), builds=CPP),
-    Stage(
-        "fit-float8",
-        "the fp8 rule's constants, fitted to this GPU",
-        0.5,
-        _fit_float8,
-    ),
     *_bench_stages("bench-float8", "bench-training", "bench-claims"),
     Stage("report", "one result of all rows, and its pages", 0.5, _report, reads=(*BENCHES,)),
 ]

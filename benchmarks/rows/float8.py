@@ -56,8 +56,8 @@ def check_gpu(device: str) -> None:
 
 
 def every_product() -> fastamp.Float8Recipe:
-    """The recipe that runs in fp8 whatever can be, whether or not it is predicted to pay."""
-    return fastamp.Float8Recipe(min_gain=0.0)
+    """The recipe that runs in fp8 whatever can be, however small."""
+    return fastamp.Float8Recipe(small_size=(0, 0))
 
 
 def region_of(which: str, device: str, recipe: fastamp.Float8Recipe | None = None) -> Any:
@@ -103,7 +103,7 @@ class Product:
         return Candidate("step()", {"step": step}, before, fastamp._C.register_kernels)
 
     def facts(self, recipe: fastamp.Float8Recipe | None = None) -> Facts:
-        """How many of the layers ran in fp8: none if the rule says that it would not pay."""
+        """How many of the layers ran in fp8: none if the rule says that they are too small."""
         with fastamp.trace() as trace:
             self.candidate(OURS, recipe).names["step"]()
         ran = sum(row.calls for row in trace.rows if row.float8 == "float8")
@@ -113,7 +113,7 @@ class Product:
 def linear_row(
     device: str, tokens: int, inputs: int, outputs: int, *, rule: bool = True, weight: float = 1.0
 ) -> Row:
-    """Returns the row of a shape; with the rule on, a shape that would not pay runs in bf16."""
+    """Returns the row of a shape; with the rule on, one that is too small runs in bf16."""
     recipe = None if rule else every_product()
 
     def candidates() -> dict[str, Candidate]:

@@ -37,7 +37,7 @@ struct Mode {
 
 fastamp::AutocastGuard region_of(const Mode& mode, torch::Device device) {
   return mode.float8
-             ? fastamp::AutocastGuard(device, fastamp::Float8Recipe().min_gain(0), mode.dtype)
+             ? fastamp::AutocastGuard(device, fastamp::Float8Recipe().small_size(0, 0), mode.dtype)
              : fastamp::AutocastGuard(device, mode.dtype, mode.dtype != torch::kFloat);
 }
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "autocast/float8_calls.h"
 #include "autocast/float8_exclusions.h"
 #include "autocast/float8_mirror.h"
 #include "autocast/float8_path.h"
 #include "autocast/float8_region.h"
 #include "autocast/float8_setting.h"
 #include "bindings.h"
-#include "float8_fields.h"
+#include "trace/trace_text.h"
 
 #include <fastamp/autocast/float8.h>
 
@@ -21,8 +22,32 @@
 #include <utility>
 #include <vector>
 
+namespace py = pybind11;
+
 namespace fastamp::python {
 namespace {
+
+/// The fields of Python's Float8Recipe, in its order.
+using Float8Fields = std::tuple<c10::ScalarType, c10::ScalarType, Float8Recipe::FastAccumulate,
+                                std::vector<std::string>, std::optional<Float8Recipe::Size>>;
+
+Float8Recipe to_recipe(const Float8Fields& fields) {
+  const auto& [forward_dtype, grad_dtype, fast_accumulate, ops, small_size] = fields;
+  auto recipe = Float8Recipe()
+                    .forward_dtype(forward_dtype)
+                    .grad_dtype(grad_dtype)
+                    .fast_accumulate(fast_accumulate)
+                    .ops(ops);
+  if (small_size.has_value()) {
+    recipe.small_size((*small_size)[0], (*small_size)[1]);
+  }
+  return recipe;
+}
+
+Float8Fields to_fields(const Float8Recipe& recipe) {
+  return {recipe.forward_dtype(), recipe.grad_dtype(), recipe.fast_accumulate(), recipe.ops(),
+          recipe.small_size()};
+}
 
 std::uint32_t number_of(const autocast::Float8Setting* setting) {
   return setting == nullptr ? 0 : setting->number;
@@ -70,6 +95,30 @@ void set_thread_numbers(Numbers numbers) {
   autocast::set_thread_float8(c10::kCUDA, autocast::float8_setting_numbered(numbers.second));
 }
 
+/// The setting that a plan follows, whether or not this machine has fp8.
+std::uint32_t number_of_plan(const Float8Fields& fields, c10::ScalarType carrier) {
+  return number_of(autocast::float8_setting("float8_plan", to_recipe(fields), carrier));
+}
+
+/// What a plan has recorded: a dict for each call.
+py::list rows_of(const autocast::Float8Calls& calls) {
+  py::list rows;
+  for (const auto& [op, row, weight] : calls.calls()) {
+    py::dict out;
+    out["op"] = to_string(op);
+    out["m"] = row.shape.m;
+    out["k"] = row.shape.k;
+    out["n"] = row.shape.n;
+    out["x_dtype"] = autocast::dtype_name(row.shape.x_dtype);
+    out["float8"] = row.float8;
+    out["carrier_saved_bytes"] = row.carrier_saved_bytes;
+    out["saved_bytes"] = row.saved_bytes;
+    out["weight"] = weight.defined() ? py::cast(weight) : py::none();
+    rows.append(out);
+  }
+  return rows;
+}
+
 /// Python's answer about a tensor of a Python class. The function is never released: threads may
 /// run ops while the process exits.
 template <int kQuestion>
@@ -77,16 +126,16 @@ struct PythonQuestion {
   static inline PyObject* function = nullptr;
 
   static bool ask(const at::Tensor& tensor) {
-    const pybind11::gil_scoped_acquire gil;
-    return pybind11::handle(function)(tensor).cast<bool>();
+    const py::gil_scoped_acquire gil;
+    return py::handle(function)(tensor).cast<bool>();
   }
 };
 using IsTraced = PythonQuestion<0>;
 using IsParameter = PythonQuestion<1>;
 using IsExcluded = PythonQuestion<2>;
 
-void set_python_tensors(const pybind11::object& is_traced, const pybind11::object& is_parameter,
-                        const pybind11::object& is_excluded) {
+void set_python_tensors(const py::object& is_traced, const py::object& is_parameter,
+                        const py::object& is_excluded) {
   IsTraced::function = is_traced.inc_ref().ptr();
   IsParameter::function = is_parameter.inc_ref().ptr();
   IsExcluded::function = is_excluded.inc_ref().ptr();
@@ -97,7 +146,7 @@ void set_python_tensors(const pybind11::object& is_traced, const pybind11::objec
 
 }  // namespace
 
-void bind_float8(pybind11::module_& module) {
+void bind_float8(py::module_& module) {
   module.def("check_float8_recipe", torch::wrap_pybind_function(check_recipe));
   module.def("check_float8_dtype", torch::wrap_pybind_function([](c10::ScalarType dtype) {
                autocast::check_float8_dtype("autocast", dtype);
@@ -114,6 +163,12 @@ void bind_float8(pybind11::module_& module) {
   module.def("are_weights_excluded_from_float8", autocast::are_weights_excluded_from_float8);
   module.def("exclude_from_float8", autocast::exclude_from_float8);
   module.def("end_float8_exclusion", autocast::end_float8_exclusion);
+  module.def("float8_number_of_plan", torch::wrap_pybind_function(number_of_plan));
+  py::class_<autocast::Float8Calls>(module, "Float8Calls")
+      .def(py::init<>())
+      .def("start", &autocast::Float8Calls::start)
+      .def("stop", &autocast::Float8Calls::stop)
+      .def("rows", rows_of);
 }
 
 }  // namespace fastamp::python

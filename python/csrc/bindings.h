@@ -20,7 +20,6 @@ void bind_convert(pybind11::module_& module);
 void bind_float8(pybind11::module_& module);
 
 /// What a recipe does with the products of a model, before it runs.
-void bind_float8_plan(pybind11::module_& module);
 
 /// Lists of gradients, for functions that know of no scaler.
 void bind_gradients(pybind11::module_& module);

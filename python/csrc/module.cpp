@@ -36,7 +36,6 @@ PYBIND11_MODULE(_C, m) {
   fastamp::python::bind_clear_cache(m);
   fastamp::python::bind_convert(m);
   fastamp::python::bind_float8(m);
-  fastamp::python::bind_float8_plan(m);
   fastamp::python::bind_gradients(m);
   fastamp::python::bind_kept_casts(m);
   fastamp::python::bind_optim(m);

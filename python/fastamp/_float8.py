@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase
+from typing import Any, TypeAlias
 
 import torch
 
@@ -28,25 +29,22 @@ class Float8Recipe:
         fast_accumulate: For which of the three products of a linear layer, y, dX and dW, the tensor
             cores of a Hopper GPU sum with fewer bits. No effect elsewhere.
         ops: The ops that may run in fp8, of ``"linear"``, ``"addmm"``, ``"mm"`` and ``"matmul"``.
-        min_gain: On a GPU, the predicted speed-up over the carrier below which a product stays
-            there; 0 for all that can run in fp8. Without meaning on the CPU.
-        scale: ``"current"``: each tensor is read for its range, then cast. ``"predicted"``: x and
-            dY are read once, cast with the scale that the range they had when they last met the
-            same parameter predicts, and again where that does not fit. Elements that underflow then
-            depend on what came before; all others are the same.
+        small_size: Where K and N, the sizes of a weight, are at most these, the product stays in
+            the carrier, since casts cost more than fp8 saves; ``(0, 0)`` for all that can run in
+            fp8. By default ``(4096, 1024)`` on a GPU, as torchao has it; on the CPU, where fp8 is a
+            reference, no product is small.
 
     Raises:
         TypeError: An argument has another type.
         ValueError: A format is no fp8 format that products take, both are ``float8_e5m2``, an op
-            is none of the four, ``min_gain`` is negative or nan, or ``scale`` is none of the two.
+            is none of the four, or a ``small_size`` is negative.
     """
 
     forward_dtype: torch.dtype = torch.float8_e4m3fn
     grad_dtype: torch.dtype = torch.float8_e5m2
     fast_accumulate: tuple[bool, bool, bool] = (True, False, False)
     ops: tuple[str, ...] = ("linear", "addmm", "mm", "matmul")
-    min_gain: float = 1.1
-    scale: str = "current"
+    small_size: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         """Checks the values, before any region is made."""
@@ -57,9 +55,9 @@ class Float8Recipe:
         _check_type("fast_accumulate", "a tuple of three bools", is_triple, self)
         are_names = isinstance(self.ops, tuple) and all(isinstance(op, str) for op in self.ops)
         _check_type("ops", "a tuple of str", are_names, self)
-        is_number = isinstance(self.min_gain, (int, float)) and not isinstance(self.min_gain, bool)
-        _check_type("min_gain", "a float", is_number, self)
-        _check_type("scale", "a str", isinstance(self.scale, str), self)
+        size = self.small_size
+        is_pair = isinstance(size, tuple) and [type(item) for item in size] == [int] * 2
+        _check_type("small_size", "a tuple of two ints or None", size is None or is_pair, self)
         _C.check_float8_recipe(fields_of(self))
 
 
@@ -71,18 +69,15 @@ def _check_type(name: str, wanted: str, is_right: bool, recipe: Float8Recipe) ->
         )
 
 
-_Fields = tuple[torch.dtype, torch.dtype, tuple[bool, bool, bool], tuple[str, ...], float, str]
-
-
-def fields_of(recipe: Float8Recipe) -> _Fields:
+def fields_of(recipe: Float8Recipe) -> Any:
     """What native code makes its recipe of."""
     formats = (recipe.forward_dtype, recipe.grad_dtype)
-    return (*formats, recipe.fast_accumulate, recipe.ops, recipe.min_gain, recipe.scale)
+    return (*formats, recipe.fast_accumulate, recipe.ops, recipe.small_size)
 
 
 def _from_native(fields: Any) -> Float8Recipe:
-    forward_dtype, grad_dtype, fast_accumulate, ops, *others = fields
-    return Float8Recipe(forward_dtype, grad_dtype, tuple(fast_accumulate), tuple(ops), *others)
+    values: list[Any] = [tuple(each) if isinstance(each, list) else each for each in fields]
+    return Float8Recipe(*values)
 
 
 def recipe_numbered(number: int) -> Float8Recipe:
@@ -159,26 +154,97 @@ def region_arguments(
     return (device_type, carrier, enabled, cache_enabled), number
 
 
+def named_parts(
+    module: torch.nn.Module, name: str = "", above: tuple[torch.nn.Module, ...] = ()
+) -> Iterator[tuple[str, torch.nn.Module]]:
+    """A module and those below, under each of their names; named_modules has one name of each."""
+    yield name, module
+    above = (*above, module)
+    for key, child in module._modules.items():
+        if child is not None and not any(child is each for each in above):
+            yield from named_parts(child, f"{name}.{key}" if name else key, above)
+
+
+def has_name(dotted: str, pattern: str) -> bool:
+    """Whether one or more whole parts of a dotted name fit a pattern of ``fnmatch``."""
+    parts = dotted.split(".")
+    starts = range(len(parts))
+    runs = (".".join(parts[i:end]) for i in starts for end in range(i + 1, len(parts) + 1))
+    return any(fnmatchcase(run, pattern) for run in runs)
+
+
+Where: TypeAlias = str | type[torch.nn.Module] | Callable[[torch.nn.Module, str], bool]
+
+
+def _selected(model: Any, where: Where) -> list[torch.Tensor]:
+    """The parameters of a model that a name, a type or a function means."""
+    if not isinstance(model, torch.nn.Module):
+        got = type(model).__name__
+        raise TypeError(f"float8_exclude: expected a module where `where` is given, got {got}")
+    parts = list(named_parts(model))
+    if isinstance(where, str):
+        found: list[torch.Tensor] = [
+            parameter
+            for name, part in parts
+            for key, parameter in part._parameters.items()
+            if parameter is not None and has_name(f"{name}.{key}" if name else key, where)
+        ]
+        if not found:
+            raise ValueError(
+                f"float8_exclude: expected where to be a name of weights of the module, got "
+                f"{where!r}, which no weight has. See docs/float8.md for how names are compared."
+            )
+        return found
+    is_type = isinstance(where, type) and issubclass(where, torch.nn.Module)
+    if not is_type and (isinstance(where, type) or not callable(where)):
+        raise TypeError(
+            f"float8_exclude: expected where to be a name, a type of modules or a function, got "
+            f"{where!r}"
+        )
+    meant = [
+        part
+        for name, part in parts
+        if (isinstance(part, where) if isinstance(where, type) else where(part, name))
+    ]
+    return [parameter for part in meant for parameter in part.parameters()]
+
+
 class float8_exclude(WeightRequest):  # noqa: N801 (reads as what it does)
     """Keeps the products of some weights out of fp8, in all regions of the process.
 
     For the head of a model, which loses the most by fp8::
 
         fastamp.float8_exclude(model.lm_head)
+        fastamp.float8_exclude(model, where="lm_head")
+        fastamp.float8_exclude(model, where=torch.nn.MultiheadAttention)
+        fastamp.float8_exclude(model, where=lambda module, name: name.startswith("layers.0."))
 
     Works until :meth:`release`, as a ``with`` block, or as long as the weights live: they are held
     weakly. The weights are those that the module has now.
 
     Args:
         weights: A module (its parameters), a tensor or an iterable of tensors.
+        where: Of a module, which weights; by default all. A name: one or more whole parts of a
+            parameter's dotted name, with the wildcards of ``fnmatch`` if wanted. A type: the
+            parameters of modules of it. A function of a module and its dotted name: those of
+            modules for which it says so.
 
     Raises:
-        TypeError: ``weights`` is something else.
+        TypeError: ``weights`` or ``where`` is something else.
+        ValueError: ``where`` is a name that no weight has.
     """
 
-    def __init__(self, weights: torch.nn.Module | torch.Tensor | Iterable[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        weights: torch.nn.Module | torch.Tensor | Iterable[torch.Tensor],
+        *,
+        where: Where | None = None,
+    ) -> None:
         """Excludes them, at once."""
-        tensors = weights_of("float8_exclude", weights)
+        if where is None:
+            tensors = weights_of("float8_exclude", weights)
+        else:
+            tensors = _selected(weights, where)
         super().__init__(_C.exclude_from_float8(tensors), _end_exclusion)
         _compile.forget_graphs()
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "autocast/float8_gpu.h"
 #include "autocast/float8_setting.h"
 #include "trace/float8_outcome.h"
 
@@ -9,11 +8,10 @@
 #include <fastamp/export.h>
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
-#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -25,18 +23,21 @@ namespace fastamp::autocast {
 /// Whether a tensor of this dtype can be an operand of a product in fp8.
 bool is_float8_operand(c10::ScalarType dtype);
 
-/// Float8Shape::m where a trace does not know it: some, and the rule is not asked.
-inline constexpr std::int64_t kUnknownRows = -1;
-
-/// What becomes of x times a weight of these sizes and dtypes.
-/// @param gpu  What the rule is asked for; null: it is not asked.
+/// What becomes of x times a weight of these sizes and dtypes on a device. No size but 0 of m
+/// changes it.
 Float8Outcome float8_outcome(const Float8Shape& shape, const Float8Setting& setting,
-                             const Float8Gpu* gpu);
+                             c10::DeviceType device);
+
+/// Which operands of a product no earlier one has kept for backward.
+struct NewOperands {
+  bool x = true;            ///< In 16 bits,
+  bool x_in_float8 = true;  ///< and in fp8.
+  bool weight = true;
+};
 
 /// The row of a plan for a product with this outcome.
-/// @param gpu  Null: nothing is predicted.
 Float8PlanRow float8_plan_row(const Float8Shape& shape, Float8Outcome outcome,
-                              const Float8Setting& setting, const Float8Gpu* gpu);
+                              c10::ScalarType carrier, NewOperands is_new = {});
 
 /// A call of an op that can run in fp8.
 struct Float8Call {
@@ -49,8 +50,7 @@ struct Float8Call {
 /// models of fake tensors: what intercepts calls for their sake does not count as a reason.
 class FASTAMP_API Float8Calls {
  public:
-  /// @param gpu  What the rule is asked for; null: what it is asked for on the device of a call.
-  explicit Float8Calls(const Float8Gpu* gpu) : gpu_(gpu) {}
+  Float8Calls() = default;
   ~Float8Calls() { stop(); }
   Float8Calls(const Float8Calls&) = delete;
   Float8Calls& operator=(const Float8Calls&) = delete;
@@ -66,22 +66,16 @@ class FASTAMP_API Float8Calls {
   /// What records the calls of this thread; null if nothing does.
   static Float8Calls* current();
 
-  const Float8Gpu* gpu_on(c10::Device device) const {
-    return gpu_ != nullptr ? gpu_ : float8_gpu(device);
-  }
-
-  /// @param call   Its row is replaced by one for `shape`, if there is one.
-  /// @param shape  As the rule sees it.
-  void add(Float8Call call, Float8Outcome outcome, const Float8Setting& setting,
-           const at::Tensor& x, const std::optional<Float8Shape>& shape);
+  /// A call that is x times a weight.
+  void add(Float8Op op, Float8Outcome outcome, c10::ScalarType carrier, const at::Tensor& x,
+           const at::Tensor& weight, const Float8Shape& shape);
   /// A call with arguments of another form.
-  void add(Float8Op op, Float8Outcome outcome);
+  void add(Float8Op op, Float8Outcome outcome, const at::Tensor& weight = {});
 
  private:
   bool is_new(const at::Tensor& tensor);
   bool is_new_in_float8(const at::Tensor& x, bool is_kept);
 
-  const Float8Gpu* gpu_;
   Float8Calls* outer_ = nullptr;
   bool is_started_ = false;
   std::vector<Float8Call> calls_;

@@ -21,7 +21,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <limits>
 #include <utility>
@@ -71,24 +70,13 @@ Float8Cast allocate(const at::Tensor& matrix, c10::ScalarType to, Float8Wanted w
   return out;
 }
 
-/// Threads that use one weight share its memory: any value in it gives a correct cast.
-std::uint32_t exchange_amax(const Float8Memory& memory, std::uint32_t amax) {
-  auto* const bits = reinterpret_cast<std::uint32_t*>(memory.last_amax.mutable_data_ptr<int>());
-  return std::atomic_ref<std::uint32_t>(*bits).exchange(amax, std::memory_order_relaxed);
-}
-
-Float8Cast cast_on_cpu(const at::Tensor& given, c10::ScalarType to, Float8Wanted wanted,
-                       const Float8Memory& memory) {
+Float8Cast cast_on_cpu(const at::Tensor& given, c10::ScalarType to, Float8Wanted wanted) {
   const auto matrix = given.expect_contiguous();
   const auto rows = matrix->size(0);
   Float8Cast out = allocate(*matrix, to, wanted);
   const void* in = matrix->const_data_ptr();
   const auto from = matrix->scalar_type();
   const auto range = kernels::cpu::float8_range(in, from, matrix->numel());
-  kernels::cpu::Float8LastAmax last;
-  if (memory.is_used()) {
-    last = {exchange_amax(memory, range.amax), memory.headroom};
-  }
   const float inverse = kernels::cpu::float8_cast({
       .in = in,
       .from = from,
@@ -96,7 +84,7 @@ Float8Cast cast_on_cpu(const at::Tensor& given, c10::ScalarType to, Float8Wanted
       .rows = rows,
       .columns = matrix->size(1),
       .range = range,
-      .exponent = kernels::cpu::float8_exponent_for(range, to, last),
+      .exponent = kernels::cpu::float8_exponent_for(range, to),
       .row_major = data_or_null(out.rows),
       .transposed = data_or_null(out.columns),
       .padded_rows = padded(rows),
@@ -111,10 +99,6 @@ Float8Cast cast_on_cpu(const at::Tensor& given, c10::ScalarType to, Float8Wanted
 bool is_read_transposed(const at::Tensor& matrix, Float8Wanted wanted) {
   return is_column_major(matrix) && matrix.size(0) % kAlignment == 0 &&
          matrix.size(1) % kAlignment == 0 && !wanted.column_sums;
-}
-
-Float8Wanted exchanged(Float8Wanted wanted) {
-  return {.rows = wanted.columns, .columns = wanted.rows};
 }
 
 kernels::cuda::Float8CastEntry cuda_entry(const at::Tensor& matrix, c10::ScalarType to,
@@ -141,7 +125,7 @@ std::vector<Float8Cast> cast_all_on_cuda(const kernels::CudaKernels& kernels,
   for (const auto& [matrix, wanted] : requests) {
     const bool transposed = is_read_transposed(matrix, wanted);
     sources.push_back((transposed ? matrix.t() : matrix).contiguous());
-    casts.push_back(allocate(sources.back(), to, transposed ? exchanged(wanted) : wanted));
+    casts.push_back(allocate(sources.back(), to, transposed ? wanted.transposed() : wanted));
     entries.push_back(cuda_entry(sources.back(), to, casts.back()));
   }
   kernels.cast_to_float8(std::move(entries), sources.front().device());
@@ -154,16 +138,10 @@ std::vector<Float8Cast> cast_all_on_cuda(const kernels::CudaKernels& kernels,
 }
 
 Float8Cast cast_on_cuda(const kernels::CudaKernels& kernels, const at::Tensor& given,
-                        c10::ScalarType to, Float8Wanted wanted, const Float8Memory& memory) {
+                        c10::ScalarType to, Float8Wanted wanted) {
   const at::Tensor matrix = given.contiguous();
   Float8Cast out = allocate(matrix, to, wanted);
-  const auto entry = cuda_entry(matrix, to, out);
-  if (memory.is_used()) {
-    auto* const bits = reinterpret_cast<std::uint32_t*>(memory.last_amax.mutable_data_ptr<int>());
-    kernels.cast_to_float8_predicted(entry, {bits, memory.headroom}, matrix.device());
-  } else {
-    kernels.cast_to_float8({entry}, matrix.device());
-  }
+  kernels.cast_to_float8({cuda_entry(matrix, to, out)}, matrix.device());
   return out;
 }
 
@@ -241,22 +219,21 @@ Float8Cast cast_to_float8_by_ops(const at::Tensor& matrix, c10::ScalarType to,
 
 at::Tensor float8_columns(const at::Tensor& rows) { return padded_by_ops(rows).t().contiguous(); }
 
-Float8Cast cast_to_float8(const at::Tensor& matrix, c10::ScalarType to, Float8Wanted wanted,
-                          const Float8Memory& memory) {
+Float8Cast cast_to_float8(const at::Tensor& matrix, c10::ScalarType to, Float8Wanted wanted) {
   if (!is_ordinary(matrix) || is_intercepted()) {  // First: its sizes may be symbols.
     return cast_to_float8_by_ops(matrix, to, wanted);
   }
   if (is_read_transposed(matrix, wanted)) {
-    Float8Cast out = cast_to_float8(matrix.t(), to, exchanged(wanted), memory);
+    Float8Cast out = cast_to_float8(matrix.t(), to, wanted.transposed());
     std::swap(out.rows, out.columns);
     return out;
   }
   if (matrix.is_cpu()) {
-    return cast_on_cpu(matrix, to, wanted, memory);
+    return cast_on_cpu(matrix, to, wanted);
   }
   const auto* const cuda = matrix.is_cuda() ? kernels::cuda_kernels() : nullptr;
   if (cuda != nullptr) {
-    return cast_on_cuda(*cuda, matrix, to, wanted, memory);
+    return cast_on_cuda(*cuda, matrix, to, wanted);
   }
   return cast_to_float8_by_ops(matrix, to, wanted);
 }

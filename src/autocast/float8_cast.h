@@ -25,15 +25,9 @@ struct Float8Wanted {
   bool rows = false;
   bool columns = false;
   bool column_sums = false;
-};
 
-/// Where the amax of a tensor is remembered from step to step, so that its next cast can choose a
-/// scale before the tensor is read.
-struct Float8Memory {
-  at::Tensor last_amax;        ///< int32, one element on the device: bits of a float32, or -1.
-  std::uint32_t headroom = 0;  ///< Binades that the amax may grow by.
-
-  bool is_used() const { return last_amax.defined(); }
+  /// The same of the transpose.
+  Float8Wanted transposed() const { return {.rows = columns, .columns = rows}; }
 };
 
 /// Casts a matrix that is not empty, of dtype float32, bfloat16 or float16, to float8_e4m3fn or
@@ -43,13 +37,8 @@ struct Float8Memory {
 /// By kernels of our own on the CPU and on CUDA, the same bits on both; waits for no device. The
 /// same bytes by torch's ops where calls are intercepted and elsewhere (column sums: but for the
 /// order in which sums of 16 rows are added, in double).
-///
-/// @param memory  If used: the scale is the one that the amax of the last cast predicts, if with it
-///                nothing saturates and fewer than three binades are wasted, else as above. Takes
-///                the new amax. Where casts are torch's ops, it is not used. On CUDA, work on one
-///                memory is on one stream.
 FASTAMP_API Float8Cast cast_to_float8(const at::Tensor& matrix, c10::ScalarType to,
-                                      Float8Wanted wanted, const Float8Memory& memory = {});
+                                      Float8Wanted wanted);
 
 /// A matrix to be cast, and what is wanted of it.
 struct Float8CastRequest {

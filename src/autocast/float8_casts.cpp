@@ -29,6 +29,13 @@ bool Float8Entry::is_current(const at::Tensor& source, c10::ScalarType to) const
          source.strides() == at::IntArrayRef(strides_) && cast_versions() == versions_;
 }
 
+std::optional<Float8Cast> Float8Entry::find(const at::Tensor& source, c10::ScalarType to,
+                                            Float8Wanted wanted) const {
+  const bool has_all =
+      (cast_.rows.defined() || !wanted.rows) && (cast_.columns.defined() || !wanted.columns);
+  return has_all && is_current(source, to) ? std::optional(cast_) : std::nullopt;
+}
+
 std::size_t Float8Entry::bytes() const {
   const auto bytes_of = [](const at::Tensor& tensor) {
     return tensor.defined() ? tensor.nbytes() : 0;
@@ -47,32 +54,19 @@ std::optional<PlannedCast> Float8Entry::as_used() const {
                  : std::nullopt;
 }
 
-bool has_all(const Float8Cast& cast, Float8Wanted wanted) {
-  return (cast.rows.defined() || !wanted.rows) && (cast.columns.defined() || !wanted.columns);
-}
-
-const Float8Entry* Float8Casts::find_entry(const at::Tensor& weight, c10::ScalarType to,
-                                           Float8Wanted wanted) const {
-  const auto found = entries_.find(weight.unsafeGetTensorImpl());
-  const bool is_usable = found != entries_.end() && found->second.is_current(weight, to) &&
-                         has_all(found->second.cast(), wanted);
-  return is_usable ? &found->second : nullptr;
-}
-
 std::optional<Float8Cast> Float8Casts::find(const at::Tensor& weight, c10::ScalarType to,
                                             Float8Wanted wanted) const {
-  const Float8Entry* const entry = find_entry(weight, to, wanted);
-  return entry == nullptr ? std::nullopt : std::optional(entry->cast());
+  const auto found = entries_.find(weight.unsafeGetTensorImpl());
+  return found == entries_.end() ? std::nullopt : found->second.find(weight, to, wanted);
 }
 
 std::optional<Float8Cast> Float8Casts::use(const at::Tensor& weight, c10::ScalarType to,
                                            Float8Wanted wanted) {
-  if (find_entry(weight, to, wanted) == nullptr) {
-    return std::nullopt;
+  auto cast = find(weight, to, wanted);
+  if (cast.has_value()) {
+    entries_.at(weight.unsafeGetTensorImpl()).note_use(wanted);
   }
-  Float8Entry& entry = entries_.at(weight.unsafeGetTensorImpl());
-  entry.note_use(wanted);
-  return entry.cast();
+  return cast;
 }
 
 std::vector<PlannedCast> Float8Casts::used() const {
@@ -146,9 +140,7 @@ void RegionFloat8Casts::keep_weight(const at::Tensor& weight, Float8Entry entry)
 std::optional<Float8Cast> RegionFloat8Casts::find_activation(const at::Tensor& activation,
                                                              c10::ScalarType to,
                                                              Float8Wanted wanted) const {
-  const bool is_usable = activation_.has_value() && activation_->is_current(activation, to) &&
-                         has_all(activation_->cast(), wanted);
-  return is_usable ? std::optional(activation_->cast()) : std::nullopt;
+  return activation_.has_value() ? activation_->find(activation, to, wanted) : std::nullopt;
 }
 
 void RegionFloat8Casts::keep_activation(Float8Entry entry) {

@@ -30,8 +30,10 @@ class Float8Entry {
   /// Whether this is the cast of the source as it is now: its version, memory, sizes, stream and
   /// capture are as they were, and nobody has edited the cast, which hooks on saved tensors see.
   bool is_current(const at::Tensor& source, c10::ScalarType to) const;
+  /// The cast, if it is current and has the layouts.
+  std::optional<Float8Cast> find(const at::Tensor& source, c10::ScalarType to,
+                                 Float8Wanted wanted) const;
 
-  const Float8Cast& cast() const& { return cast_; }
   Float8Cast cast() && { return std::move(cast_); }
   c10::ScalarType to() const { return to_; }
   bool is_of_dead_tensor() const { return source_.is_expired(); }
@@ -54,9 +56,6 @@ class Float8Entry {
   std::array<std::uint32_t, 2> versions_;
   Float8Wanted used_;
 };
-
-/// Whether a cast has the layouts that are wanted.
-bool has_all(const Float8Cast& cast, Float8Wanted wanted);
 
 /// fp8 casts of weights, one for each. Beside CastCache, whose entries are tensors with a history:
 /// these have none, since the node of the product leads to the weight. What is taken out is
@@ -89,9 +88,6 @@ class Float8Casts {
   std::size_t bytes() const;
 
  private:
-  const Float8Entry* find_entry(const at::Tensor& weight, c10::ScalarType to,
-                                Float8Wanted wanted) const;
-
   std::unordered_map<const c10::TensorImpl*, Float8Entry> entries_;
 };
 

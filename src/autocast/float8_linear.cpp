@@ -4,8 +4,6 @@
 #include "autocast/cast_node.h"
 #include "autocast/cast_source.h"
 #include "autocast/float8_calls.h"
-#include "autocast/float8_gpu.h"
-#include "autocast/float8_memories.h"
 #include "autocast/float8_path.h"
 #include "autocast/float8_product.h"
 #include "autocast/float8_weights.h"
@@ -16,7 +14,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/DispatchKeySet.h>
-#include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
@@ -53,27 +50,26 @@ bool all_of(const Float8Operands& operands, const Predicate& predicate) {
          (!operands.bias.defined() || predicate(operands.bias));
 }
 
-/// What the rule is asked about. A parameter counts as trained also where nothing is recorded: a
-/// checkpoint runs forward like that, and must decide as its recomputation does. A trace need not
-/// know the number of rows.
-Float8Shape shape_of(const Float8Operands& operands, const WeightSource& source) {
+/// A trace need not know the number of rows: then there are some.
+Float8Shape shape_of(const Float8Operands& operands) {
   const auto& [x, weight, bias, is_transposed] = operands;
   const auto k = x.sym_size(-1).guard_int(__FILE__, __LINE__);
-  const auto elements = x.sym_numel().maybe_as_int();
-  const auto rows = k == 0 ? 0 : elements.value_or(0) / k;
-  const bool trains = source.weight != nullptr && !c10::InferenceMode::is_enabled();
-  return {.m = elements.has_value() ? rows : kUnknownRows,
+  return {.m = k == 0 ? 0 : x.sym_numel().maybe_as_int().value_or(k) / k,
           .k = k,
           .n = weight.sym_size(is_transposed ? 1 : 0).guard_int(__FILE__, __LINE__),
           .x_dtype = x.scalar_type(),
-          .weight_dtype = weight.scalar_type(),
-          .has_bias = bias.defined(),
-          .x_gradient = trains,
-          .weight_gradient = trains};
+          .weight_dtype = weight.scalar_type()};
 }
 
-Float8Outcome outcome_of(PolicyDevice device, const Float8Setting& setting,
-                         const Float8Operands& operands, const WeightSource& source) {
+Float8Outcome outcome_of(PolicyDevice device, const Float8Setting& setting, Float8Op op,
+                         const Float8Operands& operands, Float8Path path,
+                         const WeightSource& source) {
+  if (!setting.runs(op)) {
+    return Float8Outcome::op;
+  }
+  if (path == Float8Path::carrier) {
+    return Float8Outcome::intercepted;
+  }
   const auto is_here = [&](const at::Tensor& tensor) {
     return is_on(tensor, device) && tensor.device() == operands.x.device();
   };
@@ -89,35 +85,26 @@ Float8Outcome outcome_of(PolicyDevice device, const Float8Setting& setting,
   if (is_excluded_operand(source.weight == nullptr ? operands.weight : *source.weight)) {
     return Float8Outcome::excluded;
   }
-  const auto* const calls = Float8Calls::current();
-  const auto here = operands.x.device();
-  return float8_outcome(shape_of(operands, source), setting,
-                        calls == nullptr ? float8_gpu(here) : calls->gpu_on(here));
+  return float8_outcome(shape_of(operands), setting, device_type(device));
 }
 
-/// Tells traces and a plan.
-void note_outcome(Float8Outcome outcome, const Float8Setting& setting, Float8Op op,
-                  const Float8Operands& operands, Float8Path path) {
-  note_float8(outcome);
-  auto* const calls = Float8Calls::current();
-  if (calls == nullptr) [[likely]] {
+/// The call as a plan records it.
+void add_to_plan(Float8Calls& calls, Float8Outcome outcome, const Float8Setting& setting,
+                 Float8Op op, const Float8Operands& operands, Float8Path path,
+                 const WeightSource& source) {
+  const at::Tensor& weight = source.weight == nullptr ? operands.weight : *source.weight;
+  if (path == Float8Path::carrier || !fits(operands)) {
+    calls.add(op, outcome, weight);
     return;
   }
-  const bool is_known = path != Float8Path::carrier;
-  const auto source = is_known ? source_of(operands.weight, path) : WeightSource();
-  calls->add(
-      {.op = op, .row = {}, .weight = source.weight == nullptr ? operands.weight : *source.weight},
-      outcome, setting, operands.x,
-      is_known && fits(operands) ? std::optional(shape_of(operands, source)) : std::nullopt);
-}
-
-Float8Wanted swapped(Float8Wanted wanted) {
-  return {.rows = wanted.columns, .columns = wanted.rows};
+  auto shape = shape_of(operands);
+  shape.x_gradient = is_recorded(operands.x);
+  shape.weight_gradient = is_recorded(weight);
+  calls.add(op, outcome, setting.carrier, operands.x, weight, shape);
 }
 
 /// The cast of x as a matrix of rows. Products of one activation in a row share it.
-Float8Cast cast_x(const at::Tensor& x, Float8Path path, c10::ScalarType to, Float8Wanted wanted,
-                  const Float8Memory& memory) {
+Float8Cast cast_x(const at::Tensor& x, Float8Path path, c10::ScalarType to, Float8Wanted wanted) {
   const bool is_shared = path == Float8Path::kernels && !x.is_leaf() && is_recorded(x);
   if (is_shared) {
     if (auto found = find_float8_activation(x, to, wanted)) {
@@ -126,18 +113,12 @@ Float8Cast cast_x(const at::Tensor& x, Float8Path path, c10::ScalarType to, Floa
     }
   }
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  Float8Cast cast = cast_to_float8(as_matrix(x), to, wanted, memory);
+  Float8Cast cast = cast_to_float8(as_matrix(x), to, wanted);
   note_float8_cast(CastEvent::other_cast, cast);
   if (is_shared) {
     keep_float8_activation(x, to, cast);
   }
   return cast;
-}
-
-/// Predictions are kept for parameters alone: other operands may be new ones at each step.
-Float8Memories memories_for(const Float8Setting& setting, const WeightSource& source) {
-  const bool predicts = setting.scale == Float8Scale::predicted && source.weight != nullptr;
-  return predicts ? float8_memories_of(*source.weight) : Float8Memories();
 }
 
 /// The cast of the weight as [N, K].
@@ -153,17 +134,18 @@ Float8Cast cast_operand(const Float8Operands& operands, const WeightSource& sour
   if (is_transposed == source.is_transposed) {
     return cast_parameter(source, to, wanted);
   }
-  Float8Cast cast = cast_parameter(source, to, swapped(wanted));
+  Float8Cast cast = cast_parameter(source, to, wanted.transposed());
   std::swap(cast.rows, cast.columns);
   return cast;
 }
 
+Float8Path path_in_plan(const Float8Operands& operands) {
+  const bool is_plain =
+      all_of(operands, [](const at::Tensor& tensor) { return !is_intercepted_in_plan(tensor); });
+  return is_plain ? Float8Path::aten : Float8Path::carrier;
+}
+
 Float8Path path_of(const Float8Operands& operands) {
-  if (Float8Calls::current() != nullptr) [[unlikely]] {
-    const bool is_plain =
-        all_of(operands, [](const at::Tensor& tensor) { return !is_intercepted_in_plan(tensor); });
-    return is_plain ? Float8Path::aten : Float8Path::carrier;
-  }
   auto path = std::max(float8_path(operands.x), float8_path(operands.weight));
   if (operands.bias.defined()) {
     path = std::max(path, float8_path(operands.bias));
@@ -185,10 +167,9 @@ at::Tensor run_product(const Float8Setting& setting, const Float8Operands& opera
   const bool transposes = path == Float8Path::kernels;
   const Float8Wanted of_x{.rows = true, .columns = saves_x && transposes};
   const Float8Wanted of_weight{.rows = true, .columns = saves_weight && transposes};
-  // Casts and predictions that outlive the call are of plain tensors.
+  // Casts that outlive the call are of plain tensors.
   const WeightSource keeps = path == Float8Path::kernels ? source : WeightSource();
-  const auto memories = memories_for(setting, keeps);
-  Float8Cast x_cast = cast_x(x, path, setting.forward_dtype, of_x, memories.x);
+  Float8Cast x_cast = cast_x(x, path, setting.forward_dtype, of_x);
   Float8Cast weight_cast;
   at::Tensor y;
   {
@@ -210,7 +191,7 @@ at::Tensor run_product(const Float8Setting& setting, const Float8Operands& opera
       weight_cast.columns = at::Tensor();
     }
     record_float8_product(operands, setting, saves_x ? x_cast : Float8Cast(),
-                          saves_weight ? weight_cast : Float8Cast(), memories.grad, y);
+                          saves_weight ? weight_cast : Float8Cast(), y);
   }
   return y;
 }
@@ -227,22 +208,18 @@ at::Tensor refuse_float8_arguments(Float8Op op) {
 
 at::Tensor float8_linear(PolicyDevice device, const Float8Setting& setting, Float8Op op,
                          const Float8Operands& operands) {
-  const Float8Path path = path_of(operands);
-  if (!setting.runs(op)) {
-    note_outcome(Float8Outcome::op, setting, op, operands, path);
+  auto* const calls = Float8Calls::current();
+  const Float8Path path = calls == nullptr ? path_of(operands) : path_in_plan(operands);
+  const auto source =
+      path == Float8Path::carrier ? WeightSource() : source_of(operands.weight, path);
+  const auto outcome = outcome_of(device, setting, op, operands, path, source);
+  note_float8(outcome);
+  if (calls != nullptr) [[unlikely]] {
+    add_to_plan(*calls, outcome, setting, op, operands, path, source);
     return {};
   }
-  if (path == Float8Path::carrier) {
-    note_outcome(Float8Outcome::intercepted, setting, op, operands, path);
-    return {};
-  }
-  const WeightSource source = source_of(operands.weight, path);
-  const auto outcome = outcome_of(device, setting, operands, source);
-  note_outcome(outcome, setting, op, operands, path);
-  if (outcome != Float8Outcome::ran || Float8Calls::current() != nullptr) {
-    return {};
-  }
-  return run_product(setting, operands, source, path);
+  return outcome == Float8Outcome::ran ? run_product(setting, operands, source, path)
+                                       : at::Tensor();
 }
 
 }  // namespace fastamp::autocast

@@ -75,10 +75,9 @@ class LinearFloat8Backward final : public autograd::Node {
   static constexpr std::size_t kBias = 2;
 
   LinearFloat8Backward(Shape shape, const Float8Setting& setting, const Float8Cast& x,
-                       const Float8Cast& weight, Float8Memory memory)
+                       const Float8Cast& weight)
       : shape_(std::move(shape)),
         setting_(setting),
-        memory_(std::move(memory)),
         are_columns_(x.columns.defined() || weight.columns.defined()) {
     x_ = saved(x);
     x_inverse_ = saved(x.inverse_scale);
@@ -157,9 +156,9 @@ class LinearFloat8Backward final : public autograd::Node {
       }
       return;
     }
-    const Float8Cast cast = cast_to_float8(
-        matrix, setting_.grad_dtype,
-        {.rows = wants_x, .columns = wants_weight, .column_sums = wants_bias}, memory_);
+    const Float8Cast cast =
+        cast_to_float8(matrix, setting_.grad_dtype,
+                       {.rows = wants_x, .columns = wants_weight, .column_sums = wants_bias});
     if (wants_x) {
       const at::Tensor weight = columns(saved.weight.columns);
       out[kX] = float8_product(rows_of(cast), {weight, saved.weight.inverse_scale}, std::nullopt,
@@ -198,7 +197,6 @@ class LinearFloat8Backward final : public autograd::Node {
 
   Shape shape_;
   const Float8Setting& setting_;  // Interned: lives as long as the process.
-  Float8Memory memory_;           ///< Of dY; unused with current scales.
   autograd::SavedVariable x_;
   autograd::SavedVariable x_inverse_;
   autograd::SavedVariable weight_;
@@ -209,8 +207,7 @@ class LinearFloat8Backward final : public autograd::Node {
 }  // namespace
 
 void record_float8_product(const Float8Operands& operands, const Float8Setting& setting,
-                           const Float8Cast& x, const Float8Cast& weight,
-                           const Float8Memory& memory, const at::Tensor& y) {
+                           const Float8Cast& x, const Float8Cast& weight, const at::Tensor& y) {
   const at::Tensor& bias = operands.bias;
   const NodePtr node = make_node<LinearFloat8Backward>(
       Shape{.x_sizes = operands.x.sym_sizes().vec(),
@@ -219,7 +216,7 @@ void record_float8_product(const Float8Operands& operands, const Float8Setting& 
             .bias_dtype = bias.defined() ? bias.scalar_type() : c10::ScalarType::Undefined,
             .weight_is_transposed = operands.weight_is_transposed,
             .weight_is_column_major = operands.weight.sym_stride(0) == 1},
-      setting, x, weight, memory);
+      setting, x, weight);
   node->set_next_edges(autograd::collect_next_edges(operands.x, operands.weight, bias));
   autograd::set_history(y, node);
 }

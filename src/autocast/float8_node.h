@@ -20,9 +20,7 @@ struct Float8Operands {
 /// what the backward pass reads, in fp8, of x if the weight requires a gradient, of the weight,
 /// laid out as [N, K], if x does: the columns, or of casts without columns the rows. Casts of which
 /// nothing is to be kept are empty.
-/// @param memory  Of dY, for its cast.
 void record_float8_product(const Float8Operands& operands, const Float8Setting& setting,
-                           const Float8Cast& x, const Float8Cast& weight,
-                           const Float8Memory& memory, const at::Tensor& y);
+                           const Float8Cast& x, const Float8Cast& weight, const at::Tensor& y);
 
 }  // namespace fastamp::autocast

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autocast/float8_region.h"
 
-#include "autocast/float8_constants.h"
 #include "core/build_config.h"
 #include "core/kernel_devices.h"
 
@@ -10,6 +9,8 @@
 
 namespace fastamp::autocast {
 namespace {
+
+constexpr int kFirstFloat8Capability = 89;
 
 bool gpu_has_float8(const char* function, c10::ScalarType carrier) {
   static const bool has_cuda = at::Context::hasCUDA();

@@ -15,6 +15,8 @@
 #include <limits>
 #include <mutex>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace fastamp::autocast {
 
@@ -30,13 +32,7 @@ constinit thread_local std::array<const Float8Setting*, kNumPolicyDevices> t_set
 constinit std::array<std::atomic<const Float8Setting*>, kNumPolicyDevices> g_defaults{};
 
 /// The number is one that is never given to a recipe.
-constexpr Float8Setting kNoFloat8{.carrier = c10::ScalarType::Undefined,
-                                  .forward_dtype = c10::ScalarType::Undefined,
-                                  .grad_dtype = c10::ScalarType::Undefined,
-                                  .fast_accumulate = {},
-                                  .ops = 0,
-                                  .min_gain = 0,
-                                  .scale = Float8Scale::current,
+constexpr Float8Setting kNoFloat8{.small_size = std::nullopt,
                                   .number = std::numeric_limits<std::uint32_t>::max()};
 
 struct Settings {
@@ -71,12 +67,6 @@ std::uint8_t ops_of(const char* function, const std::vector<std::string>& names)
   return static_cast<std::uint8_t>(ops);
 }
 
-bool is_same(const Float8Setting& a, const Float8Setting& b) {
-  return a.carrier == b.carrier && a.forward_dtype == b.forward_dtype &&
-         a.grad_dtype == b.grad_dtype && a.fast_accumulate == b.fast_accumulate && a.ops == b.ops &&
-         a.min_gain == b.min_gain && a.scale == b.scale;
-}
-
 std::uint32_t number_of(const Float8Setting* setting) {
   return setting == nullptr ? 0 : setting->number;
 }
@@ -107,23 +97,23 @@ const Float8Setting* float8_setting(const char* function, const Float8Recipe& re
                     ": expected the dtype of a region with a Float8Recipe to be bfloat16 or "
                     "float16, which all else runs in, got ",
                     carrier, ".");
-  TORCH_CHECK_VALUE(recipe.min_gain() >= 0, function,
-                    ": expected min_gain of Float8Recipe to be at least 0, got ", recipe.min_gain(),
-                    ".");
+  const auto [k, n] = recipe.small_size().value_or(Float8Recipe::kSmallOnGpu);
+  TORCH_CHECK_VALUE(k >= 0 && n >= 0, function,
+                    ": expected small_size of Float8Recipe to be at least 0, got (", k, ", ", n,
+                    ").");
   Float8Setting wanted{.carrier = carrier,
                        .forward_dtype = recipe.forward_dtype(),
                        .grad_dtype = recipe.grad_dtype(),
                        .fast_accumulate = recipe.fast_accumulate(),
                        .ops = ops_of(function, recipe.ops()),
-                       .min_gain = recipe.min_gain(),
-                       .scale = recipe.scale(),
-                       .number = 0};
+                       .small_size = recipe.small_size()};
   auto& interned = settings();
   const std::scoped_lock lock(interned.mutex);
-  const auto found = std::ranges::find_if(
-      interned.all, [&](const Float8Setting& setting) { return is_same(setting, wanted); });
-  if (found != interned.all.end()) {
-    return &*found;
+  for (const auto& setting : interned.all) {
+    wanted.number = setting.number;
+    if (setting == wanted) {
+      return &setting;
+    }
   }
   wanted.number = static_cast<std::uint32_t>(interned.all.size() + 1);
   return &interned.all.emplace_back(wanted);  // A deque's elements stay where they are.
@@ -145,13 +135,15 @@ Float8Recipe recipe_of(const Float8Setting& setting) {
       ops.emplace_back(kOpNames[i]);
     }
   }
-  return Float8Recipe()
-      .forward_dtype(setting.forward_dtype)
-      .grad_dtype(setting.grad_dtype)
-      .fast_accumulate(setting.fast_accumulate)
-      .ops(std::move(ops))
-      .min_gain(setting.min_gain)
-      .scale(setting.scale);
+  auto recipe = Float8Recipe()
+                    .forward_dtype(setting.forward_dtype)
+                    .grad_dtype(setting.grad_dtype)
+                    .fast_accumulate(setting.fast_accumulate)
+                    .ops(std::move(ops));
+  if (setting.small_size.has_value()) {
+    recipe.small_size((*setting.small_size)[0], (*setting.small_size)[1]);
+  }
+  return recipe;
 }
 
 const Float8Setting* thread_float8_slow(c10::DeviceType device) noexcept {

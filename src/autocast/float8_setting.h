@@ -11,6 +11,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 // Which fp8 recipe is in force on a thread: state of fastamp's own beside torch's, whose public
@@ -24,14 +25,15 @@ FASTAMP_API std::string_view to_string(Float8Op op);
 /// A checked recipe and the carrier of its region. Interned: equal ones are one object, which is
 /// never destroyed.
 struct Float8Setting {
-  c10::ScalarType carrier;
-  c10::ScalarType forward_dtype;
-  c10::ScalarType grad_dtype;
-  Float8Recipe::FastAccumulate fast_accumulate;
-  std::uint8_t ops;
-  double min_gain;
-  Float8Scale scale;
-  std::uint32_t number;  ///< For Python, which holds numbers; never 0.
+  c10::ScalarType carrier = c10::ScalarType::Undefined;
+  c10::ScalarType forward_dtype = c10::ScalarType::Undefined;
+  c10::ScalarType grad_dtype = c10::ScalarType::Undefined;
+  Float8Recipe::FastAccumulate fast_accumulate{};
+  std::uint8_t ops = 0;
+  std::optional<Float8Recipe::Size> small_size;
+  std::uint32_t number = 0;  ///< For Python, which holds numbers; never 0.
+
+  bool operator==(const Float8Setting&) const = default;
 
   bool runs(Float8Op op) const { return ((unsigned{ops} >> static_cast<unsigned>(op)) & 1U) != 0; }
 };

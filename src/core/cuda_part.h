@@ -7,7 +7,6 @@
 // code for CUDA is decided in this file's source and nowhere else.
 
 #include "core/captured_graph.h"
-#include "core/gpu_properties.h"
 
 #include <fastamp/export.h>
 #include <fastamp/version.h>
@@ -31,10 +30,6 @@ struct CudaKernels;
 struct CudaDevices {
   /// Of the current device, such as 90 for 9.0.
   int (*compute_capability)();
-  /// -1 where there is no device.
-  c10::DeviceIndex (*current_gpu)();
-  /// None of a device that is not there.
-  std::optional<GpuProperties> (*gpu_properties)(c10::DeviceIndex index);
   /// Of the graph that a CUDA stream is being captured into, 0 if none.
   std::uint64_t (*graph_capture_id)(c10::Stream stream);
   /// Whether the current stream is being captured.

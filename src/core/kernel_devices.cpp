@@ -15,14 +15,4 @@ int compute_capability() {
   return part == nullptr ? 0 : part->devices.compute_capability();
 }
 
-c10::DeviceIndex current_gpu() {
-  const auto* const part = cuda_part();
-  return part == nullptr ? c10::DeviceIndex{-1} : part->devices.current_gpu();
-}
-
-std::optional<GpuProperties> gpu_properties(c10::DeviceIndex index) {
-  const auto* const part = cuda_part();
-  return part == nullptr ? std::nullopt : part->devices.gpu_properties(index);
-}
-
 }  // namespace fastamp

@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "core/gpu_properties.h"
-
 #include <fastamp/export.h>
 
-#include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
-
-#include <optional>
 
 namespace fastamp {
 
@@ -19,12 +14,6 @@ FASTAMP_API bool has_kernels(c10::DeviceType device);
 /// The compute capability of the current CUDA device, such as 90 for 9.0; 0 without code for
 /// CUDA.
 int compute_capability();
-
-/// The current CUDA device; -1 without code for CUDA, and where there is no device.
-c10::DeviceIndex current_gpu();
-
-/// None without code for CUDA, and of a device that is not there.
-std::optional<GpuProperties> gpu_properties(c10::DeviceIndex index);
 
 /// As has_kernels(); also Meta, where every op has a kernel that checks and computes nothing.
 inline bool has_kernels_or_meta(c10::DeviceType device) {

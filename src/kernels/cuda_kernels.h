@@ -24,7 +24,6 @@ struct CudaKernels {
   decltype(&muon_apply_cuda) muon_apply;
   decltype(&cuda::cast_together) cast_together;
   decltype(&cuda::cast_to_float8) cast_to_float8;
-  decltype(&cuda::cast_to_float8_predicted) cast_to_float8_predicted;
   decltype(&cuda::refresh_float8_copies) refresh_float8_copies;
 };
 

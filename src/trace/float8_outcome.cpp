@@ -25,8 +25,8 @@ std::string_view to_string(Float8Outcome outcome) {
       return "K or N not a multiple of 16";
     case Float8Outcome::empty:
       return "empty";
-    case Float8Outcome::gain:
-      return "gain below min_gain";
+    case Float8Outcome::small:
+      return "K and N within small_size";
   }
   return "";
 }

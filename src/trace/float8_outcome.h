@@ -19,7 +19,7 @@ enum class Float8Outcome : std::uint8_t {
   excluded,
   shape,  ///< K or N is no multiple of 16.
   empty,
-  gain,  ///< On this GPU it would not be faster by the recipe's min_gain.
+  small,  ///< K and N are at most the recipe's small_size.
 };
 
 /// As the rows of a trace show it: "" for not_asked, "float8" for ran, else the reason.

@@ -16,12 +16,6 @@
 
 namespace fastamp {
 
-/// Which scale a tensor is cast to fp8 with.
-enum class Float8Scale : std::uint8_t {
-  current,    ///< Its own, which takes a read of the tensor before the cast.
-  predicted,  ///< For activations and gradients the one that their last range predicts.
-};
-
 /// How an autocast region runs the products of linear layers in fp8: see docs/float8.md.
 ///
 /// @code
@@ -63,30 +57,25 @@ class Float8Recipe {
   }
   const std::vector<std::string>& ops() const noexcept { return ops_; }
 
-  /// With Float8Scale::predicted, x and dY are read once: their scale is chosen from the range that
-  /// they had when they last met the same parameter, and they are cast again where it does not fit.
-  /// Elements that underflow depend on what came before; all others are those of current scales.
-  Float8Recipe& scale(Float8Scale which) {
-    scale_ = which;
+  /// K and N, the sizes of a weight: where both are at most these, the product stays in the
+  /// carrier, since casting costs more than fp8 saves.
+  using Size = std::array<std::int64_t, 2>;
+  Float8Recipe& small_size(std::int64_t k, std::int64_t n) {
+    small_size_ = {k, n};
     return *this;
   }
-  Float8Scale scale() const noexcept { return scale_; }
+  /// Unset: kSmallOnGpu on a GPU; on the CPU, where fp8 is a reference, no product is small.
+  const std::optional<Size>& small_size() const noexcept { return small_size_; }
 
-  /// On a GPU, the predicted speed-up over the carrier below which a product stays there; 0 for all
-  /// that can run in fp8. Without meaning on the CPU, where fp8 is a reference that never pays.
-  Float8Recipe& min_gain(double gain) {
-    min_gain_ = gain;
-    return *this;
-  }
-  double min_gain() const noexcept { return min_gain_; }
+  /// What torchao leaves out: see docs/float8.md.
+  static constexpr Size kSmallOnGpu{4096, 1024};
 
  private:
   c10::ScalarType forward_dtype_ = c10::ScalarType::Float8_e4m3fn;
   c10::ScalarType grad_dtype_ = c10::ScalarType::Float8_e5m2;
   FastAccumulate fast_accumulate_{true, false, false};
   std::vector<std::string> ops_{"linear", "addmm", "mm", "matmul"};
-  double min_gain_ = 1.1;
-  Float8Scale scale_ = Float8Scale::current;
+  std::optional<Size> small_size_;
 };
 
 /// The recipe that ops on a device follow now, on this thread; none outside fp8 regions, and where

@@ -12,46 +12,37 @@
 
 namespace fastamp {
 
-/// What the time of a linear layer depends on: x of [m, k] times the transpose of a weight [n, k].
+/// A linear layer: x of [m, k] times the transpose of a weight [n, k].
 struct Float8Shape {
   std::int64_t m = 0;
   std::int64_t k = 0;
   std::int64_t n = 0;
   c10::ScalarType x_dtype = c10::ScalarType::BFloat16;
   c10::ScalarType weight_dtype = c10::ScalarType::Float;
-  bool has_bias = false;
-  bool x_gradient = true;       ///< Whether backward computes dX,
-  bool weight_gradient = true;  ///< and dW, with the gradient of the bias if there is one.
+  bool x_gradient = true;       ///< Whether backward computes dX, for which the weight is kept,
+  bool weight_gradient = true;  ///< and dW, for which x is.
 };
 
 /// What becomes of one product of a plan.
 struct Float8PlanRow {
   Float8Shape shape;
-  std::string float8;          ///< "float8" if it runs in fp8, else why not, as in a trace.
-  double carrier_seconds = 0;  ///< Predicted time on the GPU of all that is computed, casts too,
-  double float8_seconds = 0;   ///< and in fp8. Both are predicted where fp8 is not possible, too.
-  double gain = 0;             ///< What min_gain is compared with: see docs/float8.md.
+  std::string float8;  ///< "float8" if it runs in fp8, else why not, as in a trace.
   std::int64_t carrier_saved_bytes = 0;  ///< Kept for backward by a region without a recipe,
   std::int64_t saved_bytes = 0;          ///< and in the way that `float8` says.
 };
 
-/// The GPUs that predictions can be made for by name, such as "H200 SXM".
-FASTAMP_API std::vector<std::string> float8_gpus();
-
-/// Which products of linear layers a region with a recipe runs in fp8 on a GPU, and what that is
-/// predicted to gain. Needs no GPU and computes no product.
+/// Which products of linear layers a region with a recipe runs in fp8 on a GPU, and what backward
+/// keeps of their operands. Needs no GPU and computes no product.
 ///
 /// The rows are as if each layer stood alone: layers that share x save less in both ways.
 ///
 /// @param shapes   One for each product.
-/// @param gpu      One of float8_gpus(); empty: the current GPU, or "H200 SXM" where there is none.
 /// @param recipe   As for a region.
 /// @param carrier  The region's dtype, bfloat16 or float16.
 /// @return A row for each shape, in their order.
-/// @throws c10::ValueError if a size is negative, the GPU unknown, or recipe or carrier impossible.
+/// @throws c10::ValueError if a size is negative, or recipe or carrier impossible.
 FASTAMP_API std::vector<Float8PlanRow> float8_plan(
-    const std::vector<Float8Shape>& shapes, const std::string& gpu = "",
-    const Float8Recipe& recipe = Float8Recipe(),
+    const std::vector<Float8Shape>& shapes, const Float8Recipe& recipe = Float8Recipe(),
     c10::ScalarType carrier = c10::ScalarType::BFloat16);
 
 }  // namespace fastamp

@@ -6,8 +6,7 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fastamp._at_exit import AtExit
-from fastamp._float8 import float8_exclude
+from fastamp._float8 import float8_exclude, has_name, named_parts
 from fastamp._model_parts import ModelParts
 
 __all__ = ["NamedExclusions"]
@@ -23,26 +22,13 @@ __all__ = ["NamedExclusions"]
 _Parameters = list[tuple[str, "weakref.ref[torch.nn.Parameter]"]]
 
 
-def _parts(
-    module: torch.nn.Module, prefix: str = "", above: tuple[torch.nn.Module, ...] = ()
-) -> Iterator[tuple[str, torch.nn.Module]]:
-    """All modules below one, under each of their names: of a shared one, named_modules has one."""
-    yield prefix, module
-    above = (*above, module)
-    for name, child in module._modules.items():
-        if child is not None and not any(child is each for each in above):
-            yield from _parts(child, f"{prefix}{name}.", above)
-
-
 class NamedExclusions:
     """Excludes weights from fp8 by the names that they have in the program's models.
 
-    A name is one or more whole parts of a parameter's dotted name, ``lm_head`` or ``layers.0`` of
-    ``model.layers.0.lm_head.weight``, and may have the wildcards of ``fnmatch``. It is looked for
-    in the whole model, up to the outermost module that has the others as its parts, when a module
-    of it is called first, and again when a weight that was excluded is another object. A model's
-    parts are known as they are assigned; of copied and unpickled models, from the module that is
-    called down.
+    Names are those of ``float8_exclude``'s ``where``. They are looked for in the whole model, up to
+    the outermost module that has the others as its parts, when a module of it is called first, and
+    again when a weight that was excluded is another object. A model's parts are known as they are
+    assigned; of copied and unpickled models, from the module that is called down.
 
     Args:
         names: The names.
@@ -87,8 +73,8 @@ class NamedExclusions:
             return
         # Last the module itself: one that was replaced is no part of its parents any more.
         for top in (*self._models.outermost(module), module):
-            for prefix, part in _parts(top):
-                self._seen[part] = self._exclude(prefix, part)
+            for name, part in named_parts(top):
+                self._seen[part] = self._exclude(f"{name}." if name else "", part)
 
     def _exclude(self, prefix: str, module: torch.nn.Module) -> _Parameters:
         named = [(name, p) for name, p in module._parameters.items() if p is not None]
@@ -98,13 +84,7 @@ class NamedExclusions:
         return [(name, weakref.ref(p)) for name, p in named if p in self._excluded]
 
     def _matches(self, dotted: str) -> bool:
-        parts = dotted.split(".")
-        runs = [
-            ".".join(parts[start:end])
-            for start in range(len(parts))
-            for end in range(start + 1, len(parts) + 1)
-        ]
-        found = {name for name in self._names if any(fnmatchcase(run, name) for run in runs)}
+        found = {name for name in self._names if has_name(dotted, name)}
         self._unmatched -= found
         return bool(found)
 

@@ -169,19 +169,10 @@ Float8Range float8_range(const void* in, ScalarType from, std::int64_t n) {
   });
 }
 
-std::uint32_t float8_exponent_for(Float8Range range, ScalarType to, Float8LastAmax last) {
-  const auto choose = [&](auto format) {
-    constexpr auto kTop = decltype(format)::kTop;
-    if (last.bits != kUnknownAmax) {
-      const auto exponent = predicted_float8_exponent<kTop>(last.bits, last.headroom);
-      if (float8_exponent_fits<kTop>(exponent, range.amax, last.headroom)) {
-        return exponent;
-      }
-    }
-    return float8_exponent<kTop>(range.amax);
-  };
-  return to == ScalarType::Float8_e4m3fn ? choose(Float8Format<c10::Float8_e4m3fn>())
-                                         : choose(Float8Format<c10::Float8_e5m2>());
+std::uint32_t float8_exponent_for(Float8Range range, ScalarType to) {
+  return to == ScalarType::Float8_e4m3fn
+             ? float8_exponent<Float8Format<c10::Float8_e4m3fn>::kTop>(range.amax)
+             : float8_exponent<Float8Format<c10::Float8_e5m2>::kTop>(range.amax);
 }
 
 float float8_cast(const Float8CastArgs& args) {

@@ -21,17 +21,8 @@ struct Float8Range {
 /// @param from  float32, bfloat16 or float16, as below.
 FASTAMP_API Float8Range float8_range(const void* in, c10::ScalarType from, std::int64_t n);
 
-/// What is known of a tensor before it is read: the amax that it had the last time, as the bits of
-/// a float32, and how many binades it may grow by.
-struct Float8LastAmax {
-  std::uint32_t bits = kUnknownAmax;
-  std::uint32_t headroom = 0;
-};
-
-/// The exponent field of the scale for a tensor of this range: the predicted one if it fits, else
-/// that of the range itself.
-FASTAMP_API std::uint32_t float8_exponent_for(Float8Range range, c10::ScalarType to,
-                                              Float8LastAmax last);
+/// The exponent field of the scale for a tensor of this range.
+FASTAMP_API std::uint32_t float8_exponent_for(Float8Range range, c10::ScalarType to);
 
 /// A matrix of rows x columns that lies densely row by row, and where its casts go: null pointers
 /// are left out.

@@ -5,7 +5,6 @@
 
 #include "kernels/cuda/float8.h"
 #include "kernels/cuda/float8_copies.cuh"
-#include "kernels/cuda/float8_predicted.cuh"
 #include "kernels/cuda/float8_tiles.cuh"
 #include "kernels/cuda/zeroed_workspace.h"
 
@@ -14,6 +13,7 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace fastamp::kernels::cuda {
 namespace {
@@ -22,24 +22,13 @@ namespace {
 /// processors.
 constexpr int kSumThreads = 32;
 
-/// Scratch memory of a call: the scales, then the sums that tiles of rows leave.
-struct Layout {
-  std::vector<std::size_t> sums;  ///< Where those of each entry begin, in bytes.
-  std::size_t bytes;
-};
+/// Bytes of scratch memory, so that what follows is aligned.
+std::size_t aligned(std::size_t bytes) { return (bytes + 15) / 16 * 16; }
 
-Layout layout_of(const std::vector<Float8CastEntry>& entries) {
-  const auto aligned = [](std::size_t bytes) { return (bytes + 15) / 16 * 16; };
-  Layout layout{{}, aligned(entries.size() * sizeof(Float8Scale))};
-  layout.sums.reserve(entries.size());
-  for (const auto& entry : entries) {
-    layout.sums.push_back(layout.bytes);
-    if (entry.column_sums != nullptr) {
-      const auto count = float8_partial_rows(entry.rows) * entry.columns;
-      layout.bytes += aligned(static_cast<std::size_t>(count) * sizeof(float));
-    }
-  }
-  return layout;
+std::size_t bytes_of_sums(const Float8CastEntry& entry) {
+  const auto count = float8_partial_rows(entry.rows) * entry.columns;
+  return entry.column_sums == nullptr ? 0
+                                      : aligned(static_cast<std::size_t>(count) * sizeof(float));
 }
 
 /// A number in a list of pointers.
@@ -61,56 +50,6 @@ void find_scales(const std::vector<Float8CastEntry>& entries, Float8Scale* scale
   multi_tensor_apply(list, Float8RangeOp{&zeros->arrivals, zeros});
 }
 
-/// What a call's launches share: the list of its tiles and scratch memory.
-class Casts {
- public:
-  explicit Casts(const std::vector<Float8CastEntry>& entries)
-      : entries_(entries),
-        layout_(layout_of(entries)),
-        // From the caching allocator: reuse is ordered by the stream, and under capture by the
-        // graph.
-        scratch_(c10::cuda::CUDACachingAllocator::get()->allocate(layout_.bytes)) {
-    list_.reserve(entries.size());
-    for (std::size_t i = 0; i < entries.size(); ++i) {
-      const auto& entry = entries[i];
-      list_.push_back({{const_cast<void*>(entry.in), entry.row_major, entry.transposed, sums_of(i),
-                        scales() + i, as_pointer(entry.rows), as_pointer(entry.columns)},
-                       float8_tile_count(entry.rows, entry.columns),
-                       float8_tag(entry.from, entry.to)});
-    }
-  }
-
-  Float8Scale* scales() const { return static_cast<Float8Scale*>(scratch_.get()); }
-
-  template <typename Op>
-  void apply(const Op& op) const {
-    multi_tensor_apply(list_, op);
-  }
-
-  void add_sums() const {
-    for (std::size_t i = 0; i < entries_.size(); ++i) {
-      const auto& entry = entries_[i];
-      if (entry.column_sums != nullptr && entry.columns != 0) {
-        const auto blocks = chunk_count(entry.columns, kSumThreads);
-        launch(add_float8_sums_kernel, static_cast<unsigned>(blocks), kSumThreads,
-               at::cuda::getCurrentCUDAStream(), sums_of(i), float8_partial_rows(entry.rows),
-               entry.columns, entry.column_sums);
-      }
-    }
-  }
-
- private:
-  float* sums_of(std::size_t i) const {
-    auto* start = static_cast<unsigned char*>(scratch_.get()) + layout_.sums[i];
-    return entries_[i].column_sums == nullptr ? nullptr : reinterpret_cast<float*>(start);
-  }
-
-  const std::vector<Float8CastEntry>& entries_;
-  Layout layout_;
-  c10::DataPtr scratch_;
-  std::vector<TensorEntry<Float8TileOp::kLists>> list_;
-};
-
 }  // namespace
 
 void cast_to_float8(std::vector<Float8CastEntry> entries, c10::Device device) {
@@ -121,28 +60,40 @@ void cast_to_float8(std::vector<Float8CastEntry> entries, c10::Device device) {
   std::stable_partition(entries.begin(), entries.end(), [](const Float8CastEntry& entry) {
     return entry.rows != 0 && entry.columns != 0;
   });
-  const Casts casts(entries);
-  find_scales(entries, casts.scales());
-  casts.apply(Float8TileOp{});
-  casts.add_sums();
-}
-
-void cast_to_float8_predicted(const Float8CastEntry& entry, Float8LastAmax last,
-                              c10::Device device) {
-  const c10::cuda::CUDAGuard guard(device);
-  const std::vector<Float8CastEntry> entries{entry};
-  const Casts casts(entries);
-  {
-    const ZeroedWorkspace memory(float8_zeros_bytes(1), at::cuda::getCurrentCUDAStream());
-    auto* zeros = static_cast<Float8Zeros*>(memory.get());
-    casts.apply(Float8PredictedOp{.arrivals = &zeros->arrivals,
-                                  .zeros = zeros,
-                                  .last_amax = last.bits,
-                                  .headroom = last.headroom,
-                                  .inverse_scale = entry.inverse_scale});
+  // Scratch memory: the scales, then the sums that tiles of rows leave. From the caching allocator:
+  // reuse is ordered by the stream, and under capture by the graph.
+  auto bytes = aligned(entries.size() * sizeof(Float8Scale));
+  std::vector<std::size_t> starts;
+  starts.reserve(entries.size());
+  for (const auto& entry : entries) {
+    starts.push_back(std::exchange(bytes, bytes + bytes_of_sums(entry)));
   }
-  casts.apply(Float8TileOp{});  // Returns at once where the cast stands.
-  casts.add_sums();
+  const auto scratch = c10::cuda::CUDACachingAllocator::get()->allocate(bytes);
+  auto* const scales = static_cast<Float8Scale*>(scratch.get());
+  const auto sums_of = [&](std::size_t i) {
+    auto* start = static_cast<unsigned char*>(scratch.get()) + starts[i];
+    return entries[i].column_sums == nullptr ? nullptr : reinterpret_cast<float*>(start);
+  };
+  find_scales(entries, scales);
+  std::vector<TensorEntry<Float8TileOp::kLists>> list;
+  list.reserve(entries.size());
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const auto& entry = entries[i];
+    list.push_back({{const_cast<void*>(entry.in), entry.row_major, entry.transposed, sums_of(i),
+                     scales + i, as_pointer(entry.rows), as_pointer(entry.columns)},
+                    float8_tile_count(entry.rows, entry.columns),
+                    float8_tag(entry.from, entry.to)});
+  }
+  multi_tensor_apply(list, Float8TileOp{});
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const auto& entry = entries[i];
+    if (entry.column_sums != nullptr && entry.columns != 0) {
+      const auto blocks = chunk_count(entry.columns, kSumThreads);
+      launch(add_float8_sums_kernel, static_cast<unsigned>(blocks), kSumThreads,
+             at::cuda::getCurrentCUDAStream(), sums_of(i), float8_partial_rows(entry.rows),
+             entry.columns, entry.column_sums);
+    }
+  }
 }
 
 void refresh_float8_copies(const std::vector<Float8CopyEntry>& entries, c10::Device device) {

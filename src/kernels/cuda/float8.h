@@ -23,18 +23,6 @@ struct Float8CastEntry {
   float* inverse_scale;  ///< Never null.
 };
 
-/// The amax of the last cast in some place, from which the next one takes its scale.
-struct Float8LastAmax {
-  std::uint32_t* bits;     ///< On the device: of a float32, or kUnknownAmax. Read, and written.
-  std::uint32_t headroom;  ///< Binades that the amax may grow by.
-};
-
-/// Casts a matrix by the scale that its last amax predicts, and by another one where that does not
-/// fit (kernels::cpu::float8_exponent_for says when). Launches and waits as the function below.
-/// Calls that share a last amax are on one stream.
-void cast_to_float8_predicted(const Float8CastEntry& entry, Float8LastAmax last,
-                              c10::Device device);
-
 /// Casts matrices, each with a scale of its own, on the current stream of a device: two launches
 /// for all of them, one more for each with column sums, and under graph capture those that write
 /// tables which do not fit a kernel's arguments. Does not wait for the device.

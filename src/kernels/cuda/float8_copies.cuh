@@ -23,7 +23,7 @@ struct Float8RefreshOp {
   static constexpr std::int64_t kChunkNumel = Float8TileOp::kChunkNumel;
   static constexpr int kThreads = Float8TileOp::kThreads;
   static constexpr std::size_t kLists = Float8TileOp::kLists;
-  using Tiles = Float8Tiles<false>;
+  using Tiles = Float8Tiles;
 
   unsigned* arrivals;
 
@@ -40,12 +40,11 @@ struct Float8RefreshOp {
       return;
     }
     const Tiles::Matrix matrix =
-        Tiles::matrix_of(table, range.entry, {refresh.scale, refresh.is_finite ? 1U : 0U, 0U});
+        Tiles::matrix_of(table, range.entry, {refresh.scale, refresh.is_finite ? 1U : 0U});
     if (refresh.stands) {
       transpose(matrix, range, lane);
     } else {
-      Float8Magnitudes unused;
-      Tiles::run_pair<float, c10::Float8_e4m3fn>(matrix, range, lane, unused);
+      Tiles::run_pair<float, c10::Float8_e4m3fn>(matrix, range, lane);
     }
   }
 

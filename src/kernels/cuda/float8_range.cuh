@@ -28,7 +28,6 @@ namespace fastamp::kernels::cuda {
 struct Float8Scale {
   float scale;
   std::uint32_t is_finite;
-  std::uint32_t stands;  ///< Not 0: the cast is there already, by a predicted scale.
 };
 
 /// Tags of entries: what is cast, and to what.
@@ -122,7 +121,7 @@ struct Float8RangeOp {
       const bool is_e4m3 = tagged_format(packed_tag(table.packed[i])) == at::kFloat8_e4m3fn;
       const float scale = is_e4m3 ? float8_scale<c10::Float8_e4m3fn>(seen.amax)
                                   : float8_scale<c10::Float8_e5m2>(seen.amax);
-      *static_cast<Float8Scale*>(table.pointer(1, i)) = {scale, seen.is_finite() ? 1U : 0U, 0U};
+      *static_cast<Float8Scale*>(table.pointer(1, i)) = {scale, seen.is_finite() ? 1U : 0U};
       *static_cast<float*>(table.pointer(2, i)) = inverse_of_power_of_two(scale);
       *magnitudes = {};
     }

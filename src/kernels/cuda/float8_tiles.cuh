@@ -34,8 +34,7 @@ constexpr std::int64_t float8_partial_rows(std::int64_t rows) {
   return chunk_count(rows, kFloat8TileRows);
 }
 
-/// How a warp casts tiles. `seen` takes the magnitudes of what it reads if kSees.
-template <bool kSees>
+/// How a warp casts tiles.
 struct Float8Tiles {
   struct Matrix {
     const void* in;
@@ -83,41 +82,39 @@ struct Float8Tiles {
   }
 
   static __device__ __forceinline__ void run(const Matrix& matrix, std::uint16_t tag,
-                                             const ChunkRange& range, int lane,
-                                             Float8Magnitudes& seen) {
+                                             const ChunkRange& range, int lane) {
     if (tagged_format(tag) == at::kFloat8_e4m3fn) {
-      run_from<c10::Float8_e4m3fn>(tagged_source(tag), matrix, range, lane, seen);
+      run_from<c10::Float8_e4m3fn>(tagged_source(tag), matrix, range, lane);
     } else {
-      run_from<c10::Float8_e5m2>(tagged_source(tag), matrix, range, lane, seen);
+      run_from<c10::Float8_e5m2>(tagged_source(tag), matrix, range, lane);
     }
   }
 
   template <typename Out>
   static __device__ __forceinline__ void run_from(at::ScalarType from, const Matrix& matrix,
-                                                  const ChunkRange& range, int lane,
-                                                  Float8Magnitudes& seen) {
+                                                  const ChunkRange& range, int lane) {
     switch (from) {
       case at::kFloat:
-        return run_pair<float, Out>(matrix, range, lane, seen);
+        return run_pair<float, Out>(matrix, range, lane);
       case at::kHalf:
-        return run_pair<c10::Half, Out>(matrix, range, lane, seen);
+        return run_pair<c10::Half, Out>(matrix, range, lane);
       default:
-        return run_pair<c10::BFloat16, Out>(matrix, range, lane, seen);
+        return run_pair<c10::BFloat16, Out>(matrix, range, lane);
     }
   }
 
   template <typename In, typename Out>
   static __device__ __forceinline__ void run_pair(const Matrix& matrix, const ChunkRange& range,
-                                                  int lane, Float8Magnitudes& seen) {
+                                                  int lane) {
     const bool by_fours = reinterpret_cast<std::uintptr_t>(matrix.in) % sizeof(Four<In>) == 0 &&
                           matrix.columns % 4 == 0 && matrix.scale.is_finite != 0;
     for_each_tile(matrix, range, [&](std::int64_t row, std::int64_t column) {
       if (by_fours) {
-        cast_fours<In, Out>(matrix, row + lane / 8 * kFloat8TileRows, column + lane % 8 * 4, seen);
+        cast_fours<In, Out>(matrix, row + lane / 8 * kFloat8TileRows, column + lane % 8 * 4);
       } else {
 #pragma unroll 1
         for (int band = 0; band < kFloat8Bands; ++band) {
-          cast_column<In, Out>(matrix, row + band * kFloat8TileRows, column + lane, seen);
+          cast_column<In, Out>(matrix, row + band * kFloat8TileRows, column + lane);
         }
       }
     });
@@ -138,12 +135,6 @@ struct Float8Tiles {
     }
   }
 
-  static __device__ __forceinline__ void include(Float8Magnitudes& seen, float value) {
-    if constexpr (kSees) {
-      seen.include(value);
-    }
-  }
-
   static __device__ __forceinline__ int height_at(const Matrix& matrix, std::int64_t row) {
     return static_cast<int>(min(matrix.rows - row, kFloat8TileRows));
   }
@@ -156,15 +147,15 @@ struct Float8Tiles {
   /// 16 rows of four columns that are moved together.
   template <typename In, typename Out>
   static __device__ __forceinline__ void cast_fours(const Matrix& matrix, std::int64_t row,
-                                                    std::int64_t column, Float8Magnitudes& seen) {
+                                                    std::int64_t column) {
     if (row >= matrix.rows || column >= matrix.columns) {
       return;
     }
     Four<float> sums{};
     if (height_at(matrix, row) == kFloat8TileRows) {
-      cast_whole<In, Out>(matrix, row, column, sums, seen);
+      cast_whole<In, Out>(matrix, row, column, sums);
     } else {
-      cast_rest<In, Out>(matrix, row, column, sums, seen);
+      cast_rest<In, Out>(matrix, row, column, sums);
     }
     if (matrix.partial != nullptr) {
       float* to = global(matrix.partial + row / kFloat8TileRows * matrix.columns + column);
@@ -174,8 +165,7 @@ struct Float8Tiles {
 
   template <typename In, typename Out>
   static __device__ __forceinline__ void cast_whole(const Matrix& matrix, std::int64_t row,
-                                                    std::int64_t column, Four<float>& sums,
-                                                    Float8Magnitudes& seen) {
+                                                    std::int64_t column, Four<float>& sums) {
     constexpr int kLoads = 64 / static_cast<int>(sizeof(Four<In>));
     const std::int64_t start = row * matrix.columns + column;
     const In* from = global(static_cast<const In*>(matrix.in) + start);
@@ -191,7 +181,7 @@ struct Float8Tiles {
       }
 #pragma unroll
       for (int i = 0; i < kLoads; i += 4) {
-        Four<std::uint32_t> casts = cast_square<Out>(values + i, matrix.scale.scale, sums, seen);
+        Four<std::uint32_t> casts = cast_square<Out>(values + i, matrix.scale.scale, sums);
         if (matrix.row_major != nullptr) {
 #pragma unroll
           for (int k = 0; k < 4; ++k) {
@@ -259,8 +249,7 @@ struct Float8Tiles {
   /// The last rows, where they are fewer than 16: four at a time, with fewer registers.
   template <typename In, typename Out>
   static __device__ __forceinline__ void cast_rest(const Matrix& matrix, std::int64_t row,
-                                                   std::int64_t column, Four<float>& sums,
-                                                   Float8Magnitudes& seen) {
+                                                   std::int64_t column, Four<float>& sums) {
     const int height = height_at(matrix, row);
     const std::int64_t padded = matrix.padded_rows();
 #pragma unroll 1
@@ -274,7 +263,7 @@ struct Float8Tiles {
               global(static_cast<const In*>(matrix.in) + start + i * matrix.columns));
         }
       }
-      const Four<std::uint32_t> casts = cast_square<Out>(values, matrix.scale.scale, sums, seen);
+      const Four<std::uint32_t> casts = cast_square<Out>(values, matrix.scale.scale, sums);
       const Four<std::uint32_t> columns = transpose_bytes(casts);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -293,8 +282,8 @@ struct Float8Tiles {
   /// Four rows of four columns: adds them to the sums, and makes each row a word.
   template <typename Out, typename In>
   static __device__ __forceinline__ Four<std::uint32_t> cast_square(const Four<In>* rows,
-                                                                    float scale, Four<float>& sums,
-                                                                    Float8Magnitudes& seen) {
+                                                                    float scale,
+                                                                    Four<float>& sums) {
     Four<std::uint32_t> casts;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -303,7 +292,6 @@ struct Float8Tiles {
       for (int k = 0; k < 4; ++k) {
         values[k] = static_cast<float>(rows[i].lanes[k]);
         sums.lanes[k] += values[k];
-        include(seen, values[k]);
       }
       const std::uint32_t low = float8_pair_of_finite<Out>(values[0], values[1], scale);
       const std::uint32_t high = float8_pair_of_finite<Out>(values[2], values[3], scale);
@@ -326,7 +314,7 @@ struct Float8Tiles {
   /// 16 rows of a column, whatever the elements and the alignment.
   template <typename In, typename Out>
   static __device__ __forceinline__ void cast_column(const Matrix& matrix, std::int64_t row,
-                                                     std::int64_t column, Float8Magnitudes& seen) {
+                                                     std::int64_t column) {
     if (row >= matrix.rows || column >= matrix.columns) {
       return;
     }
@@ -353,7 +341,6 @@ struct Float8Tiles {
         values[2] = values[3];
         const std::uint32_t byte = float8_of<Out>(value, matrix.scale.scale).x;
         sum += value;
-        include(seen, value);
         word |= byte << (i * 8);
         if (matrix.row_major != nullptr) {
           *to = static_cast<std::uint8_t>(byte);
@@ -387,14 +374,11 @@ struct Float8TileOp {
   template <typename Table>
   __device__ void range(Thread& /*thread*/, const Table& table, const ChunkRange& range,
                         int lane) const {
-    using Tiles = Float8Tiles<false>;
-    Float8Magnitudes unused;
+    using Tiles = Float8Tiles;
     const Float8Scale scale =
         *Tiles::global(static_cast<const Float8Scale*>(table.pointer(4, range.entry)));
-    if (scale.stands == 0) {
-      Tiles::run(Tiles::matrix_of(table, range.entry, scale), packed_tag(table.packed[range.entry]),
-                 range, lane, unused);
-    }
+    Tiles::run(Tiles::matrix_of(table, range.entry, scale), packed_tag(table.packed[range.entry]),
+               range, lane);
   }
 };
 

@@ -19,7 +19,6 @@ constexpr CudaKernels kKernels{
     .muon_apply = muon_apply_cuda,
     .cast_together = cuda::cast_together,
     .cast_to_float8 = cuda::cast_to_float8,
-    .cast_to_float8_predicted = cuda::cast_to_float8_predicted,
     .refresh_float8_copies = cuda::refresh_float8_copies,
 };
 

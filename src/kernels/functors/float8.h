@@ -67,27 +67,6 @@ FASTAMP_HOST_DEVICE std::uint32_t float8_exponent(std::uint32_t amax) {
   return exponent < 253U ? exponent : 253U;
 }
 
-/// An amax that is not known: no float32 has these bits as a magnitude.
-inline constexpr std::uint32_t kUnknownAmax = 0xffffffffU;
-
-/// The same of a scale that is chosen before a tensor is read, from the amax that it had the last
-/// time; `headroom` is how many binades its amax may grow by.
-template <std::uint32_t kTop>
-FASTAMP_HOST_DEVICE std::uint32_t predicted_float8_exponent(std::uint32_t last_amax,
-                                                            std::uint32_t headroom) {
-  const std::uint32_t exponent = float8_exponent<kTop>(last_amax);
-  return exponent > headroom ? exponent - headroom : 1U;
-}
-
-/// Whether the cast of a tensor with this amax by a predicted scale may stand: nothing is beyond
-/// the format's range, and not three binades at its top or more are left empty beside the headroom.
-template <std::uint32_t kTop>
-FASTAMP_HOST_DEVICE bool float8_exponent_fits(std::uint32_t exponent, std::uint32_t amax,
-                                              std::uint32_t headroom) {
-  const std::uint32_t own = float8_exponent<kTop>(amax);
-  return amax == 0 || (exponent <= own && own - exponent < headroom + 3U);
-}
-
 template <typename Out>
 FASTAMP_HOST_DEVICE float float8_scale(std::uint32_t amax) {
   return from_bits(float8_exponent<Float8Format<Out>::kTop>(amax) << 23U);

@@ -5,9 +5,7 @@
 #include "support/catch.h"
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
@@ -211,81 +209,6 @@ TEST_CASE("cast_to_float8_by_ops: the same bytes as the kernel", "[float8]") {
       }
     }
   });
-}
-
-namespace {
-
-fastamp::autocast::Float8Memory memory_of(float last_amax, std::uint32_t headroom) {
-  const auto amax = at::full({}, last_amax, c10::kFloat).view(c10::kInt);
-  return {amax, headroom};
-}
-
-double scale_of(const at::Tensor& x, c10::ScalarType to,
-                const fastamp::autocast::Float8Memory& memory) {
-  return 1 / cast_to_float8(x, to, {.rows = true}, memory).inverse_scale.item<double>();
-}
-
-}  // namespace
-
-TEST_CASE("cast_to_float8: a memory is used once it knows something, and takes every amax",
-          "[float8]") {
-  const auto x = at::full({16, 16}, 3.0F);
-  const fastamp::autocast::Float8Memory memory{at::full({}, -1, c10::kInt), 1};
-  const double own = scale_of(x, c10::kFloat8_e4m3fn, {});
-  CHECK(scale_of(x, c10::kFloat8_e4m3fn, memory) == own);
-  CHECK(memory.last_amax.view(c10::kFloat).item<float>() == 3.0F);
-  CHECK(scale_of(x, c10::kFloat8_e4m3fn, memory) == own / 2);  // A binade of headroom.
-  CHECK(scale_of(x * 4, c10::kFloat8_e4m3fn, memory) == own / 4);
-  CHECK(memory.last_amax.view(c10::kFloat).item<float>() == 12.0F);
-}
-
-TEST_CASE("cast_to_float8: a predicted scale never saturates and wastes less than three binades",
-          "[float8]") {
-  for_all_pairs([](c10::ScalarType from, c10::ScalarType to) {
-    for (const std::uint32_t headroom : {0U, 1U, 2U}) {
-      for (int growth = -8; growth <= 8; ++growth) {
-        for (const float amax : {1.0F, 1.75F, 1.7578125F, 1.9375F}) {
-          const auto x = at::full({16, 16}, std::ldexp(amax, growth)).to(from);
-          const double own = scale_of(x, to, {});
-          const double got = scale_of(x, to, memory_of(1.0F, headroom));
-          const double predicted = scale_of(at::ones({16, 16}), to, {}) / (1U << headroom);
-          CAPTURE(from, to, headroom, growth, amax);
-          const bool fits = predicted <= own && own / predicted < (8U << headroom);
-          CHECK(got == (fits ? predicted : own));
-        }
-      }
-    }
-  });
-}
-
-TEST_CASE("cast_to_float8: a predicted scale changes no bit but those that underflow", "[float8]") {
-  at::manual_seed(5);
-  const auto x = at::randn({64, 64});
-  const auto own = cast_to_float8(x, c10::kFloat8_e4m3fn, kAll);
-  const auto memory = memory_of(x.abs().max().item<float>(), 1);
-  const auto predicted = cast_to_float8(x, c10::kFloat8_e4m3fn, kAll, memory);
-  CHECK(predicted.inverse_scale.equal(own.inverse_scale * 2));
-  const auto values = [](const Float8Cast& cast) {
-    return cast.rows.to(c10::kFloat) * cast.inverse_scale;
-  };
-  const auto is_normal = (own.rows.to(c10::kFloat).abs() >= 0x1p-5F);
-  CHECK(values(own).masked_select(is_normal).equal(values(predicted).masked_select(is_normal)));
-  CHECK(predicted.column_sums.equal(own.column_sums));
-}
-
-TEST_CASE("cast_to_float8: zeros, inf and NaN under a memory", "[float8]") {
-  const auto memory = memory_of(1.0F, 1);
-  auto x = at::zeros({16, 16});
-  const auto zeros = cast_to_float8(x, c10::kFloat8_e5m2, {.rows = true}, memory);
-  CHECK_FALSE(zeros.rows.view(c10::kByte).any().item<bool>());
-  CHECK(memory.last_amax.item<int>() == 0);
-  CHECK(scale_of(at::full({16, 16}, 1e-6F), c10::kFloat8_e5m2, memory) ==
-        scale_of(at::full({16, 16}, 1e-6F), c10::kFloat8_e5m2, {}));
-  x.fill_(2.0F);
-  x.select(0, 1).select(0, 2).fill_(INFINITY);
-  const auto cast = cast_to_float8(x, c10::kFloat8_e5m2, {.rows = true}, memory_of(2.0F, 1));
-  CHECK(std::isinf(cast.rows[1][2].to(c10::kFloat).item<float>()));
-  CHECK((cast.rows[0].to(c10::kFloat) * cast.inverse_scale).eq(2.0).all().item<bool>());
 }
 
 TEST_CASE("cast_all_to_float8: each matrix as cast_to_float8() casts it", "[float8]") {

@@ -33,7 +33,7 @@ std::vector<at::Tensor> Outputs::all() const {
   return found;
 }
 
-Outputs cast_on_cpu(const Matrix& matrix, Wanted wanted, kernels::cpu::Float8LastAmax last) {
+Outputs cast_on_cpu(const Matrix& matrix, Wanted wanted) {
   namespace cpu = kernels::cpu;
   Outputs out(matrix, wanted);
   const auto from = matrix.in.scalar_type();
@@ -46,7 +46,7 @@ Outputs cast_on_cpu(const Matrix& matrix, Wanted wanted, kernels::cpu::Float8Las
       .rows = matrix.rows,
       .columns = matrix.columns,
       .range = range,
-      .exponent = cpu::float8_exponent_for(range, matrix.to, last),
+      .exponent = cpu::float8_exponent_for(range, matrix.to),
       .row_major = pointer(out.row_major),
       .transposed = pointer(out.transposed),
       .padded_rows = (matrix.rows + 15) / 16 * 16,

@@ -37,7 +37,7 @@ struct Outputs {
   std::vector<at::Tensor> all() const;
 };
 
-Outputs cast_on_cpu(const Matrix& matrix, Wanted wanted, kernels::cpu::Float8LastAmax last = {});
+Outputs cast_on_cpu(const Matrix& matrix, Wanted wanted);
 
 kernels::cuda::Float8CastEntry entry_of(const Matrix& matrix, const Outputs& out);
 

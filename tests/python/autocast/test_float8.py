@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import fastamp
+import fastamp._C as _C
 from support.float8 import E4M3, E5M2, dequantized, float8_region, outcomes
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -286,6 +287,58 @@ def test_excluded_weights_stay_in_the_carrier_until_they_are_released():
         assert outcomes(lambda: model(x)) == ["float8"]
     with pytest.raises(TypeError, match="float8_exclude: expected a module, a tensor or tensors"):
         fastamp.float8_exclude(3)
+
+
+PARAMS = ("weight", "bias")
+
+
+class Blocks(nn.Module):
+    """Two blocks that share a layer, a table and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4, 16)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 16)) for _ in range(2))
+        self.blocks[1].append(self.blocks[0][0])
+        self.lm_head = nn.Linear(16, 16, bias=False)
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("lm_head", {"lm_head.weight"}),
+        ("*head", {"lm_head.weight"}),
+        ("1.1.bias", {"blocks.0.0.bias"}),
+        ("blocks.1", {f"blocks.{i}.0.{p}" for i in (0, 1) for p in PARAMS}),
+        (nn.Embedding, {"table.weight"}),
+        (nn.ReLU, set()),
+        (lambda _, name: name == "blocks.1.1", {f"blocks.0.0.{p}" for p in PARAMS}),
+        (lambda module, name: "head" in name and module.bias is None, {"lm_head.weight"}),
+        (lambda *_: False, set()),
+    ],
+)
+def test_weights_are_excluded_by_name_type_and_function(where: Any, expected: set[str]):
+    model = Blocks()
+    with fastamp.float8_exclude(model, where=where):
+        found = {name for name, p in model.named_parameters() if _C.is_excluded_from_float8(p)}
+    assert found == expected
+    assert not any(_C.is_excluded_from_float8(p) for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("weights", "where", "error", "text"),
+    [
+        (nn.Linear(2, 2), "head", ValueError, "a name of weights of the module, got 'head', which"),
+        (nn.Linear(2, 2), "", ValueError, "got '', which no weight has"),
+        (nn.Linear(2, 2), 3, TypeError, "a name, a type of modules or a function, got 3"),
+        (nn.Linear(2, 2), int, TypeError, "a name, a type of modules or a function, got <class"),
+        (torch.ones(2), "head", TypeError, "a module where `where` is given, got Tensor"),
+    ],
+)
+def test_exclusions_of_no_weight_are_refused(weights: Any, where: Any, error: type, text: str):
+    with pytest.raises(error, match=f"float8_exclude: expected .*{text}"):
+        fastamp.float8_exclude(weights, where=where)
+    assert not _C.are_weights_excluded_from_float8()
 
 
 def test_an_exclusion_does_not_keep_its_weights_alive():

@@ -7,6 +7,7 @@ The op's function for fake tensors checks what its CUDA kernel checks, but for t
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ from support.float8 import E4M3, E5M2, float8_region, outcomes
 
 BF16, FP16 = torch.bfloat16, torch.float16
 K, N = 64, 48
+EVERY_SIZE = fastamp.Float8Recipe(small_size=(0, 0))
 
 pytestmark = pytest.mark.filterwarnings("ignore:User provided device_type of 'cuda'")
 
@@ -45,7 +47,7 @@ class Recording(TorchDispatchMode):
 @contextlib.contextmanager
 def fake_cuda_region(**kwargs: Any) -> Iterator[None]:
     """A region with a recipe on CUDA; without a GPU torch switches it off, and here it is on."""
-    with float8_region("cuda", **kwargs):
+    with float8_region("cuda", **{"float8": EVERY_SIZE, **kwargs}):
         if fastamp.float8_recipe("cuda") is None:
             torch.set_autocast_enabled("cuda", True)
         if fastamp.float8_recipe("cuda") is None:
@@ -134,7 +136,7 @@ def test_products_are_what_cuda_kernels_take(case: str, rows: int):
 @pytest.mark.parametrize("dtype", [BF16, FP16, torch.float32])
 @pytest.mark.parametrize("carrier", [BF16, FP16])
 def test_dtypes_of_results_follow_the_operands(dtype: torch.dtype, carrier: torch.dtype):
-    recipe = fastamp.Float8Recipe(grad_dtype=E4M3, fast_accumulate=(False, True, True))
+    recipe = dataclasses.replace(EVERY_SIZE, grad_dtype=E4M3, fast_accumulate=(False, True, True))
     with FakeTensorMode(), Recording() as recorded:
         x, weight, bias = (tensor(*s, dtype=dtype) for s in ((2, 9, K), (N, K), (N,)))
         with fake_cuda_region(dtype=carrier, float8=recipe):
@@ -214,6 +216,15 @@ def test_ineligible_products_issue_none():
             assert outcome.startswith(reason)
         assert not recorded.products
         assert outcomes(lambda: functional.linear(tensor(16, K), tensor(N, K))) == ["float8"]
+        assert len(recorded.products) == 1
+
+
+def test_on_cuda_a_product_runs_in_fp8_by_default_if_it_is_large():
+    with FakeTensorMode(), Recording() as recorded, fake_cuda_region(float8=True):
+        small, large = tensor(1024, 4096), tensor(1040, 16)
+        for weight, outcome in ((small, "K and N within small_size"), (large, "float8")):
+            x = tensor(2, weight.shape[1])
+            assert outcomes(lambda x=x, weight=weight: functional.linear(x, weight)) == [outcome]
         assert len(recorded.products) == 1
 
 

@@ -31,14 +31,13 @@ def train(region: fastamp.autocast, x: torch.Tensor, y: torch.Tensor) -> float:
         return float(criterion(model(x), y))
 
 
-@pytest.mark.parametrize("scale", ["current", "predicted"])
-def test_an_mlp_on_digits_ends_within_5_percent_of_bf16s_loss(scale: str):
+def test_an_mlp_on_digits_ends_within_5_percent_of_bf16s_loss():
     datasets = pytest.importorskip("sklearn.datasets")
     pixels, digits = datasets.load_digits(return_X_y=True)
     # The same samples in each step: losses of random batches differ by more than the bound.
     x, y = torch.tensor(pixels[:512], dtype=torch.float32) / 16, torch.tensor(digits[:512])
     bf16 = train(fastamp.autocast("cpu", dtype=torch.bfloat16), x, y)
-    float8 = train(float8_region(float8=fastamp.Float8Recipe(scale=scale)), x, y)
+    float8 = train(float8_region(), x, y)
     assert bf16 < 0.1
     assert float8 == pytest.approx(bf16, rel=0.05)
     assert float8 != bf16

@@ -61,7 +61,6 @@ KERNELS = (
     Kernel("CastOp", 3, 1536, 2, 1),
     Kernel("Float8RangeOp", 3, 2048, 2, 0),
     Kernel("Float8TileOp", 3, 768, 4, 4),
-    Kernel("Float8PredictedOp", 3, 512, 4, 4),
     Kernel("Float8RefreshOp", 3, 768, 4, 4),
     Kernel("add_float8_sums_kernel", 1, 2048, 0, 0),
     Kernel("ExponentOp", 3, 1536, 0, 0, scratch=True),  # counts of runs, added by atomics

@@ -92,11 +92,10 @@ def test_the_bits_of_training_without_and_no_cast_of_a_weight(optimizer, overflo
     assert ours.weight_casts[2:] == [0] * 5
 
 
-def test_with_predicted_scales_and_in_another_carrier():
-    for region in ({"float8": fastamp.Float8Recipe(scale="predicted")}, {"dtype": torch.float16}):
-        ours = Training("AdamW", E4M3, **region).steps(5)
-        assert_same_run(ours, Training("AdamW", None, **region).steps(5))
-        assert ours.weight_casts[2:] == [0] * 3
+def test_in_another_carrier():
+    ours = Training("AdamW", E4M3, dtype=torch.float16).steps(5)
+    assert_same_run(ours, Training("AdamW", None, dtype=torch.float16).steps(5))
+    assert ours.weight_casts[2:] == [0] * 3
 
 
 def test_a_copy_of_each_kind_and_their_bytes():

@@ -82,31 +82,11 @@ def measured(row: Any, effort: Any) -> Any:
     return result
 
 
-def pretend_to_fit() -> None:
-    """Replaces what the fit asks of a GPU; its samples are those of the table's first GPU."""
-    import torch
-
-    import fastamp._C as _C
-    from benchmarks import environment, fit_float8_rule
-
-    described = {**environment.describe(), "gpu": GPU}
-    known = dict(_C.float8_constants()[0])
-    fit_float8_rule.describe = lambda: described
-    fit_float8_rule.measure = lambda: fit_float8_rule.synthetic(known, noise=0.01)
-    fit_float8_rule._this_gpu = lambda: {**known, "name": GPU, "driver_name": GPU}
-    torch.cuda.is_available = lambda: True
-
-
 def benchmarks(words: list[str]) -> None:
     """Runs the real programs of benchmarks/, which write below $REHEARSAL."""
     from benchmarks import environment
 
     environment.ROOT = HERE
-    if words[0] == "benchmarks.fit_float8_rule":
-        from benchmarks import fit_float8_rule
-
-        pretend_to_fit()
-        sys.exit(fit_float8_rule.main(words[1:]))
     if words[1:2] not in (["merge"], []):
         from benchmarks import run
 

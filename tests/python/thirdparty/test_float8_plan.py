@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,24 +11,14 @@ import torch
 from torch import nn
 
 import fastamp
-import fastamp._C as _C
 from support.float8 import float8_region
 
 REASON = "the thirdparty extra is not installed"
-GPU = "H200 SXM"
+SMALL = "K and N within small_size"
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs, of many kinds
 
-# Between the gains of small layers whose x is float32 and of those whose x is in 16 bits: some run
-# in fp8, some do not.
-RECIPE = fastamp.Float8Recipe(min_gain=0.7)
-
-
-@pytest.fixture
-def pretended_gpu() -> Iterator[None]:
-    """The rule is asked on the CPU too, for an H200."""
-    _C.pretend_float8_gpu(GPU)
-    yield
-    _C.pretend_float8_gpu("")
+# Some layers run in fp8, some do not.
+RECIPE = fastamp.Float8Recipe(small_size=(32, 32))
 
 
 def gpt2(width: int = 32) -> nn.Module:
@@ -76,7 +65,6 @@ def tokens() -> dict[str, Any]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-@pytest.mark.usefixtures("pretended_gpu")
 @pytest.mark.parametrize("make", [gpt2, llama, bert, vit])
 @pytest.mark.parametrize("training", [True, False])
 def test_a_run_does_what_the_plan_says(make: Any, training: bool):
@@ -96,7 +84,7 @@ def test_a_run_does_what_the_plan_says(make: Any, training: bool):
         if traced.float8 and traced.float8 not in ("not x times a weight", "dtype"):
             ran[traced.op, traced.float8, traced.inputs[place]] += traced.calls
     assert planned == ran
-    assert any(outcome == "float8" for _, outcome, _ in ran)
+    assert {"float8", SMALL} <= {outcome for _, outcome, _ in ran}
 
 
 @pytest.mark.parametrize("make", [gpt2, llama, bert, vit])
@@ -104,21 +92,20 @@ def test_plans_for_a_gpu_need_none(make: Any):
     model = make()
     inputs = (torch.randn(2, 3, 32, 32),) if make is vit else ()
     kwargs = {} if make is vit else tokens()
-    plan = fastamp.float8_plan(model, *inputs, kwargs=kwargs, gpu=GPU)
+    plan = fastamp.float8_plan(model, *inputs, kwargs=kwargs)
     products = [row for row in plan.rows if row.x_dtype]
     assert {row.float8 for row in products} <= {
-        "gain below min_gain",
+        SMALL,
         "K or N not a multiple of 16",
     }
-    assert all(row.module and row.gain < 1 for row in products)
-    assert plan.gain == 1
+    assert all(row.module for row in products)
     assert plan.saved_bytes == plan.carrier_saved_bytes
 
 
 def test_a_tied_and_excluded_head_is_named_by_both_of_its_modules():
     model = gpt2()
     with fastamp.float8_exclude(model.lm_head):
-        plan = fastamp.float8_plan(model, kwargs=tokens(), gpu=GPU)
+        plan = fastamp.float8_plan(model, kwargs=tokens())
     rows = {row.module: row for row in plan.rows}
     head = rows["transformer.wte = lm_head"]
     assert (head.op, head.m, head.k, head.n, head.float8) == ("linear", 24, 32, 64, "excluded")
@@ -130,10 +117,9 @@ def test_a_large_model_on_meta_is_planned_layer_by_layer():
     with torch.device("meta"):
         model = gpt2(width=1600)
     ids = torch.empty(512, 16, dtype=torch.int64, device="meta")
-    plan = fastamp.float8_plan(model, kwargs={"input_ids": ids}, gpu=GPU)
+    plan = fastamp.float8_plan(model, kwargs={"input_ids": ids})
     rows = {row.module: row for row in plan.rows}
     assert rows["transformer.h.1.mlp.c_fc"].float8 == "float8"
     assert rows["transformer.h.1.mlp.c_fc"].m == 8192
-    assert rows["transformer.wte = lm_head"].float8 == "gain below min_gain"
-    assert 1.2 < plan.gain < 1.5
+    assert rows["transformer.wte = lm_head"].float8 == SMALL
     assert plan.saved_bytes < plan.carrier_saved_bytes
