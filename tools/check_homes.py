@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that what is declared in x.h is defined in x.cpp.
+"""Checks that what is declared in x.h, or in x_impl.h, is defined in x.cpp.
 
 Checks free functions and members of classes in the headers of src and python/csrc that are neither
 inline nor templates. Functions are told apart by their qualified names; the source must define as
@@ -33,8 +33,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "python::bind_policy",
         "python::bind_ranges",
         "python::bind_scaler",
-        "python::bind_scaler_json",
-        "python::bind_step_gate",
+        "python::bind_amp_step",
         "python::bind_trace",
         "python::add_region_type",
         "python::add_torch_region_functions",
@@ -343,11 +342,9 @@ def check(root: Path, elsewhere: dict[str, tuple[str, ...]] | None = None) -> li
                 sources[function.name].append(str(relative))
     used = set()
     for relative in (name for name in files if name.suffix == ".h"):
-        own = [
-            files[relative.with_suffix(end)]
-            for end in (".cpp", ".cu")
-            if relative.with_suffix(end) in files
-        ]
+        stem = relative.stem.removesuffix("_impl")
+        homes = [relative.with_name(stem + end) for end in (".cpp", ".cu")]
+        own = [files[home] for home in homes if home in files]
         for line, name, where in homeless(files[relative], own, sources):
             short = name.removeprefix("fastamp::")
             if short in allowed.get(str(relative), ()):

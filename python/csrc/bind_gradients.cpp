@@ -30,7 +30,7 @@ struct GradientList {
 
 // As often as they are listed: these are for torch's functions on parameters.
 GradientList gather_parameters(const py::object& parameters) {
-  scaler::GradientGroups groups(/*allow_fp16=*/true);
+  scaler::GradientGroups groups(scaler::Purpose::kMultiply);
   groups.keep_repeats();
   GradientList list;
   gather_group(parameters, groups, list.foreign);

@@ -59,9 +59,10 @@ void bind_optim(py::module_& module) {
                                 "The weight copies of one optimizer, and their dtype.")
       .def(py::init<at::ScalarType>(), py::arg("dtype"))
       .def_readonly("dtype", &WeightCopyOptions::dtype);
-  module.def("sgd_step", wrap_pybind_function(sgd_step), py::arg("optimizer"), py::arg("gate"),
-             "One fused step of an SGD optimizer, behind a gate or None. Returns (index of group, "
-             "parameter) for what is left to torch's own step.");
+  module.def(
+      "sgd_step", wrap_pybind_function(sgd_step), py::arg("optimizer"), py::arg("amp_step"),
+      "One fused step of an SGD optimizer, with an AmpStep or None. Returns (index of group, "
+      "parameter) for what is left to torch's own step.");
   module.def("master_from_rest", wrap_pybind_function(optim::master_from_rest), py::arg("param"),
              py::arg("rest"), "The float32 master of a 16-bit parameter and its int16 rest.");
   module.def("rest_from_master", wrap_pybind_function(optim::rest_from_master), py::arg("param"),
@@ -92,10 +93,10 @@ void bind_optim(py::module_& module) {
              "Forgets those of all parameters that require no gradient any more.");
   module.def("with_starting_masters", wrap_pybind_function(optim::with_starting_masters),
              "The parameters for which any are kept.");
-  module.def("adam_step", wrap_pybind_function(adam_step), py::arg("optimizer"), py::arg("gate"),
-             "The same for Adam and AdamW.");
-  module.def("muon_step", wrap_pybind_function(muon_step), py::arg("optimizer"), py::arg("gate"),
-             "The same for Muon.");
+  module.def("adam_step", wrap_pybind_function(adam_step), py::arg("optimizer"),
+             py::arg("amp_step"), "The same for Adam and AdamW.");
+  module.def("muon_step", wrap_pybind_function(muon_step), py::arg("optimizer"),
+             py::arg("amp_step"), "The same for Muon.");
 }
 
 }  // namespace fastamp::python

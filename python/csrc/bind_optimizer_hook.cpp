@@ -34,8 +34,8 @@ std::vector<const c10::TensorImpl*> weights_of(py::handle optimizer) {
 PyObject* end_casts_of(py::handle optimizer) {
   HANDLE_TH_ERRORS
   // Our own steps move the counters, and the casts they leave hold.
-  if (!py::hasattr(optimizer, "_fastamp_takes_gate") ||
-      !py::cast<bool>(optimizer.attr("_fastamp_takes_gate"))) {
+  if (!py::hasattr(optimizer, "_fastamp_supports_amp_step") ||
+      !py::cast<bool>(optimizer.attr("_fastamp_supports_amp_step"))) {
     const auto weights = weights_of(optimizer);
     autocast::forget_weight_casts(weights);
     KeptCastStore::instance().drop(weights);

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings.h"
+#include "optimizer_objects.h"
+#include "python_amp_step.h"
 #include "python_optimizer.h"
 #include "recent_passes.h"
 #include "scaler/scaler_core.h"
 #include "scaler/step_logger.h"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -19,7 +23,7 @@ namespace fastamp::python {
 namespace {
 
 using scaler::Outcome;
-using scaler::ScalerCall;
+using scaler::Purpose;
 using scaler::ScalerCore;
 using MaybeTensor = std::optional<at::Tensor>;
 
@@ -36,177 +40,302 @@ using NonFiniteRow = std::tuple<std::size_t, int64_t, int64_t>;
 /// (position of the parameter, zeros, elements)
 using ZerosRow = std::tuple<std::size_t, int64_t, int64_t>;
 
-/// The tensors and dictionary that a scaler lends for one call.
-struct Loan {
-  at::Tensor scale;
-  py::dict states;
-  std::uint64_t times_scaled;
-  bool agrees;
-};
+double number(py::handle scaler, PyObject* name) {
+  const double value = PyFloat_AsDouble(attribute(scaler.ptr(), name).ptr());
+  if (value == -1.0 && PyErr_Occurred() != nullptr) {
+    throw py::error_already_set();
+  }
+  return value;
+}
 
-/// ScalerCore for the Python GradScaler. Guarded by the GIL.
+std::optional<double> optional_number(py::handle scaler, PyObject* name) {
+  return attribute(scaler.ptr(), name).is_none() ? std::nullopt
+                                                 : std::optional(number(scaler, name));
+}
+
+int64_t integer(py::handle scaler, PyObject* name) {
+  const auto value = PyLong_AsLongLong(attribute(scaler.ptr(), name).ptr());
+  if (value == -1 && PyErr_Occurred() != nullptr) {
+    throw py::error_already_set();
+  }
+  return value;
+}
+
+at::Tensor tensor(py::handle scaler, PyObject* name) {
+  const auto value = attribute(scaler.ptr(), name);
+  return value.is_none() ? at::Tensor() : py::cast<at::Tensor>(value);
+}
+
+scaler::ScaleTensors tensors_of(py::handle scaler) {
+  static PyObject* const keys[] = {interned("_scale"), interned("_growth_tracker"),
+                                   interned("_hysteresis_tracker"), interned("_fast_growth_limit")};
+  return {.scale = tensor(scaler, keys[0]),
+          .growth_tracker = tensor(scaler, keys[1]),
+          .hysteresis_tracker = tensor(scaler, keys[2]),
+          .fast_growth_limit = tensor(scaler, keys[3])};
+}
+
+scaler::ScaleRules rules_of(py::handle scaler) {
+  static PyObject* const keys[] = {interned("_growth_factor"),       interned("_backoff_factor"),
+                                   interned("_growth_interval"),     interned("_hysteresis"),
+                                   interned("_min_scale"),           interned("_max_scale"),
+                                   interned("_fast_growth_interval")};
+  return {.growth_factor = number(scaler, keys[0]),
+          .backoff_factor = number(scaler, keys[1]),
+          .growth_interval = integer(scaler, keys[2]),
+          .hysteresis = integer(scaler, keys[3]),
+          .min_scale = optional_number(scaler, keys[4]),
+          .max_scale = optional_number(scaler, keys[5]),
+          .fast_growth_interval = integer(scaler, keys[6])};
+}
+
+/// Calls a function whose refusal is an AssertionError of torch's scaler.
+template <typename Function>
+auto with_torchs_error(const Function& function) {
+  try {
+    return function();
+  } catch (const scaler::NoGradients& error) {
+    PyErr_SetString(PyExc_AssertionError, error.what_without_backtrace());
+    throw py::error_already_set();
+  }
+}
+
+/// ScalerCore for the Python GradScaler: reads the scaler's fields, gathers gradients, calls the
+/// core. Guarded by the GIL.
 class PythonScalerCore {
  public:
-  PythonScalerCore(double init_scale, int64_t history_size, std::string device, py::object hooks)
+  /// @param move_state  Called with the key of an optimizer that is gone, and another one: renames
+  ///     its entry in the scaler's `_per_optimizer_states`.
+  PythonScalerCore(double init_scale, int64_t history_size, const std::string& device,
+                   py::object move_state)
       : core_(std::make_shared<ScalerCore>(init_scale, history_size)),
-        device_(std::move(device)),
-        hooks_(std::move(hooks)),
-        agreement_(all_reduce_of(hooks_)),
-        end_([core = std::weak_ptr(core_), hooks = hooks_](std::intptr_t key) {
+        device_(c10::Device(device).type()),
+        end_([core = std::weak_ptr(core_), move = std::move(move_state)](std::intptr_t key) {
           if (const auto alive = core.lock()) {
-            note_end(*alive, key, hooks);
+            note_end(*alive, key, move);
           }
         }) {}
 
   /// One that uses the records of another, for the warm-up of a captured step.
-  PythonScalerCore(double init_scale, const PythonScalerCore& other, py::object hooks)
+  PythonScalerCore(double init_scale, const PythonScalerCore& other)
       : core_(std::make_shared<ScalerCore>(init_scale, *other.core_)),
         device_(other.device_),
-        hooks_(std::move(hooks)),
-        agreement_(all_reduce_of(hooks_)),
         end_(other.end_) {}
 
-  bool unscale(py::handle optimizer, const Loan& loan) {
-    auto port = port_of(optimizer, loan.states);
-    if (!core_->unscale(port, call(loan))) {
+  /// Whether it did: gradients that are tensor subclasses are left to Python, with all others.
+  bool unscale(py::handle scaler, py::handle optimizer) {
+    auto call = call_on(scaler, optimizer);
+    call.forget_if_scaled_anew();
+    call.record().pass.reset();  // Its gradients may run code as they go: before any are gathered.
+    auto gathered = call.gather(Purpose::kUnscale);
+    if (gathered.has_foreign()) {
       return false;
     }
-    ScalerCore::apply_clips(port, core_->record_of(port));
+    call.work([&] { core_->unscale(call.record(), std::move(gathered), call.data()); });
+    RecentPasses::get().remember(call.record().pass);
+    call.apply_clips();
     return true;
   }
 
   std::pair<py::dict, Parameters> unscale_grads(py::handle optimizer, const at::Tensor& inv_scale,
                                                 const at::Tensor& found_inf, bool allow_fp16,
                                                 std::uint64_t times_scaled) {
-    auto port = port_of(optimizer, py::dict());
-    const auto record = core_->record_of(port);
-    scaler::GradientGroups groups(allow_fp16, scaler::Use::kPassNext);
-    auto foreign = gather_gradients(optimizer, groups);
+    const auto record = record_of(*core_, optimizer, end_);
+    auto gradients = gather(optimizer, allow_fp16 ? Purpose::kCheck : Purpose::kUnscale);
     // A user's _unscale_grads_ may have raised the scaler's own flag before it called this.
     const auto use =
         found_inf.is_same(fresh_flag_) ? scaler::FlagUse::kRaise : scaler::FlagUse::kCopy;
     std::shared_ptr<scaler::PassResult> pass;
-    port.run([&] {
+    {
+      const py::gil_scoped_release no_gil;
       pass = std::make_shared<scaler::PassResult>(
-          scaler::unscale(groups.release(), inv_scale, found_inf,
+          scaler::unscale(std::move(gradients.gathered.groups), inv_scale, found_inf,
                           {.flag = use,
                            .buffers = &record->buffers,
                            .ranges = &record->ranges,
                            .step = core_->log().iterations()}));
-    });
+    }
     py::dict flags;
     for (const auto& device : pass->devices()) {
       flags[py::cast(device.seen.device)] = py::cast(device.found_inf);
     }
-    port.unscaled_by(pass);
+    RecentPasses::get().remember(pass);
     core_->note_pass(*record, std::move(pass), {.scale = inv_scale, .times_scaled = times_scaled});
-    record->has_foreign = !foreign.empty();
-    return {std::move(flags), std::move(foreign)};
+    record->has_foreign = !gradients.foreign.empty();
+    return {std::move(flags), std::move(gradients.foreign)};
   }
 
   void note_foreign_counts(py::handle optimizer, std::vector<std::uint32_t> positions,
                            const at::Tensor& counts) {
-    auto port = port_of(optimizer, py::dict());
-    core_->record_of(port)->foreign_counts.push_back(
-        std::make_shared<const scaler::NonFiniteCounts>(
+    record_of(*core_, optimizer, end_)
+        ->foreign_counts.push_back(std::make_shared<const scaler::NonFiniteCounts>(
             scaler::NonFiniteCounts{counts.device(), std::move(positions), counts}));
   }
 
   void note_still_scaled(py::handle optimizer, const at::Tensor& scale) {
-    auto port = port_of(optimizer, py::dict());
-    const auto record = core_->record_of(port);
-    record->norm_factor = core_->sidecar().inv_scale(scale);
+    const auto record = record_of(*core_, optimizer, end_);
+    record->norm_factor = core_->scale_history().inv_scale(scale);
     if (record->ranges.step() == core_->log().iterations()) {
       record->ranges.correct(record->norm_factor);
     }
   }
 
-  void apply_clips(py::handle optimizer, py::dict states) {
-    auto port = port_of(optimizer, std::move(states));
-    ScalerCore::apply_clips(port, core_->record_of(port));
+  void apply_clips(py::handle scaler, py::handle optimizer) {
+    call_on(scaler, optimizer).apply_clips();
   }
 
-  void agree(const py::dict& flags_by_device, const at::Tensor& scale) {
+  void agree(py::handle scaler, const py::dict& flags_by_device, const at::Tensor& scale) {
+    const auto agreement = agreement_of(scaler);
     std::vector<at::Tensor> flags;
     for (const auto& [device, flag] : flags_by_device) {
       flags.push_back(py::cast<at::Tensor>(flag));
     }
-    scaler::agree_on(flags, call({scale, py::dict(), 0, true}));
+    scaler::agree_on(flags, {.scale = scale, .device = device_, .agreement = &agreement});
     if (flags_by_device.empty()) {
       flags_by_device[py::cast(scale.device())] = py::cast(flags.front());
     }
   }
 
   at::Tensor new_flag(const at::Tensor& scale) { return fresh_flag_ = scaler::new_flag(scale); }
-  at::Tensor inv_scale(const at::Tensor& scale) const { return core_->sidecar().inv_scale(scale); }
-
-  bool scaled_anew(py::handle optimizer, std::uint64_t times_scaled) {
-    const auto port = port_of(optimizer, py::dict());
-    const auto record = core_->find(port);
-    return record != nullptr &&
-           ScalerCore::scaled_anew(port, *record, {.scale = {}, .times_scaled = times_scaled});
+  at::Tensor inv_scale(const at::Tensor& scale) const {
+    return core_->scale_history().inv_scale(scale);
   }
 
-  MaybeTensor clip_norm(py::handle optimizer, const Loan& loan, double max_norm, double norm_type,
-                        bool error_if_nonfinite, bool may_put_off, bool may_check,
-                        const py::object& norm_over_ranks) {
-    auto port = port_of(optimizer, loan.states);
-    if (!may_check) {
-      port.forbid_checks();
+  bool scaled_anew(py::handle scaler, py::handle optimizer) {
+    const auto record = find_record(*core_, optimizer);
+    return record != nullptr && OptimizerCall(record, scaler, optimizer, device_).is_scaled_anew();
+  }
+
+  /// The norm; None if gradients have to be unscaled first, for clip_norm().
+  MaybeTensor clip_norm_at_step(py::handle scaler, py::handle optimizer, double max_norm,
+                                bool error_if_nonfinite) {
+    auto call = call_on(scaler, optimizer);
+    if (!call.is_ready()) {
+      return std::nullopt;
     }
-    ScalerCore::NormClip clip{
-        .max_norm = max_norm, .norm_type = norm_type, .error_if_nonfinite = error_if_nonfinite};
+    call.forget_if_scaled_anew();
+    call.record().pass.reset();  // As in unscale().
+    auto gathered = call.gather(Purpose::kCheck);
+    std::optional<at::Tensor> norm;
+    call.work([&] {
+      norm = core_->clip_norm_at_step(
+          call.record(), std::move(gathered),
+          {.max_norm = max_norm, .error_if_nonfinite = error_if_nonfinite}, call.data());
+    });
+    return norm && !norm->defined() ? at::zeros({}) : norm;
+  }
+
+  /// @param norm_over_ranks  Computes the norm, of gradients on other ranks too; None: it is that
+  ///     of the optimizer's own.
+  at::Tensor clip_norm(py::handle scaler, py::handle optimizer, double max_norm, double norm_type,
+                       bool error_if_nonfinite, bool at_step, const py::object& norm_over_ranks) {
+    auto call = call_on(scaler, optimizer);
+    if (call.record().clips_at_step()) {
+      call.apply_clips();
+    }
+    const at::NoGradGuard no_grad;
+    const auto gradients = gather(optimizer, Purpose::kNorm);
+    const auto& groups = gradients.gathered.groups;
+    at::Tensor norm;
     if (!norm_over_ranks.is_none()) {
-      clip.norm_over_ranks = [&] { return py::cast<at::Tensor>(norm_over_ranks()); };
+      norm = py::cast<at::Tensor>(norm_over_ranks());
+    } else if (groups.empty() && gradients.foreign.empty()) {
+      return at::zeros({});
+    } else if (norm_type == 2.0) {
+      const auto dtype = promoted_norm_dtype(groups).value_or(at::kFloat);
+      norm = ScalerCore::two_norm(call.record(), gradients.gathered, dtype);
     }
-    const auto norm = core_->clip_norm(port, call(loan), clip, may_put_off);
-    return norm.defined() ? MaybeTensor(norm) : std::nullopt;
+    if (!norm.defined()) {
+      norm = torchs_norm(gradients, norm_type);
+    }
+    ScalerCore::clip_norm(
+        call.record(), gradients.gathered, norm,
+        {.max_norm = max_norm, .norm_type = norm_type, .error_if_nonfinite = error_if_nonfinite},
+        at_step);
+    return norm;
   }
 
-  void clip_value(py::handle optimizer, const Loan& loan, double clip_value, bool may_put_off,
-                  bool may_check) {
-    auto port = port_of(optimizer, loan.states);
-    if (!may_check) {
-      port.forbid_checks();
+  /// What is left to do with gradients that are not unscaled yet.
+  scaler::ClipNext clip_value(py::handle scaler, py::handle optimizer, double clip_value,
+                              bool at_step, bool may_check) {
+    auto call = call_on(scaler, optimizer);
+    const bool ready = call.is_ready();
+    if (ready) {
+      call.forget_if_scaled_anew();
     }
-    core_->clip_value(port, call(loan), clip_value, may_put_off);
+    while (true) {
+      std::optional<scaler::Gathered> gathered;
+      if (ready && at_step && may_check) {
+        gathered = call.gather(Purpose::kCheck);
+      }
+      auto next = scaler::ClipNext::kNothing;
+      call.work([&] {
+        next =
+            core_->clip_value(call.record(), std::move(gathered), clip_value, at_step, call.data());
+      });
+      if (ready || next == scaler::ClipNext::kNothing) {
+        return next;
+      }
+      call.apply_clips();
+      if (next == scaler::ClipNext::kApply) {
+        return scaler::ClipNext::kNothing;
+      }
+    }
   }
 
-  /// (whether the step was called, what it returned)
-  std::pair<bool, py::object> step(py::handle optimizer, const Loan& loan, py::tuple args,
-                                   py::dict kwargs, bool keep_scaled_grads, bool may_check) {
-    auto port = port_of(optimizer, loan.states);
-    if (!may_check) {
-      port.forbid_checks();
+  /// What the optimizer is to be stepped with; None if its gradients have to be unscaled first.
+  /// @param may_check  Gradients may stay scaled until the step.
+  /// @param unscaled   They were unscaled because of this step's first call.
+  std::shared_ptr<PythonAmpStep> begin_step(py::handle scaler, py::handle optimizer,
+                                            bool keep_scaled_grads, bool may_check, bool unscaled) {
+    auto call = call_on(scaler, optimizer);
+    auto& record = call.record();
+    if (call.is_ready() && !unscaled) {
+      call.forget_if_scaled_anew();
+      if (!may_check || !check(call)) {
+        return nullptr;
+      }
+      unscaled = true;
+    } else if (record.shares_gradients) {
+      call.apply_clips();  // In place: the step does not write them.
     }
-    port.set_step_arguments(std::move(args), std::move(kwargs));
-    const bool called = core_->step(port, call(loan), keep_scaled_grads);
-    return {called, port.take_result()};
+    try {
+      return std::make_shared<PythonAmpStep>(
+          ScalerCore::begin_step(record, /*was_ready=*/unscaled, keep_scaled_grads), record.pass);
+    } catch (const scaler::NoGradients&) {
+      if (unscaled) {
+        call.forget();
+      }
+      with_torchs_error([] { throw; });
+    }
+    return nullptr;
   }
 
   /// Returns whether settle() may have something to tell.
-  bool end_iteration(const py::dict& states, const at::Tensor& scale,
-                     const at::Tensor& growth_tracker, const MaybeTensor& hysteresis_tracker,
-                     const MaybeTensor& fast_growth_limit, const scaler::ScaleRules& rules,
-                     const MaybeTensor& new_scale, bool capturing) {
-    std::vector<Outcome> outcomes;
+  bool end_iteration(py::handle scaler, const MaybeTensor& new_scale, bool capturing) {
+    static PyObject* const states_key = interned("_per_optimizer_states");
+    const py::dict states = attribute(scaler.ptr(), states_key);
+    scaler::IterationEnd end{.tensors = tensors_of(scaler),
+                             .rules = rules_of(scaler),
+                             .outcomes = {},
+                             .new_scale = new_scale.value_or(at::Tensor()),
+                             .capturing = capturing};
     for (const auto& [key, state] : states) {
       Outcome outcome;
-      outcome.record = core_->find(py::cast<std::intptr_t>(key));
       for (const auto& [device, flag] : py::cast<py::dict>(state["found_inf_per_device"])) {
         outcome.flags.push_back(py::cast<at::Tensor>(flag));
       }
+      if (outcome.flags.empty()) {
+        continue;
+      }
+      outcome.record = core_->find(py::cast<std::intptr_t>(key));
       if (outcome.record == nullptr) {  // Somebody else has checked its gradients.
         outcome.record = std::make_shared<scaler::OptimizerRecord>();
       }
-      if (!outcome.flags.empty()) {
-        outcome.counts = outcome.record->counts();
-        outcomes.push_back(std::move(outcome));
-      }
+      outcome.counts = outcome.record->counts();
+      end.outcomes.push_back(std::move(outcome));
     }
-    scaler::ScaleTensors tensors{scale, growth_tracker, hysteresis_tracker.value_or(at::Tensor()),
-                                 fast_growth_limit.value_or(at::Tensor())};
-    core_->end_iteration(tensors, rules, outcomes, new_scale.value_or(at::Tensor()), capturing);
+    with_torchs_error([&] { core_->end_iteration(std::move(end)); });
     return has_news();
   }
 
@@ -231,18 +360,16 @@ class PythonScalerCore {
     return logger;
   }
 
-  /// Calls hooks.tell_skip(optimizer or None, step, scale, norm, growth tracker) of skips from now
-  /// on.
-  void tell_skips() {
-    core_->skip_hooks().add({.callback = [hooks = hooks_](const scaler::Skip& skip) {
+  /// Calls tell(optimizer or None, step, scale, norm, growth tracker) of skips from now on.
+  void tell_skips(const py::object& tell) {
+    core_->skip_hooks().add({.callback = [tell](const scaler::Skip& skip) {
       const auto& row = skip.row;
-      hooks.attr("tell_skip")(optimizer_of(*skip.optimizer), row.step, row.scale, row.norm,
-                              row.growth_tracker);
+      tell(optimizer_of(*skip.optimizer), row.step, row.scale, row.norm, row.growth_tracker);
     }});
   }
 
   bool was_skipped(py::handle optimizer) {
-    const auto record = core_->find(port_of(optimizer, py::dict()));
+    const auto record = find_record(*core_, optimizer);
     return record != nullptr && record->skipped;
   }
 
@@ -261,7 +388,7 @@ class PythonScalerCore {
 
   std::vector<HistoryRow> history() const {
     std::vector<HistoryRow> rows;
-    for (const auto& record : core_->sidecar().history()) {
+    for (const auto& record : core_->scale_history().history()) {
       rows.emplace_back(record.step, record.scale, record.skipped, record.norm,
                         record.growth_tracker);
     }
@@ -328,17 +455,13 @@ class PythonScalerCore {
 
   // For a captured step.
   void prepare(const at::Tensor& scale) {
-    core_->sidecar().prepare(scale);
-    core_->sidecar().refresh(scale);
+    core_->scale_history().prepare(scale);
+    core_->scale_history().refresh(scale);
   }
   CapturedOutcomes take_captured() { return {core_->take_captured()}; }
   /// As end_iteration().
-  bool note_replay(const at::Tensor& scale, const at::Tensor& growth_tracker,
-                   const MaybeTensor& hysteresis_tracker, const MaybeTensor& fast_growth_limit,
-                   const CapturedOutcomes& captured) {
-    core_->note_replay({scale, growth_tracker, hysteresis_tracker.value_or(at::Tensor()),
-                        fast_growth_limit.value_or(at::Tensor())},
-                       captured.outcomes);
+  bool note_replay(py::handle scaler, const CapturedOutcomes& captured) {
+    core_->note_replay(tensors_of(scaler), captured.outcomes);
     return has_news();
   }
 
@@ -354,55 +477,41 @@ class PythonScalerCore {
     return optimizer == nullptr ? py::none() : py::reinterpret_borrow<py::object>(optimizer);
   }
 
-  static FlagAgreement all_reduce_of(const py::object& hooks) {
-    return [hooks](const at::Tensor& flag) { hooks.attr("all_reduce")(flag); };
-  }
-
   /// An optimizer is being destroyed. What it did counts until its iteration ends.
-  static void note_end(ScalerCore& core, std::intptr_t key, const py::object& hooks) {
+  static void note_end(ScalerCore& core, std::intptr_t key, const py::object& move_state) {
     const auto record = core.find(key);
-    hooks.attr("move_state")(key, core.set_aside(key));
+    move_state(key, core.set_aside(key));
     if (record != nullptr && record->pass != nullptr) {
       const auto pass = record->pass;
       pass->forget();
     }
   }
 
-  ScalerCall call(const Loan& loan) const {
-    return {.scale = loan.scale,
-            .times_scaled = loan.times_scaled,
-            .device = loan.agrees ? c10::Device(device_).type() : c10::kCUDA,
-            .agreement = loan.agrees ? &agreement_ : nullptr};
+  OptimizerCall call_on(py::handle scaler, py::handle optimizer) {
+    return {record_of(*core_, optimizer, end_), scaler, optimizer, device_};
   }
 
-  PythonOptimizer port_of(py::handle optimizer, py::dict states) {
-    return {optimizer, std::move(states), hooks_, end_};
+  /// Whether gradients were checked that stay scaled until the step.
+  bool check(OptimizerCall& call) {
+    std::optional<bool> checked;
+    while (!checked) {
+      auto gathered = call.gather(Purpose::kCheck);
+      call.work([&] { checked = core_->check(call.record(), std::move(gathered), call.data()); });
+    }
+    return *checked;
   }
 
   std::shared_ptr<ScalerCore> core_;
-  std::string device_;
-  py::object hooks_;
-  FlagAgreement agreement_;
+  c10::DeviceType device_;
   OptimizerEnd end_;
   at::Tensor fresh_flag_;
 };
 
 using Core = PythonScalerCore;
 
-/// The arguments that a method which takes a Loan begins with.
-template <typename... More, typename Method>
-auto with_loan(Method method) {
-  return torch::wrap_pybind_function([method](Core& core, py::handle optimizer, at::Tensor scale,
-                                              py::dict states, std::uint64_t times_scaled,
-                                              bool agrees, More... more) {
-    return (core.*method)(optimizer, {std::move(scale), std::move(states), times_scaled, agrees},
-                          std::forward<More>(more)...);
-  });
-}
-
 void bind_iterations(py::class_<Core>& type) {
   using torch::wrap_pybind_function;
-  type.def("unscale", with_loan<>(&Core::unscale))
+  type.def("unscale", wrap_pybind_function(&Core::unscale))
       .def("unscale_grads", wrap_pybind_function(&Core::unscale_grads))
       .def("note_foreign_counts", wrap_pybind_function(&Core::note_foreign_counts))
       .def("note_still_scaled", wrap_pybind_function(&Core::note_still_scaled))
@@ -411,24 +520,11 @@ void bind_iterations(py::class_<Core>& type) {
       .def("new_flag", wrap_pybind_function(&Core::new_flag))
       .def("inv_scale", wrap_pybind_function(&Core::inv_scale))
       .def("scaled_anew", wrap_pybind_function(&Core::scaled_anew))
-      .def("clip_norm",
-           with_loan<double, double, bool, bool, bool, const py::object&>(&Core::clip_norm))
-      .def("clip_value", with_loan<double, bool, bool>(&Core::clip_value))
-      .def("step", with_loan<py::tuple, py::dict, bool, bool>(&Core::step))
-      .def("end_iteration",
-           wrap_pybind_function(
-               [](Core& core, const py::dict& states, const at::Tensor& scale,
-                  const at::Tensor& growth_tracker, const MaybeTensor& hysteresis_tracker,
-                  const MaybeTensor& fast_growth_limit, double growth_factor, double backoff_factor,
-                  int64_t growth_interval, int64_t hysteresis, std::optional<double> min_scale,
-                  std::optional<double> max_scale, int64_t fast_growth_interval,
-                  const MaybeTensor& new_scale, bool capturing) {
-                 return core.end_iteration(states, scale, growth_tracker, hysteresis_tracker,
-                                           fast_growth_limit,
-                                           {growth_factor, backoff_factor, growth_interval,
-                                            hysteresis, min_scale, max_scale, fast_growth_interval},
-                                           new_scale, capturing);
-               }));
+      .def("clip_norm_at_step", wrap_pybind_function(&Core::clip_norm_at_step))
+      .def("clip_norm", wrap_pybind_function(&Core::clip_norm))
+      .def("clip_value", wrap_pybind_function(&Core::clip_value))
+      .def("begin_step", wrap_pybind_function(&Core::begin_step))
+      .def("end_iteration", wrap_pybind_function(&Core::end_iteration));
 }
 
 }  // namespace
@@ -440,10 +536,9 @@ void bind_scaler(py::module_& module) {
       .def("pass_on", wrap_pybind_function(&scaler::StepLogger::pass_on))
       .def("drop", wrap_pybind_function(&scaler::StepLogger::drop));
   py::class_<Core> type(module, "ScalerCore", "The iterations of a gradient scaler.");
-  type.def(py::init<double, int64_t, std::string, py::object>(), py::arg("init_scale"),
-           py::arg("history_size"), py::arg("device"), py::arg("hooks"))
-      .def(py::init<double, const Core&, py::object>(), py::arg("init_scale"), py::arg("other"),
-           py::arg("hooks"))
+  type.def(py::init<double, int64_t, const std::string&, py::object>(), py::arg("init_scale"),
+           py::arg("history_size"), py::arg("device"), py::arg("move_state"))
+      .def(py::init<double, const Core&>(), py::arg("init_scale"), py::arg("other"))
       .def_property_readonly("optimizers", &Core::optimizers)
       .def_property_readonly("scale", &Core::scale)
       .def_property_readonly("skipped", &Core::skipped)
@@ -460,6 +555,18 @@ void bind_scaler(py::module_& module) {
       .def("take_captured", wrap_pybind_function(&Core::take_captured))
       .def("note_replay", wrap_pybind_function(&Core::note_replay));
   bind_iterations(type);
+  py::enum_<scaler::ClipNext>(module, "ClipNext", "What is left to do about a clip.")
+      .value("NOTHING", scaler::ClipNext::kNothing)
+      .value("APPLY", scaler::ClipNext::kApply)
+      .value("APPLY_THEN_REPEAT", scaler::ClipNext::kApplyThenRepeat);
+  module.def("check_order", wrap_pybind_function([](const std::string& function, int stage) {
+               scaler::check_order(function, static_cast<scaler::Stage>(stage));
+             }),
+             py::arg("function"), py::arg("stage"),
+             "Refuses a call on a scaler for an optimizer in a stage, the value of an OptState.");
+  module.def("refuse_no_gradients",
+             wrap_pybind_function([] { with_torchs_error(scaler::refuse_no_gradients); }),
+             "Refuses to step an optimizer without gradients.");
   module.def("flag_for_optimizer",
              wrap_pybind_function([](const std::vector<at::Tensor>& flags, c10::Device device) {
                return scaler::binary_flag(flags, device);

@@ -42,11 +42,8 @@ void bind_ranges(pybind11::module_& module);
 /// The native half of the Python GradScaler.
 void bind_scaler(pybind11::module_& module);
 
-/// The state of a scaler as JSON.
-void bind_scaler_json(pybind11::module_& module);
-
 /// What a scaler asks of an optimizer's step.
-void bind_step_gate(pybind11::module_& module);
+void bind_amp_step(pybind11::module_& module);
 
 /// Traces, and where in the Python program an op was called.
 void bind_trace(pybind11::module_& module);

@@ -42,7 +42,6 @@ PYBIND11_MODULE(_C, m) {
   fastamp::python::bind_policy(m);
   fastamp::python::bind_ranges(m);
   fastamp::python::bind_scaler(m);
-  fastamp::python::bind_scaler_json(m);
-  fastamp::python::bind_step_gate(m);
+  fastamp::python::bind_amp_step(m);
   fastamp::python::bind_trace(m);
 }

@@ -39,6 +39,14 @@ PyObject* interned(const char* text) {
   return string;
 }
 
+py::object attribute(PyObject* object, PyObject* name) {
+  PyObject* value = PyObject_GetAttr(object, name);
+  if (value == nullptr) {
+    rethrow();
+  }
+  return py::reinterpret_steal<py::object>(value);
+}
+
 py::object group_item(PyObject* group, PyObject* key) {
   if (PyDict_CheckExact(group)) {
     PyObject* found = PyDict_GetItemWithError(group, key);

@@ -17,6 +17,10 @@ namespace py = pybind11;
 /// A string that dictionaries find by its address.
 PyObject* interned(const char* text);
 
+/// An attribute of an object.
+/// @throws py::error_already_set  what the object raises.
+py::object attribute(PyObject* object, PyObject* name);
+
 /// Keeps objects alive, and with them the tensors in them, while the GIL is released. Cheaper than
 /// owning the tensors: counting references under the GIL takes no atomic operation.
 class KeepAlive {

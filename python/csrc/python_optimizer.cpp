@@ -3,24 +3,24 @@
 
 #include "core/tensor_kind.h"
 #include "optimizer_objects.h"
-#include "recent_passes.h"
 #include "scaler/scale_ops.h"
-#include "step_gate.h"
 
+#include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/ScalarType.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <utility>
 
 namespace fastamp::python {
 namespace {
 
-using scaler::OptimizerHandle;
 using scaler::OptimizerRecord;
 using scaler::Stage;
 
@@ -52,11 +52,6 @@ PyObject* flags_key() {
   return key;
 }
 
-PyObject* gate_key() {
-  static PyObject* const key = interned("_fastamp_gate");
-  return key;
-}
-
 /// Borrowed; null if it is not there.
 PyObject* item(PyObject* dict, PyObject* key) {
   PyObject* found = PyDict_GetItemWithError(dict, key);
@@ -73,9 +68,9 @@ void set_item(PyObject* dict, PyObject* key, PyObject* value) {
 }
 
 /// The flag of an earlier pass if it is in ordinary host memory and nobody else holds it or its
-/// memory; else a new scalar. Creating and destroying a Python tensor takes a sixth of the time of
-/// a short pass.
-at::Tensor reused_flag(const py::object& earlier, const at::Tensor& scale) {
+/// memory; else undefined. Creating and destroying a Python tensor takes a sixth of the time of a
+/// short pass.
+at::Tensor spare_flag(const py::object& earlier, const at::Tensor& scale) {
   if (earlier.ptr() != nullptr && Py_REFCNT(earlier.ptr()) == 1) {
     const auto& flag = THPVariable_Unpack(earlier.ptr());
     if (flag.use_count() == 1 && flag.storage().use_count() == 1 &&
@@ -84,34 +79,27 @@ at::Tensor reused_flag(const py::object& earlier, const at::Tensor& scale) {
       return flag;
     }
   }
-  return scaler::flag_without_value(scale);
+  return {};
 }
 
-/// Gives the gate to an optimizer for one step, and takes it back if the step has not.
-class GateForOneStep {
- public:
-  GateForOneStep(py::handle optimizer, const optim::StepGate& gate) : optimizer_(optimizer) {
-    py::setattr(optimizer, gate_key(), py::cast(std::make_shared<PythonGate>(gate)));
-  }
-  ~GateForOneStep() {
-    // Whatever the step has raised goes on.
-    PyObject* type = nullptr;
-    PyObject* value = nullptr;
-    PyObject* traceback = nullptr;
-    PyErr_Fetch(&type, &value, &traceback);
-    PyObject* attributes = PyObject_GetAttrString(optimizer_.ptr(), "__dict__");
-    if (attributes == nullptr || PyDict_DelItem(attributes, gate_key()) != 0) {
-      PyErr_Clear();
-    }
-    Py_XDECREF(attributes);
-    PyErr_Restore(type, value, traceback);
-  }
-  GateForOneStep(const GateForOneStep&) = delete;
-  GateForOneStep& operator=(const GateForOneStep&) = delete;
+bool same_progress(const scaler::Progress& a, const scaler::Progress& b) {
+  return a.stage == b.stage &&
+         std::ranges::equal(a.flags, b.flags,
+                            [](const at::Tensor& x, const at::Tensor& y) { return x.is_same(y); });
+}
 
- private:
-  py::handle optimizer_;
-};
+/// Python's part in what C++ cannot do with gradients.
+py::object python_function(const char* name) {
+  return py::module_::import("fastamp._scaler.gradients").attr(name);
+}
+
+/// An object to be let go of by whoever has it last, with or without the GIL.
+std::shared_ptr<Parameters> shared(Parameters parameters) {
+  return {new Parameters(std::move(parameters)), [](const Parameters* last) {
+            const py::gil_scoped_acquire gil;
+            delete last;
+          }};
+}
 
 }  // namespace
 
@@ -130,162 +118,182 @@ PyObject* PythonHandle::optimizer() const {
 #endif
 }
 
-std::unique_ptr<OptimizerHandle> PythonOptimizer::make_handle() {
+std::intptr_t key_of(py::handle optimizer) {
+  return reinterpret_cast<std::intptr_t>(optimizer.ptr());
+}
+
+scaler::RecordPointer find_record(const scaler::ScalerCore& core, py::handle optimizer) {
+  auto record = core.find(key_of(optimizer));
+  return record != nullptr && handle_of(*record).optimizer() == optimizer.ptr() ? record : nullptr;
+}
+
+scaler::RecordPointer record_of(scaler::ScalerCore& core, py::handle optimizer,
+                                const OptimizerEnd& end) {
+  if (auto record = find_record(core, optimizer)) [[likely]] {
+    return record;
+  }
+  const auto key = key_of(optimizer);
+  core.set_aside(key);
   auto handle = std::make_unique<PythonHandle>();
-  const py::cpp_function callback(
-      [end = end_, key = key()](const py::handle& /*reference*/) { end(key); });
-  PyObject* reference = PyWeakref_NewRef(optimizer_.ptr(), callback.ptr());
+  const py::cpp_function callback([end, key](const py::handle& /*reference*/) { end(key); });
+  PyObject* reference = PyWeakref_NewRef(optimizer.ptr(), callback.ptr());
   if (reference != nullptr) {
     handle->reference = py::reinterpret_steal<py::object>(reference);
   } else {  // A class with __slots__ and no __weakref__.
     PyErr_Clear();
-    handle->reference = py::reinterpret_borrow<py::object>(optimizer_);
+    handle->reference = py::reinterpret_borrow<py::object>(optimizer);
   }
-  return handle;
+  return core.add(key, std::move(handle));
 }
 
-bool PythonOptimizer::owns(const OptimizerHandle& handle) const {
-  return static_cast<const PythonHandle&>(handle).optimizer() == optimizer_.ptr();
-}
-
-PyObject* PythonOptimizer::state() const { return item(states_.ptr(), state_key_.ptr()); }
-
-Stage PythonOptimizer::stage(const OptimizerRecord& /*record*/) const {
-  PyObject* const own = state();
-  PyObject* const stage = own == nullptr ? nullptr : item(own, stage_key());
-  if (stage == opt_state(Stage::kStepped)) {
-    return Stage::kStepped;
+PythonGradients gather(py::handle optimizer, scaler::Purpose purpose) {
+  scaler::GradientGroups groups(purpose);
+  PythonGradients gradients;
+  gradients.foreign = gather_gradients(optimizer, groups);
+  auto& gathered = gradients.gathered;
+  if (groups.any_repeats()) {
+    groups.give_up_addresses();  // Python code may be called next.
+    gathered.shared = may_share_gradients(optimizer);
   }
-  return stage == opt_state(Stage::kUnscaled) ? Stage::kUnscaled : Stage::kReady;
+  gathered.groups = groups.release();
+  if (!gradients.foreign.empty()) {
+    gathered.multiply_foreign = [foreign = shared(gradients.foreign)](const at::Tensor& factor) {
+      const py::gil_scoped_acquire gil;
+      python_function("multiply_subclasses")(*foreign, factor);
+    };
+  }
+  return gradients;
 }
 
-std::vector<at::Tensor> PythonOptimizer::flags(const OptimizerRecord& /*record*/) const {
-  std::vector<at::Tensor> flags;
-  PyObject* const own = state();
-  PyObject* const by_device = own == nullptr ? nullptr : item(own, flags_key());
-  if (by_device != nullptr) {
-    for (const auto& [device, flag] : py::reinterpret_borrow<py::dict>(by_device)) {
-      flags.push_back(py::cast<at::Tensor>(flag));
+at::Tensor torchs_norm(const PythonGradients& gradients, double norm_type) {
+  py::list plain;
+  for (const auto& group : gradients.gathered.groups) {
+    for (const auto& gradient : group.gradients) {
+      plain.append(py::cast(gradient));
     }
   }
-  return flags;
+  return python_function("norm_with_subclasses")(plain, gradients.foreign, norm_type)
+      .cast<at::Tensor>();
 }
 
-void PythonOptimizer::set(OptimizerRecord& record, Stage stage,
-                          const std::vector<at::Tensor>& flags) {
+FlagAgreement agreement_of(py::handle scaler) {
+  static PyObject* const key = interned("process_group");
+  if (attribute(scaler.ptr(), key).is_none()) {
+    return nullptr;
+  }
+  return [scaler](const at::Tensor& flag) {
+    const py::gil_scoped_acquire gil;
+    scaler.attr("_agree_on")(flag);
+  };
+}
+
+OptimizerCall::OptimizerCall(scaler::RecordPointer record, py::handle scaler, py::handle optimizer,
+                             c10::DeviceType device)
+    : record_(std::move(record)),
+      optimizer_(optimizer),
+      key_(key_of(optimizer)),
+      device_(device),
+      agreement_(agreement_of(scaler)) {
+  static PyObject* const keys[] = {interned("_scale"), interned("_per_optimizer_states"),
+                                   interned("_times_scaled")};
+  scale_ = py::cast<at::Tensor>(attribute(scaler.ptr(), keys[0]));
+  states_ = attribute(scaler.ptr(), keys[1]);
+  times_scaled_ = py::cast<std::uint64_t>(attribute(scaler.ptr(), keys[2]));
+  if (PyObject* const own = state()) {
+    PyObject* const stage = item(own, stage_key());
+    for (const auto reached : {Stage::kUnscaled, Stage::kStepped}) {
+      known_.stage = stage == opt_state(reached) ? reached : known_.stage;
+    }
+    if (PyObject* const flags = item(own, flags_key())) {
+      for (const auto& [where, flag] : py::reinterpret_borrow<py::dict>(flags)) {
+        known_.flags.push_back(py::cast<at::Tensor>(flag));
+      }
+    }
+  }
+  record_->progress = known_;
+}
+
+scaler::ScalerCall OptimizerCall::data() const {
+  return {.scale = scale_,
+          .times_scaled = times_scaled_,
+          .device = device_,
+          .agreement = agreement_ ? &agreement_ : nullptr,
+          .spare_flag = spare_flag(handle_of(*record_).flag, scale_)};
+}
+
+// False too if it cannot be told: of subclasses, whose gradient is a property, and of sparse ones,
+// which clipping replaces by their sums.
+bool OptimizerCall::is_scaled_anew() const {
+  if (!scaler::ScalerCore::may_be_scaled_anew(*record_, times_scaled_)) {
+    return false;
+  }
+  bool any = false;
+  const bool all =
+      for_each_plain(optimizer_, [&](const at::Tensor& /*parameter*/, const at::Tensor& gradient) {
+        any = true;
+        return !gradient.is_sparse() && !record_->pass->saw(gradient);
+      });
+  return any && all;
+}
+
+void OptimizerCall::forget_if_scaled_anew() const {
+  if (is_scaled_anew()) {
+    const auto earlier = record_->start_iteration();
+  }
+}
+
+PyObject* OptimizerCall::state() const { return item(states_.ptr(), key_.ptr()); }
+
+void OptimizerCall::write_progress() {
+  const auto& [stage, flags] = record_->progress;
+  if (same_progress(record_->progress, known_)) {
+    return;
+  }
   py::dict by_device;
   for (const auto& flag : flags) {
     by_device[py::cast(flag.device())] = py::cast(flag);
   }
   if (flags.size() == 1) {
-    handle_of(record).flag = py::cast(flags.front());
+    handle_of(*record_).flag = py::cast(flags.front());
   }
   auto own = py::reinterpret_borrow<py::object>(state());
   if (own.ptr() == nullptr) {
     own = py::dict();
-    set_item(states_.ptr(), state_key_.ptr(), own.ptr());
+    set_item(states_.ptr(), key_.ptr(), own.ptr());
   }
   set_item(own.ptr(), stage_key(), opt_state(stage));
   set_item(own.ptr(), flags_key(), by_device.ptr());
 }
 
-void PythonOptimizer::set_stepped(OptimizerRecord& /*record*/) {
-  if (PyObject* const own = state()) {
-    set_item(own, stage_key(), opt_state(Stage::kStepped));
+void OptimizerCall::work(c10::function_ref<void()> function) {
+  try {
+    const py::gil_scoped_release no_gil;
+    function();
+  } catch (...) {
+    write_progress();
+    throw;
+  }
+  write_progress();
+}
+
+void OptimizerCall::apply_clips() const {
+  if (!record_->clips_at_step()) [[likely]] {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  if (const auto coefficient = std::exchange(record_->clip_coef, at::Tensor());
+      coefficient.defined()) {
+    scaler::ScalerCore::multiply(gather(scaler::Purpose::kMultiply), coefficient);
+  }
+  if (const auto clip_value = std::exchange(record_->clip_value, std::nullopt)) {
+    python_function("clip_values")(optimizer_, *clip_value);
   }
 }
 
-void PythonOptimizer::reset(OptimizerRecord& /*record*/) {
-  if (state() != nullptr && PyDict_DelItem(states_.ptr(), state_key_.ptr()) != 0) {
+void OptimizerCall::forget() const {
+  if (state() != nullptr && PyDict_DelItem(states_.ptr(), key_.ptr()) != 0) {
     throw py::error_already_set();
   }
-}
-
-scaler::Gathered PythonOptimizer::gather(OptimizerRecord& record, scaler::Purpose purpose) {
-  using scaler::Purpose;
-  const bool pass_next = purpose == Purpose::kUnscale || purpose == Purpose::kCheck;
-  scaler::GradientGroups groups(/*allow_fp16=*/purpose != Purpose::kUnscale,
-                                pass_next ? scaler::Use::kPassNext : scaler::Use::kTensors);
-  if (purpose == Purpose::kNorm) {
-    groups.coalesce_sparse();
-  }
-  foreign_ = gather_gradients(optimizer_, groups);
-  record.shares_gradients = false;
-  if (groups.any_repeats()) {
-    groups.give_up_addresses();  // Python code may be called next.
-    record.shares_gradients = may_share_gradients(optimizer_);
-  }
-  return {.groups = groups.release(), .has_foreign = !foreign_.empty()};
-}
-
-// False too if it cannot be told: of subclasses, whose gradient is a property, and of sparse ones,
-// which clipping replaces by their sums.
-bool PythonOptimizer::all_gradients(c10::function_ref<bool(const at::Tensor&)> visit) const {
-  bool any = false;
-  const bool all =
-      for_each_plain(optimizer_, [&](const at::Tensor& /*parameter*/, const at::Tensor& gradient) {
-        any = true;
-        return !gradient.is_sparse() && visit(gradient);
-      });
-  return any && all;
-}
-
-void PythonOptimizer::unscale() { hooks_.attr("unscale")(optimizer_); }
-
-void PythonOptimizer::begin_unscale(OptimizerRecord& record) {
-  // The gradients of an earlier pass may run Python code as they go: before any are collected.
-  const auto earlier = std::exchange(record.pass, nullptr);
-}
-
-at::Tensor PythonOptimizer::flag_for_pass(OptimizerRecord& record, const at::Tensor& scale) {
-  return reused_flag(handle_of(record).flag, scale);
-}
-
-void PythonOptimizer::run(c10::function_ref<void()> pass) {
-  const py::gil_scoped_release no_gil;
-  pass();
-}
-
-void PythonOptimizer::unscaled_by(const std::shared_ptr<scaler::PassResult>& pass) {
-  RecentPasses::get().remember(pass);
-}
-
-c10::ScalarType PythonOptimizer::norm_dtype(
-    const std::vector<scaler::DeviceGradients>& groups) const {
-  return promoted_norm_dtype(groups).value_or(at::kFloat);
-}
-
-at::Tensor PythonOptimizer::torchs_norm(const scaler::Gathered& gathered, double norm_type) {
-  py::list gradients;
-  for (const auto& group : gathered.groups) {
-    for (const auto& gradient : group.gradients) {
-      gradients.append(py::cast(gradient));
-    }
-  }
-  return hooks_.attr("norm")(gradients, foreign_, norm_type).cast<at::Tensor>();
-}
-
-void PythonOptimizer::multiply_foreign(const at::Tensor& factor) {
-  hooks_.attr("multiply")(foreign_, factor);
-}
-
-void PythonOptimizer::clamp(OptimizerRecord& /*record*/, double clip_value) {
-  hooks_.attr("clamp")(optimizer_, clip_value);
-}
-
-void PythonOptimizer::check_finite(const at::Tensor& norm, double norm_type) const {
-  hooks_.attr("check_finite")(norm, norm_type);
-}
-
-void PythonOptimizer::set_step_arguments(py::tuple args, py::dict kwargs) {
-  args_ = std::move(args);
-  kwargs_ = std::move(kwargs);
-}
-
-void PythonOptimizer::step(const optim::StepGate& gate) {
-  static PyObject* const name = interned("step");
-  const GateForOneStep scope(optimizer_, gate);
-  result_ = optimizer_.attr(py::handle(name))(*args_, **kwargs_);
 }
 
 std::optional<at::ScalarType> promoted_norm_dtype(

@@ -2,14 +2,17 @@
 #pragma once
 
 #include "gather.h"
-#include "scaler/optimizer_port.h"
+#include "scaler/optimizer_record.h"
+#include "scaler/scaler_core.h"
 
+#include <fastamp/scaler/agreement.h>
+
+#include <c10/util/FunctionRef.h>
 #include <pybind11/pybind11.h>
 
+#include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
 namespace fastamp::python {
@@ -30,73 +33,78 @@ struct PythonHandle final : scaler::OptimizerHandle {
 /// Said with the key of an optimizer that is being destroyed.
 using OptimizerEnd = std::function<void(std::intptr_t key)>;
 
-/// A Python optimizer for ScalerCore. Stage and flags are where torch keeps them, in the dictionary
-/// `_per_optimizer_states` of the scaler, where users and subclasses of it read and write them. For
-/// one call; requires the GIL.
-class PythonOptimizer final : public scaler::OptimizerPort {
- public:
-  /// @param states  The scaler's `_per_optimizer_states`.
-  /// @param hooks   A fastamp._scaler.hooks.CoreHooks.
-  /// @param end     Called when an optimizer is destroyed that had no handle before.
-  PythonOptimizer(py::handle optimizer, py::dict states, py::object hooks, const OptimizerEnd& end)
-      : optimizer_(optimizer),
-        states_(std::move(states)),
-        hooks_(std::move(hooks)),
-        end_(end),
-        state_key_(key()) {}
+/// What a record is found by: the optimizer's address.
+std::intptr_t key_of(py::handle optimizer);
+/// The record of an optimizer; null if it has none.
+scaler::RecordPointer find_record(const scaler::ScalerCore& core, py::handle optimizer);
+/// The same; a new one if it has none.
+/// @param end  Called when the optimizer is destroyed, if the record is new.
+scaler::RecordPointer record_of(scaler::ScalerCore& core, py::handle optimizer,
+                                const OptimizerEnd& end);
 
-  std::intptr_t key() const override { return reinterpret_cast<std::intptr_t>(optimizer_.ptr()); }
-  std::unique_ptr<scaler::OptimizerHandle> make_handle() override;
-  bool owns(const scaler::OptimizerHandle& handle) const override;
-
-  scaler::Stage stage(const scaler::OptimizerRecord& record) const override;
-  std::vector<at::Tensor> flags(const scaler::OptimizerRecord& record) const override;
-  void set(scaler::OptimizerRecord& record, scaler::Stage stage,
-           const std::vector<at::Tensor>& flags) override;
-  void set_stepped(scaler::OptimizerRecord& record) override;
-  void reset(scaler::OptimizerRecord& record) override;
-
-  scaler::Gathered gather(scaler::OptimizerRecord& record, scaler::Purpose purpose) override;
-  bool all_gradients(c10::function_ref<bool(const at::Tensor&)> visit) const override;
-  bool may_check() const override { return may_check_; }
-  void unscale() override;
-  void begin_unscale(scaler::OptimizerRecord& record) override;
-  at::Tensor flag_for_pass(scaler::OptimizerRecord& record, const at::Tensor& scale) override;
-  void run(c10::function_ref<void()> pass) override;
-  void unscaled_by(const std::shared_ptr<scaler::PassResult>& pass) override;
-
-  c10::ScalarType norm_dtype(const std::vector<scaler::DeviceGradients>& groups) const override;
-  at::Tensor torchs_norm(const scaler::Gathered& gathered, double norm_type) override;
-  void multiply_foreign(const at::Tensor& factor) override;
-  void clamp(scaler::OptimizerRecord& record, double clip_value) override;
-  void check_finite(const at::Tensor& norm, double norm_type) const override;
-
-  void step(const optim::StepGate& gate) override;
-
-  /// A user's `unscale_` must see the gradients before they are checked.
-  void forbid_checks() { may_check_ = false; }
-  /// What step() passes on.
-  void set_step_arguments(py::tuple args, py::dict kwargs);
-  py::object take_result() { return std::move(result_); }
-
- private:
-  /// The optimizer's state in states_; null if there is none. Borrowed.
-  PyObject* state() const;
-
-  py::handle optimizer_;
-  py::dict states_;
-  py::object hooks_;
-  const OptimizerEnd& end_;
-  py::int_ state_key_;
-  bool may_check_ = true;
-  Parameters foreign_;
-  py::tuple args_;
-  py::dict kwargs_;
-  py::object result_ = py::none();
+/// The gradients of an optimizer.
+struct PythonGradients {
+  scaler::Gathered gathered;
+  Parameters foreign;  ///< Parameters whose gradients are tensor subclasses.
 };
+PythonGradients gather(py::handle optimizer, scaler::Purpose purpose);
+
+/// torch's norm of any order, of all kinds of gradients.
+at::Tensor torchs_norm(const PythonGradients& gradients, double norm_type);
 
 /// The dtype that torch's norms of these gradients have after torch.stack; none if one has no norm.
 std::optional<at::ScalarType> promoted_norm_dtype(
     const std::vector<scaler::DeviceGradients>& groups);
+
+/// One call on a Python scaler about one of its optimizers. What the core is told comes from the
+/// scaler's fields. How far the optimizer has come is read from where torch keeps it, the
+/// dictionary `_per_optimizer_states` of the scaler, where users and subclasses read and write it,
+/// and written there after each work(). Requires the GIL.
+class OptimizerCall {
+ public:
+  /// @param device  The scaler's kind of device.
+  OptimizerCall(scaler::RecordPointer record, py::handle scaler, py::handle optimizer,
+                c10::DeviceType device);
+
+  scaler::OptimizerRecord& record() const { return *record_; }
+  bool is_ready() const { return record_->progress.stage == scaler::Stage::kReady; }
+  /// What the core is told.
+  scaler::ScalerCall data() const;
+
+  scaler::Gathered gather(scaler::Purpose purpose) const {
+    return python::gather(optimizer_, purpose).gathered;
+  }
+  /// Whether all gradients are others than those of the last pass, and scale() was called since:
+  /// then a new backward pass has made them, and they are scaled.
+  bool is_scaled_anew() const;
+  /// Forgets what was put off to the step for gradients that are gone: the iteration was broken
+  /// off. Only for an optimizer that is not unscaled yet.
+  void forget_if_scaled_anew() const;
+
+  /// Works on gradients, without the GIL, and writes down how far the optimizer has come, also if
+  /// that throws.
+  void work(c10::function_ref<void()> function);
+  /// Clips unscaled gradients as it was put off to the step.
+  void apply_clips() const;
+  /// Leaves no trace of the call in the scaler.
+  void forget() const;
+
+ private:
+  PyObject* state() const;
+  void write_progress();
+
+  scaler::RecordPointer record_;
+  py::handle optimizer_;
+  at::Tensor scale_;
+  py::object states_;
+  py::int_ key_;
+  std::uint64_t times_scaled_;
+  c10::DeviceType device_;
+  FlagAgreement agreement_;
+  scaler::Progress known_;  ///< As it is in the dictionary.
+};
+
+/// Makes a flag the same on all ranks of a Python scaler; empty without a process group.
+FlagAgreement agreement_of(py::handle scaler);
 
 }  // namespace fastamp::python

@@ -72,9 +72,9 @@ class AdamSink final : public StepSink {
     throw py::error_already_set();
   }
 
-  void run(const optim::StepGate& gate) {
+  void run(const optim::AmpStep& amp_step) {
     const py::gil_scoped_release no_gil;
-    step_.run(gate);
+    step_.run(amp_step);
     copies_.finish();
   }
 
@@ -108,8 +108,8 @@ class AdamSink final : public StepSink {
 
 }  // namespace
 
-py::list adam_step(py::handle optimizer, py::handle gate) {
-  return gathered_step<AdamSink>(optimizer, gate);
+py::list adam_step(py::handle optimizer, py::handle amp_step) {
+  return gathered_step<AdamSink>(optimizer, amp_step);
 }
 
 }  // namespace fastamp::python

@@ -12,14 +12,6 @@
 namespace fastamp::python {
 namespace {
 
-py::object attribute(PyObject* object, PyObject* name) {
-  PyObject* value = PyObject_GetAttr(object, name);
-  if (value == nullptr) {
-    throw py::error_already_set();
-  }
-  return py::reinterpret_steal<py::object>(value);
-}
-
 /// Whether element i of both local shards is the same element: a gradient may be sharded otherwise
 /// than its parameter, or hold partial sums.
 bool same_sharding(PyObject* param, PyObject* grad) {
@@ -249,8 +241,8 @@ at::Tensor StepCopies::open(const StepParam& param) {
                                               : at::Tensor();
 }
 
-bool writes_grads(const optim::StepGate& gate) {
-  return gate.write_grads && (gate.inv_scale || gate.clip_coef || gate.clip_value);
+bool writes_grads(const optim::AmpStep& amp_step) {
+  return amp_step.write_grads && (amp_step.inv_scale || amp_step.clip_coef || amp_step.clip_value);
 }
 
 }  // namespace fastamp::python

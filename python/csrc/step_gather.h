@@ -3,9 +3,9 @@
 
 #include "autocast/kept_casts.h"
 #include "core/dtypes.h"
-#include "optim/gate.h"
+#include "optim/amp_step_on.h"
 #include "optimizer_objects.h"
-#include "step_gate.h"
+#include "python_amp_step.h"
 
 #include <array>
 #include <cstddef>
@@ -151,18 +151,22 @@ class StepState {
   KeepAlive& alive_;
 };
 
-/// Whether a step behind this gate can change a gradient.
-bool writes_grads(const optim::StepGate& gate);
+/// Whether a step can change a gradient.
+bool writes_grads(const optim::AmpStep& amp_step);
 
-/// What sgd_step and adam_step have in common. A Sink also has run(gate), which releases the GIL.
+/// What sgd_step and adam_step have in common. A Sink also has run(amp_step), which
+/// releases the GIL.
 template <typename Sink>
-py::list gathered_step(py::handle optimizer, py::handle gate) {
-  auto native = read_gate(gate);
+py::list gathered_step(py::handle optimizer, py::handle amp_step) {
+  auto native = read_amp_step(amp_step);
   native.write_grads = writes_grads(native);
   KeepAlive alive;
   Sink sink(optimizer, alive);
   auto foreign = gather_step(optimizer, sink, native.write_grads, alive);
   sink.run(native);
+  if (!amp_step.is_none()) {
+    py::cast<const PythonAmpStep&>(amp_step).end();
+  }
   return foreign;
 }
 

@@ -149,9 +149,9 @@ class MuonSink final : public StepSink {
     }
   }
 
-  void run(const optim::StepGate& gate) {
+  void run(const optim::AmpStep& amp_step) {
     const py::gil_scoped_release no_gil;
-    step_.run(gate);
+    step_.run(amp_step);
     copies_.finish();
   }
 
@@ -164,8 +164,8 @@ class MuonSink final : public StepSink {
 
 }  // namespace
 
-py::list muon_step(py::handle optimizer, py::handle gate) {
-  return gathered_step<MuonSink>(optimizer, gate);
+py::list muon_step(py::handle optimizer, py::handle amp_step) {
+  return gathered_step<MuonSink>(optimizer, amp_step);
 }
 
 }  // namespace fastamp::python

@@ -6,8 +6,8 @@
 namespace fastamp::python {
 
 /// One step of a Muon optimizer: gather, then its passes with the GIL released.
-/// @param gate  fastamp._C.StepGate or None.
+/// @param amp_step  fastamp._C.AmpStep or None.
 /// @returns What gather_step returns.
-pybind11::list muon_step(pybind11::handle optimizer, pybind11::handle gate);
+pybind11::list muon_step(pybind11::handle optimizer, pybind11::handle amp_step);
 
 }  // namespace fastamp::python

@@ -51,9 +51,9 @@ class SgdSink final : public StepSink {
   void skip(PyObject* param) override { state_.skip(param); }
   void check_sparse() const override {}  // torch's own step takes them.
 
-  void run(const optim::StepGate& gate) {
+  void run(const optim::AmpStep& amp_step) {
     const py::gil_scoped_release no_gil;
-    step_.run(gate);
+    step_.run(amp_step);
     copies_.finish();
   }
 
@@ -67,8 +67,8 @@ class SgdSink final : public StepSink {
 
 }  // namespace
 
-py::list sgd_step(py::handle optimizer, py::handle gate) {
-  return gathered_step<SgdSink>(optimizer, gate);
+py::list sgd_step(py::handle optimizer, py::handle amp_step) {
+  return gathered_step<SgdSink>(optimizer, amp_step);
 }
 
 }  // namespace fastamp::python

@@ -6,8 +6,8 @@
 namespace fastamp::python {
 
 /// One step of an SGD optimizer: gather, then one fused op per device with the GIL released.
-/// @param gate  fastamp._C.StepGate or None.
+/// @param amp_step  fastamp._C.AmpStep or None.
 /// @returns What gather_step returns.
-pybind11::list sgd_step(pybind11::handle optimizer, pybind11::handle gate);
+pybind11::list sgd_step(pybind11::handle optimizer, pybind11::handle amp_step);
 
 }  // namespace fastamp::python

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
+import enum
 from collections.abc import Callable, Sequence
 from types import ModuleType, TracebackType
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 import torch
 from torch import Tensor
 
 from fastamp._float8 import Float8Recipe
-from fastamp._scaler.hooks import CoreHooks
 
 _Float8Fields = tuple[
     torch.dtype, torch.dtype, tuple[bool, bool, bool], tuple[str, ...], tuple[int, int] | None
@@ -178,9 +178,9 @@ class WeightCopies:
     @property
     def dtype(self) -> torch.dtype: ...
 
-def sgd_step(optimizer: object, gate: StepGate | None) -> list[tuple[int, Tensor]]: ...
-def adam_step(optimizer: object, gate: StepGate | None) -> list[tuple[int, Tensor]]: ...
-def muon_step(optimizer: object, gate: StepGate | None) -> list[tuple[int, Tensor]]: ...
+def sgd_step(optimizer: object, amp_step: AmpStep | None) -> list[tuple[int, Tensor]]: ...
+def adam_step(optimizer: object, amp_step: AmpStep | None) -> list[tuple[int, Tensor]]: ...
+def muon_step(optimizer: object, amp_step: AmpStep | None) -> list[tuple[int, Tensor]]: ...
 def master_from_rest(param: Tensor, rest: Tensor) -> Tensor: ...
 def rest_from_master(param: Tensor, master: Tensor) -> Tensor: ...
 def make_lean(weights: Sequence[Tensor]) -> None: ...
@@ -202,7 +202,7 @@ def with_starting_masters() -> list[Tensor]: ...
 
 HISTORY_COLUMNS: int
 
-class StepGate:
+class AmpStep:
     def __init__(
         self,
         inv_scale: Tensor | None = None,
@@ -221,7 +221,7 @@ class StepGate:
     def clip_value(self) -> float | None: ...
     @property
     def write_grads(self) -> bool: ...
-    def for_device(self, device: torch.device) -> StepGate: ...
+    def for_device(self, device: torch.device) -> AmpStep: ...
 
 class GradientList:
     foreign: list[Tensor]
@@ -236,12 +236,8 @@ class WrittenTensors:
 
 def gather_parameters(parameters: list[Tensor]) -> GradientList: ...
 def clip_coefficient(total_norm: Tensor, max_norm: float) -> Tensor: ...
-def scaler_to_json(state: dict[str, Any]) -> str: ...
-def disabled_scaler_to_json() -> str: ...
-def scaler_from_json(text: str) -> dict[str, Any]: ...
 def flag_for_optimizer(flags: list[Tensor], device: torch.device) -> Tensor: ...
 
-_States = dict[int, dict[str, Any]]
 _HistoryRow = tuple[int, float, bool, float, int]
 
 class CapturedOutcomes: ...
@@ -250,13 +246,26 @@ class StepLogger:
     def pass_on(self, wait: bool, /) -> None: ...
     def drop(self) -> None: ...
 
+class ClipNext(enum.Enum):
+    NOTHING = ...
+    APPLY = ...
+    APPLY_THEN_REPEAT = ...
+
+def check_order(function: str, stage: int) -> None: ...
+def refuse_no_gradients() -> NoReturn: ...
+
+# What methods are told of a scaler are its fields, read by name: fastamp._protocol.Scaler.
 class ScalerCore:
     @overload
     def __init__(
-        self, init_scale: float, history_size: int, device: str, hooks: CoreHooks
+        self,
+        init_scale: float,
+        history_size: int,
+        device: str,
+        move_state: Callable[[int, int], None],
     ) -> None: ...
     @overload
-    def __init__(self, init_scale: float, other: ScalerCore, hooks: CoreHooks) -> None: ...
+    def __init__(self, init_scale: float, other: ScalerCore) -> None: ...
     @property
     def optimizers(self) -> int: ...
     @property
@@ -265,58 +274,44 @@ class ScalerCore:
     def skipped(self) -> bool: ...
     @property
     def skipped_in_a_row(self) -> int: ...
-
-    # The first arguments after the optimizer are what a scaler lends for the call: scale, its
-    # _per_optimizer_states, how often scale() was called, whether ranks agree on flags.
-    def unscale(
+    def unscale(self, scaler: object, optimizer: object, /) -> bool: ...
+    def clip_norm_at_step(
         self,
+        scaler: object,
         optimizer: object,
-        scale: Tensor,
-        states: _States,
-        times_scaled: int,
-        agrees: bool,
+        max_norm: float,
+        error_if_nonfinite: bool,
         /,
-    ) -> bool: ...
+    ) -> Tensor | None: ...
     def clip_norm(
         self,
+        scaler: object,
         optimizer: object,
-        scale: Tensor,
-        states: _States,
-        times_scaled: int,
-        agrees: bool,
         max_norm: float,
         norm_type: float,
         error_if_nonfinite: bool,
-        may_put_off: bool,
-        may_check: bool,
+        at_step: bool,
         norm_over_ranks: Callable[[], Tensor] | None,
         /,
-    ) -> Tensor | None: ...
+    ) -> Tensor: ...
     def clip_value(
         self,
+        scaler: object,
         optimizer: object,
-        scale: Tensor,
-        states: _States,
-        times_scaled: int,
-        agrees: bool,
         clip_value: float,
-        may_put_off: bool,
+        at_step: bool,
         may_check: bool,
         /,
-    ) -> None: ...
-    def step(
+    ) -> ClipNext: ...
+    def begin_step(
         self,
+        scaler: object,
         optimizer: object,
-        scale: Tensor,
-        states: _States,
-        times_scaled: int,
-        agrees: bool,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
         keep_scaled_grads: bool,
         may_check: bool,
+        unscaled: bool,
         /,
-    ) -> tuple[bool, Any]: ...
+    ) -> AmpStep | None: ...
     def unscale_grads(
         self,
         optimizer: object,
@@ -330,28 +325,15 @@ class ScalerCore:
         self, optimizer: object, positions: list[int], counts: Tensor, /
     ) -> None: ...
     def note_still_scaled(self, optimizer: object, scale: Tensor, /) -> None: ...
-    def apply_clips(self, optimizer: object, states: _States, /) -> None: ...
-    def agree(self, flags: dict[torch.device, Tensor], scale: Tensor, /) -> None: ...
+    def apply_clips(self, scaler: object, optimizer: object, /) -> None: ...
+    def agree(
+        self, scaler: object, flags: dict[torch.device, Tensor], scale: Tensor, /
+    ) -> None: ...
     def new_flag(self, scale: Tensor, /) -> Tensor: ...
     def inv_scale(self, scale: Tensor, /) -> Tensor: ...
-    def scaled_anew(self, optimizer: object, times_scaled: int, /) -> bool: ...
+    def scaled_anew(self, scaler: object, optimizer: object, /) -> bool: ...
     def end_iteration(
-        self,
-        states: _States,
-        scale: Tensor,
-        growth_tracker: Tensor,
-        hysteresis_tracker: Tensor | None,
-        fast_growth_limit: Tensor | None,
-        growth_factor: float,
-        backoff_factor: float,
-        growth_interval: int,
-        hysteresis: int,
-        min_scale: float | None,
-        max_scale: float | None,
-        fast_growth_interval: int,
-        new_scale: Tensor | None,
-        capturing: bool,
-        /,
+        self, scaler: object, new_scale: Tensor | None, capturing: bool, /
     ) -> bool: ...
     def log_to(
         self,
@@ -359,7 +341,7 @@ class ScalerCore:
         casts: bool,
         /,
     ) -> StepLogger: ...
-    def tell_skips(self) -> None: ...
+    def tell_skips(self, tell: Callable[[Any, int, float, float, int], None], /) -> None: ...
     def settle(self, wait: bool, /) -> str | None: ...
     def was_skipped(self, optimizer: object, /) -> bool: ...
     def load(self, scale: float, history: list[_HistoryRow], skipped_in_a_row: int, /) -> None: ...
@@ -372,12 +354,4 @@ class ScalerCore:
     ) -> tuple[UnderflowReport, list[tuple[Any, list[tuple[int, int, int]]]]] | None: ...
     def prepare(self, scale: Tensor, /) -> None: ...
     def take_captured(self) -> CapturedOutcomes: ...
-    def note_replay(
-        self,
-        scale: Tensor,
-        growth_tracker: Tensor,
-        hysteresis_tracker: Tensor | None,
-        fast_growth_limit: Tensor | None,
-        captured: CapturedOutcomes,
-        /,
-    ) -> bool: ...
+    def note_replay(self, scaler: object, captured: CapturedOutcomes, /) -> bool: ...

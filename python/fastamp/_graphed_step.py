@@ -12,7 +12,15 @@ from torch.utils import _pytree as pytree
 
 import fastamp._C as _C
 from fastamp._autocast import autocast
-from fastamp._scaler.hooks import parameters_of
+from fastamp._scaler.gradients import parameters_of
+from fastamp._scaler.state import (
+    captured_values,
+    core_of,
+    lend_counters,
+    note_replay,
+    prepare_replay,
+    unscale_once,
+)
 from fastamp._scaler.steps import FUSABLE
 from fastamp.grad_scaler import GradScaler
 
@@ -123,17 +131,15 @@ class GraphedStep:
         """
         scaler = GradScaler(self.device.type, process_group=self.scaler.process_group)
         if self.scaler.is_enabled():
-            self.scaler.replay_port().lend_counters(scaler)
-        unscale_once = scaler.replay_port().unscale_once
+            lend_counters(self.scaler, scaler)
         skip = torch.ones((), dtype=torch.float32, device=self.device)
         for _ in range(self.warmup):
             self._backward(batches, scaler)
             self._clip(scaler)
-            unscale_once(self.optimizer)
-            self.optimizer._fastamp_gate = _C.StepGate(  # type: ignore[attr-defined]
-                found_inf=skip, write_grads=False
+            unscale_once(scaler, self.optimizer)
+            self.optimizer._fastamp_amp_step(  # type: ignore[attr-defined]
+                _C.AmpStep(found_inf=skip, write_grads=False)
             )
-            self.optimizer.step()
             scaler.update()
 
     def _backward(self, batches: list[list[Any]], scaler: GradScaler) -> Tensor:
@@ -166,7 +172,7 @@ def make_capturable(optimizer: torch.optim.Optimizer) -> None:
 
     if type(optimizer) in FUSABLE:
         fuse_(optimizer)
-    if getattr(optimizer, "_fastamp_takes_gate", False) is not True:
+    if getattr(optimizer, "_fastamp_supports_amp_step", False) is not True:
         raise TypeError(
             "graphed_step: expected optimizer to be an SGD, Adam, AdamW or Muon of fastamp.optim "
             f"or torch.optim, got {type(optimizer).__name__}"
@@ -226,7 +232,7 @@ class _Replay:
     def __init__(self, step: GraphedStep) -> None:
         """Captures the step; parameters, states, buffers and generators are left as they were."""
         self.step = step
-        self.port = step.scaler.replay_port() if step.scaler.is_enabled() else None
+        self.scaler = step.scaler if step.scaler.is_enabled() else None
         self.inputs = [
             [
                 leaf.to(step.device).clone() if isinstance(leaf, torch.Tensor) else leaf
@@ -239,12 +245,12 @@ class _Replay:
 
     def capture(self) -> None:
         """Captures anew, as options and tensors are now."""
-        step, port = self.step, self.port
+        step, scaler = self.step, self.scaler
         self.modules = list(step.model.modules())
         self.parameters = parameters_of(step.optimizer)
         self.rates = [group["lr"] for group in step.optimizer.param_groups]
-        if port is not None:
-            port.prepare(step.device)
+        if scaler is not None:
+            prepare_replay(scaler, step.device)
         buffers = [buffer.clone() for buffer in step.model.buffers()]
         generator = torch.cuda.get_rng_state(step.device)
         new_stream: Any = torch.cuda.Stream
@@ -268,7 +274,7 @@ class _Replay:
             capture(self.graph, stream=stream, capture_error_mode=mode),
         ):
             self.loss = step.run(self.inputs)
-        self.captured = None if port is None else port.end_capture()
+        self.captured = None if scaler is None else core_of(scaler).take_captured()
         self.key = self._key()
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         self.written = _C.WrittenTensors([*self.parameters, *gradients, *step.model.buffers()])
@@ -279,7 +285,7 @@ class _Replay:
         step = self.step
         sizes = [len(group["params"]) for group in step.optimizer.param_groups]
         modes = [module.training for module in self.modules]
-        of_scaler = None if self.port is None else self.port.constants()
+        of_scaler = None if self.scaler is None else captured_values(self.scaler)
         return constants_of(step.optimizer), sizes, modes, of_scaler
 
     def _is_current(self) -> bool:
@@ -298,13 +304,13 @@ class _Replay:
             for held, leaf in zip(inputs, leaves, strict=True):
                 if isinstance(held, torch.Tensor):
                     held.copy_(leaf, non_blocking=True)  # towards the graph's device
-        if self.port is not None:
-            self.port.prepare(step.device)
+        if self.scaler is not None:
+            prepare_replay(self.scaler, step.device)
         self.graph.replay()
         # A replay counts no in-place edits, and caches of casts and norms are keyed on them.
         self.written.increment_versions()
-        if self.port is not None and self.captured is not None:
-            self.port.note_replay(self.captured)
+        if self.scaler is not None and self.captured is not None:
+            note_replay(self.scaler, self.captured)
         return self.loss.clone()
 
     def _capture_again(self) -> None:

@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from torch.amp.grad_scaler import OptState
 
     import fastamp._C as _C
-    from fastamp._C import StepGate
+    from fastamp._C import AmpStep
 
 
 class Optimizer(Protocol):
     """What an optimizer of fastamp.optim has beside torch's attributes."""
 
-    #: Whether ``step`` takes a gate, and moves the versions of what it writes. Set by the classes
-    #: of fastamp.optim, to False by a subclass with a ``step`` of its own. Read by GradScaler and
-    #: graphed_step, and after each step of any optimizer by csrc/bind_optimizer_hook.cpp, which
-    #: ends the casts of weights where it is missing or False.
-    _fastamp_takes_gate: bool
+    #: Whether there is _fastamp_amp_step, and ``step`` moves the versions of what it writes. Set by
+    #: the classes of fastamp.optim, to False by a subclass with a ``step`` of its own. Read by
+    #: GradScaler and graphed_step, and after each step of any optimizer by
+    #: csrc/bind_optimizer_hook.cpp, which ends the casts of weights where it is missing or False.
+    _fastamp_supports_amp_step: bool
 
-    #: The gate of the next step. Set by GradScaler right before it calls ``step``; ``step`` takes
-    #: it away, and GradScaler does if ``step`` did not.
-    _fastamp_gate: StepGate
+    #: The AmpStep of the call of ``step`` that is under way. Set and deleted by _fastamp_amp_step
+    #: where others wrap or watch ``step``, which takes it.
+    _fastamp_pending_amp_step: AmpStep
 
     #: The casts that each step writes beside the weights, or None. Set by
     #: _fastamp_use_weight_copies; read by csrc/step_gather.cpp.
@@ -53,10 +53,13 @@ class Optimizer(Protocol):
     #: deleted by ``__setstate__``.
     _fastamp_autocast_dtype: torch.dtype
 
-    def _fastamp_step(self, gate: StepGate | None) -> None:
+    def _fastamp_amp_step(self, amp_step: AmpStep, *args: Any, **kwargs: Any) -> Any:
+        """``step`` with what a scaler asks of it. Called by GradScaler and graphed_step."""
+
+    def _fastamp_step(self, amp_step: AmpStep | None) -> None:
         """The step without a closure. Called by ``step``, and where torch's drives us."""
 
-    def _fastamp_step_now(self, gate: StepGate | None) -> None:
+    def _fastamp_step_now(self, amp_step: AmpStep | None) -> None:
         """The same, not to be traced. Called by _fastamp_step, outside of dynamo's graphs."""
 
     def _fastamp_prepare(self, param: Tensor, group: dict[str, Any]) -> None:
@@ -93,15 +96,29 @@ class OptimizerState(TypedDict):
     found_inf_per_device: dict[torch.device, Tensor]
 
 
-class ScalerState(TypedDict):
-    """The private keys of a scaler's state dict that csrc/bind_scaler_json.cpp reads and writes.
+class Scaler(Protocol):
+    """What csrc/bind_scaler.cpp and python_optimizer.cpp read of a GradScaler.
 
-    The first is torch's. _scaler/state.py writes the others, where their options are in use.
+    The first five and the states are torch's. _scaler/state.py has the others.
     """
 
-    _growth_tracker: int
-    _hysteresis_tracker: int
-    _fast_growth_limit: float
+    _scale: Tensor
+    _growth_tracker: Tensor
+    _growth_factor: float
+    _backoff_factor: float
+    _growth_interval: int
+    _per_optimizer_states: dict[int, OptimizerState]
+    _min_scale: float | None
+    _max_scale: float | None
+    _hysteresis: int
+    _hysteresis_tracker: Tensor | None
+    _fast_growth_interval: int
+    _fast_growth_limit: Tensor | None
+    #: How often ``scale`` was called.
+    _times_scaled: int
+
+    def _agree_on(self, flag: Tensor) -> None:
+        """Makes a flag the same on all ranks. Called where there is a process group."""
 
 
 class Module(Protocol):

@@ -24,13 +24,11 @@ from fastamp._scaler.checks import (
     check_step_options,
     checked_scale,
     cuda_is_missing,
-    refuse_no_gradients,
-    refuse_second_unscale,
 )
-from fastamp._scaler.hooks import norm_over, parameters_of
+from fastamp._scaler.gradients import norm_over, parameters_of
 from fastamp._scaler.outputs import scale_each
 from fastamp._scaler.reports import warn_of_scaled_gradients
-from fastamp._scaler.state import ScalerState
+from fastamp._scaler.state import ScalerState, unscale_once
 from fastamp._scaler.subclasses import unscale_subclasses
 from fastamp._trace.scalers import note_scaler
 
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
 
     from fastamp._mesh_norm import Shards
     from fastamp._scaler.on_skip import SkipHook
-    from fastamp._scaler.state import Loan
 
 __all__ = ["GradScaler", "OptState"]
 
@@ -201,20 +198,31 @@ class GradScaler(ScalerState):
         """
         if not self._enabled:
             return
+        no_scale = self._scale is None or self._growth_tracker is None
+        if no_scale or id(optimizer) in self._per_optimizer_states:
+            self._begin("unscale_", optimizer)
         core = self._core
-        loan = self._loan("unscale_")
-        scale, states, _, _ = loan
-        if id(optimizer) in states:
-            refuse_second_unscale(states[id(optimizer)]["stage"])
-        if not self._is_replaced("_unscale_grads_") and core.unscale(optimizer, *loan):
+        if not self._is_replaced("_unscale_grads_") and core.unscale(self, optimizer):
             return
+        scale = self._scale
+        assert scale is not None
         flags = self._unscale_grads_(optimizer, core.inv_scale(scale), core.new_flag(scale), False)
         if self.process_group is not None:
-            core.agree(flags, scale)
-        state = states[id(optimizer)]
+            core.agree(self, flags, scale)
+        state = self._per_optimizer_states[id(optimizer)]
         state["found_inf_per_device"] = flags
         state["stage"] = _UNSCALED
-        core.apply_clips(optimizer, states)
+        core.apply_clips(self, optimizer)
+
+    def _begin(self, function: str, optimizer: torch.optim.Optimizer) -> OptState:
+        """Refuses a call on an optimizer that is out of order; warns of gradients scaled anew."""
+        self._expect_scale(function)
+        stage = self._stage_of(optimizer)
+        if stage is not _READY:  # Before anything else, nothing is out of order.
+            _C.check_order(function, stage.value)
+            if stage is _UNSCALED and self._core.scaled_anew(self, optimizer):
+                warn_of_scaled_gradients(function)  # torch goes on, and so do we: it may be meant.
+        return stage
 
     def _unscale_grads_(
         self,
@@ -239,15 +247,15 @@ class GradScaler(ScalerState):
         one = torch.ones((), dtype=torch.float32, device=scale.device)
         flags = self._unscale_grads_(optimizer, one, torch.zeros_like(one), True)
         if self.process_group is not None:
-            core.agree(flags, scale)
+            core.agree(self, flags, scale)
         core.note_still_scaled(optimizer, scale)
         self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = flags
         return flags
 
-    def _takes_gate(self, optimizer: Any) -> bool:
-        """Whether a step of this optimizer goes through a gate: the device decides on the skip."""
+    def _supports_amp_step(self, optimizer: Any) -> bool:
+        """Whether an optimizer is stepped with an AmpStep: the device decides on the skip."""
         return (
-            getattr(optimizer, "_fastamp_takes_gate", False) is True
+            getattr(optimizer, "_fastamp_supports_amp_step", False) is True
             and not self._is_replaced("_maybe_opt_step", "step")
             and not steps.step_is_watched(optimizer)
         )
@@ -282,24 +290,12 @@ class GradScaler(ScalerState):
                 "step: expected no closure, got one: "
                 "Closure use is not currently supported if GradScaler is enabled."
             )
-        core = self._core
-        loan = self._loan("step")
-        stage = self._stage_of(optimizer)
-        if stage is _STEPPED:
-            raise RuntimeError(
-                "step: expected one call per optimizer and iteration, got a second one: "
-                "step() has already been called since the last update()."
-            )
-        if stage is _UNSCALED and core.scaled_anew(optimizer, self._times_scaled):
-            warn_of_scaled_gradients("step")  # torch goes on, and so do we: it may be meant.
+        stage = self._begin("step", optimizer)
         if self._fuse:
             steps.fuse_if_torchs(optimizer)
         # A closure given by position is torch's business.
-        if self._takes_gate(optimizer) and all(argument is None for argument in args):
-            was_called, result = core.step(
-                optimizer, *loan, args, kwargs, self._keep_scaled_grads, self._may_check()
-            )
-            return result if was_called else refuse_no_gradients()
+        if self._supports_amp_step(optimizer) and all(argument is None for argument in args):
+            return self._step_on_device(optimizer, args, kwargs)
         if getattr(optimizer, "_step_supports_amp_scaling", False):
             return self._step_by_flags(optimizer, stage, args, kwargs)
         if stage is _READY:
@@ -308,9 +304,20 @@ class GradScaler(ScalerState):
         if len(state["found_inf_per_device"]) == 0:
             if stage is _READY:  # A refused call takes its own unscale_ back.
                 del self._per_optimizer_states[id(optimizer)]
-            refuse_no_gradients()
+            _C.refuse_no_gradients()
         result = self._maybe_opt_step(optimizer, state, *args, **kwargs)
         state["stage"] = _STEPPED
+        return result
+
+    def _step_on_device(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """Steps an optimizer of fastamp's: the device decides whether it does."""
+        core, keep, may_check = self._core, self._keep_scaled_grads, self._may_check()
+        amp_step = core.begin_step(self, optimizer, keep, may_check, False)
+        if amp_step is None:  # The gradients must not stay scaled until the step.
+            self.unscale_(optimizer)
+            amp_step = core.begin_step(self, optimizer, keep, may_check, True)
+        result = optimizer._fastamp_amp_step(amp_step, *args, **kwargs)
+        self._per_optimizer_states[id(optimizer)]["stage"] = _STEPPED
         return result
 
     def _maybe_opt_step(
@@ -383,20 +390,25 @@ class GradScaler(ScalerState):
             return clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, mesh=mesh)
         norm_type = float(norm_type)
         norm_function = None if mesh is None else norm_over(optimizer, mesh, norm_type)
-        core, loan = self._begin_clipping("clip_grad_norm_", optimizer)
+        self._begin("clip_grad_norm_", optimizer)
         if self._fuse:
             steps.fuse_if_torchs(optimizer)
-        norm = core.clip_norm(
+        core = self._core
+        at_step = self._supports_amp_step(optimizer)
+        if at_step and norm_type == 2.0 and norm_function is None and self._may_check():
+            norm = core.clip_norm_at_step(self, optimizer, float(max_norm), error_if_nonfinite)
+            if norm is not None:
+                return norm
+        unscale_once(self, optimizer)
+        return core.clip_norm(
+            self,
             optimizer,
-            *loan,
             float(max_norm),
             norm_type,
             error_if_nonfinite,
-            self._takes_gate(optimizer),
-            self._may_check(),
+            at_step,
             norm_function,
         )
-        return torch.tensor(0.0) if norm is None else norm
 
     def clip_grad_value_(self, optimizer: torch.optim.Optimizer, clip_value: float) -> None:
         """Brings every element of an optimizer's gradients within [-clip_value, clip_value].
@@ -416,23 +428,14 @@ class GradScaler(ScalerState):
         if not self._enabled:
             torch.nn.utils.clip_grad_value_(parameters_of(optimizer), clip_value)
             return
-        core, loan = self._begin_clipping("clip_grad_value_", optimizer)
-        core.clip_value(
-            optimizer, *loan, clip_value, self._takes_gate(optimizer), self._may_check()
-        )
-
-    def _begin_clipping(self, function: str, optimizer: Any) -> tuple[_C.ScalerCore, Loan]:
-        core = self._core
-        loan = self._loan(function)
-        stage = self._stage_of(optimizer)
-        if stage is _STEPPED:
-            raise RuntimeError(
-                f"{function}: expected a call before step(), got one after it: "
-                f"{function}() is being called after step()."
-            )
-        if stage is _UNSCALED and core.scaled_anew(optimizer, self._times_scaled):
-            warn_of_scaled_gradients(function)
-        return core, loan
+        self._begin("clip_grad_value_", optimizer)
+        clip = self._core.clip_value
+        takes_part = self._supports_amp_step(optimizer), self._may_check()
+        todo = clip(self, optimizer, clip_value, *takes_part)
+        if todo != _C.ClipNext.NOTHING:
+            self.unscale_(optimizer)  # Clips, too.
+        if todo == _C.ClipNext.APPLY_THEN_REPEAT:
+            clip(self, optimizer, clip_value, *takes_part)
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """Ends an iteration: moves the scale by what the iteration's gradients showed.
@@ -457,36 +460,14 @@ class GradScaler(ScalerState):
         """
         if not self._enabled:
             return
-        core = self._core
-        scale, growth_tracker = self._check_scale_growth_tracker("update")
-        states = self._per_optimizer_states
+        scale, _ = self._check_scale_growth_tracker("update")
         wanted = None
         if new_scale is not None:
             bounds = (self._min_scale, self._max_scale)
             wanted = checked_scale(scale, new_scale, self._device, *bounds)
-        elif not any(state["found_inf_per_device"] for state in states.values()):
-            raise AssertionError(
-                "update: expected unscale_() or step() on an optimizer with gradients before "
-                "it, got neither: No inf checks were recorded prior to update."
-            )
         # A stream that is captured runs later: nothing can be read back now.
         capturing = scale.is_cuda and torch.cuda.is_current_stream_capturing()
-        has_news = core.end_iteration(
-            states,
-            scale,
-            growth_tracker,
-            self._hysteresis_tracker,
-            self._fast_growth_limit,
-            self._growth_factor,
-            self._backoff_factor,
-            self._growth_interval,
-            self._hysteresis,
-            self._min_scale,
-            self._max_scale,
-            self._fast_growth_interval,
-            wanted,
-            capturing,
-        )
+        has_news = self._core.end_iteration(self, wanted, capturing)
         self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
         if has_news:
             self._tell_of_iteration(capturing)

@@ -114,7 +114,7 @@ at::Tensor AdamFamily<kDecoupled>::step(LossClosure closure) {
     loss = closure();
   }
   run_adam<AdamFamilyOptions<kDecoupled>, AdamFamilyParamState<kDecoupled>, kDecoupled>(
-      Names<kDecoupled>::kStep, *this, take_gate(), learning_rates(), copies_.get());
+      Names<kDecoupled>::kStep, *this, take_amp_step(), learning_rates(), copies_.get());
   return loss;
 }
 

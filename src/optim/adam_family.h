@@ -97,8 +97,8 @@ void follow_torch(State& state, const at::Tensor& param, const Options& /*option
 template <typename State>
 class HostCounters {
  public:
-  HostCounters(StateMap& states, const StepGate& gate)
-      : states_(states), moves_(steps_on_host(gate) ? 1 : 0) {}
+  HostCounters(StateMap& states, const AmpStep& amp_step)
+      : states_(states), moves_(steps_on_host(amp_step) ? 1 : 0) {}
   ~HostCounters() {
     if (!done_) {
       for (auto& entry : states_) {
@@ -161,7 +161,7 @@ inline void check_dense(const char* function, const at::Tensor& param, const at:
 }
 
 template <typename Options, typename State, bool kDecoupled>
-void run_adam(const char* function, torch::optim::Optimizer& optimizer, const StepGate& gate,
+void run_adam(const char* function, torch::optim::Optimizer& optimizer, const AmpStep& amp_step,
               at::ArrayRef<at::Tensor> rates, autocast::WeightCopies* weight_copies = nullptr) {
   const at::NoGradGuard no_grad;
   check_rates(function, rates, optimizer.param_groups().size());
@@ -169,7 +169,7 @@ void run_adam(const char* function, torch::optim::Optimizer& optimizer, const St
   const at::Tensor none;
   ForeignParams foreign;
   KernelCheck is_native;
-  HostCounters<State> counters(optimizer.state(), gate);
+  HostCounters<State> counters(optimizer.state(), amp_step);
   AdamStep step;
   autocast::CopyingStep copying(weight_copies);
   std::size_t index = 0;
@@ -201,13 +201,13 @@ void run_adam(const char* function, torch::optim::Optimizer& optimizer, const St
     }
     ++index;
   }
-  step.run(gate);
+  step.run(amp_step);
   copying.finish();
   counters.finish();
   if constexpr (kHasForeign<State>) {
     if (!foreign.empty()) {
-      step_with_torch<TorchsAdam<kDecoupled>, State, Options>(function, optimizer, foreign, gate,
-                                                              rates);
+      step_with_torch<TorchsAdam<kDecoupled>, State, Options>(function, optimizer, foreign,
+                                                              amp_step, rates);
     }
   }
 }

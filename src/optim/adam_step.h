@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "optim/gate.h"
+#include "optim/amp_step_on.h"
 #include "optim/step_lists.h"
 
 #include <ATen/core/List.h>
@@ -69,7 +69,7 @@ class FASTAMP_API AdamStep {
 
   /// Steps all parameters, or none: every device's lists are checked before the first op.
   /// @throws c10::TypeError, c10::ValueError  as ops::fused_adamw_. Nothing was changed.
-  void run(const StepGate& gate);
+  void run(const AmpStep& amp_step);
 
  private:
   struct Lists : DeviceLists {

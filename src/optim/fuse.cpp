@@ -2,8 +2,8 @@
 #include "optim/adam_family.h"
 #include "optim/fused_states.h"
 
+#include <fastamp/optim/amp_step_optimizer.h>
 #include <fastamp/optim/fuse.h>
-#include <fastamp/optim/gated_optimizer.h>
 
 #include <c10/util/Type.h>
 
@@ -64,7 +64,7 @@ bool is_fused(const Optimizer& optimizer) {
 }
 
 Optimizer& fuse(Optimizer& optimizer) {
-  if (is_fused(optimizer) || dynamic_cast<GatedOptimizer*>(&optimizer) != nullptr) {
+  if (is_fused(optimizer) || dynamic_cast<AmpStepOptimizer*>(&optimizer) != nullptr) {
     return optimizer;
   }
   TORCH_CHECK_TYPE(can_fuse_all(optimizer),
@@ -112,16 +112,16 @@ void unfuse(Optimizer& optimizer) {
   });
 }
 
-void fused_step(Optimizer& optimizer, const StepGate& gate,
+void fused_step(Optimizer& optimizer, const AmpStep& amp_step,
                 at::ArrayRef<at::Tensor> learning_rates) {
   constexpr const char* kFunction = "fused_step";
   TORCH_CHECK_VALUE(is_fused(optimizer), kFunction,
                     ": expected an optimizer that fuse() was called on, got another");
   visit_type(optimizer, [&]<typename Options, typename State, bool kDecoupled> {
     if constexpr (std::is_same_v<State, FusedSgdState>) {
-      run_sgd<Options, State>(kFunction, optimizer, gate, learning_rates);
+      run_sgd<Options, State>(kFunction, optimizer, amp_step, learning_rates);
     } else {
-      run_adam<Options, State, kDecoupled>(kFunction, optimizer, gate, learning_rates);
+      run_adam<Options, State, kDecoupled>(kFunction, optimizer, amp_step, learning_rates);
     }
   });
 }

@@ -87,7 +87,7 @@ bool add_matrix(const char* function, torch::optim::Optimizer& optimizer,
                   origin_in(options, number), state.steps());
 }
 
-void run_muon(const char* function, torch::optim::Optimizer& optimizer, const StepGate& gate,
+void run_muon(const char* function, torch::optim::Optimizer& optimizer, const AmpStep& amp_step,
               at::ArrayRef<at::Tensor> rates, autocast::WeightCopies* weight_copies) {
   const at::NoGradGuard no_grad;
   check_rates(function, rates, optimizer.param_groups().size());
@@ -109,7 +109,7 @@ void run_muon(const char* function, torch::optim::Optimizer& optimizer, const St
     }
     ++index;
   }
-  step.run(gate);
+  step.run(amp_step);
   copying.finish();
 }
 
@@ -192,7 +192,7 @@ at::Tensor Muon::step(LossClosure closure) {
     const at::AutoGradMode grad_mode(true);
     loss = closure();
   }
-  run_muon("Muon::step", *this, take_gate(), learning_rates(), copies_.get());
+  run_muon("Muon::step", *this, take_amp_step(), learning_rates(), copies_.get());
   return loss;
 }
 

@@ -39,7 +39,7 @@ at::Tensor updates_for(const at::Tensor& like, at::IntArrayRef sizes, bool by_co
 
 /// Whether the host knows that nothing will be stepped. Shards are gathered all the same: other
 /// ranks may not know.
-bool is_skipped_on_host(const StepGate& here) {
+bool is_skipped_on_host(const AmpStep& here) {
   return here.found_inf && here.found_inf->is_cpu() && !steps_on_host(here);
 }
 
@@ -84,22 +84,22 @@ class MuonStep::Lists {
     }
   }
 
-  ops::MuonMomentumArgs momentum_args(at::TensorList updates, const StepGate& gate) const {
+  ops::MuonMomentumArgs momentum_args(at::TensorList updates, const AmpStep& amp_step) const {
     return {.grads = grads_,
             .momentum_buffers = buffers_,
             .updates = updates,
             .group_sizes = group_sizes_,
             .momentum = momentum_,
             .nesterov = nesterov_,
-            .inv_scale = gate.inv_scale,
-            .clip_coef = gate.clip_coef,
-            .found_inf = gate.found_inf,
-            .clip_value = gate.clip_value,
-            .write_grads = gate.write_grads,
+            .inv_scale = amp_step.inv_scale,
+            .clip_coef = amp_step.clip_coef,
+            .found_inf = amp_step.found_inf,
+            .clip_value = amp_step.clip_value,
+            .write_grads = amp_step.write_grads,
             .noise_origins = noise_origins_,
             .momentum_steps = counts_};
   }
-  ops::MuonApplyArgs apply_args(at::TensorList updates, const StepGate& gate) const {
+  ops::MuonApplyArgs apply_args(at::TensorList updates, const AmpStep& amp_step) const {
     return {.params = params_,
             .updates = updates,
             .masters = masters_,
@@ -110,7 +110,7 @@ class MuonStep::Lists {
             .lr_tensors = rates_,
             .weight_copies = copies_,
             .copy_of = copy_of_,
-            .found_inf = gate.found_inf};
+            .found_inf = amp_step.found_inf};
   }
 
   const std::vector<at::Tensor>& params() const { return params_; }
@@ -217,9 +217,9 @@ std::vector<MuonStep::Wave> MuonStep::waves() {
   return found;
 }
 
-void MuonStep::check(const Wave& wave, const StepGate& gate) {
+void MuonStep::check(const Wave& wave, const AmpStep& amp_step) {
   const Lists lists(wave);
-  const auto here = gate_on(gate, wave.front()->device);
+  const auto here = amp_step_on(amp_step, wave.front()->device);
   // Updates are not there yet: gradients and parameters have their shapes.
   std::vector<at::Tensor> stand_ins;
   stand_ins.reserve(lists.params().size());
@@ -230,9 +230,9 @@ void MuonStep::check(const Wave& wave, const StepGate& gate) {
   ops::check_muon_apply(lists.apply_args(lists.grads(), here));
 }
 
-void MuonStep::run_wave(const Wave& wave, const StepGate& gate) {
+void MuonStep::run_wave(const Wave& wave, const AmpStep& amp_step) {
   const Lists lists(wave);
-  const auto here = gate_on(gate, wave.front()->device);
+  const auto here = amp_step_on(amp_step, wave.front()->device);
   std::vector<at::Tensor> updates;
   bool any_shards = false;
   for (auto* batch : wave) {
@@ -270,13 +270,13 @@ void MuonStep::run_wave(const Wave& wave, const StepGate& gate) {
   ops::muon_apply_(lists.apply_args(updates, here));
 }
 
-void MuonStep::run(const StepGate& gate) {
+void MuonStep::run(const AmpStep& amp_step) {
   const auto all = waves();
   for (const auto& wave : all) {
-    check(wave, gate);
+    check(wave, amp_step);
   }
   for (const auto& wave : all) {
-    run_wave(wave, gate);
+    run_wave(wave, amp_step);
   }
 }
 

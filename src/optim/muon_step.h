@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "optim/gate.h"
+#include "optim/amp_step_on.h"
 #include "optim/newton_schulz.h"
 
 #include <fastamp/export.h>
@@ -74,7 +74,7 @@ class FASTAMP_API MuonStep {
   /// Steps all parameters, or none: everything is checked before the first op.
   /// @throws c10::TypeError, c10::ValueError  as ops::muon_momentum_ and muon_apply_. Nothing was
   ///     changed.
-  void run(const StepGate& gate);
+  void run(const AmpStep& amp_step);
 
  private:
   struct Matrix {
@@ -102,8 +102,8 @@ class FASTAMP_API MuonStep {
 
   Batch& batch_for(const at::Tensor& param, std::int64_t rows, std::int64_t columns, bool is_shard);
   std::vector<Wave> waves();
-  static void check(const Wave& wave, const StepGate& gate);
-  static void run_wave(const Wave& wave, const StepGate& gate);
+  static void check(const Wave& wave, const AmpStep& amp_step);
+  static void run_wave(const Wave& wave, const AmpStep& amp_step);
 
   std::deque<MuonGroup> groups_;  // Not a vector: batches point into it.
   std::deque<Batch> batches_;

@@ -46,7 +46,7 @@ std::unique_ptr<SGDOptions> checked(const SGDOptions& options) {
 
 }  // namespace
 
-GatedOptimizer::~GatedOptimizer() = default;
+AmpStepOptimizer::~AmpStepOptimizer() = default;
 
 std::unique_ptr<torch::optim::OptimizerOptions> SGDOptions::clone() const {
   return std::make_unique<SGDOptions>(*this);
@@ -114,7 +114,7 @@ at::Tensor SGD::step(LossClosure closure) {
     const at::AutoGradMode grad_mode(true);
     loss = closure();
   }
-  run_sgd<SGDOptions, SGDParamState>("SGD::step", *this, take_gate(), learning_rates(),
+  run_sgd<SGDOptions, SGDParamState>("SGD::step", *this, take_amp_step(), learning_rates(),
                                      copies_.get());
   return loss;
 }

@@ -115,7 +115,7 @@ bool add_param(const char* function, torch::optim::Optimizer& optimizer, const O
 }
 
 template <typename Options, typename State>
-void run_sgd(const char* function, torch::optim::Optimizer& optimizer, const StepGate& gate,
+void run_sgd(const char* function, torch::optim::Optimizer& optimizer, const AmpStep& amp_step,
              at::ArrayRef<at::Tensor> rates, autocast::WeightCopies* weight_copies = nullptr) {
   const at::NoGradGuard no_grad;
   check_rates(function, rates, optimizer.param_groups().size());
@@ -146,11 +146,12 @@ void run_sgd(const char* function, torch::optim::Optimizer& optimizer, const Ste
     }
     ++index;
   }
-  step.run(gate);
+  step.run(amp_step);
   copying.finish();
   if constexpr (kHasForeign<State>) {
     if (!foreign.empty()) {
-      step_with_torch<torch::optim::SGD, State, Options>(function, optimizer, foreign, gate, rates);
+      step_with_torch<torch::optim::SGD, State, Options>(function, optimizer, foreign, amp_step,
+                                                         rates);
     }
   }
 }

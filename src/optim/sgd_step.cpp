@@ -9,8 +9,8 @@ namespace fastamp::optim {
 namespace {
 
 template <typename Lists, typename Call>
-void call_with_lists(const Lists& lists, const StepGate& gate, const Call& call) {
-  const auto here = gate_on(gate, lists.device);
+void call_with_lists(const Lists& lists, const AmpStep& amp_step, const Call& call) {
+  const auto here = amp_step_on(amp_step, lists.device);
   const auto rates = lists.learning_rates();
   call(ops::FusedSgdArgs{.params = lists.params.list(),
                          .grads = lists.grads,
@@ -45,9 +45,9 @@ void SgdStep::Lists::add_group(const SgdGroup& group) {
   maximize.push_back(group.maximize);
 }
 
-void SgdStep::run(const StepGate& gate) {
-  lists_.run([&](const Lists& lists) { call_with_lists(lists, gate, ops::check_fused_sgd); },
-             [&](const Lists& lists) { call_with_lists(lists, gate, ops::fused_sgd_); });
+void SgdStep::run(const AmpStep& amp_step) {
+  lists_.run([&](const Lists& lists) { call_with_lists(lists, amp_step, ops::check_fused_sgd); },
+             [&](const Lists& lists) { call_with_lists(lists, amp_step, ops::fused_sgd_); });
 }
 
 }  // namespace fastamp::optim

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/functors/narrow_moments.h"
-#include "optim/gate.h"
+#include "optim/amp_step_on.h"
 #include "optim/step_lists.h"
 
 #include <ATen/core/List.h>
@@ -73,7 +73,7 @@ class FASTAMP_API SgdStep {
 
   /// Steps all parameters, or none: every device's lists are checked before the first op.
   /// @throws c10::TypeError, c10::ValueError  as ops::fused_sgd_. Nothing was changed.
-  void run(const StepGate& gate);
+  void run(const AmpStep& amp_step);
 
  private:
   struct Lists : DeviceLists {

@@ -2,7 +2,7 @@
 #include "optim/torch_step.h"
 
 #include "autocast/tensor_identity.h"
-#include "optim/gate.h"
+#include "optim/amp_step_on.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
@@ -10,13 +10,14 @@
 namespace fastamp::optim {
 namespace {
 
-bool changes_gradients(const StepGate& gate) {
-  return gate.inv_scale.has_value() || gate.clip_coef.has_value() || gate.clip_value.has_value();
+bool changes_gradients(const AmpStep& amp_step) {
+  return amp_step.inv_scale.has_value() || amp_step.clip_coef.has_value() ||
+         amp_step.clip_value.has_value();
 }
 
-void apply_factors(const StepGate& gate, const at::Tensor& gradient) {
+void apply_factors(const AmpStep& amp_step, const at::Tensor& gradient) {
   const auto values = gradient.is_sparse() ? gradient._values() : gradient;
-  const auto here = gate_on(gate, values.device());
+  const auto here = amp_step_on(amp_step, values.device());
   for (const auto& factor : {here.inv_scale, here.clip_coef}) {
     if (factor) {
       values.mul_(factor->reshape({}));
@@ -38,9 +39,9 @@ void check_not_captured(const char* function, const std::vector<at::Tensor>& par
   }
 }
 
-bool is_skipped(const StepGate& gate) {
-  return gate.found_inf && gate.found_inf->defined() &&
-         gate.found_inf->item<float>() != 0.0F;  // sync: LibTorch's step cannot be told to skip
+bool is_skipped(const AmpStep& amp_step) {
+  return amp_step.found_inf && amp_step.found_inf->defined() &&
+         amp_step.found_inf->item<float>() != 0.0F;  // sync: LibTorch's step cannot be told to skip
 }
 
 void GradientsForTorch::prepare(const std::vector<at::Tensor>& params, bool maximize) {
@@ -49,9 +50,9 @@ void GradientsForTorch::prepare(const std::vector<at::Tensor>& params, bool maxi
     // NOLINTNEXTLINE(performance-unnecessary-copy-initialization): the parameter gets another
     const at::Tensor given = param.grad();
     at::Tensor gradient = given;
-    if (changes_gradients(gate_)) {
-      gradient = gate_.write_grads ? gradient : gradient.clone();
-      apply_factors(gate_, gradient);
+    if (changes_gradients(amp_step_)) {
+      gradient = amp_step_.write_grads ? gradient : gradient.clone();
+      apply_factors(amp_step_, gradient);
     }
     if (gradient.is_sparse()) {
       gradient = gradient.to_dense();

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// LibTorch's own step for the parameters that the fused step has no kernel for, behind the same
-// gate, as fastamp.optim does in Python.
+// LibTorch's own step for the parameters that the fused step has no kernel for, with the same
+// AmpStep, as fastamp.optim does in Python.
 
 #include "optim/checkpoint.h"
 #include "optim/group_options.h"
 
 #include <fastamp/autocast/weights_changed.h>
-#include <fastamp/optim/step_gate.h>
+#include <fastamp/optim/amp_step.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
@@ -52,10 +52,10 @@ class ForeignParams {
 };
 
 /// Gives LibTorch's step gradients in the form it takes: unscaled, clipped, dense, and negated to
-/// maximize. The destructor restores those that the gate does not say to write.
+/// maximize. The destructor restores those that are not to be written.
 class GradientsForTorch {
  public:
-  explicit GradientsForTorch(const StepGate& gate) : gate_(gate) {}
+  explicit GradientsForTorch(const AmpStep& amp_step) : amp_step_(amp_step) {}
   ~GradientsForTorch();
   GradientsForTorch(const GradientsForTorch&) = delete;
   GradientsForTorch& operator=(const GradientsForTorch&) = delete;
@@ -68,15 +68,15 @@ class GradientsForTorch {
     at::Tensor gradient;
   };
 
-  const StepGate& gate_;
+  const AmpStep& amp_step_;
   std::vector<Lent> lent_;
 };
 
 /// @throws c10::TypeError while a CUDA graph is captured: LibTorch's step waits for the device.
 void check_not_captured(const char* function, const std::vector<at::Tensor>& params);
 
-/// Whether the gate says to skip. Reading that waits for the device.
-bool is_skipped(const StepGate& gate);
+/// Whether the step is to be skipped. Reading that waits for the device.
+bool is_skipped(const AmpStep& amp_step);
 
 /// Moves the states of parameters to another optimizer's; LibTorch's become ours.
 template <typename State>
@@ -146,13 +146,13 @@ void follow_all(const char* function, torch::optim::Optimizer& optimizer,
 /// LibTorch is to make its own; follow_torch(state, param, options) updates it afterwards.
 template <typename TorchOptimizer, typename State, typename Options>
 void step_with_torch(const char* function, torch::optim::Optimizer& optimizer,
-                     const ForeignParams& foreign, const StepGate& gate,
+                     const ForeignParams& foreign, const AmpStep& amp_step,
                      at::ArrayRef<at::Tensor> rates) {
   check_not_captured(function, foreign.all());
-  GradientsForTorch gradients(gate);
+  GradientsForTorch gradients(amp_step);
   const auto groups =
       groups_for_torch<State, Options>(function, optimizer, foreign, rates, gradients);
-  if (is_skipped(gate)) {
+  if (is_skipped(amp_step)) {
     return;
   }
   TorchOptimizer stand_in(groups, typename Options::Torch(1e-3));

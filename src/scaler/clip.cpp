@@ -24,8 +24,7 @@ using scaler::DeviceGradients;
 namespace {
 
 std::vector<DeviceGradients> gather(at::TensorList parameters) {
-  scaler::GradientGroups groups(/*allow_fp16=*/true);
-  groups.coalesce_sparse();  // The norm is that of the sums.
+  scaler::GradientGroups groups(scaler::Purpose::kNorm);
   groups.reserve(parameters.size());
   TORCH_CHECK_NOT_IMPLEMENTED(
       groups.add_all(parameters),

@@ -37,9 +37,11 @@ at::ScalarType norm_dtype(const std::vector<DeviceGradients>& gradients) {
 
 void check_finite(const at::Tensor& norm, double norm_type) {
   const auto value = norm.item<double>();  // sync: asked for
-  TORCH_CHECK(std::isfinite(value), "clip_grad_norm_: expected a finite norm of order ", norm_type,
-              " with error_if_nonfinite, got ", value, ". The total norm is non-finite, so it ",
-              "cannot be clipped.");
+  TORCH_CHECK(std::isfinite(value), "clip_grad_norm_: expected finite gradients, got a norm of ",
+              value, ": The total norm of order ", norm_type,
+              " for gradients from `parameters` is non-finite, so it cannot be clipped. To disable "
+              "this error and scale the gradients by the non-finite norm anyway, set "
+              "`error_if_nonfinite=False`");
 }
 
 }  // namespace fastamp::scaler

@@ -1,21 +1,356 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "core/tensor_kind.h"
+#include "optim/torch_step.h"
 #include "scaler/call_step.h"
+#include "scaler/clip_norms.h"
 #include "scaler/grad_scaler_impl.h"
 #include "scaler/option_checks.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
+#include <torch/cuda.h>
 
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <utility>
+#include <vector>
 
 namespace fastamp {
 
-using scaler::LibTorchOptimizer;
+using scaler::Gathered;
+using scaler::OptimizerRecord;
+using scaler::Purpose;
 using scaler::Stage;
+using torch::optim::Optimizer;
+
+namespace {
+
+scaler::ScaleRules rules_of(const GradScalerOptions& options) {
+  return {
+      .growth_factor = options.growth_factor(),
+      .backoff_factor = options.backoff_factor(),
+      .growth_interval = options.growth_interval(),
+      .hysteresis = options.hysteresis(),
+      .min_scale = options.min_scale(),
+      .max_scale = options.max_scale(),
+      .fast_growth_interval = options.fast_growth_interval().value_or(0),
+  };
+}
+
+bool usable(const GradScalerOptions& options) {
+  if (options.enabled() && options.device() == c10::kCUDA && !torch::cuda::is_available()) {
+    TORCH_WARN("GradScaler: expected a CUDA device for device=cuda, found none. Disabling.");
+    return false;
+  }
+  return options.enabled();
+}
+
+/// Writes name and shape of an optimizer's parameter into a row of a report.
+template <typename Row>
+void describe(Row& row, const scaler::OptimizerRecord& record, std::size_t index,
+              const ParameterNames& names) {
+  row.name = "parameter " + std::to_string(index);
+  row.index = index;
+  // The optimizer had a parameter there when its gradient was counted.
+  if (const auto parameter = scaler::handle_of(record).parameters.at(index).lock()) {
+    if (has_geometry(at::Tensor(parameter))) {
+      row.shape = parameter->sizes().vec();
+    }
+    const auto name = names.find(parameter.get());
+    row.name = name != names.end() ? name->second : row.name;
+  }
+}
+
+void append_rows(OverflowReport& report, const scaler::OptimizerRecord& record,
+                 const scaler::Counts& counts, const ParameterNames& names) {
+  for (const auto& [index, elements] : scaler::read_counts(counts)) {
+    auto& row = report.gradients.emplace_back();
+    describe(row, record, index, names);
+    row.inf = elements.inf;
+    row.nan = elements.nan;
+  }
+}
+
+/// Forgets what was put off to the step for gradients that are gone: the iteration was broken off.
+void forget_if_scaled_anew(const Optimizer& optimizer, OptimizerRecord& record,
+                           const scaler::ScalerCall& call) {
+  if (scaler::is_scaled_anew(optimizer, record, call)) {
+    const auto earlier = record.start_iteration();
+  }
+}
+
+/// Clips unscaled gradients by their norm, which is undefined if there are none.
+at::Tensor clip_unscaled(const Optimizer& optimizer, OptimizerRecord& record,
+                         const scaler::NormClip& clip, bool at_step) {
+  const at::NoGradGuard no_grad;
+  const auto gathered = scaler::gather(optimizer, record, Purpose::kNorm);
+  if (gathered.groups.empty()) {
+    return {};
+  }
+  at::Tensor norm;
+  if (clip.norm_type == 2.0) {
+    norm = scaler::ScalerCore::two_norm(record, gathered, at::kFloat);
+  }
+  if (!norm.defined()) {
+    norm = scaler::norm_of_norms(gathered.groups, clip.norm_type, /*widen=*/true);
+  }
+  scaler::ScalerCore::clip_norm(record, gathered, norm, clip, at_step);
+  return norm;
+}
+
+/// Whether clipping may be put off to the step of an optimizer.
+bool may_put_off(Optimizer& optimizer, bool fuse) {
+  return scaler::supports_amp_step(optimizer, fuse) && !scaler::has_sparse(optimizer);
+}
+
+}  // namespace
+
+ParameterNames names_by_identity(
+    const torch::OrderedDict<std::string, at::Tensor>& named_parameters) {
+  ParameterNames names;
+  for (const auto& item : named_parameters) {
+    names[item.value().unsafeGetTensorImpl()] = item.key();
+  }
+  return names;
+}
+
+GradScaler::Impl::Impl(const GradScalerOptions& given)
+    : options(given),
+      enabled(usable(given)),
+      state(given.init_scale(), rules_of(given)),
+      core(given.init_scale(), given.history_size()) {
+  scaler::check_extras("GradScaler", state.rules(), given.init_scale());
+  const auto fast_growth_interval = given.fast_growth_interval().value_or(1);
+  TORCH_CHECK_VALUE(fast_growth_interval >= 1,
+                    "GradScaler: expected 1 <= fast_growth_interval < 2^31, got ",
+                    fast_growth_interval);
+  scaler::check_history_size("GradScaler", given.history_size());
+  if (enabled) {
+    scaler::check_rules("GradScaler", state.rules());
+    scaler::check_scale("GradScaler", "init_scale", given.init_scale());
+  }
+}
+
+void GradScaler::Impl::expect_scale(const char* function) const {
+  TORCH_CHECK(state.initialised(), function,
+              ": expected scale() to have been called before, got no scale yet. Call "
+              "scaler.scale(loss).backward() first.");
+}
+
+scaler::ScalerCall GradScaler::Impl::call() const {
+  return {.scale = state.scale_tensor(),
+          .times_scaled = state.times_scaled(),
+          .device = options.device(),
+          .agreement = options.agreement() ? &options.agreement() : nullptr};
+}
+
+void GradScaler::Impl::begin(const char* function, const Optimizer& optimizer) const {
+  expect_scale(function);
+  const auto record = scaler::find_record(core, optimizer);
+  if (record == nullptr) {
+    return;
+  }
+  const auto stage = record->progress.stage;
+  scaler::check_order(function, stage);
+  TORCH_CHECK(stage != Stage::kUnscaled || !scaler::is_scaled_anew(optimizer, *record, call()),
+              function,
+              ": expected the gradients that unscale_() has divided by the scale, got others, and "
+              "scale() was called since, so that they are scaled. After an iteration that was "
+              "broken off, call update() before the next; to replace unscaled gradients, write "
+              "into them.");
+}
+
+void GradScaler::Impl::unscale(Optimizer& optimizer, OptimizerRecord& record) {
+  forget_if_scaled_anew(optimizer, record, call());
+  core.unscale(record, scaler::gather(optimizer, record, Purpose::kUnscale), call());
+  scaler::apply_clips(optimizer, record);
+}
+
+bool GradScaler::Impl::check(Optimizer& optimizer, OptimizerRecord& record) {
+  if (record.progress.stage != Stage::kReady || scaler::has_sparse(optimizer)) {
+    return false;
+  }
+  std::optional<bool> checked;
+  while (!checked) {
+    checked = core.check(record, scaler::gather(optimizer, record, Purpose::kCheck), call());
+  }
+  return *checked;
+}
+
+void GradScaler::Impl::clip_now(Optimizer& optimizer, OptimizerRecord& record) {
+  if (record.progress.stage == Stage::kReady) {
+    unscale(optimizer, record);  // Applies them too: whoever unscales wants to see the gradients.
+  } else {
+    scaler::apply_clips(optimizer, record);
+  }
+}
+
+void GradScaler::Impl::update(const at::Tensor& new_scale) {
+  std::vector<scaler::Outcome> ended;
+  for (const auto& record : core.records_in_use()) {
+    if (const auto& flags = record->progress.flags; !flags.empty()) {
+      ended.push_back({.record = record, .flags = flags, .counts = record->counts()});
+    }
+  }
+  core.end_iteration({.tensors = state.tensors(),
+                      .rules = state.rules(),
+                      .outcomes = std::move(ended),
+                      .new_scale = new_scale,
+                      .capturing = capturing});
+  tell_of_iteration();
+}
+
+void GradScaler::Impl::tell_of_iteration() {
+  if (!capturing && core.skip_hooks().waits()) {
+    core.log().settle(/*wait=*/true);
+  }
+  tell();
+}
+
+void GradScaler::Impl::settle(bool wait) {
+  core.log().settle(wait);
+  tell();
+}
+
+void GradScaler::Impl::tell() {
+  warn_if_due();
+  core.pass_rows_on();
+}
+
+void GradScaler::Impl::warn_if_due() {
+  if (const auto what = core.log().take_warning()) {
+    TORCH_WARN("GradScaler: ", *what,
+               ". Look at overflow_report(model->named_parameters()) for the parameters concerned, "
+               "at the loss and the inputs of that step for NaN, and at history() for when it "
+               "began; a learning rate that is too high, a division by zero and a log or sqrt of "
+               "zero are common causes.");
+  }
+}
+
+OverflowReport GradScaler::Impl::report(const ParameterNames& names) const {
+  const auto& overflow = core.log().overflow();
+  if (!overflow) {
+    return loaded_report;
+  }
+  OverflowReport report;
+  report.step = overflow->step;
+  report.scale = overflow->scale;
+  for (const auto& [record, counts] : overflow->optimizers) {
+    append_rows(report, *record, counts, names);
+  }
+  return report;
+}
+
+UnderflowReport GradScaler::Impl::underflows(const ParameterNames& names) const {
+  UnderflowReport report;
+  for (const auto& record : core.records_counted_last()) {
+    const auto counts = record->ranges.read();
+    report.step = record->ranges.step();
+    report.scale = counts.scale;
+    report.range += counts.range;
+    report.elements += counts.elements;
+    for (const auto& [index, counted] : counts.zeros) {
+      if (counted.zeros != 0) {
+        auto& row = report.gradients.emplace_back();
+        describe(row, *record, index, names);
+        row.zeros = counted.zeros;
+        row.elements = counted.elements;
+      }
+    }
+  }
+  return report;
+}
+
+at::Tensor GradScaler::Impl::step_on_device(Optimizer& optimizer, OptimizerRecord& record) {
+  const bool was_ready = record.progress.stage == Stage::kReady;
+  if (was_ready) {
+    forget_if_scaled_anew(optimizer, record, call());
+  }
+  // Shared gradients are clipped in place: the step does not write them.
+  if (was_ready ? !check(optimizer, record) : record.shares_gradients) {
+    clip_now(optimizer, record);
+  }
+  const auto amp_step =
+      scaler::ScalerCore::begin_step(record, was_ready, options.keep_scaled_grads());
+  auto result = scaler::step_with(optimizer, amp_step);
+  scaler::ScalerCore::end_step(record);
+  return result;
+}
+
+std::optional<at::Tensor> GradScaler::Impl::step_if_finite(Optimizer& optimizer,
+                                                           OptimizerRecord& record) {
+  const bool was_ready = record.progress.stage == Stage::kReady;
+  if (was_ready) {
+    unscale(optimizer, record);
+  }
+  const auto amp_step =
+      scaler::ScalerCore::begin_step(record, was_ready, /*keep_scaled_grads=*/false);
+  std::optional<at::Tensor> result;
+  if (!optim::is_skipped(amp_step)) {
+    result = scaler::call_step(optimizer);
+  }
+  scaler::ScalerCore::end_step(record);
+  return result;
+}
+
+at::Tensor GradScaler::Impl::clip_norm(Optimizer& optimizer, const scaler::NormClip& clip) {
+  if (!enabled) {
+    OptimizerRecord none;
+    return clip_unscaled(optimizer, none, clip, /*at_step=*/false);
+  }
+  begin("clip_grad_norm_", optimizer);
+  const bool at_step = may_put_off(optimizer, options.fuse());
+  const auto record = scaler::record_of(core, optimizer);
+  if (record->progress.stage == Stage::kReady) {
+    forget_if_scaled_anew(optimizer, *record, call());
+    if (at_step && clip.norm_type == 2.0) {
+      record->pass.reset();
+      auto gathered = scaler::gather(optimizer, *record, Purpose::kCheck);
+      if (auto norm = core.clip_norm_at_step(*record, std::move(gathered), clip, call())) {
+        return *norm;
+      }
+    }
+  }
+  if (record->progress.stage == Stage::kReady || record->clips_at_step()) {
+    clip_now(optimizer, *record);
+  }
+  return clip_unscaled(optimizer, *record, clip, at_step);
+}
+
+void GradScaler::Impl::clip_value(Optimizer& optimizer, double clip_value) {
+  if (!enabled) {
+    OptimizerRecord none;
+    scaler::clip_values(optimizer, none, clip_value);
+    return;
+  }
+  using scaler::ClipNext;
+  begin("clip_grad_value_", optimizer);
+  const bool at_step = may_put_off(optimizer, options.fuse());
+  const auto record = scaler::record_of(core, optimizer);
+  if (record->progress.stage == Stage::kReady) {
+    forget_if_scaled_anew(optimizer, *record, call());
+  }
+  auto next = ClipNext::kApplyThenRepeat;
+  while (next == ClipNext::kApplyThenRepeat) {
+    std::optional<Gathered> gathered;
+    if (at_step && record->progress.stage == Stage::kReady) {
+      gathered = scaler::gather(optimizer, *record, Purpose::kCheck);
+    }
+    next = core.clip_value(*record, std::move(gathered), clip_value, at_step, call());
+    if (next != ClipNext::kNothing) {
+      clip_now(optimizer, *record);
+    }
+  }
+}
+
+void GradScaler::Impl::set_rules(const char* function, const scaler::ScaleRules& rules) {
+  if (enabled) {
+    scaler::check_rules(function, rules);
+  }
+  state.rules() = rules;
+}
 
 GradScaler::GradScaler(const GradScalerOptions& options) : impl_(std::make_unique<Impl>(options)) {
   if (options.on_skip()) {
@@ -44,22 +379,12 @@ std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& outputs
 
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   expect_not_moved_from("unscale_");
-  if (!impl_->enabled) {
-    return;
+  if (impl_->enabled) {
+    impl_->expect_scale("unscale_");
+    const auto record = scaler::record_of(impl_->core, optimizer);
+    scaler::check_order("unscale_", record->progress.stage);
+    impl_->unscale(optimizer, *record);
   }
-  impl_->expect_scale("unscale_");
-  const auto call = impl_->call();
-  LibTorchOptimizer port(optimizer, &impl_->core, &call);
-  const auto stage = impl_->stage_of(port);
-  TORCH_CHECK(
-      stage != Stage::kUnscaled,
-      "unscale_: expected one call per optimizer and iteration, got a second one; unscale_() "
-      "has already been called on this optimizer since the last update().");
-  TORCH_CHECK(
-      stage != Stage::kStepped,
-      "unscale_: expected a call before step(), got one after it; unscale_() is being called "
-      "after step().");
-  port.unscale();
 }
 
 std::optional<at::Tensor> GradScaler::step(torch::optim::Optimizer& optimizer,
@@ -71,35 +396,19 @@ std::optional<at::Tensor> GradScaler::step(torch::optim::Optimizer& optimizer,
   TORCH_CHECK(!closure,
               "step: expected no closure while the scaler is enabled, got one. Closure use "
               "is not currently supported if GradScaler is enabled.");
-  impl_->expect_scale("step");
-  const auto call = impl_->call();
-  LibTorchOptimizer port(optimizer, &impl_->core, &call);
-  TORCH_CHECK(impl_->stage_of(port) != Stage::kStepped,
-              "step: expected one call per optimizer and iteration, got a second one; step() has "
-              "already been called since the last update().");
-  impl_->check_iteration("step", port, call);
-  if (!port.takes_gate(impl_->options.fuse())) {
-    return impl_->step_if_finite(optimizer, port, call);
-  }
-  TORCH_CHECK(impl_->core.step(port, call, impl_->options.keep_scaled_grads()), kNoGradients);
-  return port.take_result();
+  impl_->begin("step", optimizer);
+  const bool on_device = scaler::supports_amp_step(optimizer, impl_->options.fuse());
+  const auto record = scaler::record_of(impl_->core, optimizer);
+  return on_device ? impl_->step_on_device(optimizer, *record)
+                   : impl_->step_if_finite(optimizer, *record);
 }
 
 at::Tensor GradScaler::clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm,
                                        double norm_type, bool error_if_nonfinite) {
   expect_not_moved_from("clip_grad_norm_");
-  const scaler::ScalerCore::NormClip clip{
-      .max_norm = max_norm, .norm_type = norm_type, .error_if_nonfinite = error_if_nonfinite};
-  at::Tensor norm;
-  const auto call = impl_->call();
-  LibTorchOptimizer port(optimizer, &impl_->core, &call);
-  if (impl_->enabled) {
-    impl_->begin_clipping("clip_grad_norm_", port, call);
-    norm = impl_->core.clip_norm(port, call, clip, impl_->may_put_off(port));
-  } else {
-    scaler::OptimizerRecord unused;
-    norm = scaler::ScalerCore::clip_unscaled(port, unused, clip, /*may_put_off=*/false, {});
-  }
+  const auto norm = impl_->clip_norm(
+      optimizer,
+      {.max_norm = max_norm, .norm_type = norm_type, .error_if_nonfinite = error_if_nonfinite});
   return norm.defined() ? norm : at::zeros({});
 }
 
@@ -107,15 +416,7 @@ void GradScaler::clip_grad_value_(torch::optim::Optimizer& optimizer, double cli
   expect_not_moved_from("clip_grad_value_");
   TORCH_CHECK_VALUE(clip_value >= 0.0, "clip_grad_value_: expected clip_value >= 0, got ",
                     clip_value);
-  const auto call = impl_->call();
-  LibTorchOptimizer port(optimizer, &impl_->core, &call);
-  if (!impl_->enabled) {
-    scaler::OptimizerRecord unused;
-    port.clamp(unused, clip_value);
-    return;
-  }
-  impl_->begin_clipping("clip_grad_value_", port, call);
-  impl_->core.clip_value(port, call, clip_value, impl_->may_put_off(port));
+  impl_->clip_value(optimizer, clip_value);
 }
 
 void GradScaler::update() {
@@ -167,9 +468,7 @@ bool GradScaler::step_was_skipped() {
 bool GradScaler::step_was_skipped_for(const torch::optim::Optimizer& optimizer) {
   expect_not_moved_from("step_was_skipped_for");
   impl_->settle(/*wait=*/true);
-  // A port only looks here.
-  const LibTorchOptimizer port(const_cast<torch::optim::Optimizer&>(optimizer));
-  const auto record = impl_->core.find(port);
+  const auto record = scaler::find_record(impl_->core, optimizer);
   return record != nullptr && record->skipped;
 }
 
@@ -189,7 +488,7 @@ UnderflowReport GradScaler::underflow_report(
 
 std::vector<StepRecord> GradScaler::history() const {
   expect_not_moved_from("history");
-  return impl_->core.sidecar().history();
+  return impl_->core.scale_history().history();
 }
 
 double GradScaler::get_growth_factor() const {
@@ -231,64 +530,6 @@ void GradScaler::set_growth_interval(int64_t growth_interval) {
 bool GradScaler::is_enabled() const {
   expect_not_moved_from("is_enabled");
   return impl_->enabled;
-}
-
-std::optional<GradScalerState> GradScaler::state() const {
-  expect_not_moved_from("state");
-  if (!impl_->enabled) {
-    return std::nullopt;
-  }
-  const auto& state = impl_->state;
-  GradScalerState result;
-  result.scale = state.scale();
-  result.growth_factor = state.rules().growth_factor;
-  result.backoff_factor = state.rules().backoff_factor;
-  result.growth_interval = state.rules().growth_interval;
-  result.growth_tracker = state.growth_tracker();
-  result.min_scale = state.rules().min_scale;
-  result.max_scale = state.rules().max_scale;
-  if (state.rules().hysteresis > 1) {
-    result.hysteresis = state.rules().hysteresis;
-    result.hysteresis_tracker = state.hysteresis_tracker();
-  }
-  if (state.rules().fast_growth_interval > 0) {
-    result.fast_growth_interval = state.rules().fast_growth_interval;
-    result.fast_growth_limit = state.fast_growth_limit();
-  }
-  impl_->settle(/*wait=*/true);
-  result.history = impl_->core.sidecar().history();
-  result.overflow_report = impl_->report({});
-  result.skipped_in_a_row = impl_->core.log().skipped_in_a_row();
-  return result;
-}
-
-void GradScaler::load_state(const std::optional<GradScalerState>& state) {
-  expect_not_moved_from("load_state");
-  if (!impl_->enabled) {
-    return;
-  }
-  TORCH_CHECK(
-      state.has_value(),
-      "load_state: expected the state of an enabled scaler, got an empty one, as a disabled "
-      "scaler returns it.");
-  auto rules = impl_->state.rules();
-  rules.growth_factor = state->growth_factor;
-  rules.backoff_factor = state->backoff_factor;
-  rules.growth_interval = state->growth_interval;
-  rules.min_scale = state->min_scale ? state->min_scale : rules.min_scale;
-  rules.max_scale = state->max_scale ? state->max_scale : rules.max_scale;
-  rules.hysteresis = state->hysteresis.value_or(rules.hysteresis);
-  rules.fast_growth_interval = state->fast_growth_interval.value_or(rules.fast_growth_interval);
-  scaler::check_rules("load_state", rules);
-  scaler::check_extras("load_state", rules, std::nullopt);
-  scaler::check_counts("load_state", *state);
-  scaler::check_notes("load_state", *state);
-  impl_->state.rules() = rules;
-  impl_->state.load(state->scale, state->growth_tracker,
-                    state->hysteresis_tracker.value_or(rules.hysteresis),
-                    state->fast_growth_limit.value_or(std::numeric_limits<double>::infinity()));
-  impl_->core.load(state->scale, state->history, state->skipped_in_a_row);
-  impl_->loaded_report = state->overflow_report;
 }
 
 }  // namespace fastamp

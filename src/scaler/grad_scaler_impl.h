@@ -7,15 +7,11 @@
 
 #include <fastamp/scaler/grad_scaler.h>
 
+#include <optional>
 #include <string>
 #include <unordered_map>
 
 namespace fastamp {
-
-/// What step() says of an optimizer without gradients.
-inline constexpr const char* kNoGradients =
-    "step: expected an optimizer with at least one gradient, got none. No inf checks were recorded "
-    "for this optimizer.";
 
 /// By the identity of the parameter.
 using ParameterNames = std::unordered_map<const void*, std::string>;
@@ -31,18 +27,21 @@ struct GradScaler::Impl {
   void set_rules(const char* function, const scaler::ScaleRules& rules);
   scaler::ScalerCall call() const;
 
-  /// Refuses an optimizer whose gradients were unscaled and are scaled anew.
-  void check_iteration(const char* function, const scaler::LibTorchOptimizer& port,
-                       const scaler::ScalerCall& call) const;
-  /// The stage of an optimizer; kReady if it has no record.
-  scaler::Stage stage_of(const scaler::LibTorchOptimizer& port) const;
-  void begin_clipping(const char* function, const scaler::LibTorchOptimizer& port,
-                      const scaler::ScalerCall& call) const;
-  /// Whether clipping may be put off to the step of an optimizer.
-  bool may_put_off(scaler::LibTorchOptimizer& port) const;
+  /// Refuses a call on an optimizer that comes before scale(), out of order, or with gradients that
+  /// are scaled anew although the optimizer is unscaled. Changes nothing.
+  void begin(const char* function, const torch::optim::Optimizer& optimizer) const;
+  /// Unscales in place, and applies clips that were put off.
+  void unscale(torch::optim::Optimizer& optimizer, scaler::OptimizerRecord& record);
+  /// Whether gradients were checked that stay scaled until the step.
+  bool check(torch::optim::Optimizer& optimizer, scaler::OptimizerRecord& record);
+  /// Does at once what was put off to the step: unscales, clips by norm, clips by value.
+  void clip_now(torch::optim::Optimizer& optimizer, scaler::OptimizerRecord& record);
+  /// Clips by a norm of the optimizer's gradients, undefined if there are none.
+  at::Tensor clip_norm(torch::optim::Optimizer& optimizer, const scaler::NormClip& clip);
+  void clip_value(torch::optim::Optimizer& optimizer, double clip_value);
+  at::Tensor step_on_device(torch::optim::Optimizer& optimizer, scaler::OptimizerRecord& record);
   std::optional<at::Tensor> step_if_finite(torch::optim::Optimizer& optimizer,
-                                           scaler::LibTorchOptimizer& port,
-                                           const scaler::ScalerCall& call);
+                                           scaler::OptimizerRecord& record);
 
   /// Ends the iteration, by the rules or with a scale of the caller's. Without an outcome there was
   /// none: then a new scale is all that changes.

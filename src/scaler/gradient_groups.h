@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace fastamp::scaler {
@@ -36,16 +37,29 @@ struct DeviceGradients {
 /// Whether our kernels can read these without writing them.
 FASTAMP_API bool has_checks(const DeviceGradients& gradients);
 
-/// What gradients are collected for.
-enum class Use : std::uint8_t {
-  kTensors,   ///< Anything that operators on tensors do.
-  kPassNext,  ///< A pass over them, next: it can use addresses.
-};
-
 /// Unscales by torch's operator, which takes one dtype per call and checks what it reads; a second
 /// call checks what was written. Devices that we have no kernels for keep working through it.
 FASTAMP_API void unscale_with_torch(std::vector<at::Tensor> gradients, const at::Tensor& inv_scale,
                                     at::Tensor& found_inf);
+
+/// What the gradients of an optimizer are gathered for.
+enum class Purpose : std::uint8_t {
+  kUnscale,   ///< A pass that writes them comes next, and uses addresses; fp16 ones are refused.
+  kCheck,     ///< A pass that reads them comes next, and uses addresses.
+  kNorm,      ///< Their norm: sparse ones are replaced by their coalesced form.
+  kMultiply,  ///< Any operator.
+};
+
+/// The gradients of an optimizer, as a front end hands them to ScalerCore.
+struct Gathered {
+  std::vector<DeviceGradients> groups;
+  /// Multiplies the others, which are Python tensor subclasses; empty if there are none.
+  std::function<void(const at::Tensor& factor)> multiply_foreign;
+  /// Two parameters have one gradient: a step that writes gradients would write it twice.
+  bool shared = false;
+
+  bool has_foreign() const { return multiply_foreign != nullptr; }
+};
 
 /// The gradients of one unscale call, sorted by device while they are collected.
 ///
@@ -62,10 +76,11 @@ class FASTAMP_API GradientGroups {
     kForeign,  ///< The gradient is a Python tensor subclass: its own code must unscale it.
   };
 
-  explicit GradientGroups(bool allow_fp16, Use use = Use::kTensors)
-      : allow_fp16_(allow_fp16),
-        wants_pass_(use == Use::kPassNext),
-        wants_arrays_(use == Use::kPassNext) {}
+  explicit GradientGroups(Purpose purpose)
+      : allow_fp16_(purpose != Purpose::kUnscale),
+        wants_pass_(purpose == Purpose::kUnscale || purpose == Purpose::kCheck),
+        wants_arrays_(wants_pass_),
+        coalesce_all_(purpose == Purpose::kNorm) {}
 
   /// The parameters that add_block() takes at a time: few enough for the first cache level to hold
   /// what is read of them and many enough to wait for all at once.
@@ -148,7 +163,7 @@ class FASTAMP_API GradientGroups {
   bool allow_fp16_;
   bool wants_pass_;
   bool wants_arrays_;
-  bool coalesce_all_ = false;
+  bool coalesce_all_;
   bool keeps_repeats_ = false;
   bool any_repeats_ = false;
   std::size_t expected_ = 0;

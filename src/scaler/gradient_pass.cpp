@@ -118,12 +118,12 @@ class GradientPass {
     }
   }
 
-  PassResult unscale(bool with_norm) {
+  PassResult unscale() {
     count_ranges();
     for (auto& result : result_.devices_) {
       const bool ours = has_kernels(result.seen.device.type());
       if (ours) {
-        run_unscale(result, with_norm);
+        run_unscale(result);
       } else {
         if (overwrites()) {
           result.found_inf.zero_();  // torch's kernel only raises it
@@ -182,13 +182,11 @@ class GradientPass {
                                        : new_scalar(result.inv_scale, at::kDouble);
   }
 
-  void run_unscale(DeviceResult& result, bool with_norm) const {
+  void run_unscale(DeviceResult& result) const {
     const auto& gradients = result.seen.gradients;
     const auto counts = counts_for(result);
-    std::optional<at::Tensor> sum;
-    if (with_norm) {
-      sum = result.sum_of_squares = new_sum(result);
-    }
+    result.sum_of_squares = new_sum(result);
+    const auto& sum = result.sum_of_squares;
     // Versions are bumped as they are noted, in one walk over the gradients: take_versions().
     const at::AutoDispatchBelowADInplaceOrView no_versions;
     if (result.seen.any_functional) {
@@ -242,10 +240,10 @@ class GradientPass {
 };
 
 PassResult unscale(std::vector<DeviceGradients> gradients, const at::Tensor& inv_scale,
-                   const at::Tensor& found_inf, const PassOptions& options, bool with_norm) {
+                   const at::Tensor& found_inf, const PassOptions& options) {
   const at::NoGradGuard no_grad;
   const BelowFunctionalization below(kFunctionalization);
-  return GradientPass(std::move(gradients), inv_scale, found_inf, options).unscale(with_norm);
+  return GradientPass(std::move(gradients), inv_scale, found_inf, options).unscale();
 }
 
 bool can_check(const std::vector<DeviceGradients>& gradients) {

@@ -87,13 +87,12 @@ class FASTAMP_API PassResult {
 };
 
 /// Multiplies gradients by inv_scale, in place, and says what was inf or NaN: one call of an
-/// operator, or of its CPU kernel, per device. Asynchronous on CUDA.
+/// operator, or of its CPU kernel, per device. Sums the squares of what is left. Asynchronous on
+/// CUDA.
 /// @param inv_scale  fp32, one element: 1 / scale.
 /// @param found_inf  fp32, one element: where the flag of each device starts from; see FlagUse.
-/// @param with_norm  Sum the squares of what is left.
 FASTAMP_API PassResult unscale(std::vector<DeviceGradients> gradients, const at::Tensor& inv_scale,
-                               const at::Tensor& found_inf, const PassOptions& options,
-                               bool with_norm = true);
+                               const at::Tensor& found_inf, const PassOptions& options);
 
 /// Whether check() works for these gradients: there are kernels for all of them.
 FASTAMP_API bool can_check(const std::vector<DeviceGradients>& gradients);

@@ -5,7 +5,7 @@
 #include "scaler/grad_scaler_impl.h"
 
 #include <fastamp/autocast/guard.h>
-#include <fastamp/optim/gated_optimizer.h>
+#include <fastamp/optim/amp_step_optimizer.h>
 #include <fastamp/scaler/graphed_step.h>
 
 #include <ATen/TensorOperators.h>
@@ -23,8 +23,8 @@ namespace {
 
 using Inputs = std::vector<at::Tensor>;
 
-optim::GatedOptimizer& gated(torch::optim::Optimizer& optimizer) {
-  auto* result = dynamic_cast<optim::GatedOptimizer*>(&optimizer);
+optim::AmpStepOptimizer& amp_step_optimizer(torch::optim::Optimizer& optimizer) {
+  auto* result = dynamic_cast<optim::AmpStepOptimizer*>(&optimizer);
   TORCH_CHECK_VALUE(result != nullptr,
                     "GraphedStep: expected an optimizer of fastamp::optim, got another");
   return *result;
@@ -83,7 +83,7 @@ struct GraphedStep::Impl {
        const GraphedStepOptions& given)
       : loss(std::move(function)),
         optimizer(of),
-        gate(gated(of)),
+        amp_optimizer(amp_step_optimizer(of)),
         scaler_impl(with.impl_),
         options(given) {
     TORCH_CHECK_VALUE(loss != nullptr, "GraphedStep: expected a loss function, got an empty one");
@@ -171,17 +171,15 @@ struct GraphedStep::Impl {
   void make_states(GradScaler& grad_scaler) {
     auto& scaler = *grad_scaler.impl_;
     if (scaler.enabled) {
-      const auto call = scaler.call();
-      scaler::LibTorchOptimizer port(optimizer, &scaler.core, &call);
-      scaler.core.sidecar().prepare(call.scale);
-      const auto record = scaler.core.record_of(port);
-      scaler.core.check(port, record, call, std::nullopt);
+      scaler.core.scale_history().prepare(scaler.state.scale_tensor());
+      const auto record = scaler::record_of(scaler.core, optimizer);
+      scaler.check(optimizer, *record);
       const auto pass = record->start_iteration();
     }
-    optim::StepGate skipping;
+    optim::AmpStep skipping;
     skipping.found_inf = at::full({}, 1.0, at::TensorOptions(at::kFloat).device(device()));
     skipping.write_grads = false;
-    gate.set_gate(skipping);
+    amp_optimizer.set_amp_step(skipping);
     optimizer.step();
     optimizer.zero_grad();
   }
@@ -192,13 +190,13 @@ struct GraphedStep::Impl {
       rates.push_back(
           at::full({}, last_rates.back(), at::TensorOptions(at::kDouble).device(device())));
     }
-    gate.set_learning_rates(rates);
+    amp_optimizer.set_learning_rates(rates);
     auto grad_scaler = scaler_now();
     auto& scaler = *grad_scaler.impl_;
     scaler.capturing = true;
     const auto end = [&] {
-      gate.clear_gate();
-      gate.set_learning_rates({});
+      amp_optimizer.clear_amp_step();
+      amp_optimizer.set_learning_rates({});
       scaler.capturing = false;
     };
     try {
@@ -239,7 +237,7 @@ struct GraphedStep::Impl {
     }
     auto& scaler = *grad_scaler.impl_;
     if (scaler.enabled) {
-      scaler.core.sidecar().refresh(scaler.state.scale_tensor());
+      scaler.core.scale_history().refresh(scaler.state.scale_tensor());
     }
     graph->replay();
     note_writes();
@@ -264,7 +262,7 @@ struct GraphedStep::Impl {
 
   LossFunction loss;
   torch::optim::Optimizer& optimizer;
-  optim::GatedOptimizer& gate;
+  optim::AmpStepOptimizer& amp_optimizer;
   std::weak_ptr<GradScaler::Impl> scaler_impl;
   GraphedStepOptions options;
   Inputs inputs;

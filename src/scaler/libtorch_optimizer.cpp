@@ -3,24 +3,30 @@
 
 #include "core/repeat_finder.h"
 #include "scaler/call_step.h"
-#include "scaler/clip_norms.h"
 #include "scaler/scaler_core.h"
 
+#include <fastamp/optim/amp_step_optimizer.h>
 #include <fastamp/optim/fuse.h>
-#include <fastamp/optim/gated_optimizer.h>
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_clamp_max.h>
 #include <ATen/ops/_foreach_clamp_min.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
 namespace fastamp::scaler {
 namespace {
 
-using optim::GatedOptimizer;
+using optim::AmpStepOptimizer;
+
+using torch::optim::Optimizer;
 
 /// Notes the parameters that come at a position and after it.
 void remember_parameters(at::TensorList parameters, std::size_t position,
@@ -35,55 +41,35 @@ void remember_parameters(at::TensorList parameters, std::size_t position,
   }
 }
 
-/// Gives the gate to an optimizer for one step and takes it back if the step throws.
-class GateForOneStep {
+/// Gives an AmpStep to an optimizer for one step and takes it back if the step throws.
+class AmpStepForOneCall {
  public:
-  GateForOneStep(GatedOptimizer& optimizer, const optim::StepGate& gate) : optimizer_(optimizer) {
-    optimizer_.set_gate(gate);
+  AmpStepForOneCall(AmpStepOptimizer& optimizer, const optim::AmpStep& amp_step)
+      : optimizer_(optimizer) {
+    optimizer_.set_amp_step(amp_step);
   }
-  ~GateForOneStep() { optimizer_.clear_gate(); }
-  GateForOneStep(const GateForOneStep&) = delete;
-  GateForOneStep& operator=(const GateForOneStep&) = delete;
+  ~AmpStepForOneCall() { optimizer_.clear_amp_step(); }
+  AmpStepForOneCall(const AmpStepForOneCall&) = delete;
+  AmpStepForOneCall& operator=(const AmpStepForOneCall&) = delete;
 
  private:
-  GatedOptimizer& optimizer_;
+  AmpStepOptimizer& optimizer_;
 };
 
 const at::Tensor& gradient_of(const at::Tensor& parameter) {
   return parameter.unsafeGetTensorImpl()->grad();
 }
 
-}  // namespace
-
-bool LibTorchHandle::is_gone() const {
-  return !parameters.empty() && std::ranges::all_of(parameters, [](const WeakTensor& parameter) {
-    return parameter.expired();
-  });
+std::intptr_t key_of(const Optimizer& optimizer) {
+  return reinterpret_cast<std::intptr_t>(&optimizer);
 }
 
-void LibTorchHandle::start_iteration() {
-  stage = Stage::kReady;
-  flags.clear();
-}
-
-LibTorchHandle& handle_of(const OptimizerRecord& record) {
-  return static_cast<LibTorchHandle&>(*record.handle);
-}
-
-std::intptr_t LibTorchOptimizer::key() const {
-  return reinterpret_cast<std::intptr_t>(&optimizer_);
-}
-
-std::unique_ptr<OptimizerHandle> LibTorchOptimizer::make_handle() {
-  auto handle = std::make_unique<LibTorchHandle>();
-  handle->optimizer = &optimizer_;
-  return handle;
-}
-
-bool LibTorchOptimizer::owns(const OptimizerHandle& handle) const {
-  const auto& parameters = static_cast<const LibTorchHandle&>(handle).parameters;
+/// Whether a handle that was found by the address is the optimizer's own, and not one's that was
+/// destroyed.
+bool is_handle_of(const LibTorchHandle& handle, const Optimizer& optimizer) {
+  const auto& parameters = handle.parameters;
   PointerSet known;
-  for (const auto& group : optimizer_.param_groups()) {
+  for (const auto& group : optimizer.param_groups()) {
     for (const auto& parameter : group.params()) {
       // A weak reference keeps the address: no other parameter can come to have it.
       const void* const address = parameter.unsafeGetTensorImpl();
@@ -98,43 +84,10 @@ bool LibTorchOptimizer::owns(const OptimizerHandle& handle) const {
          });
 }
 
-Stage LibTorchOptimizer::stage(const OptimizerRecord& record) const {
-  return handle_of(record).stage;
-}
-
-std::vector<at::Tensor> LibTorchOptimizer::flags(const OptimizerRecord& record) const {
-  return handle_of(record).flags;
-}
-
-void LibTorchOptimizer::set(OptimizerRecord& record, Stage stage,
-                            const std::vector<at::Tensor>& flags) {
-  auto& handle = handle_of(record);
-  handle.stage = stage;
-  handle.flags = flags;
-}
-
-void LibTorchOptimizer::set_stepped(OptimizerRecord& record) {
-  handle_of(record).stage = Stage::kStepped;
-}
-
-void LibTorchOptimizer::reset(OptimizerRecord& record) { set(record, Stage::kReady, {}); }
-
-bool LibTorchOptimizer::has_sparse() const {
-  for (const auto& group : optimizer_.param_groups()) {
-    for (const auto& parameter : group.params()) {
-      const auto& gradient = gradient_of(parameter);
-      if (gradient.defined() && gradient.is_sparse()) {
-        return true;
-      }
-    }
-  }
-  return false;
-}
-
-/// Asked only if a gradient came twice.
-bool LibTorchOptimizer::shares_gradients() const {
+/// Whether two parameters have one gradient. Asked only if a gradient came twice.
+bool shares_gradients(const Optimizer& optimizer) {
   std::unordered_map<const void*, const void*> owners;
-  for (const auto& group : optimizer_.param_groups()) {
+  for (const auto& group : optimizer.param_groups()) {
     for (const auto& parameter : group.params()) {
       const auto& gradient = gradient_of(parameter);
       const void* const owner = parameter.unsafeGetTensorImpl();
@@ -147,14 +100,51 @@ bool LibTorchOptimizer::shares_gradients() const {
   return false;
 }
 
-Gathered LibTorchOptimizer::gather(OptimizerRecord& record, Purpose purpose) {
-  const bool pass_next = purpose == Purpose::kUnscale || purpose == Purpose::kCheck;
-  GradientGroups groups(/*allow_fp16=*/purpose != Purpose::kUnscale,
-                        pass_next ? Use::kPassNext : Use::kTensors);
+}  // namespace
+
+bool LibTorchHandle::is_gone() const {
+  return !parameters.empty() && std::ranges::all_of(parameters, [](const WeakTensor& parameter) {
+    return parameter.expired();
+  });
+}
+
+LibTorchHandle& handle_of(const OptimizerRecord& record) {
+  return static_cast<LibTorchHandle&>(*record.handle);
+}
+
+RecordPointer find_record(const ScalerCore& core, const Optimizer& optimizer) {
+  auto record = core.find(key_of(optimizer));
+  return record != nullptr && is_handle_of(handle_of(*record), optimizer) ? record : nullptr;
+}
+
+RecordPointer record_of(ScalerCore& core, const Optimizer& optimizer) {
+  if (auto record = find_record(core, optimizer)) [[likely]] {
+    return record;
+  }
+  core.set_aside(key_of(optimizer));
+  auto handle = std::make_unique<LibTorchHandle>();
+  handle->optimizer = &optimizer;
+  return core.add(key_of(optimizer), std::move(handle));
+}
+
+bool has_sparse(const Optimizer& optimizer) {
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      const auto& gradient = gradient_of(parameter);
+      if (gradient.defined() && gradient.is_sparse()) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+Gathered gather(const Optimizer& optimizer, OptimizerRecord& record, Purpose purpose) {
+  GradientGroups groups(purpose);
   groups.coalesce_sparse();  // The norm is that of the sums.
   auto* const handle = static_cast<LibTorchHandle*>(record.handle.get());
   std::size_t position = 0;
-  for (const auto& group : optimizer_.param_groups()) {
+  for (const auto& group : optimizer.param_groups()) {
     groups.reserve(group.params().size());
     if (handle != nullptr) {
       remember_parameters(group.params(), position, handle->parameters);
@@ -165,16 +155,20 @@ Gathered LibTorchOptimizer::gather(OptimizerRecord& record, Purpose purpose) {
         "unscale_: expected gradients that are plain tensors, got a Python tensor subclass; use "
         "the Python GradScaler for it.");
   }
-  record.shares_gradients = groups.any_repeats() && shares_gradients();
-  return {.groups = groups.release()};
+  const bool shared = groups.any_repeats() && shares_gradients(optimizer);
+  return {.groups = groups.release(), .multiply_foreign = nullptr, .shared = shared};
 }
 
-bool LibTorchOptimizer::all_gradients(c10::function_ref<bool(const at::Tensor&)> visit) const {
+bool is_scaled_anew(const Optimizer& optimizer, const OptimizerRecord& record,
+                    const ScalerCall& call) {
+  if (!ScalerCore::may_be_scaled_anew(record, call.times_scaled)) {
+    return false;
+  }
   bool any = false;
-  for (const auto& group : optimizer_.param_groups()) {
+  for (const auto& group : optimizer.param_groups()) {
     for (const auto& parameter : group.params()) {
       const auto& gradient = gradient_of(parameter);
-      if (gradient.defined() && !visit(gradient)) {
+      if (gradient.defined() && record.pass->saw(gradient)) {
         return false;
       }
       any = any || gradient.defined();
@@ -183,53 +177,41 @@ bool LibTorchOptimizer::all_gradients(c10::function_ref<bool(const at::Tensor&)>
   return any;
 }
 
-void LibTorchOptimizer::unscale() {
-  core_->unscale(*this, *call_);
-  ScalerCore::apply_clips(*this, core_->record_of(*this));
+void apply_clips(const Optimizer& optimizer, OptimizerRecord& record) {
+  const at::NoGradGuard no_grad;
+  if (const auto coefficient = std::exchange(record.clip_coef, at::Tensor());
+      coefficient.defined()) {
+    ScalerCore::multiply(gather(optimizer, record, Purpose::kMultiply), coefficient);
+  }
+  if (const auto clip_value = std::exchange(record.clip_value, std::nullopt)) {
+    clip_values(optimizer, record, *clip_value);
+  }
 }
 
-at::Tensor LibTorchOptimizer::flag_for_pass(OptimizerRecord& /*record*/, const at::Tensor& scale) {
-  return flag_without_value(scale);
-}
-
-c10::ScalarType LibTorchOptimizer::norm_dtype(
-    const std::vector<DeviceGradients>& /*groups*/) const {
-  return at::kFloat;
-}
-
-at::Tensor LibTorchOptimizer::torchs_norm(const Gathered& gathered, double norm_type) {
-  return norm_of_norms(gathered.groups, norm_type, /*widen=*/true);
-}
-
-void LibTorchOptimizer::clamp(OptimizerRecord& record, double clip_value) {
-  for (const auto& group : gather(record, Purpose::kMultiply).groups) {
+void clip_values(const Optimizer& optimizer, OptimizerRecord& record, double clip_value) {
+  for (const auto& group : gather(optimizer, record, Purpose::kMultiply).groups) {
     at::_foreach_clamp_min_(group.gradients, -clip_value);
     at::_foreach_clamp_max_(group.gradients, clip_value);
   }
 }
 
-void LibTorchOptimizer::check_finite(const at::Tensor& norm, double norm_type) const {
-  scaler::check_finite(norm, norm_type);
-}
-
-bool LibTorchOptimizer::takes_gate(bool fuse) {
-  if (dynamic_cast<GatedOptimizer*>(&optimizer_) != nullptr) {
+bool supports_amp_step(Optimizer& optimizer, bool fuse) {
+  if (dynamic_cast<AmpStepOptimizer*>(&optimizer) != nullptr) {
     return true;
   }
-  if (fuse && !optim::is_fused(optimizer_) && optim::can_fuse(optimizer_)) {
-    optim::fuse(optimizer_);
+  if (fuse && !optim::is_fused(optimizer) && optim::can_fuse(optimizer)) {
+    optim::fuse(optimizer);
   }
-  return optim::is_fused(optimizer_);
+  return optim::is_fused(optimizer);
 }
 
-void LibTorchOptimizer::step(const optim::StepGate& gate) {
-  if (auto* gated = dynamic_cast<GatedOptimizer*>(&optimizer_)) {
-    const GateForOneStep scope(*gated, gate);
-    result_ = call_step(optimizer_);
-  } else {
-    optim::fused_step(optimizer_, gate);
-    result_.emplace();
+at::Tensor step_with(Optimizer& optimizer, const optim::AmpStep& amp_step) {
+  if (auto* own = dynamic_cast<AmpStepOptimizer*>(&optimizer)) {
+    const AmpStepForOneCall scope(*own, amp_step);
+    return call_step(optimizer);
   }
+  optim::fused_step(optimizer, amp_step);
+  return {};
 }
 
 }  // namespace fastamp::scaler

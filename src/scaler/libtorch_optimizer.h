@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "scaler/optimizer_port.h"
+// LibTorch's optimizers for ScalerCore: their records, gradients and steps.
 
+#include "scaler/gradient_groups.h"
+#include "scaler/optimizer_record.h"
+
+#include <fastamp/optim/amp_step.h>
+
+#include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/UndefinedTensorImpl.h>
 #include <torch/optim/optimizer.h>
 
-#include <optional>
 #include <vector>
 
 namespace fastamp::scaler {
@@ -22,62 +27,40 @@ using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensor
 struct LibTorchHandle final : OptimizerHandle {
   const torch::optim::Optimizer* optimizer = nullptr;  ///< Where it was; not to be read.
   std::vector<WeakTensor> parameters;
-  Stage stage = Stage::kReady;
-  std::vector<at::Tensor> flags;
 
   /// Whether all parameters are gone, and with them the optimizer.
   bool is_gone() const override;
-  void start_iteration() override;
 };
 
 LibTorchHandle& handle_of(const OptimizerRecord& record);
 
-/// A LibTorch optimizer for ScalerCore.
-class LibTorchOptimizer final : public OptimizerPort {
- public:
-  /// Without a core only gather(), clamp() and what concerns norms may be called.
-  explicit LibTorchOptimizer(torch::optim::Optimizer& optimizer, ScalerCore* core = nullptr,
-                             const ScalerCall* call = nullptr)
-      : optimizer_(optimizer), core_(core), call_(call) {}
+/// The record of an optimizer; null if it has none.
+RecordPointer find_record(const ScalerCore& core, const torch::optim::Optimizer& optimizer);
+/// The same; a new one if it has none.
+RecordPointer record_of(ScalerCore& core, const torch::optim::Optimizer& optimizer);
 
-  std::intptr_t key() const override;
-  std::unique_ptr<OptimizerHandle> make_handle() override;
-  bool owns(const OptimizerHandle& handle) const override;
+/// Collects the gradients, sparse ones as their coalesced values, and notes in the record which
+/// parameters there are.
+/// @throws c10::ValueError for fp16 gradients, if they are to be unscaled.
+/// @throws c10::NotImplementedError for a Python tensor subclass.
+Gathered gather(const torch::optim::Optimizer& optimizer, OptimizerRecord& record, Purpose purpose);
 
-  Stage stage(const OptimizerRecord& record) const override;
-  std::vector<at::Tensor> flags(const OptimizerRecord& record) const override;
-  void set(OptimizerRecord& record, Stage stage, const std::vector<at::Tensor>& flags) override;
-  void set_stepped(OptimizerRecord& record) override;
-  void reset(OptimizerRecord& record) override;
+/// Whether a gradient is sparse: it is stepped as a dense copy, and so not clipped by the step.
+bool has_sparse(const torch::optim::Optimizer& optimizer);
 
-  Gathered gather(OptimizerRecord& record, Purpose purpose) override;
-  bool all_gradients(c10::function_ref<bool(const at::Tensor&)> visit) const override;
-  bool may_check() const override { return !has_sparse(); }
-  void unscale() override;
-  at::Tensor flag_for_pass(OptimizerRecord& record, const at::Tensor& scale) override;
-  void run(c10::function_ref<void()> pass) override { pass(); }
+/// Whether all gradients are others than those of the last pass, and scale() was called since:
+/// then a new backward pass has made them, and they are scaled.
+bool is_scaled_anew(const torch::optim::Optimizer& optimizer, const OptimizerRecord& record,
+                    const ScalerCall& call);
 
-  c10::ScalarType norm_dtype(const std::vector<DeviceGradients>& groups) const override;
-  at::Tensor torchs_norm(const Gathered& gathered, double norm_type) override;
-  void clamp(OptimizerRecord& record, double clip_value) override;
-  void check_finite(const at::Tensor& norm, double norm_type) const override;
+/// Clips unscaled gradients as it was put off to the step.
+void apply_clips(const torch::optim::Optimizer& optimizer, OptimizerRecord& record);
+void clip_values(const torch::optim::Optimizer& optimizer, OptimizerRecord& record,
+                 double clip_value);
 
-  void step(const optim::StepGate& gate) override;
-
-  /// Whether a step can go through a gate; fuses the optimizer first if that is asked for.
-  bool takes_gate(bool fuse);
-  /// Whether a gradient is sparse: it is stepped as a dense copy, and so not clipped by the step.
-  bool has_sparse() const;
-  /// What the step returned.
-  std::optional<at::Tensor> take_result() { return std::move(result_); }
-
- private:
-  bool shares_gradients() const;
-
-  torch::optim::Optimizer& optimizer_;
-  ScalerCore* core_;
-  const ScalerCall* call_;
-  std::optional<at::Tensor> result_;
-};
+/// Whether an optimizer can be stepped with an AmpStep; fuses it first if that is asked for.
+bool supports_amp_step(torch::optim::Optimizer& optimizer, bool fuse);
+/// Steps such an optimizer. Called by GradScaler::step().
+at::Tensor step_with(torch::optim::Optimizer& optimizer, const optim::AmpStep& amp_step);
 
 }  // namespace fastamp::scaler

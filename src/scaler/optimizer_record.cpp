@@ -10,7 +10,7 @@
 namespace fastamp::scaler {
 
 std::shared_ptr<PassResult> OptimizerRecord::start_iteration() {
-  handle->start_iteration();
+  progress = {};
   ranges.start_iteration();
   times_scaled = 0;
   first_pass = 0;

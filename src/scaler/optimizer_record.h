@@ -15,7 +15,7 @@
 
 namespace fastamp::scaler {
 
-/// What an adapter keeps of an optimizer so as to know it again; it does not keep it alive.
+/// What a front end keeps of an optimizer so as to know it again; it does not keep it alive.
 class OptimizerHandle {
  public:
   OptimizerHandle() = default;
@@ -25,8 +25,16 @@ class OptimizerHandle {
 
   /// Whether the optimizer has been destroyed, as far as that can be told.
   virtual bool is_gone() const = 0;
-  /// Drops what belongs to one iteration.
-  virtual void start_iteration() {}
+};
+
+/// How far an optimizer has come in an iteration.
+enum class Stage : std::uint8_t { kReady, kUnscaled, kStepped };
+
+/// How far an optimizer has come, and what was found. Python's front end reads it from torch's
+/// `_per_optimizer_states` before each call of the core and writes it there afterwards.
+struct Progress {
+  Stage stage = Stage::kReady;
+  std::vector<at::Tensor> flags;  ///< fp32, one for each device: non-zero after an overflow.
 };
 
 using Counts = std::vector<std::shared_ptr<const NonFiniteCounts>>;
@@ -39,17 +47,17 @@ struct FASTAMP_API OptimizerRecord {
   GradientRanges ranges;
   bool skipped = false;  ///< Whether its last step was.
 
+  Progress progress;
   std::shared_ptr<PassResult> pass;  ///< This iteration's last pass over its gradients.
   std::uint64_t times_scaled = 0;    ///< How often scale() had been called at the pass.
   std::uint64_t first_pass = 0;      ///< The number of the iteration's first pass, from 1; 0: none.
   at::Tensor inv_scale;              ///< Of a pass that left the gradients scaled; else undefined.
-  /// Two parameters have one gradient: a step that writes gradients would write it twice.
-  bool shares_gradients = false;
-  bool has_foreign = false;  ///< There were gradients that the pass did not see,
-  Counts foreign_counts;     ///< and where their inf and NaN were counted.
-  at::Tensor norm_factor;    ///< The pass's norm has to be multiplied by it; undefined: 1.
-  at::Tensor norm;           ///< 2-norm of the unscaled gradients, if clipping has asked for it.
-  at::Tensor clip_coef;      ///< Put off to the step, as clip_value is.
+  bool shares_gradients = false;     ///< Gathered::shared of the gradients gathered last.
+  bool has_foreign = false;          ///< There were gradients that the pass did not see,
+  Counts foreign_counts;             ///< and where their inf and NaN were counted.
+  at::Tensor norm_factor;            ///< The pass's norm has to be multiplied by it; undefined: 1.
+  at::Tensor norm;       ///< 2-norm of the unscaled gradients, if clipping has asked for it.
+  at::Tensor clip_coef;  ///< Put off to the step, as clip_value is.
   std::optional<double> clip_value;
 
   bool clips_at_step() const { return clip_coef.defined() || clip_value.has_value(); }

@@ -3,6 +3,7 @@
 
 #include "core/device_copy.h"
 #include "core/tensor_version.h"
+#include "scaler/clip_norms.h"
 #include "scaler/gradient_factors.h"
 #include "scaler/step_logger.h"
 
@@ -18,6 +19,10 @@
 namespace fastamp::scaler {
 namespace {
 
+at::Tensor flag_for_pass(const ScalerCall& call) {
+  return call.spare_flag.defined() ? call.spare_flag : flag_without_value(call.scale);
+}
+
 std::vector<at::Tensor> flags_of(const PassResult& pass) {
   std::vector<at::Tensor> flags;
   for (const auto& device : pass.devices()) {
@@ -26,33 +31,8 @@ std::vector<at::Tensor> flags_of(const PassResult& pass) {
   return flags;
 }
 
-at::Tensor norm_of(OptimizerPort& port, const Gathered& gathered, const OptimizerRecord& record,
-                   double norm_type) {
-  const auto& groups = gathered.groups;
-  if (norm_type != 2.0 || gathered.has_foreign) {
-    return port.torchs_norm(gathered, norm_type);
-  }
-  const auto& pass = record.pass;
-  if (pass != nullptr && pass->has_norm() && pass->holds(groups)) {
-    return pass->total_norm(port.norm_dtype(groups));
-  }
-  if (!can_check(groups)) {
-    return port.torchs_norm(gathered, norm_type);
-  }
-  const auto one = at::ones({}, at::TensorOptions(at::kFloat).device(groups.front().device));
-  return check(groups, one, flag_without_value(one), {.flag = FlagUse::kOverwrite})
-      .total_norm(port.norm_dtype(groups));
-}
-
 bool any_duplicates(const std::vector<DeviceGradients>& groups) {
   return std::ranges::any_of(groups, &DeviceGradients::any_duplicates);
-}
-
-void multiply(OptimizerPort& port, const Gathered& gathered, const at::Tensor& factor) {
-  multiply_(gathered.groups, factor);
-  if (gathered.has_foreign) {
-    port.multiply_foreign(factor);
-  }
 }
 
 /// The norm over all optimizers of an iteration, fp32; undefined if one's is not known.
@@ -97,22 +77,50 @@ void agree_on(std::vector<at::Tensor>& flags, const ScalerCall& call) {
   }
 }
 
+NoGradients::NoGradients(std::string what)
+    : c10::Error({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)}, std::move(what)) {}
+
+void check_order(std::string_view function, Stage stage) {
+  if (function == "unscale_") {
+    TORCH_CHECK(stage != Stage::kUnscaled,
+                "unscale_: expected one call per optimizer and iteration, got a second one: "
+                "unscale_() has already been called on this optimizer since the last update().");
+    TORCH_CHECK(stage != Stage::kStepped,
+                "unscale_: expected a call before step(), got one after it: unscale_() is being "
+                "called after step().");
+  } else if (function == "step") {
+    TORCH_CHECK(stage != Stage::kStepped,
+                "step: expected one call per optimizer and iteration, got a second one: step() has "
+                "already been called since the last update().");
+  } else {
+    TORCH_CHECK(stage != Stage::kStepped, function,
+                ": expected a call before step(), got one after it: ", function,
+                "() is being called after step().");
+  }
+}
+
+void refuse_no_gradients() {
+  throw NoGradients(
+      "step: expected an optimizer with at least one gradient, got none: No inf checks were "
+      "recorded for this optimizer.");
+}
+
 ScalerCore::ScalerCore(double init_scale, std::int64_t history_size)
-    : records_(std::make_shared<Records>()), sidecar_(history_size), log_(init_scale) {}
+    : records_(std::make_shared<Records>()), scale_history_(history_size), log_(init_scale) {}
 
 ScalerCore::ScalerCore(double init_scale, const ScalerCore& other)
-    : records_(other.records_), sidecar_(0), log_(init_scale) {}
+    : records_(other.records_), scale_history_(0), log_(init_scale) {}
 
 void ScalerCore::load(double scale, std::vector<StepRecord> history,
                       std::int64_t skipped_in_a_row) {
   const auto iterations = history.empty() ? 0 : history.back().step + 1;
-  sidecar_.load_history(std::move(history));
+  scale_history_.load_history(std::move(history));
   // The end of what was logged may run code of users: the new log is in its place by then.
   const auto before = std::exchange(log_, IterationLog(scale, iterations, skipped_in_a_row));
 }
 
 void ScalerCore::log_to(std::shared_ptr<StepLogger> logger) {
-  TORCH_CHECK_VALUE(sidecar_.history_size() > 0,
+  TORCH_CHECK_VALUE(scale_history_.history_size() > 0,
                     "log_to: expected a scaler with history_size above 0, got 0");
   loggers_.push_back(std::move(logger));
 }
@@ -131,21 +139,9 @@ RecordPointer ScalerCore::find(std::intptr_t key) const {
   return found == records_->end() ? nullptr : found->second;
 }
 
-RecordPointer ScalerCore::find(const OptimizerPort& port) const {
-  auto record = find(port.key());
-  return record != nullptr && port.owns(*record->handle) ? record : nullptr;
-}
-
-RecordPointer ScalerCore::record_of(OptimizerPort& port) {
-  const auto key = port.key();
-  if (auto record = find(key)) {
-    if (port.owns(*record->handle)) [[likely]] {
-      return record;
-    }
-    set_aside(key);
-  }
+RecordPointer ScalerCore::add(std::intptr_t key, std::unique_ptr<OptimizerHandle> handle) {
   auto record = std::make_shared<OptimizerRecord>();
-  record->handle = port.make_handle();
+  record->handle = std::move(handle);
   records_->emplace(key, record);
   return record;
 }
@@ -162,22 +158,18 @@ std::intptr_t ScalerCore::set_aside(std::intptr_t key) {
   return free;
 }
 
-bool ScalerCore::scaled_anew(const OptimizerPort& port, const OptimizerRecord& record,
-                             const ScalerCall& call) {
-  const auto pass = record.pass;
-  return pass != nullptr && !record.has_foreign && record.times_scaled != call.times_scaled &&
-         port.all_gradients([&](const at::Tensor& gradient) { return !pass->saw(gradient); });
+bool ScalerCore::may_be_scaled_anew(const OptimizerRecord& record, std::uint64_t times_scaled) {
+  return record.pass != nullptr && !record.has_foreign && record.times_scaled != times_scaled;
 }
 
-void ScalerCore::forget_if_scaled_anew(const OptimizerPort& port, OptimizerRecord& record,
-                                       const ScalerCall& call) {
-  if (scaled_anew(port, record, call)) {
-    const auto earlier = record.start_iteration();
+at::Tensor ScalerCore::inverse_for(OptimizerRecord& record, const at::Tensor& scale,
+                                   Gathered& gathered) const {
+  if (!is_plain_cpu_scalar(scale, at::kFloat)) {
+    for (auto& group : gathered.groups) {
+      group.arrays.clear();  // Operators on the scale may run code that moves gradients.
+    }
   }
-}
-
-at::Tensor ScalerCore::inverse_for(OptimizerRecord& record, const at::Tensor& scale) const {
-  auto kept = sidecar_.kept_inverse(scale);
+  auto kept = scale_history_.kept_inverse(scale);
   return kept.defined() ? kept : record.buffers.inverse_of(scale);
 }
 
@@ -199,196 +191,153 @@ void ScalerCore::note_pass(OptimizerRecord& record, std::shared_ptr<PassResult> 
   record.foreign_counts.clear();
 }
 
-bool ScalerCore::unscale(OptimizerPort& port, const ScalerCall& call) {
-  const auto record = record_of(port);
-  forget_if_scaled_anew(port, *record, call);
-  port.begin_unscale(*record);
-  const auto flag = port.flag_for_pass(*record, call.scale);
-  const auto inv_scale = inverse_for(*record, call.scale);
-  // No code of users runs between collecting the gradients and the end of the pass.
-  auto gathered = port.gather(*record, Purpose::kUnscale);
-  if (gathered.has_foreign) {
+void ScalerCore::unscale(OptimizerRecord& record, Gathered gathered, const ScalerCall& call) {
+  TORCH_INTERNAL_ASSERT(!gathered.has_foreign());
+  const auto earlier = std::exchange(record.pass, nullptr);  // Its end may run code.
+  const auto inv_scale = inverse_for(record, call.scale, gathered);
+  auto pass = std::make_shared<PassResult>(scaler::unscale(
+      std::move(gathered.groups), inv_scale, flag_for_pass(call), options_for(record)));
+  record.shares_gradients = gathered.shared;
+  record.progress = {.stage = Stage::kUnscaled, .flags = flags_of(*pass)};
+  note_pass(record, std::move(pass), call);
+  agree_on(record.progress.flags, call);
+}
+
+std::optional<bool> ScalerCore::check(OptimizerRecord& record, Gathered gathered,
+                                      const ScalerCall& call, std::optional<double> max_norm) {
+  record.shares_gradients = gathered.shared;
+  if (gathered.has_foreign() || gathered.shared || !can_check(gathered.groups) ||
+      (max_norm && any_duplicates(gathered.groups))) {
     return false;
   }
-  std::shared_ptr<PassResult> pass;
-  port.run([&] {
-    pass = std::make_shared<PassResult>(
-        scaler::unscale(std::move(gathered.groups), inv_scale, flag, options_for(*record)));
-  });
-  auto flags = flags_of(*pass);
-  port.set(*record, Stage::kUnscaled, flags);
-  port.unscaled_by(pass);
-  note_pass(*record, std::move(pass), call);
-  if (call.agreement != nullptr) {
-    agree_on(flags, call);
-    port.set(*record, Stage::kUnscaled, flags);
+  if (record.pass != nullptr) {
+    if (!max_norm && record.inv_scale.defined() && record.pass->holds(gathered.groups)) {
+      return true;
+    }
+    gathered = {};
+    record.pass.reset();
+    return std::nullopt;
   }
+  const auto inv_scale = inverse_for(record, call.scale, gathered);
+  auto pass = std::make_shared<PassResult>(scaler::check(
+      std::move(gathered.groups), inv_scale, flag_for_pass(call), options_for(record), max_norm));
+  auto flags = flags_of(*pass);
+  agree_on(flags, call);
+  note_pass(record, std::move(pass), call);
+  record.inv_scale = inv_scale;
+  record.progress = {.stage = Stage::kReady, .flags = std::move(flags)};
   return true;
 }
 
-const PassResult* ScalerCore::check(OptimizerPort& port, const RecordPointer& record,
-                                    const ScalerCall& call, std::optional<double> max_norm) {
-  if (port.stage(*record) != Stage::kReady || !port.may_check()) {
-    return nullptr;
+std::optional<at::Tensor> ScalerCore::clip_norm_at_step(OptimizerRecord& record, Gathered gathered,
+                                                        const NormClip& clip,
+                                                        const ScalerCall& call) {
+  if (record.clips_at_step() ||
+      !check(record, std::move(gathered), call, clip.max_norm).value_or(false)) {
+    return std::nullopt;
   }
-  const bool may_hold = !max_norm && record->pass != nullptr && record->inv_scale.defined();
-  const auto flag = may_hold ? at::Tensor() : port.flag_for_pass(*record, call.scale);
-  const auto inv_scale = may_hold ? at::Tensor() : inverse_for(*record, call.scale);
-  auto gathered = port.gather(*record, Purpose::kCheck);
-  if (gathered.has_foreign || record->shares_gradients || !can_check(gathered.groups) ||
-      (max_norm && any_duplicates(gathered.groups))) {
-    return nullptr;
-  }
-  if (record->pass != nullptr) {
-    if (may_hold && record->pass->holds(gathered.groups)) {
-      return record->pass.get();
+  const auto& pass = *record.pass;
+  record.norm = at::Tensor();
+  if (!pass.devices().empty()) {
+    const auto norm = pass.total_norm(at::kFloat);
+    const auto& coefficient = pass.devices().front().clip_coef;
+    if (clip.error_if_nonfinite) {
+      check_finite(norm, clip.norm_type);
     }
-    // Its gradients go, which may run code that changes everything read so far.
-    record->pass.reset();
-    return check(port, record, call, max_norm);
+    record.clip_coef = coefficient.defined() ? coefficient : clip_coefficient(norm, clip.max_norm);
+    record.norm = norm;
   }
-  std::shared_ptr<PassResult> pass;
-  port.run([&] {
-    pass = std::make_shared<PassResult>(
-        scaler::check(std::move(gathered.groups), inv_scale, flag, options_for(*record), max_norm));
-  });
-  auto flags = flags_of(*pass);
-  agree_on(flags, call);
-  note_pass(*record, std::move(pass), call);
-  record->inv_scale = inv_scale;
-  port.set(*record, Stage::kReady, flags);
-  return record->pass.get();
+  return record.norm;
 }
 
-void ScalerCore::clip_now(OptimizerPort& port, const RecordPointer& record) {
-  if (port.stage(*record) == Stage::kReady) {
-    port.unscale();  // Applies them too: whoever unscales wants to see the gradients.
-  } else {
-    apply_clips(port, record);
-  }
-}
-
-void ScalerCore::apply_clips(OptimizerPort& port, const RecordPointer& record) {
+at::Tensor ScalerCore::two_norm(const OptimizerRecord& record, const Gathered& gathered,
+                                at::ScalarType dtype) {
   const at::NoGradGuard no_grad;
-  if (const auto coefficient = std::exchange(record->clip_coef, at::Tensor());
-      coefficient.defined()) {
-    multiply(port, port.gather(*record, Purpose::kMultiply), coefficient);
-  }
-  if (const auto clip_value = std::exchange(record->clip_value, std::nullopt)) {
-    port.clamp(*record, *clip_value);
-  }
-}
-
-at::Tensor ScalerCore::clip_unscaled(OptimizerPort& port, OptimizerRecord& record,
-                                     const NormClip& clip, bool may_put_off,
-                                     std::vector<at::Tensor> flags) {
-  const at::NoGradGuard no_grad;
-  const auto gathered = port.gather(record, Purpose::kNorm);
-  if (gathered.groups.empty() && !gathered.has_foreign && !clip.norm_over_ranks) {
+  const auto& groups = gathered.groups;
+  if (gathered.has_foreign() || groups.empty()) {
     return {};
   }
-  const auto norm = clip.norm_over_ranks ? clip.norm_over_ranks()
-                                         : norm_of(port, gathered, record, clip.norm_type);
+  const auto& pass = record.pass;
+  if (pass != nullptr && pass->has_norm() && pass->holds(groups)) {
+    return pass->total_norm(dtype);
+  }
+  if (!can_check(groups)) {
+    return {};
+  }
+  const auto one = at::ones({}, at::TensorOptions(at::kFloat).device(groups.front().device));
+  return scaler::check(groups, one, flag_without_value(one), {.flag = FlagUse::kOverwrite})
+      .total_norm(dtype);
+}
+
+void ScalerCore::clip_norm(OptimizerRecord& record, const Gathered& gathered,
+                           const at::Tensor& norm, const NormClip& clip, bool at_step) {
+  const at::NoGradGuard no_grad;
   if (clip.error_if_nonfinite) {
-    port.check_finite(norm, clip.norm_type);
+    check_finite(norm, clip.norm_type);
   }
   const auto coefficient = clip_coefficient(norm, clip.max_norm);
-  for (auto& flag : flags) {
+  for (auto& flag : record.progress.flags) {
     raise_unless_finite(flag, coefficient);
   }
   // The step would clip a gradient of two parameters twice.
-  if (may_put_off && !gathered.has_foreign && !record.shares_gradients) {
+  if (at_step && !gathered.has_foreign() && !gathered.shared) {
     record.clip_coef = coefficient.to(at::kFloat);
   } else {
-    multiply(port, gathered, coefficient);
-  }
-  return norm;
-}
-
-at::Tensor ScalerCore::clip_norm(OptimizerPort& port, const ScalerCall& call, const NormClip& clip,
-                                 bool may_put_off) {
-  const auto record = record_of(port);
-  if (port.stage(*record) == Stage::kReady) {
-    forget_if_scaled_anew(port, *record, call);
-  }
-  if (record->clips_at_step()) {
-    clip_now(port, record);
-  }
-  const bool needs_check = may_put_off && clip.norm_type == 2.0 && !clip.norm_over_ranks;
-  const auto* const pass = needs_check ? check(port, record, call, clip.max_norm) : nullptr;
-  at::Tensor norm;
-  if (pass == nullptr) {
-    if (port.stage(*record) == Stage::kReady) {
-      port.unscale();
-    }
-    norm = clip_unscaled(port, *record, clip, may_put_off, port.flags(*record));
-  } else if (!pass->devices().empty()) {
-    norm = pass->total_norm(at::kFloat);
-    const auto& coefficient = pass->devices().front().clip_coef;
-    if (clip.error_if_nonfinite) {
-      port.check_finite(norm, clip.norm_type);
-    }
-    record->clip_coef = coefficient.defined() ? coefficient : clip_coefficient(norm, clip.max_norm);
+    multiply(gathered, coefficient);
   }
   if (clip.norm_type == 2.0) {
-    record->norm = norm;
+    record.norm = norm;
   }
-  return norm;
 }
 
-void ScalerCore::clip_value(OptimizerPort& port, const ScalerCall& call, double clip_value,
-                            bool may_put_off) {
-  const auto record = record_of(port);
-  if (port.stage(*record) == Stage::kReady) {
-    forget_if_scaled_anew(port, *record, call);
+ClipNext ScalerCore::clip_value(OptimizerRecord& record, std::optional<Gathered> gathered,
+                                double clip_value, bool at_step, const ScalerCall& call) {
+  if (record.clip_value) {
+    return ClipNext::kApplyThenRepeat;
   }
-  if (record->clip_value) {
-    clip_now(port, record);
-  }
-  record->clip_value = clip_value;
+  record.clip_value = clip_value;
   // The pass, which the step will use, tells whose gradients are to be clipped: others that a later
   // iteration makes, if this one is broken off, are not.
   const bool put_off =
-      may_put_off && (port.stage(*record) != Stage::kReady || record->pass != nullptr ||
-                      check(port, record, call, std::nullopt) != nullptr);
-  if (!put_off) {
-    clip_now(port, record);
+      at_step && (record.progress.stage != Stage::kReady || record.pass != nullptr ||
+                  (gathered && check(record, *std::move(gathered), call) == true));
+  return put_off ? ClipNext::kNothing : ClipNext::kApply;
+}
+
+void ScalerCore::multiply(const Gathered& gathered, const at::Tensor& factor) {
+  multiply_(gathered.groups, factor);
+  if (gathered.has_foreign()) {
+    gathered.multiply_foreign(factor);
   }
 }
 
-bool ScalerCore::step(OptimizerPort& port, const ScalerCall& call, bool keep_scaled_grads) {
-  const auto record = record_of(port);
-  const bool fresh = port.stage(*record) == Stage::kReady;
-  optim::StepGate gate;
-  if (fresh) {
-    forget_if_scaled_anew(port, *record, call);
-  }
-  if (fresh && check(port, record, call, std::nullopt) != nullptr) {
-    gate.inv_scale = record->inv_scale;
-  } else if (fresh || record->shares_gradients) {
-    // Shared gradients are clipped in place: the step does not write them.
-    clip_now(port, record);
-  }
-  const auto flags = port.flags(*record);
+optim::AmpStep ScalerCore::begin_step(OptimizerRecord& record, bool was_ready,
+                                      bool keep_scaled_grads) {
+  const auto& flags = record.progress.flags;
   if (flags.empty()) {
-    if (fresh) {  // A refused call leaves no trace.
-      const auto pass = record->start_iteration();
-      port.reset(*record);
+    if (was_ready) {  // A refused call leaves no trace.
+      const auto pass = record.start_iteration();
     }
-    return false;
+    refuse_no_gradients();
   }
-  gate.found_inf = combine_flags(flags, flags.front().device());
-  if (record->clip_coef.defined()) {
-    gate.clip_coef = record->clip_coef;
+  optim::AmpStep amp_step;
+  if (record.progress.stage == Stage::kReady && record.inv_scale.defined()) {
+    amp_step.inv_scale = record.inv_scale;
   }
-  gate.clip_value = record->clip_value;
-  gate.write_grads = !keep_scaled_grads && !record->shares_gradients;
-  port.step(gate);
-  port.set_stepped(*record);
-  if (const auto pass = record->pass) {
+  amp_step.found_inf = combine_flags(flags, flags.front().device());
+  if (record.clip_coef.defined()) {
+    amp_step.clip_coef = record.clip_coef;
+  }
+  amp_step.clip_value = record.clip_value;
+  amp_step.write_grads = !keep_scaled_grads && !record.shares_gradients;
+  return amp_step;
+}
+
+void ScalerCore::end_step(OptimizerRecord& record) {
+  record.progress.stage = Stage::kStepped;
+  if (const auto pass = record.pass) {
     pass->forget();
   }
-  return true;
 }
 
 std::vector<RecordPointer> ScalerCore::records_in_use() const {
@@ -434,9 +383,13 @@ void ScalerCore::start_iteration() {
   });
 }
 
-void ScalerCore::end_iteration(ScaleTensors& tensors, const ScaleRules& rules,
-                               const std::vector<Outcome>& outcomes, const at::Tensor& new_scale,
-                               bool capturing) {
+void ScalerCore::end_iteration(IterationEnd end) {
+  auto& [tensors, rules, outcomes, new_scale, capturing] = end;
+  if (outcomes.empty() && !new_scale.defined()) {
+    throw NoGradients(
+        "update: expected unscale_() or step() on an optimizer with gradients before it, got "
+        "neither: No inf checks were recorded prior to update.");
+  }
   if (outcomes.empty()) {
     const at::NoGradGuard no_grad;
     tensors.scale.copy_(new_scale.reshape({}));
@@ -445,10 +398,10 @@ void ScalerCore::end_iteration(ScaleTensors& tensors, const ScaleRules& rules,
     for (const auto& outcome : outcomes) {
       flags.insert(flags.end(), outcome.flags.begin(), outcome.flags.end());
     }
-    sidecar_.prepare(tensors.scale);
-    const auto norm =
-        sidecar_.keeps_history() ? total_norm(outcomes, tensors.scale.device()) : at::Tensor();
-    sidecar_.update(tensors, rules, flags, norm, new_scale);
+    scale_history_.prepare(tensors.scale);
+    const auto norm = scale_history_.keeps_history() ? total_norm(outcomes, tensors.scale.device())
+                                                     : at::Tensor();
+    scale_history_.update(tensors, rules, flags, norm, new_scale);
   }
   if (capturing) {
     captured_ = outcomes;
@@ -463,24 +416,24 @@ void ScalerCore::note_replay(const ScaleTensors& tensors, const std::vector<Outc
   bump_version(tensors.growth_tracker);
   bump_version(tensors.hysteresis_tracker);
   bump_version(tensors.fast_growth_limit);
-  sidecar_.note_update(tensors.scale);
+  scale_history_.note_update(tensors.scale);
   note_outcomes(tensors.scale, captured);
 }
 
 void ScalerCore::note_outcomes(const at::Tensor& scale, const std::vector<Outcome>& outcomes) {
   const auto step = log_.iterations();
-  const bool has_row = !outcomes.empty() && sidecar_.keeps_history();
+  const bool has_row = !outcomes.empty() && scale_history_.keeps_history();
   if (has_row) {
-    sidecar_.note_row();
+    scale_history_.note_row();
   }
   const bool tells_skips = !outcomes.empty() && !skip_hooks_.empty();
   log_.expect(scale, outcomes, tells_skips,
-              tells_skips && has_row ? sidecar_.last_row() : at::Tensor());
+              tells_skips && has_row ? scale_history_.last_row() : at::Tensor());
   if (!has_row) {
     return;
   }
   for (const auto& logger : loggers_) {
-    logger->expect(step, sidecar_.last_row(), outcomes);
+    logger->expect(step, scale_history_.last_row(), outcomes);
   }
 }
 

@@ -1,24 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "scaler/gradient_groups.h"
 #include "scaler/iteration_log.h"
-#include "scaler/optimizer_port.h"
+#include "scaler/optimizer_record.h"
+#include "scaler/scale_history.h"
 #include "scaler/scale_ops.h"
-#include "scaler/scale_sidecar.h"
 #include "scaler/skip_hooks.h"
 
 #include <fastamp/export.h>
+#include <fastamp/optim/amp_step.h>
 #include <fastamp/scaler/agreement.h>
 #include <fastamp/scaler/reports.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -27,25 +32,73 @@ namespace fastamp::scaler {
 
 class StepLogger;
 
-/// What a call on a scaler lends to the core, which owns neither the scale nor the options.
+/// What a call on a scaler hands to the core, which owns neither the scale nor the options.
 struct ScalerCall {
   const at::Tensor& scale;
   std::uint64_t times_scaled = 0;            ///< How often scale() has been called.
   c10::DeviceType device = c10::kCUDA;       ///< The scaler's kind of device.
   const FlagAgreement* agreement = nullptr;  ///< Null: no communication.
+  /// An fp32 scalar beside the scale for a pass to overwrite, the flag of an earlier pass that
+  /// nobody holds any more; undefined: a pass makes one.
+  at::Tensor spare_flag = {};
 };
 
 /// Makes flags the same on all ranks: raised where one rank has raised one. A rank without
 /// gradients gets a flag, so that it takes part.
 FASTAMP_API void agree_on(std::vector<at::Tensor>& flags, const ScalerCall& call);
 
+/// No gradient was checked: torch's scaler refuses that with an AssertionError.
+class FASTAMP_API NoGradients : public c10::Error {
+ public:
+  explicit NoGradients(std::string what);
+};
+
+/// Refuses a call that comes out of order. Called by the front ends before they look at gradients.
+/// @param function  "unscale_", "step", "clip_grad_norm_" or "clip_grad_value_".
+/// @param stage     Of the optimizer that it is called for.
+/// @throws c10::Error
+FASTAMP_API void check_order(std::string_view function, Stage stage);
+
+/// Refuses to step an optimizer none of whose parameters has a gradient.
+/// @throws NoGradients
+[[noreturn]] FASTAMP_API void refuse_no_gradients();
+
+/// Clipping by a norm.
+struct NormClip {
+  double max_norm = 0.0;
+  double norm_type = 2.0;
+  bool error_if_nonfinite = false;
+};
+
+/// What a front end has to do about a clip.
+enum class ClipNext : std::uint8_t {
+  kNothing,          ///< The step clips.
+  kApply,            ///< Unscale the gradients, unless that was done, and apply the clips.
+  kApplyThenRepeat,  ///< The same, and then the call again: another clip comes before it.
+};
+
+/// How an iteration ends.
+struct IterationEnd {
+  ScaleTensors tensors;
+  ScaleRules rules;
+  std::vector<Outcome> outcomes;  ///< Of each optimizer with flags. Without any there was none,
+  at::Tensor new_scale;           ///< and this is all that changes; undefined: the rules decide.
+  /// A CUDA graph is being captured: nothing is read back, take_captured() has what each replay
+  /// will leave.
+  bool capturing = false;
+};
+
 /// The iterations of a gradient scaler, for any kind of optimizer: what is checked when, what is
 /// put off to the step, what an iteration's end leaves behind. The scale, its rules and the API
-/// belong to the scaler of each language. Not thread-safe.
+/// belong to the scaler of each language, its front end. Not thread-safe.
+///
+/// The front end gathers gradients and hands them over; the core works on them, or says what is to
+/// be done; the front end does it. The core calls back only to let ranks agree, and to multiply
+/// gradients of Python's tensor subclasses.
 ///
 /// An optimizer's gradients are checked once in an iteration. They are unscaled in place by then,
-/// or, where the optimizer takes a gate and nobody asked to see them, left as they are until its
-/// step, which unscales, clips and updates in one pass and is skipped on the device.
+/// or, where the optimizer takes an AmpStep and nobody asked to see them, left as they are until
+/// its step, which unscales, clips and updates in one pass and is skipped on the device.
 class FASTAMP_API ScalerCore {
  public:
   /// @param history_size  Iterations that history() keeps; 0: none.
@@ -53,8 +106,8 @@ class FASTAMP_API ScalerCore {
   /// Uses, and adds to, the records of another one: a scaler that only warms up for that.
   ScalerCore(double init_scale, const ScalerCore& other);
 
-  ScaleSidecar& sidecar() { return sidecar_; }
-  const ScaleSidecar& sidecar() const { return sidecar_; }
+  ScaleHistory& scale_history() { return scale_history_; }
+  const ScaleHistory& scale_history() const { return scale_history_; }
   IterationLog& log() { return log_; }
   const IterationLog& log() const { return log_; }
 
@@ -72,11 +125,10 @@ class FASTAMP_API ScalerCore {
 
   // -- records
 
-  /// The record of an optimizer, a new one if it has none.
-  RecordPointer record_of(OptimizerPort& port);
-  /// The same, or null; nothing is inserted.
-  RecordPointer find(const OptimizerPort& port) const;
+  /// The record that was added under a key, null if there is none. A key is the address of an
+  /// optimizer: whether it is still the same one, the front end asks the record's handle.
   RecordPointer find(std::intptr_t key) const;
+  RecordPointer add(std::intptr_t key, std::unique_ptr<OptimizerHandle> handle);
   /// How many there are.
   std::size_t optimizers() const { return records_->size(); }
   /// Those whose gradients were counted at the step that was counted last; empty if none was.
@@ -87,68 +139,68 @@ class FASTAMP_API ScalerCore {
 
   // -- an iteration of one optimizer
 
-  /// Whether all gradients are others than those of the last pass, and scale() was called since:
-  /// then a new backward pass has made them, and they are scaled.
-  static bool scaled_anew(const OptimizerPort& port, const OptimizerRecord& record,
-                          const ScalerCall& call);
-  /// Forgets what was put off to the step for gradients that are gone: the iteration was broken
-  /// off. Only for an optimizer that is not unscaled yet.
-  static void forget_if_scaled_anew(const OptimizerPort& port, OptimizerRecord& record,
-                                    const ScalerCall& call);
+  /// Whether scale() was called since the last pass over the gradients, so that a backward pass may
+  /// have made others. If all of them are others than those of the pass, they are scaled, and the
+  /// iteration was broken off: record.start_iteration() forgets what was put off to the step.
+  /// @param times_scaled  How often scale() has been called.
+  static bool may_be_scaled_anew(const OptimizerRecord& record, std::uint64_t times_scaled);
 
-  /// Unscales in place. Clips that were put off are left to apply_clips().
-  /// @returns Whether it did; if not, because some gradients are foreign, nothing was done.
-  bool unscale(OptimizerPort& port, const ScalerCall& call);
+  /// Unscales gradients in place. Clips that were put off are left to the front end: take_clips().
+  /// @param gathered  For Purpose::kUnscale, without foreign ones, right before: no code of users
+  ///     has run since.
+  void unscale(OptimizerRecord& record, Gathered gathered, const ScalerCall& call);
   /// Checks scaled gradients without writing them, unless that was done and still holds.
+  /// @param gathered  For Purpose::kCheck, right before.
   /// @param max_norm  Compute the coefficient of a clip by this norm.
-  /// @returns The record's pass; null if the gradients are, or have to be, unscaled in place.
-  const PassResult* check(OptimizerPort& port, const RecordPointer& record, const ScalerCall& call,
-                          std::optional<double> max_norm);
+  /// @returns Whether the gradients stay scaled until the step; if not, nothing was done and they
+  ///     have to be unscaled in place. nullopt: those of an earlier pass were let go, which may
+  ///     have run code, so that they have to be gathered again; not if there is no earlier pass.
+  std::optional<bool> check(OptimizerRecord& record, Gathered gathered, const ScalerCall& call,
+                            std::optional<double> max_norm = std::nullopt);
   /// Notes a pass that the caller has made; its predecessor is destroyed last.
   void note_pass(OptimizerRecord& record, std::shared_ptr<PassResult> pass, const ScalerCall& call);
 
-  /// Does at once what was put off to the step: unscales, clips by norm, clips by value.
-  static void clip_now(OptimizerPort& port, const RecordPointer& record);
-  /// The same for gradients that are unscaled.
-  static void apply_clips(OptimizerPort& port, const RecordPointer& record);
-
-  struct NormClip {
-    double max_norm = 0.0;
-    double norm_type = 2.0;
-    bool error_if_nonfinite = false;
-    /// Computes the norm of gradients that are unscaled, of those on other ranks too; null: the
-    /// norm is that of the optimizer's own gradients.
-    std::function<at::Tensor()> norm_over_ranks = nullptr;
-  };
-  /// Clips gradients that are unscaled, or puts it off to the step.
-  /// @param may_put_off  The optimizer takes a gate.
-  /// @param flags  Of the step that is to come: raised if the factor is inf or NaN.
-  /// @returns The norm before clipping; undefined if there are no gradients.
-  static at::Tensor clip_unscaled(OptimizerPort& port, OptimizerRecord& record,
-                                  const NormClip& clip, bool may_put_off,
-                                  std::vector<at::Tensor> flags);
-  /// Clips by the norm, or puts that off to the step. Gradients that are unscaled for it are those
-  /// of optimizers that take no gate.
-  at::Tensor clip_norm(OptimizerPort& port, const ScalerCall& call, const NormClip& clip,
-                       bool may_put_off);
+  /// Clips by the 2-norm at the step, of gradients that stay scaled until then.
+  /// @param record    Without an earlier pass.
+  /// @param gathered  As for check().
+  /// @returns The norm, undefined if there are no gradients; nullopt if they have to be unscaled
+  ///     first, for clip_norm().
+  std::optional<at::Tensor> clip_norm_at_step(OptimizerRecord& record, Gathered gathered,
+                                              const NormClip& clip, const ScalerCall& call);
+  /// The 2-norm of unscaled gradients; undefined if only the front end's framework can compute it.
+  /// @param gathered  For Purpose::kNorm.
+  /// @param dtype     Of the norm.
+  static at::Tensor two_norm(const OptimizerRecord& record, const Gathered& gathered,
+                             at::ScalarType dtype);
+  /// Clips unscaled gradients by their norm, or puts it off to the step.
+  /// @param gathered  For Purpose::kNorm.
+  /// @param norm      Of them, of those on other ranks too if that is wanted.
+  /// @param at_step   The optimizer takes an AmpStep.
+  static void clip_norm(OptimizerRecord& record, const Gathered& gathered, const at::Tensor& norm,
+                        const NormClip& clip, bool at_step);
   /// Clips by value, after a clip by norm that was put off.
-  void clip_value(OptimizerPort& port, const ScalerCall& call, double clip_value, bool may_put_off);
+  /// @param gathered  As for check(); none if gradients must not stay scaled.
+  /// @param at_step   The optimizer takes an AmpStep.
+  ClipNext clip_value(OptimizerRecord& record, std::optional<Gathered> gathered, double clip_value,
+                      bool at_step, const ScalerCall& call);
+  static void multiply(const Gathered& gathered, const at::Tensor& factor);
 
-  /// Steps an optimizer that takes a gate. Its step is called whatever the gradients are.
-  /// @returns Whether it was; false: there are no gradients, and nothing was done.
-  bool step(OptimizerPort& port, const ScalerCall& call, bool keep_scaled_grads);
+  /// What an optimizer that takes an AmpStep is stepped with, whatever its gradients are. They have
+  /// been checked or unscaled.
+  /// @param was_ready  Nothing was done with the optimizer before this step: if it is refused, that
+  ///     leaves no trace.
+  /// @throws NoGradients
+  static optim::AmpStep begin_step(OptimizerRecord& record, bool was_ready, bool keep_scaled_grads);
+  /// Lets the gradients go, of an optimizer that was stepped.
+  static void end_step(OptimizerRecord& record);
 
   // -- the end of an iteration
 
   /// What the optimizers with a pass did, in the order of their first one.
   std::vector<RecordPointer> records_in_use() const;
-  /// Ends an iteration: moves the scale by the rules or to a scale of the caller's, writes history,
-  /// starts reading back. Without an outcome there was none, and new_scale is all that changes.
-  /// @param capturing  A CUDA graph is being captured: nothing is read back, take_captured() has
-  ///     what each replay will leave.
-  void end_iteration(ScaleTensors& tensors, const ScaleRules& rules,
-                     const std::vector<Outcome>& outcomes, const at::Tensor& new_scale,
-                     bool capturing);
+  /// Ends an iteration: moves the scale, writes history, starts reading back.
+  /// @throws NoGradients  There are neither outcomes nor a new scale.
+  void end_iteration(IterationEnd end);
   std::vector<Outcome> take_captured() { return std::exchange(captured_, {}); }
   /// Takes note of a replay: versions that it moved, its outcome.
   void note_replay(const ScaleTensors& tensors, const std::vector<Outcome>& captured);
@@ -157,12 +209,13 @@ class FASTAMP_API ScalerCore {
   using Records = std::unordered_map<std::intptr_t, RecordPointer>;
 
   PassOptions options_for(OptimizerRecord& record) const;
-  at::Tensor inverse_for(OptimizerRecord& record, const at::Tensor& scale) const;
+  at::Tensor inverse_for(OptimizerRecord& record, const at::Tensor& scale,
+                         Gathered& gathered) const;
   void start_iteration();
   void note_outcomes(const at::Tensor& scale, const std::vector<Outcome>& outcomes);
 
   std::shared_ptr<Records> records_;
-  ScaleSidecar sidecar_;
+  ScaleHistory scale_history_;
   IterationLog log_;
   std::vector<Outcome> captured_;
   std::vector<std::shared_ptr<StepLogger>> loggers_;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <fastamp/export.h>
-#include <fastamp/optim/gated_optimizer.h>
+#include <fastamp/optim/amp_step_optimizer.h>
 #include <fastamp/optim/stored_state.h>
 #include <fastamp/optim/torch_arg.h>
 
@@ -113,9 +113,9 @@ struct FASTAMP_API AdamFamilyParamState
 ///
 /// Source: torch::optim::Adam, AdamW (2.11); the arithmetic is that of torch.optim, whose rounding
 /// differs from LibTorch's in the last bits, see docs/optim.md.
-// NOLINTBEGIN(misc-multiple-inheritance): the gate is a mixin over LibTorch's class
+// NOLINTBEGIN(misc-multiple-inheritance): AmpStepOptimizer is a mixin over LibTorch's class
 template <bool kDecoupled>
-class FASTAMP_API AdamFamily : public torch::optim::Optimizer, public GatedOptimizer {
+class FASTAMP_API AdamFamily : public torch::optim::Optimizer, public AmpStepOptimizer {
  public:
   /// Warns if bfloat16 second moments are rounded to nearest and the second beta is above 0.99, in
   /// a group or the defaults.

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <fastamp/export.h>
-#include <fastamp/optim/step_gate.h>
+#include <fastamp/optim/amp_step.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
@@ -13,7 +13,7 @@ namespace fastamp::optim {
 /// Prepares an existing optimizer of LibTorch's for fused_step().
 ///
 /// A C++ object cannot change its class, so step() remains torch's own. What changes is the state:
-/// its step counter is then on the device, so that fused_step() can step it behind a gate without
+/// its step counter is then on the device, so that fused_step() can step it with an AmpStep without
 /// waiting. The optimizer itself, its groups and options, references to them and LR schedulers made
 /// before or after stay as they are; torch::save and torch::load work as before and exchange
 /// torch's own format.
@@ -38,14 +38,14 @@ FASTAMP_API bool is_fused(const torch::optim::Optimizer& optimizer);
 /// An optimizer that is not fused is left alone.
 FASTAMP_API void unfuse(torch::optim::Optimizer& optimizer);
 
-/// One step of a fused optimizer behind a gate, without waiting. A parameter that is listed twice
+/// One step of a fused optimizer, without waiting. A parameter that is listed twice
 /// is stepped once; the optimizer's own step() steps it twice.
 /// @param optimizer  A fused optimizer.
-/// @param gate  What is done to the gradients, and whether the step is skipped.
+/// @param amp_step  What is done to the gradients, and whether the step is skipped.
 /// @param learning_rates  Empty, or a tensor for each group that replaces the options' rate.
 /// @throws c10::ValueError  the optimizer is not fused, or what ops::fused_sgd_ and fused_adamw_
 ///     refuse. No parameter was changed.
-FASTAMP_API void fused_step(torch::optim::Optimizer& optimizer, const StepGate& gate = {},
+FASTAMP_API void fused_step(torch::optim::Optimizer& optimizer, const AmpStep& amp_step = {},
                             at::ArrayRef<at::Tensor> learning_rates = {});
 
 }  // namespace fastamp::optim

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <fastamp/export.h>
-#include <fastamp/optim/gated_optimizer.h>
+#include <fastamp/optim/amp_step_optimizer.h>
 #include <fastamp/optim/muon_rate.h>
 #include <fastamp/optim/stored_state.h>
 
@@ -79,14 +79,15 @@ struct FASTAMP_API MuonParamState : torch::optim::OptimizerCloneableParamState<M
 /// iteration, for matrices (docs/optim.md).
 ///
 /// All matrices go through two fused passes (fastamp::ops::muon_momentum_, muon_apply_); between
-/// them the iteration runs on batches of those of equal shape. Gate, masters, rests, weight copies,
-/// learning rates on the device and checkpoints are as in SGD. A step that a gate skips changes
-/// nothing but the gradients; on a device that is decided there, and nothing waits.
+/// them the iteration runs on batches of those of equal shape. AmpStep, masters, rests, weight
+/// copies,
+/// learning rates on the device and checkpoints are as in SGD. A step that an AmpStep skips
+/// changes nothing but the gradients; on a device that is decided there, and nothing waits.
 ///
 /// Parameters are matrices, float32, float16 or bfloat16, on cpu or cuda, with dense gradients.
-class FASTAMP_API Muon  // NOLINT(misc-multiple-inheritance): the gate is a mixin
+class FASTAMP_API Muon  // NOLINT(misc-multiple-inheritance): AmpStepOptimizer is a mixin
     : public torch::optim::Optimizer,
-      public GatedOptimizer {
+      public AmpStepOptimizer {
  public:
   /// @throws c10::Error if an option is out of its range, or a parameter undefined.
   /// @throws c10::TypeError if a group has options of another optimizer, or a parameter is of

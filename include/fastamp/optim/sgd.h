@@ -2,7 +2,7 @@
 #pragma once
 
 #include <fastamp/export.h>
-#include <fastamp/optim/gated_optimizer.h>
+#include <fastamp/optim/amp_step_optimizer.h>
 #include <fastamp/optim/stored_state.h>
 #include <fastamp/optim/torch_arg.h>
 
@@ -87,15 +87,15 @@ struct FASTAMP_API SGDParamState : torch::optim::SGDParamState {
 ///
 /// A torch::optim::Optimizer: groups, closures, zero_grad and LibTorch's LR schedulers work as with
 /// torch's. Checkpoints go both ways: load() reads what torch::optim::SGD saved, and vice versa.
-/// A gate (set_gate) makes unscaling, clipping and the skip after an overflow part of the
-/// pass; they are decided on the device, and nothing waits for it.
+/// With an AmpStep (set_amp_step) unscaling, clipping and the skip after an overflow are part of
+/// the pass; they are decided on the device, and nothing waits for it.
 ///
 /// Parameters and gradients are float32, float16 or bfloat16, mixed as they come; a 16-bit
 /// parameter has float32 master weights in its state. Elements of such a parameter that are no
 /// longer their master rounded have been written since the last step, and replace the master's.
 /// A sparse gradient is stepped as a dense one. Parameters without a kernel (float64, complex,
-/// devices other than cpu and cuda) are stepped by LibTorch's own code in the same call, behind the
-/// same gate, whose flag the host then reads.
+/// devices other than cpu and cuda) are stepped by LibTorch's own code in the same call, with
+/// the same AmpStep, whose flag the host then reads.
 ///
 /// With autocast_dtype the step also writes the lower-precision casts of float32 parameters that
 /// autocast regions have used (kept_casts() counts them), so that the next region casts no weight;
@@ -104,8 +104,8 @@ struct FASTAMP_API SGDParamState : torch::optim::SGDParamState {
 ///     used with its OLD value until the next step that is not skipped, or drop_kept_casts().
 ///
 /// Source: torch::optim::SGD (2.11); the arithmetic is that of torch.optim.SGD, see docs/optim.md.
-// NOLINTNEXTLINE(misc-multiple-inheritance): the gate is a mixin over LibTorch's class
-class FASTAMP_API SGD : public torch::optim::Optimizer, public GatedOptimizer {
+// NOLINTNEXTLINE(misc-multiple-inheritance): AmpStepOptimizer is a mixin over LibTorch's class
+class FASTAMP_API SGD : public torch::optim::Optimizer, public AmpStepOptimizer {
  public:
   /// @throws c10::Error if lr, momentum or weight_decay is negative, nesterov is set without a
   ///     momentum or with dampening, state_dtype is neither kFloat nor kBFloat16, or a parameter is

@@ -19,7 +19,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -111,18 +110,6 @@ struct FASTAMP_API GradScalerState {
   /// `torch.load("scaler.pt", weights_only=False)`. (LibTorch notes the types of a dict by a
   /// function of torch.jit that torch.load does not take for a weight.)
   c10::IValue to_python() const;
-
-  /// Reads what to_json() wrote, in C++ or Python.
-  /// @param text  One JSON object, in any order of keys.
-  /// @returns nullopt for the text of a disabled scaler.
-  /// @throws c10::ValueError if it is no JSON object, of another format or version, lacks a key,
-  ///     has one that the version does not know or twice, a value of another type, or one that
-  ///     load_state() refuses.
-  static std::optional<GradScalerState> from_json(std::string_view text);
-  /// The numbers above the history as one line of JSON that is read without loss; the layout is in
-  /// docs/scaler.md. For programs that carry a scaler's state without torch's files.
-  /// @throws c10::ValueError if a number is one that load_state() refuses.
-  std::string to_json() const;
 };
 
 /// The numbers, and a line each for what is in use of the rest; for people.
@@ -179,29 +166,30 @@ class FASTAMP_API GradScaler {
   /// Whether the parameters were stepped is what step_was_skipped() tells, for every optimizer.
   /// What this returns does not tell it: a fused optimizer is called at a skipped step too.
   ///
-  /// An optim::GatedOptimizer, such as those of fastamp::optim, checks them in a pass that writes
+  /// An optim::AmpStepOptimizer, such as those of fastamp::optim, checks them in a pass that writes
   /// nothing; its step(), which is called in any case, then unscales, clips and updates in one
   /// more, or skips on the device. A fused one (optim::fuse) is stepped likewise by
   /// optim::fused_step(). Any other is unscaled, unless that was done, and its step() called if
   /// every gradient is finite. Gradients are left unscaled and clipped.
   /// @param optimizer  Whose parameters are stepped; once in an iteration.
   /// @param closure  Must be empty unless the scaler is disabled.
-  /// @returns What optimizer.step() returned; nullopt if it was not CALLED. A gated or fused step
-  ///     returns a value always, skipped or not, on any device.
+  /// @returns What optimizer.step() returned; nullopt if it was not CALLED. An AmpStepOptimizer or
+  ///     fused one returns a value always, skipped or not, on any device.
   /// @throws c10::Error before scale(), if called twice in one iteration, with a closure, or if no
   ///     parameter has a gradient (with an agreement a rank without gradients takes part). After
   ///     unscale_() and another scale(), if all gradients are others than those unscaled: an
   ///     iteration was broken off, and update() ends it.
-  /// @throws c10::ValueError for fp16 gradients, unless they are those of a GatedOptimizer that was
-  ///     not unscaled before.
-  /// @note Waits once per device that holds gradients, unless the optimizer is gated or fused.
+  /// @throws c10::ValueError for fp16 gradients, unless they are those of an AmpStepOptimizer that
+  ///     was not unscaled before.
+  /// @note Waits once per device that holds gradients, unless the optimizer is an AmpStepOptimizer
+  ///     or fused.
   std::optional<at::Tensor> step(torch::optim::Optimizer& optimizer,
                                  const torch::optim::Optimizer::LossClosure& closure = nullptr);
 
   /// Clips the gradients of an optimizer by the norm of all of them, after unscaling.
   ///
-  /// For gated and fused optimizers the factor is applied within step(): until then gradients are
-  /// as they were. For others they are unscaled, if they are not yet, and clipped at once. The
+  /// For AmpStepOptimizers and fused ones the factor is applied within step(): until then gradients
+  /// are as they were. For others they are unscaled, if they are not yet, and clipped at once. The
   /// 2-norm comes from the pass that checks the gradients.
   /// @param optimizer  Whose gradients are clipped.
   /// @param max_norm   Largest norm that is left.
@@ -286,14 +274,6 @@ class FASTAMP_API GradScaler {
   ///     constructor refuses, a count is negative or does not fit in 32 bits, the scale is not
   ///     finite or the steps of its history are not consecutive.
   void load_state(const std::optional<GradScalerState>& state);
-
-  /// GradScalerState::to_json() of state(); of a disabled scaler a text that says so. Waits for the
-  /// device.
-  std::string to_json() const;
-  /// Continues from what to_json() returned, as load_state() does.
-  /// @throws c10::ValueError for what GradScalerState::from_json() refuses; c10::Error for the text
-  ///     of a disabled scaler. Nothing was changed.
-  void load_json(std::string_view text);
 
   /// Stores state() in an archive, for torch::save; a disabled scaler stores only that it is.
   void save(torch::serialize::OutputArchive& archive) const;

@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.amp.grad_scaler import OptState
 
 from fastamp._scaler.reports import OverflowReport, StepRecord, report_from_dict
 
@@ -259,25 +258,3 @@ def checked_past(state: Mapping[str, Any]) -> Past:
         )
     history = _checked_history(state.get("history", []))
     return Past(history, None if report is None else report_from_dict(report), skips)
-
-
-def refuse_second_unscale(stage: OptState) -> None:
-    """Refuses an optimizer that was unscaled or stepped in this iteration."""
-    if stage is OptState.UNSCALED:
-        raise RuntimeError(
-            "unscale_: expected one call per optimizer and iteration, got a second one: "
-            "unscale_() has already been called on this optimizer since the last update()."
-        )
-    if stage is OptState.STEPPED:
-        raise RuntimeError(
-            "unscale_: expected a call before step(), got one after it: "
-            "unscale_() is being called after step()."
-        )
-
-
-def refuse_no_gradients() -> NoReturn:
-    """Refuses an optimizer none of whose parameters has a gradient."""
-    raise AssertionError(
-        "step: expected an optimizer with at least one gradient, got none: "
-        "No inf checks were recorded for this optimizer."
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
+import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -14,11 +15,9 @@ from torch.amp.grad_scaler import OptState
 import fastamp._C as _C
 from fastamp._modes import ordinary_tensors
 from fastamp._scaler.checks import Past, checked_past, checked_state
-from fastamp._scaler.hooks import CoreHooks
 from fastamp._scaler.json_state import json_of_state, state_of_json
 from fastamp._scaler.logs import note_core
 from fastamp._scaler.on_skip import SkipHook, SkipHooks
-from fastamp._scaler.replay_port import ReplayPort
 from fastamp._scaler.reports import (
     OverflowReport,
     StepRecord,
@@ -30,16 +29,32 @@ from fastamp._scaler.reports import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
     from torch.distributed import ProcessGroup
     from torch.utils.hooks import RemovableHandle
-
-    Loan = tuple[Tensor, dict[int, dict[str, Any]], int, bool]
 
 
 def _overflowed(state: dict[str, Any]) -> bool:
     # sync: the iteration is not over, so its flags are not on their way yet
     return any(flag.item() != 0.0 for flag in state["found_inf_per_device"].values())
+
+
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """Returns a function that calls a method as long as its object lives.
+
+    The core, which the scaler owns, must hold no reference back to it: Python's garbage collector
+    could not see the cycle.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        bound = reference()
+        if bound is not None:
+            bound(*args)
+
+    return call
 
 
 _Scaler = TypeVar("_Scaler", bound="ScalerState")
@@ -76,11 +91,11 @@ class ScalerState(TorchGradScaler):
         except AttributeError:  # A new scaler, or one that was copied or unpickled.
             self._times_scaled = getattr(self, "_times_scaled", 0)
             self._kept_core = _C.ScalerCore(
-                float(self._init_scale), self._history_size, self._device, self._new_hooks()
+                float(self._init_scale), self._history_size, self._device, _weakly(self._move_state)
             )
             self._load_past(checked_past(self.__dict__.pop("_saved_past", {})))
             if hasattr(self, "_skip_hooks"):
-                self._kept_core.tell_skips()
+                self._kept_core.tell_skips(_weakly(self._tell_skip))
             note_core(self, self._kept_core)
             return self._kept_core
 
@@ -90,17 +105,16 @@ class ScalerState(TorchGradScaler):
         stage: OptState = OptState.READY if state is None else state["stage"]
         return stage
 
-    def _loan(self, function: str) -> Loan:
-        """Returns what the core is lent for a call: scale, states, calls of scale(), agreement."""
-        scale = self._scale
-        if scale is None or self._growth_tracker is None:
-            scale, _ = self._check_scale_growth_tracker(function)
-        return scale, self._per_optimizer_states, self._times_scaled, self.process_group is not None
+    def _expect_scale(self, function: str) -> None:
+        if self._scale is None or self._growth_tracker is None:
+            self._check_scale_growth_tracker(function)
 
-    def _new_hooks(self) -> CoreHooks:
-        return CoreHooks(self, self._move_state, self._tell_skip)
+    def _agree_on(self, flag: Tensor) -> None:
+        """Raises a flag on every rank if one rank has raised it. Called by the core."""
+        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX, group=self.process_group)
 
     def _move_state(self, key: int, free: int) -> None:
+        """An optimizer is gone: another may come to have its address, what it did still counts."""
         if self._enabled and key in self._per_optimizer_states:
             self._per_optimizer_states[free] = self._per_optimizer_states.pop(key)
 
@@ -396,10 +410,13 @@ class ScalerState(TorchGradScaler):
         if not known:
             self._skip_hooks = hooks
             if hasattr(self, "_kept_core"):
-                self._kept_core.tell_skips()
+                self._kept_core.tell_skips(_weakly(self._tell_skip))
         return handle
 
-    def _tell_skip(self, optimizer: Any, record: StepRecord) -> None:
+    def _tell_skip(
+        self, optimizer: Any, step: int, scale: float, norm: float, growth_tracker: int
+    ) -> None:
+        record = StepRecord(step, scale, True, norm, growth_tracker)
         self._skip_hooks.tell(optimizer, record)
 
     def _tell_of_iteration(self, capturing: bool = False) -> None:
@@ -429,64 +446,6 @@ class ScalerState(TorchGradScaler):
         clone.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return clone
 
-    def replay_port(self) -> ReplayPort:
-        """Returns what code needs that captures whole iterations in a CUDA graph and replays them.
-
-        :func:`fastamp.graphed_step` is such code. Of an enabled scaler only.
-        """
-        return ReplayPort(
-            constants=self._captured_values,
-            prepare=self._prepare_replay,
-            end_capture=self._core.take_captured,
-            note_replay=self._note_replay,
-            lend_counters=self._lend_counters,
-            unscale_once=self._unscale_once,
-        )
-
-    def _captured_values(self) -> Any:
-        tensors = (
-            self._scale,
-            self._growth_tracker,
-            self._hysteresis_tracker,
-            self._fast_growth_limit,
-        )
-        return (
-            self._growth_factor,
-            self._backoff_factor,
-            self._growth_interval,
-            self._hysteresis,
-            self._min_scale,
-            self._max_scale,
-            self._fast_growth_interval,
-            self._keep_scaled_grads,
-            self._history_size,
-            *(id(tensor) for tensor in tensors),
-        )
-
-    def _prepare_replay(self, device: torch.device) -> None:
-        if self._scale is None:
-            self._lazy_init_scale_growth_tracker(device)
-        scale, _ = self._check_scale_growth_tracker("graphed_step")
-        self._core.prepare(scale)
-
-    def _note_replay(self, captured: _C.CapturedOutcomes) -> None:
-        scale, growth_tracker = self._check_scale_growth_tracker("graphed_step")
-        core = self._core
-        extras = self._hysteresis_tracker, self._fast_growth_limit
-        if core.note_replay(scale, growth_tracker, *extras, captured):
-            self._tell_of_iteration()
-
-    def _lend_counters(self, scaler: ScalerState) -> None:
-        scaler._kept_core = _C.ScalerCore(
-            float(scaler._init_scale), self._core, scaler._new_hooks()
-        )
-        scaler._times_scaled, scaler._loaded_report = 0, None
-
-    def _unscale_once(self, optimizer: torch.optim.Optimizer) -> None:
-        state = self._per_optimizer_states.get(id(optimizer))
-        if state is None or state["stage"] is OptState.READY:
-            self.unscale_(optimizer)
-
 
 def keeps_history(scaler: ScalerState) -> bool:
     """Whether a scaler was made with a history."""
@@ -496,3 +455,64 @@ def keeps_history(scaler: ScalerState) -> bool:
 def core_of(scaler: ScalerState) -> _C.ScalerCore:
     """The native core of an enabled scaler, made now if it is not there yet."""
     return scaler._core
+
+
+# What code needs that captures whole iterations in a CUDA graph and replays them, which
+# fastamp.graphed_step does. Of enabled scalers only.
+
+
+def captured_values(scaler: ScalerState) -> Any:
+    """Returns what a captured step takes from a scaler for good.
+
+    Values of its options, and identities of its tensors: a capture stands as long as they are
+    equal.
+    """
+    tensors = (
+        scaler._scale,
+        scaler._growth_tracker,
+        scaler._hysteresis_tracker,
+        scaler._fast_growth_limit,
+    )
+    return (
+        scaler._growth_factor,
+        scaler._backoff_factor,
+        scaler._growth_interval,
+        scaler._hysteresis,
+        scaler._min_scale,
+        scaler._max_scale,
+        scaler._fast_growth_interval,
+        scaler._keep_scaled_grads,
+        scaler._history_size,
+        *(id(tensor) for tensor in tensors),
+    )
+
+
+def prepare_replay(scaler: ScalerState, device: torch.device) -> None:
+    """Makes, on a device, all that a captured step must find, and 1 / scale right, which it reads.
+
+    Before the capture, since what is made in it would be made anew by each replay; and before each
+    replay, since the scale may have been set.
+    """
+    if scaler._scale is None:
+        scaler._lazy_init_scale_growth_tracker(device)
+    scale, _ = scaler._check_scale_growth_tracker("graphed_step")
+    scaler._core.prepare(scale)
+
+
+def note_replay(scaler: ScalerState, captured: _C.CapturedOutcomes) -> None:
+    """Counts the edits that a replay made, and starts reading back its outcome."""
+    scaler._expect_scale("graphed_step")
+    if scaler._core.note_replay(scaler, captured):
+        scaler._tell_of_iteration()
+
+
+def lend_counters(lender: ScalerState, scaler: ScalerState) -> None:
+    """Makes a scaler count inf and NaN where another one does, which then finds counters made."""
+    scaler._kept_core = _C.ScalerCore(float(scaler._init_scale), lender._core)
+    scaler._times_scaled, scaler._loaded_report = 0, None
+
+
+def unscale_once(scaler: ScalerState, optimizer: torch.optim.Optimizer) -> None:
+    """Unscales the gradients of an optimizer unless that was done."""
+    if scaler._stage_of(optimizer) is OptState.READY:
+        scaler.unscale_(optimizer)

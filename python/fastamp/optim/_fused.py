@@ -26,7 +26,7 @@ from fastamp.optim._layout import (
 )
 from fastamp.optim._rests import join, of_shards, split
 from fastamp.optim._torch_step import step_with_torch
-from fastamp.optim._watched_step import watched_if_asked_for
+from fastamp.optim._watched_step import is_watched, watched_if_asked_for
 from fastamp.optim._weight_copies import check_autocast_dtype, forget_casts, make_weight_copies
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from fastamp._C import StepGate
+    from fastamp._C import AmpStep
 
 
 def _is_being_traced() -> bool:
@@ -42,8 +42,8 @@ def _is_being_traced() -> bool:
 
 
 @_disable_dynamo
-def _step_uncompiled(optimizer: FusedOptimizer, gate: StepGate | None) -> None:
-    optimizer._fastamp_step_now(gate)
+def _step_uncompiled(optimizer: FusedOptimizer, amp_step: AmpStep | None) -> None:
+    optimizer._fastamp_step_now(amp_step)
 
 
 @dataclasses.dataclass
@@ -65,10 +65,10 @@ def set_starting_masters(params: Sequence[Tensor], masters: Sequence[Tensor]) ->
 class FusedOptimizer(torch.optim.Optimizer):
     """What SGD, Adam, AdamW and Muon have in common: a base beside torch's class of that name."""
 
-    _fastamp_takes_gate: ClassVar[bool] = True
+    _fastamp_supports_amp_step: ClassVar[bool] = True
     # Never True, whatever `fused` is: Lightning refuses to clip where it is.
     _step_supports_amp_scaling = False
-    _fastamp_gate: StepGate
+    _fastamp_pending_amp_step: AmpStep
     # A parameter is listed twice. torch steps it twice, one after the other; a fused step cannot.
     _fastamp_repeats = False
     _fastamp_weight_copies: _C.WeightCopies | None = None
@@ -82,7 +82,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         """A subclass with a step of its own is stepped by torch's protocol."""
         super().__init_subclass__(**kwargs)
         if "step" in cls.__dict__:
-            cls._fastamp_takes_gate = False
+            cls._fastamp_supports_amp_step = False
 
     def _finish_init(
         self, function: str, autocast_dtype: torch.dtype | None, **stored: torch.dtype | str | None
@@ -119,39 +119,60 @@ class FusedOptimizer(torch.optim.Optimizer):
             What the closure returned, or ``None``.
 
         Raises:
-            RuntimeError: A gradient is sparse (Adam, AdamW), or the closure came with a gradient
-                scaler's gate.
+            RuntimeError: A gradient is sparse (Adam, AdamW), or the closure came with an AmpStep of
+                a gradient scaler.
             TypeError, ValueError: State, gradients or hyperparameters do not fit the parameters.
                 Nothing was changed.
         """
-        gate: StepGate | None = self.__dict__.pop("_fastamp_gate", None)
+        amp_step: AmpStep | None = self.__dict__.pop("_fastamp_pending_amp_step", None)
         loss = None
         if closure is not None:
-            if gate is not None:
+            if amp_step is not None:
                 raise RuntimeError(
-                    "step: expected no closure behind a gate, got one: "
-                    "the gate belongs to the gradients that were there before it"
+                    "step: expected no closure with an AmpStep, got one: "
+                    "the AmpStep belongs to the gradients that were there before it"
                 )
             with torch.enable_grad():
                 loss = closure()
-        self._fastamp_step(gate)
+        self._fastamp_step(amp_step)
         return loss
 
-    def _fastamp_step(self, gate: StepGate | None) -> None:
+    def _fastamp_amp_step(self, amp_step: AmpStep, *args: Any, **kwargs: Any) -> Any:
+        if not (args or kwargs) and self._is_stepped_plainly():
+            self._fastamp_step(amp_step)
+            return None
+        # Whoever wraps or watches step sees a call of it, which finds amp_step in a slot.
+        self._fastamp_pending_amp_step = amp_step
+        try:
+            return self.step(*args, **kwargs)
+        finally:
+            self.__dict__.pop("_fastamp_pending_amp_step", None)
+
+    def _is_stepped_plainly(self) -> bool:
+        return (
+            "step" not in self.__dict__
+            and type(self).step is FusedOptimizer.step
+            and not torch.compiler.is_dynamo_compiling()
+            and not is_watched(self)
+        )
+
+    def _fastamp_step(self, amp_step: AmpStep | None) -> None:
         # Dynamo breaks its graph there. Its decorator around all calls would cost 5 us of each.
         if torch.compiler.is_dynamo_compiling():
-            _step_uncompiled(self, gate)
+            _step_uncompiled(self, amp_step)
         else:
-            self._fastamp_step_now(gate)
+            self._fastamp_step_now(amp_step)
 
-    def _fastamp_step_now(self, gate: StepGate | None) -> None:
+    def _fastamp_step_now(self, amp_step: AmpStep | None) -> None:
         if _starting.may_wait:
             _starting.may_wait = bool(waiting := _C.with_starting_masters())
             for param in waiting:
                 self._fastamp_take_notice(param)
-        foreign = self._all_with_gradients() if self._fastamp_repeats else self._native_step(gate)
+        foreign = (
+            self._all_with_gradients() if self._fastamp_repeats else self._native_step(amp_step)
+        )
         if foreign:
-            step_with_torch(self, self._torch_class, foreign, gate)
+            step_with_torch(self, self._torch_class, foreign, amp_step)
             forget_casts([param for _, param in foreign])
 
     def _fastamp_take_notice(self, param: Tensor) -> None:
@@ -189,13 +210,13 @@ class FusedOptimizer(torch.optim.Optimizer):
 
             raise ArgMappingException  # Dynamo traces this method instead of calling it.
         if group is self.param_groups[0]:
-            self._fastamp_step(self.__dict__.pop("_fastamp_gate", None))
+            self._fastamp_step(self.__dict__.pop("_fastamp_pending_amp_step", None))
         return False
 
     def _accelerator_graph_capture_health_check(self) -> None:
         """Does nothing: the fused step can always be captured."""
 
-    def _native_step(self, gate: StepGate | None) -> list[tuple[int, Tensor]]:
+    def _native_step(self, amp_step: AmpStep | None) -> list[tuple[int, Tensor]]:
         # Returns the parameters that are left to torch, with the index of their group.
         raise NotImplementedError
 

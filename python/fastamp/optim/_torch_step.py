@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's own step for the parameters that the fused step does not take, behind the same gate."""
+"""torch's own step for parameters that the fused step does not take, with the same AmpStep."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from fastamp._C import StepGate
+    from fastamp._C import AmpStep
 
 
 def _unhooked_step(torch_class: type[torch.optim.Optimizer]) -> Callable[..., Any]:
@@ -23,9 +23,9 @@ def _unhooked_step(torch_class: type[torch.optim.Optimizer]) -> Callable[..., An
     return function
 
 
-def _gated(gradient: Tensor, gate: StepGate) -> None:
+def _unscale_and_clip(gradient: Tensor, amp_step: AmpStep) -> None:
     values = gradient._values() if gradient.is_sparse else gradient
-    here = gate.for_device(values.device)
+    here = amp_step.for_device(values.device)
     for factor in (here.inv_scale, here.clip_coef):
         if factor is not None:
             values.mul_(factor)
@@ -33,7 +33,7 @@ def _gated(gradient: Tensor, gate: StepGate) -> None:
         values.clamp_(-here.clip_value, here.clip_value)
 
 
-def apply_gate(params: list[Tensor], gate: StepGate) -> bool:
+def apply_amp_step(params: list[Tensor], amp_step: AmpStep) -> bool:
     """Unscales and clips gradients in place.
 
     Returns:
@@ -42,16 +42,16 @@ def apply_gate(params: list[Tensor], gate: StepGate) -> bool:
     with torch.no_grad():
         # By gradient: parameters may share one.
         for gradient in {id(p.grad): p.grad for p in params if p.grad is not None}.values():
-            _gated(gradient, gate)
+            _unscale_and_clip(gradient, amp_step)
     # sync: torch's step cannot be told to skip
-    return gate.found_inf is None or gate.found_inf.item() == 0
+    return amp_step.found_inf is None or amp_step.found_inf.item() == 0
 
 
 def step_with_torch(
     optimizer: torch.optim.Optimizer,
     torch_class: type[torch.optim.Optimizer],
     foreign: list[tuple[int, Tensor]],
-    gate: StepGate | None,
+    amp_step: AmpStep | None,
 ) -> None:
     """Steps some parameters of an optimizer by torch's implementation.
 
@@ -59,16 +59,16 @@ def step_with_torch(
         optimizer: The optimizer that has their state and hyperparameters.
         torch_class: torch's class of the same algorithm.
         foreign: (index of group, parameter), with gradients.
-        gate: What happens before the step, as for the other parameters.
+        amp_step: What happens before the step, as for the other parameters.
     """
     params = list({id(param): param for _, param in foreign}.values())
     before = [param.grad for param in params]
     try:
-        if gate is not None:
-            if not gate.write_grads:
+        if amp_step is not None:
+            if not amp_step.write_grads:
                 for param in params:
                     param.grad = None if param.grad is None else param.grad.clone()
-            if not apply_gate(params, gate):
+            if not apply_amp_step(params, amp_step):
                 return
         groups = []
         for index in sorted({index for index, _ in foreign}):
@@ -81,6 +81,6 @@ def step_with_torch(
         stand_in.param_groups = groups
         _unhooked_step(torch_class)(stand_in)
     finally:
-        if gate is not None and not gate.write_grads:
+        if amp_step is not None and not amp_step.write_grads:
             for param, gradient in zip(params, before, strict=True):
                 param.grad = gradient

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def _is_watched(optimizer: Any) -> bool:
+def is_watched(optimizer: Any) -> bool:
     """Whether a profiler, or a hook of this optimizer or of all, observes its step."""
     everybodys = torchs._global_optimizer_post_hooks
     # The hook that fastamp registers does nothing for our own optimizers.
@@ -41,7 +41,7 @@ def watched_if_asked_for(step: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         # A subclass's own step that calls this one is wrapped itself: hooks run once.
         outermost = type(self).step is wrapper
-        if outermost and (torch.compiler.is_dynamo_compiling() or _is_watched(self)):
+        if outermost and (torch.compiler.is_dynamo_compiling() or is_watched(self)):
             return watched(self, *args, **kwargs)
         return step(self, *args, **kwargs)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim.optimizer import ParamsT
 
-    from fastamp._C import StepGate
+    from fastamp._C import AmpStep
 
 
 class Adam(FusedOptimizer, torch.optim.Adam):
@@ -111,5 +111,5 @@ class Adam(FusedOptimizer, torch.optim.Adam):
             master=master,
         )
 
-    def _native_step(self, gate: StepGate | None) -> list[tuple[int, Tensor]]:
-        return _C.adam_step(self, gate)
+    def _native_step(self, amp_step: AmpStep | None) -> list[tuple[int, Tensor]]:
+        return _C.adam_step(self, amp_step)

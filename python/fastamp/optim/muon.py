@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim.optimizer import ParamsT
 
-    from fastamp._C import StepGate
+    from fastamp._C import AmpStep
 
 
 class Muon(FusedOptimizer, torch.optim.Muon):  # type: ignore[misc]  # torch's _init_group differs
@@ -91,8 +91,8 @@ class Muon(FusedOptimizer, torch.optim.Muon):  # type: ignore[misc]  # torch's _
             "Muon", autocast_dtype, ns_dtype=ns_dtype, state_dtype=state_dtype, master=master
         )
 
-    def _native_step(self, gate: StepGate | None) -> list[tuple[int, Tensor]]:
-        return _C.muon_step(self, gate)
+    def _native_step(self, amp_step: AmpStep | None) -> list[tuple[int, Tensor]]:
+        return _C.muon_step(self, amp_step)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group of parameters.

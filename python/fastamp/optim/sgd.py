@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim.optimizer import ParamsT
 
-    from fastamp._C import StepGate
+    from fastamp._C import AmpStep
 
 
 class SGD(FusedOptimizer, torch.optim.SGD):
@@ -88,8 +88,8 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         )
         self._finish_init("SGD", autocast_dtype, state_dtype=state_dtype, master=master)
 
-    def _native_step(self, gate: StepGate | None) -> list[tuple[int, Tensor]]:
-        return _C.sgd_step(self, gate)
+    def _native_step(self, amp_step: AmpStep | None) -> list[tuple[int, Tensor]]:
+        return _C.sgd_step(self, amp_step)
 
     def state_dict(self, *, portable: bool = False) -> dict[str, Any]:
         """Returns state and param groups, as torch's: loadable by ``torch.optim.SGD``.

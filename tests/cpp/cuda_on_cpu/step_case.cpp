@@ -307,7 +307,7 @@ StepLists make_step_lists(const StepCase& c, bool adam) {
   return lists;
 }
 
-StepGateArgs::StepGateArgs(const StepCase& c) : found_inf(scalar(c.skips ? 1.0F : 0.0F)) {
+AmpStepArgs::AmpStepArgs(const StepCase& c) : found_inf(scalar(c.skips ? 1.0F : 0.0F)) {
   if (c.scales) {
     inv_scale = scalar(0.125F);
   }

@@ -67,10 +67,10 @@ bool has_momentum(bool adam, std::size_t group);
 StepLists make_step_lists(const StepCase& c, bool adam);
 
 /// Gate of a case: scale, coefficient, flag, clip value.
-struct StepGateArgs {
+struct AmpStepArgs {
   std::optional<at::Tensor> inv_scale, clip_coef, found_inf;
   std::optional<double> clip_value;
-  explicit StepGateArgs(const StepCase& c);
+  explicit AmpStepArgs(const StepCase& c);
 };
 
 }  // namespace fastamp::test

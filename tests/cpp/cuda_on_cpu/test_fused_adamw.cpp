@@ -31,7 +31,7 @@ void run_adamw(const StepLists& lists, const std::vector<kernels::StepEntry>& en
   const auto decoupled = list_of(groups.decoupled);
   const auto amsgrad = list_of(groups.amsgrad);
   const auto maximize = list_of(groups.maximize);
-  const StepGateArgs gate(c);
+  const AmpStepArgs gate(c);
   kernel({lists.params,
           lists.grads,
           lists.first,

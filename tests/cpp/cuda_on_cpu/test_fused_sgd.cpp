@@ -21,7 +21,7 @@ void run_sgd(const StepLists& lists, const std::vector<kernels::StepEntry>& entr
     nesterov.push_back(g % 2 == 0);
     maximize.push_back(g % 5 == 3);
   }
-  const StepGateArgs gate(c);
+  const AmpStepArgs gate(c);
   const fastamp::ops::FusedSgdArgs args{lists.params,
                                         lists.grads,
                                         lists.first,

@@ -62,7 +62,7 @@ void run_momentum(const Matrices& of, const StepCase& c, bool emulated) {
     momentum.push_back(g % 3 == 0 ? 0.95 : 0.3);  // from either end, and with noise
     nesterov.push_back(g % 2 == 0);
   }
-  const StepGateArgs gate(c);
+  const AmpStepArgs gate(c);
   const auto lies = [&](std::vector<at::Tensor> all) {
     for (auto& t : all) {
       t = c.turned ? turned(t) : t;
@@ -96,7 +96,7 @@ void run_apply(const StepLists& lists, const StepCase& c, bool emulated) {
     ratio.push_back(g % 2 == 0 ? 1.0 : 1.7);
     decay.push_back(g % 3 == 1 ? 0.0 : 0.1);
   }
-  const StepGateArgs gate(c);
+  const AmpStepArgs gate(c);
   const fastamp::ops::MuonApplyArgs args{
       lists.params, lists.grads,  lists.masters, lists.group_sizes, lr, ratio, decay,
       {},           lists.copies, lists.copy_of, gate.found_inf};

@@ -16,11 +16,11 @@
 #include <utility>
 
 using namespace fastamp::test;  // NOLINT(google-build-using-namespace): a test's own helpers
+using fastamp::optim::AmpStep;
 using fastamp::optim::can_fuse;
 using fastamp::optim::fuse;
 using fastamp::optim::fused_step;
 using fastamp::optim::is_fused;
-using fastamp::optim::StepGate;
 using fastamp::optim::unfuse;
 
 namespace {
@@ -145,7 +145,7 @@ TEMPLATE_TEST_CASE("fuse: a skipped step changes no state", "[optim]", Sgd, Adam
   for (int step = 0; step < 20; ++step) {
     const bool skipped = step % 3 == 0;  // The first one too.
     set_gradients({&params, &reference});
-    StepGate gate;
+    AmpStep gate;
     gate.found_inf = at::full({}, skipped ? 2.0 : 0.0);
     fused_step(optimizer, gate);
     if (!skipped) {

@@ -7,7 +7,7 @@
 
 #include <fastamp/optim/adam.h>
 #include <fastamp/optim/adamw.h>
-#include <fastamp/optim/step_gate.h>
+#include <fastamp/optim/amp_step.h>
 
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -102,9 +102,9 @@ TEST_CASE("a skipped step draws nothing, and a resumed run goes on with the same
     copies[i].detach().copy_(params[i].detach());
   }
   set_gradients({&params});
-  ours::StepGate gate;
+  ours::AmpStep gate;
   gate.found_inf = at::ones({});
-  original.set_gate(gate);
+  original.set_amp_step(gate);
   original.step();
   for (int step = 0; step < 3; ++step) {
     set_gradients({&params, &copies});

@@ -16,9 +16,9 @@
 
 using fastamp::optim::AdamGroup;
 using fastamp::optim::AdamStep;
+using fastamp::optim::AmpStep;
 using fastamp::optim::SgdGroup;
 using fastamp::optim::SgdStep;
-using fastamp::optim::StepGate;
 
 namespace {
 
@@ -81,7 +81,7 @@ TEST_CASE("SgdStep: groups with and without momentum, dtypes mixed, in one call"
 TEST_CASE("SgdStep: the gate unscales, clips, skips and may leave gradients alone", "[optim]") {
   Slot slot(at::zeros({4}));
   slot.grad.fill_(8.0);
-  StepGate gate;
+  AmpStep gate;
   gate.inv_scale = at::full({}, 0.5);
   gate.clip_coef = at::full({}, 0.25);
   gate.write_grads = GENERATE(true, false);
@@ -140,7 +140,7 @@ TEST_CASE("steps: parameters on several devices, one op for each", "[optim]") {
   Slot here(at::zeros({4}));
   Slot there(at::zeros({4}, kMetaOptions));
   Slot back(at::zeros({2}));
-  StepGate gate;
+  AmpStep gate;
   gate.inv_scale = at::full({}, 0.5);
   gate.found_inf = at::zeros({});
   SgdStep step;

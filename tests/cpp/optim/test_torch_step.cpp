@@ -24,7 +24,7 @@
 using namespace fastamp::test;  // NOLINT(google-build-using-namespace): a test's own helpers
 namespace ours = fastamp::optim;
 namespace theirs = torch::optim;
-using fastamp::optim::StepGate;
+using fastamp::optim::AmpStep;
 
 namespace {
 
@@ -70,8 +70,8 @@ Optimizer make(const Params& params, double first = 0.05, double second = 0.1) {
   return Optimizer(two_groups(params, with_all(Options(first))), with_all(Options(second)));
 }
 
-StepGate gate_with(double inv_scale, float found_inf, bool write_grads) {
-  StepGate gate;
+AmpStep gate_with(double inv_scale, float found_inf, bool write_grads) {
+  AmpStep gate;
   gate.inv_scale = at::full({1}, inv_scale);
   gate.clip_coef = at::full({1}, 0.5);
   gate.clip_value = 0.25;
@@ -148,7 +148,7 @@ TEMPLATE_TEST_CASE("float64 parameters: the gate unscales, clips and skips", "[o
         unscaled.push_back(reference[i].grad());
       }
     }
-    mine.set_gate(gate_with(0.125, skip ? 2.0F : 0.0F, write_grads));
+    mine.set_amp_step(gate_with(0.125, skip ? 2.0F : 0.0F, write_grads));
     mine.step();
     Params left;
     for (auto& param : params) {

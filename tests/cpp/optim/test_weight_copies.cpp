@@ -28,9 +28,9 @@ using fastamp::optim::Adam;
 using fastamp::optim::AdamOptions;
 using fastamp::optim::AdamW;
 using fastamp::optim::AdamWOptions;
+using fastamp::optim::AmpStep;
 using fastamp::optim::SGD;
 using fastamp::optim::SGDOptions;
-using fastamp::optim::StepGate;
 
 namespace {
 
@@ -61,9 +61,9 @@ std::vector<at::Tensor> train(Optimizer& optimizer, const at::Tensor& weight) {
     out.square().sum().backward();
     seen.push_back(out.detach());
     seen.push_back(weight.grad().clone());
-    StepGate gate;
+    AmpStep gate;
     gate.found_inf = at::full({}, step % 3 == 2 ? 1.0 : 0.0);
-    optimizer.set_gate(gate);
+    optimizer.set_amp_step(gate);
     optimizer.step();
     optimizer.zero_grad();
   }
@@ -121,9 +121,9 @@ TEST_CASE("weight copies: in fp8, and in the carrier where fp8 does not run", "[
       casts = trace.totals();
       out.square().sum().backward();
       seen.insert(seen.end(), {out.detach(), x.grad(), weight.grad().clone()});
-      StepGate gate;
+      AmpStep gate;
       gate.found_inf = at::full({}, step % 3 == 2 ? 1.0 : 0.0);
-      optimizer.set_gate(gate);
+      optimizer.set_amp_step(gate);
       optimizer.step();
       optimizer.zero_grad();
     }

@@ -17,7 +17,7 @@
 
 using fastamp::scaler::GradientGroups;
 using fastamp::scaler::PassResult;
-using fastamp::scaler::Use;
+using fastamp::scaler::Purpose;
 
 namespace {
 
@@ -42,7 +42,7 @@ at::Tensor duplicates(float value, at::ScalarType dtype) {
 }  // namespace
 
 TEST_CASE("groups: gradients of every dtype and size share one flag", "[scaler]") {
-  GradientGroups groups(/*allow_fp16=*/true);
+  GradientGroups groups(Purpose::kMultiply);
   std::vector<at::Tensor> parameters;
   for (const auto dtype : {at::kFloat, at::kHalf, at::kFloat, at::kBFloat16, at::kDouble}) {
     for (const int64_t size : {0, 1, 17}) {
@@ -57,13 +57,13 @@ TEST_CASE("groups: gradients of every dtype and size share one flag", "[scaler]"
 }
 
 TEST_CASE("groups: an undefined gradient is passed over", "[scaler]") {
-  GradientGroups groups(/*allow_fp16=*/false);
+  GradientGroups groups(Purpose::kUnscale);
   groups.add_all(at::zeros({2}).requires_grad_(true));
   CHECK(groups.release().empty());
 }
 
 TEST_CASE("groups: sparse fp16 duplicates are summed before the check", "[scaler]") {
-  GradientGroups groups(/*allow_fp16=*/true);
+  GradientGroups groups(Purpose::kMultiply);
   auto parameter = parameter_of(duplicates(60000.0F, at::kHalf));
   groups.add_all(parameter);
   CHECK(unscale(groups, 0.5F) == 1.0F);
@@ -71,7 +71,7 @@ TEST_CASE("groups: sparse fp16 duplicates are summed before the check", "[scaler
 }
 
 TEST_CASE("groups: sparse fp32 gradients are unscaled where they are", "[scaler]") {
-  GradientGroups groups(/*allow_fp16=*/false);
+  GradientGroups groups(Purpose::kUnscale);
   const auto gradient = duplicates(4.0F, at::kFloat);
   auto parameter = parameter_of(gradient);
   groups.add_all(parameter);
@@ -81,7 +81,7 @@ TEST_CASE("groups: sparse fp32 gradients are unscaled where they are", "[scaler]
 }
 
 TEST_CASE("groups: a refused fp16 gradient changes no other", "[scaler]") {
-  GradientGroups groups(/*allow_fp16=*/false);
+  GradientGroups groups(Purpose::kUnscale);
   auto first = parameter_of(at::full({2}, 4.0));
   groups.add_all(first);
   CHECK_THROWS_AS(groups.add_all(parameter_of(at::ones({2}, at::kHalf))), c10::ValueError);
@@ -90,7 +90,7 @@ TEST_CASE("groups: a refused fp16 gradient changes no other", "[scaler]") {
 
 TEST_CASE("groups: fp16 is refused after fp32 of the same device too", "[scaler]") {
   // The short path compares with the gradient before: the dtype must be part of that.
-  GradientGroups groups(/*allow_fp16=*/false);
+  GradientGroups groups(Purpose::kUnscale);
   groups.add_all(parameter_of(at::ones({2})));
   groups.add_all(parameter_of(at::ones({2})));
   CHECK_THROWS_AS(groups.add_all(parameter_of(at::ones({2}, at::kHalf))), c10::ValueError);
@@ -104,7 +104,7 @@ TEST_CASE("groups: a pass that asks for them gets the addresses of dense gradien
   }
   parameters[3].mutable_grad() = at::Tensor();
   parameters[40].mutable_grad() = at::ones({30}).narrow(0, 7, 2);
-  GradientGroups groups(/*allow_fp16=*/true, Use::kPassNext);
+  GradientGroups groups(Purpose::kCheck);
   REQUIRE(groups.add_all(parameters));
   const auto found = groups.release();
   REQUIRE(found.size() == 1);
@@ -128,7 +128,7 @@ TEST_CASE("groups: one gradient that is no array takes the addresses of all", "[
       std::vector<at::Tensor> parameters(place, parameter_of(at::ones({2})));
       parameters.push_back(parameter_of(gradient));
       parameters.push_back(parameter_of(at::ones({2})));
-      GradientGroups groups(/*allow_fp16=*/true, Use::kPassNext);
+      GradientGroups groups(Purpose::kCheck);
       REQUIRE(groups.add_all(parameters));
       CHECK(groups.release().at(0).arrays.empty());
     }
@@ -137,10 +137,10 @@ TEST_CASE("groups: one gradient that is no array takes the addresses of all", "[
 
 TEST_CASE("groups: addresses are kept neither unasked nor after code of others", "[scaler]") {
   const auto parameter = parameter_of(at::ones({2}));
-  GradientGroups unasked(/*allow_fp16=*/true);
+  GradientGroups unasked(Purpose::kMultiply);
   unasked.add_all(parameter);
   CHECK(unasked.release().at(0).arrays.empty());
-  GradientGroups forgetful(/*allow_fp16=*/true, Use::kPassNext);
+  GradientGroups forgetful(Purpose::kCheck);
   forgetful.add_all(parameter);
   forgetful.give_up_addresses();
   forgetful.add_all(parameter);

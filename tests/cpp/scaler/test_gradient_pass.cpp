@@ -138,7 +138,7 @@ TEST_CASE("pass: tensors that it writes move by one version, with and without ad
   PassBuffers buffers;
   const auto parameter = at::ones({2});
   parameter.mutable_grad() = at::full({2}, 3.0F);
-  fastamp::scaler::GradientGroups groups(/*allow_fp16=*/true, fastamp::scaler::Use::kPassNext);
+  fastamp::scaler::GradientGroups groups(fastamp::scaler::Purpose::kCheck);
   groups.add_all({parameter});
   if (!by_address) {
     groups.give_up_addresses();

@@ -306,4 +306,4 @@ def test_warming_up_changes_nothing_though_hooks_clean_the_gradients():
     assert all(int(state["step"]) == 0 for state in optimizer.state.values())
     assert len(optimizer.state) == len(before)  # They are made.
     assert scaler.history() == []
-    assert "_fastamp_gate" not in vars(optimizer)
+    assert "_fastamp_pending_amp_step" not in vars(optimizer)

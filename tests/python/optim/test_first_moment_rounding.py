@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fastamp
-from fastamp._C import StepGate
+from fastamp._C import AmpStep
 from support.amp_reference import assert_same_bits
 from support.optim_state import give_gradients, run, same_state, saved_and_loaded
 from support.optim_twins import copies, parameters
@@ -152,7 +152,7 @@ def test_a_skipped_step_draws_nothing(kind):
     run(skipping, 2)
     run(plain, 2)
     give_gradients(params, 77)
-    skipping._fastamp_gate = StepGate(found_inf=torch.ones(()))
+    skipping._fastamp_pending_amp_step = AmpStep(found_inf=torch.ones(()))
     skipping.step()
     run(skipping, 2, 2)
     run(plain, 2, 2)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import fastamp
-from fastamp._C import StepGate
+from fastamp._C import AmpStep
 from fastamp.optim import fuse_
 from support.amp_reference import assert_same_bits
-from support.gated_pairs import takes_gate
+from support.gated_pairs import supports_amp_step
 from support.optim_twins import PAIRS, Twins, assert_same_parameters, copies, parameters
 
 names = pytest.mark.parametrize("name", PAIRS)
@@ -43,9 +43,9 @@ def step(optimizer, params, seed):
 def skip(optimizer, params):
     """A step behind a raised flag; True if nothing but the flag was needed to skip it."""
     before = [p.detach().clone() for p in params]
-    optimizer._fastamp_gate = StepGate(found_inf=torch.ones(()))
+    optimizer._fastamp_pending_amp_step = AmpStep(found_inf=torch.ones(()))
     optimizer.step()
-    assert "_fastamp_gate" not in optimizer.__dict__
+    assert "_fastamp_pending_amp_step" not in optimizer.__dict__
     return all(torch.equal(p.detach(), q) for p, q in zip(params, before, strict=True))
 
 
@@ -58,7 +58,7 @@ def test_a_fused_optimizer_goes_on_where_torchs_was(name, fused):
         step(optimizer, params, i)
         step(reference, others, i)
     assert fuse_(optimizer) is optimizer
-    assert takes_gate(optimizer)
+    assert supports_amp_step(optimizer)
     assert not getattr(optimizer, "_step_supports_amp_scaling", False)
     for i in range(3, 30):
         step(optimizer, params, i)
@@ -223,7 +223,7 @@ def test_copies_of_a_fused_optimizer_are_fused(name, way):
     others = twin.param_groups[0]["params"]
     step(optimizer, params, 1)
     step(twin, others, 1)
-    assert takes_gate(twin)
+    assert supports_amp_step(twin)
     assert_same_parameters(params, others)
 
 

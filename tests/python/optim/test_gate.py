@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import fastamp
-from fastamp._C import StepGate
+from fastamp._C import AmpStep
 from support.amp_reference import DEVICES, assert_same_bits
-from support.gated_pairs import takes_gate
+from support.gated_pairs import supports_amp_step
 from support.optim_twins import PAIRS, Twins, assert_same_parameters, parameters
 
 devices = pytest.mark.parametrize("device", DEVICES)
@@ -23,11 +23,11 @@ def scalar(value, device="cpu"):
 
 
 def gated_step(optimizer, *args, **gate):
-    optimizer._fastamp_gate = StepGate(**gate)
+    optimizer._fastamp_pending_amp_step = AmpStep(**gate)
     try:
         return optimizer.step(*args)
     finally:
-        assert "_fastamp_gate" not in optimizer.__dict__
+        assert "_fastamp_pending_amp_step" not in optimizer.__dict__
 
 
 def snapshot(optimizer):
@@ -59,7 +59,7 @@ def test_a_gated_step_is_torchs_unscale_clip_and_step(device, name, clip):
         for q in twins.others:
             q.grad.mul_(1 / 1024.0)
             q.grad.mul_(1.0 if clip is None else clip)
-        twins.ours._fastamp_gate = StepGate(
+        twins.ours._fastamp_pending_amp_step = AmpStep(
             inv_scale=scalar(1 / 1024.0, device),
             clip_coef=None if clip is None else scalar(clip, device),
             found_inf=scalar(0.0, device),
@@ -144,10 +144,10 @@ def test_the_gate_counts_for_one_step_and_goes_even_if_it_raises():
     (p,) = parameters(((2,),))
     optimizer = fastamp.optim.Adam([p])
     p.grad = torch.sparse_coo_tensor([[0]], [1.0], (2,))
-    optimizer._fastamp_gate = StepGate()
+    optimizer._fastamp_pending_amp_step = AmpStep()
     with pytest.raises(RuntimeError, match="SparseAdam"):
         optimizer.step()
-    assert "_fastamp_gate" not in optimizer.__dict__
+    assert "_fastamp_pending_amp_step" not in optimizer.__dict__
 
 
 def test_a_closure_behind_a_gate_is_refused():
@@ -155,7 +155,7 @@ def test_a_closure_behind_a_gate_is_refused():
     optimizer = fastamp.optim.SGD([p])
     p.grad = torch.ones(2)
     before = p.detach().clone()
-    with pytest.raises(RuntimeError, match="step: expected no closure behind a gate"):
+    with pytest.raises(RuntimeError, match="step: expected no closure with an AmpStep"):
         gated_step(optimizer, lambda: 1.0)
     assert torch.equal(p.detach(), before)
 
@@ -170,11 +170,11 @@ def test_who_takes_a_gate():
 
     (p,) = parameters(((2,),))
     for name, (ours, theirs) in PAIRS.items():
-        assert takes_gate(ours([p])), name
-        assert not takes_gate(theirs([p]))
-    assert takes_gate(Plain([p]))
-    assert not takes_gate(OwnStep([p]))
-    assert not takes_gate(None)
+        assert supports_amp_step(ours([p])), name
+        assert not supports_amp_step(theirs([p]))
+    assert supports_amp_step(Plain([p]))
+    assert not supports_amp_step(OwnStep([p]))
+    assert not supports_amp_step(None)
 
 
 def test_hooks_run_around_a_gated_step():
@@ -215,7 +215,7 @@ def test_parameters_of_torchs_own_step_pass_the_same_gate(write_grads, flag):
 
 
 def test_a_gate_keeps_one_copy_per_device():
-    gate = StepGate(inv_scale=scalar(0.5), clip_value=2.0, write_grads=False)
+    gate = AmpStep(inv_scale=scalar(0.5), clip_value=2.0, write_grads=False)
     here = gate.for_device(torch.device("cpu"))
     assert here is gate.for_device(torch.device("cpu"))
     assert here.inv_scale is gate.inv_scale
@@ -275,7 +275,7 @@ def test_clip_by_value_comes_after_the_other_factors(device, name, dtype):
         twins.set_gradients(lambda p: torch.randn_like(p) * 64.0)
         for q in twins.others:
             q.grad.mul_(0.25).mul_(0.5).clamp_(-2.0, 2.0)
-        twins.ours._fastamp_gate = StepGate(
+        twins.ours._fastamp_pending_amp_step = AmpStep(
             scalar(0.25, device), scalar(0.5, device), scalar(0.0, device), clip_value=2.0
         )
         twins.step()

@@ -11,7 +11,7 @@ import torch
 import torch.optim.optimizer as hooks
 
 import fastamp
-from fastamp._C import StepGate
+from fastamp._C import AmpStep
 from support.optim_twins import PAIRS, Twins, copies, parameters
 
 names = pytest.mark.parametrize("name", PAIRS)
@@ -237,6 +237,6 @@ def test_training_reaches_the_minimum(name):
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(model(x), y)
         loss.backward()
-        optimizer._fastamp_gate = StepGate(found_inf=torch.zeros(()))
+        optimizer._fastamp_pending_amp_step = AmpStep(found_inf=torch.zeros(()))
         optimizer.step()
     assert loss.item() < 0.01

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import fastamp
 import fastamp._C as _C
-from fastamp._C import StepGate
+from fastamp._C import AmpStep
 from support.amp_reference import DEVICES, assert_same_bits
 from support.moment_codes_twin import FIRST, SECOND, decoded, encoded, noise
 
@@ -145,7 +145,9 @@ def test_a_skipped_step_changes_nothing(device):
     for found_inf in (0.0, 1.0):
         p.grad = torch.ones_like(p)
         before = [p.detach().clone(), *(v.clone() for v in optimizer.state[p].values())]
-        optimizer._fastamp_gate = StepGate(found_inf=torch.tensor(found_inf, device=device))
+        optimizer._fastamp_pending_amp_step = AmpStep(
+            found_inf=torch.tensor(found_inf, device=device)
+        )
         optimizer.step()
     for ours, theirs in zip([p.detach(), *optimizer.state[p].values()], before, strict=True):
         assert_same_bits(ours, theirs)

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 import fastamp
-from fastamp._C import StepGate
+from fastamp._C import AmpStep
 from support.muon_reference import MuonTwins, assert_close, matrices
 
 
 def gated_step(optimizer, **gate):
-    optimizer._fastamp_gate = StepGate(**gate)
+    optimizer._fastamp_pending_amp_step = AmpStep(**gate)
     optimizer.step()
 
 
@@ -28,7 +28,7 @@ def test_a_gated_step_is_torchs_unscale_clip_and_step(write_grads):
         raw = [p.grad.mul_(1024.0).clone() for p in twins.mine]
         for q, scaled in zip(twins.others, raw, strict=True):
             q.grad = (scaled * (1 / 1024.0) * 0.37).clamp_(-0.5, 0.5)
-        twins.ours._fastamp_gate = StepGate(
+        twins.ours._fastamp_pending_amp_step = AmpStep(
             inv_scale=torch.tensor(1 / 1024.0),
             clip_coef=torch.tensor(0.37),
             found_inf=torch.tensor(0.0),

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import fastamp.optim
-from fastamp._C import StepGate
+from fastamp._C import AmpStep
 from support.ranks import results_of_two_ranks
 
 SHAPES = ((5, 3), (4, 6), (5, 3), (1, 8))  # Of the last, one rank has no row.
@@ -42,7 +42,7 @@ def stepped(sharded, dtype, **options):
         for p, where in zip(params, [*placements, None], strict=True):
             gradient = torch.randn(p.shape).to(dtype)
             p.grad = spread(gradient, where) if where else gradient
-        optimizer._fastamp_gate = StepGate(
+        optimizer._fastamp_pending_amp_step = AmpStep(
             inv_scale=torch.tensor(0.5), found_inf=torch.tensor(flag)
         )
         optimizer.step()

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import fastamp
 from fastamp import _C
-from fastamp._C import StepGate
+from fastamp._C import AmpStep
 from support.amp_reference import DEVICES, assert_same_bits
 from support.optim_state import OPTIONS, give_gradients, run, same_state, saved_and_loaded
 from support.optim_twins import PAIRS, copies, parameters
@@ -271,7 +271,7 @@ def test_a_skipped_step_leaves_parameter_and_rest(device):
     run(optimizer, 2)
     before = [(p.detach().clone(), optimizer.state[p]["master_rest"].clone()) for p in params]
     give_gradients(params, 9)
-    optimizer._fastamp_gate = StepGate(found_inf=torch.ones((), device=device))
+    optimizer._fastamp_pending_amp_step = AmpStep(found_inf=torch.ones((), device=device))
     optimizer.step()
     for p, (value, rest) in zip(params, before, strict=True):
         assert_same_bits(p.detach(), value)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import fastamp.optim
-from fastamp._C import StepGate
+from fastamp._C import AmpStep
 from support.ranks import results_of_two_ranks
 
 OPTIONS = {
@@ -39,7 +39,7 @@ def sharded(optimizer_type, options, gate=None, dtype=torch.float32):
             gradient = torch.randn(p.shape).to(dtype)
             p.grad = distribute_tensor(gradient, mesh, where) if where else gradient
         if gate is not None:
-            optimizer._fastamp_gate = StepGate(inv_scale=torch.tensor(gate))
+            optimizer._fastamp_pending_amp_step = AmpStep(inv_scale=torch.tensor(gate))
         optimizer.step()
     states = [
         {key: full(value).clone() for key, value in optimizer.state[p].items()} for p in params

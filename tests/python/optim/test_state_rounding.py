@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fastamp
-from fastamp._C import StepGate
+from fastamp._C import AmpStep
 from support.amp_reference import DEVICES, assert_same_bits
 from support.optim_state import give_gradients, run, same_state, saved_and_loaded
 from support.optim_twins import copies, parameters
@@ -157,7 +157,7 @@ def test_a_skipped_step_draws_nothing(device):
     run(plain, 2)
     give_gradients(params, 77)
     before = [skipping.state[p]["exp_avg_sq"].clone() for p in params]
-    skipping._fastamp_gate = StepGate(found_inf=torch.ones((), device=device))
+    skipping._fastamp_pending_amp_step = AmpStep(found_inf=torch.ones((), device=device))
     skipping.step()
     for p, was in zip(params, before, strict=True):
         assert_same_bits(skipping.state[p]["exp_avg_sq"], was)

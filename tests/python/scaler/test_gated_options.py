@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 import fastamp
 import fastamp.optim
-from support.gated_pairs import CASES, SHAPES, assert_close, gradients, pair, step_both, takes_gate
+from support.gated_pairs import (
+    CASES,
+    SHAPES,
+    assert_close,
+    gradients,
+    pair,
+    step_both,
+    supports_amp_step,
+)
 from support.scaler_pairs import set_gradients
 
 
@@ -44,7 +52,7 @@ def test_fuse_takes_over_the_optimizers_of_torch(name):
     rng, generator = random.Random(5), torch.Generator().manual_seed(5)
     for _ in range(20):
         step_both(first, second, generator, rng)
-    assert takes_gate(ours)
+    assert supports_amp_step(ours)
     other = torch.nn.Parameter(torch.ones(2))
     other.grad = torch.ones(2)
     scaler.scale(torch.ones(()))

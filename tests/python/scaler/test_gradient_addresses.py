@@ -25,7 +25,7 @@ class Seen(TorchDispatchMode):
 
 def clip_at_step(optimizer, max_norm):
     """Has gradients checked by a pass that does not write them; (scaler, norm)."""
-    optimizer._fastamp_takes_gate = True
+    optimizer._fastamp_supports_amp_step = True
     scaler = fastamp.GradScaler("cpu", init_scale=1.0)
     scaler.scale(torch.ones(()))
     return scaler, scaler.clip_grad_norm_(optimizer, max_norm)
@@ -161,7 +161,7 @@ def test_a_gradient_whose_memory_was_freed_is_refused_before_any_is_written(view
     versions = [gradient._version for gradient in gradients(optimizer)]
     name = "norm_and_check_" if checks else "unscale_and_check_"
     arguments = (1.0,) if checks else ()
-    optimizer._fastamp_takes_gate = checks
+    optimizer._fastamp_supports_amp_step = checks
     call = scaler.clip_grad_norm_ if checks else scaler.unscale_
     with pytest.raises(ValueError, match=rf"{name}: expected grads\[1\] .* to have memory"):
         call(optimizer, *arguments)

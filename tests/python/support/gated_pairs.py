@@ -23,9 +23,9 @@ OPTIONS = {
 CASES = [(name, options) for name, sets in OPTIONS.items() for options in sets]
 
 
-def takes_gate(optimizer) -> bool:
+def supports_amp_step(optimizer) -> bool:
     """Whether a scaler would hand an optimizer its gate."""
-    return getattr(optimizer, "_fastamp_takes_gate", False) is True
+    return getattr(optimizer, "_fastamp_supports_amp_step", False) is True
 
 
 def pair(name, options, seed=0, **scaler_options):

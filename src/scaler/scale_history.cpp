@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "scaler/scale_sidecar.h"
+#include "scaler/scale_history.h"
 
 #include "core/device_copy.h"
 #include "core/kernel_devices.h"
@@ -17,7 +17,7 @@
 
 namespace fastamp::scaler {
 
-void ScaleSidecar::prepare(const at::Tensor& scale) {
+void ScaleHistory::prepare(const at::Tensor& scale) {
   if (scale_.is_same(scale)) {
     return;
   }
@@ -45,24 +45,24 @@ void ScaleSidecar::prepare(const at::Tensor& scale) {
   note_update(scale);
 }
 
-void ScaleSidecar::note_update(const at::Tensor& scale) {
+void ScaleHistory::note_update(const at::Tensor& scale) {
   if (inv_scale_.defined() && !scale.is_inference()) {
     inv_scale_version_ = version_of(scale);
   }
 }
 
-at::Tensor ScaleSidecar::kept_inverse(const at::Tensor& scale) const {
+at::Tensor ScaleHistory::kept_inverse(const at::Tensor& scale) const {
   const bool holds = inv_scale_.defined() && scale_.is_same(scale) && !scale.is_inference() &&
                      version_of(scale) == inv_scale_version_;
   return holds ? inv_scale_ : at::Tensor();
 }
 
-at::Tensor ScaleSidecar::inv_scale(const at::Tensor& scale) const {
+at::Tensor ScaleHistory::inv_scale(const at::Tensor& scale) const {
   auto kept = kept_inverse(scale);
   return kept.defined() ? kept : inverse_scale(scale);
 }
 
-void ScaleSidecar::refresh(const at::Tensor& scale) {
+void ScaleHistory::refresh(const at::Tensor& scale) {
   if (inv_scale_.defined() && !kept_inverse(scale).defined()) {
     const at::NoGradGuard no_grad;
     inv_scale_.copy_(inverse_scale(scale));  // In place: a captured graph reads it there.
@@ -70,7 +70,7 @@ void ScaleSidecar::refresh(const at::Tensor& scale) {
   }
 }
 
-void ScaleSidecar::update(ScaleTensors& tensors, const ScaleRules& rules,
+void ScaleHistory::update(ScaleTensors& tensors, const ScaleRules& rules,
                           at::ArrayRef<at::Tensor> flags, const at::Tensor& norm,
                           const at::Tensor& new_scale) {
   prepare(tensors.scale);
@@ -86,7 +86,7 @@ void ScaleSidecar::update(ScaleTensors& tensors, const ScaleRules& rules,
   note_update(tensors.scale);
 }
 
-void ScaleSidecar::write_history() {
+void ScaleHistory::write_history() {
   if (!keeps_history()) {
     return;
   }
@@ -110,18 +110,18 @@ void ScaleSidecar::write_history() {
   history_count_.fill_(rows_);
 }
 
-void ScaleSidecar::load_history(std::vector<StepRecord> rows) {
+void ScaleHistory::load_history(std::vector<StepRecord> rows) {
   const auto kept = std::min(rows.size(), static_cast<std::size_t>(history_size_));
   rows.erase(rows.begin(), rows.end() - static_cast<std::ptrdiff_t>(kept));
   loaded_ = std::move(rows);
   write_history();
 }
 
-at::Tensor ScaleSidecar::last_row() const {
+at::Tensor ScaleHistory::last_row() const {
   return history_.select(0, (rows_ - 1) % history_size_);
 }
 
-std::vector<StepRecord> ScaleSidecar::history() const {
+std::vector<StepRecord> ScaleHistory::history() const {
   if (!keeps_history()) {
     return loaded_;
   }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <fastamp/export.h>
-#include <fastamp/optim/step_gate.h>
+#include <fastamp/optim/amp_step.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
@@ -14,17 +14,17 @@
 namespace fastamp::optim {
 
 /// An optimizer whose step() can be decided on the device. A gradient scaler finds it by
-/// dynamic_cast, sets a gate and calls step(); nothing waits for the device.
+/// dynamic_cast, sets an AmpStep and calls step(); nothing waits for the device.
 ///
 /// Not thread-safe, as optimizers are not.
-class FASTAMP_API GatedOptimizer {
+class FASTAMP_API AmpStepOptimizer {
  public:
-  virtual ~GatedOptimizer();
+  virtual ~AmpStepOptimizer();
 
-  /// The next step(), and no other, goes through this gate.
-  void set_gate(StepGate gate) { gate_ = std::move(gate); }
-  /// Takes back a gate that no step() has used.
-  void clear_gate() { gate_.reset(); }
+  /// What the next step(), and no other, is asked for.
+  void set_amp_step(AmpStep amp_step) { amp_step_ = std::move(amp_step); }
+  /// Takes back what no step() has used.
+  void clear_amp_step() { amp_step_.reset(); }
 
   /// From now on step() reads the learning rates of the parameter groups from these tensors
   /// (float32 or float64, one element, one for each group), and no longer from the options: a
@@ -32,18 +32,18 @@ class FASTAMP_API GatedOptimizer {
   void set_learning_rates(std::vector<at::Tensor> rates) { learning_rates_ = std::move(rates); }
 
  protected:
-  GatedOptimizer() = default;
-  GatedOptimizer(const GatedOptimizer&) = default;
-  GatedOptimizer(GatedOptimizer&&) = default;
-  GatedOptimizer& operator=(const GatedOptimizer&) = default;
-  GatedOptimizer& operator=(GatedOptimizer&&) = default;
+  AmpStepOptimizer() = default;
+  AmpStepOptimizer(const AmpStepOptimizer&) = default;
+  AmpStepOptimizer(AmpStepOptimizer&&) = default;
+  AmpStepOptimizer& operator=(const AmpStepOptimizer&) = default;
+  AmpStepOptimizer& operator=(AmpStepOptimizer&&) = default;
 
-  /// The gate of this step: the one that was set, or an open one.
-  StepGate take_gate() { return std::exchange(gate_, std::nullopt).value_or(StepGate{}); }
+  /// What this step is asked for: what was set, or nothing but to step.
+  AmpStep take_amp_step() { return std::exchange(amp_step_, std::nullopt).value_or(AmpStep{}); }
   at::ArrayRef<at::Tensor> learning_rates() const { return learning_rates_; }
 
  private:
-  std::optional<StepGate> gate_;
+  std::optional<AmpStep> amp_step_;
   std::vector<at::Tensor> learning_rates_;
 };
 

@@ -13,7 +13,7 @@ namespace fastamp::optim {
 /// are multiplied by inv_scale, then by clip_coef, then brought within clip_value, and nothing but
 /// the gradients changes where found_inf is not 0. Tensors are float32 of one element; absent ones
 /// stand for 1, 1 and 0. They may live on any device: a step copies them where it needs them.
-struct StepGate {
+struct AmpStep {
   std::optional<at::Tensor> inv_scale;
   std::optional<at::Tensor> clip_coef;
   std::optional<at::Tensor> found_inf;

@@ -16,10 +16,10 @@ namespace fastamp::scaler {
 
 /// The tensors that an update writes beside the scale, on its device: the ring of past iterations
 /// and, on CUDA, 1 / scale. The scale itself belongs to the caller. Not thread-safe.
-class FASTAMP_API ScaleSidecar {
+class FASTAMP_API ScaleHistory {
  public:
   /// @param history_size  Rows of the ring; 0: no ring.
-  explicit ScaleSidecar(std::int64_t history_size) : history_size_(history_size) {}
+  explicit ScaleHistory(std::int64_t history_size) : history_size_(history_size) {}
 
   /// Makes the tensors for a scale, in place of those for another one. Costs a comparison where
   /// they are there. A CUDA graph must find them made: made during capture, each replay would reset
