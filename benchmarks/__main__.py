@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("KINETO_LOG_LEVEL", "5")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
-from fastamp import _cpu_isa
+from fastamp._util import cpu_isa
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_MINUTES, QUICK_MINUTES = 8.0, 0.8
@@ -70,9 +70,9 @@ def main(arguments: Sequence[str]) -> int:
 
         return merge(arguments[1:])
     options = parse(arguments)
-    level = _cpu_isa.best_level(ROOT / "build" / "cpu_isa.json")
+    level = cpu_isa.best_level(ROOT / "build" / "cpu_isa.json")
     if level:  # before oneDNN's first use, which reads it
-        os.environ.setdefault(_cpu_isa.VARIABLE, level)
+        os.environ.setdefault(cpu_isa.VARIABLE, level)
     from benchmarks.run import Plan, list_rows, run
 
     plan = Plan(

@@ -122,9 +122,9 @@ def _recorded_and_shared(step: Callable[[], Any], device: str) -> tuple[Any, _Ca
         recorded = _recorded(step, device)
         step()
         return recorded, _Casts(0, 0, 0)
-    with fastamp.trace() as watched:
+    with fastamp.debug.trace() as watched:
         recorded = _recorded(step, device)
-    with fastamp.trace() as unwatched:
+    with fastamp.debug.trace() as unwatched:
         step()
     return recorded, _made(watched) - _made(unwatched)
 

@@ -2,8 +2,8 @@
 """Checks that no copy between devices is told not to wait, unless it is clear where it goes.
 
 A copy to the CPU that does not wait is read before it has arrived. src/core/device_copy.h and
-fastamp/_copies.py make copies that wait where they must; other code calls them. A line that has to
-ask for it itself says why: "// towards ..." or "# towards ...".
+fastamp/_util/tensors.py make copies that wait where they must; other code calls them. A line that
+has to ask for it itself says why: "// towards ..." or "# towards ...".
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tracked_files import ROOT, report, tracked_files
 
-HOMES = {"src/core/device_copy.h", "python/fastamp/_copies.py"}
+HOMES = {"src/core/device_copy.h", "python/fastamp/_util/tensors.py"}
 FOLDERS = ("src", "python", "include")
 SOURCES = (".h", ".cpp", ".cu", ".cuh", ".py")
 REASON = re.compile(r"(//|#)\s*towards \S+")

@@ -3,8 +3,9 @@
 
 core <- kernels <- ops <- trace <- autocast <- inference <- optim <- scaler <- python/csrc: a file
 includes its own folder and the layers below it. Modules (a header and the source of its name, a
-file of the Python package) form no circles. Public headers keep Python, CUDA and our private
-headers away from users; headers that drag in all of torch cost 20 s of compile time per file.
+file of the Python package) form no circles, nor do the folders of the Python package, whose private
+modules all have names of their own. Public headers keep Python, CUDA and our private headers away
+from users; headers that drag in all of torch cost 20 s of compile time per file.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from module_graph import circle_problems, cpp_modules, python_modules
+from module_graph import (
+    circle_problems,
+    cpp_modules,
+    python_modules,
+    python_packages,
+    same_names,
+)
 from tracked_files import ROOT, report, tracked_files
 
 LAYERS = {
@@ -102,15 +109,21 @@ def include_problems(root: Path, files: Sequence[Path]) -> Iterator[str]:
 
 
 def check(root: Path, allowed_circles: Collection[frozenset[str]] = ()) -> list[str]:
-    """Returns one line for each forbidden include, and for each circle of modules, below root."""
+    """Returns one line for each forbidden include, circle or shared name below root."""
     files = [
         path
         for path in tracked_files(root, ".h", ".cpp", ".cu", ".cuh", ".inc", ".py", ".pyi")
         if path.relative_to(root).parts[0] in ("include", "src", "python")
     ]
     sources = [path for path in files if path.suffix not in (".py", ".pyi")]
-    graph = cpp_modules(root, sources) | python_modules(root, files)
-    return [*include_problems(root, sources), *circle_problems(graph, allowed_circles)]
+    modules = python_modules(root, files)
+    graph = cpp_modules(root, sources) | modules
+    return [
+        *include_problems(root, sources),
+        *circle_problems(graph, allowed_circles),
+        *circle_problems(python_packages(modules), ()),
+        *same_names(modules),
+    ]
 
 
 if __name__ == "__main__":

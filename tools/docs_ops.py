@@ -32,7 +32,7 @@ def versions_of(op: str, device: str, lists: Mapping[str, Mapping[str, Iterable[
     """Returns the torch versions that autocast an op on a device, as text.
 
     Args:
-        op: As ``fastamp.op_table()`` spells it, such as ``conv1d`` or ``softmax.int``.
+        op: As ``fastamp.policies.table()`` spells it, such as ``conv1d`` or ``softmax.int``.
         device: ``cpu`` or ``cuda``.
         lists: By version and device, the ops with an autocast kernel.
     """
@@ -48,12 +48,12 @@ def ops_reference(lists: Mapping[str, Mapping[str, Iterable[str]]]) -> str:
     Args:
         lists: As for :func:`versions_of`; docs/site/torch_ops.json has them.
     """
-    from fastamp import op_table
+    from fastamp.policies import table
 
     sets = {v: {d: frozenset(ops[d]) for d in DEVICES} for v, ops in lists.items()}
     lines = [INTRO, f"Versions compared: {', '.join(lists)}.\n"]
     lines += ["| Op | CPU | CUDA | torch, CPU | torch, CUDA |", "|---|---|---|---|---|"]
-    for row in sorted(op_table(), key=lambda row: row.op):
+    for row in sorted(table(), key=lambda row: row.op):
         versions = " | ".join(versions_of(row.op, device, sets) for device in DEVICES)
         lines.append(f"| `{row.op}` | {row.cpu_default} | {row.cuda_default} | {versions} |")
     return "\n".join(lines) + "\n"

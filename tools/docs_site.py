@@ -31,8 +31,20 @@ PAGES = {
 LINK = re.compile(r"(!?)\[([^\]\n]*)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^(```.*?^```$)", re.DOTALL | re.MULTILINE)
 LANGUAGES = {".py": "python", ".cpp": "cpp"}
-# Names of fastamp's that are modules with pages of their own, or have nothing to say.
-NOT_ON_THE_PAGE = {"amp", "cpu", "cuda", "distributed", "optim", "__version__"}
+# Modules with a page of their own, and its title.
+MODULE_PAGES = {
+    "optim": "Optimizers",
+    "policies": "Policies",
+    "casts": "Casts of weights",
+    "float8": "fp8",
+    "inference": "Inference and export",
+    "debug": "Debugging",
+    "distributed": "Several processes",
+    "cuda": "CUDA graphs",
+    "cpp": "C++ files",
+}
+# Names of fastamp's that are mirrors of torch's modules, or have nothing to say.
+NOT_ON_A_PAGE = {"amp", "cpu", "__version__"}
 
 
 def anchor_of(program: str) -> str:
@@ -116,10 +128,10 @@ def stage(pages: Path) -> None:
     write("examples.md", examples_page(texts))
     lists = (ROOT / "docs" / "site" / "torch_ops.json").read_text(encoding="utf-8")
     write("ops.md", ops_reference(json.loads(lists)))
-    names = [name for name in fastamp.__all__ if name not in NOT_ON_THE_PAGE]
+    names = [name for name in fastamp.__all__ if name not in NOT_ON_A_PAGE | MODULE_PAGES.keys()]
     write("api_python.md", api_page("Python", "fastamp", names))
-    for module, title in (("optim", "Optimizers"), ("distributed", "Several processes")):
-        public = list(getattr(fastamp, module).__all__)
+    for module, title in MODULE_PAGES.items():
+        public = [name for name in getattr(fastamp, module).__all__ if name not in NOT_ON_A_PAGE]
         write(f"api_{module}.md", api_page(title, f"fastamp.{module}", public))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
@@ -37,9 +37,9 @@ def cpp_modules(root: Path, files: Iterable[Path]) -> Graph:
 
 
 def python_modules(root: Path, files: Iterable[Path]) -> Graph:
-    """Returns for each module of the package those it imports, also inside functions.
+    """Returns for each module of the package those it imports.
 
-    Imports that only a type checker sees (``if TYPE_CHECKING:``) do not count.
+    Also inside functions and for type checkers only: neither can be read without the other.
     """
     sources = {}
     for path in files:
@@ -53,6 +53,33 @@ def python_modules(root: Path, files: Iterable[Path]) -> Graph:
             found = (_find(*names, sources) for names in _imports(tree))
             graph[module] = {name for name in found if name is not None}
     return _without_self(graph)
+
+
+def python_packages(modules: Graph) -> Graph:
+    """Returns for each folder below the package, and each module beside them, those it imports.
+
+    Without what modules beside the folders import of one another: that is in the other graph.
+    """
+    graph: Graph = {}
+    for module, uses in modules.items():
+        package = _package_of(module)
+        others = {_package_of(other) for other in uses}
+        if package == module:
+            others -= uses
+        graph.setdefault(package, set()).update(others)
+    return _without_self(graph)
+
+
+def same_names(modules: Graph) -> Iterator[str]:
+    """Yields a line for each name that several private modules of the package have."""
+    named = defaultdict(list)
+    for module in sorted(modules):
+        name = PurePosixPath(module).name
+        if "/_" in module and name != "__init__":
+            named[name].append(module)
+    for first, *others in named.values():
+        if others:
+            yield f"{first}: another module has the same name: {', '.join(others)}"
 
 
 def circles(graph: Graph) -> list[list[str]]:
@@ -81,6 +108,11 @@ def circle_problems(graph: Graph, allowed: Collection[frozenset[str]]) -> Iterat
 
 def _without_self(graph: Graph) -> Graph:
     return {module: uses - {module} for module, uses in graph.items()}
+
+
+def _package_of(module: str) -> str:
+    folder = PurePosixPath(module).parent
+    return module if folder == PYTHON_PACKAGE else f"{folder}/"
 
 
 def _reachable(graph: Graph, start: str) -> set[str]:
@@ -115,14 +147,8 @@ def _imports(node: ast.AST) -> Iterator[tuple[str, str]]:
             yield from ((alias.name, "") for alias in child.names)
         elif isinstance(child, ast.ImportFrom):
             yield from ((child.module or "", alias.name) for alias in child.names)
-        elif isinstance(child, ast.If) and _is_type_checking(child.test):
-            yield from _imports(ast.Module(body=child.orelse, type_ignores=[]))
         else:
             yield from _imports(child)
-
-
-def _is_type_checking(test: ast.expr) -> bool:
-    return getattr(test, "id", getattr(test, "attr", None)) == "TYPE_CHECKING"
 
 
 def _find(module: str, name: str, sources: Collection[str]) -> str | None:

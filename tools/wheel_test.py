@@ -128,7 +128,9 @@ def drop_in(folder: Path) -> str:
 def consume(folder: Path) -> str:
     """Builds tests/consumer with find_package, with the folders that the package names."""
     python, build = folder / "bin" / "python", folder / "consumer"
-    ask = "import torch, fastamp; print(torch.utils.cmake_prefix_path, fastamp.cmake_prefix_path)"
+    ask = (
+        "import torch, fastamp; print(torch.utils.cmake_prefix_path, fastamp.cpp.cmake_prefix_path)"
+    )
     prefixes = ";".join(call([python, "-c", ask]).split())
     cmake = find_tool("cmake")
     options = [f"-DCMAKE_PREFIX_PATH={prefixes}", "-DCMAKE_BUILD_TYPE=Debug"]

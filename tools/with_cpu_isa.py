@@ -17,9 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def load_probe() -> ModuleType:
-    """Loads fastamp._cpu_isa by its path: importing the package would import torch (2 s)."""
-    path = ROOT / "python" / "fastamp" / "_cpu_isa.py"
-    spec = importlib.util.spec_from_file_location("_cpu_isa", path)
+    """Loads fastamp._util.cpu_isa by its path: importing the package would import torch (2 s)."""
+    path = ROOT / "python" / "fastamp" / "_util/cpu_isa.py"
+    spec = importlib.util.spec_from_file_location("cpu_isa", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

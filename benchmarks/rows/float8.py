@@ -55,12 +55,12 @@ def check_gpu(device: str) -> None:
         raise ImportError(f"{torch.cuda.get_device_name()} has no fp8")
 
 
-def every_product() -> fastamp.Float8Recipe:
+def every_product() -> fastamp.float8.Recipe:
     """The recipe that runs in fp8 whatever can be, however small."""
-    return fastamp.Float8Recipe(small_size=(0, 0))
+    return fastamp.float8.Recipe(small_size=(0, 0))
 
 
-def region_of(which: str, device: str, recipe: fastamp.Float8Recipe | None = None) -> Any:
+def region_of(which: str, device: str, recipe: fastamp.float8.Recipe | None = None) -> Any:
     """Returns the region of a candidate."""
     if which == BASELINE:
         return torch.autocast(device, dtype=BF16)
@@ -88,7 +88,7 @@ class Product:
         weight = torch.randn(self.outputs, self.inputs, device=self.device) * self.inputs**-0.5
         self.weight = nn.Parameter(weight)
 
-    def candidate(self, which: str, recipe: fastamp.Float8Recipe | None = None) -> Candidate:
+    def candidate(self, which: str, recipe: fastamp.float8.Recipe | None = None) -> Candidate:
         """Forward and backward in a region of its own, as a training step has them: casts too."""
         region = region_of(which, self.device, recipe)
         x, weight, grad = self.x, self.weight, self.grad
@@ -102,9 +102,9 @@ class Product:
         before = use_kernels_of(BASELINE if which == BASELINE else OURS)
         return Candidate("step()", {"step": step}, before, fastamp._C.register_kernels)
 
-    def facts(self, recipe: fastamp.Float8Recipe | None = None) -> Facts:
+    def facts(self, recipe: fastamp.float8.Recipe | None = None) -> Facts:
         """How many of the layers ran in fp8: none if the rule says that they are too small."""
-        with fastamp.trace() as trace:
+        with fastamp.debug.trace() as trace:
             self.candidate(OURS, recipe).names["step"]()
         ran = sum(row.calls for row in trace.rows if row.float8 == "float8")
         return {OURS: {"layers in fp8": float(ran)}}

@@ -32,7 +32,9 @@ def _model(which: str, workload: Workload, device: str) -> tuple[nn.Module, torc
     x, _ = next(workload.batches(workload.batch, device, False))
     if which == OURS:
         use_kernels_of(OURS)()
-        model = fastamp.convert(model, DTYPE, example_inputs=x, inplace=True, verbose=False)
+        model = fastamp.inference.convert(
+            model, DTYPE, example_inputs=x, inplace=True, verbose=False
+        )
     return model, x
 
 
@@ -64,7 +66,7 @@ def _facts(workload: Workload, device: str, quick: bool) -> Facts:
         with (
             torch.no_grad(),
             fastamp.autocast(device, dtype=DTYPE, enabled=which == BASELINE),
-            fastamp.trace() as trace,
+            fastamp.debug.trace() as trace,
         ):
             model(x)
         casts = trace.totals["weight_casts"]

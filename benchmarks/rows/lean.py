@@ -81,7 +81,9 @@ def stored_in(layout: Layout, model: torch.nn.Module, example: Any, **options: A
     if layout.is_low:
         model.to(DTYPE)
     elif layout.grads is not None:
-        fastamp.lean_(model, DTYPE, grads=layout.grads, example_inputs=example, verbose=False)
+        fastamp.optim.low_precision_weights_(
+            model, DTYPE, grads=layout.grads, example_inputs=example, verbose=False
+        )
     return own_optimizers().AdamW(model.parameters(), **options, **layout.options)
 
 
@@ -125,7 +127,7 @@ def memory_of(name: str, workload: Workload, device: str) -> dict[str, float]:
     def whole(mark: Any) -> None:
         counted.append(_run(name, workload, device, mark))
         gc.collect()
-        fastamp.drop_kept_casts()
+        fastamp.casts.drop()
 
     kept, peak, left = memory_levels(whole, device)
     if left > 0.01 * peak:

@@ -34,7 +34,7 @@ def facts_of(workload: Workload, device: str, quick: bool) -> Facts:
     for name, (which, weight_copies) in WAYS.items():
         training = Training(workload, which, device, DTYPE, weight_copies)
         found[name] = training.counts()
-        found[name]["MiB kept between steps"] = fastamp.kept_casts().bytes / MEBI
+        found[name]["MiB kept between steps"] = fastamp.casts.kept().bytes / MEBI
         if device == "cpu":  # counts frees of older memory or not: three runs, three figures
             del found[name]["MiB peak"]
         del training

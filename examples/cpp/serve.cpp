@@ -3,10 +3,11 @@
 //
 //   serve PACKAGE.pt2 SCRIPT.pt INPUT.pt OUTPUT.pt
 //
-// PACKAGE.pt2 was made by fastamp.export(model, (x,), torch.bfloat16, format="aoti", ...): the
-// precision is in its code. SCRIPT.pt is a TorchScript module in float32: the precision is that of
-// the region around the call. INPUT.pt is a tensor that torch.save wrote, and OUTPUT.pt gets both
-// results, for torch.load.
+// PACKAGE.pt2 was made by
+// fastamp.inference.export(model, (x,), torch.bfloat16, format="aoti", ...): the precision is in
+// its code. SCRIPT.pt is a TorchScript module in float32: the precision is that of the region
+// around the call. INPUT.pt is a tensor that torch.save wrote, and OUTPUT.pt gets both results, for
+// torch.load.
 #include <fastamp/fastamp.h>
 
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>

@@ -35,7 +35,7 @@ for mode, dtype in MODES.items():
     optimizer = fastamp.optim.SGD(model.parameters(), lr=0.01)
     scaler = fastamp.GradScaler(device, enabled=mode == "fp16")
     # On a GPU, layers as small as these stay in bfloat16 by default.
-    recipe = fastamp.Float8Recipe(small_size=(0, 0)) if mode == "fp8" else None
+    recipe = fastamp.float8.Recipe(small_size=(0, 0)) if mode == "fp8" else None
     region = fastamp.autocast(device, dtype, enabled=mode != "fp32", float8=recipe)
 
     row = report.add_row(mode, model, optimizer, scaler)

@@ -54,7 +54,7 @@ std::uint32_t number_of(const autocast::Float8Setting* setting) {
 }
 
 void check_recipe(const Float8Fields& fields) {
-  autocast::float8_setting("Float8Recipe", to_recipe(fields), c10::kBFloat16);
+  autocast::float8_setting("float8.Recipe", to_recipe(fields), c10::kBFloat16);
 }
 
 std::uint32_t number_of_region(const std::string& device, const Float8Fields& fields,

@@ -15,6 +15,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -36,14 +37,31 @@ std::optional<c10::DeviceType> parse_optional(const char* function,
   return device.has_value() ? std::optional(parse_device(function, *device)) : std::nullopt;
 }
 
+/// Calls a function of the library, whose errors begin with its name, `own`; to users of Python
+/// they begin with `shown`.
+template <class Function>
+auto with_errors_of(std::string_view own, const char* shown, const Function& function) {
+  try {
+    return function();
+  } catch (const c10::ValueError& error) {
+    const std::string text = error.what_without_backtrace();
+    const bool is_own = text.starts_with(own);
+    TORCH_CHECK_VALUE(false, is_own ? shown : "", is_own ? text.substr(own.size()) : text);
+  }
+}
+
 std::string get_policy(const std::string& op, const std::string& device) {
-  return std::string(to_string(op_policy(op, parse_device("op_policy", device))));
+  const auto type = parse_device("policies.get", device);
+  const auto policy =
+      with_errors_of("op_policy", "policies.get", [&] { return op_policy(op, type); });
+  return std::string(to_string(policy));
 }
 
 void set_policy(const std::string& op, const std::string& policy,
                 const std::optional<std::string>& device) {
-  set_op_policy(op, autocast::policy_named("set_op_policy: expected policy", policy),
-                parse_optional("set_op_policy", device));
+  const auto wanted = autocast::policy_named("policies.set: expected policy", policy);
+  const auto type = parse_optional("policies.set", device);
+  with_errors_of("set_op_policy", "policies.set", [&] { set_op_policy(op, wanted, type); });
 }
 
 using Row = std::tuple<std::string, std::string, std::string, std::string, std::string>;
@@ -64,20 +82,21 @@ struct Overrides {
 
 Overrides checked_policies(const std::vector<std::pair<std::string, std::string>>& edits,
                            const std::optional<std::string>& device) {
-  const auto type = parse_optional("op_policies", device);
+  const auto type = parse_optional("policies.override", device);
   std::vector<OpPolicyEdit> parsed;
   parsed.reserve(edits.size());
   for (const auto& [op, policy] : edits) {
-    parsed.push_back({op, autocast::policy_named("op_policies: expected policy", policy), type});
+    parsed.push_back(
+        {op, autocast::policy_named("policies.override: expected policy", policy), type});
   }
-  return {detail::checked_op_policies("op_policies", parsed)};
+  return {detail::checked_op_policies("policies.override", parsed)};
 }
 
 std::vector<std::pair<std::string, std::string>> preset(const std::string& source,
                                                         const std::string& device) {
   std::vector<std::pair<std::string, std::string>> edits;
-  for (const auto& edit : policy_preset(parse_device("policy_preset", source),
-                                        parse_device("policy_preset", device))) {
+  for (const auto& edit : policy_preset(parse_device("policies.copy_from", source),
+                                        parse_device("policies.copy_from", device))) {
     edits.emplace_back(edit.op, to_string(edit.policy));
   }
   return edits;
@@ -112,6 +131,8 @@ void bind_policy(pybind11::module_& module) {
   pybind11::class_<Overrides>(module, "PolicyOverrides").def("__bool__", [](const Overrides& self) {
     return self.value != nullptr;
   });
+  module.def("policy_names", autocast::policy_names);
+  module.def("split_policies", torch::wrap_pybind_function(detail::split_policies));
   module.def("policy_preset", torch::wrap_pybind_function(preset));
   module.def("op_policy_preset", torch::wrap_pybind_function(preset_named));
   module.def("checked_op_policies", torch::wrap_pybind_function(checked_policies));

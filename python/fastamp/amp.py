@@ -7,10 +7,10 @@
 
 from torch.amp.autocast_mode import is_autocast_available
 
-from fastamp._apex import loss_scaler, master_params, scale_loss
-from fastamp._autocast import autocast
-from fastamp._custom_function import custom_bwd, custom_fwd
-from fastamp.grad_scaler import GradScaler
+from fastamp._autocast.custom_function import custom_bwd, custom_fwd
+from fastamp._autocast.region import autocast
+from fastamp._scaler.apex import loss_scaler, master_params, scale_loss
+from fastamp._scaler.grad_scaler import GradScaler
 
 __all__ = [
     "GradScaler",

@@ -19,9 +19,7 @@ void log_changed_weights(const std::vector<const c10::TensorImpl*>& weights) {
   g_changed_weights.add(weights);
 }
 
-ChangedWeights changed_weights_since(std::uint64_t seen) {
-  return g_changed_weights.since(seen);
-}
+ChangedWeights changed_weights_since(std::uint64_t seen) { return g_changed_weights.since(seen); }
 
 namespace {
 

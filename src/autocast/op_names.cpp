@@ -180,15 +180,22 @@ void throw_banned(OpId op, PolicyDevice device) {
               "AutocastGuard(device, {}, false)) or change the policy.");
 }
 
+std::vector<std::string_view> policy_names() {
+  std::vector<std::string_view> names;
+  for (const auto& [policy, name] : kPolicyNames) {
+    names.push_back(name);
+  }
+  return names;
+}
+
 OpPolicy policy_named(const char* what, std::string_view name) {
-  std::vector<std::string_view> known;
   for (const auto& [policy, policy_name] : kPolicyNames) {
     if (policy_name == name) {
       return policy;
     }
-    known.push_back(policy_name);
   }
-  TORCH_CHECK_VALUE(false, what, " to be one of ", c10::Join(", ", known), ", got '", name, "'.");
+  TORCH_CHECK_VALUE(false, what, " to be one of ", c10::Join(", ", policy_names()), ", got '", name,
+                    "'.");
 }
 
 }  // namespace autocast

@@ -44,6 +44,9 @@ void check_can_carry(const char* function, std::string_view op, const OpCapabili
 /// Refuses a call of an op whose policy is `banned`.
 [[noreturn]] void throw_banned(OpId op, PolicyDevice device);
 
+/// The names of all policies, as Python and policy files have them.
+FASTAMP_API std::vector<std::string_view> policy_names();
+
 /// op_policy_from_string() whose errors begin with `what`, such as "register_op: expected policy".
 FASTAMP_API OpPolicy policy_named(const char* what, std::string_view name);
 

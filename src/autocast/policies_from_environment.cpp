@@ -8,28 +8,27 @@
 
 #include <sstream>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace fastamp {
 namespace {
 
+constexpr const char* kBlanks = " \t\r\n";
+
 std::string stripped(const std::string& text) {
-  const auto begin = text.find_first_not_of(" \t\n");
+  const auto begin = text.find_first_not_of(kBlanks);
   return begin == std::string::npos
              ? ""
-             : text.substr(begin, text.find_last_not_of(" \t\n") + 1 - begin);
+             : text.substr(begin, text.find_last_not_of(kBlanks) + 1 - begin);
 }
 
 }  // namespace
 
-void policies_from_environment() {
-  if (!c10::utils::get_env("FASTAMP_POLICY_FILE").value_or("").empty()) {
-    TORCH_WARN(
-        "policies_from_environment: FASTAMP_POLICY_FILE is read in Python only; C++ takes "
-        "FASTAMP_POLICY.");
-  }
-  std::istringstream text(c10::utils::get_env("FASTAMP_POLICY").value_or(""));
-  std::vector<OpPolicyEdit> edits;
-  for (std::string entry; std::getline(text, entry, ',');) {
+std::vector<std::pair<std::string, std::string>> detail::split_policies(const std::string& text) {
+  std::istringstream stream(text);
+  std::vector<std::pair<std::string, std::string>> found;
+  for (std::string entry; std::getline(stream, entry, ',');) {
     entry = stripped(entry);
     if (entry.empty()) {
       continue;
@@ -40,8 +39,21 @@ void policies_from_environment() {
                       "FASTAMP_POLICY: expected policies such as 'layer_norm=lower,pow=fp32', got "
                       "'",
                       entry, "'");
-    edits.push_back({op, autocast::policy_named("FASTAMP_POLICY: expected policy",
-                                                stripped(entry.substr(equals + 1)))});
+    found.emplace_back(op, stripped(entry.substr(equals + 1)));
+  }
+  return found;
+}
+
+void policies_from_environment() {
+  if (!c10::utils::get_env("FASTAMP_POLICY_FILE").value_or("").empty()) {
+    TORCH_WARN(
+        "policies_from_environment: FASTAMP_POLICY_FILE is read in Python only; C++ takes "
+        "FASTAMP_POLICY.");
+  }
+  const auto text = c10::utils::get_env("FASTAMP_POLICY").value_or("");
+  std::vector<OpPolicyEdit> edits;
+  for (const auto& [op, policy] : detail::split_policies(text)) {
+    edits.push_back({op, autocast::policy_named("FASTAMP_POLICY: expected policy", policy)});
   }
   detail::checked_op_policies("FASTAMP_POLICY", edits);  // refuses before anything is changed
   for (const auto& edit : edits) {

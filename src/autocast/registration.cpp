@@ -180,7 +180,7 @@ void unregister_kernels() {
     TORCH_CHECK(autocast::g_overriding_threads.load(std::memory_order_relaxed) == 0,
                 "unregister_kernels: expected no thread to have op policies of its own, got one "
                 "that has. End every "
-                "OpPolicyGuard, in Python every op_policies block, first.");
+                "OpPolicyGuard, in Python every policies.override block, first.");
     for (auto& registration : r.devices) {
       registration.reset();
     }

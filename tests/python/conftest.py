@@ -82,7 +82,7 @@ def global_state_is_left_as_it_was() -> Iterator[None]:
     # One failing test must not make those after it fail.
     set_torch_state(torch_before)
     if fastamp_after["policies"] != fastamp_before["policies"]:
-        fastamp.reset_op_policies()
+        fastamp.policies.reset()
     _C.set_float8_numbers(fastamp_before["recipes"])
     if fastamp_after["installed"] != fastamp_before["installed"]:
         (_C.register_kernels if fastamp_before["installed"] else _C.unregister_kernels)()
@@ -94,7 +94,7 @@ def global_state_is_left_as_it_was() -> Iterator[None]:
 def nothing_is_kept_afterwards() -> Iterator[None]:
     """For tests of casts that outlive regions."""
     gc.collect()
-    assert fastamp.kept_casts() == (0, 0)
+    assert fastamp.casts.kept() == (0, 0)
     yield
     gc.collect()
-    assert fastamp.kept_casts() == (0, 0)
+    assert fastamp.casts.kept() == (0, 0)

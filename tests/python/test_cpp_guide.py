@@ -40,7 +40,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "CMakeLists.txt").write_text(cmake[0], encoding="utf-8")
     options = [
         "-DCMAKE_BUILD_TYPE=Debug",
-        f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path};{fastamp.cmake_prefix_path}",
+        f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path};{fastamp.cpp.cmake_prefix_path}",
     ]
     if shutil.which("ccache"):
         options.append("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")

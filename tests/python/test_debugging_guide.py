@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fastamp._check import RULES
+from fastamp._debug.check import RULES
 from support.children import run_program
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "debugging.md").read_text(encoding="utf-8")

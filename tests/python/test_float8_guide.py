@@ -44,7 +44,7 @@ def test_the_python_program_runs_one_layer_in_fp8(tmp_path: Path):
 def test_the_cpp_program_runs_one_layer_in_fp8(tmp_path: Path):
     (tmp_path / "main.cpp").write_text(block("docs/float8.md", "cpp"), encoding="utf-8")
     (tmp_path / "CMakeLists.txt").write_text(block("README.md", "cmake"), encoding="utf-8")
-    prefixes = f"{torch.utils.cmake_prefix_path};{fastamp.cmake_prefix_path}"
+    prefixes = f"{torch.utils.cmake_prefix_path};{fastamp.cpp.cmake_prefix_path}"
     options = ["-DCMAKE_BUILD_TYPE=Debug", f"-DCMAKE_PREFIX_PATH={prefixes}"]
     if shutil.which("ccache"):
         options.append("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")

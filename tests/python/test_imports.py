@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
+import pickle
 import pkgutil
+import re
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,17 +24,22 @@ PACKAGE = Path(fastamp.__file__).parent
 #: Modules of the package that users import; all others begin with an underscore.
 PUBLIC_MODULES = {
     "fastamp.amp",
+    "fastamp.casts",
+    "fastamp.cpp",
     "fastamp.cpu",
     "fastamp.cpu.amp",
     "fastamp.cuda",
     "fastamp.cuda.amp",
+    "fastamp.debug",
     "fastamp.distributed",
-    "fastamp.grad_scaler",
+    "fastamp.float8",
+    "fastamp.inference",
     "fastamp.optim",
     "fastamp.optim.adam",
     "fastamp.optim.adamw",
     "fastamp.optim.muon",
     "fastamp.optim.sgd",
+    "fastamp.policies",
     "fastamp.torch",
 }
 
@@ -121,17 +130,61 @@ def test_the_import_brings_no_compiler_and_no_plots():
     assert not heavy & set(check_python("-c", code).split())
 
 
-def test_only_packages_that_mirror_torchs_are_modules():
+#: What `fastamp` holds beside its modules: torch.amp's names, and those about fastamp itself.
+NAMES = {
+    "GradScaler",
+    "__version__",
+    "autocast",
+    "build_info",
+    "clip_grad_norm_",
+    "custom_bwd",
+    "custom_fwd",
+    "install",
+    "is_installed",
+    "uninstall",
+}
+SUBJECTS = ("casts", "cpp", "debug", "float8", "inference", "policies")
+PUBLISHED = ("cuda", "distributed", "optim", *SUBJECTS)
+
+
+def test_the_package_holds_torchs_names_and_a_module_for_each_subject():
     modules = {name for name in fastamp.__all__ if isinstance(getattr(fastamp, name), ModuleType)}
-    assert modules == {"amp", "cpu", "cuda", "distributed", "optim"}
-    for name in ("GradScaler", "autocast", "trace", "keep_casts", "cast_together", "op_policies"):
+    assert modules == {"amp", "cpu", "cuda", "distributed", "optim", *SUBJECTS}
+    assert set(fastamp.__all__) - modules == NAMES
+    assert not modules & sys.stdlib_module_names
+    for name in ("GradScaler", "autocast"):
         assert inspect.isclass(getattr(fastamp, name)), name
-    for name in ("install", "uninstall", "disabled", "graphed_step", "set_op_policy"):
+    for name in ("install", "uninstall", "is_installed", "build_info", "clip_grad_norm_"):
         assert inspect.isfunction(getattr(fastamp, name)), name
 
 
 def test_modules_that_users_do_not_import_begin_with_an_underscore():
     public = {name for name in MODULES if "._" not in name}
     assert public == PUBLIC_MODULES
-    names = set(fastamp.__all__) - {"amp", "cpu", "cuda", "distributed", "optim"}
-    assert not names & {name.removeprefix("fastamp.") for name in MODULES}
+    assert not NAMES & {name.removeprefix("fastamp.") for name in MODULES}
+
+
+@pytest.mark.parametrize("module", PUBLISHED)
+def test_what_a_module_publishes_says_where_it_is_imported_from(module: str):
+    public = importlib.import_module(f"fastamp.{module}")
+    for name in public.__all__:
+        value = getattr(public, name)
+        if not inspect.isclass(value) and not inspect.isfunction(value):
+            continue
+        there = importlib.import_module(value.__module__)
+        assert getattr(there, value.__qualname__) is value, name
+        assert "._" not in value.__module__, name
+        assert pickle.loads(pickle.dumps(value)) is value
+
+
+@pytest.mark.parametrize("module", PUBLISHED)
+def test_types_that_functions_return_are_beside_them(module: str):
+    public = importlib.import_module(f"fastamp.{module}")
+    for name in public.__all__:
+        value = getattr(public, name)
+        if inspect.isfunction(value):
+            returned = str(inspect.signature(value).return_annotation)
+            for word in re.findall(r"[A-Za-z_.]+", returned):
+                kind = value.__globals__.get(word)
+                if inspect.isclass(kind) and kind.__module__.startswith("fastamp"):
+                    assert kind.__name__ in public.__all__, (name, word)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fastamp._policy_file import PolicyFile
+from fastamp._policy.policy_file import PolicyFile
 from support.children import check_program, run_program
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "policies.md"
@@ -34,7 +34,7 @@ def test_the_policy_file_is_one(tmp_path: Path):
     file = PolicyFile.read(path)
     assert len(file.ops) == 3
     assert len(file.modules) == 3
-    program = "import torch, fastamp; print(fastamp.op_policy('softmax.int', 'cpu'))"
+    program = "import torch, fastamp; print(fastamp.policies.get('softmax.int', 'cpu'))"
     assert check_program("-m", "fastamp", "--policy", str(path), "-c", program) == "fp32\n"
 
 

@@ -55,7 +55,7 @@ def test_python_quick_start_trains_in_half_precision(tmp_path):
 def test_cpp_quick_start_builds_with_the_cmake_file_beside_it(tmp_path):
     (tmp_path / "main.cpp").write_text(block("cpp"), encoding="utf-8")
     (tmp_path / "CMakeLists.txt").write_text(block("cmake"), encoding="utf-8")
-    prefixes = f"{torch.utils.cmake_prefix_path};{fastamp.cmake_prefix_path}"
+    prefixes = f"{torch.utils.cmake_prefix_path};{fastamp.cpp.cmake_prefix_path}"
     options = [f"-DCMAKE_PREFIX_PATH={prefixes}"]
     if shutil.which("ccache"):
         options.append("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")

@@ -7,7 +7,9 @@
 #include <c10/core/DeviceType.h>
 
 #include <optional>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace fastamp {
@@ -56,6 +58,11 @@ namespace detail {
 /// op_policy_preset() whose errors name another function.
 FASTAMP_API std::vector<OpPolicyEdit> op_policy_preset(const char* function, std::string_view name,
                                                        std::optional<c10::DeviceType> device);
+/// Splits text such as FASTAMP_POLICY's into names of ops and policies, neither of them checked.
+/// Python's reader of the variable calls it, too.
+/// @throws c10::ValueError for text that is something else.
+FASTAMP_API std::vector<std::pair<std::string, std::string>> split_policies(
+    const std::string& text);
 }  // namespace detail
 
 }  // namespace fastamp

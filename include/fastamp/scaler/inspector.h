@@ -44,8 +44,8 @@ struct WeightChange {
 /// @endcode
 ///
 /// For a step now and then: it copies all weights and gradients and waits for the device. Dtypes,
-/// reasons and errors of single ops are what Python's fastamp.inspect tells: LibTorch offers C++ no
-/// way to see each op. Of autocast's casts a Trace tells. Not thread-safe.
+/// reasons and errors of single ops are what Python's fastamp.debug.inspect tells: LibTorch offers
+/// C++ no way to see each op. Of autocast's casts a Trace tells. Not thread-safe.
 class FASTAMP_API Inspector {
  public:
   /// @param named_parameters  module->named_parameters(), or any tensors that get gradients.

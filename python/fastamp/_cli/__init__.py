@@ -8,10 +8,20 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from fastamp import _program_policies
-from fastamp._cli import bisect, check, export, float8, info, inspect, ops, report, run
+from fastamp._cli import (
+    bisect_command,
+    check_command,
+    export_command,
+    float8_command,
+    info_command,
+    inspect_command,
+    ops_command,
+    report_command,
+    run_command,
+)
 from fastamp._cli.closed_pipe import ends_with_its_reader
-from fastamp._install import install
+from fastamp._install import program_policies
+from fastamp._install.installation import install
 
 USAGE = """\
 usage: python -m fastamp SCRIPT [ARGUMENT ...]      run a script on fastamp, as python would
@@ -70,14 +80,14 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "--help": _telling(_help),
     "-h": _telling(_help),
     "--version": _telling(_version),
-    "bisect": bisect.main,
-    "check": check.main,
-    "info": _telling(info.main),
-    "ops": _telling(ops.main),
-    "export": export.main,
-    "-m": run.run_module,
-    "-c": run.run_code,
-    "-": run.run_standard_input,
+    "bisect": bisect_command.main,
+    "check": check_command.main,
+    "info": _telling(info_command.main),
+    "ops": _telling(ops_command.main),
+    "export": export_command.main,
+    "-m": run_command.run_module,
+    "-c": run_command.run_code,
+    "-": run_command.run_standard_input,
 }
 
 
@@ -106,22 +116,22 @@ class _Options:
         if self.report is not None:
             install()  # the trace is of fastamp's kernels
             try:
-                report.start(self.report)
+                report_command.start(self.report)
             except OSError as error:
                 _refuse(f"--report: {error}", usage=False)
         if self.policy is not None:
             try:
-                _program_policies.start(self.policy)
+                program_policies.start(self.policy)
             except (OSError, ValueError) as error:
                 _refuse(f"--policy: {error}", usage=False)
         if self.inspect is not None:
             install()
             try:
-                inspect.start(self.inspect, self.at_step or 0)
+                inspect_command.start(self.inspect, self.at_step or 0)
             except OSError as error:
                 _refuse(f"--inspect: {error}", usage=False)
         if self.float8:
-            float8.start(self.exclude)
+            float8_command.start(self.exclude)
 
 
 def _refuse(text: str, usage: bool = True) -> NoReturn:
@@ -174,4 +184,4 @@ def main() -> None:
     elif arguments[0].startswith("-"):
         _refuse(f"unknown option {arguments[0]}")
     else:
-        run.run_script(arguments)
+        run_command.run_script(arguments)

@@ -13,9 +13,9 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fastamp._at_exit import AtExit
-from fastamp._float8 import float8_exclude, has_name, named_parts
-from fastamp._model_parts import ModelParts
+from fastamp._float8.recipe import float8_exclude, has_name, named_parts
+from fastamp._util.at_exit import AtExit
+from fastamp._util.model_parts import ModelParts
 
 __all__ = ["NamedExclusions"]
 

@@ -6,11 +6,10 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from fastamp._json_report import write_report
+from fastamp._debug.report import Report
 
 __all__ = ["OutputFile", "rank_of_process"]
 
@@ -68,7 +67,7 @@ class OutputFile:
         else:
             path.write_text(text, encoding="utf-8")
 
-    def put(self, report: Any) -> Path | None:
+    def put(self, report: Report) -> Path | None:
         """Writes a report: JSON or a page by the file's name, else its text, as on the output.
 
         Returns:
@@ -79,12 +78,11 @@ class OutputFile:
         """
         path = self.path
         if path is not None:
-            write_report(report, path)
+            report.write(path)
             return path
         rank = rank_of_process()
         if rank is not None:
             print(f"fastamp: rank {rank}")
-        show = getattr(report, "print", None)
-        print(report) if show is None else show()
+        report.print()
         sys.stdout.flush()
         return None

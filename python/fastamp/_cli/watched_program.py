@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import torch
 from torch.nn.modules.module import _has_any_global_hook, register_module_forward_pre_hook
 
-from fastamp._tool_guard import ToolGuard
-from fastamp._trace.scalers import listen, stop_listening
-from fastamp._watch.calls import CallListener, listening
-from fastamp._watch.names import ModelNames
-from fastamp._watch.scaled_gradients import ScaledGradients
+from fastamp._debug.watch.calls import CallListener, listening
+from fastamp._debug.watch.model_names import ModelNames
+from fastamp._debug.watch.scaled_gradients import ScaledGradients
+from fastamp._scaler.new_scalers import listen, stop_listening
+from fastamp._util.tool_guard import ToolGuard
 
 __all__ = ["EnoughSteps", "WatchedProgram"]
 

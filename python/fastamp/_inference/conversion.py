@@ -12,8 +12,7 @@ import torch
 from torch.nn.parameter import UninitializedParameter
 
 import fastamp._C as _C
-from fastamp._aligned_text import aligned, size_text
-from fastamp._float8 import float8_exclude
+from fastamp._float8.recipe import float8_exclude
 from fastamp._inference.float8_weights import (
     float8_weights,
     only_in_carrier,
@@ -27,6 +26,7 @@ from fastamp._inference.regions import (
     region_of,
 )
 from fastamp._inference.weights import tensors_of, uses_by_forward, uses_by_type
+from fastamp._util.aligned_text import aligned, size_text
 
 __all__ = ["Conversion", "ConvertedParameter", "convert"]
 
@@ -36,7 +36,7 @@ _IN_FLOAT8 = "in fp8"
 
 @dataclasses.dataclass(frozen=True)
 class ConvertedParameter:
-    """What :func:`fastamp.convert` did with one parameter.
+    """What :func:`fastamp.inference.convert` did with one parameter.
 
     Attributes:
         name: As in ``named_parameters()``; of a shared one, the first of its names.
@@ -59,7 +59,7 @@ class ConvertedParameter:
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-    """What :func:`fastamp.convert` did; its ``str`` is a table of it.
+    """What :func:`fastamp.inference.convert` did; its ``str`` is a table of it.
 
     Attributes:
         dtype: The dtype of the converted parameters.
@@ -122,7 +122,7 @@ def convert(
     those of that region over the float32 model under ``torch.no_grad()``, with half of the memory
     for those weights and without casting them at each call::
 
-        model = fastamp.convert(model.eval(), torch.bfloat16, example_inputs=x)
+        model = fastamp.inference.convert(model.eval(), torch.bfloat16, example_inputs=x)
         y = model(x)
 
     The model keeps its class, names and hooks; its ``state_dict`` has the new dtypes. What was cast
@@ -133,14 +133,14 @@ def convert(
     ``model.fastamp_conversion`` tells what was done with each parameter, as a table if printed.
 
     With ``lists`` that differ from the device's own, the forward pass opens
-    :class:`fastamp.op_policies`, and compiled functions run eagerly in it.
+    :class:`fastamp.policies.override`, and compiled functions run eagerly in it.
 
     Args:
         model: In the mode in which it is to run, usually ``eval()``; on one device, CPU or CUDA.
         dtype: ``torch.float16`` or ``torch.bfloat16``; ``torch.float8_e4m3fn`` for linear layers
             in fp8 and all else in bfloat16: see docs/inference.md.
         lists: Whose op lists the model was trained with: ``"cuda"``, ``"cpu"``, or policies by op
-            as for :class:`fastamp.op_policies`, for ops that differ from those of the model's
+            as for :class:`fastamp.policies.override`, for ops that differ from those of the model's
             device. By default those of its device.
         example_inputs: A tuple of the arguments of a forward pass, or its one argument. The model
             runs on them without values (or as it is, if its control flow depends on values), and

@@ -40,7 +40,7 @@ FORMATS = ("ep", "onnx", "aoti")
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """What :func:`fastamp.export` made; its ``str`` is what export prints.
+    """What :func:`fastamp.inference.export` made; its ``str`` is what export prints.
 
     Attributes:
         program: The ``torch.export.ExportedProgram``: torch's ops alone, no regions.
@@ -86,24 +86,27 @@ def export(
 ) -> Exported:
     """Exports a model in the very precision in which autocast runs it, all of it in the graph.
 
-    Converts a copy of the model (:func:`fastamp.convert`), exports it with ``torch.export``, not
-    strict, and decomposes it in a region, so that each cast of the region is an op of the graph;
-    removes needless casts; and proves that the graph is strongly typed: each op of policy ``lower``
-    gets operands of ``dtype`` alone (or of float32 alone, where a region is off), each of policy
-    ``fp32`` float32, each of ``promote`` one dtype. The
-    program needs neither fastamp nor a region: do not run it in one. ::
+    Converts a copy of the model (:func:`fastamp.inference.convert`), exports it with
+    ``torch.export``, not strict, and decomposes it in a region, so that each cast of the region is
+    an op of the graph; removes needless casts; and proves that the graph is strongly typed: each op
+    of policy ``lower`` gets operands of ``dtype`` alone (or of float32 alone, where a region is
+    off), each of policy ``fp32`` float32, each of ``promote`` one dtype. The program needs neither
+    fastamp nor a region: do not run it in one. ::
 
-        fastamp.export(model, (x,), torch.float16, lists="cuda", path="model.onnx", format="onnx")
+        fastamp.inference.export(
+            model, (x,), torch.float16, lists="cuda", path="model.onnx", format="onnx"
+        )
 
     The model may be on a GPU that is not there, with fake tensors.
 
     Args:
-        model: In ``eval()`` mode; also one that :func:`fastamp.convert` made, whose ``lists``,
-            ``fp32`` and dtype then count.
+        model: In ``eval()`` mode; also one that :func:`fastamp.inference.convert` made, whose
+            ``lists``, ``fp32`` and dtype then count.
         args: A tuple of the arguments of a forward pass, or its one argument.
         dtype: ``torch.float16`` or ``torch.bfloat16``.
-        lists: Whose op lists the model was trained with, as for :func:`fastamp.convert`. ONNX has
-            no op for what torch's CPU lists do with norms: name ``"cuda"`` there.
+        lists: Whose op lists the model was trained with, as for
+            :func:`fastamp.inference.convert`. ONNX has no op for what torch's CPU lists do with
+            norms: name ``"cuda"`` there.
         kwargs: Arguments by name.
         path: A file to write, which must not be there yet unless ``overwrite``: ``.pt2`` for the
             formats ``"ep"`` and ``"aoti"``, ``.onnx`` for ``"onnx"`` (weights of 2 GB and more lie
@@ -113,7 +116,7 @@ def export(
             program in onnxruntime where that has kernels; ``"aoti"``, an AOTInductor package.
         keep_io_types: Take and return the float32 tensors that the float32 model would. Else inputs
             that the region casts at once are taken in ``dtype``, and outputs returned as they are.
-        fp32: Names of modules that run in float32, as for :func:`fastamp.convert`.
+        fp32: Names of modules that run in float32, as for :func:`fastamp.inference.convert`.
         dynamic_shapes: As for ``torch.export.export``.
         tolerance: How far the results of onnxruntime, or of the AOTInductor package, may be from
             the program's on the example inputs: the largest difference of an output's elements

@@ -14,12 +14,12 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 import fastamp._C as _C
-from fastamp._autocast import autocast
-from fastamp._export_notice import region_is_meant
-from fastamp._fake_models import raw_region
-from fastamp._module_policies.names import named_modules
-from fastamp._module_policies.placement import ModulePolicy, put_under
-from fastamp._op_policies import op_policies
+from fastamp._autocast.region import autocast
+from fastamp._dynamo.fake_models import raw_region
+from fastamp._inference.export_notice import region_is_meant
+from fastamp._policy.module_names import named_modules
+from fastamp._policy.module_placement import ModulePolicy, put_under
+from fastamp._policy.op_policies import override
 
 __all__ = ["ModuleRegion", "add_region", "edits_of", "keep_in_fp32", "region_of", "set_region"]
 
@@ -54,7 +54,7 @@ class ModuleRegion:
         if not self.edits:
             return region
         stack = contextlib.ExitStack()
-        stack.enter_context(op_policies(self.edits, self.device))
+        stack.enter_context(override(self.edits, self.device))
         stack.enter_context(region)
         return stack
 
@@ -65,7 +65,7 @@ class ModuleRegion:
         try:
             with (
                 region_is_meant(),
-                op_policies(self.edits, self.device),
+                override(self.edits, self.device),
                 raw_region(self.device, self.dtype),
             ):
                 yield

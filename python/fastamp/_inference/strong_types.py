@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from fastamp._aligned_text import size_text
-from fastamp._policy import op_policy, op_table
+from fastamp._policy.table import op_policy, op_table
+from fastamp._util.aligned_text import size_text
 
 __all__ = [
     "GraphTypes",
@@ -30,7 +30,7 @@ _LOWER = (torch.float16, torch.bfloat16)
 
 @dataclasses.dataclass(frozen=True)
 class GraphTypes:
-    """What :func:`fastamp.export` proved of a graph.
+    """What :func:`fastamp.inference.export` proved of a graph.
 
     Attributes:
         checked: Numbers of nodes that were held against the lists, by policy. Those of policy
@@ -184,7 +184,7 @@ def check_types(program: Any, dtype: torch.dtype, policies: dict[str, str]) -> G
     Args:
         program: The decomposed program.
         dtype: The region's dtype.
-        policies: Policy by op, as in :func:`fastamp.op_table`.
+        policies: Policy by op, as in :func:`fastamp.policies.table`.
 
     Raises:
         RuntimeError: A node gets what its policy does not give it; the message names all of them.

@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 import fastamp._C as _C
-from fastamp._fake_models import FakeTensors, fake_copy, raw_region, unchanged_state
+from fastamp._dynamo.fake_models import FakeTensors, fake_copy, raw_region, unchanged_state
 from fastamp._inference.regions import ModuleRegion
 from fastamp._inference.torch_output import TorchOutput
-from fastamp._module_policies.placement import policies_of
-from fastamp._op_policies import op_policies
-from fastamp._policy import op_policy
+from fastamp._policy.module_placement import policies_of
+from fastamp._policy.op_policies import override
+from fastamp._policy.table import op_policy
 
 __all__ = ["Use", "op_of", "reads_of", "tensors_of", "uses_by_forward", "uses_by_type"]
 
@@ -204,7 +204,7 @@ def _seen(
     seen = dict.fromkeys(tensors, Use(NOT_USED))
     for gradients in (False, True):
         watched = _C.WatchedWeights(list(tensors.values()))
-        with torch.set_grad_enabled(gradients), op_policies(region.edits, region.device):
+        with torch.set_grad_enabled(gradients), override(region.edits, region.device):
             watched.start()
             try:
                 model(*args, **kwargs)
@@ -261,7 +261,7 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _calls(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], region: ModuleRegion
 ) -> list[tuple[str, tuple[torch.dtype, ...]]]:
-    with torch.no_grad(), op_policies(region.edits, region.device), _Calls() as mode:
+    with torch.no_grad(), override(region.edits, region.device), _Calls() as mode:
         model(*args, **kwargs)
     found: list[tuple[str, tuple[torch.dtype, ...]]] = mode.calls
     return found

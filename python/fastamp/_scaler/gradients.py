@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastamp._mesh_norm import norm_over_ranks, shard_groups
+from fastamp._scaler.mesh_norm import norm_over_ranks, shard_groups
 from fastamp._scaler.subclasses import multiply_subclasses, norm_with_subclasses
 
 if TYPE_CHECKING:

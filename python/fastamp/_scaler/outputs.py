@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fastamp._scaled_backward import scaled
+from fastamp._util.scaled_backward import scaled
 
 
 def scale_each(

@@ -173,7 +173,7 @@ class UnderflowReport:
         """The largest scale at which all that was counted is finite in fp16.
 
         A power of two times :attr:`scale`; ``None`` if they are all 0. Gradients of activations may
-        be larger; the scaler does not see them, :func:`fastamp.inspect` does.
+        be larger; the scaler does not see them, :func:`fastamp.debug.inspect` does.
         """
         return self._native.largest_scale() or None if self else None
 

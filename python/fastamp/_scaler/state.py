@@ -13,7 +13,6 @@ from torch.amp.grad_scaler import GradScaler as TorchGradScaler
 from torch.amp.grad_scaler import OptState
 
 import fastamp._C as _C
-from fastamp._modes import ordinary_tensors
 from fastamp._scaler.checks import Past, checked_past, checked_state
 from fastamp._scaler.json_state import json_of_state, state_of_json
 from fastamp._scaler.logs import note_core
@@ -27,6 +26,7 @@ from fastamp._scaler.reports import (
     names_by_identity,
     warn_of_overflows,
 )
+from fastamp._util.tensors import ordinary_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -214,7 +214,7 @@ class ScalerState(TorchGradScaler):
         Always on. Counting takes a run over the gradients of its own, so it is done at a few
         iterations: 0, 1, 2, 4 and so on up to 1024, and then each 1024th. The report is of the last
         of these. Not counted: gradients of float64, sparse ones with duplicate indices, of tensor
-        subclasses such as DTensors, and what :func:`fastamp.graphed_step` replays.
+        subclasses such as DTensors, and what :func:`fastamp.cuda.graphed_step` replays.
 
         Args:
             named_parameters: As for :meth:`overflow_report`.
@@ -458,7 +458,7 @@ def core_of(scaler: ScalerState) -> _C.ScalerCore:
 
 
 # What code needs that captures whole iterations in a CUDA graph and replays them, which
-# fastamp.graphed_step does. Of enabled scalers only.
+# fastamp.cuda.graphed_step does. Of enabled scalers only.
 
 
 def captured_values(scaler: ScalerState) -> Any:

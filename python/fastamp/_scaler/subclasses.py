@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastamp._copies import on_device
+from fastamp._util.tensors import on_device
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import torch.cpu.amp.grad_scaler
 
-import fastamp.grad_scaler
-from fastamp import _autocast
-from fastamp._deprecated import check_region, trace_as_torchs
-from fastamp._script import ScriptedAs
+import fastamp._scaler.grad_scaler
+from fastamp._autocast import region
+from fastamp._autocast.deprecated import check_region, trace_as_torchs
+from fastamp._autocast.script import ScriptedAs
 
 __all__ = ["GradScaler", "autocast"]
 
 
-class autocast(_autocast.autocast):  # noqa: N801  (torch's name)
+class autocast(region.autocast):  # noqa: N801  (torch's name)
     """``fastamp.autocast("cpu")`` with the arguments of ``torch.cpu.amp.autocast``.
 
     Args:
@@ -48,7 +48,7 @@ trace_as_torchs(autocast)
 
 
 # torch's class comes first: its __init__ has the arguments and the warning, and goes on to ours.
-class GradScaler(torch.cpu.amp.grad_scaler.GradScaler, fastamp.grad_scaler.GradScaler):
+class GradScaler(torch.cpu.amp.grad_scaler.GradScaler, fastamp._scaler.grad_scaler.GradScaler):
     """``fastamp.GradScaler("cpu")`` with the arguments of ``torch.cpu.amp.GradScaler``.
 
     Warns:

@@ -8,11 +8,11 @@ from typing import Any
 import torch.cuda.amp.grad_scaler
 from torch.cuda.amp.common import amp_definitely_not_available
 
-import fastamp.grad_scaler
-from fastamp import _autocast, _custom_function
-from fastamp._apex import master_params, scale_loss
-from fastamp._deprecated import check_region, trace_as_torchs, warn_of_spelling
-from fastamp._script import ScriptedAs
+import fastamp._scaler.grad_scaler
+from fastamp._autocast import custom_function, region
+from fastamp._autocast.deprecated import check_region, trace_as_torchs, warn_of_spelling
+from fastamp._autocast.script import ScriptedAs
+from fastamp._scaler.apex import master_params, scale_loss
 
 __all__ = [
     "GradScaler",
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 
-class autocast(_autocast.autocast):  # noqa: N801  (torch's name)
+class autocast(region.autocast):  # noqa: N801  (torch's name)
     """``fastamp.autocast("cuda")`` with the arguments of ``torch.cuda.amp.autocast``.
 
     Args:
@@ -60,7 +60,7 @@ trace_as_torchs(autocast)
 
 
 # torch's class comes first: its __init__ has the arguments and the warning, and goes on to ours.
-class GradScaler(torch.cuda.amp.grad_scaler.GradScaler, fastamp.grad_scaler.GradScaler):
+class GradScaler(torch.cuda.amp.grad_scaler.GradScaler, fastamp._scaler.grad_scaler.GradScaler):
     """``fastamp.GradScaler("cuda")`` with the arguments of ``torch.cuda.amp.GradScaler``.
 
     Warns:
@@ -71,10 +71,10 @@ class GradScaler(torch.cuda.amp.grad_scaler.GradScaler, fastamp.grad_scaler.Grad
 def custom_fwd(fwd: Any = None, *, cast_inputs: torch.dtype | None = None) -> Any:
     """``fastamp.custom_fwd(device_type="cuda")``; warns as torch's that it is deprecated."""
     warn_of_spelling("cuda.amp.custom_fwd(args...)", "amp.custom_fwd(args..., device_type='cuda')")
-    return _custom_function.custom_fwd(fwd, device_type="cuda", cast_inputs=cast_inputs)
+    return custom_function.custom_fwd(fwd, device_type="cuda", cast_inputs=cast_inputs)
 
 
 def custom_bwd(bwd: Any) -> Any:
     """``fastamp.custom_bwd(device_type="cuda")``; warns as torch's that it is deprecated."""
     warn_of_spelling("cuda.amp.custom_bwd(args...)", "amp.custom_bwd(args..., device_type='cuda')")
-    return _custom_function.custom_bwd(bwd, device_type="cuda")
+    return custom_function.custom_bwd(bwd, device_type="cuda")

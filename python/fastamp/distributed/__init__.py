@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """How DistributedDataParallel sums gradients: hooks for ``ddp.register_comm_hook``.
 
-See docs/distributed.md, which also has ``fastamp.main_grads`` and norms over several processes.
+And float32 gradients of 16-bit parameters, ``fp32_main_grads``. See docs/distributed.md, which also
+has norms over several processes.
 """
 
 from __future__ import annotations
 
+from fastamp._util.publish import publish
 from fastamp.distributed._compression import CompressHook, compress_hook
+from fastamp.distributed._main_grads import fp32_main_grads
 from fastamp.distributed._reduction import fp32_reduce_hook
 
-__all__ = ["CompressHook", "compress_hook", "fp32_reduce_hook"]
+__all__ = ["CompressHook", "compress_hook", "fp32_main_grads", "fp32_reduce_hook"]
+
+publish(__name__, globals())

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from fastamp._copies import on_device
-from fastamp._scaled_backward import ask_for_scales, scale_of_backward
+from fastamp._util.scaled_backward import ask_for_scales, scale_of_backward
+from fastamp._util.tensors import on_device
 from fastamp.distributed._reduction import (
     GradBucket,
     ProcessGroup,

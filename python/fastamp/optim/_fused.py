@@ -309,8 +309,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         Args:
             portable: In the layout that torch's optimizer of the same name has for float32
                 parameters: moments in float32, no masters or rests. The masters are the weights of
-                a float32 model: :meth:`masters`, or :meth:`fastamp.Lean.state_dict`. Waits for the
-                device.
+                a float32 model: :meth:`masters`, or
+                :meth:`fastamp.optim.LowPrecisionWeights.state_dict`. Waits for the device.
         """
         if portable:
             return in_torchs_layout(super().state_dict())

@@ -5,6 +5,6 @@ Everything is torch's own, the same objects, except the names that have to do wi
 The modules that hold such names are mirrors of torch's; every other submodule is torch's.
 """
 
-from fastamp._torch_mirrors import make_mirrors
+from fastamp._install.torch_mirrors import make_mirrors
 
 make_mirrors(__name__)  # from here on, this module is a mirror

@@ -23,7 +23,7 @@ def test_never_more_casts_than_torch(name: str):
 
     with torch_kernels():
         casts_of_torch = copies_made(forward) - copies_made(lambda: model(x))
-    with fastamp.trace() as t:
+    with fastamp.debug.trace() as t:
         forward()
     ours = t.totals["weight_casts"] + t.totals["other_casts"]
     assert 0 < ours <= casts_of_torch
@@ -36,8 +36,8 @@ def test_never_more_casts_than_torch(name: str):
 def test_no_weight_is_cast_again_while_casts_are_kept(name: str):
     torch.manual_seed(0)
     model, x = COUNTED[name]()
-    with fastamp.keep_casts(model):
+    with fastamp.casts.keep(model):
         for step in range(3):
-            with fastamp.trace() as t, fastamp.autocast("cpu"):
+            with fastamp.debug.trace() as t, fastamp.autocast("cpu"):
                 model(x).float().square().mean().backward()
             assert (t.totals["weight_casts"] == 0) == (step > 0)

@@ -78,8 +78,8 @@ def test_editing_what_an_op_returned_corrupts_no_kept_cast(op: Any, region: Any,
 
 
 def test_cast_edited_through_what_an_op_returned_is_not_used_again(x: torch.Tensor):
-    fastamp.set_op_policy("einsum", "lower", "cpu")
-    fastamp.set_op_policy("chain_matmul", "lower", "cpu")
+    fastamp.policies.set("einsum", "lower", "cpu")
+    fastamp.policies.set("chain_matmul", "lower", "cpu")
     try:
         for op in (lambda w: torch.einsum("ij->ij", w), torch.chain_matmul):
             w = make_weight()
@@ -89,7 +89,7 @@ def test_cast_edited_through_what_an_op_returned_is_not_used_again(x: torch.Tens
                 handed_out.zero_()
                 assert torch.equal(torch.mm(x, w), by_hand(x, w))
     finally:
-        fastamp.reset_op_policies()
+        fastamp.policies.reset()
 
 
 @pytest.mark.parametrize("region", REGIONS)
@@ -149,7 +149,7 @@ def with_a_dropped_model() -> None:
 
 def with_kept_casts() -> None:
     model = torch.nn.Linear(1024, 1024)
-    fastamp.keep_casts(model)
+    fastamp.casts.keep(model)
     model(torch.ones(1, 1024))
 
 

@@ -32,7 +32,7 @@ X = torch.ones(2, 4, dtype=BF16)
 
 def made(run: Any) -> int:
     """Casts of weights that ``run`` makes."""
-    with fastamp.trace() as t:
+    with fastamp.debug.trace() as t:
         run()
     return t.totals["weight_casts"]
 
@@ -46,7 +46,7 @@ def region(model: Two, region_class: Any = fastamp.autocast) -> list[int]:
 @pytest.mark.parametrize("region_class", [fastamp.autocast, torch.autocast])
 def test_the_first_use_casts_what_the_last_region_used(region_class):
     model = Two()
-    with fastamp.cast_together(model):
+    with fastamp.casts.together(model):
         assert region(model, region_class) == [2, 2]
         assert region(model, region_class) == [4, 0]
         assert region(model, region_class) == [4, 0]
@@ -55,7 +55,7 @@ def test_the_first_use_casts_what_the_last_region_used(region_class):
 
 def test_what_was_not_used_falls_out_and_what_is_new_comes_in():
     model = Two()
-    with fastamp.cast_together(model):
+    with fastamp.casts.together(model):
         with fastamp.autocast("cpu"):
             model.first(X)
         assert region(model) == [2, 2]
@@ -67,7 +67,7 @@ def test_what_was_not_used_falls_out_and_what_is_new_comes_in():
 
 def test_regions_that_begin_otherwise_have_plans_of_their_own():
     one, other = Two(), Two()
-    with fastamp.cast_together(one), fastamp.cast_together(other):
+    with fastamp.casts.together(one), fastamp.casts.together(other):
         for _ in range(2):
             for model in (one, other):
                 result = region(model)
@@ -77,7 +77,7 @@ def test_regions_that_begin_otherwise_have_plans_of_their_own():
 
 def test_only_what_was_asked_for_joins():
     model = Two()
-    with fastamp.cast_together([model.first.weight, model.second.weight]):
+    with fastamp.casts.together([model.first.weight, model.second.weight]):
         region(model)
         assert region(model) == [3, 1]
 
@@ -116,7 +116,7 @@ def delete(model: Two) -> None:
 @pytest.mark.parametrize("change", [move, edit, freeze, replace, resize, delete])
 def test_whatever_happened_between_the_regions_values_are_right(change):
     model = Two()
-    with fastamp.cast_together(model):
+    with fastamp.casts.together(model):
         region(model)
         change(model)
         for _ in range(2):
@@ -133,7 +133,7 @@ def test_training_has_torchs_bits(name: str):
     def steps(region_class: Any, together: bool) -> list[torch.Tensor]:
         torch.manual_seed(0)
         model = MODELS[name]()
-        asked = fastamp.cast_together(model if together else [])
+        asked = fastamp.casts.together(model if together else [])
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         generator = torch.Generator().manual_seed(1)
         x, y = torch.randn(5, 6, 8, generator=generator), torch.arange(5) % 4
@@ -152,7 +152,7 @@ def test_training_has_torchs_bits(name: str):
 
 def test_a_first_use_without_grad_cuts_no_weight_off():
     model = Two()
-    with fastamp.cast_together(model):
+    with fastamp.casts.together(model):
         region(model)
         with fastamp.autocast("cpu"):
             with torch.no_grad():
@@ -164,7 +164,7 @@ def test_a_first_use_without_grad_cuts_no_weight_off():
 
 def test_nothing_is_cast_together_with_the_cache_switched_off():
     model = Two()
-    with fastamp.cast_together(model):
+    with fastamp.casts.together(model):
         region(model)
         with fastamp.autocast("cpu", cache_enabled=False):
             assert made(lambda: model.first(X)) == 2
@@ -173,7 +173,7 @@ def test_nothing_is_cast_together_with_the_cache_switched_off():
 def test_plans_keep_no_weight_alive():
     model = Two()
     memory = model.second.weight.untyped_storage()._weak_ref()
-    with fastamp.cast_together(model):
+    with fastamp.casts.together(model):
         region(model)
         del model
         gc.collect()
@@ -191,7 +191,7 @@ def test_threads_have_plans_of_their_own():
                 results.append(model.second(model.first(X)).sum().item())
 
     work()
-    with fastamp.cast_together(model):
+    with fastamp.casts.together(model):
         threads = [threading.Thread(target=work) for _ in range(3)]
         for thread in threads:
             thread.start()
@@ -204,18 +204,18 @@ def test_threads_have_plans_of_their_own():
 def test_modules_whose_weights_come_and_go_are_left_out():
     model = Two()
     model.second._hf_hook = object()
-    with fastamp.cast_together(model):
+    with fastamp.casts.together(model):
         region(model)
         assert region(model) == [2, 2]
 
 
 @pytest.mark.parametrize("wrong", [None, 3, "model", [1]])
 def test_wrong_arguments_are_refused(wrong):
-    with pytest.raises(TypeError, match="cast_together: expected a module, a tensor or tensors"):
-        fastamp.cast_together(wrong)
+    with pytest.raises(TypeError, match=r"casts.together: expected a module, a tensor or tensors"):
+        fastamp.casts.together(wrong)
 
 
 def test_release_may_be_called_again():
-    asked = fastamp.cast_together(Two())
+    asked = fastamp.casts.together(Two())
     asked.release()
     asked.release()

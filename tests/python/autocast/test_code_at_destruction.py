@@ -69,20 +69,20 @@ def clears_the_cache() -> None:
 
 
 def drops_kept_casts() -> None:
-    fastamp.drop_kept_casts()
+    fastamp.casts.drop()
     w = weight()
-    with fastamp.keep_casts(w), fastamp.autocast("cpu", dtype=BF16):
+    with fastamp.casts.keep(w), fastamp.autocast("cpu", dtype=BF16):
         use(w)
 
 
 def traces() -> None:
-    with fastamp.trace() as trace, fastamp.autocast("cpu", dtype=BF16):
+    with fastamp.debug.trace() as trace, fastamp.autocast("cpu", dtype=BF16):
         use(weight())
     assert trace.totals["weight_casts"] == 1
 
 
 def changes_policies() -> None:
-    with fastamp.op_policies({"mm": "fp32"}), fastamp.autocast("cpu", dtype=BF16):
+    with fastamp.policies.override({"mm": "fp32"}), fastamp.autocast("cpu", dtype=BF16):
         assert torch.mm(X, weight()).dtype == torch.float32
 
 
@@ -173,9 +173,9 @@ def cast_of() -> Iterator[Cast]:
         torch.ops.destruction.see(w)
         return _seen.pop()
 
-    fastamp.register_op("destruction::see", "lower", "cpu")
+    fastamp.policies.register_op("destruction::see", "lower", "cpu")
     yield cast_of
-    fastamp.unregister_op("destruction::see")
+    fastamp.policies.unregister_op("destruction::see")
 
 
 # -- what lets go ----------------------------------------------------------------------------------
@@ -276,11 +276,11 @@ def test_casts_that_uninstalling_drops(action: Action):
 
 def test_kept_casts(ends: Ends, cast_of: Cast):
     w = weight()
-    with fastamp.keep_casts(w):
+    with fastamp.casts.keep(w):
         with fastamp.autocast("cpu", dtype=BF16):
             ends.of(cast_of(w).untyped_storage())
         assert ends.seen == 0
-        fastamp.drop_kept_casts([w])
+        fastamp.casts.drop([w])
         assert ends.seen == 1
         with fastamp.autocast("cpu", dtype=BF16):
             use(w)
@@ -288,7 +288,7 @@ def test_kept_casts(ends: Ends, cast_of: Cast):
 
 def test_kept_casts_whose_place_others_take(ends: Ends, cast_of: Cast):
     w = weight()
-    with fastamp.keep_casts(w):
+    with fastamp.casts.keep(w):
         with fastamp.autocast("cpu", dtype=BF16):
             ends.of(cast_of(w).untyped_storage())
         with torch.no_grad():
@@ -302,21 +302,21 @@ def test_kept_casts_whose_place_others_take(ends: Ends, cast_of: Cast):
 @pytest.mark.parametrize("when", ["release", "dead"])
 def test_kept_casts_of_weights_that_are_gone(ends: Ends, cast_of: Cast, when: str):
     w = weight()
-    request = fastamp.keep_casts(w)
+    request = fastamp.casts.keep(w)
     with fastamp.autocast("cpu", dtype=BF16):
         ends.of(cast_of(w).untyped_storage())
     if when == "release":
         request.release()
     else:
         del w
-        fastamp.kept_casts()
+        fastamp.casts.kept()
     assert ends.seen == 1
     request.release()
 
 
 def test_weights_cast_together(ends: Ends):
     weights = [weight(float(value)) for value in range(4)]
-    with fastamp.cast_together(weights):
+    with fastamp.casts.together(weights):
         for _ in range(3):
             with fastamp.autocast("cpu", dtype=BF16):
                 for value, w in enumerate(weights):

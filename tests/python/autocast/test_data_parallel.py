@@ -20,7 +20,7 @@ import fastamp
 from support.float8 import E4M3, float8_region
 
 BF16, FP16 = torch.bfloat16, torch.float16
-RECIPE = fastamp.Float8Recipe(grad_dtype=E4M3)
+RECIPE = fastamp.float8.Recipe(grad_dtype=E4M3)
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ class Seen(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.head(self.first(x))
-        recipe = fastamp.float8_recipe("cpu")
+        recipe = fastamp.float8.recipe("cpu")
         self.seen.append((threading.current_thread(), recipe, torch.get_autocast_dtype("cpu")))
         return y
 
@@ -77,7 +77,7 @@ def test_replicas_run_under_the_recipe_and_its_carrier():
     torch.manual_seed(0)
     model, x = Seen(), torch.randn(8, 32)
     for carrier in (BF16, FP16):
-        with float8_region(float8=RECIPE, dtype=carrier), fastamp.trace() as trace:
+        with float8_region(float8=RECIPE, dtype=carrier), fastamp.debug.trace() as trace:
             parts = [model(part) for part in x.chunk(2)]
             expected = torch.cat(parts)
             model.seen.clear()
@@ -99,7 +99,7 @@ def test_replicas_run_under_the_recipe_and_its_carrier():
 
 def test_excluded_weights_are_excluded_in_replicas():
     model, x = Seen(), torch.randn(8, 32)
-    with fastamp.float8_exclude(model.head), float8_region(), fastamp.trace() as trace:
+    with fastamp.float8.exclude(model.head), float8_region(), fastamp.debug.trace() as trace:
         data_parallel(model, x)
     assert {row.float8 for row in trace.rows if row.op.startswith("linear")} == {
         "excluded",
@@ -109,7 +109,7 @@ def test_excluded_weights_are_excluded_in_replicas():
 
 def test_replicas_run_under_the_policies_of_a_block():
     model, x = Seen(), torch.randn(8, 32)
-    with float8_region(), fastamp.op_policies({"linear": "fp32"}):
+    with float8_region(), fastamp.policies.override({"linear": "fp32"}):
         assert data_parallel(model, x).dtype == torch.float32
     with float8_region():
         assert data_parallel(model, x).dtype == BF16
@@ -137,4 +137,4 @@ def test_an_error_in_a_replica_leaves_nothing_behind():
 
     with float8_region(), pytest.raises(KeyError, match="inside"):
         data_parallel(Fails(), torch.randn(8, 32))
-    assert fastamp.float8_recipe("cpu") is None
+    assert fastamp.float8.recipe("cpu") is None

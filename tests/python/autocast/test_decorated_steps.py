@@ -40,8 +40,8 @@ DECORATORS = {
     "cpu.amp": (lambda: fastamp.cpu.amp.autocast(dtype=FP16), nullcontext, FP16, FP32),
     "installed": (lambda: torchs("cpu", dtype=FP16), fastamp.install, FP16, FP32),
     "installed cpu": (lambda: torch.cpu.amp.autocast(dtype=FP16), fastamp.install, FP16, FP32),
-    "op_policies": (lambda: fastamp.op_policies({"mm": "fp32"}), changes, FP32, BF16),
-    "fp32": (lambda: fastamp.fp32, changes, FP32, BF16),
+    "op_policies": (lambda: fastamp.policies.override({"mm": "fp32"}), changes, FP32, BF16),
+    "fp32": (lambda: fastamp.policies.fp32, changes, FP32, BF16),
 }
 
 
@@ -257,7 +257,7 @@ def test_torch_leaves_the_region_before_the_body_runs() -> None:
 
 
 def test_fp32_casts_the_arguments_of_a_generator() -> None:
-    @fastamp.fp32
+    @fastamp.policies.fp32
     def dtypes(x: torch.Tensor) -> Any:
         yield x.dtype
 

@@ -60,7 +60,7 @@ def test_gradients_equal_the_dequantized_products_bit_for_bit(
 ):
     layer = nn.Linear(64, 48).to(dtype)
     x = torch.randn(rows, 64).to(dtype).requires_grad_()
-    with float8_region(float8=fastamp.Float8Recipe(grad_dtype=grad_dtype)):
+    with float8_region(float8=fastamp.float8.Recipe(grad_dtype=grad_dtype)):
         y = layer(x)
     grad = (torch.randn(y.shape) * torch.randn(y.shape).exp()).to(y.dtype)
     y.backward(grad)
@@ -263,11 +263,11 @@ def test_wrong_shapes_raise_torchs_error():
 
 def test_ops_of_the_recipe_and_policies_decide():
     layer, x = nn.Linear(32, 16), torch.randn(4, 32)
-    with float8_region(float8=fastamp.Float8Recipe(ops=("mm",))):
+    with float8_region(float8=fastamp.float8.Recipe(ops=("mm",))):
         assert outcomes(lambda: layer(x)) == ["op not in recipe"]
         assert outcomes(lambda: x @ layer.weight.t()) == ["op not in recipe"]
         assert outcomes(lambda: torch.mm(x, layer.weight.t())) == ["float8"]
-    with float8_region(), fastamp.op_policies({"linear": "fp32"}):
+    with float8_region(), fastamp.policies.override({"linear": "fp32"}):
         assert layer(x).dtype == torch.float32
         assert outcomes(lambda: layer(x)) == [""]
 
@@ -275,18 +275,18 @@ def test_ops_of_the_recipe_and_policies_decide():
 def test_excluded_weights_stay_in_the_carrier_until_they_are_released():
     model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 16))
     x = torch.randn(4, 32)
-    exclusion = fastamp.float8_exclude(model[1])
+    exclusion = fastamp.float8.exclude(model[1])
     with float8_region():
         assert outcomes(lambda: model(x)) == ["excluded", "float8"]
         carrier_bits(lambda: model[1](x))
         exclusion.release()
         exclusion.release()
         assert outcomes(lambda: model(x)) == ["float8"]
-        with fastamp.float8_exclude(model[0].weight):
+        with fastamp.float8.exclude(model[0].weight):
             assert outcomes(lambda: model(x)) == ["excluded", "float8"]
         assert outcomes(lambda: model(x)) == ["float8"]
-    with pytest.raises(TypeError, match="float8_exclude: expected a module, a tensor or tensors"):
-        fastamp.float8_exclude(3)
+    with pytest.raises(TypeError, match=r"float8.exclude: expected a module, a tensor or tensors"):
+        fastamp.float8.exclude(3)
 
 
 PARAMS = ("weight", "bias")
@@ -319,7 +319,7 @@ class Blocks(nn.Module):
 )
 def test_weights_are_excluded_by_name_type_and_function(where: Any, expected: set[str]):
     model = Blocks()
-    with fastamp.float8_exclude(model, where=where):
+    with fastamp.float8.exclude(model, where=where):
         found = {name for name, p in model.named_parameters() if _C.is_excluded_from_float8(p)}
     assert found == expected
     assert not any(_C.is_excluded_from_float8(p) for p in model.parameters())
@@ -336,8 +336,8 @@ def test_weights_are_excluded_by_name_type_and_function(where: Any, expected: se
     ],
 )
 def test_exclusions_of_no_weight_are_refused(weights: Any, where: Any, error: type, text: str):
-    with pytest.raises(error, match=f"float8_exclude: expected .*{text}"):
-        fastamp.float8_exclude(weights, where=where)
+    with pytest.raises(error, match=f"float8.exclude: expected .*{text}"):
+        fastamp.float8.exclude(weights, where=where)
     assert not _C.are_weights_excluded_from_float8()
 
 
@@ -346,7 +346,7 @@ def test_an_exclusion_does_not_keep_its_weights_alive():
     import weakref
 
     layer = nn.Linear(32, 16)
-    exclusion = fastamp.float8_exclude(layer)
+    exclusion = fastamp.float8.exclude(layer)
     gone = weakref.ref(layer.weight)
     del layer
     gc.collect()

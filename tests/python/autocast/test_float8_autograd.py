@@ -164,14 +164,14 @@ def test_edits_of_operands_after_the_product_do_not_reach_its_gradients():
 
 def test_a_weight_is_cast_once_per_region():
     layer, x = nn.Linear(32, 48), torch.randn(16, 32, requires_grad=True)
-    with fastamp.trace() as trace:
+    with fastamp.debug.trace() as trace:
         for _ in range(2):
             with float8_region():
                 for _ in range(3):
                     layer(x)
     assert trace.totals["weight_casts"] == 2
     assert trace.totals["cache_hits"] == 4
-    with fastamp.trace() as trace, float8_region(cache_enabled=False):
+    with fastamp.debug.trace() as trace, float8_region(cache_enabled=False):
         for _ in range(3):
             layer(x)
     assert trace.totals["weight_casts"] == 3
@@ -277,7 +277,7 @@ def test_checkpointing_recomputes_in_fp8(reentrant: bool, inside: bool):
     seen: list[str] = []
 
     def forward(hidden: torch.Tensor) -> torch.Tensor:
-        seen.append(str(fastamp.float8_recipe("cpu")))
+        seen.append(str(fastamp.float8.recipe("cpu")))
         return model(hidden)
 
     def gradients(run: Any) -> list[torch.Tensor]:
@@ -298,7 +298,7 @@ def test_checkpointing_recomputes_in_fp8(reentrant: bool, inside: bool):
     assert len(seen) == 2
     assert seen[0] == seen[1] != "None"
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    assert fastamp.float8_recipe("cpu") is None
+    assert fastamp.float8.recipe("cpu") is None
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -339,19 +339,19 @@ def test_custom_functions_run_backward_under_the_recipe_of_their_forward():
         @staticmethod
         @fastamp.custom_fwd(device_type="cpu")
         def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            seen.append(fastamp.float8_recipe("cpu"))
+            seen.append(fastamp.float8.recipe("cpu"))
             return x @ weight.t()
 
         @staticmethod
         @fastamp.custom_bwd(device_type="cpu")
         def backward(_ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-            seen.append(fastamp.float8_recipe("cpu"))
+            seen.append(fastamp.float8.recipe("cpu"))
             return grad.float() @ weight
 
     x = torch.randn(4, 32, requires_grad=True)
-    recipe = fastamp.Float8Recipe(fast_accumulate=(False, False, False))
+    recipe = fastamp.float8.Recipe(fast_accumulate=(False, False, False))
     with float8_region(float8=recipe):
         y = Product.apply(x)
     assert outcomes(lambda: y.sum().backward()) == ["float8"]
     assert seen == [recipe, recipe]
-    assert fastamp.float8_recipe("cpu") is None
+    assert fastamp.float8.recipe("cpu") is None

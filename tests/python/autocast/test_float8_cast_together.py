@@ -33,7 +33,7 @@ X = torch.linspace(-2, 3, 16 * 32).view(16, 32)
 
 def made(run: Callable[[], Any]) -> int:
     """Casts of weights that ``run`` makes."""
-    with fastamp.trace() as t:
+    with fastamp.debug.trace() as t:
         run()
     return t.totals["weight_casts"]
 
@@ -54,7 +54,7 @@ def alone(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
 
 def test_the_first_use_casts_what_the_last_region_used():
     model = Two()
-    with fastamp.cast_together(model):
+    with fastamp.casts.together(model):
         assert region(model) == [1, 1]
         assert region(model) == [2, 0]
         assert region(model) == [2, 0]
@@ -63,7 +63,7 @@ def test_the_first_use_casts_what_the_last_region_used():
 
 def test_what_was_not_used_falls_out_and_what_is_new_comes_in():
     model = Two()
-    with fastamp.cast_together(model):
+    with fastamp.casts.together(model):
         with float8_region():
             model.first(X)
         assert region(model) == [1, 1]
@@ -75,7 +75,7 @@ def test_what_was_not_used_falls_out_and_what_is_new_comes_in():
 
 def test_models_that_take_turns_have_plans_of_their_own():
     one, other = Two(), Two()
-    with fastamp.cast_together(one), fastamp.cast_together(other):
+    with fastamp.casts.together(one), fastamp.casts.together(other):
         for _ in range(2):
             for model in (one, other):
                 result = region(model)
@@ -85,10 +85,10 @@ def test_models_that_take_turns_have_plans_of_their_own():
 
 def test_only_what_was_asked_for_joins():
     model = Two()
-    with fastamp.cast_together([model.first.weight]):
+    with fastamp.casts.together([model.first.weight]):
         region(model)
         assert region(model) == [1, 1]
-    with fastamp.cast_together([model.second.weight]):
+    with fastamp.casts.together([model.second.weight]):
         region(model)
         assert region(model) == [1, 1]
 
@@ -111,9 +111,9 @@ def test_beside_the_16_bit_casts_of_a_region():
 
     expected = step()
     separate = made(step)
-    with fastamp.cast_together(model):
+    with fastamp.casts.together(model):
         step()
-        with fastamp.trace() as t:
+        with fastamp.debug.trace() as t:
             got = step()
     assert torch.equal(got, expected)
     assert t.totals["weight_casts"] == separate
@@ -121,11 +121,11 @@ def test_beside_the_16_bit_casts_of_a_region():
 
 def test_only_layouts_that_were_used_are_made():
     model = Two()
-    with fastamp.cast_together(model):
+    with fastamp.casts.together(model):
         for _ in range(2):
             with torch.no_grad(), float8_region():
                 model(X)
-        with torch.no_grad(), float8_region(), fastamp.trace() as t:
+        with torch.no_grad(), float8_region(), fastamp.debug.trace() as t:
             model(X)
     weights = model.first.weight.numel() + model.second.weight.numel()
     activations = X.numel() + 16 * 32
@@ -146,7 +146,7 @@ def test_training_after_evaluation_gets_the_layouts_it_needs():
         return [x.grad.clone(), *(p.grad.clone() for p in model.parameters())]
 
     expected = gradients()
-    with fastamp.cast_together(model):
+    with fastamp.casts.together(model):
         for _ in range(2):
             with torch.no_grad(), float8_region():
                 model(x)
@@ -160,7 +160,7 @@ def test_training_has_the_bits_and_the_saved_bytes_of_separate_casts():
     def run(together: bool) -> list[Any]:
         model = Two()
         seen: list[Any] = []
-        with fastamp.cast_together(model if together else []):
+        with fastamp.casts.together(model if together else []):
             optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
             for _ in range(3):
                 with float8_region():
@@ -221,7 +221,7 @@ CHANGES = [move, edit, freeze, replace, shrink, to_bfloat16, to_transposed, dele
 @pytest.mark.parametrize("change", CHANGES)
 def test_whatever_happened_between_the_regions_values_are_right(change: Callable[[Two], None]):
     model = Two()
-    with fastamp.cast_together(model):
+    with fastamp.casts.together(model):
         region(model)
         region(model)
         change(model)
@@ -236,7 +236,7 @@ def test_whatever_happened_between_the_regions_values_are_right(change: Callable
 
 def test_a_weight_that_is_written_after_it_was_cast_ahead_is_cast_again():
     model = Two()
-    with fastamp.cast_together(model):
+    with fastamp.casts.together(model):
         region(model)
         with float8_region():
             hidden = model.first(X)
@@ -248,19 +248,19 @@ def test_a_weight_that_is_written_after_it_was_cast_ahead_is_cast_again():
 
 def test_excluded_weights_do_not_join():
     model = Two()
-    with fastamp.cast_together(model):
+    with fastamp.casts.together(model):
         region(model)
-        with fastamp.float8_exclude(model.second), float8_region():
+        with fastamp.float8.exclude(model.second), float8_region():
             assert made(lambda: model.first(X)) == 1
 
 
 def test_kept_weights_do_not_join():
     model = Two()
-    with fastamp.cast_together(model):
+    with fastamp.casts.together(model):
         region(model)
-        with fastamp.keep_casts(model.second):
+        with fastamp.casts.keep(model.second):
             assert region(model) == [1, 1]
-            assert fastamp.kept_casts().copies == 1
+            assert fastamp.casts.kept().copies == 1
             assert region(model) == [1, 0]
 
 
@@ -273,7 +273,7 @@ def test_a_transposed_operand_joins():
             return layer(X) @ weight
 
     expected = step()
-    with fastamp.cast_together([layer.weight, weight]):
+    with fastamp.casts.together([layer.weight, weight]):
         step()
         with float8_region():
             assert made(lambda: layer(X)) == 2
@@ -285,12 +285,12 @@ def test_in_inference_mode():
     model = Two()
     with torch.inference_mode(), float8_region():
         expected = model(X)
-    with fastamp.cast_together(model), torch.inference_mode():
+    with fastamp.casts.together(model), torch.inference_mode():
         region(model)
         assert region(model) == [2, 0]
         with float8_region():
             assert torch.equal(model(X), expected)
-    with fastamp.cast_together(model):
+    with fastamp.casts.together(model):
         assert region(model) == [2, 1]  # Backward needs a layout more.
         assert region(model) == [2, 0]
         with float8_region():
@@ -301,7 +301,7 @@ def test_in_inference_mode():
 
 def test_nothing_is_cast_together_with_the_cache_switched_off():
     model = Two()
-    with fastamp.cast_together(model):
+    with fastamp.casts.together(model):
         region(model)
         assert region(model, cache_enabled=False) == [1, 1]
 
@@ -309,7 +309,7 @@ def test_nothing_is_cast_together_with_the_cache_switched_off():
 def test_plans_keep_no_weight_alive():
     model = Two()
     memory = model.second.weight.untyped_storage()._weak_ref()
-    with fastamp.cast_together(model):
+    with fastamp.casts.together(model):
         region(model)
         region(model)
         del model
@@ -328,7 +328,7 @@ def test_threads_have_plans_of_their_own():
                 results.append(model(X).sum().item())
 
     work()
-    with fastamp.cast_together(model):
+    with fastamp.casts.together(model):
         threads = [threading.Thread(target=work) for _ in range(3)]
         for thread in threads:
             thread.start()

@@ -18,7 +18,7 @@ import fastamp
 from support.float8 import E4M3, E5M2, float8_region
 
 BF16, FP16 = torch.bfloat16, torch.float16
-OTHER = fastamp.Float8Recipe(grad_dtype=E4M3)
+OTHER = fastamp.float8.Recipe(grad_dtype=E4M3)
 BACKENDS = ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, pytest.mark.long])]
 
 
@@ -130,7 +130,7 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("op", FUNCTIONS)
 @pytest.mark.parametrize("x_dtype", [torch.float32, BF16, FP16])
-@pytest.mark.parametrize("recipe", [fastamp.Float8Recipe(), OTHER])
+@pytest.mark.parametrize("recipe", [fastamp.float8.Recipe(), OTHER])
 def test_each_op_compiles_to_eagers_bits(op: str, x_dtype: torch.dtype, recipe: Any):
     sizes = (32, 48) if op == "conv1d" else (48, 32)
     weight, bias = nn.Parameter(torch.randn(sizes)), nn.Parameter(torch.randn(48))
@@ -245,7 +245,7 @@ def test_excluded_weights_stay_in_the_carrier(where: str):
     if where == "after":
         same(results(compiled, parameters, x), results(model, parameters, x))
         assert graphs.products() == [2, 4]
-    with fastamp.float8_exclude(model[2]):
+    with fastamp.float8.exclude(model[2]):
         same(results(compiled, parameters, x), results(model, parameters, x))
         assert graphs.products() == ([1, 2] if where == "before" else [2, 1, 4, 2])
     same(results(compiled, parameters, x), results(model, parameters, x))
@@ -255,7 +255,7 @@ def test_excluded_weights_stay_in_the_carrier(where: str):
 def test_what_backward_multiplies_stays_in_the_carrier():
     """aot_autograd traces backward in the region, which an eager program has left by then."""
     layer = nn.Linear(32, 48, bias=False).bfloat16()
-    recipe, graphs = fastamp.Float8Recipe(ops=("mm",)), Graphs()
+    recipe, graphs = fastamp.float8.Recipe(ops=("mm",)), Graphs()
     compiled = torch.compile(layer, backend=graphs.backend, fullgraph=True)
     x, parameters = torch.randn(17, 32).bfloat16(), list(layer.parameters())
     expected = results(layer, parameters, x, float8=recipe)
@@ -266,7 +266,7 @@ def test_what_backward_multiplies_stays_in_the_carrier():
 def test_an_excluded_conv1d_is_found_through_its_transpose():
     weight, x, graphs = nn.Parameter(torch.randn(16, 32)), torch.randn(4, 32), Graphs()
     compiled = torch.compile(lambda x: x @ weight.t(), backend=graphs.backend)
-    with fastamp.float8_exclude([weight]), float8_region():
+    with fastamp.float8.exclude([weight]), float8_region():
         assert torch.equal(compiled(x), x @ weight.t())
     assert sum(graphs.products()) == 0
 
@@ -376,12 +376,14 @@ def test_torchs_cache_of_traced_functions_tells_recipes_apart(tmp_path: Any):
         for region in (
             lambda: fastamp.autocast("cpu", dtype=BF16),
             float8_region,
-            lambda: float8_region(float8=fastamp.Float8Recipe(forward_dtype=E5M2, grad_dtype=E4M3)),
+            lambda: float8_region(
+                float8=fastamp.float8.Recipe(forward_dtype=E5M2, grad_dtype=E4M3)
+            ),
             float8_region,
         ):
             torch._dynamo.reset()
             with region():
                 assert torch.equal(torch.compile(layer)(x), layer(x))
         torch._dynamo.reset()
-        with fastamp.float8_exclude(layer), float8_region():
+        with fastamp.float8.exclude(layer), float8_region():
             assert torch.equal(torch.compile(layer)(x), layer(x))

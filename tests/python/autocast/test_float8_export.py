@@ -93,7 +93,7 @@ def test_it_runs_in_a_process_without_fastamp(tmp_path: Path):
 
 def test_excluded_weights_are_followed():
     model, x = model_of(), torch.randn(5, 32)
-    with fastamp.float8_exclude(model[2]), float8_region():
+    with fastamp.float8.exclude(model[2]), float8_region():
         program = torch.export.export(model, (x,)).run_decompositions({})
         expected = in_fp8(model, x)
     assert products(program.graph) == 1

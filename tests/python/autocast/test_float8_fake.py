@@ -23,7 +23,7 @@ from support.float8 import E4M3, E5M2, float8_region, outcomes
 
 BF16, FP16 = torch.bfloat16, torch.float16
 K, N = 64, 48
-EVERY_SIZE = fastamp.Float8Recipe(small_size=(0, 0))
+EVERY_SIZE = fastamp.float8.Recipe(small_size=(0, 0))
 
 pytestmark = pytest.mark.filterwarnings("ignore:User provided device_type of 'cuda'")
 
@@ -48,9 +48,9 @@ class Recording(TorchDispatchMode):
 def fake_cuda_region(**kwargs: Any) -> Iterator[None]:
     """A region with a recipe on CUDA; without a GPU torch switches it off, and here it is on."""
     with float8_region("cuda", **{"float8": EVERY_SIZE, **kwargs}):
-        if fastamp.float8_recipe("cuda") is None:
+        if fastamp.float8.recipe("cuda") is None:
             torch.set_autocast_enabled("cuda", True)
-        if fastamp.float8_recipe("cuda") is None:
+        if fastamp.float8.recipe("cuda") is None:
             pytest.skip("a GPU without fp8, or a build without the CUDA part")
         yield
 

@@ -13,11 +13,11 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import fastamp
-from fastamp import _carried_state
+from fastamp._dynamo import carried_state
 from support.float8 import E4M3, float8_region, outcomes
 
 BF16, FP16 = torch.bfloat16, torch.float16
-OTHER = fastamp.Float8Recipe(grad_dtype=E4M3)
+OTHER = fastamp.float8.Recipe(grad_dtype=E4M3)
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def test_a_suspended_or_ended_recipe_is_guarded():
 
 def test_a_recipe_is_told_inside_compiled_code():
     def forward(x: torch.Tensor) -> torch.Tensor:
-        recipe = fastamp.float8_recipe("cpu")
+        recipe = fastamp.float8.recipe("cpu")
         return x + 1 if recipe is None else x + 2
 
     compiled, x = torch.compile(forward, backend="eager"), torch.zeros(2)
@@ -132,7 +132,7 @@ def test_a_thread_that_dies_in_a_region_leaves_compiled_code_compiled():
     with fastamp.autocast("cpu", dtype=BF16):
         assert torch.equal(compiled(x), layer(x))
     assert counter.frame_count == 2
-    _carried_state.let_go(policies=False)  # What the thread left open.
+    carried_state.let_go(policies=False)  # What the thread left open.
 
 
 def test_other_threads_are_guarded_by_their_own_state():
@@ -159,7 +159,7 @@ def test_without_guards_compiled_code_runs_eagerly(monkeypatch: pytest.MonkeyPat
     counter = CompileCounterWithBackend("aot_eager")
     layer, x = nn.Linear(32, 16), torch.randn(4, 32)
     compiled = torch.compile(layer, backend=counter, fullgraph=True)
-    monkeypatch.setattr(_carried_state, "_are_recipes_guarded", False)
+    monkeypatch.setattr(carried_state, "_are_recipes_guarded", False)
     with float8_region():
         assert torch.equal(compiled(x), layer(x))
         assert outcomes(lambda: compiled(x)) == ["float8"]
@@ -174,7 +174,7 @@ def test_op_policies_still_run_compiled_code_eagerly_in_a_region():
     layer, x = nn.Linear(32, 16), torch.randn(4, 32)
     compiled = torch.compile(layer, backend=counter, fullgraph=True)
     with float8_region():
-        with fastamp.op_policies({"linear": "fp32"}):
+        with fastamp.policies.override({"linear": "fp32"}):
             assert compiled(x).dtype == torch.float32
         assert counter.frame_count == 0
         assert torch.equal(compiled(x), layer(x))

@@ -108,7 +108,7 @@ def validation_loss(seed: int, data: torch.Tensor, region: fastamp.autocast) -> 
     split = len(data) * 9 // 10
     torch.manual_seed(seed)
     model = GPT()
-    exclusion = fastamp.float8_exclude(model.lm_head)
+    exclusion = fastamp.float8.exclude(model.lm_head)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.1)
     generator = torch.Generator().manual_seed(1000 + seed)
     for step in range(1, STEPS + 1):

@@ -18,7 +18,7 @@ import fastamp._C as _C
 from support.autocast_state import fastamp_state, torch_state
 from support.float8 import float8_region, saved_bytes
 
-RECIPE = fastamp.Float8Recipe(small_size=(0, 0))
+RECIPE = fastamp.float8.Recipe(small_size=(0, 0))
 SMALL = "K and N within small_size"
 
 
@@ -52,7 +52,7 @@ def by_name(plan: Any) -> dict[tuple[str, str], Any]:
 
 def test_each_product_has_a_row_with_its_weights_module_and_reason():
     model, x = Mixed(), torch.randn(8, 32)
-    rows = by_name(fastamp.float8_plan(model, x, recipe=RECIPE))
+    rows = by_name(fastamp.float8.plan(model, x, recipe=RECIPE))
     assert {key: row.float8 for key, row in rows.items()} == {
         ("body", "linear"): "float8",
         ("odd", "linear"): "K or N not a multiple of 16",
@@ -75,7 +75,7 @@ def test_a_large_model_needs_no_memory():
         )
         model = nn.Sequential(*(nn.Sequential(*block) for _ in range(32)))
         x = torch.empty(8, 1024, 4096, dtype=torch.bfloat16, requires_grad=True)
-    plan = fastamp.float8_plan(model, x)
+    plan = fastamp.float8.plan(model, x)
     assert [(row.float8, row.calls) for row in plan.rows] == [("float8", 32)] * 2
     operands = 8192 * (4096 + 14336) * 32 + 2 * 4096 * 14336
     assert plan.carrier_saved_bytes == 2 * operands
@@ -86,10 +86,10 @@ def test_a_large_model_needs_no_memory():
 @pytest.mark.parametrize("grad", [True, False])
 def test_a_run_does_what_the_plan_says(small_size: tuple[int, int] | None, grad: bool):
     model, x = Mixed(), torch.randn(8, 32)
-    recipe = fastamp.Float8Recipe(small_size=small_size)
+    recipe = fastamp.float8.Recipe(small_size=small_size)
     with torch.set_grad_enabled(grad):
-        plan = fastamp.float8_plan(model, x, device="cpu", recipe=recipe)
-        with fastamp.trace() as trace, float8_region(float8=recipe):
+        plan = fastamp.float8.plan(model, x, device="cpu", recipe=recipe)
+        with fastamp.debug.trace() as trace, float8_region(float8=recipe):
             model(x)
     planned: collections.Counter[tuple[str, str]] = collections.Counter()
     for row in plan.rows:
@@ -127,7 +127,7 @@ def test_saved_bytes_count_shared_operands_once(is_leaf: bool):
             return self.q(x) + self.k(x) + self.v(x) + self.q_again(x)
 
     model, x = Attention(), torch.randn(16, 64, requires_grad=True)
-    plan = fastamp.float8_plan(model, x, recipe=RECIPE)
+    plan = fastamp.float8.plan(model, x, recipe=RECIPE)
     assert [(row.module, row.calls) for row in plan.rows] == [
         ("q = q_again", 2),
         ("k", 1),
@@ -138,27 +138,27 @@ def test_saved_bytes_count_shared_operands_once(is_leaf: bool):
     assert plan.saved_bytes == (4 if is_leaf else 1) * (16 * 64 + 4) + 3 * (32 * 64 + 4)
     assert plan.saved_bytes == saved_in_a_run(model, x)
     with torch.no_grad():
-        assert fastamp.float8_plan(model, x, recipe=RECIPE).saved_bytes == 0
+        assert fastamp.float8.plan(model, x, recipe=RECIPE).saved_bytes == 0
 
 
 def test_excluded_weights_are_excluded_as_long_as_they_are():
     model, x = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 16)), torch.randn(4, 32)
 
     def plan() -> list[str]:
-        return [row.float8 for row in fastamp.float8_plan(model, x, recipe=RECIPE).rows]
+        return [row.float8 for row in fastamp.float8.plan(model, x, recipe=RECIPE).rows]
 
-    with fastamp.float8_exclude(model[1]):
+    with fastamp.float8.exclude(model[1]):
         assert plan() == ["float8", "excluded"]
     assert plan() == ["float8", "float8"]
 
 
 def test_recipes_policies_and_regions_inside_the_model_count():
     layer, x = nn.Linear(32, 16), torch.randn(4, 32)
-    recipe = fastamp.Float8Recipe(ops=("mm",), small_size=(0, 0))
-    (row,) = fastamp.float8_plan(layer, x, recipe=recipe).rows
+    recipe = fastamp.float8.Recipe(ops=("mm",), small_size=(0, 0))
+    (row,) = fastamp.float8.plan(layer, x, recipe=recipe).rows
     assert (row.module, row.float8, row.k) == ("Linear", "op not in recipe", 32)
-    with fastamp.op_policies({"linear": "fp32"}):
-        assert fastamp.float8_plan(layer, x).rows == ()
+    with fastamp.policies.override({"linear": "fp32"}):
+        assert fastamp.float8.plan(layer, x).rows == ()
 
     class Off(nn.Module):
         def __init__(self) -> None:
@@ -170,7 +170,7 @@ def test_recipes_policies_and_regions_inside_the_model_count():
                 x = self.inside(x)
             return self.outside(x)
 
-    plan = fastamp.float8_plan(Off(), x, recipe=RECIPE)
+    plan = fastamp.float8.plan(Off(), x, recipe=RECIPE)
     assert [row.module for row in plan.rows] == ["outside"]
 
 
@@ -193,11 +193,11 @@ def test_neither_the_model_nor_any_state_changes():
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
     torch_before, fastamp_before = torch_state(), fastamp_state()
     with fastamp.autocast("cpu", dtype=torch.float16):
-        fastamp.float8_plan(model, x)
+        fastamp.float8.plan(model, x)
         assert torch.get_autocast_dtype("cpu") == torch.float16
-        assert fastamp.float8_recipe("cpu") is None
+        assert fastamp.float8.recipe("cpu") is None
     with pytest.raises(RuntimeError):
-        fastamp.float8_plan(model, x[:, 1:])
+        fastamp.float8.plan(model, x[:, 1:])
     assert (torch_state(), fastamp_state()) == (torch_before, fastamp_before)
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
@@ -220,7 +220,7 @@ def test_inputs_may_be_nested_named_and_anywhere():
             return self.layer(batch["x"][0] + mask + self.table[0])
 
     x, mask = torch.randn(3, 32, device="meta"), torch.randn(32)
-    (row,) = fastamp.float8_plan(Named(), {"x": [x]}, kwargs={"mask": mask}).rows
+    (row,) = fastamp.float8.plan(Named(), {"x": [x]}, kwargs={"mask": mask}).rows
     assert (row.module, row.m) == ("layer", 3)
 
 
@@ -228,7 +228,7 @@ def test_an_input_that_is_given_twice_is_one_tensor_to_the_model():
     attention, x = nn.MultiheadAttention(32, 2), torch.randn(4, 2, 32)
 
     def rows(*inputs: torch.Tensor) -> list[tuple[str, str, int, int]]:
-        plan = fastamp.float8_plan(attention, *inputs, recipe=RECIPE)
+        plan = fastamp.float8.plan(attention, *inputs, recipe=RECIPE)
         return [(row.module, row.op, row.n, row.calls) for row in plan.rows if row.n]
 
     output = ("out_proj", "linear", 32, 1)
@@ -241,32 +241,32 @@ def test_an_input_that_is_given_twice_is_one_tensor_to_the_model():
 def test_fake_models_are_planned_too():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    expected = fastamp.float8_plan(nn.Linear(32, 16), torch.randn(4, 32))
+    expected = fastamp.float8.plan(nn.Linear(32, 16), torch.randn(4, 32))
     with FakeTensorMode():
-        assert fastamp.float8_plan(nn.Linear(32, 16), torch.randn(4, 32)) == expected
+        assert fastamp.float8.plan(nn.Linear(32, 16), torch.randn(4, 32)) == expected
 
 
 def test_on_the_cpu_no_product_is_small():
     for device, outcome in (("cpu", "float8"), ("cuda", SMALL)):
-        plan = fastamp.float8_plan(nn.Linear(32, 16), torch.randn(4, 32), device=device)
+        plan = fastamp.float8.plan(nn.Linear(32, 16), torch.randn(4, 32), device=device)
         assert (plan.device, [row.float8 for row in plan.rows]) == (device, [outcome])
 
 
 def test_the_table_names_products_reasons_and_sums():
-    lines = str(fastamp.float8_plan(Mixed(), torch.randn(8, 32))).splitlines()
+    lines = str(fastamp.float8.plan(Mixed(), torch.randn(8, 32))).splitlines()
     assert lines[0].split()[:6] == ["Module", "Op", "M", "K", "N", "x"]
     (body,) = [line for line in lines if line.startswith("body")]
     assert body.split()[:6] == ["body", "linear", "8", "32", "48", "float32"]
     assert f"no: {SMALL}" in body
     assert lines[-1].startswith("0 of 7 products in fp8 on cuda; saved for backward 0.0")
-    assert str(fastamp.float8_plan(nn.ReLU(), torch.randn(2))).splitlines()[-1].startswith("0 of 0")
-    on_cpu = str(fastamp.float8_plan(Mixed(), torch.randn(8, 32), device="cpu"))
+    assert str(fastamp.float8.plan(nn.ReLU(), torch.randn(2))).splitlines()[-1].startswith("0 of 0")
+    on_cpu = str(fastamp.float8.plan(Mixed(), torch.randn(8, 32), device="cpu"))
     assert on_cpu.splitlines()[-1].startswith("4 of 7 products in fp8 on cpu; saved for backward")
 
 
 def test_compiled_models_are_planned_as_what_was_compiled():
     model = torch.compile(nn.Sequential(nn.Linear(32, 16)), backend="eager")
-    assert [row.module for row in fastamp.float8_plan(model, torch.randn(4, 32)).rows] == ["0"]
+    assert [row.module for row in fastamp.float8.plan(model, torch.randn(4, 32)).rows] == ["0"]
 
 
 class Deciding(nn.Module):
@@ -304,14 +304,14 @@ class Uncopyable(nn.Module):
     ],
 )
 def test_bad_arguments_are_refused(arguments: Any, kwargs: Any, error: type, text: str):
-    with pytest.raises(error, match=rf"float8_plan: expected .*{text}|{text}"):
-        fastamp.float8_plan(*arguments, **kwargs)
+    with pytest.raises(error, match=rf"float8.plan: expected .*{text}|{text}"):
+        fastamp.float8.plan(*arguments, **kwargs)
 
 
 def test_a_plan_needs_the_kernels():
     _C.unregister_kernels()
     try:
         with pytest.raises(RuntimeError, match="expected fastamp's kernels to be registered"):
-            fastamp.float8_plan(nn.ReLU(), torch.randn(3))
+            fastamp.float8.plan(nn.ReLU(), torch.randn(3))
     finally:
         _C.register_kernels()

@@ -19,23 +19,23 @@ from support.children import check_python
 from support.float8 import E4M3, E5M2, float8_region, outcomes
 
 BF16, FP16 = torch.bfloat16, torch.float16
-OTHER = fastamp.Float8Recipe(grad_dtype=E4M3)
+OTHER = fastamp.float8.Recipe(grad_dtype=E4M3)
 
 
-def in_force() -> fastamp.Float8Recipe | None:
-    return fastamp.float8_recipe("cpu")
+def in_force() -> fastamp.float8.Recipe | None:
+    return fastamp.float8.recipe("cpu")
 
 
 def test_the_recipe_is_in_force_in_its_region_alone():
     assert in_force() is None
     with float8_region() as region:
-        assert region.float8 == in_force() == fastamp.Float8Recipe()
+        assert region.float8 == in_force() == fastamp.float8.Recipe()
         assert torch.get_autocast_dtype("cpu") == BF16
-        assert fastamp.float8_recipe("cuda") is None
+        assert fastamp.float8.recipe("cuda") is None
         with float8_region(float8=OTHER, dtype=FP16):
             assert in_force() == OTHER
             assert torch.get_autocast_dtype("cpu") == FP16
-        assert in_force() == fastamp.Float8Recipe()
+        assert in_force() == fastamp.float8.Recipe()
     assert in_force() is None
     assert fastamp.autocast("cpu").float8 is None
 
@@ -98,7 +98,7 @@ def test_regions_may_end_in_any_order_and_by_exceptions():
     for region in (first, second, third):
         region.__enter__()
     first.__exit__(None, None, None)
-    assert in_force() == fastamp.Float8Recipe()
+    assert in_force() == fastamp.float8.Recipe()
     third.__exit__(None, None, None)
     assert in_force() is None
     second.__exit__(None, None, None)
@@ -134,7 +134,7 @@ def test_other_threads_have_no_recipe():
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
-    assert seen == [None, fastamp.Float8Recipe()]
+    assert seen == [None, fastamp.float8.Recipe()]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_pickled_region_means_the_same_in_another_process():
     check_python(
         "-c",
         f"import pickle, fastamp\nassert pickle.loads({data!r}).float8.grad_dtype == "
-        "fastamp.Float8Recipe().forward_dtype",
+        "fastamp.float8.Recipe().forward_dtype",
     )
 
 
@@ -177,12 +177,12 @@ def test_a_float8_dtype_on_cuda_means_bfloat16_and_a_recipe():
         fastamp.autocast("cuda", dtype=E4M3),
         fastamp.autocast("cuda", E4M3),
         fastamp.autocast("cuda", float8=True),
-        fastamp.autocast("cuda", dtype=BF16, float8=fastamp.Float8Recipe()),
-        fastamp.autocast("cuda", dtype=E4M3, float8=fastamp.Float8Recipe()),
+        fastamp.autocast("cuda", dtype=BF16, float8=fastamp.float8.Recipe()),
+        fastamp.autocast("cuda", dtype=E4M3, float8=fastamp.float8.Recipe()),
     ):
         assert region.fast_dtype == BF16
         if not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 9):
-            assert region.float8 == fastamp.Float8Recipe()
+            assert region.float8 == fastamp.float8.Recipe()
     assert fastamp.autocast("cuda", dtype=FP16, float8=True).fast_dtype == FP16
 
 
@@ -260,40 +260,44 @@ def test_contradictions_are_refused_before_anything_changes(kind: Any, text: str
     [
         (
             TypeError,
-            "Float8Recipe: expected grad_dtype to be a torch.dtype, got str 'e5m2'",
+            "float8.Recipe: expected grad_dtype to be a torch.dtype, got str 'e5m2'",
             {"grad_dtype": "e5m2"},
         ),
         (
             ValueError,
-            "Float8Recipe: expected grad_dtype .* float8_e4m3fn or float8_e5m2, got Half",
+            "float8.Recipe: expected grad_dtype .* float8_e4m3fn or float8_e5m2, got Half",
             {"grad_dtype": FP16},
         ),
         (
             ValueError,
-            "Float8Recipe: expected forward_dtype or grad_dtype .* for both",
+            "float8.Recipe: expected forward_dtype or grad_dtype .* for both",
             {"forward_dtype": E5M2},
         ),
         (
             TypeError,
-            "Float8Recipe: expected fast_accumulate to be a tuple of three bools, got bool True",
+            "float8.Recipe: expected fast_accumulate to be a tuple of three bools, got bool True",
             {"fast_accumulate": True},
         ),
-        (TypeError, "Float8Recipe: expected ops to be a tuple of str, got str 'mm'", {"ops": "mm"}),
+        (
+            TypeError,
+            "float8.Recipe: expected ops to be a tuple of str, got str 'mm'",
+            {"ops": "mm"},
+        ),
         (
             ValueError,
-            "Float8Recipe: expected ops .* among linear, addmm, mm, matmul, got 'bmm'",
+            "float8.Recipe: expected ops .* among linear, addmm, mm, matmul, got 'bmm'",
             {"ops": ("bmm",)},
         ),
     ],
 )
 def test_impossible_recipes_are_refused(kind: Any, text: str, fields: Any):
     with pytest.raises(kind, match=text):
-        fastamp.Float8Recipe(**fields)
+        fastamp.float8.Recipe(**fields)
 
 
 def test_recipes_are_values():
-    assert fastamp.Float8Recipe() == fastamp.Float8Recipe(E4M3, E5M2)
-    assert hash(OTHER) == hash(fastamp.Float8Recipe(grad_dtype=E4M3))
+    assert fastamp.float8.Recipe() == fastamp.float8.Recipe(E4M3, E5M2)
+    assert hash(OTHER) == hash(fastamp.float8.Recipe(grad_dtype=E4M3))
     with pytest.raises(AttributeError):
         OTHER.ops = ("mm",)  # type: ignore[misc]
 
@@ -313,10 +317,10 @@ def test_op_policies_and_recipes_are_carried_together():
         seen.append((in_force(), layer(hidden.detach()).dtype))
         return layer(hidden)
 
-    with float8_region(), fastamp.op_policies({"linear": "fp32"}):
+    with float8_region(), fastamp.policies.override({"linear": "fp32"}):
         y = torch.utils.checkpoint.checkpoint(forward, x, use_reentrant=False)
     y.sum().backward()
-    assert seen[0] == seen[1] == (fastamp.Float8Recipe(), torch.float32)
+    assert seen[0] == seen[1] == (fastamp.float8.Recipe(), torch.float32)
 
 
 def test_compiled_functions_run_in_fp8_in_a_region_around_them():

@@ -14,13 +14,13 @@ import fastamp
 from support.float8 import float8_region, outcomes
 
 SMALL = "K and N within small_size"
-ALL, SMALL_SQUARES = (fastamp.Float8Recipe(small_size=size) for size in ((0, 0), (32, 32)))
+ALL, SMALL_SQUARES = (fastamp.float8.Recipe(small_size=size) for size in ((0, 0), (32, 32)))
 
 
 def planned(k: int, n: int, device: str = "cuda", **kwargs: Any) -> str:
     with torch.device("meta"):
         layer, x = nn.Linear(k, n), torch.empty(4, k)
-    (row,) = fastamp.float8_plan(layer, x, device=device, **kwargs).rows
+    (row,) = fastamp.float8.plan(layer, x, device=device, **kwargs).rows
     return str(row.float8)
 
 
@@ -39,7 +39,7 @@ def test_on_a_gpu_a_product_is_small_whose_two_sizes_are_within_those_of_torchao
     k: int, n: int, outcome: str
 ):
     assert planned(k, n) == outcome
-    assert planned(k, n, recipe=fastamp.Float8Recipe(small_size=(4096, 1024))) == outcome
+    assert planned(k, n, recipe=fastamp.float8.Recipe(small_size=(4096, 1024))) == outcome
     runs = "float8" if outcome == SMALL else outcome
     assert planned(k, n, recipe=ALL) == planned(k, n, "cpu") == runs
 
@@ -71,10 +71,10 @@ def test_small_products_have_the_bits_of_the_carrier():
 
 def test_k_and_n_are_those_of_the_product_however_the_weight_lies():
     x, weight = torch.randn(4, 48), nn.Parameter(torch.randn(48, 32))
-    with float8_region(float8=fastamp.Float8Recipe(small_size=(48, 32))):
+    with float8_region(float8=fastamp.float8.Recipe(small_size=(48, 32))):
         assert outcomes(lambda: x @ weight) == [SMALL]
         assert outcomes(lambda: nn.functional.linear(x, weight.t())) == [SMALL]
-    with float8_region(float8=fastamp.Float8Recipe(small_size=(32, 48))):
+    with float8_region(float8=fastamp.float8.Recipe(small_size=(32, 48))):
         assert outcomes(lambda: x @ weight) == ["float8"]
 
 
@@ -94,7 +94,7 @@ def test_frozen_weights_inference_and_checkpoints_are_decided_alike(use_reentran
             )
         y.float().sum().backward()
 
-    with fastamp.trace() as trace:
+    with fastamp.debug.trace() as trace:
         run()
     calls = {row.float8: row.calls for row in trace.rows if row.op == "linear"}
     assert calls == {SMALL: 2, "float8": 2}
@@ -107,22 +107,22 @@ def test_frozen_weights_inference_and_checkpoints_are_decided_alike(use_reentran
 
 @pytest.mark.parametrize("bad", [(-1, 0), (0, -(2**40))])
 def test_a_negative_small_size_is_refused(bad: tuple[int, int]):
-    text = r"Float8Recipe: expected small_size of Float8Recipe to be at least 0, got \("
+    text = r"float8.Recipe: expected small_size of Float8Recipe to be at least 0, got \("
     with pytest.raises(ValueError, match=text):
-        fastamp.Float8Recipe(small_size=bad)
+        fastamp.float8.Recipe(small_size=bad)
 
 
 @pytest.mark.parametrize("bad", [4096, [4096, 1024], (1, 2, 3), (1.0, 2), (True, 2)])
 def test_a_small_size_that_is_no_pair_of_ints_is_refused(bad: Any):
-    text = "Float8Recipe: expected small_size to be a tuple of two ints or None, got"
+    text = "float8.Recipe: expected small_size to be a tuple of two ints or None, got"
     with pytest.raises(TypeError, match=text):
-        fastamp.Float8Recipe(small_size=bad)
+        fastamp.float8.Recipe(small_size=bad)
 
 
 def test_small_size_is_part_of_the_recipe_in_force():
-    assert len({fastamp.Float8Recipe(), ALL, SMALL_SQUARES}) == 3
+    assert len({fastamp.float8.Recipe(), ALL, SMALL_SQUARES}) == 3
     with float8_region(float8=SMALL_SQUARES):
-        assert fastamp.float8_recipe("cpu") == SMALL_SQUARES
+        assert fastamp.float8.recipe("cpu") == SMALL_SQUARES
         with float8_region():
-            assert fastamp.float8_recipe("cpu").small_size is None
-        assert fastamp.float8_recipe("cpu") == SMALL_SQUARES
+            assert fastamp.float8.recipe("cpu").small_size is None
+        assert fastamp.float8.recipe("cpu") == SMALL_SQUARES

@@ -17,13 +17,13 @@ from support.float8 import E4M3, float8_region, saved_bytes
 @pytest.fixture(autouse=True)
 def seeded() -> Iterator[None]:
     torch.manual_seed(0)
-    assert fastamp.kept_casts().copies == 0
+    assert fastamp.casts.kept().copies == 0
     yield
-    assert fastamp.kept_casts().copies == 0
+    assert fastamp.casts.kept().copies == 0
 
 
 def events(function: Callable[[], Any]) -> dict[str, int]:
-    with fastamp.trace() as trace:
+    with fastamp.debug.trace() as trace:
         function()
     totals = trace.totals
     names = ("weight_casts", "other_casts", "cache_hits", "activation_hits", "kept_hits")
@@ -137,9 +137,9 @@ def test_kept_casts_outlive_their_region():
         with float8_region():
             return layer(x)
 
-    with fastamp.keep_casts(layer):
+    with fastamp.casts.keep(layer):
         assert events(step) == {"weight_casts": 1, "other_casts": 1}
-        kept = fastamp.kept_casts()
+        kept = fastamp.casts.kept()
         assert kept == (1, 2 * 48 * 32 + 4)  # Both layouts and a scale.
         assert events(step) == {"kept_hits": 1, "other_casts": 1}
         assert torch.equal(step(), step())
@@ -148,7 +148,7 @@ def test_kept_casts_outlive_their_region():
             layer.weight.mul_(2.0)
         assert events(step) == {"weight_casts": 1, "other_casts": 1}
         assert not torch.equal(step(), before)
-        assert fastamp.kept_casts() == kept
+        assert fastamp.casts.kept() == kept
 
 
 def test_training_and_evaluation_take_turns_at_one_kept_cast():
@@ -162,10 +162,10 @@ def test_training_and_evaluation_take_turns_at_one_kept_cast():
         with float8_region():
             layer(x).sum().backward()
 
-    with fastamp.keep_casts(layer):
+    with fastamp.casts.keep(layer):
         evaluate()
         train()  # Makes the second layout.
-        assert fastamp.kept_casts() == (1, 2 * 48 * 32 + 4)
+        assert fastamp.casts.kept() == (1, 2 * 48 * 32 + 4)
         for again in (evaluate, train, evaluate, train):
             assert "weight_casts" not in events(again)
 
@@ -181,7 +181,7 @@ def test_frozen_weights_of_any_dtype_are_kept_on_request(dtype: torch.dtype):
             return base(x) + adapter(x)
 
     expected = step()
-    with fastamp.keep_casts(base):
+    with fastamp.casts.keep(base):
         assert torch.equal(step(), expected)
         counts = events(lambda: step().sum().backward())
     assert (counts["kept_hits"], counts["weight_casts"]) == (1, 1)  # The adapter's.
@@ -203,13 +203,13 @@ def test_frozen_weights_as_second_operands_run_in_fp8_if_their_casts_are_kept(
         return getattr(torch, op)(x, operand)
 
     def outcome() -> str:
-        with fastamp.trace() as trace, float8_region():
+        with fastamp.debug.trace() as trace, float8_region():
             run()
         (row,) = (row for row in trace.rows if row.float8)
         return row.float8
 
     assert outcome() == "second operand is no weight"
-    with fastamp.keep_casts([weight]):
+    with fastamp.casts.keep([weight]):
         assert outcome() == "float8"
         with float8_region():
             got = run()
@@ -221,7 +221,7 @@ def test_frozen_weights_as_second_operands_run_in_fp8_if_their_casts_are_kept(
 
 def test_kept_casts_serve_inference_mode_and_are_no_inference_tensors():
     layer, x = nn.Linear(32, 48), torch.randn(16, 32, requires_grad=True)
-    with fastamp.keep_casts(layer):
+    with fastamp.casts.keep(layer):
         with torch.inference_mode(), float8_region():
             inferred = layer(x)
         with float8_region():
@@ -235,7 +235,7 @@ def test_an_optimizer_step_makes_kept_casts_stale():
     layer, x = nn.Linear(32, 48), torch.randn(16, 32)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     outputs = []
-    with fastamp.keep_casts(layer):
+    with fastamp.casts.keep(layer):
         for _ in range(3):
             with float8_region():
                 loss = layer(x).square().mean()
@@ -248,15 +248,15 @@ def test_an_optimizer_step_makes_kept_casts_stale():
 
 def test_dropping_and_dying_frees_kept_casts():
     layer, x = nn.Linear(32, 48), torch.randn(16, 32)
-    request = fastamp.keep_casts(layer)
+    request = fastamp.casts.keep(layer)
     with float8_region():
         layer(x)
-    assert fastamp.kept_casts().copies == 1
-    fastamp.drop_kept_casts(layer)
-    assert fastamp.kept_casts().copies == 0
+    assert fastamp.casts.kept().copies == 1
+    fastamp.casts.drop(layer)
+    assert fastamp.casts.kept().copies == 0
     with float8_region():
         layer(x)
-    assert fastamp.kept_casts().copies == 1
+    assert fastamp.casts.kept().copies == 1
     del layer
-    assert fastamp.kept_casts().copies == 0
+    assert fastamp.casts.kept().copies == 0
     request.release()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""@fastamp.fp32: functions and classes that run in float32 inside regions."""
+"""@fastamp.policies.fp32: functions and classes that run in float32 inside regions."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ import fastamp
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
-@fastamp.fp32
+@fastamp.policies.fp32
 def product(x: torch.Tensor, *, y: torch.Tensor) -> torch.Tensor:
     """Multiplies."""
     return x @ y
 
 
-@fastamp.fp32
+@fastamp.policies.fp32
 class Norm(nn.Module):
     """RMSNorm, which overflows in float16 above 255."""
 
@@ -72,7 +72,7 @@ def test_checkpoint_recomputes_the_same(reentrant: bool):
 
 
 def test_an_exception_and_a_region_within():
-    @fastamp.fp32
+    @fastamp.policies.fp32
     def fail(x: torch.Tensor) -> None:
         assert not torch.is_autocast_enabled("cpu")
         with fastamp.autocast("cpu", dtype=torch.float16):
@@ -90,10 +90,10 @@ def test_an_exception_and_a_region_within():
     [
         (int, "the class int"),
         (torch.autograd.Function, "the class Function"),
-        (nn.Linear(2, 2), "module_policies"),
+        (nn.Linear(2, 2), "policies.for_modules"),
         (3, "type int"),
     ],
 )
 def test_other_things_are_refused(decorated: Any, text: str):
     with pytest.raises(TypeError, match=f"fp32: expected .*{text}"):
-        fastamp.fp32(decorated)
+        fastamp.policies.fp32(decorated)

@@ -37,14 +37,14 @@ for _ in range(3):
     assert fastamp._C.kernels_registered()
     fastamp._C.unregister_kernels()
     assert dump() == before
-fastamp.set_op_policy("layer_norm", "lower", "cpu")
+fastamp.policies.set("layer_norm", "lower", "cpu")
 fastamp._C.register_kernels()
 fastamp._C.unregister_kernels()
 assert dump() == before
 fastamp._C.register_kernels()
-fastamp.set_op_policy("rms_norm", "fp32")
+fastamp.policies.set("rms_norm", "fp32")
 fastamp._C.unregister_kernels()
-fastamp.reset_op_policies()
+fastamp.policies.reset()
 assert dump() == before
 """
 
@@ -106,14 +106,14 @@ def test_casts_made_before_uninstall_are_not_used_after_install():
 
 def test_disabled_runs_torchs_kernels_and_gives_ours_back():
     entry = torch._C._dispatch_dump_table("aten::mm")
-    with fastamp.disabled():
+    with fastamp.debug.torch_kernels():
         assert not _C.kernels_registered()
         assert torch._C._dispatch_dump_table("aten::mm") != entry
-        with fastamp.disabled(), fastamp.autocast("cpu"):
+        with fastamp.debug.torch_kernels(), fastamp.autocast("cpu"):
             assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype == torch.bfloat16
         assert not _C.kernels_registered()
     assert torch._C._dispatch_dump_table("aten::mm") == entry
-    with pytest.raises(ZeroDivisionError), fastamp.disabled():
+    with pytest.raises(ZeroDivisionError), fastamp.debug.torch_kernels():
         raise ZeroDivisionError
     assert _C.kernels_registered()
 
@@ -121,5 +121,5 @@ def test_disabled_runs_torchs_kernels_and_gives_ours_back():
 def test_disabled_inside_a_region_is_refused_and_changes_nothing():
     with fastamp.autocast("cpu"):
         with pytest.raises(RuntimeError, match="unregister_kernels"):
-            fastamp.disabled().__enter__()
+            fastamp.debug.torch_kernels().__enter__()
         assert _C.kernels_registered()

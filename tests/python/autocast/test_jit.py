@@ -116,7 +116,7 @@ def test_weights_of_a_script_module_edited_inside_a_region_are_seen():
 @pytest.mark.parametrize("region", [fastamp.autocast, torch.autocast])
 def test_a_model_that_the_region_has_used_can_be_traced(region: Any, kept: bool):
     model, x = Model(), torch.arange(8.0).view(2, 4)
-    with fastamp.keep_casts(model) if kept else nullcontext():
+    with fastamp.casts.keep(model) if kept else nullcontext():
         with region("cpu", dtype=BF16):
             expected = model(x)
             program = torch.jit.trace(model, x)

@@ -24,10 +24,10 @@ def weight() -> torch.nn.Parameter:
 @pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 def test_a_weight_is_cast_once_for_all_regions(weight, requires_grad, context):
     weight.requires_grad_(requires_grad)
-    with fastamp.keep_casts(weight), context():
+    with fastamp.casts.keep(weight), context():
         assert casts_of(lambda: use(weight)) == (1, 0)
         assert casts_of(lambda: [use(weight) for _ in range(3)]) == (0, 3)
-        assert fastamp.kept_casts() == (1, 12)
+        assert fastamp.casts.kept() == (1, 12)
     assert casts_of(lambda: use(weight)) == (1, 0)
 
 
@@ -39,7 +39,7 @@ def test_within_a_region_the_regions_own_cache_serves(weight):
 
     for requires_grad in (True, False):
         weight.requires_grad_(requires_grad)
-        with fastamp.keep_casts(weight), fastamp.trace() as t:
+        with fastamp.casts.keep(weight), fastamp.debug.trace() as t:
             twice()
             twice()
         totals = t.totals
@@ -49,7 +49,7 @@ def test_within_a_region_the_regions_own_cache_serves(weight):
 
 def test_nothing_is_kept_without_being_asked_for(weight):
     other = torch.nn.Parameter(torch.ones(3, 2))
-    with fastamp.keep_casts(other):
+    with fastamp.casts.keep(other):
         assert casts_of(lambda: [use(weight), use(weight)]) == (2, 0)
 
 
@@ -104,7 +104,7 @@ def resize_the_storage(w):
     ],
 )
 def test_an_edited_weight_is_cast_again(weight, edit):
-    with fastamp.keep_casts(weight):
+    with fastamp.casts.keep(weight):
         use(weight)
         edit(weight)
         assert torch.equal(use(weight), weight.detach().to(BF16).sum(0, keepdim=True))
@@ -123,7 +123,7 @@ def test_an_edited_weight_is_cast_again(weight, edit):
 )
 def test_after_an_optimizer_step_the_weight_is_cast_again(weight, make):
     optimizer = make([weight])
-    with fastamp.keep_casts(weight):
+    with fastamp.casts.keep(weight):
         use(weight)
 
         def closure() -> torch.Tensor:
@@ -141,7 +141,7 @@ def test_after_an_optimizer_step_the_weight_is_cast_again(weight, make):
 def test_a_skipped_step_leaves_the_copy(weight):
     scaler = fastamp.GradScaler("cpu", init_scale=1.0)
     optimizer = torch.optim.SGD([weight], lr=0.5)
-    with fastamp.keep_casts(weight):
+    with fastamp.casts.keep(weight):
         use(weight)
         scaler.scale(torch.ones(()))
         weight.grad = torch.full_like(weight, torch.inf)
@@ -150,20 +150,20 @@ def test_a_skipped_step_leaves_the_copy(weight):
 
 
 def test_the_documented_danger_and_the_way_out(weight):
-    with fastamp.keep_casts(weight):
+    with fastamp.casts.keep(weight):
         before = use(weight)
         weight.data.mul_(2)
         assert torch.equal(use(weight), before)
-        fastamp.drop_kept_casts()
+        fastamp.casts.drop()
         assert torch.equal(use(weight), 2 * before)
         weight.data.mul_(2)
-        fastamp.drop_kept_casts(weight)
+        fastamp.casts.drop(weight)
         assert torch.equal(use(weight), 4 * before)
 
 
 def test_torch_swaps_a_weight_only_after_release(weight):
     other = torch.nn.Parameter(weight.detach() * 3)
-    keeper = fastamp.keep_casts(weight)
+    keeper = fastamp.casts.keep(weight)
     with pytest.raises(RuntimeError, match="no weakrefs"):
         torch.utils.swap_tensors(weight, other)
     keeper.release()
@@ -172,24 +172,24 @@ def test_torch_swaps_a_weight_only_after_release(weight):
 
 
 def test_dropping_inside_a_region_acts_at_once(weight):
-    with fastamp.keep_casts(weight), fastamp.autocast("cpu"):
+    with fastamp.casts.keep(weight), fastamp.autocast("cpu"):
         ones = torch.ones(1, 3, dtype=BF16)
         before = torch.mm(ones, weight)
         weight.data.mul_(2)
-        fastamp.drop_kept_casts(weight)
+        fastamp.casts.drop(weight)
         assert torch.equal(torch.mm(ones, weight), 2 * before)
 
 
 def accumulated_gradients(keep: bool) -> list[torch.Tensor]:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
-    keeper = fastamp.keep_casts(model if keep else [])
+    keeper = fastamp.casts.keep(model if keep else [])
     for seed in range(3):
         torch.manual_seed(seed)
         with fastamp.autocast("cpu"):
             loss = model(torch.randn(5, 8)).float().square().mean()
         loss.backward()
-    assert fastamp.kept_casts().copies == (4 if keep else 0)
+    assert fastamp.casts.kept().copies == (4 if keep else 0)
     keeper.release()
     return [p.grad for p in model.parameters()]
 
@@ -202,7 +202,7 @@ def test_gradients_of_several_regions_are_torchs():
 
 
 def test_every_region_has_a_graph_of_its_own(weight):
-    with fastamp.keep_casts(weight):
+    with fastamp.casts.keep(weight):
         first, second = use(weight), use(weight)
         first.sum().backward()
         second.sum().backward()  # would throw if it went through the freed graph of the first
@@ -210,7 +210,7 @@ def test_every_region_has_a_graph_of_its_own(weight):
 
 
 def test_grad_after_no_grad_and_frozen_after_trained(weight):
-    with fastamp.keep_casts(weight), fastamp.autocast("cpu"):
+    with fastamp.casts.keep(weight), fastamp.autocast("cpu"):
         ones = torch.ones(1, 3, dtype=BF16)
         with torch.no_grad():
             assert not torch.mm(ones, weight).requires_grad
@@ -222,24 +222,24 @@ def test_grad_after_no_grad_and_frozen_after_trained(weight):
 
 
 def test_dtypes_have_copies_of_their_own(weight):
-    with fastamp.keep_casts(weight):
+    with fastamp.casts.keep(weight):
         for _ in range(2):
             assert use(weight, BF16).dtype == BF16
             assert use(weight, torch.float16).dtype == torch.float16
-        assert fastamp.kept_casts() == (2, 24)
+        assert fastamp.casts.kept() == (2, 24)
 
 
 def test_a_cast_that_a_mode_made_another_kind_of_is_not_kept_and_counts_once(weight):
-    with fastamp.keep_casts(weight), fastamp.trace() as trace:
+    with fastamp.casts.keep(weight), fastamp.debug.trace() as trace:
         with FakeTensorMode(allow_non_fake_inputs=True):
             assert isinstance(use(weight), FakeTensor)
-        assert fastamp.kept_casts() == (0, 0)
+        assert fastamp.casts.kept() == (0, 0)
     assert trace.totals["weight_casts"] == 1
 
 
 def test_a_copy_that_somebody_edited_is_made_again(weight):
     saved = []
-    with fastamp.keep_casts(weight):
+    with fastamp.casts.keep(weight):
         before = use(weight)
         x = torch.ones(1, 3, dtype=BF16, requires_grad=True)
         with (

@@ -25,32 +25,32 @@ def weight() -> torch.nn.Parameter:
 
 def test_memory_goes_with_the_weight():
     weight = torch.nn.Parameter(torch.ones(3, 2))
-    keeper = fastamp.keep_casts(weight)
+    keeper = fastamp.casts.keep(weight)
     use(weight)
-    assert fastamp.kept_casts() == (1, 12)
+    assert fastamp.casts.kept() == (1, 12)
     del weight
     gc.collect()
-    assert fastamp.kept_casts() == (0, 0)
+    assert fastamp.casts.kept() == (0, 0)
     keeper.release()
     keeper.release()
 
 
 def test_memory_goes_at_release_and_not_before_the_last(weight):
-    first, second = fastamp.keep_casts(weight), fastamp.keep_casts([weight, weight])
+    first, second = fastamp.casts.keep(weight), fastamp.casts.keep([weight, weight])
     use(weight)
     first.release()
-    assert fastamp.kept_casts().copies == 1
+    assert fastamp.casts.kept().copies == 1
     second.release()
-    assert fastamp.kept_casts().copies == 0
+    assert fastamp.casts.kept().copies == 0
 
 
 def test_the_copy_is_replaced_not_piled_up(weight):
-    with fastamp.keep_casts(weight):
+    with fastamp.casts.keep(weight):
         for _ in range(50):
             use(weight)
             with torch.no_grad():
                 weight.mul_(2)
-        assert fastamp.kept_casts() == (1, 12)
+        assert fastamp.casts.kept() == (1, 12)
 
 
 def test_modules_tied_weights_and_copies_of_modules():
@@ -62,9 +62,9 @@ def test_modules_tied_weights_and_copies_of_modules():
         with fastamp.autocast("cpu"):
             module(x.bfloat16())
 
-    with fastamp.keep_casts(model):
+    with fastamp.casts.keep(model):
         run(model)
-        assert fastamp.kept_casts().copies == 3
+        assert fastamp.casts.kept().copies == 3
         assert casts_of(lambda: run(model)) == (0, 3)
         twin = copy.deepcopy(model)
         assert casts_of(lambda: run(twin)) == (3, 0)
@@ -82,17 +82,17 @@ def test_what_cannot_be_kept_is_cast_as_ever():
         "strided": torch.ones(3, 4)[:, ::2],
     }
     for name, tensor in odd.items():
-        with fastamp.keep_casts(tensor), torch.no_grad():
+        with fastamp.casts.keep(tensor), torch.no_grad():
             if tensor.dtype == torch.float32:
                 out = use(tensor)
                 assert torch.equal(out, torch.full((1, 2), 3, dtype=BF16)), name
-            assert fastamp.kept_casts().copies == 0, name
+            assert fastamp.casts.kept().copies == 0, name
 
 
 def test_cache_enabled_false_keeps_nothing(weight):
-    with fastamp.keep_casts(weight), fastamp.autocast("cpu", cache_enabled=False):
+    with fastamp.casts.keep(weight), fastamp.autocast("cpu", cache_enabled=False):
         torch.mm(torch.ones(1, 3, dtype=BF16), weight)
-        assert fastamp.kept_casts().copies == 0
+        assert fastamp.casts.kept().copies == 0
 
 
 def test_torchs_own_regions_use_kept_casts_too(weight):
@@ -100,7 +100,7 @@ def test_torchs_own_regions_use_kept_casts_too(weight):
         with torch.autocast("cpu"):
             torch.mm(torch.ones(1, 3, dtype=BF16), weight)
 
-    with fastamp.keep_casts(weight):
+    with fastamp.casts.keep(weight):
         run()
         assert casts_of(run) == (0, 1)
 
@@ -112,13 +112,13 @@ def test_threads_share_copies_and_edits_are_seen_by_all(weight):
         for _ in range(200):
             results.append(use(weight).sum().item())
 
-    with fastamp.keep_casts(weight):
+    with fastamp.casts.keep(weight):
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert fastamp.kept_casts().copies == 1
+        assert fastamp.casts.kept().copies == 1
     assert set(results) == {15.0}
 
 
@@ -135,8 +135,8 @@ def test_keeping_and_releasing_beside_running_threads(weight):
     for thread in threads:
         thread.start()
     for _ in range(300):
-        with fastamp.keep_casts(weight):
-            fastamp.drop_kept_casts()
+        with fastamp.casts.keep(weight):
+            fastamp.casts.drop()
     stop.set()
     for thread in threads:
         thread.join()
@@ -150,25 +150,25 @@ def test_under_modes_and_transforms_nothing_is_kept(weight):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             return func(*args, **(kwargs or {}))
 
-    with fastamp.keep_casts(weight), Mode():
+    with fastamp.casts.keep(weight), Mode():
         use(weight)
-    with fastamp.keep_casts(weight):
+    with fastamp.casts.keep(weight):
         torch.func.grad(lambda w: use(w).float().sum())(weight)
-        assert fastamp.kept_casts().copies == 0
+        assert fastamp.casts.kept().copies == 0
 
 
 def test_a_profiler_sees_the_cast_and_that_there_are_no_more(weight):
-    with fastamp.keep_casts(weight):
+    with fastamp.casts.keep(weight):
         assert copies_made(lambda: use(weight)) == 1
         assert copies_made(lambda: use(weight)) == 0
 
 
 @pytest.mark.parametrize("wrong", [None, 3, "model", [1], {"a": 1}])
 def test_wrong_arguments_are_refused(wrong):
-    with pytest.raises(TypeError, match="keep_casts: expected a module, a tensor or tensors"):
-        fastamp.keep_casts(wrong)
+    with pytest.raises(TypeError, match=r"casts.keep: expected a module, a tensor or tensors"):
+        fastamp.casts.keep(wrong)
 
 
 def test_wrong_arguments_of_drop_are_refused():
-    with pytest.raises(TypeError, match="drop_kept_casts: expected a module, a tensor or tensors"):
-        fastamp.drop_kept_casts(3)
+    with pytest.raises(TypeError, match=r"casts.drop: expected a module, a tensor or tensors"):
+        fastamp.casts.drop(3)

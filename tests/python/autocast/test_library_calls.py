@@ -15,12 +15,12 @@ import pytest
 import torch
 
 import fastamp
-from fastamp import _library_calls
-from fastamp._cli import ops as ops_command
+from fastamp._cli import ops_command
+from fastamp._install import attention_libraries as library_calls
 from support import attention_libraries
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-CALLS = {call.path: call for call in _library_calls.CALLS}
+CALLS = {call.path: call for call in library_calls.CALLS}
 FLASH = "flash_attn.flash_attn_interface"
 XFORMERS = "xformers.ops.fmha.common"
 OP = "flash_attn::_flash_attn_forward"
@@ -30,8 +30,8 @@ def forget(*libraries: str) -> None:
     for name in list(sys.modules):
         if name.partition(".")[0] in libraries:
             del sys.modules[name]
-    _library_calls.unfollow()
-    _library_calls.follow()
+    library_calls.unfollow()
+    library_calls.follow()
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +178,7 @@ def test_it_counts_where_autocast_does(libraries: dict[str, ModuleType]):
         assert not refuses(libraries)
         with torch.autocast("cpu", enabled=False):
             assert refuses(libraries)
-    with fastamp.disabled(), torch.autocast("cpu", dtype=BF16):
+    with fastamp.debug.torch_kernels(), torch.autocast("cpu", dtype=BF16):
         assert refuses(libraries)
     with torch.autocast("cuda", dtype=BF16) if torch.cuda.is_available() else torch.no_grad():
         assert refuses(libraries)
@@ -203,15 +203,15 @@ def test_key_and_value_that_are_one_tensor_stay_one():
 
 
 def test_a_policy_of_the_users_counts(libraries: dict[str, ModuleType]):
-    fastamp.register_op(OP, "pass")
+    fastamp.policies.register_op(OP, "pass")
     try:
         with fastamp.autocast("cpu", dtype=BF16):
             assert refuses(libraries)
-        assert _library_calls.state_of(CALLS[f"{FLASH}.FlashAttnFunc"]) == (
+        assert library_calls.state_of(CALLS[f"{FLASH}.FlashAttnFunc"]) == (
             f"left to register_op: {OP} is pass"
         )
     finally:
-        fastamp.unregister_op(OP)
+        fastamp.policies.unregister_op(OP)
     with fastamp.autocast("cpu", dtype=BF16):
         assert not refuses(libraries)
 
@@ -220,13 +220,13 @@ def test_an_autocast_kernel_that_is_there_counts(libraries: dict[str, ModuleType
     library = torch.library.Library("flash_attn", "IMPL")
     library.impl("_flash_attn_forward", torch.library.fallthrough_kernel, "AutocastCPU")
     try:
-        state = _library_calls.state_of(CALLS[f"{FLASH}.FlashAttnFunc"])
+        state = library_calls.state_of(CALLS[f"{FLASH}.FlashAttnFunc"])
         assert state == f"left to the autocast kernel of {OP}"
         with fastamp.autocast("cpu", dtype=BF16):
             assert refuses(libraries)
     finally:
         library._destroy()
-    assert _library_calls.state_of(CALLS[f"{FLASH}.FlashAttnFunc"]) == "in force"
+    assert library_calls.state_of(CALLS[f"{FLASH}.FlashAttnFunc"]) == "in force"
 
 
 @pytest.mark.parametrize(
@@ -282,17 +282,17 @@ def test_uninstall_gives_the_objects_back(libraries: dict[str, ModuleType]):
     assert "apply" in vars(flash.FlashAttnFunc)
     wrapped = vars(inputs)["__init__"]
     finders = len(sys.meta_path)
-    _library_calls.unfollow()
+    library_calls.unfollow()
     try:
         assert "apply" not in vars(flash.FlashAttnFunc)
         assert vars(inputs)["__init__"] is wrapped.__wrapped__
         assert len(sys.meta_path) < finders
         with fastamp.autocast("cpu", dtype=BF16):
             assert refuses(libraries)
-        state = _library_calls.state_of(CALLS[f"{FLASH}.FlashAttnFunc"])
+        state = library_calls.state_of(CALLS[f"{FLASH}.FlashAttnFunc"])
         assert state == "off: fastamp's kernels are not registered"
     finally:
-        _library_calls.follow()
+        library_calls.follow()
     assert len(sys.meta_path) == finders
     with fastamp.autocast("cpu", dtype=BF16):  # a library that was imported before
         assert not refuses(libraries)
@@ -303,16 +303,16 @@ def test_a_class_that_others_changed_since_is_left_to_them(libraries: dict[str, 
     ours = vars(cls)["apply"]
     cls.apply = theirs = classmethod(lambda cls, *args: ours.__func__(cls, *args))
     try:
-        _library_calls.unfollow()
+        library_calls.unfollow()
         assert vars(cls)["apply"] is theirs
         with fastamp.autocast("cpu", dtype=BF16):
             assert refuses(libraries)
     finally:
         del cls.apply
-        _library_calls.follow()
+        library_calls.follow()
 
 
-def write_module(folder: Path, call: _library_calls.LibraryCall, text: str) -> None:
+def write_module(folder: Path, call: library_calls.LibraryCall, text: str) -> None:
     *packages, name = call.module.split(".")
     for package in packages:
         folder = folder / package
@@ -349,7 +349,7 @@ def test_each_line_of_the_table_changes_its_class(
         importlib.invalidate_caches()
         sys.path_importer_cache.clear()
         cls = getattr(importlib.import_module(call.module), call.name)
-        assert _library_calls.state_of(call) == "in force"
+        assert library_calls.state_of(call) == "in force"
         with torch.autocast("cpu", dtype=BF16):
             result = cls.apply(*given, 1) if is_function else cls(*given, 1).a
         assert result.dtype == BF16

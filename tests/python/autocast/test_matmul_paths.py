@@ -42,7 +42,7 @@ def products(
 @pytest.mark.parametrize("mode", MODES)
 def test_the_kernels_are_torchs(mode: str, trained: bool, before: bool, cache: bool) -> None:
     options = {"trained": trained, "before": before, "cache": cache}
-    with fastamp.disabled():
+    with fastamp.debug.torch_kernels():
         expected = products(MODES[mode], **options)
     assert len(expected) == 3 + before
     assert products(MODES[mode], **options) == expected
@@ -62,9 +62,9 @@ def test_kept_and_joint_casts_change_no_kernel(way: str, mode: str) -> None:
         names = ("aten::mm", "aten::bmm", "aten::addmm")
         return [e.name for e in events.events() if e.name in names]
 
-    with fastamp.disabled():
+    with fastamp.debug.torch_kernels():
         expected = run()
-    handle = fastamp.keep_casts(layers) if way == "kept" else fastamp.cast_together(layers)
+    handle = fastamp.casts.keep(layers) if way == "kept" else fastamp.casts.together(layers)
     try:
         assert run() == expected
     finally:

@@ -70,7 +70,7 @@ def test_kept_casts_change_no_bit(name: str):
     keepers = []
 
     def keep(model: torch.nn.Module) -> torch.nn.Module:
-        keepers.append(fastamp.keep_casts(model))
+        keepers.append(fastamp.casts.keep(model))
         return model
 
     theirs = torchs_steps(name, torch.bfloat16)
@@ -161,7 +161,7 @@ def test_many_uses_in_regions_do_not_grow_the_process():
                 layer(h)
                 kept(h)
 
-    with fastamp.keep_casts(kept):
+    with fastamp.casts.keep(kept):
         run(10_000)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         run(100_000)

@@ -22,9 +22,9 @@ from torch.utils.checkpoint import (
 from torch.utils.flop_counter import FlopCounterMode
 
 import fastamp
-from fastamp._check import Findings, run_checked
-from fastamp._tool_guard import ToolGuard
-from fastamp._watch.names import ModelNames
+from fastamp._debug.check import Findings, run_checked
+from fastamp._debug.watch.model_names import ModelNames
+from fastamp._util.tool_guard import ToolGuard
 from support.autocast_state import torch_kernels
 from support.casts import cast_nodes
 
@@ -210,20 +210,20 @@ def test_tools_see_the_memory_that_is_shared_without_them():
 @pytest.mark.parametrize("mode", [Passing, checked, nullcontext])
 def test_kept_casts_are_used_and_made_under_modes(mode: Any):
     w = torch.nn.Parameter(torch.ones(8, 8))
-    with fastamp.keep_casts([w]), mode():
+    with fastamp.casts.keep([w]), mode():
         for _ in range(3):
             with fastamp.autocast("cpu", dtype=BF16):
                 out = torch.mm(torch.ones(2, 8), w)
             assert out[0, 0] == 8
             w.data.add_(1)
-        assert fastamp.kept_casts() == (1, 128)
+        assert fastamp.casts.kept() == (1, 128)
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["", "kept"])
 def test_a_cast_that_a_mode_replaced_stays_inside_it(kept: bool):
     w = torch.nn.Parameter(torch.randn(8, 8))
     x = torch.ones(2, 8)
-    with fastamp.keep_casts([w]) if kept else nullcontext(), fastamp.autocast("cpu", dtype=BF16):
+    with fastamp.casts.keep([w]) if kept else nullcontext(), fastamp.autocast("cpu", dtype=BF16):
         with FakeTensorMode(allow_non_fake_inputs=True):
             assert isinstance(torch.mm(x, w), FakeTensor)
         assert not isinstance(torch.mm(x, w), FakeTensor)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fastamp.module_policies: modules under policies of their own."""
+"""fastamp.policies.for_modules: modules under policies of their own."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import io
 import pickle
@@ -18,7 +19,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fastamp
-from fastamp._module_policies import named_modules
+from fastamp._policy.module_policies import named_modules
 from support.autocast_state import fastamp_state
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -74,11 +75,11 @@ def seen(spy: Any) -> tuple[torch.dtype, torch.dtype]:
 
 @pytest.fixture(autouse=True)
 def added_ops_are_dropped() -> Iterator[None]:
-    known = {row.op for row in fastamp.op_table()}
+    known = {row.op for row in fastamp.policies.table()}
     yield
-    for row in fastamp.op_table():
+    for row in fastamp.policies.table():
         if row.op not in known:
-            fastamp.unregister_op(row.op)
+            fastamp.policies.unregister_op(row.op)
 
 
 def test_each_value_does_what_its_name_says():
@@ -93,7 +94,7 @@ def test_each_value_does_what_its_name_says():
         ({"linear": {"cuda": "fp32"}}, BF16, BF16),
     ]
     for value, given, ran in cases:
-        with fastamp.module_policies(model, {"blocks.1": value}) as policies:
+        with fastamp.policies.for_modules(model, {"blocks.1": value}) as policies:
             assert policies.names == {"blocks.1": ["blocks.1"]}
             run(model)
             assert seen(model.blocks[1]) == (given, ran), value
@@ -104,7 +105,7 @@ def test_each_value_does_what_its_name_says():
 
 def test_pass_switches_autocast_off_and_casts_nothing():
     layer = nn.Sequential(nn.Identity())
-    with fastamp.module_policies(layer, {"0": "pass"}), fastamp.autocast("cpu", dtype=BF16):
+    with fastamp.policies.for_modules(layer, {"0": "pass"}), fastamp.autocast("cpu", dtype=BF16):
         assert layer(torch.ones(2, dtype=BF16)).dtype == BF16
         layer[0].forward = lambda x: torch.mm(x, x)
         assert layer(torch.ones(2, 2)).dtype == FP32
@@ -124,7 +125,7 @@ def test_bits_are_those_of_regions_written_by_hand():
             return out
 
     by_hand.head = Off(by_hand.head)  # type: ignore[assignment]
-    fastamp.module_policies(model, {"head": "fp32"})
+    fastamp.policies.for_modules(model, {"head": "fp32"})
     ours, theirs = run(model), run(by_hand)
     assert ours.dtype == FP32
     assert torch.equal(ours, theirs)
@@ -141,7 +142,7 @@ def test_nothing_is_changed_outside_regions():
     x = torch.randn(4, 8)
     expected = model(x)
     policies = {"": {"linear": "banned"}, "head": "fp32", "blocks.0": FP16, "blocks.1": "pass"}
-    with fastamp.module_policies(model, policies):
+    with fastamp.policies.for_modules(model, policies):
         assert torch.equal(model(x), expected)
         with fastamp.autocast("cpu", enabled=False):
             assert torch.equal(model(x), expected)
@@ -151,31 +152,33 @@ def test_nothing_is_changed_outside_regions():
 
 def test_a_policy_holds_in_all_of_a_module_until_one_further_in():
     model = make()
-    with fastamp.module_policies(model, {"*": {"linear": "fp32"}, "blocks.1": {"linear": "lower"}}):
+    with fastamp.policies.for_modules(
+        model, {"*": {"linear": "fp32"}, "blocks.1": {"linear": "lower"}}
+    ):
         run(model)
         assert seen(model.blocks[0])[1] == FP32
         assert seen(model.blocks[1])[1] == BF16
         assert seen(model.head)[1] == FP32
-    with fastamp.module_policies(model, {"blocks.1": FP16, "blocks.1.linear": "fp32"}):
+    with fastamp.policies.for_modules(model, {"blocks.1": FP16, "blocks.1.linear": "fp32"}):
         run(model)
         assert seen(model.blocks[1]) == (BF16, FP32)
 
 
 def test_of_patterns_for_one_module_the_last_wins_and_op_policies_add_up():
     model = make()
-    with fastamp.module_policies(model, {"head": "fp32", "h*": BF16}):
+    with fastamp.policies.for_modules(model, {"head": "fp32", "h*": BF16}):
         run(model)
         assert seen(model.head)[1] == BF16
-    with fastamp.module_policies(model, {"h*": BF16, "head": "fp32"}):
+    with fastamp.policies.for_modules(model, {"h*": BF16, "head": "fp32"}):
         run(model)
         assert seen(model.head) == (FP32, FP32)
     ops = {"head": {"linear": "fp32", "relu": "pass"}, "h*": {"linear": {"cpu": "lower"}}}
-    fastamp.register_op("aten::relu", "pass")
-    with fastamp.module_policies(model, ops):
+    fastamp.policies.register_op("aten::relu", "pass")
+    with fastamp.policies.for_modules(model, ops):
         inside: list[tuple[str, str]] = []
         handle = model.head.linear.register_forward_pre_hook(
             lambda *_: inside.append(
-                (fastamp.op_policy("linear", "cpu"), fastamp.op_policy("linear", "cuda"))
+                (fastamp.policies.get("linear", "cpu"), fastamp.policies.get("linear", "cuda"))
             )
         )
         run(model)
@@ -185,8 +188,8 @@ def test_of_patterns_for_one_module_the_last_wins_and_op_policies_add_up():
 
 def test_two_calls_of_module_policies_nest_and_end_in_any_order():
     model = make()
-    outer = fastamp.module_policies(model, {"head": {"linear": "fp32"}})
-    inner = fastamp.module_policies(model, {"head": {"linear": "lower"}})
+    outer = fastamp.policies.for_modules(model, {"head": {"linear": "fp32"}})
+    inner = fastamp.policies.for_modules(model, {"head": {"linear": "lower"}})
     run(model)
     assert seen(model.head)[1] == BF16
     outer.release()
@@ -202,7 +205,7 @@ def test_two_calls_of_module_policies_nest_and_end_in_any_order():
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, GeneratorExit])
 def test_an_interrupted_call_leaves_no_state(value: Any, error: type[BaseException]):
     model = make()
-    fastamp.module_policies(model, {"head": value})
+    fastamp.policies.for_modules(model, {"head": value})
 
     def fail(*_: Any) -> None:
         raise error
@@ -215,7 +218,7 @@ def test_an_interrupted_call_leaves_no_state(value: Any, error: type[BaseExcepti
                 model(torch.ones(1, 8))
             assert torch.is_autocast_enabled("cpu")
             assert torch.get_autocast_dtype("cpu") == BF16
-            assert fastamp.op_policy("linear", "cpu") == "lower"
+            assert fastamp.policies.get("linear", "cpu") == "lower"
         assert fastamp_state() == before
         handle.remove()
 
@@ -241,7 +244,7 @@ def test_checkpoint_recomputes_under_the_policies(value: Any, reentrant: bool, k
     plain[1].__class__ = Spy
     spy.reentrant = reentrant
     for each in (model, plain):
-        fastamp.module_policies(each, {"1": value})
+        fastamp.policies.for_modules(each, {"1": value})
     x = torch.randn(4, 8)
     with fastamp.autocast("cpu", dtype=BF16):
         hidden = model[0](x)
@@ -275,7 +278,7 @@ def test_arguments_are_cast_wherever_they_are_and_other_objects_are_kept():
     packed = nn.utils.rnn.pack_sequence([low])
     cache, names = Cache(x=low), ["a", whole]
     holder = nn.Sequential(Taker())
-    fastamp.module_policies(holder, {"0": "fp32"})
+    fastamp.policies.for_modules(holder, {"0": "fp32"})
     with fastamp.autocast("cpu", dtype=BF16):
         holder[0]((low, [low, double]), names, cache, packed, {"k": low}, extra=low.half())
     ((first, kept, same_cache, also_packed, mapping), kwargs) = given[0]
@@ -290,7 +293,7 @@ def test_arguments_are_cast_wherever_they_are_and_other_objects_are_kept():
 
 def test_copies_and_pickles_stay_under_the_policies_and_copies_are_released_together():
     model = make()
-    policies = fastamp.module_policies(model, {"head": "fp32", "blocks.0": {"linear": "fp32"}})
+    policies = fastamp.policies.for_modules(model, {"head": "fp32", "blocks.0": {"linear": "fp32"}})
     twin = copy.deepcopy(model)
     loaded = pickle.loads(pickle.dumps(model))
     buffer = io.BytesIO()
@@ -314,9 +317,9 @@ def test_copies_and_pickles_stay_under_the_policies_and_copies_are_released_toge
 
 def test_nothing_is_kept_alive_and_no_cycle_is_made():
     model = make()
-    policies = fastamp.module_policies(model, {"*": "fp32"})
+    policies = fastamp.policies.for_modules(model, {"*": "fp32"})
     policies.release()
-    fastamp.module_policies(model, {"*": {"linear": "fp32"}})
+    fastamp.policies.for_modules(model, {"*": {"linear": "fp32"}})
     run(model)
     gone = weakref.ref(model)
     gc.collect()
@@ -330,7 +333,7 @@ def test_nothing_is_kept_alive_and_no_cycle_is_made():
 
 def test_all_threads_are_concerned():
     model = make()
-    fastamp.module_policies(model, {"head": {"linear": "fp32"}, "blocks.0": "fp32"})
+    fastamp.policies.for_modules(model, {"head": {"linear": "fp32"}, "blocks.0": "fp32"})
     dtypes: list[Any] = []
 
     def work() -> None:
@@ -351,11 +354,11 @@ def test_names_may_have_the_parts_that_wrappers_add():
     names = {each.bare for each in named_modules(compiled)}
     assert {"", "head", "blocks.0.linear"} <= names
     for pattern in ("head", "_orig_mod.head", "*head"):
-        with fastamp.module_policies(compiled, {pattern: "fp32"}):
+        with fastamp.policies.for_modules(compiled, {pattern: "fp32"}):
             run(model)
             assert seen(model.head) == (FP32, FP32)
     replicas = nn.DataParallel(model)
-    with fastamp.module_policies(replicas, {"head": "fp32"}):
+    with fastamp.policies.for_modules(replicas, {"head": "fp32"}):
         run(model)
         assert seen(model.head) == (FP32, FP32)
 
@@ -364,7 +367,10 @@ def test_a_module_with_two_names_is_found_under_both():
     model = nn.ModuleDict({"a": nn.Linear(2, 2)})
     model["b"] = model["a"]
     for name in ("a", "b"):
-        with fastamp.module_policies(model, {name: "fp32"}), fastamp.autocast("cpu", dtype=BF16):
+        with (
+            fastamp.policies.for_modules(model, {name: "fp32"}),
+            fastamp.autocast("cpu", dtype=BF16),
+        ):
             assert model["a"](torch.ones(1, 2)).dtype == FP32
 
 
@@ -379,7 +385,7 @@ def test_a_class_that_keeps_account_of_subclasses_is_told_of_none():
             return x @ x
 
     holder = nn.Sequential(Registering())
-    with fastamp.module_policies(holder, {"0": "fp32"}), fastamp.autocast("cpu", dtype=BF16):
+    with fastamp.policies.for_modules(holder, {"0": "fp32"}), fastamp.autocast("cpu", dtype=BF16):
         assert holder(torch.ones(2, 2)).dtype == FP32
     assert known == []
 
@@ -388,12 +394,12 @@ def test_ops_that_are_not_in_the_table_are_registered():
     model = nn.Sequential(nn.GELU())
     x = torch.ones(2, dtype=BF16)
     with (
-        fastamp.module_policies(model, {"0": {"aten::gelu": "fp32"}}),
+        fastamp.policies.for_modules(model, {"0": {"aten::gelu": "fp32"}}),
         fastamp.autocast("cpu", dtype=BF16),
     ):
         assert model(x).dtype == FP32
         assert torch.nn.functional.gelu(x).dtype == BF16
-    assert fastamp.op_table()[-1].op == "gelu"
+    assert fastamp.policies.table()[-1].op == "gelu"
 
 
 def test_forward_hooks_and_signatures_are_untouched():
@@ -401,7 +407,7 @@ def test_forward_hooks_and_signatures_are_untouched():
     order: list[str] = []
     model.head.register_forward_pre_hook(lambda *_: order.append("before"))
     model.head.register_forward_hook(lambda *_: order.append("after"))
-    fastamp.module_policies(model, {"head": "fp32"})
+    fastamp.policies.for_modules(model, {"head": "fp32"})
     run(model)
     assert order == ["before", "after"]
     assert model.head.forward.__func__ is Spy.forward  # type: ignore[attr-defined]
@@ -436,33 +442,56 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
 def test_what_is_refused_changes_nothing(name: str):
     policies, error, text = BAD[name]
     model = make()
-    before, table = fastamp_state(), fastamp.op_table()
-    with pytest.raises(error, match=f"(?s)module_policies: .*{text}"):
-        fastamp.module_policies(model, policies)
+    before, table = fastamp_state(), fastamp.policies.table()
+    with pytest.raises(error, match=f"(?s)policies.for_modules: .*{text}"):
+        fastamp.policies.for_modules(model, policies)
     assert fastamp_state() == before
-    assert fastamp.op_table() == table
+    assert fastamp.policies.table() == table
     assert [type(m) for m in model.modules()] == [type(m) for m in make().modules()]
 
 
 def test_what_is_no_model_and_modules_that_cannot_be_are_refused():
     with pytest.raises(TypeError, match="model to be a module, got function"):
-        fastamp.module_policies(make, {})  # type: ignore[arg-type]
+        fastamp.policies.for_modules(make, {})  # type: ignore[arg-type]
     scripted = nn.Sequential(torch.jit.script(nn.Linear(2, 2)))
     with pytest.raises(ValueError, match="TorchScript"):
-        fastamp.module_policies(scripted, {"0": "fp32"})
+        fastamp.policies.for_modules(scripted, {"0": "fp32"})
     half = make()
     half.head.half()
     with pytest.raises(ValueError, match=r"'head' linear.weight of torch.float16"):
-        fastamp.module_policies(half, {"head": "fp32"})
+        fastamp.policies.for_modules(half, {"head": "fp32"})
     with pytest.raises(ValueError, match="which no module of Identity has"):
-        fastamp.module_policies(nn.Identity(), {"a": "fp32"})
-    empty = fastamp.module_policies(nn.Identity(), {})
+        fastamp.policies.for_modules(nn.Identity(), {"a": "fp32"})
+    empty = fastamp.policies.for_modules(nn.Identity(), {})
     assert empty.names == {}
 
 
 def test_torchscript_refuses_modules_under_policies():
     model = nn.Sequential(nn.Linear(2, 2))
     refuses = pytest.raises(RuntimeError, match=r"torch.jit.script: .*module policies.*release\(\)")
-    with fastamp.module_policies(model, {"0": "fp32"}), refuses:
+    with fastamp.policies.for_modules(model, {"0": "fp32"}), refuses:
         torch.jit.script(model)
     assert torch.jit.script(model)(torch.ones(1, 2)).dtype == FP32
+
+
+def test_policies_are_saved_and_loaded(tmp_path):
+    path = tmp_path / "policy.toml"
+    fastamp.policies.save({"*norm*": "fp32", "head": {"linear": "fp32"}}, path)
+    loaded = fastamp.policies.load(path)
+    assert loaded.modules == {"*norm*": "fp32", "head": {"linear": "fp32"}}
+    model = nn.ModuleDict({"norm": nn.LayerNorm(2), "head": nn.Linear(2, 2)})
+    with fastamp.policies.for_modules(model, loaded) as policies:
+        assert policies.names == {"*norm*": ["norm"], "head": ["head"]}
+    fastamp.policies.save(loaded, tmp_path / "again.toml")
+    assert fastamp.policies.load(tmp_path / "again.toml") == dataclasses.replace(
+        loaded, path=str(tmp_path / "again.toml")
+    )
+
+
+def test_what_is_no_policy_is_not_saved(tmp_path):
+    path = tmp_path / "policy.toml"
+    with pytest.raises(TypeError, match=r"policies\.save: expected policies to be a PolicyFile"):
+        fastamp.policies.save("policy.toml", path)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"policies\.save: for 'a' expected one of 'fp32'"):
+        fastamp.policies.save({"a": "fp23"}, path)
+    assert not path.exists()

@@ -69,7 +69,7 @@ def gradients(model: nn.Module, out: torch.Tensor) -> list[torch.Tensor]:
 def test_compiled_results_are_the_eager_ones(name: str):
     model = make()
     plain = in_region(model)(X)
-    fastamp.module_policies(model, policies(name))
+    fastamp.policies.for_modules(model, policies(name))
     expected = in_region(model)(X)
     assert not torch.equal(expected.float(), plain.float())
     compiled = torch.compile(in_region(model), backend="aot_eager", fullgraph=name != "ops")
@@ -82,7 +82,7 @@ def test_compiled_results_are_the_eager_ones(name: str):
 @pytest.mark.parametrize("name", VALUES)
 def test_a_compiled_model_in_a_region_around_it(name: str):
     model = make()
-    fastamp.module_policies(model, policies(name))
+    fastamp.policies.for_modules(model, policies(name))
     expected = in_region(model)(X)
     compiled = torch.compile(model, backend="aot_eager")
     assert torch.equal(in_region(compiled)(X), expected)
@@ -93,7 +93,7 @@ def test_graphs_follow_the_beginning_and_the_end_of_policies():
     model = make()
     compiled = torch.compile(in_region(model), backend="aot_eager", fullgraph=True)
     before = compiled(X)
-    released = fastamp.module_policies(model, {"1": "fp32"})
+    released = fastamp.policies.for_modules(model, {"1": "fp32"})
     inside = compiled(X)
     assert torch.equal(inside, in_region(model)(X))
     assert not torch.equal(inside, before)
@@ -103,9 +103,9 @@ def test_graphs_follow_the_beginning_and_the_end_of_policies():
 
 def test_op_policies_in_one_graph_are_refused():
     model = make()
-    fastamp.module_policies(model, {"1": {"linear": "fp32"}})
+    fastamp.policies.for_modules(model, {"1": {"linear": "fp32"}})
     compiled = torch.compile(in_region(model), backend="eager", fullgraph=True)
-    with pytest.raises(Exception, match="op_policies of its own runs eagerly"):
+    with pytest.raises(Exception, match="op policies of its own runs eagerly"):
         compiled(X)
     assert not torch.is_autocast_enabled("cpu")
 
@@ -120,14 +120,14 @@ def test_an_exception_in_compiled_code_leaves_no_state():
 
     model = nn.Sequential(nn.Linear(8, 8), Failing())
     for value in ("fp32", FP16, {"mm": "fp32"}):
-        with fastamp.module_policies(model, {"1": value}):
+        with fastamp.policies.for_modules(model, {"1": value}):
             compiled = torch.compile(model, backend="eager")
             with fastamp.autocast("cpu", dtype=BF16):
                 with pytest.raises(RuntimeError, match="as a test"):
                     compiled(X)
                 assert torch.get_autocast_dtype("cpu") == BF16
                 assert torch.is_autocast_enabled("cpu")
-                assert fastamp.op_policy("mm", "cpu") == "lower"
+                assert fastamp.policies.get("mm", "cpu") == "lower"
 
 
 # Programs of strict export whose regions are nested do not run (torch 2.11), whoever nested them.
@@ -147,14 +147,14 @@ def test_exported_programs_keep_the_regions(value: Any):
 
     whole = Whole()
     plain = whole(X)
-    fastamp.module_policies(whole, {"model.1": value})
+    fastamp.policies.for_modules(whole, {"model.1": value})
     expected = whole(X)
     program = torch.export.export(whole, (X,), strict=False)
     assert torch.equal(program.module()(X), expected)
     assert not torch.equal(expected, plain)
 
 
-@fastamp.fp32
+@fastamp.policies.fp32
 def product(x: torch.Tensor, *, y: torch.Tensor) -> torch.Tensor:
     return x @ y
 

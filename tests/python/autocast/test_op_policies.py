@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fastamp.op_policies: policies of one thread for a while."""
+"""fastamp.policies.override: policies of one thread for a while."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ def mm_dtype() -> torch.dtype:
 
 
 def test_a_block_changes_policies_and_gives_them_back():
-    table = fastamp.op_table()
-    with fastamp.op_policies({"mm": "fp32", "layer_norm": "lower"}) as entered:
-        assert isinstance(entered, fastamp.op_policies)
+    table = fastamp.policies.table()
+    with fastamp.policies.override({"mm": "fp32", "layer_norm": "lower"}) as entered:
+        assert isinstance(entered, fastamp.policies.override)
         assert mm_dtype() == FP32
-        assert fastamp.op_policy("mm", "cpu") == "fp32"
-        assert fastamp.op_policy("layer_norm", "cuda") == "lower"
-        assert fastamp.op_table() == table  # the process's
+        assert fastamp.policies.get("mm", "cpu") == "fp32"
+        assert fastamp.policies.get("layer_norm", "cuda") == "lower"
+        assert fastamp.policies.table() == table  # the process's
     assert mm_dtype() == BF16
-    assert fastamp.op_policy("mm", "cpu") == "lower"
+    assert fastamp.policies.get("mm", "cpu") == "lower"
 
 
 def test_a_device_limits_the_change():
-    with fastamp.op_policies({"mm": "fp32"}, device="cuda"):
+    with fastamp.policies.override({"mm": "fp32"}, device="cuda"):
         assert mm_dtype() == BF16
-        assert fastamp.op_policy("mm", "cuda") == "fp32"
+        assert fastamp.policies.get("mm", "cuda") == "fp32"
 
 
 def test_blocks_nest_and_inner_ones_add():
-    with fastamp.op_policies({"mm": "fp32", "exp": "banned"}):
-        with fastamp.op_policies({"mm": "pass"}):
-            assert fastamp.op_policy("mm", "cpu") == "pass"
-            assert fastamp.op_policy("exp", "cpu") == "banned"
-        assert fastamp.op_policy("mm", "cpu") == "fp32"
+    with fastamp.policies.override({"mm": "fp32", "exp": "banned"}):
+        with fastamp.policies.override({"mm": "pass"}):
+            assert fastamp.policies.get("mm", "cpu") == "pass"
+            assert fastamp.policies.get("exp", "cpu") == "banned"
+        assert fastamp.policies.get("mm", "cpu") == "fp32"
 
 
 def test_one_object_is_reused_nested_and_decorates():
-    policies = fastamp.op_policies({"mm": "fp32"})
+    policies = fastamp.policies.override({"mm": "fp32"})
     with policies, policies:
         assert mm_dtype() == FP32
     assert mm_dtype() == BF16
@@ -68,18 +68,18 @@ def test_one_object_is_reused_nested_and_decorates():
 
 
 def test_process_edits_show_through_where_the_block_says_nothing():
-    with fastamp.op_policies({"exp": "fp32"}):
-        fastamp.set_op_policy("mm", "fp32", "cpu")
+    with fastamp.policies.override({"exp": "fp32"}):
+        fastamp.policies.set("mm", "fp32", "cpu")
         try:
             assert mm_dtype() == FP32
         finally:
-            fastamp.reset_op_policies()
-        assert fastamp.op_policy("exp", "cpu") == "fp32"
+            fastamp.policies.reset()
+        assert fastamp.policies.get("exp", "cpu") == "fp32"
 
 
 def test_an_exception_ends_the_block():
     def failing() -> None:
-        with fastamp.op_policies({"mm": "banned"}), fastamp.autocast("cpu", dtype=BF16):
+        with fastamp.policies.override({"mm": "banned"}), fastamp.autocast("cpu", dtype=BF16):
             torch.mm(torch.ones(2, 2), torch.ones(2, 2))
 
     with pytest.raises(RuntimeError, match=r"aten::mm.*banned"):
@@ -89,21 +89,21 @@ def test_an_exception_ends_the_block():
 
 @pytest.mark.parametrize("policies", [["mm"], None, 3])
 def test_policies_of_another_type_are_refused(policies: Any):
-    with pytest.raises(TypeError, match="op_policies: expected policies to be a mapping or"):
-        fastamp.op_policies(policies)
+    with pytest.raises(TypeError, match=r"policies.override: expected policies to be a mapping or"):
+        fastamp.policies.override(policies)
 
 
 @pytest.mark.parametrize(
     ("policies", "device", "text"),
     [
-        ({"mmm": "lower"}, None, r"op_policies: expected op .* got 'mmm'. Nearest: .*mm"),
+        ({"mmm": "lower"}, None, r"policies.override: expected op .* got 'mmm'. Nearest: .*mm"),
         ({"mm": "lowest"}, None, r"expected policy to be one of pass, lower, .* got 'lowest'"),
-        ({"mm": "lower"}, "tpu", r"op_policies: expected device .* got 'tpu'"),
+        ({"mm": "lower"}, "tpu", r"policies.override: expected device .* got 'tpu'"),
         ({"mm": "lower", "exp": "append_dtype"}, None, r"exp can carry, got 'append_dtype'"),
     ],
 )
 def test_bad_edits_are_refused_on_entry_and_change_nothing(policies: Any, device: Any, text: str):
-    block = fastamp.op_policies(policies, device)
+    block = fastamp.policies.override(policies, device)
     with pytest.raises(ValueError, match=text), block:
         pass
     assert mm_dtype() == BF16
@@ -115,7 +115,7 @@ def test_other_threads_keep_theirs():
     inside, checked = threading.Event(), threading.Event()
 
     def overriding() -> None:
-        with fastamp.op_policies({"mm": "fp32"}):
+        with fastamp.policies.override({"mm": "fp32"}):
             seen["inside"] = mm_dtype()
             inside.set()
             checked.wait(10)
@@ -130,31 +130,31 @@ def test_other_threads_keep_theirs():
 
 
 def test_a_thread_that_ends_inside_a_block_leaves_nothing():
-    thread = threading.Thread(target=fastamp.op_policies({"mm": "fp32"}).__enter__)
+    thread = threading.Thread(target=fastamp.policies.override({"mm": "fp32"}).__enter__)
     thread.start()
     thread.join()
     assert mm_dtype() == BF16
     del thread
     gc.collect()
-    with fastamp.disabled():
+    with fastamp.debug.torch_kernels():
         pass
 
 
 def test_kernels_are_not_dropped_under_a_block():
     with (
-        fastamp.op_policies({"mm": "fp32"}),
-        pytest.raises(RuntimeError, match="op_policies"),
-        fastamp.disabled(),
+        fastamp.policies.override({"mm": "fp32"}),
+        pytest.raises(RuntimeError, match=r"policies\.override"),
+        fastamp.debug.torch_kernels(),
     ):
         pass
 
 
 def test_copies_and_pickles_carry_the_edits():
-    policies = fastamp.op_policies({"mm": "fp32"}, "cpu")
+    policies = fastamp.policies.override({"mm": "fp32"}, "cpu")
     for clone in (copy.deepcopy(policies), pickle.loads(pickle.dumps(policies))):
         with clone:
             assert mm_dtype() == FP32
-            assert fastamp.op_policy("mm", "cuda") == "lower"
+            assert fastamp.policies.get("mm", "cuda") == "lower"
 
 
 def test_the_cuda_column_follows():
@@ -162,7 +162,7 @@ def test_the_cuda_column_follows():
 
     with FakeTensorMode() as mode, cuda_state():
         x = FakeTensor(mode, torch.empty(2, 2, device="meta"), torch.device("cuda:0"))
-        with fastamp.op_policies({"mm": "fp32"}):
+        with fastamp.policies.override({"mm": "fp32"}):
             assert torch.mm(x, x).dtype == FP32
         assert torch.mm(x, x).dtype == torch.float16
 
@@ -186,7 +186,7 @@ class Recorder(torch.nn.Module):
 def test_recomputation_has_the_policies_of_its_forward_pass(reentrant: bool, sequential: bool):
     model = Recorder()
     x = torch.ones(2, 2, requires_grad=True)
-    with fastamp.autocast("cpu", dtype=BF16), fastamp.op_policies({"mm": "fp32"}):
+    with fastamp.autocast("cpu", dtype=BF16), fastamp.policies.override({"mm": "fp32"}):
         if sequential:
             y = checkpoint_sequential([model, torch.nn.Identity()], 2, x, use_reentrant=reentrant)
         else:
@@ -197,7 +197,7 @@ def test_recomputation_has_the_policies_of_its_forward_pass(reentrant: bool, seq
     model.dtypes.clear()
     with fastamp.autocast("cpu", dtype=BF16):
         y = checkpoint(model, x, use_reentrant=reentrant)
-    with fastamp.op_policies({"mm": "fp32"}):
+    with fastamp.policies.override({"mm": "fp32"}):
         pass
     y.sum().backward()
     assert model.dtypes == [BF16, BF16]
@@ -210,7 +210,7 @@ def test_composable_checkpointing_recomputes_alike():
     model = Recorder()
     composable(model)
     x = torch.ones(2, 2, requires_grad=True)
-    with fastamp.autocast("cpu", dtype=BF16), fastamp.op_policies({"mm": "fp32"}):
+    with fastamp.autocast("cpu", dtype=BF16), fastamp.policies.override({"mm": "fp32"}):
         y = model(x)
     y.sum().backward()
     assert model.dtypes == [FP32, FP32]
@@ -228,7 +228,7 @@ def checkpoint_parts() -> dict[str, Any]:
 def test_torchs_checkpoint_is_as_before_afterwards():
     pytest.importorskip("torch.distributed._composable")
     before = checkpoint_parts()
-    with fastamp.op_policies({"mm": "fp32"}):
+    with fastamp.policies.override({"mm": "fp32"}):
         inside = checkpoint_parts()
         changed = {name.rpartition(".")[2] for name in before if inside[name] is not before[name]}
         generator = "_checkpoint_without_reentrant_generator"
@@ -255,7 +255,7 @@ def test_compiled_functions_see_the_block():
             return function(w).dtype
 
     assert dtype() == BF16
-    with fastamp.op_policies({"mm": "fp32"}):
+    with fastamp.policies.override({"mm": "fp32"}):
         assert dtype() == FP32
     assert dtype() == BF16
     assert len(graphs) == 1  # No graph of a block's policies, no recompilation after it.
@@ -267,7 +267,7 @@ def test_a_block_inside_a_compiled_function_acts():
     @torch.compile(backend="aot_eager")
     def function(x: torch.Tensor) -> torch.Tensor:
         with fastamp.autocast("cpu", dtype=BF16):
-            with fastamp.op_policies({"mm": "fp32"}):
+            with fastamp.policies.override({"mm": "fp32"}):
                 inside = torch.mm(x, w)
             return inside, torch.mm(x, w)
 
@@ -279,10 +279,10 @@ def test_a_block_inside_a_compiled_function_acts():
 def test_a_block_inside_a_full_graph_is_refused_with_the_reason():
     @torch.compile(backend="eager", fullgraph=True)
     def function(x: torch.Tensor) -> torch.Tensor:
-        with fastamp.op_policies({"mm": "fp32"}):
+        with fastamp.policies.override({"mm": "fp32"}):
             return torch.mm(x, x)
 
-    with pytest.raises(Exception, match="op_policies"):
+    with pytest.raises(Exception, match=r"policies\.override"):
         function(torch.ones(2, 2))
     assert mm_dtype() == BF16
 
@@ -291,7 +291,7 @@ def test_a_stance_of_the_users_own_comes_back():
     from torch._dynamo import eval_frame
 
     with torch.compiler.set_stance("eager_on_recompile"):
-        with fastamp.op_policies({"mm": "fp32"}):
+        with fastamp.policies.override({"mm": "fp32"}):
             assert eval_frame._stance.stance == "force_eager"
         assert eval_frame._stance.stance == "eager_on_recompile"
     assert eval_frame._stance.stance == "default"
@@ -299,30 +299,30 @@ def test_a_stance_of_the_users_own_comes_back():
 
 def test_no_trace_of_a_block_is_left():
     before = fastamp_state()
-    with fastamp.op_policies({"mm": "fp32"}):
+    with fastamp.policies.override({"mm": "fp32"}):
         pass
     assert fastamp_state() == before
     assert not fastamp._C.thread_op_policies()
 
 
 def test_blocks_left_in_another_order_leave_what_is_still_open():
-    outer = fastamp.op_policies({"mm": "fp32"})
-    inner = fastamp.op_policies({"mm": "banned", "bmm": "fp32"})
+    outer = fastamp.policies.override({"mm": "fp32"})
+    inner = fastamp.policies.override({"mm": "banned", "bmm": "fp32"})
     outer.__enter__()
     inner.__enter__()
     outer.__exit__(None, None, None)
-    assert fastamp.op_policy("mm", "cpu") == "banned"
-    assert fastamp.op_policy("bmm", "cpu") == "fp32"
+    assert fastamp.policies.get("mm", "cpu") == "banned"
+    assert fastamp.policies.get("bmm", "cpu") == "fp32"
     inner.__exit__(None, None, None)
-    assert fastamp.op_policy("mm", "cpu") == "lower"
+    assert fastamp.policies.get("mm", "cpu") == "lower"
     assert not fastamp._C.thread_op_policies()
 
 
 def test_interleaved_generators_each_end_their_own_block():
     def generator(policies: dict[str, str]) -> Iterator[str]:
-        with fastamp.op_policies(policies):
+        with fastamp.policies.override(policies):
             while True:
-                yield fastamp.op_policy("mm", "cpu")
+                yield fastamp.policies.get("mm", "cpu")
 
     first, second = generator({"mm": "fp32"}), generator({"bmm": "fp32"})
     assert next(first) == "fp32"
@@ -334,13 +334,13 @@ def test_interleaved_generators_each_end_their_own_block():
 
 
 def test_leaving_on_another_thread_is_refused_and_changes_nothing():
-    block = fastamp.op_policies({"mm": "fp32"})
+    block = fastamp.policies.override({"mm": "fp32"})
     with block:
         with ThreadPoolExecutor(1) as pool:
             leaving = pool.submit(block.__exit__, None, None, None)
         with pytest.raises(RuntimeError, match="entered on this thread"):
             leaving.result()
-        assert fastamp.op_policy("mm", "cpu") == "fp32"
+        assert fastamp.policies.get("mm", "cpu") == "fp32"
     with pytest.raises(RuntimeError, match="entered on this thread"):
         block.__exit__(None, None, None)
-    assert fastamp.op_policy("mm", "cpu") == "lower"
+    assert fastamp.policies.get("mm", "cpu") == "lower"

@@ -184,7 +184,7 @@ def test_there_is_one_hook_and_it_is_a_c_function():
     before = list(_global_optimizer_post_hooks.values())
     assert before.count(_C.after_optimizer_step) == 1
     assert type(_C.after_optimizer_step) is type(len)
-    fastamp.keep_casts(torch.nn.Linear(1, 1)).release()
+    fastamp.casts.keep(torch.nn.Linear(1, 1)).release()
     fastamp.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0, autocast_dtype=BF16)
     assert list(_global_optimizer_post_hooks.values()) == before
 

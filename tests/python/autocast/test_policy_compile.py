@@ -17,7 +17,7 @@ BF16, FP32 = torch.bfloat16, torch.float32
 @pytest.fixture(autouse=True)
 def default_policies_after() -> Iterator[None]:
     yield
-    fastamp.reset_op_policies()
+    fastamp.policies.reset()
     _C.unregister_kernels()
     _C.register_kernels()
 
@@ -35,12 +35,12 @@ def test_compiled_functions_see_edits_and_resets():
 
     tag = torch.compiler.config.cache_key_tag
     assert dtype() == BF16
-    fastamp.set_op_policy("mm", "fp32", "cpu")
+    fastamp.policies.set("mm", "fp32", "cpu")
     first_edit = torch.compiler.config.cache_key_tag
     assert dtype() == FP32
-    fastamp.set_op_policy("mm", "promote", "cpu")
+    fastamp.policies.set("mm", "promote", "cpu")
     assert torch.compiler.config.cache_key_tag not in (tag, first_edit)
-    fastamp.reset_op_policies()
+    fastamp.policies.reset()
     assert dtype() == BF16
     assert torch.compiler.config.cache_key_tag == tag
 
@@ -48,9 +48,9 @@ def test_compiled_functions_see_edits_and_resets():
 def test_a_cache_key_tag_of_the_users_own_survives_an_edit():
     torch.compiler.config.cache_key_tag = "mine"
     try:
-        fastamp.set_op_policy("mm", "fp32", "cpu")
+        fastamp.policies.set("mm", "fp32", "cpu")
         assert "mine" in torch.compiler.config.cache_key_tag
-        fastamp.reset_op_policies()
+        fastamp.policies.reset()
         assert torch.compiler.config.cache_key_tag == "mine"
     finally:
         torch.compiler.config.cache_key_tag = ""

@@ -22,7 +22,7 @@ POLICIES = ["pass", "lower", "fp32", "set_opt_dtype", "append_dtype", "promote",
 @pytest.fixture(autouse=True)
 def default_policies_after() -> Iterator[None]:
     yield
-    fastamp.reset_op_policies()
+    fastamp.policies.reset()
     # Registering anew also drops the kernels that edits have added.
     _C.unregister_kernels()
     _C.register_kernels()
@@ -41,15 +41,15 @@ def test_each_policy_does_what_its_name_says():
         "promote": {FP32: FP32, FP16: FP32, BF16: BF16, FP64: FP64},
     }
     for policy, dtypes in expected.items():
-        fastamp.set_op_policy("mm", policy, "cpu")
-        assert fastamp.op_policy("mm", "cpu") == policy
+        fastamp.policies.set("mm", policy, "cpu")
+        assert fastamp.policies.get("mm", "cpu") == policy
         for given, result in dtypes.items():
             assert mm_dtype(given) == result, (policy, given)
     assert mm_dtype(BF16, BF16) == BF16
 
 
 def test_banned_refuses_with_the_ops_name_and_only_in_regions():
-    fastamp.set_op_policy("mm", "banned", "cpu")
+    fastamp.policies.set("mm", "banned", "cpu")
     with pytest.raises(RuntimeError, match="mm"):
         mm_dtype(FP32)
     with fastamp.autocast("cpu", enabled=False):
@@ -63,12 +63,12 @@ def test_output_dtype_policies_on_a_device_where_torch_has_none():
         ("sum", "set_opt_dtype", lambda t, **kw: torch.sum(t, **kw)),
         ("cumsum", "set_opt_dtype", lambda t, **kw: torch.cumsum(t, 0, **kw)),
     ]:
-        fastamp.set_op_policy(op, policy, "cpu")
+        fastamp.policies.set(op, policy, "cpu")
         with fastamp.autocast("cpu", dtype=FP16):
             assert call(x).dtype == FP32
             assert call(x, dtype=FP16).dtype == FP16
             assert call(x.double()).dtype == FP64
-    fastamp.set_op_policy("norm.Scalar", "append_dtype", "cpu")
+    fastamp.policies.set("norm.Scalar", "append_dtype", "cpu")
     with fastamp.autocast("cpu", dtype=FP16):
         assert torch.ops.aten.norm.Scalar(x).dtype == FP32
         assert torch.ops.aten.norm.Scalar(x.double()).dtype == FP64
@@ -92,12 +92,12 @@ def test_edit_takes_effect_at_the_next_call_and_reset_undoes_it(op: str):
     with fastamp.autocast("cpu", dtype=BF16):
         before = call(x).dtype
         assert before != edited
-        fastamp.set_op_policy(op, policy, "cpu")
+        fastamp.policies.set(op, policy, "cpu")
         assert call(x).dtype == edited
     with torch.autocast("cpu", dtype=BF16):
         assert call(x).dtype == edited
     assert call(x).dtype == FP32
-    fastamp.reset_op_policies()
+    fastamp.policies.reset()
     with fastamp.autocast("cpu", dtype=BF16):
         assert call(x).dtype == before
 
@@ -117,21 +117,24 @@ def test_an_edit_taken_back_leaves_the_ops_inside_to_autocast(op: str, undo: str
     x = torch.ones(4, 4)
     with fastamp.autocast("cpu", dtype=BF16):
         assert COMPOSITES[op](x).dtype == BF16
-    fastamp.set_op_policy(op, "fp32", "cpu")
+    fastamp.policies.set(op, "fp32", "cpu")
     if undo == "reset":
-        fastamp.reset_op_policies()
+        fastamp.policies.reset()
     else:
-        fastamp.set_op_policy(op, "pass", "cpu")
+        fastamp.policies.set(op, "pass", "cpu")
     with fastamp.autocast("cpu", dtype=BF16):
         assert COMPOSITES[op](x).dtype == BF16
 
 
 def test_an_edit_of_one_device_leaves_the_other_and_no_device_means_both():
-    fastamp.set_op_policy("mm", "fp32", "cuda")
-    assert (fastamp.op_policy("mm", "cpu"), fastamp.op_policy("mm", "cuda")) == ("lower", "fp32")
+    fastamp.policies.set("mm", "fp32", "cuda")
+    assert (fastamp.policies.get("mm", "cpu"), fastamp.policies.get("mm", "cuda")) == (
+        "lower",
+        "fp32",
+    )
     assert mm_dtype(FP32) == BF16
-    fastamp.set_op_policy("mm", "promote")
-    assert {fastamp.op_policy("mm", device) for device in ("cpu", "cuda")} == {"promote"}
+    fastamp.policies.set("mm", "promote")
+    assert {fastamp.policies.get("mm", device) for device in ("cpu", "cuda")} == {"promote"}
 
 
 def test_an_edit_of_the_cuda_column_on_fake_tensors():
@@ -139,53 +142,53 @@ def test_an_edit_of_the_cuda_column_on_fake_tensors():
         x = torch.ones(4, 4, device="cuda:0")
         with cuda_state(FP16):
             assert torch.mm(x, x).dtype == FP16
-            fastamp.set_op_policy("mm", "fp32", "cuda")
+            fastamp.policies.set("mm", "fp32", "cuda")
             assert torch.mm(x, x).dtype == FP32
-            fastamp.set_op_policy("binary_cross_entropy", "fp32", "cuda")
+            fastamp.policies.set("binary_cross_entropy", "fp32", "cuda")
             loss = torch.nn.functional.binary_cross_entropy(x.half(), x.half())
             assert loss.dtype == FP32
 
 
 def test_a_base_name_changes_every_overload():
     overloads = ("pow.Scalar", "pow.Tensor_Scalar", "pow.Tensor_Tensor")
-    fastamp.set_op_policy("pow", "lower", "cuda")
-    rows = {row.op: row for row in fastamp.op_table()}
+    fastamp.policies.set("pow", "lower", "cuda")
+    rows = {row.op: row for row in fastamp.policies.table()}
     assert {rows[op].cuda for op in overloads} == {"lower"}
     assert {rows[op].cuda_default for op in overloads} == {"fp32"}
-    fastamp.set_op_policy("aten::pow.Scalar", "fp32", "cuda")
-    assert fastamp.op_policy("pow.Tensor_Scalar", "cuda") == "lower"
+    fastamp.policies.set("aten::pow.Scalar", "fp32", "cuda")
+    assert fastamp.policies.get("pow.Tensor_Scalar", "cuda") == "lower"
     with pytest.raises(ValueError, match="overload"):
-        fastamp.op_policy("pow", "cuda")
+        fastamp.policies.get("pow", "cuda")
 
 
 def test_a_bare_name_means_the_default_overload_where_there_is_one():
     """ "conv1d" is both an op and the base name of "conv1d.padding"."""
-    assert fastamp.op_policy("conv1d", "cuda") == "lower"
+    assert fastamp.policies.get("conv1d", "cuda") == "lower"
     for name in ("conv1d", "aten::conv1d", "conv1d.default", "aten::conv1d.default"):
-        fastamp.reset_op_policies()
-        fastamp.set_op_policy(name, "fp32", "cpu")
+        fastamp.policies.reset()
+        fastamp.policies.set(name, "fp32", "cpu")
         for spelling in ("conv1d", "aten::conv1d", "conv1d.default", "aten::conv1d.default"):
-            assert fastamp.op_policy(spelling, "cpu") == "fp32"
-        assert fastamp.op_policy("conv1d.padding", "cpu") == "lower"
+            assert fastamp.policies.get(spelling, "cpu") == "fp32"
+        assert fastamp.policies.get("conv1d.padding", "cpu") == "lower"
         with pytest.raises(ValueError, match="overloads differ"):
-            fastamp.op_policy("conv1d.*", "cpu")
+            fastamp.policies.get("conv1d.*", "cpu")
 
 
 def test_a_star_means_all_overloads():
-    names = {row.op for row in fastamp.op_table() if row.op.split(".")[0] == "prod"}
+    names = {row.op for row in fastamp.policies.table() if row.op.split(".")[0] == "prod"}
     assert names >= {"prod", "prod.dim_int"}
-    fastamp.set_op_policy("prod.*", "lower", "cpu")
-    assert {fastamp.op_policy(name, "cpu") for name in names} == {"lower"}
-    assert fastamp.op_policy("aten::prod.*", "cpu") == "lower"
-    with fastamp.op_policies({"prod.*": "fp32", "prod": "pass"}, "cpu"):
-        assert fastamp.op_policy("prod", "cpu") == "pass"
-        assert fastamp.op_policy("prod.dim_int", "cpu") == "fp32"
+    fastamp.policies.set("prod.*", "lower", "cpu")
+    assert {fastamp.policies.get(name, "cpu") for name in names} == {"lower"}
+    assert fastamp.policies.get("aten::prod.*", "cpu") == "lower"
+    with fastamp.policies.override({"prod.*": "fp32", "prod": "pass"}, "cpu"):
+        assert fastamp.policies.get("prod", "cpu") == "pass"
+        assert fastamp.policies.get("prod.dim_int", "cpu") == "fp32"
 
 
 def test_every_op_of_the_table_can_be_named_exactly():
-    for row in fastamp.op_table():
+    for row in fastamp.policies.table():
         name = row.op if "." in row.op else f"{row.op}.default"
-        assert fastamp.op_policy(name, "cpu") == row.cpu
+        assert fastamp.policies.get(name, "cpu") == row.cpu
 
 
 BAD: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -210,18 +213,18 @@ BAD_DEVICES = ["foo", "", "CPU", "cuda:x"]
 @pytest.mark.parametrize("name", BAD)
 def test_a_refused_edit_names_what_is_wrong_and_changes_nothing(name: str):
     args, needle = BAD[name]
-    fastamp.set_op_policy("bmm", "fp32", "cpu")
+    fastamp.policies.set("bmm", "fp32", "cpu")
     before = fastamp_state()
     with pytest.raises(ValueError, match=needle):
-        fastamp.set_op_policy(*args)
+        fastamp.policies.set(*args)
     assert fastamp_state() == before
     assert mm_dtype(FP32) == BF16
 
 
 @pytest.mark.parametrize("device", BAD_DEVICES)
-@pytest.mark.parametrize("call", [fastamp.op_policy, fastamp.set_op_policy])
+@pytest.mark.parametrize("call", [fastamp.policies.get, fastamp.policies.set])
 def test_an_unknown_device_is_a_value_error(call: Any, device: str):
-    arguments = ("mm", device) if call is fastamp.op_policy else ("mm", "fp32", device)
+    arguments = ("mm", device) if call is fastamp.policies.get else ("mm", "fp32", device)
     with pytest.raises(ValueError, match="device"):
         call(*arguments)
 
@@ -229,22 +232,22 @@ def test_an_unknown_device_is_a_value_error(call: Any, device: str):
 @pytest.mark.parametrize("bad", [None, 3, torch.mm])
 def test_an_op_that_is_no_string_is_a_type_error(bad: Any):
     with pytest.raises(TypeError):
-        fastamp.set_op_policy(bad, "lower")
+        fastamp.policies.set(bad, "lower")
 
 
 def test_every_edit_either_works_or_changes_nothing():
     """All ops, all policies: no crash, no half edit, and never a wrong answer about itself."""
     accepted = 0
-    for row in fastamp.op_table():
+    for row in fastamp.policies.table():
         for policy in POLICIES:
             with suppress(ValueError):
                 _C.set_op_policy(row.op, policy, None)
-                assert fastamp.op_policy(row.op, "cuda") == policy
+                assert fastamp.policies.get(row.op, "cuda") == policy
                 accepted += 1
-        assert fastamp.op_policy(row.op, "cpu") in POLICIES
-    assert accepted > 4 * len(fastamp.op_table())
-    fastamp.reset_op_policies()
-    rows = fastamp.op_table()
+        assert fastamp.policies.get(row.op, "cpu") in POLICIES
+    assert accepted > 4 * len(fastamp.policies.table())
+    fastamp.policies.reset()
+    rows = fastamp.policies.table()
     assert all((r.cpu, r.cuda) == (r.cpu_default, r.cuda_default) for r in rows)
     assert mm_dtype(FP32) == BF16
 
@@ -263,7 +266,7 @@ def test_promote_runs_a_mix_of_float16_and_bfloat16_in_float32_where_torch_throw
 
 def test_edits_made_while_uninstalled_take_effect_after_install():
     with torch_kernels():
-        fastamp.set_op_policy("layer_norm", "lower", "cpu")
+        fastamp.policies.set("layer_norm", "lower", "cpu")
         with fastamp.autocast("cpu"):
             assert torch.nn.functional.layer_norm(torch.ones(4), (4,)).dtype == FP32
     with fastamp.autocast("cpu"):
@@ -274,14 +277,14 @@ def test_weight_cast_kept_under_one_policy_is_not_used_under_another():
     w = torch.nn.Parameter(torch.ones(4, 4))
     with fastamp.autocast("cpu", dtype=BF16):
         assert torch.mm(w, w).dtype == BF16
-        fastamp.set_op_policy("mm", "fp32", "cpu")
+        fastamp.policies.set("mm", "fp32", "cpu")
         assert torch.mm(w, w).dtype == FP32
-        fastamp.set_op_policy("mm", "lower", "cpu")
+        fastamp.policies.set("mm", "lower", "cpu")
         assert torch.mm(w, w).dtype == BF16
 
 
 def test_reset_without_edits_and_edits_to_the_present_policy_change_nothing():
     before = fastamp_state()
-    fastamp.reset_op_policies()
-    fastamp.set_op_policy("mm", "lower")
+    fastamp.policies.reset()
+    fastamp.policies.set("mm", "lower")
     assert fastamp_state() == before

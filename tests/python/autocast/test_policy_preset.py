@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fastamp.policy_preset: the policies of one device on another."""
+"""fastamp.policies.copy_from: the policies of one device on another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FP16, FP32 = torch.float16, torch.float32
 
 
 def column(device: str) -> dict[str, str]:
-    return {row.op: getattr(row, device) for row in fastamp.op_table()}
+    return {row.op: getattr(row, device) for row in fastamp.policies.table()}
 
 
 def softmax_dtype() -> torch.dtype:
@@ -26,23 +26,23 @@ def softmax_dtype() -> torch.dtype:
 @pytest.fixture(autouse=True)
 def _default_policies():
     yield
-    fastamp.reset_op_policies()
+    fastamp.policies.reset()
 
 
 def test_a_block_gives_one_column_to_another_device_and_takes_it_back():
-    before = fastamp.op_table()
+    before = fastamp.policies.table()
     assert column("cpu") != column("cuda")
     assert softmax_dtype() == FP16  # torch's list for the CPU does not have it
-    with fastamp.policy_preset("cuda", device="cpu") as preset:
-        assert isinstance(preset, fastamp.policy_preset)
+    with fastamp.policies.copy_from("cuda", device="cpu") as preset:
+        assert isinstance(preset, fastamp.policies.copy_from)
         assert column("cpu") == column("cuda") == {row.op: row.cuda for row in before}
         assert softmax_dtype() == FP32
-    assert fastamp.op_table() == before
+    assert fastamp.policies.table() == before
     assert softmax_dtype() == FP16
 
 
 def test_without_a_block_it_stays_in_force_in_all_threads():
-    preset = fastamp.policy_preset("cuda", device="cpu")
+    preset = fastamp.policies.copy_from("cuda", device="cpu")
     seen: list[torch.dtype] = []
     thread = threading.Thread(target=lambda: seen.append(softmax_dtype()))
     thread.start()
@@ -54,48 +54,50 @@ def test_without_a_block_it_stays_in_force_in_all_threads():
 
 
 def test_reset_op_policies_ends_it_too():
-    preset = fastamp.policy_preset("cuda", device="cpu")
-    fastamp.reset_op_policies()
+    preset = fastamp.policies.copy_from("cuda", device="cpu")
+    fastamp.policies.reset()
     assert softmax_dtype() == FP16
-    before = fastamp.op_table()
+    before = fastamp.policies.table()
     preset.release()
-    assert fastamp.op_table() == before
+    assert fastamp.policies.table() == before
 
 
 def test_the_other_direction():
-    with fastamp.policy_preset("cpu", device="cuda"):
+    with fastamp.policies.copy_from("cpu", device="cuda"):
         assert column("cuda") == column("cpu")
-        assert fastamp.op_policy("softmax.int", "cuda") == fastamp.op_policy("softmax.int", "cpu")
+        assert fastamp.policies.get("softmax.int", "cuda") == fastamp.policies.get(
+            "softmax.int", "cpu"
+        )
 
 
 def test_edits_made_before_are_copied_and_given_back():
-    fastamp.set_op_policy("exp", "banned", "cuda")
-    fastamp.set_op_policy("exp", "lower", "cpu")
-    with fastamp.policy_preset("cuda", device="cpu"):
-        assert fastamp.op_policy("exp", "cpu") == "banned"
-    assert fastamp.op_policy("exp", "cpu") == "lower"
+    fastamp.policies.set("exp", "banned", "cuda")
+    fastamp.policies.set("exp", "lower", "cpu")
+    with fastamp.policies.copy_from("cuda", device="cpu"):
+        assert fastamp.policies.get("exp", "cpu") == "banned"
+    assert fastamp.policies.get("exp", "cpu") == "lower"
 
 
 def test_edits_made_meanwhile_are_kept():
-    with fastamp.policy_preset("cuda", device="cpu"):
-        fastamp.set_op_policy("softmax", "lower", "cpu")
-    assert fastamp.op_policy("softmax.int", "cpu") == "lower"
-    assert fastamp.op_policy("layer_norm", "cpu") == "pass"
+    with fastamp.policies.copy_from("cuda", device="cpu"):
+        fastamp.policies.set("softmax", "lower", "cpu")
+    assert fastamp.policies.get("softmax.int", "cpu") == "lower"
+    assert fastamp.policies.get("layer_norm", "cpu") == "pass"
 
 
 def test_registered_ops_are_copied():
-    fastamp.register_op("aten::hardswish", "fp32", "cuda")
+    fastamp.policies.register_op("aten::hardswish", "fp32", "cuda")
     try:
-        with fastamp.policy_preset("cuda", device="cpu"):
-            assert fastamp.op_policy("hardswish", "cpu") == "fp32"
-        assert fastamp.op_policy("hardswish", "cpu") == "pass"
+        with fastamp.policies.copy_from("cuda", device="cpu"):
+            assert fastamp.policies.get("hardswish", "cpu") == "fp32"
+        assert fastamp.policies.get("hardswish", "cpu") == "pass"
     finally:
-        fastamp.unregister_op("aten::hardswish")
+        fastamp.policies.unregister_op("aten::hardswish")
 
 
 def test_a_block_ends_with_an_exception():
     def failing() -> None:
-        with fastamp.policy_preset("cuda", device="cpu"):
+        with fastamp.policies.copy_from("cuda", device="cpu"):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -113,7 +115,7 @@ def test_compiled_functions_see_it():
             return function(torch.ones(2, 2, dtype=FP16)).dtype
 
     assert dtype() == FP16
-    with fastamp.policy_preset("cuda", device="cpu"):
+    with fastamp.policies.copy_from("cuda", device="cpu"):
         assert dtype() == FP32
     assert dtype() == FP16
 
@@ -125,14 +127,14 @@ def test_compiled_functions_see_it():
             "tpu",
             "cpu",
             ValueError,
-            "policy_preset: expected device to be 'cpu' or 'cuda', got 'tpu'",
+            "policies.copy_from: expected device to be 'cpu' or 'cuda', got 'tpu'",
         ),
-        ("cuda", "meta", ValueError, "policy_preset: expected device .* got 'meta'"),
+        ("cuda", "meta", ValueError, "policies.copy_from: expected device .* got 'meta'"),
         (torch.device("cuda"), "cpu", TypeError, "str"),
     ],
 )
 def test_other_devices_are_refused(source: Any, device: Any, error: type, text: str):
-    before = fastamp.op_table()
+    before = fastamp.policies.table()
     with pytest.raises(error, match=text):
-        fastamp.policy_preset(source, device=device)
-    assert fastamp.op_table() == before
+        fastamp.policies.copy_from(source, device=device)
+    assert fastamp.policies.table() == before

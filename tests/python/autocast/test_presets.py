@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Presets of op policies: fastamp.preset and op_policies(name)."""
+"""Presets of op policies: fastamp.policies.preset and op_policies(name)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ NAMES = ("torch", "cuda", "OD", "wide")
 
 @pytest.fixture(autouse=True)
 def default_policies_after() -> Iterator[None]:
-    known = {row.op for row in fastamp.op_table()}
+    known = {row.op for row in fastamp.policies.table()}
     yield
-    for row in fastamp.op_table():
+    for row in fastamp.policies.table():
         if row.op not in known:
-            fastamp.unregister_op(row.op if "." in row.op else f"{row.op}.default")
-    fastamp.reset_op_policies()
+            fastamp.policies.unregister_op(row.op if "." in row.op else f"{row.op}.default")
+    fastamp.policies.reset()
 
 
 LOW = torch.randn(4, 4, generator=torch.Generator().manual_seed(0)).to(BF16)
@@ -114,7 +114,7 @@ def all_in(calls: dict[str, Any], dtype: torch.dtype) -> dict[str, torch.dtype]:
 
 @pytest.mark.parametrize("as_block", [False, True])
 def test_od_lowers_the_products_and_rounds_all_else_in_float32(as_block: bool):
-    with fastamp.op_policies("OD") if as_block else fastamp.preset("OD"):
+    with fastamp.policies.override("OD") if as_block else fastamp.policies.preset("OD"):
         assert dtypes(PRODUCTS) == all_in(PRODUCTS, BF16)
         assert dtypes(WIDE_OPS) == all_in(WIDE_OPS, FP32)
         assert dtypes(OTHER_ROUNDING) == all_in(OTHER_ROUNDING, FP32)
@@ -125,10 +125,10 @@ def test_od_lowers_the_products_and_rounds_all_else_in_float32(as_block: bool):
 @pytest.mark.parametrize("as_block", [False, True])
 def test_wide_runs_variances_norms_softmax_and_losses_in_float32(as_block: bool):
     before = dtypes(OTHER_ROUNDING) | dtypes(PRODUCTS) | dtypes(EXACT)
-    with fastamp.op_policies("wide") if as_block else fastamp.preset("wide"):
+    with fastamp.policies.override("wide") if as_block else fastamp.policies.preset("wide"):
         assert dtypes(WIDE_OPS) == all_in(WIDE_OPS, FP32)
         assert dtypes(OTHER_ROUNDING) | dtypes(PRODUCTS) | dtypes(EXACT) == before
-        for row in fastamp.op_table():
+        for row in fastamp.policies.table():
             assert (
                 {row.cpu, row.cuda} == {row.cpu_default, row.cuda_default}
                 or as_block
@@ -137,53 +137,53 @@ def test_wide_runs_variances_norms_softmax_and_losses_in_float32(as_block: bool)
 
 
 def test_cuda_is_cudas_column_on_the_cpu_and_torch_undoes_it():
-    table = fastamp.op_table()
-    with fastamp.preset("cuda"):
-        assert all(row.cpu == row.cuda_default == row.cuda for row in fastamp.op_table())
-        assert fastamp.op_policy("layer_norm", "cpu") == "fp32"
-        with fastamp.op_policies("torch", "cpu"):
+    table = fastamp.policies.table()
+    with fastamp.policies.preset("cuda"):
+        assert all(row.cpu == row.cuda_default == row.cuda for row in fastamp.policies.table())
+        assert fastamp.policies.get("layer_norm", "cpu") == "fp32"
+        with fastamp.policies.override("torch", "cpu"):
             for row in table:
                 assert (
-                    fastamp.op_policy(row.op if "." in row.op else f"{row.op}.default", "cpu")
+                    fastamp.policies.get(row.op if "." in row.op else f"{row.op}.default", "cpu")
                     == row.cpu
                 )
-        fastamp.preset("torch")
-        assert fastamp.op_table() == table
-    assert fastamp.op_table() == table
+        fastamp.policies.preset("torch")
+        assert fastamp.policies.table() == table
+    assert fastamp.policies.table() == table
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("device", [None, "cpu", "cuda"])
 def test_what_was_before_comes_back(name: str, device: str | None):
-    fastamp.set_op_policy("mm", "promote", "cpu")
-    fastamp.set_op_policy("pow", "pass", "cuda")
-    before = fastamp.op_table()
-    with fastamp.preset(name, device) as entered:
+    fastamp.policies.set("mm", "promote", "cpu")
+    fastamp.policies.set("pow", "pass", "cuda")
+    before = fastamp.policies.table()
+    with fastamp.policies.preset(name, device) as entered:
         assert repr(entered) == f"<preset {name!r}>"
         others = {"cpu", "cuda"} - {device} if device else set()
         known = {row.op: row for row in before}
-        for row in fastamp.op_table():
+        for row in fastamp.policies.table():
             for other in others:
                 expected = getattr(known[row.op], other) if row.op in known else "pass"
                 assert getattr(row, other) == expected
-    assert fastamp.op_table() == before
+    assert fastamp.policies.table() == before
     entered.release()
-    assert fastamp.op_table() == before
+    assert fastamp.policies.table() == before
 
 
 def test_a_block_is_of_this_thread_and_changes_no_table_lines():
-    before = fastamp.op_table()
-    block = fastamp.op_policies("OD")
+    before = fastamp.policies.table()
+    block = fastamp.policies.override("OD")
     for each in (block, copy.copy(block), pickle.loads(pickle.dumps(block))):
         with each:
-            assert fastamp.op_policy("pow.Scalar", "cpu") == "fp32"
-            assert fastamp.op_table()[: len(before)] == before
+            assert fastamp.policies.get("pow.Scalar", "cpu") == "fp32"
+            assert fastamp.policies.table()[: len(before)] == before
 
 
 def test_od_on_cuda_by_fake_tensors():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with fastamp.preset("OD"), FakeTensorMode(), cuda_state(FP16):
+    with fastamp.policies.preset("OD"), FakeTensorMode(), cuda_state(FP16):
         x = torch.empty(4, 4, device="cuda:0", dtype=FP16)
         assert torch.mm(x, x).dtype == FP16
         assert (x + x).dtype == FP32
@@ -198,7 +198,7 @@ def test_gradients_under_od_are_those_of_float32_where_nothing_is_lowered():
     def function(t: torch.Tensor) -> torch.Tensor:
         return (functional.gelu(t) * t.softmax(1)).var() + (t + 1).log1p().mean() * 0
 
-    with fastamp.preset("OD"), fastamp.autocast("cpu", dtype=BF16):
+    with fastamp.policies.preset("OD"), fastamp.autocast("cpu", dtype=BF16):
         function(x).backward()
     function(y).backward()
     assert x.grad is not None
@@ -206,7 +206,9 @@ def test_gradients_under_od_are_those_of_float32_where_nothing_is_lowered():
     torch.testing.assert_close(x.grad, y.grad, equal_nan=True)
 
 
-@pytest.mark.parametrize("call", [fastamp.preset, lambda *a: fastamp.op_policies(*a).__enter__()])
+@pytest.mark.parametrize(
+    "call", [fastamp.policies.preset, lambda *a: fastamp.policies.override(*a).__enter__()]
+)
 def test_an_unknown_preset_or_device_changes_nothing(call: Any):
     before = fastamp_state()
     with pytest.raises(ValueError, match="one of torch, cuda, OD, wide, got 'od'"):
@@ -283,9 +285,9 @@ def candidates() -> set[str]:
 
 
 def test_every_op_of_torch_is_listed_or_left_on_purpose():
-    table = {row.op.partition(".")[0] for row in fastamp.op_table()}
-    with fastamp.preset("OD"):
-        listed = {row.op.partition(".")[0] for row in fastamp.op_table()}
+    table = {row.op.partition(".")[0] for row in fastamp.policies.table()}
+    with fastamp.policies.preset("OD"):
+        listed = {row.op.partition(".")[0] for row in fastamp.policies.table()}
     unknown = candidates() - table - listed - set(LEFT.split())
     if not torch.__version__.startswith("2.11."):
         pytest.skip(f"the lists are of torch 2.11; unknown ops: {sorted(unknown)}")

@@ -43,7 +43,7 @@ assert not fastamp._C.kernels_registered()
 x = torch.ones(4, 4)
 with fastamp.autocast("cpu"):
     assert torch.mm(x, x).dtype == torch.bfloat16
-assert fastamp.op_policy("mm", "cpu") == "lower"
+assert fastamp.policies.get("mm", "cpu") == "lower"
 """
     check_python("-c", code, FASTAMP_NO_REGISTER="1")
 
@@ -117,8 +117,9 @@ def work():
     # thread that asks for it while the interpreter ends takes the process with it.
     with fastamp.autocast("cpu"), fastamp.autocast("cpu", enabled=False):
         fastamp._C.clear_cast_cache()
-    with fastamp.op_policies({"mm": "fp32"}), fastamp.trace(), fastamp.keep_casts(weight):
-        fastamp.drop_kept_casts()
+    overridden = fastamp.policies.override({"mm": "fp32"})
+    with overridden, fastamp.debug.trace(), fastamp.casts.keep(weight):
+        fastamp.casts.drop()
 
 
 def work_on():

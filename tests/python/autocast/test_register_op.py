@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fastamp.register_op: ops that are not in the table."""
+"""fastamp.policies.register_op: ops that are not in the table."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ ops = torch.ops.fastamp_test
 @pytest.fixture(autouse=True)
 def registered_ops_are_dropped() -> Iterator[None]:
     yield
-    for row in fastamp.op_table():
+    for row in fastamp.policies.table():
         if row.op.startswith("fastamp_test::") or row.op == "nan_to_num":
-            fastamp.unregister_op(row.op)
-    fastamp.reset_op_policies()
+            fastamp.policies.unregister_op(row.op)
+    fastamp.policies.reset()
 
 
 def product_dtype(a: torch.dtype, b: torch.dtype) -> torch.dtype:
@@ -108,7 +108,7 @@ def product_dtype(a: torch.dtype, b: torch.dtype) -> torch.dtype:
     ],
 )
 def test_each_policy_does_what_its_name_says(policy: str, dtypes: list[torch.dtype]):
-    fastamp.register_op("fastamp_test::product", policy)
+    fastamp.policies.register_op("fastamp_test::product", policy)
     given = [(FP32, FP32), (FP32, BF16), (BF16, FP16), (BF16, BF16)]
     assert [product_dtype(a, b) for a, b in given] == dtypes
     assert product_dtype(FP64, FP64) == FP64
@@ -116,13 +116,13 @@ def test_each_policy_does_what_its_name_says(policy: str, dtypes: list[torch.dty
 
 
 def test_banned_refuses():
-    fastamp.register_op("fastamp_test::product", "banned")
+    fastamp.policies.register_op("fastamp_test::product", "banned")
     with pytest.raises(RuntimeError, match="fastamp_test::product: not allowed under autocast"):
         product_dtype(FP32, FP32)
 
 
 def test_lists_and_absent_tensors_are_cast_or_left():
-    fastamp.register_op("fastamp_test::many", "lower")
+    fastamp.policies.register_op("fastamp_test::many", "lower")
     whole = torch.ones(2, dtype=torch.int64)
     with fastamp.autocast("cpu", dtype=BF16):
         outs = ops.many([torch.ones(2), whole], [None, torch.ones(3)], None)
@@ -132,8 +132,8 @@ def test_lists_and_absent_tensors_are_cast_or_left():
 
 
 def test_tensors_in_dicts_and_tuples_are_cast():
-    fastamp.register_op("fastamp_test::named", "lower")
-    fastamp.register_op("fastamp_test::nested", "promote")
+    fastamp.policies.register_op("fastamp_test::named", "lower")
+    fastamp.policies.register_op("fastamp_test::nested", "promote")
     x, low, whole = torch.ones(2), torch.ones(2, dtype=BF16), torch.ones(2, dtype=torch.int64)
     given = {"x": x, "y": low, "z": whole}
     with fastamp.autocast("cpu", dtype=BF16):
@@ -163,7 +163,7 @@ WRITERS: dict[str, Any] = {
 def test_what_is_written_into_a_tensor_gets_its_dtype(
     name: str, own: torch.dtype, value: torch.dtype
 ):
-    fastamp.register_op(name, "promote", "cpu")
+    fastamp.policies.register_op(name, "promote", "cpu")
     try:
         written, values = torch.zeros(4, dtype=own), torch.tensor([1.0, 2, 3, 4]).to(value)
         expected = written.clone()
@@ -175,11 +175,11 @@ def test_what_is_written_into_a_tensor_gets_its_dtype(
         assert torch.equal(written, expected)
         assert values.dtype == value
     finally:
-        fastamp.unregister_op(name)
+        fastamp.policies.unregister_op(name)
 
 
 def test_gradients_flow_through_the_cast_of_what_is_written():
-    fastamp.register_op("aten::index_put_", "promote", "cpu")
+    fastamp.policies.register_op("aten::index_put_", "promote", "cpu")
     try:
         values = torch.ones(2, requires_grad=True)
         with fastamp.autocast("cpu", dtype=BF16):
@@ -190,11 +190,11 @@ def test_gradients_flow_through_the_cast_of_what_is_written():
         assert values.grad is not None
         assert values.grad.tolist() == [1.0, 3.0]
     finally:
-        fastamp.unregister_op("aten::index_put_")
+        fastamp.policies.unregister_op("aten::index_put_")
 
 
 def test_a_tensor_that_autocast_never_casts_is_written_as_it_is_given():
-    fastamp.register_op("aten::index_add_", "promote", "cpu")
+    fastamp.policies.register_op("aten::index_add_", "promote", "cpu")
     try:
         with (
             fastamp.autocast("cpu", dtype=BF16),
@@ -207,11 +207,11 @@ def test_a_tensor_that_autocast_never_casts_is_written_as_it_is_given():
             )
         assert whole.tolist() == [1, 0]
     finally:
-        fastamp.unregister_op("aten::index_add_")
+        fastamp.policies.unregister_op("aten::index_add_")
 
 
 def test_an_absent_dtype_is_set():
-    fastamp.register_op("fastamp_test::total", "set_opt_dtype")
+    fastamp.policies.register_op("fastamp_test::total", "set_opt_dtype")
     x = torch.ones(2, dtype=BF16)
     with fastamp.autocast("cpu", dtype=BF16):
         assert ops.total(x).dtype == FP32
@@ -220,7 +220,7 @@ def test_an_absent_dtype_is_set():
 
 
 def test_gradients_flow_through_the_casts():
-    fastamp.register_op("fastamp_test::either.one", "lower")
+    fastamp.policies.register_op("fastamp_test::either.one", "lower")
     w = torch.eye(2, requires_grad=True)
     with fastamp.autocast("cpu", dtype=BF16):
         y = ops.either(w)
@@ -231,62 +231,64 @@ def test_gradients_flow_through_the_casts():
 
 
 def test_pass_lets_the_ops_inside_be_autocast():
-    fastamp.register_op("fastamp_test::either", "pass")
+    fastamp.policies.register_op("fastamp_test::either", "pass")
     with fastamp.autocast("cpu", dtype=BF16):
         assert ops.either(torch.ones(2, 2)).dtype == BF16
 
 
 def test_the_op_is_in_the_table_and_follows_edits_and_blocks():
-    fastamp.register_op("fastamp_test::product", "lower", "cpu")
-    row = fastamp.op_table()[-1]
+    fastamp.policies.register_op("fastamp_test::product", "lower", "cpu")
+    row = fastamp.policies.table()[-1]
     assert row == ("fastamp_test::product", "lower", "pass", "lower", "pass")
-    fastamp.set_op_policy("fastamp_test::product", "fp32", "cpu")
+    fastamp.policies.set("fastamp_test::product", "fp32", "cpu")
     assert product_dtype(BF16, BF16) == FP32
-    with fastamp.op_policies({"fastamp_test::product": "lower"}):
+    with fastamp.policies.override({"fastamp_test::product": "lower"}):
         assert product_dtype(FP32, FP32) == BF16
-    fastamp.reset_op_policies()
-    assert fastamp.op_policy("fastamp_test::product", "cpu") == "lower"
-    fastamp.register_op("fastamp_test::product", "fp32", "cpu")
+    fastamp.policies.reset()
+    assert fastamp.policies.get("fastamp_test::product", "cpu") == "lower"
+    fastamp.policies.register_op("fastamp_test::product", "fp32", "cpu")
     assert product_dtype(BF16, BF16) == FP32
-    assert [r.op for r in fastamp.op_table()].count("fastamp_test::product") == 1
+    assert [r.op for r in fastamp.policies.table()].count("fastamp_test::product") == 1
 
 
 def test_all_overloads_or_one():
-    fastamp.register_op("fastamp_test::either.two", "lower")
+    fastamp.policies.register_op("fastamp_test::either.two", "lower")
     x = torch.ones(2, 2)
     with fastamp.autocast("cpu", dtype=BF16):
         assert ops.either(x, x).dtype == BF16
-    names = [row.op for row in fastamp.op_table()]
+    names = [row.op for row in fastamp.policies.table()]
     assert "fastamp_test::either.one" not in names
-    fastamp.register_op("fastamp_test::either", "fp32")
-    names = [row.op for row in fastamp.op_table()]
+    fastamp.policies.register_op("fastamp_test::either", "fp32")
+    names = [row.op for row in fastamp.policies.table()]
     assert {"fastamp_test::either.one", "fastamp_test::either.two"} <= set(names)
 
 
 def test_an_op_of_torchs_that_is_not_in_the_table():
-    fastamp.register_op("aten::nan_to_num", "lower", "cpu")
+    fastamp.policies.register_op("aten::nan_to_num", "lower", "cpu")
     with fastamp.autocast("cpu", dtype=BF16):
         assert torch.nan_to_num(torch.ones(2)).dtype == BF16
-    fastamp.unregister_op("nan_to_num")
+    fastamp.policies.unregister_op("nan_to_num")
     with fastamp.autocast("cpu", dtype=BF16):
         assert torch.nan_to_num(torch.ones(2)).dtype == FP32
 
 
 @pytest.mark.parametrize("policy", ["pass", "banned"])
 def test_a_name_without_overload_leaves_out_what_can_never_be_cast(policy: str):
-    fastamp.register_op("aten::gelu", policy)
-    assert "gelu.out" not in [row.op for row in fastamp.op_table()]
-    with fastamp.op_policies({"aten::gelu": "lower"}), fastamp.autocast("cpu", dtype=BF16):
+    fastamp.policies.register_op("aten::gelu", policy)
+    assert "gelu.out" not in [row.op for row in fastamp.policies.table()]
+    with fastamp.policies.override({"aten::gelu": "lower"}), fastamp.autocast("cpu", dtype=BF16):
         assert torch.nn.functional.gelu(torch.ones(2)).dtype == BF16
-    fastamp.unregister_op("aten::gelu")
-    fastamp.register_op("aten::gelu.out", policy)
-    fastamp.unregister_op("aten::gelu.out")
+    fastamp.policies.unregister_op("aten::gelu")
+    fastamp.policies.register_op("aten::gelu.out", policy)
+    fastamp.policies.unregister_op("aten::gelu.out")
 
 
 def test_unregister_takes_out_every_overload_that_was_added():
-    fastamp.register_op("fastamp_test::either", "lower")
-    fastamp.unregister_op("fastamp_test::either")
-    assert not [row for row in fastamp.op_table() if row.op.startswith("fastamp_test::either")]
+    fastamp.policies.register_op("fastamp_test::either", "lower")
+    fastamp.policies.unregister_op("fastamp_test::either")
+    assert not [
+        row for row in fastamp.policies.table() if row.op.startswith("fastamp_test::either")
+    ]
 
 
 def test_unregister_gives_back_the_kernel_of_somebody_else():
@@ -296,15 +298,15 @@ def test_unregister_gives_back_the_kernel_of_somebody_else():
     x = torch.ones(2)
     with fastamp.autocast("cpu", dtype=BF16):
         assert op(x).dtype == FP16
-        fastamp.register_op("fastamp_test::theirs", "lower", "cpu")
+        fastamp.policies.register_op("fastamp_test::theirs", "lower", "cpu")
         assert op(x).dtype == BF16
-        fastamp.unregister_op("fastamp_test::theirs")
+        fastamp.policies.unregister_op("fastamp_test::theirs")
         assert op(x).dtype == FP16
 
 
 def test_torchs_kernels_come_back_while_disabled():
-    fastamp.register_op("fastamp_test::product", "lower")
-    with fastamp.disabled():
+    fastamp.policies.register_op("fastamp_test::product", "lower")
+    with fastamp.debug.torch_kernels():
         assert product_dtype(FP32, FP32) == FP32
     assert product_dtype(FP32, FP32) == BF16
 
@@ -336,17 +338,17 @@ def test_torchs_kernels_come_back_while_disabled():
     ],
 )
 def test_what_cannot_be_registered_is_refused(name: str, policy: str, device: Any, text: str):
-    before = fastamp.op_table()
+    before = fastamp.policies.table()
     with pytest.raises(ValueError, match=text):
-        fastamp.register_op(name, policy, device)
-    assert fastamp.op_table() == before
+        fastamp.policies.register_op(name, policy, device)
+    assert fastamp.policies.table() == before
 
 
 def test_only_registered_ops_can_be_unregistered():
     with pytest.raises(ValueError, match=r"unregister_op: .* got 'mm', which is in the table"):
-        fastamp.unregister_op("mm")
+        fastamp.policies.unregister_op("mm")
     with pytest.raises(ValueError, match=r"unregister_op: .* got 'fastamp_test::product'"):
-        fastamp.unregister_op("fastamp_test::product")
+        fastamp.policies.unregister_op("fastamp_test::product")
 
 
 def test_compiled_functions_follow():
@@ -362,9 +364,9 @@ def test_compiled_functions_follow():
 
     tag = torch.compiler.config.cache_key_tag
     assert dtype() == FP32
-    fastamp.register_op("aten::nan_to_num", "lower", "cpu")
+    fastamp.policies.register_op("aten::nan_to_num", "lower", "cpu")
     assert torch.compiler.config.cache_key_tag != tag
     assert dtype() == BF16
-    fastamp.unregister_op("nan_to_num")
+    fastamp.policies.unregister_op("nan_to_num")
     assert torch.compiler.config.cache_key_tag == tag
     assert dtype() == FP32

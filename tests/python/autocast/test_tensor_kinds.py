@@ -147,7 +147,7 @@ def test_every_op_under_vmap_does_what_torchs_kernel_does(calls: list[Call]):
 
 def test_a_trace_of_a_tensor_that_does_not_say_its_size_counts_no_bytes():
     x = KINDS["secretive"](torch.randn(4, 4))
-    with fastamp.trace() as trace, fastamp.autocast("cpu"):
+    with fastamp.debug.trace() as trace, fastamp.autocast("cpu"):
         out = torch.mm(x, x)
     assert out.dtype == BF16
     assert trace.totals["other_casts"] == 2
@@ -233,7 +233,7 @@ def test_linear_and_attention_take_strided_nested_tensors():
 def test_a_nested_leaf_is_cast_once_per_region_and_anew_when_edited():
     x = nested(torch.randn(4, 4)).requires_grad_()
     w = torch.randn(4, 4)
-    with fastamp.trace() as trace, fastamp.autocast("cpu", dtype=BF16):
+    with fastamp.debug.trace() as trace, fastamp.autocast("cpu", dtype=BF16):
         first = torch.nn.functional.linear(x, w)
         torch.nn.functional.linear(x, w)
         with torch.no_grad():
@@ -264,7 +264,7 @@ def test_casts_can_be_kept_of_a_module_with_parameters_of_odd_kinds():
     module, x = Odd(), torch.randn(4, 4)
     with fastamp.autocast("cpu", dtype=BF16):
         plain = outcome(lambda: module(x))
-    with fastamp.keep_casts(module), fastamp.cast_together(module):
+    with fastamp.casts.keep(module), fastamp.casts.together(module):
         for _ in range(3):
             with fastamp.autocast("cpu", dtype=BF16):
                 kept = outcome(lambda: module(x))

@@ -19,7 +19,7 @@ LOW = (BF16, FP16)
 @pytest.fixture(autouse=True)
 def default_policies_after() -> Iterator[None]:
     yield
-    fastamp.reset_op_policies()
+    fastamp.policies.reset()
 
 
 def operands(
@@ -54,7 +54,7 @@ def reference(
 
 @pytest.mark.parametrize("op", ["batch_norm", "_grouped_mm"])
 def test_by_default_they_are_what_torch_makes_of_them(op: str):
-    assert {fastamp.op_policy(op, device) for device in ("cpu", "cuda")} == {"pass"}
+    assert {fastamp.policies.get(op, device) for device in ("cpu", "cuda")} == {"pass"}
     for device in ("CPU", "CUDA"):
         key = f"Autocast{device}"
         assert f"aten::{op}" not in torch._C._dispatch_get_registrations_for_dispatch_key(key)
@@ -86,7 +86,7 @@ def test_every_mix_runs_and_writes_the_statistics(
     """Where torch takes few mixes; and a cast statistic is written back, rounded once."""
     x, parameters, statistics = operands(input_dtype, weight_dtype, statistics_dtype)
     expected, new_statistics = reference(x, parameters, statistics)
-    fastamp.set_op_policy("batch_norm", policy, "cpu")
+    fastamp.policies.set("batch_norm", policy, "cpu")
     with fastamp.autocast("cpu", dtype=BF16):
         out = functional.batch_norm(x, *statistics, *parameters, training=True)
     assert out.dtype == runs_in
@@ -102,7 +102,7 @@ def test_every_mix_runs_and_writes_the_statistics(
 
 
 def test_promote_takes_the_widest_dtype_of_all_arguments():
-    fastamp.set_op_policy("batch_norm", "promote", "cpu")
+    fastamp.policies.set("batch_norm", "promote", "cpu")
     for input_dtype, weight_dtype, expected in (
         (BF16, FP32, FP32),
         (BF16, BF16, BF16),
@@ -115,7 +115,7 @@ def test_promote_takes_the_widest_dtype_of_all_arguments():
 
 
 def test_evaluation_writes_no_statistics_and_float64_is_left():
-    fastamp.set_op_policy("batch_norm", "fp32", "cpu")
+    fastamp.policies.set("batch_norm", "fp32", "cpu")
     x, parameters, statistics = operands(BF16, BF16, BF16)
     before = [(s.clone(), s._version) for s in statistics]
     with fastamp.autocast("cpu", dtype=BF16):
@@ -131,9 +131,9 @@ def test_a_module_trains_under_the_policy_and_banned_refuses():
     module = torch.nn.BatchNorm1d(3)
     x = torch.randn(8, 3, dtype=BF16, requires_grad=True)
     with (
-        fastamp.trace() as seen,
+        fastamp.debug.trace() as seen,
         fastamp.autocast("cpu", dtype=BF16),
-        fastamp.op_policies({"batch_norm": "fp32"}),
+        fastamp.policies.override({"batch_norm": "fp32"}),
     ):
         out = module(x)
     out.square().sum().backward()
@@ -146,7 +146,7 @@ def test_a_module_trains_under_the_policy_and_banned_refuses():
     (row,) = [row for row in seen.rows if row.op == "batch_norm"]
     assert (row.policy, row.run_dtype, row.other_casts) == ("fp32", "float32", 1)
     refuses = pytest.raises(RuntimeError, match="batch_norm: not allowed under autocast")
-    with fastamp.autocast("cpu"), fastamp.op_policies({"batch_norm": "banned"}), refuses:
+    with fastamp.autocast("cpu"), fastamp.policies.override({"batch_norm": "banned"}), refuses:
         module(x)
 
 
@@ -159,7 +159,7 @@ def test_grouped_mm_mixes_dtypes_if_told_to():
     with fastamp.autocast("cpu", dtype=BF16):
         with pytest.raises(RuntimeError):
             torch._grouped_mm(x, w, offs=ends)
-        with fastamp.op_policies({"_grouped_mm": "lower"}):
+        with fastamp.policies.override({"_grouped_mm": "lower"}):
             out = torch._grouped_mm(x, w, offs=ends)
     assert out.dtype == BF16
     expected = torch.cat([x[:4].to(BF16) @ w[0], x[4:].to(BF16) @ w[1]])

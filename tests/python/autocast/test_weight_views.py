@@ -39,7 +39,7 @@ def activation(seed: int = 0) -> torch.Tensor:
 
 def casts(run: Callable[[], Any]) -> int:
     """Casts of weights that ``run`` makes."""
-    with fastamp.trace() as trace:
+    with fastamp.debug.trace() as trace:
         run()
     return trace.totals["weight_casts"]
 
@@ -133,7 +133,7 @@ def do_nothing(model: Tied) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("before", [evaluate, do_nothing])
-@pytest.mark.parametrize("keeper", [None, fastamp.cast_together, fastamp.keep_casts])
+@pytest.mark.parametrize("keeper", [None, fastamp.casts.together, fastamp.casts.keep])
 def test_gradients_of_a_tied_weight_are_summed_in_torchs_order(seed: int, before: Any, keeper: Any):
     def follow(model: Tied) -> None:
         if keeper is not None and not hasattr(model, "handle"):
@@ -215,7 +215,7 @@ def test_kept_casts_serve_views_in_later_regions(requires_grad: bool):
     w, x = weight(requires_grad), activation()
     module = torch.nn.Module()
     module.w = w
-    with fastamp.keep_casts(module):
+    with fastamp.casts.keep(module):
         assert casts(lambda: in_region(lambda: x @ w.t())) == 1
         assert casts(lambda: in_region(lambda: x @ w.t())) == 0
         with torch.inference_mode():

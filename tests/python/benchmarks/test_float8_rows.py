@@ -36,7 +36,7 @@ def test_the_host_row_leaves_the_products_out():
 def test_the_host_row_runs_in_fp8_and_torchs_side_does_not():
     candidates = float8.host_row("cpu").candidates()
     for which, outcome in ((BASELINE, set()), (OURS, {"float8"})):
-        with prepared(candidates[which]), fastamp.trace() as trace:
+        with prepared(candidates[which]), fastamp.debug.trace() as trace:
             exec(candidates[which].statement, dict(candidates[which].names))
         assert {row.float8 for row in trace.rows} - {""} == outcome
     for which in (BF16_PRODUCTS, FLOAT8_PRODUCTS):
@@ -50,7 +50,7 @@ def test_a_row_of_a_shape_times_forward_and_backward_with_casts(rule):
     assert set(found.samples) == {BASELINE, OURS}
     assert found.facts == {OURS: {"layers in fp8": 1.0}}
     assert ("without the rule" in row.name) == (not rule)
-    with fastamp.trace() as trace:
+    with fastamp.debug.trace() as trace:
         row.candidates()[OURS].names["step"]()
     assert trace.totals["weight_casts"] == 1
 
@@ -61,7 +61,7 @@ def test_the_row_of_weight_copies_casts_no_weight_where_they_are_written():
     assert set(found.samples) == {BASELINE, float8.COPIES, float8.CASTS}
     candidates = row.candidates()
     for which, casts in ((float8.COPIES, 0), (float8.CASTS, 1)):
-        with prepared(candidates[which]), fastamp.trace() as trace:
+        with prepared(candidates[which]), fastamp.debug.trace() as trace:
             candidates[which].names["step"]()
         assert trace.totals["weight_casts"] == casts
 

@@ -114,7 +114,7 @@ def test_taking_turns_with_torch_leaves_weight_copies_in_place():
             with prepared(candidate):
                 candidate.names["step"]()
         step = candidates[OURS].names["step"]
-        with prepared(candidates[OURS]), fastamp.trace() as t:
+        with prepared(candidates[OURS]), fastamp.debug.trace() as t:
             step()
         assert t.totals["weight_casts"] == 0 < t.totals["kept_hits"]
 

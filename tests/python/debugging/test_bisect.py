@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``fastamp.bisect``: planted faults, each cured by the policy file that it writes."""
+"""``fastamp.debug.bisect``: planted faults, each cured by the policy file that it writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import fastamp
-from fastamp._bisect.search import needed_of
+from fastamp._debug.bisect.search import needed_of
 
 FP16, BF16 = torch.float16, torch.bfloat16
 WIDTH = 64
@@ -173,22 +173,22 @@ def test_a_planted_fault_is_found_and_its_policy_file_cures_it(name, tmp_path):
     step = planted(name)
     before = agreement_of(step)
     assert not before >= 0.999  # NaN, too
-    table = fastamp.op_table()
-    report = fastamp.bisect(step, step.model)
-    assert fastamp.op_table() == table
+    table = fastamp.policies.table()
+    report = fastamp.debug.bisect(step, step.model)
+    assert fastamp.policies.table() == table
     assert report.is_complete
     assert report.runs == step.runs <= 12
     assert {each.op for each in report.ops} == CURES[name]
     assert {each.module for each in report.ops} == {"fault"}
     assert report.before == pytest.approx(np.nan_to_num(before), abs=1e-12)
     report.write(tmp_path / "policy.toml")
-    with fastamp.module_policies(step.model, tmp_path / "policy.toml"):
+    with fastamp.policies.for_modules(step.model, tmp_path / "policy.toml"):
         after = agreement_of(step)
     assert after >= 0.999
     assert report.after == pytest.approx(after, abs=1e-9)
     for op in CURES[name]:
         if "::" in op:
-            fastamp.unregister_op(op)  # module_policies leaves it as "pass"
+            fastamp.policies.unregister_op(op)  # module_policies leaves it as "pass"
 
 
 def test_of_several_modules_the_one_at_fault_is_found():
@@ -199,7 +199,7 @@ def test_of_several_modules_the_one_at_fault_is_found():
         model.add_module(f"norm{index}", RMSNorm())
     nn.init.normal_(model.linear3.weight, std=100.0)
     step = Step(model)
-    report = fastamp.bisect(step, model)
+    report = fastamp.debug.bisect(step, model)
     assert [(each.op, each.module) for each in report.ops] == [("pow.Tensor_Scalar", "norm3")]
     assert report.after >= 0.999 > report.before
     assert report.runs <= 12
@@ -208,27 +208,27 @@ def test_of_several_modules_the_one_at_fault_is_found():
 def test_two_faults_need_two_ops():
     step = Step(Net(Probabilities()), gain=3000.0)
     step.model.gate = RMSNorm()
-    report = fastamp.bisect(step, step.model)
+    report = fastamp.debug.bisect(step, step.model)
     assert {each.module for each in report.ops} == {"fault", "gate"}
     assert len(report.ops) == 2
     assert report.after >= 0.999
     policies = report.policies.modules
-    with fastamp.module_policies(step.model, policies):
+    with fastamp.policies.for_modules(step.model, policies):
         assert agreement_of(step) >= 0.999
     for left_out in policies:
         rest = {module: ops for module, ops in policies.items() if module != left_out}
-        with fastamp.module_policies(step.model, rest):
+        with fastamp.policies.for_modules(step.model, rest):
             assert not agreement_of(step) >= 0.999
     for op in {each.op for each in report.ops}:
         if "::" in op:
-            fastamp.unregister_op(op)
+            fastamp.policies.unregister_op(op)
 
 
 def test_a_fault_behind_another_that_leaves_only_nan_is_found():
     step = planted("softmax")
     step.model.gate = LongSum()
     step.x *= 0.3
-    report = fastamp.bisect(step, step.model)
+    report = fastamp.debug.bisect(step, step.model)
     assert "sum.dim_IntList" in {each.op.removeprefix("aten::") for each in report.ops}
     assert "linear" not in {each.op for each in report.ops}
     assert report.after >= 0.999
@@ -239,14 +239,14 @@ def test_a_product_is_named_only_if_nothing_cheaper_suffices():
     nn.init.normal_(model.middle.weight, std=3e4)  # overflows in the product itself
     model.fault = nn.Tanh()
     step = Step(model)
-    report = fastamp.bisect(step, model)
+    report = fastamp.debug.bisect(step, model)
     assert {each.op for each in report.ops} == {"linear"}
     assert report.after >= 0.999 > report.before
 
 
 def test_a_healthy_step_needs_nothing():
     step = Step(Net(Healthy()), dtype=BF16)
-    report = fastamp.bisect(step, step.model)
+    report = fastamp.debug.bisect(step, step.model)
     assert not report
     assert report.before == report.after == pytest.approx(agreement_of(step), abs=1e-12)
     assert 0.999 <= report.before < 1
@@ -264,7 +264,7 @@ def test_an_op_outside_of_the_model_is_named_for_the_program():
             (model(torch.ones(4, WIDTH)) * 100.0).pow(2).mean().log().backward()
 
     nn.init.constant_(model.weight, 0.1)
-    report = fastamp.bisect(step, model)
+    report = fastamp.debug.bisect(step, model)
     assert [(each.op, each.module) for each in report.ops] == [("pow.Tensor_Scalar", None)]
     assert report.policies.ops == {"pow.Tensor_Scalar": "fp32"}
 
@@ -301,7 +301,7 @@ def state_of(model):
         "torch": torch.get_rng_state(),
         "numpy": np.random.get_state()[1].tolist(),
         "random": random.getstate(),
-        "table": fastamp.op_table(),
+        "table": fastamp.policies.table(),
         "classes": [type(module) for module in model.modules()],
         "hooks": [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()],
     }
@@ -324,9 +324,9 @@ def test_everything_is_as_it_was(crash):
     before = state_of(model)
     if crash:
         with pytest.raises(KeyError, match="planted"):
-            fastamp.bisect(step, model)
+            fastamp.debug.bisect(step, model)
     else:
-        assert {each.op for each in fastamp.bisect(step, model).ops} == {"pow.Tensor_Scalar"}
+        assert {each.op for each in fastamp.debug.bisect(step, model).ops} == {"pow.Tensor_Scalar"}
     after = state_of(model)
     for name, value in before.items():
         assert same(value, after[name]), name
@@ -344,10 +344,10 @@ def test_a_crash_under_policies_puts_everything_back():
         if calls == 5:
             raise KeyError("planted")
 
-    table, classes = fastamp.op_table(), [type(m) for m in step.model.modules()]
+    table, classes = fastamp.policies.table(), [type(m) for m in step.model.modules()]
     with pytest.raises(KeyError, match="planted"):
-        fastamp.bisect(crashing, step.model)
-    assert fastamp.op_table() == table
+        fastamp.debug.bisect(crashing, step.model)
+    assert fastamp.policies.table() == table
     assert [type(m) for m in step.model.modules()] == classes
     assert all(p.grad is None for p in step.model.parameters())
 
@@ -360,7 +360,7 @@ def test_a_step_that_is_not_deterministic_is_refused_with_how_much():
         step()
 
     with pytest.raises(RuntimeError, match=r"two runs in fp32 that agree to -?0\.\d+ only"):
-        fastamp.bisect(changing, step.model)
+        fastamp.debug.bisect(changing, step.model)
 
 
 def test_noise_below_what_is_asked_for_is_told():
@@ -371,7 +371,7 @@ def test_noise_below_what_is_asked_for_is_told():
         step()
         step.model.last.bias.grad += 1e-4 * step.runs
 
-    report = fastamp.bisect(noisy, step.model)
+    report = fastamp.debug.bisect(noisy, step.model)
     assert 0.999 < report.noise < 1 - 1e-9
 
 
@@ -379,7 +379,7 @@ def test_what_runs_in_16_bits_without_autocast_is_told():
     step = planted("pow")
     last = step.model.last_gate
     step.model.last_gate.forward = lambda x: (x.half() * 0.5).float() * type(last).forward(last, x)
-    report = fastamp.bisect(step, step.model)
+    report = fastamp.debug.bisect(step, step.model)
     assert report.low == ("aten::_to_copy", "aten::mul.Tensor")
     assert "without autocast, too, and so not compared: aten::_to_copy" in str(report)
 
@@ -389,31 +389,31 @@ def test_if_no_policy_helps_the_ops_that_are_left_are_named(monkeypatch):
     def only_mul(ranked):
         yield [each for each in ranked if each.op == "aten::mul.Tensor"]
 
-    monkeypatch.setattr(fastamp._bisect, "_registered", only_mul)
+    monkeypatch.setattr(fastamp._debug.bisect, "_registered", only_mul)
     step = planted("pow")
-    fastamp.register_op("aten::mul.Tensor", "pass")
+    fastamp.policies.register_op("aten::mul.Tensor", "pass")
     try:
         with pytest.raises(RuntimeError, match=r"with all 1 ops .* no policy brings .*pow\.Tensor"):
-            fastamp.bisect(step, step.model)
+            fastamp.debug.bisect(step, step.model)
     finally:
-        fastamp.unregister_op("aten::mul.Tensor")
+        fastamp.policies.unregister_op("aten::mul.Tensor")
 
 
 def test_used_up_runs_leave_what_was_found():
     step = planted("pow")
-    report = fastamp.bisect(step, step.model, max_runs=5)
+    report = fastamp.debug.bisect(step, step.model, max_runs=5)
     assert not report.is_complete
     assert report.runs == step.runs == 5
     assert report.after >= 0.999
     assert "The runs were used up" in str(report)
-    complete = fastamp.bisect(step, step.model)
+    complete = fastamp.debug.bisect(step, step.model)
     assert {each.op for each in complete.ops} < {each.op for each in report.ops}
     assert complete.cost < report.cost
 
 
 def test_the_report_is_data_too(tmp_path):
     step = planted("pow")
-    report = fastamp.bisect(step, step.model)
+    report = fastamp.debug.bisect(step, step.model)
     text = report.to_json(tmp_path / "report.json")
     assert (tmp_path / "report.json").read_text() == text + "\n"
     data = json.loads(text)
@@ -435,9 +435,9 @@ def test_bad_arguments_are_refused():
         ((step, nn.Linear(4, 4).bfloat16()), ValueError, "got weight of torch.bfloat16"),
     ):
         with pytest.raises(error, match=f"bisect: .*{text}"):
-            fastamp.bisect(*arguments)
+            fastamp.debug.bisect(*arguments)
     with pytest.raises(ValueError, match="expected max_runs of at least 5, got 4"):
-        fastamp.bisect(step, model, max_runs=4)
+        fastamp.debug.bisect(step, model, max_runs=4)
     assert step.runs == 0
 
 
@@ -451,14 +451,14 @@ def test_steps_without_usable_gradients_are_refused():
         optimizer.step()
 
     with pytest.raises(ValueError, match=r"got one that calls SGD\.step\(\)"):
-        fastamp.bisect(trains, model)
+        fastamp.debug.bisect(trains, model)
     assert torch.equal(model.weight, weight)
     with pytest.raises(ValueError, match="gradients in the model's parameters, got none"):
-        fastamp.bisect(lambda: model(torch.ones(2, 4)).sum(), model)
+        fastamp.debug.bisect(lambda: model(torch.ones(2, 4)).sum(), model)
     with pytest.raises(RuntimeError, match="wrong without mixed precision"):
-        fastamp.bisect(lambda: (model(torch.ones(2, 4)).sum() / 0).backward(), model)
+        fastamp.debug.bisect(lambda: (model(torch.ones(2, 4)).sum() / 0).backward(), model)
     with pytest.raises(RuntimeError, match="got zeros only"):
-        fastamp.bisect(lambda: (model(torch.ones(2, 4)).sum() * 0).backward(), model)
+        fastamp.debug.bisect(lambda: (model(torch.ones(2, 4)).sum() * 0).backward(), model)
 
 
 @given(st.integers(1, 60), st.data())

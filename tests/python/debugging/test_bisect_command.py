@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from fastamp._cli import bisect
+from fastamp._cli import bisect_command
 from support.children import run_program
 
 PROGRAM = """
@@ -101,7 +101,7 @@ def test_refusals_have_exit_status_2_and_no_traceback(tmp_path, arguments, text)
 
 def test_what_is_no_function_is_refused(capsys):
     with pytest.raises(SystemExit) as ended:
-        bisect.main(["sys:path"])
+        bisect_command.main(["sys:path"])
     assert ended.value.code == 2
     assert "expected sys:path to be a function, got list" in capsys.readouterr().err
 

@@ -69,7 +69,7 @@ def test_a_held_out_fault_is_found(fault: Callable[[], Fault], op: str):
             value = loss()
         value.float().backward()
 
-    report = fastamp.bisect(step, model)
+    report = fastamp.debug.bisect(step, model)
     assert [row.op for row in report.ops] == [op]
     assert report.before < 0.999 <= report.after
     assert report.runs <= 12
@@ -83,10 +83,10 @@ def test_sparse_gradients_are_compared_like_others():
             loss = model(torch.tensor([1, 1, 3])).float().square().sum()
         loss.backward()
 
-    assert fastamp.bisect(step, model).before > 0.999
+    assert fastamp.debug.bisect(step, model).before > 0.999
 
 
 def test_a_model_without_sizes_yet_is_refused():
     model = nn.Sequential(nn.LazyLinear(8))
     with pytest.raises(ValueError, match=r"bisect: .* got 0\.weight of a lazy module"):
-        fastamp.bisect(lambda: model(torch.ones(2, 4)).sum().backward(), model)
+        fastamp.debug.bisect(lambda: model(torch.ones(2, 4)).sum().backward(), model)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``fastamp.check``: arguments, reports, what it leaves behind."""
+"""``fastamp.debug.check``: arguments, reports, what it leaves behind."""
 
 from __future__ import annotations
 
@@ -34,12 +34,14 @@ def test_a_checked_step_gives_the_same_bits():
     plain, _, step = model_and_step()
     step()
     checked, optimizer, checked_step = model_and_step()
-    assert not fastamp.check(checked, optimizer, step=checked_step)
+    assert not fastamp.debug.check(checked, optimizer, step=checked_step)
     for ours, theirs in zip(checked.parameters(), plain.parameters(), strict=True):
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("run", [fastamp.check, lambda m, o, step: fastamp.inspect(step, m, o)])
+@pytest.mark.parametrize(
+    "run", [fastamp.debug.check, lambda m, o, step: fastamp.debug.inspect(step, m, o)]
+)
 def test_what_a_step_raises_comes_through_and_nothing_stays(run):
     model, optimizer, step = model_and_step(fail=True)
     backward, schedule = torch.autograd.backward, torch.optim.lr_scheduler.LRScheduler.step
@@ -57,7 +59,7 @@ def test_what_a_step_raises_comes_through_and_nothing_stays(run):
 def test_reports_are_data():
     model = nn.Linear(4, 4).half()
     optimizer = torch.optim.Adam(model.parameters(), eps=1e-8)
-    report = fastamp.check(model, optimizer)
+    report = fastamp.debug.check(model, optimizer)
     record = json.loads(report.to_json())
     assert [f["rule"] for f in record["findings"]] == ["half-weights-torch-optim", "eps-is-zero"]
     assert all(f["reason"] and f["fix"] for f in record["findings"])
@@ -68,19 +70,19 @@ def test_reports_are_data():
 
 
 def test_a_report_is_written(tmp_path):
-    fastamp.check(nn.Linear(2, 2)).to_json(tmp_path / "found.json")
+    fastamp.debug.check(nn.Linear(2, 2)).to_json(tmp_path / "found.json")
     assert json.loads((tmp_path / "found.json").read_text())["findings"] == []
 
 
 def test_a_model_without_parameters_is_checked():
     model = nn.Sequential(nn.ReLU())
-    assert not fastamp.check(model, step=lambda: model(torch.ones(2)))
+    assert not fastamp.debug.check(model, step=lambda: model(torch.ones(2)))
 
 
 def test_a_model_without_sizes_yet_is_checked():
     model = nn.Sequential(nn.LazyLinear(1001))
-    assert not fastamp.check(model)
-    found = fastamp.check(model, step=lambda: model(torch.ones(2, 1000))).findings
+    assert not fastamp.debug.check(model)
+    found = fastamp.debug.check(model, step=lambda: model(torch.ones(2, 1000))).findings
     assert [f.what for f in found] == ["out_features=1001"]
 
 
@@ -102,7 +104,7 @@ def test_a_model_without_sizes_yet_is_checked():
 )
 def test_bad_arguments_are_refused(arguments, options, error, text):
     with pytest.raises(error, match=f"check: .*{text}"):
-        fastamp.check(*arguments, **options)
+        fastamp.debug.check(*arguments, **options)
 
 
 @pytest.mark.parametrize("cls", [torch.amp.GradScaler, fastamp.GradScaler, None])
@@ -118,7 +120,7 @@ def test_a_scaler_of_the_step_is_found(cls):
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.zero_grad()
 
-    found = [f.rule for f in fastamp.check(model, optimizer, step=step).findings]
+    found = [f.rule for f in fastamp.debug.check(model, optimizer, step=step).findings]
     assert found == ["clip-before-unscale" if scaler else "fp16-without-scaler"]
 
 
@@ -126,7 +128,7 @@ def test_several_optimizers_are_checked():
     first, second = nn.Linear(2, 2), nn.Linear(2, 2).bfloat16()
     model = nn.ModuleList([first, second])
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in model]
-    assert [f.rule for f in fastamp.check(model, optimizers).findings] == [
+    assert [f.rule for f in fastamp.debug.check(model, optimizers).findings] == [
         "half-weights-torch-optim"
     ]
 
@@ -140,6 +142,6 @@ def test_compiled_models_run_eagerly_meanwhile():
             loss = compiled(torch.ones(2, 8))
         loss.square().mean().backward()
 
-    assert {f.rule for f in fastamp.check(model, optimizer, step=step).findings} == {
+    assert {f.rule for f in fastamp.debug.check(model, optimizer, step=step).findings} == {
         "loss-in-16-bits"
     }

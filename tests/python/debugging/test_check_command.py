@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fastamp
-from fastamp._cli import check
+from fastamp._cli import check_command
 from support.children import run_program
 
 RIGHT = """
@@ -110,7 +110,7 @@ def test_a_program_that_fails_is_reported_on_all_the_same(tmp_path):
 def test_a_program_that_does_not_train_is_not_called_checked(capsys):
     try:
         with pytest.raises(SystemExit) as ended:
-            check.main(["-c", "print('no training')"])
+            check_command.main(["-c", "print('no training')"])
     finally:
         fastamp.uninstall()
     assert ended.value.code == 0
@@ -120,7 +120,7 @@ def test_a_program_that_does_not_train_is_not_called_checked(capsys):
 
 def test_rules_are_listed(capsys):
     with pytest.raises(SystemExit) as ended:
-        check.main(["--list"])
+        check_command.main(["--list"])
     assert ended.value.code == 0
     assert "clip-before-unscale\n  why: " in capsys.readouterr().out
 
@@ -139,6 +139,6 @@ def test_rules_are_listed(capsys):
 )
 def test_bad_options_are_refused(options, text, capsys):
     with pytest.raises(SystemExit) as ended:
-        check.main(options)
+        check_command.main(options)
     assert ended.value.code == 2
     assert text in capsys.readouterr().err

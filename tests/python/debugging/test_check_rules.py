@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fastamp
-from fastamp._check import RULES
+from fastamp._debug.check import RULES
 
 BF16, FP16 = torch.bfloat16, torch.float16
 
@@ -62,7 +62,7 @@ class Loop:
         self.end()
 
     def check(self, **options):
-        return fastamp.check(self.model, self.optimizer, self.scaler, step=self, **options)
+        return fastamp.debug.check(self.model, self.optimizer, self.scaler, step=self, **options)
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
@@ -75,7 +75,7 @@ def test_a_right_program_has_no_findings(dtype):
 
 def test_half_weights_under_torch_optim_are_found_and_fuse_cures_it():
     loop = Loop(model=network().bfloat16())
-    report = fastamp.check(loop.model, loop.optimizer)
+    report = fastamp.debug.check(loop.model, loop.optimizer)
     assert rules_of(report) == {"half-weights-torch-optim"}
     (finding,) = report.findings
     assert "6 of 6 parameters have 16 bits, such as 0.weight" in finding.what
@@ -84,7 +84,7 @@ def test_half_weights_under_torch_optim_are_found_and_fuse_cures_it():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fastamp.optim.fuse_(loop.optimizer)
-    assert not fastamp.check(loop.model, loop.optimizer)
+    assert not fastamp.debug.check(loop.model, loop.optimizer)
 
 
 def test_optimizers_of_others_may_keep_masters():
@@ -93,7 +93,7 @@ def test_optimizers_of_others_may_keep_masters():
             pass
 
     model = network().bfloat16()
-    assert not fastamp.check(model, Own(model.parameters(), {}))
+    assert not fastamp.debug.check(model, Own(model.parameters(), {}))
 
 
 def test_fp16_without_a_scaler_is_found():
@@ -111,7 +111,7 @@ def test_fp16_inference_needs_no_scaler():
         with torch.no_grad(), torch.autocast("cpu", dtype=FP16):
             model(x)
 
-    assert not fastamp.check(model, step=infer)
+    assert not fastamp.debug.check(model, step=infer)
 
 
 def test_a_scaler_with_bf16_alone_is_found():
@@ -263,7 +263,7 @@ def test_an_optimizer_beside_the_scaler_is_no_step_past_it():
         other(torch.ones(2, 8)).sum().backward()
         beside.step()
 
-    assert not fastamp.check(loop.model, [loop.optimizer, beside], loop.scaler, step=step)
+    assert not fastamp.debug.check(loop.model, [loop.optimizer, beside], loop.scaler, step=step)
 
 
 def test_a_schedule_that_moves_on_skipped_steps_is_found():
@@ -283,11 +283,11 @@ def test_a_schedule_that_moves_on_skipped_steps_is_found():
 def test_an_eps_that_is_0_in_the_weights_dtype_is_found():
     model = network().half()
     loop = Loop(FP16, model=model, optimizer=torch.optim.Adam(model.parameters(), eps=1e-8))
-    found = fastamp.check(model, loop.optimizer, ignore=["half-weights-torch-optim"])
+    found = fastamp.debug.check(model, loop.optimizer, ignore=["half-weights-torch-optim"])
     assert rules_of(found) == {"eps-is-zero"}
     assert "eps=1e-08 is 0 in float16" in found.findings[0].what
     loop.optimizer = torch.optim.Adam(model.parameters(), eps=1e-4)
-    assert not fastamp.check(model, loop.optimizer, ignore=["half-weights-torch-optim"])
+    assert not fastamp.debug.check(model, loop.optimizer, ignore=["half-weights-torch-optim"])
 
 
 class Normalized(nn.Module):
@@ -341,8 +341,8 @@ def test_a_variance_of_large_means_in_16_bits_is_found():
 
 def test_running_statistics_in_16_bits_are_found():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
-    assert not fastamp.check(model)
-    assert rules_of(fastamp.check(model.half())) == {"norm-in-16-bits"}
+    assert not fastamp.debug.check(model)
+    assert rules_of(fastamp.debug.check(model.half())) == {"norm-in-16-bits"}
 
 
 def test_a_softmax_of_large_logits_in_16_bits_is_found():
@@ -404,14 +404,14 @@ def test_masks_beyond_fp16_are_found():
 
 
 def test_large_products_of_odd_sizes_are_found():
-    report = fastamp.check(nn.Sequential(nn.Linear(768, 50257)))
+    report = fastamp.debug.check(nn.Sequential(nn.Linear(768, 50257)))
     assert rules_of(report) == {"dims-not-multiple-of-8"}
     assert "out_features=50257" in report.findings[0].what
-    assert not fastamp.check(nn.Sequential(nn.Linear(768, 50304)))
-    odd = fastamp.check(nn.Conv2d(3, 4096, 5))
+    assert not fastamp.debug.check(nn.Sequential(nn.Linear(768, 50304)))
+    odd = fastamp.debug.check(nn.Conv2d(3, 4096, 5))
     assert [f.what for f in odd.findings] == ["in_channels * kernel=75"]
-    assert not fastamp.check(nn.Conv2d(3, 768, 16))  # the patches of a vision transformer
-    assert not fastamp.check(nn.Sequential(nn.Linear(768, 10), nn.Conv2d(3, 64, 7)))
+    assert not fastamp.debug.check(nn.Conv2d(3, 768, 16))  # the patches of a vision transformer
+    assert not fastamp.debug.check(nn.Sequential(nn.Linear(768, 10), nn.Conv2d(3, 64, 7)))
 
 
 @pytest.mark.parametrize("scaled", [False, True])
@@ -440,14 +440,14 @@ def test_second_moments_in_bf16_at_slow_beta2_are_found():
             )
             for beta2 in (0.999, 0.95)
         )
-    assert rules_of(fastamp.check(model, slow)) == {"bf16-second-moments"}
-    assert not fastamp.check(model, fast)
-    assert not fastamp.check(model, fastamp.optim.AdamW(model.parameters(), state_dtype=BF16))
+    assert rules_of(fastamp.debug.check(model, slow)) == {"bf16-second-moments"}
+    assert not fastamp.debug.check(model, fast)
+    assert not fastamp.debug.check(model, fastamp.optim.AdamW(model.parameters(), state_dtype=BF16))
     half = network().bfloat16()
     optimizer = torch.optim.Adam(half.parameters())
     half(torch.randn(2, 8).bfloat16()).sum().backward()
     optimizer.step()
-    assert "bf16-second-moments" in rules_of(fastamp.check(half, optimizer))
+    assert "bf16-second-moments" in rules_of(fastamp.debug.check(half, optimizer))
 
 
 def test_each_rule_has_a_test_here():

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 import fastamp
-from fastamp._bisect.suspects import Suspects
-from fastamp._check.events import StepRules
-from fastamp._check.ops import OpRules
-from fastamp._inspect.report import InspectReport
-from fastamp._inspect.rows import Rows
-from fastamp._inspect.step import InspectedStep
-from fastamp._tool_guard import ToolGuard
-from fastamp._watch.modules import ModulePath
+from fastamp._debug.bisect.suspects import Suspects
+from fastamp._debug.check.op_rules import OpRules
+from fastamp._debug.check.step_rules import StepRules
+from fastamp._debug.inspect.inspect_report import InspectReport
+from fastamp._debug.inspect.inspect_rows import Rows
+from fastamp._debug.inspect.inspected_step import InspectedStep
+from fastamp._debug.watch.modules import ModulePath
+from fastamp._util.tool_guard import ToolGuard
 from support.children import run_program
 
 PROGRAM = """
@@ -71,12 +71,12 @@ def plain(tmp_path_factory):
 @pytest.mark.parametrize(
     ("place", "options"),
     [
-        ("fastamp._inspect.step:InspectedStep.report", ["--inspect", "s.html"]),
-        ("fastamp._check.ops:OpRules.after", ["--inspect", "s.html", "--at-step", "1"]),
-        ("fastamp._watch.modules:ModulePath._label", ["--inspect", "s.html"]),
+        ("fastamp._debug.inspect.inspected_step:InspectedStep.report", ["--inspect", "s.html"]),
+        ("fastamp._debug.check.op_rules:OpRules.after", ["--inspect", "s.html", "--at-step", "1"]),
+        ("fastamp._debug.watch.modules:ModulePath._label", ["--inspect", "s.html"]),
         ("fastamp._cli.output_file:OutputFile.put", ["--inspect", "-"]),
         ("fastamp._cli.output_file:OutputFile.put", ["--report", "t.json"]),
-        ("fastamp._trace:trace.__str__", ["--report", "t.txt"]),
+        ("fastamp._debug.trace:trace.__str__", ["--report", "t.txt"]),
     ],
 )
 def test_an_option_that_fails_warns_and_the_program_goes_on(plain, place, options, tmp_path):
@@ -91,10 +91,10 @@ def test_an_option_that_fails_warns_and_the_program_goes_on(plain, place, option
 @pytest.mark.parametrize(
     "place",
     [
-        "fastamp._check.events:StepRules.see",
-        "fastamp._watch.scaled_gradients:ScaledGradients.after_backward",
-        "fastamp._check.events:StepRules.conclude",
-        "fastamp._check.static:_look_at_model",
+        "fastamp._debug.check.step_rules:StepRules.see",
+        "fastamp._debug.watch.scaled_gradients:ScaledGradients.after_backward",
+        "fastamp._debug.check.step_rules:StepRules.conclude",
+        "fastamp._debug.check.model_rules:_look_at_model",
     ],
 )
 def test_check_that_fails_warns_and_tells_what_it_has(plain, place, tmp_path):
@@ -129,7 +129,7 @@ def broken(*_, **__):
     raise KeyError("a planted fault")
 
 
-@pytest.mark.parametrize("tool", [fastamp.check, fastamp.inspect])
+@pytest.mark.parametrize("tool", [fastamp.debug.check, fastamp.debug.inspect])
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
@@ -149,27 +149,29 @@ def test_a_function_that_fails_warns_and_returns_what_it_has(monkeypatch, tool, 
     monkeypatch.setattr(owner, name, broken)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        if tool is fastamp.check:
-            report = fastamp.check(step.model, step.optimizer, step.scaler, step=step)
+        if tool is fastamp.debug.check:
+            report = fastamp.debug.check(step.model, step.optimizer, step.scaler, step=step)
         else:
-            report = fastamp.inspect(step, step.model, step.optimizer, step.scaler)
+            report = fastamp.debug.inspect(step, step.model, step.optimizer, step.scaler)
         assert str(report)
     assert all(map(torch.equal, step.weights(), expected.weights()))
     faults = [each for each in warned if "This is a fault of fastamp" in str(each.message)]
-    is_used = tool is fastamp.inspect or owner not in (Rows, InspectedStep)
+    is_used = tool is fastamp.debug.inspect or owner not in (Rows, InspectedStep)
     assert len(faults) == is_used
     assert all("a planted fault" in str(each.message) for each in faults)
 
 
 @pytest.mark.parametrize("name", ["_errors", "_scales"])
 def test_a_table_that_fails_is_left_out(monkeypatch, name):
-    from fastamp._inspect import sections
+    from fastamp._debug.inspect import inspect_sections
 
     step = Step()
-    report = fastamp.inspect(step, step.model, step.optimizer, step.scaler)
-    monkeypatch.setattr(sections, name, broken)
+    report = fastamp.debug.inspect(step, step.model, step.optimizer, step.scaler)
+    monkeypatch.setattr(inspect_sections, name, broken)
     monkeypatch.setattr(InspectReport, "summary", broken)
-    with pytest.warns(RuntimeWarning, match="a table of fastamp.inspect failed and is left out"):
+    with pytest.warns(
+        RuntimeWarning, match="a table of fastamp.debug.inspect failed and is left out"
+    ):
         text = str(report)
     assert "Ops: what ran" in text
     with pytest.warns(RuntimeWarning, match="left out"):
@@ -179,7 +181,7 @@ def test_a_table_that_fails_is_left_out(monkeypatch, name):
 def test_what_the_program_raises_passes_unchanged():
     step = Step()
     with pytest.raises(IndexError) as raised:
-        fastamp.inspect(
+        fastamp.debug.inspect(
             lambda: nn.functional.embedding(torch.tensor([9]), torch.ones(2, 2)), step.model
         )
     assert "index out of range" in str(raised.value)
@@ -216,44 +218,44 @@ def test_a_bisection_is_its_own_program_and_raises(monkeypatch):
         loss.backward()
 
     with pytest.raises(KeyError, match="a planted fault"):
-        fastamp.bisect(forward_and_backward, step.model)
+        fastamp.debug.bisect(forward_and_backward, step.model)
 
 
 def test_a_log_that_fails_warns_and_the_training_goes_on(monkeypatch):
-    from fastamp._log_to import StepLog
+    from fastamp._scaler.log_to import StepLog
 
     expected = Step()
     expected()
     step = Step()
     monkeypatch.setattr(StepLog, "_row", broken, raising=True)
     rows = []
-    log = fastamp.log_to(lambda *row: rows.append(row), step.scaler)
+    log = fastamp.debug.log_to(lambda *row: rows.append(row), step.scaler)
     with pytest.warns(RuntimeWarning, match="This is a fault of fastamp"):
         step()
     log.release()
     assert rows == []
     assert all(map(torch.equal, step.weights(), expected.weights()))
     monkeypatch.setattr(StepLog, "_attach", broken)
-    with fastamp.log_to(print):
+    with fastamp.debug.log_to(print):
         other = Step()
-        with pytest.warns(RuntimeWarning, match="fastamp.log_to failed"):
+        with pytest.warns(RuntimeWarning, match="fastamp.debug.log_to failed"):
             other()
     assert all(map(torch.equal, other.weights(), expected.weights()))
 
 
 def test_a_trace_that_fails_to_follow_scalers_warns(monkeypatch):
-    from fastamp import _trace
+    from fastamp._debug import trace as _trace
 
     monkeypatch.setattr(_trace, "listen", broken)
     scaler = fastamp.GradScaler("cpu")
     with (
-        pytest.warns(RuntimeWarning, match="fastamp.trace failed"),
-        fastamp.trace(scaler=scaler) as trace,
+        pytest.warns(RuntimeWarning, match="fastamp.debug.trace failed"),
+        fastamp.debug.trace(scaler=scaler) as trace,
     ):
         torch.ones(2)
     monkeypatch.setattr(_trace, "describe", broken)
     monkeypatch.setattr(_trace, "as_lines", broken)
-    with pytest.warns(RuntimeWarning, match="fastamp.trace failed"):
+    with pytest.warns(RuntimeWarning, match="fastamp.debug.trace failed"):
         assert str(trace)
-    with pytest.warns(RuntimeWarning, match="fastamp.trace failed"):
+    with pytest.warns(RuntimeWarning, match="fastamp.debug.trace failed"):
         assert '"scalers": []' in trace.to_json()

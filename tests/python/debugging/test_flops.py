@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The FLOPs that ``fastamp.inspect`` counts, of every kind of product."""
+"""The FLOPs that ``fastamp.debug.inspect`` counts, of every kind of product."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def inspected(compute, *, dtype=torch.bfloat16, enabled=True):
         result.float().square().sum().backward()
         optimizer.step()
 
-    return fastamp.inspect(step, model, optimizer)
+    return fastamp.debug.inspect(step, model, optimizer)
 
 
 def flops(report, backward=False):

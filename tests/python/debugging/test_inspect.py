@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``fastamp.inspect``: each section against what is known of the step."""
+"""``fastamp.debug.inspect``: each section against what is known of the step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Step:
         self.scaler.update()
 
     def inspect(self, **options):
-        return fastamp.inspect(self, self.model, self.optimizer, self.scaler, **options)
+        return fastamp.debug.inspect(self, self.model, self.optimizer, self.scaler, **options)
 
 
 def find(report, op, backward=False, module=None):
@@ -87,7 +87,7 @@ def test_ops_have_modules_dtypes_and_reasons():
     }
     assert find(report, "tanh_backward", backward=True).reason == "backward"
     assert find(report, "tanh_backward", backward=True).module == "Model"
-    with fastamp.op_policies({"linear": "fp32"}):
+    with fastamp.policies.override({"linear": "fp32"}):
         changed = Step().inspect()
     assert {row.reason for row in changed.ops if row.op == "addmm"} == {"override"}
 
@@ -269,7 +269,7 @@ def test_weights_that_stall_are_counted():
 
 def test_a_model_without_parameters_and_a_step_without_an_optimizer():
     model = nn.Sequential(nn.ReLU())
-    report = fastamp.inspect(lambda: model(torch.ones(3)), model)
+    report = fastamp.debug.inspect(lambda: model(torch.ones(3)), model)
     assert (report.gradients, report.weights, report.loss_scale) == ((), (), None)
     assert "no products" in str(report)
     assert report.to_html()
@@ -364,4 +364,4 @@ def test_the_terminal_shows_tables(capsys):
 )
 def test_bad_arguments_are_refused(arguments, options, text):
     with pytest.raises(TypeError, match=f"inspect: {text}"):
-        fastamp.inspect(*arguments, **options)
+        fastamp.debug.inspect(*arguments, **options)

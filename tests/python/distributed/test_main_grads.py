@@ -80,16 +80,18 @@ def test_another_hook_gets_float32_buckets(results):
 
 def test_refusals_name_what_was_expected(results):
     wanted = {
-        "no ddp": "TypeError: main_grads: expected ddp to be a DistributedDataParallel, got "
-        "Linear; without one, fastamp.lean_ gives weights gradients in float32 by itself",
-        "views": "ValueError: main_grads: expected a model without gradient_as_bucket_view, got "
-        "one with it: its gradients would be views of 16-bit buckets",
-        "float32": "ValueError: main_grads: expected trained parameters in 16 bits, got none",
-        "hook": "TypeError: main_grads: expected hook to be a function or None, got int",
-        "gradient": "ValueError: main_grads: expected a model without gradients, got one of "
+        "no ddp": "TypeError: fp32_main_grads: expected ddp to be a DistributedDataParallel, got "
+        "Linear; without one, fastamp.optim.low_precision_weights_ gives weights gradients in "
+        "float32 by itself",
+        "views": "ValueError: fp32_main_grads: expected a model without gradient_as_bucket_view, "
+        "got one with it: its gradients would be views of 16-bit buckets",
+        "float32": "ValueError: fp32_main_grads: expected trained parameters in 16 bits, got none",
+        "hook": "TypeError: fp32_main_grads: expected hook to be a function or None, got int",
+        "gradient": "ValueError: fp32_main_grads: expected a model without gradients, got one of "
         "weight; call zero_grad() first",
-        "unused": "ValueError: main_grads: expected 16-bit gradients with find_unused_parameters "
-        "or static_graph, got float32 of first.weight; give lean_ grads=torch.bfloat16",
+        "unused": "ValueError: fp32_main_grads: expected 16-bit gradients with "
+        "find_unused_parameters or static_graph, got float32 of first.weight; give "
+        "low_precision_weights_ grads=torch.bfloat16",
         "unchanged": "{torch.bfloat16}",
     }
     for rank in results:

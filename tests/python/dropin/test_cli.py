@@ -144,7 +144,7 @@ def test_the_program_and_what_it_imported_run_on_fastamp(tmp_path: Path):
         "    print(fastamp._C.open_torch_regions(), torch.mm(*[torch.ones(2, 2)] * 2).dtype)\n"
     )
     printed = check_python(*FASTAMP, str(tmp_path / "train.py"))
-    assert printed.splitlines() == ["True fastamp.grad_scaler", "1 torch.bfloat16"]
+    assert printed.splitlines() == ["True fastamp", "1 torch.bfloat16"]
 
 
 def test_report_writes_what_autocast_did_whatever_the_exit_code(tmp_path: Path):
@@ -204,19 +204,19 @@ def test_info_tells_versions_build_devices_and_what_is_installed():
 
 
 def test_info_probes_the_cpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    from fastamp import _cpu_isa
-    from fastamp._cli import info
+    from fastamp._cli import info_command
+    from fastamp._util import cpu_isa
 
-    monkeypatch.delenv(_cpu_isa.VARIABLE, raising=False)
-    monkeypatch.setattr(_cpu_isa, "runs", lambda level: level == "AVX2")
-    info.main([])
-    assert f"{_cpu_isa.VARIABLE}=AVX2: bf16 or fp16 matmuls crash" in capsys.readouterr().out
+    monkeypatch.delenv(cpu_isa.VARIABLE, raising=False)
+    monkeypatch.setattr(cpu_isa, "runs", lambda level: level == "AVX2")
+    info_command.main([])
+    assert f"{cpu_isa.VARIABLE}=AVX2: bf16 or fp16 matmuls crash" in capsys.readouterr().out
 
 
 def run_ops(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    from fastamp._cli import ops
+    from fastamp._cli import ops_command
 
-    ops.main(arguments)
+    ops_command.main(arguments)
     return capsys.readouterr().out
 
 
@@ -224,7 +224,7 @@ def test_ops_lists_every_op_with_a_policy(capsys: pytest.CaptureFixture[str]):
     ops, _, calls = run_ops([], capsys).partition("\nCalls of other libraries")
     lines = [line.split() for line in ops.splitlines()]
     listed = {line[0]: tuple(line[1:3]) for line in lines[1:-2]}
-    rows = [row for row in fastamp.op_table() if {row.cpu, row.cuda} != {"pass"}]
+    rows = [row for row in fastamp.policies.table() if {row.cpu, row.cuda} != {"pass"}]
     assert listed == {row.op: (row.cpu, row.cuda) for row in rows}
     assert lines[-1][0] == str(len(rows))
     assert "flash_attn.flash_attn_interface.FlashAttnFunc" in calls
@@ -239,12 +239,12 @@ def test_ops_tells_one_op_and_what_differs_from_torch(capsys: pytest.CaptureFixt
     softmax = run_ops(["softmax"], capsys)
     assert "softmax.int" in softmax
     assert "here they run in float32" in run_ops(["cat"], capsys)
-    fastamp.set_op_policy("mm", "fp32", "cpu")
+    fastamp.policies.set("mm", "fp32", "cpu")
     try:
         edited = run_ops(["mm"], capsys)
         listed = run_ops([], capsys)
     finally:
-        fastamp.reset_op_policies()
+        fastamp.policies.reset()
     assert "differs: torch: lower" in edited
     assert re.search(r"^mm +fp32 +lower +torch: lower$", listed, re.MULTILINE)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m fastamp export: the same as fastamp.export from the shell."""
+"""python -m fastamp export: the same as fastamp.inference.export from the shell."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_a_report_is_printed_or_a_page(tmp_path: Path):
 
 
 def test_a_page_of_a_trace_has_every_row():
-    with fastamp.trace(scaler=fastamp.GradScaler("cpu")) as trace, torch.autocast("cpu"):
+    with fastamp.debug.trace(scaler=fastamp.GradScaler("cpu")) as trace, torch.autocast("cpu"):
         torch.mm(torch.ones(2, 2), torch.ones(2, 2))
         torch.softmax(torch.ones(3), 0)
     page = trace.to_html()
@@ -119,7 +119,7 @@ def _report() -> Any:
         loss.backward()
         optimizer.step()
 
-    return fastamp.inspect(step, model, optimizer)
+    return fastamp.debug.inspect(step, model, optimizer)
 
 
 @pytest.mark.parametrize("terminal", [False, True])

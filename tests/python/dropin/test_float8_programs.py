@@ -17,24 +17,24 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fastamp
-from fastamp._cli import float8
+from fastamp._cli import float8_command
 from support.children import check_program, run_program
 from support.float8 import E4M3, outcomes
 
 BF16, FP16 = torch.bfloat16, torch.float16
-DEFAULT = fastamp.Float8Recipe()
+DEFAULT = fastamp.float8.Recipe()
 FASTAMP = ["-m", "fastamp"]
 
 
-def in_force() -> fastamp.Float8Recipe | None:
-    return fastamp.float8_recipe("cpu")
+def in_force() -> fastamp.float8.Recipe | None:
+    return fastamp.float8.recipe("cpu")
 
 
 @pytest.fixture
 def running() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        with float8.start():
+        with float8_command.start():
             yield
     assert in_force() is None
 
@@ -87,7 +87,7 @@ def test_other_regions_stay_as_they_are():
                 assert in_force() == DEFAULT
     with fastamp.autocast("cpu", float8=False), torch.autocast("cpu", dtype=BF16):
         assert in_force() is None  # as with a recipe: it may be a checkpoint's
-    own = fastamp.Float8Recipe(grad_dtype=E4M3)
+    own = fastamp.float8.Recipe(grad_dtype=E4M3)
     with fastamp.autocast("cpu", float8=own):
         assert in_force() == own
         with fastamp.autocast("cpu", dtype=BF16):
@@ -146,7 +146,7 @@ def test_compiled_functions_run_eagerly_in_fp8():
 
 def test_it_ends_and_can_start_again():
     for _ in range(2):
-        running = float8.start(["nothing"])
+        running = float8_command.start(["nothing"])
         with torch.autocast("cpu"):
             assert in_force() == DEFAULT
             running.close()
@@ -161,16 +161,16 @@ def test_a_gpu_is_not_asked_for_its_kind_before_the_program_uses_it(
     torch.set_autocast_dtype("cuda", BF16)
     torch.set_autocast_enabled("cuda", True)
     try:
-        running = float8.start()
-        assert fastamp.float8_recipe("cuda") is None
+        running = float8_command.start()
+        assert fastamp.float8.recipe("cuda") is None
         (on_gpu,) = calls
         if not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 9):
             on_gpu()
-            assert fastamp.float8_recipe("cuda") == DEFAULT
+            assert fastamp.float8.recipe("cuda") == DEFAULT
         running.close()
-        assert fastamp.float8_recipe("cuda") is None
+        assert fastamp.float8.recipe("cuda") is None
         on_gpu()  # of a program that has ended it
-        assert fastamp.float8_recipe("cuda") is None
+        assert fastamp.float8.recipe("cuda") is None
     finally:
         torch.set_autocast_enabled("cuda", False)
         torch.set_autocast_dtype("cuda", FP16)
@@ -250,7 +250,7 @@ def test_processes_that_multiprocessing_spawns_do_the_same(tmp_path: Path):
         "    layer = torch.nn.Linear(16, 16)\n"
         "    with torch.autocast('cpu'):\n"
         "        layer(torch.ones(1, 16))\n"
-        "        print(rank, fastamp.float8_recipe('cpu') is not None, flush=True)\n"
+        "        print(rank, fastamp.float8.recipe('cpu') is not None, flush=True)\n"
         "if __name__ == '__main__':\n"
         "    mp.spawn(work, nprocs=1)\n"
     )

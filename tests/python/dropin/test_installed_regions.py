@@ -138,14 +138,14 @@ def test_torchs_region_of_a_float8_dtype_on_cuda_is_one_with_the_default_recipe(
             assert entered is region
             assert torch.is_autocast_enabled("cuda")
             assert torch.get_autocast_dtype("cuda") == BF16
-            assert fastamp.float8_recipe("cuda") == fastamp.Float8Recipe()
-            assert fastamp.float8_recipe("cpu") is None
+            assert fastamp.float8.recipe("cuda") == fastamp.float8.Recipe()
+            assert fastamp.float8.recipe("cpu") is None
             # What recomputation needs is carried, as in fastamp's own regions.
             assert torch.utils.checkpoint.CheckpointFunction.forward is not forward
             with torch.autocast("cpu", dtype=FP16), region:
-                assert fastamp.float8_recipe("cuda") == fastamp.Float8Recipe()
-            assert fastamp.float8_recipe("cuda") == fastamp.Float8Recipe()
-        assert fastamp.float8_recipe("cuda") is None
+                assert fastamp.float8.recipe("cuda") == fastamp.float8.Recipe()
+            assert fastamp.float8.recipe("cuda") == fastamp.float8.Recipe()
+        assert fastamp.float8.recipe("cuda") is None
         assert torch_state() == before
         assert torch.utils.checkpoint.CheckpointFunction.forward is forward
     assert region.fast_dtype == E4M3
@@ -171,4 +171,4 @@ def test_a_float8_dtype_means_to_torch_what_it_meant_without_fastamp():
     assert [str(warning.message) for warning in ours] == [str(w.message) for w in plain] != []
     with float8_region_of_torch(E4M3):  # not installed
         assert torch.get_autocast_dtype("cuda") == E4M3
-        assert fastamp.float8_recipe("cuda") is None
+        assert fastamp.float8.recipe("cuda") is None

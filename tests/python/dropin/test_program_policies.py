@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import fastamp
-from fastamp import _program_policies
-from fastamp._policy_file import PolicyFile
+from fastamp._install import program_policies
+from fastamp._policy.policy_file import PolicyFile
 from support.children import check_program, run_program
 
 # Prints the dtype that each part of the model runs in, twice: the first call counts, too.
@@ -105,7 +105,7 @@ def test_a_file_of_the_variable_that_is_not_there_is_named_with_it(
 ):
     monkeypatch.setenv("FASTAMP_POLICY_FILE", str(tmp_path / "absent.toml"))
     with pytest.raises(FileNotFoundError, match=r"FASTAMP_POLICY_FILE: No such.*absent.toml"):
-        _program_policies.start_from_environment()
+        program_policies.start_from_environment()
 
 
 def test_spawned_processes_follow(tmp_path: Path):
@@ -231,12 +231,12 @@ def test_a_file_for_one_model_puts_its_ops_in_the_model_only(tmp_path: Path):
     path = tmp_path / "policy.toml"
     path.write_text('[ops]\nlinear = "fp32"\n[modules]\n"1" = { linear = "lower" }\n')
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-    table = fastamp.op_table()
-    with fastamp.module_policies(model, path), fastamp.autocast("cpu", dtype=torch.bfloat16):
+    table = fastamp.policies.table()
+    with fastamp.policies.for_modules(model, path), fastamp.autocast("cpu", dtype=torch.bfloat16):
         assert model(torch.ones(1, 2)).dtype == torch.bfloat16
         assert model[:1](torch.ones(1, 2)).dtype == torch.bfloat16
         seen = []
         model[0].register_forward_hook(lambda *a: seen.append(a[2].dtype))
         model(torch.ones(1, 2))
         assert seen == [torch.float32]
-    assert fastamp.op_table() == table
+    assert fastamp.policies.table() == table

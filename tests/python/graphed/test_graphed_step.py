@@ -9,7 +9,7 @@ import torch
 import fastamp
 import fastamp.optim
 from fastamp import _C
-from fastamp._graphed_step import constants_of
+from fastamp._scaler.graphed_step import constants_of
 from support.scaler_pairs import bits
 
 CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
@@ -80,7 +80,7 @@ def test_a_graphed_step_trains_as_the_loop_by_hand(device, accumulation, max_nor
     kind = getattr(fastamp.optim, name)
     first, second = make(device, kind), make(device, kind)
     (sample,) = batches(device, 1)
-    step = fastamp.graphed_step(
+    step = fastamp.cuda.graphed_step(
         first[0],
         loss_fn,
         *first[1:],
@@ -117,7 +117,7 @@ def test_a_graphed_step_trains_as_the_loop_by_hand(device, accumulation, max_nor
 def test_a_graphed_step_clips_by_value_after_the_norm(device, max_norm):
     first, second = make(device), make(device)
     (sample,) = batches(device, 1)
-    step = fastamp.graphed_step(
+    step = fastamp.cuda.graphed_step(
         first[0], loss_fn, *first[1:], sample, max_norm=max_norm, clip_value=0.003, warmup=1
     )
     for group in batches(device, 4):
@@ -130,7 +130,7 @@ def test_a_graphed_step_clips_by_value_after_the_norm(device, max_norm):
 def test_what_is_changed_between_calls_acts(device):
     first, second = make(device), make(device)
     (sample,) = batches(device, 1)
-    step = fastamp.graphed_step(first[0], loss_fn, *first[1:], sample, dtype=torch.bfloat16)
+    step = fastamp.cuda.graphed_step(first[0], loss_fn, *first[1:], sample, dtype=torch.bfloat16)
     for i, group in enumerate(batches(device, 8)):
         for model, optimizer, scaler in (first, second):
             if i == 2:
@@ -153,7 +153,7 @@ def test_what_is_changed_between_calls_acts(device):
 def test_a_disabled_scaler_and_no_autocast(device):
     first, second = make(device, enabled=False), make(device, enabled=False)
     (sample,) = batches(device, 1)
-    step = fastamp.graphed_step(first[0], loss_fn, *first[1:], sample, autocast=False)
+    step = fastamp.cuda.graphed_step(first[0], loss_fn, *first[1:], sample, autocast=False)
     for group in batches(device, 4):
         step(*group)
         second[1].zero_grad()
@@ -172,7 +172,7 @@ def test_the_model_may_take_several_arguments():
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         scaler = fastamp.GradScaler("cpu")
         targets = torch.tensor([0, 2])
-        step = fastamp.graphed_step(model, loss_fn, optimizer, scaler, (inputs, targets))
+        step = fastamp.cuda.graphed_step(model, loss_fn, optimizer, scaler, (inputs, targets))
         before = model.weight.detach().clone()
         assert step(inputs, targets).shape == ()
         assert not torch.equal(before, model.weight)
@@ -181,7 +181,7 @@ def test_the_model_may_take_several_arguments():
 def test_inputs_that_do_not_fit_are_refused_and_change_nothing():
     model, optimizer, scaler = make("cpu")
     (sample,) = batches("cpu", 1)
-    step = fastamp.graphed_step(model, loss_fn, optimizer, scaler, sample)
+    step = fastamp.cuda.graphed_step(model, loss_fn, optimizer, scaler, sample)
     before = [bits(p) for p in model.parameters()]
     for wrong in (
         (sample[0][:2], sample[1]),
@@ -192,7 +192,7 @@ def test_inputs_that_do_not_fit_are_refused_and_change_nothing():
     ):
         with pytest.raises(ValueError, match=r"graphed_step: expected .* got"):
             step(*wrong)
-    twice = fastamp.graphed_step(model, loss_fn, optimizer, scaler, sample, accumulation=2)
+    twice = fastamp.cuda.graphed_step(model, loss_fn, optimizer, scaler, sample, accumulation=2)
     with pytest.raises(ValueError, match="expected 2 batches, got 1"):
         twice(sample)
     assert [bits(p) for p in model.parameters()] == before
@@ -219,7 +219,7 @@ def test_arguments_out_of_range_are_refused(change, error, text):
     (sample,) = batches("cpu", 1)
     arguments = {"optimizer": optimizer, "scaler": scaler, "sample_inputs": sample, **change}
     with pytest.raises(error, match=f"graphed_step: expected .*{text}"):
-        fastamp.graphed_step(model, loss_fn, **arguments)
+        fastamp.cuda.graphed_step(model, loss_fn, **arguments)
 
 
 @pytest.mark.cuda
@@ -228,14 +228,14 @@ def test_capture_needs_an_optimizer_that_skips_on_the_device():
     optimizer = torch.optim.RMSprop(model.parameters())
     (sample,) = batches("cuda", 1)
     with pytest.raises(TypeError, match=r"graphed_step: expected optimizer .* got RMSprop"):
-        fastamp.graphed_step(model, loss_fn, optimizer, scaler, sample)
+        fastamp.cuda.graphed_step(model, loss_fn, optimizer, scaler, sample)
 
 
 @pytest.mark.cuda
 def test_a_replay_waits_for_nothing_and_counts_its_edits():
     model, optimizer, scaler = make("cuda")
     (sample,) = batches("cuda", 1)
-    step = fastamp.graphed_step(model, loss_fn, optimizer, scaler, sample)
+    step = fastamp.cuda.graphed_step(model, loss_fn, optimizer, scaler, sample)
     versions = [p._version for p in model.parameters()]
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -250,7 +250,7 @@ def test_a_replay_waits_for_nothing_and_counts_its_edits():
 def test_dropout_differs_from_replay_to_replay():
     model, optimizer, scaler = make("cuda", dropout=0.5, lr=0.0)
     (sample,) = batches("cuda", 1)
-    step = fastamp.graphed_step(model, loss_fn, optimizer, scaler, sample)
+    step = fastamp.cuda.graphed_step(model, loss_fn, optimizer, scaler, sample)
     assert len({step(*sample).item() for _ in range(5)}) > 1
 
 
@@ -299,7 +299,7 @@ def test_warming_up_changes_nothing_though_hooks_clean_the_gradients():
     for parameter in model.parameters():
         parameter.register_hook(lambda gradient: torch.nan_to_num(gradient, 1.0, 1.0, 1.0))
     (sample,) = batches("cpu", 1)
-    step = fastamp.graphed_step(model, loss_fn, optimizer, scaler, sample, max_norm=1.0)
+    step = fastamp.cuda.graphed_step(model, loss_fn, optimizer, scaler, sample, max_norm=1.0)
     before = [bits(p) for p in model.parameters()]
     step.warm_up(step.check_batches(sample))
     assert [bits(p) for p in model.parameters()] == before

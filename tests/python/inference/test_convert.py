@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fastamp.convert: weights cast once, the outputs of the region."""
+"""fastamp.inference.convert: weights cast once, the outputs of the region."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def test_a_converted_model_computes_what_its_region_computes(name: str, lists: s
     wanted = in_region(model, dtype, lists, x)
     before = copy.deepcopy(model.state_dict())
     state = torch_state()
-    converted = fastamp.convert(model, dtype, lists=lists, example_inputs=x, verbose=False)
+    converted = fastamp.inference.convert(
+        model, dtype, lists=lists, example_inputs=x, verbose=False
+    )
     assert_equal(run(converted, x), wanted)
     _, other = model_and_input(name, batch=3)  # another input than the example
     assert_equal(run(converted, other), in_region(model, dtype, lists, other))
@@ -52,8 +54,8 @@ def test_a_converted_model_computes_what_its_region_computes(name: str, lists: s
 @pytest.mark.parametrize("name", NAMES)
 def test_it_casts_no_weight_that_it_converted(name: str):
     model, x = model_and_input(name)
-    converted = fastamp.convert(model, BF16, example_inputs=x, verbose=False)
-    with fastamp.trace() as trace:
+    converted = fastamp.inference.convert(model, BF16, example_inputs=x, verbose=False)
+    with fastamp.debug.trace() as trace:
         run(converted, x)
     shared = sum(
         1
@@ -74,8 +76,8 @@ def test_it_casts_no_weight_that_it_converted(name: str):
 
 def test_types_decide_where_there_are_no_inputs():
     model, x = model_and_input("ResNet-18")
-    by_types = fastamp.convert(model, BF16, verbose=False)
-    by_forward = fastamp.convert(model, BF16, example_inputs=x, verbose=False)
+    by_types = fastamp.inference.convert(model, BF16, verbose=False)
+    by_forward = fastamp.inference.convert(model, BF16, example_inputs=x, verbose=False)
     assert by_types.fastamp_conversion.converted == by_forward.fastamp_conversion.converted
     assert_equal(run(by_types, x), in_region(model, BF16, "cpu", x))
 
@@ -90,7 +92,9 @@ def test_by_types_only_what_is_known_is_converted():
     model[6].weight = model[5].weight
     reasons = {
         row.name: row.reason
-        for row in fastamp.convert(model, BF16, verbose=False).fastamp_conversion.parameters
+        for row in fastamp.inference.convert(
+            model, BF16, verbose=False
+        ).fastamp_conversion.parameters
     }
     converted = {name for name, reason in reasons.items() if not reason}
     assert converted == {
@@ -104,8 +108,8 @@ def test_by_types_only_what_is_known_is_converted():
     }
     assert reasons["1.weight"] == "Own"
     assert reasons["5.weight"] == "Embedding"
-    with fastamp.op_policies({"conv1d": "fp32"}):
-        done = fastamp.convert(model, BF16, verbose=False).fastamp_conversion
+    with fastamp.policies.override({"conv1d": "fp32"}):
+        done = fastamp.inference.convert(model, BF16, verbose=False).fastamp_conversion
     assert "3.weight" not in done.converted
 
 
@@ -131,7 +135,7 @@ class Uses(nn.Module):
 def test_each_parameter_is_judged_by_its_uses():
     torch.manual_seed(0)
     model, x = Uses().eval(), torch.randn(3, 8)
-    converted = fastamp.convert(model, BF16, example_inputs=(x,), verbose=False)
+    converted = fastamp.inference.convert(model, BF16, example_inputs=(x,), verbose=False)
     reasons = {row.name: row.reason for row in converted.fastamp_conversion.parameters}
     assert [name for name, reason in reasons.items() if not reason] == [
         "plain",
@@ -162,7 +166,9 @@ def test_shared_weights_stay_shared():
     model, x = Twice().eval(), torch.randn(3, 8)
     wanted = in_region(model, BF16, "cpu", x)
     for inplace in (False, True):
-        converted = fastamp.convert(model, BF16, example_inputs=x, inplace=inplace, verbose=False)
+        converted = fastamp.inference.convert(
+            model, BF16, example_inputs=x, inplace=inplace, verbose=False
+        )
         assert converted.one.weight is converted.two.weight
         assert converted.one.weight.dtype == BF16
         assert converted.block is converted.again
@@ -172,7 +178,7 @@ def test_shared_weights_stay_shared():
 
 def test_a_head_that_is_the_embedding_stays():
     model, x = model_and_input("GPT-2")
-    converted = fastamp.convert(model, FP16, example_inputs=x, verbose=False)
+    converted = fastamp.inference.convert(model, FP16, example_inputs=x, verbose=False)
     assert converted.lm_head.weight is converted.transformer.wte.weight
     assert converted.lm_head.weight.dtype == FP32
 
@@ -191,7 +197,7 @@ def test_computed_weights_are_right(kind: str):
     model, x = nn.Sequential(layer, nn.Linear(8, 4)).eval(), torch.randn(3, 8)
     wanted = in_region(model, BF16, "cpu", x)
     for example in (x, None):
-        converted = fastamp.convert(model, BF16, example_inputs=example, verbose=False)
+        converted = fastamp.inference.convert(model, BF16, example_inputs=example, verbose=False)
         assert set(converted.fastamp_conversion.converted) == {"0.bias", "1.weight", "1.bias"}
         assert_equal(run(converted, x), wanted)
 
@@ -200,7 +206,9 @@ def test_buffers_and_parameters_of_other_dtypes_stay():
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8).bfloat16()).eval()
     model.register_buffer("table", torch.ones(3))
     model.register_parameter("steps", nn.Parameter(torch.tensor(3), requires_grad=False))
-    converted = fastamp.convert(model, BF16, example_inputs=torch.randn(2, 8), verbose=False)
+    converted = fastamp.inference.convert(
+        model, BF16, example_inputs=torch.randn(2, 8), verbose=False
+    )
     reasons = {row.name: row.reason for row in converted.fastamp_conversion.parameters}
     assert reasons["2.weight"] == "bfloat16"
     assert reasons["steps"] == "int64"
@@ -217,7 +225,7 @@ def test_recurrent_layers_are_right():
             return self.head(self.rnn(x)[0])
 
     model, x = Recurrent().eval(), torch.randn(2, 5, 8)
-    converted = fastamp.convert(model, BF16, example_inputs=x, verbose=False)
+    converted = fastamp.inference.convert(model, BF16, example_inputs=x, verbose=False)
     assert_equal(run(converted, x), in_region(model, BF16, "cpu", x))
     assert converted.head.weight.dtype == BF16
 
@@ -226,7 +234,7 @@ def test_attention_takes_the_same_path_with_and_without_gradients():
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     model, x = nn.TransformerEncoder(layer, 2).eval(), torch.randn(2, 5, 8)
-    converted = fastamp.convert(model, BF16, example_inputs=x, verbose=False)
+    converted = fastamp.inference.convert(model, BF16, example_inputs=x, verbose=False)
     # Without gradients one op without a policy reads them all.
     reasons = {row.reason for row in converted.fastamp_conversion.parameters}
     assert reasons == {"_transformer_encoder_layer_fwd"}
@@ -249,7 +257,7 @@ def test_the_converted_model_is_its_class_in_all_that_programs_ask():
     model, x = Model().eval(), torch.randn(2, 8)
     seen = []
     model.register_forward_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
-    converted = fastamp.convert(model, FP16, example_inputs=x, verbose=False)
+    converted = fastamp.inference.convert(model, FP16, example_inputs=x, verbose=False)
     assert isinstance(converted, Model)
     assert type(converted).__name__ == "Model"
     assert str(converted) == str(model)
@@ -269,10 +277,12 @@ def test_the_converted_model_is_its_class_in_all_that_programs_ask():
 
 def test_pickles_and_saved_states_come_back():
     model, x = model_and_input("MLP")
-    converted = fastamp.convert(model, BF16, lists="cuda", example_inputs=x, verbose=False)
+    converted = fastamp.inference.convert(
+        model, BF16, lists="cuda", example_inputs=x, verbose=False
+    )
     wanted = run(converted, x)
     assert_equal(run(pickle.loads(pickle.dumps(converted)), x), wanted)
-    other = fastamp.convert(model, BF16, lists="cuda", example_inputs=x, verbose=False)
+    other = fastamp.inference.convert(model, BF16, lists="cuda", example_inputs=x, verbose=False)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.zero_()
@@ -285,7 +295,10 @@ def test_in_place_the_parameters_are_the_same_objects():
     parameters = list(model.parameters())
     wanted = in_region(model, FP16, "cpu", x)
     parameters[0].grad = torch.ones_like(parameters[0])
-    assert fastamp.convert(model, FP16, example_inputs=x, inplace=True, verbose=False) is model
+    assert (
+        fastamp.inference.convert(model, FP16, example_inputs=x, inplace=True, verbose=False)
+        is model
+    )
     assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
     assert {p.dtype for p in parameters} == {FP16}
     assert parameters[0].grad is None
@@ -297,7 +310,9 @@ def test_what_is_cast_is_frozen_and_keeps_its_attributes():
         model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))
         model[0].weight.no_decay = True
         x = torch.randn(2, 8)
-        converted = fastamp.convert(model, BF16, example_inputs=x, inplace=inplace, verbose=False)
+        converted = fastamp.inference.convert(
+            model, BF16, example_inputs=x, inplace=inplace, verbose=False
+        )
         assert [p.requires_grad for p in converted.parameters()] == [False, False, True, True]
         assert converted[0].weight.no_decay
 
@@ -305,7 +320,7 @@ def test_what_is_cast_is_frozen_and_keeps_its_attributes():
 def test_frozen_weights_go_the_way_of_casts():
     # matmul folds the batch of an operand that is not contiguous only where gradients are wanted.
     model, x = nn.Sequential(nn.Linear(8, 4)).eval(), torch.randn(5, 2, 8).transpose(0, 1)
-    converted = fastamp.convert(model, BF16, example_inputs=x, verbose=False)
+    converted = fastamp.inference.convert(model, BF16, example_inputs=x, verbose=False)
     assert converted.fastamp_conversion.converted == ("0.weight", "0.bias")
     assert_equal(run(converted, x), in_region(model, BF16, "cpu", x))
 
@@ -314,9 +329,11 @@ def test_lists_may_be_policies():
     model = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1)).eval()
     x = torch.randn(2, 8)
     policies = {"linear": "fp32", "softmax": "fp32"}
-    converted = fastamp.convert(model, BF16, lists=policies, example_inputs=x, verbose=False)
+    converted = fastamp.inference.convert(
+        model, BF16, lists=policies, example_inputs=x, verbose=False
+    )
     assert converted.fastamp_conversion.converted == ()
-    with torch.no_grad(), fastamp.op_policies(policies), fastamp.autocast("cpu", dtype=BF16):
+    with torch.no_grad(), fastamp.policies.override(policies), fastamp.autocast("cpu", dtype=BF16):
         wanted = model(x)
     assert_equal(run(converted, x), [wanted])
 
@@ -331,7 +348,9 @@ def test_modules_kept_in_fp32():
             y = block(y.float())
         wanted = model[2](y)
     for example in (x, None):
-        converted = fastamp.convert(model, BF16, example_inputs=example, fp32=["1"], verbose=False)
+        converted = fastamp.inference.convert(
+            model, BF16, example_inputs=example, fp32=["1"], verbose=False
+        )
         assert_equal(run(converted, x), [wanted])
         assert converted.fastamp_conversion.converted == (
             "0.weight",
@@ -353,7 +372,7 @@ def test_control_flow_that_needs_values_is_run_with_them():
 
     state = torch.get_rng_state()
     x = torch.ones(2, 8)
-    converted = fastamp.convert(Model().eval(), BF16, example_inputs=x, verbose=False)
+    converted = fastamp.inference.convert(Model().eval(), BF16, example_inputs=x, verbose=False)
     assert converted.fastamp_conversion.converted == ("one.weight", "one.bias")
     del state
 
@@ -369,20 +388,20 @@ def test_a_model_that_asks_for_its_weights_dtype_is_refused():
 
     model = Model().eval()
     with pytest.raises(ValueError, match=r"convert: expected a model that computes the same .*sin"):
-        fastamp.convert(model, BF16, example_inputs=torch.randn(2, 8))
+        fastamp.inference.convert(model, BF16, example_inputs=torch.randn(2, 8))
     assert type(model) is Model
 
 
 def test_compiled_code_computes_the_same():
     model, x = model_and_input("MLP")
-    converted = fastamp.convert(model, BF16, example_inputs=x, verbose=False)
+    converted = fastamp.inference.convert(model, BF16, example_inputs=x, verbose=False)
     compiled = torch.compile(converted, backend="aot_eager", fullgraph=True)
     assert_equal(run(compiled, x), run(converted, x))
 
 
 def test_the_summary_is_printed_and_the_table_names_each_parameter(capsys: Any):
     model, x = model_and_input("GPT-2")
-    converted = fastamp.convert(model, BF16, example_inputs=x)
+    converted = fastamp.inference.convert(model, BF16, example_inputs=x)
     summary = converted.fastamp_conversion.summary
     assert capsys.readouterr().out == f"convert: {summary}\n"
     text = str(converted.fastamp_conversion)
@@ -441,7 +460,7 @@ def test_what_cannot_be_converted_is_refused(
     kind = type(model)
     options = {"dtype": BF16, "inplace": inplace, **arguments}
     with pytest.raises(error, match=text):
-        fastamp.convert(model, **options)
+        fastamp.inference.convert(model, **options)
     assert type(model) is kind
     if isinstance(model, nn.Module):
         assert not hasattr(model, "fastamp_conversion")
@@ -449,12 +468,12 @@ def test_what_cannot_be_converted_is_refused(
 
 
 def test_a_model_is_converted_once():
-    converted = fastamp.convert(nn.Linear(8, 8), BF16, verbose=False)
+    converted = fastamp.inference.convert(nn.Linear(8, 8), BF16, verbose=False)
     with pytest.raises(ValueError, match="expected a model that is not converted yet"):
-        fastamp.convert(converted, BF16)
+        fastamp.inference.convert(converted, BF16)
 
 
 def test_parameters_on_several_devices_are_named():
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8, device="meta"))
     with pytest.raises(ValueError, match="on one device, got one on cpu, meta"):
-        fastamp.convert(model, BF16)
+        fastamp.inference.convert(model, BF16)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fastamp.export: the precision of a region, all of it in the graph."""
+"""fastamp.inference.export: the precision of a region, all of it in the graph."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CASES = [
 def test_the_program_computes_what_the_region_computes(name: str, dtype: torch.dtype):
     model, x = model_and_input(name)
     wanted = in_region(model, dtype, "cuda", x)
-    done = fastamp.export(model, x, dtype, lists="cuda", keep_io_types=False, **quiet)
+    done = fastamp.inference.export(model, x, dtype, lists="cuda", keep_io_types=False, **quiet)
     given = x.to(dtype) if x.is_floating_point() else x
     found = run(done.program, given)
     assert [t.dtype for t in found] == [t.dtype for t in wanted]
@@ -63,11 +63,13 @@ def test_the_program_computes_what_the_region_computes(name: str, dtype: torch.d
 
 def test_constants_that_are_only_cast_are_cast_now():
     model, x, y = several()
-    converted = fastamp.convert(
+    converted = fastamp.inference.convert(
         model, BF16, lists="cuda", example_inputs=(x,), example_kwargs={"y": y}, **quiet
     )
     assert converted.mask.dtype == FP32
-    done = fastamp.export(converted, (x,), BF16, kwargs={"y": y}, keep_io_types=False, **quiet)
+    done = fastamp.inference.export(
+        converted, (x,), BF16, kwargs={"y": y}, keep_io_types=False, **quiet
+    )
     assert done.program.state_dict["mask"].dtype == BF16
     found = run(done.program, x, y=y)
     wanted = in_region(model, BF16, "cuda", x, y=y)
@@ -78,10 +80,10 @@ def test_constants_that_are_only_cast_are_cast_now():
 def test_types_of_inputs_and_outputs_are_kept_or_stated():
     model, x = model_and_input("MLP")
     wanted = in_region(model, FP16, "cpu", x)
-    kept = fastamp.export(model, (x,), FP16, **quiet)
+    kept = fastamp.inference.export(model, (x,), FP16, **quiet)
     assert (kept.types.inputs, kept.types.outputs) == (("float32",), ("float32",))
     assert torch.equal(run(kept.program, x)[0], wanted[0].float())
-    lower = fastamp.export(model, (x,), FP16, keep_io_types=False, **quiet)
+    lower = fastamp.inference.export(model, (x,), FP16, keep_io_types=False, **quiet)
     assert (lower.types.inputs, lower.types.outputs) == (("float16",), ("float16",))
     assert (kept.types.casts, lower.types.casts) == (2, 0)
     assert kept.types.cast_elements == x.numel() + wanted[0].numel()
@@ -116,7 +118,7 @@ def several() -> tuple[nn.Module, torch.Tensor, dict[str, torch.Tensor]]:
 def test_several_inputs_and_outputs():
     model, x, y = several()
     wanted = in_region(model, BF16, "cuda", x, y=y)
-    done = fastamp.export(
+    done = fastamp.inference.export(
         model, (x,), BF16, lists="cuda", kwargs={"y": y}, keep_io_types=False, **quiet
     )
     found = run(done.program, x, y=y)
@@ -131,7 +133,7 @@ def test_several_inputs_and_outputs():
 def test_a_dynamic_batch():
     model, x = model_and_input("ViT")
     batch = torch.export.Dim("batch", min=2, max=64)
-    done = fastamp.export(
+    done = fastamp.inference.export(
         model, (x,), BF16, lists="cuda", keep_io_types=False, dynamic_shapes=({0: batch},), **quiet
     )
     _, other = model_and_input("ViT", batch=5)
@@ -141,19 +143,19 @@ def test_a_dynamic_batch():
 
 def test_a_converted_model_is_exported_as_it_is():
     model, x = model_and_input("MLP")
-    converted = fastamp.convert(model, BF16, lists="cuda", example_inputs=x, **quiet)
-    done = fastamp.export(converted, (x,), BF16, **quiet)
+    converted = fastamp.inference.convert(model, BF16, lists="cuda", example_inputs=x, **quiet)
+    done = fastamp.inference.export(converted, (x,), BF16, **quiet)
     assert torch.equal(run(done.program, x)[0], converted(x).float())
     with pytest.raises(ValueError, match="expected a converted model with its own 16-bit dtype"):
-        fastamp.export(converted, (x,), FP16, **quiet)
+        fastamp.inference.export(converted, (x,), FP16, **quiet)
     with pytest.raises(ValueError, match="neither lists nor fp32"):
-        fastamp.export(converted, (x,), BF16, lists="cpu", **quiet)
+        fastamp.inference.export(converted, (x,), BF16, lists="cpu", **quiet)
     assert converted(x).dtype == BF16  # and still runs in its region
 
 
 def test_modules_kept_in_fp32_are_in_the_program():
     model, x = model_and_input("MLP")
-    done = fastamp.export(model, (x,), FP16, fp32=["3"], **quiet)
+    done = fastamp.inference.export(model, (x,), FP16, fp32=["3"], **quiet)
     kinds = [node.meta["val"].dtype for node in nodes(done.program, torch.ops.aten.linear.default)]
     assert kinds == [FP16, FP32]
     assert done.conversion.converted == ("1.weight", "1.bias")
@@ -167,7 +169,7 @@ def test_a_gpu_that_is_not_there():
     with FakeTensorMode(), torch.device("cuda"):
         model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)).eval()
         x = torch.randn(2, 8)
-    done = fastamp.export(model, (x,), BF16, lists="cuda", **quiet)
+    done = fastamp.inference.export(model, (x,), BF16, lists="cuda", **quiet)
     dtypes = [node.meta["val"].dtype for node in nodes(done.program, torch.ops.aten.linear.default)]
     assert dtypes == [BF16, BF16]
     assert {n.meta["val"].device.type for n in nodes(done.program, CASTS)} == {"cuda"}
@@ -177,7 +179,7 @@ def test_a_gpu_that_is_not_there():
 def test_programs_are_written_whole_and_come_back(tmp_path: Path, capsys: Any):
     model, x = model_and_input("MLP")
     path = tmp_path / "model.pt2"
-    done = fastamp.export(model, (x,), BF16, path=path)
+    done = fastamp.inference.export(model, (x,), BF16, path=path)
     printed = capsys.readouterr().out.splitlines()
     assert printed == [f"export: {line}" for line in str(done).splitlines()]
     assert printed[-1] == f"export: wrote {path}"
@@ -185,7 +187,7 @@ def test_programs_are_written_whole_and_come_back(tmp_path: Path, capsys: Any):
     assert [path.name for path in tmp_path.iterdir()] == ["model.pt2"]
     assert torch.equal(run(torch.export.load(path), x)[0], run(done.program, x)[0])
     with pytest.raises(FileExistsError, match="export: expected a path where nothing is yet"):
-        fastamp.export(model, (x,), BF16, path=path)
+        fastamp.inference.export(model, (x,), BF16, path=path)
 
 
 def test_a_file_is_replaced_on_request_and_only_by_a_whole_one(
@@ -197,13 +199,13 @@ def test_a_file_is_replaced_on_request_and_only_by_a_whole_one(
     with monkeypatch.context() as patched:
         patched.setattr(torch.export, "save", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            fastamp.export(model, (x,), BF16, path=path, overwrite=True, **quiet)
+            fastamp.inference.export(model, (x,), BF16, path=path, overwrite=True, **quiet)
     assert path.read_text() == "old"
-    done = fastamp.export(model, (x,), BF16, path=path, overwrite=True, **quiet)
+    done = fastamp.inference.export(model, (x,), BF16, path=path, overwrite=True, **quiet)
     assert torch.equal(run(torch.export.load(path), x)[0], run(done.program, x)[0])
     (tmp_path / "folder.pt2").mkdir()
     with pytest.raises(FileExistsError, match="export: expected a path of a file, got"):
-        fastamp.export(model, (x,), BF16, path=tmp_path / "folder.pt2", overwrite=True)
+        fastamp.inference.export(model, (x,), BF16, path=tmp_path / "folder.pt2", overwrite=True)
 
 
 def test_a_model_in_training_mode_is_refused(tmp_path: Path):
@@ -212,13 +214,13 @@ def test_a_model_in_training_mode_is_refused(tmp_path: Path):
     with pytest.raises(
         ValueError, match="training mode in Sequential and 2 more modules: call mod"
     ):
-        fastamp.export(model, (x,), BF16, lists="cuda", path=tmp_path / "m.pt2")
+        fastamp.inference.export(model, (x,), BF16, lists="cuda", path=tmp_path / "m.pt2")
     model.eval()
     model[1].train()
     with pytest.raises(ValueError, match=r"got training mode in 1: call model.eval\(\) first"):
-        fastamp.export(model, (x,), BF16, lists="cuda", path=tmp_path / "m.pt2")
+        fastamp.inference.export(model, (x,), BF16, lists="cuda", path=tmp_path / "m.pt2")
     assert list(tmp_path.iterdir()) == []
-    done = fastamp.export(model.eval(), (x,), BF16, lists="cuda", **quiet)
+    done = fastamp.inference.export(model.eval(), (x,), BF16, lists="cuda", **quiet)
     assert len(done.program.graph_signature.user_outputs) == 1
     assert len(done.program.graph_signature.output_specs) == 1
 
@@ -236,7 +238,7 @@ def test_long_output_of_torch_goes_into_a_file(capfd: Any, monkeypatch: Any, tmp
             return x if x.sum() > 0 else -x
 
     with pytest.raises(RuntimeError, match="got GuardOnDataDependentSymNode") as raised:
-        fastamp.export(Deep().eval(), (X,), BF16, lists="cuda", **quiet)
+        fastamp.inference.export(Deep().eval(), (X,), BF16, lists="cuda", **quiet)
     text = str(raised.value)
     assert len(text.splitlines()) < 40
     found = re.search(r"all (\d+) lines of torch's output are in (\S+)", text)
@@ -255,13 +257,13 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.export, "save", fail)
     model, x = model_and_input("MLP")
     with pytest.raises(OSError, match="disk full"):
-        fastamp.export(model, (x,), BF16, path=tmp_path / "model.pt2", **quiet)
+        fastamp.inference.export(model, (x,), BF16, path=tmp_path / "model.pt2", **quiet)
     assert [path.name for path in tmp_path.iterdir()] == []
 
 
 def test_a_wrong_graph_is_refused():
     model, x = model_and_input("MLP")
-    program = fastamp.export(model, (x,), FP16, **quiet).program
+    program = fastamp.inference.export(model, (x,), FP16, **quiet).program
     with pytest.raises(
         RuntimeError, match=r"linear \(linear, policy fp32\) gets float16; linear \("
     ):
@@ -326,7 +328,7 @@ X = torch.ones(2, 8)
 )
 def test_torchs_reason_is_told(model: nn.Module, lists: str, text: str, tmp_path: Path):
     with pytest.raises(RuntimeError, match=f"(?s){text}"):
-        fastamp.export(model.eval(), (X,), BF16, lists=lists, path=tmp_path / "m.pt2")
+        fastamp.inference.export(model.eval(), (X,), BF16, lists=lists, path=tmp_path / "m.pt2")
     assert [path.name for path in tmp_path.iterdir()] == []
     assert not torch.is_autocast_enabled("cpu")
 
@@ -359,13 +361,13 @@ def test_bad_arguments_are_refused(arguments: dict[str, Any], error: type, text:
         **arguments,
     }
     with pytest.raises(error, match=text):
-        fastamp.export(**given)
+        fastamp.inference.export(**given)
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
     with pytest.raises(PermissionError, match="in a folder that can be written"):
-        fastamp.export(nn.Linear(8, 8), (X,), BF16, path=tmp_path / "m.pt2")
+        fastamp.inference.export(nn.Linear(8, 8), (X,), BF16, path=tmp_path / "m.pt2")
 
 
 def test_runtimes_are_held_against_the_program():

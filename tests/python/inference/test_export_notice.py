@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fastamp
-from fastamp import _export_notice
+from fastamp._inference import export_notice
 
 BF16 = torch.bfloat16
 X = torch.ones(2, 8)
@@ -19,7 +19,7 @@ X = torch.ones(2, 8)
 
 @pytest.fixture(autouse=True)
 def _anew(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(_export_notice, "_has_warned", False)
+    monkeypatch.setattr(export_notice, "_has_warned", False)
 
 
 def noticed(function: Any) -> list[Any]:
@@ -39,17 +39,19 @@ def test_it_is_noticed_once_with_the_line_that_works(region: Any):
             torch.export.export(model, (X,))
 
     (warning,) = noticed(export)
-    assert "fastamp.export(model, args, torch.bfloat16, lists='cpu')" in str(warning.message)
+    assert "fastamp.inference.export(model, args, torch.bfloat16, lists='cpu')" in str(
+        warning.message
+    )
     assert warning.filename == __file__
     # The line does what it says.
-    done = fastamp.export(model, (X,), torch.bfloat16, lists="cpu", verbose=False)
+    done = fastamp.inference.export(model, (X,), torch.bfloat16, lists="cpu", verbose=False)
     assert done.types.checked == {"lower": 1}
 
 
 def test_outside_of_regions_and_where_they_count_nothing_is_said():
     model = nn.Linear(8, 8).eval()
     assert not noticed(lambda: torch.export.export(model, (X,)))
-    assert not noticed(lambda: fastamp.export(model, (X,), BF16, verbose=False))
+    assert not noticed(lambda: fastamp.inference.export(model, (X,), BF16, verbose=False))
 
     def off() -> None:
         with fastamp.autocast("cpu", enabled=False):

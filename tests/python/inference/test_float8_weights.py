@@ -46,10 +46,10 @@ def test_outputs_are_those_of_the_region_bit_for_bit():
     for example in (tokens, None):
         for inplace in (False, True):
             given = copy.deepcopy(model) if inplace else model
-            converted = fastamp.convert(
+            converted = fastamp.inference.convert(
                 given, FP8, example_inputs=example, inplace=inplace, verbose=False
             )
-            with torch.no_grad(), fastamp.trace() as trace:
+            with torch.no_grad(), fastamp.debug.trace() as trace:
                 found = tensors(converted(tokens))
             assert [t.dtype for t in found] == [t.dtype for t in wanted]
             assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
@@ -75,7 +75,7 @@ def test_any_range_of_a_weight(largest: float):
         layer.weight[0, 0] = largest
     x = torch.randn(4, 16)
     wanted = in_fp8(layer, x)
-    converted = fastamp.convert(layer, FP8, verbose=False)
+    converted = fastamp.inference.convert(layer, FP8, verbose=False)
     assert converted.fastamp_conversion.converted[0] == "weight"
     with torch.no_grad():
         torch.testing.assert_close(converted(x), wanted[0], rtol=0, atol=0, equal_nan=True)
@@ -86,9 +86,9 @@ def test_excluded_layers_and_shared_weights():
     model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)).eval()
     model[1].weight = model[0].weight
     x = torch.randn(4, 16)
-    with fastamp.float8_exclude(model[2]):
+    with fastamp.float8.exclude(model[2]):
         wanted = in_fp8(model, x)
-        converted = fastamp.convert(model, FP8, example_inputs=x, verbose=False)
+        converted = fastamp.inference.convert(model, FP8, example_inputs=x, verbose=False)
         first, second = (converted[i].parametrizations.weight.original for i in (0, 1))
         assert first is second
         assert not hasattr(converted[2], "parametrizations")
@@ -103,7 +103,7 @@ def test_a_language_model():
     model = models.bert(num_hidden_layers=2, vocab_size=128, max_position_embeddings=32, **sizes)
     tokens = torch.randint(128, (2, 16))
     wanted = in_fp8(model.eval(), tokens)
-    converted = fastamp.convert(model, FP8, example_inputs=tokens, verbose=False)
+    converted = fastamp.inference.convert(model, FP8, example_inputs=tokens, verbose=False)
     with torch.no_grad():
         found = tensors(converted(tokens))
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fastamp.export(format="onnx"): strongly typed models that checkers and runtimes take."""
+"""inference.export(format="onnx"): strongly typed models that checkers and runtimes take."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def float_types(model: Any) -> dict[str, set[int]]:
 def check(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     model, x = model_and_input(name)
     path = tmp_path / "model.onnx"
-    done = fastamp.export(model, (x,), dtype, lists="cuda", format="onnx", path=path, verbose=False)
+    done = fastamp.inference.export(
+        model, (x,), dtype, lists="cuda", format="onnx", path=path, verbose=False
+    )
     # What export says it checked is checked again, by itself.
     onnx.checker.check_model(str(path), full_check=True)
     kinds = float_types(onnx.load(path))
@@ -80,7 +82,9 @@ def test_what_torchs_cpu_lists_do_with_norms_is_refused(tmp_path: Path):
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)).eval()
     x = torch.ones(2, 8)
     with pytest.raises(RuntimeError, match=r"ONNX has ops for, got .*layer_norm.*lists='cuda'"):
-        fastamp.export(model, (x,), FP16, lists="cpu", format="onnx", path=tmp_path / "m.onnx")
+        fastamp.inference.export(
+            model, (x,), FP16, lists="cpu", format="onnx", path=tmp_path / "m.onnx"
+        )
     assert [path.name for path in tmp_path.iterdir()] == []
 
 
@@ -91,4 +95,4 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch):
     )
     model, x = model_and_input("MLP")
     with pytest.raises(ImportError, match=r"extra 'export' for format 'onnx', .*onnxruntime"):
-        fastamp.export(model, (x,), FP16, format="onnx")
+        fastamp.inference.export(model, (x,), FP16, format="onnx")

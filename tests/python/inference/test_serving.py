@@ -26,7 +26,7 @@ def test_a_program_without_python_serves_a_package_and_a_script(tmp_path: Path):
     package, script, given, result = (
         tmp_path / name for name in ("model.pt2", "model.ts", "x.pt", "y.pt")
     )
-    done = fastamp.export(
+    done = fastamp.inference.export(
         model, (x,), BF16, format="aoti", path=package, keep_io_types=False, verbose=False
     )
     assert done.types.outputs == ("bfloat16",)
@@ -55,7 +55,7 @@ def test_packages_of_models(name: str, dtype: torch.dtype, tmp_path: Path):
     path = tmp_path / "model.pt2"
     # How fast the code is that calls the kernels does not matter here, but takes long to compile.
     with torch._inductor.config.patch({"aot_inductor.compile_wrapper_opt_level": "O0"}):
-        done = fastamp.export(
+        done = fastamp.inference.export(
             model, (x,), dtype, lists="cuda", format="aoti", path=path, verbose=False
         )
     assert [file.name for file in tmp_path.iterdir()] == ["model.pt2"]

@@ -340,9 +340,9 @@ class Maker:
         """The list of weights, each once, and optimizers over parts of it."""
         found: list[Statement] = [f"weights = list(dict.fromkeys({self.all_weights()}))"]
         if self.kept:
-            kinds = self.draw.sample(("keep_casts", "cast_together"), self.draw.randint(1, 2))
+            kinds = self.draw.sample(("keep", "together"), self.draw.randint(1, 2))
             for kind in kinds:
-                found.append(f"held_{kind} = fastamp.{kind}(weights) if NEW else None")
+                found.append(f"held_{kind} = fastamp.casts.{kind}(weights) if NEW else None")
         parts = ["weights"] if self.chance(0.6) else ["weights[::2]", "(weights[1::2] or weights)"]
         choices = TORCH_OPTIMIZERS if self.reference == "torch" else FASTAMP_OPTIMIZERS
         for part in parts:

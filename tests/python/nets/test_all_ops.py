@@ -73,18 +73,18 @@ def test_no_op_is_touched_that_torch_does_not_autocast():
     assert ours.pop((encoder_layer, "AutocastCPU"))
     assert not theirs.pop((encoder_layer, "AutocastCPU"))
     assert ours == theirs
-    ops = {f"aten::{row.op}" for row in fastamp.op_table()}
+    ops = {f"aten::{row.op}" for row in fastamp.policies.table()}
     touched = {name for (name, key), has in ours.items() if has and name.startswith("aten::")}
     assert len(touched) > 100
     assert touched <= ops | {name.removesuffix(".default") for name in ops}
 
 
 def test_a_wrong_policy_is_found_and_its_call_shrunk():
-    fastamp.set_op_policy("addcdiv", "lower")
+    fastamp.policies.set("addcdiv", "lower")
     try:
         _, texts = failures(0, 1.0, only="addcdiv")
     finally:
-        fastamp.reset_op_policies()
+        fastamp.policies.reset()
     assert len(texts) == 1
     assert "sample=0" in texts[0]
     assert "twice=False" in texts[0]

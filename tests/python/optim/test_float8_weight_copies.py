@@ -32,7 +32,7 @@ class Model(nn.Module):
         self.odd = nn.Linear(32, 20)
         self.excluded = nn.Linear(20, 16)
         self.head = nn.Linear(16, 16, bias=False)
-        self.exclusion = fastamp.float8_exclude(self.excluded)
+        self.exclusion = fastamp.float8.exclude(self.excluded)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = torch.relu(self.hidden(self.embedding(tokens)))
@@ -63,7 +63,7 @@ class Training:
             return nn.functional.cross_entropy(out, self.target)
 
     def step(self, *, overflows: bool = False, micro_steps: int = 1) -> None:
-        with fastamp.trace() as trace:
+        with fastamp.debug.trace() as trace:
             for _ in range(micro_steps):
                 self.scaler.scale(self.forward()).backward()
         self.run.weight_casts.append(trace.totals["weight_casts"])
@@ -101,7 +101,7 @@ def test_in_another_carrier():
 def test_a_copy_of_each_kind_and_their_bytes():
     training = Training("AdamW", E4M3)
     training.steps(3)
-    kept = fastamp.kept_casts()
+    kept = fastamp.casts.kept()
     both_layouts = sum(
         2 * w.numel() + 4
         for w in (training.model.hidden.weight, training.model.flat, training.model.head.weight)
@@ -126,7 +126,7 @@ def use(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def weight_casts_of(weight: torch.Tensor, x: torch.Tensor) -> int:
-    with fastamp.trace() as trace:
+    with fastamp.debug.trace() as trace:
         use(weight, x)
     return trace.totals["weight_casts"]
 
@@ -231,7 +231,7 @@ def test_the_documented_danger_ends_with_the_next_step():
     optimizer.step()
     assert torch.equal(use(weight, x), use(torch.full_like(weight, 0.5).requires_grad_(), x))
     weight.data.fill_(2.0)
-    fastamp.drop_kept_casts(weight)  # the way out
+    fastamp.casts.drop(weight)  # the way out
     assert torch.equal(use(weight, x), use(torch.full_like(weight, 2.0).requires_grad_(), x))
 
 
@@ -263,7 +263,7 @@ def test_a_weight_that_fp8_does_not_run_has_a_copy_in_the_carrier(shape):
         optimizer.step()
     assert outcomes(lambda: use(weight, x)) == ["K or N not a multiple of 16"]
     assert weight_casts_of(weight, x) == 0
-    assert fastamp.kept_casts() == (1, 2 * weight.numel())
+    assert fastamp.casts.kept() == (1, 2 * weight.numel())
 
 
 def test_no_part_of_a_checkpoint_but_of_copies_and_pickles():
@@ -282,7 +282,7 @@ def test_threads_that_read_while_another_steps():
             warnings.simplefilter("ignore")
             while not stop.is_set():
                 x = torch.ones(1, 64, requires_grad=True)
-                with fastamp.trace() as trace, fastamp.autocast("cpu", float8=True):
+                with fastamp.debug.trace() as trace, fastamp.autocast("cpu", float8=True):
                     out = nn.functional.linear(x, weight)
                 # A region that finds no copy reads the weight itself, which is being written.
                 if trace.totals["weight_casts"] == 0:

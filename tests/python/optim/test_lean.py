@@ -36,11 +36,11 @@ class Model(nn.Module):
 TOKENS = torch.arange(6).view(2, 3)
 
 
-def lean(model: nn.Module, **options: Any) -> fastamp.Lean:
-    return fastamp.lean_(model, verbose=False, **options)
+def lean(model: nn.Module, **options: Any) -> fastamp.optim.LowPrecisionWeights:
+    return fastamp.optim.low_precision_weights_(model, verbose=False, **options)
 
 
-def reasons(handle: fastamp.Lean) -> dict[str, str]:
+def reasons(handle: fastamp.optim.LowPrecisionWeights) -> dict[str, str]:
     return {row.name: row.reason for row in handle.conversion.parameters}
 
 
@@ -129,9 +129,9 @@ def test_parameters_that_share_memory_stay() -> None:
 
 
 def test_the_table_says_what_was_done(capsys: pytest.CaptureFixture[str]) -> None:
-    handle = fastamp.lean_(Model())
+    handle = fastamp.optim.low_precision_weights_(Model())
     summary = capsys.readouterr().out
-    assert summary.startswith("lean_: 6 of 9 parameters in bfloat16: ")
+    assert summary.startswith("low_precision_weights_: 6 of 9 parameters in bfloat16: ")
     assert "norm.weight" in str(handle)
     assert "LayerNorm" in str(handle)
 
@@ -237,7 +237,12 @@ def with_subclass() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "options", "error", "message"),
     [
-        (lambda: None, {}, TypeError, "lean_: expected model to be a torch.nn.Module"),
+        (
+            lambda: None,
+            {},
+            TypeError,
+            "low_precision_weights_: expected model to be a torch.nn.Module",
+        ),
         (Model, {"dtype": torch.float8_e4m3fn}, ValueError, "expected dtype to be float16 or"),
         (Model, {"dtype": "bf16"}, TypeError, "expected dtype to be a torch.dtype"),
         (Model, {"grads": torch.float16}, ValueError, "expected grads to be torch.float32 or"),
@@ -267,6 +272,6 @@ def test_what_is_refused_changes_nothing(
 
 
 def test_a_converted_model_is_refused() -> None:
-    model = fastamp.convert(nn.Linear(4, 4), BF16, verbose=False)
+    model = fastamp.inference.convert(nn.Linear(4, 4), BF16, verbose=False)
     with pytest.raises(ValueError, match="not converted"):
         lean(model)

@@ -72,10 +72,10 @@ def scaler_of(dtype: torch.dtype) -> fastamp.GradScaler:
 
 def twins(
     name: str, optimizer: str, dtype: torch.dtype, **lean: Any
-) -> tuple[nn.Module, torch.optim.Optimizer, nn.Module, Any, fastamp.Lean]:
+) -> tuple[nn.Module, torch.optim.Optimizer, nn.Module, Any, fastamp.optim.LowPrecisionWeights]:
     theirs, ours, options = OPTIMIZERS[optimizer]
     plain, model = seeded(MODELS[name]), seeded(MODELS[name])
-    handle = fastamp.lean_(
+    handle = fastamp.optim.low_precision_weights_(
         model,
         dtype,
         example_inputs=batches(1)[0][0],
@@ -166,7 +166,7 @@ def test_rests_come_back_but_for_ties(name: str, dtype: torch.dtype) -> None:
 
 def test_no_region_casts_a_lean_weight() -> None:
     _, _, model, ours, _ = twins("separate qkv", "adamw", BF16)
-    with fastamp.trace() as trace:
+    with fastamp.debug.trace() as trace:
         train(model, ours, scaler_of(BF16), BF16, steps=2)
     assert trace.totals["weight_casts"] == 0
 
@@ -202,7 +202,9 @@ def test_float32_checkpoints_go_both_ways(rest: str | None, *, lean_first: bool)
         model = seeded(MODELS["fused qkv"])
         handle = None
         if lean:
-            handle = fastamp.lean_(model, example_inputs=batches(1)[0][0], verbose=False)
+            handle = fastamp.optim.low_precision_weights_(
+                model, example_inputs=batches(1)[0][0], verbose=False
+            )
         more = {"master": rest} if lean else {}
         optimizer = fastamp.optim.AdamW(model.parameters(), **options, **more)
         if state is not None:

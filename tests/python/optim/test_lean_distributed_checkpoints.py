@@ -35,7 +35,7 @@ class Model(nn.Module):
 def fresh(seed: int, rest: str | None) -> tuple[nn.Module, Any]:
     torch.manual_seed(seed)
     model = Model()
-    fastamp.lean_(model, verbose=False)
+    fastamp.optim.low_precision_weights_(model, verbose=False)
     return model, fastamp.optim.AdamW(model.parameters(), lr=1e-2, master=rest)
 
 

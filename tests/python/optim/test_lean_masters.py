@@ -27,8 +27,8 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 rests = pytest.mark.parametrize("rest", [None, "rest"])
 
 
-def lean(model: nn.Module, **options: Any) -> fastamp.Lean:
-    return fastamp.lean_(model, verbose=False, **options)
+def lean(model: nn.Module, **options: Any) -> fastamp.optim.LowPrecisionWeights:
+    return fastamp.optim.low_precision_weights_(model, verbose=False, **options)
 
 
 def step(optimizer: Any) -> None:

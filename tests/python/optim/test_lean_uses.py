@@ -176,7 +176,7 @@ def twins(name: str, *, example: bool, dtype: torch.dtype = BF16) -> tuple[nn.Mo
     plain = MODELS[name]()
     model = copy.deepcopy(plain)
     shown = inputs(1)[0].detach() if example or name == "views" else None
-    handle = fastamp.lean_(model, dtype, example_inputs=shown, verbose=False)
+    handle = fastamp.optim.low_precision_weights_(model, dtype, example_inputs=shown, verbose=False)
     assert handle.conversion.converted
     return plain, model
 

@@ -156,7 +156,7 @@ def test_weight_copies_are_what_the_region_would_cast():
         x = torch.randn(5, 6)
         losses = []
         for model, optimizer in zip(models, optimizers, strict=True):
-            with fastamp.trace() as trace, fastamp.autocast("cpu", dtype=torch.bfloat16):
+            with fastamp.debug.trace() as trace, fastamp.autocast("cpu", dtype=torch.bfloat16):
                 loss = model(x).float().square().mean()
             losses.append(loss.item())
             optimizer.zero_grad()

@@ -252,7 +252,7 @@ def test_a_graphed_step_draws_the_noise_of_the_loop():
         optimizer.step()
     graphed_model, graphed_optimizer = model_and_optimizer()
     scaler = fastamp.GradScaler("cpu", enabled=False)
-    step = fastamp.graphed_step(
+    step = fastamp.cuda.graphed_step(
         graphed_model, loss_fn, graphed_optimizer, scaler, batches[0], autocast=False
     )
     for batch in batches:

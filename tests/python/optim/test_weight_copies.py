@@ -178,13 +178,13 @@ def test_two_optimizers_share_weight_copies_and_the_first_to_go_leaves_them():
             use(weight).sum().backward()
             optimizer.step()
     assert casts_of(lambda: use(weight)) == (0, 1)
-    assert fastamp.kept_casts() == (1, 12)
+    assert fastamp.casts.kept() == (1, 12)
     del first, optimizer
     gc.collect()
     assert casts_of(lambda: use(weight)) == (0, 1)
     del second
     gc.collect()
-    assert fastamp.kept_casts() == (0, 0)
+    assert fastamp.casts.kept() == (0, 0)
 
 
 def stepped(weight, optimizer):
@@ -209,7 +209,7 @@ def test_the_documented_danger_ends_with_the_next_step():
     assert casts_of(lambda: use(weight)) == (0, 1)
     assert use(weight).eq(22.5).all()
     weight.data.fill_(1.0)
-    fastamp.drop_kept_casts(weight)  # the way out
+    fastamp.casts.drop(weight)  # the way out
     assert use(weight).eq(3.0).all()
     optimizer.step()
     assert use(weight).eq(1.5).all()

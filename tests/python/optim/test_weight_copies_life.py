@@ -31,13 +31,13 @@ def step(optimizer, *weights):
 def test_memory_goes_with_the_optimizer():
     weight = make_weight()
     optimizer = fastamp.optim.AdamW([weight], autocast_dtype=BF16)
-    assert fastamp.kept_casts() == (0, 0)
+    assert fastamp.casts.kept() == (0, 0)
     for _ in range(3):
         step(optimizer, weight)
-    assert fastamp.kept_casts() == (1, 12)
+    assert fastamp.casts.kept() == (1, 12)
     del optimizer
     gc.collect()
-    assert fastamp.kept_casts() == (0, 0)
+    assert fastamp.casts.kept() == (0, 0)
     assert casts_of(lambda: use(weight)) == (1, 0)
 
 
@@ -46,11 +46,11 @@ def test_memory_goes_with_the_weight():
     optimizer = fastamp.optim.SGD([weight, other], lr=0.1, autocast_dtype=BF16)
     for _ in range(2):
         step(optimizer, weight, other)
-    assert fastamp.kept_casts().copies == 2
+    assert fastamp.casts.kept().copies == 2
     optimizer.param_groups[0]["params"] = [other]
     del weight
     gc.collect()
-    assert fastamp.kept_casts() == (1, 12)
+    assert fastamp.casts.kept() == (1, 12)
     step(optimizer, other)
     assert casts_of(lambda: use(other)) == (0, 1)
 
@@ -67,7 +67,7 @@ def test_weights_that_no_region_casts_have_none():
         out.sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert fastamp.kept_casts() == (1, 12)
+    assert fastamp.casts.kept() == (1, 12)
 
 
 def test_groups_added_later():
@@ -131,7 +131,7 @@ def test_what_has_no_weight_copy_trains_as_ever(make, copies):
             optimizer.step()
             optimizer.zero_grad()
         if autocast_dtype is not None:
-            assert fastamp.kept_casts().copies == copies
+            assert fastamp.casts.kept().copies == copies
         return [torch.Tensor(t.detach()) for t in (*outs, weight)]
 
     assert all(torch.equal(a, b) for a, b in zip(run(BF16), run(None), strict=True))
@@ -154,7 +154,7 @@ def test_a_parameter_listed_twice_is_right():
     weight = make_weight()
     with pytest.warns(UserWarning, match="duplicate parameters"):
         optimizer = fastamp.optim.SGD([weight, weight], lr=0.5, autocast_dtype=BF16)
-    with fastamp.keep_casts(weight):
+    with fastamp.casts.keep(weight):
         for _ in range(3):
             step(optimizer, weight)
             assert torch.equal(use(weight), weight.detach().to(BF16).sum(0, keepdim=True))
@@ -178,7 +178,7 @@ def test_regions_without_a_cache_and_with_profiler():
         with fastamp.autocast("cpu", cache_enabled=False):
             torch.mm(torch.ones(1, 3, dtype=BF16), weight).sum().backward()
         optimizer.step()
-    assert fastamp.kept_casts() == (0, 0)
+    assert fastamp.casts.kept() == (0, 0)
     with torch.profiler.profile():
         for _ in range(3):
             step(optimizer, weight)
@@ -240,7 +240,7 @@ def test_fuse_():
     assert optimizer._fastamp_weight_copies.dtype is BF16
     fastamp.optim.fuse_(optimizer, autocast_dtype=torch.float16)
     assert optimizer._fastamp_weight_copies.dtype is torch.float16
-    assert fastamp.kept_casts() == (0, 0)
+    assert fastamp.casts.kept() == (0, 0)
 
 
 @pytest.mark.parametrize("wrong", [torch.float32, torch.float64, "bfloat16", 16])
@@ -280,7 +280,7 @@ def test_a_captured_step_ends_the_weight_copies():
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         train()
-    assert fastamp.kept_casts() == (0, 0)
+    assert fastamp.casts.kept() == (0, 0)
     for _ in range(3):
         graph.replay()
         assert torch.equal(sums(), weight.detach().to(BF16).sum(0, keepdim=True))

@@ -50,7 +50,7 @@ def counts_of_ours(name: str, autocast_dtype: torch.dtype | None) -> dict[str, f
 
     step, weights = training(name, make, fastamp.autocast)
     counts = profiled(step, "cpu", weights)
-    with fastamp.trace() as t:
+    with fastamp.debug.trace() as t:
         step()
     # The profiler's count goes by memory, the trace's by what our cache was asked for.
     assert counts["weight casts"] == t.totals["weight_casts"]

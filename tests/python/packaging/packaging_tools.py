@@ -72,7 +72,7 @@ def build_example(folder: Path, name: str) -> Path:
     (cmake,) = re.findall(r"^```cmake\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     (folder / "CMakeLists.txt").write_text(cmake, encoding="utf-8")
     shutil.copy(ROOT / "examples" / "cpp" / f"{name}.cpp", folder / "main.cpp")
-    prefixes = f"{TORCH_PREFIX};{fastamp.cmake_prefix_path}"
+    prefixes = f"{TORCH_PREFIX};{fastamp.cpp.cmake_prefix_path}"
     options = ["-DCMAKE_BUILD_TYPE=Debug", f"-DCMAKE_PREFIX_PATH={prefixes}"]
     if shutil.which("ccache"):
         options.append("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")

@@ -50,7 +50,7 @@ def fake_torch(folder, version):
 
 
 def test_find_package_needs_neither_python_nor_a_cuda_toolkit(tmp_path):
-    status, output = configure(tmp_path, [TORCH_PREFIX, fastamp.cmake_prefix_path])
+    status, output = configure(tmp_path, [TORCH_PREFIX, fastamp.cpp.cmake_prefix_path])
     assert status == 0, output
     assert "CMAKE_CUDA_COMPILER" not in (tmp_path / "CMakeCache.txt").read_text()
     assert build_and_run(tmp_path) == (0, VERSIONS)
@@ -86,7 +86,7 @@ def step(scaler, optimizer, weight, gradient):
 
 def test_find_package_takes_a_libtorch_folder(tmp_path, libtorch_folder):
     build_dir = tmp_path / "build"
-    status, output = configure(build_dir, [libtorch_folder, fastamp.cmake_prefix_path])
+    status, output = configure(build_dir, [libtorch_folder, fastamp.cpp.cmake_prefix_path])
     assert status == 0, output
     assert build_and_run(build_dir) == (0, VERSIONS)
 
@@ -95,7 +95,7 @@ def test_find_package_works_after_the_programs_own_find_package_torch(tmp_path):
     if torch.version.cuda and not has_toolkit_of_torch():
         pytest.skip("find_package(Torch) itself stops: CUDA build of torch, no CUDA toolkit")
     status, output = configure(
-        tmp_path, [TORCH_PREFIX, fastamp.cmake_prefix_path], "-DCONSUMER_FINDS_TORCH=ON"
+        tmp_path, [TORCH_PREFIX, fastamp.cpp.cmake_prefix_path], "-DCONSUMER_FINDS_TORCH=ON"
     )
     assert status == 0, output
     assert build_and_run(tmp_path) == (0, VERSIONS)
@@ -109,7 +109,7 @@ def has_toolkit_of_torch():
 def test_find_package_asks_python_when_no_folder_names_torch(tmp_path):
     status, output = configure(
         tmp_path,
-        [fastamp.cmake_prefix_path],
+        [fastamp.cpp.cmake_prefix_path],
         f"-DPython3_EXECUTABLE={sys.executable}",
         python=True,
     )
@@ -119,14 +119,14 @@ def test_find_package_asks_python_when_no_folder_names_torch(tmp_path):
 
 def test_find_package_refuses_another_minor_version_of_torch(tmp_path):
     other = fake_torch(tmp_path / "torch", "2.99.0")
-    status, output = configure(tmp_path / "build", [other, fastamp.cmake_prefix_path])
+    status, output = configure(tmp_path / "build", [other, fastamp.cpp.cmake_prefix_path])
     assert status != 0
     built = ".".join(torch.__version__.split(".")[:2])
     assert f"built with torch {built}, but torch 2.99 was found" in output
 
 
 def test_find_package_says_so_when_there_is_no_torch(tmp_path):
-    status, output = configure(tmp_path, [fastamp.cmake_prefix_path])
+    status, output = configure(tmp_path, [fastamp.cpp.cmake_prefix_path])
     assert status != 0
     assert "no torch in CMAKE_PREFIX_PATH" in output
 
@@ -142,7 +142,7 @@ def test_find_package_is_compatible_with_its_own_minor_version_only(tmp_path):
         [
             find_tool("cmake"),
             *("-S", source, "-B", tmp_path / "build"),
-            f"-DCMAKE_PREFIX_PATH={TORCH_PREFIX};{fastamp.cmake_prefix_path}",
+            f"-DCMAKE_PREFIX_PATH={TORCH_PREFIX};{fastamp.cpp.cmake_prefix_path}",
         ],
         capture_output=True,
         check=False,
@@ -184,7 +184,7 @@ def run_package(build_dir, package):
 def test_a_program_loads_what_aotinductor_compiled(tmp_path, package):
     # call() sets no LD_LIBRARY_PATH: the package needs libtorch.so and names no folder for it.
     status, output = configure(
-        tmp_path, [TORCH_PREFIX, fastamp.cmake_prefix_path], "-DCONSUMER_LOADS_PACKAGES=ON"
+        tmp_path, [TORCH_PREFIX, fastamp.cpp.cmake_prefix_path], "-DCONSUMER_LOADS_PACKAGES=ON"
     )
     assert status == 0, output
     run_package(tmp_path, package)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fastamp
-from fastamp._loader import check_version, native_folder
+from fastamp._util.loader import check_version, native_folder
 
 
 @pytest.mark.parametrize("torch_version", ["2.11.0+cu130", "2.11.1+cu126", "2.11.0+cpu", "2.11.2"])
@@ -123,7 +123,7 @@ def test_a_package_in_parts_is_imported_from_the_one_that_fits(tmp_path):
         (part / file.name).symlink_to(file)
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import fastamp; "
-        "print(fastamp._C.__file__, fastamp.cmake_prefix_path, fastamp.include_path)"
+        "print(fastamp._C.__file__, fastamp.cpp.cmake_prefix_path, fastamp.cpp.include_path)"
     )
     said = subprocess.check_output([sys.executable, "-c", code], text=True).split()
     module = part / Path(fastamp._C.__file__).name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fastamp.plot_history: the drawing shows what GradScaler.history tells."""
+"""fastamp.debug.plot_history: the drawing shows what GradScaler.history tells."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_scale_skips_and_norms_are_those_of_the_history(tmp_path: Path):
     scaler = trained("..x..x..")
     history = scaler.history()
     path = tmp_path / "history.png"
-    figure = fastamp.plot_history(scaler, path)
+    figure = fastamp.debug.plot_history(scaler, path)
     assert path.stat().st_size > 1000
     scale, norm = figure.axes
     steps, values = scale.lines[0].get_data()
@@ -51,7 +51,7 @@ def test_scale_skips_and_norms_are_those_of_the_history(tmp_path: Path):
 @pytest.mark.parametrize("scaler", [trained(""), trained("..", history_size=0)])
 def test_a_scaler_without_a_history_makes_an_empty_drawing(scaler: fastamp.GradScaler):
     pytest.importorskip("matplotlib")
-    (axes,) = fastamp.plot_history(scaler).axes
+    (axes,) = fastamp.debug.plot_history(scaler).axes
     assert list(axes.lines[0].get_xdata()) == []
 
 
@@ -59,10 +59,10 @@ def test_what_has_no_history_is_refused_and_a_missing_package_named(
     monkeypatch: pytest.MonkeyPatch,
 ):
     with pytest.raises(TypeError, match=r"expected a fastamp\.GradScaler, got GradScaler"):
-        fastamp.plot_history(torch.amp.GradScaler("cpu"))
+        fastamp.debug.plot_history(torch.amp.GradScaler("cpu"))
     scaler = trained(".")
     for module in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match="plot_history: expected matplotlib to be installed"):
-        fastamp.plot_history(scaler)
+        fastamp.debug.plot_history(scaler)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fastamp.log_to: rows of iterations for loggers."""
+"""fastamp.debug.log_to: rows of iterations for loggers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def train(scaler: Any, steps: int = 3, bad: int | None = None) -> None:
 def test_a_function_gets_what_happened():
     rows: ROWS = []
     scaler = fastamp.GradScaler("cpu", init_scale=8.0)
-    with fastamp.log_to(lambda values, step: rows.append((values, step)), scaler) as log:
+    with fastamp.debug.log_to(lambda values, step: rows.append((values, step)), scaler) as log:
         assert repr(log) == "<log_to, of 1 scalers>"
         x = torch.ones(4, 4)
         with fastamp.autocast("cpu"):
@@ -80,8 +80,8 @@ def test_objects_with_add_scalar_and_with_log():
     board, run = Board(), Run()
     scaler = fastamp.GradScaler("cpu", init_scale=8.0)
     logs = [
-        fastamp.log_to(board, scaler, prefix="scaler", casts=False),
-        fastamp.log_to(run, scaler, prefix="scaler", casts=False),
+        fastamp.debug.log_to(board, scaler, prefix="scaler", casts=False),
+        fastamp.debug.log_to(run, scaler, prefix="scaler", casts=False),
     ]
     train(scaler, 2)
     for log in logs:
@@ -101,7 +101,7 @@ def test_without_a_scaler_all_that_come_into_use_are_logged():
         for options in ({}, {}, {"enabled": False}, {"history_size": 0})
     )
     train(earlier, 1)
-    with fastamp.log_to(lambda *row: rows.append(row)):
+    with fastamp.debug.log_to(lambda *row: rows.append(row)):
         for scaler in (earlier, later, disabled, without, copy.deepcopy(earlier)):
             train(scaler, 1)
     train(fastamp.GradScaler("cpu"))
@@ -117,7 +117,7 @@ def test_a_state_that_is_loaded_goes_on_with_its_steps():
     state = scaler.state_dict()
     rows: ROWS = []
     other = fastamp.GradScaler("cpu", history_size=4)
-    with fastamp.log_to(lambda *row: rows.append(row), other):
+    with fastamp.debug.log_to(lambda *row: rows.append(row), other):
         train(other, 1)
         other.load_state_dict(state)
         train(other, 1)
@@ -130,10 +130,10 @@ def test_a_graphed_step_is_logged():
     optimizer = fastamp.optim.SGD(model.parameters(), lr=0.1)
     scaler = fastamp.GradScaler("cpu", init_scale=4.0)
     sample = (torch.ones(1, 2), torch.ones(1, 1))
-    train_step = fastamp.graphed_step(
+    train_step = fastamp.cuda.graphed_step(
         model, lambda y, factor: (y * factor).sum(), optimizer, scaler, sample, autocast=False
     )
-    with fastamp.log_to(lambda *row: rows.append(row), scaler):
+    with fastamp.debug.log_to(lambda *row: rows.append(row), scaler):
         train_step(*sample)
         train_step(sample[0], torch.full((1, 1), INF))
     assert [(values["amp/skipped"], values["amp/overflows"]) for values, _ in rows] == [
@@ -150,7 +150,7 @@ def test_a_writer_that_raises_ends_the_log_and_not_the_training():
         raise OSError("disk full")
 
     scaler = fastamp.GradScaler("cpu")
-    log = fastamp.log_to(writer, scaler)
+    log = fastamp.debug.log_to(writer, scaler)
     with pytest.warns(UserWarning, match=r"raised OSError at step 0 \(disk full\)") as found:
         train(scaler, 3)
     log.release()
@@ -166,7 +166,7 @@ def test_an_interrupt_in_the_writer_is_the_programs_and_the_iteration_is_over():
 
     scaler = fastamp.GradScaler("cpu")
     model, optimizer = model_and_optimizer()
-    with fastamp.log_to(writer, scaler):
+    with fastamp.debug.log_to(writer, scaler):
         step(scaler, model, optimizer)
         with pytest.raises(KeyboardInterrupt):
             step(scaler, model, optimizer)
@@ -177,7 +177,7 @@ def test_an_interrupt_in_the_writer_is_the_programs_and_the_iteration_is_over():
 def test_the_writer_may_ask_the_scaler():
     scales = []
     scaler = fastamp.GradScaler("cpu", init_scale=8.0)
-    with fastamp.log_to(lambda *_: scales.append(scaler.get_scale_async()), scaler):
+    with fastamp.debug.log_to(lambda *_: scales.append(scaler.get_scale_async()), scaler):
         train(scaler, 3, bad=0)
     assert scales == [4.0, 4.0, 4.0]
 
@@ -185,22 +185,22 @@ def test_the_writer_may_ask_the_scaler():
 @pytest.mark.parametrize("writer", [3, Board, logging.getLogger("x"), None])
 def test_other_writers_are_refused(writer: Any):
     with pytest.raises(TypeError, match="log_to: expected writer to have add_scalar"):
-        fastamp.log_to(writer, fastamp.GradScaler("cpu"))
+        fastamp.debug.log_to(writer, fastamp.GradScaler("cpu"))
 
 
 def test_other_bad_arguments_are_refused():
     scaler: Any = torch.amp.GradScaler("cpu")
     if not isinstance(scaler, fastamp.GradScaler):
         with pytest.raises(TypeError, match=r"expected scaler to be a fastamp\.GradScaler"):
-            fastamp.log_to(print, scaler)
+            fastamp.debug.log_to(print, scaler)
     ours = fastamp.GradScaler("cpu")
     with pytest.raises(TypeError, match="expected prefix to be a str, got int"):
-        fastamp.log_to(print, ours, prefix=3)  # type: ignore[arg-type]
+        fastamp.debug.log_to(print, ours, prefix=3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="expected casts to be a bool, got int"):
-        fastamp.log_to(print, ours, casts=1)  # type: ignore[arg-type]
+        fastamp.debug.log_to(print, ours, casts=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="got one of history_size=0"):
-        fastamp.log_to(print, fastamp.GradScaler("cpu", history_size=0))
-    with fastamp.log_to(print, fastamp.GradScaler("cpu", enabled=False)):
+        fastamp.debug.log_to(print, fastamp.GradScaler("cpu", history_size=0))
+    with fastamp.debug.log_to(print, fastamp.GradScaler("cpu", enabled=False)):
         pass
 
 
@@ -215,7 +215,7 @@ class Late:  # A logger whose rows have not arrived.
         pass
 
 def train():
-    log = fastamp.log_to(print, fastamp.GradScaler("cpu"))
+    log = fastamp.debug.log_to(print, fastamp.GradScaler("cpu"))
     log._loggers[:] = [Late()]
 
 if __name__ == "__main__":

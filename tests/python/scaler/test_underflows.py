@@ -114,7 +114,7 @@ def test_a_log_tells_the_zeros_of_all_elements():
     parameter = torch.nn.Parameter(torch.zeros(1_000_000))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     scaler = fastamp.GradScaler("cpu", init_scale=1.0)
-    log = fastamp.log_to(lambda values, _step: rows.append(values), scaler)
+    log = fastamp.debug.log_to(lambda values, _step: rows.append(values), scaler)
     run(scaler, optimizer, [parameter], [torch.arange(1_000_000).remainder(4).float()])
     log.release()
     assert rows[0]["amp/underflows"] == pytest.approx(250_000, rel=1e-3)

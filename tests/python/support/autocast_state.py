@@ -42,7 +42,7 @@ def set_torch_state(state: dict[str, Any]) -> None:
 
 
 def fastamp_state() -> dict[str, Any]:
-    policies = [(row.op, row.cpu, row.cuda) for row in fastamp.op_table()]
+    policies = [(row.op, row.cpu, row.cuda) for row in fastamp.policies.table()]
     return {
         "installed": _C.kernels_registered(),
         "policies": policies,

@@ -59,7 +59,7 @@ class Training:
             return torch.nn.functional.cross_entropy(out, self.target)
 
     def step(self, *, overflows: bool = False, micro_steps: int = 1) -> None:
-        with fastamp.trace() as t:
+        with fastamp.debug.trace() as t:
             for _ in range(micro_steps):
                 self.scaler.scale(self.forward()).backward()
         self.run.weight_casts.append(t.totals["weight_casts"])

@@ -268,31 +268,31 @@ def use_fuse(job: Job) -> None:
 
 def use_kept_casts(job: Job) -> None:
     fastamp = sys.modules["fastamp"]
-    fastamp.keep_casts(job.model)
-    fastamp.cast_together(job.model)
+    fastamp.casts.keep(job.model)
+    fastamp.casts.together(job.model)
     use_cast(job)
     use_cast(job)
 
 
 def use_trace(job: Job) -> None:
-    with sys.modules["fastamp"].trace() as trace:
+    with sys.modules["fastamp"].debug.trace() as trace:
         use_cast(job)
     str(trace)
 
 
 def use_policies(job: Job) -> None:
     fastamp = sys.modules["fastamp"]
-    fastamp.op_table()
-    with fastamp.op_policies({"mm": "fp32"}):
+    fastamp.policies.table()
+    with fastamp.policies.override({"mm": "fp32"}):
         use_cast(job)
-    fastamp.set_op_policy("linear", "fp32")
+    fastamp.policies.set("linear", "fp32")
     use_cast(job)
-    fastamp.reset_op_policies()
+    fastamp.policies.reset()
 
 
 def use_graphed_step(job: Job) -> None:
     fastamp = sys.modules["fastamp"]
-    fastamp.graphed_step(
+    fastamp.cuda.graphed_step(
         job.model, torch.nn.functional.mse_loss, job.optimizer,
         fastamp.GradScaler("cpu"), (job.batch, job.batch), dtype=BF16,
     )  # fmt: skip

@@ -37,7 +37,7 @@ def dequantized(x: torch.Tensor, dtype: torch.dtype = E4M3) -> torch.Tensor:
 
 def outcomes(function: Callable[[], Any]) -> list[str]:
     """What the trace says of fp8 in each row."""
-    with fastamp.trace() as trace:
+    with fastamp.debug.trace() as trace:
         function()
     return sorted({row.float8 for row in trace.rows})
 

@@ -76,6 +76,6 @@ def in_region(
     """What the region over the float32 model computes, which all else is held against."""
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        stack.enter_context(fastamp.op_policies(dict(_C.policy_preset(lists, "cpu")), "cpu"))
+        stack.enter_context(fastamp.policies.override(dict(_C.policy_preset(lists, "cpu")), "cpu"))
         stack.enter_context(fastamp.autocast("cpu", dtype=dtype))
         return tensors(model(*args, **kwargs))

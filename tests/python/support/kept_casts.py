@@ -19,6 +19,6 @@ def use(weight: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tens
 
 def casts_of(run: Callable[[], Any]) -> tuple[int, int]:
     """Casts made by ``run``, and uses of kept ones."""
-    with fastamp.trace() as t:
+    with fastamp.debug.trace() as t:
         run()
     return t.totals["weight_casts"] + t.totals["other_casts"], t.totals["kept_hits"]

@@ -62,11 +62,13 @@ class Run:
         if kind != "float32":
             grads = torch.float32 if kind == "float32 grads" else dtype
             example = (torch.ones(5, 4),)  # Shows that a weight is used twice.
-            fastamp.lean_(self.model, dtype, grads=grads, example_inputs=example, verbose=False)
+            fastamp.optim.low_precision_weights_(
+                self.model, dtype, grads=grads, example_inputs=example, verbose=False
+            )
         self.ddp = DistributedDataParallel(self.model, **options)
         two = dist.get_world_size() == 2
         if kind in ("main grads", "float32 grads"):
-            fastamp.main_grads(self.ddp, None if two else ordered_mean)
+            fastamp.distributed.fp32_main_grads(self.ddp, None if two else ordered_mean)
         elif not two:
             self.ddp.register_comm_hook(None, ordered_mean)
         self.optimizer = fastamp.optim.AdamW(self.model.parameters(), lr=1e-2)
@@ -209,7 +211,7 @@ def with_compression() -> Any:
     for hook in (compress_hook(BF16), ordered_mean):
         model = seeded(Network).to(BF16)
         ddp = DistributedDataParallel(model)
-        fastamp.main_grads(ddp, hook)
+        fastamp.distributed.fp32_main_grads(ddp, hook)
         x = torch.randn(5, 4, generator=torch.Generator().manual_seed(dist.get_rank()))
         ddp(x.to(BF16)).float().square().mean().backward()
         gradients.append([p.grad for p in model.parameters()])
@@ -225,14 +227,14 @@ def refusals() -> dict[str, str]:
     used = on_ddp(nn.Linear(2, 2).to(BF16))
     used.module.weight.grad = torch.zeros(2, 2, dtype=BF16)
     calls: dict[str, Any] = {
-        "no ddp": lambda: fastamp.main_grads(nn.Linear(2, 2)),  # type: ignore[arg-type]
-        "views": lambda: fastamp.main_grads(
+        "no ddp": lambda: fastamp.distributed.fp32_main_grads(nn.Linear(2, 2)),  # type: ignore[arg-type]
+        "views": lambda: fastamp.distributed.fp32_main_grads(
             on_ddp(nn.Linear(2, 2).to(BF16), gradient_as_bucket_view=True)
         ),
-        "float32": lambda: fastamp.main_grads(on_ddp(nn.Linear(2, 2))),
-        "hook": lambda: fastamp.main_grads(on_ddp(nn.Linear(2, 2).to(BF16)), 3),  # type: ignore[arg-type]
-        "gradient": lambda: fastamp.main_grads(used),
-        "hooked": lambda: fastamp.main_grads(hooked),
+        "float32": lambda: fastamp.distributed.fp32_main_grads(on_ddp(nn.Linear(2, 2))),
+        "hook": lambda: fastamp.distributed.fp32_main_grads(on_ddp(nn.Linear(2, 2).to(BF16)), 3),  # type: ignore[arg-type]
+        "gradient": lambda: fastamp.distributed.fp32_main_grads(used),
+        "hooked": lambda: fastamp.distributed.fp32_main_grads(hooked),
         "unused": lambda: Run("float32 grads", find_unused_parameters=True),
     }
     texts = {}

@@ -76,7 +76,7 @@ def calls_of_the_table(device: str = "cpu") -> list[Call]:
     """A call of every op that autocast does something for, as far as arguments are found."""
     torch.manual_seed(0)
     calls = []
-    for row in fastamp.op_table():
+    for row in fastamp.policies.table():
         policy = getattr(row, device)
         if policy in ("pass", "banned"):
             continue

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten_with_path
 
 import fastamp
 import fastamp._C as _C
-from fastamp._cli import float8
+from fastamp._cli import float8_command
 
 
 def seed() -> None:
@@ -43,7 +43,7 @@ def repeatable() -> Iterator[None]:
 def plain_torch() -> Iterator[None]:
     """torch's own classes and kernels, seeded."""
     assert not fastamp.is_installed()
-    with fastamp.disabled(), repeatable():
+    with fastamp.debug.torch_kernels(), repeatable():
         seed()
         yield
 
@@ -124,13 +124,13 @@ def close_in_float8(job: Callable[[], tuple[list[float], nn.Module]], exclude: s
             what it trained; the generators are seeded before each call.
         exclude: Name of weights that the model has and that are to stay out of fp8.
     """
-    with installed_fastamp(), fastamp.trace() as trace:
+    with installed_fastamp(), fastamp.debug.trace() as trace:
         losses, model = job()
     assert {row.float8 for row in trace.rows} == {""}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that it is slow
-        running = float8.start([exclude])
-        with running, installed_fastamp(), fastamp.trace() as trace:
+        running = float8_command.start([exclude])
+        with running, installed_fastamp(), fastamp.debug.trace() as trace:
             float8_losses, float8_model = job()
     outcomes = {row.float8 for row in trace.rows}
     assert {"float8", "excluded"} <= outcomes, outcomes

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import fastamp
-from fastamp._check.rules import Findings
-from fastamp._cli.check import check_program
+from fastamp._cli.check_command import check_program
+from fastamp._debug.check.rules import Findings
 from support.twin_runs import seed
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]  # warnings of theirs

@@ -18,7 +18,7 @@ SMALL = "K and N within small_size"
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs, of many kinds
 
 # Some layers run in fp8, some do not.
-RECIPE = fastamp.Float8Recipe(small_size=(32, 32))
+RECIPE = fastamp.float8.Recipe(small_size=(32, 32))
 
 
 def gpt2(width: int = 32) -> nn.Module:
@@ -71,8 +71,8 @@ def test_a_run_does_what_the_plan_says(make: Any, training: bool):
     model = make().train(training)
     inputs = (torch.randn(2, 3, 32, 32),) if make is vit else ()
     kwargs = {} if make is vit else tokens()
-    plan = fastamp.float8_plan(model, *inputs, kwargs=kwargs, device="cpu", recipe=RECIPE)
-    with fastamp.trace() as trace, float8_region(float8=RECIPE):
+    plan = fastamp.float8.plan(model, *inputs, kwargs=kwargs, device="cpu", recipe=RECIPE)
+    with fastamp.debug.trace() as trace, float8_region(float8=RECIPE):
         model(*inputs, **kwargs)
     planned: collections.Counter[tuple[str, str, str]] = collections.Counter()
     for row in plan.rows:
@@ -92,7 +92,7 @@ def test_plans_for_a_gpu_need_none(make: Any):
     model = make()
     inputs = (torch.randn(2, 3, 32, 32),) if make is vit else ()
     kwargs = {} if make is vit else tokens()
-    plan = fastamp.float8_plan(model, *inputs, kwargs=kwargs)
+    plan = fastamp.float8.plan(model, *inputs, kwargs=kwargs)
     products = [row for row in plan.rows if row.x_dtype]
     assert {row.float8 for row in products} <= {
         SMALL,
@@ -104,8 +104,8 @@ def test_plans_for_a_gpu_need_none(make: Any):
 
 def test_a_tied_and_excluded_head_is_named_by_both_of_its_modules():
     model = gpt2()
-    with fastamp.float8_exclude(model.lm_head):
-        plan = fastamp.float8_plan(model, kwargs=tokens())
+    with fastamp.float8.exclude(model.lm_head):
+        plan = fastamp.float8.plan(model, kwargs=tokens())
     rows = {row.module: row for row in plan.rows}
     head = rows["transformer.wte = lm_head"]
     assert (head.op, head.m, head.k, head.n, head.float8) == ("linear", 24, 32, 64, "excluded")
@@ -117,7 +117,7 @@ def test_a_large_model_on_meta_is_planned_layer_by_layer():
     with torch.device("meta"):
         model = gpt2(width=1600)
     ids = torch.empty(512, 16, dtype=torch.int64, device="meta")
-    plan = fastamp.float8_plan(model, kwargs={"input_ids": ids})
+    plan = fastamp.float8.plan(model, kwargs={"input_ids": ids})
     rows = {row.module: row for row in plan.rows}
     assert rows["transformer.h.1.mlp.c_fc"].float8 == "float8"
     assert rows["transformer.h.1.mlp.c_fc"].m == 8192

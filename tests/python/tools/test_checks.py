@@ -137,6 +137,8 @@ def test_circles_of_the_python_module_are_reported(tmp_path):
         "def f():\n    from fastamp.b import f",
         "class C:\n    def f(self):\n        if self:\n            import fastamp.b",
         "if TYPE_CHECKING:\n    pass\nelse:\n    import fastamp.b",
+        "if TYPE_CHECKING:\n    from fastamp.b import f",
+        "if typing.TYPE_CHECKING:\n    import fastamp.b",
     ],
 )
 def test_python_modules_that_import_one_another_are_reported(tmp_path, imported):
@@ -148,15 +150,13 @@ def test_python_modules_that_import_one_another_are_reported(tmp_path, imported)
 @pytest.mark.parametrize(
     "imported",
     [
-        "if TYPE_CHECKING:\n    from fastamp.b import f",
-        "if typing.TYPE_CHECKING:\n    import fastamp.b",
         "from fastamp import _C",  # A stub: not a module of the package's sources.
         "import fastamp._C as _C",
         "import torch.b",
         "# import fastamp.b",
     ],
 )
-def test_what_no_module_runs_is_no_import(tmp_path, imported):
+def test_what_is_no_module_of_the_package_is_no_import(tmp_path, imported):
     files = {
         "python/fastamp/__init__.py": "from fastamp import a",
         "python/fastamp/_C.pyi": "from fastamp.b import f",
@@ -172,8 +172,36 @@ def test_a_name_of_the_package_is_an_import_of_the_package(tmp_path):
         "python/fastamp/sub/__init__.py": "",
         "python/fastamp/sub/a.py": "from fastamp import __version__",
     }
-    (problem,) = circles(tmp_path, files)
+    problem, of_folders = circles(tmp_path, files)
     assert "fastamp/__init__ -> python/fastamp/sub/a -> python/fastamp/__init__" in problem
+    assert "fastamp/__init__ -> python/fastamp/sub/ -> python/fastamp/__init__" in of_folders
+
+
+def test_folders_that_import_one_another_are_reported(tmp_path):
+    files = {
+        "python/fastamp/_one/a.py": "from fastamp._two import b",
+        "python/fastamp/_one/c.py": "",
+        "python/fastamp/_two/b.py": "",
+    }
+    assert circles(tmp_path, files) == []
+    back = {"python/fastamp/_two/d.py": "def f():\n    from fastamp._one.c import g"}
+    (problem,) = circles(tmp_path, back)
+    assert problem.endswith("fastamp/_one/ -> python/fastamp/_two/ -> python/fastamp/_one/")
+
+
+def test_private_modules_of_one_name_are_reported(tmp_path):
+    files = {
+        "python/fastamp/_one/__init__.py": "",
+        "python/fastamp/_one/report.py": "",
+        "python/fastamp/_two/__init__.py": "",
+        "python/fastamp/_two/report.py": "",
+        "python/fastamp/cpu/amp.py": "",  # of torch's names
+        "python/fastamp/cuda/amp.py": "",
+    }
+    (problem,) = circles(tmp_path, files)
+    assert problem == (
+        "python/fastamp/_one/report: another module has the same name: python/fastamp/_two/report"
+    )
 
 
 def test_allowed_circles_are_allowed_exactly(tmp_path):

@@ -7,12 +7,12 @@ import json
 
 import pytest
 
-from fastamp._cli import report
+from fastamp._cli import report_command
 from support.children import run_program
 
 RUN = """
-import sys, torch, fastamp, fastamp._cli.report, os
-fastamp._cli.report.start(sys.argv[1])
+import sys, torch, fastamp, fastamp._cli.report_command, os
+fastamp._cli.report_command.start(sys.argv[1])
 os.chdir("/")
 with fastamp.autocast("cpu"):
     torch.mm(torch.ones(2, 2), torch.ones(2, 2))
@@ -38,4 +38,4 @@ def test_other_names_get_the_table(tmp_path):
 
 def test_a_file_that_cannot_be_written_is_found_out_at_once(tmp_path):
     with pytest.raises(OSError, match="absent"):
-        report.start(tmp_path / "absent" / "report.json")
+        report_command.start(tmp_path / "absent" / "report.json")

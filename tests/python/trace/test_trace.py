@@ -10,7 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import fastamp
-from fastamp._trace import TraceRow
+from fastamp._debug.trace import TraceRow
 from support.autocast_state import torch_kernels
 from support.casts import copies_made
 from support.children import check_python
@@ -18,14 +18,14 @@ from support.children import check_python
 BF16 = torch.bfloat16
 
 
-def only_row(trace: fastamp.trace, op: str) -> TraceRow:
+def only_row(trace: fastamp.debug.trace, op: str) -> TraceRow:
     (row,) = (row for row in trace.rows if row.op == op)
     return row
 
 
 def test_a_row_says_op_dtypes_policy_and_casts():
     x, w = torch.ones(4, 8), torch.ones(8, 2, requires_grad=True)
-    with fastamp.trace() as t, fastamp.autocast("cpu"):
+    with fastamp.debug.trace() as t, fastamp.autocast("cpu"):
         torch.mm(x, w)
     (row,) = t.rows
     assert row == TraceRow(
@@ -48,7 +48,7 @@ def test_a_row_says_op_dtypes_policy_and_casts():
 
 def test_calls_that_look_the_same_share_a_row_and_others_do_not():
     x, w = torch.ones(4, 4), torch.ones(4, 4, requires_grad=True)
-    with fastamp.trace() as t:
+    with fastamp.debug.trace() as t:
         with fastamp.autocast("cpu"):
             for _ in range(3):
                 torch.mm(x, w)
@@ -70,7 +70,7 @@ def test_calls_that_look_the_same_share_a_row_and_others_do_not():
 
 def test_uses_of_one_activation_are_activation_hits():
     x = torch.ones(4, 4, requires_grad=True)
-    with fastamp.trace() as t, fastamp.autocast("cpu"):
+    with fastamp.debug.trace() as t, fastamp.autocast("cpu"):
         h = x * 2
         low = torch.ones(4, 4, dtype=BF16, requires_grad=True)
         saved = [torch.mm(h, low) for _ in range(3)]  # their graphs hold the cast
@@ -92,7 +92,7 @@ def test_uses_of_one_activation_are_activation_hits():
 )
 def test_run_dtype_is_the_one_the_op_ran_in(name, dtypes, policy, run_dtype):
     tensors = [torch.ones(2, 2, dtype=dtype) for dtype in dtypes]
-    with fastamp.trace() as t, fastamp.autocast("cpu"):
+    with fastamp.debug.trace() as t, fastamp.autocast("cpu"):
         out = getattr(torch, name)(*([tensors] if name == "stack" else tensors))
     row = only_row(t, name)
     assert (row.policy, row.run_dtype) == (policy, run_dtype)
@@ -105,7 +105,7 @@ def test_an_op_that_torch_does_not_list_is_not_recorded():
         "-c",
         "import torch, fastamp\n"
         "x = torch.ones(2, 2)\n"
-        "with fastamp.trace() as t, fastamp.autocast('cpu'):\n"
+        "with fastamp.debug.trace() as t, fastamp.autocast('cpu'):\n"
         "    torch.dist(x, x)\n"
         "assert t.rows == []",
     )
@@ -113,7 +113,7 @@ def test_an_op_that_torch_does_not_list_is_not_recorded():
 
 def test_ops_outside_regions_and_ops_without_kernel_are_not_recorded():
     x = torch.ones(2, 2)
-    with fastamp.trace() as t:
+    with fastamp.debug.trace() as t:
         torch.mm(x, x)
         with fastamp.autocast("cpu"):
             torch.add(x, x)
@@ -126,7 +126,11 @@ def test_ops_outside_regions_and_ops_without_kernel_are_not_recorded():
 
 def test_an_edited_policy_is_recorded_and_passing_ops_show_their_inner_ops():
     x = torch.ones(2, 2)
-    with fastamp.op_policies({"linear": "pass"}), fastamp.trace() as t, fastamp.autocast("cpu"):
+    with (
+        fastamp.policies.override({"linear": "pass"}),
+        fastamp.debug.trace() as t,
+        fastamp.autocast("cpu"),
+    ):
         torch.nn.functional.linear(x, x)
     rows = {row.op: row for row in t.rows}
     assert rows.pop("linear").policy == "pass"
@@ -144,7 +148,7 @@ def test_casts_of_a_forward_pass_are_those_that_a_profiler_sees_with_torchs_kern
         with fastamp.autocast("cpu"):  # a mean would divide by a tensor that it casts itself
             torch.nn.functional.mse_loss(model(x), y, reduction="sum")
 
-    with fastamp.trace() as t:
+    with fastamp.debug.trace() as t:
         forward()
     with torch_kernels():
         assert copies_made(forward) == t.totals["weight_casts"] + t.totals["other_casts"]
@@ -153,7 +157,7 @@ def test_casts_of_a_forward_pass_are_those_that_a_profiler_sees_with_torchs_kern
 
 def test_gradient_casts_are_counted_with_their_size():
     w = torch.ones(8, 4, requires_grad=True)
-    with fastamp.trace() as t:
+    with fastamp.debug.trace() as t:
         with fastamp.autocast("cpu"):
             out = torch.mm(torch.ones(2, 8), w)
         out.sum().backward()
@@ -163,7 +167,7 @@ def test_gradient_casts_are_counted_with_their_size():
 def test_recomputation_in_backward_is_recorded():
     layer = torch.nn.Linear(4, 4)
     x = torch.ones(2, 4, requires_grad=True)
-    with fastamp.trace() as t:
+    with fastamp.debug.trace() as t:
         with fastamp.autocast("cpu"):
             out = checkpoint(layer, x, use_reentrant=False)
         out.sum().backward()
@@ -178,7 +182,7 @@ def test_other_threads_are_recorded():
             for _ in range(100):
                 torch.mm(x, x)
 
-    with fastamp.trace() as t:
+    with fastamp.debug.trace() as t:
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
             thread.start()
@@ -189,7 +193,7 @@ def test_other_threads_are_recorded():
 
 def test_traces_nest_overlap_and_go_on():
     x = torch.ones(2, 2)
-    outer, inner = fastamp.trace(), fastamp.trace()
+    outer, inner = fastamp.debug.trace(), fastamp.debug.trace()
     with fastamp.autocast("cpu"):
         outer.__enter__()
         torch.mm(x, x)
@@ -206,7 +210,7 @@ def test_traces_nest_overlap_and_go_on():
 
 def test_an_open_trace_is_not_entered_twice_and_stays_open():
     x = torch.ones(2, 2)
-    with fastamp.trace() as t:
+    with fastamp.debug.trace() as t:
         with pytest.raises(RuntimeError, match="trace: expected a trace that is not open"):
             t.__enter__()
         with fastamp.autocast("cpu"):
@@ -215,7 +219,7 @@ def test_an_open_trace_is_not_entered_twice_and_stays_open():
 
 
 def test_an_op_that_throws_is_recorded_and_the_next_too():
-    t = fastamp.trace()
+    t = fastamp.debug.trace()
     with pytest.raises(RuntimeError), t, fastamp.autocast("cpu"):
         torch.mm(torch.ones(2, 3), torch.ones(2, 3))
     with t, fastamp.autocast("cpu"):
@@ -225,7 +229,7 @@ def test_an_op_that_throws_is_recorded_and_the_next_too():
 
 
 def test_a_trace_dropped_while_open_does_not_record_forever():
-    t = fastamp.trace()
+    t = fastamp.debug.trace()
     t.__enter__()
     recorder = t._recorder
     del t
@@ -246,6 +250,6 @@ def test_results_under_a_trace_are_the_same_bits():
         return [out, *torch.autograd.grad(out.float().square().sum(), (x, w))]
 
     plain = run()
-    with fastamp.trace():
+    with fastamp.debug.trace():
         traced = run()
     assert all(torch.equal(a, b) for a, b in zip(plain, traced, strict=True))

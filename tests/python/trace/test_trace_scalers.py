@@ -23,7 +23,7 @@ def overflow_once(scaler: torch.amp.GradScaler) -> None:
 
 def test_scalers_made_inside_are_reported_and_others_are_not():
     before = fastamp.GradScaler("cpu")
-    with fastamp.trace() as t:
+    with fastamp.debug.trace() as t:
         inside = fastamp.GradScaler("cpu", init_scale=8.0)
         off = fastamp.GradScaler("cpu", enabled=False)
         overflow_once(inside)
@@ -48,25 +48,25 @@ def test_scalers_made_inside_are_reported_and_others_are_not():
 def test_a_scaler_made_before_can_be_given(make):
     scaler = make("cpu", init_scale=8.0)
     overflow_once(scaler)
-    with fastamp.trace(scaler=scaler) as t:
+    with fastamp.debug.trace(scaler=scaler) as t:
         pass
     assert t.to_dict()["scalers"][0]["scale"] == 4.0
 
 
 def test_a_scaler_whose_arguments_were_refused_counts_as_disabled():
-    with fastamp.trace() as t, pytest.raises(AssertionError):
+    with fastamp.debug.trace() as t, pytest.raises(AssertionError):
         fastamp.GradScaler("cpu", growth_factor=0.5)
     assert t.to_dict()["scalers"] == [{"enabled": False}]
 
 
 def test_something_else_than_a_scaler_is_refused():
     with pytest.raises(TypeError, match="trace: expected scaler to be a GradScaler or None"):
-        fastamp.trace(scaler=3)
+        fastamp.debug.trace(scaler=3)
 
 
 def test_kept_casts_are_reported():
     weight = torch.nn.Parameter(torch.ones(4, 4))
-    with fastamp.keep_casts(weight), fastamp.trace() as t:
+    with fastamp.casts.keep(weight), fastamp.debug.trace() as t:
         with fastamp.autocast("cpu"):
             torch.mm(torch.ones(1, 4), weight)
         assert t.to_dict()["kept_casts"] == {"copies": 1, "bytes": 32}

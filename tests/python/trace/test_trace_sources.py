@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import fastamp
-from fastamp._trace import TraceRow
+from fastamp._debug.trace import TraceRow
 
 BF16 = torch.bfloat16
 
 
-def only_row(trace: fastamp.trace, op: str) -> TraceRow:
+def only_row(trace: fastamp.debug.trace, op: str) -> TraceRow:
     (row,) = (row for row in trace.rows if row.op == op)
     return row
 
@@ -22,21 +22,25 @@ def only_row(trace: fastamp.trace, op: str) -> TraceRow:
 def test_source_is_the_users_line():
     layer = torch.nn.Linear(4, 4)
     x = torch.ones(2, 4)
-    with fastamp.trace(source=True) as t, fastamp.trace() as plain, fastamp.autocast("cpu"):
+    with (
+        fastamp.debug.trace(source=True) as t,
+        fastamp.debug.trace() as plain,
+        fastamp.autocast("cpu"),
+    ):
         layer(x)
         for _ in range(2):
             layer(x)
     first = test_source_is_the_users_line.__code__.co_firstlineno
     sources = {row.source: row.calls for row in t.rows}
-    assert sources == {f"{__file__}:{first + 4}": 1, f"{__file__}:{first + 6}": 2}
+    assert sources == {f"{__file__}:{first + 8}": 1, f"{__file__}:{first + 10}": 2}
     assert only_row(plain, "linear").calls == 3
     assert only_row(plain, "linear").source == ""
-    assert f"{__file__}:{first + 6}" in str(t)
+    assert f"{__file__}:{first + 10}" in str(t)
 
 
 def test_source_must_be_a_bool():
     with pytest.raises(TypeError, match="trace: expected source to be a bool, got str"):
-        fastamp.trace(source="yes")
+        fastamp.debug.trace(source="yes")
 
 
 def test_fake_tensors_are_recorded():
@@ -46,7 +50,7 @@ def test_fake_tensors_are_recorded():
     with FakeTensorMode(shape_env=ShapeEnv()) as mode:
         x = torch.empty(4, 4)
         symbolic = mode.from_tensor(torch.empty(0, device="meta").new_empty(6, 6))
-        with fastamp.trace() as t, fastamp.autocast("cpu"):
+        with fastamp.debug.trace() as t, fastamp.autocast("cpu"):
             torch.mm(x, x)
             torch.mm(torch.empty(6, 6), torch.empty(6, 6))
     assert symbolic.shape == (6, 6)
@@ -58,7 +62,7 @@ def test_symbolic_sizes_count_as_no_bytes():
     sizes = []
 
     def f(x: torch.Tensor) -> torch.Tensor:
-        with fastamp.trace() as t, fastamp.autocast("cpu"):
+        with fastamp.debug.trace() as t, fastamp.autocast("cpu"):
             out = torch.mm(x, x)
         sizes.append(only_row(t, "mm").cast_bytes)
         return out
@@ -74,12 +78,12 @@ def test_ops_of_users_are_recorded():
     with torch.library._scoped_library("fastamp_trace_test", "DEF") as library:
         library.define("twice(Tensor x) -> Tensor")
         library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
-        fastamp.register_op("fastamp_trace_test::twice", "lower", "cpu")
+        fastamp.policies.register_op("fastamp_trace_test::twice", "lower", "cpu")
         try:
-            with fastamp.trace() as t, fastamp.autocast("cpu"):
+            with fastamp.debug.trace() as t, fastamp.autocast("cpu"):
                 torch.ops.fastamp_trace_test.twice(torch.ones(2))
         finally:
-            fastamp.unregister_op("fastamp_trace_test::twice")
+            fastamp.policies.unregister_op("fastamp_trace_test::twice")
     row = only_row(t, "fastamp_trace_test::twice")
     assert (row.policy, row.inputs, row.run_dtype) == ("lower", ("float32",), "bfloat16")
     assert (row.other_casts, row.cast_bytes) == (1, 4)
@@ -87,7 +91,7 @@ def test_ops_of_users_are_recorded():
 
 def test_to_json_holds_every_row(tmp_path):
     x = torch.ones(2, 2)
-    with fastamp.trace(source=True) as t, fastamp.autocast("cpu"):
+    with fastamp.debug.trace(source=True) as t, fastamp.autocast("cpu"):
         torch.mm(x, x)
         torch.cat([x, x])
     text = t.to_json(tmp_path / "trace.json")

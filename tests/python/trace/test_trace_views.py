@@ -12,9 +12,9 @@ import fastamp
 
 
 @pytest.fixture
-def traced() -> fastamp.trace:
+def traced() -> fastamp.debug.trace:
     x, w = torch.ones(16, 16), torch.ones(16, 16, requires_grad=True)
-    with fastamp.trace() as t, fastamp.autocast("cpu"):
+    with fastamp.debug.trace() as t, fastamp.autocast("cpu"):
         torch.cat([x[:1]] * 3 + [x[:1].bfloat16()])
         for _ in range(5):
             torch.mm(x, w)
@@ -77,7 +77,7 @@ def test_an_unknown_order_is_refused(traced):
 
 
 def test_an_empty_trace_prints():
-    with fastamp.trace() as t:
+    with fastamp.debug.trace() as t:
         pass
     assert "Total" in str(t)
     assert t.to_dict()["ops"] == []

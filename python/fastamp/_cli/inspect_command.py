@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One step of a whole program: ``python -m fastamp --inspect FILE [--at-step N] train.py``."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+from typing import Any
+
+import torch
+
+from fastamp._cli.output_file import OutputFile
+from fastamp._cli.watched_program import WatchedProgram
+from fastamp._debug.check.rules import Findings
+from fastamp._debug.inspect.inspected_step import InspectedStep
+from fastamp._debug.watch.calls import CallListener, listening
+from fastamp._debug.watch.modules import ModulePath
+from fastamp._dynamo import carried_state
+from fastamp._util.tool_guard import ToolGuard
+
+__all__ = ["start"]
+
+
+def start(path: str | os.PathLike[str], at_step: int) -> None:
+    """Inspects a step of this process and writes what was seen when the step has ended.
+
+    Args:
+        path: As for ``InspectReport.write``; ``-`` prints it.
+        at_step: Number of the step, from 0, of the thread that comes to it first. A step ends with
+            an optimizer's ``step()``, or with ``update()`` where there is an enabled gradient
+            scaler; with the former also there, if it steps gradients that carry the scale.
+
+    Raises:
+        OSError: The file cannot be written; found out now, not when the step has run.
+    """
+    _StepOfProgram(OutputFile(path), at_step).follow()
+
+
+class _InThread(threading.local):
+    """What a thread has done.
+
+    Attributes:
+        ended_steps: How many steps it has ended.
+        has_scaler: Whether it scales losses.
+        is_past_scaler: Whether its optimizer has just stepped past the scaler.
+    """
+
+    ended_steps = 0
+    has_scaler = False
+    is_past_scaler = False
+
+
+class _StepOfProgram(CallListener):
+    """Waits for a step, has it watched, writes the report."""
+
+    def __init__(self, file: OutputFile, at_step: int) -> None:
+        self.guard = ToolGuard("fastamp --inspect")
+        self._file, self._at_step = file, at_step
+        self._most_steps = 0  # that any thread has ended
+        self._thread: int | None = None
+        self._in_thread = _InThread()
+        self._following = contextlib.ExitStack()
+        self._program = WatchedProgram(self._see_forward, self.guard, self._close)
+        self._step: InspectedStep | None = None
+        self._open = contextlib.ExitStack()
+        self._path: ModulePath | None = None
+        self._is_done = False
+        self._process = os.getpid()
+
+    def follow(self) -> None:
+        """Looks on from now on."""
+        self._following.enter_context(self._program.followed())
+        self._following.enter_context(listening(self))
+        self._run_eagerly()
+        atexit.register(self.guard.run_always, self._finish)
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        """Whether this thread is another one than that of the step."""
+        return self._thread not in (None, threading.get_ident())
+
+    def _run_eagerly(self) -> None:
+        """Before the step begins: no one sees the forward pass of a model that is compiled."""
+        if self._in_thread.ended_steps == self._at_step:
+            carried_state.hold()
+            self._open.callback(carried_state.let_go)
+
+    def _see_forward(self, model: torch.nn.Module) -> None:
+        if self._is_done:
+            self._following.close()
+        elif self._is_elsewhere:
+            self._program.names.add(model)  # Whose parameters are not of the step.
+        elif not torch.is_grad_enabled():
+            return
+        elif self._step is None and self._in_thread.ended_steps == self._at_step:
+            program = self._program
+            self._thread = threading.get_ident()
+            self._step = InspectedStep(
+                program.of_this_thread(program.models),
+                program.optimizers,
+                program.of_this_thread(program.scalers),
+                Findings(),
+                program.names,
+                self.guard,
+            )
+            for each in program.models:
+                program.names.add(each)
+            self._path = self._open.enter_context(self._step.watched())
+            self._path.add(model, running=True)
+        elif self._path is not None and not self._path.knows(model):
+            self._path.add(model, running=True)
+
+    def before_scale(self, scaler: Any) -> None:
+        """Notes that steps of this thread end with an update."""
+        self._in_thread.has_scaler |= scaler.is_enabled()
+
+    def after_update(self, scaler: Any) -> None:
+        """The end of a step, unless that was its optimizer's."""
+        if scaler.is_enabled() and not self._in_thread.is_past_scaler:
+            self._end_step()
+        self._in_thread.is_past_scaler = False
+
+    def after_optimizer_step(self, optimizer: Any, by_scaler: bool) -> None:  # noqa: ARG002
+        """The end of a step, if no scaler's update follows that counts."""
+        self._in_thread.is_past_scaler = self._program.scaled.stepped is optimizer
+        if self._in_thread.is_past_scaler or not self._in_thread.has_scaler:
+            self._end_step()
+
+    def _end_step(self) -> None:
+        if self._is_elsewhere:
+            return
+        self._in_thread.ended_steps += 1
+        self._most_steps = max(self._most_steps, self._in_thread.ended_steps)
+        if self._step is not None and not self._is_done:
+            self._write()
+        elif not self._is_done:
+            self._run_eagerly()
+
+    def _write(self) -> None:
+        assert self._step is not None
+        step, self._step, self._path = self._step, None, None
+        self._is_done = True
+        self._open.close()
+        report = self.guard.run(step.report)
+        if report is None:
+            return
+        try:
+            path = self._file.put(report)
+            if path is not None:
+                print(f"fastamp: step {self._at_step} is in {path}", file=sys.stderr)
+        except OSError as error:
+            print(f"fastamp: the inspection was not written: {error}", file=sys.stderr)
+
+    def _finish(self) -> None:
+        """At the end of the process: a step without an end is told as far as it went."""
+        if self._step is not None and os.getpid() == self._process:
+            self._write()
+        elif not self._is_done and not self.guard.is_off and os.getpid() == self._process:
+            print(
+                f"fastamp: step {self._at_step} was not inspected: the program ended after "
+                f"{self._most_steps} steps",
+                file=sys.stderr,
+            )
+        self._close()
+
+    def _close(self) -> None:
+        self._is_done = True
+        self._open.close()
+        self._following.close()

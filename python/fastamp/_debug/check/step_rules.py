@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules on the order in which a training step calls things."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from fastamp._debug.check.op_rules import OpRules
+from fastamp._debug.check.rules import Findings
+from fastamp._debug.watch.calls import CallListener, listening
+from fastamp._debug.watch.modules import is_half
+from fastamp._debug.watch.op_calls import OpCall
+from fastamp._debug.watch.scaled_gradients import ScaledGradients, carries_scale
+from fastamp._util.tool_guard import ToolGuard
+
+_CASTS = ("weight_casts", "other_casts", "cache_hits", "activation_hits", "kept_hits")
+# What clipping does to gradients: by norm, with a factor that is a tensor; by value.
+_FACTORS = {"mul_.Tensor", "_foreach_mul_.Tensor"}
+_SCALINGS = ("mul_", "div_", "_foreach_mul_", "_foreach_div_")
+_BOUNDS = {
+    "clamp_",
+    "clamp_min_",
+    "clamp_max_",
+    "_foreach_clamp_min_.Scalar",
+    "_foreach_clamp_max_.Scalar",
+}
+
+
+class StepRules(CallListener):
+    """Follows backward passes, clipping, scalers and LR schedulers inside a block.
+
+    Args:
+        findings: Where findings go.
+        ops: The rules on ops, which see what ran in which dtype.
+        scalers: The program's gradient scalers; may grow meanwhile, and does by those that scale.
+        optimizers: Its optimizers; may grow meanwhile.
+        guard: Of the tool.
+    """
+
+    def __init__(
+        self,
+        findings: Findings,
+        ops: OpRules,
+        scalers: list[Any],
+        optimizers: list[torch.optim.Optimizer],
+        guard: ToolGuard,
+    ) -> None:
+        """Notes whom to follow."""
+        self.guard = guard
+        self._findings = findings
+        self._ops = ops
+        self._scalers = scalers
+        self._optimizers = optimizers
+        self._regions: set[str] = set()
+        self._backwards = 0
+        self._scaled = ScaledGradients(optimizers, guard)
+
+    @contextlib.contextmanager
+    def followed(self, *, this_thread: bool = False) -> Iterator[None]:
+        """Follows what is called inside the block, by any thread or by this one alone."""
+        with listening(self, this_thread=this_thread), listening(self._scaled):
+            yield
+
+    def before_backward(self, tensors: Any) -> None:
+        """The rules on losses."""
+        self._backwards += 1
+        for loss in [tensors] if isinstance(tensors, torch.Tensor) else list(tensors):
+            device = loss.device.type
+            if torch.is_autocast_enabled(device):
+                self._findings.add("backward-in-region", "backward()", f"a region on {device}")
+            # A scaled loss was multiplied by an fp32 scale.
+            unscaled = loss.grad_fn is not None and self._was_half(loss)
+            if loss.dim() == 0 and (is_half(loss) or unscaled):
+                self._findings.add("loss-in-16-bits", "backward()", "the loss has 16 bits")
+
+    @staticmethod
+    def _was_half(loss: torch.Tensor) -> bool:
+        """Whether a 16-bit loss was multiplied by a scaler's fp32 scale."""
+        node = loss.grad_fn
+        if node is None or node.name() != "MulBackward0":
+            return False
+        made = [n for n, _ in node.next_functions if n is not None]
+        metadata: Any = getattr(made[0], "_input_metadata", ()) if len(made) == 1 else ()
+        return bool(metadata) and metadata[0].dtype in (torch.float16, torch.bfloat16)
+
+    def before_scale(self, scaler: Any) -> None:
+        """Notes a scaler."""
+        if all(each is not scaler for each in self._scalers):
+            self._scalers.append(scaler)
+
+    def before_optimizer_step(self, optimizer: Any, by_scaler: bool) -> None:  # noqa: ARG002
+        """The rule on steps that a scaler should have made."""
+        if self._scaled.stepped is optimizer:
+            kind = type(optimizer).__qualname__
+            what = f"gradients times {self._scaled.scale:g}"
+            self._findings.add("step-past-scaler", f"{kind}.step()", what)
+
+    def before_schedule(self, scheduler: Any) -> None:
+        """The rule on schedules."""
+        optimizer = getattr(scheduler, "optimizer", None)
+        # torch calls it once when it is made.
+        if optimizer is not None and not scheduler._is_initial:
+            self._look_at_schedule(scheduler, optimizer)
+
+    def _look_at_schedule(self, scheduler: Any, optimizer: Any) -> None:
+        for scaler in self._scalers:
+            if getattr(scaler, "step_was_skipped_for", None) is None or not scaler.is_enabled():
+                continue
+            if scaler.step_was_skipped_for(optimizer):
+                kind = type(scheduler).__qualname__
+                self._findings.add("scheduler-on-skipped-step", f"{kind}.step()", "after a skip")
+
+    def see(self, call: OpCall) -> None:
+        """Looks at an op before it runs."""
+        if call.op in _FACTORS or call.op in _BOUNDS:
+            self._look_at_clip(call)
+        if call.op.partition(".")[0] in _SCALINGS and not call.backward:
+            self._look_at_scaling(call)
+        self._regions |= call.regions
+        if call.autocast is not None:
+            self._regions.add(call.autocast[1])
+
+    def _look_at_scaling(self, call: OpCall) -> None:
+        """Programs may take the scale out of gradients by themselves."""
+        written, by = call.args[:2]
+        by = by[0] if isinstance(by, (list, tuple)) and by else by
+
+        def factor() -> float:
+            value = float(by.flatten()[0] if isinstance(by, torch.Tensor) else by)
+            return 1.0 / (value or math.inf) if "div" in call.op else value
+
+        self._scaled.multiplied(
+            written if isinstance(written, (list, tuple)) else [written], factor
+        )
+
+    def _look_at_clip(self, call: OpCall) -> None:
+        if call.backward:
+            return
+        if call.op in _FACTORS:
+            factors = call.args[1] if isinstance(call.args[1], (list, tuple)) else [call.args[1]]
+            if not all(isinstance(f, torch.Tensor) and f.dim() == 0 for f in factors):
+                return
+        written = call.args[0] if isinstance(call.args[0], (list, tuple)) else [call.args[0]]
+        written_ids = {id(t) for t in written} | {
+            t.data_ptr() for t in written if t.layout == torch.strided and t.numel()
+        }
+        for optimizer in list(self._optimizers):
+            if any(carries_scale(scaler, optimizer) for scaler in self._scalers) and any(
+                p.grad is not None
+                and (id(p.grad) in written_ids or p.grad.data_ptr() in written_ids)
+                for group in optimizer.param_groups
+                for p in group["params"]
+                if p.grad is None or p.grad.layout == torch.strided
+            ):
+                name = type(optimizer).__qualname__
+                self._findings.add(
+                    "clip-before-unscale", f"the gradients of {name}", f"by {call.op}"
+                )
+
+    def conclude(self, rows: list[dict[str, Any]]) -> None:
+        """The rules on the whole.
+
+        Args:
+            rows: Those of a trace of the same time.
+        """
+        enabled = [s for s in self._scalers if s.is_enabled()]
+        if self._ops.ran_fp16 and self._backwards and not enabled:
+            self._findings.add("fp16-without-scaler", "the program", "backward of fp16 ops")
+        used = [s for s in enabled if getattr(s, "_scale", None) is not None]
+        if used and self._ops.ran_bf16 and not self._ops.ran_fp16:
+            self._findings.add(
+                "scaler-without-fp16", "GradScaler", "only bfloat16 regions ran lower ops"
+            )
+        lowered = [row for row in rows if row["policy"] in ("lower", "promote")]
+        if self._regions and not any(row[name] for row in lowered for name in _CASTS):
+            device = ", ".join(sorted(self._regions))
+            dtypes = sorted({dtype for row in lowered for dtype in row["inputs"]})
+            what = f"the arguments of its ops are {', '.join(dtypes)} already"
+            if not lowered:
+                what = "no op inside runs on its device and is in its lists"
+            self._findings.add("region-casts-nothing", f"the region on {device}", what)

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a program calls in a training step: backward, scalers, optimizers, LR schedulers."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import GradScaler as TorchGradScaler
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from fastamp._util.patches import Patches, all_subclasses
+from fastamp._util.tool_guard import ToolGuard
+
+__all__ = ["CallListener", "listening"]
+
+
+class CallListener:
+    """A base of what is told of calls while it listens. What its methods raise, its guard gets."""
+
+    guard: ToolGuard
+
+    def made_optimizer(self, optimizer: Any) -> None:
+        """An optimizer was made."""
+
+    def before_backward(self, tensors: Any) -> None:
+        """A backward pass is about to begin at these."""
+
+    def after_backward(self) -> None:
+        """It has ended."""
+
+    def before_scale(self, scaler: Any) -> None:
+        """A scaler is about to multiply something."""
+
+    def after_scale(self, scaler: Any, scaled: Any) -> None:
+        """It has returned this."""
+
+    def before_scaler_step(self, scaler: Any, optimizer: Any) -> None:
+        """A scaler is about to have an optimizer make a step, or skip it."""
+
+    def after_scaler_step(self, scaler: Any, optimizer: Any) -> None:
+        """It has."""
+
+    def after_update(self, scaler: Any) -> None:
+        """A scaler has ended an iteration."""
+
+    def before_optimizer_step(self, optimizer: Any, by_scaler: bool) -> None:
+        """An optimizer is about to make a step, within a scaler's or by itself."""
+
+    def after_optimizer_step(self, optimizer: Any, by_scaler: bool) -> None:
+        """It has."""
+
+    def before_schedule(self, scheduler: Any) -> None:
+        """An LR scheduler is about to make a step."""
+
+
+class _Within(threading.local):
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, str]] = []
+
+    def has(self, name: str) -> bool:
+        return any(name == other for _, other in self.calls)
+
+
+# With the thread whose calls it is told of; None: of those of all threads.
+_listeners: list[tuple[CallListener, int | None]] = []
+_within = _Within()
+_patches = Patches()
+_handles: list[Any] = []
+
+
+@contextlib.contextmanager
+def listening(listener: CallListener, *, this_thread: bool = False) -> Iterator[None]:
+    """Tells a listener of calls inside the block. May end within a call that it is told of.
+
+    Args:
+        listener: Is told.
+        this_thread: Of calls of the thread that begins the block alone.
+    """
+    if not _listeners:
+        _patch()
+    entry = listener, threading.get_ident() if this_thread else None
+    _listeners.append(entry)
+    try:
+        yield
+    finally:
+        _listeners.remove(entry)
+        if not _listeners:
+            _patches.undo()
+            _let_go_of_optimizers()
+
+
+def _tell(event: str, *args: Any) -> None:
+    # Those that began last first: what ends a listener's block comes after what is within.
+    here = threading.get_ident()
+    for listener, thread in reversed(_listeners.copy()):
+        if thread in (None, here):
+            listener.guard.run(getattr(listener, event), *args)
+
+
+def _let_go_of_optimizers() -> None:
+    # torch walks through these hooks while it calls them. The last listener goes at another time.
+    if not _within.has("optimizer hook"):
+        while _handles:
+            _handles.pop().remove()
+
+
+def _patch() -> None:
+    _let_go_of_optimizers()
+    _patches.replace(torch.optim.Optimizer, "__init__", _init(torch.optim.Optimizer.__init__))
+    _patches.replace(torch.autograd, "backward", _backward(torch.autograd.backward))
+    # Not `step`, whose warnings would name this file instead of the program's line.
+    _patches.replace(LRScheduler, "_update_lr", _told("schedule", LRScheduler._update_lr))
+    for cls in all_subclasses(TorchGradScaler):
+        for name, event in (("scale", "scale"), ("step", "scaler_step"), ("update", "update")):
+            if name in vars(cls):
+                _patches.replace(cls, name, _told(event, vars(cls)[name]))
+    _handles.append(register_optimizer_step_pre_hook(_before_optimizer_step))
+    _handles.append(register_optimizer_step_post_hook(_after_optimizer_step))
+
+
+def _init(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        _tell("made_optimizer", optimizer)
+
+    return init
+
+
+def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        _tell("before_backward", tensors)
+        result = original(tensors, *args, **kwargs)
+        _tell("after_backward")
+        return result
+
+    return backward
+
+
+def _told(event: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that tells of its calls; of those of a class's and its base's, of the outer one."""
+
+    @functools.wraps(original)
+    def method(owner: Any, *args: Any, **kwargs: Any) -> Any:
+        key = (id(owner), event)
+        if torch.compiler.is_compiling() or key in _within.calls:
+            return original(owner, *args, **kwargs)
+        subject = args[0] if args else next(iter(kwargs.values()), None)
+        _within.calls.append(key)
+        try:
+            _tell_of(f"before_{event}", owner, subject)
+            result = original(owner, *args, **kwargs)
+        finally:
+            _within.calls.remove(key)
+        _tell_of(f"after_{event}", owner, result if event == "scale" else subject)
+        return result
+
+    return method
+
+
+def _tell_of(event: str, owner: Any, subject: Any) -> None:
+    if not hasattr(CallListener, event):
+        return
+    has_subject = event in ("after_scale", "before_scaler_step", "after_scaler_step")
+    _tell(event, owner, *([subject] if has_subject else []))
+
+
+def _before_optimizer_step(optimizer: Any, *_: Any) -> None:
+    _tell_of_optimizer("before_optimizer_step", optimizer)
+
+
+def _after_optimizer_step(optimizer: Any, *_: Any) -> None:
+    _tell_of_optimizer("after_optimizer_step", optimizer)
+
+
+def _tell_of_optimizer(event: str, optimizer: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
+    key = (id(optimizer), "optimizer hook")
+    _within.calls.append(key)
+    try:
+        _tell(event, optimizer, _within.has("scaler_step"))
+    finally:
+        _within.calls.remove(key)

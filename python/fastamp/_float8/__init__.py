@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear layers in fp8: recipes, exclusions, plans, compiled graphs."""
