@@ -91,8 +91,11 @@ class NamedExclusions:
     def _warn(self) -> None:
         if self._unmatched and self._has_looked:
             names = ", ".join(repr(name) for name in self._names if name in self._unmatched)
-            warnings.warn(
+            # At exit no line of the program is running that the warning could name.
+            warnings.warn_explicit(
                 f"--float8-exclude: expected names of weights of the program's modules, got "
                 f"{names}, which no weight has. See docs/float8.md for how names are compared.",
-                stacklevel=2,
+                UserWarning,
+                "python -m fastamp",
+                1,
             )

@@ -231,7 +231,7 @@ def test_names_are_excluded_and_those_of_no_weight_are_told_once_at_exit(
     done = run_program(*FASTAMP, "--report", str(report), *words, "--float8", train)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count(NO_NAME) == 1
-    assert re.search(r"got 'lm_heed', 'fc\*', which", done.stderr)
+    assert re.search(r"^python -m fastamp:1: .* got 'lm_heed', 'fc\*', which", done.stderr, re.M)
     text = report.read_text()
     assert (text.count('"float8": "float8"'), text.count('"float8": "excluded"')) == (1, 1)
 
