@@ -80,6 +80,7 @@ TOUCHED: dict[str, frozenset[str]] = {
     "setup.py": frozenset({"packages"}),
     "src": ALL,
     "src/kernels/cuda": frozenset({"flavours", "packages", "workshop"}),
+    "tests/README.md": frozenset(),
     "tests/consumer": frozenset({"packages"}),
     "tests/cpp": frozenset(),
     "tests/cpp/cuda_on_cpu": frozenset({"flavours", "workshop"}),

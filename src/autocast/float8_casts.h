@@ -119,7 +119,7 @@ class RegionFloat8Casts {
   Float8Casts weights_;
   SweepBudget sweep_budget_;
   std::optional<Float8Entry> activation_;
-  std::uint64_t seen_changes_ = 0;  ///< Changes (changed_weights.h) that weights_ reflects.
+  std::uint64_t seen_changes_ = 0;  ///< Changes (cast_cache.h) that weights_ reflects.
 };
 
 }  // namespace fastamp::autocast

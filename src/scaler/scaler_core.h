@@ -145,7 +145,7 @@ class FASTAMP_API ScalerCore {
   /// @param times_scaled  How often scale() has been called.
   static bool may_be_scaled_anew(const OptimizerRecord& record, std::uint64_t times_scaled);
 
-  /// Unscales gradients in place. Clips that were put off are left to the front end: take_clips().
+  /// Unscales gradients in place. Clips that were put off are left to the front end.
   /// @param gathered  For Purpose::kUnscale, without foreign ones, right before: no code of users
   ///     has run since.
   void unscale(OptimizerRecord& record, Gathered gathered, const ScalerCall& call);

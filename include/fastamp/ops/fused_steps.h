@@ -153,9 +153,9 @@ struct FusedAdamwArgs {
 /// One step of Adam or AdamW for all parameter groups at once, with the arithmetic of
 /// torch.optim.Adam and AdamW (foreach, not capturable).
 ///
-/// Lists, gate (inv_scale, clip_coef, found_inf, clip_value), write_grads, masters, lr_tensors,
-/// weight copies, errors and notes are those of fused_sgd_. For each element, in fp32, constants in
-/// fp64 rounded once, t = steps + 1:
+/// Lists, what an AmpStep holds (inv_scale, clip_coef, found_inf, clip_value, write_grads),
+/// masters, lr_tensors, weight copies, errors and notes are those of fused_sgd_. For each element,
+/// in fp32, constants in fp64 rounded once, t = steps + 1:
 ///   g = clamp(grad * inv_scale * clip_coef, -clip_value, clip_value), negated if maximize
 ///   decoupled (AdamW): w *= 1 - lr * weight_decay;  else (Adam): g += weight_decay * w
 ///   m = lerp(m, g, 1 - beta1);  v = beta2 * v + (1 - beta2) * g * g;  amsgrad: v' = max(v', v)
@@ -189,15 +189,15 @@ struct MuonMomentumArgs {
 };
 
 /// The first half of a step of Muon, for all matrices at once, with the arithmetic of
-/// torch.optim.Muon: gradients through the gate, momentum, and the matrices that the Newton-Schulz
-/// iteration makes orthogonal.
+/// torch.optim.Muon: gradients unscaled and clipped, momentum, and the matrices that the
+/// Newton-Schulz iteration makes orthogonal.
 ///
 /// Matrices are listed group after group, as in fused_sgd_. For each element, in fp32, lerp with a
 /// fused multiply-add from the nearer end:
 ///   g = clamp(grad * inv_scale * clip_coef, -clip_value, clip_value)
 ///   b = lerp(b, g, 1 - momentum);  u = nesterov ? lerp(g, b, momentum) : b
-/// Where found_inf is not 0 the buffers keep their bits, and u is 0. Gate, write_grads, errors and
-/// notes are those of fused_sgd_.
+/// Where found_inf is not 0 the buffers keep their bits, and u is 0. What an AmpStep holds, errors
+/// and notes are those of fused_sgd_.
 FASTAMP_API void muon_momentum_(const MuonMomentumArgs& args);
 
 /// Arguments of muon_apply_, in the order of its schema. Borrowed for the call. Members

@@ -25,7 +25,7 @@ _Parameters = list[tuple[str, "weakref.ref[torch.nn.Parameter]"]]
 class NamedExclusions:
     """Excludes weights from fp8 by the names that they have in the program's models.
 
-    Names are those of ``float8_exclude``'s ``where``. They are looked for in the whole model, up to
+    Names are those of ``float8.exclude``'s ``where``. They are looked for in the whole model, up to
     the outermost module that has the others as its parts, when a module of it is called first, and
     again when a weight that was excluded is another object. A model's parts are known as they are
     assigned; of copied and unpickled models, from the module that is called down.

@@ -125,7 +125,7 @@ def _tell_cache() -> None:
 
 
 def _traced_recipe(device_type: str) -> Any:
-    """Traced by dynamo instead of float8_recipe."""
+    """Traced by dynamo instead of ``float8.recipe``."""
     return _recipe_of_trace(device_type)
 
 

@@ -102,7 +102,7 @@ def float8_plan(
         kwargs: Its arguments by name.
         device: Where the model is to run: ``"cuda"`` or ``"cpu"``, which differ in the
             ``small_size`` of a recipe that has none.
-        recipe: That of the region; by default ``Float8Recipe()``.
+        recipe: That of the region; by default ``float8.Recipe()``.
         dtype: That of the region: ``torch.bfloat16`` or ``torch.float16``.
 
     Raises:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""op_policy, set_op_policy and reset_op_policies."""
+"""policies.get, policies.set and policies.reset."""
 
 from __future__ import annotations
 

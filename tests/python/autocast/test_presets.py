@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Presets of op policies: fastamp.policies.preset and op_policies(name)."""
+"""Presets of op policies: policies.preset and policies.override(name)."""
 
 from __future__ import annotations
 

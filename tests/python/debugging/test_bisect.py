@@ -188,7 +188,7 @@ def test_a_planted_fault_is_found_and_its_policy_file_cures_it(name, tmp_path):
     assert report.after == pytest.approx(after, abs=1e-9)
     for op in CURES[name]:
         if "::" in op:
-            fastamp.policies.unregister_op(op)  # module_policies leaves it as "pass"
+            fastamp.policies.unregister_op(op)  # for_modules leaves it as "pass"
 
 
 def test_of_several_modules_the_one_at_fault_is_found():

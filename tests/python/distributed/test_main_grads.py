@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""main_grads: 16-bit weights under DDP train as float32 ones do, bit for bit."""
+"""fp32_main_grads: 16-bit weights under DDP train as float32 ones do, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gate between a gradient scaler and a step: unscale, clip and skip on the device."""
+"""What a gradient scaler hands a step, an AmpStep: unscale, clip and skip on the device."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lean_ chooses, changes and refuses."""
+"""What low_precision_weights_ chooses, changes and refuses."""
 
 from __future__ import annotations
 

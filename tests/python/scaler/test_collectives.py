@@ -19,9 +19,9 @@ CALLS = {
     ("unscale_", "value", "step", "update"): (1, 0, 0, 0),
     ("step", "update"): (1, 0),
 }
-# Clipping by value: put off to the step, which unscales, where the optimizer takes a gate.
+# Clipping by value: put off to the step, which unscales, where the optimizer takes an AmpStep.
 VALUE = ("value", "step", "update")
-# What checks again, behind a gate, what clip_grad_norm_ has checked and left to the step.
+# What checks again, for an AmpStep, what clip_grad_norm_ has checked and left to the step.
 AGAIN = {
     ("norm", "norm", "step", "update"): (1, 1, 0, 0),
     ("norm", "unscale_", "step", "update"): (1, 1, 0, 0),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options and odd orders of gated steps."""
+"""Options and odd orders of steps that get an AmpStep."""
 
 import copy
 import random

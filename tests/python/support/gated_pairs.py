@@ -24,7 +24,7 @@ CASES = [(name, options) for name, sets in OPTIONS.items() for options in sets]
 
 
 def supports_amp_step(optimizer) -> bool:
-    """Whether a scaler would hand an optimizer its gate."""
+    """Whether a scaler would hand an optimizer an AmpStep."""
     return getattr(optimizer, "_fastamp_supports_amp_step", False) is True
 
 

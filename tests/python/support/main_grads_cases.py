@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training under DDP with float32 weights, and with 16-bit ones and main_grads, in each rank."""
+"""Training under DDP with float32 weights, with 16-bit ones and fp32_main_grads, in each rank."""
 
 from __future__ import annotations
 
