@@ -125,7 +125,7 @@ def _check_arguments(model: Any, kwargs: Any, device: Any, recipe: Any, dtype: A
         ("model", model, torch.nn.Module, "a torch.nn.Module"),
         ("kwargs", kwargs, (Mapping, type(None)), "a mapping or None"),
         ("device", device, str, "a str"),
-        ("recipe", recipe, (Float8Recipe, type(None)), "a Float8Recipe or None"),
+        ("recipe", recipe, (Float8Recipe, type(None)), "a float8.Recipe or None"),
         ("dtype", dtype, torch.dtype, "a torch.dtype"),
     ):
         if not isinstance(value, kind):

@@ -242,7 +242,7 @@ class float8_exclude(WeightRequest):  # noqa: N801 (reads as what it does)
     ) -> None:
         """Excludes them, at once."""
         if where is None:
-            tensors = weights_of("float8_exclude", weights)
+            tensors = weights_of("float8.exclude", weights)
         else:
             tensors = _selected(weights, where)
         super().__init__(_C.exclude_from_float8(tensors), _end_exclusion)

@@ -244,7 +244,7 @@ def _own_policy(call: LibraryCall) -> str:
                 policy = _C.op_policy(op, device)
             except ValueError:
                 break
-            return f"left to register_op: {op} is {policy}"
+            return f"left to policies.register_op: {op} is {policy}"
         if not torch._C._dispatch_has_kernel(op):
             continue
         for key in ("AutocastCPU", "AutocastCUDA"):

@@ -285,7 +285,12 @@ class Uncopyable(nn.Module):
     [
         ((3,), {}, TypeError, "expected model to be a torch.nn.Module, got int"),
         ((nn.ReLU(),), {"kwargs": [1]}, TypeError, "expected kwargs to be a mapping or None"),
-        ((nn.ReLU(),), {"recipe": True}, TypeError, "expected recipe to be a Float8Recipe or None"),
+        (
+            (nn.ReLU(),),
+            {"recipe": True},
+            TypeError,
+            "expected recipe to be a float8.Recipe or None",
+        ),
         ((nn.ReLU(),), {"dtype": "bf16"}, TypeError, "expected dtype to be a torch.dtype"),
         ((nn.ReLU(),), {"dtype": torch.float32}, ValueError, "got Float"),
         ((nn.ReLU(),), {"device": 0}, TypeError, "expected device to be a str, got int"),

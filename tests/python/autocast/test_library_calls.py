@@ -208,7 +208,7 @@ def test_a_policy_of_the_users_counts(libraries: dict[str, ModuleType]):
         with fastamp.autocast("cpu", dtype=BF16):
             assert refuses(libraries)
         assert library_calls.state_of(CALLS[f"{FLASH}.FlashAttnFunc"]) == (
-            f"left to register_op: {OP} is pass"
+            f"left to policies.register_op: {OP} is pass"
         )
     finally:
         fastamp.policies.unregister_op(OP)

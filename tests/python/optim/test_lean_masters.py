@@ -260,7 +260,9 @@ def test_averaging_16_bits_is_refused_with_the_way() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     handle = lean(model)
     for whole in (model, nn.Sequential(model)):
-        with pytest.raises(NotImplementedError, match=r"LowPrecisionWeights\.state_dict\(optimizer\)"):
+        with pytest.raises(
+            NotImplementedError, match=r"LowPrecisionWeights\.state_dict\(optimizer\)"
+        ):
             AveragedModel(whole, multi_avg_fn=get_ema_multi_avg_fn(0.999))
     assert copy.deepcopy(model)[0].weight.dtype == BF16
     optimizer = fastamp.optim.SGD(model.parameters(), lr=1e-3)
