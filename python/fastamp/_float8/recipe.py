@@ -128,7 +128,7 @@ def region_arguments(
     """
     if not (float8 is None or isinstance(float8, (bool, Float8Recipe))):
         raise TypeError(
-            f"autocast: expected float8 to be a bool or a Float8Recipe, got {type(float8).__name__}"
+            f"autocast: expected float8 to be a bool or a float8.Recipe, got {type(float8).__name__}"
         )
     if not (dtype is None or isinstance(dtype, torch.dtype)):
         raise TypeError(f"autocast: expected dtype to be a torch.dtype, got {type(dtype).__name__}")

@@ -203,7 +203,7 @@ def test_a_float8_dtype_on_the_cpu_does_what_torchs_does():
     [
         (
             TypeError,
-            "autocast: expected float8 to be a bool or a Float8Recipe, got str",
+            "autocast: expected float8 to be a bool or a float8.Recipe, got str",
             ("cpu", {"float8": "e4m3"}),
         ),
         (
