@@ -127,9 +127,8 @@ def region_arguments(
         ValueError: The arguments contradict one another, or the recipe is impossible.
     """
     if not (float8 is None or isinstance(float8, (bool, Float8Recipe))):
-        raise TypeError(
-            f"autocast: expected float8 to be a bool or a float8.Recipe, got {type(float8).__name__}"
-        )
+        got = type(float8).__name__
+        raise TypeError(f"autocast: expected float8 to be a bool or a float8.Recipe, got {got}")
     if not (dtype is None or isinstance(dtype, torch.dtype)):
         raise TypeError(f"autocast: expected dtype to be a torch.dtype, got {type(dtype).__name__}")
     wants_float8 = isinstance(float8, Float8Recipe) or bool(float8)
