@@ -317,7 +317,9 @@ class GradScaler(ScalerState):
             self.unscale_(optimizer)
             amp_step = core.begin_step(self, optimizer, keep, may_check, True)
         result = optimizer._fastamp_amp_step(amp_step, *args, **kwargs)
-        self._per_optimizer_states[id(optimizer)]["stage"] = _STEPPED
+        state = self._per_optimizer_states.get(id(optimizer))
+        if state is not None:  # Code that ran in the step may have called update().
+            state["stage"] = _STEPPED
         return result
 
     def _maybe_opt_step(

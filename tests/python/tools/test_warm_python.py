@@ -91,7 +91,7 @@ for name, command in json.loads(sys.argv[1]).items():
     )
     found[name] = told(forked), told(started)
 assert not warm_python.can_run(["-W", "error", "-c", ""], environment)
-assert not warm_python.can_run(["-c", ""], {**environment, "OMP_NUM_THREADS": "1"})
+assert not warm_python.can_run(["-c", ""], {**environment, "OMP_NUM_THREADS": "3"})
 try:
     warm_python.run(["-c", "import time; time.sleep(1000)"], environment, os.getcwd(), 0.5)
 except subprocess.TimeoutExpired:
