@@ -2,10 +2,10 @@
 #include "autocast/kept_casts.h"
 
 #include "autocast/data_cast.h"
-#include "autocast/float8_copy.h"
 #include "autocast/tensor_identity.h"
 #include "autocast/thread_cache.h"
 #include "autocast/torch_state.h"
+#include "float8/float8_copy.h"
 
 #include <fastamp/autocast/weights_changed.h>
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "autocast/float8_cast.h"
-#include "autocast/float8_casts.h"
 #include "autocast/tensor_identity.h"
 #include "autocast/weight_requests.h"
 #include "core/interception.h"
+#include "float8/float8_cast.h"
+#include "float8/float8_casts.h"
 
 #include <fastamp/autocast/kept_casts.h>
 #include <fastamp/export.h>

@@ -3,11 +3,11 @@
 
 #include "autocast/cast_cache.h"
 #include "autocast/cast_plans.h"
-#include "autocast/float8_casts.h"
 #include "autocast/recent_casts.h"
 #include "autocast/tensor_identity.h"
 #include "autocast/torch_state.h"
 #include "core/interception.h"
+#include "float8/float8_casts.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>

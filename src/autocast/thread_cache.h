@@ -3,7 +3,7 @@
 
 #include "autocast/cast_cache.h"
 #include "autocast/cast_plans.h"
-#include "autocast/float8_cast.h"
+#include "float8/float8_cast.h"
 
 #include <fastamp/export.h>
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/float8_setting.h"
+#include "float8/recipe.h"
 
-#include "autocast/float8_mirror.h"
 #include "autocast/torch_state.h"
 #include "core/dtypes.h"
+#include "float8/dynamo_guard_state.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>

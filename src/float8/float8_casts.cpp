@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/float8_casts.h"
+#include "float8/float8_casts.h"
 
 #include "autocast/cast_cache.h"
 #include "core/tensor_version.h"

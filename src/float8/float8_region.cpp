@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/float8_region.h"
+#include "float8/float8_region.h"
 
 #include "core/build_config.h"
 #include "core/kernel_devices.h"

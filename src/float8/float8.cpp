@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/float8_exclusions.h"
-#include "autocast/float8_setting.h"
+#include "float8/exclusions.h"
+#include "float8/recipe.h"
 
 #include <fastamp/autocast/float8.h>
 

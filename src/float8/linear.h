@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "autocast/float8_node.h"
-#include "autocast/float8_setting.h"
 #include "autocast/op_ids.h"
 #include "autocast/policy_device.h"
+#include "float8/linear_backward.h"
+#include "float8/recipe.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Scalar.h>

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/float8_linear.h"
+#include "float8/linear.h"
 
 #include "autocast/cast_node.h"
 #include "autocast/cast_source.h"
-#include "autocast/float8_calls.h"
-#include "autocast/float8_path.h"
-#include "autocast/float8_product.h"
-#include "autocast/float8_weights.h"
 #include "autocast/thread_cache.h"
 #include "core/dtypes.h"
+#include "float8/decision.h"
+#include "float8/float8_calls.h"
+#include "float8/product.h"
+#include "float8/weight_casts.h"
 #include "trace/events.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/float8_weights.h"
+#include "float8/weight_casts.h"
 
 #include "autocast/cast_source.h"
 #include "autocast/cast_together.h"
-#include "autocast/float8_calls.h"
 #include "autocast/kept_casts.h"
 #include "autocast/tensor_identity.h"
 #include "autocast/thread_cache.h"
+#include "float8/float8_calls.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/float8_cast.h"
+#include "float8/float8_cast.h"
 
 #include "core/interception.h"
 #include "core/tensor_kind.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "autocast/float8_setting.h"
+#include "float8/recipe.h"
 #include "trace/float8_outcome.h"
 
 #include <fastamp/autocast/float8_plan.h>

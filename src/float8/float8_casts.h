@@ -3,8 +3,8 @@
 
 #include "autocast/cast_cache.h"
 #include "autocast/cast_plans.h"
-#include "autocast/float8_cast.h"
 #include "autocast/tensor_identity.h"
+#include "float8/float8_cast.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/float8_calls.h"
+#include "float8/float8_calls.h"
 
 #include "autocast/cast_node.h"
 

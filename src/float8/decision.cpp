@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/float8_path.h"
+#include "float8/decision.h"
 
-#include "autocast/float8_exclusions.h"
 #include "core/interception.h"
+#include "float8/exclusions.h"
 
 #include <c10/core/DispatchKey.h>
 #include <c10/core/DispatchKeySet.h>

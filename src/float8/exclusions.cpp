@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/float8_exclusions.h"
+#include "float8/exclusions.h"
 
 #include "autocast/weight_requests.h"
 
