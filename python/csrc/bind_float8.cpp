@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "autocast/float8_interface.h"
 #include "bindings.h"
 #include "float8/decision.h"
 #include "float8/dynamo_guard_state.h"
 #include "float8/exclusions.h"
-#include "float8/float8_calls.h"
-#include "float8/float8_region.h"
+#include "float8/plan.h"
 #include "float8/recipe.h"
 #include "trace/trace_text.h"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "autocast/float8_interface.h"
 #include "autocast/tensor_identity.h"
-#include "float8/float8_cast.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>

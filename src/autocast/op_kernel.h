@@ -2,6 +2,7 @@
 #pragma once
 
 #include "autocast/arguments.h"
+#include "autocast/float8_interface.h"
 #include "autocast/op_names.h"
 #include "autocast/op_table.h"
 #include "autocast/policy_device.h"
@@ -9,8 +10,6 @@
 #include "autocast/rnn_layer.h"
 #include "autocast/torch_state.h"
 #include "autocast/trace.h"
-#include "float8/linear.h"
-#include "float8/recipe.h"
 #include "trace/events.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autocast/region.h"
 
+#include "autocast/float8_interface.h"
 #include "autocast/kept_casts.h"
 #include "autocast/thread_cache.h"
 #include "autocast/torch_state.h"
 #include "core/thread_bound.h"
-#include "float8/dynamo_guard_state.h"
-#include "float8/float8_region.h"
-#include "float8/recipe.h"
 
 #include <fastamp/autocast/context.h>
 #include <fastamp/autocast/guard.h>

@@ -20,14 +20,6 @@
 // Exported for the Python module; not part of the public API.
 namespace fastamp::autocast {
 
-/// Whether a tensor of this dtype can be an operand of a product in fp8.
-bool is_float8_operand(c10::ScalarType dtype);
-
-/// What becomes of x times a weight of these sizes and dtypes on a device. No size but 0 of m
-/// changes it.
-Float8Outcome float8_outcome(const Float8Shape& shape, const Float8Setting& setting,
-                             c10::DeviceType device);
-
 /// Which operands of a product no earlier one has kept for backward.
 struct NewOperands {
   bool x = true;            ///< In 16 bits,
