@@ -3,7 +3,6 @@
 
 #include "autocast/tensor_identity.h"
 #include "autocast/weight_requests.h"
-#include "core/interception.h"
 
 #include <fastamp/autocast/kept_casts.h>
 #include <fastamp/export.h>
@@ -14,7 +13,6 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
-#include <optional>
 #include <unordered_map>
 #include <vector>
 

@@ -11,7 +11,8 @@
 #include <cstdint>
 #include <vector>
 
-// Casts to fp8, and those that fused steps write (kernels/functors/float8_copy.h). Exported for tests.
+// Casts to fp8, and those that fused steps write (kernels/functors/float8_copy.h). Exported for
+// tests.
 namespace fastamp::autocast {
 
 /// A matrix in fp8, in the layouts that the products of a linear layer read. Both copies hold the
@@ -51,8 +52,8 @@ FASTAMP_API Float8Cast cast_to_float8_by_ops(const at::Tensor& matrix, c10::Scal
 /// The columns of a cast by torch's ops, from its rows.
 at::Tensor float8_columns(const at::Tensor& rows);
 
-/// Whether a weight can have such a cast: a float32 matrix in row-major order on the CPU or a CUDA
-/// device, with kernels of ours for it, whose sizes are multiples of 16.
+/// Whether a weight can have a cast that steps write: a float32 matrix in row-major order on the CPU
+/// or a CUDA device, with kernels of ours for it, whose sizes are multiples of 16.
 bool can_have_float8_copy(const at::Tensor& weight);
 
 /// The weight's cast to float8_e4m3fn, its rows where a step can write them.

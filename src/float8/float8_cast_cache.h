@@ -7,6 +7,8 @@
 #include "autocast/tensor_identity.h"
 #include "float8/float8_cast.h"
 
+#include <fastamp/autocast/kept_casts.h>
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 

@@ -8,7 +8,6 @@
 #include <fastamp/export.h>
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
@@ -16,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-// What becomes of a product of given sizes, and a record of the calls of a model, for plans.
-// Exported for the Python module; not part of the public API.
+// The rows of plans: of products of given sizes, and of the recorded calls of a model. Exported
+// for the Python module; not part of the public API.
 namespace fastamp::autocast {
 
 /// Which operands of a product no earlier one has kept for backward.

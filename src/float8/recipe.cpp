@@ -117,6 +117,13 @@ const Float8Setting* checked_setting(const char* function, c10::DeviceType devic
   return setting;
 }
 
+/// Warns, once in the process.
+void warn_of_slow_float8(const char* function) {
+  TORCH_WARN_ONCE(function,
+                  ": fp8 on the CPU is a reference: it computes what a GPU does, several times as "
+                  "slow as bfloat16. (This is said once.)");
+}
+
 }  // namespace
 
 std::string_view to_string(Float8Op op) { return kOpNames.at(static_cast<std::size_t>(op)); }
@@ -216,12 +223,6 @@ void set_default_float8(c10::DeviceType device, const Float8Setting* setting) no
 const Float8Setting* no_float8(c10::DeviceType device) noexcept {
   const auto* const slot = slot_in(g_defaults, device);
   return slot == nullptr || slot->load(std::memory_order_relaxed) == nullptr ? nullptr : &kNoFloat8;
-}
-
-void warn_of_slow_float8(const char* function) {
-  TORCH_WARN_ONCE(function,
-                  ": fp8 on the CPU is a reference: it computes what a GPU does, several times as "
-                  "slow as bfloat16. (This is said once.)");
 }
 
 const Float8Setting* float8_in_force_slow(PolicyDevice device) {

@@ -11,8 +11,8 @@
 #include <optional>
 #include <string_view>
 
-// Which fp8 recipe is in force on a thread: state of fastamp's own beside torch's, whose public
-// dtype is the carrier. Exported for the Python module; not part of the public API.
+// Checked recipes, and the default of the process. Which recipe is in force on a thread is asked
+// through autocast/float8_interface.h. Exported for the Python module; not part of the public API.
 namespace fastamp::autocast {
 
 /// The ops that a recipe can run in fp8: bits of Float8Setting::ops.
@@ -52,9 +52,6 @@ FASTAMP_API void set_default_float8(c10::DeviceType device, const Float8Setting*
 /// What a region sets that refuses the default: a setting of no carrier, which is never in force.
 /// Null while the device has no default.
 FASTAMP_API const Float8Setting* no_float8(c10::DeviceType device) noexcept;
-
-/// Warns, once in the process.
-FASTAMP_API void warn_of_slow_float8(const char* function);
 
 /// From now on, regions on the device whose dtype is bfloat16 and that have no recipe of their own
 /// follow this one, in the whole process: see set_default_float8(). On a GPU or in a build without
