@@ -59,7 +59,7 @@ function(fastamp_filter_op_table input output)
 endfunction()
 
 # Sets <result> to whether torch's _scaled_mm, an op without a promise of stability, takes the
-# arguments that src/autocast/float8_product.cpp gives it.
+# arguments that src/float8/product.cpp gives it.
 function(fastamp_torch_has_scaled_mm result)
   set(header "${FASTAMP_TORCH_DIR}/include/ATen/ops/_scaled_mm_ops.h")
   set(lines "")

@@ -40,6 +40,21 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "python::add_mirror_type",
         "python::add_optimizer_hook",
     ),
+    # What autocast asks of src/float8, which is built upon it.
+    "src/autocast/float8_interface.h": (
+        "autocast::thread_float8_slow",
+        "autocast::set_thread_float8_slow",
+        "autocast::float8_of_region",
+        "autocast::check_float8_dtype",
+        "autocast::float8_in_force_slow",
+        "autocast::run_in_float8",
+        "autocast::make_region_float8_casts",
+        "autocast::is_empty",
+        "autocast::clear_float8_casts",
+        "autocast::forget_float8_casts",
+        "autocast::drop_kept_float8_casts",
+        "autocast::count_kept_float8_casts",
+    ),
     # A kernel for each device.
     "src/kernels/amp_args.h": (
         "kernels::unscale_and_check_cpu",

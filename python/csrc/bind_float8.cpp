@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/float8_calls.h"
-#include "autocast/float8_exclusions.h"
-#include "autocast/float8_mirror.h"
-#include "autocast/float8_path.h"
-#include "autocast/float8_region.h"
-#include "autocast/float8_setting.h"
+#include "autocast/float8_interface.h"
 #include "bindings.h"
+#include "float8/decision.h"
+#include "float8/dynamo_guard_state.h"
+#include "float8/exclusions.h"
+#include "float8/plan.h"
+#include "float8/recipe.h"
 #include "trace/trace_text.h"
 
 #include <fastamp/autocast/float8.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "region_init.h"
 
-#include "autocast/float8_setting.h"
 #include "autocast/torch_state.h"
+#include "float8/recipe.h"
 #include "region_hooks.h"
 #include "region_object.h"
 

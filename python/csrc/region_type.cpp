@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/float8_setting.h"
 #include "bindings.h"
+#include "float8/recipe.h"
 #include "region_hooks.h"
 #include "region_init.h"
 #include "region_object.h"

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "autocast/kept_casts.h"
 #include "core/dtypes.h"
 #include "optim/amp_step_on.h"
+#include "optim/weight_copies.h"
 #include "optimizer_objects.h"
 #include "python_amp_step.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "torch_region.h"
 
-#include "autocast/float8_region.h"
+#include "autocast/float8_interface.h"
 #include "region_hooks.h"
 #include "region_object.h"
 #include "region_stack.h"

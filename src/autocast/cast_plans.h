@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "autocast/float8_cast.h"
+#include "autocast/float8_interface.h"
 #include "autocast/tensor_identity.h"
 
 #include <ATen/core/Tensor.h>

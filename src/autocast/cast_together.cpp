@@ -35,27 +35,6 @@ bool can_join(const at::Tensor& weight) {
          weight.is_non_overlapping_and_dense();
 }
 
-std::vector<WeightToCast> those_requested(const std::vector<WeightToCast>& casts) {
-  std::vector<WeightToCast> found;
-  found.reserve(casts.size());
-  auto& all = locked_requests();
-  // No tensor is destroyed under the lock: that may need the GIL, which a thread that waits for the
-  // lock may hold.
-  const std::scoped_lock lock(all.mutex);
-  for (const WeightToCast& cast : casts) {
-    if (all.requests.contains(cast.weight.unsafeGetTensorImpl())) {
-      found.push_back(cast);
-    }
-  }
-  return found;
-}
-
-bool is_requested(const at::Tensor& weight) {
-  auto& all = locked_requests();
-  const std::scoped_lock lock(all.mutex);
-  return all.requests.contains(weight.unsafeGetTensorImpl());
-}
-
 }  // namespace
 
 std::uint64_t acquire_cast_together(const std::vector<at::Tensor>& weights) {
@@ -76,18 +55,34 @@ void release_cast_together(std::uint64_t id) {
   g_together_requests.fetch_sub(1, std::memory_order_relaxed);
 }
 
-std::vector<WeightToCast> weights_to_cast_with(const at::Tensor& weight, c10::ScalarType to) {
-  return is_requested(weight) ? those_requested(begin_planned_region(weight, to))
-                              : std::vector<WeightToCast>();
+bool is_cast_together(const at::Tensor& weight) {
+  auto& all = locked_requests();
+  const std::scoped_lock lock(all.mutex);
+  return all.requests.contains(weight.unsafeGetTensorImpl());
+}
+
+std::vector<WeightToCast> those_cast_together(const std::vector<WeightToCast>& weights) {
+  std::vector<WeightToCast> found;
+  found.reserve(weights.size());
+  auto& all = locked_requests();
+  // No tensor is destroyed under the lock: that may need the GIL, which a thread that waits for the
+  // lock may hold.
+  const std::scoped_lock lock(all.mutex);
+  for (const WeightToCast& weight : weights) {
+    if (all.requests.contains(weight.weight.unsafeGetTensorImpl())) {
+      found.push_back(weight);
+    }
+  }
+  return found;
 }
 
 at::Tensor cast_with_others(const CastSource& source, c10::ScalarType to) {
   const at::Tensor& weight = source.tensor;
-  if (!source.region_keeps || !weight.is_non_overlapping_and_dense()) {
+  if (!source.region_keeps || !weight.is_non_overlapping_and_dense() || !is_cast_together(weight)) {
     return {};
   }
   std::vector<at::Tensor> weights;
-  for (auto& [other, unused] : weights_to_cast_with(weight, to)) {
+  for (auto& [other, unused] : those_cast_together(begin_planned_region(weight, to))) {
     if (can_join(other)) {
       weights.push_back(std::move(other));
     }

@@ -26,9 +26,10 @@ inline bool is_casting_together() {
 FASTAMP_API std::uint64_t acquire_cast_together(const std::vector<at::Tensor>& weights);
 FASTAMP_API void release_cast_together(std::uint64_t id);
 
-/// The weights to be cast with the first one that the region casts to this dtype: of those that the
-/// last region like this one used, the ones that open requests name. Empty if none names `weight`.
-std::vector<WeightToCast> weights_to_cast_with(const at::Tensor& weight, c10::ScalarType to);
+/// Whether an open request names the weight,
+bool is_cast_together(const at::Tensor& weight);
+/// and those of some weights that one names.
+std::vector<WeightToCast> those_cast_together(const std::vector<WeightToCast>& weights);
 
 /// Casts the data of a weight that the region has not cast yet, and with it those of the weights
 /// that the last region like this one used, which the region keeps. Undefined, with nothing done,

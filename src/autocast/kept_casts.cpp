@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autocast/kept_casts.h"
 
+#include "autocast/cast_cache.h"
 #include "autocast/data_cast.h"
-#include "autocast/float8_copy.h"
+#include "autocast/float8_interface.h"
 #include "autocast/tensor_identity.h"
 #include "autocast/thread_cache.h"
 #include "autocast/torch_state.h"
 
 #include <fastamp/autocast/weights_changed.h>
 
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <c10/core/InferenceMode.h>
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
@@ -36,9 +35,12 @@ std::uint64_t KeptCastStore::acquire(const std::vector<at::Tensor>& weights) {
 
 void KeptCastStore::release(std::uint64_t id) {
   Dropped dropped;
-  const std::scoped_lock lock(mutex_);
-  dropped = take(requests_.release(id));
-  note_use();
+  {
+    const std::scoped_lock lock(mutex_);
+    dropped = take(requests_.release(id));
+    note_use();
+  }
+  drop_kept_float8_casts(dropped.weights.unrequested);
 }
 
 void KeptCastStore::add(std::uint64_t id, const at::Tensor& weight) {
@@ -49,8 +51,7 @@ void KeptCastStore::add(std::uint64_t id, const at::Tensor& weight) {
 
 KeptCastStore::Dropped KeptCastStore::take(WeightRequests::Forgotten weights) {
   auto entries = take(weights.unrequested);
-  auto float8 = float8_.take(weights.unrequested);
-  return {std::move(weights), std::move(entries), std::move(float8)};
+  return {std::move(weights), std::move(entries)};
 }
 
 std::vector<KeptCastStore::Entry> KeptCastStore::take(const WeightRequests::Keys& weights) {
@@ -127,7 +128,7 @@ void KeptCastStore::keep(const at::Tensor& source, TensorIdentity as_cast, c10::
   };
   std::vector<Entry> dropped;
   Dropped dead;
-  const std::scoped_lock lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (!requests_.contains(entry.source.key())) {
     return;
   }
@@ -140,60 +141,39 @@ void KeptCastStore::keep(const at::Tensor& source, TensorIdentity as_cast, c10::
   dropped.assign(std::move_iterator(replaced.begin()), std::move_iterator(replaced.end()));
   entries.erase(replaced.begin(), replaced.end());
   entries.push_back(std::move(entry));
-}
-
-std::optional<Float8Cast> KeptCastStore::find_float8(const at::Tensor& source, c10::ScalarType to,
-                                                     Float8Wanted wanted) const {
-  const std::scoped_lock lock(mutex_);
-  return float8_.find(source, to, wanted);
-}
-
-void KeptCastStore::insert_float8(const at::Tensor& source, Float8Entry entry) {
-  std::optional<Float8Entry> dropped;
-  Dropped dead;
-  const std::scoped_lock lock(mutex_);
-  if (requests_.contains(source.unsafeGetTensorImpl())) {
-    dead = take_dead_sometimes();
-    dropped = float8_.replace(source, std::move(entry));
-  }
-}
-
-std::optional<Float8Entry> KeptCastStore::take_out_float8(const at::Tensor& source) {
-  const std::scoped_lock lock(mutex_);
-  auto taken = float8_.take({source.unsafeGetTensorImpl()});
-  return taken.empty() ? std::nullopt : std::optional(std::move(taken.front()));
+  lock.unlock();
+  drop_kept_float8_casts(dead.weights.unrequested);
 }
 
 void KeptCastStore::drop() {
+  drop_kept_float8_casts();
   decltype(entries_) dropped;
-  Float8Casts dropped_float8;
   const std::scoped_lock lock(mutex_);
   dropped.swap(entries_);
-  dropped_float8 = float8_.take_all();
 }
 
 void KeptCastStore::drop(const std::vector<const c10::TensorImpl*>& weights) {
+  drop_kept_float8_casts(weights);
   std::vector<Entry> dropped;
-  std::vector<Float8Entry> dropped_float8;
   const std::scoped_lock lock(mutex_);
   dropped = take(weights);
-  dropped_float8 = float8_.take(weights);
 }
 
 KeptCasts KeptCastStore::count() {
   Dropped dead;
-  KeptCasts kept;
-  const std::scoped_lock lock(mutex_);
+  std::unique_lock lock(mutex_);
   dead = take(requests_.take_dead());
   note_use();
+  lock.unlock();
+  drop_kept_float8_casts(dead.weights.unrequested);
+  KeptCasts kept = count_kept_float8_casts();
+  lock.lock();
   for (const auto& [weight, entries] : entries_) {
     for (const Entry& entry : entries) {
       ++kept.copies;
       kept.bytes += entry.cast.nbytes();
     }
   }
-  kept.copies += float8_.size();
-  kept.bytes += float8_.bytes();
   return kept;
 }
 
@@ -209,147 +189,26 @@ KeptCastStore::Dropped KeptCastStore::take_dead_sometimes() {
 
 void KeptCastStore::sweep_sometimes() {
   Dropped dead;
-  const std::scoped_lock lock(mutex_);
-  dead = take_dead_sometimes();
+  {
+    const std::scoped_lock lock(mutex_);
+    dead = take_dead_sometimes();
+  }
+  drop_kept_float8_casts(dead.weights.unrequested);
 }
 
-namespace {
-
-/// Whether a cast of this tensor, whatever its dtype is, can outlive regions.
 bool is_lasting(const at::Tensor& tensor, bool runs_unchanged) {
   return runs_unchanged && tensor.is_leaf() && !tensor.is_inference() && !tensor.is_view() &&
          TensorIdentity::exists_for(tensor) && tensor.is_non_overlapping_and_dense() &&
          !is_captured(tensor);
 }
 
-}  // namespace
-
 bool can_be_kept(const at::Tensor& tensor, bool runs_unchanged) {
   return tensor.scalar_type() == c10::kFloat && is_lasting(tensor, runs_unchanged);
-}
-
-bool is_kept_for_float8_slow(const at::Tensor& tensor) {
-  return is_lasting(tensor, runs_unchanged(tensor, call_path(tensor))) &&
-         is_weight_cache_enabled() && KeptCastStore::instance().is_requested(tensor);
 }
 
 bool is_kept_weight_slow(const at::Tensor& tensor, bool runs_unchanged) {
   return can_be_kept(tensor, runs_unchanged) && !is_cached_by_torch(tensor) &&
          KeptCastStore::instance().is_requested(tensor);
-}
-
-WeightCopies::WeightCopies() : id_(KeptCastStore::instance().acquire({})) {}
-
-WeightCopies::~WeightCopies() { end(); }
-
-void WeightCopies::end() {
-  if (!std::exchange(ended_, true)) {
-    KeptCastStore::instance().release(id_);
-  }
-}
-
-at::Tensor CopyingStep::open(const at::Tensor& weight, c10::ScalarType to) {
-  if (copies_ == nullptr || copies_->ended_) {
-    return {};
-  }
-  if (is_captured(weight)) {
-    // Replays will change the weights and move no version: their casts must not be kept any more.
-    copies_->end();
-    opened_.clear();
-    return {};
-  }
-  const CallPath path = call_path(weight);
-  const bool is_float8 = to == c10::kFloat8_e4m3fn;
-  if (!can_be_kept(weight, runs_unchanged(weight, path)) ||
-      (is_float8 && path == CallPath::intercepted)) {
-    return {};
-  }
-  KeptCastStore::instance().add(copies_->id_, weight);
-  if (!is_float8) {
-    return open_16_bit(weight, to, path);
-  }
-  if (at::Tensor copy = open_float8(weight); copy.defined()) {
-    return copy;
-  }
-  at::Tensor copy = open_16_bit(weight, c10::kBFloat16, path);
-  return copy.defined() ? copy : open_16_bit(weight, c10::kHalf, path);
-}
-
-at::Tensor CopyingStep::open_16_bit(const at::Tensor& weight, c10::ScalarType to, CallPath path) {
-  const auto weight_version = version_of(weight);
-  auto taken = KeptCastStore::instance().take_out(weight, to);
-  if (!taken.cast.defined()) {
-    return {};  // Embeddings, normalisations: no region has requested a cast.
-  }
-  if (!taken.is_current) {
-    // Out of date, or saved by a graph that may still run backward with the old values.
-    std::optional<c10::InferenceMode> normal_mode;  // Its tensors are of no use outside of it.
-    if (c10::InferenceMode::is_enabled()) {
-      normal_mode.emplace(false);
-    }
-    taken.cast = cast_without_history(weight, to, path);
-    if (was_wrapped(taken.cast, weight)) {
-      return {};
-    }
-  }
-  opened_.push_back({&weight, taken.cast, {}, to, weight_version, version_of(taken.cast)});
-  return std::move(taken.cast);
-}
-
-at::Tensor CopyingStep::open_float8(const at::Tensor& weight) {
-  if (!can_have_float8_copy(weight)) {
-    return {};
-  }
-  const auto weight_version = version_of(weight);
-  auto taken = KeptCastStore::instance().take_out_float8(weight);
-  if (!taken.has_value() || taken->to() != c10::kFloat8_e4m3fn) {
-    return {};
-  }
-  const bool is_current = taken->is_current(weight, c10::kFloat8_e4m3fn);
-  Float8Cast cast = std::move(*taken).cast();
-  if (!is_current || !is_float8_copy(cast) || !is_unshared_float8_copy(cast)) {
-    const bool columns = cast.columns.defined();
-    cast = {};  // Its memory may serve the new one.
-    const c10::InferenceMode normal_mode(false);
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    cast = make_float8_copy(weight, columns);
-  }
-  const at::Tensor rows = cast.rows;
-  opened_.push_back(
-      {&weight, rows, std::move(cast), c10::kFloat8_e4m3fn, weight_version, version_of(rows)});
-  return rows;
-}
-
-void CopyingStep::finish() {
-  std::vector<Opened> float8;
-  for (Opened& opened : std::exchange(opened_, {})) {
-    // After a write other than the step's own, the weight copy may hold another value.
-    if (version_of(*opened.weight) != opened.weight_version + 1 ||
-        version_of(opened.cast) != opened.cast_version + 1) {
-      continue;
-    }
-    if (opened.float8.rows.defined()) {
-      float8.push_back(std::move(opened));
-    } else {
-      KeptCastStore::instance().keep(*opened.weight, TensorIdentity(*opened.weight), opened.to,
-                                     opened.cast);
-    }
-  }
-  finish_float8(float8);
-}
-
-void CopyingStep::finish_float8(const std::vector<Opened>& written) {
-  std::vector<SteppedFloat8Copy> copies;
-  copies.reserve(written.size());
-  for (const Opened& opened : written) {
-    copies.push_back({opened.weight, opened.float8});
-  }
-  refresh_float8_copies(copies);
-  for (const Opened& opened : written) {
-    const at::Tensor& weight = *opened.weight;
-    KeptCastStore::instance().insert_float8(
-        weight, {weight, TensorIdentity(weight), opened.to, opened.float8});
-  }
 }
 
 }  // namespace autocast

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "autocast/float8_cast.h"
-#include "autocast/float8_casts.h"
 #include "autocast/tensor_identity.h"
 #include "autocast/weight_requests.h"
-#include "core/interception.h"
 
 #include <fastamp/autocast/kept_casts.h>
 #include <fastamp/export.h>
@@ -16,14 +13,14 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
-#include <optional>
 #include <unordered_map>
 #include <vector>
 
 namespace fastamp::autocast {
 
 /// Casts of weights that outlive regions on request. One store for the process; each call takes a
-/// lock, and while holding it runs no op and destroys no tensor and no reference to one.
+/// lock, and while holding it runs no op and destroys no tensor and no reference to one. The casts
+/// to fp8 lie with src/float8, which asks here for what is requested, and are dropped from here.
 ///
 /// A cast in here has no autograd history and is handed out as an alias: a tensor of its own over
 /// the same memory, to which the region that uses it gives a history. Alias and cast share a
@@ -55,14 +52,6 @@ class FASTAMP_API KeptCastStore {
   void keep(const at::Tensor& source, TensorIdentity as_cast, c10::ScalarType to,
             const at::Tensor& cast);
 
-  /// The kept fp8 cast of `source` as it is now, with what is wanted. Its tensors are the store's
-  /// own: they have no history, and nothing of ours writes them.
-  std::optional<Float8Cast> find_float8(const at::Tensor& source, c10::ScalarType to,
-                                        Float8Wanted wanted) const;
-
-  /// Keeps the fp8 cast of a requested weight; it replaces an earlier one.
-  void insert_float8(const at::Tensor& source, Float8Entry entry);
-
   struct Taken {
     at::Tensor cast;  ///< Undefined if there is none in this execution context.
     bool is_current =
@@ -71,8 +60,6 @@ class FASTAMP_API KeptCastStore {
 
   /// Takes the kept cast of `source` out, so that it cannot be found while it is written.
   Taken take_out(const at::Tensor& source, c10::ScalarType to);
-  /// The same of its fp8 cast, up to date or not.
-  std::optional<Float8Entry> take_out_float8(const at::Tensor& source);
 
   void drop();
   void drop(const std::vector<const c10::TensorImpl*>& weights);
@@ -96,7 +83,6 @@ class FASTAMP_API KeptCastStore {
   struct Dropped {
     WeightRequests::Forgotten weights;
     std::vector<Entry> entries;
-    std::vector<Float8Entry> float8;
   };
   Dropped take(WeightRequests::Forgotten weights);
   Dropped take_dead_sometimes();
@@ -107,13 +93,14 @@ class FASTAMP_API KeptCastStore {
   std::atomic<bool> used_{false};
   std::uint32_t sweeps_asked_for_ = 0;
   std::unordered_map<const c10::TensorImpl*, std::vector<Entry>> entries_;
-  Float8Casts float8_;
   WeightRequests requests_;
 };
 
 // `runs_unchanged`: nothing but observers and Python's modes sees calls with the tensor.
 
-/// Whether a cast of this tensor can outlive regions at all.
+/// Whether a cast of this tensor, whatever its dtype is, can outlive regions,
+bool is_lasting(const at::Tensor& tensor, bool runs_unchanged);
+/// and whether one to 16 bits can.
 bool can_be_kept(const at::Tensor& tensor, bool runs_unchanged);
 
 bool is_kept_weight_slow(const at::Tensor& tensor, bool runs_unchanged);
@@ -122,70 +109,5 @@ bool is_kept_weight_slow(const at::Tensor& tensor, bool runs_unchanged);
 inline bool is_kept_weight(const at::Tensor& tensor, bool runs_unchanged) {
   return KeptCastStore::instance().is_used() && is_kept_weight_slow(tensor, runs_unchanged);
 }
-
-/// Whether the fp8 cast of this tensor, of any dtype that has one, is to outlive the region, and
-/// can.
-bool is_kept_for_float8_slow(const at::Tensor& tensor);
-inline bool is_kept_for_float8(const at::Tensor& tensor) {
-  return KeptCastStore::instance().is_used() && is_kept_for_float8_slow(tensor);
-}
-
-/// An optimizer's request to the KeptCastStore to keep the casts of its weights, so that its steps
-/// can write them along with the weights. Keeps no weight alive. Not thread-safe.
-class FASTAMP_API WeightCopies {
- public:
-  WeightCopies();
-  ~WeightCopies();
-  WeightCopies(const WeightCopies&) = delete;
-  WeightCopies& operator=(const WeightCopies&) = delete;
-  WeightCopies(WeightCopies&&) = delete;
-  WeightCopies& operator=(WeightCopies&&) = delete;
-
- private:
-  friend class CopyingStep;
-  void end();
-
-  std::uint64_t id_;
-  bool ended_ = false;
-};
-
-/// One step of an optimizer over weights with copies: kept casts that the step writes, so that the
-/// next region finds them and casts nothing.
-///
-/// open() the weights, step each and its copy once, finish(). A copy is its weight's cast from
-/// before the step, since it is not known here whether the device skips the step. It cannot be
-/// found while it is written; without finish() it is dropped, and the next region casts.
-class FASTAMP_API CopyingStep {
- public:
-  /// @param weight_copies  The optimizer's, or null: no weight has a copy then.
-  explicit CopyingStep(WeightCopies* weight_copies) : copies_(weight_copies) {}
-
-  /// The copy of a weight, to be written by the step; undefined where it has none: no region has
-  /// used its cast yet, a cast of it cannot be kept, or a CUDA graph is captured.
-  /// @param weight  Borrowed until finish().
-  /// @param to  Half, BFloat16, or Float8_e4m3fn: then the copy is fp8 if a region used that, else
-  ///            of the 16-bit dtype that a region used.
-  at::Tensor open(const at::Tensor& weight, c10::ScalarType to);
-
-  /// To be called when the step is done or queued.
-  void finish();
-
- private:
-  struct Opened {
-    const at::Tensor* weight;
-    at::Tensor cast;
-    Float8Cast float8;  ///< If the copy is fp8: `cast` is its rows.
-    c10::ScalarType to;
-    std::uint32_t weight_version;
-    std::uint32_t cast_version;
-  };
-
-  at::Tensor open_16_bit(const at::Tensor& weight, c10::ScalarType to, CallPath path);
-  at::Tensor open_float8(const at::Tensor& weight);
-  static void finish_float8(const std::vector<Opened>& written);
-
-  WeightCopies* copies_;
-  std::vector<Opened> opened_;
-};
 
 }  // namespace fastamp::autocast

@@ -2,8 +2,7 @@
 #pragma once
 
 #include "autocast/arguments.h"
-#include "autocast/float8_linear.h"
-#include "autocast/float8_setting.h"
+#include "autocast/float8_interface.h"
 #include "autocast/op_names.h"
 #include "autocast/op_table.h"
 #include "autocast/policy_device.h"

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autocast/region.h"
 
-#include "autocast/float8_mirror.h"
-#include "autocast/float8_region.h"
-#include "autocast/float8_setting.h"
+#include "autocast/float8_interface.h"
 #include "autocast/kept_casts.h"
 #include "autocast/thread_cache.h"
 #include "autocast/torch_state.h"

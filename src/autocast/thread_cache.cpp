@@ -3,7 +3,7 @@
 
 #include "autocast/cast_cache.h"
 #include "autocast/cast_plans.h"
-#include "autocast/float8_casts.h"
+#include "autocast/float8_interface.h"
 #include "autocast/recent_casts.h"
 #include "autocast/tensor_identity.h"
 #include "autocast/torch_state.h"
@@ -14,6 +14,7 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -23,9 +24,8 @@ namespace {
 
 struct ThreadCache {
   CastCache casts;
-  RegionFloat8Casts float8_casts;
   CastPlans plans;
-  CastPlans float8_plans;
+  std::shared_ptr<RegionFloat8Casts> float8_casts;  ///< Null before the first one.
   /// Open regions of ours, counted from one that was the outermost of the thread. While there are
   /// any, we learn of the end of the last one.
   int our_regions = 0;
@@ -65,11 +65,10 @@ void clear_casts(ThreadCache& cache) noexcept {
   if (cache.plans.is_begun()) {
     cache.plans.end(cache.casts.used_casts());
   }
-  if (cache.float8_plans.is_begun()) {
-    cache.float8_plans.end(cache.float8_casts.used_weights());
+  if (cache.float8_casts != nullptr) {
+    clear_float8_casts(*cache.float8_casts);
   }
-  cache.casts.clear();
-  cache.float8_casts.clear();
+  cache.casts.clear();  // Last: the end of their history may run code that opens regions.
 }
 
 void clear(ThreadCache& cache) noexcept {
@@ -108,11 +107,17 @@ bool end_of_region_is_known(ThreadCache& cache) {
   return cache.our_regions > 0 || (region_depth() > 0 && mark_torch_region(cache));
 }
 
+bool holds_casts(const ThreadCache& cache) { return !cache.casts.empty(); }
+
+bool holds_float8_casts(const ThreadCache& cache) {
+  return cache.float8_casts != nullptr && !is_empty(*cache.float8_casts);
+}
+
 /// This thread's cache, if it holds casts of a kind and their region goes on.
-template <class Casts>
-ThreadCache* usable_cache(Casts ThreadCache::* casts) {
+template <bool (*kHolds)(const ThreadCache&)>
+ThreadCache* usable_cache() {
   ThreadCache* const cache = t_cache;
-  if (cache == nullptr || (cache->*casts).empty()) {
+  if (cache == nullptr || !kHolds(*cache)) {
     return nullptr;
   }
   if (cache->our_regions == 0 && !torch_region_goes_on(*cache)) {
@@ -120,10 +125,6 @@ ThreadCache* usable_cache(Casts ThreadCache::* casts) {
     return nullptr;
   }
   return cache;
-}
-
-ThreadCache* usable_float8_casts() {
-  return is_weight_cache_enabled() ? usable_cache(&ThreadCache::float8_casts) : nullptr;
 }
 
 /// Whether torch.jit.trace records the ops of this thread. It has to see each cast: one from before
@@ -135,7 +136,7 @@ bool is_recorded_by_jit() {
 }  // namespace
 
 at::Tensor find_weight_cast(const at::Tensor& source, c10::ScalarType to, CastUse use) {
-  ThreadCache* const cache = usable_cache(&ThreadCache::casts);
+  ThreadCache* const cache = usable_cache<holds_casts>();
   return cache == nullptr || is_recorded_by_jit() ? at::Tensor()
                                                   : cache->casts.find(source, to, use);
 }
@@ -175,45 +176,24 @@ std::vector<WeightToCast> begin_planned_region(const at::Tensor& weight, c10::Sc
   if (cache == nullptr || !end_of_region_is_known(*cache)) {
     return {};
   }
-  return (c10::isFloat8Type(to) ? cache->float8_plans : cache->plans).begin(weight, to);
+  return cache->plans.begin(weight, to);
 }
 
-std::optional<Float8Cast> find_float8_cast(const at::Tensor& weight, c10::ScalarType to,
-                                           Float8Wanted wanted) {
-  ThreadCache* const cache = usable_float8_casts();
-  return cache == nullptr ? std::nullopt : cache->float8_casts.find_weight(weight, to, wanted);
+RegionFloat8Casts* usable_float8_casts() {
+  ThreadCache* const cache =
+      is_weight_cache_enabled() ? usable_cache<holds_float8_casts>() : nullptr;
+  return cache == nullptr ? nullptr : cache->float8_casts.get();
 }
 
-void keep_float8_cast(const at::Tensor& weight, c10::ScalarType to, const Float8Cast& cast,
-                      Float8Wanted used) {
-  if (!is_weight_cache_enabled() || !TensorIdentity::exists_for(weight) ||
-      is_cached_by_torch(weight)) {
-    return;
+RegionFloat8Casts* float8_casts_to_fill() {
+  ThreadCache* const cache = is_weight_cache_enabled() ? make_cache() : nullptr;
+  if (cache == nullptr || !end_of_region_is_known(*cache)) {
+    return nullptr;
   }
-  ThreadCache* const cache = make_cache();
-  if (cache != nullptr && end_of_region_is_known(*cache)) {
-    Float8Entry entry(weight, TensorIdentity(weight), to, cast);
-    entry.note_use(used);
-    cache->float8_casts.keep_weight(weight, std::move(entry));
+  if (cache->float8_casts == nullptr) {
+    cache->float8_casts = make_region_float8_casts();
   }
-}
-
-std::optional<Float8Cast> find_float8_activation(const at::Tensor& activation, c10::ScalarType to,
-                                                 Float8Wanted wanted) {
-  ThreadCache* const cache = usable_float8_casts();
-  return cache == nullptr ? std::nullopt
-                          : cache->float8_casts.find_activation(activation, to, wanted);
-}
-
-void keep_float8_activation(const at::Tensor& activation, c10::ScalarType to,
-                            const Float8Cast& cast) {
-  if (!is_weight_cache_enabled() || !TensorIdentity::exists_for(activation)) {
-    return;
-  }
-  ThreadCache* const cache = make_cache();
-  if (cache != nullptr && end_of_region_is_known(*cache)) {
-    cache->float8_casts.keep_activation({activation, TensorIdentity(activation), to, cast});
-  }
+  return cache->float8_casts.get();
 }
 
 void on_region_entered(int open_regions) {
@@ -247,13 +227,15 @@ bool on_region_left(int open_regions) noexcept {
 }
 
 bool has_weight_casts() noexcept {
-  return t_cache != nullptr && !(t_cache->casts.empty() && t_cache->float8_casts.empty());
+  return t_cache != nullptr && (holds_casts(*t_cache) || holds_float8_casts(*t_cache));
 }
 
 void forget_weight_casts(const std::vector<const c10::TensorImpl*>& weights) {
   if (t_cache != nullptr) {
     t_cache->casts.forget(weights);
-    t_cache->float8_casts.forget(weights);
+    if (t_cache->float8_casts != nullptr) {
+      forget_float8_casts(*t_cache->float8_casts, weights);
+    }
   }
 }
 

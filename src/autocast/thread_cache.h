@@ -3,14 +3,13 @@
 
 #include "autocast/cast_cache.h"
 #include "autocast/cast_plans.h"
-#include "autocast/float8_cast.h"
+#include "autocast/float8_interface.h"
 
 #include <fastamp/export.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
-#include <optional>
 #include <vector>
 
 // The casts that the regions of the calling thread keep or share. A thread that ends drops them;
@@ -39,26 +38,18 @@ at::Tensor find_recent_cast(const at::Tensor& activation, c10::ScalarType to);
 /// Lets later uses of such an activation share the memory of its cast.
 void keep_recent_cast(const at::Tensor& activation, c10::ScalarType to, const at::Tensor& cast);
 
-/// At the first cast of a region, the first to 16 bits and the first to fp8: the other weights that
-/// this thread's last region with the same first weight cast to this dtype and used, except those
-/// whose storage has moved. Empty after that, and where casts are not kept.
+/// At the first cast of a weight in a region: the other weights that this thread's last region with
+/// the same first weight cast to this dtype and used, except those whose storage has moved. Empty
+/// after that, and where casts are not kept.
 std::vector<WeightToCast> begin_planned_region(const at::Tensor& weight, c10::ScalarType to);
 
-/// The fp8 cast of a weight that this thread's cache holds, can be used now and has what is wanted.
-std::optional<Float8Cast> find_float8_cast(const at::Tensor& weight, c10::ScalarType to,
-                                           Float8Wanted wanted);
+/// The fp8 casts of this thread's regions, if casts are kept, there are any and their region goes
+/// on; else null.
+RegionFloat8Casts* usable_float8_casts();
 
-/// Keeps the fp8 cast of a weight if it is possible to know when its region ends.
-/// @param used  The layouts that a product takes now.
-void keep_float8_cast(const at::Tensor& weight, c10::ScalarType to, const Float8Cast& cast,
-                      Float8Wanted used);
-
-/// These two for the last activation with a history. (Others may be buffers whose memory is
-/// written behind torch's back, as recent_casts.h says.)
-std::optional<Float8Cast> find_float8_activation(const at::Tensor& activation, c10::ScalarType to,
-                                                 Float8Wanted wanted);
-void keep_float8_activation(const at::Tensor& activation, c10::ScalarType to,
-                            const Float8Cast& cast);
+/// The same to keep another one in, made if there are none; null where casts are not kept, or it is
+/// not possible to know when the region ends.
+RegionFloat8Casts* float8_casts_to_fill();
 
 /// Called by each region of ours after entering and after leaving, with the number of regions,
 /// torch's included, that are now open on the thread. The second returns whether the casts of the

@@ -4,7 +4,6 @@
 // One step of SGD over a torch::optim::Optimizer: ours, or one of torch's that is fused. They
 // differ in the types of their options and states, never in arithmetic.
 
-#include "autocast/kept_casts.h"
 #include "core/dtypes.h"
 #include "kernels/functors/noise.h"
 #include "optim/group_options.h"
@@ -12,6 +11,7 @@
 #include "optim/sgd_step.h"
 #include "optim/states.h"
 #include "optim/torch_step.h"
+#include "optim/weight_copies.h"
 
 #include <fastamp/optim/stored_state.h>
 

@@ -4,7 +4,7 @@
 That is: op policies of a block, and the fp8 recipes of regions. torch hands its own state to what
 it recomputes and to replicas, and guards compiled code by it; ours is carried here. (Guards see
 recipes, too, where they are as in the torch that fastamp knows: see
-``src/autocast/float8_mirror.h``.)
+``src/float8/dynamo_guard_state.h``.)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Casts to fp8 on a GPU: the bits of the CPU kernel.
 
-#include "autocast/float8_cast.h"
+#include "float8/float8_cast.h"
 #include "support/catch.h"
 
 #include <ATen/cuda/CUDAGraph.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Casts of matrices to fp8: both layouts, against torch's ops.
 
-#include "autocast/float8_cast.h"
+#include "float8/float8_cast.h"
 #include "support/catch.h"
 
 #include <ATen/ops/arange.h>

@@ -3,6 +3,7 @@
 // optimizer, a region and an edit do. Each call of the store takes its lock, so the calls can be
 // run one after the other: an order of calls is all that threads can make of them.
 #include "autocast/kept_casts.h"
+#include "optim/weight_copies.h"
 #include "support/catch.h"
 
 #include <fastamp/autocast/guard.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/float8_node.h"
+#include "float8/linear_backward.h"
 
-#include "autocast/float8_product.h"
 #include "autocast/make_node.h"
+#include "float8/product.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "autocast/float8_setting.h"
+#include "float8/recipe.h"
 #include "trace/float8_outcome.h"
 
 #include <fastamp/autocast/float8_plan.h>
 #include <fastamp/export.h>
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
@@ -16,17 +15,9 @@
 #include <utility>
 #include <vector>
 
-// What becomes of a product of given sizes, and a record of the calls of a model, for plans.
-// Exported for the Python module; not part of the public API.
+// The rows of plans: of products of given sizes, and of the recorded calls of a model. Exported
+// for the Python module; not part of the public API.
 namespace fastamp::autocast {
-
-/// Whether a tensor of this dtype can be an operand of a product in fp8.
-bool is_float8_operand(c10::ScalarType dtype);
-
-/// What becomes of x times a weight of these sizes and dtypes on a device. No size but 0 of m
-/// changes it.
-Float8Outcome float8_outcome(const Float8Shape& shape, const Float8Setting& setting,
-                             c10::DeviceType device);
 
 /// Which operands of a product no earlier one has kept for backward.
 struct NewOperands {

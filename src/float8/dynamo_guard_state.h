@@ -3,8 +3,6 @@
 
 #include <fastamp/export.h>
 
-#include <c10/core/DeviceType.h>
-
 #include <cstdint>
 
 // A copy of what set_thread_float8() has set, where torch can see it. dynamo's guards compare the
@@ -15,11 +13,6 @@ namespace fastamp::autocast {
 
 /// Shows torch the settings of this thread, by their numbers; 0 for none.
 void mirror_float8(std::uint32_t cpu, std::uint32_t cuda) noexcept;
-
-/// Whether the state of this device type is only a copy of ours.
-constexpr bool is_float8_mirror(c10::DeviceType device) {
-  return device == c10::kMAIA || device == c10::kIPU;
-}
 
 /// Whether there are codes left for the settings of regions to come: a process may use some 1900
 /// different pairs. The pairs after those look like no recipe.

@@ -1,15 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "float8/recipe.h"
+#include "trace/float8_outcome.h"
+
+#include <fastamp/autocast/float8_plan.h>
 #include <fastamp/export.h>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 
-// What kinds of tensors, and which interceptors of ops, fp8 works with. Exported for the Python
-// module; not part of the public API.
+// Whether a product runs in fp8: its sizes and dtypes, the kinds of its tensors, and which
+// interceptors of ops fp8 works with. Exported for the Python module; not part of the public API.
 namespace fastamp::autocast {
+
+/// Whether a tensor of this dtype can be an operand of a product in fp8.
+bool is_float8_operand(c10::ScalarType dtype);
+
+/// What becomes of x times a weight of these sizes and dtypes on a device. No size but 0 of m
+/// changes it.
+Float8Outcome float8_outcome(const Float8Shape& shape, const Float8Setting& setting,
+                             c10::DeviceType device);
 
 /// How a product may run, as its operands and what intercepts its call allow. In this order: the
 /// last one among the operands decides.

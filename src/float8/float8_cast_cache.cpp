@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/float8_casts.h"
+#include "float8/float8_cast_cache.h"
 
 #include "autocast/cast_cache.h"
+#include "autocast/kept_casts.h"
+#include "autocast/thread_cache.h"
+#include "autocast/torch_state.h"
 #include "core/tensor_version.h"
 
+#include <memory>
 #include <utility>
 
 namespace fastamp::autocast {
@@ -162,10 +166,123 @@ void RegionFloat8Casts::forget(const Float8Casts::Keys& weights) {
 }
 
 void RegionFloat8Casts::clear() noexcept {
+  if (plans_.is_begun()) {
+    plans_.end(weights_.used());
+  }
   if (!empty()) {
     const auto weights = weights_.take_all();
     const auto activation = std::exchange(activation_, std::nullopt);
   }
 }
+
+std::shared_ptr<RegionFloat8Casts> make_region_float8_casts() {
+  return std::make_shared<RegionFloat8Casts>();
+}
+
+bool is_empty(const RegionFloat8Casts& casts) { return casts.empty(); }
+
+void clear_float8_casts(RegionFloat8Casts& casts) noexcept { casts.clear(); }
+
+void forget_float8_casts(RegionFloat8Casts& casts, const Float8Casts::Keys& weights) {
+  casts.forget(weights);
+}
+
+std::optional<Float8Cast> find_float8_cast(const at::Tensor& weight, c10::ScalarType to,
+                                           Float8Wanted wanted) {
+  auto* const casts = usable_float8_casts();
+  return casts == nullptr ? std::nullopt : casts->find_weight(weight, to, wanted);
+}
+
+void keep_float8_cast(const at::Tensor& weight, c10::ScalarType to, const Float8Cast& cast,
+                      Float8Wanted used) {
+  auto* const casts = is_keepable(weight) ? float8_casts_to_fill() : nullptr;
+  if (casts != nullptr) {
+    Float8Entry entry(weight, TensorIdentity(weight), to, cast);
+    entry.note_use(used);
+    casts->keep_weight(weight, std::move(entry));
+  }
+}
+
+std::optional<Float8Cast> find_float8_activation(const at::Tensor& activation, c10::ScalarType to,
+                                                 Float8Wanted wanted) {
+  const auto* const casts = usable_float8_casts();
+  return casts == nullptr ? std::nullopt : casts->find_activation(activation, to, wanted);
+}
+
+void keep_float8_activation(const at::Tensor& activation, c10::ScalarType to,
+                            const Float8Cast& cast) {
+  auto* const casts = TensorIdentity::exists_for(activation) ? float8_casts_to_fill() : nullptr;
+  if (casts != nullptr) {
+    casts->keep_activation({activation, TensorIdentity(activation), to, cast});
+  }
+}
+
+std::vector<WeightToCast> begin_planned_float8_region(const at::Tensor& weight,
+                                                      c10::ScalarType to) {
+  auto* const casts = is_cached_by_torch(weight) ? nullptr : float8_casts_to_fill();
+  return casts == nullptr ? std::vector<WeightToCast>() : casts->begin(weight, to);
+}
+
+KeptFloat8Casts& KeptFloat8Casts::instance() {
+  // Never destroyed: other threads may run ops while the process exits.
+  static auto* kept = new KeptFloat8Casts;
+  return *kept;
+}
+
+std::optional<Float8Cast> KeptFloat8Casts::find(const at::Tensor& weight, c10::ScalarType to,
+                                                Float8Wanted wanted) const {
+  const std::scoped_lock lock(mutex_);
+  return casts_.find(weight, to, wanted);
+}
+
+void KeptFloat8Casts::insert(const at::Tensor& weight, Float8Entry entry) {
+  std::optional<Float8Entry> dropped;
+  auto& requests = KeptCastStore::instance();
+  {
+    const std::scoped_lock lock(mutex_);
+    // Asked under the lock: a weight whose request ends after this is dropped after it, too.
+    if (!requests.is_requested(weight)) {
+      return;
+    }
+    dropped = casts_.replace(weight, std::move(entry));
+  }
+  requests.sweep_sometimes();
+}
+
+std::optional<Float8Entry> KeptFloat8Casts::take_out(const at::Tensor& weight) {
+  const std::scoped_lock lock(mutex_);
+  auto taken = casts_.take({weight.unsafeGetTensorImpl()});
+  return taken.empty() ? std::nullopt : std::optional(std::move(taken.front()));
+}
+
+void KeptFloat8Casts::drop() {
+  Float8Casts dropped;
+  const std::scoped_lock lock(mutex_);
+  dropped = casts_.take_all();
+}
+
+void KeptFloat8Casts::drop(const Float8Casts::Keys& weights) {
+  std::vector<Float8Entry> dropped;
+  const std::scoped_lock lock(mutex_);
+  dropped = casts_.take(weights);
+}
+
+KeptCasts KeptFloat8Casts::count() const {
+  const std::scoped_lock lock(mutex_);
+  KeptCasts kept;
+  kept.copies += casts_.size();
+  kept.bytes += casts_.bytes();
+  return kept;
+}
+
+void drop_kept_float8_casts() { KeptFloat8Casts::instance().drop(); }
+
+void drop_kept_float8_casts(const Float8Casts::Keys& weights) {
+  if (!weights.empty()) {
+    KeptFloat8Casts::instance().drop(weights);
+  }
+}
+
+KeptCasts count_kept_float8_casts() { return KeptFloat8Casts::instance().count(); }
 
 }  // namespace fastamp::autocast

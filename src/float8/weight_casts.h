@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "autocast/float8_cast.h"
-#include "autocast/float8_path.h"
+#include "float8/decision.h"
+#include "float8/float8_cast.h"
 #include "trace/events.h"
 
 #include <ATen/core/Tensor.h>

@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/float8_setting.h"
+#include "float8/recipe.h"
 
-#include "autocast/float8_mirror.h"
+#include "autocast/float8_interface.h"
 #include "autocast/torch_state.h"
+#include "core/build_config.h"
 #include "core/dtypes.h"
+#include "core/kernel_devices.h"
+#include "float8/dynamo_guard_state.h"
 
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
@@ -78,6 +83,45 @@ auto* slot_in(Table& table, c10::DeviceType device) {
     return &table[static_cast<std::size_t>(PolicyDevice::cpu)];
   }
   return device == c10::kCUDA ? &table[static_cast<std::size_t>(PolicyDevice::cuda)] : nullptr;
+}
+
+constexpr int kFirstFloat8Capability = 89;
+
+bool gpu_has_float8(const char* function, c10::ScalarType carrier) {
+  static const bool has_cuda = at::Context::hasCUDA();
+  if (!has_cuda) {
+    return true;  // The region is going to be disabled, for that reason.
+  }
+  const int capability = compute_capability();
+  if (capability == 0) {
+    TORCH_WARN_ONCE(function,
+                    ": expected a build of fastamp with its CUDA part for fp8 on a GPU, got one "
+                    "without. The region runs in ",
+                    carrier, ".");
+  } else if (capability < kFirstFloat8Capability) {
+    TORCH_WARN_ONCE(function, ": expected a GPU of compute capability 8.9 or later for fp8, got ",
+                    capability / 10, ".", capability % 10, ". The region runs in ", carrier, ".");
+  }
+  return capability >= kFirstFloat8Capability;
+}
+
+const Float8Setting* checked_setting(const char* function, c10::DeviceType device,
+                                     const Float8Recipe& recipe, c10::ScalarType carrier) {
+  TORCH_CHECK_VALUE(device == c10::kCPU || device == c10::kCUDA, function,
+                    ": expected the device of a region with a Float8Recipe to be cpu or cuda, got ",
+                    c10::DeviceTypeName(device, true), ".");
+  const auto* const setting = float8_setting(function, recipe, carrier);
+  TORCH_CHECK(FASTAMP_HAVE_SCALED_MM, function,
+              ": expected a torch with _scaled_mm for a Float8Recipe, got one without when fastamp "
+              "was built.");
+  return setting;
+}
+
+/// Warns, once in the process.
+void warn_of_slow_float8(const char* function) {
+  TORCH_WARN_ONCE(function,
+                  ": fp8 on the CPU is a reference: it computes what a GPU does, several times as "
+                  "slow as bfloat16. (This is said once.)");
 }
 
 }  // namespace
@@ -181,12 +225,6 @@ const Float8Setting* no_float8(c10::DeviceType device) noexcept {
   return slot == nullptr || slot->load(std::memory_order_relaxed) == nullptr ? nullptr : &kNoFloat8;
 }
 
-void warn_of_slow_float8(const char* function) {
-  TORCH_WARN_ONCE(function,
-                  ": fp8 on the CPU is a reference: it computes what a GPU does, several times as "
-                  "slow as bfloat16. (This is said once.)");
-}
-
 const Float8Setting* float8_in_force_slow(PolicyDevice device) {
   const auto index = static_cast<std::size_t>(device);
   const auto* setting = t_settings[index];
@@ -203,4 +241,44 @@ const Float8Setting* float8_in_force_slow(PolicyDevice device) {
   return setting;
 }
 
+const Float8Setting* float8_of_region(const char* function, c10::DeviceType device,
+                                      const Float8Recipe& recipe, c10::ScalarType carrier) {
+  const auto* const setting = checked_setting(function, device, recipe, carrier);
+  if (device == c10::kCUDA) {
+    return gpu_has_float8(function, carrier) ? setting : nullptr;
+  }
+  warn_of_slow_float8(function);
+  return setting;
+}
+
+void start_default_float8(const char* function, c10::DeviceType device,
+                          const Float8Recipe& recipe) {
+  constexpr auto kCarrier = c10::ScalarType::BFloat16;
+  const auto* const setting = checked_setting(function, device, recipe, kCarrier);
+  const bool can_run = device != c10::kCUDA || gpu_has_float8(function, kCarrier);
+  set_default_float8(device, can_run ? setting : nullptr);
+}
+
+void check_float8_dtype(const char* function, c10::ScalarType dtype) {
+  TORCH_CHECK_VALUE(dtype == c10::kFloat8_e4m3fn, function,
+                    ": expected dtype to be bfloat16, float16 or float8_e4m3fn, which stands for "
+                    "bfloat16 with a default Float8Recipe, got ",
+                    dtype, ". Give other formats to a Float8Recipe.");
+}
+
 }  // namespace fastamp::autocast
+
+namespace fastamp {
+
+std::optional<Float8Recipe> float8_recipe(c10::DeviceType device) {
+  using autocast::PolicyDevice;
+  const bool has_policies = device == c10::kCPU || device == c10::kCUDA;
+  if (!has_policies || !at::autocast::is_autocast_enabled(device)) {
+    return std::nullopt;
+  }
+  const auto* const setting =
+      autocast::float8_in_force(device == c10::kCPU ? PolicyDevice::cpu : PolicyDevice::cuda);
+  return setting == nullptr ? std::nullopt : std::optional(autocast::recipe_of(*setting));
+}
+
+}  // namespace fastamp

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/float8_mirror.h"
+#include "float8/dynamo_guard_state.h"
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/ScalarType.h>

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "autocast/float8_interface.h"
+
 #include <fastamp/export.h>
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +11,8 @@
 #include <cstdint>
 #include <vector>
 
-// Exported for tests.
+// Casts to fp8, and those that fused steps write (kernels/functors/float8_copy.h). Exported for
+// tests.
 namespace fastamp::autocast {
 
 /// A matrix in fp8, in the layouts that the products of a linear layer read. Both copies hold the
@@ -19,15 +22,6 @@ struct Float8Cast {
   at::Tensor columns;        ///< [K, M rounded up to 16], row-major: the transpose; padding is 0.
   at::Tensor inverse_scale;  ///< Without dimensions, float32: what a product is multiplied by.
   at::Tensor column_sums;    ///< [K], float32: sums of the elements as they were given.
-};
-
-struct Float8Wanted {
-  bool rows = false;
-  bool columns = false;
-  bool column_sums = false;
-
-  /// The same of the transpose.
-  Float8Wanted transposed() const { return {.rows = columns, .columns = rows}; }
 };
 
 /// Casts a matrix that is not empty, of dtype float32, bfloat16 or float16, to float8_e4m3fn or
@@ -57,5 +51,28 @@ FASTAMP_API Float8Cast cast_to_float8_by_ops(const at::Tensor& matrix, c10::Scal
 
 /// The columns of a cast by torch's ops, from its rows.
 at::Tensor float8_columns(const at::Tensor& rows);
+
+/// Whether a weight can have a cast that steps write: a float32 matrix in row-major order on the CPU
+/// or a CUDA device, with kernels of ours for it, whose sizes are multiples of 16.
+bool can_have_float8_copy(const at::Tensor& weight);
+
+/// The weight's cast to float8_e4m3fn, its rows where a step can write them.
+/// @param columns  Whether the transposed copy is wanted, too; refreshes then write it.
+Float8Cast make_float8_copy(const at::Tensor& weight, bool columns);
+
+/// Whether the rows of a cast are such as a step can write.
+bool is_float8_copy(const Float8Cast& cast);
+
+/// Whether nothing but `cast` refers to its memory: a graph whose backward is to run may.
+bool is_unshared_float8_copy(const Float8Cast& cast);
+
+struct SteppedFloat8Copy {
+  const at::Tensor* weight;
+  Float8Cast cast;
+};
+
+/// After a step over the weights, skipped or not: makes the casts those of the weights as they are
+/// now. One launch for each device, on the step's stream; waits for none.
+void refresh_float8_copies(const std::vector<SteppedFloat8Copy>& copies);
 
 }  // namespace fastamp::autocast

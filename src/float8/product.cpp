@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/float8_product.h"
+#include "float8/product.h"
 
 #include "core/build_config.h"
 

@@ -3,8 +3,11 @@
 
 #include "autocast/cast_cache.h"
 #include "autocast/cast_plans.h"
-#include "autocast/float8_cast.h"
+#include "autocast/float8_interface.h"
 #include "autocast/tensor_identity.h"
+#include "float8/float8_cast.h"
+
+#include <fastamp/autocast/kept_casts.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
@@ -12,11 +15,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+// Casts to fp8 that are kept: of weights for a region or beyond, and of the last activation.
 namespace fastamp::autocast {
 
 /// The fp8 cast of a tensor, and what it was made of.
@@ -96,12 +101,14 @@ class Float8Casts {
 /// kept alive until another activation is cast or the region ends.
 class RegionFloat8Casts {
  public:
+  /// At the first cast of a region, as CastPlans::begin().
+  std::vector<WeightToCast> begin(const at::Tensor& weight, c10::ScalarType to) {
+    return plans_.begin(weight, to);
+  }
+
   std::optional<Float8Cast> find_weight(const at::Tensor& weight, c10::ScalarType to,
                                         Float8Wanted wanted);
   void keep_weight(const at::Tensor& weight, Float8Entry entry);
-
-  /// The casts of weights that products took, in no order.
-  std::vector<PlannedCast> used_weights() const { return weights_.used(); }
 
   std::optional<Float8Cast> find_activation(const at::Tensor& activation, c10::ScalarType to,
                                             Float8Wanted wanted) const;
@@ -110,16 +117,67 @@ class RegionFloat8Casts {
   /// Drops the casts of some weights, which may be dead.
   void forget(const Float8Casts::Keys& weights);
 
+  /// Ends the region: what products took is the plan of the next one like it.
   void clear() noexcept;
   bool empty() const { return weights_.empty() && !activation_.has_value(); }
 
  private:
   void forget_changed();
 
+  CastPlans plans_;
   Float8Casts weights_;
   SweepBudget sweep_budget_;
   std::optional<Float8Entry> activation_;
-  std::uint64_t seen_changes_ = 0;  ///< Changes (cast_cache.h) that weights_ reflects.
+  std::uint64_t seen_changes_ = 0;  ///< Changes (change_log.h) that weights_ reflects.
+};
+
+// The next five are of this thread's regions.
+
+/// The cast of a weight that is kept, can be used now and has what is wanted.
+std::optional<Float8Cast> find_float8_cast(const at::Tensor& weight, c10::ScalarType to,
+                                           Float8Wanted wanted);
+
+/// Keeps the cast of a weight if it is possible to know when its region ends.
+/// @param used  The layouts that a product takes now.
+void keep_float8_cast(const at::Tensor& weight, c10::ScalarType to, const Float8Cast& cast,
+                      Float8Wanted used);
+
+/// These two for the last activation with a history. (Others may be buffers whose memory is
+/// written behind torch's back, as recent_casts.h says.)
+std::optional<Float8Cast> find_float8_activation(const at::Tensor& activation, c10::ScalarType to,
+                                                 Float8Wanted wanted);
+void keep_float8_activation(const at::Tensor& activation, c10::ScalarType to,
+                            const Float8Cast& cast);
+
+/// At the first cast of a region to fp8, as begin_planned_region() for 16 bits.
+std::vector<WeightToCast> begin_planned_float8_region(const at::Tensor& weight, c10::ScalarType to);
+
+/// Casts that outlive regions, of weights that are requested of the KeptCastStore. One for the
+/// process; each call takes a lock, and while holding it runs no op and destroys no tensor and no
+/// reference to one.
+class KeptFloat8Casts {
+ public:
+  static KeptFloat8Casts& instance();
+
+  /// The cast of a weight as it is now, with what is wanted. Its tensors are the store's own: they
+  /// have no history, and nothing of ours writes them.
+  std::optional<Float8Cast> find(const at::Tensor& weight, c10::ScalarType to,
+                                 Float8Wanted wanted) const;
+
+  /// Keeps the cast of a weight, if it is requested; it replaces an earlier one.
+  void insert(const at::Tensor& weight, Float8Entry entry);
+
+  /// Takes the cast of a weight out, up to date or not, so that it cannot be found while it is
+  /// written.
+  std::optional<Float8Entry> take_out(const at::Tensor& weight);
+
+  void drop();
+  void drop(const Float8Casts::Keys& weights);
+  KeptCasts count() const;
+
+ private:
+  mutable std::mutex mutex_;
+  Float8Casts casts_;
 };
 
 }  // namespace fastamp::autocast

@@ -1,21 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "autocast/policy_device.h"
-
 #include <fastamp/autocast/float8.h>
 #include <fastamp/export.h>
 
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 
-#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string_view>
 
-// Which fp8 recipe is in force on a thread: state of fastamp's own beside torch's, whose public
-// dtype is the carrier. Exported for the Python module; not part of the public API.
+// Checked recipes, and the default of the process. Which recipe is in force on a thread is asked
+// through autocast/float8_interface.h. Exported for the Python module; not part of the public API.
 namespace fastamp::autocast {
 
 /// The ops that a recipe can run in fp8: bits of Float8Setting::ops.
@@ -48,23 +45,6 @@ FASTAMP_API const Float8Setting* float8_setting_numbered(std::uint32_t number);
 
 FASTAMP_API Float8Recipe recipe_of(const Float8Setting& setting);
 
-/// Whether any thread has ever had a setting: until then, thread-local memory is not touched.
-FASTAMP_API extern std::atomic<bool> g_float8_was_used;
-
-FASTAMP_API const Float8Setting* thread_float8_slow(c10::DeviceType device) noexcept;
-FASTAMP_API void set_thread_float8_slow(c10::DeviceType device,
-                                        const Float8Setting* setting) noexcept;
-
-/// What the regions of this thread have set for a device, suspended or not; null if nothing.
-inline const Float8Setting* thread_float8(c10::DeviceType device) noexcept {
-  return g_float8_was_used.load(std::memory_order_relaxed) ? thread_float8_slow(device) : nullptr;
-}
-inline void set_thread_float8(c10::DeviceType device, const Float8Setting* setting) noexcept {
-  if (setting != nullptr || g_float8_was_used.load(std::memory_order_relaxed)) {
-    set_thread_float8_slow(device, setting);
-  }
-}
-
 /// Makes regions on the device that have no setting of their own follow this one, in the whole
 /// process: that is how programs that know nothing of fp8 run in it. Null ends that.
 FASTAMP_API void set_default_float8(c10::DeviceType device, const Float8Setting* setting) noexcept;
@@ -73,15 +53,11 @@ FASTAMP_API void set_default_float8(c10::DeviceType device, const Float8Setting*
 /// Null while the device has no default.
 FASTAMP_API const Float8Setting* no_float8(c10::DeviceType device) noexcept;
 
-/// Warns, once in the process.
-FASTAMP_API void warn_of_slow_float8(const char* function);
-
-FASTAMP_API const Float8Setting* float8_in_force_slow(PolicyDevice device);
-
-/// What ops on the device follow now, within a region that is on: a setting is suspended while the
-/// region's dtype is not its carrier.
-inline const Float8Setting* float8_in_force(PolicyDevice device) {
-  return g_float8_was_used.load(std::memory_order_relaxed) ? float8_in_force_slow(device) : nullptr;
-}
+/// From now on, regions on the device whose dtype is bfloat16 and that have no recipe of their own
+/// follow this one, in the whole process: see set_default_float8(). On a GPU or in a build without
+/// fp8 products it warns and changes nothing. That fp8 is slow on the CPU is said when it runs.
+/// @throws c10::ValueError if the device or the recipe is not possible.
+FASTAMP_API void start_default_float8(const char* function, c10::DeviceType device,
+                                      const Float8Recipe& recipe);
 
 }  // namespace fastamp::autocast

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/float8_path.h"
+#include "float8/decision.h"
 
-#include "autocast/float8_exclusions.h"
 #include "core/interception.h"
+#include "float8/exclusions.h"
 
 #include <c10/core/DispatchKey.h>
 #include <c10/core/DispatchKeySet.h>
+
+#include <cstdint>
 
 namespace fastamp::autocast {
 namespace {
 
 using c10::DispatchKey;
+
+constexpr std::int64_t kSizeMultiple = 16;
 
 PythonTensors g_python_tensors{nullptr, nullptr, nullptr};
 
@@ -31,7 +35,31 @@ bool is_of_python_class(const at::Tensor& tensor) {
   return tensor.key_set().has(DispatchKey::Python);
 }
 
+bool is_small(const Float8Shape& shape, const Float8Setting& setting, c10::DeviceType device) {
+  const auto of_device = device == c10::kCUDA ? Float8Recipe::kSmallOnGpu : Float8Recipe::Size{};
+  const auto [k, n] = setting.small_size.value_or(of_device);
+  return shape.k <= k && shape.n <= n;
+}
+
 }  // namespace
+
+bool is_float8_operand(c10::ScalarType dtype) {
+  return dtype == c10::kFloat || dtype == c10::kBFloat16 || dtype == c10::kHalf;
+}
+
+Float8Outcome float8_outcome(const Float8Shape& shape, const Float8Setting& setting,
+                             c10::DeviceType device) {
+  if (!is_float8_operand(shape.x_dtype) || !is_float8_operand(shape.weight_dtype)) {
+    return Float8Outcome::dtype;
+  }
+  if (shape.m == 0 || shape.k == 0 || shape.n == 0) {
+    return Float8Outcome::empty;
+  }
+  if (shape.k % kSizeMultiple != 0 || shape.n % kSizeMultiple != 0) {
+    return Float8Outcome::shape;
+  }
+  return is_small(shape, setting, device) ? Float8Outcome::small : Float8Outcome::ran;
+}
 
 Float8Path float8_path(const at::Tensor& operand) {
   if (call_path(operand) != CallPath::intercepted) {

@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/float8_calls.h"
+#include "float8/plan.h"
 
 #include "autocast/cast_node.h"
+#include "float8/decision.h"
+#include "float8/recipe.h"
 
+#include <c10/core/DeviceType.h>
+#include <c10/util/Exception.h>
+
+#include <cstddef>
 #include <string>
 #include <utility>
 
@@ -16,31 +22,7 @@ constexpr std::int64_t kScaleBytes = 4;
 
 thread_local Float8Calls* t_calls = nullptr;
 
-bool is_small(const Float8Shape& shape, const Float8Setting& setting, c10::DeviceType device) {
-  const auto of_device = device == c10::kCUDA ? Float8Recipe::kSmallOnGpu : Float8Recipe::Size{};
-  const auto [k, n] = setting.small_size.value_or(of_device);
-  return shape.k <= k && shape.n <= n;
-}
-
 }  // namespace
-
-bool is_float8_operand(c10::ScalarType dtype) {
-  return dtype == c10::kFloat || dtype == c10::kBFloat16 || dtype == c10::kHalf;
-}
-
-Float8Outcome float8_outcome(const Float8Shape& shape, const Float8Setting& setting,
-                             c10::DeviceType device) {
-  if (!is_float8_operand(shape.x_dtype) || !is_float8_operand(shape.weight_dtype)) {
-    return Float8Outcome::dtype;
-  }
-  if (shape.m == 0 || shape.k == 0 || shape.n == 0) {
-    return Float8Outcome::empty;
-  }
-  if (shape.k % kMultiple != 0 || shape.n % kMultiple != 0) {
-    return Float8Outcome::shape;
-  }
-  return is_small(shape, setting, device) ? Float8Outcome::small : Float8Outcome::ran;
-}
 
 Float8PlanRow float8_plan_row(const Float8Shape& shape, Float8Outcome outcome,
                               c10::ScalarType carrier, NewOperands is_new) {
@@ -113,3 +95,24 @@ void Float8Calls::add(Float8Op op, Float8Outcome outcome, const at::Tensor& weig
 }
 
 }  // namespace fastamp::autocast
+
+namespace fastamp {
+
+std::vector<Float8PlanRow> float8_plan(const std::vector<Float8Shape>& shapes,
+                                       const Float8Recipe& recipe, c10::ScalarType carrier) {
+  const auto& setting = *autocast::float8_setting("float8_plan", recipe, carrier);
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    const auto& [m, k, n, x_dtype, weight_dtype, x_gradient, weight_gradient] = shapes[i];
+    TORCH_CHECK_VALUE(m >= 0 && k >= 0 && n >= 0, "float8_plan: expected sizes of shapes[", i,
+                      "] to be at least 0, got m ", m, ", k ", k, ", n ", n, ".");
+  }
+  std::vector<Float8PlanRow> rows;
+  rows.reserve(shapes.size());
+  for (const auto& shape : shapes) {
+    const auto outcome = autocast::float8_outcome(shape, setting, c10::kCUDA);
+    rows.push_back(autocast::float8_plan_row(shape, outcome, setting.carrier));
+  }
+  return rows;
+}
+
+}  // namespace fastamp

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "autocast/float8_cast.h"
-#include "autocast/float8_setting.h"
+#include "float8/float8_cast.h"
+#include "float8/recipe.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/float8_linear.h"
-
+// The ops that a recipe runs in fp8. Each is brought into one form, x times a weight, plus a bias.
 #include "autocast/cast_node.h"
 #include "autocast/cast_source.h"
-#include "autocast/float8_calls.h"
-#include "autocast/float8_path.h"
-#include "autocast/float8_product.h"
-#include "autocast/float8_weights.h"
-#include "autocast/thread_cache.h"
+#include "autocast/float8_interface.h"
 #include "core/dtypes.h"
+#include "float8/decision.h"
+#include "float8/float8_cast_cache.h"
+#include "float8/linear_backward.h"
+#include "float8/plan.h"
+#include "float8/product.h"
+#include "float8/recipe.h"
+#include "float8/weight_casts.h"
 #include "trace/events.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -17,6 +19,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace fastamp::autocast {
@@ -196,8 +199,7 @@ at::Tensor run_product(const Float8Setting& setting, const Float8Operands& opera
   return y;
 }
 
-}  // namespace
-
+/// For an op that computes something else with these arguments than x times a weight.
 at::Tensor refuse_float8_arguments(Float8Op op) {
   note_float8(Float8Outcome::arguments);
   if (auto* const calls = Float8Calls::current()) [[unlikely]] {
@@ -206,6 +208,7 @@ at::Tensor refuse_float8_arguments(Float8Op op) {
   return {};
 }
 
+/// The op's result, or an undefined tensor if the product stays in the carrier.
 at::Tensor float8_linear(PolicyDevice device, const Float8Setting& setting, Float8Op op,
                          const Float8Operands& operands) {
   auto* const calls = Float8Calls::current();
@@ -220,6 +223,36 @@ at::Tensor float8_linear(PolicyDevice device, const Float8Setting& setting, Floa
   }
   return outcome == Float8Outcome::ran ? run_product(setting, operands, source, path)
                                        : at::Tensor();
+}
+
+}  // namespace
+
+at::Tensor run_in_float8(OpTag<OpId::linear> /*op*/, PolicyDevice device,
+                         const Float8Setting& setting, const at::Tensor& x,
+                         const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  return float8_linear(device, setting, Float8Op::linear,
+                       {x, weight, bias.has_value() ? *bias : at::Tensor(), false});
+}
+
+at::Tensor run_in_float8(OpTag<OpId::mm> /*op*/, PolicyDevice device, const Float8Setting& setting,
+                         const at::Tensor& x, const at::Tensor& weight) {
+  return x.dim() == 2 ? float8_linear(device, setting, Float8Op::mm, {x, weight, {}, true})
+                      : refuse_float8_arguments(Float8Op::mm);
+}
+
+at::Tensor run_in_float8(OpTag<OpId::matmul> /*op*/, PolicyDevice device,
+                         const Float8Setting& setting, const at::Tensor& x,
+                         const at::Tensor& weight) {
+  return float8_linear(device, setting, Float8Op::matmul, {x, weight, {}, true});
+}
+
+at::Tensor run_in_float8(OpTag<OpId::addmm> /*op*/, PolicyDevice device,
+                         const Float8Setting& setting, const at::Tensor& bias, const at::Tensor& x,
+                         const at::Tensor& weight, const c10::Scalar& beta,
+                         const c10::Scalar& alpha) {
+  const bool is_linear = x.dim() == 2 && beta.equal(1) && alpha.equal(1);
+  return is_linear ? float8_linear(device, setting, Float8Op::addmm, {x, weight, bias, true})
+                   : refuse_float8_arguments(Float8Op::addmm);
 }
 
 }  // namespace fastamp::autocast

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "autocast/float8_cast.h"
+#include "float8/float8_cast.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/float8_weights.h"
+#include "float8/weight_casts.h"
 
 #include "autocast/cast_source.h"
 #include "autocast/cast_together.h"
-#include "autocast/float8_calls.h"
 #include "autocast/kept_casts.h"
 #include "autocast/tensor_identity.h"
-#include "autocast/thread_cache.h"
+#include "autocast/torch_state.h"
+#include "core/interception.h"
+#include "float8/decision.h"
+#include "float8/float8_cast_cache.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -27,7 +29,10 @@ bool is_trained(const at::Tensor& tensor) {
 
 /// A frozen weight can be told from any other tensor only if its casts were requested.
 bool is_kept(const at::Tensor& tensor, Float8Path path) {
-  return path == Float8Path::kernels && is_kept_for_float8(tensor);
+  const auto& store = KeptCastStore::instance();
+  return path == Float8Path::kernels && store.is_used() &&
+         is_lasting(tensor, runs_unchanged(tensor, call_path(tensor))) &&
+         is_weight_cache_enabled() && store.is_requested(tensor);
 }
 
 bool is_parameter(const at::Tensor& tensor, Float8Path path) {
@@ -58,17 +63,17 @@ bool can_join(const WeightToCast& other) {
 /// The cast that outlives regions, made if there is none with what is wanted. Replacing one that
 /// has one layout makes both: training and evaluation may take turns.
 Float8Cast kept_cast(const at::Tensor& weight, c10::ScalarType to, Float8Wanted wanted) {
-  auto& store = KeptCastStore::instance();
-  if (auto found = store.find_float8(weight, to, wanted)) {
+  auto& store = KeptFloat8Casts::instance();
+  if (auto found = store.find(weight, to, wanted)) {
     note_float8_cast(CastEvent::kept_hit, *found);
     return std::move(*found);
   }
-  if (store.find_float8(weight, to, {})) {
+  if (store.find(weight, to, {})) {
     wanted = {.rows = true, .columns = true};
   }
   TensorIdentity as_cast(weight);
   Float8Cast cast = cast_to_float8(weight, to, wanted);
-  store.insert_float8(weight, {weight, std::move(as_cast), to, cast});
+  store.insert(weight, {weight, std::move(as_cast), to, cast});
   note_float8_cast(CastEvent::weight_cast, cast);
   return cast;
 }
@@ -76,8 +81,8 @@ Float8Cast kept_cast(const at::Tensor& weight, c10::ScalarType to, Float8Wanted 
 /// The cast for a region, and with it those of other weights that open requests name.
 Float8Cast cast_for_region(const at::Tensor& weight, c10::ScalarType to, Float8Wanted wanted) {
   std::vector<WeightToCast> weights;
-  if (is_casting_together()) {
-    weights = weights_to_cast_with(weight, to);
+  if (is_casting_together() && is_cast_together(weight)) {
+    weights = those_cast_together(begin_planned_float8_region(weight, to));
     std::erase_if(weights, [](const WeightToCast& other) { return !can_join(other); });
   }
   weights.push_back({weight, wanted});

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/float8_exclusions.h"
+#include "float8/exclusions.h"
 
 #include "autocast/weight_requests.h"
 
+#include <fastamp/autocast/float8.h>
+
 #include <atomic>
 #include <mutex>
+#include <utility>
 
 namespace fastamp::autocast {
 namespace {
@@ -55,3 +58,16 @@ bool are_weights_excluded_from_float8() noexcept {
 }
 
 }  // namespace fastamp::autocast
+
+namespace fastamp {
+
+Float8Exclusion::Float8Exclusion(const std::vector<at::Tensor>& weights)
+    : id_(autocast::exclude_from_float8(weights)) {}
+
+void Float8Exclusion::release() noexcept {
+  if (const auto id = std::exchange(id_, 0); id != 0) {
+    autocast::end_float8_exclusion(id);
+  }
+}
+
+}  // namespace fastamp
