@@ -9,6 +9,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -283,32 +284,38 @@ class PythonScalerCore {
     }
   }
 
-  /// What the optimizer is to be stepped with; None if its gradients have to be unscaled first.
+  /// What the optimizer is to be stepped with, and whether a profiler, or another user of torch's
+  /// record_function, is to see the step; (None, False) if its gradients have to be unscaled first.
   /// @param may_check  Gradients may stay scaled until the step.
   /// @param unscaled   They were unscaled because of this step's first call.
-  std::shared_ptr<PythonAmpStep> begin_step(py::handle scaler, py::handle optimizer,
-                                            bool keep_scaled_grads, bool may_check, bool unscaled) {
+  std::pair<std::shared_ptr<PythonAmpStep>, bool> begin_step(py::handle scaler,
+                                                             py::handle optimizer,
+                                                             bool keep_scaled_grads, bool may_check,
+                                                             bool unscaled) {
     auto call = call_on(scaler, optimizer);
     auto& record = call.record();
+    bool by_position = false;
     if (call.is_ready() && !unscaled) {
       call.forget_if_scaled_anew();
-      if (!may_check || !check(call)) {
-        return nullptr;
+      if (!may_check || !check(call, by_position)) {
+        return {};
       }
       unscaled = true;
     } else if (record.shares_gradients) {
       call.apply_clips();  // In place: the step does not write them.
     }
     try {
-      return std::make_shared<PythonAmpStep>(
-          ScalerCore::begin_step(record, /*was_ready=*/unscaled, keep_scaled_grads), record.pass);
+      return {std::make_shared<PythonAmpStep>(
+                  ScalerCore::begin_step(record, /*was_ready=*/unscaled, keep_scaled_grads),
+                  record.pass, by_position),
+              at::hasCallbacks()};
     } catch (const scaler::NoGradients&) {
       if (unscaled) {
         call.forget();
       }
       with_torchs_error([] { throw; });
     }
-    return nullptr;
+    return {};
   }
 
   /// Returns whether settle() may have something to tell.
@@ -492,10 +499,12 @@ class PythonScalerCore {
   }
 
   /// Whether gradients were checked that stay scaled until the step.
-  bool check(OptimizerCall& call) {
+  /// @param by_position  Receives Gathered::by_position of them.
+  bool check(OptimizerCall& call, bool& by_position) {
     std::optional<bool> checked;
     while (!checked) {
       auto gathered = call.gather(Purpose::kCheck);
+      by_position = gathered.by_position;
       call.work([&] { checked = core_->check(call.record(), std::move(gathered), call.data()); });
     }
     return *checked;

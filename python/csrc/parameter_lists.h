@@ -30,7 +30,8 @@ inline const at::Tensor& gradient_of(PyObject* plain) {
 /// A gradient is five dependent loads away from the list: object, parameter, its autograd data,
 /// gradient, what that holds. With more tensors than the cache holds, each load would be a miss, so
 /// each stage is prefetched some items before the next stage uses it.
-inline void prefetch_gradients_after(PyObject* sequence, Py_ssize_t i) {
+/// @param gradients  False: only the parameters will be read, which are two loads away.
+inline void prefetch_gradients_after(PyObject* sequence, Py_ssize_t i, bool gradients) {
   constexpr Py_ssize_t kAhead = 6;
   const auto size = PySequence_Fast_GET_SIZE(sequence);
   const auto item_ahead = [&](Py_ssize_t stages) -> PyObject* {
@@ -43,6 +44,9 @@ inline void prefetch_gradients_after(PyObject* sequence, Py_ssize_t i) {
   }
   if (PyObject* item = item_ahead(3)) {
     __builtin_prefetch(THPVariable_Unpack(item).unsafeGetTensorImpl());
+  }
+  if (!gradients) {
+    return;
   }
   if (PyObject* item = item_ahead(2)) {
     if (const auto* meta = THPVariable_Unpack(item).unsafeGetTensorImpl()->autograd_meta()) {

@@ -23,11 +23,6 @@ std::shared_ptr<PythonAmpStep> PythonAmpStep::for_device(c10::Device device) {
   return copy;
 }
 
-optim::AmpStep read_amp_step(py::handle amp_step) {
-  return amp_step.is_none() ? optim::AmpStep{}
-                            : py::cast<const PythonAmpStep&>(amp_step).amp_step();
-}
-
 void bind_amp_step(py::module_& module) {
   using torch::wrap_pybind_function;
   using MaybeTensor = std::optional<at::Tensor>;
@@ -56,6 +51,9 @@ void bind_amp_step(py::module_& module) {
                              [](const PythonAmpStep& g) { return g.amp_step().clip_value; })
       .def_property_readonly("write_grads",
                              [](const PythonAmpStep& g) { return g.amp_step().write_grads; })
+      .def("forget_positions", &PythonAmpStep::forget_positions,
+           "Says that code of others runs before the step, which then reads gradients from "
+           "parameters and not from the list that was checked.")
       .def("for_device", wrap_pybind_function(&PythonAmpStep::for_device), py::arg("device"));
 }
 

@@ -15,14 +15,24 @@ namespace fastamp::python {
 /// The Python form of an AmpStep, `fastamp._C.AmpStep`: with its copies on other devices.
 class PythonAmpStep {
  public:
-  /// @param pass  Over the gradients that the step is for; may be null.
+  /// @param pass         Over the gradients that the step is for; may be null.
+  /// @param by_position  It lists the gradients that the optimizer's parameters have now, each at
+  ///     the position of its parameter.
   explicit PythonAmpStep(optim::AmpStep amp_step,
-                         std::shared_ptr<scaler::PassResult> pass = nullptr)
-      : amp_step_(std::move(amp_step)), pass_(std::move(pass)) {}
+                         std::shared_ptr<scaler::PassResult> pass = nullptr,
+                         bool by_position = false)
+      : amp_step_(std::move(amp_step)), pass_(std::move(pass)), by_position_(by_position) {}
 
   const optim::AmpStep& amp_step() const { return amp_step_; }
   /// The same with its tensors on a device; one copy per device is kept.
   std::shared_ptr<PythonAmpStep> for_device(c10::Device device);
+  /// The pass that lists the gradients of the parameters; null if they are to be read there. The
+  /// list is good for one step.
+  std::shared_ptr<const scaler::PassResult> take_gradients() {
+    return std::exchange(by_position_, false) ? pass_ : nullptr;
+  }
+  /// Says that code of others runs before the step, which then reads gradients from parameters.
+  void forget_positions() { by_position_ = false; }
   /// Lets the gradients go when they were stepped.
   void end() const {
     if (pass_ != nullptr) {
@@ -33,10 +43,8 @@ class PythonAmpStep {
  private:
   optim::AmpStep amp_step_;
   std::shared_ptr<scaler::PassResult> pass_;
+  bool by_position_;
   std::vector<std::pair<c10::Device, std::shared_ptr<PythonAmpStep>>> copies_;
 };
-
-/// What is in a Python AmpStep; for None one that asks for nothing.
-optim::AmpStep read_amp_step(pybind11::handle amp_step);
 
 }  // namespace fastamp::python

@@ -151,6 +151,7 @@ PythonGradients gather(py::handle optimizer, scaler::Purpose purpose) {
   PythonGradients gradients;
   gradients.foreign = gather_gradients(optimizer, groups);
   auto& gathered = gradients.gathered;
+  gathered.by_position = groups.by_position();
   if (groups.any_repeats()) {
     groups.give_up_addresses();  // Python code may be called next.
     gathered.shared = may_share_gradients(optimizer);

@@ -9,6 +9,8 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <vector>
+
 namespace fastamp::python {
 namespace {
 
@@ -27,9 +29,47 @@ bool same_sharding(PyObject* param, PyObject* grad) {
          attribute(spec.ptr(), mesh_key).equal(attribute(other.ptr(), mesh_key));
 }
 
+/// The gradients that a pass has listed, for a walk over the parameters that they are listed by.
+class ListedGradients {
+ public:
+  explicit ListedGradients(const scaler::PassResult* pass) {
+    if (pass != nullptr) {
+      for (const auto& device : pass->devices()) {
+        lists_.push_back({&device.seen, 0});
+      }
+    }
+  }
+
+  /// The gradient of a parameter, to be asked for in ascending order; undefined if it has none.
+  const at::Tensor& of(std::size_t number) {
+    static const at::Tensor none;
+    for (auto& [seen, next] : lists_) {
+      const auto& gradients = seen->gradients;
+      if (next < gradients.size() && seen->positions[next] == number) {
+        if (next + kAhead < gradients.size()) {
+          const void* ahead = gradients[next + kAhead].unsafeGetTensorImpl();
+          __builtin_prefetch(ahead, /*rw=*/1);  // As in prefetch_gradients_after().
+          __builtin_prefetch(static_cast<const char*>(ahead) + sizeof(c10::TensorImpl));
+        }
+        return gradients[next++];
+      }
+    }
+    return none;
+  }
+
+ private:
+  static constexpr std::size_t kAhead = 6;
+  struct List {
+    const scaler::DeviceGradients* seen;
+    std::size_t next;
+  };
+  std::vector<List> lists_;
+};
+
 struct Walk {
   StepSink& sink;
   KeepAlive& alive;
+  ListedGradients* listed;  ///< Null: gradients are read from the parameters.
   bool writes_grads;
   PyObject* group = nullptr;
   std::size_t number = 0;
@@ -41,7 +81,7 @@ struct Walk {
   bool take(PyObject* item) {
     if (THPVariable_CheckExact(item)) [[likely]] {
       const auto& param = THPVariable_Unpack(item);
-      const auto& grad = param.grad();
+      const auto& grad = listed != nullptr ? listed->of(number) : param.grad();
       if (!grad.defined()) {
         sink.skip(item);
         return true;
@@ -151,10 +191,15 @@ bool StepSink::is_differentiable(PyObject* group) const {
   return group_flag(group, key);
 }
 
-py::list gather_step(py::handle optimizer, StepSink& sink, bool writes_grads, KeepAlive& alive) {
+py::list gather_step(py::handle optimizer, StepSink& sink, const scaler::PassResult* checked,
+                     bool writes_grads, KeepAlive& alive) {
   static PyObject* params_key = interned("params");
   py::list foreign;
-  Walk walk{.sink = sink, .alive = alive, .writes_grads = writes_grads};
+  ListedGradients listed(checked);
+  Walk walk{.sink = sink,
+            .alive = alive,
+            .listed = checked == nullptr ? nullptr : &listed,
+            .writes_grads = writes_grads};
   const auto groups = as_fast_sequence(optimizer.attr("param_groups"));
   for (Py_ssize_t g = 0; g < PySequence_Fast_GET_SIZE(groups.ptr()); ++g) {
     sink.check_group(PySequence_Fast_GET_ITEM(groups.ptr(), g));
@@ -168,7 +213,7 @@ py::list gather_step(py::handle optimizer, StepSink& sink, bool writes_grads, Ke
     sink.begin_group(group.ptr(), static_cast<std::size_t>(PySequence_Fast_GET_SIZE(params.ptr())));
     // The sizes are read each time round: Python code called below may change the lists.
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(params.ptr()); ++i) {
-      prefetch_gradients_after(params.ptr(), i);
+      prefetch_gradients_after(params.ptr(), i, /*gradients=*/checked == nullptr);
       const auto item =
           py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(params.ptr(), i));
       if (!walk.take(item.ptr())) {

@@ -114,11 +114,14 @@ class StepSink {
 /// Walks `optimizer.param_groups` and hands every parameter with a gradient to the sink. Nothing is
 /// cached between steps: walking costs less than proving that a copy is still right.
 ///
+/// @param checked  Lists the gradients by the position of their parameter: then parameters are not
+///     asked for them again. Null: they are.
 /// @param writes_grads  Whether the step may write the gradients. Otherwise one that has several
 ///     elements in one place is read from a copy.
 /// @returns (index of group, parameter) of what only torch's own step can do: subclasses other than
 ///     DTensor, dtypes and layouts without a kernel, differentiable groups. Normally empty.
-py::list gather_step(py::handle optimizer, StepSink& sink, bool writes_grads, KeepAlive& alive);
+py::list gather_step(py::handle optimizer, StepSink& sink, const scaler::PassResult* checked,
+                     bool writes_grads, KeepAlive& alive);
 
 /// The tensors a step keeps for a parameter, by name; asks the optimizer to create what is missing.
 class StepState {
@@ -158,14 +161,16 @@ bool writes_grads(const optim::AmpStep& amp_step);
 /// releases the GIL.
 template <typename Sink>
 py::list gathered_step(py::handle optimizer, py::handle amp_step) {
-  auto native = read_amp_step(amp_step);
+  auto* const given = amp_step.is_none() ? nullptr : py::cast<PythonAmpStep*>(amp_step);
+  auto native = given == nullptr ? optim::AmpStep{} : given->amp_step();
   native.write_grads = writes_grads(native);
+  const auto checked = given == nullptr ? nullptr : given->take_gradients();
   KeepAlive alive;
   Sink sink(optimizer, alive);
-  auto foreign = gather_step(optimizer, sink, native.write_grads, alive);
+  auto foreign = gather_step(optimizer, sink, checked.get(), native.write_grads, alive);
   sink.run(native);
-  if (!amp_step.is_none()) {
-    py::cast<const PythonAmpStep&>(amp_step).end();
+  if (given != nullptr) {
+    given->end();
   }
   return foreign;
 }

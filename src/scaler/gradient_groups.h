@@ -57,6 +57,8 @@ struct Gathered {
   std::function<void(const at::Tensor& factor)> multiply_foreign;
   /// Two parameters have one gradient: a step that writes gradients would write it twice.
   bool shared = false;
+  /// The groups have every gradient, each once and at the position of its parameter.
+  bool by_position = false;
 
   bool has_foreign() const { return multiply_foreign != nullptr; }
 };
@@ -114,6 +116,9 @@ class FASTAMP_API GradientGroups {
   void keep_repeats() { keeps_repeats_ = true; }
   /// Whether one came more than once.
   bool any_repeats() const { return any_repeats_; }
+  /// Whether release() will give every gradient, each once and at the position of its parameter:
+  /// none is sparse, and no code of others has run, such as that of a subclass's property.
+  bool by_position() const { return wants_arrays_ && sparse_.empty() && !any_repeats_; }
 
   /// Coalesces all sparse gradients, not just those of fp16: needed where their norm is.
   void coalesce_sparse() { coalesce_all_ = true; }

@@ -284,6 +284,16 @@ bool PassResult::holds(const std::vector<DeviceGradients>& gradients) const {
   return same_set(std::move(mine), identities(gradients));
 }
 
+bool PassResult::lists(const std::vector<DeviceGradients>& gradients) const {
+  const auto is_same = [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); };
+  return unchanged() &&
+         std::ranges::equal(
+             devices_, gradients, [&](const DeviceResult& mine, const DeviceGradients& other) {
+               return mine.seen.positions == other.positions &&
+                      std::ranges::equal(mine.seen.gradients, other.gradients, is_same);
+             });
+}
+
 bool PassResult::saw(const at::Tensor& gradient) const {
   // Of a sparse gradient the pass has the values, each time as another tensor over their storage.
   const bool sparse = gradient.is_sparse();

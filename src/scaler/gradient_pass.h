@@ -62,6 +62,9 @@ class FASTAMP_API PassResult {
   /// that bump no version counter (`.data`, collectives) are not seen.
   bool holds(const std::vector<DeviceGradients>& gradients) const;
 
+  /// Whether these are they, moreover in the order and at the positions that the pass has them.
+  bool lists(const std::vector<DeviceGradients>& gradients) const;
+
   /// Whether this is one of the pass's gradients, whatever was done to it since.
   bool saw(const at::Tensor& gradient) const;
 

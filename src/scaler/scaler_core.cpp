@@ -211,7 +211,7 @@ std::optional<bool> ScalerCore::check(OptimizerRecord& record, Gathered gathered
     return false;
   }
   if (record.pass != nullptr) {
-    if (!max_norm && record.inv_scale.defined() && record.pass->holds(gathered.groups)) {
+    if (!max_norm && record.inv_scale.defined() && record.pass->lists(gathered.groups)) {
       return true;
     }
     gathered = {};

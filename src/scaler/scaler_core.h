@@ -152,7 +152,8 @@ class FASTAMP_API ScalerCore {
   /// Checks scaled gradients without writing them, unless that was done and still holds.
   /// @param gathered  For Purpose::kCheck, right before.
   /// @param max_norm  Compute the coefficient of a clip by this norm.
-  /// @returns Whether the gradients stay scaled until the step; if not, nothing was done and they
+  /// @returns Whether the gradients stay scaled until the step, and record.pass lists them as they
+  ///     were gathered; if not, nothing was done and they
   ///     have to be unscaled in place. nullopt: those of an earlier pass were let go, which may
   ///     have run code, so that they have to be gathered again; not if there is no earlier pass.
   std::optional<bool> check(OptimizerRecord& record, Gathered gathered, const ScalerCall& call,

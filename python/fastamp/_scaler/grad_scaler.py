@@ -312,11 +312,11 @@ class GradScaler(ScalerState):
     def _step_on_device(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Steps an optimizer of fastamp's: the device decides whether it does."""
         core, keep, may_check = self._core, self._keep_scaled_grads, self._may_check()
-        amp_step = core.begin_step(self, optimizer, keep, may_check, False)
+        amp_step, is_observed = core.begin_step(self, optimizer, keep, may_check, False)
         if amp_step is None:  # The gradients must not stay scaled until the step.
             self.unscale_(optimizer)
-            amp_step = core.begin_step(self, optimizer, keep, may_check, True)
-        result = optimizer._fastamp_amp_step(amp_step, *args, **kwargs)
+            amp_step, is_observed = core.begin_step(self, optimizer, keep, may_check, True)
+        result = optimizer._fastamp_amp_step(amp_step, is_observed, *args, **kwargs)
         state = self._per_optimizer_states.get(id(optimizer))
         if state is not None:  # Code that ran in the step may have called update().
             state["stage"] = _STEPPED

@@ -138,7 +138,7 @@ class GraphedStep:
             self._clip(scaler)
             unscale_once(scaler, self.optimizer)
             self.optimizer._fastamp_amp_step(  # type: ignore[attr-defined]
-                _C.AmpStep(found_inf=skip, write_grads=False)
+                _C.AmpStep(found_inf=skip, write_grads=False), _C.has_observers()
             )
             scaler.update()
 

@@ -53,8 +53,13 @@ class Optimizer(Protocol):
     #: deleted by ``__setstate__``.
     _fastamp_autocast_dtype: torch.dtype
 
-    def _fastamp_amp_step(self, amp_step: AmpStep, *args: Any, **kwargs: Any) -> Any:
-        """``step`` with what a scaler asks of it. Called by GradScaler and graphed_step."""
+    def _fastamp_amp_step(
+        self, amp_step: AmpStep, is_observed: bool, *args: Any, **kwargs: Any
+    ) -> Any:
+        """``step`` with what a scaler asks of it. Called by GradScaler and graphed_step.
+
+        ``is_observed``: a profiler is to see a call of ``step``.
+        """
 
     def _fastamp_step(self, amp_step: AmpStep | None) -> None:
         """The step without a closure. Called by ``step``, and where torch's drives us."""

@@ -26,7 +26,7 @@ from fastamp.optim._layout import (
 )
 from fastamp.optim._rests import join, of_shards, split
 from fastamp.optim._torch_step import step_with_torch
-from fastamp.optim._watched_step import is_watched, watched_if_asked_for
+from fastamp.optim._watched_step import has_hooks, watched_if_asked_for
 from fastamp.optim._weight_copies import check_autocast_dtype, forget_casts, make_weight_copies
 
 if TYPE_CHECKING:
@@ -137,11 +137,15 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._fastamp_step(amp_step)
         return loss
 
-    def _fastamp_amp_step(self, amp_step: AmpStep, *args: Any, **kwargs: Any) -> Any:
-        if not (args or kwargs) and self._is_stepped_plainly():
+    def _fastamp_amp_step(
+        self, amp_step: AmpStep, is_observed: bool, *args: Any, **kwargs: Any
+    ) -> Any:
+        if not (args or kwargs or is_observed) and self._is_stepped_plainly():
             self._fastamp_step(amp_step)
             return None
-        # Whoever wraps or watches step sees a call of it, which finds amp_step in a slot.
+        # Whoever wraps or watches step sees a call of it, which finds amp_step in a slot, and may
+        # change parameters and gradients before it.
+        amp_step.forget_positions()
         self._fastamp_pending_amp_step = amp_step
         try:
             return self.step(*args, **kwargs)
@@ -153,7 +157,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             "step" not in self.__dict__
             and type(self).step is FusedOptimizer.step
             and not torch.compiler.is_dynamo_compiling()
-            and not is_watched(self)
+            and not has_hooks(self)
         )
 
     def _fastamp_step(self, amp_step: AmpStep | None) -> None:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def is_watched(optimizer: Any) -> bool:
-    """Whether a profiler, or a hook of this optimizer or of all, observes its step."""
+def has_hooks(optimizer: Any) -> bool:
+    """Whether a hook of this optimizer or of all observes its step."""
     everybodys = torchs._global_optimizer_post_hooks
     # The hook that fastamp registers does nothing for our own optimizers.
     others = len(everybodys) > 1 or _C.after_optimizer_step not in everybodys.values()
@@ -25,8 +25,12 @@ def is_watched(optimizer: Any) -> bool:
         or torchs._global_optimizer_pre_hooks
         or optimizer._optimizer_step_pre_hooks
         or optimizer._optimizer_step_post_hooks
-        or _C.has_observers()
     )
+
+
+def is_watched(optimizer: Any) -> bool:
+    """Whether a profiler or a hook observes its step."""
+    return has_hooks(optimizer) or _C.has_observers()
 
 
 def watched_if_asked_for(step: Callable[..., Any]) -> Callable[..., Any]:

@@ -276,7 +276,7 @@ def native_calls(scaler, action):
 
 
 @pytest.mark.parametrize("clip", [False, True])
-def test_a_gated_step_crosses_into_native_code_at_most_three_times(clip):
+def test_a_gated_step_crosses_into_native_code_twice(clip):
     parameter = torch.nn.Parameter(torch.zeros(3))
     optimizer = fastamp.optim.SGD([parameter], lr=1.0)
     scaler = fastamp.GradScaler("cpu", init_scale=2.0)
@@ -287,5 +287,5 @@ def test_a_gated_step_crosses_into_native_code_at_most_three_times(clip):
         step = native_calls(scaler, lambda: scaler.step(optimizer))
         update = native_calls(scaler, scaler.update)
         optimizer.zero_grad()
-    assert step == ["begin_step", "has_observers", "sgd_step"]
+    assert step == ["begin_step", "sgd_step"]
     assert update == ["end_iteration"]
