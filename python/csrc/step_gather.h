@@ -6,6 +6,7 @@
 #include "optim/amp_step_on.h"
 #include "optimizer_objects.h"
 #include "python_amp_step.h"
+#include "scaler/gradient_pass.h"
 
 #include <array>
 #include <cstddef>
