@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings.h"
 #include "core/tensor_version.h"
-#include "gather.h"
 #include "python_optimizer.h"
-#include "recent_passes.h"
 #include "scaler/gradient_factors.h"
 #include "scaler/gradient_pass.h"
 #include "scaler/scale_ops.h"
@@ -63,7 +61,7 @@ void bind_list(py::module_& module) {
       .def("two_norm", wrap_pybind_function(two_norm), py::arg("dtype"),
            "The norm of gradients that are read for it; None if only torch can tell.")
       .def("recent_norm", wrap_pybind_function([](const GradientList& list, at::ScalarType dtype) {
-             return RecentPasses::get().norm_of(list.groups, dtype);
+             return scaler::RecentPasses::get().norm_of(list.groups, dtype);
            }),
            py::arg("dtype"),
            "The norm of gradients that some of the last passes of unscale_ hold, unchanged and "

@@ -3,7 +3,6 @@
 #include "optimizer_objects.h"
 #include "python_amp_step.h"
 #include "python_optimizer.h"
-#include "recent_passes.h"
 #include "scaler/scaler_core.h"
 #include "scaler/step_logger.h"
 
@@ -133,7 +132,7 @@ class PythonScalerCore {
       return false;
     }
     call.work([&] { core_->unscale(call.record(), std::move(gathered), call.data()); });
-    RecentPasses::get().remember(call.record().pass);
+    scaler::RecentPasses::get().remember(call.record().pass);
     call.apply_clips();
     return true;
   }
@@ -160,7 +159,7 @@ class PythonScalerCore {
     for (const auto& device : pass->devices()) {
       flags[py::cast(device.seen.device)] = py::cast(device.found_inf);
     }
-    RecentPasses::get().remember(pass);
+    scaler::RecentPasses::get().remember(pass);
     core_->note_pass(*record, std::move(pass), {.scale = inv_scale, .times_scaled = times_scaled});
     record->has_foreign = !gradients.foreign.empty();
     return {std::move(flags), std::move(gradients.foreign)};

@@ -2,7 +2,8 @@
 #include "step_gather.h"
 
 #include "kernels/functors/noise.h"
-#include "parameter_lists.h"
+#include "scaler/gradient_groups.h"
+#include "scaler/gradient_pass.h"
 
 #include <ATen/MemoryOverlap.h>
 #include <torch/csrc/Dtype.h>

@@ -6,6 +6,7 @@
 #include "optim/weight_copies.h"
 #include "optimizer_objects.h"
 #include "python_amp_step.h"
+#include "scaler/gradient_pass.h"
 
 #include <array>
 #include <cstddef>

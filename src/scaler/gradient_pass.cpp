@@ -7,7 +7,6 @@
 #include "kernels/amp_args.h"
 #include "ops/direct.h"
 #include "scaler/functional_values.h"
-#include "scaler/gradient_walks.h"
 #include "scaler/scale_ops.h"
 
 #include <fastamp/ops/amp_ops.h>
@@ -18,14 +17,83 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/sqrt.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/TensorImpl.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstring>
 #include <utility>
 
 namespace fastamp::scaler {
 namespace {
+
+// Walks over lists of gradients. With thousands of small tensors the time is in waiting for the
+// cache lines of each, so the walks ask for them some tensors ahead.
+
+/// A version is two cache lines away: the tensor's, and then that of its counter.
+void prefetch_versions(const std::vector<at::Tensor>& gradients, std::size_t i) {
+  constexpr std::size_t kTensorAhead = 24;
+  constexpr std::size_t kCounterAhead = 12;
+  if (i + kTensorAhead < gradients.size()) {
+    __builtin_prefetch(gradients[i + kTensorAhead].unsafeGetTensorImpl());
+  }
+  if (i + kCounterAhead < gradients.size()) {
+    const auto& version = gradients[i + kCounterAhead].unsafeGetTensorImpl()->version_counter();
+    const void* counter = nullptr;
+    static_assert(sizeof(version) == sizeof(counter));  // It is a pointer to the counter.
+    std::memcpy(static_cast<void*>(&counter), static_cast<const void*>(&version), sizeof(counter));
+    __builtin_prefetch(counter);
+  }
+}
+
+/// Appends the version of each gradient to `versions`, after bumping it if `bump` says that the
+/// gradient was written. False if one has no version (inference tensors): `versions` is of no use
+/// then.
+bool note_versions(const std::vector<at::Tensor>& gradients, bool bump,
+                   std::vector<std::uint32_t>& versions) {
+  versions.resize(gradients.size());
+  bool all = true;
+  bool shared = false;
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    prefetch_versions(gradients, i);
+    auto* const impl = gradients[i].unsafeGetTensorImpl();
+    if (impl->is_inference()) {
+      all = false;
+      continue;
+    }
+    if (bump) {
+      impl->bump_version();
+      shared = shared || !impl->version_counter().unique();
+    }
+    versions[i] = impl->version_counter().current_version();
+  }
+  if (shared && all) {  // Views of one tensor have one counter, which went on.
+    std::ranges::transform(gradients, versions.begin(), [](const at::Tensor& gradient) {
+      return gradient.unsafeGetTensorImpl()->version_counter().current_version();
+    });
+  }
+  return all;
+}
+
+/// Empties the list, and then destroys what was in it: code that a gradient's end runs finds none.
+void drop_gradients(std::vector<at::Tensor>& gradients) {
+  constexpr std::size_t kAhead = 16;
+  auto dying = std::exchange(gradients, {});
+  for (std::size_t i = 0; i < dying.size(); ++i) {
+    if (i + kAhead < dying.size()) {
+      __builtin_prefetch(dying[i + kAhead].unsafeGetTensorImpl(), /*rw=*/1);
+    }
+    dying[i].reset();
+  }
+}
+
+// Programs alternate between a few sets; one that draws a new set each step must not pile them up.
+constexpr std::size_t kSets = 8;
+
+bool is_free(const at::Tensor& tensor) { return tensor.defined() && tensor.use_count() == 1; }
 
 using Identities = std::vector<const c10::TensorImpl*>;
 
@@ -89,6 +157,48 @@ at::Tensor sum_norms(const Passes& passes, at::ScalarType dtype) {
 }
 
 }  // namespace
+
+std::shared_ptr<const NonFiniteCounts> PassBuffers::counts_for(
+    c10::Device device, const std::vector<std::uint32_t>& positions) {
+  const auto found = std::ranges::find_if(entries_, [&](const auto& entry) {
+    return entry->device == device && entry->positions == positions;
+  });
+  if (found != entries_.end()) {
+    std::rotate(entries_.begin(), found, found + 1);
+    return entries_.front();
+  }
+  const auto rows = static_cast<int64_t>(positions.size());
+  auto counts = at::zeros({rows, 2}, at::TensorOptions().dtype(at::kLong).device(device));
+  auto made = std::make_shared<const NonFiniteCounts>(
+      NonFiniteCounts{device, positions, std::move(counts)});
+  entries_.insert(entries_.begin(), made);
+  if (entries_.size() > kSets) {
+    entries_.pop_back();
+  }
+  return made;
+}
+
+at::Tensor PassBuffers::inverse_of(const at::Tensor& scale) {
+  if (!is_plain_cpu_scalar(scale, at::kFloat)) {
+    return inverse_scale(scale);
+  }
+  if (is_free(inverse_)) {
+    write_inverse(*scale.const_data_ptr<float>(), inverse_);
+  } else {
+    inverse_ = inverse_scale(scale);
+  }
+  return inverse_;
+}
+
+at::Tensor PassBuffers::sum_beside(const at::Tensor& inv_scale) {
+  if (!is_plain_cpu_scalar(inv_scale, at::kFloat)) {
+    return new_scalar(inv_scale, at::kDouble);
+  }
+  if (!is_free(sum_)) {
+    sum_ = new_scalar(inv_scale, at::kDouble);
+  }
+  return sum_;
+}
 
 /// A pass while it runs.
 class GradientPass {
@@ -365,6 +475,29 @@ std::optional<at::Tensor> norm_of_passes(const std::vector<const PassResult*>& p
     return std::nullopt;
   }
   return sum_norms(used, dtype);
+}
+
+RecentPasses& RecentPasses::get() {
+  static auto* recent = new RecentPasses;
+  return *recent;
+}
+
+void RecentPasses::remember(const std::shared_ptr<PassResult>& pass) {
+  passes_.at(next_) = pass;
+  next_ = (next_ + 1) % passes_.size();
+}
+
+std::optional<at::Tensor> RecentPasses::norm_of(const std::vector<DeviceGradients>& gradients,
+                                                at::ScalarType dtype) const {
+  std::vector<std::shared_ptr<const PassResult>> alive;
+  std::vector<const PassResult*> pointers;
+  for (std::size_t i = 0; i < passes_.size(); ++i) {  // The oldest first.
+    if (auto pass = passes_.at((next_ + i) % passes_.size()).lock()) {
+      pointers.push_back(pass.get());
+      alive.push_back(std::move(pass));
+    }
+  }
+  return pointers.empty() ? std::nullopt : norm_of_passes(pointers, gradients, dtype);
 }
 
 bool has_duplicates(const std::vector<DeviceGradients>& gradients) {

@@ -3,12 +3,15 @@
 
 #include "scaler/gradient_groups.h"
 #include "scaler/gradient_ranges.h"
-#include "scaler/pass_buffers.h"
 
 #include <fastamp/export.h>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -16,6 +19,36 @@
 #include <vector>
 
 namespace fastamp::scaler {
+
+/// Where the passes over one set of gradients on one device count inf and NaN.
+struct NonFiniteCounts {
+  c10::Device device;
+  std::vector<std::uint32_t> positions;  ///< Position among the parameters of each row.
+  at::Tensor counts;  ///< int64 [rows, 2]: inf and NaN at the last overflow; 0 before the first.
+};
+
+/// What the passes of one optimizer write to, kept from pass to pass.
+///
+/// Counters: the operators write counters only at an overflow, so they tell of the last one as long
+/// as they are not given to another set of gradients: there is one buffer for each set met
+/// (parameters of which some have no gradient now and then), for the few sets met last. Not
+/// thread-safe.
+class FASTAMP_API PassBuffers {
+ public:
+  /// Returns the counters for gradients of these parameters, new ones if they are met first.
+  std::shared_ptr<const NonFiniteCounts> counts_for(c10::Device device,
+                                                    const std::vector<std::uint32_t>& positions);
+
+  /// Returns 1 / scale, and a place for a sum of squares on inv_scale's device. In ordinary host
+  /// memory those of the pass before are used again, unless somebody still holds them.
+  at::Tensor inverse_of(const at::Tensor& scale);
+  at::Tensor sum_beside(const at::Tensor& inv_scale);
+
+ private:
+  at::Tensor inverse_;
+  at::Tensor sum_;
+  std::vector<std::shared_ptr<const NonFiniteCounts>> entries_;  // the one used last in front
+};
 
 /// What a pass learned on one device. Tensors have one element and live there.
 struct DeviceResult {
@@ -112,6 +145,25 @@ FASTAMP_API PassResult check(std::vector<DeviceGradients> gradients, const at::T
 FASTAMP_API std::optional<at::Tensor> norm_of_passes(const std::vector<const PassResult*>& passes,
                                                      const std::vector<DeviceGradients>& gradients,
                                                      at::ScalarType dtype);
+
+/// Passes of unscale_ whose gradients may still be as the pass left them: fastamp.clip_grad_norm_,
+/// which knows of no scaler, takes their norms. A pass holds its gradients only until the step, so
+/// one without them matches nothing. Used by Python's front end; guarded by the GIL.
+class FASTAMP_API RecentPasses {
+ public:
+  /// The process's only one. Never destroyed: daemon threads may be at work while it exits.
+  static RecentPasses& get();
+
+  void remember(const std::shared_ptr<PassResult>& pass);
+
+  /// The norm of gradients that some of the passes hold, unchanged and together exactly them.
+  std::optional<at::Tensor> norm_of(const std::vector<DeviceGradients>& gradients,
+                                    at::ScalarType dtype) const;
+
+ private:
+  std::array<std::weak_ptr<const PassResult>, 4> passes_;
+  std::size_t next_ = 0;
+};
 
 /// Whether a gradient is listed twice.
 FASTAMP_API bool has_duplicates(const std::vector<DeviceGradients>& gradients);

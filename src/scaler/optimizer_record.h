@@ -2,7 +2,6 @@
 #pragma once
 
 #include "scaler/gradient_pass.h"
-#include "scaler/pass_buffers.h"
 
 #include <fastamp/export.h>
 

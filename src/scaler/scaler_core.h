@@ -4,7 +4,6 @@
 #include "scaler/gradient_groups.h"
 #include "scaler/iteration_log.h"
 #include "scaler/optimizer_record.h"
-#include "scaler/scale_history.h"
 #include "scaler/scale_ops.h"
 #include "scaler/skip_hooks.h"
 

@@ -11,14 +11,15 @@
 // memory with others.
 
 #include "kernels/amp_args.h"
-#include "kernels/cpu/small_arrays.h"
 #include "kernels/functors/norm.h"
+#include "kernels/host_array.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <utility>
@@ -38,6 +39,18 @@ bool worth_threads(std::int64_t numel, std::size_t tensors);
 /// Sum of squares of the elements [begin, end), one chunk at most, of a dense array.
 using ChunkSumFn = double(at::ScalarType, const void*, std::int64_t, std::int64_t);
 ChunkSumFn* chunk_sum_function();
+
+/// Adds the squares of the arrays from `first` on to `total`, one sum after the other, and
+/// multiplies each array by a factor unless that is 1. Stops at the first array that has no
+/// address, is not fp32, is not shorter than a chunk or has a sum that is not below the bound
+/// (safe_squares()).
+/// Returns the place of that array, of which nothing was added or written, or the number of arrays.
+///
+/// Does the work of visiting chunks one by one in a single call: for 16 elements the call, the
+/// saved registers and the choice of dtype are as much work as the numbers.
+using SmallArraysFn = std::size_t(KnownArrays arrays, std::size_t first, float factor, double bound,
+                                  double& total);
+SmallArraysFn* small_arrays_function();
 
 /// kOverflowBits of a gradient's dtype; of fp64 those of fp32, which are not used.
 inline std::uint32_t overflow_bits(at::ScalarType dtype) {
