@@ -52,8 +52,8 @@ FASTAMP_API Float8Cast cast_to_float8_by_ops(const at::Tensor& matrix, c10::Scal
 /// The columns of a cast by torch's ops, from its rows.
 at::Tensor float8_columns(const at::Tensor& rows);
 
-/// Whether a weight can have a cast that steps write: a float32 matrix in row-major order on the CPU
-/// or a CUDA device, with kernels of ours for it, whose sizes are multiples of 16.
+/// Whether a weight can have a cast that steps write: a float32 matrix in row-major order on the
+/// CPU or a CUDA device, with kernels of ours for it, whose sizes are multiples of 16.
 bool can_have_float8_copy(const at::Tensor& weight);
 
 /// The weight's cast to float8_e4m3fn, its rows where a step can write them.
