@@ -2,7 +2,8 @@
 // Sums of squares of chunks, and counts of what is not finite in them; sum of squares and unscaling
 // of many small fp32 arrays in one loop.
 //
-// Traffic per element: one read and, of small arrays unless the factor is 1, one write. Numerics: kernels/functors/norm.h, kernels/cpu/squares.h.
+// Traffic per element: one read and, of small arrays unless the factor is 1, one write. Numerics:
+// kernels/functors/norm.h, kernels/cpu/squares.h.
 
 #include "kernels/cpu/grad_sums.h"
 
