@@ -60,11 +60,15 @@ TEST_CASE("pass: holds exactly its gradients, in any order, until they are chang
   PassResult pass = unscale(gradients_of({first, second}), at::full({}, 1.0F), at::zeros({}), {});
   CHECK(pass.holds(gradients_of({first, second})));
   CHECK(pass.holds(gradients_of({second, first})));
+  CHECK(pass.lists(gradients_of({first, second})));
+  CHECK_FALSE(pass.lists(gradients_of({second, first})));
+  CHECK_FALSE(pass.lists(gradients_of({first})));
   CHECK_FALSE(pass.holds(gradients_of({first})));
   CHECK_FALSE(pass.holds(gradients_of({first, first})));
   CHECK_FALSE(pass.holds(gradients_of({first, second.clone()})));
   first.add_(1.0F);
   CHECK_FALSE(pass.holds(gradients_of({first, second})));
+  CHECK_FALSE(pass.lists(gradients_of({first, second})));
 }
 
 TEST_CASE("pass: holds gradients that are views of one buffer and share its version", "[scaler]") {
