@@ -182,6 +182,7 @@ void throw_banned(OpId op, PolicyDevice device) {
 
 std::vector<std::string_view> policy_names() {
   std::vector<std::string_view> names;
+  names.reserve(kPolicyNames.size());
   for (const auto& [policy, name] : kPolicyNames) {
     names.push_back(name);
   }

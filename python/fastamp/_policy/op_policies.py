@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 import fastamp._C as _C
@@ -81,12 +80,7 @@ class override(contextlib.ContextDecorator):  # noqa: N801 (used like torch.no_g
             for device, policies in preset_policies(self._preset, self._device).items()
         ]
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Takes the edits back. Blocks may be left in any order.
 
         Raises:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -85,12 +84,7 @@ class trace(PageReport):  # noqa: N801 (used like torch.no_grad)
         self._guard.run(listen, self._scalers)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Ends recording; what was recorded stays."""
         self._guard.run_always(self._recorder.stop)
         self._guard.run_always(stop_listening, self._scalers)
