@@ -29,7 +29,7 @@ from benchmarks.data import text_batches
 from benchmarks.environment import ROOT, describe
 from benchmarks.harness import BASELINE
 from benchmarks.models import gpt2, logits, loss_of
-from benchmarks.rows.lean import DTYPE, LAYOUTS, stored_in
+from benchmarks.rows.low_precision_weights import DTYPE, LAYOUTS, stored_in
 from benchmarks.sides import REGIONS, use_kernels_of
 
 RESULTS = ROOT / "benchmarks" / "results" / "quality"

@@ -82,7 +82,7 @@ class Build:
         given = shlex.split(os.environ.get("CMAKE_ARGS", ""))
         if cuda := os.environ.get("FASTAMP_CUDA"):
             command.append(f"-DFASTAMP_CUDA={cuda}")
-        elif self._lean and cuda_option(given) is None and not has_gpu():
+        elif self._is_minimal and cuda_option(given) is None and not has_gpu():
             command.append("-DFASTAMP_CUDA=OFF")
         return command + given
 
@@ -122,7 +122,7 @@ class Build:
             )
 
     @property
-    def _lean(self) -> bool:
+    def _is_minimal(self) -> bool:
         """Whether the CUDA part is left out where there is no GPU."""
         return self.demo or self.product
 
@@ -136,9 +136,9 @@ class Build:
             look_again = self.package and tests_left_out(self.build_dir)
             if configured in (wanted, enough) and not look_again:
                 return
-            if self._lean and has_more(configured, wanted):
+            if self._is_minimal and has_more(configured, wanted):
                 return
-        if self._lean and not chosen_cuda() and cuda_option(command) == "OFF":
+        if self._is_minimal and not chosen_cuda() and cuda_option(command) == "OFF":
             print(WITHOUT_CUDA, flush=True)
         self.build_dir.mkdir(parents=True, exist_ok=True)
         # Another interpreter or compiler must not meet what the last one left in the cache.

@@ -139,7 +139,7 @@ GROUPS = (
             ),
             Change(
                 "last chunk of a range is read whole",
-                "static_cast<int>(rest < kNormChunkNumel ? rest : kNormChunkNumel)",
+                "static_cast<int>(remainder < kNormChunkNumel ? remainder : kNormChunkNumel)",
                 "static_cast<int>(kNormChunkNumel)",
             ),
             Change("rows one word apart", "(this + 1) + 2 * i;", "(this + 1) + i;"),

@@ -83,8 +83,8 @@ GROUPS = (
                 "if (kNoisy) {",
             ),
             Change(
-                "rests of misaligned arrays as masters",
-                "if (again.rests) {",
+                "remainders of misaligned arrays as masters",
+                "if (again.remainders) {",
                 "if (false) {",
             ),
             Change(
@@ -155,14 +155,14 @@ GROUPS = (
                 ": kMix == Mix::kMaster) {",
             ),
             Change(
-                "rests as masters",
-                "    return rests ? Mix::kRest : Mix::kMaster;",
+                "remainders as masters",
+                "    return remainders ? Mix::kRemainder : Mix::kMaster;",
                 "    return Mix::kMaster;",
             ),
             Change(
-                "rests of the weights before the step",
-                "rests[k] = static_cast<std::uint16_t>(rest);",
-                "rests[k] = 0;",
+                "remainders of the weights before the step",
+                "remainders[k] = static_cast<std::uint16_t>(remainder);",
+                "remainders[k] = 0;",
             ),
         ),
     ),

@@ -40,12 +40,12 @@ void own_cache(benchmark::State& state) {
   const auto weights = make_weights();
   fastamp::autocast::CastCache cache;
   for (const auto& weight : weights) {
-    cache.keep(weight, at::kBFloat16, weight.to(at::kBFloat16), fastamp::autocast::CastUse::by_op);
+    cache.keep(weight, at::kBFloat16, weight.to(at::kBFloat16), fastamp::autocast::CastUse::kByOp);
   }
   std::size_t i = 0;
   for (auto _ : state) {
     const at::Tensor cast =
-        cache.find(weights[i], at::kBFloat16, fastamp::autocast::CastUse::by_op);
+        cache.find(weights[i], at::kBFloat16, fastamp::autocast::CastUse::kByOp);
     benchmark::DoNotOptimize(cast);
     if (!cast.defined()) {
       state.SkipWithError("a weight that was inserted is not found");

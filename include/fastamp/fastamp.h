@@ -17,7 +17,7 @@
 #include <fastamp/autocast/trace.h>
 #include <fastamp/autocast/weights_changed.h>
 #include <fastamp/build_info.h>
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 #include <fastamp/ops/amp_ops.h>
 #include <fastamp/ops/exponents.h>
 #include <fastamp/ops/fused_steps.h>
@@ -25,7 +25,7 @@
 #include <fastamp/optim/adam.h>
 #include <fastamp/optim/adamw.h>
 #include <fastamp/optim/fuse.h>
-#include <fastamp/optim/lean.h>
+#include <fastamp/optim/low_precision_weights.h>
 #include <fastamp/optim/muon.h>
 #include <fastamp/optim/sgd.h>
 #include <fastamp/scaler/agreement.h>

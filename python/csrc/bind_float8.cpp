@@ -58,9 +58,9 @@ void check_recipe(const Float8Fields& fields) {
 }
 
 std::uint32_t number_of_region(const std::string& device, const Float8Fields& fields,
-                               c10::ScalarType carrier) {
+                               c10::ScalarType base_dtype) {
   return number_of(autocast::float8_of_region("autocast", c10::Device(device).type(),
-                                              to_recipe(fields), carrier));
+                                              to_recipe(fields), base_dtype));
 }
 
 /// Of regions that have no recipe of their own; none ends it.
@@ -96,8 +96,8 @@ void set_thread_numbers(Numbers numbers) {
 }
 
 /// The setting that a plan follows, whether or not this machine has fp8.
-std::uint32_t number_of_plan(const Float8Fields& fields, c10::ScalarType carrier) {
-  return number_of(autocast::float8_setting("float8_plan", to_recipe(fields), carrier));
+std::uint32_t number_of_plan(const Float8Fields& fields, c10::ScalarType base_dtype) {
+  return number_of(autocast::float8_setting("float8_plan", to_recipe(fields), base_dtype));
 }
 
 /// What a plan has recorded: a dict for each call.
@@ -111,7 +111,7 @@ py::list rows_of(const autocast::Float8Calls& calls) {
     out["n"] = row.shape.n;
     out["x_dtype"] = autocast::dtype_name(row.shape.x_dtype);
     out["float8"] = row.float8;
-    out["carrier_saved_bytes"] = row.carrier_saved_bytes;
+    out["base_dtype_saved_bytes"] = row.base_dtype_saved_bytes;
     out["saved_bytes"] = row.saved_bytes;
     out["weight"] = weight.defined() ? py::cast(weight) : py::none();
     rows.append(out);

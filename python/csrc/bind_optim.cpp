@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/lean_weights.h"
+#include "autocast/weight_aliases.h"
 #include "bindings.h"
 #include "optim/starting_masters.h"
 #include "step_adam.h"
@@ -63,17 +63,20 @@ void bind_optim(py::module_& module) {
       "sgd_step", wrap_pybind_function(sgd_step), py::arg("optimizer"), py::arg("amp_step"),
       "One fused step of an SGD optimizer, with an AmpStep or None. Returns (index of group, "
       "parameter) for what is left to torch's own step.");
-  module.def("master_from_rest", wrap_pybind_function(optim::master_from_rest), py::arg("param"),
-             py::arg("rest"), "The float32 master of a 16-bit parameter and its int16 rest.");
-  module.def("rest_from_master", wrap_pybind_function(optim::rest_from_master), py::arg("param"),
-             py::arg("master"), "What a 16-bit parameter lacks of a float32 master.");
-  module.def("make_lean", wrap_pybind_function([](const std::vector<at::Tensor>& weights) {
-               autocast::make_lean(weights);
+  module.def("master_from_remainder", wrap_pybind_function(optim::master_from_remainder),
+             py::arg("param"), py::arg("remainder"),
+             "The float32 master of a 16-bit parameter and its int16 remainder.");
+  module.def("remainder_from_master", wrap_pybind_function(optim::remainder_from_master),
+             py::arg("param"), py::arg("master"),
+             "What a 16-bit parameter lacks of a float32 master.");
+  module.def("mark_low_precision_weights",
+             wrap_pybind_function([](const std::vector<at::Tensor>& weights) {
+               autocast::mark_low_precision_weights(weights);
              }),
              py::arg("weights"),
              "Makes regions sum the gradients of 16-bit weights as those of float32 weights.");
-  module.def("is_lean", wrap_pybind_function(autocast::is_lean), py::arg("tensor"),
-             "Whether make_lean was called for a tensor.");
+  module.def("is_low_precision_weight", wrap_pybind_function(autocast::is_low_precision_weight),
+             py::arg("tensor"), "Whether mark_low_precision_weights was called for a tensor.");
   module.def("current_master", wrap_pybind_function(optim::current_master), py::arg("param"),
              py::arg("master"),
              "The master where a parameter is still it rounded, or the parameter.");

@@ -140,7 +140,7 @@ void bind_policy(pybind11::module_& module) {
   module.def("push_op_policies", [](const Overrides& policies, bool replace) {
     using detail::OverrideMode;
     return detail::push_op_policies(policies.value,
-                                    replace ? OverrideMode::replace : OverrideMode::add);
+                                    replace ? OverrideMode::kReplace : OverrideMode::kAdd);
   });
   module.def("pop_op_policies", detail::pop_op_policies);
   module.def("register_kernels", torch::wrap_pybind_function(register_kernels));

@@ -317,7 +317,7 @@ class PythonScalerCore {
     return {};
   }
 
-  /// Returns whether settle() may have something to tell.
+  /// Returns whether poll() may have something to tell.
   bool end_iteration(py::handle scaler, const MaybeTensor& new_scale, bool capturing) {
     static PyObject* const states_key = interned("_per_optimizer_states");
     const py::dict states = attribute(scaler.ptr(), states_key);
@@ -347,8 +347,8 @@ class PythonScalerCore {
 
   /// Takes in what has arrived, or all of it, and gives loggers their rows.
   /// @returns What the user is to be warned of.
-  std::optional<std::string> settle(bool wait) {
-    core_->log().settle(wait);
+  std::optional<std::string> poll(bool wait) {
+    core_->log().poll(wait);
     core_->pass_rows_on();
     return core_->log().take_warning();
   }
@@ -367,7 +367,7 @@ class PythonScalerCore {
   }
 
   /// Calls tell(optimizer or None, step, scale, norm, growth tracker) of skips from now on.
-  void tell_skips(const py::object& tell) {
+  void notify_skips(const py::object& tell) {
     core_->skip_hooks().add({.callback = [tell](const scaler::Skip& skip) {
       const auto& row = skip.row;
       tell(optimizer_of(*skip.optimizer), row.step, row.scale, row.norm, row.growth_tracker);
@@ -552,8 +552,8 @@ void bind_scaler(py::module_& module) {
       .def_property_readonly("skipped", &Core::skipped)
       .def_property_readonly("skipped_in_a_row", &Core::skipped_in_a_row)
       .def("log_to", wrap_pybind_function(&Core::log_to))
-      .def("tell_skips", wrap_pybind_function(&Core::tell_skips))
-      .def("settle", wrap_pybind_function(&Core::settle))
+      .def("notify_skips", wrap_pybind_function(&Core::notify_skips))
+      .def("poll", wrap_pybind_function(&Core::poll))
       .def("was_skipped", wrap_pybind_function(&Core::was_skipped))
       .def("load", wrap_pybind_function(&Core::load))
       .def("history", wrap_pybind_function(&Core::history))

@@ -37,13 +37,13 @@ PyObject* leave_regions_above(PyObject* /*module*/, PyObject* depth) {
   if (PyErr_Occurred() != nullptr) {
     return nullptr;
   }
-  bool is_told = true;
+  bool is_notified = true;
   while (void* const owner = autocast::owner_above(kept)) {
     if (pop_region(static_cast<PyObject*>(owner)).had_float8) {
-      is_told = notify_float8(false) && is_told;
+      is_notified = notify_float8(false) && is_notified;
     }
   }
-  if (!is_told) {
+  if (!is_notified) {
     return nullptr;
   }
   Py_RETURN_NONE;

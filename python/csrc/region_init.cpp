@@ -153,17 +153,17 @@ bool refuses_float8(PyObject* kwargs) {
   return kwargs != nullptr && PyDict_GetItemString(kwargs, "float8") == Py_False;
 }
 
-/// A region with an fp8 recipe: torch's checks are those of a region of its carrier.
+/// A region with an fp8 recipe: torch's checks are those of a region of its base dtype.
 int init_float8(PyObject* self, PyObject* args, PyObject* kwargs) {
   PyObject* resolved = PyObject_Call(g_region_hooks.float8_arguments, args, kwargs);
   if (resolved == nullptr) {
     return -1;
   }
-  PyObject* carrier_args = nullptr;
+  PyObject* base_dtype_args = nullptr;
   unsigned number = 0;
   int result = -1;
-  if (PyArg_ParseTuple(resolved, "OI", &carrier_args, &number) != 0) {
-    result = init_checked(self, carrier_args, nullptr, /*gives_dtype=*/true);
+  if (PyArg_ParseTuple(resolved, "OI", &base_dtype_args, &number) != 0) {
+    result = init_checked(self, base_dtype_args, nullptr, /*gives_dtype=*/true);
   }
   if (result == 0) {
     auto& wanted = as_region(self)->wanted;

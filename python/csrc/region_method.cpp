@@ -23,7 +23,8 @@ struct RegionMethod {
 
 RegionMethod* as_method(PyObject* self) { return reinterpret_cast<RegionMethod*>(self); }
 
-/// Hands on calls that are not ours to handle, wrong ones included: torch's function raises then.
+/// Hands on calls that are not fastamp's to handle, wrong ones included: torch's function raises
+/// then.
 PyObject* call_torchs(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObject* names) {
   // The caller lends the slot before the arguments to this function, which lends it on.
   return PyObject_Vectorcall(as_method(self)->torchs, args, nargsf, names);
@@ -63,11 +64,11 @@ PyObject* call_exit(PyObject* self, PyObject* const* args, std::size_t nargsf, P
     return call_torchs(self, args, nargsf, names);
   }
   switch (leave_torch_region(args[0])) {
-    case Leaving::done:
+    case Leaving::kDone:
       Py_RETURN_FALSE;
-    case Leaving::failed:
+    case Leaving::kFailed:
       return nullptr;
-    case Leaving::unknown:
+    case Leaving::kUnknown:
       break;
   }
   if (was_entered_by_torch(args[0])) {

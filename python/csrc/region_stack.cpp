@@ -33,7 +33,7 @@ void push_region(PyObject* owner, const autocast::AutocastState& wanted, RegionK
   autocast::enter_region(wanted, owner, kind);
   // The stack has a plain pointer: a thread that dies inside a region must not touch Python.
   Py_INCREF(owner);
-  if (kind == RegionKind::torchs) {
+  if (kind == RegionKind::kTorch) {
     t_open_torch_regions.add(1);
   }
 }
@@ -43,7 +43,7 @@ autocast::EndedRegion pop_region(PyObject* owner) noexcept {
   if (!ended.found) {
     return ended;
   }
-  if (ended.kind == RegionKind::torchs) {
+  if (ended.kind == RegionKind::kTorch) {
     t_open_torch_regions.add(-1);
   }
   Py_DECREF(owner);

@@ -14,7 +14,7 @@ using autocast::RegionKind;
 
 /// Enters a region on behalf of `owner`, which is kept alive until the region ends.
 void push_region(PyObject* owner, const autocast::AutocastState& wanted,
-                 RegionKind kind = RegionKind::ours);
+                 RegionKind kind = RegionKind::kFastamp);
 
 /// Ends the innermost open region of `owner`, if it has one on this thread.
 autocast::EndedRegion pop_region(PyObject* owner) noexcept;

@@ -179,8 +179,8 @@ StoredOptions StoredOptions::of(py::handle optimizer, PyObject* group, bool take
   known = known && (nearest || rounding.is_none() || is_word(rounding, "stochastic"));
   stored.noisy = stored.codes || (stored.moments == at::kBFloat16 && !nearest);
   const auto master = optional_item(group, keys[2]);
-  stored.rests = is_word(master, "rest");
-  known = known && (stored.rests || master.is_none() || is_word(master, "float32"));
+  stored.remainders = is_word(master, "remainder");
+  known = known && (stored.remainders || master.is_none() || is_word(master, "float32"));
   if (!known) [[unlikely]] {
     refuse_stored(optimizer, group);
   }
@@ -254,11 +254,11 @@ bool StepState::read(PyObject* entry, const StepParam& param, const std::array<N
 }
 
 StepState::Name StepState::master_of(const StepParam& param, const StoredOptions& stored) {
-  static PyObject* const keys[] = {interned("master_rest"), interned("master_param")};
+  static PyObject* const keys[] = {interned("master_remainder"), interned("master_param")};
   if (!param.is_16_bit()) {
     return {};
   }
-  return stored.rests ? Name{keys[0], at::kShort} : Name{keys[1], at::kFloat};
+  return stored.remainders ? Name{keys[0], at::kShort} : Name{keys[1], at::kFloat};
 }
 
 StepState::Tensors StepState::of(const StepParam& param, const std::array<Name, kMost>& names) {

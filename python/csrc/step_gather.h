@@ -65,7 +65,7 @@ struct StoredOptions {
   at::ScalarType moments = at::kFloat;  ///< Dtype of moments that are no codes.
   bool codes = false;                   ///< Moments are codes of 8 bits where they fit.
   bool noisy = false;                   ///< Narrow moments are rounded stochastically.
-  bool rests = false;                   ///< Masters are kept as rests.
+  bool remainders = false;              ///< Masters are kept as remainders.
 
   /// The one place where a step learns how state is stored; the state itself does not decide.
   /// @throws py::error_already_set  What check_stored() raises.

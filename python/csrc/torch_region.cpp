@@ -107,7 +107,7 @@ PyObject* enter_torch_region(PyObject* region) {
   if (wanted.float8 != nullptr && !notify_float8(true)) {
     return nullptr;
   }
-  push_region(region, wanted, RegionKind::torchs);
+  push_region(region, wanted, RegionKind::kTorch);
   if (!notify_export(region, true)) {
     if (pop_region(region).had_float8) {
       notify_float8(false);
@@ -123,11 +123,11 @@ Leaving leave_torch_region(PyObject* region) {
   HANDLE_TH_ERRORS
   const auto ended = pop_region(region);
   if (!ended.found) {
-    return Leaving::unknown;
+    return Leaving::kUnknown;
   }
-  const bool is_told = !ended.had_float8 || notify_float8(false);
-  return is_told && notify_export(region, false) ? Leaving::done : Leaving::failed;
-  END_HANDLE_TH_ERRORS_RET(Leaving::failed)
+  const bool is_notified = !ended.had_float8 || notify_float8(false);
+  return is_notified && notify_export(region, false) ? Leaving::kDone : Leaving::kFailed;
+  END_HANDLE_TH_ERRORS_RET(Leaving::kFailed)
 }
 
 }  // namespace fastamp::python

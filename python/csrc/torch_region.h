@@ -11,9 +11,9 @@ namespace fastamp::python {
 PyObject* enter_torch_region(PyObject* region);
 
 enum class Leaving : unsigned char {
-  done,     ///< The region has ended.
-  failed,   ///< The region has ended, and a Python error is set.
-  unknown,  ///< It was not entered by enter_torch_region, or is not open. Nothing changed.
+  kDone,     ///< The region has ended.
+  kFailed,   ///< The region has ended, and a Python error is set.
+  kUnknown,  ///< It was not entered by enter_torch_region, or is not open. Nothing changed.
 };
 
 Leaving leave_torch_region(PyObject* region);

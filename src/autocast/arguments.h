@@ -2,8 +2,8 @@
 #pragma once
 
 #include "autocast/cast.h"
-#include "autocast/lean_weights.h"
 #include "autocast/policy_device.h"
+#include "autocast/weight_aliases.h"
 
 #include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
@@ -33,8 +33,9 @@ struct Caster {
     if (wants(tensor)) {
       return cast(tensor, to, lower, share);
     }
-    const bool may_be_lean = has_lean_weights() && to == lower && tensor.defined();
-    return may_be_lean ? alias_of_lean(tensor, lower) : at::Tensor();
+    const bool may_be_low_precision =
+        has_low_precision_weights() && to == lower && tensor.defined();
+    return may_be_low_precision ? alias_of_low_precision_weight(tensor, lower) : at::Tensor();
   }
 };
 

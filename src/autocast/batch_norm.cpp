@@ -43,14 +43,14 @@ std::unique_ptr<TracedCall> trace_batch_norm(PolicyDevice device, const Operands
 
 c10::ScalarType input_dtype(OpPolicy policy, const Operands& given, c10::ScalarType lower,
                             PolicyDevice device) {
-  if (policy == OpPolicy::promote) {
+  if (policy == OpPolicy::kPromote) {
     const bool is_wide = forces_fp32(given.input, lower, device) ||
                          std::ranges::any_of(given.all_but_input(), [&](const auto* tensor) {
                            return forces_fp32(*tensor, lower, device);
                          });
     return is_wide ? c10::kFloat : lower;
   }
-  return policy == OpPolicy::fp32 ? c10::kFloat : lower;
+  return policy == OpPolicy::kFp32 ? c10::kFloat : lower;
 }
 
 bool all_have(c10::ScalarType dtype, const Operands& given) {
@@ -80,12 +80,12 @@ at::Tensor BatchNormKernel::call(c10::DispatchKeySet keys, const at::Tensor& inp
   const Operands given{input, weight, bias, running_mean, running_var};
   const auto trace = is_traced() ? trace_batch_norm(kDevice, given) : nullptr;
   const OpPolicy policy = policy_of(OpId::batch_norm, kDevice);
-  if (policy == OpPolicy::pass) {
+  if (policy == OpPolicy::kPass) {
     const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, kKey);
     return at::_ops::batch_norm::redispatch(keys & below, input, weight, bias, running_mean,
                                             running_var, training, momentum, eps, cudnn_enabled);
   }
-  if (policy == OpPolicy::banned) {
+  if (policy == OpPolicy::kBanned) {
     throw_banned(OpId::batch_norm, kDevice);
   }
   const c10::impl::ExcludeDispatchKeyGuard below_autocast(kKey);
@@ -111,10 +111,10 @@ at::Tensor BatchNormKernel::call(c10::DispatchKeySet keys, const at::Tensor& inp
 
 void BatchNormKernel::implement(torch::Library& library, const char* qualified_name,
                                 PolicyDevice device) {
-  if (device == PolicyDevice::cpu) {
-    library.impl(qualified_name, TORCH_FN((&BatchNormKernel::call<PolicyDevice::cpu>)));
+  if (device == PolicyDevice::kCpu) {
+    library.impl(qualified_name, TORCH_FN((&BatchNormKernel::call<PolicyDevice::kCpu>)));
   } else {
-    library.impl(qualified_name, TORCH_FN((&BatchNormKernel::call<PolicyDevice::cuda>)));
+    library.impl(qualified_name, TORCH_FN((&BatchNormKernel::call<PolicyDevice::kCuda>)));
   }
 }
 

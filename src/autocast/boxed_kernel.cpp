@@ -164,8 +164,8 @@ void follow_written(const c10::FunctionSchema& schema, torch::jit::Stack& stack,
 
 c10::ScalarType run_dtype(OpPolicy policy, Arguments arguments, c10::ScalarType lower,
                           PolicyDevice device) {
-  bool wide = policy == OpPolicy::fp32;
-  if (policy == OpPolicy::promote) {
+  bool wide = policy == OpPolicy::kFp32;
+  if (policy == OpPolicy::kPromote) {
     for_each_tensor(arguments, [&](const at::Tensor& tensor) {
       wide = wide || forces_fp32(tensor, lower, device);
     });
@@ -244,18 +244,18 @@ void BoxedKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet 
     show(*trace, op.schema(), torch::jit::last(*stack, count));
   }
   const OpPolicy policy = policy_of(op_, device_);
-  if (policy == OpPolicy::pass) {
+  if (policy == OpPolicy::kPass) {
     op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key), stack);
     return;
   }
-  if (policy == OpPolicy::banned) {
+  if (policy == OpPolicy::kBanned) {
     throw_banned(op_, device_);
   }
   const auto lower = region_dtype(device_type(device_));
   const c10::impl::ExcludeDispatchKeyGuard below_autocast(key);
-  if (policy == OpPolicy::set_opt_dtype) {
+  if (policy == OpPolicy::kSetOptDtype) {
     set_dtype(op.schema(), *stack, device_);
-  } else if (policy == OpPolicy::promote && op.schema().is_mutable()) {
+  } else if (policy == OpPolicy::kPromote && op.schema().is_mutable()) {
     follow_written(op.schema(), *stack, lower, device_);
   } else {
     const auto to = run_dtype(policy, torch::jit::last(*stack, count), lower, device_);

@@ -25,7 +25,7 @@ namespace {
 /// A cast as a store has it, as it is made, and as the op gets it.
 struct Cast {
   at::Tensor tensor;  ///< Undefined if a store has none.
-  CastEvent event = CastEvent::other_cast;
+  CastEvent event = CastEvent::kOtherCast;
   bool has_history = false;
 };
 
@@ -33,13 +33,14 @@ struct Cast {
 class ModesOfCast {
  public:
   explicit ModesOfCast(const CastSource& source) {
-    const bool is_of_weight = source.store == CastStore::region || source.store == CastStore::kept;
+    const bool is_of_weight =
+        source.store == CastStore::kRegion || source.store == CastStore::kKept;
     if (is_of_weight && c10::InferenceMode::is_enabled()) {
       // An inference tensor has no version to tell whether it was edited, and is of no use once the
       // mode is left.
       normal_mode_.emplace(false);
       grad_mode_.emplace(false);
-    } else if (source.history == CastHistory::by_torch) {
+    } else if (source.history == CastHistory::kByTorch) {
       grad_mode_.emplace(true);
     }
   }
@@ -57,14 +58,14 @@ at::Tensor call_to(const at::Tensor& tensor, c10::ScalarType to) {
 Cast find_cast(const CastSource& source, c10::ScalarType to) {
   const at::Tensor& data = *source.data;
   Cast found;
-  if (source.store == CastStore::recent) {
-    return {.tensor = find_recent_cast(data, to), .event = CastEvent::activation_hit};
+  if (source.store == CastStore::kRecent) {
+    return {.tensor = find_recent_cast(data, to), .event = CastEvent::kActivationHit};
   }
   if (source.is_view() && source.region_keeps) {
-    found = {.tensor = find_weight_cast(data, to, CastUse::as_data), .event = CastEvent::cache_hit};
+    found = {.tensor = find_weight_cast(data, to, CastUse::kAsData), .event = CastEvent::kCacheHit};
   }
-  if (source.store == CastStore::kept && !found.tensor.defined()) {
-    found = {.tensor = KeptCastStore::instance().find(data, to), .event = CastEvent::kept_hit};
+  if (source.store == CastStore::kKept && !found.tensor.defined()) {
+    found = {.tensor = KeptCastStore::instance().find(data, to), .event = CastEvent::kKeptHit};
   }
   return found;
 }
@@ -72,7 +73,7 @@ Cast find_cast(const CastSource& source, c10::ScalarType to) {
 /// Makes the cast that no store has. One that outlives the region goes into its store as it is.
 Cast make_cast(const CastSource& source, c10::ScalarType to) {
   const at::Tensor& data = *source.data;
-  if (source.store == CastStore::kept) {
+  if (source.store == CastStore::kKept) {
     TensorIdentity as_cast(data);
     at::Tensor made = cast_without_history(data, to, source.path);
     if (!was_wrapped(made, data)) {
@@ -84,11 +85,11 @@ Cast make_cast(const CastSource& source, c10::ScalarType to) {
   if (source.is_view()) {
     return {.tensor = cast_without_history(data, to, source.path), .event = source.if_made};
   }
-  if (source.path != CallPath::direct) {
+  if (source.path != CallPath::kDirect) {
     return {.tensor = call_to(data, to), .event = source.if_made, .has_history = true};
   }
   at::Tensor made;
-  if (source.store == CastStore::region && is_casting_together()) [[unlikely]] {
+  if (source.store == CastStore::kRegion && is_casting_together()) [[unlikely]] {
     made = cast_with_others(source, to);
   }
   return {.tensor = made.defined() ? std::move(made) : cast_data(data, to),
@@ -100,7 +101,7 @@ Cast make_cast(const CastSource& source, c10::ScalarType to) {
 /// one of functionalization alone, for whose duration torch caches it, too.
 bool is_usable_later(const at::Tensor& cast, const CastSource& source) {
   constexpr c10::DispatchKeySet kFunctionalization(c10::DispatchKey::Functionalize);
-  return source.path != CallPath::intercepted || !was_wrapped(cast, source.tensor) ||
+  return source.path != CallPath::kIntercepted || !was_wrapped(cast, source.tensor) ||
          is_gradient_wrapper(cast) ||
          !is_intercepted_except(source.tensor.key_set() | kFunctionalization);
 }
@@ -113,19 +114,19 @@ bool is_usable_later(const at::Tensor& cast, const CastSource& source) {
 void finish(const CastSource& source, c10::ScalarType to, bool is_made, Cast& cast) {
   const at::Tensor& tensor = source.tensor;
   if (source.is_view()) {
-    if (source.region_keeps && cast.event != CastEvent::cache_hit) {
+    if (source.region_keeps && cast.event != CastEvent::kCacheHit) {
       keep_weight_cast(*source.data, to, cast.tensor, source.use);
     }
     cast.tensor = make_alias(cast.tensor.storage(), tensor, to,
                              cast.tensor.unsafeGetTensorImpl()->version_counter());
   }
-  if (source.history == CastHistory::recorded && !cast.has_history) {
+  if (source.history == CastHistory::kRecorded && !cast.has_history) {
     record_cast(tensor, cast.tensor);
-  } else if (source.history == CastHistory::alone) {
+  } else if (source.history == CastHistory::kAlone) {
     // Without a history, which would keep the weight alive: an op with grad mode gives it one.
     require_grad_alone(tensor, cast.tensor);
   }
-  if (source.store == CastStore::recent) {
+  if (source.store == CastStore::kRecent) {
     if (is_made) {
       keep_recent_cast(tensor, to, cast.tensor);
     }
@@ -141,9 +142,9 @@ Cast cast_unshared(CastSource source, c10::ScalarType to) {
   if (source.is_view()) {
     return {.tensor = call_to(source.tensor, to), .event = source.if_made, .has_history = true};
   }
-  source.store = CastStore::region;
-  if (source.history == CastHistory::alone) {
-    source.history = CastHistory::by_torch;
+  source.store = CastStore::kRegion;
+  if (source.history == CastHistory::kAlone) {
+    source.history = CastHistory::kByTorch;
   }
   return find_or_make_cast(source, to);
 }
@@ -155,7 +156,7 @@ Cast find_or_make_cast(const CastSource& source, c10::ScalarType to) {
   const bool is_made = !cast.tensor.defined();
   if (is_made) {
     cast = make_cast(source, to);
-    const bool is_to_be_alias = source.is_view() || source.store == CastStore::kept;
+    const bool is_to_be_alias = source.is_view() || source.store == CastStore::kKept;
     if (is_to_be_alias && was_wrapped(cast.tensor, *source.data)) [[unlikely]] {
       return cast_unshared(source, to);
     }
@@ -173,7 +174,7 @@ at::Tensor cast(const at::Tensor& tensor, c10::ScalarType to, c10::ScalarType lo
   if (cache_enabled) {
     // Looked up before asking whether it is a weight at all: a hit answers that, and hits are the
     // common case.
-    cast = {.tensor = find_weight_cast(tensor, to, CastUse::by_op), .event = CastEvent::cache_hit};
+    cast = {.tensor = find_weight_cast(tensor, to, CastUse::kByOp), .event = CastEvent::kCacheHit};
   }
   if (!cast.tensor.defined()) {
     cast = find_or_make_cast(classify(tensor, {lowers, cache_enabled, share}), to);

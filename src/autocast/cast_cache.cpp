@@ -98,7 +98,7 @@ at::Tensor CastCache::find(const at::Tensor& source, c10::ScalarType to, CastUse
   if (entry == nullptr) {
     return {};
   }
-  if (use == CastUse::as_data) {
+  if (use == CastUse::kAsData) {
     entry->used = true;
     return entry->cast;
   }
@@ -180,11 +180,11 @@ void CastCache::keep(const at::Tensor& source, c10::ScalarType to, const at::Ten
       .to = to,
       .required_grad = source.requires_grad(),
       .made_with_grad = c10::GradMode::is_enabled(),
-      .has_history = use == CastUse::by_op,
-      .used = use != CastUse::later,
+      .has_history = use == CastUse::kByOp,
+      .used = use != CastUse::kLater,
       .order = std::nullopt,
   };
-  if (use == CastUse::by_op_unrecorded) {
+  if (use == CastUse::kByOpUnrecorded) {
     entry.order = take_node_order();
   }
   std::uint32_t& position = index_[probe(entry.source.key(), to)];

@@ -66,10 +66,10 @@ class SweepBudget {
 
 /// The use of a cast that is looked for in the cache; the first one of a cast that is put there.
 enum class CastUse : std::uint8_t {
-  by_op,             ///< By an op, now, which has recorded its history, if any.
-  by_op_unrecorded,  ///< By an op, now, while grad mode is off.
-  as_data,           ///< By an op that takes its data alone, now.
-  later,             ///< By none yet.
+  kByOp,            ///< By an op, now, which has recorded its history, if any.
+  kByOpUnrecorded,  ///< By an op, now, while grad mode is off.
+  kAsData,          ///< By an op that takes its data alone, now.
+  kLater,           ///< By none yet.
 };
 
 /// The lower-precision casts of weights made by the regions of one thread.

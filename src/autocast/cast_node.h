@@ -3,7 +3,7 @@
 
 #include "autocast/node_ptr.h"
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <ATen/core/Tensor.h>
 #include <torch/version.h>

@@ -19,11 +19,11 @@ bool may_be_cached(const at::Tensor& tensor, CallPath path) {
   // What wraps this very tensor also wraps its cast, for as long as both live. Functionalization
   // wraps the cast of a functional tensor, but of no other.
   constexpr c10::DispatchKeySet kFollowsItsArgument(c10::DispatchKey::Functionalize);
-  return path != CallPath::intercepted ||
+  return path != CallPath::kIntercepted ||
          !is_intercepted_except(tensor.key_set() | kFollowsItsArgument | kModesAndTransforms);
 }
 
-/// Whether the cast of the base serves the view: it is made directly, or a tool of ours looks at
+/// Whether the cast of the base serves the view: it is made directly, or a tool of fastamp looks at
 /// the program, which must see the memory shared as it is without it. Other modes see each cast
 /// that torch would make.
 bool is_ordinary_base(const at::Tensor& base) {
@@ -47,24 +47,24 @@ const at::Tensor* base_of_whole_view_if(const at::Tensor& tensor,
 
 /// Fills in what a cast that the region may keep depends on.
 void classify_weight(CastSource& source, CastStore store, bool cache_enabled) {
-  const bool is_direct = source.path == CallPath::direct;
-  const bool is_kept = store == CastStore::kept;
+  const bool is_direct = source.path == CallPath::kDirect;
+  const bool is_kept = store == CastStore::kKept;
   const bool in_inference = c10::InferenceMode::is_enabled();
   const bool has_grad_mode = c10::GradMode::is_enabled();
   source.store = store;
-  source.if_made = CastEvent::weight_cast;
+  source.if_made = CastEvent::kWeightCast;
   source.region_keeps = is_kept || (cache_enabled && is_keepable(*source.data));
   if (source.is_view()) {
     return;
   }
   if (in_inference && is_direct) {
-    source.use = CastUse::as_data;  // torch caches nothing there: its first cast comes later.
+    source.use = CastUse::kAsData;  // torch caches nothing there: its first cast comes later.
   } else {
-    source.use = has_grad_mode || !is_direct ? CastUse::by_op : CastUse::by_op_unrecorded;
+    source.use = has_grad_mode || !is_direct ? CastUse::kByOp : CastUse::kByOpUnrecorded;
   }
   if (kWeightsAlwaysRequireGrad && cache_enabled && !has_grad_mode && !in_inference &&
       source.tensor.requires_grad()) {
-    source.history = is_kept || is_direct ? CastHistory::alone : CastHistory::by_torch;
+    source.history = is_kept || is_direct ? CastHistory::kAlone : CastHistory::kByTorch;
   }
 }
 
@@ -88,32 +88,32 @@ CastSource classify(const at::Tensor& tensor, CastRules rules) {
   CastSource source{.tensor = tensor, .data = &tensor, .path = call_path(tensor)};
   const bool is_recorded_now = is_recorded(tensor);
   const bool is_unchanged = runs_unchanged(tensor, source.path);
-  source.history = is_recorded_now ? CastHistory::recorded : CastHistory::none;
+  source.history = is_recorded_now ? CastHistory::kRecorded : CastHistory::kNone;
   if (rules.cache_enabled && is_kept_weight(tensor, is_unchanged)) {
-    classify_weight(source, CastStore::kept, rules.cache_enabled);
+    classify_weight(source, CastStore::kKept, rules.cache_enabled);
     return source;
   }
   if (is_weight(tensor)) {
-    source.if_made = CastEvent::weight_cast;
+    source.if_made = CastEvent::kWeightCast;
     if (rules.lowers && may_be_cached(tensor, source.path)) {
-      classify_weight(source, CastStore::region, rules.cache_enabled);
+      classify_weight(source, CastStore::kRegion, rules.cache_enabled);
       return source;
     }
   }
   if (!rules.lowers || !rules.shares ||
-      (source.path != CallPath::direct && !(is_unchanged && is_traced()))) {
+      (source.path != CallPath::kDirect && !(is_unchanged && is_traced()))) {
     return source;
   }
   if (const at::Tensor* base = base_of_whole_view_if(tensor, is_ordinary_base)) {
     const bool is_kept = rules.cache_enabled && is_kept_weight(*base, /*runs_unchanged=*/true);
     if (is_kept || is_weight(*base)) {
       source.data = base;
-      classify_weight(source, is_kept ? CastStore::kept : CastStore::region, rules.cache_enabled);
+      classify_weight(source, is_kept ? CastStore::kKept : CastStore::kRegion, rules.cache_enabled);
       return source;
     }
   }
   if (rules.cache_enabled && is_recorded_now && !tensor.is_leaf() && is_sharable(tensor)) {
-    source.store = CastStore::recent;
+    source.store = CastStore::kRecent;
   }
   return source;
 }

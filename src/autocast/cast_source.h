@@ -13,19 +13,19 @@ namespace fastamp::autocast {
 
 /// The store in which later uses of a tensor find its cast.
 enum class CastStore : std::uint8_t {
-  none,    ///< Nothing else uses the cast.
-  region,  ///< Of a weight, or of the weight that it views: later ops of the region find it.
-  kept,    ///< The same, and later regions find it, because that was requested.
-  recent,  ///< Of an activation: other ops of the region share the memory of its cast.
+  kNone,    ///< Nothing else uses the cast.
+  kRegion,  ///< Of a weight, or of the weight that it views: later ops of the region find it.
+  kKept,    ///< The same, and later regions find it, because that was requested.
+  kRecent,  ///< Of an activation: other ops of the region share the memory of its cast.
 };
 
 /// How the cast gets its autograd history.
 enum class CastHistory : std::uint8_t {
-  none,
-  recorded,  ///< By a node that leads to the tensor.
-  alone,     ///< By a node that leads nowhere: grad mode is off, and torch's cast of a weight
-             ///< requires a gradient all the same.
-  by_torch,  ///< For the same reason, by the op `to` with grad mode on.
+  kNone,
+  kRecorded,  ///< By a node that leads to the tensor.
+  kAlone,     ///< By a node that leads nowhere: grad mode is off, and torch's cast of a weight
+              ///< requires a gradient all the same.
+  kByTorch,   ///< For the same reason, by the op `to` with grad mode on.
 };
 
 /// A tensor that is to be cast, and all that is known of it: found out once per cast, since each
@@ -34,10 +34,10 @@ struct CastSource {
   const at::Tensor& tensor;
   const at::Tensor* data;  ///< Whose data is cast: the tensor itself, or the weight that it views.
   CallPath path;           ///< Whether a cast of the tensor may be made below the dispatcher.
-  CastStore store = CastStore::none;
-  CastHistory history = CastHistory::none;
-  CastEvent if_made = CastEvent::other_cast;  ///< What a trace is told if no store has the cast.
-  CastUse use = CastUse::as_data;             ///< How the op uses what the region keeps.
+  CastStore store = CastStore::kNone;
+  CastHistory history = CastHistory::kNone;
+  CastEvent if_made = CastEvent::kOtherCast;  ///< What a trace is told if no store has the cast.
+  CastUse use = CastUse::kAsData;             ///< How the op uses what the region keeps.
   bool region_keeps = false;                  ///< The region may keep the cast of `data`.
 
   bool is_view() const { return data != &tensor; }

@@ -93,8 +93,8 @@ at::Tensor cast_with_others(const CastSource& source, c10::ScalarType to) {
   weights.push_back(weight);
   const auto casts = cast_data_together(weights, to);
   for (std::size_t i = 0; i + 1 < weights.size(); ++i) {
-    note_cast(CastEvent::weight_cast, casts[i]);
-    keep_weight_cast(weights[i], to, casts[i], CastUse::later);
+    note_cast(CastEvent::kWeightCast, casts[i]);
+    keep_weight_cast(weights[i], to, casts[i], CastUse::kLater);
   }
   return casts.back();
 }
@@ -103,12 +103,12 @@ at::Tensor cast_with_others(const CastSource& source, c10::ScalarType to) {
 
 namespace fastamp {
 
-CastTogether::CastTogether(const std::vector<at::Tensor>& weights)
+CastTogetherGuard::CastTogetherGuard(const std::vector<at::Tensor>& weights)
     : id_(autocast::acquire_cast_together(weights)) {}
 
-CastTogether::~CastTogether() { release(); }
+CastTogetherGuard::~CastTogetherGuard() { release(); }
 
-void CastTogether::release() {
+void CastTogetherGuard::release() {
   const auto id = std::exchange(id_, 0);
   if (id != 0) {
     autocast::release_cast_together(id);

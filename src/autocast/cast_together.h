@@ -4,7 +4,7 @@
 #include "autocast/cast_plans.h"
 #include "autocast/cast_source.h"
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>

@@ -82,10 +82,10 @@ CudnnRnnKernel::Result CudnnRnnKernel::call(
                                       bidirectional, batch_sizes, dropout_state);
   };
   const OpPolicy policy = policy_of(OpId::_cudnn_rnn, kDevice);
-  if (policy == OpPolicy::banned) {
+  if (policy == OpPolicy::kBanned) {
     throw_banned(OpId::_cudnn_rnn, kDevice);
   }
-  if (policy != OpPolicy::lower) {
+  if (policy != OpPolicy::kLower) {
     return run(input, weight, weight_buf, hx, cx);
   }
   const Caster caster{kRnnDtype, kRnnDtype, kDevice};
@@ -102,7 +102,7 @@ CudnnRnnKernel::Result CudnnRnnKernel::call(
   casts.reserve(weight.size());
   for (const auto& w : weight) {
     casts.push_back(w.to(kRnnDtype));
-    note_cast(CastEvent::weight_cast, casts.back());
+    note_cast(CastEvent::kWeightCast, casts.back());
   }
   const at::Tensor buffer = flatten(casts, {weight_stride0, input.sym_size(-1), mode, hidden_size,
                                             proj_size, num_layers, batch_first, bidirectional});
@@ -111,10 +111,10 @@ CudnnRnnKernel::Result CudnnRnnKernel::call(
 
 void CudnnRnnKernel::implement(torch::Library& library, const char* qualified_name,
                                PolicyDevice device) {
-  if (device == PolicyDevice::cpu) {
-    library.impl(qualified_name, TORCH_FN((&CudnnRnnKernel::call<PolicyDevice::cpu>)));
+  if (device == PolicyDevice::kCpu) {
+    library.impl(qualified_name, TORCH_FN((&CudnnRnnKernel::call<PolicyDevice::kCpu>)));
   } else {
-    library.impl(qualified_name, TORCH_FN((&CudnnRnnKernel::call<PolicyDevice::cuda>)));
+    library.impl(qualified_name, TORCH_FN((&CudnnRnnKernel::call<PolicyDevice::kCuda>)));
   }
 }
 

@@ -40,7 +40,7 @@ at::Tensor cast_data(const at::Tensor& tensor, c10::ScalarType to) {
 }
 
 at::Tensor cast_without_history(const at::Tensor& tensor, c10::ScalarType to, CallPath path) {
-  if (path == CallPath::direct) {
+  if (path == CallPath::kDirect) {
     return cast_data(tensor, to);
   }
   const at::NoGradGuard no_grad;

@@ -7,7 +7,7 @@
 #include <fastamp/autocast/float8.h>
 #include <fastamp/autocast/guard.h>
 #include <fastamp/autocast/kept_casts.h>
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceType.h>
@@ -24,7 +24,8 @@
 // exported for the Python module; not part of the public API.
 namespace fastamp::autocast {
 
-// -- Regions. A recipe is state of fastamp's own beside torch's, whose public dtype is the carrier.
+// -- Regions. A recipe is state of fastamp's own beside torch's, whose public dtype is the base
+// dtype.
 
 /// Whether any thread has ever had a setting: until then, thread-local memory is not touched.
 FASTAMP_API extern std::atomic<bool> g_float8_was_used;
@@ -43,14 +44,14 @@ inline void set_thread_float8(c10::DeviceType device, const Float8Setting* setti
   }
 }
 
-/// The setting of a region with this recipe and carrier. Null, after a warning, on a GPU or in a
-/// build that has no fp8 products: the region then runs in its carrier. On the CPU it warns, once,
-/// that fp8 is slow there.
+/// The setting of a region with this recipe and base dtype. Null, after a warning, on a GPU or in a
+/// build that has no fp8 products: the region then runs in its base dtype. On the CPU it warns,
+/// once, that fp8 is slow there.
 /// @param function  The function that errors and warnings name as their source.
-/// @throws c10::ValueError if the device, the recipe or the carrier is not possible.
+/// @throws c10::ValueError if the device, the recipe or the base dtype is not possible.
 FASTAMP_API const Float8Setting* float8_of_region(const char* function, c10::DeviceType device,
                                                   const Float8Recipe& recipe,
-                                                  c10::ScalarType carrier);
+                                                  c10::ScalarType base_dtype);
 
 /// @throws c10::ValueError if a region's dtype is an fp8 format other than float8_e4m3fn, the one
 ///     that stands for a default recipe.
@@ -67,7 +68,7 @@ constexpr bool is_float8_mirror(c10::DeviceType device) {
 const Float8Setting* float8_in_force_slow(PolicyDevice device);
 
 /// What ops on the device follow now, within a region that is on: a setting is suspended while the
-/// region's dtype is not its carrier.
+/// region's dtype is not its base dtype.
 inline const Float8Setting* float8_in_force(PolicyDevice device) {
   return g_float8_was_used.load(std::memory_order_relaxed) ? float8_in_force_slow(device) : nullptr;
 }
@@ -79,7 +80,7 @@ constexpr bool can_run_in_float8(OpId op) {
 template <OpId kOp>
 using OpTag = std::integral_constant<OpId, kOp>;
 
-/// The op's result, or an undefined tensor if the product stays in the carrier; an open trace is
+/// The op's result, or an undefined tensor if the product stays in the base dtype; an open trace is
 /// told why. The key of autocast is excluded.
 at::Tensor run_in_float8(OpTag<OpId::linear> op, PolicyDevice device, const Float8Setting& setting,
                          const at::Tensor& x, const at::Tensor& weight,

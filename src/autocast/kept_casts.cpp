@@ -213,12 +213,12 @@ bool is_kept_weight_slow(const at::Tensor& tensor, bool runs_unchanged) {
 
 }  // namespace autocast
 
-KeepCasts::KeepCasts(const std::vector<at::Tensor>& weights)
+KeepCastsGuard::KeepCastsGuard(const std::vector<at::Tensor>& weights)
     : id_(autocast::KeptCastStore::instance().acquire(weights)) {}
 
-KeepCasts::~KeepCasts() { release(); }
+KeepCastsGuard::~KeepCastsGuard() { release(); }
 
-void KeepCasts::release() const { autocast::KeptCastStore::instance().release(id_); }
+void KeepCastsGuard::release() const { autocast::KeptCastStore::instance().release(id_); }
 
 KeptCasts kept_casts() { return autocast::KeptCastStore::instance().count(); }
 

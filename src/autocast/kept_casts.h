@@ -5,7 +5,7 @@
 #include "autocast/weight_requests.h"
 
 #include <fastamp/autocast/kept_casts.h>
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>

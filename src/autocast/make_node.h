@@ -30,7 +30,7 @@ c10::intrusive_ptr<Node> make_node_held_by(const c10::intrusive_ptr<Node>* /*hel
 
 }  // namespace detail
 
-/// An autograd node of a class of ours, held as this torch holds nodes.
+/// An autograd node of a class of fastamp, held as this torch holds nodes.
 template <class Made, class... Arguments>
 NodePtr make_node(Arguments&&... arguments) {
   return detail::make_node_held_by<Made>(static_cast<const NodePtr*>(nullptr),

@@ -56,7 +56,7 @@ struct OpKernel<Op, Id, Redispatch, Result(Args...)> {
       trace = std::make_unique<TracedCall>(traced_op(Id, kDevice));
       (trace->see(std::as_const(args)), ...);
     }
-    if (policy_of(Id, kDevice) == OpPolicy::pass) {
+    if (policy_of(Id, kDevice) == OpPolicy::kPass) {
       // As if no kernel were registered: the ops inside a composite one must still be autocast.
       const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, kKey);
       return Op::redispatch(keys & below, static_cast<Args&&>(args)...);
@@ -66,10 +66,10 @@ struct OpKernel<Op, Id, Redispatch, Result(Args...)> {
   }
 
   static void implement(torch::Library& library, const char* qualified_name, PolicyDevice device) {
-    if (device == PolicyDevice::cpu) {
-      library.impl(qualified_name, TORCH_FN((&OpKernel::call<PolicyDevice::cpu>)));
+    if (device == PolicyDevice::kCpu) {
+      library.impl(qualified_name, TORCH_FN((&OpKernel::call<PolicyDevice::kCpu>)));
     } else {
-      library.impl(qualified_name, TORCH_FN((&OpKernel::call<PolicyDevice::cuda>)));
+      library.impl(qualified_name, TORCH_FN((&OpKernel::call<PolicyDevice::kCuda>)));
     }
   }
 
@@ -82,7 +82,7 @@ struct OpKernel<Op, Id, Redispatch, Result(Args...)> {
     if constexpr (kCapabilities.lower) {
       const auto lower = region_dtype(device_type(device));
       switch (policy) {
-        case OpPolicy::lower:
+        case OpPolicy::kLower:
           if constexpr (can_run_in_float8(Id)) {
             if (const auto* setting = float8_in_force(device)) [[unlikely]] {
               Result in_float8 = run_in_float8(OpTag<Id>(), device, *setting, args...);
@@ -92,9 +92,9 @@ struct OpKernel<Op, Id, Redispatch, Result(Args...)> {
             }
           }
           return call_cast({lower, lower, device, kSharesCasts}, args...);
-        case OpPolicy::fp32:
+        case OpPolicy::kFp32:
           return call_cast({c10::kFloat, lower, device}, args...);
-        case OpPolicy::promote: {
+        case OpPolicy::kPromote: {
           const bool wide = (forces_fp32(std::as_const(args), lower, device) || ...);
           return call_cast({wide ? c10::kFloat : lower, lower, device}, args...);
         }
@@ -103,18 +103,18 @@ struct OpKernel<Op, Id, Redispatch, Result(Args...)> {
       }
     }
     if constexpr (kCapabilities.set_opt_dtype) {
-      if (policy == OpPolicy::set_opt_dtype && is_eligible(first(args...), device)) {
+      if (policy == OpPolicy::kSetOptDtype && is_eligible(first(args...), device)) {
         return Op::call(with_default_dtype<Args>(args)...);
       }
     }
     if constexpr (kCapabilities.append_dtype) {
-      if (policy == OpPolicy::append_dtype) {
+      if (policy == OpPolicy::kAppendDtype) {
         const at::Tensor& input = first(args...);
         const auto dtype = is_eligible(input, device) ? c10::kFloat : input.scalar_type();
         return Redispatch::call(static_cast<Args&&>(args)..., dtype);
       }
     }
-    if (policy == OpPolicy::banned) {
+    if (policy == OpPolicy::kBanned) {
       throw_banned(Id, device);
     }
     return Op::call(static_cast<Args&&>(args)...);

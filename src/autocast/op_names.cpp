@@ -18,13 +18,13 @@ namespace autocast {
 namespace {
 
 constexpr std::array<std::pair<OpPolicy, std::string_view>, 7> kPolicyNames{{
-    {OpPolicy::pass, "pass"},
-    {OpPolicy::lower, "lower"},
-    {OpPolicy::fp32, "fp32"},
-    {OpPolicy::set_opt_dtype, "set_opt_dtype"},
-    {OpPolicy::append_dtype, "append_dtype"},
-    {OpPolicy::promote, "promote"},
-    {OpPolicy::banned, "banned"},
+    {OpPolicy::kPass, "pass"},
+    {OpPolicy::kLower, "lower"},
+    {OpPolicy::kFp32, "fp32"},
+    {OpPolicy::kSetOptDtype, "set_opt_dtype"},
+    {OpPolicy::kAppendDtype, "append_dtype"},
+    {OpPolicy::kPromote, "promote"},
+    {OpPolicy::kBanned, "banned"},
 }};
 
 constexpr std::string_view kAten = "aten::";
@@ -63,11 +63,11 @@ std::vector<std::string> names_like(bool has_overload) {
 
 const char* what_it_needs(OpPolicy policy) {
   switch (policy) {
-    case OpPolicy::set_opt_dtype:
+    case OpPolicy::kSetOptDtype:
       return "an optional dtype argument";
-    case OpPolicy::append_dtype:
+    case OpPolicy::kAppendDtype:
       return "an overload with an output dtype";
-    case OpPolicy::promote:
+    case OpPolicy::kPromote:
       return "tensor arguments that can be cast, one of them outside of dicts and tuples, and one "
              "of which at most the op writes";
     default:
@@ -140,19 +140,19 @@ std::vector<OpId> find_ops(const char* function, std::string_view name) {
   TORCH_CHECK_VALUE(means_all && !overloads.empty(), function,
                     ": expected op to name an op of the table, got '", name,
                     "'. Nearest: ", nearest_names(wanted, names_like(has_overload)),
-                    ". An op of your own is added by register_op.");
+                    ". policies.register_op (C++ register_op) adds an op of your own.");
   return overloads;
 }
 
 std::vector<PolicyDevice> find_policy_devices(const char* function,
                                               std::optional<c10::DeviceType> device) {
   if (!device.has_value()) {
-    return {PolicyDevice::cpu, PolicyDevice::cuda};
+    return {PolicyDevice::kCpu, PolicyDevice::kCuda};
   }
   TORCH_CHECK_VALUE(*device == c10::kCPU || *device == c10::kCUDA, function,
                     ": expected device to be cpu or cuda, got ", c10::DeviceTypeName(*device, true),
                     ".");
-  return {*device == c10::kCPU ? PolicyDevice::cpu : PolicyDevice::cuda};
+  return {*device == c10::kCPU ? PolicyDevice::kCpu : PolicyDevice::kCuda};
 }
 
 void check_can_carry(const char* function, OpId op, OpPolicy policy) {

@@ -6,7 +6,7 @@
 #include "autocast/policy_device.h"
 
 #include <fastamp/autocast/policy.h>
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <c10/core/DeviceType.h>
 

@@ -48,7 +48,7 @@ detail::SharedOverrides detail::checked_op_policies(const char* function,
       for (const auto device : devices) {
         made->policies[static_cast<std::size_t>(device)][static_cast<std::size_t>(op)] =
             static_cast<std::uint8_t>(policy);
-        if (policy != OpPolicy::pass) {
+        if (policy != OpPolicy::kPass) {
           autocast::ensure_registered(op, device);
         }
       }
@@ -59,7 +59,7 @@ detail::SharedOverrides detail::checked_op_policies(const char* function,
 
 OpPolicyGuard::OpPolicyGuard(const std::vector<OpPolicyEdit>& edits)
     : id_(detail::push_op_policies(detail::checked_op_policies("OpPolicyGuard", edits),
-                                   detail::OverrideMode::add)) {}
+                                   detail::OverrideMode::kAdd)) {}
 
 void OpPolicyGuard::release() noexcept {
   const auto id = std::exchange(id_, 0);

@@ -90,16 +90,17 @@ void list(const Words& bases, std::string_view prefix) {
     }
   }
   for (const auto& name : found) {
-    register_op(name, OpPolicy::pass);
+    register_op(name, OpPolicy::kPass);
   }
 }
 
 OpPolicy under_od(const OpTableRow& row, OpPolicy usual, const Words& left) {
-  const bool is_lowered = row.cpu_default == OpPolicy::lower || row.cuda_default == OpPolicy::lower;
+  const bool is_lowered =
+      row.cpu_default == OpPolicy::kLower || row.cuda_default == OpPolicy::kLower;
   const bool is_other = row.op.find("::") != std::string::npos;
-  return is_other || is_lowered || left.contains(base_of(row.op)) || usual == OpPolicy::banned
+  return is_other || is_lowered || left.contains(base_of(row.op)) || usual == OpPolicy::kBanned
              ? usual
-             : OpPolicy::fp32;
+             : OpPolicy::kFp32;
 }
 
 }  // namespace
@@ -127,7 +128,7 @@ std::vector<OpPolicyEdit> detail::op_policy_preset(const char* function, std::st
       if (name == "OD") {
         policy = under_od(row, policy, left);
       } else if (name == "wide" && is_torchs && wide.contains(base_of(row.op))) {
-        policy = OpPolicy::fp32;
+        policy = OpPolicy::kFp32;
       }
       // A name that stands for one overload.
       auto op = row.op.find('.') == std::string::npos ? row.op + ".default" : row.op;

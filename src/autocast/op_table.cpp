@@ -26,18 +26,18 @@ const std::array<KernelEntry, kNumOps>& kernel_entries() {
 
 bool can_carry(const OpCapabilities& capabilities, OpPolicy policy) {
   switch (policy) {
-    case OpPolicy::pass:
-    case OpPolicy::banned:
+    case OpPolicy::kPass:
+    case OpPolicy::kBanned:
       return true;
-    case OpPolicy::lower:
+    case OpPolicy::kLower:
       return capabilities.lower;
-    case OpPolicy::fp32:
+    case OpPolicy::kFp32:
       return capabilities.lower && capabilities.fp32;
-    case OpPolicy::promote:
+    case OpPolicy::kPromote:
       return capabilities.fp32;
-    case OpPolicy::set_opt_dtype:
+    case OpPolicy::kSetOptDtype:
       return capabilities.set_opt_dtype;
-    case OpPolicy::append_dtype:
+    case OpPolicy::kAppendDtype:
       return capabilities.append_dtype;
   }
   return false;

@@ -63,7 +63,7 @@ void check_not_in_table(const std::string& name) {
   for (const auto& entry : autocast::kernel_entries()) {
     TORCH_CHECK_VALUE(entry.qualified_name() != name,
                       "register_op: expected an op that is not in the table, got '", name,
-                      "'. Use set_op_policy to change its policy.");
+                      "'. policies.set (C++ set_op_policy) changes its policy.");
   }
 }
 
@@ -74,7 +74,7 @@ std::vector<autocast::RegisteredOp> candidates(const std::string& name) {
                                                                    found.overload_name.c_str());
     ops.push_back({joined(found),
                    autocast::boxed_capabilities(op.schema()),
-                   {OpPolicy::pass, OpPolicy::pass},
+                   {OpPolicy::kPass, OpPolicy::kPass},
                    false});
     check_not_in_table(ops.back().name);
   }
@@ -90,9 +90,9 @@ void activate(OpId id, OpPolicy policy, const std::vector<PolicyDevice>& devices
 }
 
 void deactivate(OpId id) {
-  for (const PolicyDevice device : {PolicyDevice::cpu, PolicyDevice::cuda}) {
+  for (const PolicyDevice device : {PolicyDevice::kCpu, PolicyDevice::kCuda}) {
     autocast::drop_registration(id, device);
-    autocast::set_policy(id, device, OpPolicy::pass);
+    autocast::set_policy(id, device, OpPolicy::kPass);
   }
   autocast::deactivate_registered_op(id);
 }
@@ -103,10 +103,10 @@ std::vector<OpTableRow> op_table() {
   autocast::ensure_policies_loaded();
   std::vector<OpTableRow> rows;
   for (const OpId op : autocast::all_ops()) {
-    rows.push_back({autocast::short_name(op), autocast::process_policy_of(op, PolicyDevice::cpu),
-                    autocast::process_policy_of(op, PolicyDevice::cuda),
-                    autocast::default_policy(op, PolicyDevice::cpu),
-                    autocast::default_policy(op, PolicyDevice::cuda)});
+    rows.push_back({autocast::short_name(op), autocast::process_policy_of(op, PolicyDevice::kCpu),
+                    autocast::process_policy_of(op, PolicyDevice::kCuda),
+                    autocast::default_policy(op, PolicyDevice::kCpu),
+                    autocast::default_policy(op, PolicyDevice::kCuda)});
   }
   return rows;
 }
@@ -135,7 +135,7 @@ void set_op_policy(std::string_view op, OpPolicy policy, std::optional<c10::Devi
   for (const OpId each : ops) {
     for (const PolicyDevice where : devices) {
       autocast::set_policy(each, where, policy);
-      if (policy != OpPolicy::pass) {
+      if (policy != OpPolicy::kPass) {
         autocast::ensure_registered(each, where);
       }
     }
@@ -173,9 +173,11 @@ void unregister_op(const std::string& name) {
     ops = autocast::find_ops("unregister_op", name + ".*");
   }
   for (const auto op : ops) {
-    TORCH_CHECK_VALUE(static_cast<std::size_t>(op) >= autocast::kNumOps,
-                      "unregister_op: expected an op that register_op added, got '", name,
-                      "', which is in the table. Use set_op_policy(..., 'pass') instead.");
+    TORCH_CHECK_VALUE(
+        static_cast<std::size_t>(op) >= autocast::kNumOps,
+        "unregister_op: expected an op that register_op added, got '", name,
+        "', which is in the table. Give it the policy 'pass' instead: policies.set (C++ "
+        "set_op_policy).");
   }
   for (const auto op : ops) {
     deactivate(op);

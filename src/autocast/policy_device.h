@@ -13,23 +13,23 @@
 namespace fastamp::autocast {
 
 /// A device for which ops have a policy: a column of the op table. The values index arrays.
-enum class PolicyDevice : std::uint8_t { cpu, cuda };
+enum class PolicyDevice : std::uint8_t { kCpu, kCuda };
 inline constexpr std::size_t kNumPolicyDevices = 2;
 
 constexpr c10::DeviceType device_type(PolicyDevice device) {
-  return device == PolicyDevice::cpu ? c10::DeviceType::CPU : c10::DeviceType::CUDA;
+  return device == PolicyDevice::kCpu ? c10::DeviceType::CPU : c10::DeviceType::CUDA;
 }
 
 constexpr c10::DispatchKey autocast_key(PolicyDevice device) {
-  return device == PolicyDevice::cpu ? c10::DispatchKey::AutocastCPU
-                                     : c10::DispatchKey::AutocastCUDA;
+  return device == PolicyDevice::kCpu ? c10::DispatchKey::AutocastCPU
+                                      : c10::DispatchKey::AutocastCUDA;
 }
 
 inline bool is_on(const at::Tensor& tensor, PolicyDevice device) {
   // The two odd backends are torch's rule: oneDNN tensors follow the CPU region, XLA tensors the
   // CUDA one.
-  return device == PolicyDevice::cpu ? tensor.is_cpu() || tensor.is_mkldnn()
-                                     : tensor.is_cuda() || tensor.is_xla();
+  return device == PolicyDevice::kCpu ? tensor.is_cpu() || tensor.is_mkldnn()
+                                      : tensor.is_cuda() || tensor.is_xla();
 }
 
 /// Whether autocast may cast this tensor at all. False for an undefined tensor.

@@ -84,7 +84,8 @@ class ThreadOverrides {
     SharedOverrides sum = position == 0 ? nullptr : layers_[position - 1].sum;
     for (; position < layers_.size(); ++position) {
       Layer& layer = layers_[position];
-      layer.sum = layer.mode == OverrideMode::add ? laid_over(sum, layer.policies) : layer.policies;
+      layer.sum =
+          layer.mode == OverrideMode::kAdd ? laid_over(sum, layer.policies) : layer.policies;
       sum = layer.sum;
     }
     hold(std::move(sum));

@@ -13,7 +13,14 @@ using Policies = std::array<std::array<OpPolicy, kNumOps>, kNumPolicyDevices>;
 
 /// The op table as written.
 constexpr Policies written_policies() {
-  using enum OpPolicy;
+  // The table's words.
+  constexpr auto pass = OpPolicy::kPass;
+  constexpr auto lower = OpPolicy::kLower;
+  constexpr auto fp32 = OpPolicy::kFp32;
+  constexpr auto set_opt_dtype = OpPolicy::kSetOptDtype;
+  constexpr auto append_dtype = OpPolicy::kAppendDtype;
+  constexpr auto promote = OpPolicy::kPromote;
+  constexpr auto banned = OpPolicy::kBanned;
   return {{
 #define FASTAMP_OP(op, cpu, cuda) cpu,
 #define FASTAMP_OP_APPEND(op, cpu, cuda, redispatch) cpu,
@@ -41,14 +48,14 @@ bool torch_autocasts(const KernelEntry& entry, PolicyDevice device) {
   return op.has_value() && op->hasKernelForDispatchKey(autocast_key(device));
 }
 
-/// Read before the first kernel of ours is registered, while the dispatcher still shows torch's.
+/// Read before the first kernel of fastamp is registered, while the dispatcher still shows torch's.
 const Policies& default_policies() {
   static const Policies defaults = [] {
     Policies policies = written_policies();
-    for (const auto device : {PolicyDevice::cpu, PolicyDevice::cuda}) {
+    for (const auto device : {PolicyDevice::kCpu, PolicyDevice::kCuda}) {
       for (std::size_t op = 0; op < kNumOps; ++op) {
         if (!torch_autocasts(kernel_entries()[op], device)) {
-          policies[static_cast<std::size_t>(device)][op] = OpPolicy::pass;
+          policies[static_cast<std::size_t>(device)][op] = OpPolicy::kPass;
         }
       }
     }
@@ -74,7 +81,7 @@ void set_policy(OpId op, PolicyDevice device, OpPolicy policy) {
 }
 
 void load_default_policies() {
-  for (const auto device : {PolicyDevice::cpu, PolicyDevice::cuda}) {
+  for (const auto device : {PolicyDevice::kCpu, PolicyDevice::kCuda}) {
     for (std::size_t op = 0; op < kNumOps + num_registered_ops(); ++op) {
       set_policy(static_cast<OpId>(op), device, default_policy(static_cast<OpId>(op), device));
     }

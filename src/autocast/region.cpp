@@ -144,7 +144,7 @@ void* owner_above(std::size_t depth) noexcept {
 
 EndedRegion exit_region_of(const void* owner) noexcept {
   const auto ended = end_innermost([&](const Frame& frame) { return frame.owner == owner; });
-  return {ended.has_value(), ended.has_value() ? ended->kind : RegionKind::ours,
+  return {ended.has_value(), ended.has_value() ? ended->kind : RegionKind::kFastamp,
           ended.has_value() && ended->had_float8};
 }
 
@@ -277,7 +277,7 @@ bool AutocastContext::enabled(c10::DeviceType device) const {
 AutocastContextGuard::AutocastContextGuard(const AutocastContext& context) {
   register_kernels();
   regions_.reserve(context.devices_.size());
-  policies_ = detail::push_op_policies(context.policies_, detail::OverrideMode::replace);
+  policies_ = detail::push_op_policies(context.policies_, detail::OverrideMode::kReplace);
   try {
     for (const auto& state : context.devices_) {
       regions_.push_back(autocast::enter_region(state));

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <fastamp/autocast/guard.h>
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -15,14 +15,14 @@ using fastamp::detail::AutocastState;
 using fastamp::detail::RegionId;
 
 /// Whose class a region is an instance of.
-enum class RegionKind : std::uint8_t { ours, torchs };
+enum class RegionKind : std::uint8_t { kFastamp, kTorch };
 
 /// Sets torch's autocast state to `wanted` until the region ends. The device must be one torch
 /// autocasts.
 /// @param owner  Python's object, for exit_region_of(); null for guards, which go by the id.
 /// @throws std::bad_alloc; nothing is changed then.
 FASTAMP_API RegionId enter_region(const AutocastState& wanted, void* owner = nullptr,
-                                  RegionKind kind = RegionKind::ours);
+                                  RegionKind kind = RegionKind::kFastamp);
 
 /// Ends an open region of this thread. False, with nothing changed, if it is open on another thread
 /// or not at all.

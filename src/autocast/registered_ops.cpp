@@ -61,7 +61,7 @@ void deactivate_registered_op(OpId op) {
   const std::scoped_lock lock(list().mutex);
   RegisteredOp& registered = list().ops.at(static_cast<std::size_t>(op) - kNumOps);
   registered.active = false;
-  registered.defaults.fill(OpPolicy::pass);
+  registered.defaults.fill(OpPolicy::kPass);
 }
 
 }  // namespace fastamp::autocast

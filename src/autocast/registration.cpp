@@ -56,7 +56,7 @@ class DeviceRegistration {
   explicit DeviceRegistration(PolicyDevice device)
       : device_(device),
         library_(torch::Library::IMPL, "aten", autocast_key(device), __FILE__, __LINE__) {
-    if (device == PolicyDevice::cpu) {
+    if (device == PolicyDevice::kCpu) {
       // In CPU regions, too, torch.nn.TransformerEncoder makes its input nested if it is padded.
       library_.impl(
           "_transformer_encoder_layer_fwd",
@@ -115,12 +115,12 @@ void load_policies_once(Registry& r) {
 }
 
 void register_all(Registry& r) {
-  for (const auto device : {PolicyDevice::cpu, PolicyDevice::cuda}) {
+  for (const auto device : {PolicyDevice::kCpu, PolicyDevice::kCuda}) {
     auto registration = std::make_unique<DeviceRegistration>(device);
     for (std::size_t i = 0; i < kNumOps + num_registered_ops(); ++i) {
       const auto op = static_cast<OpId>(i);
-      if (default_policy(op, device) != OpPolicy::pass ||
-          process_policy_of(op, device) != OpPolicy::pass) {
+      if (default_policy(op, device) != OpPolicy::kPass ||
+          process_policy_of(op, device) != OpPolicy::kPass) {
         registration->add(op);
       }
     }

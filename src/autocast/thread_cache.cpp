@@ -26,8 +26,8 @@ struct ThreadCache {
   CastCache casts;
   CastPlans plans;
   std::shared_ptr<RegionFloat8Casts> float8_casts;  ///< Null before the first one.
-  /// Open regions of ours, counted from one that was the outermost of the thread. While there are
-  /// any, we learn of the end of the last one.
+  /// Open regions of fastamp, counted from one that was the outermost of the thread. While there
+  /// are any, we learn of the end of the last one.
   int our_regions = 0;
   RecentCasts recent;
   std::optional<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> region_marker;
@@ -214,11 +214,11 @@ bool on_region_left(int open_regions) noexcept {
   if (cache == nullptr) {
     return false;
   }
-  const bool is_last_of_ours = cache->our_regions == 1;
+  const bool is_last_of_fastamp = cache->our_regions == 1;
   if (cache->our_regions > 0) {
     --cache->our_regions;
   }
-  if (open_regions != 0 && !is_last_of_ours) {
+  if (open_regions != 0 && !is_last_of_fastamp) {
     return false;
   }
   cache->our_regions = 0;

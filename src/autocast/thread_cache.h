@@ -5,7 +5,7 @@
 #include "autocast/cast_plans.h"
 #include "autocast/float8_interface.h"
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
@@ -51,7 +51,7 @@ RegionFloat8Casts* usable_float8_casts();
 /// not possible to know when the region ends.
 RegionFloat8Casts* float8_casts_to_fill();
 
-/// Called by each region of ours after entering and after leaving, with the number of regions,
+/// Called by each region of fastamp after entering and after leaving, with the number of regions,
 /// torch's included, that are now open on the thread. The second returns whether the casts of the
 /// thread's regions ended with this one.
 void on_region_entered(int open_regions);

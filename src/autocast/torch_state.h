@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceType.h>
@@ -20,7 +20,7 @@ FASTAMP_API bool is_weight_cache_enabled();
 /// Whether torch's CUDA-graph trees own this tensor: its identity then outlives its contents.
 bool is_cached_by_torch(const at::Tensor& tensor);
 
-/// Number of autocast regions open on this thread, torch's own and ours.
+/// Number of autocast regions open on this thread, torch's own and fastamp's.
 FASTAMP_API int region_depth();
 
 /// Whether this thread is in a region or has autocast switched on for CPU or CUDA.

@@ -33,8 +33,8 @@ TracedOp traced_op(OpId op, PolicyDevice device) {
           .device = device_type(device),
           .policy = policy_of(op, device),
           .lower = region_dtype(device_type(device)),
-          .is_eligible = device == PolicyDevice::cpu ? may_be_cast<PolicyDevice::cpu>
-                                                     : may_be_cast<PolicyDevice::cuda>};
+          .is_eligible = device == PolicyDevice::kCpu ? may_be_cast<PolicyDevice::kCpu>
+                                                      : may_be_cast<PolicyDevice::kCuda>};
 }
 
 }  // namespace autocast

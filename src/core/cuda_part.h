@@ -8,7 +8,7 @@
 
 #include "core/captured_graph.h"
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 #include <fastamp/version.h>
 
 #include <c10/core/Device.h>

@@ -46,9 +46,9 @@ bool is_observed() {
 
 CallPath call_path(const at::Tensor& tensor) {
   if (!is_ordinary(tensor) || is_intercepted() || tensor._fw_grad(/*level=*/0).defined()) {
-    return CallPath::intercepted;
+    return CallPath::kIntercepted;
   }
-  return is_observed() ? CallPath::observed : CallPath::direct;
+  return is_observed() ? CallPath::kObserved : CallPath::kDirect;
 }
 
 }  // namespace fastamp

@@ -95,9 +95,9 @@ bool is_observed();
 
 /// What a call with a tensor, made on this thread now, meets before the kernel of its device.
 enum class CallPath : std::uint8_t {
-  direct,       ///< Autograd and autocast at most.
-  observed,     ///< An observer as well; the results are the same.
-  intercepted,  ///< Something that changes what is done, or the tensor is not ordinary.
+  kDirect,       ///< Autograd and autocast at most.
+  kObserved,     ///< An observer as well; the results are the same.
+  kIntercepted,  ///< Something that changes what is done, or the tensor is not ordinary.
 };
 
 /// Ordinary as in core/tensor_kind.h, and here without a forward-mode tangent.
@@ -106,12 +106,12 @@ CallPath call_path(const at::Tensor& tensor);
 /// Whether nothing but observers and Python's dispatch modes see a call with a tensor that has this
 /// call_path() now: what it computes is the same without them.
 inline bool runs_unchanged(const at::Tensor& tensor, CallPath path) {
-  return path != CallPath::intercepted || is_seen_by_modes_alone(tensor);
+  return path != CallPath::kIntercepted || is_seen_by_modes_alone(tensor);
 }
 
 /// Whether an op on this tensor may be computed without a call of it.
 inline bool can_bypass_dispatcher(const at::Tensor& tensor) {
-  return call_path(tensor) == CallPath::direct;
+  return call_path(tensor) == CallPath::kDirect;
 }
 
 }  // namespace fastamp

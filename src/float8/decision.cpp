@@ -50,31 +50,31 @@ bool is_float8_operand(c10::ScalarType dtype) {
 Float8Outcome float8_outcome(const Float8Shape& shape, const Float8Setting& setting,
                              c10::DeviceType device) {
   if (!is_float8_operand(shape.x_dtype) || !is_float8_operand(shape.weight_dtype)) {
-    return Float8Outcome::dtype;
+    return Float8Outcome::kDtype;
   }
   if (shape.m == 0 || shape.k == 0 || shape.n == 0) {
-    return Float8Outcome::empty;
+    return Float8Outcome::kEmpty;
   }
   if (shape.k % kSizeMultiple != 0 || shape.n % kSizeMultiple != 0) {
-    return Float8Outcome::shape;
+    return Float8Outcome::kShape;
   }
-  return is_small(shape, setting, device) ? Float8Outcome::small : Float8Outcome::ran;
+  return is_small(shape, setting, device) ? Float8Outcome::kSmall : Float8Outcome::kRan;
 }
 
 Float8Path float8_path(const at::Tensor& operand) {
-  if (call_path(operand) != CallPath::intercepted) {
-    return Float8Path::kernels;
+  if (call_path(operand) != CallPath::kIntercepted) {
+    return Float8Path::kKernels;
   }
   const auto keys = operand.key_set();
   const bool is_traced = (keys | kTraced) == kTraced && keys.has(DispatchKey::Dense) &&
                          !is_intercepted_except(kPassOpsOn) &&
                          !operand._fw_grad(/*level=*/0).defined();
   if (!is_traced) {
-    return Float8Path::carrier;
+    return Float8Path::kBaseDtype;
   }
   const bool is_known = !is_of_python_class(operand) || (g_python_tensors.is_traced != nullptr &&
                                                          g_python_tensors.is_traced(operand));
-  return is_known ? Float8Path::aten : Float8Path::carrier;
+  return is_known ? Float8Path::kAten : Float8Path::kBaseDtype;
 }
 
 void set_python_tensors(PythonTensors functions) { g_python_tensors = functions; }

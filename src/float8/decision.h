@@ -5,7 +5,7 @@
 #include "trace/float8_outcome.h"
 
 #include <fastamp/autocast/float8_plan.h>
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceType.h>
@@ -28,9 +28,9 @@ Float8Outcome float8_outcome(const Float8Shape& shape, const Float8Setting& sett
 /// How a product may run, as its operands and what intercepts its call allow. In this order: the
 /// last one among the operands decides.
 enum class Float8Path : std::uint8_t {
-  kernels,  ///< Plain tensors: casts by kernels of our own, and kept.
-  aten,     ///< A tracer or mode sees the ops: the same arithmetic by torch's ops alone.
-  carrier,  ///< Not in fp8: functorch, tangents, other subclasses, sparse and nested tensors, ...
+  kKernels,    ///< Plain tensors: casts by kernels of our own, and kept.
+  kAten,       ///< A tracer or mode sees the ops: the same arithmetic by torch's ops alone.
+  kBaseDtype,  ///< Not in fp8: functorch, tangents, other subclasses, sparse and nested tensors, ...
 };
 
 Float8Path float8_path(const at::Tensor& operand);

@@ -61,10 +61,10 @@ bool are_weights_excluded_from_float8() noexcept {
 
 namespace fastamp {
 
-Float8Exclusion::Float8Exclusion(const std::vector<at::Tensor>& weights)
+Float8ExclusionGuard::Float8ExclusionGuard(const std::vector<at::Tensor>& weights)
     : id_(autocast::exclude_from_float8(weights)) {}
 
-void Float8Exclusion::release() noexcept {
+void Float8ExclusionGuard::release() noexcept {
   if (const auto id = std::exchange(id_, 0); id != 0) {
     autocast::end_float8_exclusion(id);
   }

@@ -160,7 +160,7 @@ class KeptFloat8Casts {
   static KeptFloat8Casts& instance();
 
   /// The cast of a weight as it is now, with what is wanted. Its tensors are the store's own: they
-  /// have no history, and nothing of ours writes them.
+  /// have no history, and nothing of fastamp writes them.
   std::optional<Float8Cast> find(const at::Tensor& weight, c10::ScalarType to,
                                  Float8Wanted wanted) const;
 

@@ -68,25 +68,25 @@ Float8Outcome outcome_of(PolicyDevice device, const Float8Setting& setting, Floa
                          const Float8Operands& operands, Float8Path path,
                          const WeightSource& source) {
   if (!setting.runs(op)) {
-    return Float8Outcome::op;
+    return Float8Outcome::kOp;
   }
-  if (path == Float8Path::carrier) {
-    return Float8Outcome::intercepted;
+  if (path == Float8Path::kBaseDtype) {
+    return Float8Outcome::kIntercepted;
   }
   const auto is_here = [&](const at::Tensor& tensor) {
     return is_on(tensor, device) && tensor.device() == operands.x.device();
   };
   if (!all_of(operands, is_castable)) {
-    return Float8Outcome::dtype;
+    return Float8Outcome::kDtype;
   }
   if (!all_of(operands, is_here) || !fits(operands)) {
-    return Float8Outcome::arguments;
+    return Float8Outcome::kArguments;
   }
   if (source.weight == nullptr && operands.weight_is_transposed) {
-    return Float8Outcome::no_weight;
+    return Float8Outcome::kNoWeight;
   }
   if (is_excluded_operand(source.weight == nullptr ? operands.weight : *source.weight)) {
-    return Float8Outcome::excluded;
+    return Float8Outcome::kExcluded;
   }
   return float8_outcome(shape_of(operands), setting, device_type(device));
 }
@@ -96,28 +96,28 @@ void add_to_plan(Float8Calls& calls, Float8Outcome outcome, const Float8Setting&
                  Float8Op op, const Float8Operands& operands, Float8Path path,
                  const WeightSource& source) {
   const at::Tensor& weight = source.weight == nullptr ? operands.weight : *source.weight;
-  if (path == Float8Path::carrier || !fits(operands)) {
+  if (path == Float8Path::kBaseDtype || !fits(operands)) {
     calls.add(op, outcome, weight);
     return;
   }
   auto shape = shape_of(operands);
   shape.x_gradient = is_recorded(operands.x);
   shape.weight_gradient = is_recorded(weight);
-  calls.add(op, outcome, setting.carrier, operands.x, weight, shape);
+  calls.add(op, outcome, setting.base_dtype, operands.x, weight, shape);
 }
 
 /// The cast of x as a matrix of rows. Products of one activation in a row share it.
 Float8Cast cast_x(const at::Tensor& x, Float8Path path, c10::ScalarType to, Float8Wanted wanted) {
-  const bool is_shared = path == Float8Path::kernels && !x.is_leaf() && is_recorded(x);
+  const bool is_shared = path == Float8Path::kKernels && !x.is_leaf() && is_recorded(x);
   if (is_shared) {
     if (auto found = find_float8_activation(x, to, wanted)) {
-      note_float8_cast(CastEvent::activation_hit, *found);
+      note_float8_cast(CastEvent::kActivationHit, *found);
       return std::move(*found);
     }
   }
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   Float8Cast cast = cast_to_float8(as_matrix(x), to, wanted);
-  note_float8_cast(CastEvent::other_cast, cast);
+  note_float8_cast(CastEvent::kOtherCast, cast);
   if (is_shared) {
     keep_float8_activation(x, to, cast);
   }
@@ -131,7 +131,7 @@ Float8Cast cast_operand(const Float8Operands& operands, const WeightSource& sour
   if (source.weight == nullptr) {
     Float8Cast cast =
         cast_to_float8(is_transposed ? operands.weight.t() : operands.weight, to, wanted);
-    note_float8_cast(CastEvent::other_cast, cast);
+    note_float8_cast(CastEvent::kOtherCast, cast);
     return cast;
   }
   if (is_transposed == source.is_transposed) {
@@ -145,7 +145,7 @@ Float8Cast cast_operand(const Float8Operands& operands, const WeightSource& sour
 Float8Path path_in_plan(const Float8Operands& operands) {
   const bool is_plain =
       all_of(operands, [](const at::Tensor& tensor) { return !is_intercepted_in_plan(tensor); });
-  return is_plain ? Float8Path::aten : Float8Path::carrier;
+  return is_plain ? Float8Path::kAten : Float8Path::kBaseDtype;
 }
 
 Float8Path path_of(const Float8Operands& operands) {
@@ -154,9 +154,9 @@ Float8Path path_of(const Float8Operands& operands) {
     path = std::max(path, float8_path(operands.bias));
   }
   // A trace of backward is made in the region of forward, where an eager program has left it.
-  const bool is_traced_backward = path == Float8Path::aten && !c10::GradMode::is_enabled() &&
+  const bool is_traced_backward = path == Float8Path::kAten && !c10::GradMode::is_enabled() &&
                                   torch::autograd::get_current_node() != nullptr;
-  return is_traced_backward ? Float8Path::carrier : path;
+  return is_traced_backward ? Float8Path::kBaseDtype : path;
 }
 
 /// Casts, multiplies and records.
@@ -167,11 +167,11 @@ at::Tensor run_product(const Float8Setting& setting, const Float8Operands& opera
   const bool saves_weight = is_recorded(x);
   const bool recorded = saves_x || saves_weight || (bias.defined() && is_recorded(bias));
   // In a trace, backward transposes what is used: what a program without it needs not is not asked.
-  const bool transposes = path == Float8Path::kernels;
+  const bool transposes = path == Float8Path::kKernels;
   const Float8Wanted of_x{.rows = true, .columns = saves_x && transposes};
   const Float8Wanted of_weight{.rows = true, .columns = saves_weight && transposes};
   // Casts that outlive the call are of plain tensors.
-  const WeightSource keeps = path == Float8Path::kernels ? source : WeightSource();
+  const WeightSource keeps = path == Float8Path::kKernels ? source : WeightSource();
   Float8Cast x_cast = cast_x(x, path, setting.forward_dtype, of_x);
   Float8Cast weight_cast;
   at::Tensor y;
@@ -181,8 +181,8 @@ at::Tensor run_product(const Float8Setting& setting, const Float8Operands& opera
     auto sizes = x.sym_sizes().vec();
     sizes.back() = weight.sym_size(is_transposed ? 1 : 0);
     y = float8_product(rows_of(x_cast), rows_of(weight_cast),
-                       bias.defined() ? std::optional(bias.to(setting.carrier)) : std::nullopt,
-                       setting.carrier, setting.fast_accumulate[0])
+                       bias.defined() ? std::optional(bias.to(setting.base_dtype)) : std::nullopt,
+                       setting.base_dtype, setting.fast_accumulate[0])
             .reshape_symint(sizes);
   }
   if (recorded) {
@@ -201,28 +201,28 @@ at::Tensor run_product(const Float8Setting& setting, const Float8Operands& opera
 
 /// For an op that computes something else with these arguments than x times a weight.
 at::Tensor refuse_float8_arguments(Float8Op op) {
-  note_float8(Float8Outcome::arguments);
+  note_float8(Float8Outcome::kArguments);
   if (auto* const calls = Float8Calls::current()) [[unlikely]] {
-    calls->add(op, Float8Outcome::arguments);
+    calls->add(op, Float8Outcome::kArguments);
   }
   return {};
 }
 
-/// The op's result, or an undefined tensor if the product stays in the carrier.
+/// The op's result, or an undefined tensor if the product stays in the base dtype.
 at::Tensor float8_linear(PolicyDevice device, const Float8Setting& setting, Float8Op op,
                          const Float8Operands& operands) {
   auto* const calls = Float8Calls::current();
   const Float8Path path = calls == nullptr ? path_of(operands) : path_in_plan(operands);
   const auto source =
-      path == Float8Path::carrier ? WeightSource() : source_of(operands.weight, path);
+      path == Float8Path::kBaseDtype ? WeightSource() : source_of(operands.weight, path);
   const auto outcome = outcome_of(device, setting, op, operands, path, source);
   note_float8(outcome);
   if (calls != nullptr) [[unlikely]] {
     add_to_plan(*calls, outcome, setting, op, operands, path, source);
     return {};
   }
-  return outcome == Float8Outcome::ran ? run_product(setting, operands, source, path)
-                                       : at::Tensor();
+  return outcome == Float8Outcome::kRan ? run_product(setting, operands, source, path)
+                                        : at::Tensor();
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ thread_local Float8Calls* t_calls = nullptr;
 }  // namespace
 
 Float8PlanRow float8_plan_row(const Float8Shape& shape, Float8Outcome outcome,
-                              c10::ScalarType carrier, NewOperands is_new) {
+                              c10::ScalarType base_dtype, NewOperands is_new) {
   const bool keeps_x = shape.weight_gradient;
   const bool keeps_weight = shape.x_gradient && is_new.weight;
   Float8PlanRow row{.shape = shape, .float8 = std::string(to_string(outcome))};
@@ -33,13 +33,13 @@ Float8PlanRow float8_plan_row(const Float8Shape& shape, Float8Outcome outcome,
   // there anyway. So is the fp8 cast of a weight, and that of an activation by calls that follow
   // one another.
   if (keeps_x && is_new.x) {
-    row.carrier_saved_bytes += 2 * shape.m * shape.k;
+    row.base_dtype_saved_bytes += 2 * shape.m * shape.k;
   }
-  if (keeps_weight && shape.weight_dtype != carrier) {
-    row.carrier_saved_bytes += 2 * shape.n * shape.k;
+  if (keeps_weight && shape.weight_dtype != base_dtype) {
+    row.base_dtype_saved_bytes += 2 * shape.n * shape.k;
   }
-  if (outcome != Float8Outcome::ran) {
-    row.saved_bytes = row.carrier_saved_bytes;
+  if (outcome != Float8Outcome::kRan) {
+    row.saved_bytes = row.base_dtype_saved_bytes;
     return row;
   }
   if (keeps_x && is_new.x_in_float8) {
@@ -78,14 +78,14 @@ bool Float8Calls::is_new(const at::Tensor& tensor) {
   return saved_.emplace(tensor.storage().unsafeGetStorageImpl(), tensor.storage_offset()).second;
 }
 
-void Float8Calls::add(Float8Op op, Float8Outcome outcome, c10::ScalarType carrier,
+void Float8Calls::add(Float8Op op, Float8Outcome outcome, c10::ScalarType base_dtype,
                       const at::Tensor& x, const at::Tensor& weight, const Float8Shape& shape) {
   const bool keeps_x = shape.weight_gradient;
   const NewOperands is_new_here{
       .x = keeps_x && is_new(x),
-      .x_in_float8 = outcome == Float8Outcome::ran && is_new_in_float8(x, keeps_x),
+      .x_in_float8 = outcome == Float8Outcome::kRan && is_new_in_float8(x, keeps_x),
       .weight = shape.x_gradient && is_new(weight)};
-  calls_.push_back({op, float8_plan_row(shape, outcome, carrier, is_new_here), weight});
+  calls_.push_back({op, float8_plan_row(shape, outcome, base_dtype, is_new_here), weight});
 }
 
 void Float8Calls::add(Float8Op op, Float8Outcome outcome, const at::Tensor& weight) {
@@ -99,8 +99,8 @@ void Float8Calls::add(Float8Op op, Float8Outcome outcome, const at::Tensor& weig
 namespace fastamp {
 
 std::vector<Float8PlanRow> float8_plan(const std::vector<Float8Shape>& shapes,
-                                       const Float8Recipe& recipe, c10::ScalarType carrier) {
-  const auto& setting = *autocast::float8_setting("float8_plan", recipe, carrier);
+                                       const Float8Recipe& recipe, c10::ScalarType base_dtype) {
+  const auto& setting = *autocast::float8_setting("float8_plan", recipe, base_dtype);
   for (std::size_t i = 0; i < shapes.size(); ++i) {
     const auto& [m, k, n, x_dtype, weight_dtype, x_gradient, weight_gradient] = shapes[i];
     TORCH_CHECK_VALUE(m >= 0 && k >= 0 && n >= 0, "float8_plan: expected sizes of shapes[", i,
@@ -110,7 +110,7 @@ std::vector<Float8PlanRow> float8_plan(const std::vector<Float8Shape>& shapes,
   rows.reserve(shapes.size());
   for (const auto& shape : shapes) {
     const auto outcome = autocast::float8_outcome(shape, setting, c10::kCUDA);
-    rows.push_back(autocast::float8_plan_row(shape, outcome, setting.carrier));
+    rows.push_back(autocast::float8_plan_row(shape, outcome, setting.base_dtype));
   }
   return rows;
 }

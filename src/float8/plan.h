@@ -5,7 +5,7 @@
 #include "trace/float8_outcome.h"
 
 #include <fastamp/autocast/float8_plan.h>
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
@@ -28,7 +28,7 @@ struct NewOperands {
 
 /// The row of a plan for a product with this outcome.
 Float8PlanRow float8_plan_row(const Float8Shape& shape, Float8Outcome outcome,
-                              c10::ScalarType carrier, NewOperands is_new = {});
+                              c10::ScalarType base_dtype, NewOperands is_new = {});
 
 /// A call of an op that can run in fp8.
 struct Float8Call {
@@ -37,8 +37,8 @@ struct Float8Call {
   at::Tensor weight;  ///< A parameter, if the second operand is one or the transpose of one.
 };
 
-/// Records such calls of a thread, between start() and stop(), and keeps them in the carrier. For
-/// models of fake tensors: what intercepts calls for their sake does not count as a reason.
+/// Records such calls of a thread, between start() and stop(), and keeps them in the base dtype.
+/// For models of fake tensors: what intercepts calls for their sake does not count as a reason.
 class FASTAMP_API Float8Calls {
  public:
   Float8Calls() = default;
@@ -58,7 +58,7 @@ class FASTAMP_API Float8Calls {
   static Float8Calls* current();
 
   /// A call that is x times a weight.
-  void add(Float8Op op, Float8Outcome outcome, c10::ScalarType carrier, const at::Tensor& x,
+  void add(Float8Op op, Float8Outcome outcome, c10::ScalarType base_dtype, const at::Tensor& x,
            const at::Tensor& weight, const Float8Shape& shape);
   /// A call with arguments of another form.
   void add(Float8Op op, Float8Outcome outcome, const at::Tensor& weight = {});

@@ -80,14 +80,14 @@ std::uint32_t number_of(const Float8Setting* setting) {
 template <class Table>
 auto* slot_in(Table& table, c10::DeviceType device) {
   if (device == c10::kCPU) {
-    return &table[static_cast<std::size_t>(PolicyDevice::cpu)];
+    return &table[static_cast<std::size_t>(PolicyDevice::kCpu)];
   }
-  return device == c10::kCUDA ? &table[static_cast<std::size_t>(PolicyDevice::cuda)] : nullptr;
+  return device == c10::kCUDA ? &table[static_cast<std::size_t>(PolicyDevice::kCuda)] : nullptr;
 }
 
 constexpr int kFirstFloat8Capability = 89;
 
-bool gpu_has_float8(const char* function, c10::ScalarType carrier) {
+bool gpu_has_float8(const char* function, c10::ScalarType base_dtype) {
   static const bool has_cuda = at::Context::hasCUDA();
   if (!has_cuda) {
     return true;  // The region is going to be disabled, for that reason.
@@ -97,20 +97,21 @@ bool gpu_has_float8(const char* function, c10::ScalarType carrier) {
     TORCH_WARN_ONCE(function,
                     ": expected a build of fastamp with its CUDA part for fp8 on a GPU, got one "
                     "without. The region runs in ",
-                    carrier, ".");
+                    base_dtype, ".");
   } else if (capability < kFirstFloat8Capability) {
     TORCH_WARN_ONCE(function, ": expected a GPU of compute capability 8.9 or later for fp8, got ",
-                    capability / 10, ".", capability % 10, ". The region runs in ", carrier, ".");
+                    capability / 10, ".", capability % 10, ". The region runs in ", base_dtype,
+                    ".");
   }
   return capability >= kFirstFloat8Capability;
 }
 
 const Float8Setting* checked_setting(const char* function, c10::DeviceType device,
-                                     const Float8Recipe& recipe, c10::ScalarType carrier) {
+                                     const Float8Recipe& recipe, c10::ScalarType base_dtype) {
   TORCH_CHECK_VALUE(device == c10::kCPU || device == c10::kCUDA, function,
                     ": expected the device of a region with a Float8Recipe to be cpu or cuda, got ",
                     c10::DeviceTypeName(device, true), ".");
-  const auto* const setting = float8_setting(function, recipe, carrier);
+  const auto* const setting = float8_setting(function, recipe, base_dtype);
   TORCH_CHECK(FASTAMP_HAVE_SCALED_MM, function,
               ": expected a torch with _scaled_mm for a Float8Recipe, got one without when fastamp "
               "was built.");
@@ -129,7 +130,7 @@ void warn_of_slow_float8(const char* function) {
 std::string_view to_string(Float8Op op) { return kOpNames.at(static_cast<std::size_t>(op)); }
 
 const Float8Setting* float8_setting(const char* function, const Float8Recipe& recipe,
-                                    c10::ScalarType carrier) {
+                                    c10::ScalarType base_dtype) {
   check_format(function, "forward_dtype", recipe.forward_dtype());
   check_format(function, "grad_dtype", recipe.grad_dtype());
   TORCH_CHECK_VALUE(
@@ -137,15 +138,15 @@ const Float8Setting* float8_setting(const char* function, const Float8Recipe& re
       function,
       ": expected forward_dtype or grad_dtype of Float8Recipe to be float8_e4m3fn, "
       "got float8_e5m2 for both, whose product no GPU computes.");
-  TORCH_CHECK_VALUE(is_16_bit(carrier), function,
+  TORCH_CHECK_VALUE(is_16_bit(base_dtype), function,
                     ": expected the dtype of a region with a Float8Recipe to be bfloat16 or "
                     "float16, which all else runs in, got ",
-                    carrier, ".");
+                    base_dtype, ".");
   const auto [k, n] = recipe.small_size().value_or(Float8Recipe::kSmallOnGpu);
   TORCH_CHECK_VALUE(k >= 0 && n >= 0, function,
                     ": expected small_size of Float8Recipe to be at least 0, got (", k, ", ", n,
                     ").");
-  Float8Setting wanted{.carrier = carrier,
+  Float8Setting wanted{.base_dtype = base_dtype,
                        .forward_dtype = recipe.forward_dtype(),
                        .grad_dtype = recipe.grad_dtype(),
                        .fast_accumulate = recipe.fast_accumulate(),
@@ -232,20 +233,20 @@ const Float8Setting* float8_in_force_slow(PolicyDevice device) {
   if (is_default) {
     setting = g_defaults[index].load(std::memory_order_relaxed);
   }
-  if (setting == nullptr || region_dtype(device_type(device)) != setting->carrier) {
+  if (setting == nullptr || region_dtype(device_type(device)) != setting->base_dtype) {
     return nullptr;
   }
-  if (is_default && device == PolicyDevice::cpu) {
+  if (is_default && device == PolicyDevice::kCpu) {
     warn_of_slow_float8("autocast");  // Regions with a recipe of their own have said it.
   }
   return setting;
 }
 
 const Float8Setting* float8_of_region(const char* function, c10::DeviceType device,
-                                      const Float8Recipe& recipe, c10::ScalarType carrier) {
-  const auto* const setting = checked_setting(function, device, recipe, carrier);
+                                      const Float8Recipe& recipe, c10::ScalarType base_dtype) {
+  const auto* const setting = checked_setting(function, device, recipe, base_dtype);
   if (device == c10::kCUDA) {
-    return gpu_has_float8(function, carrier) ? setting : nullptr;
+    return gpu_has_float8(function, base_dtype) ? setting : nullptr;
   }
   warn_of_slow_float8(function);
   return setting;
@@ -253,9 +254,9 @@ const Float8Setting* float8_of_region(const char* function, c10::DeviceType devi
 
 void start_default_float8(const char* function, c10::DeviceType device,
                           const Float8Recipe& recipe) {
-  constexpr auto kCarrier = c10::ScalarType::BFloat16;
-  const auto* const setting = checked_setting(function, device, recipe, kCarrier);
-  const bool can_run = device != c10::kCUDA || gpu_has_float8(function, kCarrier);
+  constexpr auto kBaseDtype = c10::ScalarType::BFloat16;
+  const auto* const setting = checked_setting(function, device, recipe, kBaseDtype);
+  const bool can_run = device != c10::kCUDA || gpu_has_float8(function, kBaseDtype);
   set_default_float8(device, can_run ? setting : nullptr);
 }
 
@@ -277,7 +278,7 @@ std::optional<Float8Recipe> float8_recipe(c10::DeviceType device) {
     return std::nullopt;
   }
   const auto* const setting =
-      autocast::float8_in_force(device == c10::kCPU ? PolicyDevice::cpu : PolicyDevice::cuda);
+      autocast::float8_in_force(device == c10::kCPU ? PolicyDevice::kCpu : PolicyDevice::kCuda);
   return setting == nullptr ? std::nullopt : std::optional(autocast::recipe_of(*setting));
 }
 

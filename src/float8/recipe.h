@@ -2,7 +2,7 @@
 #pragma once
 
 #include <fastamp/autocast/float8.h>
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
@@ -19,10 +19,10 @@ namespace fastamp::autocast {
 enum class Float8Op : std::uint8_t { linear, addmm, mm, matmul };
 FASTAMP_API std::string_view to_string(Float8Op op);
 
-/// A checked recipe and the carrier of its region. Interned: equal ones are one object, which is
+/// A checked recipe and the base dtype of its region. Interned: equal ones are one object, which is
 /// never destroyed.
 struct Float8Setting {
-  c10::ScalarType carrier = c10::ScalarType::Undefined;
+  c10::ScalarType base_dtype = c10::ScalarType::Undefined;
   c10::ScalarType forward_dtype = c10::ScalarType::Undefined;
   c10::ScalarType grad_dtype = c10::ScalarType::Undefined;
   Float8Recipe::FastAccumulate fast_accumulate{};
@@ -36,9 +36,9 @@ struct Float8Setting {
 };
 
 /// @param function  The function that errors name as their source.
-/// @throws c10::ValueError if the recipe or the carrier is not possible.
+/// @throws c10::ValueError if the recipe or the base dtype is not possible.
 FASTAMP_API const Float8Setting* float8_setting(const char* function, const Float8Recipe& recipe,
-                                                c10::ScalarType carrier);
+                                                c10::ScalarType base_dtype);
 
 /// The setting with this number; null for 0.
 FASTAMP_API const Float8Setting* float8_setting_numbered(std::uint32_t number);
@@ -49,8 +49,8 @@ FASTAMP_API Float8Recipe recipe_of(const Float8Setting& setting);
 /// process: that is how programs that know nothing of fp8 run in it. Null ends that.
 FASTAMP_API void set_default_float8(c10::DeviceType device, const Float8Setting* setting) noexcept;
 
-/// What a region sets that refuses the default: a setting of no carrier, which is never in force.
-/// Null while the device has no default.
+/// What a region sets that refuses the default: a setting of no base dtype, which is never in
+/// force. Null while the device has no default.
 FASTAMP_API const Float8Setting* no_float8(c10::DeviceType device) noexcept;
 
 /// From now on, regions on the device whose dtype is bfloat16 and that have no recipe of their own

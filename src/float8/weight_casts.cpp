@@ -30,7 +30,7 @@ bool is_trained(const at::Tensor& tensor) {
 /// A frozen weight can be told from any other tensor only if its casts were requested.
 bool is_kept(const at::Tensor& tensor, Float8Path path) {
   const auto& store = KeptCastStore::instance();
-  return path == Float8Path::kernels && store.is_used() &&
+  return path == Float8Path::kKernels && store.is_used() &&
          is_lasting(tensor, runs_unchanged(tensor, call_path(tensor))) &&
          is_weight_cache_enabled() && store.is_requested(tensor);
 }
@@ -54,8 +54,8 @@ const at::Tensor* base_in_trace(const at::Tensor& tensor) {
 /// Whether the cast of another weight can be made ahead of its use in the region.
 bool can_join(const WeightToCast& other) {
   const at::Tensor& weight = other.weight;
-  return float8_path(weight) == Float8Path::kernels && is_trained(weight) &&
-         !is_kept(weight, Float8Path::kernels) && weight.dim() == 2 && weight.numel() != 0 &&
+  return float8_path(weight) == Float8Path::kKernels && is_trained(weight) &&
+         !is_kept(weight, Float8Path::kKernels) && weight.dim() == 2 && weight.numel() != 0 &&
          is_float8_operand(weight.scalar_type()) && TensorIdentity::exists_for(weight) &&
          !is_excluded_operand(weight);
 }
@@ -65,7 +65,7 @@ bool can_join(const WeightToCast& other) {
 Float8Cast kept_cast(const at::Tensor& weight, c10::ScalarType to, Float8Wanted wanted) {
   auto& store = KeptFloat8Casts::instance();
   if (auto found = store.find(weight, to, wanted)) {
-    note_float8_cast(CastEvent::kept_hit, *found);
+    note_float8_cast(CastEvent::kKeptHit, *found);
     return std::move(*found);
   }
   if (store.find(weight, to, {})) {
@@ -74,7 +74,7 @@ Float8Cast kept_cast(const at::Tensor& weight, c10::ScalarType to, Float8Wanted 
   TensorIdentity as_cast(weight);
   Float8Cast cast = cast_to_float8(weight, to, wanted);
   store.insert(weight, {weight, std::move(as_cast), to, cast});
-  note_float8_cast(CastEvent::weight_cast, cast);
+  note_float8_cast(CastEvent::kWeightCast, cast);
   return cast;
 }
 
@@ -95,7 +95,7 @@ Float8Cast cast_for_region(const at::Tensor& weight, c10::ScalarType to, Float8W
   for (std::size_t i = 0; i < weights.size(); ++i) {
     const bool is_used = i + 1 == weights.size();
     keep_float8_cast(weights[i].weight, to, casts[i], is_used ? wanted : Float8Wanted());
-    note_float8_cast(CastEvent::weight_cast, casts[i]);
+    note_float8_cast(CastEvent::kWeightCast, casts[i]);
   }
   return casts.back();
 }
@@ -107,7 +107,7 @@ WeightSource source_of(const at::Tensor& operand, Float8Path path) {
     return {&operand, false, is_kept(operand, path)};
   }
   const at::Tensor* base =
-      path == Float8Path::kernels ? base_of_whole_view(operand) : base_in_trace(operand);
+      path == Float8Path::kKernels ? base_of_whole_view(operand) : base_in_trace(operand);
   if (base == nullptr || !is_parameter(*base, path) || base->dim() != 2 || operand.dim() != 2) {
     return {};
   }
@@ -133,7 +133,7 @@ void note_float8_cast(CastEvent event, const Float8Cast& cast) {
 Float8Cast cast_parameter(const WeightSource& source, c10::ScalarType to, Float8Wanted wanted) {
   const at::Tensor& weight = *source.weight;
   if (auto found = find_float8_cast(weight, to, wanted)) {
-    note_float8_cast(CastEvent::cache_hit, *found);
+    note_float8_cast(CastEvent::kCacheHit, *found);
     return std::move(*found);
   }
   // An inference tensor could not be saved for backward once the mode is left, in the same region.

@@ -74,7 +74,7 @@ std::string_view op_of(const torch::nn::Module& module) {
 bool is_lower(std::string_view op, c10::DeviceType device) {
   // LibTorch's Linear calls addmm, or matmul without a bias.
   const auto lower = [&](std::string_view name) {
-    return op_policy(name, device) == OpPolicy::lower;
+    return op_policy(name, device) == OpPolicy::kLower;
   };
   return lower(op) && (op != "linear" || (lower("addmm") && lower("matmul")));
 }

@@ -31,9 +31,9 @@ std::unique_ptr<at::ObserverContext> begin_call(const at::RecordFunction& call) 
     return nullptr;
   }
   switch (t_watcher->see(call)) {
-    case WeightUses::Reading::cast:
+    case WeightUses::Reading::kCast:
       return std::make_unique<Begun>(t_watcher->casts_begun);
-    case WeightUses::Reading::view:
+    case WeightUses::Reading::kView:
       return std::make_unique<Begun>(t_watcher->views_begun);
     default:
       return nullptr;
@@ -53,7 +53,7 @@ const void* storage_of(const at::Tensor& tensor) {
 }
 
 std::optional<PolicyDevice> policy_device_of(const at::Tensor& tensor) {
-  for (const PolicyDevice device : {PolicyDevice::cpu, PolicyDevice::cuda}) {
+  for (const PolicyDevice device : {PolicyDevice::kCpu, PolicyDevice::kCuda}) {
     if (is_on(tensor, device)) {
       return device;
     }
@@ -142,32 +142,32 @@ WeightUses::Reading WeightUses::reading_of(const at::RecordFunction& call,
                                            const c10::FunctionSchema& schema,
                                            const at::Tensor& weight) const {
   if (is_view(schema) || (sets_strides(schema) && views_begun > 0)) {
-    return Reading::view;
+    return Reading::kView;
   }
   const auto device = policy_device_of(weight);
   if (!device.has_value()) {
-    return Reading::read;
+    return Reading::kRead;
   }
   const auto op = ids_.find(joined(schema.operator_name()));
   // Casts of _cudnn_rnn are made by a kernel of its own, into one buffer for all weights.
   if (op != ids_.end() && is_autocast(*device) && is_eligible(weight, *device) &&
-      schema.name() != "aten::_cudnn_rnn" && policy_of(op->second, *device) == OpPolicy::lower) {
-    return Reading::none;  // It reads the cast.
+      schema.name() != "aten::_cudnn_rnn" && policy_of(op->second, *device) == OpPolicy::kLower) {
+    return Reading::kNone;  // It reads the cast.
   }
   const auto lower = region_dtype(device_type(*device));
-  return is_cast_to(schema, call.inputs(), lower) ? Reading::cast : Reading::read;
+  return is_cast_to(schema, call.inputs(), lower) ? Reading::kCast : Reading::kRead;
 }
 
 WeightUses::Reading WeightUses::see(const at::RecordFunction& call) {
   const auto schema = call.operator_schema();
   if (!schema.has_value()) {
-    return Reading::none;  // Autograd's nodes, users' own ranges: ops inside are seen themselves.
+    return Reading::kNone;  // Autograd's nodes, users' own ranges: ops inside are seen themselves.
   }
   std::vector<at::Tensor> tensors;
   for (const c10::IValue& input : call.inputs()) {
     append_tensors(input, tensors);
   }
-  Reading strongest = Reading::none;
+  Reading strongest = Reading::kNone;
   for (const at::Tensor& tensor : tensors) {
     const auto found = index_of_storage_.find(storage_of(tensor));
     if (found == index_of_storage_.end() || found->first == nullptr) {
@@ -178,13 +178,13 @@ WeightUses::Reading WeightUses::see(const at::RecordFunction& call) {
     const Reading reading = reading_of(call, *schema, tensor);
     const auto device = policy_device_of(tensor);
     // The casts that autocast makes for its ops are made with its keys excluded.
-    if ((reading == Reading::cast || reading == Reading::none) && device.has_value() &&
+    if ((reading == Reading::kCast || reading == Reading::kNone) && device.has_value() &&
         is_autocast(*device)) {
       const bool is_shared =
-          reading == Reading::none && weights_.contains(tensor.unsafeGetTensorImpl());
+          reading == Reading::kNone && weights_.contains(tensor.unsafeGetTensorImpl());
       ++(is_shared ? use.casts : use.other_casts);
     }
-    if (reading == Reading::read && use.read_by.empty()) {
+    if (reading == Reading::kRead && use.read_by.empty()) {
       use.read_by = joined(schema->operator_name());
     }
     strongest = std::max(strongest, reading);

@@ -3,7 +3,7 @@
 
 #include "autocast/op_ids.h"
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <ATen/core/TensorBody.h>
 #include <ATen/core/function_schema.h>
@@ -56,10 +56,10 @@ class FASTAMP_API WeightUses {
 
   /// What a call of an op does with a weight.
   enum class Reading : std::uint8_t {
-    none,  ///< No weight is among its inputs, or autocast casts those that are.
-    cast,  ///< Casts one to the region's dtype: what the op calls inside reads no weight.
-    view,  ///< Makes a view of one: strides are set inside.
-    read,  ///< Reads it.
+    kNone,  ///< No weight is among its inputs, or autocast casts those that are.
+    kCast,  ///< Casts one to the region's dtype: what the op calls inside reads no weight.
+    kView,  ///< Makes a view of one: strides are set inside.
+    kRead,  ///< Reads it.
   };
 
   /// Notes the weights among the inputs of an op that is about to run.

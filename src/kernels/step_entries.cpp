@@ -60,10 +60,10 @@ StepTag tag_of(const StepEntry& entry) {
   const at::Tensor* first = entry.tensors[kFirst];
   const bool noisy =
       entry.noise_origin >= 0 && first != nullptr && first->scalar_type() == at::kBFloat16;
-  const bool rest = entry.tensors[kWeight]->scalar_type() == at::kShort;
-  return {static_cast<std::uint16_t>(bits << StepTag::kGroupBits | weight_copy |
-                                     (noisy ? StepTag::kNoisyBit : 0U) |
-                                     (rest ? StepTag::kRestBit : 0U) | group_shift_bits(entry))};
+  const bool remainder = entry.tensors[kWeight]->scalar_type() == at::kShort;
+  return {static_cast<std::uint16_t>(
+      bits << StepTag::kGroupBits | weight_copy | (noisy ? StepTag::kNoisyBit : 0U) |
+      (remainder ? StepTag::kRemainderBit : 0U) | group_shift_bits(entry))};
 }
 
 void* pointer(const at::Tensor& t, Slot slot, bool write_grads) {
@@ -239,7 +239,7 @@ LearningRate learning_rate(const StepArgs& args, std::size_t group) {
   return rate;
 }
 
-GatePointers gate_pointers(const StepArgs& args) {
+AmpStepPointers amp_step_pointers(const StepArgs& args) {
   const auto pointer = [](const std::optional<at::Tensor>& t) {
     const auto* const tensor = find_tensor(t);
     return tensor == nullptr ? nullptr : tensor->const_data_ptr<float>();

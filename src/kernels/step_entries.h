@@ -5,7 +5,7 @@
 // parameter, pointers into dense memory, in the walk that checks them (src/ops). One walk: the
 // tensors of 10 000 parameters do not stay in the cache for a second one.
 
-#include "kernels/functors/gate.h"
+#include "kernels/functors/amp_step_values.h"
 #include "kernels/functors/learning_rate.h"
 #include "kernels/functors/noise.h"
 
@@ -19,10 +19,10 @@
 
 namespace fastamp::kernels {
 
-/// Tensors of a parameter. kWeight is fp32, the parameter or its master, or int16, the rests of
-/// kHalf (functors/rest.h); kHalf is the 16-bit parameter that follows its master, or the weight
-/// copy of an fp32 parameter, which may be fp8 behind a header (functors/float8_copy.h). Unscoped:
-/// they index arrays.
+/// Tensors of a parameter. kWeight is fp32, the parameter or its master, or int16, the remainders
+/// of kHalf (functors/remainder.h); kHalf is the 16-bit parameter that follows its master, or the
+/// weight copy of an fp32 parameter, which may be fp8 behind a header (functors/float8_copy.h).
+/// Unscoped: they index arrays.
 // NOLINTNEXTLINE(cppcoreguidelines-use-enum-class)
 enum Slot : std::uint8_t { kGrad, kWeight, kHalf, kStep, kFirst, kSecond, kMax, kSlots };
 /// Where an entry whose moments are codes of 8 bits (functors/moment_codes.h) has their scales: for
@@ -67,17 +67,17 @@ enum class Storage : std::uint8_t { kFloat, kHalf, kBFloat16, kFloat8 };
 /// Entries that steps on CUDA run in kernels of their own.
 enum class StepKind : std::uint8_t {
   kPlain,
-  kRests,   ///< Entries with rests, and no noise.
-  kNoisy,   ///< Entries with noise, with rests or without.
-  kCodes,   ///< Entries with moments in 8 bits, with rests or without.
-  kTurned,  ///< Entries with noise whose memory is in another order than their elements.
+  kRemainders,  ///< Entries with remainders, and no noise.
+  kNoisy,       ///< Entries with noise, with remainders or without.
+  kCodes,       ///< Entries with moments in 8 bits, with remainders or without.
+  kTurned,      ///< Entries with noise whose memory is in another order than their elements.
 };
 inline constexpr std::size_t kStepKinds = 5;
 struct StepTag {
   static constexpr unsigned kGroupBits = 5;
   static constexpr unsigned kCopyBit = 1U << 11U;
   static constexpr unsigned kNoisyBit = 1U << 12U;
-  static constexpr unsigned kRestBit = 1U << 13U;
+  static constexpr unsigned kRemainderBit = 1U << 13U;
   static constexpr unsigned kGroupShiftBit = 14U;               ///< And the next; of codes.
   static constexpr unsigned kTurnedBit = 1U << kGroupShiftBit;  ///< Of others.
   std::uint16_t bits = 0;
@@ -88,8 +88,8 @@ struct StepTag {
   FASTAMP_HOST_DEVICE unsigned group() const { return bits & ((1U << kGroupBits) - 1); }
   /// A weight copy is written from its weight and never read: the weight does not follow it.
   FASTAMP_HOST_DEVICE bool has_copy() const { return (bits & kCopyBit) != 0; }
-  /// kWeight holds the rests of kHalf, which is the parameter.
-  FASTAMP_HOST_DEVICE bool has_rest() const { return (bits & kRestBit) != 0; }
+  /// kWeight holds the remainders of kHalf, which is the parameter.
+  FASTAMP_HOST_DEVICE bool has_remainder() const { return (bits & kRemainderBit) != 0; }
   /// Moments are bf16 and rounded stochastically, first ones where they need it.
   FASTAMP_HOST_DEVICE bool is_noisy() const { return (bits & kNoisyBit) != 0; }
   /// Moments are codes of 8 bits, rounded stochastically as well.
@@ -107,7 +107,7 @@ struct StepTag {
     if (is_noisy()) {
       return is_turned() ? StepKind::kTurned : StepKind::kNoisy;
     }
-    return has_rest() ? StepKind::kRests : StepKind::kPlain;
+    return has_remainder() ? StepKind::kRemainders : StepKind::kPlain;
   }
 };
 inline constexpr unsigned kGradBits = 0;
@@ -148,7 +148,7 @@ class StepEntries {
   void reserve(std::size_t count) { entries_.reserve(count); }
   /// Writes and copies nothing: entries that follow may be refused.
   void add(const StepEntry& entry);
-  /// Copies what is not dense or not laid out as its weight is; leaves the rest where it is.
+  /// Copies what is not dense or not laid out as its weight is; leaves the others where they are.
   DenseStep make_dense(bool write_grads) &&;
 
  private:
@@ -169,7 +169,7 @@ class StepEntries {
 /// The learning rate of a group. A tensor on the CPU is read now, one on CUDA by the kernel.
 LearningRate learning_rate(const StepArgs& args, std::size_t group);
 
-/// The gate of a checked call.
-GatePointers gate_pointers(const StepArgs& args);
+/// The AmpStep of a checked call.
+AmpStepPointers amp_step_pointers(const StepArgs& args);
 
 }  // namespace fastamp::kernels

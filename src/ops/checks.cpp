@@ -381,7 +381,7 @@ void check_groups(const StepArgs& args) {
   }
 }
 
-void check_gate(const StepArgs& args) {
+void check_amp_step(const StepArgs& args) {
   check_scalar(args, "inv_scale", args.inv_scale);
   check_scalar(args, "clip_coef", args.clip_coef);
   check_scalar(args, "found_inf", args.found_inf);
@@ -435,7 +435,7 @@ StepEntries check_step(const StepArgs& args, const std::vector<StateList>& state
   for (const auto& cursor : cursors) {
     cursor.finish();
   }
-  check_gate(args);
+  check_amp_step(args);
   return entries;
 }
 

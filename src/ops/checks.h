@@ -62,7 +62,7 @@ void check_operand(const char* fn, const char* list, std::size_t index, const at
 /// Throws unless the lists of groups fit the parameters, and there is one.
 void check_groups(const kernels::StepArgs& args);
 /// Throws unless scalars and flag of an AmpStep are on the device of the parameters.
-void check_gate(const kernels::StepArgs& args);
+void check_amp_step(const kernels::StepArgs& args);
 
 /// State lists of a step; a list holds a tensor for each parameter of the groups that use it.
 struct StateList {

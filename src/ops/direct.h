@@ -15,7 +15,7 @@ bool is_ordinary_cpu(const at::Tensor& tensor);
 /// else: no dispatch mode, functorch level, tracer or profiler of this thread is to see it. The
 /// kernel may then be called without the dispatcher, and be handed what the caller knows of its
 /// arguments besides. The caller must bump versions itself, as the op does in ADInplaceOrView, and
-/// accepts that a kernel registered over ours is not called.
+/// accepts that a kernel registered over fastamp's is not called.
 bool nothing_watches_calls();
 
 /// The ops' CPU kernels behind the ops' checks, for such callers.

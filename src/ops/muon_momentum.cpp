@@ -85,7 +85,7 @@ kernels::StepEntries check_muon_momentum(const MuonMomentumArgs& args) {
   TORCH_CHECK_VALUE(counted == args.momentum_steps.size(), kFunction, ": expected ", counted,
                     " momentum_steps, one for each noise_origin of at least 0, got ",
                     args.momentum_steps.size());
-  check_gate(kernels::step_args(args));
+  check_amp_step(kernels::step_args(args));
   return entries;
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// One step of Adam or AdamW over a torch::optim::Optimizer: ours, or one of torch's that is fused.
-// They differ in the types of their options and states, never in arithmetic.
+// One step of Adam or AdamW over a torch::optim::Optimizer: fastamp's, or one of torch's that is
+// fused. They differ in the types of their options and states, never in arithmetic.
 
 #include "optim/adam_state.h"
 #include "optim/adam_step.h"

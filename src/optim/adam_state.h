@@ -26,7 +26,7 @@ void write_adam_state(torch::serialize::OutputArchive& archive, const State& sta
   write_tensor(archive, "moment_scales_8", state.moment_scales());
   write_tensor(archive, "max_exp_avg_sq", state.max_exp_avg_sq());
   write_tensor(archive, "master", state.master());
-  write_tensor(archive, "master_rest", state.rest());
+  write_tensor(archive, "master_remainder", state.remainder());
 }
 
 template <typename State>
@@ -40,7 +40,7 @@ void read_adam_state(const char* function, torch::serialize::InputArchive& archi
   state.exp_avg_sq(read_tensor(archive, codes ? "exp_avg_sq_8" : "exp_avg_sq"));
   state.max_exp_avg_sq(read_tensor(archive, "max_exp_avg_sq"));
   state.master(read_tensor(archive, "master"));
-  state.rest(read_tensor(archive, "master_rest"));
+  state.remainder(read_tensor(archive, "master_remainder"));
 }
 
 /// The dtype of the moments of a group that are no codes.
@@ -108,7 +108,7 @@ void fit_adam(const char* function, State& state, const at::Tensor& param, const
     fit_codes(function, state, param, group);
   }
   state.master(fitted(function, "master", state.master(), param, at::kFloat));
-  state.rest(fitted(function, "master_rest", state.rest(), param, at::kShort));
+  state.remainder(fitted(function, "master_remainder", state.remainder(), param, at::kShort));
   state.steps(counter_for(param, read_counter(state.steps())));
 }
 

@@ -70,7 +70,7 @@ void read_optimizer(const char* function, torch::serialize::InputArchive& archiv
   for (std::size_t i = 0; i < groups.size(); ++i) {
     const auto& group = optimizer.param_groups()[i];
     // A copy of the current ones: options that LibTorch's archives do not have keep their values.
-    const auto current = as_ours<Options>(function, group.options(), optimizer.defaults());
+    const auto current = as_own_options<Options>(function, group.options(), optimizer.defaults());
     options.push_back(current);
     options.back().serialize(groups[i].options);
     check_stored(function, options.back());
@@ -84,7 +84,7 @@ void read_optimizer(const char* function, torch::serialize::InputArchive& archiv
       auto state = std::make_unique<State>();
       state->serialize(entry);
       fit(function, *state, param, options.back());
-      if (state->master().defined() || state->rest().defined()) {
+      if (state->master().defined() || state->remainder().defined()) {
         loaded_masters.push_back(param.unsafeGetTensorImpl());
       }
       loaded[param.unsafeGetTensorImpl()] = std::move(state);

@@ -63,7 +63,7 @@ bool is_fused(const Optimizer& optimizer) {
   return optimizer.state().find(mark()) != optimizer.state().end();
 }
 
-Optimizer& fuse(Optimizer& optimizer) {
+Optimizer& fuse_(Optimizer& optimizer) {
   if (is_fused(optimizer) || dynamic_cast<AmpStepOptimizer*>(&optimizer) != nullptr) {
     return optimizer;
   }
@@ -88,7 +88,7 @@ Optimizer& fuse(Optimizer& optimizer) {
   return optimizer;
 }
 
-void unfuse(Optimizer& optimizer) {
+void unfuse_(Optimizer& optimizer) {
   if (!is_fused(optimizer)) {
     return;
   }
@@ -116,7 +116,7 @@ void fused_step(Optimizer& optimizer, const AmpStep& amp_step,
                 at::ArrayRef<at::Tensor> learning_rates) {
   constexpr const char* kFunction = "fused_step";
   TORCH_CHECK_VALUE(is_fused(optimizer), kFunction,
-                    ": expected an optimizer that fuse() was called on, got another");
+                    ": expected an optimizer that fuse_() was called on, got another");
   visit_type(optimizer, [&]<typename Options, typename State, bool kDecoupled> {
     if constexpr (std::is_same_v<State, FusedSgdState>) {
       run_sgd<Options, State>(kFunction, optimizer, amp_step, learning_rates);

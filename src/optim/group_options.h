@@ -5,11 +5,12 @@
 //
 // LibTorch's Optimizer keeps them in every version for its own option types. Its versions treat
 // fields that a group leaves alone differently, and some silently give groups of optimizers they do
-// not know the optimizer's defaults: so ours are set here, by LibTorch's rule.
+// not know the optimizer's defaults: so fastamp's are set here, by LibTorch's rule.
 //
 // A group may come with LibTorch's own options. Constructors and add_param_group convert them to
-// ours; those that set_options() or the base class's add_param_group put there stay as they are,
-// since the program may hold a reference to them, and the step reads them as if they were ours.
+// fastamp's; those that set_options() or the base class's add_param_group put there stay as they
+// are, since the program may hold a reference to them, and the step reads them as if they were
+// fastamp's.
 
 #include "optim/option_checks.h"
 #include "optim/starting_masters.h"
@@ -105,13 +106,14 @@ void inherit_unset(Options& group, const Options& defaults) {
   }
 }
 
-/// Ours, or ours made of LibTorch's: options that LibTorch does not have come from the defaults.
+/// Fastamp's, or fastamp's made of LibTorch's: options that LibTorch does not have come from the
+/// defaults.
 /// @throws c10::TypeError if they are those of another optimizer.
 template <typename Options>
-Options as_ours(const char* function, const torch::optim::OptimizerOptions& given,
-                const torch::optim::OptimizerOptions& defaults) {
-  if (const auto* ours = dynamic_cast<const Options*>(&given)) {
-    return *ours;
+Options as_own_options(const char* function, const torch::optim::OptimizerOptions& given,
+                       const torch::optim::OptimizerOptions& defaults) {
+  if (const auto* own = dynamic_cast<const Options*>(&given)) {
+    return *own;
   }
   const auto own = c10::demangle(typeid(Options).name());
   const auto got = c10::demangle(typeid(given).name());
@@ -133,13 +135,13 @@ Options as_ours(const char* function, const torch::optim::OptimizerOptions& give
 template <typename Options>
 class OptionsOfGroup {
  public:
-  /// @throws c10::TypeError  as as_ours.
+  /// @throws c10::TypeError  as as_own_options.
   OptionsOfGroup(const char* function, const torch::optim::Optimizer& optimizer,
                  const torch::optim::OptimizerParamGroup& group) {
     const auto& given = group.options();
     if constexpr (requires { typename Options::Torch; }) {
       if (typeid(given) != typeid(Options)) [[unlikely]] {
-        converted_.emplace(as_ours<Options>(function, given, optimizer.defaults()));
+        converted_.emplace(as_own_options<Options>(function, given, optimizer.defaults()));
         options_ = &*converted_;
         return;
       }
@@ -167,13 +169,13 @@ at::ScalarType state_dtype(const Options& options) {
   }
 }
 
-/// Overwrites the options of a group, be they ours or LibTorch's.
+/// Overwrites the options of a group, be they fastamp's or LibTorch's.
 template <typename Options>
 void assign_options(torch::optim::OptimizerOptions& target, const Options& options) {
-  if (auto* ours = dynamic_cast<Options*>(&target)) {
-    *ours = options;
+  if (auto* own = dynamic_cast<Options*>(&target)) {
+    *own = options;
   } else if constexpr (requires { typename Options::Torch; }) {
-    // NOLINTNEXTLINE(cppcoreguidelines-slicing): LibTorch's have no place for the rest
+    // NOLINTNEXTLINE(cppcoreguidelines-slicing): LibTorch's have no place for the others
     dynamic_cast<Options::Torch&>(target) = options;
   }
 }
@@ -189,7 +191,7 @@ void check_group(const char* function, const torch::optim::OptimizerParamGroup& 
                  const Options& defaults) {
   check_parameters(function, group);
   if (group.has_options()) {
-    check_stored(function, as_ours<Options>(function, group.options(), defaults));
+    check_stored(function, as_own_options<Options>(function, group.options(), defaults));
   }
 }
 
@@ -222,7 +224,8 @@ void set_group_options(const char* function, torch::optim::OptimizerParamGroup& 
   if (!given.has_options()) {
     return;
   }
-  auto options = std::make_unique<Options>(as_ours<Options>(function, given.options(), defaults));
+  auto options =
+      std::make_unique<Options>(as_own_options<Options>(function, given.options(), defaults));
   if (groups_inherit()) {
     inherit_unset(*options, static_cast<const Options&>(defaults));
   }

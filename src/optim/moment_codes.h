@@ -3,7 +3,7 @@
 
 // Moments in 8 bits between steps: which parameters have them, and what they are in float32.
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 #include <fastamp/optim/stored_state.h>
 
 #include <ATen/core/Tensor.h>

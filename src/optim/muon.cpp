@@ -39,7 +39,7 @@ void check_muon_group(const char* function, const torch::optim::OptimizerParamGr
                       const MuonOptions& defaults) {
   check_group(function, group, defaults);
   if (group.has_options()) {
-    check_options(function, as_ours<MuonOptions>(function, group.options(), defaults));
+    check_options(function, as_own_options<MuonOptions>(function, group.options(), defaults));
   }
   for (const auto& param : group.params()) {
     check_matrix(function, param);
@@ -118,7 +118,7 @@ void fit_muon(const char* function, MuonParamState& state, const at::Tensor& par
   state.momentum_buffer(
       fitted(function, "momentum_buffer", state.momentum_buffer(), param, options.state_dtype()));
   state.master(fitted(function, "master", state.master(), param, at::kFloat));
-  state.rest(fitted(function, "master_rest", state.rest(), param, at::kShort));
+  state.remainder(fitted(function, "master_remainder", state.remainder(), param, at::kShort));
   state.steps(counter_for(param, read_counter(state.steps())));
 }
 
@@ -158,14 +158,14 @@ void MuonParamState::serialize(torch::serialize::OutputArchive& archive) const {
   write_tensor(archive, "momentum_buffer", momentum_buffer());
   archive.write("momentum_steps", c10::IValue(read_counter(steps())));
   write_tensor(archive, "master", master());
-  write_tensor(archive, "master_rest", rest());
+  write_tensor(archive, "master_remainder", remainder());
 }
 
 void MuonParamState::serialize(torch::serialize::InputArchive& archive) {
   momentum_buffer(read_tensor(archive, "momentum_buffer"));
   steps(counter_on(c10::kCPU, read_int(archive, "momentum_steps").value_or(0)));
   master(read_tensor(archive, "master"));
-  rest(read_tensor(archive, "master_rest"));
+  remainder(read_tensor(archive, "master_remainder"));
 }
 
 Muon::Muon(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,

@@ -4,7 +4,7 @@
 #include "optim/amp_step_on.h"
 #include "optim/newton_schulz.h"
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 #include <fastamp/optim/muon_rate.h>
 
 #include <ATen/core/Tensor.h>
@@ -58,7 +58,7 @@ class FASTAMP_API MuonStep {
   void begin_group(const MuonGroup& group);
 
   /// @param param   A matrix, or this rank's shard of one.
-  /// @param master  Of a 16-bit parameter: its master or its rest. Else ignored.
+  /// @param master  Of a 16-bit parameter: its master or its remainder. Else ignored.
   /// @param noise_origin,momentum_step  As in ops::muon_momentum_; a negative origin and an
   ///                undefined counter where the buffer is float32.
   /// @param shards  How to put the matrix together, and its rows and columns; null for a whole one.

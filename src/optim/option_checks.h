@@ -52,9 +52,10 @@ void check_stored(const char* function, const Options& options) {
   } else {
     check_state_dtype(function, options.state_dtype());
   }
-  TORCH_CHECK(options.master() == MasterStorage::kFloat || options.master() == MasterStorage::kRest,
-              function, ": expected master to be kFloat or kRest, got ",
-              static_cast<int>(options.master()));
+  TORCH_CHECK(
+      options.master() == MasterStorage::kFloat || options.master() == MasterStorage::kRemainder,
+      function, ": expected master to be kFloat or kRemainder, got ",
+      static_cast<int>(options.master()));
   check_autocast_dtype(function, options.autocast_dtype());
   if constexpr (requires { options.ns_dtype(); }) {
     const auto dtype = options.ns_dtype();

@@ -42,9 +42,9 @@ at::Tensor master_of(const at::Tensor& param) {
   return starting.defined() ? starting : param.detach().to(at::kFloat);
 }
 
-at::Tensor rest_of(const at::Tensor& param) {
+at::Tensor remainder_of(const at::Tensor& param) {
   const auto starting = take_starting_master(param);
-  return starting.defined() ? rest_from_master(param, starting) : zeros_for(param, at::kShort);
+  return starting.defined() ? remainder_from_master(param, starting) : zeros_for(param, at::kShort);
 }
 
 void write_tensor(torch::serialize::OutputArchive& archive, const std::string& key,

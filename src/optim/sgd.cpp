@@ -22,14 +22,14 @@ void fit(const char* function, SGDParamState& state, const at::Tensor& param,
   const auto dtype = has_kernel(param) ? options.state_dtype() : param.scalar_type();
   state.momentum_buffer(fitted(function, "momentum_buffer", state.momentum_buffer(), param, dtype));
   state.master(fitted(function, "master", state.master(), param, at::kFloat));
-  state.rest(fitted(function, "master_rest", state.rest(), param, at::kShort));
+  state.remainder(fitted(function, "master_remainder", state.remainder(), param, at::kShort));
   state.steps(counter_for(param, read_counter(state.steps())));
 }
 
 /// LibTorch's SGD has no state without a momentum buffer that holds something.
 bool nothing_to_save(const torch::optim::OptimizerParamState& state) {
   const auto& sgd = static_cast<const SGDParamState&>(state);
-  return !sgd.master().defined() && !sgd.rest().defined() && read_counter(sgd.steps()) == 0;
+  return !sgd.master().defined() && !sgd.remainder().defined() && read_counter(sgd.steps()) == 0;
 }
 
 std::unique_ptr<SGDOptions> checked(const SGDOptions& options) {
@@ -78,13 +78,13 @@ void SGDParamState::serialize(torch::serialize::OutputArchive& archive) const {
   write_tensor(archive, "momentum_buffer", momentum_buffer());
   archive.write("momentum_steps", c10::IValue(read_counter(steps())));
   write_tensor(archive, "master", master());
-  write_tensor(archive, "master_rest", rest());
+  write_tensor(archive, "master_remainder", remainder());
 }
 
 void SGDParamState::serialize(torch::serialize::InputArchive& archive) {
   momentum_buffer(read_tensor(archive, "momentum_buffer"));
   master(read_tensor(archive, "master"));
-  rest(read_tensor(archive, "master_rest"));
+  remainder(read_tensor(archive, "master_remainder"));
   // LibTorch's has no counter: its buffer exists from the first step on.
   const auto count = read_int(archive, "momentum_steps");
   steps(counter_on(c10::kCPU, count.value_or(momentum_buffer().defined() ? 1 : 0)));

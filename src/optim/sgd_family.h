@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// One step of SGD over a torch::optim::Optimizer: ours, or one of torch's that is fused. They
+// One step of SGD over a torch::optim::Optimizer: fastamp's, or one of torch's that is fused. They
 // differ in the types of their options and states, never in arithmetic.
 
 #include "core/dtypes.h"

@@ -3,7 +3,7 @@
 
 // The float32 values that parameters were rounded from before any optimizer had a state for them.
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <ATen/core/Tensor.h>
 

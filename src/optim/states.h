@@ -54,31 +54,31 @@ State& state_for(const char* function, StateMap& states, const at::Tensor& param
   return result;
 }
 
-/// Whether an optimizer with such states leaves parameters without a kernel to LibTorch: ours do;
-/// for LibTorch's own, fuse() has made sure that there are none.
+/// Whether an optimizer with such states leaves parameters without a kernel to LibTorch: fastamp's
+/// do; for LibTorch's own, fuse_() has made sure that there are none.
 template <typename State>
 constexpr bool kHasForeign = requires(State& state) { state.master(); };
 
-/// The master of a 16-bit parameter or its rest, made at its first step; `none` for other
+/// The master of a 16-bit parameter or its remainder, made at its first step; `none` for other
 /// parameters. What a checkpoint has of the other kind is converted here, not when it is loaded:
 /// weights may be loaded after the optimizer.
 template <typename State, typename Options>
 const at::Tensor& master_in(State& state, const at::Tensor& param, const Options& options,
                             bool half, const at::Tensor& none) {
-  if constexpr (requires { state.rest(); }) {
-    if (half && options.master() == MasterStorage::kRest) {
-      if (!state.rest().defined()) {
-        state.rest(state.master().defined() ? rest_from_master(param, state.master())
-                                            : rest_of(param));
+  if constexpr (requires { state.remainder(); }) {
+    if (half && options.master() == MasterStorage::kRemainder) {
+      if (!state.remainder().defined()) {
+        state.remainder(state.master().defined() ? remainder_from_master(param, state.master())
+                                                 : remainder_of(param));
         state.master({});
       }
-      return state.rest();
+      return state.remainder();
     }
     if (half) {
       if (!state.master().defined()) {
-        state.master(state.rest().defined() ? master_from_rest(param, state.rest())
-                                            : master_of(param));
-        state.rest({});
+        state.master(state.remainder().defined() ? master_from_remainder(param, state.remainder())
+                                                 : master_of(param));
+        state.remainder({});
       }
       return state.master();
     }

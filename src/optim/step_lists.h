@@ -6,7 +6,7 @@
 #include "core/dtypes.h"
 #include "core/repeat_finder.h"
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>

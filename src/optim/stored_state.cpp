@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arithmetic of kernels/functors/rest.h once more, in torch's operators: checkpoints are
+// The arithmetic of kernels/functors/remainder.h once more, in torch's operators: checkpoints are
 // converted on any device, once, and a kernel for it would be one more to launch, test and ship.
-// tests/cpp/optim/test_rests.cpp holds the two together, bit for bit.
+// tests/cpp/optim/test_remainders.cpp holds the two together, bit for bit.
 
 #include "core/dtypes.h"
 
@@ -29,7 +29,7 @@ void check_pair(const char* function, const at::Tensor& param, const at::Tensor&
 
 at::Tensor bits_of(const at::Tensor& values) { return values.view(at::kInt); }
 
-/// 2^(bias - exponent) or its inverse, of float16 values: what one unit of a rest is worth.
+/// 2^(bias - exponent) or its inverse, of float16 values: what one unit of a remainder is worth.
 at::Tensor power_of_exponent(const at::Tensor& wide, std::int64_t sign, std::int64_t bias) {
   constexpr std::int64_t kExponentUnit = 8388608;  // 2^23
   const auto exponents =
@@ -49,34 +49,34 @@ at::Tensor current_master(const at::Tensor& param, const at::Tensor& master) {
   return at::where(rounded.eq(written), master.detach(), written.to(at::kFloat));
 }
 
-at::Tensor master_from_rest(const at::Tensor& param, const at::Tensor& rest) {
-  check_pair("master_from_rest", param, rest, "rest", at::kShort);
+at::Tensor master_from_remainder(const at::Tensor& param, const at::Tensor& remainder) {
+  check_pair("master_from_remainder", param, remainder, "remainder", at::kShort);
   const auto wide = param.detach().to(at::kFloat);
   const auto finite = wide.isfinite();
   if (param.scalar_type() == at::kHalf) {
-    const auto part = rest.to(at::kFloat).mul(power_of_exponent(wide, 1, -26));
-    return at::where(finite.logical_and(rest.ne(0)), wide + part, wide);
+    const auto part = remainder.to(at::kFloat).mul(power_of_exponent(wide, 1, -26));
+    return at::where(finite.logical_and(remainder.ne(0)), wide + part, wide);
   }
-  const auto counts = finite.logical_and(wide.ne(0).logical_or(rest.gt(0)));
-  const auto added = at::where(counts, rest, at::zeros_like(rest)).to(at::kInt);
+  const auto counts = finite.logical_and(wide.ne(0).logical_or(remainder.gt(0)));
+  const auto added = at::where(counts, remainder, at::zeros_like(remainder)).to(at::kInt);
   return bits_of(wide).add(added).view(at::kFloat);
 }
 
-at::Tensor rest_from_master(const at::Tensor& param, const at::Tensor& master) {
-  check_pair("rest_from_master", param, master, "master", at::kFloat);
+at::Tensor remainder_from_master(const at::Tensor& param, const at::Tensor& master) {
+  check_pair("remainder_from_master", param, master, "master", at::kFloat);
   const auto wide = param.detach().to(at::kFloat);
   const auto exact = master.detach();
-  const auto has_rest =
+  const auto has_remainder =
       wide.isfinite().logical_and(exact.to(param.scalar_type()).eq(param.detach()));
-  at::Tensor rest;
+  at::Tensor remainder;
   if (param.scalar_type() == at::kHalf) {
     const auto count = (exact - wide).mul(power_of_exponent(wide, -1, 280));
-    rest = count.round().clamp(-32767, 32767);
+    remainder = count.round().clamp(-32767, 32767);
   } else {
-    rest = bits_of(exact).sub(bits_of(wide)).clamp(-32768, 32767);
+    remainder = bits_of(exact).sub(bits_of(wide)).clamp(-32768, 32767);
   }
-  // The cast of what has no rest, possibly NaN, must not be read.
-  return at::where(has_rest, rest, at::zeros_like(rest)).to(at::kShort);
+  // The cast of what has no remainder, possibly NaN, must not be read.
+  return at::where(has_remainder, remainder, at::zeros_like(remainder)).to(at::kShort);
 }
 
 }  // namespace fastamp::optim

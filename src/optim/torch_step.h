@@ -78,7 +78,7 @@ void check_not_captured(const char* function, const std::vector<at::Tensor>& par
 /// Whether the step is to be skipped. Reading that waits for the device.
 bool is_skipped(const AmpStep& amp_step);
 
-/// Moves the states of parameters to another optimizer's; LibTorch's become ours.
+/// Moves the states of parameters to another optimizer's; LibTorch's become fastamp's.
 template <typename State>
 void move_states(StateMap& from, StateMap& to, const std::vector<at::Tensor>& params) {
   using Torch = State::Torch;
@@ -91,9 +91,9 @@ void move_states(StateMap& from, StateMap& to, const std::vector<at::Tensor>& pa
     from.erase(found);
     const auto& known = *state;
     if (typeid(known) != typeid(State)) {
-      auto ours = std::make_unique<State>();
-      static_cast<Torch&>(*ours) = dynamic_cast<const Torch&>(known);
-      state = std::move(ours);
+      auto own = std::make_unique<State>();
+      static_cast<Torch&>(*own) = dynamic_cast<const Torch&>(known);
+      state = std::move(own);
     }
     to[param.unsafeGetTensorImpl()] = std::move(state);
   }

@@ -37,8 +37,8 @@ StateMap unstepped_states(const char* function, const torch::optim::Optimizer& o
       if constexpr (requires { state->exp_avg(); }) {
         complete(*state, param, *options);
       }
-      if ((*options).master() == MasterStorage::kRest) {
-        state->rest(rest_from_master(param, master));
+      if ((*options).master() == MasterStorage::kRemainder) {
+        state->remainder(remainder_from_master(param, master));
       } else {
         state->master(master);
       }

@@ -39,7 +39,7 @@ at::Tensor CopyingStep::open(const at::Tensor& weight, c10::ScalarType to) {
   const CallPath path = call_path(weight);
   const bool is_float8 = to == c10::kFloat8_e4m3fn;
   if (!can_be_kept(weight, runs_unchanged(weight, path)) ||
-      (is_float8 && path == CallPath::intercepted)) {
+      (is_float8 && path == CallPath::kIntercepted)) {
     return {};
   }
   KeptCastStore::instance().add(copies_->id_, weight);

@@ -4,7 +4,7 @@
 #include "core/interception.h"
 #include "float8/float8_cast.h"
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>

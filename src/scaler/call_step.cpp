@@ -14,7 +14,7 @@ namespace {
 
 using torch::optim::Optimizer;
 
-/// Exactly ours: a derived class may have a step() of its own.
+/// Exactly fastamp's: a derived class may have a step() of its own.
 bool moves_versions(const Optimizer& optimizer) {
   const auto& type = typeid(optimizer);
   return type == typeid(optim::SGD) || type == typeid(optim::Adam) ||

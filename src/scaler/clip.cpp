@@ -50,8 +50,9 @@ bool have_kernels(const std::vector<DeviceGradients>& gradients) {
          });
 }
 
-at::Tensor norm_of(const std::vector<DeviceGradients>& gradients, double norm_type, bool ours) {
-  if (norm_type != 2.0 || !ours) {
+at::Tensor norm_of(const std::vector<DeviceGradients>& gradients, double norm_type,
+                   bool has_kernel) {
+  if (norm_type != 2.0 || !has_kernel) {
     return scaler::norm_of_norms(gradients, norm_type, /*widen=*/false);
   }
   const auto one = at::ones({}, at::TensorOptions(at::kFloat).device(gradients.front().device));
@@ -70,13 +71,13 @@ at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, double no
   if (gradients.empty()) {
     return at::zeros({});
   }
-  const bool ours = have_kernels(gradients);
-  const auto norm = norm_of(gradients, norm_type, ours);
+  const bool has_kernel = have_kernels(gradients);
+  const auto norm = norm_of(gradients, norm_type, has_kernel);
   if (error_if_nonfinite) {
     scaler::check_finite(norm, norm_type);
   }
   const auto coefficient = scaler::clip_coefficient(norm, max_norm);
-  if (ours) {
+  if (has_kernel) {
     scaler::multiply_(gradients, coefficient);
     return norm;
   }

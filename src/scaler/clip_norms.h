@@ -3,7 +3,7 @@
 
 #include "scaler/gradient_groups.h"
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>

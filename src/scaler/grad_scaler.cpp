@@ -199,18 +199,18 @@ void GradScaler::Impl::update(const at::Tensor& new_scale) {
                       .outcomes = std::move(ended),
                       .new_scale = new_scale,
                       .capturing = capturing});
-  tell_of_iteration();
+  notify_of_iteration();
 }
 
-void GradScaler::Impl::tell_of_iteration() {
+void GradScaler::Impl::notify_of_iteration() {
   if (!capturing && core.skip_hooks().waits()) {
-    core.log().settle(/*wait=*/true);
+    core.log().poll(/*wait=*/true);
   }
   tell();
 }
 
-void GradScaler::Impl::settle(bool wait) {
-  core.log().settle(wait);
+void GradScaler::Impl::poll(bool wait) {
+  core.log().poll(wait);
   tell();
 }
 
@@ -455,19 +455,19 @@ double GradScaler::get_scale() const {
 
 double GradScaler::get_scale_async() {
   expect_not_moved_from("get_scale_async");
-  impl_->settle(/*wait=*/false);
+  impl_->poll(/*wait=*/false);
   return impl_->enabled ? impl_->core.log().scale() : 1.0;
 }
 
 bool GradScaler::step_was_skipped() {
   expect_not_moved_from("step_was_skipped");
-  impl_->settle(/*wait=*/true);
+  impl_->poll(/*wait=*/true);
   return impl_->core.log().skipped();
 }
 
 bool GradScaler::step_was_skipped_for(const torch::optim::Optimizer& optimizer) {
   expect_not_moved_from("step_was_skipped_for");
-  impl_->settle(/*wait=*/true);
+  impl_->poll(/*wait=*/true);
   const auto record = scaler::find_record(impl_->core, optimizer);
   return record != nullptr && record->skipped;
 }
@@ -475,7 +475,7 @@ bool GradScaler::step_was_skipped_for(const torch::optim::Optimizer& optimizer) 
 OverflowReport GradScaler::overflow_report(
     const torch::OrderedDict<std::string, at::Tensor>& named_parameters) {
   expect_not_moved_from("overflow_report");
-  impl_->settle(/*wait=*/true);
+  impl_->poll(/*wait=*/true);
   return impl_->report(names_by_identity(named_parameters));
 }
 

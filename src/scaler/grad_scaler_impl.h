@@ -47,9 +47,9 @@ struct GradScaler::Impl {
   /// none: then a new scale is all that changes.
   void update(const at::Tensor& new_scale = {});
   /// Takes in what the device has told, or waits for all of it; warns if that calls for it.
-  void settle(bool wait);
+  void poll(bool wait);
   /// The same at the end of an iteration, for which a hook may want to be waited.
-  void tell_of_iteration();
+  void notify_of_iteration();
   /// Warns if that is due, and gives loggers and hooks what has arrived.
   void tell();
   void warn_if_due();

@@ -48,7 +48,7 @@ std::optional<GradScalerState> GradScaler::state() const {
     result.fast_growth_interval = state.rules().fast_growth_interval;
     result.fast_growth_limit = state.fast_growth_limit();
   }
-  impl_->settle(/*wait=*/true);
+  impl_->poll(/*wait=*/true);
   result.history = impl_->core.scale_history().history();
   result.overflow_report = impl_->report({});
   result.skipped_in_a_row = impl_->core.log().skipped_in_a_row();

@@ -44,10 +44,10 @@ void raise_unless_finite(at::Tensor& flag, const at::Tensor& factor) {
 void multiply_(const std::vector<DeviceGradients>& groups, const at::Tensor& factor) {
   const at::NoGradGuard no_grad;
   for (const auto& group : groups) {
-    const bool ours = has_checks(group);
-    const auto dtype = ours ? at::kFloat : factor.scalar_type();
+    const bool has_kernel = has_checks(group);
+    const auto dtype = has_kernel ? at::kFloat : factor.scalar_type();
     const auto local = on_device(factor, group.device, dtype);
-    if (ours) {
+    if (has_kernel) {
       // Nobody reads the flag, so it needs no value.
       ops::unscale_and_check_(group.gradients, local, flag_without_value(local));
     } else {

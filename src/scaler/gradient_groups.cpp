@@ -28,8 +28,8 @@ bool may_be_array(const at::Tensor& tensor) {
   return ops::is_ordinary_cpu(tensor) && kernels::is_gradient_dtype(tensor.scalar_type());
 }
 
-/// Refuses what neither a kernel of ours nor torch's can unscale, before anything is written: CSR
-/// and its like, mkldnn, nested tensors.
+/// Refuses what neither a kernel of fastamp nor torch's can unscale, before anything is written:
+/// CSR and its like, mkldnn, nested tensors.
 void check_is_unscaled_by_someone(const at::Tensor& gradient, const at::Tensor& parameter) {
   constexpr c10::DispatchKeySet kUnscaled(
       {c10::DispatchKey::Dense, c10::DispatchKey::Sparse, c10::DispatchKey::Python});

@@ -4,7 +4,7 @@
 #include "core/repeat_finder.h"
 #include "kernels/host_array.h"
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>

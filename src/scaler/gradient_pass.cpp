@@ -231,8 +231,8 @@ class GradientPass {
   PassResult unscale() {
     count_ranges();
     for (auto& result : result_.devices_) {
-      const bool ours = has_kernels(result.seen.device.type());
-      if (ours) {
+      const bool has_kernel = has_kernels(result.seen.device.type());
+      if (has_kernel) {
         run_unscale(result);
       } else {
         if (overwrites()) {
@@ -240,8 +240,8 @@ class GradientPass {
         }
         unscale_with_torch(result.seen.gradients, result.inv_scale, result.found_inf);
       }
-      take_versions(result, /*bump=*/ours);
-      if (ours) {
+      take_versions(result, /*bump=*/has_kernel);
+      if (has_kernel) {
         bump_version(result.found_inf);
       }
     }

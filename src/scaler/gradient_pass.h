@@ -4,7 +4,7 @@
 #include "scaler/gradient_groups.h"
 #include "scaler/gradient_ranges.h"
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>

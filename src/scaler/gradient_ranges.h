@@ -4,7 +4,7 @@
 #include "kernels/functors/exponents.h"
 #include "scaler/gradient_groups.h"
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 #include <fastamp/ops/number_range.h>
 
 #include <ATen/core/Tensor.h>

@@ -243,7 +243,7 @@ struct GraphedStep::Impl {
     note_writes();
     if (scaler.enabled) {
       scaler.core.note_replay(scaler.state.tensors(), outcomes);
-      scaler.tell_of_iteration();
+      scaler.notify_of_iteration();
     }
     return captured_loss.clone();
   }

@@ -59,10 +59,10 @@ void IterationLog::expect(const at::Tensor& scale, const std::vector<Outcome>& o
                       .tells_skips = tells_skips,
                       .readback = Readback(scalars)});
   iterations_ += outcomes.empty() ? 0 : 1;
-  settle(/*wait=*/false);
+  poll(/*wait=*/false);
 }
 
-void IterationLog::settle(bool wait) {
+void IterationLog::poll(bool wait) {
   while (!pending_.empty() && (wait || pending_.front().readback.ready())) {
     auto iteration = std::move(pending_.front());
     pending_.pop_front();

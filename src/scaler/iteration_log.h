@@ -4,7 +4,7 @@
 #include "scaler/optimizer_record.h"
 #include "scaler/readback.h"
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 #include <fastamp/scaler/reports.h>
 
 #include <ATen/core/Tensor.h>
@@ -67,7 +67,7 @@ class FASTAMP_API IterationLog {
   void expect(const at::Tensor& scale, const std::vector<Outcome>& outcomes,
               bool tells_skips = false, const at::Tensor& ring_row = {});
   /// Takes in the iterations whose values have arrived, or waits for all of them.
-  void settle(bool wait);
+  void poll(bool wait);
 
   std::int64_t iterations() const { return iterations_; }
   double scale() const { return scale_; }

@@ -200,7 +200,7 @@ bool supports_amp_step(Optimizer& optimizer, bool fuse) {
     return true;
   }
   if (fuse && !optim::is_fused(optimizer) && optim::can_fuse(optimizer)) {
-    optim::fuse(optimizer);
+    optim::fuse_(optimizer);
   }
   return optim::is_fused(optimizer);
 }

@@ -3,7 +3,7 @@
 
 #include "scaler/gradient_pass.h"
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <ATen/core/Tensor.h>
 

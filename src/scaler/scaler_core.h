@@ -7,7 +7,7 @@
 #include "scaler/scale_ops.h"
 #include "scaler/skip_hooks.h"
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 #include <fastamp/optim/amp_step.h>
 #include <fastamp/scaler/agreement.h>
 #include <fastamp/scaler/reports.h>

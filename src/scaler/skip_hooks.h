@@ -3,7 +3,7 @@
 
 #include "scaler/iteration_log.h"
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <deque>
 #include <functional>

@@ -5,7 +5,7 @@
 #include "scaler/readback.h"
 #include "trace/recorder.h"
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 #include <fastamp/scaler/log_to.h>
 
 #include <ATen/core/Tensor.h>

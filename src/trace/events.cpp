@@ -164,18 +164,18 @@ void TracedCall::see(const at::ITensorListRef& tensors) {
 c10::ScalarType TracedCall::run_dtype() const {
   const auto as_given = inputs_.empty() ? c10::ScalarType::Undefined : inputs_.front();
   switch (op_.policy) {
-    case OpPolicy::lower:
+    case OpPolicy::kLower:
       return any_eligible_ ? op_.lower : as_given;
-    case OpPolicy::fp32:
+    case OpPolicy::kFp32:
       return any_eligible_ ? c10::kFloat : as_given;
-    case OpPolicy::promote:
+    case OpPolicy::kPromote:
       if (!any_eligible_) {
         return as_given;
       }
       return any_forces_fp32_ ? c10::kFloat : op_.lower;
-    case OpPolicy::set_opt_dtype:
+    case OpPolicy::kSetOptDtype:
       return given_dtype_.value_or(first_eligible_ ? c10::kFloat : as_given);
-    case OpPolicy::append_dtype:
+    case OpPolicy::kAppendDtype:
       return first_eligible_ ? c10::kFloat : as_given;
     default:
       return as_given;
@@ -184,19 +184,19 @@ c10::ScalarType TracedCall::run_dtype() const {
 
 void TracedCall::count(CastEvent event, std::uint64_t bytes) {
   switch (event) {
-    case CastEvent::weight_cast:
+    case CastEvent::kWeightCast:
       ++casts_.weight_casts;
       break;
-    case CastEvent::other_cast:
+    case CastEvent::kOtherCast:
       ++casts_.other_casts;
       break;
-    case CastEvent::cache_hit:
+    case CastEvent::kCacheHit:
       ++casts_.cache_hits;
       return;
-    case CastEvent::activation_hit:
+    case CastEvent::kActivationHit:
       ++casts_.activation_hits;
       return;
-    case CastEvent::kept_hit:
+    case CastEvent::kKeptHit:
       ++casts_.kept_hits;
       return;
   }

@@ -6,7 +6,7 @@
 
 #include <fastamp/autocast/policy.h>
 #include <fastamp/autocast/trace.h>
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
@@ -29,11 +29,11 @@ extern std::atomic<int> g_open_traces;
 inline bool is_traced() { return g_open_traces.load(std::memory_order_relaxed) != 0; }
 
 enum class CastEvent : std::uint8_t {
-  weight_cast,
-  other_cast,
-  cache_hit,
-  activation_hit,
-  kept_hit
+  kWeightCast,
+  kOtherCast,
+  kCacheHit,
+  kActivationHit,
+  kKeptHit
 };
 
 /// Size of a tensor in bytes; 0 if its sizes are symbols, or if it cannot tell.
@@ -90,7 +90,7 @@ class TracedCall {
   bool any_eligible_ = false;
   bool first_eligible_ = false;
   bool any_forces_fp32_ = false;
-  Float8Outcome float8_ = Float8Outcome::not_asked;
+  Float8Outcome float8_ = Float8Outcome::kNotAsked;
   std::optional<c10::ScalarType> given_dtype_;
   std::vector<c10::ScalarType> inputs_;
   CastCounts casts_;

@@ -8,18 +8,18 @@ namespace fastamp::autocast {
 
 /// What became of a call in a region with an fp8 recipe.
 enum class Float8Outcome : std::uint8_t {
-  not_asked,  ///< No recipe is in force, or the op is none that can run in fp8.
-  ran,
-  // Why it ran in the carrier:
-  op,           ///< The recipe does not name the op.
-  intercepted,  ///< A subclass, a mode, functorch or a tangent; or a tensor that is not ordinary.
-  dtype,
-  arguments,  ///< Not x times a weight plus a bias, or wrong: torch's op says what is.
-  no_weight,  ///< The second operand of mm, addmm or matmul is no trained parameter.
-  excluded,
-  shape,  ///< K or N is no multiple of 16.
-  empty,
-  small,  ///< K and N are at most the recipe's small_size.
+  kNotAsked,  ///< No recipe is in force, or the op is none that can run in fp8.
+  kRan,
+  // Why it ran in the base dtype:
+  kOp,           ///< The recipe does not name the op.
+  kIntercepted,  ///< A subclass, a mode, functorch or a tangent; or a tensor that is not ordinary.
+  kDtype,
+  kArguments,  ///< Not x times a weight plus a bias, or wrong: torch's op says what is.
+  kNoWeight,   ///< The second operand of mm, addmm or matmul is no trained parameter.
+  kExcluded,
+  kShape,  ///< K or N is no multiple of 16.
+  kEmpty,
+  kSmall,  ///< K and N are at most the recipe's small_size.
 };
 
 /// As the rows of a trace show it: "" for not_asked, "float8" for ran, else the reason.

@@ -16,10 +16,10 @@ namespace fastamp::autocast {
 namespace {
 
 constexpr std::array<std::pair<std::string_view, TraceOrder>, 4> kOrders{{
-    {"cast_bytes", TraceOrder::cast_bytes},
-    {"casts", TraceOrder::casts},
-    {"calls", TraceOrder::calls},
-    {"name", TraceOrder::name},
+    {"cast_bytes", TraceOrder::kCastBytes},
+    {"casts", TraceOrder::kCasts},
+    {"calls", TraceOrder::kCalls},
+    {"name", TraceOrder::kName},
 }};
 
 /// "float32, float32, int64": runs of one dtype are folded, since lists can be long.
@@ -61,19 +61,19 @@ std::string readable_bytes(std::uint64_t bytes) {
 void sort_rows(std::vector<TraceRow>& rows, TraceOrder order) {
   const auto size = [order](const TraceRow& row) -> std::uint64_t {
     switch (order) {
-      case TraceOrder::cast_bytes:
+      case TraceOrder::kCastBytes:
         return row.casts.cast_bytes;
-      case TraceOrder::casts:
+      case TraceOrder::kCasts:
         return row.casts.casts();
-      case TraceOrder::calls:
+      case TraceOrder::kCalls:
         return row.calls;
-      case TraceOrder::name:
+      case TraceOrder::kName:
         break;
     }
     return 0;
   };
   const auto calls = [order](const TraceRow& row) {
-    return order == TraceOrder::name ? 0 : row.calls;
+    return order == TraceOrder::kName ? 0 : row.calls;
   };
   std::ranges::stable_sort(rows, [&](const TraceRow& a, const TraceRow& b) {
     return std::make_tuple(size(b), calls(b), a.op) < std::make_tuple(size(a), calls(a), b.op);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -23,16 +23,16 @@ namespace fastamp {
 /// too late. Not for weights that are sharded or offloaded in place.
 ///
 /// Thread-safe. Holds from construction until release() or destruction.
-class FASTAMP_API CastTogether {
+class FASTAMP_API CastTogetherGuard {
  public:
   /// @param weights  For example module->parameters(). All other weights are cast as usual.
-  explicit CastTogether(const std::vector<at::Tensor>& weights);
-  ~CastTogether();
+  explicit CastTogetherGuard(const std::vector<at::Tensor>& weights);
+  ~CastTogetherGuard();
 
-  CastTogether(const CastTogether&) = delete;
-  CastTogether& operator=(const CastTogether&) = delete;
-  CastTogether(CastTogether&&) = delete;
-  CastTogether& operator=(CastTogether&&) = delete;
+  CastTogetherGuard(const CastTogetherGuard&) = delete;
+  CastTogetherGuard& operator=(const CastTogetherGuard&) = delete;
+  CastTogetherGuard(CastTogetherGuard&&) = delete;
+  CastTogetherGuard& operator=(CastTogetherGuard&&) = delete;
 
   /// Ends it early. Does nothing the second time.
   void release();

@@ -3,7 +3,7 @@
 
 #include <fastamp/autocast/guard.h>
 #include <fastamp/autocast/op_policy_guard.h>
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <c10/core/DeviceType.h>
 

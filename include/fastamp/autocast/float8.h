@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceType.h>
@@ -58,7 +58,7 @@ class Float8Recipe {
   const std::vector<std::string>& ops() const noexcept { return ops_; }
 
   /// K and N, the sizes of a weight: where both are at most these, the product stays in the
-  /// carrier, since casting costs more than fp8 saves.
+  /// base dtype, since casting costs more than fp8 saves.
   using Size = std::array<std::int64_t, 2>;
   Float8Recipe& small_size(std::int64_t k, std::int64_t n) {
     small_size_ = {k, n};
@@ -84,16 +84,16 @@ FASTAMP_API std::optional<Float8Recipe> float8_recipe(c10::DeviceType device);
 
 /// Keeps products of some weights out of fp8, in all regions of the process, for as long as it
 /// lives. For the head of a model, which loses the most. Holds the weights weakly. Thread-safe.
-class FASTAMP_API Float8Exclusion {
+class FASTAMP_API Float8ExclusionGuard {
  public:
   /// @param weights  For example lm_head->parameters().
-  explicit Float8Exclusion(const std::vector<at::Tensor>& weights);
-  ~Float8Exclusion() { release(); }
+  explicit Float8ExclusionGuard(const std::vector<at::Tensor>& weights);
+  ~Float8ExclusionGuard() { release(); }
 
-  Float8Exclusion(const Float8Exclusion&) = delete;
-  Float8Exclusion& operator=(const Float8Exclusion&) = delete;
-  Float8Exclusion(Float8Exclusion&&) = delete;
-  Float8Exclusion& operator=(Float8Exclusion&&) = delete;
+  Float8ExclusionGuard(const Float8ExclusionGuard&) = delete;
+  Float8ExclusionGuard& operator=(const Float8ExclusionGuard&) = delete;
+  Float8ExclusionGuard(Float8ExclusionGuard&&) = delete;
+  Float8ExclusionGuard& operator=(Float8ExclusionGuard&&) = delete;
 
   /// Ends it early. Does nothing the second time.
   void release() noexcept;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <fastamp/autocast/float8.h>
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <c10/core/ScalarType.h>
 
@@ -27,8 +27,8 @@ struct Float8Shape {
 struct Float8PlanRow {
   Float8Shape shape;
   std::string float8;  ///< "float8" if it runs in fp8, else why not, as in a trace.
-  std::int64_t carrier_saved_bytes = 0;  ///< Kept for backward by a region without a recipe,
-  std::int64_t saved_bytes = 0;          ///< and in the way that `float8` says.
+  std::int64_t base_dtype_saved_bytes = 0;  ///< Kept for backward by a region without a recipe,
+  std::int64_t saved_bytes = 0;             ///< and in the way that `float8` says.
 };
 
 /// Which products of linear layers a region with a recipe runs in fp8 on a GPU, and what backward
@@ -38,11 +38,11 @@ struct Float8PlanRow {
 ///
 /// @param shapes   One for each product.
 /// @param recipe   As for a region.
-/// @param carrier  The region's dtype, bfloat16 or float16.
+/// @param base_dtype  The region's dtype, bfloat16 or float16.
 /// @return A row for each shape, in their order.
-/// @throws c10::ValueError if a size is negative, or recipe or carrier impossible.
+/// @throws c10::ValueError if a size is negative, or recipe or base dtype impossible.
 FASTAMP_API std::vector<Float8PlanRow> float8_plan(
     const std::vector<Float8Shape>& shapes, const Float8Recipe& recipe = Float8Recipe(),
-    c10::ScalarType carrier = c10::ScalarType::BFloat16);
+    c10::ScalarType base_dtype = c10::ScalarType::BFloat16);
 
 }  // namespace fastamp

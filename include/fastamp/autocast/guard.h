@@ -2,7 +2,7 @@
 #pragma once
 
 #include <fastamp/autocast/float8.h>
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -29,17 +29,17 @@ namespace fastamp {
 /// calls the former after every step that is not fastamp's, also where it is disabled.
 ///
 /// Process-wide: all threads use the same copies. Thread-safe.
-class FASTAMP_API KeepCasts {
+class FASTAMP_API KeepCastsGuard {
  public:
   /// @param weights  For example module->parameters(). Tensors whose casts autocast cannot keep are
   ///                 accepted and cast as usual.
-  explicit KeepCasts(const std::vector<at::Tensor>& weights);
-  ~KeepCasts();
+  explicit KeepCastsGuard(const std::vector<at::Tensor>& weights);
+  ~KeepCastsGuard();
 
-  KeepCasts(const KeepCasts&) = delete;
-  KeepCasts& operator=(const KeepCasts&) = delete;
-  KeepCasts(KeepCasts&&) = delete;
-  KeepCasts& operator=(KeepCasts&&) = delete;
+  KeepCastsGuard(const KeepCastsGuard&) = delete;
+  KeepCastsGuard& operator=(const KeepCastsGuard&) = delete;
+  KeepCastsGuard(KeepCastsGuard&&) = delete;
+  KeepCastsGuard& operator=(KeepCastsGuard&&) = delete;
 
   /// Ends it early. Does nothing the second time.
   void release() const;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <fastamp/autocast/policy.h>
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <c10/core/DeviceType.h>
 
@@ -40,8 +40,8 @@ FASTAMP_API SharedOverrides checked_op_policies(const char* function,
                                                 const std::vector<OpPolicyEdit>& edits);
 
 enum class OverrideMode : std::uint8_t {
-  add,      ///< Adds to the overrides of enclosing blocks, and wins over them.
-  replace,  ///< Hides the overrides of enclosing blocks.
+  kAdd,      ///< Adds to the overrides of enclosing blocks, and wins over them.
+  kReplace,  ///< Hides the overrides of enclosing blocks.
 };
 
 /// Puts overrides in force on this thread until they are popped, in any order.
@@ -54,7 +54,7 @@ FASTAMP_API bool pop_op_policies(std::uint64_t id);
 /// Changes op policies on this thread until it is destroyed; wins over set_op_policy().
 ///
 /// @code
-///   fastamp::OpPolicyGuard policies({{"layer_norm", fastamp::OpPolicy::lower, torch::kCUDA}});
+///   fastamp::OpPolicyGuard policies({{"layer_norm", fastamp::OpPolicy::kLower, torch::kCUDA}});
 /// @endcode
 ///
 /// Guards nest: an inner one adds its changes to the outer one's; they may end in any order. They

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <c10/core/DeviceType.h>
 
@@ -17,15 +17,15 @@ namespace fastamp {
 ///
 /// Only tensors on the region's device with a floating dtype other than float64 are ever cast.
 enum class OpPolicy : std::uint8_t {
-  pass,           ///< Nothing: the op runs with the dtypes it was given.
-  lower,          ///< Casts to the region's dtype (float16 or bfloat16).
-  fp32,           ///< Casts to float32.
-  set_opt_dtype,  ///< Casts nothing; sets an absent `dtype` argument to float32.
-  append_dtype,   ///< Casts nothing; calls the overload that takes an output dtype with
-                  ///< float32.
-  promote,        ///< Casts to the region's dtype if all arguments have it, else to float32. Of a
-                  ///< registered op that writes an argument, casts the others to its dtype.
-  banned,         ///< Refuses to run the op.
+  kPass,         ///< Nothing: the op runs with the dtypes it was given.
+  kLower,        ///< Casts to the region's dtype (float16 or bfloat16).
+  kFp32,         ///< Casts to float32.
+  kSetOptDtype,  ///< Casts nothing; sets an absent `dtype` argument to float32.
+  kAppendDtype,  ///< Casts nothing; calls the overload that takes an output dtype with
+                 ///< float32.
+  kPromote,      ///< Casts to the region's dtype if all arguments have it, else to float32. Of a
+                 ///< registered op that writes an argument, casts the others to its dtype.
+  kBanned,       ///< Refuses to run the op.
 };
 
 /// The policy's name as written in the op table: "pass", "lower", "fp32", ...

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <fastamp/autocast/op_policy_guard.h>
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <c10/core/DeviceType.h>
 

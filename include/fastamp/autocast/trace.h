@@ -2,7 +2,7 @@
 #pragma once
 
 #include <fastamp/autocast/policy.h>
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
@@ -56,7 +56,7 @@ struct GradientCasts {
 };
 
 /// What the rows of a table are sorted by; largest first, names ascending.
-enum class TraceOrder : std::uint8_t { cast_bytes, casts, calls, name };
+enum class TraceOrder : std::uint8_t { kCastBytes, kCasts, kCalls, kName };
 
 /// Records every op call that fastamp's autocast kernels handle, on all threads of the process
 /// (those of backward passes included), from construction until stop() or destruction.
@@ -96,7 +96,7 @@ class FASTAMP_API Trace {
   /// The rows as text, for people.
   /// @param order      What the rows are sorted by: numbers largest first, names from a to z.
   /// @param row_limit  Rows shown at most; the totals are over all of them.
-  std::string table(TraceOrder order = TraceOrder::cast_bytes, std::size_t row_limit = 100) const;
+  std::string table(TraceOrder order = TraceOrder::kCastBytes, std::size_t row_limit = 100) const;
 
   /// Everything recorded, as a JSON object; docs/trace.md lists its fields.
   std::string to_json() const;

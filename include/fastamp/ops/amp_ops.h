@@ -4,7 +4,7 @@
 /// Tensor functions behind the gradient scaler. They are dispatcher ops of the same names
 /// (torch.ops.fastamp.*), so they work under fake tensors, torch.compile and CUDA graph capture.
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <ATen/core/Tensor.h>
 

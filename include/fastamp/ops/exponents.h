@@ -4,7 +4,7 @@
 /// How large the numbers of tensors are: a dispatcher op of the same name
 /// (torch.ops.fastamp.count_exponents_).
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <ATen/core/Tensor.h>
 

@@ -4,7 +4,7 @@
 /// Optimizer steps over whole lists of parameters: unscale, clip, skip on overflow, weight decay,
 /// moments and parameters in one pass over memory. Dispatcher ops of the same names.
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
@@ -30,8 +30,8 @@ struct FusedSgdArgs {
   at::TensorList momentum_steps;
   /// float32, of the shape of its parameter, one for each 16-bit parameter, in order; or int16:
   /// what the parameter lacks of its master (optim/stored_state.h). Then nothing tells whether the
-  /// parameter was written: w is parameter and rest, and that of a parameter that was, is at most
-  /// half a unit of it off. In place.
+  /// parameter was written: w is parameter and remainder, and that of a parameter that was, is at
+  /// most half a unit of it off. In place.
   at::TensorList masters;
   /// How many parameters each group has; their sum is the length of params.
   at::IntArrayRef group_sizes;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 #include <fastamp/optim/amp_step_optimizer.h>
 #include <fastamp/optim/stored_state.h>
 #include <fastamp/optim/torch_arg.h>
@@ -92,8 +92,8 @@ struct FASTAMP_API AdamFamilyParamState
   TORCH_ARG(at::Tensor, steps);
   /// float32: the weights that a 16-bit parameter is rounded from, with MasterStorage::kFloat.
   TORCH_ARG(at::Tensor, master);
-  /// int16: what the parameter lacks of them, with MasterStorage::kRest.
-  TORCH_ARG(at::Tensor, rest);
+  /// int16: what the parameter lacks of them, with MasterStorage::kRemainder.
+  TORCH_ARG(at::Tensor, remainder);
   /// uint8: the scales of moments that are codes of 8 bits (EncodedMoments). Else undefined.
   TORCH_ARG(at::Tensor, moment_scales);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 #include <fastamp/optim/amp_step.h>
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +18,7 @@ namespace fastamp::optim {
 /// before or after stay as they are; torch::save and torch::load work as before and exchange
 /// torch's own format.
 ///
-/// Do not call the optimizer's own step() while it is fused: call unfuse() first. (On CUDA
+/// Do not call the optimizer's own step() while it is fused: call unfuse_() first. (On CUDA
 /// LibTorch's step count on the host stands still while fused; on the CPU it is kept up to date.)
 ///
 /// @param optimizer  Of exactly the type torch::optim::SGD, Adam or AdamW, over float32 parameters
@@ -26,9 +26,9 @@ namespace fastamp::optim {
 ///                   is left alone.
 /// @returns optimizer
 /// @throws c10::TypeError   another type of optimizer or parameter. Nothing was changed.
-FASTAMP_API torch::optim::Optimizer& fuse(torch::optim::Optimizer& optimizer);
+FASTAMP_API torch::optim::Optimizer& fuse_(torch::optim::Optimizer& optimizer);
 
-/// Whether fuse() would accept the optimizer.
+/// Whether fuse_() would accept the optimizer.
 FASTAMP_API bool can_fuse(const torch::optim::Optimizer& optimizer);
 
 /// Whether the optimizer is fused now.
@@ -36,7 +36,7 @@ FASTAMP_API bool is_fused(const torch::optim::Optimizer& optimizer);
 
 /// Gives the optimizer back to its own step(): its state is torch's again. Waits for the device.
 /// An optimizer that is not fused is left alone.
-FASTAMP_API void unfuse(torch::optim::Optimizer& optimizer);
+FASTAMP_API void unfuse_(torch::optim::Optimizer& optimizer);
 
 /// One step of a fused optimizer, without waiting. A parameter that is listed twice
 /// is stepped once; the optimizer's own step() steps it twice.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 #include <fastamp/optim/amp_step_optimizer.h>
 #include <fastamp/optim/muon_rate.h>
 #include <fastamp/optim/stored_state.h>
@@ -66,8 +66,8 @@ struct FASTAMP_API MuonParamState : torch::optim::OptimizerCloneableParamState<M
   TORCH_ARG(at::Tensor, steps);
   /// float32: the weights that a 16-bit parameter is rounded from, with MasterStorage::kFloat.
   TORCH_ARG(at::Tensor, master);
-  /// int16: what the parameter lacks of them, with MasterStorage::kRest.
-  TORCH_ARG(at::Tensor, rest);
+  /// int16: what the parameter lacks of them, with MasterStorage::kRemainder.
+  TORCH_ARG(at::Tensor, remainder);
 
  public:
   void serialize(torch::serialize::InputArchive& archive) override;
@@ -79,7 +79,7 @@ struct FASTAMP_API MuonParamState : torch::optim::OptimizerCloneableParamState<M
 /// iteration, for matrices (docs/optim.md).
 ///
 /// All matrices go through two fused passes (fastamp::ops::muon_momentum_, muon_apply_); between
-/// them the iteration runs on batches of those of equal shape. AmpStep, masters, rests, weight
+/// them the iteration runs on batches of those of equal shape. AmpStep, masters, remainders, weight
 /// copies,
 /// learning rates on the device and checkpoints are as in SGD. A step that an AmpStep skips
 /// changes nothing but the gradients; on a device that is decided there, and nothing waits.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 #include <fastamp/optim/amp_step_optimizer.h>
 #include <fastamp/optim/stored_state.h>
 #include <fastamp/optim/torch_arg.h>
@@ -72,8 +72,8 @@ struct FASTAMP_API SGDParamState : torch::optim::SGDParamState {
   TORCH_ARG(at::Tensor, steps);
   /// float32: the weights that a 16-bit parameter is rounded from, with MasterStorage::kFloat.
   TORCH_ARG(at::Tensor, master);
-  /// int16: what the parameter lacks of them, with MasterStorage::kRest.
-  TORCH_ARG(at::Tensor, rest);
+  /// int16: what the parameter lacks of them, with MasterStorage::kRemainder.
+  TORCH_ARG(at::Tensor, remainder);
 
  public:
   // NOLINTNEXTLINE(misc-override-with-different-visibility): LibTorch calls it through its base
@@ -99,7 +99,7 @@ struct FASTAMP_API SGDParamState : torch::optim::SGDParamState {
 ///
 /// With autocast_dtype the step also writes the lower-precision casts of float32 parameters that
 /// autocast regions have used (kept_casts() counts them), so that the next region casts no weight;
-/// KeepCasts says when a kept cast is used. They are no part of checkpoints.
+/// KeepCastsGuard says when a kept cast is used. They are no part of checkpoints.
 /// @warning A parameter that is written without moving its version counter (through `.data()`) is
 ///     used with its OLD value until the next step that is not skipped, or drop_kept_casts().
 ///

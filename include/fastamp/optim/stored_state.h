@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -28,21 +28,21 @@ enum class MasterStorage : std::uint8_t {
   /// As what the parameter lacks of it, an int16: 2 bytes. For a bfloat16 parameter exact but for
   /// one of 131 072 masters, which comes back one unit of float32 nearer to zero; for a float16
   /// parameter exact from 2^-14 on, below that within 2^-40.
-  kRest,
+  kRemainder,
 };
 
-/// The float32 master of a parameter and its rest.
+/// The float32 master of a parameter and its remainder.
 /// @param param  float16 or bfloat16. One that is inf or NaN is its own master.
-/// @param rest   int16, of the shape of param, on its device.
+/// @param remainder   int16, of the shape of param, on its device.
 /// @throws c10::TypeError, c10::ValueError for other dtypes, shapes or devices.
-FASTAMP_API at::Tensor master_from_rest(const at::Tensor& param, const at::Tensor& rest);
+FASTAMP_API at::Tensor master_from_remainder(const at::Tensor& param, const at::Tensor& remainder);
 
-/// The rest of a master; 0 where param is not the master rounded to nearest even, which it then was
-/// no longer: it has been written since, and is its own master.
+/// The remainder of a master; 0 where param is not the master rounded to nearest even, which it
+/// then was no longer: it has been written since, and is its own master.
 /// @param param   float16 or bfloat16, what master rounds to.
 /// @param master  float32, of the shape of param, on its device.
-/// @throws  As master_from_rest.
-FASTAMP_API at::Tensor rest_from_master(const at::Tensor& param, const at::Tensor& master);
+/// @throws  As master_from_remainder.
+FASTAMP_API at::Tensor remainder_from_master(const at::Tensor& param, const at::Tensor& master);
 
 /// The float32 value that the next step starts from: the master, where the parameter is still what
 /// it rounds to, and the parameter where something else was written into it since.

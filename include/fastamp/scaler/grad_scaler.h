@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 #include <fastamp/scaler/agreement.h>
 #include <fastamp/scaler/on_skip.h>
 #include <fastamp/scaler/reports.h>
@@ -54,7 +54,7 @@ struct FASTAMP_API GradScalerOptions {
   /// fell several times in a row, until it is back where the first fall had left it; at least 1.
   /// None by default, as torch: growth_interval always. The exact rule is in docs/scaler.md.
   TORCH_ARG(std::optional<int64_t>, fast_growth_interval) = std::nullopt;
-  /// Calls optim::fuse() on every torch::optim::SGD, Adam and AdamW that step() or a clip meets.
+  /// Calls optim::fuse_() on every torch::optim::SGD, Adam and AdamW that step() or a clip meets.
   TORCH_ARG(bool, fuse) = false;
   /// Leaves gradients scaled and unclipped after a fused step, which saves writing them.
   TORCH_ARG(bool, keep_scaled_grads) = false;
@@ -119,7 +119,7 @@ FASTAMP_API std::ostream& operator<<(std::ostream& out, const GradScalerState& s
 /// overflowed.
 ///
 /// One iteration is `scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update();`.
-/// The scale stays on the device. With an optimizer of fastamp::optim, or one that optim::fuse()
+/// The scale stays on the device. With an optimizer of fastamp::optim, or one that optim::fuse_()
 /// was called on, the step is one fused pass that is skipped on the device, and nothing in an
 /// iteration waits for it; with any other, step() waits for one flag per device. Besides that, only
 /// what says so waits. Every refused call throws before anything is changed. One object must not be

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <fastamp/autocast/trace.h>
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 #include <fastamp/scaler/grad_scaler.h>
 #include <fastamp/scaler/reports.h>
 

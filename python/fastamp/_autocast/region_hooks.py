@@ -41,8 +41,8 @@ def _float8_changed(entering: bool) -> None:
 
 
 def _set_hooks(float8_arguments: Any, float8_changed: Any) -> None:
-    # torch's own function with no frame of ours in between: its warnings must point at the user's
-    # line.
+    # torch's own function with no frame of fastamp in between: its warnings must point at the
+    # user's line.
     checked_init: Any = torch.amp.autocast_mode.autocast.__init__
     _C.set_region_hooks(checked_init, _notify_export, float8_arguments, float8_changed)
 

@@ -2,7 +2,7 @@
 """State of fastamp's own beside torch's autocast state, where torch has no place for it.
 
 That is: op policies of a block, and the fp8 recipes of regions. torch hands its own state to what
-it recomputes and to replicas, and guards compiled code by it; ours is carried here. (Guards see
+it recomputes and to replicas, and guards compiled code by it; fastamp's is carried here. (Guards see
 recipes, too, where they are as in the torch that fastamp knows: see
 ``src/float8/dynamo_guard_state.h``.)
 """
@@ -29,7 +29,7 @@ _are_recipes_guarded = True
 
 
 def hold(policies: bool = True) -> None:
-    """Some thread has state of ours from now on, until it calls :func:`let_go`.
+    """Some thread has state of fastamp from now on, until it calls :func:`let_go`.
 
     Meanwhile checkpoint and DataParallel are wrapped, in all threads, and compiled functions run
     eagerly if their guards do not see the state.
@@ -99,8 +99,8 @@ def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # torch.utils.checkpoint hands autocast's public state to its recomputation and has no place for
-# ours. All its variants get the function to recompute through names that are looked up at each
-# call, so those names are wrapped, and only while some thread has state of ours. The function is
+# fastamp's. All its variants get the function to recompute through names that are looked up at each
+# call, so those names are wrapped, and only while some thread has state of fastamp. The function is
 # their first argument. From 2.15 on, if not before, the generator has an _impl that is called
 # instead.
 _COMPOSABLE = "torch.distributed._composable.checkpoint_activation"
@@ -136,7 +136,7 @@ def _applying(torch_function: Callable[..., Any]) -> Callable[..., Any]:
 def _in_replica(module: Callable[..., Any]) -> Callable[..., Any]:
     """The replica, made to run under this thread's policies and recipes."""
     carried = _carrying(module)
-    # A recipe is in force in regions of its carrier alone.
+    # A recipe is in force in regions of its base dtype alone.
     carriers = {
         device: torch.get_autocast_dtype(device)
         for device in ("cpu", "cuda")

@@ -122,7 +122,7 @@ def _as_torch(*args: Any, **kwargs: Any) -> Any:
 
 
 def trace_as_torch_autocast(region_class: type, as_torch: Callable[..., Any] = _as_torch) -> None:
-    """Lets dynamo trace a region class of ours as it traces ``torch.autocast``.
+    """Lets dynamo trace a region class of fastamp as it traces ``torch.autocast``.
 
     Args:
         region_class: The class.
@@ -165,7 +165,7 @@ def skip_frame_if_traced(reason: str) -> None:
 
 
 def trace_as(function: Callable[..., Any], traced: Callable[..., Any]) -> None:
-    """Lets dynamo trace another function in the place of one of ours that it cannot look into."""
+    """Lets dynamo trace another function in the place of one of fastamp that it cannot look into."""
     import torch._dynamo
 
     torch._dynamo.substitute_in_graph(function, skip_signature_check=True)(traced)
@@ -219,6 +219,6 @@ def policies_changed(table_hash: str) -> None:
     """
     config = torch.compiler.config
     users = _TAG.sub("", config.cache_key_tag)
-    ours = f"fastamp-ops-{table_hash}" if table_hash else ""
-    config.cache_key_tag = " ".join(filter(None, (users, ours)))
+    own = f"fastamp-ops-{table_hash}" if table_hash else ""
+    config.cache_key_tag = " ".join(filter(None, (users, own)))
     forget_graphs()

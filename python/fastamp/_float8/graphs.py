@@ -39,7 +39,9 @@ def _is_excluded(tensor: torch.Tensor) -> bool:
     converter: Any = held.fake_mode.fake_tensor_converter
     try:
         numbers, fakes = converter.meta_converter.describer.lookup_tensor, converter.tensor_memo
-    except AttributeError:  # Another torch: in the carrier, rather than a weight that is excluded.
+    except (
+        AttributeError
+    ):  # Another torch: in the base dtype, rather than a weight that is excluded.
         return True
     excluded = (fakes.get(numbers[t]) for t in list(numbers) if _C.is_excluded_from_float8(t))
     return any(fake is not None and _same_memory(held, fake) for fake in excluded)

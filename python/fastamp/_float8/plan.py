@@ -35,7 +35,7 @@ class Float8PlanRow:
         float8: ``"float8"`` if the product runs in fp8, else why not, as in
             :func:`fastamp.debug.trace`.
         calls: How often the model makes the call.
-        carrier_saved_bytes: What a region without a recipe keeps of x and the weight for backward.
+        base_dtype_saved_bytes: What a region without a recipe keeps of x and the weight for backward.
         saved_bytes: What is kept in the way that ``float8`` says.
     """
 
@@ -47,7 +47,7 @@ class Float8PlanRow:
     x_dtype: str
     float8: str
     calls: int
-    carrier_saved_bytes: int
+    base_dtype_saved_bytes: int
     saved_bytes: int
 
 
@@ -64,9 +64,9 @@ class Float8Plan:
     device: str
 
     @property
-    def carrier_saved_bytes(self) -> int:
+    def base_dtype_saved_bytes(self) -> int:
         """What a region without a recipe keeps for backward of the operands of all products."""
-        return sum(row.carrier_saved_bytes for row in self.rows)
+        return sum(row.base_dtype_saved_bytes for row in self.rows)
 
     @property
     def saved_bytes(self) -> int:
@@ -211,7 +211,7 @@ def _together(a: Float8PlanRow, b: Float8PlanRow) -> Float8PlanRow:
     return dataclasses.replace(
         a,
         calls=a.calls + b.calls,
-        carrier_saved_bytes=a.carrier_saved_bytes + b.carrier_saved_bytes,
+        base_dtype_saved_bytes=a.base_dtype_saved_bytes + b.base_dtype_saved_bytes,
         saved_bytes=a.saved_bytes + b.saved_bytes,
     )
 
@@ -222,7 +222,7 @@ _TEXT_COLUMNS = (0, 1, 5, 6)
 
 def _cells(row: Float8PlanRow) -> list[str]:
     sizes = [str(size) for size in (row.m, row.k, row.n)] if row.x_dtype else ["-"] * 3
-    saved = [f"{size / 2**20:.2f}" for size in (row.carrier_saved_bytes, row.saved_bytes)]
+    saved = [f"{size / 2**20:.2f}" for size in (row.base_dtype_saved_bytes, row.saved_bytes)]
     outcome = "yes" if row.float8 == "float8" else f"no: {row.float8}"
     names = [row.module or "-", row.op]
     return [*names, *sizes, row.x_dtype or "-", outcome, str(row.calls), *saved]
@@ -233,6 +233,6 @@ def _text_of(plan: Float8Plan) -> str:
     heading, rule, *lines = aligned(table, _TEXT_COLUMNS)
     in_float8 = sum(row.calls for row in plan.rows if row.float8 == "float8")
     sums = f"{in_float8} of {sum(row.calls for row in plan.rows)} products in fp8 on {plan.device}"
-    saved, of_16_bits = (size / 2**20 for size in (plan.saved_bytes, plan.carrier_saved_bytes))
+    saved, of_16_bits = (size / 2**20 for size in (plan.saved_bytes, plan.base_dtype_saved_bytes))
     sums += f"; saved for backward {saved:.2f} MiB instead of {of_16_bits:.2f}"
     return "\n".join([heading, rule, *lines, rule, sums])

@@ -30,7 +30,7 @@ class Float8Recipe:
             cores of a Hopper GPU sum with fewer bits. No effect elsewhere.
         ops: The ops that may run in fp8, of ``"linear"``, ``"addmm"``, ``"mm"`` and ``"matmul"``.
         small_size: Where K and N, the sizes of a weight, are at most these, the product stays in
-            the carrier, since casts cost more than fp8 saves; ``(0, 0)`` for all that can run in
+            the base dtype, since casts cost more than fp8 saves; ``(0, 0)`` for all that can run in
             fp8. By default ``(4096, 1024)`` on a GPU, as torchao has it; on the CPU, where fp8 is a
             reference, no product is small.
 
@@ -120,7 +120,7 @@ def region_arguments(
     """Takes an fp8 recipe out of the arguments of a region.
 
     Returns:
-        The arguments of a region of the carrier, and the number of the recipe, 0 for none.
+        The arguments of a region of the base dtype, and the number of the recipe, 0 for none.
 
     Raises:
         TypeError: ``float8`` or ``dtype`` has another type.
@@ -147,10 +147,10 @@ def region_arguments(
         dtype, wants_float8 = None, True
     if not wants_float8 or not isinstance(device_type, str):
         return (device_type, dtype, enabled, cache_enabled), 0
-    carrier = torch.bfloat16 if dtype is None else dtype
+    base_dtype = torch.bfloat16 if dtype is None else dtype
     recipe = float8 if isinstance(float8, Float8Recipe) else Float8Recipe()
-    number = _C.float8_number(device_type, fields_of(recipe), carrier)
-    return (device_type, carrier, enabled, cache_enabled), number
+    number = _C.float8_number(device_type, fields_of(recipe), base_dtype)
+    return (device_type, base_dtype, enabled, cache_enabled), number
 
 
 def named_parts(

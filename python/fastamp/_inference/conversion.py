@@ -15,7 +15,7 @@ import fastamp._C as _C
 from fastamp._float8.recipe import float8_exclude
 from fastamp._inference.float8_weights import (
     float8_weights,
-    only_in_carrier,
+    only_in_base_dtype,
     quantize_linears,
 )
 from fastamp._inference.regions import (
@@ -314,12 +314,12 @@ def _planned(
 def _with_float8(
     model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], reasons: dict[str, str]
 ) -> dict[str, str]:
-    """The reasons of an fp8 region: most of what it multiplies in the carrier stays float32."""
-    fp8, carrier = float8_weights(model), only_in_carrier(model)
+    """The reasons of an fp8 region: most of what it multiplies in the base dtype stays float32."""
+    fp8, base_dtype = float8_weights(model), only_in_base_dtype(model)
     for name, reason in reasons.items():
         if not reason and id(tensors[name]) in fp8:
             reasons[name] = _IN_FLOAT8
-        elif not reason and id(tensors[name]) not in carrier:
+        elif not reason and id(tensors[name]) not in base_dtype:
             reasons[name] = "may be in fp8"
     return reasons
 

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 import fastamp._C as _C
 from fastamp._inference.weights import op_of
 
-__all__ = ["Dequantized", "float8_weights", "only_in_carrier", "quantize_linears"]
+__all__ = ["Dequantized", "float8_weights", "only_in_base_dtype", "quantize_linears"]
 
 _FLOAT8 = torch.float8_e4m3fn
 _MULTIPLE = 16  # of both sizes of a weight: what fp8 products take
@@ -54,8 +54,8 @@ def float8_weights(model: torch.nn.Module) -> set[int]:
     return linear - others
 
 
-def only_in_carrier(model: torch.nn.Module) -> set[int]:
-    """Ids of the parameters whose products can only be in the carrier.
+def only_in_base_dtype(model: torch.nn.Module) -> set[int]:
+    """Ids of the parameters whose products can only be in the base dtype.
 
     The bias of an fp8 product is added in float32, and weights of products by other ops than
     ``linear`` run in fp8 only while they are float32 parameters that require gradients.

@@ -29,8 +29,8 @@ class TorchOutput:
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
         """Keeps it inside the block."""
-        ours = sys.stderr
-        handlers = [handler for handler in _handlers() if handler.stream in (ours, sys.__stderr__)]
+        own = sys.stderr
+        handlers = [handler for handler in _handlers() if handler.stream in (own, sys.__stderr__)]
         streams = [handler.stream for handler in handlers]
         for handler in handlers:
             handler.setStream(self._text)
@@ -45,7 +45,7 @@ class TorchOutput:
                 handler.setStream(stream)
             text = self._text.getvalue()
             if text and sys.exc_info()[0] is None:
-                ours.write(text if _is_short(text) else f"export: {_kept_in_file(text)}\n")
+                own.write(text if _is_short(text) else f"export: {_kept_in_file(text)}\n")
 
     def reason(self, error: BaseException) -> str:
         """The text of an error: its first lines, and the file that has the others."""

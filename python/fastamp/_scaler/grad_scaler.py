@@ -472,4 +472,4 @@ class GradScaler(ScalerState):
         has_news = self._core.end_iteration(self, wanted, capturing)
         self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
         if has_news:
-            self._tell_of_iteration(capturing)
+            self._notify_of_iteration(capturing)

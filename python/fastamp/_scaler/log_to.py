@@ -66,8 +66,8 @@ class StepLog(Held):
         self._guard = ToolGuard("fastamp.debug.log_to")
         self._loggers: list[_C.StepLogger] = []
         self._released = False
-        # Loggers end in handlers of atexit that were registered before us and so run after ours.
-        # Those do not run in a child of multiprocessing.
+        # Loggers end in handlers of atexit that were registered before us and so run after
+        # fastamp's. Those do not run in a child of multiprocessing.
         self._process = os.getpid()
         atexit.register(self._finish)
         self._at_exit = AtExit(self._finish)

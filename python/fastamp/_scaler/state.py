@@ -95,7 +95,7 @@ class ScalerState(TorchGradScaler):
             )
             self._load_past(checked_past(self.__dict__.pop("_saved_past", {})))
             if hasattr(self, "_skip_hooks"):
-                self._kept_core.tell_skips(_weakly(self._tell_skip))
+                self._kept_core.notify_skips(_weakly(self._notify_of_skip))
             note_core(self, self._kept_core)
             return self._kept_core
 
@@ -148,21 +148,21 @@ class ScalerState(TorchGradScaler):
         stepped = [state for state in states if state["stage"] is OptState.STEPPED]
         if stepped:
             return any(_overflowed(state) for state in stepped)
-        return self._settled().skipped
+        return self._synchronized().skipped
 
     def step_was_skipped_for(self, optimizer: torch.optim.Optimizer) -> bool:
         """Tells :attr:`step_was_skipped` for one optimizer's last step."""
         if not self._enabled:
             return False
-        core = self._settled()
+        core = self._synchronized()
         state = self._per_optimizer_states.get(id(optimizer))
         if state is not None and state["stage"] is OptState.STEPPED:
             return _overflowed(state)
         return core.was_skipped(optimizer)
 
-    def _settled(self) -> _C.ScalerCore:
+    def _synchronized(self) -> _C.ScalerCore:
         """Returns the core when it knows what all iterations have done; waits for the device."""
-        warn_of_overflows(self._core.settle(True))
+        warn_of_overflows(self._core.poll(True))
         return self._core
 
     def get_scale(self) -> float:
@@ -178,7 +178,7 @@ class ScalerState(TorchGradScaler):
         """
         if not self._enabled:
             return 1.0
-        warn_of_overflows(self._core.settle(False))
+        warn_of_overflows(self._core.poll(False))
         return self._core.scale
 
     def overflow_report(self, named_parameters: Any = None) -> OverflowReport:
@@ -201,7 +201,7 @@ class ScalerState(TorchGradScaler):
         names = names_by_identity(named_parameters)
         if not self._enabled:
             return OverflowReport()
-        core = self._settled()
+        core = self._synchronized()
         now = [key for key, state in self._per_optimizer_states.items() if _overflowed(state)]
         found = core.overflow(now)
         if found is None:
@@ -410,20 +410,20 @@ class ScalerState(TorchGradScaler):
         if not known:
             self._skip_hooks = hooks
             if hasattr(self, "_kept_core"):
-                self._kept_core.tell_skips(_weakly(self._tell_skip))
+                self._kept_core.notify_skips(_weakly(self._notify_of_skip))
         return handle
 
-    def _tell_skip(
+    def _notify_of_skip(
         self, optimizer: Any, step: int, scale: float, norm: float, growth_tracker: int
     ) -> None:
         record = StepRecord(step, scale, True, norm, growth_tracker)
         self._skip_hooks.tell(optimizer, record)
 
-    def _tell_of_iteration(self, capturing: bool = False) -> None:
+    def _notify_of_iteration(self, capturing: bool = False) -> None:
         """Tells users what is known, at the end of an iteration that may have news."""
         hooks = getattr(self, "_skip_hooks", None)
         wait = hooks is not None and not capturing and hooks.wait()
-        warn_of_overflows(self._core.settle(wait))
+        warn_of_overflows(self._core.poll(wait))
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
@@ -503,7 +503,7 @@ def note_replay(scaler: ScalerState, captured: _C.CapturedOutcomes) -> None:
     """Counts the edits that a replay made, and starts reading back its outcome."""
     scaler._expect_scale("graphed_step")
     if scaler._core.note_replay(scaler, captured):
-        scaler._tell_of_iteration()
+        scaler._notify_of_iteration()
 
 
 def lend_counters(lender: ScalerState, scaler: ScalerState) -> None:

@@ -135,9 +135,9 @@ class Module(Protocol):
     #: The region of a converted module. Set and read by _inference/regions.py.
     _fastamp_region: Any
 
-    #: The mark of a lean model, which refuses to be averaged; read by nobody. Set by
+    #: The mark of a model with low-precision weights, which refuses to be averaged; read by nobody. Set by
     #: optim/_low_precision_weights.py.
-    _fastamp_lean: Any
+    _fastamp_low_precision: Any
 
 
 class TorchRegion(Protocol):

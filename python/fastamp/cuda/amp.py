@@ -59,7 +59,8 @@ class autocast(region.autocast):  # noqa: N801  (torch's name)
 trace_as_torchs(autocast)
 
 
-# torch's class comes first: its __init__ has the arguments and the warning, and goes on to ours.
+# torch's class comes first: its __init__ has the arguments and the warning, and goes on to
+# fastamp's.
 class GradScaler(torch.cuda.amp.grad_scaler.GradScaler, fastamp._scaler.grad_scaler.GradScaler):
     """``fastamp.GradScaler("cuda")`` with the arguments of ``torch.cuda.amp.GradScaler``.
 

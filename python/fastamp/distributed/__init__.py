@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fastamp._util.publish import publish
 from fastamp.distributed._compression import CompressHook, compress_hook
-from fastamp.distributed._main_grads import fp32_main_grads
+from fastamp.distributed._fp32_main_grads import fp32_main_grads
 from fastamp.distributed._reduction import fp32_reduce_hook
 
 __all__ = ["CompressHook", "compress_hook", "fp32_main_grads", "fp32_reduce_hook"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastamp.optim._rests import of_shards
+from fastamp.optim._remainders import of_shards
 
 if TYPE_CHECKING:
     from torch import Tensor

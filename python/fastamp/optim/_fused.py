@@ -15,16 +15,16 @@ from fastamp.optim._flashoptim import ERROR_BITS, check_loaded, master_from_erro
 from fastamp.optim._layout import (
     MASTER,
     MASTERS,
-    REST,
+    REMAINDER,
     STORED,
     adopt,
     has_master,
     has_repeats,
     in_torchs_layout,
-    is_ours,
+    is_stepped_by_kernel,
     warn_of_narrow_moments,
 )
-from fastamp.optim._rests import join, of_shards, split
+from fastamp.optim._remainders import join, of_shards, split
 from fastamp.optim._torch_step import step_with_torch
 from fastamp.optim._watched_step import has_hooks, watched_if_asked_for
 from fastamp.optim._weight_copies import check_autocast_dtype, forget_casts, make_weight_copies
@@ -72,7 +72,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     # A parameter is listed twice. torch steps it twice, one after the other; a fused step cannot.
     _fastamp_repeats = False
     _fastamp_weight_copies: _C.WeightCopies | None = None
-    # torch's constructors call add_param_group; ours warn of groups at their end.
+    # torch's constructors call add_param_group; fastamp's warn of groups at their end.
     _fastamp_is_being_made = False
     _torch_class: ClassVar[type[torch.optim.Optimizer]]
     # What refuses values of the options that torch's groups do not have.
@@ -192,7 +192,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             for key in MASTERS.intersection(state):
                 if key == MASTER:
                     state[key].copy_(master)
-                elif key == REST:
+                elif key == REMAINDER:
                     state[key].copy_(split(param, master))
                 else:
                     state[MASTER] = master
@@ -259,7 +259,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def masters(self) -> dict[Tensor, Tensor]:
         """Returns the float32 values that the step computes with, for all parameters.
 
-        For a 16-bit parameter its master, as it is kept or put together from its rest; for others
+        For a 16-bit parameter its master, as it is kept or put together from its remainder; for others
         the parameter itself. To export a model in float32: ``{name: masters[p] for name, p in
         model.named_parameters()}``. Shares memory with the optimizer where it can; changes nothing.
         """
@@ -278,18 +278,18 @@ class FusedOptimizer(torch.optim.Optimizer):
             return starting
         if ERROR_BITS in state:
             return master_from_error_bits(param, state[ERROR_BITS])
-        if REST in state:
-            return join(param, state[REST])
+        if REMAINDER in state:
+            return join(param, state[REMAINDER])
         if MASTER not in state:
             return param.detach().float()
         current: Tensor = of_shards(_C.current_master, param, state[MASTER])
         return current
 
-    def forget_rests(self, params: Iterable[Tensor] | None = None) -> None:
+    def forget_remainders(self, params: Iterable[Tensor] | None = None) -> None:
         """Makes parameters their own masters.
 
         For parameters that were written since the last step and whose float32 value is to be what
-        was written, exactly: with ``master="rest"`` the rest of the old value would move it by up
+        was written, exactly: with ``master="remainder"`` the remainder of the old value would move it by up
         to half a unit of the parameter, and a float32 master stays where it rounds to what was
         written.
 
@@ -301,7 +301,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         params = list(params)
         for param in params:
             state = self.state.get(param, {})
-            for key in {REST, ERROR_BITS}.intersection(state):
+            for key in {REMAINDER, ERROR_BITS}.intersection(state):
                 state[key].zero_()
             if MASTER in state:
                 state[MASTER].copy_(param.detach())
@@ -312,7 +312,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         Args:
             portable: In the layout that torch's optimizer of the same name has for float32
-                parameters: moments in float32, no masters or rests. The masters are the weights of
+                parameters: moments in float32, no masters or remainders. The masters are the weights of
                 a float32 model: :meth:`masters`, or
                 :meth:`fastamp.optim.LowPrecisionWeights.state_dict`. Waits for the device.
         """
@@ -335,7 +335,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         waiting = {id(param) for param in _C.with_starting_masters()}
         for group in self.param_groups if waiting else ():
             for param in group["params"]:
-                wanted = id(param) in waiting and has_master(param) and is_ours(param, group)
+                wanted = (
+                    id(param) in waiting
+                    and has_master(param)
+                    and is_stepped_by_kernel(param, group)
+                )
                 master = _C.starting_master_of(param) if wanted else None
                 if master is not None:
                     state = self.state.get(param, {})
@@ -406,5 +410,5 @@ class FusedOptimizer(torch.optim.Optimizer):
             for param in group["params"]:
                 original = saved.get(next(keys, None))
                 state = self.state.get(param)
-                if state and is_ours(param, group) and not self._fastamp_repeats:
+                if state and is_stepped_by_kernel(param, group) and not self._fastamp_repeats:
                     adopt(param, group, state, original)

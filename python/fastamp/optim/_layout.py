@@ -19,17 +19,17 @@ from fastamp.optim._codes import (
     moment_dtype,
 )
 from fastamp.optim._flashoptim import ERROR_BITS, as_integers, master_from_error_bits
-from fastamp.optim._rests import join, split
+from fastamp.optim._remainders import join, split
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MASTER = "master_param"
 # What a 16-bit parameter lacks of its master, as int16: in place of the master in groups with
-# ``master="rest"``. Under the name of the master, Transformer Engine stores the same.
-REST = "master_rest"
+# ``master="remainder"``. Under the name of the master, Transformer Engine stores the same.
+REMAINDER = "master_remainder"
 #: Whatever says what the master is. A state has one of them at most.
-MASTERS = frozenset({MASTER, REST, ERROR_BITS})
+MASTERS = frozenset({MASTER, REMAINDER, ERROR_BITS})
 MOMENTUM = "momentum_buffer"
 # How many steps a momentum buffer has seen. At 0 its contents are ignored: whether the first step
 # was skipped is known on the device only. Muon's, which start as zeros, have it in bfloat16 only.
@@ -45,7 +45,7 @@ def has_master(param: Tensor) -> bool:
     return param.dtype in _NARROW
 
 
-def is_ours(param: Tensor, group: dict[str, Any]) -> bool:
+def is_stepped_by_kernel(param: Tensor, group: dict[str, Any]) -> bool:
     """Whether the state of a parameter has our layout; otherwise it is left to torch."""
     # Muon's groups have no "differentiable".
     takes = param.dtype is torch.float32 or has_master(param)
@@ -86,9 +86,9 @@ def check_state_rounding(function: str, rounding: Any) -> None:
 
 def check_master(function: str, master: Any) -> None:
     """Refuses ways to keep masters that there are not with a ValueError."""
-    if master not in (None, "float32", "rest"):
+    if master not in (None, "float32", "remainder"):
         raise ValueError(
-            f"{function}: expected master to be None, 'float32' or 'rest', got {master!r}"
+            f"{function}: expected master to be None, 'float32' or 'remainder', got {master!r}"
         )
 
 
@@ -113,7 +113,7 @@ def _known_rates() -> tuple[str, ...]:
 
 
 def check_adjust_lr_fn(function: str, name: Any) -> None:
-    """Refuses what the installed torch's Muon or ours does not multiply rates by."""
+    """Refuses what the installed torch's Muon or fastamp's does not multiply rates by."""
     known = _known_rates()
     if name is not None and name not in known:
         words = ", ".join(map(repr, known))
@@ -175,13 +175,13 @@ def warn_of_narrow_moments(
 
 
 def wanted_dtype(key: Any, param: Tensor, group: dict[str, Any]) -> torch.dtype | None:
-    """The dtype of an entry of a parameter's state; ``None`` for entries that are not ours."""
+    """The dtype of an entry of a parameter's state; ``None`` for entries that are not fastamp's."""
     if key in MOMENTS:
         # Moments that will be codes are rounded once.
         return torch.float32 if _has_codes(param, group) else moment_dtype(group)
     if key in CODES:
         return torch.uint8
-    if key == REST:
+    if key == REMAINDER:
         return torch.int16
     return torch.float32 if key in STEPS or key == MASTER else None
 
@@ -192,7 +192,7 @@ def adopt(param: Tensor, group: dict[str, Any], state: dict[Any, Any], source: A
     Args:
         param: A parameter whose state has our layout.
         group: Its group.
-        state: Its state, from torch's optimizers or ours, maybe rounded to the parameter's dtype.
+        state: Its state, from torch's optimizers or fastamp's, maybe rounded to the parameter's dtype.
         source: The state it was made from, before that rounding.
     """
     if source is None:
@@ -209,8 +209,8 @@ def adopt(param: Tensor, group: dict[str, Any], state: dict[Any, Any], source: A
         if dtype is None or not isinstance(value, torch.Tensor):
             continue
         if key == MASTER and value.dtype is torch.int16:
-            state[REST] = state.pop(MASTER)
-            key, dtype = REST, torch.int16
+            state[REMAINDER] = state.pop(MASTER)
+            key, dtype = REMAINDER, torch.int16
         state[key] = value.detach().to(device=param.device, dtype=dtype)
     # Muon's buffers start as zeros and need no count.
     counts = "dampening" in group and MOMENTUM_STEPS not in state
@@ -261,18 +261,20 @@ def _complete_master(param: Tensor, group: dict[str, Any], state: dict[Any, Any]
     bits = state.pop(ERROR_BITS, None)
     if bits is not None:
         state[MASTER] = master_from_error_bits(param, bits)
-    if group.get("master") == "rest":
-        if REST not in state:
+    if group.get("master") == "remainder":
+        if REMAINDER not in state:
             master = state[MASTER] if MASTER in state else _C.take_starting_master(param)
-            state[REST] = _no_rest(param) if master is None else split(param, master)
+            state[REMAINDER] = _no_remainder(param) if master is None else split(param, master)
         state.pop(MASTER, None)
     else:
         if MASTER not in state:
-            state[MASTER] = join(param, state[REST]) if REST in state else first_master(param)
-        state.pop(REST, None)
+            state[MASTER] = (
+                join(param, state[REMAINDER]) if REMAINDER in state else first_master(param)
+            )
+        state.pop(REMAINDER, None)
 
 
-def _no_rest(param: Tensor) -> Tensor:
+def _no_remainder(param: Tensor) -> Tensor:
     return torch.zeros_like(param, dtype=torch.int16, memory_format=torch.preserve_format).detach()
 
 

@@ -58,7 +58,7 @@ class LowPrecisionWeights:
         return str(self.conversion)
 
     def state_dict(self, optimizer: FusedOptimizer | None = None) -> dict[str, Any]:
-        """The model's state dict with float32 weights, as one of a model that is not lean.
+        """The model's state dict with float32 weights, as one of a float32 model.
 
         Args:
             optimizer: Who has the masters; by default the one that ``low_precision_weights_`` was
@@ -93,7 +93,7 @@ class LowPrecisionWeights:
         does not change keeps its master.) The optimizer's own state may be loaded before or after.
 
         Args:
-            state_dict: With weights in float32, as of a model that is not lean, or in 16 bits.
+            state_dict: With weights in float32, as of a float32 model, or in 16 bits.
             optimizer: Who has the masters. It need not be given: whoever steps the weights next
                 takes the values.
             strict: As torch's.
@@ -118,10 +118,10 @@ class LowPrecisionWeights:
         return _checked_optimizer(function, optimizer)
 
 
-class _LeanMark:
-    """An attribute of lean models, to be copied with them."""
+class _LowPrecisionMark:
+    """An attribute of models with low-precision weights, to be copied with them."""
 
-    def __deepcopy__(self, _: Any) -> _LeanMark:
+    def __deepcopy__(self, _: Any) -> _LowPrecisionMark:
         """Refuses copies that averages are to be kept in: 16 bits do not hold small changes."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
@@ -130,10 +130,10 @@ class _LeanMark:
                     "AveragedModel: expected a model with float32 weights, got one of "
                     "low_precision_weights_: averages in 16 bits lose what a step adds to them; "
                     "average the float32 values of "
-                    "LowPrecisionWeights.state_dict(optimizer) (docs/optim.md, lean weights)"
+                    "LowPrecisionWeights.state_dict(optimizer) (docs/optim.md, low-precision weights)"
                 )
             frame = frame.f_back
-        return _LeanMark()
+        return _LowPrecisionMark()
 
     def __reduce__(self) -> tuple[type[bool], tuple[()]]:
         """Pickled models need no fastamp to be read."""
@@ -155,11 +155,11 @@ def low_precision_weights_(
 
     Weights that only ops of policy ``lower`` use are cast once. Their float32 values become the
     masters that fastamp's optimizers step, so losses and masters are, bit for bit, those of float32
-    weights in the same regions (with ``master="rest"`` but for the ties that docs/optim.md tells
+    weights in the same regions (with ``master="remainder"`` but for the ties that docs/optim.md tells
     of), and no region casts a weight any more::
 
         fastamp.optim.low_precision_weights_(model)
-        optimizer = fastamp.optim.AdamW(model.parameters(), lr=3e-4, master="rest")
+        optimizer = fastamp.optim.AdamW(model.parameters(), lr=3e-4, master="remainder")
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = model(x)
 
@@ -221,22 +221,22 @@ def low_precision_weights_(
     trained = [chosen[name] for name in masters]
     if grads != dtype:
         hold_grads_in_float(trained)
-        _C.make_lean(trained)
+        _C.mark_low_precision_weights(trained)
     set_starting_masters(trained, list(masters.values()))
     if chosen:
-        model.__dict__["_fastamp_lean"] = _LeanMark()
+        model.__dict__["_fastamp_low_precision"] = _LowPrecisionMark()
     rows = [
         ConvertedParameter(
             name, tuple(p.shape), _name_of(p.dtype), reasons[name], before[name], p.nbytes
         )
         for name, p in parameters.items()
     ]
-    lean = LowPrecisionWeights(
+    weights = LowPrecisionWeights(
         model, chosen.values(), Conversion(_name_of(dtype), tuple(rows)), own
     )
     if verbose:
-        print(f"low_precision_weights_: {lean.conversion.summary}")
-    return lean
+        print(f"low_precision_weights_: {weights.conversion.summary}")
+    return weights
 
 
 def _checked_optimizer(function: str, optimizer: Any) -> FusedOptimizer:

@@ -9,7 +9,7 @@ import torch
 
 import fastamp._C as _C
 from fastamp.optim._fused import FusedOptimizer
-from fastamp.optim._layout import MASTER, MOMENTUM, MUON_STORED, REST, complete_muon
+from fastamp.optim._layout import MASTER, MOMENTUM, MUON_STORED, REMAINDER, complete_muon
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -129,7 +129,7 @@ def _check_is_muons(state: dict[str, Any]) -> None:
             )
         for param in group["params"]:
             entries = state["state"].get(param, {})
-            for key in (MOMENTUM, MASTER, REST):
+            for key in (MOMENTUM, MASTER, REMAINDER):
                 value = entries.get(key)
                 if isinstance(value, torch.Tensor) and value.shape != param.shape:
                     raise ValueError(

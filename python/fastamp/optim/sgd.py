@@ -40,7 +40,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         state_dtype: dtype of momentum buffers: ``torch.float32`` (also ``None``) or
             ``torch.bfloat16``. May differ by group.
         master: How float32 masters of 16-bit parameters are kept: ``"float32"`` (also ``None``),
-            or ``"rest"``, in two bytes, exactly but for rare ties: see "Masters in two bytes" in
+            or ``"remainder"``, in two bytes, exactly but for rare ties: see "Masters in two bytes" in
             docs/optim.md. May differ by group.
         autocast_dtype: ``torch.bfloat16``, ``torch.float16`` or ``torch.float8_e4m3fn``, the dtype
             of the autocast regions: the step writes the casts of the weights too, and regions cast

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # isort: skip_file
-# Names of ours come first: a later star import leaves them.
+# Names of fastamp come first: a later star import leaves them.
 from fastamp._autocast.region import autocast as autocast
 from fastamp._scaler.grad_scaler import GradScaler as GradScaler
 from fastamp.torch import amp as amp

@@ -3,7 +3,7 @@
 
 #include "kernels/functors/float8.h"
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <c10/core/ScalarType.h>
 

@@ -3,8 +3,8 @@
 //
 // Layout and mapping: kernels/cpu/step_blocks.h. Traffic per element of an fp32 parameter: 4 bytes
 // of gradient read and, if write_grads, written; 8 of the parameter and 8 of the momentum buffer.
-// Of a 16-bit parameter: 2 of gradient, 4 of the parameter, 8 of its master or 4 of its rest.
-// Numerics: kernels/functors/sgd.h, rest.h.
+// Of a 16-bit parameter: 2 of gradient, 4 of the parameter, 8 of its master or 4 of its remainder.
+// Numerics: kernels/functors/sgd.h, remainder.h.
 
 #include "kernels/fused_sgd.h"
 
@@ -29,19 +29,20 @@ struct SgdLoop {
   static bool noisy_first(const SgdUpdate& sgd) { return sgd.noisy; }
 
   template <bool kWrites>
-  static FASTAMP_ALWAYS_INLINE void loop(const SgdUpdate& sgd, const GateValues& gate, float* grad,
-                                         float* weight, float* const* moments, std::int64_t n) {
-    moments[0] == nullptr ? plain<kWrites>(sgd, gate, grad, weight, n)
-                          : with_momentum<kWrites>(sgd, gate, grad, weight, moments[0], n);
+  static FASTAMP_ALWAYS_INLINE void loop(const SgdUpdate& sgd, const AmpStepValues& amp_step,
+                                         float* grad, float* weight, float* const* moments,
+                                         std::int64_t n) {
+    moments[0] == nullptr ? plain<kWrites>(sgd, amp_step, grad, weight, n)
+                          : with_momentum<kWrites>(sgd, amp_step, grad, weight, moments[0], n);
   }
 
  private:
   template <bool kWrites>
-  static FASTAMP_ALWAYS_INLINE void plain(const SgdUpdate& sgd, const GateValues& gate,
+  static FASTAMP_ALWAYS_INLINE void plain(const SgdUpdate& sgd, const AmpStepValues& amp_step,
                                           float* __restrict grad, float* __restrict weight,
                                           std::int64_t n) {
     const SgdUpdate constants = sgd;
-    const GateValues through = gate;
+    const AmpStepValues through = amp_step;
     for (std::int64_t i = 0; i < n; ++i) {
       const float g = through(grad[i]);
       if constexpr (kWrites) {
@@ -52,11 +53,12 @@ struct SgdLoop {
   }
 
   template <bool kWrites>
-  static FASTAMP_ALWAYS_INLINE void with_momentum(const SgdUpdate& sgd, const GateValues& gate,
+  static FASTAMP_ALWAYS_INLINE void with_momentum(const SgdUpdate& sgd,
+                                                  const AmpStepValues& amp_step,
                                                   float* __restrict grad, float* __restrict weight,
                                                   float* __restrict buffer, std::int64_t n) {
     const SgdUpdate constants = sgd;
-    const GateValues through = gate;
+    const AmpStepValues through = amp_step;
     for (std::int64_t i = 0; i < n; ++i) {
       const float g = through(grad[i]);
       if constexpr (kWrites) {
@@ -74,8 +76,8 @@ void fused_sgd_cpu(const ops::FusedSgdArgs& args, StepEntries entries) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const auto step = std::move(entries).make_dense(args.write_grads);
   const auto groups = sgd_constants(args);
-  const auto gate = gate_pointers(step_args(args));
-  cpu::run_step(SgdLoop{groups}, step, {gate.read(), gate.write_grads});
+  const auto amp_step = amp_step_pointers(step_args(args));
+  cpu::run_step(SgdLoop{groups}, step, {amp_step.read(), amp_step.write_grads});
   step.copy_back();
 }
 

@@ -4,7 +4,7 @@
 // Layout and mapping: kernels/cpu/step_blocks.h. Traffic per element of the first: 2 or 4 bytes of
 // gradient read and, if write_grads, written; 8 of the momentum buffer (4 in bfloat16); 2 or 4 of
 // the update written. Of the second: 2 or 4 of the update read, 8 of the parameter, or of a 16-bit
-// one 4 and 8 of its master or 4 of its rest. Numerics: kernels/functors/muon.h, rest.h.
+// one 4 and 8 of its master or 4 of its remainder. Numerics: kernels/functors/muon.h, remainder.h.
 
 #include "kernels/muon.h"
 
@@ -29,11 +29,11 @@ struct MomentumOp {
   }
 };
 
-FASTAMP_ALWAYS_INLINE void move_momentum(const MuonMomentum& muon, const GateValues& gate,
+FASTAMP_ALWAYS_INLINE void move_momentum(const MuonMomentum& muon, const AmpStepValues& amp_step,
                                          float* __restrict grad, float* __restrict buffer,
                                          float* __restrict update, std::int64_t n, bool writes) {
   const MuonMomentum constants = muon;
-  const GateValues through = gate;
+  const AmpStepValues through = amp_step;
   if (writes) {
     for (std::int64_t i = 0; i < n; ++i) {
       grad[i] = through(grad[i]);
@@ -46,9 +46,9 @@ FASTAMP_ALWAYS_INLINE void move_momentum(const MuonMomentum& muon, const GateVal
   }
 }
 
-/// An update behind a closed gate is zero: what is computed of it is thrown away, but defined.
+/// An update of a skipped step is zero: what is computed of it is thrown away, but defined.
 template <typename Convert>
-FASTAMP_ALWAYS_INLINE void momentum_block(const BlockGate& call, const MuonMomentum& muon,
+FASTAMP_ALWAYS_INLINE void momentum_block(const BlockAmpStep& call, const MuonMomentum& muon,
                                           const DenseEntry& entry, std::int64_t begin,
                                           std::int64_t n) {
   alignas(64) float grads[kStepBlock];
@@ -57,8 +57,8 @@ FASTAMP_ALWAYS_INLINE void momentum_block(const BlockGate& call, const MuonMomen
   const auto& at = entry.pointers;
   const Storage update_storage = entry.tag.of(kHalfBits);
   float* const grad = load_block<Convert>(at[kGrad], entry.tag.of(kGradBits), begin, n, grads);
-  const bool writes = call.write_grads && call.gate.rewrites();
-  if (call.gate.skip) {
+  const bool writes = call.write_grads && call.amp_step.rewrites();
+  if (call.amp_step.skip) {
     store_skipped_grads<Convert>(call, grad, entry, begin, n);
     std::fill_n(updates, n, 0.0F);
     store_block<Convert>(updates, at[kHalf], update_storage, begin, n);
@@ -66,7 +66,7 @@ FASTAMP_ALWAYS_INLINE void momentum_block(const BlockGate& call, const MuonMomen
   }
   const Storage moment_storage = entry.tag.of(kMomentBits);
   float* const buffer = load_block<Convert>(at[kFirst], moment_storage, begin, n, buffers);
-  move_momentum(muon, call.gate, grad, buffer, updates, n, writes);
+  move_momentum(muon, call.amp_step, grad, buffer, updates, n, writes);
   if (writes) {
     store_block<Convert>(grad, at[kGrad], entry.tag.of(kGradBits), begin, n);
   }
@@ -77,7 +77,7 @@ FASTAMP_ALWAYS_INLINE void momentum_block(const BlockGate& call, const MuonMomen
 template <typename Op>
 struct MomentumBody {
   template <typename Convert>
-  static FASTAMP_ALWAYS_INLINE void run(const BlockGate& call, const MuonMomentum& muon,
+  static FASTAMP_ALWAYS_INLINE void run(const BlockAmpStep& call, const MuonMomentum& muon,
                                         const DenseEntry& entry, std::int64_t begin,
                                         std::int64_t end) {
     for (auto i = begin; i < end; i += kStepBlock) {
@@ -96,7 +96,7 @@ struct ApplyLoop {
   }
 
   template <bool kWrites>
-  static FASTAMP_ALWAYS_INLINE void loop(const MuonApply& muon, const GateValues& /*gate*/,
+  static FASTAMP_ALWAYS_INLINE void loop(const MuonApply& muon, const AmpStepValues& /*amp_step*/,
                                          float* update, float* weight, float* const* /*moments*/,
                                          std::int64_t n) {
     apply(muon, update, weight, n);
@@ -119,8 +119,8 @@ void muon_momentum_cpu(const ops::MuonMomentumArgs& args, StepEntries entries) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const auto step = std::move(entries).make_dense(args.write_grads);
   const auto groups = momentum_constants(args);
-  const auto gate = gate_pointers(step_args(args));
-  run_step<MomentumBody>(MomentumOp{groups}, step, {gate.read(), gate.write_grads});
+  const auto amp_step = amp_step_pointers(step_args(args));
+  run_step<MomentumBody>(MomentumOp{groups}, step, {amp_step.read(), amp_step.write_grads});
   step.copy_back();
 }
 
@@ -128,8 +128,8 @@ void muon_apply_cpu(const ops::MuonApplyArgs& args, StepEntries entries) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const auto step = std::move(entries).make_dense(/*write_grads=*/false);
   const auto groups = apply_constants(args);
-  const auto gate = gate_pointers(step_args(args));
-  run_step(ApplyLoop{groups}, step, {gate.read(), /*write_grads=*/false});
+  const auto amp_step = amp_step_pointers(step_args(args));
+  run_step(ApplyLoop{groups}, step, {amp_step.read(), /*write_grads=*/false});
   step.copy_back();
 }
 

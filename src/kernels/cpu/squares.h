@@ -56,14 +56,14 @@ struct Avx2Squares {
       d = plus_squares(d, data + i + 12);
     }
     if (i < n) {
-      float rest[16] = {};
+      float remainder[16] = {};
       for (std::int64_t k = 0; i + k < n; ++k) {
-        rest[k] = data[i + k];
+        remainder[k] = data[i + k];
       }
-      a = plus_squares(a, rest);
-      b = plus_squares(b, rest + 4);
-      c = plus_squares(c, rest + 8);
-      d = plus_squares(d, rest + 12);
+      a = plus_squares(a, remainder);
+      b = plus_squares(b, remainder + 4);
+      c = plus_squares(c, remainder + 8);
+      d = plus_squares(d, remainder + 12);
     }
     const __m256d half = _mm256_add_pd(_mm256_add_pd(a, c), _mm256_add_pd(b, d));
     const __m128d two =
@@ -104,14 +104,14 @@ FASTAMP_ALWAYS_INLINE double sum_squares(const T* data, std::int64_t n) {
     add_squares(d, data + i + 12);
   }
   if (i < n) {  // Zeros add nothing to sums that are not negative.
-    T rest[16] = {};
+    T remainder[16] = {};
     for (std::int64_t k = 0; i + k < n; ++k) {
-      rest[k] = data[i + k];
+      remainder[k] = data[i + k];
     }
-    add_squares(a, rest);
-    add_squares(b, rest + 4);
-    add_squares(c, rest + 8);
-    add_squares(d, rest + 12);
+    add_squares(a, remainder);
+    add_squares(b, remainder + 4);
+    add_squares(c, remainder + 8);
+    add_squares(d, remainder + 12);
   }
   const auto half = (a + c) + (b + d);
   return (half[0] + half[2]) + (half[1] + half[3]);

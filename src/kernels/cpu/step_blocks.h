@@ -7,9 +7,9 @@
 // An op is a struct with
 //   Element element(std::size_t group, float steps) const;
 //       constants of a parameter of that group that has seen that many steps
-//   template <bool kWrites> static void loop(const Element&, const GateValues&, float* grad,
+//   template <bool kWrites> static void loop(const Element&, const AmpStepValues&, float* grad,
 //                                            float* weight, float* const* moments, std::int64_t n);
-//       FASTAMP_ALWAYS_INLINE; vectorised by the compiler; sends gradients through the gate, and
+//       FASTAMP_ALWAYS_INLINE; vectorised by the compiler; sends gradients through the AmpStep, and
 //       leaves them so if kWrites
 //   static bool noisy_first(const Element&)
 //       where moments may be rounded by noise: whether first ones are, too
@@ -21,7 +21,7 @@
 #include "kernels/functors/float8_copy.h"
 #include "kernels/functors/master.h"
 #include "kernels/functors/noise.h"
-#include "kernels/functors/rest.h"
+#include "kernels/functors/remainder.h"
 #include "kernels/functors/step_count.h"
 #include "kernels/step_entries.h"
 
@@ -179,25 +179,25 @@ FASTAMP_ALWAYS_INLINE void follow_params(float* master, const Half* params, std:
   }
 }
 
-/// The masters of parameters whose rests are stored, in `block`.
+/// The masters of parameters whose remainders are stored, in `block`.
 template <typename Convert, typename Half>
-FASTAMP_ALWAYS_INLINE void join_rests(const Half* params, const std::int16_t* rests, float* block,
-                                      std::int64_t n) {
+FASTAMP_ALWAYS_INLINE void join_remainders(const Half* params, const std::int16_t* remainders,
+                                           float* block, std::int64_t n) {
   Convert::widen(params, block, n);
   for (std::int64_t i = 0; i < n; ++i) {
-    block[i] = Rest<Half>::master(block[i], rests[i]);
+    block[i] = Remainder<Half>::master(block[i], remainders[i]);
   }
 }
 
-/// The reverse: rounds masters into parameters and leaves the rests.
+/// The reverse: rounds masters into parameters and leaves the remainders.
 template <typename Convert, typename Half>
-FASTAMP_ALWAYS_INLINE void split_rests(const float* block, Half* params, std::int16_t* rests,
-                                       std::int64_t n) {
+FASTAMP_ALWAYS_INLINE void split_remainders(const float* block, Half* params,
+                                            std::int16_t* remainders, std::int64_t n) {
   alignas(64) float rounded[kStepBlock];
   Convert::narrow(block, params, n);
   Convert::widen(params, rounded, n);
   for (std::int64_t i = 0; i < n; ++i) {
-    rests[i] = static_cast<std::int16_t>(Rest<Half>::of(block[i], rounded[i]));
+    remainders[i] = static_cast<std::int16_t>(Remainder<Half>::of(block[i], rounded[i]));
   }
 }
 
@@ -207,11 +207,12 @@ FASTAMP_ALWAYS_INLINE float* load_weights(const DenseEntry& entry, std::int64_t 
                                           std::int64_t n, float* block) {
   void* const params = entry.pointers[kHalf];
   const bool is_half = entry.tag.of(kHalfBits) == Storage::kHalf;
-  if (entry.tag.has_rest()) {
-    const auto* rests = static_cast<const std::int16_t*>(entry.pointers[kWeight]) + begin;
-    is_half
-        ? join_rests<Convert>(static_cast<const c10::Half*>(params) + begin, rests, block, n)
-        : join_rests<Convert>(static_cast<const c10::BFloat16*>(params) + begin, rests, block, n);
+  if (entry.tag.has_remainder()) {
+    const auto* remainders = static_cast<const std::int16_t*>(entry.pointers[kWeight]) + begin;
+    is_half ? join_remainders<Convert>(static_cast<const c10::Half*>(params) + begin, remainders,
+                                       block, n)
+            : join_remainders<Convert>(static_cast<const c10::BFloat16*>(params) + begin,
+                                       remainders, block, n);
     return block;
   }
   float* weights = static_cast<float*>(entry.pointers[kWeight]) + begin;
@@ -222,17 +223,19 @@ FASTAMP_ALWAYS_INLINE float* load_weights(const DenseEntry& entry, std::int64_t 
   return weights;
 }
 
-/// Writes what belongs to weights after a step: rests, and the 16-bit parameter or weight copy.
+/// Writes what belongs to weights after a step: remainders, and the 16-bit parameter or weight
+/// copy.
 template <typename Convert>
 FASTAMP_ALWAYS_INLINE void store_weights(const float* weights, const DenseEntry& entry,
                                          std::int64_t begin, std::int64_t n) {
   void* const half = entry.pointers[kHalf];
   const Storage storage = entry.tag.of(kHalfBits);
-  if (entry.tag.has_rest()) {
-    auto* rests = static_cast<std::int16_t*>(entry.pointers[kWeight]) + begin;
+  if (entry.tag.has_remainder()) {
+    auto* remainders = static_cast<std::int16_t*>(entry.pointers[kWeight]) + begin;
     storage == Storage::kHalf
-        ? split_rests<Convert>(weights, static_cast<c10::Half*>(half) + begin, rests, n)
-        : split_rests<Convert>(weights, static_cast<c10::BFloat16*>(half) + begin, rests, n);
+        ? split_remainders<Convert>(weights, static_cast<c10::Half*>(half) + begin, remainders, n)
+        : split_remainders<Convert>(weights, static_cast<c10::BFloat16*>(half) + begin, remainders,
+                                    n);
   } else if (half != nullptr && storage == Storage::kFloat8) {
     store_float8_block(weights, half, begin, n);
   } else if (half != nullptr) {
@@ -241,28 +244,28 @@ FASTAMP_ALWAYS_INLINE void store_weights(const float* weights, const DenseEntry&
 }
 
 /// What all blocks of a call share.
-struct BlockGate {
-  GateValues gate;
+struct BlockAmpStep {
+  AmpStepValues amp_step;
   bool write_grads;
 };
 
-/// Leaves the gradients of a skipped step as the gate says.
+/// Leaves the gradients of a skipped step as the AmpStep says.
 template <typename Convert>
-FASTAMP_ALWAYS_INLINE void store_skipped_grads(const BlockGate& call, float* grad,
+FASTAMP_ALWAYS_INLINE void store_skipped_grads(const BlockAmpStep& call, float* grad,
                                                const DenseEntry& entry, std::int64_t begin,
                                                std::int64_t n) {
-  if (!call.write_grads || !call.gate.rewrites()) {
+  if (!call.write_grads || !call.amp_step.rewrites()) {
     return;
   }
-  const GateValues gate = call.gate;
+  const AmpStepValues amp_step = call.amp_step;
   for (std::int64_t i = 0; i < n; ++i) {
-    grad[i] = gate(grad[i]);
+    grad[i] = amp_step(grad[i]);
   }
   store_block<Convert>(grad, entry.pointers[kGrad], entry.tag.of(kGradBits), begin, n);
 }
 
 template <typename Convert, typename Op>
-FASTAMP_ALWAYS_INLINE void step_block(const BlockGate& call, const typename Op::Element& element,
+FASTAMP_ALWAYS_INLINE void step_block(const BlockAmpStep& call, const typename Op::Element& element,
                                       const DenseEntry& entry, std::int64_t begin, std::int64_t n) {
   alignas(64) float grads[kStepBlock];
   alignas(64) float converted[3][kStepBlock];
@@ -270,8 +273,8 @@ FASTAMP_ALWAYS_INLINE void step_block(const BlockGate& call, const typename Op::
   const auto& at = entry.pointers;
   const Storage grad_storage = entry.tag.of(kGradBits);
   float* grad = load_block<Convert>(at[kGrad], grad_storage, begin, n, grads);
-  const bool writes = call.write_grads && call.gate.rewrites();
-  if (call.gate.skip) {
+  const bool writes = call.write_grads && call.amp_step.rewrites();
+  if (call.amp_step.skip) {
     store_skipped_grads<Convert>(call, grad, entry, begin, n);
     return;
   }
@@ -279,10 +282,10 @@ FASTAMP_ALWAYS_INLINE void step_block(const BlockGate& call, const typename Op::
   load_moments<Convert>(entry, begin, n, converted, moments);
   float* const weight = load_weights<Convert>(entry, begin, n, joined);
   if (writes) {
-    Op::template loop<true>(element, call.gate, grad, weight, moments, n);
+    Op::template loop<true>(element, call.amp_step, grad, weight, moments, n);
     store_block<Convert>(grad, at[kGrad], grad_storage, begin, n);
   } else {
-    Op::template loop<false>(element, call.gate, grad, weight, moments, n);
+    Op::template loop<false>(element, call.amp_step, grad, weight, moments, n);
   }
   if (entry.tag.has_codes()) {
     store_code_moments<Op>(element, moments, entry, begin, n);
@@ -299,7 +302,7 @@ FASTAMP_ALWAYS_INLINE void step_block(const BlockGate& call, const typename Op::
 template <typename Op>
 struct StepBody {
   template <typename Convert>
-  static FASTAMP_ALWAYS_INLINE void run(const BlockGate& call, const Op::Element& element,
+  static FASTAMP_ALWAYS_INLINE void run(const BlockAmpStep& call, const Op::Element& element,
                                         const DenseEntry& entry, std::int64_t begin,
                                         std::int64_t end) {
     for (auto i = begin; i < end; i += kStepBlock) {
@@ -309,8 +312,8 @@ struct StepBody {
 };
 
 template <typename Op>
-using StepFn = void(const BlockGate&, const typename Op::Element&, const DenseEntry&, std::int64_t,
-                    std::int64_t);
+using StepFn = void(const BlockAmpStep&, const typename Op::Element&, const DenseEntry&,
+                    std::int64_t, std::int64_t);
 
 /// Constants of the parameter at hand: reused from the last one where group and step count are the
 /// same, since powers in fp64 cost more than the step of a small parameter.
@@ -340,7 +343,7 @@ class Elements {
 /// Runs the op over all entries and advances the step counters unless the step is skipped.
 /// @tparam Body  What is done with a part of an entry.
 template <template <typename> class Body = StepBody, typename Op>
-void run_step(const Op& op, const DenseStep& step, const BlockGate& call) {
+void run_step(const Op& op, const DenseStep& step, const BlockAmpStep& call) {
   std::vector<std::int64_t> numels;
   numels.reserve(step.entries.size());
   std::int64_t total = 0;
@@ -362,7 +365,7 @@ void run_step(const Op& op, const DenseStep& step, const BlockGate& call) {
     at::parallel_for(0, partition.length(), kStepThreadsNumel / 2, work);
   }
   // After all of them: every part of a parameter has to see the same count.
-  if (!call.gate.skip) {
+  if (!call.amp_step.skip) {
     for (const auto& entry : step.entries) {
       if (auto* const count = static_cast<float*>(entry.pointers[kStep]); count != nullptr) {
         *count = next_count(*count);

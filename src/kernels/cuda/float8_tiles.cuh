@@ -155,7 +155,7 @@ struct Float8Tiles {
     if (height_at(matrix, row) == kFloat8TileRows) {
       cast_whole<In, Out>(matrix, row, column, sums);
     } else {
-      cast_rest<In, Out>(matrix, row, column, sums);
+      cast_remainder<In, Out>(matrix, row, column, sums);
     }
     if (matrix.partial != nullptr) {
       float* to = global(matrix.partial + row / kFloat8TileRows * matrix.columns + column);
@@ -248,8 +248,8 @@ struct Float8Tiles {
 
   /// The last rows, where they are fewer than 16: four at a time, with fewer registers.
   template <typename In, typename Out>
-  static __device__ __forceinline__ void cast_rest(const Matrix& matrix, std::int64_t row,
-                                                   std::int64_t column, Four<float>& sums) {
+  static __device__ __forceinline__ void cast_remainder(const Matrix& matrix, std::int64_t row,
+                                                        std::int64_t column, Four<float>& sums) {
     const int height = height_at(matrix, row);
     const std::int64_t padded = matrix.padded_rows();
 #pragma unroll 1

@@ -4,11 +4,11 @@
 // Layout and mapping: kernels/cuda/step_kernel.cuh. Traffic per element of an fp32 parameter: 4
 // bytes of gradient read and, if write_grads, written; 8 of the parameter and 16 of the moments (24
 // with amsgrad, half with bf16 moments, 4 with those in 8 bits). Of a 16-bit parameter: 2 of
-// gradient, 4 of the parameter, 8 of its master or 4 of its rest. Numerics:
+// gradient, 4 of the parameter, 8 of its master or 4 of its remainder. Numerics:
 // kernels/functors/adam.h, in torch's order on CUDA and compiled without contraction: the bits of
 // torch's foreach kernels. Their powers in fp64 come from the host; those computed here may differ
-// in their last bits. bf16 moments, rests and moments in 8 bits: kernels/functors/noise.h,
-// rest.h and moment_codes.h, the CPU's bits.
+// in their last bits. bf16 moments, remainders and moments in 8 bits: kernels/functors/noise.h,
+// remainder.h and moment_codes.h, the CPU's bits.
 
 #include "kernels/cuda/step_launch.cuh"
 #include "kernels/fused_adamw.h"
@@ -57,12 +57,12 @@ void fused_adamw_cuda(const ops::FusedAdamwArgs& args, StepEntries entries) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const auto step = std::move(entries).make_dense(args.write_grads);
   const auto groups = adam_constants(args);
-  const auto gate = gate_pointers(step_args(args));
-  cuda::launch_step<AdamOp<StepKind::kPlain>>(groups, step, gate);
-  cuda::launch_step<AdamOp<StepKind::kRests>>(groups, step, gate);
-  cuda::launch_step<AdamOp<StepKind::kNoisy>>(groups, step, gate);
-  cuda::launch_step<AdamOp<StepKind::kTurned>>(groups, step, gate);
-  cuda::launch_step<AdamOp<StepKind::kCodes>>(groups, step, gate);
+  const auto amp_step = amp_step_pointers(step_args(args));
+  cuda::launch_step<AdamOp<StepKind::kPlain>>(groups, step, amp_step);
+  cuda::launch_step<AdamOp<StepKind::kRemainders>>(groups, step, amp_step);
+  cuda::launch_step<AdamOp<StepKind::kNoisy>>(groups, step, amp_step);
+  cuda::launch_step<AdamOp<StepKind::kTurned>>(groups, step, amp_step);
+  cuda::launch_step<AdamOp<StepKind::kCodes>>(groups, step, amp_step);
   step.copy_back();
 }
 

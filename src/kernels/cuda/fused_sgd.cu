@@ -4,8 +4,8 @@
 // Layout and mapping: kernels/cuda/step_kernel.cuh. Traffic per element of an fp32 parameter: 4
 // bytes of gradient read and, if write_grads, written; 8 of the parameter and 8 of the momentum
 // buffer. Of a 16-bit parameter: 2 of gradient, 4 of the parameter, 8 of its master or 4 of its
-// rest. Numerics: kernels/functors/sgd.h, rest.h, noise.h, compiled without contraction: the CPU's
-// bits.
+// remainder. Numerics: kernels/functors/sgd.h, remainder.h, noise.h, compiled without contraction:
+// the CPU's bits.
 
 #include "kernels/cuda/step_launch.cuh"
 #include "kernels/fused_sgd.h"
@@ -52,11 +52,11 @@ void fused_sgd_cuda(const ops::FusedSgdArgs& args, StepEntries entries) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const auto step = std::move(entries).make_dense(args.write_grads);
   const auto groups = sgd_constants(args);
-  const auto gate = gate_pointers(step_args(args));
-  cuda::launch_step<SgdOp<StepKind::kPlain>>(groups, step, gate);
-  cuda::launch_step<SgdOp<StepKind::kRests>>(groups, step, gate);
-  cuda::launch_step<SgdOp<StepKind::kNoisy>>(groups, step, gate);
-  cuda::launch_step<SgdOp<StepKind::kTurned>>(groups, step, gate);
+  const auto amp_step = amp_step_pointers(step_args(args));
+  cuda::launch_step<SgdOp<StepKind::kPlain>>(groups, step, amp_step);
+  cuda::launch_step<SgdOp<StepKind::kRemainders>>(groups, step, amp_step);
+  cuda::launch_step<SgdOp<StepKind::kNoisy>>(groups, step, amp_step);
+  cuda::launch_step<SgdOp<StepKind::kTurned>>(groups, step, amp_step);
   step.copy_back();
 }
 

@@ -7,10 +7,10 @@
 // and warp-uniform. The second is a step (step_kernel.cuh) whose gradients are the updates.
 // Traffic per element of the first: 2 or 4 bytes of gradient read and, if write_grads, written; 8
 // of the momentum buffer (4 in bfloat16); 2 or 4 of the update written. Of the second: 2 or 4 of
-// the update read, 8 of the parameter, or of a 16-bit one 4 and 8 of its master or 4 of its rest.
-// A step behind a closed gate reads no buffer, and writes zeros as updates. Numerics:
-// kernels/functors/muon.h, rest.h, noise.h, compiled without contraction. Proof: executed by the
-// emulator, with the bits of the CPU kernels (tests/cpp/cuda_on_cpu/test_muon.cpp).
+// the update read, 8 of the parameter, or of a 16-bit one 4 and 8 of its master or 4 of its
+// remainder. A skipped step reads no buffer, and writes zeros as updates. Numerics:
+// kernels/functors/muon.h, remainder.h, noise.h, compiled without contraction. Proof: executed by
+// the emulator, with the bits of the CPU kernels (tests/cpp/cuda_on_cpu/test_muon.cpp).
 
 #include "kernels/cuda/step_launch.cuh"
 #include "kernels/muon.h"
@@ -34,11 +34,11 @@ struct MuonMomentumOp {
   static constexpr bool kNoisy = kKind == StepKind::kNoisy || kTurned;
 
   MuonMomentumConstants groups[cuda::kLaunchGroups];
-  GatePointers args;
+  AmpStepPointers args;
   unsigned* arrivals;
 
   struct Thread {
-    GateValues gate;
+    AmpStepValues amp_step;
     bool writes_grads;
     unsigned group;  ///< Of `element`.
     MuonMomentum element;
@@ -61,8 +61,8 @@ struct MuonMomentumOp {
   };
 
   __device__ Thread begin() const {
-    const auto gate = args.read();
-    return {gate, args.write_grads && gate.rewrites(), ~0U, {}};
+    const auto amp_step = args.read();
+    return {amp_step, args.write_grads && amp_step.rewrites(), ~0U, {}};
   }
   __device__ void end(Thread& /*thread*/) const {}
 
@@ -119,7 +119,7 @@ struct MuonMomentumOp {
   template <typename Place>
   __device__ __forceinline__ static void four(const Thread& thread, const Arrays& at,
                                               const Place& place) {
-    const bool steps = !thread.gate.skip;
+    const bool steps = !thread.amp_step.skip;
     const bool reads = steps || thread.writes_grads;
     const cuda::Quad raw_grad = reads ? place.load(at.grad, at.grad_storage) : cuda::Quad{};
     const cuda::Quad raw_buffer = steps ? place.load(at.buffer, at.buffer_storage) : cuda::Quad{};
@@ -130,7 +130,7 @@ struct MuonMomentumOp {
     cuda::widen<Place::kPacked>(raw_buffer, at.buffer_storage, buffer);
 #pragma unroll
     for (int k = 0; k < kStepVector; ++k) {
-      grad[k] = thread.gate(grad[k]);
+      grad[k] = thread.amp_step(grad[k]);
       update[k] = thread.element(grad[k], buffer[k]);
       update[k] = steps ? update[k] : 0.0F;
     }
@@ -159,7 +159,7 @@ struct MuonMomentumOp {
 
 template <StepKind kKind>
 void launch_momentum(const std::vector<MuonMomentumConstants>& groups, const DenseStep& step,
-                     const GatePointers& args) {
+                     const AmpStepPointers& args) {
   if (!step.has(kKind)) {
     return;
   }
@@ -204,10 +204,10 @@ void muon_momentum_cuda(const ops::MuonMomentumArgs& args, StepEntries entries) 
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const auto step = std::move(entries).make_dense(args.write_grads);
   const auto groups = momentum_constants(args);
-  const auto gate = gate_pointers(step_args(args));
-  launch_momentum<StepKind::kPlain>(groups, step, gate);
-  launch_momentum<StepKind::kNoisy>(groups, step, gate);
-  launch_momentum<StepKind::kTurned>(groups, step, gate);
+  const auto amp_step = amp_step_pointers(step_args(args));
+  launch_momentum<StepKind::kPlain>(groups, step, amp_step);
+  launch_momentum<StepKind::kNoisy>(groups, step, amp_step);
+  launch_momentum<StepKind::kTurned>(groups, step, amp_step);
   step.copy_back();
 }
 
@@ -216,9 +216,9 @@ void muon_apply_cuda(const ops::MuonApplyArgs& args, StepEntries entries) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const auto step = std::move(entries).make_dense(/*write_grads=*/false);
   const auto groups = apply_constants(args);
-  const auto gate = gate_pointers(step_args(args));
-  cuda::launch_step<MuonApplyOp<StepKind::kPlain>>(groups, step, gate);
-  cuda::launch_step<MuonApplyOp<StepKind::kRests>>(groups, step, gate);
+  const auto amp_step = amp_step_pointers(step_args(args));
+  cuda::launch_step<MuonApplyOp<StepKind::kPlain>>(groups, step, amp_step);
+  cuda::launch_step<MuonApplyOp<StepKind::kRemainders>>(groups, step, amp_step);
   step.copy_back();
 }
 

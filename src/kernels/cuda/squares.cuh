@@ -170,8 +170,8 @@ struct SquaresOp {
     LaneSums sums;
 #pragma unroll 1
     for (std::int64_t at = range.begin; at < range.end; at += kNormChunkNumel) {
-      const std::int64_t rest = range.end - at;
-      const auto n = static_cast<int>(rest < kNormChunkNumel ? rest : kNormChunkNumel);
+      const std::int64_t remainder = range.end - at;
+      const auto n = static_cast<int>(remainder < kNormChunkNumel ? remainder : kNormChunkNumel);
       chunk(sums, base + at, n, lane, thread.inv_scale);
     }
     thread.squares += sums.squares;

@@ -11,8 +11,8 @@
 #include "kernels/cuda/launch_plan.h"
 #include "kernels/cuda/step_access.cuh"
 #include "kernels/cuda/step_operands.cuh"
+#include "kernels/functors/amp_step_values.h"
 #include "kernels/functors/bits.h"
-#include "kernels/functors/gate.h"
 #include "kernels/functors/moment_codes.h"
 #include "kernels/functors/noise.h"
 
@@ -24,7 +24,7 @@ namespace fastamp::kernels::cuda {
 template <typename Op, typename Arrays>
 struct CodeStep {
   const Arrays& at;
-  const GateValues& gate;
+  const AmpStepValues& amp_step;
   const typename Op::Element& element;
   bool steps;
   bool writes_grads;
@@ -81,7 +81,7 @@ struct CodeStep {
     decode<FirstMomentCodes>(first, scale[0], moments[0]);
     decode<SecondMomentCodes>(second, scale[1], moments[1]);
     widen_weights<Place::kPacked>(raw, at, grad, weight);
-    apply_step<Op>(gate, element, grad, weight, moments);
+    apply_step<Op>(amp_step, element, grad, weight, moments);
     if (writes_grads) {
       place.store(grad, at.grad, at.grad_storage);
     }

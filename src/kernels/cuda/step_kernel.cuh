@@ -95,14 +95,14 @@ struct StepKernel {
   using Arrays = StepArrays<kMoments>;
 
   Op op;
-  GatePointers args;
+  AmpStepPointers args;
   unsigned* arrivals;
 
   static constexpr unsigned kSteps = 1U;
   static constexpr unsigned kWritesGrads = 2U;
 
   struct Thread {
-    GateValues gate;
+    AmpStepValues amp_step;
     unsigned does;   ///< kSteps and kWritesGrads: each in a register of its own is one too many.
     unsigned group;  ///< Of `element`, and
     float steps;     ///< its step count.
@@ -110,10 +110,10 @@ struct StepKernel {
   };
 
   __device__ Thread begin() const {
-    const auto gate = args.read();
-    const unsigned steps = gate.skip ? 0U : kSteps;
-    const unsigned writes = args.write_grads && gate.rewrites() ? kWritesGrads : 0U;
-    return {gate, steps | writes, ~0U, 0.0F, {}};
+    const auto amp_step = args.read();
+    const unsigned steps = amp_step.skip ? 0U : kSteps;
+    const unsigned writes = args.write_grads && amp_step.rewrites() ? kWritesGrads : 0U;
+    return {amp_step, steps | writes, ~0U, 0.0F, {}};
   }
   __device__ void end(Thread& /*thread*/) const {}
 
@@ -137,8 +137,8 @@ struct StepKernel {
     std::uint32_t amax = 0;
     if constexpr (!kCodes) {
       elements(thread, table, range, lane, at, amax);
-    } else if (at.rests) {
-      code_groups<Mix::kAnyRest>(thread, at, range, lane, amax);
+    } else if (at.remainders) {
+      code_groups<Mix::kAnyRemainder>(thread, at, range, lane, amax);
     } else {
       code_groups<Mix::kAny>(thread, at, range, lane, amax);
     }
@@ -155,7 +155,7 @@ struct StepKernel {
     const std::int64_t stop = range.begin + (range.end - range.begin) / kStepVector * kStepVector;
     if constexpr (Op::kUsualMoments < 0) {
       if (at.aligned()) {
-        constexpr Mix kMix = Op::kKind == StepKind::kRests ? Mix::kAnyRest : Mix::kAny;
+        constexpr Mix kMix = Op::kKind == StepKind::kRemainders ? Mix::kAnyRemainder : Mix::kAny;
         vectors_of<kMix, false>(thread, at, from + lane * kStepVector, stop, amax);
         from = stop;
       }
@@ -168,8 +168,8 @@ struct StepKernel {
       from = stop;
     }
     const Arrays again = arrays(thread, table, range.entry);
-    if (again.rests) {
-      others<Mix::kAnyRest>(thread, again, from + lane, range.end, amax);
+    if (again.remainders) {
+      others<Mix::kAnyRemainder>(thread, again, from + lane, range.end, amax);
       return;
     }
     others<Mix::kAny>(thread, again, from + lane, range.end, amax);
@@ -191,8 +191,8 @@ struct StepKernel {
                                                      const ChunkRange& range, int lane,
                                                      std::uint32_t& amax) {
     const Arrays known = at.template known<kMix, false>();
-    const CodeStep<Op, Arrays> step{known, thread.gate, thread.element, (thread.does & kSteps) != 0,
-                                    (thread.does & kWritesGrads) != 0};
+    const CodeStep<Op, Arrays> step{known, thread.amp_step, thread.element,
+                                    (thread.does & kSteps) != 0, (thread.does & kWritesGrads) != 0};
     step.template run<kMix>(range, lane, amax);
   }
 
@@ -211,7 +211,7 @@ struct StepKernel {
     at.half_storage = tag.of(kHalfBits);
     at.moment_storage = kNoisy ? Storage::kBFloat16 : tag.of(kMomentBits);
     at.follows = at.half != nullptr && !tag.has_copy();
-    at.rests = kNoisy || kCodes ? tag.has_rest() : Op::kKind == StepKind::kRests;
+    at.remainders = kNoisy || kCodes ? tag.has_remainder() : Op::kKind == StepKind::kRemainders;
 #pragma unroll
     for (int m = 0; m < kMoments; ++m) {
       at.moments[m] = table.pointer(kFirst + m, entry);
@@ -259,12 +259,12 @@ struct StepKernel {
                                           std::int64_t from, std::int64_t stop,
                                           std::uint32_t& amax) const {
     if constexpr (Op::kKind != StepKind::kPlain) {
-      if (Op::kKind == StepKind::kRests || mix == Mix::kRest) {
-        vectors_of<Mix::kRest, kNarrowMoments>(thread, at, from, stop, amax);
+      if (Op::kKind == StepKind::kRemainders || mix == Mix::kRemainder) {
+        vectors_of<Mix::kRemainder, kNarrowMoments>(thread, at, from, stop, amax);
         return;
       }
     }
-    if constexpr (Op::kKind != StepKind::kRests) {
+    if constexpr (Op::kKind != StepKind::kRemainders) {
       if (mix == Mix::kFloat) {
         vectors_of<Mix::kFloat, kNarrowMoments>(thread, at, from, stop, amax);
       } else if (mix == Mix::kCopied) {
@@ -307,7 +307,7 @@ struct StepKernel {
     for (int m = 0; m < kUsed; ++m) {
       widen<Place::kPacked>(raw[m], at.moment_storage, moments[m]);
     }
-    apply_step<Op>(thread.gate, thread.element, grad, weight, moments);
+    apply_step<Op>(thread.amp_step, thread.element, grad, weight, moments);
     if ((thread.does & kWritesGrads) != 0) {
       place.store(grad, at.grad, at.grad_storage);
     }

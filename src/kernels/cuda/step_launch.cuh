@@ -54,7 +54,7 @@ std::vector<TensorEntry<kDepth>> entries_of_groups(const std::vector<DenseEntry>
 /// their counters.
 template <typename Op, typename Group>
 void launch_step(const std::vector<Group>& groups, const DenseStep& step,
-                 const GatePointers& args) {
+                 const AmpStepPointers& args) {
   if (!step.has(Op::kKind)) {
     return;
   }

@@ -2,14 +2,15 @@
 #pragma once
 
 // What a lane of a fused step holds of its four elements: where the arrays of their parameter are
-// and of which dtypes, and how weights come from them and go back, with masters, rests and copies.
+// and of which dtypes, and how weights come from them and go back, with masters, remainders and
+// copies.
 
 #include "kernels/cuda/step_access.cuh"
+#include "kernels/functors/amp_step_values.h"
 #include "kernels/functors/float8_copy.h"
-#include "kernels/functors/gate.h"
 #include "kernels/functors/master.h"
 #include "kernels/functors/noise.h"
-#include "kernels/functors/rest.h"
+#include "kernels/functors/remainder.h"
 #include "kernels/step_entries.h"
 
 #include <cstdint>
@@ -25,17 +26,17 @@ __device__ __forceinline__ bool quad_aligned(const void* base, Storage storage) 
 
 /// What a loop knows of its arrays when it is compiled. All but the last two: the usual moments.
 enum class Mix : std::uint8_t {
-  kFloat,    ///< An fp32 gradient, and no 16-bit parameter or copy.
-  kCopied,   ///< An fp32 gradient and a 16-bit weight copy.
-  kFloat8,   ///< An fp32 gradient and an fp8 weight copy.
-  kMaster,   ///< A 16-bit gradient and a 16-bit parameter behind a master.
-  kRest,     ///< A 16-bit gradient and a 16-bit parameter with its rest.
-  kAny,      ///< Anything but rests.
-  kAnyRest,  ///< Anything with rests.
+  kFloat,         ///< An fp32 gradient, and no 16-bit parameter or copy.
+  kCopied,        ///< An fp32 gradient and a 16-bit weight copy.
+  kFloat8,        ///< An fp32 gradient and an fp8 weight copy.
+  kMaster,        ///< A 16-bit gradient and a 16-bit parameter behind a master.
+  kRemainder,     ///< A 16-bit gradient and a 16-bit parameter with its remainder.
+  kAny,           ///< Anything but remainders.
+  kAnyRemainder,  ///< Anything with remainders.
 };
 
 template <Mix kMix>
-inline constexpr bool kIsAny = kMix == Mix::kAny || kMix == Mix::kAnyRest;
+inline constexpr bool kIsAny = kMix == Mix::kAny || kMix == Mix::kAnyRemainder;
 
 /// Addresses and dtypes of an entry.
 template <int kMoments>
@@ -48,7 +49,7 @@ struct StepArrays {
   Storage half_storage;
   Storage moment_storage;
   bool follows;          ///< The weight follows `half`, which is no weight copy.
-  bool rests;            ///< `weight` holds the rests of `half`, which the weight follows.
+  bool remainders;       ///< `weight` holds the remainders of `half`, which the weight follows.
   Noise noise;           ///< With a noisy op, or one of codes.
   ElementOrder order;    ///< With a noisy op whose entries are turned.
   unsigned group_shift;  ///< Of codes: the logarithm of how many share a scale.
@@ -81,12 +82,12 @@ struct StepArrays {
     if (!follows) {
       return half_storage == Storage::kFloat8 ? Mix::kFloat8 : Mix::kCopied;
     }
-    return rests ? Mix::kRest : Mix::kMaster;
+    return remainders ? Mix::kRemainder : Mix::kMaster;
   }
 
-  /// How wide elements of `weight` are: rests are moved as any 16 bits.
+  /// How wide elements of `weight` are: remainders are moved as any 16 bits.
   __device__ __forceinline__ Storage weight_storage() const {
-    return rests ? Storage::kHalf : Storage::kFloat;
+    return remainders ? Storage::kHalf : Storage::kFloat;
   }
 
   /// The same with what a loop knows, which the compiler then knows.
@@ -99,14 +100,14 @@ struct StepArrays {
       all.half_storage = narrow(half_storage);
     }
     if constexpr (kIsAny<kMix>) {
-      all.rests = kMix == Mix::kAnyRest;
-      all.follows = follows || all.rests;
+      all.remainders = kMix == Mix::kAnyRemainder;
+      all.follows = follows || all.remainders;
     } else {
-      constexpr bool kFollows = kMix == Mix::kMaster || kMix == Mix::kRest;
+      constexpr bool kFollows = kMix == Mix::kMaster || kMix == Mix::kRemainder;
       all.grad_storage = kFollows ? narrow(grad_storage) : Storage::kFloat;
       all.moment_storage = kNarrowMoments ? narrow(moment_storage) : Storage::kFloat;
       all.follows = kFollows;
-      all.rests = kMix == Mix::kRest;
+      all.remainders = kMix == Mix::kRemainder;
     }
     return all;
   }
@@ -146,14 +147,16 @@ __device__ __forceinline__ void follow_params(const Arrays& at, const Quad& para
 }
 
 template <bool kPacked, typename Arrays>
-__device__ __forceinline__ void join_rests(const Arrays& at, const Quad& params, const Quad& rests,
-                                           float (&weight)[kStepVector]) {
+__device__ __forceinline__ void join_remainders(const Arrays& at, const Quad& params,
+                                                const Quad& remainders,
+                                                float (&weight)[kStepVector]) {
   widen<kPacked>(params, at.half_storage, weight);
 #pragma unroll
   for (int k = 0; k < kStepVector; ++k) {
-    const auto rest = static_cast<std::int16_t>(half_of<kPacked>(rests, k));
-    weight[k] = at.half_storage == Storage::kHalf ? Rest<c10::Half>::master(weight[k], rest)
-                                                  : Rest<c10::BFloat16>::master(weight[k], rest);
+    const auto remainder = static_cast<std::int16_t>(half_of<kPacked>(remainders, k));
+    weight[k] = at.half_storage == Storage::kHalf
+                    ? Remainder<c10::Half>::master(weight[k], remainder)
+                    : Remainder<c10::BFloat16>::master(weight[k], remainder);
   }
 }
 
@@ -175,8 +178,8 @@ __device__ __forceinline__ void widen_weights(const RawWeights& raw, const Array
                                               float (&grad)[kStepVector],
                                               float (&weight)[kStepVector]) {
   widen<kPacked>(raw.grad, at.grad_storage, grad);
-  if (at.rests) {
-    join_rests<kPacked>(at, raw.half, raw.weight, weight);
+  if (at.remainders) {
+    join_remainders<kPacked>(at, raw.half, raw.weight, weight);
   } else {
     widen<kPacked>(raw.weight, Storage::kFloat, weight);
     if (at.follows) {
@@ -185,15 +188,15 @@ __device__ __forceinline__ void widen_weights(const RawWeights& raw, const Array
   }
 }
 
-/// Sends gradients through the gate and steps weights and moments.
+/// Sends gradients through the AmpStep and steps weights and moments.
 template <typename Op, int kUsed>
-__device__ __forceinline__ void apply_step(const GateValues& gate,
+__device__ __forceinline__ void apply_step(const AmpStepValues& amp_step,
                                            const typename Op::Element& element,
                                            float (&grad)[kStepVector], float (&weight)[kStepVector],
                                            float (&moments)[kUsed][kStepVector]) {
 #pragma unroll
   for (int k = 0; k < kStepVector; ++k) {
-    grad[k] = gate(grad[k]);
+    grad[k] = amp_step(grad[k]);
     float state[kUsed];
 #pragma unroll
     for (int m = 0; m < kUsed; ++m) {
@@ -208,21 +211,21 @@ __device__ __forceinline__ void apply_step(const GateValues& gate,
 }
 
 template <typename Arrays, typename Place>
-__device__ __forceinline__ void store_rests(const float (&weight)[kStepVector], const Arrays& at,
-                                            const Place& place) {
+__device__ __forceinline__ void store_remainders(const float (&weight)[kStepVector],
+                                                 const Arrays& at, const Place& place) {
   std::uint16_t params[kStepVector];
-  std::uint16_t rests[kStepVector];
+  std::uint16_t remainders[kStepVector];
 #pragma unroll
   for (int k = 0; k < kStepVector; ++k) {
     params[k] = to_bits(weight[k], at.half_storage);
     const float rounded = to_float(params[k], at.half_storage);
-    const std::int32_t rest = at.half_storage == Storage::kHalf
-                                  ? Rest<c10::Half>::of(weight[k], rounded)
-                                  : Rest<c10::BFloat16>::of(weight[k], rounded);
-    rests[k] = static_cast<std::uint16_t>(rest);
+    const std::int32_t remainder = at.half_storage == Storage::kHalf
+                                       ? Remainder<c10::Half>::of(weight[k], rounded)
+                                       : Remainder<c10::BFloat16>::of(weight[k], rounded);
+    remainders[k] = static_cast<std::uint16_t>(remainder);
   }
   place.store_bits(params, at.half);
-  place.store_bits(rests, at.weight);
+  place.store_bits(remainders, at.weight);
 }
 
 /// The scale is in the header, whose line stays in the cache: no register is kept for it.
@@ -248,13 +251,13 @@ __device__ __forceinline__ void store_float8(const float (&weight)[kStepVector],
 #endif
 }
 
-/// Stores weights, and rests or 16-bit parameters or copies.
+/// Stores weights, and remainders or 16-bit parameters or copies.
 /// @param amax  Raised to the greatest magnitude that went to an fp8 copy.
 template <Mix kMix, typename Arrays, typename Place>
 __device__ __forceinline__ void store_weights(const float (&weight)[kStepVector], const Arrays& at,
                                               const Place& place, std::uint32_t& amax) {
-  if (at.rests) {
-    store_rests(weight, at, place);
+  if (at.remainders) {
+    store_remainders(weight, at, place);
     return;
   }
   place.store(weight, at.weight, Storage::kFloat);

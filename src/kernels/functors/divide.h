@@ -13,9 +13,9 @@ namespace fastamp::kernels {
 /// then nothing underflows.
 FASTAMP_HOST_DEVICE float divide(float x, float divisor, float reciprocal) {
   const float quotient = x * reciprocal;
-  const float rest = fused(-quotient, divisor, x);
-  const float corrected = fused(rest, reciprocal, quotient);
-  return rest == rest ? corrected : quotient;  // infinities have no remainder
+  const float remainder = fused(-quotient, divisor, x);
+  const float corrected = fused(remainder, reciprocal, quotient);
+  return remainder == remainder ? corrected : quotient;  // infinities have no remainder
 }
 
 }  // namespace fastamp::kernels

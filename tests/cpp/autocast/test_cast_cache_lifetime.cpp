@@ -148,7 +148,7 @@ TEST_CASE_METHOD(LeavesNoTrace,
 TEST_CASE_METHOD(LeavesNoTrace, "cast cache: a cast that the user edits in place is not used again",
                  "[autocast][cache]") {
   // einsum of one operand hands out a view of the cast.
-  fastamp::set_op_policy("einsum", fastamp::OpPolicy::lower, c10::kCPU);
+  fastamp::set_op_policy("einsum", fastamp::OpPolicy::kLower, c10::kCPU);
   const auto w = make_weight(4, 4);
   {
     const AutocastGuard region(c10::kCPU, c10::kBFloat16);

@@ -15,7 +15,7 @@
 #include <vector>
 
 using fastamp::AutocastGuard;
-using fastamp::CastTogether;
+using fastamp::CastTogetherGuard;
 using namespace fastamp::test;
 
 namespace {
@@ -36,10 +36,10 @@ using Casts = std::vector<std::uint64_t>;
 
 }  // namespace
 
-TEST_CASE_METHOD(LeavesNoTrace, "CastTogether: the first use casts what the last region used",
+TEST_CASE_METHOD(LeavesNoTrace, "CastTogetherGuard: the first use casts what the last region used",
                  "[autocast][together]") {
   const std::vector weights{make_weight(4, 2), make_weight(3, 3), make_weight(1, 5)};
-  CastTogether together(weights);
+  CastTogetherGuard together(weights);
   CHECK(casts_by_use(weights) == Casts{1, 1, 1});
   CHECK(casts_by_use(weights) == Casts{3, 0, 0});
   CHECK(casts_by_use({weights[0]}) == Casts{3});
@@ -49,10 +49,10 @@ TEST_CASE_METHOD(LeavesNoTrace, "CastTogether: the first use casts what the last
   CHECK(casts_by_use(weights) == Casts{1, 1, 1});
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "CastTogether: values are those of now, gradients arrive",
+TEST_CASE_METHOD(LeavesNoTrace, "CastTogetherGuard: values are those of now, gradients arrive",
                  "[autocast][together]") {
   const std::vector weights{make_weight(4, 2), make_weight(4, 2)};
-  const CastTogether together(weights);
+  const CastTogetherGuard together(weights);
   casts_by_use(weights);
   {
     const at::NoGradGuard no_grad;
@@ -69,7 +69,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "CastTogether: values are those of now, gradient
   CHECK(weights[1].grad().sum().item<float>() == 8);
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "CastTogether: alternating models keep their plans, up to eight",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "CastTogetherGuard: alternating models keep their plans, up to eight",
                  "[autocast][together]") {
   std::vector<std::vector<at::Tensor>> models;
   std::vector<at::Tensor> all;
@@ -77,7 +78,7 @@ TEST_CASE_METHOD(LeavesNoTrace, "CastTogether: alternating models keep their pla
     models.push_back({make_weight(2, 2), make_weight(2, 2)});
     all.insert(all.end(), models.back().begin(), models.back().end());
   }
-  const CastTogether together(all);
+  const CastTogetherGuard together(all);
   for (std::size_t i = 0; i < 8; ++i) {
     casts_by_use(models[i]);
   }

@@ -77,7 +77,7 @@ TEST_CASE_METHOD(LeavesNoTrace, "AutocastContext: other threads get what this on
   std::optional<AutocastContext> context;
   {
     const AutocastGuard region(c10::kCPU, c10::kHalf, true, false);
-    const OpPolicyGuard policies({{"exp", OpPolicy::lower}});
+    const OpPolicyGuard policies({{"exp", OpPolicy::kLower}});
     context = AutocastContext::current();
     CHECK(context->enabled(c10::kCPU));
     CHECK_FALSE(context->enabled(c10::kCUDA));
@@ -89,7 +89,7 @@ TEST_CASE_METHOD(LeavesNoTrace, "AutocastContext: other threads get what this on
   std::optional<OpPolicy> hidden;
   std::thread([&] {
     const AutocastGuard own(c10::kCPU, c10::kBFloat16);
-    const OpPolicyGuard own_policies({{"mm", OpPolicy::banned}});
+    const OpPolicyGuard own_policies({{"mm", OpPolicy::kBanned}});
     {
       const AutocastContextGuard guard(*context);
       dtype = mm_dtype();
@@ -101,8 +101,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "AutocastContext: other threads get what this on
   }).join();
   CHECK(dtype == c10::kHalf);
   CHECK_FALSE(inside->cache_enabled);
-  CHECK(policy == OpPolicy::lower);
-  CHECK(hidden == OpPolicy::lower);
+  CHECK(policy == OpPolicy::kLower);
+  CHECK(hidden == OpPolicy::kLower);
   CHECK(after->cpu_dtype == c10::kBFloat16);
   CHECK(after->depth == 1);
 }

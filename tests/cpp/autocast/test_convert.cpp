@@ -125,7 +125,7 @@ TEST_CASE("By types too, a weight that another module has stays") {
 }
 
 TEST_CASE("By types, the policies in force count") {
-  const fastamp::OpPolicyGuard lists({{"conv2d", fastamp::OpPolicy::fp32}});
+  const fastamp::OpPolicyGuard lists({{"conv2d", fastamp::OpPolicy::kFp32}});
   torch::nn::Sequential model(torch::nn::Conv2d(3, 4, 3), torch::nn::Linear(8, 8));
   const auto found = reasons(fastamp::convert(*model, c10::kBFloat16));
   CHECK(!found.at("0.weight").empty());
@@ -170,9 +170,9 @@ TEST_CASE("A preset names the ops in which two devices differ, and copies what i
     CHECK(fastamp::op_policy(edit.op, c10::kCUDA) == edit.policy);
   }
   CHECK(fastamp::policy_preset(c10::kCPU, c10::kCPU).empty());
-  const fastamp::OpPolicyGuard edit({{"mm", fastamp::OpPolicy::fp32, c10::kCUDA}});
+  const fastamp::OpPolicyGuard edit({{"mm", fastamp::OpPolicy::kFp32, c10::kCUDA}});
   const fastamp::OpPolicyGuard lists(fastamp::policy_preset(c10::kCUDA, c10::kCPU));
-  CHECK(fastamp::op_policy("mm", c10::kCPU) == fastamp::OpPolicy::fp32);
+  CHECK(fastamp::op_policy("mm", c10::kCPU) == fastamp::OpPolicy::kFp32);
   CHECK(fastamp::policy_preset(c10::kCUDA, c10::kCPU).empty());
   CHECK_THROWS_AS(fastamp::policy_preset(c10::kMeta, c10::kCPU), c10::ValueError);
 }

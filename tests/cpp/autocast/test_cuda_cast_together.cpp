@@ -13,10 +13,10 @@
 #include <vector>
 
 using fastamp::AutocastGuard;
-using fastamp::CastTogether;
+using fastamp::CastTogetherGuard;
 using namespace fastamp::test;
 
-TEST_CASE_METHOD(LeavesNoTrace, "CastTogether: the one launch has the bits of separate casts",
+TEST_CASE_METHOD(LeavesNoTrace, "CastTogetherGuard: the one launch has the bits of separate casts",
                  "[autocast][together][cuda]") {
   const auto dtype = GENERATE(c10::kBFloat16, c10::kHalf);
   std::vector<at::Tensor> weights;
@@ -28,7 +28,7 @@ TEST_CASE_METHOD(LeavesNoTrace, "CastTogether: the one launch has the bits of se
   at::Tensor odd = at::randn({3, 5}, at::kCUDA);
   odd.set_data(shifted.narrow(0, 1, 15).view({3, 5}));
   weights.push_back(odd.requires_grad_());
-  const CastTogether together(weights);
+  const CastTogetherGuard together(weights);
   const auto identity = at::eye(3, at::TensorOptions(at::kCUDA).dtype(dtype));
   for (int repeat = 0; repeat < 2; ++repeat) {
     const AutocastGuard region(c10::kCUDA, dtype);

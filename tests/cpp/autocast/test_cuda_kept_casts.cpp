@@ -14,7 +14,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 using fastamp::AutocastGuard;
-using fastamp::KeepCasts;
+using fastamp::KeepCastsGuard;
 using fastamp::kept_casts;
 using namespace fastamp::test;
 
@@ -29,10 +29,10 @@ at::Tensor cuda_weight() { return at::ones({64, 64}, c10::kCUDA).requires_grad_(
 
 }  // namespace
 
-TEST_CASE_METHOD(LeavesNoTrace, "KeepCasts on CUDA: a copy per stream, edits are seen on all",
+TEST_CASE_METHOD(LeavesNoTrace, "KeepCastsGuard on CUDA: a copy per stream, edits are seen on all",
                  "[autocast][kept][cuda]") {
   const auto weight = cuda_weight();
-  const KeepCasts keep({weight});
+  const KeepCastsGuard keep({weight});
   CHECK(sum_in_region(weight) == 64);
   const auto side = c10::cuda::getStreamFromPool();
   {
@@ -48,11 +48,11 @@ TEST_CASE_METHOD(LeavesNoTrace, "KeepCasts on CUDA: a copy per stream, edits are
   CHECK(kept_casts().copies == 1);  // the other stream's was out of date
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "KeepCasts on CUDA: a captured graph casts at each replay",
+TEST_CASE_METHOD(LeavesNoTrace, "KeepCastsGuard on CUDA: a captured graph casts at each replay",
                  "[autocast][kept][cuda][graph]") {
   const auto weight = cuda_weight();
   const auto x = at::ones({1, 64}, c10::kCUDA);
-  const KeepCasts keep({weight});
+  const KeepCastsGuard keep({weight});
   const at::NoGradGuard no_grad;
   const c10::cuda::CUDAStreamGuard on_side(c10::cuda::getStreamFromPool());
   CHECK(sum_in_region(weight) == 64);

@@ -62,7 +62,7 @@ TEST_CASE("fp8 plan: a row for each shape says what becomes of it", "[float8]") 
 TEST_CASE("fp8 plan: backward keeps half of the bytes of a 16-bit region", "[float8]") {
   const auto saved = [](const Float8Shape& shape) {
     const auto row = float8_plan({shape}, Float8Recipe().small_size(0, 0))[0];
-    return std::pair(row.carrier_saved_bytes, row.saved_bytes);
+    return std::pair(row.base_dtype_saved_bytes, row.saved_bytes);
   };
   using Bytes = std::pair<std::int64_t, std::int64_t>;
   const Float8Shape both{.m = 32, .k = 48, .n = 64};
@@ -85,8 +85,8 @@ TEST_CASE("fp8 plan: backward keeps half of the bytes of a 16-bit region", "[flo
 
 TEST_CASE("fp8 plan: what is asked wrongly is refused", "[float8]") {
   const auto refusal = [](const Float8Shape& shape, const Float8Recipe& recipe,
-                          c10::ScalarType carrier) {
-    return error_text<c10::ValueError>([&] { float8_plan({{}, shape}, recipe, carrier); });
+                          c10::ScalarType base_dtype) {
+    return error_text<c10::ValueError>([&] { float8_plan({{}, shape}, recipe, base_dtype); });
   };
   CHECK_THAT(refusal({.m = -1}, {}, c10::kHalf),
              Contains("float8_plan: expected sizes of shapes[1] to be at least 0, got m -1"));
@@ -96,8 +96,8 @@ TEST_CASE("fp8 plan: what is asked wrongly is refused", "[float8]") {
                       "-1)"));
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "fp8 region: small products stay in the carrier, recorded or not",
-                 "[float8]") {
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "fp8 region: small products stay in the base dtype, recorded or not", "[float8]") {
   const auto x = at::randn({4, 32});
   const auto weight = at::randn({16, 32}).requires_grad_();
   const auto outcome_with = [&](const Float8Recipe& recipe) {

@@ -147,15 +147,15 @@ TEST_CASE_METHOD(LeavesNoTrace, "fp8 region: mm, addmm and matmul with a weight 
   CHECK(bit_equal(at::matmul(stack, flat), at::linear(stack, weight)));
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "fp8 region: excluded weights stay in the carrier", "[float8]") {
+TEST_CASE_METHOD(LeavesNoTrace, "fp8 region: excluded weights stay in the base dtype", "[float8]") {
   const auto x = at::randn({4, 32});
   const auto weight = at::randn({16, 32}).requires_grad_();
   const auto linear = [&] { at::linear(x, weight); };
   const AutocastGuard region(c10::kCPU, Float8Recipe());
   {
-    fastamp::Float8Exclusion outer({weight});
+    fastamp::Float8ExclusionGuard outer({weight});
     {
-      const fastamp::Float8Exclusion inner({weight, x});
+      const fastamp::Float8ExclusionGuard inner({weight, x});
       CHECK(outcome_of(linear) == "excluded");
     }
     CHECK(outcome_of(linear) == "excluded");

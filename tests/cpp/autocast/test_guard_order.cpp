@@ -166,19 +166,19 @@ TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: casts live until the last of our
 TEST_CASE_METHOD(LeavesNoTrace, "OpPolicyGuard: guards end in any order, and early",
                  "[autocast][policy]") {
   std::optional<OpPolicyGuard> outer(std::in_place,
-                                     std::vector<fastamp::OpPolicyEdit>{{"mm", OpPolicy::fp32}});
-  OpPolicyGuard middle({{"mm", OpPolicy::banned}, {"exp", OpPolicy::banned}});
+                                     std::vector<fastamp::OpPolicyEdit>{{"mm", OpPolicy::kFp32}});
+  OpPolicyGuard middle({{"mm", OpPolicy::kBanned}, {"exp", OpPolicy::kBanned}});
   std::optional<OpPolicyGuard> inner(std::in_place,
-                                     std::vector<fastamp::OpPolicyEdit>{{"exp", OpPolicy::lower}});
+                                     std::vector<fastamp::OpPolicyEdit>{{"exp", OpPolicy::kLower}});
   outer.reset();
-  CHECK(op_policy("mm", c10::kCPU) == OpPolicy::banned);
-  CHECK(op_policy("exp", c10::kCPU) == OpPolicy::lower);
+  CHECK(op_policy("mm", c10::kCPU) == OpPolicy::kBanned);
+  CHECK(op_policy("exp", c10::kCPU) == OpPolicy::kLower);
   middle.release();
   middle.release();
-  CHECK(op_policy("mm", c10::kCPU) == OpPolicy::lower);
-  CHECK(op_policy("exp", c10::kCPU) == OpPolicy::lower);
+  CHECK(op_policy("mm", c10::kCPU) == OpPolicy::kLower);
+  CHECK(op_policy("exp", c10::kCPU) == OpPolicy::kLower);
   inner.reset();
-  CHECK(op_policy("exp", c10::kCPU) == OpPolicy::pass);
+  CHECK(op_policy("exp", c10::kCPU) == OpPolicy::kPass);
 }
 
 TEST_CASE_METHOD(LeavesNoTrace, "OpPolicyGuard: destroyed on another thread it changes nothing",
@@ -187,12 +187,12 @@ TEST_CASE_METHOD(LeavesNoTrace, "OpPolicyGuard: destroyed on another thread it c
   std::optional<OpPolicy> left_there;
   std::optional<OpPolicy> of_this;
   std::thread([&] {
-    auto guard =
-        std::make_unique<OpPolicyGuard>(std::vector<fastamp::OpPolicyEdit>{{"mm", OpPolicy::fp32}});
+    auto guard = std::make_unique<OpPolicyGuard>(
+        std::vector<fastamp::OpPolicyEdit>{{"mm", OpPolicy::kFp32}});
     std::thread([&] {
       const CapturedWarnings warnings;
       {
-        const OpPolicyGuard own({{"mm", OpPolicy::banned}});
+        const OpPolicyGuard own({{"mm", OpPolicy::kBanned}});
         guard.reset();
         of_the_other = op_policy("mm", c10::kCPU);
       }
@@ -200,7 +200,7 @@ TEST_CASE_METHOD(LeavesNoTrace, "OpPolicyGuard: destroyed on another thread it c
     }).join();
     of_this = op_policy("mm", c10::kCPU);
   }).join();
-  CHECK(of_the_other == OpPolicy::banned);
-  CHECK(left_there == OpPolicy::lower);
-  CHECK(of_this == OpPolicy::fp32);
+  CHECK(of_the_other == OpPolicy::kBanned);
+  CHECK(left_there == OpPolicy::kLower);
+  CHECK(of_this == OpPolicy::kFp32);
 }

@@ -69,7 +69,7 @@ void write_half(const at::Tensor& tensor, int half, float value) {
 /// A weight of 1 with a kept cast; a step is to make it 2.
 struct Scene {
   at::Tensor weight = at::full({1, kSize}, 1.0F, at::kFloat).requires_grad_();
-  fastamp::KeepCasts kept{{weight}};
+  fastamp::KeepCastsGuard kept{{weight}};
   WeightCopies copies;
   CopyingStep step{&copies};
   at::Tensor copy;

@@ -16,7 +16,7 @@
 #include <optional>
 
 using fastamp::AutocastGuard;
-using fastamp::KeepCasts;
+using fastamp::KeepCastsGuard;
 using fastamp::kept_casts;
 using namespace fastamp::test;
 
@@ -36,13 +36,13 @@ fastamp::CastCounts casts_of_a_region(const at::Tensor& weight) {
 
 }  // namespace
 
-TEST_CASE_METHOD(LeavesNoTrace, "KeepCasts: a weight is cast once for all regions",
+TEST_CASE_METHOD(LeavesNoTrace, "KeepCastsGuard: a weight is cast once for all regions",
                  "[autocast][kept]") {
   auto weight = make_weight(4, 2);
   const bool requires_grad = GENERATE(true, false);
   weight.requires_grad_(requires_grad);
   {
-    const KeepCasts keep({weight});
+    const KeepCastsGuard keep({weight});
     CHECK(casts_of_a_region(weight).kept_hits == 0);
     const auto second = casts_of_a_region(weight);
     CHECK(second.kept_hits == 1);
@@ -54,10 +54,10 @@ TEST_CASE_METHOD(LeavesNoTrace, "KeepCasts: a weight is cast once for all region
   CHECK(casts_of_a_region(weight).kept_hits == 0);
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "KeepCasts: an edit is seen, one through data() is not",
+TEST_CASE_METHOD(LeavesNoTrace, "KeepCastsGuard: an edit is seen, one through data() is not",
                  "[autocast][kept]") {
   const auto weight = make_weight(4, 2);
-  const KeepCasts keep({weight});
+  const KeepCastsGuard keep({weight});
   CHECK(sum_in_region(weight) == 4);
   {
     const at::NoGradGuard no_grad;
@@ -73,10 +73,11 @@ TEST_CASE_METHOD(LeavesNoTrace, "KeepCasts: an edit is seen, one through data() 
   CHECK(sum_in_region(weight) == 16);
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "KeepCasts: steps of LibTorch's optimizers are not seen, ours are",
+TEST_CASE_METHOD(LeavesNoTrace,
+                 "KeepCastsGuard: steps of LibTorch's optimizers are not seen, ours are",
                  "[autocast][kept]") {
   const auto weight = make_weight(4, 2);
-  const KeepCasts keep({weight});
+  const KeepCastsGuard keep({weight});
   weight.mutable_grad() = at::ones({4, 2});
   CHECK(sum_in_region(weight) == 4.0F);
   torch::optim::SGD({weight}, torch::optim::SGDOptions(1.0)).step();  // It writes weight.data().
@@ -88,9 +89,10 @@ TEST_CASE_METHOD(LeavesNoTrace, "KeepCasts: steps of LibTorch's optimizers are n
   CHECK(sum_in_region(weight) == -4.0F);
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "KeepCasts: every region has its own node", "[autocast][kept]") {
+TEST_CASE_METHOD(LeavesNoTrace, "KeepCastsGuard: every region has its own node",
+                 "[autocast][kept]") {
   const auto weight = make_weight(4, 2);
-  const KeepCasts keep({weight});
+  const KeepCastsGuard keep({weight});
   std::optional<AutocastGuard> region(std::in_place, c10::kCPU, c10::kBFloat16);
   const auto first = column_sums(weight);
   region.reset();
@@ -103,10 +105,11 @@ TEST_CASE_METHOD(LeavesNoTrace, "KeepCasts: every region has its own node", "[au
   CHECK(weight.grad().sum().item<float>() == 16);
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "KeepCasts: release, and the last of two", "[autocast][kept]") {
+TEST_CASE_METHOD(LeavesNoTrace, "KeepCastsGuard: release, and the last of two",
+                 "[autocast][kept]") {
   const auto weight = make_weight(4, 2);
-  KeepCasts first({weight});
-  KeepCasts second({weight, weight});
+  KeepCastsGuard first({weight});
+  KeepCastsGuard second({weight, weight});
   sum_in_region(weight);
   first.release();
   first.release();
@@ -115,10 +118,10 @@ TEST_CASE_METHOD(LeavesNoTrace, "KeepCasts: release, and the last of two", "[aut
   CHECK(kept_casts().copies == 0);
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "KeepCasts: a dead weight's copy is freed within 16 regions",
+TEST_CASE_METHOD(LeavesNoTrace, "KeepCastsGuard: a dead weight's copy is freed within 16 regions",
                  "[autocast][kept]") {
   auto weight = make_weight(4, 2);
-  const KeepCasts keep({weight});
+  const KeepCastsGuard keep({weight});
   sum_in_region(weight);
   const auto memory = fastamp::autocast::KeptCastStore::instance()
                           .find_memory(weight, c10::kBFloat16)
@@ -134,7 +137,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "KeepCasts: a dead weight's copy is freed within
   CHECK(kept_casts().copies == 0);
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "KeepCasts: undefined tensors are ignored", "[autocast][kept]") {
-  const KeepCasts keep({at::Tensor(), make_weight(2, 2)});
+TEST_CASE_METHOD(LeavesNoTrace, "KeepCastsGuard: undefined tensors are ignored",
+                 "[autocast][kept]") {
+  const KeepCastsGuard keep({at::Tensor(), make_weight(2, 2)});
   CHECK(kept_casts().copies == 0);
 }

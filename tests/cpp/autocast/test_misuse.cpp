@@ -25,8 +25,8 @@
 #include <vector>
 
 using fastamp::AutocastGuard;
-using fastamp::CastTogether;
-using fastamp::KeepCasts;
+using fastamp::CastTogetherGuard;
+using fastamp::KeepCastsGuard;
 using fastamp::OpPolicy;
 using fastamp::OpPolicyGuard;
 using fastamp::Trace;
@@ -45,8 +45,8 @@ TEST_CASE("misuse: lists of weights may be empty and may hold undefined tensors"
   const auto weight = at::ones({3, 4}).requires_grad_(true);
   const std::vector<std::vector<at::Tensor>> lists = {{}, {at::Tensor()}, {at::Tensor(), weight}};
   const auto& weights = lists[GENERATE(range<std::size_t>(0, 3))];
-  KeepCasts kept(weights);
-  CastTogether together(weights);
+  KeepCastsGuard kept(weights);
+  CastTogetherGuard together(weights);
   CHECK(linear_in_a_region(weight) == c10::kBFloat16);
   CHECK(linear_in_a_region(weight) == c10::kBFloat16);
   CHECK(fastamp::kept_casts().copies == (weights.size() == 2 ? 1 : 0));
@@ -63,12 +63,12 @@ TEST_CASE("misuse: lists of weights may be empty and may hold undefined tensors"
 TEST_CASE("misuse: empty names are refused by function", "[autocast]") {
   const std::vector<std::pair<std::string, std::function<void()>>> calls = {
       {"op_policy: expected op ", [] { fastamp::op_policy("", c10::kCPU); }},
-      {"set_op_policy: expected op ", [] { fastamp::set_op_policy("", OpPolicy::fp32); }},
-      {"OpPolicyGuard: expected op ", [] { const OpPolicyGuard guard({{"", OpPolicy::fp32}}); }},
+      {"set_op_policy: expected op ", [] { fastamp::set_op_policy("", OpPolicy::kFp32); }},
+      {"OpPolicyGuard: expected op ", [] { const OpPolicyGuard guard({{"", OpPolicy::kFp32}}); }},
       {"OpPolicyGuard: expected device ",
-       [] { const OpPolicyGuard guard({{"mm", OpPolicy::fp32, c10::kMPS}}); }},
-      {"register_op: expected ", [] { fastamp::register_op("", OpPolicy::fp32); }},
-      {"register_op: expected ", [] { fastamp::register_op("::", OpPolicy::fp32); }},
+       [] { const OpPolicyGuard guard({{"mm", OpPolicy::kFp32, c10::kMPS}}); }},
+      {"register_op: expected ", [] { fastamp::register_op("", OpPolicy::kFp32); }},
+      {"register_op: expected ", [] { fastamp::register_op("::", OpPolicy::kFp32); }},
       {"unregister_op: expected ", [] { fastamp::unregister_op(""); }},
       {"op_policy_from_string: expected ", [] { fastamp::op_policy_from_string(""); }},
       {"trace_order_from_string: expected name ", [] { fastamp::trace_order_from_string(""); }},
@@ -78,9 +78,9 @@ TEST_CASE("misuse: empty names are refused by function", "[autocast]") {
     INFO(start << " / " << text);
     CHECK(text.find(start) == 0);
   }
-  CHECK(fastamp::op_policy("mm", c10::kCPU) == OpPolicy::lower);
+  CHECK(fastamp::op_policy("mm", c10::kCPU) == OpPolicy::kLower);
   const OpPolicyGuard nothing({});
-  CHECK(fastamp::op_policy("mm", c10::kCPU) == OpPolicy::lower);
+  CHECK(fastamp::op_policy("mm", c10::kCPU) == OpPolicy::kLower);
 }
 
 TEST_CASE("misuse: a trace answers before, between and after what it records", "[autocast]") {
@@ -92,7 +92,7 @@ TEST_CASE("misuse: a trace answers before, between and after what it records", "
   for (int i = 0; i < 2; ++i) {
     trace.stop();
     CHECK(trace.rows().size() == 1);
-    CHECK_FALSE(trace.table(fastamp::TraceOrder::name, 0).empty());
+    CHECK_FALSE(trace.table(fastamp::TraceOrder::kName, 0).empty());
   }
   linear_in_a_region(at::ones({3, 4}));
   CHECK(trace.rows().size() == 1);

@@ -34,14 +34,14 @@ c10::ScalarType mm_dtype() {
 TEST_CASE("A policy guard acts on its thread until it is destroyed") {
   const auto before = fastamp::op_policy("mm", c10::kCPU);
   {
-    const OpPolicyGuard outer({{"mm", OpPolicy::fp32}, {"exp", OpPolicy::banned, c10::kCUDA}});
+    const OpPolicyGuard outer({{"mm", OpPolicy::kFp32}, {"exp", OpPolicy::kBanned, c10::kCUDA}});
     CHECK(mm_dtype() == c10::kFloat);
-    CHECK(op_policy("exp", c10::kCUDA) == OpPolicy::banned);
-    CHECK(op_policy("exp", c10::kCPU) == OpPolicy::pass);
+    CHECK(op_policy("exp", c10::kCUDA) == OpPolicy::kBanned);
+    CHECK(op_policy("exp", c10::kCPU) == OpPolicy::kPass);
     {
-      const OpPolicyGuard inner({{"mm", OpPolicy::pass}});
-      CHECK(op_policy("mm", c10::kCPU) == OpPolicy::pass);
-      CHECK(op_policy("exp", c10::kCUDA) == OpPolicy::banned);
+      const OpPolicyGuard inner({{"mm", OpPolicy::kPass}});
+      CHECK(op_policy("mm", c10::kCPU) == OpPolicy::kPass);
+      CHECK(op_policy("exp", c10::kCUDA) == OpPolicy::kBanned);
     }
     CHECK(mm_dtype() == c10::kFloat);
     std::optional<c10::ScalarType> elsewhere;
@@ -54,12 +54,12 @@ TEST_CASE("A policy guard acts on its thread until it is destroyed") {
 }
 
 TEST_CASE("A refused policy guard changes nothing") {
-  CHECK_THROWS_AS(OpPolicyGuard({{"mm", OpPolicy::fp32}, {"mmm", OpPolicy::fp32}}),
+  CHECK_THROWS_AS(OpPolicyGuard({{"mm", OpPolicy::kFp32}, {"mmm", OpPolicy::kFp32}}),
                   c10::ValueError);
-  CHECK_THROWS_WITH(OpPolicyGuard({{"mmm", OpPolicy::fp32}}),
+  CHECK_THROWS_WITH(OpPolicyGuard({{"mmm", OpPolicy::kFp32}}),
                     Catch::StartsWith("OpPolicyGuard: expected op "));
-  CHECK_THROWS_AS(OpPolicyGuard({{"mm", OpPolicy::append_dtype}}), c10::ValueError);
-  CHECK_THROWS_AS(OpPolicyGuard({{"mm", OpPolicy::fp32, c10::kXLA}}), c10::ValueError);
+  CHECK_THROWS_AS(OpPolicyGuard({{"mm", OpPolicy::kAppendDtype}}), c10::ValueError);
+  CHECK_THROWS_AS(OpPolicyGuard({{"mm", OpPolicy::kFp32, c10::kXLA}}), c10::ValueError);
   CHECK(mm_dtype() == c10::kBFloat16);
 }
 
@@ -69,20 +69,20 @@ TEST_CASE("A registered op is autocast, edited and given back") {
     return at::nan_to_num(at::ones({2})).scalar_type();
   };
   CHECK(dtype() == c10::kFloat);
-  fastamp::register_op("aten::nan_to_num", OpPolicy::lower, c10::kCPU);
+  fastamp::register_op("aten::nan_to_num", OpPolicy::kLower, c10::kCPU);
   CHECK(dtype() == c10::kBFloat16);
   CHECK(fastamp::op_table().back().op == "nan_to_num");
   {
-    const OpPolicyGuard guard({{"nan_to_num", OpPolicy::fp32}});
+    const OpPolicyGuard guard({{"nan_to_num", OpPolicy::kFp32}});
     CHECK(dtype() == c10::kFloat);
   }
-  fastamp::set_op_policy("nan_to_num", OpPolicy::pass);
+  fastamp::set_op_policy("nan_to_num", OpPolicy::kPass);
   CHECK(dtype() == c10::kFloat);
   fastamp::reset_op_policies();
   CHECK(dtype() == c10::kBFloat16);
   fastamp::unregister_op("nan_to_num");
   CHECK(dtype() == c10::kFloat);
   CHECK_THROWS_AS(fastamp::unregister_op("nan_to_num"), c10::ValueError);
-  CHECK_THROWS_AS(fastamp::register_op("aten::nothing_like_it", OpPolicy::lower), c10::ValueError);
-  CHECK_THROWS_AS(fastamp::register_op("aten::mm", OpPolicy::lower), c10::ValueError);
+  CHECK_THROWS_AS(fastamp::register_op("aten::nothing_like_it", OpPolicy::kLower), c10::ValueError);
+  CHECK_THROWS_AS(fastamp::register_op("aten::mm", OpPolicy::kLower), c10::ValueError);
 }

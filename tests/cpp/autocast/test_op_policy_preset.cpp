@@ -88,8 +88,8 @@ TEST_CASE("policies_from_environment: the variable's policies, or all as it was"
   fastamp::policies_from_environment();
   ::setenv("FASTAMP_POLICY", " layer_norm = lower, softmax.int=fp32,", 1);
   fastamp::policies_from_environment();
-  CHECK(op_policy("layer_norm", c10::kCUDA) == OpPolicy::lower);
-  CHECK(op_policy("softmax.int", c10::kCPU) == OpPolicy::fp32);
+  CHECK(op_policy("layer_norm", c10::kCUDA) == OpPolicy::kLower);
+  CHECK(op_policy("softmax.int", c10::kCPU) == OpPolicy::kFp32);
   const auto refusal = [](const char* text) {
     ::setenv("FASTAMP_POLICY", text, 1);
     return error_text<c10::ValueError>([] { fastamp::policies_from_environment(); });
@@ -98,7 +98,7 @@ TEST_CASE("policies_from_environment: the variable's policies, or all as it was"
         std::string::npos);
   CHECK(refusal("mm=fp32,poow=fp32").find("FASTAMP_POLICY: expected op to name an op") == 0);
   CHECK(refusal("mm=fp32,pow=half").find("FASTAMP_POLICY: expected policy") == 0);
-  CHECK(op_policy("mm", c10::kCPU) == OpPolicy::lower);
+  CHECK(op_policy("mm", c10::kCPU) == OpPolicy::kLower);
   ::unsetenv("FASTAMP_POLICY");
   ::setenv("FASTAMP_POLICY_FILE", "policy.toml", 1);
   const CapturedWarnings warnings;

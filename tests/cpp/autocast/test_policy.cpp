@@ -18,8 +18,8 @@ using namespace fastamp::test;
 namespace {
 
 const std::vector<OpPolicy> kPolicies{
-    OpPolicy::pass,         OpPolicy::lower,   OpPolicy::fp32,  OpPolicy::set_opt_dtype,
-    OpPolicy::append_dtype, OpPolicy::promote, OpPolicy::banned};
+    OpPolicy::kPass,        OpPolicy::kLower,   OpPolicy::kFp32,  OpPolicy::kSetOptDtype,
+    OpPolicy::kAppendDtype, OpPolicy::kPromote, OpPolicy::kBanned};
 
 /// Every policy of the table by name, so that a difference can be printed.
 std::vector<std::string> all_policies() {
@@ -81,10 +81,10 @@ TEST_CASE_METHOD(LeavesNoTrace,
   std::set<std::string> cpu;
   std::set<std::string> cuda;
   for (const auto& row : fastamp::op_table()) {
-    if (row.cpu_default != OpPolicy::pass) {
+    if (row.cpu_default != OpPolicy::kPass) {
       cpu.insert(row.op);
     }
-    if (row.cuda_default != OpPolicy::pass) {
+    if (row.cuda_default != OpPolicy::kPass) {
       cuda.insert(row.op);
     }
   }
@@ -95,15 +95,15 @@ TEST_CASE_METHOD(LeavesNoTrace,
 
 TEST_CASE_METHOD(LeavesNoTrace, "op_policy: finds an op with and without namespace and overload",
                  "[autocast][policy]") {
-  CHECK(fastamp::op_policy("mm", c10::kCPU) == OpPolicy::lower);
-  CHECK(fastamp::op_policy("aten::mm", c10::kCUDA) == OpPolicy::lower);
-  CHECK(fastamp::op_policy("softmax.int", c10::kCUDA) == OpPolicy::set_opt_dtype);
-  CHECK(fastamp::op_policy("aten::softmax.int", c10::kCPU) == OpPolicy::pass);
-  CHECK(fastamp::op_policy("softmax", c10::kCUDA) == OpPolicy::set_opt_dtype);
-  CHECK(fastamp::op_policy("binary_cross_entropy", c10::kCUDA) == OpPolicy::banned);
-  CHECK(fastamp::op_policy("binary_cross_entropy", c10::kCPU) == OpPolicy::fp32);
-  CHECK(fastamp::op_policy("norm.Scalar", c10::kCUDA) == OpPolicy::append_dtype);
-  CHECK(fastamp::op_policy("cat", c10::kCPU) == OpPolicy::promote);
+  CHECK(fastamp::op_policy("mm", c10::kCPU) == OpPolicy::kLower);
+  CHECK(fastamp::op_policy("aten::mm", c10::kCUDA) == OpPolicy::kLower);
+  CHECK(fastamp::op_policy("softmax.int", c10::kCUDA) == OpPolicy::kSetOptDtype);
+  CHECK(fastamp::op_policy("aten::softmax.int", c10::kCPU) == OpPolicy::kPass);
+  CHECK(fastamp::op_policy("softmax", c10::kCUDA) == OpPolicy::kSetOptDtype);
+  CHECK(fastamp::op_policy("binary_cross_entropy", c10::kCUDA) == OpPolicy::kBanned);
+  CHECK(fastamp::op_policy("binary_cross_entropy", c10::kCPU) == OpPolicy::kFp32);
+  CHECK(fastamp::op_policy("norm.Scalar", c10::kCUDA) == OpPolicy::kAppendDtype);
+  CHECK(fastamp::op_policy("cat", c10::kCPU) == OpPolicy::kPromote);
 }
 
 TEST_CASE_METHOD(LeavesNoTrace, "op_policy: an unknown op is refused with the nearest names",
@@ -116,7 +116,7 @@ TEST_CASE_METHOD(LeavesNoTrace, "op_policy: an unknown op is refused with the ne
   for (const char* name : {"", "aten::", "aten::aten::mm", "mm.out", "softmax.", ".int", "MM"}) {
     CAPTURE(name);
     CHECK_THROWS_AS(fastamp::op_policy(name, c10::kCPU), c10::ValueError);
-    CHECK_THROWS_AS(fastamp::set_op_policy(name, OpPolicy::fp32), c10::ValueError);
+    CHECK_THROWS_AS(fastamp::set_op_policy(name, OpPolicy::kFp32), c10::ValueError);
   }
 }
 
@@ -126,18 +126,18 @@ TEST_CASE_METHOD(LeavesNoTrace, "op_policy: a device without a column is refused
   const auto text = error_text<c10::ValueError>([] { fastamp::op_policy("mm", c10::kMPS); });
   CAPTURE(text);
   CHECK(text.find("expected device to be cpu or cuda, got mps") != std::string::npos);
-  CHECK_THROWS_AS(fastamp::set_op_policy("mm", OpPolicy::fp32, c10::kMeta), c10::ValueError);
+  CHECK_THROWS_AS(fastamp::set_op_policy("mm", OpPolicy::kFp32, c10::kMeta), c10::ValueError);
   CHECK(all_policies() == before);
 }
 
 TEST_CASE_METHOD(LeavesNoTrace, "op_policy: a name whose overloads differ is refused",
                  "[autocast][policy]") {
-  fastamp::set_op_policy("pow.Scalar", OpPolicy::lower, c10::kCUDA);
+  fastamp::set_op_policy("pow.Scalar", OpPolicy::kLower, c10::kCUDA);
   const auto text = error_text<c10::ValueError>([] { fastamp::op_policy("pow", c10::kCUDA); });
   CAPTURE(text);
   CHECK(text.find("overloads differ") != std::string::npos);
   CHECK(text.find("such as 'pow.") != std::string::npos);
-  CHECK(fastamp::op_policy("pow", c10::kCPU) == OpPolicy::pass);
+  CHECK(fastamp::op_policy("pow", c10::kCPU) == OpPolicy::kPass);
   fastamp::reset_op_policies();
 }
 
@@ -163,19 +163,19 @@ TEST_CASE_METHOD(LeavesNoTrace,
   };
   using Names = std::vector<std::string>;
   SECTION("one device") {
-    fastamp::set_op_policy("mm", OpPolicy::fp32, c10::kCPU);
+    fastamp::set_op_policy("mm", OpPolicy::kFp32, c10::kCPU);
     CHECK(changed() == Names{"mm cpu"});
   }
   SECTION("both devices") {
-    fastamp::set_op_policy("mm", OpPolicy::fp32);
+    fastamp::set_op_policy("mm", OpPolicy::kFp32);
     CHECK(changed() == Names{"mm cpu", "mm cuda"});
   }
   SECTION("one overload") {
-    fastamp::set_op_policy("aten::softmax.int", OpPolicy::fp32, c10::kCUDA);
+    fastamp::set_op_policy("aten::softmax.int", OpPolicy::kFp32, c10::kCUDA);
     CHECK(changed() == Names{"softmax.int cuda"});
   }
   SECTION("all overloads") {
-    fastamp::set_op_policy("pow", OpPolicy::lower);
+    fastamp::set_op_policy("pow", OpPolicy::kLower);
     CHECK(changed() == Names{"pow.Scalar cpu", "pow.Scalar cuda", "pow.Tensor_Scalar cpu",
                              "pow.Tensor_Scalar cuda", "pow.Tensor_Tensor cpu",
                              "pow.Tensor_Tensor cuda"});
@@ -194,12 +194,12 @@ TEST_CASE_METHOD(LeavesNoTrace, "set_op_policy: a policy that the op cannot carr
     CHECK(text.find("got '" + std::string(fastamp::to_string(policy))) != std::string::npos);
     CHECK(all_policies() == before);
   };
-  refused("mm", OpPolicy::set_opt_dtype);
-  refused("mm", OpPolicy::append_dtype);
-  refused("softmax.int", OpPolicy::append_dtype);
-  refused("norm.Scalar", OpPolicy::set_opt_dtype);
-  refused("_cudnn_rnn", OpPolicy::fp32);
-  refused("_cudnn_rnn", OpPolicy::promote);
+  refused("mm", OpPolicy::kSetOptDtype);
+  refused("mm", OpPolicy::kAppendDtype);
+  refused("softmax.int", OpPolicy::kAppendDtype);
+  refused("norm.Scalar", OpPolicy::kSetOptDtype);
+  refused("_cudnn_rnn", OpPolicy::kFp32);
+  refused("_cudnn_rnn", OpPolicy::kPromote);
 }
 
 TEST_CASE_METHOD(LeavesNoTrace,

@@ -43,9 +43,9 @@ TEST_CASE_METHOD(EditsPolicies,
                  "[autocast][policy]") {
   const AutocastGuard region(c10::kCPU, c10::kBFloat16);
   CHECK(at::mm(x, x).scalar_type() == c10::kBFloat16);
-  set_op_policy("mm", OpPolicy::fp32);
+  set_op_policy("mm", OpPolicy::kFp32);
   CHECK(at::mm(low, low).scalar_type() == c10::kFloat);
-  set_op_policy("mm", OpPolicy::pass);
+  set_op_policy("mm", OpPolicy::kPass);
   CHECK(at::mm(x, x).scalar_type() == c10::kFloat);
   CHECK(at::mm(low, low).scalar_type() == c10::kBFloat16);
   fastamp::reset_op_policies();
@@ -55,7 +55,7 @@ TEST_CASE_METHOD(EditsPolicies,
 TEST_CASE_METHOD(EditsPolicies, "set_op_policy: an edit of the CUDA column does not touch the CPU",
                  "[autocast][policy]") {
   const AutocastGuard region(c10::kCPU, c10::kBFloat16);
-  set_op_policy("mm", OpPolicy::fp32, c10::kCUDA);
+  set_op_policy("mm", OpPolicy::kFp32, c10::kCUDA);
   CHECK(at::mm(x, x).scalar_type() == c10::kBFloat16);
 }
 
@@ -64,7 +64,7 @@ TEST_CASE_METHOD(EditsPolicies,
                  "[autocast][policy]") {
   const auto weight = at::randn({4}).requires_grad_();
   SECTION("lower") {
-    set_op_policy("layer_norm", OpPolicy::lower, c10::kCPU);
+    set_op_policy("layer_norm", OpPolicy::kLower, c10::kCPU);
     const AutocastGuard region(c10::kCPU, c10::kBFloat16);
     const auto y = at::layer_norm(x, {4}, weight);
     CHECK(y.scalar_type() == c10::kBFloat16);
@@ -76,8 +76,8 @@ TEST_CASE_METHOD(EditsPolicies,
     CHECK(weight.grad().scalar_type() == c10::kFloat);
   }
   SECTION("fp32") {
-    set_op_policy("layer_norm", OpPolicy::fp32, c10::kCPU);
-    set_op_policy("rms_norm", OpPolicy::fp32, c10::kCPU);
+    set_op_policy("layer_norm", OpPolicy::kFp32, c10::kCPU);
+    set_op_policy("rms_norm", OpPolicy::kFp32, c10::kCPU);
     const AutocastGuard region(c10::kCPU, c10::kBFloat16);
     CHECK(at::layer_norm(low, {4}, weight).scalar_type() == c10::kFloat);
     CHECK(at::rms_norm(low, {4}).scalar_type() == c10::kFloat);
@@ -85,7 +85,7 @@ TEST_CASE_METHOD(EditsPolicies,
   SECTION("inside an open region") {
     const AutocastGuard region(c10::kCPU, c10::kBFloat16);
     CHECK(at::softmax(low, 1).scalar_type() == c10::kBFloat16);
-    set_op_policy("softmax", OpPolicy::set_opt_dtype, c10::kCPU);
+    set_op_policy("softmax", OpPolicy::kSetOptDtype, c10::kCPU);
     CHECK(at::softmax(low, 1).scalar_type() == c10::kFloat);
     CHECK(at::softmax(low, 1, c10::kHalf).scalar_type() == c10::kHalf);
     fastamp::reset_op_policies();
@@ -96,14 +96,14 @@ TEST_CASE_METHOD(EditsPolicies,
 TEST_CASE_METHOD(EditsPolicies, "set_op_policy: the first edit of such an op prints no warning",
                  "[autocast][policy]") {
   const CapturedWarnings warnings;
-  set_op_policy("native_layer_norm", OpPolicy::lower, c10::kCPU);
+  set_op_policy("native_layer_norm", OpPolicy::kLower, c10::kCPU);
   CHECK(warnings.texts().empty());
 }
 
 TEST_CASE_METHOD(EditsPolicies,
                  "policy set_opt_dtype: sets an absent dtype, leaves the arguments alone",
                  "[autocast][policy]") {
-  set_op_policy("sum.*", OpPolicy::set_opt_dtype, c10::kCPU);
+  set_op_policy("sum.*", OpPolicy::kSetOptDtype, c10::kCPU);
   const AutocastGuard region(c10::kCPU, c10::kBFloat16);
   CHECK(at::sum(low).scalar_type() == c10::kFloat);
   CHECK(at::sum(low, 0).scalar_type() == c10::kFloat);
@@ -114,7 +114,7 @@ TEST_CASE_METHOD(EditsPolicies,
 
 TEST_CASE_METHOD(EditsPolicies, "policy append_dtype: calls the overload with an output dtype",
                  "[autocast][policy]") {
-  set_op_policy("norm", OpPolicy::append_dtype, c10::kCPU);
+  set_op_policy("norm", OpPolicy::kAppendDtype, c10::kCPU);
   const AutocastGuard region(c10::kCPU, c10::kBFloat16);
   CHECK(at::norm(low, 2).scalar_type() == c10::kFloat);
   CHECK(at::norm(low, 2, at::IntArrayRef{0}, false).scalar_type() == c10::kFloat);
@@ -125,7 +125,7 @@ TEST_CASE_METHOD(EditsPolicies, "policy append_dtype: calls the overload with an
 TEST_CASE_METHOD(EditsPolicies,
                  "policy promote: widest of the arguments, float32 for a mix of lower dtypes",
                  "[autocast][policy]") {
-  set_op_policy("atan2", OpPolicy::promote, c10::kCPU);
+  set_op_policy("atan2", OpPolicy::kPromote, c10::kCPU);
   const auto half = at::ones({4, 4}, c10::kHalf);
   const auto fp64 = at::ones({4, 4}, c10::kDouble);
   const AutocastGuard region(c10::kCPU, c10::kBFloat16);
@@ -142,7 +142,7 @@ TEST_CASE_METHOD(EditsPolicies,
 
 TEST_CASE_METHOD(EditsPolicies, "policy banned: refuses the op inside a region only",
                  "[autocast][policy]") {
-  set_op_policy("mm", OpPolicy::banned, c10::kCPU);
+  set_op_policy("mm", OpPolicy::kBanned, c10::kCPU);
   {
     const AutocastGuard region(c10::kCPU, c10::kBFloat16);
     const auto text = error_text<c10::Error>([&] { at::mm(x, x); });
@@ -161,7 +161,7 @@ TEST_CASE_METHOD(EditsPolicies, "policy banned: refuses the op inside a region o
 TEST_CASE_METHOD(EditsPolicies,
                  "set_op_policy: edits last over unregister_kernels and register_kernels",
                  "[autocast][policy]") {
-  set_op_policy("layer_norm", OpPolicy::lower, c10::kCPU);
+  set_op_policy("layer_norm", OpPolicy::kLower, c10::kCPU);
   {
     const TorchKernels torch;
     const HandRegion region(c10::kCPU, c10::kBFloat16);
@@ -175,7 +175,7 @@ TEST_CASE_METHOD(EditsPolicies, "set_op_policy: may be called while torch's kern
                  "[autocast][policy]") {
   {
     const TorchKernels torch;
-    set_op_policy("layer_norm", OpPolicy::lower, c10::kCPU);
+    set_op_policy("layer_norm", OpPolicy::kLower, c10::kCPU);
     const HandRegion region(c10::kCPU, c10::kBFloat16);
     CHECK(at::layer_norm(x, {4}).scalar_type() == c10::kFloat);
   }

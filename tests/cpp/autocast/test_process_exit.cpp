@@ -94,8 +94,8 @@ TEST_CASE("process exit: threads that ask for regions on a GPU", "[autocast][exi
 
 TEST_CASE("process exit: threads that change policies for themselves", "[autocast][exit]") {
   const auto work = [] {
-    const fastamp::OpPolicyGuard guard({{"mm", fastamp::OpPolicy::fp32, std::nullopt},
-                                        {"softmax.int", fastamp::OpPolicy::pass, c10::kCPU}});
+    const fastamp::OpPolicyGuard guard({{"mm", fastamp::OpPolicy::kFp32, std::nullopt},
+                                        {"softmax.int", fastamp::OpPolicy::kPass, c10::kCPU}});
   };
   work();
   CHECK(bad_exits(8, work) == 0);
@@ -116,8 +116,8 @@ TEST_CASE("process exit: threads that keep casts and ask for casts together", "[
   static const auto* const weights = new std::vector<at::Tensor>{fastamp::test::make_weight(4, 4),
                                                                  fastamp::test::make_weight(2, 4)};
   const auto work = [] {
-    const fastamp::KeepCasts keep(*weights);
-    const fastamp::CastTogether together(*weights);
+    const fastamp::KeepCastsGuard keep(*weights);
+    const fastamp::CastTogetherGuard together(*weights);
     enter_and_leave();
     static_cast<void>(fastamp::kept_casts());
     fastamp::drop_kept_casts(*weights);

@@ -64,7 +64,7 @@ TEST_CASE_METHOD(
   std::size_t acting =
       1;  // The layer of a CPU's TransformerEncoder, which is in no list of torch's.
   for (const auto& row : fastamp::op_table()) {
-    acting += row.cpu != fastamp::OpPolicy::pass || row.cuda != fastamp::OpPolicy::pass ? 1 : 0;
+    acting += row.cpu != fastamp::OpPolicy::kPass || row.cuda != fastamp::OpPolicy::kPass ? 1 : 0;
   }
   CHECK(count_differences(torch, ours) == acting);
   fastamp::unregister_kernels();
@@ -79,7 +79,7 @@ TEST_CASE_METHOD(LeavesNoTrace,
   fastamp::unregister_kernels();
   const auto torch = dispatcher_dump();
   fastamp::register_kernels();
-  fastamp::set_op_policy("layer_norm", fastamp::OpPolicy::lower, c10::kCPU);
+  fastamp::set_op_policy("layer_norm", fastamp::OpPolicy::kLower, c10::kCPU);
   fastamp::unregister_kernels();
   CHECK(count_differences(torch, dispatcher_dump()) == 0);
   fastamp::reset_op_policies();

@@ -122,8 +122,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "threads: policies can be read and edited while 
     meeting.wait();
     for (int round = 0; round < 200; ++round) {
       if (i == 0) {
-        fastamp::set_op_policy("mm",
-                               round % 2 == 0 ? fastamp::OpPolicy::fp32 : fastamp::OpPolicy::lower);
+        fastamp::set_op_policy(
+            "mm", round % 2 == 0 ? fastamp::OpPolicy::kFp32 : fastamp::OpPolicy::kLower);
       } else if (i == 1) {
         wrong += fastamp::op_table().empty() ? 1 : 0;
       } else {

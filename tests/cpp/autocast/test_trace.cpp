@@ -46,7 +46,7 @@ TEST_CASE_METHOD(LeavesNoTrace, "Trace: a row says op, dtypes, policy and casts"
   }
   const auto row = only_row(trace, "mm");
   CHECK(row.device == c10::kCPU);
-  CHECK(row.policy == OpPolicy::lower);
+  CHECK(row.policy == OpPolicy::kLower);
   CHECK(row.inputs == std::vector{c10::kFloat, c10::kFloat});
   CHECK(row.run_dtype == c10::kBFloat16);
   CHECK(row.source.empty());
@@ -114,9 +114,9 @@ TEST_CASE_METHOD(LeavesNoTrace, "Trace: table and JSON", "[autocast][trace]") {
   trace.stop();
   const std::string by_bytes = trace.table();
   CHECK(by_bytes.find("\nmm ") < by_bytes.find("\ncat "));
-  const std::string by_name = trace.table(TraceOrder::name);
+  const std::string by_name = trace.table(TraceOrder::kName);
   CHECK(by_name.find("\ncat ") < by_name.find("\nmm "));
-  CHECK(trace.table(TraceOrder::name, 1).find("1 more rows") != std::string::npos);
+  CHECK(trace.table(TraceOrder::kName, 1).find("1 more rows") != std::string::npos);
   const std::string json = trace.to_json();
   CHECK(json.find(
             R"({"op": "mm", "device": "cpu", "policy": "lower", "inputs": ["float32", )"
@@ -125,7 +125,7 @@ TEST_CASE_METHOD(LeavesNoTrace, "Trace: table and JSON", "[autocast][trace]") {
 }
 
 TEST_CASE("trace_order_from_string: refuses unknown names", "[autocast][trace]") {
-  CHECK(fastamp::trace_order_from_string("calls") == TraceOrder::calls);
+  CHECK(fastamp::trace_order_from_string("calls") == TraceOrder::kCalls);
   CHECK_THROWS_WITH(
       fastamp::trace_order_from_string("size"),
       Catch::StartsWith("trace_order_from_string: expected name to be one of cast_bytes, casts, "

@@ -66,7 +66,7 @@ TEST_CASE_METHOD(LeavesNoTrace, "torch::nn::Linear: kept casts serve it in later
   const bool frozen = GENERATE(true, false);
   linear->weight.requires_grad_(!frozen);
   const auto input = at::randn({4, kColumns});
-  const fastamp::KeepCasts keep(linear->parameters());
+  const fastamp::KeepCastsGuard keep(linear->parameters());
   const auto use = [&] { linear->forward(input); };
   CHECK(casts_of(use).weight_casts == 2);
   const auto second = casts_of(use);

@@ -21,7 +21,7 @@
 #include <vector>
 
 using fastamp::AutocastGuard;
-using fastamp::KeepCasts;
+using fastamp::KeepCastsGuard;
 using fastamp::kept_casts;
 using fastamp::weights_changed;
 using namespace fastamp::test;
@@ -70,7 +70,7 @@ TEST_CASE_METHOD(LeavesNoTrace, "weights_changed: kept casts are freed and made 
                  "[autocast][kept]") {
   const auto weight = make_weight(4, 2);
   const auto other = make_weight(4, 2);
-  const KeepCasts keep({weight, other});
+  const KeepCastsGuard keep({weight, other});
   const auto sum_in_region = [](const at::Tensor& used) {
     const AutocastGuard region(c10::kCPU, c10::kBFloat16);
     return first_sum(used);

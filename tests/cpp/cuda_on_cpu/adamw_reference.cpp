@@ -99,13 +99,13 @@ struct Gate {
 };
 
 void step_entry(const kernels::StepEntry& entry, const Numbers& numbers, const StepCase& c) {
-  const Gate gate(c);
+  const Gate amp_step(c);
   const auto tensor = [&](kernels::Slot slot) { return entry.tensors[slot]; };
   const at::Tensor& weights = *tensor(kernels::kWeight);
   const at::Tensor* const half = tensor(kernels::kHalf);
   const at::Tensor* const greatest = tensor(kernels::kMax);
   for (std::int64_t i = 0; i < weights.numel(); ++i) {
-    const float grad = gate(element_of(*tensor(kernels::kGrad), i));
+    const float grad = amp_step(element_of(*tensor(kernels::kGrad), i));
     if (c.writes) {
       set_element(*tensor(kernels::kGrad), i, grad);
     }

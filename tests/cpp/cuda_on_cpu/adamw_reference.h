@@ -17,7 +17,7 @@ struct AdamwGroups {
 };
 
 /// A step as torch's foreach kernels make it on CUDA, one operation of theirs after the other, with
-/// the gate before them and masters and weight copies after; shares no code with the functors.
+/// the AmpStep before them and masters and weight copies after; shares no code with the functors.
 void step_as_torch_on_cuda(const StepLists& lists, const StepCase& c);
 
 }  // namespace fastamp::test

@@ -4,7 +4,7 @@
 #include "kernels/cpu/cast.h"
 #include "kernels/functors/float8_copy.h"
 #include "kernels/functors/noise.h"
-#include "kernels/functors/rest.h"
+#include "kernels/functors/remainder.h"
 
 #include <ATen/ops/from_blob.h>
 
@@ -68,28 +68,29 @@ class Builder {
     const auto param = guarded(numel_, half(), offset(2));
     kernels::cpu::cast_contiguous(master.const_data_ptr(), at::kFloat, param.mutable_data_ptr(),
                                   half(), numel_);
-    const bool has_rests = case_.rests && n_ / 4 % 3 != 0;
-    lists_.masters.push_back(has_rests ? rests_of(master, param) : master);
+    const bool has_remainders = case_.remainders && n_ / 4 % 3 != 0;
+    lists_.masters.push_back(has_remainders ? remainders_of(master, param) : master);
     if (numel_ > 5) {
       set_element(param, 4, 7.0F);  // somebody has written it since the last step
       set_element(param, numel_ - 1, -7.0F);
-      if (has_rests) {
+      if (has_remainders) {
         set_element(param, 2, 0.0F);
       }
     }
     lists_.params.push_back(param);
   }
 
-  at::Tensor rests_of(const at::Tensor& master, const at::Tensor& param) {
-    const auto rests = guarded(numel_, at::kShort, offset(1));
+  at::Tensor remainders_of(const at::Tensor& master, const at::Tensor& param) {
+    const auto remainders = guarded(numel_, at::kShort, offset(1));
     for (std::int64_t i = 0; i < numel_; ++i) {
       const float weight = element_of(master, i);
       const float rounded = element_of(param, i);
-      const auto rest = half() == at::kHalf ? kernels::Rest<c10::Half>::of(weight, rounded)
-                                            : kernels::Rest<c10::BFloat16>::of(weight, rounded);
-      rests.mutable_data_ptr<std::int16_t>()[i] = static_cast<std::int16_t>(rest);
+      const auto remainder = half() == at::kHalf
+                                 ? kernels::Remainder<c10::Half>::of(weight, rounded)
+                                 : kernels::Remainder<c10::BFloat16>::of(weight, rounded);
+      remainders.mutable_data_ptr<std::int16_t>()[i] = static_cast<std::int16_t>(remainder);
     }
-    return rests;
+    return remainders;
   }
 
   /// Any codes, and scales of all ranges: the first, the last, and of groups that are not finite.

@@ -22,11 +22,11 @@ struct StepCase {
   bool writes = false;
   bool clips = false;
   bool scales = false;
-  std::size_t skew = 0;  ///< 0: every array on a 64-byte boundary.
-  bool noisy = false;    ///< Some bf16 moments are rounded stochastically.
-  bool rests = false;    ///< Half of the masters are rests.
-  bool turned = false;   ///< Memory is in another order than the elements of most parameters.
-  bool codes = false;    ///< Moments of two thirds, but for groups with amsgrad, have 8 bits.
+  std::size_t skew = 0;     ///< 0: every array on a 64-byte boundary.
+  bool noisy = false;       ///< Some bf16 moments are rounded stochastically.
+  bool remainders = false;  ///< Half of the masters are remainders.
+  bool turned = false;      ///< Memory is in another order than the elements of most parameters.
+  bool codes = false;       ///< Moments of two thirds, but for groups with amsgrad, have 8 bits.
 
   /// All combinations of the flags, thinned out; few if brief().
   static std::vector<StepCase> all();
@@ -66,7 +66,7 @@ bool has_momentum(bool adam, std::size_t group);
 
 StepLists make_step_lists(const StepCase& c, bool adam);
 
-/// Gate of a case: scale, coefficient, flag, clip value.
+/// AmpStep of a case: scale, coefficient, flag, clip value.
 struct AmpStepArgs {
   std::optional<at::Tensor> inv_scale, clip_coef, found_inf;
   std::optional<double> clip_value;

@@ -31,7 +31,7 @@ void run_adamw(const StepLists& lists, const std::vector<kernels::StepEntry>& en
   const auto decoupled = list_of(groups.decoupled);
   const auto amsgrad = list_of(groups.amsgrad);
   const auto maximize = list_of(groups.maximize);
-  const AmpStepArgs gate(c);
+  const AmpStepArgs amp_step(c);
   kernel({lists.params,
           lists.grads,
           lists.first,
@@ -51,10 +51,10 @@ void run_adamw(const StepLists& lists, const std::vector<kernels::StepEntry>& en
           {},
           lists.copies,
           lists.copy_of,
-          gate.inv_scale,
-          gate.clip_coef,
-          gate.found_inf,
-          gate.clip_value,
+          amp_step.inv_scale,
+          amp_step.clip_coef,
+          amp_step.found_inf,
+          amp_step.clip_value,
           c.writes,
           lists.noise_origins(c),
           lists.scales},
@@ -103,7 +103,7 @@ TEST_CASE("emulated AdamW: moments rounded by noise have the CPU's bits", "[fuse
 TEST_CASE("emulated AdamW: parameters with masters of two bytes", "[fused_adamw]") {
   for_each_shape([] {
     for (auto c : StepCase::all()) {
-      c.rests = true;
+      c.remainders = true;
       c.noisy = c.amsgrad;
       run_both(make_step_lists(c, true), c);
     }
@@ -114,7 +114,7 @@ TEST_CASE("emulated AdamW: moments in 8 bits have the CPU's bits", "[fused_adamw
   for_each_shape([] {
     for (auto c : StepCase::all()) {
       c.codes = true;
-      c.rests = c.writes;
+      c.remainders = c.writes;
       run_both(make_step_lists(c, true), c);
     }
   });

@@ -21,7 +21,7 @@ void run_sgd(const StepLists& lists, const std::vector<kernels::StepEntry>& entr
     nesterov.push_back(g % 2 == 0);
     maximize.push_back(g % 5 == 3);
   }
-  const AmpStepArgs gate(c);
+  const AmpStepArgs amp_step(c);
   const fastamp::ops::FusedSgdArgs args{lists.params,
                                         lists.grads,
                                         lists.first,
@@ -37,10 +37,10 @@ void run_sgd(const StepLists& lists, const std::vector<kernels::StepEntry>& entr
                                         {},
                                         lists.copies,
                                         lists.copy_of,
-                                        gate.inv_scale,
-                                        gate.clip_coef,
-                                        gate.found_inf,
-                                        gate.clip_value,
+                                        amp_step.inv_scale,
+                                        amp_step.clip_coef,
+                                        amp_step.found_inf,
+                                        amp_step.clip_value,
                                         c.writes,
                                         lists.noise_origins(c)};
   const kernels::StepEntries all(entries);
@@ -52,8 +52,8 @@ void run_sgd(const StepLists& lists, const std::vector<kernels::StepEntry>& entr
 TEST_CASE("emulated SGD: every mixture of dtypes, sizes, masters and copies", "[fused_sgd]") {
   for_each_shape([] {
     for (auto c : StepCase::all()) {
-      for (const bool rests : {false, true}) {
-        c.rests = rests;
+      for (const bool remainders : {false, true}) {
+        c.remainders = remainders;
         const auto ours = make_step_lists(c, false);
         const auto theirs = ours.copy();
         run_sgd(ours, ours.entries(false, c), c, true);
@@ -69,7 +69,7 @@ TEST_CASE("emulated SGD: buffers rounded by noise have the CPU's bits", "[fused_
     for (auto c : StepCase::all()) {
       c.noisy = true;
       c.bf16_moments = true;
-      c.rests = c.writes;
+      c.remainders = c.writes;
       for (const bool turned : {false, true}) {
         c.turned = turned;
         const auto ours = make_step_lists(c, false);

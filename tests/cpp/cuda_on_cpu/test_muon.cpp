@@ -62,7 +62,7 @@ void run_momentum(const Matrices& of, const StepCase& c, bool emulated) {
     momentum.push_back(g % 3 == 0 ? 0.95 : 0.3);  // from either end, and with noise
     nesterov.push_back(g % 2 == 0);
   }
-  const AmpStepArgs gate(c);
+  const AmpStepArgs amp_step(c);
   const auto lies = [&](std::vector<at::Tensor> all) {
     for (auto& t : all) {
       t = c.turned ? turned(t) : t;
@@ -72,10 +72,19 @@ void run_momentum(const Matrices& of, const StepCase& c, bool emulated) {
   const auto grads = lies(of.grads);
   const auto buffers = lies(of.buffers);
   const auto updates = lies(of.updates);
-  const fastamp::ops::MuonMomentumArgs args{
-      grads,    buffers,          updates,        of.group_sizes, momentum,
-      nesterov, gate.inv_scale,   gate.clip_coef, gate.found_inf, gate.clip_value,
-      c.writes, of.noise_origins, of.steps};
+  const fastamp::ops::MuonMomentumArgs args{grads,
+                                            buffers,
+                                            updates,
+                                            of.group_sizes,
+                                            momentum,
+                                            nesterov,
+                                            amp_step.inv_scale,
+                                            amp_step.clip_coef,
+                                            amp_step.found_inf,
+                                            amp_step.clip_value,
+                                            c.writes,
+                                            of.noise_origins,
+                                            of.steps};
   kernels::StepEntries entries;
   std::size_t index = 0;
   std::size_t counted = 0;
@@ -96,10 +105,10 @@ void run_apply(const StepLists& lists, const StepCase& c, bool emulated) {
     ratio.push_back(g % 2 == 0 ? 1.0 : 1.7);
     decay.push_back(g % 3 == 1 ? 0.0 : 0.1);
   }
-  const AmpStepArgs gate(c);
+  const AmpStepArgs amp_step(c);
   const fastamp::ops::MuonApplyArgs args{
       lists.params, lists.grads,  lists.masters, lists.group_sizes, lr, ratio, decay,
-      {},           lists.copies, lists.copy_of, gate.found_inf};
+      {},           lists.copies, lists.copy_of, amp_step.found_inf};
   auto all = lists.entries(false, c);
   for (auto& entry : all) {  // No momentum, no counters.
     entry.tensors[kernels::kFirst] = nullptr;
@@ -122,7 +131,7 @@ bool all_zero(const std::vector<at::Tensor>& tensors) {
 
 }  // namespace
 
-TEST_CASE("emulated Muon: momentum over every mixture of dtypes, sizes and gates", "[muon]") {
+TEST_CASE("emulated Muon: momentum over every mixture of dtypes, sizes and AmpSteps", "[muon]") {
   for_each_shape([] {
     for (const auto& c : StepCase::all()) {
       const auto before = make_matrices(c);
@@ -164,12 +173,12 @@ TEST_CASE("emulated Muon: buffers rounded by noise have the CPU's bits", "[muon]
   CHECK_FALSE(same_bits(nearest.buffers, noisy.buffers));
 }
 
-TEST_CASE("emulated Muon: updates of all dtypes reach weights, masters, rests and copies",
+TEST_CASE("emulated Muon: updates of all dtypes reach weights, masters, remainders and copies",
           "[muon]") {
   for_each_shape([] {
     for (auto c : StepCase::all()) {
-      for (const bool rests : {false, true}) {
-        c.rests = rests;
+      for (const bool remainders : {false, true}) {
+        c.remainders = remainders;
         c.writes = false;
         const auto before = make_step_lists(c, false);
         const auto ours = before.copy();

@@ -48,16 +48,16 @@ struct Store {
 
 /// When an operation can be carried out.
 enum class Until : std::uint8_t {
-  now,
-  may_see,  ///< Once the thread may see `value`.
-  newest,   ///< While the newest value is `value`.
+  kNow,
+  kMaySee,  ///< Once the thread may see `value`.
+  kNewest,  ///< While the newest value is `value`.
 };
 
 struct Operation {
   Kind kind = Kind::fence;
   std::size_t location = 0;
   std::memory_order order = std::memory_order_seq_cst;
-  Until until = Until::now;
+  Until until = Until::kNow;
   std::uint64_t value = 0;  ///< What is waited for.
 };
 
@@ -298,12 +298,12 @@ void Explorer::run_threads() {
 }
 
 bool Explorer::is_enabled(const Thread& thread) const {
-  if (thread.has_ended || thread.next.until == Until::now) {
+  if (thread.has_ended || thread.next.until == Until::kNow) {
     return !thread.has_ended;
   }
   const auto& stores = stores_[thread.next.location];
   std::size_t oldest = stores.size() - 1;
-  if (thread.next.until == Until::may_see) {
+  if (thread.next.until == Until::kMaySee) {
     oldest = thread.next.location < thread.view.size() ? thread.view[thread.next.location] : 0;
   }
   return std::any_of(stores.begin() + static_cast<std::ptrdiff_t>(oldest), stores.end(),
@@ -562,12 +562,12 @@ bool Location::compare_exchange(std::uint64_t& expected, std::uint64_t desired,
 }
 
 void Location::await(std::uint64_t value) const {
-  explorer().announce({Kind::load, id_, std::memory_order_acquire, Until::may_see, value});
+  explorer().announce({Kind::load, id_, std::memory_order_acquire, Until::kMaySee, value});
   static_cast<void>(explorer().load(id_, std::memory_order_acquire, value));
 }
 
 void Location::lock() {
-  const Operation op{Kind::lock, id_, std::memory_order_acquire, Until::newest, 0};
+  const Operation op{Kind::lock, id_, std::memory_order_acquire, Until::kNewest, 0};
   explorer().announce(op);
   explorer().modify(op, true, 1);
 }

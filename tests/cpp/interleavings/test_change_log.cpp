@@ -45,11 +45,11 @@ struct Reader {
   }
 };
 
-enum class FirstCast { before_the_step, during_it };
+enum class FirstCast { kBeforeTheStep, kDuringIt };
 
 /// One thread writes weights and says so. Another has a cast of weight 0, and uses it again once it
 /// was told of the step.
-Exploration explore_step(std::size_t weights, FirstCast first_cast = FirstCast::before_the_step) {
+Exploration explore_step(std::size_t weights, FirstCast first_cast = FirstCast::kBeforeTheStep) {
   return explore([=](Program& program) {
     auto model = std::make_shared<Model>();
     program.thread([=] {
@@ -60,7 +60,7 @@ Exploration explore_step(std::size_t weights, FirstCast first_cast = FirstCast::
       model->steps.store(1, std::memory_order_release);
     });
     program.thread([=] {
-      Reader reader{.model = *model, .cast = first_cast == FirstCast::before_the_step ? 0 : -1};
+      Reader reader{.model = *model, .cast = first_cast == FirstCast::kBeforeTheStep ? 0 : -1};
       static_cast<void>(reader.use());
       if (model->steps.load(std::memory_order_acquire) == 1) {
         require(reader.use() == 1, "a cast of an old value is used after the step");
@@ -104,5 +104,5 @@ TEST_CASE("two threads announce, one reads: nothing is lost") {
 }
 
 TEST_CASE("a weight that is written while it is cast may stay old, as with torch's cache") {
-  CHECK_THAT(explore_step(1, FirstCast::during_it).failure, Catch::Contains("old value"));
+  CHECK_THAT(explore_step(1, FirstCast::kDuringIt).failure, Catch::Contains("old value"));
 }

@@ -172,7 +172,7 @@ void check_all_codes(const Format& format, bool (*code_is_nan)(std::uint32_t)) {
   }
   std::vector<float> out(in.size());
   for (auto* body : targets<Widen<In>, void(const In*, float*, std::int64_t)>()) {
-    // Lengths that leave a rest behind vectors, too.
+    // Lengths that leave a remainder behind vectors, too.
     for (const std::size_t n : {in.size(), in.size() - 3}) {
       body(in.data(), out.data(), static_cast<std::int64_t>(n));
       for (std::uint32_t code = 0; code < n; ++code) {

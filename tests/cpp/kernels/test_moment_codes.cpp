@@ -189,8 +189,8 @@ TEST_CASE("moment codes: no step is more than 1.13 times that of float32", "[ker
       for (std::size_t i = 0; i < numel; ++i) {
         const double spread = 1e-4 * std::exp(sigma * normal(random));
         for (int step = 0; step < 100; ++step) {
-          const bool rests = i / 128 % 3 == 1 && step % 20 != 0;
-          const double size = spread * (step < 50 ? 1.0 : 0.1) * (rests ? 0.0 : 1.0);
+          const bool remainders = i / 128 % 3 == 1 && step % 20 != 0;
+          const double size = spread * (step < 50 ? 1.0 : 0.1) * (remainders ? 0.0 : 1.0);
           const auto g = static_cast<float>(size * normal(random));
           first[i] += 0.1F * (g - first[i]);
           second[i] = 0.999F * second[i] + 0.001F * g * g;

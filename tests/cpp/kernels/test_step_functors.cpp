@@ -2,8 +2,8 @@
 // Element arithmetic of the fused steps on its own: what must not be read, and exact ends.
 
 #include "kernels/functors/adam.h"
+#include "kernels/functors/amp_step_values.h"
 #include "kernels/functors/divide.h"
-#include "kernels/functors/gate.h"
 #include "kernels/functors/master.h"
 #include "kernels/functors/norm.h"
 #include "kernels/functors/sgd.h"
@@ -47,14 +47,14 @@ TEST_CASE("step: without weight decay an infinite weight makes no NaN", "[kernel
 
 TEST_CASE("step: any flag but zero skips, absent pointers change nothing", "[kernels]") {
   for (const float flag : {1.0F, 2.0F, -1.0F, 1e-45F, INFINITY, NAN}) {
-    CHECK(GatePointers{nullptr, nullptr, &flag, INFINITY, true}.read().skip);
+    CHECK(AmpStepPointers{nullptr, nullptr, &flag, INFINITY, true}.read().skip);
   }
-  const auto gate = GatePointers{nullptr, nullptr, nullptr, INFINITY, true}.read();
-  CHECK_FALSE(gate.skip);
-  CHECK_FALSE(gate.rewrites());
+  const auto amp_step = AmpStepPointers{nullptr, nullptr, nullptr, INFINITY, true}.read();
+  CHECK_FALSE(amp_step.skip);
+  CHECK_FALSE(amp_step.rewrites());
   const float quarter = 0.25F;
-  CHECK(GatePointers{&quarter, nullptr, nullptr, INFINITY, true}.read()(8.0F) == 2.0F);
-  CHECK(GatePointers{nullptr, &quarter, nullptr, INFINITY, true}.read().rewrites());
+  CHECK(AmpStepPointers{&quarter, nullptr, nullptr, INFINITY, true}.read()(8.0F) == 2.0F);
+  CHECK(AmpStepPointers{nullptr, &quarter, nullptr, INFINITY, true}.read().rewrites());
 }
 
 TEST_CASE("step: a learning rate is read where a tensor is", "[kernels]") {
@@ -106,13 +106,13 @@ TEST_CASE("step: a master counts unless its parameter was written since", "[kern
 
 TEST_CASE("step: a gradient is clamped last, and a NaN is not", "[kernels]") {
   const float half = 0.5F;
-  const auto gate = GatePointers{&half, &half, nullptr, 2.0F, true}.read();
-  CHECK(gate(4.0F) == 1.0F);
-  CHECK(gate(100.0F) == 2.0F);
-  CHECK(gate(-100.0F) == -2.0F);
-  CHECK(gate(-INFINITY) == -2.0F);
-  CHECK(std::isnan(gate(NAN)));
-  CHECK(GatePointers{nullptr, nullptr, nullptr, 2.0F, true}.read().rewrites());
+  const auto amp_step = AmpStepPointers{&half, &half, nullptr, 2.0F, true}.read();
+  CHECK(amp_step(4.0F) == 1.0F);
+  CHECK(amp_step(100.0F) == 2.0F);
+  CHECK(amp_step(-100.0F) == -2.0F);
+  CHECK(amp_step(-INFINITY) == -2.0F);
+  CHECK(std::isnan(amp_step(NAN)));
+  CHECK(AmpStepPointers{nullptr, nullptr, nullptr, 2.0F, true}.read().rewrites());
 }
 
 TEMPLATE_TEST_CASE_SIG("step: Adam's branches and its constants of 1 and -1 agree", "[kernels]",

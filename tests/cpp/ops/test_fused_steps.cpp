@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fused steps from C++: lists of mixed dtypes against the formulas in fp64, the gate, refusals.
+// The fused steps from C++: lists of mixed dtypes against the formulas in fp64, the AmpStep,
+// refusals.
 
 #include "support/catch.h"
 
@@ -65,7 +66,7 @@ List doubles(const List& list) {
   return copies;
 }
 
-at::Tensor gated(const at::Tensor& grad) {
+at::Tensor through_amp_step(const at::Tensor& grad) {
   return grad.to(at::kDouble).mul(kInvScale).mul(kClipCoef).clamp(-kClipValue, kClipValue);
 }
 
@@ -132,11 +133,11 @@ void adamw(const Model& m, float found_inf, bool write_grads = true) {
                 .write_grads = write_grads});
 }
 
-/// Gradients as the gate leaves them, and 16-bit parameters equal to their masters.
+/// Gradients as the AmpStep leaves them, and 16-bit parameters equal to their masters.
 void check_gradients_and_params(const Model& m, const List& grads) {
   const auto weights = m.weights();
   for (std::size_t i = 0; i < m.params.size(); ++i) {
-    const auto expected = gated(grads[i]);
+    const auto expected = through_amp_step(grads[i]);
     REQUIRE(at::allclose(m.grads[i].to(at::kDouble), expected, 8e-3, 1e-6));
     REQUIRE(at::equal(m.params[i], weights[i].to(m.params[i].scalar_type())));
   }
@@ -144,7 +145,7 @@ void check_gradients_and_params(const Model& m, const List& grads) {
 
 }  // namespace
 
-TEST_CASE("fused_sgd: groups, dtypes and the gate follow the formulas", "[ops]") {
+TEST_CASE("fused_sgd: groups, dtypes and the AmpStep follow the formulas", "[ops]") {
   const Model m;
   const auto before = doubles(m.weights());
   const auto grads = doubles(m.grads);
@@ -154,7 +155,7 @@ TEST_CASE("fused_sgd: groups, dtypes and the gate follow the formulas", "[ops]")
   const auto weights = m.weights();
   for (std::size_t i = 0; i < grads.size(); ++i) {
     CAPTURE(i);
-    const auto grad = gated(grads[i]);
+    const auto grad = through_amp_step(grads[i]);
     if (i < grads.size() / 2) {
       check_close(weights[i], before[i] - 0.5 * (grad + 0.1 * before[i]));
       REQUIRE(m.steps[i].item<float>() == 3.0F);
@@ -167,7 +168,7 @@ TEST_CASE("fused_sgd: groups, dtypes and the gate follow the formulas", "[ops]")
   }
 }
 
-TEST_CASE("fused_adamw: groups, dtypes and the gate follow the formulas", "[ops]") {
+TEST_CASE("fused_adamw: groups, dtypes and the AmpStep follow the formulas", "[ops]") {
   const Model m;
   const auto before = doubles(m.weights());
   const auto grads = doubles(m.grads);
@@ -183,7 +184,8 @@ TEST_CASE("fused_adamw: groups, dtypes and the gate follow the formulas", "[ops]
     const double beta1 = late ? 0.4 : 0.9;
     const double beta2 = late ? 0.99 : 0.999;
     const auto decayed = late ? before[i] : before[i] * (1 - lr * 0.1);
-    const auto grad = late ? gated(grads[i]) + 0.2 * before[i] : gated(grads[i]);
+    const auto grad =
+        late ? through_amp_step(grads[i]) + 0.2 * before[i] : through_amp_step(grads[i]);
     const auto m1 = beta1 * first[i] + (1 - beta1) * grad;
     const auto m2 = beta2 * second[i] + (1 - beta2) * grad * grad;
     const auto root = m2.sqrt() / std::sqrt(1 - std::pow(beta2, 4)) + (late ? 1e-3 : 1e-8);
@@ -217,7 +219,7 @@ TEST_CASE("fused steps: any flag skips, and gradients are still unscaled", "[ops
   }
 }
 
-TEST_CASE("fused steps: the lean mode only reads gradients", "[ops]") {
+TEST_CASE("fused steps: a step without write_grads only reads gradients", "[ops]") {
   const Model m;
   List before;
   std::vector<std::int64_t> versions;

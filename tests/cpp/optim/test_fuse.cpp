@@ -66,7 +66,7 @@ struct SideBySide {
       optimizer.step();
       torchs.step();
     }
-    fuse(optimizer);
+    fuse_(optimizer);
   }
   template <typename Step>
   void agree(int steps, const Step& step, const std::function<void()>& after = [] {}) {
@@ -98,7 +98,7 @@ TEMPLATE_TEST_CASE("fuse: torch's optimizers go on as they were", "[optim]", Sgd
   auto& optimizer = pair.optimizer;
   REQUIRE(is_fused(optimizer));
   REQUIRE_FALSE(is_fused(pair.torchs));
-  REQUIRE(&fuse(optimizer) == &optimizer);  // Once more is no harm.
+  REQUIRE(&fuse_(optimizer) == &optimizer);  // Once more is no harm.
   const auto& options = optimizer.param_groups()[0].options();
   torch::optim::StepLR schedule(optimizer, 4, 0.5);
   torch::optim::StepLR torchs_schedule(pair.torchs, 4, 0.5);
@@ -128,7 +128,7 @@ TEMPLATE_TEST_CASE("fuse: checkpoints are torch's own, either way", "[optim]", S
 TEMPLATE_TEST_CASE("unfuse: torch's own step takes over", "[optim]", Sgd, Adam, AdamW) {
   SideBySide<TestType> pair(GENERATE(0, 3));
   pair.agree(GENERATE(0, 4), fused);
-  unfuse(pair.optimizer);
+  unfuse_(pair.optimizer);
   CHECK_FALSE(is_fused(pair.optimizer));
   CHECK(pair.optimizer.state().size() == pair.torchs.state().size());
   pair.agree(5, plain);
@@ -141,13 +141,13 @@ TEMPLATE_TEST_CASE("fuse: a skipped step changes no state", "[optim]", Sgd, Adam
   auto reference = copy_of(params);
   Optimizer optimizer(params, options_with<Options>(0.01));
   Optimizer torchs(reference, options_with<Options>(0.01));
-  fuse(optimizer);
+  fuse_(optimizer);
   for (int step = 0; step < 20; ++step) {
     const bool skipped = step % 3 == 0;  // The first one too.
     set_gradients({&params, &reference});
-    AmpStep gate;
-    gate.found_inf = at::full({}, skipped ? 2.0 : 0.0);
-    fused_step(optimizer, gate);
+    AmpStep amp_step;
+    amp_step.found_inf = at::full({}, skipped ? 2.0 : 0.0);
+    fused_step(optimizer, amp_step);
     if (!skipped) {
       torchs.step();
     }
@@ -160,7 +160,7 @@ TEST_CASE("fuse: on the CPU torch's own step counts may be mixed in", "[optim]")
   auto reference = copy_of(params);
   torch::optim::AdamW optimizer(params, torch::optim::AdamWOptions(0.01));
   torch::optim::AdamW torchs(reference, torch::optim::AdamWOptions(0.01));
-  fuse(optimizer);
+  fuse_(optimizer);
   for (int step = 0; step < 12; ++step) {
     set_gradients({&params, &reference});
     if (step % 3 == 1) {
@@ -177,14 +177,14 @@ TEST_CASE("fuse: what it cannot carry is refused and left as it was", "[optim]")
   auto params = make_params();
   torch::optim::RMSprop other(params);
   CHECK_FALSE(can_fuse(other));
-  CHECK_THROWS_AS(fuse(other), c10::TypeError);
-  CHECK(message_of([&] { fuse(other); }).find("got torch::optim::RMSprop") != std::string::npos);
+  CHECK_THROWS_AS(fuse_(other), c10::TypeError);
+  CHECK(message_of([&] { fuse_(other); }).find("got torch::optim::RMSprop") != std::string::npos);
   DerivedSgd derived(params, torch::optim::SGDOptions(0.1));
   CHECK_FALSE(can_fuse(derived));
-  CHECK_THROWS_AS(fuse(derived), c10::TypeError);
+  CHECK_THROWS_AS(fuse_(derived), c10::TypeError);
   torch::optim::Adam half(make_params(at::kHalf));
   CHECK_FALSE(can_fuse(half));
-  CHECK_THROWS_AS(fuse(half), c10::TypeError);
+  CHECK_THROWS_AS(fuse_(half), c10::TypeError);
   for (const torch::optim::Optimizer* optimizer :
        std::initializer_list<const torch::optim::Optimizer*>{&other, &derived, &half}) {
     CHECK_FALSE(is_fused(*optimizer));
@@ -195,6 +195,6 @@ TEST_CASE("fuse: what it cannot carry is refused and left as it was", "[optim]")
 
 TEST_CASE("fuse: our own optimizers need none of it", "[optim]") {
   fastamp::optim::AdamW optimizer(make_params());
-  CHECK_NOTHROW(fuse(optimizer));
+  CHECK_NOTHROW(fuse_(optimizer));
   CHECK_FALSE(is_fused(optimizer));
 }

@@ -70,9 +70,9 @@ TEST_CASE("misuse: fuse and step of an optimizer of LibTorch's that was moved fr
   torch::optim::SGD source(params, torch::optim::SGDOptions(0.5));
   const torch::optim::SGD target(std::move(source));
   // NOLINTBEGIN(bugprone-use-after-move): that is the test
-  optim::fuse(source);
+  optim::fuse_(source);
   CHECK_NOTHROW(error_text<c10::Error>([&] { optim::fused_step(source); }));
-  optim::unfuse(source);
+  optim::unfuse_(source);
   // NOLINTEND(bugprone-use-after-move)
   CHECK(target.param_groups().size() == 1);
   CHECK(params[0].equal(at::ones({3})));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fastamp::optim::Muon against the algorithm written out in torch's operators; gates, masters,
-// rests, checkpoints and what is refused.
+// fastamp::optim::Muon against the algorithm written out in torch's operators; AmpSteps, masters,
+// remainders, checkpoints and what is refused.
 
 #include "optim/helpers.h"
 #include "support/catch.h"
@@ -146,7 +146,7 @@ TEST_CASE("Muon behind a scaler: unscaled, clipped, skipped after an overflow", 
   }
 }
 
-TEST_CASE("Muon keeps masters and rests of 16-bit matrices", "[optim]") {
+TEST_CASE("Muon keeps masters and remainders of 16-bit matrices", "[optim]") {
   const auto dtype = GENERATE(at::kBFloat16, at::kHalf);
   auto params = matrices(dtype);
   Params wide;
@@ -156,7 +156,7 @@ TEST_CASE("Muon keeps masters and rests of 16-bit matrices", "[optim]") {
   auto others = copy_of(params);
   Muon optimizer(params, MuonOptions(0.01));
   Muon reference(wide, MuonOptions(0.01));
-  Muon rests(others, MuonOptions(0.01).master(MasterStorage::kRest));
+  Muon remainders(others, MuonOptions(0.01).master(MasterStorage::kRemainder));
   for (int step = 0; step < 5; ++step) {
     set_gradients({&params, &others});
     for (std::size_t i = 0; i < params.size(); ++i) {
@@ -165,12 +165,12 @@ TEST_CASE("Muon keeps masters and rests of 16-bit matrices", "[optim]") {
     }
     optimizer.step();
     reference.step();
-    rests.step();
+    remainders.step();
     for (std::size_t i = 0; i < params.size(); ++i) {
       CHECK(params[i].equal(wide[i].to(dtype)));
       if (optimizer.state().count(params[i].unsafeGetTensorImpl()) != 0) {
         CHECK(state_of(optimizer, params[i]).master().equal(wide[i]));
-        CHECK_FALSE(state_of(rests, others[i]).master().defined());
+        CHECK_FALSE(state_of(remainders, others[i]).master().defined());
       }
       // Ties between two bfloat16 are one unit of float32 off, and then stay so.
       CHECK((others[i].to(at::kFloat) - params[i].to(at::kFloat)).abs().max().item<float>() <
@@ -181,7 +181,7 @@ TEST_CASE("Muon keeps masters and rests of 16-bit matrices", "[optim]") {
 
 TEST_CASE("Muon: a checkpoint continues bit for bit", "[optim]") {
   const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
-  const auto storage = GENERATE(MasterStorage::kFloat, MasterStorage::kRest);
+  const auto storage = GENERATE(MasterStorage::kFloat, MasterStorage::kRemainder);
   const auto options = MuonOptions(0.01).master(storage).state_dtype(at::kBFloat16).ns_steps(3);
   auto params = matrices(dtype);
   Muon original(params, options);

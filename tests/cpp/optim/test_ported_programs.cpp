@@ -267,9 +267,9 @@ TEMPLATE_TEST_CASE("LibTorch's step count of a state is right after skips and re
     return static_cast<const typename TestType::TorchState&>(state).step();
   };
   const auto step_with_flag = [&](double flag) {
-    fastamp::optim::AmpStep gate;
-    gate.found_inf = at::full({1}, flag);
-    optimizer.set_amp_step(gate);
+    fastamp::optim::AmpStep amp_step;
+    amp_step.found_inf = at::full({1}, flag);
+    optimizer.set_amp_step(amp_step);
     optimizer.step();
   };
   step_with_flag(2.0);

@@ -102,9 +102,9 @@ TEST_CASE("a skipped step draws nothing, and a resumed run goes on with the same
     copies[i].detach().copy_(params[i].detach());
   }
   set_gradients({&params});
-  ours::AmpStep gate;
-  gate.found_inf = at::ones({});
-  original.set_amp_step(gate);
+  ours::AmpStep amp_step;
+  amp_step.found_inf = at::ones({});
+  original.set_amp_step(amp_step);
   original.step();
   for (int step = 0; step < 3; ++step) {
     set_gradients({&params, &copies});

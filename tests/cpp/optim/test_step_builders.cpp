@@ -78,21 +78,21 @@ TEST_CASE("SgdStep: groups with and without momentum, dtypes mixed, in one call"
   CHECK(heavy.step.item<float>() == 1.0F);
 }
 
-TEST_CASE("SgdStep: the gate unscales, clips, skips and may leave gradients alone", "[optim]") {
+TEST_CASE("SgdStep: the AmpStep unscales, clips, skips and may leave gradients alone", "[optim]") {
   Slot slot(at::zeros({4}));
   slot.grad.fill_(8.0);
-  AmpStep gate;
-  gate.inv_scale = at::full({}, 0.5);
-  gate.clip_coef = at::full({}, 0.25);
-  gate.write_grads = GENERATE(true, false);
+  AmpStep amp_step;
+  amp_step.inv_scale = at::full({}, 0.5);
+  amp_step.clip_coef = at::full({}, 0.25);
+  amp_step.write_grads = GENERATE(true, false);
   const bool overflow = GENERATE(true, false);
-  gate.found_inf = at::full({}, overflow ? 2.0 : 0.0);
+  amp_step.found_inf = at::full({}, overflow ? 2.0 : 0.0);
   SgdStep step;
   step.begin_group(sgd_group(1.0), 1);
   add(step, slot);
-  step.run(gate);
+  step.run(amp_step);
   CHECK(slot.param.equal(at::full({4}, overflow ? 0.0 : -1.0)));
-  CHECK(slot.grad.equal(at::full({4}, gate.write_grads ? 1.0 : 8.0)));
+  CHECK(slot.grad.equal(at::full({4}, amp_step.write_grads ? 1.0 : 8.0)));
 }
 
 TEST_CASE("steps: a learning rate may be a tensor in one group and a number in another",
@@ -140,9 +140,9 @@ TEST_CASE("steps: parameters on several devices, one op for each", "[optim]") {
   Slot here(at::zeros({4}));
   Slot there(at::zeros({4}, kMetaOptions));
   Slot back(at::zeros({2}));
-  AmpStep gate;
-  gate.inv_scale = at::full({}, 0.5);
-  gate.found_inf = at::zeros({});
+  AmpStep amp_step;
+  amp_step.inv_scale = at::full({}, 0.5);
+  amp_step.found_inf = at::zeros({});
   SgdStep step;
   step.begin_group(sgd_group(1.0), 3);
   add(step, here);
@@ -150,7 +150,7 @@ TEST_CASE("steps: parameters on several devices, one op for each", "[optim]") {
   add(step, back);
   SECTION("all are stepped") {
     const auto grad = here.grad.clone();
-    step.run(gate);
+    step.run(amp_step);
     CHECK(here.param.equal(grad * -0.5));
     CHECK(back.param.ne(0).all().item<bool>());
   }
@@ -158,7 +158,7 @@ TEST_CASE("steps: parameters on several devices, one op for each", "[optim]") {
     Slot wrong(at::zeros({4}, kMetaOptions));
     wrong.grad = at::zeros({3}, kMetaOptions);
     add(step, wrong);
-    CHECK_THROWS_AS(step.run(gate), c10::ValueError);
+    CHECK_THROWS_AS(step.run(amp_step), c10::ValueError);
     CHECK(here.param.equal(at::zeros({4})));
   }
 }

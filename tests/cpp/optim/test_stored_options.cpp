@@ -150,13 +150,13 @@ TEST_CASE("load: masters and the dtype of the iteration stay, too", "[optim]") {
   ours::Muon source(params, ours::MuonOptions(1e-3).ns_dtype(at::kFloat));
   step(source);
   const auto copies = copy_of(params);
-  ours::Muon optimizer(copies,
-                       ours::MuonOptions(1e-3).ns_dtype(at::kHalf).master(MasterStorage::kRest));
+  ours::Muon optimizer(
+      copies, ours::MuonOptions(1e-3).ns_dtype(at::kHalf).master(MasterStorage::kRemainder));
   transfer(source, optimizer);
   CHECK(options_of<ours::MuonOptions>(optimizer).ns_dtype() == at::kHalf);
-  CHECK(options_of<ours::MuonOptions>(optimizer).master() == MasterStorage::kRest);
+  CHECK(options_of<ours::MuonOptions>(optimizer).master() == MasterStorage::kRemainder);
   step(optimizer);
-  CHECK(state_of<ours::MuonParamState>(optimizer, copies[0]).rest().defined());
+  CHECK(state_of<ours::MuonParamState>(optimizer, copies[0]).remainder().defined());
 }
 
 TEST_CASE("load: where groups say nothing, the checkpoint's layout is taken", "[optim]") {

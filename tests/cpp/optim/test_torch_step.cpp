@@ -70,14 +70,14 @@ Optimizer make(const Params& params, double first = 0.05, double second = 0.1) {
   return Optimizer(two_groups(params, with_all(Options(first))), with_all(Options(second)));
 }
 
-AmpStep gate_with(double inv_scale, float found_inf, bool write_grads) {
-  AmpStep gate;
-  gate.inv_scale = at::full({1}, inv_scale);
-  gate.clip_coef = at::full({1}, 0.5);
-  gate.clip_value = 0.25;
-  gate.found_inf = at::full({1}, found_inf);
-  gate.write_grads = write_grads;
-  return gate;
+AmpStep amp_step_with(double inv_scale, float found_inf, bool write_grads) {
+  AmpStep amp_step;
+  amp_step.inv_scale = at::full({1}, inv_scale);
+  amp_step.clip_coef = at::full({1}, 0.5);
+  amp_step.clip_value = 0.25;
+  amp_step.found_inf = at::full({1}, found_inf);
+  amp_step.write_grads = write_grads;
+  return amp_step;
 }
 
 }  // namespace
@@ -129,8 +129,8 @@ TEMPLATE_TEST_CASE("float64 parameters: checkpoints at any step, and with LibTor
   }
 }
 
-TEMPLATE_TEST_CASE("float64 parameters: the gate unscales, clips and skips", "[optim]", Sgd, Adam,
-                   AdamW) {
+TEMPLATE_TEST_CASE("float64 parameters: the AmpStep unscales, clips and skips", "[optim]", Sgd,
+                   Adam, AdamW) {
   const bool write_grads = GENERATE(true, false);
   auto params = mixed_params();
   auto reference = copy_of(params);
@@ -148,7 +148,7 @@ TEMPLATE_TEST_CASE("float64 parameters: the gate unscales, clips and skips", "[o
         unscaled.push_back(reference[i].grad());
       }
     }
-    mine.set_amp_step(gate_with(0.125, skip ? 2.0F : 0.0F, write_grads));
+    mine.set_amp_step(amp_step_with(0.125, skip ? 2.0F : 0.0F, write_grads));
     mine.step();
     Params left;
     for (auto& param : params) {

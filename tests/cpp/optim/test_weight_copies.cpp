@@ -61,9 +61,9 @@ std::vector<at::Tensor> train(Optimizer& optimizer, const at::Tensor& weight) {
     out.square().sum().backward();
     seen.push_back(out.detach());
     seen.push_back(weight.grad().clone());
-    AmpStep gate;
-    gate.found_inf = at::full({}, step % 3 == 2 ? 1.0 : 0.0);
-    optimizer.set_amp_step(gate);
+    AmpStep amp_step;
+    amp_step.found_inf = at::full({}, step % 3 == 2 ? 1.0 : 0.0);
+    optimizer.set_amp_step(amp_step);
     optimizer.step();
     optimizer.zero_grad();
   }
@@ -101,7 +101,7 @@ TEST_CASE("weight copies: the bits of training without, and no cast", "[optim]")
   check_twins<AdamW>(AdamWOptions(0.01).state_dtype(at::kBFloat16));
 }
 
-TEST_CASE("weight copies: in fp8, and in the carrier where fp8 does not run", "[optim]") {
+TEST_CASE("weight copies: in fp8, and in the base dtype where fp8 does not run", "[optim]") {
   const auto train_in_float8 = [](c10::ScalarType copies, std::int64_t outputs) {
     const auto weight = (at::arange(32 * outputs, at::kFloat).reshape({32, outputs}) - 100)
                             .div(512)
@@ -110,7 +110,7 @@ TEST_CASE("weight copies: in fp8, and in the carrier where fp8 does not run", "[
     std::vector<at::Tensor> seen;
     fastamp::CastCounts casts;
     for (int step = 0; step < 6; ++step) {
-      // bf16: a float32 leaf would count as a weight in the carrier.
+      // bf16: a float32 leaf would count as a weight in the base dtype.
       const auto x = at::ones({3, 32}, at::kBFloat16).requires_grad_(true);
       const fastamp::Trace trace;
       at::Tensor out;
@@ -121,9 +121,9 @@ TEST_CASE("weight copies: in fp8, and in the carrier where fp8 does not run", "[
       casts = trace.totals();
       out.square().sum().backward();
       seen.insert(seen.end(), {out.detach(), x.grad(), weight.grad().clone()});
-      AmpStep gate;
-      gate.found_inf = at::full({}, step % 3 == 2 ? 1.0 : 0.0);
-      optimizer.set_amp_step(gate);
+      AmpStep amp_step;
+      amp_step.found_inf = at::full({}, step % 3 == 2 ? 1.0 : 0.0);
+      optimizer.set_amp_step(amp_step);
       optimizer.step();
       optimizer.zero_grad();
     }

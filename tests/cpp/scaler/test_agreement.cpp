@@ -48,7 +48,7 @@ Optimizer of_torch(const std::vector<at::Tensor>& parameters) {
 
 Optimizer fused(const std::vector<at::Tensor>& parameters) {
   auto optimizer = of_torch(parameters);
-  fastamp::optim::fuse(*optimizer);
+  fastamp::optim::fuse_(*optimizer);
   return optimizer;
 }
 

@@ -26,7 +26,7 @@
 
 using fastamp::AutocastGuard;
 using fastamp::GradScaler;
-using fastamp::KeepCasts;
+using fastamp::KeepCastsGuard;
 using fastamp::test::cpu_options;
 using fastamp::test::first_sum;
 using fastamp::test::make_weight;
@@ -108,7 +108,7 @@ std::vector<std::pair<std::string, Make>> optimizers() {
       {"fused",
        [](const at::Tensor& weight) -> std::unique_ptr<Optimizer> {
          auto optimizer = std::make_unique<SGD>(std::vector{weight}, SGDOptions(1.0));
-         fastamp::optim::fuse(*optimizer);
+         fastamp::optim::fuse_(*optimizer);
          return optimizer;
        }},
       {"a user's",
@@ -173,7 +173,7 @@ TEST_CASE("step: kept casts of its weights are made again", "[scaler]") {
     const auto weight = make_weight(4, 2, 5.0);
     const auto optimizer = make(weight);
     GradScaler scaler(cpu_options().init_scale(1.0).enabled(enabled));
-    const KeepCasts keep({weight});
+    const KeepCastsGuard keep({weight});
     check_steps(scaler, *optimizer, weight, [&] {
       const AutocastGuard region(c10::kCPU, c10::kBFloat16);
       return first_sum(weight);

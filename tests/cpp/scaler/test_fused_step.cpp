@@ -106,7 +106,7 @@ TEST_CASE("step: a fused torch::optim::SGD does too", "[scaler]") {
       [](const Params& params) {
         auto optimizer = std::make_unique<torch::optim::SGD>(
             params, torch::optim::SGDOptions(0.05).momentum(0.9));
-        fastamp::optim::fuse(*optimizer);
+        fastamp::optim::fuse_(*optimizer);
         return optimizer;
       },
       /*clip=*/false, 0.0);
@@ -139,7 +139,7 @@ TEST_CASE("step: our optimizer's step is called in any case", "[scaler]") {
   CHECK(parameter.equal(at::ones({2})));
 }
 
-TEST_CASE("step: an exception leaves no gate behind", "[scaler]") {
+TEST_CASE("step: an exception leaves no AmpStep behind", "[scaler]") {
   auto scaler = started(cpu_options().init_scale(4.0));
   auto parameter = parameter_with(8.0F);
   WatchedSgd optimizer(Params{parameter}, SGDOptions(1.0));

@@ -34,11 +34,12 @@ void iterate(GradScaler& scaler, torch::optim::Optimizer& optimizer, bool overfl
 }  // namespace
 
 TEST_CASE("on_skip: a callback gets the optimizer and the iteration's row", "[scaler]") {
-  const bool gated = GENERATE(false, true);
+  const bool takes_amp_step = GENERATE(false, true);
   auto parameter = parameter_with(1.0F);
   auto plain = sgd({parameter});
   fastamp::optim::SGD fused({parameter}, 0.1);
-  torch::optim::Optimizer& optimizer = gated ? static_cast<torch::optim::Optimizer&>(fused) : plain;
+  torch::optim::Optimizer& optimizer =
+      takes_amp_step ? static_cast<torch::optim::Optimizer&>(fused) : plain;
   std::vector<SkippedStep> told;
   auto scaler = started(cpu_options().init_scale(8.0).on_skip(
       [&](const SkippedStep& step) { told.push_back(step); }));

@@ -90,7 +90,7 @@ std::pair<Optimizer, Optimizer> make_pair(const Params& params, const Params& re
   Optimizer mine;
   if (fuse) {
     mine = std::make_unique<Theirs>(two_groups(params, first.second), others.second);
-    ours::fuse(*mine);
+    ours::fuse_(*mine);
   } else {
     mine = std::make_unique<Ours>(two_groups(params, first.first), others.first);
   }

@@ -31,7 +31,7 @@ Optimizer sgd_over(Kind kind, const std::vector<at::Tensor>& parameters) {
   }
   auto result = std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(1.0));
   if (kind == Kind::kFused) {
-    fastamp::optim::fuse(*result);
+    fastamp::optim::fuse_(*result);
   }
   return result;
 }

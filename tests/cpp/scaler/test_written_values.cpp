@@ -43,7 +43,7 @@ std::vector<Kind> kinds() {
        [](Params p) {
          auto made =
              std::make_unique<torch::optim::AdamW>(std::move(p), torch::optim::AdamWOptions(0.1));
-         fastamp::optim::fuse(*made);
+         fastamp::optim::fuse_(*made);
          return made;
        }},
       {"ours",

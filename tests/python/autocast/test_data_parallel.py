@@ -73,11 +73,11 @@ def data_parallel(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return torch.cat(module.parallel_apply(replicas, list(x.chunk(2)), None, [0, 1]))
 
 
-def test_replicas_run_under_the_recipe_and_its_carrier():
+def test_replicas_run_under_the_recipe_and_its_base_dtype():
     torch.manual_seed(0)
     model, x = Seen(), torch.randn(8, 32)
-    for carrier in (BF16, FP16):
-        with float8_region(float8=RECIPE, dtype=carrier), fastamp.debug.trace() as trace:
+    for base_dtype in (BF16, FP16):
+        with float8_region(float8=RECIPE, dtype=base_dtype), fastamp.debug.trace() as trace:
             parts = [model(part) for part in x.chunk(2)]
             expected = torch.cat(parts)
             model.seen.clear()
@@ -86,7 +86,7 @@ def test_replicas_run_under_the_recipe_and_its_carrier():
         threads = {thread for thread, _, _ in model.seen}
         assert len(threads) == 2
         assert threading.current_thread() not in threads
-        assert [entry[1:] for entry in model.seen] == [(RECIPE, carrier)] * 2
+        assert [entry[1:] for entry in model.seen] == [(RECIPE, base_dtype)] * 2
         assert {row.float8 for row in trace.rows if row.op.startswith("linear")} == {"float8"}
         model.zero_grad()
         found.sum().backward()

@@ -24,32 +24,32 @@ def seeded() -> None:
 
 
 def expected_product(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, carrier: torch.dtype
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, base_dtype: torch.dtype
 ) -> torch.Tensor:
     """The fp32 product of what the fp8 operands stand for, rounded once."""
     left, right = dequantized(x.reshape(-1, x.shape[-1])), dequantized(weight)
     if bias is None:
         out = left @ right.t()
     else:
-        out = torch.addmm(bias.detach().to(carrier).float(), left, right.t())
-    return out.to(carrier).reshape(*x.shape[:-1], -1)
+        out = torch.addmm(bias.detach().to(base_dtype).float(), left, right.t())
+    return out.to(base_dtype).reshape(*x.shape[:-1], -1)
 
 
-@pytest.mark.parametrize("carrier", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("base_dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("x_dtype", DTYPES)
 @pytest.mark.parametrize("weight_dtype", DTYPES)
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_linear_equals_the_dequantized_product_bit_for_bit(
-    carrier: torch.dtype, x_dtype: torch.dtype, weight_dtype: torch.dtype, with_bias: bool
+    base_dtype: torch.dtype, x_dtype: torch.dtype, weight_dtype: torch.dtype, with_bias: bool
 ):
     weight = torch.randn(48, 64).to(weight_dtype).requires_grad_()
     bias = torch.randn(48).to(weight_dtype).requires_grad_() if with_bias else None
     for sizes in [(1, 64), (15, 64), (17, 64), (197, 64), (64,), (2, 3, 64)]:
         x = torch.randn(sizes).to(x_dtype)
-        with float8_region(dtype=carrier):
+        with float8_region(dtype=base_dtype):
             y = functional.linear(x, weight, bias)
-        assert y.dtype == carrier
-        assert torch.equal(y, expected_product(x, weight, bias, carrier))
+        assert y.dtype == base_dtype
+        assert torch.equal(y, expected_product(x, weight, bias, base_dtype))
 
 
 @pytest.mark.parametrize("grad_dtype", [E4M3, E5M2])
@@ -161,7 +161,7 @@ def test_empty_products_are_torchs(sizes: tuple[int, int]):
     assert x.grad.shape == x.shape
 
 
-def carrier_bits(function: Any) -> None:
+def base_dtype_bits(function: Any) -> None:
     """The call gives the bits of a region without a recipe."""
     with fastamp.autocast("cpu", dtype=torch.bfloat16):
         expected = function()
@@ -170,14 +170,14 @@ def carrier_bits(function: Any) -> None:
 
 
 @pytest.mark.parametrize(("k", "n"), [(32, 24), (24, 32), (17, 16)])
-def test_k_or_n_not_a_multiple_of_16_stays_in_the_carrier(k: int, n: int):
+def test_k_or_n_not_a_multiple_of_16_stays_in_the_base_dtype(k: int, n: int):
     layer, x = nn.Linear(k, n), torch.randn(16, k)
-    carrier_bits(lambda: layer(x))
+    base_dtype_bits(lambda: layer(x))
     with float8_region():
         assert outcomes(lambda: layer(x)) == ["K or N not a multiple of 16"]
 
 
-def test_what_is_no_product_with_a_weight_stays_in_the_carrier():
+def test_what_is_no_product_with_a_weight_stays_in_the_base_dtype():
     x, other = torch.randn(16, 32), torch.randn(32, 16)
     weight = torch.randn(32, 16, requires_grad=True)
     for function, reason in [
@@ -189,19 +189,19 @@ def test_what_is_no_product_with_a_weight_stays_in_the_carrier():
         (lambda: torch.addmm(other[0], x, weight, beta=0), "not x times a weight"),
         (lambda: weight @ x.detach(), "second operand is no weight"),
     ]:
-        carrier_bits(function)
+        base_dtype_bits(function)
         with float8_region():
             assert outcomes(function) == [reason]
 
 
 def test_float64_and_integers_are_left_alone():
     x, weight = torch.randn(16, 32).double(), torch.randn(16, 32).double().requires_grad_()
-    carrier_bits(lambda: functional.linear(x, weight))
+    base_dtype_bits(lambda: functional.linear(x, weight))
     with float8_region():
         assert functional.linear(x, weight).dtype == torch.float64
 
 
-def test_functorch_stays_in_the_carrier():
+def test_functorch_stays_in_the_base_dtype():
     weight, x = torch.randn(16, 32), torch.randn(3, 4, 32)
 
     def loss(weight: torch.Tensor) -> torch.Tensor:
@@ -212,7 +212,7 @@ def test_functorch_stays_in_the_carrier():
         lambda: torch.func.vmap(lambda row: functional.linear(row, weight))(x),
         lambda: torch.func.jvp(loss, (weight,), (weight,))[1],
     ):
-        carrier_bits(function)
+        base_dtype_bits(function)
 
 
 def test_modes_see_the_ops_and_change_no_bit():
@@ -242,12 +242,12 @@ def test_modes_see_the_ops_and_change_no_bit():
         assert outcomes(lambda: layer(x)) == ["float8"]
 
 
-def test_exotic_tensors_stay_in_the_carrier():
+def test_exotic_tensors_stay_in_the_base_dtype():
     from torch.testing._internal.two_tensor import TwoTensor
 
     layer, x = nn.Linear(32, 16), torch.randn(4, 32)
     two = TwoTensor(x, x.clone())
-    carrier_bits(lambda: layer(two).a)
+    base_dtype_bits(lambda: layer(two).a)
     with float8_region():
         assert outcomes(lambda: layer(two)) == ["tensor kind, mode or transform"]
         meta = functional.linear(x.to("meta"), layer.weight.to("meta"))
@@ -278,7 +278,7 @@ def test_excluded_weights_stay_in_the_carrier_until_they_are_released():
     exclusion = fastamp.float8.exclude(model[1])
     with float8_region():
         assert outcomes(lambda: model(x)) == ["excluded", "float8"]
-        carrier_bits(lambda: model[1](x))
+        base_dtype_bits(lambda: model[1](x))
         exclusion.release()
         exclusion.release()
         assert outcomes(lambda: model(x)) == ["float8"]

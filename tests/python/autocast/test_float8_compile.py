@@ -238,7 +238,7 @@ def test_frozen_weights_and_inputs():
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
-def test_excluded_weights_stay_in_the_carrier(where: str):
+def test_excluded_weights_stay_in_the_base_dtype(where: str):
     model, x, graphs = model_of(), torch.randn(17, 32), Graphs()
     compiled = torch.compile(model, backend=graphs.backend, fullgraph=True)
     parameters = list(model.parameters())
@@ -252,7 +252,7 @@ def test_excluded_weights_stay_in_the_carrier(where: str):
     assert graphs.products()[len(graphs.forward) - 1] == 2
 
 
-def test_what_backward_multiplies_stays_in_the_carrier():
+def test_what_backward_multiplies_stays_in_the_base_dtype():
     """aot_autograd traces backward in the region, which an eager program has left by then."""
     layer = nn.Linear(32, 48, bias=False).bfloat16()
     recipe, graphs = fastamp.float8.Recipe(ops=("mm",)), Graphs()

@@ -47,7 +47,7 @@ def in_fp8(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def in_carrier(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+def in_base_dtype(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     with fastamp.autocast("cpu", dtype=BF16), torch.no_grad():
         found: torch.Tensor = model(x)
     return found
@@ -106,9 +106,9 @@ def test_a_region_inside_the_model_is_recorded_without_its_recipe():
     with pytest.raises(torch._dynamo.exc.Unsupported, match="graph_break"):
         torch.export.export(inside, (x,), strict=True)
     program = torch.export.export(inside, (x,), strict=False)
-    carrier = in_carrier(model, x)
-    assert torch.equal(program.module()(x), carrier)
-    assert torch.equal(program.run_decompositions({}).module()(x), carrier)
+    base_dtype = in_base_dtype(model, x)
+    assert torch.equal(program.module()(x), base_dtype)
+    assert torch.equal(program.run_decompositions({}).module()(x), base_dtype)
     with float8_region():
         decomposed = program.run_decompositions({})
     assert torch.equal(decomposed.module()(x), in_fp8(model, x))

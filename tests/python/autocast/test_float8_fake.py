@@ -134,18 +134,18 @@ def test_products_are_what_cuda_kernels_take(case: str, rows: int):
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16, torch.float32])
-@pytest.mark.parametrize("carrier", [BF16, FP16])
-def test_dtypes_of_results_follow_the_operands(dtype: torch.dtype, carrier: torch.dtype):
+@pytest.mark.parametrize("base_dtype", [BF16, FP16])
+def test_dtypes_of_results_follow_the_operands(dtype: torch.dtype, base_dtype: torch.dtype):
     recipe = dataclasses.replace(EVERY_SIZE, grad_dtype=E4M3, fast_accumulate=(False, True, True))
     with FakeTensorMode(), Recording() as recorded:
         x, weight, bias = (tensor(*s, dtype=dtype) for s in ((2, 9, K), (N, K), (N,)))
-        with fake_cuda_region(dtype=carrier, float8=recipe):
+        with fake_cuda_region(dtype=base_dtype, float8=recipe):
             y = functional.linear(x, weight, bias)
         gradients = backward(y)
-    assert (y.shape, y.dtype) == ((2, 9, N), carrier)
+    assert (y.shape, y.dtype) == ((2, 9, N), base_dtype)
     for gradient, source in zip(gradients, (x, weight, bias), strict=True):
         assert (gradient.shape, gradient.dtype) == (source.shape, dtype)
-    for product, out_dtype in zip(recorded.products, (carrier, dtype, dtype), strict=True):
+    for product, out_dtype in zip(recorded.products, (base_dtype, dtype, dtype), strict=True):
         check_product(product, out_dtype)
         assert {product["self"].dtype, product["mat2"].dtype} == {E4M3}
     assert [p.get("use_fast_accum", False) for p in recorded.products] == [False, True, True]

@@ -110,14 +110,14 @@ def test_a_generator_that_stops_in_a_region_leaves_eagers_state():
 
     generator = produce()
     with fastamp.autocast("cpu", dtype=BF16):
-        carrier = layer(x)
+        base_dtype = layer(x)
     first = next(generator)  # The region is open from here on, as in eager.
     assert torch.equal(compiled(x), layer(x))
     assert torch.equal(compiled(x), first)
     generator.close()
     assert torch.equal(compiled(x), layer(x))
     with fastamp.autocast("cpu", dtype=BF16):
-        assert torch.equal(compiled(x), carrier)
+        assert torch.equal(compiled(x), base_dtype)
 
 
 def test_a_thread_that_dies_in_a_region_leaves_compiled_code_compiled():

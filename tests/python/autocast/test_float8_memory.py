@@ -24,10 +24,10 @@ def test_a_linear_saves_exactly_half_of_bf16s_bytes():
     x = torch.randn(64, 256, requires_grad=True) * 1.0
     params = list(layer.parameters())
     with fastamp.autocast("cpu", dtype=torch.bfloat16):
-        carrier = saved_bytes(lambda: layer(x), params)
+        base_dtype = saved_bytes(lambda: layer(x), params)
     with float8_region():
         float8 = saved_bytes(lambda: layer(x), params)
-    assert carrier == {torch.bfloat16: 2 * (64 * 256 + 512 * 256)}
+    assert base_dtype == {torch.bfloat16: 2 * (64 * 256 + 512 * 256)}
     # Beside two scales of four bytes.
     assert float8 == {torch.float8_e4m3fn: 64 * 256 + 512 * 256, torch.float32: 8}
 
@@ -78,17 +78,17 @@ def test_a_block_saves_30_percent_less_as_the_documentation_says(
     name: str, width: int, heads: int, hidden: int, gated: bool, most: float
 ):
     block = Block(width, heads, hidden, gated)
-    carrier = block_bytes(block, fastamp.autocast("cpu", dtype=BF16))
+    base_dtype = block_bytes(block, fastamp.autocast("cpu", dtype=BF16))
     float8 = block_bytes(block, float8_region())
     weights = bytes_of_weights(block)
-    before, after = sum(carrier.values()), sum(float8.values())
+    before, after = sum(base_dtype.values()), sum(float8.values())
     assert after <= most * before
     # The casts of weights halve exactly; what other ops save does not shrink.
     activations = before - 2 * weights, after - weights
     assert activations[1] > 0.8 * activations[0]
     linears = 4 if not gated else 5
     scales = 2 * linears - (1 if gated else 0)  # gate and up share the cast of their input
-    assert float8[FP32] - carrier.get(FP32, 0) == scales * 4
+    assert float8[FP32] - base_dtype.get(FP32, 0) == scales * 4
     cells = [f"{size / 1e6:.1f}" for size in (before, 2 * weights, activations[0])]
     cells += [f"{size / 1e6:.1f}" for size in (after, weights, activations[1])]
     cells.append(f"-{100 * (1 - after / before):.0f} %")
@@ -104,8 +104,8 @@ def test_what_attention_and_the_linear_after_it_both_save_comes_on_top():
         return layer(h)
 
     with fastamp.autocast("cpu", dtype=BF16):
-        carrier = saved_bytes(forward, [*layer.parameters()])
+        base_dtype = saved_bytes(forward, [*layer.parameters()])
     with float8_region():
         float8 = saved_bytes(forward, [*layer.parameters()])
-    assert carrier == {BF16: 2 * (32 * 64 + 64 * 64)}  # one storage for both
+    assert base_dtype == {BF16: 2 * (32 * 64 + 64 * 64)}  # one storage for both
     assert float8 == {BF16: 2 * 32 * 64, E4M3: 32 * 64 + 64 * 64, FP32: 8}

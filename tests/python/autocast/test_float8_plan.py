@@ -78,7 +78,7 @@ def test_a_large_model_needs_no_memory():
     plan = fastamp.float8.plan(model, x)
     assert [(row.float8, row.calls) for row in plan.rows] == [("float8", 32)] * 2
     operands = 8192 * (4096 + 14336) * 32 + 2 * 4096 * 14336
-    assert plan.carrier_saved_bytes == 2 * operands
+    assert plan.base_dtype_saved_bytes == 2 * operands
     assert plan.saved_bytes == operands + 32 * 2 * 4 + 2 * 4
 
 
@@ -134,7 +134,7 @@ def test_saved_bytes_count_shared_operands_once(is_leaf: bool):
         ("v", 1),
     ]
     # In 16 bits one cast of x; in fp8 one for each call, but of an activation.
-    assert plan.carrier_saved_bytes == 2 * 16 * 64 + 3 * 2 * 32 * 64
+    assert plan.base_dtype_saved_bytes == 2 * 16 * 64 + 3 * 2 * 32 * 64
     assert plan.saved_bytes == (4 if is_leaf else 1) * (16 * 64 + 4) + 3 * (32 * 64 + 4)
     assert plan.saved_bytes == saved_in_a_run(model, x)
     with torch.no_grad():

@@ -327,14 +327,14 @@ def test_compiled_functions_run_in_fp8_in_a_region_around_them():
     layer, x = nn.Linear(32, 16), torch.randn(4, 32)
     compiled = torch.compile(layer, backend="eager")
     with fastamp.autocast("cpu", dtype=BF16):
-        carrier = compiled(x)
+        base_dtype = compiled(x)
     with float8_region():
         expected = layer(x)
         assert torch.equal(compiled(x), expected)
         assert outcomes(lambda: compiled(x)) == ["float8"]
-    assert not torch.equal(carrier, expected)
+    assert not torch.equal(base_dtype, expected)
     with fastamp.autocast("cpu", dtype=BF16):
-        assert torch.equal(compiled(x), carrier)
+        assert torch.equal(compiled(x), base_dtype)
 
 
 def test_a_region_inside_a_compiled_function_runs_eagerly_in_fp8():

@@ -51,7 +51,7 @@ def test_a_size_that_is_given_holds_on_every_device():
         assert planned(32, 48, device, recipe=SMALL_SQUARES) == "float8"
 
 
-def test_small_products_have_the_bits_of_the_carrier():
+def test_small_products_have_the_bits_of_the_base_dtype():
     layer, x = nn.Linear(32, 16), torch.randn(4, 32, requires_grad=True)
 
     def bits() -> list[torch.Tensor]:

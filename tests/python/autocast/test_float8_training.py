@@ -12,7 +12,7 @@ from support.float8 import float8_region, outcomes
 
 
 def train(region: fastamp.autocast, x: torch.Tensor, y: torch.Tensor) -> float:
-    """The loss after 60 steps. The head has 10 rows: it stays in the carrier."""
+    """The loss after 60 steps. The head has 10 rows: it stays in the base dtype."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)

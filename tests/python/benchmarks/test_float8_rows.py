@@ -14,7 +14,7 @@ from benchmarks.budget import Effort
 from benchmarks.harness import BASELINE, OURS, Result, judge, measure, prepared
 from benchmarks.models import wide_digits
 from benchmarks.rows import all_rows, float8, float8_peers
-from benchmarks.rows.float8 import BF16_PRODUCTS, CARRIER, FLOAT8_PRODUCTS
+from benchmarks.rows.float8 import BASE_DTYPE, BF16_PRODUCTS, FLOAT8_PRODUCTS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fp8 on the CPU is a reference")
 ONCE = Effort(2, 1e-9, 0, 2, 0, 2)
@@ -83,11 +83,11 @@ def test_rows_of_casts_count_the_bytes_of_the_wide_operand(what, shape):
 def test_a_row_of_a_model_trains_it_three_ways(step):
     work = replace(wide_digits(8, 32, 2), steps=3)
     found = measure(float8.training_row(work, "cpu", None, step), ONCE)
-    assert set(found.samples) == set(found.facts) == {BASELINE, OURS, CARRIER}
+    assert set(found.samples) == set(found.facts) == {BASELINE, OURS, BASE_DTYPE}
     saved = {name: facts["MiB saved for backward"] for name, facts in found.facts.items()}
-    assert saved[OURS] < saved[CARRIER] <= saved[BASELINE]
+    assert saved[OURS] < saved[BASE_DTYPE] <= saved[BASELINE]
     loss = {name: facts["loss"] for name, facts in found.facts.items()}
-    assert loss[CARRIER] == loss[BASELINE] != loss[OURS]
+    assert loss[BASE_DTYPE] == loss[BASELINE] != loss[OURS]
     assert loss[OURS] == pytest.approx(loss[BASELINE], rel=0.05)
 
 

@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 
 from benchmarks import quality
 from benchmarks.harness import BASELINE, OURS
-from benchmarks.rows.lean import LAYOUTS
+from benchmarks.rows.low_precision_weights import LAYOUTS
 
 RESULT = {
     "environment": {

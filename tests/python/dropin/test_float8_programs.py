@@ -94,7 +94,7 @@ def test_other_regions_stay_as_they_are():
             assert in_force() == DEFAULT
 
 
-def test_without_a_default_a_region_that_refuses_fp8_is_a_region_of_the_carrier():
+def test_without_a_default_a_region_that_refuses_fp8_is_a_region_of_the_base_dtype():
     with fastamp.autocast("cpu", float8=False) as region:
         assert region.float8 is None
         assert in_force() is None

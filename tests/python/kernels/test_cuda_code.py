@@ -42,8 +42,8 @@ KERNELS = (
     Kernel("UnscaleOp", 3, 2048, 2, 2),
     Kernel("SquaresOpILb0", 3, 1280, 2, 0, scratch=True),
     Kernel("SquaresOpILb1", 3, 1024, 2, 2, scratch=True),
-    # By StepKind: plain; rests, which are moved 64 bits at a time as 16-bit gradients are; noisy,
-    # whose moments have 16 bits; codes, whose moments have 8; turned, as noisy.
+    # By StepKind: plain; remainders, which are moved 64 bits at a time as 16-bit gradients are;
+    # noisy, whose moments have 16 bits; codes, whose moments have 8; turned, as noisy.
     Kernel("SgdOpILNS0_8StepKindE0", 3, 1024, 3, 2),
     Kernel("SgdOpILNS0_8StepKindE1", 3, 1024, 1, 1),
     Kernel("SgdOpILNS0_8StepKindE2", 3, 1024, 2, 1),

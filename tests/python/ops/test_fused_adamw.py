@@ -178,7 +178,7 @@ def test_bf16_moments_are_the_rounded_fp32_moments(device):
 
 
 @devices
-def test_lean_mode_and_tensor_rates(device):
+def test_write_grads_off_and_tensor_rates(device):
     (p,) = parameters((1000,), device)
     q = p.detach().clone().requires_grad_()
     ours, other = (
@@ -234,10 +234,10 @@ def small(device="cpu", **group):
 @devices
 def test_opcheck(device):
     flag = torch.zeros((), device=device)
-    gate = {"inv_scale": flag + 0.5, "clip_coef": flag + 0.5, "found_inf": flag}
+    amp_step = {"inv_scale": flag + 0.5, "clip_coef": flag + 0.5, "found_inf": flag}
     op = torch.ops.fastamp.fused_adamw_
     arguments = small(device, amsgrad=True).arguments()
-    torch.library.opcheck(op, arguments, {**gate, "moment_scales": []})
+    torch.library.opcheck(op, arguments, {**amp_step, "moment_scales": []})
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -131,7 +131,7 @@ def test_first_step_after_a_skipped_first_step_starts_the_buffer(device):
 
 
 @devices
-def test_lean_mode_leaves_gradients_alone(device):
+def test_write_grads_off_leaves_gradients_alone(device):
     (p,) = parameters((1000,), device)
     (q,) = [p.detach().clone()]
     ours = FusedSgd([{"params": [p], "lr": 0.5}])
@@ -221,16 +221,16 @@ def test_more_groups_than_one_launch_holds(device):
 def test_clamping_comes_after_unscaling_and_clipping(device, dtype):
     (p,) = parameters((3000,), device)
     grad = (torch.randn(3000, device=device) * 100).to(dtype)
-    gate = {"inv_scale": torch.tensor(0.5, device=device), "clip_coef": torch.tensor(0.1)}
-    gate["clip_coef"] = gate["clip_coef"].to(device)
-    expected = (grad.float() * 0.5 * gate["clip_coef"]).clamp(-3.1, 3.1)
+    amp_step = {"inv_scale": torch.tensor(0.5, device=device), "clip_coef": torch.tensor(0.1)}
+    amp_step["clip_coef"] = amp_step["clip_coef"].to(device)
+    expected = (grad.float() * 0.5 * amp_step["clip_coef"]).clamp(-3.1, 3.1)
     q = p.detach().add(expected, alpha=-0.25)
     ours = FusedSgd([{"params": [p], "lr": 0.25}])
     for write in (False, True):
         arguments = list(ours.arguments())
         arguments[1] = [grad.clone()]
         before = p.detach().clone()
-        sgd_(*arguments, **gate, clip_value=3.1, write_grads=write)
+        sgd_(*arguments, **amp_step, clip_value=3.1, write_grads=write)
         assert_same_step(p.detach(), q)
         assert_same_bits(arguments[1][0], expected.to(dtype) if write else grad)
         with torch.no_grad():

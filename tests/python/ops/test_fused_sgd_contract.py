@@ -161,9 +161,11 @@ def test_refused_calls_change_nothing(case):
     changes, error, message = REFUSED[case]
     ours = optimizer()
     arguments = dict(zip(NAMES, ours.arguments(), strict=True)) | changes
-    gate = {k: arguments.pop(k) for k in ("found_inf", "inv_scale", "clip_value") if k in arguments}
+    amp_step = {
+        k: arguments.pop(k) for k in ("found_inf", "inv_scale", "clip_value") if k in arguments
+    }
     with pytest.raises(error, match="fused_sgd_: .*" + message):
-        sgd_(*arguments.values(), **gate)
+        sgd_(*arguments.values(), **amp_step)
     for p in (g["params"][0] for g in ours.groups):
         assert p.eq(1.0).all()
         assert p._version == 0

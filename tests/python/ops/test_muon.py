@@ -15,9 +15,9 @@ apply_ = torch.ops.fastamp.muon_apply_
 devices = pytest.mark.parametrize("device", DEVICES)
 
 
-def momentum_(*arguments, momentum_steps=(), **gate):
+def momentum_(*arguments, momentum_steps=(), **amp_step):
     """The op; few calls have buffers that are rounded by noise."""
-    return momentum_op(*arguments, momentum_steps=list(momentum_steps), **gate)
+    return momentum_op(*arguments, momentum_steps=list(momentum_steps), **amp_step)
 
 
 def momentum_lists(device="cpu"):
@@ -151,12 +151,12 @@ def test_counters_of_noise_move_unless_the_step_is_skipped(device):
 
 
 def test_tensors_that_do_not_fit_are_refused_and_nothing_changes():
-    def refuses(op, lists, place, value, error, message, **gate):
+    def refuses(op, lists, place, value, error, message, **amp_step):
         arguments = lists()
         arguments[place[0]][place[1]] = value
         before = [t.clone() for tensors in arguments[:3] for t in tensors]
         with pytest.raises(error, match=message):
-            op(*arguments, **gate)
+            op(*arguments, **amp_step)
         after = [t for tensors in arguments[:3] for t in tensors]
         assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
 
@@ -170,9 +170,9 @@ def test_tensors_that_do_not_fit_are_refused_and_nothing_changes():
         ((1, 1), zeros(4, 6).half(), TypeError, r"momentum_buffers\[1\] to be Float or BFloat16"),
     ):
         refuses(momentum_, momentum_lists, place, value, error, "muon_momentum_: .*" + message)
-    gate = {"clip_value": -1.0}
+    amp_step = {"clip_value": -1.0}
     same = momentum_lists()[0][2]
-    refuses(momentum_, momentum_lists, (0, 2), same, ValueError, "expected clip_value", **gate)
+    refuses(momentum_, momentum_lists, (0, 2), same, ValueError, "expected clip_value", **amp_step)
     for place, value, error, message in (
         ((1, 0), zeros(5, 3), ValueError, r"updates\[0\] of shape \[3, 5\]"),
         ((2, 0), zeros(2, 2).half(), TypeError, r"masters\[0\] to be Float or Short"),

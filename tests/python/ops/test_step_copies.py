@@ -47,7 +47,7 @@ def all_copies(params, dtype):
     return copies_of(params, [dtype if p.dtype == torch.float32 else None for p in params])
 
 
-def gate(device, flag=0.0):
+def amp_step(device, flag=0.0):
     return {
         "inv_scale": torch.tensor(0.25, device=device),
         "clip_coef": torch.tensor(0.7, device=device),
@@ -73,8 +73,10 @@ def test_parameters_step_as_without_and_weight_copies_are_their_casts(
     ]
     weight_copies, copy_of = copies_of(params, dtypes)
     for _ in range(3):
-        ours.step(**gate(device), write_grads=write, weight_copies=weight_copies, copy_of=copy_of)
-        plain.step(**gate(device), write_grads=write)
+        ours.step(
+            **amp_step(device), write_grads=write, weight_copies=weight_copies, copy_of=copy_of
+        )
+        plain.step(**amp_step(device), write_grads=write)
     for p, q in zip(params, others, strict=True):
         assert_same_bits(p, q)
         assert_same_bits(p.grad, q.grad)
@@ -89,7 +91,7 @@ def test_a_skipped_step_writes_no_weight_copy(device, make, flag):
     ours, params = model(make, device)
     weight_copies, copy_of = all_copies(params, torch.bfloat16)
     before = [p.clone() for p in params]
-    ours.step(**gate(device, flag), weight_copies=weight_copies, copy_of=copy_of)
+    ours.step(**amp_step(device, flag), weight_copies=weight_copies, copy_of=copy_of)
     assert all(s.eq(GARBAGE).all() for s in weight_copies)
     assert all(torch.equal(p, b) for p, b in zip(params, before, strict=True))
 

@@ -71,7 +71,7 @@ def masters_of_all_kinds(dtype):
 
 @narrow
 @widths
-@pytest.mark.parametrize("master", ["rest", "float32"])
+@pytest.mark.parametrize("master", ["remainder", "float32"])
 def test_masters_come_back(dtype, width, master):
     exact = masters_of_all_kinds(dtype)
     param = exact.to(dtype)
@@ -94,7 +94,7 @@ def test_masters_come_back(dtype, width, master):
     assert_same_bits(p.detach(), param)
     kept = optimizer.state[p]
     assert "error_bits" not in kept
-    assert ("master_rest" if master == "rest" else "master_param") in kept
+    assert ("master_remainder" if master == "remainder" else "master_param") in kept
     gap = np.abs(optimizer.masters()[p].double().numpy() - found.double().numpy())
     limit = 0.0 if master == "float32" else np.maximum(float32_unit, 2.0**-40)
     assert (gap <= limit).all()
@@ -109,7 +109,7 @@ def test_each_parameter_is_its_master_rounded(dtype, width):
     for count in (-PARTS[width], -PARTS[width] // 2 - 1, -1, 0, 1, 64, PARTS[width]):
         bits = torch.full(param.shape, count, dtype={3: torch.int8, 4: torch.int16}[width])
         p = torch.nn.Parameter(param.clone())
-        optimizer = fastamp.optim.AdamW([p], master="rest")
+        optimizer = fastamp.optim.AdamW([p], master="remainder")
         optimizer.load_state_dict(checkpoint(param, bits, width))
         found = optimizer.masters()[p].to(dtype)
         same = (found == param) | (torch.isnan(found) & torch.isnan(param))
@@ -123,15 +123,15 @@ def test_they_may_be_forgotten_saved_and_replaced():
     param = master.bfloat16()
     saved = checkpoint(param, error_bits(param, master, 4), 4)
     p = torch.nn.Parameter(param.clone())
-    optimizer = fastamp.optim.AdamW([p], master="rest")
+    optimizer = fastamp.optim.AdamW([p], master="remainder")
     optimizer.load_state_dict(saved)
     before = optimizer.masters()[p]
     assert not torch.equal(before, param.float())
-    again = fastamp.optim.AdamW([q := torch.nn.Parameter(param.clone())], master="rest")
+    again = fastamp.optim.AdamW([q := torch.nn.Parameter(param.clone())], master="remainder")
     again.load_state_dict(saved_and_loaded(optimizer.state_dict()))
     assert_same_bits(again.masters()[q], before)
     assert "error_bits" not in optimizer.state_dict(portable=True)["state"][0]
-    optimizer.forget_rests()
+    optimizer.forget_remainders()
     assert_same_bits(optimizer.masters()[p], param.float())
 
 
@@ -154,7 +154,7 @@ def test_what_is_not_read_is_refused_by_name(change, dtype, text):
     saved = checkpoint(param, torch.zeros(4, dtype=torch.int16), 4)
     saved["state"][0].update(change)
     p = torch.nn.Parameter(torch.ones(4, dtype=dtype))
-    optimizer = fastamp.optim.AdamW([p], lr=0.125, master="rest")
+    optimizer = fastamp.optim.AdamW([p], lr=0.125, master="remainder")
     run(optimizer, 1)
     before = copy.deepcopy(optimizer.state_dict())
     with pytest.raises(ValueError, match=f"load_state_dict: expected .*{text}"):
@@ -169,6 +169,6 @@ def test_a_width_that_is_not_known_is_refused():
     param = torch.ones(4, dtype=torch.bfloat16)
     saved = checkpoint(param, torch.zeros(4, dtype=torch.int16), 4)
     del saved["param_groups"][0]["master_bytewidth"]
-    optimizer = fastamp.optim.AdamW([torch.nn.Parameter(param)], master="rest")
+    optimizer = fastamp.optim.AdamW([torch.nn.Parameter(param)], master="remainder")
     with pytest.raises(ValueError, match="master_bytewidth=None"):
         optimizer.load_state_dict(saved)

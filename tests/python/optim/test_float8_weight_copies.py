@@ -21,7 +21,7 @@ BF16 = torch.bfloat16
 
 
 class Model(nn.Module):
-    """Products in fp8, in the carrier (its sizes do not fit, or it is excluded), and neither."""
+    """Products in fp8, in the base dtype (its sizes do not fit, or it is excluded), and neither."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,12 +87,12 @@ def test_the_bits_of_training_without_and_no_cast_of_a_weight(optimizer, overflo
     ours = Training(optimizer, E4M3).steps(7, overflow, micro_steps=2)
     theirs = Training(optimizer, None).steps(7, overflow, micro_steps=2)
     assert_same_run(ours, theirs)
-    # Three in fp8; two weights and two biases in the carrier. Biases of fp8 products: per call.
+    # Three in fp8; two weights and two biases in the base dtype. Biases of fp8 products: per call.
     assert theirs.weight_casts[-1] >= 7
     assert ours.weight_casts[2:] == [0] * 5
 
 
-def test_in_another_carrier():
+def test_in_another_base_dtype():
     ours = Training("AdamW", E4M3, dtype=torch.float16).steps(5)
     assert_same_run(ours, Training("AdamW", None, dtype=torch.float16).steps(5))
     assert ours.weight_casts[2:] == [0] * 3
@@ -255,7 +255,7 @@ def test_a_region_in_16_bits_after_fp8_casts_for_itself():
 
 
 @pytest.mark.parametrize("shape", [(20, 16), (16, 20), (16, 8)])
-def test_a_weight_that_fp8_does_not_run_has_a_copy_in_the_carrier(shape):
+def test_a_weight_that_fp8_does_not_run_has_a_copy_in_the_base_dtype(shape):
     weight, optimizer = matrix_pair(torch.randn(shape), E4M3)
     x = torch.randn(4, shape[1], dtype=BF16)  # no weight itself
     for _ in range(2):

@@ -13,7 +13,7 @@ import fastamp
 from fastamp._C import AmpStep
 from fastamp.optim import fuse_
 from support.amp_reference import assert_same_bits
-from support.gated_pairs import supports_amp_step
+from support.amp_step_pairs import supports_amp_step
 from support.optim_twins import PAIRS, Twins, assert_same_parameters, copies, parameters
 
 names = pytest.mark.parametrize("name", PAIRS)

@@ -302,7 +302,7 @@ def test_a_layout_that_changes_in_between_is_converted(other):
     torch.testing.assert_close(moments_of(optimizer, p)[0], 0.81 * before[0], rtol=0.15, atol=1e-6)
 
 
-@pytest.mark.parametrize("master", ["float32", "rest"])
+@pytest.mark.parametrize("master", ["float32", "remainder"])
 def test_beside_masters_and_copies_the_weights_are_those_of_float32_parameters(master):
     torch.manual_seed(0)
     narrow = parameter(64, 64, dtype=torch.bfloat16)

@@ -144,7 +144,7 @@ def test_checkpoints_go_both_ways(from_torch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("master", ["float32", "rest"])
+@pytest.mark.parametrize("master", ["float32", "remainder"])
 @pytest.mark.parametrize("how", ["state_dict", "pickle"])
 def test_a_resumed_run_has_the_same_bits(dtype, master, how):
     torch.manual_seed(8)
@@ -180,7 +180,7 @@ def test_a_resumed_run_has_the_same_bits(dtype, master, how):
 
 def test_portable_checkpoints_have_torchs_layout():
     params = matrices(dtype=torch.bfloat16)
-    options = {"ns_dtype": torch.float16, "state_dtype": torch.bfloat16, "master": "rest"}
+    options = {"ns_dtype": torch.float16, "state_dtype": torch.bfloat16, "master": "remainder"}
     optimizer = fastamp.optim.Muon(params, **options)
     for p in params:
         p.grad = torch.randn_like(p)

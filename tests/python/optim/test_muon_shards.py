@@ -76,7 +76,7 @@ def worker(_):
     for dtype, options in (
         (torch.float32, {}),
         (torch.bfloat16, {}),
-        (torch.bfloat16, {"master": "rest", "ns_dtype": torch.float16}),
+        (torch.bfloat16, {"master": "remainder", "ns_dtype": torch.float16}),
     ):
         key = (str(dtype), len(options))
         out[key] = stepped(True, dtype, **options), stepped(False, dtype, **options)

@@ -21,7 +21,7 @@ def full(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def sharded(optimizer_type, options, gate=None, dtype=torch.float32):
+def sharded(optimizer_type, options, amp_step=None, dtype=torch.float32):
     """Three steps of a sharded, a replicated and a plain parameter; values, states, placements."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -38,8 +38,8 @@ def sharded(optimizer_type, options, gate=None, dtype=torch.float32):
         for p, where in zip(params, [*placements, None], strict=True):
             gradient = torch.randn(p.shape).to(dtype)
             p.grad = distribute_tensor(gradient, mesh, where) if where else gradient
-        if gate is not None:
-            optimizer._fastamp_pending_amp_step = AmpStep(inv_scale=torch.tensor(gate))
+        if amp_step is not None:
+            optimizer._fastamp_pending_amp_step = AmpStep(inv_scale=torch.tensor(amp_step))
         optimizer.step()
     states = [
         {key: full(value).clone() for key, value in optimizer.state[p].items()} for p in params
@@ -114,7 +114,7 @@ def worker(_):
     for name, options in OPTIONS.items():
         ours, theirs = getattr(fastamp.optim, name), getattr(torch.optim, name)
         out[name] = sharded(ours, options), sharded(theirs, options)
-        out[name, "gate"] = sharded(ours, options, 0.25), sharded(ours, options)
+        out[name, "amp_step"] = sharded(ours, options, 0.25), sharded(ours, options)
         out[name, "bf16"] = sharded(ours, options, dtype=torch.bfloat16)
         out[name, "fsdp"] = fsdp(ours, options), fsdp(theirs, options)
         out[name, "checkpoint"] = checkpointed(name)
@@ -158,11 +158,11 @@ def test_fsdp2_models_train_as_with_torch(ranks, name):
 
 
 @names
-def test_shards_pass_the_gate(ranks, name):
-    gated, plain = ranks[0][name, "gate"]
-    assert not torch.equal(gated[0][0], plain[0][0])
+def test_shards_pass_the_amp_step(ranks, name):
+    takes_amp_step, plain = ranks[0][name, "amp_step"]
+    assert not torch.equal(takes_amp_step[0][0], plain[0][0])
     if name == "SGD":
-        buffer, other = (states[0]["momentum_buffer"] for _, states, _ in (gated, plain))
+        buffer, other = (states[0]["momentum_buffer"] for _, states, _ in (takes_amp_step, plain))
         torch.testing.assert_close(buffer, other * 0.25, rtol=0.5, atol=0.5)
 
 

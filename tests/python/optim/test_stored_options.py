@@ -121,7 +121,11 @@ def test_a_parameter_that_moves_to_another_group_takes_its_layout():
 def test_an_edit_of_master_is_followed():
     (p,) = weights(((5, 7),), torch.bfloat16)
     optimizer = adam([p])
-    for master, key in (("rest", "master_rest"), ("float32", "master_param"), (None, None)):
+    for master, key in (
+        ("remainder", "master_remainder"),
+        ("float32", "master_param"),
+        (None, None),
+    ):
         optimizer.param_groups[0]["master"] = master
         step(optimizer)
         assert (key or "master_param") in optimizer.state[p]
@@ -156,7 +160,7 @@ def test_a_groups_own_layout_outlives_a_state_without_any(source):
 
 def test_masters_and_the_iteration_outlive_a_state_of_torchs():
     params = weights(MATRICES, torch.bfloat16)
-    own = [{"master": "rest", "ns_dtype": torch.float16}, {"master": "float32"}]
+    own = [{"master": "remainder", "ns_dtype": torch.float16}, {"master": "float32"}]
     optimizer = muon(groups_of(params, own))
     other = torch.optim.Muon(groups_of(weights(MATRICES, torch.bfloat16), [{}, {}]))
     step(other)
@@ -164,7 +168,7 @@ def test_masters_and_the_iteration_outlive_a_state_of_torchs():
     for group, options in zip(optimizer.param_groups, own, strict=True):
         assert {key: group[key] for key in options} == options
     step(optimizer)
-    assert "master_rest" in optimizer.state[params[0]]
+    assert "master_remainder" in optimizer.state[params[0]]
     assert "master_param" in optimizer.state[params[1]]
 
 
@@ -182,7 +186,7 @@ def test_where_both_say_something_the_state_is_converted_to_this_optimizers(mine
 
 
 def test_the_masters_of_this_optimizer_win_too():
-    source = adam(weights(((5, 7),), torch.bfloat16), master="rest")
+    source = adam(weights(((5, 7),), torch.bfloat16), master="remainder")
     step(source)
     params = weights(((5, 7),), torch.bfloat16)
     optimizer = adam(params, master="float32")
@@ -208,7 +212,7 @@ def test_where_this_optimizer_says_nothing_the_states_layout_is_taken():
 
 UNKNOWN = {
     "state_dtype": ["4bit", "bfloat16", torch.float16, torch.int8, 16],
-    "master": ["int8", "Rest", True, torch.float32],
+    "master": ["int8", "Remainder", True, torch.float32],
     "state_rounding": ["up", "Nearest", 1],
     "ns_dtype": ["bfloat16", torch.float64, torch.float8_e4m3fn, 16],
     "adjust_lr_fn": ["none", "Original", 1],

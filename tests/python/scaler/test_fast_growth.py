@@ -189,7 +189,7 @@ def test_a_state_with_a_bad_limit_changes_nothing(entry):
     assert snapshot(scaler) == before
 
 
-def test_gated_steps_and_history_see_it():
+def test_steps_with_an_amp_step_and_history_see_it():
     model, optimizer = model_and_optimizer()
     scaler = fastamp.GradScaler("cpu", init_scale=64.0, fast_growth_interval=2)
     for bad in (None, {"0.bias": [INF]}, {"0.bias": [INF]}, None, None, None):

@@ -75,7 +75,9 @@ class CalledOps(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("kind", [torch.optim.SGD, fastamp.optim.SGD], ids=["torchs", "gated"])
+@pytest.mark.parametrize(
+    "kind", [torch.optim.SGD, fastamp.optim.SGD], ids=["torchs", "takes_amp_step"]
+)
 @pytest.mark.parametrize("clips", [False, True])
 @pytest.mark.parametrize("overflow", [False, True])
 def test_no_operator_is_spent_on_zeroing_a_flag(kind, clips, overflow):

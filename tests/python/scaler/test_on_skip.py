@@ -240,7 +240,7 @@ def test_where_the_answer_comes_late_nobody_waits_unless_asked_to(wait):
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("wait", [False, True])
-def test_on_cuda_a_gated_step_is_told_of_late_unless_asked_to_wait(wait):
+def test_on_cuda_a_step_with_an_amp_step_is_told_of_late_unless_asked_to_wait(wait):
     model = torch.nn.Linear(2, 2, device="cuda")
     optimizer = optim.SGD(model.parameters(), lr=0.1)
     steps: list[int] = []

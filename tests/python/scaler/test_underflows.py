@@ -11,7 +11,7 @@ import fastamp
 from support.scaler_steps import INF, NAN, give_gradients, model_and_optimizer, step
 
 
-def gated(parameters):
+def takes_amp_step(parameters):
     return fastamp.optim.SGD(parameters, lr=0.1)
 
 
@@ -23,7 +23,7 @@ def run(scaler, optimizer, parameters, gradients):
     scaler.update()
 
 
-@pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1), gated])
+@pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1), takes_amp_step])
 def test_zeros_are_counted_by_parameter_before_gradients_are_unscaled(make):
     parameters = [torch.nn.Parameter(torch.ones(n)) for n in (5, 3, 4)]
     optimizer = make(parameters)

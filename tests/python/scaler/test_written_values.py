@@ -232,7 +232,7 @@ def test_gradients_of_a_subclass_are_checked_after_they_are_written() -> None:
 
 @pytest.mark.parametrize("factor", ["inv_scale", "clip_coef"])
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
-def test_the_gate_of_a_step_is_closed_by_a_factor(factor: str, value: float) -> None:
+def test_the_amp_step_of_a_step_is_closed_by_a_factor(factor: str, value: float) -> None:
     """For those who call the op without the flag of a pass."""
     parameter, gradient = torch.ones(3000), torch.ones(3000)
     lists: Any = [[parameter], [gradient], [], [], [], [1], [0.1], [0.0], [0.0], [0.1]]

@@ -68,13 +68,13 @@ class FusedSgd:
             list(copy_of),
         )
 
-    def step(self, lr_tensors=(), weight_copies=(), copy_of=(), **gate):
-        sgd_(*self.arguments(lr_tensors, weight_copies, copy_of), **gate)
+    def step(self, lr_tensors=(), weight_copies=(), copy_of=(), **amp_step):
+        sgd_(*self.arguments(lr_tensors, weight_copies, copy_of), **amp_step)
 
 
-def adamw_(*arguments, moment_scales=(), **gate):
+def adamw_(*arguments, moment_scales=(), **amp_step):
     """The op; few calls have moments in 8 bits."""
-    return torch.ops.fastamp.fused_adamw_(*arguments, moment_scales=list(moment_scales), **gate)
+    return torch.ops.fastamp.fused_adamw_(*arguments, moment_scales=list(moment_scales), **amp_step)
 
 
 class FusedAdam:
@@ -118,5 +118,5 @@ class FusedAdam:
             list(copy_of),
         )
 
-    def step(self, lr_tensors=(), weight_copies=(), copy_of=(), **gate):
-        adamw_(*self.arguments(lr_tensors, weight_copies, copy_of), **gate)
+    def step(self, lr_tensors=(), weight_copies=(), copy_of=(), **amp_step):
+        adamw_(*self.arguments(lr_tensors, weight_copies, copy_of), **amp_step)

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from support import ddp_hook_cases, guide_cases, main_grads_cases, mesh_norm_cases
+from support import ddp_hook_cases, fp32_main_grads_cases, guide_cases, mesh_norm_cases
 
 
 def run(rank: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     return {
         "hooks": ddp_hook_cases.run(rank),
-        "main_grads": main_grads_cases.run(rank),
+        "main_grads": fp32_main_grads_cases.run(rank),
         "mesh": mesh_norm_cases.run(rank),
         "guide": guide_cases.run(rank),
     }

@@ -99,7 +99,7 @@ def test_plans_for_a_gpu_need_none(make: Any):
         "K or N not a multiple of 16",
     }
     assert all(row.module for row in products)
-    assert plan.saved_bytes == plan.carrier_saved_bytes
+    assert plan.saved_bytes == plan.base_dtype_saved_bytes
 
 
 def test_a_tied_and_excluded_head_is_named_by_both_of_its_modules():
@@ -122,4 +122,4 @@ def test_a_large_model_on_meta_is_planned_layer_by_layer():
     assert rows["transformer.h.1.mlp.c_fc"].float8 == "float8"
     assert rows["transformer.h.1.mlp.c_fc"].m == 8192
     assert rows["transformer.wte = lm_head"].float8 == SMALL
-    assert plan.saved_bytes < plan.carrier_saved_bytes
+    assert plan.saved_bytes < plan.base_dtype_saved_bytes

@@ -34,13 +34,13 @@ def agreement(gradients: Gradients, reference: Gradients) -> float:
     """
     product = squares = 0.0
     for name in gradients.keys() | reference.keys():
-        ours, theirs = gradients.get(name), reference.get(name)
-        if ours is not None:
-            squares += _dot(ours, ours)
+        own, theirs = gradients.get(name), reference.get(name)
+        if own is not None:
+            squares += _dot(own, own)
         if theirs is not None:
             squares += _dot(theirs, theirs)
-        if ours is not None and theirs is not None:
-            product += _dot(ours, theirs)
+        if own is not None and theirs is not None:
+            product += _dot(own, theirs)
     value = 2 * product / squares if squares else 1.0
     return value if value == value else 0.0  # NaN: inf / inf, or in the gradients
 

@@ -126,9 +126,9 @@ class InspectedStep(CallListener, OpWatcher):
 
     def _is_of_step(self, parameter: torch.Tensor) -> bool:
         """Whether its step is to come, and no model has it that another thread trains."""
-        is_ours = id(parameter) in self._path.parameters
-        is_ours |= self._names.of_parameter(parameter) is None
-        return is_ours and id(parameter) not in self._stepped
+        belongs = id(parameter) in self._path.parameters
+        belongs |= self._names.of_parameter(parameter) is None
+        return belongs and id(parameter) not in self._stepped
 
     def _note_gradient(self, name: str, parameter: torch.Tensor) -> None:
         gradient = parameter.grad

@@ -98,7 +98,7 @@ def listening(listener: CallListener, *, this_thread: bool = False) -> Iterator[
             _let_go_of_optimizers()
 
 
-def _tell(event: str, *args: Any) -> None:
+def _notify(event: str, *args: Any) -> None:
     # Those that began last first: what ends a listener's block comes after what is within.
     here = threading.get_ident()
     for listener, thread in reversed(_listeners.copy()):
@@ -118,11 +118,11 @@ def _patch() -> None:
     _patches.replace(torch.optim.Optimizer, "__init__", _init(torch.optim.Optimizer.__init__))
     _patches.replace(torch.autograd, "backward", _backward(torch.autograd.backward))
     # Not `step`, whose warnings would name this file instead of the program's line.
-    _patches.replace(LRScheduler, "_update_lr", _told("schedule", LRScheduler._update_lr))
+    _patches.replace(LRScheduler, "_update_lr", _notifying("schedule", LRScheduler._update_lr))
     for cls in all_subclasses(TorchGradScaler):
         for name, event in (("scale", "scale"), ("step", "scaler_step"), ("update", "update")):
             if name in vars(cls):
-                _patches.replace(cls, name, _told(event, vars(cls)[name]))
+                _patches.replace(cls, name, _notifying(event, vars(cls)[name]))
     _handles.append(register_optimizer_step_pre_hook(_before_optimizer_step))
     _handles.append(register_optimizer_step_post_hook(_after_optimizer_step))
 
@@ -131,7 +131,7 @@ def _init(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
-        _tell("made_optimizer", optimizer)
+        _notify("made_optimizer", optimizer)
 
     return init
 
@@ -139,15 +139,15 @@ def _init(original: Callable[..., Any]) -> Callable[..., Any]:
 def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        _tell("before_backward", tensors)
+        _notify("before_backward", tensors)
         result = original(tensors, *args, **kwargs)
-        _tell("after_backward")
+        _notify("after_backward")
         return result
 
     return backward
 
 
-def _told(event: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def _notifying(event: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """A method that tells of its calls; of those of a class's and its base's, of the outer one."""
 
     @functools.wraps(original)
@@ -158,37 +158,37 @@ def _told(event: str, original: Callable[..., Any]) -> Callable[..., Any]:
         subject = args[0] if args else next(iter(kwargs.values()), None)
         _within.calls.append(key)
         try:
-            _tell_of(f"before_{event}", owner, subject)
+            _notify_of(f"before_{event}", owner, subject)
             result = original(owner, *args, **kwargs)
         finally:
             _within.calls.remove(key)
-        _tell_of(f"after_{event}", owner, result if event == "scale" else subject)
+        _notify_of(f"after_{event}", owner, result if event == "scale" else subject)
         return result
 
     return method
 
 
-def _tell_of(event: str, owner: Any, subject: Any) -> None:
+def _notify_of(event: str, owner: Any, subject: Any) -> None:
     if not hasattr(CallListener, event):
         return
     has_subject = event in ("after_scale", "before_scaler_step", "after_scaler_step")
-    _tell(event, owner, *([subject] if has_subject else []))
+    _notify(event, owner, *([subject] if has_subject else []))
 
 
 def _before_optimizer_step(optimizer: Any, *_: Any) -> None:
-    _tell_of_optimizer("before_optimizer_step", optimizer)
+    _notify_of_optimizer("before_optimizer_step", optimizer)
 
 
 def _after_optimizer_step(optimizer: Any, *_: Any) -> None:
-    _tell_of_optimizer("after_optimizer_step", optimizer)
+    _notify_of_optimizer("after_optimizer_step", optimizer)
 
 
-def _tell_of_optimizer(event: str, optimizer: Any) -> None:
+def _notify_of_optimizer(event: str, optimizer: Any) -> None:
     if torch.compiler.is_compiling():
         return
     key = (id(optimizer), "optimizer hook")
     _within.calls.append(key)
     try:
-        _tell(event, optimizer, _within.has("scaler_step"))
+        _notify(event, optimizer, _within.has("scaler_step"))
     finally:
         _within.calls.remove(key)

@@ -115,13 +115,13 @@ class ModulePath:
 
     @property
     def _is_elsewhere(self) -> bool:
-        """Whether this is another thread, and computes no node of ours: that may run modules."""
+        """Whether this is another thread, and computes no node of fastamp: that may run modules."""
         here = threading.get_ident()
         return here != self._thread and not (self._backward and here == self._backward_thread)
 
     def _enter(self, module: torch.nn.Module) -> None:
         if module not in self._names or self._is_elsewhere:
-            return  # The end came within the call, or it is not ours.
+            return  # The end came within the call, or it is not fastamp's.
         self._forward.append(self._names[module])
         self._begun[module].append(torch._C._autograd._get_sequence_nr())
 

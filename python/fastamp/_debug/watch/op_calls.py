@@ -253,14 +253,14 @@ def watched(
         yield path, recorder
 
 
-def _with_outermost(modes: list[Any], ours: Any) -> list[Any]:
-    """The modes with ours among them; torch wants that of ``torch.device`` below all others."""
+def _with_outermost(modes: list[Any], own: Any) -> list[Any]:
+    """The modes with fastamp's among them; torch wants that of ``torch.device`` below all others."""
     devices = [mode for mode in modes if isinstance(mode, DeviceContext)]
-    return [*devices, ours, *(mode for mode in modes if mode not in devices)]
+    return [*devices, own, *(mode for mode in modes if mode not in devices)]
 
 
-# Blocks of the program's modes end by taking the innermost mode away, whichever that is: ours are
-# the outermost, wherever they begin.
+# Blocks of the program's modes end by taking the innermost mode away, whichever that is: fastamp's
+# are the outermost, wherever they begin.
 def _change_function_modes(change: Callable[[list[Any]], list[Any]]) -> None:
     modes = overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     for _ in modes:

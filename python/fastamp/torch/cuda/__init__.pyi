@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 # isort: skip_file
-# Names of ours come first: a later star import leaves them.
+# Names of fastamp come first: a later star import leaves them.
 from fastamp.torch.cuda import amp as amp
 from torch.cuda import *  # type: ignore[no-redef]

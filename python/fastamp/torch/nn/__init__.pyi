@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # isort: skip_file
-# Names of ours come first: a later star import leaves them.
+# Names of fastamp come first: a later star import leaves them.
 from fastamp.torch.nn import utils as utils
 from torch.nn import *  # type: ignore[no-redef]
 from torch.nn import functional as functional

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from support.main_grads_cases import BAD_STEP
+from support.fp32_main_grads_cases import BAD_STEP
 
 CASES = [
     "accumulated",

@@ -13,7 +13,7 @@ import torch
 import fastamp
 import fastamp.optim
 from fastamp import _C
-from support.gated_pairs import CASES, SHAPES, assert_close, gradients, pair, step_both
+from support.amp_step_pairs import CASES, SHAPES, assert_close, gradients, pair, step_both
 from support.scaler_pairs import set_gradients
 
 
@@ -276,7 +276,7 @@ def native_calls(scaler, action):
 
 
 @pytest.mark.parametrize("clip", [False, True])
-def test_a_gated_step_crosses_into_native_code_twice(clip):
+def test_a_step_with_an_amp_step_crosses_into_native_code_twice(clip):
     parameter = torch.nn.Parameter(torch.zeros(3))
     optimizer = fastamp.optim.SGD([parameter], lr=1.0)
     scaler = fastamp.GradScaler("cpu", init_scale=2.0)

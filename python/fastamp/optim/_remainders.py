@@ -28,13 +28,13 @@ def of_shards(function: Callable[[Tensor, Tensor], Tensor], param: Any, other: A
     )
 
 
-def join(param: Tensor, rest: Tensor) -> Tensor:
-    """The float32 master of a parameter and its rest, a DTensor of one."""
-    master: Tensor = of_shards(_C.master_from_rest, param, rest)
+def join(param: Tensor, remainder: Tensor) -> Tensor:
+    """The float32 master of a parameter and its remainder, a DTensor of one."""
+    master: Tensor = of_shards(_C.master_from_remainder, param, remainder)
     return master
 
 
 def split(param: Tensor, master: Tensor) -> Tensor:
-    """The rest of a parameter's float32 master: 0 where the parameter is not the master rounded."""
-    rest: Tensor = of_shards(_C.rest_from_master, param, master)
-    return rest
+    """The remainder of a parameter's float32 master: 0 where the parameter is not the master rounded."""
+    remainder: Tensor = of_shards(_C.remainder_from_master, param, master)
+    return remainder

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masters of lean weights: who reads them sees what was written since, and they end in time."""
+"""Masters of low-precision weights: readers see what was written since, and they end in time."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ KINDS: dict[str, Callable[..., Any]] = {
     "muon": lambda p, **o: fastamp.optim.Muon([q for q in p if q.ndim == 2], lr=0.1, **o),
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
-rests = pytest.mark.parametrize("rest", [None, "rest"])
+remainders = pytest.mark.parametrize("remainder", [None, "remainder"])
 
 
-def lean(model: nn.Module, **options: Any) -> fastamp.optim.LowPrecisionWeights:
+def lowered(model: nn.Module, **options: Any) -> fastamp.optim.LowPrecisionWeights:
     return fastamp.optim.low_precision_weights_(model, verbose=False, **options)
 
 
@@ -52,22 +52,22 @@ WRITES: dict[str, Callable[[nn.Linear], None]] = {
 
 
 @kinds
-@rests
+@remainders
 @pytest.mark.parametrize("write", WRITES)
 def test_every_reader_before_the_first_step_sees_what_was_written(
-    kind: str, rest: str | None, write: str
+    kind: str, remainder: str | None, write: str
 ) -> None:
     model = nn.Linear(64, 64)
-    handle = lean(model)
-    optimizer = KINDS[kind](list(model.parameters()), master=rest)
+    handle = lowered(model)
+    optimizer = KINDS[kind](list(model.parameters()), master=remainder)
     WRITES[write](model)
     threes = torch.full((64, 64), 3.0)
     assert torch.equal(handle.state_dict()["weight"], threes)
     assert torch.equal(handle.state_dict(optimizer)["weight"], threes)
     assert torch.equal(optimizer.masters()[model.weight], threes)
     saved = optimizer.state_dict()["state"][0]
-    assert "master_rest" in saved if rest else torch.equal(saved["master_param"], threes)
-    other = KINDS[kind]([nn.Parameter(model.weight.detach().clone())], master=rest)
+    assert "master_remainder" in saved if remainder else torch.equal(saved["master_param"], threes)
+    other = KINDS[kind]([nn.Parameter(model.weight.detach().clone())], master=remainder)
     other.load_state_dict(saved_for_one(optimizer))
     assert torch.equal(next(iter(other.masters().values())), threes)
 
@@ -82,7 +82,7 @@ def saved_for_one(optimizer: Any) -> dict[str, Any]:
 @kinds
 def test_every_reader_after_a_step_sees_what_was_written(kind: str) -> None:
     model = nn.Linear(64, 64)
-    handle = lean(model)
+    handle = lowered(model)
     optimizer = KINDS[kind](list(model.parameters()))
     step(optimizer)
     load_threes(model)
@@ -94,7 +94,7 @@ def test_every_reader_after_a_step_sees_what_was_written(kind: str) -> None:
 def test_elements_that_were_not_written_keep_their_masters() -> None:
     model = nn.Linear(64, 64)
     master = model.weight.detach().clone()
-    handle = lean(model)
+    handle = lowered(model)
     with torch.no_grad():
         model.weight[0] = 3.0
     expected = master.clone()
@@ -103,32 +103,34 @@ def test_elements_that_were_not_written_keep_their_masters() -> None:
     assert not torch.equal(expected[1:], expected[1:].to(BF16).float())
 
 
-@rests
-def test_rests_and_masters_are_forgotten_before_the_first_step_and_after(rest: str | None) -> None:
+@remainders
+def test_remainders_and_masters_are_forgotten_before_the_first_step_and_after(
+    remainder: str | None,
+) -> None:
     model = nn.Linear(64, 64)
-    lean(model)
-    optimizer = fastamp.optim.AdamW(model.parameters(), master=rest)
+    lowered(model)
+    optimizer = fastamp.optim.AdamW(model.parameters(), master=remainder)
     values = model.weight.detach().float()
     assert not torch.equal(optimizer.masters()[model.weight], values)
-    optimizer.forget_rests()
+    optimizer.forget_remainders()
     assert torch.equal(optimizer.masters()[model.weight], values)
     step(optimizer)
     assert not torch.equal(optimizer.masters()[model.weight], model.weight.float())
-    optimizer.forget_rests([model.weight])
+    optimizer.forget_remainders([model.weight])
     assert torch.equal(optimizer.masters()[model.weight], model.weight.float())
     assert not torch.equal(optimizer.masters()[model.bias], model.bias.float())
 
 
-def test_a_loaded_float32_master_is_forgotten_in_a_group_with_rests() -> None:
+def test_a_loaded_float32_master_is_forgotten_in_a_group_with_remainders() -> None:
     params = [nn.Parameter(torch.randn(64).to(BF16)) for _ in range(2)]
     source, target = (fastamp.optim.SGD([p], lr=0.1) for p in params)
     step(source)
-    target.param_groups[0]["master"] = "rest"
+    target.param_groups[0]["master"] = "remainder"
     target.load_state_dict(
         {**source.state_dict(), "param_groups": target.state_dict()["param_groups"]}
     )
     params[1].data.copy_(params[0])
-    target.forget_rests()
+    target.forget_remainders()
     params[1].grad = torch.zeros_like(params[1])
     target.step()
     assert torch.equal(target.masters()[params[1]], params[0].detach().float())
@@ -155,15 +157,15 @@ def train(model: nn.Module, optimizer: Any, expert: int, steps: int = 3) -> None
 
 
 @kinds
-@rests
+@remainders
 def test_a_resumed_run_goes_on_bit_for_bit_for_what_was_not_stepped_yet(
-    kind: str, rest: str | None, tmp_path: Any
+    kind: str, remainder: str | None, tmp_path: Any
 ) -> None:
     def fresh(seed: int) -> tuple[nn.Module, Any]:
         torch.manual_seed(seed)
         model = Experts()
-        lean(model)
-        return model, KINDS[kind](list(model.parameters()), master=rest)
+        lowered(model)
+        return model, KINDS[kind](list(model.parameters()), master=remainder)
 
     model, optimizer = fresh(0)
     train(model, optimizer, 0)
@@ -188,7 +190,7 @@ def test_torchs_optimizers_load_what_was_not_stepped_yet() -> None:
         (fastamp.optim.SGD, torch.optim.SGD),
     ):
         model = Experts()
-        lean(model)
+        lowered(model)
         optimizer = ours(model.parameters(), lr=0.1)
         train(model, optimizer, 0)
         plain = [nn.Parameter(torch.ones(16, 16)) for _ in range(2)]
@@ -210,7 +212,7 @@ def master_of(weight: torch.Tensor) -> weakref.ref[torch.Tensor]:
 
 def test_masters_are_freed_with_their_parameters() -> None:
     model = nn.Linear(8, 8)
-    lean(model)
+    lowered(model)
     masters = [master_of(p) for p in model.parameters()]
     del model
     gc.collect()
@@ -220,7 +222,7 @@ def test_masters_are_freed_with_their_parameters() -> None:
 
 def test_masters_of_frozen_parameters_are_freed_when_an_optimizer_is_made() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    lean(model)
+    lowered(model)
     frozen, trained = master_of(model[0].weight), master_of(model[1].weight)
     model[0].requires_grad_(False)
     fastamp.optim.SGD(model[1].parameters(), lr=0.1)
@@ -230,7 +232,7 @@ def test_masters_of_frozen_parameters_are_freed_when_an_optimizer_is_made() -> N
 
 def test_masters_of_frozen_parameters_are_freed_by_a_step_of_their_optimizer() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    lean(model)
+    lowered(model)
     optimizer = fastamp.optim.SGD(model.parameters(), lr=0.1)
     frozen = master_of(model[0].weight)
     model[0].requires_grad_(False)
@@ -243,8 +245,8 @@ def test_masters_of_frozen_parameters_are_freed_by_a_step_of_their_optimizer() -
 def test_masters_of_a_network_that_is_frozen_for_the_step_of_another_stay() -> None:
     """As the discriminator of a GAN is."""
     one, other = nn.Linear(8, 8), nn.Linear(8, 8)
-    lean(one)
-    lean(other)
+    lowered(one)
+    lowered(other)
     optimizers = [fastamp.optim.SGD(m.parameters(), lr=0.1) for m in (one, other)]
     expected = optimizers[1].masters()[other.weight].clone()
     other.requires_grad_(False)
@@ -258,7 +260,7 @@ def test_averaging_16_bits_is_refused_with_the_way() -> None:
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
-    handle = lean(model)
+    handle = lowered(model)
     for whole in (model, nn.Sequential(model)):
         with pytest.raises(
             NotImplementedError, match=r"LowPrecisionWeights\.state_dict\(optimizer\)"
@@ -284,13 +286,13 @@ def test_averaging_16_bits_is_refused_with_the_way() -> None:
 
 
 @kinds
-@rests
+@remainders
 def test_loaded_float32_weights_are_the_masters_of_whoever_steps_next(
-    kind: str, rest: str | None
+    kind: str, remainder: str | None
 ) -> None:
     model = nn.Linear(64, 64)
-    handle = lean(model)
-    optimizer = KINDS[kind](list(model.parameters()), master=rest)
+    handle = lowered(model)
+    optimizer = KINDS[kind](list(model.parameters()), master=remainder)
     step(optimizer)
     # Masters that round to what the weights are, and others.
     values = {k: v.float() * (1 + 2.0**-10) for k, v in model.state_dict().items()}
@@ -299,11 +301,13 @@ def test_loaded_float32_weights_are_the_masters_of_whoever_steps_next(
     assert torch.equal(handle.state_dict()["weight"], values["weight"])
     assert torch.equal(optimizer.masters()[model.weight], values["weight"])
     saved = copy.deepcopy(optimizer.state_dict())
-    fresh = KINDS[kind]([nn.Parameter(p.detach().clone()) for p in model.parameters()], master=rest)
+    fresh = KINDS[kind](
+        [nn.Parameter(p.detach().clone()) for p in model.parameters()], master=remainder
+    )
     fresh.load_state_dict(saved)
     optimizer.param_groups[0]["lr"] = 0.0
     step(optimizer)
     for found in (optimizer.masters()[model.weight], next(iter(fresh.masters().values()))):
-        if rest is None:
+        if remainder is None:
             assert torch.equal(found, values["weight"])
         torch.testing.assert_close(found, values["weight"], rtol=2.0**-23, atol=0)

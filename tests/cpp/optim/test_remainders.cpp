@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Masters in two bytes of the C++ optimizers: steps, checkpoints, and the conversions' bits.
 
-#include "kernels/functors/rest.h"
+#include "kernels/functors/remainder.h"
 #include "optim/helpers.h"
 #include "support/catch.h"
 
@@ -33,38 +33,39 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return a.view(at::kInt).equal(b.view(at::kInt));
 }
 
-/// The functor's master and rest of each element.
+/// The functor's master and remainder of each element.
 template <typename Half>
-std::pair<at::Tensor, at::Tensor> by_functor(const at::Tensor& params, const at::Tensor& rests) {
+std::pair<at::Tensor, at::Tensor> by_functor(const at::Tensor& params,
+                                             const at::Tensor& remainders) {
   const auto masters = at::empty(params.sizes(), at::kFloat);
   const auto again = at::empty(params.sizes(), at::kShort);
   for (std::int64_t i = 0; i < params.numel(); ++i) {
     const float param = static_cast<float>(params.const_data_ptr<Half>()[i]);
     const float master =
-        kernels::Rest<Half>::master(param, rests.const_data_ptr<std::int16_t>()[i]);
+        kernels::Remainder<Half>::master(param, remainders.const_data_ptr<std::int16_t>()[i]);
     masters.mutable_data_ptr<float>()[i] = master;
     const float rounded = static_cast<float>(Half(master));
     again.mutable_data_ptr<std::int16_t>()[i] =
-        static_cast<std::int16_t>(kernels::Rest<Half>::of(master, rounded));
+        static_cast<std::int16_t>(kernels::Remainder<Half>::of(master, rounded));
   }
   return {masters, again};
 }
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("rests: the conversions have the bits of the functor", "[optim]", at::BFloat16,
-                   at::Half) {
+TEMPLATE_TEST_CASE("remainders: the conversions have the bits of the functor", "[optim]",
+                   at::BFloat16, at::Half) {
   constexpr auto kDtype = c10::CppTypeToScalarType<TestType>::value;
   const auto params = at::arange(-32768, 32768, at::kInt).to(at::kShort).view(kDtype);
   for (int seed = 0; seed < 4; ++seed) {
-    const auto rests = at::randint(-32768, 32768, params.sizes(), at::kShort);
-    const auto [masters, again] = by_functor<TestType>(params, rests);
-    CHECK(same_bits(ours::master_from_rest(params, rests), masters));
-    CHECK(ours::rest_from_master(masters.to(kDtype), masters).equal(again));
+    const auto remainders = at::randint(-32768, 32768, params.sizes(), at::kShort);
+    const auto [masters, again] = by_functor<TestType>(params, remainders);
+    CHECK(same_bits(ours::master_from_remainder(params, remainders), masters));
+    CHECK(ours::remainder_from_master(masters.to(kDtype), masters).equal(again));
   }
 }
 
-TEMPLATE_TEST_CASE("rests: every step is that of a float32 master", "[optim]",
+TEMPLATE_TEST_CASE("remainders: every step is that of a float32 master", "[optim]",
                    (std::tuple<ours::SGD, ours::SGDOptions, ours::SGDParamState>),
                    (std::tuple<ours::Adam, ours::AdamOptions, ours::AdamParamState>),
                    (std::tuple<ours::AdamW, ours::AdamWOptions, ours::AdamWParamState>)) {
@@ -74,44 +75,45 @@ TEMPLATE_TEST_CASE("rests: every step is that of a float32 master", "[optim]",
   const auto dtype = GENERATE(at::kBFloat16, at::kHalf);
   auto params = make_params(dtype);
   auto copies = copy_of(params);
-  Optimizer rests(params, Options(0.01).weight_decay(0.1).master(MasterStorage::kRest));
+  Optimizer remainders(params, Options(0.01).weight_decay(0.1).master(MasterStorage::kRemainder));
   Optimizer masters(copies, Options(0.01).weight_decay(0.1));
   for (int step = 0; step < 6; ++step) {
     for (std::size_t i = 0; i < params.size(); ++i) {
-      if (rests.state().count(params[i].unsafeGetTensorImpl()) == 0) {
+      if (remainders.state().count(params[i].unsafeGetTensorImpl()) == 0) {
         continue;
       }
-      const auto joined =
-          ours::master_from_rest(params[i], state_of<State>(rests, params[i]).rest());
+      const auto joined = ours::master_from_remainder(
+          params[i], state_of<State>(remainders, params[i]).remainder());
       CHECK(joined.to(dtype).equal(params[i]));
       state_of<State>(masters, copies[i]).master().copy_(joined);
       copies[i].detach().copy_(params[i].detach());
     }
     set_gradients({&params, &copies});
-    rests.step();
+    remainders.step();
     masters.step();
     CHECK(equal(params, copies));
     for (std::size_t i = 0; i < params.size(); ++i) {
-      if (rests.state().count(params[i].unsafeGetTensorImpl()) == 0) {
+      if (remainders.state().count(params[i].unsafeGetTensorImpl()) == 0) {
         continue;
       }
-      const auto& state = state_of<State>(rests, params[i]);
+      const auto& state = state_of<State>(remainders, params[i]);
       CHECK_FALSE(state.master().defined());
-      CHECK(state.rest().equal(
-          ours::rest_from_master(copies[i], state_of<State>(masters, copies[i]).master())));
+      CHECK(state.remainder().equal(
+          ours::remainder_from_master(copies[i], state_of<State>(masters, copies[i]).master())));
     }
   }
 }
 
 namespace {
 
-ours::AdamWOptions options_of(bool rests) {
-  return ours::AdamWOptions(0.01).master(rests ? MasterStorage::kRest : MasterStorage::kFloat);
+ours::AdamWOptions options_of(bool remainders) {
+  return ours::AdamWOptions(0.01).master(remainders ? MasterStorage::kRemainder
+                                                    : MasterStorage::kFloat);
 }
 
 /// Three steps of parameters whose masters are kept so.
-ours::AdamW trained(Params& params, bool rests) {
-  ours::AdamW optimizer(params, options_of(rests));
+ours::AdamW trained(Params& params, bool remainders) {
+  ours::AdamW optimizer(params, options_of(remainders));
   for (int step = 0; step < 3; ++step) {
     set_gradients({&params});
     optimizer.step();
@@ -127,7 +129,7 @@ void assign(const Params& from, const Params& to) {
 
 }  // namespace
 
-TEST_CASE("rests: a checkpoint continues identically", "[optim]") {
+TEST_CASE("remainders: a checkpoint continues identically", "[optim]") {
   const auto dtype = GENERATE(at::kBFloat16, at::kHalf);
   auto params = make_params(dtype);
   auto copies = copy_of(params);
@@ -143,17 +145,19 @@ TEST_CASE("rests: a checkpoint continues identically", "[optim]") {
   CHECK(equal(params, copies));
 }
 
-TEST_CASE("rests: a checkpoint's masters change to the layout of the group", "[optim]") {
+TEST_CASE("remainders: a checkpoint's masters change to the layout of the group", "[optim]") {
   const auto dtype = GENERATE(at::kBFloat16, at::kHalf);
-  const bool to_rest = GENERATE(true, false);
+  const bool to_remainder = GENERATE(true, false);
   auto params = make_params(dtype);
   auto copies = copy_of(params);
-  auto original = trained(params, !to_rest);
+  auto original = trained(params, !to_remainder);
   ours::AdamW other(copies, options_of(false));
   transfer(original, other);
   auto& group = static_cast<ours::AdamWOptions&>(other.param_groups()[0].options());
-  CHECK(group.master() == (to_rest ? MasterStorage::kFloat : MasterStorage::kRest));
-  group.master(to_rest ? MasterStorage::kRest : MasterStorage::kFloat).lr(0.0).weight_decay(0.0);
+  CHECK(group.master() == (to_remainder ? MasterStorage::kFloat : MasterStorage::kRemainder));
+  group.master(to_remainder ? MasterStorage::kRemainder : MasterStorage::kFloat)
+      .lr(0.0)
+      .weight_decay(0.0);
   assign(params, copies);
   for (const auto& copy : copies) {
     copy.mutable_grad() = at::zeros_like(copy);
@@ -165,28 +169,28 @@ TEST_CASE("rests: a checkpoint's masters change to the layout of the group", "[o
     }
     const auto& before = state_of<ours::AdamWParamState>(original, params[i]);
     const auto& after = state_of<ours::AdamWParamState>(other, copies[i]);
-    CHECK(after.rest().defined() == to_rest);
-    CHECK(after.master().defined() != to_rest);
-    if (to_rest) {
-      CHECK(after.rest().equal(ours::rest_from_master(params[i], before.master())));
+    CHECK(after.remainder().defined() == to_remainder);
+    CHECK(after.master().defined() != to_remainder);
+    if (to_remainder) {
+      CHECK(after.remainder().equal(ours::remainder_from_master(params[i], before.master())));
     } else {
-      CHECK(after.master().equal(ours::master_from_rest(params[i], before.rest())));
+      CHECK(after.master().equal(ours::master_from_remainder(params[i], before.remainder())));
     }
   }
 }
 
-TEST_CASE("rests: a parameter set to zero is a zero with any rest", "[optim]") {
+TEST_CASE("remainders: a parameter set to zero is a zero with any remainder", "[optim]") {
   const auto param = at::zeros({4}, at::kBFloat16);
-  CHECK(
-      ours::master_from_rest(param, at::full_like(param, -300, at::kShort)).equal(at::zeros({4})));
+  CHECK(ours::master_from_remainder(param, at::full_like(param, -300, at::kShort))
+            .equal(at::zeros({4})));
 }
 
-TEST_CASE("rests: what does not fit is refused", "[optim]") {
+TEST_CASE("remainders: what does not fit is refused", "[optim]") {
   const auto param = at::zeros({3}, at::kHalf);
-  CHECK_THROWS_AS(ours::master_from_rest(param, at::zeros({3}, at::kInt)), c10::TypeError);
-  CHECK_THROWS_AS(ours::master_from_rest(param, at::zeros({2}, at::kShort)), c10::ValueError);
-  CHECK_THROWS_AS(ours::rest_from_master(param, at::zeros({3}, at::kHalf)), c10::TypeError);
-  CHECK_THROWS_AS(ours::rest_from_master(at::zeros({3}), at::zeros({3})), c10::TypeError);
-  CHECK(message_of([&] { ours::rest_from_master(param, at::zeros({2})); }) ==
-        "rest_from_master: expected master of shape [3], that of param, got [2]");
+  CHECK_THROWS_AS(ours::master_from_remainder(param, at::zeros({3}, at::kInt)), c10::TypeError);
+  CHECK_THROWS_AS(ours::master_from_remainder(param, at::zeros({2}, at::kShort)), c10::ValueError);
+  CHECK_THROWS_AS(ours::remainder_from_master(param, at::zeros({3}, at::kHalf)), c10::TypeError);
+  CHECK_THROWS_AS(ours::remainder_from_master(at::zeros({3}), at::zeros({3})), c10::TypeError);
+  CHECK(message_of([&] { ours::remainder_from_master(param, at::zeros({2})); }) ==
+        "remainder_from_master: expected master of shape [3], that of param, got [2]");
 }

@@ -36,7 +36,7 @@ class Model(nn.Module):
 TOKENS = torch.arange(6).view(2, 3)
 
 
-def lean(model: nn.Module, **options: Any) -> fastamp.optim.LowPrecisionWeights:
+def lowered(model: nn.Module, **options: Any) -> fastamp.optim.LowPrecisionWeights:
     return fastamp.optim.low_precision_weights_(model, verbose=False, **options)
 
 
@@ -47,7 +47,7 @@ def reasons(handle: fastamp.optim.LowPrecisionWeights) -> dict[str, str]:
 def test_parameters_that_ops_read_as_they_are_stay() -> None:
     model = Model()
     known = dict(model.named_parameters())
-    found = reasons(lean(model, example_inputs=TOKENS))
+    found = reasons(lowered(model, example_inputs=TOKENS))
     assert {name for name, reason in found.items() if not reason} == {
         "up.weight",
         "up.bias",
@@ -63,7 +63,7 @@ def test_parameters_that_ops_read_as_they_are_stay() -> None:
 
 
 def test_without_inputs_classes_decide() -> None:
-    found = reasons(lean(Model()))
+    found = reasons(lowered(Model()))
     assert found["words.weight"] == "Embedding"
     assert found["norm.weight"] == "LayerNorm"
     assert found["spare.weight"] == found["up.bias"] == ""
@@ -71,7 +71,7 @@ def test_without_inputs_classes_decide() -> None:
 
 @pytest.mark.parametrize("pattern", ["down", "down.*", "*down*"])
 def test_names_of_parameters_and_modules_are_kept(pattern: str) -> None:
-    found = reasons(lean(Model(), keep=[pattern]))
+    found = reasons(lowered(Model(), keep=[pattern]))
     assert found["down.weight"] == found["down.bias"] == "kept"
     assert found["up.weight"] == ""
 
@@ -80,7 +80,7 @@ def test_what_a_transformers_model_keeps_is_kept() -> None:
     model = Model()
     model._keep_in_fp32_modules = ["down"]
     model._keep_in_fp32_modules_strict = None
-    found = reasons(lean(model))
+    found = reasons(lowered(model))
     assert found["down.weight"] == "kept by the model"
     assert found["up.weight"] == ""
 
@@ -90,7 +90,7 @@ def test_weights_used_through_views_and_otherwise_stay() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x) @ self.weight.t()
 
-    assert reasons(lean(Twice(4, 4, bias=False), example_inputs=torch.ones(2, 4))) == {
+    assert reasons(lowered(Twice(4, 4, bias=False), example_inputs=torch.ones(2, 4))) == {
         "weight": "several uses, some of views"
     }
 
@@ -108,12 +108,12 @@ class Views(nn.Module):
 
 def test_views_used_several_times_need_gradients_in_float32() -> None:
     x = torch.randn(6, 4)
-    assert reasons(lean(Views(), example_inputs=x, grads=BF16)) == {
+    assert reasons(lowered(Views(), example_inputs=x, grads=BF16)) == {
         "weight": "several uses, some of views"
     }
     plain = Views()
     model = copy.deepcopy(plain)
-    assert reasons(lean(model, example_inputs=x)) == {"weight": ""}
+    assert reasons(lowered(model, example_inputs=x)) == {"weight": ""}
     for each in (plain, model):
         with torch.autocast("cpu", dtype=BF16):
             each(x).float().square().sum().backward()
@@ -125,7 +125,7 @@ def test_views_used_several_times_need_gradients_in_float32() -> None:
 def test_parameters_that_share_memory_stay() -> None:
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     model[1].weight = nn.Parameter(model[0].weight.data)
-    assert set(reasons(lean(model)).values()) == {"shared memory"}
+    assert set(reasons(lowered(model)).values()) == {"shared memory"}
 
 
 def test_the_table_says_what_was_done(capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,8 +140,8 @@ def test_masters_start_from_all_bits_whenever_the_optimizer_is_made() -> None:
     model = nn.Linear(8, 8)
     expected = model.weight.detach().clone()
     early = fastamp.optim.SGD(model.parameters(), lr=0.1)
-    lean(model, optimizer=early)
-    late = fastamp.optim.SGD(model.parameters(), lr=0.1, master="rest")
+    lowered(model, optimizer=early)
+    late = fastamp.optim.SGD(model.parameters(), lr=0.1, master="remainder")
     for optimizer in (early, late):
         assert torch.equal(optimizer.masters()[model.weight], expected)
     model.weight.grad = torch.zeros(8, 8)
@@ -153,10 +153,10 @@ def test_masters_start_from_all_bits_whenever_the_optimizer_is_made() -> None:
 
 def test_what_is_written_before_the_first_step_counts() -> None:
     model = nn.Linear(8, 8)
-    lean(model)
+    lowered(model)
     with torch.no_grad():
         model.weight.fill_(0.5)
-    optimizer = fastamp.optim.SGD(model.parameters(), lr=1.0, master="rest")
+    optimizer = fastamp.optim.SGD(model.parameters(), lr=1.0, master="remainder")
     model.weight.grad = torch.full((8, 8), 0.25)
     optimizer.step()
     assert (optimizer.masters()[model.weight] == 0.25).all()
@@ -164,20 +164,20 @@ def test_what_is_written_before_the_first_step_counts() -> None:
 
 def test_masters_go_with_their_parameters() -> None:
     model = nn.Linear(8, 8)
-    lean(model)
+    lowered(model)
     master = _C.starting_master_of(model.weight)
     assert master is not None
     gone = weakref.ref(master)
     del model, master
     gc.collect()
-    lean(nn.Linear(2, 2))  # looks for those whose parameters are gone
+    lowered(nn.Linear(2, 2))  # looks for those whose parameters are gone
     assert gone() is None
 
 
 def test_frozen_parameters_have_no_master() -> None:
     model = nn.Linear(8, 8)
     model.weight.requires_grad_(False)
-    lean(model)
+    lowered(model)
     assert model.weight.dtype == BF16
     assert not model.weight.requires_grad
     assert _C.starting_master_of(model.weight) is None
@@ -194,7 +194,7 @@ def test_plain_loading_rounds_and_the_handles_does_not() -> None:
     with torch.no_grad():
         model.weight.copy_(mine)
     optimizer = fastamp.optim.SGD(model.parameters(), lr=0.1)
-    handle = lean(model, optimizer=optimizer)
+    handle = lowered(model, optimizer=optimizer)
     model.weight.grad = torch.zeros(8, 8)
     optimizer.step()
     model.load_state_dict(source)
@@ -212,7 +212,7 @@ def test_plain_loading_rounds_and_the_handles_does_not() -> None:
 
 def test_a_deep_copy_trains_from_its_16_bits() -> None:
     model = nn.Linear(8, 8)
-    lean(model)
+    lowered(model)
     copied = copy.deepcopy(model)
     assert copied.weight.dtype == BF16
     assert _C.starting_master_of(copied.weight) is None
@@ -265,7 +265,7 @@ def test_what_is_refused_changes_nothing(
 ) -> None:
     model = make()
     with pytest.raises(error, match=message):
-        lean(model, **options)
+        lowered(model, **options)
     if isinstance(model, nn.Module):
         assert {p.dtype for p in model.parameters()} <= {torch.float32}
         assert all(_C.starting_master_of(p) is None for p in model.parameters())
@@ -274,4 +274,4 @@ def test_what_is_refused_changes_nothing(
 def test_a_converted_model_is_refused() -> None:
     model = fastamp.inference.convert(nn.Linear(4, 4), BF16, verbose=False)
     with pytest.raises(ValueError, match="not converted"):
-        lean(model)
+        lowered(model)

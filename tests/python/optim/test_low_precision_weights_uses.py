@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of lean weights are torch.amp's however often, and where, a weight is used."""
+"""Gradients of low-precision weights are torch.amp's however often, and where, a weight is used."""
 
 from __future__ import annotations
 
@@ -232,9 +232,9 @@ def test_gradients_of_another_dtype_may_be_given_by_hand() -> None:
         parameter.grad = torch.zeros_like(parameter)
 
 
-def test_16_bit_weights_that_are_not_lean_have_torchs_gradients() -> None:
-    _, lean = twins("mlp", example=False)
-    weights = [p.detach().clone().requires_grad_() for p in lean[0].parameters()]
+def test_16_bit_weights_without_masters_have_torchs_gradients() -> None:
+    _, lowered = twins("mlp", example=False)
+    weights = [p.detach().clone().requires_grad_() for p in lowered[0].parameters()]
     for weight in weights:
         weight.grad_dtype = torch.float32
     found = []

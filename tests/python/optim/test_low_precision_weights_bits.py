@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lean weights train as float32 weights do in the same regions: same losses, same masters."""
+"""Low-precision weights train as float32 weights do in the same regions: same losses, same masters."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def scaler_of(dtype: torch.dtype) -> fastamp.GradScaler:
 
 
 def twins(
-    name: str, optimizer: str, dtype: torch.dtype, **lean: Any
+    name: str, optimizer: str, dtype: torch.dtype, **options: Any
 ) -> tuple[nn.Module, torch.optim.Optimizer, nn.Module, Any, fastamp.optim.LowPrecisionWeights]:
     theirs, ours, options = OPTIMIZERS[optimizer]
     plain, model = seeded(MODELS[name]), seeded(MODELS[name])
@@ -80,7 +80,7 @@ def twins(
         dtype,
         example_inputs=batches(1)[0][0],
         verbose=False,
-        **lean,
+        **options,
     )
     assert handle.conversion.converted
     return (
@@ -142,10 +142,10 @@ def test_gradients_have_the_dtype_asked_for() -> None:
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 @pytest.mark.parametrize("name", ["mlp", "fused qkv", "cnn"])
-def test_rests_come_back_but_for_ties(name: str, dtype: torch.dtype) -> None:
+def test_remainders_come_back_but_for_ties(name: str, dtype: torch.dtype) -> None:
     """One step from the same state: each master is the float32 one or its neighbor nearer zero."""
     plain, theirs, model, _, _ = twins(name, "adamw", dtype)
-    ours = fastamp.optim.AdamW(model.parameters(), master="rest", **OPTIMIZERS["adamw"][2])
+    ours = fastamp.optim.AdamW(model.parameters(), master="remainder", **OPTIMIZERS["adamw"][2])
     expected = train(plain, theirs, scaler_of(dtype), dtype, steps=1)
     losses = train(model, ours, scaler_of(dtype), dtype, steps=1)
     assert torch.equal(torch.stack(losses), torch.stack(expected))
@@ -164,18 +164,18 @@ def test_rests_come_back_but_for_ties(name: str, dtype: torch.dtype) -> None:
     assert off <= 1 + total // 20_000
 
 
-def test_no_region_casts_a_lean_weight() -> None:
+def test_no_region_casts_a_low_precision_weight() -> None:
     _, _, model, ours, _ = twins("separate qkv", "adamw", BF16)
     with fastamp.debug.trace() as trace:
         train(model, ours, scaler_of(BF16), BF16, steps=2)
     assert trace.totals["weight_casts"] == 0
 
 
-@pytest.mark.parametrize("rest", [None, "rest"])
-def test_a_resumed_run_continues_bit_for_bit(rest: str | None) -> None:
+@pytest.mark.parametrize("remainder", [None, "remainder"])
+def test_a_resumed_run_continues_bit_for_bit(remainder: str | None) -> None:
     def fresh() -> tuple[nn.Module, Any]:
         _, _, model, _, _ = twins("fused qkv", "adamw", BF16)
-        options = {**OPTIMIZERS["adamw"][2], "master": rest, "state_dtype": BF16}
+        options = {**OPTIMIZERS["adamw"][2], "master": remainder, "state_dtype": BF16}
         return model, fastamp.optim.AdamW(model.parameters(), **options)
 
     model, optimizer = fresh()
@@ -192,20 +192,20 @@ def test_a_resumed_run_continues_bit_for_bit(rest: str | None) -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("lean_first", [True, False])
-@pytest.mark.parametrize("rest", [None, "rest"])
-def test_float32_checkpoints_go_both_ways(rest: str | None, *, lean_first: bool) -> None:
-    """A run that is lean in one half only ends where a float32 run ends (without rests' ties)."""
+@pytest.mark.parametrize("lowered_first", [True, False])
+@pytest.mark.parametrize("remainder", [None, "remainder"])
+def test_float32_checkpoints_go_both_ways(remainder: str | None, *, lowered_first: bool) -> None:
+    """A run that is lowered in one half ends where a float32 run ends (but for remainders' ties)."""
     options = OPTIMIZERS["adamw"][2]
 
-    def half(state: Any, *, lean: bool, seed: int) -> Any:
+    def half(state: Any, *, lowered: bool, seed: int) -> Any:
         model = seeded(MODELS["fused qkv"])
         handle = None
-        if lean:
+        if lowered:
             handle = fastamp.optim.low_precision_weights_(
                 model, example_inputs=batches(1)[0][0], verbose=False
             )
-        more = {"master": rest} if lean else {}
+        more = {"master": remainder} if lowered else {}
         optimizer = fastamp.optim.AdamW(model.parameters(), **options, **more)
         if state is not None:
             optimizer.load_state_dict(state[1])
@@ -214,12 +214,12 @@ def test_float32_checkpoints_go_both_ways(rest: str | None, *, lean_first: bool)
         weights = model.state_dict() if handle is None else handle.state_dict(optimizer)
         return weights, optimizer.state_dict(portable=True)
 
-    expected = half(half(None, lean=False, seed=0), lean=False, seed=1)
-    got = half(half(None, lean=lean_first, seed=0), lean=not lean_first, seed=1)
+    expected = half(half(None, lowered=False, seed=0), lowered=False, seed=1)
+    got = half(half(None, lowered=lowered_first, seed=0), lowered=not lowered_first, seed=1)
     assert got[0].keys() == expected[0].keys()
     for name, value in expected[0].items():
         assert got[0][name].dtype == value.dtype
-        if rest is None:
+        if remainder is None:
             assert torch.equal(got[0][name], value), name
         else:
             torch.testing.assert_close(got[0][name], value, rtol=2e-4, atol=2e-4)

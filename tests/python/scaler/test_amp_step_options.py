@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import fastamp
 import fastamp.optim
-from support.gated_pairs import (
+from support.amp_step_pairs import (
     CASES,
     SHAPES,
     assert_close,
@@ -23,7 +23,7 @@ from support.gated_pairs import (
 from support.scaler_pairs import set_gradients
 
 
-def test_gradients_stay_scaled_in_the_lean_mode():
+def test_gradients_stay_scaled_without_write_grads():
     first, second = pair("AdamW", {"lr": 0.01}, keep_scaled_grads=True)
     rng, generator = random.Random(1), torch.Generator().manual_seed(1)
     for _ in range(20):

@@ -31,7 +31,7 @@ PASSES, STEPS = 2, 3
 
 _NARROW = {"state_dtype": DTYPE}
 _CODES = {"state_dtype": "8bit"}
-_RESTS = {"master": "rest"}
+_RESTS = {"master": "remainder"}
 
 
 @dataclass(frozen=True)

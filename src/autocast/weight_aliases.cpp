@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/lean_weights.h"
+#include "autocast/weight_aliases.h"
 
 #include "autocast/cast_node.h"
 #include "autocast/data_cast.h"
@@ -21,21 +21,21 @@
 
 namespace fastamp::autocast {
 
-std::atomic<int> g_lean_weights{0};
+std::atomic<int> g_low_precision_weights{0};
 
 namespace {
 
 using WeakWeight = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-struct LeanWeights {
+struct LowPrecisionWeights {
   std::shared_mutex mutex;
   // As long as a weak pointer lives, no other tensor comes to live at the address that is its key.
   std::unordered_map<const c10::TensorImpl*, WeakWeight> by_impl;
 };
 
 /// Never destroyed: other threads may run ops while the process exits.
-LeanWeights& lean_weights() {
-  static auto* const instance = new LeanWeights();
+LowPrecisionWeights& low_precision_weights() {
+  static auto* const instance = new LowPrecisionWeights();
   return *instance;
 }
 
@@ -67,10 +67,10 @@ const at::Tensor* leaf_below(const at::Tensor& tensor) {
 
 }  // namespace
 
-void make_lean(at::TensorList weights) {
+void mark_low_precision_weights(at::TensorList weights) {
   std::vector<WeakWeight> gone;
-  const std::unique_lock lock(lean_weights().mutex);
-  auto& all = lean_weights().by_impl;
+  const std::unique_lock lock(low_precision_weights().mutex);
+  auto& all = low_precision_weights().by_impl;
   for (auto entry = all.begin(); entry != all.end();) {
     if (entry->second.expired()) {
       gone.push_back(std::move(entry->second));
@@ -82,23 +82,24 @@ void make_lean(at::TensorList weights) {
   for (const auto& weight : weights) {
     all.emplace(weight.unsafeGetTensorImpl(), WeakWeight(weight.getIntrusivePtr()));
   }
-  g_lean_weights.store(static_cast<int>(all.size()), std::memory_order_relaxed);
+  g_low_precision_weights.store(static_cast<int>(all.size()), std::memory_order_relaxed);
 }
 
-bool is_lean(const at::Tensor& tensor) {
-  if (!has_lean_weights()) {
+bool is_low_precision_weight(const at::Tensor& tensor) {
+  if (!has_low_precision_weights()) {
     return false;
   }
-  const std::shared_lock lock(lean_weights().mutex);
-  return lean_weights().by_impl.contains(tensor.unsafeGetTensorImpl());
+  const std::shared_lock lock(low_precision_weights().mutex);
+  return low_precision_weights().by_impl.contains(tensor.unsafeGetTensorImpl());
 }
 
-at::Tensor alias_of_lean(const at::Tensor& argument, c10::ScalarType lower) {
+at::Tensor alias_of_low_precision_weight(const at::Tensor& argument, c10::ScalarType lower) {
   if (!is_recorded(argument) || argument.scalar_type() != lower) {
     return {};
   }
   if (!argument.is_leaf()) {
-    if (const at::Tensor* leaf = leaf_below(argument); leaf != nullptr && is_lean(*leaf)) {
+    if (const at::Tensor* leaf = leaf_below(argument);
+        leaf != nullptr && is_low_precision_weight(*leaf)) {
       sum_in_float(*leaf);
     }
     return {};
@@ -106,16 +107,17 @@ at::Tensor alias_of_lean(const at::Tensor& argument, c10::ScalarType lower) {
   const bool cache_enabled = is_weight_cache_enabled();
   at::Tensor alias;
   if (cache_enabled) {
-    alias = find_weight_cast(argument, lower, CastUse::by_op);
+    alias = find_weight_cast(argument, lower, CastUse::kByOp);
   }
-  if (alias.defined() || !is_lean(argument) || call_path(argument) == CallPath::intercepted) {
+  if (alias.defined() || !is_low_precision_weight(argument) ||
+      call_path(argument) == CallPath::kIntercepted) {
     return alias;
   }
   sum_in_float(argument);
   alias = make_alias(argument);
   record_cast_from(argument, argument.options().dtype(c10::kFloat), alias);
   if (cache_enabled && is_keepable(argument)) {
-    keep_weight_cast(argument, lower, alias, CastUse::by_op);
+    keep_weight_cast(argument, lower, alias, CastUse::kByOp);
   }
   return alias;
 }

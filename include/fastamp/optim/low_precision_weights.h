@@ -2,7 +2,7 @@
 #pragma once
 
 #include <fastamp/autocast/convert.h>
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <c10/core/ScalarType.h>
 #include <torch/arg.h>
@@ -12,12 +12,12 @@
 #include <string>
 #include <vector>
 
-namespace fastamp {
+namespace fastamp::optim {
 
-/// Options of lean(); every setter returns the object.
-struct LeanOptions {
+/// Options of low_precision_weights_(); every setter returns the object.
+struct LowPrecisionWeightsOptions {
   // NOLINTNEXTLINE(*-explicit-constructor): a dtype is enough, as in LibTorch's options
-  LeanOptions(c10::ScalarType dtype = c10::kBFloat16) : dtype_(dtype) {}
+  LowPrecisionWeightsOptions(c10::ScalarType dtype = c10::kBFloat16) : dtype_(dtype) {}
 
   /// That of the regions: kBFloat16 or kHalf.
   TORCH_ARG(c10::ScalarType, dtype);
@@ -37,10 +37,10 @@ struct LeanOptions {
 /// regions, no region casts a weight, and none is there twice.
 ///
 /// @code
-///   fastamp::lean(*model, torch::kBFloat16);
+///   fastamp::optim::low_precision_weights_(*model, torch::kBFloat16);
 ///   fastamp::optim::AdamW optimizer(model->parameters(),
 ///                                   fastamp::optim::AdamWOptions(3e-4).master(
-///                                       fastamp::optim::MasterStorage::kRest));
+///                                       fastamp::optim::MasterStorage::kRemainder));
 /// @endcode
 ///
 /// Gradients are summed as those of float32 weights, however often the module is called. What reads
@@ -58,6 +58,7 @@ struct LeanOptions {
 /// @throws c10::NotImplementedError  Gradients in float32 need a torch whose tensors have
 ///     set_grad_dtype().
 /// @note Not thread-safe: the module may not be used meanwhile.
-FASTAMP_API Conversion lean(torch::nn::Module& module, const LeanOptions& options = {});
+FASTAMP_API Conversion low_precision_weights_(torch::nn::Module& module,
+                                              const LowPrecisionWeightsOptions& options = {});
 
-}  // namespace fastamp
+}  // namespace fastamp::optim

@@ -130,7 +130,7 @@ def _check(ddp: Any, hook: Any) -> None:
             )
     check_grad_dtype_exists("fp32_main_grads")
     for name, parameter in ddp.module.named_parameters():
-        if _looks_for_unused(ddp) and _C.is_lean(parameter):
+        if _looks_for_unused(ddp) and _C.is_low_precision_weight(parameter):
             raise ValueError(
                 "fp32_main_grads: expected 16-bit gradients with find_unused_parameters or "
                 f"static_graph, got float32 of {name}; give low_precision_weights_ "
@@ -182,7 +182,7 @@ def fp32_main_grads(
     narrow = [p for p in trained if p.dtype in _NARROW and p.grad_dtype == p.dtype]
     hold_grads_in_float(narrow)
     if not _looks_for_unused(ddp):  # There a gradient is added to zeros in 16 bits.
-        _C.make_lean(narrow)
+        _C.mark_low_precision_weights(narrow)
     for parameter in trained:
         parameter.register_post_accumulate_grad_hook(grads.after_accumulation)  # type: ignore[no-untyped-call]
     ddp.register_forward_hook(grads.note_forward)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed.checkpoint saves and loads lean models, before and after their first step."""
+"""torch.distributed.checkpoint with low-precision weights, before and after the first step."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Model(nn.Module):
         return self.last(x) if whole else x
 
 
-def fresh(seed: int, rest: str | None) -> tuple[nn.Module, Any]:
+def fresh(seed: int, remainder: str | None) -> tuple[nn.Module, Any]:
     torch.manual_seed(seed)
     model = Model()
     fastamp.optim.low_precision_weights_(model, verbose=False)
-    return model, fastamp.optim.AdamW(model.parameters(), lr=1e-2, master=rest)
+    return model, fastamp.optim.AdamW(model.parameters(), lr=1e-2, master=remainder)
 
 
 def train(model: nn.Module, optimizer: Any, *, whole: bool) -> None:
@@ -48,32 +48,35 @@ def train(model: nn.Module, optimizer: Any, *, whole: bool) -> None:
         optimizer.step()
 
 
-@pytest.mark.parametrize("rest", [None, "rest"])
+@pytest.mark.parametrize("remainder", [None, "remainder"])
 @pytest.mark.parametrize("was_used", [False, True])
-def test_before_the_first_step_states_are_whole(rest: str | None, *, was_used: bool) -> None:
-    model, optimizer = fresh(0, rest)
+def test_before_the_first_step_states_are_whole(remainder: str | None, *, was_used: bool) -> None:
+    model, optimizer = fresh(0, remainder)
     if was_used:  # By another optimizer, or not stepped.
         with torch.autocast("cpu", dtype=BF16):
             model(torch.ones(4, 8), whole=True).sum().backward()
         model.zero_grad()
     masters = {p: m.clone() for p, m in optimizer.masters().items()}
     _, state = get_state_dict(model, optimizer)
-    assert {"exp_avg", "exp_avg_sq", "step", "master_rest" if rest else "master_param"} == set(
-        state["state"]["first.weight"]
-    )
+    assert {
+        "exp_avg",
+        "exp_avg_sq",
+        "step",
+        "master_remainder" if remainder else "master_param",
+    } == set(state["state"]["first.weight"])
     for parameter, master in optimizer.masters().items():
-        if rest is None:
+        if remainder is None:
             assert torch.equal(master, masters[parameter])
         torch.testing.assert_close(master, masters[parameter], rtol=2.0**-23, atol=0)
 
 
-@pytest.mark.parametrize("rest", [None, "rest"])
-def test_a_resumed_run_continues_bit_for_bit(rest: str | None, tmp_path: Any) -> None:
-    model, optimizer = fresh(0, rest)
+@pytest.mark.parametrize("remainder", [None, "remainder"])
+def test_a_resumed_run_continues_bit_for_bit(remainder: str | None, tmp_path: Any) -> None:
+    model, optimizer = fresh(0, remainder)
     train(model, optimizer, whole=False)
     weights, state = get_state_dict(model, optimizer)
     dcp.save({"model": weights, "optimizer": state}, checkpoint_id=tmp_path, no_dist=True)
-    resumed, its_optimizer = fresh(1, rest)
+    resumed, its_optimizer = fresh(1, remainder)
     weights, state = get_state_dict(resumed, its_optimizer)
     loaded = {"model": weights, "optimizer": state}
     dcp.load(loaded, checkpoint_id=tmp_path, no_dist=True)

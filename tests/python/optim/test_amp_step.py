@@ -11,7 +11,7 @@ import torch
 import fastamp
 from fastamp._C import AmpStep
 from support.amp_reference import DEVICES, assert_same_bits
-from support.gated_pairs import supports_amp_step
+from support.amp_step_pairs import supports_amp_step
 from support.optim_twins import PAIRS, Twins, assert_same_parameters, parameters
 
 devices = pytest.mark.parametrize("device", DEVICES)
@@ -22,8 +22,8 @@ def scalar(value, device="cpu"):
     return torch.tensor(value, dtype=torch.float32, device=device)
 
 
-def gated_step(optimizer, *args, **gate):
-    optimizer._fastamp_pending_amp_step = AmpStep(**gate)
+def step_with(optimizer, *args, **amp_step):
+    optimizer._fastamp_pending_amp_step = AmpStep(**amp_step)
     try:
         return optimizer.step(*args)
     finally:
@@ -50,7 +50,7 @@ def assert_same_snapshot(first, second):
 @devices
 @names
 @pytest.mark.parametrize("clip", [None, 0.37])
-def test_a_gated_step_is_torchs_unscale_clip_and_step(device, name, clip):
+def test_a_step_with_an_amp_step_is_torchs_unscale_clip_and_step(device, name, clip):
     torch.manual_seed(1)
     twins = Twins(name, [{"params": parameters(device=device)}], lr=0.1)
     for _ in range(20):
@@ -81,7 +81,7 @@ def test_any_non_zero_flag_skips_and_leaves_everything_but_gradients(device, nam
     before = snapshot(twins.ours)
     twins.set_gradients()
     raw = [p.grad.clone() for p in twins.mine]
-    gated_step(twins.ours, inv_scale=scalar(0.5, device), found_inf=scalar(flag, device))
+    step_with(twins.ours, inv_scale=scalar(0.5, device), found_inf=scalar(flag, device))
     assert_same_snapshot(snapshot(twins.ours), before)
     for p, was in zip(twins.mine, raw, strict=True):
         assert_same_bits(p.grad, was * 0.5)
@@ -98,7 +98,7 @@ def test_a_flag_of_two_makes_torchs_fused_step_corrupt_parameters_and_not_ours(n
     reference.grad_scale, reference.found_inf = scalar(1.0), scalar(2.0)
     reference.step()
     assert not q.isfinite().all()  # torch compares the flag with 1
-    gated_step(ours([p], lr=0.1), inv_scale=scalar(1.0), found_inf=scalar(2.0))
+    step_with(ours([p], lr=0.1), inv_scale=scalar(1.0), found_inf=scalar(2.0))
     assert torch.equal(p.detach(), torch.ones(8))
 
 
@@ -106,31 +106,31 @@ def test_buffers_of_a_skipped_first_step_start_at_the_next_one():
     (p,) = parameters(((6,),))
     optimizer = fastamp.optim.SGD([p], lr=0.1, momentum=0.9, dampening=0.5)
     p.grad = torch.ones_like(p)
-    gated_step(optimizer, found_inf=scalar(1.0))
+    step_with(optimizer, found_inf=scalar(1.0))
     saved = optimizer.state_dict()["state"][0]
     assert saved["momentum_buffer"] is None
     p.grad = torch.full_like(p, 3.0)
-    gated_step(optimizer, found_inf=scalar(0.0))
+    step_with(optimizer, found_inf=scalar(0.0))
     assert optimizer.state[p]["momentum_buffer"].tolist() == [3.0] * 6  # not dampened
     assert optimizer.state_dict()["state"][0]["momentum_buffer"].tolist() == [3.0] * 6
 
 
 @devices
-def test_lean_gates_leave_gradients_as_they_were(device):
+def test_write_grads_off_leaves_gradients_as_they_were(device):
     params = parameters(device=device)
     optimizer = fastamp.optim.SGD(params, lr=0.5)
     others = [p.detach().clone() for p in params]
     for p in params:
         p.grad = torch.randn_like(p)
     raw = [(p.grad.clone(), p.grad._version, p.grad.data_ptr()) for p in params]
-    gated_step(optimizer, inv_scale=scalar(0.25, device), write_grads=False)
+    step_with(optimizer, inv_scale=scalar(0.25, device), write_grads=False)
     for p, q, (grad, version, address) in zip(params, others, raw, strict=True):
         assert_same_bits(p.grad, grad)
         assert (p.grad._version, p.grad.data_ptr()) == (version, address)
         torch.testing.assert_close(p.detach(), q - 0.125 * grad)
 
 
-def test_a_step_without_a_gate_touches_no_gradient():
+def test_a_step_without_an_amp_step_touches_no_gradient():
     params = parameters()
     optimizer = fastamp.optim.AdamW(params)
     for p in params:
@@ -140,7 +140,7 @@ def test_a_step_without_a_gate_touches_no_gradient():
     assert [p.grad._version for p in params] == versions
 
 
-def test_the_gate_counts_for_one_step_and_goes_even_if_it_raises():
+def test_the_amp_step_counts_for_one_step_and_goes_even_if_it_raises():
     (p,) = parameters(((2,),))
     optimizer = fastamp.optim.Adam([p])
     p.grad = torch.sparse_coo_tensor([[0]], [1.0], (2,))
@@ -150,17 +150,17 @@ def test_the_gate_counts_for_one_step_and_goes_even_if_it_raises():
     assert "_fastamp_pending_amp_step" not in optimizer.__dict__
 
 
-def test_a_closure_behind_a_gate_is_refused():
+def test_a_closure_behind_an_amp_step_is_refused():
     (p,) = parameters(((2,),))
     optimizer = fastamp.optim.SGD([p])
     p.grad = torch.ones(2)
     before = p.detach().clone()
     with pytest.raises(RuntimeError, match="step: expected no closure with an AmpStep"):
-        gated_step(optimizer, lambda: 1.0)
+        step_with(optimizer, lambda: 1.0)
     assert torch.equal(p.detach(), before)
 
 
-def test_who_takes_a_gate():
+def test_who_takes_an_amp_step():
     class OwnStep(fastamp.optim.SGD):
         def step(self, closure=None):
             return super().step(closure)
@@ -177,20 +177,20 @@ def test_who_takes_a_gate():
     assert not supports_amp_step(None)
 
 
-def test_hooks_run_around_a_gated_step():
+def test_hooks_run_around_a_step_with_an_amp_step():
     (p,) = parameters(((2,),))
     optimizer = fastamp.optim.SGD([p], lr=1.0)
     p.grad = torch.ones(2)
     seen = []
     optimizer.register_step_pre_hook(lambda *_: seen.append(("pre", p.grad.tolist())))
     optimizer.register_step_post_hook(lambda *_: seen.append(("post", p.grad.tolist())))
-    gated_step(optimizer, inv_scale=scalar(0.5))
+    step_with(optimizer, inv_scale=scalar(0.5))
     assert seen == [("pre", [1.0, 1.0]), ("post", [0.5, 0.5])]
 
 
 @pytest.mark.parametrize("write_grads", [True, False])
 @pytest.mark.parametrize("flag", [0.0, 2.0])
-def test_parameters_of_torchs_own_step_pass_the_same_gate(write_grads, flag):
+def test_parameters_of_torchs_own_step_pass_the_same_amp_step(write_grads, flag):
     """float64 has no fused kernel; a sparse gradient neither."""
     plain, double = torch.ones(3), torch.ones(3, dtype=torch.float64)
     table = torch.nn.Parameter(torch.ones(4, 2))
@@ -199,7 +199,7 @@ def test_parameters_of_torchs_own_step_pass_the_same_gate(write_grads, flag):
     for p in params[:2]:
         p.grad = torch.full_like(p, 4.0)
     table.grad = torch.sparse_coo_tensor([[1, 1]], torch.full((2, 2), 4.0), (4, 2))
-    gated_step(
+    step_with(
         optimizer,
         inv_scale=scalar(0.25),
         clip_coef=scalar(0.5),
@@ -214,13 +214,13 @@ def test_parameters_of_torchs_own_step_pass_the_same_gate(write_grads, flag):
     assert table.grad.to_dense()[1].tolist() == [2 * left] * 2
 
 
-def test_a_gate_keeps_one_copy_per_device():
-    gate = AmpStep(inv_scale=scalar(0.5), clip_value=2.0, write_grads=False)
-    here = gate.for_device(torch.device("cpu"))
-    assert here is gate.for_device(torch.device("cpu"))
-    assert here.inv_scale is gate.inv_scale
+def test_an_amp_step_keeps_one_copy_per_device():
+    amp_step = AmpStep(inv_scale=scalar(0.5), clip_value=2.0, write_grads=False)
+    here = amp_step.for_device(torch.device("cpu"))
+    assert here is amp_step.for_device(torch.device("cpu"))
+    assert here.inv_scale is amp_step.inv_scale
     assert (here.found_inf, here.clip_value, here.write_grads) == (None, 2.0, False)
-    there = gate.for_device(torch.device("meta"))
+    there = amp_step.for_device(torch.device("meta"))
     assert there.inv_scale.is_meta
 
 
@@ -231,7 +231,7 @@ def test_skipping_reads_nothing_from_the_device():
         optimizer = ours(params, lr=0.1)
         for p in params:
             p.grad = torch.empty_like(p)
-        gated_step(optimizer, inv_scale=scalar(1.0, "meta"), found_inf=scalar(1.0, "meta"))
+        step_with(optimizer, inv_scale=scalar(1.0, "meta"), found_inf=scalar(1.0, "meta"))
         assert optimizer.state.get(params[0], {}).keys() >= ({"step"} if name != "SGD" else set())
 
 
@@ -240,13 +240,13 @@ def test_skipping_reads_nothing_from_the_device():
 def test_no_synchronisation_on_cuda(name):
     params = parameters(device="cuda")
     optimizer = PAIRS[name][0](params, lr=0.1)
-    gate = {"inv_scale": scalar(0.5, "cuda"), "found_inf": scalar(0.0, "cuda")}
+    amp_step = {"inv_scale": scalar(0.5, "cuda"), "found_inf": scalar(0.0, "cuda")}
     for p in params:
         p.grad = torch.randn_like(p)
-    gated_step(optimizer, **gate)
+    step_with(optimizer, **amp_step)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        gated_step(optimizer, **gate)
+        step_with(optimizer, **amp_step)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -260,7 +260,7 @@ def test_gates_on_another_device_are_copied():
     for flag in (0.0, 1.0):
         for p in (on_gpu, on_cpu):
             p.grad = torch.ones_like(p)
-        gated_step(optimizer, inv_scale=scalar(0.5, "cuda"), found_inf=scalar(flag, "cuda"))
+        step_with(optimizer, inv_scale=scalar(0.5, "cuda"), found_inf=scalar(flag, "cuda"))
         assert_same_parameters([on_gpu.cpu()], [on_cpu])
 
 
@@ -268,7 +268,7 @@ def test_gates_on_another_device_are_copied():
 @names
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_clip_by_value_comes_after_the_other_factors(device, name, dtype):
-    """float64 is stepped by torch behind the same gate."""
+    """float64 is stepped by torch behind the same AmpStep."""
     torch.manual_seed(5)
     twins = Twins(name, [{"params": parameters(dtype=dtype, device=device)}], lr=0.1)
     for _ in range(5):

@@ -14,13 +14,13 @@ from fastamp._C import AmpStep
 from support.muon_reference import MuonTwins, assert_close, matrices
 
 
-def gated_step(optimizer, **gate):
-    optimizer._fastamp_pending_amp_step = AmpStep(**gate)
+def step_with(optimizer, **amp_step):
+    optimizer._fastamp_pending_amp_step = AmpStep(**amp_step)
     optimizer.step()
 
 
 @pytest.mark.parametrize("write_grads", [True, False])
-def test_a_gated_step_is_torchs_unscale_clip_and_step(write_grads):
+def test_a_step_with_an_amp_step_is_torchs_unscale_clip_and_step(write_grads):
     torch.manual_seed(1)
     twins = MuonTwins([{"params": matrices()}], lr=0.1)
     for _ in range(4):
@@ -56,7 +56,7 @@ def test_any_non_zero_flag_skips_and_leaves_every_bit_but_gradients(flag, dtype)
     before = [[p.detach().clone(), *map(torch.clone, optimizer.state[p].values())] for p in params]
     set_gradients()
     raw = [p.grad.clone() for p in params]
-    gated_step(optimizer, inv_scale=torch.tensor(0.5), found_inf=torch.tensor(flag))
+    step_with(optimizer, inv_scale=torch.tensor(0.5), found_inf=torch.tensor(flag))
     for p, was, grad in zip(params, before, raw, strict=True):
         now = [p.detach(), *optimizer.state[p].values()]
         assert all(torch.equal(a, b) for a, b in zip(now, was, strict=True))
@@ -68,7 +68,7 @@ def test_a_skipped_first_step_is_no_step():
     twins = MuonTwins([{"params": matrices()}], lr=0.1)
     for p in twins.mine:
         p.grad = torch.full_like(p, math.inf)
-    gated_step(twins.ours, found_inf=torch.tensor(1.0))
+    step_with(twins.ours, found_inf=torch.tensor(1.0))
     twins.set_gradients()
     twins.step()
 
@@ -114,12 +114,12 @@ def test_skipping_reads_nothing_from_the_device():
     for p in params:
         p.grad = torch.empty_like(p)
     flags = {name: torch.tensor(1.0, device="meta") for name in ("inv_scale", "found_inf")}
-    gated_step(optimizer, **flags)
+    step_with(optimizer, **flags)
     assert optimizer.state[params[0]]["momentum_buffer"].is_meta
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("master", ["float32", "rest"])
+@pytest.mark.parametrize("master", ["float32", "remainder"])
 def test_16_bit_weights_follow_the_float32_optimizers(dtype, master):
     torch.manual_seed(5)
     params = matrices(dtype=dtype)
@@ -136,7 +136,7 @@ def test_16_bit_weights_follow_the_float32_optimizers(dtype, master):
         for p, q in zip(params, wide, strict=True):
             if master == "float32":
                 assert torch.equal(masters[p], q)
-            else:  # Ties are one unit of float32 off; subnormal rests of float16 2^-40.
+            else:  # Ties are one unit of float32 off; subnormal remainders of float16 2^-40.
                 torch.testing.assert_close(masters[p], q.detach(), rtol=2.0**-21, atol=2.0**-38)
             assert torch.equal(p, masters[p].to(dtype))
             with torch.no_grad():
@@ -209,17 +209,17 @@ def test_no_synchronisation_on_cuda_and_the_cpus_steps():
     torch.manual_seed(8)
     params = matrices()
     there = [nn.Parameter(p.detach().cuda()) for p in params]
-    gate = {"inv_scale": torch.tensor(0.5), "found_inf": torch.tensor(0.0)}
-    gate_there = {name: value.cuda() for name, value in gate.items()}
+    amp_step = {"inv_scale": torch.tensor(0.5), "found_inf": torch.tensor(0.0)}
+    amp_step_there = {name: value.cuda() for name, value in amp_step.items()}
     here, away = fastamp.optim.Muon(params, lr=0.1), fastamp.optim.Muon(there, lr=0.1)
     for step in range(3):
         for p, q in zip(params, there, strict=True):
             p.grad = torch.randn_like(p)
             q.grad = p.grad.cuda()
-        gated_step(here, **gate)
+        step_with(here, **amp_step)
         torch.cuda.set_sync_debug_mode("error" if step > 0 else "default")
         try:
-            gated_step(away, **gate_there)
+            step_with(away, **amp_step_there)
         finally:
             torch.cuda.set_sync_debug_mode("default")
         for p, q in zip(params, there, strict=True):
@@ -239,11 +239,11 @@ def test_a_captured_step_skips_and_steps_on_cuda():
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        gated_step(optimizer, found_inf=flag)
+        step_with(optimizer, found_inf=flag)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        gated_step(optimizer, found_inf=flag)
+        step_with(optimizer, found_inf=flag)
     for value in (1.0, 0.0):
         before = p.detach().clone()
         flag.fill_(value)

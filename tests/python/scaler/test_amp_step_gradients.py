@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which gradients a gated step reads: those that were checked, or what others put there."""
+"""Gradients that a step with an AmpStep reads: those that were checked, or what others wrote."""
 
 import pytest
 import torch

@@ -7,7 +7,7 @@
 namespace fastamp::kernels {
 
 /// What a fused step does to a gradient before its optimizer sees it, and whether it happens.
-struct GateValues {
+struct AmpStepValues {
   float inv_scale;
   float clip_coef;
   float clip_value;  ///< Infinite: no clamping.
@@ -24,18 +24,18 @@ struct GateValues {
   }
 };
 
-/// Addresses of the gate of a call, to be read when the step runs. Null pointers stand for 1, 1
+/// Addresses of the AmpStep of a call, to be read when the step runs. Null pointers stand for 1, 1
 /// and 0.
-struct GatePointers {
+struct AmpStepPointers {
   const float* inv_scale;
   const float* clip_coef;
   const float* found_inf;
   float clip_value;
   bool write_grads;
 
-  /// `!= 0` is true for NaN, and for 2 of summed flags. A factor that is inf or NaN closes the gate
+  /// `!= 0` is true for NaN, and for 2 of summed flags. A factor that is inf or NaN skips the step
   /// too: it would make all weights so.
-  FASTAMP_HOST_DEVICE GateValues read() const {
+  FASTAMP_HOST_DEVICE AmpStepValues read() const {
     const float inverse = inv_scale == nullptr ? 1.0F : *inv_scale;
     const float coefficient = clip_coef == nullptr ? 1.0F : *clip_coef;
     const bool flagged = found_inf != nullptr && *found_inf != 0.0F;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// lean(): weights in 16 bits train as float32 weights do.
+// low_precision_weights_(): weights in 16 bits train as float32 weights do.
 
 #include "optim/starting_masters.h"
 #include "support/catch.h"
@@ -7,7 +7,7 @@
 #include <fastamp/autocast/guard.h>
 #include <fastamp/autocast/trace.h>
 #include <fastamp/optim/adamw.h>
-#include <fastamp/optim/lean.h>
+#include <fastamp/optim/low_precision_weights.h>
 #include <fastamp/optim/stored_state.h>
 
 #include <ATen/ops/equal.h>
@@ -30,7 +30,7 @@
 #include <vector>
 
 using fastamp::AutocastGuard;
-using fastamp::LeanOptions;
+using fastamp::optim::LowPrecisionWeightsOptions;
 namespace optim = fastamp::optim;
 
 namespace {
@@ -98,23 +98,26 @@ std::map<std::string, std::string> reasons(const fastamp::Conversion& conversion
 at::Tensor master_of(optim::AdamW& optimizer, const at::Tensor& parameter) {
   const auto& state = *optimizer.state().at(parameter.unsafeGetTensorImpl());
   const auto& own = static_cast<const optim::AdamWParamState&>(state);
-  return own.rest().defined() ? optim::master_from_rest(parameter, own.rest()) : own.master();
+  return own.remainder().defined() ? optim::master_from_remainder(parameter, own.remainder())
+                                   : own.master();
 }
 
-LeanOptions by_forward(Model& model, const Batch& batch) {
-  return LeanOptions(c10::kBFloat16).forward([&model, &batch] { model.forward(batch.tokens); });
+LowPrecisionWeightsOptions by_forward(Model& model, const Batch& batch) {
+  return LowPrecisionWeightsOptions(c10::kBFloat16).forward([&model, &batch] {
+    model.forward(batch.tokens);
+  });
 }
 
 }  // namespace
 
-TEST_CASE("Lean weights train with the losses and masters of float32 weights") {
-  const auto rests = GENERATE(false, true);
+TEST_CASE("Low-precision weights train with the losses and masters of float32 weights") {
+  const auto remainders = GENERATE(false, true);
   const Batch batch;
   torch::manual_seed(0);
   Model plain;
   torch::manual_seed(0);
   Model model;
-  CHECK(reasons(fastamp::lean(model, by_forward(model, batch))) ==
+  CHECK(reasons(fastamp::optim::low_precision_weights_(model, by_forward(model, batch))) ==
         std::map<std::string, std::string>{{"words.weight", "aten::embedding"},
                                            {"twice.weight", ""},
                                            {"norm.weight", "aten::layer_norm"},
@@ -124,15 +127,15 @@ TEST_CASE("Lean weights train with the losses and masters of float32 weights") {
                                            {"head.weight", ""}});
   optim::AdamW theirs(plain.parameters(), optim::AdamWOptions(1e-2));
   optim::AdamW ours(model.parameters(),
-                    optim::AdamWOptions(1e-2).master(rests ? optim::MasterStorage::kRest
-                                                           : optim::MasterStorage::kFloat));
+                    optim::AdamWOptions(1e-2).master(remainders ? optim::MasterStorage::kRemainder
+                                                                : optim::MasterStorage::kFloat));
   CHECK(train(model, ours, batch) == train(plain, theirs, batch));
   for (const auto* layer : {"twice.weight", "views.weight", "head.weight"}) {
     const auto parameter = model.named_parameters()[layer];
     const auto expected = plain.named_parameters()[layer].detach();
     CHECK(parameter.scalar_type() == c10::kBFloat16);
     CHECK(at::equal(parameter.detach(), expected.to(c10::kBFloat16)));
-    if (!rests) {
+    if (!remainders) {
       CHECK(at::equal(master_of(ours, parameter), expected));
     } else {
       CHECK((master_of(ours, parameter) - expected).abs().max().item<float>() < 1e-7F);
@@ -140,11 +143,11 @@ TEST_CASE("Lean weights train with the losses and masters of float32 weights") {
   }
 }
 
-TEST_CASE("No region casts a lean weight, and gradients have the dtype asked for") {
+TEST_CASE("No region casts a low-precision weight, and gradients have the dtype asked for") {
   const auto grads = GENERATE(c10::kFloat, c10::kBFloat16);
   const Batch batch;
   Model model;
-  fastamp::lean(model, by_forward(model, batch).grads(grads));
+  fastamp::optim::low_precision_weights_(model, by_forward(model, batch).grads(grads));
   const AutocastGuard region(c10::kCPU, c10::kBFloat16);
   const fastamp::Trace trace;
   model.forward(batch.tokens).sum().backward();
@@ -153,22 +156,28 @@ TEST_CASE("No region casts a lean weight, and gradients have the dtype asked for
   CHECK(model.head->weight.grad().scalar_type() == grads);
 }
 
-TEST_CASE("What lean() refuses it leaves as it was") {
+TEST_CASE("What low_precision_weights_() refuses it leaves as it was") {
   const Batch batch;
   Model model;
-  CHECK_THROWS_WITH(fastamp::lean(model, c10::kDouble),
-                    Catch::StartsWith("lean: expected dtype to be float16 or bfloat16"));
-  CHECK_THROWS_WITH(fastamp::lean(model, LeanOptions().grads(c10::kHalf)),
-                    Catch::StartsWith("lean: expected grads to be float32 or BFloat16, got Half"));
-  CHECK_THROWS_WITH(fastamp::lean(model, LeanOptions().keep({"nothing.*"})),
+  CHECK_THROWS_WITH(
+      fastamp::optim::low_precision_weights_(model, c10::kDouble),
+      Catch::StartsWith("low_precision_weights_: expected dtype to be float16 or bfloat16"));
+  CHECK_THROWS_WITH(
+      fastamp::optim::low_precision_weights_(model, LowPrecisionWeightsOptions().grads(c10::kHalf)),
+      Catch::StartsWith(
+          "low_precision_weights_: expected grads to be float32 or BFloat16, got Half"));
+  CHECK_THROWS_WITH(fastamp::optim::low_precision_weights_(
+                        model, LowPrecisionWeightsOptions().keep({"nothing.*"})),
                     Catch::Contains("got 'nothing.*', which fits none"));
   model.head->weight.mutable_grad() = at::zeros({4, 8});
-  CHECK_THROWS_WITH(fastamp::lean(model), Catch::Contains("got one of head.weight"));
+  CHECK_THROWS_WITH(fastamp::optim::low_precision_weights_(model),
+                    Catch::Contains("got one of head.weight"));
   for (const auto& parameter : model.parameters()) {
     CHECK(parameter.scalar_type() == c10::kFloat);
   }
   model.zero_grad();
-  const auto found = reasons(fastamp::lean(model, LeanOptions().keep({"head.*"})));
+  const auto found = reasons(
+      fastamp::optim::low_precision_weights_(model, LowPrecisionWeightsOptions().keep({"head.*"})));
   CHECK(found.at("head.weight") == "kept");
   CHECK(found.at("twice.weight").empty());
 }
@@ -177,11 +186,12 @@ TEST_CASE("Modules that are called several times train with the masters of float
   const Batch batch;
   const auto several_regions = GENERATE(false, true);
   std::vector<at::Tensor> gradients;
-  for (const bool is_lean : {false, true}) {
+  for (const bool is_low_precision_weight : {false, true}) {
     torch::manual_seed(0);
     Model model;
-    if (is_lean) {
-      fastamp::lean(model);  // By types: nothing shows how often a weight is used.
+    if (is_low_precision_weight) {
+      fastamp::optim::low_precision_weights_(
+          model);  // By types: nothing shows how often a weight is used.
     }
     std::vector<at::Tensor> outputs;
     std::optional<AutocastGuard> region;
@@ -205,13 +215,13 @@ TEST_CASE("Modules that are called several times train with the masters of float
 }
 
 TEST_CASE("What is written before the first step counts, and is saved with what was not stepped") {
-  const auto rests = GENERATE(false, true);
-  const auto options = optim::AdamWOptions(1e-2).master(rests ? optim::MasterStorage::kRest
-                                                              : optim::MasterStorage::kFloat);
+  const auto remainders = GENERATE(false, true);
+  const auto options = optim::AdamWOptions(1e-2).master(
+      remainders ? optim::MasterStorage::kRemainder : optim::MasterStorage::kFloat);
   torch::manual_seed(0);
   Model model;
   const auto value = model.head->weight.detach().clone();
-  fastamp::lean(model);
+  fastamp::optim::low_precision_weights_(model);
   optim::AdamW optimizer(model.parameters(), options);
   {
     const at::NoGradGuard no_grad;
@@ -222,7 +232,7 @@ TEST_CASE("What is written before the first step counts, and is saved with what 
   torch::save(optimizer, saved);
   CHECK(optimizer.state().empty());
   Model other;
-  fastamp::lean(other);
+  fastamp::optim::low_precision_weights_(other);
   optim::AdamW resumed(other.parameters(), options);
   {
     const at::NoGradGuard no_grad;
@@ -231,7 +241,7 @@ TEST_CASE("What is written before the first step counts, and is saved with what 
   torch::load(resumed, saved);
   const auto master = master_of(resumed, other.head->weight);
   CHECK(at::equal(master[0], value[0]));
-  CHECK((master - value).abs().max().item<float>() <= (rests ? 1e-7F : 0.0F));
+  CHECK((master - value).abs().max().item<float>() <= (remainders ? 1e-7F : 0.0F));
   CHECK_FALSE(optim::starting_master_of(other.head->weight).defined());
 }
 
@@ -250,12 +260,12 @@ TEST_CASE("Masters end with their parameters, and with their training") {
   const auto grads = GENERATE(c10::kFloat, c10::kBFloat16);
   {
     Model model;
-    fastamp::lean(model, LeanOptions().grads(grads));
+    fastamp::optim::low_precision_weights_(model, LowPrecisionWeightsOptions().grads(grads));
     CHECK_FALSE(optim::with_starting_masters().empty());
   }
   CHECK(optim::with_starting_masters().empty());
   Model model;
-  fastamp::lean(model, LeanOptions().grads(grads));
+  fastamp::optim::low_precision_weights_(model, LowPrecisionWeightsOptions().grads(grads));
   model.head->weight.set_requires_grad(false);
   const optim::AdamW optimizer(model.parameters(), optim::AdamWOptions(1e-2));
   CHECK_FALSE(optim::starting_master_of(model.head->weight).defined());

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "autocast/lean_weights.h"
+#include "autocast/weight_aliases.h"
 #include "inference/convert.h"
 #include "optim/starting_masters.h"
 
-#include <fastamp/optim/lean.h>
+#include <fastamp/optim/low_precision_weights.h>
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -16,7 +16,7 @@
 #include <memory>
 #include <optional>
 
-namespace fastamp {
+namespace fastamp::optim {
 namespace {
 
 using autocast::LoweredWeight;
@@ -34,14 +34,15 @@ void keep(std::vector<LoweredWeight>& weights, const std::vector<std::string>& p
         weight.reason = weight.reason.empty() ? "kept" : weight.reason;
       }
     }
-    TORCH_CHECK_VALUE(found, "lean: expected keep to have patterns of parameters' names, got '",
-                      pattern, "', which fits none.");
+    TORCH_CHECK_VALUE(
+        found, "low_precision_weights_: expected keep to have patterns of parameters' names, got '",
+        pattern, "', which fits none.");
   }
 }
 
 /// torch.amp casts each use of a view apart, and so sums their gradients in float32. Autograd does
 /// so for gradients that are held in float32, if there are no other uses, which it sums in 16 bits.
-void refuse_views(std::vector<LoweredWeight>& weights, const LeanOptions& options) {
+void refuse_views(std::vector<LoweredWeight>& weights, const LowPrecisionWeightsOptions& options) {
   const int most = options.grads() == c10::kFloat ? std::numeric_limits<int>::max() : 1;
   for (auto& weight : weights) {
     const bool is_mixed = weight.casts > 0 && weight.other_casts > 0;
@@ -56,15 +57,15 @@ template <typename Tensor>
 constexpr bool kHasGradDtype =
     requires(const Tensor& tensor) { tensor.set_grad_dtype(std::optional(c10::kFloat)); };
 
-/// What a lean weight has with it until its end.
-struct OfLeanWeight : torch::autograd::PostAccumulateGradHook {
-  OfLeanWeight(const at::Tensor& weight, bool widens_grad)
+/// What a low-precision weight has with it until its end.
+struct LowPrecisionWeightHook : torch::autograd::PostAccumulateGradHook {
+  LowPrecisionWeightHook(const at::Tensor& weight, bool widens_grad)
       : impl(weight.unsafeGetTensorImpl()), widens(widens_grad) {}
-  ~OfLeanWeight() override { optim::forget_starting_master(impl); }
-  OfLeanWeight(const OfLeanWeight&) = delete;
-  OfLeanWeight& operator=(const OfLeanWeight&) = delete;
-  OfLeanWeight(OfLeanWeight&&) = delete;
-  OfLeanWeight& operator=(OfLeanWeight&&) = delete;
+  ~LowPrecisionWeightHook() override { forget_starting_master(impl); }
+  LowPrecisionWeightHook(const LowPrecisionWeightHook&) = delete;
+  LowPrecisionWeightHook& operator=(const LowPrecisionWeightHook&) = delete;
+  LowPrecisionWeightHook(LowPrecisionWeightHook&&) = delete;
+  LowPrecisionWeightHook& operator=(LowPrecisionWeightHook&&) = delete;
 
   /// Casts what backward has summed in 16 bits, outside of regions. Later passes are then added to
   /// it in float32.
@@ -86,26 +87,29 @@ void take_any_grad(const Tensor& weight) {
   }
 }
 
-void check_grads(const std::vector<LoweredWeight>& weights, const LeanOptions& options) {
+void check_grads(const std::vector<LoweredWeight>& weights,
+                 const LowPrecisionWeightsOptions& options) {
   TORCH_CHECK_VALUE(options.grads() == c10::kFloat || options.grads() == options.dtype(),
-                    "lean: expected grads to be float32 or ", options.dtype(), ", got ",
-                    options.grads(), ".");
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      kHasGradDtype<at::Tensor> || options.grads() != c10::kFloat,
-      "lean: expected a torch whose tensors have set_grad_dtype() for grads in float32, got one "
-      "without it. Use LeanOptions().grads(",
-      options.dtype(), ").");
+                    "low_precision_weights_: expected grads to be float32 or ", options.dtype(),
+                    ", got ", options.grads(), ".");
+  TORCH_CHECK_NOT_IMPLEMENTED(kHasGradDtype<at::Tensor> || options.grads() != c10::kFloat,
+                              "low_precision_weights_: expected a torch whose tensors have "
+                              "set_grad_dtype() for grads in float32, got one "
+                              "without it. Use LowPrecisionWeightsOptions().grads(",
+                              options.dtype(), ").");
   const auto has_grad = [](const LoweredWeight& weight) { return weight.tensor.grad().defined(); };
   const auto found = std::ranges::find_if(weights, has_grad);
   TORCH_CHECK_VALUE(found == weights.end(),
-                    "lean: expected parameters without gradients, got one of ",
+                    "low_precision_weights_: expected parameters without gradients, got one of ",
                     found == weights.end() ? "" : found->name, ". Call zero_grad() first.");
 }
 
 }  // namespace
 
-Conversion lean(torch::nn::Module& module, const LeanOptions& options) {
-  auto weights = autocast::find_lowered_weights("lean", module, options.dtype(), options.forward());
+Conversion low_precision_weights_(torch::nn::Module& module,
+                                  const LowPrecisionWeightsOptions& options) {
+  auto weights = autocast::find_lowered_weights("low_precision_weights_", module, options.dtype(),
+                                                options.forward());
   refuse_views(weights, options);
   keep(weights, options.keep());
   check_grads(weights, options);
@@ -118,17 +122,17 @@ Conversion lean(torch::nn::Module& module, const LeanOptions& options) {
     }
   }
   auto done = autocast::lower_weights(weights, options.dtype());
-  optim::set_starting_masters(params, masters);
+  set_starting_masters(params, masters);
   const bool widens = options.grads() == c10::kFloat;
   for (const auto& param : params) {
-    torch::autograd::impl::set_post_acc_grad_hooks(param,
-                                                   std::make_unique<OfLeanWeight>(param, widens));
+    torch::autograd::impl::set_post_acc_grad_hooks(
+        param, std::make_unique<LowPrecisionWeightHook>(param, widens));
   }
   if (widens) {
     std::ranges::for_each(params, take_any_grad<at::Tensor>);
-    autocast::make_lean(params);
+    autocast::mark_low_precision_weights(params);
   }
   return done;
 }
 
-}  // namespace fastamp
+}  // namespace fastamp::optim
