@@ -2,9 +2,9 @@
 """What ``torch.jit.script`` needs to know about regions.
 
 TorchScript compiles a class from the source of its methods and knows autocast by the name of the
-compiled class. Fastamp's have no source, and torch's own have other methods while fastamp is installed;
-but before it compiles a class TorchScript asks it for its name, and checks whether a class of that
-name has been compiled.
+compiled class. Fastamp's have no source, and torch's own have other methods while fastamp is
+installed; but before it compiles a class TorchScript asks it for its name, and checks whether a
+class of that name has been compiled.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 """State of fastamp's own beside torch's autocast state, where torch has no place for it.
 
 That is: op policies of a block, and the fp8 recipes of regions. torch hands its own state to what
-it recomputes and to replicas, and guards compiled code by it; fastamp's is carried here. (Guards see
-recipes, too, where they are as in the torch that fastamp knows: see
+it recomputes and to replicas, and guards compiled code by it; fastamp's is carried here. (Guards
+see recipes, too, where they are as in the torch that fastamp knows: see
 ``src/float8/dynamo_guard_state.h``.)
 """
 

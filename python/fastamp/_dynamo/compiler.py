@@ -165,7 +165,7 @@ def skip_frame_if_traced(reason: str) -> None:
 
 
 def trace_as(function: Callable[..., Any], traced: Callable[..., Any]) -> None:
-    """Lets dynamo trace another function in the place of one of fastamp that it cannot look into."""
+    """Lets dynamo trace another function in place of one of fastamp that it cannot look into."""
     import torch._dynamo
 
     torch._dynamo.substitute_in_graph(function, skip_signature_check=True)(traced)

@@ -35,7 +35,8 @@ class Float8PlanRow:
         float8: ``"float8"`` if the product runs in fp8, else why not, as in
             :func:`fastamp.debug.trace`.
         calls: How often the model makes the call.
-        base_dtype_saved_bytes: What a region without a recipe keeps of x and the weight for backward.
+        base_dtype_saved_bytes: What a region without a recipe keeps of x and the weight for
+            backward.
         saved_bytes: What is kept in the way that ``float8`` says.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of what a gradient scaler is given: torch's conditions, and fastamp's on what torch lacks."""
+"""Checks of what a gradient scaler is given: torch's conditions, and more on what torch lacks."""
 
 from __future__ import annotations
 

@@ -259,9 +259,10 @@ class FusedOptimizer(torch.optim.Optimizer):
     def masters(self) -> dict[Tensor, Tensor]:
         """Returns the float32 values that the step computes with, for all parameters.
 
-        For a 16-bit parameter its master, as it is kept or put together from its remainder; for others
-        the parameter itself. To export a model in float32: ``{name: masters[p] for name, p in
-        model.named_parameters()}``. Shares memory with the optimizer where it can; changes nothing.
+        For a 16-bit parameter its master, as it is kept or put together from its remainder; for
+        others the parameter itself. To export a model in float32: ``{name: masters[p] for name, p
+        in model.named_parameters()}``. Shares memory with the optimizer where it can; changes
+        nothing.
         """
         return {
             param: self._master_of(param)
@@ -289,9 +290,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Makes parameters their own masters.
 
         For parameters that were written since the last step and whose float32 value is to be what
-        was written, exactly: with ``master="remainder"`` the remainder of the old value would move it by up
-        to half a unit of the parameter, and a float32 master stays where it rounds to what was
-        written.
+        was written, exactly: with ``master="remainder"`` the remainder of the old value would move
+        it by up to half a unit of the parameter, and a float32 master stays where it rounds to what
+        was written.
 
         Args:
             params: Some of the optimizer's parameters; ``None``: all.
@@ -312,8 +313,8 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         Args:
             portable: In the layout that torch's optimizer of the same name has for float32
-                parameters: moments in float32, no masters or remainders. The masters are the weights of
-                a float32 model: :meth:`masters`, or
+                parameters: moments in float32, no masters or remainders. The masters are the
+                weights of a float32 model: :meth:`masters`, or
                 :meth:`fastamp.optim.LowPrecisionWeights.state_dict`. Waits for the device.
         """
         if portable:

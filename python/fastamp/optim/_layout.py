@@ -192,7 +192,8 @@ def adopt(param: Tensor, group: dict[str, Any], state: dict[Any, Any], source: A
     Args:
         param: A parameter whose state has our layout.
         group: Its group.
-        state: Its state, from torch's optimizers or fastamp's, maybe rounded to the parameter's dtype.
+        state: Its state, from torch's optimizers or fastamp's, maybe rounded to the parameter's
+            dtype.
         source: The state it was made from, before that rounding.
     """
     if source is None:

@@ -35,6 +35,6 @@ def join(param: Tensor, remainder: Tensor) -> Tensor:
 
 
 def split(param: Tensor, master: Tensor) -> Tensor:
-    """The remainder of a parameter's float32 master: 0 where the parameter is not the master rounded."""
+    """The remainder of a parameter's float32 master: 0 where that is not the master rounded."""
     remainder: Tensor = of_shards(_C.remainder_from_master, param, master)
     return remainder

@@ -40,8 +40,8 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         state_dtype: dtype of momentum buffers: ``torch.float32`` (also ``None``) or
             ``torch.bfloat16``. May differ by group.
         master: How float32 masters of 16-bit parameters are kept: ``"float32"`` (also ``None``),
-            or ``"remainder"``, in two bytes, exactly but for rare ties: see "Masters in two bytes" in
-            docs/optim.md. May differ by group.
+            or ``"remainder"``, in two bytes, exactly but for rare ties: see "Masters in two bytes"
+            in docs/optim.md. May differ by group.
         autocast_dtype: ``torch.bfloat16``, ``torch.float16`` or ``torch.float8_e4m3fn``, the dtype
             of the autocast regions: the step writes the casts of the weights too, and regions cast
             none. ``None``: it writes none. See "Weight copies" in docs/optim.md for the one danger.

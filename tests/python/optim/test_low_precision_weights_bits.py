@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Low-precision weights train as float32 weights do in the same regions: same losses, same masters."""
+"""Low-precision weights train as float32 weights do in the same regions: losses and masters."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_a_resumed_run_continues_bit_for_bit(remainder: str | None) -> None:
 @pytest.mark.parametrize("lowered_first", [True, False])
 @pytest.mark.parametrize("remainder", [None, "remainder"])
 def test_float32_checkpoints_go_both_ways(remainder: str | None, *, lowered_first: bool) -> None:
-    """A run that is lowered in one half ends where a float32 run ends (but for remainders' ties)."""
+    """A run that is lowered in one half ends where a float32 run ends (but for ties)."""
     options = OPTIMIZERS["adamw"][2]
 
     def half(state: Any, *, lowered: bool, seed: int) -> Any:

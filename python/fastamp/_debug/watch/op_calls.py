@@ -254,7 +254,7 @@ def watched(
 
 
 def _with_outermost(modes: list[Any], own: Any) -> list[Any]:
-    """The modes with fastamp's among them; torch wants that of ``torch.device`` below all others."""
+    """The modes with fastamp's among them; torch wants that of ``torch.device`` below all."""
     devices = [mode for mode in modes if isinstance(mode, DeviceContext)]
     return [*devices, own, *(mode for mode in modes if mode not in devices)]
 
