@@ -2,7 +2,7 @@
 #pragma once
 
 #include "autocast/cast.h"
-#include "autocast/policy_device.h"
+#include "autocast/op_table.h"
 #include "autocast/weight_aliases.h"
 
 #include <ATen/core/IListRef.h>

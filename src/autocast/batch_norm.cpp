@@ -3,13 +3,14 @@
 
 #include "autocast/arguments.h"
 #include "autocast/op_names.h"
-#include "autocast/policy_table.h"
+#include "autocast/op_policy.h"
 #include "autocast/torch_state.h"
 #include "autocast/trace.h"
 #include "trace/events.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/batch_norm_ops.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <array>

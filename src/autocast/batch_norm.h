@@ -2,7 +2,6 @@
 #pragma once
 
 #include "autocast/op_table.h"
-#include "autocast/policy_device.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -3,7 +3,7 @@
 
 #include "autocast/arguments.h"
 #include "autocast/op_names.h"
-#include "autocast/policy_table.h"
+#include "autocast/op_policy.h"
 #include "autocast/torch_state.h"
 #include "autocast/trace.h"
 #include "trace/events.h"

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "autocast/op_ids.h"
 #include "autocast/op_table.h"
-#include "autocast/policy_device.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/function_schema.h>

@@ -3,8 +3,8 @@
 
 #include "autocast/cast_node.h"
 #include "autocast/cast_plans.h"
-#include "autocast/change_log.h"
 #include "autocast/tensor_identity.h"
+#include "core/change_log.h"
 #include "core/system_threads.h"
 
 #include <ATen/core/Tensor.h>

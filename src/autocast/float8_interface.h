@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "autocast/op_ids.h"
-#include "autocast/policy_device.h"
+#include "autocast/op_table.h"
 
 #include <fastamp/autocast/float8.h>
 #include <fastamp/autocast/guard.h>

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Included by ops_<n>.cpp, each of which compiles the kernels of every fourth op: the op table is
-// one file, but the compile time of its kernels is spread over the cores.
+// Included by four sources that CMake writes, ops_<n>.cpp, each of which compiles the kernels of
+// every fourth op: the op table is one file, but the compile time is spread over the cores.
 #ifndef FASTAMP_OPS_PART
 #error "define FASTAMP_OPS_PART (0 to 3) before including instantiate_ops.h"
 #endif
 
 #include "autocast/batch_norm.h"
-#include "autocast/cudnn_rnn.h"
 #include "autocast/op_kernel.h"
 #include "autocast/op_table.h"
+#include "autocast/rnn.h"
 
 #include <ATen/Operators.h>
 

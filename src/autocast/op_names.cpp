@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autocast/op_names.h"
 
-#include "autocast/registered_ops.h"
+#include "autocast/op_table.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>

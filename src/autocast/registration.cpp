@@ -2,15 +2,15 @@
 #include "autocast/registration.h"
 
 #include "autocast/boxed_kernel.h"
+#include "autocast/op_policy.h"
 #include "autocast/op_table.h"
-#include "autocast/policy_table.h"
-#include "autocast/registered_ops.h"
 #include "autocast/thread_cache.h"
 #include "autocast/torch_state.h"
 
 #include <fastamp/autocast/registration.h>
 
 #include <c10/util/Exception.h>
+#include <torch/library.h>
 
 #include <array>
 #include <atomic>

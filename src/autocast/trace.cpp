@@ -2,7 +2,7 @@
 #include "autocast/trace.h"
 
 #include "autocast/op_names.h"
-#include "autocast/policy_table.h"
+#include "autocast/op_policy.h"
 #include "autocast/torch_state.h"
 #include "trace/events.h"
 #include "trace/recorder.h"

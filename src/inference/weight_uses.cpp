@@ -2,8 +2,8 @@
 #include "inference/weight_uses.h"
 
 #include "autocast/op_names.h"
-#include "autocast/policy_device.h"
-#include "autocast/policy_table.h"
+#include "autocast/op_policy.h"
+#include "autocast/op_table.h"
 #include "autocast/torch_state.h"
 
 #include <ATen/core/function_schema.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "autocast/op_ids.h"
+#include "autocast/op_table.h"
 
 #include <fastamp/macros.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A thread that reads the log never uses a cast of a value that is no longer there.
-#include "autocast/change_log.h"
+#include "core/change_log.h"
 #include "interleavings/explorer.h"
 #include "support/catch.h"
 
@@ -17,7 +17,7 @@ constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr std::size_t kRemembered = 2;
 
 struct Model {
-  fastamp::autocast::ChangeLog<ModelThreads, int, kRemembered> log;
+  fastamp::ChangeLog<ModelThreads, int, kRemembered> log;
   std::array<ModelThreads::Atomic<int>, 3> weights{
       ModelThreads::Atomic<int>(0), ModelThreads::Atomic<int>(0), ModelThreads::Atomic<int>(0)};
   ModelThreads::Atomic<int> steps{0};  ///< How the optimizer's thread tells others.

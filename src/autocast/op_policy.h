@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "autocast/op_ids.h"
-#include "autocast/policy_device.h"
-#include "autocast/policy_overrides.h"
+#include "autocast/op_table.h"
 
 #include <fastamp/autocast/policy.h>
 
 #include <array>
 #include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
 
+// The policy of each op that is in force: the process's, and those that blocks put over it on one
+// thread. policy.cpp edits them.
 namespace fastamp::autocast {
 
 /// The process's policies, one byte per op and device, read by every autocast op call.
@@ -23,6 +26,26 @@ inline OpPolicy process_policy_of(OpId op, PolicyDevice device) {
   return g_policies[static_cast<std::size_t>(device)][static_cast<std::size_t>(op)].load(
       std::memory_order_relaxed);
 }
+
+/// Policies that replace the process's on one thread for a while.
+struct PolicyOverrides {
+  static constexpr std::uint8_t kNone = 0xFF;
+  std::array<std::array<std::uint8_t, kNumSlots>, kNumPolicyDevices> policies;
+
+  PolicyOverrides() {
+    for (auto& of_device : policies) {
+      of_device.fill(kNone);
+    }
+  }
+};
+
+using SharedOverrides = std::shared_ptr<const PolicyOverrides>;
+
+/// Threads that have overrides now: while it is 0, thread-local memory is not read.
+extern std::atomic<int> g_overriding_threads;
+
+/// This thread's override of an op's policy, if it has one.
+std::optional<OpPolicy> overridden_policy(OpId op, PolicyDevice device);
 
 /// The policy in force on this thread. While no thread has overrides, it costs one load more than
 /// process_policy_of().

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <unordered_set>
 
-namespace fastamp::autocast {
+namespace fastamp {
 
 /// Numbered announcements of changes, read by threads that each know how many they have seen.
 ///
@@ -58,4 +58,4 @@ class ChangeLog {
   std::array<Key, kRemembered> ring_{};  ///< Change number n is at n % kRemembered.
 };
 
-}  // namespace fastamp::autocast
+}  // namespace fastamp

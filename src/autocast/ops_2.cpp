@@ -1,3 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#define FASTAMP_OPS_PART 2
-#include "autocast/instantiate_ops.h"
