@@ -2,8 +2,8 @@
 #include "autocast/weight_aliases.h"
 #include "bindings.h"
 #include "optim/starting_masters.h"
+#include "python_step.h"
 #include "step_adam.h"
-#include "step_gather.h"
 #include "step_muon.h"
 #include "step_sgd.h"
 

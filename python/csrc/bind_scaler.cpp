@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings.h"
 #include "optimizer_objects.h"
-#include "python_amp_step.h"
 #include "python_optimizer.h"
+#include "python_step.h"
 #include "scaler/scaler_core.h"
 #include "scaler/step_logger.h"
 

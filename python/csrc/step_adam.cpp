@@ -3,7 +3,7 @@
 
 #include "optim/adam_step.h"
 #include "optim/moment_codes.h"
-#include "step_gather.h"
+#include "python_step.h"
 
 #include <torch/csrc/autograd/python_variable.h>
 

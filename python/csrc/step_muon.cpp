@@ -2,7 +2,7 @@
 #include "step_muon.h"
 
 #include "optim/muon_step.h"
-#include "step_gather.h"
+#include "python_step.h"
 
 #include <c10/core/SafePyObject.h>
 #include <pybind11/stl.h>

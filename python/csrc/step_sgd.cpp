@@ -2,7 +2,7 @@
 #include "step_sgd.h"
 
 #include "optim/sgd_step.h"
-#include "step_gather.h"
+#include "python_step.h"
 
 namespace fastamp::python {
 namespace {

@@ -93,6 +93,13 @@ at::Tensor without_ended_wrappers(const at::Tensor& tensor);
 /// thread.
 bool is_observed();
 
+/// Whether no dispatch mode, functorch level, tracer or profiler of this thread is to see a call of
+/// one of fastamp's ops with ordinary CPU tensors, which would then run its CPU kernel and nothing
+/// else. Callers may call that kernel instead, and hand it what they know of its arguments besides.
+/// They must check the arguments and bump versions, as the op does in ADInplaceOrView, and a kernel
+/// that others registered over the op's is not called.
+inline bool nothing_watches_calls() { return !is_intercepted() && !is_observed(); }
+
 /// What a call with a tensor, made on this thread now, meets before the kernel of its device.
 enum class CallPath : std::uint8_t {
   kDirect,       ///< Autograd and autocast at most.

@@ -23,6 +23,11 @@ inline bool is_ordinary(const at::Tensor& tensor) {
   return (keys | kOrdinary) == kOrdinary && keys.has(DispatchKey::Dense);
 }
 
+/// The same of a tensor in host memory.
+inline bool is_ordinary_cpu(const at::Tensor& tensor) {
+  return is_ordinary(tensor) && tensor.key_set().has_backend(c10::BackendComponent::CPUBit);
+}
+
 /// Whether a tensor has sizes, strides and an offset in its storage that can be read without
 /// running user code. Its numbers may be of any kind, or absent (meta).
 inline bool has_geometry(const at::Tensor& tensor) {

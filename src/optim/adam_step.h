@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "optim/amp_step_on.h"
 #include "optim/step_lists.h"
 
 #include <ATen/core/List.h>

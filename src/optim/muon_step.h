@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "optim/amp_step_on.h"
 #include "optim/newton_schulz.h"
+#include "optim/step_lists.h"
 
 #include <fastamp/macros.h>
 #include <fastamp/optim/muon_rate.h>

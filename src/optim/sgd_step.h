@@ -2,7 +2,6 @@
 #pragma once
 
 #include "kernels/functors/narrow_moments.h"
-#include "optim/amp_step_on.h"
 #include "optim/step_lists.h"
 
 #include <ATen/core/List.h>

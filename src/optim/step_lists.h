@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the lists of SGD and Adam have in common: parameters sorted by device, group by group.
+// What a step needs on each device: the lists that SGD and Adam have in common, parameters sorted
+// by device, group by group, and the AmpStep.
 
 #include "core/dtypes.h"
 #include "core/repeat_finder.h"
 
 #include <fastamp/macros.h>
+#include <fastamp/optim/amp_step.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -158,5 +160,12 @@ class ListsByDevice {
   std::deque<Lists> lists_;  // Not a vector: current_ points into it.
   Lists* current_ = nullptr;
 };
+
+/// What a step is asked for, with tensors on `device`. Copies between devices do not wait, except
+/// to the CPU.
+FASTAMP_API AmpStep amp_step_on(const AmpStep& amp_step, c10::Device device);
+
+/// Whether the host can tell, without waiting, that the step is not skipped.
+bool steps_on_host(const AmpStep& amp_step);
 
 }  // namespace fastamp::optim

@@ -2,7 +2,7 @@
 #include "optim/torch_step.h"
 
 #include "autocast/tensor_identity.h"
-#include "optim/amp_step_on.h"
+#include "optim/step_lists.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/tensor_kind.h"
 #include "optim/torch_step.h"
-#include "scaler/call_step.h"
 #include "scaler/clip_norms.h"
 #include "scaler/grad_scaler_impl.h"
 #include "scaler/option_checks.h"
@@ -530,6 +529,22 @@ void GradScaler::set_growth_interval(int64_t growth_interval) {
 bool GradScaler::is_enabled() const {
   expect_not_moved_from("is_enabled");
   return impl_->enabled;
+}
+
+void SkipHandle::remove() {
+  if (const auto hook = hook_.lock()) {
+    // Its end may run code of users, and that may come back here.
+    const auto callback = std::exchange(hook->callback, nullptr);
+  }
+}
+
+SkipHandle GradScaler::register_on_skip(SkipCallback callback, bool wait) {
+  expect_not_moved_from("register_on_skip");
+  TORCH_CHECK_VALUE(callback, "register_on_skip: expected a callback, got an empty function");
+  auto tell = [callback = std::move(callback)](const scaler::Skip& skip) {
+    callback({skip.row, scaler::handle_of(*skip.optimizer).optimizer});
+  };
+  return SkipHandle(impl_->core.skip_hooks().add({.callback = std::move(tell), .waits = wait}));
 }
 
 }  // namespace fastamp

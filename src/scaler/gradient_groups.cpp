@@ -4,7 +4,6 @@
 #include "core/kernel_devices.h"
 #include "core/tensor_kind.h"
 #include "core/tensor_memory.h"
-#include "ops/direct.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
@@ -25,7 +24,7 @@ using TensorPtr = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
 /// Whether a tensor may have an address, by what it has in common with the next ones.
 bool may_be_array(const at::Tensor& tensor) {
-  return ops::is_ordinary_cpu(tensor) && kernels::is_gradient_dtype(tensor.scalar_type());
+  return is_ordinary_cpu(tensor) && kernels::is_gradient_dtype(tensor.scalar_type());
 }
 
 /// Refuses what neither a kernel of fastamp nor torch's can unscale, before anything is written:

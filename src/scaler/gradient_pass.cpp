@@ -2,10 +2,12 @@
 #include "scaler/gradient_pass.h"
 
 #include "core/device_copy.h"
+#include "core/interception.h"
 #include "core/kernel_devices.h"
+#include "core/tensor_kind.h"
 #include "core/tensor_version.h"
 #include "kernels/amp_args.h"
-#include "ops/direct.h"
+#include "ops/checks.h"
 #include "scaler/functional_values.h"
 #include "scaler/scale_ops.h"
 
@@ -126,7 +128,7 @@ bool same_set(Identities mine, Identities theirs) {
 /// The arrays of gradients for one call of a kernel, if it may be called without the dispatcher.
 std::vector<kernels::HostArray> usable_arrays(DeviceGradients& group) {
   auto arrays = std::exchange(group.arrays, {});
-  if (!arrays.empty() && !ops::nothing_watches_calls()) {
+  if (!arrays.empty() && !nothing_watches_calls()) {
     arrays.clear();
   }
   return arrays;
@@ -209,7 +211,7 @@ class GradientPass {
     auto& devices = result_.devices_;
     devices.reserve(groups.size());
     // Copying tensors of other kinds to a device may run code that changes gradients.
-    const bool ordinary = ops::is_ordinary_cpu(inv_scale) && ops::is_ordinary_cpu(found_inf);
+    const bool ordinary = is_ordinary_cpu(inv_scale) && is_ordinary_cpu(found_inf);
     for (auto& group : groups) {
       if (!ordinary) {
         group.arrays.clear();
@@ -311,8 +313,10 @@ class GradientPass {
       ops::unscale_and_check_(gradients, result.inv_scale, result.found_inf, sum, counts,
                               overwrites());
     } else {
-      ops::unscale_and_check_cpu(
-          {gradients, result.inv_scale, result.found_inf, sum, counts, overwrites(), arrays});
+      const kernels::UnscaleArgs args{
+          gradients, result.inv_scale, result.found_inf, sum, counts, overwrites(), arrays};
+      ops::check_unscale(args);
+      kernels::unscale_and_check_cpu(args);
     }
   }
 
@@ -332,8 +336,13 @@ class GradientPass {
                            counts, max_norm, coefficient, norm, overwrites());
       return;
     }
-    ops::norm_and_check_cpu({gradients, result.inv_scale, result.found_inf, result.sum_of_squares,
-                             counts, max_norm, coefficient, norm, overwrites(), arrays});
+    const kernels::NormArgs args{gradients,        result.inv_scale,
+                                 result.found_inf, result.sum_of_squares,
+                                 counts,           max_norm,
+                                 coefficient,      norm,
+                                 overwrites(),     arrays};
+    ops::check_norm(args);
+    kernels::norm_and_check_cpu(args);
     for (const auto& written : {result.found_inf, result.sum_of_squares, result.clip_coef,
                                 result.total_norm, counts.value_or(at::Tensor())}) {
       bump_version(written);

@@ -2,10 +2,10 @@
 #include "scaler/gradient_ranges.h"
 
 #include "core/cuda_part.h"
+#include "core/interception.h"
 #include "core/kernel_devices.h"
 #include "core/tensor_kind.h"
 #include "kernels/exponents.h"
-#include "ops/direct.h"
 
 #include <fastamp/ops/exponents.h>
 
@@ -28,8 +28,7 @@ bool is_captured(c10::Device device) {
 
 bool is_countable(const DeviceGradients& seen) {
   if (seen.any_double || seen.any_functional || seen.any_duplicates ||
-      !has_kernels(seen.device.type()) || !ops::nothing_watches_calls() ||
-      is_captured(seen.device)) {
+      !has_kernels(seen.device.type()) || !nothing_watches_calls() || is_captured(seen.device)) {
     return false;
   }
   return std::ranges::all_of(seen.gradients, [](const at::Tensor& gradient) {

@@ -2,11 +2,15 @@
 #include "scaler/libtorch_optimizer.h"
 
 #include "core/repeat_finder.h"
-#include "scaler/call_step.h"
 #include "scaler/scaler_core.h"
 
+#include <fastamp/autocast/weights_changed.h>
+#include <fastamp/optim/adam.h>
+#include <fastamp/optim/adamw.h>
 #include <fastamp/optim/amp_step_optimizer.h>
 #include <fastamp/optim/fuse.h>
+#include <fastamp/optim/muon.h>
+#include <fastamp/optim/sgd.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_clamp_max.h>
@@ -18,6 +22,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <typeinfo>
 #include <unordered_map>
 #include <utility>
 
@@ -99,6 +104,24 @@ bool shares_gradients(const Optimizer& optimizer) {
   }
   return false;
 }
+
+/// Exactly fastamp's: a derived class may have a step() of its own.
+bool moves_versions(const Optimizer& optimizer) {
+  const auto& type = typeid(optimizer);
+  return type == typeid(optim::SGD) || type == typeid(optim::Adam) ||
+         type == typeid(optim::AdamW) || type == typeid(optim::Muon);
+}
+
+class WeightsChangedAtEnd {
+ public:
+  explicit WeightsChangedAtEnd(const Optimizer& optimizer) : optimizer_(optimizer) {}
+  ~WeightsChangedAtEnd() { weights_changed(optimizer_); }
+  WeightsChangedAtEnd(const WeightsChangedAtEnd&) = delete;
+  WeightsChangedAtEnd& operator=(const WeightsChangedAtEnd&) = delete;
+
+ private:
+  const Optimizer& optimizer_;
+};
 
 }  // namespace
 
@@ -212,6 +235,20 @@ at::Tensor step_with(Optimizer& optimizer, const optim::AmpStep& amp_step) {
   }
   optim::fused_step(optimizer, amp_step);
   return {};
+}
+
+at::Tensor call_step(Optimizer& optimizer, const Optimizer::LossClosure& closure) {
+  if (moves_versions(optimizer)) {
+    return optimizer.step(closure);
+  }
+  const WeightsChangedAtEnd changed(optimizer);
+  if (!closure) {
+    return optimizer.step();
+  }
+  return optimizer.step([&] {
+    weights_changed(optimizer);
+    return closure();
+  });
 }
 
 }  // namespace fastamp::scaler

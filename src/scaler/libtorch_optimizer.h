@@ -63,4 +63,10 @@ bool supports_amp_step(torch::optim::Optimizer& optimizer, bool fuse);
 /// Steps such an optimizer. Called by GradScaler::step().
 at::Tensor step_with(torch::optim::Optimizer& optimizer, const optim::AmpStep& amp_step);
 
+/// Calls optimizer.step(closure) and has the casts of its weights forgotten if they may have been
+/// written without moving version counters, as LibTorch's optimizers write them; also if it throws,
+/// and before each call of the closure, which such an optimizer makes between its writes.
+at::Tensor call_step(torch::optim::Optimizer& optimizer,
+                     const torch::optim::Optimizer::LossClosure& closure = nullptr);
+
 }  // namespace fastamp::scaler

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "scaler/readback.h"
 
-#include "ops/direct.h"
+#include "core/tensor_kind.h"
 #include "scaler/scale_ops.h"
 
 #include <ATen/core/grad_mode.h>
@@ -20,7 +20,7 @@ Readback::Readback(const std::vector<at::Tensor>& numbers) {
     if (is_plain_cpu_scalar(number, at::kFloat)) {
       sources_.push_back({.value = *number.const_data_ptr<float>(), .tensor = {}});
     } else if (!number.device().is_cuda()) {
-      on_demand_ = on_demand_ || number.dim() != 1 || !ops::is_ordinary_cpu(number);
+      on_demand_ = on_demand_ || number.dim() != 1 || !is_ordinary_cpu(number);
       sources_.push_back({.tensor = number.clone()});
     } else {
       auto host = at::empty({number.numel()},

@@ -3,9 +3,9 @@
 
 #include "core/device_copy.h"
 #include "core/kernel_devices.h"
+#include "core/tensor_kind.h"
 #include "core/tensor_version.h"
 #include "kernels/functors/scale_record.h"
-#include "ops/direct.h"
 #include "scaler/functional_values.h"
 
 #include <fastamp/ops/amp_ops.h>
@@ -35,7 +35,7 @@ std::optional<at::Tensor> given(const at::Tensor& tensor) {
 }  // namespace
 
 bool is_plain_cpu_scalar(const at::Tensor& tensor, at::ScalarType dtype) {
-  return ops::is_ordinary_cpu(tensor) && tensor.scalar_type() == dtype && tensor.numel() == 1 &&
+  return is_ordinary_cpu(tensor) && tensor.scalar_type() == dtype && tensor.numel() == 1 &&
          !c10::impl::dispatch_mode_enabled();
 }
 

@@ -2,18 +2,57 @@
 #pragma once
 
 #include "core/dtypes.h"
-#include "optim/amp_step_on.h"
+#include "optim/step_lists.h"
 #include "optim/weight_copies.h"
 #include "optimizer_objects.h"
-#include "python_amp_step.h"
 #include "scaler/gradient_pass.h"
+
+#include <pybind11/pybind11.h>
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <utility>
+#include <vector>
 
+// Steps of Python's optimizers: the AmpStep that a scaler hands over, and the walk over parameters.
 namespace fastamp::python {
+
+/// The Python form of an AmpStep, `fastamp._C.AmpStep`: with its copies on other devices.
+class PythonAmpStep {
+ public:
+  /// @param pass         Over the gradients that the step is for; may be null.
+  /// @param by_position  It lists the gradients that the optimizer's parameters have now, each at
+  ///     the position of its parameter.
+  explicit PythonAmpStep(optim::AmpStep amp_step,
+                         std::shared_ptr<scaler::PassResult> pass = nullptr,
+                         bool by_position = false)
+      : amp_step_(std::move(amp_step)), pass_(std::move(pass)), by_position_(by_position) {}
+
+  const optim::AmpStep& amp_step() const { return amp_step_; }
+  /// The same with its tensors on a device; one copy per device is kept.
+  std::shared_ptr<PythonAmpStep> for_device(c10::Device device);
+  /// The pass that lists the gradients of the parameters; null if they are to be read there. The
+  /// list is good for one step.
+  std::shared_ptr<const scaler::PassResult> take_gradients() {
+    return std::exchange(by_position_, false) ? pass_ : nullptr;
+  }
+  /// Says that code of others runs before the step, which then reads gradients from parameters.
+  void forget_positions() { by_position_ = false; }
+  /// Lets the gradients go when they were stepped.
+  void end() const {
+    if (pass_ != nullptr) {
+      pass_->forget();
+    }
+  }
+
+ private:
+  optim::AmpStep amp_step_;
+  std::shared_ptr<scaler::PassResult> pass_;
+  bool by_position_;
+  std::vector<std::pair<c10::Device, std::shared_ptr<PythonAmpStep>>> copies_;
+};
 
 /// A parameter of a step and what it is looked up by.
 struct StepParam {
