@@ -19,7 +19,7 @@ from pathlib import Path
 from cmake_build import ROOT
 from setup_venv import read_pyproject
 
-CORE_TESTS = ("autocast", "ops", "scaler", "optim", "dropin")
+CORE_TESTS = ("autocast", "float8", "ops", "scaler", "optim", "dropin")
 EXTRAS = ("build", "test")
 
 

@@ -34,7 +34,7 @@ class Optimizer(Protocol):
     _fastamp_pending_amp_step: AmpStep
 
     #: The casts that each step writes beside the weights, or None. Set by
-    #: _fastamp_use_weight_copies; read by csrc/step_gather.cpp.
+    #: _fastamp_use_weight_copies; read by csrc/python_step.cpp.
     _fastamp_weight_copies: _C.WeightCopies | None
 
     #: Whether a parameter is listed twice, which no fused step can do. Set by add_param_group and
@@ -68,7 +68,7 @@ class Optimizer(Protocol):
         """The same, not to be traced. Called by _fastamp_step, outside of dynamo's graphs."""
 
     def _fastamp_prepare(self, param: Tensor, group: dict[str, Any]) -> None:
-        """Makes or completes the state of a parameter. Called by csrc/step_gather.cpp only."""
+        """Makes or completes the state of a parameter. Called by csrc/python_step.cpp only."""
 
     def _fastamp_adopt_state(self, source: dict[str, Any]) -> None:
         """Takes over state of torch's layout. Called by ``__setstate__`` and ``fuse_``."""
@@ -76,7 +76,7 @@ class Optimizer(Protocol):
     def _fastamp_check_stored(self, function: str, options: Mapping[str, Any]) -> None:
         """Refuses options of stored state that there are not.
 
-        Called by constructors, ``fuse_``, add_param_group, loads, and csrc/step_gather.cpp for
+        Called by constructors, ``fuse_``, add_param_group, loads, and csrc/python_step.cpp for
         groups that were edited.
         """
 
@@ -153,7 +153,7 @@ class TorchRegion(Protocol):
 
 
 class ShardedTensor(Protocol):
-    """What csrc/step_gather.cpp and optimizer_objects.cpp read of torch's DTensor."""
+    """What csrc/python_step.cpp and optimizer_objects.cpp read of torch's DTensor."""
 
     #: The tensor that this rank holds: what a fused step writes.
     _local_tensor: Tensor
