@@ -1,20 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "autocast/node_ptr.h"
+
 #include <fastamp/macros.h>
 
 #include <ATen/core/Tensor.h>
 #include <torch/version.h>
 
 #include <cstdint>
-#include <type_traits>
 #include <typeinfo>
-#include <utility>
 
 namespace fastamp::autocast {
-
-/// How this torch holds nodes: std::shared_ptr, later versions c10::intrusive_ptr.
-using NodePtr = std::decay_t<decltype(std::declval<const at::Tensor&>().grad_fn())>;
 
 /// The place of a node among those of a thread: backward passes run the latest node first, and so
 /// sum gradients in this order.

@@ -30,7 +30,7 @@ Float8Outcome float8_outcome(const Float8Shape& shape, const Float8Setting& sett
 enum class Float8Path : std::uint8_t {
   kKernels,    ///< Plain tensors: casts by kernels of our own, and kept.
   kAten,       ///< A tracer or mode sees the ops: the same arithmetic by torch's ops alone.
-  kBaseDtype,  ///< Not in fp8: functorch, tangents, other subclasses, sparse and nested tensors, ...
+  kBaseDtype,  ///< Not in fp8: functorch, tangents, other subclasses, sparse tensors, ...
 };
 
 Float8Path float8_path(const at::Tensor& operand);

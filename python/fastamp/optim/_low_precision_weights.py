@@ -129,8 +129,8 @@ class _LowPrecisionMark:
                 raise NotImplementedError(
                     "AveragedModel: expected a model with float32 weights, got one of "
                     "low_precision_weights_: averages in 16 bits lose what a step adds to them; "
-                    "average the float32 values of "
-                    "LowPrecisionWeights.state_dict(optimizer) (docs/optim.md, low-precision weights)"
+                    "average the float32 values of LowPrecisionWeights.state_dict(optimizer) "
+                    "(docs/optim.md, low-precision weights)"
                 )
             frame = frame.f_back
         return _LowPrecisionMark()
