@@ -137,7 +137,7 @@ def _in_replica(module: Callable[..., Any]) -> Callable[..., Any]:
     """The replica, made to run under this thread's policies and recipes."""
     carried = _carrying(module)
     # A recipe is in force in regions of its base dtype alone.
-    carriers = {
+    base_dtypes = {
         device: torch.get_autocast_dtype(device)
         for device in ("cpu", "cuda")
         if _C.float8_recipe(device) is not None
@@ -145,7 +145,7 @@ def _in_replica(module: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with contextlib.ExitStack() as stack:
-            for device, dtype in carriers.items():
+            for device, dtype in base_dtypes.items():
                 stack.enter_context(torch.autocast(device, dtype=dtype))
             return carried(*args, **kwargs)
 

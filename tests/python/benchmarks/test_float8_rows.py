@@ -66,7 +66,7 @@ def test_the_row_of_weight_copies_casts_no_weight_where_they_are_written():
         assert trace.totals["weight_casts"] == casts
 
 
-def test_a_shape_that_stays_in_the_carrier_says_so():
+def test_a_shape_that_stays_in_the_base_dtype_says_so():
     assert measure(float8.linear_row("cpu", 8, 32, 40), ONCE).facts == {OURS: {"layers in fp8": 0}}
 
 

@@ -272,7 +272,7 @@ def test_ops_of_the_recipe_and_policies_decide():
         assert outcomes(lambda: layer(x)) == [""]
 
 
-def test_excluded_weights_stay_in_the_carrier_until_they_are_released():
+def test_excluded_weights_stay_in_the_base_dtype_until_they_are_released():
     model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 16))
     x = torch.randn(4, 32)
     exclusion = fastamp.float8.exclude(model[1])

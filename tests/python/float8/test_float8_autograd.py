@@ -302,7 +302,7 @@ def test_checkpointing_recomputes_in_fp8(reentrant: bool, inside: bool):
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointing_in_a_carrier_region_within_recomputes_in_the_base_dtype(reentrant: bool):
+def test_checkpointing_in_a_base_dtype_region_within_recomputes_in_the_base_dtype(reentrant: bool):
     layer, x = nn.Linear(32, 48), torch.randn(16, 32, requires_grad=True)
     with float8_region():
         with fastamp.autocast("cpu", float8=False):

@@ -28,7 +28,7 @@ def mesh() -> Iterator[Any]:
     dist.destroy_process_group()
 
 
-def test_dtensors_run_in_the_carrier_with_its_bits_and_the_trace_says_so(mesh: Any):
+def test_dtensors_run_in_the_base_dtype_with_its_bits_and_the_trace_says_so(mesh: Any):
     torch.manual_seed(0)
     weight, x = torch.randn(32, 64), torch.randn(16, 64)
     shard = distribute_tensor(weight.clone(), mesh, [Shard(0)]).requires_grad_()
