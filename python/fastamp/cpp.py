@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the C++ part of this installation lies, for programs that build against it."""
+"""Folders of the C++ part of this installation, for programs that build against it."""
 
 from __future__ import annotations
 

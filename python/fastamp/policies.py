@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What autocast does with ops and modules: see docs/policies.md.
+"""Policies of ops and modules: see docs/policies.md.
 
 Of the process (``set``, ``preset``), of a block of code (``override``), of modules of a model
 (``for_modules``, ``fp32``), and as files (``load``, ``save``).

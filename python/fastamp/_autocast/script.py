@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``torch.jit.script`` needs to know about regions.
+"""Support of ``torch.jit.script`` for regions.
 
 TorchScript compiles a class from the source of its methods and knows autocast by the name of the
 compiled class. Fastamp's have no source, and torch's own have other methods while fastamp is

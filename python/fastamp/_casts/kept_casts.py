@@ -18,7 +18,7 @@ __all__ = ["KeptCasts", "WeightRequest", "drop", "keep", "kept", "weights_of"]
 
 
 class KeptCasts(NamedTuple):
-    """What is kept in the process now.
+    """Numbers of the casts that the process keeps now.
 
     Attributes:
         copies: How many copies of weights there are.

@@ -40,7 +40,7 @@ def start(path: str | os.PathLike[str], at_step: int) -> None:
 
 
 class _InThread(threading.local):
-    """What a thread has done.
+    """Actions of a thread.
 
     Attributes:
         ended_steps: How many steps it has ended.

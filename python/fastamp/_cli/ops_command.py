@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _difference(row: OpTableRow, device: str) -> str:
-    """Says how an op differs from torch's on a device; empty where it does not."""
+    """Returns how an op differs from torch's on a device; empty where it does not."""
     now, default = getattr(row, device), getattr(row, f"{device}_default")
     if now != default:
         return f"torch: {default}"

@@ -24,7 +24,7 @@ def rank_of_process() -> int | None:
 
 
 class OutputFile:
-    """Where a command puts a report later; ``-`` is the standard output.
+    """Destination of a command's report; ``-`` is the standard output.
 
     Of several processes that train together each has a file of its own: ``step.rank1.html``.
 

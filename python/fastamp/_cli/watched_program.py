@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program trains: its models, optimizers and gradient scalers, found while it runs."""
+"""Finds what a running program trains: its models, optimizers and gradient scalers."""
 
 from __future__ import annotations
 

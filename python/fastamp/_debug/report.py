@@ -15,7 +15,7 @@ __all__ = ["PageReport", "Report", "Section", "cards_of", "page", "section_of", 
 
 
 class Report:
-    """What check, inspect, bisect and trace return: its ``str`` is for people."""
+    """Base of what check, inspect, bisect and trace return: its ``str`` is for people."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data."""
@@ -167,7 +167,7 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 
 def cards_of(cards: Iterable[tuple[str, str]]) -> str:
-    """What matters most: numbers, as HTML, and what they are."""
+    """Returns what matters most: numbers, as HTML, and what they are."""
     shown = "".join(
         f'<div class="card"><b>{big}</b><span>{small}</span></div>' for big, small in cards
     )

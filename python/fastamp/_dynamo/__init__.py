@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch.compile, torch.export and recomputation have to know of this thread's state."""
+"""State of this thread that torch.compile, torch.export and recomputation have to carry."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``torch.compile`` needs to know about fastamp."""
+"""Support of ``torch.compile`` for fastamp's classes and policies."""
 
 from __future__ import annotations
 

@@ -87,13 +87,13 @@ def _look_at_guards() -> None:
 
 
 def _cache_key() -> tuple[Any, ...]:
-    """What the graph of a compiled function depends on and its code does not show."""
+    """Returns what the graph of a compiled function depends on and its code does not show."""
     recipes = [str(recipe_numbered(number) if number else None) for number in _C.float8_numbers()]
     return _C.build_info()["version"], recipes
 
 
 def _region_key() -> list[tuple[str, bool, str]]:
-    """Which dtype is in force where."""
+    """Returns the dtype that is in force on each device."""
     return [
         (each, torch.is_autocast_enabled(each), str(torch.get_autocast_dtype(each)))
         for each in autocast_devices()

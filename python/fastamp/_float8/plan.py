@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recipe would do with the linear layers of a model."""
+"""Plans: what a recipe would do with the linear layers of a model."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ class Float8Plan:
 
     @property
     def base_dtype_saved_bytes(self) -> int:
-        """What a region without a recipe keeps for backward of the operands of all products."""
+        """Bytes that a region without a recipe keeps for backward of all products' operands."""
         return sum(row.base_dtype_saved_bytes for row in self.rows)
 
     @property
     def saved_bytes(self) -> int:
-        """What a region with the recipe keeps of them."""
+        """Bytes that a region with the recipe keeps of them."""
         return sum(row.saved_bytes for row in self.rows)
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ def float8_plan(
     recipe: Float8Recipe | None = None,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Float8Plan:
-    """Tells which products of a model a region runs in fp8, and why not the others.
+    """Lists the products of a model that a region runs in fp8, and why not the others.
 
     Runs the forward pass of a copy of the model without values: it takes no GPU, no memory and no
     product. Neither the model, its inputs nor the generators of random numbers change. What the

@@ -20,7 +20,7 @@ __all__ = ["Float8Recipe", "float8_exclude", "float8_recipe"]
 
 @dataclasses.dataclass(frozen=True)
 class Float8Recipe:
-    """How an autocast region runs the products of linear layers in fp8; see docs/float8.md.
+    """Recipe by which an autocast region runs products of linear layers in fp8: docs/float8.md.
 
     Attributes:
         forward_dtype: Format of activations and weights.
@@ -70,7 +70,7 @@ def _check_type(name: str, wanted: str, is_right: bool, recipe: Float8Recipe) ->
 
 
 def fields_of(recipe: Float8Recipe) -> Any:
-    """What native code makes its recipe of."""
+    """Returns the fields that native code makes its recipe of."""
     formats = (recipe.forward_dtype, recipe.grad_dtype)
     return (*formats, recipe.fast_accumulate, recipe.ops, recipe.small_size)
 

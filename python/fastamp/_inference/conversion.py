@@ -36,7 +36,7 @@ _IN_FLOAT8 = "in fp8"
 
 @dataclasses.dataclass(frozen=True)
 class ConvertedParameter:
-    """What :func:`fastamp.inference.convert` did with one parameter.
+    """Result of :func:`fastamp.inference.convert` for one parameter.
 
     Attributes:
         name: As in ``named_parameters()``; of a shared one, the first of its names.
@@ -59,7 +59,7 @@ class ConvertedParameter:
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-    """What :func:`fastamp.inference.convert` did; its ``str`` is a table of it.
+    """Result of :func:`fastamp.inference.convert`; its ``str`` is a table of it.
 
     Attributes:
         dtype: The dtype of the converted parameters.

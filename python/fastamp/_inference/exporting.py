@@ -40,7 +40,7 @@ FORMATS = ("ep", "onnx", "aoti")
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """What :func:`fastamp.inference.export` made; its ``str`` is what export prints.
+    """Result of :func:`fastamp.inference.export`; its ``str`` is what export prints.
 
     Attributes:
         program: The ``torch.export.ExportedProgram``: torch's ops alone, no regions.

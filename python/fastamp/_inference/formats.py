@@ -188,7 +188,7 @@ def _is_fake(tensor: torch.Tensor) -> bool:
 def _compared(
     what: str, runner: Any, program: Any, example: Any, tolerance: float | None = None
 ) -> str:
-    """How far a runtime's results are from those of the program.
+    """Distance of a runtime's results from those of the program.
 
     Raises:
         RuntimeError: Farther than the bound.

@@ -30,7 +30,7 @@ _LOWER = (torch.float16, torch.bfloat16)
 
 @dataclasses.dataclass(frozen=True)
 class GraphTypes:
-    """What :func:`fastamp.inference.export` proved of a graph.
+    """Properties of a graph that :func:`fastamp.inference.export` proved.
 
     Attributes:
         checked: Numbers of nodes that were held against the lists, by policy. Those of policy

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch logs and raises while it exports: whole graphs, in thousands of lines."""
+"""Shortens what torch logs and raises while it exports: graphs, in thousands of lines."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which parameters of a model are read by nothing but ops that autocast casts them for."""
+"""Finds the parameters of a model that only ops read for which autocast casts them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOT_USED = "not used"
 
 
 class Use(NamedTuple):
-    """What a model does with a parameter in a region.
+    """Uses of a parameter in a region.
 
     Attributes:
         reason: Why the parameter has to stay as it is; empty if its cast can take its place.
@@ -58,7 +58,7 @@ def tensors_of(model: torch.nn.Module, buffers: bool = False) -> dict[str, torch
 
 
 def uses_by_type(model: torch.nn.Module, device: str) -> dict[str, Use]:
-    """What parameters are used for, judged by the classes of the modules that own them.
+    """Uses of parameters, judged by the classes of the modules that own them.
 
     Returns:
         For each name of :func:`tensors_of`.
@@ -99,7 +99,7 @@ def uses_by_forward(
     kwargs: Mapping[str, Any],
     buffers: bool = False,
 ) -> dict[str, Use]:
-    """What parameters are used for, seen in a forward pass of the model without values.
+    """Uses of parameters, seen in a forward pass of the model without values.
 
     Where the model cannot run so, it runs as it is, with the inputs. With and without gradients
     being recorded, since modules may take different paths. With the casts in their places the model

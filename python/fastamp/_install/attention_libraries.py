@@ -108,7 +108,7 @@ CALLS: tuple[LibraryCall, ...] = (
 
 
 class _Wrapped(NamedTuple):
-    """What was changed for a call, or why nothing was."""
+    """Change that was made for a call, or why none was."""
 
     patches: Patches
     problem: str
@@ -144,7 +144,7 @@ def unfollow() -> None:
 
 
 def state_of(call: LibraryCall) -> str:
-    """What becomes of a call now, in words for a list."""
+    """Describes what becomes of a call now, in words for a list."""
     if call in _wrapped:
         return _wrapped[call].problem or _own_policy(call) or "in force"
     return "once it is imported" if _following else "off: fastamp's kernels are not registered"
@@ -237,7 +237,7 @@ compiler.when_dynamo_loads(lambda: compiler.trace_as_constant(_counts))
 
 
 def _own_policy(call: LibraryCall) -> str:
-    """Says who gave one of the ops below a policy; empty if nobody did."""
+    """Returns who gave one of the ops below a policy; empty if nobody did."""
     for op in call.ops:
         for device in _DEVICES:
             try:

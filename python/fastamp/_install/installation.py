@@ -106,7 +106,7 @@ def _preparation_data_with_us(name: str) -> dict[str, Any]:
 
 
 class Installation:
-    """What :func:`install` returns; as a context manager it uninstalls at the end of its block.
+    """Result of :func:`install`; as a context manager it uninstalls at the end of its block.
 
     A block that found fastamp installed leaves it installed.
     """

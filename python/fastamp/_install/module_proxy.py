@@ -61,7 +61,7 @@ class Mirror(_C.MirrorBase):
         return sorted({*dir(self.__mirrored__), *self.__replaced__})
 
     def __repr__(self) -> str:
-        """Says what is mirrored."""
+        """Returns what is mirrored."""
         return f"<module {self.__name__!r} over {self.__mirrored__!r}>"
 
 

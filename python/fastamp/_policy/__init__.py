@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What autocast does with ops and modules: the op table, blocks, presets, files."""
+"""Policies of ops and modules: the op table, blocks, presets, files."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which modules of a model patterns name."""
+"""Finds the modules of a model that patterns name."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def ancestors(bare: str) -> list[str]:
 
 
 def applying(patterns: Iterable[str], modules: list[Named]) -> list[tuple[Named, list[str]]]:
-    """Which patterns each module is to be put under, in their order.
+    """Returns the patterns that each module is to be put under, in their order.
 
     Those that name it, but for one that names a module around it and was replaced by another
     pattern in between: in ``{"*": ..., "block": ...}`` the second holds in all of ``block``.

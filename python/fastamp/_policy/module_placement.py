@@ -23,7 +23,7 @@ _ATTRIBUTE = "_fastamp_module_policies"
 
 
 class ModulePolicy:
-    """What a module runs under: a region, op policies, or both.
+    """Setting that a module runs under: a region, op policies, or both.
 
     Modules share it with their copies, so that all are released together.
 
@@ -84,7 +84,7 @@ class _UnderPolicies:
     """
 
     def __init_subclass__(cls) -> None:
-        """Tells nobody: a class of a user's may keep account of its subclasses."""
+        """Notifies nobody: a class of a user's may keep account of its subclasses."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call: Callable[..., Any] = super().__call__  # type: ignore[misc]

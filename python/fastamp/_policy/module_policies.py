@@ -20,7 +20,7 @@ _LOW = (torch.float16, torch.bfloat16)
 
 
 class ModulePolicies(Held):
-    """What :func:`for_modules` returns: ends the policies, also as a context manager.
+    """Result of :func:`for_modules`: ends the policies, also as a context manager.
 
     Attributes:
         names: Names of the modules that each pattern was found to name.
@@ -42,7 +42,7 @@ class ModulePolicies(Held):
         take_from(placed)
 
     def __repr__(self) -> str:
-        """Says how many modules each pattern names."""
+        """Returns how many modules each pattern names."""
         if not self._placed:
             return "<module policies, released>"
         counts = ", ".join(f"{name!r}: {len(found)}" for name, found in self.names.items())
@@ -127,7 +127,7 @@ def for_modules(
 def chosen_policies(
     file: PolicyFile, modules: list[Named]
 ) -> list[tuple[torch.nn.Module, ModulePolicy]]:
-    """Which modules a file puts under which policies.
+    """Modules that a file puts under policies.
 
     Args:
         file: The policies. Patterns may name no module.

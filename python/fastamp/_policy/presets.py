@@ -34,7 +34,7 @@ def preset_policies(name: str, device: str | None) -> dict[str, dict[str, str]]:
 
 
 class Preset(Held):
-    """What :func:`preset` returns: takes the preset back, also as a context manager."""
+    """Result of :func:`preset`: takes the preset back, also as a context manager."""
 
     def __init__(self, name: str, before: list[OpTableRow], devices: Iterable[str]) -> None:
         """Keeps what was before."""

@@ -20,7 +20,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 @dataclass
 class _State:
-    """What is known of an optimizer between its losses."""
+    """State of an optimizer between its losses."""
 
     scalers: dict[int, GradScaler] = field(default_factory=dict)  # by loss_id
     scaled_by: GradScaler | None = None  # whose scale its gradients still carry (delay_unscale)

@@ -236,7 +236,7 @@ def _checked_history(data: Any) -> list[StepRecord]:
 
 
 class Past(NamedTuple):
-    """What a checkpoint tells of past iterations."""
+    """Past iterations, as a checkpoint has them."""
 
     history: list[StepRecord]
     report: OverflowReport | None

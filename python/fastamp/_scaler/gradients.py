@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What native code leaves to Python of an optimizer's gradients."""
+"""Gradients of an optimizer that native code leaves to Python."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def constants_of(optimizer: torch.optim.Optimizer) -> Any:
 
 
 def _keep_for_stream(optimizer: torch.optim.Optimizer, stream: torch.cuda.Stream) -> None:
-    """Says that states, whichever stream they were made on, are used by replays on another.
+    """Notes that states, whichever stream they were made on, are used by replays on another.
 
     Freed states would else be handed out again, on their stream, before a replay has read them.
     """

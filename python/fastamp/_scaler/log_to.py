@@ -53,7 +53,7 @@ def _sender(writer: Any) -> _Send:
 
 
 class StepLog(Held):
-    """What :func:`log_to` returns: passes rows on until it is released, also as a context manager.
+    """Result of :func:`log_to`: passes rows on until it is released, also as a context manager.
 
     Keeps itself in force, and the writer alive, until then. It keeps nothing of a scaler alive.
     """
@@ -146,7 +146,7 @@ class StepLog(Held):
             self._guard.run_always(self.release)
 
     def __repr__(self) -> str:
-        """Says of how many scalers rows come."""
+        """Returns of how many scalers rows come."""
         state = "released" if self._released else f"of {len(self._loggers)} scalers"
         return f"<log_to, {state}>"
 

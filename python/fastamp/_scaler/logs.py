@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who wants to know of native cores of gradient scalers that come into use."""
+"""Listeners to native cores of gradient scalers that come into use."""
 
 from __future__ import annotations
 

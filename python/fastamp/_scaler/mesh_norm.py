@@ -131,7 +131,7 @@ def _local_norm(parameters: list[Tensor], norm_type: float) -> Tensor:
 
 
 def _home(parameters: Sequence[Tensor], groups: list[ShardGroup]) -> torch.device:
-    """Where the sums over ranks are formed: also a rank without gradients takes part."""
+    """Forms the sums over ranks: also a rank without gradients takes part."""
     for parameter in parameters:
         gradient: Any = parameter if parameter.grad is None else parameter.grad
         return torch.device(gradient.device)

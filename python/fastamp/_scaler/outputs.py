@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a gradient scaler is given to scale."""
+"""Outputs that a gradient scaler is given to scale."""
 
 from __future__ import annotations
 

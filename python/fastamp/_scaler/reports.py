@@ -55,7 +55,7 @@ class NonFiniteGradient:
 
 @dataclass(frozen=True)
 class OverflowReport:
-    """What was not finite at the last skipped step. False if no step was skipped."""
+    """Gradients that were not finite at the last skipped step. False if no step was skipped."""
 
     step: int | None = None
     """Number of the iteration, as in :class:`StepRecord`; ``None``: none was skipped."""
@@ -103,11 +103,11 @@ class ZerosOfGradient:
     zeros: int
     """Elements that were 0."""
     elements: int
-    """How many were counted: all of them or a sample, see :class:`UnderflowReport`."""
+    """Elements that were counted: all of them or a sample, see :class:`UnderflowReport`."""
 
 
 class UnderflowReport:
-    """How many gradient elements were 0, at the step that was counted last.
+    """Gradient elements that were 0, at the step that was counted last.
 
     False if no gradients were counted. A gradient that is too small for fp16 arrives as 0. So does
     one that is 0 by nature: of a unit that a ReLU has turned off, of a row of an embedding that the
@@ -139,12 +139,12 @@ class UnderflowReport:
 
     @property
     def range(self) -> _C.NumberRange:
-        """How large all elements that were counted were, the scale in them, by exponents."""
+        """Magnitudes of all elements that were counted, the scale in them, by exponents."""
         return self._native.range
 
     @property
     def elements(self) -> int:
-        """How many elements the gradients have, counted or not."""
+        """Number of elements of the gradients, counted or not."""
         return self._native.elements
 
     def share_of_zeros(self, scale: float | None = None) -> float:
@@ -216,7 +216,7 @@ class UnderflowReport:
 
 
 def _hint(gradients: Iterable[NonFiniteGradient | ZerosOfGradient]) -> list[str]:
-    """Says why parameters have no names, if some have none."""
+    """Returns why parameters have no names, if some have none."""
     return [_GONE] if any(gradient.shape is None for gradient in gradients) else []
 
 

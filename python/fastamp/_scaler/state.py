@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a gradient scaler remembers and tells: checkpoints, copies, past iterations."""
+"""State of a gradient scaler: checkpoints, copies, past iterations and their reports."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class ScalerState(TorchGradScaler):
         return self._synchronized().skipped
 
     def step_was_skipped_for(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Tells :attr:`step_was_skipped` for one optimizer's last step."""
+        """Returns :attr:`step_was_skipped` for one optimizer's last step."""
         if not self._enabled:
             return False
         core = self._synchronized()
@@ -182,7 +182,7 @@ class ScalerState(TorchGradScaler):
         return self._core.scale
 
     def overflow_report(self, named_parameters: Any = None) -> OverflowReport:
-        """Tells which gradients were inf or NaN at the last skipped step.
+        """Reports which gradients were inf or NaN at the last skipped step.
 
         Counting costs nothing while gradients are finite. Gradients of DTensors are counted on
         their own shard; gradients of other tensor subclasses are not counted.
@@ -209,7 +209,7 @@ class ScalerState(TorchGradScaler):
         return make_report(*found, names)
 
     def underflow_report(self, named_parameters: Any = None) -> UnderflowReport:
-        """Tells how many gradient elements were 0, and what another scale would do to them.
+        """Reports how many gradient elements were 0, and what another scale would do to them.
 
         Always on. Counting takes a run over the gradients of its own, so it is done at a few
         iterations: 0, 1, 2, 4 and so on up to 1024, and then each 1024th. The report is of the last
@@ -420,7 +420,7 @@ class ScalerState(TorchGradScaler):
         self._skip_hooks.tell(optimizer, record)
 
     def _notify_of_iteration(self, capturing: bool = False) -> None:
-        """Tells users what is known, at the end of an iteration that may have news."""
+        """Notifies users of what is known, at the end of an iteration that may have news."""
         hooks = getattr(self, "_skip_hooks", None)
         wait = hooks is not None and not capturing and hooks.wait()
         warn_of_overflows(self._core.poll(wait))

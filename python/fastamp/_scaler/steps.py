@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How other libraries and torch's fused optimizers expect to be stepped."""
+"""Steps of other libraries' and torch's fused optimizers, as these expect them."""
 
 from __future__ import annotations
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several packages use and belongs to none of them; and what finds the native part."""
+"""Helpers that several packages use and belong to none of them; the native part's loader."""

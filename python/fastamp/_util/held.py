@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is in force from a call on, and can be ended."""
+"""Handles of settings that are in force from a call on, and can be ended."""
 
 from __future__ import annotations
 

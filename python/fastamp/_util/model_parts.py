@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which models the modules of a running program are parts of."""
+"""Finds the models that the modules of a running program are parts of."""
 
 from __future__ import annotations
 

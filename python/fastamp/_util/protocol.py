@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Optimizer(Protocol):
-    """What an optimizer of fastamp.optim has beside torch's attributes."""
+    """Attributes that an optimizer of fastamp.optim has beside torch's."""
 
     #: Whether there is _fastamp_amp_step, and ``step`` moves the versions of what it writes. Set by
     #: the classes of fastamp.optim, to False by a subclass with a ``step`` of its own. Read by
@@ -102,7 +102,7 @@ class OptimizerState(TypedDict):
 
 
 class Scaler(Protocol):
-    """What csrc/bind_scaler.cpp and python_optimizer.cpp read of a GradScaler.
+    """Attributes of a GradScaler that csrc/bind_scaler.cpp and python_optimizer.cpp read.
 
     The first five and the states are torch's. _scaler/state.py has the others.
     """
@@ -127,7 +127,7 @@ class Scaler(Protocol):
 
 
 class Module(Protocol):
-    """What modules have that fastamp runs under policies or a region of their own."""
+    """Attributes of modules that fastamp runs under policies or a region of their own."""
 
     #: The policies, outermost first. Set and read by _policy/module_placement.py.
     _fastamp_module_policies: tuple[Any, ...]
@@ -141,7 +141,7 @@ class Module(Protocol):
 
 
 class TorchRegion(Protocol):
-    """What csrc/torch_region.cpp reads of a ``torch.autocast`` when fastamp is installed.
+    """Attributes of a ``torch.autocast`` that csrc/torch_region.cpp reads under ``install()``.
 
     Set by torch's constructor; of ``fastamp.autocast`` these are native (csrc/region_type.cpp).
     """
@@ -153,7 +153,7 @@ class TorchRegion(Protocol):
 
 
 class ShardedTensor(Protocol):
-    """What csrc/python_step.cpp and optimizer_objects.cpp read of torch's DTensor."""
+    """Attributes of torch's DTensor that csrc/python_step.cpp and optimizer_objects.cpp read."""
 
     #: The tensor that this rank holds: what a fused step writes.
     _local_tensor: Tensor

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which scale the gradients carry of the backward pass that runs, for those that keep gradients."""
+"""Finds the scale that gradients of the running backward pass carry, for those that keep them."""
 
 from __future__ import annotations
 

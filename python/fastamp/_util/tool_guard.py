@@ -16,7 +16,7 @@ __all__ = ["ToolGuard", "warn_of_fault"]
 
 
 def warn_of_fault(tool: str, error: BaseException, what: str) -> None:
-    """Says that a tool has failed, and what to send. Never raises, whatever the warning filters.
+    """Warns that a tool has failed, and what to send. Never raises, whatever the warning filters.
 
     Args:
         tool: Its name.

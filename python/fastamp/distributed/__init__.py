@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How DistributedDataParallel sums gradients: hooks for ``ddp.register_comm_hook``.
+"""Sums of gradients under DistributedDataParallel: hooks for ``ddp.register_comm_hook``.
 
 And float32 gradients of 16-bit parameters, ``fp32_main_grads``. See docs/distributed.md, which also
 has norms over several processes.

@@ -50,7 +50,7 @@ def decode(message: Tensor) -> Tensor:
 
 
 class _Errors(NamedTuple):
-    """What rounding took from a bucket and has not been sent yet, unscaled, in bfloat16."""
+    """Remainder that rounding took from a bucket and was not sent yet, unscaled, in bfloat16."""
 
     own: Tensor  # Of this rank's gradients, padded to equal shares for all ranks.
     mean: Tensor  # Of the share of the means that this rank computes.
@@ -89,7 +89,7 @@ def _round(
 
 
 class CompressHook:
-    """What :func:`compress_hook` returns; DDP calls it for each bucket. Not thread-safe.
+    """Result of :func:`compress_hook`; DDP calls it for each bucket. Not thread-safe.
 
     Attributes:
         dtype: What gradients are sent in.

@@ -29,7 +29,7 @@ def moment_dtype(group: dict[str, Any]) -> torch.dtype:
 
 
 def group_of_codes(param: Tensor, group: dict[str, Any]) -> int:
-    """How many elements share a scale in a parameter's moments; 0 if they are no codes."""
+    """Returns how many elements share a scale in a parameter's moments; 0 if they are no codes."""
     if group.get("state_dtype") != EIGHT_BITS or group["amsgrad"]:
         return 0
     # The whole shape decides, so that all ranks decide the same. Shards of other dimensions than

@@ -63,7 +63,7 @@ def set_starting_masters(params: Sequence[Tensor], masters: Sequence[Tensor]) ->
 
 
 class FusedOptimizer(torch.optim.Optimizer):
-    """What SGD, Adam, AdamW and Muon have in common: a base beside torch's class of that name."""
+    """Base of SGD, Adam, AdamW and Muon, beside torch's class of that name."""
 
     _fastamp_supports_amp_step: ClassVar[bool] = True
     # Never True, whatever `fused` is: Lightning refuses to clip where it is.

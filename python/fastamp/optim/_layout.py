@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the optimizers store state: torch's fused=True layout, fp32 moments, masters of 16 bits."""
+"""Layout of the optimizers' state: torch's fused=True, fp32 moments, masters of 16 bits."""
 
 from __future__ import annotations
 

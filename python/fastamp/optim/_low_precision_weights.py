@@ -32,7 +32,7 @@ _KEPT_BY_MODEL = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
 
 
 class LowPrecisionWeights:
-    """What :func:`low_precision_weights_` did to a model; its ``str`` is a table.
+    """Result of :func:`low_precision_weights_`; its ``str`` is a table.
 
     Not thread-safe.
 

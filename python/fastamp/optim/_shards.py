@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the local shard of a DTensor lies in the whole tensor."""
+"""Finds where the local shard of a DTensor lies in the whole tensor."""
 
 from __future__ import annotations
 

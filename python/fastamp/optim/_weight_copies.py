@@ -20,7 +20,7 @@ def check_autocast_dtype(function: str, dtype: Any) -> None:
 
 
 def make_weight_copies(dtype: torch.dtype | None) -> _C.WeightCopies | None:
-    """What keeps the weight copies of an optimizer's weights; both end with the optimizer."""
+    """Keeper of the weight copies of an optimizer's weights; both end with the optimizer."""
     if dtype is None:
         return None
     return _C.WeightCopies(dtype)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a bisection has found."""
+"""Report of a bisection."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Fp32Op:
 
 @dataclasses.dataclass(frozen=True)
 class BisectReport(Report):
-    """What :func:`fastamp.debug.bisect` has found.
+    """Report of :func:`fastamp.debug.bisect`.
 
     Agreement of gradients is ``2 a.b / (a.a + b.b)``: the cosine if both are equally long, 1 if
     they are equal, 0 if one is inf or NaN.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a forward and backward pass may change, kept and put back."""
+"""Keeps and puts back what a forward and backward pass may change."""
 
 from __future__ import annotations
 

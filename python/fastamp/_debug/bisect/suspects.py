@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ops of a step may be at fault, how much so, and what they would cost in fp32."""
+"""Suspects: ops of a step that may be at fault, how much so, and their cost in fp32."""
 
 from __future__ import annotations
 

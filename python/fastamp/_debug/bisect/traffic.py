@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long ops would take on a GPU with tensor cores, predicted."""
+"""Predicts times of ops on a GPU with tensor cores."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ __all__ = ["RULES", "CheckReport", "Finding", "Findings", "Rule", "checked_ignor
 
 
 class Rule(NamedTuple):
-    """What is looked for, why it is a mistake, and what to do."""
+    """Rule: what is looked for, why it is a mistake, and what to do."""
 
     name: str
     reason: str
@@ -155,7 +155,7 @@ class Finding:
 
     @property
     def fix(self) -> str:
-        """What to do."""
+        """Returns what to do."""
         return RULES[self.rule].fix
 
 
@@ -194,7 +194,7 @@ _ROWS_OF_A_RULE = 8
 
 @dataclasses.dataclass(frozen=True)
 class CheckReport(Report):
-    """What :func:`fastamp.debug.check` found; true if that is anything. Its ``str`` is for people.
+    """Report of :func:`fastamp.debug.check`; true if it found anything. Its ``str`` is for people.
 
     Attributes:
         findings: In the order of the rules.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What :func:`fastamp.debug.inspect` returns."""
+"""Report of :func:`fastamp.debug.inspect`."""
 
 from __future__ import annotations
 

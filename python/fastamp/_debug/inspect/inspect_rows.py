@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of the ops, gradients and weights of one step."""
+"""Rows of a report: the ops, gradients and weights of one step."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class GradientRow:
 
 @dataclasses.dataclass(frozen=True)
 class WeightRow:
-    """What the optimizer's step did to one parameter.
+    """Effect of the optimizer's step on one parameter.
 
     Attributes:
         name: Of the parameter.
@@ -203,7 +203,7 @@ class WeightRow:
 
 @dataclasses.dataclass(frozen=True)
 class LossScale:
-    """Where the loss scale of a step with fp16 gradients is, and where it may be.
+    """Position of the loss scale of a step with fp16 gradients, and its range.
 
     Of all fp16 tensors that the backward pass made, with the scale in them; shares are those of the
     fp32 twin's numbers, so that what has underflowed counts.

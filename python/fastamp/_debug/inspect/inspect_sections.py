@@ -145,7 +145,7 @@ def _scales(report: StepRows, limit: int) -> Section:  # noqa: ARG001
 
 
 def scale_sentence(report: StepRows) -> str:
-    """Where the scale is and may be, in a sentence."""
+    """Describes where the scale is and may be, in a sentence."""
     found = report.loss_scale
     if found is None:
         return "no fp16 gradients"

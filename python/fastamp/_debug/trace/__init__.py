@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What autocast did: ops, dtypes, casts."""
+"""Traces of what autocast does: ops, dtypes, casts."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class trace(PageReport):  # noqa: N801 (used like torch.no_grad)
 
     @property
     def rows(self) -> list[TraceRow]:
-        """What was recorded so far, in no particular order. May be read while the trace is open."""
+        """Rows recorded so far, in no particular order. May be read while the trace is open."""
         return [TraceRow(**row) for row in self._recorder.rows()]
 
     @property

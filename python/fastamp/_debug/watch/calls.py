@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program calls in a training step: backward, scalers, optimizers, LR schedulers."""
+"""Listens to the calls of a training step: backward, scalers, optimizers, LR schedulers."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ _handles: list[Any] = []
 
 @contextlib.contextmanager
 def listening(listener: CallListener, *, this_thread: bool = False) -> Iterator[None]:
-    """Tells a listener of calls inside the block. May end within a call that it is told of.
+    """Notifies a listener of calls inside the block. May end within a call that it is notified of.
 
     Args:
         listener: Is told.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which module of a model is running, forward and backward."""
+"""Finds the module of a model that is running, forward and backward."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastamp._util.tool_guard import ToolGuard
 
 
 class ModulePath:
-    """Tells the innermost module of a model that is running now.
+    """Finds the innermost module of a model that is running now.
 
     Of a backward pass it is the module whose forward pass made the node. Follows the thread that
     makes it; backward passes on CUDA run on another one while that waits.
@@ -90,7 +90,7 @@ class ModulePath:
         self._backward.clear()
 
     def enter(self, name: str) -> None:
-        """What runs from now on is not a module's: an optimizer's."""
+        """Notes that what runs from now on is no module's, but an optimizer's."""
         self._forward.append(name)
 
     def leave(self) -> None:
@@ -168,7 +168,7 @@ def is_half(value: Any) -> bool:
 
 
 def address(tensor: torch.Tensor) -> int:
-    """Where a tensor's storage begins; 0 if it has none: sparse, fake, of a subclass."""
+    """Returns where a tensor's storage begins; 0 if it has none: sparse, fake, of a subclass."""
     try:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which gradients carry a loss scale."""
+"""Finds the gradients that carry a loss scale."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Fp32Twin:
         return twins
 
     def value_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """What fp32 would have in place of a tensor; None if that is not known."""
+        """Returns what fp32 would have in place of a tensor; None if that is not known."""
         return self._values.get(_key(tensor)) if _is_widened(tensor) else None
 
     def _has_twin(self, call: OpCall) -> bool:
