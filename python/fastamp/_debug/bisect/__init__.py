@@ -279,7 +279,7 @@ class _Search:
         return needed_of(ordered, self._holds, len(cheap))
 
     def _places(self, ops: list[Place]) -> list[Place]:
-        """Returns where in the model ops need fp32; the ops themselves if in most of their places."""
+        """Returns where the model needs fp32; the ops themselves if in most of their places."""
         names = {op for op, _ in ops}
         places: list[Place] = [(e.op, e.module) for e in self._suspects if e.op in names]
         if any(module is None for _, module in places):
