@@ -71,7 +71,7 @@ def scaler_of(dtype: torch.dtype) -> fastamp.GradScaler:
 
 
 def twins(
-    name: str, optimizer: str, dtype: torch.dtype, **options: Any
+    name: str, optimizer: str, dtype: torch.dtype, **lowering: Any
 ) -> tuple[nn.Module, torch.optim.Optimizer, nn.Module, Any, fastamp.optim.LowPrecisionWeights]:
     theirs, ours, options = OPTIMIZERS[optimizer]
     plain, model = seeded(MODELS[name]), seeded(MODELS[name])
@@ -80,7 +80,7 @@ def twins(
         dtype,
         example_inputs=batches(1)[0][0],
         verbose=False,
-        **options,
+        **lowering,
     )
     assert handle.conversion.converted
     return (
