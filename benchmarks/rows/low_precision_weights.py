@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole training by what is stored: lean weights beside torch.amp, with the memory of a run.
+"""Training by what is stored: low-precision weights beside torch.amp, with the memory of a run.
 
 Calculated bytes stand in docs/optim.md; here the allocator counts, with all that a model has beside
-lean weights: embeddings, norms, casts that a region keeps, activations.
+low-precision weights: embeddings, norms, casts that a region keeps, activations.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Layout:
 
     Attributes:
         options: The optimizer's.
-        grads: dtype of the gradients of lean weights; None for weights that are not lean.
+        grads: dtype of the gradients of low-precision weights; None for other weights.
         is_low: Whether all parameters are in 16 bits.
     """
 
@@ -75,7 +75,7 @@ def stored_in(layout: Layout, model: torch.nn.Module, example: Any, **options: A
     Args:
         layout: How.
         model: Changed in place.
-        example: Its input: lean weights are found by a forward pass.
+        example: Its input: such weights are found by a forward pass.
         **options: The optimizer's others.
     """
     if layout.is_low:
