@@ -23,10 +23,10 @@ namespace {
 
 using Optimizer = std::unique_ptr<torch::optim::Optimizer>;
 
-enum class Kind { kTorch, kFused, kOurs };
+enum class Kind { kTorch, kFused, kFastamp };
 
 Optimizer sgd_over(Kind kind, const std::vector<at::Tensor>& parameters) {
-  if (kind == Kind::kOurs) {
+  if (kind == Kind::kFastamp) {
     return std::make_unique<fastamp::optim::SGD>(parameters, fastamp::optim::SGDOptions(1.0));
   }
   auto result = std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(1.0));
@@ -55,7 +55,7 @@ double first(const at::Tensor& tensor) { return tensor.detach().reshape({-1})[0]
 }  // namespace
 
 TEST_CASE("unscale_: a module registered twice is unscaled once", "[scaler]") {
-  const auto kind = GENERATE(Kind::kTorch, Kind::kFused, Kind::kOurs);
+  const auto kind = GENERATE(Kind::kTorch, Kind::kFused, Kind::kFastamp);
   Tied model;
   REQUIRE(model.parameters().size() == 2);
   const auto optimizer = sgd_over(kind, model.parameters());
@@ -68,7 +68,7 @@ TEST_CASE("unscale_: a module registered twice is unscaled once", "[scaler]") {
 }
 
 TEST_CASE("step: a tied weight is stepped once by fused steps, twice by LibTorch's", "[scaler]") {
-  const auto kind = GENERATE(Kind::kTorch, Kind::kFused, Kind::kOurs);
+  const auto kind = GENERATE(Kind::kTorch, Kind::kFused, Kind::kFastamp);
   const bool by_group = GENERATE(false, true);
   auto weight = parameter_with(8.0F, 5000);
   auto other = parameter_with(8.0F, 3);
@@ -88,7 +88,7 @@ TEST_CASE("step: a tied weight is stepped once by fused steps, twice by LibTorch
 }
 
 TEST_CASE("clip_grad_norm_: a gradient listed twice counts and is clipped once", "[scaler]") {
-  const auto kind = GENERATE(Kind::kTorch, Kind::kFused, Kind::kOurs);
+  const auto kind = GENERATE(Kind::kTorch, Kind::kFused, Kind::kFastamp);
   const double norm_type = GENERATE(2.0, 1.0);
   const bool enabled = GENERATE(true, false);
   const float scale = enabled ? 4.0F : 1.0F;
@@ -105,7 +105,7 @@ TEST_CASE("clip_grad_norm_: a gradient listed twice counts and is clipped once",
 }
 
 TEST_CASE("step: parameters that share a gradient are each stepped by it", "[scaler]") {
-  const auto kind = GENERATE(Kind::kTorch, Kind::kFused, Kind::kOurs);
+  const auto kind = GENERATE(Kind::kTorch, Kind::kFused, Kind::kFastamp);
   const auto clip = GENERATE(0, 1, 2);
   const bool unscaled = GENERATE(false, true);
   std::vector<at::Tensor> parameters{parameter_with(12.0F, 1), parameter_with(0.0F, 1),
@@ -146,7 +146,7 @@ TEST_CASE("unscale_: a sparse gradient that comes twice is unscaled once", "[sca
 }
 
 TEST_CASE("step: a sparse gradient of a parameter listed twice is stepped once", "[scaler]") {
-  const auto kind = GENERATE(Kind::kFused, Kind::kOurs);
+  const auto kind = GENERATE(Kind::kFused, Kind::kFastamp);
   auto table = at::ones({4}).requires_grad_(true);
   const auto indices = at::tensor({1, 1}, at::kLong).reshape({1, 2});
   table.mutable_grad() = at::sparse_coo_tensor(indices, at::tensor({8.0F, 24.0F}), {4});
@@ -157,7 +157,7 @@ TEST_CASE("step: a sparse gradient of a parameter listed twice is stepped once",
 }
 
 TEST_CASE("overflow_report: a gradient that comes twice is told of once", "[scaler]") {
-  const auto kind = GENERATE(Kind::kTorch, Kind::kOurs);
+  const auto kind = GENERATE(Kind::kTorch, Kind::kFastamp);
   auto weight = parameter_with(std::numeric_limits<float>::infinity());
   const auto optimizer = sgd_over(kind, {weight, parameter_with(1.0F), weight});
   auto scaler = started(cpu_options());
