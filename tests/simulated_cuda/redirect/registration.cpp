@@ -74,9 +74,15 @@ void refuse(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/,
   TORCH_CHECK_NOT_IMPLEMENTED(false, "simulated CUDA: ", op.operator_name(), " is not simulated");
 }
 
+/// Is the operator made of others for all devices, but for a kernel of each that it calls itself?
+bool hides_kernel(const c10::OperatorName& name) {
+  return name.name == "aten::ldexp" || name.name == "aten::ldexp_";
+}
+
 /// Is the operator cuDNN's, and does it compute? Where weights lie, runtime/cudnn.cpp says.
 bool computes_by_cudnn(const c10::OperatorName& name) {
   return name.name.find("cudnn") != std::string::npos &&
+         name.name.find("_use_") == std::string::npos &&
          name.name != "aten::_cudnn_rnn_flatten_weight";
 }
 
@@ -102,7 +108,8 @@ void redirect(const c10::OperatorHandle& op) {
     add_for(name, DispatchKey::SparseCUDA,
             c10::KernelFunction::makeFromBoxedFunction<&run_operator>());
   }
-  if (!op.hasKernelForDispatchKey(DispatchKey::CUDA) || stays(op)) {
+  const bool has_cuda = op.hasKernelForDispatchKey(DispatchKey::CUDA) || hides_kernel(name);
+  if (!has_cuda || stays(op)) {
     return;
   }
   if (op.hasComputedKernelForDispatchKey(DispatchKey::CPU)) {
