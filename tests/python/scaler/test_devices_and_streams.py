@@ -78,7 +78,7 @@ OURS = Library(fastamp.GradScaler, fastamp.autocast, torch.optim)
 FUSED = Library(fastamp.GradScaler, fastamp.autocast, fastamp.optim)
 
 
-def loss_of(model: Halves, library: Library, place: Place, x: torch.Tensor, y: torch.Tensor) -> Any:
+def loss_of(model: Halves, library: Library, x: torch.Tensor, y: torch.Tensor) -> Any:
     with library.autocast("cuda", dtype=torch.float16):
         output = model(x)
     return (output.float() - y).square().mean()
@@ -107,10 +107,10 @@ def train(library: Library, optimizer_name: str, place: Place, *, clip: bool, in
             if place.side_forward:
                 side.wait_stream(main)
                 with torch.cuda.stream(side):
-                    loss = loss_of(model, library, place, x, y)
+                    loss = loss_of(model, library, x, y)
                 main.wait_stream(side)
             else:
-                loss = loss_of(model, library, place, x, y)
+                loss = loss_of(model, library, x, y)
             scaler.scale(loss).backward()
             if step == 2:
                 getattr(model, inf_in).weight.grad[0, 0] = torch.inf

@@ -105,6 +105,6 @@ def test_what_cublas_takes_is_asked_for():
     if torch.cuda.get_device_capability() < (10, 0):
         with pytest.raises(RuntimeError, match="rows in fp8 by columns"):
             torch._scaled_mm(a, a.t().contiguous(), one, one, out_dtype=BF16)
+    bias = torch.zeros(16, device="cuda")
     with pytest.raises(RuntimeError, match="no bias in that dtype"):
-        bias = torch.zeros(16, device="cuda")
         torch._scaled_mm(a, columns, one, one, bias=bias, out_dtype=BF16)
