@@ -155,7 +155,6 @@ def test_cuda_case_gives_torchs_dtype_and_bits_on_a_gpu(dtype: torch.dtype):
 
 
 @pytest.mark.cuda
-@pytest.mark.needs_real_gpu("cuDNN, which torch's own autocast of RNNs asks for a layout")
 @pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "fp16"])
 @pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
 def test_cudnn_rnn_gives_torchs_bits_and_gradients_on_a_gpu(kind: Any, dtype: torch.dtype):

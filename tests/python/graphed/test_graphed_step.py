@@ -254,6 +254,58 @@ def test_dropout_differs_from_replay_to_replay():
     assert len({step(*sample).item() for _ in range(5)}) > 1
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("stream", ["that of the capture", "another"])
+@pytest.mark.parametrize("current", [0, 1])
+def test_a_step_of_a_device_that_is_not_current_replayed_on_any_stream(current, stream):
+    there = "cuda:1"
+    theirs = make(there)
+    ours = make(there)
+    with torch.cuda.device(current):
+        step = fastamp.cuda.graphed_step(ours[0], loss_fn, *ours[1:], next(batches(there, 1)))
+        of_device = torch.cuda.current_stream(there)
+        side = of_device if stream == "that of the capture" else torch.cuda.Stream(there)
+        losses = []
+        for index, batch in enumerate(batches(there, 8)):
+            overflows = index == 3
+            if overflows:
+                batch[0][0] = torch.inf
+            with fastamp.autocast("cuda"):
+                loss = loss_fn(theirs[0](batch[0]), batch[1])
+            theirs[1].zero_grad()
+            theirs[2].scale(loss).backward()
+            theirs[2].step(theirs[1])
+            theirs[2].update()
+            side.wait_stream(of_device)
+            with torch.cuda.stream(side), torch.cuda.device(current):
+                losses.append((step(*batch), loss))
+            of_device.wait_stream(side)
+            if overflows:  # running means of both are NaN now
+                for module in (ours[0][1], theirs[0][1]):
+                    module.reset_running_stats()
+    torch.cuda.synchronize(there)
+    for mine, other in losses:
+        assert bits(mine) == bits(other.detach())
+    for mine, other in zip(ours[0].parameters(), theirs[0].parameters(), strict=True):
+        assert torch.equal(mine, other)
+    assert ours[2].state_dict() == theirs[2].state_dict()
+
+
+@pytest.mark.cuda
+def test_inputs_from_the_host_and_of_other_sizes():
+    model, optimizer, scaler = make("cuda")
+    twin, twins_optimizer, twins_scaler = make("cuda")
+    (sample,) = batches("cuda", 1)
+    step = fastamp.cuda.graphed_step(model, loss_fn, optimizer, scaler, sample)
+    same = fastamp.cuda.graphed_step(twin, loss_fn, twins_optimizer, twins_scaler, sample)
+    for x, y in batches("cpu", 4):
+        with pytest.raises(ValueError, match=r"expected a tensor of shape \(8, 6\)"):
+            step(x[:5], y[:5])  # the last batch of an epoch
+        loss = step(x, y)  # copied by the step
+        assert bits(loss) == bits(same(x.cuda(), y.cuda()))
+
+
 def fused_with(scheduler: Any, **options: Any) -> tuple[Any, Any]:
     optimizer = fastamp.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9)
     for group in optimizer.param_groups:

@@ -27,8 +27,11 @@ devices = pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_train_to_the_same_bits_without_casting_a_weight(name, dtype, device):
+    def train(autocast_dtype):
+        return Training(name, "AdamW", DTYPES[dtype], autocast_dtype, device)
+
     def run(autocast_dtype):
-        return Training(name, "AdamW", DTYPES[dtype], autocast_dtype, device).steps(5)
+        return train(autocast_dtype).steps(5)
 
     try:
         theirs = run(None)
@@ -41,7 +44,14 @@ def test_models_train_to_the_same_bits_without_casting_a_weight(name, dtype, dev
     # The first step asks for the weights, the second region's casts become their weight copies.
     # (Recomputation finds them already.)
     assert ours.weight_casts[0] == theirs.weight_casts[-1] >= ours.weight_casts[1] > 0
-    assert ours.weight_casts[2:] == [0, 0, 0]
+    always = casts_into_buffers(train(None).model) if device == "cuda" else 0
+    assert ours.weight_casts[2:] == [always] * 3
+
+
+def casts_into_buffers(model):
+    """cuDNN takes a recurrent layer's weights in a buffer of its own, new in each region."""
+    layers = [module for module in model.modules() if isinstance(module, torch.nn.RNNBase)]
+    return sum(len(list(layer.parameters())) for layer in layers)
 
 
 @devices

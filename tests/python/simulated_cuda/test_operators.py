@@ -112,7 +112,19 @@ def test_every_operator_of_torchs_list_gives_the_cpus_result():
             wrong.append(f"{op.name}: {str(error)[:200]}")
     assert not wrong, "\n".join(wrong)
     assert compared >= 350
-    assert len(unable) <= 60, "\n".join(unable)
+    assert {name.partition(":")[0] for name in unable} <= UNABLE, "\n".join(unable)
+
+
+# Code that is compiled at run time, arguments that must be on the CPU, a layout that is refused.
+UNABLE = {
+    "jiterator_unary",
+    "jiterator_binary",
+    "jiterator_4inputs_with_extra_args",
+    "jiterator_binary_return_by_ref",
+    "jiterator_2inputs_2outputs",
+    "tensor_split",
+    "sparse.mm",
+}
 
 
 # Results that are drawn, or memory as it was.

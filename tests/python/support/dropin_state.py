@@ -46,6 +46,7 @@ def use_cuda_once(test: Any) -> None:
     """
     if test.get_closest_marker("cuda") is not None and torch.cuda.is_available():
         torch.cuda.init()
+        torch.cuda.device_count()  # which keeps it from then on
 
 
 def dropin_objects() -> dict[tuple[str, str], Any]:

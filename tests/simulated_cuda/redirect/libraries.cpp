@@ -2,15 +2,17 @@
 //
 // Operators of cuDNN, and of torch's CUDA part, by torch's other operators.
 //
-// Stands for: convolution, batch normalisation, softmax that makes fp32 of 16 bits. Does not stand
-// for: cuDNN's choice of algorithms, its numerics, its other operators; the fused kernels for
+// Stands for: convolution, batch normalisation, softmax that makes fp32 of 16 bits, what cuBLAS
+// takes of products in fp8. Does not stand for: cuDNN's choice of algorithms, its numerics, its other operators; the fused kernels for
 // attention, which are switched off: attention is products and softmax.
 #include "simulated_cuda/redirect/libraries.h"
 
 #include "simulated_cuda/redirect/operators.h"
 
 #include <ATen/ATen.h>
+#include <ATen/cuda/CUDAContext.h>
 
+#include <cstdint>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -79,12 +81,53 @@ Tensor log_softmax_backward(const Tensor& gradient, const Tensor& output, int64_
   return softmax_backward_of("aten::_log_softmax_backward_data", gradient, output, dim, dtype);
 }
 
+bool has_rows(const Tensor& matrix) {
+  return matrix.stride(1) == 1 && matrix.stride(0) >= matrix.size(1);
+}
+
+bool is_aligned(const Tensor& matrix) {
+  constexpr int64_t kBytes = 16;
+  return reinterpret_cast<std::intptr_t>(matrix.const_data_ptr()) % kBytes == 0 &&
+         matrix.size(0) % kBytes == 0 && matrix.size(1) % kBytes == 0;
+}
+
+/// Products in fp8: those of the CPU take more than cuBLAS does.
+void run_scaled_product(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                        torch::jit::Stack* stack) {
+  constexpr int kFirstCapability = 89;
+  constexpr int kAnyLayout = 100;
+  const auto given = stack->end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
+  const Tensor a = given[0].toTensor();
+  const Tensor b = given[1].toTensor();
+  const auto bias = given[4].toOptional<Tensor>();
+  const auto dtype = given[6].toOptional<at::ScalarType>().value_or(a.scalar_type());
+  const auto* const device = at::cuda::getDeviceProperties(a.device().index());
+  const int capability = 10 * device->major + device->minor;
+  TORCH_CHECK(capability >= kFirstCapability, "simulated CUDA: no fp8 on ", device->major, ".",
+              device->minor);
+  TORCH_CHECK(at::isFloat8Type(a.scalar_type()) && at::isFloat8Type(b.scalar_type()) &&
+                  (a.scalar_type() == at::kFloat8_e4m3fn || b.scalar_type() == at::kFloat8_e4m3fn),
+              "simulated CUDA: cuBLAS multiplies no ", a.scalar_type(), " by ", b.scalar_type());
+  TORCH_CHECK(capability >= kAnyLayout || (has_rows(a) && has_rows(b.t())),
+              "simulated CUDA: cuBLAS multiplies rows in fp8 by columns, got strides ", a.strides(),
+              " and ", b.strides());
+  TORCH_CHECK(a.size(1) % 16 == 0 && is_aligned(b.t()),
+              "simulated CUDA: cuBLAS wants multiples of 16 in fp8, got ", a.sizes(), " and ",
+              b.sizes());
+  TORCH_CHECK(!bias || !bias->defined() ||
+                  (dtype != at::kFloat &&
+                   bias->scalar_type() == (dtype == at::kHalf ? at::kHalf : at::kBFloat16)),
+              "simulated CUDA: cuBLAS adds no bias in that dtype to a product in ", dtype);
+  run_operator(op, keys, stack);
+}
+
 }  // namespace
 
 void register_libraries(Register add) {
   using c10::KernelFunction;
   add("aten::_convolution", KernelFunction::makeFromBoxedFunction<&run_convolution>());
   add("aten::convolution_backward", KernelFunction::makeFromBoxedFunction<&run_convolution>());
+  add("aten::_scaled_mm", KernelFunction::makeFromBoxedFunction<&run_scaled_product>());
   add("aten::copy_", KernelFunction::makeFromBoxedFunction<&run_copy>());
   add("aten::cudnn_batch_norm", KernelFunction::makeFromUnboxedRuntimeFunction(&batch_norm));
   add("aten::cudnn_batch_norm_backward",

@@ -2,15 +2,14 @@
 //
 // Recurrent layers: cuDNN's RNNs, and the fused LSTM and GRU cells.
 //
-// Stands for: results and gradients of torch's own layers; the one buffer that cuDNN keeps weights
-// in. The backward pass computes the forward pass again. Does not stand for: cuDNN's order of
-// weights in that buffer, and its numerics.
+// Stands for: results and gradients of torch's own layers. The backward pass computes the forward
+// pass again. What surrounds that is torch's code for CUDA, which puts weights where
+// runtime/cudnn.cpp says. Does not stand for: cuDNN's numerics, projections.
 #include "simulated_cuda/redirect/libraries.h"
 #include "simulated_cuda/redirect/operators.h"
 #include "simulated_cuda/redirect/random.h"
 
 #include <ATen/ATen.h>
-#include <ATen/native/RNN.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <array>
@@ -82,9 +81,15 @@ Tensor on_cpu(const MaybeTensor& tensor) { return is_given(tensor) ? tensor->cpu
 Tensor like(const Tensor& result, const Tensor& on) {
   return result.defined() ? result.detach().to(on.device()) : Tensor();
 }
-Tensors on_cpu(at::TensorList tensors) {
+/// The weights in the shapes of layers: torch's autocast has them as columns of cuDNN's buffer.
+Tensors weights_on_cpu(const Layers& layers, at::TensorList weights, int64_t hidden) {
+  const int64_t gates = layers.mode == kLstm ? 4 : layers.mode == kGru ? 3 : 1;
   Tensors made;
-  for (const Tensor& tensor : tensors) made.push_back(tensor.cpu());
+  for (const Tensor& weight : weights) {
+    const bool is_bias = static_cast<int64_t>(made.size()) % layers.weights_per_layer >= 2;
+    const Tensor matrix = weight.cpu().reshape({gates * hidden, -1});
+    made.push_back(is_bias ? matrix.flatten() : matrix);
+  }
   return made;
 }
 
@@ -100,7 +105,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> rnn(
   const auto seed = next_seed({}, input.device().index(), false);
   const CpuSeed seeded(seed);
   const Results results =
-      run_layers(layers, input.cpu(), on_cpu(weights), hidden.cpu(), on_cpu(cell));
+      run_layers(layers, input.cpu(), weights_on_cpu(layers, weights, hidden.size(2)), hidden.cpu(),
+                 on_cpu(cell));
   const Tensor reserve = at::tensor({static_cast<int64_t>(seed)}, at::kLong).to(input.device());
   const Tensor no_cell = at::empty({0}, input.options());
   return {like(results.output, input), like(results.hidden, input),
@@ -126,7 +132,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensors> rnn_backward(
   Tensors inputs = {leaf(input.cpu()), leaf(hidden.cpu())};
   if (mode == kLstm) inputs.push_back(leaf(on_cpu(cell)));
   const auto states = static_cast<std::ptrdiff_t>(inputs.size());
-  for (const Tensor& weight : weights) inputs.push_back(leaf(weight.cpu()));
+  for (Tensor& weight : weights_on_cpu(layers, weights, hidden.size(2))) {
+    inputs.push_back(leaf(std::move(weight)));
+  }
   const CpuSeed seeded(static_cast<std::uint64_t>(reserve.cpu().item<int64_t>()));
   // The dispatcher leaves autograd off for kernels.
   const c10::impl::ForceDispatchKeyGuard autograd(
@@ -151,116 +159,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensors> rnn_backward(
                                              /*create_graph=*/false, /*allow_unused=*/true);
   Tensors of_weights;
   for (auto i = static_cast<std::size_t>(states); i < made.size(); ++i) {
-    of_weights.push_back(like(made[i], input));
+    const auto& weight = weights[i - static_cast<std::size_t>(states)];
+    of_weights.push_back(like(made[i].reshape(weight.sizes()), input));
   }
   return {like(made[0], input), like(made[1], input),
           mode == kLstm ? like(made[2], input) : Tensor(), of_weights};
-}
-
-/// Puts all weights into one buffer, one behind the other.
-Tensor flatten_weight(at::TensorList weights, int64_t /*weights_per_layer*/,
-                      c10::SymInt /*input_size*/, int64_t /*mode*/, c10::SymInt /*hidden_size*/,
-                      c10::SymInt /*proj_size*/, int64_t /*count*/, bool /*batch_first*/,
-                      bool /*bidirectional*/) {
-  Tensors flat;
-  for (const Tensor& weight : weights) flat.push_back(weight.detach().reshape({-1}));
-  const Tensor buffer = at::cat(flat);
-  const at::NoGradGuard no_gradients;
-  int64_t at = 0;
-  for (const Tensor& weight : weights) {
-    const std::vector<int64_t> sizes = weight.sizes().vec();
-    weight.set_(buffer.narrow(0, at, weight.numel()).view(sizes));
-    at += weight.numel();
-  }
-  return buffer;
 }
 
 Tensor dropout_state(double /*dropout*/, bool /*train*/, int64_t /*seed*/,
                      std::optional<at::ScalarType> dtype, std::optional<at::Layout> /*layout*/,
                      std::optional<at::Device> device, std::optional<bool> /*pin_memory*/) {
   return at::empty({0}, at::TensorOptions().dtype(dtype).device(device));
-}
-
-// -- what torch's layers call for cuDNN: torch's own code asks cuDNN for the buffer's layout --
-
-struct Given {
-  const Tensor& input;
-  c10::SymIntArrayRef batch_sizes;
-  at::TensorList weights;
-  bool biased;
-  int64_t count;
-  double dropout;
-  bool train;
-  bool bidirectional;
-  bool batch_first;
-};
-
-Results call_rnn(const Given& given, int64_t mode, const Tensor& hidden, const Tensor& cell) {
-  auto [output, hy, cy, reserve, buffer] = at::_cudnn_rnn_symint(
-      given.input, given.weights, given.biased ? 4 : 2, {}, hidden,
-      cell.defined() ? MaybeTensor(cell) : MaybeTensor(), mode, hidden.sym_size(2), 0, given.count,
-      given.batch_first, given.dropout, given.train, given.bidirectional, given.batch_sizes, {});
-  return {output, hy, cy};
-}
-
-std::vector<c10::SymInt> sizes_of(const Tensor& batch_sizes) {
-  const Tensor on_host = batch_sizes.cpu().contiguous();
-  const auto* const begin = on_host.const_data_ptr<int64_t>();
-  return {begin, begin + on_host.numel()};
-}
-
-void lstm(Tensor& output, Tensor& hy, Tensor& cy, const Tensor& input, at::TensorList state,
-          at::TensorList weights, bool biased, int64_t count, double dropout, bool train,
-          bool bidirectional, bool batch_first) {
-  const Given given{input, {}, weights, biased, count, dropout, train, bidirectional, batch_first};
-  const Results results = call_rnn(given, kLstm, state[0], state[1]);
-  output = results.output;
-  hy = results.hidden;
-  cy = results.cell;
-}
-
-void packed_lstm(Tensor& output, Tensor& hy, Tensor& cy, const Tensor& input,
-                 const Tensor& batch_sizes, at::TensorList state, at::TensorList weights,
-                 bool biased, int64_t count, double dropout, bool train, bool bidirectional) {
-  const auto sizes = sizes_of(batch_sizes);
-  const Given given{input, sizes, weights, biased, count, dropout, train, bidirectional, false};
-  const Results results = call_rnn(given, kLstm, state[0], state[1]);
-  output = results.output;
-  hy = results.hidden;
-  cy = results.cell;
-}
-
-template <int64_t kMode>
-void plain(Tensor& output, Tensor& hy, const Tensor& input, const Tensor& hidden,
-           at::TensorList weights, bool biased, int64_t count, double dropout, bool train,
-           bool bidirectional, bool batch_first) {
-  const Given given{input, {}, weights, biased, count, dropout, train, bidirectional, batch_first};
-  const Results results = call_rnn(given, kMode, hidden, {});
-  output = results.output;
-  hy = results.hidden;
-}
-
-template <int64_t kMode>
-void packed(Tensor& output, Tensor& hy, const Tensor& input, const Tensor& batch_sizes,
-            const Tensor& hidden, at::TensorList weights, bool biased, int64_t count,
-            double dropout, bool train, bool bidirectional) {
-  const auto sizes = sizes_of(batch_sizes);
-  const Given given{input, sizes, weights, biased, count, dropout, train, bidirectional, false};
-  const Results results = call_rnn(given, kMode, hidden, {});
-  output = results.output;
-  hy = results.hidden;
-}
-
-void replace_layers() {
-  using namespace at::native;
-  lstm_cudnn_stub.set_cuda_dispatch_ptr(&lstm);
-  lstm_packed_cudnn_stub.set_cuda_dispatch_ptr(&packed_lstm);
-  gru_cudnn_stub.set_cuda_dispatch_ptr(&plain<kGru>);
-  gru_packed_cudnn_stub.set_cuda_dispatch_ptr(&packed<kGru>);
-  rnn_tanh_cudnn_stub.set_cuda_dispatch_ptr(&plain<kTanhRnn>);
-  rnn_tanh_packed_cudnn_stub.set_cuda_dispatch_ptr(&packed<kTanhRnn>);
-  rnn_relu_cudnn_stub.set_cuda_dispatch_ptr(&plain<kReluRnn>);
-  rnn_relu_packed_cudnn_stub.set_cuda_dispatch_ptr(&packed<kReluRnn>);
 }
 
 // -- cells --
@@ -329,12 +238,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tenso
 }  // namespace
 
 void register_recurrent(Register add) {
-  replace_layers();
   using c10::KernelFunction;
   add("aten::_cudnn_rnn", KernelFunction::makeFromUnboxedRuntimeFunction(&rnn));
   add("aten::_cudnn_rnn_backward", KernelFunction::makeFromUnboxedRuntimeFunction(&rnn_backward));
-  add("aten::_cudnn_rnn_flatten_weight",
-      KernelFunction::makeFromUnboxedRuntimeFunction(&flatten_weight));
   add("aten::_cudnn_init_dropout_state",
       KernelFunction::makeFromUnboxedRuntimeFunction(&dropout_state));
   add("aten::_thnn_fused_lstm_cell", KernelFunction::makeFromUnboxedRuntimeFunction(&lstm_cell));

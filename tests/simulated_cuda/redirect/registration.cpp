@@ -68,6 +68,24 @@ bool stays_sparse(const c10::OperatorHandle& op) {
   return names.count(toString(op.operator_name())) != 0 || stays(op);
 }
 
+/// Stands in for operators of cuDNN that have no kernel for the CPU.
+void refuse(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/,
+            torch::jit::Stack* /*stack*/) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "simulated CUDA: ", op.operator_name(), " is not simulated");
+}
+
+/// Is the operator made of others for all devices, but for a kernel of each that it calls itself?
+bool hides_kernel(const c10::OperatorName& name) {
+  return name.name == "aten::ldexp" || name.name == "aten::ldexp_";
+}
+
+/// Is the operator cuDNN's, and does it compute? Where weights lie, runtime/cudnn.cpp says.
+bool computes_by_cudnn(const c10::OperatorName& name) {
+  return name.name.find("cudnn") != std::string::npos &&
+         name.name.find("_use_") == std::string::npos &&
+         name.name != "aten::_cudnn_rnn_flatten_weight";
+}
+
 struct Quiet final : c10::WarningHandler {
   void process(const c10::Warning& /*warning*/) override {}
 };
@@ -90,11 +108,14 @@ void redirect(const c10::OperatorHandle& op) {
     add_for(name, DispatchKey::SparseCUDA,
             c10::KernelFunction::makeFromBoxedFunction<&run_operator>());
   }
-  if (!op.hasKernelForDispatchKey(DispatchKey::CUDA) || stays(op)) {
+  const bool has_cuda = op.hasKernelForDispatchKey(DispatchKey::CUDA) || hides_kernel(name);
+  if (!has_cuda || stays(op)) {
     return;
   }
   if (op.hasComputedKernelForDispatchKey(DispatchKey::CPU)) {
     add_for(name, DispatchKey::CUDA, c10::KernelFunction::makeFromBoxedFunction<&run_operator>());
+  } else if (computes_by_cudnn(name)) {
+    add_for(name, DispatchKey::CUDA, c10::KernelFunction::makeFromBoxedFunction<&refuse>());
   } else if (traces()) {
     std::fprintf(stderr, "simulated CUDA: %s has no kernel for the CPU\n", toString(name).c_str());
   }
