@@ -77,6 +77,7 @@ STEPS = (
     Step("committed", "nothing that is not committed", uncommitted),
     Step("lint", "formatters, linters, type checks", _make("lint")),
     Step("test", "all C++ and Python tests", _make("test-all")),
+    Step("torch-watch", "torch's code is as somebody has looked at it", _make("torch-watch")),
     Step("emulate-long", "CUDA kernels on the CPU, all cases", _make("emulate-long")),
     Step("asan", "C++ tests under AddressSanitizer", _preset("asan")),
     Step("tsan", "C++ tests under ThreadSanitizer", _preset("tsan")),
