@@ -14,7 +14,7 @@ import fastamp
 from support.autocast_state import torch_state
 
 BF16, FP16 = torch.bfloat16, torch.float16
-# Small integers: the sum of a weight's gradients is exact in any order, which torch does not promise.
+# Small integers: any order of summing the gradients of a weight is exact, and torch promises none.
 W = torch.nn.Parameter(torch.arange(64.0).reshape(8, 8) % 5 - 2)
 X = torch.arange(64.0).reshape(8, 8) % 7 - 3
 
