@@ -92,6 +92,11 @@ STEPS = (
         "the wheel in fresh environments",
         _make("wheel-test", f"TORCHES={' '.join(IN_WHEEL)}"),
     ),
+    Step(
+        "wheel-twice",
+        "two builds in two folders give the same bytes",
+        [sys.executable, "tools/wheel_twice.py"],
+    ),
     Step("mutants", "breaks of the CUDA kernels are noticed", _make("mutants")),
     Step("docs", "the site, without a warning", _make("docs")),
     Step("demo", "training in all precisions, both languages", _make("demo")),
