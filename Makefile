@@ -16,6 +16,7 @@ SEEDS ?=
 CATCH2_INCLUDE ?=
 FASTAMP_CUDA ?=
 TORCHES ?= 2.10.0 2.11.0 2.15.0
+WATCHED ?= 2.10.0 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
 PYTHONS ?= 3.10 3.11 3.12 3.13 3.14
 
 ifeq ($(VENV),none)
@@ -45,7 +46,7 @@ RUN := $(PY) tools/with_cpu_isa.py --cache build/cpu_isa.json --
 
 TESTS = $(RUN) $(PY) tools/run_tests.py --build-dir $(BUILD_DIR)
 
-.PHONY: help build test test-all test-changed test-costs emulate-long simcuda mutants gpu demo bench docs lint compat wheel wheel-test release-check clean
+.PHONY: help build test test-all test-changed test-costs emulate-long simcuda mutants gpu demo bench docs lint compat torch-watch wheel wheel-test release-check clean
 .DEFAULT_GOAL := help
 
 help:
@@ -60,6 +61,7 @@ help:
 	@echo 'make docs   the site with guides and references, in build/site/html'
 	@echo 'make lint   formatters, linters, type checks'
 	@echo 'make compat TORCH=2.15.0  build and test against another torch, in an environment of its own'
+	@echo 'make torch-watch  has code of torch changed that fastamp wraps or imitates? (WATCHED="2.16.0")'
 	@echo 'make wheel  one wheel for several torches and Pythons, in dist (TORCHES="2.11.0 2.15.0" PYTHONS="3.11 3.12")'
 	@echo 'make wheel-test  installs it beside each of TORCHES with each of PYTHONS, and uses it'
 	@echo 'make build  the native part and an editable install'
@@ -130,6 +132,10 @@ ifneq ($(VENV),none)
 	sh tools/setup_system.sh all '$(PYTHON)' '$(CATCH2_INCLUDE)'
 endif
 	$(PYTHON) tools/compat.py --torch '$(TORCH)' --cuda $(or $(FASTAMP_CUDA),AUTO) --jobs $(JOBS)
+
+# Downloads the wheels, installs none.
+torch-watch: $(DEMO_ENVIRONMENT)
+	$(PY) tools/torch_watch.py --torch $(WATCHED)
 
 wheel: $(ENVIRONMENT)
 	$(PY) tools/build_wheel.py $(addprefix --torch ,$(TORCHES)) $(addprefix --python ,$(PYTHONS)) \

@@ -4,7 +4,9 @@
 build_wheel.py --torch 2.11.0 --torch 2.15.0 --python 3.11 --python 3.12: the library is built once
 for each torch, the module once for each torch and Python. What is up to date is not built again, so
 a run that was stopped goes on. auditwheel, in an environment of its own, finds the platform's tag
-and refuses a wheel that needs more of a system than torch, CUDA's runtime and the C++ runtime.
+and refuses a wheel that needs more of a system than torch, CUDA's runtime and the C++ runtime. The
+bytes depend on the commit and on the tools, not on time and place. A bill of materials lies beside
+the wheel.
 """
 
 from __future__ import annotations
@@ -116,11 +118,20 @@ def pythons_with(torch: str, pythons: Sequence[str]) -> list[str]:
     return found
 
 
+def commit_time() -> str:
+    """Returns when the commit was made, in seconds since 1970: the time of all files of a wheel."""
+    command = ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]
+    return subprocess.check_output(command, text=True).strip()
+
+
 @contextmanager
 def build_settings(cuda: str) -> Iterator[None]:
     """Sets what CMake is to do, beside what the caller's environment says, which wins."""
     given = {name: os.environ.get(name) for name in ("CMAKE_ARGS", "TORCH_CUDA_ARCH_LIST")}
-    os.environ["CMAKE_ARGS"] = f"-DFASTAMP_CUDA={cuda} {given['CMAKE_ARGS'] or ''}".strip()
+    # Texts of errors hold names of files: those of the sources, not of this machine's folders.
+    here = f"-ffile-prefix-map={ROOT}=."
+    options = f"-DFASTAMP_CUDA={cuda} -DCMAKE_CXX_FLAGS={here} -DCMAKE_CUDA_FLAGS=-Xcompiler={here}"
+    os.environ["CMAKE_ARGS"] = f"{options} {given['CMAKE_ARGS'] or ''}".strip()
     os.environ["TORCH_CUDA_ARCH_LIST"] = given["TORCH_CUDA_ARCH_LIST"] or RELEASE_ARCHS
     try:
         yield
@@ -176,13 +187,20 @@ def machine_paths(folder: Path) -> Iterator[str]:
             )
 
 
+def names_of_this_folder(folder: Path) -> Iterator[str]:
+    """Yields the files below a folder whose bytes name the folder of this checkout."""
+    for file in sorted(folder.rglob("*")):
+        if file.is_file() and str(ROOT).encode() in file.read_bytes():
+            yield f"{file.relative_to(folder)}: {ROOT}"
+
+
 def pack() -> Path:
     """Returns a wheel of the package and all parts, for this machine's platform alone.
 
     Raises:
-        SystemExit: A library would look for others in this machine's folders.
+        SystemExit: A file names a folder of this machine.
     """
-    if wrong := list(machine_paths(PARTS)):
+    if wrong := [*machine_paths(PARTS), *names_of_this_folder(PARTS)]:
         raise SystemExit(f"fastamp: the wheel would name folders of this machine: {wrong}")
     folder = WORK / "packed"
     shutil.rmtree(folder, ignore_errors=True)
@@ -200,10 +218,12 @@ def audit(wheel: Path) -> Path:
     """
     folder = WORK / "audit"
     python = folder / "bin" / "python"
-    if not (folder / "bin" / "auditwheel").is_file():
+    wanted = read_pyproject()["project"]["optional-dependencies"]["wheel"]
+    stamp = folder / "fastamp_packages.txt"
+    if not stamp.is_file() or stamp.read_text(encoding="utf-8") != "\n".join(wanted):
         venv.create(folder, with_pip=True)
-        wanted = read_pyproject()["project"]["optional-dependencies"]["wheel"]
         run(python, "-m", "pip", "--disable-pip-version-check", "install", "-q", *wanted)
+        stamp.write_text("\n".join(wanted), encoding="utf-8")
     done = WORK / "audited"
     shutil.rmtree(done, ignore_errors=True)
     exclude = [word for name in OF_TORCH for word in ("--exclude", name)]
@@ -216,7 +236,9 @@ def audit(wheel: Path) -> Path:
     if added:
         raise SystemExit(f"fastamp: the wheel needs libraries that are not torch's: {added}")
     DIST.mkdir(exist_ok=True)
-    return Path(shutil.move(audited, DIST / audited.name))
+    wheel = Path(shutil.move(audited, DIST / audited.name))
+    run(python, str(ROOT / "tools" / "wheel_sbom.py"), str(wheel))
+    return wheel
 
 
 def describe(wheel: Path) -> Iterator[str]:
@@ -244,6 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cuda", choices=("AUTO", "ON", "OFF"), default="AUTO")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
+    os.environ.setdefault("SOURCE_DATE_EPOCH", commit_time())  # read by setuptools and auditwheel
     pythons = find_pythons(options.python)
     wanted = {f"torch{minor_of(torch)}" for torch in options.torch}
     for part in PARTS.glob("*"):

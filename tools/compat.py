@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds fastamp against another torch, in a virtual environment of its own, and tests it there.
 
-compat.py --torch 2.15.0 [pytest arguments]: without arguments the core tests run. The CUDA part is
-built where there is a CUDA toolkit of torch's own version; --cuda ON insists, and installs one from
-Python packages if torch came with their runtime (CUDA 13 on).
+What runs is what `make test` runs. The CUDA part is built where there is a CUDA toolkit of torch's
+own version; --cuda ON insists, and installs one from Python packages if torch came with their
+runtime (CUDA 13 on).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pathlib import Path
 from cmake_build import ROOT
 from setup_venv import read_pyproject
 
-CORE_TESTS = ("autocast", "float8", "ops", "scaler", "optim", "dropin")
 EXTRAS = ("build", "test")
 
 
@@ -90,7 +89,7 @@ def main() -> int:
     parser.add_argument("--torch", required=True, help="version, e.g. 2.15.0 or torch==2.15.0")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--cuda", choices=("AUTO", "ON", "OFF"), default="AUTO")
-    parser.add_argument("pytest", nargs="*", help="what pytest runs instead of the core tests")
+    parser.add_argument("--only", default="", help="only tests with this in their names")
     options = parser.parse_args()
     version = options.torch.removeprefix("torch==")
     folder = ROOT / "build" / "compat" / version
@@ -109,15 +108,13 @@ def main() -> int:
     built = describe_build(python, version)
     print(built, flush=True)
     isa = (str(ROOT / "tools" / "with_cpu_isa.py"), "--cache", str(ROOT / "build" / "cpu_isa.json"))
-    ctest = (*isa, "--", str(folder / "venv" / "bin" / "ctest"), "--test-dir", str(build))
-    core = [str(path) for name in CORE_TESTS if (path := ROOT / "tests/python" / name).is_dir()]
-    pytest = (*isa, "--", str(python), "-m", "pytest", *(options.pytest or core))
-    status = [
-        run(python, *ctest, "--output-on-failure", "--no-tests=error", check=False),
-        run(python, *pytest, check=False),
-    ]
-    print(f"{built}; {'failed' if any(status) else 'passed'}", flush=True)
-    return int(any(status))
+    tests = ("tools/run_tests.py", "--build-dir", str(build), "--logs", str(folder / "tests"))
+    only = ("--only", options.only) if options.only else ()
+    status = run(
+        python, *isa, "--", str(python), *tests, *only, check=False, FASTAMP_BUILD_DIR=str(build)
+    )
+    print(f"{built}; {'failed' if status else 'passed'}", flush=True)
+    return int(bool(status))
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ def commands(build_dir: Path, jobs: int) -> dict[str, list[str]]:
         "homes": [python, "tools/check_homes.py"],
         "copies": [python, "tools/check_copies.py"],
         "licenses": [python, "tools/check_licenses.py"],
+        "public-api": [python, "tools/public_api.py"],
         "clang-format": [tool("clang-format"), "--dry-run", "-Werror", *names(*CPP)],
         "doxygen": [tool("doxygen"), "docs/Doxyfile"],
         "clang-tidy": [python, *tidy],

@@ -18,7 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build" / "release"
-TORCHES = ("2.10.0", "2.11.0", "2.15.0")
+TORCHES = ("2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
+IN_WHEEL = ("2.10.0", "2.11.0", "2.15.0")
 PYTHON = Path(sys.executable).parent
 
 
@@ -77,18 +78,24 @@ STEPS = (
     Step("committed", "nothing that is not committed", uncommitted),
     Step("lint", "formatters, linters, type checks", _make("lint")),
     Step("test", "all C++ and Python tests", _make("test-all")),
+    Step("torch-watch", "torch's code is as somebody has looked at it", _make("torch-watch")),
     Step("emulate-long", "CUDA kernels on the CPU, all cases", _make("emulate-long")),
     Step("asan", "C++ tests under AddressSanitizer", _preset("asan")),
     Step("tsan", "C++ tests under ThreadSanitizer", _preset("tsan")),
     *(
-        Step(f"torch-{torch}", f"core tests with torch {torch}", _make("compat", f"TORCH={torch}"))
+        Step(f"torch-{torch}", f"make test with torch {torch}", _make("compat", f"TORCH={torch}"))
         for torch in TORCHES
     ),
-    Step("wheel", "one wheel for all torches", _make("wheel", f"TORCHES={' '.join(TORCHES)}")),
+    Step("wheel", "one wheel for all torches", _make("wheel", f"TORCHES={' '.join(IN_WHEEL)}")),
     Step(
         "wheel-test",
         "the wheel in fresh environments",
-        _make("wheel-test", f"TORCHES={' '.join(TORCHES)}"),
+        _make("wheel-test", f"TORCHES={' '.join(IN_WHEEL)}"),
+    ),
+    Step(
+        "wheel-twice",
+        "two builds in two folders give the same bytes",
+        [sys.executable, "tools/wheel_twice.py"],
     ),
     Step("mutants", "breaks of the CUDA kernels are noticed", _make("mutants")),
     Step("docs", "the site, without a warning", _make("docs")),

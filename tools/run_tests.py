@@ -136,13 +136,13 @@ def gpu_name() -> str:
     return subprocess.check_output([sys.executable, "-c", code], text=True).strip()
 
 
-def run_queue(entries: Iterable[Entry], processes: int) -> list[Result]:
+def run_queue(entries: Iterable[Entry], processes: int, logs: Path = LOGS) -> list[Result]:
     """Runs entries, the longest first, says what came of each, and shows what failed."""
     by_name = {(entry.runner, entry.name): entry for entry in entries}
     order = suite_costs.longest_first(by_name, suite_costs.read())
     limits = {"ctest": patience(CTEST_SECONDS), "pytest": patience(PYTEST_SECONDS)}
     results = []
-    for result in suite_queue.run(map(by_name.__getitem__, order), processes, LOGS, limits):
+    for result in suite_queue.run(map(by_name.__getitem__, order), processes, logs, limits):
         results.append(result)
         tests = ", ".join(f"{number} {word}" for word, number in result.counts.items())
         verdict = f"FAILED: {result.problem}" if result.problem else tests
@@ -197,6 +197,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cuda", action="store_true", help="only tests that need a GPU")
     parser.add_argument("--emulated", action="store_true", help="only emulated kernels, all cases")
     parser.add_argument("--only", default="", metavar="TEXT", help="only names with this in them")
+    parser.add_argument("--logs", type=Path, default=LOGS, help="where they print")
     parser.add_argument("--record", action="store_true", help="write tests/costs.tsv")
     return parser.parse_args(arguments)
 
@@ -226,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     entries = [entry for entry in entries if options.only in entry.name]
     suite_queue.preload()
     # On a GPU memory and time are tested, of which a second process would take some.
-    results = run_queue(entries, 1 if gpu else PROCESSES)
+    results = run_queue(entries, 1 if gpu else PROCESSES, options.logs)
     if options.record:
         costs = {} if options.all else suite_costs.read()
         costs |= suite_costs.compilations(options.build_dir)

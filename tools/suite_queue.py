@@ -108,7 +108,8 @@ def preload() -> None:
 
     Not fastamp: the programs that tests run are forked, too, and import it by themselves.
     """
-    sys.path[:0] = [str(ROOT / "python")]
+    if importlib.util.find_spec("fastamp") is None:  # installed: another build of it may be tested
+        sys.path[:0] = [str(ROOT / "python")]
     # hypothesis: its plugin for pytest imports it in any case, and rewrites each of its modules.
     for name in ("torch", "pytest", "hypothesis", "expecttest"):
         if importlib.util.find_spec(name) is not None:

@@ -50,6 +50,7 @@ void record_with(const at::TensorOptions& options, const at::Tensor& source, con
   node->set_next_edges(autograd::collect_next_edges(source));
   static_cast<CastBackward&>(*node).self_options = options;
   autograd::set_history(out, node);
+  announce_node(node);
 }
 
 /// Whether one reference to a tensor exists, beside that of a Python object that only the tensor

@@ -219,6 +219,7 @@ void record_float8_product(const Float8Operands& operands, const Float8Setting& 
       setting, x, weight);
   node->set_next_edges(autograd::collect_next_edges(operands.x, operands.weight, bias));
   autograd::set_history(y, node);
+  announce_node(node);
 }
 
 }  // namespace fastamp::autocast

@@ -101,8 +101,7 @@ def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
 # torch.utils.checkpoint hands autocast's public state to its recomputation and has no place for
 # fastamp's. All its variants get the function to recompute through names that are looked up at each
 # call, so those names are wrapped, and only while some thread has state of fastamp. The function is
-# their first argument. From 2.15 on, if not before, the generator has an _impl that is called
-# instead.
+# their first argument. From 2.14 on the generator has an _impl that is called instead.
 _COMPOSABLE = "torch.distributed._composable.checkpoint_activation"
 _GENERATOR = "_checkpoint_without_reentrant_generator"
 _GENERATORS = (f"{_GENERATOR}_impl", _GENERATOR)

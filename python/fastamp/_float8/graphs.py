@@ -103,7 +103,7 @@ def _region_key() -> list[tuple[str, bool, str]]:
 def _tell_cache() -> None:
     """Lets torch's cache of traced functions know dtypes and recipes.
 
-    Up to torch 2.14 its keys have one bit of autocast: that it is on somewhere.
+    Up to torch 2.12 its keys have one bit of autocast: that it is on somewhere.
     """
     import torch._functorch._aot_autograd.autograd_cache as cache
 

@@ -220,6 +220,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _accelerator_graph_capture_health_check(self) -> None:
         """Does nothing: the fused step can always be captured."""
 
+    _cuda_graph_capture_health_check = _accelerator_graph_capture_health_check  # in torch 2.10
+
     def _native_step(self, amp_step: AmpStep | None) -> list[tuple[int, Tensor]]:
         # Returns the parameters that are left to torch, with the index of their group.
         raise NotImplementedError

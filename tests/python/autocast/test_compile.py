@@ -279,7 +279,7 @@ def test_a_compiled_function_that_raises_leaves_its_regions(
 @pytest.mark.slow
 @pytest.mark.parametrize("region", [fastamp.autocast, torch.autocast])
 def test_torchs_cache_of_traced_functions_tells_dtypes_apart(tmp_path: Any, region: Any):
-    """Up to torch 2.14 its keys say that autocast is on, and not in which dtype."""
+    """Up to torch 2.12 its keys say that autocast is on, and not in which dtype."""
     layer, x = torch.nn.Linear(8, 8), torch.randn(4, 8)
     with (
         torch.no_grad(),

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +18,7 @@ from simulated_cuda import is_built, libraries
 from support.children import child_environment
 from tracked_files import ROOT
 
-BUILD = ROOT / "build" / "make"
+BUILD = Path(os.environ.get("FASTAMP_BUILD_DIR", ROOT / "build" / "make"))
 _UNKNOWN = 2**64 - 1
 
 

@@ -124,13 +124,17 @@ def test_a_python_that_torch_has_no_package_for_is_named_and_left_out(monkeypatc
     assert capsys.readouterr().out == "torch 2.15.0 has no package for /python3.10: left out\n"
 
 
+HERE = f"-ffile-prefix-map={ROOT}=."
+OPTIONS = f"-DFASTAMP_CUDA=ON -DCMAKE_CXX_FLAGS={HERE} -DCMAKE_CUDA_FLAGS=-Xcompiler={HERE}"
+
+
 @pytest.mark.parametrize(
     ("given", "cmake_args", "archs"),
     [
-        ({}, "-DFASTAMP_CUDA=ON", build_wheel.RELEASE_ARCHS),
+        ({}, OPTIONS, build_wheel.RELEASE_ARCHS),
         (
             {"CMAKE_ARGS": "-DA=1", "TORCH_CUDA_ARCH_LIST": "9.0"},
-            "-DFASTAMP_CUDA=ON -DA=1",
+            f"{OPTIONS} -DA=1",
             "9.0",
         ),
     ],
@@ -286,3 +290,17 @@ def test_a_precision_that_does_not_learn_is_a_failure(tmp_path, monkeypatch, fp1
     else:
         with pytest.raises(RuntimeError, match=complaint):
             wheel_test.train(tmp_path)
+
+
+def test_a_file_that_names_the_folder_of_the_checkout_is_found(tmp_path):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libfastamp.so").write_bytes(b"\0Exception raised at ./src/a.cpp\0")
+    (tmp_path / "build_info.json").write_text("{}")
+    assert list(build_wheel.names_of_this_folder(tmp_path)) == []
+    (tmp_path / "lib" / "libfastamp.so").write_bytes(f"\0{ROOT}/src/a.cpp\0".encode())
+    assert list(build_wheel.names_of_this_folder(tmp_path)) == [f"lib/libfastamp.so: {ROOT}"]
+
+
+def test_all_files_of_a_wheel_have_the_time_of_the_commit():
+    asked = subprocess.check_output(["git", "-C", ROOT, "log", "-1", "--format=%ct"], text=True)
+    assert build_wheel.commit_time() == asked.strip()

@@ -130,7 +130,7 @@ def test_without_a_gpu_the_gpu_run_fails_and_says_so(monkeypatch):
 def test_a_run_says_whether_there_is_a_gpu_and_gives_it_all(monkeypatch, capsys, gpu, processes):
     ran = []
 
-    def run_queue(entries, count):
+    def run_queue(entries, count, logs):  # noqa: ARG001
         ran.append(count)
         return [result("a", "", passed=1) for _ in entries]
 
