@@ -13,6 +13,7 @@ from torch.amp.grad_scaler import GradScaler as TorchGradScaler
 from torch.amp.grad_scaler import OptState
 
 import fastamp._C as _C
+from fastamp._scaler.all_reduce import all_reduce
 from fastamp._scaler.checks import Past, checked_past, checked_state
 from fastamp._scaler.json_state import json_of_state, state_of_json
 from fastamp._scaler.logs import note_core
@@ -111,7 +112,7 @@ class ScalerState(TorchGradScaler):
 
     def _agree_on(self, flag: Tensor) -> None:
         """Raises a flag on every rank if one rank has raised it. Called by the core."""
-        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX, group=self.process_group)
+        all_reduce(flag, True, self.process_group, "agree on an overflow")
 
     def _move_state(self, key: int, free: int) -> None:
         """An optimizer is gone: another may come to have its address, what it did still counts."""
