@@ -113,5 +113,7 @@ def unscale_gradients(
 
 
 def clip_values(optimizer: Any, clip_value: float) -> None:
-    """Clips gradients by value, as torch does."""
-    torch.nn.utils.clip_grad_value_(parameters_of(optimizer), clip_value)
+    """Clips gradients by value, as torch does; torch refuses parameters without gradients."""
+    parameters = [p for p in parameters_of(optimizer) if p.grad is not None]
+    if parameters:
+        torch.nn.utils.clip_grad_value_(parameters, clip_value)

@@ -52,7 +52,14 @@ PAST = {
         optimizers=("fastamp AdamW",),
         iterations=(Iteration(gradients=((24, 4, math.inf),), clip="error"),),
     ),
-    "the same, put off to no step": History(
+    "a clip by value without gradients on one rank": History(
+        kind="fsdp",
+        ranks=2,
+        optimizers=("torch AdamW", "torch SGD"),
+        iterations=(Iteration(missing=((1, 4), (1, 2), (1, 0)), clip="value"),),
+        group=False,
+    ),
+    "error_if_nonfinite on gradients that are unscaled at once": History(
         kind="group",
         ranks=2,
         optimizers=("torch SGD",),

@@ -181,6 +181,12 @@ def _live(board: _Board, rank: _Rank, work: Callable[[int], Any], store: Any) ->
     board.pass_on()
 
 
+def own_calls() -> list[CallMade]:
+    """The collectives that the rank that asks has made so far."""
+    calls: list[CallMade] = _of_thread.rank.calls
+    return calls
+
+
 def run_on_ranks(count: int, work: Callable[[int], Any], seed: int = 0) -> list[Outcome]:
     """Runs ``work(rank)`` on each of ``count`` simulated ranks, with a default group of them all.
 
