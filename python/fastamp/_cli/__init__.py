@@ -16,6 +16,7 @@ from fastamp._cli import (
     float8_command,
     info_command,
     inspect_command,
+    merge_command,
     ops_command,
     report_command,
     run_command,
@@ -48,6 +49,7 @@ usage: python -m fastamp SCRIPT [ARGUMENT ...]      run a script on fastamp, as 
        python -m fastamp compare FIRST SECOND       where two runs part, by their records
        python -m fastamp bisect MODULE:FUNCTION [--help]
                                                     which ops have to run in fp32
+       python -m fastamp merge FILE ...             overflow reports of several ranks as one
        python -m fastamp info                       versions, devices, what is installed
        python -m fastamp ops [--device {cpu,cuda}] [NAME]
                                                     what autocast does with each op
@@ -55,8 +57,8 @@ usage: python -m fastamp SCRIPT [ARGUMENT ...]      run a script on fastamp, as 
                                                     export a model in 16 bits (docs/inference.md)
        python -m fastamp --version | --help
 
-A script that is called `bisect`, `check`, `compare`, `export`, `info` or `ops` runs as ./check and
-so on.
+A script that is called `bisect`, `check`, `compare`, `export`, `info`, `merge` or `ops` runs as
+./check and so on.
 """
 
 
@@ -87,6 +89,7 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "bisect": bisect_command.main,
     "check": check_command.main,
     "compare": _telling(compare_command.main),
+    "merge": _telling(merge_command.main),
     "info": _telling(info_command.main),
     "ops": _telling(ops_command.main),
     "export": export_command.main,
@@ -179,7 +182,7 @@ def _read_options(arguments: list[str]) -> tuple[_Options, list[str]]:
     if options.inspect is not None and options.record is not None:
         _refuse("expected one of --inspect and --record, got both")
     if options.at_step is not None and options.inspect is None and options.record is None:
-        _refuse("expected --inspect FILE or --record FILE with --at-step, got none")
+        _refuse("expected --inspect FILE with --at-step, got none, nor --record FILE")
     if options.exclude and not options.float8:
         _refuse("expected --float8 with --float8-exclude, got none")
     if not all(options.exclude):
