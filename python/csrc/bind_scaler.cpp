@@ -236,23 +236,23 @@ class PythonScalerCore {
     const at::NoGradGuard no_grad;
     const auto gradients = gather(optimizer, Purpose::kNorm);
     const auto& groups = gradients.gathered.groups;
+    const bool any = !groups.empty() || !gradients.foreign.empty();
     at::Tensor norm;
     if (!norm_over_ranks.is_none()) {
       norm = py::cast<at::Tensor>(norm_over_ranks());
-    } else if (groups.empty() && gradients.foreign.empty()) {
-      return at::zeros({});
-    } else if (norm_type == 2.0) {
+    } else if (any && norm_type == 2.0) {
       const auto dtype = promoted_norm_dtype(groups).value_or(at::kFloat);
       norm = ScalerCore::two_norm(call.record(), gradients.gathered, dtype);
     }
-    if (!norm.defined()) {
+    if (any && !norm.defined()) {
       norm = torchs_norm(gradients, norm_type);
     }
+    const auto data = call.data();
     ScalerCore::clip_norm(
         call.record(), gradients.gathered, norm,
         {.max_norm = max_norm, .norm_type = norm_type, .error_if_nonfinite = error_if_nonfinite},
-        at_step);
-    return norm;
+        at_step, &data);
+    return norm.defined() ? norm : at::zeros({});
   }
 
   /// What is left to do with gradients that are not unscaled yet.

@@ -82,20 +82,19 @@ void forget_if_scaled_anew(const Optimizer& optimizer, OptimizerRecord& record,
 
 /// Clips unscaled gradients by their norm, which is undefined if there are none.
 at::Tensor clip_unscaled(const Optimizer& optimizer, OptimizerRecord& record,
-                         const scaler::NormClip& clip, bool at_step) {
+                         const scaler::NormClip& clip, bool at_step,
+                         const scaler::ScalerCall* call) {
   const at::NoGradGuard no_grad;
   const auto gathered = scaler::gather(optimizer, record, Purpose::kNorm);
-  if (gathered.groups.empty()) {
-    return {};
-  }
+  const bool any = !gathered.groups.empty();
   at::Tensor norm;
-  if (clip.norm_type == 2.0) {
+  if (any && clip.norm_type == 2.0) {
     norm = scaler::ScalerCore::two_norm(record, gathered, at::kFloat);
   }
-  if (!norm.defined()) {
+  if (any && !norm.defined()) {
     norm = scaler::norm_of_norms(gathered.groups, clip.norm_type, /*widen=*/true);
   }
-  scaler::ScalerCore::clip_norm(record, gathered, norm, clip, at_step);
+  scaler::ScalerCore::clip_norm(record, gathered, norm, clip, at_step, call);
   return norm;
 }
 
@@ -297,7 +296,7 @@ std::optional<at::Tensor> GradScaler::Impl::step_if_finite(Optimizer& optimizer,
 at::Tensor GradScaler::Impl::clip_norm(Optimizer& optimizer, const scaler::NormClip& clip) {
   if (!enabled) {
     OptimizerRecord none;
-    return clip_unscaled(optimizer, none, clip, /*at_step=*/false);
+    return clip_unscaled(optimizer, none, clip, /*at_step=*/false, nullptr);
   }
   begin("clip_grad_norm_", optimizer);
   const bool at_step = may_put_off(optimizer, options.fuse());
@@ -315,7 +314,8 @@ at::Tensor GradScaler::Impl::clip_norm(Optimizer& optimizer, const scaler::NormC
   if (record->progress.stage == Stage::kReady || record->clips_at_step()) {
     clip_now(optimizer, *record);
   }
-  return clip_unscaled(optimizer, *record, clip, at_step);
+  const auto now = call();
+  return clip_unscaled(optimizer, *record, clip, at_step, &now);
 }
 
 void GradScaler::Impl::clip_value(Optimizer& optimizer, double clip_value) {

@@ -14,6 +14,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace fastamp::scaler {
@@ -53,6 +54,26 @@ at::Tensor total_norm(const std::vector<Outcome>& outcomes, c10::Device home) {
     return norms.empty() ? at::Tensor() : norms.front();
   }
   return at::linalg_vector_norm(at::stack(norms));
+}
+
+/// Refuses a norm that is inf or NaN, on all ranks if it is so on one: they would go different ways.
+/// sync: waits for the device.
+void refuse_non_finite(const at::Tensor& norm, double norm_type, const ScalerCall* call) {
+  if (call != nullptr && call->agreement != nullptr && *call->agreement) {
+    auto flag = new_flag(call->scale);
+    if (norm.defined()) {
+      raise_unless_finite(flag, on_device(norm, flag.device(), at::kFloat));
+    }
+    std::vector<at::Tensor> flags{flag};
+    agree_on(flags, *call);
+    const bool is_finite = !norm.defined() || std::isfinite(norm.item<double>());
+    TORCH_CHECK(!is_finite || flag.item<float>() == 0.0F,
+                "clip_grad_norm_: expected finite gradients on all ranks, got a norm on another "
+                "rank that is inf or NaN. All refuse it, as `error_if_nonfinite` asks for.");
+  }
+  if (norm.defined()) {
+    check_finite(norm, norm_type);
+  }
 }
 
 }  // namespace
@@ -238,12 +259,13 @@ std::optional<at::Tensor> ScalerCore::clip_norm_at_step(OptimizerRecord& record,
   }
   const auto& pass = *record.pass;
   record.norm = at::Tensor();
-  if (!pass.devices().empty()) {
-    const auto norm = pass.total_norm(at::kFloat);
+  const bool any = !pass.devices().empty();
+  const auto norm = any ? pass.total_norm(at::kFloat) : at::Tensor();
+  if (clip.error_if_nonfinite) {
+    refuse_non_finite(norm, clip.norm_type, &call);
+  }
+  if (any) {
     const auto& coefficient = pass.devices().front().clip_coef;
-    if (clip.error_if_nonfinite) {
-      check_finite(norm, clip.norm_type);
-    }
     record.clip_coef = coefficient.defined() ? coefficient : clip_coefficient(norm, clip.max_norm);
     record.norm = norm;
   }
@@ -270,10 +292,14 @@ at::Tensor ScalerCore::two_norm(const OptimizerRecord& record, const Gathered& g
 }
 
 void ScalerCore::clip_norm(OptimizerRecord& record, const Gathered& gathered,
-                           const at::Tensor& norm, const NormClip& clip, bool at_step) {
+                           const at::Tensor& norm, const NormClip& clip, bool at_step,
+                           const ScalerCall* call) {
   const at::NoGradGuard no_grad;
   if (clip.error_if_nonfinite) {
-    check_finite(norm, clip.norm_type);
+    refuse_non_finite(norm, clip.norm_type, call);
+  }
+  if (!norm.defined()) {
+    return;
   }
   const auto coefficient = clip_coefficient(norm, clip.max_norm);
   for (auto& flag : record.progress.flags) {

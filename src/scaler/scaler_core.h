@@ -174,10 +174,12 @@ class FASTAMP_API ScalerCore {
                              at::ScalarType dtype);
   /// Clips unscaled gradients by their norm, or puts it off to the step.
   /// @param gathered  For Purpose::kNorm.
-  /// @param norm      Of them, of those on other ranks too if that is wanted.
+  /// @param norm      Of them, of those on other ranks too if that is wanted; undefined if there
+  ///     are none, which is looked at for ranks to refuse together.
   /// @param at_step   The optimizer takes an AmpStep.
+  /// @param call      Null: of a disabled scaler, which agrees with nobody.
   static void clip_norm(OptimizerRecord& record, const Gathered& gathered, const at::Tensor& norm,
-                        const NormClip& clip, bool at_step);
+                        const NormClip& clip, bool at_step, const ScalerCall* call);
   /// Clips by value, after a clip by norm that was put off.
   /// @param gathered  As for check(); none if gradients must not stay scaled.
   /// @param at_step   The optimizer takes an AmpStep.

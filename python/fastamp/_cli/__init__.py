@@ -11,10 +11,12 @@ from typing import NoReturn
 from fastamp._cli import (
     bisect_command,
     check_command,
+    compare_command,
     export_command,
     float8_command,
     info_command,
     inspect_command,
+    merge_command,
     ops_command,
     report_command,
     run_command,
@@ -36,6 +38,7 @@ usage: python -m fastamp SCRIPT [ARGUMENT ...]      run a script on fastamp, as 
            --inspect FILE                           one training step, op by op: a page if FILE ends
                                                     in .html, JSON in .json, - prints tables
            --at-step N                              which step that is, from 0 (docs/debugging.md)
+           --record FILE                            one training step, for compare; --at-step too
            --float8                                 bfloat16 regions run linear layers in fp8, on
                                                     the CPU slowly (docs/float8.md)
            --float8-exclude NAME                    but not those of modules or parameters of this
@@ -43,8 +46,10 @@ usage: python -m fastamp SCRIPT [ARGUMENT ...]      run a script on fastamp, as 
                                                     given several times
        python -m fastamp check [OPTION ...] PROGRAM
                                                     looks for common mistakes; see check --help
+       python -m fastamp compare FIRST SECOND       where two runs part, by their records
        python -m fastamp bisect MODULE:FUNCTION [--help]
                                                     which ops have to run in fp32
+       python -m fastamp merge FILE ...             overflow reports of several ranks as one
        python -m fastamp info                       versions, devices, what is installed
        python -m fastamp ops [--device {cpu,cuda}] [NAME]
                                                     what autocast does with each op
@@ -52,7 +57,8 @@ usage: python -m fastamp SCRIPT [ARGUMENT ...]      run a script on fastamp, as 
                                                     export a model in 16 bits (docs/inference.md)
        python -m fastamp --version | --help
 
-A script that is called `bisect`, `check`, `export`, `info` or `ops` runs as ./check and so on.
+A script that is called `bisect`, `check`, `compare`, `export`, `info`, `merge` or `ops` runs as
+./check and so on.
 """
 
 
@@ -82,6 +88,8 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "--version": _telling(_version),
     "bisect": bisect_command.main,
     "check": check_command.main,
+    "compare": _telling(compare_command.main),
+    "merge": _telling(merge_command.main),
     "info": _telling(info_command.main),
     "ops": _telling(ops_command.main),
     "export": export_command.main,
@@ -96,6 +104,7 @@ _OPTIONS = {
     "--report": "FILE",
     "--policy": "FILE",
     "--inspect": "FILE",
+    "--record": "FILE",
     "--at-step": "N",
     "--float8": "",
     "--float8-exclude": "NAME",
@@ -107,6 +116,7 @@ class _Options:
     report: str | None = None
     policy: str | None = None
     inspect: str | None = None
+    record: str | None = None
     at_step: int | None = None
     float8: bool = False
     exclude: list[str] = dataclasses.field(default_factory=list)
@@ -130,6 +140,11 @@ class _Options:
                 inspect_command.start(self.inspect, self.at_step or 0)
             except OSError as error:
                 _refuse(f"--inspect: {error}", usage=False)
+        if self.record is not None:
+            try:
+                inspect_command.start_record(self.record, self.at_step or 0)
+            except OSError as error:
+                _refuse(f"--record: {error}", usage=False)
         if self.float8:
             float8_command.start(self.exclude)
 
@@ -156,14 +171,18 @@ def _read_options(arguments: list[str]) -> tuple[_Options, list[str]]:
             options.policy = value
         elif name == "--inspect":
             options.inspect = value
+        elif name == "--record":
+            options.record = value
         elif name == "--at-step":
             if not value.isdigit():
                 _refuse(f"expected --at-step with a number, at least 0, got {value!r}")
             options.at_step = int(value)
         else:
             options.exclude.append(value)
-    if options.at_step is not None and options.inspect is None:
-        _refuse("expected --inspect FILE with --at-step, got none")
+    if options.inspect is not None and options.record is not None:
+        _refuse("expected one of --inspect and --record, got both")
+    if options.at_step is not None and options.inspect is None and options.record is None:
+        _refuse("expected --inspect FILE with --at-step, got none, nor --record FILE")
     if options.exclude and not options.float8:
         _refuse("expected --float8 with --float8-exclude, got none")
     if not all(options.exclude):

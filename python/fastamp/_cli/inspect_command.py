@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One step of a whole program: ``python -m fastamp --inspect FILE [--at-step N] train.py``."""
+"""One step of a whole program: ``--inspect FILE`` or ``--record FILE``, with ``--at-step N``."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ import contextlib
 import os
 import sys
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from fastamp._cli.output_file import OutputFile
+from fastamp._cli.output_file import OutputFile, rank_of_process
 from fastamp._cli.watched_program import WatchedProgram
 from fastamp._debug.check.rules import Findings
+from fastamp._debug.compare.record import Record
+from fastamp._debug.compare.recorded_step import RecordedStep
 from fastamp._debug.inspect.inspected_step import InspectedStep
 from fastamp._debug.watch.calls import CallListener, listening
 from fastamp._debug.watch.modules import ModulePath
 from fastamp._dynamo import carried_state
 from fastamp._util.tool_guard import ToolGuard
 
-__all__ = ["start"]
+__all__ = ["start", "start_record"]
 
 
 def start(path: str | os.PathLike[str], at_step: int) -> None:
@@ -36,7 +40,46 @@ def start(path: str | os.PathLike[str], at_step: int) -> None:
     Raises:
         OSError: The file cannot be written; found out now, not when the step has run.
     """
-    _StepOfProgram(OutputFile(path), at_step).follow()
+
+    def make(program: WatchedProgram, guard: ToolGuard) -> InspectedStep:
+        return InspectedStep(
+            program.of_this_thread(program.models),
+            program.optimizers,
+            program.of_this_thread(program.scalers),
+            Findings(),
+            program.names,
+            guard,
+        )
+
+    file = OutputFile(path)
+    _StepOfProgram("--inspect", make, lambda report: file.put(report), at_step).follow()
+
+
+def start_record(path: str | os.PathLike[str], at_step: int) -> None:
+    """Records a step of this process, for ``compare``; as :func:`start`."""
+
+    def make(program: WatchedProgram, guard: ToolGuard) -> RecordedStep:
+        models = program.of_this_thread(program.models)
+        scalers = program.of_this_thread(program.scalers)
+        return RecordedStep(models, scalers, program.names, guard, _rank_among(), at_step)
+
+    file = OutputFile(path)
+
+    def put(record: Record) -> Path | None:
+        file.put_text(record.as_json())
+        return file.path
+
+    _StepOfProgram("--record", make, put, at_step).follow()
+
+
+def _rank_among() -> tuple[int, int]:
+    rank = rank_of_process()
+    if rank is None:
+        return 0, 1
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return rank, distributed.get_world_size()
+    return rank, int(os.environ["WORLD_SIZE"])
 
 
 class _InThread(threading.local):
@@ -54,17 +97,31 @@ class _InThread(threading.local):
 
 
 class _StepOfProgram(CallListener):
-    """Waits for a step, has it watched, writes the report."""
+    """Waits for a step, has it watched, writes the report.
 
-    def __init__(self, file: OutputFile, at_step: int) -> None:
-        self.guard = ToolGuard("fastamp --inspect")
-        self._file, self._at_step = file, at_step
+    Args:
+        option: That has asked for it.
+        make: Makes what watches the step.
+        put: Writes its report, and returns where.
+        at_step: Number of the step.
+    """
+
+    def __init__(
+        self,
+        option: str,
+        make: Callable[[WatchedProgram, ToolGuard], InspectedStep | RecordedStep],
+        put: Callable[[Any], Path | None],
+        at_step: int,
+    ) -> None:
+        self.guard = ToolGuard(f"fastamp {option}")
+        self._make, self._put, self._at_step = make, put, at_step
+        self._past = {"--inspect": "inspected", "--record": "recorded"}[option]
         self._most_steps = 0  # that any thread has ended
         self._thread: int | None = None
         self._in_thread = _InThread()
         self._following = contextlib.ExitStack()
         self._program = WatchedProgram(self._see_forward, self.guard, self._close)
-        self._step: InspectedStep | None = None
+        self._step: InspectedStep | RecordedStep | None = None
         self._open = contextlib.ExitStack()
         self._path: ModulePath | None = None
         self._is_done = False
@@ -98,14 +155,7 @@ class _StepOfProgram(CallListener):
         elif self._step is None and self._in_thread.ended_steps == self._at_step:
             program = self._program
             self._thread = threading.get_ident()
-            self._step = InspectedStep(
-                program.of_this_thread(program.models),
-                program.optimizers,
-                program.of_this_thread(program.scalers),
-                Findings(),
-                program.names,
-                self.guard,
-            )
+            self._step = self._make(program, self.guard)
             for each in program.models:
                 program.names.add(each)
             self._path = self._open.enter_context(self._step.watched())
@@ -148,11 +198,11 @@ class _StepOfProgram(CallListener):
         if report is None:
             return
         try:
-            path = self._file.put(report)
+            path = self._put(report)
             if path is not None:
                 print(f"fastamp: step {self._at_step} is in {path}", file=sys.stderr)
         except OSError as error:
-            print(f"fastamp: the inspection was not written: {error}", file=sys.stderr)
+            print(f"fastamp: the step was not written: {error}", file=sys.stderr)
 
     def _finish(self) -> None:
         """At the end of the process: a step without an end is told as far as it went."""
@@ -160,7 +210,7 @@ class _StepOfProgram(CallListener):
             self._write()
         elif not self._is_done and not self.guard.is_off and os.getpid() == self._process:
             print(
-                f"fastamp: step {self._at_step} was not inspected: the program ended after "
+                f"fastamp: step {self._at_step} was not {self._past}: the program ended after "
                 f"{self._most_steps} steps",
                 file=sys.stderr,
             )

@@ -257,4 +257,5 @@ def checked_past(state: Mapping[str, Any]) -> Past:
             f"got {skips!r}"
         )
     history = _checked_history(state.get("history", []))
-    return Past(history, None if report is None else report_from_dict(report), skips)
+    where = 'load_state_dict: state_dict["overflow_report"]'
+    return Past(history, None if report is None else report_from_dict(report, where), skips)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import fastamp._C as _C
-from fastamp._scaler.mesh_norm import norm_over_ranks, shard_groups
+from fastamp._scaler.mesh_norm import norm_over_ranks, shard_groups, with_own_meshes
 from fastamp._scaler.subclasses import multiply_subclasses
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def _clip_over_ranks(
 ) -> Tensor:
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     groups = shard_groups("clip_grad_norm_", mesh, norm_type)
-    norm = norm_over_ranks("clip_grad_norm_", parameters, groups, norm_type)
+    groups = with_own_meshes("clip_grad_norm_", parameters, groups)
+    norm = norm_over_ranks(parameters, groups, norm_type)
     if error_if_nonfinite:
         check_finite(norm, norm_type)
     gradients = _C.gather_parameters(parameters)

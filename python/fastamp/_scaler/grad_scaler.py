@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,12 +23,19 @@ from fastamp._scaler.checks import (
     cuda_is_missing,
 )
 from fastamp._scaler.clip import clip_grad_norm_
-from fastamp._scaler.gradients import norm_over, parameters_of
+from fastamp._scaler.gradients import (
+    norm_groups,
+    norm_over,
+    parameters_of,
+    unscale_gradients,
+    unscale_shards,
+)
+from fastamp._scaler.mesh_norm import norm_over_ranks
 from fastamp._scaler.new_scalers import note_scaler
 from fastamp._scaler.outputs import scale_each
 from fastamp._scaler.reports import warn_of_scaled_gradients
 from fastamp._scaler.state import ScalerState, unscale_once
-from fastamp._scaler.subclasses import unscale_subclasses
+from fastamp._scaler.subclasses import meshes_of
 from fastamp._util.scaled_backward import scaled
 from fastamp._util.tensors import on_device
 
@@ -36,7 +43,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-    from fastamp._scaler.mesh_norm import Shards
+    from fastamp._scaler.mesh_norm import ShardGroup, Shards
     from fastamp._scaler.on_skip import SkipHook
 
 __all__ = ["GradScaler", "OptState"]
@@ -202,17 +209,18 @@ class GradScaler(ScalerState):
         if no_scale or id(optimizer) in self._per_optimizer_states:
             self._begin("unscale_", optimizer)
         core = self._core
-        if not self._is_replaced("_unscale_grads_") and core.unscale(self, optimizer):
+        if (
+            not self._is_replaced("_unscale_grads_")
+            and not meshes_of(parameters_of(optimizer))
+            and core.unscale(self, optimizer)
+        ):
             return
         scale = self._scale
         assert scale is not None
         flags = self._unscale_grads_(optimizer, core.inv_scale(scale), core.new_flag(scale), False)
         if self.process_group is not None:
             core.agree(self, flags, scale)
-        state = self._per_optimizer_states[id(optimizer)]
-        state["found_inf_per_device"] = flags
-        state["stage"] = _UNSCALED
-        core.apply_clips(self, optimizer)
+        self._note_unscaled(optimizer, flags)
 
     def _begin(self, function: str, optimizer: torch.optim.Optimizer) -> OptState:
         """Refuses a call on an optimizer that is out of order; warns of gradients scaled anew."""
@@ -231,15 +239,8 @@ class GradScaler(ScalerState):
         found_inf: Tensor,
         allow_fp16: bool,
     ) -> dict[torch.device, Tensor]:
-        core = self._core
-        flags, subclassed = core.unscale_grads(
-            optimizer, inv_scale, found_inf, allow_fp16, self._times_scaled
-        )
-        if subclassed:
-            position = {id(p): i for i, p in enumerate(parameters_of(optimizer))}
-            for counted, counts in unscale_subclasses(subclassed, flags, inv_scale, found_inf):
-                core.note_foreign_counts(optimizer, [position[id(p)] for p in counted], counts)
-        return flags
+        scaled = self._times_scaled
+        return unscale_gradients(self._core, optimizer, inv_scale, found_inf, allow_fp16, scaled)
 
     def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
         scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")
@@ -260,9 +261,57 @@ class GradScaler(ScalerState):
             and not steps.step_is_watched(optimizer)
         )
 
-    def _may_check(self) -> bool:
+    def _may_check(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether gradients may be left scaled until the step: nobody's ``unscale_`` is called."""
-        return not self._is_replaced("unscale_", "_unscale_grads_")
+        return not self._is_replaced("unscale_", "_unscale_grads_") and not meshes_of(
+            parameters_of(optimizer)
+        )
+
+    def _unscale_with_norm(
+        self, optimizer: torch.optim.Optimizer, groups: list[ShardGroup], norm_type: float
+    ) -> Tensor:
+        """As ``unscale_``, and the norm over ranks: flags travel with the norm's sums."""
+        scale, core = self._scale, self._core
+        assert scale is not None
+        found_inf = core.new_flag(scale)
+        inv_scale, scaled = core.inv_scale(scale), self._times_scaled
+        flags = unscale_shards(core, optimizer, inv_scale, found_inf, False, scaled)
+        flag = flags.setdefault(scale.device, found_inf)
+        for other in flags.values():
+            flag.copy_(torch.maximum(flag, on_device(other, flag.device)))
+        norm = norm_over_ranks(parameters_of(optimizer), groups, norm_type, flag)
+        for other in flags.values():
+            other.copy_(flag)
+        names = [entry.group.group_name for entry in groups]
+        if self.process_group is not None and self.process_group.group_name not in names:
+            core.agree(self, flags, scale)
+        self._note_unscaled(optimizer, flags)
+        return norm
+
+    def _unscaled_norm(
+        self,
+        optimizer: torch.optim.Optimizer,
+        mesh: Shards | None,
+        groups: list[ShardGroup],
+        norm_type: float,
+    ) -> Callable[[], Tensor] | None:
+        """Unscales gradients unless that was done.
+
+        Returns:
+            What gives their norm over ranks; ``None``: it is this rank's.
+        """
+        replaced = self._is_replaced("unscale_", "_unscale_grads_")
+        if groups and not replaced and self._stage_of(optimizer) is _READY:
+            norm = self._unscale_with_norm(optimizer, groups, norm_type)
+            return lambda: norm
+        unscale_once(self, optimizer)
+        return norm_over(optimizer, mesh, norm_type) if groups else None
+
+    def _note_unscaled(self, optimizer: Any, flags: dict[torch.device, Tensor]) -> None:
+        state = self._per_optimizer_states[id(optimizer)]
+        state["found_inf_per_device"] = flags
+        state["stage"] = _UNSCALED
+        self._core.apply_clips(self, optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Unscales the gradients unless that was done, and steps if all of them are finite.
@@ -311,7 +360,7 @@ class GradScaler(ScalerState):
 
     def _step_on_device(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Steps an optimizer of fastamp's: the device decides whether it does."""
-        core, keep, may_check = self._core, self._keep_scaled_grads, self._may_check()
+        core, keep, may_check = self._core, self._keep_scaled_grads, self._may_check(optimizer)
         amp_step, is_observed = core.begin_step(self, optimizer, keep, may_check, False)
         if amp_step is None:  # The gradients must not stay scaled until the step.
             self.unscale_(optimizer)
@@ -391,17 +440,17 @@ class GradScaler(ScalerState):
             parameters = parameters_of(optimizer)
             return clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, mesh=mesh)
         norm_type = float(norm_type)
-        norm_function = None if mesh is None else norm_over(optimizer, mesh, norm_type)
+        groups = norm_groups(optimizer, mesh, norm_type)
         self._begin("clip_grad_norm_", optimizer)
         if self._fuse:
             steps.fuse_if_torchs(optimizer)
         core = self._core
         at_step = self._supports_amp_step(optimizer)
-        if at_step and norm_type == 2.0 and norm_function is None and self._may_check():
+        if at_step and norm_type == 2.0 and not groups and self._may_check(optimizer):
             norm = core.clip_norm_at_step(self, optimizer, float(max_norm), error_if_nonfinite)
             if norm is not None:
                 return norm
-        unscale_once(self, optimizer)
+        norm_function = self._unscaled_norm(optimizer, mesh, groups, norm_type)
         return core.clip_norm(
             self,
             optimizer,
@@ -432,7 +481,7 @@ class GradScaler(ScalerState):
             return
         self._begin("clip_grad_value_", optimizer)
         clip = self._core.clip_value
-        takes_part = self._supports_amp_step(optimizer), self._may_check()
+        takes_part = self._supports_amp_step(optimizer), self._may_check(optimizer)
         todo = clip(self, optimizer, clip_value, *takes_part)
         if todo != _C.ClipNext.NOTHING:
             self.unscale_(optimizer)  # Clips, too.

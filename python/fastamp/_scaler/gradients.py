@@ -8,21 +8,37 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastamp._scaler.mesh_norm import norm_over_ranks, shard_groups
-from fastamp._scaler.subclasses import multiply_subclasses, norm_with_subclasses
+from fastamp._scaler.mesh_norm import (
+    ShardGroup,
+    norm_over_ranks,
+    shard_groups,
+    with_own_meshes,
+)
+from fastamp._scaler.subclasses import (
+    agree_over_meshes,
+    meshes_of,
+    multiply_subclasses,
+    norm_with_subclasses,
+    unscale_subclasses,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
+    import fastamp._C as _C
+
 # Called by csrc/python_optimizer.cpp, which finds them here.
 __all__ = [
     "clip_values",
     "multiply_subclasses",
+    "norm_groups",
     "norm_over",
     "norm_with_subclasses",
     "parameters_of",
+    "unscale_gradients",
+    "unscale_shards",
 ]
 
 
@@ -31,12 +47,73 @@ def parameters_of(optimizer: Any) -> list[Tensor]:
     return list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
 
 
+def norm_groups(optimizer: Any, mesh: Any, norm_type: float) -> list[ShardGroup]:
+    """Returns the groups that a norm of an optimizer's gradients is over; none if it is local.
+
+    Raises:
+        TypeError, ValueError: As of ``mesh`` of ``clip_grad_norm_``.
+    """
+    groups = [] if mesh is None else shard_groups("clip_grad_norm_", mesh, norm_type)
+    parameters = parameters_of(optimizer)
+    # torch's norm of DTensors has orders that no sum over ranks has.
+    if not groups and not (norm_type > 0 and meshes_of(parameters)):
+        return []
+    return with_own_meshes("clip_grad_norm_", parameters, groups)
+
+
 def norm_over(optimizer: Any, mesh: Any, norm_type: float) -> Callable[[], Tensor]:
     """Returns what computes the norm of an optimizer's gradients over several ranks."""
-    groups = shard_groups("clip_grad_norm_", mesh, norm_type)
-    return lambda: norm_over_ranks("clip_grad_norm_", parameters_of(optimizer), groups, norm_type)
+    groups = norm_groups(optimizer, mesh, norm_type)
+    return lambda: norm_over_ranks(parameters_of(optimizer), groups, norm_type)
+
+
+def unscale_shards(
+    core: _C.ScalerCore,
+    optimizer: Any,
+    inv_scale: Tensor,
+    found_inf: Tensor,
+    allow_fp16: bool,
+    times_scaled: int,
+) -> dict[torch.device, Tensor]:
+    """Unscales the gradients of an optimizer in place, those of tensor subclasses too.
+
+    Args:
+        core: Notes the pass.
+        optimizer: Whose gradients they are.
+        inv_scale: 1 / scale, an fp32 scalar.
+        found_inf: The flag that those of devices start from.
+        allow_fp16: Whether fp16 gradients are not refused.
+        times_scaled: How often losses were scaled.
+
+    Returns:
+        The flag of each device, of this rank's gradients alone.
+    """
+    flags, subclassed = core.unscale_grads(
+        optimizer, inv_scale, found_inf, allow_fp16, times_scaled
+    )
+    if subclassed:
+        position = {id(p): i for i, p in enumerate(parameters_of(optimizer))}
+        for counted, counts in unscale_subclasses(subclassed, flags, inv_scale, found_inf):
+            core.note_foreign_counts(optimizer, [position[id(p)] for p in counted], counts)
+    return flags
+
+
+def unscale_gradients(
+    core: _C.ScalerCore,
+    optimizer: Any,
+    inv_scale: Tensor,
+    found_inf: Tensor,
+    allow_fp16: bool,
+    times_scaled: int,
+) -> dict[torch.device, Tensor]:
+    """As :func:`unscale_shards`; ranks agree on the flags over the meshes of DTensors."""
+    flags = unscale_shards(core, optimizer, inv_scale, found_inf, allow_fp16, times_scaled)
+    agree_over_meshes(meshes_of(parameters_of(optimizer)), flags, found_inf)
+    return flags
 
 
 def clip_values(optimizer: Any, clip_value: float) -> None:
-    """Clips gradients by value, as torch does."""
-    torch.nn.utils.clip_grad_value_(parameters_of(optimizer), clip_value)
+    """Clips gradients by value, as torch does; torch refuses parameters without gradients."""
+    parameters = [p for p in parameters_of(optimizer) if p.grad is not None]
+    if parameters:
+        torch.nn.utils.clip_grad_value_(parameters, clip_value)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 import fastamp._C as _C
-from fastamp._scaler.subclasses import norm_with_subclasses
+from fastamp._scaler.all_reduce import all_reduce
+from fastamp._scaler.subclasses import as_dtensor, distinct, norm_with_subclasses
 from fastamp._util.tensors import on_device
 from fastamp.distributed._reduction import ProcessGroup, group_of
 
@@ -28,6 +29,7 @@ class ShardGroup(NamedTuple):
 
     group: ProcessGroup
     members: frozenset[int] | None  # Identities of parameters; None: of all.
+    named: bool = True  # By the caller. Else of a DTensor's mesh, and the same on all ranks.
 
 
 def _is_mesh(value: Any) -> bool:
@@ -88,8 +90,8 @@ def shard_groups(function: str, mesh: Any, norm_type: float) -> list[ShardGroup]
             f"parameters, got {type(mesh).__name__}{advice}"
         )
     groups = []
-    for key, parameters in entries:
-        members = _members(function, parameters)
+    for key, listed in entries:
+        members = _members(function, listed)
         groups += [ShardGroup(group, members) for group in _groups_of(function, key)]
     names = [entry.group.group_name for entry in groups]
     for name in names:
@@ -101,8 +103,19 @@ def shard_groups(function: str, mesh: Any, norm_type: float) -> list[ShardGroup]
     return groups
 
 
-def _refuse_own_mesh(function: str, gradient: Any, entry: ShardGroup) -> None:
-    mesh = getattr(gradient, "device_mesh", None)
+def _laid_out(parameter: Tensor) -> Any:
+    """The DTensor that says how a parameter's gradient lies on its mesh; None if there is none.
+
+    A rank without the gradient goes by the parameter. None too of sums that are still to be made.
+    """
+    laid_out = as_dtensor(parameter if parameter.grad is None else parameter.grad)
+    if laid_out is None or any(placement.is_partial() for placement in laid_out.placements):
+        return None
+    return laid_out
+
+
+def _refuse_own_mesh(function: str, parameter: Tensor, entry: ShardGroup) -> None:
+    mesh = getattr(parameter.grad, "device_mesh", None)
     if mesh is None:
         return
     if entry.group.group_name in [mesh.get_group(dim).group_name for dim in range(mesh.ndim)]:
@@ -112,18 +125,53 @@ def _refuse_own_mesh(function: str, gradient: Any, entry: ShardGroup) -> None:
         )
 
 
+def with_own_meshes(
+    function: str, parameters: Sequence[Tensor], groups: list[ShardGroup]
+) -> list[ShardGroup]:
+    """Adds the groups of the meshes that DTensors among the parameters are laid out on.
+
+    Raises:
+        ValueError: A gradient is a DTensor over a group of which it is said to be a shard.
+    """
+    for entry in groups:
+        for parameter in parameters:
+            if entry.members is None or id(parameter) in entry.members:
+                _refuse_own_mesh(function, parameter, entry)
+    by_name = {entry.group.group_name: entry for entry in groups}
+    for parameter in parameters:
+        laid_out = _laid_out(parameter)
+        if laid_out is None:
+            continue
+        for dim, placement in enumerate(laid_out.placements):
+            group = laid_out.device_mesh.get_group(dim)
+            entry = by_name.setdefault(
+                group.group_name, ShardGroup(group, frozenset(), named=False)
+            )
+            if not placement.is_replicate() and entry.members is not None:
+                members = entry.members | {id(parameter)}
+                by_name[group.group_name] = entry._replace(members=members)
+    return list(by_name.values())
+
+
 def _local_norm(parameters: list[Tensor], norm_type: float) -> Tensor:
-    """The norm of this rank's gradients, and of all shards of DTensors, in float64."""
+    """The norm of this rank's gradients, its shards of DTensors among them, in float64."""
     gradients = _C.gather_parameters(parameters)
     if norm_type == 2.0 and not gradients.foreign:
         norm = gradients.two_norm(torch.float64)
         if norm is not None:
             return norm
     foreign = {id(parameter) for parameter in gradients.foreign}
-    plain = [p.grad for p in parameters if id(p) not in foreign and p.grad is not None]
-    norms = list(torch._foreach_norm(plain, norm_type, dtype=torch.float64)) if plain else []
-    if gradients.foreign:
-        norms.append(norm_with_subclasses([], gradients.foreign, norm_type).double())
+    local = [p.grad for p in parameters if id(p) not in foreign and p.grad is not None]
+    others = []
+    for parameter in distinct(gradients.foreign):
+        laid_out = _laid_out(parameter)
+        if laid_out is None:
+            others.append(parameter)
+        else:
+            local.append(laid_out.to_local())
+    norms = list(torch._foreach_norm(local, norm_type, dtype=torch.float64)) if local else []
+    if others:
+        norms.append(norm_with_subclasses([], others, norm_type).double())
     home = norms[0].device
     together = torch.stack([on_device(norm, home) for norm in norms])
     total: Tensor = torch.linalg.vector_norm(together, norm_type)
@@ -141,22 +189,25 @@ def _home(parameters: Sequence[Tensor], groups: list[ShardGroup]) -> torch.devic
 
 @torch.no_grad()
 def norm_over_ranks(
-    function: str, parameters: Sequence[Tensor], groups: list[ShardGroup], norm_type: float
+    parameters: Sequence[Tensor],
+    groups: list[ShardGroup],
+    norm_type: float,
+    flag: Tensor | None = None,
 ) -> Tensor:
     """Returns the norm of gradients of which each rank has shards, the same on all of them.
 
-    One all-reduce for each group, of 2 ** (groups - 1) numbers in float64, which every member has
-    to reach, also one without gradients. No synchronisation.
+    One all-reduce for each group, of 2 ** (groups - 1) numbers in float64 and one more for the
+    flag, which every member has to reach, also one without gradients. No synchronisation.
 
     Args:
-        function: For messages.
         parameters: Those without gradients are left out.
-        groups: Over which groups which gradients are sharded; over all others they are replicas.
+        groups: Over which groups which gradients are sharded, their own meshes included; over all
+            others they are replicas.
         norm_type: Order of the norm, above 0; may be ``inf``.
-
-    Raises:
-        ValueError: A gradient is a DTensor over one of the groups.
+        flag: A number that is made 1, in place, where it is not 0 on any rank of the groups.
     """
+    if flag is None:  # Copies know the norm.
+        groups = [entry for entry in groups if entry.named or entry.members]
     # For each set of groups, as a bit mask, the parameters that are sharded over exactly these.
     parts: dict[int, list[Tensor]] = {}
     for parameter in parameters:
@@ -165,7 +216,6 @@ def norm_over_ranks(
         mask = 0
         for bit, entry in enumerate(groups):
             if entry.members is None or id(parameter) in entry.members:
-                _refuse_own_mesh(function, parameter.grad, entry)
                 mask |= 1 << bit
         parts.setdefault(mask, []).append(parameter)
     home = _home(parameters, groups)
@@ -178,12 +228,15 @@ def norm_over_ranks(
         sums[index] = norm if largest else norm.pow(norm_type)
     if largest:
         sums.masked_fill_(sums.isnan(), math.inf)  # A maximum over ranks may lose NaN.
-    operation = torch.distributed.ReduceOp.MAX if largest else torch.distributed.ReduceOp.SUM
+    raised = [] if flag is None else [on_device(flag != 0, home).double().reshape(1)]
     for dim, entry in enumerate(groups):
         over_group = sums.select(dim, 1)
-        total = over_group.contiguous()
-        torch.distributed.all_reduce(total, operation, group=entry.group)
-        over_group.copy_(total)
+        total = torch.cat([over_group.reshape(-1), *raised])
+        all_reduce(total, largest, entry.group, "sum up a norm")
+        over_group.copy_(total[: over_group.numel()].view_as(over_group))
+        raised = [] if flag is None else [total[-1:]]
+    if flag is not None:
+        flag.copy_(raised[0][0] != 0)
     norm = sums.amax() if largest else sums.sum().pow(1.0 / norm_type)
     is_double = any(p.grad is not None and p.grad.dtype == torch.float64 for p in parameters)
     return norm if is_double else norm.float()

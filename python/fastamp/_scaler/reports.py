@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -51,6 +53,8 @@ class NonFiniteGradient:
     """Elements that were inf or -inf, or are when they are divided by the scale."""
     nan: int
     """Elements that were NaN."""
+    rank: int | None = None
+    """Number of the process that had it; ``None`` if the report is of this one alone."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,9 @@ class OverflowReport:
     scale: float | None = None
     """The scale that it used."""
     gradients: list[NonFiniteGradient] = field(default_factory=list)
-    """In the order of the optimizers and their parameters."""
+    """In the order of the ranks, the optimizers and their parameters."""
+    more: int = 0
+    """Further gradients with inf or NaN on other ranks, which have not sent their names."""
 
     def __bool__(self) -> bool:
         """Whether a step was skipped."""
@@ -72,7 +78,7 @@ class OverflowReport:
         """Returns a table, most non-finite elements first."""
         if self.step is None:
             return "No step was skipped."
-        count = len(self.gradients)
+        count = len(self.gradients) + self.more
         head = (
             f"Step {self.step} was skipped at scale {self.scale:g}: "
             f"{count} gradient{'' if count == 1 else 's'} with inf or NaN."
@@ -80,14 +86,44 @@ class OverflowReport:
         width = max((len(gradient.name) for gradient in self.gradients), default=0)
         ordered = sorted(self.gradients, key=lambda g: -(g.inf + g.nan))
         lines = [
-            f"  {g.name:{width}}  {'' if g.shape is None else g.shape}  inf {g.inf}  NaN {g.nan}"
+            f"  {'' if g.rank is None else f'rank {g.rank}  '}{g.name:{width}}  "
+            f"{'' if g.shape is None else g.shape}  inf {g.inf}  NaN {g.nan}"
             for g in ordered
         ]
+        if self.more:
+            lines.append(f"  and {self.more} more")
         return "\n".join([head, *lines, *_hint(self.gradients)])
 
     def as_dict(self) -> dict[str, Any]:
         """Returns plain data, for logs and checkpoints."""
-        return asdict(self)
+        data = asdict(self)
+        for gradient in data["gradients"]:
+            if gradient["rank"] is None:
+                del gradient["rank"]
+        if not self.more:
+            del data["more"]
+        return data
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Writes :meth:`as_dict` as JSON, for ``python -m fastamp merge``.
+
+        Args:
+            path: The file. Of several processes that train together each writes one of its own:
+                ``overflow.rank1.json``, and notes its rank there.
+
+        Returns:
+            The file.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        file, report, distributed = Path(path), self, torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            rank = distributed.get_rank()
+            file = file.with_name(f"{file.stem}.rank{rank}{file.suffix}")
+            report = replace(self, gradients=[replace(g, rank=rank) for g in self.gradients])
+        file.write_text(json.dumps(report.as_dict()), encoding="utf-8")
+        return file
 
 
 @dataclass(frozen=True)
@@ -220,8 +256,12 @@ def _hint(gradients: Iterable[NonFiniteGradient | ZerosOfGradient]) -> list[str]
     return [_GONE] if any(gradient.shape is None for gradient in gradients) else []
 
 
-def report_from_dict(data: Any) -> OverflowReport:
+def report_from_dict(data: Any, where: str) -> OverflowReport:
     """Makes a report of what ``as_dict`` returned.
+
+    Args:
+        data: That.
+        where: It comes from, for the message.
 
     Raises:
         ValueError: It is something else.
@@ -231,11 +271,13 @@ def report_from_dict(data: Any) -> OverflowReport:
             NonFiniteGradient(**{**entry, "shape": entry["shape"] and tuple(entry["shape"])})
             for entry in data["gradients"]
         ]
-        return OverflowReport(int(data["step"]), float(data["scale"]), gradients)
+        step, scale = data["step"], data["scale"]
+        if step is None:
+            return OverflowReport()
+        return OverflowReport(int(step), float(scale), gradients, int(data.get("more", 0)))
     except (TypeError, KeyError, ValueError) as error:
         raise ValueError(
-            'load_state_dict: expected state_dict["overflow_report"] to be None or what '
-            f"OverflowReport.as_dict returned, got {data!r:.200}"
+            f"{where}: expected what OverflowReport.as_dict returned, got {data!r:.200}"
         ) from error
 
 

@@ -13,10 +13,12 @@ from torch.amp.grad_scaler import GradScaler as TorchGradScaler
 from torch.amp.grad_scaler import OptState
 
 import fastamp._C as _C
+from fastamp._scaler.all_reduce import all_reduce
 from fastamp._scaler.checks import Past, checked_past, checked_state
 from fastamp._scaler.json_state import json_of_state, state_of_json
 from fastamp._scaler.logs import note_core
 from fastamp._scaler.on_skip import SkipHook, SkipHooks
+from fastamp._scaler.rank_reports import gathered
 from fastamp._scaler.reports import (
     OverflowReport,
     StepRecord,
@@ -111,7 +113,7 @@ class ScalerState(TorchGradScaler):
 
     def _agree_on(self, flag: Tensor) -> None:
         """Raises a flag on every rank if one rank has raised it. Called by the core."""
-        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX, group=self.process_group)
+        all_reduce(flag, True, self.process_group, "agree on an overflow")
 
     def _move_state(self, key: int, free: int) -> None:
         """An optimizer is gone: another may come to have its address, what it did still counts."""
@@ -181,7 +183,9 @@ class ScalerState(TorchGradScaler):
         warn_of_overflows(self._core.poll(False))
         return self._core.scale
 
-    def overflow_report(self, named_parameters: Any = None) -> OverflowReport:
+    def overflow_report(
+        self, named_parameters: Any = None, *, group: ProcessGroup | None = None
+    ) -> OverflowReport:
         """Reports which gradients were inf or NaN at the last skipped step.
 
         Counting costs nothing while gradients are finite. Gradients of DTensors are counted on
@@ -190,6 +194,10 @@ class ScalerState(TorchGradScaler):
         Args:
             named_parameters: Where names come from: ``model.named_parameters()`` or the model. Else
                 they are the optimizer's ``param_names``, or positions.
+            group: Gather the reports of its ranks on the first of them, 2048 bytes from each: the
+                gradients with most inf and NaN, with their ranks. Every member must make the call,
+                after ranks have agreed on the skip (``process_group``, meshes of DTensors).
+                Nothing is sent if no step was skipped.
 
         Returns:
             A report that is false if no step was skipped; ``str`` of it is a table. Waits for the
@@ -198,7 +206,10 @@ class ScalerState(TorchGradScaler):
         Raises:
             TypeError: ``named_parameters`` is not iterable.
         """
-        names = names_by_identity(named_parameters)
+        report = self._own_report(names_by_identity(named_parameters))
+        return report if group is None else gathered(report, group)
+
+    def _own_report(self, names: dict[int, str]) -> OverflowReport:
         if not self._enabled:
             return OverflowReport()
         core = self._synchronized()

@@ -8,15 +8,37 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fastamp._scaler.all_reduce import all_reduce
 from fastamp._util.tensors import on_device
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import Tensor
 
 
-def _is_dtensor(tensor: Tensor) -> bool:
+def as_dtensor(tensor: Tensor) -> Any:
+    """Returns a tensor if it is a DTensor, else None."""
     module = sys.modules.get("torch.distributed.tensor")  # Not imported: then there are none.
-    return module is not None and isinstance(tensor, module.DTensor)
+    return tensor if module is not None and isinstance(tensor, module.DTensor) else None
+
+
+Meshes = dict[Any, dict["torch.device", None]]
+
+
+def meshes_of(parameters: Iterable[Tensor]) -> Meshes:
+    """Returns the meshes that parameters are laid out on, and on which devices, in their order.
+
+    Also of parameters without gradients: other ranks of the mesh may have some.
+    """
+    meshes: Meshes = {}
+    # Loops over parameters in programs that can have DTensors only.
+    if "torch.distributed.tensor" in sys.modules and torch.distributed.is_initialized():
+        for parameter in parameters:
+            laid_out = as_dtensor(parameter)
+            if laid_out is not None:
+                meshes.setdefault(laid_out.device_mesh, {})[laid_out.device] = None
+    return meshes
 
 
 def _gradient_of(parameter: Tensor) -> Tensor:
@@ -68,12 +90,24 @@ class _Unscaling:
         )
         self.counted.append(([parameter for parameter, _ in pairs], counts))
 
-    def agree(self, mesh: Any, device: torch.device) -> None:
-        """Agrees on a flag with all ranks of a mesh: a collective per dimension."""
-        for dim in range(mesh.ndim):
-            torch.distributed.all_reduce(
-                self.flag_on(device), torch.distributed.ReduceOp.MAX, group=mesh.get_group(dim)
-            )
+
+@torch.no_grad()
+def agree_over_meshes(meshes: Meshes, flags: dict[torch.device, Tensor], found_inf: Tensor) -> None:
+    """Agrees on flags, by MAX, with all ranks of some meshes: a collective for each dimension.
+
+    Every rank has to reach them, also one without gradients.
+
+    Args:
+        meshes: From :func:`meshes_of`.
+        flags: The flag of each device; entries are added and raised.
+        found_inf: The flag that new entries start from.
+    """
+    for mesh, devices in meshes.items():
+        for device in devices:
+            if device not in flags:
+                flags[device] = on_device(found_inf, device).clone()
+            for dim in range(mesh.ndim):
+                all_reduce(flags[device], True, mesh.get_group(dim), "agree on an overflow")
 
 
 @torch.no_grad()
@@ -85,10 +119,9 @@ def unscale_subclasses(
 ) -> list[Counted]:
     """Unscales the gradients of some parameters in place.
 
-    DTensors are unscaled where their shards are, and the flag is agreed on by MAX over their device
-    mesh: one collective per mesh dimension, which every rank of the mesh reaches. Plain gradients
-    of parameters that are subclasses are unscaled as usual. Gradients of other subclasses get
-    torch's own operator, for which they may have a definition.
+    DTensors are unscaled where their shards are. Plain gradients of parameters that are subclasses
+    are unscaled as usual. Gradients of other subclasses get torch's own operator, for which they
+    may have a definition.
 
     Args:
         parameters: Tensors whose gradients are subclasses.
@@ -99,27 +132,21 @@ def unscale_subclasses(
     Returns:
         (parameters, int64 counts [n, 2] of inf and NaN, zeros if there were none) of those counted.
     """
-    by_mesh: dict[Any, dict[torch.device, list[tuple[Tensor, Tensor]]]] = {}
     plain: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
     others: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     unscaling = _Unscaling(flags, inv_scale, found_inf)
     for parameter in distinct(parameters):
         gradient: Any = _gradient_of(parameter)
         device = gradient.device
-        if _is_dtensor(gradient):
+        if as_dtensor(gradient) is not None:
             local = gradient.to_local()
-            mesh = by_mesh.setdefault(gradient.device_mesh, {})
-            mesh.setdefault(local.device, []).append((parameter, local))
+            plain.setdefault(local.device, []).append((parameter, local))
         elif type(gradient) is torch.Tensor and device.type in ("cpu", "cuda"):
             plain.setdefault(device, []).append((parameter, gradient))
         else:
             others.setdefault((device, gradient.dtype), []).append(gradient)
     for device, pairs in plain.items():
         unscaling.unscale(pairs, device)
-    for mesh, pairs_of_device in by_mesh.items():
-        for device, pairs in pairs_of_device.items():
-            unscaling.unscale(pairs, device)
-            unscaling.agree(mesh, device)
     for (device, _), gradients in others.items():
         inverse, flag = unscaling.inverse_on(device), unscaling.flag_on(device)
         # torch's operator checks what it reads; the second call, what the first has written.

@@ -160,6 +160,38 @@ TEST_CASE("agreement: one for each optimizer of an iteration", "[scaler]") {
   CHECK(skipped == std::array{std::array{true, false}, std::array{true, false}});
 }
 
+TEST_CASE("agreement: error_if_nonfinite refuses on all ranks if one has inf", "[scaler]") {
+  const auto overflow_of = [](int rank) { return parameter_with(rank == 0 ? kInfinity : 1.0F); };
+  std::array<std::array<std::string, 2>, kRanks> texts;
+  RankMeeting meeting;
+  run_threads(kRanks, [&](int rank) {
+    auto scaler =
+        started(cpu_options().agreement(fastamp::agree_over(thread_group(meeting, rank))));
+    auto plain = sgd({overflow_of(rank)});
+    fastamp::SGD fused({overflow_of(rank)}, torch::optim::SGDOptions(0.1));
+    auto& found = texts.at(static_cast<std::size_t>(rank));
+    const auto refusal = [&](torch::optim::Optimizer& optimizer) -> std::string {
+      try {
+        scaler.clip_grad_norm_(optimizer, 1.0, 2.0, /*error_if_nonfinite=*/true);
+      } catch (const c10::Error& error) {
+        return error.what_without_backtrace();
+      }
+      return "";
+    };
+    found = {refusal(plain), refusal(fused)};
+    scaler.step(plain);
+    scaler.step(fused);
+    scaler.update();
+    CHECK(scaler.step_was_skipped());
+  });
+  for (const auto& text : texts.at(0)) {
+    CHECK_THAT(text, Catch::StartsWith("clip_grad_norm_: expected finite gradients, got a norm"));
+  }
+  for (const auto& text : texts.at(1)) {
+    CHECK_THAT(text, Catch::StartsWith("clip_grad_norm_: expected finite gradients on all ranks"));
+  }
+}
+
 TEST_CASE("agreement: it is reported where it overflowed, skipped everywhere", "[scaler]") {
   RankMeeting meeting;
   std::array<std::size_t, kRanks> reported{};

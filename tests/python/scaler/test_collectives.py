@@ -10,12 +10,13 @@ import fastamp.optim
 from support.ranks import results_of_two_ranks
 
 # What each call does with gradients sharded over a mesh of one dimension: flags are agreed on
-# where gradients are unscaled, and a norm is summed up where it is asked for.
+# where gradients are unscaled, and a norm is summed up where it is asked for, in one if that is
+# the same call.
 CALLS = {
     ("unscale_", "norm", "step", "update"): (1, 1, 0, 0),
-    ("norm", "step", "update"): (2, 0, 0),
-    ("norm", "norm", "step", "update"): (2, 1, 0, 0),
-    ("inf norm", "step", "update"): (2, 0, 0),
+    ("norm", "step", "update"): (1, 0, 0),
+    ("norm", "norm", "step", "update"): (1, 1, 0, 0),
+    ("inf norm", "step", "update"): (1, 0, 0),
     ("unscale_", "value", "step", "update"): (1, 0, 0, 0),
     ("step", "update"): (1, 0),
 }
