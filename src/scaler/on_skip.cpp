@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "scaler/grad_scaler_impl.h"
+#include "scaler/skip_callback.h"
 #include "scaler/skip_hooks.h"
 
 #include <fastamp/scaler/on_skip.h>
-
-#include <c10/util/Exception.h>
 
 #include <utility>
 
@@ -19,11 +18,7 @@ void SkipHandle::remove() {
 
 SkipHandle GradScaler::register_on_skip(SkipCallback callback, bool wait) {
   expect_not_moved_from("register_on_skip");
-  TORCH_CHECK_VALUE(callback, "register_on_skip: expected a callback, got an empty function");
-  auto tell = [callback = std::move(callback)](const scaler::Skip& skip) {
-    callback({skip.row, scaler::handle_of(*skip.optimizer).optimizer});
-  };
-  return SkipHandle(impl_->core.skip_hooks().add({.callback = std::move(tell), .waits = wait}));
+  return SkipHandle(impl_->core.skip_hooks().add(scaler::skip_hook(std::move(callback), wait)));
 }
 
 }  // namespace fastamp

@@ -23,12 +23,16 @@ from fastamp._scaler.checks import (
     cuda_is_missing,
 )
 from fastamp._scaler.clip import clip_grad_norm_
-from fastamp._scaler.gradients import norm_over, parameters_of
+from fastamp._scaler.gradients import (
+    norm_over,
+    parameters_of,
+    unscale_gradients,
+    widen_gradients,
+)
 from fastamp._scaler.new_scalers import note_scaler
 from fastamp._scaler.outputs import scale_each
 from fastamp._scaler.reports import warn_of_scaled_gradients
 from fastamp._scaler.state import ScalerState, unscale_once
-from fastamp._scaler.subclasses import unscale_subclasses
 from fastamp._util.scaled_backward import scaled
 from fastamp._util.tensors import on_device
 
@@ -194,13 +198,16 @@ class GradScaler(ScalerState):
         Raises:
             AssertionError: :meth:`scale` was never called, or a parameter is not a tensor.
             RuntimeError: Called twice, or after :meth:`step`, since the last :meth:`update`.
-            ValueError: A gradient is fp16. No gradient was changed then.
+            ValueError: A gradient is fp16, and the optimizer was not given to
+                ``fastamp.optim.fuse_`` with ``widen_grads=True``. No gradient was changed then.
         """
         if not self._enabled:
             return
         no_scale = self._scale is None or self._growth_tracker is None
         if no_scale or id(optimizer) in self._per_optimizer_states:
             self._begin("unscale_", optimizer)
+        if getattr(optimizer, "_fastamp_widens_grads", False):
+            widen_gradients(optimizer)
         core = self._core
         if not self._is_replaced("_unscale_grads_") and core.unscale(self, optimizer):
             return
@@ -231,15 +238,9 @@ class GradScaler(ScalerState):
         found_inf: Tensor,
         allow_fp16: bool,
     ) -> dict[torch.device, Tensor]:
-        core = self._core
-        flags, subclassed = core.unscale_grads(
-            optimizer, inv_scale, found_inf, allow_fp16, self._times_scaled
+        return unscale_gradients(
+            self._core, optimizer, inv_scale, found_inf, allow_fp16, self._times_scaled
         )
-        if subclassed:
-            position = {id(p): i for i, p in enumerate(parameters_of(optimizer))}
-            for counted, counts in unscale_subclasses(subclassed, flags, inv_scale, found_inf):
-                core.note_foreign_counts(optimizer, [position[id(p)] for p in counted], counts)
-        return flags
 
     def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
         scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")

@@ -9,12 +9,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastamp._scaler.mesh_norm import norm_over_ranks, shard_groups
-from fastamp._scaler.subclasses import multiply_subclasses, norm_with_subclasses
+from fastamp._scaler.subclasses import (
+    multiply_subclasses,
+    norm_with_subclasses,
+    unscale_subclasses,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
+
+    import fastamp._C as _C
 
 # Called by csrc/python_optimizer.cpp, which finds them here.
 __all__ = [
@@ -23,12 +29,62 @@ __all__ = [
     "norm_over",
     "norm_with_subclasses",
     "parameters_of",
+    "two_norm_of",
+    "unscale_gradients",
+    "widen_gradients",
 ]
 
 
 def parameters_of(optimizer: Any) -> list[Tensor]:
     """Returns the parameters of all groups."""
     return list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
+
+
+def unscale_gradients(
+    core: _C.ScalerCore,
+    optimizer: Any,
+    inv_scale: Tensor,
+    found_inf: Tensor,
+    allow_fp16: bool,
+    times_scaled: int,
+) -> dict[torch.device, Tensor]:
+    """Unscales the gradients of an optimizer in place, those of tensor subclasses too.
+
+    Args:
+        core: Notes the pass.
+        optimizer: Whose gradients they are.
+        inv_scale: 1 / scale, an fp32 scalar.
+        found_inf: The flag that those of devices start from.
+        allow_fp16: Whether fp16 gradients are not refused.
+        times_scaled: How often losses were scaled.
+
+    Returns:
+        The flag of each device.
+    """
+    flags, subclassed = core.unscale_grads(
+        optimizer, inv_scale, found_inf, allow_fp16, times_scaled
+    )
+    if subclassed:
+        position = {id(p): i for i, p in enumerate(parameters_of(optimizer))}
+        for counted, counts in unscale_subclasses(subclassed, flags, inv_scale, found_inf):
+            core.note_foreign_counts(optimizer, [position[id(p)] for p in counted], counts)
+    return flags
+
+
+def widen_gradients(optimizer: Any) -> None:
+    """Puts float32 gradients in the place of an optimizer's fp16 ones."""
+    for parameter in parameters_of(optimizer):
+        gradient = parameter.grad
+        if gradient is not None and gradient.dtype is torch.float16:
+            # Any: backward may bring fp16 again, and sums of both are float32.
+            parameter.grad_dtype = None
+            parameter.grad = gradient.float()
+
+
+def two_norm_of(optimizer: Any) -> Tensor | None:
+    """Returns the 2-norm of gradients of which some are tensor subclasses; None without any."""
+    with_gradients = [p for p in parameters_of(optimizer) if p.grad is not None]
+    return norm_with_subclasses([], with_gradients, 2.0) if with_gradients else None
 
 
 def norm_over(optimizer: Any, mesh: Any, norm_type: float) -> Callable[[], Tensor]:
