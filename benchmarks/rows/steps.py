@@ -109,6 +109,34 @@ def _large(device: str, name: str, shapes: Callable[[], list[tuple[int, ...]]]) 
     )
 
 
+def _guarded(device: str, count: int, elements: int) -> Row:
+    """A guarded step beside one without a guard; both clip, and both are fastamp's."""
+    unguarded = "clip(parameters, 1.0); optimizer.step()"
+
+    def candidates() -> dict[str, Candidate]:
+        found = {}
+        for name in (BASELINE, OURS):
+            parameters = make_gradients(device, count, elements)
+            names: dict[str, Any] = {"optimizer": own_optimizers().AdamW(parameters, lr=1e-6)}
+            names |= {"clip": fastamp.clip_grad_norm_, "parameters": parameters}
+            statement = unguarded
+            if name == OURS:
+                names["guard"] = fastamp.StepGuard(names["optimizer"])
+                statement = "guard.clip_grad_norm_(1.0); optimizer.step()"
+            found[name] = Candidate(statement, names)
+        return found
+
+    return Row(
+        f"{device}: clip + step, guarded and not, fastamp's AdamW, {count} x {elements}",
+        candidates,
+        GROUP,
+        device,
+        clock="events" if device == "cuda" and elements > 16 else "host",
+        goal=at_least_times(1 / 1.02),
+        weight=weight_of(count, elements, cheap=1000),
+    )
+
+
 def transformer_shapes(blocks: int, width: int, tables: list[int]) -> list[tuple[int, ...]]:
     """Returns the shapes of the parameters of a GPT-2 or ViT, ``tables`` the rows of embeddings."""
     shapes: list[tuple[int, ...]] = [(rows, width) for rows in tables]
@@ -131,4 +159,5 @@ def rows(device: str) -> list[Row]:
     if device == "cuda":
         lists["ViT-B"] = partial(transformer_shapes, 12, 768, [768, 197, 1000])
         lists["GPT-2"] = partial(transformer_shapes, 12, 768, [50257, 1024])
+    found += [_guarded(device, 1000, 16), _guarded(device, *LARGE)]
     return found + [_large(device, name, shapes) for name, shapes in lists.items()]

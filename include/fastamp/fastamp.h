@@ -35,4 +35,6 @@
 #include <fastamp/scaler/inspector.h>
 #include <fastamp/scaler/log_to.h>
 #include <fastamp/scaler/on_skip.h>
+#include <fastamp/scaler/step_guard.h>
+#include <fastamp/scaler/step_guard_options.h>
 #include <fastamp/version.h>

@@ -317,6 +317,64 @@ class PythonScalerCore {
     return {};
   }
 
+  /// What a guarded optimizer is to be stepped with, at a scale of 1, and whether the step is seen;
+  /// (None, False) if only Python can check its gradients, which has to be done first.
+  /// @param checked  It was.
+  /// @param norm     For the spike rule; None: of the pass that checked the gradients.
+  /// @param agree    Makes a flag the same on all ranks; None: it is this rank's own.
+  std::pair<std::shared_ptr<PythonAmpStep>, bool> begin_unscaled_step(
+      py::handle guard, py::handle optimizer, bool checked, std::vector<at::Tensor> not_finite,
+      scaler::SpikeRule* spike, const MaybeTensor& norm, const py::object& agree) {
+    auto call = call_on(guard, optimizer);
+    auto& record = call.record();
+    bool by_position = false;
+    if (!checked && !check_unscaled(call, by_position)) {
+      return {};
+    }
+    if (record.shares_gradients) {
+      call.apply_clips();  // In place: the step does not write them.
+    }
+    const FlagAgreement agreement = [&agree](const at::Tensor& flag) {
+      const py::gil_scoped_acquire gil;
+      agree(flag);
+    };
+    auto data = call.data();
+    data.agreement = agree.is_none() ? nullptr : &agreement;
+    optim::AmpStep amp_step;
+    call.work([&] {
+      amp_step = ScalerCore::begin_unscaled_step(record,
+                                                 {.not_finite = std::move(not_finite),
+                                                  .spike = spike,
+                                                  .norm = norm.value_or(at::Tensor())},
+                                                 data);
+    });
+    return {std::make_shared<PythonAmpStep>(std::move(amp_step), record.pass, by_position),
+            at::hasCallbacks()};
+  }
+
+  /// Checks gradients at a scale of 1, in place where they cannot be checked otherwise; false if
+  /// only Python can.
+  bool check_unscaled(py::handle guard, py::handle optimizer) {
+    auto call = call_on(guard, optimizer);
+    bool by_position = false;
+    return check_unscaled(call, by_position);
+  }
+
+  /// Forgets what was put off to a step for gradients that were overwritten since.
+  void forget_if_edited(py::handle guard, py::handle optimizer) {
+    const auto record = find_record(*core_, optimizer);
+    if (record != nullptr && record->pass != nullptr && !record->pass->unchanged()) {
+      forget(guard, optimizer);
+    }
+  }
+
+  /// Forgets what was begun for a step.
+  void forget(py::handle guard, py::handle optimizer) {
+    const auto call = call_on(guard, optimizer);
+    const auto earlier = call.record().start_iteration();
+    call.forget();
+  }
+
   /// Returns whether poll() may have something to tell.
   bool end_iteration(py::handle scaler, const MaybeTensor& new_scale, bool capturing) {
     static PyObject* const states_key = interned("_per_optimizer_states");
@@ -509,6 +567,19 @@ class PythonScalerCore {
     return *checked;
   }
 
+  bool check_unscaled(OptimizerCall& call, bool& by_position) {
+    call.forget_if_scaled_anew();
+    if (call.is_ready() && check(call, by_position)) {
+      return true;
+    }
+    auto gathered = call.gather(Purpose::kCheck);
+    if (gathered.has_foreign()) {
+      return false;
+    }
+    call.work([&] { core_->unscale(call.record(), std::move(gathered), call.data()); });
+    return true;
+  }
+
   std::shared_ptr<ScalerCore> core_;
   c10::DeviceType device_;
   OptimizerEnd end_;
@@ -532,7 +603,35 @@ void bind_iterations(py::class_<Core>& type) {
       .def("clip_norm", wrap_pybind_function(&Core::clip_norm))
       .def("clip_value", wrap_pybind_function(&Core::clip_value))
       .def("begin_step", wrap_pybind_function(&Core::begin_step))
+      .def("begin_unscaled_step", wrap_pybind_function(&Core::begin_unscaled_step))
+      .def("check_unscaled",
+           wrap_pybind_function(
+               static_cast<bool (Core::*)(py::handle, py::handle)>(&Core::check_unscaled)))
+      .def("forget_if_edited", wrap_pybind_function(&Core::forget_if_edited))
+      .def("forget", wrap_pybind_function(&Core::forget))
       .def("end_iteration", wrap_pybind_function(&Core::end_iteration));
+}
+
+void bind_spike_rule(py::module_& module) {
+  using torch::wrap_pybind_function;
+  using Norms = std::pair<std::vector<double>, int64_t>;
+  using scaler::SpikeRule;
+  py::class_<SpikeRule>(module, "SpikeRule", "Which gradient norms are far above those before.")
+      .def(py::init([](double factor, bool mean, int64_t window) {
+             return std::make_unique<SpikeRule>(
+                 "StepGuard", SpikeOptions{.factor = factor,
+                                           .of = mean ? SpikeOf::kMean : SpikeOf::kMedian,
+                                           .window = window});
+           }),
+           py::arg("factor"), py::arg("mean"), py::arg("window"))
+      .def("state", wrap_pybind_function([](const SpikeRule& rule) {
+             auto state = rule.state();
+             return Norms(std::move(state.norms), state.count);
+           }))
+      .def("load",
+           wrap_pybind_function([](SpikeRule& rule, std::vector<double> norms, int64_t count) {
+             rule.load("load_state_dict", {.norms = std::move(norms), .count = count});
+           }));
 }
 
 }  // namespace
@@ -563,6 +662,7 @@ void bind_scaler(py::module_& module) {
       .def("take_captured", wrap_pybind_function(&Core::take_captured))
       .def("note_replay", wrap_pybind_function(&Core::note_replay));
   bind_iterations(type);
+  bind_spike_rule(module);
   py::enum_<scaler::ClipNext>(module, "ClipNext", "What is left to do about a clip.")
       .value("NOTHING", scaler::ClipNext::kNothing)
       .value("APPLY", scaler::ClipNext::kApply)

@@ -37,6 +37,7 @@ from fastamp._install.installation import Installation as Installation  # noqa: 
 from fastamp._install.installation import install, is_installed, uninstall  # noqa: E402
 from fastamp._scaler.clip import clip_grad_norm_  # noqa: E402
 from fastamp._scaler.grad_scaler import GradScaler  # noqa: E402
+from fastamp._scaler.step_guard import StepGuard  # noqa: E402
 
 
 def build_info() -> dict[str, str]:
@@ -54,6 +55,7 @@ __version__: str = build_info()["version"]
 
 __all__ = [
     "GradScaler",
+    "StepGuard",
     "__version__",
     "amp",
     "autocast",

@@ -4,6 +4,7 @@
 #include "scaler/clip_norms.h"
 #include "scaler/grad_scaler_impl.h"
 #include "scaler/option_checks.h"
+#include "scaler/skip_callback.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -46,32 +47,6 @@ bool usable(const GradScalerOptions& options) {
   return options.enabled();
 }
 
-/// Writes name and shape of an optimizer's parameter into a row of a report.
-template <typename Row>
-void describe(Row& row, const scaler::OptimizerRecord& record, std::size_t index,
-              const ParameterNames& names) {
-  row.name = "parameter " + std::to_string(index);
-  row.index = index;
-  // The optimizer had a parameter there when its gradient was counted.
-  if (const auto parameter = scaler::handle_of(record).parameters.at(index).lock()) {
-    if (has_geometry(at::Tensor(parameter))) {
-      row.shape = parameter->sizes().vec();
-    }
-    const auto name = names.find(parameter.get());
-    row.name = name != names.end() ? name->second : row.name;
-  }
-}
-
-void append_rows(OverflowReport& report, const scaler::OptimizerRecord& record,
-                 const scaler::Counts& counts, const ParameterNames& names) {
-  for (const auto& [index, elements] : scaler::read_counts(counts)) {
-    auto& row = report.gradients.emplace_back();
-    describe(row, record, index, names);
-    row.inf = elements.inf;
-    row.nan = elements.nan;
-  }
-}
-
 /// Forgets what was put off to the step for gradients that are gone: the iteration was broken off.
 void forget_if_scaled_anew(const Optimizer& optimizer, OptimizerRecord& record,
                            const scaler::ScalerCall& call) {
@@ -104,15 +79,6 @@ bool may_put_off(Optimizer& optimizer, bool fuse) {
 }
 
 }  // namespace
-
-ParameterNames names_by_identity(
-    const torch::OrderedDict<std::string, at::Tensor>& named_parameters) {
-  ParameterNames names;
-  for (const auto& item : named_parameters) {
-    names[item.value().unsafeGetTensorImpl()] = item.key();
-  }
-  return names;
-}
 
 GradScaler::Impl::Impl(const GradScalerOptions& given)
     : options(given),
@@ -227,21 +193,12 @@ void GradScaler::Impl::warn_if_due() {
   }
 }
 
-OverflowReport GradScaler::Impl::report(const ParameterNames& names) const {
+OverflowReport GradScaler::Impl::report(const scaler::ParameterNames& names) const {
   const auto& overflow = core.log().overflow();
-  if (!overflow) {
-    return loaded_report;
-  }
-  OverflowReport report;
-  report.step = overflow->step;
-  report.scale = overflow->scale;
-  for (const auto& [record, counts] : overflow->optimizers) {
-    append_rows(report, *record, counts, names);
-  }
-  return report;
+  return overflow ? scaler::named_report(*overflow, names) : loaded_report;
 }
 
-UnderflowReport GradScaler::Impl::underflows(const ParameterNames& names) const {
+UnderflowReport GradScaler::Impl::underflows(const scaler::ParameterNames& names) const {
   UnderflowReport report;
   for (const auto& record : core.records_counted_last()) {
     const auto counts = record->ranges.read();
@@ -252,7 +209,7 @@ UnderflowReport GradScaler::Impl::underflows(const ParameterNames& names) const 
     for (const auto& [index, counted] : counts.zeros) {
       if (counted.zeros != 0) {
         auto& row = report.gradients.emplace_back();
-        describe(row, *record, index, names);
+        scaler::describe(row, *record, index, names);
         row.zeros = counted.zeros;
         row.elements = counted.elements;
       }
@@ -475,13 +432,13 @@ OverflowReport GradScaler::overflow_report(
     const torch::OrderedDict<std::string, at::Tensor>& named_parameters) {
   expect_not_moved_from("overflow_report");
   impl_->poll(/*wait=*/true);
-  return impl_->report(names_by_identity(named_parameters));
+  return impl_->report(scaler::names_by_identity(named_parameters));
 }
 
 UnderflowReport GradScaler::underflow_report(
     const torch::OrderedDict<std::string, at::Tensor>& named_parameters) {
   expect_not_moved_from("underflow_report");
-  return impl_->enabled ? impl_->underflows(names_by_identity(named_parameters))
+  return impl_->enabled ? impl_->underflows(scaler::names_by_identity(named_parameters))
                         : UnderflowReport();
 }
 
@@ -540,11 +497,7 @@ void SkipHandle::remove() {
 
 SkipHandle GradScaler::register_on_skip(SkipCallback callback, bool wait) {
   expect_not_moved_from("register_on_skip");
-  TORCH_CHECK_VALUE(callback, "register_on_skip: expected a callback, got an empty function");
-  auto tell = [callback = std::move(callback)](const scaler::Skip& skip) {
-    callback({skip.row, scaler::handle_of(*skip.optimizer).optimizer});
-  };
-  return SkipHandle(impl_->core.skip_hooks().add({.callback = std::move(tell), .waits = wait}));
+  return SkipHandle(impl_->core.skip_hooks().add(scaler::skip_hook(std::move(callback), wait)));
 }
 
 }  // namespace fastamp

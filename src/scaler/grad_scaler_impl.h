@@ -2,21 +2,15 @@
 #pragma once
 
 #include "scaler/libtorch_optimizer.h"
+#include "scaler/named_report.h"
 #include "scaler/scale_state.h"
 #include "scaler/scaler_core.h"
 
 #include <fastamp/scaler/grad_scaler.h>
 
 #include <optional>
-#include <string>
-#include <unordered_map>
 
 namespace fastamp {
-
-/// By the identity of the parameter.
-using ParameterNames = std::unordered_map<const void*, std::string>;
-ParameterNames names_by_identity(
-    const torch::OrderedDict<std::string, at::Tensor>& named_parameters);
 
 /// What GradScaler has beside the core: options, the scale, errors.
 struct GradScaler::Impl {
@@ -53,8 +47,8 @@ struct GradScaler::Impl {
   /// Warns if that is due, and gives loggers and hooks what has arrived.
   void tell();
   void warn_if_due();
-  OverflowReport report(const ParameterNames& names) const;
-  UnderflowReport underflows(const ParameterNames& names) const;
+  OverflowReport report(const scaler::ParameterNames& names) const;
+  UnderflowReport underflows(const scaler::ParameterNames& names) const;
 
   GradScalerOptions options;
   bool enabled;

@@ -119,7 +119,8 @@ GradientGroups::Taken GradientGroups::add_other(const at::Tensor& parameter,
                     "a parameter",
                     has_geometry(parameter) ? c10::str(" of shape ", parameter.sizes()) : "",
                     ". Attempting to unscale FP16 gradients. Keep the parameters in float32 and "
-                    "let autocast lower the operators.");
+                    "let autocast lower the operators, or step them with masters: "
+                    "fastamp.optim.fuse_(optimizer, widen_grads=True).");
   if (wants_pass_) {
     check_is_unscaled_by_someone(gradient, parameter);
   }

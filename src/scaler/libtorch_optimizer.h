@@ -60,7 +60,7 @@ void clip_values(const torch::optim::Optimizer& optimizer, OptimizerRecord& reco
 
 /// Whether an optimizer can be stepped with an AmpStep; fuses it first if that is asked for.
 bool supports_amp_step(torch::optim::Optimizer& optimizer, bool fuse);
-/// Steps such an optimizer. Called by GradScaler::step().
+/// Steps such an optimizer. Called by GradScaler::step() and StepGuard::step().
 at::Tensor step_with(torch::optim::Optimizer& optimizer, const optim::AmpStep& amp_step);
 
 /// Calls optimizer.step(closure) and has the casts of its weights forgotten if they may have been

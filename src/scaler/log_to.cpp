@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "scaler/grad_scaler_impl.h"
+#include "scaler/step_guard_impl.h"
 #include "scaler/step_logger.h"
 
 #include <fastamp/autocast/registration.h>
@@ -14,6 +15,34 @@
 #include <utility>
 
 namespace fastamp {
+namespace {
+
+std::shared_ptr<scaler::StepLogger> attach(scaler::ScalerCore& core, LogCallback callback,
+                                           bool casts) {
+  TORCH_CHECK_VALUE(callback, "log_to: expected a callback, got an empty function");
+  if (casts) {
+    register_kernels();
+  }
+  // The logger is its own end's subject: known to it once it is made.
+  const auto self = std::make_shared<std::weak_ptr<scaler::StepLogger>>();
+  auto careful = [callback = std::move(callback), self](const LoggedStep& row) {
+    try {
+      callback(row);
+    } catch (const std::exception& error) {
+      TORCH_WARN("log_to: the callback threw at step ", row.step, " (", error.what(),
+                 "). Nothing more is logged.");
+      if (const auto logger = self->lock()) {
+        logger->drop();
+      }
+    }
+  };
+  auto logger = std::make_shared<scaler::StepLogger>(std::move(careful), casts);
+  *self = logger;
+  core.log_to(logger);
+  return logger;
+}
+
+}  // namespace
 
 StepLog::StepLog(StepLog&&) noexcept = default;
 
@@ -45,31 +74,18 @@ void StepLog::release() {
 
 StepLog::StepLog(GradScaler& scaler, LogCallback callback, bool casts) {
   scaler.expect_not_moved_from("log_to");
-  TORCH_CHECK_VALUE(callback, "log_to: expected a callback, got an empty function");
-  if (casts) {
-    register_kernels();
-  }
-  // The logger is its own end's subject: known to it once it is made.
-  const auto self = std::make_shared<std::weak_ptr<scaler::StepLogger>>();
-  auto careful = [callback = std::move(callback), self](const LoggedStep& row) {
-    try {
-      callback(row);
-    } catch (const std::exception& error) {
-      TORCH_WARN("log_to: the callback threw at step ", row.step, " (", error.what(),
-                 "). Nothing more is logged.");
-      if (const auto logger = self->lock()) {
-        logger->drop();
-      }
-    }
-  };
-  auto logger = std::make_shared<scaler::StepLogger>(std::move(careful), casts);
-  *self = logger;
-  scaler.impl_->core.log_to(logger);
-  logger_ = std::move(logger);
+  logger_ = attach(scaler.impl_->core, std::move(callback), casts);
 }
+
+StepLog::StepLog(StepGuard& guard, LogCallback callback, bool casts)
+    : logger_(attach(guard.impl_->core, std::move(callback), casts)) {}
 
 StepLog log_to(GradScaler& scaler, LogCallback callback, bool casts) {
   return {scaler, std::move(callback), casts};
+}
+
+StepLog log_to(StepGuard& guard, LogCallback callback, bool casts) {
+  return {guard, std::move(callback), casts};
 }
 
 std::ostream& operator<<(std::ostream& out, const LoggedStep& row) {

@@ -7,6 +7,7 @@
 #include "scaler/gradient_factors.h"
 #include "scaler/step_logger.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/ones.h>
@@ -73,6 +74,37 @@ void refuse_non_finite(const at::Tensor& norm, double norm_type, const ScalerCal
   }
   if (norm.defined()) {
     check_finite(norm, norm_type);
+  }
+}
+
+/// Raises flags for a reason that a rank's own gradients are not. Their counters, which are written
+/// at an overflow of theirs only, must not tell of an earlier one then.
+template <typename Raise>
+void raise_for_others(OptimizerRecord& record, const Raise& raise) {
+  const at::NoGradGuard no_grad;
+  auto& flags = record.progress.flags;
+  std::vector<at::Tensor> own;
+  own.reserve(flags.size());
+  for (const auto& flag : flags) {
+    own.push_back(flag.ne(0));
+  }
+  raise(flags);
+  if (own.empty()) {
+    return;
+  }
+  auto others = flags.front().ne(0);
+  for (const auto& mine : own) {
+    others = others.logical_and(on_device(mine, others.device(), at::kBool).logical_not());
+  }
+  for (const auto& counted : record.counts()) {
+    counted->counts.masked_fill_(on_device(others, counted->device, at::kBool), 0);
+  }
+}
+
+/// agree_on() for the flags of a record's pass.
+void agree_on_pass(OptimizerRecord& record, const ScalerCall& call) {
+  if (call.agreement != nullptr && *call.agreement) {
+    raise_for_others(record, [&](auto& flags) { agree_on(flags, call); });
   }
 }
 
@@ -221,7 +253,7 @@ void ScalerCore::unscale(OptimizerRecord& record, Gathered gathered, const Scale
   record.shares_gradients = gathered.shared;
   record.progress = {.stage = Stage::kUnscaled, .flags = flags_of(*pass)};
   note_pass(record, std::move(pass), call);
-  agree_on(record.progress.flags, call);
+  agree_on_pass(record, call);
 }
 
 std::optional<bool> ScalerCore::check(OptimizerRecord& record, Gathered gathered,
@@ -242,11 +274,17 @@ std::optional<bool> ScalerCore::check(OptimizerRecord& record, Gathered gathered
   const auto inv_scale = inverse_for(record, call.scale, gathered);
   auto pass = std::make_shared<PassResult>(scaler::check(
       std::move(gathered.groups), inv_scale, flag_for_pass(call), options_for(record), max_norm));
-  auto flags = flags_of(*pass);
-  agree_on(flags, call);
+  record.progress = {.stage = Stage::kReady, .flags = flags_of(*pass)};
   note_pass(record, std::move(pass), call);
   record.inv_scale = inv_scale;
-  record.progress = {.stage = Stage::kReady, .flags = std::move(flags)};
+  try {
+    agree_on_pass(record, call);
+  } catch (...) {
+    record.progress = {};
+    record.inv_scale = at::Tensor();
+    const auto unfinished = std::exchange(record.pass, nullptr);  // Or it would count as checked.
+    throw;
+  }
   return true;
 }
 
@@ -356,6 +394,35 @@ optim::AmpStep ScalerCore::begin_step(OptimizerRecord& record, bool was_ready,
   }
   amp_step.clip_value = record.clip_value;
   amp_step.write_grads = !keep_scaled_grads && !record.shares_gradients;
+  return amp_step;
+}
+
+optim::AmpStep ScalerCore::begin_unscaled_step(OptimizerRecord& record, const SkipReasons& reasons,
+                                               const ScalerCall& call) {
+  if (record.progress.flags.empty() && !reasons.not_finite.empty()) {
+    record.progress.flags.push_back(new_flag(call.scale));
+  }
+  const auto norm = reasons.norm.defined() ? reasons.norm : record.known_norm();
+  const bool judges = reasons.spike != nullptr && norm.defined();
+  if (!reasons.not_finite.empty() || judges || call.agreement != nullptr) {
+    raise_for_others(record, [&](auto& flags) {
+      for (auto& flag : flags) {
+        for (const auto& value : reasons.not_finite) {
+          raise_unless_finite(flag, value);
+        }
+      }
+      if (judges) {
+        reasons.spike->judge(norm, flags);
+      }
+      agree_on(flags, call);
+    });
+  }
+  if (record.progress.flags.empty()) {
+    return {};
+  }
+  auto amp_step = begin_step(record, /*was_ready=*/false, /*keep_scaled_grads=*/false);
+  amp_step.inv_scale.reset();
+  amp_step.write_grads = amp_step.write_grads && record.clips_at_step();
   return amp_step;
 }
 

@@ -6,6 +6,7 @@
 #include "scaler/optimizer_record.h"
 #include "scaler/scale_ops.h"
 #include "scaler/skip_hooks.h"
+#include "scaler/spike_rule.h"
 
 #include <fastamp/macros.h>
 #include <fastamp/optim/amp_step.h>
@@ -61,6 +62,13 @@ FASTAMP_API void check_order(std::string_view function, Stage stage);
 /// Refuses to step an optimizer none of whose parameters has a gradient.
 /// @throws NoGradients
 [[noreturn]] FASTAMP_API void refuse_no_gradients();
+
+/// What a step without a scale is skipped for, besides gradients that are not finite.
+struct SkipReasons {
+  std::vector<at::Tensor> not_finite;  ///< One of these one-element tensors is inf or NaN.
+  SpikeRule* spike = nullptr;          ///< Its judgement of the norm; null: none.
+  at::Tensor norm;                     ///< For that; undefined: of the pass.
+};
 
 /// Clipping by a norm.
 struct NormClip {
@@ -193,6 +201,12 @@ class FASTAMP_API ScalerCore {
   ///     leaves no trace.
   /// @throws NoGradients
   static optim::AmpStep begin_step(OptimizerRecord& record, bool was_ready, bool keep_scaled_grads);
+  /// The same where gradients carry no scale (ScalerCall::scale is 1, without an agreement until
+  /// here): decides on the skip.
+  /// @param call  With the agreement.
+  /// @returns An AmpStep without factors or flag if there are no gradients, here or on other ranks.
+  static optim::AmpStep begin_unscaled_step(OptimizerRecord& record, const SkipReasons& reasons,
+                                            const ScalerCall& call);
   /// Lets the gradients go, of an optimizer that was stepped.
   static void end_step(OptimizerRecord& record);
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/python.md and docs/migrating.md are programs that hold; other pages have snippets."""
+"""python.md, migrating.md and guard.md are programs that hold; other pages have snippets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 @pytest.mark.parametrize(
-    ("page", "prints"), [("python.md", "layer_norm"), ("migrating.md", "")], ids=str
+    ("page", "prints"),
+    [("python.md", "layer_norm"), ("migrating.md", ""), ("guard.md", "skipped 30")],
+    ids=str,
 )
 def test_the_blocks_of_a_page_form_a_program(page: str, prints: str, tmp_path: Path):
     text = (DOCS / page).read_text(encoding="utf-8")

@@ -5,6 +5,7 @@
 #include <fastamp/macros.h>
 #include <fastamp/scaler/grad_scaler.h>
 #include <fastamp/scaler/reports.h>
+#include <fastamp/scaler/step_guard.h>
 
 #include <cstdint>
 #include <functional>
@@ -48,7 +49,9 @@ class FASTAMP_API StepLog {
 
  private:
   friend FASTAMP_API StepLog log_to(GradScaler& scaler, LogCallback callback, bool casts);
+  friend FASTAMP_API StepLog log_to(StepGuard& guard, LogCallback callback, bool casts);
   StepLog(GradScaler& scaler, LogCallback callback, bool casts);
+  StepLog(StepGuard& guard, LogCallback callback, bool casts);
 
   std::shared_ptr<scaler::StepLogger> logger_;
 };
@@ -76,5 +79,7 @@ class FASTAMP_API StepLog {
 ///     was moved from.
 [[nodiscard]] FASTAMP_API StepLog log_to(GradScaler& scaler, LogCallback callback,
                                          bool casts = true);
+/// The same for each step of a guard; the scale is 1.
+[[nodiscard]] FASTAMP_API StepLog log_to(StepGuard& guard, LogCallback callback, bool casts = true);
 
 }  // namespace fastamp

@@ -14,7 +14,7 @@ class Optimizer;
 
 namespace fastamp {
 
-/// A step that a GradScaler has skipped. If no history is kept (history_size 0), the norm is NaN
+/// A step that a GradScaler or StepGuard has skipped. If no history is kept (history_size 0), the norm is NaN
 /// and the growth_tracker 0.
 struct SkippedStep : StepRecord {
   /// Whose step it was. Compare it only: the optimizer may be gone by now.
@@ -27,7 +27,7 @@ namespace scaler {
 struct SkipHook;
 }
 
-/// What GradScaler::register_on_skip() returns. The callback stays when this is destroyed. May
+/// What register_on_skip() of a scaler or guard returns. The callback stays when this is destroyed. May
 /// outlive the scaler. Not thread-safe, as the scaler.
 class FASTAMP_API SkipHandle {
  public:
@@ -36,6 +36,7 @@ class FASTAMP_API SkipHandle {
 
  private:
   friend class GradScaler;
+  friend class StepGuard;
   explicit SkipHandle(std::weak_ptr<scaler::SkipHook> hook) : hook_(std::move(hook)) {}
 
   std::weak_ptr<scaler::SkipHook> hook_;

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import NoReturn
 
 from fastamp._cli import (
@@ -22,7 +23,7 @@ from fastamp._cli import (
     run_command,
 )
 from fastamp._cli.closed_pipe import ends_with_its_reader
-from fastamp._install import program_policies
+from fastamp._install import guarded_optimizers, program_policies
 from fastamp._install.installation import install
 
 USAGE = """\
@@ -39,6 +40,8 @@ usage: python -m fastamp SCRIPT [ARGUMENT ...]      run a script on fastamp, as 
                                                     in .html, JSON in .json, - prints tables
            --at-step N                              which step that is, from 0 (docs/debugging.md)
            --record FILE                            one training step, for compare; --at-step too
+           --guard                                  steps of optimizers whose gradients are inf or
+                                                    NaN are skipped (docs/guard.md)
            --float8                                 bfloat16 regions run linear layers in fp8, on
                                                     the CPU slowly (docs/float8.md)
            --float8-exclude NAME                    but not those of modules or parameters of this
@@ -106,9 +109,13 @@ _OPTIONS = {
     "--inspect": "FILE",
     "--record": "FILE",
     "--at-step": "N",
+    "--guard": "",
     "--float8": "",
     "--float8-exclude": "NAME",
 }
+
+
+_running: list[ExitStack] = []
 
 
 @dataclasses.dataclass
@@ -118,6 +125,7 @@ class _Options:
     inspect: str | None = None
     record: str | None = None
     at_step: int | None = None
+    guard: bool = False
     float8: bool = False
     exclude: list[str] = dataclasses.field(default_factory=list)
 
@@ -145,6 +153,8 @@ class _Options:
                 inspect_command.start_record(self.record, self.at_step or 0)
             except OSError as error:
                 _refuse(f"--record: {error}", usage=False)
+        if self.guard:
+            _running.append(guarded_optimizers.start())
         if self.float8:
             float8_command.start(self.exclude)
 
@@ -159,8 +169,8 @@ def _read_options(arguments: list[str]) -> tuple[_Options, list[str]]:
     options = _Options()
     while arguments and arguments[0] in _OPTIONS:
         name, *arguments = arguments
-        if name == "--float8":
-            options.float8 = True
+        if not _OPTIONS[name]:
+            setattr(options, name.removeprefix("--"), True)
             continue
         if len(arguments) < 2:
             _refuse(f"expected {name} {_OPTIONS[name]} and a program")

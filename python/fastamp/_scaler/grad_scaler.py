@@ -29,6 +29,7 @@ from fastamp._scaler.gradients import (
     parameters_of,
     unscale_gradients,
     unscale_shards,
+    widen_gradients,
 )
 from fastamp._scaler.mesh_norm import norm_over_ranks
 from fastamp._scaler.new_scalers import note_scaler
@@ -201,13 +202,16 @@ class GradScaler(ScalerState):
         Raises:
             AssertionError: :meth:`scale` was never called, or a parameter is not a tensor.
             RuntimeError: Called twice, or after :meth:`step`, since the last :meth:`update`.
-            ValueError: A gradient is fp16. No gradient was changed then.
+            ValueError: A gradient is fp16, and the optimizer was not given to
+                ``fastamp.optim.fuse_`` with ``widen_grads=True``. No gradient was changed then.
         """
         if not self._enabled:
             return
         no_scale = self._scale is None or self._growth_tracker is None
         if no_scale or id(optimizer) in self._per_optimizer_states:
             self._begin("unscale_", optimizer)
+        if getattr(optimizer, "_fastamp_widens_grads", False):
+            widen_gradients(optimizer)
         core = self._core
         if (
             not self._is_replaced("_unscale_grads_")

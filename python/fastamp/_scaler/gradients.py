@@ -37,8 +37,10 @@ __all__ = [
     "norm_over",
     "norm_with_subclasses",
     "parameters_of",
+    "two_norm_of",
     "unscale_gradients",
     "unscale_shards",
+    "widen_gradients",
 ]
 
 
@@ -59,6 +61,22 @@ def norm_groups(optimizer: Any, mesh: Any, norm_type: float) -> list[ShardGroup]
     if not groups and not (norm_type > 0 and meshes_of(parameters)):
         return []
     return with_own_meshes("clip_grad_norm_", parameters, groups)
+
+
+def widen_gradients(optimizer: Any) -> None:
+    """Puts float32 gradients in the place of an optimizer's fp16 ones."""
+    for parameter in parameters_of(optimizer):
+        gradient = parameter.grad
+        if gradient is not None and gradient.dtype is torch.float16:
+            # Any: backward may bring fp16 again, and sums of both are float32.
+            parameter.grad_dtype = None
+            parameter.grad = gradient.float()
+
+
+def two_norm_of(optimizer: Any) -> Tensor | None:
+    """Returns the 2-norm of gradients of which some are tensor subclasses; None without any."""
+    with_gradients = [p for p in parameters_of(optimizer) if p.grad is not None]
+    return norm_with_subclasses([], with_gradients, 2.0) if with_gradients else None
 
 
 def norm_over(optimizer: Any, mesh: Any, norm_type: float) -> Callable[[], Tensor]:

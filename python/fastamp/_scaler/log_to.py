@@ -14,7 +14,8 @@ from typing import Any
 
 import fastamp._C as _C
 from fastamp._scaler import logs
-from fastamp._scaler.state import ScalerState, core_of, keeps_history
+from fastamp._scaler.state import ScalerState, core_of
+from fastamp._scaler.step_guard import StepGuard, core_of_guard
 from fastamp._util.at_exit import AtExit
 from fastamp._util.held import Held
 from fastamp._util.tool_guard import ToolGuard
@@ -77,13 +78,14 @@ class StepLog(Held):
         self._guard.run(self._attach, scaler, core)
 
     def _attach(self, scaler: Any, core: _C.ScalerCore) -> None:
-        if not keeps_history(scaler):
+        if not scaler._history_size:
             return
+        has_scale = isinstance(scaler, ScalerState)
         number = len(self._loggers) + 1
         prefix = f"{self._prefix}{number if number > 1 else ''}/"
 
         def receive(step: int, *numbers: Any) -> None:
-            row = self._guard.run(self._row, prefix, *numbers)
+            row = self._guard.run(self._row, prefix, has_scale, *numbers)
             if row is None:
                 self._drop()
                 return
@@ -101,6 +103,7 @@ class StepLog(Held):
     def _row(
         self,
         prefix: str,
+        has_scale: bool,
         scale: float,
         skipped: bool,
         norm: float,
@@ -109,7 +112,8 @@ class StepLog(Held):
         casts: int,
         cast_bytes: int,
     ) -> dict[str, float]:
-        values: dict[str, float] = {"scale": scale, "skipped": float(skipped)}
+        values: dict[str, float] = {"scale": scale} if has_scale else {}
+        values["skipped"] = float(skipped)
         if math.isfinite(norm):
             values["norm"] = norm
         values["overflows"] = overflows
@@ -158,22 +162,23 @@ def log_to(
     prefix: str = "amp",
     casts: bool = True,
 ) -> StepLog:
-    """Gives a logger some numbers of each iteration of gradient scalers, without waiting for them.
+    """Gives a logger some numbers of each iteration of gradient scalers and guarded optimizers.
 
     ::
 
         writer = SummaryWriter()
         log = fastamp.debug.log_to(writer, scaler)
 
-    The device sends what it did to the host at the end of each iteration. A row is passed on by the
-    first ``update()``, or question to the scaler, that finds it there; on the CPU that is the
-    ``update()`` itself. What is on its way when the log is released, or the process ends, is waited
-    for. If the writer raises, a warning says so, the log is released, and training goes on.
+    Nothing waits for them: the device sends what it did to the host at the end of each iteration. A
+    row is passed on by the first ``update()``, or question to the scaler, that finds it there; on
+    the CPU that is the ``update()`` itself. A guarded optimizer's ``step`` does it, too. What is on
+    its way when the log is released, or the process ends, is waited for. If the writer raises, a
+    warning says so, the log is released, and training goes on.
 
     Under ``prefix/`` there are:
 
-    - ``scale``: the loss scale that the iteration used, and ``skipped``: 1 if a gradient was inf or
-      NaN, else 0.
+    - ``scale``: the loss scale that the iteration used (not of a ``StepGuard``), and ``skipped``: 1
+      if it was skipped, since a gradient was inf or NaN, else 0.
     - ``norm``: of all unscaled gradients before clipping, where it was computed and is finite.
     - ``overflows``: how many gradient elements were inf or NaN.
     - ``underflows``: how many were 0, at the iterations at which that is counted; see
@@ -186,8 +191,8 @@ def log_to(
             ``SummaryWriter``; or with ``log(values, step=step)``, such as a run of Weights & Biases
             (which refuses a step below one that it has seen: if you log to it too, do so with the
             same steps, or give a function); or a function of a dict of numbers and the iteration.
-        scaler: A ``fastamp.GradScaler``. ``None``: all that are used for the first time from now
-            on; the second one's names begin with ``prefix2/``.
+        scaler: A ``fastamp.GradScaler`` or ``fastamp.StepGuard``. ``None``: all that are used for
+            the first time from now on; the second one's names begin with ``prefix2/``.
         prefix: Of the names.
         casts: Count casts, which costs up to a microsecond for each op in a region.
 
@@ -195,8 +200,8 @@ def log_to(
         Ends the log by ``release()``, or at the end of a ``with`` block. It need not be kept.
 
     Raises:
-        TypeError: ``writer`` is no such object, ``scaler`` no ``fastamp.GradScaler``, ``prefix`` no
-            string or ``casts`` no bool.
+        TypeError: ``writer`` is no such object, ``scaler`` neither a scaler nor a guard of fastamp,
+            ``prefix`` no string or ``casts`` no bool.
         ValueError: ``scaler`` was made with ``history_size=0``.
 
     Note:
@@ -204,19 +209,22 @@ def log_to(
         :meth:`fastamp.GradScaler.history`. Not thread-safe, as the scaler.
     """
     send = _sender(writer)
-    if scaler is not None and not isinstance(scaler, ScalerState):
+    if scaler is not None and not isinstance(scaler, (ScalerState, StepGuard)):
         raise TypeError(
-            f"log_to: expected scaler to be a fastamp.GradScaler, got {type(scaler).__name__}"
+            "log_to: expected scaler to be a fastamp.GradScaler or StepGuard, got "
+            f"{type(scaler).__name__}"
         )
     if not isinstance(prefix, str):
         raise TypeError(f"log_to: expected prefix to be a str, got {type(prefix).__name__}")
     if not isinstance(casts, bool):
         raise TypeError(f"log_to: expected casts to be a bool, got {type(casts).__name__}")
-    if scaler is not None and scaler.is_enabled() and not keeps_history(scaler):
+    is_enabled = isinstance(scaler, StepGuard) or (scaler is not None and scaler.is_enabled())
+    if is_enabled and not scaler._history_size:
         raise ValueError("log_to: expected scaler to keep a history, got one of history_size=0")
     log = StepLog(send, prefix, casts)
     if scaler is None:
         logs.listen(log._listen)
-    elif scaler.is_enabled():
-        log._attach(scaler, core_of(scaler))
+    elif is_enabled:
+        core = core_of_guard(scaler) if isinstance(scaler, StepGuard) else core_of(scaler)
+        log._attach(scaler, core)
     return log

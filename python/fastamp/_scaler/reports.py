@@ -64,7 +64,7 @@ class OverflowReport:
     step: int | None = None
     """Number of the iteration, as in :class:`StepRecord`; ``None``: none was skipped."""
     scale: float | None = None
-    """The scale that it used."""
+    """The scale that it used; ``None`` too of a :class:`fastamp.StepGuard`, which has none."""
     gradients: list[NonFiniteGradient] = field(default_factory=list)
     """In the order of the ranks, the optimizers and their parameters."""
     more: int = 0
@@ -79,8 +79,9 @@ class OverflowReport:
         if self.step is None:
             return "No step was skipped."
         count = len(self.gradients) + self.more
+        at_scale = "" if self.scale is None else f" at scale {self.scale:g}"
         head = (
-            f"Step {self.step} was skipped at scale {self.scale:g}: "
+            f"Step {self.step} was skipped{at_scale}: "
             f"{count} gradient{'' if count == 1 else 's'} with inf or NaN."
         )
         width = max((len(gradient.name) for gradient in self.gradients), default=0)
@@ -95,7 +96,7 @@ class OverflowReport:
         return "\n".join([head, *lines, *_hint(self.gradients)])
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns plain data, for logs and checkpoints."""
+        """Returns plain data, for logs and checkpoints; a rank only in a report of several."""
         data = asdict(self)
         for gradient in data["gradients"]:
             if gradient["rank"] is None:
@@ -271,10 +272,10 @@ def report_from_dict(data: Any, where: str) -> OverflowReport:
             NonFiniteGradient(**{**entry, "shape": entry["shape"] and tuple(entry["shape"])})
             for entry in data["gradients"]
         ]
-        step, scale = data["step"], data["scale"]
-        if step is None:
+        if data["step"] is None:
             return OverflowReport()
-        return OverflowReport(int(step), float(scale), gradients, int(data.get("more", 0)))
+        scale = None if data["scale"] is None else float(data["scale"])
+        return OverflowReport(int(data["step"]), scale, gradients, int(data.get("more", 0)))
     except (TypeError, KeyError, ValueError) as error:
         raise ValueError(
             f"{where}: expected what OverflowReport.as_dict returned, got {data!r:.200}"
@@ -292,7 +293,7 @@ def _named_parameters_of(optimizer: Any) -> list[tuple[str | None, Tensor]]:
 
 def make_report(
     step: int,
-    scale: float,
+    scale: float | None,
     overflowed: list[tuple[Any, list[tuple[int, int, int]]]],
     names: dict[int, str],
 ) -> OverflowReport:
@@ -300,7 +301,7 @@ def make_report(
 
     Args:
         step: Number of the iteration.
-        scale: That it used.
+        scale: That it used; ``None``: a guard has none.
         overflowed: (optimizer, or ``None`` if it is gone; rows of position, inf and NaN).
         names: By the identity of the parameter.
     """
@@ -356,7 +357,7 @@ def names_by_identity(named_parameters: Any, function: str = "overflow_report") 
     return names
 
 
-def _caller_level() -> int:
+def caller_level() -> int:
     """Returns the stacklevel of the user's frame: a warning names the line that called us."""
     package = str(Path(__file__).parent.parent)
     level, frame = 1, sys._getframe(1)
@@ -373,7 +374,7 @@ def warn_of_overflows(what: str | None) -> None:
             "the parameters concerned, at the loss and the inputs of that step for NaN, and at "
             "scaler.history() for when it began; a learning rate that is too high, a division by "
             "zero and a log or sqrt of zero are common causes.",
-            stacklevel=_caller_level(),
+            stacklevel=caller_level(),
         )
 
 
@@ -384,5 +385,5 @@ def warn_of_scaled_gradients(function: str) -> None:
         "others, and scale() was called since: they are probably scaled. After an "
         "iteration that was broken off, call update() before the next; to replace unscaled "
         "gradients, write into them.",
-        stacklevel=_caller_level(),
+        stacklevel=caller_level(),
     )

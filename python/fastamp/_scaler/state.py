@@ -43,7 +43,7 @@ def _overflowed(state: dict[str, Any]) -> bool:
     return any(flag.item() != 0.0 for flag in state["found_inf_per_device"].values())
 
 
-def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+def weakly(method: Callable[..., None]) -> Callable[..., None]:
     """Returns a function that calls a method as long as its object lives.
 
     The core, which the scaler owns, must hold no reference back to it: Python's garbage collector
@@ -93,11 +93,11 @@ class ScalerState(TorchGradScaler):
         except AttributeError:  # A new scaler, or one that was copied or unpickled.
             self._times_scaled = getattr(self, "_times_scaled", 0)
             self._kept_core = _C.ScalerCore(
-                float(self._init_scale), self._history_size, self._device, _weakly(self._move_state)
+                float(self._init_scale), self._history_size, self._device, weakly(self._move_state)
             )
             self._load_past(checked_past(self.__dict__.pop("_saved_past", {})))
             if hasattr(self, "_skip_hooks"):
-                self._kept_core.notify_skips(_weakly(self._notify_of_skip))
+                self._kept_core.notify_skips(weakly(self._notify_of_skip))
             note_core(self, self._kept_core)
             return self._kept_core
 
@@ -421,7 +421,7 @@ class ScalerState(TorchGradScaler):
         if not known:
             self._skip_hooks = hooks
             if hasattr(self, "_kept_core"):
-                self._kept_core.notify_skips(_weakly(self._notify_of_skip))
+                self._kept_core.notify_skips(weakly(self._notify_of_skip))
         return handle
 
     def _notify_of_skip(
@@ -456,11 +456,6 @@ class ScalerState(TorchGradScaler):
         memo[id(self)] = clone
         clone.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return clone
-
-
-def keeps_history(scaler: ScalerState) -> bool:
-    """Whether a scaler was made with a history."""
-    return scaler._history_size > 0
 
 
 def core_of(scaler: ScalerState) -> _C.ScalerCore:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import fastamp._C as _C
+from fastamp._util.guarded_step import GuardedStep
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +33,8 @@ def step_is_watched(optimizer: Any) -> bool:
     # Accelerate replaces optimizer.step to learn from the call that a step was not skipped: then
     # the call itself is the message. LR schedulers replace it too, but only count.
     replaced = vars(optimizer).get("step")
+    if isinstance(replaced, GuardedStep):
+        replaced = replaced.replaced
     return replaced is not None and not hasattr(replaced, "_wrapped_by_lr_sched")
 
 

@@ -41,6 +41,10 @@ class Optimizer(Protocol):
     #: _fastamp_adopt_state; read by ``step``, which leaves such optimizers to torch.
     _fastamp_repeats: bool
 
+    #: Whether ``unscale_`` puts float32 gradients in the place of fp16 ones. Set by ``fuse_``; read
+    #: by GradScaler.
+    _fastamp_widens_grads: bool
+
     #: Whether the constructor is at work. Set and deleted by the classes' ``__init__``; read by
     #: add_param_group, which then leaves its warning to the end of the constructor.
     _fastamp_is_being_made: bool
@@ -102,7 +106,7 @@ class OptimizerState(TypedDict):
 
 
 class Scaler(Protocol):
-    """Attributes of a GradScaler that csrc/bind_scaler.cpp and python_optimizer.cpp read.
+    """What csrc/bind_scaler.cpp and python_optimizer.cpp read of a GradScaler or StepGuard.
 
     The first five and the states are torch's. _scaler/state.py has the others.
     """

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from fastamp.optim._fused import FusedOptimizer
+from fastamp.optim._low_precision_weights import check_grad_dtype_exists
 from fastamp.optim._weight_copies import check_autocast_dtype
 from fastamp.optim.adam import Adam
 from fastamp.optim.adamw import AdamW
@@ -24,7 +25,12 @@ _FUSED: dict[type, type[FusedOptimizer]] = {
 }
 
 
-def fuse_(optimizer: _Optimizer, *, autocast_dtype: torch.dtype | None = None) -> _Optimizer:
+def fuse_(
+    optimizer: _Optimizer,
+    *,
+    autocast_dtype: torch.dtype | None = None,
+    widen_grads: bool | None = None,
+) -> _Optimizer:
     """Makes a torch optimizer step as fastamp's of the same name does, from now on.
 
     The object stays itself: param groups, hooks, and LR schedulers that were or will be made for it
@@ -35,6 +41,11 @@ def fuse_(optimizer: _Optimizer, *, autocast_dtype: torch.dtype | None = None) -
         optimizer: An object of exactly ``torch.optim.SGD``, ``Adam``, ``AdamW`` or ``Muon``, or one
             that is fused already.
         autocast_dtype: As for ``fastamp.optim.SGD``. ``None`` leaves it as it is.
+        widen_grads: ``GradScaler.unscale_`` puts float32 gradients in the place of fp16 ones, which
+            torch refuses there, so that loops of others which unscale and clip can train fp16
+            parameters: their masters are float32. Costs 4 bytes for each such element from then
+            until the gradients are set to ``None``. Not part of copies and pickles. ``None`` leaves
+            it as it is; by default fp16 gradients are refused.
 
     Returns:
         The same object.
@@ -43,13 +54,27 @@ def fuse_(optimizer: _Optimizer, *, autocast_dtype: torch.dtype | None = None) -
         ValueError: ``autocast_dtype`` is not one that weight copies can have, or a group has a
             value of an option that the fused step does not know. Nothing was changed.
         TypeError: The optimizer is of another class, subclasses of these included: the fused step
-            would replace what they do. Nothing was changed.
+            would replace what they do; or ``widen_grads`` is no bool. Nothing was changed.
+        NotImplementedError: ``widen_grads`` with a torch without ``Tensor.grad_dtype``.
     """
     check_autocast_dtype("fuse_", autocast_dtype)
+    if widen_grads is not None and not isinstance(widen_grads, bool):
+        raise TypeError(
+            f"fuse_: expected widen_grads to be a bool or None, got {type(widen_grads).__name__}"
+        )
+    if widen_grads:
+        check_grad_dtype_exists("fuse_")
+    _fuse(optimizer, autocast_dtype)
+    if widen_grads is not None:
+        vars(optimizer)["_fastamp_widens_grads"] = widen_grads
+    return optimizer
+
+
+def _fuse(optimizer: torch.optim.Optimizer, autocast_dtype: torch.dtype | None) -> None:
     if isinstance(optimizer, FusedOptimizer):
         if autocast_dtype is not None:
             optimizer._fastamp_use_weight_copies("fuse_", autocast_dtype)
-        return optimizer
+        return
     fused = _FUSED.get(type(optimizer))
     if fused is None:
         raise TypeError(
@@ -64,4 +89,3 @@ def fuse_(optimizer: _Optimizer, *, autocast_dtype: torch.dtype | None = None) -
     erased._patch_step_function()
     erased._fastamp_adopt_state({})
     erased._fastamp_use_weight_copies("fuse_", autocast_dtype)
-    return optimizer

@@ -11,6 +11,7 @@ import torch
 from torch._compile import _disable_dynamo
 
 import fastamp._C as _C
+from fastamp._util.guarded_step import is_replaced
 from fastamp.optim._flashoptim import ERROR_BITS, check_loaded, master_from_error_bits
 from fastamp.optim._layout import (
     MASTER,
@@ -154,7 +155,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _is_stepped_plainly(self) -> bool:
         return (
-            "step" not in self.__dict__
+            not is_replaced(self)
             and type(self).step is FusedOptimizer.step
             and not torch.compiler.is_dynamo_compiling()
             and not has_hooks(self)

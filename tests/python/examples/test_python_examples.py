@@ -92,6 +92,12 @@ def test_accelerate_in_an_unchanged_program():
     assert number(r"epoch 5: accuracy (\d+\.\d)%", output) > 95
 
 
+def test_bad_data_under_a_guard():
+    output = run(EXAMPLES / "guarded.py")
+    assert number(r"accuracy (\d+\.\d)%", output) > 90
+    assert number(r"accuracy (\d+\.\d)%", run(EXAMPLES / "guarded.py", "--no-guard")) < 20
+
+
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 def test_two_processes(parallel):
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]

@@ -166,12 +166,17 @@ class Findings:
         """Leaves out the rules of ``ignore``."""
         self._ignore = frozenset(ignore)
         self._found: dict[tuple[str, str], tuple[str, int]] = {}
+        self._advice: dict[str, None] = {}
 
     def add(self, rule: str, where: str, what: str) -> None:
         """Notes a mistake."""
         if rule not in self._ignore:
             first, count = self._found.get((rule, where), (what, 0))
             self._found[rule, where] = (first, count + 1)
+
+    def advise(self, text: str) -> None:
+        """Notes what is no mistake, and could be better."""
+        self._advice[text] = None
 
     def wants(self, rule: str) -> bool:
         """Whether the rule is in force."""
@@ -186,6 +191,7 @@ class Findings:
             findings=tuple(sorted(found, key=lambda finding: order.index(finding.rule))),
             ignored=tuple(sorted(self._ignore)),
             unchecked=tuple(name for name in unchecked if name not in self._ignore),
+            advice=tuple(self._advice),
         )
 
 
@@ -200,11 +206,13 @@ class CheckReport(Report):
         findings: In the order of the rules.
         ignored: The rules that were silenced.
         unchecked: The rules that need a training step, where none was given.
+        advice: Sentences on what is no mistake, and could be better.
     """
 
     findings: tuple[Finding, ...]
     ignored: tuple[str, ...]
     unchecked: tuple[str, ...]
+    advice: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         """Whether anything was found."""
@@ -230,7 +238,7 @@ class CheckReport(Report):
             last += f"; {len(self.unchecked)} rules need a step: check(..., step=...)"
         if self.ignored:
             last += f"; ignored: {', '.join(self.ignored)}"
-        return "\n".join([*lines, last])
+        return "\n".join([*lines, *(f"advice: {text}" for text in self.advice), last])
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data."""
@@ -241,6 +249,7 @@ class CheckReport(Report):
             "findings": findings,
             "ignored": list(self.ignored),
             "unchecked": list(self.unchecked),
+            "advice": list(self.advice),
         }
 
 

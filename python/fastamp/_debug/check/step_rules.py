@@ -16,6 +16,7 @@ from fastamp._debug.watch.calls import CallListener, listening
 from fastamp._debug.watch.modules import is_half
 from fastamp._debug.watch.op_calls import OpCall
 from fastamp._debug.watch.scaled_gradients import ScaledGradients, carries_scale
+from fastamp._scaler.step_guard import guard_of
 from fastamp._util.tool_guard import ToolGuard
 
 _CASTS = ("weight_casts", "other_casts", "cache_hits", "activation_hits", "kept_hits")
@@ -58,6 +59,7 @@ class StepRules(CallListener):
         self._optimizers = optimizers
         self._regions: set[str] = set()
         self._backwards = 0
+        self._unguarded: set[str] = set()  # Kinds of optimizers.
         self._scaled = ScaledGradients(optimizers, guard)
 
     @contextlib.contextmanager
@@ -93,12 +95,14 @@ class StepRules(CallListener):
         if all(each is not scaler for each in self._scalers):
             self._scalers.append(scaler)
 
-    def before_optimizer_step(self, optimizer: Any, by_scaler: bool) -> None:  # noqa: ARG002
+    def before_optimizer_step(self, optimizer: Any, by_scaler: bool) -> None:
         """The rule on steps that a scaler should have made."""
         if self._scaled.stepped is optimizer:
             kind = type(optimizer).__qualname__
             what = f"gradients times {self._scaled.scale:g}"
             self._findings.add("step-past-scaler", f"{kind}.step()", what)
+        elif not by_scaler and guard_of(optimizer) is None:
+            self._unguarded.add(type(optimizer).__qualname__)
 
     def before_schedule(self, scheduler: Any) -> None:
         """The rule on schedules."""
@@ -169,6 +173,12 @@ class StepRules(CallListener):
             rows: Those of a trace of the same time.
         """
         enabled = [s for s in self._scalers if s.is_enabled()]
+        if self._unguarded and not enabled:
+            self._findings.advise(
+                f"no scaler checks the gradients of {', '.join(sorted(self._unguarded))}: a batch "
+                "with a NaN ruins weights and moments; fastamp.StepGuard(optimizer), or python -m "
+                "fastamp --guard, skips its step"
+            )
         if self._ops.ran_fp16 and self._backwards and not enabled:
             self._findings.add("fp16-without-scaler", "the program", "backward of fp16 ops")
         used = [s for s in enabled if getattr(s, "_scale", None) is not None]
