@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 #include <fastamp/scaler/step_guard_options.h>
 
 #include <ATen/core/Tensor.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/device_copy.h"
 #include "optim/torch_step.h"
-#include "scaler/call_step.h"
+#include "scaler/libtorch_optimizer.h"
 #include "scaler/clip_norms.h"
 #include "scaler/option_checks.h"
 #include "scaler/past_archive.h"
@@ -159,12 +159,12 @@ void StepGuard::Impl::end(OptimizerRecord& record) {
                       .outcomes = std::move(outcomes),
                       .new_scale = {},
                       .capturing = false});
-  settle(/*wait=*/core.skip_hooks().waits());
+  poll(/*wait=*/core.skip_hooks().waits());
   refuse_more_skips();
 }
 
-void StepGuard::Impl::settle(bool wait) {
-  core.log().settle(wait);
+void StepGuard::Impl::poll(bool wait) {
+  core.log().poll(wait);
   if (core.log().take_warning()) {
     TORCH_WARN("StepGuard: ", core.log().skipped_in_a_row(),
                " steps in a row were skipped. Look at overflow_report(model->named_parameters()) "
@@ -226,18 +226,18 @@ void StepGuard::check_loss(const at::Tensor& loss) {
 }
 
 bool StepGuard::step_was_skipped() {
-  impl_->settle(/*wait=*/true);
+  impl_->poll(/*wait=*/true);
   return impl_->core.log().skipped();
 }
 
 std::int64_t StepGuard::skipped_in_a_row() {
-  impl_->settle(/*wait=*/true);
+  impl_->poll(/*wait=*/true);
   return impl_->core.log().skipped_in_a_row();
 }
 
 OverflowReport StepGuard::overflow_report(
     const torch::OrderedDict<std::string, at::Tensor>& named_parameters) {
-  impl_->settle(/*wait=*/true);
+  impl_->poll(/*wait=*/true);
   const auto& overflow = impl_->core.log().overflow();
   return overflow ? scaler::named_report(*overflow, scaler::names_by_identity(named_parameters))
                   : impl_->loaded_report;

@@ -28,7 +28,7 @@ struct StepGuard::Impl {
   at::Tensor clip_norm(scaler::OptimizerRecord& record, const scaler::NormClip& clip);
   /// Ends the iteration of a step.
   void end(scaler::OptimizerRecord& record);
-  void settle(bool wait);
+  void poll(bool wait);
   void refuse_more_skips();
 
   torch::optim::Optimizer& optimizer;

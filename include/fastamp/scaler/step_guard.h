@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 #include <fastamp/scaler/on_skip.h>
 #include <fastamp/scaler/reports.h>
 #include <fastamp/scaler/step_guard_options.h>
@@ -39,7 +39,7 @@ struct FASTAMP_API StepGuardState {
 /// @endcode
 ///
 /// A skipped step changes no bit of parameters, moments and step counts; one that is not skipped is
-/// optimizer.step(), bit for bit. With an optimizer of fastamp::optim, or one that optim::fuse() was
+/// optimizer.step(), bit for bit. With an optimizer of fastamp::optim, or one that optim::fuse_() was
 /// called on, the device decides, and nothing waits for it; with any other, step() waits for one
 /// flag. Not thread-safe. Neither copied nor moved.
 class FASTAMP_API StepGuard {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 #include <fastamp/scaler/agreement.h>
 #include <fastamp/scaler/on_skip.h>
 

@@ -266,7 +266,7 @@ class StepGuard:
             self._kept_core = core = _C.ScalerCore(
                 1.0, self._history_size, self._device_of_group(device), weakly(self._move_state)
             )
-            core.tell_skips(weakly(self._tell_skip))
+            core.notify_skips(weakly(self._notify_of_skip))
             core.load(1.0, list(self._loaded.history), self._loaded.skipped_in_a_row)
             note_core(self, core)
 
@@ -331,7 +331,7 @@ class StepGuard:
             )
 
     def _settle(self, wait: bool) -> None:
-        if self._core.settle(wait) is not None:
+        if self._core.poll(wait) is not None:
             warnings.warn(
                 f"StepGuard: {self._core.skipped_in_a_row} steps in a row were skipped. Look at "
                 "guard.overflow_report(model) for the parameters concerned, at the loss and the "
@@ -460,7 +460,7 @@ class StepGuard:
 
     # -- what is told of steps
 
-    def _settled(self) -> _C.ScalerCore | None:
+    def _synchronized(self) -> _C.ScalerCore | None:
         if self._kept_core is not None:
             self._settle(True)
         return self._kept_core
@@ -468,13 +468,13 @@ class StepGuard:
     @property
     def step_was_skipped(self) -> bool:
         """Whether the last step was skipped. Waits for the device only if it is still at it."""
-        core = self._settled()
+        core = self._synchronized()
         return core is not None and core.skipped
 
     @property
     def skipped_in_a_row(self) -> int:
         """How many steps in a row were skipped until now. Waits as :attr:`step_was_skipped`."""
-        core = self._settled()
+        core = self._synchronized()
         return self._loaded.skipped_in_a_row if core is None else core.skipped_in_a_row
 
     def overflow_report(self, named_parameters: Any = None) -> OverflowReport:
@@ -496,7 +496,7 @@ class StepGuard:
         return report if self._group is None else gathered(report, self._group)
 
     def _own_report(self, names: dict[int, str]) -> OverflowReport:
-        core = self._settled()
+        core = self._synchronized()
         found = None if core is None else core.overflow([])
         if found is None:
             return self._loaded.report or OverflowReport()
@@ -532,7 +532,7 @@ class StepGuard:
         """
         return self._hooks.add("register_on_skip", "hook", hook, wait)
 
-    def _tell_skip(
+    def _notify_of_skip(
         self, optimizer: Any, step: int, scale: float, norm: float, growth_tracker: int
     ) -> None:
         self._hooks.tell(optimizer, StepRecord(step, scale, True, norm, growth_tracker))

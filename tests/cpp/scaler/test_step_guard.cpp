@@ -51,7 +51,7 @@ std::unique_ptr<Optimizer> make(const std::string& kind, const at::Tensor& weigh
   }
   auto adam = std::make_unique<torch::optim::Adam>(weights, torch::optim::AdamOptions(0.01));
   if (kind == "fused Adam") {
-    fastamp::optim::fuse(*adam);
+    fastamp::optim::fuse_(*adam);
   }
   return adam;
 }

@@ -119,22 +119,22 @@ class _Comparing:
         pairs = self._pairs(a, a.outputs, b.outputs)
         if pairs is None:
             return Divergence(a, call, self._shapes(a, b))
-        for ours, theirs in pairs:
-            fault = self._of_parameter(call, a, b, ours, theirs)
+        for own, theirs in pairs:
+            fault = self._of_parameter(call, a, b, own, theirs)
             if fault is not None:
                 return fault
         return None
 
     def _pairs(
-        self, a: Event, ours: tuple[Sketch, ...], theirs: tuple[Sketch, ...]
+        self, a: Event, own: tuple[Sketch, ...], theirs: tuple[Sketch, ...]
     ) -> list[tuple[Sketch, Sketch]] | None:
         """Tensors that can be compared, without the scale of the loss; None if shapes differ."""
-        if len(ours) != len(theirs) or any(
-            x.shape != y.shape for x, y in zip(ours, theirs, strict=True)
+        if len(own) != len(theirs) or any(
+            x.shape != y.shape for x, y in zip(own, theirs, strict=True)
         ):
             # Other numbers of ranks have other parts of batches and weights.
             return None if self._same_ranks else []
-        pairs = list(zip(ours, theirs, strict=True))
+        pairs = list(zip(own, theirs, strict=True))
         if a.backward or a.kind == "gradient":
             return [self._without_scale(x, y) for x, y in pairs]
         return pairs
@@ -147,7 +147,7 @@ class _Comparing:
 
     @staticmethod
     def _shapes(a: Event, b: Event) -> str:
-        ours = [sketch.shape for sketch in (*a.inputs, *a.outputs)]
+        own = [sketch.shape for sketch in (*a.inputs, *a.outputs)]
         return f"other shapes: {ours} and {[sketch.shape for sketch in (*b.inputs, *b.outputs)]}"
 
     def _of_op(self, call: int, a: Event, b: Event) -> Divergence | None:

@@ -32,10 +32,10 @@ def _noise(results: Any, twins: Any) -> float:
     largest = 0.0
     for result, twin in zip(tree_leaves(results), tree_leaves(twins), strict=False):
         if isinstance(result, torch.Tensor) and isinstance(twin, torch.Tensor):
-            ours, theirs = result.detach().double(), twin.detach().double()
-            if ours.shape == theirs.shape and ours.numel():
+            own, theirs = result.detach().double(), twin.detach().double()
+            if own.shape == theirs.shape and own.numel():
                 size = float(torch.linalg.vector_norm(theirs))
-                apart = float(torch.linalg.vector_norm(ours - theirs))
+                apart = float(torch.linalg.vector_norm(own - theirs))
                 if 0.0 < apart < float("inf") and size > 0.0:
                     largest = max(largest, apart / size)
     return largest
@@ -43,13 +43,13 @@ def _noise(results: Any, twins: Any) -> float:
 
 def _unsure(gradient: torch.Tensor, twin: torch.Tensor | None) -> float:
     """The share of elements whose sign is that of a rounding error."""
-    ours = gradient.detach().double()
-    if not ours.numel():
+    own = gradient.detach().double()
+    if not own.numel():
         return 0.0
-    apart = ours.abs().square().mean().sqrt() * 2.0**-18
-    if twin is not None and twin.shape == ours.shape:
-        apart = torch.maximum(apart, 2.0 * (ours - twin.double()).abs())
-    return float(((ours.abs() <= apart) & (ours != 0)).double().mean())
+    apart = own.abs().square().mean().sqrt() * 2.0**-18
+    if twin is not None and twin.shape == own.shape:
+        apart = torch.maximum(apart, 2.0 * (own - twin.double()).abs())
+    return float(((own.abs() <= apart) & (own != 0)).double().mean())
 
 
 class RecordedStep(CallListener, OpWatcher):
