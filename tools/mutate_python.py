@@ -20,7 +20,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -116,16 +116,18 @@ def _pytest(arguments: Sequence[str], plugins: Sequence[object] = ()) -> int:
     return int(pytest.main([*quiet, *arguments], plugins=list(plugins)))
 
 
-def trace(stored: Path) -> None:
-    """Writes which tests run which lines; the tests have to pass."""
+def trace(stored: Path) -> int:
+    """Writes which tests run which lines; returns pytest's status."""
     tracer = _Tracer()
-    if _pytest(TESTS, [tracer]) != 0:
-        raise SystemExit("the tests fail without any change")
+    status = _pytest(TESTS, [tracer])
+    if status != 0:
+        return status
     tests = {test: [cost, sorted(lines)] for test, (cost, lines) in tracer.tests.items()}
     stored.write_text(json.dumps(tests), encoding="utf-8")
+    return status
 
 
-def in_child(work: Any) -> int | None:
+def in_child(work: Callable[[], int], seconds: float) -> int | None:
     """Runs a function in a forked process; returns its exit status, None if it hangs."""
     process = os.fork()
     if process == 0:
@@ -138,7 +140,7 @@ def in_child(work: Any) -> int | None:
             status = work()
         finally:
             os._exit(status)
-    end = time.monotonic() + patience(SECONDS)
+    end = time.monotonic() + patience(seconds)
     while time.monotonic() < end:
         done, status = os.waitpid(process, os.WNOHANG)
         if done:
@@ -160,7 +162,7 @@ def try_mutant(mutant: Mutant, tests: Sequence[str]) -> str:
         sys.meta_path.insert(0, _Changed(name, mutant.mutation.source, file))
         return NOTICED if _pytest(tests) != 0 else UNNOTICED
 
-    status = in_child(work)
+    status = in_child(work, SECONDS)
     return "hangs" if status is None else "survives" if status == UNNOTICED else "killed"
 
 
@@ -204,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.table:
         import torch  # noqa: F401, before the forks, and without fastamp
 
-        if not traces.is_file() and in_child(lambda: trace(traces) or 0) != 0:  # type: ignore[func-returns-value]
+        if not traces.is_file() and in_child(lambda: trace(traces), 60 * SECONDS) != 0:
             raise SystemExit("the tests fail, or hang, without any change")
         traced = json.loads(traces.read_text(encoding="utf-8"))
         for number, mutant in enumerate(drawn, 1):

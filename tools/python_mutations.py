@@ -47,22 +47,23 @@ class Mutation:
     source: str
 
 
+def _with(node: ast.expr, **fields: object) -> ast.expr:
+    other = copy.copy(node)
+    for name, value in fields.items():
+        setattr(other, name, value)
+    return other
+
+
 def _others(node: ast.expr) -> Iterator[ast.expr]:
     """What an expression becomes."""
     if isinstance(node, ast.Compare):
-        other = copy.deepcopy(node)
-        other.ops[0] = _COMPARISONS[type(node.ops[0])]()
-        yield other
+        yield _with(node, ops=[_COMPARISONS[type(node.ops[0])](), *node.ops[1:]])
     elif isinstance(node, ast.BoolOp):
-        other = copy.deepcopy(node)
-        other.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-        yield other
+        yield _with(node, op=ast.Or() if isinstance(node.op, ast.And) else ast.And())
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         yield node.operand
     elif isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-        other = copy.deepcopy(node)
-        other.op = _ARITHMETIC[type(node.op)]()
-        yield other
+        yield _with(node, op=_ARITHMETIC[type(node.op)]())
     elif isinstance(node, ast.IfExp):
         yield node.body
         yield node.orelse
@@ -100,25 +101,22 @@ class _Finder(ast.NodeVisitor):
             self.found += _changed_statements(node)
         super().generic_visit(node)
 
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:  # noqa: N802
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
         """What a message says is no behavior that is broken one by one."""
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:  # noqa: N802
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:
             self.visit(node.value)
 
     def visit_arg(self, node: ast.arg) -> None:
         """An annotation."""
 
-    def _visit_function(self, node: ast.FunctionDef) -> None:
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         self.visit(node.args)
         for statement in node.body:
             self.visit(statement)
 
-    visit_FunctionDef = _visit_function  # noqa: N815
-    visit_AsyncFunctionDef = _visit_function  # type: ignore[assignment]  # noqa: N815
-
-    def visit_If(self, node: ast.If) -> None:  # noqa: N802
+    def visit_If(self, node: ast.If) -> None:
         if ast.unparse(node.test) != "TYPE_CHECKING":
             self.generic_visit(node)
 

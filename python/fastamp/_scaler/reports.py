@@ -220,6 +220,10 @@ def _hint(gradients: Iterable[NonFiniteGradient | ZerosOfGradient]) -> list[str]
     return [_GONE] if any(gradient.shape is None for gradient in gradients) else []
 
 
+#: What comes of reading objects that are others than were expected: tensors among them.
+UNREADABLE = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
+
+
 def report_from_dict(data: Any) -> OverflowReport:
     """Makes a report of what ``as_dict`` returned.
 
@@ -232,7 +236,7 @@ def report_from_dict(data: Any) -> OverflowReport:
             for entry in data["gradients"]
         ]
         return OverflowReport(int(data["step"]), float(data["scale"]), gradients)
-    except (TypeError, KeyError, ValueError) as error:
+    except UNREADABLE as error:
         raise ValueError(
             'load_state_dict: expected state_dict["overflow_report"] to be None or what '
             f"OverflowReport.as_dict returned, got {data!r:.200}"
