@@ -142,7 +142,7 @@ class PolicyFile:
             raise ValueError(f"{name}: expected UTF-8 text, got other bytes") from error
         try:
             data = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise _syntax_error(name, str(error)) from error
         file = cls(path=name, text=text)
         for section, content in data.items():
@@ -232,7 +232,7 @@ class PolicyFile:
         for count in range(1, len(lines) + 1):
             try:
                 data: Any = tomllib.loads("".join(lines[:count]))
-            except tomllib.TOMLDecodeError:
+            except (tomllib.TOMLDecodeError, RecursionError):
                 continue  # in the middle of an entry of several lines
             for depth, key in enumerate(keys):
                 if depth == (1 if keys[0] == "ops" else 2):

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from fastamp._scaler.reports import OverflowReport, StepRecord, report_from_dict
+from fastamp._scaler.reports import UNREADABLE, OverflowReport, StepRecord, report_from_dict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,7 +74,7 @@ def check_extras(
             raise TypeError(
                 f"{function}: expected {name} to be a float or None, got {type(value).__name__}"
             )
-        if not (value > 0 and math.isfinite(value)):
+        if not 0 < value <= sys.float_info.max:
             raise ValueError(f"{function}: expected a finite {name} > 0, got {value!r}")
         extras[f"_{name}"] = float(value)
     if min_scale is not None and max_scale is not None and min_scale > max_scale:
@@ -143,11 +144,15 @@ def checked_scale(
 
 def _number(state: Mapping[str, Any], key: str) -> Any:
     value = state[key]
+    expected = f'load_state_dict: expected state_dict["{key}"] to be a number'
     if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
-        raise TypeError(
-            f'load_state_dict: expected state_dict["{key}"] to be a number, '
-            f"got {type(value).__name__}"
-        )
+        raise TypeError(f"{expected}, got {type(value).__name__}")
+    try:
+        float(value)
+    except OverflowError as error:
+        raise ValueError(f"{expected} in the range of float64, got one beyond it") from error
+    except (RuntimeError, TypeError, ValueError) as error:  # A tensor of several elements.
+        raise TypeError(f"{expected}, got {value!r:.200}") from error
     return value
 
 
@@ -193,7 +198,8 @@ def checked_state(
         state.get("fast_growth_interval", fast_growth_interval or None),
     )
     limit = state.get("_fast_growth_limit", math.inf)
-    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or math.isnan(limit):
+    is_number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
+    if not is_number or not (abs(limit) <= sys.float_info.max or abs(limit) == math.inf):
         raise ValueError(
             'load_state_dict: expected state_dict["_fast_growth_limit"] to be a number, '
             f"got {limit!r}"
@@ -222,7 +228,7 @@ def _checked_history(data: Any) -> list[StepRecord]:
             StepRecord(int(step), float(scale), bool(skipped), float(norm), int(tracker))
             for step, scale, skipped, norm, tracker in data
         ]
-    except (TypeError, ValueError) as error:
+    except UNREADABLE as error:
         raise ValueError(
             'load_state_dict: expected state_dict["history"] to have rows of (step, scale, '
             f"skipped, norm, growth tracker), got {data!r:.200}"

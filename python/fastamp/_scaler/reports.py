@@ -257,6 +257,10 @@ def _hint(gradients: Iterable[NonFiniteGradient | ZerosOfGradient]) -> list[str]
     return [_GONE] if any(gradient.shape is None for gradient in gradients) else []
 
 
+#: What comes of reading objects that are others than were expected: tensors among them.
+UNREADABLE = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
+
+
 def report_from_dict(data: Any, where: str) -> OverflowReport:
     """Makes a report of what ``as_dict`` returned.
 
@@ -276,7 +280,7 @@ def report_from_dict(data: Any, where: str) -> OverflowReport:
             return OverflowReport()
         scale = None if data["scale"] is None else float(data["scale"])
         return OverflowReport(int(data["step"]), scale, gradients, int(data.get("more", 0)))
-    except (TypeError, KeyError, ValueError) as error:
+    except UNREADABLE as error:
         raise ValueError(
             f"{where}: expected what OverflowReport.as_dict returned, got {data!r:.200}"
         ) from error

@@ -95,7 +95,7 @@ class ScalerState(TorchGradScaler):
             self._kept_core = _C.ScalerCore(
                 float(self._init_scale), self._history_size, self._device, weakly(self._move_state)
             )
-            self._load_past(checked_past(self.__dict__.pop("_saved_past", {})))
+            self._load_past(checked_past(self.__dict__.pop("_saved_past", {})), self._init_scale)
             if hasattr(self, "_skip_hooks"):
                 self._kept_core.notify_skips(weakly(self._notify_of_skip))
             note_core(self, self._kept_core)
@@ -288,9 +288,9 @@ class ScalerState(TorchGradScaler):
             "skipped_in_a_row": self._core.skipped_in_a_row,
         }
 
-    def _load_past(self, past: Past) -> None:
+    def _load_past(self, past: Past, scale: float) -> None:
         rows: list[Any] = list(past.history)
-        self._core.load(float(self._init_scale), rows, past.skipped_in_a_row)
+        self._core.load(float(scale), rows, past.skipped_in_a_row)
         self._loaded_report = past.report
 
     def _get_hysteresis_tracker(self) -> int:
@@ -312,8 +312,8 @@ class ScalerState(TorchGradScaler):
             RuntimeError: The state is empty.
             KeyError: One of torch's five entries is missing. Nothing was changed.
             TypeError: An entry is not a number. Nothing was changed.
-            ValueError: A bound, the hysteresis or the interval of fast growth is out of range.
-                Nothing was changed.
+            ValueError: A bound, the hysteresis or the interval of fast growth is out of range, or
+                the past is in no form that ``state_dict`` gives it. Nothing was changed.
         """
         if not self._enabled:
             return
@@ -325,14 +325,18 @@ class ScalerState(TorchGradScaler):
             self._fast_growth_interval,
         )
         past = checked_past(state_dict)
+        loaded = [
+            (tensor, torch.empty_like(tensor).fill_(attributes[name]))
+            for tensor, name in (
+                (self._scale, "_init_scale"),
+                (self._growth_tracker, "_init_growth_tracker"),
+            )
+            if tensor is not None
+        ]
+        self._load_past(past, attributes["_init_scale"])  # The last that can refuse something.
         self.__dict__.update(attributes)
-        for tensor, value in (
-            (self._scale, self._init_scale),
-            (self._growth_tracker, self._init_growth_tracker),
-        ):
-            if tensor is not None:
-                tensor.fill_(value)
-        self._load_past(past)
+        for tensor, value in loaded:
+            tensor.copy_(value)
         if self._scale is not None:
             self._make_extra_tensors(self._scale.device)
 

@@ -47,6 +47,32 @@ def _step_uncompiled(optimizer: FusedOptimizer, amp_step: AmpStep | None) -> Non
     optimizer._fastamp_step_now(amp_step)
 
 
+def _check_is_state(state_dict: Mapping[str, Any]) -> None:
+    """Refuses what no ``state_dict`` of an optimizer looks like.
+
+    Raises:
+        ValueError: Its groups, or the states of their parameters, are something else.
+    """
+    groups, states = state_dict["param_groups"], state_dict["state"]
+    for name, value, kind in (("param_groups", groups, list), ("state", states, dict)):
+        if not isinstance(value, kind):
+            raise ValueError(
+                f"load_state_dict: expected a {kind.__name__} of {name}, got {type(value).__name__}"
+            )
+    for group in groups:
+        if not isinstance(group, dict) or not isinstance(group.get("params"), list):
+            raise ValueError(
+                "load_state_dict: expected groups that are dicts with a list of params, got "
+                f"{group!r:.200}"
+            )
+        for key in group["params"]:
+            if not isinstance(states.get(key, {}), dict):
+                raise ValueError(
+                    f"load_state_dict: expected a dict as the state of parameter {key!r}, got "
+                    f"{type(states[key]).__name__}"
+                )
+
+
 @dataclasses.dataclass
 class _Starting:
     """Whether a starting master may wait for its first step: most programs have none."""
@@ -364,12 +390,13 @@ class FusedOptimizer(torch.optim.Optimizer):
             state_dict: What ``state_dict`` returned.
 
         Raises:
-            ValueError: Its groups do not fit the optimizer's, have a value of an option that is
-                none, or FlashOptim saved it in a way that is not read (docs/optim.md). Nothing was
-                changed.
+            ValueError: It is no state of an optimizer, its groups do not fit this one's or have a
+                value of an option that is none, or FlashOptim saved it in a way that is not read
+                (docs/optim.md). As after any error, hooks' included, nothing was changed.
         """
 
         def remember(_: Any, final: dict[str, Any]) -> None:
+            _check_is_state(final)
             for saved in final["param_groups"]:
                 self._fastamp_check_stored("load_state_dict", saved)
             for group, saved in zip(self.param_groups, final["param_groups"], strict=False):
@@ -378,8 +405,13 @@ class FusedOptimizer(torch.optim.Optimizer):
             self.__dict__["_fastamp_source"] = final
 
         handle = self.register_load_state_dict_pre_hook(remember)  # After all others.
+        before = dict(self.__dict__)  # torch puts new objects in the place of those in it.
         try:
             super().load_state_dict(state_dict)
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
         finally:
             handle.remove()
             self.__dict__.pop("_fastamp_source", None)

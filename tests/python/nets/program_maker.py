@@ -120,14 +120,15 @@ class Scope:
     """What a place in the program can name, and what is open around it."""
 
     values: list[str]
-    regions: list[str] = field(default_factory=list)
+    casts: dict[str, str] | None = None  # of the outermost region: the dtype of each leaf's cast
+    named: set[str] = field(default_factory=set)  # leaves and modules in the innermost region
     off: bool = True  # autocast is off
     closed: bool = False  # in a function, which cannot rebind what is outside
     thread: bool = False
     nested: bool = False  # in a reentrant checkpoint
 
     def inner(self, **changes: Any) -> Scope:
-        own: dict[str, Any] = {"values": list(self.values), "regions": list(self.regions)}
+        own: dict[str, Any] = {"values": list(self.values)}
         return replace(self, **(own | changes))
 
 
@@ -143,6 +144,9 @@ class Maker:
         self.params: list[str] = []
         self.modules: list[str] = []
         self.inputs: list[str] = []
+        # What a value can be a view of, or the same tensor as: itself, if it is not here.
+        self.origins: dict[str, frozenset[str]] = {}
+        self.leaves: set[str] = set()  # what torch casts once in a region
         self.optimizers: list[str] = []
         self.copies = self.draw.choice(DTYPES)
         self.kept = self.reference == "torch" and self.draw.random() < 0.35
@@ -160,11 +164,14 @@ class Maker:
         """An op of any values; one that is refused is recorded, and gives its first value."""
         first = self.value(scope)
         a, b, w = first, self.value(scope), self.weight()
+        scope.named |= self.origin(a) | self.origin(b) | self.origin(w)
         if scope.off and self.chance(0.9):
             a, b, w = f"{a}.float()", f"{b}.float()", f"{w}.float()"
         if self.modules and self.chance(0.15):
             module = self.draw.choice(self.modules)
             both = module.startswith("two")
+            scope.named.add(module)
+            scope.named |= self.origin(f"{module}.weight")
             text = f"{module}({a}, {b})" if both else f"{module}({a})"
         elif self.chance(0.08):
             kind = self.draw.choice(("plain", "carried", "float32", "bfloat16"))
@@ -182,29 +189,42 @@ class Maker:
     def weight(self) -> str:
         return self.draw.choice(self.params)
 
-    def region(self, scope: Scope) -> tuple[str, Scope]:
-        """A head of a region, and the scope in it."""
-        kind = self.draw.random()
-        if kind < 0.15:
-            return "with amp('cpu', enabled=False):", scope.inner(off=True)
-        dtype = self.draw.choice(DTYPES)
-        others = any(open_dtype != dtype for open_dtype in scope.regions)
-        # A weight in regions of two dtypes: torch hands one's cast to the other.
-        cached = not others and self.chance(0.85)
+    def origin(self, name: str) -> frozenset[str]:
+        return self.origins.get(name, frozenset((name,)))
+
+    def new_value(self, scope: Scope, text: str) -> str:
+        """A line that names what an expression gives, which can be its first value."""
+        name = self.new("v")
+        first = text.rsplit(", ", 1)[1].removesuffix(")")
+        self.origins[name] = self.origin(first)
+        scope.values.append(name)
+        return f"{name} = {text}"
+
+    def region(self, scope: Scope, least: int, most: int, depth: int) -> Block:
+        """A region around a few lines.
+
+        torch has one cache for all regions in an outermost one, also if that is disabled. A leaf
+        that it holds in one dtype is handed to ops of a region of another: such a region does not
+        cache here.
+        """
+        casts = {} if scope.casts is None else scope.casts
+        dtype = "" if self.chance(0.15) else self.draw.choice(DTYPES)
+        inner = scope.inner(casts=casts, named=set(), off=not dtype)
+        body = tuple(self.forward(inner, self.draw.randint(least, most), depth))
+        if not inner.closed:
+            scope.values = inner.values
+        if not dtype:
+            return Block("with amp('cpu', enabled=False):", body)
+        cached = self.chance(0.85) and all(casts.get(name, dtype) == dtype for name in inner.named)
+        if cached:
+            casts.update(dict.fromkeys(inner.named, dtype))
         flag = "" if cached else ", cache_enabled=False"
-        return (
-            f"with amp('cpu', dtype={dtype}{flag}):",
-            scope.inner(regions=[*scope.regions, dtype], off=False),
-        )
+        return Block(f"with amp('cpu', dtype={dtype}{flag}):", body)
 
     def block(self, scope: Scope, depth: int) -> list[Statement]:
         kind = self.draw.random()
         if kind < 0.45:
-            head, inner = self.region(scope)
-            body = self.forward(inner, self.draw.randint(1, 5), depth + 1)
-            if not inner.closed:
-                scope.values = inner.values
-            return [Block(head, tuple(body))]
+            return [self.region(scope, 1, 5, depth + 1)]
         if kind < 0.6:
             head = self.draw.choice(("torch.no_grad()", "torch.enable_grad()"))
             inner = scope.inner()
@@ -218,7 +238,7 @@ class Maker:
             return [Block("with torch.inference_mode():", tuple(body))]
         if kind < 0.9 and not scope.nested:
             return self.checkpointed(scope, depth)
-        return self.threads(scope) if not scope.regions and not scope.thread else []
+        return self.threads(scope) if scope.casts is None and not scope.thread else []
 
     def checkpointed(self, scope: Scope, depth: int) -> list[Statement]:
         name, result, argument = self.new("part"), self.new("v"), self.new("a")
@@ -226,11 +246,13 @@ class Maker:
         # torch's own code and without an end.
         reentrant = False
         values = [argument] if reentrant else [*scope.values, argument]
+        given = self.value(scope)
+        self.origins[argument] = self.origin(given)
         inner = scope.inner(values=values, closed=True, nested=scope.nested or reentrant)
         body = self.forward(inner, self.draw.randint(1, 4), depth + 1)
         body.append(f"return {inner.values[-1]}")
         scope.values.append(result)
-        given = self.value(scope.inner(values=scope.values[:-1]))
+        self.origins[result] = self.origin(given) | self.origin(inner.values[-1])
         call = f"checkpoint({name}, {given}, use_reentrant={reentrant})"
         return [
             Block(f"def {name}({argument}):", tuple(body)),
@@ -242,8 +264,10 @@ class Maker:
         names, results = [], []
         for _ in range(self.draw.randint(1, 2)):
             name, found = self.new("work"), self.new("found")
-            inner = scope.inner(values=list(self.inputs), closed=True, thread=True)
-            body = self.forward(inner, self.draw.randint(2, 5), 1, drawn=False)
+            own = {self.new("v"): given for given in self.inputs}  # which it may write
+            inner = scope.inner(values=[*self.inputs, *own], closed=True, thread=True)
+            body: list[Statement] = [f"{name} = {given}.clone()" for name, given in own.items()]
+            body += self.forward(inner, self.draw.randint(2, 5), 1)
             out = inner.values[-1]
             kept = f"torch.autograd.grad({out}.float().sum(), {self.weight()}, allow_unused=True)"
             body.append(f"{found}.append(tried(lambda: ({out}, {kept})))")
@@ -261,9 +285,7 @@ class Maker:
         blocks += [f"record(len({found}))" for found in results]
         return blocks
 
-    def forward(
-        self, scope: Scope, count: int, depth: int = 0, drawn: bool = True
-    ) -> list[Statement]:
+    def forward(self, scope: Scope, count: int, depth: int = 0) -> list[Statement]:
         """Statements of a forward pass; new values are added to the scope."""
         found: list[Statement] = []
         for _ in range(count):
@@ -271,30 +293,33 @@ class Maker:
                 found += self.block(scope, depth)
                 continue
             if self.chance(0.06):
-                found.append(self.edit(scope))
+                found += self.edit(scope)
                 continue
             text = self.expression(scope)
-            if not drawn and "dropout" in text:
-                continue
-            name = self.new("v")
-            found.append(f"{name} = {text}")
-            scope.values.append(name)
+            if scope.thread and "dropout" in text:
+                continue  # threads share one generator
+            found.append(self.new_value(scope, text))
             if self.chance(0.08) and not scope.thread:
-                found.append(f"record({name})")
+                found.append(f"record({scope.values[-1]})")
         return found
 
-    def edit(self, scope: Scope) -> str:
+    def edit(self, scope: Scope) -> list[Statement]:
         """Something written in place, or a flag or cache that changes in the middle."""
         kind = self.draw.random()
         value = self.draw.choice(scope.values)
         if kind < 0.5:
             how = self.draw.choice((".mul_(0.5)", ".add_(1)", ".zero_()", "[0].fill_(2)"))
-            return f"tried(lambda: {value}{how} is None)"
-        if kind < 0.6 and not scope.thread:
-            return "torch.clear_autocast_cache()"
-        if kind < 0.7:
-            return f"tried(lambda: {value}.retain_grad())"
-        return f"tried(lambda: {value}.{self.draw.choice(('relu_', 'tanh_', 'exp_'))}() is None)"
+        elif kind < 0.6 and not scope.thread:
+            return ["torch.clear_autocast_cache()"]
+        elif kind < 0.7:
+            return [f"tried(lambda: {value}.retain_grad())"]
+        else:
+            how = f".{self.draw.choice(('relu_', 'tanh_', 'exp_'))}()"
+        shared = self.leaves.union(self.inputs if scope.thread else ())
+        # Not a weight in an open region, nor what other threads read.
+        if (scope.casts is not None or scope.thread) and self.origin(value) & shared:
+            return []
+        return [f"tried(lambda: {value}{how} is None)"]
 
     # -- what is made at first --------------------------------------------------------------------
 
@@ -308,16 +333,20 @@ class Maker:
             dtype = "" if self.chance(0.85) else f", dtype={low}"
             made.append(f"{name} = nn.Parameter(torch.randn(6, 6{dtype}){frozen})")
             self.params.append(name)
+            self.leaves.add(name)
         if self.chance(0.2):
             name = self.new("p")
-            made.append(f"{name} = {self.draw.choice(self.params)}  # tied")
+            tied = self.weight()
+            made.append(f"{name} = {tied}  # tied")
             self.params.append(name)
+            self.origins[name] = self.origin(tied)
         for _ in range(self.draw.randint(1, 2)):
             name = self.new("x")
             dtype = self.draw.choice(
                 ("", "", "", ", dtype=torch.bfloat16", ", dtype=torch.float16")
             )
             grad = ".requires_grad_()" if self.chance(0.4) else ""
+            self.leaves |= {name} if grad else set()
             made.append(f"{name} = torch.randn(6, 6{dtype}){grad}")
             self.inputs.append(name)
         for _ in range(self.draw.randint(0, 2)):
@@ -326,7 +355,9 @@ class Maker:
             made.append(f"{name} = {text}")
             self.modules.append(name)
             if text == "nn.Linear(6, 6)" and self.chance(0.4):
-                made.append(f"{name}.weight = {self.draw.choice(self.params)}  # tied")
+                tied = self.weight()
+                made.append(f"{name}.weight = {tied}  # tied")
+                self.origins[f"{name}.weight"] = self.origin(tied)
         return made
 
     def all_weights(self) -> str:
@@ -388,6 +419,9 @@ class Maker:
 
     def before_step(self, optimizer: str) -> list[Statement]:
         found: list[Statement] = []
+        # Without gradients torch marks the optimizer as unscaled, and refuses its step.
+        call = f"record(tried(lambda: scaler.unscale_({optimizer})))"
+        unscale = Block(f"if has_gradients({optimizer}):", (call,))
         if self.chance(0.2):
             value = self.draw.choice(("inf", "-inf", "nan", "3e38", "1e-40"))
             at = self.draw.randrange(3)
@@ -398,7 +432,7 @@ class Maker:
                 )
             )
         if self.chance(0.4):
-            found.append(f"record(tried(lambda: scaler.unscale_({optimizer})))")
+            found.append(unscale)
         if self.chance(0.3):
             clip = self.draw.choice(
                 (
@@ -411,7 +445,7 @@ class Maker:
         if self.chance(0.08):
             found.append("weights[0].grad = None")
         if self.chance(0.05):
-            found.append(f"record(tried(lambda: scaler.unscale_({optimizer})))")
+            found.append(unscale)
         return found
 
     def steps(self) -> list[Statement]:
@@ -471,10 +505,7 @@ class Maker:
     def block_of_regions(self, scope: Scope) -> list[Statement]:
         found: list[Statement] = []
         for _ in range(self.draw.randint(1, 2)):
-            head, inner = self.region(scope)
-            body = self.forward(inner, self.draw.randint(2, 8), 1)
-            scope.values = inner.values
-            found.append(Block(head, tuple(body)))
+            found.append(self.region(scope, 2, 8, 1))
             if self.chance(0.3):
                 found += self.forward(scope, 2)
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import pickle
 import threading
 import time
@@ -13,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
+from textwrap import dedent, indent
 from typing import Any
 
 import torch
@@ -257,10 +259,7 @@ def script(program: Program) -> str:
 
 def replay(function: Callable[[], None], seed: int, reference: str, installed: bool) -> str:
     """Runs a program that script() printed, and prints and returns what differs."""
-    import inspect
-    import textwrap
-
-    body = textwrap.dedent("".join(inspect.getsourcelines(function)[0][1:]))
+    body = dedent("".join(inspect.getsourcelines(function)[0][1:]))
     program = Program(seed, reference, (body.rstrip(),), installed)
     text = fails(program)
     print(text or "the same")
@@ -284,5 +283,6 @@ def failures(programs: Iterator[Program], most: int = 3) -> tuple[Counter[str], 
             ends["differ"] += bool(text)
             if text and len(texts) < most:
                 least = shrink(program)
-                texts.append(f"{script(least)}\n# {fails(least) or f'once only: {text}'}")
+                told = fails(least) or f"once only: {text}"
+                texts.append(f"{script(least)}\n{indent(told, '# ')}")
     return ends, texts
