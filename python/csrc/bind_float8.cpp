@@ -73,6 +73,11 @@ void set_default(const std::string& device_name, const std::optional<Float8Field
   }
 }
 
+std::pair<bool, bool> default_use(const std::string& device_name) {
+  const auto use = autocast::default_float8_use(c10::Device(device_name).type());
+  return {use.acted, use.met_float16};
+}
+
 std::optional<Float8Fields> fields_in_force(const std::string& device) {
   const auto recipe = float8_recipe(c10::Device(device).type());
   return recipe.has_value() ? std::optional(to_fields(*recipe)) : std::nullopt;
@@ -155,6 +160,7 @@ void bind_float8(py::module_& module) {
   module.def("float8_recipe", torch::wrap_pybind_function(fields_in_force));
   module.def("float8_recipe_numbered", torch::wrap_pybind_function(fields_of_number));
   module.def("set_default_float8", torch::wrap_pybind_function(set_default));
+  module.def("default_float8_use", torch::wrap_pybind_function(default_use));
   module.def("float8_numbers", thread_numbers);
   module.def("set_float8_numbers", set_thread_numbers);
   module.def("can_mirror_float8", autocast::can_mirror_float8);

@@ -6,6 +6,7 @@
 #include "core/kernel_devices.h"
 #include "core/tensor_kind.h"
 
+#include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 namespace fastamp::python {
@@ -77,12 +78,32 @@ py::object optional_item(PyObject* group, PyObject* key) {
                                   : py::reinterpret_steal<py::object>(found);
 }
 
+void refuse_option(PyObject* key, const char* expected, py::handle got) {
+  PyErr_Format(PyExc_TypeError, "step: expected %U of a group to be %s, got %R", key, expected,
+               got.ptr());
+  rethrow();
+}
+
 double group_number(PyObject* group, PyObject* key) {
-  const double number = PyFloat_AsDouble(group_item(group, key).ptr());
+  const auto item = group_item(group, key);
+  const double number = PyFloat_AsDouble(item.ptr());
   if (number == -1.0 && PyErr_Occurred() != nullptr) {
-    rethrow();
+    if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) {
+      rethrow();
+    }
+    PyErr_Clear();
+    refuse_option(key, "a number", item);
   }
   return number;
+}
+
+std::vector<double> group_numbers(PyObject* group, PyObject* key, const char* expected) {
+  const auto item = group_item(group, key);
+  try {
+    return item.cast<std::vector<double>>();
+  } catch (const py::cast_error&) {
+    refuse_option(key, expected, item);
+  }
 }
 
 bool group_flag(PyObject* group, PyObject* key) {

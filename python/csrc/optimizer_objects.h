@@ -99,6 +99,10 @@ class KeepAlive {
 /// @throws py::error_already_set  KeyError, or what the conversion raises.
 py::object group_item(PyObject* group, PyObject* key);
 double group_number(PyObject* group, PyObject* key);
+/// @param expected  What the option is to be, for the error of one that is no sequence of numbers.
+std::vector<double> group_numbers(PyObject* group, PyObject* key, const char* expected);
+/// Raises a TypeError that names the option.
+[[noreturn]] void refuse_option(PyObject* key, const char* expected, py::handle got);
 /// An entry that a group may lack, which is then None.
 py::object optional_item(PyObject* group, PyObject* key);
 bool group_flag(PyObject* group, PyObject* key);

@@ -7,15 +7,21 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <tuple>
+#include <utility>
+
 namespace fastamp::python {
 namespace {
 
-double beta(const py::object& betas, py::ssize_t index) {
-  const double number = PyFloat_AsDouble(betas[py::int_(index)].ptr());
-  if (number == -1.0 && PyErr_Occurred() != nullptr) {
-    throw py::error_already_set();
+/// From 1 on, corrections of moments are infinite, or have the wrong sign; torch raises, too.
+std::pair<double, double> betas_of(PyObject* group) {
+  static PyObject* const key = interned("betas");
+  static constexpr auto* kExpected = "two numbers below 1";
+  const auto betas = group_numbers(group, key, kExpected);
+  if (betas.size() != 2 || betas[0] >= 1.0 || betas[1] >= 1.0) {
+    refuse_option(key, kExpected, group_item(group, key));
   }
-  return number;
+  return {betas[0], betas[1]};
 }
 
 class AdamSink final : public StepSink {
@@ -24,21 +30,21 @@ class AdamSink final : public StepSink {
       : StepSink(optimizer, /*takes_codes=*/true), state_(optimizer, alive), copies_(optimizer) {}
 
   void begin_group(PyObject* group, std::size_t size) override {
-    static PyObject* const keys[] = {interned("lr"),      interned("betas"),
-                                     interned("eps"),     interned("weight_decay"),
-                                     interned("amsgrad"), interned("decoupled_weight_decay"),
+    static PyObject* const keys[] = {interned("lr"),
+                                     interned("eps"),
+                                     interned("weight_decay"),
+                                     interned("amsgrad"),
+                                     interned("decoupled_weight_decay"),
                                      interned("maximize")};
     optim::AdamGroup options;
     options.lr_tensor = group_rate_tensor(group);
     options.lr = options.lr_tensor.defined() ? 0.0 : group_number(group, keys[0]);
-    const auto betas = group_item(group, keys[1]);
-    options.beta1 = beta(betas, 0);
-    options.beta2 = beta(betas, 1);
-    options.eps = group_number(group, keys[2]);
-    options.weight_decay = group_number(group, keys[3]);
-    options.amsgrad = group_flag(group, keys[4]);
-    options.decoupled = group_flag(group, keys[5]);
-    options.maximize = group_flag(group, keys[6]);
+    std::tie(options.beta1, options.beta2) = betas_of(group);
+    options.eps = group_number(group, keys[1]);
+    options.weight_decay = group_number(group, keys[2]);
+    options.amsgrad = group_flag(group, keys[3]);
+    options.decoupled = group_flag(group, keys[4]);
+    options.maximize = group_flag(group, keys[5]);
     amsgrad_ = options.amsgrad;
     stored_ = stored_of(group);
     step_.begin_group(options, size);

@@ -38,7 +38,12 @@ class DTensorShards final : public optim::MuonShards {
 };
 
 std::int64_t steps_of_iteration(PyObject* group, PyObject* key) {
-  const auto steps = group_item(group, key).cast<std::int64_t>();
+  const auto item = group_item(group, key);
+  const auto steps = PyLong_AsLongLong(item.ptr());
+  if (steps == -1 && PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    refuse_option(key, "an int", item);
+  }
   if (steps >= 100) {
     throw py::value_error("step: expected ns_steps below 100, got " + std::to_string(steps) +
                           ": Number of steps must be less than 100 for computational efficiency");
@@ -49,7 +54,7 @@ std::int64_t steps_of_iteration(PyObject* group, PyObject* key) {
 optim::NewtonSchulz iteration_of(py::handle optimizer, PyObject* group) {
   static PyObject* const keys[] = {interned("ns_coefficients"), interned("eps"),
                                    interned("ns_steps"), interned("ns_dtype")};
-  const auto numbers = group_item(group, keys[0]).cast<std::vector<double>>();
+  const auto numbers = group_numbers(group, keys[0], "three numbers");
   if (numbers.size() != 3) {
     throw py::value_error("step: expected three ns_coefficients, got " +
                           std::to_string(numbers.size()) +

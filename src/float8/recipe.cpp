@@ -36,6 +36,20 @@ constinit thread_local std::array<const Float8Setting*, kNumPolicyDevices> t_set
 
 constinit std::array<std::atomic<const Float8Setting*>, kNumPolicyDevices> g_defaults{};
 
+struct AtomicDefaultUse {
+  std::atomic<bool> acted{false};
+  std::atomic<bool> met_float16{false};
+};
+
+constinit std::array<AtomicDefaultUse, kNumPolicyDevices> g_default_uses{};
+
+/// Writes only what is not there yet: many threads run ops.
+void note(std::atomic<bool>& seen) noexcept {
+  if (!seen.load(std::memory_order_relaxed)) {
+    seen.store(true, std::memory_order_relaxed);
+  }
+}
+
 /// The number is one that is never given to a recipe.
 constexpr Float8Setting kNoFloat8{.small_size = std::nullopt,
                                   .number = std::numeric_limits<std::uint32_t>::max()};
@@ -216,9 +230,20 @@ void set_default_float8(c10::DeviceType device, const Float8Setting* setting) no
     return;
   }
   if (setting != nullptr) {
+    auto* const use = slot_in(g_default_uses, device);
+    use->acted.store(false, std::memory_order_relaxed);
+    use->met_float16.store(false, std::memory_order_relaxed);
     g_float8_was_used.store(true, std::memory_order_relaxed);
   }
   slot->store(setting, std::memory_order_relaxed);
+}
+
+DefaultFloat8Use default_float8_use(c10::DeviceType device) noexcept {
+  const auto* const use = slot_in(g_default_uses, device);
+  return use == nullptr
+             ? DefaultFloat8Use()
+             : DefaultFloat8Use{.acted = use->acted.load(std::memory_order_relaxed),
+                                .met_float16 = use->met_float16.load(std::memory_order_relaxed)};
 }
 
 const Float8Setting* no_float8(c10::DeviceType device) noexcept {
@@ -233,9 +258,17 @@ const Float8Setting* float8_in_force_slow(PolicyDevice device) {
   if (is_default) {
     setting = g_defaults[index].load(std::memory_order_relaxed);
   }
-  if (setting == nullptr || region_dtype(device_type(device)) != setting->base_dtype) {
+  if (setting == nullptr) {
     return nullptr;
   }
+  const auto dtype = region_dtype(device_type(device));
+  if (dtype != setting->base_dtype) {
+    if (is_default && dtype == c10::kHalf) {
+      note(g_default_uses[index].met_float16);
+    }
+    return nullptr;
+  }
+  note(g_default_uses[index].acted);
   if (is_default && device == PolicyDevice::kCpu) {
     warn_of_slow_float8("autocast");  // Regions with a recipe of their own have said it.
   }

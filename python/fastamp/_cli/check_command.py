@@ -13,7 +13,7 @@ import torch
 from fastamp._cli import run_command
 from fastamp._cli.closed_pipe import ends_with_its_reader, forget_output
 from fastamp._cli.output_file import OutputFile, rank_of_process
-from fastamp._cli.watched_program import EnoughSteps, WatchedProgram
+from fastamp._cli.watched_program import EnoughSteps, WatchedProgram, enough_steps
 from fastamp._debug.check import RULES, run_checked
 from fastamp._debug.check.model_rules import look_at_models
 from fastamp._debug.check.rules import Findings, checked_ignore
@@ -61,13 +61,13 @@ def check_program(run_it: Callable[[], Any], findings: Findings, steps: int = 0)
     Returns:
         What was found of the program.
     """
-    path: ModulePath | None = None
+    path_here: Callable[[], ModulePath] | None = None
     guard = ToolGuard("fastamp check")
 
     def at_forward(model: torch.nn.Module) -> None:
         if steps and watched.steps >= steps:
-            raise EnoughSteps(0)
-        if path is not None and not path.knows(model):
+            raise enough_steps()
+        if path_here is not None and not (path := path_here()).knows(model):
             path.add(model, running=True)
 
     watched = WatchedProgram(at_forward, guard)
@@ -75,7 +75,7 @@ def check_program(run_it: Callable[[], Any], findings: Findings, steps: int = 0)
     try:
         with (
             watched.followed(),
-            run_checked([], findings, scalers, optimizers, names, guard) as path,
+            run_checked([], findings, scalers, optimizers, names, guard) as path_here,
             contextlib.suppress(EnoughSteps),
         ):
             run_it()

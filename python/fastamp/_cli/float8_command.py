@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 
 import torch
 
+from fastamp import _C
 from fastamp._cli.float8_names import NamedExclusions
 from fastamp._dynamo import carried_state
 from fastamp._float8.recipe import Float8Recipe, default_recipe
 from fastamp._install.installation import in_spawned_processes
+from fastamp._util.at_exit import AtExit
 
 __all__ = ["start"]
 
@@ -33,9 +36,11 @@ def start(exclude: Sequence[str] = ()) -> ExitStack:
     Warns:
         UserWarning: The first time that a region on the CPU runs a product in fp8, which is slow;
             when CUDA is initialized on a GPU without fp8, whose regions stay as they are; at exit,
-            if a name of ``exclude`` is of none of the program's weights.
+            if a name of ``exclude`` is of none of the program's weights, or if the program ran
+            products in regions of float16 and none in a region with a recipe.
     """
     running = ExitStack()
+    running.callback(AtExit(_warn_of_float16).cancel)
     if exclude:
         running.callback(NamedExclusions(exclude).close)
     carried_state.hold()
@@ -53,3 +58,19 @@ def start(exclude: Sequence[str] = ()) -> ExitStack:
     torch.cuda._lazy_call(start_on_gpu)  # type: ignore[no-untyped-call]
     running.enter_context(in_spawned_processes(start, tuple(exclude)))
     return running
+
+
+def _warn_of_float16() -> None:
+    uses = {device: _C.default_float8_use(device) for device in ("cpu", "cuda")}
+    met = [device for device, (_, met_float16) in uses.items() if met_float16]
+    if met and not any(acted for acted, _ in uses.values()):
+        # At exit no line of the program is running that the warning could name.
+        warnings.warn_explicit(
+            f"--float8: expected regions of bfloat16, which would run in fp8, got float16 alone "
+            f"(on {' and '.join(met)}), so no product ran in fp8. Let the program's regions have "
+            f"dtype=torch.bfloat16, or a recipe of their own, as in fastamp.autocast(device, "
+            f"dtype=torch.float16, float8=True).",
+            UserWarning,
+            "python -m fastamp",
+            1,
+        )

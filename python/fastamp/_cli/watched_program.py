@@ -18,7 +18,7 @@ from fastamp._debug.watch.scaled_gradients import ScaledGradients
 from fastamp._scaler.new_scalers import listen, stop_listening
 from fastamp._util.tool_guard import ToolGuard
 
-__all__ = ["EnoughSteps", "WatchedProgram"]
+__all__ = ["EnoughSteps", "WatchedProgram", "enough_steps"]
 
 
 _T = TypeVar("_T")
@@ -26,6 +26,12 @@ _T = TypeVar("_T")
 
 class EnoughSteps(SystemExit):
     """Ends a program of which enough was seen."""
+
+
+def enough_steps() -> SystemExit:
+    """Returns what ends the program, or a thread of it: ``threading`` prints all subclasses."""
+    in_main = threading.current_thread() is threading.main_thread()
+    return EnoughSteps(0) if in_main else SystemExit(0)
 
 
 class WatchedProgram(CallListener):
@@ -52,7 +58,7 @@ class WatchedProgram(CallListener):
 
         Args:
             at_forward: Called with a model before its forward pass; it may raise
-                :class:`EnoughSteps`.
+                :func:`enough_steps`.
             guard: Of the tool.
             when_off: Called before forward passes when the tool has failed, to put things back.
         """

@@ -64,6 +64,30 @@ def test_findings_are_printed_and_written_and_give_status_1(tmp_path):
     assert "0 findings; ignored: clip-before-unscale" in silent.stdout
 
 
+def in_thread(text: str, how: str) -> str:
+    body = "".join(f"    {line}\n" for line in text.splitlines())
+    return f"def train():\n{body}{how}print('after')\n"
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "from threading import Thread\nthread = Thread(target=train)\n"
+        "thread.start()\nthread.join()\n",
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "with ThreadPoolExecutor() as pool:\n    pool.submit(train).exception()\n",
+    ],
+)
+def test_a_program_that_trains_in_a_thread_is_ended_there_without_a_traceback(tmp_path, how):
+    done = run(tmp_path, in_thread(WRONG, how))
+    assert "step 2" in done.stdout
+    assert "step 3" not in done.stdout
+    assert "fastamp check: 3 optimizer steps of train.py" in done.stdout
+    assert "clip-before-unscale" in done.stdout
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 1
+
+
 def test_skipped_steps_are_steps_too(tmp_path):
     """A program whose loss scale collapses would otherwise never be ended."""
     done = run(tmp_path, RIGHT.replace("model(x)", "model(x * 1e30)"))

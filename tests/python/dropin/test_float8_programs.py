@@ -242,6 +242,66 @@ def test_a_program_without_bfloat16_regions_hears_nothing():
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
+FLOAT16 = "--float8: expected regions of bfloat16"
+
+
+def test_a_program_in_float16_is_told_at_exit_that_fp8_did_nothing(train: str):
+    program = Path(train)
+    program.write_text(TRAIN.replace("torch.bfloat16", "torch.float16"))
+    done = run_program(*FASTAMP, "--float8", train)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(FLOAT16) == 1
+    assert re.search(r"^python -m fastamp:1: .*float16 alone \(on cpu\)", done.stderr, re.M)
+    assert SLOW not in done.stderr
+
+
+BOTH = """
+import fastamp, torch
+layer = torch.nn.Linear(16, 16)
+for region in ({}):
+    with region:
+        layer(torch.ones(1, 16))
+"""
+
+
+@pytest.mark.parametrize(
+    ("regions", "told"),
+    [
+        ("torch.autocast('cpu', dtype=torch.float16),", 1),
+        ("torch.autocast('cpu', dtype=torch.float16), torch.autocast('cpu')", 0),
+        ("torch.autocast('cpu', dtype=torch.bfloat16), torch.autocast('cpu', torch.float16)", 0),
+        ("torch.autocast('cpu', dtype=torch.float16), fastamp.autocast('cpu', float8=False)", 1),
+        ("fastamp.autocast('cpu', dtype=torch.float16, float8=True),", 0),
+        (
+            "torch.autocast('cpu', torch.float16),"
+            " fastamp.autocast('cpu', dtype=torch.float16, float8=True)",
+            0,
+        ),
+        ("fastamp.autocast('cpu', dtype=torch.float16, float8=False),", 0),
+        ("torch.autocast('cpu', dtype=torch.float16, enabled=False),", 0),
+    ],
+)
+def test_only_a_program_whose_regions_are_all_in_float16_is_told(regions: str, told: int):
+    done = run_program(*FASTAMP, "--float8", "-c", BOTH.format(regions))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(FLOAT16) == told
+
+
+def test_what_was_met_counts_from_the_start():
+    layer, x = nn.Linear(16, 16), torch.ones(1, 16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        for _ in range(2):
+            with float8_command.start():
+                assert fastamp._C.default_float8_use("cpu") == (False, False)
+                with torch.autocast("cpu", dtype=FP16):
+                    layer(x)
+                assert fastamp._C.default_float8_use("cpu") == (False, True)
+                with torch.autocast("cpu", dtype=BF16):
+                    layer(x)
+                assert fastamp._C.default_float8_use("cpu") == (True, True)
+
+
 def test_processes_that_multiprocessing_spawns_do_the_same(tmp_path: Path):
     (tmp_path / "spawn.py").write_text(
         "import torch, torch.multiprocessing as mp\n"

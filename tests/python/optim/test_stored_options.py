@@ -317,3 +317,35 @@ def test_the_newest_rate_is_known_where_torch_knows_it(monkeypatch):
     original = muon([q], weight_decay=0.0)
     step(original)
     torch.testing.assert_close(moved, 0.5 * (q.detach() - before), rtol=1e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value", "expected"),
+    [
+        ("SGD", "momentum", "x", "a number, got 'x'"),
+        ("SGD", "lr", None, "a number, got None"),
+        ("AdamW", "weight_decay", "x", "a number, got 'x'"),
+        ("AdamW", "betas", (0.9,), r"two numbers below 1, got \(0.9,\)"),
+        ("AdamW", "betas", (0.9, 0.99, 0.999), "two numbers below 1, got"),
+        ("AdamW", "betas", (1.0, 0.9), "two numbers below 1, got"),
+        ("AdamW", "betas", (0.9, 1.1), "two numbers below 1, got"),
+        ("AdamW", "betas", "ab", "two numbers below 1, got 'ab'"),
+        ("AdamW", "betas", None, "two numbers below 1, got None"),
+        ("Muon", "ns_steps", 2.5, "an int, got 2.5"),
+        ("Muon", "ns_coefficients", "abc", "three numbers, got 'abc'"),
+        ("Muon", "momentum", [1.0], r"a number, got \[1.0\]"),
+    ],
+)
+@pytest.mark.parametrize("second_group", [False, True])
+def test_numbers_that_are_none_are_refused_by_name(kind, key, value, expected, second_group):
+    """torch raises for these, too, when it comes to compute with them."""
+    make, shapes = KINDS[kind]
+    params = weights(shapes)
+    optimizer = make(params[:1])
+    optimizer.add_param_group({"params": params[1:]})
+    step(optimizer)
+    before = copy.deepcopy(params)
+    optimizer.param_groups[second_group][key] = value
+    with pytest.raises(TypeError, match=f"step: expected {key} of a group to be {expected}"):
+        step(optimizer)
+    assert all(torch.equal(p, q) for p, q in zip(params, before, strict=True))

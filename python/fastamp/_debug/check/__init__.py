@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from fastamp._debug.check.rules import RULES, CheckReport, Finding, Findings, Ru
 from fastamp._debug.check.step_rules import StepRules
 from fastamp._debug.watch.model_names import ModelNames
 from fastamp._debug.watch.modules import ModulePath
-from fastamp._debug.watch.op_calls import OpCall, OpWatcher, watched
+from fastamp._debug.watch.op_calls import OpCall, OpWatcher, watched, watched_thread
 from fastamp._util.tool_guard import ToolGuard
 
 __all__ = ["RULES", "CheckReport", "Finding", "Rule", "check", "checked_arguments", "run_checked"]
@@ -125,8 +126,8 @@ def run_checked(
     optimizers: list[torch.optim.Optimizer],
     names: ModelNames,
     guard: ToolGuard,
-) -> Iterator[ModulePath]:
-    """Applies the rules that need a step to what runs inside the block.
+) -> Iterator[Callable[[], ModulePath]]:
+    """Applies the rules that need a step to what this thread runs inside the block.
 
     Args:
         models: Whose modules are named.
@@ -135,10 +136,27 @@ def run_checked(
         optimizers: Its optimizers; the same.
         names: Names modules.
         guard: Of the tool.
+
+    Yields:
+        Returns which module is running in the thread that calls it, to whose ops the rules are
+        applied from then on, too.
     """
     ops = OpRules(findings)
     events = StepRules(findings, ops, scalers, optimizers, guard)
     rules = _Rules(ops, events)
-    with watched(models, rules, names, guard) as (path, recorder), events.followed():
-        yield path
+    paths = threading.local()
+    with (
+        watched(models, rules, names, guard) as (path, recorder),
+        contextlib.ExitStack() as others,
+        events.followed(),
+    ):
+        paths.here = path
+
+        def path_here() -> ModulePath:
+            if not hasattr(paths, "here"):
+                paths.here = others.enter_context(watched_thread([], rules, names, guard))
+            found: ModulePath = paths.here
+            return found
+
+        yield path_here
     guard.run(lambda: events.conclude(recorder.rows()))

@@ -23,7 +23,7 @@ from fastamp._dynamo import carried_state
 from fastamp._policy.table import op_table
 from fastamp._util.tool_guard import ToolGuard
 
-__all__ = ["OpCall", "OpWatcher", "Watch", "watched"]
+__all__ = ["OpCall", "OpWatcher", "Watch", "watched", "watched_thread"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,6 +227,29 @@ def watched(
         Which module is running, and the record of autocast's casts.
     """
     recorder = _C.Recorder(False)  # Without an open trace no call of an autocast kernel is known.
+    with contextlib.ExitStack() as ends:
+        carried_state.hold()
+        ends.callback(guard.run_always, carried_state.let_go)
+        recorder.start()
+        ends.callback(guard.run_always, recorder.stop)
+        yield ends.enter_context(watched_thread(models, watcher, names, guard)), recorder
+
+
+@contextlib.contextmanager
+def watched_thread(
+    models: Iterable[torch.nn.Module], watcher: OpWatcher, names: ModelNames, guard: ToolGuard
+) -> Iterator[ModulePath]:
+    """Watches what this thread runs, within the block of a :func:`watched` of any thread.
+
+    Args:
+        models: Whose modules are named.
+        watcher: As for :class:`Watch`.
+        names: Names modules.
+        guard: Of the tool.
+
+    Yields:
+        Which module is running.
+    """
     path = ModulePath(names, guard)
     regions = _Regions()
     watch = Watch(path, regions, watcher, guard)
@@ -235,10 +258,6 @@ def watched(
         def afterwards(function: Callable[[], Any]) -> None:
             ends.callback(guard.run_always, function)
 
-        carried_state.hold()
-        afterwards(carried_state.let_go)
-        recorder.start()
-        afterwards(recorder.stop)
         afterwards(path.end)
         for model in models:
             guard.run(path.add, model)
@@ -250,7 +269,7 @@ def watched(
         afterwards(
             lambda: _change_dispatch_modes(lambda modes: [m for m in modes if m is not watch])
         )
-        yield path, recorder
+        yield path
 
 
 def _with_outermost(modes: list[Any], own: Any) -> list[Any]:
