@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_WHICH_OP = "In which op it began: python -m fastamp --inspect - --at-first-skip PROGRAM"
 _GONE = "  (The optimizer is gone, and the names of its parameters with it.)"
 
 
@@ -63,6 +64,8 @@ class OverflowReport:
     """The scale that it used."""
     gradients: list[NonFiniteGradient] = field(default_factory=list)
     """In the order of the optimizers and their parameters."""
+    cause: str = ""
+    """In which op it began, if :func:`fastamp.debug.check` or ``inspect`` saw that step; a line."""
 
     def __bool__(self) -> bool:
         """Whether a step was skipped."""
@@ -83,11 +86,14 @@ class OverflowReport:
             f"  {g.name:{width}}  {'' if g.shape is None else g.shape}  inf {g.inf}  NaN {g.nan}"
             for g in ordered
         ]
-        return "\n".join([head, *lines, *_hint(self.gradients)])
+        began = f"Cause: {self.cause}" if self.cause else _WHICH_OP
+        return "\n".join([head, *lines, *_hint(self.gradients), began])
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns plain data, for logs and checkpoints."""
-        return asdict(self)
+        """Returns plain data, for logs and checkpoints: without the cause."""
+        data = asdict(self)
+        del data["cause"]
+        return data
 
 
 @dataclass(frozen=True)

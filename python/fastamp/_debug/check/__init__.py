@@ -10,13 +10,16 @@ from typing import Any
 import torch
 
 import fastamp._C as _C
+from fastamp._debug.check.cause import CauseRules
 from fastamp._debug.check.model_rules import look_at_models
 from fastamp._debug.check.op_rules import OpRules
 from fastamp._debug.check.rules import RULES, CheckReport, Finding, Findings, Rule, checked_ignore
 from fastamp._debug.check.step_rules import StepRules
+from fastamp._debug.watch.calls import listening
 from fastamp._debug.watch.model_names import ModelNames
 from fastamp._debug.watch.modules import ModulePath
 from fastamp._debug.watch.op_calls import OpCall, OpWatcher, watched
+from fastamp._debug.watch.origins import Origins
 from fastamp._util.tool_guard import ToolGuard
 
 __all__ = ["RULES", "CheckReport", "Finding", "Rule", "check", "checked_arguments", "run_checked"]
@@ -106,8 +109,8 @@ def checked_arguments(
 
 
 class _Rules(OpWatcher):
-    def __init__(self, ops: OpRules, events: StepRules) -> None:
-        self._ops, self._events = ops, events
+    def __init__(self, ops: OpRules, events: StepRules, origins: Origins) -> None:
+        self._ops, self._events, self._origins = ops, events, origins
 
     def before(self, call: OpCall) -> None:
         self._events.see(call)
@@ -115,6 +118,7 @@ class _Rules(OpWatcher):
 
     def after(self, call: OpCall, result: Any, noted: Any) -> None:  # noqa: ARG002
         self._ops.after(call, result)
+        self._origins.see(call, result)
 
 
 @contextlib.contextmanager
@@ -138,7 +142,12 @@ def run_checked(
     """
     ops = OpRules(findings)
     events = StepRules(findings, ops, scalers, optimizers, guard)
-    rules = _Rules(ops, events)
-    with watched(models, rules, names, guard) as (path, recorder), events.followed():
+    origins = Origins(names)
+    rules = _Rules(ops, events, origins)
+    with (
+        watched(models, rules, names, guard) as (path, recorder),
+        events.followed(),
+        listening(CauseRules(findings, origins, guard)),
+    ):
         yield path
     guard.run(lambda: events.conclude(recorder.rows()))

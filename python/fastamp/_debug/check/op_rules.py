@@ -138,6 +138,8 @@ class OpRules:
         # Masked ones are at the end of the range or -inf, whatever their rounding.
         limit = torch.finfo(logits.dtype).max / 2
         magnitudes = logits.detach().float().abs()
+        if bool(torch.isnan(magnitudes).any() | torch.isposinf(logits).any()):
+            return  # They have overflowed: that is the cause, and none of softmax's.
         counted = magnitudes[magnitudes < min(limit, 1e4)]
         greatest = counted.max().item() if counted.numel() else 0.0
         error = greatest * torch.finfo(logits.dtype).eps / 2

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fastamp._debug.report import Report
 
-__all__ = ["RULES", "CheckReport", "Finding", "Findings", "Rule", "checked_ignore"]
+__all__ = ["RULES", "Cause", "CheckReport", "Finding", "Findings", "Rule", "checked_ignore"]
 
 
 class Rule(NamedTuple):
@@ -30,6 +30,34 @@ def _rule(name: str, reason: str, fix: str, needs_step: bool = True) -> Rule:
 RULES: dict[str, Rule] = {
     rule.name: rule
     for rule in (
+        _rule(
+            "nonfinite-input",
+            "a tensor that came into the step had inf or NaN already: a batch, a label weight, a "
+            "parameter or buffer that an earlier step has spoilt",
+            "look at that batch (tensor.isfinite().all()) and leave it out; where a weight has it, "
+            "go back to the last checkpoint, and find the step that wrote it",
+        ),
+        _rule(
+            "overflow-in-16-bits",
+            "a result is beyond what 16 bits hold (65504 in float16), and no loss scale changes "
+            "that: the step is skipped each time",
+            "fastamp.policies.for_modules(model, {'the module': 'fp32'}), or a bfloat16 region; or "
+            "smaller numbers before it, such as q / sqrt(d) ahead of q @ k",
+        ),
+        _rule(
+            "nonfinite-in-fp32",
+            "float32 makes inf or NaN of the same numbers: a log or sqrt of 0, a division by 0, "
+            "numbers that grow from step to step, a row that a mask covers as a whole",
+            "an eps or a clamp ahead of that op, a smaller learning rate, clipping; one position "
+            "that is not masked",
+        ),
+        _rule(
+            "step-without-scaler",
+            "gradients with inf or NaN were stepped, and no gradient scaler was there to skip "
+            "that: the weights are NaN from here on",
+            "cure what the cause names; python -m fastamp --guard and fastamp.StepGuard skip such "
+            "steps where there is no scaler",
+        ),
         _rule(
             "half-weights-torch-optim",
             "torch.optim adds updates to 16-bit weights in 16 bits: those below half a unit are "
@@ -159,6 +187,36 @@ class Finding:
         return RULES[self.rule].fix
 
 
+@dataclasses.dataclass(frozen=True)
+class Cause:
+    """Why a step went wrong: where its numbers began not to be finite.
+
+    Attributes:
+        step: Number of the step from 0 on, among those that were looked at.
+        outcome: ``"was skipped"`` or ``"stepped with non-finite gradients"``.
+        op: The first op whose result was not finite, or that was given what was not; empty if it
+            was not seen.
+        module: The innermost module around it; empty outside.
+        source: ``"file:line"``; in a backward pass, of what began it.
+        backward: Whether a backward pass ran it.
+        rule: The rule of ``check`` that it breaks; empty if the scaler will cure it.
+        text: The line.
+    """
+
+    step: int
+    outcome: str
+    op: str
+    module: str
+    source: str
+    backward: bool
+    rule: str
+    text: str
+
+    def __str__(self) -> str:
+        """Returns the line."""
+        return self.text
+
+
 class Findings:
     """Collects what is found; the same rule at the same place counts up."""
 
@@ -166,6 +224,11 @@ class Findings:
         """Leaves out the rules of ``ignore``."""
         self._ignore = frozenset(ignore)
         self._found: dict[tuple[str, str], tuple[str, int]] = {}
+        self._cause: Cause | None = None
+
+    def note_cause(self, cause: Cause) -> None:
+        """Notes why a step went wrong; the first one stays."""
+        self._cause = self._cause or cause
 
     def add(self, rule: str, where: str, what: str) -> None:
         """Notes a mistake."""
@@ -186,6 +249,7 @@ class Findings:
             findings=tuple(sorted(found, key=lambda finding: order.index(finding.rule))),
             ignored=tuple(sorted(self._ignore)),
             unchecked=tuple(name for name in unchecked if name not in self._ignore),
+            cause=self._cause,
         )
 
 
@@ -200,19 +264,22 @@ class CheckReport(Report):
         findings: In the order of the rules.
         ignored: The rules that were silenced.
         unchecked: The rules that need a training step, where none was given.
+        cause: Why the first step that went wrong did: a step that was skipped, or stepped with
+            gradients that are not finite. None if there is none.
     """
 
     findings: tuple[Finding, ...]
     ignored: tuple[str, ...]
     unchecked: tuple[str, ...]
+    cause: Cause | None = None
 
     def __bool__(self) -> bool:
         """Whether anything was found."""
         return bool(self.findings)
 
     def __str__(self) -> str:
-        """Returns one paragraph per rule, and a last line with the number of findings."""
-        lines = []
+        """Returns the cause, one paragraph per rule, and a last line that counts findings."""
+        lines = [f"cause: {self.cause}"] if self.cause else []
         for name in dict.fromkeys(finding.rule for finding in self.findings):
             found = [finding for finding in self.findings if finding.rule == name]
             lines += [name, f"  why: {RULES[name].reason}", f"  fix: {RULES[name].fix}"]
@@ -241,6 +308,7 @@ class CheckReport(Report):
             "findings": findings,
             "ignored": list(self.ignored),
             "unchecked": list(self.unchecked),
+            "cause": dataclasses.asdict(self.cause) if self.cause else None,
         }
 
 

@@ -77,7 +77,9 @@ def _head(report: StepRows) -> str:
         cards.append((window, f"loss scales that fit; now {scale.scale:g}"))
     cards.append((str(len(report.check.findings)), "findings"))
     told = "fastamp inspect"
-    if report.skipped:
+    if report.check.cause:
+        told += f"; {html.escape(str(report.check.cause))}"
+    elif report.skipped:
         told += "; the scaler skipped the step: gradients were inf or NaN"
     return f"<h1>One training step</h1><p>{told}</p>{cards_of(cards)}"
 

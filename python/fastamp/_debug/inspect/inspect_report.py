@@ -47,7 +47,8 @@ class InspectReport(StepRows, PageReport):
         in_low = "no products"
         if share is not None:
             in_low = f"{100 * share:.1f} % of the FLOPs of products in 16 bits"
-        lines = [f"{sum(row.calls for row in self.ops)} op calls; {in_low}"]
+        lines = [f"Cause: {self.check.cause}"] if self.check.cause else []
+        lines.append(f"{sum(row.calls for row in self.ops)} op calls; {in_low}")
         inherited = sorted({row.op for row in self.ops if row.reason == "inherited"})
         if inherited:
             shown = ", ".join(inherited[:12]) + (" ..." if len(inherited) > 12 else "")
@@ -62,7 +63,7 @@ class InspectReport(StepRows, PageReport):
             lines.append(f"Largest local error: {worst.local_error:.3g}, {worst.op}{where}")
         if self.loss_scale is not None:
             lines.append(f"Loss scale: {scale_sentence(self)}")
-        if self.skipped:
+        if self.skipped and not self.check.cause:
             lines.append("The step was skipped: gradients were inf or NaN")
         stalled = [row for row in self.weights if row.stalled > 0.5]
         if stalled:

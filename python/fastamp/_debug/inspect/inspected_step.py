@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fastamp._debug.check.cause import CauseRules
 from fastamp._debug.check.model_rules import look_at_models
 from fastamp._debug.check.op_rules import OpRules
 from fastamp._debug.check.rules import Findings
@@ -25,6 +26,7 @@ from fastamp._debug.watch.calls import CallListener, listening
 from fastamp._debug.watch.model_names import ModelNames
 from fastamp._debug.watch.modules import ModulePath
 from fastamp._debug.watch.op_calls import OpCall, OpWatcher, watched
+from fastamp._debug.watch.origins import Origins
 from fastamp._debug.watch.twin import Fp32Twin
 from fastamp._util.tool_guard import ToolGuard
 
@@ -42,6 +44,7 @@ class InspectedStep(CallListener, OpWatcher):
         names: Names modules and parameters.
         guard: Of the tool.
         twin: Whether the step is computed in fp32 beside; without it there are no errors.
+        number: Of the step, for what is said of it.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class InspectedStep(CallListener, OpWatcher):
         names: ModelNames,
         guard: ToolGuard,
         twin: bool = True,
+        number: int = 0,
     ) -> None:
         """Notes what to watch."""
         self.guard = guard
@@ -62,6 +66,8 @@ class InspectedStep(CallListener, OpWatcher):
         self._rows = Rows()
         self._ops = OpRules(findings)
         self._events = StepRules(findings, self._ops, scalers, optimizers, guard)
+        self._origins = Origins(names)
+        self._causes = CauseRules(findings, self._origins, guard, number)
         self._path = ModulePath(names, guard)
         # By the identity of parameters, with them: two models may have equal names.
         self._gradients: dict[int, tuple[torch.Tensor, GradientRow]] = {}
@@ -77,6 +83,7 @@ class InspectedStep(CallListener, OpWatcher):
             watched(self._models, self, self._names, self.guard) as (path, recorder),
             self._events.followed(this_thread=True),
             listening(self, this_thread=True),
+            listening(self._causes, this_thread=True),
         ):
             self._path = path
             try:
@@ -111,6 +118,7 @@ class InspectedStep(CallListener, OpWatcher):
     def after(self, call: OpCall, result: Any, noted: Any) -> None:
         """Applies rules, and adds the call to the rows."""
         self._ops.after(call, result)
+        self._origins.see(call, result)
         on_same, on_twin = noted if self._twin is None else self._twin.after(call, result, noted)
         self._rows.add(call, result, on_same, on_twin)
 
