@@ -113,7 +113,7 @@ class _StepOfProgram(CallListener):
         elif self._path is not None and not self._path.knows(model):
             self._path.add(model, running=True)
 
-    def before_scale(self, scaler: Any) -> None:
+    def before_scale(self, scaler: Any, outputs: Any) -> None:  # noqa: ARG002
         """Notes that steps of this thread end with an update."""
         self._in_thread.has_scaler |= scaler.is_enabled()
 

@@ -118,6 +118,7 @@ class _Rules(OpWatcher):
 
     def after(self, call: OpCall, result: Any, noted: Any) -> None:  # noqa: ARG002
         self._ops.after(call, result)
+        self._events.seen(call, result)
         self._origins.see(call, result)
 
 

@@ -59,6 +59,73 @@ RULES: dict[str, Rule] = {
             "steps where there is no scaler",
         ),
         _rule(
+            "loss-scaled-twice",
+            "scale() was given a loss that carries a scale already, and the step divides by one: "
+            "the update is that much too large",
+            "scaler.scale(loss).backward() once for each loss",
+        ),
+        _rule(
+            "loss-not-scaled",
+            "backward began at a loss that scale() has not multiplied, or at the one that it was "
+            "given: the step divides by a scale that is not there, and moves nearly nothing",
+            "scaler.scale(loss).backward(): scale() returns the scaled loss, and changes none",
+        ),
+        _rule(
+            "one-loss-unscaled",
+            "of the losses whose gradients are added up, one was not multiplied by the scale: "
+            "after the step's division it counts for nothing",
+            "scaler.scale() for each of them, or for their sum",
+        ),
+        _rule(
+            "gradients-divided-twice",
+            "the program takes the scale out of the gradients, and the scaler does it once more: "
+            "the update is the scale too small",
+            "scaler.unscale_(optimizer) in place of the program's own division: the scaler "
+            "remembers it",
+        ),
+        _rule(
+            "gradients-zeroed",
+            "the gradients that backward has made were set to 0 or None before the step",
+            "optimizer.zero_grad() after scaler.step(optimizer), or before backward()",
+        ),
+        _rule(
+            "step-after-unscale",
+            "optimizer.step() after unscale_(): gradients with inf or NaN are stepped, too",
+            "scaler.step(optimizer), which skips them and does not divide again",
+        ),
+        _rule(
+            "unscale-inside-accumulation",
+            "between micro-batches whose gradients are added up, unscale_() divides the first "
+            "ones, or update() moves the scale: they no longer have one scale",
+            "unscale_(), step() and update() once, after the last micro-batch",
+        ),
+        _rule(
+            "new-scaler-each-step",
+            "each scaler begins at the first scale: it never falls to one that fits",
+            "make the scaler once, before the loop",
+        ),
+        _rule(
+            "scaled-gradient-penalty",
+            "the penalty is made of gradients that carry the scale, so it is the scale or its "
+            "square too large",
+            "inv = 1 / scaler.get_scale(); gradients = [g * inv for g in gradients] ahead of the "
+            "norm",
+        ),
+        _rule(
+            "checkpoint-without-scaler",
+            "the optimizer's state is saved and the scaler's is not: after a restart the scale "
+            "begins anew, and the first steps are skipped",
+            'torch.save({..., "scaler": scaler.state_dict()}), and load_state_dict() at the start',
+        ),
+        _rule(
+            "norm-statistics-not-finite",
+            "a forward pass that overflowed went into the running statistics; the skipped step did "
+            "not take that back, and evaluation is NaN from here on",
+            "module.reset_running_stats() now; and clone the buffers ahead of the forward pass, "
+            "and copy them back if scaler.step_was_skipped",
+            needs_step=False,
+        ),
+        _rule(
             "half-weights-torch-optim",
             "torch.optim adds updates to 16-bit weights in 16 bits: those below half a unit are "
             "lost, and the loss stops falling too early",
@@ -124,6 +191,19 @@ RULES: dict[str, Rule] = {
             "the logits are so large that rounding them to 16 bits changes probabilities by a "
             "quarter or more",
             "fastamp.policies.override({'softmax.int': 'fp32'}), and scale q before the product",
+        ),
+        _rule(
+            "positions-in-16-bits",
+            "angles of sin or cos were rounded to 16 bits, by a quarter or more: positions that "
+            "are far from each other look alike (fp16 from 512 on, bf16 from 64 on)",
+            "with torch.autocast(device, enabled=False): positions.float() * frequencies.float()",
+        ),
+        _rule(
+            "products-in-fp32",
+            "a fifth or more of the work of matrix products, convolutions and attention runs in "
+            "float32, beside others in 16 bits: they are slower, and take the memory",
+            "run the forward pass as a whole in the region; for ops that autocast does not name, "
+            "fastamp.policies.set('the op', 'lower'), or cast the arguments",
         ),
         _rule(
             "long-sum-in-16-bits",

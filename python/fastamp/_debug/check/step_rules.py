@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fastamp._debug.check.op_rules import OpRules
+from fastamp._debug.check.order_rules import OrderRules
 from fastamp._debug.check.rules import Findings
 from fastamp._debug.watch.calls import CallListener, listening
 from fastamp._debug.watch.modules import is_half
@@ -59,12 +60,23 @@ class StepRules(CallListener):
         self._regions: set[str] = set()
         self._backwards = 0
         self._scaled = ScaledGradients(optimizers, guard)
+        self._order = OrderRules(findings, self._scaled, optimizers, guard)
+        self._disabled: set[str] = set()
 
     @contextlib.contextmanager
     def followed(self, *, this_thread: bool = False) -> Iterator[None]:
         """Follows what is called inside the block, by any thread or by this one alone."""
-        with listening(self, this_thread=this_thread), listening(self._scaled):
+        with (
+            listening(self, this_thread=this_thread),
+            listening(self._scaled),
+            listening(self._order, this_thread=this_thread),
+        ):
             yield
+
+    def made_region(self, region: Any, is_wanted: bool) -> None:
+        """Notes regions that torch has disabled."""
+        if is_wanted and not region._enabled:
+            self._disabled.add(str(region.device))
 
     def before_backward(self, tensors: Any) -> None:
         """The rules on losses."""
@@ -88,7 +100,7 @@ class StepRules(CallListener):
         metadata: Any = getattr(made[0], "_input_metadata", ()) if len(made) == 1 else ()
         return bool(metadata) and metadata[0].dtype in (torch.float16, torch.bfloat16)
 
-    def before_scale(self, scaler: Any) -> None:
+    def before_scale(self, scaler: Any, outputs: Any) -> None:  # noqa: ARG002
         """Notes a scaler."""
         if all(each is not scaler for each in self._scalers):
             self._scalers.append(scaler)
@@ -124,6 +136,10 @@ class StepRules(CallListener):
         self._regions |= call.regions
         if call.autocast is not None:
             self._regions.add(call.autocast[1])
+
+    def seen(self, call: OpCall, result: Any) -> None:
+        """Looks at an op that has run."""
+        self._order.see(call, result)
 
     def _look_at_scaling(self, call: OpCall) -> None:
         """Programs may take the scale out of gradients by themselves."""
@@ -176,11 +192,20 @@ class StepRules(CallListener):
             self._findings.add(
                 "scaler-without-fp16", "GradScaler", "only bfloat16 regions ran lower ops"
             )
-        lowered = [row for row in rows if row["policy"] in ("lower", "promote")]
-        if self._regions and not any(row[name] for row in lowered for name in _CASTS):
-            device = ", ".join(sorted(self._regions))
+        casting = {row["device"] for row in rows if any(row[name] for name in _CASTS)}
+        for device in sorted(self._regions - casting):
+            lowered = [
+                row
+                for row in rows
+                if row["device"] == device and row["policy"] in ("lower", "promote")
+            ]
             dtypes = sorted({dtype for row in lowered for dtype in row["inputs"]})
             what = f"the arguments of its ops are {', '.join(dtypes)} already"
             if not lowered:
                 what = "no op inside runs on its device and is in its lists"
             self._findings.add("region-casts-nothing", f"the region on {device}", what)
+        for device in sorted(self._disabled if not casting else ()):
+            what = f"torch has disabled it: no {device} here, or none that has its dtype"
+            self._findings.add("region-casts-nothing", f"the region on {device}", what)
+        self._ops.conclude()
+        self._order.conclude(self._scalers)

@@ -118,6 +118,7 @@ class InspectedStep(CallListener, OpWatcher):
     def after(self, call: OpCall, result: Any, noted: Any) -> None:
         """Applies rules, and adds the call to the rows."""
         self._ops.after(call, result)
+        self._events.seen(call, result)
         self._origins.see(call, result)
         on_same, on_twin = noted if self._twin is None else self._twin.after(call, result, noted)
         self._rows.add(call, result, on_same, on_twin)

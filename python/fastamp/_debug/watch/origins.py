@@ -84,11 +84,15 @@ class Origins:
 
     def overflow(self) -> Origin | None:
         """The first op of a forward pass that overflowed in 16 bits, whatever became of that."""
-        for each in self._found:
-            if each.is_low and each.is_positive and not each.backward and not each.given:
-                if each.in_fp32 is not None and math.isfinite(each.in_fp32):
-                    return each
-        return None
+        overflows = (
+            each
+            for each in self._found
+            if each.is_low
+            and each.is_positive
+            and not (each.backward or each.given)
+            and math.isfinite(math.inf if each.in_fp32 is None else each.in_fp32)
+        )
+        return next(overflows, None)
 
     def of(self, tensor: Any) -> Origin | None:
         """Where what is not finite in a tensor comes from; None if it is finite, or masked."""
