@@ -130,6 +130,7 @@ class RMSNorm(nn.Module):
 """.replace("SQUARES", "squares = x.pow(2).mean(-1, keepdim=True)"),
     "model": "nn.Sequential(nn.Linear(8, 16), RMSNorm(), nn.Linear(16, 8))",
     "before": "nn.init.normal_(model[0].weight, std=600.0)",
+    "scaler": 'torch.amp.GradScaler("cpu", init_scale=2.0**30)',
 }
 _MASKED = {
     "define": """
@@ -139,7 +140,8 @@ def attend(x, mask):
 """,
     "batch": "torch.randn(4, 8), torch.eye(4, dtype=torch.bool)",
     "before": "mask_row = 1",
-    "forward": "y = y.clone(); y[mask_row] = False\nloss = attend(model(x), y).square().mean()",
+    "forward": "y = y.clone()\ny[mask_row] = False\nh = model(x)\n"
+    "loss = (attend(h, y) @ h).float().square().mean()",
 }
 _ROPE = {
     "define": """
@@ -342,12 +344,17 @@ SICK: dict[str, Sick] = {
     ),
     "the larger part outside of the region": Sick(
         "products-in-fp32",
-        {**_WORK, "forward": "h = model[:2](x)", "backward": (
-            "loss = nn.functional.cross_entropy(model[2](h.float()), y)\n" + LINES["backward"]
-        )},
-        {"forward": "h = model(x)", "backward": (
-            "loss = nn.functional.cross_entropy(h.float(), y)\n" + LINES["backward"]
-        )},
+        {
+            **_WORK,
+            "forward": "h = model[:2](x)",
+            "backward": (
+                "loss = nn.functional.cross_entropy(model[2](h.float()), y)\n" + LINES["backward"]
+            ),
+        },
+        {
+            "forward": "h = model(x)",
+            "backward": ("loss = nn.functional.cross_entropy(h.float(), y)\n" + LINES["backward"]),
+        },
         "outside of a region",
     ),
     # Numbers.
@@ -372,29 +379,39 @@ SICK: dict[str, Sick] = {
     ),
     "a batch with NaN": Sick(
         "nonfinite-input",
-        {"before": "data = torch.randn(4, 8).numpy()\ndata[0, 0] = float('nan')\n",
-         "batch": "torch.from_numpy(data), torch.arange(4)"},
+        {
+            "before": "data = torch.randn(4, 8).numpy()\ndata[0, 0] = float('nan')\n",
+            "batch": "torch.from_numpy(data), torch.arange(4)",
+        },
         {"before": "data = torch.randn(4, 8).numpy()\n"},
         "your data, a float32 tensor [4, 8]",
     ),
     "a batch with NaN and no scaler": Sick(
         "nonfinite-input",
-        {**_NO_SCALER, "before": "data = torch.randn(4, 8).numpy()\ndata[0, 0] = float('nan')\n",
-         "batch": "torch.from_numpy(data), torch.arange(4)"},
+        {
+            **_NO_SCALER,
+            "before": "data = torch.randn(4, 8).numpy()\ndata[0, 0] = float('nan')\n",
+            "batch": "torch.from_numpy(data), torch.arange(4)",
+        },
         {"before": "data = torch.randn(4, 8).numpy()\n"},
         "step 0 stepped with non-finite gradients",
         others=("step-without-scaler",),
     ),
     "a weight that was loaded with NaN": Sick(
         "nonfinite-input",
-        {"before": "model[0].weight.data[0, 0] = float('nan')"},
+        {
+            "before": (
+                "weight = torch.randn(16, 8).numpy()\nweight[0, 0] = float('nan')\n"
+                "model[0].weight.data = torch.from_numpy(weight)"
+            )
+        },
         {"before": ""},
         "the parameter 0.weight",
     ),
     "the log of 0": Sick(
         "nonfinite-in-fp32",
-        {"forward": "p = torch.relu(model(x).float())\nloss = -p.log().mean()"},
-        {"forward": "p = torch.relu(model(x).float())\nloss = -(p + 1e-6).log().mean()"},
+        {"forward": "p = model(x).float() * 0\nloss = -p.log().mean()"},
+        {"forward": "p = model(x).float() * 0\nloss = -(p + 1e-6).log().mean()"},
         "log (train.py:",
     ),
     "the norm of 0": Sick(
@@ -417,14 +434,18 @@ SICK: dict[str, Sick] = {
     ),
     "a mask beyond fp16": Sick(
         "mask-beyond-fp16",
-        {"forward": (
-            "h = model(x)\nh = h + (h < 0) * -1e9\n"
-            "loss = nn.functional.cross_entropy(h.float().clamp(min=-10.0), y)"
-        )},
-        {"forward": (
-            "h = model(x)\nh = h + (h < 0) * torch.finfo(h.dtype).min / 2\n"
-            "loss = nn.functional.cross_entropy(h.float().clamp(min=-10.0), y)"
-        )},
+        {
+            "forward": (
+                "h = model(x)\nh = h + (h < 0).to(h.dtype) * -1e9\n"
+                "loss = nn.functional.cross_entropy(h.float().clamp(min=-10.0), y)"
+            )
+        },
+        {
+            "forward": (
+                "h = model(x)\nh = h + (h < 0).to(h.dtype) * -1e4\n"
+                "loss = nn.functional.cross_entropy(h.float().clamp(min=-10.0), y)"
+            )
+        },
     ),
     "an eps that is 0": Sick(
         "eps-is-zero",
@@ -438,10 +459,11 @@ SICK: dict[str, Sick] = {
         "cos",
     ),
     "statistics that a skipped step has left": Sick(
-        "norm-statistics-not-finite",
+        "overflow-in-16-bits",
         {**_IMAGES, "before": _OVERFLOWING},
         {"before": ""},
-        others=("overflow-in-16-bits",),
+        "norm-statistics-not-finite",
+        others=("norm-statistics-not-finite",),
     ),
     "a softmax of large logits": Sick(
         "softmax-in-16-bits",
@@ -568,12 +590,11 @@ HEALTHY: dict[str, dict[str, str]] = {
         )
     },
     "an attention with a mask that is not whole": {**_MASKED, "before": "mask_row = 1, 0"},
-    "an attention whose scores fit": {**_ATTENTION_LINES, "model": (
-        "nn.Sequential(nn.Linear(64, 64), Attention(0.1))"
-    )},
-    "an eps in fp32": {
-        "forward": "h = model(x)\nloss = (h / (h.abs().float() + 1e-8)).mean()"
+    "an attention whose scores fit": {
+        **_ATTENTION_LINES,
+        "model": ("nn.Sequential(nn.Linear(64, 64), Attention(0.1))"),
     },
+    "an eps in fp32": {"forward": "h = model(x)\nloss = (h / (h.abs().float() + 1e-8)).mean()"},
     "positions in fp32": {**_ROPE, "define": _ROPE["define"].replace("ANGLES", _EXACT)},
     "few positions in 16 bits": {
         **_ROPE,

@@ -166,6 +166,8 @@ class StepRules(CallListener):
             t.data_ptr() for t in written if t.layout == torch.strided and t.numel()
         }
         for optimizer in list(self._optimizers):
+            if self._scaled.is_divided(optimizer):
+                continue  # by the program: that is what is wrong, or right
             if any(carries_scale(scaler, optimizer) for scaler in self._scalers) and any(
                 p.grad is not None
                 and (id(p.grad) in written_ids or p.grad.data_ptr() in written_ids)
@@ -185,23 +187,20 @@ class StepRules(CallListener):
             rows: Those of a trace of the same time.
         """
         enabled = [s for s in self._scalers if s.is_enabled()]
-        if self._ops.ran_fp16 and self._backwards and not enabled:
-            self._findings.add("fp16-without-scaler", "the program", "backward of fp16 ops")
         used = [s for s in enabled if getattr(s, "_scale", None) is not None]
+        if self._ops.ran_fp16 and self._backwards and not used:
+            self._findings.add("fp16-without-scaler", "the program", "backward of fp16 ops")
         if used and self._ops.ran_bf16 and not self._ops.ran_fp16:
             self._findings.add(
                 "scaler-without-fp16", "GradScaler", "only bfloat16 regions ran lower ops"
             )
-        casting = {row["device"] for row in rows if any(row[name] for name in _CASTS)}
+        lowered = [row for row in rows if row["policy"] in ("lower", "promote")]
+        casting = {row["device"] for row in lowered if any(row[name] for name in _CASTS)}
         for device in sorted(self._regions - casting):
-            lowered = [
-                row
-                for row in rows
-                if row["device"] == device and row["policy"] in ("lower", "promote")
-            ]
-            dtypes = sorted({dtype for row in lowered for dtype in row["inputs"]})
+            here = [row for row in lowered if row["device"] == device]
+            dtypes = sorted({dtype for row in here for dtype in row["inputs"]})
             what = f"the arguments of its ops are {', '.join(dtypes)} already"
-            if not lowered:
+            if not here:
                 what = "no op inside runs on its device and is in its lists"
             self._findings.add("region-casts-nothing", f"the region on {device}", what)
         for device in sorted(self._disabled if not casting else ()):

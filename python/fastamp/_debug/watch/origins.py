@@ -138,7 +138,7 @@ class Origins:
     def _inherited(self, call: OpCall, broken: list[torch.Tensor]) -> Origin | None:
         """The origin of an argument: of NaN and inf before that of -inf, which may be a mask."""
         found: list[Origin] = []
-        for tensor in call.tensors:
+        for tensor in _read(call):
             known = self._by_memory.get(address(tensor))
             if any(tensor is each for each in broken):  # written: what it was is gone
                 found += [known] if known is not None else []
@@ -198,6 +198,15 @@ def has_nonfinite(tensor: Any) -> bool:
     )
 
 
+def _read(call: OpCall) -> list[torch.Tensor]:
+    """The tensors that decide the result: no running statistics of a norm that trains."""
+    if "batch_norm" not in call.op:
+        return call.tensors
+    trains = next((each for each in call.args[5:8] if isinstance(each, bool)), True)
+    statistics = call.args[3:5] if trains else ()
+    return [t for t in call.tensors if all(t is not each for each in statistics)]
+
+
 def _is_part(tensor: torch.Tensor) -> bool:
     return tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes()
 
@@ -211,12 +220,9 @@ def _is_mask(call: OpCall, broken: list[torch.Tensor]) -> bool:
 
 def source_of(frame: FrameType | None) -> str:
     """``"file:line"`` of the innermost frame that is neither torch's nor ours; empty if none is."""
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((*_PACKAGES, "<frozen")):
-            return f"{short_path(file)}:{frame.f_lineno}"
+    while frame is not None and frame.f_code.co_filename.startswith((*_PACKAGES, "<frozen")):
         frame = frame.f_back
-    return ""
+    return f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}" if frame else ""
 
 
 def short_path(file: str) -> str:
