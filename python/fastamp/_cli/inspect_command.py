@@ -14,17 +14,23 @@ import torch
 
 from fastamp._cli.output_file import OutputFile
 from fastamp._cli.watched_program import WatchedProgram
-from fastamp._debug.check.rules import Findings
+from fastamp._debug.check.rules import Cause, Findings
 from fastamp._debug.inspect.inspected_step import InspectedStep
 from fastamp._debug.watch.calls import CallListener, listening
 from fastamp._debug.watch.modules import ModulePath
 from fastamp._dynamo import carried_state
 from fastamp._util.tool_guard import ToolGuard
 
-__all__ = ["start"]
+__all__ = ["FIRST", "start"]
 
 
-def start(path: str | os.PathLike[str], at_step: int) -> None:
+#: What a step may be found by, beside its number, and what is said where none is found.
+FIRST = {"skip": "no step was skipped", "nonfinite": "no step had inf or NaN in its gradients"}
+
+
+def start(
+    path: str | os.PathLike[str], at_step: int, first: str | None = None, program: str = ""
+) -> None:
     """Inspects a step of this process and writes what was seen when the step has ended.
 
     Args:
@@ -32,11 +38,14 @@ def start(path: str | os.PathLike[str], at_step: int) -> None:
         at_step: Number of the step, from 0, of the thread that comes to it first. A step ends with
             an optimizer's ``step()``, or with ``update()`` where there is an enabled gradient
             scaler; with the former also there, if it steps gradients that carry the scale.
+        first: A name in :data:`FIRST`: every step from ``at_step`` on is inspected, and the first
+            one that is like this is written.
+        program: What is run, for the report's title.
 
     Raises:
         OSError: The file cannot be written; found out now, not when the step has run.
     """
-    _StepOfProgram(OutputFile(path), at_step).follow()
+    _StepOfProgram(OutputFile(path), at_step, first, program).follow()
 
 
 class _InThread(threading.local):
@@ -56,8 +65,9 @@ class _InThread(threading.local):
 class _StepOfProgram(CallListener):
     """Waits for a step, has it watched, writes the report."""
 
-    def __init__(self, file: OutputFile, at_step: int) -> None:
+    def __init__(self, file: OutputFile, at_step: int, first: str | None, program: str) -> None:
         self.guard = ToolGuard("fastamp --inspect")
+        self._first, self._name = first, program
         self._file, self._at_step = file, at_step
         self._most_steps = 0  # that any thread has ended
         self._thread: int | None = None
@@ -105,6 +115,8 @@ class _StepOfProgram(CallListener):
                 Findings(),
                 program.names,
                 self.guard,
+                number=self._at_step,
+                program=self._name,
             )
             for each in program.models:
                 program.names.add(each)
@@ -140,11 +152,18 @@ class _StepOfProgram(CallListener):
             self._run_eagerly()
 
     def _write(self) -> None:
+        """Writes what was seen, or waits for the next step if the one wanted is another."""
         assert self._step is not None
         step, self._step, self._path = self._step, None, None
-        self._is_done = True
         self._open.close()
         report = self.guard.run(step.report)
+        cause = None if report is None else report.check.cause
+        is_wanted = self._first is None or (cause is not None and self._is_like(cause))
+        if report is not None and not is_wanted:
+            self._at_step += 1
+            self._run_eagerly()
+            return
+        self._is_done = True
         if report is None:
             return
         try:
@@ -154,14 +173,18 @@ class _StepOfProgram(CallListener):
         except OSError as error:
             print(f"fastamp: the inspection was not written: {error}", file=sys.stderr)
 
+    def _is_like(self, cause: Cause) -> bool:
+        return self._first == "nonfinite" or cause.outcome == "was skipped"
+
     def _finish(self) -> None:
         """At the end of the process: a step without an end is told as far as it went."""
         if self._step is not None and os.getpid() == self._process:
             self._write()
-        elif not self._is_done and not self.guard.is_off and os.getpid() == self._process:
+        if not self._is_done and not self.guard.is_off and os.getpid() == self._process:
+            which = f"step {self._at_step} was not inspected"
+            which = f"nothing was written: {FIRST[self._first]}" if self._first else which
             print(
-                f"fastamp: step {self._at_step} was not inspected: the program ended after "
-                f"{self._most_steps} steps",
+                f"fastamp: {which}: the program ended after {self._most_steps} steps",
                 file=sys.stderr,
             )
         self._close()

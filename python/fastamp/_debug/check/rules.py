@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from fastamp._debug.report import Report
 
@@ -347,6 +347,8 @@ class CheckReport(Report):
         cause: Why the first step that went wrong did: a step that was skipped, or stepped with
             gradients that are not finite. None if there is none.
     """
+
+    kind: ClassVar[str] = "check"
 
     findings: tuple[Finding, ...]
     ignored: tuple[str, ...]

@@ -114,7 +114,7 @@ def error_bars(rows: Sequence[OpRow], limit: int = 18) -> str:
     legend = 44.0 + _ROW * len(found)
     for at, color, text in (
         (left, "--a", "listed by autocast, or backward"),
-        (left + 210, "--b", "in no list"),
+        (left + 210, "--b", "no policy"),
         (left + 300, "--bad", "inf where fp32 is finite"),
     ):
         parts.append(

@@ -19,7 +19,10 @@ def page_of(report: StepRows) -> str:
     """Returns the page."""
     guard = ToolGuard("a part of fastamp.debug.inspect's page", "is left out")
     parts = [guard.run_always(part, report, default="") for part in (_head, _findings, _drawings)]
-    return page("fastamp inspect", [*parts, *map(table_of, sections_of(report, rows=200))])
+    return page(
+        f"fastamp inspect: {html.escape(str(report.title))}",
+        [*parts, *map(table_of, sections_of(report, rows=200))],
+    )
 
 
 def _drawings(report: StepRows) -> str:
@@ -63,8 +66,8 @@ def _head(report: StepRows) -> str:
     inherited = {row.op for row in report.ops if row.reason == "inherited"}
     cards = [
         (f"{sum(row.calls for row in report.ops)}", "op calls"),
-        ("-" if share is None else f"{100 * share:.0f} %", "FLOPs of products in 16 bits"),
-        (str(len(inherited)), "ops in 16 bits that no list names"),
+        ("-" if share is None else f"{100 * share:.0f} %", "of the work of products in 16 bits"),
+        (str(len(inherited)), "ops in 16 bits by no rule of autocast, but by their inputs"),
         (f"{max(errors):.2g}" if errors else "-", "largest local error"),
     ]
     scale = report.loss_scale
@@ -81,7 +84,7 @@ def _head(report: StepRows) -> str:
         told += f"; {html.escape(str(report.check.cause))}"
     elif report.skipped:
         told += "; the scaler skipped the step: gradients were inf or NaN"
-    return f"<h1>One training step</h1><p>{told}</p>{cards_of(cards)}"
+    return f"<h1>{html.escape(str(report.title))}</h1><p>{told}</p>{cards_of(cards)}"
 
 
 def _findings(report: StepRows) -> str:

@@ -61,7 +61,7 @@ def _ops(report: StepRows, limit: int) -> Section:
     ]
     return Section(
         "Ops: what ran in which dtype, and why",
-        "inherited: 16-bit input, op in no list of autocast",
+        "inherited: 16-bit input, and autocast has no policy for the op",
         ("Op", "Pass", "Inputs", "Output", "Reason", "Calls>", "MiB>", "MFLOP>"),
         cells[:limit],
         max(len(cells) - limit, 0),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,10 +19,12 @@ from fastamp._debug.inspect.inspect_report import InspectReport
 from fastamp._debug.inspect.inspect_rows import (
     GradientRow,
     Rows,
+    Title,
     WeightRow,
     gradient_row,
     weight_row,
 )
+from fastamp._debug.report import today
 from fastamp._debug.watch.calls import CallListener, listening
 from fastamp._debug.watch.model_names import ModelNames
 from fastamp._debug.watch.modules import ModulePath
@@ -45,6 +48,7 @@ class InspectedStep(CallListener, OpWatcher):
         guard: Of the tool.
         twin: Whether the step is computed in fp32 beside; without it there are no errors.
         number: Of the step, for what is said of it.
+        program: What is run, for the title; may be empty.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class InspectedStep(CallListener, OpWatcher):
         guard: ToolGuard,
         twin: bool = True,
         number: int = 0,
+        program: str = "",
     ) -> None:
         """Notes what to watch."""
         self.guard = guard
@@ -66,6 +71,7 @@ class InspectedStep(CallListener, OpWatcher):
         self._rows = Rows()
         self._ops = OpRules(findings)
         self._events = StepRules(findings, self._ops, scalers, optimizers, guard)
+        self._title = Title(program=program, step=number, date=today())
         self._origins = Origins(names)
         self._causes = CauseRules(findings, self._origins, guard, number)
         self._path = ModulePath(names, guard)
@@ -107,6 +113,7 @@ class InspectedStep(CallListener, OpWatcher):
             skipped=skipped,
             loss_scale=self._rows.loss_scale(self._scale),
             check=self._findings.report(has_step=True),
+            title=dataclasses.replace(self._title, dtype=self._rows.dtype_of_products()),
         )
 
     def before(self, call: OpCall) -> Any:
