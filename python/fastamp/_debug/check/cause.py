@@ -16,7 +16,7 @@ from fastamp._util.tool_guard import ToolGuard
 
 __all__ = ["CauseRules"]
 
-_BY_ITSELF = "the scaler goes there by itself"
+_BY_ITSELF = "the scaler lowers it by itself"
 
 
 class CauseRules(CallListener):
@@ -142,7 +142,7 @@ def _explained(origin: Origin, scale: float, has_scaler: bool) -> tuple[str, str
         fitting = scale * torch.finfo(getattr(torch, origin.dtype)).max / origin.in_fp32
         if fitting >= 1.0:
             largest = 2.0 ** math.floor(math.log2(fitting))
-            text += f"{reached} at scale {scale:g}: a scale of up to {largest:g} helps"
-            return "", f"{text}, {_BY_ITSELF}"
+            text += f"{reached}: a smaller loss scale helps"
+            return "", f"{text}, this is finite up to {largest:g}, and {_BY_ITSELF}"
     no_scale = "no smaller loss scale helps" if has_scaler else "no loss scale helps"
     return "overflow-in-16-bits", f"{text}{reached}: {no_scale}, run it in float32"

@@ -7,7 +7,7 @@ import html
 import math
 
 from fastamp._debug.inspect.drawings import error_bars, exponent_map, scale_curve
-from fastamp._debug.inspect.inspect_rows import StepRows, low_share
+from fastamp._debug.inspect.inspect_rows import StepRows, low_share, uses_fp16
 from fastamp._debug.inspect.inspect_sections import sections_of
 from fastamp._debug.report import cards_of, page, section_of, table_of
 from fastamp._util.tool_guard import ToolGuard
@@ -26,6 +26,8 @@ def page_of(report: StepRows) -> str:
 
 
 def _drawings(report: StepRows) -> str:
+    has_fp16 = uses_fp16(report)
+    ends = "; between the lines fp16 is normal, left of them subnormal, then 0" if has_fp16 else ""
     drawings = [
         (
             "Where the loss scale may be",
@@ -41,9 +43,8 @@ def _drawings(report: StepRows) -> str:
         ),
         (
             "How large gradients of parameters are",
-            "Share of the numbers by exponent, the loss "
-            "scale in them; between the lines fp16 is normal, left of them subnormal, then 0",
-            exponent_map([(g.name, g.exponents) for g in report.gradients]),
+            f"Share of the numbers by exponent, the loss scale in them{ends}",
+            exponent_map([(g.name, g.exponents) for g in report.gradients], ends_of_fp16=has_fp16),
         ),
         (
             "How large results in 16 bits are",
@@ -53,7 +54,8 @@ def _drawings(report: StepRows) -> str:
                     (f"{row.op} {row.module}".strip(), row.exponents)
                     for row in report.ops
                     if row.output in ("float16", "bfloat16") and not row.backward and row.exponents
-                ]
+                ],
+                ends_of_fp16=has_fp16,
             ),
         ),
     ]

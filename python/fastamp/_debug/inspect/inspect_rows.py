@@ -26,6 +26,7 @@ __all__ = [
     "WeightRow",
     "low_share",
     "name_of_dtype",
+    "uses_fp16",
 ]
 
 _COUNTED = (torch.float16, torch.bfloat16, torch.float32)
@@ -262,6 +263,12 @@ class StepRows:
     loss_scale: LossScale | None
     check: CheckReport
     title: Title = Title()
+
+
+def uses_fp16(report: StepRows) -> bool:
+    """Whether anything in a step is in fp16, so that where that ends is of interest."""
+    dtypes = {row.output for row in report.ops} | {row.dtype for row in report.gradients}
+    return "float16" in dtypes
 
 
 class _OpSum:

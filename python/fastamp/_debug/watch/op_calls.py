@@ -98,8 +98,8 @@ class OpCall:
 
         ``lower``, ``fp32``, ``promote`` and the other policies: of the op in autocast's list;
         ``override``: of a policy that was changed; ``inherited``: its input has 16 bits, and
-        autocast has no policy for it; ``16-bit weights``: a parameter has 16 bits, or all do without a region;
-        ``backward``: a 16-bit gradient; ``no 16-bit input``.
+        autocast has no policy for it; ``16-bit weights``: a parameter has 16 bits, or all do
+        without a region; ``backward``: a 16-bit gradient; ``no 16-bit input``.
         """
         if self.autocast is not None and self.autocast[2] != "pass":
             op, device, policy, _ = self.autocast
