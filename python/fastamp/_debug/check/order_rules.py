@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -16,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from fastamp._debug.check.rules import Findings
 from fastamp._debug.watch.calls import CallListener
 from fastamp._debug.watch.modules import address
-from fastamp._debug.watch.op_calls import OpCall, Watch
+from fastamp._debug.watch.op_calls import OpCall
 from fastamp._debug.watch.scaled_gradients import ScaledGradients, carries_scale
 from fastamp._util.tool_guard import ToolGuard
 
@@ -24,9 +21,6 @@ __all__ = ["OrderRules"]
 
 # Ops with which a program reads a number, such as to decide about a step.
 _READS = ("_local_scalar_dense", "is_nonzero", "equal")
-_TOOLS = f"{Path(__file__).resolve().parents[1]}/"
-_WATCH = sys.modules[Watch.__module__].__file__
-_PACKAGES = (f"{Path(torch.__file__).parent}/", f"{Path(__file__).resolve().parents[2]}/")
 _STATE_OF_SCALER = {"scale", "growth_factor", "backoff_factor"}
 
 
@@ -168,7 +162,7 @@ class OrderRules(CallListener):
 
     def see(self, call: OpCall, result: Any) -> None:
         """Looks at an op that has run."""
-        if call.op in _READS and not _is_our_own():
+        if call.op in _READS:
             for state in self._states.values():
                 state.is_read = True
         if call.backward or not (self._penalties or self._scale_of_scalers):
@@ -357,19 +351,6 @@ def _is_inverse(call: OpCall, scale: float) -> bool:
     factor = abs(float(by))
     factor = (1.0 / factor if factor else 0.0) if "div" in call.op else factor
     return any(abs(factor * power - 1.0) < 1e-3 for power in (scale, scale * scale))
-
-
-def _is_our_own() -> bool:
-    """Whether a tool, or what it has wrapped, reads this, and not the program."""
-    frame: FrameType | None = sys._getframe(1)
-    is_outside = False  # of what shows ops to watchers
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGES):
-        is_watch = frame.f_code.co_filename == _WATCH
-        if is_outside and not is_watch and frame.f_code.co_filename.startswith(_TOOLS):
-            return True
-        is_outside |= is_watch
-        frame = frame.f_back
-    return False
 
 
 def _parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:

@@ -21,7 +21,7 @@ from fastamp._autocast.region import autocast
 from fastamp._util.patches import Patches, all_subclasses
 from fastamp._util.tool_guard import ToolGuard
 
-__all__ = ["CallListener", "listening"]
+__all__ = ["CallListener", "is_telling", "listening"]
 
 
 class CallListener:
@@ -97,6 +97,7 @@ _WITHOUT_SUBJECT = ("before_schedule", "before_zero_grad", "after_update")
 class _Within(threading.local):
     def __init__(self) -> None:
         self.calls: list[tuple[int, str]] = []
+        self.telling = 0
 
     def has(self, name: str) -> bool:
         return any(name == other for _, other in self.calls)
@@ -133,9 +134,18 @@ def listening(listener: CallListener, *, this_thread: bool = False) -> Iterator[
 def _tell(event: str, *args: Any) -> None:
     # Those that began last first: what ends a listener's block comes after what is within.
     here = threading.get_ident()
-    for listener, thread in reversed(_listeners.copy()):
-        if thread in (None, here):
-            listener.guard.run(getattr(listener, event), *args)
+    _within.telling += 1
+    try:
+        for listener, thread in reversed(_listeners.copy()):
+            if thread in (None, here):
+                listener.guard.run(getattr(listener, event), *args)
+    finally:
+        _within.telling -= 1
+
+
+def is_telling() -> bool:
+    """Whether a listener of this thread runs now: what it computes is not the program's."""
+    return _within.telling > 0
 
 
 def _let_go_of_optimizers() -> None:

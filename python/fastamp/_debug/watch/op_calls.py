@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import fastamp._C as _C
+from fastamp._debug.watch.calls import is_telling
 from fastamp._debug.watch.model_names import ModelNames
 from fastamp._debug.watch.modules import ModulePath, address, is_half
 from fastamp._dynamo import carried_state
@@ -167,6 +168,8 @@ class Watch(TorchDispatchMode):
     ) -> Any:
         """Called by torch for each op."""
         kwargs = kwargs or {}
+        if is_telling():
+            return func(*args, **kwargs)
         if torch.is_inference_mode_enabled() and self._guard.run(_is_composite, func, args, kwargs):
             with self:
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
