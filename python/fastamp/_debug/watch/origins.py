@@ -227,7 +227,5 @@ def source_of(frame: FrameType | None) -> str:
 
 def short_path(file: str) -> str:
     """A file as seen from the current folder, or from the folder of packages that it is in."""
-    for folder in (str(Path.cwd()), *sys.path):
-        if folder and file.startswith(f"{folder}/"):
-            return file[len(folder) + 1 :]
-    return file
+    folders = [folder for folder in (str(Path.cwd()), *sys.path) if file.startswith(f"{folder}/")]
+    return file[len(max(folders, key=len, default="")) :].removeprefix("/") if folders else file
