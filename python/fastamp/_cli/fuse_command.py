@@ -28,9 +28,11 @@ def start() -> None:
         kind.__init__ = _fusing(kind, kind.__init__)  # type: ignore[method-assign]
 
 
-def _fusing(kind: type, original: Callable[..., None]) -> Callable[..., None]:
+def _fusing(
+    kind: type[torch.optim.Optimizer], original: Callable[..., None]
+) -> Callable[..., None]:
     @functools.wraps(original)
-    def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def init(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
         if type(optimizer) is kind:
             try:

@@ -26,7 +26,7 @@ def start(place: str) -> None:
     if not place.endswith(".jsonl"):
         from torch.utils.tensorboard import SummaryWriter
 
-        log_to(SummaryWriter(place))  # type: ignore[no-untyped-call]
+        log_to(SummaryWriter(place))
         return
     path = Path(place).absolute()
     path.write_text("", encoding="utf-8")

@@ -342,8 +342,9 @@ _DIVISIONS = ("mul", "mul_", "div", "div_", "_foreach_mul", "_foreach_mul_", "_f
 
 def _is_inverse(call: OpCall, scale: float) -> bool:
     """Whether a product or quotient takes a scale, or its square, out."""
-    by = call.args[1] if len(call.args) > 1 else 0.0
-    by = by[0] if isinstance(by, (list, tuple)) and by else by
+    by: Any = call.args[1] if len(call.args) > 1 else 0.0
+    if isinstance(by, (list, tuple)):
+        by = by[0] if by else 0.0
     if isinstance(by, torch.Tensor) and by.numel() != 1:
         by = call.args[0]  # 1/scale * gradient
     if isinstance(by, torch.Tensor) and by.numel() != 1:

@@ -41,7 +41,8 @@ RULES: dict[str, Rule] = {
             "overflow-in-16-bits",
             "a result is beyond what 16 bits hold (65504 in float16), and no loss scale changes "
             "that: the step is skipped each time",
-            "fastamp.policies.for_modules(model, {'the module': 'fp32'}), or a bfloat16 region; or "
+            'that module in float32: [modules] "its name" = "fp32" in a file for --policy, or '
+            "fastamp.policies.for_modules(model, {'its name': 'fp32'}); or a bfloat16 region; or "
             "smaller numbers before it, such as q / sqrt(d) ahead of q @ k",
         ),
         _rule(
