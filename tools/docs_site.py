@@ -22,14 +22,17 @@ from docs_ops import ops_reference
 
 ROOT = Path(__file__).resolve().parent.parent
 SITE = ROOT / "build" / "site"
-# Pages that stand elsewhere in the repository, by their path there.
+# Pages that stand elsewhere in the repository, or have another name there, by their path.
 PAGES = {
-    "README.md": "index.md",
+    "README.md": "readme.md",
+    "docs/home.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
 }
 LINK = re.compile(r"(!?)\[([^\]\n]*)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^(```.*?^```$)", re.DOTALL | re.MULTILINE)
+# Sphinx's, which editors show as links and MkDocs as they are: :meth:`~fastamp.trace`.
+ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):(<code>|`)~?")
 LANGUAGES = {".py": "python", ".cpp": "cpp"}
 # Modules with a page of their own, and its title.
 MODULE_PAGES = {
@@ -117,9 +120,12 @@ def stage(pages: Path) -> None:
         (pages / name).write_text(text, encoding="utf-8")
 
     for path in sorted((ROOT / "docs").glob("*.md")):
-        write(path.name, relink(path.read_text(encoding="utf-8"), "docs"))
+        page = site_target(f"docs/{path.name}") or path.name
+        text = path.read_text(encoding="utf-8").replace("; do not edit by hand.", ".")
+        write(page, relink(text, "docs"))
     for name, page in PAGES.items():
-        write(page, relink((ROOT / name).read_text(encoding="utf-8"), ""))
+        if "/" not in name:
+            write(page, relink((ROOT / name).read_text(encoding="utf-8"), ""))
     shutil.copytree(ROOT / "docs" / "plots", pages / "plots")
     shutil.copy(ROOT / "docs" / "site" / "site.css", pages)
     folders = [ROOT / "examples" / language for language in ("python", "cpp")]
@@ -135,6 +141,15 @@ def stage(pages: Path) -> None:
         write(f"api_{module}.md", api_page(title, f"fastamp.{module}", public))
 
 
+def take_roles_out(folder: Path) -> None:
+    """Leaves of roles in docstrings what they name, in pages and in what search finds."""
+    for path in (*folder.rglob("*.html"), *folder.rglob("search_index.js*")):
+        text = path.read_text(encoding="utf-8")
+        plain = ROLE.sub(r"\1", text)
+        if plain != text:
+            path.write_text(plain, encoding="utf-8")
+
+
 def main() -> int:
     """Returns MkDocs' exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -146,6 +161,7 @@ def main() -> int:
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
     if status == 0 and not options.serve:
+        take_roles_out(SITE / "html")
         print("the site is in build/site/html/index.html")
     return status
 

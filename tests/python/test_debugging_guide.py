@@ -32,7 +32,9 @@ def test_check_prints_what_the_guide_shows(tmp_path: Path):
 def test_inspect_prints_what_the_guide_shows(tmp_path: Path):
     (shown,) = (block for block in blocks("") if "op calls;" in block)
     run(tmp_path, "--inspect", "step.txt", "--at-step", "2")
-    assert (tmp_path / "step.txt").read_text().startswith(shown)
+    title, _, rest = (tmp_path / "step.txt").read_text().partition("\n\n")
+    assert re.fullmatch(r"Step 2 of train.py, float16, \d{4}-\d\d-\d\d \d\d:\d\d UTC", title)
+    assert rest.startswith(shown)
 
 
 def test_the_guide_names_each_rule():

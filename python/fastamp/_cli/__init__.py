@@ -15,10 +15,13 @@ from fastamp._cli import (
     compare_command,
     export_command,
     float8_command,
+    fuse_command,
     info_command,
     inspect_command,
+    log_command,
     merge_command,
     ops_command,
+    report_bug_command,
     report_command,
     run_command,
 )
@@ -42,6 +45,14 @@ usage: python -m fastamp SCRIPT [ARGUMENT ...]      run a script on fastamp, as 
            --record FILE                            one training step, for compare; --at-step too
            --guard                                  steps of optimizers whose gradients are inf or
                                                     NaN are skipped (docs/guard.md)
+           --at-first-skip                          the first step that the gradient scaler skips;
+                                                    inspects all until then, from N on
+           --at-first-nonfinite                     the first step with inf or NaN in its gradients,
+                                                    skipped or not
+           --log-to PLACE                           scale, norm and overflows of each step: a row in
+                                                    PLACE if that ends in .jsonl, else TensorBoard's
+           --fuse                                   SGD, Adam, AdamW and Muon of torch take
+                                                    fastamp's steps (docs/optim.md)
            --float8                                 bfloat16 regions run linear layers in fp8, on
                                                     the CPU slowly (docs/float8.md)
            --float8-exclude NAME                    but not those of modules or parameters of this
@@ -58,10 +69,13 @@ usage: python -m fastamp SCRIPT [ARGUMENT ...]      run a script on fastamp, as 
                                                     what autocast does with each op
        python -m fastamp export MODULE:CALLABLE FILE [--help]
                                                     export a model in 16 bits (docs/inference.md)
+       python -m fastamp report-bug [OPTION ...] [PROGRAM]
+                                                    one file for an issue: versions, and how a
+                                                    program failed, without its data
        python -m fastamp --version | --help
 
-A script that is called `bisect`, `check`, `compare`, `export`, `info`, `merge` or `ops` runs as
-./check and so on.
+A script that is called `bisect`, `check`, `compare`, `export`, `info`, `merge`, `ops` or `report-bug`
+runs as ./check and so on. docs/commands.md tells the exit statuses, and what --json writes.
 """
 
 
@@ -96,6 +110,7 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "info": _telling(info_command.main),
     "ops": _telling(ops_command.main),
     "export": export_command.main,
+    "report-bug": report_bug_command.main,
     "-m": run_command.run_module,
     "-c": run_command.run_code,
     "-": run_command.run_standard_input,
@@ -110,10 +125,23 @@ _OPTIONS = {
     "--record": "FILE",
     "--at-step": "N",
     "--guard": "",
+    "--at-first-skip": "",
+    "--at-first-nonfinite": "",
+    "--log-to": "PLACE",
+    "--fuse": "",
     "--float8": "",
     "--float8-exclude": "NAME",
 }
 
+
+#: Options without a value: the attribute that they set, and to what.
+_FLAGS: dict[str, tuple[str, bool | str]] = {
+    "--at-first-skip": ("first", "skip"),
+    "--at-first-nonfinite": ("first", "nonfinite"),
+    "--fuse": ("fuse", True),
+    "--guard": ("guard", True),
+    "--float8": ("float8", True),
+}
 
 _running: list[ExitStack] = []
 
@@ -126,11 +154,14 @@ class _Options:
     record: str | None = None
     at_step: int | None = None
     guard: bool = False
+    first: str | None = None
+    log_to: str | None = None
+    fuse: bool = False
     float8: bool = False
     exclude: list[str] = dataclasses.field(default_factory=list)
 
-    def start(self) -> None:
-        """Puts them in force for the rest of the process."""
+    def start(self, program: str) -> None:
+        """Puts them in force for the rest of the process, for a program of this name."""
         if self.report is not None:
             install()  # the trace is of fastamp's kernels
             try:
@@ -145,7 +176,7 @@ class _Options:
         if self.inspect is not None:
             install()
             try:
-                inspect_command.start(self.inspect, self.at_step or 0)
+                inspect_command.start(self.inspect, self.at_step or 0, self.first, program)
             except OSError as error:
                 _refuse(f"--inspect: {error}", usage=False)
         if self.record is not None:
@@ -155,6 +186,14 @@ class _Options:
                 _refuse(f"--record: {error}", usage=False)
         if self.guard:
             _running.append(guarded_optimizers.start())
+        if self.log_to is not None:
+            install()
+            try:
+                log_command.start(self.log_to)
+            except (ImportError, OSError) as error:
+                _refuse(f"--log-to: {error}", usage=False)
+        if self.fuse:
+            fuse_command.start()
         if self.float8:
             float8_command.start(self.exclude)
 
@@ -169,8 +208,9 @@ def _read_options(arguments: list[str]) -> tuple[_Options, list[str]]:
     options = _Options()
     while arguments and arguments[0] in _OPTIONS:
         name, *arguments = arguments
-        if not _OPTIONS[name]:
-            setattr(options, name.removeprefix("--"), True)
+        if name in _FLAGS:
+            attribute, flag = _FLAGS[name]
+            setattr(options, attribute, flag)
             continue
         if len(arguments) < 2:
             _refuse(f"expected {name} {_OPTIONS[name]} and a program")
@@ -183,6 +223,8 @@ def _read_options(arguments: list[str]) -> tuple[_Options, list[str]]:
             options.inspect = value
         elif name == "--record":
             options.record = value
+        elif name == "--log-to":
+            options.log_to = value
         elif name == "--at-step":
             if not value.isdigit():
                 _refuse(f"expected --at-step with a number, at least 0, got {value!r}")
@@ -191,6 +233,8 @@ def _read_options(arguments: list[str]) -> tuple[_Options, list[str]]:
             options.exclude.append(value)
     if options.inspect is not None and options.record is not None:
         _refuse("expected one of --inspect and --record, got both")
+    if options.first and options.inspect is None:
+        _refuse(f"expected --inspect FILE with --at-first-{options.first}, got none")
     if options.at_step is not None and options.inspect is None and options.record is None:
         _refuse("expected --inspect FILE with --at-step, got none, nor --record FILE")
     if options.exclude and not options.float8:
@@ -206,7 +250,7 @@ def main() -> None:
     if not arguments:
         sys.stderr.write(USAGE)
         sys.exit(2)
-    options.start()
+    options.start(arguments[1] if arguments[0] == "-m" and arguments[1:] else arguments[0])
     command = _COMMANDS.get(arguments[0])
     if command is not None:
         command(arguments[1:])

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from fastamp._cli.named_function import call_named
+from fastamp._cli.output_file import OutputFile
+from fastamp._debug.report import json_of
 from fastamp._inference.exporting import FORMATS, export
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -30,7 +32,8 @@ def main(arguments: list[str]) -> None:
         _refuse(f"expected {options.model} to return a model and a tuple of inputs, got {made!r}")
     target = options.format or ("onnx" if options.path.endswith(".onnx") else "ep")
     try:
-        export(
+        output = None if options.json is None else OutputFile(options.json)
+        done = export(
             model,
             args,
             _DTYPES[options.dtype or ("float16" if target == "onnx" else "bfloat16")],
@@ -43,6 +46,9 @@ def main(arguments: list[str]) -> None:
             tolerance=options.tolerance,
             overwrite=options.overwrite,
         )
+        if output is not None:
+            data = {"path": options.path, "told": str(done).splitlines()}
+            output.put_text(f"{json_of('export', data)}\n")
     except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
         _refuse(str(error))
 
@@ -76,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         "magnitude of an output (0.0078 in float16, 0.0625 in bfloat16): kernels round in another "
         "order, which grows with a model's depth",
     )
+    parser.add_argument("--json", metavar="FILE", help="write what was done as data; - prints it")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE if it is there")
     parser.add_argument(
         "--lower-io-types",

@@ -12,6 +12,7 @@ import warnings
 import torch
 
 import fastamp._C as _C
+from fastamp._debug.report import json_of
 from fastamp._install.installation import is_installed
 from fastamp._policy.table import op_table
 from fastamp._util import cpu_isa
@@ -23,17 +24,31 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "--no-probe", action="store_true", help="do not try the CPU's instructions in a child"
     )
+    parser.add_argument("--json", action="store_true", help="print it as data")
     options = parser.parse_args(arguments)
-    for title, facts in (
-        ("versions", _versions()),
-        ("build", _build()),
-        ("devices", _devices()),
-        ("cpu instructions", _instructions(probe=not options.no_probe)),
-        ("in this process", _installed()),
-    ):
+    found = facts(probe=not options.no_probe)
+    if options.json:
+        print(json_of("info", dict(found)))
+        return
+    for title, rows in found.items():
         print(f"{title}:")
-        for name, value in facts.items():
+        for name, value in rows.items():
             print(f"  {name + ':':22} {value}")
+
+
+def facts(probe: bool) -> dict[str, dict[str, str]]:
+    """Everything that a report of a bug needs, by title.
+
+    Args:
+        probe: Whether to try the CPU's instructions in a child.
+    """
+    return {
+        "versions": _versions(),
+        "build": _build(),
+        "devices": _devices(),
+        "cpu instructions": _instructions(probe),
+        "in this process": _installed(),
+    }
 
 
 def _versions() -> dict[str, str]:

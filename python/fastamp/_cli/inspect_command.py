@@ -16,7 +16,7 @@ import torch
 
 from fastamp._cli.output_file import OutputFile, rank_of_process
 from fastamp._cli.watched_program import WatchedProgram
-from fastamp._debug.check.rules import Findings
+from fastamp._debug.check.rules import Cause, Findings
 from fastamp._debug.compare.record import Record
 from fastamp._debug.compare.recorded_step import RecordedStep
 from fastamp._debug.inspect.inspected_step import InspectedStep
@@ -25,10 +25,16 @@ from fastamp._debug.watch.modules import ModulePath
 from fastamp._dynamo import carried_state
 from fastamp._util.tool_guard import ToolGuard
 
-__all__ = ["start", "start_record"]
+__all__ = ["FIRST", "start", "start_record"]
 
 
-def start(path: str | os.PathLike[str], at_step: int) -> None:
+#: What a step may be found by, beside its number, and what is said where none is found.
+FIRST = {"skip": "no step was skipped", "nonfinite": "no step had inf or NaN in its gradients"}
+
+
+def start(
+    path: str | os.PathLike[str], at_step: int, first: str | None = None, program: str = ""
+) -> None:
     """Inspects a step of this process and writes what was seen when the step has ended.
 
     Args:
@@ -36,32 +42,37 @@ def start(path: str | os.PathLike[str], at_step: int) -> None:
         at_step: Number of the step, from 0, of the thread that comes to it first. A step ends with
             an optimizer's ``step()``, or with ``update()`` where there is an enabled gradient
             scaler; with the former also there, if it steps gradients that carry the scale.
+        first: A name in :data:`FIRST`: every step from ``at_step`` on is inspected, and the first
+            one that is like this is written.
+        program: What is run, for the report's title.
 
     Raises:
         OSError: The file cannot be written; found out now, not when the step has run.
     """
 
-    def make(program: WatchedProgram, guard: ToolGuard) -> InspectedStep:
+    def make(watched: WatchedProgram, guard: ToolGuard, number: int) -> InspectedStep:
         return InspectedStep(
-            program.of_this_thread(program.models),
-            program.optimizers,
-            program.of_this_thread(program.scalers),
+            watched.of_this_thread(watched.models),
+            watched.optimizers,
+            watched.of_this_thread(watched.scalers),
             Findings(),
-            program.names,
+            watched.names,
             guard,
+            number=number,
+            program=program,
         )
 
     file = OutputFile(path)
-    _StepOfProgram("--inspect", make, lambda report: file.put(report), at_step).follow()
+    _StepOfProgram("--inspect", make, lambda report: file.put(report), at_step, first).follow()
 
 
 def start_record(path: str | os.PathLike[str], at_step: int) -> None:
     """Records a step of this process, for ``compare``; as :func:`start`."""
 
-    def make(program: WatchedProgram, guard: ToolGuard) -> RecordedStep:
-        models = program.of_this_thread(program.models)
-        scalers = program.of_this_thread(program.scalers)
-        return RecordedStep(models, scalers, program.names, guard, _rank_among(), at_step)
+    def make(watched: WatchedProgram, guard: ToolGuard, number: int) -> RecordedStep:
+        models = watched.of_this_thread(watched.models)
+        scalers = watched.of_this_thread(watched.scalers)
+        return RecordedStep(models, scalers, watched.names, guard, _rank_among(), number)
 
     file = OutputFile(path)
 
@@ -103,18 +114,20 @@ class _StepOfProgram(CallListener):
         option: That has asked for it.
         make: Makes what watches the step.
         put: Writes its report, and returns where.
-        at_step: Number of the step.
+        at_step: Number of the step, or of the first one that may be it.
+        first: What the step is found by, of :data:`FIRST`; ``None``: by its number.
     """
 
     def __init__(
         self,
         option: str,
-        make: Callable[[WatchedProgram, ToolGuard], InspectedStep | RecordedStep],
+        make: Callable[[WatchedProgram, ToolGuard, int], InspectedStep | RecordedStep],
         put: Callable[[Any], Path | None],
         at_step: int,
+        first: str | None = None,
     ) -> None:
         self.guard = ToolGuard(f"fastamp {option}")
-        self._make, self._put, self._at_step = make, put, at_step
+        self._make, self._put, self._at_step, self._first = make, put, at_step, first
         self._past = {"--inspect": "inspected", "--record": "recorded"}[option]
         self._most_steps = 0  # that any thread has ended
         self._thread: int | None = None
@@ -155,7 +168,7 @@ class _StepOfProgram(CallListener):
         elif self._step is None and self._in_thread.ended_steps == self._at_step:
             program = self._program
             self._thread = threading.get_ident()
-            self._step = self._make(program, self.guard)
+            self._step = self._make(program, self.guard, self._at_step)
             for each in program.models:
                 program.names.add(each)
             self._path = self._open.enter_context(self._step.watched())
@@ -163,7 +176,7 @@ class _StepOfProgram(CallListener):
         elif self._path is not None and not self._path.knows(model):
             self._path.add(model, running=True)
 
-    def before_scale(self, scaler: Any) -> None:
+    def before_scale(self, scaler: Any, outputs: Any) -> None:  # noqa: ARG002
         """Notes that steps of this thread end with an update."""
         self._in_thread.has_scaler |= scaler.is_enabled()
 
@@ -190,11 +203,16 @@ class _StepOfProgram(CallListener):
             self._run_eagerly()
 
     def _write(self) -> None:
+        """Writes what was seen, or waits for the next step if the one wanted is another."""
         assert self._step is not None
         step, self._step, self._path = self._step, None, None
-        self._is_done = True
         self._open.close()
         report = self.guard.run(step.report)
+        if report is not None and self._first is not None and not self._is_like(report.check.cause):
+            self._at_step += 1
+            self._run_eagerly()
+            return
+        self._is_done = True
         if report is None:
             return
         try:
@@ -204,14 +222,18 @@ class _StepOfProgram(CallListener):
         except OSError as error:
             print(f"fastamp: the step was not written: {error}", file=sys.stderr)
 
+    def _is_like(self, cause: Cause | None) -> bool:
+        return cause is not None and (self._first == "nonfinite" or cause.outcome == "was skipped")
+
     def _finish(self) -> None:
         """At the end of the process: a step without an end is told as far as it went."""
         if self._step is not None and os.getpid() == self._process:
             self._write()
-        elif not self._is_done and not self.guard.is_off and os.getpid() == self._process:
+        if not self._is_done and not self.guard.is_off and os.getpid() == self._process:
+            which = f"step {self._at_step} was not {self._past}"
+            which = f"nothing was written: {FIRST[self._first]}" if self._first else which
             print(
-                f"fastamp: step {self._at_step} was not {self._past}: the program ended after "
-                f"{self._most_steps} steps",
+                f"fastamp: {which}: the program ended after {self._most_steps} steps",
                 file=sys.stderr,
             )
         self._close()

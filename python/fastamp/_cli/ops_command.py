@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from fastamp._debug.report import json_of
 from fastamp._install.attention_libraries import CALLS, LibraryCall, state_of
 from fastamp._policy.table import OpTableRow, op_table
 
@@ -31,12 +32,30 @@ def main(arguments: list[str]) -> None:
         "name", nargs="?", help="an op, such as mm, softmax.int or conv1d.*, or a library"
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="only this device's column")
+    parser.add_argument("--json", action="store_true", help="print it as data")
     options = parser.parse_args(arguments)
     devices = [options.device] if options.device else ["cpu", "cuda"]
-    if options.name is None:
+    if options.json:
+        print(json_of("ops", {"ops": _rows_as_data(options.name, devices)}))
+    elif options.name is None:
         _print_list(devices)
     else:
         _print_ops(options.name, devices)
+
+
+def _rows_as_data(name: str | None, devices: list[str]) -> list[dict[str, str]]:
+    rows = op_table() if name is None else _rows_named(name)
+    if name is not None and not rows:
+        _refuse_name(name, name)
+    return [{"op": row.op, **{device: getattr(row, device) for device in devices}} for row in rows]
+
+
+def _rows_named(name: str) -> list[OpTableRow]:
+    """All overloads of a bare name, so that none is mistaken for the whole op."""
+    wanted = name.removeprefix("aten::").removesuffix(".*")
+    if wanted.endswith(".default"):
+        return [row for row in op_table() if row.op == wanted.removesuffix(".default")]
+    return [row for row in op_table() if wanted in (row.op, row.op.partition(".")[0])]
 
 
 def _difference(row: OpTableRow, device: str) -> str:
@@ -61,6 +80,9 @@ def _print_list(devices: list[str]) -> None:
         lines.append((row.op, *policies, "; ".join(notes)))
     _print_table(lines)
     print(f"\n{len(lines) - 1} ops; every other op runs in the dtypes it is given.")
+    shown = {policy for line in lines[1:] for policy in line[1:-1]}
+    for policy in [each for each in _MEANINGS if each in shown]:
+        print(f"  {policy}: {_MEANINGS[policy]}")
     print("\nCalls of other libraries that are lower where the library would refuse them:\n")
     calls = [(call.path, ", ".join(call.tensors), state_of(call)) for call in CALLS]
     _print_table([("call", "arguments", "state"), *calls])
@@ -74,16 +96,13 @@ def _print_table(lines: Sequence[tuple[str, ...]]) -> None:
 
 
 def _print_ops(name: str, devices: list[str]) -> None:
-    # All overloads of a bare name, so that none is mistaken for the whole op.
     wanted = name.removeprefix("aten::").removesuffix(".*")
-    rows = [row for row in op_table() if wanted in (row.op, row.op.partition(".")[0])]
-    if wanted.endswith(".default"):
-        rows = [row for row in op_table() if row.op == wanted.removesuffix(".default")]
+    rows = _rows_named(name)
     calls = [call for call in CALLS if wanted in (*call.path.split("."), call.path, *call.ops)]
     if not rows and not calls:
         if not hasattr(torch.ops.aten, wanted.partition(".")[0]):
             _refuse_name(name, wanted)
-        print(f"{wanted}\n  in no list: runs in the dtypes it is given")
+        print(f"{wanted}\n  autocast has no policy for it: runs in the dtypes it is given")
     for call in calls:
         _print_call(call)
     for row in rows:

@@ -115,7 +115,7 @@ class WatchedProgram(CallListener):
     def _is_used(self, what: object) -> None:
         self._users.setdefault(id(what), set()).add(threading.get_ident())
 
-    def before_scale(self, scaler: Any) -> None:
+    def before_scale(self, scaler: Any, outputs: Any) -> None:  # noqa: ARG002
         """Notes whose it is."""
         self._is_used(scaler)
 

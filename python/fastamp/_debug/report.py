@@ -4,25 +4,68 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import html
 import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-__all__ = ["PageReport", "Report", "Section", "cards_of", "page", "section_of", "table_of"]
+import fastamp._C as _C
+
+__all__ = [
+    "LAYOUT",
+    "PageReport",
+    "Report",
+    "Section",
+    "cards_of",
+    "json_of",
+    "page",
+    "section_of",
+    "table_of",
+    "today",
+]
+
+
+def today() -> str:
+    """The date and time of a report, in UTC: ``2026-11-25 20:15 UTC``."""
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+
+
+#: Of what :func:`json_of` writes: 1 higher when a key goes, or means something else.
+LAYOUT = 1
+
+
+def json_of(report: str, data: dict[str, Any]) -> str:
+    """What a tool tells to programs, as JSON.
+
+    Args:
+        report: Which tool: ``"check"``, as in docs/commands.md.
+        data: What it tells.
+
+    Returns:
+        The data, after ``"fastamp": {"report": ..., "layout": ..., "version": ...}``.
+    """
+    head = {"report": report, "layout": LAYOUT, "version": _C.build_info()["version"]}
+    return json.dumps({"fastamp": head, **data}, indent=2)
 
 
 class Report:
-    """Base of what check, inspect, bisect and trace return: its ``str`` is for people."""
+    """Base of what check, inspect, bisect and trace return: its ``str`` is for people.
+
+    Attributes:
+        kind: Which of them, as in the JSON.
+    """
+
+    kind: ClassVar[str] = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data."""
         raise NotImplementedError
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Returns :meth:`to_dict` as JSON.
+        """Returns :meth:`to_dict` as JSON, after which tool, layout and version these are.
 
         Args:
             path: A file to write it to as well.
@@ -30,7 +73,7 @@ class Report:
         Raises:
             OSError: The file cannot be written.
         """
-        text = json.dumps(self.to_dict(), indent=2)
+        text = json_of(self.kind, self.to_dict())
         if path is not None:
             Path(path).write_text(text + "\n", encoding="utf-8")
         return text

@@ -347,6 +347,11 @@ def is_listed(op: str) -> bool:
     return (base if overload == "default" else name) in rows
 
 
+def _is_torchs(op: str) -> bool:
+    """Whether torch has an op of this name, as pages of :func:`fastamp.debug.inspect` tell it."""
+    return hasattr(torch.ops.aten, op.partition(".")[0])
+
+
 def _entries(file: PolicyFile) -> Iterator[tuple[tuple[str, ...], str, Any]]:
     """All op policies of a file: where they stand, op, policy."""
     for op, policy in file.ops.items():
@@ -370,8 +375,9 @@ def listed(file: PolicyFile) -> Iterator[None]:
     try:
         for where, op, policy in _entries(file):
             try:
-                if "::" in op and not is_listed(op):
+                if not is_listed(op) and ("::" in op or _is_torchs(op)):
                     name = op.removesuffix(".default").removesuffix(".*")
+                    name = name if "::" in op else f"aten::{name}"
                     register_op(name, "pass")
                     registered.append(name)
                 for device, chosen in by_device(policy).items():

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_WHICH_OP = "In which op it began: python -m fastamp --inspect - --at-first-{} PROGRAM"
 _GONE = "  (The optimizer is gone, and the names of its parameters with it.)"
 
 
@@ -69,6 +70,8 @@ class OverflowReport:
     """In the order of the ranks, the optimizers and their parameters."""
     more: int = 0
     """Further gradients with inf or NaN on other ranks, which have not sent their names."""
+    cause: str = ""
+    """In which op it began, if :func:`fastamp.debug.check` or ``inspect`` saw that step; a line."""
 
     def __bool__(self) -> bool:
         """Whether a step was skipped."""
@@ -93,11 +96,17 @@ class OverflowReport:
         ]
         if self.more:
             lines.append(f"  and {self.more} more")
-        return "\n".join([head, *lines, *_hint(self.gradients)])
+        which = _WHICH_OP.format("nonfinite" if self.scale is None else "skip")
+        began = f"Cause: {self.cause}" if self.cause else which
+        return "\n".join([head, *lines, *_hint(self.gradients), began])
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns plain data, for logs and checkpoints; a rank only in a report of several."""
+        """Returns plain data, for logs and checkpoints.
+
+        The cause is left out, and so is the rank in a report of one process.
+        """
         data = asdict(self)
+        del data["cause"]
         for gradient in data["gradients"]:
             if gradient["rank"] is None:
                 del gradient["rank"]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +15,7 @@ from torch.amp.grad_scaler import OptState
 
 import fastamp._C as _C
 from fastamp._scaler.all_reduce import all_reduce
+from fastamp._scaler.causes import cause_of
 from fastamp._scaler.checks import Past, checked_past, checked_state
 from fastamp._scaler.json_state import json_of_state, state_of_json
 from fastamp._scaler.logs import note_core
@@ -217,7 +219,8 @@ class ScalerState(TorchGradScaler):
         found = core.overflow(now)
         if found is None:
             return self._loaded_report or OverflowReport()
-        return make_report(*found, names)
+        report = make_report(*found, names)
+        return dataclasses.replace(report, cause=cause_of(self, report.step))
 
     def underflow_report(self, named_parameters: Any = None) -> UnderflowReport:
         """Reports how many gradient elements were 0, and what another scale would do to them.

@@ -484,7 +484,8 @@ class StepGuard:
         makes NaN of all gradients when their norm is NaN: :meth:`clip_grad_norm_` does not.
 
         With a ``group``, and only if a step was skipped, every member has to call this: the first
-        gets the gradients of all, with their ranks, as of :meth:`fastamp.GradScaler.overflow_report`.
+        gets the gradients of all, with their ranks, as it does from
+        :meth:`fastamp.GradScaler.overflow_report`.
 
         Args:
             named_parameters: As for :meth:`fastamp.GradScaler.overflow_report`.

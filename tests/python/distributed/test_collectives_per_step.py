@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives and bytes of flag and norm in a step, counted on 8 simulated ranks: the docs' table."""
+"""Collectives and bytes of flag and norm in a step, counted on 8 simulated ranks."""
 
 from __future__ import annotations
 

@@ -261,7 +261,9 @@ def test_ops_names_the_nearest_for_a_typo(capsys: pytest.CaptureFixture[str]):
 
 
 def test_ops_tells_ops_that_are_in_no_list(capsys: pytest.CaptureFixture[str]):
-    assert run_ops(["relu"], capsys) == "relu\n  in no list: runs in the dtypes it is given\n"
+    assert run_ops(["relu"], capsys) == (
+        "relu\n  autocast has no policy for it: runs in the dtypes it is given\n"
+    )
 
 
 def test_without_arguments_or_with_unknown_options_it_shows_its_usage(

@@ -22,7 +22,7 @@ TOOLS = ROOT / "tools"
 sys.path.insert(0, str(TOOLS))
 
 from docs_ops import ops_reference, versions_of  # noqa: E402
-from docs_site import MODULE_PAGES, api_page, relink, site_target, stage  # noqa: E402
+from docs_site import MODULE_PAGES, api_page, relink, site_target, stage, take_roles_out  # noqa: E402
 from torch_ops import autocast_ops  # noqa: E402
 
 LISTS = json.loads((ROOT / "docs" / "site" / "torch_ops.json").read_text(encoding="utf-8"))
@@ -32,7 +32,7 @@ LISTS = json.loads((ROOT / "docs" / "site" / "torch_ops.json").read_text(encodin
     ("text", "folder", "wanted"),
     [
         ("see [it](docs/cpp.md#regions).", "", "see [it](cpp.md#regions)."),
-        ("see [it](../README.md#install)", "docs", "see [it](index.md#install)"),
+        ("see [it](../README.md#install)", "docs", "see [it](readme.md#install)"),
         ("![plot](plots/x.svg)", "docs", "![plot](plots/x.svg)"),
         ("[a](cpp.md) [b](../CHANGELOG.md)", "docs", "[a](cpp.md) [b](changelog.md)"),
         ("[cnn.cpp](examples/cpp/cnn.cpp)", "", "[cnn.cpp](examples.md#cnncpp)"),
@@ -53,8 +53,19 @@ def test_a_link_that_leads_nowhere_is_left_for_mkdocs_to_find():
     assert relink("[a](no_such.md)", "docs") == "[a](no_such.md)"
 
 
+def test_roles_of_docstrings_are_taken_out_of_pages(tmp_path: Path):
+    page = tmp_path / "api" / "x.html"
+    page.parent.mkdir()
+    page.write_text("see :meth:<code>~fastamp.trace</code>, 10:30 <code>:x:</code>")
+    (tmp_path / "search_index.json").write_text('{"text": "as :class:<code>Rows</code>"}')
+    take_roles_out(tmp_path)
+    assert page.read_text() == "see <code>fastamp.trace</code>, 10:30 <code>:x:</code>"
+    assert (tmp_path / "search_index.json").read_text() == '{"text": "as <code>Rows</code>"}'
+
+
 def test_which_files_have_pages():
     assert site_target("docs/optim.md") == "optim.md"
+    assert site_target("docs/home.md") == "index.md"
     assert site_target("examples/python/gpt2.py") == "examples.md#gpt2py"
     assert site_target("src/library.cpp") is None
 

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from fastamp._debug.bisect.runs import file_of
 from fastamp._debug.bisect.suspects import BROKEN
@@ -65,6 +65,8 @@ class BisectReport(Report):
         is_complete: Whether the search came to its end: False if it used up the runs, so that
             fewer or cheaper ops might do.
     """
+
+    kind: ClassVar[str] = "bisect"
 
     ops: tuple[Fp32Op, ...]
     agree: float

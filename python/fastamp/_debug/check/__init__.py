@@ -11,13 +11,16 @@ from typing import Any
 import torch
 
 import fastamp._C as _C
+from fastamp._debug.check.cause import CauseRules
 from fastamp._debug.check.model_rules import look_at_models
 from fastamp._debug.check.op_rules import OpRules
 from fastamp._debug.check.rules import RULES, CheckReport, Finding, Findings, Rule, checked_ignore
 from fastamp._debug.check.step_rules import StepRules
+from fastamp._debug.watch.calls import listening
 from fastamp._debug.watch.model_names import ModelNames
 from fastamp._debug.watch.modules import ModulePath
 from fastamp._debug.watch.op_calls import OpCall, OpWatcher, watched, watched_thread
+from fastamp._debug.watch.origins import Origins
 from fastamp._util.tool_guard import ToolGuard
 
 __all__ = ["RULES", "CheckReport", "Finding", "Rule", "check", "checked_arguments", "run_checked"]
@@ -107,8 +110,8 @@ def checked_arguments(
 
 
 class _Rules(OpWatcher):
-    def __init__(self, ops: OpRules, events: StepRules) -> None:
-        self._ops, self._events = ops, events
+    def __init__(self, ops: OpRules, events: StepRules, origins: Origins) -> None:
+        self._ops, self._events, self._origins = ops, events, origins
 
     def before(self, call: OpCall) -> None:
         self._events.see(call)
@@ -116,6 +119,8 @@ class _Rules(OpWatcher):
 
     def after(self, call: OpCall, result: Any, noted: Any) -> None:  # noqa: ARG002
         self._ops.after(call, result)
+        self._events.seen(call, result)
+        self._origins.see(call, result)
 
 
 @contextlib.contextmanager
@@ -143,12 +148,14 @@ def run_checked(
     """
     ops = OpRules(findings)
     events = StepRules(findings, ops, scalers, optimizers, guard)
-    rules = _Rules(ops, events)
+    origins = Origins(names)
+    rules = _Rules(ops, events, origins)
     paths = threading.local()
     with (
         watched(models, rules, names, guard) as (path, recorder),
         contextlib.ExitStack() as others,
         events.followed(),
+        listening(CauseRules(findings, origins, guard)),
     ):
         paths.here = path
 

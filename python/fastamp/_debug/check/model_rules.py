@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from fastamp._debug.check.rules import Findings
 from fastamp._debug.watch.model_names import ModelNames
+from fastamp._debug.watch.origins import has_nonfinite
 from fastamp.optim._fused import FusedOptimizer
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -43,6 +44,9 @@ def _look_at_model(model: nn.Module, names: ModelNames, findings: Findings) -> N
             if statistics is not None and statistics.dtype in _HALF:
                 kind = str(statistics.dtype).removeprefix("torch.")
                 findings.add("norm-in-16-bits", where, f"running statistics in {kind}")
+            for name in ("running_mean", "running_var"):
+                if has_nonfinite(getattr(module, name)):
+                    findings.add("norm-statistics-not-finite", where, name)
         for what, size in _sizes(module):
             if size % 8:
                 findings.add("dims-not-multiple-of-8", where, f"{what}={size}")

@@ -10,7 +10,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from fastamp._debug.check.rules import Findings
-from fastamp._debug.watch.modules import is_half
+from fastamp._debug.watch.flops import flops_of
+from fastamp._debug.watch.modules import address, is_half
 from fastamp._debug.watch.op_calls import OpCall
 
 # Two sixteen-bit numbers of this size are neighbours at a distance of about a quarter: a softmax of
@@ -18,6 +19,9 @@ from fastamp._debug.watch.op_calls import OpCall
 _LARGEST_LOGIT_ERROR = 0.25
 _LONG_SUM = 4096
 _FP16_MAX = 65504.0
+# Of products that run in fp32 in a step that has others in 16 bits.
+_WIDE_SHARE = 0.2
+_LEAST_FLOPS = 1e6
 
 # Ops whose own kernels do all arithmetic in fp32 (native_layer_norm and the like) are not here.
 _NORMS = {
@@ -34,6 +38,7 @@ _NORMS = {
     "pow.Tensor_Scalar",
 }
 _SOFTMAXES = {"_softmax", "_log_softmax", "logsumexp"}
+_ANGLES = {"cos", "sin", "cos_", "sin_"}
 _SUMS = {"sum", "sum.dim_IntList", "mean", "mean.dim", "cumsum", "logcumsumexp", "nansum"}
 _ADDS = {"add.Tensor", "add.Scalar", "add_.Tensor", "add_.Scalar", "clamp_min", "clamp_min_"}
 _CONSTANTS = {
@@ -63,6 +68,8 @@ class OpRules:
         self._findings = findings
         self.ran_fp16 = False
         self.ran_bf16 = False
+        self._flops: dict[tuple[str, str, str], int] = {}
+        self._widened: dict[int, torch.dtype] = {}
 
     def before(self, call: OpCall) -> None:
         """The rules on arguments: the call may be refused for them."""
@@ -78,6 +85,8 @@ class OpRules:
             self._look_at_eps(call)
         if op in _SOFTMAXES:
             self._look_at_logits(call)
+        if op in _ANGLES:
+            self._look_at_angles(call)
 
     def after(self, call: OpCall, result: Any) -> None:
         """The rules on results."""
@@ -87,6 +96,57 @@ class OpRules:
             self._look_at_sum(call, result)
         if call.op in _NORMS:
             self._look_at_norm(call, result)
+        self._follow_widened(call, result)
+        self._count_product(call, result)
+
+    def conclude(self) -> None:
+        """The rule on products that ran in fp32 beside others in 16 bits."""
+        total = sum(self._flops.values())
+        if not (self.ran_fp16 or self.ran_bf16) or total < _LEAST_FLOPS:
+            return
+        wide = {key: flops for key, flops in self._flops.items() if key[2]}
+        if sum(wide.values()) < _WIDE_SHARE * total:
+            return
+        for (op, module, why), flops in sorted(wide.items(), key=lambda item: -item[1]):
+            where = f"{op} in {module}" if module else op
+            what = f"{100 * flops / total:.0f} % of the work of products, {why}"
+            self._findings.add("products-in-fp32", where, what)
+
+    def _count_product(self, call: OpCall, result: Any) -> None:
+        flops = flops_of(call.func, call.args, call.kwargs, result)
+        if not flops or not torch.is_grad_enabled():
+            return  # An optimizer's, or an evaluation's.
+        why = ""
+        if all(t.dtype is torch.float32 for t in call.tensors if t.is_floating_point()):
+            policy = call.autocast[2] if call.autocast else "pass"
+            if policy != "pass":
+                return  # As a list or the program has it.
+            why = "an op that autocast does not name" if call.region else "outside of a region"
+        key = (call.op, call.module, why)
+        self._flops[key] = self._flops.get(key, 0) + flops
+
+    def _follow_widened(self, call: OpCall, result: Any) -> None:
+        """Knows fp32 tensors that were 16-bit ones: their values are as rough."""
+        if not isinstance(result, torch.Tensor) or call.is_view:
+            return
+        if call.op == "_to_copy" and is_half(call.args[0]) and result.dtype is torch.float32:
+            self._widened[address(result)] = call.args[0].dtype
+        else:
+            self._widened.pop(address(result), None)
+
+    def _look_at_angles(self, call: OpCall) -> None:
+        angles = call.args[0]
+        if angles.is_meta or angles.numel() == 0:
+            return
+        dtype = angles.dtype if is_half(angles) else self._widened.get(address(angles))
+        if dtype is None:
+            return
+        greatest = angles.detach().float().abs().nan_to_num(0.0, 0.0, 0.0).max().item()
+        error = greatest * torch.finfo(dtype).eps / 2
+        if error >= _LARGEST_LOGIT_ERROR:
+            name = str(dtype).removeprefix("torch.")
+            what = f"angles up to {greatest:.4g} in {name}, rounded by up to {error:.2g}"
+            self._findings.add("positions-in-16-bits", self._where(call), what)
 
     def _where(self, call: OpCall) -> str:
         return f"{call.op} in {call.module}" if call.module else call.op
@@ -138,6 +198,8 @@ class OpRules:
         # Masked ones are at the end of the range or -inf, whatever their rounding.
         limit = torch.finfo(logits.dtype).max / 2
         magnitudes = logits.detach().float().abs()
+        if bool(torch.isnan(magnitudes).any() | torch.isposinf(logits).any()):
+            return  # They have overflowed: that is the cause, and none of softmax's.
         counted = magnitudes[magnitudes < min(limit, 1e4)]
         greatest = counted.max().item() if counted.numel() else 0.0
         error = greatest * torch.finfo(logits.dtype).eps / 2

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from fastamp._debug.report import Report
 
-__all__ = ["RULES", "CheckReport", "Finding", "Findings", "Rule", "checked_ignore"]
+__all__ = ["RULES", "Cause", "CheckReport", "Finding", "Findings", "Rule", "checked_ignore"]
 
 
 class Rule(NamedTuple):
@@ -30,6 +30,102 @@ def _rule(name: str, reason: str, fix: str, needs_step: bool = True) -> Rule:
 RULES: dict[str, Rule] = {
     rule.name: rule
     for rule in (
+        _rule(
+            "nonfinite-input",
+            "a tensor that came into the step had inf or NaN already: a batch, a label weight, a "
+            "parameter or buffer that an earlier step has spoilt",
+            "look at that batch (tensor.isfinite().all()) and leave it out; where a weight has it, "
+            "go back to the last checkpoint, and find the step that wrote it",
+        ),
+        _rule(
+            "overflow-in-16-bits",
+            "a result is beyond what 16 bits hold (65504 in float16), and no loss scale changes "
+            "that: the step is skipped each time",
+            'that module in float32: [modules] "its name" = "fp32" in a file for --policy, or '
+            "fastamp.policies.for_modules(model, {'its name': 'fp32'}); or a bfloat16 region; or "
+            "smaller numbers before it, such as q / sqrt(d) ahead of q @ k",
+        ),
+        _rule(
+            "nonfinite-in-fp32",
+            "float32 makes inf or NaN of the same numbers: a log or sqrt of 0, a division by 0, "
+            "numbers that grow from step to step, a row that a mask covers as a whole",
+            "an eps or a clamp ahead of that op, a smaller learning rate, clipping; one position "
+            "that is not masked",
+        ),
+        _rule(
+            "step-without-scaler",
+            "gradients with inf or NaN were stepped, and no gradient scaler was there to skip "
+            "that: the weights are NaN from here on",
+            "cure what the cause names; python -m fastamp --guard and fastamp.StepGuard skip such "
+            "steps where there is no scaler",
+        ),
+        _rule(
+            "loss-scaled-twice",
+            "scale() was given a loss that carries a scale already, and the step divides by one: "
+            "the update is that much too large",
+            "scaler.scale(loss).backward() once for each loss",
+        ),
+        _rule(
+            "loss-not-scaled",
+            "backward began at a loss that scale() has not multiplied, or at the one that it was "
+            "given: the step divides by a scale that is not there, and moves nearly nothing",
+            "scaler.scale(loss).backward(): scale() returns the scaled loss, and changes none",
+        ),
+        _rule(
+            "one-loss-unscaled",
+            "of the losses whose gradients are added up, one was not multiplied by the scale: "
+            "after the step's division it counts for nothing",
+            "scaler.scale() for each of them, or for their sum",
+        ),
+        _rule(
+            "gradients-divided-twice",
+            "the program takes the scale out of the gradients, and the scaler does it once more: "
+            "the update is the scale too small",
+            "scaler.unscale_(optimizer) in place of the program's own division: the scaler "
+            "remembers it",
+        ),
+        _rule(
+            "gradients-zeroed",
+            "the gradients that backward has made were set to 0 or None before the step",
+            "optimizer.zero_grad() after scaler.step(optimizer), or before backward()",
+        ),
+        _rule(
+            "step-after-unscale",
+            "optimizer.step() after unscale_(): gradients with inf or NaN are stepped, too",
+            "scaler.step(optimizer), which skips them and does not divide again",
+        ),
+        _rule(
+            "unscale-inside-accumulation",
+            "between micro-batches whose gradients are added up, unscale_() divides the first "
+            "ones, or update() moves the scale: they no longer have one scale",
+            "unscale_(), step() and update() once, after the last micro-batch",
+        ),
+        _rule(
+            "new-scaler-each-step",
+            "each scaler begins at the first scale: it never falls to one that fits",
+            "make the scaler once, before the loop",
+        ),
+        _rule(
+            "scaled-gradient-penalty",
+            "the penalty is made of gradients that carry the scale, so it is the scale or its "
+            "square too large",
+            "inv = 1 / scaler.get_scale(); gradients = [g * inv for g in gradients] ahead of the "
+            "norm",
+        ),
+        _rule(
+            "checkpoint-without-scaler",
+            "the optimizer's state is saved and the scaler's is not: after a restart the scale "
+            "begins anew, and the first steps are skipped",
+            'torch.save({..., "scaler": scaler.state_dict()}), and load_state_dict() at the start',
+        ),
+        _rule(
+            "norm-statistics-not-finite",
+            "a forward pass that overflowed went into the running statistics; the skipped step did "
+            "not take that back, and evaluation is NaN from here on",
+            "module.reset_running_stats() now; and clone the buffers ahead of the forward pass, "
+            "and copy them back if scaler.step_was_skipped",
+            needs_step=False,
+        ),
         _rule(
             "half-weights-torch-optim",
             "torch.optim adds updates to 16-bit weights in 16 bits: those below half a unit are "
@@ -98,6 +194,19 @@ RULES: dict[str, Rule] = {
             "fastamp.policies.override({'softmax.int': 'fp32'}), and scale q before the product",
         ),
         _rule(
+            "positions-in-16-bits",
+            "angles of sin or cos were rounded to 16 bits, by a quarter or more: positions that "
+            "are far from each other look alike (fp16 from 512 on, bf16 from 64 on)",
+            "with torch.autocast(device, enabled=False): positions.float() * frequencies.float()",
+        ),
+        _rule(
+            "products-in-fp32",
+            "a fifth or more of the work of matrix products, convolutions and attention runs in "
+            "float32, beside others in 16 bits: they are slower, and take the memory",
+            "run the forward pass as a whole in the region; for ops that autocast does not name, "
+            "fastamp.policies.set('the op', 'lower'), or cast the arguments",
+        ),
+        _rule(
             "long-sum-in-16-bits",
             "the result of more than 4096 summands has 16 bits: in fp16 it overflows beyond 65504, "
             "in bf16 it keeps three digits",
@@ -159,6 +268,36 @@ class Finding:
         return RULES[self.rule].fix
 
 
+@dataclasses.dataclass(frozen=True)
+class Cause:
+    """Why a step went wrong: where its numbers began not to be finite.
+
+    Attributes:
+        step: Number of the step from 0 on, among those that were looked at.
+        outcome: ``"was skipped"`` or ``"stepped with non-finite gradients"``.
+        op: The first op whose result was not finite, or that was given what was not; empty if it
+            was not seen.
+        module: The innermost module around it; empty outside.
+        source: ``"file:line"``; in a backward pass, of what began it.
+        backward: Whether a backward pass ran it.
+        rule: The rule of ``check`` that it breaks; empty if the scaler will cure it.
+        text: The line.
+    """
+
+    step: int
+    outcome: str
+    op: str
+    module: str
+    source: str
+    backward: bool
+    rule: str
+    text: str
+
+    def __str__(self) -> str:
+        """Returns the line."""
+        return self.text
+
+
 class Findings:
     """Collects what is found; the same rule at the same place counts up."""
 
@@ -167,6 +306,11 @@ class Findings:
         self._ignore = frozenset(ignore)
         self._found: dict[tuple[str, str], tuple[str, int]] = {}
         self._advice: dict[str, None] = {}
+        self._cause: Cause | None = None
+
+    def note_cause(self, cause: Cause) -> None:
+        """Notes why a step went wrong; the first one stays."""
+        self._cause = self._cause or cause
 
     def add(self, rule: str, where: str, what: str) -> None:
         """Notes a mistake."""
@@ -192,6 +336,7 @@ class Findings:
             ignored=tuple(sorted(self._ignore)),
             unchecked=tuple(name for name in unchecked if name not in self._ignore),
             advice=tuple(self._advice),
+            cause=self._cause,
         )
 
 
@@ -207,20 +352,25 @@ class CheckReport(Report):
         ignored: The rules that were silenced.
         unchecked: The rules that need a training step, where none was given.
         advice: Sentences on what is no mistake, and could be better.
+        cause: Why the first step that went wrong did: a step that was skipped, or stepped with
+            gradients that are not finite. None if there is none.
     """
+
+    kind: ClassVar[str] = "check"
 
     findings: tuple[Finding, ...]
     ignored: tuple[str, ...]
     unchecked: tuple[str, ...]
     advice: tuple[str, ...] = ()
+    cause: Cause | None = None
 
     def __bool__(self) -> bool:
         """Whether anything was found."""
         return bool(self.findings)
 
     def __str__(self) -> str:
-        """Returns one paragraph per rule, and a last line with the number of findings."""
-        lines = []
+        """Returns the cause, one paragraph per rule, and a last line that counts findings."""
+        lines = [f"cause: {self.cause}"] if self.cause else []
         for name in dict.fromkeys(finding.rule for finding in self.findings):
             found = [finding for finding in self.findings if finding.rule == name]
             lines += [name, f"  why: {RULES[name].reason}", f"  fix: {RULES[name].fix}"]
@@ -250,6 +400,7 @@ class CheckReport(Report):
             "ignored": list(self.ignored),
             "unchecked": list(self.unchecked),
             "advice": list(self.advice),
+            "cause": dataclasses.asdict(self.cause) if self.cause else None,
         }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fastamp._debug.check.op_rules import OpRules
+from fastamp._debug.check.order_rules import OrderRules
 from fastamp._debug.check.rules import Findings
 from fastamp._debug.watch.calls import CallListener, listening
 from fastamp._debug.watch.modules import is_half
@@ -61,12 +62,23 @@ class StepRules(CallListener):
         self._backwards = 0
         self._unguarded: set[str] = set()  # Kinds of optimizers.
         self._scaled = ScaledGradients(optimizers, guard)
+        self._order = OrderRules(findings, self._scaled, optimizers, guard)
+        self._disabled: set[str] = set()
 
     @contextlib.contextmanager
     def followed(self, *, this_thread: bool = False) -> Iterator[None]:
         """Follows what is called inside the block, by any thread or by this one alone."""
-        with listening(self, this_thread=this_thread), listening(self._scaled):
+        with (
+            listening(self, this_thread=this_thread),
+            listening(self._scaled),
+            listening(self._order, this_thread=this_thread),
+        ):
             yield
+
+    def made_region(self, region: Any, is_wanted: bool) -> None:
+        """Notes regions that torch has disabled."""
+        if is_wanted and not region._enabled:
+            self._disabled.add(str(region.device))
 
     def before_backward(self, tensors: Any) -> None:
         """The rules on losses."""
@@ -90,7 +102,7 @@ class StepRules(CallListener):
         metadata: Any = getattr(made[0], "_input_metadata", ()) if len(made) == 1 else ()
         return bool(metadata) and metadata[0].dtype in (torch.float16, torch.bfloat16)
 
-    def before_scale(self, scaler: Any) -> None:
+    def before_scale(self, scaler: Any, outputs: Any) -> None:  # noqa: ARG002
         """Notes a scaler."""
         if all(each is not scaler for each in self._scalers):
             self._scalers.append(scaler)
@@ -129,6 +141,10 @@ class StepRules(CallListener):
         if call.autocast is not None:
             self._regions.add(call.autocast[1])
 
+    def seen(self, call: OpCall, result: Any) -> None:
+        """Looks at an op that has run."""
+        self._order.see(call, result)
+
     def _look_at_scaling(self, call: OpCall) -> None:
         """Programs may take the scale out of gradients by themselves."""
         written, by = call.args[:2]
@@ -154,6 +170,8 @@ class StepRules(CallListener):
             t.data_ptr() for t in written if t.layout == torch.strided and t.numel()
         }
         for optimizer in list(self._optimizers):
+            if self._scaled.is_divided(optimizer):
+                continue  # by the program: that is what is wrong, or right
             if any(carries_scale(scaler, optimizer) for scaler in self._scalers) and any(
                 p.grad is not None
                 and (id(p.grad) in written_ids or p.grad.data_ptr() in written_ids)
@@ -179,18 +197,24 @@ class StepRules(CallListener):
                 "with a NaN ruins weights and moments; fastamp.StepGuard(optimizer), or python -m "
                 "fastamp --guard, skips its step"
             )
-        if self._ops.ran_fp16 and self._backwards and not enabled:
-            self._findings.add("fp16-without-scaler", "the program", "backward of fp16 ops")
         used = [s for s in enabled if getattr(s, "_scale", None) is not None]
+        if self._ops.ran_fp16 and self._backwards and not used:
+            self._findings.add("fp16-without-scaler", "the program", "backward of fp16 ops")
         if used and self._ops.ran_bf16 and not self._ops.ran_fp16:
             self._findings.add(
                 "scaler-without-fp16", "GradScaler", "only bfloat16 regions ran lower ops"
             )
         lowered = [row for row in rows if row["policy"] in ("lower", "promote")]
-        if self._regions and not any(row[name] for row in lowered for name in _CASTS):
-            device = ", ".join(sorted(self._regions))
-            dtypes = sorted({dtype for row in lowered for dtype in row["inputs"]})
+        casting = {row["device"] for row in lowered if any(row[name] for name in _CASTS)}
+        for device in sorted(self._regions - casting):
+            here = [row for row in lowered if row["device"] == device]
+            dtypes = sorted({dtype for row in here for dtype in row["inputs"]})
             what = f"the arguments of its ops are {', '.join(dtypes)} already"
-            if not lowered:
+            if not here:
                 what = "no op inside runs on its device and is in its lists"
             self._findings.add("region-casts-nothing", f"the region on {device}", what)
+        for device in sorted(self._disabled if not casting else ()):
+            what = f"torch has disabled it: no {device} here, or none that has its dtype"
+            self._findings.add("region-casts-nothing", f"the region on {device}", what)
+        self._ops.conclude()
+        self._order.conclude(self._scalers)

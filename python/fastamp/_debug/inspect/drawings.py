@@ -114,7 +114,7 @@ def error_bars(rows: Sequence[OpRow], limit: int = 18) -> str:
     legend = 44.0 + _ROW * len(found)
     for at, color, text in (
         (left, "--a", "listed by autocast, or backward"),
-        (left + 210, "--b", "in no list"),
+        (left + 210, "--b", "no policy"),
         (left + 300, "--bad", "inf where fp32 is finite"),
     ):
         parts.append(
@@ -146,8 +146,16 @@ def _bars(
     return parts
 
 
-def exponent_map(rows: Sequence[tuple[str, dict[int, int]]], limit: int = 40) -> str:
-    """A line for each name: shares of numbers by exponent as shades, from left to right."""
+def exponent_map(
+    rows: Sequence[tuple[str, dict[int, int]]], limit: int = 40, ends_of_fp16: bool = True
+) -> str:
+    """A line for each name: shares of numbers by exponent as shades, from left to right.
+
+    Args:
+        rows: Names, and how many numbers there are by exponent.
+        limit: Names shown at most.
+        ends_of_fp16: Whether to show where fp16 is subnormal, 0 and inf.
+    """
     shown = [(name, counts) for name, counts in rows if counts][:limit]
     if not shown:
         return ""
@@ -177,7 +185,7 @@ def exponent_map(rows: Sequence[tuple[str, dict[int, int]]], limit: int = 40) ->
         (_FP16_ZERO, "0 in fp16", "end"),
         (_FP16_NORMAL, "subnormal", "end"),
         (_FP16_END, "inf", "start"),
-    ):
+    ) * ends_of_fp16:
         parts.append(_line(x(exponent), top - 4, x(exponent), bottom, "--bad", "3 3"))
         shift = 4 if anchor == "start" else -4
         parts.append(_text(x(exponent) + shift, top - 8, text, anchor, soft=True))

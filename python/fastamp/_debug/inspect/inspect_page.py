@@ -7,7 +7,7 @@ import html
 import math
 
 from fastamp._debug.inspect.drawings import error_bars, exponent_map, scale_curve
-from fastamp._debug.inspect.inspect_rows import StepRows, low_share
+from fastamp._debug.inspect.inspect_rows import StepRows, low_share, uses_fp16
 from fastamp._debug.inspect.inspect_sections import sections_of
 from fastamp._debug.report import cards_of, page, section_of, table_of
 from fastamp._util.tool_guard import ToolGuard
@@ -19,10 +19,15 @@ def page_of(report: StepRows) -> str:
     """Returns the page."""
     guard = ToolGuard("a part of fastamp.debug.inspect's page", "is left out")
     parts = [guard.run_always(part, report, default="") for part in (_head, _findings, _drawings)]
-    return page("fastamp inspect", [*parts, *map(table_of, sections_of(report, rows=200))])
+    return page(
+        f"fastamp inspect: {html.escape(str(report.title))}",
+        [*parts, *map(table_of, sections_of(report, rows=200))],
+    )
 
 
 def _drawings(report: StepRows) -> str:
+    has_fp16 = uses_fp16(report)
+    ends = "; between the lines fp16 is normal, left of them subnormal, then 0" if has_fp16 else ""
     drawings = [
         (
             "Where the loss scale may be",
@@ -38,9 +43,8 @@ def _drawings(report: StepRows) -> str:
         ),
         (
             "How large gradients of parameters are",
-            "Share of the numbers by exponent, the loss "
-            "scale in them; between the lines fp16 is normal, left of them subnormal, then 0",
-            exponent_map([(g.name, g.exponents) for g in report.gradients]),
+            f"Share of the numbers by exponent, the loss scale in them{ends}",
+            exponent_map([(g.name, g.exponents) for g in report.gradients], ends_of_fp16=has_fp16),
         ),
         (
             "How large results in 16 bits are",
@@ -50,7 +54,8 @@ def _drawings(report: StepRows) -> str:
                     (f"{row.op} {row.module}".strip(), row.exponents)
                     for row in report.ops
                     if row.output in ("float16", "bfloat16") and not row.backward and row.exponents
-                ]
+                ],
+                ends_of_fp16=has_fp16,
             ),
         ),
     ]
@@ -63,8 +68,8 @@ def _head(report: StepRows) -> str:
     inherited = {row.op for row in report.ops if row.reason == "inherited"}
     cards = [
         (f"{sum(row.calls for row in report.ops)}", "op calls"),
-        ("-" if share is None else f"{100 * share:.0f} %", "FLOPs of products in 16 bits"),
-        (str(len(inherited)), "ops in 16 bits that no list names"),
+        ("-" if share is None else f"{100 * share:.0f} %", "of the work of products in 16 bits"),
+        (str(len(inherited)), "ops in 16 bits by no rule of autocast, but by their inputs"),
         (f"{max(errors):.2g}" if errors else "-", "largest local error"),
     ]
     scale = report.loss_scale
@@ -77,9 +82,11 @@ def _head(report: StepRows) -> str:
         cards.append((window, f"loss scales that fit; now {scale.scale:g}"))
     cards.append((str(len(report.check.findings)), "findings"))
     told = "fastamp inspect"
-    if report.skipped:
+    if report.check.cause:
+        told += f"; {html.escape(str(report.check.cause))}"
+    elif report.skipped:
         told += "; the scaler skipped the step: gradients were inf or NaN"
-    return f"<h1>One training step</h1><p>{told}</p>{cards_of(cards)}"
+    return f"<h1>{html.escape(str(report.title))}</h1><p>{told}</p>{cards_of(cards)}"
 
 
 def _findings(report: StepRows) -> str:

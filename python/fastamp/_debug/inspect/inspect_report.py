@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 from fastamp._debug.inspect.inspect_page import page_of
 from fastamp._debug.inspect.inspect_rows import StepRows, low_share
@@ -39,19 +39,25 @@ class InspectReport(StepRows, PageReport):
         skipped: Whether a gradient scaler of fastamp skipped the step.
         loss_scale: Where the scale may be; None without fp16 gradients.
         check: What :func:`fastamp.debug.check` finds in this step.
+        title: The program, the number of the step, its dtype and the date.
     """
+
+    kind: ClassVar[str] = "inspect"
 
     def summary(self) -> str:
         """The step in a few lines."""
         share = low_share(self.ops)
         in_low = "no products"
         if share is not None:
-            in_low = f"{100 * share:.1f} % of the FLOPs of products in 16 bits"
-        lines = [f"{sum(row.calls for row in self.ops)} op calls; {in_low}"]
+            in_low = f"{100 * share:.1f} % of the work of products in 16 bits"
+        lines = [f"Cause: {self.check.cause}"] if self.check.cause else []
+        lines.append(f"{sum(row.calls for row in self.ops)} op calls; {in_low}")
         inherited = sorted({row.op for row in self.ops if row.reason == "inherited"})
         if inherited:
             shown = ", ".join(inherited[:12]) + (" ..." if len(inherited) > 12 else "")
-            lines.append(f"In 16 bits only because their inputs are: {shown}")
+            lines.append(
+                f"In 16 bits only because their inputs are, by no rule of autocast: {shown}"
+            )
         worst = max(
             (row for row in self.ops if row.local_error is not None),
             key=lambda row: row.local_error or 0.0,
@@ -79,9 +85,10 @@ class InspectReport(StepRows, PageReport):
     def text(self, rows: int = 30) -> str:
         """The same with so many rows of each table at most."""
         parts = [
+            str(self.title),
             ToolGuard("fastamp.debug.inspect's summary", "is left out").run(
                 self.summary, default=""
-            )
+            ),
         ]
         parts += [_text_of(section) for section in sections_of(self, rows)]
         parts.append(f"Findings\n{self.check}")
@@ -135,7 +142,7 @@ def _print_in_colors(report: InspectReport, rows: int) -> bool:
     except ImportError:
         return False
     console = Console()
-    console.print(Text(report.summary(), style="bold"))
+    console.print(Text(f"{report.title}\n{report.summary()}", style="bold"))
     for section in sections_of(report, rows):
         table = Table(title=section.title, caption=_caption(section), title_justify="left")
         for index, column in enumerate(section.columns):

@@ -22,9 +22,11 @@ __all__ = [
     "OpRow",
     "Rows",
     "StepRows",
+    "Title",
     "WeightRow",
     "low_share",
     "name_of_dtype",
+    "uses_fp16",
 ]
 
 _COUNTED = (torch.float16, torch.bfloat16, torch.float32)
@@ -102,7 +104,8 @@ class OpRow:
         backward: Whether a backward pass ran it.
         reason: Why it ran in this dtype: ``"lower"``, ``"fp32"``, ``"promote"`` (its policy),
             ``"override"`` (a policy that was changed), ``"inherited"`` (16-bit input, op in no
-            list), ``"16-bit weights"``, ``"backward"`` (a 16-bit gradient) or ``"as given"``.
+            list), ``"16-bit weights"``, ``"backward"`` (a 16-bit gradient) or
+            ``"no 16-bit input"``.
         inputs: Dtypes of its tensors.
         output: Dtype of its first result.
         calls: How many.
@@ -223,6 +226,28 @@ class LossScale:
     underflows: dict[float, float]
 
 
+@dataclasses.dataclass(frozen=True)
+class Title:
+    """What a report is of.
+
+    Attributes:
+        program: As on the command line; empty where a function was inspected.
+        step: Its number, from 0.
+        dtype: In which most of the work of products is done; empty without products.
+        date: When, in UTC.
+    """
+
+    program: str = ""
+    step: int = 0
+    dtype: str = ""
+    date: str = ""
+
+    def __str__(self) -> str:
+        """Returns a line."""
+        what = f"Step {self.step} of {self.program}" if self.program else "One training step"
+        return ", ".join(filter(None, (what, self.dtype, self.date)))
+
+
 _KEPT_SHARE = 1e-3
 _SHIFTS = range(-16, 17, 2)
 
@@ -237,6 +262,13 @@ class StepRows:
     skipped: bool
     loss_scale: LossScale | None
     check: CheckReport
+    title: Title = Title()
+
+
+def uses_fp16(report: StepRows) -> bool:
+    """Whether anything in a step is in fp16, so that where that ends is of interest."""
+    dtypes = {row.output for row in report.ops} | {row.dtype for row in report.gradients}
+    return "float16" in dtypes
 
 
 class _OpSum:
@@ -292,6 +324,14 @@ class Rows:
                     self._twin_edges += _C.NumberRange.of(wide.detach().float())
             _add_error(row.local, output, on_same)
             _add_error(row.error, output, on_twin)
+
+    def dtype_of_products(self) -> str:
+        """The dtype in which most of the work of products is done; empty without products."""
+        flops: dict[str, int] = {}
+        for key, row in self._sums.items():
+            if row.flops and key[5]:
+                flops[key[5][0]] = flops.get(key[5][0], 0) + row.flops
+        return max(flops, key=lambda name: flops[name], default="")
 
     def op_rows(self) -> tuple[OpRow, ...]:
         """Returns a row for each kind of call, in the order of the first."""

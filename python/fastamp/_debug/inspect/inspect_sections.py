@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from fastamp._debug.inspect.inspect_rows import OpRow, StepRows
+from fastamp._debug.inspect.inspect_rows import OpRow, StepRows, uses_fp16
 from fastamp._debug.report import Section
 from fastamp._util.tool_guard import ToolGuard
 
@@ -61,7 +61,7 @@ def _ops(report: StepRows, limit: int) -> Section:
     ]
     return Section(
         "Ops: what ran in which dtype, and why",
-        "inherited: 16-bit input, op in no list of autocast",
+        "inherited: 16-bit input, and autocast has no policy for the op",
         ("Op", "Pass", "Inputs", "Output", "Reason", "Calls>", "MiB>", "MFLOP>"),
         cells[:limit],
         max(len(cells) - limit, 0),
@@ -79,7 +79,8 @@ def _errors(report: StepRows, limit: int) -> Section:
             row.output,
             row.reason,
             number(row.local_error),
-            number(row.local_ulps),
+            # An element of a sum that cancels is far off in its own units, and harmless.
+            "-" if row.flops else number(row.local_ulps),
             "-" if row.local_cosine is None else f"{row.local_cosine:.6f}",
             number(row.error),
         )
@@ -87,8 +88,8 @@ def _errors(report: StepRows, limit: int) -> Section:
     ]
     return Section(
         "Errors: each 16-bit op against fp32",
-        "local, with the worst element and the angle: the same op in fp32 on the same inputs; "
-        "in all: if everything ran in fp32",
+        "local, with the worst element (not of products, whose sums may cancel) and the angle: the "
+        "same op in fp32 on the same inputs; in all: if everything ran in fp32",
         ("Op", "Module", "Pass", "Output", "Reason", "Local>", "Ulps>", "Cosine>", "In all>"),
         cells[:limit],
         max(len(cells) - limit, 0),
@@ -162,6 +163,7 @@ def scale_sentence(report: StepRows) -> str:
 
 def _gradients(report: StepRows, limit: int) -> Section:
     worst = sorted(report.gradients, key=lambda g: -(g.lost or 0.0) - g.subnormals)
+    has_fp16 = uses_fp16(report)
     cells = [
         (
             row.name,
@@ -170,14 +172,15 @@ def _gradients(report: StepRows, limit: int) -> Section:
             number(row.least),
             percent(row.zeros),
             percent(row.lost),
-            percent(row.subnormals),
+            *([percent(row.subnormals)] if has_fp16 else []),
             number(row.error),
         )
         for row in worst
     ]
     return Section(
         "Gradients of parameters, as backward leaves them",
-        "underflow: 0 here and not in fp32; subnormal: they would be in fp16",
+        "underflow: 0 here and not in fp32"
+        + ("; subnormal: they would be in fp16" if has_fp16 else ""),
         (
             "Parameter",
             "Dtype",
@@ -185,7 +188,7 @@ def _gradients(report: StepRows, limit: int) -> Section:
             "Least>",
             "Zeros>",
             "Underflow>",
-            "Subnormal>",
+            *(["Subnormal>"] if has_fp16 else []),
             "Error>",
         ),
         cells[:limit],

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from fastamp._debug.check.cause import CauseRules
 from fastamp._debug.check.model_rules import look_at_models
 from fastamp._debug.check.op_rules import OpRules
 from fastamp._debug.check.rules import Findings
@@ -17,14 +19,17 @@ from fastamp._debug.inspect.inspect_report import InspectReport
 from fastamp._debug.inspect.inspect_rows import (
     GradientRow,
     Rows,
+    Title,
     WeightRow,
     gradient_row,
     weight_row,
 )
+from fastamp._debug.report import today
 from fastamp._debug.watch.calls import CallListener, listening
 from fastamp._debug.watch.model_names import ModelNames
 from fastamp._debug.watch.modules import ModulePath
 from fastamp._debug.watch.op_calls import OpCall, OpWatcher, watched
+from fastamp._debug.watch.origins import Origins
 from fastamp._debug.watch.twin import Fp32Twin
 from fastamp._util.tool_guard import ToolGuard
 
@@ -42,6 +47,8 @@ class InspectedStep(CallListener, OpWatcher):
         names: Names modules and parameters.
         guard: Of the tool.
         twin: Whether the step is computed in fp32 beside; without it there are no errors.
+        number: Of the step, for what is said of it.
+        program: What is run, for the title; may be empty.
     """
 
     def __init__(
@@ -53,6 +60,8 @@ class InspectedStep(CallListener, OpWatcher):
         names: ModelNames,
         guard: ToolGuard,
         twin: bool = True,
+        number: int = 0,
+        program: str = "",
     ) -> None:
         """Notes what to watch."""
         self.guard = guard
@@ -62,6 +71,9 @@ class InspectedStep(CallListener, OpWatcher):
         self._rows = Rows()
         self._ops = OpRules(findings)
         self._events = StepRules(findings, self._ops, scalers, optimizers, guard)
+        self._title = Title(program=program, step=number, date=today())
+        self._origins = Origins(names)
+        self._causes = CauseRules(findings, self._origins, guard, number)
         self._path = ModulePath(names, guard)
         # By the identity of parameters, with them: two models may have equal names.
         self._gradients: dict[int, tuple[torch.Tensor, GradientRow]] = {}
@@ -77,6 +89,7 @@ class InspectedStep(CallListener, OpWatcher):
             watched(self._models, self, self._names, self.guard) as (path, recorder),
             self._events.followed(this_thread=True),
             listening(self, this_thread=True),
+            listening(self._causes, this_thread=True),
         ):
             self._path = path
             try:
@@ -100,6 +113,7 @@ class InspectedStep(CallListener, OpWatcher):
             skipped=skipped,
             loss_scale=self._rows.loss_scale(self._scale),
             check=self._findings.report(has_step=True),
+            title=dataclasses.replace(self._title, dtype=self._rows.dtype_of_products()),
         )
 
     def before(self, call: OpCall) -> Any:
@@ -111,6 +125,8 @@ class InspectedStep(CallListener, OpWatcher):
     def after(self, call: OpCall, result: Any, noted: Any) -> None:
         """Applies rules, and adds the call to the rows."""
         self._ops.after(call, result)
+        self._events.seen(call, result)
+        self._origins.see(call, result)
         on_same, on_twin = noted if self._twin is None else self._twin.after(call, result, noted)
         self._rows.add(call, result, on_same, on_twin)
 

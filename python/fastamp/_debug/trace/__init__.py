@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -52,6 +52,8 @@ class trace(PageReport):  # noqa: N801 (used like torch.no_grad)
     Raises:
         TypeError: ``source`` is not a bool, or ``scaler`` no gradient scaler.
     """
+
+    kind: ClassVar[str] = "trace"
 
     def __init__(
         self, *, source: bool = False, scaler: torch.amp.grad_scaler.GradScaler | None = None

@@ -17,10 +17,11 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from fastamp._autocast.region import autocast
 from fastamp._util.patches import Patches, all_subclasses
 from fastamp._util.tool_guard import ToolGuard
 
-__all__ = ["CallListener", "listening"]
+__all__ = ["CallListener", "is_notifying", "listening"]
 
 
 class CallListener:
@@ -37,17 +38,38 @@ class CallListener:
     def after_backward(self) -> None:
         """It has ended."""
 
-    def before_scale(self, scaler: Any) -> None:
+    def after_gradients(self, outputs: Any, gradients: Any, create_graph: bool) -> None:
+        """``torch.autograd.grad`` has returned gradients of outputs."""
+
+    def before_zero_grad(self, owner: Any) -> None:
+        """The gradients of an optimizer or a module are about to be set to None or 0."""
+
+    def before_save(self, what: Any) -> None:
+        """``torch.save`` is about to write something."""
+
+    def made_region(self, region: Any, is_wanted: bool) -> None:
+        """A region was made, by a call that wants it to be enabled or not."""
+
+    def before_scale(self, scaler: Any, outputs: Any) -> None:
         """A scaler is about to multiply something."""
 
     def after_scale(self, scaler: Any, scaled: Any) -> None:
         """It has returned this."""
+
+    def before_unscale(self, scaler: Any, optimizer: Any) -> None:
+        """A scaler is about to divide the gradients of an optimizer, for a step or by itself."""
+
+    def after_unscale(self, scaler: Any, optimizer: Any) -> None:
+        """It has."""
 
     def before_scaler_step(self, scaler: Any, optimizer: Any) -> None:
         """A scaler is about to have an optimizer make a step, or skip it."""
 
     def after_scaler_step(self, scaler: Any, optimizer: Any) -> None:
         """It has."""
+
+    def before_update(self, scaler: Any, new_scale: Any) -> None:
+        """A scaler is about to end an iteration, or is given a scale."""
 
     def after_update(self, scaler: Any) -> None:
         """A scaler has ended an iteration."""
@@ -62,9 +84,20 @@ class CallListener:
         """An LR scheduler is about to make a step."""
 
 
+_SCALER_EVENTS = {
+    "scale": "scale",
+    "unscale_": "unscale",
+    "step": "scaler_step",
+    "update": "update",
+}
+
+_WITHOUT_SUBJECT = ("before_schedule", "before_zero_grad", "after_update")
+
+
 class _Within(threading.local):
     def __init__(self) -> None:
         self.calls: list[tuple[int, str]] = []
+        self.notifying = 0
 
     def has(self, name: str) -> bool:
         return any(name == other for _, other in self.calls)
@@ -101,9 +134,18 @@ def listening(listener: CallListener, *, this_thread: bool = False) -> Iterator[
 def _notify(event: str, *args: Any) -> None:
     # Those that began last first: what ends a listener's block comes after what is within.
     here = threading.get_ident()
-    for listener, thread in reversed(_listeners.copy()):
-        if thread in (None, here):
-            listener.guard.run(getattr(listener, event), *args)
+    _within.notifying += 1
+    try:
+        for listener, thread in reversed(_listeners.copy()):
+            if thread in (None, here):
+                listener.guard.run(getattr(listener, event), *args)
+    finally:
+        _within.notifying -= 1
+
+
+def is_notifying() -> bool:
+    """Whether a listener of this thread runs now: what it computes is not the program's."""
+    return _within.notifying > 0
 
 
 def _let_go_of_optimizers() -> None:
@@ -117,12 +159,18 @@ def _patch() -> None:
     _let_go_of_optimizers()
     _patches.replace(torch.optim.Optimizer, "__init__", _init(torch.optim.Optimizer.__init__))
     _patches.replace(torch.autograd, "backward", _backward(torch.autograd.backward))
+    _patches.replace(torch.autograd, "grad", _grad(torch.autograd.grad))
+    _patches.replace(torch, "save", _save(torch.save))
     # Not `step`, whose warnings would name this file instead of the program's line.
     _patches.replace(LRScheduler, "_update_lr", _notifying("schedule", LRScheduler._update_lr))
     for cls in all_subclasses(TorchGradScaler):
-        for name, event in (("scale", "scale"), ("step", "scaler_step"), ("update", "update")):
+        for name, event in _SCALER_EVENTS.items():
             if name in vars(cls):
                 _patches.replace(cls, name, _notifying(event, vars(cls)[name]))
+    for owner in (torch.optim.Optimizer, torch.nn.Module):
+        _patches.replace(owner, "zero_grad", _notifying("zero_grad", owner.zero_grad))
+    for region in (torch.amp.autocast_mode.autocast, autocast):
+        _patches.replace(region, "__init__", _region_init(region.__init__))
     _handles.append(register_optimizer_step_pre_hook(_before_optimizer_step))
     _handles.append(register_optimizer_step_post_hook(_after_optimizer_step))
 
@@ -145,6 +193,39 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return backward
+
+
+def _grad(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(outputs, *args, **kwargs)
+        _notify("after_gradients", outputs, result, bool(kwargs.get("create_graph", False)))
+        return result
+
+    return grad
+
+
+def _save(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def save(obj: Any, *args: Any, **kwargs: Any) -> Any:
+        _notify("before_save", obj)
+        return original(obj, *args, **kwargs)
+
+    return save
+
+
+def _region_init(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def init(region: Any, *args: Any, **kwargs: Any) -> None:
+        original(region, *args, **kwargs)
+        if not torch.compiler.is_compiling():
+            _notify(
+                "made_region",
+                region,
+                bool(kwargs.get("enabled", args[2] if len(args) > 2 else True)),
+            )
+
+    return init
 
 
 def _notifying(event: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,8 +252,7 @@ def _notifying(event: str, original: Callable[..., Any]) -> Callable[..., Any]:
 def _notify_of(event: str, owner: Any, subject: Any) -> None:
     if not hasattr(CallListener, event):
         return
-    has_subject = event in ("after_scale", "before_scaler_step", "after_scaler_step")
-    _notify(event, owner, *([subject] if has_subject else []))
+    _notify(event, owner, *([] if event in _WITHOUT_SUBJECT else [subject]))
 
 
 def _before_optimizer_step(optimizer: Any, *_: Any) -> None:

@@ -56,6 +56,15 @@ class ModelNames:
         name, _ = self._parameters.get(id(parameter), (None, None))
         return name
 
+    def held(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """All parameters and buffers of models, such as ("the buffer 1.running_var", ...)."""
+        for name, parameter in self._parameters.values():
+            yield f"the parameter {name}", parameter
+        for module, path in self._modules.items():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    yield f"the buffer {path}.{name}", buffer
+
     def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """All of models by name, and then those that optimizers have alone."""
         yield from self._parameters.values()

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import fastamp._C as _C
+from fastamp._debug.watch.calls import is_notifying
 from fastamp._debug.watch.model_names import ModelNames
 from fastamp._debug.watch.modules import ModulePath, address, is_half
 from fastamp._dynamo import carried_state
@@ -97,15 +98,15 @@ class OpCall:
         """Why it runs in the dtype of its inputs.
 
         ``lower``, ``fp32``, ``promote`` and the other policies: of the op in autocast's list;
-        ``override``: of a policy that was changed; ``inherited``: its input has 16 bits and it is
-        in no list; ``16-bit weights``: a parameter has 16 bits, or all do without a region;
-        ``backward``: a 16-bit gradient; ``as given``: no input has 16 bits.
+        ``override``: of a policy that was changed; ``inherited``: its input has 16 bits, and
+        autocast has no policy for it; ``16-bit weights``: a parameter has 16 bits, or all do
+        without a region; ``backward``: a 16-bit gradient; ``no 16-bit input``.
         """
         if self.autocast is not None and self.autocast[2] != "pass":
             op, device, policy, _ = self.autocast
             return policy if policy == _defaults(device).get(op) else "override"
         if not any(is_half(t) for t in self.tensors):
-            return "as given"
+            return "no 16-bit input"
         if self.holds_half_weights or not (self.region or self.backward):
             return "16-bit weights"
         return "backward" if self.backward else "inherited"
@@ -167,6 +168,8 @@ class Watch(TorchDispatchMode):
     ) -> Any:
         """Called by torch for each op."""
         kwargs = kwargs or {}
+        if is_notifying():
+            return func(*args, **kwargs)
         if torch.is_inference_mode_enabled() and self._guard.run(_is_composite, func, args, kwargs):
             with self:
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)

@@ -60,6 +60,7 @@ class ScaledGradients(CallListener):
         self._nodes: list[tuple[Any, Any]] = []
         self._scaled: dict[int, tuple[torch.Tensor, Any]] = {}
         self._passes: dict[int, _BackwardPass] = {}  # by thread
+        self._divided: dict[int, torch.Tensor] = {}
 
     def after_scale(self, scaler: Any, scaled: Any) -> None:
         """Notes the node that multiplied."""
@@ -76,7 +77,7 @@ class ScaledGradients(CallListener):
         others = [each for thread, each in self._passes.items() if thread != here]
         for each in others:
             each.is_alone = False
-        self._passes[here] = _BackwardPass(self._scaler_of(roots), before, not others)
+        self._passes[here] = _BackwardPass(self.scaler_of(roots), before, not others)
 
     def after_backward(self) -> None:
         """Those that have changed carry the loss's scale; new ones of a loss without do not.
@@ -90,6 +91,7 @@ class ScaledGradients(CallListener):
             state, before = _state(parameter), this.before.get(id(parameter))
             if state is None or state == before:
                 continue
+            self._divided.pop(id(parameter), None)
             if this.scaler is not None and this.is_alone:
                 assert parameter.grad is not None
                 self._scaled[id(parameter)] = (parameter.grad, this.scaler)
@@ -109,6 +111,7 @@ class ScaledGradients(CallListener):
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._scaled.pop(id(parameter), None)
+                self._divided.pop(id(parameter), None)
 
     def after_update(self, scaler: Any) -> None:  # noqa: ARG002
         """Forgets graphs."""
@@ -126,6 +129,15 @@ class ScaledGradients(CallListener):
             is_written = _memory(gradient) in memories
             if is_written and abs(factor() * float(scaler.get_scale()) - 1.0) < 1e-3:
                 del self._scaled[key]
+                self._divided[key] = gradient
+
+    def is_divided(self, optimizer: Any) -> bool:
+        """Whether a program has taken the scale out of an optimizer's gradients by itself."""
+        return any(
+            parameter.grad is not None and self._divided.get(id(parameter)) is parameter.grad
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        )
 
     def _parameters(self) -> Iterator[torch.Tensor]:
         for optimizer in list(self._optimizers):
@@ -141,7 +153,7 @@ class ScaledGradients(CallListener):
                     found.append(scaler)
         return list({id(scaler): scaler for scaler in found}.values())
 
-    def _scaler_of(self, roots: list[Any]) -> Any:
+    def scaler_of(self, roots: list[Any]) -> Any:
         """The scaler that has multiplied one of these tensors, or what it was made from."""
         known = {id(node): scaler for node, scaler in self._nodes}
         found = [

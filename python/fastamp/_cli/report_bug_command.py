@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m fastamp report-bug``: a failed run as one file, for an issue of any project."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from typing import NoReturn
+
+from fastamp._cli import info_command, run_command
+from fastamp._cli.check_command import check_program
+from fastamp._debug.check.rules import Findings
+from fastamp._debug.report import today
+from fastamp._debug.watch.origins import short_path
+from fastamp._install.installation import install
+
+_EPILOG = """\
+PROGRAM is a script, -m MODULE or -c CODE. It is run for some training steps as check does it, or
+until it fails. The file tells where it failed, what check found, versions and devices. It holds no
+arguments of the program, no environment but fastamp's, no source and no values of tensors; paths
+are those within the current folder and within packages. Read it before you send it: names of
+modules, and messages of errors, are the program's own. The exit status is 0 if the file was
+written, whatever the program did, and 2 if the arguments make no sense.
+"""
+_MOST_OF_A_MESSAGE = 400
+
+
+def main(arguments: list[str]) -> None:
+    """Runs the command; always ends in SystemExit."""
+    options = _parser().parse_args(arguments)
+    path = Path(options.output).absolute()
+    if path.exists():
+        _refuse(f"expected --output FILE that is not there yet, got {options.output}")
+    parts = [f"# Report of a run on fastamp, {today()}"]
+    if options.program:
+        parts += _run(options.program, options.steps)
+    for title, facts in info_command.facts(probe=False).items():
+        rows = "\n".join(f"{name}: {_without_home(value)}" for name, value in facts.items())
+        parts += [f"## {title}", f"```\n{rows}\n```"]
+    try:
+        path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    except OSError as error:
+        _refuse(str(error))
+    print(f"fastamp: the report is in {options.output}; read it before you send it")
+    sys.exit(0)
+
+
+def _run(program: list[str], steps: int) -> list[str]:
+    install()
+    findings, error = Findings(), None
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("default")
+        try:
+            check_program(lambda: run_command.run_program(program), findings, steps)
+        except BaseException as raised:
+            error = raised
+    kind = {"-m": "a module", "-c": "code", "-": "the standard input"}.get(program[0], "a script")
+    parts = [f"## the run of {kind}", f"```\n{_ending_of(error)}\n```"]
+    parts += ["## what check found", f"```\n{findings.report(has_step=True)}\n```"]
+    texts = dict.fromkeys(f"{w.category.__name__}: {_message(str(w.message))}" for w in said)
+    return [*parts, "## warnings", "```\n" + ("\n".join(texts) or "none") + "\n```"]
+
+
+def _ending_of(error: BaseException | None) -> str:
+    """How a program has ended: the places of an error, without the lines there."""
+    if error is None:
+        return "ended, or was ended after enough steps"
+    if isinstance(error, SystemExit):
+        return f"SystemExit: {type(error.code).__name__}"
+    places = [
+        f"  {short_path(frame.filename)}:{frame.lineno} in {frame.name}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen")
+    ]
+    return "\n".join([*places, f"{type(error).__name__}: {_message(str(error))}"])
+
+
+def _message(text: str) -> str:
+    """A message with paths shortened and without numbers in brackets, which may be values."""
+    text = re.sub(r"(/[\w.+-]+)+", lambda found: short_path(found[0]), _without_home(text))
+    text = re.sub(r"(tensor|array)\(.*?\)", r"\1(...)", text, flags=re.DOTALL)
+    return text if len(text) <= _MOST_OF_A_MESSAGE else f"{text[:_MOST_OF_A_MESSAGE]} ..."
+
+
+def _without_home(text: str) -> str:
+    home = os.path.expanduser("~")  # noqa: PTH111 (as text)
+    return text.replace(home, "~") if len(home) > 1 else text
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m fastamp report-bug",
+        description=__doc__,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--output", metavar="FILE", default="fastamp-report.md", help="where to (%(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=3, help="optimizer steps to look at; 0: to the end (3)"
+    )
+    parser.add_argument("program", metavar="PROGRAM", nargs=argparse.REMAINDER, help="what failed")
+    return parser
+
+
+def _refuse(text: str) -> NoReturn:
+    sys.stderr.write(f"python -m fastamp report-bug: {text}\n")
+    sys.exit(2)
