@@ -148,7 +148,7 @@ class _Comparing:
     @staticmethod
     def _shapes(a: Event, b: Event) -> str:
         own = [sketch.shape for sketch in (*a.inputs, *a.outputs)]
-        return f"other shapes: {ours} and {[sketch.shape for sketch in (*b.inputs, *b.outputs)]}"
+        return f"other shapes: {own} and {[sketch.shape for sketch in (*b.inputs, *b.outputs)]}"
 
     def _of_op(self, call: int, a: Event, b: Event) -> Divergence | None:
         inputs = self._pairs(a, a.inputs, b.inputs)
