@@ -75,7 +75,8 @@ usage: python -m fastamp SCRIPT [ARGUMENT ...]      run a script on fastamp, as 
        python -m fastamp --version | --help
 
 A script that is called `bisect`, `check`, `compare`, `export`, `info`, `merge`, `ops` or
-`report-bug` runs as ./check and so on. docs/commands.md tells the exit statuses, and what --json writes.
+`report-bug` runs as ./check and so on. docs/commands.md tells the exit statuses, and what --json
+writes.
 """
 
 
