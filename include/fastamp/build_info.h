@@ -7,7 +7,7 @@
 
 namespace fastamp {
 
-/// What this libfastamp was compiled from and for.
+/// Versions and devices that this libfastamp was compiled from and for.
 struct BuildInfo {
   std::string version;        ///< fastamp's own version, "major.minor.patch".
   std::string torch_version;  ///< torch release whose headers were used, e.g. "2.11.0".

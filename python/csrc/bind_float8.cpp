@@ -89,7 +89,7 @@ Float8Fields fields_of_number(std::uint32_t number) {
 
 using Numbers = std::pair<std::uint32_t, std::uint32_t>;
 
-/// What this thread's regions have set for cpu and cuda.
+/// Returns what this thread's regions have set for cpu and cuda.
 Numbers thread_numbers() {
   return {number_of(autocast::thread_float8(c10::kCPU)),
           number_of(autocast::thread_float8(c10::kCUDA))};
@@ -105,7 +105,7 @@ std::uint32_t number_of_plan(const Float8Fields& fields, c10::ScalarType base_dt
   return number_of(autocast::float8_setting("float8_plan", to_recipe(fields), base_dtype));
 }
 
-/// What a plan has recorded: a dict for each call.
+/// Returns what a plan has recorded: a dict for each call.
 py::list rows_of(const autocast::Float8Calls& calls) {
   py::list rows;
   for (const auto& [op, row, weight] : calls.calls()) {

@@ -27,7 +27,7 @@ using scaler::Purpose;
 using scaler::ScalerCore;
 using MaybeTensor = std::optional<at::Tensor>;
 
-/// What a captured update will leave at each replay.
+/// Values that a captured update will leave at each replay.
 struct CapturedOutcomes {
   std::vector<Outcome> outcomes;
 };
@@ -255,7 +255,7 @@ class PythonScalerCore {
     return norm.defined() ? norm : at::zeros({});
   }
 
-  /// What is left to do with gradients that are not unscaled yet.
+  /// Returns what is left to do with gradients that are not unscaled yet.
   scaler::ClipNext clip_value(py::handle scaler, py::handle optimizer, double clip_value,
                               bool at_step, bool may_check) {
     auto call = call_on(scaler, optimizer);

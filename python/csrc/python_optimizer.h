@@ -19,7 +19,7 @@ namespace fastamp::python {
 
 namespace py = pybind11;
 
-/// What is kept of one Python optimizer. Guarded by the GIL.
+/// Handle of one Python optimizer. Guarded by the GIL.
 struct PythonHandle final : scaler::OptimizerHandle {
   /// A weak reference to the optimizer, or itself where its class has none.
   py::object reference;
@@ -33,7 +33,7 @@ struct PythonHandle final : scaler::OptimizerHandle {
 /// Said with the key of an optimizer that is being destroyed.
 using OptimizerEnd = std::function<void(std::intptr_t key)>;
 
-/// What a record is found by: the optimizer's address.
+/// Key of a record: the optimizer's address.
 std::intptr_t key_of(py::handle optimizer);
 /// The record of an optimizer; null if it has none.
 scaler::RecordPointer find_record(const scaler::ScalerCore& core, py::handle optimizer);

@@ -38,7 +38,7 @@ class PythonAmpStep {
   std::shared_ptr<const scaler::PassResult> take_gradients() {
     return std::exchange(by_position_, false) ? pass_ : nullptr;
   }
-  /// Says that code of others runs before the step, which then reads gradients from parameters.
+  /// Notes that code of others runs before the step, which then reads gradients from parameters.
   void forget_positions() { by_position_ = false; }
   /// Lets the gradients go when they were stepped.
   void end() const {
@@ -117,7 +117,7 @@ void check_stored(py::handle optimizer, PyObject* group);
 /// The same for a group with a value that C++ does not know.
 [[noreturn]] void refuse_stored(py::handle optimizer, PyObject* group);
 
-/// What one kind of optimizer does with the groups and parameters that are found.
+/// Receiver of the groups and parameters that are found, for one kind of optimizer.
 class StepSink {
  public:
   explicit StepSink(py::handle optimizer, bool takes_codes = false)

@@ -19,7 +19,7 @@ void push_region(PyObject* owner, const autocast::AutocastState& wanted,
 /// Ends the innermost open region of `owner`, if it has one on this thread.
 autocast::EndedRegion pop_region(PyObject* owner) noexcept;
 
-/// How many regions of torch's class are open in this process, on any thread.
+/// Number of regions of torch's class that are open in this process, on any thread.
 std::int64_t open_torch_regions() noexcept;
 
 /// To be called in the child of a fork, which has this thread alone.

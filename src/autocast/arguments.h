@@ -28,7 +28,7 @@ struct Caster {
 
   bool wants(const at::Tensor& tensor) const { return needs_cast(tensor, to, device); }
 
-  /// What takes the place of an argument; undefined if it stays.
+  /// Returns what takes the place of an argument; undefined if it stays.
   at::Tensor operator()(const at::Tensor& tensor) const {
     if (wants(tensor)) {
       return cast(tensor, to, lower, share);

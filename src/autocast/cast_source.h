@@ -19,7 +19,7 @@ enum class CastStore : std::uint8_t {
   kRecent,  ///< Of an activation: other ops of the region share the memory of its cast.
 };
 
-/// How the cast gets its autograd history.
+/// Way in which the cast gets its autograd history.
 enum class CastHistory : std::uint8_t {
   kNone,
   kRecorded,  ///< By a node that leads to the tensor.
@@ -43,7 +43,7 @@ struct CastSource {
   bool is_view() const { return data != &tensor; }
 };
 
-/// What the cast of a tensor may be used for.
+/// Uses that the cast of a tensor may have.
 struct CastRules {
   bool lowers;         ///< It is to the region's dtype: only such casts are kept or shared.
   bool cache_enabled;  ///< Such casts may be kept now.

@@ -116,7 +116,7 @@ SharedOverrides laid_over(const SharedOverrides& base, const SharedOverrides& ov
   return sum;
 }
 
-/// What one guard or block changes.
+/// Changes of one guard or block.
 struct Layer {
   std::uint64_t id;
   SharedOverrides policies;

@@ -78,7 +78,7 @@ inline bool needs_cast(const at::Tensor& tensor, c10::ScalarType to, PolicyDevic
   return tensor.scalar_type() != to && is_eligible(tensor, device);
 }
 
-/// What the schema of an op allows its policy to be; fixed at compile time.
+/// Policies that the schema of an op allows; fixed at compile time.
 struct OpCapabilities {
   bool lower;          ///< Has a tensor argument to cast, and writes none.
   bool fp32;           ///< Can run in another dtype too: promote makes sense and, with lower, fp32.

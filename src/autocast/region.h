@@ -14,7 +14,7 @@ namespace fastamp::autocast {
 using fastamp::detail::AutocastState;
 using fastamp::detail::RegionId;
 
-/// Whose class a region is an instance of.
+/// Kind of a region: by the class that it is an instance of.
 enum class RegionKind : std::uint8_t { kFastamp, kTorch };
 
 /// Sets torch's autocast state to `wanted` until the region ends. The device must be one torch
@@ -40,7 +40,7 @@ struct EndedRegion {
 /// The state that a device is in on this thread, as enter_region() would restore it.
 FASTAMP_API AutocastState current_state(c10::DeviceType device);
 
-/// How many regions are open on this thread, torch's own that fastamp is not told of aside.
+/// Number of regions that are open on this thread, torch's own that fastamp is not told of aside.
 FASTAMP_API std::size_t open_regions() noexcept;
 
 /// The owner of the innermost region, if more than `depth` are open on this thread; else null, as

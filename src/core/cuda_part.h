@@ -26,7 +26,7 @@ namespace kernels {
 struct CudaKernels;
 }  // namespace kernels
 
-/// What is asked of CUDA itself.
+/// Functions of CUDA itself.
 struct CudaDevices {
   /// Of the current device, such as 90 for 9.0.
   int (*compute_capability)();

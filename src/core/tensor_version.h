@@ -7,7 +7,8 @@
 
 namespace fastamp {
 
-/// How often a tensor was written in place. It must have a version: inference tensors have none.
+/// Returns how often a tensor was written in place. It must have a version: inference tensors have
+/// none.
 inline std::uint32_t version_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->version_counter().current_version();
 }

@@ -20,7 +20,7 @@ struct WeightSource {
 
 WeightSource source_of(const at::Tensor& operand, Float8Path path);
 
-/// Tells an open trace of a cast.
+/// Notifies an open trace of a cast.
 void note_float8_cast(CastEvent event, const Float8Cast& cast);
 
 /// The cast of a parameter, kept for the region at least. The first one of a region brings along

@@ -82,7 +82,7 @@ void write_found_inf(const Args& args, bool non_finite) {
   }
 }
 
-/// Where a call writes the norm.
+/// Returns where a call writes the norm.
 NormResults norm_results(const UnscaleArgs& args);
 NormResults norm_results(const NormArgs& args);
 

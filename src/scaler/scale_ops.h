@@ -97,7 +97,7 @@ class FASTAMP_API ScaleHistory {
   at::Tensor inv_scale(const at::Tensor& scale) const;
   /// Makes the kept 1 / scale right if somebody wrote the scale: a captured graph reads it there.
   void refresh(const at::Tensor& scale);
-  /// Says that the kept 1 / scale was written together with the scale.
+  /// Notes that the kept 1 / scale was written together with the scale.
   void note_update(const at::Tensor& scale);
 
   /// Moves the scale after an iteration: see update_scale(). Writes a row of the ring.
@@ -108,7 +108,7 @@ class FASTAMP_API ScaleHistory {
 
   bool keeps_history() const { return history_.defined(); }
   std::int64_t history_size() const { return history_size_; }
-  /// Says that the device was told to write a row, by update() or a replay of it.
+  /// Notes that the device was told to write a row, by update() or a replay of it.
   void note_row() { ++rows_; }
   /// The row that was noted last: a view of the ring. Only if it keeps a history.
   at::Tensor last_row() const;

@@ -16,7 +16,7 @@ struct IValue;
 
 namespace fastamp {
 
-/// What autocast does on a thread: the state of its regions on every device, their fp8 recipes
+/// State of autocast on a thread: that of its regions on every device, their fp8 recipes
 /// included, and the changes of op policies. A value: take it where a region is open and put it in
 /// force elsewhere, such as in the backward of an autograd function or on the threads of a pool.
 ///
@@ -38,7 +38,7 @@ namespace fastamp {
 /// threads. Source: torch.amp.custom_fwd and custom_bwd, which do the same for Python.
 class FASTAMP_API AutocastContext {
  public:
-  /// What is in force on the calling thread.
+  /// Returns what is in force on the calling thread.
   static AutocastContext current();
 
   /// For AutogradContext::saved_data and other places that hold IValues.

@@ -14,7 +14,7 @@
 
 namespace fastamp {
 
-/// What convert() did with one parameter.
+/// Result of convert() for one parameter.
 struct ConvertedParameter {
   std::string name;     ///< As in named_parameters(); of a shared one, the first of its names.
   bool is_converted;    ///< Whether it has the lower-precision dtype now.
@@ -23,7 +23,7 @@ struct ConvertedParameter {
   std::uint64_t numel;  ///< Number of its elements.
 };
 
-/// What convert() did; `<<` prints it for people.
+/// Result of convert(); `<<` prints it for people.
 struct Conversion {
   c10::ScalarType dtype;                       ///< Of the converted parameters.
   std::vector<ConvertedParameter> parameters;  ///< In the order of named_parameters().

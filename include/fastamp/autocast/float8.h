@@ -16,7 +16,7 @@
 
 namespace fastamp {
 
-/// How an autocast region runs the products of linear layers in fp8: see docs/float8.md.
+/// Recipe by which an autocast region runs products of linear layers in fp8: docs/float8.md.
 ///
 /// @code
 ///   const fastamp::AutocastGuard region(
@@ -67,7 +67,7 @@ class Float8Recipe {
   /// Unset: kSmallOnGpu on a GPU; on the CPU, where fp8 is a reference, no product is small.
   const std::optional<Size>& small_size() const noexcept { return small_size_; }
 
-  /// What torchao leaves out: see docs/float8.md.
+  /// Sizes that torchao leaves out: see docs/float8.md.
   static constexpr Size kSmallOnGpu{4096, 1024};
 
  private:

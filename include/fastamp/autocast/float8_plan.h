@@ -23,7 +23,7 @@ struct Float8Shape {
   bool weight_gradient = true;  ///< and dW, for which x is.
 };
 
-/// What becomes of one product of a plan.
+/// Row of a plan: what becomes of one product.
 struct Float8PlanRow {
   Float8Shape shape;
   std::string float8;  ///< "float8" if it runs in fp8, else why not, as in a trace.
@@ -31,8 +31,8 @@ struct Float8PlanRow {
   std::int64_t saved_bytes = 0;             ///< and in the way that `float8` says.
 };
 
-/// Which products of linear layers a region with a recipe runs in fp8 on a GPU, and what backward
-/// keeps of their operands. Needs no GPU and computes no product.
+/// Lists which products of linear layers a region with a recipe runs in fp8 on a GPU, and what
+/// backward keeps of their operands. Needs no GPU and computes no product.
 ///
 /// The rows are as if each layer stood alone: layers that share x save less in both ways.
 ///

@@ -48,7 +48,7 @@ class FASTAMP_API KeepCastsGuard {
   std::uint64_t id_;
 };
 
-/// What is kept now.
+/// Numbers of the casts that are kept now.
 struct KeptCasts {
   std::size_t copies = 0;   ///< Copies of weights.
   std::uint64_t bytes = 0;  ///< Their size.

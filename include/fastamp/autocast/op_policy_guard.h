@@ -30,7 +30,7 @@ namespace detail {
 /// A thread's overrides as a value; null where there are none.
 using SharedOverrides = std::shared_ptr<const autocast::PolicyOverrides>;
 
-/// What is in force on this thread.
+/// Returns what is in force on this thread.
 FASTAMP_API SharedOverrides thread_op_policies();
 
 /// The edits as a value.

@@ -13,7 +13,7 @@
 
 namespace fastamp {
 
-/// What autocast does with the floating-point arguments of an op before running it.
+/// Policy of an op: what autocast does with its floating-point arguments before it runs.
 ///
 /// Only tensors on the region's device with a floating dtype other than float64 are ever cast.
 enum class OpPolicy : std::uint8_t {

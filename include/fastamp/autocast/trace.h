@@ -20,7 +20,7 @@ namespace autocast {
 class Recorder;
 }
 
-/// What happened to the arguments of op calls that had to be cast.
+/// Numbers of casts: what happened to the arguments of op calls that had to be cast.
 struct CastCounts {
   std::uint64_t weight_casts = 0;     ///< Casts made of float32 parameters.
   std::uint64_t other_casts = 0;      ///< Casts made of inputs, activations and anything else.
@@ -55,7 +55,7 @@ struct GradientCasts {
   std::uint64_t bytes = 0;  ///< Size of the casts made, in bytes.
 };
 
-/// What the rows of a table are sorted by; largest first, names ascending.
+/// Order of the rows of a table; largest first, names ascending.
 enum class TraceOrder : std::uint8_t { kCastBytes, kCasts, kCalls, kName };
 
 /// Records every op call that fastamp's autocast kernels handle, on all threads of the process
@@ -86,7 +86,7 @@ class FASTAMP_API Trace {
   /// Ends recording; what was recorded stays. Does nothing if it has ended already.
   void stop();
 
-  /// What was recorded so far, in no particular order.
+  /// Returns the rows recorded so far, in no particular order.
   std::vector<TraceRow> rows() const;
   GradientCasts gradient_casts() const;
 

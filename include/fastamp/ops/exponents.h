@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// How large the numbers of tensors are: a dispatcher op of the same name
+/// Counts how large the numbers of tensors are: a dispatcher op of the same name
 /// (torch.ops.fastamp.count_exponents_).
 
 #include <fastamp/macros.h>

@@ -12,7 +12,7 @@
 
 namespace fastamp {
 
-/// How large the elements of tensors are, counted by their exponents (ops::count_exponents_).
+/// Magnitudes of the elements of tensors, counted by their exponents (ops::count_exponents_).
 ///
 /// A value on the host. Shares are exact up to one number: of those that lie on a bound of a dtype
 /// between two powers of two, none is told from its neighbours with the same exponent.

@@ -56,10 +56,10 @@ struct FASTAMP_API AdamFamilyOptions
   /// have matrices of 4096 elements or more whose rows are a multiple of 32; others, and all with
   /// amsgrad, then have bfloat16, rounded stochastically.
   TORCH_ARG(c10::ScalarType, state_dtype) = c10::kFloat;
-  /// How bfloat16 moments are rounded. kNearest with a beta above 0.99 loses most changes of them:
+  /// Rounding of bfloat16 moments. kNearest with a beta above 0.99 loses most changes of them:
   /// the optimizer warns of it.
   TORCH_ARG(StateRounding, state_rounding) = StateRounding::kStochastic;
-  /// How the masters of 16-bit parameters are kept.
+  /// Storage of the masters of 16-bit parameters.
   TORCH_ARG(MasterStorage, master) = MasterStorage::kFloat;
   /// Dtype of the autocast regions, kBFloat16, kHalf or kFloat8_e4m3fn: the step also writes the
   /// casts of weights that autocast will use. Undefined for none.

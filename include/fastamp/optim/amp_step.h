@@ -9,7 +9,7 @@
 
 namespace fastamp::optim {
 
-/// What a gradient scaler asks of an optimizer's step, all of it decided on the device: gradients
+/// Request of a gradient scaler to an optimizer's step, all of it decided on the device: gradients
 /// are multiplied by inv_scale, then by clip_coef, then brought within clip_value, and nothing but
 /// the gradients changes where found_inf is not 0. Tensors are float32 of one element; absent ones
 /// stand for 1, 1 and 0. They may live on any device: a step copies them where it needs them.

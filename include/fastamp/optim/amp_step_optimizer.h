@@ -21,7 +21,7 @@ class FASTAMP_API AmpStepOptimizer {
  public:
   virtual ~AmpStepOptimizer();
 
-  /// What the next step(), and no other, is asked for.
+  /// Sets what the next step(), and no other, is asked for.
   void set_amp_step(AmpStep amp_step) { amp_step_ = std::move(amp_step); }
   /// Takes back what no step() has used.
   void clear_amp_step() { amp_step_.reset(); }
@@ -38,7 +38,7 @@ class FASTAMP_API AmpStepOptimizer {
   AmpStepOptimizer& operator=(const AmpStepOptimizer&) = default;
   AmpStepOptimizer& operator=(AmpStepOptimizer&&) = default;
 
-  /// What this step is asked for: what was set, or nothing but to step.
+  /// Takes what this step is asked for: what was set, or nothing but to step.
   AmpStep take_amp_step() { return std::exchange(amp_step_, std::nullopt).value_or(AmpStep{}); }
   at::ArrayRef<at::Tensor> learning_rates() const { return learning_rates_; }
 

@@ -45,7 +45,7 @@ struct FASTAMP_API MuonOptions : torch::optim::OptimizerCloneableOptions<MuonOpt
   TORCH_ARG(c10::ScalarType, ns_dtype) = c10::kBFloat16;
   /// Dtype of the momentum buffers: kFloat or kBFloat16.
   TORCH_ARG(c10::ScalarType, state_dtype) = c10::kFloat;
-  /// How the masters of 16-bit parameters are kept.
+  /// Storage of the masters of 16-bit parameters.
   TORCH_ARG(MasterStorage, master) = MasterStorage::kFloat;
   /// As SGDOptions::autocast_dtype.
   TORCH_ARG(c10::ScalarType, autocast_dtype) = c10::ScalarType::Undefined;

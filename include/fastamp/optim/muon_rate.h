@@ -5,7 +5,7 @@
 
 namespace fastamp::optim {
 
-/// What Muon multiplies the learning rate of a matrix with, by its shape.
+/// Factor of the learning rate of a matrix, by its shape, in Muon.
 enum class MuonRate : std::uint8_t {
   kOriginal,           ///< sqrt(max(1, rows / columns)).
   kMatchRmsAdamW,      ///< 0.2 * sqrt(max(rows, columns)): rates and decays tuned for AdamW fit.

@@ -45,7 +45,7 @@ struct FASTAMP_API SGDOptions : torch::optim::SGDOptions {
   TORCH_ARG(bool, maximize) = false;
   /// Dtype of the momentum buffers: kFloat or kBFloat16.
   TORCH_ARG(c10::ScalarType, state_dtype) = c10::kFloat;
-  /// How the masters of 16-bit parameters are kept.
+  /// Storage of the masters of 16-bit parameters.
   TORCH_ARG(MasterStorage, master) = MasterStorage::kFloat;
   /// Dtype of the autocast regions, kBFloat16, kHalf or kFloat8_e4m3fn: the step also writes the
   /// casts of weights that autocast will use. Undefined for none.

@@ -10,7 +10,7 @@
 
 namespace fastamp::optim {
 
-/// How a step rounds moments that are stored in bfloat16: second ones, and first ones with a first
+/// Rounding of moments that are stored in bfloat16: second ones, and first ones with a first
 /// beta above 0.9375. Others move far enough in each step to be rounded to nearest.
 enum class StateRounding : std::uint8_t {
   /// Up or down, with probabilities that make the mean exact. Which of them is a pure function of
@@ -22,7 +22,7 @@ enum class StateRounding : std::uint8_t {
   kNearest,
 };
 
-/// How the fp32 master of a 16-bit parameter is kept.
+/// Storage of the fp32 master of a 16-bit parameter.
 enum class MasterStorage : std::uint8_t {
   kFloat,  ///< As float32, 4 bytes.
   /// As what the parameter lacks of it, an int16: 2 bytes. For a bfloat16 parameter exact but for

@@ -68,7 +68,7 @@ struct FASTAMP_API GradScalerOptions {
   TORCH_ARG(SkipCallback, on_skip) = nullptr;
 };
 
-/// What a scaler remembers between iterations. The first five fields are the entries of
+/// State of a scaler between iterations. The first five fields are the entries of
 /// torch.amp.GradScaler.state_dict() ("scale", "growth_factor", "backoff_factor",
 /// "growth_interval", "_growth_tracker"), the six below them are empty unless the option is in
 /// use, and the last three tell of past iterations.
@@ -227,14 +227,14 @@ class FASTAMP_API GradScaler {
   bool step_was_skipped();
   /// The same of one optimizer; false for one that was never stepped.
   bool step_was_skipped_for(const torch::optim::Optimizer& optimizer);
-  /// Which gradients were not finite at the last skipped iteration. Waits for the device.
+  /// Reports which gradients were not finite at the last skipped iteration. Waits for the device.
   /// @param named_parameters  module->named_parameters(), where names come from.
   OverflowReport overflow_report(
       const torch::OrderedDict<std::string, at::Tensor>& named_parameters =
           torch::OrderedDict<std::string, at::Tensor>());
-  /// How many gradient elements were 0, of the optimizers whose gradients were counted last: at
-  /// iterations 0, 1, 2, 4 and so on up to 1024, and then each 1024th. Waits for the device. Not
-  /// counted: float64 and sparse gradients, and what a GraphedStep replays.
+  /// Reports how many gradient elements were 0, of the optimizers whose gradients were counted
+  /// last: at iterations 0, 1, 2, 4 and so on up to 1024, and then each 1024th. Waits for the
+  /// device. Not counted: float64 and sparse gradients, and what a GraphedStep replays.
   /// @param named_parameters  As for overflow_report().
   UnderflowReport underflow_report(
       const torch::OrderedDict<std::string, at::Tensor>& named_parameters =
@@ -265,8 +265,8 @@ class FASTAMP_API GradScaler {
   void set_growth_interval(int64_t growth_interval);
   bool is_enabled() const;
 
-  /// What to store in a checkpoint, best after update(); nullopt when disabled. Waits for the
-  /// device.
+  /// Returns what to store in a checkpoint, best after update(); nullopt when disabled. Waits for
+  /// the device.
   std::optional<GradScalerState> state() const;
   /// Continues from a state; does nothing when disabled. Options that the state does not name
   /// keep their values. Of a history that is longer than history_size the last rows are kept.

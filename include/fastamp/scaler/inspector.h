@@ -22,7 +22,7 @@ struct GradientRange {
   NumberRange range;  ///< With the loss scale in it.
 };
 
-/// What a step did to a parameter.
+/// Effect of a step on a parameter.
 struct WeightChange {
   std::string name;
   c10::ScalarType dtype = at::kFloat;
@@ -32,7 +32,7 @@ struct WeightChange {
   double update = 0.0;  ///< ||update|| / ||weight||; inf if the weight was 0 and moved.
 };
 
-/// How large the gradients of a step are, where its loss scale may be, and what the step changes.
+/// Inspects a step: how large its gradients are, where its loss scale may be, what it changes.
 ///
 /// @code
 ///   fastamp::Inspector inspector(model->named_parameters());
@@ -62,7 +62,7 @@ class FASTAMP_API Inspector {
 
   /// Of parameters with a gradient that is strided and of float16, bfloat16 or float32.
   const std::vector<GradientRange>& gradients() const { return gradients_; }
-  /// Of the same; empty before after_step().
+  /// Changes of those parameters; empty before after_step().
   const std::vector<WeightChange>& weights() const { return weights_; }
 
   double scale() const { return scale_; }  ///< As after_backward() was told.

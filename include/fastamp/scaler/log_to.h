@@ -19,7 +19,7 @@ namespace scaler {
 class StepLogger;
 }
 
-/// What is told of an iteration while somebody logs.
+/// Row of a log: what is known of an iteration.
 struct LoggedStep : StepRecord {
   int64_t overflows = 0;              ///< Gradient elements that were inf or NaN.
   std::optional<int64_t> underflows;  ///< Gradient elements that were 0; empty where they were not
@@ -32,7 +32,7 @@ FASTAMP_API std::ostream& operator<<(std::ostream& out, const LoggedStep& row);
 
 using LogCallback = std::function<void(const LoggedStep&)>;
 
-/// What log_to() returns: passes rows on until release() or its end. It may outlive the scaler, and
+/// Handle of log_to(): passes rows on until release() or its end. It may outlive the scaler, and
 /// keeps nothing of it alive. Not thread-safe, as the scaler.
 class FASTAMP_API StepLog {
  public:

@@ -30,7 +30,7 @@ struct NonFiniteGradient {
   int64_t nan = 0;             ///< Elements that were NaN.
 };
 
-/// What was not finite at the last skipped iteration.
+/// Gradients that were not finite at the last skipped iteration.
 struct FASTAMP_API OverflowReport {
   int64_t step = -1;                         ///< As in StepRecord; -1: none was skipped.
   double scale = 0.0;                        ///< The scale that it used.
@@ -51,7 +51,7 @@ struct ZerosOfGradient {
   int64_t elements = 0;        ///< of so many that were counted.
 };
 
-/// How many gradient elements were 0, at the step that was counted last.
+/// Gradient elements that were 0, at the step that was counted last.
 ///
 /// A gradient that is too small for fp16 arrives as 0. So does one that is 0 by nature: of a unit
 /// that a ReLU has turned off, of a row of an embedding that the batch does not use. Of an

@@ -243,7 +243,7 @@ FASTAMP_ALWAYS_INLINE void store_weights(const float* weights, const DenseEntry&
   }
 }
 
-/// What all blocks of a call share.
+/// AmpStep that all blocks of a call share.
 struct BlockAmpStep {
   AmpStepValues amp_step;
   bool write_grads;
