@@ -27,6 +27,7 @@ from pathlib import Path
 from host_mutants import GROUPS, HostGroup
 from mutant_kinds import Change
 from patience import patience
+from simulated_cuda import is_built
 from tracked_files import ROOT
 
 PACKAGE = ROOT / "python" / "fastamp"
@@ -109,7 +110,7 @@ class Build:
         file = ROOT / mutant.group.file
         changed = work / file.name
         changed.write_text(mutant.text(), encoding="utf-8")
-        target = next(t for t in reversed(LIBRARIES) if self._compiled_with(t, file))
+        target = next(t for t in LIBRARIES if self._compiled_with(t, file))
         words, source = self._compiled_with(target, file) or ([], file)
         compiled = changed
         if source != file:
@@ -223,6 +224,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.table:
         results = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
         print(table(mutants, results))
+        return 0
+    if not is_built(options.build_dir):
+        print("left out: breaks of host code, which need the simulated device: a build with CUDA")
         return 0
     ninja = Path(sys.executable).parent / "ninja"
     build = Build(options.build_dir.resolve(), str(ninja) if ninja.is_file() else "ninja")

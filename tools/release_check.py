@@ -90,7 +90,7 @@ STEPS = (
         "the wheel in fresh environments",
         _make("wheel-test", f"TORCHES={' '.join(TORCHES)}"),
     ),
-    Step("mutants", "breaks of the CUDA kernels are noticed", _make("mutants")),
+    Step("mutants", "breaks of CUDA kernels and host code are noticed", _make("mutants")),
     Step("docs", "the site, without a warning", _make("docs")),
     Step("demo", "training in all precisions, both languages", _make("demo")),
     Step("bench", "benchmark beside torch.amp", _make("bench")),
