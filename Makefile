@@ -55,7 +55,7 @@ help:
 	@echo 'make test-all  every test (SEEDS=n for longer random ones); test-costs notes what each takes'
 	@echo 'make emulate-long  the emulated CUDA kernels, with all cases under ThreadSanitizer too'
 	@echo 'make simcuda  what needs a GPU, on a simulated CUDA device (ONLY=late)'
-	@echo 'make mutants  break the CUDA kernels in known ways: does a test notice? An hour (ONLY=cast.cu)'
+	@echo 'make mutants  break CUDA's kernels and host code: does a test notice? Hours (ONLY=cast.cu)'
 	@echo 'make bench  measure fastamp beside torch.amp'
 	@echo 'make gpu    build, tests, sanitizers and benchmarks on a GPU (STAGE="ctest pytest", RESUME=1)'
 	@echo 'make docs   the site with guides and references, in build/site/html'
@@ -100,7 +100,10 @@ simcuda: build
 	$(RUN) $(PY) tools/simulated_tests.py --build-dir $(BUILD_DIR) $(if $(ONLY),--only "$(ONLY)")
 
 mutants: build
-	$(PY) tools/mutate_kernels.py --build-dir $(BUILD_DIR) $(addprefix --only ,$(ONLY))
+	$(PY) tools/mutate_kernels.py --build-dir $(BUILD_DIR) $(addprefix --only ,$(ONLY)); \
+	  kernels=$$?; \
+	  $(PY) tools/mutate_host.py --build-dir $(BUILD_DIR) $(addprefix --only ,$(ONLY)) && \
+	  exit $$kernels
 
 # Builds as its first stage: without Catch2 too, which `build` is not content with.
 gpu: $(ENVIRONMENT)

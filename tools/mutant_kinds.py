@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tools/{kernel,step,float8}_mutants.py state of each break."""
+"""What tools/{kernel,step,float8,host}_mutants.py state of each break."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ STEPS = (
         "two builds in two folders give the same bytes",
         [sys.executable, "tools/wheel_twice.py"],
     ),
-    Step("mutants", "breaks of the CUDA kernels are noticed", _make("mutants")),
+    Step("mutants", "breaks of CUDA kernels and host code are noticed", _make("mutants")),
     Step("docs", "the site, without a warning", _make("docs")),
     Step("demo", "training in all precisions, both languages", _make("demo")),
     Step("bench", "benchmark beside torch.amp", _make("bench")),

@@ -20,6 +20,7 @@ from simulated_cuda import check_torch, is_built, libraries
 from tracked_files import ROOT
 
 CTEST_SUMMARY = re.compile(r"^(\d+% tests passed.*|No tests were found.*)$")
+DEMO_SUMMARY = re.compile(r"^All numbers: .*")
 PYTEST_SUMMARY = re.compile(r"^=+ .*\b(passed|failed|error|errors|skipped|no tests ran)\b.* =+$")
 
 # Host code that hands memory to a device, or takes it back: what late work finds faults in.
@@ -41,13 +42,17 @@ class Pass:
         options: Of the launcher, tools/simulated_cuda.py.
         paths: What pytest runs, and options of it; empty for the C++ tests.
         marker: Which tests of them.
+        demo: Whether it is the demo instead.
     """
 
     name: str
     options: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
     marker: str = "cuda"
+    demo: bool = False
 
+
+FLOAT8 = ("tests/python/simulated_cuda/test_float8.py",)
 
 PASSES = (
     Pass("the device's own tests", paths=("tests/python/simulated_cuda",), marker="simulated"),
@@ -56,6 +61,11 @@ PASSES = (
     # On several devices some libraries copy models by NCCL, which is not simulated.
     Pass("third parties", ("--devices", "1"), ("tests/python/thirdparty",)),
     Pass("Python, late", ("--late",), LATE),
+    *(
+        Pass(f"fp8 at {number / 10}", ("--capability", str(number)), FLOAT8, "simulated")
+        for number in (80, 89, 100)
+    ),
+    Pass("demo", demo=True),
 )
 
 
@@ -63,6 +73,9 @@ def command_of(one: Pass, build_dir: Path) -> list[str]:
     """Returns the command of a pass."""
     launcher = [sys.executable, str(ROOT / "tools" / "simulated_cuda.py")]
     launcher += ["--build-dir", str(build_dir), *one.options, "--"]
+    if one.demo:
+        demo = [sys.executable, str(ROOT / "tools" / "demo.py"), "--iters", "20"]
+        return [*launcher, *demo, "--folder", str(build_dir / "simulated_demo")]
     if not one.paths:
         return [*launcher, *ctest_command(build_dir, label="cuda")]
     pytest = [sys.executable, "-m", "pytest", "-m", one.marker, "-n", "0", *one.paths]
@@ -92,7 +105,8 @@ def run_passes(passes: Sequence[Pass], build_dir: Path) -> int:
     lines = []
     failed = 0
     for one in passes:
-        summary = PYTEST_SUMMARY if one.paths else CTEST_SUMMARY
+        usual = PYTEST_SUMMARY if one.paths else CTEST_SUMMARY
+        summary = DEMO_SUMMARY if one.demo else usual
         status, line = run(command_of(one, build_dir), summary)
         failed += status != 0
         lines.append(f"simulated, {one.name}: {line.strip('= ')}")

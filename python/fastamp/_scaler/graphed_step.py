@@ -366,6 +366,8 @@ def graphed_step(
     act, the scale goes up and down, and a step that overflows is skipped, all on the device. What
     is a constant of the graph (other hyperparameters, the scaler's factors, train or eval mode) is
     watched, and the step is captured anew when it changes. On the CPU the same step runs eagerly.
+    Inputs in pinned memory are read when the device comes to the step: do not write them before,
+    unless something has waited for it.
 
     Args:
         model: Its parameters are on one device. On CUDA it must be capturable: static shapes, no

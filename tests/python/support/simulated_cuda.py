@@ -70,15 +70,16 @@ def counted(*names: str) -> Iterator[Counted]:
 
 
 @contextmanager
-def allocations_fail(first: int = 1) -> Iterator[None]:
-    """From the first-th allocation of device memory on, each fails."""
+def allocations_fail(first: int = 1, *, until_freed: bool = False) -> Iterator[None]:
+    """From the first-th allocation of device memory on each fails, until memory is freed or not."""
     runtime = _runtime()
     assert runtime is not None
-    runtime.simulated_cuda_fail_allocations(ctypes.c_ulong(first))
+    fail = runtime.simulated_cuda_fail_allocations
+    fail(ctypes.c_ulong(first), ctypes.c_bool(until_freed))
     try:
         yield
     finally:
-        runtime.simulated_cuda_fail_allocations(ctypes.c_ulong(0))
+        fail(ctypes.c_ulong(0), ctypes.c_bool(False))
 
 
 @contextmanager

@@ -3,8 +3,9 @@
 // Operators of cuDNN, and of torch's CUDA part, by torch's other operators.
 //
 // Stands for: convolution, batch normalisation, softmax that makes fp32 of 16 bits, what cuBLAS
-// takes of products in fp8. Does not stand for: cuDNN's choice of algorithms, its numerics, its other operators; the fused kernels for
-// attention, which are switched off: attention is products and softmax.
+// takes of products in fp8. Does not stand for: cuDNN's choice of algorithms, its numerics, its
+// other operators; the fused kernels for attention, which are switched off: attention is products
+// and softmax.
 #include "simulated_cuda/redirect/libraries.h"
 
 #include "simulated_cuda/redirect/operators.h"

@@ -159,8 +159,8 @@ std::uint64_t simulated_cuda_count(const char* name) {
   return ~std::uint64_t{0};
 }
 
-void simulated_cuda_fail_allocations(unsigned long first) {
-  simulated_cuda::fail_allocations(first);
+void simulated_cuda_fail_allocations(unsigned long first, bool until_freed) {
+  simulated_cuda::fail_allocations(first, until_freed);
 }
 
 /// Returns whether work was late before.

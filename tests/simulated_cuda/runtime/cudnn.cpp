@@ -2,10 +2,10 @@
 //
 // The functions of cuDNN that torch's autocast asks where recurrent weights lie in cuDNN's buffer.
 //
-// Stands for: the order of that buffer as far as torch relies on it: of each layer and direction one
-// matrix or bias behind the other, input gates before hidden ones. Does not stand for: anything that
-// computes; torch's operators over cuDNN are redirected or refused (redirect/). The types are those
-// of cuDNN as callers pass them: pointers, and enumerations that are ints.
+// Stands for: the order of that buffer as far as torch relies on it: of each layer and direction
+// one matrix or bias behind the other, input gates before hidden ones. Does not stand for: anything
+// that computes; torch's operators over cuDNN are redirected or refused (redirect/). The types are
+// those of cuDNN as callers pass them: pointers, and enumerations that are ints.
 #include <algorithm>
 #include <cstddef>
 #include <iterator>

@@ -45,6 +45,7 @@ struct Heap {
   int running[kMostDevices] = {};  ///< Emulated kernels.
   unsigned long until_failure = 0;
   bool fails = false;
+  bool until_freed = false;
   struct sigaction handler_before = {};
 };
 
@@ -213,6 +214,7 @@ bool release(void* memory) {
     return false;
   }
   const Block block = found->second;
+  h.fails = h.fails && !h.until_freed;
   h.used.erase(found);
   h.in_use[device_of(block.begin)] -= block.pages;
   allow(h, block, false);
@@ -224,10 +226,11 @@ bool release(void* memory) {
 
 std::size_t bytes_in_use(int device) { return heap().in_use[device]; }
 
-void fail_allocations(unsigned long first) {
+void fail_allocations(unsigned long first, bool until_freed) {
   Heap& h = heap();
   const std::scoped_lock lock(h.mutex);
   h.until_failure = first;
+  h.until_freed = until_freed;
   h.fails = false;
 }
 

@@ -25,8 +25,9 @@ bool release(void* memory);
 int device_of(const void* memory);
 std::size_t bytes_in_use(int device);
 
-/// From the `first`-th allocation from now on, none succeeds; 0: all do again.
-void fail_allocations(unsigned long first);
+/// From the `first`-th allocation from now on none succeeds, until memory is freed if so asked; 0:
+/// all do again.
+void fail_allocations(unsigned long first, bool until_freed);
 
 void pin(const void* memory, std::size_t bytes);
 void unpin(const void* memory);

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Breaks of host code for CUDA that tools/mutate_host.py tries on the simulated device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mutant_kinds import Change
+
+
+@dataclass(frozen=True)
+class HostGroup:
+    """Breaks of one file, and the tests to run.
+
+    Attributes:
+        file: A source of the library or of the package, from the root of the repository.
+        tests: What pytest runs, with its options.
+        changes: The breaks.
+        late: Whether the device's work is as late as waiting calls allow.
+    """
+
+    file: str
+    tests: tuple[str, ...]
+    changes: tuple[Change, ...]
+    late: bool = False
+
+
+GUARDED = "tests/python/ops/test_devices_and_streams.py"
+TRAINED = "tests/python/scaler/test_devices_and_streams.py"
+GRAPHED = "tests/python/graphed/test_graphed_step.py"
+OWN = "tests/python/simulated_cuda/test_host_paths.py"
+
+
+def _unguarded(file: str, device: str, *tests: str) -> HostGroup:
+    """The guard of a kernel's device, left out."""
+    old = f"  const c10::cuda::CUDAGuard guard({device});\n"
+    return HostGroup(f"src/kernels/cuda/{file}", tests, (Change(f"no guard of {device}", old, ""),))
+
+
+GROUPS = (
+    _unguarded("cast.cu", "sources.front().device()", GUARDED),
+    _unguarded("exponents.cu", "args.exponents.device()", GUARDED),
+    _unguarded("fused_adamw.cu", "args.params[0].device()", GUARDED),
+    _unguarded("fused_sgd.cu", "args.params[0].device()", TRAINED),
+    _unguarded("muon.cu", "args.grads[0].device()", GUARDED),
+    _unguarded("muon.cu", "args.params[0].device()", GUARDED),
+    _unguarded("norm.cpp", "args.inv_scale.device()", GUARDED),
+    _unguarded("unscale.cu", "args.inv_scale.device()", GUARDED),
+    _unguarded("update_scale.cu", "args.scale.device()", TRAINED),
+    HostGroup(
+        "src/kernels/cuda/float8.cu",
+        ("tests/python/simulated_cuda/test_float8.py", GUARDED),
+        (
+            Change(
+                "no guard of a cast's device",
+                "  const c10::cuda::CUDAGuard guard(device);\n  std::stable_partition",
+                "  std::stable_partition",
+            ),
+            Change(
+                "no guard of a refresh's device",
+                "  const c10::cuda::CUDAGuard guard(device);\n  std::vector<TensorEntry<Float8Ref",
+                "  std::vector<TensorEntry<Float8Ref",
+            ),
+            Change(
+                "sums on the default stream",
+                "             at::cuda::getCurrentCUDAStream(), sums_of(i)",
+                "             c10::cuda::getDefaultCUDAStream(), sums_of(i)",
+                "emulated kernels of one stream see what another has run already",
+            ),
+        ),
+    ),
+    HostGroup(
+        "src/kernels/cuda/update_scale.cu",
+        (TRAINED,),
+        (
+            Change(
+                "on the default stream",
+                "1, 1, at::cuda::getCurrentCUDAStream(), scale_update",
+                "1, 1, c10::cuda::getDefaultCUDAStream(), scale_update",
+            ),
+        ),
+        late=True,
+    ),
+    HostGroup(
+        "src/kernels/cuda/upload.cu",
+        (OWN, GUARDED, GRAPHED),
+        (
+            Change(
+                "pinned memory is not kept for the copy",
+                "  host_allocator->record_event(pinned.get(), pinned.get_context(), "
+                "stream.unwrap());\n",
+                "",
+            ),
+            Change(
+                "copies on the default stream",
+                "cudaMemcpyHostToDevice, stream));",
+                "cudaMemcpyHostToDevice, nullptr));",
+            ),
+            Change(
+                "copies under capture",
+                "== c10::cuda::CaptureStatus::None) {\n    upload_by_copy",
+                "!= c10::cuda::CaptureStatus::Invalidated) {\n    upload_by_copy",
+            ),
+            Change(
+                "pinned memory refused during another capture",
+                "  const c10::cuda::CUDAStreamCaptureModeGuard "
+                "guard(cudaStreamCaptureModeRelaxed);\n",
+                "",
+            ),
+        ),
+        late=True,
+    ),
+    HostGroup(
+        "src/kernels/cuda/zeroed_workspace.cpp",
+        (OWN, GUARDED, GRAPHED),
+        (
+            Change(
+                "new memory is not cleared",
+                "    C10_CUDA_CHECK(cudaMemsetAsync(memory, 0, enough, stream));\n",
+                "",
+            ),
+            Change(
+                "cleared on the default stream",
+                "cudaMemsetAsync(memory, 0, enough, stream)",
+                "cudaMemsetAsync(memory, 0, enough, nullptr)",
+            ),
+            Change(
+                "devices share it",
+                "(*blocks)[{stream.device_index(), stream.id()}]",
+                "(*blocks)[{c10::DeviceIndex{0}, stream.id()}]",
+            ),
+            Change(
+                "streams share it",
+                "(*blocks)[{stream.device_index(), stream.id()}]",
+                "(*blocks)[{stream.device_index(), c10::StreamId{0}}]",
+                "emulated kernels of two streams do not run at the same time",
+            ),
+            Change("does not grow", "if (block.bytes < bytes) {", "if (block.bytes == 0) {"),
+            Change(
+                "not cleared in a graph",
+                "    C10_CUDA_CHECK(cudaMemsetAsync(memory_, 0, bytes, stream));\n",
+                "",
+            ),
+            Change(
+                "made anew under capture",
+                "== c10::cuda::CaptureStatus::None) {",
+                "!= c10::cuda::CaptureStatus::Invalidated) {",
+                "simulated graphs and streams do not run at the same time",
+            ),
+            Change(
+                "refused during another capture",
+                "  const c10::cuda::CUDAStreamCaptureModeGuard "
+                "guard(cudaStreamCaptureModeRelaxed);\n",
+                "",
+            ),
+            Change(
+                "the error of a full device stays",
+                "  static_cast<void>(cudaGetLastError());  // or the next launch would report it\n",
+                "",
+            ),
+            Change(
+                "a full device gives no cached memory back",
+                "  c10::cuda::CUDACachingAllocator::emptyCache();\n",
+                "",
+            ),
+        ),
+        late=True,
+    ),
+    HostGroup(
+        "src/kernels/cuda/devices.cpp",
+        (OWN,),
+        (
+            Change(
+                "no graph has a number",
+                "return status == cudaStreamCaptureStatusActive ? id : 0;",
+                "return status == cudaStreamCaptureStatusInvalidated ? id : 0;",
+            ),
+        ),
+    ),
+    HostGroup(
+        "src/autocast/tensor_identity.cpp",
+        (OWN,),
+        (
+            Change("casts are of any stream", "return {stream.id(), part", "return {0, part"),
+            Change(
+                "casts are of any graph",
+                "part->devices.graph_capture_id(stream)};",
+                "std::uint64_t{0}};",
+            ),
+        ),
+    ),
+    HostGroup(
+        "src/scaler/readback.cpp",
+        (OWN, "tests/python/simulated_cuda/test_device.py"),
+        (
+            Change(
+                "numbers are not waited for",
+                "    event.synchronize();  // sync: usually over, since a step lies between start "
+                "and use\n",
+                "    static_cast<void>(event);\n",
+            ),
+            Change(
+                "no event",
+                "    events_.emplace_back(device.type()).record(guard.getStream(device));\n",
+                "    static_cast<void>(guard);\n",
+            ),
+            Change(
+                "an event of the first device alone",
+                "if (std::ranges::find(devices, number.device()) == devices.end()) {",
+                "if (devices.empty()) {",
+            ),
+            Change(
+                "an event of the default stream",
+                "record(guard.getStream(device))",
+                "record(guard.getDefaultStream(device))",
+            ),
+            Change("always ready", "return !on_demand_ &&", "return !on_demand_ ||"),
+            Change("memory is not pinned", ".pinned_memory(true)", ".pinned_memory(false)"),
+            Change(
+                "the copy waits",
+                "/*non_blocking=*/true);  // towards",
+                "/*non_blocking=*/false);  // towards",
+            ),
+        ),
+        late=True,
+    ),
+    HostGroup(
+        "src/scaler/gradient_pass.cpp",
+        (TRAINED,),
+        (
+            Change(
+                "flag of another device",
+                "if (options_.flag != FlagUse::kCopy && given.device() == device) {",
+                "if (options_.flag != FlagUse::kCopy) {",
+            ),
+            Change(
+                "inverse scale of another device",
+                ".inv_scale = on_device(inv_scale, device, at::kFloat),",
+                ".inv_scale = inv_scale,",
+            ),
+            Change(
+                "norms of two devices are added as they are",
+                "sum + on_device(own, sum.device(), at::kDouble) : own;",
+                "sum + own : own;",
+            ),
+        ),
+    ),
+    HostGroup(
+        "src/scaler/scale_ops.cpp",
+        (TRAINED,),
+        (
+            Change(
+                "flags stay on their devices",
+                "const auto here = on_device(flag, device, flag.scalar_type());",
+                "const auto here = device.is_cpu() ? flag.cpu() : flag;",
+            ),
+            Change(
+                "only the first device's flag counts",
+                "for (const auto& flag : flags.slice(1)) {",
+                "for (const auto& flag : flags.slice(flags.size())) {",
+            ),
+        ),
+    ),
+    HostGroup(
+        "src/scaler/scale_state.cpp",
+        (TRAINED, "tests/python/scaler/test_scale.py", OWN),
+        (
+            Change(
+                "one replica for all devices",
+                "if (candidate.device() == tensor.device()) {",
+                "if (candidate.defined()) {",
+            ),
+            Change(
+                "scale of another device",
+                "return tensor.mul(on_device(tensors_.scale, tensor.device(), at::kFloat));",
+                "return tensor.mul(tensors_.scale);",
+            ),
+        ),
+    ),
+    HostGroup(
+        "src/optim/amp_step_on.cpp",
+        (TRAINED,),
+        (
+            Change(
+                "a step's values stay on their device",
+                "return on_device(*tensor, device, tensor->scalar_type());",
+                "return device.is_cpu() ? tensor->cpu() : *tensor;",
+            ),
+        ),
+    ),
+    HostGroup(
+        "python/fastamp/_scaler/graphed_step.py",
+        (GRAPHED, OWN),
+        (
+            Change(
+                "captured on the current device",
+                "            torch.cuda.device(step.device),\n",
+                "            torch.cuda.device(torch.cuda.current_device()),\n",
+            ),
+            Change(
+                "warms up before what is on the stream",
+                "        stream.wait_stream(torch.cuda.current_stream(step.device))\n",
+                "",
+                "torch's operators run when they are called, and no kernel of ours comes before",
+            ),
+            Change(
+                "replays a scale of before",
+                "            prepare_replay(self.scaler, step.device)\n"
+                "        self.graph.replay()\n",
+                "            pass\n        self.graph.replay()\n",
+            ),
+            Change(
+                "replays count no writes",
+                "        self.written.increment_versions()\n",
+                "",
+            ),
+            Change("inputs are not copied", "held.copy_(leaf, non_blocking=True)", "pass"),
+            Change(
+                "a global capture",
+                'mode = "thread_local"',
+                'mode = "global"',
+            ),
+        ),
+        late=True,
+    ),
+)

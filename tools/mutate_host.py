@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Breaks host code for CUDA in known ways, and sees which test on the simulated device notices.
+
+For each change in tools/host_mutants.py the file is compiled with it, alone or in its unity source,
+and linked with the unchanged rest into a package of its own in the build folder; files of the
+package are replaced there. Then its tests run. The build folder and the sources are only read. A
+result is kept until the change or its file changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+from host_mutants import GROUPS, HostGroup
+from mutant_kinds import Change
+from patience import patience
+from simulated_cuda import is_built
+from tracked_files import ROOT
+
+PACKAGE = ROOT / "python" / "fastamp"
+LIBRARIES = {"fastamp": "libfastamp.so.0.1", "fastamp_cuda": "libfastamp_cuda.so.0.1"}
+SECONDS = 300  # after which a run counts as hanging, on two idle cores
+# What a failed run says, the most telling first.
+SIGNS = (
+    re.compile(r"simulated CUDA: (.* is touched by .*?) \("),
+    re.compile(r"simulated CUDA: (a launch on a stream of device .*)"),
+    re.compile(r"simulated CUDA: (.* while a stream is captured)"),
+    re.compile(r"^E +(?:\w+\.)*(\w*Error.*)", re.MULTILINE),
+    re.compile(r"^E +(assert.*)", re.MULTILINE),
+)
+
+
+@dataclass(frozen=True)
+class HostMutant:
+    """A change with what its group says of it."""
+
+    group: HostGroup
+    change: Change
+
+    @property
+    def name(self) -> str:
+        """The file and what is broken: no two mutants share it."""
+        return f"{self.group.file}: {self.change.name}"
+
+    def text(self) -> str:
+        """Returns the changed file.
+
+        Raises:
+            ValueError: The old text does not occur exactly once.
+        """
+        text = (ROOT / self.group.file).read_text(encoding="utf-8")
+        if (times := text.count(self.change.old)) != 1:
+            raise ValueError(f"{self.name}: the text to replace occurs {times} times")
+        return text.replace(self.change.old, self.change.new)
+
+    def digest(self) -> str:
+        """Returns what a result is valid for."""
+        parts = repr((self.text(), self.group.tests, self.group.late))
+        return hashlib.sha256(parts.encode()).hexdigest()
+
+
+MUTANTS = [HostMutant(group, change) for group in GROUPS for change in group.changes]
+
+
+class Build:
+    """The commands of a configured build folder, whose libraries are built."""
+
+    def __init__(self, folder: Path, ninja: str) -> None:
+        """Reads how the libraries are compiled and linked."""
+        self.folder = folder
+        self.commands: dict[str, list[list[str]]] = {}
+        for target in LIBRARIES:
+            listing = [ninja, "-C", str(folder), "-t", "commands", target]
+            result = subprocess.run(listing, capture_output=True, text=True, check=True)
+            lines = (line.removeprefix(": && ") for line in result.stdout.splitlines())
+            self.commands[target] = [shlex.split(line.removesuffix(" && :")) for line in lines]
+
+    def _compiled_with(self, target: str, file: Path) -> tuple[list[str], Path] | None:
+        """The command that compiles a file for a target, and the source that it names."""
+        line = f'#include "{file}"'
+        for words in self.commands[target]:
+            if "-c" not in words:
+                continue
+            source = Path(words[words.index("-c") + 1])
+            if source == file or (
+                source.parent.name == "Unity" and line in source.read_text(encoding="utf-8")
+            ):
+                return words, source
+        return None
+
+    def library(self, mutant: HostMutant, work: Path) -> Path:
+        """Makes the library that a changed source is in; returns it.
+
+        Raises:
+            RuntimeError: It does not compile, or no library has the source.
+        """
+        file = ROOT / mutant.group.file
+        changed = work / file.name
+        changed.write_text(mutant.text(), encoding="utf-8")
+        target = next(t for t in LIBRARIES if self._compiled_with(t, file))
+        words, source = self._compiled_with(target, file) or ([], file)
+        compiled = changed
+        if source != file:
+            compiled = work / source.name
+            text = source.read_text(encoding="utf-8")
+            compiled.write_text(text.replace(str(file), str(changed)), encoding="utf-8")
+        words = list(words)
+        words[words.index("-c") + 1] = str(compiled)
+        place = words.index("-o") + 1
+        before, words[place] = words[place], str(work / "changed.o")
+        self._run(words, mutant.name)
+        name = LIBRARIES[target]
+        link = next(w for w in self.commands[target] if "-o" in w and w[w.index("-o") + 1] == name)
+        link = [words[place] if word == before else word for word in link]
+        link[link.index("-o") + 1] = str(work / name)
+        self._run(link, mutant.name)
+        return work / name
+
+    def _run(self, words: list[str], problem: str) -> None:
+        result = subprocess.run(words, cwd=self.folder, capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            raise RuntimeError(f"{problem}: cannot be built\n{result.stderr[-2000:]}")
+
+
+def verdict(build_dir: Path, package: Path, group: HostGroup) -> str:
+    """Runs a group's tests with a package; returns what failed, or "" if they passed."""
+    launcher = [sys.executable, str(ROOT / "tools" / "simulated_cuda.py")]
+    launcher += ["--build-dir", str(build_dir), *(["--late"] if group.late else []), "--"]
+    pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-m", "cuda or simulated"]
+    paths = [str(package), os.environ.get("PYTHONPATH", "")]
+    try:
+        result = subprocess.run(
+            [*launcher, *pytest, "-p", "no:cacheprovider", *group.tests],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=patience(SECONDS),
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "hangs"
+    if result.returncode == 0:
+        return ""
+    output = result.stdout + result.stderr
+    found = next((match for sign in SIGNS if (match := sign.search(output))), None)
+    return found.group(1).strip()[:90] if found else f"exit status {result.returncode}"
+
+
+def try_mutant(build: Build, mutant: HostMutant, work: Path) -> str:
+    """Returns what a test saw; "" if none did."""
+    package = work / "package"
+    shutil.rmtree(package, ignore_errors=True)
+    shutil.copytree(PACKAGE, package / "fastamp", ignore=shutil.ignore_patterns("__pycache__"))
+    if mutant.group.file.startswith("python/"):
+        changed = package / Path(mutant.group.file).relative_to("python")
+        changed.write_text(mutant.text(), encoding="utf-8")
+    else:
+        library = build.library(mutant, work)
+        shutil.copy(library, package / "fastamp" / "lib" / library.name)
+    return verdict(build.folder, package, mutant.group)
+
+
+def table(mutants: Sequence[HostMutant], results: dict[str, dict[str, str]]) -> str:
+    """Returns the results in Markdown, then the mutants without one."""
+    rows = ["| File | Break | Seen, simulated |", "|---|---|---|"]
+    open_ones = []
+    for mutant in mutants:
+        result = results.get(mutant.name)
+        if result is None or result["digest"] != mutant.digest():
+            open_ones.append(f"- {mutant.name}")
+            continue
+        unseen = f"nothing: {mutant.change.equivalent}" if mutant.change.equivalent else "nothing"
+        file = Path(mutant.group.file).name
+        rows.append(f"| {file} | {mutant.change.name} | {result['seen'] or unseen} |")
+    return "\n".join([*rows, "", f"Not run yet: {len(open_ones)}", *open_ones])
+
+
+def run_all(mutants: Sequence[HostMutant], build: Build, work: Path, stored: Path) -> int:
+    """Runs what has no result yet; returns how many should be seen and are not."""
+    results = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
+    survivors = 0
+    for number, mutant in enumerate(mutants, 1):
+        result = results.get(mutant.name)
+        start = time.monotonic()
+        if result is None or result["digest"] != mutant.digest():
+            result = {"seen": try_mutant(build, mutant, work), "digest": mutant.digest()}
+            result["date"] = date.today().isoformat()
+            results[mutant.name] = result
+            stored.write_text(json.dumps(results, indent=1), encoding="utf-8")
+        survives = not result["seen"] and not mutant.change.equivalent
+        survivors += survives
+        outcome = "SURVIVES" if survives else result["seen"] or "nothing, as explained"
+        seconds = time.monotonic() - start
+        print(f"{number:3}/{len(mutants)} {seconds:5.0f} s  {mutant.name}: {outcome}", flush=True)
+    return survivors
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 0 if every mutant was seen that can be."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--build-dir", type=Path, required=True)
+    parser.add_argument("--only", metavar="TEXT", help="mutants with this in their name")
+    parser.add_argument("--table", action="store_true", help="print the stored results and end")
+    options = parser.parse_args(arguments)
+    mutants = [m for m in MUTANTS if not options.only or options.only in m.name]
+    work = options.build_dir.resolve() / "mutants" / "host"
+    work.mkdir(parents=True, exist_ok=True)
+    stored = work / "results.json"
+    if options.table:
+        results = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
+        print(table(mutants, results))
+        return 0
+    if not is_built(options.build_dir):
+        print("left out: breaks of host code, which need the simulated device: a build with CUDA")
+        return 0
+    ninja = Path(sys.executable).parent / "ninja"
+    build = Build(options.build_dir.resolve(), str(ninja) if ninja.is_file() else "ninja")
+    survivors = run_all(mutants, build, work, stored)
+    print(f"{len(mutants)} mutants of host code, {survivors} not seen")
+    return int(survivors != 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
