@@ -11,7 +11,12 @@ if TYPE_CHECKING:
 
 
 @functools.lru_cache(maxsize=65536)
-def _first_element(mesh: Any, placements: tuple[Any, ...], shape: tuple[int, ...]) -> int:
+def _first_element(
+    mesh: Any,
+    _place: tuple[int, ...],  # In the mesh, which ranks that are threads of one process share.
+    placements: tuple[Any, ...],
+    shape: tuple[int, ...],
+) -> int:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     _, offsets = compute_local_shape_and_global_offset(shape, mesh, placements)
@@ -30,7 +35,9 @@ def first_element(param: Any) -> int:
     Args:
         param: A ``DTensor``, whose mesh, placements and shape are looked at.
     """
-    return _first_element(param.device_mesh, tuple(param.placements), tuple(param.shape))
+    mesh = param.device_mesh
+    place = tuple(mesh.get_coordinate() or ())
+    return _first_element(mesh, place, tuple(param.placements), tuple(param.shape))
 
 
 def gathered(param: Any, shard: Tensor) -> Tensor:

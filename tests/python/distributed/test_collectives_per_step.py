@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives and bytes of flag and norm in a step, counted on 8 simulated ranks."""
+"""Collectives and bytes of flag and norm in a step, on 8 simulated ranks: the table of the docs."""
 
 from __future__ import annotations
 

@@ -7,7 +7,13 @@ from typing import Any
 
 import torch
 
-from support import ddp_hook_cases, fp32_main_grads_cases, guide_cases, mesh_norm_cases
+from support import (
+    async_save_cases,
+    ddp_hook_cases,
+    fp32_main_grads_cases,
+    guide_cases,
+    mesh_norm_cases,
+)
 
 
 def run(rank: int) -> dict[str, Any]:
@@ -17,4 +23,5 @@ def run(rank: int) -> dict[str, Any]:
         "main_grads": fp32_main_grads_cases.run(rank),
         "mesh": mesh_norm_cases.run(rank),
         "guide": guide_cases.run(rank),
+        "async_save": async_save_cases.run(rank),
     }
