@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -15,7 +14,7 @@ from fastamp._cli.float8_names import NamedExclusions
 from fastamp._dynamo import carried_state
 from fastamp._float8.recipe import Float8Recipe, default_recipe
 from fastamp._install.installation import in_spawned_processes
-from fastamp._util.at_exit import AtExit
+from fastamp._util.at_exit import AtExit, warn_at_exit
 
 __all__ = ["start"]
 
@@ -64,13 +63,9 @@ def _warn_of_float16() -> None:
     uses = {device: _C.default_float8_use(device) for device in ("cpu", "cuda")}
     met = [device for device, (_, met_float16) in uses.items() if met_float16]
     if met and not any(acted for acted, _ in uses.values()):
-        # At exit no line of the program is running that the warning could name.
-        warnings.warn_explicit(
+        warn_at_exit(
             f"--float8: expected regions of bfloat16, which would run in fp8, got float16 alone "
             f"(on {' and '.join(met)}), so no product ran in fp8. Let the program's regions have "
             f"dtype=torch.bfloat16, or a recipe of their own, as in fastamp.autocast(device, "
-            f"dtype=torch.float16, float8=True).",
-            UserWarning,
-            "python -m fastamp",
-            1,
+            f"dtype=torch.float16, float8=True)."
         )

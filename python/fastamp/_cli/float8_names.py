@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fastamp._float8.recipe import float8_exclude, has_name, named_parts
-from fastamp._util.at_exit import AtExit
+from fastamp._util.at_exit import AtExit, warn_at_exit
 from fastamp._util.model_parts import ModelParts
 
 __all__ = ["NamedExclusions"]
@@ -91,11 +90,7 @@ class NamedExclusions:
     def _warn(self) -> None:
         if self._unmatched and self._has_looked:
             names = ", ".join(repr(name) for name in self._names if name in self._unmatched)
-            # At exit no line of the program is running that the warning could name.
-            warnings.warn_explicit(
+            warn_at_exit(
                 f"--float8-exclude: expected names of weights of the program's modules, got "
-                f"{names}, which no weight has. See docs/float8.md for how names are compared.",
-                UserWarning,
-                "python -m fastamp",
-                1,
+                f"{names}, which no weight has. See docs/float8.md for how names are compared."
             )

@@ -5,9 +5,24 @@ from __future__ import annotations
 
 import multiprocessing.util
 import os
+import sys
+import warnings
 from collections.abc import Callable
 
-__all__ = ["AtExit"]
+__all__ = ["AtExit", "warn_at_exit"]
+
+
+def warn_at_exit(text: str) -> None:
+    """Gives a UserWarning of the command. At exit no line of the program is running that it names.
+
+    Args:
+        text: What is printed also where the program's filters make errors of warnings: there is
+            nobody left to catch one.
+    """
+    try:
+        warnings.warn_explicit(text, UserWarning, "python -m fastamp", 1)
+    except Warning:
+        print(text, file=sys.stderr)
 
 
 class AtExit:

@@ -287,6 +287,17 @@ def test_only_a_program_whose_regions_are_all_in_float16_is_told(regions: str, t
     assert done.stderr.count(FLOAT16) == told
 
 
+def test_what_is_told_at_exit_is_no_error_to_a_program_that_makes_errors_of_warnings():
+    program = BOTH.format("torch.autocast('cpu', dtype=torch.float16),")
+    options = ["--float8", "--float8-exclude", "lm_heed"]
+    done = run_program(
+        *FASTAMP, *options, "-c", f"import warnings\nwarnings.simplefilter('error')\n{program}"
+    )
+    assert done.returncode == 0
+    assert done.stderr.count(FLOAT16) == done.stderr.count(NO_NAME) == 1
+    assert "Traceback" not in done.stderr
+
+
 def test_what_was_met_counts_from_the_start():
     layer, x = nn.Linear(16, 16), torch.ones(1, 16)
     with warnings.catch_warnings():
