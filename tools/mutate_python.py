@@ -32,7 +32,11 @@ from tracked_files import ROOT
 
 SOURCES = ROOT / "python" / "fastamp" / "_scaler"
 #: Tests that run the scaler in their own process.
-TESTS = ("tests/python/scaler", "tests/python/dropin/test_installed_scalers.py")
+TESTS = (
+    "tests/python/scaler",
+    "tests/python/dropin/test_apex.py",
+    "tests/python/dropin/test_installed_scalers.py",
+)
 STORED = ROOT / "build" / "mutants"
 SECONDS = 60  # after which a run counts as hanging, on two idle cores
 NOTICED, UNNOTICED = 1, 0

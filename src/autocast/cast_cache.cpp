@@ -158,6 +158,8 @@ void CastCache::drop_if(const Predicate& is_dropped) {
   // Destroyed last: the end of a cast may run user code that uses this cache.
   std::vector<Entry> dropped;
   std::vector<Entry> kept;
+  dropped.reserve(entries_.size());  // Memory that fails later would lose what is moved already.
+  kept.reserve(entries_.size());
   for (Entry& entry : entries_) {
     (is_dropped(entry) ? dropped : kept).push_back(std::move(entry));
   }

@@ -59,6 +59,7 @@ std::vector<KeptCastStore::Entry> KeptCastStore::take(const WeightRequests::Keys
   for (const auto* weight : weights) {
     const auto entries = entries_.find(weight);
     if (entries != entries_.end()) {
+      taken.reserve(taken.size() + entries->second.size());
       std::ranges::move(entries->second, std::back_inserter(taken));
       entries_.erase(entries);
     }

@@ -15,6 +15,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <memory>
+#include <new>
 #include <optional>
 #include <utility>
 
@@ -63,7 +64,11 @@ ThreadCache* make_cache() {
 
 void clear_casts(ThreadCache& cache) noexcept {
   if (cache.plans.is_begun()) {
-    cache.plans.end(cache.casts.used_casts());
+    try {
+      cache.plans.end(cache.casts.used_casts());
+    } catch (const std::bad_alloc&) {
+      cache.plans.end({});  // Without a plan each weight is cast at its first use.
+    }
   }
   if (cache.float8_casts != nullptr) {
     clear_float8_casts(*cache.float8_casts);

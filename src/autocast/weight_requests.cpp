@@ -8,10 +8,18 @@ namespace fastamp::autocast {
 std::uint64_t WeightRequests::acquire(const std::vector<at::Tensor>& weights) {
   const auto id = next_id_++;
   acquired_.try_emplace(id);
-  for (const at::Tensor& weight : weights) {
-    if (weight.defined()) {
-      add(id, weight);
+  try {
+    for (const at::Tensor& weight : weights) {
+      if (weight.defined()) {
+        add(id, weight);
+      }
     }
+  } catch (...) {
+    for (const auto& [key, weight] : acquired_[id]) {
+      count_down(key);
+    }
+    acquired_.erase(id);
+    throw;
   }
   return id;
 }
@@ -19,9 +27,14 @@ std::uint64_t WeightRequests::acquire(const std::vector<at::Tensor>& weights) {
 void WeightRequests::add(std::uint64_t id, const at::Tensor& weight) {
   const auto* key = weight.unsafeGetTensorImpl();
   auto& acquired = acquired_[id];
-  if (!acquired.contains(key)) {
-    acquired.emplace(key, weight.getIntrusivePtr());
-    ++times_[key];
+  const auto [place, is_new] = acquired.try_emplace(key, weight.getIntrusivePtr());
+  if (is_new) {
+    try {
+      ++times_[key];
+    } catch (...) {
+      acquired.erase(place);
+      throw;
+    }
   }
 }
 
@@ -29,9 +42,10 @@ WeightRequests::Forgotten WeightRequests::release(std::uint64_t id) {
   Forgotten forgotten;
   const auto acquired = acquired_.find(id);
   if (acquired != acquired_.end()) {
+    forgotten.unrequested.reserve(acquired->second.size());
+    forgotten.references.reserve(acquired->second.size());
     for (auto& [key, weight] : acquired->second) {
-      count_down(key, forgotten.unrequested);
-      forgotten.references.push_back(std::move(weight));
+      forget(key, weight, forgotten);
     }
     acquired_.erase(acquired);
   }
@@ -44,8 +58,7 @@ WeightRequests::Forgotten WeightRequests::take_dead() {
     std::erase_if(weights, [&](auto& weight) {
       const bool is_dead = weight.second.expired();
       if (is_dead) {
-        count_down(weight.first, forgotten.unrequested);
-        forgotten.references.push_back(std::move(weight.second));
+        forget(weight.first, weight.second, forgotten);
       }
       return is_dead;
     });
@@ -53,12 +66,21 @@ WeightRequests::Forgotten WeightRequests::take_dead() {
   return forgotten;
 }
 
-void WeightRequests::count_down(const c10::TensorImpl* weight, Keys& unrequested) {
-  const auto times = times_.find(weight);
-  if (--times->second == 0) {
-    times_.erase(times);
-    unrequested.push_back(weight);
+void WeightRequests::forget(const c10::TensorImpl* key, WeakTensor& weight, Forgotten& forgotten) {
+  forgotten.unrequested.push_back(key);
+  forgotten.references.push_back(std::move(weight));
+  if (!count_down(key)) {
+    forgotten.unrequested.pop_back();
   }
+}
+
+bool WeightRequests::count_down(const c10::TensorImpl* weight) {
+  const auto times = times_.find(weight);
+  if (--times->second != 0) {
+    return false;
+  }
+  times_.erase(times);
+  return true;
 }
 
 }  // namespace fastamp::autocast

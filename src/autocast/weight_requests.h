@@ -41,7 +41,11 @@ class WeightRequests {
  private:
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-  void count_down(const c10::TensorImpl* weight, Keys& unrequested);
+  /// Moves a weight of a request to what was forgotten; changes nothing here if memory fails.
+  void forget(const c10::TensorImpl* key, WeakTensor& weight, Forgotten& forgotten);
+
+  /// Whether no request names the weight any more.
+  bool count_down(const c10::TensorImpl* weight);
 
   std::uint64_t next_id_ = 1;
   std::unordered_map<const c10::TensorImpl*, std::uint32_t> times_;

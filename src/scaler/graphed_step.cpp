@@ -2,6 +2,7 @@
 #include "core/cuda_part.h"
 #include "core/device_copy.h"
 #include "core/tensor_version.h"
+#include "core/text.h"
 #include "scaler/grad_scaler_impl.h"
 
 #include <fastamp/autocast/guard.h>
@@ -15,7 +16,6 @@
 
 #include <cstddef>
 #include <ostream>
-#include <sstream>
 #include <utility>
 
 namespace fastamp {
@@ -312,7 +312,7 @@ at::Tensor GraphedStep::operator()(const std::vector<at::Tensor>& inputs) {
 bool GraphedStep::is_graphed() const { return whole("is_graphed").graph != nullptr; }
 
 std::ostream& operator<<(std::ostream& out, const GraphedStepOptions& options) {
-  std::ostringstream text;
+  auto text = new_text();
   text << "autocast " << (options.autocast() ? "on" : "off");
   if (const auto dtype = options.dtype()) {
     text << ", dtype " << *dtype;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/tensor_kind.h"
+#include "core/text.h"
 
 #include <fastamp/scaler/inspector.h>
 
@@ -12,7 +13,6 @@
 #include <cmath>
 #include <limits>
 #include <ostream>
-#include <sstream>
 
 namespace fastamp {
 namespace {
@@ -96,8 +96,7 @@ double Inspector::largest_scale() const {
 std::string Inspector::str() const {
   constexpr double kPercent = 100.0;
   constexpr int kDigits = 4;
-  std::ostringstream text;
-  text.precision(kDigits);
+  auto text = new_text(kDigits);
   text << "Gradients at scale " << scale_ << ": " << kPercent * share_of_zeros(scale_)
        << " % are 0";
   if (const double largest = largest_scale(); largest > 0.0) {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "scaler/iteration_log.h"
 
+#include "core/text.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <limits>
 #include <span>
-#include <sstream>
 
 namespace fastamp::scaler {
 namespace {
@@ -104,7 +105,7 @@ void IterationLog::take_in(Iteration& iteration) {
 void IterationLog::warn_if_due(double before) {
   const bool small = scale_ < 1.0 && before >= 1.0;
   const bool no_inverse = !is_invertible(before) || !is_invertible(scale_);
-  std::ostringstream what;
+  auto what = new_text();
   if (no_inverse && !warned_of_inverse_) {
     warned_ = warned_of_inverse_ = true;
     what << "the loss scale is " << (is_invertible(before) ? scale_ : before)

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "core/text.h"
 #include "scaler/grad_scaler_impl.h"
 #include "scaler/step_guard_impl.h"
 #include "scaler/step_logger.h"
@@ -11,7 +12,6 @@
 #include <exception>
 #include <memory>
 #include <ostream>
-#include <sstream>
 #include <utility>
 
 namespace fastamp {
@@ -89,7 +89,7 @@ StepLog log_to(StepGuard& guard, LogCallback callback, bool casts) {
 }
 
 std::ostream& operator<<(std::ostream& out, const LoggedStep& row) {
-  std::ostringstream text;
+  auto text = new_text();
   text << static_cast<const StepRecord&>(row) << ", overflows " << row.overflows;
   if (row.underflows) {
     text << ", underflows " << *row.underflows;

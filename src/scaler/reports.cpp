@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "core/text.h"
+
 #include <fastamp/scaler/grad_scaler.h>
 #include <fastamp/scaler/reports.h>
 
@@ -9,19 +11,12 @@
 #include <functional>
 #include <optional>
 #include <ostream>
-#include <sstream>
 
 namespace fastamp {
 namespace {
 
 // Powers of two up to 2^33 as they are.
 constexpr int kDigits = 10;
-
-std::ostringstream new_text() {
-  std::ostringstream text;
-  text.precision(kDigits);
-  return text;
-}
 
 template <typename T>
 void append_if(std::ostream& text, const char* name, const std::optional<T>& value) {
@@ -36,7 +31,7 @@ std::string OverflowReport::str() const {
   if (step < 0) {
     return "No step was skipped.";
   }
-  std::ostringstream text;
+  auto text = new_text();
   text << "Step " << step << " was skipped at scale " << scale << ": " << gradients.size()
        << (gradients.size() == 1 ? " gradient" : " gradients") << " with inf or NaN.";
   auto worst_first = gradients;
@@ -63,7 +58,7 @@ std::string UnderflowReport::str() const {
     return "No gradients were counted.";
   }
   constexpr double kPercent = 100.0;
-  std::ostringstream text;
+  auto text = new_text();
   text << "Step " << step << " at scale " << scale << ": " << range.zeros() << " of "
        << range.elements() << " gradient elements ("
        << kPercent * range.share_of_zeros(at::kHalf, 0) << " %) are 0";
@@ -96,7 +91,7 @@ std::ostream& operator<<(std::ostream& out, const UnderflowReport& report) {
 }
 
 std::ostream& operator<<(std::ostream& out, const StepRecord& record) {
-  auto text = new_text();
+  auto text = new_text(kDigits);
   text << "step " << record.step << (record.skipped ? ": skipped" : ": stepped") << ", scale "
        << record.scale << ", norm ";
   if (std::isnan(record.norm)) {
@@ -118,7 +113,7 @@ std::ostream& operator<<(std::ostream& out, const std::vector<StepRecord>& histo
 }
 
 std::ostream& operator<<(std::ostream& out, const GradScalerState& state) {
-  auto text = new_text();
+  auto text = new_text(kDigits);
   text << "scale " << state.scale << ", growth_factor " << state.growth_factor
        << ", backoff_factor " << state.backoff_factor << ", growth_interval "
        << state.growth_interval << ", growth_tracker " << state.growth_tracker;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trace/trace_text.h"
 
+#include "core/text.h"
+
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
@@ -8,7 +10,6 @@
 #include <array>
 #include <cstdio>
 #include <iterator>
-#include <sstream>
 #include <tuple>
 #include <utility>
 
@@ -245,7 +246,7 @@ std::string format_table(std::vector<TraceRow> rows, const GradientCasts& gradie
   append(total, cells_of(totals));
   lines.push_back(std::move(total));
 
-  std::ostringstream out;
+  auto out = new_text();
   out << lay_out(lines, shown.text_columns());
   if (left_out > 0) {
     out << left_out << " more rows\n";
@@ -256,7 +257,7 @@ std::string format_table(std::vector<TraceRow> rows, const GradientCasts& gradie
 }
 
 std::string format_json(const std::vector<TraceRow>& rows, const GradientCasts& gradients) {
-  std::ostringstream out;
+  auto out = new_text();
   out << "{\"ops\": [";
   for (std::size_t i = 0; i < rows.size(); ++i) {
     out << (i == 0 ? "\n  " : ",\n  ");

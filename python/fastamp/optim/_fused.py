@@ -409,8 +409,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         try:
             super().load_state_dict(state_dict)
         except BaseException:
-            self.__dict__.clear()
-            self.__dict__.update(before)
+            self.__dict__ = before
             raise
         finally:
             handle.remove()

@@ -225,7 +225,7 @@ _KINDS: tuple[Callable[[list[torch.nn.Parameter]], Any], ...] = (
     lambda params: fastamp.optim.AdamW(params, lr=0.1, amsgrad=True),
     lambda params: fastamp.optim.Adam(params, lr=0.1, state_dtype=torch.bfloat16),
     lambda params: fastamp.optim.AdamW(params, lr=0.1, state_dtype="8bit"),
-    lambda params: fastamp.optim.AdamW(params, lr=0.1, state_dtype="8bit", master="rest"),
+    lambda params: fastamp.optim.AdamW(params, lr=0.1, state_dtype="8bit", master="float32"),
     lambda params: fastamp.optim.Muon(params[1:], lr=0.1),
 )
 
