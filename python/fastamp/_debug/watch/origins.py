@@ -19,7 +19,7 @@ from fastamp._debug.watch.modules import address, is_half
 from fastamp._debug.watch.op_calls import OpCall
 from fastamp._debug.watch.twin import Fp32Twin
 
-__all__ = ["Origin", "Origins", "has_nonfinite", "source_of"]
+__all__ = ["Origin", "Origins", "has_nonfinite", "short_path", "source_of"]
 
 _PACKAGES = tuple(
     f"{folder}/" for folder in (Path(torch.__file__).parent, Path(__file__).resolve().parents[2])
