@@ -46,6 +46,7 @@ class Origin:
         given: What the tensor is that had them when it came into the step; empty if the op has made
             them of finite numbers.
         is_masked: Whether the op was given -inf, by a mask.
+        is_written: Whether the program has written inf or NaN itself, as a number.
         in_fp32: The largest magnitude that fp32 makes of the same arguments; inf if that is not
             finite either, None if that is not known.
     """
@@ -61,6 +62,7 @@ class Origin:
     is_positive: bool
     given: str = ""
     is_masked: bool = False
+    is_written: bool = False
     in_fp32: float | None = None
 
 
@@ -126,6 +128,8 @@ class Origins:
             return inherited
         if inherited is None and _is_mask(call, broken):
             return _MASK
+        if inherited is None and any(not math.isfinite(number) for number in _numbers(call)):
+            return self._new(call, broken[0], is_low=False, is_written=True)
         is_low = any(is_half(t) for t in (*call.tensors, *broken))
         return self._new(
             call,
@@ -155,7 +159,10 @@ class Origins:
         shape = list(tensor.shape)
         kind = str(tensor.dtype).removeprefix("torch.")
         given = name or f"your data, a {kind} tensor {shape} that no op of this step made"
-        origin = self._new(call, tensor, given=given, is_low=is_half(tensor))
+        # torch gives numbers as tensors without dimensions, too.
+        is_written = not name and tensor.dim() == 0
+        given = "" if is_written else given
+        origin = self._new(call, tensor, given=given, is_low=is_half(tensor), is_written=is_written)
         self._by_memory[memory] = origin
         return origin
 
@@ -211,11 +218,14 @@ def _is_part(tensor: torch.Tensor) -> bool:
     return tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes()
 
 
+def _numbers(call: OpCall) -> list[float]:
+    return [leaf for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, float)]
+
+
 def _is_mask(call: OpCall, broken: list[torch.Tensor]) -> bool:
-    """Whether an argument is inf, -inf or NaN itself, or a number that becomes -inf in 16 bits."""
-    numbers = [leaf for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, float)]
+    """Whether an argument is -inf itself, or a number that becomes -inf in 16 bits."""
     lowest = min(torch.finfo(tensor.dtype).min for tensor in broken)
-    return any(not math.isfinite(number) or number < lowest for number in numbers)
+    return any(number < lowest for number in _numbers(call))
 
 
 def source_of(frame: FrameType | None) -> str:
