@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from fastamp._debug.watch.model_names import ModelNames
-from fastamp._debug.watch.modules import address, is_half
+from fastamp._debug.watch.modules import address, is_half, local_of
 from fastamp._debug.watch.op_calls import OpCall
 from fastamp._debug.watch.twin import Fp32Twin
 
@@ -100,7 +100,7 @@ class Origins:
         """Where what is not finite in a tensor comes from; None if it is finite, or masked."""
         if not has_nonfinite(tensor):
             return None
-        origin = self._by_memory.get(address(tensor))
+        origin = self._by_memory.get(address(local_of(tensor)))
         return None if origin is _MASK else origin
 
     def forget_found(self) -> None:
@@ -112,6 +112,7 @@ class Origins:
         if call.is_view or call.func.namespace == "prim":
             return
         made = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)] or call.written
+        made = [t for t in made if local_of(t) is t]  # a subclass's own ops are seen, too
         broken = [] if "empty" in call.op else [t for t in made if has_nonfinite(t)]
         origin = self._origin(call, broken) if broken else None
         for tensor in made:
@@ -194,24 +195,26 @@ class Origins:
 
 
 def has_nonfinite(tensor: Any) -> bool:
-    """Whether a tensor has inf or NaN; False of what cannot be read."""
+    """Whether a tensor has inf or NaN, on this rank; False of what cannot be read."""
+    local = local_of(tensor)
     return (
-        isinstance(tensor, torch.Tensor)
-        and (tensor.is_floating_point() or tensor.is_complex())
-        and tensor.layout == torch.strided
-        and tensor.element_size() > 1
-        and not tensor.is_meta
-        and not bool(torch.isfinite(tensor.detach()).all())
+        local is not None
+        and (local.is_floating_point() or local.is_complex())
+        and local.layout == torch.strided
+        and local.element_size() > 1
+        and not local.is_meta
+        and not bool(torch.isfinite(local.detach()).all())
     )
 
 
 def _read(call: OpCall) -> list[torch.Tensor]:
     """The tensors that decide the result: no running statistics of a norm that trains."""
+    tensors = [t for t in call.tensors if local_of(t) is t]
     if "batch_norm" not in call.op:
-        return call.tensors
+        return tensors
     trains = next((each for each in call.args[5:8] if isinstance(each, bool)), True)
     statistics = call.args[3:5] if trains else ()
-    return [t for t in call.tensors if all(t is not each for each in statistics)]
+    return [t for t in tensors if all(t is not each for each in statistics)]
 
 
 def _is_part(tensor: torch.Tensor) -> bool:
