@@ -38,6 +38,7 @@ __all__ = [
     "OverflowReport",
     "StepLog",
     "StepRecord",
+    "Title",
     "TraceRow",
     "UnderflowReport",
     "WeightRow",
