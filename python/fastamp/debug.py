@@ -6,10 +6,10 @@ from __future__ import annotations
 from fastamp._debug.bisect import bisect
 from fastamp._debug.bisect.bisect_report import BisectReport, Fp32Op
 from fastamp._debug.check import check
-from fastamp._debug.check.rules import CheckReport, Finding
+from fastamp._debug.check.rules import Cause, CheckReport, Finding
 from fastamp._debug.inspect import inspect
 from fastamp._debug.inspect.inspect_report import InspectReport
-from fastamp._debug.inspect.inspect_rows import GradientRow, LossScale, OpRow, WeightRow
+from fastamp._debug.inspect.inspect_rows import GradientRow, LossScale, OpRow, Title, WeightRow
 from fastamp._debug.trace import trace
 from fastamp._debug.trace.trace_rows import TraceRow
 from fastamp._install.installation import torch_kernels
@@ -26,6 +26,7 @@ from fastamp._util.publish import publish
 
 __all__ = [
     "BisectReport",
+    "Cause",
     "CheckReport",
     "Finding",
     "Fp32Op",
@@ -37,6 +38,7 @@ __all__ = [
     "OverflowReport",
     "StepLog",
     "StepRecord",
+    "Title",
     "TraceRow",
     "UnderflowReport",
     "WeightRow",

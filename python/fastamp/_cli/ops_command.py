@@ -80,12 +80,13 @@ def _print_list(devices: list[str]) -> None:
         lines.append((row.op, *policies, "; ".join(notes)))
     _print_table(lines)
     print(f"\n{len(lines) - 1} ops; every other op runs in the dtypes it is given.")
-    shown = {policy for line in lines[1:] for policy in line[1:-1]}
-    for policy in [each for each in _MEANINGS if each in shown]:
-        print(f"  {policy}: {_MEANINGS[policy]}")
     print("\nCalls of other libraries that are lower where the library would refuse them:\n")
     calls = [(call.path, ", ".join(call.tensors), state_of(call)) for call in CALLS]
     _print_table([("call", "arguments", "state"), *calls])
+    print("\nPolicies:\n")
+    shown = {policy for line in lines[1:] for policy in line[1:-1]}
+    for policy in [each for each in _MEANINGS if each in shown]:
+        print(f"  {policy}: {_MEANINGS[policy]}")
 
 
 def _print_table(lines: Sequence[tuple[str, ...]]) -> None:

@@ -430,7 +430,7 @@ SICK: dict[str, Sick] = {
         "nonfinite-in-fp32",
         _MASKED,
         {"before": "mask_row = 1, 0"},
-        "a row that is masked as a whole",
+        "a row masked as a whole",
     ),
     "a mask beyond fp16": Sick(
         "mask-beyond-fp16",
@@ -600,6 +600,13 @@ HEALTHY: dict[str, dict[str, str]] = {
         **_ROPE,
         "define": _ROPE["define"].replace("ANGLES", _ROUGH),
         "before": "positions = torch.arange(4.0)",
+    },
+    "a loss that a test makes inf": {
+        "backward": ("scaler.scale(loss * (float('inf') if step == 1 else 1.0)).backward()")
+    },
+    "a loss that a test makes NaN, without a scaler": {
+        **_NO_SCALER,
+        "backward": "(loss * (float('nan') if step == 2 else 1.0)).backward()",
     },
     "statistics of numbers that fit": _IMAGES,
     "a small head in fp32": {

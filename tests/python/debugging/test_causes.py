@@ -11,6 +11,8 @@ from torch import nn
 
 import fastamp
 from debugging.doctor_programs import SICK, program
+from fastamp._debug.check.order_rules import _has_nonzero
+from fastamp._debug.watch.origins import has_nonfinite
 from support.children import run_program
 
 OVERFLOWING = SICK["an attention whose scores overflow"].text()
@@ -127,6 +129,27 @@ def test_a_buffer_that_has_nan_is_named():
         "step-without-scaler",
         "norm-statistics-not-finite",
     }
+
+
+class Sharded(torch.Tensor):
+    """As a DTensor: reading it whole would talk to other ranks."""
+
+    @staticmethod
+    def __new__(cls, local):
+        made = torch.Tensor._make_wrapper_subclass(cls, local.shape, dtype=local.dtype)
+        made._local_tensor = local
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise AssertionError(f"{func} of a tensor with shards elsewhere")
+
+
+def test_of_a_sharded_tensor_only_the_own_shard_is_read():
+    assert has_nonfinite(Sharded(torch.tensor([1.0, float("inf")])))
+    assert not has_nonfinite(Sharded(torch.ones(2)))
+    assert _has_nonzero(Sharded(torch.ones(2)))
+    assert not _has_nonzero(Sharded(torch.zeros(2)))
 
 
 @pytest.mark.parametrize("option", ["--at-first-skip", "--at-first-nonfinite"])

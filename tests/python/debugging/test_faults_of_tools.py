@@ -92,6 +92,8 @@ def test_an_option_that_fails_warns_and_the_program_goes_on(plain, place, option
     "place",
     [
         "fastamp._debug.check.step_rules:StepRules.see",
+        "fastamp._debug.check.order_rules:OrderRules.after_backward",
+        "fastamp._debug.watch.origins:Origins.see",
         "fastamp._debug.watch.scaled_gradients:ScaledGradients.after_backward",
         "fastamp._debug.check.step_rules:StepRules.conclude",
         "fastamp._debug.check.model_rules:_look_at_model",

@@ -68,7 +68,8 @@ class CauseRules(CallListener):
         if cause is not None:
             self._note(cause, f"{type(optimizer).__name__}.step()")
             where, what = f"{type(optimizer).__name__}.step()", f"step {self._steps}"
-            self._findings.add("step-without-scaler", where, what)
+            if not cause.is_meant:
+                self._findings.add("step-without-scaler", where, what)
 
     def after_optimizer_step(self, optimizer: Any, by_scaler: bool) -> None:  # noqa: ARG002
         """Ends a step."""
@@ -116,6 +117,7 @@ class CauseRules(CallListener):
             origin.backward if origin else False,
             rule,
             f"step {self._steps} {outcome}: {text}",
+            is_meant=origin is not None and origin.is_written,
         )
 
 
@@ -126,11 +128,14 @@ def _explained(origin: Origin, scale: float, has_scaler: bool) -> tuple[str, str
     if origin.given:
         text = f"{op} was given {origin.made} by {origin.given}"
         return "nonfinite-input", f"{text}: no scale and no precision helps"
+    if origin.is_written:
+        return "", f"{op} was given {origin.made} as a number, by the program itself"
     direction = "backward" if origin.backward else "forward"
     inputs = "numbers and -inf, a mask" if origin.is_masked else "numbers"
     text = f"{op} made {origin.made} of finite {inputs} in {origin.dtype}, {direction}"
     if origin.is_masked:
-        return "nonfinite-in-fp32", f"{text}: a row that is masked as a whole, at any precision"
+        why = "no scale and no precision helps" if origin.backward else "a row masked as a whole"
+        return "nonfinite-in-fp32", f"{text}: {why}"
     if origin.in_fp32 is not None and not math.isfinite(origin.in_fp32):
         where = "so does float32" if origin.is_low else "in float32"
         return "nonfinite-in-fp32", f"{text}; {where}: no scale and no 16-bit setting is the cause"

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from fastamp._debug.check.rules import Findings
 from fastamp._debug.watch.calls import CallListener
-from fastamp._debug.watch.modules import address
+from fastamp._debug.watch.modules import address, local_of
 from fastamp._debug.watch.op_calls import OpCall
 from fastamp._debug.watch.scaled_gradients import ScaledGradients, carries_scale
 from fastamp._util.tool_guard import ToolGuard
@@ -369,7 +369,9 @@ def _is_same(before: tuple[torch.Tensor, int], gradient: torch.Tensor) -> bool:
 
 
 def _has_nonzero(gradient: torch.Tensor) -> bool:
-    return gradient.layout != torch.strided or gradient.is_meta or bool(gradient.any())
+    """Whether a gradient is not 0, on this rank; of what cannot be read it is taken to be so."""
+    local = local_of(gradient)
+    return local is None or local.layout != torch.strided or local.is_meta or bool(local.any())
 
 
 def _mappings(tree: Any, depth: int = 0) -> Iterator[dict[Any, Any]]:

@@ -120,10 +120,10 @@ RULES: dict[str, Rule] = {
         ),
         _rule(
             "norm-statistics-not-finite",
-            "a forward pass that overflowed went into the running statistics; the skipped step did "
-            "not take that back, and evaluation is NaN from here on",
-            "module.reset_running_stats() now; and clone the buffers ahead of the forward pass, "
-            "and copy them back if scaler.step_was_skipped",
+            "a forward pass that overflowed went into the running statistics; the skipped step "
+            "did not take that back, and evaluation is NaN from here on",
+            "module.reset_running_stats() now; keep the buffers ahead of a forward pass, and put "
+            "them back if scaler.step_was_skipped (docs/scaler.md has the loop)",
             needs_step=False,
         ),
         _rule(
@@ -282,6 +282,7 @@ class Cause:
         backward: Whether a backward pass ran it.
         rule: The rule of ``check`` that it breaks; empty if the scaler will cure it.
         text: The line.
+        is_meant: Whether the program has written inf or NaN itself, as a test of its skips does.
     """
 
     step: int
@@ -292,6 +293,7 @@ class Cause:
     backward: bool
     rule: str
     text: str
+    is_meant: bool = False
 
     def __str__(self) -> str:
         """Returns the line."""

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import html
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from fastamp._debug.report import Section, cards_of, page, table_of
+from fastamp._debug.report import Section, cards_of, page, table_of, today
 from fastamp._debug.trace.trace_rows import TraceRow
+from fastamp._debug.watch.origins import short_path
 from fastamp._util.aligned_text import size_text
 
 __all__ = ["page_of"]
@@ -24,8 +27,9 @@ def page_of(rows: Sequence[TraceRow], totals: Mapping[str, int], scaler_lines: l
         (str(totals["gradient_casts"]), "gradients cast back"),
     ]
     scalers = "".join(f"<p>{html.escape(line)}</p>" for line in scaler_lines)
-    head = f"<h1>What autocast did</h1><p>fastamp trace</p>{cards_of(cards)}{scalers}"
-    return page("fastamp trace", [head, table_of(_section_of(rows))])
+    what = html.escape(f"fastamp trace of {Path(sys.argv[0]).name or 'a session'}, {today()}")
+    head = f"<h1>What autocast did</h1><p>{what}</p>{cards_of(cards)}{scalers}"
+    return page(what, [head, table_of(_section_of(rows))])
 
 
 def _section_of(rows: Sequence[TraceRow]) -> Section:
@@ -57,7 +61,7 @@ def _section_of(rows: Sequence[TraceRow]) -> Section:
                 ", ".join(row.inputs),
                 row.run_dtype,
                 row.float8,
-                row.source,
+                short_path(row.source),
                 *map(str, (row.calls, row.weight_casts, row.other_casts, row.cast_bytes)),
                 *map(str, (row.cache_hits, row.activation_hits, row.kept_hits)),
             )

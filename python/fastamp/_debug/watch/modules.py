@@ -167,12 +167,28 @@ def is_half(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
 
 
-def address(tensor: torch.Tensor) -> int:
+def address(tensor: torch.Tensor | None) -> int:
     """Returns where a tensor's storage begins; 0 if it has none: sparse, fake, of a subclass."""
+    if tensor is None:
+        return 0
     try:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):
         return 0
+
+
+def local_of(tensor: Any) -> torch.Tensor | None:
+    """What a tool may read of a tensor by itself, with no call of other code or other ranks.
+
+    Itself if it is ordinary, this rank's shard of a DTensor, else None.
+    """
+    if type(tensor) in _ORDINARY:
+        return tensor  # type: ignore[no-any-return]
+    local = getattr(tensor, "_local_tensor", None)
+    return local if type(local) in _ORDINARY else None
+
+
+_ORDINARY = (torch.Tensor, torch.nn.Parameter)
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

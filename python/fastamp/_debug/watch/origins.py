@@ -15,11 +15,11 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from fastamp._debug.watch.model_names import ModelNames
-from fastamp._debug.watch.modules import address, is_half
+from fastamp._debug.watch.modules import address, is_half, local_of
 from fastamp._debug.watch.op_calls import OpCall
 from fastamp._debug.watch.twin import Fp32Twin
 
-__all__ = ["Origin", "Origins", "has_nonfinite", "source_of"]
+__all__ = ["Origin", "Origins", "has_nonfinite", "short_path", "source_of"]
 
 _PACKAGES = tuple(
     f"{folder}/" for folder in (Path(torch.__file__).parent, Path(__file__).resolve().parents[2])
@@ -46,6 +46,7 @@ class Origin:
         given: What the tensor is that had them when it came into the step; empty if the op has made
             them of finite numbers.
         is_masked: Whether the op was given -inf, by a mask.
+        is_written: Whether the program has written inf or NaN itself, as a number.
         in_fp32: The largest magnitude that fp32 makes of the same arguments; inf if that is not
             finite either, None if that is not known.
     """
@@ -61,6 +62,7 @@ class Origin:
     is_positive: bool
     given: str = ""
     is_masked: bool = False
+    is_written: bool = False
     in_fp32: float | None = None
 
 
@@ -98,7 +100,7 @@ class Origins:
         """Where what is not finite in a tensor comes from; None if it is finite, or masked."""
         if not has_nonfinite(tensor):
             return None
-        origin = self._by_memory.get(address(tensor))
+        origin = self._by_memory.get(address(local_of(tensor)))
         return None if origin is _MASK else origin
 
     def forget_found(self) -> None:
@@ -110,6 +112,7 @@ class Origins:
         if call.is_view or call.func.namespace == "prim":
             return
         made = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)] or call.written
+        made = [t for t in made if local_of(t) is t]  # a subclass's own ops are seen, too
         broken = [] if "empty" in call.op else [t for t in made if has_nonfinite(t)]
         origin = self._origin(call, broken) if broken else None
         for tensor in made:
@@ -126,6 +129,8 @@ class Origins:
             return inherited
         if inherited is None and _is_mask(call, broken):
             return _MASK
+        if inherited is None and any(not math.isfinite(number) for number in _numbers(call)):
+            return self._new(call, broken[0], is_low=False, is_written=True)
         is_low = any(is_half(t) for t in (*call.tensors, *broken))
         return self._new(
             call,
@@ -155,7 +160,10 @@ class Origins:
         shape = list(tensor.shape)
         kind = str(tensor.dtype).removeprefix("torch.")
         given = name or f"your data, a {kind} tensor {shape} that no op of this step made"
-        origin = self._new(call, tensor, given=given, is_low=is_half(tensor))
+        # torch gives numbers as tensors without dimensions, too.
+        is_written = not name and tensor.dim() == 0
+        given = "" if is_written else given
+        origin = self._new(call, tensor, given=given, is_low=is_half(tensor), is_written=is_written)
         self._by_memory[memory] = origin
         return origin
 
@@ -187,35 +195,40 @@ class Origins:
 
 
 def has_nonfinite(tensor: Any) -> bool:
-    """Whether a tensor has inf or NaN; False of what cannot be read."""
+    """Whether a tensor has inf or NaN, on this rank; False of what cannot be read."""
+    local = local_of(tensor)
     return (
-        isinstance(tensor, torch.Tensor)
-        and (tensor.is_floating_point() or tensor.is_complex())
-        and tensor.layout == torch.strided
-        and tensor.element_size() > 1
-        and not tensor.is_meta
-        and not bool(torch.isfinite(tensor.detach()).all())
+        local is not None
+        and (local.is_floating_point() or local.is_complex())
+        and local.layout == torch.strided
+        and local.element_size() > 1
+        and not local.is_meta
+        and not bool(torch.isfinite(local.detach()).all())
     )
 
 
 def _read(call: OpCall) -> list[torch.Tensor]:
     """The tensors that decide the result: no running statistics of a norm that trains."""
+    tensors = [t for t in call.tensors if local_of(t) is t]
     if "batch_norm" not in call.op:
-        return call.tensors
+        return tensors
     trains = next((each for each in call.args[5:8] if isinstance(each, bool)), True)
     statistics = call.args[3:5] if trains else ()
-    return [t for t in call.tensors if all(t is not each for each in statistics)]
+    return [t for t in tensors if all(t is not each for each in statistics)]
 
 
 def _is_part(tensor: torch.Tensor) -> bool:
     return tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes()
 
 
+def _numbers(call: OpCall) -> list[float]:
+    return [leaf for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, float)]
+
+
 def _is_mask(call: OpCall, broken: list[torch.Tensor]) -> bool:
-    """Whether an argument is inf, -inf or NaN itself, or a number that becomes -inf in 16 bits."""
-    numbers = [leaf for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, float)]
+    """Whether an argument is -inf itself, or a number that becomes -inf in 16 bits."""
     lowest = min(torch.finfo(tensor.dtype).min for tensor in broken)
-    return any(not math.isfinite(number) or number < lowest for number in numbers)
+    return any(number < lowest for number in _numbers(call))
 
 
 def source_of(frame: FrameType | None) -> str:
