@@ -14,8 +14,8 @@ class Optimizer;
 
 namespace fastamp {
 
-/// A step that a GradScaler or StepGuard has skipped. If no history is kept (history_size 0), the norm is NaN
-/// and the growth_tracker 0.
+/// A step that a GradScaler or StepGuard has skipped. If no history is kept (history_size 0), the
+/// norm is NaN and the growth_tracker 0.
 struct SkippedStep : StepRecord {
   /// Whose step it was. Compare it only: the optimizer may be gone by now.
   const torch::optim::Optimizer* optimizer = nullptr;
@@ -27,8 +27,8 @@ namespace scaler {
 struct SkipHook;
 }
 
-/// What register_on_skip() of a scaler or guard returns. The callback stays when this is destroyed. May
-/// outlive the scaler. Not thread-safe, as the scaler.
+/// What register_on_skip() of a scaler or guard returns. The callback stays when this is destroyed.
+/// May outlive the scaler. Not thread-safe, as the scaler.
 class FASTAMP_API SkipHandle {
  public:
   /// Ends the calls, also from within one. Safe to call again.

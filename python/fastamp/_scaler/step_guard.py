@@ -290,7 +290,7 @@ class StepGuard:
 
     def _decide(self, optimizer: torch.optim.Optimizer) -> tuple[_C.AmpStep, bool]:
         not_finite, self._not_finite = self._not_finite, []
-        agrees = self._group is not None and not (self._norm_is_agreed and len(not_finite) == 1)
+        agrees = self._group is not None and not self._norm_is_agreed
         self._norm_is_agreed = False
         agree = self._agree_on if agrees else None
         begin = self._core.begin_unscaled_step
