@@ -9,7 +9,6 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/minimum.h>
-#include <ATen/ops/ones_like.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <c10/util/Exception.h>
@@ -70,8 +69,8 @@ void SpikeRule::judge(const at::Tensor& norm, std::vector<at::Tensor>& flags) {
   const auto warm = count_ >= std::min(options_.window, kNormsBeforeSpikes);
   const auto spike = warm.logical_and(given > bound);
   for (auto& flag : flags) {
-    const auto here = on_device(spike, flag.device(), at::kBool).reshape(flag.sizes());
-    flag.copy_(at::where(here, at::ones_like(flag), flag));
+    const auto is_raised = on_device(spike, flag.device(), at::kBool).reshape(flag.sizes());
+    flag.masked_fill_(is_raised, 1.0);
   }
   take_in(given, at::where(warm, at::minimum(given, bound), given));
 }
@@ -106,7 +105,7 @@ SpikeState SpikeRule::state() const {
 void SpikeRule::load(const char* function, SpikeState state) {
   const auto most = options_.of == SpikeOf::kMean ? std::int64_t{1} : options_.window;
   const auto wanted = std::min(std::max<std::int64_t>(state.count, 0), most);
-  TORCH_CHECK_VALUE(state.count >= 0 && static_cast<std::int64_t>(state.norms.size()) == wanted,
+  TORCH_CHECK_VALUE(state.count >= 0 && std::cmp_equal(state.norms.size(), wanted),
                     function,
                     ": expected norms of the guard's spike_of and spike_window, which are ", wanted,
                     " after a count of ", state.count, ", got ", state.norms.size());

@@ -33,9 +33,12 @@ namespace {
 constexpr const char* kLoad = "StepGuard::load";
 
 /// Under which a scale of 1 stays, and clean iterations are counted.
-const scaler::ScaleRules kStays{.growth_factor = 1.0,
-                                .backoff_factor = 1.0,
-                                .growth_interval = std::numeric_limits<std::int32_t>::max()};
+scaler::ScaleRules rules_of_one() {
+  scaler::ScaleRules rules;
+  rules.growth_factor = rules.backoff_factor = 1.0;
+  rules.growth_interval = std::numeric_limits<std::int32_t>::max();
+  return rules;
+}
 
 c10::Device device_of(const Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups()) {
@@ -155,7 +158,7 @@ void StepGuard::Impl::end(OptimizerRecord& record) {
   outcomes.push_back(
       {.record = scaler::find_record(core, optimizer), .flags = flags, .counts = record.counts()});
   core.end_iteration({.tensors = one,
-                      .rules = kStays,
+                      .rules = rules_of_one(),
                       .outcomes = std::move(outcomes),
                       .new_scale = {},
                       .capturing = false});
@@ -177,9 +180,11 @@ void StepGuard::Impl::poll(bool wait) {
 void StepGuard::Impl::refuse_more_skips() {
   const auto most = options.max_consecutive();
   const auto skips = core.log().skipped_in_a_row();
-  if (most && skips > *most) {
+  const auto& overflow = core.log().overflow();
+  if (most && overflow && skips > *most) {
+    const auto report = scaler::named_report(*overflow, {}).str();
     TORCH_CHECK(false, "step: expected at most ", *most, " skipped steps in a row, got ", skips,
-                ". ", scaler::named_report(*core.log().overflow(), {}).str());
+                ". ", report);
   }
 }
 

@@ -14,8 +14,8 @@ class Optimizer;
 
 namespace fastamp {
 
-/// A step that a GradScaler or StepGuard has skipped. If no history is kept (history_size 0), the norm is NaN
-/// and the growth_tracker 0.
+/// A step that a GradScaler or StepGuard has skipped. If no history is kept (history_size 0), the
+/// norm is NaN and the growth_tracker 0.
 struct SkippedStep : StepRecord {
   /// The optimizer that skipped. Compare it only: the optimizer may be gone by now.
   const torch::optim::Optimizer* optimizer = nullptr;

@@ -39,14 +39,15 @@ struct FASTAMP_API StepGuardState {
 /// @endcode
 ///
 /// A skipped step changes no bit of parameters, moments and step counts; one that is not skipped is
-/// optimizer.step(), bit for bit. With an optimizer of fastamp::optim, or one that optim::fuse_() was
-/// called on, the device decides, and nothing waits for it; with any other, step() waits for one
-/// flag. Not thread-safe. Neither copied nor moved.
+/// optimizer.step(), bit for bit. With an optimizer of fastamp::optim, or one that optim::fuse_()
+/// was called on, the device decides, and nothing waits for it; with any other, step() waits for
+/// one flag. Not thread-safe. Neither copied nor moved.
 class FASTAMP_API StepGuard {
  public:
   /// @param optimizer  Has to outlive the guard.
-  /// @throws c10::ValueError if an option is out of its range, or the optimizer an LBFGS, whose step
-  ///     evaluates gradients more than once.
+  /// @param options    What else is skipped for, what is told, and which ranks agree.
+  /// @throws c10::ValueError if an option is out of its range, or the optimizer an LBFGS, whose
+  ///     step evaluates gradients more than once.
   explicit StepGuard(torch::optim::Optimizer& optimizer, const StepGuardOptions& options = {});
   ~StepGuard();
   StepGuard(const StepGuard&) = delete;

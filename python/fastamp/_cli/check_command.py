@@ -107,6 +107,8 @@ def _check(program: list[str], findings: Findings, steps: int, file: OutputFile 
 
     def tell() -> None:
         sys.stdout.flush()
+        for text in report.advice:
+            print(f"fastamp check: advice: {text}", file=told)
         print(f"fastamp check: {_steps_of(watched)} of {program[0]}{which}", file=told)
         print(report, file=told, flush=True)
 

@@ -520,6 +520,11 @@ class GradScaler(ScalerState):
         if new_scale is not None:
             bounds = (self._min_scale, self._max_scale)
             wanted = checked_scale(scale, new_scale, self._device, *bounds)
+        if hasattr(self, "_statistics"):
+            states = self._per_optimizer_states.values()
+            self._statistics.settle(
+                flag for state in states for flag in state["found_inf_per_device"].values()
+            )
         # A stream that is captured runs later: nothing can be read back now.
         capturing = scale.is_cuda and torch.cuda.is_current_stream_capturing()
         has_news = self._core.end_iteration(self, wanted, capturing)

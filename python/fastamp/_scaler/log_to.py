@@ -14,7 +14,7 @@ from typing import Any
 
 import fastamp._C as _C
 from fastamp._scaler import logs
-from fastamp._scaler.state import ScalerState, core_of
+from fastamp._scaler.state import ScalerState, core_of, keeps_history
 from fastamp._scaler.step_guard import StepGuard, core_of_guard
 from fastamp._util.at_exit import AtExit
 from fastamp._util.held import Held
@@ -78,7 +78,7 @@ class StepLog(Held):
         self._guard.run(self._attach, scaler, core)
 
     def _attach(self, scaler: Any, core: _C.ScalerCore) -> None:
-        if not scaler._history_size:
+        if not keeps_history(scaler):
             return
         has_scale = isinstance(scaler, ScalerState)
         number = len(self._loggers) + 1
@@ -219,7 +219,7 @@ def log_to(
     if not isinstance(casts, bool):
         raise TypeError(f"log_to: expected casts to be a bool, got {type(casts).__name__}")
     is_enabled = isinstance(scaler, StepGuard) or (scaler is not None and scaler.is_enabled())
-    if is_enabled and not scaler._history_size:
+    if is_enabled and not keeps_history(scaler):
         raise ValueError("log_to: expected scaler to keep a history, got one of history_size=0")
     log = StepLog(send, prefix, casts)
     if scaler is None:

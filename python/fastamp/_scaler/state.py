@@ -18,6 +18,7 @@ from fastamp._scaler.all_reduce import all_reduce
 from fastamp._scaler.causes import cause_of
 from fastamp._scaler.checks import Past, checked_past, checked_state
 from fastamp._scaler.json_state import json_of_state, state_of_json
+from fastamp._scaler.kept_statistics import RestoredStatistics
 from fastamp._scaler.logs import note_core
 from fastamp._scaler.on_skip import SkipHook, SkipHooks
 from fastamp._scaler.rank_reports import gathered
@@ -82,10 +83,11 @@ class ScalerState(TorchGradScaler):
     _keep_scaled_grads: bool = False
     _history_size: int = 128
     # Slots, and so not in __dict__ either. All are there once _core was asked for.
-    __slots__ = ("_kept_core", "_loaded_report", "_skip_hooks", "_times_scaled")
+    __slots__ = ("_kept_core", "_loaded_report", "_skip_hooks", "_statistics", "_times_scaled")
     _kept_core: _C.ScalerCore
     _loaded_report: OverflowReport | None
     _skip_hooks: SkipHooks  # Only once a hook was registered.
+    _statistics: RestoredStatistics  # Only once a module was given.
     _times_scaled: int  # Calls of scale(): in between, gradients may have come that are scaled.
 
     @property
@@ -421,6 +423,27 @@ class ScalerState(TorchGradScaler):
         """
         return self._add_skip_hook("register_on_skip", "hook", hook, wait)
 
+    def restore_on_skip(self, module: torch.nn.Module) -> RemovableHandle:
+        """Puts running statistics back when an iteration skips a step.
+
+        :meth:`fastamp.StepGuard.restore_on_skip` says what that is; here :meth:`update` does it, if
+        any optimizer of the iteration is skipped. Does nothing if the scaler is disabled. No part
+        of states, copies and pickles.
+
+        Args:
+            module: Whose norms are meant: the one that the program calls.
+
+        Returns:
+            A handle with ``remove()``.
+
+        Raises:
+            TypeError: It is no module.
+            ValueError: It has no norm with running statistics.
+        """
+        if not hasattr(self, "_statistics"):
+            self._statistics = RestoredStatistics()
+        return self._statistics.add("restore_on_skip", module)
+
     def _add_skip_hook(self, function: str, argument: str, hook: Any, wait: Any) -> RemovableHandle:
         known = hasattr(self, "_skip_hooks")
         hooks = self._skip_hooks if known else SkipHooks()
@@ -463,6 +486,12 @@ class ScalerState(TorchGradScaler):
         memo[id(self)] = clone
         clone.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return clone
+
+
+def keeps_history(scaler: Any) -> bool:
+    """Whether a scaler or guard was made with a history."""
+    size: int = scaler._history_size
+    return size > 0
 
 
 def core_of(scaler: ScalerState) -> _C.ScalerCore:

@@ -28,6 +28,7 @@ from fastamp._scaler.guard_checks import (
     checked_guard_past,
     checked_norms,
 )
+from fastamp._scaler.kept_statistics import RestoredStatistics
 from fastamp._scaler.logs import note_core
 from fastamp._scaler.mesh_norm import shard_groups
 from fastamp._scaler.on_skip import SkipHook, SkipHooks
@@ -163,6 +164,7 @@ class StepGuard:
         self._group = group
         self._history_size = history_size
         self._hooks = SkipHooks()
+        self._statistics = RestoredStatistics()
         if on_skip is not None:
             self._hooks.add("StepGuard", "on_skip", on_skip, False)
         self._per_optimizer_states: dict[int, dict[str, Any]] = {}
@@ -270,6 +272,10 @@ class StepGuard:
             core.load(1.0, list(self._loaded.history), self._loaded.skipped_in_a_row)
             note_core(self, core)
 
+    def _core_for_log(self) -> _C.ScalerCore:
+        self._prepare(self._guarded("log_to"))
+        return self._core
+
     def _device_of_group(self, device: torch.device) -> str:
         # Gradients that are offloaded to the host are agreed on by the backend's device.
         if self._group is not None and torch.distributed.get_backend(self._group) == "nccl":
@@ -284,7 +290,7 @@ class StepGuard:
 
     def _decide(self, optimizer: torch.optim.Optimizer) -> tuple[_C.AmpStep, bool]:
         not_finite, self._not_finite = self._not_finite, []
-        agrees = self._group is not None and not (self._norm_is_agreed and len(not_finite) == 1)
+        agrees = self._group is not None and not self._norm_is_agreed
         self._norm_is_agreed = False
         agree = self._agree_on if agrees else None
         begin = self._core.begin_unscaled_step
@@ -313,8 +319,10 @@ class StepGuard:
             self._per_optimizer_states[free] = self._per_optimizer_states.pop(key)
 
     def _end(self, optimizer: torch.optim.Optimizer) -> None:
-        states = self._per_optimizer_states
-        if not any(state["found_inf_per_device"] for state in states.values()):
+        states = self._per_optimizer_states.values()
+        flags = [flag for state in states for flag in state["found_inf_per_device"].values()]
+        self._statistics.settle(flags)
+        if not flags:
             self._core.forget(self, optimizer)  # There were no gradients.
             return
         scale = self._scale
@@ -533,6 +541,26 @@ class StepGuard:
         """
         return self._hooks.add("register_on_skip", "hook", hook, wait)
 
+    def restore_on_skip(self, module: torch.nn.Module) -> RemovableHandle:
+        """Puts running statistics back when a step is skipped, from the next iteration on.
+
+        A forward pass changes the statistics of batch norms, and a NaN in it makes NaN of them,
+        whether the step is skipped or not. They become what they were before the first forward pass
+        in training since the step before, on the device; nothing waits. They are copied once in
+        each iteration.
+
+        Args:
+            module: Whose norms are meant: the one that the program calls.
+
+        Returns:
+            A handle with ``remove()``.
+
+        Raises:
+            TypeError: It is no module.
+            ValueError: It has no norm with running statistics.
+        """
+        return self._statistics.add("restore_on_skip", module)
+
     def _notify_of_skip(
         self, optimizer: Any, step: int, scale: float, norm: float, growth_tracker: int
     ) -> None:
@@ -601,5 +629,4 @@ def guard_of(optimizer: Any) -> StepGuard | None:
 
 def core_of_guard(guard: StepGuard) -> _C.ScalerCore:
     """The native core of a guard, made now if it is not there yet. Called by log_to."""
-    guard._prepare(guard._guarded("log_to"))
-    return guard._core
+    return guard._core_for_log()

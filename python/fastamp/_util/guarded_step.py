@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import weakref
@@ -32,7 +33,8 @@ class GuardedStep:
         self._optimizer = weakref.ref(optimizer)
         functools.update_wrapper(self, self.replaced or type(optimizer).step)
         self.__dict__.pop("__wrapped__", None)
-        self.__signature__ = inspect.signature(optimizer.step)
+        with contextlib.suppress(ValueError):  # Some functions in C have none.
+            self.__signature__ = inspect.signature(optimizer.step)
         optimizer.step = self
 
     def plain(self, *args: Any, **kwargs: Any) -> Any:

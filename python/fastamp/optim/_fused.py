@@ -99,6 +99,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     # A parameter is listed twice. torch steps it twice, one after the other; a fused step cannot.
     _fastamp_repeats = False
     _fastamp_weight_copies: _C.WeightCopies | None = None
+    _fastamp_widens_grads = False
     # torch's constructors call add_param_group; fastamp's warn of groups at their end.
     _fastamp_is_being_made = False
     _torch_class: ClassVar[type[torch.optim.Optimizer]]

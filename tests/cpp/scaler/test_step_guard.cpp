@@ -111,7 +111,8 @@ TEST_CASE("step_guard: finite steps have the bits of steps without it", "[scaler
 
 TEST_CASE("step_guard: a step with one bad element changes no bit", "[scaler]") {
   const std::string kind = GENERATE(values(kKinds));
-  const float value = GENERATE(kNaN, kInfinity, -kInfinity);
+  const float value = GENERATE(values({kNaN, kInfinity, -kInfinity}));
+  CAPTURE(kind, value);
   const auto optimizer = make(kind, parameter());
   std::vector<std::int64_t> told;
   StepGuard guard(*optimizer, StepGuardOptions().on_skip([&](const SkippedStep& step) {

@@ -166,3 +166,29 @@ def test_bad_options_are_refused(options, text, capsys):
         check_command.main(options)
     assert ended.value.code == 2
     assert text in capsys.readouterr().err
+
+
+UNSCALED = """
+import torch
+model = torch.nn.Linear(8, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+GUARD
+for step in range(2):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(torch.randn(8, 8)).float().square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_guard_is_recommended_where_there_is_no_scaler(tmp_path, guarded):
+    make = "import fastamp; guard = fastamp.StepGuard(optimizer)" if guarded else ""
+    done = run(tmp_path, UNSCALED.replace("GUARD", make), "--json", "found.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("2 optimizer steps of train.py\n0 findings\n")
+    advice = json.loads((tmp_path / "found.json").read_text())["advice"]
+    assert len(advice) == (not guarded)
+    assert ("fastamp check: advice: no scaler checks" in done.stdout) is not guarded
+    assert all("fastamp.StepGuard(optimizer)" in text for text in advice)

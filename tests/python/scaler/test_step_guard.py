@@ -681,26 +681,27 @@ def test_what_a_broken_iteration_clipped_is_forgotten(kind: str, set_to_none: bo
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
 
 
-def test_a_step_that_raises_leaves_the_guard_usable():
-    class Failing(Own):
-        fails = True
-
-        def step(self, closure: Callable[[], Any] | None = None) -> Any:
-            if self.fails:
-                raise KeyboardInterrupt
-            return super().step(closure)
-
-    optimizer = Failing([nn.Parameter(torch.ones(2))], {})
+@pytest.mark.parametrize("maker", ["torch SGD", "fastamp SGD"])
+def test_what_a_step_that_raises_was_to_do_is_forgotten(maker: str):
+    optimizer = MAKERS[maker]([nn.Parameter(torch.ones(2))])
     guard = StepGuard(optimizer)
     (parameter,) = optimizer.param_groups[0]["params"]
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    hook = optimizer.register_step_pre_hook(interrupt)
     parameter.grad = torch.ones(2)
+    guard.clip_grad_norm_(1e-3)
     with pytest.raises(KeyboardInterrupt):
         optimizer.step()
-    optimizer.fails = False
-    parameter.grad = torch.full((2,), NAN)
+    hook.remove()
+    parameter.grad.fill_(1.0)
+    optimizer.step()  # The clip went with its step.
+    assert torch.equal(parameter, torch.full((2,), 0.9))
+    parameter.grad.fill_(NAN)
     optimizer.step()
-    assert guard.step_was_skipped
-    assert [row.step for row in guard.history()] == [0]
+    assert [row.skipped for row in guard.history()] == [False, True]
 
 
 def test_steps_without_gradients_are_the_optimizers_own():

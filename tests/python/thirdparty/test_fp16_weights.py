@@ -7,6 +7,7 @@ weights that torch.amp trains from the same values.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,12 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # theirs, of many kinds
 SCALE = {"init_scale": 2.0**14, "growth_interval": 4}
 BOUND = 0.02
 Made = tuple[nn.Module, torch.optim.Optimizer]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _lightning() -> None:
+    with contextlib.suppress(ImportError):  # Imported first: it wraps torch.compile for good.
+        import lightning.pytorch  # noqa: F401
 
 
 def make(half: bool, opted_in: bool) -> Made:

@@ -353,7 +353,7 @@ class CheckReport(Report):
         findings: In the order of the rules.
         ignored: The rules that were silenced.
         unchecked: The rules that need a training step, where none was given.
-        advice: Sentences on what is no mistake, and could be better.
+        advice: Sentences on what is no mistake, and could be better; ``str`` leaves them out.
         cause: Why the first step that went wrong did: a step that was skipped, or stepped with
             gradients that are not finite. None if there is none.
     """
@@ -390,7 +390,7 @@ class CheckReport(Report):
             last += f"; {len(self.unchecked)} rules need a step: check(..., step=...)"
         if self.ignored:
             last += f"; ignored: {', '.join(self.ignored)}"
-        return "\n".join([*lines, *(f"advice: {text}" for text in self.advice), last])
+        return "\n".join([*lines, last])
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data."""

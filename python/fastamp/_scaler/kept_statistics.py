@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running statistics of batch norms, put back where a step was skipped."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.modules.batchnorm import _NormBase
+
+from fastamp._util.tensors import on_device
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor
+    from torch.utils.hooks import RemovableHandle
+
+__all__ = ["KeptStatistics", "RestoredStatistics"]
+
+
+def _statistics_of(module: torch.nn.Module) -> list[Tensor]:
+    found: list[Tensor] = []
+    for norm in module.modules():
+        if isinstance(norm, _NormBase) and norm.track_running_stats:
+            buffers = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
+            found += [buffer for buffer in buffers if buffer is not None]
+    return found
+
+
+class KeptStatistics:
+    """The statistics of a module, as they were before the first forward pass of an iteration."""
+
+    def __init__(self, function: str, module: Any) -> None:
+        """Follows the forward passes of a module in training.
+
+        Raises:
+            TypeError: It is no module.
+            ValueError: It has no norm with running statistics.
+        """
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(
+                f"{function}: expected module to be a torch.nn.Module, got {type(module).__name__}"
+            )
+        if not _statistics_of(module):
+            raise ValueError(
+                f"{function}: expected a module with running statistics, as of BatchNorm, got a "
+                f"{type(module).__name__} without any"
+            )
+        self._before: list[tuple[Tensor, Tensor]] | None = None
+        self._hook = module.register_forward_pre_hook(self._save)
+
+    @torch.no_grad()
+    def _save(self, module: torch.nn.Module, _: Any) -> None:
+        if self._before is None and module.training:
+            self._before = [(buffer, buffer.clone()) for buffer in _statistics_of(module)]
+
+    @torch.no_grad()
+    def settle(self, flags: Iterable[Tensor]) -> None:
+        """Ends an iteration: puts the statistics back if a flag is raised. Waits for nothing."""
+        before, self._before = self._before, None
+        raised: dict[torch.device, Tensor] = {}
+        for buffer, saved in before or ():
+            home = buffer.device
+            if home not in raised:
+                zero = torch.zeros((), device=home)
+                here = [on_device(flag, home).ne(0) for flag in flags]
+                raised[home] = torch.stack([zero.ne(0), *here]).any()
+            buffer.copy_(torch.where(raised[home], saved, buffer))
+
+    def remove(self) -> None:
+        """Follows the module no longer. Safe to call again."""
+        self._hook.remove()
+        self._before = None
+
+
+class RestoredStatistics:
+    """Those of all modules that one scaler or guard puts back."""
+
+    def __init__(self) -> None:
+        """Has none yet."""
+        self._kept: OrderedDict[int, KeptStatistics] = OrderedDict()
+
+    def add(self, function: str, module: Any) -> RemovableHandle:
+        """Adds a module; see :meth:`fastamp.StepGuard.restore_on_skip`."""
+        kept = KeptStatistics(function, module)
+        handle = _Handle(self._kept)
+        self._kept[handle.id] = kept
+        return handle
+
+    def settle(self, flags: Iterable[Tensor]) -> None:
+        """Ends an iteration of all."""
+        flags = tuple(flags)
+        for kept in tuple(self._kept.values()):
+            kept.settle(flags)
+
+
+class _Handle(torch.utils.hooks.RemovableHandle):
+    """Removes the hook of the module, too."""
+
+    def remove(self) -> None:
+        table = self.hooks_dict_ref()
+        kept = None if table is None else table.get(self.id)
+        if kept is not None:
+            kept.remove()
+        super().remove()

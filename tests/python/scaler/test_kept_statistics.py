@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""restore_on_skip: running statistics of batch norms are those of the steps that were taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fastamp
+import fastamp.optim
+
+NAN = float("nan")
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(6, 5),
+        nn.BatchNorm1d(5),
+        nn.ReLU(),
+        nn.Linear(5, 4),
+        nn.BatchNorm1d(4, momentum=None),
+    )
+
+
+def statistics(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+class Guarded:
+    """Steps under a guard."""
+
+    def __init__(self, model: nn.Module, make: Any) -> None:
+        self.optimizer = make(model.parameters(), lr=0.1)
+        self.decides = fastamp.StepGuard(self.optimizer)
+
+    def step(self, loss: torch.Tensor) -> None:
+        loss.backward()
+        self.optimizer.step()
+
+
+class Scaled:
+    """Steps of a scaler."""
+
+    def __init__(self, model: nn.Module, make: Any) -> None:
+        self.optimizer = make(model.parameters(), lr=0.1)
+        self.decides = fastamp.GradScaler("cpu", init_scale=4.0)
+
+    def step(self, loss: torch.Tensor) -> None:
+        self.decides.scale(loss).backward()
+        self.decides.step(self.optimizer)
+        self.decides.update()
+
+
+def train(model: nn.Module, kind: Any, make: Any, history: list[float], restores: bool) -> Any:
+    job = kind(model, make)
+    handle = job.decides.restore_on_skip(model) if restores else None
+    generator = torch.Generator().manual_seed(1)
+    for value in history:
+        job.optimizer.zero_grad()
+        loss = torch.zeros(())
+        for _ in range(2):  # Two micro-batches.
+            x = torch.randn(8, 6, generator=generator)
+            x[2, 3] = x[2, 3] * value
+            loss = loss + model(x).square().mean()
+        job.step(loss)
+    return job, handle
+
+
+@pytest.mark.parametrize("kind", [Guarded, Scaled])
+@pytest.mark.parametrize("make", [torch.optim.SGD, fastamp.optim.SGD])
+def test_statistics_are_those_before_a_skipped_step(kind: Any, make: Any):
+    model = network()
+    job, _ = train(model, kind, make, [1.0, 1.0], restores=True)
+    before = statistics(model)
+    job.optimizer.zero_grad()
+    job.step(model(torch.full((8, 6), NAN)).square().mean())
+    assert job.decides.step_was_skipped
+    for name, buffer in statistics(model).items():
+        assert torch.equal(buffer, before[name]), name
+    assert before["1.num_batches_tracked"] == 4
+
+
+@pytest.mark.parametrize("kind", [Guarded, Scaled])
+def test_finite_runs_have_the_same_statistics(kind: Any):
+    ours, theirs = network(), network()
+    train(ours, kind, torch.optim.SGD, [1.0] * 3, restores=True)
+    train(theirs, kind, torch.optim.SGD, [1.0] * 3, restores=False)
+    for (name, a), b in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_only_on_request_and_until_it_is_taken_back():
+    model = network()
+    train(model, Guarded, torch.optim.SGD, [1.0, NAN], restores=False)
+    assert model[1].running_mean.isnan().any()  # type: ignore[union-attr, operator]
+    model = network()
+    job, handle = train(model, Guarded, torch.optim.SGD, [1.0, NAN], restores=True)
+    assert not model[1].running_mean.isnan().any()  # type: ignore[union-attr, operator]
+    handle.remove()
+    handle.remove()
+    assert not model._forward_pre_hooks
+    job.optimizer.zero_grad()
+    job.step(model(torch.full((8, 6), NAN)).square().mean())
+    assert model[1].running_mean.isnan().any()  # type: ignore[union-attr, operator]
+
+
+def test_what_is_loaded_between_steps_is_what_comes_back():
+    model, other = network(), network()
+    with torch.no_grad():
+        other[1].running_mean.fill_(3.0)  # type: ignore[union-attr, operator]
+    job, _ = train(model, Guarded, fastamp.optim.SGD, [1.0], restores=True)
+    model.load_state_dict(other.state_dict())
+    model.eval()
+    model(torch.ones(2, 6))  # An evaluation changes nothing, and saves nothing.
+    model.train()
+    job.optimizer.zero_grad()
+    job.step(model(torch.full((8, 6), NAN)).square().mean())
+    for name, buffer in statistics(model).items():
+        assert torch.equal(buffer, other.get_buffer(name)), name
+
+
+@pytest.mark.parametrize("decides", ["guard", "scaler"])
+def test_bad_input_is_refused(decides: str):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made: Any = fastamp.StepGuard(optimizer)
+    made = made if decides == "guard" else fastamp.GradScaler("cpu")
+    with pytest.raises(TypeError, match=r"^restore_on_skip: expected module .*, got list"):
+        made.restore_on_skip([model])
+    with pytest.raises(ValueError, match=r"^restore_on_skip: expected a module with running stat"):
+        made.restore_on_skip(model)
+    assert not model._forward_pre_hooks
+    made.restore_on_skip(nn.InstanceNorm1d(3, track_running_stats=True))
