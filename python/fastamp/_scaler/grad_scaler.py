@@ -522,7 +522,7 @@ class GradScaler(ScalerState):
             wanted = checked_scale(scale, new_scale, self._device, *bounds)
         if hasattr(self, "_statistics"):
             states = self._per_optimizer_states.values()
-            self._statistics.settle(
+            self._statistics.poll(
                 flag for state in states for flag in state["found_inf_per_device"].values()
             )
         # A stream that is captured runs later: nothing can be read back now.

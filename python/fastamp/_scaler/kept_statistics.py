@@ -57,7 +57,7 @@ class KeptStatistics:
             self._before = [(buffer, buffer.clone()) for buffer in _statistics_of(module)]
 
     @torch.no_grad()
-    def settle(self, flags: Iterable[Tensor]) -> None:
+    def poll(self, flags: Iterable[Tensor]) -> None:
         """Ends an iteration: puts the statistics back if a flag is raised. Waits for nothing."""
         before, self._before = self._before, None
         raised: dict[torch.device, Tensor] = {}
@@ -89,11 +89,11 @@ class RestoredStatistics:
         self._kept[handle.id] = kept
         return handle
 
-    def settle(self, flags: Iterable[Tensor]) -> None:
+    def poll(self, flags: Iterable[Tensor]) -> None:
         """Ends an iteration of all."""
         flags = tuple(flags)
         for kept in tuple(self._kept.values()):
-            kept.settle(flags)
+            kept.poll(flags)
 
 
 class _Handle(torch.utils.hooks.RemovableHandle):

@@ -321,7 +321,7 @@ class StepGuard:
     def _end(self, optimizer: torch.optim.Optimizer) -> None:
         states = self._per_optimizer_states.values()
         flags = [flag for state in states for flag in state["found_inf_per_device"].values()]
-        self._statistics.settle(flags)
+        self._statistics.poll(flags)
         if not flags:
             self._core.forget(self, optimizer)  # There were no gradients.
             return

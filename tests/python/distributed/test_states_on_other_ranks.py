@@ -20,8 +20,8 @@ RANKS = (1, 3, 8, 2)
 OPTIMIZERS = {
     "8-bit moments": (torch.float32, {"state_dtype": "8bit"}),
     "bfloat16 moments": (torch.float32, {"state_dtype": torch.bfloat16}),
-    "remainders of masters": (torch.bfloat16, {"master": "rest"}),
-    "remainders and 8 bits": (torch.bfloat16, {"master": "rest", "state_dtype": "8bit"}),
+    "remainders of masters": (torch.bfloat16, {"master": "remainder"}),
+    "remainders and 8 bits": (torch.bfloat16, {"master": "remainder", "state_dtype": "8bit"}),
 }
 
 

@@ -17,7 +17,7 @@ import fastamp.optim
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "8-bit moments": {"state_dtype": "8bit"},
-    "remainders": {"master": "rest", "state_dtype": torch.bfloat16},
+    "remainders": {"master": "remainder", "state_dtype": torch.bfloat16},
 }
 
 

@@ -36,7 +36,7 @@ class Origin:
         number: The order in which origins were seen, from 0.
         op: The op that made them, or was given them.
         module: The innermost module around it; empty outside.
-        source: ``"file:line"`` of the innermost line that is neither torch's nor ours; in a
+        source: ``"file:line"`` of the innermost line that is neither torch's nor fastamp's; in a
             backward pass that which began it. Empty if there is none.
         backward: Whether a backward pass ran it.
         made: ``"inf"``, ``"NaN"`` or ``"inf and NaN"``.
@@ -232,7 +232,7 @@ def _is_mask(call: OpCall, broken: list[torch.Tensor]) -> bool:
 
 
 def source_of(frame: FrameType | None) -> str:
-    """``"file:line"`` of the innermost frame that is neither torch's nor ours; empty if none is."""
+    """``"file:line"`` of the innermost frame that is neither torch's nor fastamp's; else empty."""
     while frame is not None and frame.f_code.co_filename.startswith((*_PACKAGES, "<frozen")):
         frame = frame.f_back
     return f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}" if frame else ""
