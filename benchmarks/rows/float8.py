@@ -26,7 +26,7 @@ from benchmarks.training import Training
 
 GROUP = "Linear layers in fp8"
 BF16 = torch.bfloat16
-CARRIER = "fastamp, bf16"
+BASE_DTYPE = "fastamp, bf16"
 BF16_PRODUCTS, FLOAT8_PRODUCTS = "bf16 products", "fp8 products"
 HOST_LIMIT = 5000.0  # ns
 HOST_SIZE = 16
@@ -64,7 +64,7 @@ def region_of(which: str, device: str, recipe: fastamp.float8.Recipe | None = No
     """Returns the region of a candidate."""
     if which == BASELINE:
         return torch.autocast(device, dtype=BF16)
-    if which == CARRIER:
+    if which == BASE_DTYPE:
         return fastamp.autocast(device, dtype=BF16)
     return fastamp.autocast(device, dtype=BF16, float8=recipe or True)
 
@@ -238,7 +238,7 @@ def _inside(which: str, region: Any, statement: str, names: dict[str, Any]) -> C
     return Candidate(statement, names, before, after)
 
 
-WAYS = {BASELINE: (BASELINE, False), OURS: (OURS, True), CARRIER: (OURS, False)}
+WAYS = {BASELINE: (BASELINE, False), OURS: (OURS, True), BASE_DTYPE: (OURS, False)}
 
 
 def _facts_of(workload: Workload, device: str, quick: bool) -> Facts:
