@@ -148,16 +148,14 @@ GradScalerState state_of(const char* function, const FastampScaler* scaler) {
 }  // namespace fastamp::c_api
 
 namespace c_api = fastamp::c_api;
-using c_api::given;
-using c_api::guarded;
 
 const char* fastamp_last_error() { return c_api::last_error().c_str(); }
 
 FastampStatus fastamp_region_begin(std::int32_t device_type, std::int32_t dtype,
                                    std::int32_t enabled, FastampRegion** region) {
-  return guarded([&] {
+  return c_api::guarded([&] {
     const char* const function = "fastamp_region_begin";
-    given(function, "region", region);
+    c_api::given(function, "region", region);
     const auto device = c_api::device_type_of(function, device_type);
     *region = new FastampRegion{
         fastamp::AutocastGuard(device, c_api::dtype_of(function, dtype), enabled != 0)};
@@ -165,13 +163,13 @@ FastampStatus fastamp_region_begin(std::int32_t device_type, std::int32_t dtype,
 }
 
 FastampStatus fastamp_region_end(FastampRegion* region) {
-  return guarded([&] { delete region; });
+  return c_api::guarded([&] { delete region; });
 }
 
 FastampStatus fastamp_scaler_options_init(FastampScalerOptions* options) {
-  return guarded([&] {
+  return c_api::guarded([&] {
     const fastamp::GradScalerOptions defaults;
-    *given("fastamp_scaler_options_init", "options", options) = {
+    *c_api::given("fastamp_scaler_options_init", "options", options) = {
         .size = sizeof(FastampScalerOptions),
         .device_type = static_cast<std::int32_t>(c10::kCPU),
         .enabled = 1,
@@ -183,9 +181,9 @@ FastampStatus fastamp_scaler_options_init(FastampScalerOptions* options) {
 }
 
 FastampStatus fastamp_scaler_new(const FastampScalerOptions* options, FastampScaler** scaler) {
-  return guarded([&] {
+  return c_api::guarded([&] {
     const char* const function = "fastamp_scaler_new";
-    given(function, "scaler", scaler);
+    c_api::given(function, "scaler", scaler);
     FastampScalerOptions chosen;
     fastamp_scaler_options_init(&chosen);
     if (options != nullptr) {
@@ -204,35 +202,36 @@ FastampStatus fastamp_scaler_new(const FastampScalerOptions* options, FastampSca
 }
 
 FastampStatus fastamp_scaler_free(FastampScaler* scaler) {
-  return guarded([&] { delete scaler; });
+  return c_api::guarded([&] { delete scaler; });
 }
 
 FastampStatus fastamp_scaler_scale(FastampScaler* scaler, AtenTensorHandle outputs,
                                    AtenTensorHandle* scaled) {
-  return guarded([&] {
+  return c_api::guarded([&] {
     const char* const function = "fastamp_scaler_scale";
-    given(function, "scaled", scaled);
+    c_api::given(function, "scaled", scaled);
     const auto& tensor = c_api::tensor_of(function, "outputs", outputs);
-    *scaled = c_api::handle_of(given(function, "a scaler", scaler)->scaler.scale(tensor));
+    *scaled = c_api::handle_of(c_api::given(function, "a scaler", scaler)->scaler.scale(tensor));
   });
 }
 
 FastampStatus fastamp_scaler_unscale(FastampScaler* scaler, FastampOptimizer* optimizer) {
-  return guarded([&] {
+  return c_api::guarded([&] {
     const char* const function = "fastamp_scaler_unscale";
-    given(function, "a scaler", scaler)
-        ->scaler.unscale_(*given(function, "an optimizer", optimizer)->optimizer);
+    c_api::given(function, "a scaler", scaler)
+        ->scaler.unscale_(*c_api::given(function, "an optimizer", optimizer)->optimizer);
   });
 }
 
 FastampStatus fastamp_scaler_clip_grad_norm(FastampScaler* scaler, FastampOptimizer* optimizer,
                                             double max_norm, double norm_type,
                                             AtenTensorHandle* total_norm) {
-  return guarded([&] {
+  return c_api::guarded([&] {
     const char* const function = "fastamp_scaler_clip_grad_norm";
-    auto norm = given(function, "a scaler", scaler)
-                    ->scaler.clip_grad_norm_(*given(function, "an optimizer", optimizer)->optimizer,
-                                             max_norm, norm_type);
+    auto norm =
+        c_api::given(function, "a scaler", scaler)
+            ->scaler.clip_grad_norm_(*c_api::given(function, "an optimizer", optimizer)->optimizer,
+                                     max_norm, norm_type);
     if (total_norm != nullptr) {
       *total_norm = c_api::handle_of(std::move(norm));
     }
@@ -240,39 +239,40 @@ FastampStatus fastamp_scaler_clip_grad_norm(FastampScaler* scaler, FastampOptimi
 }
 
 FastampStatus fastamp_scaler_step(FastampScaler* scaler, FastampOptimizer* optimizer) {
-  return guarded([&] {
+  return c_api::guarded([&] {
     const char* const function = "fastamp_scaler_step";
-    given(function, "a scaler", scaler)
-        ->scaler.step(*given(function, "an optimizer", optimizer)->optimizer);
+    c_api::given(function, "a scaler", scaler)
+        ->scaler.step(*c_api::given(function, "an optimizer", optimizer)->optimizer);
   });
 }
 
 FastampStatus fastamp_scaler_update(FastampScaler* scaler) {
-  return guarded([&] { given("fastamp_scaler_update", "a scaler", scaler)->scaler.update(); });
+  return c_api::guarded(
+      [&] { c_api::given("fastamp_scaler_update", "a scaler", scaler)->scaler.update(); });
 }
 
 FastampStatus fastamp_scaler_get_scale(const FastampScaler* scaler, double* scale) {
-  return guarded([&] {
+  return c_api::guarded([&] {
     const char* const function = "fastamp_scaler_get_scale";
-    given(function, "scale", scale);
-    *scale = given(function, "a scaler", scaler)->scaler.get_scale();
+    c_api::given(function, "scale", scale);
+    *scale = c_api::given(function, "a scaler", scaler)->scaler.get_scale();
   });
 }
 
 FastampStatus fastamp_scaler_step_was_skipped(FastampScaler* scaler, std::int32_t* skipped) {
-  return guarded([&] {
+  return c_api::guarded([&] {
     const char* const function = "fastamp_scaler_step_was_skipped";
-    given(function, "skipped", skipped);
-    *skipped = given(function, "a scaler", scaler)->scaler.step_was_skipped() ? 1 : 0;
+    c_api::given(function, "skipped", skipped);
+    *skipped = c_api::given(function, "a scaler", scaler)->scaler.step_was_skipped() ? 1 : 0;
   });
 }
 
 FastampStatus fastamp_scaler_get_state(const FastampScaler* scaler, double* scale,
                                        std::int64_t* growth_tracker) {
-  return guarded([&] {
+  return c_api::guarded([&] {
     const char* const function = "fastamp_scaler_get_state";
-    given(function, "scale", scale);
-    given(function, "growth_tracker", growth_tracker);
+    c_api::given(function, "scale", scale);
+    c_api::given(function, "growth_tracker", growth_tracker);
     const auto state = c_api::state_of(function, scaler);
     *scale = state.scale;
     *growth_tracker = state.growth_tracker;
@@ -281,7 +281,7 @@ FastampStatus fastamp_scaler_get_state(const FastampScaler* scaler, double* scal
 
 FastampStatus fastamp_scaler_set_state(FastampScaler* scaler, double scale,
                                        std::int64_t growth_tracker) {
-  return guarded([&] {
+  return c_api::guarded([&] {
     auto state = c_api::state_of("fastamp_scaler_set_state", scaler);
     state.scale = scale;
     state.growth_tracker = growth_tracker;
@@ -290,9 +290,9 @@ FastampStatus fastamp_scaler_set_state(FastampScaler* scaler, double scale,
 }
 
 FastampStatus fastamp_sgd_options_init(FastampSgdOptions* options) {
-  return guarded([&] {
+  return c_api::guarded([&] {
     const fastamp::optim::SGDOptions defaults(1e-3);
-    *given("fastamp_sgd_options_init", "options", options) = {
+    *c_api::given("fastamp_sgd_options_init", "options", options) = {
         .size = sizeof(FastampSgdOptions),
         .lr = defaults.lr(),
         .momentum = defaults.momentum(),
@@ -305,10 +305,10 @@ FastampStatus fastamp_sgd_options_init(FastampSgdOptions* options) {
 
 FastampStatus fastamp_sgd_new(const AtenTensorHandle* parameters, std::size_t count,
                               const FastampSgdOptions* options, FastampOptimizer** optimizer) {
-  return guarded([&] {
+  return c_api::guarded([&] {
     const char* const function = "fastamp_sgd_new";
     using Options = fastamp::optim::SGDOptions;
-    given(function, "optimizer", optimizer);
+    c_api::given(function, "optimizer", optimizer);
     FastampSgdOptions chosen;
     fastamp_sgd_options_init(&chosen);
     if (options != nullptr) {
@@ -328,9 +328,9 @@ FastampStatus fastamp_sgd_new(const AtenTensorHandle* parameters, std::size_t co
 }
 
 FastampStatus fastamp_adamw_options_init(FastampAdamWOptions* options) {
-  return guarded([&] {
+  return c_api::guarded([&] {
     const fastamp::optim::AdamWOptions defaults;
-    *given("fastamp_adamw_options_init", "options", options) = {
+    *c_api::given("fastamp_adamw_options_init", "options", options) = {
         .size = sizeof(FastampAdamWOptions),
         .lr = defaults.lr(),
         .beta1 = std::get<0>(defaults.betas()),
@@ -343,10 +343,10 @@ FastampStatus fastamp_adamw_options_init(FastampAdamWOptions* options) {
 
 FastampStatus fastamp_adamw_new(const AtenTensorHandle* parameters, std::size_t count,
                                 const FastampAdamWOptions* options, FastampOptimizer** optimizer) {
-  return guarded([&] {
+  return c_api::guarded([&] {
     const char* const function = "fastamp_adamw_new";
     using Options = fastamp::optim::AdamWOptions;
-    given(function, "optimizer", optimizer);
+    c_api::given(function, "optimizer", optimizer);
     FastampAdamWOptions chosen;
     fastamp_adamw_options_init(&chosen);
     if (options != nullptr) {
@@ -365,24 +365,25 @@ FastampStatus fastamp_adamw_new(const AtenTensorHandle* parameters, std::size_t 
 }
 
 FastampStatus fastamp_optimizer_free(FastampOptimizer* optimizer) {
-  return guarded([&] { delete optimizer; });
+  return c_api::guarded([&] { delete optimizer; });
 }
 
 FastampStatus fastamp_optimizer_step(FastampOptimizer* optimizer) {
-  return guarded(
-      [&] { given("fastamp_optimizer_step", "an optimizer", optimizer)->optimizer->step(); });
+  return c_api::guarded([&] {
+    c_api::given("fastamp_optimizer_step", "an optimizer", optimizer)->optimizer->step();
+  });
 }
 
 FastampStatus fastamp_optimizer_zero_grad(FastampOptimizer* optimizer) {
-  return guarded([&] {
-    given("fastamp_optimizer_zero_grad", "an optimizer", optimizer)->optimizer->zero_grad();
+  return c_api::guarded([&] {
+    c_api::given("fastamp_optimizer_zero_grad", "an optimizer", optimizer)->optimizer->zero_grad();
   });
 }
 
 FastampStatus fastamp_optimizer_set_lr(FastampOptimizer* optimizer, double lr) {
-  return guarded([&] {
+  return c_api::guarded([&] {
     const char* const function = "fastamp_optimizer_set_lr";
-    given(function, "an optimizer", optimizer);
+    c_api::given(function, "an optimizer", optimizer);
     TORCH_CHECK_VALUE(lr >= 0, function, ": expected lr of at least 0, got ", lr, ".");
     for (auto& group : optimizer->optimizer->param_groups()) {
       optimizer->set_lr(group.options(), lr);
@@ -392,20 +393,21 @@ FastampStatus fastamp_optimizer_set_lr(FastampOptimizer* optimizer, double lr) {
 
 FastampStatus fastamp_tensor_set_requires_grad(AtenTensorHandle tensor,
                                                std::int32_t requires_grad) {
-  return guarded([&] {
+  return c_api::guarded([&] {
     c_api::tensor_of("fastamp_tensor_set_requires_grad", "a tensor", tensor)
         .set_requires_grad(requires_grad != 0);
   });
 }
 
 FastampStatus fastamp_tensor_backward(AtenTensorHandle loss) {
-  return guarded([&] { c_api::tensor_of("fastamp_tensor_backward", "a loss", loss).backward(); });
+  return c_api::guarded(
+      [&] { c_api::tensor_of("fastamp_tensor_backward", "a loss", loss).backward(); });
 }
 
 FastampStatus fastamp_tensor_grad(AtenTensorHandle tensor, AtenTensorHandle* gradient) {
-  return guarded([&] {
+  return c_api::guarded([&] {
     const char* const function = "fastamp_tensor_grad";
-    given(function, "gradient", gradient);
+    c_api::given(function, "gradient", gradient);
     const auto& found = c_api::tensor_of(function, "a tensor", tensor).grad();
     *gradient = found.defined() ? c_api::handle_of(found) : nullptr;
   });
