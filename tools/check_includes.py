@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks who may include whom.
 
-core <- kernels <- ops <- trace <- autocast <- float8 <- inference <- optim <- scaler <- csrc: a
-file includes its own folder and the layers below it. Modules (a header and the source of its name,
-a file of the Python package) form no circles, nor do the folders of the Python package, whose
-private modules all have names of their own. Public headers keep Python, CUDA and our private
+core <- kernels <- ops <- trace <- autocast <- float8 <- inference <- optim <- scaler <- c_api <-
+csrc: a file includes its own folder and the layers below it. Modules (a header and the source of
+its name, a file of the Python package) form no circles, nor do the folders of the Python package,
+whose private modules all have names of their own. Public headers keep Python, CUDA and our private
 headers away from users; headers that drag in all of torch cost 20 s of compile time per file.
 """
 
@@ -37,6 +37,7 @@ LAYERS = {
             "inference",
             "optim",
             "scaler",
+            "c_api",
             "csrc",
         )
     )

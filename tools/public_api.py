@@ -257,7 +257,8 @@ class _Header:
         text = re.sub(r"\) : \w.*$", ")", text)  # what a constructor initialises
         is_internal = not public or _HIDDEN in scope or text.startswith(("friend ", "using name"))
         if text and not is_internal and not _DECLARED_ONLY.fullmatch(text):
-            self.found.append(f"{'::'.join(scope)}: {text.removesuffix(' {')}")
+            place = f"{'::'.join(scope)}: " if scope else ""
+            self.found.append(place + text.removesuffix(" {"))
 
 
 def cpp_interface(root: Path) -> list[str]:
