@@ -57,7 +57,7 @@ at::Tensor total_norm(const std::vector<Outcome>& outcomes, c10::Device home) {
   return at::linalg_vector_norm(at::stack(norms));
 }
 
-/// Refuses a norm that is inf or NaN, on all ranks if it is so on one: they would go different ways.
+/// Refuses a norm that is inf or NaN, on all ranks if it is so on one: else they go different ways.
 /// sync: waits for the device.
 void refuse_non_finite(const at::Tensor& norm, double norm_type, const ScalerCall* call) {
   if (call != nullptr && call->agreement != nullptr && *call->agreement) {
