@@ -365,3 +365,31 @@ def test_the_terminal_shows_tables(capsys):
 def test_bad_arguments_are_refused(arguments, options, text):
     with pytest.raises(TypeError, match=f"inspect: {text}"):
         fastamp.debug.inspect(*arguments, **options)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested.tensor:UserWarning")
+@pytest.mark.filterwarnings("error::RuntimeWarning")  # that a tool has failed
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_step_with_nested_tensors_is_told(layout: torch.layout):
+    trained = []
+    for inspects in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(model=model, optimizer=optimizer):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                parts = [model(torch.ones(rows, 8)) for rows in (2, 4)]
+                nested = (torch.nested.as_nested_tensor(parts, layout=layout) * 2).relu()
+                loss = sum(part.float().square().sum() for part in nested.unbind())
+            loss.backward()
+            optimizer.step()
+
+        if inspects:
+            report = fastamp.debug.inspect(step, model, optimizer)
+            assert any(row.backward for row in report.ops)
+            assert len(report.weights) == 2
+        else:
+            step()
+        trained.append(model.weight.detach())
+    assert torch.equal(*trained)

@@ -294,7 +294,8 @@ class Rows:
             return
         made = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)] or call.written
         given = call.tensors
-        if not made or any(t.layout != torch.strided or t.is_meta for t in (*made, *given)):
+        tensors = (*made, *given)
+        if not made or any(t.layout != torch.strided or t.is_nested or t.is_meta for t in tensors):
             return
         inputs = tuple(name_of_dtype(t.dtype) for t in given)
         autocast_op = call.autocast[0] if call.autocast else ""
@@ -311,7 +312,7 @@ class Rows:
         row = self._sums.setdefault(key, _OpSum())
         row.calls += 1
         row.dtype = output.dtype
-        row.bytes += sum(t.numel() * t.element_size() for t in (*given, *made))
+        row.bytes += sum(t.numel() * t.element_size() for t in tensors)
         row.flops += flops_of(call.func, call.args, call.kwargs, result)
         with torch.no_grad():
             if output.dtype in _COUNTED:

@@ -22,6 +22,7 @@ def _is_widened(value: Any) -> bool:
         isinstance(value, torch.Tensor)
         and value.dtype in _WIDENED
         and value.layout == torch.strided
+        and not value.is_nested
         and not value.is_meta
     )
 
@@ -86,7 +87,7 @@ class Fp32Twin:
         if call.func.namespace != "aten" or not call.tensors:
             return False
         return torch.Tag.nondeterministic_seeded not in call.func.tags and all(
-            t.layout == torch.strided and not t.is_meta for t in call.tensors
+            t.layout == torch.strided and not t.is_nested and not t.is_meta for t in call.tensors
         )
 
     @staticmethod
