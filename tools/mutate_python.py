@@ -36,6 +36,7 @@ TESTS = (
     "tests/python/scaler",
     "tests/python/dropin/test_apex.py",
     "tests/python/dropin/test_installed_scalers.py",
+    "tests/python/graphed",
 )
 STORED = ROOT / "build" / "mutants"
 SECONDS = 60  # after which a run counts as hanging, on two idle cores
