@@ -3,8 +3,9 @@
 
 Each break (tools/python_mutations.py) lives in the memory of a forked process only, which runs the
 tests that execute the broken line, the quickest first, until one fails. Which tests those are is
-traced once. Results are stored one by one in build/mutants, so a run can be stopped and taken up
-again; one stays valid until its source changes. --table prints the breaks that no test noticed.
+traced once for each state of the files. Results are stored one by one in build/mutants, so a run
+can be stopped and taken up again; one stays valid until its source changes. --table prints the
+breaks that no test noticed.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ TESTS = (
     "tests/python/scaler",
     "tests/python/dropin/test_apex.py",
     "tests/python/dropin/test_installed_scalers.py",
+    "tests/python/graphed",
 )
 STORED = ROOT / "build" / "mutants"
 SECONDS = 60  # after which a run counts as hanging, on two idle cores
@@ -58,6 +60,13 @@ class Mutant:
     def digest(self) -> str:
         """What a result is valid for."""
         return hashlib.sha256(f"{self.name}\n{self.mutation.source}".encode()).hexdigest()[:16]
+
+
+def digest_of_files() -> str:
+    """What the trace of lines is valid for: the sources and the tests."""
+    tests = [file for test in TESTS for file in (ROOT / test, *sorted((ROOT / test).rglob("*.py")))]
+    files = [file for file in (*sorted(SOURCES.glob("*.py")), *tests) if file.is_file()]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 def all_mutants(only: str = "") -> list[Mutant]:
@@ -205,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     STORED.mkdir(parents=True, exist_ok=True)
     every = all_mutants(options.only)
     drawn = random.Random(options.seed).sample(every, min(options.count, len(every)))
-    stored, traces = STORED / "python.json", STORED / "python_lines.json"
+    stored, traces = STORED / "python.json", STORED / f"python_lines_{digest_of_files()}.json"
     results = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
     if not options.table:
         import torch  # noqa: F401, before the forks, and without fastamp

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autocast/weight_requests.h"
 
-#include <utility>
-
 namespace fastamp::autocast {
 
 std::uint64_t WeightRequests::acquire(const std::vector<at::Tensor>& weights) {
@@ -44,7 +42,7 @@ WeightRequests::Forgotten WeightRequests::release(std::uint64_t id) {
   if (acquired != acquired_.end()) {
     forgotten.unrequested.reserve(acquired->second.size());
     forgotten.references.reserve(acquired->second.size());
-    for (auto& [key, weight] : acquired->second) {
+    for (const auto& [key, weight] : acquired->second) {
       forget(key, weight, forgotten);
     }
     acquired_.erase(acquired);
@@ -55,7 +53,7 @@ WeightRequests::Forgotten WeightRequests::release(std::uint64_t id) {
 WeightRequests::Forgotten WeightRequests::take_dead() {
   Forgotten forgotten;
   for (auto& [id, weights] : acquired_) {
-    std::erase_if(weights, [&](auto& weight) {
+    std::erase_if(weights, [&](const auto& weight) {
       const bool is_dead = weight.second.expired();
       if (is_dead) {
         forget(weight.first, weight.second, forgotten);
@@ -66,9 +64,10 @@ WeightRequests::Forgotten WeightRequests::take_dead() {
   return forgotten;
 }
 
-void WeightRequests::forget(const c10::TensorImpl* key, WeakTensor& weight, Forgotten& forgotten) {
+void WeightRequests::forget(const c10::TensorImpl* key, const WeakTensor& weight,
+                            Forgotten& forgotten) {
   forgotten.unrequested.push_back(key);
-  forgotten.references.push_back(std::move(weight));
+  forgotten.references.push_back(weight);
   if (!count_down(key)) {
     forgotten.unrequested.pop_back();
   }

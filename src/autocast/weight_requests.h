@@ -41,8 +41,8 @@ class WeightRequests {
  private:
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-  /// Moves a weight of a request to what was forgotten; changes nothing here if memory fails.
-  void forget(const c10::TensorImpl* key, WeakTensor& weight, Forgotten& forgotten);
+  /// Adds a weight of a request to what was forgotten; changes nothing here if memory fails.
+  void forget(const c10::TensorImpl* key, const WeakTensor& weight, Forgotten& forgotten);
 
   /// Whether no request names the weight any more.
   bool count_down(const c10::TensorImpl* weight);

@@ -197,8 +197,9 @@ def test_another_text_is_refused_and_changes_nothing(case):
     scaler = fastamp.GradScaler("cpu", init_scale=8.0, history_size=4)
     scaler.scale(torch.ones(()))
     before = snapshot(scaler)
-    with pytest.raises(ValueError, match=f"from_json: expected .*{message}"):
+    with pytest.raises(ValueError, match=f"from_json: expected .*{message}") as raised:
         scaler.load_json(text)
+    assert str(raised.value).count("from_json: ") == 1
     with pytest.raises(ValueError, match="from_json: expected "):
         fastamp.GradScaler.from_json(text, "cpu")
     assert snapshot(scaler) == before
