@@ -328,7 +328,7 @@ class PythonScalerCore {
     auto call = call_on(guard, optimizer);
     auto& record = call.record();
     bool by_position = false;
-    if (!checked && !check_unscaled(call, by_position)) {
+    if (!checked && !is_checked_unscaled(call, by_position)) {
       return {};
     }
     if (record.shares_gradients) {
@@ -357,7 +357,7 @@ class PythonScalerCore {
   bool check_unscaled(py::handle guard, py::handle optimizer) {
     auto call = call_on(guard, optimizer);
     bool by_position = false;
-    return check_unscaled(call, by_position);
+    return is_checked_unscaled(call, by_position);
   }
 
   /// Forgets what was put off to a step for gradients that were overwritten since.
@@ -567,7 +567,7 @@ class PythonScalerCore {
     return *checked;
   }
 
-  bool check_unscaled(OptimizerCall& call, bool& by_position) {
+  bool is_checked_unscaled(OptimizerCall& call, bool& by_position) {
     call.forget_if_scaled_anew();
     if (call.is_ready() && check(call, by_position)) {
       return true;
@@ -604,9 +604,7 @@ void bind_iterations(py::class_<Core>& type) {
       .def("clip_value", wrap_pybind_function(&Core::clip_value))
       .def("begin_step", wrap_pybind_function(&Core::begin_step))
       .def("begin_unscaled_step", wrap_pybind_function(&Core::begin_unscaled_step))
-      .def("check_unscaled",
-           wrap_pybind_function(
-               static_cast<bool (Core::*)(py::handle, py::handle)>(&Core::check_unscaled)))
+      .def("check_unscaled", wrap_pybind_function(&Core::check_unscaled))
       .def("forget_if_edited", wrap_pybind_function(&Core::forget_if_edited))
       .def("forget", wrap_pybind_function(&Core::forget))
       .def("end_iteration", wrap_pybind_function(&Core::end_iteration));

@@ -420,10 +420,8 @@ optim::AmpStep ScalerCore::begin_unscaled_step(OptimizerRecord& record, const Sk
   if (record.progress.flags.empty()) {
     return {};
   }
-  auto amp_step = begin_step(record, /*was_ready=*/false, /*keep_scaled_grads=*/false);
-  amp_step.inv_scale.reset();
-  amp_step.write_grads = amp_step.write_grads && record.clips_at_step();
-  return amp_step;
+  record.inv_scale = at::Tensor();  // It is 1.
+  return begin_step(record, /*was_ready=*/false, /*keep_scaled_grads=*/!record.clips_at_step());
 }
 
 void ScalerCore::end_step(OptimizerRecord& record) {
