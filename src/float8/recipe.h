@@ -58,8 +58,8 @@ struct DefaultFloat8Use {
 /// Asked when a program ends, to tell whether its default did anything.
 FASTAMP_API DefaultFloat8Use default_float8_use(c10::DeviceType device) noexcept;
 
-/// What a region sets that refuses the default: a setting of no base dtype, which is never in force.
-/// Null while the device has no default.
+/// What a region sets that refuses the default: a setting of no base dtype, which is never in
+/// force. Null while the device has no default.
 FASTAMP_API const Float8Setting* no_float8(c10::DeviceType device) noexcept;
 
 /// From now on, regions on the device whose dtype is bfloat16 and that have no recipe of their own

@@ -105,8 +105,7 @@ SpikeState SpikeRule::state() const {
 void SpikeRule::load(const char* function, SpikeState state) {
   const auto most = options_.of == SpikeOf::kMean ? std::int64_t{1} : options_.window;
   const auto wanted = std::min(std::max<std::int64_t>(state.count, 0), most);
-  TORCH_CHECK_VALUE(state.count >= 0 && std::cmp_equal(state.norms.size(), wanted),
-                    function,
+  TORCH_CHECK_VALUE(state.count >= 0 && std::cmp_equal(state.norms.size(), wanted), function,
                     ": expected norms of the guard's spike_of and spike_window, which are ", wanted,
                     " after a count of ", state.count, ", got ", state.norms.size());
   for (const double norm : state.norms) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/device_copy.h"
 #include "optim/torch_step.h"
-#include "scaler/libtorch_optimizer.h"
 #include "scaler/clip_norms.h"
+#include "scaler/libtorch_optimizer.h"
 #include "scaler/option_checks.h"
 #include "scaler/past_archive.h"
 #include "scaler/skip_callback.h"

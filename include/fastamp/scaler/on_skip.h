@@ -27,8 +27,8 @@ namespace scaler {
 struct SkipHook;
 }
 
-/// Handle of register_on_skip() of a scaler or guard. The callback stays when this is destroyed. May
-/// outlive the scaler. Not thread-safe, as the scaler.
+/// Handle of register_on_skip() of a scaler or guard. The callback stays when this is destroyed.
+/// May outlive the scaler. Not thread-safe, as the scaler.
 class FASTAMP_API SkipHandle {
  public:
   /// Ends the calls, also from within one. Safe to call again.
