@@ -15,7 +15,7 @@
 
 // NOLINTBEGIN(modernize-*, performance-enum-size): C has no others
 
-#include <fastamp/export.h>
+#include <fastamp/macros.h>
 
 #include <stddef.h>
 #include <stdint.h>
