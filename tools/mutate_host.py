@@ -139,7 +139,7 @@ def verdict(build_dir: Path, package: Path, group: HostGroup) -> str:
     """Runs a group's tests with a package; returns what failed, or "" if they passed."""
     launcher = [sys.executable, str(ROOT / "tools" / "simulated_cuda.py")]
     launcher += ["--build-dir", str(build_dir), *(["--late"] if group.late else []), "--"]
-    pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-m", "cuda or simulated"]
+    pytest = [sys.executable, "-m", "pytest", "-xqs", "-n", "0", "-m", "cuda or simulated"]
     paths = [str(package), os.environ.get("PYTHONPATH", "")]
     try:
         result = subprocess.run(
