@@ -18,7 +18,7 @@
 
 namespace fastamp::scaler {
 
-/// By the identity of the parameter.
+/// Names of parameters, by the parameter's TensorImpl.
 using ParameterNames = std::unordered_map<const void*, std::string>;
 ParameterNames names_by_identity(
     const torch::OrderedDict<std::string, at::Tensor>& named_parameters);

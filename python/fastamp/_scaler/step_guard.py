@@ -486,7 +486,7 @@ class StepGuard:
         return self._loaded.skipped_in_a_row if core is None else core.skipped_in_a_row
 
     def overflow_report(self, named_parameters: Any = None) -> OverflowReport:
-        """Tells which gradients were inf or NaN at the last skipped step.
+        """Reports which gradients were inf or NaN at the last skipped step.
 
         None, if that was skipped for its loss or norm. Clipping by foreign code before the step
         makes NaN of all gradients when their norm is NaN: :meth:`clip_grad_norm_` does not.
