@@ -134,13 +134,13 @@ void AdamFamily<kDecoupled>::load(torch::serialize::InputArchive& archive) {
                                  fit_adam<State, Options>);
 }
 
-template struct FASTAMP_API AdamFamilyOptions<false>;
-template struct FASTAMP_API AdamFamilyOptions<true>;
-template struct FASTAMP_API AdamFamilyParamState<false>;
-template struct FASTAMP_API AdamFamilyParamState<true>;
+template struct AdamFamilyOptions<false>;
+template struct AdamFamilyOptions<true>;
+template struct AdamFamilyParamState<false>;
+template struct AdamFamilyParamState<true>;
 // NOLINTBEGIN(misc-multiple-inheritance): see the class
-template class FASTAMP_API AdamFamily<false>;
-template class FASTAMP_API AdamFamily<true>;
+template class AdamFamily<false>;
+template class AdamFamily<true>;
 // NOLINTEND(misc-multiple-inheritance)
 
 }  // namespace fastamp::optim

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/tensor_kind.h"
 #include "optim/torch_step.h"
-#include "scaler/clip_norms.h"
 #include "scaler/grad_scaler_impl.h"
 #include "scaler/option_checks.h"
 #include "scaler/skip_callback.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
@@ -53,24 +51,6 @@ void forget_if_scaled_anew(const Optimizer& optimizer, OptimizerRecord& record,
   if (scaler::is_scaled_anew(optimizer, record, call)) {
     const auto earlier = record.start_iteration();
   }
-}
-
-/// Clips unscaled gradients by their norm, which is undefined if there are none.
-at::Tensor clip_unscaled(const Optimizer& optimizer, OptimizerRecord& record,
-                         const scaler::NormClip& clip, bool at_step,
-                         const scaler::ScalerCall* call) {
-  const at::NoGradGuard no_grad;
-  const auto gathered = scaler::gather(optimizer, record, Purpose::kNorm);
-  const bool any = !gathered.groups.empty();
-  at::Tensor norm;
-  if (any && clip.norm_type == 2.0) {
-    norm = scaler::ScalerCore::two_norm(record, gathered, at::kFloat);
-  }
-  if (any && !norm.defined()) {
-    norm = scaler::norm_of_norms(gathered.groups, clip.norm_type, /*widen=*/true);
-  }
-  scaler::ScalerCore::clip_norm(record, gathered, norm, clip, at_step, call);
-  return norm;
 }
 
 /// Whether clipping may be put off to the step of an optimizer.
@@ -253,7 +233,7 @@ std::optional<at::Tensor> GradScaler::Impl::step_if_finite(Optimizer& optimizer,
 at::Tensor GradScaler::Impl::clip_norm(Optimizer& optimizer, const scaler::NormClip& clip) {
   if (!enabled) {
     OptimizerRecord none;
-    return clip_unscaled(optimizer, none, clip, /*at_step=*/false, nullptr);
+    return scaler::clip_unscaled(optimizer, none, clip, /*at_step=*/false, nullptr);
   }
   begin("clip_grad_norm_", optimizer);
   const bool at_step = may_put_off(optimizer, options.fuse());
@@ -272,7 +252,7 @@ at::Tensor GradScaler::Impl::clip_norm(Optimizer& optimizer, const scaler::NormC
     clip_now(optimizer, *record);
   }
   const auto now = call();
-  return clip_unscaled(optimizer, *record, clip, at_step, &now);
+  return scaler::clip_unscaled(optimizer, *record, clip, at_step, &now);
 }
 
 void GradScaler::Impl::clip_value(Optimizer& optimizer, double clip_value) {

@@ -2,6 +2,7 @@
 #include "scaler/libtorch_optimizer.h"
 
 #include "core/repeat_finder.h"
+#include "scaler/clip_norms.h"
 #include "scaler/scaler_core.h"
 
 #include <fastamp/autocast/weights_changed.h>
@@ -216,6 +217,23 @@ void clip_values(const Optimizer& optimizer, OptimizerRecord& record, double cli
     at::_foreach_clamp_min_(group.gradients, -clip_value);
     at::_foreach_clamp_max_(group.gradients, clip_value);
   }
+}
+
+at::Tensor clip_unscaled(const Optimizer& optimizer, OptimizerRecord& record,
+                         const NormClip& clip, bool at_step,
+                         const ScalerCall* call) {
+  const at::NoGradGuard no_grad;
+  const auto gathered = gather(optimizer, record, Purpose::kNorm);
+  const bool any = !gathered.groups.empty();
+  at::Tensor norm;
+  if (any && clip.norm_type == 2.0) {
+    norm = ScalerCore::two_norm(record, gathered, at::kFloat);
+  }
+  if (any && !norm.defined()) {
+    norm = norm_of_norms(gathered.groups, clip.norm_type, /*widen=*/true);
+  }
+  ScalerCore::clip_norm(record, gathered, norm, clip, at_step, call);
+  return norm;
 }
 
 bool supports_amp_step(Optimizer& optimizer, bool fuse) {

@@ -18,6 +18,7 @@
 namespace fastamp::scaler {
 
 class ScalerCore;
+struct NormClip;
 struct ScalerCall;
 
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
@@ -57,6 +58,12 @@ bool is_scaled_anew(const torch::optim::Optimizer& optimizer, const OptimizerRec
 void apply_clips(const torch::optim::Optimizer& optimizer, OptimizerRecord& record);
 void clip_values(const torch::optim::Optimizer& optimizer, OptimizerRecord& record,
                  double clip_value);
+
+/// Clips unscaled gradients by their norm. Called by clip_grad_norm_() of scaler and guard.
+/// @param call  Null: of a disabled scaler, which agrees with nobody.
+/// @return The norm; undefined if there are no gradients.
+at::Tensor clip_unscaled(const torch::optim::Optimizer& optimizer, OptimizerRecord& record,
+                         const NormClip& clip, bool at_step, const ScalerCall* call);
 
 /// Whether an optimizer can be stepped with an AmpStep; fuses it first if that is asked for.
 bool supports_amp_step(torch::optim::Optimizer& optimizer, bool fuse);

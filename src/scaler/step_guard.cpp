@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/device_copy.h"
 #include "optim/torch_step.h"
-#include "scaler/clip_norms.h"
 #include "scaler/libtorch_optimizer.h"
 #include "scaler/option_checks.h"
 #include "scaler/past_archive.h"
@@ -10,7 +9,6 @@
 
 #include <fastamp/scaler/grad_scaler.h>
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -132,20 +130,8 @@ at::Tensor StepGuard::Impl::clip_norm(OptimizerRecord& record, const scaler::Nor
   }
   scaler::apply_clips(optimizer, record);
   check(record);
-  const at::NoGradGuard no_grad;
-  const auto gathered = scaler::gather(optimizer, record, Purpose::kNorm);
-  if (gathered.groups.empty()) {
-    return {};
-  }
-  at::Tensor norm;
-  if (clip.norm_type == 2.0) {
-    norm = scaler::ScalerCore::two_norm(record, gathered, at::kFloat);
-  }
-  if (!norm.defined()) {
-    norm = scaler::norm_of_norms(gathered.groups, clip.norm_type, /*widen=*/true);
-  }
-  scaler::ScalerCore::clip_norm(record, gathered, norm, clip, at_step);
-  return norm;
+  const auto now = call(/*agrees=*/true);
+  return scaler::clip_unscaled(optimizer, record, clip, at_step, &now);
 }
 
 void StepGuard::Impl::end(OptimizerRecord& record) {
