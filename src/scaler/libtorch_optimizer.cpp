@@ -219,9 +219,8 @@ void clip_values(const Optimizer& optimizer, OptimizerRecord& record, double cli
   }
 }
 
-at::Tensor clip_unscaled(const Optimizer& optimizer, OptimizerRecord& record,
-                         const NormClip& clip, bool at_step,
-                         const ScalerCall* call) {
+at::Tensor clip_unscaled(const Optimizer& optimizer, OptimizerRecord& record, const NormClip& clip,
+                         bool at_step, const ScalerCall* call) {
   const at::NoGradGuard no_grad;
   const auto gathered = gather(optimizer, record, Purpose::kNorm);
   const bool any = !gathered.groups.empty();

@@ -9,6 +9,7 @@
 
 #include <fastamp/scaler/grad_scaler.h>
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
