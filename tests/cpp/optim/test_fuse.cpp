@@ -18,10 +18,10 @@
 using namespace fastamp::test;  // NOLINT(google-build-using-namespace): a test's own helpers
 using fastamp::optim::AmpStep;
 using fastamp::optim::can_fuse;
-using fastamp::optim::fuse;
+using fastamp::optim::fuse_;
 using fastamp::optim::fused_step;
 using fastamp::optim::is_fused;
-using fastamp::optim::unfuse;
+using fastamp::optim::unfuse_;
 
 namespace {
 
