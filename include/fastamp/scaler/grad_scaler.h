@@ -168,7 +168,7 @@ class FASTAMP_API GradScaler {
   ///
   /// An optim::AmpStepOptimizer, such as those of fastamp::optim, checks them in a pass that writes
   /// nothing; its step(), which is called in any case, then unscales, clips and updates in one
-  /// more, or skips on the device. A fused one (optim::fuse) is stepped likewise by
+  /// more, or skips on the device. A fused one (optim::fuse_) is stepped likewise by
   /// optim::fused_step(). Any other is unscaled, unless that was done, and its step() called if
   /// every gradient is finite. Gradients are left unscaled and clipped.
   /// @param optimizer  Whose parameters are stepped; once in an iteration.
