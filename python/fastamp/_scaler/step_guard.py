@@ -15,6 +15,7 @@ import fastamp._C as _C
 from fastamp._scaler import steps
 from fastamp._scaler.checks import Past
 from fastamp._scaler.gradients import (
+    norm_groups,
     norm_over,
     parameters_of,
     two_norm_of,
@@ -41,6 +42,7 @@ from fastamp._scaler.reports import (
     names_by_identity,
 )
 from fastamp._scaler.state import weakly
+from fastamp._scaler.subclasses import meshes_of
 from fastamp._util.guarded_step import GuardedStep
 from fastamp._util.tensors import ordinary_tensors
 
@@ -294,12 +296,19 @@ class StepGuard:
         self._norm_is_agreed = False
         agree = self._agree_on if agrees else None
         begin = self._core.begin_unscaled_step
-        amp_step, seen = begin(self, optimizer, False, not_finite, self._spike, None, agree)
+        amp_step, seen = None, False
+        if not self._is_laid_out(optimizer):
+            amp_step, seen = begin(self, optimizer, False, not_finite, self._spike, None, agree)
         if amp_step is None:
             norm = self._check_subclasses(optimizer)
             amp_step, seen = begin(self, optimizer, True, not_finite, self._spike, norm, agree)
         assert amp_step is not None
         return amp_step, seen
+
+    def _is_laid_out(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether ranks of meshes have to agree, also those without gradients, and have not yet."""
+        is_checked = id(optimizer) in self._per_optimizer_states
+        return not is_checked and bool(meshes_of(parameters_of(optimizer)))
 
     def _check_subclasses(self, optimizer: torch.optim.Optimizer) -> Tensor | None:
         """Checks gradients of which some are tensor subclasses; the norm for the spike rule."""
@@ -401,7 +410,8 @@ class StepGuard:
         """
         optimizer = self._guarded("clip_grad_norm_")
         norm_type = float(norm_type)
-        norm_function = None if mesh is None else norm_over(optimizer, mesh, norm_type)
+        is_local = not norm_groups(optimizer, mesh, norm_type)
+        norm_function = None if is_local else norm_over(optimizer, mesh, norm_type)
         core = self._begin_clip(optimizer)
         if norm_type == 2.0 and norm_function is None:
             norm = core.clip_norm_at_step(self, optimizer, float(max_norm), error_if_nonfinite)
@@ -428,7 +438,7 @@ class StepGuard:
         return self._core
 
     def _check(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self._core.check_unscaled(self, optimizer):
+        if self._is_laid_out(optimizer) or not self._core.check_unscaled(self, optimizer):
             self._check_subclasses(optimizer)
 
     def _reaches_all(self, mesh: Any, norm_type: float) -> bool:

@@ -114,7 +114,8 @@ class RecordedStep(CallListener, OpWatcher):
             self._is_past_backward = False
         # Unscaling, clipping and the optimizer: the update tells what they did.
         after = self._inside or (self._is_past_backward and not call.backward)
-        scales = {s._scale.data_ptr() for s in self._scalers if isinstance(s._scale, torch.Tensor)}
+        tensors = [getattr(scaler, "_scale", None) for scaler in self._scalers]
+        scales = {scale.data_ptr() for scale in tensors if isinstance(scale, torch.Tensor)}
         is_scaling = any(tensor.data_ptr() in scales for tensor in call.tensors)
         random = torch.Tag.nondeterministic_seeded in call.func.tags
         # Out of nothing, or of a tensor's shape alone.
