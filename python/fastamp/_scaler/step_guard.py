@@ -305,10 +305,10 @@ class StepGuard:
         assert amp_step is not None
         return amp_step, seen
 
-    def _is_laid_out(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether ranks of meshes have to agree, also those without gradients, and have not yet."""
-        is_checked = id(optimizer) in self._per_optimizer_states
-        return not is_checked and bool(meshes_of(parameters_of(optimizer)))
+    @staticmethod
+    def _is_laid_out(optimizer: torch.optim.Optimizer) -> bool:
+        """Whether ranks of meshes have to agree, also those that have no gradients."""
+        return bool(meshes_of(parameters_of(optimizer)))
 
     def _check_subclasses(self, optimizer: torch.optim.Optimizer) -> Tensor | None:
         """Checks gradients of which some are tensor subclasses; the norm for the spike rule."""

@@ -47,6 +47,14 @@ PAST = {
         group=False,
         guard=True,
     ),
+    "a clip of a guarded optimizer without gradients on one rank of a mesh": History(
+        kind="fsdp",
+        ranks=8,
+        optimizers=("fastamp AdamW",) * 3,
+        iterations=(Iteration(missing=((7, 5), (7, 2)), clip="norm"),),
+        group=False,
+        guard=True,
+    ),
     "a norm with one gradient less on one rank": History(
         kind="hsdp",
         ranks=8,
