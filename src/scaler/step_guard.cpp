@@ -125,13 +125,14 @@ at::Tensor StepGuard::Impl::clip_norm(OptimizerRecord& record, const scaler::Nor
   const bool at_step = !scaler::has_sparse(optimizer);
   if (at_step && clip.norm_type == 2.0 && record.pass == nullptr) {
     auto gathered = scaler::gather(optimizer, record, Purpose::kCheck);
-    if (auto norm = core.clip_norm_at_step(record, std::move(gathered), clip, call())) {
+    if (auto norm = core.clip_norm_at_step(record, std::move(gathered), clip,
+                                           call(clip.error_if_nonfinite))) {
       return *norm;
     }
   }
   scaler::apply_clips(optimizer, record);
   check(record);
-  const auto now = call(/*agrees=*/true);
+  const auto now = call(clip.error_if_nonfinite);
   return scaler::clip_unscaled(optimizer, record, clip, at_step, &now);
 }
 

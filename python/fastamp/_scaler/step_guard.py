@@ -19,7 +19,7 @@ from fastamp._scaler.gradients import (
     norm_over,
     parameters_of,
     two_norm_of,
-    unscale_gradients,
+    unscale_shards,
 )
 from fastamp._scaler.guard_checks import (
     check_group,
@@ -42,7 +42,7 @@ from fastamp._scaler.reports import (
     names_by_identity,
 )
 from fastamp._scaler.state import weakly
-from fastamp._scaler.subclasses import meshes_of
+from fastamp._scaler.subclasses import agree_over_meshes, meshes_of
 from fastamp._util.guarded_step import GuardedStep
 from fastamp._util.tensors import ordinary_tensors
 
@@ -80,6 +80,23 @@ def _split_closure(
     if callable(kwargs.get("closure")):
         return kwargs["closure"], args, {k: v for k, v in kwargs.items() if k != "closure"}
     return None, args, kwargs
+
+
+#: Gradients, and how often each was written.
+_Versions = list[tuple["weakref.ref[Tensor]", int]]
+
+
+def _versions_of(optimizer: torch.optim.Optimizer) -> _Versions:
+    gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
+    return [(weakref.ref(gradient), gradient._version) for gradient in gradients]
+
+
+def _are_as_they_were(optimizer: torch.optim.Optimizer, versions: _Versions) -> bool:
+    now = _versions_of(optimizer)
+    return len(now) == len(versions) > 0 and all(
+        gradient() is earlier() and version == earlier_version
+        for (gradient, version), (earlier, earlier_version) in zip(now, versions, strict=True)
+    )
 
 
 class StepGuard:
@@ -125,8 +142,9 @@ class StepGuard:
             evaluates gradients more than once.
     """
 
-    # What the native core reads of a scaler: a scale of 1 that stays. Ranks agree in the step.
-    process_group = None
+    # What the native core reads of a scaler: a scale of 1 that stays. Ranks agree in the step, and
+    # in a clip that may raise.
+    process_group: ProcessGroup | None = None
     _growth_factor = _backoff_factor = 1.0
     _growth_interval = 2**31 - 1
     _hysteresis = 1
@@ -173,6 +191,9 @@ class StepGuard:
         self._times_scaled = 0  # Calls here: between two of them gradients may have become others.
         self._not_finite: list[Tensor] = []  # Beside gradients, for the next step.
         self._norm_is_agreed = False  # One of these is the same on all ranks.
+        # Gradients that only Python can check, as a clip has left them, and this rank's own flags
+        # from before it.
+        self._clipped: tuple[_Versions, dict[torch.device, Tensor]] | None = None
         self._is_stepping = False
         self._kept_core: _C.ScalerCore | None = None
         self._loaded = Past([], None, 0)
@@ -314,7 +335,14 @@ class StepGuard:
         """Checks gradients of which some are tensor subclasses; the norm for the spike rule."""
         one = self._scale
         flag = torch.zeros_like(one)
-        flags = unscale_gradients(self._core, optimizer, one, flag, True, self._times_scaled)
+        flags = unscale_shards(self._core, optimizer, one, flag, True, self._times_scaled)
+        versions, earlier = self._clipped or ([], {})
+        if _are_as_they_were(optimizer, versions):  # A clip may have hidden an inf.
+            for device, before in earlier.items():
+                flags[device] = torch.maximum(flags[device], before)
+        own = {device: flag.clone() for device, flag in flags.items()}
+        self._clipped = (_versions_of(optimizer), own)
+        agree_over_meshes(meshes_of(parameters_of(optimizer)), flags, flag)
         state = {"stage": OptState.UNSCALED, "found_inf_per_device": flags}
         self._per_optimizer_states[id(optimizer)] = state
         return None if self._spike is None else two_norm_of(optimizer)
@@ -328,6 +356,7 @@ class StepGuard:
             self._per_optimizer_states[free] = self._per_optimizer_states.pop(key)
 
     def _end(self, optimizer: torch.optim.Optimizer) -> None:
+        self._clipped = None
         states = self._per_optimizer_states.values()
         flags = [flag for state in states for flag in state["found_inf_per_device"].values()]
         self._statistics.poll(flags)
@@ -413,20 +442,25 @@ class StepGuard:
         is_local = not norm_groups(optimizer, mesh, norm_type)
         norm_function = None if is_local else norm_over(optimizer, mesh, norm_type)
         core = self._begin_clip(optimizer)
-        if norm_type == 2.0 and norm_function is None:
-            norm = core.clip_norm_at_step(self, optimizer, float(max_norm), error_if_nonfinite)
-            if norm is not None:
-                return norm
-        self._check(optimizer)
-        norm = core.clip_norm(
-            self,
-            optimizer,
-            float(max_norm),
-            norm_type,
-            error_if_nonfinite,
-            True,
-            norm_function,
-        )
+        self.process_group = self._group if error_if_nonfinite else None
+        try:
+            norm = None
+            if norm_type == 2.0 and norm_function is None:
+                norm = core.clip_norm_at_step(self, optimizer, float(max_norm), error_if_nonfinite)
+            if norm is None:
+                self._check(optimizer)
+                norm = core.clip_norm(
+                    self,
+                    optimizer,
+                    float(max_norm),
+                    norm_type,
+                    error_if_nonfinite,
+                    True,
+                    norm_function,
+                )
+        finally:
+            self.process_group = None
+        self._note_clipped(optimizer)
         if mesh is not None:
             self._norm_is_agreed = self._reaches_all(mesh, norm_type) and not self._not_finite
             self._not_finite.append(norm)
@@ -435,7 +469,15 @@ class StepGuard:
     def _begin_clip(self, optimizer: torch.optim.Optimizer) -> _C.ScalerCore:
         self._prepare(optimizer)
         self._core.forget_if_edited(self, optimizer)
+        if self._clipped is not None:  # On all ranks of a mesh, whatever gradients they have.
+            if _are_as_they_were(optimizer, self._clipped[0]):
+                self._core.apply_clips(self, optimizer)
+            self._core.forget(self, optimizer)
         return self._core
+
+    def _note_clipped(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._clipped is not None:
+            self._clipped = (_versions_of(optimizer), self._clipped[1])
 
     def _check(self, optimizer: torch.optim.Optimizer) -> None:
         if self._is_laid_out(optimizer) or not self._core.check_unscaled(self, optimizer):
@@ -468,13 +510,15 @@ class StepGuard:
             raise ValueError(f"clip_grad_value_: expected clip_value >= 0, got {clip_value}")
         optimizer = self._guarded("clip_grad_value_")
         core = self._begin_clip(optimizer)
+        may_check = not self._is_laid_out(optimizer)
         while (
-            todo := core.clip_value(self, optimizer, clip_value, True, True)
+            todo := core.clip_value(self, optimizer, clip_value, True, may_check)
         ) != _C.ClipNext.NOTHING:
             self._check(optimizer)
             core.apply_clips(self, optimizer)
             if todo == _C.ClipNext.APPLY:
                 break
+        self._note_clipped(optimizer)
 
     # -- what is told of steps
 
