@@ -126,12 +126,16 @@ def _guarded(device: str, count: int, elements: int) -> Row:
             found[name] = Candidate(statement, names)
         return found
 
+    done = passes(count * elements, "norm", "AdamW")
+    by_kernels = device == "cuda" and elements > 16
     return Row(
         f"{device}: clip + step, guarded and not, fastamp's AdamW, {count} x {elements}",
         candidates,
         GROUP,
         device,
-        clock="events" if device == "cuda" and elements > 16 else "host",
+        bytes_moved=total(done) if by_kernels else 0,
+        passes=done if by_kernels else [],
+        clock="events" if by_kernels else "host",
         goal=at_least_times(1 / 1.02),
         weight=weight_of(count, elements, cheap=1000),
     )
