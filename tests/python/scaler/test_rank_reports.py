@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_counted_and_the_worst_is_named():
     assert len(report.gradients) + report.more == 60
     assert len(report.gradients) >= 5
     assert str(report).splitlines()[0].endswith("60 gradients with inf or NaN.")
-    assert str(report).splitlines()[-1] == f"  and {report.more} more"
+    assert f"  and {report.more} more" in str(report).splitlines()
 
 
 def test_files_of_ranks_are_merged(tmp_path):

@@ -89,8 +89,9 @@ def test_casts_do_not_wait_for_the_device():
     assert counts["waits"] == counts["copies_to_host"] == counts["copies_to_device"] == 0
 
 
-@pytest.mark.skipif("not has_float8()")
 def test_what_cublas_takes_is_asked_for():
+    if not has_float8():
+        pytest.skip("fp8 products need compute capability 8.9")
     a = torch.ones(16, 32, device="cuda").to(E4M3)
     one = torch.ones((), device="cuda")
     columns = a.t()
