@@ -278,7 +278,7 @@ GROUPS = (
         ),
     ),
     HostGroup(
-        "src/optim/amp_step_on.cpp",
+        "src/optim/step_lists.cpp",
         (TRAINED,),
         (
             Change(
