@@ -168,7 +168,10 @@ BENCHES: dict[str, tuple[str, float]] = {
         "|clip_grad)",
         1.3,
     ),
-    "bench-steps": (r"^cuda: (clip [a-z ]*\+ )?step \+ update", 1.3),
+    "bench-steps": (
+        r"^cuda: ((clip [a-z ]*\+ )?step \+ update|clip \+ step, guarded)",
+        1.3,
+    ),
     "bench-float8": ("^cuda: fp8", 1.3),
     "bench-training": (
         "^cuda: (digits|ResNet|ViT|BERT|GPT|12 blocks|weight copies|inference|lean weights|"

@@ -109,7 +109,7 @@ def test_a_recurrent_layer_is_counted_in_either_form():
 
 def test_experts_that_stay_in_fp32_are_no_share_of_16_bits():
     report = inspected(lambda w: grouped(w, (8, 16), (2, 16, 4), offsets=[3, 8]))
-    assert "0.0 % of the FLOPs of products in 16 bits" in str(report)
+    assert "0.0 % of the work of products in 16 bits" in str(report)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fastamp
 
@@ -369,6 +370,23 @@ def test_bad_arguments_are_refused(arguments, options, text):
 
 @pytest.mark.filterwarnings("ignore:.*nested.tensor:UserWarning")
 @pytest.mark.filterwarnings("error::RuntimeWarning")  # that a tool has failed
+def test_fake_tensors_in_a_step_are_left_out(recwarn):
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        with FakeTensorMode():
+            torch.nn.functional.linear(torch.empty(2, 8), torch.empty(8, 8))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(torch.ones(2, 8)).float().sum()
+        loss.backward()
+        optimizer.step()
+
+    report = fastamp.debug.inspect(step, model, optimizer)
+    assert any(row.backward for row in report.ops)
+    assert not [str(each.message) for each in recwarn if "fastamp" in str(each.message)]
+
+
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 def test_a_step_with_nested_tensors_is_told(layout: torch.layout):
     trained = []

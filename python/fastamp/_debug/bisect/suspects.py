@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from fastamp._debug.bisect.traffic import time_of
 from fastamp._debug.watch.flops import flops_of
-from fastamp._debug.watch.modules import is_half
+from fastamp._debug.watch.modules import is_half, is_readable
 from fastamp._debug.watch.op_calls import OpCall, OpWatcher
 from fastamp._debug.watch.twin import Fp32Twin
 from fastamp._policy.table import BUILT_IN_OPS
@@ -93,7 +93,7 @@ class Suspects(OpWatcher):
         given = call.tensors
         on_same, _ = self._twin.after(call, result, twins)
         made = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
-        if not made or any(t.layout != torch.strided or t.is_meta for t in (*given, *made)):
+        if not made or not all(map(is_readable, (*given, *made))):
             return
         is_low = any(is_half(t) for t in (*given, *made))
         error = max((self._error(t) for t in made), default=0.0)

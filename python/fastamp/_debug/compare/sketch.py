@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from fastamp._debug.watch.modules import is_readable
+
 _SIZE = 32
 #: Unit roundoff by name of the dtype; 0 for numbers that are not rounded.
 _ROUNDOFF = {
@@ -84,7 +86,7 @@ def _places_and_signs(count: int, device: torch.device) -> tuple[torch.Tensor, t
 @torch.no_grad()
 def sketch_of(tensor: torch.Tensor) -> Sketch | None:
     """Returns the sketch of a tensor of numbers; None of others. Waits for the device."""
-    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_complex():
+    if not is_readable(tensor) or tensor.is_complex():
         return None
     with torch._C._DisableAutocast():
         values = tensor.detach().reshape(-1).double()

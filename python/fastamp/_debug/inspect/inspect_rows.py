@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 import fastamp._C as _C
 from fastamp._debug.check.rules import CheckReport
 from fastamp._debug.watch.flops import flops_of
+from fastamp._debug.watch.modules import is_readable
 from fastamp._debug.watch.op_calls import OpCall
 
 __all__ = [
@@ -295,7 +296,7 @@ class Rows:
         made = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)] or call.written
         given = call.tensors
         tensors = (*made, *given)
-        if not made or any(t.layout != torch.strided or t.is_nested or t.is_meta for t in tensors):
+        if not made or not all(map(is_readable, tensors)):
             return
         inputs = tuple(name_of_dtype(t.dtype) for t in given)
         autocast_op = call.autocast[0] if call.autocast else ""
@@ -415,7 +416,7 @@ def gradient_row(
     name: str, gradient: torch.Tensor, twin: torch.Tensor | None
 ) -> GradientRow | None:
     """Returns the row of a gradient; None of one that has no exponents to count."""
-    if gradient.layout != torch.strided or gradient.is_meta:
+    if not is_readable(gradient):
         return None
     with torch.no_grad():
         wide = gradient.detach()

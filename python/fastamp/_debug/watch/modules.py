@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from fastamp._debug.watch.model_names import ModelNames
@@ -167,9 +168,15 @@ def is_half(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
 
 
+def is_readable(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has numbers in memory, one beside the other; not if sparse, nested, fake."""
+    has_numbers = not tensor.is_meta and not isinstance(tensor, FakeTensor)
+    return has_numbers and tensor.layout == torch.strided and not tensor.is_nested
+
+
 def address(tensor: torch.Tensor | None) -> int:
     """Returns where a tensor's storage begins; 0 if it has none: sparse, fake, of a subclass."""
-    if tensor is None:
+    if tensor is None or isinstance(tensor, FakeTensor):
         return 0
     try:
         return tensor.untyped_storage().data_ptr()

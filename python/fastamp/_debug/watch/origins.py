@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from fastamp._debug.watch.model_names import ModelNames
-from fastamp._debug.watch.modules import address, is_half, local_of
+from fastamp._debug.watch.modules import address, is_half, is_readable, local_of
 from fastamp._debug.watch.op_calls import OpCall
 from fastamp._debug.watch.twin import Fp32Twin
 
@@ -200,9 +200,8 @@ def has_nonfinite(tensor: Any) -> bool:
     return (
         local is not None
         and (local.is_floating_point() or local.is_complex())
-        and local.layout == torch.strided
+        and is_readable(local)
         and local.element_size() > 1
-        and not local.is_meta
         and not bool(torch.isfinite(local.detach()).all())
     )
 

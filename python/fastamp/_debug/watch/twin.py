@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from fastamp._debug.watch.modules import is_readable
 from fastamp._debug.watch.op_calls import OpCall
 
 __all__ = ["Fp32Twin"]
@@ -18,13 +19,7 @@ _Key = tuple[int, Any, tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 def _is_widened(value: Any) -> bool:
-    return (
-        isinstance(value, torch.Tensor)
-        and value.dtype in _WIDENED
-        and value.layout == torch.strided
-        and not value.is_nested
-        and not value.is_meta
-    )
+    return isinstance(value, torch.Tensor) and value.dtype in _WIDENED and is_readable(value)
 
 
 class Fp32Twin:
@@ -86,9 +81,8 @@ class Fp32Twin:
     def _has_twin(self, call: OpCall) -> bool:
         if call.func.namespace != "aten" or not call.tensors:
             return False
-        return torch.Tag.nondeterministic_seeded not in call.func.tags and all(
-            t.layout == torch.strided and not t.is_nested and not t.is_meta for t in call.tensors
-        )
+        is_random = torch.Tag.nondeterministic_seeded in call.func.tags
+        return not is_random and all(map(is_readable, call.tensors))
 
     @staticmethod
     def _writes(call: OpCall) -> bool:
