@@ -28,7 +28,7 @@ struct AtenTensorOpaque;
 typedef struct AtenTensorOpaque* AtenTensorHandle;
 
 /// What became of a call. New codes may be added: all but FASTAMP_OK are failures.
-typedef enum FastampStatus {
+typedef enum FastampStatus {  // NOLINT(cppcoreguidelines-use-enum-class): of C
   FASTAMP_OK = 0,
   FASTAMP_ERROR = 1,            ///< Anything not named below.
   FASTAMP_VALUE_ERROR = 2,      ///< An argument has a value that is refused.

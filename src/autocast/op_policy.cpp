@@ -19,7 +19,7 @@ using Policies = std::array<std::array<OpPolicy, kNumOps>, kNumPolicyDevices>;
 
 /// The op table as written.
 constexpr Policies written_policies() {
-  // The table's words.
+  // NOLINTBEGIN(readability-identifier-naming): the table's words
   constexpr auto pass = OpPolicy::kPass;
   constexpr auto lower = OpPolicy::kLower;
   constexpr auto fp32 = OpPolicy::kFp32;
@@ -27,6 +27,7 @@ constexpr Policies written_policies() {
   constexpr auto append_dtype = OpPolicy::kAppendDtype;
   constexpr auto promote = OpPolicy::kPromote;
   constexpr auto banned = OpPolicy::kBanned;
+  // NOLINTEND(readability-identifier-naming)
   return {{
 #define FASTAMP_OP(op, cpu, cuda) cpu,
 #define FASTAMP_OP_APPEND(op, cpu, cuda, redispatch) cpu,

@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> None:
     for name in arguments:
         try:
             data = json.loads(Path(name).read_text(encoding="utf-8"))
-            reports.append(report_from_dict(data, f"merge: {name}"))
+            reports.append(report_from_dict(data, "merge", name))
         except (OSError, ValueError) as error:
             sys.stderr.write(f"python -m fastamp merge: {name}: {error}\n")
             sys.exit(2)

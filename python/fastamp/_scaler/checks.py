@@ -263,5 +263,6 @@ def checked_past(state: Mapping[str, Any]) -> Past:
             f"got {skips!r}"
         )
     history = _checked_history(state.get("history", []))
-    where = 'load_state_dict: state_dict["overflow_report"]'
-    return Past(history, None if report is None else report_from_dict(report, where), skips)
+    name = 'state_dict["overflow_report"]'
+    known = None if report is None else report_from_dict(report, "load_state_dict", name)
+    return Past(history, known, skips)

@@ -215,7 +215,7 @@ class GradScaler(ScalerState):
         core = self._core
         if (
             not self._is_replaced("_unscale_grads_")
-            and not meshes_of(parameters_of(optimizer))
+            and not meshes_of(optimizer)
             and core.unscale(self, optimizer)
         ):
             return
@@ -243,8 +243,9 @@ class GradScaler(ScalerState):
         found_inf: Tensor,
         allow_fp16: bool,
     ) -> dict[torch.device, Tensor]:
+        core = self._core  # Makes _times_scaled, too.
         scaled = self._times_scaled
-        return unscale_gradients(self._core, optimizer, inv_scale, found_inf, allow_fp16, scaled)
+        return unscale_gradients(core, optimizer, inv_scale, found_inf, allow_fp16, scaled)
 
     def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
         scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")
@@ -267,9 +268,7 @@ class GradScaler(ScalerState):
 
     def _may_check(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether gradients may be left scaled until the step: nobody's ``unscale_`` is called."""
-        return not self._is_replaced("unscale_", "_unscale_grads_") and not meshes_of(
-            parameters_of(optimizer)
-        )
+        return not self._is_replaced("unscale_", "_unscale_grads_") and not meshes_of(optimizer)
 
     def _unscale_with_norm(
         self, optimizer: torch.optim.Optimizer, groups: list[ShardGroup], norm_type: float

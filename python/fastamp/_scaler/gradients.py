@@ -56,11 +56,10 @@ def norm_groups(optimizer: Any, mesh: Any, norm_type: float) -> list[ShardGroup]
         TypeError, ValueError: As of ``mesh`` of ``clip_grad_norm_``.
     """
     groups = [] if mesh is None else shard_groups("clip_grad_norm_", mesh, norm_type)
-    parameters = parameters_of(optimizer)
     # torch's norm of DTensors has orders that no sum over ranks has.
-    if not groups and not (norm_type > 0 and meshes_of(parameters)):
+    if not groups and not (norm_type > 0 and meshes_of(optimizer)):
         return []
-    return with_own_meshes("clip_grad_norm_", parameters, groups)
+    return with_own_meshes("clip_grad_norm_", parameters_of(optimizer), groups)
 
 
 def widen_gradients(optimizer: Any) -> None:
@@ -126,7 +125,7 @@ def unscale_gradients(
 ) -> dict[torch.device, Tensor]:
     """As :func:`unscale_shards`; ranks agree on the flags over the meshes of DTensors."""
     flags = unscale_shards(core, optimizer, inv_scale, found_inf, allow_fp16, times_scaled)
-    agree_over_meshes(meshes_of(parameters_of(optimizer)), flags, found_inf)
+    agree_over_meshes(meshes_of(optimizer), flags, found_inf)
     return flags
 
 

@@ -64,7 +64,9 @@ def gathered(report: OverflowReport, group: Any) -> OverflowReport:
     if received is None:
         return report
     texts = [bytes(each.tolist()).decode() for each in received]
-    return merged([report_from_dict(json.loads(text), "overflow_report") for text in texts])
+    reports = [json.loads(text) for text in texts]
+    name = "a rank's report"
+    return merged([report_from_dict(each, "overflow_report", name) for each in reports])
 
 
 def merged(reports: Sequence[OverflowReport]) -> OverflowReport:

@@ -270,12 +270,13 @@ def _hint(gradients: Iterable[NonFiniteGradient | ZerosOfGradient]) -> list[str]
 UNREADABLE = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
 
 
-def report_from_dict(data: Any, where: str) -> OverflowReport:
+def report_from_dict(data: Any, function: str, name: str) -> OverflowReport:
     """Makes a report of what ``as_dict`` returned.
 
     Args:
         data: That.
-        where: It comes from, for the message.
+        function: Who reads it, for the message.
+        name: Of the argument or file, likewise.
 
     Raises:
         ValueError: It is something else.
@@ -291,7 +292,8 @@ def report_from_dict(data: Any, where: str) -> OverflowReport:
         return OverflowReport(int(data["step"]), scale, gradients, int(data.get("more", 0)))
     except UNREADABLE as error:
         raise ValueError(
-            f"{where}: expected what OverflowReport.as_dict returned, got {data!r:.200}"
+            f"{function}: expected {name} to be what OverflowReport.as_dict returned, got "
+            f"{data!r:.200}"
         ) from error
 
 

@@ -329,7 +329,7 @@ class StepGuard:
     @staticmethod
     def _is_laid_out(optimizer: torch.optim.Optimizer) -> bool:
         """Whether ranks of meshes have to agree, also those that have no gradients."""
-        return bool(meshes_of(parameters_of(optimizer)))
+        return bool(meshes_of(optimizer))
 
     def _check_subclasses(self, optimizer: torch.optim.Optimizer) -> Tensor | None:
         """Checks gradients of which some are tensor subclasses; the norm for the spike rule."""
@@ -342,7 +342,7 @@ class StepGuard:
                 flags[device] = torch.maximum(flags[device], before)
         own = {device: flag.clone() for device, flag in flags.items()}
         self._clipped = (_versions_of(optimizer), own)
-        agree_over_meshes(meshes_of(parameters_of(optimizer)), flags, flag)
+        agree_over_meshes(meshes_of(optimizer), flags, flag)
         state = {"stage": OptState.UNSCALED, "found_inf_per_device": flags}
         self._per_optimizer_states[id(optimizer)] = state
         return None if self._spike is None else two_norm_of(optimizer)

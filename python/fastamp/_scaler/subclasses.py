@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,8 +13,6 @@ from fastamp._scaler.all_reduce import all_reduce
 from fastamp._util.tensors import on_device
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from torch import Tensor
 
 
@@ -26,15 +25,15 @@ def as_dtensor(tensor: Tensor) -> Any:
 Meshes = dict[Any, dict["torch.device", None]]
 
 
-def meshes_of(parameters: Iterable[Tensor]) -> Meshes:
+def meshes_of(optimizer: Any) -> Meshes:
     """Returns the meshes that parameters are laid out on, and on which devices, in their order.
 
-    Also of parameters without gradients: other ranks of the mesh may have some.
+    Also of parameters without gradients: other ranks of the mesh may have some. Looks at parameters
+    in programs that can have DTensors only.
     """
     meshes: Meshes = {}
-    # Loops over parameters in programs that can have DTensors only.
     if "torch.distributed.tensor" in sys.modules and torch.distributed.is_initialized():
-        for parameter in parameters:
+        for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
             laid_out = as_dtensor(parameter)
             if laid_out is not None:
                 meshes.setdefault(laid_out.device_mesh, {})[laid_out.device] = None

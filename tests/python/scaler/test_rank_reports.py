@@ -118,5 +118,5 @@ def test_a_report_without_ranks_is_stored_as_before():
 def test_a_file_that_is_none_is_refused():
     from fastamp._scaler.reports import report_from_dict
 
-    with pytest.raises(ValueError, match="merge: x: expected what OverflowReport"):
-        report_from_dict({"step": 1}, "merge: x")
+    with pytest.raises(ValueError, match="merge: expected x to be what OverflowReport"):
+        report_from_dict({"step": 1}, "merge", "x")

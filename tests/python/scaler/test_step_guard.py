@@ -469,7 +469,7 @@ def test_what_is_no_state_is_refused_and_changes_nothing(state: Any):
     job.backward()
     job.optimizer.step()
     before = job.guard.state_dict()
-    with pytest.raises(ValueError, match=r"^load_state_dict: (state_dict\[\S+\]: )?expected"):
+    with pytest.raises(ValueError, match=r"^load_state_dict: expected"):
         job.guard.load_state_dict(state)
     assert job.guard.state_dict() == before
 
