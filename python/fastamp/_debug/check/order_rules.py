@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -58,6 +59,22 @@ class _Optimizer:
     new: int = 0
 
 
+class _Here(threading.local):
+    """What a thread is at.
+
+    Attributes:
+        root_is_scaled: Whether the loss of its backward pass carries a scale.
+        before: The gradients that there were before that, and their versions.
+        is_stepping: Whether a scaler steps.
+    """
+
+    root_is_scaled = False
+    is_stepping = False
+
+    def __init__(self) -> None:
+        self.before: dict[int, tuple[torch.Tensor, int]] = {}
+
+
 class OrderRules(CallListener):
     """Follows scalers, their optimizers and gradients inside a block.
 
@@ -79,22 +96,23 @@ class OrderRules(CallListener):
         self.guard = guard
         self._findings, self._scaled, self._optimizers = findings, scaled, optimizers
         self._gradients: dict[int, _Gradient] = {}
-        self._before: dict[int, tuple[torch.Tensor, int]] = {}
+        self._here = _Here()
+        # Threads in a backward pass: whether another one's was meanwhile, which gradients are whose
+        # is not known then.
+        self._backwards: dict[int, bool] = {}
         self._had_gradients: set[int] = set()
         self._states: dict[int, _Optimizer] = {}
-        self._root_is_scaled = False
         self._seen_scalers: list[Any] = []
         self._scale_of_scalers: dict[int, float] = {}
         self._by_hand: set[int] = set()
         self._penalties: dict[int, float] = {}
         self._saved = [0, 0]
-        self._is_stepping = False
 
     # Losses.
 
     def before_scale(self, scaler: Any, outputs: Any) -> None:
         """The rule on losses that are scaled twice."""
-        self._is_stepping = False
+        self._here.is_stepping = False
         roots = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
         self._look_at_penalty(roots)
         if scaler.is_enabled() and self._scaled.scaler_of(roots) is not None:
@@ -109,26 +127,33 @@ class OrderRules(CallListener):
         """Notes the gradients that there are, and whether the loss is scaled."""
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         self._look_at_penalty(roots)
-        self._root_is_scaled = self._scaled.scaler_of(roots) is not None or any(
+        self._here.root_is_scaled = self._scaled.scaler_of(roots) is not None or any(
             address(root) in self._by_hand for root in roots if isinstance(root, torch.Tensor)
         )
-        self._before = {
+        self._backwards[threading.get_ident()] = False
+        if len(self._backwards) > 1:
+            self._backwards = dict.fromkeys(self._backwards, True)
+        self._here.before = {
             id(p): (p.grad, p.grad._version) for p in self._parameters() if p.grad is not None
         }
 
     def after_backward(self) -> None:
         """The rule on gradients that are added to others; notes what they are made of."""
         changed: set[int] = set()
+        is_shared = self._backwards.pop(threading.get_ident(), False)
         for parameter in self._parameters():
             gradient = parameter.grad
-            before = self._before.get(id(parameter))
+            before = self._here.before.get(id(parameter))
             if gradient is None or (before is not None and _is_same(before, gradient)):
                 continue
             changed.add(id(parameter))
+            if is_shared:
+                self._gradients.pop(id(parameter), None)
+                continue
             known = self._gradients.get(id(parameter))
             if known is None or before is None or known.tensor is not before[0]:
                 known = self._gradients[id(parameter)] = _Gradient(gradient, set())
-            elif known.is_unscaled and self._root_is_scaled:
+            elif known.is_unscaled and self._here.root_is_scaled:
                 self._findings.add(
                     "unscale-inside-accumulation",
                     "backward()",
@@ -136,13 +161,13 @@ class OrderRules(CallListener):
                 )
                 known.is_unscaled = False
             known.tensor = gradient
-            known.losses.add(self._root_is_scaled)
+            known.losses.add(self._here.root_is_scaled)
             if id(parameter) not in self._had_gradients and _has_nonzero(gradient):
                 self._had_gradients.add(id(parameter))
         for optimizer in self._optimizers:
             if any(id(p) in changed for p in _parameters_of(optimizer)):
                 self._state(optimizer).stepped_by = None
-        self._before = {}
+        self._here.before = {}
 
     def after_gradients(self, outputs: Any, gradients: Any, create_graph: bool) -> None:
         """Notes scaled gradients from which a penalty may be made."""
@@ -206,7 +231,7 @@ class OrderRules(CallListener):
 
     def before_unscale(self, scaler: Any, optimizer: Any) -> None:
         """The rules on what is about to be divided."""
-        if not self._is_stepping and carries_scale(scaler, optimizer):
+        if not self._here.is_stepping and carries_scale(scaler, optimizer):
             self._look_at_losses(scaler, optimizer)
             if self._scaled.is_divided(optimizer):
                 what = f"by 1/{scaler.get_scale():g}, and once more by the scaler"
@@ -244,7 +269,7 @@ class OrderRules(CallListener):
         self._look_at_zeroed(optimizer)
         state = self._state(optimizer)
         self.before_unscale(scaler, optimizer)  # Not all steps call it.
-        self._is_stepping = True
+        self._here.is_stepping = True
         if all(each is not scaler for each in state.scalers):
             is_new = all(each is not scaler for each in self._seen_scalers)
             state.new += bool(state.scalers) and is_new
@@ -256,7 +281,7 @@ class OrderRules(CallListener):
 
     def after_scaler_step(self, scaler: Any, optimizer: Any) -> None:
         """Ends a step."""
-        self._is_stepping = False
+        self._here.is_stepping = False
         if scaler.is_enabled():
             self._end_step(optimizer)
             self._state(optimizer).stepped_by = scaler
