@@ -27,7 +27,6 @@ from fastamp._scaler.gradients import (
     norm_groups,
     norm_over,
     parameters_of,
-    unscale_gradients,
     unscale_shards,
     widen_gradients,
 )
@@ -36,7 +35,7 @@ from fastamp._scaler.new_scalers import note_scaler
 from fastamp._scaler.outputs import scale_each
 from fastamp._scaler.reports import warn_of_scaled_gradients
 from fastamp._scaler.state import ScalerState, unscale_once
-from fastamp._scaler.subclasses import meshes_of
+from fastamp._scaler.subclasses import agree_over_meshes, meshes_of
 from fastamp._util.scaled_backward import scaled
 from fastamp._util.tensors import on_device
 
@@ -248,7 +247,9 @@ class GradScaler(ScalerState):
     ) -> dict[torch.device, Tensor]:
         core = self._core  # Makes _times_scaled, too.
         scaled = self._times_scaled
-        return unscale_gradients(core, optimizer, inv_scale, found_inf, allow_fp16, scaled)
+        flags = unscale_shards(core, optimizer, inv_scale, found_inf, allow_fp16, scaled)
+        agree_over_meshes(meshes_of(optimizer), flags, found_inf)
+        return flags
 
     def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
         scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")

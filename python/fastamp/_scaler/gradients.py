@@ -15,7 +15,6 @@ from fastamp._scaler.mesh_norm import (
     with_own_meshes,
 )
 from fastamp._scaler.subclasses import (
-    agree_over_meshes,
     meshes_of,
     multiply_subclasses,
     norm_with_subclasses,
@@ -38,7 +37,6 @@ __all__ = [
     "norm_with_subclasses",
     "parameters_of",
     "two_norm_of",
-    "unscale_gradients",
     "unscale_shards",
     "widen_gradients",
 ]
@@ -112,20 +110,6 @@ def unscale_shards(
         position = {id(p): i for i, p in enumerate(parameters_of(optimizer))}
         for counted, counts in unscale_subclasses(subclassed, flags, inv_scale, found_inf):
             core.note_foreign_counts(optimizer, [position[id(p)] for p in counted], counts)
-    return flags
-
-
-def unscale_gradients(
-    core: _C.ScalerCore,
-    optimizer: Any,
-    inv_scale: Tensor,
-    found_inf: Tensor,
-    allow_fp16: bool,
-    times_scaled: int,
-) -> dict[torch.device, Tensor]:
-    """As :func:`unscale_shards`; ranks agree on the flags over the meshes of DTensors."""
-    flags = unscale_shards(core, optimizer, inv_scale, found_inf, allow_fp16, times_scaled)
-    agree_over_meshes(meshes_of(optimizer), flags, found_inf)
     return flags
 
 
