@@ -9,23 +9,17 @@ result is kept until the change or its file changes.
 
 from __future__ import annotations
 
-import argparse
-import hashlib
-import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 
 from host_mutants import GROUPS, HostGroup
-from mutant_kinds import Change
+from mutant_runs import Mutant, ninja, parse, read_results, run_all, table
 from patience import patience
 from simulated_cuda import is_built
 from tracked_files import ROOT
@@ -43,36 +37,13 @@ SIGNS = (
 )
 
 
-@dataclass(frozen=True)
-class HostMutant:
-    """A change with what its group says of it."""
-
-    group: HostGroup
-    change: Change
-
-    @property
-    def name(self) -> str:
-        """The file and what is broken: no two mutants share it."""
-        return f"{self.group.file}: {self.change.name}"
-
-    def text(self) -> str:
-        """Returns the changed file.
-
-        Raises:
-            ValueError: The old text does not occur exactly once.
-        """
-        text = (ROOT / self.group.file).read_text(encoding="utf-8")
-        if (times := text.count(self.change.old)) != 1:
-            raise ValueError(f"{self.name}: the text to replace occurs {times} times")
-        return text.replace(self.change.old, self.change.new)
-
-    def digest(self) -> str:
-        """Returns what a result is valid for."""
-        parts = repr((self.text(), self.group.tests, self.group.late))
-        return hashlib.sha256(parts.encode()).hexdigest()
-
-
-MUTANTS = [HostMutant(group, change) for group in GROUPS for change in group.changes]
+MUTANTS = [
+    Mutant(
+        group, change, ROOT / group.file, f"{group.file}: {change.name}", (group.tests, group.late)
+    )
+    for group in GROUPS
+    for change in group.changes
+]
 
 
 class Build:
@@ -101,7 +72,7 @@ class Build:
                 return words, source
         return None
 
-    def library(self, mutant: HostMutant, work: Path) -> Path:
+    def library(self, mutant: Mutant[HostGroup], work: Path) -> Path:
         """Makes the library that a changed source is in; returns it.
 
         Raises:
@@ -161,7 +132,7 @@ def verdict(build_dir: Path, package: Path, group: HostGroup) -> str:
     return found.group(1).strip()[:90] if found else f"exit status {result.returncode}"
 
 
-def try_mutant(build: Build, mutant: HostMutant, work: Path) -> str:
+def try_mutant(build: Build, mutant: Mutant[HostGroup], work: Path) -> str:
     """Returns what a test saw; "" if none did."""
     package = work / "package"
     shutil.rmtree(package, ignore_errors=True)
@@ -175,62 +146,25 @@ def try_mutant(build: Build, mutant: HostMutant, work: Path) -> str:
     return verdict(build.folder, package, mutant.group)
 
 
-def table(mutants: Sequence[HostMutant], results: dict[str, dict[str, str]]) -> str:
-    """Returns the results in Markdown, then the mutants without one."""
-    rows = ["| File | Break | Seen, simulated |", "|---|---|---|"]
-    open_ones = []
-    for mutant in mutants:
-        result = results.get(mutant.name)
-        if result is None or result["digest"] != mutant.digest():
-            open_ones.append(f"- {mutant.name}")
-            continue
-        unseen = f"nothing: {mutant.change.equivalent}" if mutant.change.equivalent else "nothing"
-        file = Path(mutant.group.file).name
-        rows.append(f"| {file} | {mutant.change.name} | {result['seen'] or unseen} |")
-    return "\n".join([*rows, "", f"Not run yet: {len(open_ones)}", *open_ones])
-
-
-def run_all(mutants: Sequence[HostMutant], build: Build, work: Path, stored: Path) -> int:
-    """Runs what has no result yet; returns how many should be seen and are not."""
-    results = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
-    survivors = 0
-    for number, mutant in enumerate(mutants, 1):
-        result = results.get(mutant.name)
-        start = time.monotonic()
-        if result is None or result["digest"] != mutant.digest():
-            result = {"seen": try_mutant(build, mutant, work), "digest": mutant.digest()}
-            result["date"] = date.today().isoformat()
-            results[mutant.name] = result
-            stored.write_text(json.dumps(results, indent=1), encoding="utf-8")
-        survives = not result["seen"] and not mutant.change.equivalent
-        survivors += survives
-        outcome = "SURVIVES" if survives else result["seen"] or "nothing, as explained"
-        seconds = time.monotonic() - start
-        print(f"{number:3}/{len(mutants)} {seconds:5.0f} s  {mutant.name}: {outcome}", flush=True)
-    return survivors
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0 if every mutant was seen that can be."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--build-dir", type=Path, required=True)
-    parser.add_argument("--only", metavar="TEXT", help="mutants with this in their name")
-    parser.add_argument("--table", action="store_true", help="print the stored results and end")
-    options = parser.parse_args(arguments)
-    mutants = [m for m in MUTANTS if not options.only or options.only in m.name]
+    options = parse(__doc__, arguments)
+    mutants = [m for m in MUTANTS if options.only in m.name]
     work = options.build_dir.resolve() / "mutants" / "host"
     work.mkdir(parents=True, exist_ok=True)
     stored = work / "results.json"
     if options.table:
-        results = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
-        print(table(mutants, results))
+        print(table(mutants, read_results(stored)))
         return 0
     if not is_built(options.build_dir):
         print("left out: breaks of host code, which need the simulated device: a build with CUDA")
         return 0
-    ninja = Path(sys.executable).parent / "ninja"
-    build = Build(options.build_dir.resolve(), str(ninja) if ninja.is_file() else "ninja")
-    survivors = run_all(mutants, build, work, stored)
+    build = Build(options.build_dir.resolve(), ninja())
+
+    def attempt(mutant: Mutant[HostGroup]) -> tuple[str, str]:
+        return "simulated", try_mutant(build, mutant, work)
+
+    survivors = run_all(mutants, attempt, stored)
     print(f"{len(mutants)} mutants of host code, {survivors} not seen")
     return int(survivors != 0)
 

@@ -10,24 +10,18 @@ changes, so a run can be stopped and taken up again; --table prints the results 
 
 from __future__ import annotations
 
-import argparse
-import hashlib
-import json
 import os
 import re
 import shlex
 import subprocess
-import sys
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 
 import float8_mutants
 import kernel_mutants
 import step_mutants
-from mutant_kinds import Change, Group
+from mutant_kinds import Group
+from mutant_runs import Mutant, ninja, parse, read_results, run_all, table
 from patience import patience
 from tracked_files import ROOT
 
@@ -53,37 +47,18 @@ SIGNS = (
 )
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """A change with what its group says of it."""
-
-    group: Group
-    change: Change
-
-    @property
-    def name(self) -> str:
-        """The file and what is broken: no two mutants share it."""
-        return f"{self.group.file}: {self.change.name} ({self.group.tests[0]})"
-
-    def text(self) -> str:
-        """Returns the changed file.
-
-        Raises:
-            ValueError: The old text does not occur exactly once.
-        """
-        text = (KERNELS / self.group.file).read_text(encoding="utf-8")
-        if (times := text.count(self.change.old)) != 1:
-            raise ValueError(f"{self.name}: the text to replace occurs {times} times")
-        return text.replace(self.change.old, self.change.new)
-
-    def digest(self) -> str:
-        """Returns what a result is valid for."""
-        parts = repr((self.text(), self.group.sources, self.group.tests))
-        return hashlib.sha256(parts.encode()).hexdigest()
-
-
 GROUPS = kernel_mutants.GROUPS + step_mutants.GROUPS + float8_mutants.GROUPS
-MUTANTS = [Mutant(group, change) for group in GROUPS for change in group.changes]
+MUTANTS = [
+    Mutant(
+        group,
+        change,
+        KERNELS / group.file,
+        f"{group.file}: {change.name} ({group.tests[0]})",
+        (group.sources, group.tests),
+    )
+    for group in GROUPS
+    for change in group.changes
+]
 
 
 class Build:
@@ -101,7 +76,9 @@ class Build:
         result = subprocess.run(listing, capture_output=True, text=True, check=True)
         return [line for line in result.stdout.splitlines() if target in line]
 
-    def compile(self, flavour: str, source: str, mutant: Mutant, work: Path) -> tuple[str, Path]:
+    def compile(
+        self, flavour: str, source: str, mutant: Mutant[Group], work: Path
+    ) -> tuple[str, Path]:
         """Compiles a source with the change; returns the object's name in the build, and its path.
 
         Raises:
@@ -169,8 +146,8 @@ def verdict(program: Path, tests: Sequence[str]) -> str:
     return f"exit status {result.returncode}"
 
 
-def try_mutant(build: Build, mutant: Mutant, work: Path) -> dict[str, str]:
-    """Returns the flavour that caught a mutant, and what it saw; "nothing" if none did."""
+def try_mutant(build: Build, mutant: Mutant[Group], work: Path) -> tuple[str, str]:
+    """Returns the flavour that caught a mutant, and what it saw; both "" if none did."""
     changed = work / "src" / "kernels" / "cuda" / mutant.group.file
     changed.parent.mkdir(parents=True, exist_ok=True)
     changed.write_text(mutant.text(), encoding="utf-8")
@@ -179,69 +156,24 @@ def try_mutant(build: Build, mutant: Mutant, work: Path) -> dict[str, str]:
             objects = dict(build.compile(flavour, s, mutant, work) for s in mutant.group.sources)
             seen = verdict(build.link(flavour, objects, work), mutant.group.tests)
             if seen:
-                return {"by": flavour, "seen": seen}
-        return {"by": "nothing", "seen": ""}
+                return flavour, seen
+        return "", ""
     finally:
         changed.unlink()
 
 
-def table(mutants: Sequence[Mutant], results: dict[str, dict[str, str]]) -> str:
-    """Returns the results in Markdown, then the mutants without one."""
-    rows = ["| File | Break | Caught by | Seen |", "|---|---|---|---|"]
-    open_ones = []
-    for mutant in mutants:
-        result = results.get(mutant.name)
-        if result is None or result["digest"] != mutant.digest():
-            open_ones.append(f"- {mutant.name}")
-            continue
-        seen = result["seen"] or mutant.change.equivalent or "**survives**"
-        rows.append(f"| {mutant.group.file} | {mutant.change.name} | {result['by']} | {seen} |")
-    return "\n".join([*rows, "", f"Not run yet: {len(open_ones)}", *open_ones])
-
-
-def run_all(mutants: Sequence[Mutant], build: Build, work: Path, stored: Path) -> int:
-    """Runs what has no result yet; returns the number of mutants that should be caught and are not.
-
-    Results are stored one by one, so that a run can be stopped and taken up again.
-    """
-    results = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
-    survivors = 0
-    for number, mutant in enumerate(mutants, 1):
-        result = results.get(mutant.name)
-        start = time.monotonic()
-        if result is None or result["digest"] != mutant.digest():
-            result = try_mutant(build, mutant, work)
-            result |= {"digest": mutant.digest(), "date": date.today().isoformat()}
-            results[mutant.name] = result
-            stored.write_text(json.dumps(results, indent=1), encoding="utf-8")
-        survives = result["by"] == "nothing" and not mutant.change.equivalent
-        survivors += survives
-        outcome = "SURVIVES" if survives else f"{result['by']}: {result['seen']}"
-        seconds = time.monotonic() - start
-        print(f"{number:3}/{len(mutants)} {seconds:5.0f} s  {mutant.name}: {outcome}", flush=True)
-    return survivors
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0 if every mutant was caught that can be."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--build-dir", type=Path, required=True)
-    parser.add_argument("--only", metavar="TEXT", help="mutants with this in their name")
-    parser.add_argument("--table", action="store_true", help="print the stored results and end")
-    options = parser.parse_args(arguments)
-    mutants = MUTANTS
+    options = parse(__doc__, arguments)
     work = options.build_dir.resolve() / "mutants"
     work.mkdir(parents=True, exist_ok=True)
     stored = work / "results.json"
     if options.table:
-        results = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
-        print(table(mutants, results))
+        print(table(MUTANTS, read_results(stored)))
         return 0
-    if options.only:
-        mutants = [m for m in mutants if options.only in m.name]
-    ninja = Path(sys.executable).parent / "ninja"
-    build = Build(options.build_dir.resolve(), str(ninja) if ninja.is_file() else "ninja")
-    survivors = run_all(mutants, build, work, stored)
+    mutants = [mutant for mutant in MUTANTS if options.only in mutant.name]
+    build = Build(options.build_dir.resolve(), ninja())
+    survivors = run_all(mutants, lambda mutant: try_mutant(build, mutant, work), stored)
     print(f"{len(mutants)} mutants, {survivors} not caught")
     return int(survivors != 0)
 

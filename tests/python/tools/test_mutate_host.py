@@ -23,9 +23,9 @@ def test_a_break_changes_today_s_source(mutant):
 def test_a_changed_file_drops_its_result():
     first, second = MUTANTS[:2]
     results = {
-        first.name: {"seen": "wrong", "digest": first.digest()},
-        second.name: {"seen": "wrong", "digest": "of another file"},
+        first.name: {"by": "simulated", "seen": "wrong", "digest": first.digest()},
+        second.name: {"by": "simulated", "seen": "wrong", "digest": "of another file"},
     }
     table = mutate_host.table([first, second], results)
-    assert f"| {first.change.name} | wrong |" in table
+    assert f"| {first.change.name} | simulated | wrong |" in table
     assert table.endswith(f"Not run yet: 1\n- {second.name}")
