@@ -223,6 +223,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     else:
         parts = chosen_parts(options)
+        if "long" in parts:
+            os.environ["FASTAMP_LONG"] = "1"  # C++ tests repeat more often
         entries = [*ctest_entries(options.build_dir, parts), *pytest_entries(parts)]
     entries = [entry for entry in entries if options.only in entry.name]
     suite_queue.preload()

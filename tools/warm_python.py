@@ -31,7 +31,16 @@ TOOLS = Path(__file__).resolve().parent
 #: Top-level packages of those who run tests, which no program has imported.
 OF_TESTS = ("_pytest", "pytest", "pluggy", "hypothesis", "expecttest", "iniconfig")
 #: Beginnings of variables that nobody reads before fastamp is imported.
-READ_LATE = ("FASTAMP_", "PYTEST_", "PYTHONPATH", "RANK", "LOCAL_RANK", "WORLD_SIZE", "COLUMNS")
+READ_LATE = (
+    "FASTAMP_",
+    "PYTEST_",
+    "PYTHONPATH",
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "COLUMNS",
+    "TORCHINDUCTOR_CACHE_DIR",  # torch sets it by itself
+)
 
 # This is imported by a program of tools/, whose folder comes first.
 _PATH_OF_INTERPRETER = [path for path in sys.path if path != str(TOOLS)]

@@ -57,8 +57,9 @@ def modules_in(folder: Path, prefix: str) -> list[str]:
 
 MODULES = modules_in(PACKAGE, "fastamp.")
 
-# torch is imported once. Each module is then imported by two children of its own: in one before the
-# package's own __init__ has run a line, in the other through the package and again after all else.
+# torch is imported once, with what the package needs of it. Each module is then imported by two
+# children of its own: in one before the package's own __init__ has run a line, in the other, forked
+# after the package was imported, again.
 CHILDREN = """
 import importlib, importlib.util, json, os, sys, traceback, types
 import torch
@@ -84,44 +85,52 @@ def names_after(order, module):
     import fastamp
     return {name: describe(getattr(fastamp, name)) for name in fastamp.__all__}
 
-def start_child(order, module):
+def in_child(work, *arguments):
     read, write = os.pipe()
     if os.fork() == 0:
         try:
-            answer = names_after(order, module)
+            answer = work(*arguments)
         except BaseException:
             answer = traceback.format_exc()
         with os.fdopen(write, "w") as pipe:
             json.dump(answer, pipe)
         os._exit(0)
     os.close(write)
-    return os.fdopen(read)
+    with os.fdopen(read) as pipe:
+        answer = json.load(pipe)
+    os.wait()
+    return answer
 
-def answers(module):
-    orders = (before_the_package, again_after_the_package)
-    pipes = {order.__name__: start_child(order, module) for order in orders}
-    found = {name: json.load(pipe) for name, pipe in pipes.items()}
-    for _ in orders:
-        os.wait()
-    return found
+def others_modules():
+    old = {*sys.modules}
+    import fastamp
+    return [name for name in {*sys.modules} - old if name.partition(".")[0] != "fastamp"]
 
-print(json.dumps({module: answers(module) for module in sys.argv[1:]}))
+def all_again():
+    import fastamp
+    return {name: in_child(names_after, again_after_the_package, name) for name in sys.argv[1:]}
+
+for name in in_child(others_modules):
+    importlib.import_module(name)
+again = in_child(all_again)
+first = {name: in_child(names_after, before_the_package, name) for name in sys.argv[1:]}
+print(json.dumps({"before_the_package": first, "again_after_the_package": again}))
 """
 
 
 @pytest.fixture(scope="module")
-def names_by_module() -> dict[str, dict[str, Any]]:
+def names_by_order() -> dict[str, dict[str, Any]]:
     printed = check_python("-W", "ignore", "-c", CHILDREN, *MODULES)
     answers: dict[str, dict[str, Any]] = json.loads(printed.splitlines()[-1])
     return answers
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_names_are_the_same_whenever_a_module_is_imported(module: str, names_by_module):
-    wanted = names_by_module["fastamp._C"]["again_after_the_package"]
+def test_names_are_the_same_whenever_a_module_is_imported(module: str, names_by_order):
+    wanted = names_by_order["again_after_the_package"]["fastamp._C"]
     assert set(wanted) == set(fastamp.__all__)
-    for order, names in names_by_module[module].items():
-        assert names == wanted, order
+    for order, names in names_by_order.items():
+        assert names[module] == wanted, order
 
 
 def test_the_import_brings_no_compiler_and_no_plots():
