@@ -125,9 +125,8 @@ inline void note_gradient_cast(const at::Tensor& cast) {
 FASTAMP_API bool start_recording(const std::shared_ptr<Recorder>& recorder);
 FASTAMP_API bool stop_recording(const std::shared_ptr<Recorder>& recorder);
 
-/// Finds "file:line" of the Python code that is calling now; empty if there is none. The Python
-/// module sets it once.
-using SourceFinder = std::string (*)();
-FASTAMP_API void set_source_finder(SourceFinder finder);
+/// Finds the Python code that is calling now. The Python module sets it once.
+using CallSiteFinder = CallSite (*)();
+FASTAMP_API void set_call_site_finder(CallSiteFinder finder);
 
 }  // namespace fastamp::autocast

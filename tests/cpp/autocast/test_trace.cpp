@@ -120,7 +120,8 @@ TEST_CASE_METHOD(LeavesNoTrace, "Trace: table and JSON", "[autocast][trace]") {
   const std::string json = trace.to_json();
   CHECK(json.find(
             R"({"op": "mm", "device": "cpu", "policy": "lower", "inputs": ["float32", )"
-            R"("float32"], "run_dtype": "bfloat16", "float8": "", "source": "", "calls": 2, )") !=
+            R"("float32"], "run_dtype": "bfloat16", "float8": "", "source": "", "module": "", )"
+            R"("calls": 2, )") !=
         std::string::npos);
 }
 

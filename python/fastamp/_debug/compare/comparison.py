@@ -6,9 +6,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
+from typing import Any, ClassVar
 
 from fastamp._debug.compare.record import Event, Record
 from fastamp._debug.compare.sketch import Sketch
+from fastamp._debug.report import Report
 
 __all__ = ["Comparison", "Divergence", "compare_records"]
 
@@ -60,7 +62,7 @@ _KINDS = {"start": "parameter", "gradient": "gradient of", "end": "the step's up
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class Comparison(Report):
     """What two records have in common.
 
     Attributes:
@@ -71,6 +73,8 @@ class Comparison:
         alone: Of the ops that one run alone has called before it, the first of each run.
         largest: The largest relative distance before it.
     """
+
+    kind: ClassVar[str] = "compare"
 
     matched: int
     only_first: int
@@ -98,6 +102,29 @@ class Comparison:
                     lines.append(f"Before that, only the {which} run calls {_where(event)}.")
             lines.append(f"The largest relative difference before that is {self.largest:.3g}.")
         return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data: the attributes, events by kind, name, op and backward."""
+        part = self.divergence
+        return {
+            "matched": self.matched,
+            "only_first": self.only_first,
+            "only_second": self.only_second,
+            "divergence": part
+            and {
+                **_place_of(part.event),
+                "call": part.call,
+                "what": part.what,
+                "distance": part.distance,
+                "allowed": part.allowed,
+            },
+            "alone": [event and _place_of(event) for event in self.alone],
+            "largest": self.largest,
+        }
+
+
+def _place_of(event: Event) -> dict[str, Any]:
+    return dict(zip(("kind", "name", "op", "backward"), event.key, strict=True))
 
 
 class _Comparing:
