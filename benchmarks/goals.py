@@ -19,7 +19,7 @@ def at_least_times(factor: float) -> Goal:
 
 
 def not_slower() -> Goal:
-    """The goal that fastamp takes no longer than torch.amp, as far as the quartiles can tell."""
+    """The goal that fastamp takes no longer than torch.amp, as far as the quartiles show."""
     return Goal("not slower", lambda result: result.speedup()[2] >= 1)
 
 

@@ -32,7 +32,7 @@ LONG_CALL = 5e6
 CALIBRATIONS = 5
 # Nanoseconds that no hiccup lasts: a block that long is long enough at once.
 NO_HICCUP = 2e8
-# A first sample so many times a typical one, or so small a part of it, is told.
+# A first sample so many times a typical one, or so small a part of it, is reported.
 FAR = 2.0
 
 
@@ -63,7 +63,7 @@ class Goal:
 
     Attributes:
         text: For the reader.
-        reached: Tells from what was measured.
+        reached: Judges what was measured.
     """
 
     text: str
@@ -86,7 +86,7 @@ class Row:
         curve: Name of the scaling curve that the row is a point of, and where on its x axis.
         work: Units of work of one call, and what they are: ``(32, "images")``.
         facts: Returns what is counted and not timed; called before the candidates are made, and
-            told whether it should be quick about it.
+            given whether it should be quick about it.
         weight: Share of the time of a run, relative to other rows: the seconds that it takes,
             roughly.
         passes: What fastamp's kernels move, for rows that are one or more of them.

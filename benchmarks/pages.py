@@ -81,7 +81,7 @@ NO_GPU = "No GPU results are stored here: GPU rows are **not measured yet**."
 
 
 def machine(path: Path) -> str:
-    """Returns the part of a plot's name that tells the machine: the result's last word."""
+    """Returns the part of a plot's name that names the machine: the result's last word."""
     return "cpu" if path.stem.endswith("-cpu") else path.stem.split("-", 4)[-1].lower()
 
 

@@ -15,7 +15,7 @@ from benchmarks.harness import BASELINE, OURS, Result
 from benchmarks.rows.scaler import size
 from benchmarks.table import duration
 
-# Okabe and Ito's colours: told apart without colour vision, and in print by their lightness.
+# Okabe and Ito's colours: distinguished without colour vision, and in print by their lightness.
 COLOURS = {BASELINE: "#D55E00", OURS: "#0072B2", "bound": "#555555"}
 OTHERS = ("#009E73", "#CC79A7", "#E69F00")
 STYLE = {

@@ -65,7 +65,7 @@ def cells(result: Result) -> dict[str, str]:
 
 
 def is_slower(result: Result, beyond_noise: bool = False) -> bool:
-    """Tells whether the median, or even the better quartile, is slower than torch.amp's."""
+    """Says whether the median, or even the better quartile, is slower than torch.amp's."""
     if not result.compared:
         return False
     _, middle, high = result.speedup()

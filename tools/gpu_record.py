@@ -19,7 +19,7 @@ from pathlib import Path
 from tracked_files import tracked_files
 
 PASSED, FAILED, SKIPPED, TOO_LONG = "passed", "FAILED", "skipped", "TOO LONG"
-# While a stage runs; found at the start of another run, it was cut off: not even that was told.
+# While a stage runs; found at the start of another run, it was cut off: not even that was recorded.
 RUNNING, CUT_OFF, INTERRUPTED = "running", "CUT OFF", "INTERRUPTED"
 NOT_RUN = "not run"
 

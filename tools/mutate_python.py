@@ -227,8 +227,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 verdict = try_mutant(mutant, tests_of(mutant, traced))
                 results[mutant.digest()] = {"is": verdict, "name": mutant.name}
                 stored.write_text(json.dumps(results, indent=1), encoding="utf-8")
-            told = results[mutant.digest()]["is"]
-            print(f"{number:3}/{len(drawn)} {told:11} {mutant.name}", flush=True)
+            outcome = results[mutant.digest()]["is"]
+            print(f"{number:3}/{len(drawn)} {outcome:11} {mutant.name}", flush=True)
     print(summary(drawn, results))
     known = [results[m.digest()]["is"] for m in drawn if m.digest() in results]
     noticed = sum(verdict in ("killed", "hangs") for verdict in known)

@@ -121,7 +121,7 @@ FASTAMP_API FastampStatus fastamp_scaler_update(FastampScaler* scaler);
 /// Waits for the device and reads the scale.
 FASTAMP_API FastampStatus fastamp_scaler_get_scale(const FastampScaler* scaler, double* scale);
 
-/// Tells, after fastamp_scaler_update(), whether the iteration skipped a step: 1, else 0. Waits
+/// Returns, after fastamp_scaler_update(), whether the iteration skipped a step: 1, else 0. Waits
 /// only if the device has not come that far.
 FASTAMP_API FastampStatus fastamp_scaler_step_was_skipped(FastampScaler* scaler, int32_t* skipped);
 

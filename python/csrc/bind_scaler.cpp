@@ -375,7 +375,7 @@ class PythonScalerCore {
     call.forget();
   }
 
-  /// Returns whether poll() may have something to tell.
+  /// Returns whether poll() may have something to report.
   bool end_iteration(py::handle scaler, const MaybeTensor& new_scale, bool capturing) {
     static PyObject* const states_key = interned("_per_optimizer_states");
     const py::dict states = attribute(scaler.ptr(), states_key);
@@ -424,11 +424,11 @@ class PythonScalerCore {
     return logger;
   }
 
-  /// Calls tell(optimizer or None, step, scale, norm, growth tracker) of skips from now on.
-  void notify_skips(const py::object& tell) {
-    core_->skip_hooks().add({.callback = [tell](const scaler::Skip& skip) {
+  /// Calls notify(optimizer or None, step, scale, norm, growth tracker) of skips from now on.
+  void notify_skips(const py::object& notify) {
+    core_->skip_hooks().add({.callback = [notify](const scaler::Skip& skip) {
       const auto& row = skip.row;
-      tell(optimizer_of(*skip.optimizer), row.step, row.scale, row.norm, row.growth_tracker);
+      notify(optimizer_of(*skip.optimizer), row.step, row.scale, row.norm, row.growth_tracker);
     }});
   }
 

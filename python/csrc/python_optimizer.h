@@ -83,7 +83,7 @@ at::Tensor torchs_norm(const PythonGradients& gradients, double norm_type);
 std::optional<at::ScalarType> promoted_norm_dtype(
     const std::vector<scaler::DeviceGradients>& groups);
 
-/// One call on a Python scaler about one of its optimizers. What the core is told comes from the
+/// One call on a Python scaler about one of its optimizers. What the core is given comes from the
 /// scaler's fields. How far the optimizer has come is read from where torch keeps it, the
 /// dictionary `_per_optimizer_states` of the scaler, where users and subclasses read and write it,
 /// and written there after each work(). Requires the GIL.
@@ -95,7 +95,7 @@ class OptimizerCall {
 
   scaler::OptimizerRecord& record() const { return *record_; }
   bool is_ready() const { return record_->progress.stage == scaler::Stage::kReady; }
-  /// What the core is told.
+  /// What the core is given.
   scaler::ScalerCall data() const;
 
   scaler::Gathered gather(scaler::Purpose purpose) const {

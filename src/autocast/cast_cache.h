@@ -43,7 +43,7 @@ ChangedWeights changed_weights_since(std::uint64_t seen);
 
 /// Decides when a cache looks through its casts for those of tensors that are gone.
 ///
-/// Nothing tells when a tensor dies. So each new cast pays for a few looks, and a large one, which
+/// Nothing shows when a tensor dies. So each new cast pays for a few looks, and a large one, which
 /// takes longer to make, for more: looking never costs a noticeable part of casting, and the memory
 /// of dead casts stays below some 16 KiB for each cast that the cache holds, plus a few casts.
 class SweepBudget {

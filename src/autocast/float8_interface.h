@@ -80,7 +80,7 @@ template <OpId kOp>
 using OpTag = std::integral_constant<OpId, kOp>;
 
 /// The op's result, or an undefined tensor if the product stays in the base dtype; an open trace is
-/// told why. The key of autocast is excluded.
+/// notified why. The key of autocast is excluded.
 at::Tensor run_in_float8(OpTag<OpId::linear> op, PolicyDevice device, const Float8Setting& setting,
                          const at::Tensor& x, const at::Tensor& weight,
                          const std::optional<at::Tensor>& bias);

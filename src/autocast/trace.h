@@ -6,7 +6,7 @@
 
 namespace fastamp::autocast {
 
-/// What a trace is told of an op that is about to run. Called by op kernels while traces are open.
+/// What a trace gets of an op that is about to run. Called by op kernels while traces are open.
 TracedOp traced_op(OpId op, PolicyDevice device);
 
 }  // namespace fastamp::autocast

@@ -6,7 +6,7 @@
 #include <c10/core/DispatchKeySet.h>
 
 // What kind of tensor is this? Ask here before reading a tensor's sizes, strides, storage or
-// numbers: it may have none, or run user code to tell them. Each answer is a test of the bits of
+// numbers: it may have none, or run user code to compute them. Each answer is a test of the bits of
 // the tensor's key set.
 namespace fastamp {
 

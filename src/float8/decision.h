@@ -35,7 +35,7 @@ enum class Float8Path : std::uint8_t {
 
 Float8Path float8_path(const at::Tensor& operand);
 
-/// What only Python can tell of tensors of Python classes. The functions take the GIL.
+/// What only Python knows of tensors of Python classes. The functions take the GIL.
 struct PythonTensors {
   /// Whether it stands for a plain tensor in a trace: a fake or functional tensor.
   bool (*is_traced)(const at::Tensor& tensor);

@@ -55,7 +55,7 @@ struct DefaultFloat8Use {
   bool met_float16 = false;  ///< Some were in one that would follow the default, but has float16.
 };
 
-/// Asked when a program ends, to tell whether its default did anything.
+/// Asked when a program ends, to say whether its default did anything.
 FASTAMP_API DefaultFloat8Use default_float8_use(c10::DeviceType device) noexcept;
 
 /// What a region sets that refuses the default: a setting of no base dtype, which is never in

@@ -36,7 +36,7 @@ struct WeightUse {
 /// A use counts as one of the cast if autocast is going to cast the weight for an op of policy
 /// `lower`, if the op is a cast to the region's dtype, or if it only makes a view, whose uses count
 /// as the weight's. All other uses, such as those by composite ops without a policy, count as reads
-/// of the weight itself, whatever becomes of it inside. Tensors are told apart by their storage,
+/// of the weight itself, whatever becomes of it inside. Tensors are distinguished by their storage,
 /// so a weight and all views of it are one. Uses that call no op of torch are not seen.
 ///
 /// At most one at a time on a thread; must end on the thread that made it.

@@ -29,7 +29,7 @@ struct NonFiniteCounts {
 
 /// What the passes of one optimizer write to, kept from pass to pass.
 ///
-/// Counters: the operators write counters only at an overflow, so they tell of the last one as long
+/// Counters: the operators write counters only at an overflow, so they hold those of the last one as long
 /// as they are not given to another set of gradients: there is one buffer for each set met
 /// (parameters of which some have no gradient now and then), for the few sets met last. Not
 /// thread-safe.
@@ -119,7 +119,7 @@ class FASTAMP_API PassResult {
   explicit PassResult(std::vector<DeviceResult> devices) : devices_(std::move(devices)) {}
 
   std::vector<DeviceResult> devices_;
-  bool comparable_ = true;  ///< The versions tell whether a gradient was changed.
+  bool comparable_ = true;  ///< The versions show whether a gradient was changed.
 };
 
 /// Multiplies gradients by inv_scale, in place, and says what was inf or NaN: one call of an

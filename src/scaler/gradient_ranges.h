@@ -48,7 +48,7 @@ class FASTAMP_API GradientRanges {
   /// foreign kinds or while something watches operators are not counted; nor is a stream that is
   /// being captured.
   void count(const DeviceGradients& gradients, const at::Tensor& inv_scale);
-  /// Says what the gradients still carried where the pass was not told: 1 / scale.
+  /// Says what the gradients still carried where the pass did not know it: 1 / scale.
   void correct(const at::Tensor& inv_scale);
 
   std::int64_t step() const { return step_; }  ///< That was counted last; -1: none.

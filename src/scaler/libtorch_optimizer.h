@@ -24,7 +24,7 @@ struct ScalerCall;
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
 /// What is kept of one of LibTorch's optimizers. It is known again by its parameters: LibTorch
-/// tells nobody when an optimizer is destroyed, and another one may come to live at its address.
+/// notifies nobody when an optimizer is destroyed, and another one may come to live at its address.
 struct LibTorchHandle final : OptimizerHandle {
   const torch::optim::Optimizer* optimizer = nullptr;  ///< Where it was; not to be read.
   std::vector<WeakTensor> parameters;

@@ -22,7 +22,7 @@ class OptimizerHandle {
   OptimizerHandle& operator=(const OptimizerHandle&) = delete;
   virtual ~OptimizerHandle() = default;
 
-  /// Whether the optimizer has been destroyed, as far as that can be told.
+  /// Whether the optimizer has been destroyed, as far as that is known.
   virtual bool is_gone() const = 0;
 };
 

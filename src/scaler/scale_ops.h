@@ -108,7 +108,7 @@ class FASTAMP_API ScaleHistory {
 
   bool keeps_history() const { return history_.defined(); }
   std::int64_t history_size() const { return history_size_; }
-  /// Notes that the device was told to write a row, by update() or a replay of it.
+  /// Notes that the device was asked to write a row, by update() or a replay of it.
   void note_row() { ++rows_; }
   /// The row that was noted last: a view of the ring. Only if it keeps a history.
   at::Tensor last_row() const;

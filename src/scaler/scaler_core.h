@@ -118,7 +118,7 @@ class FASTAMP_API ScalerCore {
   IterationLog& log() { return log_; }
   const IterationLog& log() const { return log_; }
 
-  /// Tells of each iteration that ends from now on, until the logger is released.
+  /// Reports each iteration that ends from now on, until the logger is released.
   /// @throws c10::ValueError if history_size is 0.
   void log_to(std::shared_ptr<StepLogger> logger);
   bool is_logged() const { return !loggers_.empty(); }

@@ -12,7 +12,7 @@ class Optimizer;
 
 namespace fastamp {
 
-/// Tells autocast that weights were written in a way that their version counters do not show: by
+/// Notifies autocast that weights were written in a way that their version counters do not show: by
 /// LibTorch's own optimizers (through `.data()`), through `.data()` itself or a raw pointer. Their
 /// next use in a region casts them again, on every thread, whether the region is open now or not;
 /// kept casts and weight copies of them are freed.

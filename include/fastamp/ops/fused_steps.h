@@ -29,7 +29,7 @@ struct FusedSgdArgs {
   /// skipped; from 2^24 on, of which float32 has no successor, the next float32.
   at::TensorList momentum_steps;
   /// float32, of the shape of its parameter, one for each 16-bit parameter, in order; or int16:
-  /// what the parameter lacks of its master (optim/stored_state.h). Then nothing tells whether the
+  /// what the parameter lacks of its master (optim/stored_state.h). Then nothing shows whether the
   /// parameter was written: w is parameter and remainder, and that of a parameter that was, is at
   /// most half a unit of it off. In place.
   at::TensorList masters;

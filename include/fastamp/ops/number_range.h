@@ -15,7 +15,7 @@ namespace fastamp {
 /// Magnitudes of the elements of tensors, counted by their exponents (ops::count_exponents_).
 ///
 /// A value on the host. Shares are exact up to one number: of those that lie on a bound of a dtype
-/// between two powers of two, none is told from its neighbours with the same exponent.
+/// between two powers of two, none is distinguished from its neighbours with the same exponent.
 class FASTAMP_API NumberRange {
  public:
   /// Of no elements.

@@ -71,7 +71,7 @@ struct FASTAMP_API GradScalerOptions {
 /// State of a scaler between iterations. The first five fields are the entries of
 /// torch.amp.GradScaler.state_dict() ("scale", "growth_factor", "backoff_factor",
 /// "growth_interval", "_growth_tracker"), the six below them are empty unless the option is in
-/// use, and the last three tell of past iterations.
+/// use, and the last three report past iterations.
 struct FASTAMP_API GradScalerState {
   double scale = 65536.0;
   double growth_factor = 2.0;
@@ -163,8 +163,8 @@ class FASTAMP_API GradScaler {
 
   /// Checks the gradients and steps unless one is inf or NaN.
   ///
-  /// Whether the parameters were stepped is what step_was_skipped() tells, for every optimizer.
-  /// What this returns does not tell it: a fused optimizer is called at a skipped step too.
+  /// Whether the parameters were stepped is what step_was_skipped() says, for every optimizer.
+  /// What this returns does not say it: a fused optimizer is called at a skipped step too.
   ///
   /// An optim::AmpStepOptimizer, such as those of fastamp::optim, checks them in a pass that writes
   /// nothing; its step(), which is called in any case, then unscales, clips and updates in one

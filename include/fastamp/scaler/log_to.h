@@ -24,7 +24,7 @@ struct LoggedStep : StepRecord {
   int64_t overflows = 0;              ///< Gradient elements that were inf or NaN.
   std::optional<int64_t> underflows;  ///< Gradient elements that were 0; empty where they were not
                                       ///< counted: underflow_report() says when they are.
-  CastCounts casts;  ///< Since the last iteration that this log has told of, on all threads.
+  CastCounts casts;  ///< Since the last iteration that this log has reported, on all threads.
 };
 
 /// In one line, for people.

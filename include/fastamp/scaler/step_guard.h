@@ -45,7 +45,7 @@ struct FASTAMP_API StepGuardState {
 class FASTAMP_API StepGuard {
  public:
   /// @param optimizer  Has to outlive the guard.
-  /// @param options    What else is skipped for, what is told, and which ranks agree.
+  /// @param options    What else is skipped for, what is reported, and which ranks agree.
   /// @throws c10::ValueError if an option is out of its range, or the optimizer an LBFGS, whose
   ///     step evaluates gradients more than once.
   explicit StepGuard(torch::optim::Optimizer& optimizer, const StepGuardOptions& options = {});

@@ -13,7 +13,7 @@
 
 namespace fastamp {
 
-/// What the norm of gradients is compared with, to tell whether it is a spike.
+/// What the norm of gradients is compared with, to judge whether it is a spike.
 enum class SpikeOf : std::uint8_t {
   kMedian,  ///< The median of the last finite norms.
   kMean,    ///< Their running mean.

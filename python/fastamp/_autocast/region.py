@@ -70,7 +70,7 @@ class autocast(_C.Region, torch.amp.autocast_mode.autocast):  # noqa: N801  (tor
             disabled.
 
     Note:
-        The state is thread-local, as torch's, and is torch's: ``torch.is_autocast_enabled()`` tells
+        The state is thread-local, as torch's, and is torch's: ``torch.is_autocast_enabled()`` shows
         the truth inside.
     """
 

@@ -130,7 +130,7 @@ def convert(
     Parameters that several modules share stay shared. A parameter that is also read in float32 (an
     embedding that is the head, too), or from which a parametrization computes a weight, stays.
     Buffers stay.
-    ``model.fastamp_conversion`` tells what was done with each parameter, as a table if printed.
+    ``model.fastamp_conversion`` shows what was done with each parameter, as a table if printed.
 
     With ``lists`` that differ from the device's own, the forward pass opens
     :class:`fastamp.policies.override`, and compiled functions run eagerly in it.

@@ -348,7 +348,7 @@ def is_listed(op: str) -> bool:
 
 
 def _is_torchs(op: str) -> bool:
-    """Whether torch has an op of this name, as pages of :func:`fastamp.debug.inspect` tell it."""
+    """Whether torch has an op of this name, as pages of :func:`fastamp.debug.inspect` show it."""
     return hasattr(torch.ops.aten, op.partition(".")[0])
 
 

@@ -14,7 +14,7 @@ from fastamp._scaler.reports import OverflowReport, report_from_dict
 
 __all__ = ["BYTES", "gathered", "merged"]
 
-#: What each rank sends, whatever it has to tell.
+#: What each rank sends, whatever it has to report.
 BYTES = 2048
 _LONGEST_NAME = 200
 

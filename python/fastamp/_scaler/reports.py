@@ -26,7 +26,7 @@ _GONE = "  (The optimizer is gone, and the names of its parameters with it.)"
 
 
 class StepRecord(NamedTuple):
-    """One iteration as ``GradScaler.history`` tells it."""
+    """One iteration as ``GradScaler.history`` returns it."""
 
     step: int
     """Number of the iteration, from 0 for the scaler's first."""
@@ -197,7 +197,7 @@ class UnderflowReport:
         """The share of elements, from 0 to 1, that are 0 or would be in fp16 at another scale.
 
         What is 0 already counts as 0 at any scale: whether a larger one would have saved it cannot
-        be told.
+        be reported.
 
         Args:
             scale: Another scale; what counts is the power of two next to its ratio to

@@ -37,7 +37,7 @@ def in_steps(function: Any, run: Run, of: Any = None) -> Any:
     Args:
         function: What makes the generator or awaitable.
         run: Runs a step.
-        of: Tells of what kind it is, in place of ``function``.
+        of: Says what kind it is, in place of ``function``.
     """
     kind = function if of is None else of
     if _is(inspect.isgeneratorfunction, kind):

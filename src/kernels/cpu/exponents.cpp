@@ -6,7 +6,7 @@
 // by kernels/cpu/work_partition.h and spread over at::parallel_for; each thread counts in 256
 // numbers of its own and adds them to the table when the row changes. Traffic per counted element:
 // one read. A number takes one increment by its exponent field; what shares a field (0 with
-// subnormal numbers, inf with NaN) is told apart in a second run over a block that has any.
+// subnormal numbers, inf with NaN) is distinguished in a second run over a block that has any.
 // Numerics: counts are exact, and sums of integers do not depend on the number of threads.
 
 #include "kernels/exponents.h"

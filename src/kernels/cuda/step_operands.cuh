@@ -122,7 +122,7 @@ __device__ __forceinline__ std::uint32_t greater(std::uint32_t a, std::uint32_t 
   return a > b ? a : b;
 }
 
-/// Tells the header of an fp8 copy what a warp has written.
+/// Notes in the header of an fp8 copy what a warp has written.
 __device__ __forceinline__ void leave_amax(std::uint32_t amax, void* copy, int lane) {
   constexpr unsigned kAll = 0xffffffffU;
 #pragma unroll

@@ -13,7 +13,7 @@ namespace fastamp::kernels {
 
 /// |value| as an integer that orders like it; inf and NaN come last, from kInfBits up. Bits,
 /// because a program built with -ffast-math may fold isfinite() to `true`. The greatest magnitude
-/// of an array tells whether all of it is finite, and costs two vector instructions per vector.
+/// of an array shows whether all of it is finite, and costs two vector instructions per vector.
 FASTAMP_HOST_DEVICE std::uint32_t magnitude_bits(float value) {
   std::uint32_t bits = 0;
   std::memcpy(&bits, &value, sizeof(bits));

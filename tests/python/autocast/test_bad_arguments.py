@@ -76,8 +76,8 @@ def outcome(cls: Any, name: str) -> tuple[Any, list[tuple[type, str, str, int]],
                 result: Any = torch_state()
         except Exception as error:
             result = type(error)
-    told = [(w.category, str(w.message), Path(w.filename).name, w.lineno) for w in caught]
-    return result, told
+    shown = [(w.category, str(w.message), Path(w.filename).name, w.lineno) for w in caught]
+    return result, shown
 
 
 @pytest.mark.parametrize("name", CALLS)

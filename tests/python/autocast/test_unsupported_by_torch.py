@@ -17,7 +17,7 @@ from support.children import check_python
 DTYPES = [torch.bfloat16, torch.float16]
 pytestmark = pytest.mark.filterwarnings("ignore:.*nested.tensor:UserWarning")
 
-# -- LSTMs without oneDNN's primitive: a CPU without AVX-512, which oneDNN can be told to take ours
+# -- LSTMs without oneDNN's primitive: a CPU without AVX-512, which oneDNN can be made to take instead
 #    for, once per process.
 
 _LSTM = """

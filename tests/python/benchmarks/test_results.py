@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables hide nothing, files keep everything, and comparisons tell change from noise."""
+"""Tables hide nothing, files keep everything, and comparisons distinguish change from noise."""
 
 import json
 import random

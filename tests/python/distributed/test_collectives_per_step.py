@@ -101,7 +101,7 @@ def calls_of(kind: str, step: Any) -> list[CallMade]:
     return made[0]
 
 
-def told(calls: list[CallMade]) -> str:
+def described(calls: list[CallMade]) -> str:
     assert {call.kind for call in calls} <= {"AllReduce"}
     return f"{len(calls)}, {sum(call.bytes for call in calls)} bytes"
 
@@ -116,7 +116,7 @@ def rows() -> dict[str, list[str]]:
 @pytest.mark.parametrize("name", SETUPS)
 def test_the_table_has_what_is_counted(name):
     kind = SETUPS[name]
-    counted = [told(calls_of(kind, s)) for s in (step_with_ours, step_with_torchs, clip_by_hand)]
+    counted = [described(calls_of(kind, s)) for s in (step_with_ours, step_with_torchs, clip_by_hand)]
     assert rows()[name] == counted
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the command line tells to other programs: JSON, exit statuses, reports for issues."""
+"""What the command line gives to other programs: JSON, exit statuses, reports for issues."""
 
 from __future__ import annotations
 

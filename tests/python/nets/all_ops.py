@@ -235,7 +235,7 @@ def calls(op: Any, samples: Samples, seed: int, share: float = 1.0) -> Iterator[
 
 
 def simpler(call: Call) -> Iterator[Call]:
-    """The same call with one thing less, most telling first."""
+    """The same call with one thing less, most useful first."""
     if call.twice:
         yield replace(call, twice=False)
     if call.grad:

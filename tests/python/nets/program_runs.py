@@ -283,6 +283,6 @@ def failures(programs: Iterator[Program], most: int = 3) -> tuple[Counter[str], 
             ends["differ"] += bool(text)
             if text and len(texts) < most:
                 least = shrink(program)
-                told = fails(least) or f"once only: {text}"
-                texts.append(f"{script(least)}\n{indent(told, '# ')}")
+                reason = fails(least) or f"once only: {text}"
+                texts.append(f"{script(least)}\n{indent(reason, '# ')}")
     return ends, texts

@@ -35,7 +35,7 @@ def libtorch_folder(tmp_path):
 
 
 def fake_torch(folder, version):
-    """A torch of another version, as far as its headers tell."""
+    """A torch of another version, as far as its headers say."""
     headers = folder / "include" / "torch" / "headeronly"
     headers.mkdir(parents=True)
     major, minor, patch = version.split(".")

@@ -95,10 +95,10 @@ def test_clean_steps_after_many_overflows_are_skipped_and_told(kind: str, call: 
         said += quiet_iterate(scaler, optimizer, ones, call)
         assert scaler.step_was_skipped
     assert equal(values_of(owned, optimizer), before)
-    told = [text for text in said if "inverse is not finite" in text]
-    assert len(told) == 1
-    assert "update(new_scale)" in told[0]
-    assert "min_scale" in told[0]
+    warned = [text for text in said if "inverse is not finite" in text]
+    assert len(warned) == 1
+    assert "update(new_scale)" in warned[0]
+    assert "min_scale" in warned[0]
     scaler.update(1024.0)
     iterate(scaler, optimizer, ones, call)
     assert not scaler.step_was_skipped

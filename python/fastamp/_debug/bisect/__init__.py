@@ -283,7 +283,7 @@ class _Search:
         names = {op for op, _ in ops}
         places: list[Place] = [(e.op, e.module) for e in self._suspects if e.op in names]
         if any(module is None for _, module in places):
-            return ops  # Outside of the model no module tells where.
+            return ops  # Outside of the model no module says where.
         if len(places) == len(ops):
             return places
         few = places[: max(len(places) // 2, len(ops))]

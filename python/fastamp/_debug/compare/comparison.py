@@ -91,7 +91,7 @@ class Comparison(Report):
         ]
         if self.divergence is None:
             lines.append(
-                "The runs are equal, bit for bit as far as records tell."
+                "The runs are equal, bit for bit as far as records show."
                 if self.largest == 0.0
                 else f"Rounding explains all differences; the largest is {self.largest:.3g}."
             )

@@ -112,7 +112,7 @@ class RecordedStep(CallListener, OpWatcher):
         """Whether a call says nothing of its own, or may be another with other options."""
         if call.module:
             self._is_past_backward = False
-        # Unscaling, clipping and the optimizer: the update tells what they did.
+        # Unscaling, clipping and the optimizer: the update shows what they did.
         after = self._inside or (self._is_past_backward and not call.backward)
         tensors = [getattr(scaler, "_scale", None) for scaler in self._scalers]
         scales = {scale.data_ptr() for scale in tensors if isinstance(scale, torch.Tensor)}
@@ -168,7 +168,7 @@ class RecordedStep(CallListener, OpWatcher):
                     self._events.append(event)
 
     def before_optimizer_step(self, optimizer: Any, by_scaler: bool) -> None:  # noqa: ARG002
-        """What runs now is told by the weights after it."""
+        """What runs now shows in the weights after it."""
         self._inside += 1
 
     def after_optimizer_step(self, optimizer: Any, by_scaler: bool) -> None:  # noqa: ARG002

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tensor in 32 numbers, of which two tell how far apart two tensors are."""
+"""A tensor in 32 numbers, of which two show how far apart two tensors are."""
 
 from __future__ import annotations
 

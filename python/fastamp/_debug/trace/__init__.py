@@ -134,7 +134,7 @@ class trace(PageReport):  # noqa: N801 (used like torch.no_grad)
         """Everything recorded: ``ops`` (one mapping per row), ``totals``, ``gradient_casts``.
 
         And ``scalers``: ``enabled``, ``scale`` now, ``skipped_steps`` and ``history`` of each, the
-        last iterations as ``GradScaler.history`` tells them. Reading them waits for the device.
+        last iterations as ``GradScaler.history`` returns them. Reading them waits for the device.
         ``kept_casts``: ``copies`` and ``bytes`` that :func:`fastamp.casts.keep` holds now.
         """
         record: dict[str, Any] = json.loads(self._recorder.json())

@@ -25,7 +25,7 @@ __all__ = ["CallListener", "is_notifying", "listening"]
 
 
 class CallListener:
-    """A base of what is told of calls while it listens. What its methods raise, its guard gets."""
+    """A base of what is notified of calls while it listens. What its methods raise, its guard gets."""
 
     guard: ToolGuard
 
@@ -103,7 +103,7 @@ class _Within(threading.local):
         return any(name == other for _, other in self.calls)
 
 
-# With the thread whose calls it is told of; None: of those of all threads.
+# With the thread whose calls it is notified of; None: of those of all threads.
 _listeners: list[tuple[CallListener, int | None]] = []
 _within = _Within()
 _patches = Patches()
@@ -115,7 +115,7 @@ def listening(listener: CallListener, *, this_thread: bool = False) -> Iterator[
     """Notifies a listener of calls inside the block. May end within a call that it is notified of.
 
     Args:
-        listener: Is told.
+        listener: Is notified.
         this_thread: Of calls of the thread that begins the block alone.
     """
     if not _listeners:
@@ -229,7 +229,7 @@ def _region_init(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _notifying(event: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that tells of its calls; of those of a class's and its base's, of the outer one."""
+    """A method that notifies of its calls; of those of a class's and its base's, of the outer one."""
 
     @functools.wraps(original)
     def method(owner: Any, *args: Any, **kwargs: Any) -> Any:
