@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.budget import Effort
 from benchmarks.clocks import Loop, event_loop, host_loop
 
-BASELINE, OURS = "torch.amp", "fastamp"
+BASELINE, FASTAMP = "torch.amp", "fastamp"
 COPY = "copy"  # a candidate that only copies, for its bandwidth
 
 # By candidate, by name of the fact: counts, bytes, losses; each found once, without a spread.
@@ -146,7 +146,7 @@ class Result:
         """Returns nanoseconds per call."""
         return statistics.median(self.samples[candidate])
 
-    def ratios(self, over: str = BASELINE, under: str = OURS) -> list[float]:
+    def ratios(self, over: str = BASELINE, under: str = FASTAMP) -> list[float]:
         """Returns one candidate's time over another's, for each repeat."""
         pairs = zip(self.samples[over], self.samples[under], strict=True)
         return [a / b for a, b in pairs]

@@ -2,8 +2,8 @@
 """Checks that what is declared in x.h, or in x_impl.h, is defined in x.cpp.
 
 Checks free functions and members of classes in the headers of src and python/csrc that are neither
-inline nor templates. Functions are distinguished by their qualified names; the source must define as
-many overloads as the header declares. A file whose declarations cannot be distinguished is reported.
+inline nor templates. Functions are known by their qualified names; the source must define as
+many overloads as the header declares. A file whose declarations look alike is reported.
 What is elsewhere for a reason is listed in a table; an entry that is not needed is an error.
 """
 

@@ -32,7 +32,7 @@ _MADE = re.compile(
 )
 # Lines of logs that say what was left out: of our tools, of pytest, of benchmarks.
 _LEFT_OUT = re.compile(
-    r"^(?:-- )?left out: (?P<ours>.+)$"
+    r"^(?:-- )?left out: (?P<own>.+)$"
     r"|^SKIPPED \[\d+\] (?P<pytest>\S+: .*(?:not installed|could not import).*)$"
     r"|^(?P<row>.+: not measured: .+)$"
 )

@@ -30,7 +30,7 @@ std::string_view text_of(PyObject* object) {
   Py_ssize_t size = 0;
   const char* text = PyUnicode_Check(object) ? PyUnicode_AsUTF8AndSize(object, &size) : nullptr;
   PyErr_Clear();
-  return text == nullptr ? std::string_view() : std::string_view(text, static_cast<std::size_t>(size));
+  return {text == nullptr ? "" : text, static_cast<std::size_t>(size)};
 }
 
 /// torch.nn.Module's method that calls forward().

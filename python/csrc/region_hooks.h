@@ -24,7 +24,7 @@ bool call_notify_export(PyObject* region, bool entering);
 /// error set.
 bool notify_float8(bool entering);
 
-/// Notifies torch.export that `region` begins or ends, if a torch-function mode is active. False with
+/// Notifies torch.export that `region` begins or ends if a torch-function mode is open. False with
 /// a Python error set. Inline, since each region asks twice and the answer is nearly always no.
 inline bool notify_export(PyObject* region, bool entering) {
   return !at::impl::torch_function_mode_enabled() || call_notify_export(region, entering);

@@ -14,7 +14,7 @@ namespace fastamp {
 ///
 /// Trivially destructible, for use while the process exits. Thread-safe.
 /// @tparam Threads      SystemThreads, or a model of it.
-/// @tparam kRemembered  How far a thread may fall behind; one that is further behind is notified that
+/// @tparam kRemembered  How far a thread may fall behind; one that is further behind learns that
 ///                      anything may have changed.
 template <class Threads, class Key, std::size_t kRemembered>
 class ChangeLog {

@@ -124,7 +124,7 @@ class FASTAMP_API GradientGroups {
   void coalesce_sparse() { coalesce_all_ = true; }
 
   /// To be called before code of others runs between the first gradient and the pass: it may change
-  /// tensors, so that no addresses of theirs must be used. None are collected from then on.
+  /// tensors, so that none of their addresses must be used. None are collected from then on.
   void give_up_addresses() { wants_arrays_ = false; }
 
   /// Gives away what was collected: the values of sparse gradients among the dense ones. Coalesces

@@ -29,7 +29,7 @@ struct NonFiniteCounts {
 
 /// What the passes of one optimizer write to, kept from pass to pass.
 ///
-/// Counters: the operators write counters only at an overflow, so they hold those of the last one as long
+/// Counters: the operators write counters only at an overflow: they hold the last one's as long
 /// as they are not given to another set of gradients: there is one buffer for each set met
 /// (parameters of which some have no gradient now and then), for the few sets met last. Not
 /// thread-safe.
@@ -66,7 +66,7 @@ struct DeviceResult {
 enum class FlagUse : std::uint8_t {
   kCopy,       ///< Raises copies of it; the flag itself is not written.
   kRaise,      ///< Raises it on its own device, and copies of it on others.
-  kOverwrite,  ///< It may be without a value: writes 0 or 1, on other devices to flags of theirs.
+  kOverwrite,  ///< It may be without a value: writes 0 or 1, on other devices to their flags.
 };
 
 /// What both kinds of passes take.

@@ -26,8 +26,8 @@ class FASTAMP_API SkipHooks {
   /// Whether the device has to be waited for at the end of each iteration.
   bool waits() const;
 
-  /// Notifies of steps, in order, after those that are still due. A hook may do anything but destroy
-  /// the scaler; what is to be notified of meanwhile comes afterwards. If a hook throws, the hooks after
+  /// Notifies of steps, in order, after those that are still due. A hook may do anything but
+  /// destroy the scaler; steps that end meanwhile come afterwards. If a hook throws, the hooks after
   /// it do not hear of this step, and the next call goes on with the steps after it.
   void notify(std::vector<Skip> skips);
 

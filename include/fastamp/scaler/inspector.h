@@ -44,7 +44,7 @@ struct WeightChange {
 /// @endcode
 ///
 /// For a step now and then: it copies all weights and gradients and waits for the device. Dtypes,
-/// reasons and errors of single ops are what Python's fastamp.debug.inspect reports: LibTorch offers
+/// reasons and errors of single ops are what Python's fastamp.debug.inspect has: LibTorch offers
 /// C++ no way to see each op. A Trace reports autocast's casts. Not thread-safe.
 class FASTAMP_API Inspector {
  public:

@@ -409,7 +409,7 @@ class ScalerState(TorchGradScaler):
             hook: ``hook(optimizer, scale, record)``: the optimizer, or ``None`` if it is gone; the
                 scale that overflowed; and the iteration's record as :meth:`history` has it. (With
                 ``history_size=0``, the record's norm is NaN and its growth_tracker 0.) It may use
-                the scaler; steps that it makes known are reported after it. What it raises comes out of
+                the scaler; steps that it makes known come after it. What it raises comes out of
                 the call on the scaler, whose work is done by then; hooks registered after it do not
                 hear of that step.
             wait: Make :meth:`update` wait for the device, so that the hook is called before it

@@ -192,9 +192,9 @@ void count_exponents_cpu(const ExponentArgs& args) {
   if (list.worth_threads()) {
     at::parallel_for(0, partition.length(), cpu::kThreadsNumel / 2,
                      [&](std::int64_t begin, std::int64_t end) {
-                       ExponentTally theirs;
-                       walk(begin, end, theirs);
-                       table.add(theirs, 0);
+                       ExponentTally counted;
+                       walk(begin, end, counted);
+                       table.add(counted, 0);
                      });
   } else {
     walk(0, partition.length(), mine);

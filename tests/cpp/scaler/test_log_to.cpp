@@ -39,12 +39,12 @@ void iterate(GradScaler& scaler, torch::optim::Optimizer& optimizer) {
 }  // namespace
 
 TEST_CASE("log_to: each row is what the iteration did, and what history() shows", "[scaler]") {
-  const bool ours = GENERATE(true, false);
+  const bool own = GENERATE(true, false);
   auto scaler = started(cpu_options().init_scale(8.0).growth_interval(2).history_size(3));
   auto first = parameter_with(0.0F, 4);
   auto second = parameter_with(0.0F, 4);
   std::unique_ptr<torch::optim::Optimizer> optimizer;
-  if (ours) {
+  if (own) {
     optimizer = std::make_unique<SGD>(std::vector<at::Tensor>{first, second}, SGDOptions(1.0));
   } else {
     optimizer = std::make_unique<torch::optim::SGD>(std::vector<at::Tensor>{first, second},

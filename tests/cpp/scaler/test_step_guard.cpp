@@ -204,7 +204,7 @@ TEST_CASE("step_guard: closures, losses and too many skips", "[scaler]") {
   CHECK(at::equal(before, weight_of(*optimizer)));
 }
 
-TEST_CASE("step_guard: a rank that is notified of another's NaN skips, and reports none", "[scaler]") {
+TEST_CASE("step_guard: a rank that learns of another's NaN skips, and reports none", "[scaler]") {
   const std::string kind = GENERATE(values(kKinds));
   const auto optimizer = make(kind, parameter());
   int calls = 0;

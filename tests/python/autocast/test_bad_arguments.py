@@ -61,7 +61,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 }
 # Refused by torch too, but only on entering the region and after a warning.
 REFUSED_EARLIER = {"dtype str", "dtype str, disabled"}
-# Ours refuses what torch warns about and disables.
+# fastamp's refuses what torch warns about and disables.
 REFUSED_BY_US = {"dtype type"}
 
 

@@ -144,10 +144,10 @@ def test_training_has_torchs_bits(name: str):
         asked.release()
         return seen
 
-    ours = steps(fastamp.autocast, together=True)
+    own = steps(fastamp.autocast, together=True)
     with torch_kernels():
-        theirs = steps(torch.autocast, together=False)
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+        torchs = steps(torch.autocast, together=False)
+    assert all(torch.equal(a, b) for a, b in zip(own, torchs, strict=True))
 
 
 def test_a_first_use_without_grad_cuts_no_weight_off():

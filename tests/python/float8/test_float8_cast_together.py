@@ -173,9 +173,9 @@ def test_training_has_the_bits_and_the_saved_bytes_of_separate_casts():
                 optimizer.zero_grad()
         return seen
 
-    ours, theirs = run(together=True), run(together=False)
-    assert len(ours) == len(theirs)
-    for a, b in zip(ours, theirs, strict=True):
+    own, torchs = run(together=True), run(together=False)
+    assert len(own) == len(torchs)
+    for a, b in zip(own, torchs, strict=True):
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 

@@ -178,9 +178,9 @@ def test_the_guards_clip_is_torchs(kind: str):
         norm = guarded.guard.clip_grad_norm_(0.05)
         guarded.optimizer.step()
         plain.backward()
-        theirs = torch.nn.utils.clip_grad_norm_(plain.model.parameters(), 0.05)
+        torchs = torch.nn.utils.clip_grad_norm_(plain.model.parameters(), 0.05)
         plain.optimizer.step()
-        torch.testing.assert_close(norm, theirs, rtol=1e-6, atol=0)
+        torch.testing.assert_close(norm, torchs, rtol=1e-6, atol=0)
         for p, q in zip(guarded.model.parameters(), plain.model.parameters(), strict=True):
             torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
             torch.testing.assert_close(p.grad, q.grad, rtol=1e-5, atol=1e-9)

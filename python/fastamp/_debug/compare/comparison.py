@@ -146,22 +146,22 @@ class _Comparing:
         pairs = self._pairs(a, a.outputs, b.outputs)
         if pairs is None:
             return Divergence(a, call, self._shapes(a, b))
-        for own, theirs in pairs:
-            fault = self._of_parameter(call, a, b, own, theirs)
+        for own, reference in pairs:
+            fault = self._of_parameter(call, a, b, own, reference)
             if fault is not None:
                 return fault
         return None
 
     def _pairs(
-        self, a: Event, own: tuple[Sketch, ...], theirs: tuple[Sketch, ...]
+        self, a: Event, own: tuple[Sketch, ...], reference: tuple[Sketch, ...]
     ) -> list[tuple[Sketch, Sketch]] | None:
         """Tensors that can be compared, without the scale of the loss; None if shapes differ."""
-        if len(own) != len(theirs) or any(
-            x.shape != y.shape for x, y in zip(own, theirs, strict=True)
+        if len(own) != len(reference) or any(
+            x.shape != y.shape for x, y in zip(own, reference, strict=True)
         ):
             # Other numbers of ranks have other parts of batches and weights.
             return None if self._same_ranks else []
-        pairs = list(zip(own, theirs, strict=True))
+        pairs = list(zip(own, reference, strict=True))
         if a.backward or a.kind == "gradient":
             return [self._without_scale(x, y) for x, y in pairs]
         return pairs
@@ -267,24 +267,24 @@ def compare_records(first: Record, second: Record) -> Comparison:
         second: Of the same program; dtypes, ranks and versions of torch may be others. Where the
             number of ranks differs, tensors of other shapes are not compared.
     """
-    theirs: dict[object, list[tuple[int, Event]]] = defaultdict(list)
+    reference: dict[object, list[tuple[int, Event]]] = defaultdict(list)
     for place, event in enumerate(second.events):
-        theirs[event.key].append((place, event))
+        reference[event.key].append((place, event))
     calls: dict[object, int] = defaultdict(int)
     comparing = _Comparing(first, second)
     matched, only_first = 0, 0
     divergence = None
-    ours_alone: Event | None = None
+    own_alone: Event | None = None
     met: set[int] = set()  # Places in the second run.
     last = 0
     for event in first.events:
         call = calls[event.key]
         calls[event.key] += 1
-        others = theirs[event.key]
+        others = reference[event.key]
         if call >= len(others):
             only_first += 1
             if divergence is None and event.kind == "op":
-                ours_alone = ours_alone or event
+                own_alone = own_alone or event
             elif divergence is None:
                 divergence = Divergence(event, call, "is in the first run only")
             continue
@@ -298,6 +298,6 @@ def compare_records(first: Record, second: Record) -> Comparison:
     if divergence is None and first.skipped != second.skipped:
         divergence = Divergence(first.events[-1], 0, "the step is skipped in one run only")
     before = enumerate(second.events[:last])
-    theirs_alone = (e for place, e in before if place not in met and e.kind == "op")
-    alone = ours_alone, next(theirs_alone, None)
+    torchs_alone = (e for place, e in before if place not in met and e.kind == "op")
+    alone = own_alone, next(torchs_alone, None)
     return Comparison(matched, only_first, only_second, divergence, alone, comparing.largest)

@@ -32,10 +32,10 @@ def _noise(results: Any, twins: Any) -> float:
     largest = 0.0
     for result, twin in zip(tree_leaves(results), tree_leaves(twins), strict=False):
         if isinstance(result, torch.Tensor) and isinstance(twin, torch.Tensor):
-            own, theirs = result.detach().double(), twin.detach().double()
-            if own.shape == theirs.shape and own.numel():
-                size = float(torch.linalg.vector_norm(theirs))
-                apart = float(torch.linalg.vector_norm(own - theirs))
+            own, other = result.detach().double(), twin.detach().double()
+            if own.shape == other.shape and own.numel():
+                size = float(torch.linalg.vector_norm(other))
+                apart = float(torch.linalg.vector_norm(own - other))
                 if 0.0 < apart < float("inf") and size > 0.0:
                     largest = max(largest, apart / size)
     return largest

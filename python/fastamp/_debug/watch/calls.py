@@ -25,7 +25,7 @@ __all__ = ["CallListener", "is_notifying", "listening"]
 
 
 class CallListener:
-    """A base of what is notified of calls while it listens. What its methods raise, its guard gets."""
+    """A base of what gets calls while it listens. What its methods raise, its guard gets."""
 
     guard: ToolGuard
 
@@ -229,7 +229,7 @@ def _region_init(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _notifying(event: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that notifies of its calls; of those of a class's and its base's, of the outer one."""
+    """A method that notifies of its calls; of a class's and its base's, of the outer one."""
 
     @functools.wraps(original)
     def method(owner: Any, *args: Any, **kwargs: Any) -> Any:
