@@ -9,14 +9,16 @@ a failure.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from docs_ops import ops_reference
 
@@ -45,6 +47,21 @@ MODULE_PAGES = {
     "distributed": "Several processes",
     "cuda": "CUDA graphs",
     "cpp": "C++ files",
+}
+# What programs use first; names of types that functions return come last.
+BY_USE = {
+    "": "autocast GradScaler clip_grad_norm_ StepGuard custom_fwd custom_bwd install uninstall "
+    "is_installed build_info",
+    "optim": "fuse_ AdamW Adam SGD Muon low_precision_weights_",
+    "policies": "get set override for_modules fp32 preset load save table reset register_op "
+    "unregister_op copy_from",
+    "casts": "keep kept drop together",
+    "float8": "recipe Recipe exclude plan",
+    "inference": "convert export",
+    "debug": "check inspect bisect trace log_to plot_history torch_kernels",
+    "distributed": "compress_hook fp32_reduce_hook fp32_main_grads",
+    "cuda": "graphed_step",
+    "cpp": "cmake_prefix_path include_path",
 }
 # Names of fastamp's that are mirrors of torch's modules, or have nothing to say.
 NOT_ON_A_PAGE = {"amp", "cpu", "__version__"}
@@ -103,10 +120,36 @@ def examples_page(programs: Mapping[str, str]) -> str:
     return "\n".join(parts)
 
 
-def api_page(title: str, module: str, names: list[str]) -> str:
-    """Returns a page of directives for mkdocstrings, one for each public name."""
-    directives = [f"::: {module}.{name}\n" for name in names]
-    return "\n".join([f"# {title}\n", f"`import {module}` gives these names.\n", *directives])
+def by_use(module: str, names: Iterable[str]) -> list[str]:
+    """Returns names of a module, those first that programs use first.
+
+    Args:
+        module: Without ``fastamp.``; empty for fastamp itself.
+        names: In any order.
+    """
+    order = BY_USE[module].split()
+    return sorted(names, key=lambda name: (order.index(name) if name in order else len(order)))
+
+
+def summary_of(value: Any) -> str:
+    """Returns the first sentence of a docstring, for a cell of a table."""
+    text = (inspect.getdoc(value) or "").partition("\n\n")[0]
+    text = re.sub(r"``([^`]*)``", r"`\1`", " ".join(text.split())).replace("|", "\\|")
+    return re.sub(r":\w+:`~?([^`]*)`", r"`\1`", text)
+
+
+def api_page(title: str, module: str, names: Mapping[str, Any]) -> str:
+    """Returns a page for mkdocstrings: a table of summaries, then a directive for each name.
+
+    Args:
+        title: Of the page.
+        module: Whose names they are.
+        names: What each stands for, in the order of the page.
+    """
+    parts = [f"# {title}\n", f"`import {module}` gives these names.\n", "| Name | |\n|---|---|"]
+    for name, value in names.items():
+        parts.append(f"| [`{name}`](#{module}.{name}) | {summary_of(value)} |")
+    return "\n".join([*parts, "", *(f"::: {module}.{name}\n" for name in names)])
 
 
 def stage(pages: Path) -> None:
@@ -134,11 +177,12 @@ def stage(pages: Path) -> None:
     write("examples.md", examples_page(texts))
     lists = (ROOT / "docs" / "site" / "torch_ops.json").read_text(encoding="utf-8")
     write("ops.md", ops_reference(json.loads(lists)))
-    names = [name for name in fastamp.__all__ if name not in NOT_ON_A_PAGE | MODULE_PAGES.keys()]
-    write("api_python.md", api_page("Python", "fastamp", names))
-    for module, title in MODULE_PAGES.items():
-        public = [name for name in getattr(fastamp, module).__all__ if name not in NOT_ON_A_PAGE]
-        write(f"api_{module}.md", api_page(title, f"fastamp.{module}", public))
+    for module, title in {"": "Python", **MODULE_PAGES}.items():
+        home = getattr(fastamp, module) if module else fastamp
+        left_out = NOT_ON_A_PAGE | (set() if module else MODULE_PAGES.keys())
+        names = by_use(module, [name for name in home.__all__ if name not in left_out])
+        page = api_page(title, home.__name__, {name: getattr(home, name) for name in names})
+        write(f"api_{module or 'python'}.md", page)
 
 
 def take_roles_out(folder: Path) -> None:

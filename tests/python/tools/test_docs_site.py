@@ -22,7 +22,16 @@ TOOLS = ROOT / "tools"
 sys.path.insert(0, str(TOOLS))
 
 from docs_ops import ops_reference, versions_of  # noqa: E402
-from docs_site import MODULE_PAGES, api_page, relink, site_target, stage, take_roles_out  # noqa: E402
+from docs_site import (  # noqa: E402
+    BY_USE,
+    MODULE_PAGES,
+    NOT_ON_A_PAGE,
+    relink,
+    site_target,
+    stage,
+    summary_of,
+    take_roles_out,
+)
 from torch_ops import autocast_ops  # noqa: E402
 
 LISTS = json.loads((ROOT / "docs" / "site" / "torch_ops.json").read_text(encoding="utf-8"))
@@ -98,8 +107,35 @@ def test_the_reference_names_everything_that_is_public(pages: Path):
     modules = {name for name in fastamp.__all__ if inspect.ismodule(getattr(fastamp, name))}
     assert named == set(fastamp.__all__) - modules - {"__version__"}
     assert modules == MODULE_PAGES.keys() | {"amp", "cpu"}
-    optimizers = (pages / "api_optim.md").read_text(encoding="utf-8")
-    assert optimizers == api_page("Optimizers", "fastamp.optim", list(fastamp.optim.__all__))
+    for module in MODULE_PAGES:
+        text = (pages / f"api_{module}.md").read_text(encoding="utf-8")
+        directives = re.findall(rf"^::: fastamp\.{module}\.(\w+)$", text, re.MULTILINE)
+        public = set(getattr(fastamp, module).__all__) - NOT_ON_A_PAGE
+        assert len(directives) == len(public)
+        assert set(directives) == public
+        rows = re.findall(rf"^\| \[`(\w+)`\]\(#fastamp\.{module}\.\1\) \| .+ \|$", text, re.MULTILINE)
+        assert rows == directives  # a summary of each, in the same order
+
+
+def test_pages_begin_with_what_programs_use_first(pages: Path):
+    for module, names in BY_USE.items():
+        home = getattr(fastamp, module) if module else fastamp
+        assert set(names.split()) <= set(home.__all__)
+        text = (pages / f"api_{module or 'python'}.md").read_text(encoding="utf-8")
+        assert re.findall(r"^::: fastamp\.(?:\w+\.)?(\w+)$", text, re.MULTILINE)[
+            : len(names.split())
+        ] == names.split()
+
+
+def test_summaries_are_first_sentences_without_roles():
+    def documented() -> None:
+        """Casts by :func:`~fastamp.autocast`, or
+        not, ``a | b``.
+
+        More.
+        """
+
+    assert summary_of(documented) == r"Casts by `fastamp.autocast`, or not, `a \| b`."
 
 
 def test_the_list_of_this_torch_is_what_it_registers():
