@@ -34,7 +34,8 @@ def remarks(result: Result) -> list[str]:
     found = [text] if (text := others(result)) else []
     if result.bytes_moved:
         rates = (
-            f"{name} {rate(result.bytes_moved / result.median(name))}" for name in (BASELINE, FASTAMP)
+            f"{name} {rate(result.bytes_moved / result.median(name))}"
+            for name in (BASELINE, FASTAMP)
         )
         found.append(", ".join(rates) + " GB/s")
     if result.work:

@@ -159,9 +159,7 @@ def compare_published(results: dict[str, dict[str, Any]]) -> None:
             for mark, published in PUBLISHED.get(row["mode"], {}).items():
                 own = row["losses"].get(str(mark))
                 if own is not None:
-                    cells = (
-                        f"{mark // 1000:>5}k  {published:.6f}  {own:.6f}  {own / published:.3f}"
-                    )
+                    cells = f"{mark // 1000:>5}k  {published:.6f}  {own:.6f}  {own / published:.3f}"
                     lines.append(f"  {language:8}{row['mode']:18}{cells}")
     if lines:
         print("\nBeside the losses published for torch.amp on a GPU:")

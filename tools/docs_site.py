@@ -128,7 +128,7 @@ def by_use(module: str, names: Iterable[str]) -> list[str]:
         names: In any order.
     """
     order = BY_USE[module].split()
-    return sorted(names, key=lambda name: (order.index(name) if name in order else len(order)))
+    return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
 
 
 def summary_of(value: Any) -> str:

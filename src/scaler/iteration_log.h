@@ -64,8 +64,8 @@ class FASTAMP_API IterationLog {
   /// @param notifies     take_skips() returns its skips.
   /// @param ring_row     Of the iteration, as kernels::ScaleHistory lays it out, for that; may be
   ///     undefined.
-  void expect(const at::Tensor& scale, const std::vector<Outcome>& outcomes,
-              bool notifies = false, const at::Tensor& ring_row = {});
+  void expect(const at::Tensor& scale, const std::vector<Outcome>& outcomes, bool notifies = false,
+              const at::Tensor& ring_row = {});
   /// Takes in the iterations whose values have arrived, or waits for all of them.
   void poll(bool wait);
 

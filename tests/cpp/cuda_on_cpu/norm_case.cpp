@@ -29,7 +29,8 @@ double check_norm_case(const std::vector<at::Tensor>& grads, float inv_scale, bo
   on_cuda.flag.fill_(flag);
   on_cpu.flag.fill_(flag);
   if (writes) {
-    kernels::unscale_and_check_cuda({grads, factor, on_cuda.flag, on_cuda.sum, on_cuda.counts, overwrite});
+    kernels::unscale_and_check_cuda(
+        {grads, factor, on_cuda.flag, on_cuda.sum, on_cuda.counts, overwrite});
     kernels::unscale_and_check_cpu(
         {expected, factor, on_cpu.flag, on_cpu.sum, on_cpu.counts, overwrite});
   } else {
@@ -63,8 +64,8 @@ void check_overflow_case(const std::vector<at::Tensor>& grads, float inv_scale, 
     kernels::unscale_and_check_cuda({grads, factor, on_cuda.flag, on_cuda.sum, on_cuda.counts});
     kernels::unscale_and_check_cpu({copies, factor, on_cpu.flag, on_cpu.sum, on_cpu.counts});
   } else {
-    kernels::norm_and_check_cuda(
-        {grads, factor, on_cuda.flag, *on_cuda.sum, on_cuda.counts, max_norm, on_cuda.coefficient, on_cuda.norm});
+    kernels::norm_and_check_cuda({grads, factor, on_cuda.flag, *on_cuda.sum, on_cuda.counts,
+                                  max_norm, on_cuda.coefficient, on_cuda.norm});
     kernels::norm_and_check_cpu({copies, factor, on_cpu.flag, *on_cpu.sum, on_cpu.counts, max_norm,
                                  on_cpu.coefficient, on_cpu.norm});
   }

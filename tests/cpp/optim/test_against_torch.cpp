@@ -45,7 +45,7 @@ void compare_adam() {
   auto params = make_params();
   auto reference = copy_of(params);
   Own optimizer(two_groups(params, adam_options<OwnOptions>(1e-3, 0.3, !amsgrad)),
-                 adam_options<OwnOptions>(1e-2, weight_decay, amsgrad));
+                adam_options<OwnOptions>(1e-2, weight_decay, amsgrad));
   Torchs torchs(two_groups(reference, adam_options<TorchsOptions>(1e-3, 0.3, !amsgrad)),
                 adam_options<TorchsOptions>(1e-2, weight_decay, amsgrad));
   for (int step = 0; step < 50; ++step) {
@@ -72,9 +72,9 @@ TEST_CASE("SGD equals torch::optim::SGD bit for bit", "[optim]") {
   auto params = make_params();
   auto reference = copy_of(params);
   own::SGD optimizer(two_groups(params, own::SGDOptions(0.05).momentum(0.5)),
-                      fill(own::SGDOptions(0.1)));
+                     fill(own::SGDOptions(0.1)));
   libtorch::SGD torchs(two_groups(reference, libtorch::SGDOptions(0.05).momentum(0.5)),
-                     fill(libtorch::SGDOptions(0.1)));
+                       fill(libtorch::SGDOptions(0.1)));
   for (int step = 0; step < 50; ++step) {
     set_gradients({&params, &reference});
     optimizer.step();

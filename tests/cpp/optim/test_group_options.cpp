@@ -66,7 +66,7 @@ void compare_adam() {
   const bool amsgrad = GENERATE(false, true);
   const auto mine =
       with_groups<Own>(adam_options<OwnOptions>(0.5, 0.5, 0.5, 0.5, !amsgrad),
-                        adam_options<OwnOptions>(lr, beta, eps, weight_decay, amsgrad));
+                       adam_options<OwnOptions>(lr, beta, eps, weight_decay, amsgrad));
   const auto torchs =
       with_groups<Torchs>(adam_options<TorchsOptions>(0.5, 0.5, 0.5, 0.5, !amsgrad),
                           adam_options<TorchsOptions>(lr, beta, eps, weight_decay, amsgrad));
@@ -83,8 +83,8 @@ void compare_adam() {
 
 /// Whether LibTorch fills in what a group leaves alone, seen by Adam (the library asks SGD).
 bool torch_inherits() {
-  const auto probe =
-      with_groups<libtorch::Adam>(libtorch::AdamOptions(0.5).amsgrad(true), libtorch::AdamOptions(0.25));
+  const auto probe = with_groups<libtorch::Adam>(libtorch::AdamOptions(0.5).amsgrad(true),
+                                                 libtorch::AdamOptions(0.25));
   return options_of<libtorch::AdamOptions>(probe, 1).amsgrad();
 }
 
@@ -144,12 +144,12 @@ TEST_CASE("the options that only fastamp's have follow the same rule", "[optim]"
     }
   }
   SECTION("set") {
-    const auto optimizer = with_groups<own::Adam>(
-        own::AdamOptions(0.5), own::AdamOptions(0.25)
-                                    .maximize(true)
-                                    .state_dtype(at::kBFloat16)
-                                    .state_rounding(own::StateRounding::kNearest)
-                                    .autocast_dtype(at::kHalf));
+    const auto optimizer = with_groups<own::Adam>(own::AdamOptions(0.5),
+                                                  own::AdamOptions(0.25)
+                                                      .maximize(true)
+                                                      .state_dtype(at::kBFloat16)
+                                                      .state_rounding(own::StateRounding::kNearest)
+                                                      .autocast_dtype(at::kHalf));
     for (const std::size_t i : {std::size_t{1}, std::size_t{2}}) {
       const auto& options = options_of<own::AdamOptions>(optimizer, i);
       CHECK(options.maximize());

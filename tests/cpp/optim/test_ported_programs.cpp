@@ -81,7 +81,7 @@ Outcome<Options> program(const Params& start) {
 
   libtorch::StepLR schedule(optimizer, 4, 0.5);
   libtorch::ReduceLROnPlateauScheduler plateau(optimizer, libtorch::ReduceLROnPlateauScheduler::min,
-                                             0.5F, 2);
+                                               0.5F, 2);
   for (int step = 0; step < 12; ++step) {
     at::manual_seed(static_cast<std::uint64_t>(step));
     for (auto& param : params) {

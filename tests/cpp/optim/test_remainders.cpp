@@ -82,8 +82,8 @@ TEMPLATE_TEST_CASE("remainders: every step is that of a float32 master", "[optim
       if (remainders.state().count(params[i].unsafeGetTensorImpl()) == 0) {
         continue;
       }
-      const auto joined = own::master_from_remainder(
-          params[i], state_of<State>(remainders, params[i]).remainder());
+      const auto joined =
+          own::master_from_remainder(params[i], state_of<State>(remainders, params[i]).remainder());
       CHECK(joined.to(dtype).equal(params[i]));
       state_of<State>(masters, copies[i]).master().copy_(joined);
       copies[i].detach().copy_(params[i].detach());
@@ -108,7 +108,7 @@ namespace {
 
 own::AdamWOptions options_of(bool remainders) {
   return own::AdamWOptions(0.01).master(remainders ? MasterStorage::kRemainder
-                                                    : MasterStorage::kFloat);
+                                                   : MasterStorage::kFloat);
 }
 
 /// Three steps of parameters whose masters are kept so.

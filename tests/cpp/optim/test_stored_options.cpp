@@ -135,7 +135,7 @@ TEST_CASE("load: what groups say of how state is stored stays, and state is conv
   step(source);
   const auto copies = copy_of(params);
   own::AdamW optimizer(group_of(copies, own::AdamWOptions(1e-3).state_dtype(mine)),
-                        own::AdamWOptions(1e-3));
+                       own::AdamWOptions(1e-3));
   transfer(source, optimizer);
   CHECK(options_of<own::AdamWOptions>(optimizer).state_dtype() == mine);
   step(optimizer);
@@ -150,8 +150,8 @@ TEST_CASE("load: masters and the dtype of the iteration stay, too", "[optim]") {
   own::Muon source(params, own::MuonOptions(1e-3).ns_dtype(at::kFloat));
   step(source);
   const auto copies = copy_of(params);
-  own::Muon optimizer(
-      copies, own::MuonOptions(1e-3).ns_dtype(at::kHalf).master(MasterStorage::kRemainder));
+  own::Muon optimizer(copies,
+                      own::MuonOptions(1e-3).ns_dtype(at::kHalf).master(MasterStorage::kRemainder));
   transfer(source, optimizer);
   CHECK(options_of<own::MuonOptions>(optimizer).ns_dtype() == at::kHalf);
   CHECK(options_of<own::MuonOptions>(optimizer).master() == MasterStorage::kRemainder);
@@ -252,8 +252,7 @@ TEST_CASE("each of Muon's rates multiplies by its ratio", "[optim]") {
   const auto moved = [](MuonRate rate) {
     const auto param = at::randn({2, 8}).requires_grad_(true);
     const auto before = param.detach().clone();
-    own::Muon optimizer(Params{param},
-                         own::MuonOptions(0.1).weight_decay(0.0).adjust_lr_fn(rate));
+    own::Muon optimizer(Params{param}, own::MuonOptions(0.1).weight_decay(0.0).adjust_lr_fn(rate));
     step(optimizer);
     return (before - param.detach()).norm().item<double>();
   };

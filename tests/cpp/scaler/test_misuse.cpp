@@ -136,8 +136,8 @@ TEST_CASE("misuse: a scaler that is moved goes on at every point of an iteration
   auto parameter = parameter_with(8.0F);
   const std::unique_ptr<torch::optim::Optimizer> optimizer =
       own ? std::unique_ptr<torch::optim::Optimizer>(
-                 std::make_unique<SGD>(Params{parameter}, SGDOptions(1.0)))
-           : std::make_unique<torch::optim::SGD>(sgd({parameter}));
+                std::make_unique<SGD>(Params{parameter}, SGDOptions(1.0)))
+          : std::make_unique<torch::optim::SGD>(sgd({parameter}));
   std::optional<GradScaler> scaler(cpu_options().init_scale(8.0));
   const auto move_at = [&](int here) {
     if (here == point) {

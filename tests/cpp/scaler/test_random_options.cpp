@@ -104,7 +104,7 @@ std::pair<Optimizer, Optimizer> draw_pair(const Params& params, const Params& re
   const bool fuse = draw.chance(0.3);
   if (kind == 0) {
     return make_pair<own::SGD, libtorch::SGD>(params, reference, draw, fuse,
-                                             sgd_options<own::SGDOptions, libtorch::SGDOptions>);
+                                              sgd_options<own::SGDOptions, libtorch::SGDOptions>);
   }
   if (kind == 1) {
     return make_pair<own::Adam, libtorch::Adam>(
@@ -217,7 +217,7 @@ void change_rates(Draw& draw, const std::vector<libtorch::Optimizer*>& optimizer
   }
 }
 
-void step_ours(fastamp::GradScaler& scaler, libtorch::Optimizer& optimizer,
+void step_fastamps(fastamp::GradScaler& scaler, libtorch::Optimizer& optimizer,
                const Clipping& clipping) {
   if (clipping.unscale_first) {
     scaler.unscale_(optimizer);
@@ -257,7 +257,7 @@ TEST_CASE("step: random options follow LibTorch's optimizers and torch.amp's sca
       change_rates(draw, {mine.get(), torchs.get()});
     }
     const auto clipping = draw_clipping(draw);
-    step_ours(scaler, *mine, clipping);
+    step_fastamps(scaler, *mine, clipping);
     const bool stepped = expected.step(*torchs, clipping);
     REQUIRE(scaler.step_was_skipped_for(*mine) == !stepped);
     REQUIRE(scaler.get_scale() == expected.scale.item<double>());

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights cast together, to 16 bits and to fp8: all at the first use, and right whatever happened."""
+"""Weights cast together, to 16 bits and fp8: all at the first use, right whatever happened."""
 
 from __future__ import annotations
 

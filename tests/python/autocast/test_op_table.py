@@ -53,7 +53,7 @@ def test_torch_2_11_registers_129_ops_on_cpu_and_126_on_cuda(of_torch: dict[str,
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_fastamps_kernels_replace_torchs_on_every_registered_op(device: str, of_torch: dict[str, Any]):
+def test_kernels_replace_torchs_on_every_registered_op(device: str, of_torch: dict[str, Any]):
     key = f"Autocast{device.upper()}"
     for name in of_torch["names"][device]:
         lines = torch._C._dispatch_dump(name).splitlines()

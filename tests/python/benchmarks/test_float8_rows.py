@@ -67,7 +67,9 @@ def test_the_row_of_weight_copies_casts_no_weight_where_they_are_written():
 
 
 def test_a_shape_that_stays_in_the_base_dtype_says_so():
-    assert measure(float8.linear_row("cpu", 8, 32, 40), ONCE).facts == {FASTAMP: {"layers in fp8": 0}}
+    assert measure(float8.linear_row("cpu", 8, 32, 40), ONCE).facts == {
+        FASTAMP: {"layers in fp8": 0}
+    }
 
 
 @pytest.mark.parametrize(

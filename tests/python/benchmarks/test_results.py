@@ -139,7 +139,10 @@ def test_absolute_comparison_is_of_times():
 
 def test_more_casts_are_worse_however_fast():
     old, new = result("r", [2.0] * 9, [1.0] * 9), result("r", [2.0] * 9, [1.0] * 9)
-    old.facts, new.facts = {FASTAMP: {"casts": 4.0, "loss": 1}}, {FASTAMP: {"casts": 5.0, "loss": 9}}
+    old.facts, new.facts = (
+        {FASTAMP: {"casts": 4.0, "loss": 1}},
+        {FASTAMP: {"casts": 5.0, "loss": 9}},
+    )
     (verdict,) = compare.compare([old], [new])
     assert verdict.more == ["casts 4 -> 5"]
 

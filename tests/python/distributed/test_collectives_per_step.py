@@ -116,7 +116,9 @@ def rows() -> dict[str, list[str]]:
 @pytest.mark.parametrize("name", SETUPS)
 def test_the_table_has_what_is_counted(name):
     kind = SETUPS[name]
-    counted = [described(calls_of(kind, s)) for s in (step_with_fastamps, step_with_torchs, clip_by_hand)]
+    counted = [
+        described(calls_of(kind, s)) for s in (step_with_fastamps, step_with_torchs, clip_by_hand)
+    ]
     assert rows()[name] == counted
 
 

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights cast to fp8 together: layouts, recipes and operands; autocast/test_cast_together.py has what 16 bits share."""
+"""Weights cast to fp8 together: layouts and operands, beside autocast/test_cast_together.py."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 

@@ -432,6 +432,8 @@ def cuda_failures(seed: int, share: float) -> tuple[int, list[str]]:
                 refused = isinstance(of_torch, Refusal) and isinstance(of_fastamp, Refusal)
                 same = of_torch.kind is of_fastamp.kind if refused else of_torch == of_fastamp
                 if not same and not is_promoted(of_torch):
-                    texts.append(f"{call} on CUDA in {name}\ntorch: {of_torch}\nfastamp: {of_fastamp}")
+                    texts.append(
+                        f"{call} on CUDA in {name}\ntorch: {of_torch}\nfastamp: {of_fastamp}"
+                    )
                     break
     return ran, texts

@@ -52,9 +52,7 @@ def check_equal(own, reference, p, q, before):
         assert own.steps[p].item() == 0.0
         return
     assert own.steps[p].item() == state["step"].item()
-    for mine, name in zip(
-        own.moments[p], ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), strict=True
-    ):
+    for mine, name in zip(own.moments[p], ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), strict=True):
         if name in state:
             assert_same_step(mine, state[name])
 

@@ -284,7 +284,9 @@ def test_history_hooks_and_reports_have_the_scalers_words(kind: str):
     assert {row.scale for row in history} == {1.0}
     gradients = [p.grad.flatten() for p in job.model.parameters() if p.grad is not None]
     assert history[-1].norm == pytest.approx(torch.cat(gradients).norm().item(), rel=1e-6)
-    assert [type(each) is tuple and each[:2] for each in notified[::2]] == [(job.optimizer, 1.0)] * 2
+    assert [type(each) is tuple and each[:2] for each in notified[::2]] == [
+        (job.optimizer, 1.0)
+    ] * 2
     assert notified[0][2].step == 1
     assert notified[1] == "second"
     handle.remove()

@@ -29,7 +29,9 @@ def make(kind: str, parameters: list[Any]) -> Any:
     return fastamp.optim.fuse_(optimizer) if how == "fused" else optimizer
 
 
-KINDS = [f"{name} {how}" for name in ("SGD", "Adam", "AdamW", "Muon") for how in ("fastamp", "fused")]
+KINDS = [
+    f"{name} {how}" for name in ("SGD", "Adam", "AdamW", "Muon") for how in ("fastamp", "fused")
+]
 KINDS += ["SGD torch", "AdamW torch"]
 CALLS = ["step", "unscale", "clip", "unscale and clip", "clip by value", "torch's clip"]
 

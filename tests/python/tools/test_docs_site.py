@@ -113,7 +113,9 @@ def test_the_reference_names_everything_that_is_public(pages: Path):
         public = set(getattr(fastamp, module).__all__) - NOT_ON_A_PAGE
         assert len(directives) == len(public)
         assert set(directives) == public
-        rows = re.findall(rf"^\| \[`(\w+)`\]\(#fastamp\.{module}\.\1\) \| .+ \|$", text, re.MULTILINE)
+        rows = re.findall(
+            rf"^\| \[`(\w+)`\]\(#fastamp\.{module}\.\1\) \| .+ \|$", text, re.MULTILINE
+        )
         assert rows == directives  # a summary of each, in the same order
 
 
@@ -122,9 +124,10 @@ def test_pages_begin_with_what_programs_use_first(pages: Path):
         home = getattr(fastamp, module) if module else fastamp
         assert set(names.split()) <= set(home.__all__)
         text = (pages / f"api_{module or 'python'}.md").read_text(encoding="utf-8")
-        assert re.findall(r"^::: fastamp\.(?:\w+\.)?(\w+)$", text, re.MULTILINE)[
-            : len(names.split())
-        ] == names.split()
+        assert (
+            re.findall(r"^::: fastamp\.(?:\w+\.)?(\w+)$", text, re.MULTILINE)[: len(names.split())]
+            == names.split()
+        )
 
 
 def test_summaries_are_first_sentences_without_roles():

@@ -82,8 +82,8 @@ Place bias_of(const RnnDescriptor& rnn, int layer, int which) {
   return {end_of_matrices(rnn, rnn.count()) + before * hidden, rnn.hidden, 1};
 }
 
-void describe(const Place& place, const RnnDescriptor& rnn, void* buffer, TensorDescriptor* descriptor,
-          void** address) {
+void describe(const Place& place, const RnnDescriptor& rnn, void* buffer,
+              TensorDescriptor* descriptor, void** address) {
   if (descriptor == nullptr || address == nullptr) return;
   *descriptor = {rnn.type, {1, place.rows, place.columns}};
   *address = static_cast<char*>(buffer) + place.begin * bytes_of(rnn.type);

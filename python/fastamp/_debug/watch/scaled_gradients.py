@@ -114,10 +114,7 @@ class ScaledGradients(CallListener):
             if this.scaler is not None and this.is_alone:
                 self._scaled[_memory(gradient)] = _Scaled(gradient, this.scaler, is_divided=False)
             elif known is not None and (
-                known.is_divided
-                or before is None
-                or before[0] != state[0]
-                or not this.is_alone
+                known.is_divided or before is None or before[0] != state[0] or not this.is_alone
             ):
                 del self._scaled[_memory(gradient)]
 
