@@ -146,7 +146,11 @@ def api_page(title: str, module: str, names: Mapping[str, Any]) -> str:
         module: Whose names they are.
         names: What each stands for, in the order of the page.
     """
-    parts = [f"# {title}\n", f"`import {module}` gives these names.\n", "| Name | |\n|---|---|"]
+    parts = [
+        f"# {title}\n",
+        f"`import {module}` gives these names.\n",
+        "| Name | What it does |\n|---|---|",
+    ]
     for name, value in names.items():
         parts.append(f"| [`{name}`](#{module}.{name}) | {summary_of(value)} |")
     return "\n".join([*parts, "", *(f"::: {module}.{name}\n" for name in names)])
@@ -185,13 +189,96 @@ def stage(pages: Path) -> None:
         write(f"api_{module or 'python'}.md", page)
 
 
-def take_roles_out(folder: Path) -> None:
-    """Leaves of roles in docstrings what they name, in pages and in what search finds."""
+def plain_docstrings(html: str) -> str:
+    """Returns a page, or the index of search, without the marks of Sphinx that docstrings have.
+
+    Roles leave what they name, and ``::`` ahead of a block a colon.
+    """
+    return re.sub(r"(?<=[^\s>:])::</p>", ":</p>", ROLE.sub(r"\1", html)).replace("<p>::</p>", "")
+
+
+def linked_guides(html: str) -> str:
+    """Returns a page of the API with links where docstrings name a guide: docs/optim.md."""
+    link = r'<a href="\1.html">docs/\1.md</a>'
+    return re.sub(r"(?<![\w/\">])docs/(\w+)\.md(?![^<]*</(?:a|pre|title)>)", link, html)
+
+
+def _text_of(html: str) -> str:
+    return re.sub(r"<[^>]*>", "", html).strip()
+
+
+def _with_labels(row: str, labels: list[str], breaks_last: bool) -> str:
+    """A row of a table whose cells know their columns; names of tests may break after a mark."""
+    cells = re.findall(r"<td[^>]*>.*?</td>", row, re.DOTALL)
+    mended = []
+    for label, cell in zip(labels, cells, strict=False):
+        if breaks_last and label == labels[-1]:
+            cell = re.sub(r"(?<=\w)(::|_|/)(?=\w)(?![^<]*>)", r"\1<wbr>", cell)
+        mended.append(cell.replace("<td", f'<td data-label="{label}"', 1))
+    return f"<tr>{''.join(mended)}</tr>"
+
+
+def mended_table(html: str) -> str:
+    """Returns a table as site.css wants it.
+
+    One whose last column are names of tests is marked, so that this column is narrow. One of three
+    columns or more with sentences is marked, too: a phone shows its rows one below the other.
+    """
+    head, _, body = html.partition("</thead>")
+    labels = [_text_of(cell) for cell in re.findall(r"<th[^>]*>(.*?)</th>", head, re.DOTALL)]
+    rows = re.findall(r"<tr>(.*?)</tr>", body, re.DOTALL)
+    has_tests = labels[-1:] == ["Test"]
+    is_long = len(labels) > 2 and sum(len(_text_of(row)) for row in rows) > 90 * len(rows)
+    if not rows or not (has_tests or is_long):
+        return html
+    marks = f"{' data-tests' if has_tests else ''}{' data-stacked' if is_long else ''}"
+    lines = "\n".join(_with_labels(row, labels, has_tests) for row in rows)
+    head = head.replace("<table", f"<table{marks}", 1)
+    return f"{head}</thead>\n<tbody>\n{lines}\n</tbody>\n</table>"
+
+
+def wrapped_output(html: str) -> str:
+    """Returns the output of a command, marked if its lines are long sentences: they are wrapped."""
+    lines = _text_of(html).splitlines()
+    is_output = bool(lines) and lines[0].startswith("$ ")
+    has_columns = any(re.search(r"\S {3,}\S", line) for line in lines)
+    is_long = any(len(line) > 90 for line in lines)
+    return (
+        html.replace("<pre>", "<pre data-wrapped>")
+        if is_output and is_long and not has_columns
+        else html
+    )
+
+
+def mend_search(text: str) -> str:
+    """Returns the index of search without listings of sources, and with C++ below the guides."""
+    start = text.index("{")
+    index = json.loads(text[start:].rstrip().rstrip(";"))
+    found = [doc for doc in index["docs"] if "_source.html" not in doc["location"]]
+    for doc in found:
+        if doc["location"].startswith("cpp/"):
+            doc["boost"] = 0.5
+    return text[:start] + json.dumps({**index, "docs": found}, separators=(",", ":"))
+
+
+def finish(folder: Path) -> None:
+    """Mends what MkDocs has made, pages and what search finds."""
     for path in (*folder.rglob("*.html"), *folder.rglob("search_index.js*")):
         text = path.read_text(encoding="utf-8")
-        plain = ROLE.sub(r"\1", text)
-        if plain != text:
-            path.write_text(plain, encoding="utf-8")
+        mended = plain_docstrings(text)
+        if path.suffix == ".html":
+            mended = re.sub(
+                r"<table>.*?</table>", lambda m: mended_table(m[0]), mended, flags=re.DOTALL
+            )
+            mended = re.sub(
+                r"<pre>.*?</pre>", lambda m: wrapped_output(m[0]), mended, flags=re.DOTALL
+            )
+            if path.name.startswith("api_"):
+                mended = linked_guides(mended)
+        else:
+            mended = mend_search(mended)
+        if mended != text:
+            path.write_text(mended, encoding="utf-8")
 
 
 def main() -> int:
@@ -205,7 +292,7 @@ def main() -> int:
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
     if status == 0 and not options.serve:
-        take_roles_out(SITE / "html")
+        finish(SITE / "html")
         print("the site is in build/site/html/index.html")
     return status
 
