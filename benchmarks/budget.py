@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure a row.
+    """Chooses how long to measure a row.
 
     Attributes:
         repeats: Most blocks per candidate.

@@ -59,7 +59,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Goal:
-    """What the project wants of a row.
+    """Goal of a row.
 
     Attributes:
         text: For the reader.
@@ -110,7 +110,7 @@ class Row:
 
 @dataclass
 class Result:
-    """What was measured of one row: nanoseconds per call, one number per repeat.
+    """Result of one row: nanoseconds per call, one number per repeat.
 
     ``seconds`` is what the row took in all; the other fields are the row's own or for the reader.
     """
@@ -134,7 +134,7 @@ class Result:
 
     @property
     def repeats(self) -> int:
-        """How many samples there are of each candidate."""
+        """Returns how many samples there are of each candidate."""
         return min((len(samples) for samples in self.samples.values()), default=0)
 
     @property

@@ -24,7 +24,7 @@ PREDICTED_FROM = 256 * 2**20
 
 @dataclass(frozen=True)
 class Kernel:
-    """What a kernel does to memory: fp32 gradients, weights and moments.
+    """Traffic of a kernel in memory: fp32 gradients, weights and moments.
 
     Attributes:
         read: Bytes per element.

@@ -139,7 +139,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Scope:
-    """Where a declaration stands.
+    """Place where a declaration stands.
 
     Attributes:
         path: The names of the namespaces and classes around it.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a run of `make gpu`: one JSON per stage, and a summary, whole at any moment.
+"""Records a run of `make gpu`: one JSON per stage, and a summary, whole at any moment.
 
 A run belongs to a tree and a GPU. What another run left is moved aside, never mixed in.
 """
@@ -40,7 +40,7 @@ _LEFT_OUT = re.compile(
 
 @dataclass
 class Outcome:
-    """How a stage ended.
+    """Outcome of a stage.
 
     Attributes:
         stage: Its name.
@@ -59,7 +59,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Identity:
-    """What a run is of: the commit (for readers), a digest of the sources, and the GPU."""
+    """Identity of a run: the commit (for readers), a digest of the sources, and the GPU."""
 
     commit: str
     tree: str

@@ -23,7 +23,7 @@ Command = list[str]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a stage runs on this machine.
+    """Commands that a stage runs on this machine.
 
     Attributes:
         commands: One after the other; without any, the stage is skipped.

@@ -41,7 +41,7 @@ WORDS = ("failed", "passed", "skipped", "deselected", "xfailed", "xpassed", "err
 
 @dataclass(frozen=True)
 class Entry:
-    """What the queue runs as one.
+    """Entry: what the queue runs as one.
 
     Attributes:
         runner: ``ctest`` or ``pytest``.
@@ -62,7 +62,7 @@ class Entry:
 
 @dataclass
 class Result:
-    """What came of an entry.
+    """Outcome of an entry.
 
     Attributes:
         entry: The entry.

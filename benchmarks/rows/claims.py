@@ -58,7 +58,7 @@ def _with_largest_batch(row: Row, workload: Workload, mode: str) -> Row:
 
 @dataclass(frozen=True)
 class Claim:
-    """What is claimed, of which model and dtypes, and the test of it."""
+    """Claim: what is said, of which model and dtypes, and the test of it."""
 
     text: str
     model: str

@@ -103,7 +103,7 @@ class Product:
         return Candidate("step()", {"step": step}, before, fastamp._C.register_kernels)
 
     def facts(self, recipe: fastamp.float8.Recipe | None = None) -> Facts:
-        """How many of the layers ran in fp8: none if the rule says that they are too small."""
+        """Counts the layers that ran in fp8: none if the rule says that they are too small."""
         with fastamp.debug.trace() as trace:
             self.candidate(FASTAMP, recipe).names["step"]()
         ran = sum(row.calls for row in trace.rows if row.float8 == "float8")

@@ -36,7 +36,7 @@ _RESTS = {"master": "remainder"}
 
 @dataclass(frozen=True)
 class Layout:
-    """How weights are stored.
+    """Storage of weights.
 
     Attributes:
         options: The optimizer's.

@@ -245,7 +245,7 @@ def _train(which: str, device: str) -> Callable[[], None]:
 
 
 def _logged(device: str) -> Row:
-    """What log_to costs: the smallest step that there is reason to log."""
+    """Measures what log_to costs: the smallest step that there is reason to log."""
 
     def candidates() -> dict[str, Candidate]:
         # Of its own, which is not logged: counts of casts are the process's, and end with the log.

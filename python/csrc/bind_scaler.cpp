@@ -283,8 +283,9 @@ class PythonScalerCore {
     }
   }
 
-  /// What the optimizer is to be stepped with, and whether a profiler, or another user of torch's
-  /// record_function, is to see the step; (None, False) if its gradients have to be unscaled first.
+  /// Returns what the optimizer is to be stepped with, and whether a profiler, or another user of
+  /// torch's record_function, is to see the step; (None, False) if its gradients have to be
+  /// unscaled first.
   /// @param may_check  Gradients may stay scaled until the step.
   /// @param unscaled   They were unscaled because of this step's first call.
   std::pair<std::shared_ptr<PythonAmpStep>, bool> begin_step(py::handle scaler,
@@ -317,8 +318,8 @@ class PythonScalerCore {
     return {};
   }
 
-  /// What a guarded optimizer is to be stepped with, at a scale of 1, and whether the step is seen;
-  /// (None, False) if only Python can check its gradients, which has to be done first.
+  /// Returns what a guarded optimizer is to be stepped with, at a scale of 1, and whether the step
+  /// is seen; (None, False) if only Python can check its gradients, which has to be done first.
   /// @param checked  It was.
   /// @param norm     For the spike rule; None: of the pass that checked the gradients.
   /// @param agree    Makes a flag the same on all ranks; None: it is this rank's own.
@@ -523,7 +524,7 @@ class PythonScalerCore {
     core_->scale_history().refresh(scale);
   }
   CapturedOutcomes take_captured() { return {core_->take_captured()}; }
-  /// As end_iteration().
+  /// Does what end_iteration() does.
   bool note_replay(py::handle scaler, const CapturedOutcomes& captured) {
     core_->note_replay(tensors_of(scaler), captured.outcomes);
     return has_news();

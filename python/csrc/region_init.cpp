@@ -17,7 +17,7 @@
 namespace fastamp::python {
 namespace {
 
-/// Which (device, dtype) pairs torch's checks have let through already. They depend on the machine
+/// Pairs (device, dtype) that torch's checks have let through already. They depend on the machine
 /// alone.
 std::array<std::array<bool, 2>, 2> g_checked{};
 

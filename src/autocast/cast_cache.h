@@ -32,7 +32,7 @@ extern ChangeLog<SystemThreads, const c10::TensorImpl*, kRememberedWeights> g_ch
 
 using ChangedWeights = decltype(g_changed_weights)::Changes;
 
-/// How many were reported so far. Read at every use of a cache, and hardly ever written.
+/// Number of reports so far. Read at every use of a cache, and hardly ever written.
 inline std::uint64_t count_changed_weights() { return g_changed_weights.count(); }
 
 /// Reports some weights. Thread-safe.

@@ -53,7 +53,7 @@ void set_state(const AutocastState& state) noexcept {
   }
 }
 
-/// What ending a frame below others must restore; the frames above take over what it found.
+/// State that ending a frame below others must restore; the frames above take over what it found.
 AutocastState hand_over(const Frame& ending, Frames::iterator above, Frames::iterator end) {
   AutocastState restored = current_state(ending.saved.device);
   const auto same_device = std::find_if(

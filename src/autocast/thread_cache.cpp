@@ -53,7 +53,7 @@ struct EndOfCache {
   }
 };
 
-/// This thread's cache, made if there is none; null at the end of the thread.
+/// Returns this thread's cache, made if there is none; null at the end of the thread.
 ThreadCache* make_cache() {
   if (t_cache == nullptr && !t_ends) {
     thread_local const EndOfCache end;
@@ -118,7 +118,7 @@ bool holds_float8_casts(const ThreadCache& cache) {
   return cache.float8_casts != nullptr && !is_empty(*cache.float8_casts);
 }
 
-/// This thread's cache, if it holds casts of a kind and their region goes on.
+/// Returns this thread's cache, if it holds casts of a kind and their region goes on.
 template <bool (*kHolds)(const ThreadCache&)>
 ThreadCache* usable_cache() {
   ThreadCache* const cache = t_cache;

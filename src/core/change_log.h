@@ -25,7 +25,7 @@ class ChangeLog {
     std::unordered_set<Key> keys;
   };
 
-  /// How many were announced so far. Says that there is something new, and not what: what was
+  /// Number of announcements so far. Says that there is something new, and not what: what was
   /// written before an announcement is visible after since().
   std::uint64_t count() const { return count_.load(std::memory_order_relaxed); }
 

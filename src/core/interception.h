@@ -100,7 +100,7 @@ bool is_observed();
 /// that others registered over the op's is not called.
 inline bool nothing_watches_calls() { return !is_intercepted() && !is_observed(); }
 
-/// What a call with a tensor, made on this thread now, meets before the kernel of its device.
+/// Path: what a call with a tensor, made on this thread now, meets before the kernel of its device.
 enum class CallPath : std::uint8_t {
   kDirect,       ///< Autograd and autocast at most.
   kObserved,     ///< An observer as well; the results are the same.

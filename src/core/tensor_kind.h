@@ -23,7 +23,7 @@ inline bool is_ordinary(const at::Tensor& tensor) {
   return (keys | kOrdinary) == kOrdinary && keys.has(DispatchKey::Dense);
 }
 
-/// The same of a tensor in host memory.
+/// Whether that holds of a tensor in host memory.
 inline bool is_ordinary_cpu(const at::Tensor& tensor) {
   return is_ordinary(tensor) && tensor.key_set().has_backend(c10::BackendComponent::CPUBit);
 }

@@ -161,8 +161,8 @@ class ListsByDevice {
   Lists* current_ = nullptr;
 };
 
-/// What a step is asked for, with tensors on `device`. Copies between devices do not wait, except
-/// to the CPU.
+/// Returns what a step is asked for, with tensors on `device`. Copies between devices do not wait,
+/// except to the CPU.
 FASTAMP_API AmpStep amp_step_on(const AmpStep& amp_step, c10::Device device);
 
 /// Whether the host knows, without waiting, that the step is not skipped.

@@ -19,7 +19,7 @@
 
 namespace fastamp::scaler {
 
-/// What one optimizer did in one iteration.
+/// Outcome of one optimizer in one iteration.
 struct Outcome {
   RecordPointer record;
   std::vector<at::Tensor> flags;  ///< The non-finite flag of each device.
@@ -38,13 +38,13 @@ struct NonFiniteElements {
   std::int64_t nan = 0;
 };
 
-/// By the position of the parameter; those that are finite are left out.
+/// Counts by the position of the parameter; those that are finite are left out.
 using NonFiniteByPosition = std::map<std::size_t, NonFiniteElements>;
 
 /// Reads counters. sync: waits for the device.
 FASTAMP_API NonFiniteByPosition read_counts(const Counts& counts);
 
-/// What the host knows of past iterations, at most a few behind the device. Not thread-safe.
+/// Log: what the host knows of past iterations, at most a few behind the device. Not thread-safe.
 class FASTAMP_API IterationLog {
  public:
   /// An iteration with non-finite gradients.

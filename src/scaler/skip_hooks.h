@@ -18,7 +18,7 @@ struct SkipHook {
   bool waits = false;                         ///< It is notified before update() returns.
 };
 
-/// Who is notified of skipped steps, and of which they have not been yet. Not thread-safe.
+/// Hooks that are notified of skipped steps, and of which they have not been yet. Not thread-safe.
 class FASTAMP_API SkipHooks {
  public:
   std::shared_ptr<SkipHook> add(SkipHook hook);
@@ -27,8 +27,8 @@ class FASTAMP_API SkipHooks {
   bool waits() const;
 
   /// Notifies of steps, in order, after those that are still due. A hook may do anything but
-  /// destroy the scaler; steps that end meanwhile come afterwards. If a hook throws, the hooks after
-  /// it do not hear of this step, and the next call goes on with the steps after it.
+  /// destroy the scaler; steps that end meanwhile come afterwards. If a hook throws, the hooks
+  /// after it do not hear of this step, and the next call goes on with the steps after it.
   void notify(std::vector<Skip> skips);
 
  private:

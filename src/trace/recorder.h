@@ -19,7 +19,7 @@
 // Exported for the Python module; not part of the public API.
 namespace fastamp::autocast {
 
-/// Where Python calls an op; empty if it does not.
+/// Place where Python calls an op; empty if it does not.
 struct CallSite {
   std::string source;  ///< "file:line".
   std::string module;  ///< Name of the module whose forward pass it is in.
@@ -27,7 +27,7 @@ struct CallSite {
   auto operator<=>(const CallSite&) const = default;
 };
 
-/// What distinguishes the rows of a trace.
+/// Key that distinguishes the rows of a trace.
 struct CallKind {
   std::uint16_t number;  ///< The op's: rows are in the order of these.
   c10::DeviceType device;

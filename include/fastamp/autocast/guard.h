@@ -74,7 +74,7 @@ class FASTAMP_API AutocastGuard {
   explicit AutocastGuard(c10::DeviceType device,
                          std::optional<c10::ScalarType> dtype = std::nullopt, bool enabled = true,
                          std::optional<bool> cache_enabled = std::nullopt);
-  /// The same for a device with an index, such as `model->parameters()[0].device()`: a region
+  /// Opens it for a device with an index, such as `model->parameters()[0].device()`: a region
   /// covers all devices of a type.
   explicit AutocastGuard(const c10::Device& device,
                          std::optional<c10::ScalarType> dtype = std::nullopt, bool enabled = true,

@@ -32,7 +32,7 @@ namespace fastamp {
 /// ordered after the return of this call.
 FASTAMP_API void weights_changed(at::TensorList weights);
 
-/// The same for all parameters of an optimizer.
+/// Does so for all parameters of an optimizer.
 FASTAMP_API void weights_changed(const torch::optim::Optimizer& optimizer);
 
 }  // namespace fastamp

@@ -60,7 +60,7 @@ class FASTAMP_API Inspector {
   /// @throws c10::Error before after_backward().
   void after_step();
 
-  /// Of parameters with a gradient that is strided and of float16, bfloat16 or float32.
+  /// Ranges of parameters with a gradient that is strided and of float16, bfloat16 or float32.
   const std::vector<GradientRange>& gradients() const { return gradients_; }
   /// Changes of those parameters; empty before after_step().
   const std::vector<WeightChange>& weights() const { return weights_; }

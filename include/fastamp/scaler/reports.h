@@ -76,7 +76,7 @@ struct FASTAMP_API UnderflowReport {
   std::string str() const;
 };
 
-/// As text for people: the report's str(), a line for a record, and a line for each of a history.
+/// Prints for people: the report's str(), a line for a record, and a line for each of a history.
 FASTAMP_API std::ostream& operator<<(std::ostream& out, const OverflowReport& report);
 FASTAMP_API std::ostream& operator<<(std::ostream& out, const UnderflowReport& report);
 FASTAMP_API std::ostream& operator<<(std::ostream& out, const StepRecord& record);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where two runs part: ``python -m fastamp compare A B``."""
+"""Finds where two runs part: ``python -m fastamp compare A B``."""
 
 from __future__ import annotations
 

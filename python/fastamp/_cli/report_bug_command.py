@@ -75,7 +75,7 @@ def _run(program: list[str], steps: int) -> dict[str, list[str]]:
 
 
 def _ending_of(error: BaseException | None) -> str:
-    """How a program has ended: the places of an error, without the lines there."""
+    """Describes how a program has ended: the places of an error, without the lines there."""
     if error is None:
         return "ended, or was ended after enough steps"
     if isinstance(error, SystemExit):

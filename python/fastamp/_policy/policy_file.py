@@ -353,7 +353,7 @@ def _is_torchs(op: str) -> bool:
 
 
 def _entries(file: PolicyFile) -> Iterator[tuple[tuple[str, ...], str, Any]]:
-    """All op policies of a file: where they stand, op, policy."""
+    """Returns all op policies of a file: where they stand, op, policy."""
     for op, policy in file.ops.items():
         yield ("ops", op), op, policy
     for pattern, value in file.modules.items():

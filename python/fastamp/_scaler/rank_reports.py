@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank had inf or NaN: reports of an overflow from all ranks, gathered or by files."""
+"""Finds which rank had inf or NaN: reports of an overflow from all ranks, gathered or by files."""
 
 from __future__ import annotations
 

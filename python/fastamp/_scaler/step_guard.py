@@ -535,7 +535,7 @@ class StepGuard:
 
     @property
     def skipped_in_a_row(self) -> int:
-        """How many steps in a row were skipped until now. Waits as :attr:`step_was_skipped`."""
+        """Number of steps skipped in a row until now. Waits as :attr:`step_was_skipped`."""
         core = self._synchronized()
         return self._loaded.skipped_in_a_row if core is None else core.skipped_in_a_row
 

@@ -27,7 +27,7 @@
 namespace fastamp::kernels {
 namespace {
 
-/// What one thread has counted of a row.
+/// Tally of one thread's part of a row.
 struct ExponentTally {
   // Neighbouring numbers often have one exponent: increments of one counter wait for each other.
   static constexpr std::size_t kWays = 4;
@@ -76,7 +76,7 @@ struct CountExponents {
     return 0;
   }
 
-  /// For a block with numbers that share their exponent field with others: 0, inf or NaN.
+  /// Counts a block with numbers that share their exponent field with others: 0, inf or NaN.
   FASTAMP_ALWAYS_INLINE void look_closer(const float* data, std::int64_t n) const {
     for (std::int64_t i = 0; i < n; ++i) {
       const auto bits = magnitude_bits(data[i]);

@@ -197,7 +197,7 @@ bool unscale_list(const cpu::GradArrays& grads, float inv_scale, UnscaleFn* unsc
   return non_finite;
 }
 
-/// The same with the sum of squares and the counts, which see each chunk before it is written.
+/// Does so with the sum of squares and the counts, which see each chunk before it is written.
 bool unscale_and_sum(const UnscaleArgs& args, const cpu::GradArrays& grads, float inv_scale,
                      UnscaleFn* unscale) {
   using SumAndUnscale = double(at::ScalarType, void*, std::int64_t, std::int64_t, float, double);

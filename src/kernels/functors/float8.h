@@ -12,8 +12,8 @@
 
 namespace fastamp::kernels {
 
-/// What the arithmetic needs to know of a format: its largest finite value is 1.75 * 2^kTop, its
-/// smallest normal one 2^kBottom.
+/// Traits that the arithmetic needs to know of a format: its largest finite value is 1.75 * 2^kTop,
+/// its smallest normal one 2^kBottom.
 template <typename Out>
 struct Float8Format;
 

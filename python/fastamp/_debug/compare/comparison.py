@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where two recorded steps part, beyond what rounding explains."""
+"""Finds where two recorded steps part, beyond what rounding explains."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _KINDS = {"start": "parameter", "gradient": "gradient of", "end": "the step's up
 
 @dataclasses.dataclass(frozen=True)
 class Comparison(Report):
-    """What two records have in common.
+    """Result of a comparison of two records.
 
     Attributes:
         matched: Events that both have.
@@ -255,7 +255,7 @@ def _difference(x: Sketch, y: Sketch) -> Sketch:
 
 
 def _roundoff(x: Sketch, y: Sketch) -> float:
-    """Of rounding to two dtypes, and nothing where both runs have the same bits to begin with."""
+    """Distance by rounding to two dtypes; 0 where both runs have the same bits to begin with."""
     return max(x.roundoff, y.roundoff) if x.dtype != y.dtype or x.roundoff > _FLOOR else 0.0
 
 

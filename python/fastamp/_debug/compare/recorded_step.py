@@ -168,7 +168,7 @@ class RecordedStep(CallListener, OpWatcher):
                     self._events.append(event)
 
     def before_optimizer_step(self, optimizer: Any, by_scaler: bool) -> None:  # noqa: ARG002
-        """What runs now shows in the weights after it."""
+        """Ignores what runs now: it shows in the weights after it."""
         self._inside += 1
 
     def after_optimizer_step(self, optimizer: Any, by_scaler: bool) -> None:  # noqa: ARG002

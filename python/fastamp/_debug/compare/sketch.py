@@ -26,7 +26,7 @@ _ROUNDOFF = {
 
 @dataclasses.dataclass(frozen=True)
 class Sketch:
-    """What a record keeps of a tensor.
+    """Sketch that a record keeps of a tensor.
 
     Sums of elements with signs, a linear function of the tensor: the distance of two sketches is
     about that of the tensors, in the 2-norm, and a multiple of a tensor has the same multiple of
@@ -58,7 +58,7 @@ class Sketch:
         return math.dist(self.sums, other.sums) / size if size > 0 else 0.0
 
     def as_list(self) -> list[Any]:
-        """For JSON."""
+        """Returns data for JSON."""
         return [list(self.shape), self.dtype, self.norm, self.non_finite, list(self.sums)]
 
     @classmethod

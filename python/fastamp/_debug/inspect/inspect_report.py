@@ -71,7 +71,7 @@ class InspectReport(StepRows, PageReport):
         return self.text()
 
     def text(self, rows: int = 30) -> str:
-        """The same with so many rows of each table at most."""
+        """Returns the same with so many rows of each table at most."""
         parts = [
             str(self.title),
             ToolGuard("fastamp.debug.inspect's summary", "is left out").run(

@@ -36,7 +36,7 @@ class CallListener:
         """A backward pass is about to begin at these."""
 
     def after_backward(self) -> None:
-        """It has ended."""
+        """Called when it has ended."""
 
     def after_gradients(self, outputs: Any, gradients: Any, create_graph: bool) -> None:
         """``torch.autograd.grad`` has returned gradients of outputs."""
@@ -54,19 +54,19 @@ class CallListener:
         """A scaler is about to multiply something."""
 
     def after_scale(self, scaler: Any, scaled: Any) -> None:
-        """It has returned this."""
+        """Called when it has returned this."""
 
     def before_unscale(self, scaler: Any, optimizer: Any) -> None:
         """A scaler is about to divide the gradients of an optimizer, for a step or by itself."""
 
     def after_unscale(self, scaler: Any, optimizer: Any) -> None:
-        """It has."""
+        """Called when it has."""
 
     def before_scaler_step(self, scaler: Any, optimizer: Any) -> None:
         """A scaler is about to have an optimizer make a step, or skip it."""
 
     def after_scaler_step(self, scaler: Any, optimizer: Any) -> None:
-        """It has."""
+        """Called when it has."""
 
     def before_update(self, scaler: Any, new_scale: Any) -> None:
         """A scaler is about to end an iteration, or is given a scale."""
@@ -78,7 +78,7 @@ class CallListener:
         """An optimizer is about to make a step, within a scaler's or by itself."""
 
     def after_optimizer_step(self, optimizer: Any, by_scaler: bool) -> None:
-        """It has."""
+        """Called when it has."""
 
     def before_schedule(self, scheduler: Any) -> None:
         """An LR scheduler is about to make a step."""

@@ -97,7 +97,7 @@ class ScaledGradients(CallListener):
         self._passes[here] = _BackwardPass(self.scaler_of(roots), before, not others)
 
     def after_backward(self) -> None:
-        """Those that have changed carry the loss's scale; new ones of a loss without do not.
+        """Notes that what has changed carries the loss's scale; new ones of a loss without do not.
 
         Nothing is said of what changed while passes of two threads ran.
         """
