@@ -129,7 +129,7 @@ endif
 lint: build
 	$(PY) tools/lint.py --build-dir $(BUILD_DIR) --jobs $(JOBS)
 
-# Needs no environment of ours: makes one for each torch.
+# Needs no environment of its own: makes one for each torch.
 compat:
 ifneq ($(VENV),none)
 	sh tools/setup_system.sh all '$(PYTHON)' '$(CATCH2_INCLUDE)'

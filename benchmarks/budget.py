@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure a row.
+    """Chooses how long to measure a row.
 
     Attributes:
         repeats: Most blocks per candidate.
@@ -32,7 +32,7 @@ class Effort:
     quick: bool = False
 
     def enough(self, repeats: int, seconds: float) -> bool:
-        """Tells whether a row is done after so many repeats and seconds.
+        """Says whether a row is done after so many repeats and seconds.
 
         It looks at clock and count only, never at what was measured: results stay unbiased.
         """
@@ -94,5 +94,5 @@ class Budget:
         )
 
     def is_over(self) -> bool:
-        """Tells whether no further row may begin."""
+        """Says whether no further row may begin."""
         return self._clock() >= self._limit

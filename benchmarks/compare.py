@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks import results_file
 from benchmarks.counts import LESS_IS_BETTER
-from benchmarks.harness import BASELINE, OURS, Result
+from benchmarks.harness import BASELINE, FASTAMP, Result
 from benchmarks.noise import Interval, change
 
 CONFIDENCE = 0.99
@@ -42,7 +42,7 @@ class Verdict:
 
 
 def _more(old: Result, new: Result) -> list[str]:
-    before, after = old.facts.get(OURS, {}), new.facts.get(OURS, {})
+    before, after = old.facts.get(FASTAMP, {}), new.facts.get(FASTAMP, {})
     return [
         f"{fact} {before[fact]:g} -> {after[fact]:g}"
         for fact in LESS_IS_BETTER
@@ -53,7 +53,7 @@ def _more(old: Result, new: Result) -> list[str]:
 def judge(old: Result, new: Result, confidence: float, threshold: float, absolute: bool) -> Verdict:
     """Compares one row of two runs."""
     if absolute or BASELINE not in old.samples or BASELINE not in new.samples:
-        speed = change(new.samples[OURS], old.samples[OURS], confidence)
+        speed = change(new.samples[FASTAMP], old.samples[FASTAMP], confidence)
     else:
         speed = change(old.ratios(), new.ratios(), confidence)
     word = ""
@@ -69,7 +69,7 @@ def compare(
 ) -> list[Verdict]:
     """Compares the rows that both runs have."""
     before = {result.name: result for result in old}
-    pairs = [(before[r.name], r) for r in new if r.name in before and OURS in r.samples]
+    pairs = [(before[r.name], r) for r in new if r.name in before and FASTAMP in r.samples]
     confidence = 1 - (1 - CONFIDENCE) / max(len(pairs), 1)
     return [judge(a, b, confidence, threshold, absolute) for a, b in pairs]
 

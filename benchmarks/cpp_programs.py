@@ -145,7 +145,7 @@ def _results(program: str, rows: list[str], runs: list[dict[str, Any]]) -> Itera
 
 
 def _repetitions(path: Path, rows: list[str], effort: Effort) -> int:
-    """Returns how many repetitions there is time for; runs the program once to tell."""
+    """Returns how many repetitions there is time for; runs the program once to find out."""
     if effort.quick:
         return effort.promised_repeats
     start = time.perf_counter()

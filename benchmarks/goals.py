@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from benchmarks.harness import BASELINE, OURS, Goal, Result
+from benchmarks.harness import BASELINE, FASTAMP, Goal, Result
 
 
 def at_most(nanoseconds: float) -> Goal:
     """The goal that fastamp takes at most this long."""
     short = nanoseconds < 1000
     text = f"at most {nanoseconds:g} ns" if short else f"at most {nanoseconds / 1e3:g} us"
-    return Goal(text, lambda result: result.median(OURS) <= nanoseconds)
+    return Goal(text, lambda result: result.median(FASTAMP) <= nanoseconds)
 
 
 def at_least_times(factor: float) -> Goal:
@@ -19,7 +19,7 @@ def at_least_times(factor: float) -> Goal:
 
 
 def not_slower() -> Goal:
-    """The goal that fastamp takes no longer than torch.amp, as far as the quartiles can tell."""
+    """The goal that fastamp takes no longer than torch.amp, as far as the quartiles show."""
     return Goal("not slower", lambda result: result.speedup()[2] >= 1)
 
 
@@ -27,7 +27,7 @@ def near_bandwidth_of(bound: str, share: float, bytes_of_bound: int) -> Goal:
     """The goal that fastamp moves its bytes at this share of the bound's rate."""
 
     def reached(result: Result) -> bool:
-        rate = result.bytes_moved / result.median(OURS)
+        rate = result.bytes_moved / result.median(FASTAMP)
         return rate >= share * bytes_of_bound / result.median(bound)
 
     return Goal(f"{share:.0%} of {bound}'s bandwidth", reached)
@@ -37,7 +37,7 @@ def fewer(fact: str, share: float = 0.0) -> Goal:
     """The goal that a count of fastamp's is below torch.amp's by this share at least."""
 
     def reached(result: Result) -> bool:
-        return result.facts[OURS][fact] <= (1 - share) * result.facts[BASELINE][fact]
+        return result.facts[FASTAMP][fact] <= (1 - share) * result.facts[BASELINE][fact]
 
     text = f"at least {share:.0%} less {fact}" if share else f"{fact}: not more than torch.amp's"
     return Goal(text, reached)
@@ -45,7 +45,7 @@ def fewer(fact: str, share: float = 0.0) -> Goal:
 
 def none_of(fact: str) -> Goal:
     """The goal that a count of fastamp's is 0."""
-    return Goal(f"{fact}: 0", lambda result: result.facts[OURS][fact] == 0)
+    return Goal(f"{fact}: 0", lambda result: result.facts[FASTAMP][fact] == 0)
 
 
 def both(first: Goal, second: Goal) -> Goal:

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.budget import Effort
 from benchmarks.clocks import Loop, event_loop, host_loop
 
-BASELINE, OURS = "torch.amp", "fastamp"
+BASELINE, FASTAMP = "torch.amp", "fastamp"
 COPY = "copy"  # a candidate that only copies, for its bandwidth
 
 # By candidate, by name of the fact: counts, bytes, losses; each found once, without a spread.
@@ -32,7 +32,7 @@ LONG_CALL = 5e6
 CALIBRATIONS = 5
 # Nanoseconds that no hiccup lasts: a block that long is long enough at once.
 NO_HICCUP = 2e8
-# A first sample so many times a typical one, or so small a part of it, is told.
+# A first sample so many times a typical one, or so small a part of it, is reported.
 FAR = 2.0
 
 
@@ -59,11 +59,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Goal:
-    """What the project wants of a row.
+    """Goal of a row.
 
     Attributes:
         text: For the reader.
-        reached: Tells from what was measured.
+        reached: Judges what was measured.
     """
 
     text: str
@@ -86,7 +86,7 @@ class Row:
         curve: Name of the scaling curve that the row is a point of, and where on its x axis.
         work: Units of work of one call, and what they are: ``(32, "images")``.
         facts: Returns what is counted and not timed; called before the candidates are made, and
-            told whether it should be quick about it.
+            given whether it should be quick about it.
         weight: Share of the time of a run, relative to other rows: the seconds that it takes,
             roughly.
         passes: What fastamp's kernels move, for rows that are one or more of them.
@@ -110,7 +110,7 @@ class Row:
 
 @dataclass
 class Result:
-    """What was measured of one row: nanoseconds per call, one number per repeat.
+    """Result of one row: nanoseconds per call, one number per repeat.
 
     ``seconds`` is what the row took in all; the other fields are the row's own or for the reader.
     """
@@ -134,7 +134,7 @@ class Result:
 
     @property
     def repeats(self) -> int:
-        """How many samples there are of each candidate."""
+        """Returns how many samples there are of each candidate."""
         return min((len(samples) for samples in self.samples.values()), default=0)
 
     @property
@@ -146,7 +146,7 @@ class Result:
         """Returns nanoseconds per call."""
         return statistics.median(self.samples[candidate])
 
-    def ratios(self, over: str = BASELINE, under: str = OURS) -> list[float]:
+    def ratios(self, over: str = BASELINE, under: str = FASTAMP) -> list[float]:
         """Returns one candidate's time over another's, for each repeat."""
         pairs = zip(self.samples[over], self.samples[under], strict=True)
         return [a / b for a, b in pairs]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks import results_file
 from benchmarks.environment import ROOT
-from benchmarks.harness import BASELINE, OURS, Result
+from benchmarks.harness import BASELINE, FASTAMP, Result
 from benchmarks.rows import all_rows, weight_copies
 from benchmarks.table import cells, duration, is_slower, missed, slower
 from benchmarks.traffic import shown
@@ -81,7 +81,7 @@ NO_GPU = "No GPU results are stored here: GPU rows are **not measured yet**."
 
 
 def machine(path: Path) -> str:
-    """Returns the part of a plot's name that tells the machine: the result's last word."""
+    """Returns the part of a plot's name that names the machine: the result's last word."""
     return "cpu" if path.stem.endswith("-cpu") else path.stem.split("-", 4)[-1].lower()
 
 
@@ -141,7 +141,7 @@ def _head(names: list[str]) -> list[str]:
 
 
 def _times(results: list[Result]) -> list[str]:
-    names = ["", BASELINE, OURS, "speed-up", "quartiles", "repeats", ""]
+    names = ["", BASELINE, FASTAMP, "speed-up", "quartiles", "repeats", ""]
     rows = [list(cells(result).values()) for result in results]
     if any(shown(result) for result in results):
         names.insert(-1, COPY_COLUMN)
@@ -236,10 +236,10 @@ def readme_table(results: dict[str, Path]) -> str:
         shown = [(text, by_name[name]) for name, text in HEADLINES.items() if name in by_name]
         name = f"{environment['cpu']}, {environment['cpus']} cores" if gpu == "none" else gpu
         lines += [f"{name}, torch {environment['torch']}:", ""]
-        lines += _head(["", BASELINE, OURS, "speed-up (quartiles)"])
+        lines += _head(["", BASELINE, FASTAMP, "speed-up (quartiles)"])
         for text, row in shown:
             low, middle, high = row.speedup()
-            times = [duration(row.median(which)) for which in (BASELINE, OURS)]
+            times = [duration(row.median(which)) for which in (BASELINE, FASTAMP)]
             lines += _table([[text, *times, f"{middle:.2f}x ({low:.2f}-{high:.2f})"]])
         lines += ["", *_readme_behind(rows), ""]
     if set(results) <= {"none"}:

@@ -11,12 +11,12 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from benchmarks.harness import BASELINE, OURS, Result
+from benchmarks.harness import BASELINE, FASTAMP, Result
 from benchmarks.rows.scaler import size
 from benchmarks.table import duration
 
-# Okabe and Ito's colours: told apart without colour vision, and in print by their lightness.
-COLOURS = {BASELINE: "#D55E00", OURS: "#0072B2", "bound": "#555555"}
+# Okabe and Ito's colours: distinguished without colour vision, and in print by their lightness.
+COLOURS = {BASELINE: "#D55E00", FASTAMP: "#0072B2", "bound": "#555555"}
 OTHERS = ("#009E73", "#CC79A7", "#E69F00")
 STYLE = {
     "font.size": 9,
@@ -48,7 +48,7 @@ def speedups(results: list[Result], title: str, over: str = BASELINE) -> Figure:
         axes: Any = figure.subplots()
         for place, result in enumerate(results):
             low, middle, high = result.speedup(over)
-            colour = COLOURS[OURS] if low > 1 else COLOURS[BASELINE] if high < 1 else "#777777"
+            colour = COLOURS[FASTAMP] if low > 1 else COLOURS[BASELINE] if high < 1 else "#777777"
             axes.plot([low, high], [place, place], color=colour, linewidth=3, alpha=0.35)
             face = "white" if result.goal_reached is False else colour
             axes.plot(middle, place, "o", color=colour, markerfacecolor=face, markersize=4.5)
@@ -81,8 +81,8 @@ def speedups(results: list[Result], title: str, over: str = BASELINE) -> Figure:
 
 
 def _candidate_style(name: str, others: list[str]) -> dict[str, Any]:
-    if name in (BASELINE, OURS):
-        return {"color": COLOURS[name], "marker": "o" if name == OURS else "s"}
+    if name in (BASELINE, FASTAMP):
+        return {"color": COLOURS[name], "marker": "o" if name == FASTAMP else "s"}
     return {"color": OTHERS[others.index(name) % len(OTHERS)], "marker": "^", "linestyle": "--"}
 
 
@@ -93,8 +93,8 @@ def _line(axes: Any, points: list[Result], name: str, style: dict[str, Any]) -> 
     axes.plot(places, middle, label=name, markersize=4, linewidth=1.4, **style)
     axes.fill_between(places, low, high, color=style["color"], alpha=0.18, linewidth=0)
     last = points[-1]
-    apart = name == OURS or last.median(BASELINE) > 1.4 * last.median(OURS)
-    if name in (BASELINE, OURS) and apart:
+    apart = name == FASTAMP or last.median(BASELINE) > 1.4 * last.median(FASTAMP)
+    if name in (BASELINE, FASTAMP) and apart:
         axes.annotate(
             duration(middle[-1]),
             (places[-1], middle[-1]),
@@ -132,8 +132,8 @@ def curve(points: list[Result], title: str) -> Figure:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6.4, 3.9))
         axes: Any = figure.subplots()
-        names = [name for name in points[0].samples if name not in (BASELINE, OURS)]
-        for name in (BASELINE, OURS, *names):
+        names = [name for name in points[0].samples if name not in (BASELINE, FASTAMP)]
+        for name in (BASELINE, FASTAMP, *names):
             having = [result for result in points if name in result.samples]
             _line(axes, having, name, _candidate_style(name, names))
         _bound(axes, points)

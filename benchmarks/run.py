@@ -31,7 +31,7 @@ STRETCH, QUICK_STRETCH = 1.2, 6.0
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run.
+    """Selection of what to run.
 
     Attributes:
         pattern: Only rows whose name matches.
@@ -79,7 +79,7 @@ class Plan:
 
 @dataclass
 class Findings:
-    """What a run found: results, notes for rows that could not be measured, failures."""
+    """Outcome of a run: results, notes for rows that could not be measured, failures."""
 
     results: list[Result] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

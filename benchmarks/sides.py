@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 import fastamp
-from benchmarks.harness import BASELINE, OURS, Candidate
+from benchmarks.harness import BASELINE, FASTAMP, Candidate
 
-REGIONS: dict[str, Any] = {BASELINE: torch.autocast, OURS: fastamp.autocast}
-SCALERS: dict[str, Any] = {BASELINE: torch.amp.GradScaler, OURS: fastamp.GradScaler}
+REGIONS: dict[str, Any] = {BASELINE: torch.autocast, FASTAMP: fastamp.autocast}
+SCALERS: dict[str, Any] = {BASELINE: torch.amp.GradScaler, FASTAMP: fastamp.GradScaler}
 
 
 def own_optimizers() -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shutil
 
-from benchmarks.harness import BASELINE, COPY, OURS, Result
+from benchmarks.harness import BASELINE, COPY, FASTAMP, Result
 from benchmarks.traffic import rate, shown
 
 
@@ -21,7 +21,7 @@ def others(result: Result) -> str:
     """Returns the times of further candidates, and how fastamp compares with each."""
     texts = []
     for name in result.samples:
-        if name not in (BASELINE, OURS, COPY):
+        if name not in (BASELINE, FASTAMP, COPY):
             low, middle, high = result.speedup(name)
             texts.append(
                 f"{name} {duration(result.median(name))} ({middle:.2f}x, {low:.2f}-{high:.2f})"
@@ -34,12 +34,13 @@ def remarks(result: Result) -> list[str]:
     found = [text] if (text := others(result)) else []
     if result.bytes_moved:
         rates = (
-            f"{name} {rate(result.bytes_moved / result.median(name))}" for name in (BASELINE, OURS)
+            f"{name} {rate(result.bytes_moved / result.median(name))}"
+            for name in (BASELINE, FASTAMP)
         )
         found.append(", ".join(rates) + " GB/s")
     if result.work:
         amount, unit = result.work
-        rates = (f"{name} {amount / result.median(name) * 1e9:.4g}" for name in (BASELINE, OURS))
+        rates = (f"{name} {amount / result.median(name) * 1e9:.4g}" for name in (BASELINE, FASTAMP))
         found.append(", ".join(rates) + f" {unit}/s")
     if result.goal:
         found.append(f"{result.goal}: {'reached' if result.goal_reached else 'MISSED'}")
@@ -48,15 +49,15 @@ def remarks(result: Result) -> list[str]:
 
 def cells(result: Result) -> dict[str, str]:
     """Returns one row of the table by column."""
-    theirs, speed, quartiles = "", "", ""
+    torchs, speed, quartiles = "", "", ""
     if result.compared:
         low, middle, high = result.speedup()
-        theirs = duration(result.median(BASELINE))
+        torchs = duration(result.median(BASELINE))
         speed, quartiles = f"{middle:.2f}x", f"{low:.2f}-{high:.2f}"
     return {
         "row": result.name,
-        BASELINE: theirs,
-        OURS: duration(result.median(OURS)),
+        BASELINE: torchs,
+        FASTAMP: duration(result.median(FASTAMP)),
         "speed-up": speed,
         "quartiles": quartiles,
         "repeats": str(result.repeats),
@@ -65,7 +66,7 @@ def cells(result: Result) -> dict[str, str]:
 
 
 def is_slower(result: Result, beyond_noise: bool = False) -> bool:
-    """Tells whether the median, or even the better quartile, is slower than torch.amp's."""
+    """Says whether the median, or even the better quartile, is slower than torch.amp's."""
     if not result.compared:
         return False
     _, middle, high = result.speedup()
@@ -88,13 +89,13 @@ def missed(results: list[Result]) -> list[str]:
     lines = []
     for result in results:
         if result.goal and not result.goal_reached:
-            found = [duration(result.median(OURS))]
+            found = [duration(result.median(FASTAMP))]
             found += [f"{result.speedup()[1]:.2f}x"] if result.compared else []
-            ours, theirs = (result.facts.get(name, {}) for name in (OURS, BASELINE))
+            own, torchs = (result.facts.get(name, {}) for name in (FASTAMP, BASELINE))
             found += [
-                f"{fact} {value:.4g}, torch.amp {theirs[fact]:.4g}"
-                for fact, value in ours.items()
-                if fact in theirs and fact in result.goal
+                f"{fact} {value:.4g}, torch.amp {torchs[fact]:.4g}"
+                for fact, value in own.items()
+                if fact in torchs and fact in result.goal
             ]
             lines.append(f"{result.name}: {result.goal} (found: {', '.join(found)})")
     return lines
@@ -103,7 +104,7 @@ def missed(results: list[Result]) -> list[str]:
 def text_table(results: list[Result]) -> str:
     """Returns the table as wide as the terminal allows; remarks go below their row."""
     rows = [cells(result) for result in results]
-    columns = ["row", BASELINE, OURS, "speed-up", "quartiles", "repeats"]
+    columns = ["row", BASELINE, FASTAMP, "speed-up", "quartiles", "repeats"]
     sizes = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
     width = shutil.get_terminal_size((100, 24)).columns
     numbers = columns[1:]

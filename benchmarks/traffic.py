@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.harness import COPY, OURS, Candidate, Passes, Result, Row
+from benchmarks.harness import COPY, FASTAMP, Candidate, Passes, Result, Row
 
 # Larger copies gain nothing, and cost memory: half of it is read, half written.
 LARGEST_COPY = 2 * 2**30
@@ -24,7 +24,7 @@ PREDICTED_FROM = 256 * 2**20
 
 @dataclass(frozen=True)
 class Kernel:
-    """What a kernel does to memory: fp32 gradients, weights and moments.
+    """Traffic of a kernel in memory: fp32 gradients, weights and moments.
 
     Attributes:
         read: Bytes per element.
@@ -101,10 +101,10 @@ def shown(result: Result) -> str:
     """Returns what fastamp moves, beside the copy and the prediction; "" without a copy."""
     if not result.copy_bytes or COPY not in result.samples:
         return ""
-    ours = rate(result.bytes_moved / result.median(OURS))
+    own = rate(result.bytes_moved / result.median(FASTAMP))
     copied = rate(result.copy_bytes / result.median(COPY))
     low, middle, high = share(result)
-    text = f"{ours} GB/s, {100 * middle:.0f} % ({percent(low, high)}) of a copy's {copied} GB/s"
+    text = f"{own} GB/s, {100 * middle:.0f} % ({percent(low, high)}) of a copy's {copied} GB/s"
     expected = predicted(result.passes)
     return text if expected is None else f"{text}; predicted {percent(*expected)}"
 

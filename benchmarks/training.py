@@ -12,7 +12,7 @@ from torch import nn
 
 import fastamp
 from benchmarks.counts import MEBI, profiled, saved_for_backward
-from benchmarks.harness import BASELINE, OURS, Candidate
+from benchmarks.harness import BASELINE, FASTAMP, Candidate
 from benchmarks.models import Workload, logits, loss_of
 from benchmarks.sides import REGIONS, SCALERS, own_optimizers, use_kernels_of
 
@@ -66,11 +66,11 @@ class Training:
 
     def __post_init__(self) -> None:
         """Makes the model from seed 0, its optimizer, scaler, region and first batch."""
-        work, mixed = self.workload, self.which in (BASELINE, OURS)
+        work, mixed = self.workload, self.which in (BASELINE, FASTAMP)
         torch.manual_seed(0)
         self.model = work.model().to(self.device).train()
         arguments = work.optimizer, self.model.parameters(), work.lr
-        if self.which == OURS:
+        if self.which == FASTAMP:
             region_dtype = torch.float8_e4m3fn if self.float8 else self.dtype
             autocast_dtype = region_dtype if self.weight_copies else None
             self.optimizer = own_optimizer(*arguments, autocast_dtype)
@@ -106,7 +106,7 @@ class Training:
 
     def before(self) -> None:
         """Puts this way's kernels and precision in place."""
-        use_kernels_of(OURS if self.which == OURS else BASELINE)()
+        use_kernels_of(FASTAMP if self.which == FASTAMP else BASELINE)()
         if self.device == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = self.which == TF32
             torch.backends.cudnn.allow_tf32 = self.which == TF32
@@ -186,7 +186,7 @@ class Training:
 
 def ways(device: str) -> tuple[str, ...]:
     """Returns the ways to train that are compared on a device; TF32 is a GPU's."""
-    return (BASELINE, OURS, FP32, TF32) if device == "cuda" else (BASELINE, OURS, FP32)
+    return (BASELINE, FASTAMP, FP32, TF32) if device == "cuda" else (BASELINE, FASTAMP, FP32)
 
 
 def largest_batch(workload: Workload, which: str, dtype: torch.dtype, limit_bytes: int) -> int:

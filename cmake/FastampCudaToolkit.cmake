@@ -4,7 +4,7 @@
 # bring ("cuda-toolkit[nvcc,crt,nvvm,cccl]"). Nothing is downloaded here.
 include_guard(GLOBAL)
 
-# Compiles one kernel with the headers that ATen's CUDA headers include. This alone tells a usable
+# Compiles one kernel with the headers that ATen's CUDA headers include. This alone shows a usable
 # toolkit from one with missing libraries' headers, and from Python packages of mixed versions.
 function(_fastamp_probe_nvcc nvcc cuda_version out_root)
   set(${out_root} "" PARENT_SCOPE)

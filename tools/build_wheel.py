@@ -147,12 +147,12 @@ def build_part(torch: str, pythons: Sequence[str], cuda: str, jobs: int) -> None
     `make build`: that one is for this machine's GPU.
     """
     package = PARTS / f"torch{minor_of(torch)}"
-    ours = minor_of(version("torch")) == minor_of(torch)
-    if ours:
+    own = minor_of(version("torch")) == minor_of(torch)
+    if own:
         python = Path(sys.executable)
     else:
         python = make_environment(WORK / torch / "venv", torch, extras=("build",))
-    if not ours or sys.prefix != sys.base_prefix:  # Only into an environment that make has made.
+    if not own or sys.prefix != sys.base_prefix:  # Only into an environment that make has made.
         prepare_cuda(python, "OFF" if cuda == "OFF" else "ON")  # Installs what there is.
     shutil.rmtree(package, ignore_errors=True)  # What an earlier version had is not to be packed.
     with build_settings(cuda):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that no copy between devices is told not to wait, unless it is clear where it goes.
+"""Checks that no copy between devices is made without waiting, unless it is clear where it goes.
 
 A copy to the CPU that does not wait is read before it has arrived. src/core/device_copy.h and
 fastamp/_util/tensors.py make copies that wait where they must; other code calls them. A line that

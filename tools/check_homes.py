@@ -2,8 +2,8 @@
 """Checks that what is declared in x.h, or in x_impl.h, is defined in x.cpp.
 
 Checks free functions and members of classes in the headers of src and python/csrc that are neither
-inline nor templates. Functions are told apart by their qualified names; the source must define as
-many overloads as the header declares. A file whose declarations cannot be told apart is reported.
+inline nor templates. Functions are known by their qualified names; the source must define as
+many overloads as the header declares. A file whose declarations look alike is reported.
 What is elsewhere for a reason is listed in a table; an entry that is not needed is an error.
 """
 
@@ -139,7 +139,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Scope:
-    """Where a declaration stands.
+    """Place where a declaration stands.
 
     Attributes:
         path: The names of the namespaces and classes around it.
@@ -189,7 +189,7 @@ def function_name(head: str, owner: str) -> str | None:
     """Returns the name that a head declares, as it is written, if it is a function's.
 
     Raises:
-        UnreadableError: It cannot be told what the head declares.
+        UnreadableError: It is not known what the head declares.
     """
     head = DECLTYPE.sub("auto", head)
     head = OPERATOR.sub(lambda m: "operator_" + "_".join(str(ord(c)) for c in m[1]), head)

@@ -79,7 +79,7 @@ def layer_of(relative: Path) -> str | None:
 
 
 def included_layer(name: str) -> str | None:
-    """Returns the layer an include names, or None if it is not one of ours."""
+    """Returns the layer an include names, or None if it is not one of fastamp's."""
     parts = Path(name.removeprefix("fastamp/")).parts
     if len(parts) > 1:
         return parts[0] if parts[0] in LAYERS else None

@@ -183,8 +183,8 @@ def has_more(configured: Sequence[str], wanted: Sequence[str]) -> bool:
         return False
     if f"{tests}ON" in wanted and f"{tests}ON" not in configured:
         return False
-    ours, cuda = cuda_option(configured) or "AUTO", cuda_option(wanted) or "AUTO"
-    return ours == cuda or (chosen_cuda() is None and ours != "OFF")
+    own, cuda = cuda_option(configured) or "AUTO", cuda_option(wanted) or "AUTO"
+    return own == cuda or (chosen_cuda() is None and own != "OFF")
 
 
 def has_gpu() -> bool:

@@ -76,9 +76,9 @@ def describe_build(python: Path, torch: str) -> str:
     )
     package = subprocess.check_output([str(python), "-I", "-c", locate], text=True)
     info = json.loads((Path(package.strip()) / "build_info.json").read_text(encoding="utf-8"))
-    ours, torchs = info["cuda_version"], info["torch_cuda_version"]
-    if ours:
-        return f"torch {torch}: built with CUDA {ours}"
+    own, torchs = info["cuda_version"], info["torch_cuda_version"]
+    if own:
+        return f"torch {torch}: built with CUDA {own}"
     reason = f"torch's CUDA is {torchs}" if torchs else "torch has none"
     return f"torch {torch}: built without CUDA ({reason}; FASTAMP_CUDA=ON insists)"
 

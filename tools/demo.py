@@ -157,15 +157,13 @@ def compare_published(results: dict[str, dict[str, Any]]) -> None:
     for language, result in results.items():
         for row in result["rows"]:
             for mark, published in PUBLISHED.get(row["mode"], {}).items():
-                ours = row["losses"].get(str(mark))
-                if ours is not None:
-                    cells = (
-                        f"{mark // 1000:>5}k  {published:.6f}  {ours:.6f}  {ours / published:.3f}"
-                    )
+                own = row["losses"].get(str(mark))
+                if own is not None:
+                    cells = f"{mark // 1000:>5}k  {published:.6f}  {own:.6f}  {own / published:.3f}"
                     lines.append(f"  {language:8}{row['mode']:18}{cells}")
     if lines:
         print("\nBeside the losses published for torch.amp on a GPU:")
-        print(f"  {'language':8}{'mode':18}{'iter':>6}  published  ours      ratio")
+        print(f"  {'language':8}{'mode':18}{'iter':>6}  published  fastamp   ratio")
         print("\n".join(lines))
 
 

@@ -2,7 +2,7 @@
 """Measures how long an iteration of the demo's training takes here: the demo goes by it.
 
 demo_pace.py DATA prints {"fp32": 1.2, ...}, milliseconds. Plain torch.amp, a few
-iterations each: what the demo shows is not told beforehand. fp8, which torch.amp has not, is
+iterations each: what the demo shows is not known beforehand. fp8, which torch.amp has not, is
 fastamp's.
 """
 

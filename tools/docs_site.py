@@ -9,14 +9,16 @@ a failure.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from docs_ops import ops_reference
 
@@ -45,6 +47,21 @@ MODULE_PAGES = {
     "distributed": "Several processes",
     "cuda": "CUDA graphs",
     "cpp": "C++ files",
+}
+# What programs use first; names of types that functions return come last.
+BY_USE = {
+    "": "autocast GradScaler clip_grad_norm_ StepGuard custom_fwd custom_bwd install uninstall "
+    "is_installed build_info",
+    "optim": "fuse_ AdamW Adam SGD Muon low_precision_weights_",
+    "policies": "get set override for_modules fp32 preset load save table reset register_op "
+    "unregister_op copy_from",
+    "casts": "keep kept drop together",
+    "float8": "recipe Recipe exclude plan",
+    "inference": "convert export",
+    "debug": "check inspect bisect trace log_to plot_history torch_kernels",
+    "distributed": "compress_hook fp32_reduce_hook fp32_main_grads",
+    "cuda": "graphed_step",
+    "cpp": "cmake_prefix_path include_path",
 }
 # Names of fastamp's that are mirrors of torch's modules, or have nothing to say.
 NOT_ON_A_PAGE = {"amp", "cpu", "__version__"}
@@ -103,10 +120,40 @@ def examples_page(programs: Mapping[str, str]) -> str:
     return "\n".join(parts)
 
 
-def api_page(title: str, module: str, names: list[str]) -> str:
-    """Returns a page of directives for mkdocstrings, one for each public name."""
-    directives = [f"::: {module}.{name}\n" for name in names]
-    return "\n".join([f"# {title}\n", f"`import {module}` gives these names.\n", *directives])
+def by_use(module: str, names: Iterable[str]) -> list[str]:
+    """Returns names of a module, those first that programs use first.
+
+    Args:
+        module: Without ``fastamp.``; empty for fastamp itself.
+        names: In any order.
+    """
+    order = BY_USE[module].split()
+    return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
+
+
+def summary_of(value: Any) -> str:
+    """Returns the first sentence of a docstring, for a cell of a table."""
+    text = (inspect.getdoc(value) or "").partition("\n\n")[0]
+    text = re.sub(r"``([^`]*)``", r"`\1`", " ".join(text.split())).replace("|", "\\|")
+    return re.sub(r":\w+:`~?([^`]*)`", r"`\1`", text)
+
+
+def api_page(title: str, module: str, names: Mapping[str, Any]) -> str:
+    """Returns a page for mkdocstrings: a table of summaries, then a directive for each name.
+
+    Args:
+        title: Of the page.
+        module: Whose names they are.
+        names: What each stands for, in the order of the page.
+    """
+    parts = [
+        f"# {title}\n",
+        f"`import {module}` gives these names.\n",
+        "| Name | What it does |\n|---|---|",
+    ]
+    for name, value in names.items():
+        parts.append(f"| [`{name}`](#{module}.{name}) | {summary_of(value)} |")
+    return "\n".join([*parts, "", *(f"::: {module}.{name}\n" for name in names)])
 
 
 def stage(pages: Path) -> None:
@@ -134,20 +181,104 @@ def stage(pages: Path) -> None:
     write("examples.md", examples_page(texts))
     lists = (ROOT / "docs" / "site" / "torch_ops.json").read_text(encoding="utf-8")
     write("ops.md", ops_reference(json.loads(lists)))
-    names = [name for name in fastamp.__all__ if name not in NOT_ON_A_PAGE | MODULE_PAGES.keys()]
-    write("api_python.md", api_page("Python", "fastamp", names))
-    for module, title in MODULE_PAGES.items():
-        public = [name for name in getattr(fastamp, module).__all__ if name not in NOT_ON_A_PAGE]
-        write(f"api_{module}.md", api_page(title, f"fastamp.{module}", public))
+    for module, title in {"": "Python", **MODULE_PAGES}.items():
+        home = getattr(fastamp, module) if module else fastamp
+        left_out = NOT_ON_A_PAGE | (set() if module else MODULE_PAGES.keys())
+        names = by_use(module, [name for name in home.__all__ if name not in left_out])
+        page = api_page(title, home.__name__, {name: getattr(home, name) for name in names})
+        write(f"api_{module or 'python'}.md", page)
 
 
-def take_roles_out(folder: Path) -> None:
-    """Leaves of roles in docstrings what they name, in pages and in what search finds."""
+def plain_docstrings(html: str) -> str:
+    """Returns a page, or the index of search, without the marks of Sphinx that docstrings have.
+
+    Roles leave what they name, and ``::`` ahead of a block a colon.
+    """
+    return re.sub(r"(?<=[^\s>:])::</p>", ":</p>", ROLE.sub(r"\1", html)).replace("<p>::</p>", "")
+
+
+def linked_guides(html: str) -> str:
+    """Returns a page of the API with links where docstrings name a guide: docs/optim.md."""
+    link = r'<a href="\1.html">docs/\1.md</a>'
+    return re.sub(r"(?<![\w/\">])docs/(\w+)\.md(?![^<]*</(?:a|pre|title)>)", link, html)
+
+
+def _text_of(html: str) -> str:
+    return re.sub(r"<[^>]*>", "", html).strip()
+
+
+def _with_labels(row: str, labels: list[str], breaks_last: bool) -> str:
+    """A row of a table whose cells know their columns; names of tests may break after a mark."""
+    cells = re.findall(r"<td[^>]*>.*?</td>", row, re.DOTALL)
+    mended = []
+    for label, cell in zip(labels, cells, strict=False):
+        if breaks_last and label == labels[-1]:
+            cell = re.sub(r"(?<=\w)(::|_|/)(?=\w)(?![^<]*>)", r"\1<wbr>", cell)
+        mended.append(cell.replace("<td", f'<td data-label="{label}"', 1))
+    return f"<tr>{''.join(mended)}</tr>"
+
+
+def mended_table(html: str) -> str:
+    """Returns a table as site.css wants it.
+
+    One whose last column are names of tests is marked, so that this column is narrow. One of three
+    columns or more with sentences is marked, too: a phone shows its rows one below the other.
+    """
+    head, _, body = html.partition("</thead>")
+    labels = [_text_of(cell) for cell in re.findall(r"<th[^>]*>(.*?)</th>", head, re.DOTALL)]
+    rows = re.findall(r"<tr>(.*?)</tr>", body, re.DOTALL)
+    has_tests = labels[-1:] == ["Test"]
+    is_long = len(labels) > 2 and sum(len(_text_of(row)) for row in rows) > 90 * len(rows)
+    if not rows or not (has_tests or is_long):
+        return html
+    marks = f"{' data-tests' if has_tests else ''}{' data-stacked' if is_long else ''}"
+    lines = "\n".join(_with_labels(row, labels, has_tests) for row in rows)
+    head = head.replace("<table", f"<table{marks}", 1)
+    return f"{head}</thead>\n<tbody>\n{lines}\n</tbody>\n</table>"
+
+
+def wrapped_output(html: str) -> str:
+    """Returns the output of a command, marked if its lines are long sentences: they are wrapped."""
+    lines = _text_of(html).splitlines()
+    is_output = bool(lines) and lines[0].startswith("$ ")
+    has_columns = any(re.search(r"\S {3,}\S", line) for line in lines)
+    is_long = any(len(line) > 90 for line in lines)
+    return (
+        html.replace("<pre>", "<pre data-wrapped>")
+        if is_output and is_long and not has_columns
+        else html
+    )
+
+
+def mend_search(text: str) -> str:
+    """Returns the index of search without listings of sources, and with C++ below the guides."""
+    start = text.index("{")
+    index = json.loads(text[start:].rstrip().rstrip(";"))
+    found = [doc for doc in index["docs"] if "_source.html" not in doc["location"]]
+    for doc in found:
+        if doc["location"].startswith("cpp/"):
+            doc["boost"] = 0.5
+    return text[:start] + json.dumps({**index, "docs": found}, separators=(",", ":"))
+
+
+def finish(folder: Path) -> None:
+    """Mends what MkDocs has made, pages and what search finds."""
     for path in (*folder.rglob("*.html"), *folder.rglob("search_index.js*")):
         text = path.read_text(encoding="utf-8")
-        plain = ROLE.sub(r"\1", text)
-        if plain != text:
-            path.write_text(plain, encoding="utf-8")
+        mended = plain_docstrings(text)
+        if path.suffix == ".html":
+            mended = re.sub(
+                r"<table>.*?</table>", lambda m: mended_table(m[0]), mended, flags=re.DOTALL
+            )
+            mended = re.sub(
+                r"<pre>.*?</pre>", lambda m: wrapped_output(m[0]), mended, flags=re.DOTALL
+            )
+            if path.name.startswith("api_"):
+                mended = linked_guides(mended)
+        else:
+            mended = mend_search(mended)
+        if mended != text:
+            path.write_text(mended, encoding="utf-8")
 
 
 def main() -> int:
@@ -161,7 +292,7 @@ def main() -> int:
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
     if status == 0 and not options.serve:
-        take_roles_out(SITE / "html")
+        finish(SITE / "html")
         print("the site is in build/site/html/index.html")
     return status
 

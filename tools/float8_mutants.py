@@ -155,7 +155,7 @@ GROUPS = (
                 "no copy stands",
                 "if (refresh.stands) {",
                 "if (false) {",
-                "a cast by the same scale writes the same bits: only time would tell",
+                "a cast by the same scale writes the same bits: only time would show it",
             ),
             Change("inf is cast as finite", "refresh.is_finite ? 1U : 0U", "1U"),
             Change(
@@ -169,7 +169,7 @@ GROUPS = (
                 "      if (refresh.has_step) {",
                 "      if (true) {",
             ),
-            Change("bands are not told apart", "row + lane / 8 * kFloat8TileRows,", "row,"),
+            Change("bands are not distinguished", "row + lane / 8 * kFloat8TileRows,", "row,"),
             Change("columns overlap", "column + lane % 8 * 4)", "column + lane % 8 * 2)"),
         ),
     ),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a run of `make gpu`: one JSON per stage, and a summary, whole at any moment.
+"""Records a run of `make gpu`: one JSON per stage, and a summary, whole at any moment.
 
 A run belongs to a tree and a GPU. What another run left is moved aside, never mixed in.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 from tracked_files import tracked_files
 
 PASSED, FAILED, SKIPPED, TOO_LONG = "passed", "FAILED", "skipped", "TOO LONG"
-# While a stage runs; found at the start of another run, it was cut off: not even that was told.
+# While a stage runs; found at the start of another run, it was cut off: not even that was recorded.
 RUNNING, CUT_OFF, INTERRUPTED = "running", "CUT OFF", "INTERRUPTED"
 NOT_RUN = "not run"
 
@@ -32,7 +32,7 @@ _MADE = re.compile(
 )
 # Lines of logs that say what was left out: of our tools, of pytest, of benchmarks.
 _LEFT_OUT = re.compile(
-    r"^(?:-- )?left out: (?P<ours>.+)$"
+    r"^(?:-- )?left out: (?P<own>.+)$"
     r"|^SKIPPED \[\d+\] (?P<pytest>\S+: .*(?:not installed|could not import).*)$"
     r"|^(?P<row>.+: not measured: .+)$"
 )
@@ -40,7 +40,7 @@ _LEFT_OUT = re.compile(
 
 @dataclass
 class Outcome:
-    """How a stage ended.
+    """Outcome of a stage.
 
     Attributes:
         stage: Its name.
@@ -59,7 +59,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Identity:
-    """What a run is of: the commit (for readers), a digest of the sources, and the GPU."""
+    """Identity of a run: the commit (for readers), a digest of the sources, and the GPU."""
 
     commit: str
     tree: str

@@ -72,7 +72,7 @@ def _run(command: list[str], environment: dict[str, str], log: IO[bytes], second
 
     Raises:
         subprocess.TimeoutExpired: The command took longer than ``seconds`` and was ended.
-        KeyboardInterrupt: This process was told to end, and so was the command.
+        KeyboardInterrupt: This process was asked to end, and so was the command.
     """
     with subprocess.Popen(
         command,

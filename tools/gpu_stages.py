@@ -23,7 +23,7 @@ Command = list[str]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a stage runs on this machine.
+    """Commands that a stage runs on this machine.
 
     Attributes:
         commands: One after the other; without any, the stage is skipped.
@@ -197,7 +197,7 @@ def _bench_stages(*names: str) -> list[Stage]:
     ]
 
 
-# What a first run has to tell comes first: does it build, is it right, is it fast.
+# What a first run has to show comes first: does it build, is it right, is it fast.
 STAGES = [
     Stage("build", "package, for this machine's GPUs", 3.5, _build("--package"), WITH_CUDA, ()),
     Stage("build-rest", "C++ tests and benchmarks", 1.5, _build("--keep-going"), WITH_CUDA),

@@ -301,7 +301,7 @@ GROUPS = (
                 "warms up before what is on the stream",
                 "        stream.wait_stream(torch.cuda.current_stream(step.device))\n",
                 "",
-                "torch's operators run when they are called, and no kernel of ours comes before",
+                "torch's operators run when they are called, and no kernel of fastamp comes before",
             ),
             Change(
                 "replays a scale of before",

@@ -154,7 +154,7 @@ GROUPS = (
                 "stores although the factor is 1",
                 "if (kWrites && Unscale<float>{factor}.rewrites()) {",
                 "if (kWrites) {",
-                "the stored bits are those that were read: only traffic would tell",
+                "the stored bits are those that were read: only traffic would show it",
             ),
             Change(
                 "first vector of two is not stored",

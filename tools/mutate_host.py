@@ -27,7 +27,7 @@ from tracked_files import ROOT
 PACKAGE = ROOT / "python" / "fastamp"
 LIBRARIES = {"fastamp": "libfastamp.so.0.1", "fastamp_cuda": "libfastamp_cuda.so.0.1"}
 SECONDS = 300  # after which a run counts as hanging, on two idle cores
-# What a failed run says, the most telling first.
+# What a failed run says, the most useful first.
 SIGNS = (
     re.compile(r"simulated CUDA: (.* is touched by .*?) \("),
     re.compile(r"simulated CUDA: (a launch on a stream of device .*)"),

@@ -141,8 +141,8 @@ def verdict(program: Path, tests: Sequence[str]) -> str:
     for sign, word in SIGNS:
         found = next((line for line in output.splitlines() if sign in line), None)
         if found is not None:
-            told = word or found.split(sign, 1)[1]
-            return re.split(r" on address| \(/", told)[0].strip()[:60]
+            reason = word or found.split(sign, 1)[1]
+            return re.split(r" on address| \(/", reason)[0].strip()[:60]
     return f"exit status {result.returncode}"
 
 

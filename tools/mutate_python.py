@@ -58,12 +58,12 @@ class Mutant:
         return f"{self.file}:{self.mutation.line}: {old} -> {new}"
 
     def digest(self) -> str:
-        """What a result is valid for."""
+        """Returns what a result is valid for."""
         return hashlib.sha256(f"{self.name}\n{self.mutation.source}".encode()).hexdigest()[:16]
 
 
 def digest_of_files() -> str:
-    """What the trace of lines is valid for: the sources and the tests."""
+    """Returns what the trace of lines is valid for: the sources and the tests."""
     tests = [file for test in TESTS for file in (ROOT / test, *sorted((ROOT / test).rglob("*.py")))]
     files = [file for file in (*sorted(SOURCES.glob("*.py")), *tests) if file.is_file()]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
@@ -195,7 +195,7 @@ def tests_of(mutant: Mutant, traced: dict[str, Any]) -> list[str]:
 
 
 def summary(mutants: Sequence[Mutant], results: dict[str, Any]) -> str:
-    """How many were noticed, and a line for each that was not."""
+    """Returns how many were noticed, and a line for each that was not."""
     known = [(m, results[m.digest()]["is"]) for m in mutants if m.digest() in results]
     alive = [m for m, verdict in known if verdict not in ("killed", "hangs")]
     unseen = [f"- {results[m.digest()]['is']}: {m.name}" for m in alive]
@@ -227,8 +227,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 verdict = try_mutant(mutant, tests_of(mutant, traced))
                 results[mutant.digest()] = {"is": verdict, "name": mutant.name}
                 stored.write_text(json.dumps(results, indent=1), encoding="utf-8")
-            told = results[mutant.digest()]["is"]
-            print(f"{number:3}/{len(drawn)} {told:11} {mutant.name}", flush=True)
+            outcome = results[mutant.digest()]["is"]
+            print(f"{number:3}/{len(drawn)} {outcome:11} {mutant.name}", flush=True)
     print(summary(drawn, results))
     known = [results[m.digest()]["is"] for m in drawn if m.digest() in results]
     noticed = sum(verdict in ("killed", "hangs") for verdict in known)

@@ -26,7 +26,7 @@ def _work() -> float:
 
 @lru_cache(maxsize=1)
 def slowness() -> float:
-    """How many times longer work takes here now than on the reference machine; at least 1."""
+    """Returns how many times longer work takes here now than on the reference machine; >= 1."""
     measured = os.environ.get(_VARIABLE)
     if measured is None:
         # The slowest of three: other programs come and go.

@@ -50,7 +50,7 @@ class Package:
         return self._trees[module]
 
     def public_names(self, module: str) -> list[str]:
-        """What `__all__` of a module holds, empty without one."""
+        """Returns what `__all__` of a module holds, empty without one."""
         tree = self.tree(module)
         for node in tree.body if tree else ():
             targets = node.targets if isinstance(node, ast.Assign) else []

@@ -55,7 +55,7 @@ def _with(node: ast.expr, **fields: object) -> ast.expr:
 
 
 def _others(node: ast.expr) -> Iterator[ast.expr]:
-    """What an expression becomes."""
+    """Returns what an expression becomes."""
     if isinstance(node, ast.Compare):
         yield _with(node, ops=[_COMPARISONS[type(node.ops[0])](), *node.ops[1:]])
     elif isinstance(node, ast.BoolOp):
@@ -102,7 +102,7 @@ class _Finder(ast.NodeVisitor):
         super().generic_visit(node)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """What a message says is no behavior that is broken one by one."""
+        """Skips messages: what one says is no behavior that is broken one by one."""
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:
@@ -122,7 +122,7 @@ class _Finder(ast.NodeVisitor):
 
 
 def mutations(source: str) -> list[Mutation]:
-    """All changes of a source, in a fixed order."""
+    """Returns all changes of a source, in a fixed order."""
     lines = source.splitlines(keepends=True)
     starts = [0]
     for line in lines:

@@ -54,9 +54,9 @@ def compile_commands(build_dir: Path) -> list[dict[str, str]]:
 
 def sources(commands: list[dict[str, str]]) -> list[Path]:
     """Returns our .cpp files that the build compiles."""
-    ours = set(tracked_files(ROOT, ".cpp"))
+    own = set(tracked_files(ROOT, ".cpp"))
     found = {Path(entry["file"]).resolve() for entry in commands}
-    return sorted(path for path in found & ours if path.relative_to(ROOT).parts[0] in CHECKED)
+    return sorted(path for path in found & own if path.relative_to(ROOT).parts[0] in CHECKED)
 
 
 def write_database(build_dir: Path, commands: list[dict[str, str]]) -> Path:

@@ -103,7 +103,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--capability", type=int, default=90, help="80, 89, 90, 100")
     parser.add_argument("--late", action="store_true", help="work runs as late as waits allow")
     parser.add_argument("--guards", action="store_true", help="a guard page behind each tensor")
-    parser.add_argument("--trace", action="store_true", help="tell each kernel, copy and operator")
+    parser.add_argument("--trace", action="store_true", help="print each kernel, copy and operator")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and what to run")
     return parser.parse_args(arguments)
 

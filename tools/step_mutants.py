@@ -60,7 +60,7 @@ GROUPS = (
                 "skipped step reads for nothing",
                 "    if (thread.does == 0) {",
                 "    if (false) {",
-                "it stores nothing either way: only traffic would tell",
+                "it stores nothing either way: only traffic would show it",
             ),
             Change(
                 "gradients are not written",

@@ -139,7 +139,7 @@ def _git(*words: str) -> list[str] | None:
 
 
 def base() -> str | None:
-    """Returns the commit that a change begins at; None if that cannot be told.
+    """Returns the commit that a change begins at; None if that is not known.
 
     It is FASTAMP_BASE where that is set, else where this branch left the branch that it is for. On
     that branch itself nothing says where a change begins.

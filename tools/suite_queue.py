@@ -41,7 +41,7 @@ WORDS = ("failed", "passed", "skipped", "deselected", "xfailed", "xpassed", "err
 
 @dataclass(frozen=True)
 class Entry:
-    """What the queue runs as one.
+    """Entry: what the queue runs as one.
 
     Attributes:
         runner: ``ctest`` or ``pytest``.
@@ -62,7 +62,7 @@ class Entry:
 
 @dataclass
 class Result:
-    """What came of an entry.
+    """Outcome of an entry.
 
     Attributes:
         entry: The entry.
@@ -97,7 +97,7 @@ class Running:
 
     def end(self) -> None:
         """Ends the process and all that it started."""
-        # Before it has a session of its own, only it can be told.
+        # Before it has a session of its own, only it can be ended.
         for send in (os.killpg, os.kill):
             with contextlib.suppress(ProcessLookupError):
                 send(self.pid, signal.SIGKILL)
@@ -159,11 +159,11 @@ def _become_pytest(entry: Entry, output: int) -> None:
     measure_again()  # the machine may have become busy since this process began
     import pytest
 
-    told = os.dup(2)  # pytest may leave 2 as it has it while tests run
+    stderr = os.dup(2)  # pytest may leave 2 as it has it while tests run
     try:
         status = pytest.main(list(entry.command))
     except BaseException:
-        os.write(told, traceback.format_exc().encode())
+        os.write(stderr, traceback.format_exc().encode())
         raise
     finally:
         warm_python.end()

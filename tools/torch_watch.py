@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells which code of torch that fastamp wraps, replaces or imitates is not as it was looked at.
+"""Lists which code of torch that fastamp wraps, replaces or imitates is not as it was looked at.
 
 tools/torch_seen/watched.txt names that code. Beside it, each minor version of torch has a list: for
 each function, class and header a hash of its source without comments, docstrings and annotations,

@@ -52,13 +52,13 @@ def call(command: Sequence[str | Path], path: str | None = None) -> str:
 
     Args:
         command: Its words.
-        path: The PATH it runs with; None for ours.
+        path: The PATH it runs with; None for fastamp's.
 
     Raises:
         RuntimeError: It failed; with the end of its output.
     """
-    ours = ("PYTHONPATH", "LD_LIBRARY_PATH", "CMAKE_PREFIX_PATH")
-    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    own = ("PYTHONPATH", "LD_LIBRARY_PATH", "CMAKE_PREFIX_PATH")
+    environment = {name: value for name, value in os.environ.items() if name not in own}
     done = subprocess.run(
         [str(word) for word in command],
         cwd=WORK,

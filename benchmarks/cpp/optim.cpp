@@ -55,12 +55,12 @@ void with_fastamp(benchmark::State& state, int64_t count, bool clip) {
   }
 }
 
-template <class Theirs, class Ours>
+template <class Torch, class Fused>
 void add(const std::string& name, bool clip) {
   for (const int64_t count : {10, 1000}) {
     const auto row = "C++: " + name + ", " + std::to_string(count) + " x 16";
-    benchmark::RegisterBenchmark((row + "|torch.amp").c_str(), with_torch<Theirs>, count, clip);
-    benchmark::RegisterBenchmark((row + "|fastamp").c_str(), with_fastamp<Ours>, count, clip);
+    benchmark::RegisterBenchmark((row + "|torch.amp").c_str(), with_torch<Torch>, count, clip);
+    benchmark::RegisterBenchmark((row + "|fastamp").c_str(), with_fastamp<Fused>, count, clip);
   }
 }
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from benchmarks.harness import BASELINE, OURS, Facts, Goal, Result, Row
+from benchmarks.harness import BASELINE, FASTAMP, Facts, Goal, Result, Row
 from benchmarks.models import Workload, workloads
 from benchmarks.rows.training import DTYPES, SAVED, training_row
 from benchmarks.training import FP32, TF32, largest_batch
@@ -22,12 +22,12 @@ LARGEST = "largest batch in 16 GiB"
 
 
 def _vit_base(result: Result) -> bool:
-    ours, fp32 = result.facts[OURS], result.facts[FP32]
+    own, fp32 = result.facts[FASTAMP], result.facts[FP32]
     return (
         result.speedup(FP32)[1] >= 1.45
-        and ours["MiB peak"] <= 0.62 * fp32["MiB peak"]
-        and ours[LARGEST] >= 2 * fp32[LARGEST]
-        and ours["accuracy %"] >= fp32["accuracy %"] - 0.3
+        and own["MiB peak"] <= 0.62 * fp32["MiB peak"]
+        and own[LARGEST] >= 2 * fp32[LARGEST]
+        and own["accuracy %"] >= fp32["accuracy %"] - 0.3
     )
 
 
@@ -36,7 +36,7 @@ def _tensor_cores(result: Result) -> bool:
 
 
 def _half_memory(result: Result) -> bool:
-    return result.facts[OURS][SAVED] <= 0.55 * result.facts[FP32][SAVED]
+    return result.facts[FASTAMP][SAVED] <= 0.55 * result.facts[FP32][SAVED]
 
 
 def _tf32(result: Result) -> bool:
@@ -49,7 +49,7 @@ def _with_largest_batch(row: Row, workload: Workload, mode: str) -> Row:
     def facts(quick: bool) -> Facts:
         assert counted is not None
         found = counted(quick)
-        for which in (FP32, BASELINE, OURS):
+        for which in (FP32, BASELINE, FASTAMP):
             found[which][LARGEST] = largest_batch(workload, which, DTYPES[mode], LIMIT)
         return found
 
@@ -58,7 +58,7 @@ def _with_largest_batch(row: Row, workload: Workload, mode: str) -> Row:
 
 @dataclass(frozen=True)
 class Claim:
-    """What is claimed, of which model and dtypes, and the test of it."""
+    """Claim: what is said, of which model and dtypes, and the test of it."""
 
     text: str
     model: str

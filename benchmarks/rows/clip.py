@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clipping gradients: functions of torch's and ours, alone and after unscale_ as programs do it."""
+"""Clipping gradients: torch's functions and fastamp's, alone and after unscale_."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 import fastamp
 from benchmarks.goals import not_slower
-from benchmarks.harness import BASELINE, OURS, Candidate, Passes, Row
+from benchmarks.harness import BASELINE, FASTAMP, Candidate, Passes, Row
 from benchmarks.rows.scaler import (
     LARGE,
     STEP,
@@ -29,7 +29,7 @@ MAX_NORM = 1.0
 SIZES = [("10 x 16", 10, 16), ("1000 x 16", 1000, 16), ("150 x 600k", *LARGE)]
 CLIPS: dict[str, Any] = {
     BASELINE: torch.nn.utils.clip_grad_norm_,
-    OURS: fastamp.clip_grad_norm_,
+    FASTAMP: fastamp.clip_grad_norm_,
 }
 
 
@@ -54,19 +54,19 @@ def _unscale_and_norm(device: str, count: int, elements: int) -> dict[str, Candi
 
 def _value_and_step(device: str, count: int, elements: int) -> dict[str, Candidate]:
     parameters = {which: make_gradients(device, count, elements) for which in CLIPS}
-    theirs = {
+    torchs = {
         "scaler": make_scaler(BASELINE, device),
         "optimizer": torch.optim.SGD(parameters[BASELINE], lr=1e-6),
         "clip": torch.nn.utils.clip_grad_value_,
         "p": parameters[BASELINE],
     }
-    ours = {
-        "scaler": make_scaler(OURS, device),
-        "optimizer": own_optimizers().SGD(parameters[OURS], lr=1e-6),
+    own = {
+        "scaler": make_scaler(FASTAMP, device),
+        "optimizer": own_optimizers().SGD(parameters[FASTAMP], lr=1e-6),
     }
     return {
-        BASELINE: Candidate(f"scaler.unscale_(optimizer); clip(p, 0.5); {STEP}", theirs),
-        OURS: Candidate(f"scaler.clip_grad_value_(optimizer, 0.5); {STEP}", ours),
+        BASELINE: Candidate(f"scaler.unscale_(optimizer); clip(p, 0.5); {STEP}", torchs),
+        FASTAMP: Candidate(f"scaler.clip_grad_value_(optimizer, 0.5); {STEP}", own),
     }
 
 

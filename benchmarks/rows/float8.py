@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 
 import fastamp
 from benchmarks.goals import at_least_times
-from benchmarks.harness import BASELINE, OURS, Candidate, Facts, Goal, Result, Row
+from benchmarks.harness import BASELINE, FASTAMP, Candidate, Facts, Goal, Result, Row
 from benchmarks.models import Workload, digits, llama_block, text, workloads
 from benchmarks.rows.float8_peers import peers
 from benchmarks.sides import use_kernels_of
@@ -99,15 +99,15 @@ class Product:
                 y = linear(x, weight)
             torch.autograd.grad(y, wanted, grad)
 
-        before = use_kernels_of(BASELINE if which == BASELINE else OURS)
+        before = use_kernels_of(BASELINE if which == BASELINE else FASTAMP)
         return Candidate("step()", {"step": step}, before, fastamp._C.register_kernels)
 
     def facts(self, recipe: fastamp.float8.Recipe | None = None) -> Facts:
-        """How many of the layers ran in fp8: none if the rule says that they are too small."""
+        """Counts the layers that ran in fp8: none if the rule says that they are too small."""
         with fastamp.debug.trace() as trace:
-            self.candidate(OURS, recipe).names["step"]()
+            self.candidate(FASTAMP, recipe).names["step"]()
         ran = sum(row.calls for row in trace.rows if row.float8 == "float8")
-        return {OURS: {"layers in fp8": float(ran)}}
+        return {FASTAMP: {"layers in fp8": float(ran)}}
 
 
 def linear_row(
@@ -119,8 +119,8 @@ def linear_row(
     def candidates() -> dict[str, Candidate]:
         check_gpu(device)
         product = Product(device, tokens, inputs, outputs)
-        ours = {which: product.candidate(which, recipe) for which in (BASELINE, OURS)}
-        return {**ours, **peers(device, product.x, product.weight, product.grad)}
+        own = {which: product.candidate(which, recipe) for which in (BASELINE, FASTAMP)}
+        return {**own, **peers(device, product.x, product.weight, product.grad)}
 
     def facts(quick: bool) -> Facts:
         del quick
@@ -149,7 +149,7 @@ def cast_row(device: str, what: str, tokens: int, inputs: int, outputs: int) -> 
     def candidates() -> dict[str, Candidate]:
         check_gpu(device)
         product = Product(device, tokens, inputs, outputs, recorded=what == "weight")
-        return {which: product.candidate(which, every_product()) for which in (BASELINE, OURS)}
+        return {which: product.candidate(which, every_product()) for which in (BASELINE, FASTAMP)}
 
     size = max(tokens, outputs)
     return Row(
@@ -163,8 +163,8 @@ def cast_row(device: str, what: str, tokens: int, inputs: int, outputs: int) -> 
 
 def _host_time(result: Result) -> float:
     """Returns what the host does more than torch.amp's around the products, in nanoseconds."""
-    ours = result.median(OURS) - result.median(FLOAT8_PRODUCTS)
-    return ours - (result.median(BASELINE) - result.median(BF16_PRODUCTS))
+    own = result.median(FASTAMP) - result.median(FLOAT8_PRODUCTS)
+    return own - (result.median(BASELINE) - result.median(BF16_PRODUCTS))
 
 
 def _products(device: str) -> dict[str, Candidate]:
@@ -209,7 +209,7 @@ def host_row(device: str) -> Row:
             "g": torch.randn(HOST_SIZE, HOST_SIZE, device=device).bfloat16(),
         }
         found = {}
-        for which in (BASELINE, OURS):
+        for which in (BASELINE, FASTAMP):
             region = region_of(which, device, every_product())
             found[which] = _inside(which, region, "grad(linear(x, w, b), (x, w, b), g)", names)
         return {**found, **_products(device)}
@@ -238,7 +238,7 @@ def _inside(which: str, region: Any, statement: str, names: dict[str, Any]) -> C
     return Candidate(statement, names, before, after)
 
 
-WAYS = {BASELINE: (BASELINE, False), OURS: (OURS, True), BASE_DTYPE: (OURS, False)}
+WAYS = {BASELINE: (BASELINE, False), FASTAMP: (FASTAMP, True), BASE_DTYPE: (FASTAMP, False)}
 
 
 def _facts_of(workload: Workload, device: str, quick: bool) -> Facts:
@@ -267,7 +267,7 @@ def _trainings(workload: Workload, device: str, step: str) -> dict[str, Candidat
     return found
 
 
-COPIES, CASTS = OURS, "fastamp, fp8 casts in the region"
+COPIES, CASTS = FASTAMP, "fastamp, fp8 casts in the region"
 
 
 def copies_row(device: str, inputs: int, outputs: int) -> Row:
@@ -279,7 +279,7 @@ def copies_row(device: str, inputs: int, outputs: int) -> Row:
 
     def candidates() -> dict[str, Candidate]:
         check_gpu(device)
-        ways = {BASELINE: (BASELINE, False), COPIES: (OURS, True), CASTS: (OURS, False)}
+        ways = {BASELINE: (BASELINE, False), COPIES: (FASTAMP, True), CASTS: (FASTAMP, False)}
         found = {}
         for name, (which, copies) in ways.items():
             step = _step_of_one_layer(device, inputs, outputs, which, copies=copies)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.harness import BASELINE, OURS, Candidate
+from benchmarks.harness import BASELINE, FASTAMP, Candidate
 from benchmarks.sides import use_kernels_of
 
 Step = Callable[[], Any]
@@ -77,6 +77,6 @@ def peers(
             print(f"{name}: not measured: {type(error).__name__}: {error}", file=sys.stderr)
             continue
         # Under torch's own autocast kernels, as their users have it.
-        torchs, ours = use_kernels_of(BASELINE), use_kernels_of(OURS)
-        found[name] = Candidate("step()", {"step": step}, torchs, ours)
+        torchs, own = use_kernels_of(BASELINE), use_kernels_of(FASTAMP)
+        found[name] = Candidate("step()", {"step": step}, torchs, own)
     return found

@@ -13,7 +13,7 @@ from torch import nn
 
 import fastamp
 from benchmarks.goals import at_least_times
-from benchmarks.harness import BASELINE, OURS, Candidate, Facts, Row
+from benchmarks.harness import BASELINE, FASTAMP, Candidate, Facts, Row
 from benchmarks.models import Workload, wide_digits, workloads
 from benchmarks.sides import use_kernels_of
 
@@ -30,8 +30,8 @@ def _model(which: str, workload: Workload, device: str) -> tuple[nn.Module, torc
     torch.manual_seed(0)
     model = workload.model().eval().to(device)
     x, _ = next(workload.batches(workload.batch, device, False))
-    if which == OURS:
-        use_kernels_of(OURS)()
+    if which == FASTAMP:
+        use_kernels_of(FASTAMP)()
         model = fastamp.inference.convert(
             model, DTYPE, example_inputs=x, inplace=True, verbose=False
         )
@@ -50,8 +50,8 @@ def _call(which: str, workload: Workload, device: str) -> Callable[[], Any]:
 
 def _candidates(workload: Workload, device: str) -> dict[str, Candidate]:
     found = {}
-    for which in (BASELINE, OURS, FP32):
-        kernels = use_kernels_of(OURS if which == FP32 else which)
+    for which in (BASELINE, FASTAMP, FP32):
+        kernels = use_kernels_of(FASTAMP if which == FP32 else which)
         call = _call(which, workload, device)
         found[which] = Candidate("call()", {"call": call}, before=kernels)
     return found
@@ -60,7 +60,7 @@ def _candidates(workload: Workload, device: str) -> dict[str, Candidate]:
 def _facts(workload: Workload, device: str, quick: bool) -> Facts:
     del quick  # one call either way
     found: Facts = {}
-    for which in (BASELINE, OURS, FP32):
+    for which in (BASELINE, FASTAMP, FP32):
         model, x = _model(which, workload, device)
         size = sum(parameter.nbytes for parameter in model.parameters())
         with (

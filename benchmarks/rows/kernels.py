@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import BASELINE, OURS, Candidate, Passes, Row
+from benchmarks.harness import BASELINE, FASTAMP, Candidate, Passes, Row
 from benchmarks.rows.scaler import LARGE, SCALE, make_gradients, weight_of
 from benchmarks.sides import own_optimizers
 from benchmarks.traffic import passes, total
@@ -29,28 +29,28 @@ def _unscale(device: str, count: int, elements: int, *, norm: bool) -> dict[str,
         "found": torch.zeros(1, device=device),
         "inv_scale": torch.full((1,), 1 / SCALE, device=device),
     }
-    theirs: dict[str, Any] = {
+    torchs: dict[str, Any] = {
         **names,
         "unscale": torch._amp_foreach_non_finite_check_and_unscale_,
         "norm": torch.nn.utils.get_total_norm,
     }
-    ours: dict[str, Any] = {
+    own: dict[str, Any] = {
         **names,
         "unscale": torch.ops.fastamp.unscale_and_check_,
         "squares": torch.zeros(1, device=device, dtype=torch.float64) if norm else None,
     }
     return {
-        BASELINE: Candidate(TORCH_UNSCALE + "; norm(g)" * norm, theirs),
-        OURS: Candidate("unscale(g, inv_scale, found, sum_of_squares=squares)", ours),
+        BASELINE: Candidate(TORCH_UNSCALE + "; norm(g)" * norm, torchs),
+        FASTAMP: Candidate("unscale(g, inv_scale, found, sum_of_squares=squares)", own),
     }
 
 
 def _step(device: str, count: int, elements: int, *, kind: str) -> dict[str, Candidate]:
-    theirs = getattr(torch.optim, kind)(make_gradients(device, count, elements), 1e-6, fused=True)
-    ours = getattr(own_optimizers(), kind)(make_gradients(device, count, elements), 1e-6)
+    torchs = getattr(torch.optim, kind)(make_gradients(device, count, elements), 1e-6, fused=True)
+    own = getattr(own_optimizers(), kind)(make_gradients(device, count, elements), 1e-6)
     return {
-        BASELINE: Candidate("step()", {"step": theirs.step}),
-        OURS: Candidate("step()", {"step": ours.step}),
+        BASELINE: Candidate("step()", {"step": torchs.step}),
+        FASTAMP: Candidate("step()", {"step": own.step}),
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import BASELINE, OURS, Candidate, Row
+from benchmarks.harness import BASELINE, FASTAMP, Candidate, Row
 from benchmarks.rows.scaler import make_gradients, make_scaler, weight_of
 from benchmarks.sides import own_optimizers
 
@@ -21,7 +21,7 @@ NARROW = {"state_dtype": torch.bfloat16}
 CODES = {"state_dtype": "8bit"}
 # Name, dtype of the parameters and their gradients, options.
 LAYOUTS: tuple[tuple[str, torch.dtype, dict[str, Any]], ...] = (
-    (OURS, torch.float32, {}),
+    (FASTAMP, torch.float32, {}),
     ("bf16 moments to nearest", torch.float32, {**NARROW, "state_rounding": "nearest"}),
     ("bf16 moments", torch.float32, NARROW),
     ("8-bit moments", torch.float32, CODES),
@@ -47,16 +47,16 @@ def _parameters(device: str, count: int, elements: int, dtype: torch.dtype) -> l
 
 def _candidates(device: str, count: int, elements: int) -> dict[str, Candidate]:
     """Returns torch.amp over its fused optimizer with float32, and fastamp with each layout."""
-    theirs = torch.optim.AdamW(
+    torchs = torch.optim.AdamW(
         _parameters(device, count, elements, torch.float32), 1e-6, (0.9, 0.99), fused=True
     )
     found = {
-        BASELINE: Candidate(STEP, {"scaler": make_scaler(BASELINE, device), "optimizer": theirs})
+        BASELINE: Candidate(STEP, {"scaler": make_scaler(BASELINE, device), "optimizer": torchs})
     }
     for name, dtype, options in LAYOUTS:
         parameters = _parameters(device, count, elements, dtype)
         optimizer = own_optimizers().AdamW(parameters, 1e-6, (0.9, 0.99), **options)
-        names = {"scaler": make_scaler(OURS, device), "optimizer": optimizer}
+        names = {"scaler": make_scaler(FASTAMP, device), "optimizer": optimizer}
         found[name] = Candidate(STEP, names)
     return found
 

@@ -16,7 +16,7 @@ import torch
 
 import fastamp
 from benchmarks.counts import MEBI, memory_levels
-from benchmarks.harness import BASELINE, OURS, Candidate, Facts, Row
+from benchmarks.harness import BASELINE, FASTAMP, Candidate, Facts, Row
 from benchmarks.models import Workload, gpt2, text
 from benchmarks.sides import own_optimizers
 from benchmarks.training import Training
@@ -36,7 +36,7 @@ _RESTS = {"master": "remainder"}
 
 @dataclass(frozen=True)
 class Layout:
-    """How weights are stored.
+    """Storage of weights.
 
     Attributes:
         options: The optimizer's.
@@ -51,7 +51,7 @@ class Layout:
 
 # In the order of docs/optim.md. torch.amp and its fused AdamW are not among them.
 LAYOUTS = {
-    OURS: Layout({"autocast_dtype": DTYPE}),
+    FASTAMP: Layout({"autocast_dtype": DTYPE}),
     "bf16 moments": Layout({"autocast_dtype": DTYPE, **_NARROW}),
     "8-bit moments": Layout({"autocast_dtype": DTYPE, **_CODES}),
     "lean": Layout({}, torch.float32),
@@ -66,7 +66,7 @@ LAYOUTS = {
     "bf16 parameters, rests, 8-bit moments": Layout({**_RESTS, **_CODES}, is_low=True),
 }
 # What is timed; more would take the memory of a small machine.
-TIMED = (BASELINE, OURS, "lean", "lean, bf16 gradients, rests, bf16 moments")
+TIMED = (BASELINE, FASTAMP, "lean", "lean, bf16 gradients, rests, bf16 moments")
 
 
 def stored_in(layout: Layout, model: torch.nn.Module, example: Any, **options: Any) -> Any:
@@ -92,7 +92,7 @@ def training_in(name: str, workload: Workload, device: str) -> Training:
     if name == BASELINE:
         return Training(workload, BASELINE, device, DTYPE)
     layout = LAYOUTS[name]
-    training = Training(workload, OURS, device, DTYPE)
+    training = Training(workload, FASTAMP, device, DTYPE)
     training.optimizer = stored_in(layout, training.model, training.x, lr=workload.lr)
     return training
 
@@ -138,7 +138,7 @@ def memory_of(name: str, workload: Workload, device: str) -> dict[str, float]:
 def _facts(workload: Workload, device: str, quick: bool) -> Facts:
     del quick  # a few steps either way
     # What libraries allocate once would be counted as left over.
-    for name in (BASELINE, OURS):
+    for name in (BASELINE, FASTAMP):
         _run(name, workload, device, lambda: None)
     return {name: memory_of(name, workload, device) for name in (BASELINE, *LAYOUTS)}
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.harness import BASELINE, OURS, Candidate, Row
+from benchmarks.harness import BASELINE, FASTAMP, Candidate, Row
 from benchmarks.rows.scaler import make_scaler
 from benchmarks.sides import own_optimizers
 
@@ -27,7 +27,7 @@ def _matrices(device: str, side: int) -> list[torch.Tensor]:
 
 
 def _candidates(device: str, side: int) -> dict[str, Candidate]:
-    makers = {BASELINE: torch.optim.Muon, OURS: own_optimizers().Muon}
+    makers = {BASELINE: torch.optim.Muon, FASTAMP: own_optimizers().Muon}
     return {
         name: Candidate(
             STEP,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Single ops inside an open region: torch's autocast kernels and ours."""
+"""Single ops inside an open region: torch's autocast kernels and fastamp's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import layer_norm, linear
 
 from benchmarks.goals import at_least_times, not_slower
-from benchmarks.harness import BASELINE, OURS, Candidate, Goal, Row
+from benchmarks.harness import BASELINE, FASTAMP, Candidate, Goal, Row
 from benchmarks.sides import inside_region
 
 GROUP = "Ops in a region"
@@ -23,7 +23,7 @@ def _row(
         names = make(device)
         return {
             which: inside_region(which, device, torch.bfloat16, statement, names)
-            for which in (BASELINE, OURS)
+            for which in (BASELINE, FASTAMP)
         }
 
     return Row(f"{device}: {name}", candidates, GROUP, device, goal=goal)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradient scaler: torch.amp's and ours over the same optimizer of torch's."""
+"""The gradient scaler: torch.amp's and fastamp's over the same optimizer of torch's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 import fastamp
 from benchmarks.goals import at_least_times, at_most, both, near_bandwidth_of
-from benchmarks.harness import BASELINE, OURS, Candidate, Goal, Row
+from benchmarks.harness import BASELINE, FASTAMP, Candidate, Goal, Row
 from benchmarks.sides import REGIONS, SCALERS, use_kernels_of
 from benchmarks.traffic import passes, total
 
@@ -95,7 +95,7 @@ def _by_count(
 
 def _with_multiply(device: str, count: int, elements: int) -> dict[str, Candidate]:
     found = over_optimizer(device, UNSCALE, count, elements)
-    gradients = [p.grad for p in found[OURS].names["optimizer"].param_groups[0]["params"]]
+    gradients = [p.grad for p in found[FASTAMP].names["optimizer"].param_groups[0]["params"]]
     names = {"multiply": torch._foreach_mul_, "gradients": gradients, "factor": 1 / SCALE}
     return {**found, "foreach mul": Candidate("multiply(gradients, factor)", names)}
 
@@ -139,7 +139,7 @@ def _large(device: str) -> Row:
 
 
 def first_passes(which: str, device: str, optimizer: torch.optim.Optimizer) -> None:
-    """Makes a scaler and runs its first ten passes: in some of them ours counts zeros, too."""
+    """Makes a scaler and runs its first ten passes: in some of them fastamp's counts zeros, too."""
     scaler = make_scaler(which, device)
     for _ in range(10):
         scaler.unscale_(optimizer)
@@ -174,7 +174,7 @@ def _norms(device: str) -> list[Row]:
             gradients = [p.grad for p in make_gradients(device, count, elements)]
             one = torch.ones(1, device=device)
             torch_names = {"norm": total_norm, "g": gradients}
-            ours = {
+            own = {
                 "check": torch.ops.fastamp.norm_and_check_,
                 "g": gradients,
                 "one": one,
@@ -183,7 +183,7 @@ def _norms(device: str) -> list[Row]:
             }
             return {
                 BASELINE: Candidate("norm(g).isfinite()", torch_names),
-                OURS: Candidate("check(g, one, found, sum)", ours),
+                FASTAMP: Candidate("check(g, one, found, sum)", own),
             }
 
         return make
@@ -210,7 +210,7 @@ def _scale(device: str) -> Row:
             which: Candidate(
                 "scaler.scale(loss)", {"scaler": make_scaler(which, device), "loss": loss}
             )
-            for which in (BASELINE, OURS)
+            for which in (BASELINE, FASTAMP)
         }
 
     return Row(f"{device}: scale(loss)", candidates, GROUP, device)
@@ -245,7 +245,7 @@ def _train(which: str, device: str) -> Callable[[], None]:
 
 
 def _logged(device: str) -> Row:
-    """What log_to costs: the smallest step that there is reason to log."""
+    """Measures what log_to costs: the smallest step that there is reason to log."""
 
     def candidates() -> dict[str, Candidate]:
         # Of its own, which is not logged: counts of casts are the process's, and end with the log.
@@ -254,18 +254,18 @@ def _logged(device: str) -> Row:
                 "train()",
                 {"train": _train(which, device)},
                 use_kernels_of(which),
-                use_kernels_of(OURS),
+                use_kernels_of(FASTAMP),
             )
-            for name, which in ((BASELINE, BASELINE), (UNLOGGED, OURS))
+            for name, which in ((BASELINE, BASELINE), (UNLOGGED, FASTAMP))
         }
-        train = _train(OURS, device)
+        train = _train(FASTAMP, device)
         logs: list[Any] = []
 
         def begin() -> None:
-            use_kernels_of(OURS)()
+            use_kernels_of(FASTAMP)()
             logs.append(fastamp.debug.log_to(lambda *_: None, vars(train)["scaler"]))
 
-        found[OURS] = Candidate("train()", {"train": train}, begin, lambda: logs.pop().release())
+        found[FASTAMP] = Candidate("train()", {"train": train}, begin, lambda: logs.pop().release())
         return found
 
     return Row(f"{device}: a step of four layers, log_to", candidates, GROUP, device)

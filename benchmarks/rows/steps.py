@@ -11,7 +11,7 @@ import torch
 
 import fastamp
 from benchmarks.goals import at_least_times, both, near_bandwidth_of
-from benchmarks.harness import BASELINE, OURS, Candidate, Goal, Row
+from benchmarks.harness import BASELINE, FASTAMP, Candidate, Goal, Row
 from benchmarks.rows.scaler import LARGE, SCALE, make_gradients, make_scaler, weight_of
 from benchmarks.sides import own_optimizers
 from benchmarks.traffic import passes, total
@@ -33,7 +33,7 @@ def _candidate(
     names = {"scaler": make_scaler(which, device), "optimizer": make(parameters)}
     if not clip:
         return Candidate(STEP, names)
-    if which == OURS:
+    if which == FASTAMP:
         return Candidate(OUR_CLIP, names)
     more = {"clip": torch.nn.utils.clip_grad_norm_, "parameters": parameters}
     return Candidate(TORCH_CLIP, {**names, **more})
@@ -46,16 +46,16 @@ def _candidates(device: str, lists: Lists, kind: str, clip: bool) -> dict[str, C
     """
     if clip and not hasattr(fastamp.GradScaler, "clip_grad_norm_"):
         raise ImportError("this fastamp has no GradScaler.clip_grad_norm_")
-    theirs = partial(getattr(torch.optim, kind), lr=1e-6)
-    ours = partial(getattr(own_optimizers(), kind), lr=1e-6)
-    others = {"torch foreach": partial(theirs, foreach=True)}
+    torchs = partial(getattr(torch.optim, kind), lr=1e-6)
+    own = partial(getattr(own_optimizers(), kind), lr=1e-6)
+    others = {"torch foreach": partial(torchs, foreach=True)}
     if clip:
-        baseline = partial(theirs, fused=True)
+        baseline = partial(torchs, fused=True)
     else:
-        baseline, others["torch fused"] = theirs, partial(theirs, fused=True)
+        baseline, others["torch fused"] = torchs, partial(torchs, fused=True)
     found = {
         BASELINE: _candidate(BASELINE, device, lists(), baseline, clip),
-        OURS: _candidate(OURS, device, lists(), ours, clip),
+        FASTAMP: _candidate(FASTAMP, device, lists(), own, clip),
     }
     for name, make in others.items():
         found[name] = _candidate(BASELINE, device, lists(), make, clip)
@@ -115,12 +115,12 @@ def _guarded(device: str, count: int, elements: int) -> Row:
 
     def candidates() -> dict[str, Candidate]:
         found = {}
-        for name in (BASELINE, OURS):
+        for name in (BASELINE, FASTAMP):
             parameters = make_gradients(device, count, elements)
             names: dict[str, Any] = {"optimizer": own_optimizers().AdamW(parameters, lr=1e-6)}
             names |= {"clip": fastamp.clip_grad_norm_, "parameters": parameters}
             statement = unguarded
-            if name == OURS:
+            if name == FASTAMP:
                 names["guard"] = fastamp.StepGuard(names["optimizer"])
                 statement = "guard.clip_grad_norm_(1.0); optimizer.step()"
             found[name] = Candidate(statement, names)

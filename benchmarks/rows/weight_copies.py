@@ -14,7 +14,7 @@ import torch
 import fastamp
 from benchmarks.counts import MEBI
 from benchmarks.goals import both, fewer, none_of
-from benchmarks.harness import BASELINE, OURS, Candidate, Facts, Row
+from benchmarks.harness import BASELINE, FASTAMP, Candidate, Facts, Row
 from benchmarks.models import Workload, digits, wide_digits, workloads
 from benchmarks.training import Training
 
@@ -22,7 +22,7 @@ GROUP = "Training steps with weight copies"
 NO_COPIES = "no weight copies"
 DTYPE = torch.bfloat16
 # Way of training, and whether the optimizer writes weight copies, by candidate.
-WAYS = {BASELINE: (BASELINE, False), OURS: (OURS, True), NO_COPIES: (OURS, False)}
+WAYS = {BASELINE: (BASELINE, False), FASTAMP: (FASTAMP, True), NO_COPIES: (FASTAMP, False)}
 # The larger models' names begin so; and the rows' weights.
 MODELS = {"tiny transformer": 4.0, "ResNet-18": 11.0, "BERT": 7.0, "GPT-2": 7.0}
 

@@ -53,7 +53,7 @@ struct SeenDtypes {
   c10::ScalarType weight = c10::ScalarType::Undefined;
 };
 
-/// One training run: told of every iteration, says whether there is another.
+/// One training run: given every iteration, returns whether there is another.
 class Row {
  public:
   Row(const Options& options, c10::Device device, const std::string& mode, bool scaled);

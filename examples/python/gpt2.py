@@ -40,7 +40,7 @@ train, valid = tokens[: len(tokens) * 9 // 10], tokens[len(tokens) * 9 // 10 :]
 
 
 def batch_of(text: torch.Tensor, seed: int) -> torch.Tensor:
-    """The same batch for the same seed, so that a resumed run sees what the first would have."""
+    """Makes the same batch for the same seed, so that a resumed run sees what the first had."""
     generator = torch.Generator().manual_seed(seed)
     starts = torch.randint(len(text) - options.length, (options.batch,), generator=generator)
     return torch.stack([text[s : s + options.length] for s in starts.tolist()]).to(device)

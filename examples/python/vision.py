@@ -62,7 +62,7 @@ model = model.to(device)
 
 
 def step_seconds() -> float:
-    """How long a step takes, but for the optimizer's part: the second of two."""
+    """Measures how long a step takes, but for the optimizer's part: the second of two."""
     x, y = batch_of(torch.arange(options.batch))
     for _ in range(2):
         start = time.perf_counter()

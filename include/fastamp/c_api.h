@@ -27,7 +27,7 @@ extern "C" {
 struct AtenTensorOpaque;
 typedef struct AtenTensorOpaque* AtenTensorHandle;
 
-/// What became of a call. New codes may be added: all but FASTAMP_OK are failures.
+/// Outcome of a call. New codes may be added: all but FASTAMP_OK are failures.
 typedef enum FastampStatus {  // NOLINT(cppcoreguidelines-use-enum-class): of C
   FASTAMP_OK = 0,
   FASTAMP_ERROR = 1,            ///< Anything not named below.
@@ -37,7 +37,7 @@ typedef enum FastampStatus {  // NOLINT(cppcoreguidelines-use-enum-class): of C
   FASTAMP_OUT_OF_MEMORY = 5     ///< Of the host or of a device.
 } FastampStatus;
 
-/// In the place of a dtype: the one that is set for the device.
+/// Stands for a dtype: the one that is set for the device.
 #define FASTAMP_DEFAULT_DTYPE (-1)
 
 typedef struct FastampRegion FastampRegion;
@@ -121,7 +121,7 @@ FASTAMP_API FastampStatus fastamp_scaler_update(FastampScaler* scaler);
 /// Waits for the device and reads the scale.
 FASTAMP_API FastampStatus fastamp_scaler_get_scale(const FastampScaler* scaler, double* scale);
 
-/// Tells, after fastamp_scaler_update(), whether the iteration skipped a step: 1, else 0. Waits
+/// Returns, after fastamp_scaler_update(), whether the iteration skipped a step: 1, else 0. Waits
 /// only if the device has not come that far.
 FASTAMP_API FastampStatus fastamp_scaler_step_was_skipped(FastampScaler* scaler, int32_t* skipped);
 
@@ -172,7 +172,7 @@ typedef struct FastampAdamWOptions {
 /// Fills in the defaults: 0.001, 0.9, 0.999, 1e-8, 0.01, no amsgrad.
 FASTAMP_API FastampStatus fastamp_adamw_options_init(FastampAdamWOptions* options);
 
-/// As fastamp_sgd_new(): fastamp::optim::AdamW.
+/// Does what fastamp_sgd_new() does, for fastamp::optim::AdamW.
 FASTAMP_API FastampStatus fastamp_adamw_new(const AtenTensorHandle* parameters, size_t count,
                                             const FastampAdamWOptions* options,
                                             FastampOptimizer** optimizer);

@@ -63,7 +63,7 @@ std::uint32_t number_of_region(const std::string& device, const Float8Fields& fi
                                               to_recipe(fields), base_dtype));
 }
 
-/// Of regions that have no recipe of their own; none ends it.
+/// Default of regions that have no recipe of their own; none ends it.
 void set_default(const std::string& device_name, const std::optional<Float8Fields>& fields) {
   const auto device = c10::Device(device_name).type();
   if (fields.has_value()) {

@@ -59,7 +59,7 @@ void bind_list(py::module_& module) {
                                return dtype ? py::cast(*dtype) : py::object(py::none());
                              })
       .def("two_norm", wrap_pybind_function(two_norm), py::arg("dtype"),
-           "The norm of gradients that are read for it; None if only torch can tell.")
+           "The norm of gradients that are read for it; None if only torch can know it.")
       .def("recent_norm", wrap_pybind_function([](const GradientList& list, at::ScalarType dtype) {
              return scaler::RecentPasses::get().norm_of(list.groups, dtype);
            }),

@@ -283,8 +283,9 @@ class PythonScalerCore {
     }
   }
 
-  /// What the optimizer is to be stepped with, and whether a profiler, or another user of torch's
-  /// record_function, is to see the step; (None, False) if its gradients have to be unscaled first.
+  /// Returns what the optimizer is to be stepped with, and whether a profiler, or another user of
+  /// torch's record_function, is to see the step; (None, False) if its gradients have to be
+  /// unscaled first.
   /// @param may_check  Gradients may stay scaled until the step.
   /// @param unscaled   They were unscaled because of this step's first call.
   std::pair<std::shared_ptr<PythonAmpStep>, bool> begin_step(py::handle scaler,
@@ -317,8 +318,8 @@ class PythonScalerCore {
     return {};
   }
 
-  /// What a guarded optimizer is to be stepped with, at a scale of 1, and whether the step is seen;
-  /// (None, False) if only Python can check its gradients, which has to be done first.
+  /// Returns what a guarded optimizer is to be stepped with, at a scale of 1, and whether the step
+  /// is seen; (None, False) if only Python can check its gradients, which has to be done first.
   /// @param checked  It was.
   /// @param norm     For the spike rule; None: of the pass that checked the gradients.
   /// @param agree    Makes a flag the same on all ranks; None: it is this rank's own.
@@ -375,7 +376,7 @@ class PythonScalerCore {
     call.forget();
   }
 
-  /// Returns whether poll() may have something to tell.
+  /// Returns whether poll() may have something to report.
   bool end_iteration(py::handle scaler, const MaybeTensor& new_scale, bool capturing) {
     static PyObject* const states_key = interned("_per_optimizer_states");
     const py::dict states = attribute(scaler.ptr(), states_key);
@@ -424,11 +425,11 @@ class PythonScalerCore {
     return logger;
   }
 
-  /// Calls tell(optimizer or None, step, scale, norm, growth tracker) of skips from now on.
-  void notify_skips(const py::object& tell) {
-    core_->skip_hooks().add({.callback = [tell](const scaler::Skip& skip) {
+  /// Calls notify(optimizer or None, step, scale, norm, growth tracker) of skips from now on.
+  void notify_skips(const py::object& notify) {
+    core_->skip_hooks().add({.callback = [notify](const scaler::Skip& skip) {
       const auto& row = skip.row;
-      tell(optimizer_of(*skip.optimizer), row.step, row.scale, row.norm, row.growth_tracker);
+      notify(optimizer_of(*skip.optimizer), row.step, row.scale, row.norm, row.growth_tracker);
     }});
   }
 
@@ -523,7 +524,7 @@ class PythonScalerCore {
     core_->scale_history().refresh(scale);
   }
   CapturedOutcomes take_captured() { return {core_->take_captured()}; }
-  /// As end_iteration().
+  /// Does what end_iteration() does.
   bool note_replay(py::handle scaler, const CapturedOutcomes& captured) {
     core_->note_replay(tensors_of(scaler), captured.outcomes);
     return has_news();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings.h"
-#include "python_source.h"
+#include "python_call_site.h"
 #include "trace/events.h"
 #include "trace/recorder.h"
 #include "trace/trace_text.h"
@@ -46,6 +46,7 @@ py::dict to_dict(const TraceRow& row) {
   out["run_dtype"] = autocast::dtype_name(row.run_dtype);
   out["float8"] = row.float8;
   out["source"] = row.source;
+  out["module"] = row.module;
   out["calls"] = row.calls;
   return out;
 }
@@ -63,10 +64,15 @@ std::pair<std::uint64_t, std::uint64_t> gradient_casts(const Recorder& recorder)
   return {casts.casts, casts.bytes};
 }
 
-std::string table(const Recorder& recorder, const std::string& sort_by, std::size_t row_limit) {
-  return autocast::format_table(recorder.rows(), recorder.gradient_casts(),
-                                autocast::trace_order_of("table: expected sort_by", sort_by),
-                                row_limit);
+/// @param shorten  What is shown of a source.
+std::string table(const Recorder& recorder, const std::string& sort_by, std::size_t row_limit,
+                  const py::function& shorten) {
+  const auto order = autocast::trace_order_of("table: expected sort_by", sort_by);
+  auto rows = recorder.rows();
+  for (auto& row : rows) {
+    row.source = shorten(row.source).cast<std::string>();
+  }
+  return autocast::format_table(std::move(rows), recorder.gradient_casts(), order, row_limit);
 }
 
 std::string json(const Recorder& recorder) {
@@ -111,7 +117,7 @@ void bind_trace(py::module_& module) {
       .def("json", json);
   module.def("current_op_call", current_op_call);
   module.def("skip_source_folders", skip_source_folders);
-  autocast::set_source_finder(python_source);
+  autocast::set_call_site_finder(python_call_site);
   autocast::set_numel_reader(numel_of_subclass);
 }
 

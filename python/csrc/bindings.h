@@ -13,13 +13,13 @@ void bind_cast_node(pybind11::module_& module);
 /// Lets torch.clear_autocast_cache() empty our cast cache too.
 void bind_clear_cache(pybind11::module_& module);
 
-/// Which ops read which weights.
+/// Bindings: which ops read which weights.
 void bind_convert(pybind11::module_& module);
 
 /// Fp8 recipes: what is in force, and which weights are excluded.
 void bind_float8(pybind11::module_& module);
 
-/// What a recipe does with the products of a model, before it runs.
+/// Bindings: what a recipe does with the products of a model, before it runs.
 
 /// Lists of gradients, for functions that know of no scaler.
 void bind_gradients(pybind11::module_& module);
@@ -36,13 +36,13 @@ void bind_moment_codes(pybind11::module_& module);
 /// Op table, policies and registration.
 void bind_policy(pybind11::module_& module);
 
-/// How large the elements of tensors are.
+/// Bindings: how large the elements of tensors are.
 void bind_ranges(pybind11::module_& module);
 
 /// The native half of the Python GradScaler.
 void bind_scaler(pybind11::module_& module);
 
-/// What a scaler asks of an optimizer's step.
+/// Bindings: what a scaler asks of an optimizer's step.
 void bind_amp_step(pybind11::module_& module);
 
 /// Traces, and where in the Python program an op was called.
@@ -53,7 +53,7 @@ void bind_trace(pybind11::module_& module);
 /// The type `Region`, the native base of fastamp.autocast, and the functions it is set up with.
 bool add_region_type(PyObject* module);
 
-/// What fastamp.install() needs to run torch's own region class on our native regions.
+/// Bindings: what fastamp.install() needs to run torch's own region class on our native regions.
 bool add_torch_region_functions(PyObject* module);
 
 /// The type `MirrorBase`: a module that looks up names that it lacks in another module.

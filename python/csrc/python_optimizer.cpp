@@ -343,7 +343,7 @@ scaler::ScalerCall OptimizerCall::data() const {
           .spare_flag = spare_flag(handle_of(*record_).flag, scale_)};
 }
 
-// False too if it cannot be told: of subclasses, whose gradient is a property, and of sparse ones,
+// False too if that is not known: of subclasses, whose gradient is a property, and of sparse ones,
 // which clipping replaces by their sums.
 bool OptimizerCall::is_scaled_anew() const {
   if (!scaler::ScalerCore::may_be_scaled_anew(*record_, times_scaled_)) {

@@ -37,7 +37,7 @@ using OptimizerEnd = std::function<void(std::intptr_t key)>;
 std::intptr_t key_of(py::handle optimizer);
 /// The record of an optimizer; null if it has none.
 scaler::RecordPointer find_record(const scaler::ScalerCore& core, py::handle optimizer);
-/// The same; a new one if it has none.
+/// Returns it; a new one if it has none.
 /// @param end  Called when the optimizer is destroyed, if the record is new.
 scaler::RecordPointer record_of(scaler::ScalerCore& core, py::handle optimizer,
                                 const OptimizerEnd& end);
@@ -56,7 +56,7 @@ using Parameters = std::vector<py::object>;
 ///     gradient; whatever the attributes of the objects raise. Requires the GIL.
 Parameters gather_gradients(py::handle optimizer, scaler::GradientGroups& groups);
 
-/// The same for an iterable of parameters; appends to `foreign`.
+/// Reads an iterable of parameters; appends to `foreign`.
 void gather_group(const py::object& params, scaler::GradientGroups& groups, Parameters& foreign);
 
 using VisitGradient = std::function<bool(const at::Tensor& parameter, const at::Tensor& gradient)>;
@@ -83,7 +83,7 @@ at::Tensor torchs_norm(const PythonGradients& gradients, double norm_type);
 std::optional<at::ScalarType> promoted_norm_dtype(
     const std::vector<scaler::DeviceGradients>& groups);
 
-/// One call on a Python scaler about one of its optimizers. What the core is told comes from the
+/// One call on a Python scaler about one of its optimizers. What the core is given comes from the
 /// scaler's fields. How far the optimizer has come is read from where torch keeps it, the
 /// dictionary `_per_optimizer_states` of the scaler, where users and subclasses read and write it,
 /// and written there after each work(). Requires the GIL.
@@ -95,7 +95,7 @@ class OptimizerCall {
 
   scaler::OptimizerRecord& record() const { return *record_; }
   bool is_ready() const { return record_->progress.stage == scaler::Stage::kReady; }
-  /// What the core is told.
+  /// Returns what the core is given.
   scaler::ScalerCall data() const;
 
   scaler::Gathered gather(scaler::Purpose purpose) const {

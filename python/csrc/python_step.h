@@ -31,7 +31,7 @@ class PythonAmpStep {
       : amp_step_(std::move(amp_step)), pass_(std::move(pass)), by_position_(by_position) {}
 
   const optim::AmpStep& amp_step() const { return amp_step_; }
-  /// The same with its tensors on a device; one copy per device is kept.
+  /// Returns it with its tensors on a device; one copy per device is kept.
   std::shared_ptr<PythonAmpStep> for_device(c10::Device device);
   /// The pass that lists the gradients of the parameters; null if they are to be read there. The
   /// list is good for one step.
@@ -99,7 +99,7 @@ class StepCopies {
   autocast::CopyingStep step_;
 };
 
-/// What the options of a group that torch's groups do not have say of its parameters' state.
+/// Reads what the options of a group that torch's groups do not have say of its parameters' state.
 struct StoredOptions {
   at::ScalarType moments = at::kFloat;  ///< Dtype of moments that are no codes.
   bool codes = false;                   ///< Moments are codes of 8 bits where they fit.
@@ -114,7 +114,7 @@ struct StoredOptions {
 
 /// Raises what `optimizer._fastamp_check_stored` raises for a group with a value that there is not.
 void check_stored(py::handle optimizer, PyObject* group);
-/// The same for a group with a value that C++ does not know.
+/// Throws for a group with a value that C++ does not know.
 [[noreturn]] void refuse_stored(py::handle optimizer, PyObject* group);
 
 /// Receiver of the groups and parameters that are found, for one kind of optimizer.
@@ -182,7 +182,7 @@ class StepState {
   Tensors of(const StepParam& param, const std::array<Name, kMost>& names);
   void skip(PyObject* param) { state_.skip(param); }
 
-  /// What is kept of the master of a parameter, if it has one.
+  /// Returns what is kept of the master of a parameter, if it has one.
   static Name master_of(const StepParam& param, const StoredOptions& stored);
 
  private:
@@ -197,7 +197,7 @@ class StepState {
 /// Whether a step can change a gradient.
 bool writes_grads(const optim::AmpStep& amp_step);
 
-/// What sgd_step and adam_step have in common. A Sink also has run(amp_step), which
+/// Holds what sgd_step and adam_step have in common. A Sink also has run(amp_step), which
 /// releases the GIL.
 template <typename Sink>
 py::list gathered_step(py::handle optimizer, py::handle amp_step) {

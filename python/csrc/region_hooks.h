@@ -20,11 +20,11 @@ extern RegionHooks g_region_hooks;
 /// Calls the hook. False with a Python error set.
 bool call_notify_export(PyObject* region, bool entering);
 
-/// Tells the package that a region with an fp8 recipe begins or has ended. False with a Python
+/// Notifies the package that a region with an fp8 recipe begins or has ended. False with a Python
 /// error set.
 bool notify_float8(bool entering);
 
-/// Tells torch.export that `region` begins or ends, if a torch-function mode is active. False with
+/// Notifies torch.export that `region` begins or ends if a torch-function mode is open. False with
 /// a Python error set. Inline, since each region asks twice and the answer is nearly always no.
 inline bool notify_export(PyObject* region, bool entering) {
   return !at::impl::torch_function_mode_enabled() || call_notify_export(region, entering);

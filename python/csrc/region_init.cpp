@@ -17,7 +17,7 @@
 namespace fastamp::python {
 namespace {
 
-/// Which (device, dtype) pairs torch's checks have let through already. They depend on the machine
+/// Pairs (device, dtype) that torch's checks have let through already. They depend on the machine
 /// alone.
 std::array<std::array<bool, 2>, 2> g_checked{};
 
@@ -134,7 +134,7 @@ int init_checked(PyObject* self, PyObject* args, PyObject* kwargs, bool gives_dt
   Py_DECREF(result);
   as_region(self)->wanted.sets_float8 = gives_dtype;
   as_region(self)->wanted.float8 = nullptr;
-  // torch looks for a GPU at "cuda" but not at "cuda:0": only the plain name tells about the
+  // torch looks for a GPU at "cuda" but not at "cuda:0": a plain name is about the
   // machine.
   const Region* region = as_region(self);
   bool* checked = checked_flag(region->wanted.device, region->wanted.dtype);

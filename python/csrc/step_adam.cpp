@@ -85,7 +85,7 @@ class AdamSink final : public StepSink {
   }
 
  private:
-  /// As fastamp.optim._codes.group_of_codes: the whole shape decides, and a shard is one of rows.
+  /// Decides as fastamp.optim._codes.group_of_codes: by the whole shape; a shard is one of rows.
   static bool fit_codes(const StepParam& param) {
     const auto whole = THPVariable_Unpack(param.object).sizes();
     return optim::moment_group(whole) != 0 && param.param.sizes().slice(1) == whole.slice(1);

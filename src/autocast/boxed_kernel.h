@@ -33,8 +33,8 @@ class NestedInputKernel final : public c10::OperatorKernel {
   PolicyDevice device_;
 };
 
-/// What the schema allows. An op that writes an argument cannot be given a cast of it, but casts of
-/// the others: to its dtype.
+/// Says what the schema allows. An op that writes an argument cannot be given a cast of it, but
+/// casts of the others: to its dtype.
 OpCapabilities boxed_capabilities(const c10::FunctionSchema& schema);
 
 }  // namespace fastamp::autocast

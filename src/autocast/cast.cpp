@@ -36,7 +36,7 @@ class ModesOfCast {
     const bool is_of_weight =
         source.store == CastStore::kRegion || source.store == CastStore::kKept;
     if (is_of_weight && c10::InferenceMode::is_enabled()) {
-      // An inference tensor has no version to tell whether it was edited, and is of no use once the
+      // An inference tensor has no version to show whether it was edited, and is of no use once the
       // mode is left.
       normal_mode_.emplace(false);
       grad_mode_.emplace(false);

@@ -32,7 +32,7 @@ extern ChangeLog<SystemThreads, const c10::TensorImpl*, kRememberedWeights> g_ch
 
 using ChangedWeights = decltype(g_changed_weights)::Changes;
 
-/// How many were reported so far. Read at every use of a cache, and hardly ever written.
+/// Number of reports so far. Read at every use of a cache, and hardly ever written.
 inline std::uint64_t count_changed_weights() { return g_changed_weights.count(); }
 
 /// Reports some weights. Thread-safe.
@@ -43,7 +43,7 @@ ChangedWeights changed_weights_since(std::uint64_t seen);
 
 /// Decides when a cache looks through its casts for those of tensors that are gone.
 ///
-/// Nothing tells when a tensor dies. So each new cast pays for a few looks, and a large one, which
+/// Nothing shows when a tensor dies. So each new cast pays for a few looks, and a large one, which
 /// takes longer to make, for more: looking never costs a noticeable part of casting, and the memory
 /// of dead casts stays below some 16 KiB for each cast that the cache holds, plus a few casts.
 class SweepBudget {

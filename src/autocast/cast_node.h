@@ -33,7 +33,7 @@ constexpr bool kWeightsAlwaysRequireGrad =
 void record_cast(const at::Tensor& source, const at::Tensor& out, NodeOrder order);
 void record_cast(const at::Tensor& source, const at::Tensor& out);
 
-/// The same as if `source` had other options, those of the gradients that it is to get.
+/// Does so as if `source` had other options, those of the gradients that it is to get.
 void record_cast_from(const at::Tensor& source, const at::TensorOptions& options,
                       const at::Tensor& out);
 

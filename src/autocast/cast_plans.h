@@ -25,10 +25,10 @@ struct WeightToCast {
   Float8Wanted wanted;  ///< Nothing if the cast is not to fp8.
 };
 
-/// Which weights the regions of one thread use, so that the next region like an earlier one can
-/// cast them together when it casts the first.
+/// Plans: which weights the regions of one thread use, so that the next region like an earlier one
+/// can cast them together when it casts the first.
 ///
-/// Regions are told apart by their first weight: a program that alternates between models (training
+/// Regions are known by their first weight: a program that alternates between models (training
 /// and evaluation, generator and discriminator) has a plan for each. A weight that a region did not
 /// use leaves its plan. Keeps nothing alive.
 class CastPlans {

@@ -36,7 +36,7 @@ struct CastSource {
   CallPath path;           ///< Whether a cast of the tensor may be made below the dispatcher.
   CastStore store = CastStore::kNone;
   CastHistory history = CastHistory::kNone;
-  CastEvent if_made = CastEvent::kOtherCast;  ///< What a trace is told if no store has the cast.
+  CastEvent if_made = CastEvent::kOtherCast;  ///< What a trace counts if no store has the cast.
   CastUse use = CastUse::kAsData;             ///< How the op uses what the region keeps.
   bool region_keeps = false;                  ///< The region may keep the cast of `data`.
 

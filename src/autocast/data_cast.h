@@ -22,10 +22,10 @@ namespace fastamp::autocast {
 /// tensor iterator that `to` takes cost ten times the conversion.
 at::Tensor cast_data(const at::Tensor& tensor, c10::ScalarType to);
 
-/// The same for a tensor of any kind, by the op `to` unless `path` is direct.
+/// Does so for a tensor of any kind, by the op `to` unless `path` is direct.
 at::Tensor cast_without_history(const at::Tensor& tensor, c10::ScalarType to, CallPath path);
 
-/// The same for dense float32 tensors on one device, on CUDA in one launch. Exported for
+/// Does so for dense float32 tensors on one device, on CUDA in one launch. Exported for
 /// benchmarks.
 FASTAMP_API std::vector<at::Tensor> cast_data_together(const std::vector<at::Tensor>& tensors,
                                                        c10::ScalarType to);

@@ -33,7 +33,7 @@ FASTAMP_API const Float8Setting* thread_float8_slow(c10::DeviceType device) noex
 FASTAMP_API void set_thread_float8_slow(c10::DeviceType device,
                                         const Float8Setting* setting) noexcept;
 
-/// What the regions of this thread have set for a device, suspended or not; null if nothing.
+/// Returns the setting of this thread's regions for a device, suspended or not; null if none.
 inline const Float8Setting* thread_float8(c10::DeviceType device) noexcept {
   return g_float8_was_used.load(std::memory_order_relaxed) ? thread_float8_slow(device) : nullptr;
 }
@@ -66,8 +66,8 @@ constexpr bool is_float8_mirror(c10::DeviceType device) {
 
 const Float8Setting* float8_in_force_slow(PolicyDevice device);
 
-/// What ops on the device follow now, within a region that is on: a setting is suspended while the
-/// region's dtype is not its base dtype.
+/// Returns what ops on the device follow now, within a region that is on: a setting is suspended
+/// while the region's dtype is not its base dtype.
 inline const Float8Setting* float8_in_force(PolicyDevice device) {
   return g_float8_was_used.load(std::memory_order_relaxed) ? float8_in_force_slow(device) : nullptr;
 }
@@ -80,7 +80,7 @@ template <OpId kOp>
 using OpTag = std::integral_constant<OpId, kOp>;
 
 /// The op's result, or an undefined tensor if the product stays in the base dtype; an open trace is
-/// told why. The key of autocast is excluded.
+/// notified why. The key of autocast is excluded.
 at::Tensor run_in_float8(OpTag<OpId::linear> op, PolicyDevice device, const Float8Setting& setting,
                          const at::Tensor& x, const at::Tensor& weight,
                          const std::optional<at::Tensor>& bias);
@@ -94,13 +94,13 @@ at::Tensor run_in_float8(OpTag<OpId::addmm> op, PolicyDevice device, const Float
 
 // -- Casts that end with a region: thread_cache.h holds them and knows when that is.
 
-/// What products want of a matrix in fp8.
+/// Layouts that products want of a matrix in fp8.
 struct Float8Wanted {
   bool rows = false;
   bool columns = false;
   bool column_sums = false;
 
-  /// The same of the transpose.
+  /// Layout of the transpose.
   Float8Wanted transposed() const { return {.rows = columns, .columns = rows}; }
 };
 

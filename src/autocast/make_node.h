@@ -37,7 +37,7 @@ NodePtr make_node(Arguments&&... arguments) {
                                          std::forward<Arguments>(arguments)...);
 }
 
-/// Tells hooks on the creation of nodes (torch.autograd.graph.node_creation_hook, torch 2.14)
+/// Notifies hooks on the creation of nodes (torch.autograd.graph.node_creation_hook, torch 2.14)
 /// of a node that is complete, as torch does for its own. May run code of users.
 template <class NodePointer>
 void announce_node(const NodePointer& node) {

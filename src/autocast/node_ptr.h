@@ -8,7 +8,7 @@
 
 namespace fastamp::autocast {
 
-/// How this torch holds nodes: std::shared_ptr, later versions c10::intrusive_ptr.
+/// Pointer by which this torch holds nodes: std::shared_ptr, later versions c10::intrusive_ptr.
 using NodePtr = std::decay_t<decltype(std::declval<const at::Tensor&>().grad_fn())>;
 
 }  // namespace fastamp::autocast

@@ -20,8 +20,8 @@ using PolicyTable = std::array<std::array<std::atomic<OpPolicy>, kNumSlots>, kNu
 
 extern PolicyTable g_policies;
 
-/// Without regard to overrides. Relaxed: an edit needs to be seen soon, not in order with anything
-/// else.
+/// Policy without regard to overrides. Relaxed: an edit needs to be seen soon, not in order with
+/// anything else.
 inline OpPolicy process_policy_of(OpId op, PolicyDevice device) {
   return g_policies[static_cast<std::size_t>(device)][static_cast<std::size_t>(op)].load(
       std::memory_order_relaxed);
@@ -44,7 +44,7 @@ using SharedOverrides = std::shared_ptr<const PolicyOverrides>;
 /// Threads that have overrides now: while it is 0, thread-local memory is not read.
 extern std::atomic<int> g_overriding_threads;
 
-/// This thread's override of an op's policy, if it has one.
+/// Returns this thread's override of an op's policy, if it has one.
 std::optional<OpPolicy> overridden_policy(OpId op, PolicyDevice device);
 
 /// The policy in force on this thread. While no thread has overrides, it costs one load more than

@@ -36,7 +36,7 @@ constexpr const char* kRounding =
 constexpr std::string_view kSpecial = "special_";  // all of torch.special that is no composite
 /// Lines of the op table that "OD" leaves: products that run their parts, and ops that move values.
 constexpr const char* kLeft = "_grouped_mm cat index_copy index_put stack tensordot";
-/// What "wide" runs in float32.
+/// Ops that "wide" runs in float32.
 constexpr const char* kWide =
     "batch_norm binary_cross_entropy binary_cross_entropy_with_logits cdist "
     "cosine_embedding_loss cosine_similarity cross_entropy_loss ctc_loss dist frobenius_norm "

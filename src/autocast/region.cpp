@@ -53,7 +53,7 @@ void set_state(const AutocastState& state) noexcept {
   }
 }
 
-/// What ending a frame below others must restore; the frames above take over what it found.
+/// State that ending a frame below others must restore; the frames above take over what it found.
 AutocastState hand_over(const Frame& ending, Frames::iterator above, Frames::iterator end) {
   AutocastState restored = current_state(ending.saved.device);
   const auto same_device = std::find_if(
@@ -159,7 +159,7 @@ using autocast::AutocastState;
 /// torch.autocast warns and goes on without autocast where it cannot work; so do we.
 bool can_enable(c10::DeviceType device, c10::ScalarType dtype) {
   if (device == c10::kCUDA) {
-    // Asked once: while the process exits torch cannot tell any more.
+    // Asked once: while the process exits torch cannot say any more.
     static const bool has_cuda = at::Context::hasCUDA();
     if (!has_cuda) {
       TORCH_WARN(

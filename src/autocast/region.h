@@ -40,7 +40,7 @@ struct EndedRegion {
 /// The state that a device is in on this thread, as enter_region() would restore it.
 FASTAMP_API AutocastState current_state(c10::DeviceType device);
 
-/// Number of regions that are open on this thread, torch's own that fastamp is not told of aside.
+/// Number of regions that are open on this thread, but for torch's own, which fastamp does not see.
 FASTAMP_API std::size_t open_regions() noexcept;
 
 /// The owner of the innermost region, if more than `depth` are open on this thread; else null, as

@@ -93,7 +93,7 @@ bool says_no_primitive(const std::exception& error) {
   return std::string_view(error.what()).find("primitive descriptor") != std::string_view::npos;
 }
 
-/// As torch computes an LSTM without oneDNN, but that all of it is in the dtype of the arguments.
+/// Computes as torch an LSTM without oneDNN, but that all of it is in the arguments' dtype.
 RnnResult run_cells(const at::Tensor& input, const at::Tensor& weight_ih,
                     const at::Tensor& weight_hh, const std::optional<at::Tensor>& bias_ih,
                     const std::optional<at::Tensor>& bias_hh, const at::Tensor& hx,

@@ -13,7 +13,7 @@
 
 namespace fastamp::autocast {
 
-/// Where a cast was computed: work queued elsewhere must not use it. All zero on CPU.
+/// Place where a cast was computed: work queued elsewhere must not use it. All zero on CPU.
 struct ExecutionContext {
   c10::StreamId stream = 0;
   std::uint64_t graph_capture = 0;  ///< CUDA graph being captured, 0 if none.
@@ -31,8 +31,8 @@ bool is_captured(const at::Tensor& tensor);
 /// without code for it.
 bool knows_execution_context(c10::DeviceType device);
 
-/// What a cast of a tensor depends on, to find out later whether it still holds. Keeps nothing
-/// alive, but keeps the addresses it compares from being used again. Making, comparing and
+/// Identity: what a cast of a tensor depends on, to find out later whether it still holds. Keeps
+/// nothing alive, but keeps the addresses it compares from being used again. Making, comparing and
 /// destroying one runs no user code: a tensor's contents end with its last strong reference.
 class TensorIdentity {
  public:

@@ -29,7 +29,7 @@ struct ThreadCache {
   std::shared_ptr<RegionFloat8Casts> float8_casts;  ///< Null before the first one.
   /// Open regions of fastamp, counted from one that was the outermost of the thread. While there
   /// are any, we learn of the end of the last one.
-  int our_regions = 0;
+  int own_regions = 0;
   RecentCasts recent;
   std::optional<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> region_marker;
   at::Tensor marked_leaf;  ///< The leaf whose cast was left in torch's cache.
@@ -53,7 +53,7 @@ struct EndOfCache {
   }
 };
 
-/// This thread's cache, made if there is none; null at the end of the thread.
+/// Returns this thread's cache, made if there is none; null at the end of the thread.
 ThreadCache* make_cache() {
   if (t_cache == nullptr && !t_ends) {
     thread_local const EndOfCache end;
@@ -109,7 +109,7 @@ bool mark_torch_region(ThreadCache& cache) {
 }
 
 bool end_of_region_is_known(ThreadCache& cache) {
-  return cache.our_regions > 0 || (region_depth() > 0 && mark_torch_region(cache));
+  return cache.own_regions > 0 || (region_depth() > 0 && mark_torch_region(cache));
 }
 
 bool holds_casts(const ThreadCache& cache) { return !cache.casts.empty(); }
@@ -118,14 +118,14 @@ bool holds_float8_casts(const ThreadCache& cache) {
   return cache.float8_casts != nullptr && !is_empty(*cache.float8_casts);
 }
 
-/// This thread's cache, if it holds casts of a kind and their region goes on.
+/// Returns this thread's cache, if it holds casts of a kind and their region goes on.
 template <bool (*kHolds)(const ThreadCache&)>
 ThreadCache* usable_cache() {
   ThreadCache* const cache = t_cache;
   if (cache == nullptr || !kHolds(*cache)) {
     return nullptr;
   }
-  if (cache->our_regions == 0 && !torch_region_goes_on(*cache)) {
+  if (cache->own_regions == 0 && !torch_region_goes_on(*cache)) {
     clear_casts(*cache);
     return nullptr;
   }
@@ -207,10 +207,10 @@ void on_region_entered(int open_regions) {
     return;
   }
   if (open_regions == 1) {
-    cache->our_regions = 1;  // Before the casts die: that may run regions inside this one.
+    cache->own_regions = 1;  // Before the casts die: that may run regions inside this one.
     clear(*cache);
-  } else if (cache->our_regions > 0) {
-    ++cache->our_regions;
+  } else if (cache->own_regions > 0) {
+    ++cache->own_regions;
   }
 }
 
@@ -219,14 +219,14 @@ bool on_region_left(int open_regions) noexcept {
   if (cache == nullptr) {
     return false;
   }
-  const bool is_last_of_fastamp = cache->our_regions == 1;
-  if (cache->our_regions > 0) {
-    --cache->our_regions;
+  const bool is_last_of_fastamp = cache->own_regions == 1;
+  if (cache->own_regions > 0) {
+    --cache->own_regions;
   }
   if (open_regions != 0 && !is_last_of_fastamp) {
     return false;
   }
-  cache->our_regions = 0;
+  cache->own_regions = 0;
   clear(*cache);
   return true;
 }

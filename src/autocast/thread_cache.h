@@ -38,17 +38,17 @@ at::Tensor find_recent_cast(const at::Tensor& activation, c10::ScalarType to);
 /// Lets later uses of such an activation share the memory of its cast.
 void keep_recent_cast(const at::Tensor& activation, c10::ScalarType to, const at::Tensor& cast);
 
-/// At the first cast of a weight in a region: the other weights that this thread's last region with
-/// the same first weight cast to this dtype and used, except those whose storage has moved. Empty
-/// after that, and where casts are not kept.
+/// Begins at the first cast of a weight in a region: the other weights that this thread's last
+/// region with the same first weight cast to this dtype and used, except those whose storage has
+/// moved. Empty after that, and where casts are not kept.
 std::vector<WeightToCast> begin_planned_region(const at::Tensor& weight, c10::ScalarType to);
 
 /// The fp8 casts of this thread's regions, if casts are kept, there are any and their region goes
 /// on; else null.
 RegionFloat8Casts* usable_float8_casts();
 
-/// The same to keep another one in, made if there are none; null where casts are not kept, or it is
-/// not possible to know when the region ends.
+/// Returns it to keep another one in, made if there are none; null where casts are not kept, or it
+/// is not possible to know when the region ends.
 RegionFloat8Casts* float8_casts_to_fill();
 
 /// Called by each region of fastamp after entering and after leaving, with the number of regions,

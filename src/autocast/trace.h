@@ -6,7 +6,7 @@
 
 namespace fastamp::autocast {
 
-/// What a trace is told of an op that is about to run. Called by op kernels while traces are open.
+/// Describes to a trace an op that is about to run. Called by op kernels while traces are open.
 TracedOp traced_op(OpId op, PolicyDevice device);
 
 }  // namespace fastamp::autocast

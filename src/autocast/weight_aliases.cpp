@@ -39,7 +39,7 @@ LowPrecisionWeights& low_precision_weights() {
   return *instance;
 }
 
-/// What torch has from 2.11 on; a template, so that it need not be there.
+/// Calls what torch has from 2.11 on; a template, so that it need not be there.
 template <typename Metadata>
 void expect_float(Metadata& metadata) {
   if constexpr (requires { metadata.set_grad_dtype(std::optional(c10::kFloat)); }) {

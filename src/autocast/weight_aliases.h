@@ -29,8 +29,8 @@ FASTAMP_API void mark_low_precision_weights(at::TensorList weights);
 /// Whether mark_low_precision_weights() was called for this tensor. Thread-safe.
 FASTAMP_API bool is_low_precision_weight(const at::Tensor& tensor);
 
-/// What an op of a region is to get in the place of an argument that has the region's dtype:
-/// undefined if the argument itself.
+/// Returns what an op of a region is to get in the place of an argument that has the region's
+/// dtype: undefined if the argument itself.
 at::Tensor alias_of_low_precision_weight(const at::Tensor& argument, c10::ScalarType lower);
 
 }  // namespace fastamp::autocast

@@ -16,8 +16,8 @@ class WeightRequests {
  public:
   using Keys = std::vector<const c10::TensorImpl*>;
 
-  /// What was forgotten. Destroy it without a lock: a tensor's memory is freed with its last
-  /// reference of any kind, and symbolic sizes in it are Python objects.
+  /// Casts that were forgotten. Destroy them without a lock: a tensor's memory is freed with its
+  /// last reference of any kind, and symbolic sizes in it are Python objects.
   struct Forgotten {
     Keys unrequested;  ///< No request names these any more.
     std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> references;

@@ -19,7 +19,7 @@ class CapturedGraph {
   CapturedGraph& operator=(CapturedGraph&&) = default;
 };
 
-/// What comes before a replay, in this order.
+/// Steps that come before a replay, in this order.
 struct CapturePhases {
   std::function<void()> warm;    ///< On the stream of the capture: what it makes does not last.
   std::function<void()> states;  ///< On the current stream: makes memory that outlives the graph.

@@ -14,7 +14,7 @@ namespace fastamp {
 ///
 /// Trivially destructible, for use while the process exits. Thread-safe.
 /// @tparam Threads      SystemThreads, or a model of it.
-/// @tparam kRemembered  How far a thread may fall behind; one that is further behind is told that
+/// @tparam kRemembered  How far a thread may fall behind; one that is further behind learns that
 ///                      anything may have changed.
 template <class Threads, class Key, std::size_t kRemembered>
 class ChangeLog {
@@ -25,7 +25,7 @@ class ChangeLog {
     std::unordered_set<Key> keys;
   };
 
-  /// How many were announced so far. Says that there is something new, and not what: what was
+  /// Number of announcements so far. Says that there is something new, and not what: what was
   /// written before an announcement is visible after since().
   std::uint64_t count() const { return count_.load(std::memory_order_relaxed); }
 

@@ -62,7 +62,7 @@ Opened open() {
   return {.part = part, .why_not = {}};
 }
 
-/// Who built without CUDA knows; a file that is not used, though it was built, is news.
+/// Warns once: who built without CUDA knows; a file that is not used, though it was built, is news.
 const Opened* open_or_warn() {
   auto* const done = new Opened(open());
   if (done->part == nullptr && *FASTAMP_CUDA_VERSION != '\0') {

@@ -28,9 +28,9 @@ struct CudaKernels;
 
 /// Functions of CUDA itself.
 struct CudaDevices {
-  /// Of the current device, such as 90 for 9.0.
+  /// Capability of the current device, such as 90 for 9.0.
   int (*compute_capability)();
-  /// Of the graph that a CUDA stream is being captured into, 0 if none.
+  /// Identity of the graph that a CUDA stream is being captured into, 0 if none.
   std::uint64_t (*graph_capture_id)(c10::Stream stream);
   /// Whether the current stream is being captured.
   bool (*is_capturing)();

@@ -62,7 +62,7 @@ bool is_intercepted(c10::DispatchKeySet keys = {});
 bool is_intercepted_except(c10::DispatchKeySet keys);
 
 /// The keys of Python's dispatch modes and of torch.func's transforms. What they do ends with their
-/// block, and the results of their ops tell whether they are of use elsewhere, whereas those of a
+/// block, and the results of their ops show whether they are of use elsewhere, whereas those of a
 /// tracer are part of what it records.
 inline constexpr c10::DispatchKeySet kModesAndTransforms(
     {c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
@@ -100,7 +100,7 @@ bool is_observed();
 /// that others registered over the op's is not called.
 inline bool nothing_watches_calls() { return !is_intercepted() && !is_observed(); }
 
-/// What a call with a tensor, made on this thread now, meets before the kernel of its device.
+/// Path: what a call with a tensor, made on this thread now, meets before the kernel of its device.
 enum class CallPath : std::uint8_t {
   kDirect,       ///< Autograd and autocast at most.
   kObserved,     ///< An observer as well; the results are the same.

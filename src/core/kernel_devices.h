@@ -15,7 +15,7 @@ FASTAMP_API bool has_kernels(c10::DeviceType device);
 /// CUDA.
 int compute_capability();
 
-/// As has_kernels(); also Meta, where every op has a kernel that checks and computes nothing.
+/// Whether has_kernels(), or it is Meta, where every op has a kernel that only checks.
 inline bool has_kernels_or_meta(c10::DeviceType device) {
   return device == c10::DeviceType::Meta || has_kernels(device);
 }

@@ -6,7 +6,7 @@
 #include <c10/core/DispatchKeySet.h>
 
 // What kind of tensor is this? Ask here before reading a tensor's sizes, strides, storage or
-// numbers: it may have none, or run user code to tell them. Each answer is a test of the bits of
+// numbers: it may have none, or run user code to compute them. Each answer is a test of the bits of
 // the tensor's key set.
 namespace fastamp {
 
@@ -23,7 +23,7 @@ inline bool is_ordinary(const at::Tensor& tensor) {
   return (keys | kOrdinary) == kOrdinary && keys.has(DispatchKey::Dense);
 }
 
-/// The same of a tensor in host memory.
+/// Whether that holds of a tensor in host memory.
 inline bool is_ordinary_cpu(const at::Tensor& tensor) {
   return is_ordinary(tensor) && tensor.key_set().has_backend(c10::BackendComponent::CPUBit);
 }

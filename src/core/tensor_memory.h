@@ -29,7 +29,7 @@ bool materialises(const Storage& storage, const at::DataPtr& data) {
 
 /// The address of a tensor's first element, if it can be had without a check and without side
 /// effects; else null: there is no memory (yet), or it has to be copied before it is written. Then
-/// the tensor's own accessors tell, or do, what is needed.
+/// the tensor's own accessors return, or do, what is needed.
 inline void* address_of(const c10::TensorImpl& tensor) {
   auto* const storage = tensor.unsafe_storage().unsafeGetStorageImpl();
   if (storage == nullptr) [[unlikely]] {

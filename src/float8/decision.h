@@ -20,13 +20,13 @@ namespace fastamp::autocast {
 /// Whether a tensor of this dtype can be an operand of a product in fp8.
 bool is_float8_operand(c10::ScalarType dtype);
 
-/// What becomes of x times a weight of these sizes and dtypes on a device. No size but 0 of m
-/// changes it.
+/// Decides what becomes of x times a weight of these sizes and dtypes on a device. No size but 0 of
+/// m changes it.
 Float8Outcome float8_outcome(const Float8Shape& shape, const Float8Setting& setting,
                              c10::DeviceType device);
 
-/// How a product may run, as its operands and what intercepts its call allow. In this order: the
-/// last one among the operands decides.
+/// Ways in which a product may run, as its operands and what intercepts its call allow. In this
+/// order: the last one among the operands decides.
 enum class Float8Path : std::uint8_t {
   kKernels,    ///< Plain tensors: casts by kernels of our own, and kept.
   kAten,       ///< A tracer or mode sees the ops: the same arithmetic by torch's ops alone.
@@ -35,7 +35,7 @@ enum class Float8Path : std::uint8_t {
 
 Float8Path float8_path(const at::Tensor& operand);
 
-/// What only Python can tell of tensors of Python classes. The functions take the GIL.
+/// Facts that only Python knows of tensors of Python classes. The functions take the GIL.
 struct PythonTensors {
   /// Whether it stands for a plain tensor in a trace: a fake or functional tensor.
   bool (*is_traced)(const at::Tensor& tensor);

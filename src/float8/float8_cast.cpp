@@ -162,7 +162,7 @@ at::Tensor power_of_two(const at::Tensor& exponent) {
   return at::_ops::bitwise_left_shift_Tensor_Scalar::call(exponent, 23).view(c10::kFloat);
 }
 
-/// With rows of zeros below, up to a multiple of 16, and `more` of them.
+/// Pads with rows of zeros below, up to a multiple of 16, and `more` of them.
 ///
 /// No tensor is made of which a tracer would have to know whether it is empty, as one of just the
 /// missing rows: the traced program would be for such numbers of rows alone.
@@ -177,8 +177,8 @@ at::Tensor padded_by_ops(const at::Tensor& matrix, std::int64_t more = 0) {
   return at::_ops::cat::call({matrix, zeros}, 0).narrow_symint(0, 0, padded(rows) + more);
 }
 
-/// In the order of the kernels: tiles of rows in float32, their sums in double. One tile more than
-/// there are, so that there never is just one, which is another case to a tracer.
+/// Sums in the order of the kernels: tiles of rows in float32, their sums in double. One tile more
+/// than there are, so that there never is just one, which is another case to a tracer.
 at::Tensor column_sums_by_ops(const at::Tensor& matrix) {
   const at::Tensor rows = padded_by_ops(matrix.to(c10::kFloat), kernels::kFloat8TileRows);
   const at::Tensor tiles = rows.reshape_symint(

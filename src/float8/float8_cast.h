@@ -45,7 +45,7 @@ struct Float8CastRequest {
 FASTAMP_API std::vector<Float8Cast> cast_all_to_float8(
     const std::vector<Float8CastRequest>& requests, c10::ScalarType to);
 
-/// The same as cast_to_float8() by torch's ops on any device.
+/// Does what cast_to_float8() does by torch's ops on any device.
 FASTAMP_API Float8Cast cast_to_float8_by_ops(const at::Tensor& matrix, c10::ScalarType to,
                                              Float8Wanted wanted);
 

@@ -47,7 +47,7 @@ class Float8Entry {
   /// Notes that a product takes these layouts.
   void note_use(Float8Wanted layouts);
 
-  /// What was cast, in the layouts that were taken; nullopt if none was.
+  /// Returns what was cast, in the layouts that were taken; nullopt if none was.
   std::optional<PlannedCast> as_used() const;
 
  private:
@@ -73,7 +73,7 @@ class Float8Casts {
   std::optional<Float8Cast> find(const at::Tensor& weight, c10::ScalarType to,
                                  Float8Wanted wanted) const;
 
-  /// The same, and notes that a product takes it.
+  /// Does so, and notes that a product takes it.
   std::optional<Float8Cast> use(const at::Tensor& weight, c10::ScalarType to, Float8Wanted wanted);
 
   /// The casts that products took, in no order.
@@ -101,7 +101,7 @@ class Float8Casts {
 /// kept alive until another activation is cast or the region ends.
 class RegionFloat8Casts {
  public:
-  /// At the first cast of a region, as CastPlans::begin().
+  /// Begins at the first cast of a region, as CastPlans::begin().
   std::vector<WeightToCast> begin(const at::Tensor& weight, c10::ScalarType to) {
     return plans_.begin(weight, to);
   }
@@ -149,7 +149,7 @@ std::optional<Float8Cast> find_float8_activation(const at::Tensor& activation, c
 void keep_float8_activation(const at::Tensor& activation, c10::ScalarType to,
                             const Float8Cast& cast);
 
-/// At the first cast of a region to fp8, as begin_planned_region() for 16 bits.
+/// Begins at the first cast of a region to fp8, as begin_planned_region() for 16 bits.
 std::vector<WeightToCast> begin_planned_float8_region(const at::Tensor& weight, c10::ScalarType to);
 
 /// Casts that outlive regions, of weights that are requested of the KeptCastStore. One for the

@@ -199,7 +199,7 @@ at::Tensor run_product(const Float8Setting& setting, const Float8Operands& opera
   return y;
 }
 
-/// For an op that computes something else with these arguments than x times a weight.
+/// Handles an op that computes something else with these arguments than x times a weight.
 at::Tensor refuse_float8_arguments(Float8Op op) {
   note_float8(Float8Outcome::kArguments);
   if (auto* const calls = Float8Calls::current()) [[unlikely]] {

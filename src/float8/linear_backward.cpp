@@ -174,7 +174,7 @@ class LinearFloat8Backward final : public autograd::Node {
     }
   }
 
-  /// In the layout of the weight, so that it becomes `.grad` without a copy.
+  /// Computes it in the layout of the weight, so that it becomes `.grad` without a copy.
   at::Tensor weight_gradient(Float8Matrix grad, Float8Matrix x) const {
     const bool fast = setting_.fast_accumulate[2];
     if (shape_.weight_is_transposed && !shape_.weight_is_column_major) {

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::int64_t kMultiple = 16;
 
-/// Of one operand's fp8 cast: float32.
+/// Bytes of one operand's fp8 cast: float32.
 constexpr std::int64_t kScaleBytes = 4;
 
 thread_local Float8Calls* t_calls = nullptr;

@@ -19,7 +19,7 @@
 // for the Python module; not part of the public API.
 namespace fastamp::autocast {
 
-/// Which operands of a product no earlier one has kept for backward.
+/// Operands of a product that no earlier one has kept for backward.
 struct NewOperands {
   bool x = true;            ///< In 16 bits,
   bool x_in_float8 = true;  ///< and in fp8.
@@ -54,7 +54,7 @@ class FASTAMP_API Float8Calls {
   void stop();
   const std::vector<Float8Call>& calls() const { return calls_; }
 
-  /// What records the calls of this thread; null if nothing does.
+  /// Returns what records the calls of this thread; null if nothing does.
   static Float8Calls* current();
 
   /// A call that is x times a weight.
@@ -70,8 +70,8 @@ class FASTAMP_API Float8Calls {
   Float8Calls* outer_ = nullptr;
   bool is_started_ = false;
   std::vector<Float8Call> calls_;
-  /// What a call has saved in 16 bits already: later ones share it. The tensors are held, so that
-  /// their addresses are not used again.
+  /// Memory that a call has saved in 16 bits already: later ones share it. The tensors are held, so
+  /// that their addresses are not used again.
   std::set<std::pair<const void*, std::int64_t>> saved_;
   std::vector<at::Tensor> held_;
   at::Tensor last_x_;  ///< Whose fp8 cast the next call shares, if it takes the same x.

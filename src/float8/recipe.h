@@ -49,16 +49,16 @@ FASTAMP_API Float8Recipe recipe_of(const Float8Setting& setting);
 /// process: that is how programs that know nothing of fp8 run in it. Null ends that.
 FASTAMP_API void set_default_float8(c10::DeviceType device, const Float8Setting* setting) noexcept;
 
-/// What ops that can run in fp8 have met since a device got its default.
+/// Counts of what ops that can run in fp8 have met since a device got its default.
 struct DefaultFloat8Use {
   bool acted = false;        ///< Some were in a region that follows the default or its own recipe.
   bool met_float16 = false;  ///< Some were in one that would follow the default, but has float16.
 };
 
-/// Asked when a program ends, to tell whether its default did anything.
+/// Asked when a program ends, to say whether its default did anything.
 FASTAMP_API DefaultFloat8Use default_float8_use(c10::DeviceType device) noexcept;
 
-/// What a region sets that refuses the default: a setting of no base dtype, which is never in
+/// Setting of a region that refuses the default: a setting of no base dtype, which is never in
 /// force. Null while the device has no default.
 FASTAMP_API const Float8Setting* no_float8(c10::DeviceType device) noexcept;
 

@@ -27,7 +27,7 @@ bool is_trained(const at::Tensor& tensor) {
   return !tensor.is_view() && !tensor.is_inference() && is_parameter_operand(tensor);
 }
 
-/// A frozen weight can be told from any other tensor only if its casts were requested.
+/// A frozen weight can be distinguished from any other tensor only if its casts were requested.
 bool is_kept(const at::Tensor& tensor, Float8Path path) {
   const auto& store = KeptCastStore::instance();
   return path == Float8Path::kKernels && store.is_used() &&
@@ -39,7 +39,7 @@ bool is_parameter(const at::Tensor& tensor, Float8Path path) {
   return is_trained(tensor) || is_kept(tensor, path);
 }
 
-/// base_of_whole_view() for a tensor in a trace, whose memory there is no telling of.
+/// base_of_whole_view() for a tensor in a trace, whose memory is not known.
 const at::Tensor* base_in_trace(const at::Tensor& tensor) {
   const auto* meta = torch::autograd::impl::get_view_autograd_meta(tensor);
   if (meta == nullptr || !meta->has_bw_view()) {

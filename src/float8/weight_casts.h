@@ -11,7 +11,7 @@
 // Casts of the weights of products in fp8, and where they are kept.
 namespace fastamp::autocast {
 
-/// Which parameter an operand is, if it is one: its cast is kept for the region.
+/// Finds the parameter that an operand is, if it is one: its cast is kept for the region.
 struct WeightSource {
   const at::Tensor* weight = nullptr;
   bool is_transposed = false;  ///< The operand is `weight.t()`.

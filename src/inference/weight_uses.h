@@ -18,16 +18,16 @@
 
 namespace fastamp::autocast {
 
-/// What a region did with one weight.
+/// Uses of one weight in a region.
 struct WeightUse {
   bool is_used = false;
   /// The first op that got the weight itself, and not its cast to the region's dtype; empty if
   /// there was none. Only then can the cast take the weight's place.
   std::string read_by;
-  /// How often autocast is to cast the weight itself, for which a region has one cast, and so one
-  /// node that sums the gradients of all these uses.
+  /// Number of times that autocast is to cast the weight itself, for which a region has one cast,
+  /// and so one node that sums the gradients of all these uses.
   int casts = 0;
-  /// How often it, or the program, casts a view of the weight or the weight once more.
+  /// Number of times that it, or the program, casts a view of the weight or the weight once more.
   int other_casts = 0;
 };
 
@@ -36,7 +36,7 @@ struct WeightUse {
 /// A use counts as one of the cast if autocast is going to cast the weight for an op of policy
 /// `lower`, if the op is a cast to the region's dtype, or if it only makes a view, whose uses count
 /// as the weight's. All other uses, such as those by composite ops without a policy, count as reads
-/// of the weight itself, whatever becomes of it inside. Tensors are told apart by their storage,
+/// of the weight itself, whatever becomes of it inside. Tensors are distinguished by their storage,
 /// so a weight and all views of it are one. Uses that call no op of torch are not seen.
 ///
 /// At most one at a time on a thread; must end on the thread that made it.
@@ -51,10 +51,10 @@ class FASTAMP_API WeightUses {
   WeightUses(WeightUses&&) = delete;
   WeightUses& operator=(WeightUses&&) = delete;
 
-  /// In the order of the weights.
+  /// Uses in the order of the weights.
   std::vector<WeightUse> uses() const;
 
-  /// What a call of an op does with a weight.
+  /// Effect of a call of an op on a weight.
   enum class Reading : std::uint8_t {
     kNone,  ///< No weight is among its inputs, or autocast casts those that are.
     kCast,  ///< Casts one to the region's dtype: what the op calls inside reads no weight.
@@ -65,7 +65,7 @@ class FASTAMP_API WeightUses {
   /// Notes the weights among the inputs of an op that is about to run.
   Reading see(const at::RecordFunction& call);
 
-  /// Of the calls of this thread that have begun and not ended, those that cast and make views.
+  /// Calls of this thread: of those that have begun and not ended, those that cast and make views.
   // NOLINTBEGIN(cppcoreguidelines-non-private-member-variables-in-classes): observers count them
   int casts_begun = 0;
   int views_begun = 0;

@@ -25,7 +25,7 @@ struct UnscaleArgs {
   KnownArrays arrays = {};
 };
 
-/// The same for fastamp::norm_and_check_.
+/// Arguments of fastamp::norm_and_check_.
 struct NormArgs {
   at::TensorList grads;
   const at::Tensor& inv_scale;
@@ -39,7 +39,7 @@ struct NormArgs {
   KnownArrays arrays = {};
 };
 
-/// The same for fastamp::update_scale_.
+/// Arguments of fastamp::update_scale_.
 struct UpdateScaleArgs {
   const at::Tensor& scale;
   const at::Tensor& growth_tracker;

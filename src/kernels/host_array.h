@@ -16,8 +16,8 @@ struct HostArray {
   c10::ScalarType dtype;
 };
 
-/// What a caller of a CPU kernel may know of its `grads`: each is a dense array of a good dtype in
-/// host memory, at this address, and has not changed since. Empty: nothing is known.
+/// Facts that a caller of a CPU kernel may know of its `grads`: each is a dense array of a good
+/// dtype in host memory, at this address, and has not changed since. Empty: nothing is known.
 using KnownArrays = c10::ArrayRef<HostArray>;
 
 /// Prefetches the numbers of an array some places after the i-th: with thousands of small arrays,

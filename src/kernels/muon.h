@@ -16,7 +16,7 @@ namespace fastamp::kernels {
 /// The part that all fused steps have: the updates in place of parameters, as they are what the
 /// pass writes, and momenta for rates.
 StepArgs step_args(const ops::MuonMomentumArgs& args);
-/// The same: the updates in place of gradients, which are only read.
+/// Arguments: the updates in place of gradients, which are only read.
 StepArgs step_args(const ops::MuonApplyArgs& args);
 
 /// The entry of one update: its tensor is kWeight and, for its dtype's sake, kHalf.

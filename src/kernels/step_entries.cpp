@@ -72,7 +72,7 @@ void* pointer(const at::Tensor& t, Slot slot, bool write_grads) {
                                        : t.mutable_data_ptr();
 }
 
-/// Where the operands of an entry lie. False if one of them needs more than that.
+/// Finds where the operands of an entry lie. False if one of them needs more than that.
 /// @param by_rows  Elements have to lie row by row.
 bool find_addresses(const StepEntry& entry, bool by_rows, DenseEntry& dense) {
   const at::Tensor& weight = *entry.tensors[kWeight];

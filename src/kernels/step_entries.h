@@ -25,8 +25,8 @@ namespace fastamp::kernels {
 /// Unscoped: they index arrays.
 // NOLINTNEXTLINE(cppcoreguidelines-use-enum-class)
 enum Slot : std::uint8_t { kGrad, kWeight, kHalf, kStep, kFirst, kSecond, kMax, kSlots };
-/// Where an entry whose moments are codes of 8 bits (functors/moment_codes.h) has their scales: for
-/// each group those of the first and the second moment. There is no kMax then.
+/// Place where an entry whose moments are codes of 8 bits (functors/moment_codes.h) has their
+/// scales: for each group those of the first and the second moment. There is no kMax then.
 // NOLINTNEXTLINE(cppcoreguidelines-use-enum-class)
 inline constexpr Slot kScales = kMax;
 
@@ -96,7 +96,7 @@ struct StepTag {
   FASTAMP_HOST_DEVICE bool has_codes() const { return of(2) == Storage::kFloat8; }
   /// Noisy ones: their memory is in another order than their elements.
   FASTAMP_HOST_DEVICE bool is_turned() const { return !has_codes() && (bits & kTurnedBit) != 0; }
-  /// Of their groups: the logarithm of how many elements they have.
+  /// Sizes of their groups: the logarithm of how many elements they have.
   FASTAMP_HOST_DEVICE unsigned group_shift() const {
     return 5U + (static_cast<unsigned>(bits) >> kGroupShiftBit);
   }
@@ -135,8 +135,8 @@ struct DenseStep {
   void copy_back() const;
 };
 
-/// How the elements of a tensor lie in its memory; none if it is dense and ElementOrder does not
-/// say it.
+/// Order in which the elements of a tensor lie in its memory; none if it is dense and ElementOrder
+/// does not say it.
 std::optional<ElementOrder> element_order(const at::Tensor& tensor);
 
 /// The entries of a call, in the order of its parameters.

@@ -192,7 +192,7 @@ bool fit_codes(const at::Tensor& scales, const at::Tensor& param) {
   return groups * size == param.numel() && (size == 32 || size == 64 || size == 128);
 }
 
-/// What codes of 8 bits need besides; puts their scales into the entry.
+/// Checks what codes of 8 bits need besides; puts their scales into the entry.
 void check_codes(const StepArgs& args, StepEntry& entry, std::size_t index, Cursor& scales) {
   TORCH_CHECK_TYPE(entry.tensors[kSecond] != nullptr && entry.tensors[kMax] == nullptr, args.fn,
                    ": expected the moments of params[", index,

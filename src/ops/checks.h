@@ -32,11 +32,11 @@ kernels::StepEntries check_muon_apply(const MuonApplyArgs& args);
 void check_single(const char* fn, const char* name, const at::Tensor& t, at::ScalarType dtype,
                   c10::Device device, const char* device_of);
 
-/// The same for a tensor that may be None.
+/// Checks a tensor that may be None.
 void check_optional(const char* fn, const char* name, const std::optional<at::Tensor>& t,
                     at::ScalarType dtype, c10::Device device, const char* device_of);
 
-/// The same for the tensor whose device all others must be on; returns the device.
+/// Checks the tensor whose device all others must be on; returns the device.
 c10::Device check_first(const char* fn, const char* name, const at::Tensor& t,
                         at::ScalarType dtype);
 

@@ -36,7 +36,7 @@
 
 namespace fastamp::ops {
 
-/// What a call does with an argument.
+/// Effect of a call on an argument.
 enum class Access : std::uint8_t {
   kRead,
   kWrite,
@@ -112,8 +112,8 @@ void check_only(const typename Op::Args& args) {
   static_cast<void>(Op::check(args));
 }
 
-/// Where there is no kernel (sparse gradients, other devices) the call fails with one sentence
-/// about the argument, not with torch's list of backends.
+/// Refuses where there is no kernel (sparse gradients, other devices) the call fails with one
+/// sentence about the argument, not with torch's list of backends.
 template <typename Op>
 void check_and_refuse(const typename Op::Args& args) {
   static_cast<void>(Op::check(args));
@@ -218,7 +218,7 @@ struct Signature<Op, std::tuple<Argument<Get>...>> {
   static void bump_versions(const Other& /*no tensor*/) {}
 };
 
-/// What a typed entry does: calls the op through the dispatcher.
+/// Body of a typed entry: calls the op through the dispatcher.
 template <typename Op>
 void call_op(const typename Op::Args& args) {
   Signature<Op>::dispatch(args);

@@ -50,7 +50,7 @@ void inherit_field(Options& options, const Options& from, const Field& field) {
   }
 }
 
-/// The same for those that say how state is stored.
+/// Reads those that say how state is stored.
 template <typename Options>
 void inherit_stored(Options& options, const Options& from) {
   inherit_field(options, from, [](auto& of) -> auto& { return of.state_dtype(); });
@@ -232,7 +232,7 @@ void set_group_options(const char* function, torch::optim::OptimizerParamGroup& 
   group.set_options(std::move(options));
 }
 
-/// The same for all groups of an optimizer that was just constructed with these. What is known of
+/// Does so for all groups of an optimizer that was just constructed with these. What is known of
 /// frozen parameters' masters goes: an optimizer is made when it is clear what is trained.
 template <typename Options>
 void set_all_group_options(const char* function, torch::optim::Optimizer& optimizer,

@@ -10,7 +10,7 @@ namespace fastamp::optim {
 /// Whether the fused steps have a kernel for a parameter; LibTorch's own step takes the others.
 bool has_kernel(const at::Tensor& param);
 
-/// The same for one parameter after another: one like the last costs two comparisons.
+/// Checks one parameter after another: one like the last costs two comparisons.
 class KernelCheck {
  public:
   bool operator()(const at::Tensor& param) {

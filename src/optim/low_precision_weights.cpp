@@ -52,12 +52,12 @@ void refuse_views(std::vector<LoweredWeight>& weights, const LowPrecisionWeights
   }
 }
 
-/// What torch has from 2.10 on; a template, so that it need not be there.
+/// Calls what torch has from 2.10 on; a template, so that it need not be there.
 template <typename Tensor>
 constexpr bool kHasGradDtype =
     requires(const Tensor& tensor) { tensor.set_grad_dtype(std::optional(c10::kFloat)); };
 
-/// What a low-precision weight has with it until its end.
+/// Data that a low-precision weight has with it until its end.
 struct LowPrecisionWeightHook : torch::autograd::PostAccumulateGradHook {
   LowPrecisionWeightHook(const at::Tensor& weight, bool widens_grad)
       : impl(weight.unsafeGetTensorImpl()), widens(widens_grad) {}

@@ -15,9 +15,9 @@ namespace fastamp::optim {
 /// Below this many elements a parameter's moments stay in 16 bits.
 inline constexpr std::int64_t kLeastCodes = 4096;
 
-/// How many neighbours share a scale: the greatest of 128, 64 and 32 that divides a row of the
-/// first dimension, so that no group crosses rows and shards of rows keep their groups. 0 if none
-/// does, or if the parameter is a vector or small.
+/// Number of neighbours that share a scale: the greatest of 128, 64 and 32 that divides a row of
+/// the first dimension, so that no group crosses rows and shards of rows keep their groups. 0 if
+/// none does, or if the parameter is a vector or small.
 /// @param sizes  Of the whole parameter, never of a shard: the same on all ranks.
 FASTAMP_API std::int64_t moment_group(at::IntArrayRef sizes);
 

@@ -29,7 +29,7 @@ struct MuonGroup {
   NewtonSchulz iteration;
 };
 
-/// What a shape multiplies the learning rate with.
+/// Factor by which a shape multiplies the learning rate with.
 FASTAMP_API double muon_rate_ratio(MuonRate rate, std::int64_t rows, std::int64_t columns);
 
 /// A matrix of which each rank holds a shard. Both calls are made by all ranks, for the same
@@ -43,7 +43,7 @@ class MuonShards {
 
   /// The whole matrix whose shard this rank has.
   virtual at::Tensor whole(const at::Tensor& shard) = 0;
-  /// This rank's shard of it. Communicates nothing.
+  /// Returns this rank's shard of it. Communicates nothing.
   virtual at::Tensor shard(const at::Tensor& whole) = 0;
 };
 

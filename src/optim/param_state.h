@@ -32,7 +32,7 @@ std::int64_t read_counter(const at::Tensor& counter);
 /// The master weights that a 16-bit parameter starts from: its starting master, or its own values.
 /// From then on the step itself updates them where something else has written the parameter.
 at::Tensor master_of(const at::Tensor& param);
-/// The same as a remainder.
+/// Returns it as a remainder.
 at::Tensor remainder_of(const at::Tensor& param);
 
 /// Writes and reads an entry that may be missing.

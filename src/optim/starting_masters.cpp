@@ -40,7 +40,7 @@ at::Tensor for_param(const at::Tensor& master, const at::Tensor& param) {
                                                              : at::Tensor();
 }
 
-/// Those that go are handed out, to be freed without the lock: the end of a tensor may run Python.
+/// Hands out those that go, to be freed without the lock: the end of a tensor may run Python.
 template <typename Predicate>
 std::vector<Entry> drop_if(const Predicate& is_wanted) {
   std::vector<Entry> gone;

@@ -41,7 +41,7 @@ void check_not_captured(const char* function, const std::vector<at::Tensor>& par
 
 bool is_skipped(const AmpStep& amp_step) {
   return amp_step.found_inf && amp_step.found_inf->defined() &&
-         amp_step.found_inf->item<float>() != 0.0F;  // sync: LibTorch's step cannot be told to skip
+         amp_step.found_inf->item<float>() != 0.0F;  // sync: LibTorch's step cannot be made to skip
 }
 
 void GradientsForTorch::prepare(const std::vector<at::Tensor>& params, bool maximize) {

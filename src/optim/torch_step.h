@@ -126,7 +126,7 @@ std::vector<torch::optim::OptimizerParamGroup> groups_for_torch(const char* func
   return groups;
 }
 
-/// Tells the states that LibTorch's step has run.
+/// Updates the states after LibTorch's step has run.
 template <typename State, typename Options>
 void follow_all(const char* function, torch::optim::Optimizer& optimizer,
                 const ForeignParams& foreign) {

@@ -150,15 +150,15 @@ void GradScaler::Impl::notify_of_iteration() {
   if (!capturing && core.skip_hooks().waits()) {
     core.log().poll(/*wait=*/true);
   }
-  tell();
+  report_news();
 }
 
 void GradScaler::Impl::poll(bool wait) {
   core.log().poll(wait);
-  tell();
+  report_news();
 }
 
-void GradScaler::Impl::tell() {
+void GradScaler::Impl::report_news() {
   warn_if_due();
   core.pass_rows_on();
 }

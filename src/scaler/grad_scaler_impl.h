@@ -12,7 +12,7 @@
 
 namespace fastamp {
 
-/// What GradScaler has beside the core: options, the scale, errors.
+/// Data that GradScaler has beside the core: options, the scale, errors.
 struct GradScaler::Impl {
   explicit Impl(const GradScalerOptions& given);
 
@@ -40,12 +40,12 @@ struct GradScaler::Impl {
   /// Ends the iteration, by the rules or with a scale of the caller's. Without an outcome there was
   /// none: then a new scale is all that changes.
   void update(const at::Tensor& new_scale = {});
-  /// Takes in what the device has told, or waits for all of it; warns if that calls for it.
+  /// Takes in what the device has reported, or waits for all of it; warns if that calls for it.
   void poll(bool wait);
-  /// The same at the end of an iteration, for which a hook may want to be waited.
+  /// Polls at the end of an iteration, for which a hook may want to be waited.
   void notify_of_iteration();
   /// Warns if that is due, and gives loggers and hooks what has arrived.
-  void tell();
+  void report_news();
   void warn_if_due();
   OverflowReport report(const scaler::ParameterNames& names) const;
   UnderflowReport underflows(const scaler::ParameterNames& names) const;

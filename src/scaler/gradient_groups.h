@@ -42,7 +42,7 @@ FASTAMP_API bool has_checks(const DeviceGradients& gradients);
 FASTAMP_API void unscale_with_torch(std::vector<at::Tensor> gradients, const at::Tensor& inv_scale,
                                     at::Tensor& found_inf);
 
-/// What the gradients of an optimizer are gathered for.
+/// Purpose for which the gradients of an optimizer are gathered for.
 enum class Purpose : std::uint8_t {
   kUnscale,   ///< A pass that writes them comes next, and uses addresses; fp16 ones are refused.
   kCheck,     ///< A pass that reads them comes next, and uses addresses.
@@ -94,7 +94,7 @@ class FASTAMP_API GradientGroups {
   /// @throws c10::NotImplementedError if a pass comes next and a gradient is nested, CSR or mkldnn.
   std::uint32_t add_block(c10::ArrayRef<c10::TensorImpl*> parameters);
 
-  /// The same for any number of them. False if a gradient is a Python tensor subclass; what was
+  /// Adds any number of them. False if a gradient is a Python tensor subclass; what was
   /// collected is of no use then.
   bool add_all(at::TensorList parameters);
 
@@ -124,7 +124,7 @@ class FASTAMP_API GradientGroups {
   void coalesce_sparse() { coalesce_all_ = true; }
 
   /// To be called before code of others runs between the first gradient and the pass: it may change
-  /// tensors, so that no addresses of theirs must be used. None are collected from then on.
+  /// tensors, so that none of their addresses must be used. None are collected from then on.
   void give_up_addresses() { wants_arrays_ = false; }
 
   /// Gives away what was collected: the values of sparse gradients among the dense ones. Coalesces

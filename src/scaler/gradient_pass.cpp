@@ -113,16 +113,16 @@ Identities identities(const std::vector<DeviceGradients>& groups) {
   return all;
 }
 
-bool same_set(Identities mine, Identities theirs) {
-  if (mine == theirs) {
+bool same_set(Identities mine, Identities given) {
+  if (mine == given) {
     return true;
   }
-  if (mine.size() != theirs.size()) {
+  if (mine.size() != given.size()) {
     return false;
   }
   std::ranges::sort(mine);
-  std::ranges::sort(theirs);
-  return mine == theirs;
+  std::ranges::sort(given);
+  return mine == given;
 }
 
 /// The arrays of gradients for one call of a kernel, if it may be called without the dispatcher.
@@ -456,9 +456,9 @@ void PassResult::forget() {
 std::optional<at::Tensor> norm_of_passes(const std::vector<const PassResult*>& passes,
                                          const std::vector<DeviceGradients>& gradients,
                                          at::ScalarType dtype) {
-  auto theirs = identities(gradients);
-  const Identities ordered = theirs;
-  std::ranges::sort(theirs);
+  auto given = identities(gradients);
+  const Identities ordered = given;
+  std::ranges::sort(given);
   Passes used;
   Identities found;
   for (const auto* pass : passes) {
@@ -473,14 +473,14 @@ std::optional<at::Tensor> norm_of_passes(const std::vector<const PassResult*>& p
       return pass->total_norm(dtype);
     }
     const auto is_theirs = [&](const c10::TensorImpl* impl) {
-      return std::ranges::binary_search(theirs, impl);
+      return std::ranges::binary_search(given, impl);
     };
     if (std::ranges::all_of(own, is_theirs)) {
       used.push_back(pass);
       found.insert(found.end(), own.begin(), own.end());
     }
   }
-  if (used.empty() || !same_set(std::move(found), std::move(theirs))) {
+  if (used.empty() || !same_set(std::move(found), std::move(given))) {
     return std::nullopt;
   }
   return sum_norms(used, dtype);

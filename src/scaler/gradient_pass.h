@@ -20,16 +20,16 @@
 
 namespace fastamp::scaler {
 
-/// Where the passes over one set of gradients on one device count inf and NaN.
+/// Counters: where the passes over one set of gradients on one device count inf and NaN.
 struct NonFiniteCounts {
   c10::Device device;
   std::vector<std::uint32_t> positions;  ///< Position among the parameters of each row.
   at::Tensor counts;  ///< int64 [rows, 2]: inf and NaN at the last overflow; 0 before the first.
 };
 
-/// What the passes of one optimizer write to, kept from pass to pass.
+/// Buffers: what the passes of one optimizer write to, kept from pass to pass.
 ///
-/// Counters: the operators write counters only at an overflow, so they tell of the last one as long
+/// Counters: the operators write counters only at an overflow: they hold the last one's as long
 /// as they are not given to another set of gradients: there is one buffer for each set met
 /// (parameters of which some have no gradient now and then), for the few sets met last. Not
 /// thread-safe.
@@ -50,7 +50,7 @@ class FASTAMP_API PassBuffers {
   std::vector<std::shared_ptr<const NonFiniteCounts>> entries_;  // the one used last in front
 };
 
-/// What a pass learned on one device. Tensors have one element and live there.
+/// Results of a pass on one device. Tensors have one element and live there.
 struct DeviceResult {
   DeviceGradients seen;       ///< The gradients themselves, until forget().
   at::Tensor inv_scale;       ///< fp32: what they were, or are still to be, multiplied by.
@@ -62,14 +62,14 @@ struct DeviceResult {
   std::vector<std::uint32_t> versions;            ///< Of the gradients, after the pass.
 };
 
-/// What a pass does with the flag that it is given.
+/// Ways in which a pass treats the flag that it is given.
 enum class FlagUse : std::uint8_t {
   kCopy,       ///< Raises copies of it; the flag itself is not written.
   kRaise,      ///< Raises it on its own device, and copies of it on others.
-  kOverwrite,  ///< It may be without a value: writes 0 or 1, on other devices to flags of theirs.
+  kOverwrite,  ///< It may be without a value: writes 0 or 1, on other devices to their flags.
 };
 
-/// What both kinds of passes take.
+/// Arguments that both kinds of passes take.
 struct PassOptions {
   FlagUse flag = FlagUse::kCopy;
   PassBuffers* buffers = nullptr;    ///< Counts inf and NaN of each gradient there.
@@ -77,7 +77,7 @@ struct PassOptions {
   std::int64_t step = 0;             ///< Number of the iteration, for ranges.
 };
 
-/// What one pass over the gradients of an optimizer learned.
+/// Result: what one pass over the gradients of an optimizer learned.
 ///
 /// It keeps the gradients alive until forget(), which is what makes holds() certain: an address
 /// cannot come back as another gradient. Not thread-safe.
@@ -119,7 +119,7 @@ class FASTAMP_API PassResult {
   explicit PassResult(std::vector<DeviceResult> devices) : devices_(std::move(devices)) {}
 
   std::vector<DeviceResult> devices_;
-  bool comparable_ = true;  ///< The versions tell whether a gradient was changed.
+  bool comparable_ = true;  ///< The versions show whether a gradient was changed.
 };
 
 /// Multiplies gradients by inv_scale, in place, and says what was inf or NaN: one call of an

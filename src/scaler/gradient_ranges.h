@@ -48,7 +48,7 @@ class FASTAMP_API GradientRanges {
   /// foreign kinds or while something watches operators are not counted; nor is a stream that is
   /// being captured.
   void count(const DeviceGradients& gradients, const at::Tensor& inv_scale);
-  /// Says what the gradients still carried where the pass was not told: 1 / scale.
+  /// Says what the gradients still carried where the pass did not know it: 1 / scale.
   void correct(const at::Tensor& inv_scale);
 
   std::int64_t step() const { return step_; }  ///< That was counted last; -1: none.
@@ -56,12 +56,12 @@ class FASTAMP_API GradientRanges {
     return order_;
   }  ///< Grows from one such step to the next, anywhere.
 
-  /// Of one gradient.
+  /// Counts of one gradient.
   struct Zeros {
     std::int64_t zeros = 0;
     std::int64_t elements = 0;  ///< That were counted.
   };
-  /// What was counted, on the host.
+  /// Returns what was counted, on the host.
   struct Counts {
     double scale = 0.0;                  ///< That the gradients carried.
     std::map<std::size_t, Zeros> zeros;  ///< By the position of the parameter.
@@ -70,7 +70,7 @@ class FASTAMP_API GradientRanges {
   };
   Counts read() const;  ///< sync: waits for the device.
 
-  /// Where zeros were counted on a device.
+  /// Place where zeros were counted on a device.
   struct ZerosOnDevice {
     at::Tensor zeros;         ///< int64, of each gradient.
     double elements_of_each;  ///< Elements of all gradients for each that was counted.

@@ -47,7 +47,7 @@ NonFiniteByPosition read_counts(const Counts& counts) {
 }
 
 void IterationLog::expect(const at::Tensor& scale, const std::vector<Outcome>& outcomes,
-                          bool tells_skips, const at::Tensor& ring_row) {
+                          bool notifies, const at::Tensor& ring_row) {
   std::vector<at::Tensor> scalars{scale};
   for (const auto& outcome : outcomes) {
     scalars.insert(scalars.end(), outcome.flags.begin(), outcome.flags.end());
@@ -57,7 +57,7 @@ void IterationLog::expect(const at::Tensor& scale, const std::vector<Outcome>& o
   }
   pending_.push_back({.number = iterations_,
                       .outcomes = outcomes,
-                      .tells_skips = tells_skips,
+                      .notifies = notifies,
                       .readback = Readback(scalars)});
   iterations_ += outcomes.empty() ? 0 : 1;
   poll(/*wait=*/false);
@@ -91,7 +91,7 @@ void IterationLog::take_in(Iteration& iteration) {
   skipped_ = !overflow.optimizers.empty();
   skipped_in_a_row_ = skipped_ ? skipped_in_a_row_ + 1 : 0;
   if (skipped_) {
-    if (iteration.tells_skips) {
+    if (iteration.notifies) {
       const auto row = row_of_skip(iteration.number, before, {flag, values.end()});
       for (const auto& [record, counts] : overflow.optimizers) {
         skips_.push_back({.row = row, .optimizer = record});

@@ -19,7 +19,7 @@
 
 namespace fastamp::scaler {
 
-/// What one optimizer did in one iteration.
+/// Outcome of one optimizer in one iteration.
 struct Outcome {
   RecordPointer record;
   std::vector<at::Tensor> flags;  ///< The non-finite flag of each device.
@@ -38,13 +38,13 @@ struct NonFiniteElements {
   std::int64_t nan = 0;
 };
 
-/// By the position of the parameter; those that are finite are left out.
+/// Counts by the position of the parameter; those that are finite are left out.
 using NonFiniteByPosition = std::map<std::size_t, NonFiniteElements>;
 
 /// Reads counters. sync: waits for the device.
 FASTAMP_API NonFiniteByPosition read_counts(const Counts& counts);
 
-/// What the host knows of past iterations, at most a few behind the device. Not thread-safe.
+/// Log: what the host knows of past iterations, at most a few behind the device. Not thread-safe.
 class FASTAMP_API IterationLog {
  public:
   /// An iteration with non-finite gradients.
@@ -54,18 +54,18 @@ class FASTAMP_API IterationLog {
     std::vector<std::pair<RecordPointer, Counts>> optimizers;
   };
 
-  /// @param iterations, skipped_in_a_row  Of the past that a checkpoint tells of.
+  /// @param iterations, skipped_in_a_row  Of the past that a checkpoint has.
   explicit IterationLog(double scale, std::int64_t iterations = 0,
                         std::int64_t skipped_in_a_row = 0)
       : iterations_(iterations), scale_(scale), skipped_in_a_row_(skipped_in_a_row) {}
 
   /// Starts reading back what an iteration did, and takes in what has arrived. Without an outcome
   /// it was none, and only the scale is new.
-  /// @param tells_skips  take_skips() tells of its skips.
+  /// @param notifies     take_skips() returns its skips.
   /// @param ring_row     Of the iteration, as kernels::ScaleHistory lays it out, for that; may be
   ///     undefined.
-  void expect(const at::Tensor& scale, const std::vector<Outcome>& outcomes,
-              bool tells_skips = false, const at::Tensor& ring_row = {});
+  void expect(const at::Tensor& scale, const std::vector<Outcome>& outcomes, bool notifies = false,
+              const at::Tensor& ring_row = {});
   /// Takes in the iterations whose values have arrived, or waits for all of them.
   void poll(bool wait);
 
@@ -87,7 +87,7 @@ class FASTAMP_API IterationLog {
   struct Iteration {
     std::int64_t number;
     std::vector<Outcome> outcomes;
-    bool tells_skips;
+    bool notifies;
     Readback readback;
   };
 

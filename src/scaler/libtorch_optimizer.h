@@ -23,8 +23,8 @@ struct ScalerCall;
 
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-/// What is kept of one of LibTorch's optimizers. It is known again by its parameters: LibTorch
-/// tells nobody when an optimizer is destroyed, and another one may come to live at its address.
+/// Record of one of LibTorch's optimizers. It is known again by its parameters: LibTorch
+/// notifies nobody when an optimizer is destroyed, and another one may come to live at its address.
 struct LibTorchHandle final : OptimizerHandle {
   const torch::optim::Optimizer* optimizer = nullptr;  ///< Where it was; not to be read.
   std::vector<WeakTensor> parameters;
@@ -37,7 +37,7 @@ LibTorchHandle& handle_of(const OptimizerRecord& record);
 
 /// The record of an optimizer; null if it has none.
 RecordPointer find_record(const ScalerCore& core, const torch::optim::Optimizer& optimizer);
-/// The same; a new one if it has none.
+/// Returns it; a new one if it has none.
 RecordPointer record_of(ScalerCore& core, const torch::optim::Optimizer& optimizer);
 
 /// Collects the gradients, sparse ones as their coalesced values, and notes in the record which

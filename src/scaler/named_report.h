@@ -39,7 +39,7 @@ void describe(Row& row, const OptimizerRecord& record, std::size_t index,
   }
 }
 
-/// What was not finite at an overflow. sync: waits for the device.
+/// Finds what was not finite at an overflow. sync: waits for the device.
 OverflowReport named_report(const IterationLog::Overflow& overflow, const ParameterNames& names);
 
 }  // namespace fastamp::scaler

@@ -14,7 +14,7 @@
 
 namespace fastamp::scaler {
 
-/// What a front end keeps of an optimizer so as to know it again; it does not keep it alive.
+/// Handle that a front end keeps of an optimizer so as to know it again; it does not keep it alive.
 class OptimizerHandle {
  public:
   OptimizerHandle() = default;
@@ -22,15 +22,15 @@ class OptimizerHandle {
   OptimizerHandle& operator=(const OptimizerHandle&) = delete;
   virtual ~OptimizerHandle() = default;
 
-  /// Whether the optimizer has been destroyed, as far as that can be told.
+  /// Whether the optimizer has been destroyed, as far as that is known.
   virtual bool is_gone() const = 0;
 };
 
-/// How far an optimizer has come in an iteration.
+/// Stages that an optimizer has come to in an iteration.
 enum class Stage : std::uint8_t { kReady, kUnscaled, kStepped };
 
-/// How far an optimizer has come, and what was found. Python's front end reads it from torch's
-/// `_per_optimizer_states` before each call of the core and writes it there afterwards.
+/// Progress: how far an optimizer has come, and what was found. Python's front end reads it from
+/// torch's `_per_optimizer_states` before each call of the core and writes it there afterwards.
 struct Progress {
   Stage stage = Stage::kReady;
   std::vector<at::Tensor> flags;  ///< fp32, one for each device: non-zero after an overflow.
@@ -38,8 +38,8 @@ struct Progress {
 
 using Counts = std::vector<std::shared_ptr<const NonFiniteCounts>>;
 
-/// What a scaler knows about one optimizer: some of it from step to step, the rest for one
-/// iteration. It keeps gradients alive until the step, parameters not.
+/// Record of what a scaler knows about one optimizer: some of it from step to step, the rest for
+/// one iteration. It keeps gradients alive until the step, parameters not.
 struct FASTAMP_API OptimizerRecord {
   std::unique_ptr<OptimizerHandle> handle;
   PassBuffers buffers;
@@ -69,7 +69,7 @@ struct FASTAMP_API OptimizerRecord {
   /// The norm of this iteration's unscaled gradients if a pass has summed it; else undefined.
   at::Tensor known_norm() const;
 
-  /// Where the inf and NaN of this iteration's gradients were counted.
+  /// Counters where the inf and NaN of this iteration's gradients were counted.
   Counts counts() const;
 };
 

@@ -39,7 +39,7 @@ void check_within_bounds(const char* function, const char* argument, const Scale
 /// @throws c10::ValueError
 void check_counts(const char* function, const GradScalerState& state);
 
-/// What a state tells of past iterations: counts from 0, consecutive steps.
+/// Checks what a state has of past iterations: counts from 0, consecutive steps.
 /// @throws c10::ValueError
 void check_notes(const char* function, const GradScalerState& state);
 

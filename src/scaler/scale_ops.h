@@ -36,7 +36,7 @@ struct ScaleTensors {
   at::Tensor fast_growth_limit;
 };
 
-/// What an update may write down besides, each undefined if it is not wanted; all on scale's
+/// Tensors that an update may write besides, each undefined if it is not wanted; all on scale's
 /// device.
 struct ScaleRecords {
   at::Tensor inv_scale;      ///< fp32, one element: receives 1 / the new scale.
@@ -50,7 +50,7 @@ struct ScaleRecords {
 /// once, which is what keeps unscaled gradients bit-equal to torch.amp's. No synchronisation.
 FASTAMP_API at::Tensor inverse_scale(const at::Tensor& scale);
 
-/// The same into a scalar of ordinary host memory.
+/// Reads it into a scalar of ordinary host memory.
 FASTAMP_API void write_inverse(float scale, const at::Tensor& inverse);
 
 /// Returns a zero fp32 scalar on `scale`'s device: a non-finite flag that nobody has raised yet.
@@ -67,7 +67,7 @@ FASTAMP_API at::Tensor new_scalar(const at::Tensor& like, at::ScalarType dtype);
 /// are never written; a single flag that is already there is returned as it is.
 FASTAMP_API at::Tensor combine_flags(at::ArrayRef<at::Tensor> flags, c10::Device device);
 
-/// The same as a new tensor whose value is exactly 0 or 1, for code that compares it with 1.
+/// Returns it as a new tensor whose value is exactly 0 or 1, for code that compares it with 1.
 FASTAMP_API at::Tensor binary_flag(at::ArrayRef<at::Tensor> flags, c10::Device device);
 
 /// Moves `state.scale` by `rules`, or to records.new_scale, after an iteration whose flags are
@@ -108,7 +108,7 @@ class FASTAMP_API ScaleHistory {
 
   bool keeps_history() const { return history_.defined(); }
   std::int64_t history_size() const { return history_size_; }
-  /// Notes that the device was told to write a row, by update() or a replay of it.
+  /// Notes that the device was asked to write a row, by update() or a replay of it.
   void note_row() { ++rows_; }
   /// The row that was noted last: a view of the ring. Only if it keeps a history.
   at::Tensor last_row() const;

@@ -25,7 +25,7 @@ class ScaleState {
   const ScaleRules& rules() const { return rules_; }
   ScaleRules& rules() { return rules_; }
 
-  /// How often scaled() was called: in between, gradients may have come that are scaled.
+  /// Number of calls of scaled(): in between, gradients may have come that are scaled.
   std::uint64_t times_scaled() const { return times_scaled_; }
 
   bool initialised() const { return tensors_.scale.defined(); }

@@ -78,7 +78,7 @@ void refuse_non_finite(const at::Tensor& norm, double norm_type, const ScalerCal
 }
 
 /// Raises flags for a reason that a rank's own gradients are not. Their counters, which are written
-/// at an overflow of theirs only, must not tell of an earlier one then.
+/// at such an overflow only, must not show an earlier one then.
 template <typename Raise>
 void raise_for_others(OptimizerRecord& record, const Raise& raise) {
   const at::NoGradGuard no_grad;
@@ -184,7 +184,7 @@ void ScalerCore::pass_rows_on() {
     logger->pass_on(/*wait=*/false);
   }
   std::erase_if(loggers_, [](const auto& logger) { return logger->is_released(); });
-  skip_hooks_.tell(log_.take_skips());
+  skip_hooks_.notify(log_.take_skips());
 }
 
 RecordPointer ScalerCore::find(std::intptr_t key) const {
@@ -360,7 +360,7 @@ ClipNext ScalerCore::clip_value(OptimizerRecord& record, std::optional<Gathered>
     return ClipNext::kApplyThenRepeat;
   }
   record.clip_value = clip_value;
-  // The pass, which the step will use, tells whose gradients are to be clipped: others that a later
+  // The pass, which the step will use, says whose gradients are to be clipped: others that a later
   // iteration makes, if this one is broken off, are not.
   const bool put_off =
       at_step && (record.progress.stage != Stage::kReady || record.pass != nullptr ||
@@ -517,9 +517,9 @@ void ScalerCore::note_outcomes(const at::Tensor& scale, const std::vector<Outcom
   if (has_row) {
     scale_history_.note_row();
   }
-  const bool tells_skips = !outcomes.empty() && !skip_hooks_.empty();
-  log_.expect(scale, outcomes, tells_skips,
-              tells_skips && has_row ? scale_history_.last_row() : at::Tensor());
+  const bool notifies = !outcomes.empty() && !skip_hooks_.empty();
+  log_.expect(scale, outcomes, notifies,
+              notifies && has_row ? scale_history_.last_row() : at::Tensor());
   if (!has_row) {
     return;
   }

@@ -32,7 +32,7 @@ namespace fastamp::scaler {
 
 class StepLogger;
 
-/// What a call on a scaler hands to the core, which owns neither the scale nor the options.
+/// Arguments of a call that a scaler hands to the core, which owns neither scale nor options.
 struct ScalerCall {
   const at::Tensor& scale;
   std::uint64_t times_scaled = 0;            ///< How often scale() has been called.
@@ -63,7 +63,7 @@ FASTAMP_API void check_order(std::string_view function, Stage stage);
 /// @throws NoGradients
 [[noreturn]] FASTAMP_API void refuse_no_gradients();
 
-/// What a step without a scale is skipped for, besides gradients that are not finite.
+/// Reasons that a step without a scale is skipped for, besides gradients that are not finite.
 struct SkipReasons {
   std::vector<at::Tensor> not_finite;  ///< One of these one-element tensors is inf or NaN.
   SpikeRule* spike = nullptr;          ///< Its judgement of the norm; null: none.
@@ -77,14 +77,14 @@ struct NormClip {
   bool error_if_nonfinite = false;
 };
 
-/// What a front end has to do about a clip.
+/// Answer: what a front end has to do about a clip.
 enum class ClipNext : std::uint8_t {
   kNothing,          ///< The step clips.
   kApply,            ///< Unscale the gradients, unless that was done, and apply the clips.
   kApplyThenRepeat,  ///< The same, and then the call again: another clip comes before it.
 };
 
-/// How an iteration ends.
+/// Arguments of the end of an iteration.
 struct IterationEnd {
   ScaleTensors tensors;
   ScaleRules rules;
@@ -118,7 +118,7 @@ class FASTAMP_API ScalerCore {
   IterationLog& log() { return log_; }
   const IterationLog& log() const { return log_; }
 
-  /// Tells of each iteration that ends from now on, until the logger is released.
+  /// Reports each iteration that ends from now on, until the logger is released.
   /// @throws c10::ValueError if history_size is 0.
   void log_to(std::shared_ptr<StepLogger> logger);
   bool is_logged() const { return !loggers_.empty(); }
@@ -136,9 +136,9 @@ class FASTAMP_API ScalerCore {
   /// optimizer: whether it is still the same one, the front end asks the record's handle.
   RecordPointer find(std::intptr_t key) const;
   RecordPointer add(std::intptr_t key, std::unique_ptr<OptimizerHandle> handle);
-  /// How many there are.
+  /// Returns how many there are.
   std::size_t optimizers() const { return records_->size(); }
-  /// Those whose gradients were counted at the step that was counted last; empty if none was.
+  /// Returns those whose gradients were counted at the last such step; empty if none was.
   std::vector<RecordPointer> records_counted_last() const;
   /// Makes room at the address of an optimizer that is gone.
   /// @returns The key that its record has until the iteration ends; no optimizer's.
@@ -195,13 +195,13 @@ class FASTAMP_API ScalerCore {
                       bool at_step, const ScalerCall& call);
   static void multiply(const Gathered& gathered, const at::Tensor& factor);
 
-  /// What an optimizer that takes an AmpStep is stepped with, whatever its gradients are. They have
-  /// been checked or unscaled.
+  /// Returns what an optimizer that takes an AmpStep is stepped with, whatever its gradients are.
+  /// They have been checked or unscaled.
   /// @param was_ready  Nothing was done with the optimizer before this step: if it is refused, that
   ///     leaves no trace.
   /// @throws NoGradients
   static optim::AmpStep begin_step(OptimizerRecord& record, bool was_ready, bool keep_scaled_grads);
-  /// The same where gradients carry no scale (ScalerCall::scale is 1, without an agreement until
+  /// Does so where gradients carry no scale (ScalerCall::scale is 1, without an agreement until
   /// here): decides on the skip.
   /// @param call  With the agreement.
   /// @returns An AmpStep without factors or flag if there are no gradients, here or on other ranks.
@@ -212,7 +212,7 @@ class FASTAMP_API ScalerCore {
 
   // -- the end of an iteration
 
-  /// What the optimizers with a pass did, in the order of their first one.
+  /// Returns what the optimizers with a pass did, in the order of their first one.
   std::vector<RecordPointer> records_in_use() const;
   /// Ends an iteration: moves the scale, writes history, starts reading back.
   /// @throws NoGradients  There are neither outcomes nor a new scale.

@@ -11,10 +11,10 @@ namespace fastamp::scaler {
 
 SkipHook skip_hook(SkipCallback callback, bool wait) {
   TORCH_CHECK_VALUE(callback, "register_on_skip: expected a callback, got an empty function");
-  auto tell = [callback = std::move(callback)](const Skip& skip) {
+  auto notify = [callback = std::move(callback)](const Skip& skip) {
     callback({skip.row, handle_of(*skip.optimizer).optimizer});
   };
-  return {.callback = std::move(tell), .waits = wait};
+  return {.callback = std::move(notify), .waits = wait};
 }
 
 }  // namespace fastamp::scaler

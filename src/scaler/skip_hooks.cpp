@@ -21,12 +21,12 @@ bool SkipHooks::waits() const {
                              [](const auto& hook) { return hook->waits && bool(hook->callback); });
 }
 
-void SkipHooks::tell(std::vector<Skip> skips) {
+void SkipHooks::notify(std::vector<Skip> skips) {
   std::ranges::move(skips, std::back_inserter(due_));
-  if (due_.empty() || std::exchange(telling_, true)) {
+  if (due_.empty() || std::exchange(notifying_, true)) {
     return;
   }
-  const std::unique_ptr<bool, void (*)(bool*)> end(&telling_, [](bool* flag) { *flag = false; });
+  const std::unique_ptr<bool, void (*)(bool*)> end(&notifying_, [](bool* flag) { *flag = false; });
   while (!due_.empty()) {
     const auto skip = std::move(due_.front());
     due_.pop_front();

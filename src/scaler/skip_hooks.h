@@ -12,13 +12,13 @@
 
 namespace fastamp::scaler {
 
-/// A function that is told of skipped steps.
+/// A function that is notified of skipped steps.
 struct SkipHook {
   std::function<void(const Skip&)> callback;  ///< Empty once it was removed.
-  bool waits = false;                         ///< It is told before update() returns.
+  bool waits = false;                         ///< It is notified before update() returns.
 };
 
-/// Who is told of skipped steps, and of which they have not been told yet. Not thread-safe.
+/// Hooks that are notified of skipped steps, and of which they have not been yet. Not thread-safe.
 class FASTAMP_API SkipHooks {
  public:
   std::shared_ptr<SkipHook> add(SkipHook hook);
@@ -26,15 +26,15 @@ class FASTAMP_API SkipHooks {
   /// Whether the device has to be waited for at the end of each iteration.
   bool waits() const;
 
-  /// Tells of steps, in order, after those that are still due. A hook may do anything but destroy
-  /// the scaler; what is to be told meanwhile is told afterwards. If a hook throws, the hooks after
-  /// it do not hear of this step, and the next call goes on with the steps after it.
-  void tell(std::vector<Skip> skips);
+  /// Notifies of steps, in order, after those that are still due. A hook may do anything but
+  /// destroy the scaler; steps that end meanwhile come afterwards. If a hook throws, the hooks
+  /// after it do not hear of this step, and the next call goes on with the steps after it.
+  void notify(std::vector<Skip> skips);
 
  private:
   std::vector<std::shared_ptr<SkipHook>> hooks_;
   std::deque<Skip> due_;
-  bool telling_ = false;
+  bool notifying_ = false;
 };
 
 }  // namespace fastamp::scaler

@@ -30,7 +30,7 @@ class FASTAMP_API SpikeRule {
   /// @param flags  fp32 of one element each, on any devices.
   void judge(const at::Tensor& norm, std::vector<at::Tensor>& flags);
 
-  /// What it remembers. sync: waits for the device.
+  /// Returns what it remembers. sync: waits for the device.
   SpikeState state() const;
   /// Goes on from that.
   /// @throws c10::ValueError if it does not fit the options, or says what state() cannot.

@@ -13,7 +13,7 @@
 
 namespace fastamp {
 
-/// What StepGuard has beside the core, which sees gradients at a scale of 1.
+/// Data that StepGuard has beside the core, which sees gradients at a scale of 1.
 struct StepGuard::Impl {
   Impl(torch::optim::Optimizer& given, const StepGuardOptions& wanted);
 

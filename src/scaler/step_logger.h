@@ -35,7 +35,7 @@ class FASTAMP_API StepLogger {
   void pass_on(bool wait);
   /// Passes on all rows and forgets the callback.
   void release();
-  /// The same without the rows that have not been passed on.
+  /// Ends it without the rows that have not been passed on.
   void drop();
   bool is_released() const { return callback_ == nullptr; }
 

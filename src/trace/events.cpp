@@ -33,11 +33,11 @@ std::vector<std::shared_ptr<Recorder>> current_recorders() {
   return open.recorders;
 }
 
-std::atomic<SourceFinder> g_source_finder{nullptr};
+std::atomic<CallSiteFinder> g_call_site_finder{nullptr};
 
-std::string find_source() {
-  const SourceFinder finder = g_source_finder.load(std::memory_order_relaxed);
-  return finder == nullptr ? std::string() : finder();
+CallSite find_call_site() {
+  const CallSiteFinder finder = g_call_site_finder.load(std::memory_order_relaxed);
+  return finder == nullptr ? CallSite() : finder();
 }
 
 /// Hands a call to all open traces.
@@ -51,7 +51,7 @@ void record_call(CallKind kind, const CastCounts& casts) {
     }
   }
   if (std::ranges::any_of(recorders, wants_source)) {
-    kind.source = find_source();
+    kind.site = find_call_site();
     for (const auto& recorder : recorders) {
       if (recorder->wants_source()) {
         recorder->add(kind, casts);
@@ -99,8 +99,8 @@ bool stop_recording(const std::shared_ptr<Recorder>& recorder) {
   return true;
 }
 
-void set_source_finder(SourceFinder finder) {
-  g_source_finder.store(finder, std::memory_order_relaxed);
+void set_call_site_finder(CallSiteFinder finder) {
+  g_call_site_finder.store(finder, std::memory_order_relaxed);
 }
 
 std::uint64_t bytes_of(const at::Tensor& tensor) {
@@ -121,7 +121,7 @@ TracedCall::~TracedCall() {
                  .inputs = std::move(inputs_),
                  .run_dtype = ran_in,
                  .float8 = float8_,
-                 .source = {},
+                 .site = {},
                  .op = std::move(op_.name)},
                 casts_);
   } catch (...) {  // NOLINT(bugprone-empty-catch): out of memory; the op goes on unrecorded

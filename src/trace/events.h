@@ -36,7 +36,7 @@ enum class CastEvent : std::uint8_t {
   kKeptHit
 };
 
-/// Size of a tensor in bytes; 0 if its sizes are symbols, or if it cannot tell.
+/// Size of a tensor in bytes; 0 if its sizes are symbols, or not known.
 std::uint64_t bytes_of(const at::Tensor& tensor);
 
 /// Asks a Python subclass for its number of elements; none if it does not say. Set by the Python
@@ -97,7 +97,7 @@ class TracedCall {
   TracedCall* enclosing_;
 };
 
-/// Tells the call in progress, if it is traced, of a cast or of one that was not necessary.
+/// Notifies the call in progress, if it is traced, of a cast or of one that was not necessary.
 void report_cast(CastEvent event, const at::Tensor& cast);
 inline void note_cast(CastEvent event, const at::Tensor& cast) {
   if (is_traced()) [[unlikely]] {
@@ -105,7 +105,7 @@ inline void note_cast(CastEvent event, const at::Tensor& cast) {
   }
 }
 
-/// Tells the call in progress, if it is traced, whether it runs in fp8, or why not.
+/// Notes in the call in progress, if it is traced, whether it runs in fp8, or why not.
 void report_float8(Float8Outcome outcome);
 inline void note_float8(Float8Outcome outcome) {
   if (is_traced()) [[unlikely]] {
@@ -113,7 +113,7 @@ inline void note_float8(Float8Outcome outcome) {
   }
 }
 
-/// Tells open traces of a gradient that was cast back.
+/// Notifies open traces of a gradient that was cast back.
 void report_gradient_cast(const at::Tensor& cast);
 inline void note_gradient_cast(const at::Tensor& cast) {
   if (is_traced()) [[unlikely]] {
@@ -125,9 +125,8 @@ inline void note_gradient_cast(const at::Tensor& cast) {
 FASTAMP_API bool start_recording(const std::shared_ptr<Recorder>& recorder);
 FASTAMP_API bool stop_recording(const std::shared_ptr<Recorder>& recorder);
 
-/// Finds "file:line" of the Python code that is calling now; empty if there is none. The Python
-/// module sets it once.
-using SourceFinder = std::string (*)();
-FASTAMP_API void set_source_finder(SourceFinder finder);
+/// Finds the Python code that is calling now. The Python module sets it once.
+using CallSiteFinder = CallSite (*)();
+FASTAMP_API void set_call_site_finder(CallSiteFinder finder);
 
 }  // namespace fastamp::autocast

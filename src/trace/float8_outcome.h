@@ -6,7 +6,7 @@
 
 namespace fastamp::autocast {
 
-/// What became of a call in a region with an fp8 recipe.
+/// Outcome of a call in a region with an fp8 recipe.
 enum class Float8Outcome : std::uint8_t {
   kNotAsked,  ///< No recipe is in force, or the op is none that can run in fp8.
   kRan,
@@ -22,7 +22,7 @@ enum class Float8Outcome : std::uint8_t {
   kSmall,  ///< K and N are at most the recipe's small_size.
 };
 
-/// As the rows of a trace show it: "" for not_asked, "float8" for ran, else the reason.
+/// Returns it as the rows of a trace show it: "" for not_asked, "float8" for ran, else the reason.
 std::string_view to_string(Float8Outcome outcome);
 
 }  // namespace fastamp::autocast

@@ -44,7 +44,8 @@ std::vector<TraceRow> Recorder::rows() const {
   rows.reserve(sums_.size());
   for (const auto& [kind, sum] : sums_) {
     rows.push_back({kind.op, kind.device, kind.policy, kind.inputs, kind.run_dtype,
-                    std::string(to_string(kind.float8)), kind.source, sum.calls, sum.casts});
+                    std::string(to_string(kind.float8)), kind.site.source, kind.site.module,
+                    sum.calls, sum.casts});
   }
   return rows;
 }

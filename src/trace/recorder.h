@@ -19,7 +19,15 @@
 // Exported for the Python module; not part of the public API.
 namespace fastamp::autocast {
 
-/// What distinguishes the rows of a trace.
+/// Place where Python calls an op; empty if it does not.
+struct CallSite {
+  std::string source;  ///< "file:line".
+  std::string module;  ///< Name of the module whose forward pass it is in.
+
+  auto operator<=>(const CallSite&) const = default;
+};
+
+/// Key that distinguishes the rows of a trace.
 struct CallKind {
   std::uint16_t number;  ///< The op's: rows are in the order of these.
   c10::DeviceType device;
@@ -27,7 +35,7 @@ struct CallKind {
   std::vector<c10::ScalarType> inputs;
   c10::ScalarType run_dtype;
   Float8Outcome float8;
-  std::string source;
+  CallSite site;
   std::string op;
 
   auto operator<=>(const CallKind&) const = default;
@@ -36,7 +44,7 @@ struct CallKind {
 /// The memory of one trace. Thread-safe.
 class FASTAMP_API Recorder {
  public:
-  /// @param wants_source  Whether calls are told apart by the line of Python that made them.
+  /// @param wants_source  Whether the line and module of Python that made calls distinguish them.
   explicit Recorder(bool wants_source) : wants_source_(wants_source) {}
 
   bool wants_source() const { return wants_source_; }

@@ -94,10 +94,12 @@ void append(Cells& cells, Cells more) { std::ranges::move(more, std::back_insert
 /// The columns that are shown only where a row has something to say in them.
 struct ShownColumns {
   bool float8 = false;
+  bool module = false;
   bool source = false;
 
   std::size_t text_columns() const {
-    return 5 + static_cast<std::size_t>(float8) + static_cast<std::size_t>(source);
+    return 5 + static_cast<std::size_t>(float8) + static_cast<std::size_t>(module) +
+           static_cast<std::size_t>(source);
   }
 };
 
@@ -105,6 +107,9 @@ Cells heading(ShownColumns shown) {
   Cells cells{"Op", "Device", "Policy", "Input dtypes", "Runs in"};
   if (shown.float8) {
     cells.emplace_back("In fp8");
+  }
+  if (shown.module) {
+    cells.emplace_back("Module");
   }
   if (shown.source) {
     cells.emplace_back("Source");
@@ -126,6 +131,9 @@ Cells cells_of(const TraceRow& row, ShownColumns shown) {
               folded(row.inputs), dtype_name(row.run_dtype)};
   if (shown.float8) {
     cells.push_back(in_float8(row.float8));
+  }
+  if (shown.module) {
+    cells.push_back(row.module.empty() ? "-" : row.module);
   }
   if (shown.source) {
     cells.push_back(row.source.empty() ? "-" : row.source);
@@ -199,7 +207,7 @@ void write_row(std::ostream& out, const TraceRow& row) {
       << ", \"policy\": " << in_quotes(to_string(row.policy)) << ", \"inputs\": ["
       << c10::Join(", ", inputs) << "], \"run_dtype\": " << in_quotes(dtype_name(row.run_dtype))
       << ", \"float8\": " << in_quotes(row.float8) << ", \"source\": " << in_quotes(row.source)
-      << ", \"calls\": " << row.calls << ", ";
+      << ", \"module\": " << in_quotes(row.module) << ", \"calls\": " << row.calls << ", ";
   write_counts(out, row.casts);
   out << "}";
 }
@@ -234,6 +242,7 @@ std::string format_table(std::vector<TraceRow> rows, const GradientCasts& gradie
   rows.erase(rows.end() - static_cast<std::ptrdiff_t>(left_out), rows.end());
   const ShownColumns shown{
       .float8 = std::ranges::any_of(rows, [](const auto& row) { return !row.float8.empty(); }),
+      .module = std::ranges::any_of(rows, [](const auto& row) { return !row.module.empty(); }),
       .source = std::ranges::any_of(rows, [](const auto& row) { return !row.source.empty(); })};
 
   std::vector<Cells> lines{heading(shown)};

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo, run for a few iterations from both languages: its tables tell the truth."""
+"""The demo, run for a few iterations from both languages: its tables say the truth."""
 
 import json
 import os

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the parts of the simulated CUDA device tell each other.
+// What the parts of the simulated CUDA device share.
 //
 // - runtime/ stands in for libcudart and libcuda, and provides what is declared here.
 // - redirect/ runs torch's operators on CUDA tensors by torch's kernels for the CPU.
@@ -15,7 +15,7 @@ namespace simulated_cuda {
 
 using Work = std::function<void()>;
 
-/// Whether SIMULATED_CUDA_TRACE is set: each call, kernel and operator is told on stderr.
+/// Whether SIMULATED_CUDA_TRACE is set: each call, kernel and operator is printed on stderr.
 bool traces();
 
 /// Adds a node to the graph that the stream is captured for; does not run it now.

@@ -41,7 +41,7 @@ class FASTAMP_API AutocastContext {
   /// Returns what is in force on the calling thread.
   static AutocastContext current();
 
-  /// For AutogradContext::saved_data and other places that hold IValues.
+  /// Converts for AutogradContext::saved_data and other places that hold IValues.
   c10::IValue to_ivalue() const;
 
   /// @throws c10::ValueError if the value did not come from to_ivalue().

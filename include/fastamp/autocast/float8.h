@@ -26,8 +26,8 @@ namespace fastamp {
 /// A value, with LibTorch's kind of setters; it is checked where a region is made of it.
 class Float8Recipe {
  public:
-  /// For which of the three products of a linear layer the tensor cores of a Hopper GPU sum with
-  /// fewer bits: y, dX, dW. No effect elsewhere.
+  /// Says for which of the three products of a linear layer the tensor cores of a Hopper GPU sum
+  /// with fewer bits: y, dX, dW. No effect elsewhere.
   using FastAccumulate = std::array<bool, 3>;
 
   /// Format of activations and weights.

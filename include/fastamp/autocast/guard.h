@@ -39,7 +39,7 @@ using RegionId = std::uint64_t;
 ///
 /// Regions nest, with each other, with Python's, with torch.autocast and with `enabled = false`,
 /// and may end in any order: the last to end leaves the state as the first one found it. The region
-/// is torch's own public state (at::autocast::is_autocast_enabled and the rest tell the truth
+/// is torch's own public state (at::autocast::is_autocast_enabled and the others say the truth
 /// inside), so autograd's backward threads, TorchScript modules and custom ops follow it.
 ///
 /// State is thread-local: a region covers the thread that made it, and ends there. Ending it on
@@ -74,7 +74,7 @@ class FASTAMP_API AutocastGuard {
   explicit AutocastGuard(c10::DeviceType device,
                          std::optional<c10::ScalarType> dtype = std::nullopt, bool enabled = true,
                          std::optional<bool> cache_enabled = std::nullopt);
-  /// The same for a device with an index, such as `model->parameters()[0].device()`: a region
+  /// Opens it for a device with an index, such as `model->parameters()[0].device()`: a region
   /// covers all devices of a type.
   explicit AutocastGuard(const c10::Device& device,
                          std::optional<c10::ScalarType> dtype = std::nullopt, bool enabled = true,

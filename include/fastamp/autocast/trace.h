@@ -45,6 +45,8 @@ struct TraceRow {
   std::string float8;  ///< In an fp8 region, of ops that can run in fp8: "float8" if they did (the
                        ///< casts are to fp8, the result is in run_dtype), else why not.
   std::string source;  ///< "file:line" of the Python call, if asked for and known, else empty.
+  std::string module;  ///< The module around that call, as named_modules() of the outermost one
+                       ///< names it; empty outside.
   std::uint64_t calls = 0;
   CastCounts casts;
 };

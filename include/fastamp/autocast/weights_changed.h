@@ -12,7 +12,7 @@ class Optimizer;
 
 namespace fastamp {
 
-/// Tells autocast that weights were written in a way that their version counters do not show: by
+/// Notifies autocast that weights were written in a way that their version counters do not show: by
 /// LibTorch's own optimizers (through `.data()`), through `.data()` itself or a raw pointer. Their
 /// next use in a region casts them again, on every thread, whether the region is open now or not;
 /// kept casts and weight copies of them are freed.
@@ -32,7 +32,7 @@ namespace fastamp {
 /// ordered after the return of this call.
 FASTAMP_API void weights_changed(at::TensorList weights);
 
-/// The same for all parameters of an optimizer.
+/// Does so for all parameters of an optimizer.
 FASTAMP_API void weights_changed(const torch::optim::Optimizer& optimizer);
 
 }  // namespace fastamp

@@ -19,7 +19,7 @@ struct FusedSgdArgs {
   /// Strided, not overlapping, on one device; float32, float16 or bfloat16, mixed. At least one. In
   /// place. No two tensors of a call may share memory.
   at::TensorList params;
-  /// Of the shapes of params; float32, float16 or bfloat16, each as it comes.
+  /// Tensors of the shapes of params; float32, float16 or bfloat16, each as it comes.
   at::TensorList grads;
   /// float32 or bfloat16, of the shape of its parameter, one for each parameter of a group whose
   /// momentum is not 0, in their order. In place.
@@ -29,13 +29,13 @@ struct FusedSgdArgs {
   /// skipped; from 2^24 on, of which float32 has no successor, the next float32.
   at::TensorList momentum_steps;
   /// float32, of the shape of its parameter, one for each 16-bit parameter, in order; or int16:
-  /// what the parameter lacks of its master (optim/stored_state.h). Then nothing tells whether the
+  /// what the parameter lacks of its master (optim/stored_state.h). Then nothing shows whether the
   /// parameter was written: w is parameter and remainder, and that of a parameter that was, is at
   /// most half a unit of it off. In place.
   at::TensorList masters;
-  /// How many parameters each group has; their sum is the length of params.
+  /// Number of parameters in each group; their sum is the length of params.
   at::IntArrayRef group_sizes;
-  /// For each group, as in torch.optim.SGD.
+  /// Values for each group, as in torch.optim.SGD.
   at::ArrayRef<double> lr;
   at::ArrayRef<double> momentum;
   at::ArrayRef<double> dampening;
@@ -54,7 +54,7 @@ struct FusedSgdArgs {
   /// is more, and 1 if inf or NaN is among it. Values beyond 448 / scale become that. CUDA devices
   /// below compute capability 8.9 write only these numbers, the last of them as 1.
   at::TensorList weight_copies;
-  /// For each weight copy the index in params of its parameter; ascending.
+  /// Indices for each weight copy: the one in params of its parameter; ascending.
   at::IntArrayRef copy_of;
   /// float32, one element, on the device of params; None stands for 1, 1 and 0.
   const std::optional<at::Tensor>& inv_scale;
@@ -121,13 +121,13 @@ struct FusedAdamwArgs {
   at::TensorList state_steps;
   at::TensorList masters;
   at::IntArrayRef group_sizes;
-  /// For each group, as in torch.optim.Adam.
+  /// Values for each group, as in torch.optim.Adam.
   at::ArrayRef<double> lr;
   at::ArrayRef<double> beta1;
   at::ArrayRef<double> beta2;
   at::ArrayRef<double> eps;
   at::ArrayRef<double> weight_decay;
-  /// For each group: AdamW's weight decay, else Adam's.
+  /// Flags for each group: AdamW's weight decay, else Adam's.
   const c10::List<bool>& decoupled;
   const c10::List<bool>& amsgrad;
   const c10::List<bool>& maximize;
@@ -139,9 +139,9 @@ struct FusedAdamwArgs {
   const std::optional<at::Tensor>& found_inf;
   std::optional<double> clip_value;
   bool write_grads = true;
-  /// As in fused_sgd_: of bfloat16 moments v and v' are rounded stochastically, both by the same
-  /// noise, and m if beta1 is above 0.9375; else m is rounded to nearest even. So are v and m of
-  /// uint8 moments.
+  /// Origins as in fused_sgd_: of bfloat16 moments v and v' are rounded stochastically, both by the
+  /// same noise, and m if beta1 is above 0.9375; else m is rounded to nearest even. So are v and m
+  /// of uint8 moments.
   at::IntArrayRef noise_origins{};
   /// uint8, one for each parameter whose moments are uint8, in their order, of shape
   /// [params[i].size(0), groups of a row, 2]: for each 32, 64 or 128 neighbouring elements of a row
@@ -165,7 +165,7 @@ FASTAMP_API void fused_adamw_(const FusedAdamwArgs& args);
 /// Arguments of muon_momentum_, in the order of its schema. Borrowed for the call. Members
 /// without a comment are those of FusedSgdArgs.
 struct MuonMomentumArgs {
-  /// Of the shapes of updates; float32, float16 or bfloat16, each as it comes.
+  /// Tensors of the shapes of updates; float32, float16 or bfloat16, each as it comes.
   at::TensorList grads;
   /// b: float32 or bfloat16, of the shapes of updates. In place.
   at::TensorList momentum_buffers;
@@ -173,7 +173,7 @@ struct MuonMomentumArgs {
   /// Written, never read.
   at::TensorList updates;
   at::IntArrayRef group_sizes;
-  /// For each group, as in torch.optim.Muon.
+  /// Values for each group, as in torch.optim.Muon.
   at::ArrayRef<double> momentum;
   const c10::List<bool>& nesterov;
   const std::optional<at::Tensor>& inv_scale;
@@ -181,10 +181,10 @@ struct MuonMomentumArgs {
   const std::optional<at::Tensor>& found_inf;
   std::optional<double> clip_value;
   bool write_grads = true;
-  /// For each of updates, as in fused_sgd_.
+  /// Values for each of updates, as in fused_sgd_.
   at::IntArrayRef noise_origins{};
-  /// As in fused_sgd_, one for each of updates whose noise_origin is at least 0, in their order.
-  /// What a buffer holds counts at 0 steps, too.
+  /// Tensors as in fused_sgd_, one for each of updates whose noise_origin is at least 0, in their
+  /// order. What a buffer holds counts at 0 steps, too.
   at::TensorList momentum_steps{};
 };
 
@@ -208,9 +208,9 @@ struct MuonApplyArgs {
   at::TensorList updates;
   at::TensorList masters;
   at::IntArrayRef group_sizes;
-  /// For each group, as in torch.optim.Muon.
+  /// Values for each group, as in torch.optim.Muon.
   at::ArrayRef<double> lr;
-  /// For each group: what its shape multiplies the rate with.
+  /// Factors for each group: what its shape multiplies the rate with.
   at::ArrayRef<double> ratio;
   at::ArrayRef<double> weight_decay;
   at::TensorList lr_tensors;

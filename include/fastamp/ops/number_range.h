@@ -15,17 +15,17 @@ namespace fastamp {
 /// Magnitudes of the elements of tensors, counted by their exponents (ops::count_exponents_).
 ///
 /// A value on the host. Shares are exact up to one number: of those that lie on a bound of a dtype
-/// between two powers of two, none is told from its neighbours with the same exponent.
+/// between two powers of two, none is distinguished from its neighbours with the same exponent.
 class FASTAMP_API NumberRange {
  public:
-  /// Of no elements.
+  /// Counts no elements.
   NumberRange();
 
   /// Counts the elements of one tensor; waits for the device.
   /// @param tensor  Strided, float16, bfloat16 or float32, of any shape.
   /// @throws c10::TypeError, c10::ValueError  as ops::count_exponents_.
   static NumberRange of(const at::Tensor& tensor);
-  /// Of each tensor of a list on one device; one call of the operator.
+  /// Counts each tensor of a list on one device; one call of the operator.
   static std::vector<NumberRange> of_each(at::TensorList tensors);
   /// Reads a row of ops::count_exponents_.
   /// @param row  int64 of 260 elements, on the CPU.
@@ -46,7 +46,7 @@ class FASTAMP_API NumberRange {
   /// Share of the elements, from 0 to 1, that are 0, or would round to 0 in `dtype` if multiplied
   /// by 2^shift.
   double share_of_zeros(c10::ScalarType dtype, int64_t shift = 0) const;
-  /// The same of those that would be subnormal in `dtype`, and not 0.
+  /// Counts those that would be subnormal in `dtype`, and not 0.
   double share_of_subnormals(c10::ScalarType dtype, int64_t shift = 0) const;
   /// The largest shift for which the greatest |x| times 2^shift is finite in `dtype`; none if there
   /// is no finite element but 0.

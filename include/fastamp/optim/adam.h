@@ -127,7 +127,7 @@ class FASTAMP_API AdamFamily : public torch::optim::Optimizer, public AmpStepOpt
   explicit AdamFamily(std::vector<at::Tensor> params,
                       const AdamFamilyOptions<kDecoupled>& defaults = {});
 
-  /// As SGD::add_param_group.
+  /// Adds a group as SGD::add_param_group does.
   // NOLINTNEXTLINE(bugprone-derived-method-shadowing-base-method): see SGD's
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
@@ -137,7 +137,7 @@ class FASTAMP_API AdamFamily : public torch::optim::Optimizer, public AmpStepOpt
   at::Tensor step(LossClosure closure = nullptr) override;
 
   void save(torch::serialize::OutputArchive& archive) const override;
-  /// As SGD::load.
+  /// Loads as SGD::load does.
   void load(torch::serialize::InputArchive& archive) override;
 
  private:

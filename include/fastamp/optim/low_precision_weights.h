@@ -19,13 +19,13 @@ struct LowPrecisionWeightsOptions {
   // NOLINTNEXTLINE(*-explicit-constructor): a dtype is enough, as in LibTorch's options
   LowPrecisionWeightsOptions(c10::ScalarType dtype = c10::kBFloat16) : dtype_(dtype) {}
 
-  /// That of the regions: kBFloat16 or kHalf.
+  /// Dtype of the regions: kBFloat16 or kHalf.
   TORCH_ARG(c10::ScalarType, dtype);
   /// Names of parameters, with wildcards as for fnmatch, that stay float32.
   TORCH_ARG(std::vector<std::string>, keep);
-  /// Of the gradients of what is held in 16 bits: kFloat, in which they are summed exactly as those
-  /// of float32 weights, or `dtype`, which takes half the memory and rounds each sum of several
-  /// backward passes.
+  /// Dtype of the gradients of what is held in 16 bits: kFloat, in which they are summed exactly as
+  /// those of float32 weights, or `dtype`, which takes half the memory and rounds each sum of
+  /// several backward passes.
   TORCH_ARG(c10::ScalarType, grads) = c10::kFloat;
   /// Runs the module, once, as for convert(). Without it the types of the modules decide.
   TORCH_ARG(std::function<void()>, forward);

@@ -47,7 +47,7 @@ struct FASTAMP_API MuonOptions : torch::optim::OptimizerCloneableOptions<MuonOpt
   TORCH_ARG(c10::ScalarType, state_dtype) = c10::kFloat;
   /// Storage of the masters of 16-bit parameters.
   TORCH_ARG(MasterStorage, master) = MasterStorage::kFloat;
-  /// As SGDOptions::autocast_dtype.
+  /// Dtype of casts, as SGDOptions::autocast_dtype.
   TORCH_ARG(c10::ScalarType, autocast_dtype) = c10::ScalarType::Undefined;
 
  public:
@@ -59,7 +59,7 @@ struct FASTAMP_API MuonOptions : torch::optim::OptimizerCloneableOptions<MuonOpt
 
 /// State of a parameter; tensors that it does not need are undefined.
 struct FASTAMP_API MuonParamState : torch::optim::OptimizerCloneableParamState<MuonParamState> {
-  /// Of the parameter's shape and of state_dtype; zeros before the first step.
+  /// Buffer of the parameter's shape and of state_dtype; zeros before the first step.
   TORCH_ARG(at::Tensor, momentum_buffer);
   /// float32, one element, on the parameter's device: steps that a bfloat16 buffer has seen, of
   /// which its noise is made.
@@ -97,7 +97,7 @@ class FASTAMP_API Muon  // NOLINT(misc-multiple-inheritance): AmpStepOptimizer i
                 const MuonOptions& defaults = {});
   explicit Muon(std::vector<at::Tensor> params, const MuonOptions& defaults = {});
 
-  /// As SGD::add_param_group.
+  /// Adds a group as SGD::add_param_group does.
   /// @throws c10::TypeError, c10::ValueError as the constructors. Nothing was changed.
   // NOLINTNEXTLINE(bugprone-derived-method-shadowing-base-method): see SGD
   void add_param_group(const torch::optim::OptimizerParamGroup& group);

@@ -64,14 +64,14 @@ struct FASTAMP_API GradScalerOptions {
   /// as in <fastamp/scaler/agreement.h>. None by default: no communication. Norms are those of the
   /// rank's own gradients in any case.
   TORCH_ARG(FlagAgreement, agreement) = nullptr;
-  /// As if register_on_skip() had been called with it. None by default.
+  /// Callback, as if register_on_skip() had been called with it. None by default.
   TORCH_ARG(SkipCallback, on_skip) = nullptr;
 };
 
 /// State of a scaler between iterations. The first five fields are the entries of
 /// torch.amp.GradScaler.state_dict() ("scale", "growth_factor", "backoff_factor",
 /// "growth_interval", "_growth_tracker"), the six below them are empty unless the option is in
-/// use, and the last three tell of past iterations.
+/// use, and the last three report past iterations.
 struct FASTAMP_API GradScalerState {
   double scale = 65536.0;
   double growth_factor = 2.0;
@@ -105,7 +105,7 @@ struct FASTAMP_API GradScalerState {
   /// @throws c10::ValueError if it is something else, or lacks one of torch's five entries.
   static std::optional<GradScalerState> from_python(const c10::IValue& state_dict);
 
-  /// The same as a dict for Python's load_state_dict(), fastamp's or torch's: write the bytes of
+  /// Returns it as a dict for Python's load_state_dict(), fastamp's or torch's: write the bytes of
   /// `torch::pickle_save(state.to_python())` and read them by
   /// `torch.load("scaler.pt", weights_only=False)`. (LibTorch notes the types of a dict by a
   /// function of torch.jit that torch.load does not take for a weight.)
@@ -137,7 +137,7 @@ class FASTAMP_API GradScaler {
   ///     backoff_factor >= 1, growth_interval < 0 or init_scale not finite.
   /// @note Warns and starts disabled for device kCUDA when there is no CUDA device.
   explicit GradScaler(const GradScalerOptions& options = {});
-  /// The same for `GradScalerOptions().device(device.type())`: `GradScaler(torch::kCPU)`. Of a
+  /// Makes one of `GradScalerOptions().device(device.type())`: `GradScaler(torch::kCPU)`. Of a
   /// torch::Device only the type counts; the scale goes where the first outputs are.
   explicit GradScaler(c10::Device device) : GradScaler(GradScalerOptions().device(device.type())) {}
   ~GradScaler();
@@ -150,7 +150,7 @@ class FASTAMP_API GradScaler {
   /// the scale on outputs' device. A 0-d fp16 or bf16 loss gives an fp32 result, as in torch.
   /// @throws c10::ValueError if a tensor is undefined.
   at::Tensor scale(const at::Tensor& outputs);
-  /// The same for several tensors, which may live on several devices.
+  /// Scales several tensors, which may live on several devices.
   std::vector<at::Tensor> scale(const std::vector<at::Tensor>& outputs);
 
   /// Divides the gradients of `optimizer` by the scale, in place, and notes whether one is inf or
@@ -163,8 +163,8 @@ class FASTAMP_API GradScaler {
 
   /// Checks the gradients and steps unless one is inf or NaN.
   ///
-  /// Whether the parameters were stepped is what step_was_skipped() tells, for every optimizer.
-  /// What this returns does not tell it: a fused optimizer is called at a skipped step too.
+  /// Whether the parameters were stepped is what step_was_skipped() says, for every optimizer.
+  /// What this returns does not say it: a fused optimizer is called at a skipped step too.
   ///
   /// An optim::AmpStepOptimizer, such as those of fastamp::optim, checks them in a pass that writes
   /// nothing; its step(), which is called in any case, then unscales, clips and updates in one
@@ -212,7 +212,7 @@ class FASTAMP_API GradScaler {
   /// stepped since the last update(), with a row of the history, and is none otherwise.
   /// @throws c10::ValueError if new_scale is not finite or outside min_scale..max_scale.
   void update(double new_scale);
-  /// The same with a dense, real tensor of one element, of any number of dimensions, on a device of
+  /// Updates with a dense, real tensor of one element, of any number of dimensions, on a device of
   /// the scaler's kind.
   /// @throws c10::ValueError for any other tensor. Bounds are applied at the next update(), and
   ///     nothing checks that the value is finite: reading it would wait for the device.
@@ -225,7 +225,7 @@ class FASTAMP_API GradScaler {
   /// Whether the last iteration skipped the step of an optimizer. Complete after update(); waits
   /// only if the device has not come that far.
   bool step_was_skipped();
-  /// The same of one optimizer; false for one that was never stepped.
+  /// Returns it of one optimizer; false for one that was never stepped.
   bool step_was_skipped_for(const torch::optim::Optimizer& optimizer);
   /// Reports which gradients were not finite at the last skipped iteration. Waits for the device.
   /// @param named_parameters  module->named_parameters(), where names come from.

@@ -44,8 +44,8 @@ struct WeightChange {
 /// @endcode
 ///
 /// For a step now and then: it copies all weights and gradients and waits for the device. Dtypes,
-/// reasons and errors of single ops are what Python's fastamp.debug.inspect tells: LibTorch offers
-/// C++ no way to see each op. Of autocast's casts a Trace tells. Not thread-safe.
+/// reasons and errors of single ops are what Python's fastamp.debug.inspect has: LibTorch offers
+/// C++ no way to see each op. A Trace reports autocast's casts. Not thread-safe.
 class FASTAMP_API Inspector {
  public:
   /// @param named_parameters  module->named_parameters(), or any tensors that get gradients.
@@ -60,12 +60,12 @@ class FASTAMP_API Inspector {
   /// @throws c10::Error before after_backward().
   void after_step();
 
-  /// Of parameters with a gradient that is strided and of float16, bfloat16 or float32.
+  /// Ranges of parameters with a gradient that is strided and of float16, bfloat16 or float32.
   const std::vector<GradientRange>& gradients() const { return gradients_; }
   /// Changes of those parameters; empty before after_step().
   const std::vector<WeightChange>& weights() const { return weights_; }
 
-  double scale() const { return scale_; }  ///< As after_backward() was told.
+  double scale() const { return scale_; }  ///< As after_backward() was given it.
   /// Share of all gradient elements that are 0, or would be in fp16 at another scale.
   /// @param other  What counts is the power of two next to its ratio to scale().
   double share_of_zeros(double other) const;

@@ -24,10 +24,10 @@ struct LoggedStep : StepRecord {
   int64_t overflows = 0;              ///< Gradient elements that were inf or NaN.
   std::optional<int64_t> underflows;  ///< Gradient elements that were 0; empty where they were not
                                       ///< counted: underflow_report() says when they are.
-  CastCounts casts;  ///< Since the last iteration that this log has told of, on all threads.
+  CastCounts casts;  ///< Since the last iteration that this log has reported, on all threads.
 };
 
-/// In one line, for people.
+/// Prints it in one line, for people.
 FASTAMP_API std::ostream& operator<<(std::ostream& out, const LoggedStep& row);
 
 using LogCallback = std::function<void(const LoggedStep&)>;
@@ -44,7 +44,7 @@ class FASTAMP_API StepLog {
 
   /// Passes on what has not arrived yet. Waits for the device.
   void flush();
-  /// The same, and ends the log. Safe to call again.
+  /// Does the same, and ends the log. Safe to call again.
   void release();
 
  private:
@@ -79,7 +79,7 @@ class FASTAMP_API StepLog {
 ///     was moved from.
 [[nodiscard]] FASTAMP_API StepLog log_to(GradScaler& scaler, LogCallback callback,
                                          bool casts = true);
-/// The same for each step of a guard; the scale is 1.
+/// Logs each step of a guard; the scale is 1.
 [[nodiscard]] FASTAMP_API StepLog log_to(StepGuard& guard, LogCallback callback, bool casts = true);
 
 }  // namespace fastamp

@@ -66,7 +66,7 @@ struct FASTAMP_API UnderflowReport {
 
   explicit operator bool() const { return step >= 0; }
   /// Share of the elements, from 0 to 1, that are 0 or would be in fp16 at another scale. What is 0
-  /// already counts as 0 at any scale: whether a larger one would have saved it cannot be told.
+  /// already counts as 0 at any scale: whether a larger one would have saved it is not known.
   /// @param other  A scale; what counts is the power of two next to its ratio to `scale`.
   double share_of_zeros(double other) const;
   /// The largest scale, a power of two times `scale`, at which all that was counted is finite in
@@ -76,7 +76,7 @@ struct FASTAMP_API UnderflowReport {
   std::string str() const;
 };
 
-/// As text for people: the report's str(), a line for a record, and a line for each of a history.
+/// Prints for people: the report's str(), a line for a record, and a line for each of a history.
 FASTAMP_API std::ostream& operator<<(std::ostream& out, const OverflowReport& report);
 FASTAMP_API std::ostream& operator<<(std::ostream& out, const UnderflowReport& report);
 FASTAMP_API std::ostream& operator<<(std::ostream& out, const StepRecord& record);

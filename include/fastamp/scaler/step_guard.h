@@ -20,7 +20,7 @@
 
 namespace fastamp {
 
-/// What a StepGuard remembers between steps.
+/// Memory of a StepGuard between steps.
 struct FASTAMP_API StepGuardState {
   std::vector<StepRecord> history;  ///< Of consecutive steps, oldest first; the scale is 1.
   OverflowReport overflow_report;   ///< Parameters by number.
@@ -45,7 +45,7 @@ struct FASTAMP_API StepGuardState {
 class FASTAMP_API StepGuard {
  public:
   /// @param optimizer  Has to outlive the guard.
-  /// @param options    What else is skipped for, what is told, and which ranks agree.
+  /// @param options    What else is skipped for, what is reported, and which ranks agree.
   /// @throws c10::ValueError if an option is out of its range, or the optimizer an LBFGS, whose
   ///     step evaluates gradients more than once.
   explicit StepGuard(torch::optim::Optimizer& optimizer, const StepGuardOptions& options = {});
@@ -78,10 +78,10 @@ class FASTAMP_API StepGuard {
 
   /// Whether the last step was skipped. Waits only if the device has not come that far.
   bool step_was_skipped();
-  /// How many steps in a row were skipped until now. Waits likewise.
+  /// Number of steps in a row that were skipped until now. Waits likewise.
   std::int64_t skipped_in_a_row();
-  /// Which gradients were not finite at the last skipped step; none if that was a spike or a loss.
-  /// Waits for the device.
+  /// Returns which gradients were not finite at the last skipped step; none if that was a spike or
+  /// a loss. Waits for the device.
   /// @param named_parameters  module->named_parameters(), where names come from.
   OverflowReport overflow_report(
       const torch::OrderedDict<std::string, at::Tensor>& named_parameters =
@@ -93,7 +93,7 @@ class FASTAMP_API StepGuard {
   /// @throws c10::ValueError if the callback is empty.
   SkipHandle register_on_skip(SkipCallback callback, bool wait = false);
 
-  /// What to store in a checkpoint. Waits for the device.
+  /// Returns what to store in a checkpoint. Waits for the device.
   StepGuardState state();
   /// Continues from a state.
   /// @throws c10::ValueError if its counts are negative, the steps of its history not consecutive,

@@ -13,20 +13,20 @@
 
 namespace fastamp {
 
-/// What the norm of gradients is compared with, to tell whether it is a spike.
+/// Reference that the norm of gradients is compared with, to judge whether it is a spike.
 enum class SpikeOf : std::uint8_t {
   kMedian,  ///< The median of the last finite norms.
   kMean,    ///< Their running mean.
 };
 
-/// When a norm is a spike.
+/// Options: when a norm is a spike.
 struct SpikeOptions {
   double factor = 10.0;  ///< Above this many times the norms before; above 1.
   SpikeOf of = SpikeOf::kMedian;
   std::int64_t window = 128;  ///< Of how many norms; 2 to 65536.
 };
 
-/// What is remembered of norms, for a checkpoint.
+/// State that is remembered of norms, for a checkpoint.
 struct SpikeState {
   std::vector<double>
       norms;               ///< The last `window` finite ones, as they lie in a ring; or the mean.
@@ -43,7 +43,7 @@ struct FASTAMP_API StepGuardOptions {
   /// Makes skips known to other ranks, so that all skip: agree_over(process_group), or a lambda as
   /// in <fastamp/scaler/agreement.h>. None by default: no communication.
   TORCH_ARG(FlagAgreement, agreement) = nullptr;
-  /// As if register_on_skip() had been called with it. None by default.
+  /// Callback, as if register_on_skip() had been called with it. None by default.
   TORCH_ARG(SkipCallback, on_skip) = nullptr;
   /// Steps that history() remembers, on the device; 0: none, at most 2^24 - 1.
   TORCH_ARG(std::int64_t, history_size) = 128;

@@ -70,7 +70,7 @@ class autocast(_C.Region, torch.amp.autocast_mode.autocast):  # noqa: N801  (tor
             disabled.
 
     Note:
-        The state is thread-local, as torch's, and is torch's: ``torch.is_autocast_enabled()`` tells
+        The state is thread-local, as torch's, and is torch's: ``torch.is_autocast_enabled()`` shows
         the truth inside.
     """
 
@@ -79,8 +79,8 @@ class autocast(_C.Region, torch.amp.autocast_mode.autocast):  # noqa: N801  (tor
     def __call__(self, func: Any) -> Any:
         """Decorates a function."""
         stepping = in_steps(func, run_within(self))
-        theirs: Any = super().__call__
-        return theirs(func) if stepping is None else stepping
+        wrapped: Any = super().__call__
+        return wrapped(func) if stepping is None else stepping
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles as torch's do: the settings, whether or not the region is open."""

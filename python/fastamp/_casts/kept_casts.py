@@ -92,7 +92,7 @@ class keep(WeightRequest):  # noqa: N801 (reads as what it does)
             ...
 
     Outputs and gradients stay torch.amp's bit for bit. Each copy costs the memory of the weight in
-    the lower precision (:func:`kept` tells how much). It is freed when it is out of date,
+    the lower precision (:func:`kept` shows how much). It is freed when it is out of date,
     on :func:`drop`, on :meth:`release`, and at most 16 regions or new copies after its
     weight was.
 

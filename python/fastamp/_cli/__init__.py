@@ -75,7 +75,7 @@ usage: python -m fastamp SCRIPT [ARGUMENT ...]      run a script on fastamp, as 
        python -m fastamp --version | --help
 
 A script that is called `bisect`, `check`, `compare`, `export`, `info`, `merge`, `ops` or
-`report-bug` runs as ./check and so on. docs/commands.md tells the exit statuses, and what --json
+`report-bug` runs as ./check and so on. docs/commands.md lists the exit statuses, and what --json
 writes.
 """
 
@@ -90,7 +90,7 @@ def _version(arguments: list[str]) -> None:  # noqa: ARG001
     print(f"fastamp {__version__}")
 
 
-def _telling(command: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
+def _printing(command: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
     """A command that runs nothing of the user's, and may end with the reader of its output."""
 
     def run_it(arguments: list[str]) -> None:
@@ -101,15 +101,15 @@ def _telling(command: Callable[[list[str]], None]) -> Callable[[list[str]], None
 
 
 _COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    "--help": _telling(_help),
-    "-h": _telling(_help),
-    "--version": _telling(_version),
+    "--help": _printing(_help),
+    "-h": _printing(_help),
+    "--version": _printing(_version),
     "bisect": bisect_command.main,
     "check": check_command.main,
-    "compare": _telling(compare_command.main),
-    "merge": _telling(merge_command.main),
-    "info": _telling(info_command.main),
-    "ops": _telling(ops_command.main),
+    "compare": _printing(compare_command.main),
+    "merge": _printing(merge_command.main),
+    "info": _printing(info_command.main),
+    "ops": _printing(ops_command.main),
     "export": export_command.main,
     "report-bug": report_bug_command.main,
     "-m": run_command.run_module,

@@ -18,7 +18,7 @@ _EPILOG = """\
 FUNCTION takes nothing and returns a step and the model: the step, a function without arguments,
 runs one batch forward in an autocast region and backward, without the optimizer's step. The module
 is imported as `python -m` would, from the current folder too. The exit status is 0 if the gradients
-agree as they are, 1 if ops have to run in fp32, 2 if it cannot be told.
+agree as they are, 1 if ops have to run in fp32, 2 if that cannot be found out.
 """
 
 

@@ -94,7 +94,7 @@ def _check(program: list[str], findings: Findings, steps: int, file: OutputFile 
             run_command.run_program(program)
         except EnoughSteps:
             raise
-        except BaseException as raised:  # Passed on when the findings have been told.
+        except BaseException as raised:  # Passed on after the findings were printed.
             if not isinstance(raised, SystemExit) or raised.code not in (None, 0):
                 error = raised
 
@@ -103,20 +103,20 @@ def _check(program: list[str], findings: Findings, steps: int, file: OutputFile 
     rank = rank_of_process()
     which = "" if rank is None else f" (rank {rank})"
     # Findings as data are alone on the standard output.
-    told = sys.stderr if file is not None and file.path is None else sys.stdout
+    stream = sys.stderr if file is not None and file.path is None else sys.stdout
 
-    def tell() -> None:
+    def show() -> None:
         sys.stdout.flush()
         for text in report.advice:
-            print(f"fastamp check: advice: {text}", file=told)
-        print(f"fastamp check: {_steps_of(watched)} of {program[0]}{which}", file=told)
-        print(report, file=told, flush=True)
+            print(f"fastamp check: advice: {text}", file=stream)
+        print(f"fastamp check: {_steps_of(watched)} of {program[0]}{which}", file=stream)
+        print(report, file=stream, flush=True)
 
     def write() -> None:
         if file is not None:
             file.put_text(f"{report.to_json()}\n")
 
-    for say in (tell, write):
+    for say in (show, write):
         try:
             say()
         except BrokenPipeError:

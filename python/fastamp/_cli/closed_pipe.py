@@ -22,7 +22,7 @@ def forget_output() -> None:
 
 @contextlib.contextmanager
 def ends_with_its_reader() -> Iterator[None]:
-    """For our own output: ends the process silently if nobody reads it, with SIGPIPE's status."""
+    """Ends the process silently if nobody reads our own output, with SIGPIPE's status."""
     try:
         try:
             yield

@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> None:
             overwrite=options.overwrite,
         )
         if output is not None:
-            data = {"path": options.path, "told": str(done).splitlines()}
+            data = {"path": options.path, "lines": str(done).splitlines()}
             output.put_text(f"{json_of('export', data)}\n")
     except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
         _refuse(str(error))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights that stay out of fp8 by name, in a program that is not told."""
+"""Weights that stay out of fp8 by name, in a program that is not changed."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ class _StepOfProgram(CallListener):
         return cause is not None and (self._first == "nonfinite" or cause.outcome == "was skipped")
 
     def _finish(self) -> None:
-        """At the end of the process: a step without an end is told as far as it went."""
+        """Ends with the process: a step without an end is reported as far as it went."""
         if self._step is not None and os.getpid() == self._process:
             self._write()
         if not self._is_done and not self.guard.is_off and os.getpid() == self._process:

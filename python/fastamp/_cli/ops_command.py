@@ -51,7 +51,7 @@ def _rows_as_data(name: str | None, devices: list[str]) -> list[dict[str, str]]:
 
 
 def _rows_named(name: str) -> list[OpTableRow]:
-    """All overloads of a bare name, so that none is mistaken for the whole op."""
+    """Returns all overloads of a bare name, so that none is mistaken for the whole op."""
     wanted = name.removeprefix("aten::").removesuffix(".*")
     if wanted.endswith(".default"):
         return [row for row in op_table() if row.op == wanted.removesuffix(".default")]

@@ -11,7 +11,7 @@ import torch
 
 from fastamp._debug.report import Report
 
-__all__ = ["OutputFile", "rank_of_process"]
+__all__ = ["OutputFile", "json_option", "print_report", "rank_of_process"]
 
 
 def rank_of_process() -> int | None:
@@ -21,6 +21,29 @@ def rank_of_process() -> int | None:
         return distributed.get_rank() if distributed.get_world_size() > 1 else None
     rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     return int(rank) if rank.isdigit() and size.isdigit() and int(size) > 1 else None
+
+
+def json_option(arguments: list[str]) -> tuple[str | None, list[str]]:
+    """Takes ``--json FILE`` from the beginning of a command's arguments.
+
+    Returns:
+        The file, None without the option; and the other arguments.
+    """
+    if arguments[:1] == ["--json"] and len(arguments) > 1:
+        return arguments[1], arguments[2:]
+    return None, arguments
+
+
+def print_report(text: object, data: str, output: OutputFile | None) -> None:
+    """Prints a report and writes it as data; the data alone if it goes to the standard output.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    if output is None or output.path is not None:
+        print(text)
+    if output is not None:
+        output.put_text(f"{data}\n")
 
 
 class OutputFile:

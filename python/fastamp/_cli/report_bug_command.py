@@ -15,13 +15,13 @@ from typing import NoReturn
 from fastamp._cli import info_command, run_command
 from fastamp._cli.check_command import check_program
 from fastamp._debug.check.rules import Findings
-from fastamp._debug.report import today
+from fastamp._debug.report import json_of, today
 from fastamp._debug.watch.origins import short_path
 from fastamp._install.installation import install
 
 _EPILOG = """\
 PROGRAM is a script, -m MODULE or -c CODE. It is run for some training steps as check does it, or
-until it fails. The file tells where it failed, what check found, versions and devices. It holds no
+until it fails. The file says where it failed, what check found, versions and devices. It holds no
 arguments of the program, no environment but fastamp's, no source and no values of tensors; paths
 are those within the current folder and within packages. Read it before you send it: names of
 modules, and messages of errors, are the program's own. The exit status is 0 if the file was
@@ -36,21 +36,27 @@ def main(arguments: list[str]) -> None:
     path = Path(options.output).absolute()
     if path.exists():
         _refuse(f"expected --output FILE that is not there yet, got {options.output}")
-    parts = [f"# Report of a run on fastamp, {today()}"]
-    if options.program:
-        parts += _run(options.program, options.steps)
+    found = _run(options.program, options.steps) if options.program else {}
     for title, facts in info_command.facts(probe=False).items():
-        rows = "\n".join(f"{name}: {_without_home(value)}" for name, value in facts.items())
-        parts += [f"## {title}", f"```\n{rows}\n```"]
+        found[title] = [f"{name}: {_without_home(value)}" for name, value in facts.items()]
     try:
-        path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+        path.write_text(f"{_text_of(found, path.suffix)}\n", encoding="utf-8")
     except OSError as error:
         _refuse(str(error))
     print(f"fastamp: the report is in {options.output}; read it before you send it")
     sys.exit(0)
 
 
-def _run(program: list[str], steps: int) -> list[str]:
+def _text_of(found: dict[str, list[str]], suffix: str) -> str:
+    if suffix == ".json":
+        return json_of("report-bug", {"date": today(), **found})
+    parts = [f"# Report of a run on fastamp, {today()}"]
+    for title, lines in found.items():
+        parts += [f"## {title}", "\n".join(["```", *lines, "```"])]
+    return "\n\n".join(parts)
+
+
+def _run(program: list[str], steps: int) -> dict[str, list[str]]:
     install()
     findings, error = Findings(), None
     with warnings.catch_warnings(record=True) as said:
@@ -60,14 +66,16 @@ def _run(program: list[str], steps: int) -> list[str]:
         except BaseException as raised:
             error = raised
     kind = {"-m": "a module", "-c": "code", "-": "the standard input"}.get(program[0], "a script")
-    parts = [f"## the run of {kind}", f"```\n{_ending_of(error)}\n```"]
-    parts += ["## what check found", f"```\n{findings.report(has_step=True)}\n```"]
     texts = dict.fromkeys(f"{w.category.__name__}: {_message(str(w.message))}" for w in said)
-    return [*parts, "## warnings", "```\n" + ("\n".join(texts) or "none") + "\n```"]
+    return {
+        f"the run of {kind}": _ending_of(error).splitlines(),
+        "what check found": str(findings.report(has_step=True)).splitlines(),
+        "warnings": list(texts) or ["none"],
+    }
 
 
 def _ending_of(error: BaseException | None) -> str:
-    """How a program has ended: the places of an error, without the lines there."""
+    """Describes how a program has ended: the places of an error, without the lines there."""
     if error is None:
         return "ended, or was ended after enough steps"
     if isinstance(error, SystemExit):
@@ -100,7 +108,10 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--output", metavar="FILE", default="fastamp-report.md", help="where to (%(default)s)"
+        "--output",
+        metavar="FILE",
+        default="fastamp-report.md",
+        help="where to, as data if its name ends in .json (%(default)s)",
     )
     parser.add_argument(
         "--steps", type=int, default=3, help="optimizer steps to look at; 0: to the end (3)"

@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import html
 import json
+import math
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ __all__ = [
     "cards_of",
     "json_of",
     "page",
+    "plain",
     "section_of",
     "table_of",
     "today",
@@ -38,17 +40,28 @@ LAYOUT = 1
 
 
 def json_of(report: str, data: dict[str, Any]) -> str:
-    """What a tool tells to programs, as JSON.
+    """Returns what a tool found as JSON, for programs.
 
     Args:
         report: Which tool: ``"check"``, as in docs/commands.md.
-        data: What it tells.
+        data: What it found.
 
     Returns:
         The data, after ``"fastamp": {"report": ..., "layout": ..., "version": ...}``.
     """
     head = {"report": report, "layout": LAYOUT, "version": _C.build_info()["version"]}
-    return json.dumps({"fastamp": head, **data}, indent=2)
+    return json.dumps({"fastamp": head, **plain(data)}, indent=2)
+
+
+def plain(value: Any) -> Any:
+    """Returns data as JSON has them: no inf and NaN, names in place of numbers as keys."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
 
 
 class Report:

@@ -29,7 +29,7 @@ _are_recipes_guarded = True
 
 
 def hold(policies: bool = True) -> None:
-    """Some thread has state of fastamp from now on, until it calls :func:`let_go`.
+    """Notes that some thread has state of fastamp from now on, until it calls :func:`let_go`.
 
     Meanwhile checkpoint and DataParallel are wrapped, in all threads, and compiled functions run
     eagerly if their guards do not see the state.

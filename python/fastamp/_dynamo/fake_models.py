@@ -65,7 +65,7 @@ class FakeTensors(TorchFunctionMode):
         self._of_inputs: dict[int, torch.Tensor] = {}
 
     def of_input(self, tensor: torch.Tensor) -> torch.Tensor:
-        """One for each tensor: models ask whether query, key and value are the same."""
+        """Makes one for each tensor: models ask whether query, key and value are the same."""
         if id(tensor) not in self._of_inputs:
             self._of_inputs[id(tensor)] = self.of(tensor, "each input")
         return self._of_inputs[id(tensor)]

@@ -59,7 +59,7 @@ _C.set_python_tensors(_is_traced, _is_parameter, _is_excluded)
 
 
 def _guards_see_recipes() -> bool:
-    """Whether dynamo's guard of global state tells this thread's recipes apart."""
+    """Whether dynamo's guard of global state distinguishes this thread's recipes."""
     try:
         from torch._C._dynamo.guards import GlobalStateGuard
     except ImportError:

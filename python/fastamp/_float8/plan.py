@@ -192,7 +192,7 @@ def _record(
 
 
 def _rows(calls: list[dict[str, Any]], names: dict[int, str]) -> list[Float8PlanRow]:
-    """One row for all calls that differ in nothing but when they are made.
+    """Makes one row for all calls that differ in nothing but when they are made.
 
     A part of a parameter, such as a third of ``in_proj_weight``, has the parameter's name.
     """

@@ -86,7 +86,7 @@ class Conversion:
 
     @property
     def summary(self) -> str:
-        """One line: how many parameters were cast, and what that saves."""
+        """Returns one line: how many parameters were cast, and what that saves."""
         return (
             f"{len(self.converted)} of {len(self.parameters)} parameters in {self.dtype}: "
             f"{size_text(self.bytes_after)} instead of {size_text(self.bytes_before)}"
@@ -130,7 +130,7 @@ def convert(
     Parameters that several modules share stay shared. A parameter that is also read in float32 (an
     embedding that is the head, too), or from which a parametrization computes a weight, stays.
     Buffers stay.
-    ``model.fastamp_conversion`` tells what was done with each parameter, as a table if printed.
+    ``model.fastamp_conversion`` shows what was done with each parameter, as a table if printed.
 
     With ``lists`` that differ from the device's own, the forward pass opens
     :class:`fastamp.policies.override`, and compiled functions run eagerly in it.
@@ -335,7 +335,7 @@ def _skeleton(function: str, model: torch.nn.Module, fp32: Iterable[str]) -> tor
 
 
 def _casts_of(chosen: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """One cast for tensors that are the same memory, so that they share memory again."""
+    """Makes one cast for tensors that are the same memory, so that they share memory again."""
     made: dict[Any, torch.Tensor] = {}
     casts = {}
     for name, tensor in chosen.items():

@@ -26,7 +26,7 @@ _has_warned = False
 
 @contextlib.contextmanager
 def region_is_meant() -> Iterator[None]:
-    """For code that exports in a region and decomposes the program in it: no warning."""
+    """Exports in a region for code and decomposes the program in it: no warning."""
     before = getattr(_thread, "is_meant", False)
     _thread.is_meant = True
     try:

@@ -70,7 +70,7 @@ def _kept_in_file(text: str) -> str:
 
 
 def _handlers() -> list[logging.StreamHandler[io.StringIO]]:
-    """Those of torch's loggers, and of the root, that write to streams."""
+    """Returns those of torch's loggers, and of the root, that write to streams."""
     names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "torch"]
     loggers = [logging.root, *map(logging.getLogger, names)]
     found = {id(handler): handler for logger in loggers for handler in logger.handlers}

@@ -188,14 +188,14 @@ def _casting_apply(call: LibraryCall, owner: Any) -> Callable[..., Any]:
     return apply
 
 
-def _casting_init(call: LibraryCall, theirs: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(theirs)
+def _casting_init(call: LibraryCall, wrapped: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(wrapped)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         names = [name for name in call.tensors[len(args) :] if name in kwargs]
         count = min(len(args), len(call.tensors))
         values = _cast(call, (*args[:count], *(kwargs[name] for name in names)))
         kwargs.update(zip(names, values[count:], strict=True))
-        theirs(self, *values[:count], *args[count:], **kwargs)
+        wrapped(self, *values[:count], *args[count:], **kwargs)
 
     return __init__
 

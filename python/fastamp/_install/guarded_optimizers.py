@@ -22,7 +22,7 @@ __all__ = ["start"]
 
 
 class _GuardedOptimizers:
-    """Guards what is constructed, and tells at the end what was skipped."""
+    """Guards what is constructed, and reports at the end what was skipped."""
 
     def __init__(self) -> None:
         self._tool = ToolGuard("python -m fastamp --guard")

@@ -348,12 +348,12 @@ def is_listed(op: str) -> bool:
 
 
 def _is_torchs(op: str) -> bool:
-    """Whether torch has an op of this name, as pages of :func:`fastamp.debug.inspect` tell it."""
+    """Whether torch has an op of this name, as pages of :func:`fastamp.debug.inspect` show it."""
     return hasattr(torch.ops.aten, op.partition(".")[0])
 
 
 def _entries(file: PolicyFile) -> Iterator[tuple[tuple[str, ...], str, Any]]:
-    """All op policies of a file: where they stand, op, policy."""
+    """Returns all op policies of a file: where they stand, op, policy."""
     for op, policy in file.ops.items():
         yield ("ops", op), op, policy
     for pattern, value in file.modules.items():

@@ -277,7 +277,7 @@ class GradScaler(ScalerState):
     def _unscale_with_norm(
         self, optimizer: torch.optim.Optimizer, groups: list[ShardGroup], norm_type: float
     ) -> Tensor:
-        """As ``unscale_``, and the norm over ranks: flags travel with the norm's sums."""
+        """Unscales and takes the norm over ranks: flags travel with the norm's sums."""
         scale, core = self._scale, self._core
         assert scale is not None
         found_inf = core.new_flag(scale)

@@ -76,7 +76,7 @@ class KeptStatistics:
 
 
 class RestoredStatistics:
-    """Those of all modules that one scaler or guard puts back."""
+    """Statistics of all modules that one scaler or guard puts back."""
 
     def __init__(self) -> None:
         """Has none yet."""

@@ -48,7 +48,7 @@ def describe(scaler: Any) -> dict[str, Any]:
 
 
 def as_lines(scalers: list[Any]) -> str:
-    """One line per scaler for people."""
+    """Returns one line per scaler for people."""
     lines = []
     for number, scaler in enumerate(scalers, 1):
         record = describe(scaler)

@@ -42,7 +42,7 @@ class SkipHooks:
         """Whether ``update`` has to wait for the device."""
         return any(wait for _, wait in self._hooks.values())
 
-    def tell(self, optimizer: Any, record: StepRecord) -> None:
+    def notify(self, optimizer: Any, record: StepRecord) -> None:
         """Calls all hooks."""
         for key, (hook, _) in tuple(self._hooks.items()):
             if key in self._hooks:  # Another hook may have removed it.

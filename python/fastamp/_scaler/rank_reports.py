@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank had inf or NaN: reports of an overflow from all ranks, gathered or by files."""
+"""Finds which rank had inf or NaN: reports of an overflow from all ranks, gathered or by files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastamp._scaler.reports import OverflowReport, report_from_dict
 
 __all__ = ["BYTES", "gathered", "merged"]
 
-#: What each rank sends, whatever it has to tell.
+#: What each rank sends, whatever it has to report.
 BYTES = 2048
 _LONGEST_NAME = 200
 

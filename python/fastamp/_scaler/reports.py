@@ -26,7 +26,7 @@ _GONE = "  (The optimizer is gone, and the names of its parameters with it.)"
 
 
 class StepRecord(NamedTuple):
-    """One iteration as ``GradScaler.history`` tells it."""
+    """One iteration as ``GradScaler.history`` returns it."""
 
     step: int
     """Number of the iteration, from 0 for the scaler's first."""
@@ -49,7 +49,7 @@ class NonFiniteGradient:
     index: int
     """Position among all parameters of the optimizer, from 0."""
     shape: tuple[int, ...] | None
-    """Of the parameter; ``None`` if the optimizer is gone."""
+    """Name of the parameter; ``None`` if the optimizer is gone."""
     inf: int
     """Elements that were inf or -inf, or are when they are divided by the scale."""
     nan: int
@@ -67,11 +67,11 @@ class OverflowReport:
     scale: float | None = None
     """The scale that it used; ``None`` too of a :class:`fastamp.StepGuard`, which has none."""
     gradients: list[NonFiniteGradient] = field(default_factory=list)
-    """In the order of the ranks, the optimizers and their parameters."""
+    """Gradients in the order of the ranks, the optimizers and their parameters."""
     more: int = 0
     """Further gradients with inf or NaN on other ranks, which have not sent their names."""
     cause: str = ""
-    """In which op it began, if :func:`fastamp.debug.check` or ``inspect`` saw that step; a line."""
+    """Op in which it began, if :func:`fastamp.debug.check` or ``inspect`` saw that step; a line."""
 
     def __bool__(self) -> bool:
         """Whether a step was skipped."""
@@ -141,11 +141,11 @@ class ZerosOfGradient:
     """A gradient that had zeros."""
 
     name: str
-    """As in :class:`NonFiniteGradient`."""
+    """Name as in :class:`NonFiniteGradient`."""
     index: int
     """Position among all parameters of the optimizer, from 0."""
     shape: tuple[int, ...] | None
-    """Of the parameter; ``None`` if the optimizer is gone."""
+    """Name of the parameter; ``None`` if the optimizer is gone."""
     zeros: int
     """Elements that were 0."""
     elements: int
@@ -197,7 +197,7 @@ class UnderflowReport:
         """The share of elements, from 0 to 1, that are 0 or would be in fp16 at another scale.
 
         What is 0 already counts as 0 at any scale: whether a larger one would have saved it cannot
-        be told.
+        be reported.
 
         Args:
             scale: Another scale; what counts is the power of two next to its ratio to

@@ -409,7 +409,7 @@ class ScalerState(TorchGradScaler):
             hook: ``hook(optimizer, scale, record)``: the optimizer, or ``None`` if it is gone; the
                 scale that overflowed; and the iteration's record as :meth:`history` has it. (With
                 ``history_size=0``, the record's norm is NaN and its growth_tracker 0.) It may use
-                the scaler; steps that it makes known are told after it. What it raises comes out of
+                the scaler; steps that it makes known come after it. What it raises comes out of
                 the call on the scaler, whose work is done by then; hooks registered after it do not
                 hear of that step.
             wait: Make :meth:`update` wait for the device, so that the hook is called before it
@@ -458,7 +458,7 @@ class ScalerState(TorchGradScaler):
         self, optimizer: Any, step: int, scale: float, norm: float, growth_tracker: int
     ) -> None:
         record = StepRecord(step, scale, True, norm, growth_tracker)
-        self._skip_hooks.tell(optimizer, record)
+        self._skip_hooks.notify(optimizer, record)
 
     def _notify_of_iteration(self, capturing: bool = False) -> None:
         """Notifies users of what is known, at the end of an iteration that may have news."""

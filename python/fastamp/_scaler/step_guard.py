@@ -230,7 +230,7 @@ class StepGuard:
         self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """``optimizer.step``. Called by the object in its place."""
-        if self._is_stepping:  # An optimizer that is told by flags is called by its name.
+        if self._is_stepping:  # An optimizer that gets flags is called by its name.
             return plain(*args, **kwargs)
         if torch.compiler.is_dynamo_compiling():
             return _step_uncompiled(self, plain, args, kwargs)
@@ -520,7 +520,7 @@ class StepGuard:
                 break
         self._note_clipped(optimizer)
 
-    # -- what is told of steps
+    # -- what is reported of steps
 
     def _synchronized(self) -> _C.ScalerCore | None:
         if self._kept_core is not None:
@@ -535,7 +535,7 @@ class StepGuard:
 
     @property
     def skipped_in_a_row(self) -> int:
-        """How many steps in a row were skipped until now. Waits as :attr:`step_was_skipped`."""
+        """Number of steps skipped in a row until now. Waits as :attr:`step_was_skipped`."""
         core = self._synchronized()
         return self._loaded.skipped_in_a_row if core is None else core.skipped_in_a_row
 
@@ -618,7 +618,7 @@ class StepGuard:
     def _notify_of_skip(
         self, optimizer: Any, step: int, scale: float, norm: float, growth_tracker: int
     ) -> None:
-        self._hooks.tell(optimizer, StepRecord(step, scale, True, norm, growth_tracker))
+        self._hooks.notify(optimizer, StepRecord(step, scale, True, norm, growth_tracker))
 
     # -- checkpoints
 

@@ -2,7 +2,7 @@
 """Finds the oneDNN instruction set that this machine really runs.
 
 Some virtual machines advertise instructions (AMX) that kill the process with SIGILL once oneDNN
-uses them, in a bf16 matmul of 64x64 for instance. Only a trial in a child process tells. This file
+uses them, in a bf16 matmul of 64x64 for instance. Only a trial in a child process shows. This file
 imports neither fastamp nor torch, so that tools/with_cpu_isa.py can use it in 0.05 s.
 """
 

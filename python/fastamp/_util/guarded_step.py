@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in the place of ``step`` of an optimizer that a StepGuard guards."""
+"""Stands in the place of ``step`` of an optimizer that a StepGuard guards."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def in_steps(function: Any, run: Run, of: Any = None) -> Any:
     Args:
         function: What makes the generator or awaitable.
         run: Runs a step.
-        of: Tells of what kind it is, in place of ``function``.
+        of: Says what kind it is, in place of ``function``.
     """
     kind = function if of is None else of
     if _is(inspect.isgeneratorfunction, kind):
@@ -59,8 +59,8 @@ def in_steps(function: Any, run: Run, of: Any = None) -> Any:
 
         @functools.wraps(function)
         async def async_generator(*args: Any, **kwargs: Any) -> Any:
-            theirs = function(*args, **kwargs)
-            step = theirs.__anext__()
+            wrapped = function(*args, **kwargs)
+            step = wrapped.__anext__()
             while True:
                 try:
                     item = await _Driven(run, step)
@@ -69,12 +69,12 @@ def in_steps(function: Any, run: Run, of: Any = None) -> Any:
                 try:
                     sent = yield item
                 except GeneratorExit:
-                    await _Driven(run, theirs.aclose())
+                    await _Driven(run, wrapped.aclose())
                     raise
                 except BaseException as error:
-                    step = theirs.athrow(error)
+                    step = wrapped.athrow(error)
                 else:
-                    step = theirs.asend(sent)
+                    step = wrapped.asend(sent)
 
         return async_generator
     return None
@@ -97,9 +97,9 @@ class _Driven:
         return _drive(self._run, self._awaitable.__await__())
 
 
-def _drive(run: Run, theirs: Any) -> Generator[Any, Any, Any]:
+def _drive(run: Run, wrapped: Any) -> Generator[Any, Any, Any]:
     """Does what ``yield from theirs`` does, each step by ``run``."""
-    step = functools.partial(_resume, theirs, None)
+    step = functools.partial(_resume, wrapped, None)
     while True:
         try:
             item = run(step)
@@ -108,16 +108,16 @@ def _drive(run: Run, theirs: Any) -> Generator[Any, Any, Any]:
         try:
             sent = yield item
         except GeneratorExit:
-            if hasattr(theirs, "close"):
-                run(theirs.close)
+            if hasattr(wrapped, "close"):
+                run(wrapped.close)
             raise
         except BaseException as error:
-            if not hasattr(theirs, "throw"):
+            if not hasattr(wrapped, "throw"):
                 raise
-            step = functools.partial(theirs.throw, error)
+            step = functools.partial(wrapped.throw, error)
         else:
-            step = functools.partial(_resume, theirs, sent)
+            step = functools.partial(_resume, wrapped, sent)
 
 
-def _resume(theirs: Any, sent: Any) -> Any:
-    return next(theirs) if sent is None else theirs.send(sent)
+def _resume(wrapped: Any, sent: Any) -> Any:
+    return next(wrapped) if sent is None else wrapped.send(sent)

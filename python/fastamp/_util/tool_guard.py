@@ -62,7 +62,7 @@ class ToolGuard:
         return default if self.is_off else self.run_always(function, *args, default=default)
 
     def run_always(self, function: Callable[..., Any], *args: Any, default: Any = None) -> Any:
-        """The same also if the tool is off: for what puts things back."""
+        """Does the same also if the tool is off: for what puts things back."""
         try:
             return function(*args)
         except Exception as error:

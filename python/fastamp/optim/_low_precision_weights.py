@@ -156,7 +156,7 @@ def low_precision_weights_(
     Weights that only ops of policy ``lower`` use are cast once. Their float32 values become the
     masters that fastamp's optimizers step, so losses and masters are, bit for bit, those of float32
     weights in the same regions (with ``master="remainder"`` but for the ties that docs/optim.md
-    tells of), and no region casts a weight any more::
+    describes), and no region casts a weight any more::
 
         fastamp.optim.low_precision_weights_(model)
         optimizer = fastamp.optim.AdamW(model.parameters(), lr=3e-4, master="remainder")

@@ -63,7 +63,7 @@ def gathered(param: Any, shard: Tensor) -> Tensor:
 
 
 def local_part(param: Any, whole: Tensor) -> Tensor:
-    """This rank's shard of a tensor that all ranks hold whole; communicates nothing.
+    """Returns this rank's shard of a tensor that all ranks hold whole; communicates nothing.
 
     Args:
         param: A ``DTensor`` that is sharded so.

@@ -43,7 +43,7 @@ def apply_amp_step(params: list[Tensor], amp_step: AmpStep) -> bool:
         # By gradient: parameters may share one.
         for gradient in {id(p.grad): p.grad for p in params if p.grad is not None}.values():
             _unscale_and_clip(gradient, amp_step)
-    # sync: torch's step cannot be told to skip
+    # sync: torch's step cannot be made to skip
     return amp_step.found_inf is None or amp_step.found_inf.item() == 0
 
 

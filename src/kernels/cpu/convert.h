@@ -51,7 +51,7 @@ FASTAMP_ALWAYS_INLINE void narrow_noisily(const float* in, c10::BFloat16* out, s
   }
 }
 
-/// The same of a tensor whose order turns; the first of them lies at `place`.
+/// Converts a tensor whose order turns; the first of them lies at `place`.
 FASTAMP_ALWAYS_INLINE void narrow_turned(const float* in, c10::BFloat16* out, std::int64_t n,
                                          const Noise& noise, std::size_t m, std::int64_t place,
                                          ElementOrder order) {

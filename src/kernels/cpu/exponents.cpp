@@ -6,7 +6,7 @@
 // by kernels/cpu/work_partition.h and spread over at::parallel_for; each thread counts in 256
 // numbers of its own and adds them to the table when the row changes. Traffic per counted element:
 // one read. A number takes one increment by its exponent field; what shares a field (0 with
-// subnormal numbers, inf with NaN) is told apart in a second run over a block that has any.
+// subnormal numbers, inf with NaN) is distinguished in a second run over a block that has any.
 // Numerics: counts are exact, and sums of integers do not depend on the number of threads.
 
 #include "kernels/exponents.h"
@@ -27,7 +27,7 @@
 namespace fastamp::kernels {
 namespace {
 
-/// What one thread has counted of a row.
+/// Tally of one thread's part of a row.
 struct ExponentTally {
   // Neighbouring numbers often have one exponent: increments of one counter wait for each other.
   static constexpr std::size_t kWays = 4;
@@ -76,7 +76,7 @@ struct CountExponents {
     return 0;
   }
 
-  /// For a block with numbers that share their exponent field with others: 0, inf or NaN.
+  /// Counts a block with numbers that share their exponent field with others: 0, inf or NaN.
   FASTAMP_ALWAYS_INLINE void look_closer(const float* data, std::int64_t n) const {
     for (std::int64_t i = 0; i < n; ++i) {
       const auto bits = magnitude_bits(data[i]);
@@ -192,9 +192,9 @@ void count_exponents_cpu(const ExponentArgs& args) {
   if (list.worth_threads()) {
     at::parallel_for(0, partition.length(), cpu::kThreadsNumel / 2,
                      [&](std::int64_t begin, std::int64_t end) {
-                       ExponentTally theirs;
-                       walk(begin, end, theirs);
-                       table.add(theirs, 0);
+                       ExponentTally counted;
+                       walk(begin, end, counted);
+                       table.add(counted, 0);
                      });
   } else {
     walk(0, partition.length(), mine);

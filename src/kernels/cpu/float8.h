@@ -12,7 +12,7 @@
 // Casts to fp8 with one scale per tensor. Exported for tests.
 namespace fastamp::kernels::cpu {
 
-/// What one read of a tensor tells.
+/// Result of one read of a tensor.
 struct Float8Range {
   std::uint32_t amax;  ///< The largest finite magnitude, as the bits of a float32.
   bool is_finite;      ///< Whether no element is inf or NaN.

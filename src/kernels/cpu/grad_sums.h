@@ -30,7 +30,7 @@ namespace fastamp::kernels::cpu {
 /// Up to this many elements (about 50 us of fp32) waking other threads costs more than it saves.
 inline constexpr std::int64_t kThreadsNumel = 262144;
 
-/// With fewer elements per tensor than this, preparing the cuts costs what the threads would save.
+/// Bound: with fewer elements per tensor, preparing the cuts costs what the threads would save.
 inline constexpr std::int64_t kThreadsNumelPerTensor = 256;
 
 /// Threads pay for elements, not for tensors: walking the list is serial in any case.
@@ -96,7 +96,7 @@ class GradArrays {
   GradArrays& operator=(GradArrays&&) = delete;
   ~GradArrays() = default;
 
-  /// As many as there are gradients. A strided one has a length but no address.
+  /// Arrays, as many as there are gradients. A strided one has a length but no address.
   KnownArrays arrays() const { return arrays_; }
   const std::vector<std::size_t>& strided() const { return strided_; }
   /// Whether more than the calling thread should walk them.

@@ -35,7 +35,7 @@ namespace {
 constexpr std::int64_t kBlockNumel = 1024;
 
 /// Unscales n elements that are to be stored as scalar_t; true if one of them is not finite then.
-/// What is written tells of what was read: no factor makes inf or NaN finite.
+/// What is written shows what was read: no factor makes inf or NaN finite.
 template <typename scalar_t, typename opmath_t>
 FASTAMP_ALWAYS_INLINE bool unscale_loop(opmath_t* data, std::int64_t n, Unscale<opmath_t> unscale) {
   auto greatest = magnitude_bits(opmath_t{0});
@@ -197,7 +197,7 @@ bool unscale_list(const cpu::GradArrays& grads, float inv_scale, UnscaleFn* unsc
   return non_finite;
 }
 
-/// The same with the sum of squares and the counts, which see each chunk before it is written.
+/// Does so with the sum of squares and the counts, which see each chunk before it is written.
 bool unscale_and_sum(const UnscaleArgs& args, const cpu::GradArrays& grads, float inv_scale,
                      UnscaleFn* unscale) {
   using SumAndUnscale = double(at::ScalarType, void*, std::int64_t, std::int64_t, float, double);

@@ -9,7 +9,7 @@
 
 namespace fastamp::kernels::cuda {
 
-/// As CudaDevices::capture_graph (core/cuda_part.h).
+/// Implements CudaDevices::capture_graph (core/cuda_part.h).
 std::unique_ptr<CapturedGraph> capture_graph(c10::Device device, const CapturePhases& phases);
 
 }  // namespace fastamp::kernels::cuda

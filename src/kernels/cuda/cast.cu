@@ -23,7 +23,7 @@ struct alignas(16) Eight {
 };
 
 struct CastOp {
-  /// With more, loads, addresses and loop do not fit the registers. 48 KiB in flight per processor.
+  /// Bound: with more, addresses and loop do not fit the registers. 48 KiB in flight per processor.
   static constexpr int kThreads = 1536;
 
   struct Thread {};

@@ -24,7 +24,7 @@
 
 namespace fastamp::kernels::cuda {
 
-/// What the second pass has to know of a tensor.
+/// Facts that the second pass has to know of a tensor.
 struct Float8Scale {
   float scale;
   std::uint32_t is_finite;

@@ -34,7 +34,7 @@ constexpr std::int64_t float8_partial_rows(std::int64_t rows) {
   return chunk_count(rows, kFloat8TileRows);
 }
 
-/// How a warp casts tiles.
+/// Loops of a warp that casts tiles.
 struct Float8Tiles {
   struct Matrix {
     const void* in;
@@ -362,7 +362,7 @@ struct Float8Tiles {
 /// rows and columns, as numbers.
 struct Float8TileOp {
   static constexpr std::int64_t kChunkNumel = 1;  // numel counts tiles
-  /// With more, addresses and what is transposed would spill. 48 KiB in flight per processor.
+  /// Bound: with more, what is transposed would spill. 48 KiB in flight per processor.
   static constexpr int kThreads = 768;
   static constexpr std::size_t kLists = 7;
 

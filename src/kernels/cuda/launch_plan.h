@@ -162,7 +162,7 @@ class ChunkCursor {
   std::int32_t entry_;
 };
 
-/// Where part `part` of `parts` begins; that of the next part is where it ends.
+/// Returns where part `part` of `parts` begins; that of the next part is where it ends.
 FASTAMP_HOST_DEVICE std::uint32_t part_begin(std::uint32_t total, std::uint32_t part,
                                              std::uint32_t parts) {
   return static_cast<std::uint32_t>(static_cast<std::uint64_t>(total) * part / parts);
@@ -170,7 +170,7 @@ FASTAMP_HOST_DEVICE std::uint32_t part_begin(std::uint32_t total, std::uint32_t 
 
 enum class TableHome : std::uint8_t { kSmallArgs, kLargeArgs, kDevice };
 
-/// How a list of entries is launched.
+/// Plan by which a list of entries is launched.
 struct LaunchPlan {
   std::uint32_t chunks;
   std::uint32_t runs;
@@ -191,7 +191,7 @@ constexpr std::size_t upload_count(std::size_t bytes, bool large_arguments) {
   return (bytes + carried - 1) / carried;
 }
 
-/// What a plan has to know about the device and the stream.
+/// Facts that a plan has to know about the device and the stream.
 struct DeviceShape {
   int processors;               ///< Streaming multiprocessors.
   int blocks_per_processor;     ///< Blocks of kBlockThreads that one of them holds at a time.
@@ -199,7 +199,7 @@ struct DeviceShape {
   bool large_arguments = true;  ///< The driver takes kMaxArgBytes.
 };
 
-/// How many entries fit the two argument tables, and the bytes that one takes in device memory.
+/// Number of entries that fit the two argument tables, and bytes that one takes on the device.
 struct TableCapacity {
   std::size_t small;
   std::size_t large;
@@ -214,7 +214,7 @@ constexpr std::size_t device_table_bytes(std::size_t count, std::size_t entry_by
   return count * entry_bytes + sizeof(std::uint32_t);
 }
 
-/// What an op asks of its launch.
+/// Request of an op to its launch.
 struct OpShape {
   std::int64_t chunk_numel;  ///< A power of two.
   std::uint32_t max_runs;    ///< 0: a run for each worker.

@@ -61,13 +61,13 @@ struct alignas(16) GradVec {
   scalar_t lanes[kSize];
 };
 
-/// What a lane knows of its part of a range.
+/// Sums of a lane over its part of a range.
 struct LaneSums {
   double squares = 0.0;
   unsigned inf = 0;
   unsigned nan = 0;
 
-  /// As NonFinite::count() of functors/unscale.h.
+  /// Counts as NonFinite::count() of functors/unscale.h.
   template <typename opmath_t>
   __device__ __forceinline__ void count(opmath_t grad, bool overflows) {
     if (overflows) {

@@ -30,7 +30,7 @@ struct DenseGrads {
 /// `writes` says that the gradients will be changed.
 DenseGrads gather_grads(at::TensorList grads, bool writes);
 
-/// What a pass computes beside the sums; addresses are on the device.
+/// Results of a pass beside the sums; addresses are on the device.
 struct SquaresRequest {
   const float* inv_scale;
   float* found_inf;

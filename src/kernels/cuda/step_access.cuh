@@ -125,7 +125,7 @@ struct Neighbours {
     }
   }
 
-  /// Where element k of a quad is.
+  /// Returns where element k of a quad is.
   __device__ __forceinline__ std::int64_t index(int k) const { return at + k; }
 
   /// Stores 16 bits for each element.

@@ -233,7 +233,7 @@ struct StepKernel {
     return at;
   }
 
-  /// What vectors do not reach: elements behind the last, or all.
+  /// Steps what vectors do not reach: elements behind the last, or all.
   template <Mix kMix>
   __device__ __forceinline__ void others(const Thread& thread, const Arrays& at, std::int64_t from,
                                          std::int64_t end, std::uint32_t& amax) const {
@@ -245,7 +245,7 @@ struct StepKernel {
     }
   }
 
-  /// Of neighbouring ranges, most have the group and the step count of the one before.
+  /// Constants: of neighbouring ranges, most have the group and the step count of the one before.
   __device__ __forceinline__ void prepare(Thread& thread, unsigned group, float steps) const {
     if (group != thread.group || steps != thread.steps) {
       thread.group = group;

@@ -10,7 +10,7 @@
 
 namespace fastamp::kernels::cuda {
 
-/// How many further lists entries of a kind have: origins of noise, and orders of elements.
+/// Number of further lists that entries of a kind have: origins of noise, and orders of elements.
 constexpr std::size_t further_lists(StepKind kind) {
   switch (kind) {
     case StepKind::kTurned:

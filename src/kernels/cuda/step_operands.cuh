@@ -24,7 +24,7 @@ __device__ __forceinline__ bool quad_aligned(const void* base, Storage storage) 
   return address % bytes == 0;  // null is
 }
 
-/// What a loop knows of its arrays when it is compiled. All but the last two: the usual moments.
+/// Traits that a loop knows of its arrays when compiled. All but the last two: the usual moments.
 enum class Mix : std::uint8_t {
   kFloat,         ///< An fp32 gradient, and no 16-bit parameter or copy.
   kCopied,        ///< An fp32 gradient and a 16-bit weight copy.
@@ -85,12 +85,12 @@ struct StepArrays {
     return remainders ? Mix::kRemainder : Mix::kMaster;
   }
 
-  /// How wide elements of `weight` are: remainders are moved as any 16 bits.
+  /// Width of elements of `weight`: remainders are moved as any 16 bits.
   __device__ __forceinline__ Storage weight_storage() const {
     return remainders ? Storage::kHalf : Storage::kFloat;
   }
 
-  /// The same with what a loop knows, which the compiler then knows.
+  /// Does so with what a loop knows, which the compiler then knows.
   template <Mix kMix, bool kNarrowMoments>
   __device__ __forceinline__ StepArrays known() const {
     StepArrays all = *this;
@@ -122,7 +122,7 @@ __device__ __forceinline__ std::uint32_t greater(std::uint32_t a, std::uint32_t 
   return a > b ? a : b;
 }
 
-/// Tells the header of an fp8 copy what a warp has written.
+/// Notes in the header of an fp8 copy what a warp has written.
 __device__ __forceinline__ void leave_amax(std::uint32_t amax, void* copy, int lane) {
   constexpr unsigned kAll = 0xffffffffU;
 #pragma unroll

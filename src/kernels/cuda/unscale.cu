@@ -41,7 +41,7 @@ template <typename scalar_t>
 __device__ __forceinline__ void unscale_one(scalar_t& element, float inv_scale, bool& non_finite) {
   using opmath_t = opmath_for<scalar_t>;
   const Unscale<opmath_t> unscale{static_cast<opmath_t>(inv_scale)};
-  // What is written tells of what was read: no factor makes inf or NaN finite.
+  // What is written shows what was read: no factor makes inf or NaN finite.
   const opmath_t product = unscale(static_cast<opmath_t>(element));
   non_finite |= magnitude_bits(product) >= kOverflowBits<scalar_t>;
   element = static_cast<scalar_t>(product);

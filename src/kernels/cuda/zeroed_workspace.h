@@ -18,10 +18,10 @@ namespace fastamp::kernels::cuda {
 
 class ZeroedWorkspace {
  public:
-  /// For launches on `stream`, the current one of the current device. Thread-safe.
+  /// Takes memory for launches on `stream`, the current one of the current device. Thread-safe.
   ZeroedWorkspace(std::size_t bytes, c10::cuda::CUDAStream stream);
 
-  /// At least the bytes asked for, aligned to 256; valid for kernels launched while this lives.
+  /// Address of the bytes asked for, aligned to 256; valid for kernels launched while this lives.
   void* get() const { return memory_; }
 
  private:

@@ -24,9 +24,9 @@ struct AdamConstants {
   bool maximize;
 };
 
-/// How products are grouped where that changes bits: as torch's optimizers on each device group
-/// them, whose results the steps there have. Source: torch 2.11, UnaryOps and PointwiseOps of
-/// ATen/native/cpu, and ATen/native/cuda/DeviceAddCmulCdiv.cuh.
+/// Order in which products are grouped where that changes bits: as torch's optimizers on each
+/// device group them, whose results the steps there have. Source: torch 2.11, UnaryOps and
+/// PointwiseOps of ATen/native/cpu, and ATen/native/cuda/DeviceAddCmulCdiv.cuh.
 enum class AdamOrder : unsigned char {
   kCpu,   ///< (a * g) * g and (s * m) / d
   kCuda,  ///< a * (g * g) and s * (m / d), each with its sum in one rounding
@@ -42,7 +42,7 @@ constexpr AdamOrder kDeviceOrder = AdamOrder::kCuda;
 constexpr AdamOrder kDeviceOrder = AdamOrder::kCpu;
 #endif
 
-/// Which of its branches a step takes; known to the compiler where a loop is to be vectorised.
+/// Branches that a step takes; known to the compiler where a loop is to be vectorised.
 struct AdamModes {
   // Bits: one register of a GPU.
   bool amsgrad : 1;
@@ -90,7 +90,7 @@ struct AdamUpdate {
             {group.amsgrad, decays && !group.decoupled, near}};
   }
 
-  /// Of moments that are rounded by noise: whether first ones are, too.
+  /// Flag of moments that are rounded by noise: whether first ones are, too.
   FASTAMP_HOST_DEVICE bool noisy_first() const {
     return modes.near && first_moments_need_noise(lerp_weight);
   }

@@ -6,7 +6,7 @@
 
 namespace fastamp::kernels {
 
-/// What a fused step does to a gradient before its optimizer sees it, and whether it happens.
+/// Values: what a fused step does to a gradient before its optimizer sees it, if it happens.
 struct AmpStepValues {
   float inv_scale;
   float clip_coef;

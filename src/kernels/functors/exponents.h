@@ -21,8 +21,8 @@ inline constexpr std::int64_t kGreatestColumn = 258;
 inline constexpr std::int64_t kLeastColumn = 259;
 inline constexpr std::int64_t kExponentColumns = 260;
 
-/// Which blocks of a list of tensors are counted: each `every`-th, in a row that goes from the one
-/// that `phase` names through all tensors askew, so that small tensors take turns too.
+/// Sample: which blocks of a list of tensors are counted: each `every`-th, in a row that goes from
+/// the one that `phase` names through all tensors askew, so that small tensors take turns too.
 struct BlockSample {
   static constexpr std::int64_t kBlockNumel = 2048;
 
@@ -33,7 +33,7 @@ struct BlockSample {
     return every == 1 || (tensor + block) % every == phase;
   }
 
-  /// How many elements of a tensor are counted.
+  /// Number of elements of a tensor that are counted.
   std::int64_t numel_of(std::int64_t tensor, std::int64_t numel) const {
     if (every == 1) {
       return numel;
@@ -49,7 +49,7 @@ struct BlockSample {
   }
 };
 
-/// Where a number with these magnitude_bits() is counted.
+/// Index at which a number with these magnitude_bits() is counted.
 FASTAMP_HOST_DEVICE std::int64_t exponent_column(std::uint32_t bits) {
   if (bits == 0) {
     return kZeroColumn;

@@ -12,8 +12,8 @@
 
 namespace fastamp::kernels {
 
-/// What the arithmetic needs to know of a format: its largest finite value is 1.75 * 2^kTop, its
-/// smallest normal one 2^kBottom.
+/// Traits that the arithmetic needs to know of a format: its largest finite value is 1.75 * 2^kTop,
+/// its smallest normal one 2^kBottom.
 template <typename Out>
 struct Float8Format;
 
@@ -35,7 +35,7 @@ struct Float8Format<c10::Float8_e5m2> {
   static constexpr std::uint8_t kOfInfinity = 0x7c;
 };
 
-/// What one read of a tensor tells, as the bits of float32 magnitudes: zeros before the first
+/// Result of one read of a tensor, as the bits of float32 magnitudes: zeros before the first
 /// element. Trivial, for shared memory.
 struct Float8Magnitudes {
   std::uint32_t amax;     ///< The largest finite one.

@@ -30,7 +30,7 @@ FASTAMP_HOST_DEVICE Float8CopyHeader* float8_header(void* copy) {
   return static_cast<Float8CopyHeader*>(copy) - 1;
 }
 
-/// What a refresh does, from the header that a step has left.
+/// Computes what a refresh does, from the header that a step has left.
 struct Float8CopyRefresh {
   bool has_step;   ///< Else nothing is to be done.
   bool stands;     ///< The copy holds what a cast would; a transposed copy is still out of date.

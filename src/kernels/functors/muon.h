@@ -23,7 +23,7 @@ struct Lerp {
   }
 };
 
-/// How a group's momentum moves.
+/// Constants by which a group's momentum moves.
 struct MuonMomentumConstants {
   double momentum;
   bool nesterov;

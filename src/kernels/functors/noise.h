@@ -52,7 +52,7 @@ struct Noise {
     return bits(index) & 0xffffU;
   }
 
-  /// The same for the m-th moment of an element: the first one has other bits than the others.
+  /// Noise of the m-th moment of an element: the first one has other bits than the others.
   FASTAMP_HOST_DEVICE std::uint32_t of_moment(std::uint32_t index, std::size_t m) const {
     return (bits(index) >> (m == 0 ? 16U : 0U)) & 0xffffU;
   }
@@ -61,9 +61,9 @@ struct Noise {
   FASTAMP_HOST_DEVICE std::uint32_t bits(std::uint32_t index) const { return mix32(start + index); }
 };
 
-/// How the elements of a tensor, which are numbered row by row, lie in memory: in this order; or
-/// matrices of rows x columns column by column, one behind the other, as channels that come last,
-/// or a matrix that was transposed.
+/// Order in which the elements of a tensor, which are numbered row by row, lie in memory: in this
+/// order; or matrices of rows x columns column by column, one behind the other, as channels that
+/// come last, or a matrix that was transposed.
 struct ElementOrder {
   std::uint32_t rows = 0;  ///< 0: in the order of the elements.
   std::uint32_t columns = 0;
@@ -87,7 +87,7 @@ struct ElementOrder {
     return static_cast<std::uint32_t>(place) - (column * rows + row) + (row * columns + column);
   }
 
-  /// As one word, of which a table of pointers holds any.
+  /// Packs it into one word, of which a table of pointers holds any.
   std::uint64_t packed() const { return static_cast<std::uint64_t>(rows) << 32U | columns; }
   static FASTAMP_HOST_DEVICE ElementOrder of_packed(std::uint64_t word) {
     return {static_cast<std::uint32_t>(word >> 32U), static_cast<std::uint32_t>(word)};

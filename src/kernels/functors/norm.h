@@ -56,7 +56,7 @@ FASTAMP_HOST_DEVICE float clip_coefficient(float max_norm, float total_norm) {
   return coefficient > 1.0F ? 1.0F : coefficient;
 }
 
-/// Where a pass over gradients writes their norm; null pointers: not requested.
+/// Places where a pass over gradients writes their norm; null pointers: not requested.
 struct NormResults {
   double* sum_of_squares;
   float* total_norm;

@@ -3,7 +3,7 @@
 
 // Counters of steps are float32, as torch's are, and have every whole number up to 2^24. From there
 // on a step moves a counter to the next float: to another value each time, so that noise that is
-// made of it never repeats, and the steps can be told from its bits. torch's stand still at 2^24.
+// made of it never repeats, and the steps can be read from its bits. torch's stand still at 2^24.
 
 #include "kernels/functors/bits.h"
 #include "kernels/functors/host_device.h"

@@ -13,7 +13,7 @@ namespace fastamp::kernels {
 
 /// |value| as an integer that orders like it; inf and NaN come last, from kInfBits up. Bits,
 /// because a program built with -ffast-math may fold isfinite() to `true`. The greatest magnitude
-/// of an array tells whether all of it is finite, and costs two vector instructions per vector.
+/// of an array shows whether all of it is finite, and costs two vector instructions per vector.
 FASTAMP_HOST_DEVICE std::uint32_t magnitude_bits(float value) {
   std::uint32_t bits = 0;
   std::memcpy(&bits, &value, sizeof(bits));
@@ -45,7 +45,7 @@ inline constexpr auto kOverflowBits<c10::Half> = std::uint32_t{0x477ff000U};  //
 template <>
 inline constexpr auto kOverflowBits<c10::BFloat16> = std::uint32_t{0x7f7f8000U};
 
-/// How many elements of some gradient are inf and NaN, or become so when they are unscaled.
+/// Counts: how many elements of some gradient are inf and NaN, or become so when they are unscaled.
 struct NonFinite {
   std::int64_t inf = 0;
   std::int64_t nan = 0;
@@ -66,7 +66,7 @@ template <typename opmath_t>
 struct Unscale {
   opmath_t inv_scale;  ///< 1 / loss scale; always comes from an fp32 tensor.
 
-  /// With an inverse scale of 1 the stored bits would not change, so callers skip the store.
+  /// Test: with an inverse scale of 1 the stored bits would not change, so callers skip the store.
   FASTAMP_HOST_DEVICE bool rewrites() const { return inv_scale != opmath_t{1}; }
 
   FASTAMP_HOST_DEVICE opmath_t operator()(opmath_t grad) const { return grad * inv_scale; }

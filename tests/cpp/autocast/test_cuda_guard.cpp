@@ -79,7 +79,7 @@ TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: results on CUDA are those of tor
   }
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: a CUDA region is float16 unless told otherwise",
+TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: a CUDA region is float16 by default",
                  "[autocast][cuda]") {
   const auto x = at::ones({2, 2}, c10::kCUDA);
   const auto on_cpu = at::ones({2, 2});

@@ -149,7 +149,7 @@ TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: says whether it could be had",
   CHECK_FALSE(off.enabled());
 }
 
-TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: casts live until the last of ours has ended",
+TEST_CASE_METHOD(LeavesNoTrace, "AutocastGuard: casts live until the last region of fastamp",
                  "[autocast][guard][cast_cache]") {
   const auto weight = make_weight(2, 2);
   std::optional<AutocastGuard> first(std::in_place, c10::kCPU, c10::kBFloat16);

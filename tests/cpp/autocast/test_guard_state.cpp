@@ -24,7 +24,7 @@ c10::ScalarType mm_dtype() {
 }  // namespace
 
 TEST_CASE_METHOD(LeavesNoTrace,
-                 "AutocastGuard: torch's public state tells the truth inside and after",
+                 "AutocastGuard: torch's public state shows the truth inside and after",
                  "[autocast][guard]") {
   const auto before = public_state();
   {

@@ -74,7 +74,7 @@ TEST_CASE_METHOD(LeavesNoTrace, "KeepCastsGuard: an edit is seen, one through da
 }
 
 TEST_CASE_METHOD(LeavesNoTrace,
-                 "KeepCastsGuard: steps of LibTorch's optimizers are not seen, ours are",
+                 "KeepCastsGuard: steps of LibTorch's optimizers are not seen, fastamp's are",
                  "[autocast][kept]") {
   const auto weight = make_weight(4, 2);
   const KeepCastsGuard keep({weight});

@@ -60,17 +60,17 @@ TEST_CASE_METHOD(
   REQUIRE(torch.size() > 2000);
   fastamp::register_kernels();
   CHECK(fastamp::kernels_registered());
-  const auto ours = dispatcher_dump();
+  const auto own = dispatcher_dump();
   std::size_t acting =
       1;  // The layer of a CPU's TransformerEncoder, which is in no list of torch's.
   for (const auto& row : fastamp::op_table()) {
     acting += row.cpu != fastamp::OpPolicy::kPass || row.cuda != fastamp::OpPolicy::kPass ? 1 : 0;
   }
-  CHECK(count_differences(torch, ours) == acting);
+  CHECK(count_differences(torch, own) == acting);
   fastamp::unregister_kernels();
   CHECK(count_differences(torch, dispatcher_dump()) == 0);
   fastamp::register_kernels();
-  CHECK(count_differences(ours, dispatcher_dump()) == 0);
+  CHECK(count_differences(own, dispatcher_dump()) == 0);
 }
 
 TEST_CASE_METHOD(LeavesNoTrace,
@@ -88,10 +88,10 @@ TEST_CASE_METHOD(LeavesNoTrace,
 
 TEST_CASE_METHOD(LeavesNoTrace, "register_kernels and unregister_kernels: once is as good as twice",
                  "[autocast][registration]") {
-  const auto ours = dispatcher_dump();
+  const auto own = dispatcher_dump();
   fastamp::register_kernels();
   fastamp::register_kernels();
-  CHECK(count_differences(ours, dispatcher_dump()) == 0);
+  CHECK(count_differences(own, dispatcher_dump()) == 0);
   fastamp::unregister_kernels();
   fastamp::unregister_kernels();
   CHECK_FALSE(fastamp::kernels_registered());
@@ -141,7 +141,7 @@ TEST_CASE_METHOD(LeavesNoTrace,
   const auto x = at::ones({2, 2});
   const AutocastGuard region(c10::kCPU, c10::kBFloat16);
   {
-    const CapturedWarnings warnings;  // torch may say that the user's kernel goes over ours
+    const CapturedWarnings warnings;  // torch may say that the user's kernel goes over fastamp's
     torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::AutocastCPU, __FILE__,
                            __LINE__);
     library.impl("mm", TORCH_FN(users_mm));

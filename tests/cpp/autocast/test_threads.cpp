@@ -53,7 +53,7 @@ TEST_CASE_METHOD(LeavesNoTrace, "threads: a region that ends leaves other thread
     const AutocastGuard own(c10::kCPU, c10::kBFloat16);
     shared += column_sums(w).grad_fn()->next_edge(1).function == cast ? 1 : 0;
   });
-  CHECK(shared == 0);  // nor do they see ours
+  CHECK(shared == 0);  // nor do they see fastamp's
   CHECK(node_of_argument(column_sums(w), 1) == cast);
 }
 

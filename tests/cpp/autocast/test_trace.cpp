@@ -118,10 +118,10 @@ TEST_CASE_METHOD(LeavesNoTrace, "Trace: table and JSON", "[autocast][trace]") {
   CHECK(by_name.find("\ncat ") < by_name.find("\nmm "));
   CHECK(trace.table(TraceOrder::kName, 1).find("1 more rows") != std::string::npos);
   const std::string json = trace.to_json();
-  CHECK(json.find(
-            R"({"op": "mm", "device": "cpu", "policy": "lower", "inputs": ["float32", )"
-            R"("float32"], "run_dtype": "bfloat16", "float8": "", "source": "", "calls": 2, )") !=
-        std::string::npos);
+  CHECK(
+      json.find(R"({"op": "mm", "device": "cpu", "policy": "lower", "inputs": ["float32", )"
+                R"("float32"], "run_dtype": "bfloat16", "float8": "", "source": "", "module": "", )"
+                R"("calls": 2, )") != std::string::npos);
 }
 
 TEST_CASE("trace_order_from_string: refuses unknown names", "[autocast][trace]") {

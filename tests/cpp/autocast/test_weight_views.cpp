@@ -50,13 +50,13 @@ TEST_CASE_METHOD(LeavesNoTrace, "torch::nn::Linear: its weight is cast once, to 
   torch::nn::Linear linear(kColumns, kRows);
   const bool flat = GENERATE(true, false);  // addmm of the bias, or matmul and an addition
   const auto input = flat ? at::randn({4, kColumns}) : at::randn({2, 3, kColumns});
-  std::vector<at::Tensor> ours;
-  const auto casts = casts_of([&] { ours = train(linear, input); });
+  std::vector<at::Tensor> own;
+  const auto casts = casts_of([&] { own = train(linear, input); });
   CHECK(casts.weight_casts == (flat ? 2 : 1));  // the bias of an addmm is one
-  const auto theirs =
+  const auto torchs =
       with_torch_kernels(c10::kCPU, c10::kBFloat16, [&] { return train(linear, input); });
-  for (std::size_t i = 0; i < theirs.size(); ++i) {
-    CHECK(bit_equal(ours[i], theirs[i]));
+  for (std::size_t i = 0; i < torchs.size(); ++i) {
+    CHECK(bit_equal(own[i], torchs[i]));
   }
 }
 

@@ -16,7 +16,7 @@ struct AdamwGroups {
   explicit AdamwGroups(const StepCase& c);
 };
 
-/// A step as torch's foreach kernels make it on CUDA, one operation of theirs after the other, with
+/// A step as torch's foreach kernels make it on CUDA, one of their operations after the other, with
 /// the AmpStep before them and masters and weight copies after; shares no code with the functors.
 void step_as_torch_on_cuda(const StepLists& lists, const StepCase& c);
 

@@ -69,8 +69,8 @@ kernels::cuda::Float8CastEntry entry_of(const Matrix& matrix, const Outputs& out
   };
 }
 
-void check_outputs(const Outputs& ours, const Outputs& expected) {
-  const auto got = ours.all();
+void check_outputs(const Outputs& on_cuda, const Outputs& expected) {
+  const auto got = on_cuda.all();
   const auto wanted = expected.all();
   REQUIRE(got.size() == wanted.size());
   for (std::size_t i = 0; i < got.size(); ++i) {

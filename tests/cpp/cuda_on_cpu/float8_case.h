@@ -42,6 +42,6 @@ Outputs cast_on_cpu(const Matrix& matrix, Wanted wanted);
 kernels::cuda::Float8CastEntry entry_of(const Matrix& matrix, const Outputs& out);
 
 /// Compares what both have, bit by bit.
-void check_outputs(const Outputs& ours, const Outputs& expected);
+void check_outputs(const Outputs& on_cuda, const Outputs& expected);
 
 }  // namespace fastamp::test

@@ -102,18 +102,18 @@ TEST_CASE("emulated exponents: a sample is what the CPU kernel counts", "[expone
     for (const std::int64_t every : {2, 5, 128}) {
       std::int64_t counted = 0;
       for (std::int64_t phase = 0; phase < every; phase += brief() ? every : 1) {
-        const auto ours = table(count);
-        const auto theirs = table(count);
-        const std::optional<at::Tensor> our_zeros = table(count, 1);
-        const std::optional<at::Tensor> their_zeros = table(count, 1);
-        count_exponents_cuda({tensors, ours, our_zeros, every, phase});
-        count_exponents_cpu({tensors, theirs, their_zeros, every, phase});
-        CHECK(same_bits(ours, theirs));
-        CHECK(same_bits(*our_zeros, *their_zeros));
+        const auto on_cuda = table(count);
+        const auto on_cpu = table(count);
+        const std::optional<at::Tensor> on_cuda_zeros = table(count, 1);
+        const std::optional<at::Tensor> on_cpu_zeros = table(count, 1);
+        count_exponents_cuda({tensors, on_cuda, on_cuda_zeros, every, phase});
+        count_exponents_cpu({tensors, on_cpu, on_cpu_zeros, every, phase});
+        CHECK(same_bits(on_cuda, on_cpu));
+        CHECK(same_bits(*on_cuda_zeros, *on_cpu_zeros));
         const fastamp::kernels::BlockSample sample{every, phase};
         for (std::int64_t i = 0; i < count; ++i) {
           const auto numel = sample.numel_of(i, tensors[static_cast<std::size_t>(i)].numel());
-          CHECK(theirs[i].slice(0, 0, 258).sum().item<std::int64_t>() == numel);
+          CHECK(on_cpu[i].slice(0, 0, 258).sum().item<std::int64_t>() == numel);
           counted += numel;
         }
       }

@@ -61,11 +61,11 @@ void run_adamw(const StepLists& lists, const std::vector<kernels::StepEntry>& en
          kernels::StepEntries(entries));
 }
 
-void run_both(const StepLists& ours, const StepCase& c) {
-  const auto theirs = ours.copy();
-  run_adamw(ours, ours.entries(true, c), c, kernels::fused_adamw_cuda);
-  run_adamw(theirs, theirs.entries(true, c), c, kernels::fused_adamw_cpu);
-  CHECK(ours.same_as(theirs));
+void run_both(const StepLists& on_cuda, const StepCase& c) {
+  const auto on_cpu = on_cuda.copy();
+  run_adamw(on_cuda, on_cuda.entries(true, c), c, kernels::fused_adamw_cuda);
+  run_adamw(on_cpu, on_cpu.entries(true, c), c, kernels::fused_adamw_cpu);
+  CHECK(on_cuda.same_as(on_cpu));
 }
 
 }  // namespace
@@ -135,14 +135,14 @@ TEST_CASE("emulated AdamW: as nvcc compiles it, the bits of torch's kernels on C
   emulator::set_order(emulator::Order::kForward);
   bool differ = false;
   for (const auto& c : StepCase::all()) {
-    const auto ours = make_step_lists(c, true);
-    const auto theirs = ours.copy();
-    const auto others = ours.copy();
-    run_adamw(ours, ours.entries(true, c), c, kernels::fused_adamw_cuda_in_torch_order);
-    step_as_torch_on_cuda(theirs, c);
-    CHECK(ours.same_as(theirs));
+    const auto on_cuda = make_step_lists(c, true);
+    const auto on_cpu = on_cuda.copy();
+    const auto others = on_cuda.copy();
+    run_adamw(on_cuda, on_cuda.entries(true, c), c, kernels::fused_adamw_cuda_in_torch_order);
+    step_as_torch_on_cuda(on_cpu, c);
+    CHECK(on_cuda.same_as(on_cpu));
     run_adamw(others, others.entries(true, c), c, kernels::fused_adamw_cpu);
-    differ = differ || !ours.same_as(others);
+    differ = differ || !on_cuda.same_as(others);
   }
   CHECK(differ);  // else the order of products is not what is tested
 }
@@ -154,15 +154,15 @@ TEST_CASE("emulated AdamW: arrays of other layouts are copied and copied back", 
     return values.positive(96, dtype).view({8, 12});
   };
   // The weight is dense in another order than the gradient, and a moment is every other column.
-  StepLists ours;
-  ours.params = {matrix(at::kFloat).t()};
-  ours.grads = {values.tensor(96, at::kHalf).view({12, 8})};
-  ours.first = {values.positive(192, at::kFloat).view({12, 16}).slice(1, 0, 16, 2)};
-  ours.second = {matrix(at::kFloat).t()};
-  ours.steps = {scalar(3.0F)};
-  ours.group_sizes = {1};
-  StepLists theirs = ours;
-  for (auto* list : {&theirs.params, &theirs.grads, &theirs.first, &theirs.second, &theirs.steps}) {
+  StepLists on_cuda;
+  on_cuda.params = {matrix(at::kFloat).t()};
+  on_cuda.grads = {values.tensor(96, at::kHalf).view({12, 8})};
+  on_cuda.first = {values.positive(192, at::kFloat).view({12, 16}).slice(1, 0, 16, 2)};
+  on_cuda.second = {matrix(at::kFloat).t()};
+  on_cuda.steps = {scalar(3.0F)};
+  on_cuda.group_sizes = {1};
+  StepLists on_cpu = on_cuda;
+  for (auto* list : {&on_cpu.params, &on_cpu.grads, &on_cpu.first, &on_cpu.second, &on_cpu.steps}) {
     list->front() = list->front().clone();
   }
   const auto entries = [](const StepLists& of) {
@@ -171,11 +171,11 @@ TEST_CASE("emulated AdamW: arrays of other layouts are copied and copied back", 
                      &of.steps[0], &of.first[0],  &of.second[0]};
     return std::vector<kernels::StepEntry>{entry};
   };
-  run_adamw(ours, entries(ours), c, kernels::fused_adamw_cuda);
-  run_adamw(theirs, entries(theirs), c, kernels::fused_adamw_cpu);
+  run_adamw(on_cuda, entries(on_cuda), c, kernels::fused_adamw_cuda);
+  run_adamw(on_cpu, entries(on_cpu), c, kernels::fused_adamw_cpu);
   for (const auto list : {&StepLists::params, &StepLists::grads, &StepLists::first,
                           &StepLists::second, &StepLists::steps}) {
-    CHECK(same_bits((ours.*list)[0].contiguous(), (theirs.*list)[0].contiguous()));
+    CHECK(same_bits((on_cuda.*list)[0].contiguous(), (on_cpu.*list)[0].contiguous()));
   }
 }
 
@@ -203,18 +203,18 @@ TEST_CASE("emulated AdamW: a skipped step changes nothing but the gradients", "[
 TEST_CASE("emulated AdamW: a counter of several parameters counts each of them", "[fused_adamw]") {
   for_each_shape([] {
     const StepCase c{};
-    auto ours = make_step_lists(c, true);
-    auto theirs = ours.copy();
+    auto on_cuda = make_step_lists(c, true);
+    auto on_cpu = on_cuda.copy();
     const auto share = [](StepLists& lists) {
       for (auto& count : lists.steps) {
         count = lists.steps.front();
       }
     };
-    share(ours);
-    share(theirs);
-    run_adamw(ours, ours.entries(true, c), c, kernels::fused_adamw_cuda);
-    run_adamw(theirs, theirs.entries(true, c), c, kernels::fused_adamw_cpu);
-    CHECK(ours.same_as(theirs));
-    CHECK(value_of(ours.steps.front()) == static_cast<float>(ours.params.size()));
+    share(on_cuda);
+    share(on_cpu);
+    run_adamw(on_cuda, on_cuda.entries(true, c), c, kernels::fused_adamw_cuda);
+    run_adamw(on_cpu, on_cpu.entries(true, c), c, kernels::fused_adamw_cpu);
+    CHECK(on_cuda.same_as(on_cpu));
+    CHECK(value_of(on_cuda.steps.front()) == static_cast<float>(on_cuda.params.size()));
   });
 }

@@ -54,11 +54,11 @@ TEST_CASE("emulated SGD: every mixture of dtypes, sizes, masters and copies", "[
     for (auto c : StepCase::all()) {
       for (const bool remainders : {false, true}) {
         c.remainders = remainders;
-        const auto ours = make_step_lists(c, false);
-        const auto theirs = ours.copy();
-        run_sgd(ours, ours.entries(false, c), c, true);
-        run_sgd(theirs, theirs.entries(false, c), c, false);
-        CHECK(ours.same_as(theirs));
+        const auto on_cuda = make_step_lists(c, false);
+        const auto on_cpu = on_cuda.copy();
+        run_sgd(on_cuda, on_cuda.entries(false, c), c, true);
+        run_sgd(on_cpu, on_cpu.entries(false, c), c, false);
+        CHECK(on_cuda.same_as(on_cpu));
       }
     }
   });
@@ -72,11 +72,11 @@ TEST_CASE("emulated SGD: buffers rounded by noise have the CPU's bits", "[fused_
       c.remainders = c.writes;
       for (const bool turned : {false, true}) {
         c.turned = turned;
-        const auto ours = make_step_lists(c, false);
-        const auto theirs = ours.copy();
-        run_sgd(ours, ours.entries(false, c), c, true);
-        run_sgd(theirs, theirs.entries(false, c), c, false);
-        CHECK(ours.same_as(theirs));
+        const auto on_cuda = make_step_lists(c, false);
+        const auto on_cpu = on_cuda.copy();
+        run_sgd(on_cuda, on_cuda.entries(false, c), c, true);
+        run_sgd(on_cpu, on_cpu.entries(false, c), c, false);
+        CHECK(on_cuda.same_as(on_cpu));
       }
     }
   });
@@ -111,7 +111,7 @@ TEST_CASE("emulated SGD: steps whose lists need each home of the table", "[fused
     lists.steps.push_back(steps);
   }
   lists.group_sizes = {static_cast<std::int64_t>(count)};
-  const auto theirs = lists.copy();
+  const auto on_cpu = lists.copy();
   const auto entries = [](const StepLists& of) {
     std::vector<kernels::StepEntry> all(of.params.size());
     for (std::size_t i = 0; i < all.size(); ++i) {
@@ -120,6 +120,6 @@ TEST_CASE("emulated SGD: steps whose lists need each home of the table", "[fused
     return all;
   };
   run_sgd(lists, entries(lists), c, true);
-  run_sgd(theirs, entries(theirs), c, false);
-  CHECK(lists.same_as(theirs));
+  run_sgd(on_cpu, entries(on_cpu), c, false);
+  CHECK(lists.same_as(on_cpu));
 }

@@ -135,13 +135,13 @@ TEST_CASE("emulated Muon: momentum over every mixture of dtypes, sizes and AmpSt
   for_each_shape([] {
     for (const auto& c : StepCase::all()) {
       const auto before = make_matrices(c);
-      const auto ours = before.copy();
-      const auto theirs = before.copy();
-      run_momentum(ours, c, true);
-      run_momentum(theirs, c, false);
-      CHECK(ours.same_as(theirs));
-      CHECK(same_bits(ours.buffers, before.buffers) == c.skips);
-      CHECK(all_zero(ours.updates) == c.skips);
+      const auto on_cuda = before.copy();
+      const auto on_cpu = before.copy();
+      run_momentum(on_cuda, c, true);
+      run_momentum(on_cpu, c, false);
+      CHECK(on_cuda.same_as(on_cpu));
+      CHECK(same_bits(on_cuda.buffers, before.buffers) == c.skips);
+      CHECK(all_zero(on_cuda.updates) == c.skips);
     }
   });
 }
@@ -153,12 +153,12 @@ TEST_CASE("emulated Muon: buffers rounded by noise have the CPU's bits", "[muon]
       for (const bool turned : {false, true}) {
         c.turned = turned;
         const auto before = make_matrices(c);
-        const auto ours = before.copy();
-        const auto theirs = before.copy();
-        run_momentum(ours, c, true);
-        run_momentum(theirs, c, false);
-        CHECK(ours.same_as(theirs));
-        CHECK(same_bits(ours.steps, before.steps) == c.skips);
+        const auto on_cuda = before.copy();
+        const auto on_cpu = before.copy();
+        run_momentum(on_cuda, c, true);
+        run_momentum(on_cpu, c, false);
+        CHECK(on_cuda.same_as(on_cpu));
+        CHECK(same_bits(on_cuda.steps, before.steps) == c.skips);
       }
     }
   });
@@ -181,13 +181,13 @@ TEST_CASE("emulated Muon: updates of all dtypes reach weights, masters, remainde
         c.remainders = remainders;
         c.writes = false;
         const auto before = make_step_lists(c, false);
-        const auto ours = before.copy();
-        const auto theirs = before.copy();
-        run_apply(ours, c, true);
-        run_apply(theirs, c, false);
-        CHECK(ours.same_as(theirs));
-        CHECK(same_bits(ours.grads, before.grads));
-        CHECK(same_bits(ours.params, before.params) == c.skips);
+        const auto on_cuda = before.copy();
+        const auto on_cpu = before.copy();
+        run_apply(on_cuda, c, true);
+        run_apply(on_cpu, c, false);
+        CHECK(on_cuda.same_as(on_cpu));
+        CHECK(same_bits(on_cuda.grads, before.grads));
+        CHECK(same_bits(on_cuda.params, before.params) == c.skips);
       }
     }
   });

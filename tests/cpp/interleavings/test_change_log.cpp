@@ -20,7 +20,7 @@ struct Model {
   fastamp::ChangeLog<ModelThreads, int, kRemembered> log;
   std::array<ModelThreads::Atomic<int>, 3> weights{
       ModelThreads::Atomic<int>(0), ModelThreads::Atomic<int>(0), ModelThreads::Atomic<int>(0)};
-  ModelThreads::Atomic<int> steps{0};  ///< How the optimizer's thread tells others.
+  ModelThreads::Atomic<int> steps{0};  ///< How the optimizer's thread notifies others.
 };
 
 /// The cache of a reading thread, with a cast of weight 0, as CastCache does it.
@@ -48,7 +48,7 @@ struct Reader {
 enum class FirstCast { kBeforeTheStep, kDuringIt };
 
 /// One thread writes weights and says so. Another has a cast of weight 0, and uses it again once it
-/// was told of the step.
+/// was notified of the step.
 Exploration explore_step(std::size_t weights, FirstCast first_cast = FirstCast::kBeforeTheStep) {
   return explore([=](Program& program) {
     auto model = std::make_shared<Model>();

@@ -161,11 +161,11 @@ Longest longest_step(const std::vector<float>& first, const std::vector<float>& 
       const auto update = [](float m, float v) {
         return std::abs(static_cast<double>(m)) / (std::sqrt(static_cast<double>(v)) + 1e-8);
       };
-      const double ours =
+      const double own =
           update(FirstMomentCodes::decode(code1, scale1), SecondMomentCodes::decode(code2, scale2));
-      const double theirs = update(first[i], second[i]);
-      most.ratio = std::max(most.ratio, theirs > 0 ? ours / theirs : ours > 0 ? INFINITY : 0.0);
-      most.step = std::max(most.step, ours);
+      const double torchs = update(first[i], second[i]);
+      most.ratio = std::max(most.ratio, torchs > 0 ? own / torchs : own > 0 ? INFINITY : 0.0);
+      most.step = std::max(most.step, own);
     }
   }
   return most;

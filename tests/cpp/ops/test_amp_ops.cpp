@@ -32,25 +32,25 @@ std::vector<at::Tensor> clones(const std::vector<at::Tensor>& list) {
   return copies;
 }
 
-/// Runs torch's op, one dtype at a time as it wants them, and ours on the whole list.
+/// Runs torch's op, one dtype at a time as it wants them, and fastamp's on the whole list.
 void check_parity(const std::vector<at::Tensor>& grads, double factor) {
   const auto inv_scale = at::full({}, factor, at::kFloat);
-  auto theirs = clones(grads);
-  const auto ours = clones(grads);
-  auto their_flag = at::zeros({});
-  const auto our_flag = at::zeros({});
-  for (auto& t : theirs) {
+  auto torchs = clones(grads);
+  const auto own = clones(grads);
+  auto torchs_flag = at::zeros({});
+  const auto own_flag = at::zeros({});
+  for (auto& t : torchs) {
     std::vector<at::Tensor> one{t};
-    at::_amp_foreach_non_finite_check_and_unscale_(one, their_flag, inv_scale);
+    at::_amp_foreach_non_finite_check_and_unscale_(one, torchs_flag, inv_scale);
   }
-  unscale_and_check_(ours, inv_scale, our_flag);
-  for (const auto& t : theirs) {
-    // torch looks at what it reads, ours at what it writes, too.
-    their_flag.logical_or_(t.isfinite().all().logical_not());
+  unscale_and_check_(own, inv_scale, own_flag);
+  for (const auto& t : torchs) {
+    // torch looks at what it reads, fastamp's at what it writes, too.
+    torchs_flag.logical_or_(t.isfinite().all().logical_not());
   }
-  REQUIRE(at::equal(their_flag, our_flag));
+  REQUIRE(at::equal(torchs_flag, own_flag));
   for (std::size_t i = 0; i < grads.size(); ++i) {
-    REQUIRE(at::allclose(theirs[i], ours[i], 0.0, 0.0, /*equal_nan=*/true));
+    REQUIRE(at::allclose(torchs[i], own[i], 0.0, 0.0, /*equal_nan=*/true));
   }
 }
 
@@ -131,16 +131,16 @@ TEST_CASE("unscale: a refused call changes nothing", "[ops]") {
 }
 
 TEST_CASE("update_scale: a thousand random steps follow torch", "[ops]") {
-  auto their_scale = at::full({}, 65536.0F);
-  auto their_tracker = at::zeros({}, at::kInt);
-  const auto our_scale = their_scale.clone();
-  const auto our_tracker = their_tracker.clone();
+  auto torchs_scale = at::full({}, 65536.0F);
+  auto torchs_tracker = at::zeros({}, at::kInt);
+  const auto own_scale = torchs_scale.clone();
+  const auto own_tracker = torchs_tracker.clone();
   const auto flags = at::rand({1000}).lt(0.2).to(at::kFloat);
   for (std::int64_t i = 0; i < 1000; ++i) {
     const auto flag = flags[i];
-    at::_amp_update_scale_(their_scale, their_tracker, flag, 1.7, 0.6, 3);
-    update_scale_(our_scale, our_tracker, flag, 1.7, 0.6, 3);
-    REQUIRE(at::equal(their_scale, our_scale));
-    REQUIRE(at::equal(their_tracker, our_tracker));
+    at::_amp_update_scale_(torchs_scale, torchs_tracker, flag, 1.7, 0.6, 3);
+    update_scale_(own_scale, own_tracker, flag, 1.7, 0.6, 3);
+    REQUIRE(at::equal(torchs_scale, own_scale));
+    REQUIRE(at::equal(torchs_tracker, own_tracker));
   }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ours beside LibTorch's optimizers, step by step.
+// fastamp's beside LibTorch's optimizers, step by step.
 
 #include "helpers.h"
 #include "support/catch.h"
@@ -18,8 +18,8 @@
 #include <algorithm>
 
 using namespace fastamp::test;  // NOLINT(google-build-using-namespace): a test's own helpers
-namespace ours = fastamp::optim;
-namespace theirs = torch::optim;
+namespace own = fastamp::optim;
+namespace libtorch = torch::optim;
 
 namespace {
 
@@ -38,16 +38,16 @@ Options adam_options(double lr, double weight_decay, bool amsgrad) {
   return options;
 }
 
-template <typename Ours, typename OurOptions, typename Theirs, typename TheirOptions>
+template <typename Own, typename OwnOptions, typename Torchs, typename TorchsOptions>
 void compare_adam() {
   const double weight_decay = GENERATE(0.0, 0.1);
   const bool amsgrad = GENERATE(false, true);
   auto params = make_params();
   auto reference = copy_of(params);
-  Ours optimizer(two_groups(params, adam_options<OurOptions>(1e-3, 0.3, !amsgrad)),
-                 adam_options<OurOptions>(1e-2, weight_decay, amsgrad));
-  Theirs torchs(two_groups(reference, adam_options<TheirOptions>(1e-3, 0.3, !amsgrad)),
-                adam_options<TheirOptions>(1e-2, weight_decay, amsgrad));
+  Own optimizer(two_groups(params, adam_options<OwnOptions>(1e-3, 0.3, !amsgrad)),
+                adam_options<OwnOptions>(1e-2, weight_decay, amsgrad));
+  Torchs torchs(two_groups(reference, adam_options<TorchsOptions>(1e-3, 0.3, !amsgrad)),
+                adam_options<TorchsOptions>(1e-2, weight_decay, amsgrad));
   for (int step = 0; step < 50; ++step) {
     set_gradients({&params, &reference});
     optimizer.step();
@@ -71,10 +71,10 @@ TEST_CASE("SGD equals torch::optim::SGD bit for bit", "[optim]") {
   };
   auto params = make_params();
   auto reference = copy_of(params);
-  ours::SGD optimizer(two_groups(params, ours::SGDOptions(0.05).momentum(0.5)),
-                      fill(ours::SGDOptions(0.1)));
-  theirs::SGD torchs(two_groups(reference, theirs::SGDOptions(0.05).momentum(0.5)),
-                     fill(theirs::SGDOptions(0.1)));
+  own::SGD optimizer(two_groups(params, own::SGDOptions(0.05).momentum(0.5)),
+                     fill(own::SGDOptions(0.1)));
+  libtorch::SGD torchs(two_groups(reference, libtorch::SGDOptions(0.05).momentum(0.5)),
+                       fill(libtorch::SGDOptions(0.1)));
   for (int step = 0; step < 50; ++step) {
     set_gradients({&params, &reference});
     optimizer.step();
@@ -84,30 +84,30 @@ TEST_CASE("SGD equals torch::optim::SGD bit for bit", "[optim]") {
 }
 
 TEST_CASE("Adam is torch::optim::Adam but for the last bits", "[optim]") {
-  compare_adam<ours::Adam, ours::AdamOptions, theirs::Adam, theirs::AdamOptions>();
+  compare_adam<own::Adam, own::AdamOptions, libtorch::Adam, libtorch::AdamOptions>();
 }
 
 TEST_CASE("AdamW is torch::optim::AdamW but for the last bits", "[optim]") {
-  compare_adam<ours::AdamW, ours::AdamWOptions, theirs::AdamW, theirs::AdamWOptions>();
+  compare_adam<own::AdamW, own::AdamWOptions, libtorch::AdamW, libtorch::AdamWOptions>();
 }
 
 TEST_CASE("optimizers: options and defaults are LibTorch's", "[optim]") {
-  const ours::AdamWOptions mine;
-  const theirs::AdamWOptions torchs;
+  const own::AdamWOptions mine;
+  const libtorch::AdamWOptions torchs;
   CHECK(mine.lr() == torchs.lr());
   CHECK(mine.betas() == torchs.betas());
   CHECK(mine.eps() == torchs.eps());
   CHECK(mine.weight_decay() == torchs.weight_decay());
   CHECK(mine.amsgrad() == torchs.amsgrad());
-  CHECK(ours::AdamOptions().weight_decay() == theirs::AdamOptions().weight_decay());
-  CHECK(ours::SGDOptions(0.5).get_lr() == 0.5);
+  CHECK(own::AdamOptions().weight_decay() == libtorch::AdamOptions().weight_decay());
+  CHECK(own::SGDOptions(0.5).get_lr() == 0.5);
 }
 
-TEST_CASE("optimizers: LibTorch's LR schedulers drive ours", "[optim]") {
+TEST_CASE("optimizers: LibTorch's LR schedulers drive fastamp's", "[optim]") {
   auto params = make_params();
   auto reference = copy_of(params);
-  ours::SGD optimizer(params, ours::SGDOptions(0.1).momentum(0.9));
-  theirs::SGD torchs(reference, theirs::SGDOptions(0.1).momentum(0.9));
+  own::SGD optimizer(params, own::SGDOptions(0.1).momentum(0.9));
+  libtorch::SGD torchs(reference, libtorch::SGDOptions(0.1).momentum(0.9));
   torch::optim::StepLR schedule(optimizer, 3, 0.5);
   torch::optim::StepLR torchs_schedule(torchs, 3, 0.5);
   for (int step = 0; step < 12; ++step) {
@@ -126,8 +126,8 @@ TEST_CASE("optimizers: LibTorch's LR schedulers drive ours", "[optim]") {
 TEST_CASE("optimizers: groups can be added between steps", "[optim]") {
   auto params = make_params();
   auto reference = copy_of(params);
-  ours::SGD optimizer(Params{params[0]}, ours::SGDOptions(0.1).momentum(0.9));
-  theirs::SGD torchs(Params{reference[0]}, theirs::SGDOptions(0.1).momentum(0.9));
+  own::SGD optimizer(Params{params[0]}, own::SGDOptions(0.1).momentum(0.9));
+  libtorch::SGD torchs(Params{reference[0]}, libtorch::SGDOptions(0.1).momentum(0.9));
   for (std::size_t i = 1; i < params.size(); ++i) {
     set_gradients({&params, &reference});
     optimizer.step();
@@ -142,7 +142,7 @@ TEST_CASE("optimizers: groups can be added between steps", "[optim]") {
 
 TEST_CASE("optimizers: a closure runs with gradients enabled and its loss is returned", "[optim]") {
   auto param = at::tensor({3.0F}).requires_grad_(true);
-  ours::SGD optimizer(Params{param}, ours::SGDOptions(0.5));
+  own::SGD optimizer(Params{param}, own::SGDOptions(0.5));
   const at::NoGradGuard no_grad;
   const auto loss = optimizer.step([&] {
     optimizer.zero_grad();
@@ -158,8 +158,8 @@ TEST_CASE("SGD: a sparse gradient acts as the dense one", "[optim]") {
   const double momentum = GENERATE(0.0, 0.9);
   auto sparse = at::randn({5, 2}).requires_grad_(true);
   auto dense = sparse.detach().clone().requires_grad_(true);
-  ours::SGD left(Params{sparse}, ours::SGDOptions(0.1).momentum(momentum));
-  ours::SGD right(Params{dense}, ours::SGDOptions(0.1).momentum(momentum));
+  own::SGD left(Params{sparse}, own::SGDOptions(0.1).momentum(momentum));
+  own::SGD right(Params{dense}, own::SGDOptions(0.1).momentum(momentum));
   for (int step = 0; step < 3; ++step) {
     sparse.mutable_grad() = at::sparse_coo_tensor(at::tensor({1, 1, 4}, at::kLong).reshape({1, 3}),
                                                   at::randn({3, 2}), {5, 2});
@@ -181,7 +181,7 @@ TEST_CASE("optimizers: what a fused step does not take is refused, and nothing c
     auto sparse = at::randn({4}, dtype).requires_grad_(true);
     sparse.mutable_grad() = at::sparse_coo_tensor(at::tensor({1}, at::kLong).reshape({1, 1}),
                                                   at::randn({1}, dtype), {4});
-    ours::Adam optimizer(Params{good, sparse});
+    own::Adam optimizer(Params{good, sparse});
     CHECK(message_of([&] { optimizer.step(); }).find("does not support sparse gradients") !=
           std::string::npos);
   }
@@ -190,7 +190,7 @@ TEST_CASE("optimizers: what a fused step does not take is refused, and nothing c
 
 TEST_CASE("optimizers: constructors refuse what LibTorch's refuse", "[optim]") {
   const Params params{at::randn({1}).requires_grad_(true)};
-  using ours::Adam, ours::AdamOptions, ours::AdamW, ours::AdamWOptions, ours::SGD, ours::SGDOptions;
+  using own::Adam, own::AdamOptions, own::AdamW, own::AdamWOptions, own::SGD, own::SGDOptions;
   CHECK_THROWS_AS(SGD(params, SGDOptions(-1.0)), c10::Error);
   CHECK_THROWS_AS(SGD(params, SGDOptions(std::nan(""))), c10::Error);
   CHECK_THROWS_AS(SGD(params, SGDOptions(1.0).momentum(-1)), c10::Error);

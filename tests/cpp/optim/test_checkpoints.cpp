@@ -12,8 +12,8 @@
 #include <torch/optim/sgd.h>
 
 using namespace fastamp::test;  // NOLINT(google-build-using-namespace): a test's own helpers
-namespace ours = fastamp::optim;
-namespace theirs = torch::optim;
+namespace actual = fastamp::optim;
+namespace expected = torch::optim;
 
 namespace {
 
@@ -47,9 +47,9 @@ double exchanged(From& from, Params& params, To& to, Params& copies, int steps) 
 }  // namespace
 
 TEMPLATE_TEST_CASE("a checkpoint at any step continues identically", "[optim]",
-                   (std::pair<ours::SGD, ours::SGDOptions>),
-                   (std::pair<ours::Adam, ours::AdamOptions>),
-                   (std::pair<ours::AdamW, ours::AdamWOptions>)) {
+                   (std::pair<actual::SGD, actual::SGDOptions>),
+                   (std::pair<actual::Adam, actual::AdamOptions>),
+                   (std::pair<actual::AdamW, actual::AdamWOptions>)) {
   using Optimizer = typename TestType::first_type;
   using Options = typename TestType::second_type;
   const auto dtype = GENERATE(at::kFloat, at::kHalf, at::kBFloat16);
@@ -57,7 +57,7 @@ TEMPLATE_TEST_CASE("a checkpoint at any step continues identically", "[optim]",
   const int steps = GENERATE(0, 1, 7);
   Options options(0.01);
   options.weight_decay(0.1).maximize(true).state_dtype(state_dtype);
-  if constexpr (std::is_same_v<Optimizer, ours::SGD>) {
+  if constexpr (std::is_same_v<Optimizer, actual::SGD>) {
     options.momentum(0.9).dampening(0.2);
   } else {
     options.amsgrad(true);
@@ -72,55 +72,55 @@ TEMPLATE_TEST_CASE("a checkpoint at any step continues identically", "[optim]",
   CHECK(equal(params, copies));
 }
 
-TEST_CASE("checkpoints of torch::optim's are read, and ours by torch::optim", "[optim]") {
+TEST_CASE("checkpoints of torch::optim's are read, and fastamp's by torch::optim", "[optim]") {
   const int steps = GENERATE(0, 1, 9);
   auto params = make_params();
   auto copies = copy_of(params);
   SECTION("SGD, bit for bit") {
-    ours::SGD mine(copies, ours::SGDOptions(1.0));
-    theirs::SGD torchs(params, theirs::SGDOptions(0.1).momentum(0.9).dampening(0.3));
+    actual::SGD mine(copies, actual::SGDOptions(1.0));
+    expected::SGD torchs(params, expected::SGDOptions(0.1).momentum(0.9).dampening(0.3));
     CHECK(exchanged(torchs, params, mine, copies, steps) == 0.0);
-    theirs::SGD back(params, theirs::SGDOptions(1.0));
+    expected::SGD back(params, expected::SGDOptions(1.0));
     CHECK(exchanged(mine, copies, back, params, steps) == 0.0);
   }
   SECTION("Adam") {
-    ours::Adam mine(copies, ours::AdamOptions(1.0));
-    theirs::Adam torchs(params, theirs::AdamOptions(0.01).amsgrad(true).weight_decay(0.1));
+    actual::Adam mine(copies, actual::AdamOptions(1.0));
+    expected::Adam torchs(params, expected::AdamOptions(0.01).amsgrad(true).weight_decay(0.1));
     CHECK(exchanged(torchs, params, mine, copies, steps) <= 4.0);
-    theirs::Adam back(params, theirs::AdamOptions(1.0));
+    expected::Adam back(params, expected::AdamOptions(1.0));
     CHECK(exchanged(mine, copies, back, params, steps) <= 4.0);
   }
   SECTION("AdamW") {
-    ours::AdamW mine(copies, ours::AdamWOptions(1.0));
-    theirs::AdamW torchs(params, theirs::AdamWOptions(0.01).weight_decay(0.1));
+    actual::AdamW mine(copies, actual::AdamWOptions(1.0));
+    expected::AdamW torchs(params, expected::AdamWOptions(0.01).weight_decay(0.1));
     CHECK(exchanged(torchs, params, mine, copies, steps) <= 4.0);
-    theirs::AdamW back(params, theirs::AdamWOptions(1.0));
+    expected::AdamW back(params, expected::AdamWOptions(1.0));
     CHECK(exchanged(mine, copies, back, params, steps) <= 4.0);
   }
 }
 
-TEST_CASE("load: options come from the checkpoint, ours stay where it has none", "[optim]") {
+TEST_CASE("load: options come from the checkpoint, fastamp's stay where it has none", "[optim]") {
   auto params = make_params();
-  theirs::AdamW torchs(params, theirs::AdamWOptions(0.25).betas({0.5, 0.6}).eps(0.1));
-  ours::AdamW mine(params, ours::AdamWOptions(1.0).maximize(true).state_dtype(at::kBFloat16));
+  expected::AdamW torchs(params, expected::AdamWOptions(0.25).betas({0.5, 0.6}).eps(0.1));
+  actual::AdamW mine(params, actual::AdamWOptions(1.0).maximize(true).state_dtype(at::kBFloat16));
   train(torchs, params, 1);
   transfer(torchs, mine);
-  const auto& options = static_cast<ours::AdamWOptions&>(mine.param_groups()[0].options());
+  const auto& options = static_cast<actual::AdamWOptions&>(mine.param_groups()[0].options());
   CHECK(options.lr() == 0.25);
   CHECK(options.betas() == std::make_tuple(0.5, 0.6));
   CHECK(options.eps() == 0.1);
   CHECK(options.maximize());
-  const auto& state = static_cast<ours::AdamWParamState&>(*mine.state().begin()->second);
+  const auto& state = static_cast<actual::AdamWParamState&>(*mine.state().begin()->second);
   CHECK(state.exp_avg().scalar_type() == at::kBFloat16);
   CHECK(state.steps().item<float>() == 1.0F);
 }
 
 TEST_CASE("load: what does not fit is refused and changes nothing", "[optim]") {
   auto params = make_params();
-  ours::AdamW optimizer(params, ours::AdamWOptions(0.01));
+  actual::AdamW optimizer(params, actual::AdamWOptions(0.01));
   train(optimizer, params, 3);
   auto copies = copy_of(params);
-  ours::AdamW twin(copies, ours::AdamWOptions(0.01));
+  actual::AdamW twin(copies, actual::AdamWOptions(0.01));
   transfer(optimizer, twin);
   SECTION("no optimizer at all") {
     std::stringstream stream;
@@ -128,7 +128,7 @@ TEST_CASE("load: what does not fit is refused and changes nothing", "[optim]") {
     CHECK_THROWS_AS(torch::load(optimizer, stream), c10::Error);
   }
   SECTION("another optimizer") {
-    ours::SGD other(params, ours::SGDOptions(0.1).momentum(0.9));
+    actual::SGD other(params, actual::SGDOptions(0.1).momentum(0.9));
     other.step();
     const at::NoGradGuard no_grad;
     for (std::size_t i = 0; i < params.size(); ++i) {
@@ -142,7 +142,7 @@ TEST_CASE("load: what does not fit is refused and changes nothing", "[optim]") {
       wrong.push_back(at::randn({static_cast<std::int64_t>(param.numel()) + 1}));
       wrong.back().requires_grad_(true);
     }
-    ours::AdamW other(wrong, ours::AdamWOptions(0.5));
+    actual::AdamW other(wrong, actual::AdamWOptions(0.5));
     train(other, wrong, 3);
     CHECK_THROWS_AS(transfer(other, optimizer), c10::ValueError);
   }
@@ -156,9 +156,9 @@ TEST_CASE("load: what does not fit is refused and changes nothing", "[optim]") {
 
 TEST_CASE("load: state that the checkpoint lacks is dropped", "[optim]") {
   auto params = make_params();
-  ours::SGD fresh(params, ours::SGDOptions(0.1).momentum(0.9));
+  actual::SGD fresh(params, actual::SGDOptions(0.1).momentum(0.9));
   auto copies = copy_of(params);
-  ours::SGD used(copies, ours::SGDOptions(0.1).momentum(0.9));
+  actual::SGD used(copies, actual::SGDOptions(0.1).momentum(0.9));
   train(used, copies, 2);
   transfer(fresh, used);
   CHECK(used.state().empty());

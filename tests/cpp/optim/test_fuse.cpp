@@ -41,7 +41,7 @@ Options options_with(double lr) {
 template <typename Optimizer>
 constexpr double kTolerance = std::is_same_v<Optimizer, torch::optim::SGD> ? 0.0 : 4.0;
 
-/// A derived class may have a step() of its own, so it is not ours to carry.
+/// A derived class may have a step() of its own, so it is not fastamp's to carry.
 struct DerivedSgd : torch::optim::SGD {
   using SGD::SGD;
 };

@@ -125,20 +125,20 @@ TEST_CASE("Low-precision weights train with the losses and masters of float32 we
                                            {"views.weight", ""},
                                            {"tied.weight", "several uses, some of views"},
                                            {"head.weight", ""}});
-  optim::AdamW theirs(plain.parameters(), optim::AdamWOptions(1e-2));
-  optim::AdamW ours(model.parameters(),
+  optim::AdamW libtorch(plain.parameters(), optim::AdamWOptions(1e-2));
+  optim::AdamW fast(model.parameters(),
                     optim::AdamWOptions(1e-2).master(remainders ? optim::MasterStorage::kRemainder
                                                                 : optim::MasterStorage::kFloat));
-  CHECK(train(model, ours, batch) == train(plain, theirs, batch));
+  CHECK(train(model, fast, batch) == train(plain, libtorch, batch));
   for (const auto* layer : {"twice.weight", "views.weight", "head.weight"}) {
     const auto parameter = model.named_parameters()[layer];
     const auto expected = plain.named_parameters()[layer].detach();
     CHECK(parameter.scalar_type() == c10::kBFloat16);
     CHECK(at::equal(parameter.detach(), expected.to(c10::kBFloat16)));
     if (!remainders) {
-      CHECK(at::equal(master_of(ours, parameter), expected));
+      CHECK(at::equal(master_of(fast, parameter), expected));
     } else {
-      CHECK((master_of(ours, parameter) - expected).abs().max().item<float>() < 1e-7F);
+      CHECK((master_of(fast, parameter) - expected).abs().max().item<float>() < 1e-7F);
     }
   }
 }

@@ -18,12 +18,12 @@
 #include <sstream>
 
 using namespace fastamp::test;
-namespace ours = fastamp::optim;
+namespace own = fastamp::optim;
 
 namespace {
 
-ours::AdamWParamState& state_of(const ours::AdamW& optimizer, const at::Tensor& param) {
-  return static_cast<ours::AdamWParamState&>(*optimizer.state().at(param.unsafeGetTensorImpl()));
+own::AdamWParamState& state_of(const own::AdamW& optimizer, const at::Tensor& param) {
+  return static_cast<own::AdamWParamState&>(*optimizer.state().at(param.unsafeGetTensorImpl()));
 }
 
 Params two_params() {
@@ -41,13 +41,13 @@ void give_gradients(const Params& params, const Params& copies = {}) {
   }
 }
 
-ours::AdamWOptions in_8_bits() { return ours::AdamWOptions(0.01).state_dtype(at::kByte); }
+own::AdamWOptions in_8_bits() { return own::AdamWOptions(0.01).state_dtype(at::kByte); }
 
 }  // namespace
 
 TEST_CASE("matrices have codes, others bfloat16 moments", "[optim]") {
   const auto params = two_params();
-  ours::AdamW optimizer(params, in_8_bits());
+  own::AdamW optimizer(params, in_8_bits());
   for (int step = 0; step < 3; ++step) {
     give_gradients(params);
     optimizer.step();
@@ -64,15 +64,15 @@ TEST_CASE("matrices have codes, others bfloat16 moments", "[optim]") {
 TEST_CASE("codes decode to float32's moments but for their last bits", "[optim]") {
   const auto params = two_params();
   const auto copies = copy_of(params);
-  ours::AdamW optimizer(params, in_8_bits());
-  ours::AdamW exact(copies, ours::AdamWOptions(0.01));
+  own::AdamW optimizer(params, in_8_bits());
+  own::AdamW exact(copies, own::AdamWOptions(0.01));
   give_gradients(params, copies);
   optimizer.step();
   exact.step();
   const auto& codes = state_of(optimizer, params[0]);
   const auto& wide = state_of(exact, copies[0]);
   const auto [first, second] =
-      ours::decode_moments({codes.exp_avg(), codes.exp_avg_sq(), codes.moment_scales()});
+      own::decode_moments({codes.exp_avg(), codes.exp_avg_sq(), codes.moment_scales()});
   const auto greatest = wide.exp_avg().abs().max();
   CHECK(((first - wide.exp_avg()).abs() <= 0.0626 * wide.exp_avg().abs() + greatest * 1e-4)
             .all()
@@ -85,12 +85,12 @@ TEST_CASE("codes decode to float32's moments but for their last bits", "[optim]"
 TEST_CASE("a resumed run of 8-bit moments has the bits of one that went on", "[optim]") {
   const auto params = two_params();
   const auto copies = copy_of(params);
-  ours::AdamW original(params, in_8_bits());
+  own::AdamW original(params, in_8_bits());
   for (int step = 0; step < 3; ++step) {
     give_gradients(params);
     original.step();
   }
-  ours::AdamW resumed(copies, ours::AdamWOptions(1.0));
+  own::AdamW resumed(copies, own::AdamWOptions(1.0));
   transfer(original, resumed);
   for (std::size_t i = 0; i < params.size(); ++i) {
     copies[i].detach().copy_(params[i].detach());
@@ -110,27 +110,27 @@ TEST_CASE("a resumed run of 8-bit moments has the bits of one that went on", "[o
 
 TEST_CASE("LibTorch's optimizers find no moments in an archive of codes", "[optim]") {
   const auto params = two_params();
-  ours::AdamW original(params, in_8_bits());
+  own::AdamW original(params, in_8_bits());
   give_gradients(params);
   original.step();
   std::stringstream file;
   torch::save(original, file);
   const auto copies = copy_of(params);
-  torch::optim::AdamW theirs(copies);
-  torch::load(theirs, file);
+  torch::optim::AdamW torchs(copies);
+  torch::load(torchs, file);
   give_gradients(copies);
-  CHECK_THROWS(theirs.step());
+  CHECK_THROWS(torchs.step());
 }
 
 TEST_CASE("a layout that changes in between is converted", "[optim]") {
   const auto params = two_params();
-  ours::AdamW optimizer(params, in_8_bits());
-  auto& options = static_cast<ours::AdamWOptions&>(optimizer.param_groups()[0].options());
+  own::AdamW optimizer(params, in_8_bits());
+  auto& options = static_cast<own::AdamWOptions&>(optimizer.param_groups()[0].options());
   give_gradients(params);
   optimizer.step();
   const auto& codes = state_of(optimizer, params[0]);
   const auto before =
-      ours::decode_moments({codes.exp_avg(), codes.exp_avg_sq(), codes.moment_scales()});
+      own::decode_moments({codes.exp_avg(), codes.exp_avg_sq(), codes.moment_scales()});
   for (const auto& param : params) {
     param.mutable_grad().zero_();
   }
@@ -151,11 +151,11 @@ TEST_CASE("a layout that changes in between is converted", "[optim]") {
 TEST_CASE("what a checkpoint has in float32 is loaded as codes", "[optim]") {
   const auto params = two_params();
   const auto copies = copy_of(params);
-  torch::optim::AdamW theirs(params, torch::optim::AdamWOptions(0.01));
+  torch::optim::AdamW torchs(params, torch::optim::AdamWOptions(0.01));
   give_gradients(params, copies);
-  theirs.step();
-  ours::AdamW optimizer(copies, in_8_bits());
-  transfer(theirs, optimizer);
+  torchs.step();
+  own::AdamW optimizer(copies, in_8_bits());
+  transfer(torchs, optimizer);
   CHECK(state_of(optimizer, copies[0]).moment_scales().defined());
   CHECK(state_of(optimizer, copies[1]).exp_avg().scalar_type() == at::kBFloat16);
   optimizer.step();
@@ -165,19 +165,19 @@ TEST_CASE("moments in 8 bits: bad input", "[optim]") {
   const auto params = two_params();
   CHECK_THAT(
       message_of(
-          [&] { ours::SGD(params, ours::SGDOptions(0.1).momentum(0.9).state_dtype(at::kByte)); }),
+          [&] { own::SGD(params, own::SGDOptions(0.1).momentum(0.9).state_dtype(at::kByte)); }),
       Catch::Matchers::Contains("SGD: expected state_dtype to be Float or BFloat16, got Byte"));
-  CHECK_THAT(message_of([&] { ours::AdamW(params, ours::AdamWOptions().state_dtype(at::kHalf)); }),
+  CHECK_THAT(message_of([&] { own::AdamW(params, own::AdamWOptions().state_dtype(at::kHalf)); }),
              Catch::Matchers::Contains(
                  "AdamW: expected state_dtype to be Float, BFloat16 or Byte, got Half"));
   const auto codes = at::zeros({4, 64}, at::kByte);
   CHECK_THAT(
-      message_of([&] { ours::decode_moments({codes, codes, at::zeros({4, 3, 2}, at::kByte)}); }),
+      message_of([&] { own::decode_moments({codes, codes, at::zeros({4, 3, 2}, at::kByte)}); }),
       Catch::Matchers::Contains("decode_moments: expected codes of one"));
-  CHECK_THAT(message_of([&] { ours::encode_moments(at::ones({4, 48}), at::ones({4, 48}), 32); }),
+  CHECK_THAT(message_of([&] { own::encode_moments(at::ones({4, 48}), at::ones({4, 48}), 32); }),
              Catch::Matchers::Contains("encode_moments: expected a group of 32"));
   // A state that somebody has put together wrongly is refused before anything is changed.
-  ours::AdamW optimizer(params, in_8_bits());
+  own::AdamW optimizer(params, in_8_bits());
   give_gradients(params);
   optimizer.step();
   state_of(optimizer, params[0]).moment_scales(at::zeros({64, 2, 2}, at::kByte));

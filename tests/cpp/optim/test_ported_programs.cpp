@@ -21,29 +21,29 @@
 #include <vector>
 
 using namespace fastamp::test;  // NOLINT(google-build-using-namespace): a test's own helpers
-namespace ours = fastamp::optim;
-namespace theirs = torch::optim;
+namespace own = fastamp::optim;
+namespace libtorch = torch::optim;
 
 namespace {
 
 /// What a program for one of LibTorch's optimizers names: its options and states.
-template <typename Torchs, typename Options, typename State, typename Ours>
+template <typename Torchs, typename Options, typename State, typename Own>
 struct Port {
   using TorchOptimizer = Torchs;
   using TorchOptions = Options;
   using TorchState = State;
-  using OurOptimizer = Ours;
+  using OwnOptimizer = Own;
 };
 
-using Sgd = Port<theirs::SGD, theirs::SGDOptions, theirs::SGDParamState, ours::SGD>;
-using Adam = Port<theirs::Adam, theirs::AdamOptions, theirs::AdamParamState, ours::Adam>;
-using AdamW = Port<theirs::AdamW, theirs::AdamWOptions, theirs::AdamWParamState, ours::AdamW>;
+using Sgd = Port<libtorch::SGD, libtorch::SGDOptions, libtorch::SGDParamState, own::SGD>;
+using Adam = Port<libtorch::Adam, libtorch::AdamOptions, libtorch::AdamParamState, own::Adam>;
+using AdamW = Port<libtorch::AdamW, libtorch::AdamWOptions, libtorch::AdamWParamState, own::AdamW>;
 
 template <typename Options>
 Options options_with(double lr) {
   Options options(lr);
   options.weight_decay(0.1);
-  if constexpr (std::is_same_v<Options, theirs::SGDOptions>) {
+  if constexpr (std::is_same_v<Options, libtorch::SGDOptions>) {
     options.momentum(0.9).dampening(0.3);
   } else {
     options.betas({0.8, 0.95}).amsgrad(true);
@@ -53,7 +53,7 @@ Options options_with(double lr) {
 
 /// SGD's arithmetic is torch's; Adam's differs in the last bits.
 template <typename Options>
-constexpr double kTolerance = std::is_same_v<Options, theirs::SGDOptions> ? 0.0 : 8.0;
+constexpr double kTolerance = std::is_same_v<Options, libtorch::SGDOptions> ? 0.0 : 8.0;
 
 template <typename Options>
 struct Outcome {
@@ -67,21 +67,21 @@ template <typename Optimizer, typename Options>
 Outcome<Options> program(const Params& start) {
   Outcome<Options> outcome;
   auto& params = outcome.params = copy_of(start);
-  std::vector<theirs::OptimizerParamGroup> groups;
+  std::vector<libtorch::OptimizerParamGroup> groups;
   groups.emplace_back(Params{params[0], params[1]},
                       std::make_unique<Options>(options_with<Options>(0.05)));
   groups.emplace_back(Params{params[2]});
   Optimizer optimizer(groups, options_with<Options>(0.1));
-  optimizer.add_param_group(theirs::OptimizerParamGroup(
+  optimizer.add_param_group(libtorch::OptimizerParamGroup(
       Params{params[3]}, std::make_unique<Options>(options_with<Options>(0.2))));
-  theirs::Optimizer& base = optimizer;
-  base.add_param_group(theirs::OptimizerParamGroup(
+  libtorch::Optimizer& base = optimizer;
+  base.add_param_group(libtorch::OptimizerParamGroup(
       Params{params[4]}, std::make_unique<Options>(options_with<Options>(0.3))));
-  base.add_param_group(theirs::OptimizerParamGroup(Params{params[5]}));
+  base.add_param_group(libtorch::OptimizerParamGroup(Params{params[5]}));
 
-  theirs::StepLR schedule(optimizer, 4, 0.5);
-  theirs::ReduceLROnPlateauScheduler plateau(optimizer, theirs::ReduceLROnPlateauScheduler::min,
-                                             0.5F, 2);
+  libtorch::StepLR schedule(optimizer, 4, 0.5);
+  libtorch::ReduceLROnPlateauScheduler plateau(optimizer, libtorch::ReduceLROnPlateauScheduler::min,
+                                               0.5F, 2);
   for (int step = 0; step < 12; ++step) {
     at::manual_seed(static_cast<std::uint64_t>(step));
     for (auto& param : params) {
@@ -111,7 +111,7 @@ Outcome<Options> program(const Params& start) {
 }
 
 template <typename Options>
-const Options& options_of(const theirs::Optimizer& optimizer, std::size_t group) {
+const Options& options_of(const libtorch::Optimizer& optimizer, std::size_t group) {
   return dynamic_cast<const Options&>(optimizer.param_groups().at(group).options());
 }
 
@@ -122,7 +122,7 @@ TEMPLATE_TEST_CASE("a ported program: groups, casts of options, schedulers", "[o
   using Options = typename TestType::TorchOptions;
   const auto start = make_params();
   const auto expected = program<typename TestType::TorchOptimizer, Options>(start);
-  const auto got = program<typename TestType::OurOptimizer, Options>(start);
+  const auto got = program<typename TestType::OwnOptimizer, Options>(start);
   CHECK(got.rates == expected.rates);
   CHECK(got.options == expected.options);
   CHECK(difference(got.params, expected.params) <= kTolerance<Options>);
@@ -133,10 +133,10 @@ TEMPLATE_TEST_CASE("a ported program: its options are the optimizer's defaults",
   using Options = typename TestType::TorchOptions;
   auto params = make_params();
   const auto options = options_with<Options>(0.25);
-  const typename TestType::OurOptimizer optimizer(params, options);
+  const typename TestType::OwnOptimizer optimizer(params, options);
   CHECK(dynamic_cast<const Options&>(optimizer.defaults()) == options);
   CHECK(options_of<Options>(optimizer, 0) == options);
-  const theirs::OptimizerOptions& base = optimizer.param_groups()[0].options();
+  const libtorch::OptimizerOptions& base = optimizer.param_groups()[0].options();
   const auto copy = base.clone();
   const auto& copied = *copy;
   CHECK(typeid(copied) == typeid(base));
@@ -145,9 +145,9 @@ TEMPLATE_TEST_CASE("a ported program: its options are the optimizer's defaults",
 
 TEMPLATE_TEST_CASE("a ported program: torch::save and torch::load", "[optim]", Sgd, Adam, AdamW) {
   using Options = typename TestType::TorchOptions;
-  using Optimizer = typename TestType::OurOptimizer;
+  using Optimizer = typename TestType::OwnOptimizer;
   const auto with_torch_group = [](const Params& params, double lr) {
-    std::vector<theirs::OptimizerParamGroup> groups;
+    std::vector<libtorch::OptimizerParamGroup> groups;
     groups.emplace_back(params, std::make_unique<Options>(options_with<Options>(lr)));
     return groups;
   };
@@ -183,7 +183,7 @@ TEMPLATE_TEST_CASE("a ported program: states are LibTorch's", "[optim]", Sgd, Ad
   auto params = Params{at::randn({7}).requires_grad_(true)};
   auto reference = copy_of(params);
   const auto options = options_with<typename TestType::TorchOptions>(0.1);
-  typename TestType::OurOptimizer mine(params, options);
+  typename TestType::OwnOptimizer mine(params, options);
   typename TestType::TorchOptimizer torchs(reference, options);
   for (int step = 0; step < 3; ++step) {
     at::manual_seed(static_cast<std::uint64_t>(step));
@@ -194,11 +194,11 @@ TEMPLATE_TEST_CASE("a ported program: states are LibTorch's", "[optim]", Sgd, Ad
   }
   const auto& left = dynamic_cast<State&>(*mine.state().at(params[0].unsafeGetTensorImpl()));
   const auto& right = dynamic_cast<State&>(*torchs.state().at(reference[0].unsafeGetTensorImpl()));
-  const theirs::OptimizerParamState& base = left;
+  const libtorch::OptimizerParamState& base = left;
   const auto copy = base.clone();
   const auto& copied = *copy;
   CHECK(typeid(copied) == typeid(base));
-  if constexpr (std::is_same_v<State, theirs::SGDParamState>) {
+  if constexpr (std::is_same_v<State, libtorch::SGDParamState>) {
     CHECK(left.momentum_buffer().equal(right.momentum_buffer()));
   } else {
     CHECK(left.step() == right.step());
@@ -208,50 +208,50 @@ TEMPLATE_TEST_CASE("a ported program: states are LibTorch's", "[optim]", Sgd, Ad
   }
 }
 
-TEST_CASE("options: setters of both kinds go on with ours, copies keep what is ours", "[optim]") {
+TEST_CASE("options: setters of both kinds return fastamp's, copies keep what it adds", "[optim]") {
   const auto options =
-      ours::AdamWOptions(0.5).betas({0.5, 0.75}).eps(0.1).amsgrad(true).maximize(true);
+      own::AdamWOptions(0.5).betas({0.5, 0.75}).eps(0.1).amsgrad(true).maximize(true);
   CHECK(options.get_lr() == 0.5);
   CHECK(options.maximize());
-  const theirs::OptimizerOptions& base = options;
+  const libtorch::OptimizerOptions& base = options;
   const auto copy = base.clone();
-  const auto& copied = dynamic_cast<ours::AdamWOptions&>(*copy);
+  const auto& copied = dynamic_cast<own::AdamWOptions&>(*copy);
   CHECK(copied == options);
   CHECK(copied.betas() == std::make_tuple(0.5, 0.75));
   copy->set_lr(0.25);
   CHECK(copied.lr() == 0.25);
   CHECK_FALSE(copied == options);
-  CHECK_FALSE(ours::AdamWOptions(options).maximize(false) == options);
-  CHECK(ours::SGDOptions(theirs::SGDOptions(0.5).momentum(0.9)).nesterov(true).momentum() == 0.9);
+  CHECK_FALSE(own::AdamWOptions(options).maximize(false) == options);
+  CHECK(own::SGDOptions(libtorch::SGDOptions(0.5).momentum(0.9)).nesterov(true).momentum() == 0.9);
 }
 
-TEST_CASE("groups with LibTorch's options have ours from the defaults", "[optim]") {
+TEST_CASE("groups with LibTorch's options have fastamp's from the defaults", "[optim]") {
   auto params = Params{at::randn({3}).requires_grad_(true)};
-  std::vector<theirs::OptimizerParamGroup> groups;
-  groups.emplace_back(params, std::make_unique<theirs::AdamOptions>(0.25));
-  const ours::Adam optimizer(
-      groups, ours::AdamOptions(0.5).maximize(true).state_dtype(at::kBFloat16).betas({0.9, 0.9}));
-  const auto& options = options_of<ours::AdamOptions>(optimizer, 0);
+  std::vector<libtorch::OptimizerParamGroup> groups;
+  groups.emplace_back(params, std::make_unique<libtorch::AdamOptions>(0.25));
+  const own::Adam optimizer(
+      groups, own::AdamOptions(0.5).maximize(true).state_dtype(at::kBFloat16).betas({0.9, 0.9}));
+  const auto& options = options_of<own::AdamOptions>(optimizer, 0);
   CHECK(options.lr() == 0.25);
   CHECK(options.maximize());
   CHECK(options.state_dtype() == at::kBFloat16);
 }
 
-TEST_CASE("set_options with LibTorch's: the step reads them, and ours from the defaults",
+TEST_CASE("set_options with LibTorch's: the step reads them, and fastamp's from the defaults",
           "[optim]") {
   const bool maximize = GENERATE(false, true);
   auto params = Params{at::ones({3}).requires_grad_(true)};
   params[0].mutable_grad() = at::ones({3});
-  ours::SGD optimizer(params, ours::SGDOptions(1.0).maximize(maximize));
+  own::SGD optimizer(params, own::SGDOptions(1.0).maximize(maximize));
   auto& group = optimizer.param_groups()[0];
-  group.set_options(std::make_unique<theirs::SGDOptions>(0.5));
-  auto& held = static_cast<theirs::SGDOptions&>(group.options());
+  group.set_options(std::make_unique<libtorch::SGDOptions>(0.5));
+  auto& held = static_cast<libtorch::SGDOptions&>(group.options());
   optimizer.step();
   CHECK(params[0].equal(at::full({3}, maximize ? 1.5 : 0.5)));
   held.lr(0.25);  // The object is still the one that the program put there.
   optimizer.step();
   CHECK(params[0].equal(at::full({3}, maximize ? 1.75 : 0.25)));
-  group.set_options(std::make_unique<theirs::AdamOptions>(0.5));
+  group.set_options(std::make_unique<libtorch::AdamOptions>(0.5));
   CHECK_THROWS_AS(optimizer.step(), c10::TypeError);
 }
 
@@ -261,7 +261,7 @@ TEMPLATE_TEST_CASE("LibTorch's step count of a state is right after skips and re
   for (auto& param : params) {
     param.mutable_grad() = at::ones({3});
   }
-  typename TestType::OurOptimizer optimizer(params);
+  typename TestType::OwnOptimizer optimizer(params);
   const auto count = [&](std::size_t i) {
     const auto& state = *optimizer.state().at(params[i].unsafeGetTensorImpl());
     return static_cast<const typename TestType::TorchState&>(state).step();
@@ -284,7 +284,7 @@ TEMPLATE_TEST_CASE("LibTorch's step count of a state is right after skips and re
   CHECK_THROWS_AS(optimizer.step(), c10::Error);
   CHECK(count(0) == 2);
   CHECK(count(1) == 2);
-  typename TestType::OurOptimizer resumed(params);
+  typename TestType::OwnOptimizer resumed(params);
   transfer(optimizer, resumed);
   const auto& state = *resumed.state().at(params[0].unsafeGetTensorImpl());
   CHECK(static_cast<const typename TestType::TorchState&>(state).step() == 2);
@@ -294,7 +294,7 @@ TEMPLATE_TEST_CASE("LibTorch's step count moves once for a parameter that is lis
                    "[optim]", Adam, AdamW) {
   const auto tied = at::ones({3}).requires_grad_(true);
   tied.mutable_grad() = at::ones({3});
-  typename TestType::OurOptimizer optimizer(Params{tied, tied});
+  typename TestType::OwnOptimizer optimizer(Params{tied, tied});
   for (std::int64_t i = 1; i <= 3; ++i) {
     optimizer.step();
     const auto& state = *optimizer.state().at(tied.unsafeGetTensorImpl());

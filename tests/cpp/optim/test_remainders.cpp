@@ -20,7 +20,7 @@
 using namespace fastamp::test;
 using fastamp::optim::MasterStorage;
 namespace kernels = fastamp::kernels;
-namespace ours = fastamp::optim;
+namespace own = fastamp::optim;
 
 namespace {
 
@@ -60,15 +60,15 @@ TEMPLATE_TEST_CASE("remainders: the conversions have the bits of the functor", "
   for (int seed = 0; seed < 4; ++seed) {
     const auto remainders = at::randint(-32768, 32768, params.sizes(), at::kShort);
     const auto [masters, again] = by_functor<TestType>(params, remainders);
-    CHECK(same_bits(ours::master_from_remainder(params, remainders), masters));
-    CHECK(ours::remainder_from_master(masters.to(kDtype), masters).equal(again));
+    CHECK(same_bits(own::master_from_remainder(params, remainders), masters));
+    CHECK(own::remainder_from_master(masters.to(kDtype), masters).equal(again));
   }
 }
 
 TEMPLATE_TEST_CASE("remainders: every step is that of a float32 master", "[optim]",
-                   (std::tuple<ours::SGD, ours::SGDOptions, ours::SGDParamState>),
-                   (std::tuple<ours::Adam, ours::AdamOptions, ours::AdamParamState>),
-                   (std::tuple<ours::AdamW, ours::AdamWOptions, ours::AdamWParamState>)) {
+                   (std::tuple<own::SGD, own::SGDOptions, own::SGDParamState>),
+                   (std::tuple<own::Adam, own::AdamOptions, own::AdamParamState>),
+                   (std::tuple<own::AdamW, own::AdamWOptions, own::AdamWParamState>)) {
   using Optimizer = std::tuple_element_t<0, TestType>;
   using Options = std::tuple_element_t<1, TestType>;
   using State = std::tuple_element_t<2, TestType>;
@@ -82,8 +82,8 @@ TEMPLATE_TEST_CASE("remainders: every step is that of a float32 master", "[optim
       if (remainders.state().count(params[i].unsafeGetTensorImpl()) == 0) {
         continue;
       }
-      const auto joined = ours::master_from_remainder(
-          params[i], state_of<State>(remainders, params[i]).remainder());
+      const auto joined =
+          own::master_from_remainder(params[i], state_of<State>(remainders, params[i]).remainder());
       CHECK(joined.to(dtype).equal(params[i]));
       state_of<State>(masters, copies[i]).master().copy_(joined);
       copies[i].detach().copy_(params[i].detach());
@@ -99,21 +99,21 @@ TEMPLATE_TEST_CASE("remainders: every step is that of a float32 master", "[optim
       const auto& state = state_of<State>(remainders, params[i]);
       CHECK_FALSE(state.master().defined());
       CHECK(state.remainder().equal(
-          ours::remainder_from_master(copies[i], state_of<State>(masters, copies[i]).master())));
+          own::remainder_from_master(copies[i], state_of<State>(masters, copies[i]).master())));
     }
   }
 }
 
 namespace {
 
-ours::AdamWOptions options_of(bool remainders) {
-  return ours::AdamWOptions(0.01).master(remainders ? MasterStorage::kRemainder
-                                                    : MasterStorage::kFloat);
+own::AdamWOptions options_of(bool remainders) {
+  return own::AdamWOptions(0.01).master(remainders ? MasterStorage::kRemainder
+                                                   : MasterStorage::kFloat);
 }
 
 /// Three steps of parameters whose masters are kept so.
-ours::AdamW trained(Params& params, bool remainders) {
-  ours::AdamW optimizer(params, options_of(remainders));
+own::AdamW trained(Params& params, bool remainders) {
+  own::AdamW optimizer(params, options_of(remainders));
   for (int step = 0; step < 3; ++step) {
     set_gradients({&params});
     optimizer.step();
@@ -134,7 +134,7 @@ TEST_CASE("remainders: a checkpoint continues identically", "[optim]") {
   auto params = make_params(dtype);
   auto copies = copy_of(params);
   auto original = trained(params, true);
-  ours::AdamW resumed(copies, options_of(false));
+  own::AdamW resumed(copies, options_of(false));
   transfer(original, resumed);
   assign(params, copies);  // After the optimizer.
   for (int step = 0; step < 3; ++step) {
@@ -151,9 +151,9 @@ TEST_CASE("remainders: a checkpoint's masters change to the layout of the group"
   auto params = make_params(dtype);
   auto copies = copy_of(params);
   auto original = trained(params, !to_remainder);
-  ours::AdamW other(copies, options_of(false));
+  own::AdamW other(copies, options_of(false));
   transfer(original, other);
-  auto& group = static_cast<ours::AdamWOptions&>(other.param_groups()[0].options());
+  auto& group = static_cast<own::AdamWOptions&>(other.param_groups()[0].options());
   CHECK(group.master() == (to_remainder ? MasterStorage::kFloat : MasterStorage::kRemainder));
   group.master(to_remainder ? MasterStorage::kRemainder : MasterStorage::kFloat)
       .lr(0.0)
@@ -167,30 +167,30 @@ TEST_CASE("remainders: a checkpoint's masters change to the layout of the group"
     if (original.state().count(params[i].unsafeGetTensorImpl()) == 0) {
       continue;
     }
-    const auto& before = state_of<ours::AdamWParamState>(original, params[i]);
-    const auto& after = state_of<ours::AdamWParamState>(other, copies[i]);
+    const auto& before = state_of<own::AdamWParamState>(original, params[i]);
+    const auto& after = state_of<own::AdamWParamState>(other, copies[i]);
     CHECK(after.remainder().defined() == to_remainder);
     CHECK(after.master().defined() != to_remainder);
     if (to_remainder) {
-      CHECK(after.remainder().equal(ours::remainder_from_master(params[i], before.master())));
+      CHECK(after.remainder().equal(own::remainder_from_master(params[i], before.master())));
     } else {
-      CHECK(after.master().equal(ours::master_from_remainder(params[i], before.remainder())));
+      CHECK(after.master().equal(own::master_from_remainder(params[i], before.remainder())));
     }
   }
 }
 
 TEST_CASE("remainders: a parameter set to zero is a zero with any remainder", "[optim]") {
   const auto param = at::zeros({4}, at::kBFloat16);
-  CHECK(ours::master_from_remainder(param, at::full_like(param, -300, at::kShort))
+  CHECK(own::master_from_remainder(param, at::full_like(param, -300, at::kShort))
             .equal(at::zeros({4})));
 }
 
 TEST_CASE("remainders: what does not fit is refused", "[optim]") {
   const auto param = at::zeros({3}, at::kHalf);
-  CHECK_THROWS_AS(ours::master_from_remainder(param, at::zeros({3}, at::kInt)), c10::TypeError);
-  CHECK_THROWS_AS(ours::master_from_remainder(param, at::zeros({2}, at::kShort)), c10::ValueError);
-  CHECK_THROWS_AS(ours::remainder_from_master(param, at::zeros({3}, at::kHalf)), c10::TypeError);
-  CHECK_THROWS_AS(ours::remainder_from_master(at::zeros({3}), at::zeros({3})), c10::TypeError);
-  CHECK(message_of([&] { ours::remainder_from_master(param, at::zeros({2})); }) ==
+  CHECK_THROWS_AS(own::master_from_remainder(param, at::zeros({3}, at::kInt)), c10::TypeError);
+  CHECK_THROWS_AS(own::master_from_remainder(param, at::zeros({2}, at::kShort)), c10::ValueError);
+  CHECK_THROWS_AS(own::remainder_from_master(param, at::zeros({3}, at::kHalf)), c10::TypeError);
+  CHECK_THROWS_AS(own::remainder_from_master(at::zeros({3}), at::zeros({3})), c10::TypeError);
+  CHECK(message_of([&] { own::remainder_from_master(param, at::zeros({2})); }) ==
         "remainder_from_master: expected master of shape [3], that of param, got [2]");
 }

@@ -17,14 +17,14 @@
 using namespace fastamp::test;
 using fastamp::optim::StateRounding;
 namespace kernels = fastamp::kernels;
-namespace ours = fastamp::optim;
+namespace own = fastamp::optim;
 
 namespace {
 
 template <typename Optimizer>
 auto& state_of(Optimizer& optimizer, const at::Tensor& param) {
-  using State = std::conditional_t<std::is_same_v<Optimizer, ours::Adam>, ours::AdamParamState,
-                                   ours::AdamWParamState>;
+  using State = std::conditional_t<std::is_same_v<Optimizer, own::Adam>, own::AdamParamState,
+                                   own::AdamWParamState>;
   return static_cast<State&>(*optimizer.state().at(param.unsafeGetTensorImpl()));
 }
 
@@ -50,8 +50,8 @@ void give_gradients(const Params& params) {
 }  // namespace
 
 TEMPLATE_TEST_CASE("second moments are rounded by the noise of their parameter's number", "[optim]",
-                   (std::pair<ours::Adam, ours::AdamOptions>),
-                   (std::pair<ours::AdamW, ours::AdamWOptions>)) {
+                   (std::pair<own::Adam, own::AdamOptions>),
+                   (std::pair<own::AdamW, own::AdamWOptions>)) {
   using Optimizer = typename TestType::first_type;
   using Options = typename TestType::second_type;
   Params params;
@@ -88,21 +88,21 @@ TEMPLATE_TEST_CASE("second moments are rounded by the noise of their parameter's
 TEST_CASE("a skipped step draws nothing, and a resumed run goes on with the same bits", "[optim]") {
   auto params = make_params();
   auto copies = copy_of(params);
-  const auto options = ours::AdamWOptions(0.01).amsgrad(true).state_dtype(at::kBFloat16);
-  ours::AdamW original(params, options);
+  const auto options = own::AdamWOptions(0.01).amsgrad(true).state_dtype(at::kBFloat16);
+  own::AdamW original(params, options);
   for (int step = 0; step < 3; ++step) {
     set_gradients({&params});
     original.step();
   }
-  ours::AdamW resumed(copies, ours::AdamWOptions(1.0).state_rounding(StateRounding::kNearest));
+  own::AdamW resumed(copies, own::AdamWOptions(1.0).state_rounding(StateRounding::kNearest));
   transfer(original, resumed);
-  const auto& loaded = static_cast<ours::AdamWOptions&>(resumed.param_groups()[0].options());
+  const auto& loaded = static_cast<own::AdamWOptions&>(resumed.param_groups()[0].options());
   CHECK(loaded.state_rounding() == StateRounding::kStochastic);
   for (std::size_t i = 0; i < params.size(); ++i) {
     copies[i].detach().copy_(params[i].detach());
   }
   set_gradients({&params});
-  ours::AmpStep amp_step;
+  own::AmpStep amp_step;
   amp_step.found_inf = at::ones({});
   original.set_amp_step(amp_step);
   original.step();
@@ -123,8 +123,8 @@ TEST_CASE("a skipped step draws nothing, and a resumed run goes on with the same
 }
 
 TEST_CASE("state_rounding distinguishes options", "[optim]") {
-  CHECK_FALSE(ours::AdamOptions(0.1) ==
-              ours::AdamOptions(0.1).state_rounding(StateRounding::kNearest));
-  CHECK_FALSE(ours::AdamWOptions(0.1) ==
-              ours::AdamWOptions(0.1).state_rounding(StateRounding::kNearest));
+  CHECK_FALSE(own::AdamOptions(0.1) ==
+              own::AdamOptions(0.1).state_rounding(StateRounding::kNearest));
+  CHECK_FALSE(own::AdamWOptions(0.1) ==
+              own::AdamWOptions(0.1).state_rounding(StateRounding::kNearest));
 }

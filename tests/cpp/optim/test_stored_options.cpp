@@ -23,7 +23,7 @@ using namespace fastamp::test;
 using fastamp::optim::MasterStorage;
 using fastamp::optim::MuonRate;
 using fastamp::optim::StateRounding;
-namespace ours = fastamp::optim;
+namespace own = fastamp::optim;
 
 namespace {
 
@@ -70,11 +70,11 @@ std::vector<torch::optim::OptimizerParamGroup> group_of(const Params& params, Op
 }  // namespace
 
 TEMPLATE_TEST_CASE("moments are converted at the step after an edit of state_dtype", "[optim]",
-                   (std::pair<ours::Adam, ours::AdamOptions>),
-                   (std::pair<ours::AdamW, ours::AdamWOptions>)) {
+                   (std::pair<own::Adam, own::AdamOptions>),
+                   (std::pair<own::AdamW, own::AdamWOptions>)) {
   using Options = typename TestType::second_type;
-  using State = std::conditional_t<std::is_same_v<Options, ours::AdamOptions>, ours::AdamParamState,
-                                   ours::AdamWParamState>;
+  using State = std::conditional_t<std::is_same_v<Options, own::AdamOptions>, own::AdamParamState,
+                                   own::AdamWParamState>;
   const auto first = GENERATE(at::kFloat, at::kBFloat16, at::kByte);
   const auto second = GENERATE(at::kFloat, at::kBFloat16, at::kByte);
   const bool amsgrad = GENERATE(false, true);
@@ -97,27 +97,27 @@ TEMPLATE_TEST_CASE("moments are converted at the step after an edit of state_dty
 
 TEST_CASE("momentum buffers are converted too", "[optim]") {
   const auto params = matrices();
-  ours::SGD sgd(params, ours::SGDOptions(1e-3).momentum(0.9));
-  ours::Muon muon(params, ours::MuonOptions(1e-3));
+  own::SGD sgd(params, own::SGDOptions(1e-3).momentum(0.9));
+  own::Muon muon(params, own::MuonOptions(1e-3));
   for (const auto dtype : {at::kBFloat16, at::kFloat}) {
-    options_of<ours::SGDOptions>(sgd).state_dtype(dtype);
-    options_of<ours::MuonOptions>(muon).state_dtype(dtype);
+    options_of<own::SGDOptions>(sgd).state_dtype(dtype);
+    options_of<own::MuonOptions>(muon).state_dtype(dtype);
     step(sgd);
     step(muon);
     for (const auto& param : params) {
-      CHECK(state_of<ours::SGDParamState>(sgd, param).momentum_buffer().scalar_type() == dtype);
-      CHECK(state_of<ours::MuonParamState>(muon, param).momentum_buffer().scalar_type() == dtype);
+      CHECK(state_of<own::SGDParamState>(sgd, param).momentum_buffer().scalar_type() == dtype);
+      CHECK(state_of<own::MuonParamState>(muon, param).momentum_buffer().scalar_type() == dtype);
     }
   }
 }
 
 TEST_CASE("second moments that became narrow follow gradients that fall", "[optim]") {
   const Params params = {at::randn({64, 64}).requires_grad_(true)};
-  ours::AdamW optimizer(params, ours::AdamWOptions(1e-3));
+  own::AdamW optimizer(params, own::AdamWOptions(1e-3));
   step(optimizer, 1.0, 2000);
-  options_of<ours::AdamWOptions>(optimizer).state_dtype(at::kBFloat16);
+  options_of<own::AdamWOptions>(optimizer).state_dtype(at::kBFloat16);
   step(optimizer, 0.0, 3000);
-  const auto root = state_of<ours::AdamWParamState>(optimizer, params[0])
+  const auto root = state_of<own::AdamWParamState>(optimizer, params[0])
                         .exp_avg_sq()
                         .to(at::kFloat)
                         .mean()
@@ -131,45 +131,45 @@ TEST_CASE("load: what groups say of how state is stored stays, and state is conv
   const auto saved = GENERATE(at::kFloat, at::kBFloat16, at::kByte);
   const auto mine = GENERATE(at::kBFloat16, at::kByte);
   const auto params = matrices();
-  ours::AdamW source(params, ours::AdamWOptions(1e-3).state_dtype(saved));
+  own::AdamW source(params, own::AdamWOptions(1e-3).state_dtype(saved));
   step(source);
   const auto copies = copy_of(params);
-  ours::AdamW optimizer(group_of(copies, ours::AdamWOptions(1e-3).state_dtype(mine)),
-                        ours::AdamWOptions(1e-3));
+  own::AdamW optimizer(group_of(copies, own::AdamWOptions(1e-3).state_dtype(mine)),
+                       own::AdamWOptions(1e-3));
   transfer(source, optimizer);
-  CHECK(options_of<ours::AdamWOptions>(optimizer).state_dtype() == mine);
+  CHECK(options_of<own::AdamWOptions>(optimizer).state_dtype() == mine);
   step(optimizer);
   for (const auto& param : copies) {
-    CHECK(state_of<ours::AdamWParamState>(optimizer, param).exp_avg().scalar_type() ==
+    CHECK(state_of<own::AdamWParamState>(optimizer, param).exp_avg().scalar_type() ==
           dtype_of(mine, param));
   }
 }
 
 TEST_CASE("load: masters and the dtype of the iteration stay, too", "[optim]") {
   const auto params = matrices(at::kBFloat16);
-  ours::Muon source(params, ours::MuonOptions(1e-3).ns_dtype(at::kFloat));
+  own::Muon source(params, own::MuonOptions(1e-3).ns_dtype(at::kFloat));
   step(source);
   const auto copies = copy_of(params);
-  ours::Muon optimizer(
-      copies, ours::MuonOptions(1e-3).ns_dtype(at::kHalf).master(MasterStorage::kRemainder));
+  own::Muon optimizer(copies,
+                      own::MuonOptions(1e-3).ns_dtype(at::kHalf).master(MasterStorage::kRemainder));
   transfer(source, optimizer);
-  CHECK(options_of<ours::MuonOptions>(optimizer).ns_dtype() == at::kHalf);
-  CHECK(options_of<ours::MuonOptions>(optimizer).master() == MasterStorage::kRemainder);
+  CHECK(options_of<own::MuonOptions>(optimizer).ns_dtype() == at::kHalf);
+  CHECK(options_of<own::MuonOptions>(optimizer).master() == MasterStorage::kRemainder);
   step(optimizer);
-  CHECK(state_of<ours::MuonParamState>(optimizer, copies[0]).remainder().defined());
+  CHECK(state_of<own::MuonParamState>(optimizer, copies[0]).remainder().defined());
 }
 
 TEST_CASE("load: where groups say nothing, the checkpoint's layout is taken", "[optim]") {
   const auto params = matrices();
-  ours::AdamW source(params, ours::AdamWOptions(1e-3).state_dtype(at::kBFloat16));
+  own::AdamW source(params, own::AdamWOptions(1e-3).state_dtype(at::kBFloat16));
   step(source);
   const auto copies = copy_of(params);
-  ours::AdamW optimizer(copies, ours::AdamWOptions(1e-3));
+  own::AdamW optimizer(copies, own::AdamWOptions(1e-3));
   transfer(source, optimizer);
-  CHECK(options_of<ours::AdamWOptions>(optimizer).state_dtype() == at::kBFloat16);
-  CHECK(state_of<ours::AdamWParamState>(optimizer, copies[0])
+  CHECK(options_of<own::AdamWOptions>(optimizer).state_dtype() == at::kBFloat16);
+  CHECK(state_of<own::AdamWParamState>(optimizer, copies[0])
             .exp_avg()
-            .equal(state_of<ours::AdamWParamState>(source, params[0]).exp_avg()));
+            .equal(state_of<own::AdamWParamState>(source, params[0]).exp_avg()));
 }
 
 namespace {
@@ -204,30 +204,30 @@ void refuses(const Options& good, const Options& bad, const char* message) {
 }  // namespace
 
 TEST_CASE("values of options that are none are refused, and nothing changes", "[optim]") {
-  const auto sgd = ours::SGDOptions(0.1).momentum(0.9);
-  using Sgd = ours::SGDOptions;
-  const auto refused_sgd = refuses<ours::SGD, ours::SGDParamState, Sgd>;
+  const auto sgd = own::SGDOptions(0.1).momentum(0.9);
+  using Sgd = own::SGDOptions;
+  const auto refused_sgd = refuses<own::SGD, own::SGDParamState, Sgd>;
   refused_sgd(sgd, Sgd(sgd).state_dtype(at::kByte), "expected state_dtype to be Float or BFloat16");
   refused_sgd(sgd, Sgd(sgd).state_dtype(kNone), "expected state_dtype to be Float or BFloat16");
   refused_sgd(sgd, Sgd(sgd).master(static_cast<MasterStorage>(9)), "expected master to be kFloat");
 
-  const ours::AdamOptions adam(0.1);
-  using Adam = ours::AdamOptions;
-  const auto refused_adam = refuses<ours::Adam, ours::AdamParamState, Adam>;
+  const own::AdamOptions adam(0.1);
+  using Adam = own::AdamOptions;
+  const auto refused_adam = refuses<own::Adam, own::AdamParamState, Adam>;
   refused_adam(adam, Adam(adam).state_dtype(at::kHalf), "expected state_dtype to be Float,");
   refused_adam(adam, Adam(adam).state_rounding(static_cast<StateRounding>(2)),
                "expected state_rounding to be kStochastic or kNearest, got 2");
 
-  const ours::AdamWOptions adamw(0.1);
-  using AdamW = ours::AdamWOptions;
-  const auto refused_adamw = refuses<ours::AdamW, ours::AdamWParamState, AdamW>;
+  const own::AdamWOptions adamw(0.1);
+  using AdamW = own::AdamWOptions;
+  const auto refused_adamw = refuses<own::AdamW, own::AdamWParamState, AdamW>;
   refused_adamw(adamw, AdamW(adamw).master(static_cast<MasterStorage>(2)), "got 2");
   refused_adamw(adamw, AdamW(adamw).state_dtype(kNone), "expected state_dtype to be Float,");
 }
 
 TEST_CASE("values of Muon's options that are none are refused", "[optim]") {
   using Catch::Matchers::Contains;
-  using Muon = ours::MuonOptions;
+  using Muon = own::MuonOptions;
   const std::vector<std::pair<Muon, const char*>> cases = {
       {Muon(0.1).adjust_lr_fn(static_cast<MuonRate>(4)), "expected adjust_lr_fn to be a MuonRate"},
       {Muon(0.1).ns_dtype(at::kDouble), "expected ns_dtype to be"},
@@ -236,10 +236,10 @@ TEST_CASE("values of Muon's options that are none are refused", "[optim]") {
   };
   for (const auto& [bad, message] : cases) {
     const auto params = matrices();
-    CHECK_THROWS_WITH(ours::Muon(params, bad), Contains(message));
-    CHECK_THROWS_WITH(ours::Muon(group_of(params, bad), Muon(0.1)), Contains(message));
-    ours::Muon optimizer(params, Muon(0.1));
-    ours::Muon edited(params, Muon(0.1));
+    CHECK_THROWS_WITH(own::Muon(params, bad), Contains(message));
+    CHECK_THROWS_WITH(own::Muon(group_of(params, bad), Muon(0.1)), Contains(message));
+    own::Muon optimizer(params, Muon(0.1));
+    own::Muon edited(params, Muon(0.1));
     options_of<Muon>(edited) = bad;
     std::stringstream stream;
     torch::save(edited, stream);
@@ -252,8 +252,7 @@ TEST_CASE("each of Muon's rates multiplies by its ratio", "[optim]") {
   const auto moved = [](MuonRate rate) {
     const auto param = at::randn({2, 8}).requires_grad_(true);
     const auto before = param.detach().clone();
-    ours::Muon optimizer(Params{param},
-                         ours::MuonOptions(0.1).weight_decay(0.0).adjust_lr_fn(rate));
+    own::Muon optimizer(Params{param}, own::MuonOptions(0.1).weight_decay(0.0).adjust_lr_fn(rate));
     step(optimizer);
     return (before - param.detach()).norm().item<double>();
   };

@@ -22,15 +22,15 @@
 #include <utility>
 
 using namespace fastamp::test;  // NOLINT(google-build-using-namespace): a test's own helpers
-namespace ours = fastamp::optim;
-namespace theirs = torch::optim;
+namespace actual = fastamp::optim;
+namespace expected = torch::optim;
 using fastamp::optim::AmpStep;
 
 namespace {
 
-using Sgd = std::pair<ours::SGD, theirs::SGD>;
-using Adam = std::pair<ours::Adam, theirs::Adam>;
-using AdamW = std::pair<ours::AdamW, theirs::AdamW>;
+using Sgd = std::pair<actual::SGD, expected::SGD>;
+using Adam = std::pair<actual::Adam, expected::Adam>;
+using AdamW = std::pair<actual::AdamW, expected::AdamW>;
 
 /// float32 and float64, in turns.
 Params mixed_params() {
@@ -57,12 +57,12 @@ auto with_all(Options options) {
 
 template <typename Optimizer>
 using OptionsOf =
-    std::conditional_t<std::is_base_of_v<theirs::SGD, Optimizer> ||
-                           std::is_same_v<Optimizer, ours::SGD>,
-                       theirs::SGDOptions,
-                       std::conditional_t<std::is_base_of_v<theirs::Adam, Optimizer> ||
-                                              std::is_same_v<Optimizer, ours::Adam>,
-                                          theirs::AdamOptions, theirs::AdamWOptions>>;
+    std::conditional_t<std::is_base_of_v<expected::SGD, Optimizer> ||
+                           std::is_same_v<Optimizer, actual::SGD>,
+                       expected::SGDOptions,
+                       std::conditional_t<std::is_base_of_v<expected::Adam, Optimizer> ||
+                                              std::is_same_v<Optimizer, actual::Adam>,
+                                          expected::AdamOptions, expected::AdamWOptions>>;
 
 template <typename Optimizer>
 Optimizer make(const Params& params, double first = 0.05, double second = 0.1) {
@@ -99,23 +99,23 @@ TEMPLATE_TEST_CASE("float64 parameters take LibTorch's steps, bit for bit", "[op
 
 TEMPLATE_TEST_CASE("float64 parameters: checkpoints at any step, and with LibTorch's", "[optim]",
                    Sgd, Adam, AdamW) {
-  using Ours = typename TestType::first_type;
-  using Theirs = typename TestType::second_type;
+  using Own = typename TestType::first_type;
+  using Torchs = typename TestType::second_type;
   const int steps = GENERATE(0, 1, 4);
   auto params = mixed_params();
-  auto mine = make<Ours>(params);
+  auto mine = make<Own>(params);
   for (int step = 0; step < steps; ++step) {
     set_gradients({&params});
     mine.step();
   }
   auto copies = copy_of(params);
   auto torch_copies = copy_of(params);
-  auto resumed = make<Ours>(copies, 0.9, 0.8);
-  auto torchs = make<Theirs>(torch_copies, 0.7, 0.6);
+  auto resumed = make<Own>(copies, 0.9, 0.8);
+  auto torchs = make<Torchs>(torch_copies, 0.7, 0.6);
   transfer(mine, resumed);
   transfer(mine, torchs);
   auto back_copies = copy_of(params);
-  auto back = make<Ours>(back_copies, 0.5, 0.4);
+  auto back = make<Own>(back_copies, 0.5, 0.4);
   transfer(torchs, back);
   for (int step = 0; step < 5; ++step) {
     set_gradients({&params, &copies, &torch_copies, &back_copies});
@@ -198,7 +198,7 @@ TEMPLATE_TEST_CASE("float64 parameters: behind a scaler, whose overflows skip th
 TEST_CASE("float64 parameters: maximize and rates that are tensors", "[optim]") {
   auto param = at::ones({3}, at::kDouble).requires_grad_(true);
   param.mutable_grad() = at::ones({3}, at::kDouble);
-  ours::SGD optimizer(Params{param}, ours::SGDOptions(1.0).maximize(true));
+  actual::SGD optimizer(Params{param}, actual::SGDOptions(1.0).maximize(true));
   optimizer.step();
   CHECK(param.equal(at::full({3}, 2.0, at::kDouble)));
   CHECK(param.grad().equal(at::ones({3}, at::kDouble)));
@@ -211,7 +211,7 @@ TEST_CASE("float64 parameters: a sparse gradient of SGD is the dense one", "[opt
   auto param = at::ones({3}, at::kDouble).requires_grad_(true);
   param.mutable_grad() = at::sparse_coo_tensor(at::tensor({1, 1}, at::kLong).reshape({1, 2}),
                                                at::ones({2}, at::kDouble), {3});
-  ours::SGD optimizer(Params{param}, ours::SGDOptions(0.5).weight_decay(1.0));
+  actual::SGD optimizer(Params{param}, actual::SGDOptions(0.5).weight_decay(1.0));
   optimizer.step();
   CHECK(param.equal(at::tensor({0.5, -0.5, 0.5}, at::kDouble)));
   CHECK(param.grad().is_sparse());
@@ -220,7 +220,7 @@ TEST_CASE("float64 parameters: a sparse gradient of SGD is the dense one", "[opt
 TEST_CASE("complex parameters take LibTorch's steps", "[optim]") {
   auto param = at::ones({3}, at::kComplexFloat).requires_grad_(true);
   param.mutable_grad() = at::ones({3}, at::kComplexFloat);
-  ours::SGD optimizer(Params{param}, ours::SGDOptions(0.5).momentum(0.9));
+  actual::SGD optimizer(Params{param}, actual::SGDOptions(0.5).momentum(0.9));
   optimizer.step();
   CHECK(param.equal(at::full({3}, 0.5, at::kFloat).to(at::kComplexFloat)));
 }
@@ -228,7 +228,7 @@ TEST_CASE("complex parameters take LibTorch's steps", "[optim]") {
 TEST_CASE("a parameter listed twice is stepped once by LibTorch's code", "[optim]") {
   auto param = at::ones({2}, at::kDouble).requires_grad_(true);
   param.mutable_grad() = at::ones({2}, at::kDouble);
-  ours::SGD optimizer(Params{param, param}, ours::SGDOptions(0.5));
+  actual::SGD optimizer(Params{param, param}, actual::SGDOptions(0.5));
   optimizer.step();
   CHECK(param.equal(at::full({2}, 0.5, at::kDouble)));
 }
@@ -236,12 +236,12 @@ TEST_CASE("a parameter listed twice is stepped once by LibTorch's code", "[optim
 TEST_CASE("momentum switched on and off: only steps that a buffer saw count", "[optim]") {
   auto param = at::ones({2}, at::kDouble).requires_grad_(true);
   auto other = at::ones({2}, at::kDouble).requires_grad_(true);
-  ours::SGD mine(Params{param}, ours::SGDOptions(0.5).momentum(0.5).dampening(0.5));
-  theirs::SGD torchs(Params{other}, theirs::SGDOptions(0.5).momentum(0.5).dampening(0.5));
+  actual::SGD mine(Params{param}, actual::SGDOptions(0.5).momentum(0.5).dampening(0.5));
+  expected::SGD torchs(Params{other}, expected::SGDOptions(0.5).momentum(0.5).dampening(0.5));
   for (const double momentum : {0.0, 0.5, 0.0, 0.5}) {
-    for (theirs::Optimizer* optimizer :
-         {static_cast<theirs::Optimizer*>(&mine), static_cast<theirs::Optimizer*>(&torchs)}) {
-      static_cast<theirs::SGDOptions&>(optimizer->param_groups()[0].options()).momentum(momentum);
+    for (expected::Optimizer* optimizer :
+         {static_cast<expected::Optimizer*>(&mine), static_cast<expected::Optimizer*>(&torchs)}) {
+      static_cast<expected::SGDOptions&>(optimizer->param_groups()[0].options()).momentum(momentum);
     }
     param.mutable_grad() = at::randn({2}, at::kDouble);
     other.mutable_grad() = param.grad().clone();

@@ -78,10 +78,10 @@ void check_twins(const Options& options) {
   std::optional<Optimizer> copying(std::in_place, Params{weight},
                                    Options(options).autocast_dtype(at::kBFloat16));
   Optimizer plain(Params{other}, options);
-  const auto ours = train(*copying, weight);
-  const auto theirs = train(plain, other);
-  for (std::size_t i = 0; i < ours.size(); ++i) {
-    REQUIRE(ours[i].equal(theirs[i]));
+  const auto own = train(*copying, weight);
+  const auto torchs = train(plain, other);
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    REQUIRE(own[i].equal(torchs[i]));
   }
   const auto casts = casts_of_a_region(weight);
   CHECK(casts.weight_casts == 0);
@@ -132,10 +132,10 @@ TEST_CASE("weight copies: in fp8, and in the base dtype where fp8 does not run",
     return seen;
   };
   for (const std::int64_t outputs : {48, 20}) {
-    const auto ours = train_in_float8(at::kFloat8_e4m3fn, outputs);
-    const auto theirs = train_in_float8(kNone, outputs);
-    for (std::size_t i = 0; i < ours.size(); ++i) {
-      REQUIRE(ours[i].equal(theirs[i]));
+    const auto own = train_in_float8(at::kFloat8_e4m3fn, outputs);
+    const auto torchs = train_in_float8(kNone, outputs);
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      REQUIRE(own[i].equal(torchs[i]));
     }
   }
 }

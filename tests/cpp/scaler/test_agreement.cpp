@@ -52,7 +52,7 @@ Optimizer fused(const std::vector<at::Tensor>& parameters) {
   return optimizer;
 }
 
-Optimizer ours(const std::vector<at::Tensor>& parameters) {
+Optimizer own(const std::vector<at::Tensor>& parameters) {
   return std::make_unique<fastamp::optim::SGD>(parameters, fastamp::optim::SGDOptions(0.5));
 }
 
@@ -97,7 +97,7 @@ void unscale_and_clip(GradScaler& scaler, torch::optim::Optimizer& optimizer) {
 
 TEST_CASE("agreement: if one rank overflows all skip and keep equal scales", "[scaler]") {
   const auto [name, make] = GENERATE(
-      table<const char*, Make>({{"torch's", of_torch}, {"fused", fused}, {"fastamp's", ours}}));
+      table<const char*, Make>({{"torch's", of_torch}, {"fused", fused}, {"fastamp's", own}}));
   const auto [how, before] = GENERATE(table<const char*, Before>(
       {{"step alone", nothing}, {"clip", clip}, {"unscale and clip", unscale_and_clip}}));
   CAPTURE(name, how);
@@ -162,7 +162,7 @@ TEST_CASE("agreement: one for each optimizer of an iteration", "[scaler]") {
 
 TEST_CASE("agreement: error_if_nonfinite refuses on all ranks if one has inf", "[scaler]") {
   const auto [name, make] =
-      GENERATE(table<const char*, Make>({{"torch's", of_torch}, {"fastamp's", ours}}));
+      GENERATE(table<const char*, Make>({{"torch's", of_torch}, {"fastamp's", own}}));
   CAPTURE(name);
   RankMeeting meeting;
   std::array<std::string, kRanks> texts;
@@ -218,7 +218,7 @@ TEST_CASE("agreement: a lambda over a store needs no backend of process groups",
       store->wait({key + "/done"});
       found_inf.fill_(store->add(key + "/seen", 0) > 0 ? 1.0 : 0.0);
     };
-    traces.at(static_cast<std::size_t>(rank)) = train(rank, agreement, ours, nothing);
+    traces.at(static_cast<std::size_t>(rank)) = train(rank, agreement, own, nothing);
   });
   for (std::size_t i = 0; i < kSkipped.size(); ++i) {
     CHECK(traces[0][i].skipped == kSkipped[i]);

@@ -57,7 +57,7 @@ class UsersOwn : public Optimizer {
   bool throws = false;
 };
 
-/// Ours, with writes of its own.
+/// fastamp's, with writes of its own.
 class DerivedFromOurs : public fastamp::optim::SGD {
  public:
   explicit DerivedFromOurs(const std::vector<at::Tensor>& params)
@@ -100,7 +100,7 @@ std::vector<std::pair<std::string, Make>> optimizers() {
        [](const at::Tensor& weight) -> std::unique_ptr<Optimizer> {
          return std::make_unique<LBFGS>(std::vector{weight}, LBFGSOptions(1.0));
        }},
-      {"ours",
+      {"fastamp's",
        [](const at::Tensor& weight) -> std::unique_ptr<Optimizer> {
          return std::make_unique<fastamp::optim::SGD>(std::vector{weight},
                                                       fastamp::optim::SGDOptions(1.0));
@@ -115,7 +115,7 @@ std::vector<std::pair<std::string, Make>> optimizers() {
        [](const at::Tensor& weight) -> std::unique_ptr<Optimizer> {
          return std::make_unique<UsersOwn>(std::vector{weight});
        }},
-      {"derived from ours",
+      {"derived from fastamp's",
        [](const at::Tensor& weight) -> std::unique_ptr<Optimizer> {
          return std::make_unique<DerivedFromOurs>(std::vector{weight});
        }},

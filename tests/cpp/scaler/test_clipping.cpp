@@ -20,8 +20,8 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-std::unique_ptr<torch::optim::Optimizer> optimizer_over(const Params& params, bool ours) {
-  if (ours) {
+std::unique_ptr<torch::optim::Optimizer> optimizer_over(const Params& params, bool own) {
+  if (own) {
     return std::make_unique<SGD>(params, SGDOptions(1.0));
   }
   return std::make_unique<torch::optim::SGD>(params, torch::optim::SGDOptions(1.0));
@@ -30,7 +30,7 @@ std::unique_ptr<torch::optim::Optimizer> optimizer_over(const Params& params, bo
 }  // namespace
 
 TEST_CASE("clip_grad_norm_: as torch clips unscaled gradients", "[scaler]") {
-  const bool ours = GENERATE(true, false);
+  const bool own = GENERATE(true, false);
   const double norm_type = GENERATE(2.0, 1.0, kInfinity);
   const double max_norm = GENERATE(0.5, 1e9);
   const bool unscaled_before = GENERATE(false, true);
@@ -45,7 +45,7 @@ TEST_CASE("clip_grad_norm_: as torch clips unscaled gradients", "[scaler]") {
     }
   }
   const double expected = torch::nn::utils::clip_grad_norm_(reference, max_norm, norm_type);
-  const auto optimizer = optimizer_over(params, ours);
+  const auto optimizer = optimizer_over(params, own);
   if (unscaled_before) {
     scaler.unscale_(*optimizer);
   }
@@ -60,11 +60,11 @@ TEST_CASE("clip_grad_norm_: as torch clips unscaled gradients", "[scaler]") {
 }
 
 TEST_CASE("clip: by norm, then by value, then by norm again, in that order", "[scaler]") {
-  const bool ours = GENERATE(true, false);
+  const bool own = GENERATE(true, false);
   auto scaler = started(cpu_options().init_scale(4.0));
   auto parameter = at::zeros({2}).requires_grad_(true);
   parameter.mutable_grad() = at::tensor({12.0F, 16.0F});  // Unscaled: 3 and 4, of norm 5.
-  const auto optimizer = optimizer_over({parameter}, ours);
+  const auto optimizer = optimizer_over({parameter}, own);
   CHECK(scaler.clip_grad_norm_(*optimizer, 2.5).item<float>() == 5.0F);  // 1.5 and 2
   scaler.clip_grad_value_(*optimizer, 1.5);                              // 1.5 and 1.5
   const auto norm = scaler.clip_grad_norm_(*optimizer, 1.5).item<float>();
@@ -74,10 +74,10 @@ TEST_CASE("clip: by norm, then by value, then by norm again, in that order", "[s
   CHECK(parameter.grad().allclose(-parameter.detach(), 1e-5));
 }
 
-TEST_CASE("clip: put off to the step by ours, at once for others and by unscale_", "[scaler]") {
+TEST_CASE("clip: fastamp's put it off to the step, others and unscale_ do it at once", "[scaler]") {
   auto scaler = started(cpu_options().init_scale(4.0));
   auto parameter = parameter_with(16.0F);
-  SECTION("ours") {
+  SECTION("fastamp's") {
     SGD optimizer(Params{parameter}, SGDOptions(1.0));
     scaler.clip_grad_value_(optimizer, 1.0);
     CHECK(parameter.grad().equal(at::full({2}, 16.0)));
@@ -108,10 +108,10 @@ TEST_CASE("clip: gradients edited after it are checked anew", "[scaler]") {
 }
 
 TEST_CASE("clip_grad_norm_: a norm that is not finite is refused if asked for", "[scaler]") {
-  const bool ours = GENERATE(true, false);
+  const bool own = GENERATE(true, false);
   auto scaler = started(cpu_options().init_scale(4.0));
   auto parameter = parameter_with(static_cast<float>(kInfinity));
-  const auto optimizer = optimizer_over({parameter}, ours);
+  const auto optimizer = optimizer_over({parameter}, own);
   CHECK(message_of([&] {
           scaler.clip_grad_norm_(*optimizer, 1.0, 2.0, true);
         }).find("cannot be clipped") != std::string::npos);

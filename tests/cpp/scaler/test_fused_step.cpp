@@ -92,7 +92,7 @@ void compare(const Make& make, bool clip, double tolerance) {
 
 }  // namespace
 
-TEST_CASE("step: ours follows torch's protocol over torch's optimizer", "[scaler]") {
+TEST_CASE("step: fastamp's follows torch's protocol over torch's optimizer", "[scaler]") {
   const bool clip = GENERATE(false, true);
   compare(
       [](const Params& params) {
@@ -236,7 +236,7 @@ TEST_CASE("step: several optimizers, losses and an iteration without one of them
   CHECK_FALSE(scaler.step_was_skipped());
 }
 
-TEST_CASE("step: an optimizer of ours without gradients is refused, until it has some",
+TEST_CASE("step: an optimizer of fastamp without gradients is refused, until it has some",
           "[scaler]") {
   auto scaler = started(cpu_options().init_scale(4.0));
   auto parameter = at::ones({2}).requires_grad_(true);

@@ -116,7 +116,7 @@ TEST_CASE("pass: several passes make up a list together", "[scaler]") {
   CHECK_FALSE(fastamp::scaler::norm_of_passes({&a}, gradients_of({first, second}), at::kFloat));
 }
 
-TEST_CASE("pass buffers: counters stay with their gradients and tell the last overflow",
+TEST_CASE("pass buffers: counters stay with their gradients and show the last overflow",
           "[scaler]") {
   PassBuffers buffers;
   const auto one = at::full({}, 1.0F);

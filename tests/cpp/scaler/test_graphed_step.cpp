@@ -151,7 +151,7 @@ TEST_CASE("GraphedStep: options out of range are refused by name", "[scaler]") {
   CHECK_FALSE(text(GraphedStepOptions().clip_value(kNaN)).empty());
 }
 
-TEST_CASE("GraphedStep: its options are told in one line", "[scaler]") {
+TEST_CASE("GraphedStep: its options are printed in one line", "[scaler]") {
   std::ostringstream text;
   text << GraphedStepOptions() << '\n'
        << GraphedStepOptions().dtype(at::kHalf).max_norm(0.5).clip_value(2).accumulation(4) << '\n'

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What C++ is told of ranges, loss scale and weights.
+// What C++ reports of ranges, loss scale and weights.
 
 #include "helpers.h"
 #include "support/catch.h"

@@ -38,13 +38,13 @@ void iterate(GradScaler& scaler, torch::optim::Optimizer& optimizer) {
 
 }  // namespace
 
-TEST_CASE("log_to: each row is what the iteration did, and what history() tells", "[scaler]") {
-  const bool ours = GENERATE(true, false);
+TEST_CASE("log_to: each row is what the iteration did, and what history() shows", "[scaler]") {
+  const bool own = GENERATE(true, false);
   auto scaler = started(cpu_options().init_scale(8.0).growth_interval(2).history_size(3));
   auto first = parameter_with(0.0F, 4);
   auto second = parameter_with(0.0F, 4);
   std::unique_ptr<torch::optim::Optimizer> optimizer;
-  if (ours) {
+  if (own) {
     optimizer = std::make_unique<SGD>(std::vector<at::Tensor>{first, second}, SGDOptions(1.0));
   } else {
     optimizer = std::make_unique<torch::optim::SGD>(std::vector<at::Tensor>{first, second},
@@ -116,7 +116,7 @@ TEST_CASE("log_to: casts are those since the row before", "[scaler]") {
   CHECK(text.str().find("overflows 0, underflows 0, casts 2 (64 bytes)") != std::string::npos);
 }
 
-TEST_CASE("log_to: it begins, ends and moves when told, and outlives the scaler", "[scaler]") {
+TEST_CASE("log_to: it begins, ends and moves when asked to, and outlives the scaler", "[scaler]") {
   auto parameter = parameter_with(1.0F);
   SGD optimizer({parameter}, SGDOptions(1.0));
   std::vector<std::int64_t> steps;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scalers and steps that were moved from or moved in mid-iteration, and arguments that are empty or
-// undefined: errors of ours, and nothing changed.
+// undefined: errors of fastamp, and nothing changed.
 
 #include "helpers.h"
 #include "optim/helpers.h"
@@ -131,13 +131,13 @@ TEST_CASE("misuse: assignment makes a scaler that was moved from whole again", "
 }
 
 TEST_CASE("misuse: a scaler that is moved goes on at every point of an iteration", "[scaler]") {
-  const bool ours = GENERATE(true, false);
+  const bool own = GENERATE(true, false);
   const int point = GENERATE(0, 1, 2, 3);
   auto parameter = parameter_with(8.0F);
   const std::unique_ptr<torch::optim::Optimizer> optimizer =
-      ours ? std::unique_ptr<torch::optim::Optimizer>(
-                 std::make_unique<SGD>(Params{parameter}, SGDOptions(1.0)))
-           : std::make_unique<torch::optim::SGD>(sgd({parameter}));
+      own ? std::unique_ptr<torch::optim::Optimizer>(
+                std::make_unique<SGD>(Params{parameter}, SGDOptions(1.0)))
+          : std::make_unique<torch::optim::SGD>(sgd({parameter}));
   std::optional<GradScaler> scaler(cpu_options().init_scale(8.0));
   const auto move_at = [&](int here) {
     if (here == point) {

@@ -40,59 +40,59 @@ TEST_CASE("on_skip: a callback gets the optimizer and the iteration's row", "[sc
   fastamp::optim::SGD fused({parameter}, 0.1);
   torch::optim::Optimizer& optimizer =
       takes_amp_step ? static_cast<torch::optim::Optimizer&>(fused) : plain;
-  std::vector<SkippedStep> told;
+  std::vector<SkippedStep> notified;
   auto scaler = started(cpu_options().init_scale(8.0).on_skip(
-      [&](const SkippedStep& step) { told.push_back(step); }));
+      [&](const SkippedStep& step) { notified.push_back(step); }));
   for (const bool overflow : {false, true, false, true}) {
     iterate(scaler, optimizer, overflow);
   }
-  REQUIRE(told.size() == 2);
+  REQUIRE(notified.size() == 2);
   const auto history = scaler.history();
   for (const std::size_t i : {0U, 1U}) {
     const auto& row = history.at(2 * i + 1);
-    CHECK(told[i].optimizer == &optimizer);
-    CHECK(told[i].step == row.step);
-    CHECK(told[i].scale == row.scale);
-    CHECK(told[i].skipped);
-    CHECK((told[i].norm == row.norm || std::isnan(row.norm)));
-    CHECK(told[i].growth_tracker == row.growth_tracker);
+    CHECK(notified[i].optimizer == &optimizer);
+    CHECK(notified[i].step == row.step);
+    CHECK(notified[i].scale == row.scale);
+    CHECK(notified[i].skipped);
+    CHECK((notified[i].norm == row.norm || std::isnan(row.norm)));
+    CHECK(notified[i].growth_tracker == row.growth_tracker);
   }
 }
 
 TEST_CASE("on_skip: without a history the row has what is known", "[scaler]") {
   auto parameter = parameter_with(1.0F);
   auto optimizer = sgd({parameter});
-  std::optional<SkippedStep> told;
+  std::optional<SkippedStep> notified;
   auto scaler = started(cpu_options().init_scale(8.0).history_size(0));
-  scaler.register_on_skip([&](const SkippedStep& step) { told = step; }, /*wait=*/true);
+  scaler.register_on_skip([&](const SkippedStep& step) { notified = step; }, /*wait=*/true);
   iterate(scaler, optimizer, false);
-  CHECK_FALSE(told.has_value());
+  CHECK_FALSE(notified.has_value());
   iterate(scaler, optimizer, true);
-  REQUIRE(told.has_value());
-  CHECK(told->step == 1);
-  CHECK(told->scale == 8.0);
-  CHECK(std::isnan(told->norm));
+  REQUIRE(notified.has_value());
+  CHECK(notified->step == 1);
+  CHECK(notified->scale == 8.0);
+  CHECK(std::isnan(notified->norm));
 }
 
-TEST_CASE("on_skip: each optimizer that skipped is told of, in order", "[scaler]") {
+TEST_CASE("on_skip: each optimizer that skipped is reported, in order", "[scaler]") {
   std::vector<at::Tensor> parameters;
   std::vector<torch::optim::SGD> optimizers;
   for (const float gradient : {kInfinity, 1.0F, kInfinity}) {
     parameters.push_back(parameter_with(gradient));
     optimizers.push_back(sgd({parameters.back()}));
   }
-  std::vector<const torch::optim::Optimizer*> told;
+  std::vector<const torch::optim::Optimizer*> notified;
   auto scaler = started(cpu_options());
-  scaler.register_on_skip([&](const SkippedStep& step) { told.push_back(step.optimizer); });
+  scaler.register_on_skip([&](const SkippedStep& step) { notified.push_back(step.optimizer); });
   for (auto& optimizer : optimizers) {
     scaler.step(optimizer);
   }
-  CHECK(told.empty());
+  CHECK(notified.empty());
   scaler.update();
-  CHECK(told == std::vector<const torch::optim::Optimizer*>{&optimizers[0], &optimizers[2]});
+  CHECK(notified == std::vector<const torch::optim::Optimizer*>{&optimizers[0], &optimizers[2]});
 }
 
-TEST_CASE("on_skip: what a callback makes known is told after it", "[scaler]") {
+TEST_CASE("on_skip: what a callback makes known is reported after it", "[scaler]") {
   auto parameter = parameter_with(1.0F);
   auto optimizer = sgd({parameter});
   auto scaler = started(cpu_options().init_scale(16.0));
@@ -131,25 +131,25 @@ TEST_CASE("on_skip: callbacks can be removed, also within a call", "[scaler]") {
   auto parameter = parameter_with(1.0F);
   auto optimizer = sgd({parameter});
   auto scaler = started(cpu_options());
-  std::vector<int> told;
+  std::vector<int> notified;
   std::vector<fastamp::SkipHandle> handles;
   handles.push_back(scaler.register_on_skip([&](const SkippedStep& /*step*/) {
-    told.push_back(1);
+    notified.push_back(1);
     handles[0].remove();
     handles[1].remove();
   }));
   handles.push_back(
-      scaler.register_on_skip([&](const SkippedStep& /*step*/) { told.push_back(2); }));
+      scaler.register_on_skip([&](const SkippedStep& /*step*/) { notified.push_back(2); }));
   handles.push_back(
-      scaler.register_on_skip([&](const SkippedStep& /*step*/) { told.push_back(3); }));
+      scaler.register_on_skip([&](const SkippedStep& /*step*/) { notified.push_back(3); }));
   iterate(scaler, optimizer, true);
   auto moved = std::move(scaler);
   iterate(moved, optimizer, true);
-  CHECK(told == std::vector<int>{1, 3, 3});
+  CHECK(notified == std::vector<int>{1, 3, 3});
   handles[2].remove();
   handles[2].remove();
   iterate(moved, optimizer, true);
-  CHECK(told.size() == 3);
+  CHECK(notified.size() == 3);
   moved = started(cpu_options());
   CHECK_NOTHROW(handles[1].remove());
 }

@@ -27,10 +27,10 @@ using namespace fastamp::test;  // NOLINT(google-build-using-namespace): a test'
 
 namespace {
 
-namespace ours = fastamp::optim;
-namespace theirs = torch::optim;
+namespace own = fastamp::optim;
+namespace libtorch = torch::optim;
 
-using Optimizer = std::unique_ptr<theirs::Optimizer>;
+using Optimizer = std::unique_ptr<libtorch::Optimizer>;
 
 class Draw {
  public:
@@ -52,8 +52,8 @@ class Draw {
   std::mt19937 engine_;
 };
 
-template <typename Ours, typename Theirs>
-std::pair<Ours, Theirs> sgd_options(Draw& draw) {
+template <typename Own, typename Torchs>
+std::pair<Own, Torchs> sgd_options(Draw& draw) {
   const double lr = draw.log_uniform(1e-4, 0.3);
   const double momentum = draw.or_zero(0.1, 0.99);
   const bool nesterov = momentum > 0 && draw.chance(0.3);
@@ -65,11 +65,11 @@ std::pair<Ours, Theirs> sgd_options(Draw& draw) {
         .weight_decay(weight_decay)
         .nesterov(nesterov);
   };
-  return {fill(Ours(lr)), fill(Theirs(lr))};
+  return {fill(Own(lr)), fill(Torchs(lr))};
 }
 
-template <typename Ours, typename Theirs>
-std::pair<Ours, Theirs> adam_options(Draw& draw) {
+template <typename Own, typename Torchs>
+std::pair<Own, Torchs> adam_options(Draw& draw) {
   const double lr = draw.log_uniform(1e-5, 0.03);
   const auto betas = std::make_tuple(draw.or_zero(0.1, 0.95), draw.uniform(0.5, 0.9999));
   const double eps = draw.log_uniform(1e-8, 1e-2);
@@ -78,24 +78,24 @@ std::pair<Ours, Theirs> adam_options(Draw& draw) {
   const auto fill = [&](auto options) {
     return options.betas(betas).eps(eps).weight_decay(weight_decay).amsgrad(amsgrad);
   };
-  return {fill(Ours(lr)), fill(Theirs(lr))};
+  return {fill(Own(lr)), fill(Torchs(lr))};
 }
 
-/// The same optimizer of ours and of LibTorch's, with options of its own for each of two groups.
-template <typename Ours, typename Theirs, typename Options>
+/// The same optimizer of fastamp and of LibTorch's, with options of its own for each of two groups.
+template <typename Own, typename Torchs, typename Options>
 std::pair<Optimizer, Optimizer> make_pair(const Params& params, const Params& reference, Draw& draw,
                                           bool fuse, const Options& options_of) {
   const auto first = options_of(draw);
   const auto others = options_of(draw);
   Optimizer mine;
   if (fuse) {
-    mine = std::make_unique<Theirs>(two_groups(params, first.second), others.second);
-    ours::fuse_(*mine);
+    mine = std::make_unique<Torchs>(two_groups(params, first.second), others.second);
+    own::fuse_(*mine);
   } else {
-    mine = std::make_unique<Ours>(two_groups(params, first.first), others.first);
+    mine = std::make_unique<Own>(two_groups(params, first.first), others.first);
   }
   return {std::move(mine),
-          std::make_unique<Theirs>(two_groups(reference, first.second), others.second)};
+          std::make_unique<Torchs>(two_groups(reference, first.second), others.second)};
 }
 
 std::pair<Optimizer, Optimizer> draw_pair(const Params& params, const Params& reference,
@@ -103,15 +103,15 @@ std::pair<Optimizer, Optimizer> draw_pair(const Params& params, const Params& re
   const auto kind = draw.integer(0, 2);
   const bool fuse = draw.chance(0.3);
   if (kind == 0) {
-    return make_pair<ours::SGD, theirs::SGD>(params, reference, draw, fuse,
-                                             sgd_options<ours::SGDOptions, theirs::SGDOptions>);
+    return make_pair<own::SGD, libtorch::SGD>(params, reference, draw, fuse,
+                                              sgd_options<own::SGDOptions, libtorch::SGDOptions>);
   }
   if (kind == 1) {
-    return make_pair<ours::Adam, theirs::Adam>(
-        params, reference, draw, fuse, adam_options<ours::AdamOptions, theirs::AdamOptions>);
+    return make_pair<own::Adam, libtorch::Adam>(
+        params, reference, draw, fuse, adam_options<own::AdamOptions, libtorch::AdamOptions>);
   }
-  return make_pair<ours::AdamW, theirs::AdamW>(
-      params, reference, draw, fuse, adam_options<ours::AdamWOptions, theirs::AdamWOptions>);
+  return make_pair<own::AdamW, libtorch::AdamW>(
+      params, reference, draw, fuse, adam_options<own::AdamWOptions, libtorch::AdamWOptions>);
 }
 
 struct Clipping {
@@ -139,7 +139,7 @@ struct Reference {
   at::Tensor growth_tracker = at::zeros({}, at::kInt);
   std::int64_t patience = options.hysteresis();
 
-  bool step(theirs::Optimizer& optimizer, const Clipping& clipping) {
+  bool step(libtorch::Optimizer& optimizer, const Clipping& clipping) {
     std::vector<at::Tensor> gradients;
     std::vector<at::Tensor> params;
     for (const auto& group : optimizer.param_groups()) {
@@ -208,7 +208,7 @@ void spoil(Draw& draw, const std::vector<Params*>& lists) {
   }
 }
 
-void change_rates(Draw& draw, const std::vector<theirs::Optimizer*>& optimizers) {
+void change_rates(Draw& draw, const std::vector<libtorch::Optimizer*>& optimizers) {
   const double factor = draw.uniform(0.3, 1.5);
   for (auto* optimizer : optimizers) {
     for (auto& group : optimizer->param_groups()) {
@@ -217,7 +217,7 @@ void change_rates(Draw& draw, const std::vector<theirs::Optimizer*>& optimizers)
   }
 }
 
-void step_ours(fastamp::GradScaler& scaler, theirs::Optimizer& optimizer,
+void step_fastamps(fastamp::GradScaler& scaler, libtorch::Optimizer& optimizer,
                const Clipping& clipping) {
   if (clipping.unscale_first) {
     scaler.unscale_(optimizer);
@@ -257,7 +257,7 @@ TEST_CASE("step: random options follow LibTorch's optimizers and torch.amp's sca
       change_rates(draw, {mine.get(), torchs.get()});
     }
     const auto clipping = draw_clipping(draw);
-    step_ours(scaler, *mine, clipping);
+    step_fastamps(scaler, *mine, clipping);
     const bool stepped = expected.step(*torchs, clipping);
     REQUIRE(scaler.step_was_skipped_for(*mine) == !stepped);
     REQUIRE(scaler.get_scale() == expected.scale.item<double>());

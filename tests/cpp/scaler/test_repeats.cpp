@@ -156,7 +156,7 @@ TEST_CASE("step: a sparse gradient of a parameter listed twice is stepped once",
   CHECK(table[1].item<float>() == -7.0F);
 }
 
-TEST_CASE("overflow_report: a gradient that comes twice is told of once", "[scaler]") {
+TEST_CASE("overflow_report: a gradient that comes twice is reported once", "[scaler]") {
   const auto kind = GENERATE(Kind::kTorch, Kind::kFastamp);
   auto weight = parameter_with(std::numeric_limits<float>::infinity());
   const auto optimizer = sgd_over(kind, {weight, parameter_with(1.0F), weight});

@@ -21,8 +21,8 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 std::unique_ptr<torch::optim::Optimizer> optimizer_over(const std::vector<at::Tensor>& params,
-                                                        bool ours) {
-  if (ours) {
+                                                        bool own) {
+  if (own) {
     return std::make_unique<SGD>(params, SGDOptions(1.0));
   }
   return std::make_unique<torch::optim::SGD>(params, torch::optim::SGDOptions(1.0));
@@ -36,14 +36,14 @@ void iterate(GradScaler& scaler, torch::optim::Optimizer& optimizer) {
 }  // namespace
 
 TEST_CASE("overflow_report: names, shapes and counts of the last skipped step", "[scaler]") {
-  const bool ours = GENERATE(true, false);
+  const bool own = GENERATE(true, false);
   auto scaler = started(cpu_options().init_scale(8.0));
   CHECK_FALSE(scaler.overflow_report());
   CHECK(scaler.overflow_report().str() == "No step was skipped.");
   auto without = at::ones({3}).requires_grad_(true);
   auto bad = at::ones({2, 2}).requires_grad_(true);
   auto good = parameter_with(1.0F);
-  const auto optimizer = optimizer_over({without, good, bad}, ours);
+  const auto optimizer = optimizer_over({without, good, bad}, own);
   bad.mutable_grad() = at::tensor({1.0F, kInfinity, -kInfinity, std::nanf("")}).reshape({2, 2});
   iterate(scaler, *optimizer);
   bad.mutable_grad() = at::ones({2, 2});
@@ -67,10 +67,10 @@ TEST_CASE("overflow_report: names, shapes and counts of the last skipped step", 
 }
 
 TEST_CASE("history: scale, skip, norm and growth of the last iterations", "[scaler]") {
-  const bool ours = GENERATE(true, false);
+  const bool own = GENERATE(true, false);
   auto scaler = started(cpu_options().init_scale(8.0).growth_interval(2).history_size(3));
   auto parameter = parameter_with(0.0F, 4);
-  const auto optimizer = optimizer_over({parameter}, ours);
+  const auto optimizer = optimizer_over({parameter}, own);
   for (const float gradient : {1.0F, kInfinity, 4.0F, 2.0F, 8.0F}) {
     parameter.mutable_grad() = at::full({4}, gradient);
     iterate(scaler, *optimizer);

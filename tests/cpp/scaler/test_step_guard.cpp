@@ -115,10 +115,10 @@ TEST_CASE("step_guard: a step with one bad element changes no bit", "[scaler]") 
   const float value = GENERATE(values({kNaN, kInfinity, -kInfinity}));
   CAPTURE(kind, value);
   const auto optimizer = make(kind, parameter());
-  std::vector<std::int64_t> told;
+  std::vector<std::int64_t> skipped_steps;
   StepGuard guard(*optimizer, StepGuardOptions().on_skip([&](const SkippedStep& step) {
     CHECK(step.optimizer == optimizer.get());
-    told.push_back(step.step);
+    skipped_steps.push_back(step.step);
   }));
   set_gradient(*optimizer);
   guard.step();
@@ -130,7 +130,7 @@ TEST_CASE("step_guard: a step with one bad element changes no bit", "[scaler]") 
   CHECK(state == bytes_of(*optimizer));
   CHECK(guard.step_was_skipped());
   CHECK(guard.skipped_in_a_row() == 1);
-  CHECK(told == std::vector<std::int64_t>{1});
+  CHECK(skipped_steps == std::vector<std::int64_t>{1});
   const auto report = guard.overflow_report({{"weight", optimizer->param_groups()[0].params()[0]}});
   REQUIRE(report.gradients.size() == 1);
   CHECK(report.gradients[0].name == "weight");
@@ -204,7 +204,7 @@ TEST_CASE("step_guard: closures, losses and too many skips", "[scaler]") {
   CHECK(at::equal(before, weight_of(*optimizer)));
 }
 
-TEST_CASE("step_guard: a rank that is told of another's NaN skips, and reports none", "[scaler]") {
+TEST_CASE("step_guard: a rank that learns of another's NaN skips, and reports none", "[scaler]") {
   const std::string kind = GENERATE(values(kKinds));
   const auto optimizer = make(kind, parameter());
   int calls = 0;

@@ -46,7 +46,7 @@ std::vector<Kind> kinds() {
          fastamp::optim::fuse_(*made);
          return made;
        }},
-      {"ours",
+      {"fastamp's",
        [](Params p) {
          return std::make_unique<fastamp::optim::SGD>(std::move(p),
                                                       fastamp::optim::SGDOptions(0.1));

@@ -66,11 +66,11 @@ def test_three_projections_of_one_activation_save_one_cast_of_it():
             h = x * 2
             run.out = [layer(h) for layer in layers]
 
-    ours = saved_storages(run)
+    own = saved_storages(run)
     with torch_kernels():
-        theirs = saved_storages(run)
-    assert len(theirs) == 6  # three casts of h, three of weights
-    assert len(ours) == 4
+        torchs = saved_storages(run)
+    assert len(torchs) == 6  # three casts of h, three of weights
+    assert len(own) == 4
 
 
 def test_each_use_has_a_node_of_its_own_under_torchs_name():
@@ -96,10 +96,10 @@ def test_gradients_of_a_transformer_are_torchs_bit_for_bit(blocks: int):
         loss.backward()
         return [loss.detach(), x.grad, *(p.grad for p in model.parameters())]
 
-    ours = gradients()
+    own = gradients()
     with torch_kernels():
-        theirs = gradients()
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+        torchs = gradients()
+    assert all(torch.equal(a, b) for a, b in zip(own, torchs, strict=True))
 
 
 def test_twelve_blocks_save_a_tenth_less_for_backward():
@@ -118,10 +118,10 @@ def test_twelve_blocks_save_a_tenth_less_for_backward():
         with fastamp.autocast("cpu"):
             run.out = model(x)
 
-    ours = saved_bytes()
+    own = saved_bytes()
     with torch_kernels():
-        theirs = saved_bytes()
-    assert ours <= 0.9 * theirs, (ours, theirs)
+        torchs = saved_bytes()
+    assert own <= 0.9 * torchs, (own, torchs)
 
 
 def test_an_activation_edited_between_two_uses_is_cast_again():
@@ -209,10 +209,10 @@ def test_second_derivatives_hooks_and_a_second_backward_work():
         second = torch.autograd.grad(first.square().sum(), x)[0]
         return [first.detach(), again, second]
 
-    ours = run()
+    own = run()
     with torch_kernels():
-        theirs = run()
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+        torchs = run()
+    assert all(torch.equal(a, b) for a, b in zip(own, torchs, strict=True))
     assert set(seen) == {torch.float32}
 
 

@@ -61,7 +61,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 }
 # Refused by torch too, but only on entering the region and after a warning.
 REFUSED_EARLIER = {"dtype str", "dtype str, disabled"}
-# Ours refuses what torch warns about and disables.
+# fastamp's refuses what torch warns about and disables.
 REFUSED_BY_US = {"dtype type"}
 
 
@@ -76,8 +76,8 @@ def outcome(cls: Any, name: str) -> tuple[Any, list[tuple[type, str, str, int]],
                 result: Any = torch_state()
         except Exception as error:
             result = type(error)
-    told = [(w.category, str(w.message), Path(w.filename).name, w.lineno) for w in caught]
-    return result, told
+    shown = [(w.category, str(w.message), Path(w.filename).name, w.lineno) for w in caught]
+    return result, shown
 
 
 @pytest.mark.parametrize("name", CALLS)

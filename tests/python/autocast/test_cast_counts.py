@@ -25,11 +25,11 @@ def test_never_more_casts_than_torch(name: str):
         casts_of_torch = copies_made(forward) - copies_made(lambda: model(x))
     with fastamp.debug.trace() as t:
         forward()
-    ours = t.totals["weight_casts"] + t.totals["other_casts"]
-    assert 0 < ours <= casts_of_torch
+    own = t.totals["weight_casts"] + t.totals["other_casts"]
+    assert 0 < own <= casts_of_torch
     if name == "BERT":  # query, key and value share the cast of their input
         assert t.totals["activation_hits"] >= 22
-        assert ours <= casts_of_torch - 22
+        assert own <= casts_of_torch - 22
 
 
 @pytest.mark.parametrize("name", COUNTED)

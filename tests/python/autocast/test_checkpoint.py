@@ -69,14 +69,14 @@ def run(
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
 def test_recomputation_keeps_dtypes_and_bits(reentrant: bool, dtype: torch.dtype, inside: bool):
     plain = run(fastamp.autocast, dtype, None, inside)
-    ours = run(fastamp.autocast, dtype, reentrant, inside)
+    own = run(fastamp.autocast, dtype, reentrant, inside)
     with torch_kernels():
-        theirs = run(torch.autocast, dtype, reentrant, inside)
+        torchs = run(torch.autocast, dtype, reentrant, inside)
     if TORCH_LOSES_GRADIENTS and reentrant and inside:
         # The reentrant one's forward pass runs without grad mode.
-        assert all(gradient is None for gradient in theirs[2:])
-        theirs = plain
-    for a, b, c in zip(ours, theirs, plain, strict=True):
+        assert all(gradient is None for gradient in torchs[2:])
+        torchs = plain
+    for a, b, c in zip(own, torchs, plain, strict=True):
         assert torch.equal(a, b)
         assert torch.equal(a, c)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code that runs when a container of ours drops something, and that uses the same container."""
+"""Code that runs when a container of fastamp drops something, and that uses the same container."""
 
 from __future__ import annotations
 

@@ -218,9 +218,9 @@ def test_inductor_gives_torchs_dtypes_and_values():
     for region in (torch.autocast, fastamp.autocast):
         torch._dynamo.reset()
         results.append(torch.compile(make_keywords(region), fullgraph=True)(x))
-    for ours, theirs in zip(results[1], results[0], strict=True):
-        assert ours.dtype == theirs.dtype
-        assert torch.equal(ours, theirs)
+    for own, torchs in zip(results[1], results[0], strict=True):
+        assert own.dtype == torchs.dtype
+        assert torch.equal(own, torchs)
 
 
 def test_a_subclass_of_the_region_that_torch_cannot_trace_still_works_compiled():

@@ -240,10 +240,10 @@ def test_nested_generators_of_one_region() -> None:
 
 
 def test_uninstalling_gives_torchs_decorator_back() -> None:
-    theirs = torch.autocast.__call__
+    expected = torch.autocast.__call__
     with fastamp.install():
-        assert torch.autocast.__call__ is not theirs
-    assert torch.autocast.__call__ is theirs
+        assert torch.autocast.__call__ is not expected
+    assert torch.autocast.__call__ is expected
 
 
 def test_torch_leaves_the_region_before_the_body_runs() -> None:

@@ -104,7 +104,7 @@ def test_casts_made_before_uninstall_are_not_used_after_install():
         assert torch.equal(torch.mm(w, w), torch.full((4, 4), 16.0, dtype=torch.bfloat16))
 
 
-def test_disabled_runs_torchs_kernels_and_gives_ours_back():
+def test_disabled_runs_torchs_kernels_and_gives_fastamps_back():
     entry = torch._C._dispatch_dump_table("aten::mm")
     with fastamp.debug.torch_kernels():
         assert not _C.kernels_registered()

@@ -69,9 +69,9 @@ def test_script_module_called_in_a_region_gives_torchs_bits(make: Any, dtype: to
     if isinstance(expected, str):
         assert got == expected
         return
-    for ours, theirs in zip(got, expected, strict=True):
-        assert ours.dtype == theirs.dtype
-        assert torch.equal(ours, theirs)
+    for own, torchs in zip(got, expected, strict=True):
+        assert own.dtype == torchs.dtype
+        assert torch.equal(own, torchs)
 
 
 @pytest.mark.parametrize("cache", [True, False])

@@ -195,10 +195,10 @@ def accumulated_gradients(keep: bool) -> list[torch.Tensor]:
 
 
 def test_gradients_of_several_regions_are_torchs():
-    ours = accumulated_gradients(keep=True)
+    own = accumulated_gradients(keep=True)
     with torch_kernels():
-        theirs = accumulated_gradients(keep=False)
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+        torchs = accumulated_gradients(keep=False)
+    assert all(torch.equal(a, b) for a, b in zip(own, torchs, strict=True))
 
 
 def test_every_region_has_a_graph_of_its_own(weight):

@@ -114,8 +114,8 @@ def test_what_is_refused_becomes_what_casts_by_hand_give(
     found = run(function, given, dtype=dtype)
     assert found[0].dtype == dtype
     assert [grad.dtype for grad in found[1:]] == [tensor.dtype for tensor in given]
-    for ours, theirs in zip(found, expected, strict=True):
-        assert torch.equal(ours, theirs)
+    for own, torchs in zip(found, expected, strict=True):
+        assert torch.equal(own, torchs)
 
 
 def test_packed_arguments_are_cast(libraries: dict[str, ModuleType]):
@@ -300,11 +300,11 @@ def test_uninstall_gives_the_objects_back(libraries: dict[str, ModuleType]):
 
 def test_a_class_that_others_changed_since_is_left_to_them(libraries: dict[str, ModuleType]):
     cls = libraries[FLASH].FlashAttnFunc
-    ours = vars(cls)["apply"]
-    cls.apply = theirs = classmethod(lambda cls, *args: ours.__func__(cls, *args))
+    own = vars(cls)["apply"]
+    cls.apply = torchs = classmethod(lambda cls, *args: own.__func__(cls, *args))
     try:
         library_calls.unfollow()
-        assert vars(cls)["apply"] is theirs
+        assert vars(cls)["apply"] is torchs
         with fastamp.autocast("cpu", dtype=BF16):
             assert refuses(libraries)
     finally:

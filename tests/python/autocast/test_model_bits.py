@@ -39,9 +39,9 @@ def steps(
     return seen
 
 
-def assert_same_bits(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
-    assert len(ours) == len(theirs)
-    for a, b in zip(ours, theirs, strict=True):
+def assert_same_bits(own: list[torch.Tensor], torchs: list[torch.Tensor]) -> None:
+    assert len(own) == len(torchs)
+    for a, b in zip(own, torchs, strict=True):
         assert a.dtype == b.dtype
         assert torch.equal(a, b)
 
@@ -61,8 +61,8 @@ def torchs_steps(name: str, dtype: torch.dtype) -> list[torch.Tensor]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", MODELS)
 def test_three_steps_have_torchs_bits(name: str, dtype: str):
-    theirs = torchs_steps(name, DTYPES[dtype])
-    assert_same_bits(steps(name, fastamp.autocast, DTYPES[dtype]), theirs)
+    torchs = torchs_steps(name, DTYPES[dtype])
+    assert_same_bits(steps(name, fastamp.autocast, DTYPES[dtype]), torchs)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -73,10 +73,10 @@ def test_kept_casts_change_no_bit(name: str):
         keepers.append(fastamp.casts.keep(model))
         return model
 
-    theirs = torchs_steps(name, torch.bfloat16)
-    ours = steps(name, fastamp.autocast, torch.bfloat16, keep)
+    torchs = torchs_steps(name, torch.bfloat16)
+    own = steps(name, fastamp.autocast, torch.bfloat16, keep)
     keepers.pop().release()
-    assert_same_bits(ours, theirs)
+    assert_same_bits(own, torchs)
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "separate qkv", "fused qkv", "tied"])
@@ -85,28 +85,28 @@ def test_compiled_models_have_torchs_bits(name: str):
         torch._dynamo.reset()
         return torch.compile(model, backend="aot_eager")
 
-    ours = steps(name, fastamp.autocast, torch.bfloat16, compiled)
+    own = steps(name, fastamp.autocast, torch.bfloat16, compiled)
     with torch_kernels():
-        theirs = steps(name, torch.autocast, torch.bfloat16, compiled)
+        torchs = steps(name, torch.autocast, torch.bfloat16, compiled)
     torch._dynamo.reset()
-    assert_same_bits(ours, theirs)
+    assert_same_bits(own, torchs)
 
 
 def test_threads_train_models_of_their_own_with_torchs_bits():
     names = ["mlp", "separate qkv", "tied", "edits"]
     with torch_kernels():
-        theirs = {name: steps(name, torch.autocast, torch.bfloat16) for name in names}
+        torchs = {name: steps(name, torch.autocast, torch.bfloat16) for name in names}
     # Seeds are the process's: models are made one after the other, and trained at the same time.
     models = {}
     for name in names:
         torch.manual_seed(0)
         models[name] = MODELS[name]()
-    ours: dict[str, list[torch.Tensor]] = {name: [] for name in names}
+    own: dict[str, list[torch.Tensor]] = {name: [] for name in names}
 
     def work(name: str) -> None:
         optimizer = torch.optim.SGD(models[name].parameters(), lr=0.05)
         for _ in range(3):
-            ours[name] += train_step(models[name], fastamp.autocast("cpu"), *data())
+            own[name] += train_step(models[name], fastamp.autocast("cpu"), *data())
             optimizer.step()
 
     threads = [threading.Thread(target=work, args=(name,)) for name in names]
@@ -115,7 +115,7 @@ def test_threads_train_models_of_their_own_with_torchs_bits():
     for thread in threads:
         thread.join()
     for name in names:
-        assert_same_bits(ours[name], theirs[name])
+        assert_same_bits(own[name], torchs[name])
 
 
 def living_low_precision_bytes() -> int:

@@ -160,13 +160,13 @@ def outcome(*arguments: Any) -> list[Any] | str:
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_torchs_bits(use: Use, before: bool, after: bool, backward_inside: bool, region: Any):
     with torch_kernels():
-        theirs = outcome(use, torch.autocast, before, after, backward_inside)
-    ours = outcome(use, region, before, after, backward_inside)
-    if isinstance(theirs, str) or isinstance(ours, str):
-        assert ours == theirs  # torch's selective checkpoints refuse some orders
+        expected = outcome(use, torch.autocast, before, after, backward_inside)
+    actual = outcome(use, region, before, after, backward_inside)
+    if isinstance(expected, str) or isinstance(actual, str):
+        assert actual == expected  # torch's selective checkpoints refuse some orders
         return
-    assert len(ours) == len(theirs)
-    for mine, torchs in zip(ours, theirs, strict=True):
+    assert len(actual) == len(expected)
+    for mine, torchs in zip(actual, expected, strict=True):
         assert (mine is None) == (torchs is None)
         if mine is not None:
             assert mine.dtype == torchs.dtype

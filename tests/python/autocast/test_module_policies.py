@@ -126,11 +126,11 @@ def test_bits_are_those_of_regions_written_by_hand():
 
     by_hand.head = Off(by_hand.head)  # type: ignore[assignment]
     fastamp.policies.for_modules(model, {"head": "fp32"})
-    ours, theirs = run(model), run(by_hand)
-    assert ours.dtype == FP32
-    assert torch.equal(ours, theirs)
-    ours.square().sum().backward()
-    theirs.square().sum().backward()
+    own, torchs = run(model), run(by_hand)
+    assert own.dtype == FP32
+    assert torch.equal(own, torchs)
+    own.square().sum().backward()
+    torchs.square().sum().backward()
     for mine, other in zip(model.parameters(), by_hand.parameters(), strict=True):
         assert mine.grad is not None
         assert other.grad is not None

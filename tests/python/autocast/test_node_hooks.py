@@ -27,8 +27,8 @@ def created(region: Any) -> list[str]:
 
 
 def test_nodes_of_casts_are_announced_as_torchs():
-    ours = created(fastamp.autocast)
+    own = created(fastamp.autocast)
     with torch_kernels():
-        theirs = created(torch.autocast)
-    assert "ToCopyBackward0" in theirs
-    assert sorted(ours) == sorted(theirs)
+        torchs = created(torch.autocast)
+    assert "ToCopyBackward0" in torchs
+    assert sorted(own) == sorted(torchs)

@@ -110,7 +110,7 @@ def test_bad_edits_are_refused_on_entry_and_change_nothing(policies: Any, device
     assert torch.utils.checkpoint.CheckpointFunction.forward.__module__ == "torch.utils.checkpoint"
 
 
-def test_other_threads_keep_theirs():
+def test_other_threads_keep_their_own():
     seen: dict[str, torch.dtype] = {}
     inside, checked = threading.Event(), threading.Event()
 

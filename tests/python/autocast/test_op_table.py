@@ -39,8 +39,8 @@ def defaults(device: str) -> dict[str, str]:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_table_autocasts_exactly_the_ops_torch_registers(device: str, of_torch: dict[str, Any]):
     registered = {name.removeprefix("aten::") for name in of_torch["names"][device]}
-    ours = {op for op, policy in policies(device).items() if policy != "pass"}
-    assert ours == registered
+    own = {op for op, policy in policies(device).items() if policy != "pass"}
+    assert own == registered
 
 
 def test_torch_2_11_registers_129_ops_on_cpu_and_126_on_cuda(of_torch: dict[str, Any]):
@@ -53,7 +53,7 @@ def test_torch_2_11_registers_129_ops_on_cpu_and_126_on_cuda(of_torch: dict[str,
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_our_kernels_replace_torchs_on_every_registered_op(device: str, of_torch: dict[str, Any]):
+def test_kernels_replace_torchs_on_every_registered_op(device: str, of_torch: dict[str, Any]):
     key = f"Autocast{device.upper()}"
     for name in of_torch["names"][device]:
         lines = torch._C._dispatch_dump(name).splitlines()
@@ -136,25 +136,25 @@ def test_every_kernel_hands_on_the_dtypes_torchs_kernel_does(
     device: str, dtype: str, of_torch: dict[str, Any], of_fastamp: dict[str, Any]
 ):
     """Twelve mixes of argument dtypes for each op, an explicit dtype argument included."""
-    theirs, ours = (probes["probes"][f"{device} {dtype}"] for probes in (of_torch, of_fastamp))
-    assert ours.keys() == theirs.keys()
+    torchs, own = (probes["probes"][f"{device} {dtype}"] for probes in (of_torch, of_fastamp))
+    assert own.keys() == torchs.keys()
     wrong = []
     answered = 0
-    for op, mixes in theirs.items():
+    for op, mixes in torchs.items():
         for mix, expected in mixes.items():
-            got = ours[op][mix]
+            got = own[op][mix]
             if isinstance(expected, str):
-                same = ours_where_torch_refuses(op, expected, got)
+                same = own_where_torch_refuses(op, expected, got)
             else:
                 answered += 1
                 same = got == expected
             if not same:
                 wrong.append((op, mix, expected, got))
     assert not wrong
-    assert answered > 10 * len(theirs)
+    assert answered > 10 * len(torchs)
 
 
-def ours_where_torch_refuses(op: str, expected: str, got: Any) -> bool:
+def own_where_torch_refuses(op: str, expected: str, got: Any) -> bool:
     if "at::autocast::prioritize" in expected:
         # Decided difference: where torch refuses a mix of float16 and bfloat16, float32 is used.
         if op == "aten::index_put":

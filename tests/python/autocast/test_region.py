@@ -129,7 +129,7 @@ def test_decorated_function_restores_the_state_when_it_raises():
 
 def test_region_is_a_torch_autocast_with_its_signature_and_attributes():
     region = fastamp.autocast("cpu", dtype=FP16, cache_enabled=False)
-    theirs = torch.autocast("cpu", dtype=FP16, cache_enabled=False)
+    torchs = torch.autocast("cpu", dtype=FP16, cache_enabled=False)
     assert isinstance(region, torch.autocast)
     assert isinstance(region, torch.amp.autocast)
     assert isinstance(region, torch.amp.autocast_mode.autocast)
@@ -137,8 +137,8 @@ def test_region_is_a_torch_autocast_with_its_signature_and_attributes():
     assert parameters[:-1] == list(inspect.signature(torch.autocast).parameters.values())
     assert parameters[-1] == inspect.Parameter("float8", parameters[-1].KEYWORD_ONLY, default=None)
     for name in ("device", "fast_dtype", "_enabled", "_cache_enabled"):
-        assert getattr(region, name) == getattr(theirs, name)
-        assert type(getattr(region, name)) is type(getattr(theirs, name))
+        assert getattr(region, name) == getattr(torchs, name)
+        assert type(getattr(region, name)) is type(getattr(torchs, name))
 
 
 def test_attributes_changed_on_an_instance_take_effect_as_torchs_do():

@@ -206,6 +206,6 @@ def test_tensors_of_other_layouts_do_as_with_torchs_kernels(layout: str):
 
 def test_a_dispatch_mode_sees_a_weight_cast_as_often_as_in_torchs_regions():
     with torch_kernels():
-        theirs = seen_by_mode_outside(parameter=True)
-    ours = seen_by_mode_outside(parameter=True)
-    assert Counter(map(str, ours)) == Counter(map(str, theirs))
+        torchs = seen_by_mode_outside(parameter=True)
+    own = seen_by_mode_outside(parameter=True)
+    assert Counter(map(str, own)) == Counter(map(str, torchs))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every kind of tensor, through every op of the table: what torch's kernels make of it, ours do."""
+"""Every kind of tensor, through every op of the table: torch's kernels and fastamp's agree."""
 
 from __future__ import annotations
 

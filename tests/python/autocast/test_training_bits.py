@@ -107,7 +107,7 @@ def test_training_gives_torchs_bits(name: str, dtype: torch.dtype):
         with torch_kernels():
             expected = train(MODELS[name], torch.autocast, dtype)
     except RuntimeError:
-        # oneDNN has no float16 LSTM on some CPUs, and torch refuses then. Ours runs; whether its
+        # oneDNN has no float16 LSTM on some CPUs, where torch refuses. fastamp's runs; whether its
         # values are right is the business of test_unsupported_by_torch.py.
         if name != "lstm":
             raise
@@ -116,9 +116,9 @@ def test_training_gives_torchs_bits(name: str, dtype: torch.dtype):
     for region in (fastamp.autocast, torch.autocast):
         got = train(MODELS[name], region, dtype)
         assert len(got) == len(expected)
-        for ours, theirs in zip(got, expected, strict=True):
-            assert ours.dtype == theirs.dtype
-            assert torch.equal(ours, theirs)
+        for own, torchs in zip(got, expected, strict=True):
+            assert own.dtype == torchs.dtype
+            assert torch.equal(own, torchs)
 
 
 def evaluate_and_train(make: Callable[[], nn.Module]) -> list[torch.Tensor]:

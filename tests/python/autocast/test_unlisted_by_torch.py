@@ -61,15 +61,15 @@ def test_by_default_they_are_what_torch_makes_of_them(op: str):
 
 
 def test_batch_norm_as_torch_by_default():
-    x, parameters, ours = operands(BF16, FP32, FP32)
-    theirs = [s.clone() for s in ours]
+    x, parameters, own = operands(BF16, FP32, FP32)
+    torchs = [s.clone() for s in own]
     with fastamp.autocast("cpu", dtype=BF16):
-        out = functional.batch_norm(x, *ours, *parameters, training=True)
+        out = functional.batch_norm(x, *own, *parameters, training=True)
     with torch_kernels(), torch.autocast("cpu", dtype=BF16):
-        expected = functional.batch_norm(x, *theirs, *parameters, training=True)
+        expected = functional.batch_norm(x, *torchs, *parameters, training=True)
     assert out.dtype == BF16
     assert torch.equal(out, expected)
-    assert all(map(torch.equal, ours, theirs))
+    assert all(map(torch.equal, own, torchs))
 
 
 @pytest.mark.parametrize("statistics_dtype", [FP32, BF16, FP16])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch's regions fail at on the CPU, and ours run; docs/compatibility.md."""
+"""What torch's regions fail at on the CPU, and fastamp's run; docs/compatibility.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.children import check_python
 DTYPES = [torch.bfloat16, torch.float16]
 pytestmark = pytest.mark.filterwarnings("ignore:.*nested.tensor:UserWarning")
 
-# -- LSTMs without oneDNN's primitive: a CPU without AVX-512, which oneDNN can be told to take ours
+# -- LSTMs without oneDNN's primitive: a CPU without AVX-512, as oneDNN can be made to see
 #    for, once per process.
 
 _LSTM = """
@@ -47,13 +47,13 @@ for options in (
                     assert torch.equal(lstm(x)[0], out)
             assert out.dtype == h.dtype == c.dtype == dtype, (out.dtype, h.dtype, c.dtype)
             assert torch.equal(quiet, out)
-            for ours, reference in ((out, wide), (h, wide_h), (c, wide_c)):
-                assert ours.shape == reference.shape
-                torch.testing.assert_close(ours.float(), reference, atol=0.02, rtol=0.02)
+            for own, reference in ((out, wide), (h, wide_h), (c, wide_c)):
+                assert own.shape == reference.shape
+                torch.testing.assert_close(own.float(), reference, atol=0.02, rtol=0.02)
             grads = torch.autograd.grad(out.float().square().sum(), inputs)
-            for ours, reference in zip(grads, wide_grads):
-                assert ours.dtype == torch.float32
-                error = (ours - reference).norm() / reference.norm()
+            for own, reference in zip(grads, wide_grads):
+                assert own.dtype == torch.float32
+                error = (own - reference).norm() / reference.norm()
                 assert error < 0.02, error
 print("ran")
 """

@@ -85,11 +85,11 @@ def train(w: torch.Tensor, uses: tuple[str, ...]) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("uses", list(itertools.product(USES, repeat=3)), ids="-".join)
 def test_bits_are_torchs_whatever_uses_a_weight_in_which_order(uses: tuple[str, ...]):
-    ours = train(weight(), uses)
+    of_fastamp = train(weight(), uses)
     with torch_kernels():
-        theirs = train(weight(), uses)
-    assert len(ours) == len(theirs)
-    for mine, torchs in zip(ours, theirs, strict=True):
+        of_torch = train(weight(), uses)
+    assert len(of_fastamp) == len(of_torch)
+    for mine, torchs in zip(of_fastamp, of_torch, strict=True):
         assert mine.dtype == torchs.dtype
         assert torch.equal(mine, torchs)
 
@@ -140,11 +140,11 @@ def test_gradients_of_a_tied_weight_are_summed_in_torchs_order(seed: int, before
             object.__setattr__(model, "handle", keeper(model))
         before(model)
 
-    ours = tied_gradients(seed, follow)
+    of_fastamp = tied_gradients(seed, follow)
     with torch_kernels():
-        theirs = tied_gradients(seed, before)
-    for name, gradient in theirs.items():
-        assert torch.equal(ours[name], gradient), name
+        of_torch = tied_gradients(seed, before)
+    for name, gradient in of_torch.items():
+        assert torch.equal(of_fastamp[name], gradient), name
 
 
 def test_an_edit_of_the_weight_ends_the_cast_that_its_views_share():
@@ -248,7 +248,7 @@ def test_an_op_that_can_return_its_argument_gets_a_cast_of_its_own():
             out.float().sum().backward()
         return w.grad, x.grad
 
-    ours = gradients()
+    of_fastamp = gradients()
     with torch_kernels():
-        theirs = gradients()
-    assert all(torch.equal(mine, torchs) for mine, torchs in zip(ours, theirs, strict=True))
+        of_torch = gradients()
+    assert all(torch.equal(mine, torchs) for mine, torchs in zip(of_fastamp, of_torch, strict=True))

@@ -11,7 +11,7 @@ import torch
 import fastamp
 from benchmarks import run
 from benchmarks.budget import Effort
-from benchmarks.harness import BASELINE, OURS, Result, judge, measure, prepared
+from benchmarks.harness import BASELINE, FASTAMP, Result, judge, measure, prepared
 from benchmarks.models import wide_digits
 from benchmarks.rows import all_rows, float8, float8_peers
 from benchmarks.rows.float8 import BASE_DTYPE, BF16_PRODUCTS, FLOAT8_PRODUCTS
@@ -23,19 +23,19 @@ ONCE = Effort(2, 1e-9, 0, 2, 0, 2)
 def test_the_host_row_leaves_the_products_out():
     row = float8.host_row("cpu")
     found = measure(row, ONCE)
-    assert set(found.samples) == {BASELINE, OURS, BF16_PRODUCTS, FLOAT8_PRODUCTS}
-    times = {BASELINE: 30e3, BF16_PRODUCTS: 10e3, OURS: 65e3, FLOAT8_PRODUCTS: 40e3}
+    assert set(found.samples) == {BASELINE, FASTAMP, BF16_PRODUCTS, FLOAT8_PRODUCTS}
+    times = {BASELINE: 30e3, BF16_PRODUCTS: 10e3, FASTAMP: 65e3, FLOAT8_PRODUCTS: 40e3}
     result = Result("r", 1, {name: [time] * 3 for name, time in times.items()})
     judge(result, row.goal)
     assert result.goal_reached  # 25 us around the products beside 20
-    result.samples[OURS] = [65.1e3] * 3
+    result.samples[FASTAMP] = [65.1e3] * 3
     judge(result, row.goal)
     assert not result.goal_reached
 
 
 def test_the_host_row_runs_in_fp8_and_torchs_side_does_not():
     candidates = float8.host_row("cpu").candidates()
-    for which, outcome in ((BASELINE, set()), (OURS, {"float8"})):
+    for which, outcome in ((BASELINE, set()), (FASTAMP, {"float8"})):
         with prepared(candidates[which]), fastamp.debug.trace() as trace:
             exec(candidates[which].statement, dict(candidates[which].names))
         assert {row.float8 for row in trace.rows} - {""} == outcome
@@ -47,11 +47,11 @@ def test_the_host_row_runs_in_fp8_and_torchs_side_does_not():
 def test_a_row_of_a_shape_times_forward_and_backward_with_casts(rule):
     row = float8.linear_row("cpu", 8, 32, 48, rule=rule)
     found = measure(row, ONCE)
-    assert set(found.samples) == {BASELINE, OURS}
-    assert found.facts == {OURS: {"layers in fp8": 1.0}}
+    assert set(found.samples) == {BASELINE, FASTAMP}
+    assert found.facts == {FASTAMP: {"layers in fp8": 1.0}}
     assert ("without the rule" in row.name) == (not rule)
     with fastamp.debug.trace() as trace:
-        row.candidates()[OURS].names["step"]()
+        row.candidates()[FASTAMP].names["step"]()
     assert trace.totals["weight_casts"] == 1
 
 
@@ -67,7 +67,9 @@ def test_the_row_of_weight_copies_casts_no_weight_where_they_are_written():
 
 
 def test_a_shape_that_stays_in_the_base_dtype_says_so():
-    assert measure(float8.linear_row("cpu", 8, 32, 40), ONCE).facts == {OURS: {"layers in fp8": 0}}
+    assert measure(float8.linear_row("cpu", 8, 32, 40), ONCE).facts == {
+        FASTAMP: {"layers in fp8": 0}
+    }
 
 
 @pytest.mark.parametrize(
@@ -76,19 +78,19 @@ def test_a_shape_that_stays_in_the_base_dtype_says_so():
 def test_rows_of_casts_count_the_bytes_of_the_wide_operand(what, shape):
     row = float8.cast_row("cpu", what, *shape)
     assert row.bytes_moved == 64 * 32 * (8 if what == "activation" else 12)
-    assert set(measure(row, ONCE).samples) == {BASELINE, OURS}
+    assert set(measure(row, ONCE).samples) == {BASELINE, FASTAMP}
 
 
 @pytest.mark.parametrize("step", ["step()", "grads()"])
 def test_a_row_of_a_model_trains_it_three_ways(step):
     work = replace(wide_digits(8, 32, 2), steps=3)
     found = measure(float8.training_row(work, "cpu", None, step), ONCE)
-    assert set(found.samples) == set(found.facts) == {BASELINE, OURS, BASE_DTYPE}
+    assert set(found.samples) == set(found.facts) == {BASELINE, FASTAMP, BASE_DTYPE}
     saved = {name: facts["MiB saved for backward"] for name, facts in found.facts.items()}
-    assert saved[OURS] < saved[BASE_DTYPE] <= saved[BASELINE]
+    assert saved[FASTAMP] < saved[BASE_DTYPE] <= saved[BASELINE]
     loss = {name: facts["loss"] for name, facts in found.facts.items()}
-    assert loss[BASE_DTYPE] == loss[BASELINE] != loss[OURS]
-    assert loss[OURS] == pytest.approx(loss[BASELINE], rel=0.05)
+    assert loss[BASE_DTYPE] == loss[BASELINE] != loss[FASTAMP]
+    assert loss[FASTAMP] == pytest.approx(loss[BASELINE], rel=0.05)
 
 
 def test_gpus_without_fp8_have_no_rows_of_it(monkeypatch):

@@ -11,13 +11,13 @@ import fastamp
 from benchmarks import goals, harness, results_file, run, table
 from benchmarks.budget import QUICK, Budget, Effort
 from benchmarks.clocks import host_loop
-from benchmarks.harness import BASELINE, OURS, Candidate, Result, Row, measure, nothing
+from benchmarks.harness import BASELINE, FASTAMP, Candidate, Result, Row, measure, nothing
 from benchmarks.rows import all_rows
 
 ONCE = Effort(2, 1e-6, row_seconds=0, promised_repeats=2, least_repeats=2)
 
 
-def pauses(baseline, ours, log=None):
+def pauses(baseline, own, log=None):
     def candidates():
         return {
             name: Candidate(
@@ -25,7 +25,7 @@ def pauses(baseline, ours, log=None):
                 {"sleep": time.sleep, "pause": pause},
                 before=lambda name=name: log is not None and log.append(name),
             )
-            for name, pause in ((BASELINE, baseline), (OURS, ours))
+            for name, pause in ((BASELINE, baseline), (FASTAMP, own))
         }
 
     return candidates
@@ -34,9 +34,9 @@ def pauses(baseline, ours, log=None):
 def test_blocks_take_turns():
     calls = []
     found = measure(Row("r", pauses(0.01, 0.001, calls)), Effort(4, 1e-6, promised_repeats=4))
-    assert calls[-8:] == [BASELINE, OURS, OURS, BASELINE] * 2
+    assert calls[-8:] == [BASELINE, FASTAMP, FASTAMP, BASELINE] * 2
     assert found.calls_per_block == 1
-    assert min(found.samples[BASELINE]) > min(found.samples[OURS]) > 1e6
+    assert min(found.samples[BASELINE]) > min(found.samples[FASTAMP]) > 1e6
 
 
 @pytest.mark.parametrize(("pause", "calls"), [(0.0, 2), (0.006, 1)])
@@ -46,7 +46,7 @@ def test_only_short_calls_are_made_once_before_the_clock_starts(pause, calls):
     def candidates():
         names = {"made": made, "pause": (lambda: time.sleep(pause)) if pause else nothing}
         candidate = Candidate("made.append(0); pause()", names, before=made.clear)
-        return {BASELINE: candidate, OURS: candidate}
+        return {BASELINE: candidate, FASTAMP: candidate}
 
     measure(Row("r", candidates), Effort(2, 1e-9, 0, 2, 0, 2))
     assert len(made) == calls
@@ -65,7 +65,7 @@ def clocked(monkeypatch, call, hiccups):
         return loop
 
     monkeypatch.setattr(harness, "compile_loop", compile_loop)
-    row = Row("r", lambda: {name: Candidate("", {}) for name in (BASELINE, OURS)})
+    row = Row("r", lambda: {name: Candidate("", {}) for name in (BASELINE, FASTAMP)})
     return harness._Blocks(row), made
 
 
@@ -99,7 +99,7 @@ def test_a_long_call_is_made_once(monkeypatch):
     ],
 )
 def test_a_first_sample_far_from_the_others_is_told(samples, notes):
-    found = Result("r", 1, {BASELINE: [5.0] * len(samples), OURS: samples})
+    found = Result("r", 1, {BASELINE: [5.0] * len(samples), FASTAMP: samples})
     harness.note_first_samples(found)
     assert found.notes == notes
 
@@ -130,12 +130,12 @@ def test_hooks_run_around_every_block_outside_the_clock(monkeypatch):
 
         return {
             name: Candidate("work()", {"work": work}, before, open_now.clear)
-            for name in (BASELINE, OURS)
+            for name in (BASELINE, FASTAMP)
         }
 
     found = measure(Row("r", candidates), ONCE)
     assert open_now == []
-    assert set(found.samples[OURS]) == {1e3}
+    assert set(found.samples[FASTAMP]) == {1e3}
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_repeats_that_are_planned_are_those_that_are_enough(each, spent, repeats
 def test_slow_rows_get_fewer_repeats_and_say_so(limit, repeats, notes):
     effort = Effort(100, 1e-6, 0, promised_repeats=9, limit_seconds=limit, least_repeats=3)
     found = measure(Row("r", pauses(0.001, 0.001)), effort)
-    assert found.repeats == len(found.samples[OURS]) == repeats
+    assert found.repeats == len(found.samples[FASTAMP]) == repeats
     assert [note for note in found.notes if "repeats" in note] == notes
     assert all(note in table.remarks(found) for note in notes)
 
@@ -179,12 +179,12 @@ def test_slow_rows_get_fewer_repeats_and_say_so(limit, repeats, notes):
 def test_the_time_of_counting_is_the_rows_too():
     def facts(quick):
         time.sleep(0.2)
-        return {OURS: {"quick": quick}}
+        return {FASTAMP: {"quick": quick}}
 
     effort = Effort(100, 1e-6, 0, promised_repeats=9, limit_seconds=0.2, least_repeats=3)
     found = measure(Row("r", pauses(0.001, 0.001), facts=facts), effort)
     assert found.repeats == 3
-    assert found.facts == {OURS: {"quick": False}}
+    assert found.facts == {FASTAMP: {"quick": False}}
 
 
 def test_light_rows_leave_their_time_to_heavy_ones():
@@ -261,7 +261,7 @@ def test_calls_are_counted_until_a_block_is_long_enough():
         def work():
             count[0] += 1
 
-        return {name: Candidate("work()", {"work": work}) for name in (BASELINE, OURS)}
+        return {name: Candidate("work()", {"work": work}) for name in (BASELINE, FASTAMP)}
 
     found = measure(Row("r", candidates), Effort(2, 1e-3, 0, 2, 0, 2))
     assert found.calls_per_block > 100
@@ -286,21 +286,21 @@ def test_facts_are_taken_while_no_candidate_is_alive():
     def candidates():
         thing = Thing()
         alive.append(weakref.ref(thing))
-        return {name: Candidate("thing()", {"thing": thing}) for name in (BASELINE, OURS)}
+        return {name: Candidate("thing()", {"thing": thing}) for name in (BASELINE, FASTAMP)}
 
     def facts(_):
         assert all(thing() is None for thing in alive)
-        return {OURS: {"casts": 1.0}}
+        return {FASTAMP: {"casts": 1.0}}
 
     row = Row("r", candidates, goal=goals.at_most(1e12), facts=facts)
     for _ in range(2):
-        assert measure(row, ONCE).facts == {OURS: {"casts": 1.0}}
+        assert measure(row, ONCE).facts == {FASTAMP: {"casts": 1.0}}
         assert alive
 
 
 def test_speedup_pairs_neighbours_so_that_drift_cancels():
     drift = [1.0, 10.0, 100.0, 1000.0]
-    samples = {BASELINE: [2 * d for d in drift], OURS: drift, "other": [3 * d for d in drift]}
+    samples = {BASELINE: [2 * d for d in drift], FASTAMP: drift, "other": [3 * d for d in drift]}
     found = Result("r", 1, samples)
     assert found.speedup() == (2, 2, 2)
     assert found.speedup("other") == (3, 3, 3)
@@ -314,7 +314,7 @@ def test_speedup_pairs_neighbours_so_that_drift_cancels():
         (goals.at_least_times(2), True),
         (goals.at_least_times(2.1), False),
         (goals.not_slower(), True),
-        (goals.near_bandwidth_of("copy", 0.9, 100), True),  # ours 20 B/ns, copy 20 B/ns
+        (goals.near_bandwidth_of("copy", 0.9, 100), True),  # fastamp's 20 B/ns, copy 20 B/ns
         (goals.near_bandwidth_of("copy", 0.9, 150), False),
         (goals.fewer("casts"), True),
         (goals.fewer("casts", 0.5), False),
@@ -324,8 +324,8 @@ def test_speedup_pairs_neighbours_so_that_drift_cancels():
     ids=lambda value: getattr(value, "text", str(value)),
 )
 def test_goals_say_what_was_measured(goal, reached):
-    found = Result("r", 1, {BASELINE: [20.0] * 3, OURS: [10.0] * 3, "copy": [5.0] * 3}, 200)
-    found.facts = {BASELINE: {"casts": 4.0}, OURS: {"casts": 3.0}}
+    found = Result("r", 1, {BASELINE: [20.0] * 3, FASTAMP: [10.0] * 3, "copy": [5.0] * 3}, 200)
+    found.facts = {BASELINE: {"casts": 4.0}, FASTAMP: {"casts": 3.0}}
     assert goal.reached(found) == reached
 
 
@@ -354,6 +354,6 @@ def test_rows_leave_autocast_as_it_was(row):
     state = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
     found = measure(row, ONCE)
     assert all(len(samples) == 2 and min(samples) > 0 for samples in found.samples.values())
-    assert {BASELINE, OURS} <= found.samples.keys()
+    assert {BASELINE, FASTAMP} <= found.samples.keys()
     assert (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")) == state
     assert fastamp._C.kernels_registered()

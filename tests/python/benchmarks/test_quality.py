@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from benchmarks import quality
-from benchmarks.harness import BASELINE, OURS
+from benchmarks.harness import BASELINE, FASTAMP
 from benchmarks.rows.low_precision_weights import LAYOUTS
 
 RESULT = {
@@ -19,7 +19,7 @@ RESULT = {
         "date": "2026-11-23T00:00:00",
         "revision": "0123456789",
     },
-    "losses": {BASELINE: [2.0, 2.5], OURS: [2.0, 2.5], "8-bit moments": [2.25, 2.375]},
+    "losses": {BASELINE: [2.0, 2.5], FASTAMP: [2.0, 2.5], "8-bit moments": [2.25, 2.375]},
 }
 
 
@@ -27,7 +27,7 @@ def test_layouts_learn_from_the_same_weights_and_batches():
     """Those with float32 states have the bits of torch.amp, 8-bit moments have others."""
     exact = quality.losses_of(BASELINE, 0, "cpu", steps=3)
     assert len(exact) == quality.TEST_BATCHES
-    assert quality.losses_of(OURS, 0, "cpu", steps=3) == exact
+    assert quality.losses_of(FASTAMP, 0, "cpu", steps=3) == exact
     assert quality.losses_of("8-bit moments", 0, "cpu", steps=3) != exact
     assert quality.losses_of(BASELINE, 1, "cpu", steps=3) != exact
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables hide nothing, files keep everything, and comparisons tell change from noise."""
+"""Tables hide nothing, files keep everything, and comparisons distinguish change from noise."""
 
 import json
 import random
@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from benchmarks import compare, pages, report, results_file, table
-from benchmarks.harness import BASELINE, OURS, Result
+from benchmarks.harness import BASELINE, FASTAMP, Result
 from benchmarks.noise import change
 from benchmarks.rows import weight_copies
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def result(name, baseline, ours):
-    return Result(name, 1, {BASELINE: baseline, OURS: ours})
+def result(name, baseline, own):
+    return Result(name, 1, {BASELINE: baseline, FASTAMP: own})
 
 
 def run(*words):
@@ -47,7 +47,7 @@ def test_slower_rows_are_named_and_noise_is_called_noise():
 
 
 def test_a_row_without_torchs_side_is_shown_and_is_never_slower(tmp_path):
-    alone = Result("alone", 1, {OURS: [2e3] * 3}, group="C++")
+    alone = Result("alone", 1, {FASTAMP: [2e3] * 3}, group="C++")
     alone.goal, alone.goal_reached = "at most 1 us", False
     results = [alone, result("both", [2.0] * 3, [1.0] * 3)]
     assert "2 us" in table.text_table(results)
@@ -65,7 +65,7 @@ def test_a_row_without_torchs_side_is_shown_and_is_never_slower(tmp_path):
 def test_goals_that_are_missed_say_what_was_found():
     found = result("r", [2e3] * 3, [1e3] * 3)
     found.goal, found.goal_reached = "at least 3x and casts: not more than torch.amp's", False
-    found.facts = {BASELINE: {"casts": 4.0, "ops": 9.0}, OURS: {"casts": 5.0, "ops": 9.0}}
+    found.facts = {BASELINE: {"casts": 4.0, "ops": 9.0}, FASTAMP: {"casts": 5.0, "ops": 9.0}}
     (line,) = table.missed([found])
     assert line == f"r: {found.goal} (found: 1 us, 2.00x, casts 5, torch.amp 4)"
 
@@ -81,7 +81,7 @@ def test_narrow_tables_fit(monkeypatch):
 def test_other_candidates_and_facts_are_shown():
     found = result("r", [2e3, 2e3], [1e3, 1e3])
     found.samples["torch fused"] = [3e3, 3e3]
-    found.facts = {OURS: {"casts": 7.0}}
+    found.facts = {FASTAMP: {"casts": 7.0}}
     text = table.text_table([found])
     assert "torch fused 3 us (3.00x, 3.00-3.00)" in text
     assert "fastamp: casts 7" in text
@@ -91,7 +91,7 @@ def test_saved_results_come_back(tmp_path):
     path = tmp_path / "r.json"
     found = result("a", [1.0, 2.0], [3.0, 4.5])
     found.curve, found.work = ("c", 10.0), (32.0, "images")
-    found.facts = {OURS: {"casts": 7.0}}
+    found.facts = {FASTAMP: {"casts": 7.0}}
     results_file.save(path, {"gpu": "none"}, [found], ["a note"])
     assert results_file.load(path) == ({"gpu": "none"}, [found], ["a note"])
     assert [p.name for p in tmp_path.iterdir()] == ["r.json"]
@@ -139,13 +139,16 @@ def test_absolute_comparison_is_of_times():
 
 def test_more_casts_are_worse_however_fast():
     old, new = result("r", [2.0] * 9, [1.0] * 9), result("r", [2.0] * 9, [1.0] * 9)
-    old.facts, new.facts = {OURS: {"casts": 4.0, "loss": 1}}, {OURS: {"casts": 5.0, "loss": 9}}
+    old.facts, new.facts = (
+        {FASTAMP: {"casts": 4.0, "loss": 1}},
+        {FASTAMP: {"casts": 5.0, "loss": 9}},
+    )
     (verdict,) = compare.compare([old], [new])
     assert verdict.more == ["casts 4 -> 5"]
 
 
-def save(path, ours, name="r"):
-    rows = [result(name, noisy(100, 0), noisy(ours, 1))]
+def save(path, own, name="r"):
+    rows = [result(name, noisy(100, 0), noisy(own, 1))]
     results_file.save(path, {"gpu": "none", "cpu": path.stem}, rows, [])
 
 
@@ -174,7 +177,7 @@ def test_command_line_filters_and_keeps_raw_samples(tmp_path):
     assert found.returncode == 0, found.stderr
     document = json.loads(out.read_text())
     assert [row["name"] for row in document["rows"]] == ["region: reused"]
-    assert len(document["rows"][0]["samples"][OURS]) >= 30
+    assert len(document["rows"][0]["samples"][FASTAMP]) >= 30
     assert document["environment"]["torch"] == torch.__version__
     assert "load_at_end" in document["environment"]
     assert "speed-up" in found.stdout
@@ -205,7 +208,7 @@ def test_page_hides_no_row_and_names_those_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(pages, "ROOT", tmp_path)
     rows = [result("cpu: slow one", [1.0] * 9, [2.0] * 9), result("fast", [2.0] * 9, [1.0] * 9)]
     rows[0].goal, rows[0].goal_reached = "at least 9x", False
-    rows[1].facts = {OURS: {"casts": 3.0, "MiB peak": 1.5, "loss": 0.25}}
+    rows[1].facts = {FASTAMP: {"casts": 3.0, "MiB peak": 1.5, "loss": 0.25}}
     path = tmp_path / "2026-01-01-abc-cpu.json"
     environment = {"gpu": "none", "cpu": "C", "cpus": "2", "torch": "2", "date": "2026-01-01"}
     results_file.save(path, {**environment, "revision": "abc"}, rows, ["a note"])
@@ -228,7 +231,7 @@ def test_rows_with_weight_copies_have_a_plot_over_none(tmp_path, monkeypatch):
     monkeypatch.setattr(pages, "ROOT", tmp_path)
     row = result("cpu: weight copies: m", noisy(100, 1), noisy(50, 2))
     row.samples[weight_copies.NO_COPIES], row.group = noisy(75, 3), weight_copies.GROUP
-    row.facts = {OURS: {"weight casts": 0.0, "MiB kept between steps": 1.5}}
+    row.facts = {FASTAMP: {"weight casts": 0.0, "MiB kept between steps": 1.5}}
     path = tmp_path / "2026-01-01-abc-cpu.json"
     environment = {"gpu": "none", "date": "2026-01-01", "revision": "abc"}
     results_file.save(path, environment, [row], [])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks import pages, results_file, table, traffic
-from benchmarks.harness import BASELINE, COPY, OURS, Candidate, Effort, Result, Row, measure
+from benchmarks.harness import BASELINE, COPY, FASTAMP, Candidate, Effort, Result, Row, measure
 from benchmarks.rows import all_rows
 from benchmarks.rows.kernels import kernel_rows
 
@@ -15,9 +15,9 @@ DOCS = Path(__file__).resolve().parents[3] / "docs" / "cuda.md"
 MIB = 2**20
 
 
-def timed(done, ours, copied, copy_bytes):
+def timed(done, own, copied, copy_bytes):
     """A row whose every repeat took so many nanoseconds."""
-    samples = {BASELINE: [2 * ours] * 3, OURS: [ours] * 3, COPY: [copied] * 3}
+    samples = {BASELINE: [2 * own] * 3, FASTAMP: [own] * 3, COPY: [copied] * 3}
     moved = traffic.total(done)
     return Result("cuda: r", 1, samples, moved, device="cuda", passes=done, copy_bytes=copy_bytes)
 
@@ -39,7 +39,7 @@ def test_share_is_of_a_copy_in_the_same_repeat():
     done = traffic.passes(64 * MIB, "unscale")
     # The machine halves its speed from repeat to repeat: shares stay.
     found = timed(done, 1, 1, 256 * MIB)
-    found.samples[OURS], found.samples[COPY] = [2e5, 4e5, 8e5], [9e4, 18e4, 36e4]
+    found.samples[FASTAMP], found.samples[COPY] = [2e5, 4e5, 8e5], [9e4, 18e4, 36e4]
     assert traffic.share(found) == pytest.approx((0.9, 0.9, 0.9))
 
 
@@ -71,7 +71,7 @@ def test_small_lists_have_a_bandwidth_and_no_prediction():
 def test_page_has_the_column_only_where_a_row_has_a_copy(tmp_path, monkeypatch):
     monkeypatch.setattr(pages, "ROOT", tmp_path)
     path = tmp_path / "2026-01-01-abc-cpu.json"
-    plain = Result("r", 1, {BASELINE: [2.0] * 3, OURS: [1.0] * 3}, bytes_moved=9)
+    plain = Result("r", 1, {BASELINE: [2.0] * 3, FASTAMP: [1.0] * 3}, bytes_moved=9)
     done = traffic.passes(64 * MIB, "norm")
     for rows, columns in (([plain], 7), ([plain, timed(done, 1e5, 1e5, 256 * MIB)], 8)):
         results_file.save(path, {"gpu": "none", "date": "2", "revision": "a"}, rows, [])
@@ -93,7 +93,7 @@ def test_gpu_rows_of_kernels_take_turns_with_a_copy_and_others_do_not():
 
 
 def test_the_copy_is_timed_with_the_others():
-    candidates = {name: Candidate("None", {}) for name in (BASELINE, OURS)}
+    candidates = {name: Candidate("None", {}) for name in (BASELINE, FASTAMP)}
     row = Row("r", lambda: traffic.with_copy(lambda: candidates, MIB, "cpu"), copy_bytes=MIB)
     found = measure(row, Effort(3, 1e-6, 0, 3, 0, 3))
     assert min(found.samples[COPY]) > 1e3  # half a MiB is copied
@@ -106,7 +106,7 @@ def test_the_copy_is_timed_with_the_others():
 def test_rows_of_single_kernels_run_and_count_what_they_touch(row):
     found = measure(row, Effort(3, 1e-6, 0, 3, 0, 3))
     assert min(min(samples) for samples in found.samples.values()) > 0
-    candidate = row.candidates()[OURS]
+    candidate = row.candidates()[FASTAMP]
     if "step" not in candidate.names:
         assert row.bytes_moved == 8 * sum(g.numel() for g in candidate.names["g"])
         return
@@ -135,7 +135,7 @@ def test_rows_of_single_kernels_run_and_count_what_they_touch(row):
 )
 def test_bytes_are_those_of_the_tensors_of_a_row(name, each):
     (row,) = (row for row in all_rows(["cpu"]) if row.name == name)
-    names = row.candidates()[OURS].names
+    names = row.candidates()[FASTAMP].names
     if "optimizer" in names:
         tensors = [p.grad for p in names["optimizer"].param_groups[0]["params"]]
     else:

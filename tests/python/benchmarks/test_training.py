@@ -11,7 +11,7 @@ import fastamp
 from benchmarks import data
 from benchmarks.budget import Effort
 from benchmarks.counts import profiled, saved_for_backward
-from benchmarks.harness import BASELINE, OURS, judge, measure, prepared
+from benchmarks.harness import BASELINE, FASTAMP, judge, measure, prepared
 from benchmarks.models import digits, transformer, workloads
 from benchmarks.rows.steps import transformer_shapes
 from benchmarks.rows.training import training_row
@@ -24,12 +24,12 @@ def test_a_row_trains_all_ways_to_nearly_the_same_loss():
     row = training_row(replace(digits(64), steps=60), "cpu", "bf16", None)
     found = measure(row, Effort(2, 1e-9, 0, 2, 0, 2))
     facts = found.facts
-    assert set(facts) == {BASELINE, OURS, FP32}
-    assert facts[OURS]["loss"] == facts[BASELINE]["loss"]  # the same bits all the way
-    assert abs(facts[OURS]["loss"] - facts[FP32]["loss"]) < 0.05
-    assert facts[OURS]["accuracy %"] > 80
+    assert set(facts) == {BASELINE, FASTAMP, FP32}
+    assert facts[FASTAMP]["loss"] == facts[BASELINE]["loss"]  # the same bits all the way
+    assert abs(facts[FASTAMP]["loss"] - facts[FP32]["loss"]) < 0.05
+    assert facts[FASTAMP]["accuracy %"] > 80
     assert facts[FP32]["casts"] == 0 < facts[BASELINE]["casts"]
-    assert facts[OURS]["casts"] <= facts[BASELINE]["casts"]
+    assert facts[FASTAMP]["casts"] <= facts[BASELINE]["casts"]
     assert found.work == (64, "images")
 
 
@@ -90,18 +90,18 @@ def test_casts_of_weights_are_told_by_their_memory():
 def test_a_row_with_weight_copies_says_what_they_save_and_hold():
     found = measure(copies_row(digits(16), "cpu"), Effort(2, 1e-9, 0, 2, 0, 2))
     facts = found.facts
-    assert set(facts) == set(found.samples) == {BASELINE, OURS, NO_COPIES}
+    assert set(facts) == set(found.samples) == {BASELINE, FASTAMP, NO_COPIES}
     assert found.goal_reached
     assert {name: f["weight casts"] for name, f in facts.items()} == {
         BASELINE: 4,
-        OURS: 0,
+        FASTAMP: 0,
         NO_COPIES: 4,
     }
-    assert facts[NO_COPIES]["casts"] - facts[OURS]["casts"] == 4
+    assert facts[NO_COPIES]["casts"] - facts[FASTAMP]["casts"] == 4
     parameters = 64 * 256 + 256 + 256 * 10 + 10
     held = {name: f["MiB kept between steps"] * 2**20 for name, f in facts.items()}
-    assert held == {BASELINE: 0, OURS: 2 * parameters, NO_COPIES: 0}
-    found.facts[OURS]["weight casts"] = 1.0
+    assert held == {BASELINE: 0, FASTAMP: 2 * parameters, NO_COPIES: 0}
+    found.facts[FASTAMP]["weight casts"] = 1.0
     judge(found, copies_row(digits(16), "cpu").goal)
     assert not found.goal_reached
 
@@ -113,8 +113,8 @@ def test_taking_turns_with_torch_leaves_weight_copies_in_place():
         for candidate in candidates.values():
             with prepared(candidate):
                 candidate.names["step"]()
-        step = candidates[OURS].names["step"]
-        with prepared(candidates[OURS]), fastamp.debug.trace() as t:
+        step = candidates[FASTAMP].names["step"]
+        with prepared(candidates[FASTAMP]), fastamp.debug.trace() as t:
             step()
         assert t.totals["weight_casts"] == 0 < t.totals["kept_hits"]
 
@@ -135,11 +135,11 @@ def test_casts_that_ops_share_count_once():
             step()
             counts[which] = profiled(step, "cpu")
         finally:
-            use_kernels_of(OURS)()
-    theirs, ours = counts[BASELINE], counts[OURS]
-    assert (theirs["casts"], ours["casts"]) == (6, 4)
-    assert theirs["Mi elements cast"] - ours["Mi elements cast"] == 2 * 512 * 64 / 2**20
-    assert theirs["MiB allocated"] - ours["MiB allocated"] == pytest.approx(2 * 512 * 128 / 2**20)
+            use_kernels_of(FASTAMP)()
+    torchs, own = counts[BASELINE], counts[FASTAMP]
+    assert (torchs["casts"], own["casts"]) == (6, 4)
+    assert torchs["Mi elements cast"] - own["Mi elements cast"] == 2 * 512 * 64 / 2**20
+    assert torchs["MiB allocated"] - own["MiB allocated"] == pytest.approx(2 * 512 * 128 / 2**20)
 
 
 def test_saved_memory_leaves_out_parameters_and_counts_shared_memory_once():
@@ -176,7 +176,7 @@ def test_parameter_lists_have_the_models_sizes():
     assert len(transformer_shapes(12, 768, [50257, 1024])) == 148
 
 
-@pytest.mark.parametrize("which", [BASELINE, OURS, FP32])
+@pytest.mark.parametrize("which", [BASELINE, FASTAMP, FP32])
 def test_separate_projections_train_in_each_way(which):
     work = replace(workloads("cpu")[0], model=lambda: transformer(1, 16, 2))
     facts = Training(work, which, "cpu", torch.bfloat16).facts(steps=2)

@@ -84,6 +84,21 @@ class Sick:
 
 _USUAL = LINES["step"]
 _CLIP = "nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n"
+# Of gradients by the scale, otherwise than in place.
+_DIVISIONS = {
+    "into new tensors": (
+        "for p in model.parameters():\n    p.grad = p.grad / scaler.get_scale()\n"
+    ),
+    "into new memory": (
+        "inverse = 1 / scaler.get_scale()\n"
+        "for p in model.parameters():\n    p.grad.data = inverse * p.grad.data\n"
+    ),
+    "and copied back": (
+        "given = [p.grad for p in model.parameters()]\n"
+        "made = torch._foreach_div([g.double() for g in given], scaler.get_scale())\n"
+        "torch._foreach_copy_(given, made)\n"
+    ),
+}
 _BF16 = 'with torch.autocast("cpu", dtype=torch.bfloat16):'
 _NO_SCALER = {"region": _BF16, "backward": "loss.backward()", "step": "optimizer.step()"}
 _ATTENTION = """
@@ -267,6 +282,14 @@ SICK: dict[str, Sick] = {
         },
         {"step": "scaler.unscale_(optimizer)\n" + _CLIP + _USUAL},
     ),
+    **{
+        f"a division of one's own, {how}, before the scaler's": Sick(
+            "gradients-divided-twice",
+            {"step": division + _CLIP + _USUAL},
+            {"step": "scaler.unscale_(optimizer)\n" + _CLIP + _USUAL},
+        )
+        for how, division in _DIVISIONS.items()
+    },
     "clipping before unscale_": Sick(
         "clip-before-unscale",
         {"step": _CLIP + _USUAL},
@@ -545,6 +568,12 @@ HEALTHY: dict[str, dict[str, str]] = {
         "step": (
             "for p in model.parameters():\n    p.grad.div_(scaler.get_scale())\noptimizer.step()"
         )
+    },
+    **{
+        f"gradients divided by hand, {how}, clipped and stepped by hand": {
+            "step": division + _CLIP + "optimizer.step()"
+        }
+        for how, division in _DIVISIONS.items()
     },
     "gradients halved before the scaler's step": {
         "step": "for p in model.parameters():\n    p.grad.mul_(0.5)\n" + _USUAL

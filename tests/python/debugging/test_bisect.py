@@ -164,8 +164,8 @@ def gradients_of(step, enabled=True):
 
 
 def agreement_of(step):
-    ours, theirs = gradients_of(step), gradients_of(step, enabled=False)
-    return 2 * np.dot(ours, theirs) / (np.dot(ours, ours) + np.dot(theirs, theirs))
+    own, torchs = gradients_of(step), gradients_of(step, enabled=False)
+    return 2 * np.dot(own, torchs) / (np.dot(own, own) + np.dot(torchs, torchs))
 
 
 @pytest.mark.parametrize("name", CURES)
@@ -307,12 +307,12 @@ def state_of(model):
     }
 
 
-def same(ours, theirs):
-    if isinstance(ours, torch.Tensor):
-        return torch.equal(ours, theirs)
-    if isinstance(ours, list):
-        return len(ours) == len(theirs) and all(map(same, ours, theirs))
-    return ours == theirs
+def same(own, torchs):
+    if isinstance(own, torch.Tensor):
+        return torch.equal(own, torchs)
+    if isinstance(own, list):
+        return len(own) == len(torchs) and all(map(same, own, torchs))
+    return own == torchs
 
 
 @pytest.mark.parametrize("crash", [False, True])

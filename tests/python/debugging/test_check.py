@@ -35,8 +35,8 @@ def test_a_checked_step_gives_the_same_bits():
     step()
     checked, optimizer, checked_step = model_and_step()
     assert not fastamp.debug.check(checked, optimizer, step=checked_step)
-    for ours, theirs in zip(checked.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
+    for own, torchs in zip(checked.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(own, torchs)
 
 
 @pytest.mark.parametrize(

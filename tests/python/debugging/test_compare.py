@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -121,6 +122,14 @@ def test_the_command_line(tmp_path):
     bad = run("compare", "a.json", "train.py", cwd=tmp_path)
     assert bad.returncode == 2
     assert "a record that python -m fastamp --record has written" in bad.stderr
+    data = run("compare", "--json", "-", "a.json", "c.json", cwd=tmp_path)
+    assert data.returncode == 1
+    record = json.loads(data.stdout)
+    assert record["fastamp"]["report"] == "compare"
+    assert record["divergence"]["what"] in other.stdout
+    data = run("compare", "--json", "same.json", "a.json", "b.json", cwd=tmp_path)
+    assert (data.returncode, data.stdout) == (0, same.stdout)
+    assert json.loads((tmp_path / "same.json").read_text())["divergence"] is None
     few = run("compare", "a.json", cwd=tmp_path)
     assert few.returncode == 2
     assert few.stderr.endswith("expected two files\n")

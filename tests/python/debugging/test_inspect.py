@@ -66,9 +66,9 @@ def test_an_inspected_step_gives_the_same_bits():
     inspected.x = plain.x
     plain()
     inspected.inspect()
-    for ours, theirs in zip(inspected.model.parameters(), plain.model.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-        assert torch.equal(ours.grad, theirs.grad)
+    for own, torchs in zip(inspected.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(own, torchs)
+        assert torch.equal(own.grad, torchs.grad)
     assert inspected.scaler.state_dict() == plain.scaler.state_dict()
 
 
@@ -202,9 +202,9 @@ def test_gradients_agree_with_a_step_in_fp32():
     inspected.scaler.update = lambda: None
     inspected()
     for row in report.gradients:
-        ours = inspected.model.get_parameter(row.name).grad.double()
-        theirs = reference.model.get_parameter(row.name).grad.double()
-        expected = ((ours - theirs).norm() / theirs.norm()).item()
+        own = inspected.model.get_parameter(row.name).grad.double()
+        torchs = reference.model.get_parameter(row.name).grad.double()
+        expected = ((own - torchs).norm() / torchs.norm()).item()
         assert row.error == pytest.approx(expected, rel=1e-2), row.name
 
 
@@ -291,8 +291,8 @@ def test_a_step_may_write_its_tensors_and_use_dropout():
     inspected.x = plain.x
     torch.manual_seed(7)
     report = inspected.inspect()
-    for ours, theirs in zip(inspected.model.parameters(), plain.model.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
+    for own, torchs in zip(inspected.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(own, torchs)
     assert find(report, "mul_.Tensor").local_error < 1e-3
 
 

@@ -218,7 +218,7 @@ def test_every_op_of_a_step_is_told(tmp_path, step):
 )
 def test_compiled_models_run_eagerly_in_the_step(tmp_path, text):
     done, record = inspected(tmp_path, text)
-    assert "global hooks" not in done.stderr  # They are ours.
+    assert "global hooks" not in done.stderr  # They are fastamp's.
     products = [row for row in record["ops"] if row["op"] == "addmm" and not row["backward"]]
     names = [row["module"].removeprefix("_orig_mod.") for row in products]
     assert names == ["0", "2"]

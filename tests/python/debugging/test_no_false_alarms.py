@@ -8,7 +8,7 @@ import torch
 
 import fastamp
 from benchmarks import models
-from benchmarks.harness import BASELINE, OURS
+from benchmarks.harness import BASELINE, FASTAMP
 from benchmarks.training import Training
 
 # ResNet-50 on a CPU takes its time, and shows nothing that ResNet-18 does not.
@@ -17,7 +17,7 @@ WORKLOADS = [w for w in models.workloads("cpu") if "ResNet-50" not in w.name] + 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
-@pytest.mark.parametrize("which", [BASELINE, OURS])
+@pytest.mark.parametrize("which", [BASELINE, FASTAMP])
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.name.split(",")[0])
 def test_the_benchmarks_models_have_no_findings(workload, which, dtype):
     for package in ("sklearn", "timm", "transformers"):

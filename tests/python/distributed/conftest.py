@@ -14,5 +14,5 @@ from support.ranks import results_of_ranks
 
 @pytest.fixture(scope="session", params=[2, 4], ids="{}-ranks".format)
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[list[Any]]:
-    """What each rank has to tell."""
+    """What each rank has to report."""
     yield from results_of_ranks(rank_cases.run, tmp_path_factory, request.param)

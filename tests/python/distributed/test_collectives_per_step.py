@@ -53,7 +53,7 @@ def spread(kind: str) -> tuple[Any, Any]:
     return model, mesh["outer"] if kind == "stages" else None
 
 
-def step_with_ours(model: Any, stages: Any) -> None:
+def step_with_fastamps(model: Any, stages: Any) -> None:
     group = dist.group.WORLD if stages else None
     scaler = fastamp.GradScaler("cpu", process_group=group)
     optimizer = fastamp.optim.AdamW(model.parameters())
@@ -101,7 +101,7 @@ def calls_of(kind: str, step: Any) -> list[CallMade]:
     return made[0]
 
 
-def told(calls: list[CallMade]) -> str:
+def described(calls: list[CallMade]) -> str:
     assert {call.kind for call in calls} <= {"AllReduce"}
     return f"{len(calls)}, {sum(call.bytes for call in calls)} bytes"
 
@@ -116,10 +116,12 @@ def rows() -> dict[str, list[str]]:
 @pytest.mark.parametrize("name", SETUPS)
 def test_the_table_has_what_is_counted(name):
     kind = SETUPS[name]
-    counted = [told(calls_of(kind, s)) for s in (step_with_ours, step_with_torchs, clip_by_hand)]
+    counted = [
+        described(calls_of(kind, s)) for s in (step_with_fastamps, step_with_torchs, clip_by_hand)
+    ]
     assert rows()[name] == counted
 
 
 def test_flag_and_norm_share_one_collective():
-    (call,) = calls_of("fsdp", step_with_ours)
+    (call,) = calls_of("fsdp", step_with_fastamps)
     assert call == CallMade("AllReduce", RANKS, (("float64", 2),))

@@ -53,20 +53,20 @@ def test_training_follows_the_trajectory_of_a_grad_scaler():
         net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
         return net, torch.optim.Adam(net.parameters(), lr=0.1)
 
-    (ours, optimizer), (theirs, reference) = model(), model()
+    (own, optimizer), (torchs, reference) = model(), model()
     scaler = torch.amp.GradScaler("cpu")
     data = torch.randn(12, 4, generator=torch.Generator().manual_seed(1))
     for i, x in enumerate(data.split(2)):
         factor = INF if i in (1, 2) else 1.0
         optimizer.zero_grad()
-        backward(ours(x).square().mean() * factor, optimizer)
+        backward(own(x).square().mean() * factor, optimizer)
         optimizer.step()
         reference.zero_grad()
-        scaler.scale(theirs(x).square().mean() * factor).backward()
+        scaler.scale(torchs(x).square().mean() * factor).backward()
         scaler.step(reference)
         scaler.update()
         assert amp.loss_scaler(optimizer).get_scale() == scaler.get_scale()
-        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        for a, b in zip(own.parameters(), torchs.parameters(), strict=True):
             assert torch.equal(a, b)
     assert scaler.get_scale() == 65536.0 / 4
     assert amp.loss_scaler(optimizer).state_dict() == scaler.state_dict()

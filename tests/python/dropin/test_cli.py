@@ -51,11 +51,11 @@ def run_both(arguments: list[str], cwd: Path, text: str = "") -> list[Any]:
 
 
 def same(arguments: list[str], cwd: Path, text: str = "") -> Any:
-    plain, ours = run_both(arguments, cwd, text)
-    assert ours.stdout == plain.stdout
-    assert ours.stderr == plain.stderr
-    assert ours.returncode == plain.returncode
-    return ours
+    plain, own = run_both(arguments, cwd, text)
+    assert own.stdout == plain.stdout
+    assert own.stderr == plain.stderr
+    assert own.returncode == plain.returncode
+    return own
 
 
 @pytest.fixture
@@ -130,9 +130,9 @@ def test_what_cannot_be_run_is_refused_with_pythons_words(
     arguments: list[str], code: int, programs: Path
 ):
     (programs / "folder").mkdir()
-    plain, ours = run_both(arguments, programs)
-    assert ours.returncode == plain.returncode == code
-    assert ours.stderr.partition("fastamp: ")[2] == plain.stderr.partition(": ")[2]
+    plain, own = run_both(arguments, programs)
+    assert own.returncode == plain.returncode == code
+    assert own.stderr.partition("fastamp: ")[2] == plain.stderr.partition(": ")[2]
 
 
 def test_the_program_and_what_it_imported_run_on_fastamp(tmp_path: Path):

@@ -92,7 +92,7 @@ def test_what_is_wrong_is_said(arguments: list[str], status: int, text: str, tmp
     assert not {"m.pt2", "m.onnx"} & set(os.listdir(tmp_path))  # noqa: PTH208
 
 
-def test_inputs_that_do_not_fit_are_told_in_one_line(tmp_path: Path):
+def test_inputs_that_do_not_fit_are_printed_in_one_line(tmp_path: Path):
     done = export(tmp_path, "models:narrow", "m.pt2")
     assert done.returncode == 1
     assert done.stderr.startswith(

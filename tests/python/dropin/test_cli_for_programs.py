@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the command line tells to other programs: JSON, exit statuses, reports for issues."""
+"""What the command line gives to other programs: JSON, exit statuses, reports for issues."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -64,8 +65,13 @@ def test_the_guide_names_the_layouts_and_their_keys():
 
     text = GUIDE.read_text(encoding="utf-8")
     assert f"layout {LAYOUT}" in text
-    for kind in ("check", "inspect", "bisect", "trace", "info", "ops", "export"):
+    kinds = "check inspect bisect trace info ops export compare merge report-bug"
+    for kind in kinds.split():
         assert f"| `{kind}` |" in text
+    for command in _cli._COMMANDS:
+        assert command.startswith("-") or f"| `python -m fastamp {command} " in text
+    for option in _cli._OPTIONS:
+        assert f"`{option}" in text or option == "--float8-exclude"
     report = json.loads(fastamp.debug.check(__import__("torch").nn.Linear(2, 2)).to_json())
     row = next(line for line in text.splitlines() if line.startswith("| `check` |"))
     assert set(report) - {"fastamp"} == set(re.findall(r"`(\w+)`:", row))
@@ -101,6 +107,27 @@ def test_a_report_without_a_program_tells_versions(tmp_path, capsys, monkeypatch
     assert ended.value.code == 0
     assert "read it before you send it" in capsys.readouterr().out
     assert "## versions" in (tmp_path / "fastamp-report.md").read_text()
+
+
+def test_a_report_is_data_if_its_name_says_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        report_bug_command.main(["--output", "r.json"])
+    record = json.loads((tmp_path / "r.json").read_text())
+    assert record["fastamp"]["report"] == "report-bug"
+    assert f"fastamp: {fastamp.__version__}" in record["versions"]
+
+
+def test_json_has_no_numbers_that_it_cannot_have():
+    from fastamp._debug.report import json_of
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    text = json_of("bisect", {"a": [math.inf, -math.inf, math.nan], "b": {1: 2.0}})
+    record = json.loads(text, parse_constant=refuse)
+    assert record["a"] == ["inf", "-inf", "nan"]
+    assert record["b"] == {"1": 2.0}
 
 
 def test_a_run_is_logged_and_fused_from_the_command_line(tmp_path):

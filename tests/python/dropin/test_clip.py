@@ -20,13 +20,13 @@ def gradients() -> list[torch.nn.Parameter]:
 
 @pytest.mark.parametrize("max_norm", [0.5, 1e6])
 def test_the_mirrors_function_clips_as_torch_does_up_to_rounding(max_norm: float):
-    theirs, ours = gradients(), gradients()
-    exact = torch.cat([p.grad.double().flatten() for p in ours]).norm()
-    expected = torch.nn.utils.clip_grad_norm_(theirs, max_norm)
-    norm = ft.nn.utils.clip_grad_norm_(ours, max_norm)
+    torchs, own = gradients(), gradients()
+    exact = torch.cat([p.grad.double().flatten() for p in own]).norm()
+    expected = torch.nn.utils.clip_grad_norm_(torchs, max_norm)
+    norm = ft.nn.utils.clip_grad_norm_(own, max_norm)
     assert norm.dtype == expected.dtype
     assert norm.item() == pytest.approx(exact.item(), rel=1e-7)
-    for a, b in zip(ours, theirs, strict=True):
+    for a, b in zip(own, torchs, strict=True):
         torch.testing.assert_close(a.grad, b.grad)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``--float8-exclude NAME``: weights of programs that are not told, found by name."""
+"""``--float8-exclude NAME``: weights of programs that are not changed, found by name."""
 
 from __future__ import annotations
 

@@ -265,7 +265,7 @@ for region in ({}):
 
 
 @pytest.mark.parametrize(
-    ("regions", "told"),
+    ("regions", "count"),
     [
         ("torch.autocast('cpu', dtype=torch.float16),", 1),
         ("torch.autocast('cpu', dtype=torch.float16), torch.autocast('cpu')", 0),
@@ -281,10 +281,10 @@ for region in ({}):
         ("torch.autocast('cpu', dtype=torch.float16, enabled=False),", 0),
     ],
 )
-def test_only_a_program_whose_regions_are_all_in_float16_is_told(regions: str, told: int):
+def test_only_a_program_whose_regions_are_all_in_float16_gets_a_warning(regions: str, count: int):
     done = run_program(*FASTAMP, "--float8", "-c", BOTH.format(regions))
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count(FLOAT16) == told
+    assert done.stderr.count(FLOAT16) == count
 
 
 def test_what_is_told_at_exit_is_no_error_to_a_program_that_makes_errors_of_warnings():

@@ -131,14 +131,14 @@ def test_install_inside_an_open_region_of_torchs():
 
 @pytest.mark.usefixtures("installed")
 def test_uninstall_refuses_to_undo_over_somebody_elses_patch():
-    ours = torch.autocast.__enter__
-    torch.autocast.__enter__ = lambda self: ours(self)
+    own = torch.autocast.__enter__
+    torch.autocast.__enter__ = lambda self: own(self)
     try:
         with pytest.raises(RuntimeError, match=r"autocast_mode\.autocast\.__enter__"):
             fastamp.uninstall()
         assert fastamp.is_installed()
     finally:
-        torch.autocast.__enter__ = ours
+        torch.autocast.__enter__ = own
 
 
 def test_signatures_and_documentation_stay_torchs():

@@ -164,11 +164,11 @@ def test_a_float8_dtype_means_to_torch_what_it_meant_without_fastamp():
     with warnings.catch_warnings(record=True) as plain:
         warnings.simplefilter("always")
         region = torch.autocast("cpu", dtype=E4M3)
-    with fastamp.install(), warnings.catch_warnings(record=True) as ours, region:
+    with fastamp.install(), warnings.catch_warnings(record=True) as own, region:
         warnings.simplefilter("always")
         assert not torch.is_autocast_enabled("cpu")
         assert not torch.autocast("cpu", dtype=E4M3)._enabled
-    assert [str(warning.message) for warning in ours] == [str(w.message) for w in plain] != []
+    assert [str(warning.message) for warning in own] == [str(w.message) for w in plain] != []
     with float8_region_of_torch(E4M3):  # not installed
         assert torch.get_autocast_dtype("cuda") == E4M3
         assert fastamp.float8.recipe("cuda") is None

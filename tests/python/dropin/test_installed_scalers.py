@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 
 @pytest.mark.parametrize(
-    ("make", "theirs"),
+    ("make", "torchs"),
     [
         (lambda: torch.amp.GradScaler("cpu", init_scale=4.0), torch.amp.GradScaler),
         (lambda: EarlyScaler(device="cpu", init_scale=4.0), torch.amp.GradScaler),
@@ -23,16 +23,16 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
         (lambda: torch.cuda.amp.GradScaler(4.0, enabled=False), torch.cuda.amp.GradScaler),
     ],
 )
-def test_torchs_scaler_constructors_make_ours_while_installed(make: Any, theirs: type):
+def test_torchs_scaler_constructors_make_fastamps_while_installed(make: Any, torchs: type):
     plain = make()
-    assert type(plain) is theirs
+    assert type(plain) is torchs
     with fastamp.install():
-        ours = make()
-    assert isinstance(ours, fastamp.GradScaler)
-    assert isinstance(ours, theirs)
-    assert ours.is_enabled() == plain.is_enabled()
-    assert ours.state_dict() == plain.state_dict()
-    assert type(make()) is theirs
+        own = make()
+    assert isinstance(own, fastamp.GradScaler)
+    assert isinstance(own, torchs)
+    assert own.is_enabled() == plain.is_enabled()
+    assert own.state_dict() == plain.state_dict()
+    assert type(make()) is torchs
 
 
 @pytest.mark.usefixtures("installed")
@@ -50,27 +50,27 @@ def test_subclasses_by_others_keep_their_class_and_arguments():
             made.seen = (args, kwargs)
             return made
 
-    class Theirs(torch.amp.GradScaler):
+    class Derived(torch.amp.GradScaler):
         def __init__(self, factor: float) -> None:
             super().__init__("cpu", init_scale=factor)
 
-    class Mixed(Theirs, Mixin):
+    class Mixed(Derived, Mixin):
         pass
 
     def check() -> None:
-        assert type(Theirs(2.0)) is Theirs
-        assert Theirs(2.0).get_scale() == 2.0
+        assert type(Derived(2.0)) is Derived
+        assert Derived(2.0).get_scale() == 2.0
 
     check()
     with fastamp.install():
         check()
 
-        class Later(Theirs):
+        class Later(Derived):
             pass
 
         assert type(Later(2.0)) is Later
         assert Mixed(factor=8.0).seen == ((), {"factor": 8.0})
-    for cls in (Theirs, Later, Mixed):
+    for cls in (Derived, Later, Mixed):
         assert type(cls(8.0)) is cls
     assert Mixed(8.0).seen == ((8.0,), {})
     check()

@@ -57,8 +57,8 @@ def decorated(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (torch.mm(x, W), torch.nn.functional.mse_loss(x, x))
 
 
-def same(ours: Any, theirs: Any) -> bool:
-    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+def same(own: Any, torchs: Any) -> bool:
+    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(own, torchs, strict=True))
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -190,17 +190,17 @@ def trained(scaler: Any, steps: int = 3) -> tuple[torch.Tensor, dict[str, Any]]:
     return parameter.detach(), scaler.state_dict()
 
 
-def test_scalers_pickled_before_are_loaded_as_ours_and_go_on():
+def test_scalers_pickled_before_are_loaded_as_fastamps_and_go_on():
     plain = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
     trained(plain)
     saved = pickle.dumps(plain)
     with fastamp.install():
-        ours = pickle.loads(saved)
+        own = pickle.loads(saved)
         twin = copy.deepcopy(plain)
-    assert isinstance(ours, fastamp.GradScaler)
+    assert isinstance(own, fastamp.GradScaler)
     assert isinstance(twin, fastamp.GradScaler)
-    assert ours.state_dict() == twin.state_dict() == plain.state_dict()
-    (a, state_a), (b, state_b) = trained(ours), trained(plain)
+    assert own.state_dict() == twin.state_dict() == plain.state_dict()
+    (a, state_a), (b, state_b) = trained(own), trained(plain)
     assert torch.equal(a, b)
     assert state_a == state_b
 
@@ -248,8 +248,8 @@ def test_training_is_bit_identical_before_during_and_after():
         return [*(p.detach() for p in model.parameters()), scaler._scale, scaler._growth_tracker]
 
     with fastamp.debug.torch_kernels():
-        theirs = run()
+        torchs = run()
     with fastamp.install():
-        ours = run()
-    assert same(ours, theirs)
-    assert same(run(), theirs)
+        own = run()
+    assert same(own, torchs)
+    assert same(run(), torchs)

@@ -109,7 +109,7 @@ def left_open(case: str, tries: int) -> dict[str, int]:
         "torch.cuda.amp.autocast installed",
     ],
 )
-def test_no_interrupt_leaves_a_region_of_ours_open(case: str):
+def test_no_interrupt_leaves_a_region_of_fastamp_open(case: str):
     assert set(left_open(case, 1500).values()) == {0}
 
 

@@ -44,12 +44,12 @@ def trainable(*grads: float) -> tuple[list[torch.nn.Parameter], Any]:
 
 def test_every_name_of_torchs_scaler_exists_with_its_parameters():
     assert set(USED_BY_OTHERS) <= set(dir(make(TorchScaler)))
-    for name, theirs in vars(TorchScaler).items():
-        ours = getattr(fastamp.GradScaler, name)
-        if not inspect.isfunction(theirs):
+    for name, torchs in vars(TorchScaler).items():
+        own = getattr(fastamp.GradScaler, name)
+        if not inspect.isfunction(torchs):
             continue
-        wanted = list(inspect.signature(theirs).parameters.values())
-        got = list(inspect.signature(ours).parameters.values())
+        wanted = list(inspect.signature(torchs).parameters.values())
+        got = list(inspect.signature(own).parameters.values())
         assert [p.name for p in got[: len(wanted)]] == [p.name for p in wanted], name
         assert [p.default for p in got[: len(wanted)]] == [p.default for p in wanted], name
         assert all(p.kind is p.KEYWORD_ONLY for p in got[len(wanted) :]), name
@@ -57,11 +57,11 @@ def test_every_name_of_torchs_scaler_exists_with_its_parameters():
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_a_new_scaler_has_exactly_torchs_attributes_and_values(enabled: bool):
-    theirs, ours = (make(cls, enabled=enabled) for cls in (TorchScaler, fastamp.GradScaler))
-    assert vars(ours) == vars(theirs)
+    torchs, own = (make(cls, enabled=enabled) for cls in (TorchScaler, fastamp.GradScaler))
+    assert vars(own) == vars(torchs)
     if enabled:
-        assert type(ours._per_optimizer_states) is defaultdict
-        assert ours._per_optimizer_states[0] == {
+        assert type(own._per_optimizer_states) is defaultdict
+        assert own._per_optimizer_states[0] == {
             "stage": OptState.READY,
             "found_inf_per_device": {},
         }
@@ -83,9 +83,9 @@ def test_each_private_step_gives_torchs_tensors(grads: tuple[float, ...]):
         tensors = [*checked.values(), *flags.values(), *(p.grad for p in parameters)]
         tensors += [*(p.detach() for p in parameters), scaler._get_scale_async()]
         results.append((tensors, list(flags), same_flags, result))
-    (theirs, *their_facts), (ours, *our_facts) = results
-    assert our_facts == their_facts
-    for a, b in zip(ours, theirs, strict=True):
+    (torchs, *torchs_facts), (own, *own_facts) = results
+    assert own_facts == torchs_facts
+    for a, b in zip(own, torchs, strict=True):
         assert a.dtype == b.dtype
         assert a.numel() == b.numel()
         torch.testing.assert_close(a.view_as(b), b, rtol=0, atol=0, equal_nan=True)
@@ -140,6 +140,6 @@ def test_isinstance_holds_both_ways_in():
 
 @pytest.mark.parametrize("options", [{}, {"dtype": torch.float16}, {"enabled": False}])
 def test_regions_have_the_attributes_that_dynamo_reads(options: dict[str, Any]):
-    theirs, ours = torch.autocast("cpu", **options), fastamp.autocast("cpu", **options)
+    torchs, own = torch.autocast("cpu", **options), fastamp.autocast("cpu", **options)
     for name in ("device", "fast_dtype", "_enabled", "_cache_enabled"):
-        assert getattr(ours, name) == getattr(theirs, name)
+        assert getattr(own, name) == getattr(torchs, name)

@@ -43,9 +43,9 @@ def test_forked_workers_are_installed_too():
     with torch.autocast("cpu", dtype=torch.float16):  # the workers start here
         expected = products(None, 0)
         got = products("fork", 2)
-    for (ours, flag), (theirs, _) in zip(got, expected, strict=True):
-        assert ours.dtype == torch.float16
-        assert torch.equal(ours, theirs)
+    for (own, flag), (torchs, _) in zip(got, expected, strict=True):
+        assert own.dtype == torch.float16
+        assert torch.equal(own, torchs)
         assert flag.item() == 1
 
 
@@ -54,8 +54,8 @@ import fastamp
 from dropin.test_processes import products
 if __name__ == "__main__":
     fastamp.install()
-    for (ours, flag), (theirs, _) in zip(products("spawn", 1), products(None, 0), strict=True):
-        assert ours.dtype == theirs.dtype and ours.equal(theirs)
+    for (own, flag), (torchs, _) in zip(products("spawn", 1), products(None, 0), strict=True):
+        assert own.dtype == torchs.dtype and own.equal(torchs)
         print(flag.item(), end="")
 """
 

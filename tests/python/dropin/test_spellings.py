@@ -33,13 +33,13 @@ def caught(function: Any, *args: Any, **kwargs: Any) -> tuple[Any, list[Any]]:
     [{}, {"enabled": False}, {"dtype": BF16}, {"dtype": FP16, "cache_enabled": False}],
 )
 def test_regions_are_torchs_with_its_defaults_and_warnings(device: str, kwargs: dict[str, Any]):
-    theirs, their_warnings = caught(getattr(torch, device).amp.autocast, **kwargs)
+    torchs, torchs_warnings = caught(getattr(torch, device).amp.autocast, **kwargs)
     for package in (fastamp, ft):
-        ours, our_warnings = caught(getattr(package, device).amp.autocast, **kwargs)
-        assert isinstance(ours, torch.autocast)
-        assert our_warnings == their_warnings
+        own, own_warnings = caught(getattr(package, device).amp.autocast, **kwargs)
+        assert isinstance(own, torch.autocast)
+        assert own_warnings == torchs_warnings
         for name in ("device", "fast_dtype", "_enabled", "_cache_enabled"):
-            assert getattr(ours, name) == getattr(theirs, name)
+            assert getattr(own, name) == getattr(torchs, name)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:CUDA is not available")
@@ -92,17 +92,17 @@ def test_the_mirrors_have_every_public_name_of_torchs():
 
 @pytest.mark.parametrize("name", ["custom_fwd", "custom_bwd"])
 def test_custom_function_decorators_have_torchs_signature_and_refusals(name: str):
-    ours, theirs = getattr(fastamp, name), getattr(torch.amp, name)
+    own, torchs = getattr(fastamp, name), getattr(torch.amp, name)
     kinds = [
         [(p.name, p.kind, p.default) for p in inspect.signature(f).parameters.values()]
-        for f in (ours, theirs)
+        for f in (own, torchs)
     ]
     assert kinds[0] == kinds[1]
     for bad in (3, None, torch.device("cpu")):
         with pytest.raises(ValueError, match="Expected `device_type` of type `str`"):
-            theirs(device_type=bad)
+            torchs(device_type=bad)
         with pytest.raises(ValueError, match=f"{name}: expected device_type to be a str"):
-            ours(device_type=bad)
+            own(device_type=bad)
 
 
 def make_function(amp: Any, seen: list[Any], cast_inputs: Any) -> Any:

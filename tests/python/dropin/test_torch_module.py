@@ -144,18 +144,18 @@ def test_assignments_go_to_torch_and_those_of_replaced_names_stay_here():
     finally:
         del ft.set_by_a_test
     assert not hasattr(torch, "set_by_a_test")
-    theirs, ours = torch.autocast, ft.autocast
+    of_torch, of_fastamp = torch.autocast, ft.autocast
     with mock.patch("fastamp.torch.autocast", "patched"):
         assert ft.autocast == "patched"
-        assert torch.autocast is theirs
-    assert ft.autocast is ours
+        assert torch.autocast is of_torch
+    assert ft.autocast is of_fastamp
     relu = torch.relu
     with mock.patch.object(ft, "relu", "patched"):
         assert torch.relu == "patched"
     assert torch.relu is ft.relu is relu
 
 
-def test_a_star_import_gives_torchs_names_with_ours_among_them():
+def test_a_star_import_gives_torchs_names_with_fastamps_among_them():
     names: dict[str, object] = {}
     exec("from fastamp.torch import *", names)
     assert set(torch.__all__) <= set(names)

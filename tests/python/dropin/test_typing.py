@@ -47,7 +47,7 @@ TYPES = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_mypy_reveals_torchs_types_and_ours(tmp_path: Path):
+def test_mypy_reveals_torchs_types_and_fastamps(tmp_path: Path):
     pytest.importorskip("mypy")
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

@@ -64,6 +64,6 @@ def test_a_generator_and_a_critic_train_under_one_scaler(tmp_path, data):
     output = run(program, data, "fp16", 15)
     losses = re.search(r"^step 15: critic ([\d.]+), generator ([\d.]+)$", output, re.MULTILINE)
     assert losses, output
-    assert 0.1 < float(losses[1]) < 1.35  # 2 ln 2 is the loss of a critic that tells nothing apart
+    assert 0.1 < float(losses[1]) < 1.35  # 2 ln 2 is the loss of a blind critic
     assert 0.1 < float(losses[2]) < 5
     assert len(output.splitlines()) == 9  # and a digit of 8 rows

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights cast to fp8 together: all at the first use, right whatever happened to them."""
+"""Weights cast to fp8 together: layouts and operands, beside autocast/test_cast_together.py."""
 
 from __future__ import annotations
 
-import gc
-import threading
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -38,10 +35,10 @@ def made(run: Callable[[], Any]) -> int:
     return t.totals["weight_casts"]
 
 
-def region(model: Two, **options: Any) -> list[int]:
+def region(model: Two) -> list[int]:
     """Casts made by the first and by the second layer in a region of their own."""
     hidden: list[torch.Tensor] = []
-    with float8_region(**options):
+    with float8_region():
         first = made(lambda: hidden.append(model.first(X)))
         return [first, made(lambda: model.second(hidden[0]))]
 
@@ -50,37 +47,6 @@ def alone(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
     """What a region gives that casts one by one."""
     with float8_region():
         return layer(x)
-
-
-def test_the_first_use_casts_what_the_last_region_used():
-    model = Two()
-    with fastamp.casts.together(model):
-        assert region(model) == [1, 1]
-        assert region(model) == [2, 0]
-        assert region(model) == [2, 0]
-    assert region(model) == [1, 1]
-
-
-def test_what_was_not_used_falls_out_and_what_is_new_comes_in():
-    model = Two()
-    with fastamp.casts.together(model):
-        with float8_region():
-            model.first(X)
-        assert region(model) == [1, 1]
-        assert region(model) == [2, 0]
-        with float8_region():
-            assert made(lambda: model.first(X)) == 2
-        assert region(model) == [1, 1]
-
-
-def test_models_that_take_turns_have_plans_of_their_own():
-    one, other = Two(), Two()
-    with fastamp.casts.together(one), fastamp.casts.together(other):
-        for _ in range(2):
-            for model in (one, other):
-                result = region(model)
-        assert result == [2, 0]
-        assert region(one) == [2, 0]
 
 
 def test_only_what_was_asked_for_joins():
@@ -173,65 +139,10 @@ def test_training_has_the_bits_and_the_saved_bytes_of_separate_casts():
                 optimizer.zero_grad()
         return seen
 
-    ours, theirs = run(together=True), run(together=False)
-    assert len(ours) == len(theirs)
-    for a, b in zip(ours, theirs, strict=True):
+    own, torchs = run(together=True), run(together=False)
+    assert len(own) == len(torchs)
+    for a, b in zip(own, torchs, strict=True):
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-
-
-def move(model: Two) -> None:
-    model.second.weight.data = model.second.weight.data.clone() * 3
-
-
-def edit(model: Two) -> None:
-    with torch.no_grad():
-        model.second.weight.mul_(3)
-
-
-def freeze(model: Two) -> None:
-    model.second.requires_grad_(False)
-
-
-def replace(model: Two) -> None:
-    model.second.weight = nn.Parameter(model.second.weight.detach() * 3)
-    gc.collect()
-
-
-def shrink(model: Two) -> None:
-    model.second.weight.data = model.second.weight.data[:16, :16].clone()
-    model.second.bias.data = model.second.bias.data[:16].clone()
-
-
-def to_bfloat16(model: Two) -> None:
-    model.second.to(torch.bfloat16)
-
-
-def to_transposed(model: Two) -> None:
-    model.second.weight.data = model.second.weight.data.t().contiguous().t()
-
-
-def delete(model: Two) -> None:
-    model.second = nn.Linear(32, 16)
-    gc.collect()
-
-
-CHANGES = [move, edit, freeze, replace, shrink, to_bfloat16, to_transposed, delete]
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_whatever_happened_between_the_regions_values_are_right(change: Callable[[Two], None]):
-    model = Two()
-    with fastamp.casts.together(model):
-        region(model)
-        region(model)
-        change(model)
-        x = X[:, : model.second.in_features if change is not shrink else 16]
-        results = []
-        for _ in range(2):
-            with float8_region():
-                model.first(X)
-                results.append(model.second(x))
-    assert all(torch.equal(got, alone(model.second, x)) for got in results)
 
 
 def test_a_weight_that_is_written_after_it_was_cast_ahead_is_cast_again():
@@ -297,42 +208,3 @@ def test_in_inference_mode():
             y = model(X)
         y.sum().backward()
     assert all(p.grad is not None for p in model.parameters())
-
-
-def test_nothing_is_cast_together_with_the_cache_switched_off():
-    model = Two()
-    with fastamp.casts.together(model):
-        region(model)
-        assert region(model, cache_enabled=False) == [1, 1]
-
-
-def test_plans_keep_no_weight_alive():
-    model = Two()
-    memory = model.second.weight.untyped_storage()._weak_ref()
-    with fastamp.casts.together(model):
-        region(model)
-        region(model)
-        del model
-        gc.collect()
-        assert torch.UntypedStorage._expired(memory)
-        torch.UntypedStorage._free_weak_ref(memory)
-
-
-def test_threads_have_plans_of_their_own():
-    model = Two()
-    results = []
-
-    def work() -> None:
-        for _ in range(20):
-            with float8_region():
-                results.append(model(X).sum().item())
-
-    work()
-    with fastamp.casts.together(model):
-        threads = [threading.Thread(target=work) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert len(results) == 80
-    assert len(set(results)) == 1

@@ -87,9 +87,9 @@ def gradients(function: Any, model: nn.Module, x: torch.Tensor) -> list[torch.Te
 
 
 def same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-    for ours, theirs in zip(found, expected, strict=True):
-        assert ours.dtype == theirs.dtype
-        assert torch.equal(ours, theirs)
+    for own, torchs in zip(found, expected, strict=True):
+        assert own.dtype == torchs.dtype
+        assert torch.equal(own, torchs)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -194,8 +194,8 @@ def test_steps_do_not_recompile():
         assert torch.equal(found, step(twin, twin_optimizer))
         losses.append(float(found))
     assert losses[-1] < losses[0]
-    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
+    for own, torchs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(own, torchs)
 
 
 def test_rows_are_dynamic():

@@ -187,13 +187,13 @@ def test_a_float8_dtype_on_cuda_means_bfloat16_and_a_recipe():
 
 
 def test_a_float8_dtype_on_the_cpu_does_what_torchs_does():
-    with warnings.catch_warnings(record=True) as theirs:
+    with warnings.catch_warnings(record=True) as torchs:
         warnings.simplefilter("always")
         torch.autocast("cpu", dtype=E4M3)
-    with warnings.catch_warnings(record=True) as ours:
+    with warnings.catch_warnings(record=True) as own:
         warnings.simplefilter("always")
         region = fastamp.autocast("cpu", dtype=E4M3)
-    assert [str(warning.message) for warning in ours] == [str(w.message) for w in theirs] != []
+    assert [str(warning.message) for warning in own] == [str(w.message) for w in torchs] != []
     assert not region._enabled
     assert region.float8 is None
 

@@ -260,10 +260,10 @@ def test_dropout_differs_from_replay_to_replay():
 @pytest.mark.parametrize("current", [0, 1])
 def test_a_step_of_a_device_that_is_not_current_replayed_on_any_stream(current, stream):
     there = "cuda:1"
-    theirs = make(there)
-    ours = make(there)
+    torchs = make(there)
+    own = make(there)
     with torch.cuda.device(current):
-        step = fastamp.cuda.graphed_step(ours[0], loss_fn, *ours[1:], next(batches(there, 1)))
+        step = fastamp.cuda.graphed_step(own[0], loss_fn, *own[1:], next(batches(there, 1)))
         of_device = torch.cuda.current_stream(there)
         side = of_device if stream == "that of the capture" else torch.cuda.Stream(there)
         losses = []
@@ -272,24 +272,24 @@ def test_a_step_of_a_device_that_is_not_current_replayed_on_any_stream(current, 
             if overflows:
                 batch[0][0] = torch.inf
             with fastamp.autocast("cuda"):
-                loss = loss_fn(theirs[0](batch[0]), batch[1])
-            theirs[1].zero_grad()
-            theirs[2].scale(loss).backward()
-            theirs[2].step(theirs[1])
-            theirs[2].update()
+                loss = loss_fn(torchs[0](batch[0]), batch[1])
+            torchs[1].zero_grad()
+            torchs[2].scale(loss).backward()
+            torchs[2].step(torchs[1])
+            torchs[2].update()
             side.wait_stream(of_device)
             with torch.cuda.stream(side), torch.cuda.device(current):
                 losses.append((step(*batch), loss))
             of_device.wait_stream(side)
             if overflows:  # running means of both are NaN now
-                for module in (ours[0][1], theirs[0][1]):
+                for module in (own[0][1], torchs[0][1]):
                     module.reset_running_stats()
     torch.cuda.synchronize(there)
     for mine, other in losses:
         assert bits(mine) == bits(other.detach())
-    for mine, other in zip(ours[0].parameters(), theirs[0].parameters(), strict=True):
+    for mine, other in zip(own[0].parameters(), torchs[0].parameters(), strict=True):
         assert torch.equal(mine, other)
-    assert ours[2].state_dict() == theirs[2].state_dict()
+    assert own[2].state_dict() == torchs[2].state_dict()
 
 
 @pytest.mark.cuda

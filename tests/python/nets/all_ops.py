@@ -235,7 +235,7 @@ def calls(op: Any, samples: Samples, seed: int, share: float = 1.0) -> Iterator[
 
 
 def simpler(call: Call) -> Iterator[Call]:
-    """The same call with one thing less, most telling first."""
+    """The same call with one thing less, most useful first."""
     if call.twice:
         yield replace(call, twice=False)
     if call.grad:
@@ -295,12 +295,12 @@ def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [tensor.to_dense()]
 
 
-def difference(ours: Any, theirs: Any, values: bool = True) -> str:
+def difference(of_fastamp: Any, of_torch: Any, values: bool = True) -> str:
     """In what two results of run() differ; "" if in nothing."""
-    if isinstance(ours, Refusal) or isinstance(theirs, Refusal):
-        equal = _kind(ours) == _kind(theirs) or is_promoted(theirs)
-        return "" if equal else f"torch: {theirs}\nfastamp: {ours}"
-    for part, a, b in zip(("output", "gradient", "argument"), ours, theirs, strict=True):
+    if isinstance(of_fastamp, Refusal) or isinstance(of_torch, Refusal):
+        equal = _kind(of_fastamp) == _kind(of_torch) or is_promoted(of_torch)
+        return "" if equal else f"torch: {of_torch}\nfastamp: {of_fastamp}"
+    for part, a, b in zip(("output", "gradient", "argument"), of_fastamp, of_torch, strict=True):
         if len(a) != len(b):
             return f"{part}s: torch has {len(b)}, fastamp {len(a)}"
         for i, (x, y) in enumerate(zip(a, b, strict=True)):
@@ -314,9 +314,9 @@ def _kind(result: Any) -> Any:
     return result.kind if isinstance(result, Refusal) else None
 
 
-def is_promoted(theirs: Any) -> bool:
+def is_promoted(of_torch: Any) -> bool:
     """Whether torch refuses float16 beside bfloat16, which fastamp promotes to float32."""
-    return isinstance(theirs, Refusal) and "Unexpected floating ScalarType" in theirs.text
+    return isinstance(of_torch, Refusal) and "Unexpected floating ScalarType" in of_torch.text
 
 
 def _leaf_difference(x: Any, y: Any, values: bool) -> str:
@@ -350,9 +350,9 @@ def compare(samples: Samples, some: list[Call]) -> Iterator[tuple[Call, str]]:
             run(samples, call, lambda c=call: torch.autocast("cpu", dtype=getattr(torch, c.region)))
             for call in some
         ]
-    for call, theirs in zip(some, expected, strict=True):
-        ours = run(samples, call, fastamp_region(call))
-        text = difference(ours, theirs, values=call.op not in UNDEFINED_VALUES)
+    for call, of_torch in zip(some, expected, strict=True):
+        of_fastamp = run(samples, call, fastamp_region(call))
+        text = difference(of_fastamp, of_torch, values=call.op not in UNDEFINED_VALUES)
         if text:
             yield call, text
 
@@ -425,13 +425,15 @@ def cuda_failures(seed: int, share: float) -> tuple[int, list[str]]:
         for name in REGIONS:
             with torch_kernels():
                 expected = fake_results(samples, some, name)
-            for call, theirs, ours in zip(
+            for call, of_torch, of_fastamp in zip(
                 some, expected, fake_results(samples, some, name), strict=True
             ):
-                ran += not isinstance(theirs, Refusal)
-                refused = isinstance(theirs, Refusal) and isinstance(ours, Refusal)
-                same = theirs.kind is ours.kind if refused else theirs == ours
-                if not same and not is_promoted(theirs):
-                    texts.append(f"{call} on CUDA in {name}\ntorch: {theirs}\nfastamp: {ours}")
+                ran += not isinstance(of_torch, Refusal)
+                refused = isinstance(of_torch, Refusal) and isinstance(of_fastamp, Refusal)
+                same = of_torch.kind is of_fastamp.kind if refused else of_torch == of_fastamp
+                if not same and not is_promoted(of_torch):
+                    texts.append(
+                        f"{call} on CUDA in {name}\ntorch: {of_torch}\nfastamp: {of_fastamp}"
+                    )
                     break
     return ran, texts

@@ -97,8 +97,8 @@ def has_gradients(optimizer: torch.optim.Optimizer) -> bool:
 
 def names_for(new: bool, reference: str, installed: bool) -> dict[str, Any]:
     """What programs can name."""
-    ours = new or reference == "fastamp"
-    lib: Any = fastamp if ours and not installed else torch.amp
+    own = new or reference == "fastamp"
+    lib: Any = fastamp if own and not installed else torch.amp
     functions = make_functions(lib.custom_fwd, lib.custom_bwd)
     return {
         "NEW": new,
@@ -188,21 +188,21 @@ def compare(programs: list[Program]) -> Iterator[tuple[Program, str, list[Any]]]
                 if program.reference == reference:
                     expected[i] = run(program, codes[i], new=False)
     for i, program in enumerate(programs):
-        theirs = expected[i]
-        if theirs and isinstance(theirs[-1], UndecidedError):
-            yield program, "", theirs
+        torchs = expected[i]
+        if torchs and isinstance(torchs[-1], UndecidedError):
+            yield program, "", torchs
             continue
-        ours = run(program, codes[i], new=True)
-        yield program, differing_record(ours, theirs), ours
+        own = run(program, codes[i], new=True)
+        yield program, differing_record(own, torchs), own
 
 
-def differing_record(ours: list[Any], theirs: list[Any]) -> str:
-    for i, (a, b) in enumerate(zip(ours, theirs, strict=False)):
+def differing_record(own: list[Any], torchs: list[Any]) -> str:
+    for i, (a, b) in enumerate(zip(own, torchs, strict=False)):
         text = difference([[a], [], []], [[b], [], []])
         if text:
             return f"record {i}: {text}"
-    if len(ours) != len(theirs):
-        return f"{len(theirs)} records in the reference, {len(ours)} here"
+    if len(own) != len(torchs):
+        return f"{len(torchs)} records in the reference, {len(own)} here"
     return ""
 
 
@@ -283,6 +283,6 @@ def failures(programs: Iterator[Program], most: int = 3) -> tuple[Counter[str], 
             ends["differ"] += bool(text)
             if text and len(texts) < most:
                 least = shrink(program)
-                told = fails(least) or f"once only: {text}"
-                texts.append(f"{script(least)}\n{indent(told, '# ')}")
+                reason = fails(least) or f"once only: {text}"
+                texts.append(f"{script(least)}\n{indent(reason, '# ')}")
     return ends, texts

@@ -65,16 +65,16 @@ def kernels_of_every_op() -> dict[tuple[str, str], bool]:
 
 
 def test_no_op_is_touched_that_torch_does_not_autocast():
-    ours = kernels_of_every_op()
+    own = kernels_of_every_op()
     with torch_kernels():
-        theirs = kernels_of_every_op()
-    assert len(ours) > 5000
+        torchs = kernels_of_every_op()
+    assert len(own) > 5000
     encoder_layer = "aten::_transformer_encoder_layer_fwd"  # the one beyond torch's list
-    assert ours.pop((encoder_layer, "AutocastCPU"))
-    assert not theirs.pop((encoder_layer, "AutocastCPU"))
-    assert ours == theirs
+    assert own.pop((encoder_layer, "AutocastCPU"))
+    assert not torchs.pop((encoder_layer, "AutocastCPU"))
+    assert own == torchs
     ops = {f"aten::{row.op}" for row in fastamp.policies.table()}
-    touched = {name for (name, key), has in ours.items() if has and name.startswith("aten::")}
+    touched = {name for (name, key), has in own.items() if has and name.startswith("aten::")}
     assert len(touched) > 100
     assert touched <= ops | {name.removesuffix(".default") for name in ops}
 

@@ -22,8 +22,8 @@ def seeds() -> range:
     return range(CASES * rounds())
 
 
-def assert_same(case: Case, ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
-    for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+def assert_same(case: Case, own: list[torch.Tensor], torchs: list[torch.Tensor]) -> None:
+    for i, (a, b) in enumerate(zip(own, torchs, strict=True)):
         assert same_bits(a, b), f"Case({case.seed}), parameter {i}: {a} != {b}"
 
 
@@ -47,10 +47,10 @@ def test_a_scale_of_another_power_of_two_changes_nothing():
         if not in_range(case):
             continue
         compared += 1
-        ours, reported = train(case, scale=2.0**10)
+        own, reported = train(case, scale=2.0**10)
         for scale in (1.0, 2.0**3, 2.0**19):
-            theirs, others_reported = train(case, scale=scale)
-            assert_same(case, ours, theirs)
+            torchs, others_reported = train(case, scale=scale)
+            assert_same(case, own, torchs)
             assert str(reported) == str(others_reported), f"Case({seed})"
     assert compared > 5
 
@@ -60,13 +60,13 @@ def test_the_order_of_parameters_changes_nothing():
         case = Case(seed, exact=True)
         order = list(range(len(case.values)))
         case.draw.shuffle(order)
-        ours, reported = train(case)
-        theirs, others_reported = train(
+        own, reported = train(case)
+        torchs, others_reported = train(
             case,
             values=[case.values[i] for i in order],
             gradients=[[step[i] for i in order] for step in case.gradients],
         )
-        assert_same(case, [ours[i] for i in order], theirs)
+        assert_same(case, [own[i] for i in order], torchs)
         assert str(reported) == str(others_reported), f"Case({seed})"
 
 
@@ -84,9 +84,9 @@ def test_groups_split_in_any_way_change_nothing():
             case.draw.shuffle(groups)
             return groups
 
-        ours, reported = train(case)
-        theirs, others_reported = train(case, groups=split)
-        assert_same(case, ours, theirs)
+        own, reported = train(case)
+        torchs, others_reported = train(case, groups=split)
+        assert_same(case, own, torchs)
         assert str(reported) == str(others_reported), f"Case({seed})"
 
 
@@ -101,13 +101,13 @@ def test_parameters_with_zero_gradients_change_nothing_for_others():
         ) -> list[torch.Tensor]:
             return [*tensors[:at], *by, *tensors[at:]]
 
-        ours, reported = train(case)
-        theirs, others_reported = train(
+        own, reported = train(case)
+        torchs, others_reported = train(
             case,
             values=padded(case.values, extra),
             gradients=[padded(s, [torch.zeros_like(e) for e in extra]) for s in case.gradients],
         )
-        del theirs[at : at + 2]
+        del torchs[at : at + 2]
         assert others(reported) == others(others_reported), f"Case({seed})"
         for a, b in zip(norms(reported), norms(others_reported), strict=True):
             # Zeros in between may cut the sums elsewhere.
@@ -115,7 +115,7 @@ def test_parameters_with_zero_gradients_change_nothing_for_others():
                 f"Case({seed})"
             )
         if case.clip is None:
-            assert_same(case, ours, theirs)
+            assert_same(case, own, torchs)
 
 
 def test_parameters_joined_to_one_are_stepped_as_they_were():
@@ -130,13 +130,13 @@ def test_parameters_joined_to_one_are_stepped_as_they_were():
         case.values = [case.values[i] for i in parts]
         case.gradients = [[step[i] for i in parts] for step in case.gradients]
         parts = list(range(len(parts)))
-        ours, reported = train(case)
-        theirs, others_reported = train(
+        own, reported = train(case)
+        torchs, others_reported = train(
             case,
             values=joined(case.values, parts),
             gradients=[joined(step, parts) for step in case.gradients],
         )
-        assert_same(case, joined(ours, parts), theirs)
+        assert_same(case, joined(own, parts), torchs)
         assert str(reported) == str(others_reported), f"Case({seed})"
 
 
@@ -151,10 +151,10 @@ def test_any_place_of_an_overflow_skips_the_step():
             at = case.draw.randrange(hit.numel())
             before = hit.view(-1)[at].clone()
             hit.view(-1)[at] = value
-            ours, reported = train(case)
+            own, reported = train(case)
             hit.view(-1)[at] = before
             assert others(reported) == [0.5, True], f"Case({seed})"
-            assert_same(case, ours, case.values)
+            assert_same(case, own, case.values)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])

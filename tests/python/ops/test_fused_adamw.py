@@ -33,11 +33,11 @@ def parameters(sizes, device="cpu", dtype=torch.float32):
     return [torch.randn(n, device=device).to(dtype).requires_grad_() for n in sizes]
 
 
-def check_equal(ours, reference, p, q, before):
+def check_equal(own, reference, p, q, before):
     """Moments bit for bit; weights within what torch's square root allows.
 
     torch takes square roots by MKL, whose results are off by one unit in the last place (2^-23) in
-    some 0.6 % of cases; ours are rounded to nearest. Each of the three roundings after it (the
+    some 0.6 % of cases; fastamp's are rounded to nearest. Each of the three roundings after it (the
     quotient, the sum with eps, the second quotient) may then fall to the other side: the updates
     differ by at most 4 * 2^-23 of themselves, the weight by one unit more.
     """
@@ -49,30 +49,28 @@ def check_equal(ours, reference, p, q, before):
         q.copy_(p)  # each step is judged on its own
     state = reference.state[q]
     if not state:
-        assert ours.steps[p].item() == 0.0
+        assert own.steps[p].item() == 0.0
         return
-    assert ours.steps[p].item() == state["step"].item()
-    for mine, name in zip(
-        ours.moments[p], ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), strict=True
-    ):
+    assert own.steps[p].item() == state["step"].item()
+    for mine, name in zip(own.moments[p], ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), strict=True):
         if name in state:
             assert_same_step(mine, state[name])
 
 
 def follow_torch(groups, steps, overflow=(), clip=1.0, scale=1024.0, device="cpu"):
     """Runs both for some steps; parameters, states and gradients are compared at each."""
-    ours = FusedAdam(groups)
-    theirs = [
+    own = FusedAdam(groups)
+    torchs = [
         g | {"params": [p.detach().clone().requires_grad_() for p in g["params"]]} for g in groups
     ]
-    reference = torch.optim.AdamW(theirs, lr=0.1, foreach=True)
+    reference = torch.optim.AdamW(torchs, lr=0.1, foreach=True)
     for group, given_options in zip(reference.param_groups, groups, strict=True):
         group.update({k: v for k, v in given_options.items() if k != "params"})
         if "weight_decay" not in given_options:
             group["weight_decay"] = 0.0
     pairs = [
         (p, q)
-        for g, h in zip(groups, theirs, strict=True)
+        for g, h in zip(groups, torchs, strict=True)
         for p, q in zip(g["params"], h["params"], strict=True)
     ]
     for step in range(steps):
@@ -91,11 +89,11 @@ def follow_torch(groups, steps, overflow=(), clip=1.0, scale=1024.0, device="cpu
         if not found_inf.item():
             reference.step()
         clip_coef = torch.tensor(clip, device=device)
-        ours.step(inv_scale=inv_scale, clip_coef=clip_coef, found_inf=found_inf * 2)
+        own.step(inv_scale=inv_scale, clip_coef=clip_coef, found_inf=found_inf * 2)
         for (p, q), grad, weight in zip(pairs, left, before, strict=True):
-            check_equal(ours, reference, p, q, weight)
+            check_equal(own, reference, p, q, weight)
             assert_same_bits(p.grad, grad)
-    return ours
+    return own
 
 
 @devices
@@ -122,21 +120,21 @@ def test_follows_torch_for_dozens_of_steps(device):
             "maximize": True,
         },
     ]
-    ours = follow_torch(groups, steps=60, overflow=(0, 1, 7, 30, 31), clip=0.5, device=device)
-    assert ours.steps[groups[0]["params"][0]].item() == 55.0
+    own = follow_torch(groups, steps=60, overflow=(0, 1, 7, 30, 31), clip=0.5, device=device)
+    assert own.steps[groups[0]["params"][0]].item() == 55.0
 
 
 @devices
 @pytest.mark.parametrize("flag", [1.0, 2.0, math.nan])
 def test_skipped_steps_change_nothing_but_gradients(device, flag):
     (p,) = parameters((100,), device)
-    ours = FusedAdam([{"params": [p], "lr": 0.1, "weight_decay": 0.1}])
+    own = FusedAdam([{"params": [p], "lr": 0.1, "weight_decay": 0.1}])
     p.grad = torch.ones_like(p)
-    ours.step()
-    before = [t.clone() for t in (p.detach(), *ours.moments[p], ours.steps[p])]
+    own.step()
+    before = [t.clone() for t in (p.detach(), *own.moments[p], own.steps[p])]
     half = torch.tensor(0.5, device=device)
-    ours.step(inv_scale=half, found_inf=torch.tensor(flag, device=device))
-    after = (p.detach(), *ours.moments[p], ours.steps[p])
+    own.step(inv_scale=half, found_inf=torch.tensor(flag, device=device))
+    after = (p.detach(), *own.moments[p], own.steps[p])
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert p.grad.tolist() == [0.5] * 100
 
@@ -147,16 +145,16 @@ def test_16_bit_parameters_follow_their_masters(device, dtype):
     torch.manual_seed(2)
     params = parameters(SIZES, device, dtype)
     single = [p.detach().float().requires_grad_() for p in params]
-    ours = FusedAdam([{"params": params, "lr": 0.01, "weight_decay": 0.1}])
+    own = FusedAdam([{"params": params, "lr": 0.01, "weight_decay": 0.1}])
     reference = FusedAdam([{"params": single, "lr": 0.01, "weight_decay": 0.1}])
     for _ in range(10):
         for p, q in zip(params, single, strict=True):
             p.grad = torch.randn_like(p)
             q.grad = p.grad.float()
-        ours.step()
+        own.step()
         reference.step()
         for p, q in zip(params, single, strict=True):
-            assert_same_bits(ours.masters[p], q.detach())
+            assert_same_bits(own.masters[p], q.detach())
             assert_same_bits(p.detach(), q.detach().to(dtype))
 
 
@@ -164,15 +162,15 @@ def test_16_bit_parameters_follow_their_masters(device, dtype):
 def test_bf16_moments_are_the_rounded_fp32_moments(device):
     (p,) = parameters((3000,), device)
     (q,) = [p.detach().clone().requires_grad_()]
-    ours = FusedAdam([{"params": [p], "lr": 0.01, "amsgrad": True}], torch.bfloat16)
+    own = FusedAdam([{"params": [p], "lr": 0.01, "amsgrad": True}], torch.bfloat16)
     single = FusedAdam([{"params": [q], "lr": 0.01, "amsgrad": True}])
     for _ in range(5):
         p.grad = torch.randn_like(p)
         q.grad = p.grad.clone()
-        ours.step()
+        own.step()
         single.step()
         assert_same_bits(p.detach(), q.detach())
-        for mine, wide in zip(ours.moments[p], single.moments[q], strict=True):
+        for mine, wide in zip(own.moments[p], single.moments[q], strict=True):
             assert_same_bits(mine, wide.bfloat16())
             wide.copy_(mine)  # what the next step starts from
 
@@ -181,7 +179,7 @@ def test_bf16_moments_are_the_rounded_fp32_moments(device):
 def test_write_grads_off_and_tensor_rates(device):
     (p,) = parameters((1000,), device)
     q = p.detach().clone().requires_grad_()
-    ours, other = (
+    own, other = (
         FusedAdam([{"params": [p], "lr": math.nan}]),
         FusedAdam([{"params": [q], "lr": 0.5}]),
     )
@@ -189,7 +187,7 @@ def test_write_grads_off_and_tensor_rates(device):
     q.grad = p.grad * 0.25
     grad, version = p.grad.clone(), p.grad._version
     rate = torch.tensor(0.5, dtype=torch.float64, device=device)
-    ours.step([rate], inv_scale=torch.tensor(0.25, device=device), write_grads=False)
+    own.step([rate], inv_scale=torch.tensor(0.25, device=device), write_grads=False)
     other.step()
     assert torch.equal(p.grad, grad)
     assert p.grad._version == version
@@ -215,11 +213,11 @@ def test_layouts(device):
     p, q = weight.clone(), weight.clone()
     p.grad, q.grad = grad.clone(memory_format=torch.preserve_format), grad.contiguous()
     assert p.grad.stride() != p.stride()
-    ours, other = FusedAdam([{"params": [p], "lr": 0.1}]), FusedAdam([{"params": [q], "lr": 0.1}])
+    own, other = FusedAdam([{"params": [p], "lr": 0.1}]), FusedAdam([{"params": [q], "lr": 0.1}])
     half = torch.tensor(0.5, device=device)
-    ours.step(inv_scale=half)
+    own.step(inv_scale=half)
     other.step(inv_scale=half)
-    mine_all = (p, p.grad, *ours.moments[p])
+    mine_all = (p, p.grad, *own.moments[p])
     for mine, their in zip(mine_all, (q, q.grad, *other.moments[q]), strict=True):
         assert torch.equal(mine, their)
 
@@ -276,12 +274,12 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_calls_change_nothing(case):
     position, value, error, message = REFUSED[case]
-    ours = small()
-    arguments = list(ours.arguments())
+    own = small()
+    arguments = list(own.arguments())
     arguments[position] = value
     with pytest.raises(error, match="fused_adamw_: .*" + message):
         adamw_(*arguments)
-    for p in ours.groups[0]["params"]:
+    for p in own.groups[0]["params"]:
         assert p.eq(1.0).all()
         assert p._version == 0
-        assert ours.steps[p].item() == 0.0
+        assert own.steps[p].item() == 0.0

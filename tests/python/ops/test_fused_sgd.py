@@ -47,11 +47,11 @@ def follow_torch(
     groups, steps, overflow=(), clip=1.0, scale=1024.0, device="cpu", clip_value=None, **call
 ):
     """Runs both for some steps; parameters, buffers and gradients are compared at each."""
-    ours, theirs = FusedSgd(groups), twins(groups)
-    reference = torch.optim.SGD(theirs, lr=0.1, foreach=True)
+    own, torchs = FusedSgd(groups), twins(groups)
+    reference = torch.optim.SGD(torchs, lr=0.1, foreach=True)
     pairs = [
         (p, q)
-        for g, h in zip(groups, theirs, strict=True)
+        for g, h in zip(groups, torchs, strict=True)
         for p, q in zip(g["params"], h["params"], strict=True)
     ]
     for step in range(steps):
@@ -73,16 +73,16 @@ def follow_torch(
         if not found_inf.item():
             reference.step()
         clip_coef = torch.tensor(clip, device=device)
-        ours.step(inv_scale=inv_scale, clip_coef=clip_coef, found_inf=found_inf * 2, **call)
+        own.step(inv_scale=inv_scale, clip_coef=clip_coef, found_inf=found_inf * 2, **call)
         for (p, q), grad in zip(pairs, left, strict=True):
             assert_same_step(p.detach(), q.detach())
             assert_same_bits(p.grad, grad)
             buffer = reference.state[q].get("momentum_buffer")
             if buffer is not None:
-                assert_same_step(ours.buffers[p], buffer)
+                assert_same_step(own.buffers[p], buffer)
             else:
-                assert ours.buffers[p].isnan().all()
-    return ours
+                assert own.buffers[p].isnan().all()
+    return own
 
 
 @devices
@@ -110,34 +110,34 @@ def test_follows_torch_for_dozens_of_steps(device):
         {"params": parameters(SIZES, device), "lr": 0.1, "momentum": 0.8, "nesterov": True},
         {"params": parameters(SIZES, device), "lr": 0.1, "momentum": 0.8, "dampening": 0.3},
     ]
-    ours = follow_torch(groups, steps=60, overflow=(0, 1, 7, 30, 31), clip=0.5, device=device)
-    assert ours.steps[groups[0]["params"][0]].item() == 55.0
+    own = follow_torch(groups, steps=60, overflow=(0, 1, 7, 30, 31), clip=0.5, device=device)
+    assert own.steps[groups[0]["params"][0]].item() == 55.0
 
 
 @devices
 def test_first_step_after_a_skipped_first_step_starts_the_buffer(device):
     (p,) = parameters((10,), device)
-    ours = FusedSgd([{"params": [p], "lr": 0.1, "momentum": 0.9, "dampening": 0.5}])
+    own = FusedSgd([{"params": [p], "lr": 0.1, "momentum": 0.9, "dampening": 0.5}])
     before = p.detach().clone()
     for flag in (1.0, 2.0, math.nan, -1.0):
         p.grad = torch.ones_like(p)
-        ours.step(found_inf=torch.tensor(flag, device=device))
+        own.step(found_inf=torch.tensor(flag, device=device))
         assert torch.equal(p.detach(), before)
-        assert ours.buffers[p].isnan().all()
-        assert ours.steps[p].item() == 0.0
-    ours.step(found_inf=torch.tensor(0.0, device=device))
-    assert ours.buffers[p].tolist() == [1.0] * 10  # no dampening at the first step
-    assert ours.steps[p].item() == 1.0
+        assert own.buffers[p].isnan().all()
+        assert own.steps[p].item() == 0.0
+    own.step(found_inf=torch.tensor(0.0, device=device))
+    assert own.buffers[p].tolist() == [1.0] * 10  # no dampening at the first step
+    assert own.steps[p].item() == 1.0
 
 
 @devices
 def test_write_grads_off_leaves_gradients_alone(device):
     (p,) = parameters((1000,), device)
     (q,) = [p.detach().clone()]
-    ours = FusedSgd([{"params": [p], "lr": 0.5}])
+    own = FusedSgd([{"params": [p], "lr": 0.5}])
     p.grad = torch.randn_like(p)
     grad, version = p.grad.clone(), p.grad._version
-    ours.step(inv_scale=torch.tensor(0.25, device=device), write_grads=False)
+    own.step(inv_scale=torch.tensor(0.25, device=device), write_grads=False)
     assert torch.equal(p.grad, grad)
     assert p.grad._version == version
     assert_same_step(p.detach(), q.add(grad * 0.25, alpha=-0.5))
@@ -149,17 +149,17 @@ def test_16_bit_parameters_follow_their_masters(device, dtype):
     torch.manual_seed(2)
     params = parameters(SIZES, device, dtype)
     single = [p.detach().float().requires_grad_() for p in params]
-    ours = FusedSgd([{"params": params, "lr": 0.01, "momentum": 0.9, "weight_decay": 0.1}])
+    own = FusedSgd([{"params": params, "lr": 0.01, "momentum": 0.9, "weight_decay": 0.1}])
     reference = torch.optim.SGD(single, lr=0.01, momentum=0.9, weight_decay=0.1, foreach=True)
     for _ in range(20):
         for p, q in zip(params, single, strict=True):
             p.grad = torch.randn_like(p)
             q.grad = p.grad.float()
-        ours.step()
+        own.step()
         reference.step()
         for p, q in zip(params, single, strict=True):
-            assert_same_step(ours.masters[p], q.detach())
-            assert_same_bits(p.detach(), ours.masters[p].to(dtype))
+            assert_same_step(own.masters[p], q.detach())
+            assert_same_bits(p.detach(), own.masters[p].to(dtype))
 
 
 @devices
@@ -168,8 +168,8 @@ def test_16_bit_gradients_of_fp32_parameters(device, dtype):
     (p,) = parameters((3000,), device)
     q = p.detach().clone()
     grad = (torch.randn(3000, device=device) * 100).to(dtype)
-    ours = FusedSgd([{"params": [p], "lr": 0.25}])
-    arguments = list(ours.arguments())
+    own = FusedSgd([{"params": [p], "lr": 0.25}])
+    arguments = list(own.arguments())
     arguments[1] = [grad.clone()]
     sgd_(*arguments, inv_scale=torch.tensor(0.3, device=device))
     unscaled = grad.float() * torch.tensor(0.3, device=device)
@@ -180,14 +180,14 @@ def test_16_bit_gradients_of_fp32_parameters(device, dtype):
 @devices
 def test_bf16_momentum_is_the_rounded_fp32_momentum(device):
     (p,) = parameters((3000,), device)
-    ours = FusedSgd([{"params": [p], "lr": 0.25, "momentum": 0.9}], torch.bfloat16)
+    own = FusedSgd([{"params": [p], "lr": 0.25, "momentum": 0.9}], torch.bfloat16)
     buffer = None
     for _ in range(5):
         p.grad = torch.randn_like(p)
-        ours.step()
+        own.step()
         moved = p.grad if buffer is None else buffer.float().mul(0.9).add_(p.grad)
         buffer = moved.to(torch.bfloat16)
-        assert_same_step(ours.buffers[p].float(), buffer.float())
+        assert_same_step(own.buffers[p].float(), buffer.float())
 
 
 @devices
@@ -225,9 +225,9 @@ def test_clamping_comes_after_unscaling_and_clipping(device, dtype):
     amp_step["clip_coef"] = amp_step["clip_coef"].to(device)
     expected = (grad.float() * 0.5 * amp_step["clip_coef"]).clamp(-3.1, 3.1)
     q = p.detach().add(expected, alpha=-0.25)
-    ours = FusedSgd([{"params": [p], "lr": 0.25}])
+    own = FusedSgd([{"params": [p], "lr": 0.25}])
     for write in (False, True):
-        arguments = list(ours.arguments())
+        arguments = list(own.arguments())
         arguments[1] = [grad.clone()]
         before = p.detach().clone()
         sgd_(*arguments, **amp_step, clip_value=3.1, write_grads=write)
@@ -252,11 +252,11 @@ def test_layouts(device):
     }
     for name, (weight, grad) in weights.items():
         p, q = weight.detach(), weight.detach().clone()
-        ours = FusedSgd([{"params": [p], "lr": 0.5, "momentum": 0.9}])
+        own = FusedSgd([{"params": [p], "lr": 0.5, "momentum": 0.9}])
         p.grad = grad
         raw = grad.clone()
         for _ in range(2):
-            ours.step(inv_scale=torch.tensor(0.5, device=device))
+            own.step(inv_scale=torch.tensor(0.5, device=device))
         expected = raw * 0.5
         assert torch.equal(grad, raw * 0.25), name
         buffer = expected * torch.tensor(0.9, device=device) + raw * 0.25

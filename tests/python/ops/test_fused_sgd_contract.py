@@ -54,9 +54,9 @@ def test_opcheck(device):
 
 @devices
 def test_versions_of_what_is_written_move(device):
-    ours = optimizer(device)
-    sgd_(*ours.arguments(), inv_scale=torch.tensor(0.5, device=device))
-    arguments = dict(zip(NAMES, ours.arguments(), strict=True))
+    own = optimizer(device)
+    sgd_(*own.arguments(), inv_scale=torch.tensor(0.5, device=device))
+    arguments = dict(zip(NAMES, own.arguments(), strict=True))
     for name in ("params", "grads", "momentum_buffers", "momentum_steps", "masters"):
         assert all(t._version == 1 for t in arguments[name]), name
 
@@ -159,15 +159,15 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_calls_change_nothing(case):
     changes, error, message = REFUSED[case]
-    ours = optimizer()
-    arguments = dict(zip(NAMES, ours.arguments(), strict=True)) | changes
+    own = optimizer()
+    arguments = dict(zip(NAMES, own.arguments(), strict=True)) | changes
     amp_step = {
         k: arguments.pop(k) for k in ("found_inf", "inv_scale", "clip_value") if k in arguments
     }
     with pytest.raises(error, match="fused_sgd_: .*" + message):
         sgd_(*arguments.values(), **amp_step)
-    for p in (g["params"][0] for g in ours.groups):
+    for p in (g["params"][0] for g in own.groups):
         assert p.eq(1.0).all()
         assert p._version == 0
         assert p.grad.eq(2.0).all()
-        assert ours.steps[p].item() == 0.0
+        assert own.steps[p].item() == 0.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What both gradient passes tell beside the flag: counts, the sum of unscale_, clipping by norm."""
+"""Both gradient passes beside the flag: counts, the sum of unscale_, clipping by norm."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_parameters_step_as_without_and_weight_copies_are_their_casts(
     choices = [torch.float16, torch.bfloat16, None]
     state_dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16]))
     torch.manual_seed(seed)
-    ours, params = model(make, device, state_dtype=state_dtype)
+    own, params = model(make, device, state_dtype=state_dtype)
     torch.manual_seed(seed)
     plain, others = model(make, device, state_dtype=state_dtype)
     dtypes = [
@@ -73,7 +73,7 @@ def test_parameters_step_as_without_and_weight_copies_are_their_casts(
     ]
     weight_copies, copy_of = copies_of(params, dtypes)
     for _ in range(3):
-        ours.step(
+        own.step(
             **amp_step(device), write_grads=write, weight_copies=weight_copies, copy_of=copy_of
         )
         plain.step(**amp_step(device), write_grads=write)
@@ -88,10 +88,10 @@ def test_parameters_step_as_without_and_weight_copies_are_their_casts(
 @makes
 @pytest.mark.parametrize("flag", [1.0, 2.0, math.nan])
 def test_a_skipped_step_writes_no_weight_copy(device, make, flag):
-    ours, params = model(make, device)
+    own, params = model(make, device)
     weight_copies, copy_of = all_copies(params, torch.bfloat16)
     before = [p.clone() for p in params]
-    ours.step(**amp_step(device, flag), weight_copies=weight_copies, copy_of=copy_of)
+    own.step(**amp_step(device, flag), weight_copies=weight_copies, copy_of=copy_of)
     assert all(s.eq(GARBAGE).all() for s in weight_copies)
     assert all(torch.equal(p, b) for p, b in zip(params, before, strict=True))
 
@@ -100,12 +100,12 @@ def test_a_skipped_step_writes_no_weight_copy(device, make, flag):
 @makes
 def test_edits_of_weights_win_and_edits_of_weight_copies_are_lost(device, make):
     torch.manual_seed(0)
-    ours, params = model(make, device)
+    own, params = model(make, device)
     torch.manual_seed(0)
     plain, others = model(make, device)
     weight_copies, copy_of = all_copies(params, torch.float16)
     for round_ in range(3):
-        ours.step(weight_copies=weight_copies, copy_of=copy_of)
+        own.step(weight_copies=weight_copies, copy_of=copy_of)
         plain.step()
         for p, q in zip(params, others, strict=True):
             assert_same_bits(p, q)
@@ -113,7 +113,7 @@ def test_edits_of_weights_win_and_edits_of_weight_copies_are_lost(device, make):
             q.data.add_(round_)
         for weight_copy in weight_copies:
             weight_copy.fill_(math.nan)
-    ours.step(weight_copies=weight_copies, copy_of=copy_of)
+    own.step(weight_copies=weight_copies, copy_of=copy_of)
     assert all(
         torch.equal(s, params[i].half()) for s, i in zip(weight_copies, copy_of, strict=True)
     )
@@ -154,8 +154,8 @@ def test_large_parameters_and_many_groups(make, threads):
         for p in params:
             p.grad = torch.randn_like(p)
         weight_copies, copy_of = all_copies(params, torch.bfloat16)
-        ours = make([{"params": [p], "lr": 0.1} for p in params])
-        ours.step(weight_copies=weight_copies, copy_of=copy_of)
+        own = make([{"params": [p], "lr": 0.1} for p in params])
+        own.step(weight_copies=weight_copies, copy_of=copy_of)
         for weight_copy, p in zip(weight_copies, params, strict=True):
             assert_same_bits(weight_copy, p.bfloat16())
     finally:
@@ -166,17 +166,17 @@ def test_large_parameters_and_many_groups(make, threads):
 @makes
 def test_as_a_dispatcher_op(device, make):
     op, none = OPS[make]
-    ours, params = model(make, device, sizes=(3, 5))
+    own, params = model(make, device, sizes=(3, 5))
     weight_copies, copy_of = all_copies(params, torch.bfloat16)
-    arguments = ours.arguments((), weight_copies, copy_of)
+    arguments = own.arguments((), weight_copies, copy_of)
     torch.library.opcheck(op, arguments, none)
     versions = [s._version for s in weight_copies]
     op(*arguments, **none)
     assert [s._version for s in weight_copies] == [v + 1 for v in versions]
     with FakeTensorMode():
-        ours, params = model(make, device, sizes=(3, 5))
+        own, params = model(make, device, sizes=(3, 5))
         weight_copies, copy_of = all_copies(params, torch.bfloat16)
-        assert op(*ours.arguments((), weight_copies, copy_of), **none) is None
+        assert op(*own.arguments((), weight_copies, copy_of), **none) is None
 
 
 BF = torch.ones(3, dtype=torch.bfloat16)
@@ -224,7 +224,7 @@ def test_refused_calls_change_nothing(make, case):
     params = [torch.ones(3), torch.ones(3).bfloat16(), torch.ones(3)]
     for p in params:
         p.grad = torch.ones_like(p)
-    ours = make([{"params": params, "lr": 0.5}])
+    own = make([{"params": params, "lr": 0.5}])
     with pytest.raises(error, match=f"{op._qualified_op_name.split('::')[1]}: .*" + message):
-        op(*ours.arguments((), weight_copies, copy_of), **none)
+        op(*own.arguments((), weight_copies, copy_of), **none)
     assert all(p.eq(1.0).all() and p._version == 0 for p in params)

@@ -148,14 +148,14 @@ def test_every_16_bit_pattern(dtype, factor):
 def test_equals_torch(dtype, factor):
     grads = [random(n, dtype) for n in SIZES]
     grads[5][0] = math.inf
-    theirs = [g.clone() for g in grads]
-    their_flag, our_flag = torch.zeros(1), torch.zeros(1)
+    torchs = [g.clone() for g in grads]
+    torchs_flag, own_flag = torch.zeros(1), torch.zeros(1)
     inv_scale = torch.tensor(factor)
-    torch._amp_foreach_non_finite_check_and_unscale_(theirs, their_flag, inv_scale)
-    unscale_(grads, inv_scale, our_flag)
-    overflows = any(bool(their.isinf().any()) for their in theirs)  # torch does not look
-    assert our_flag.item() == max(their_flag.item(), float(overflows))
-    for mine, their in zip(grads, theirs, strict=True):
+    torch._amp_foreach_non_finite_check_and_unscale_(torchs, torchs_flag, inv_scale)
+    unscale_(grads, inv_scale, own_flag)
+    overflows = any(bool(their.isinf().any()) for their in torchs)  # torch does not look
+    assert own_flag.item() == max(torchs_flag.item(), float(overflows))
+    for mine, their in zip(grads, torchs, strict=True):
         assert_same_bits(mine, their)
 
 
@@ -165,13 +165,13 @@ def test_equals_torch(dtype, factor):
 def test_equals_torch_on_cuda(dtype):
     grads = [random(n, dtype, "cuda") for n in SIZES] * 120  # more than the argument tables hold
     grads = [g.clone() for g in grads]
-    theirs = [g.clone() for g in grads]
-    their_flag, our_flag = torch.zeros(1, device="cuda"), torch.zeros(1, device="cuda")
+    torchs = [g.clone() for g in grads]
+    torchs_flag, own_flag = torch.zeros(1, device="cuda"), torch.zeros(1, device="cuda")
     inv_scale = torch.tensor(3.1, device="cuda")
-    torch._amp_foreach_non_finite_check_and_unscale_(theirs, their_flag, inv_scale)
-    unscale_(grads, inv_scale, our_flag)
-    assert torch.equal(their_flag, our_flag)
-    for mine, their in zip(grads, theirs, strict=True):
+    torch._amp_foreach_non_finite_check_and_unscale_(torchs, torchs_flag, inv_scale)
+    unscale_(grads, inv_scale, own_flag)
+    assert torch.equal(torchs_flag, own_flag)
+    for mine, their in zip(grads, torchs, strict=True):
         assert_same_bits(mine, their)
 
 

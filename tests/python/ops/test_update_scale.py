@@ -38,14 +38,14 @@ factors = st.floats(min_value=1e-3, max_value=1e3)
 )
 @settings(max_examples=300, deadline=None)
 def test_defaults_equal_torch(start, growth, backoff, interval, tracker, history):
-    theirs = (torch.tensor(start), int_tensor(tracker))
-    ours = (torch.tensor(start), int_tensor(tracker))
+    torchs = (torch.tensor(start), int_tensor(tracker))
+    own = (torch.tensor(start), int_tensor(tracker))
     for flag in history:
         found_inf = torch.tensor(flag)
-        torch._amp_update_scale_(*theirs, found_inf, growth, backoff, interval)
-        update_scale_(*ours, found_inf, growth, backoff, interval)
-        assert bits(ours[0]) == bits(theirs[0])
-        assert ours[1].item() == theirs[1].item()
+        torch._amp_update_scale_(*torchs, found_inf, growth, backoff, interval)
+        update_scale_(*own, found_inf, growth, backoff, interval)
+        assert bits(own[0]) == bits(torchs[0])
+        assert own[1].item() == torchs[1].item()
 
 
 @devices
@@ -53,13 +53,13 @@ def test_defaults_equal_torch(start, growth, backoff, interval, tracker, history
 def test_long_histories_equal_torch(device, seed):
     generator = torch.Generator().manual_seed(seed)
     history = torch.rand(500, generator=generator).lt(0.05 + 0.02 * seed).float().to(device)
-    theirs = (torch.tensor(65536.0, device=device), int_tensor(0, device))
-    ours = (torch.tensor(65536.0, device=device), int_tensor(0, device))
+    torchs = (torch.tensor(65536.0, device=device), int_tensor(0, device))
+    own = (torch.tensor(65536.0, device=device), int_tensor(0, device))
     for flag in history:
-        torch._amp_update_scale_(*theirs, flag, 1.9, 0.45, 4)
-        update_scale_(*ours, flag, 1.9, 0.45, 4)
-        assert bits(ours[0]) == bits(theirs[0])
-    assert ours[1].item() == theirs[1].item()
+        torch._amp_update_scale_(*torchs, flag, 1.9, 0.45, 4)
+        update_scale_(*own, flag, 1.9, 0.45, 4)
+        assert bits(own[0]) == bits(torchs[0])
+    assert own[1].item() == torchs[1].item()
 
 
 @given(

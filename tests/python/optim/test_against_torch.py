@@ -104,7 +104,7 @@ def test_hyperparameters_edited_between_steps_count(name):
     options = {"momentum": 0.5} if name == "SGD" else {}
     twins = Twins(name, [{"params": parameters()}, {"params": parameters()}], lr=0.1, **options)
     for step in range(12):
-        for optimizer in (twins.ours, twins.theirs):
+        for optimizer in (twins.own, twins.torchs):
             first, second = optimizer.param_groups[:2]
             first["lr"] = 0.1 / (1 + step)
             second["weight_decay"] = 0.01 * step
@@ -112,13 +112,13 @@ def test_hyperparameters_edited_between_steps_count(name):
         if step == 5:
             more = parameters()
             twins.mine += more
-            twins.ours.add_param_group({"params": more, "lr": 0.3})
+            twins.own.add_param_group({"params": more, "lr": 0.3})
             others = [torch.nn.Parameter(p.detach().clone()) for p in more]
             twins.others += others
-            twins.theirs.add_param_group({"params": others, "lr": 0.3})
+            twins.torchs.add_param_group({"params": others, "lr": 0.3})
         if step == 8:  # In another order than the state was created.
-            twins.ours.param_groups.reverse()
-            twins.theirs.param_groups.reverse()
+            twins.own.param_groups.reverse()
+            twins.torchs.param_groups.reverse()
         twins.set_gradients()
         twins.step()
 
@@ -127,7 +127,7 @@ def test_momentum_switched_on_later_starts_the_buffers():
     torch.manual_seed(4)
     twins = Twins("SGD", [{"params": parameters()}], lr=0.1, dampening=0.5)
     for step in range(6):
-        for optimizer in (twins.ours, twins.theirs):
+        for optimizer in (twins.own, twins.torchs):
             optimizer.param_groups[0]["momentum"] = 0.9 if step >= 2 else 0.0
         twins.set_gradients(absent={1} if step < 4 else ())
         twins.step()
@@ -135,7 +135,7 @@ def test_momentum_switched_on_later_starts_the_buffers():
 
 def test_amsgrad_switched_on_later_starts_from_the_present_moment():
     (p,) = parameters(((4,),))
-    optimizer = Twins("Adam", [{"params": [p]}]).ours
+    optimizer = Twins("Adam", [{"params": [p]}]).own
     for amsgrad in (False, True):
         optimizer.param_groups[0]["amsgrad"] = amsgrad
         p.grad = torch.ones(4)
@@ -147,8 +147,8 @@ def test_amsgrad_switched_on_later_starts_from_the_present_moment():
 def test_default_options_and_groups_are_torchs():
     for name in ("SGD", "Adam", "AdamW"):
         twins = Twins(name, [{"params": parameters()}])
-        assert twins.ours.defaults == twins.theirs.defaults
-        for mine, other in zip(twins.ours.param_groups, twins.theirs.param_groups, strict=True):
+        assert twins.own.defaults == twins.torchs.defaults
+        for mine, other in zip(twins.own.param_groups, twins.torchs.param_groups, strict=True):
             assert list(mine) == list(other)
-        assert repr(twins.ours) == repr(twins.theirs)
-        assert isinstance(twins.ours, type(twins.theirs))
+        assert repr(twins.own) == repr(twins.torchs)
+        assert isinstance(twins.own, type(twins.torchs))

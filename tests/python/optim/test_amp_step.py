@@ -59,7 +59,7 @@ def test_a_step_with_an_amp_step_is_torchs_unscale_clip_and_step(device, name, c
         for q in twins.others:
             q.grad.mul_(1 / 1024.0)
             q.grad.mul_(1.0 if clip is None else clip)
-        twins.ours._fastamp_pending_amp_step = AmpStep(
+        twins.own._fastamp_pending_amp_step = AmpStep(
             inv_scale=scalar(1 / 1024.0, device),
             clip_coef=None if clip is None else scalar(clip, device),
             found_inf=scalar(0.0, device),
@@ -78,27 +78,27 @@ def test_any_non_zero_flag_skips_and_leaves_everything_but_gradients(device, nam
     twins = Twins(name, [{"params": parameters(device=device)}], lr=0.1)
     twins.set_gradients()
     twins.step()
-    before = snapshot(twins.ours)
+    before = snapshot(twins.own)
     twins.set_gradients()
     raw = [p.grad.clone() for p in twins.mine]
-    step_with(twins.ours, inv_scale=scalar(0.5, device), found_inf=scalar(flag, device))
-    assert_same_snapshot(snapshot(twins.ours), before)
+    step_with(twins.own, inv_scale=scalar(0.5, device), found_inf=scalar(flag, device))
+    assert_same_snapshot(snapshot(twins.own), before)
     for p, was in zip(twins.mine, raw, strict=True):
         assert_same_bits(p.grad, was * 0.5)
 
 
 @names
-def test_a_flag_of_two_makes_torchs_fused_step_corrupt_parameters_and_not_ours(name):
+def test_a_flag_of_two_makes_torchs_fused_step_corrupt_parameters_and_not_fastamps(name):
     torch.manual_seed(3)
-    ours, theirs = PAIRS[name]
+    own, torchs = PAIRS[name]
     bad = torch.full((8,), math.inf)
     p, q = (torch.nn.Parameter(torch.ones(8)) for _ in range(2))
     p.grad, q.grad = bad.clone(), bad.clone()
-    reference = theirs([q], lr=0.1, fused=True)
+    reference = torchs([q], lr=0.1, fused=True)
     reference.grad_scale, reference.found_inf = scalar(1.0), scalar(2.0)
     reference.step()
     assert not q.isfinite().all()  # torch compares the flag with 1
-    step_with(ours([p], lr=0.1), inv_scale=scalar(1.0), found_inf=scalar(2.0))
+    step_with(own([p], lr=0.1), inv_scale=scalar(1.0), found_inf=scalar(2.0))
     assert torch.equal(p.detach(), torch.ones(8))
 
 
@@ -169,9 +169,9 @@ def test_who_takes_an_amp_step():
         pass
 
     (p,) = parameters(((2,),))
-    for name, (ours, theirs) in PAIRS.items():
-        assert supports_amp_step(ours([p])), name
-        assert not supports_amp_step(theirs([p]))
+    for name, (own, torchs) in PAIRS.items():
+        assert supports_amp_step(own([p])), name
+        assert not supports_amp_step(torchs([p]))
     assert supports_amp_step(Plain([p]))
     assert not supports_amp_step(OwnStep([p]))
     assert not supports_amp_step(None)
@@ -227,8 +227,8 @@ def test_an_amp_step_keeps_one_copy_per_device():
 def test_skipping_reads_nothing_from_the_device():
     """A meta tensor cannot be read: neither the flag nor a gradient is looked at by the host."""
     params = [torch.nn.Parameter(torch.empty(3, device="meta")) for _ in range(2)]
-    for name, (ours, _) in PAIRS.items():
-        optimizer = ours(params, lr=0.1)
+    for name, (own, _) in PAIRS.items():
+        optimizer = own(params, lr=0.1)
         for p in params:
             p.grad = torch.empty_like(p)
         step_with(optimizer, inv_scale=scalar(1.0, "meta"), found_inf=scalar(1.0, "meta"))
@@ -275,7 +275,7 @@ def test_clip_by_value_comes_after_the_other_factors(device, name, dtype):
         twins.set_gradients(lambda p: torch.randn_like(p) * 64.0)
         for q in twins.others:
             q.grad.mul_(0.25).mul_(0.5).clamp_(-2.0, 2.0)
-        twins.ours._fastamp_pending_amp_step = AmpStep(
+        twins.own._fastamp_pending_amp_step = AmpStep(
             scalar(0.25, device), scalar(0.5, device), scalar(0.0, device), clip_value=2.0
         )
         twins.step()

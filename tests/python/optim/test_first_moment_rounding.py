@@ -171,8 +171,8 @@ def test_muon_counts_steps_for_narrow_buffers_only():
     group["state_dtype"] = NARROW
     run(optimizer, 1)
     assert optimizer.state[p]["momentum_steps"] == 2
-    theirs = torch.optim.Muon(copies([p]))
-    theirs.load_state_dict(optimizer.state_dict())
+    torchs = torch.optim.Muon(copies([p]))
+    torchs.load_state_dict(optimizer.state_dict())
     portable = optimizer.state_dict(portable=True)["state"][0]
     assert list(portable) == ["momentum_buffer"]
     assert portable["momentum_buffer"].dtype is torch.float32

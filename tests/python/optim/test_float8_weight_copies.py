@@ -84,18 +84,18 @@ class Training:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("overflow", [(), (0, 1), (2, 3, 5)])
 def test_the_bits_of_training_without_and_no_cast_of_a_weight(optimizer, overflow):
-    ours = Training(optimizer, E4M3).steps(7, overflow, micro_steps=2)
-    theirs = Training(optimizer, None).steps(7, overflow, micro_steps=2)
-    assert_same_run(ours, theirs)
+    own = Training(optimizer, E4M3).steps(7, overflow, micro_steps=2)
+    torchs = Training(optimizer, None).steps(7, overflow, micro_steps=2)
+    assert_same_run(own, torchs)
     # Three in fp8; two weights and two biases in the base dtype. Biases of fp8 products: per call.
-    assert theirs.weight_casts[-1] >= 7
-    assert ours.weight_casts[2:] == [0] * 5
+    assert torchs.weight_casts[-1] >= 7
+    assert own.weight_casts[2:] == [0] * 5
 
 
 def test_in_another_base_dtype():
-    ours = Training("AdamW", E4M3, dtype=torch.float16).steps(5)
-    assert_same_run(ours, Training("AdamW", None, dtype=torch.float16).steps(5))
-    assert ours.weight_casts[2:] == [0] * 3
+    own = Training("AdamW", E4M3, dtype=torch.float16).steps(5)
+    assert_same_run(own, Training("AdamW", None, dtype=torch.float16).steps(5))
+    assert own.weight_casts[2:] == [0] * 3
 
 
 def test_a_copy_of_each_kind_and_their_bytes():
@@ -150,8 +150,8 @@ def test_weights_that_a_step_moves_by_any_number_of_binades(factor):
         (dx,) = torch.autograd.grad(out.sum(), x)
         seen.append((weight.detach(), out, dx))
         assert weight_casts_of(weight, x) == (0 if autocast_dtype else 1)
-    for ours, theirs in zip(*seen, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+    for own, torchs in zip(*seen, strict=True):
+        torch.testing.assert_close(own, torchs, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
@@ -170,10 +170,10 @@ def test_weights_that_become_inf_or_nan_and_come_back(value):
                     weight[3, 5] = 0.0
                     weight.grad[3, 5] = -wanted
             optimizer.step()
-    ours = [entry[1:] for entry in seen if entry[0] is not None]
-    theirs = [entry[1:] for entry in seen if entry[0] is None]
-    assert any(not out.isfinite().all() for out, _ in ours)
-    for one, other in zip(ours, theirs, strict=True):
+    own = [entry[1:] for entry in seen if entry[0] is not None]
+    torchs = [entry[1:] for entry in seen if entry[0] is None]
+    assert any(not out.isfinite().all() for out, _ in own)
+    for one, other in zip(own, torchs, strict=True):
         for a, b in zip(one, other, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 

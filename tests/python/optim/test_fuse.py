@@ -75,11 +75,11 @@ def test_one_step_after_fusing_is_one_step_of_torchs(name):
     params, optimizer, _, _ = torch_pair(name)
     for i in range(2):
         step(optimizer, params, i)
-    twins.mine, twins.ours = params, optimizer
+    twins.mine, twins.own = params, optimizer
     with torch.no_grad():
         for p, q in zip(params, twins.others, strict=True):
             q.copy_(p)
-    twins.theirs.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    twins.torchs.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     fuse_(optimizer)
     for _ in range(5):
         twins.set_gradients()
@@ -113,8 +113,8 @@ def test_fusing_twice_is_fusing_once(name):
     state = {p: dict(optimizer.state[p]) for p in params}
     assert fuse_(optimizer) is optimizer
     assert all(optimizer.state[p][k] is state[p][k] for p in params for k in state[p])
-    ours = PAIRS[name][0](params)
-    assert fuse_(ours) is ours
+    own = PAIRS[name][0](params)
+    assert fuse_(own) is own
 
 
 @names

@@ -66,8 +66,8 @@ def test_sgd_steps_sparse_gradients_beside_dense_ones(coalesced, momentum):
         for params in (twins.mine, twins.others):
             params[0].grad = gradient.clone()
             params[1].grad = torch.ones(5)
-        twins.ours.step()
-        twins.theirs.step()
+        twins.own.step()
+        twins.torchs.step()
         for p, q in zip(twins.mine, twins.others, strict=True):
             assert_same_bits(p.detach(), q.detach())
 
@@ -94,13 +94,13 @@ def test_dtypes_without_a_kernel_are_stepped_by_torch(name, dtype):
     twins = Twins(name, [{"params": params}], lr=0.1, weight_decay=0.1, **options)
     for _ in range(4):
         twins.set_gradients()
-        twins.ours.step()
-        twins.theirs.step()
+        twins.own.step()
+        twins.torchs.step()
         for p, q in zip(twins.mine[:2], twins.others[:2], strict=True):
             assert torch.equal(p, q)
         torch.testing.assert_close(twins.mine[2], twins.others[2])
     twin = PAIRS[name][0](copies(params), lr=0.1, weight_decay=0.1, **options)
-    twin.load_state_dict(twins.ours.state_dict())
+    twin.load_state_dict(twins.own.state_dict())
     state = twin.state[twin.param_groups[0]["params"][0]]
     assert all(t.dtype in (dtype, torch.float32) for t in state.values())
 
@@ -123,13 +123,13 @@ def test_layouts_of_gradients_and_parameters(name):
         p = torch.nn.Parameter(weight)
         q = torch.nn.Parameter(weight.clone())
         options = {"momentum": 0.9} if name == "SGD" else {}
-        ours, theirs = (
+        own, torchs = (
             cls([t], lr=0.1, **options) for cls, t in zip(PAIRS[name], (p, q), strict=True)
         )
         for _ in range(3):
             p.grad, q.grad = gradient, gradient.clone()
-            ours.step()
-            theirs.step()
+            own.step()
+            torchs.step()
         torch.testing.assert_close(p.detach(), q.detach(), msg=text)
         assert torch.equal(p.grad, gradient)
 
@@ -180,13 +180,13 @@ def test_parameters_listed_twice_are_stepped_as_torch_steps_them(name):
     (q,) = copies([p])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of it when the optimizer is made
-        ours, theirs = (
+        own, torchs = (
             cls([t, t], lr=0.1, **options) for cls, t in zip(PAIRS[name], (p, q), strict=True)
         )
     for _ in range(3):
         p.grad, q.grad = torch.ones(3), torch.ones(3)
-        ours.step()
-        theirs.step()
+        own.step()
+        torchs.step()
         torch.testing.assert_close(p.detach(), q.detach())
 
 

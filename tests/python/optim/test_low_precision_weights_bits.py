@@ -73,7 +73,7 @@ def scaler_of(dtype: torch.dtype) -> fastamp.GradScaler:
 def twins(
     name: str, optimizer: str, dtype: torch.dtype, **lowering: Any
 ) -> tuple[nn.Module, torch.optim.Optimizer, nn.Module, Any, fastamp.optim.LowPrecisionWeights]:
-    theirs, ours, options = OPTIMIZERS[optimizer]
+    torchs, own, options = OPTIMIZERS[optimizer]
     plain, model = seeded(MODELS[name]), seeded(MODELS[name])
     handle = fastamp.optim.low_precision_weights_(
         model,
@@ -85,9 +85,9 @@ def twins(
     assert handle.conversion.converted
     return (
         plain,
-        theirs(plain.parameters(), **options),
+        torchs(plain.parameters(), **options),
         model,
-        ours(model.parameters(), **options),
+        own(model.parameters(), **options),
         handle,
     )
 
@@ -109,25 +109,25 @@ def check_masters(plain: nn.Module, model: nn.Module, optimizer: Any) -> None:
 def test_losses_and_masters_are_those_of_float32_weights(
     name: str, dtype: torch.dtype, optimizer: str
 ) -> None:
-    plain, theirs, model, ours, _ = twins(name, optimizer, dtype)
+    plain, torchs, model, own, _ = twins(name, optimizer, dtype)
     try:
-        expected = train(plain, theirs, scaler_of(dtype), dtype, accumulate=2, clip=True)
+        expected = train(plain, torchs, scaler_of(dtype), dtype, accumulate=2, clip=True)
     except RuntimeError as error:
         if name == "lstm" and "could not create a primitive" in str(error):
             pytest.skip("torch has no float16 LSTM for this CPU")
         raise
-    losses = train(model, ours, scaler_of(dtype), dtype, accumulate=2, clip=True)
+    losses = train(model, own, scaler_of(dtype), dtype, accumulate=2, clip=True)
     assert torch.equal(torch.stack(losses), torch.stack(expected))
-    check_masters(plain, model, ours)
+    check_masters(plain, model, own)
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "fused qkv"])
 def test_gradients_in_16_bits_are_exact_where_nothing_is_accumulated(name: str) -> None:
-    plain, theirs, model, ours, _ = twins(name, "adamw", BF16, grads=BF16)
-    expected = train(plain, theirs, scaler_of(BF16), BF16)
-    losses = train(model, ours, scaler_of(BF16), BF16)
+    plain, torchs, model, own, _ = twins(name, "adamw", BF16, grads=BF16)
+    expected = train(plain, torchs, scaler_of(BF16), BF16)
+    losses = train(model, own, scaler_of(BF16), BF16)
     assert torch.equal(torch.stack(losses), torch.stack(expected))
-    check_masters(plain, model, ours)
+    check_masters(plain, model, own)
 
 
 def test_gradients_have_the_dtype_asked_for() -> None:
@@ -144,12 +144,12 @@ def test_gradients_have_the_dtype_asked_for() -> None:
 @pytest.mark.parametrize("name", ["mlp", "fused qkv", "cnn"])
 def test_remainders_come_back_but_for_ties(name: str, dtype: torch.dtype) -> None:
     """One step from the same state: each master is the float32 one or its neighbor nearer zero."""
-    plain, theirs, model, _, _ = twins(name, "adamw", dtype)
-    ours = fastamp.optim.AdamW(model.parameters(), master="remainder", **OPTIMIZERS["adamw"][2])
-    expected = train(plain, theirs, scaler_of(dtype), dtype, steps=1)
-    losses = train(model, ours, scaler_of(dtype), dtype, steps=1)
+    plain, torchs, model, _, _ = twins(name, "adamw", dtype)
+    own = fastamp.optim.AdamW(model.parameters(), master="remainder", **OPTIMIZERS["adamw"][2])
+    expected = train(plain, torchs, scaler_of(dtype), dtype, steps=1)
+    losses = train(model, own, scaler_of(dtype), dtype, steps=1)
     assert torch.equal(torch.stack(losses), torch.stack(expected))
-    masters = ours.masters()
+    masters = own.masters()
     off, total = 0, 0
     for want, parameter in zip(plain.parameters(), model.parameters(), strict=True):
         got, want = masters[parameter], want.detach()
@@ -165,9 +165,9 @@ def test_remainders_come_back_but_for_ties(name: str, dtype: torch.dtype) -> Non
 
 
 def test_no_region_casts_a_low_precision_weight() -> None:
-    _, _, model, ours, _ = twins("separate qkv", "adamw", BF16)
+    _, _, model, own, _ = twins("separate qkv", "adamw", BF16)
     with fastamp.debug.trace() as trace:
-        train(model, ours, scaler_of(BF16), BF16, steps=2)
+        train(model, own, scaler_of(BF16), BF16, steps=2)
     assert trace.totals["weight_casts"] == 0
 
 
@@ -223,11 +223,11 @@ def test_float32_checkpoints_go_both_ways(remainder: str | None, *, lowered_firs
             assert torch.equal(got[0][name], value), name
         else:
             torch.testing.assert_close(got[0][name], value, rtol=2e-4, atol=2e-4)
-    theirs = torch.optim.AdamW(seeded(MODELS["fused qkv"]).parameters(), **options)
-    theirs.load_state_dict(got[1])
-    assert {key for state in theirs.state.values() for key in state} == {
+    torchs = torch.optim.AdamW(seeded(MODELS["fused qkv"]).parameters(), **options)
+    torchs.load_state_dict(got[1])
+    assert {key for state in torchs.state.values() for key in state} == {
         "step",
         "exp_avg",
         "exp_avg_sq",
     }
-    assert not {"master", "state_dtype", "state_rounding"} & theirs.param_groups[0].keys()
+    assert not {"master", "state_dtype", "state_rounding"} & torchs.param_groups[0].keys()

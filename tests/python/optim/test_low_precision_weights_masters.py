@@ -185,16 +185,16 @@ def test_a_resumed_run_goes_on_bit_for_bit_for_what_was_not_stepped_yet(
 
 
 def test_torchs_optimizers_load_what_was_not_stepped_yet() -> None:
-    for ours, theirs in (
+    for own, torchs in (
         (fastamp.optim.AdamW, torch.optim.AdamW),
         (fastamp.optim.SGD, torch.optim.SGD),
     ):
         model = Experts()
         lowered(model)
-        optimizer = ours(model.parameters(), lr=0.1)
+        optimizer = own(model.parameters(), lr=0.1)
         train(model, optimizer, 0)
         plain = [nn.Parameter(torch.ones(16, 16)) for _ in range(2)]
-        other = theirs(plain, lr=0.1)
+        other = torchs(plain, lr=0.1)
         for portable in (False, True):
             other.load_state_dict(copy.deepcopy(optimizer.state_dict(portable=portable)))
             for p in plain:

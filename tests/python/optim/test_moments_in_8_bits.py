@@ -40,12 +40,12 @@ def moments_of(optimizer, p):
 
 
 def same_states(optimizer, other):
-    ours, theirs = optimizer.state_dict()["state"], other.state_dict()["state"]
-    assert ours.keys() == theirs.keys()
-    for number, state in ours.items():
-        assert state.keys() == theirs[number].keys()
+    own, torchs = optimizer.state_dict()["state"], other.state_dict()["state"]
+    assert own.keys() == torchs.keys()
+    for number, state in own.items():
+        assert state.keys() == torchs[number].keys()
         for key, value in state.items():
-            assert_same_bits(value, theirs[number][key])
+            assert_same_bits(value, torchs[number][key])
 
 
 # --- bits ---
@@ -118,8 +118,8 @@ def test_threads_and_the_place_in_memory_change_no_bit(device):
             torch.set_num_threads(before)
         results.append([p.detach().contiguous(), *(optimizer.state[p][key] for key in CODES)])
     for other in results[1:]:
-        for ours, theirs in zip(results[0], other, strict=True):
-            assert_same_bits(ours, theirs)
+        for own, torchs in zip(results[0], other, strict=True):
+            assert_same_bits(own, torchs)
 
 
 @devices
@@ -149,8 +149,8 @@ def test_a_skipped_step_changes_nothing(device):
             found_inf=torch.tensor(found_inf, device=device)
         )
         optimizer.step()
-    for ours, theirs in zip([p.detach(), *optimizer.state[p].values()], before, strict=True):
-        assert_same_bits(ours, theirs)
+    for own, torchs in zip([p.detach(), *optimizer.state[p].values()], before, strict=True):
+        assert_same_bits(own, torchs)
     assert optimizer.state[p]["step"] == 1
 
 
@@ -216,16 +216,16 @@ def test_no_step_is_longer_than_that_of_the_same_moments_in_float32(
 def test_second_moments_follow_gradients_that_fall():
     """The median of second moments over float32's, after gradients fell tenfold."""
     torch.manual_seed(0)
-    ours, theirs = parameter(64, 128), parameter(64, 128)
-    optimizer = adamw([ours])
-    reference = fastamp.optim.AdamW([theirs], lr=0.01)
+    own, torchs = parameter(64, 128), parameter(64, 128)
+    optimizer = adamw([own])
+    reference = fastamp.optim.AdamW([torchs], lr=0.01)
     for step in range(3000):
         gradient = torch.randn(64, 128) * (1.0 if step < 1000 else 0.1)
-        ours.grad, theirs.grad = gradient, gradient.clone()
+        own.grad, torchs.grad = gradient, gradient.clone()
         optimizer.step()
         reference.step()
-    second = moments_of(optimizer, ours)[1]
-    exact = reference.state[theirs]["exp_avg_sq"]
+    second = moments_of(optimizer, own)[1]
+    exact = reference.state[torchs]["exp_avg_sq"]
     assert float((second / exact).mean()) == pytest.approx(1, abs=0.02)
     # They wander about the mean, most after a fall: their noise is of the moments that were.
     assert float((second / exact).std()) < 0.5
@@ -307,15 +307,15 @@ def test_beside_masters_and_copies_the_weights_are_those_of_float32_parameters(m
     torch.manual_seed(0)
     narrow = parameter(64, 64, dtype=torch.bfloat16)
     wide = torch.nn.Parameter(narrow.detach().float())
-    ours, theirs = adamw([narrow], master=master), adamw([wide], autocast_dtype=torch.bfloat16)
+    own, torchs = adamw([narrow], master=master), adamw([wide], autocast_dtype=torch.bfloat16)
     for _ in range(5):
         gradient = uneven(64, 64).bfloat16()
         narrow.grad, wide.grad = gradient, gradient.float()
-        ours.step()
-        theirs.step()
+        own.step()
+        torchs.step()
     assert_same_bits(narrow.detach(), wide.detach().bfloat16())
     for key in CODES:
-        assert_same_bits(ours.state[narrow][key], theirs.state[wide][key])
+        assert_same_bits(own.state[narrow][key], torchs.state[wide][key])
 
 
 # --- checkpoints ---
@@ -358,26 +358,26 @@ def test_a_resumed_run_has_the_bits_of_one_that_went_on(dtype):
 def test_a_portable_state_is_torchs():
     p = parameter(64, 64)
     optimizer = trained(adamw, 3, p)
-    theirs = torch.optim.AdamW([torch.nn.Parameter(p.detach().clone())], lr=0.01)
+    torchs = torch.optim.AdamW([torch.nn.Parameter(p.detach().clone())], lr=0.01)
     state = optimizer.state_dict(portable=True)
     assert state["state"][0].keys() == {"step", "exp_avg", "exp_avg_sq"}
-    theirs.load_state_dict(through_a_file(state))
-    (q,) = theirs.param_groups[0]["params"]
-    for ours, name in zip(moments_of(optimizer, p), ("exp_avg", "exp_avg_sq"), strict=True):
-        assert_same_bits(theirs.state[q][name], ours)
+    torchs.load_state_dict(through_a_file(state))
+    (q,) = torchs.param_groups[0]["params"]
+    for own, name in zip(moments_of(optimizer, p), ("exp_avg", "exp_avg_sq"), strict=True):
+        assert_same_bits(torchs.state[q][name], own)
     q.grad = torch.randn_like(q)
-    theirs.step()
+    torchs.step()
 
 
 def test_codes_are_no_moments_of_torchs():
     p = parameter(64, 64)
     optimizer = trained(adamw, 1, p)
     q = torch.nn.Parameter(torch.zeros(64, 64))
-    theirs = torch.optim.AdamW([q])
-    theirs.load_state_dict(optimizer.state_dict())
+    torchs = torch.optim.AdamW([q])
+    torchs.load_state_dict(optimizer.state_dict())
     q.grad = torch.ones_like(q)
     with pytest.raises(KeyError, match="exp_avg"):
-        theirs.step()
+        torchs.step()
 
 
 @pytest.mark.parametrize("source", [torch.optim.AdamW, fastamp.optim.AdamW])

@@ -41,8 +41,8 @@ def test_without_products_all_bits_are_torchs():
     twins = MuonTwins([{"params": matrices()}], lr=0.1, ns_steps=0, adjust_lr_fn="match_rms_adamw")
     for _ in range(4):
         twins.set_gradients()
-        twins.ours.step()
-        twins.theirs.step()
+        twins.own.step()
+        twins.torchs.step()
         for p, q in zip(twins.mine, twins.others, strict=True):
             assert_same_step(p.detach(), q.detach())
 
@@ -51,17 +51,17 @@ def test_groups_schedules_and_edits_between_steps():
     torch.manual_seed(3)
     groups = [{"params": matrices()}, {"params": matrices(), "lr": 0.3, "nesterov": False}]
     twins = MuonTwins(groups, lr=0.1)
-    schedules = [CosineAnnealingLR(each, 10) for each in (twins.ours, twins.theirs)]
+    schedules = [CosineAnnealingLR(each, 10) for each in (twins.own, twins.torchs)]
     for step in range(8):
         if step == 3:
-            for each in (twins.ours, twins.theirs):
+            for each in (twins.own, twins.torchs):
                 each.param_groups[0]["weight_decay"] = 0.3
                 each.param_groups[1]["adjust_lr_fn"] = "match_rms_adamw"
         twins.set_gradients()
         twins.step()
         for schedule in schedules:
             schedule.step()
-    assert twins.ours.param_groups[0]["lr"] == twins.theirs.param_groups[0]["lr"] < 0.1
+    assert twins.own.param_groups[0]["lr"] == twins.torchs.param_groups[0]["lr"] < 0.1
 
 
 def test_a_batch_of_equal_shapes_steps_as_its_matrices_one_by_one():
@@ -122,10 +122,10 @@ def test_a_region_does_not_change_the_iteration():
 
 def test_defaults_groups_and_class_are_torchs():
     twins = MuonTwins([{"params": matrices()}])
-    assert twins.ours.defaults == twins.theirs.defaults
-    assert list(twins.ours.param_groups[0]) == list(twins.theirs.param_groups[0])
-    assert repr(twins.ours) == repr(twins.theirs)
-    assert isinstance(twins.ours, torch.optim.Muon)
+    assert twins.own.defaults == twins.torchs.defaults
+    assert list(twins.own.param_groups[0]) == list(twins.torchs.param_groups[0])
+    assert repr(twins.own) == repr(twins.torchs)
+    assert isinstance(twins.own, torch.optim.Muon)
 
 
 @pytest.mark.parametrize("from_torch", [True, False])
@@ -135,9 +135,9 @@ def test_checkpoints_go_both_ways(from_torch):
     for _ in range(2):
         twins.set_gradients()
         twins.step()
-    first, other = (twins.theirs, "ours") if from_torch else (twins.ours, "theirs")
+    first, other = (twins.torchs, "own") if from_torch else (twins.own, "torchs")
     getattr(twins, other).load_state_dict(copy.deepcopy(first.state_dict()))
-    for state in twins.ours.state.values():
+    for state in twins.own.state.values():
         assert list(state) == ["momentum_buffer"]
     twins.set_gradients()
     twins.step()
@@ -186,24 +186,24 @@ def test_portable_checkpoints_have_torchs_layout():
         p.grad = torch.randn_like(p)
     optimizer.step()
     saved = optimizer.state_dict(portable=True)
-    theirs = torch.optim.Muon([torch.nn.Parameter(p.detach().float()) for p in params])
-    assert set(saved["param_groups"][0]) == set(theirs.state_dict()["param_groups"][0])
+    torchs = torch.optim.Muon([torch.nn.Parameter(p.detach().float()) for p in params])
+    assert set(saved["param_groups"][0]) == set(torchs.state_dict()["param_groups"][0])
     assert all(list(state) == ["momentum_buffer"] for state in saved["state"].values())
-    theirs.load_state_dict(saved)
+    torchs.load_state_dict(saved)
 
 
-def test_fuse_turns_torchs_into_ours():
+def test_fuse_turns_torchs_into_fastamps():
     torch.manual_seed(9)
     twins = MuonTwins([{"params": matrices()}], lr=0.1)
     twins.set_gradients()
     twins.step()
     fused = torch.optim.Muon(twins.others, lr=0.1)
-    fused.load_state_dict(twins.theirs.state_dict())
+    fused.load_state_dict(twins.torchs.state_dict())
     schedule = CosineAnnealingLR(fused, 5)
     assert fastamp.optim.fuse_(fused) is fused
     assert type(fused) is fastamp.optim.Muon
     twins.set_gradients()
-    twins.ours.step()
+    twins.own.step()
     fused.step()
     schedule.step()
     for p, q in zip(twins.mine, twins.others, strict=True):

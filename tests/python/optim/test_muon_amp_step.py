@@ -28,7 +28,7 @@ def test_a_step_with_an_amp_step_is_torchs_unscale_clip_and_step(write_grads):
         raw = [p.grad.mul_(1024.0).clone() for p in twins.mine]
         for q, scaled in zip(twins.others, raw, strict=True):
             q.grad = (scaled * (1 / 1024.0) * 0.37).clamp_(-0.5, 0.5)
-        twins.ours._fastamp_pending_amp_step = AmpStep(
+        twins.own._fastamp_pending_amp_step = AmpStep(
             inv_scale=torch.tensor(1 / 1024.0),
             clip_coef=torch.tensor(0.37),
             found_inf=torch.tensor(0.0),
@@ -68,7 +68,7 @@ def test_a_skipped_first_step_is_no_step():
     twins = MuonTwins([{"params": matrices()}], lr=0.1)
     for p in twins.mine:
         p.grad = torch.full_like(p, math.inf)
-    step_with(twins.ours, found_inf=torch.tensor(1.0))
+    step_with(twins.own, found_inf=torch.tensor(1.0))
     twins.set_gradients()
     twins.step()
 
@@ -77,27 +77,27 @@ def test_a_scaler_steps_as_torchs_does_around_torchs():
     """Growth, clipping by norm, an overflow, and fused gradients left as they were."""
     torch.manual_seed(4)
     twins = MuonTwins([{"params": matrices()}], lr=0.05)
-    ours = fastamp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
-    theirs = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
+    own = fastamp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
+    torchs = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
     for step in range(6):
         twins.set_gradients()
         for p, q in zip(twins.mine, twins.others, strict=True):
-            p.grad.mul_(ours.get_scale())
+            p.grad.mul_(own.get_scale())
             q.grad = p.grad.clone()
         if step == 3:
             twins.mine[1].grad[0, 0] = twins.others[1].grad[0, 0] = math.inf
-        for scaler in (ours, theirs):
+        for scaler in (own, torchs):
             scaler.scale(torch.ones(()))
-        norm = ours.clip_grad_norm_(twins.ours, 1.0)
-        theirs.unscale_(twins.theirs)
+        norm = own.clip_grad_norm_(twins.own, 1.0)
+        torchs.unscale_(twins.torchs)
         expected = torch.nn.utils.clip_grad_norm_(twins.others, 1.0)
         torch.testing.assert_close(norm, expected, equal_nan=True)
         before = [p.detach().clone() for p in twins.mine]
-        ours.step(twins.ours)
-        theirs.step(twins.theirs)
-        ours.update()
-        theirs.update()
-        assert ours.get_scale() == theirs.get_scale()
+        own.step(twins.own)
+        torchs.step(twins.torchs)
+        own.update()
+        torchs.update()
+        assert own.get_scale() == torchs.get_scale()
         for p, q, was in zip(twins.mine, twins.others, before, strict=True):
             # The norm, and so the factor, is summed in another order: near, not equal.
             assert_close(p, q, 0.05 * 2.0)
@@ -199,9 +199,9 @@ def trained_loss(kind):
 
 
 def test_a_model_trains_as_with_torchs():
-    ours, theirs = trained_loss(fastamp.optim), trained_loss(torch.optim)
-    assert ours < 0.3  # of 0.7
-    assert abs(ours - theirs) < 0.02
+    own, torchs = trained_loss(fastamp.optim), trained_loss(torch.optim)
+    assert own < 0.3  # of 0.7
+    assert abs(own - torchs) < 0.02
 
 
 @pytest.mark.cuda

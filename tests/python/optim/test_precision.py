@@ -21,10 +21,10 @@ narrow = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=s
 @names
 @narrow
 def test_16_bit_parameters_have_fp32_masters_and_moments(name, dtype):
-    ours = PAIRS[name][0]
+    own = PAIRS[name][0]
     params = parameters(dtype=dtype)
     single = [torch.nn.Parameter(p.detach().float()) for p in params]
-    optimizer, reference = ours(params, **OPTIONS[name]), ours(single, **OPTIONS[name])
+    optimizer, reference = own(params, **OPTIONS[name]), own(single, **OPTIONS[name])
     for step in range(10):
         give_gradients(params, step)
         for p, q in zip(params, single, strict=True):
@@ -42,18 +42,18 @@ def test_16_bit_parameters_have_fp32_masters_and_moments(name, dtype):
 @names
 @narrow
 def test_torchs_state_of_16_bit_parameters_is_widened(name, dtype):
-    ours, theirs = PAIRS[name]
+    own, torchs = PAIRS[name]
     params = parameters(dtype=dtype)
-    before = theirs(params, **OPTIONS[name])
+    before = torchs(params, **OPTIONS[name])
     run(before, 3)
-    optimizer = ours(params, **OPTIONS[name])
+    optimizer = own(params, **OPTIONS[name])
     optimizer.load_state_dict(before.state_dict())
     for p in params:
         for key in MOMENTS[name]:
             assert_same_bits(optimizer.state[p][key], before.state[p][key].float())
         assert "master_param" not in optimizer.state[p]  # the weights may be loaded later
     run(optimizer, 1, 3)
-    back = theirs(params, **OPTIONS[name])
+    back = torchs(params, **OPTIONS[name])
     back.load_state_dict(optimizer.state_dict())
     for p in params:
         for key in MOMENTS[name]:
@@ -65,14 +65,14 @@ def test_torchs_state_of_16_bit_parameters_is_widened(name, dtype):
 @pytest.mark.parametrize("state_dtype", [None, torch.bfloat16], ids=str)
 def test_bf16_moments_of_fp32_parameters_load(name, state_dtype):
     """torch's fused Adam keeps moments in bf16 from 2.12 on if they were created so."""
-    ours, theirs = PAIRS[name]
+    own, torchs = PAIRS[name]
     params = parameters()
-    before = theirs(params, **OPTIONS[name])
+    before = torchs(params, **OPTIONS[name])
     run(before, 2)
     for state in before.state.values():
         for key in MOMENTS[name]:
             state[key] = state[key].to(torch.bfloat16)
-    optimizer = ours(params, **OPTIONS[name], state_dtype=state_dtype)
+    optimizer = own(params, **OPTIONS[name], state_dtype=state_dtype)
     optimizer.load_state_dict(saved_and_loaded(before.state_dict()))
     for p in params:
         for key in MOMENTS[name]:
@@ -84,12 +84,12 @@ def test_bf16_moments_of_fp32_parameters_load(name, state_dtype):
 @names
 def test_bf16_moments_follow_fp32_ones_within_their_rounding(name):
     torch.manual_seed(8)
-    ours = PAIRS[name][0]
+    own = PAIRS[name][0]
     params = parameters()
     others = copies(params)
-    narrow_state = ours(params, **OPTIONS[name], state_dtype=torch.bfloat16)
+    narrow_state = own(params, **OPTIONS[name], state_dtype=torch.bfloat16)
     run(narrow_state, 20)
-    run(ours(others, **OPTIONS[name]), 20)
+    run(own(others, **OPTIONS[name]), 20)
     for p, q in zip(params, others, strict=True):
         assert all(narrow_state.state[p][key].dtype == torch.bfloat16 for key in MOMENTS[name])
         torch.testing.assert_close(p.detach(), q.detach(), rtol=0.05, atol=0.05)

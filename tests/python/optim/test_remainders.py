@@ -219,9 +219,9 @@ def test_checkpoints_with_float32_masters_and_remainders_go_both_ways(name, dtyp
         back._fastamp_prepare(p, back.param_groups[0])
         assert_same_bits(back.state[p]["master_param"], joined[q])
         assert "master_remainder" not in back.state[p]
-    theirs = PAIRS[name][1](copies(others), **OPTIONS[name])
-    theirs.load_state_dict(remainders.state_dict())
-    run(theirs, 1)
+    torchs = PAIRS[name][1](copies(others), **OPTIONS[name])
+    torchs.load_state_dict(remainders.state_dict())
+    run(torchs, 1)
 
 
 def test_a_master_that_is_not_the_parameters_leaves_no_remainder():

@@ -21,7 +21,7 @@ names = pytest.mark.parametrize("name", PAIRS)
 def test_closures_run_with_gradients_and_their_result_comes_back(name):
     (p,) = parameters(((4,),))
     (q,) = copies([p])
-    ours, theirs = (cls([t], lr=0.1) for cls, t in zip(PAIRS[name], (p, q), strict=True))
+    own, torchs = (cls([t], lr=0.1) for cls, t in zip(PAIRS[name], (p, q), strict=True))
 
     def closure_of(optimizer, t):
         def closure():
@@ -34,7 +34,7 @@ def test_closures_run_with_gradients_and_their_result_comes_back(name):
 
     with torch.no_grad():
         for _ in range(4):
-            first, second = ours.step(closure_of(ours, p)), theirs.step(closure_of(theirs, q))
+            first, second = own.step(closure_of(own, p)), torchs.step(closure_of(torchs, q))
             assert first.item() == pytest.approx(second.item())
     torch.testing.assert_close(p.detach(), q.detach())
 
@@ -57,9 +57,9 @@ def test_learning_rate_schedulers(name, scheduler, tensor_lr):
     options = {"momentum": 0.9} if name == "SGD" else {}
     rate = torch.tensor(0.05) if tensor_lr else 0.05
     twins = Twins(name, [{"params": parameters()}], lr=copy.deepcopy(rate), **options)
-    for group in twins.theirs.param_groups:
+    for group in twins.torchs.param_groups:
         group["lr"] = copy.deepcopy(rate)
-    first, second = SCHEDULERS[scheduler](twins.ours), SCHEDULERS[scheduler](twins.theirs)
+    first, second = SCHEDULERS[scheduler](twins.own), SCHEDULERS[scheduler](twins.torchs)
     arguments = (1.0,) if scheduler == "ReduceLROnPlateau" else ()
     for _ in range(10):
         twins.set_gradients()
@@ -100,13 +100,13 @@ def test_tensor_betas_and_weight_decay():
     betas = (torch.tensor(0.8), torch.tensor(0.9))
     (p,) = parameters(((5,),))
     q = copies([p])[0]
-    ours = fastamp.optim.Adam([p], betas=betas)
-    theirs = torch.optim.Adam([q], betas=tuple(b.item() for b in betas))
+    own = fastamp.optim.Adam([p], betas=betas)
+    torchs = torch.optim.Adam([q], betas=tuple(b.item() for b in betas))
     for _ in range(3):
         p.grad = torch.randn(5)
         q.grad = p.grad.clone()
-        ours.step()
-        theirs.step()
+        own.step()
+        torchs.step()
     torch.testing.assert_close(p.detach(), q.detach())
     optimizer = fastamp.optim.SGD([p], lr=1.0, weight_decay=torch.tensor(0.5))
     p.grad = torch.zeros(5)
@@ -160,7 +160,7 @@ def test_torchs_own_scaler_drives_them_by_its_protocol(name):
         if step in (0, 3):
             for params in (twins.mine, twins.others):
                 params[1].grad.fill_(math.inf)
-        for scaler, optimizer in zip(scalers, (twins.ours, twins.theirs), strict=True):
+        for scaler, optimizer in zip(scalers, (twins.own, twins.torchs), strict=True):
             scaler.scale(torch.ones(()))
             scaler.step(optimizer)
             scaler.update()
@@ -171,8 +171,8 @@ def test_torchs_own_scaler_drives_them_by_its_protocol(name):
 
 @pytest.mark.parametrize("fused", [None, True])
 def test_none_of_them_claims_to_scale_by_itself(fused):
-    for ours, _ in PAIRS.values():
-        optimizer = ours(parameters(), fused=fused)
+    for own, _ in PAIRS.values():
+        optimizer = own(parameters(), fused=fused)
         assert not optimizer._step_supports_amp_scaling
         optimizer.load_state_dict(optimizer.state_dict())
         assert not optimizer._step_supports_amp_scaling
@@ -198,7 +198,7 @@ def test_differentiable_steps_are_torchs(name):
 
 @names
 def test_torchs_refusals_are_kept(name):
-    ours, theirs = PAIRS[name]
+    own, torchs = PAIRS[name]
     wrong = [
         {"lr": -1.0},
         {"lr": torch.tensor([0.1, 0.2])},
@@ -210,14 +210,14 @@ def test_torchs_refusals_are_kept(name):
     wrong += [{"betas": (1.0, 0.9)}, {"betas": (0.9, 1.0)}, {"eps": -1.0}] if name != "SGD" else []
     for options in wrong:
         raised = []
-        for cls in (ours, theirs):
+        for cls in (own, torchs):
             with pytest.raises((ValueError, RuntimeError)) as info:
                 cls(parameters(), **options)
             raised.append((info.type, str(info.value)))
         assert raised[0] == raised[1]
     for params in ([], torch.ones(2), [1]):
         raised = []
-        for cls in (ours, theirs):
+        for cls in (own, torchs):
             with pytest.raises((ValueError, TypeError)) as info:
                 cls(params)
             raised.append((info.type, str(info.value)))

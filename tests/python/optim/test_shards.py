@@ -112,11 +112,11 @@ def checkpointed(name):
 def worker(_):
     out = {}
     for name, options in OPTIONS.items():
-        ours, theirs = getattr(fastamp.optim, name), getattr(torch.optim, name)
-        out[name] = sharded(ours, options), sharded(theirs, options)
-        out[name, "amp_step"] = sharded(ours, options, 0.25), sharded(ours, options)
-        out[name, "bf16"] = sharded(ours, options, dtype=torch.bfloat16)
-        out[name, "fsdp"] = fsdp(ours, options), fsdp(theirs, options)
+        own, torchs = getattr(fastamp.optim, name), getattr(torch.optim, name)
+        out[name] = sharded(own, options), sharded(torchs, options)
+        out[name, "amp_step"] = sharded(own, options, 0.25), sharded(own, options)
+        out[name, "bf16"] = sharded(own, options, dtype=torch.bfloat16)
+        out[name, "fsdp"] = fsdp(own, options), fsdp(torchs, options)
         out[name, "checkpoint"] = checkpointed(name)
     out["mismatched"] = mismatched()
     return out

@@ -24,9 +24,9 @@ names = pytest.mark.parametrize("name", PAIRS)
 @names
 def test_layout_is_that_of_torchs_fused_optimizers(device, name):
     params = parameters(device=device)
-    ours, theirs = PAIRS[name]
+    own, torchs = PAIRS[name]
     others = copies(params)
-    mine, other = ours(params, **OPTIONS[name]), theirs(others, **OPTIONS[name], fused=True)
+    mine, other = own(params, **OPTIONS[name]), torchs(others, **OPTIONS[name], fused=True)
     run(mine, 2)
     run(other, 2)
     for p, q in zip(params, others, strict=True):
@@ -43,18 +43,18 @@ def test_layout_is_that_of_torchs_fused_optimizers(device, name):
 @given(before=st.integers(0, 3), between=st.integers(0, 3), after=st.integers(1, 3))
 @settings(max_examples=10, deadline=None)
 def test_checkpoints_go_to_torch_and_back(device, name, before, between, after):
-    """Steps by ours, torch's and ours again equal those of ours alone, within Adam's bits."""
+    """Steps by fastamp, torch and fastamp again equal fastamp's alone, within Adam's bits."""
     torch.manual_seed(before + 10 * between)
-    ours, theirs = PAIRS[name]
+    own, torchs = PAIRS[name]
     alone = parameters(device=device)
     chain = copies(alone)
-    run(ours(alone, **OPTIONS[name]), before + between + after)
-    first = ours(chain, **OPTIONS[name])
+    run(own(alone, **OPTIONS[name]), before + between + after)
+    first = own(chain, **OPTIONS[name])
     run(first, before)
-    middle = theirs(chain, **OPTIONS[name])
+    middle = torchs(chain, **OPTIONS[name])
     middle.load_state_dict(saved_and_loaded(first.state_dict()))
     run(middle, between, before)
-    last = ours(chain, **OPTIONS[name])
+    last = own(chain, **OPTIONS[name])
     last.load_state_dict(saved_and_loaded(middle.state_dict()))
     run(last, after, before + between)
     for p, q in zip(alone, chain, strict=True):
@@ -66,13 +66,13 @@ def test_checkpoints_go_to_torch_and_back(device, name, before, between, after):
 @pytest.mark.parametrize("state_dtype", [None, torch.bfloat16], ids=str)
 def test_a_loaded_checkpoint_continues_bit_for_bit(name, dtype, state_dtype):
     torch.manual_seed(5)
-    ours = PAIRS[name][0]
+    own = PAIRS[name][0]
     options = OPTIONS[name] | {"state_dtype": state_dtype}
     params = parameters(dtype=dtype)
-    optimizer = ours(params, **options)
+    optimizer = own(params, **options)
     run(optimizer, 4)
     others = copies(params)
-    resumed = ours(others, **options)
+    resumed = own(others, **options)
     resumed.load_state_dict(saved_and_loaded(optimizer.state_dict()))
     same_state(optimizer, resumed)
     run(optimizer, 4, 4)
@@ -84,9 +84,9 @@ def test_a_loaded_checkpoint_continues_bit_for_bit(name, dtype, state_dtype):
 @names
 @pytest.mark.parametrize("way", ["deepcopy", "pickle"])
 def test_copies_and_pickles_continue_bit_for_bit(name, way):
-    ours = PAIRS[name][0]
+    own = PAIRS[name][0]
     params = parameters(dtype=torch.bfloat16)
-    optimizer = ours(params, **OPTIONS[name], state_dtype=torch.bfloat16)
+    optimizer = own(params, **OPTIONS[name], state_dtype=torch.bfloat16)
     run(optimizer, 3)
     twin = copy.deepcopy(optimizer) if way == "deepcopy" else pickle.loads(pickle.dumps(optimizer))
     assert type(twin) is type(optimizer)
@@ -99,15 +99,15 @@ def test_copies_and_pickles_continue_bit_for_bit(name, way):
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW"])
 def test_step_counts_of_any_kind_are_brought_to_the_device_as_fp32(name):
-    ours, theirs = PAIRS[name]
+    own, torchs = PAIRS[name]
     params = parameters()
-    reference = theirs(params)
+    reference = torchs(params)
     run(reference, 3)
     for count in (3, 3.0, torch.tensor(3.0, dtype=torch.float64), torch.tensor(3)):
         state_dict = copy.deepcopy(reference.state_dict())
         for state in state_dict["state"].values():
             state["step"] = count
-        optimizer = ours(params)
+        optimizer = own(params)
         optimizer.load_state_dict(state_dict)
         for p in params:
             step = optimizer.state[p]["step"]
@@ -188,7 +188,7 @@ def test_unloaded_twins_stay_apart(name):
     twins.set_gradients()
     twins.step()
     other = PAIRS[name][0](copies(twins.mine), **OPTIONS[name])
-    other.load_state_dict(copy.deepcopy(twins.ours.state_dict()))
+    other.load_state_dict(copy.deepcopy(twins.own.state_dict()))
     twins.set_gradients()
     twins.step()
     assert all(

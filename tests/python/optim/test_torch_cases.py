@@ -53,13 +53,13 @@ def test_results_are_torchs(name, options):
 
 @pytest.mark.parametrize(("name", "case"), ERRORS)
 def test_refusals_are_torchs(name, case):
-    given, ours = case.optimizer_error_input, PAIRS[name][0]
+    given, own = case.optimizer_error_input, PAIRS[name][0]
     params = parameters() if given.params is None else given.params
     expect = pytest.warns if issubclass(case.error_type, Warning) else pytest.raises
     if case.error_on.name == "CONSTRUCTION_ERROR":
         with expect(case.error_type, match=case.error_regex):
-            ours(params, **given.kwargs)
+            own(params, **given.kwargs)
     else:
-        optimizer = ours(params, **given.kwargs)
+        optimizer = own(params, **given.kwargs)
         with pytest.raises(case.error_type, match=case.error_regex):
             optimizer.step()

@@ -34,18 +34,18 @@ def test_models_train_to_the_same_bits_without_casting_a_weight(name, dtype, dev
         return train(autocast_dtype).steps(5)
 
     try:
-        theirs = run(None)
+        torchs = run(None)
     except RuntimeError as error:
         if name != "lstm" or "primitive" not in str(error):
             raise
         pytest.skip("oneDNN has no low-precision LSTM on this CPU")
-    ours = run(DTYPES[dtype])
-    assert_same_run(ours, theirs)
+    own = run(DTYPES[dtype])
+    assert_same_run(own, torchs)
     # The first step asks for the weights, the second region's casts become their weight copies.
     # (Recomputation finds them already.)
-    assert ours.weight_casts[0] == theirs.weight_casts[-1] >= ours.weight_casts[1] > 0
+    assert own.weight_casts[0] == torchs.weight_casts[-1] >= own.weight_casts[1] > 0
     always = casts_into_buffers(train(None).model) if device == "cuda" else 0
-    assert ours.weight_casts[2:] == [always] * 3
+    assert own.weight_casts[2:] == [always] * 3
 
 
 def casts_into_buffers(model):
@@ -62,9 +62,9 @@ def test_optimizers_skipped_steps_and_accumulation(optimizer, overflow, device):
         training = Training("cnn", optimizer, torch.float16, autocast_dtype, device)
         return training.steps(7, overflow, micro_steps=2)
 
-    ours, theirs = run(torch.float16), run(None)
-    assert_same_run(ours, theirs)
-    assert not any(ours.weight_casts[2:])
+    own, torchs = run(torch.float16), run(None)
+    assert_same_run(own, torchs)
+    assert not any(own.weight_casts[2:])
 
 
 def test_the_step_casts_nothing_either():
@@ -76,10 +76,10 @@ def test_the_step_casts_nothing_either():
 
 
 def test_another_dtype_than_the_regions_has_no_weight_copy_and_is_right():
-    ours = Training("mlp", "AdamW", BF16, torch.float16).steps(4)
-    theirs = Training("mlp", "AdamW", BF16, None).steps(4)
-    assert_same_run(ours, theirs)
-    assert ours.weight_casts == theirs.weight_casts
+    own = Training("mlp", "AdamW", BF16, torch.float16).steps(4)
+    torchs = Training("mlp", "AdamW", BF16, None).steps(4)
+    assert_same_run(own, torchs)
+    assert own.weight_casts == torchs.weight_casts
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -156,7 +156,7 @@ def step_by_torchs_fused(training, step):
     step_by_torch(training, step, fused=True)
 
 
-def step_by_another_of_ours(training, _):
+def step_by_another_of_fastamp(training, _):
     other = fastamp.optim.SGD(training.model.parameters(), lr=0.1, autocast_dtype=BF16)
     for _ in range(2):
         training.forward().backward()
@@ -173,7 +173,7 @@ def step_by_another_of_ours(training, _):
         assign_data,
         step_by_torch,
         step_by_torchs_fused,
-        step_by_another_of_ours,
+        step_by_another_of_fastamp,
     ],
 )
 def test_weights_that_others_write_are_seen(edit):
@@ -241,8 +241,8 @@ def test_a_graph_that_outlives_the_step_has_the_old_weights_as_with_torch():
         assert torch.equal(use(weight), weight.detach().to(BF16).sum(0, keepdim=True))
         late.sum().backward()
         gradients.append((x.grad, weight.grad, weight.detach()))
-    for ours, theirs in zip(*gradients, strict=True):
-        assert torch.equal(ours, theirs)
+    for own, torchs in zip(*gradients, strict=True):
+        assert torch.equal(own, torchs)
 
 
 def test_a_step_inside_the_region():

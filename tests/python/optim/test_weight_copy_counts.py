@@ -44,7 +44,7 @@ def counts_of_torch(name: str) -> dict[str, float]:
         return profiled(step, "cpu", weights)
 
 
-def counts_of_ours(name: str, autocast_dtype: torch.dtype | None) -> dict[str, float]:
+def counts_of_fastamp(name: str, autocast_dtype: torch.dtype | None) -> dict[str, float]:
     def make(parameters, lr):
         return fastamp.optim.AdamW(parameters, lr=lr, autocast_dtype=autocast_dtype)
 
@@ -59,10 +59,10 @@ def counts_of_ours(name: str, autocast_dtype: torch.dtype | None) -> dict[str, f
 
 @pytest.mark.parametrize("name", COUNTED)
 def test_steps_cast_no_more_than_torchs_and_no_weight_with_weight_copies(name: str):
-    theirs = counts_of_torch(name)
-    plain, copying = counts_of_ours(name, None), counts_of_ours(name, BF16)
-    assert 0 < plain["weight casts"] == theirs["weight casts"]
-    assert plain["casts"] == theirs["casts"] - plain["shared"]  # activations cast once
+    torchs = counts_of_torch(name)
+    plain, copying = counts_of_fastamp(name, None), counts_of_fastamp(name, BF16)
+    assert 0 < plain["weight casts"] == torchs["weight casts"]
+    assert plain["casts"] == torchs["casts"] - plain["shared"]  # activations cast once
     assert copying["weight casts"] == 0
     assert copying["casts"] == plain["casts"] - plain["weight casts"]
 

@@ -38,11 +38,11 @@ def backward(model: nn.Module, scaler: Any, factor: float = 1.0) -> None:
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_steps_are_those_of_float32_weights(kind: str, set_to_none: bool):
     half, full = network(), network().float()
-    ours, theirs = widened(half, kind), getattr(torch.optim, kind)(full.parameters(), lr=1e-2)
+    own, torchs = widened(half, kind), getattr(torch.optim, kind)(full.parameters(), lr=1e-2)
     scalers = [each("cpu", init_scale=SCALE) for each in (fastamp.GradScaler, torch.amp.GradScaler)]
     for _ in range(6):
         norms = []
-        for model, optimizer, scaler in zip((half, full), (ours, theirs), scalers, strict=True):
+        for model, optimizer, scaler in zip((half, full), (own, torchs), scalers, strict=True):
             optimizer.zero_grad(set_to_none=set_to_none)
             for _ in range(2):  # Two micro-batches.
                 backward(model, scaler, 0.5)
@@ -52,7 +52,7 @@ def test_steps_are_those_of_float32_weights(kind: str, set_to_none: bool):
             scaler.update()
         assert norms[0].dtype == torch.float32
         torch.testing.assert_close(norms[0], norms[1], rtol=2e-3, atol=0)
-    masters = ours.masters()  # type: ignore[attr-defined]
+    masters = own.masters()  # type: ignore[attr-defined]
     for p, q in zip(half.parameters(), full.parameters(), strict=True):
         assert p.dtype == torch.float16
         assert torch.equal(p, masters[p].half())

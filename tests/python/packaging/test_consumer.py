@@ -35,7 +35,7 @@ def libtorch_folder(tmp_path):
 
 
 def fake_torch(folder, version):
-    """A torch of another version, as far as its headers tell."""
+    """A torch of another version, as far as its headers say."""
     headers = folder / "include" / "torch" / "headeronly"
     headers.mkdir(parents=True)
     major, minor, patch = version.split(".")
@@ -58,7 +58,7 @@ def test_find_package_needs_neither_python_nor_a_cuda_toolkit(tmp_path):
 
 
 def carries_states_between_languages(folder):
-    """A scaler's state goes from Python to the program and back, with torch's scaler and ours."""
+    """A scaler's state goes from Python to the program and back, by both scalers."""
     options = {"init_scale": 1024.0, "growth_interval": 3}
     plain = torch.amp.GradScaler("cpu", **options)
     rich = fastamp.GradScaler("cpu", history_size=8, min_scale=2.0, hysteresis=2, **options)

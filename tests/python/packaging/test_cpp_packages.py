@@ -45,11 +45,11 @@ def test_the_file_is_named_by_the_abi_and_nothing_needs_another_name():
     assert LIBRARY in re.findall(r"NEEDED.*\[(.*)\]", module)
 
 
-def test_symbols_of_ours_have_the_version_of_the_abi_and_others_have_none():
-    ours = [name for _, name in exported() if re.match(r"([\w-]+ )*(for |to )?fastamp(::|_)", name)]
-    assert len(ours) > 300
-    assert [name for name in ours if not name.endswith(f"@@FASTAMP_{ABI}")] == []
-    others = [name for _, name in exported() if name not in ours]
+def test_symbols_of_fastamp_have_the_version_of_the_abi_and_others_have_none():
+    own = [name for _, name in exported() if re.match(r"([\w-]+ )*(for |to )?fastamp(::|_)", name)]
+    assert len(own) > 300
+    assert [name for name in own if not name.endswith(f"@@FASTAMP_{ABI}")] == []
+    others = [name for _, name in exported() if name not in own]
     assert [name for name in others if "@" in name and not name.startswith("FASTAMP")] == []
 
 
@@ -88,7 +88,7 @@ def test_pkg_config_knows_version_and_another_torch():
 
 
 def test_a_program_of_another_abi_is_refused_when_it_is_loaded(tmp_path: Path):
-    """A library under the name of ours without our version stands for one of another ABI."""
+    """A library under the name of fastamp without our version stands for one of another ABI."""
     other, versions = tmp_path / LIBRARY, tmp_path / "symbols.map"
     versions.write_text("FASTAMP_0.0 { global: *; };\n", encoding="utf-8")
     status, output = call(

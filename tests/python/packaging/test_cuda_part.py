@@ -36,7 +36,7 @@ def test_neither_the_library_nor_the_module_needs_anything_of_cuda():
 
 
 @needs_cuda_part
-def test_the_library_for_cuda_needs_torchs_cuda_and_nothing_of_ours():
+def test_the_library_for_cuda_needs_torchs_cuda_and_nothing_of_fastamp():
     names = needed(LIB / CUDA_LIBRARY)
     assert {"libtorch_cuda.so", "libc10_cuda.so"} <= set(names)
     assert any(name.startswith("libcudart") for name in names)

@@ -46,13 +46,13 @@ def test_gradients_stay_scaled_without_write_grads():
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
 def test_fuse_takes_over_the_optimizers_of_torch(name):
     first, second = pair(name, {"lr": 0.01})
-    ours = getattr(torch.optim, name)(first[0], lr=0.01)
+    own = getattr(torch.optim, name)(first[0], lr=0.01)
     scaler = fastamp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3, fuse=True)
-    first = (first[0], ours, scaler)
+    first = (first[0], own, scaler)
     rng, generator = random.Random(5), torch.Generator().manual_seed(5)
     for _ in range(20):
         step_both(first, second, generator, rng)
-    assert supports_amp_step(ours)
+    assert supports_amp_step(own)
     other = torch.nn.Parameter(torch.ones(2))
     other.grad = torch.ones(2)
     scaler.scale(torch.ones(()))
@@ -62,7 +62,7 @@ def test_fuse_takes_over_the_optimizers_of_torch(name):
 
 def test_fp16_parameters_with_masters_are_stepped():
     half, full = torch.nn.Parameter(torch.ones(5).half()), torch.nn.Parameter(torch.ones(5))
-    ours, theirs = fastamp.optim.AdamW([half], lr=0.01), torch.optim.AdamW([full], lr=0.01)
+    own, torchs = fastamp.optim.AdamW([half], lr=0.01), torch.optim.AdamW([full], lr=0.01)
     scaler = fastamp.GradScaler("cpu", init_scale=16.0)
     generator = torch.Generator().manual_seed(0)
     for number in range(20):
@@ -72,13 +72,13 @@ def test_fp16_parameters_with_masters_are_stepped():
         if number == 7:
             half.grad[0] = float("inf")
         full.grad = half.grad.float() / scale
-        scaler.step(ours)
+        scaler.step(own)
         scaler.update()
         if number != 7:
-            theirs.step()
+            torchs.step()
     torch.testing.assert_close(half.float(), full, rtol=1e-3, atol=0)
     with pytest.raises(ValueError, match="Attempting to unscale FP16 gradients"):
-        scaler.unscale_(ours)
+        scaler.unscale_(own)
 
 
 def test_clipping_in_odd_orders():
@@ -116,8 +116,8 @@ def test_unscaling_after_a_folded_clip_shows_gradients_that_are_clipped():
     second[2].scale(torch.ones(()))
     second[2].unscale_(second[1])
     torch.nn.utils.clip_grad_norm_(second[0], 0.1)
-    for ours, theirs in zip(first[0], second[0], strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad)
+    for own, torchs in zip(first[0], second[0], strict=True):
+        torch.testing.assert_close(own.grad, torchs.grad)
     for _, optimizer, scaler in (first, second):
         scaler.step(optimizer)
         scaler.update()

@@ -143,19 +143,19 @@ def loss_of(layers: torch.nn.Module, step: int) -> torch.Tensor:
 )
 @pytest.mark.parametrize("unscales", [True, False])
 def test_it_trains_to_pythons_bits(c, own, name, kind, options, python, unscales):
-    theirs = model()
+    expected = model()
     kwargs = {key: value for key, value in options.items() if key != "beta1"} | python
     kwargs |= {key: True for key in ("amsgrad",) if key in options}
-    optimizer = getattr(fastamp.optim, kind)(theirs.parameters(), **kwargs)
+    optimizer = getattr(fastamp.optim, kind)(expected.parameters(), **kwargs)
     scaler = fastamp.GradScaler("cpu", growth_interval=2, init_scale=4.0)
-    ours = model()
-    stepper = own.optimizer(name, list(ours.parameters()), **options)
+    actual = model()
+    stepper = own.optimizer(name, list(actual.parameters()), **options)
     scaling = own.scaler(growth_interval=2, init_scale=4.0)
     skipped, scale, norm = ctypes.c_int32(), ctypes.c_double(), ctypes.c_void_p()
     for step in range(STEPS):
         optimizer.zero_grad()
         with fastamp.autocast("cpu", dtype=torch.float16):
-            loss = loss_of(theirs, step)
+            loss = loss_of(expected, step)
         scaler.scale(loss).backward()
         if unscales:
             scaler.unscale_(optimizer)
@@ -167,7 +167,7 @@ def test_it_trains_to_pythons_bits(c, own, name, kind, options, python, unscales
         region = ctypes.c_void_p()
         assert c.fastamp_region_begin(CPU, HALF, 1, ctypes.byref(region)) == OK
         assert torch.is_autocast_enabled("cpu")
-        loss = loss_of(ours, step)
+        loss = loss_of(actual, step)
         assert c.fastamp_region_end(region) == OK
         assert not torch.is_autocast_enabled("cpu")
         scaled = ctypes.c_void_p()
@@ -186,7 +186,7 @@ def test_it_trains_to_pythons_bits(c, own, name, kind, options, python, unscales
         assert bool(skipped.value) == scaler.step_was_skipped == (step == OVERFLOW)
         assert c.fastamp_scaler_get_scale(scaling, ctypes.byref(scale)) == OK
         assert scale.value == scaler.get_scale()
-        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        for a, b in zip(actual.parameters(), expected.parameters(), strict=True):
             assert torch.equal(a, b)
 
 

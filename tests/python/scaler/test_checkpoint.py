@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State dictionaries, pickles and copies, in both directions between torch's scaler and ours."""
+"""State dictionaries, pickles and copies, both ways between torch's scaler and fastamp's."""
 
 import copy
 import io

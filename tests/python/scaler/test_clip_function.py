@@ -18,36 +18,36 @@ from support.scaler_pairs import bits
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("max_norm", [0.5, 1e6, 0.0])
 def test_all_norms_and_dtypes_are_torchs(norm_type, dtype, max_norm):
-    ours, theirs = twins_with_gradients(dtype=dtype)
+    own, torchs = twins_with_gradients(dtype=dtype)
     if abs(norm_type) == float("inf"):  # torch refuses such a norm of an empty tensor.
-        ours, theirs = ([p for p in side if p.numel()] for side in (ours, theirs))
-    norm = fastamp.clip_grad_norm_(ours, max_norm, norm_type)
-    expected = torch_clip(theirs, max_norm, norm_type)
+        own, torchs = ([p for p in side if p.numel()] for side in (own, torchs))
+    norm = fastamp.clip_grad_norm_(own, max_norm, norm_type)
+    expected = torch_clip(torchs, max_norm, norm_type)
     assert norm.dtype == expected.dtype
     assert norm.shape == expected.shape
     assert near(norm.item(), expected.item(), dtype)
-    assert_gradients_near(ours, theirs)
+    assert_gradients_near(own, torchs)
 
 
 def test_fp16_gradients_clip_as_torchs_do_even_where_their_norm_overflows():
     for factor in (1.0, 3e4):
-        ours, theirs = twins_with_gradients(dtype=torch.float16, factor=factor)
-        norm, expected = fastamp.clip_grad_norm_(ours, 1.0), torch_clip(theirs, 1.0)
+        own, torchs = twins_with_gradients(dtype=torch.float16, factor=factor)
+        norm, expected = fastamp.clip_grad_norm_(own, 1.0), torch_clip(torchs, 1.0)
         assert near(norm.item(), expected.item(), torch.float16)
-        assert_gradients_near(ours, theirs)
+        assert_gradients_near(own, torchs)
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 def test_non_finite_gradients_are_scaled_as_torch_scales_them_or_refused(bad):
-    ours, theirs = twins_with_gradients()
-    for parameters in (ours, theirs):
+    own, torchs = twins_with_gradients()
+    for parameters in (own, torchs):
         parameters[0].grad[0, 0] = bad
-    before = [bits(parameter.grad) for parameter in ours]
+    before = [bits(parameter.grad) for parameter in own]
     with pytest.raises(RuntimeError, match=r"clip_grad_norm_: expected finite .* is non-finite"):
-        fastamp.clip_grad_norm_(ours, 1.0, error_if_nonfinite=True)
-    assert [bits(parameter.grad) for parameter in ours] == before
-    assert str(fastamp.clip_grad_norm_(ours, 1.0)) == str(torch_clip(theirs, 1.0))
-    assert_gradients_near(ours, theirs)
+        fastamp.clip_grad_norm_(own, 1.0, error_if_nonfinite=True)
+    assert [bits(parameter.grad) for parameter in own] == before
+    assert str(fastamp.clip_grad_norm_(own, 1.0)) == str(torch_clip(torchs, 1.0))
+    assert_gradients_near(own, torchs)
 
 
 def test_odd_arguments_do_what_torch_does():
@@ -58,24 +58,24 @@ def test_odd_arguments_do_what_torch_does():
     assert fastamp.clip_grad_norm_(single, 1.0).item() == pytest.approx(12**0.5)
     with pytest.warns(UserWarning, match="empty generator"):
         fastamp.clip_grad_norm_((p for p in ()), 1.0)
-    ours, theirs = twins_with_gradients()
-    fastamp.clip_grad_norm_(iter([*ours, ours[0]]), 0.25)  # Listed twice: counted and scaled twice.
-    torch_clip([*theirs, theirs[0]], 0.25)
-    assert_gradients_near(ours, theirs)
+    own, torchs = twins_with_gradients()
+    fastamp.clip_grad_norm_(iter([*own, own[0]]), 0.25)  # Listed twice: counted and scaled twice.
+    torch_clip([*torchs, torchs[0]], 0.25)
+    assert_gradients_near(own, torchs)
     with pytest.raises(AttributeError):
         fastamp.clip_grad_norm_([3], 1.0)
-    ours, theirs = twins_with_gradients()
+    own, torchs = twins_with_gradients()
     for foreach in (True, False):
-        fastamp.clip_grad_norm_(ours, 0.5, foreach=foreach)
-        torch_clip(theirs, 0.5, foreach=foreach)
-        assert_gradients_near(ours, theirs)
+        fastamp.clip_grad_norm_(own, 0.5, foreach=foreach)
+        torch_clip(torchs, 0.5, foreach=foreach)
+        assert_gradients_near(own, torchs)
 
 
 def test_gradients_that_need_no_clipping_are_not_written():
-    ours, _ = twins_with_gradients()
-    before = [bits(parameter.grad) for parameter in ours]
-    fastamp.clip_grad_norm_(ours, 1e9)
-    assert [bits(parameter.grad) for parameter in ours] == before
+    own, _ = twins_with_gradients()
+    before = [bits(parameter.grad) for parameter in own]
+    fastamp.clip_grad_norm_(own, 1e9)
+    assert [bits(parameter.grad) for parameter in own] == before
 
 
 class Passes:
@@ -94,18 +94,18 @@ class Passes:
 
 def test_the_norm_of_unscale_is_used_while_the_gradients_are_unchanged(monkeypatch):
     passes = Passes(monkeypatch)
-    ours, theirs = twins_with_gradients()
-    groups = [{"params": ours[3:]}, {"params": ours[:3]}]  # Another order than the list's.
-    kept = unscaled(ours, groups=groups)
-    unscaled_twin = unscaled(theirs)
-    norm = fastamp.clip_grad_norm_(ours, 0.5)
+    own, torchs = twins_with_gradients()
+    groups = [{"params": own[3:]}, {"params": own[:3]}]  # Another order than the list's.
+    kept = unscaled(own, groups=groups)
+    unscaled_twin = unscaled(torchs)
+    norm = fastamp.clip_grad_norm_(own, 0.5)
     assert passes.count == 0
-    assert near(norm.item(), torch_clip(theirs, 0.5).item())
-    assert_gradients_near(ours, theirs)
-    fastamp.clip_grad_norm_(ours, 0.25)  # They are changed now.
-    torch_clip(theirs, 0.25)
+    assert near(norm.item(), torch_clip(torchs, 0.5).item())
+    assert_gradients_near(own, torchs)
+    fastamp.clip_grad_norm_(own, 0.25)  # They are changed now.
+    torch_clip(torchs, 0.25)
     assert passes.count == 1
-    assert_gradients_near(ours, theirs)
+    assert_gradients_near(own, torchs)
     del kept, unscaled_twin
 
 
@@ -121,32 +121,32 @@ def test_the_norm_of_unscale_is_used_while_the_gradients_are_unchanged(monkeypat
 )
 def test_changed_gradients_are_read_again(change, monkeypatch):
     passes = Passes(monkeypatch)
-    ours, theirs = twins_with_gradients()
-    kept = unscaled(ours), unscaled(theirs)
-    ours, theirs = list(ours), list(theirs)
-    for parameters in (ours, theirs):
+    own, torchs = twins_with_gradients()
+    kept = unscaled(own), unscaled(torchs)
+    own, torchs = list(own), list(torchs)
+    for parameters in (own, torchs):
         change(parameters)
-    norm = fastamp.clip_grad_norm_(ours, 0.5)
+    norm = fastamp.clip_grad_norm_(own, 0.5)
     assert passes.count == 1
-    assert near(norm.item(), torch_clip(theirs, 0.5).item())
-    assert_gradients_near(ours, theirs)
+    assert near(norm.item(), torch_clip(torchs, 0.5).item())
+    assert_gradients_near(own, torchs)
     del kept
 
 
 def test_the_passes_of_several_optimizers_are_put_together(monkeypatch):
     passes = Passes(monkeypatch)
-    ours, theirs = twins_with_gradients()
-    first = torch.optim.SGD(ours[:2], lr=0.1)
-    second = torch.optim.Adam(ours[2:], lr=0.1)
+    own, torchs = twins_with_gradients()
+    first = torch.optim.SGD(own[:2], lr=0.1)
+    second = torch.optim.Adam(own[2:], lr=0.1)
     scaler = fastamp.GradScaler("cpu", init_scale=4.0)
     scaler.scale(torch.ones(()))
     scaler.unscale_(first)
     scaler.unscale_(second)
-    kept = unscaled(theirs)
-    norm = fastamp.clip_grad_norm_(ours, 0.5)
+    kept = unscaled(torchs)
+    norm = fastamp.clip_grad_norm_(own, 0.5)
     assert passes.count == 0
-    assert near(norm.item(), torch_clip(theirs, 0.5).item())
-    assert_gradients_near(ours, theirs)
+    assert near(norm.item(), torch_clip(torchs, 0.5).item())
+    assert_gradients_near(own, torchs)
     del kept
 
 
@@ -161,7 +161,7 @@ def test_norms_are_those_of_float64(values, max_norm):
     parameters = [torch.nn.Parameter(torch.zeros(len(row))) for row in values]
     exact = math.sqrt(sum(float(v) ** 2 for row in values for v in row))
     factor = min(1.0, max_norm / (exact + 1e-6))
-    # A coefficient below the normal fp32 numbers has fewer bits, torch's as well as ours.
+    # A coefficient below the normal fp32 numbers has fewer bits, torch's as well as fastamp's.
     assume(factor == 0.0 or factor >= 2.0**-126)
     for parameter, row in zip(parameters, values, strict=True):
         parameter.grad = torch.tensor(row, dtype=torch.float32)

@@ -74,7 +74,7 @@ class Library:
 
 
 TORCH = Library(torch.amp.GradScaler, torch.autocast, torch.optim)
-OURS = Library(fastamp.GradScaler, fastamp.autocast, torch.optim)
+FASTAMP = Library(fastamp.GradScaler, fastamp.autocast, torch.optim)
 FUSED = Library(fastamp.GradScaler, fastamp.autocast, fastamp.optim)
 
 
@@ -125,11 +125,11 @@ def train(library: Library, optimizer_name: str, place: Place, *, clip: bool, in
     return [p.detach().cpu() for p in model.parameters()], scales, [n.item() for n in norms]
 
 
-def assert_same(ours: Any, theirs: Any) -> None:
-    for a, b in zip(ours[0], theirs[0], strict=True):
+def assert_same(own: Any, torchs: Any) -> None:
+    for a, b in zip(own[0], torchs[0], strict=True):
         assert torch.equal(a, b)
-    assert ours[1] == theirs[1]
-    assert ours[2] == pytest.approx(theirs[2], rel=1e-6, nan_ok=True)
+    assert own[1] == torchs[1]
+    assert own[2] == pytest.approx(torchs[2], rel=1e-6, nan_ok=True)
 
 
 @pytest.mark.parametrize("clip", [False, True], ids=["", "clipped"])
@@ -138,9 +138,9 @@ def assert_same(ours: Any, theirs: Any) -> None:
 def test_steps_of_torchs_optimizers_are_torchs(place, optimizer, clip):
     for inf_in in ("first", "second"):
         options: dict[str, Any] = {"clip": clip, "inf_in": inf_in}
-        theirs = train(TORCH, optimizer, PLACES[place], **options)
-        assert theirs[1][2] < theirs[1][1]  # skipped
-        assert_same(train(OURS, optimizer, PLACES[place], **options), theirs)
+        torchs = train(TORCH, optimizer, PLACES[place], **options)
+        assert torchs[1][2] < torchs[1][1]  # skipped
+        assert_same(train(FASTAMP, optimizer, PLACES[place], **options), torchs)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -82,8 +82,8 @@ def test_any_list_of_gradients_is_unscaled_as_by_torch(seed, count):
         )
     )
     assert flags == torch_flags
-    ours, torchs = (gradients(optimizer) for optimizer in optimizers)
-    assert all(same(a, b) for a, b in zip(ours, torchs, strict=True))
+    of_fastamp, torchs = (gradients(optimizer) for optimizer in optimizers)
+    assert all(same(a, b) for a, b in zip(of_fastamp, torchs, strict=True))
     assert all(bump in (None, 1) for bump in bumps)
 
 

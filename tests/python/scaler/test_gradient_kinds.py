@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of every kind of tensor: ours does with them what torch does, or refuses as torch."""
+"""Gradients of every kind of tensor: fastamp does with them what torch does, or refuses."""
 
 from __future__ import annotations
 
@@ -102,15 +102,15 @@ def test_the_norm_is_torchs(kind: str):
 
 @pytest.mark.parametrize("kind", GRADIENTS)
 @pytest.mark.parametrize(
-    ("torchs", "ours"),
+    ("torchs", "of_fastamp"),
     [(torch.optim.SGD, fastamp.optim.SGD), (torch.optim.AdamW, fastamp.optim.AdamW)],
     ids=["sgd", "adamw"],
 )
-def test_a_fused_step_takes_what_torchs_step_takes(kind: str, torchs: Any, ours: Any):
+def test_a_fused_step_takes_what_torchs_step_takes(kind: str, torchs: Any, of_fastamp: Any):
     outcomes = []
     made = [numbers(), numbers()]
     with home_of(kind):
-        for optimizer_class in (torchs, ours):
+        for optimizer_class in (torchs, of_fastamp):
             parameters = parameters_of(kind, made.pop())
             optimizer = optimizer_class(parameters, lr=0.5)
             outcomes.append(outcome(parameters, optimizer.step))

@@ -143,7 +143,7 @@ def test_a_nan_on_one_rank_changes_no_bit_on_any(ranks: Any, kind: str):
         assert [step[0] for step in trace] == [1, 1, 1, 1]  # collectives
         assert [step[1] for step in trace] == [False, True, True, False]
         assert [step[2] for step in trace] == [False, True, True, False]
-        # The first rank is told of all, with the rank beside the parameter; others of their own.
+        # The first rank gets all, with the rank beside the parameter; others their own.
         of_2, of_0 = [(2, "b", 3)] * (rank in (0, 2)), [(0, "b", 3)] * (rank == 0)
         assert [step[3] for step in trace] == [[], of_2, of_0, of_0]
         assert own == ([("parameter 1", 3)] if rank == 0 else [])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fastamp.debug.plot_history: the drawing shows what GradScaler.history tells."""
+"""fastamp.debug.plot_history: the drawing shows what GradScaler.history shows."""
 
 from __future__ import annotations
 

@@ -86,10 +86,10 @@ def test_statistics_are_those_before_a_skipped_step(kind: Any, make: Any):
 
 @pytest.mark.parametrize("kind", [Guarded, Scaled])
 def test_finite_runs_have_the_same_statistics(kind: Any):
-    ours, theirs = network(), network()
-    train(ours, kind, torch.optim.SGD, [1.0] * 3, restores=True)
-    train(theirs, kind, torch.optim.SGD, [1.0] * 3, restores=False)
-    for (name, a), b in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
+    own, torchs = network(), network()
+    train(own, kind, torch.optim.SGD, [1.0] * 3, restores=True)
+    train(torchs, kind, torch.optim.SGD, [1.0] * 3, restores=False)
+    for (name, a), b in zip(own.state_dict().items(), torchs.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
 
 

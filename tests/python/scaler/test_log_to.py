@@ -193,11 +193,11 @@ def test_other_bad_arguments_are_refused():
     if not isinstance(scaler, fastamp.GradScaler):
         with pytest.raises(TypeError, match=r"expected scaler to be a fastamp\.GradScaler"):
             fastamp.debug.log_to(print, scaler)
-    ours = fastamp.GradScaler("cpu")
+    own = fastamp.GradScaler("cpu")
     with pytest.raises(TypeError, match="expected prefix to be a str, got int"):
-        fastamp.debug.log_to(print, ours, prefix=3)  # type: ignore[arg-type]
+        fastamp.debug.log_to(print, own, prefix=3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="expected casts to be a bool, got int"):
-        fastamp.debug.log_to(print, ours, casts=1)  # type: ignore[arg-type]
+        fastamp.debug.log_to(print, own, casts=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="got one of history_size=0"):
         fastamp.debug.log_to(print, fastamp.GradScaler("cpu", history_size=0))
     with fastamp.debug.log_to(print, fastamp.GradScaler("cpu", enabled=False)):

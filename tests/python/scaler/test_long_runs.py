@@ -34,7 +34,7 @@ CASES = {
 
 
 class Side:
-    """Parameters, their optimizer and a scaler: ours, or torch's."""
+    """Parameters, their optimizer and a scaler: fastamp's, or torch's."""
 
     def __init__(self, optimizers, scaler, name, options, values):
         self.params = [torch.nn.Parameter(value.clone()) for value in values]
@@ -87,14 +87,14 @@ def assert_close_weights(got, expected, before, slack):
     assert ((got - expected).abs() <= bound).all()
 
 
-def assert_same_state(ours, theirs, clip):
+def assert_same_state(own, torchs, clip):
     """Moments and step counts: equal, or near where gradients were clipped by nearly equal norms.
 
     Squares only add up, so that they keep their relative precision. First moments may cancel; the
     clipped gradients that they sum are at most 1.
     """
-    for param, other in zip(ours.params, theirs.params, strict=True):
-        mine, wanted = ours.optimizer.state.get(param, {}), theirs.optimizer.state.get(other, {})
+    for param, other in zip(own.params, torchs.params, strict=True):
+        mine, wanted = own.optimizer.state.get(param, {}), torchs.optimizer.state.get(other, {})
         for key, value in wanted.items():
             if value is None:
                 continue
@@ -115,12 +115,12 @@ RUNS += [
 
 @pytest.mark.parametrize(("case", "dtype", "clip"), RUNS)
 def test_four_hundred_random_steps_with_overflows_are_torchs(case, dtype, clip):
-    """torch's side has fp32 weights, which 16-bit parameters of ours have as masters."""
+    """torch's side has fp32 weights, which 16-bit parameters of fastamp have as masters."""
     name, options = CASES[case]
     rng, generator = random.Random(case), torch.Generator().manual_seed(7)
     values = [torch.randn(shape, generator=generator).to(dtype) for shape in SHAPES]
-    ours = Side(fastamp.optim, fastamp.GradScaler, name, options, values)
-    theirs = Side(
+    own = Side(fastamp.optim, fastamp.GradScaler, name, options, values)
+    torchs = Side(
         torch.optim, torch.amp.GradScaler, name, options, [value.float() for value in values]
     )
     exact = name == "SGD" and clip is no_clip
@@ -128,26 +128,26 @@ def test_four_hundred_random_steps_with_overflows_are_torchs(case, dtype, clip):
     slack = 0.0 if clip is no_clip else 2.0**-20 * options["lr"]
     scales, skips = set(), 0
     for number in range(STEPS):
-        scale = theirs.scaler.get_scale()
+        scale = torchs.scaler.get_scale()
         gradients = draw(rng, generator, scale, dtype)
-        before = [param.detach().clone() for param in theirs.params]
-        theirs.step([g if g is None else g.float().clone() for g in gradients], clip)
-        ours.step(gradients, clip)
+        before = [param.detach().clone() for param in torchs.params]
+        torchs.step([g if g is None else g.float().clone() for g in gradients], clip)
+        own.step(gradients, clip)
         scales.add(scale)
-        skipped = theirs.scaler.get_scale() < scale
+        skipped = torchs.scaler.get_scale() < scale
         skips += skipped
-        assert ours.scaler.step_was_skipped == skipped
-        assert ours.scaler.state_dict() == theirs.scaler.state_dict()
+        assert own.scaler.step_was_skipped == skipped
+        assert own.scaler.state_dict() == torchs.scaler.state_dict()
         if number % 10 == 9:
-            assert_same_state(ours, theirs, clip)
-        for mine, other, was in zip(ours.weights(), theirs.params, before, strict=True):
+            assert_same_state(own, torchs, clip)
+        for mine, other, was in zip(own.weights(), torchs.params, before, strict=True):
             if exact or skipped:
                 assert_same_step(mine, other.detach())
                 continue
             assert_close_weights(mine, other.detach(), was, slack)
             with torch.no_grad():  # Each step is judged on its own.
                 other.copy_(mine)
-        for param, master, other in zip(ours.params, ours.weights(), theirs.params, strict=True):
+        for param, master, other in zip(own.params, own.weights(), torchs.params, strict=True):
             assert_same_bits(param.detach(), master.to(dtype))
             if clip is no_clip and param.grad is not None:
                 assert_same_bits(param.grad, other.grad.to(dtype))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""register_on_skip: who is told of skipped steps, of what and when."""
+"""register_on_skip: who is notified of skipped steps, of what and when."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def test_a_hook_gets_the_optimizer_the_scale_and_the_record():
 def test_every_kind_of_optimizer_is_told_of(make):
     model, _ = model_and_optimizer()
     optimizer = make(model.parameters(), lr=0.1)
-    told: list[Any] = []
-    scaler = fastamp.GradScaler("cpu", on_skip=lambda *arguments: told.append(arguments[0]))
+    notified: list[Any] = []
+    scaler = fastamp.GradScaler("cpu", on_skip=lambda *arguments: notified.append(arguments[0]))
     for bad in (BAD, None, BAD):
         step(scaler, model, optimizer, bad)
-    assert told == [optimizer, optimizer]
+    assert notified == [optimizer, optimizer]
 
 
 def test_without_a_history_the_record_has_what_is_known():
@@ -62,16 +62,16 @@ def test_without_a_history_the_record_has_what_is_known():
 def test_each_optimizer_that_skipped_is_told_of_and_no_other():
     parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(3)]
     optimizers = [torch.optim.SGD([p], lr=1.0) for p in parameters]
-    told: list[Any] = []
-    scaler = fastamp.GradScaler("cpu", init_scale=2.0, on_skip=lambda *a: told.append(a[0]))
+    notified: list[Any] = []
+    scaler = fastamp.GradScaler("cpu", init_scale=2.0, on_skip=lambda *a: notified.append(a[0]))
     scaler.scale(torch.ones(()))
     for parameter, value in zip(parameters, (math.inf, 1.0, math.nan), strict=True):
         parameter.grad = torch.tensor([value])
     for optimizer in optimizers:
         scaler.step(optimizer)
-    assert told == []
+    assert notified == []
     scaler.update()
-    assert told == [optimizers[0], optimizers[2]]
+    assert notified == [optimizers[0], optimizers[2]]
 
 
 def test_hooks_may_use_the_scaler_and_what_they_make_known_is_told_afterwards():
@@ -126,10 +126,10 @@ def test_steps_known_together_are_told_in_order_and_an_exception_loses_none_of_t
     second = torch.nn.Parameter(torch.zeros(1))
     other = torch.optim.SGD([second], lr=1.0)
     scaler = fastamp.GradScaler("cpu", init_scale=16.0)
-    told: list[Any] = []
+    notified: list[Any] = []
 
     def hook(which, _scale, _record):
-        told.append(which)
+        notified.append(which)
         if which is optimizer:
             raise ValueError("once")
 
@@ -141,30 +141,30 @@ def test_steps_known_together_are_told_in_order_and_an_exception_loses_none_of_t
     scaler.step(other)
     with pytest.raises(ValueError, match="once"):
         scaler.update()
-    assert told == [optimizer]
+    assert notified == [optimizer]
     scaler.get_scale_async()  # Any question goes on where it was broken off.
-    assert told == [optimizer, other]
+    assert notified == [optimizer, other]
 
 
 def test_hooks_can_be_removed_also_within_a_call():
     model, optimizer = model_and_optimizer()
     scaler = fastamp.GradScaler("cpu")
-    told: list[str] = []
+    notified: list[str] = []
     handles: dict[str, Any] = {}
 
     def first(*_):
-        told.append("first")
+        notified.append("first")
         handles["first"].remove()
         handles["second"].remove()
 
     handles["first"] = scaler.register_on_skip(first)
-    handles["second"] = scaler.register_on_skip(lambda *_: told.append("second"))
-    handles["third"] = scaler.register_on_skip(lambda *_: told.append("third"))
+    handles["second"] = scaler.register_on_skip(lambda *_: notified.append("second"))
+    handles["third"] = scaler.register_on_skip(lambda *_: notified.append("third"))
     step(scaler, model, optimizer, BAD)
-    assert told == ["first", "third"]
+    assert notified == ["first", "third"]
     handles["third"].remove()
     step(scaler, model, optimizer, BAD)
-    assert told == ["first", "third"]
+    assert notified == ["first", "third"]
 
 
 def test_a_hook_is_told_of_iterations_that_end_after_it_was_registered():

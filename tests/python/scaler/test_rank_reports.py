@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -90,6 +91,11 @@ def test_files_of_ranks_are_merged(tmp_path):
     command = [sys.executable, "-m", "fastamp", "merge", *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == str(skip_one(BAD)[0][0][0]) + "\n"
+    data = [*command[:4], "--json", "-", *command[4:]]
+    done = subprocess.run(data, capture_output=True, text=True, check=True)
+    record = json.loads(done.stdout)
+    assert record["fastamp"]["report"] == "merge"
+    assert record["step"] == skip_one(BAD)[0][0][0].step
     done = subprocess.run([*command, __file__], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith(f"python -m fastamp merge: {__file__}: ")

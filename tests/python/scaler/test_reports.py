@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scaler tells: skips, the scale, overflow reports, history, the warning."""
+"""What the scaler shows: skips, the scale, overflow reports, history, the warning."""
 
 import gc
 import warnings

@@ -146,7 +146,7 @@ def test_each_rank_reports_its_own_shard(ranks, name):
             assert names == ({"0.weight"} if bad_rank == number else set())
 
 
-def test_our_optimizers_skip_together_over_a_group(ranks):
+def test_fastamps_optimizers_skip_together_over_a_group(ranks):
     assert ranks[0]["grouped"] == ranks[1]["grouped"]
     trace = ranks[0]["grouped"]
     assert [skipped for skipped, _, _ in trace] == [False, True, False, False]

@@ -178,9 +178,9 @@ def test_the_guards_clip_is_torchs(kind: str):
         norm = guarded.guard.clip_grad_norm_(0.05)
         guarded.optimizer.step()
         plain.backward()
-        theirs = torch.nn.utils.clip_grad_norm_(plain.model.parameters(), 0.05)
+        torchs = torch.nn.utils.clip_grad_norm_(plain.model.parameters(), 0.05)
         plain.optimizer.step()
-        torch.testing.assert_close(norm, theirs, rtol=1e-6, atol=0)
+        torch.testing.assert_close(norm, torchs, rtol=1e-6, atol=0)
         for p, q in zip(guarded.model.parameters(), plain.model.parameters(), strict=True):
             torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
             torch.testing.assert_close(p.grad, q.grad, rtol=1e-5, atol=1e-9)
@@ -267,10 +267,10 @@ def test_a_report_after_a_loss_does_not_repeat_an_earlier_one():
 
 
 def test_history_hooks_and_reports_have_the_scalers_words(kind: str):
-    told: list[Any] = []
-    job = Job(kind, on_skip=lambda *about: told.append(about))
+    notified: list[Any] = []
+    job = Job(kind, on_skip=lambda *about: notified.append(about))
     assert job.guard is not None
-    handle = job.guard.register_on_skip(lambda *_: told.append("second"))
+    handle = job.guard.register_on_skip(lambda *_: notified.append("second"))
     for value in (None, NAN, INF, None):
         job.backward(value)
         job.optimizer.step()
@@ -284,14 +284,16 @@ def test_history_hooks_and_reports_have_the_scalers_words(kind: str):
     assert {row.scale for row in history} == {1.0}
     gradients = [p.grad.flatten() for p in job.model.parameters() if p.grad is not None]
     assert history[-1].norm == pytest.approx(torch.cat(gradients).norm().item(), rel=1e-6)
-    assert [type(each) is tuple and each[:2] for each in told[::2]] == [(job.optimizer, 1.0)] * 2
-    assert told[0][2].step == 1
-    assert told[1] == "second"
+    assert [type(each) is tuple and each[:2] for each in notified[::2]] == [
+        (job.optimizer, 1.0)
+    ] * 2
+    assert notified[0][2].step == 1
+    assert notified[1] == "second"
     handle.remove()
     job.backward(NAN)
     job.optimizer.step()
-    assert told.count("second") == 2
-    assert len(told) == 5
+    assert notified.count("second") == 2
+    assert len(notified) == 5
     report = job.guard.overflow_report(job.model)
     assert str(report).startswith("Step 4 was skipped: 1 gradient with inf or NaN.")
     assert report.scale is None

@@ -36,11 +36,11 @@ def random_gradients(rng, generator, count, bad_chance):
 
 def compare(scalers, twins, sets):
     assert snapshot(scalers[0], sets[0]) == snapshot(scalers[1], sets[1])
-    for ours, theirs in zip(*twins, strict=True):
-        assert bits(ours) == bits(theirs)
-        assert (ours.grad is None) == (theirs.grad is None)
-        if ours.grad is not None:
-            assert bits(ours.grad) == bits(theirs.grad)
+    for own, torchs in zip(*twins, strict=True):
+        assert bits(own) == bits(torchs)
+        assert (own.grad is None) == (torchs.grad is None)
+        if own.grad is not None:
+            assert bits(own.grad) == bits(torchs.grad)
 
 
 @pytest.mark.parametrize("seed", range(40))

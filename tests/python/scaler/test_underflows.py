@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scaler tells of gradients that are 0."""
+"""What the scaler shows of gradients that are 0."""
 
 import math
 

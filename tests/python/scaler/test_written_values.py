@@ -23,13 +23,15 @@ SIZES = ((4, 4), (50, 60), (300, 900))
 def make(kind: str, parameters: list[Any]) -> Any:
     name, _, how = kind.partition(" ")
     options: dict[str, Any] = {"lr": 0.1}
-    if how == "ours":
+    if how == "fastamp":
         return getattr(fastamp.optim, name)(parameters, **options)
     optimizer = getattr(torch.optim, name)(parameters, **options)
     return fastamp.optim.fuse_(optimizer) if how == "fused" else optimizer
 
 
-KINDS = [f"{name} {how}" for name in ("SGD", "Adam", "AdamW", "Muon") for how in ("ours", "fused")]
+KINDS = [
+    f"{name} {how}" for name in ("SGD", "Adam", "AdamW", "Muon") for how in ("fastamp", "fused")
+]
 KINDS += ["SGD torch", "AdamW torch"]
 CALLS = ["step", "unscale", "clip", "unscale and clip", "clip by value", "torch's clip"]
 
@@ -80,7 +82,7 @@ def sizes_for(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("kind", ["SGD ours", "AdamW fused", "SGD torch"])
+@pytest.mark.parametrize("kind", ["SGD fastamp", "AdamW fused", "SGD torch"])
 def test_clean_steps_after_many_overflows_are_skipped_and_told(kind: str, call: str) -> None:
     owned = parameters()
     optimizer = make(kind, owned)
@@ -95,10 +97,10 @@ def test_clean_steps_after_many_overflows_are_skipped_and_told(kind: str, call: 
         said += quiet_iterate(scaler, optimizer, ones, call)
         assert scaler.step_was_skipped
     assert equal(values_of(owned, optimizer), before)
-    told = [text for text in said if "inverse is not finite" in text]
-    assert len(told) == 1
-    assert "update(new_scale)" in told[0]
-    assert "min_scale" in told[0]
+    warned = [text for text in said if "inverse is not finite" in text]
+    assert len(warned) == 1
+    assert "update(new_scale)" in warned[0]
+    assert "min_scale" in warned[0]
     scaler.update(1024.0)
     iterate(scaler, optimizer, ones, call)
     assert not scaler.step_was_skipped
@@ -158,7 +160,7 @@ def test_a_finite_gradient_that_overflows_when_it_is_unscaled(
 
 
 @pytest.mark.parametrize("call", ["step", "unscale"])
-@pytest.mark.parametrize("how", ["ours", "fused", "torch"])
+@pytest.mark.parametrize("how", ["fastamp", "fused", "torch"])
 def test_finite_products_with_a_norm_beyond_fp32_are_stepped_by(how: str, call: str) -> None:
     """Steps that torch takes stay: the norm bounds the elements, but does not decide."""
     results = []

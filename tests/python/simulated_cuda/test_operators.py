@@ -28,11 +28,11 @@ LAYERS = {
 def test_basic_layers_and_their_gradients_are_the_cpus(name):
     make, shape = LAYERS[name]
     torch.manual_seed(0)
-    ours, theirs = make(), make().cuda()
-    theirs.load_state_dict(ours.state_dict())
+    own, torchs = make(), make().cuda()
+    torchs.load_state_dict(own.state_dict())
     x = torch.randn(shape)
     results = []
-    for layer, given in ((ours, x.clone()), (theirs, x.cuda())):
+    for layer, given in ((own, x.clone()), (torchs, x.cuda())):
         output = layer(given.requires_grad_())
         output = output[0] if isinstance(output, tuple) else output
         output.square().sum().backward()
@@ -45,13 +45,13 @@ def test_basic_layers_and_their_gradients_are_the_cpus(name):
 @pytest.mark.parametrize("kind", ["LSTMCell", "GRUCell"])
 def test_basic_fused_cells_are_the_cpus(kind):
     torch.manual_seed(0)
-    ours, theirs = getattr(torch.nn, kind)(5, 4), getattr(torch.nn, kind)(5, 4).cuda()
-    theirs.load_state_dict(ours.state_dict())
+    own, torchs = getattr(torch.nn, kind)(5, 4), getattr(torch.nn, kind)(5, 4).cuda()
+    torchs.load_state_dict(own.state_dict())
     x = torch.randn(3, 5)
-    outputs = [ours(x), theirs(x.cuda())]
+    outputs = [own(x), torchs(x.cuda())]
     for output in outputs:
         (output[1] if isinstance(output, tuple) else output).square().sum().backward()
-    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+    for a, b in zip(own.parameters(), torchs.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad.cpu())
 
 
@@ -70,18 +70,18 @@ def test_basic_recurrent_layers_in_a_region(kind, dtype):
     expected.sum().backward()
     assert output.dtype == torch.float16  # as torch's, whatever the region's dtype
     torch.testing.assert_close(output.detach().cpu().float(), expected, rtol=0.05, atol=0.05)
-    for ours, theirs in zip(lowered.parameters(), layer.parameters(), strict=True):
-        assert ours.grad.dtype == torch.float32
-        torch.testing.assert_close(ours.grad.cpu(), theirs.grad, rtol=0.1, atol=0.1)
+    for own, torchs in zip(lowered.parameters(), layer.parameters(), strict=True):
+        assert own.grad.dtype == torch.float32
+        torch.testing.assert_close(own.grad.cpu(), torchs.grad, rtol=0.1, atol=0.1)
 
 
 def test_basic_packed_sequences():
     torch.manual_seed(0)
-    ours, theirs = torch.nn.LSTM(5, 4), torch.nn.LSTM(5, 4).cuda()
-    theirs.load_state_dict(ours.state_dict())
+    own, torchs = torch.nn.LSTM(5, 4), torch.nn.LSTM(5, 4).cuda()
+    torchs.load_state_dict(own.state_dict())
     sequences = [torch.randn(n, 5) for n in (4, 3, 1)]
     packed = torch.nn.utils.rnn.pack_sequence(sequences)
-    expected, got = ours(packed)[0].data, theirs(packed.to("cuda"))[0].data
+    expected, got = own(packed)[0].data, torchs(packed.to("cuda"))[0].data
     assert torch.equal(expected, got.cpu())
 
 

@@ -29,12 +29,12 @@ def supports_amp_step(optimizer) -> bool:
 
 
 def pair(name, options, seed=0, **scaler_options):
-    """(parameters, optimizer, scaler) of ours and of torch's."""
-    ours, theirs = twin_parameters(SHAPES, seed)
+    """(parameters, optimizer, scaler) of fastamp and of torch's."""
+    actual, expected = twin_parameters(SHAPES, seed)
     return (
-        (ours, getattr(fastamp.optim, name)(ours, **options),
+        (actual, getattr(fastamp.optim, name)(actual, **options),
          fastamp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3, **scaler_options)),
-        (theirs, getattr(torch.optim, name)(theirs, **options),
+        (expected, getattr(torch.optim, name)(expected, **options),
          torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)),
     )  # fmt: skip
 

@@ -55,10 +55,10 @@ def _values(state: Any) -> list[Any]:
     return [state]
 
 
-def _equal(ours: list[Any], theirs: list[Any]) -> list[bool]:
+def _equal(own: list[Any], torchs: list[Any]) -> list[bool]:
     return [
         torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-        for a, b in zip(ours, theirs, strict=True)
+        for a, b in zip(own, torchs, strict=True)
     ]
 
 

@@ -14,7 +14,7 @@ SHAPES = ((7, 5), (3,), (), (0,), (64, 33))
 torch_clip = torch.nn.utils.clip_grad_norm_
 
 
-ULPS = 8  # torch sums fp32 squares in fp32; ours are summed in fp64.
+ULPS = 8  # torch sums fp32 squares in fp32; fastamp's are summed in fp64.
 
 
 def near(left, right, dtype=torch.float32):
@@ -31,8 +31,8 @@ def twins_with_gradients(seed=0, dtype=torch.float32, factor=1.0):
     return twins
 
 
-def assert_gradients_near(ours, theirs):
-    for left, right in zip(ours, theirs, strict=True):
+def assert_gradients_near(own, torchs):
+    for left, right in zip(own, torchs, strict=True):
         assert (left.grad is None) == (right.grad is None)
         if left.grad is not None:
             eps = ULPS * torch.finfo(left.dtype).eps

@@ -84,7 +84,7 @@ class Training:
         return self.run
 
 
-def assert_same_run(ours: Run, theirs: Run) -> None:
-    assert len(ours.seen) == len(theirs.seen)
-    for a, b in zip(ours.seen, theirs.seen, strict=True):
+def assert_same_run(own: Run, torchs: Run) -> None:
+    assert len(own.seen) == len(torchs.seen)
+    for a, b in zip(own.seen, torchs.seen, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)

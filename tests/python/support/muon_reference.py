@@ -24,7 +24,7 @@ def matrices(shapes=SHAPES, dtype=torch.float32):
 
 
 class MuonTwins:
-    """An optimizer of ours and torch's over equal matrices."""
+    """An optimizer of fastamp and of torch over equal matrices."""
 
     def __init__(self, groups, **options):
         """``groups``: dicts with "params"; ``options``: arguments of both."""
@@ -34,8 +34,8 @@ class MuonTwins:
         ]
         self.mine = [p for group in groups for p in group["params"]]
         self.others = [p for group in others for p in group["params"]]
-        self.ours = fastamp.optim.Muon([dict(group) for group in groups], **options)
-        self.theirs = torch.optim.Muon(others, **options)
+        self.own = fastamp.optim.Muon([dict(group) for group in groups], **options)
+        self.torchs = torch.optim.Muon(others, **options)
 
     def set_gradients(self, absent=()):
         for i, (p, q) in enumerate(zip(self.mine, self.others, strict=True)):
@@ -44,14 +44,14 @@ class MuonTwins:
 
     def step(self):
         """Steps both, judges the step, and lets the next one begin at the same weights."""
-        self.ours.step()
-        self.theirs.step()
+        self.own.step()
+        self.torchs.step()
         rates = {
-            id(p): self._rate(group, p) for group in self.ours.param_groups for p in group["params"]
+            id(p): self._rate(group, p) for group in self.own.param_groups for p in group["params"]
         }
         for p, q in zip(self.mine, self.others, strict=True):
             assert_close(p, q, rates[id(p)])
-            mine, other = self.ours.state.get(p, {}), self.theirs.state.get(q, {})
+            mine, other = self.own.state.get(p, {}), self.torchs.state.get(q, {})
             assert set(mine) == set(other)
             if other:
                 assert_same_step(mine["momentum_buffer"], other["momentum_buffer"])

@@ -39,10 +39,10 @@ def same_state(first, second):
     """Compares two optimizers' states, tensor by tensor."""
     for group, other in zip(first.param_groups, second.param_groups, strict=True):
         for p, q in zip(group["params"], other["params"], strict=True):
-            mine, theirs = first.state[p], second.state[q]
-            assert mine.keys() == theirs.keys()
+            mine, torchs = first.state[p], second.state[q]
+            assert mine.keys() == torchs.keys()
             for key in mine:
-                assert_same_bits(mine[key], theirs[key])
+                assert_same_bits(mine[key], torchs[key])
 
 
 def saved_and_loaded(state_dict):

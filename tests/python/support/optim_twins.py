@@ -28,17 +28,17 @@ def copies(params):
 
 
 class Twins:
-    """An optimizer of ours and torch's of the same name, over equal parameters."""
+    """An optimizer of fastamp and of torch of the same name, over equal parameters."""
 
     def __init__(self, name, groups, **options):
         """``groups``: dicts with "params"; ``options``: arguments of both optimizers."""
-        ours, theirs = PAIRS[name]
+        own, torchs = PAIRS[name]
         others = [{**group, "params": copies(group["params"])} for group in groups]
         self.name = name
         self.mine = [p for group in groups for p in group["params"]]
         self.others = [p for group in others for p in group["params"]]
-        self.ours = ours([dict(group) for group in groups], **options)
-        self.theirs = theirs(others, **options)
+        self.own = own([dict(group) for group in groups], **options)
+        self.torchs = torchs(others, **options)
 
     def set_gradients(self, draw=torch.randn_like, absent=()):
         for i, (p, q) in enumerate(zip(self.mine, self.others, strict=True)):
@@ -48,7 +48,7 @@ class Twins:
     def step(self, **arguments):
         """Steps both; each step of Adam is judged on its own."""
         before = [q.detach().clone() for q in self.others]
-        results = self.ours.step(**arguments), self.theirs.step(**arguments)
+        results = self.own.step(**arguments), self.torchs.step(**arguments)
         for p, q, was in zip(self.mine, self.others, before, strict=True):
             if self.name == "SGD":
                 assert_same_step(p.detach(), q.detach())
@@ -67,7 +67,7 @@ class Twins:
             q.copy_(p)
 
     def _check_state(self, p, q):
-        mine, other = self.ours.state.get(p, {}), self.theirs.state.get(q, {})
+        mine, other = self.own.state.get(p, {}), self.torchs.state.get(q, {})
         for key, value in other.items():
             if not isinstance(value, torch.Tensor):
                 continue

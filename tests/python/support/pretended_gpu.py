@@ -46,14 +46,14 @@ def ctest(words: list[str]) -> None:
 
 
 def facts_of(quick: bool) -> dict[str, dict[str, float]]:
-    from benchmarks.harness import BASELINE, OURS
+    from benchmarks.harness import BASELINE, FASTAMP
     from benchmarks.pages import COUNTS, MEMORY, QUALITY
     from benchmarks.rows.weight_copies import NO_COPIES
     from benchmarks.training import FP32, TF32
 
     del quick
     names = (*COUNTS, *MEMORY, *QUALITY)
-    return {who: dict.fromkeys(names, 3.0) for who in (BASELINE, OURS, NO_COPIES, FP32, TF32)}
+    return {who: dict.fromkeys(names, 3.0) for who in (BASELINE, FASTAMP, NO_COPIES, FP32, TF32)}
 
 
 def measured(row: Any, effort: Any) -> Any:
@@ -67,11 +67,11 @@ def measured(row: Any, effort: Any) -> Any:
     if row.name == behavior().get("hang"):
         time.sleep(600)
     note(row=row.name)
-    times = {harness.BASELINE: 2e6, harness.OURS: 1e6, "foreach mul": 1e6, NO_COPIES: 1.5e6}
+    times = {harness.BASELINE: 2e6, harness.FASTAMP: 1e6, "foreach mul": 1e6, NO_COPIES: 1.5e6}
     times |= {FP32: 4e6, TF32: 3e6, BF16_PRODUCTS: 5e5, FLOAT8_PRODUCTS: 4e5}
     if row.copy_bytes:
         times[harness.COPY] = row.copy_bytes / 4000  # 4000 GB/s
-        times[harness.OURS] = row.bytes_moved / 3600
+        times[harness.FASTAMP] = row.bytes_moved / 3600
     samples = {name: [factor * each for factor in (1.0, 1.1, 1.2)] for name, each in times.items()}
     result = harness.Result(row.name, 1, samples, row.bytes_moved)
     result.group, result.device, result.clock = row.group, row.device, row.clock

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the same program on torch.amp's scaler and on ours, and compares everything they keep."""
+"""Runs a program on torch.amp's scaler and on fastamp's, and compares all that they keep."""
 
 import copy
 

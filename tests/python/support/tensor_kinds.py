@@ -23,7 +23,7 @@ class Plain(torch.Tensor):
 
 
 class Secretive(torch.Tensor):
-    """A wrapper that counts the requests for its sizes, and does not tell its numel."""
+    """A wrapper that counts the requests for its sizes, and does not say its numel."""
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Secretive:

@@ -67,12 +67,12 @@ def region_counts() -> Iterator[list[int]]:
         hook.remove()
 
 
-def assert_same(ours: Any, theirs: Any) -> None:
+def assert_same(own: Any, torchs: Any) -> None:
     """Two trees of tensors and plain values are equal: structure, dtypes, shapes, bits."""
-    our_leaves, our_spec = tree_flatten_with_path(ours)
-    their_leaves, their_spec = tree_flatten_with_path(theirs)
-    assert our_spec == their_spec
-    for (path, a), (_, b) in zip(our_leaves, their_leaves, strict=True):
+    own_leaves, own_spec = tree_flatten_with_path(own)
+    torchs_leaves, torchs_spec = tree_flatten_with_path(torchs)
+    assert own_spec == torchs_spec
+    for (path, a), (_, b) in zip(own_leaves, torchs_leaves, strict=True):
         if isinstance(b, torch.Tensor):
             torch.testing.assert_close(
                 a, b, rtol=0, atol=0, equal_nan=True, msg=lambda text, path=path: f"{path}: {text}"
@@ -82,31 +82,31 @@ def assert_same(ours: Any, theirs: Any) -> None:
 
 
 def same_results(job: Callable[[], Any], witness: bool = True) -> Any:
-    """Runs ``job`` under torch.amp and under fastamp, requires equal results, returns ours.
+    """Runs ``job`` under torch.amp and under fastamp, requires equal results, returns fastamp's.
 
     Args:
         job: Makes everything it needs anew; the generators are seeded before each call.
         witness: Whether modules are called in ``torch.autocast`` regions, which then must be
-            native in our run and none of ours in torch's.
+            native in our run and none of fastamp in torch's.
     """
     if not witness:
         with plain_torch():
-            theirs = job()
+            torchs = job()
         with installed_fastamp():
-            ours = job()
+            own = job()
     else:
         with region_counts() as counts, plain_torch():
-            theirs = job()
+            torchs = job()
         assert counts
         assert not any(counts)
         with region_counts() as counts, installed_fastamp():
-            ours = job()
+            own = job()
         assert any(counts)
-    assert_same(ours, theirs)
-    return ours
+    assert_same(own, torchs)
+    return own
 
 
-def is_ours(scaler: Any) -> bool:
+def is_fastamps(scaler: Any) -> bool:
     """Whether a scaler's class is what this run's ``torch.amp.GradScaler(...)`` must make."""
     return isinstance(scaler, fastamp.GradScaler) == fastamp.is_installed()
 
@@ -134,11 +134,11 @@ def close_in_float8(job: Callable[[], tuple[list[float], nn.Module]], exclude: s
             float8_losses, float8_model = job()
     outcomes = {row.float8 for row in trace.rows}
     assert {"float8", "excluded"} <= outcomes, outcomes
-    ours, theirs = float8_model.state_dict(), model.state_dict()
-    assert list(ours) == list(theirs)
-    assert [value.dtype for value in ours.values()] == [value.dtype for value in theirs.values()]
-    assert [value.shape for value in ours.values()] == [value.shape for value in theirs.values()]
-    assert all(value.isfinite().all() for value in ours.values())
+    own, torchs = float8_model.state_dict(), model.state_dict()
+    assert list(own) == list(torchs)
+    assert [value.dtype for value in own.values()] == [value.dtype for value in torchs.values()]
+    assert [value.shape for value in own.values()] == [value.shape for value in torchs.values()]
+    assert all(value.isfinite().all() for value in own.values())
     assert len(losses) == len(float8_losses) >= 4
     assert losses != float8_losses
     for loss, float8_loss in zip(losses, float8_losses, strict=True):

@@ -17,7 +17,7 @@ import fastamp
 from support.twin_runs import (
     assert_same,
     installed_fastamp,
-    is_ours,
+    is_fastamps,
     parameters_of,
     plain_torch,
     same_results,
@@ -59,7 +59,7 @@ class Job:
             self.accelerator.native_amp = True
             self.accelerator.scaler = torch.amp.GradScaler("cpu", **SCALE)
         if self.accelerator.scaler is not None:
-            assert is_ours(self.accelerator.scaler)
+            assert is_fastamps(self.accelerator.scaler)
         model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)

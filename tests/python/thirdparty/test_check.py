@@ -15,7 +15,7 @@ from fastamp._cli.check_command import check_program
 from fastamp._debug.check.rules import Findings
 from support.twin_runs import seed
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]  # warnings of theirs
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]  # their warnings
 
 
 def neighbour(name: str) -> Any:
@@ -44,11 +44,11 @@ def assert_silent(job: Any, *ignore: str) -> None:
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_accelerate(precision: str, accumulate: int):
     pytest.importorskip("accelerate", reason="the thirdparty extra is not installed")
-    theirs = neighbour("accelerate")
+    torchs = neighbour("accelerate")
     try:
-        assert_silent(lambda: theirs.Job("cpu", precision, accumulate).train(overflow_at=3))
+        assert_silent(lambda: torchs.Job("cpu", precision, accumulate).train(overflow_at=3))
     finally:
-        theirs.reset()
+        torchs.reset()
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -57,11 +57,11 @@ def test_transformers(precision: str, kind: str, tmp_path: Path, monkeypatch: An
     pytest.importorskip("accelerate", reason="the thirdparty extra is not installed")
     library = pytest.importorskip("transformers", reason="the thirdparty extra is not installed")
     monkeypatch.chdir(tmp_path)
-    theirs = neighbour("transformers")
+    torchs = neighbour("transformers")
     from accelerate.state import AcceleratorState, GradientState
 
     try:
-        assert_silent(lambda: theirs.train(library, kind, "cpu", precision))
+        assert_silent(lambda: torchs.train(library, kind, "cpu", precision))
     finally:
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
@@ -74,14 +74,14 @@ def pl() -> Any:
 
 @pytest.mark.parametrize("scaler", [None, "lightning's"])
 def test_lightning(pl: Any, scaler: str | None):
-    theirs = neighbour("lightning")
+    torchs = neighbour("lightning")
 
     def job() -> None:
         options: dict[str, Any] = {"precision": "bf16-mixed"}
         if scaler:
-            options = {"plugins": [theirs.plugin("cpu", scaler)]}
-        fit = theirs.trainer(pl, "cpu", gradient_clip_val=0.5, **options)
-        fit.fit(theirs.classifier(pl), theirs.batches(), theirs.batches())
+            options = {"plugins": [torchs.plugin("cpu", scaler)]}
+        fit = torchs.trainer(pl, "cpu", gradient_clip_val=0.5, **options)
+        fit.fit(torchs.classifier(pl), torchs.batches(), torchs.batches())
 
     assert_silent(job)
 
@@ -90,10 +90,10 @@ def test_lightning(pl: Any, scaler: str | None):
     "name", ["timm_vit", "timm_resnet", "torchvision_vit", "torchvision_resnet"]
 )
 def test_timm_and_torchvision(name: str):
-    theirs = neighbour("vision")
+    torchs = neighbour("vision")
 
     def job() -> None:
-        model = getattr(theirs, name)()
+        model = getattr(torchs, name)()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
         x, y = torch.randn(2, 3, 32, 32), torch.arange(2)

@@ -13,7 +13,7 @@ from torch import nn
 
 import fastamp
 from support.simulated_cuda import need_real_gpu
-from support.twin_runs import is_ours, parameters_of, same_results
+from support.twin_runs import is_fastamps, parameters_of, same_results
 
 BF16, FP16 = torch.bfloat16, torch.float16
 INDUCTOR = pytest.param(BF16, "inductor", marks=pytest.mark.slow)
@@ -47,7 +47,7 @@ class Block(nn.Module):
 def steps(model: Any, device: str, region: Any, count: int = 6) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler(device, init_scale=2.0**8, growth_interval=2)
-    assert is_ours(scaler)
+    assert is_fastamps(scaler)
     x, trace = torch.randn(4, 8, device=device), []
     for step in range(count):
         optimizer.zero_grad()

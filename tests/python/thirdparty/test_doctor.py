@@ -8,7 +8,7 @@ import pytest
 from debugging.doctor_programs import LINES, SICK, Sick, program
 from debugging.test_doctor import checked, rules_of
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]  # warnings of theirs
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]  # their warnings
 
 _TEXT = {
     "batch": "torch.randint(0, 32, (4, 12)), torch.arange(4) % 4",

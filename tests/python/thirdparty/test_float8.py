@@ -20,7 +20,7 @@ from support.twin_runs import close_in_float8
 
 REASON = "the thirdparty extra is not installed"
 STEPS = 8
-pytestmark = pytest.mark.filterwarnings("ignore")  # theirs, of many kinds
+pytestmark = pytest.mark.filterwarnings("ignore")  # of many kinds
 
 
 @pytest.fixture(scope="module", autouse=True)  # imported first: it wraps torch.compile for good

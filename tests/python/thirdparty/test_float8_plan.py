@@ -15,7 +15,7 @@ from support.float8 import float8_region
 
 REASON = "the thirdparty extra is not installed"
 SMALL = "K and N within small_size"
-pytestmark = pytest.mark.filterwarnings("ignore")  # theirs, of many kinds
+pytestmark = pytest.mark.filterwarnings("ignore")  # of many kinds
 
 # Some layers run in fp8, some do not.
 RECIPE = fastamp.float8.Recipe(small_size=(32, 32))

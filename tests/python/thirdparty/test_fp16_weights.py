@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import fastamp.optim
 from support.twin_runs import installed_fastamp
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # theirs, of many kinds
+pytestmark = pytest.mark.filterwarnings("ignore")  # of many kinds
 SCALE = {"init_scale": 2.0**14, "growth_interval": 4}
 BOUND = 0.02
 Made = tuple[nn.Module, torch.optim.Optimizer]

@@ -18,7 +18,7 @@ import fastamp
 from fastamp._install import guarded_optimizers
 from support.twin_runs import assert_same, installed_fastamp, parameters_of, plain_torch
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # theirs, of many kinds
+pytestmark = pytest.mark.filterwarnings("ignore")  # of many kinds
 OPTIMIZERS = ["AdamW", "SGD", "fused AdamW"]
 
 
@@ -153,10 +153,10 @@ def test_finite_runs_have_torchs_bits(
 ):
     monkeypatch.chdir(tmp_path)
     with plain_torch():
-        theirs = LOOPS[loop](kind)
+        torchs = LOOPS[loop](kind)
     with guarded():
-        ours = LOOPS[loop](kind)
-    assert_same(ours, theirs)
+        own = LOOPS[loop](kind)
+    assert_same(own, torchs)
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
@@ -166,9 +166,9 @@ def test_a_nan_in_a_batch_is_survived(
 ):
     monkeypatch.chdir(tmp_path)
     with plain_torch():
-        theirs = LOOPS[loop](kind, spoilt=3)
-    assert not all(torch.isfinite(p).all() for p in theirs.values())
+        torchs = LOOPS[loop](kind, spoilt=3)
+    assert not all(torch.isfinite(p).all() for p in torchs.values())
     with guarded():
-        ours = LOOPS[loop](kind, spoilt=3)
-    assert all(torch.isfinite(p).all() for p in ours.values())
+        own = LOOPS[loop](kind, spoilt=3)
+    assert all(torch.isfinite(p).all() for p in own.values())
     assert not fastamp.is_installed()

@@ -16,14 +16,14 @@ import fastamp
 from support.twin_runs import (
     assert_same,
     installed_fastamp,
-    is_ours,
+    is_fastamps,
     parameters_of,
     plain_torch,
     same_results,
 )
 
 SCALE = {"init_scale": 2.0**14, "growth_interval": 2}
-pytestmark = pytest.mark.filterwarnings("ignore")  # theirs, of many kinds
+pytestmark = pytest.mark.filterwarnings("ignore")  # of many kinds
 
 
 @pytest.fixture(scope="module", autouse=True)  # imported first: it wraps torch.compile for good
@@ -78,7 +78,7 @@ def plugin(device: str, scaler: str) -> Any:
         made = MixedPrecision("16-mixed", device)
     else:
         made = MixedPrecision("16-mixed", device, torch.amp.GradScaler(device, **SCALE))
-    assert is_ours(made.scaler)
+    assert is_fastamps(made.scaler)
     return made
 
 
@@ -135,11 +135,11 @@ def test_a_checkpoint_saved_under_torch_is_resumed_under_fastamp(
         first.fit(model, batches())
         first.save_checkpoint(path)
     with plain_torch():
-        theirs = resume()
+        expected = resume()
     with installed_fastamp():
-        ours = resume()
-    assert_same(ours, theirs)
-    assert ours[0][0][2]["_growth_tracker"] == 0  # eight steps: overflow at the fourth, then four
+        actual = resume()
+    assert_same(actual, expected)
+    assert actual[0][0][2]["_growth_tracker"] == 0  # eight steps: overflow at the fourth, then four
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])

@@ -20,7 +20,7 @@ from patience import patience
 from support.twin_runs import (
     assert_same,
     installed_fastamp,
-    is_ours,
+    is_fastamps,
     parameters_of,
     plain_torch,
     region_counts,
@@ -64,7 +64,7 @@ def train(model: nn.Module, scaler: Any, dtype: torch.dtype, clip: bool = True) 
 
 def torch_scaler(**options: Any) -> Any:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=2, **options)
-    assert is_ours(scaler)
+    assert is_fastamps(scaler)
     return scaler
 
 
@@ -211,10 +211,10 @@ def worker(rank: int, folder: str) -> None:
     results: dict[str, Any] = {}
     for name, job in JOBS.items():
         with region_counts() as counts, plain_torch():
-            theirs = attempt(job)
-        with region_counts() as our_counts, installed_fastamp():
-            ours = attempt(job)
-        results[name] = (theirs, ours, max(counts), max(our_counts))
+            torchs = attempt(job)
+        with region_counts() as own_counts, installed_fastamp():
+            own = attempt(job)
+        results[name] = (torchs, own, max(counts), max(own_counts))
     torch.save(results, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -238,11 +238,11 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, A
 @pytest.mark.parametrize("name", JOBS)
 def test_ranks_train_with_torchs_bits(ranks: list[dict[str, Any]], name: str):
     for rank in ranks:
-        theirs, ours, their_regions, our_regions = rank[name]
-        assert not isinstance(theirs, str), theirs
-        assert their_regions == 0
-        assert our_regions > 0
-        assert_same(ours, theirs)
+        torchs, own, torchs_regions, own_regions = rank[name]
+        assert not isinstance(torchs, str), torchs
+        assert torchs_regions == 0
+        assert own_regions > 0
+        assert_same(own, torchs)
 
 
 @pytest.mark.parametrize("name", [name for name in JOBS if name.endswith(("fp16", "scaler"))])

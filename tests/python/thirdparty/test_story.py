@@ -19,8 +19,8 @@ def blocks(language: str) -> list[str]:
     return [text for kind, text in found if kind == language]
 
 
-def told(text: str) -> str:
-    """Without what another version of a library or another CPU may tell otherwise: last digits."""
+def comparable(text: str) -> str:
+    """Without what another version of a library or another CPU may print otherwise: last digits."""
     return re.sub(r"modeling_t5.py:\d+", "modeling_t5.py:#", re.sub(r"(\d\.\d)\d+", r"\1", text))
 
 
@@ -35,4 +35,4 @@ def test_the_commands_of_the_story_print_what_it_shows(tmp_path: Path) -> None:
     for command, output in zip(commands, outputs, strict=True):
         done = run_program(*command.split()[1:], cwd=tmp_path)
         assert "Traceback" not in done.stderr, done.stderr
-        assert told(done.stdout) == told(output)
+        assert comparable(done.stdout) == comparable(output)

@@ -14,7 +14,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 from support.simulated_cuda import need_real_gpu
-from support.twin_runs import is_ours, parameters_of, same_results
+from support.twin_runs import is_fastamps, parameters_of, same_results
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 DTYPES = pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
@@ -33,7 +33,7 @@ def train(
     model = encoder(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scaler = torch.amp.GradScaler(device, init_scale=2.0**8, growth_interval=2)
-    assert is_ours(scaler)
+    assert is_fastamps(scaler)
     x, trace = torch.randn(2, 5, 16, device=device, requires_grad=True), []
     for step in range(4):
         optimizer.zero_grad()

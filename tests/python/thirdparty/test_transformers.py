@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from support.twin_runs import is_ours, parameters_of, same_results
+from support.twin_runs import is_fastamps, parameters_of, same_results
 
 TINY = {"vocab_size": 32, "max_position_embeddings": 16}
-pytestmark = pytest.mark.filterwarnings("ignore")  # theirs, of many kinds
+pytestmark = pytest.mark.filterwarnings("ignore")  # of many kinds
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +76,7 @@ def train(library: Any, kind: str, device: str, precision: str, **options: Any) 
         if device == "cpu":  # as in test_accelerate.py
             accelerator.native_amp = True
             accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
-        assert is_ours(accelerator.scaler)
+        assert is_fastamps(accelerator.scaler)
     trainer.train()
     losses = [(row.get("loss"), row.get("grad_norm")) for row in trainer.state.log_history]
     predicted = torch.from_numpy(trainer.predict(data[:4]).predictions)

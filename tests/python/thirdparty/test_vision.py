@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from support.simulated_cuda import need_real_gpu
-from support.twin_runs import is_ours, parameters_of, same_results
+from support.twin_runs import is_fastamps, parameters_of, same_results
 
 REASON = "the thirdparty extra is not installed"
 
@@ -86,7 +86,7 @@ def test_training_with_a_scaler_gives_torchs_bits(
             model.maxpool = nn.Identity()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         scaler = torch.amp.GradScaler(device, init_scale=2.0**30, growth_interval=2)
-        assert is_ours(scaler)
+        assert is_fastamps(scaler)
         trace = []
         x = torch.randn(2, 3, 32, 32, device=device).to(memory_format=layout)
         y = torch.arange(2, device=device)

@@ -98,7 +98,7 @@ def test_a_header_and_the_source_of_its_name_are_one_module(tmp_path):
     files = {
         "src/ops/a.h": "",
         "src/ops/a.cpp": '#include "ops/a.h"\n#include "ops/c.h"',
-        "src/ops/b.h": "#include <ops/a.h>",  # Not ours: ours are quoted.
+        "src/ops/b.h": "#include <ops/a.h>",  # Not fastamp's: fastamp's are quoted.
         "src/ops/c.h": "",
         "src/ops/c.cpp": '#include "ops/c.h"\n#include "ops/b.h"',
     }

@@ -14,7 +14,7 @@ def results(mark, loss, mode="fp32"):
     return {"Python": {"rows": [row]}, "C++": {"rows": [{**row, "final_loss": loss + 1}]}}
 
 
-def test_published_losses_stand_beside_ours_where_reached(capsys):
+def test_published_losses_stand_beside_fastamps_where_reached(capsys):
     demo.compare_published(results(200_000, 0.00319))
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].split() == ["C++", "fp32", "200k", "0.003190", "0.003190", "1.000"]

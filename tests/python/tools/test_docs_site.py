@@ -22,7 +22,19 @@ TOOLS = ROOT / "tools"
 sys.path.insert(0, str(TOOLS))
 
 from docs_ops import ops_reference, versions_of  # noqa: E402
-from docs_site import MODULE_PAGES, api_page, relink, site_target, stage, take_roles_out  # noqa: E402
+from docs_site import (  # noqa: E402
+    BY_USE,
+    MODULE_PAGES,
+    NOT_ON_A_PAGE,
+    finish,
+    linked_guides,
+    mended_table,
+    relink,
+    site_target,
+    stage,
+    summary_of,
+    wrapped_output,
+)
 from torch_ops import autocast_ops  # noqa: E402
 
 LISTS = json.loads((ROOT / "docs" / "site" / "torch_ops.json").read_text(encoding="utf-8"))
@@ -53,14 +65,63 @@ def test_a_link_that_leads_nowhere_is_left_for_mkdocs_to_find():
     assert relink("[a](no_such.md)", "docs") == "[a](no_such.md)"
 
 
-def test_roles_of_docstrings_are_taken_out_of_pages(tmp_path: Path):
-    page = tmp_path / "api" / "x.html"
+def test_marks_of_docstrings_are_taken_out_of_pages(tmp_path: Path):
+    page = tmp_path / "cpp" / "x.html"
     page.parent.mkdir()
-    page.write_text("see :meth:<code>~fastamp.trace</code>, 10:30 <code>:x:</code>")
-    (tmp_path / "search_index.json").write_text('{"text": "as :class:<code>Rows</code>"}')
-    take_roles_out(tmp_path)
-    assert page.read_text() == "see <code>fastamp.trace</code>, 10:30 <code>:x:</code>"
-    assert (tmp_path / "search_index.json").read_text() == '{"text": "as <code>Rows</code>"}'
+    marks = "see :meth:<code>~fastamp.trace</code>, 10:30 <code>:x:</code>"
+    page.write_text(f"{marks}<p>::</p><p>so::</p><p>a::b</p>")
+    docs = [
+        {"location": "optim.html", "text": "as :class:<code>Rows</code>"},
+        {"location": "cpp/sgd_8h.html", "text": "SGD"},
+        {"location": "cpp/sgd_8h_source.html", "text": "class SGD"},
+    ]
+    text = json.dumps({"config": {}, "docs": docs})
+    (tmp_path / "search_index.json").write_text(text)
+    (tmp_path / "search_index.js").write_text(f"var __index = {text}")
+    finish(tmp_path)
+    wanted = "see <code>fastamp.trace</code>, 10:30 <code>:x:</code><p>so:</p><p>a::b</p>"
+    assert page.read_text() == wanted
+    index = json.loads((tmp_path / "search_index.json").read_text())["docs"]
+    assert index == [
+        {"location": "optim.html", "text": "as <code>Rows</code>"},
+        {"location": "cpp/sgd_8h.html", "text": "SGD", "boost": 0.5},
+    ]
+    script = (tmp_path / "search_index.js").read_text()
+    assert json.loads(script.removeprefix("var __index = "))["docs"] == index
+
+
+def table(*rows: list[str]) -> str:
+    head, *body = ("".join(f"<{tag}>{cell}</{tag}>" for cell in row) for tag, row in rows)
+    lines = "".join(f"<tr>{line}</tr>" for line in body)
+    return f"<table>\n<thead>\n<tr>{head}</tr>\n</thead>\n<tbody>{lines}</tbody>\n</table>"
+
+
+def test_tables_with_names_of_tests_or_with_sentences_are_marked():
+    sentence = "A sentence that is long enough to be read line by line on a phone. " * 2
+    plain = table(("th", ["Op", "CPU", "CUDA"]), ("td", ["mm", "lower", "lower"]))
+    assert mended_table(plain) == plain
+    stacked = mended_table(table(("th", ["A", "B", "C"]), ("td", [sentence, "<code>x</code>", ""])))
+    assert stacked.startswith("<table data-stacked>")
+    assert '<td data-label="B"><code>x</code></td><td data-label="C"></td>' in stacked
+    name = "<code>test_a.py::test_it</code>"
+    tests = mended_table(table(("th", ["Difference", "Test"]), ("td", ["it_s", name])))
+    assert tests.startswith("<table data-tests>")
+    assert '<td data-label="Difference">it_s</td>' in tests
+    assert "<code>test_<wbr>a.py::<wbr>test_<wbr>it</code>" in tests
+
+
+def test_outputs_of_sentences_are_wrapped_and_those_of_columns_are_not():
+    long = "cause: " + "word " * 30
+    assert "<pre data-wrapped>" in wrapped_output(f"<pre><code>$ check\n{long}</code></pre>")
+    for lines in (f"{long}", f"$ check\n{long}\nop    dtype", "$ check\nshort"):
+        text = f"<pre><code>{lines}</code></pre>"
+        assert wrapped_output(text) == text
+
+
+def test_guides_that_docstrings_name_are_linked():
+    text = '<p>see docs/optim.md.</p><pre>docs/optim.md</pre><a href="x">docs/optim.md</a>'
+    wanted = '<p>see <a href="optim.html">docs/optim.md</a>.</p>'
+    assert linked_guides(text) == text.replace("<p>see docs/optim.md.</p>", wanted)
 
 
 def test_which_files_have_pages():
@@ -98,8 +159,38 @@ def test_the_reference_names_everything_that_is_public(pages: Path):
     modules = {name for name in fastamp.__all__ if inspect.ismodule(getattr(fastamp, name))}
     assert named == set(fastamp.__all__) - modules - {"__version__"}
     assert modules == MODULE_PAGES.keys() | {"amp", "cpu"}
-    optimizers = (pages / "api_optim.md").read_text(encoding="utf-8")
-    assert optimizers == api_page("Optimizers", "fastamp.optim", list(fastamp.optim.__all__))
+    for module in MODULE_PAGES:
+        text = (pages / f"api_{module}.md").read_text(encoding="utf-8")
+        directives = re.findall(rf"^::: fastamp\.{module}\.(\w+)$", text, re.MULTILINE)
+        public = set(getattr(fastamp, module).__all__) - NOT_ON_A_PAGE
+        assert len(directives) == len(public)
+        assert set(directives) == public
+        rows = re.findall(
+            rf"^\| \[`(\w+)`\]\(#fastamp\.{module}\.\1\) \| .+ \|$", text, re.MULTILINE
+        )
+        assert rows == directives  # a summary of each, in the same order
+
+
+def test_pages_begin_with_what_programs_use_first(pages: Path):
+    for module, names in BY_USE.items():
+        home = getattr(fastamp, module) if module else fastamp
+        assert set(names.split()) <= set(home.__all__)
+        text = (pages / f"api_{module or 'python'}.md").read_text(encoding="utf-8")
+        assert (
+            re.findall(r"^::: fastamp\.(?:\w+\.)?(\w+)$", text, re.MULTILINE)[: len(names.split())]
+            == names.split()
+        )
+
+
+def test_summaries_are_first_sentences_without_roles():
+    def documented() -> None:
+        """Casts by :func:`~fastamp.autocast`, or
+        not, ``a | b``.
+
+        More.
+        """
+
+    assert summary_of(documented) == r"Casts by `fastamp.autocast`, or not, `a \| b`."
 
 
 def test_the_list_of_this_torch_is_what_it_registers():

@@ -38,7 +38,7 @@ LISTED = {
 
 @pytest.fixture
 def ctest(monkeypatch, tmp_path):
-    """A ctest that lists what it is told."""
+    """A ctest that lists what it is given."""
 
     def lists(document):
         program = tmp_path / "ctest"

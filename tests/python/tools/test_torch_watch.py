@@ -158,7 +158,9 @@ def test_a_new_minor_fails_until_somebody_has_looked(tmp_path, seen):
         "torch/b.py:rate",
     ]
     listed = seen / "2.2.tsv"
-    listed.write_text(listed.read_text().replace("\t?", "\tthe inverse; nobody of ours calls it"))
+    listed.write_text(
+        listed.read_text().replace("\t?", "\tthe inverse; nobody in fastamp calls it")
+    )
     assert list(torch_watch.unseen(seen)) == []
     assert list(torch_watch.differences(torch_watch.torch_in(new), seen)) == []
     # What was written stays when the list is made again.

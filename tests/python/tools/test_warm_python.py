@@ -80,7 +80,7 @@ import warm_python
 warm_python.begin()
 environment = {**os.environ, "FASTAMP_PROBE": "0", "COLUMNS": "70", "PYTEST_CURRENT_TEST": "x",
                "TORCHINDUCTOR_CACHE_DIR": "x"}
-def told(done):
+def outcome(done):
     return done.returncode, done.stdout, re.sub("0x[0-9a-f]+", "0x", done.stderr)
 found = {}
 for name, command in json.loads(sys.argv[1]).items():
@@ -90,7 +90,7 @@ for name, command in json.loads(sys.argv[1]).items():
         [sys.executable, *command], env=environment, stdin=subprocess.DEVNULL,
         capture_output=True, text=True,
     )
-    found[name] = told(forked), told(started)
+    found[name] = outcome(forked), outcome(started)
 assert not warm_python.can_run(["-W", "error", "-c", ""], environment)
 assert not warm_python.can_run(["-c", ""], {**environment, "OMP_NUM_THREADS": "3"})
 try:

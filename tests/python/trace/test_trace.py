@@ -35,6 +35,7 @@ def test_a_row_says_op_dtypes_policy_and_casts():
         inputs=("float32", "float32"),
         run_dtype="bfloat16",
         float8="",
+        module="",
         source="",
         calls=1,
         weight_casts=1,

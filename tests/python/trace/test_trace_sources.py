@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ def only_row(trace: fastamp.debug.trace, op: str) -> TraceRow:
     return row
 
 
-def test_source_is_the_users_line():
+def test_source_is_the_users_line(monkeypatch):
     layer = torch.nn.Linear(4, 4)
     x = torch.ones(2, 4)
     with (
@@ -35,7 +36,55 @@ def test_source_is_the_users_line():
     assert sources == {f"{__file__}:{first + 8}": 1, f"{__file__}:{first + 10}": 2}
     assert only_row(plain, "linear").calls == 3
     assert only_row(plain, "linear").source == ""
-    assert f"{__file__}:{first + 10}" in str(t)
+    monkeypatch.chdir(Path(__file__).parents[1])
+    assert f" trace/test_trace_sources.py:{first + 10} " in str(t)
+
+
+class Doubled(torch.nn.Module):
+    """A model that calls ops by itself, a part that it holds, and one that it does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(4, 4)) for _ in range(2)
+        )
+        self.beside = (torch.nn.Bilinear(4, 4, 4),)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.beside[0](torch.mm(self.blocks[1](x), x), x)
+
+
+def test_modules_are_named_from_the_outermost_on():
+    model, x = Doubled(), torch.ones(4, 4)
+    with fastamp.debug.trace(source=True) as t, fastamp.autocast("cpu"):
+        model(x).sum().backward()
+        torch.addmm(x, x, x)
+        with pytest.raises(RuntimeError):
+            model(torch.ones(4, 5))
+    found = {(row.op, row.module) for row in t.rows if row.op != "sum"}
+    assert found >= {
+        ("linear", "blocks.1.1"),
+        ("mm", "Doubled"),
+        ("bilinear", "Bilinear"),
+        ("addmm", ""),
+    }
+    assert {module for _, module in found} == {"blocks.1.1", "Doubled", "Bilinear", ""}
+    heading, *rows = str(t).splitlines()[1:]
+    assert "  Module " in heading
+    assert any(row.startswith("linear ") and "  blocks.1.1  " in row for row in rows)
+    assert json.loads(t.to_json())["ops"][0].keys() >= {"source", "module"}
+
+
+def test_a_module_without_children_that_can_be_read_is_named_by_its_class():
+    class Odd(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.__dict__["_modules"] = None
+            return torch.nn.Linear(4, 4)(x)
+
+    model = Odd()
+    with fastamp.debug.trace(source=True) as t, fastamp.autocast("cpu"):
+        model(torch.ones(4, 4))
+    assert only_row(t, "linear").module == "Linear"
 
 
 def test_source_must_be_a_bool():

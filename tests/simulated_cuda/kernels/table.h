@@ -19,7 +19,7 @@ struct Kernel {
 /// The type of `simulated_cuda_find_kernel`: by the name under which nvcc's stub registers it.
 using FindKernel = Kernel (*)(const char* mangled);
 
-/// Tells how kernels of a type, a pointer to a function, are called.
+/// Says how kernels of a type, a pointer to a function, are called.
 bool add_signature(const char* type, MakeGrid make);
 
 /// Makes the compiler emit a kernel that nothing here calls.

@@ -58,7 +58,7 @@ cudaError_t call(Function function, const Body& body) {
   return end_call(refused == cudaSuccess ? body() : refused);
 }
 
-/// Tells on stderr why a call fails, where CUDA's error says less; returns the error.
+/// Prints on stderr why a call fails, where CUDA's error says less; returns the error.
 [[gnu::format(printf, 2, 3)]] cudaError_t because(cudaError_t error, const char* format, ...);
 
 const char* name_of(cudaError_t error);

@@ -82,8 +82,8 @@ Place bias_of(const RnnDescriptor& rnn, int layer, int which) {
   return {end_of_matrices(rnn, rnn.count()) + before * hidden, rnn.hidden, 1};
 }
 
-void tell(const Place& place, const RnnDescriptor& rnn, void* buffer, TensorDescriptor* descriptor,
-          void** address) {
+void describe(const Place& place, const RnnDescriptor& rnn, void* buffer,
+              TensorDescriptor* descriptor, void** address) {
   if (descriptor == nullptr || address == nullptr) return;
   *descriptor = {rnn.type, {1, place.rows, place.columns}};
   *address = static_cast<char*>(buffer) + place.begin * bytes_of(rnn.type);
@@ -165,8 +165,8 @@ int cudnnGetRNNWeightParams(Handle* /*handle*/, const RnnDescriptor* rnn, int la
                             void** bias_at) {
   const auto matrices = matrices_of(*rnn, layer, end_of_matrices(*rnn, layer));
   if (which < 0 || which >= static_cast<int>(matrices.size())) return kBadParameter;
-  tell(matrices[static_cast<std::size_t>(which)], *rnn, buffer, matrix, matrix_at);
-  tell(bias_of(*rnn, layer, which), *rnn, buffer, bias, bias_at);
+  describe(matrices[static_cast<std::size_t>(which)], *rnn, buffer, matrix, matrix_at);
+  describe(bias_of(*rnn, layer, which), *rnn, buffer, bias, bias_at);
   return kSuccess;
 }
 

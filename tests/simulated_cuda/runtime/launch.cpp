@@ -23,7 +23,7 @@ std::map<const void*, std::string>& registered() {
   return *all;
 }
 
-/// A function of a library beside this one; null, and told, if there is none.
+/// A function of a library beside this one; null, and printed, if there is none.
 void* find_beside(const char* library, const char* function) {
   Dl_info self{};
   dladdr(reinterpret_cast<const void*>(&find_beside), &self);

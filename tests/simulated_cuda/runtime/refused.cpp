@@ -5,7 +5,7 @@
 
 namespace simulated_cuda {
 
-/// Counts the call and tells its name (calls.cpp); returns cudaErrorNotSupported.
+/// Counts the call and prints its name (calls.cpp); returns cudaErrorNotSupported.
 int refuse(const char* function);
 
 }  // namespace simulated_cuda

@@ -7,7 +7,7 @@
 // CUDA's three modes with their refusals; graphs. Work runs at once, or, in late mode, as late as
 // the calls that wait allow, so that what is reused or read too early is seen.
 //
-// Work of a captured stream is recorded and also run, since torch's operators tell the shapes of
+// Work of a captured stream is recorded and also run, since torch's operators read the shapes of
 // their results only so; all device memory is set back when the capture ends.
 //
 // Does not stand for: work that runs at the same time, priorities, the implicit order of the legacy

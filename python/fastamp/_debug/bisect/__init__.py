@@ -154,7 +154,7 @@ def _names(model: torch.nn.Module) -> dict[str, str]:
 
 
 def _numbers(gradient: torch.Tensor) -> torch.Tensor:
-    """Those that may not be 0; sparse tensors have no ops that ask."""
+    """Returns those that may not be 0; sparse tensors have no ops that ask."""
     return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
@@ -246,7 +246,7 @@ class _Search:
             return sorted(min(enough, key=lambda tried: enough[frozenset(tried)]), key=str), False
 
     def agreement_and_cost(self, places: list[Place]) -> tuple[float, float]:
-        """Of a set that was tried; the cost is the share that the step becomes longer by."""
+        """Describes a set that was tried; the cost is the share that the step becomes longer by."""
         return self._tried[frozenset(places)]
 
     def rows(self, places: list[Place]) -> tuple[Fp32Op, ...]:
@@ -283,7 +283,7 @@ class _Search:
         names = {op for op, _ in ops}
         places: list[Place] = [(e.op, e.module) for e in self._suspects if e.op in names]
         if any(module is None for _, module in places):
-            return ops  # Outside of the model no module tells where.
+            return ops  # Outside of the model no module says where.
         if len(places) == len(ops):
             return places
         few = places[: max(len(places) // 2, len(ops))]

@@ -34,13 +34,13 @@ def agreement(gradients: Gradients, reference: Gradients) -> float:
     """
     product = squares = 0.0
     for name in gradients.keys() | reference.keys():
-        own, theirs = gradients.get(name), reference.get(name)
+        own, other = gradients.get(name), reference.get(name)
         if own is not None:
             squares += _dot(own, own)
-        if theirs is not None:
-            squares += _dot(theirs, theirs)
-        if own is not None and theirs is not None:
-            product += _dot(own, theirs)
+        if other is not None:
+            squares += _dot(other, other)
+        if own is not None and other is not None:
+            product += _dot(own, other)
     value = 2 * product / squares if squares else 1.0
     return value if value == value else 0.0  # NaN: inf / inf, or in the gradients
 

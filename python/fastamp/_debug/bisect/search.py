@@ -27,7 +27,7 @@ def needed_of(
     Args:
         items: In the order in which they are tried. The condition holds of all of them, and of a
             set that holds one for which it does; it does not hold of none.
-        holds: Tells whether the condition holds; should remember its answers.
+        holds: Returns whether the condition holds; should remember its answers.
         cheap: How many of the first items to try before any of the others.
 
     Returns:

@@ -27,7 +27,7 @@ _STATE_OF_SCALER = {"scale", "growth_factor", "backoff_factor"}
 
 @dataclasses.dataclass
 class _Gradient:
-    """What has been added up in the gradient of a parameter.
+    """Sum: what has been added up in the gradient of a parameter.
 
     Attributes:
         tensor: The gradient.
@@ -42,7 +42,7 @@ class _Gradient:
 
 @dataclasses.dataclass
 class _Optimizer:
-    """What has been done with the gradients of an optimizer since its last step.
+    """State: what has been done with the gradients of an optimizer since its last step.
 
     Attributes:
         unscaled_by: The scaler that has divided them.
@@ -60,7 +60,7 @@ class _Optimizer:
 
 
 class _Here(threading.local):
-    """What a thread is at.
+    """State of a thread.
 
     Attributes:
         root_is_scaled: Whether the loss of its backward pass carries a scale.
@@ -315,7 +315,7 @@ class OrderRules(CallListener):
                 self._findings.add("unscale-inside-accumulation", "update()", what)
 
     def before_zero_grad(self, owner: Any) -> None:
-        """What is zeroed is made of nothing."""
+        """Forgets gradients: what is zeroed is made of nothing."""
         is_module = isinstance(owner, torch.nn.Module)
         for parameter in owner.parameters() if is_module else _parameters_of(owner):
             self._gradients.pop(id(parameter), None)

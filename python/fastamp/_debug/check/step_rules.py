@@ -23,7 +23,9 @@ from fastamp._util.tool_guard import ToolGuard
 _CASTS = ("weight_casts", "other_casts", "cache_hits", "activation_hits", "kept_hits")
 # What clipping does to gradients: by norm, with a factor that is a tensor; by value.
 _FACTORS = {"mul_.Tensor", "_foreach_mul_.Tensor"}
-_SCALINGS = ("mul_", "div_", "_foreach_mul_", "_foreach_div_")
+_SCALINGS = ("mul", "div", "_foreach_mul", "_foreach_div")
+# What copies gradients: the op that writes them, too.
+_COPIES = ("_to_copy", "clone", "copy", "_foreach_copy")
 _BOUNDS = {
     "clamp_",
     "clamp_min_",
@@ -135,8 +137,6 @@ class StepRules(CallListener):
         """Looks at an op before it runs."""
         if call.op in _FACTORS or call.op in _BOUNDS:
             self._look_at_clip(call)
-        if call.op.partition(".")[0] in _SCALINGS and not call.backward:
-            self._look_at_scaling(call)
         self._regions |= call.regions
         if call.autocast is not None:
             self._regions.add(call.autocast[1])
@@ -144,18 +144,29 @@ class StepRules(CallListener):
     def seen(self, call: OpCall, result: Any) -> None:
         """Looks at an op that has run."""
         self._order.see(call, result)
+        name = call.op.partition(".")[0].removesuffix("_")
+        if name in (*_SCALINGS, *_COPIES) and not call.backward:
+            self._look_at_scaling(call, name, result)
 
-    def _look_at_scaling(self, call: OpCall) -> None:
+    def _look_at_scaling(self, call: OpCall, name: str, result: Any) -> None:
         """Programs may take the scale out of gradients by themselves."""
-        written, by = call.args[:2]
+        given = call.args[0]
+        by = call.args[1] if len(call.args) > 1 else None
+        if name in ("copy", "_foreach_copy"):
+            given, result, by = by, given, None
+        elif name == "mul" and isinstance(by, torch.Tensor) and by.dim() and _is_number(given):
+            given, by = by, given  # inverse * gradient
+        result = given if result is None else result  # of _foreach_mul_
         by = by[0] if isinstance(by, (list, tuple)) and by else by
 
         def factor() -> float:
             value = float(by.flatten()[0] if isinstance(by, torch.Tensor) else by)
-            return 1.0 / (value or math.inf) if "div" in call.op else value
+            return 1.0 / (value or math.inf) if "div" in name else value
 
         self._scaled.multiplied(
-            written if isinstance(written, (list, tuple)) else [written], factor
+            given if isinstance(given, (list, tuple)) else [given],
+            result if isinstance(result, (list, tuple)) else [result],
+            factor if name in _SCALINGS else None,
         )
 
     def _look_at_clip(self, call: OpCall) -> None:
@@ -218,3 +229,7 @@ class StepRules(CallListener):
             self._findings.add("region-casts-nothing", f"the region on {device}", what)
         self._ops.conclude()
         self._order.conclude(self._scalers)
+
+
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) or value.dim() == 0

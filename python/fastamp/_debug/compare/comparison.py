@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where two recorded steps part, beyond what rounding explains."""
+"""Finds where two recorded steps part, beyond what rounding explains."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections import defaultdict
+from typing import Any, ClassVar
 
 from fastamp._debug.compare.record import Event, Record
 from fastamp._debug.compare.sketch import Sketch
+from fastamp._debug.report import Report
 
 __all__ = ["Comparison", "Divergence", "compare_records"]
 
@@ -60,8 +62,8 @@ _KINDS = {"start": "parameter", "gradient": "gradient of", "end": "the step's up
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
-    """What two records have in common.
+class Comparison(Report):
+    """Result of a comparison of two records.
 
     Attributes:
         matched: Events that both have.
@@ -71,6 +73,8 @@ class Comparison:
         alone: Of the ops that one run alone has called before it, the first of each run.
         largest: The largest relative distance before it.
     """
+
+    kind: ClassVar[str] = "compare"
 
     matched: int
     only_first: int
@@ -87,7 +91,7 @@ class Comparison:
         ]
         if self.divergence is None:
             lines.append(
-                "The runs are equal, bit for bit as far as records tell."
+                "The runs are equal, bit for bit as far as records show."
                 if self.largest == 0.0
                 else f"Rounding explains all differences; the largest is {self.largest:.3g}."
             )
@@ -98,6 +102,29 @@ class Comparison:
                     lines.append(f"Before that, only the {which} run calls {_where(event)}.")
             lines.append(f"The largest relative difference before that is {self.largest:.3g}.")
         return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data: the attributes, events by kind, name, op and backward."""
+        part = self.divergence
+        return {
+            "matched": self.matched,
+            "only_first": self.only_first,
+            "only_second": self.only_second,
+            "divergence": part
+            and {
+                **_place_of(part.event),
+                "call": part.call,
+                "what": part.what,
+                "distance": part.distance,
+                "allowed": part.allowed,
+            },
+            "alone": [event and _place_of(event) for event in self.alone],
+            "largest": self.largest,
+        }
+
+
+def _place_of(event: Event) -> dict[str, Any]:
+    return dict(zip(("kind", "name", "op", "backward"), event.key, strict=True))
 
 
 class _Comparing:
@@ -119,22 +146,22 @@ class _Comparing:
         pairs = self._pairs(a, a.outputs, b.outputs)
         if pairs is None:
             return Divergence(a, call, self._shapes(a, b))
-        for own, theirs in pairs:
-            fault = self._of_parameter(call, a, b, own, theirs)
+        for own, reference in pairs:
+            fault = self._of_parameter(call, a, b, own, reference)
             if fault is not None:
                 return fault
         return None
 
     def _pairs(
-        self, a: Event, own: tuple[Sketch, ...], theirs: tuple[Sketch, ...]
+        self, a: Event, own: tuple[Sketch, ...], reference: tuple[Sketch, ...]
     ) -> list[tuple[Sketch, Sketch]] | None:
         """Tensors that can be compared, without the scale of the loss; None if shapes differ."""
-        if len(own) != len(theirs) or any(
-            x.shape != y.shape for x, y in zip(own, theirs, strict=True)
+        if len(own) != len(reference) or any(
+            x.shape != y.shape for x, y in zip(own, reference, strict=True)
         ):
             # Other numbers of ranks have other parts of batches and weights.
             return None if self._same_ranks else []
-        pairs = list(zip(own, theirs, strict=True))
+        pairs = list(zip(own, reference, strict=True))
         if a.backward or a.kind == "gradient":
             return [self._without_scale(x, y) for x, y in pairs]
         return pairs
@@ -228,7 +255,7 @@ def _difference(x: Sketch, y: Sketch) -> Sketch:
 
 
 def _roundoff(x: Sketch, y: Sketch) -> float:
-    """Of rounding to two dtypes, and nothing where both runs have the same bits to begin with."""
+    """Distance by rounding to two dtypes; 0 where both runs have the same bits to begin with."""
     return max(x.roundoff, y.roundoff) if x.dtype != y.dtype or x.roundoff > _FLOOR else 0.0
 
 
@@ -240,24 +267,24 @@ def compare_records(first: Record, second: Record) -> Comparison:
         second: Of the same program; dtypes, ranks and versions of torch may be others. Where the
             number of ranks differs, tensors of other shapes are not compared.
     """
-    theirs: dict[object, list[tuple[int, Event]]] = defaultdict(list)
+    reference: dict[object, list[tuple[int, Event]]] = defaultdict(list)
     for place, event in enumerate(second.events):
-        theirs[event.key].append((place, event))
+        reference[event.key].append((place, event))
     calls: dict[object, int] = defaultdict(int)
     comparing = _Comparing(first, second)
     matched, only_first = 0, 0
     divergence = None
-    ours_alone: Event | None = None
+    own_alone: Event | None = None
     met: set[int] = set()  # Places in the second run.
     last = 0
     for event in first.events:
         call = calls[event.key]
         calls[event.key] += 1
-        others = theirs[event.key]
+        others = reference[event.key]
         if call >= len(others):
             only_first += 1
             if divergence is None and event.kind == "op":
-                ours_alone = ours_alone or event
+                own_alone = own_alone or event
             elif divergence is None:
                 divergence = Divergence(event, call, "is in the first run only")
             continue
@@ -271,6 +298,6 @@ def compare_records(first: Record, second: Record) -> Comparison:
     if divergence is None and first.skipped != second.skipped:
         divergence = Divergence(first.events[-1], 0, "the step is skipped in one run only")
     before = enumerate(second.events[:last])
-    theirs_alone = (e for place, e in before if place not in met and e.kind == "op")
-    alone = ours_alone, next(theirs_alone, None)
+    torchs_alone = (e for place, e in before if place not in met and e.kind == "op")
+    alone = own_alone, next(torchs_alone, None)
     return Comparison(matched, only_first, only_second, divergence, alone, comparing.largest)

@@ -44,13 +44,13 @@ class Event:
 
     @property
     def key(self) -> tuple[str, str, str, bool]:
-        """What events of two runs have in common that are the same; calls in the same order."""
+        """Key that events of two runs have in common that are the same; calls in the same order."""
         return self.kind, self.name, self.op, self.backward
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What ``python -m fastamp --record FILE`` writes.
+    """Record that ``python -m fastamp --record FILE`` writes.
 
     Attributes:
         torch: Its version.

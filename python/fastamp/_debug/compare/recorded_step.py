@@ -32,10 +32,10 @@ def _noise(results: Any, twins: Any) -> float:
     largest = 0.0
     for result, twin in zip(tree_leaves(results), tree_leaves(twins), strict=False):
         if isinstance(result, torch.Tensor) and isinstance(twin, torch.Tensor):
-            own, theirs = result.detach().double(), twin.detach().double()
-            if own.shape == theirs.shape and own.numel():
-                size = float(torch.linalg.vector_norm(theirs))
-                apart = float(torch.linalg.vector_norm(own - theirs))
+            own, other = result.detach().double(), twin.detach().double()
+            if own.shape == other.shape and own.numel():
+                size = float(torch.linalg.vector_norm(other))
+                apart = float(torch.linalg.vector_norm(own - other))
                 if 0.0 < apart < float("inf") and size > 0.0:
                     largest = max(largest, apart / size)
     return largest
@@ -112,7 +112,7 @@ class RecordedStep(CallListener, OpWatcher):
         """Whether a call says nothing of its own, or may be another with other options."""
         if call.module:
             self._is_past_backward = False
-        # Unscaling, clipping and the optimizer: the update tells what they did.
+        # Unscaling, clipping and the optimizer: the update shows what they did.
         after = self._inside or (self._is_past_backward and not call.backward)
         tensors = [getattr(scaler, "_scale", None) for scaler in self._scalers]
         scales = {scale.data_ptr() for scale in tensors if isinstance(scale, torch.Tensor)}
@@ -168,7 +168,7 @@ class RecordedStep(CallListener, OpWatcher):
                     self._events.append(event)
 
     def before_optimizer_step(self, optimizer: Any, by_scaler: bool) -> None:  # noqa: ARG002
-        """What runs now is told by the weights after it."""
+        """Ignores what runs now: it shows in the weights after it."""
         self._inside += 1
 
     def after_optimizer_step(self, optimizer: Any, by_scaler: bool) -> None:  # noqa: ARG002

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tensor in 32 numbers, of which two tell how far apart two tensors are."""
+"""A tensor in 32 numbers, of which two show how far apart two tensors are."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROUNDOFF = {
 
 @dataclasses.dataclass(frozen=True)
 class Sketch:
-    """What a record keeps of a tensor.
+    """Sketch that a record keeps of a tensor.
 
     Sums of elements with signs, a linear function of the tensor: the distance of two sketches is
     about that of the tensors, in the 2-norm, and a multiple of a tensor has the same multiple of
@@ -58,7 +58,7 @@ class Sketch:
         return math.dist(self.sums, other.sums) / size if size > 0 else 0.0
 
     def as_list(self) -> list[Any]:
-        """For JSON."""
+        """Returns data for JSON."""
         return [list(self.shape), self.dtype, self.norm, self.non_finite, list(self.sums)]
 
     @classmethod

@@ -27,7 +27,7 @@ def inspect(
     twin: bool = True,
     ignore: Iterable[str] = (),
 ) -> InspectReport:
-    """Runs one training step and tells what mixed precision did in it.
+    """Runs one training step and reports what mixed precision did in it.
 
     ::
 
@@ -41,7 +41,7 @@ def inspect(
     finds. ``python -m fastamp --inspect FILE train.py`` does this to a step of a program as it is.
 
     Slow on purpose: each op runs up to three times and all tensors of the step are kept, in fp32
-    too. Results of the step are the same, bit for bit. In C++, ``fastamp::Inspector`` tells ranges,
+    too. Results of the step are the same, bit for bit. In C++, ``fastamp::Inspector`` shows ranges,
     loss scale and weights.
 
     Args:

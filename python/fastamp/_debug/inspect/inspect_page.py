@@ -81,12 +81,12 @@ def _head(report: StepRows) -> str:
             window = f"2<sup>{low_end}</sup> .. 2<sup>{high_end}</sup>"
         cards.append((window, f"loss scales that fit; now {scale.scale:g}"))
     cards.append((str(len(report.check.findings)), "findings"))
-    told = "fastamp inspect"
+    text = "fastamp inspect"
     if report.check.cause:
-        told += f"; {html.escape(str(report.check.cause))}"
+        text += f"; {html.escape(str(report.check.cause))}"
     elif report.skipped:
-        told += "; the scaler skipped the step: gradients were inf or NaN"
-    return f"<h1>{html.escape(str(report.title))}</h1><p>{told}</p>{cards_of(cards)}"
+        text += "; the scaler skipped the step: gradients were inf or NaN"
+    return f"<h1>{html.escape(str(report.title))}</h1><p>{text}</p>{cards_of(cards)}"
 
 
 def _findings(report: StepRows) -> str:

@@ -4,28 +4,16 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
 from typing import Any, ClassVar
 
 from fastamp._debug.inspect.inspect_page import page_of
 from fastamp._debug.inspect.inspect_rows import StepRows, low_share
 from fastamp._debug.inspect.inspect_sections import scale_sentence, sections_of
-from fastamp._debug.report import PageReport, Section
+from fastamp._debug.report import PageReport, Section, plain
 from fastamp._util.tool_guard import ToolGuard
 
 __all__ = ["InspectReport"]
-
-
-def _plain(value: Any) -> Any:
-    """Data that JSON has: no inf and NaN, names in place of numbers as keys."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +71,7 @@ class InspectReport(StepRows, PageReport):
         return self.text()
 
     def text(self, rows: int = 30) -> str:
-        """The same with so many rows of each table at most."""
+        """Returns the same with so many rows of each table at most."""
         parts = [
             str(self.title),
             ToolGuard("fastamp.debug.inspect's summary", "is left out").run(
@@ -108,7 +96,7 @@ class InspectReport(StepRows, PageReport):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data: ``ops``, ``gradients``, ``weights``, ``loss_scale``, ``check``."""
-        record: dict[str, Any] = _plain(dataclasses.asdict(self))
+        record: dict[str, Any] = plain(dataclasses.asdict(self))
         record["check"] = self.check.to_dict()
         return record
 

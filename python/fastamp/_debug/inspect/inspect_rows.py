@@ -229,7 +229,7 @@ class LossScale:
 
 @dataclasses.dataclass(frozen=True)
 class Title:
-    """What a report is of.
+    """Title: what a report is of.
 
     Attributes:
         program: As on the command line; empty where a function was inspected.

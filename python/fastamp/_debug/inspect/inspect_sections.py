@@ -20,7 +20,7 @@ def number(value: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Of a share from 0 to 1; a dash for None."""
+    """Returns a share from 0 to 1 as text; a dash for None."""
     return "-" if share is None else f"{100 * share:.3g} %"
 
 
@@ -36,7 +36,7 @@ def _severity(row: OpRow) -> float:
 
 
 def sections_of(report: StepRows, rows: int = _ROWS) -> list[Section]:
-    """All tables of a report, without the empty ones."""
+    """Returns all tables of a report, without the empty ones."""
     guard = ToolGuard("a table of fastamp.debug.inspect", "is left out")
     tables = (_ops, _errors, _ranges, _scales, _gradients, _weights)
     found = [guard.run_always(table, report, rows) for table in tables]

@@ -15,6 +15,7 @@ from fastamp._debug.report import PageReport
 from fastamp._debug.trace.trace_page import page_of
 from fastamp._debug.trace.trace_plot import draw
 from fastamp._debug.trace.trace_rows import COUNTS, TraceRow, sums_by_op
+from fastamp._debug.watch.origins import short_path
 from fastamp._scaler.new_scalers import as_lines, describe, listen, stop_listening
 from fastamp._util.tool_guard import ToolGuard
 
@@ -45,8 +46,8 @@ class trace(PageReport):  # noqa: N801 (used like torch.no_grad)
     steps; the trace keeps them alive.
 
     Args:
-        source: Tell calls apart by the line of Python that made them. Costs some microseconds per
-            op call while the trace is open.
+        source: Distinguish calls by the module and the line of Python that made them. Costs some
+            microseconds per op call while the trace is open.
         scaler: A gradient scaler, made before the block, that is to be reported too.
 
     Raises:
@@ -118,7 +119,7 @@ class trace(PageReport):  # noqa: N801 (used like torch.no_grad)
         Raises:
             ValueError: Unknown ``sort_by``.
         """
-        return self._recorder.table(sort_by, row_limit) + self._scaler_lines()
+        return self._recorder.table(sort_by, row_limit, short_path) + self._scaler_lines()
 
     def _scaler_lines(self) -> str:
         guard = ToolGuard("fastamp.debug.trace", "leaves gradient scalers out")
@@ -133,7 +134,7 @@ class trace(PageReport):  # noqa: N801 (used like torch.no_grad)
         """Everything recorded: ``ops`` (one mapping per row), ``totals``, ``gradient_casts``.
 
         And ``scalers``: ``enabled``, ``scale`` now, ``skipped_steps`` and ``history`` of each, the
-        last iterations as ``GradScaler.history`` tells them. Reading them waits for the device.
+        last iterations as ``GradScaler.history`` returns them. Reading them waits for the device.
         ``kept_casts``: ``copies`` and ``bytes`` that :func:`fastamp.casts.keep` holds now.
         """
         record: dict[str, Any] = json.loads(self._recorder.json())

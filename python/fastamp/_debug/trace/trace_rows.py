@@ -23,6 +23,8 @@ class TraceRow:
             are to fp8, the result is in ``run_dtype``), else why not. Empty elsewhere.
         source: ``"file:line"`` of the Python call with ``source=True``, else empty. Empty too for
             calls without Python code of the user around them, as in backward passes.
+        module: With ``source=True``, the innermost module whose forward pass the call is in, by its
+            name in the outermost one; that one by its class. Empty outside of modules.
         calls: How often the op was called like this.
         weight_casts: Casts made of float32 parameters for these calls.
         other_casts: Casts made of inputs, activations and anything else.
@@ -39,6 +41,7 @@ class TraceRow:
     run_dtype: str
     float8: str
     source: str
+    module: str
     calls: int
     weight_casts: int
     other_casts: int

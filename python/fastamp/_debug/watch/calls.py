@@ -25,7 +25,7 @@ __all__ = ["CallListener", "is_notifying", "listening"]
 
 
 class CallListener:
-    """A base of what is told of calls while it listens. What its methods raise, its guard gets."""
+    """A base of what gets calls while it listens. What its methods raise, its guard gets."""
 
     guard: ToolGuard
 
@@ -36,7 +36,7 @@ class CallListener:
         """A backward pass is about to begin at these."""
 
     def after_backward(self) -> None:
-        """It has ended."""
+        """Called when it has ended."""
 
     def after_gradients(self, outputs: Any, gradients: Any, create_graph: bool) -> None:
         """``torch.autograd.grad`` has returned gradients of outputs."""
@@ -54,19 +54,19 @@ class CallListener:
         """A scaler is about to multiply something."""
 
     def after_scale(self, scaler: Any, scaled: Any) -> None:
-        """It has returned this."""
+        """Called when it has returned this."""
 
     def before_unscale(self, scaler: Any, optimizer: Any) -> None:
         """A scaler is about to divide the gradients of an optimizer, for a step or by itself."""
 
     def after_unscale(self, scaler: Any, optimizer: Any) -> None:
-        """It has."""
+        """Called when it has."""
 
     def before_scaler_step(self, scaler: Any, optimizer: Any) -> None:
         """A scaler is about to have an optimizer make a step, or skip it."""
 
     def after_scaler_step(self, scaler: Any, optimizer: Any) -> None:
-        """It has."""
+        """Called when it has."""
 
     def before_update(self, scaler: Any, new_scale: Any) -> None:
         """A scaler is about to end an iteration, or is given a scale."""
@@ -78,7 +78,7 @@ class CallListener:
         """An optimizer is about to make a step, within a scaler's or by itself."""
 
     def after_optimizer_step(self, optimizer: Any, by_scaler: bool) -> None:
-        """It has."""
+        """Called when it has."""
 
     def before_schedule(self, scheduler: Any) -> None:
         """An LR scheduler is about to make a step."""
@@ -103,7 +103,7 @@ class _Within(threading.local):
         return any(name == other for _, other in self.calls)
 
 
-# With the thread whose calls it is told of; None: of those of all threads.
+# With the thread whose calls it is notified of; None: of those of all threads.
 _listeners: list[tuple[CallListener, int | None]] = []
 _within = _Within()
 _patches = Patches()
@@ -115,7 +115,7 @@ def listening(listener: CallListener, *, this_thread: bool = False) -> Iterator[
     """Notifies a listener of calls inside the block. May end within a call that it is notified of.
 
     Args:
-        listener: Is told.
+        listener: Is notified.
         this_thread: Of calls of the thread that begins the block alone.
     """
     if not _listeners:
@@ -229,7 +229,7 @@ def _region_init(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _notifying(event: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that tells of its calls; of those of a class's and its base's, of the outer one."""
+    """A method that notifies of its calls; of a class's and its base's, of the outer one."""
 
     @functools.wraps(original)
     def method(owner: Any, *args: Any, **kwargs: Any) -> Any:

@@ -57,7 +57,7 @@ class ModelNames:
         return name
 
     def held(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """All parameters and buffers of models, such as ("the buffer 1.running_var", ...)."""
+        """Yields all parameters and buffers of models: ("the buffer 1.running_var", ...)."""
         for name, parameter in self._parameters.values():
             yield f"the parameter {name}", parameter
         for module, path in self._modules.items():
@@ -66,7 +66,7 @@ class ModelNames:
                     yield f"the buffer {path}.{name}", buffer
 
     def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """All of models by name, and then those that optimizers have alone."""
+        """Yields all of models by name, and then those that optimizers have alone."""
         yield from self._parameters.values()
         seen = set(self._parameters)
         for number, optimizer in enumerate(self._optimizers, 1):

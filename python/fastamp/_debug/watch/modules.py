@@ -185,7 +185,7 @@ def address(tensor: torch.Tensor | None) -> int:
 
 
 def local_of(tensor: Any) -> torch.Tensor | None:
-    """What a tool may read of a tensor by itself, with no call of other code or other ranks.
+    """Returns what a tool may read of a tensor without a call of other code or other ranks.
 
     Itself if it is ordinary, this rank's shard of a DTensor, else None.
     """

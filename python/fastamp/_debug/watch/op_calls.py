@@ -119,7 +119,7 @@ def _defaults(device: str) -> dict[str, str]:
 class _Regions(TorchFunctionMode):
     """Notes for which devices a region is in force when Python calls torch.
 
-    Below autocast, where ops are seen, torch tells that there is none.
+    Below autocast, where ops are seen, torch says that there is none.
     """
 
     def __init__(self) -> None:
@@ -147,8 +147,8 @@ class Watch(TorchDispatchMode):
     """Shows every op of a thread, and of the backward passes it starts, to a watcher.
 
     Args:
-        path: Tells the module.
-        regions: Tells for which devices a region is in force.
+        path: Finds the module.
+        regions: Finds for which devices a region is in force.
         watcher: Sees each :class:`OpCall`.
         guard: Of the tool: an op runs once, whatever becomes of that.
     """

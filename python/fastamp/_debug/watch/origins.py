@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where inf and NaN come from: the first op that makes them, or a tensor that had them."""
+"""Finds where inf and NaN come from: the first op that makes them, or a tensor that had them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOST_COMPARED = 64
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Where numbers began not to be finite.
+    """Place where numbers began not to be finite.
 
     Attributes:
         number: The order in which origins were seen, from 0.
@@ -97,7 +97,7 @@ class Origins:
         return next(overflows, None)
 
     def of(self, tensor: Any) -> Origin | None:
-        """Where what is not finite in a tensor comes from; None if it is finite, or masked."""
+        """Returns where inf and NaN in a tensor come from; None if it is finite, or masked."""
         if not has_nonfinite(tensor):
             return None
         origin = self._by_memory.get(address(local_of(tensor)))

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from fastamp._debug.watch.calls import CallListener
+from fastamp._debug.watch.modules import local_of
 from fastamp._util.tool_guard import ToolGuard
 
 __all__ = ["ScaledGradients", "carries_scale"]
@@ -38,8 +39,24 @@ class _BackwardPass:
     is_alone: bool
 
 
+class _Scaled(NamedTuple):
+    """A gradient of a loss that a scaler has multiplied, or what a program made of it.
+
+    Attributes:
+        tensor: Kept, so that no other takes its memory.
+        scaler: Multiplied the loss.
+        is_divided: Whether the program has taken the scale out.
+    """
+
+    tensor: torch.Tensor
+    scaler: Any
+    is_divided: bool
+
+
 class ScaledGradients(CallListener):
     """Follows losses that scalers have multiplied into the gradients of parameters.
+
+    And those into the tensors that a program makes of them, by the address of their elements.
 
     Args:
         optimizers: Whose parameters; may grow.
@@ -58,9 +75,8 @@ class ScaledGradients(CallListener):
         self.scale = 1.0
         self._optimizers = optimizers
         self._nodes: list[tuple[Any, Any]] = []
-        self._scaled: dict[int, tuple[torch.Tensor, Any]] = {}
+        self._scaled: dict[int, _Scaled] = {}
         self._passes: dict[int, _BackwardPass] = {}  # by thread
-        self._divided: dict[int, torch.Tensor] = {}
 
     def after_scale(self, scaler: Any, scaled: Any) -> None:
         """Notes the node that multiplied."""
@@ -72,6 +88,7 @@ class ScaledGradients(CallListener):
     def before_backward(self, tensors: Any) -> None:
         """Notes which gradients there are."""
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        self._keep_gradients()
         before = {id(p): _state(p) for p in self._parameters()}
         here = threading.get_ident()
         others = [each for thread, each in self._passes.items() if thread != here]
@@ -80,7 +97,7 @@ class ScaledGradients(CallListener):
         self._passes[here] = _BackwardPass(self.scaler_of(roots), before, not others)
 
     def after_backward(self) -> None:
-        """Those that have changed carry the loss's scale; new ones of a loss without do not.
+        """Notes that what has changed carries the loss's scale; new ones of a loss without do not.
 
         Nothing is said of what changed while passes of two threads ran.
         """
@@ -91,12 +108,15 @@ class ScaledGradients(CallListener):
             state, before = _state(parameter), this.before.get(id(parameter))
             if state is None or state == before:
                 continue
-            self._divided.pop(id(parameter), None)
+            gradient = parameter.grad
+            assert gradient is not None
+            known = self._scaled.get(_memory(gradient))
             if this.scaler is not None and this.is_alone:
-                assert parameter.grad is not None
-                self._scaled[id(parameter)] = (parameter.grad, this.scaler)
-            elif before is None or before[0] != state[0] or not this.is_alone:
-                self._scaled.pop(id(parameter), None)
+                self._scaled[_memory(gradient)] = _Scaled(gradient, this.scaler, is_divided=False)
+            elif known is not None and (
+                known.is_divided or before is None or before[0] != state[0] or not this.is_alone
+            ):
+                del self._scaled[_memory(gradient)]
 
     def before_optimizer_step(self, optimizer: Any, by_scaler: bool) -> None:
         """Looks whether the step is called past the scaler."""
@@ -108,49 +128,55 @@ class ScaledGradients(CallListener):
     def after_optimizer_step(self, optimizer: Any, by_scaler: bool) -> None:  # noqa: ARG002
         """Forgets graphs and gradients."""
         self._nodes.clear()
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                self._scaled.pop(id(parameter), None)
-                self._divided.pop(id(parameter), None)
+        for parameter in _parameters_of(optimizer):
+            if parameter.grad is not None:
+                self._scaled.pop(_memory(parameter.grad), None)
+        self._keep_gradients()
 
     def after_update(self, scaler: Any) -> None:  # noqa: ARG002
         """Forgets graphs."""
         self._nodes.clear()
 
-    def multiplied(self, written: Iterable[torch.Tensor], factor: Callable[[], float]) -> None:
+    def multiplied(
+        self,
+        given: Sequence[torch.Tensor],
+        made: Sequence[torch.Tensor],
+        factor: Callable[[], float] | None,
+    ) -> None:
         """Looks whether a program takes the scale out of gradients by itself.
 
         Args:
-            written: Tensors that are multiplied.
-            factor: By what; asked for if there are such gradients among them.
+            given: Tensors that are multiplied or copied.
+            made: What becomes of each: the same tensor, if in place.
+            factor: By what; asked for if there are such gradients among them. None: copied.
         """
-        memories = {_memory(tensor) for tensor in written} if self._scaled else set()
-        for key, (gradient, scaler) in list(self._scaled.items()):
-            is_written = _memory(gradient) in memories
-            if is_written and abs(factor() * float(scaler.get_scale()) - 1.0) < 1e-3:
-                del self._scaled[key]
-                self._divided[key] = gradient
+        for tensor, result in zip(given, made, strict=False) if self._scaled else ():
+            known = self._scaled.get(_memory(tensor))
+            if known is not None:
+                scale = float(known.scaler.get_scale())
+                divides = factor is not None and abs(factor() * scale - 1.0) < 1e-3
+                is_divided = known.is_divided or divides
+                self._scaled[_memory(result)] = _Scaled(result, known.scaler, is_divided)
 
     def is_divided(self, optimizer: Any) -> bool:
         """Whether a program has taken the scale out of an optimizer's gradients by itself."""
-        return any(
-            parameter.grad is not None and self._divided.get(id(parameter)) is parameter.grad
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        )
+        return any(known.is_divided for known in self._known_of(optimizer))
+
+    def _known_of(self, optimizer: Any) -> list[_Scaled]:
+        gradients = [p.grad for p in _parameters_of(optimizer) if p.grad is not None]
+        return [self._scaled[_memory(g)] for g in gradients if _memory(g) in self._scaled]
+
+    def _keep_gradients(self) -> None:
+        """Forgets tensors that are no parameter's gradient."""
+        gradients = {_memory(p.grad) for p in self._parameters() if p.grad is not None}
+        self._scaled = {at: known for at, known in self._scaled.items() if at in gradients}
 
     def _parameters(self) -> Iterator[torch.Tensor]:
         for optimizer in list(self._optimizers):
-            for group in optimizer.param_groups:
-                yield from group["params"]
+            yield from _parameters_of(optimizer)
 
     def _scalers_of(self, optimizer: Any) -> list[Any]:
-        found = []
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                gradient, scaler = self._scaled.get(id(parameter), (None, None))
-                if gradient is not None and parameter.grad is gradient:
-                    found.append(scaler)
+        found = [each.scaler for each in self._known_of(optimizer) if not each.is_divided]
         return list({id(scaler): scaler for scaler in found}.values())
 
     def scaler_of(self, roots: list[Any]) -> Any:
@@ -175,4 +201,11 @@ def _state(parameter: torch.Tensor) -> tuple[int, int] | None:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    return id(tensor) if tensor.layout != torch.strided else tensor.data_ptr()
+    local = local_of(tensor)
+    has_address = local is not None and local.layout == torch.strided and not local.is_meta
+    return (local.data_ptr() if local is not None and has_address else 0) or id(tensor)
+
+
+def _parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What kernels may write in CUDA's language, as C++. Only what ours use, and its neighbours.
+// What kernels may write in CUDA's language, as C++. Only what fastamp's use, and its neighbours.
 
 #include "cuda_on_cpu/emulator/collectives.h"
 #include "cuda_on_cpu/emulator/grid.h"

@@ -4,7 +4,7 @@
 // Executes the kernels of src/kernels/cuda on the CPU, from the sources that nvcc compiles, so that
 // results, bounds and races are tested where there is no GPU. The sources are compiled as C++: the
 // headers of shim/ stand in for those of CUDA and of torch's CUDA part, and for the one file of
-// ours that only nvcc can read, kernels/cuda/launch.cuh.
+// fastamp's that only nvcc can read, kernels/cuda/launch.cuh.
 //
 // What is modelled
 // - Threads (fibers.h, grid.h). Each CUDA thread is a fiber, each block an OS thread. Threads and
