@@ -136,11 +136,10 @@ class StepLog(Held):
             self._drop()
 
     def _drop(self) -> None:
-        if not self._released:
-            self._released = True
-            logs.stop_listening(self._listen)
-            atexit.unregister(self._finish)
-            self._at_exit.cancel()
+        self._released = True
+        logs.stop_listening(self._listen)
+        atexit.unregister(self._finish)
+        self._at_exit.cancel()
         for logger in self._loggers:
             logger.drop()
         self._loggers.clear()

@@ -14,14 +14,16 @@ import torch
 import fastamp
 
 
-def trained(steps: str, **options: Any) -> fastamp.GradScaler:
+def trained(steps: str, *, zero_gradients: bool = False, **options: Any) -> fastamp.GradScaler:
     """A scaler after some iterations, of which those with an x overflowed."""
-    scaler = fastamp.GradScaler("cpu", init_scale=1024.0, growth_interval=2, **options)
+    options = {"init_scale": 1024.0, "growth_interval": 2, **options}
+    scaler = fastamp.GradScaler("cpu", **options)
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([weight], lr=0.1)
+    factor = 0.0 if zero_gradients else 2.0
     for step in steps:
         optimizer.zero_grad()
-        scaler.scale((weight * (math.inf if step == "x" else 2.0)).sum()).backward()
+        scaler.scale((weight * (math.inf if step == "x" else factor)).sum()).backward()
         scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()
@@ -46,6 +48,18 @@ def test_scale_skips_and_norms_are_those_of_the_history(tmp_path: Path):
     assert list(norm.lines[0].get_xdata()) == [row.step for row in finite] == [0, 1, 3, 4, 6, 7]
     assert list(norm.lines[0].get_ydata()) == [row.norm for row in finite]
     assert [text.get_text() for text in scale.get_legend().texts] == ["scale", "skipped (2 of 8)"]
+    assert [axes.get_yscale() for axes in (scale, norm)] == ["log", "log"]
+    assert scale.yaxis.get_transform().base == 2  # A change of the scale is a step on its grid.
+    assert list(norm.get_xticks()) == [round(tick) for tick in norm.get_xticks()]
+
+
+def test_axes_are_linear_where_a_scale_or_a_norm_is_zero():
+    pytest.importorskip("matplotlib")
+    scaler = trained("..", zero_gradients=True)
+    scale, norm = fastamp.debug.plot_history(scaler).axes
+    assert (scale.get_yscale(), norm.get_yscale()) == ("log", "linear")
+    without = fastamp.debug.plot_history(trained("..", init_scale=0.0)).axes[0]
+    assert without.get_yscale() == "linear"
 
 
 @pytest.mark.parametrize("scaler", [trained(""), trained("..", history_size=0)])

@@ -117,6 +117,15 @@ def test_the_deprecated_argument_is_passed_with_a_warning_at_the_caller():
             scaler.step(optimizer)
 
 
+def test_a_scale_that_a_subclass_takes_away_is_an_error_as_in_torch():
+    for kind in SCALERS:
+        scaler, optimizer = prepared(kind, Watching)
+        scaler._get_scale_async = lambda: None
+        with pytest.raises(AssertionError):
+            scaler.step(optimizer)
+        assert optimizer.seen == []
+
+
 def test_attributes_are_removed_if_step_raises():
     class Failing(Watching):
         def step(self, _closure=None):
