@@ -46,6 +46,16 @@ MUTANTS = [
 ]
 
 
+def _with_quick_device_code(words: Sequence[str]) -> list[str]:
+    """A compiler's command, for one architecture and not optimized if it is nvcc's.
+
+    Nothing runs that code: the simulated device has the emulator's.
+    """
+    architectures = [word for word in words if word.startswith("--generate-code=")]
+    kept = [word for word in words if word not in architectures[1:]]
+    return [*kept, "-Xcicc", "-O0", "-Xptxas", "-O0"] if architectures else kept
+
+
 class Build:
     """The commands of a configured build folder, whose libraries are built."""
 
@@ -88,7 +98,7 @@ class Build:
             compiled = work / source.name
             text = source.read_text(encoding="utf-8")
             compiled.write_text(text.replace(str(file), str(changed)), encoding="utf-8")
-        words = list(words)
+        words = _with_quick_device_code(words)
         words[words.index("-c") + 1] = str(compiled)
         place = words.index("-o") + 1
         before, words[place] = words[place], str(work / "changed.o")

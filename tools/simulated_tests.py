@@ -11,7 +11,7 @@ import argparse
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from simulated_cuda import check_torch, is_built, libraries
 from tracked_files import ROOT
 
 CTEST_SUMMARY = re.compile(r"^(\d+% tests passed.*|No tests were found.*)$")
-DEMO_SUMMARY = re.compile(r"^All numbers: .*")
 PYTEST_SUMMARY = re.compile(r"^=+ .*\b(passed|failed|error|errors|skipped|no tests ran)\b.* =+$")
 
 # Host code that hands memory to a device, or takes it back: what late work finds faults in.
@@ -33,53 +32,84 @@ LATE = (
 )
 
 
+# Where it can matter whether there is a device: defaults, what is installed, tools that look at
+# tensors, steps, programs of the guides. What else there is never asks: casts and kernels for the
+# CPU, builds, packages, the tools.
+BESIDE = (
+    "tests/python/debugging",
+    "tests/python/distributed",
+    "tests/python/dropin",
+    "tests/python/graphed",
+    "tests/python/inference",
+    "tests/python/ops",
+    "tests/python/scaler",
+    "tests/python/trace",
+    "tests/python/test_",
+)
+FLOAT8 = ("tests/python/simulated_cuda/test_float8.py",)
+Command = Callable[[Path], list[str]]
+
+
 @dataclass(frozen=True)
 class Pass:
     """One run on the device.
 
     Attributes:
         name: What it is called in the summary.
+        command: Returns what runs, given the build folder.
         options: Of the launcher, tools/simulated_cuda.py.
-        paths: What pytest runs, and options of it; empty for the C++ tests.
-        marker: Which tests of them.
-        demo: Whether it is the demo instead.
+        summary: The line of its output that tells what came of it: the last that matches.
     """
 
     name: str
+    command: Command
     options: tuple[str, ...] = ()
-    paths: tuple[str, ...] = ()
-    marker: str = "cuda"
-    demo: bool = False
+    summary: re.Pattern[str] = PYTEST_SUMMARY
 
 
-FLOAT8 = ("tests/python/simulated_cuda/test_float8.py",)
+def _pytest(*paths: str, marker: str = "cuda") -> Command:
+    words = [sys.executable, "-m", "pytest", "-m", marker, "-n", "0", *paths]
+    return lambda _: words
+
+
+def _program(tool: str, *words: str, folder: str = "") -> Command:
+    """One of tools/, with the build folder, or with a folder in it."""
+
+    def command(build_dir: Path) -> list[str]:
+        place = ["--folder", str(build_dir / folder)] if folder else ["--build-dir", str(build_dir)]
+        return [sys.executable, str(ROOT / "tools" / tool), *place, *words]
+
+    return command
+
 
 PASSES = (
-    Pass("the device's own tests", paths=("tests/python/simulated_cuda",), marker="simulated"),
-    Pass("C++"),
-    Pass("Python", paths=("tests/python", "--ignore=tests/python/thirdparty")),
-    # On several devices some libraries copy models by NCCL, which is not simulated.
-    Pass("third parties", ("--devices", "1"), ("tests/python/thirdparty",)),
-    Pass("Python, late", ("--late",), LATE),
+    Pass("the device's own tests", _pytest("tests/python/simulated_cuda", marker="simulated")),
+    Pass("C++", lambda build_dir: ctest_command(build_dir, label="cuda"), summary=CTEST_SUMMARY),
+    Pass("Python", _pytest("tests/python", "--ignore=tests/python/thirdparty")),
+    Pass("third parties", _pytest("tests/python/thirdparty")),
+    Pass("Python, late", _pytest(*LATE), ("--late",)),
     *(
-        Pass(f"fp8 at {number / 10}", ("--capability", str(number)), FLOAT8, "simulated")
+        Pass(
+            f"fp8 at {number / 10}",
+            _pytest(*FLOAT8, marker="simulated"),
+            ("--capability", str(number)),
+        )
         for number in (80, 89, 100)
     ),
-    Pass("demo", demo=True),
+    Pass("beside a device", _program("run_tests.py", "--beside-cuda", *BESIDE)),
+    Pass(
+        "demo",
+        _program("demo.py", "--iters", "20", folder="simulated_demo"),
+        summary=re.compile(r"^All numbers: .*"),
+    ),
+    Pass("make gpu", _program("simulated_gpu.py"), summary=re.compile(r"^\d+ stages, .*")),
 )
 
 
 def command_of(one: Pass, build_dir: Path) -> list[str]:
     """Returns the command of a pass."""
     launcher = [sys.executable, str(ROOT / "tools" / "simulated_cuda.py")]
-    launcher += ["--build-dir", str(build_dir), *one.options, "--"]
-    if one.demo:
-        demo = [sys.executable, str(ROOT / "tools" / "demo.py"), "--iters", "20"]
-        return [*launcher, *demo, "--folder", str(build_dir / "simulated_demo")]
-    if not one.paths:
-        return [*launcher, *ctest_command(build_dir, label="cuda")]
-    pytest = [sys.executable, "-m", "pytest", "-m", one.marker, "-n", "0", *one.paths]
-    return [*launcher, *pytest]
+    return [*launcher, "--build-dir", str(build_dir), *one.options, "--", *one.command(build_dir)]
 
 
 def run(command: list[str], summary: re.Pattern[str]) -> tuple[int, str]:
@@ -105,9 +135,7 @@ def run_passes(passes: Sequence[Pass], build_dir: Path) -> int:
     lines = []
     failed = 0
     for one in passes:
-        usual = PYTEST_SUMMARY if one.paths else CTEST_SUMMARY
-        summary = DEMO_SUMMARY if one.demo else usual
-        status, line = run(command_of(one, build_dir), summary)
+        status, line = run(command_of(one, build_dir), one.summary)
         failed += status != 0
         lines.append(f"simulated, {one.name}: {line.strip('= ')}")
     print("\n".join(lines))

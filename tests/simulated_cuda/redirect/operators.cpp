@@ -176,6 +176,7 @@ std::optional<at::Generator> generator_in(const Stack& values) {
 /// Before the operator: what its stream has waiting, and whether it is captured.
 bool prepare(cudaStream_t stream, const std::string& name) {
   const bool capturing = is_capturing(stream);
+  redirect_newcomers();
   count_operator();
   if (traces()) {
     std::fprintf(stderr, "simulated CUDA: [%p%s] %s\n", static_cast<void*>(stream),
