@@ -46,7 +46,6 @@ def as_sanitizer(words: Sequence[str]) -> None:
     """Stands in for compute-sanitizer."""
     if "memcheck" in words[:SANITIZER_OPTIONS]:
         os.environ["SIMULATED_CUDA_GUARDS"] = "1"
-        os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     command = words[SANITIZER_OPTIONS:]
     os.execv(command[0], list(command))
 
@@ -74,9 +73,8 @@ def main(arguments: Sequence[str]) -> int:
     sys.executable = str(_stand_in("python"))
     os.environ["PATH"] = f"{FOLDER / 'bin'}{os.pathsep}{os.environ['PATH']}"
     gpu_stages.FOLDER = FOLDER / "gpu"
-    gpu_stage.STAGES[:] = [
-        replace(stage, minutes=PATIENCE * stage.minutes) for stage in gpu_stage.STAGES
-    ]
+    stages = [replace(stage, minutes=PATIENCE * stage.minutes) for stage in gpu_stages.STAGES]
+    gpu_stages.STAGES[:] = stages
     return gpu_stage.main(arguments)
 
 

@@ -7,7 +7,7 @@ means nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -44,11 +44,17 @@ def _with_numbers_up_to(most: int, function: Callable[..., Any]) -> Callable[...
     return called
 
 
-def _set_everywhere(name: str, value: Any) -> None:
-    """Replaces a name in all modules of rows that have it."""
+def _replace(owner: Any, **values: Any) -> None:
+    """Replaces names of a module or class."""
+    for name, value in values.items():
+        assert hasattr(owner, name)
+        setattr(owner, name, value)
+
+
+def _replace_everywhere(**values: Any) -> None:
+    """Replaces names in all modules of rows that have them."""
     for module in (import_module(f"benchmarks.rows.{each}") for each in ROWS):
-        if hasattr(module, name):
-            setattr(module, name, value)
+        _replace(module, **{name: v for name, v in values.items() if hasattr(module, name)})
 
 
 def _small_workloads() -> Callable[[str], list[Any]]:
@@ -71,13 +77,14 @@ def _shrink_lists() -> None:
     def make_gradients(device: str, count: int, elements: int) -> Any:
         return scaler_gradients(device, min(count, COUNT), min(elements, ELEMENTS))
 
-    scaler_gradients = scaler.make_gradients
-    _set_everywhere("make_gradients", make_gradients)
-    _set_everywhere("_parameters", _with_numbers_up_to(ELEMENTS, layouts._parameters))
-    muon._matrices = _with_numbers_up_to(SIDE, muon._matrices)  # type: ignore[assignment]
-    steps.LARGE = (COUNT, ELEMENTS)
-    shapes = steps.transformer_shapes
-    steps.transformer_shapes = lambda blocks, width, tables: shapes(2, 8, [8 for _ in tables])
+    def transformer_shapes(blocks: int, width: int, tables: list[int]) -> Any:
+        return shapes(min(blocks, 2), min(width, 8), [8 for _ in tables])
+
+    scaler_gradients, shapes = scaler.make_gradients, steps.transformer_shapes
+    _replace_everywhere(make_gradients=make_gradients)
+    _replace(layouts, _parameters=_with_numbers_up_to(ELEMENTS, layouts._parameters))
+    _replace(muon, _matrices=_with_numbers_up_to(SIDE, muon._matrices))
+    _replace(steps, LARGE=(COUNT, ELEMENTS), transformer_shapes=transformer_shapes)
 
 
 def _shrink_models() -> None:
@@ -96,16 +103,15 @@ def _shrink_models() -> None:
     def text(length: int, masked: bool = False) -> Any:
         return models.text(min(length, 32), masked)
 
-    _set_everywhere("workloads", _small_workloads())
-    _set_everywhere("wide_digits", wide_digits)
-    _set_everywhere("text", text)
-    low_precision_weights.gpt2 = gpt2
-    claims.LIMIT = LIMIT
-    float8.llama_block = lambda: models.transformer(1, SIDE, 4)
-    real = float8.Product
-    float8.Product = _with_numbers_up_to(SIDE, real)  # type: ignore[assignment,misc]
+    def llama_block() -> Any:
+        return models.transformer(1, SIDE, 4)
+
+    _replace_everywhere(workloads=_small_workloads(), wide_digits=wide_digits, text=text)
+    _replace(low_precision_weights, gpt2=gpt2)
+    _replace(claims, LIMIT=LIMIT)
+    _replace(float8, llama_block=llama_block, Product=_with_numbers_up_to(SIDE, float8.Product))
     one_layer = _with_numbers_up_to(SIDE, float8._step_of_one_layer)
-    float8._step_of_one_layer = one_layer
+    _replace(float8, _step_of_one_layer=one_layer)
 
 
 def make_rows_small(tree: Path) -> None:
@@ -131,7 +137,13 @@ def make_rows_small(tree: Path) -> None:
         least_repeats=REPEATS,
         quick=True,
     )
-    run.Plan.base = lambda plan: once  # type: ignore[method-assign]
-    run.Plan.limit = lambda plan: float("inf")  # type: ignore[method-assign]
+
+    def base(_: Any) -> budget.Effort:
+        return once
+
+    def limit(_: Any) -> float:
+        return float("inf")
+
+    _replace(run.Plan, base=base, limit=limit)
     _shrink_lists()
     _shrink_models()

@@ -16,6 +16,7 @@ from support.simulated_cuda import counted, late_work
 
 pytestmark = pytest.mark.simulated
 DEVICES = ("cuda:0", "cuda:1")
+DTYPES = (torch.float16, torch.bfloat16, torch.float64, torch.int64)
 
 
 def pair(*shape: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -24,7 +25,9 @@ def pair(*shape: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["", "late"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64], ids=str
+)
 def test_collectives_of_one_process(dtype, late):
     one, other = pair(6, dtype=dtype)
     total = one.cpu() + other.cpu()

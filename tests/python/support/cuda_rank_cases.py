@@ -89,7 +89,7 @@ def collectives_of(step: Callable[[], object]) -> int | None:
 
 
 def sharded(device: torch.device) -> Any:
-    """A clipped step of a model of which each rank has a part, and of the same model in one piece."""
+    """A clipped step of a whole model, and of one of which each rank has a part."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 

@@ -15,12 +15,27 @@ namespace simulated_cuda {
 
 namespace fs = std::filesystem;
 
+namespace {
+
+/// Removes at the end of the process what it has made: torch keeps communicators for good.
+struct Folders {
+  std::vector<fs::path> made;
+  ~Folders() {
+    std::error_code not_empty;
+    for (const fs::path& folder : made) fs::remove(folder, not_empty);
+  }
+};
+
+}  // namespace
+
 std::string make_mail_folder() {
+  static Folders folders;
   std::string path = (fs::temp_directory_path() / "simulated-nccl-XXXXXX").string();
   if (mkdtemp(path.data()) == nullptr) {
     std::fprintf(stderr, "simulated CUDA: no folder %s for messages of ranks\n", path.c_str());
     std::abort();
   }
+  folders.made.emplace_back(path);
   return path;
 }
 
