@@ -30,7 +30,12 @@ PYTEST_SECONDS = 3600  # and a Python file; its tests have limits of their own
 # Folders that run in one process: a fixture of the session does the work of all their files.
 TOGETHER = ("tests/python/distributed",)
 # Beginnings of files that build in the build folder of make, where only one ninja may run.
-BUILDERS = ("tests/python/benchmarks/", "tests/python/packaging/", "tests/python/test_demo.py")
+BUILDERS = (
+    "tests/python/benchmarks/",
+    "tests/python/packaging/",
+    "tests/python/simulated_cuda/test_make_simcuda.py",
+    "tests/python/test_demo.py",
+)
 LOGS = ROOT / "build" / "tests"
 # One at a time writes what pytest remembers of its last run; that is none of these.
 PYTEST_OPTIONS = ("-p", "no:cacheprovider", "-p", "no:xdist")

@@ -32,6 +32,7 @@ SANITIZER_OPTIONS = 2 * len(("--tool", "--error-exitcode", "--print-limit"))
 def as_python(words: Sequence[str]) -> None:
     """Stands in for the interpreter of stages."""
     if words[:1] == ["-m"] and words[1].startswith("benchmarks"):
+        sys.path.insert(0, str(ROOT))  # as -m does
         make_rows_small(FOLDER / "tree")
         sys.argv = list(words[1:])
         module = "benchmarks.__main__" if words[1] == "benchmarks" else words[1]
