@@ -53,15 +53,21 @@ def event_loop(statement: str, names: dict[str, Any]) -> Loop:
     def events(count: int) -> list[torch.cuda.Event]:
         return [torch.cuda.Event(enable_timing=True) for _ in range(count)]
 
+    def total(begin: list[torch.cuda.Event], end: list[torch.cuda.Event]) -> float:
+        milliseconds = sum(a.elapsed_time(b) for a, b in zip(begin, end, strict=True))
+        return milliseconds * 1e6
+
+    # A statement may use any other name, those of builtins too.
     hidden = {"_flush": flush, "_events": events, "_wait": torch.cuda.synchronize}
+    hidden |= {"_pairs": zip, "_total": total}
     body = (
         "    _begin, _end = _events(_count), _events(_count)\n"
-        "    for _first, _last in zip(_begin, _end):\n"
+        "    for _first, _last in _pairs(_begin, _end):\n"
         "        _flush()\n"
         "        _first.record()\n"
         f"        {statement}\n"
         "        _last.record()\n"
         "    _wait()\n"
-        "    return sum(a.elapsed_time(b) for a, b in zip(_begin, _end)) * 1e6\n"
+        "    return _total(_begin, _end)\n"
     )
     return _compile(body, statement, {**names, **hidden})

@@ -46,6 +46,20 @@ MUTANTS = [
 ]
 
 
+def _quick(words: Sequence[str]) -> list[str]:
+    """A compiler's command without optimization, and for one architecture if it is nvcc's.
+
+    Nothing runs its device code: the simulated device has the emulator's.
+    """
+    architectures = [word for word in words if word.startswith("--generate-code=")]
+    kept = ["-O0" if word == "-O3" else word for word in words if word not in architectures[1:]]
+    kept = kept[1:] if Path(kept[0]).name == "ccache" else kept
+    if "-MD" in kept:  # what ninja reads of a file's headers
+        first = kept.index("-MD")
+        del kept[first : kept.index("-MF") + 2]
+    return [*kept, "-Xcicc", "-O0", "-Xptxas", "-O0"] if architectures else kept
+
+
 class Build:
     """The commands of a configured build folder, whose libraries are built."""
 
@@ -72,6 +86,21 @@ class Build:
                 return words, source
         return None
 
+    def _with_own_headers(self, words: list[str], target: str, work: Path) -> list[str]:
+        """The command with headers that are precompiled as it compiles; makes them once."""
+        header = next((word for word in words if word.endswith("/cmake_pch.hxx")), None)
+        if header is None:
+            return words
+        own = work / target / "cmake_pch.hxx"
+        compiled = Path(f"{own}.gch")
+        if not compiled.is_file() or compiled.stat().st_mtime < Path(header).stat().st_mtime:
+            own.parent.mkdir(exist_ok=True)
+            shutil.copy(header, own)
+            make = _quick(next(w for w in self.commands[target] if "c++-header" in w))
+            make[make.index("-o") + 1] = str(compiled)
+            self._run(make, f"{target}: precompiled headers")
+        return [str(own) if word == header else word for word in words]
+
     def library(self, mutant: Mutant[HostGroup], work: Path) -> Path:
         """Makes the library that a changed source is in; returns it.
 
@@ -88,7 +117,7 @@ class Build:
             compiled = work / source.name
             text = source.read_text(encoding="utf-8")
             compiled.write_text(text.replace(str(file), str(changed)), encoding="utf-8")
-        words = list(words)
+        words = self._with_own_headers(_quick(words), target, work)
         words[words.index("-c") + 1] = str(compiled)
         place = words.index("-o") + 1
         before, words[place] = words[place], str(work / "changed.o")

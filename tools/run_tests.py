@@ -30,7 +30,12 @@ PYTEST_SECONDS = 3600  # and a Python file; its tests have limits of their own
 # Folders that run in one process: a fixture of the session does the work of all their files.
 TOGETHER = ("tests/python/distributed",)
 # Beginnings of files that build in the build folder of make, where only one ninja may run.
-BUILDERS = ("tests/python/benchmarks/", "tests/python/packaging/", "tests/python/test_demo.py")
+BUILDERS = (
+    "tests/python/benchmarks/",
+    "tests/python/packaging/",
+    "tests/python/simulated_cuda/test_make_simcuda.py",
+    "tests/python/test_demo.py",
+)
 LOGS = ROOT / "build" / "tests"
 # One at a time writes what pytest remembers of its last run; that is none of these.
 PYTEST_OPTIONS = ("-p", "no:cacheprovider", "-p", "no:xdist")
@@ -195,6 +200,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--part", action="append", default=[], choices=suite_parts.PARTS, help="this one too"
     )
     parser.add_argument("--cuda", action="store_true", help="only tests that need a GPU")
+    parser.add_argument(
+        "--beside-cuda",
+        nargs="+",
+        default=(),
+        metavar="PATH",
+        help="only Python tests below these that need no GPU, to see what one's presence changes",
+    )
     parser.add_argument("--emulated", action="store_true", help="only emulated kernels, all cases")
     parser.add_argument("--only", default="", metavar="TEXT", help="only names with this in them")
     parser.add_argument("--logs", type=Path, default=LOGS, help="where they print")
@@ -210,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ["FASTAMP_EMULATE_LONG"] = "1"
         return subprocess.call(ctest_command(options.build_dir, "emulated", PROCESSES), cwd=ROOT)
     gpu = gpu_name()
-    if options.cuda and not gpu:
+    if (options.cuda or options.beside_cuda) and not gpu:
         raise SystemExit("no CUDA GPU here: nothing was tested")
     print(f"GPU: {gpu}" if gpu else "no CUDA GPU here: tests that need one are skipped", flush=True)
     if not gpu:
@@ -221,6 +233,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         entries.append(
             Entry("pytest", "tests that need a GPU", ("-m", "cuda", *PYTEST_OPTIONS, *PRELOADED))
         )
+    elif options.beside_cuda:
+        os.environ["FASTAMP_TESTS_BESIDE_CUDA"] = "1"
+        below = tuple(options.beside_cuda)
+        entries = [entry for entry in pytest_entries(frozenset()) if entry.name.startswith(below)]
     else:
         parts = chosen_parts(options)
         if "long" in parts:
@@ -229,7 +245,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     entries = [entry for entry in entries if options.only in entry.name]
     suite_queue.preload()
     # On a GPU memory and time are tested, of which a second process would take some.
-    results = run_queue(entries, 1 if gpu else PROCESSES, options.logs)
+    alone = gpu and "SIMULATED_CUDA_DEVICES" not in os.environ
+    results = run_queue(entries, 1 if alone else PROCESSES, options.logs)
     if options.record:
         costs = {} if options.all else suite_costs.read()
         costs |= suite_costs.compilations(options.build_dir)

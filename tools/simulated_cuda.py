@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,8 +43,13 @@ def symbols(library: Path, which: str) -> set[str]:
     return {line.split()[-1] for line in lines}
 
 
+def is_nccls(name: str) -> bool:
+    """Returns whether a function is one of NCCL, which has no versions."""
+    return re.fullmatch(r"nccl[A-Z]\w*", name) is not None
+
+
 def missing_functions(runtime: Path, torch_libraries: Path) -> list[str]:
-    """Returns the functions of the CUDA runtime that torch imports and the device has not.
+    """Returns the functions of the CUDA runtime and NCCL that torch imports and the device has not.
 
     Args:
         runtime: The simulated runtime.
@@ -53,7 +59,7 @@ def missing_functions(runtime: Path, torch_libraries: Path) -> list[str]:
     for name in RUNTIME_IMPORTS:
         if (torch_libraries / name).is_file():
             imports = symbols(torch_libraries / name, "--undefined-only")
-            wanted |= {item for item in imports if f"@{runtime.name}" in item}
+            wanted |= {item for item in imports if f"@{runtime.name}" in item or is_nccls(item)}
     have = {name.partition("@")[0] for name in symbols(runtime, "--defined-only")}
     return sorted({name.partition("@")[0] for name in wanted} - have)
 

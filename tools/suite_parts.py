@@ -20,7 +20,7 @@ PRODUCT = "product"
 
 #: The parts of `make test-all` beside the product, and what they are.
 PARTS = {
-    "long": "tests of the product that are marked long",
+    "long": "tests of the product that are marked long, and make simcuda",
     "flavours": "emulated kernels without a sanitizer and under ThreadSanitizer",
     "packages": "programs that users compile, the package and its ways of installation",
     "libraries": "Accelerate, Lightning, transformers, timm; the example programs",
@@ -38,6 +38,7 @@ TESTS = {
     "tests/python/inference/test_onnx.py": "libraries",
     "tests/python/inference/test_serving.py": "packages",
     "tests/python/packaging": "packages",
+    "tests/python/simulated_cuda/test_make_simcuda.py": "long",
     "tests/python/test_cpp_guide.py": "packages",
     "tests/python/test_missing_packages.py": "workshop",
     "tests/python/test_readme.py": "packages",

@@ -10,7 +10,7 @@ import torch
 import fastamp
 from benchmarks import goals, harness, results_file, run, table
 from benchmarks.budget import QUICK, Budget, Effort
-from benchmarks.clocks import host_loop
+from benchmarks.clocks import event_loop, host_loop
 from benchmarks.harness import BASELINE, FASTAMP, Candidate, Result, Row, measure, nothing
 from benchmarks.rows import all_rows
 
@@ -271,6 +271,13 @@ def test_calls_are_counted_until_a_block_is_long_enough():
 def test_names_of_a_statement_may_hide_nothing_of_the_loop():
     loop = host_loop("total.append(count * range)", {"total": [], "count": 2, "range": 3}, "cpu")
     assert loop(5) > 0
+    assert loop.__kwdefaults__["total"] == [6] * 5
+
+
+@pytest.mark.cuda
+def test_names_of_a_statement_may_hide_nothing_of_the_loop_of_events():
+    loop = event_loop("total.append(sum * zip)", {"total": [], "sum": 2, "zip": 3})
+    assert loop(5) >= 0
     assert loop.__kwdefaults__["total"] == [6] * 5
 
 

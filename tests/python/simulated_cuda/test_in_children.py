@@ -33,16 +33,6 @@ def test_the_self_tests_pass_with_a_guard_page_behind_each_tensor():
     assert "passed" in done.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.parametrize("capability", ["80", "89", "100"])
-def test_regions_in_fp8_at_other_capabilities(capability):
-    command = ["-m", "pytest", str(FOLDER / "test_float8.py"), "-q", "-n", "0"]
-    done = run_simulated(*command, "-p", "no:cacheprovider", options=("--capability", capability))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "passed" in done.stdout
-
-
 CRASHES = {
     "the host reads": (
         "import ctypes; x = torch.ones(4, device='cuda'); ctypes.string_at(x.data_ptr(), 4)",

@@ -254,8 +254,6 @@ def test_exported_models_keep_the_casts(device: str, strict: bool):
 @DTYPES
 def test_data_parallel_replicas_run_in_the_region(dtype: torch.dtype):
     devices = list(range(torch.cuda.device_count()))
-    if len(devices) > 1:
-        need_real_gpu("NCCL")
     forward = partial(nn.parallel.data_parallel, device_ids=devices)
     same_results(lambda: train("cuda", dtype, lambda model, x: forward(model, x)))
 

@@ -13,6 +13,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -132,6 +133,15 @@ Stack run_seeded(const Call& call, Stack arguments, std::uint64_t seed) {
   return run_on_cpu(call, std::move(arguments));
 }
 
+/// The same; threads that draw random numbers take turns, since the CPU has one generator. Not for
+/// replays of graphs, which hold the runtime's lock already.
+Stack run_in_turn(const Call& call, Stack arguments, std::uint64_t seed) {
+  static auto* const mutex = new std::mutex();
+  std::unique_lock<std::mutex> turn(*mutex, std::defer_lock);
+  if (call.seeded) turn.lock();
+  return run_seeded(call, std::move(arguments), seed);
+}
+
 /// A result's memory on the device, which replays of a graph write.
 struct Output {
   void* to;
@@ -176,6 +186,7 @@ std::optional<at::Generator> generator_in(const Stack& values) {
 /// Before the operator: what its stream has waiting, and whether it is captured.
 bool prepare(cudaStream_t stream, const std::string& name) {
   const bool capturing = is_capturing(stream);
+  redirect_newcomers();
   count_operator();
   if (traces()) {
     std::fprintf(stderr, "simulated CUDA: [%p%s] %s\n", static_cast<void*>(stream),
@@ -211,7 +222,7 @@ void run_operator(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, S
   const Call call{op, views.has_sparse(), op.hasTag(at::Tag::nondeterministic_seeded)};
   TORCH_CHECK(!capturing || !call.sparse, "simulated CUDA: no sparse tensors in graphs");
   const auto seed = call.seeded ? next_seed(generator_in(values), device.index(), capturing) : 0;
-  const Stack results = run_seeded(call, arguments, seed);
+  const Stack results = run_in_turn(call, arguments, seed);
   views.hand_back();
 
   std::vector<Output> outputs;

@@ -31,6 +31,9 @@ void run_convolution(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                      torch::jit::Stack* stack);
 void run_copy(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
+/// Redirects the operators of libraries that were loaded since the last call (registration.cpp).
+void redirect_newcomers();
+
 /// Calls an operator so, on a stack of its arguments; returns its first result.
 at::Tensor run_by_name(const char* name, torch::jit::Stack arguments);
 

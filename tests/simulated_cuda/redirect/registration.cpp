@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which operators are redirected: those of aten that torch has a kernel for CUDA of, and one for
-// the CPU. What only makes or describes tensors, or waits for a value, stays torch's code for CUDA.
+// Which operators are redirected: those of aten and torchvision that have a kernel for CUDA, and one
+// for the CPU. What only makes or describes tensors, or waits for a value, stays torch's code for
+// CUDA. torchvision's are redirected by the first of torch's operators that is called after its import.
 #include "simulated_cuda/redirect/libraries.h"
 #include "simulated_cuda/redirect/operators.h"
 #include "simulated_cuda/simulated_cuda.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <atomic>
 #include <cstdio>
+#include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 #include <utility>
@@ -124,7 +128,58 @@ void redirect(const c10::OperatorHandle& op) {
 /// Is the operator torch's own? Others have kernels of their own, which are under test.
 bool is_torchs(const c10::OperatorName& name) { return name.name.rfind("aten::", 0) == 0; }
 
+bool is_torchvisions(const c10::OperatorName& name) {
+  return name.name.rfind("torchvision::", 0) == 0;
+}
+
+/// Operators that libraries have brought since the start; their kernels come after them.
+class Newcomers final : public c10::OpRegistrationListener {
+ public:
+  void onOperatorRegistered(const c10::OperatorHandle& op) override {
+    if (!is_torchvisions(op.operator_name())) return;
+    const std::scoped_lock lock(mutex_);
+    names_.push_back(op.operator_name());
+    is_empty_ = false;
+  }
+  void onOperatorDeregistered(const c10::OperatorHandle& /*op*/) override {}
+
+  std::vector<c10::OperatorName> take() {
+    if (is_empty_) return {};
+    const std::scoped_lock lock(mutex_);
+    is_empty_ = true;
+    return std::exchange(names_, {});
+  }
+
+ private:
+  std::mutex mutex_;
+  std::atomic<bool> is_empty_{true};
+  std::vector<c10::OperatorName> names_;
+};
+
+Newcomers& newcomers() {
+  static auto* const listener = [] {
+    auto made = std::make_unique<Newcomers>();
+    auto* const known = made.get();
+    static auto* const handle = new c10::RegistrationHandleRAII(
+        c10::Dispatcher::singleton().addRegistrationListener(std::move(made)));
+    (void)handle;
+    return known;
+  }();
+  return *listener;
+}
+
 }  // namespace
+
+void redirect_newcomers() {
+  const auto names = newcomers().take();
+  if (names.empty()) return;
+  Quiet quiet;
+  const c10::WarningUtils::WarningHandlerGuard no_warnings(&quiet);
+  for (const auto& name : names) {
+    if (const auto op = c10::Dispatcher::singleton().findSchema(name)) redirect(*op);
+  }
+}
+
 }  // namespace simulated_cuda
 
 /// Called by the runtime when a program first asks for devices.
@@ -139,6 +194,7 @@ extern "C" void simulated_cuda_redirect() {
       redirect(*op);
     }
   }
+  redirect_newcomers();
   register_libraries(&add_library);
   register_recurrent(&add_library);
 }

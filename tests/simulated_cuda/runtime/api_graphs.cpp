@@ -31,6 +31,11 @@ void replay(const Graph& graph) {
   }
 }
 
+cudaError_t instantiate(cudaGraphExec_t* to, cudaGraph_t graph) {
+  *to = reinterpret_cast<cudaGraphExec_t>(new Held(*reinterpret_cast<Held*>(graph)));
+  return cudaSuccess;
+}
+
 }  // namespace
 }  // namespace simulated_cuda
 
@@ -122,10 +127,11 @@ cudaError_t cudaGraphNodeGetDependencies(cudaGraphNode_t /*node*/, cudaGraphNode
 
 cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* to, cudaGraph_t graph,
                                           unsigned long long /*flags*/) {
-  return call(Function::cudaGraphInstantiateWithFlags, [&] {
-    *to = reinterpret_cast<cudaGraphExec_t>(new Held(*reinterpret_cast<Held*>(graph)));
-    return cudaSuccess;
-  });
+  return call(Function::cudaGraphInstantiateWithFlags, [&] { return instantiate(to, graph); });
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* to, cudaGraph_t graph,
+                                 unsigned long long /*flags*/) {
+  return call(Function::cudaGraphInstantiate, [&] { return instantiate(to, graph); });
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t handle) {

@@ -74,6 +74,15 @@ cudaError_t set(void* to, int value, std::size_t bytes, cudaStream_t handle) {
   return cudaSuccess;
 }
 
+cudaError_t allocate_pinned(void** to, std::size_t bytes) {
+  if (posix_memalign(to, kPinnedAlignment, std::max<std::size_t>(bytes, 1)) != 0) {
+    return cudaErrorMemoryAllocation;
+  }
+  std::memset(*to, kRubbish, bytes);
+  pin(*to, bytes);
+  return cudaSuccess;
+}
+
 }  // namespace
 }  // namespace simulated_cuda
 
@@ -105,14 +114,10 @@ cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
 }
 
 cudaError_t cudaHostAlloc(void** to, std::size_t bytes, unsigned /*flags*/) {
-  return call(Function::cudaHostAlloc, [&] {
-    if (posix_memalign(to, kPinnedAlignment, std::max<std::size_t>(bytes, 1)) != 0) {
-      return cudaErrorMemoryAllocation;
-    }
-    std::memset(*to, kRubbish, bytes);
-    pin(*to, bytes);
-    return cudaSuccess;
-  });
+  return call(Function::cudaHostAlloc, [&] { return allocate_pinned(to, bytes); });
+}
+cudaError_t cudaMallocHost(void** to, std::size_t bytes) {
+  return call(Function::cudaMallocHost, [&] { return allocate_pinned(to, bytes); });
 }
 
 cudaError_t cudaFreeHost(void* memory) {

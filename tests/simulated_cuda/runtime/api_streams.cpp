@@ -92,6 +92,13 @@ cudaError_t cudaStreamCreate(cudaStream_t* to) {
   });
 }
 
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* to, unsigned /*flags*/) {
+  return call(Function::cudaStreamCreateWithFlags, [&] {
+    *to = make_stream(thread_state().device, 0);
+    return cudaSuccess;
+  });
+}
+
 cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   return on_stream(Function::cudaStreamDestroy, handle, [](Stream& stream) {
     if (stream.legacy) return cudaErrorInvalidResourceHandle;

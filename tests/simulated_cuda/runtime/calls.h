@@ -30,6 +30,7 @@ enum class Count : std::uint8_t {
   copies_to_device,   ///< From the host.
   copies_to_host,     ///< From a device.
   copies_on_devices,  ///< On a device, or from one to another.
+  collectives,        ///< Calls of NCCL that move data.
   kCount
 };
 void count(Count what);

@@ -23,20 +23,6 @@ std::map<const void*, std::string>& registered() {
   return *all;
 }
 
-/// A function of a library beside this one; null, and printed, if there is none.
-void* find_beside(const char* library, const char* function) {
-  Dl_info self{};
-  dladdr(reinterpret_cast<const void*>(&find_beside), &self);
-  std::string path = self.dli_fname;
-  path = path.substr(0, path.rfind('/') + 1) + library;
-  void* const handle = dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL);
-  void* const found = handle == nullptr ? nullptr : dlsym(handle, function);
-  if (found == nullptr) {
-    std::fprintf(stderr, "simulated CUDA: %s\n", dlerror());
-  }
-  return found;
-}
-
 Kernel find_kernel(const std::string& name) {
   static const auto find = reinterpret_cast<FindKernel>(
       find_beside("libsimulated_cuda_kernels.so", "simulated_cuda_find_kernel"));
@@ -49,6 +35,19 @@ Kernel find_kernel(const std::string& name) {
 }
 
 }  // namespace
+
+void* find_beside(const char* library, const char* function) {
+  Dl_info self{};
+  dladdr(reinterpret_cast<const void*>(&find_beside), &self);
+  std::string path = self.dli_fname;
+  path = path.substr(0, path.rfind('/') + 1) + library;
+  void* const handle = dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL);
+  void* const found = handle == nullptr ? nullptr : dlsym(handle, function);
+  if (found == nullptr) {
+    std::fprintf(stderr, "simulated CUDA: %s\n", dlerror());
+  }
+  return found;
+}
 
 void register_kernel(const void* stub, const char* name) {
   const std::scoped_lock lock(state_mutex());
