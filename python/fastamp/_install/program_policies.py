@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fastamp._install.installation import in_spawned_processes
-from fastamp._policy.module_names import Named, named_modules
+from fastamp._policy.module_names import Named, is_meant, named_modules
 from fastamp._policy.module_placement import put_under, take_from
 from fastamp._policy.module_policies import chosen_policies
 from fastamp._policy.policy_file import PolicyFile, listed, nearest
@@ -145,7 +145,7 @@ class _ProgramModules:
     def _policies_of(self, modules: list[Named]) -> list[Any]:
         self._known_names.update(each.bare for each in modules)
         for pattern in list(self._unmatched):
-            if any(each.has_name_like(pattern) for each in modules):
+            if any(is_meant(each, pattern, self._file.modules[pattern]) for each in modules):
                 self._unmatched.discard(pattern)
         unseen = {id(each.module) for each in modules if not self._has_seen(each.module)}
         placed = [

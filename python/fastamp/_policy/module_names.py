@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Named", "ancestors", "applying", "named_modules"]
+from fastamp._policy.positions import POSITIONS, computes_positions
+
+__all__ = ["Named", "ancestors", "applying", "is_meant", "named_modules"]
 
 #: Parts of names that torch's wrappers add, each the name of the wrapper's one child.
 _WRAPPER_PARTS = frozenset(
@@ -69,15 +71,22 @@ def ancestors(bare: str) -> list[str]:
     return ["", *(".".join(parts[:count]) for count in range(1, len(parts)))]
 
 
-def applying(patterns: Iterable[str], modules: list[Named]) -> list[tuple[Named, list[str]]]:
+def is_meant(module: Named, pattern: str, value: Any) -> bool:
+    """Whether a pattern with this value names a module: one for positions only those with some."""
+    return module.has_name_like(pattern) and (
+        value != POSITIONS or computes_positions(module.module)
+    )
+
+
+def applying(policies: Mapping[str, Any], modules: list[Named]) -> list[tuple[Named, list[str]]]:
     """Returns the patterns that each module is to be put under, in their order.
 
     Those that name it, but for one that names a module around it and was replaced by another
     pattern in between: in ``{"*": ..., "block": ...}`` the second holds in all of ``block``.
     """
-    patterns = list(patterns)
+    patterns = list(policies)
     matched = {
-        each.bare: [number for number, p in enumerate(patterns) if each.has_name_like(p)]
+        each.bare: [n for n, p in enumerate(patterns) if is_meant(each, p, policies[p])]
         for each in modules
     }
     result = []

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
-from fastamp._policy.module_names import Named, ancestors, applying, named_modules
+from fastamp._policy.module_names import Named, ancestors, applying, is_meant, named_modules
 from fastamp._policy.module_placement import ModulePolicy, put_under, take_from
 from fastamp._policy.policy_file import ModuleValue, PolicyFile, by_device, listed, nearest
+from fastamp._policy.positions import POSITIONS, policies_of_positions, rounded_frequencies
 from fastamp._util.held import Held
 
 __all__ = ["ModulePolicies", "chosen_policies", "for_modules"]
@@ -85,6 +87,9 @@ def for_modules(
             - ``"pass"``: autocast is off; nothing is cast.
             - ``torch.float16``, ``torch.bfloat16``, or their names: where autocast is on, it has
               this dtype. Refused for parts of a module in which it is off.
+            - ``"positions"``: of the modules that the pattern names, those that compute positions
+              (rotary and sinusoidal embeddings, found by their code: it names ``sin`` and ``cos``,
+              or ``polar``, and they have no weights of products) run products in float32.
             - A mapping: op policies, as for :class:`fastamp.policies.override`, by device if the
               value is a mapping. Ops such as ``"aten::gelu"`` that are not in the op table are
               registered as ``pass``.
@@ -98,6 +103,9 @@ def for_modules(
             a value, op or policy is unknown or does not fit the module. Nothing is changed then.
         OSError: The policy file cannot be read.
 
+    Warns:
+        UserWarning: Frequencies of a module under ``"positions"`` have 16 bits already.
+
     Note:
         Do it while no other thread calls the model.
     """
@@ -108,16 +116,12 @@ def for_modules(
     file = PolicyFile.of(policies, "policies.for_modules")
     modules = named_modules(model)
     names = {
-        pattern: [each.bare for each in modules if each.has_name_like(pattern)]
-        for pattern in file.modules
+        pattern: [each.bare for each in modules if is_meant(each, pattern, value)]
+        for pattern, value in file.modules.items()
     }
     for pattern, found in names.items():
         if not found:
-            raise file.refusal(
-                ("modules", pattern),
-                f"expected patterns of names of modules, got {pattern!r}, which no module of "
-                f"{type(model).__name__} has{nearest(pattern, [each.bare for each in modules])}",
-            )
+            raise file.refusal(("modules", pattern), _names_nothing(file, pattern, modules))
     with listed(file):
         placed = chosen_policies(file, modules)
     put_under(placed)
@@ -139,6 +143,8 @@ def chosen_policies(
     patterns: dict[int, list[str]] = {}
     by_id = {id(each.module): each.module for each in modules}
     for each, found in applying(file.modules, modules):
+        if any(file.modules[pattern] == POSITIONS for pattern in found):
+            _warn_of_rounded(each)
         known = patterns.setdefault(id(each.module), [])
         known += [pattern for pattern in found if pattern not in known]
     _check_nesting(file, modules)
@@ -155,10 +161,38 @@ def chosen_policies(
     return placed
 
 
+def _names_nothing(file: PolicyFile, pattern: str, modules: list[Named]) -> str:
+    """What is wrong with a pattern that no module is meant by."""
+    model = type(modules[0].module).__name__ if modules else "the model"
+    if file.modules[pattern] == POSITIONS and any(m.has_name_like(pattern) for m in modules):
+        return (
+            f"expected modules that compute positions, got {pattern!r}, which names none of "
+            f"{model}: no module without weights of products has code with sin and cos, or polar; "
+            "for a function there is fastamp.policies.fp32"
+        )
+    near = nearest(pattern, [each.bare for each in modules])
+    return (
+        f"expected patterns of names of modules, got {pattern!r}, which no module of {model} has"
+        f"{near}"
+    )
+
+
+def _warn_of_rounded(module: Named) -> None:
+    for name in rounded_frequencies(module.module):
+        dtype = module.module.get_buffer(name).dtype
+        warnings.warn(
+            "policies.for_modules: expected float32 frequencies in "
+            f"{module.bare or 'the model'!r}, got {name} of {dtype}: what that has rounded stays "
+            "so. Keep the model in float32, or make the buffer anew in float32.",
+            stacklevel=4,
+        )
+
+
 def _combined(values: list[Any]) -> ModulePolicy:
     region = None
     ops: dict[str, Any] = {}
-    for value in values:
+    for given in values:
+        value = policies_of_positions() if given == POSITIONS else given
         if isinstance(value, Mapping):
             for op, policy in value.items():
                 # Last in the order, as it was given.
@@ -170,7 +204,8 @@ def _combined(values: list[Any]) -> ModulePolicy:
 
 def _region_of(file: PolicyFile, patterns: Iterable[str]) -> tuple[str, Any]:
     """The last pattern that says something of the region, and what; empty if none does."""
-    regions = [p for p in patterns if not isinstance(file.modules[p], Mapping)]
+    values = file.modules
+    regions = [p for p in patterns if not isinstance(values[p], Mapping) and values[p] != POSITIONS]
     return (regions[-1], file.modules[regions[-1]]) if regions else ("", None)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import fastamp._C as _C
+from fastamp._policy.positions import POSITIONS
 from fastamp._policy.table import op_table, register_op, unregister_op
 
 if sys.version_info >= (3, 11):
@@ -39,12 +40,12 @@ __all__ = [
 
 #: Policies by op: for both devices, or by device.
 OpValues = Mapping[str, str | Mapping[str, str]]
-#: What a module runs under: "fp32", "pass", a 16-bit dtype, or op policies.
+#: What a module runs under: "fp32", "pass", "positions", a 16-bit dtype, or op policies.
 ModuleValue = str | torch.dtype | OpValues
 
 DEVICES = ("cpu", "cuda")
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-_REGION_VALUES = ("fp32", "pass", *_DTYPES)
+_MODULE_VALUES = ("fp32", "pass", POSITIONS, *_DTYPES)
 _POLICIES = tuple(_C.policy_names())
 
 
@@ -67,11 +68,11 @@ def _module_value(value: Any) -> str | torch.dtype | dict[str, Any]:
         ValueError: It is none of the values that there are. The text begins with "expected".
     """
     if isinstance(value, str):
-        if value not in _REGION_VALUES:
-            names = ", ".join(repr(name) for name in _REGION_VALUES)
+        if value not in _MODULE_VALUES:
+            names = ", ".join(repr(name) for name in _MODULE_VALUES)
             raise ValueError(
                 f"expected one of {names}, or op policies, got {value!r}"
-                f"{nearest(value, _REGION_VALUES)}"
+                f"{nearest(value, _MODULE_VALUES)}"
             )
         return _DTYPES.get(value, value)
     if isinstance(value, torch.dtype):
@@ -81,7 +82,9 @@ def _module_value(value: Any) -> str | torch.dtype | dict[str, Any]:
         return value
     if isinstance(value, Mapping):
         return _op_values(value)
-    raise TypeError(f"expected 'fp32', 'pass', a dtype or op policies, got {type(value).__name__}")
+    raise TypeError(
+        f"expected 'fp32', 'pass', 'positions', a dtype or op policies, got {type(value).__name__}"
+    )
 
 
 def _op_values(values: Mapping[str, Any]) -> dict[str, Any]:

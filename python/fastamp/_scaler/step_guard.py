@@ -183,10 +183,8 @@ class StepGuard:
         self._max_consecutive = max_consecutive
         self._group = group
         self._history_size = history_size
-        self._hooks = SkipHooks()
-        self._statistics = RestoredStatistics()
-        if on_skip is not None:
-            self._hooks.add("StepGuard", "on_skip", on_skip, False)
+        self._hooks: SkipHooks | None = None  # None: the core need not read rows of skips back.
+        self._statistics: RestoredStatistics | None = None
         self._per_optimizer_states: dict[int, dict[str, Any]] = {}
         self._times_scaled = 0  # Calls here: between two of them gradients may have become others.
         self._not_finite: list[Tensor] = []  # Beside gradients, for the next step.
@@ -198,6 +196,8 @@ class StepGuard:
         self._kept_core: _C.ScalerCore | None = None
         self._loaded = Past([], None, 0)
         self._optimizer = weakref.ref(optimizer)
+        if on_skip is not None:
+            self._add_skip_hook("StepGuard", "on_skip", on_skip, False)
         if before is not None:
             before.release()
         # The optimizer holds the step, which holds this guard.
@@ -291,7 +291,8 @@ class StepGuard:
             self._kept_core = core = _C.ScalerCore(
                 1.0, self._history_size, self._device_of_group(device), weakly(self._move_state)
             )
-            core.notify_skips(weakly(self._notify_of_skip))
+            if self._hooks is not None:
+                core.notify_skips(weakly(self._notify_of_skip))
             core.load(1.0, list(self._loaded.history), self._loaded.skipped_in_a_row)
             note_core(self, core)
 
@@ -359,18 +360,23 @@ class StepGuard:
         self._clipped = None
         states = self._per_optimizer_states.values()
         flags = [flag for state in states for flag in state["found_inf_per_device"].values()]
-        self._statistics.poll(flags)
+        if self._statistics is not None:
+            self._statistics.poll(flags)
         if not flags:
             self._core.forget(self, optimizer)  # There were no gradients.
             return
         scale = self._scale
         # A stream that is captured runs later: nothing can be read back now.
         capturing = scale.is_cuda and torch.cuda.is_current_stream_capturing()
-        self._core.end_iteration(self, None, capturing)
+        has_news = self._core.end_iteration(self, None, capturing)
         self._per_optimizer_states = {}
-        self._settle(self._hooks.wait() and not capturing)
+        wait = self._hooks is not None and not capturing and self._hooks.wait()
+        if has_news or wait:
+            self._settle(wait)
+        if self._max_consecutive is None:
+            return
         skips = self._core.skipped_in_a_row
-        if self._max_consecutive is not None and skips > self._max_consecutive:
+        if skips > self._max_consecutive:
             raise RuntimeError(
                 f"step: expected at most {self._max_consecutive} skipped steps in a row, got "
                 f"{skips}. {self._own_report(self._names)}"
@@ -593,7 +599,15 @@ class StepGuard:
         Raises:
             TypeError: ``hook`` is not callable, or ``wait`` is no bool.
         """
-        return self._hooks.add("register_on_skip", "hook", hook, wait)
+        return self._add_skip_hook("register_on_skip", "hook", hook, wait)
+
+    def _add_skip_hook(self, function: str, argument: str, hook: Any, wait: Any) -> RemovableHandle:
+        hooks = SkipHooks() if self._hooks is None else self._hooks
+        handle = hooks.add(function, argument, hook, wait)
+        if self._hooks is None and self._kept_core is not None:
+            self._kept_core.notify_skips(weakly(self._notify_of_skip))
+        self._hooks = hooks
+        return handle
 
     def restore_on_skip(self, module: torch.nn.Module) -> RemovableHandle:
         """Puts running statistics back when a step is skipped, from the next iteration on.
@@ -613,11 +627,15 @@ class StepGuard:
             TypeError: It is no module.
             ValueError: It has no norm with running statistics.
         """
-        return self._statistics.add("restore_on_skip", module)
+        statistics = self._statistics or RestoredStatistics()
+        handle = statistics.add("restore_on_skip", module)
+        self._statistics = statistics
+        return handle
 
     def _notify_of_skip(
         self, optimizer: Any, step: int, scale: float, norm: float, growth_tracker: int
     ) -> None:
+        assert self._hooks is not None
         self._hooks.notify(optimizer, StepRecord(step, scale, True, norm, growth_tracker))
 
     # -- checkpoints

@@ -59,6 +59,27 @@ def test_steps_are_those_of_float32_weights(kind: str, set_to_none: bool):
         torch.testing.assert_close(masters[p], q.detach(), rtol=0, atol=2e-3)
 
 
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW"])
+def test_masters_of_weights_that_are_lowered_have_the_bits_of_float32_weights(kind: str):
+    half, full = network(), network().float()
+    ours = widened(half, kind)
+    theirs = fastamp.optim.fuse_(getattr(torch.optim, kind)(full.parameters(), lr=1e-2))
+    for _ in range(20):
+        for model, optimizer in ((half, ours), (full, theirs)):
+            scaler = fastamp.GradScaler("cpu", init_scale=SCALE)
+            optimizer.zero_grad()
+            backward(model, scaler)
+            scaler.unscale_(optimizer)
+            fastamp.clip_grad_norm_(model.parameters(), 0.5)
+            scaler.step(optimizer)
+            scaler.update()
+    masters = ours.masters()  # type: ignore[attr-defined]
+    start = list(network().parameters())
+    for p, q, first in zip(half.parameters(), full.parameters(), start, strict=True):
+        assert torch.equal(masters[p], q)
+        assert not torch.equal(p, first)
+
+
 def test_small_gradients_survive_unscaling():
     parameter = nn.Parameter(torch.ones(4, dtype=torch.float16))
     optimizer = fastamp.optim.fuse_(torch.optim.SGD([parameter], lr=1.0), widen_grads=True)

@@ -197,7 +197,10 @@ RULES: dict[str, Rule] = {
             "positions-in-16-bits",
             "angles of sin or cos were rounded to 16 bits, by a quarter or more: positions that "
             "are far from each other look alike (fp16 from 512 on, bf16 from 64 on)",
-            "with torch.autocast(device, enabled=False): positions.float() * frequencies.float()",
+            "fastamp.policies.for_modules(model, {'*': 'positions'}), or [modules] \"*\" = "
+            '"positions" in a file for --policy; where a larger module or function computes '
+            "them: with torch.autocast(device, enabled=False): positions.float() * "
+            "frequencies.float()",
         ),
         _rule(
             "products-in-fp32",
