@@ -218,7 +218,7 @@ void change_rates(Draw& draw, const std::vector<libtorch::Optimizer*>& optimizer
 }
 
 void step_fastamps(fastamp::GradScaler& scaler, libtorch::Optimizer& optimizer,
-               const Clipping& clipping) {
+                   const Clipping& clipping) {
   if (clipping.unscale_first) {
     scaler.unscale_(optimizer);
   }

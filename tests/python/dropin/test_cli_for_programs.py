@@ -69,7 +69,7 @@ def test_the_guide_names_the_layouts_and_their_keys():
     for kind in kinds.split():
         assert f"| `{kind}` |" in text
     for command in _cli._COMMANDS:
-        assert command.startswith("-") or f"| `python -m fastamp {command} " in text
+        assert command.startswith("-") or f"| `python -m fastamp {command}" in text
     for option in _cli._OPTIONS:
         assert f"`{option}" in text or option == "--float8-exclude"
     report = json.loads(fastamp.debug.check(__import__("torch").nn.Linear(2, 2)).to_json())

@@ -150,8 +150,8 @@ class StepRules(CallListener):
 
     def _look_at_scaling(self, call: OpCall, name: str, result: Any) -> None:
         """Programs may take the scale out of gradients by themselves."""
-        given = call.args[0]
-        by = call.args[1] if len(call.args) > 1 else None
+        given: Any = call.args[0]
+        by: Any = call.args[1] if len(call.args) > 1 else None
         if name in ("copy", "_foreach_copy"):
             given, result, by = by, given, None
         elif name == "mul" and isinstance(by, torch.Tensor) and by.dim() and _is_number(given):
