@@ -46,7 +46,7 @@ RUN := $(PY) tools/with_cpu_isa.py --cache build/cpu_isa.json --
 
 TESTS = $(RUN) $(PY) tools/run_tests.py --build-dir $(BUILD_DIR)
 
-.PHONY: help build test test-all test-changed test-costs emulate-long simcuda mutants gpu demo bench docs lint compat torch-watch wheel wheel-test release-check clean
+.PHONY: help build test test-all test-changed test-costs emulate-long simcuda mutants mutants-at-random gpu demo bench docs lint compat torch-watch wheel wheel-test release-check clean
 .DEFAULT_GOAL := help
 
 help:
@@ -56,6 +56,7 @@ help:
 	@echo 'make emulate-long  the emulated CUDA kernels, with all cases under ThreadSanitizer too'
 	@echo 'make simcuda  what needs a GPU, on a simulated CUDA device (ONLY=late)'
 	@echo 'make mutants  break CUDA's kernels and host code: does a test notice? Hours (ONLY=cast.cu)'
+	@echo 'make mutants-at-random  breaks drawn by a seed, of the scaler and the caches (ONLY=clip)'
 	@echo 'make bench  measure fastamp beside torch.amp'
 	@echo 'make gpu    build, tests, sanitizers and benchmarks on a GPU (STAGE="ctest pytest", RESUME=1)'
 	@echo 'make docs   the site with guides and references, in build/site/html'
@@ -104,6 +105,9 @@ mutants: build
 	  kernels=$$?; \
 	  $(PY) tools/mutate_host.py --build-dir $(BUILD_DIR) $(addprefix --only ,$(ONLY)) && \
 	  exit $$kernels
+
+mutants-at-random: build
+	$(RUN) $(PY) tools/mutate_at_random.py --build-dir $(BUILD_DIR) $(addprefix --only ,$(ONLY))
 
 # Builds as its first stage: without Catch2 too, which `build` is not content with.
 gpu: $(ENVIRONMENT)

@@ -6,7 +6,8 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from mutations import Mutation
 
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -28,23 +29,9 @@ _ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
 }
 
 
-@dataclass(frozen=True)
-class Mutation:
-    """One change of a source.
-
-    Attributes:
-        line: Where it begins, from 1.
-        end: Its last line.
-        old: The text that is replaced.
-        new: What takes its place.
-        source: The changed source.
-    """
-
-    line: int
-    end: int
-    old: str
-    new: str
-    source: str
+_EXPRESSION = "({new} if _is_on({number}) else ({old}))"
+_STATEMENT = "if not _is_on({number}): {old}"
+_FIRST_IMPORT = "from __future__ import annotations\n"
 
 
 def _with(node: ast.expr, **fields: object) -> ast.expr:
@@ -137,7 +124,38 @@ def mutations(source: str) -> list[Mutation]:
         assert node.end_col_offset is not None
         begin = starts[node.lineno - 1] + node.col_offset
         end = starts[node.end_lineno - 1] + node.end_col_offset
+        switch = _EXPRESSION if isinstance(node, ast.expr) else _STATEMENT
+        lines_of_node = node.lineno, node.end_lineno
         old = data[begin:end].decode()
-        changed = (data[:begin] + new.encode() + data[end:]).decode()
-        result.append(Mutation(node.lineno, node.end_lineno, old, new, changed))
+        result.append(Mutation(begin, end, *lines_of_node, old, new, switch))
     return sorted(result, key=lambda m: (m.line, m.old, m.new))
+
+
+def with_switch(source: str) -> str:
+    """Has a switched source import what its changes ask; without another line.
+
+    Raises:
+        ValueError: The source does not import annotations, as all of the package do.
+    """
+    if _FIRST_IMPORT not in source:
+        raise ValueError(f"expected a source with {_FIRST_IMPORT.strip()!r}, got one without")
+    switch = "; from fastamp_mutants import is_on as _is_on\n"
+    return source.replace(_FIRST_IMPORT, _FIRST_IMPORT.strip() + switch, 1)
+
+
+def switch_module(control: str) -> str:
+    """The module ``fastamp_mutants``.
+
+    Args:
+        control: Path of the file that tools/mutant_control.py describes.
+    """
+    return f"""import mmap
+
+with open({control!r}, "r+b") as file:
+    _control = mmap.mmap(file.fileno(), 0)
+
+
+def is_on(number):
+    _control[4 + number] = 1
+    return int.from_bytes(_control[:4], "little") == number
+"""
