@@ -207,6 +207,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="PATH",
         help="only Python tests below these that need no GPU, to see what one's presence changes",
     )
+    parser.add_argument(
+        "--at-most", type=float, metavar="SECONDS", help="only what took no more CPU time than this"
+    )
     parser.add_argument("--emulated", action="store_true", help="only emulated kernels, all cases")
     parser.add_argument("--only", default="", metavar="TEXT", help="only names with this in them")
     parser.add_argument("--logs", type=Path, default=LOGS, help="where they print")
@@ -243,6 +246,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.environ["FASTAMP_LONG"] = "1"  # C++ tests repeat more often
         entries = [*ctest_entries(options.build_dir, parts), *pytest_entries(parts)]
     entries = [entry for entry in entries if options.only in entry.name]
+    if options.at_most is not None:
+        costs = suite_costs.read()
+        entries = [e for e in entries if costs.get((e.runner, e.name), 0.0) <= options.at_most]
     suite_queue.preload()
     # On a GPU memory and time are tested, of which a second process would take some.
     alone = gpu and "SIMULATED_CUDA_DEVICES" not in os.environ

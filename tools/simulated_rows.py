@@ -34,6 +34,11 @@ REPEATS = 2  # quartiles need two
 LIMIT = 48 << 20  # bytes, in the search for the largest batch
 
 
+def _module(name: str) -> Any:
+    """One of benchmarks/."""
+    return import_module(f"benchmarks.{name}")
+
+
 def _with_numbers_up_to(most: int, function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function, told no larger numbers."""
 
@@ -53,13 +58,13 @@ def _replace(owner: Any, **values: Any) -> None:
 
 def _replace_everywhere(**values: Any) -> None:
     """Replaces names in all modules of rows that have them."""
-    for module in (import_module(f"benchmarks.rows.{each}") for each in ROWS):
+    for module in (_module(f"rows.{each}") for each in ROWS):
         _replace(module, **{name: v for name, v in values.items() if hasattr(module, name)})
 
 
 def _small_workloads() -> Callable[[str], list[Any]]:
     """The models of a GPU by name, those of a CPU in size."""
-    from benchmarks import models
+    models = _module("models")
 
     def kind(workload: Any) -> str:
         return str(workload.name)[:4]
@@ -72,24 +77,25 @@ def _small_workloads() -> Callable[[str], list[Any]]:
 
 
 def _shrink_lists() -> None:
-    from benchmarks.rows import layouts, muon, scaler, steps
+    layouts, muon = _module("rows.layouts"), _module("rows.muon")
+    scaler, steps = _module("rows.scaler"), _module("rows.steps")
 
     def make_gradients(device: str, count: int, elements: int) -> Any:
         return scaler_gradients(device, min(count, COUNT), min(elements, ELEMENTS))
 
-    def transformer_shapes(blocks: int, width: int, tables: list[int]) -> Any:
-        return shapes(min(blocks, 2), min(width, 8), [8 for _ in tables])
+    def large(device: str, name: str, shapes: Callable[[], list[tuple[int, ...]]]) -> Any:
+        small = [tuple(min(size, SIDE) for size in shape) for shape in shapes()[:COUNT]]
+        return steps_large(device, name, lambda: small)
 
-    scaler_gradients, shapes = scaler.make_gradients, steps.transformer_shapes
+    scaler_gradients, steps_large = scaler.make_gradients, steps._large
     _replace_everywhere(make_gradients=make_gradients)
     _replace(layouts, _parameters=_with_numbers_up_to(ELEMENTS, layouts._parameters))
     _replace(muon, _matrices=_with_numbers_up_to(SIDE, muon._matrices))
-    _replace(steps, LARGE=(COUNT, ELEMENTS), transformer_shapes=transformer_shapes)
+    _replace(steps, _large=large)
 
 
 def _shrink_models() -> None:
-    from benchmarks import models
-    from benchmarks.rows import claims, float8, low_precision_weights
+    models, float8 = _module("models"), _module("rows.float8")
 
     def wide_digits(batch: int, width: int, layers: int) -> Any:
         return replace(
@@ -107,8 +113,8 @@ def _shrink_models() -> None:
         return models.transformer(1, SIDE, 4)
 
     _replace_everywhere(workloads=_small_workloads(), wide_digits=wide_digits, text=text)
-    _replace(low_precision_weights, gpt2=gpt2)
-    _replace(claims, LIMIT=LIMIT)
+    _replace(_module("rows.low_precision_weights"), gpt2=gpt2)
+    _replace(_module("rows.claims"), LIMIT=LIMIT)
     _replace(float8, llama_block=llama_block, Product=_with_numbers_up_to(SIDE, float8.Product))
     one_layer = _with_numbers_up_to(SIDE, float8._step_of_one_layer)
     _replace(float8, _step_of_one_layer=one_layer)
@@ -120,17 +126,15 @@ def make_rows_small(tree: Path) -> None:
     Args:
         tree: Where results and pages are written, as below the root of the repository.
     """
-    from benchmarks import budget, environment
-
+    environment = _module("environment")  # before what reads its ROOT
     for folder in ("docs/plots", "benchmarks/results"):
         (tree / folder).mkdir(parents=True, exist_ok=True)
     readme = environment.ROOT / "README.md"
     (tree / "README.md").write_text(readme.read_text(encoding="utf-8"), encoding="utf-8")
     environment.ROOT = tree
-    from benchmarks import harness, run
-
-    harness.CALIBRATIONS = 1
-    once = budget.Effort(
+    run = _module("run")
+    _replace(_module("harness"), CALIBRATIONS=1)
+    once = _module("budget").Effort(
         repeats=REPEATS,
         block_seconds=0.0,
         promised_repeats=REPEATS,
@@ -138,7 +142,7 @@ def make_rows_small(tree: Path) -> None:
         quick=True,
     )
 
-    def base(_: Any) -> budget.Effort:
+    def base(_: Any) -> Any:
         return once
 
     def limit(_: Any) -> float:

@@ -36,7 +36,7 @@ LATE = (
 
 # Where it can matter whether there is a device: defaults, what is installed, tools that look at
 # tensors, steps, programs of the guides. What else there is never asks: casts and kernels for the
-# CPU, builds, packages, the tools.
+# CPU, builds, packages, the tools. Files that take long are left out here.
 BESIDE = (
     "tests/python/debugging",
     "tests/python/distributed",
@@ -48,6 +48,7 @@ BESIDE = (
     "tests/python/trace",
     "tests/python/test_",
 )
+MOST_SECONDS = "12"  # of CPU time, of a file beside a device
 FLOAT8 = ("tests/python/simulated_cuda/test_float8.py",)
 Command = Callable[[Path], list[str]]
 
@@ -100,7 +101,11 @@ PASSES = (
         )
         for number in (80, 89, 100)
     ),
-    Pass("beside a device", _program("run_tests.py", "--beside-cuda", *BESIDE), is_queue=True),
+    Pass(
+        "beside a device",
+        _program("run_tests.py", "--at-most", MOST_SECONDS, "--beside-cuda", *BESIDE),
+        is_queue=True,
+    ),
     Pass(
         "demo",
         _program("demo.py", "--iters", "20", folder="simulated_demo"),

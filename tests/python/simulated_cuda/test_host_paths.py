@@ -211,6 +211,22 @@ def test_numbers_of_a_step_are_read_when_they_have_arrived(own, inf_in):
     assert scaler.get_scale() == (4.0 if inf_in else 8.0)
 
 
+def test_neither_steps_nor_their_log_wait_for_the_device():
+    model = torch.nn.Linear(4, 4, device="cuda")
+    optimizer = fastamp.optim.SGD(model.parameters(), lr=0.1)
+    scaler = fastamp.GradScaler("cuda")
+    rows: list[Any] = []
+    with late_work(), fastamp.debug.log_to(lambda *row: rows.append(row), scaler):
+        for _ in range(3):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(2, 4, device="cuda")).square().mean()).backward()
+            with counted("waits_for_undone", "cudaStreamSynchronize") as counts:
+                scaler.step(optimizer)
+                scaler.update()
+            assert counts["waits_for_undone"] == counts["cudaStreamSynchronize"] == 0
+    assert [step for _, step in rows] == [0, 1, 2]
+
+
 def test_losses_of_two_devices_are_scaled_where_they_are():
     scaler = fastamp.GradScaler("cuda", init_scale=8.0)
     devices = ("cuda:0", "cuda:1", "cuda:0")

@@ -118,9 +118,24 @@ Stack run_on_cpu(const Call& call, Stack arguments) {
   return arguments;
 }
 
+/// Dropout by a generator of its own: another thread may give the CPU's another state meanwhile, as
+/// checkpoints do that restore one.
+Stack run_dropout(const Stack& arguments, std::uint64_t seed) {
+  const BelowAutograd below;
+  const Tensor input = arguments[0].toTensor();
+  const double kept = 1.0 - arguments[1].toDouble();
+  Tensor mask = at::ones_like(input, input.options().dtype(at::kBool));
+  if (!arguments[2].toOptional<bool>().value_or(true)) return {input.clone(), mask};
+  mask.bernoulli_(kept, cpu_generator(seed));
+  return {input.mul(mask).mul_(kept == 0.0 ? 0.0 : 1.0 / kept), mask};
+}
+
 Stack run_seeded(const Call& call, Stack arguments, std::uint64_t seed) {
   if (!call.seeded) {
     return run_on_cpu(call, std::move(arguments));
+  }
+  if (call.op.operator_name().name == "aten::native_dropout") {
+    return run_dropout(arguments, seed);
   }
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const auto& type = call.op.schema().arguments()[i].type();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which operators are redirected: those of aten and torchvision that have a kernel for CUDA, and one
-// for the CPU. What only makes or describes tensors, or waits for a value, stays torch's code for
-// CUDA. torchvision's are redirected by the first of torch's operators that is called after its import.
+// Which operators are redirected: those of aten and torchvision that have a kernel for CUDA, and
+// one for the CPU. What only makes or describes tensors, or waits for a value, stays torch's code
+// for CUDA. torchvision's are redirected by the first of torch's operators after its import.
 #include "simulated_cuda/redirect/libraries.h"
 #include "simulated_cuda/redirect/operators.h"
 #include "simulated_cuda/simulated_cuda.h"

@@ -13,6 +13,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <dlfcn.h>
+
 #include <cstdio>
 #include <utility>
 
@@ -169,6 +171,19 @@ cudaError_t cudaDriverGetVersion(int* version) {
 cudaError_t cudaRuntimeGetVersion(int* version) {
   return call(Function::cudaRuntimeGetVersion, [&] {
     *version = CUDART_VERSION;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function,
+                                             unsigned /*version*/, unsigned long long /*flags*/,
+                                             cudaDriverEntryPointQueryResult* found) {
+  return call(Function::cudaGetDriverEntryPointByVersion, [&] {
+    *function = dlsym(RTLD_DEFAULT, name);
+    if (found != nullptr) {
+      *found =
+          *function == nullptr ? cudaDriverEntryPointSymbolNotFound : cudaDriverEntryPointSuccess;
+    }
     return cudaSuccess;
   });
 }

@@ -212,6 +212,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
       return cudaErrorCapturedEvent;
     }
     count(Count::waits);
+    if (event.reached < event.recorded) count(Count::waits_for_undone);
     reach(event, event.recorded);
     return cudaSuccess;
   });

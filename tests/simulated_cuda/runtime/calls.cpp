@@ -32,9 +32,9 @@ constexpr Entry kFunctions[] = {
 #undef REFUSED
 };
 
-constexpr const char* kCounts[] = {"launches",         "operators",      "waits",
-                                   "copies_to_device", "copies_to_host", "copies_on_devices",
-                                   "collectives"};
+constexpr const char* kCounts[] = {"launches",          "operators",        "waits",
+                                   "waits_for_undone",  "copies_to_device", "copies_to_host",
+                                   "copies_on_devices", "collectives"};
 static_assert(std::size(kCounts) == static_cast<std::size_t>(Count::kCount));
 
 std::atomic<std::uint64_t> g_calls[std::size(kFunctions)];

@@ -26,7 +26,8 @@ enum class Function : std::uint8_t {
 enum class Count : std::uint8_t {
   launches,           ///< Kernels that a program launches: fastamp's.
   operators,          ///< Operators of torch's.
-  waits,              ///< Calls in which the host waits for work.
+  waits,              ///< Calls in which the host waits for work that may be done already.
+  waits_for_undone,   ///< Those for events whose work is not done: in late mode alone.
   copies_to_device,   ///< From the host.
   copies_to_host,     ///< From a device.
   copies_on_devices,  ///< On a device, or from one to another.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // libcuda: what torch's libraries ask of the driver. Stands for a device with a current context,
-// for autograd's checks. Modules, launches and linking (NVRTC, Triton) are refused by name.
+// for autograd's checks. Modules, launches, linking (NVRTC, Triton) and mapped memory are refused by
+// name.
 // Nothing of CUDA is included: refused functions read none of their arguments.
 
 #include <cstdint>
@@ -66,6 +67,20 @@ REFUSED(cuLaunchKernel)
 REFUSED(cuLinkAddData_v2)
 REFUSED(cuLinkComplete)
 REFUSED(cuLinkCreate_v2)
+REFUSED(cuMemAddressFree)
+REFUSED(cuMemAddressReserve)
+REFUSED(cuMemCreate)
+REFUSED(cuMemExportToShareableHandle)
+REFUSED(cuMemGetAddressRange)
+REFUSED(cuMemGetAllocationGranularity)
+REFUSED(cuMemGetAllocationPropertiesFromHandle)
+REFUSED(cuMemImportFromShareableHandle)
+REFUSED(cuMemMap)
+REFUSED(cuMemRelease)
+REFUSED(cuMemRetainAllocationHandle)
+REFUSED(cuMemSetAccess)
+REFUSED(cuMemUnmap)
+REFUSED(cuMemsetD32Async)
 REFUSED(cuModuleGetFunction)
 REFUSED(cuModuleLoad)
 REFUSED(cuModuleLoadData)
@@ -73,6 +88,7 @@ REFUSED(cuModuleLoadDataEx)
 REFUSED(cuModuleUnload)
 REFUSED(cuOccupancyMaxActiveBlocksPerMultiprocessor)
 REFUSED(cuPointerGetAttribute)
+REFUSED(cuStreamWriteValue32)
 REFUSED(cuTensorMapEncodeTiled)
 #undef REFUSED
 

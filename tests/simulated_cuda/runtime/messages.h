@@ -3,8 +3,8 @@
 
 // Messages between ranks, in one process or several of one machine: a file for each.
 //
-// Stands for: that a message arrives once, as it was when it was sent. Does not stand for: networks,
-// speed. Who waits five minutes for a message ends the process.
+// Stands for: that a message arrives once, as it was when it was sent. Does not stand for:
+// networks, speed. Who waits five minutes for a message ends the process.
 
 #include <atomic>
 #include <string>

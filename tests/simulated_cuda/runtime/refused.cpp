@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The functions of the runtime and of NCCL that are not simulated. Nothing of CUDA is included: these
-// functions are what they are in name only, and read none of their arguments.
+// The functions of the runtime and of NCCL that are not simulated. Nothing of CUDA is included:
+// these functions are what they are in name only, and read none of their arguments.
 
 namespace simulated_cuda {
 
