@@ -98,6 +98,14 @@ class ScaledGradients(CallListener):
             elif before is None or before[0] != state[0] or not this.is_alone:
                 self._scaled.pop(id(parameter), None)
 
+    def after_unscale(self, scaler: Any, optimizer: Any) -> None:
+        """They carry no scale any more, also after a pass that is not the step's."""
+        for group in optimizer.param_groups if scaler.is_enabled() else ():
+            for parameter in group["params"]:
+                gradient, _ = self._scaled.pop(id(parameter), (None, None))
+                if gradient is not None:
+                    self._divided[id(parameter)] = gradient
+
     def before_optimizer_step(self, optimizer: Any, by_scaler: bool) -> None:
         """Looks whether the step is called past the scaler."""
         self.stepped = None
@@ -132,7 +140,7 @@ class ScaledGradients(CallListener):
                 self._divided[key] = gradient
 
     def is_divided(self, optimizer: Any) -> bool:
-        """Whether a program has taken the scale out of an optimizer's gradients by itself."""
+        """Whether the scale was taken out of an optimizer's gradients, and they are still there."""
         return any(
             parameter.grad is not None and self._divided.get(id(parameter)) is parameter.grad
             for group in optimizer.param_groups
