@@ -15,7 +15,7 @@ from fastamp._util.tensors import on_device
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fastamp._scaler.grad_scaler import GradScaler
+    from fastamp._scaler.state import ScalerState
 
 __all__ = ["ScaledPass", "unscaled"]
 
@@ -23,7 +23,7 @@ __all__ = ["ScaledPass", "unscaled"]
 class ScaledPass:
     """Result of :meth:`fastamp.GradScaler.pass_`: its block makes gradients of a scaled loss."""
 
-    def __init__(self, scaler: GradScaler, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, scaler: ScalerState, optimizer: torch.optim.Optimizer) -> None:
         """Begins nothing yet."""
         self._scaler, self._optimizer = scaler, optimizer
         self._times_scaled: int | None = None

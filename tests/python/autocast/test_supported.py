@@ -29,7 +29,7 @@ def default_policies_after() -> Iterator[None]:
 
 
 FORMATS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "coo": lambda x: x.to_sparse(),
+    "coordinates": lambda x: x.to_sparse(),
     "csr": lambda x: x.to_sparse_csr(),
     "csc": lambda x: x.to_sparse_csc(),
     "bsr": lambda x: x.to_sparse_bsr((2, 2)),
@@ -97,12 +97,12 @@ def test_torch_refuses_them_without(form: str):
         a @ x
 
 
-@pytest.mark.parametrize("form", ["coo", "csr", "csc"])  # Of BSR torch has none.
+@pytest.mark.parametrize("form", ["coordinates", "csr", "csc"])  # Of BSR torch has none.
 def test_gradients_reach_both_operands(form: str):
     gradients = []
     for in_region in (True, False):
         a, x = operands(form, FP32)
-        wants_a = form in ("coo", "csr")  # of the others torch has no gradient
+        wants_a = form in ("coordinates", "csr")  # of the others torch has no gradient
         a.requires_grad_(wants_a)
         x.requires_grad_()
         with (
@@ -157,9 +157,12 @@ FFTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_ffts_are_cast_on_cuda_too(op: str):
     x = torch.randn(2, 6, generator=torch.Generator().manual_seed(0)).half()
     expected = FFTS[op](x.float())
-    with fastamp.policies.copy_from("cuda", device="cpu"), fastamp.autocast("cpu", dtype=FP16):
-        with fastamp.policies.override("supported"):
-            assert torch.equal(FFTS[op](x), expected)
+    with (
+        fastamp.policies.copy_from("cuda", device="cpu"),  # where torch casts none
+        fastamp.policies.override("supported"),
+        fastamp.autocast("cpu", dtype=FP16),
+    ):
+        assert torch.equal(FFTS[op](x), expected)
 
 
 def test_both_devices_have_the_policies():
