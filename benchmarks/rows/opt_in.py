@@ -89,6 +89,32 @@ def _fp16_weights(device: str, count: int, elements: int) -> dict[str, Candidate
     return found
 
 
+def _statistics(device: str, norms: int) -> dict[str, Candidate]:
+    """Running statistics of batch norms that a skipped step must not change."""
+    found = {}
+    for which in (BASELINE, OURS):
+        layers = [torch.nn.BatchNorm1d(64) for _ in range(norms)]
+        model = torch.nn.Sequential(*layers).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        scaler, loss = make_scaler(which, device), torch.ones((), device=device)
+        names = {"scaler": scaler, "loss": loss, "optimizer": optimizer, "model": model}
+        names |= {"x": torch.randn(16, 64, device=device), "buffers": list(model.buffers())}
+        names |= {"copy": torch._foreach_copy_}
+        statement = "model(x); scaler.scale(loss); scaler.step(optimizer); scaler.update()"
+        if which == OURS:
+            scaler.restore_on_skip(model)
+        else:
+            statement = (
+                "before = [b.clone() for b in buffers]; scale = scaler.get_scale()\n"
+                f"{statement}\n"
+                "if scaler.get_scale() < scale: copy(buffers, before)"
+            )
+        found[which] = Candidate(statement, names)
+    return found
+
+
 class _Rotary(torch.nn.Module):
     def __init__(self, by_hand: bool, device: str) -> None:
         super().__init__()
@@ -165,6 +191,12 @@ def rows(device: str) -> list[Row]:
     ]
     return [
         *found,
+        Row(
+            f"{device}: forward pass of 20 batch norms and a step that keeps their statistics",
+            lambda: _statistics(device, 20),
+            GROUP,
+            device,
+        ),
         Row(
             f"{device}: rotary table of 128 positions in a region, in float32",
             lambda: _positions(device, 128),
