@@ -15,6 +15,7 @@ program, edits included.
 | Policy | What happens to floating-point arguments |
 |---|---|
 | `lower` | cast to the region's dtype |
+| `lower_dense` | the same, but cast to float32 if one of them is sparse; none by default |
 | `fp32` | cast to float32 |
 | `set_opt_dtype` | the op runs with `dtype=float32`, unless the caller names one |
 | `append_dtype` | the op runs with `dtype=float32` added |

@@ -81,6 +81,8 @@ if options.seconds is not None:
 optimizer = fastamp.optim.AdamW(model.parameters(), lr=1e-3, autocast_dtype=dtype)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 scaler = fastamp.GradScaler(device, enabled=dtype == torch.float16)
+if scaler.is_enabled() and any(isinstance(m, torch.nn.BatchNorm2d) for m in model.modules()):
+    scaler.restore_on_skip(model)  # or a batch that overflows leaves NaN in running statistics
 
 for x, y in (progress := tqdm(batches(), total=steps)):
     optimizer.zero_grad()

@@ -201,6 +201,15 @@ class PythonScalerCore {
     return core_->scale_history().inv_scale(scale);
   }
 
+  /// Ends a pass of unscaled gradients ahead of another one; returns the parameters whose gradients
+  /// only Python can set to 0, if the pass overflowed.
+  Parameters end_pass(py::handle scaler, py::handle optimizer) {
+    auto call = call_on(scaler, optimizer);
+    auto gradients = gather(optimizer, Purpose::kMultiply);
+    call.work([&] { ScalerCore::end_pass(call.record(), gradients.gathered); });
+    return std::move(gradients.foreign);
+  }
+
   bool scaled_anew(py::handle scaler, py::handle optimizer) {
     const auto record = find_record(*core_, optimizer);
     return record != nullptr && OptimizerCall(record, scaler, optimizer, device_).is_scaled_anew();
@@ -599,6 +608,7 @@ void bind_iterations(py::class_<Core>& type) {
       .def("agree", wrap_pybind_function(&Core::agree))
       .def("new_flag", wrap_pybind_function(&Core::new_flag))
       .def("inv_scale", wrap_pybind_function(&Core::inv_scale))
+      .def("end_pass", wrap_pybind_function(&Core::end_pass))
       .def("scaled_anew", wrap_pybind_function(&Core::scaled_anew))
       .def("clip_norm_at_step", wrap_pybind_function(&Core::clip_norm_at_step))
       .def("clip_norm", wrap_pybind_function(&Core::clip_norm))

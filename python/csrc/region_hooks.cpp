@@ -19,4 +19,38 @@ bool notify_float8(bool entering) {
   return result != nullptr;
 }
 
+namespace {
+
+/// asyncio's function that returns the loop of the thread, or None; null until it is imported.
+PyObject* running_loop_function() {
+  // No initializer: Python code runs meanwhile.
+  static PyObject* const name = PyUnicode_InternFromString("asyncio.events");
+  static PyObject* function = nullptr;
+  if (function == nullptr) {
+    PyObject* events = PyImport_GetModule(name);
+    function = events == nullptr ? nullptr : PyObject_GetAttrString(events, "_get_running_loop");
+    Py_XDECREF(events);
+    PyErr_Clear();  // It is being imported.
+  }
+  return function;
+}
+
+}  // namespace
+
+bool notify_event_loop() {
+  PyObject* function = running_loop_function();
+  if (function == nullptr) {
+    return true;
+  }
+  PyObject* loop = PyObject_CallNoArgs(function);
+  if (loop == Py_None || loop == nullptr) {
+    Py_XDECREF(loop);
+    return loop != nullptr;
+  }
+  Py_DECREF(loop);
+  PyObject* result = PyObject_CallNoArgs(g_region_hooks.in_event_loop);
+  Py_XDECREF(result);
+  return result != nullptr;
+}
+
 }  // namespace fastamp::python

@@ -14,6 +14,7 @@ struct RegionHooks {
       nullptr;  ///< (region, entering): records the region if torch.export is tracing
   PyObject* float8_arguments = nullptr;  ///< (*args, **kwargs): (args, number of the recipe)
   PyObject* float8_changed = nullptr;    ///< (entering): a region with a recipe begins or ends
+  PyObject* in_event_loop = nullptr;     ///< (): a region begins in a task of asyncio
 };
 extern RegionHooks g_region_hooks;
 
@@ -23,6 +24,10 @@ bool call_notify_export(PyObject* region, bool entering);
 /// Notifies the package that a region with an fp8 recipe begins or has ended. False with a Python
 /// error set.
 bool notify_float8(bool entering);
+
+/// Notifies the package that a region is about to begin, if an event loop of asyncio runs on this
+/// thread. False with a Python error set.
+bool notify_event_loop();
 
 /// Notifies torch.export that `region` begins or ends if a torch-function mode is open. False with
 /// a Python error set. Inline, since each region asks twice and the answer is nearly always no.

@@ -121,7 +121,7 @@ PyObject* region_enter(PyObject* self, PyObject* /*unused*/) {
   }
   const auto& wanted = as_region(self)->wanted;
   const bool has_float8 = wanted.sets_float8 && wanted.float8 != nullptr;
-  if (has_float8 && !notify_float8(true)) {
+  if (!notify_event_loop() || (has_float8 && !notify_float8(true))) {
     return nullptr;
   }
   push_region(self, wanted);
@@ -154,14 +154,15 @@ PyObject* region_exit(PyObject* self, PyObject* const* /*args*/, Py_ssize_t /*na
 
 PyObject* set_hooks(PyObject* /*module*/, PyObject* args) {
   RegionHooks hooks;
-  if (PyArg_ParseTuple(args, "OOOO", &hooks.checked_init, &hooks.notify_export,
-                       &hooks.float8_arguments, &hooks.float8_changed) == 0) {
+  if (PyArg_ParseTuple(args, "OOOOO", &hooks.checked_init, &hooks.notify_export,
+                       &hooks.float8_arguments, &hooks.float8_changed, &hooks.in_event_loop) == 0) {
     return nullptr;
   }
   replace_reference(g_region_hooks.checked_init, hooks.checked_init);
   replace_reference(g_region_hooks.notify_export, hooks.notify_export);
   replace_reference(g_region_hooks.float8_arguments, hooks.float8_arguments);
   replace_reference(g_region_hooks.float8_changed, hooks.float8_changed);
+  replace_reference(g_region_hooks.in_event_loop, hooks.in_event_loop);
   Py_RETURN_NONE;
 }
 

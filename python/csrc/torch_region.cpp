@@ -104,7 +104,7 @@ PyObject* enter_torch_region(PyObject* region) {
     return nullptr;
   }
   read_float8(wanted);
-  if (wanted.float8 != nullptr && !notify_float8(true)) {
+  if (!notify_event_loop() || (wanted.float8 != nullptr && !notify_float8(true))) {
     return nullptr;
   }
   push_region(region, wanted, RegionKind::kTorch);

@@ -7,8 +7,11 @@
 
 #include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
+#include <c10/core/Layout.h>
 #include <c10/core/ScalarType.h>
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <optional>
 #include <type_traits>
@@ -150,6 +153,30 @@ bool forces_fp32(const T& argument, c10::ScalarType lower, PolicyDevice device) 
   } else if constexpr (std::is_same_v<T, at::TensorList> || std::is_same_v<T, at::ITensorListRef>) {
     for (const at::Tensor& tensor : argument) {
       if (forces_fp32(tensor, lower, device)) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+/// Whether a tensor is sparse, in coordinates or compressed.
+inline bool is_sparse(const at::Tensor& tensor) {
+  constexpr std::array kLayouts{c10::kSparse, c10::kSparseCsr, c10::kSparseCsc, c10::kSparseBsr,
+                                c10::kSparseBsc};
+  return tensor.defined() && std::ranges::find(kLayouts, tensor.layout()) != kLayouts.end();
+}
+
+/// Whether an argument holds a tensor that is.
+template <class T>
+bool holds_sparse(const T& argument) {
+  if constexpr (std::is_same_v<T, at::Tensor>) {
+    return is_sparse(argument);
+  } else if constexpr (std::is_same_v<T, std::optional<at::Tensor>>) {
+    return argument.has_value() && is_sparse(*argument);
+  } else if constexpr (std::is_same_v<T, at::TensorList> || std::is_same_v<T, at::ITensorListRef>) {
+    for (const at::Tensor& tensor : argument) {
+      if (is_sparse(tensor)) {
         return true;
       }
     }

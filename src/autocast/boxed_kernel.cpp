@@ -169,6 +169,8 @@ c10::ScalarType run_dtype(OpPolicy policy, Arguments arguments, c10::ScalarType 
     for_each_tensor(arguments, [&](const at::Tensor& tensor) {
       wide = wide || forces_fp32(tensor, lower, device);
     });
+  } else if (policy == OpPolicy::kLowerDense) {
+    for_each_tensor(arguments, [&](const at::Tensor& tensor) { wide = wide || is_sparse(tensor); });
   }
   return wide ? c10::kFloat : lower;
 }

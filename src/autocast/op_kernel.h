@@ -81,6 +81,11 @@ struct OpKernel<Op, Id, Redispatch, Result(Args...)> {
     if constexpr (kCapabilities.lower) {
       const auto lower = region_dtype(device_type(device));
       switch (policy) {
+        case OpPolicy::kLowerDense:
+          if ((holds_sparse(std::as_const(args)) || ...)) {
+            return call_cast({c10::kFloat, lower, device}, args...);
+          }
+          [[fallthrough]];
         case OpPolicy::kLower:
           if constexpr (can_run_in_float8(Id)) {
             if (const auto* setting = float8_in_force(device)) [[unlikely]] {

@@ -17,9 +17,10 @@ namespace fastamp {
 namespace autocast {
 namespace {
 
-constexpr std::array<std::pair<OpPolicy, std::string_view>, 7> kPolicyNames{{
+constexpr std::array<std::pair<OpPolicy, std::string_view>, 8> kPolicyNames{{
     {OpPolicy::kPass, "pass"},
     {OpPolicy::kLower, "lower"},
+    {OpPolicy::kLowerDense, "lower_dense"},
     {OpPolicy::kFp32, "fp32"},
     {OpPolicy::kSetOptDtype, "set_opt_dtype"},
     {OpPolicy::kAppendDtype, "append_dtype"},

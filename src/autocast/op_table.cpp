@@ -51,6 +51,7 @@ bool can_carry(const OpCapabilities& capabilities, OpPolicy policy) {
     case OpPolicy::kLower:
       return capabilities.lower;
     case OpPolicy::kFp32:
+    case OpPolicy::kLowerDense:
       return capabilities.lower && capabilities.fp32;
     case OpPolicy::kPromote:
       return capabilities.fp32;

@@ -7,9 +7,11 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <c10/util/env.h>
 
 #include <algorithm>
+#include <array>
 #include <set>
 #include <sstream>
 #include <string>
@@ -45,6 +47,15 @@ constexpr const char* kWide =
     "multilabel_margin_loss multilabel_margin_loss_forward native_layer_norm nll_loss "
     "nll_loss2d norm nuclear_norm pdist poisson_nll_loss renorm rms_norm smooth_l1_loss "
     "soft_margin_loss softmax std std_mean triplet_margin_loss var var_mean";
+
+/// What "supported" runs in float32 if an argument is sparse: torch has no 16-bit kernels for CSR
+/// on the CPU, nor for coordinates on CUDA.
+constexpr const char* kProducts = "addbmm addmm addmv addr baddbmm bmm linear matmul mm mv";
+/// Products of sparse tensors that are in no list of torch.
+constexpr const char* kSparseProducts =
+    "_sparse_mm_reduce_impl _sparse_sparse_matmul hspmm sparse_sampled_addmm";
+constexpr std::string_view kFft = "fft_";
+constexpr std::string_view kStft = "stft";
 
 constexpr std::string_view kAten = "aten::";
 
@@ -97,6 +108,16 @@ void list(const Words& bases, std::string_view prefix) {
   }
 }
 
+OpPolicy under_supported(const OpTableRow& row, OpPolicy usual) {
+  static const auto products = words_of(kProducts);
+  static const auto sparse_products = words_of(kSparseProducts);
+  const auto base = base_of(row.op);
+  if (base.starts_with(kFft) || base.starts_with(kStft) || sparse_products.contains(base)) {
+    return OpPolicy::kFp32;
+  }
+  return usual == OpPolicy::kLower && products.contains(base) ? OpPolicy::kLowerDense : usual;
+}
+
 OpPolicy under_od(const OpTableRow& row, OpPolicy usual, const Words& left) {
   const bool is_lowered =
       row.cpu_default == OpPolicy::kLower || row.cuda_default == OpPolicy::kLower;
@@ -119,8 +140,10 @@ std::string stripped(const std::string& text) {
 
 std::vector<OpPolicyEdit> detail::op_policy_preset(const char* function, std::string_view name,
                                                    std::optional<c10::DeviceType> device) {
-  TORCH_CHECK_VALUE(name == "torch" || name == "cuda" || name == "OD" || name == "wide", function,
-                    ": expected name to be one of torch, cuda, OD, wide, got '", name, "'.");
+  constexpr std::array kNames{"torch", "cuda", "OD", "wide", "supported"};
+  TORCH_CHECK_VALUE(std::ranges::find(kNames, name) != kNames.end(), function,
+                    ": expected name to be one of ", c10::Join(", ", kNames), ", got '", name,
+                    "'.");
   autocast::find_policy_devices(function, device);
   const auto left = words_of(kLeft);
   const auto wide = words_of(kWide);
@@ -128,6 +151,8 @@ std::vector<OpPolicyEdit> detail::op_policy_preset(const char* function, std::st
     list(words_of(kRounding), kSpecial);
   } else if (name == "wide") {
     list(wide, "");
+  } else if (name == "supported") {
+    list(words_of(kSparseProducts), "");
   }
   std::vector<OpPolicyEdit> edits;
   for (const auto each : {c10::kCPU, c10::kCUDA}) {
@@ -139,6 +164,8 @@ std::vector<OpPolicyEdit> detail::op_policy_preset(const char* function, std::st
       const bool is_torchs = row.op.find("::") == std::string::npos;
       if (name == "OD") {
         policy = under_od(row, policy, left);
+      } else if (name == "supported" && is_torchs) {
+        policy = under_supported(row, policy);
       } else if (name == "wide" && is_torchs && wide.contains(base_of(row.op))) {
         policy = OpPolicy::kFp32;
       }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "core/device_copy.h"
 #include "core/tensor_kind.h"
 #include "optim/torch_step.h"
 #include "scaler/grad_scaler_impl.h"
 #include "scaler/option_checks.h"
 #include "scaler/skip_callback.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
@@ -313,6 +315,29 @@ std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& outputs
   return impl_->enabled ? impl_->state.scaled(outputs) : outputs;
 }
 
+at::Tensor GradScaler::unscale(const at::Tensor& tensor) const {
+  return unscale(std::vector<at::Tensor>{tensor}).front();
+}
+
+std::vector<at::Tensor> GradScaler::unscale(const std::vector<at::Tensor>& tensors) const {
+  expect_not_moved_from("unscale");
+  if (!impl_->enabled) {
+    return tensors;
+  }
+  impl_->expect_scale("unscale");
+  const auto inverse = impl_->core.scale_history().inv_scale(impl_->state.scale_tensor());
+  std::vector<at::Tensor> unscaled;
+  unscaled.reserve(tensors.size());
+  for (const auto& tensor : tensors) {
+    TORCH_CHECK_VALUE(tensor.defined() && at::isFloatingType(tensor.scalar_type()),
+                      "unscale: expected tensors of a floating dtype, got ",
+                      tensor.defined() ? c10::toString(tensor.scalar_type()) : "an undefined one");
+    const auto wide = tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat);
+    unscaled.push_back(wide * on_device(inverse, wide.device(), wide.scalar_type()));
+  }
+  return unscaled;
+}
+
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   expect_not_moved_from("unscale_");
   if (impl_->enabled) {
@@ -321,6 +346,29 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
     scaler::check_order("unscale_", record->progress.stage);
     impl_->unscale(optimizer, *record);
   }
+}
+
+at::Tensor GradScaler::pass_(torch::optim::Optimizer& optimizer,
+                             const torch::optim::Optimizer::LossClosure& closure) {
+  expect_not_moved_from("pass_");
+  TORCH_CHECK_VALUE(closure, "pass_: expected a closure, got an empty function");
+  if (!impl_->enabled) {
+    return closure();
+  }
+  const auto record = scaler::record_of(impl_->core, optimizer);
+  scaler::check_order("pass_", record->progress.stage);
+  const auto times_scaled = impl_->state.times_scaled();
+  auto loss = closure();
+  TORCH_CHECK(impl_->state.times_scaled() != times_scaled,
+              "pass_: expected a closure that gives its loss to scale(), got one that does not");
+  scaler::check_order("pass_", record->progress.stage);
+  impl_->unscale(optimizer, *record);
+  if (record->progress.flags.empty()) {
+    record->progress = {.stage = Stage::kReady, .flags = record->earlier_flags};
+    TORCH_CHECK(false, "pass_: expected an optimizer with at least one gradient, got none");
+  }
+  scaler::ScalerCore::end_pass(*record, scaler::gather(optimizer, *record, Purpose::kMultiply));
+  return loss;
 }
 
 std::optional<at::Tensor> GradScaler::step(torch::optim::Optimizer& optimizer,

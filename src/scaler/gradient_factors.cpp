@@ -56,4 +56,17 @@ void multiply_(const std::vector<DeviceGradients>& groups, const at::Tensor& fac
   }
 }
 
+void zero_if_(const std::vector<DeviceGradients>& groups, const at::Tensor& flag) {
+  const at::NoGradGuard no_grad;
+  for (const auto& group : groups) {
+    const auto raised = on_device(flag, group.device, at::kFloat).ne(0);
+    if (raised.is_cpu() && !raised.item<bool>()) {
+      continue;
+    }
+    for (const auto& gradient : group.gradients) {
+      gradient.masked_fill_(raised, 0);
+    }
+  }
+}
+
 }  // namespace fastamp::scaler

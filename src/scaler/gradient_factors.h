@@ -22,4 +22,7 @@ FASTAMP_API void raise_unless_finite(at::Tensor& flag, const at::Tensor& factor)
 /// A factor of 1 writes nothing where we have kernels.
 FASTAMP_API void multiply_(const std::vector<DeviceGradients>& groups, const at::Tensor& factor);
 
+/// Writes 0 into gradients if a flag, of one element on any device, is not 0. No synchronisation.
+FASTAMP_API void zero_if_(const std::vector<DeviceGradients>& groups, const at::Tensor& flag);
+
 }  // namespace fastamp::scaler

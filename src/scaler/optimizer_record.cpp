@@ -21,6 +21,8 @@ std::shared_ptr<PassResult> OptimizerRecord::start_iteration() {
   norm = at::Tensor();
   clip_coef = at::Tensor();
   clip_value.reset();
+  earlier_flags.clear();
+  earlier_counts.clear();
   return std::exchange(pass, nullptr);
 }
 
@@ -36,7 +38,7 @@ at::Tensor OptimizerRecord::known_norm() const {
 }
 
 Counts OptimizerRecord::counts() const {
-  Counts all;
+  Counts all = pass == nullptr ? earlier_counts : Counts();
   if (pass != nullptr) {
     for (const auto& device : pass->devices()) {
       if (device.counts != nullptr) {

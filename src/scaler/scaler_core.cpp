@@ -10,6 +10,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/stack.h>
 #include <c10/util/Exception.h>
@@ -141,6 +142,11 @@ void check_order(std::string_view function, Stage stage) {
     TORCH_CHECK(stage != Stage::kStepped,
                 "unscale_: expected a call before step(), got one after it: unscale_() is being "
                 "called after step().");
+  } else if (function == "pass_") {
+    TORCH_CHECK(stage == Stage::kReady,
+                "pass_: expected an optimizer that was neither unscaled nor stepped since the last "
+                "update(), got one after ",
+                stage == Stage::kUnscaled ? "unscale_()." : "step().");
   } else if (function == "step") {
     TORCH_CHECK(stage != Stage::kStepped,
                 "step: expected one call per optimizer and iteration, got a second one: step() has "
@@ -242,6 +248,23 @@ void ScalerCore::note_pass(OptimizerRecord& record, std::shared_ptr<PassResult> 
   record.inv_scale = record.norm_factor = at::Tensor();
   record.has_foreign = false;
   record.foreign_counts.clear();
+  const at::NoGradGuard no_grad;
+  for (const auto& flag : record.earlier_flags) {
+    for (const auto& device : record.pass->devices()) {
+      const auto& own = device.found_inf;
+      own.copy_(at::maximum(own, on_device(flag, own.device(), at::kFloat)));
+    }
+  }
+}
+
+void ScalerCore::end_pass(OptimizerRecord& record, const Gathered& gathered) {
+  const auto& flags = record.progress.flags;
+  zero_if_(gathered.groups, combine_flags(flags, flags.front().device()));
+  record.earlier_counts = record.counts();
+  record.earlier_flags = flags;  // The flags of earlier ones are in them.
+  record.progress.stage = Stage::kReady;
+  record.norm = at::Tensor();
+  const auto ended = std::exchange(record.pass, nullptr);  // Its end may run code.
 }
 
 void ScalerCore::unscale(OptimizerRecord& record, Gathered gathered, const ScalerCall& call) {
@@ -280,7 +303,7 @@ std::optional<bool> ScalerCore::check(OptimizerRecord& record, Gathered gathered
   try {
     agree_on_pass(record, call);
   } catch (...) {
-    record.progress = {};
+    record.progress = {.stage = Stage::kReady, .flags = record.earlier_flags};
     record.inv_scale = at::Tensor();
     const auto unfinished = std::exchange(record.pass, nullptr);  // Or it would count as checked.
     throw;

@@ -54,7 +54,7 @@ class FASTAMP_API NoGradients : public c10::Error {
 };
 
 /// Refuses a call that comes out of order. Called by the front ends before they look at gradients.
-/// @param function  "unscale_", "step", "clip_grad_norm_" or "clip_grad_value_".
+/// @param function  "unscale_", "pass_", "step", "clip_grad_norm_" or "clip_grad_value_".
 /// @param stage     Of the optimizer that it is called for.
 /// @throws c10::Error
 FASTAMP_API void check_order(std::string_view function, Stage stage);
@@ -194,6 +194,12 @@ class FASTAMP_API ScalerCore {
   ClipNext clip_value(OptimizerRecord& record, std::optional<Gathered> gathered, double clip_value,
                       bool at_step, const ScalerCall& call);
   static void multiply(const Gathered& gathered, const at::Tensor& factor);
+
+  /// Ends a pass whose gradients the program uses by itself before it makes others for the step of
+  /// the same iteration. Where it overflowed they become 0, and the step will be skipped.
+  /// @param record    Its gradients are unscaled.
+  /// @param gathered  For Purpose::kMultiply; foreign ones are left to the front end.
+  static void end_pass(OptimizerRecord& record, const Gathered& gathered);
 
   /// Returns what an optimizer that takes an AmpStep is stepped with, whatever its gradients are.
   /// They have been checked or unscaled.

@@ -138,6 +138,7 @@ void TracedCall::see(const at::Tensor& tensor) {
   first_eligible_ = inputs_.empty() ? eligible : first_eligible_;
   any_eligible_ = any_eligible_ || eligible;
   any_forces_fp32_ = any_forces_fp32_ || (eligible && tensor.scalar_type() != op_.lower);
+  any_sparse_ = any_sparse_ || tensor.is_sparse() || tensor.is_sparse_csr();
   inputs_.push_back(tensor.scalar_type());
 }
 
@@ -166,6 +167,8 @@ c10::ScalarType TracedCall::run_dtype() const {
   switch (op_.policy) {
     case OpPolicy::kLower:
       return any_eligible_ ? op_.lower : as_given;
+    case OpPolicy::kLowerDense:
+      return !any_eligible_ ? as_given : any_sparse_ ? c10::kFloat : op_.lower;
     case OpPolicy::kFp32:
       return any_eligible_ ? c10::kFloat : as_given;
     case OpPolicy::kPromote:

@@ -90,6 +90,7 @@ class TracedCall {
   bool any_eligible_ = false;
   bool first_eligible_ = false;
   bool any_forces_fp32_ = false;
+  bool any_sparse_ = false;
   Float8Outcome float8_ = Float8Outcome::kNotAsked;
   std::optional<c10::ScalarType> given_dtype_;
   std::vector<c10::ScalarType> inputs_;

@@ -23,7 +23,9 @@ def test_the_python_blocks_run_one_after_another(tmp_path: Path):
     assert check_program(str(program)).splitlines() == [
         "tensor(32.)",
         "torch.float32 torch.float32 torch.bfloat16",
+        "torch.bfloat16 torch.float32 torch.complex64",
         "['norm1', 'norm2'] torch.float32",
+        "['rotary'] 2",
     ]
 
 
@@ -33,7 +35,7 @@ def test_the_policy_file_is_one(tmp_path: Path):
     path.write_text(text, encoding="utf-8")
     file = PolicyFile.read(path)
     assert len(file.ops) == 3
-    assert len(file.modules) == 3
+    assert len(file.modules) == 4
     program = "import torch, fastamp; print(fastamp.policies.get('softmax.int', 'cpu'))"
     assert check_program("-m", "fastamp", "--policy", str(path), "-c", program) == "fp32\n"
 

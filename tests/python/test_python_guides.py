@@ -73,7 +73,7 @@ class Training:
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SNIPPETS = [
     pytest.param(page, number, id=f"{page}-{number}")
-    for page, count in (("optim.md", 8), ("scaler.md", 7), ("trace.md", 1))
+    for page, count in (("optim.md", 8), ("scaler.md", 8), ("trace.md", 1))
     for number in range(count)
 ]
 

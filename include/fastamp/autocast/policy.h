@@ -19,6 +19,7 @@ namespace fastamp {
 enum class OpPolicy : std::uint8_t {
   kPass,         ///< Nothing: the op runs with the dtypes it was given.
   kLower,        ///< Casts to the region's dtype (float16 or bfloat16).
+  kLowerDense,   ///< The same, but casts to float32 if an argument is sparse.
   kFp32,         ///< Casts to float32.
   kSetOptDtype,  ///< Casts nothing; sets an absent `dtype` argument to float32.
   kAppendDtype,  ///< Casts nothing; calls the overload that takes an output dtype with

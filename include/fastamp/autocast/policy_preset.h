@@ -35,11 +35,12 @@ FASTAMP_API std::vector<OpPolicyEdit> policy_preset(c10::DeviceType source, c10:
 ///
 /// @param name  "torch": as the running torch. "cuda": as it does on CUDA, on the CPU as well.
 ///     "OD": only what torch lowers on one of the devices is in low precision. "wide": variances,
-///     norms, softmax and losses in float32.
+///     norms, softmax and losses in float32. "supported": products with a sparse tensor and FFTs in
+///     float32.
 /// @param device  c10::kCPU or c10::kCUDA; both without it.
 /// @throws c10::ValueError for another name or device; nothing is changed then.
-/// @note "OD" and "wide" register ops that are not in the op table as `pass`, about 165 of the 256
-///     that a process can register: see register_op(). No policy is changed.
+/// @note All but "torch" and "cuda" register ops that are not in the op table as `pass`, "OD" about
+///     165 of the 256 that a process can register: see register_op(). No policy is changed.
 FASTAMP_API std::vector<OpPolicyEdit> op_policy_preset(
     std::string_view name, std::optional<c10::DeviceType> device = std::nullopt);
 

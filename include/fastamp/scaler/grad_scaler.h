@@ -161,6 +161,28 @@ class FASTAMP_API GradScaler {
   ///     unscaled once, as with tied weights.
   void unscale_(torch::optim::Optimizer& optimizer);
 
+  /// Makes a pass whose gradients the program uses by itself, ahead of others in the same
+  /// iteration: the first one of SAM, or each of a closure that LBFGS calls.
+  ///
+  /// Afterwards gradients are unscaled, or 0 if one was inf or NaN, in this pass or one before:
+  /// nothing moves by them. That is noted as an overflow of the iteration, so step() is skipped and
+  /// update() lowers the scale. The next pass has to begin with zero_grad().
+  /// @param optimizer  Whose gradients it makes.
+  /// @param closure  Gives a loss to scale(), calls backward, returns what pass_() is to return.
+  /// @returns What the closure returned. A disabled scaler does nothing else.
+  /// @throws c10::Error after unscale_() or step() of the optimizer in this iteration, if the
+  ///     closure does not call scale(), or makes no gradient.
+  /// @throws c10::ValueError for an empty closure, and as unscale_().
+  at::Tensor pass_(torch::optim::Optimizer& optimizer,
+                   const torch::optim::Optimizer::LossClosure& closure);
+
+  /// Returns tensor / scale, for gradients of a scaled loss that the program computes with, such as
+  /// those of a penalty. Differentiable; of 16-bit tensors the result is fp32. Notes no overflow.
+  /// @throws c10::Error before scale(). c10::ValueError for a tensor of another kind of dtype.
+  at::Tensor unscale(const at::Tensor& tensor) const;
+  /// The same for several tensors, which may live on several devices.
+  std::vector<at::Tensor> unscale(const std::vector<at::Tensor>& tensors) const;
+
   /// Checks the gradients and steps unless one is inf or NaN.
   ///
   /// Whether the parameters were stepped is what step_was_skipped() says, for every optimizer.

@@ -10,6 +10,7 @@ import torch
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 import fastamp._C as _C
+from fastamp._autocast.event_loops import note_region
 from fastamp._dynamo import carried_state, compiler
 from fastamp._float8 import recipe
 
@@ -40,20 +41,22 @@ def _float8_changed(entering: bool) -> None:
         carried_state.let_go(policies=False)
 
 
-def _set_hooks(float8_arguments: Any, float8_changed: Any) -> None:
+def _set_hooks(float8_arguments: Any, float8_changed: Any, in_event_loop: Any) -> None:
     # torch's own function with no frame of fastamp in between: its warnings must point at the
     # user's line.
     checked_init: Any = torch.amp.autocast_mode.autocast.__init__
-    _C.set_region_hooks(checked_init, _notify_export, float8_arguments, float8_changed)
+    _C.set_region_hooks(
+        checked_init, _notify_export, float8_arguments, float8_changed, in_event_loop
+    )
 
 
-_set_hooks(recipe.region_arguments, _float8_changed)
+_set_hooks(recipe.region_arguments, _float8_changed, note_region)
 
 
 def _keep_out_of_graphs() -> None:
     disable: Any = torch._dynamo.disable
-    reason = "fastamp: a region with an fp8 recipe runs eagerly"
-    functions = (recipe.region_arguments, _float8_changed)
+    reason = "fastamp: regions with an fp8 recipe, and notes of regions in asyncio, run eagerly"
+    functions = (recipe.region_arguments, _float8_changed, note_region)
     _set_hooks(*(disable(function, reason=reason) for function in functions))
 
 

@@ -17,6 +17,7 @@ from fastamp._policy.table import OpTableRow, op_table
 _MEANINGS = {
     "pass": "runs in the dtypes it is given",
     "lower": "floating arguments are cast to the region's dtype",
+    "lower_dense": "floating arguments are cast as by lower, or with a sparse one to float32",
     "fp32": "floating arguments are cast to float32",
     "set_opt_dtype": "runs in float32 unless the caller names a dtype",
     "append_dtype": "runs with dtype=float32 added",

@@ -202,6 +202,7 @@ def check_types(program: Any, dtype: torch.dtype, policies: dict[str, str]) -> G
         ok = {
             "lower": dtypes <= {dtype},
             "lower (in float32, where regions are off)": True,
+            "lower_dense": len(dtypes) < 2,
             "fp32": dtypes <= {torch.float32},
             "promote": len(dtypes) < 2,
         }.get(policy)

@@ -88,6 +88,8 @@ def preset(name: str, device: str | None = None) -> Preset:
               argument, such as ``add_``, stay as they are.
             - ``"wide"``: variances, norms, softmax and losses run in float32 on both devices; all
               else as torch.
+            - ``"supported"``: as torch, but products with a sparse tensor and FFTs, for which
+              devices lack 16-bit kernels, run in float32 on both devices.
         device: ``"cpu"``, ``"cuda"``, or both by default.
 
     Returns:
@@ -99,9 +101,9 @@ def preset(name: str, device: str | None = None) -> Preset:
 
     Note:
         As :func:`fastamp.policies.set`: do it while no other thread runs ops under autocast;
-        compiled graphs are dropped. ``"OD"`` and ``"wide"`` register ops that are not in the op
-        table (of 256 that a process can register, about 165), which makes each of their calls in a
-        region slower.
+        compiled graphs are dropped. All but ``"torch"`` and ``"cuda"`` register ops that are not in
+        the op table (``"OD"`` about 165, of 256 that a process can register), which makes each of
+        their calls in a region slower.
     """
     before = op_table()
     policies = preset_policies(name, device)

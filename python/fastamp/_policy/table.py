@@ -11,6 +11,7 @@ import fastamp._C as _C
 from fastamp._dynamo import compiler
 
 __all__ = [
+    "LOWERING",
     "OpTableRow",
     "op_policy",
     "op_table",
@@ -21,13 +22,18 @@ __all__ = [
 ]
 
 
+#: Policies under which products of dense tensors run in the region's dtype.
+LOWERING = ("lower", "lower_dense")
+
+
 class OpTableRow(NamedTuple):
     """One op and its policies, now and by default.
 
-    Policies: ``pass`` (run as it is), ``lower`` (cast to the region's dtype), ``fp32`` (cast to
-    float32), ``set_opt_dtype`` and ``append_dtype`` (give the op a float32 output dtype),
-    ``promote`` (widest dtype among the arguments; of a registered op that writes an argument: that
-    one's dtype), ``banned`` (refuse).
+    Policies: ``pass`` (run as it is), ``lower`` (cast to the region's dtype), ``lower_dense`` (the
+    same, but to float32 if an argument is sparse), ``fp32`` (cast to float32),
+    ``set_opt_dtype`` and ``append_dtype`` (give the op a float32 output dtype), ``promote`` (widest
+    dtype among the arguments; of a registered op that writes an argument: that one's dtype),
+    ``banned`` (refuse).
     """
 
     op: str

@@ -33,7 +33,9 @@ from fastamp._scaler.gradients import (
 from fastamp._scaler.mesh_norm import norm_over_ranks
 from fastamp._scaler.new_scalers import note_scaler
 from fastamp._scaler.outputs import scale_each
+from fastamp._scaler.passes import ScaledPass, unscaled
 from fastamp._scaler.reports import warn_of_scaled_gradients
+from fastamp._scaler.resumed import goes_on, warn_of_missing_state
 from fastamp._scaler.state import ScalerState, unscale_once
 from fastamp._scaler.subclasses import agree_over_meshes, meshes_of
 from fastamp._util.scaled_backward import scaled
@@ -130,6 +132,7 @@ class GradScaler(ScalerState):
             )
             warnings.warn(f"GradScaler: {text}", stacklevel=2)
             self._enabled = False
+        self._is_new = True
         note_scaler(self)
         if on_skip is not None:
             self._add_skip_hook("GradScaler", "on_skip", on_skip, False)
@@ -227,6 +230,69 @@ class GradScaler(ScalerState):
         if self.process_group is not None:
             core.agree(self, flags, scale)
         self._note_unscaled(optimizer, flags)
+
+    def pass_(self, optimizer: torch.optim.Optimizer) -> ScaledPass:
+        """Makes a pass whose gradients the program uses by itself, ahead of others of the step.
+
+        ::
+
+            with scaler.pass_(optimizer):
+                optimizer.zero_grad()
+                scaler.scale(loss_fn(model(x), y)).backward()
+            move_uphill(parameters)  # by gradients without a scale
+            optimizer.zero_grad()
+            scaler.scale(loss_fn(model(x), y)).backward()
+            move_back(parameters)
+            scaler.step(optimizer)  # is skipped if one of the two has overflowed
+            scaler.update()
+
+        At the end of the block gradients are unscaled; if one of them is inf or NaN, all are 0, and
+        those of further passes too, so that nothing moves by them. It counts as an overflow of the
+        iteration: ``step`` is skipped, and ``update`` lowers the scale. There may be any number of passes, and no ``step``
+        after them, as in a closure of ``LBFGS``. Begin each, and what follows, with ``zero_grad``.
+        Waits for nothing on CUDA; sets gradients to 0 by one small kernel each.
+
+        Args:
+            optimizer: As for :meth:`unscale_`. Those of other optimizers stay scaled.
+
+        Returns:
+            A context manager, for one ``with``. Of a disabled scaler it does nothing. After an
+            exception in the block gradients are left as they are.
+
+        Raises:
+            RuntimeError: When the block begins: the optimizer was unscaled or stepped since the
+                last :meth:`update`, or is in such a block. When it ends: no loss was given to
+                :meth:`scale`, or no parameter has a gradient.
+            ValueError: As from :meth:`unscale_`, when it ends.
+        """
+        return ScaledPass(self, optimizer)
+
+    def unscale(self, tensors: Any) -> Any:
+        """Divides gradients of a scaled loss that the program computes with, such as a penalty's.
+
+        ::
+
+            gradients = torch.autograd.grad(scaler.scale(loss), inputs, create_graph=True)
+            penalty = sum(g.square().sum() for g in scaler.unscale(gradients))
+
+        Args:
+            tensors: A floating-point tensor of any shape, or a list or tuple of such. ``None``
+                among them stays.
+
+        Returns:
+            ``tensors / scale``, new and differentiable, of the same structure; float32 of 16-bit
+            ones. The tensors themselves if the scaler is disabled. Overflows are not noted: the
+            backward pass of what is made of them meets them. Waits for nothing.
+
+        Raises:
+            AssertionError: :meth:`scale` was never called.
+            TypeError: It is something else.
+        """
+        if not self._enabled:
+            return tensors
+        self._expect_scale("unscale")
+        assert self._scale is not None
+        return unscaled(tensors, self._core.inv_scale(self._scale))
 
     def _begin(self, function: str, optimizer: torch.optim.Optimizer) -> OptState:
         """Refuses a call on an optimizer that is out of order; warns of gradients scaled anew."""
@@ -347,6 +413,9 @@ class GradScaler(ScalerState):
                 "Closure use is not currently supported if GradScaler is enabled."
             )
         stage = self._begin("step", optimizer)
+        if self._is_new and goes_on(optimizer):
+            self._is_new = False
+            warn_of_missing_state(optimizer, self.get_scale())
         if self._fuse:
             steps.fuse_if_torchs(optimizer)
         # A closure given by position is torch's business.
@@ -519,6 +588,7 @@ class GradScaler(ScalerState):
         if not self._enabled:
             return
         scale, _ = self._check_scale_growth_tracker("update")
+        self._is_new = False
         wanted = None
         if new_scale is not None:
             bounds = (self._min_scale, self._max_scale)

@@ -78,12 +78,21 @@ class ScalerState(TorchGradScaler):
     _fast_growth_interval: int = 0
     _init_fast_growth_limit: float = math.inf
     _fast_growth_limit: Tensor | None = None
+    _open_passes: frozenset[int] = frozenset()
     process_group: ProcessGroup | None = None
     _fuse: bool = False
     _keep_scaled_grads: bool = False
     _history_size: int = 128
     # Slots, and so not in __dict__ either. All are there once _core was asked for.
-    __slots__ = ("_kept_core", "_loaded_report", "_skip_hooks", "_statistics", "_times_scaled")
+    __slots__ = (
+        "_is_new",
+        "_kept_core",
+        "_loaded_report",
+        "_skip_hooks",
+        "_statistics",
+        "_times_scaled",
+    )
+    _is_new: bool  # Until the first update(), of one that was neither loaded nor copied.
     _kept_core: _C.ScalerCore
     _loaded_report: OverflowReport | None
     _skip_hooks: SkipHooks  # Only once a hook was registered.
@@ -339,6 +348,7 @@ class ScalerState(TorchGradScaler):
             if tensor is not None
         ]
         self._load_past(past, attributes["_init_scale"])  # The last that can refuse something.
+        self._is_new = False
         self.__dict__.update(attributes)
         for tensor, value in loaded:
             tensor.copy_(value)
@@ -477,6 +487,10 @@ class ScalerState(TorchGradScaler):
             state["_init_fast_growth_limit"] = self._get_fast_growth_limit()
             state["_fast_growth_limit"] = None
         return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._is_new = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ScalerState:
         # A process group is a handle on something shared: copies speak over the same one.

@@ -18,8 +18,8 @@ using namespace fastamp::test;
 namespace {
 
 const std::vector<OpPolicy> kPolicies{
-    OpPolicy::kPass,        OpPolicy::kLower,   OpPolicy::kFp32,  OpPolicy::kSetOptDtype,
-    OpPolicy::kAppendDtype, OpPolicy::kPromote, OpPolicy::kBanned};
+    OpPolicy::kPass,        OpPolicy::kLower,       OpPolicy::kLowerDense, OpPolicy::kFp32,
+    OpPolicy::kSetOptDtype, OpPolicy::kAppendDtype, OpPolicy::kPromote,    OpPolicy::kBanned};
 
 /// Every policy of the table by name, so that a difference can be printed.
 std::vector<std::string> all_policies() {

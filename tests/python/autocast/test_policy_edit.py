@@ -16,7 +16,8 @@ import fastamp._C as _C
 from support.autocast_state import cuda_state, fastamp_state, torch_kernels
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
-POLICIES = ["pass", "lower", "fp32", "set_opt_dtype", "append_dtype", "promote", "banned"]
+POLICIES = ["pass", "lower", "lower_dense", "fp32", "set_opt_dtype", "append_dtype", "promote"]
+POLICIES += ["banned"]
 
 
 @pytest.fixture(autouse=True)

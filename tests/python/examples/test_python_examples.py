@@ -98,6 +98,39 @@ def test_bad_data_under_a_guard():
     assert number(r"accuracy (\d+\.\d)%", run(EXAMPLES / "guarded.py", "--no-guard")) < 20
 
 
+def test_two_passes_per_step_and_lbfgs():
+    for options in ([], ["--lbfgs"]):
+        output = run(EXAMPLES / "sam.py", *options)
+        assert number(r"accuracy (\d+\.\d)%", output) > 90
+        assert number(r"accuracy .*, (\d+) of", output) < 20
+
+
+def test_fp16_weights_in_a_loop_that_unscales_and_clips():
+    output = run(EXAMPLES / "fp16_weights.py")
+    half, full = (number(rf"fp{bits} weights: loss (\d\.\d+)", output) for bits in (16, 32))
+    assert full < 0.4
+    assert abs(half - full) < 0.05 * full
+    program = [sys.executable, str(EXAMPLES / "fp16_weights.py"), "--no-masters", "--steps", "1"]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert "Attempting to unscale FP16 gradients" in done.stderr
+    assert "widen_grads=True" in done.stderr
+
+
+def test_positions_of_a_long_context():
+    output = run(EXAMPLES / "long_context.py", "--length", 1024)
+    assert number(r"in bfloat16: wrong by up to (\S+)", output) > 0.5
+    assert number(r"found \['rotary'\]: wrong by up to (\S+)", output) == 0
+
+
+def test_sparse_products_and_ffts():
+    assert number(r"accuracy (\d+\.\d)%", run(EXAMPLES / "graph.py")) > 90
+
+
+def test_regions_of_tasks():
+    output = run("-W", "error", EXAMPLES / "async_serving.py")
+    assert output == "60 in bfloat16, 20 in float32\n"
+
+
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 def test_two_processes(parallel):
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]

@@ -14,7 +14,7 @@ from fastamp._debug.watch.flops import flops_of
 from fastamp._debug.watch.modules import is_half, is_readable
 from fastamp._debug.watch.op_calls import OpCall, OpWatcher
 from fastamp._debug.watch.twin import Fp32Twin
-from fastamp._policy.table import BUILT_IN_OPS
+from fastamp._policy.table import BUILT_IN_OPS, LOWERING
 
 __all__ = ["BROKEN", "Suspect", "Suspects"]
 
@@ -164,7 +164,7 @@ def _is_harmless(call: OpCall, local: float | None) -> bool:
         return True
     if call.op.startswith(("empty", "new_empty")):
         return True  # What it holds is no result.
-    is_lowered = call.autocast is not None and call.autocast[2] == "lower"
+    is_lowered = call.autocast is not None and call.autocast[2] in LOWERING
     return local == 0.0 and not is_lowered
 
 

@@ -13,6 +13,7 @@ from fastamp._debug.check.rules import Findings
 from fastamp._debug.watch.flops import flops_of
 from fastamp._debug.watch.modules import address, is_half
 from fastamp._debug.watch.op_calls import OpCall
+from fastamp._policy.table import LOWERING
 
 # Two sixteen-bit numbers of this size are neighbours at a distance of about a quarter: a softmax of
 # logits that are wrong by so much is wrong by that share.
@@ -73,7 +74,7 @@ class OpRules:
 
     def before(self, call: OpCall) -> None:
         """The rules on arguments: the call may be refused for them."""
-        if call.autocast is not None and call.autocast[2] == "lower" and not call.is_cast:
+        if call.autocast is not None and call.autocast[2] in LOWERING and not call.is_cast:
             self.ran_fp16 |= any(t.dtype is torch.float16 for t in call.tensors)
             self.ran_bf16 |= any(t.dtype is torch.bfloat16 for t in call.tensors)
         if call.backward or call.func.namespace != "aten":

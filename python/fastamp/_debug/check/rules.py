@@ -122,8 +122,8 @@ RULES: dict[str, Rule] = {
             "norm-statistics-not-finite",
             "a forward pass that overflowed went into the running statistics; the skipped step "
             "did not take that back, and evaluation is NaN from here on",
-            "module.reset_running_stats() now; keep the buffers ahead of a forward pass, and put "
-            "them back if scaler.step_was_skipped (docs/scaler.md has the loop)",
+            "module.reset_running_stats() now; scaler.restore_on_skip(model), or that of a "
+            "StepGuard, which puts them back when a step is skipped",
             needs_step=False,
         ),
         _rule(

@@ -17,6 +17,7 @@ from fastamp._debug.watch.calls import CallListener, listening
 from fastamp._debug.watch.modules import is_half
 from fastamp._debug.watch.op_calls import OpCall
 from fastamp._debug.watch.scaled_gradients import ScaledGradients, carries_scale
+from fastamp._policy.table import LOWERING
 from fastamp._scaler.step_guard import guard_of
 from fastamp._util.tool_guard import ToolGuard
 
@@ -215,7 +216,7 @@ class StepRules(CallListener):
             self._findings.add(
                 "scaler-without-fp16", "GradScaler", "only bfloat16 regions ran lower ops"
             )
-        lowered = [row for row in rows if row["policy"] in ("lower", "promote")]
+        lowered = [row for row in rows if row["policy"] in (*LOWERING, "promote")]
         casting = {row["device"] for row in lowered if any(row[name] for name in _CASTS)}
         for device in sorted(self._regions - casting):
             here = [row for row in lowered if row["device"] == device]

@@ -45,7 +45,7 @@ class _Scaled(NamedTuple):
     Attributes:
         tensor: Kept, so that no other takes its memory.
         scaler: Multiplied the loss.
-        is_divided: Whether the program has taken the scale out.
+        is_divided: Whether the scale was taken out.
     """
 
     tensor: torch.Tensor
@@ -118,6 +118,12 @@ class ScaledGradients(CallListener):
             ):
                 del self._scaled[_memory(gradient)]
 
+    def after_unscale(self, scaler: Any, optimizer: Any) -> None:
+        """They carry no scale any more, also after a pass that is not the step's."""
+        if scaler.is_enabled():
+            for known in self._known_of(optimizer):
+                self._scaled[_memory(known.tensor)] = known._replace(is_divided=True)
+
     def before_optimizer_step(self, optimizer: Any, by_scaler: bool) -> None:
         """Looks whether the step is called past the scaler."""
         self.stepped = None
@@ -159,7 +165,7 @@ class ScaledGradients(CallListener):
                 self._scaled[_memory(result)] = _Scaled(result, known.scaler, is_divided)
 
     def is_divided(self, optimizer: Any) -> bool:
-        """Whether a program has taken the scale out of an optimizer's gradients by itself."""
+        """Whether the scale was taken out of an optimizer's gradients, and they are still there."""
         return any(known.is_divided for known in self._known_of(optimizer))
 
     def _known_of(self, optimizer: Any) -> list[_Scaled]:

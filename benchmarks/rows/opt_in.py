@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What programs opt in to, beside what does the same by hand with torch.amp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import fastamp
+from benchmarks.goals import not_slower
+from benchmarks.harness import BASELINE, OURS, Candidate, Row
+from benchmarks.rows.scaler import make_gradients, make_scaler, weight_of
+from benchmarks.sides import inside_region, own_optimizers
+
+GROUP = "Opt-in features"
+LOW = torch.bfloat16
+
+
+def _two_passes(device: str, count: int, elements: int) -> dict[str, Candidate]:
+    """An iteration of SAM without its model: two passes over the same gradients."""
+    found = {}
+    for which in (BASELINE, OURS):
+        parameters = make_gradients(device, count, elements)
+        optimizer = torch.optim.AdamW(parameters, lr=1e-6, fused=True)
+        if which == OURS:
+            own_optimizers().fuse_(optimizer)
+        scaler, loss = make_scaler(which, device), torch.ones((), device=device)
+
+        @torch.no_grad()
+        def move_and_back(
+            gradients: list[torch.Tensor], parameters: list[torch.Tensor] = parameters
+        ) -> None:
+            before = [p.clone() for p in parameters]
+            torch._foreach_add_(parameters, gradients, alpha=1e-6)
+            torch._foreach_copy_(parameters, before)
+
+        def first(
+            ours: bool = which == OURS,
+            scaler: Any = scaler,
+            loss: torch.Tensor = loss,
+            optimizer: Any = optimizer,
+            parameters: Any = parameters,
+            move: Callable[[list[torch.Tensor]], None] = move_and_back,
+        ) -> None:
+            if ours:
+                with scaler.pass_(optimizer):
+                    scaler.scale(loss)
+                move([p.grad for p in parameters])
+            else:
+                scaler.scale(loss)
+                move([p.grad / scaler.get_scale() for p in parameters])
+
+        names = {"first": first, "scaler": scaler, "loss": loss, "optimizer": optimizer}
+        statement = "first(); scaler.scale(loss); scaler.step(optimizer); scaler.update()"
+        found[which] = Candidate(statement, names)
+    return found
+
+
+def _fp16_weights(device: str, count: int, elements: int) -> dict[str, Candidate]:
+    """Unscales, clips and steps: fp32 weights with torch.amp, fp16 ones with masters."""
+    found = {}
+    for which in (BASELINE, OURS):
+        parameters = make_gradients(device, count, elements)
+        restore = "pass"
+        if which == OURS:
+            parameters = [p.detach().half().requires_grad_() for p in parameters]
+            restore = "p.grad = g"
+        optimizer = torch.optim.AdamW(parameters, lr=1e-6, fused=True)
+        if which == OURS:
+            own_optimizers().fuse_(optimizer, widen_grads=True)
+        gradients = [torch.ones_like(p) for p in parameters]
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        names = {
+            "pairs": list(zip(parameters, gradients, strict=True)),
+            "parameters": parameters,
+            "optimizer": optimizer,
+            "scaler": make_scaler(which, device),
+            "clip": torch.nn.utils.clip_grad_norm_,
+        }
+        statement = (
+            f"for p, g in pairs: {restore}\n"
+            "scaler.unscale_(optimizer); clip(parameters, 1.0); scaler.step(optimizer)\n"
+            "scaler.update()"
+        )
+        found[which] = Candidate(statement, names)
+    return found
+
+
+def _statistics(device: str, norms: int) -> dict[str, Candidate]:
+    """Running statistics of batch norms that a skipped step must not change."""
+    found = {}
+    for which in (BASELINE, OURS):
+        layers = [torch.nn.BatchNorm1d(64) for _ in range(norms)]
+        model = torch.nn.Sequential(*layers).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        scaler, loss = make_scaler(which, device), torch.ones((), device=device)
+        names = {"scaler": scaler, "loss": loss, "optimizer": optimizer, "model": model}
+        names |= {"x": torch.randn(16, 64, device=device), "buffers": list(model.buffers())}
+        names |= {"copy": torch._foreach_copy_}
+        statement = "model(x); scaler.scale(loss); scaler.step(optimizer); scaler.update()"
+        if which == OURS:
+            scaler.restore_on_skip(model)
+        else:
+            statement = (
+                "before = [b.clone() for b in buffers]; scale = scaler.get_scale()\n"
+                f"{statement}\n"
+                "if scaler.get_scale() < scale: copy(buffers, before)"
+            )
+        found[which] = Candidate(statement, names)
+    return found
+
+
+class _Rotary(torch.nn.Module):
+    def __init__(self, by_hand: bool, device: str) -> None:
+        super().__init__()
+        self.by_hand, self.device = by_hand, device
+        self.register_buffer("inv_freq", 1e4 ** (-torch.arange(0, 64, 2, device=device) / 64))
+
+    def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self.by_hand:
+            return self.table(positions)
+        with torch.autocast(self.device, enabled=False):
+            return self.table(positions)
+
+    def table(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        angles = positions[:, None] @ self.inv_freq[None]  # type: ignore[index]
+        return angles.cos(), angles.sin()
+
+
+def _positions(device: str, length: int) -> dict[str, Candidate]:
+    found = {}
+    for which in (BASELINE, OURS):
+        rotary = _Rotary(which == BASELINE, device)
+        if which == OURS:
+            fastamp.policies.for_modules(rotary, {"": "positions"})
+        names = {"rotary": rotary, "positions": torch.arange(length, device=device).float()}
+        found[which] = inside_region(which, device, LOW, "rotary(positions)", names)
+    return found
+
+
+def _sparse(device: str, size: int) -> dict[str, Candidate]:
+    sparse = torch.eye(size, device=device).to_sparse_csr()
+    dense = torch.randn(size, 64, device=device, dtype=LOW)
+    found = {}
+    by_hand = {"region": torch.autocast(device, enabled=False), "a": sparse, "x": dense}
+    statement = "with region: y = a @ x.float()"
+    found[BASELINE] = inside_region(BASELINE, device, LOW, statement, by_hand)
+    preset = fastamp.policies.override("supported")
+
+    def begin() -> None:
+        preset.__enter__()
+        region.__enter__()
+
+    def end() -> None:
+        region.__exit__(None, None, None)
+        preset.__exit__(None, None, None)
+
+    region = fastamp.autocast(device, dtype=LOW)
+    found[OURS] = Candidate("y = a @ x", {"a": sparse, "x": dense}, begin, end)
+    return found
+
+
+def rows(device: str) -> list[Row]:
+    """Returns the rows of one device."""
+    found = [
+        Row(
+            f"{device}: two passes and a step, AdamW, {count} x {elements}",
+            lambda count=count, elements=elements: _two_passes(device, count, elements),
+            GROUP,
+            device,
+            goal=not_slower(),
+            weight=weight_of(count, elements, cheap=500),
+        )
+        for count, elements in ((10, 1000), (100, 100_000))
+    ]
+    found += [
+        Row(
+            f"{device}: unscale_ + clip + step, fp16 weights with masters beside fp32 ones, "
+            f"{count} x {elements}",
+            lambda count=count, elements=elements: _fp16_weights(device, count, elements),
+            GROUP,
+            device,
+            weight=weight_of(count, elements, cheap=500),
+        )
+        for count, elements in ((100, 1000), (100, 100_000))
+    ]
+    return [
+        *found,
+        Row(
+            f"{device}: forward pass of 20 batch norms and a step that keeps their statistics",
+            lambda: _statistics(device, 20),
+            GROUP,
+            device,
+        ),
+        Row(
+            f"{device}: rotary table of 128 positions in a region, in float32",
+            lambda: _positions(device, 128),
+            GROUP,
+            device,
+        ),
+        Row(
+            f"{device}: sparse 64 x 64 @ 64 x 64 in a region, in float32",
+            lambda: _sparse(device, 64),
+            GROUP,
+            device,
+        ),
+    ]
