@@ -14,6 +14,8 @@ from typing import NoReturn
 
 from fastamp._cli import info_command, run_command
 from fastamp._cli.check_command import check_program
+from fastamp._cli.closed_pipe import ends_with_its_reader
+from fastamp._cli.output_file import OutputFile
 from fastamp._debug.check.rules import Findings
 from fastamp._debug.report import today
 from fastamp._debug.watch.origins import short_path
@@ -33,8 +35,11 @@ _MOST_OF_A_MESSAGE = 400
 def main(arguments: list[str]) -> None:
     """Runs the command; always ends in SystemExit."""
     options = _parser().parse_args(arguments)
-    path = Path(options.output).absolute()
-    if path.exists():
+    try:
+        output = OutputFile(options.output)
+    except OSError as error:
+        _refuse(f"--output: {error}")
+    if output.path is not None and output.path.exists():
         _refuse(f"expected --output FILE that is not there yet, got {options.output}")
     parts = [f"# Report of a run on fastamp, {today()}"]
     if options.program:
@@ -42,11 +47,16 @@ def main(arguments: list[str]) -> None:
     for title, facts in info_command.facts(probe=False).items():
         rows = "\n".join(f"{name}: {_without_home(value)}" for name, value in facts.items())
         parts += [f"## {title}", f"```\n{rows}\n```"]
-    try:
-        path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    except OSError as error:
-        _refuse(str(error))
-    print(f"fastamp: the report is in {options.output}; read it before you send it")
+    with ends_with_its_reader():
+        try:
+            output.put_text("\n\n".join(parts) + "\n")
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            _refuse(str(error))
+        if output.path is not None:
+            name = Path(options.output).with_name(output.path.name)
+            print(f"fastamp: the report is in {name}; read it before you send it")
     sys.exit(0)
 
 
@@ -100,7 +110,10 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--output", metavar="FILE", default="fastamp-report.md", help="where to (%(default)s)"
+        "--output",
+        metavar="FILE",
+        default="fastamp-report.md",
+        help="where to (%(default)s); - prints it",
     )
     parser.add_argument(
         "--steps", type=int, default=3, help="optimizer steps to look at; 0: to the end (3)"
