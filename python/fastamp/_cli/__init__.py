@@ -50,7 +50,8 @@ usage: python -m fastamp SCRIPT [ARGUMENT ...]      run a script on fastamp, as 
            --at-first-nonfinite                     the first step with inf or NaN in its gradients,
                                                     skipped or not
            --log-to PLACE                           scale, norm and overflows of each step: a row in
-                                                    PLACE if that ends in .jsonl, else TensorBoard's
+                                                    PLACE if that ends in .jsonl, - prints it, else
+                                                    TensorBoard's
            --fuse                                   SGD, Adam, AdamW and Muon of torch take
                                                     fastamp's steps (docs/optim.md)
            --float8                                 bfloat16 regions run linear layers in fp8, on
@@ -227,7 +228,7 @@ def _read_options(arguments: list[str]) -> tuple[_Options, list[str]]:
         elif name == "--log-to":
             options.log_to = value
         elif name == "--at-step":
-            if not value.isdigit():
+            if not value.isdecimal():
                 _refuse(f"expected --at-step with a number, at least 0, got {value!r}")
             options.at_step = int(value)
         else:

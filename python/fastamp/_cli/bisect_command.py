@@ -39,14 +39,20 @@ def main(arguments: list[str]) -> None:
             raise
         _refuse(str(error).removeprefix("bisect: "))
     with ends_with_its_reader():
-        report.print()
-    try:
-        if policy:
-            policy.put_text(report.policy_text())
-        if json:
-            json.put_text(f"{report.to_json()}\n")
-    except OSError as error:
-        _refuse(str(error))
+        # What other programs read is alone on the standard output.
+        if any(file and file.path is None for file in (policy, json)):
+            print(report, file=sys.stderr)
+        else:
+            report.print()
+        try:
+            if policy:
+                policy.put_text(report.policy_text())
+            if json:
+                json.put_text(f"{report.to_json()}\n")
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            _refuse(str(error))
     sys.exit(1 if report else 0)
 
 

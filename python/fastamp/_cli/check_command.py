@@ -11,7 +11,12 @@ from typing import Any, NoReturn
 import torch
 
 from fastamp._cli import run_command
-from fastamp._cli.closed_pipe import ends_with_its_reader, forget_output
+from fastamp._cli.closed_pipe import (
+    ends_with_its_reader,
+    flush_output,
+    forget_output,
+    shows_any_text,
+)
 from fastamp._cli.output_file import OutputFile, rank_of_process
 from fastamp._cli.watched_program import EnoughSteps, WatchedProgram, enough_steps
 from fastamp._debug.check import RULES, run_checked
@@ -106,7 +111,7 @@ def _check(program: list[str], findings: Findings, steps: int, file: OutputFile 
     stream = sys.stderr if file is not None and file.path is None else sys.stdout
 
     def show() -> None:
-        sys.stdout.flush()
+        flush_output()
         for text in report.advice:
             print(f"fastamp check: advice: {text}", file=stream)
         print(f"fastamp check: {_steps_of(watched)} of {program[0]}{which}", file=stream)
@@ -118,7 +123,8 @@ def _check(program: list[str], findings: Findings, steps: int, file: OutputFile 
 
     for say in (show, write):
         try:
-            say()
+            with shows_any_text():
+                say()
         except BrokenPipeError:
             forget_output()  # What the program raises, the file and the status stand all the same.
     if error is not None:
@@ -155,7 +161,7 @@ def _read_options(arguments: list[str]) -> tuple[dict[str, list[str]], list[str]
 
 
 def _number(text: str) -> int:
-    if not text.isdigit():
+    if not text.isdecimal():
         _refuse(f"expected --steps with a number, at least 0, got {text!r}")
     return int(text)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output into a pipe that nobody reads any more, such as that of ``| head``."""
+"""Output that cannot be written: nobody reads it any more (``| head``), or has no such letters."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ import os
 import sys
 from collections.abc import Iterator
 
-__all__ = ["ends_with_its_reader", "forget_output"]
+__all__ = ["ends_with_its_reader", "flush_output", "forget_output", "shows_any_text"]
 
 #: As a shell shows a program that SIGPIPE has ended.
 _STATUS = 128 + 13
+
+
+def flush_output() -> None:
+    """Flushes the standard output, which a shell may have closed: ``>&-``."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
 
 
 def forget_output() -> None:
@@ -21,15 +27,35 @@ def forget_output() -> None:
 
 
 @contextlib.contextmanager
+def shows_any_text() -> Iterator[None]:
+    """For our own output: names of the user's that the streams cannot encode are escaped."""
+    streams = [each for each in (sys.stdout, sys.stderr) if hasattr(each, "reconfigure")]
+    handlers = [each.errors for each in streams]
+    for stream in streams:
+        stream.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        for stream, errors in zip(streams, handlers, strict=True):
+            stream.reconfigure(errors=errors)
+
+
+@contextlib.contextmanager
 def ends_with_its_reader() -> Iterator[None]:
-    """Ends the process silently if nobody reads our own output, with SIGPIPE's status."""
+    """For our own output: ends the process silently if nobody reads it, with SIGPIPE's status.
+
+    With status 1 and the reason if it cannot be written, as on a full disk.
+    """
     try:
         try:
-            yield
-        except SystemExit:
-            sys.stdout.flush()
-            raise
-        sys.stdout.flush()
+            with shows_any_text():
+                yield
+        finally:
+            flush_output()
     except BrokenPipeError:
         forget_output()
         sys.exit(_STATUS)
+    except OSError as error:
+        forget_output()
+        sys.stderr.write(f"python -m fastamp: {error}\n")
+        sys.exit(1)

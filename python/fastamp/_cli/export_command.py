@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fastamp._cli.closed_pipe import ends_with_its_reader
 from fastamp._cli.named_function import call_named
 from fastamp._cli.output_file import OutputFile
 from fastamp._debug.report import json_of
@@ -45,10 +46,15 @@ def main(arguments: list[str]) -> None:
             fp32=options.fp32,
             tolerance=options.tolerance,
             overwrite=options.overwrite,
+            verbose=False,
         )
-        if output is not None:
-            data = {"path": options.path, "lines": str(done).splitlines()}
-            output.put_text(f"{json_of('export', data)}\n")
+        with ends_with_its_reader():
+            # Data are alone on the standard output.
+            stream = sys.stderr if output is not None and output.path is None else sys.stdout
+            print(*(f"export: {line}" for line in str(done).splitlines()), sep="\n", file=stream)
+            if output is not None:
+                data = {"path": options.path, "lines": str(done).splitlines()}
+                output.put_text(f"{json_of('export', data)}\n")
     except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
         _refuse(str(error))
 

@@ -20,8 +20,10 @@ def call_named(name: str, refuse: Callable[[str, int], Any]) -> Any:
         refuse: Called with what is wrong and the exit status; ends the process.
     """
     module, _, function = name.partition(":")
-    if not module or not function:
+    if not module or not function or module.startswith("."):
         refuse(f"expected MODULE:CALLABLE, got {name!r}", 2)
+    if module.endswith(".py") or os.sep in module:
+        refuse(f"expected MODULE as after `python -m`, such as train, got the file {module!r}", 2)
     if os.getcwd() not in sys.path:  # noqa: PTH109 (as Python spells it there)
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
     try:

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import sys
 from pathlib import Path
 
 import torch
 
+from fastamp._cli.closed_pipe import flush_output, shows_any_text
 from fastamp._debug.report import Report
 
 __all__ = ["OutputFile", "json_option", "print_report", "rank_of_process"]
@@ -20,7 +23,19 @@ def rank_of_process() -> int | None:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank() if distributed.get_world_size() > 1 else None
     rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    return int(rank) if rank.isdigit() and size.isdigit() and int(size) > 1 else None
+    return int(rank) if rank.isdecimal() and size.isdecimal() and int(size) > 1 else None
+
+
+def _is_standard_output(path: str | os.PathLike[str]) -> bool:
+    """Whether it is ``-``, or leads to where the standard output goes: to write there would cut it.
+
+    Such as ``/dev/stdout``, or the file that it is redirected to.
+    """
+    if str(path) == "-":
+        return True
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return os.path.samestat(os.stat(path), os.fstat(sys.stdout.fileno()))  # noqa: PTH116
+    return False
 
 
 def json_option(arguments: list[str]) -> tuple[str | None, list[str]]:
@@ -47,12 +62,12 @@ def print_report(text: object, data: str, output: OutputFile | None) -> None:
 
 
 class OutputFile:
-    """Destination of a command's report; ``-`` is the standard output.
+    """Destination of a command's report; ``-`` is the standard output, as is a name of it.
 
     Of several processes that train together each has a file of its own: ``step.rank1.html``.
 
     Args:
-        path: The file. Programs may change their folder until it is written.
+        path: The file, or a pipe or device. Programs may change their folder until it is written.
 
     Raises:
         OSError: It cannot be written; found out now, not at the end of a long run. Nothing is left
@@ -61,13 +76,18 @@ class OutputFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Tries whether it can be written."""
-        self._path = None if str(path) == "-" else Path(path).absolute()
+        self._path = None if _is_standard_output(path) else Path(path).absolute()
         file = self.path
-        if file is not None:
-            is_there = file.exists()
-            file.open("a").close()
-            if not is_there:
-                file.unlink(missing_ok=True)
+        if file is None:
+            return
+        if file.is_fifo():  # Whoever reads it would see its end.
+            if not os.access(file, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+            return
+        is_there = file.exists()
+        file.open("a").close()
+        if not is_there:
+            file.unlink(missing_ok=True)
 
     @property
     def path(self) -> Path | None:
@@ -85,8 +105,9 @@ class OutputFile:
         """
         path = self.path
         if path is None:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            with shows_any_text():
+                print(text, end="")
+                flush_output()
         else:
             path.write_text(text, encoding="utf-8")
 
@@ -104,8 +125,9 @@ class OutputFile:
             report.write(path)
             return path
         rank = rank_of_process()
-        if rank is not None:
-            print(f"fastamp: rank {rank}")
-        report.print()
-        sys.stdout.flush()
+        with shows_any_text():
+            if rank is not None:
+                print(f"fastamp: rank {rank}")
+            report.print()
+            flush_output()
         return None

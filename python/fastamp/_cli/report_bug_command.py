@@ -14,6 +14,8 @@ from typing import NoReturn
 
 from fastamp._cli import info_command, run_command
 from fastamp._cli.check_command import check_program
+from fastamp._cli.closed_pipe import ends_with_its_reader
+from fastamp._cli.output_file import OutputFile
 from fastamp._debug.check.rules import Findings
 from fastamp._debug.report import json_of, today
 from fastamp._debug.watch.origins import short_path
@@ -33,17 +35,25 @@ _MOST_OF_A_MESSAGE = 400
 def main(arguments: list[str]) -> None:
     """Runs the command; always ends in SystemExit."""
     options = _parser().parse_args(arguments)
-    path = Path(options.output).absolute()
-    if path.exists():
+    try:
+        output = OutputFile(options.output)
+    except OSError as error:
+        _refuse(f"--output: {error}")
+    if output.path is not None and output.path.exists():
         _refuse(f"expected --output FILE that is not there yet, got {options.output}")
     found = _run(options.program, options.steps) if options.program else {}
     for title, facts in info_command.facts(probe=False).items():
         found[title] = [f"{name}: {_without_home(value)}" for name, value in facts.items()]
-    try:
-        path.write_text(f"{_text_of(found, path.suffix)}\n", encoding="utf-8")
-    except OSError as error:
-        _refuse(str(error))
-    print(f"fastamp: the report is in {options.output}; read it before you send it")
+    with ends_with_its_reader():
+        try:
+            output.put_text(f"{_text_of(found, Path(options.output).suffix)}\n")
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            _refuse(str(error))
+        if output.path is not None:
+            name = Path(options.output).with_name(output.path.name)
+            print(f"fastamp: the report is in {name}; read it before you send it")
     sys.exit(0)
 
 
@@ -111,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
         "--output",
         metavar="FILE",
         default="fastamp-report.md",
-        help="where to, as data if its name ends in .json (%(default)s)",
+        help="where to, as data if its name ends in .json (%(default)s); - prints it",
     )
     parser.add_argument(
         "--steps", type=int, default=3, help="optimizer steps to look at; 0: to the end (3)"

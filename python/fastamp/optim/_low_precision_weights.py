@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -126,18 +127,36 @@ class _LowPrecisionMark:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             if frame.f_code is AveragedModel.__init__.__code__:
-                raise NotImplementedError(
-                    "AveragedModel: expected a model with float32 weights, got one of "
-                    "low_precision_weights_: averages in 16 bits lose what a step adds to them; "
-                    "average the float32 values of LowPrecisionWeights.state_dict(optimizer) "
-                    "(docs/optim.md, low-precision weights)"
-                )
+                raise _refusal_to_average("AveragedModel")
             frame = frame.f_back
         return _LowPrecisionMark()
 
     def __reduce__(self) -> tuple[type[bool], tuple[()]]:
         """Pickled models need no fastamp to be read."""
         return bool, ()
+
+
+def _refusal_to_average(function: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"{function}: expected a model with float32 weights, got one of low_precision_weights_: "
+        "averages of 16 bits lose what a step adds to them; average the float32 values of "
+        "LowPrecisionWeights.state_dict(optimizer) (docs/optim.md, low-precision weights)"
+    )
+
+
+@functools.cache
+def _refuse_to_average() -> None:
+    """Makes averages of a model that were made before its weights had 16 bits refuse it."""
+    original = AveragedModel.update_parameters
+
+    @functools.wraps(original)
+    def update_parameters(averages: AveragedModel, model: torch.nn.Module) -> None:
+        marks = (vars(module).get("_fastamp_low_precision") for module in model.modules())
+        if any(isinstance(mark, _LowPrecisionMark) for mark in marks):
+            raise _refusal_to_average("AveragedModel.update_parameters")
+        original(averages, model)
+
+    AveragedModel.update_parameters = update_parameters  # type: ignore[method-assign]
 
 
 def low_precision_weights_(
@@ -224,6 +243,7 @@ def low_precision_weights_(
         _C.mark_low_precision_weights(trained)
     set_starting_masters(trained, list(masters.values()))
     if chosen:
+        _refuse_to_average()
         model.__dict__["_fastamp_low_precision"] = _LowPrecisionMark()
     rows = [
         ConvertedParameter(

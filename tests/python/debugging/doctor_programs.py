@@ -591,6 +591,32 @@ HEALTHY: dict[str, dict[str, str]] = {
             "torch.save(scaler.state_dict(), io.BytesIO())"
         ),
     },
+    "a reentrant checkpoint": {
+        "before": "from torch.utils.checkpoint import checkpoint",
+        "forward": (
+            "h = checkpoint(model, x.requires_grad_(), use_reentrant=True)\n"
+            "loss = nn.functional.cross_entropy(h, y)"
+        ),
+    },
+    "a function that computes its gradients by a backward pass": {
+        "define": """
+class Again(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, part, x):
+        ctx.part = part
+        ctx.save_for_backward(x)
+        return part(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad(), torch.autocast("cpu", dtype=torch.float16):
+            out = ctx.part(x)
+        out.backward(gradient)
+        return None, x.grad
+""",
+        "forward": "loss = nn.functional.cross_entropy(Again.apply(model, x.requires_grad_()), y)",
+    },
     "two optimizers with a scaler each": {
         "before": (
             "other = nn.Linear(8, 8)\n"

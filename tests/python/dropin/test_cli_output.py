@@ -25,7 +25,7 @@ PROGRAM = (
 
 
 def run(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = command.replace("fastamp", f"{sys.executable} -m fastamp", 1)
+    command = re.sub(r"\bfastamp\b", f"{sys.executable} -m fastamp", command, count=1)
     return subprocess.run(
         ["bash", "-o", "pipefail", "-c", command],
         cwd=cwd,
@@ -45,6 +45,92 @@ def test_output_that_nobody_reads_ends_silently(command: str, status: int, tmp_p
     done = run(command, tmp_path)  # The reader has gone long before torch is imported.
     assert done.returncode == status
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["fastamp ops >&-", "fastamp check --json - train.py >&-", "fastamp --report - train.py >&-"],
+)
+def test_an_output_that_is_closed_is_no_error(command: str, tmp_path: Path):
+    (tmp_path / "train.py").write_text(PROGRAM)
+    done = run(command, tmp_path)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    assert "not written" not in done.stderr
+
+
+def test_an_output_that_is_full_is_named(tmp_path: Path):
+    done = run("fastamp ops > /dev/full", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == "python -m fastamp: [Errno 28] No space left on device\n"
+
+
+NAMED = """\
+import torch
+class Größe(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * 1e6
+model = Größe(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu")
+with torch.autocast("cpu", dtype=torch.float16):
+    loss = model(torch.ones(2, 2)).float().sum()
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+"""
+
+
+@pytest.mark.parametrize("option", ["check", "--inspect -"])
+def test_names_that_an_output_cannot_encode_are_escaped(option: str, tmp_path: Path):
+    (tmp_path / "train.py").write_text(NAMED, encoding="utf-8")
+    done = run(f"PYTHONIOENCODING=ascii fastamp {option} train.py", tmp_path)
+    assert r"mul.Tensor in Gr\xf6\xdfe" in done.stdout or r"in Gr\xf6\xdfe" in done.stdout
+    assert "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "out.txt"])
+def test_the_file_that_the_output_goes_to_is_not_cut(name: str, tmp_path: Path):
+    (tmp_path / "train.py").write_text(f"{PROGRAM}print('trained')\n")
+    done = run(f"fastamp --report {name} train.py > out.txt", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    said, _, table = (tmp_path / "out.txt").read_text().partition("\n")
+    assert said == "trained"
+    assert "Total" in table
+
+
+def test_who_reads_a_named_pipe_gets_the_report(tmp_path: Path):
+    (tmp_path / "train.py").write_text(PROGRAM)
+    done = run("mkfifo pipe; cat pipe & fastamp --report pipe train.py; wait", tmp_path)
+    assert done.returncode == 0
+    assert "Total" in done.stdout
+
+
+LOGGED = """\
+import torch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+for _ in range(2):
+    scaler.scale(model(torch.ones(2, 2)).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+def test_rows_of_a_log_are_printed_or_in_one_file_for_each_rank(tmp_path: Path):
+    (tmp_path / "train.py").write_text(LOGGED)
+    printed = run("fastamp --log-to - train.py", tmp_path)
+    assert [json.loads(line)["step"] for line in printed.stdout.splitlines()] == [0, 1]
+    assert not (tmp_path / "-").exists()
+    for rank in (0, 1):
+        (tmp_path / f"run.rank{rank}.jsonl").write_text("of an earlier run\n")
+        done = run(f"RANK={rank} WORLD_SIZE=2 fastamp --log-to run.jsonl train.py", tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "run.jsonl").exists()
+    for rank in (0, 1):
+        rows = (tmp_path / f"run.rank{rank}.jsonl").read_text().splitlines()
+        assert [json.loads(row)["step"] for row in rows] == [0, 1]
 
 
 def test_findings_as_data_are_alone_on_the_output(tmp_path: Path):

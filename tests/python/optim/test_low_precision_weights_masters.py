@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim import swa_utils
 
 import fastamp
 import fastamp._C as _C
@@ -257,15 +258,13 @@ def test_masters_of_a_network_that_is_frozen_for_the_step_of_another_stay() -> N
 
 
 def test_averaging_16_bits_is_refused_with_the_way() -> None:
-    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     handle = lowered(model)
     for whole in (model, nn.Sequential(model)):
         with pytest.raises(
             NotImplementedError, match=r"LowPrecisionWeights\.state_dict\(optimizer\)"
         ):
-            AveragedModel(whole, multi_avg_fn=get_ema_multi_avg_fn(0.999))
+            swa_utils.AveragedModel(whole, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.999))
     assert copy.deepcopy(model)[0].weight.dtype == BF16
     optimizer = fastamp.optim.SGD(model.parameters(), lr=1e-3)
     with torch.no_grad():
@@ -283,6 +282,73 @@ def test_averaging_16_bits_is_refused_with_the_way() -> None:
     torch.testing.assert_close(
         averages["0.weight"].double(), expected.expand(8, 8), rtol=0, atol=1e-5
     )
+
+
+AVERAGES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "multi": {"multi_avg_fn": swa_utils.get_ema_multi_avg_fn(0.9)},
+    "each": {"avg_fn": swa_utils.get_ema_avg_fn(0.9)},
+    "buffers": {"avg_fn": swa_utils.get_ema_avg_fn(0.9), "use_buffers": True},
+}
+
+
+@pytest.mark.parametrize("options", AVERAGES.values(), ids=AVERAGES)
+@pytest.mark.parametrize("began", [False, True], ids=["", "began before"])
+def test_averages_that_were_made_before_refuse_16_bits_and_take_float32(
+    options: dict[str, Any], began: bool
+) -> None:
+    """With the way that docs/optim.md shows: a model without memory, filled before each update."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    other = copy.deepcopy(model)
+    averages, expected = (swa_utils.AveragedModel(each, **options) for each in (model, other))
+    float32 = copy.deepcopy(model).to("meta")
+    if began:
+        averages.update_parameters(model)
+        expected.update_parameters(other)
+    handle = lowered(model)
+    optimizers = [fastamp.optim.SGD(m.parameters(), lr=1e-3) for m in (model, other)]
+    before = copy.deepcopy(averages.state_dict())
+    for whole in (model, nn.Sequential(model)):
+        with pytest.raises(
+            NotImplementedError, match=r"LowPrecisionWeights\.state_dict\(optimizer\)"
+        ):
+            averages.update_parameters(whole)
+    assert all(torch.equal(before[name], now) for name, now in averages.state_dict().items())
+    for _ in range(3):
+        for optimizer in optimizers:
+            step(optimizer)
+        float32.load_state_dict(handle.state_dict(optimizers[0]), assign=True)
+        averages.update_parameters(float32)
+        expected.update_parameters(other)
+    for name, value in expected.state_dict().items():
+        assert torch.equal(averages.state_dict()[name], value), name
+
+
+def test_swapping_low_precision_weights_is_refused_and_changes_nothing() -> None:
+    """They are known by identity, which torch asks by weak references: docs/compatibility.md."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    lowered(model)
+    optimizer = fastamp.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(2):  # before the first step and after
+        values = [p.detach().clone() for p in model.parameters()]
+        masters = {p: master.clone() for p, master in optimizer.masters().items()}
+        with pytest.raises(RuntimeError, match="weakref"):
+            torch.utils.swap_tensors(model[0].weight, nn.Parameter(torch.ones(8, 8)))
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            with pytest.raises(RuntimeError, match=r"Couldn't swap Linear\.weight"):
+                model.to(torch.float64)
+            with pytest.raises(RuntimeError, match="weakref"):
+                model.load_state_dict(model.state_dict())
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(False)
+        assert all(map(torch.equal, model.parameters(), values))
+        assert all(torch.equal(optimizer.masters()[p], master) for p, master in masters.items())
+        assert _C.is_low_precision_weight(model[0].weight)
+        step(optimizer)
+    load_threes(model)  # torch's default, which writes into the weights
+    assert model[0].weight.dtype == BF16
+    assert (optimizer.masters()[model[0].weight] == 3).all()
 
 
 @kinds

@@ -88,9 +88,13 @@ class InspectReport(StepRows, PageReport):
         Args:
             rows: Shown at most of each table.
         """
-        printed = sys.stdout.isatty() and ToolGuard(
-            "fastamp.debug.inspect's drawing of tables", "is left out"
-        ).run(_print_in_colors, self, rows, default=False)
+        printed = (
+            sys.stdout
+            and sys.stdout.isatty()
+            and ToolGuard("fastamp.debug.inspect's drawing of tables", "is left out").run(
+                _print_in_colors, self, rows, default=False
+            )
+        )
         if not printed:
             print(self.text(rows))
 

@@ -187,6 +187,8 @@ def _init(original: Callable[..., Any]) -> Callable[..., Any]:
 def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch._C._current_graph_task_id() != -1:  # Of a reentrant checkpoint: part of another.
+            return original(tensors, *args, **kwargs)
         _notify("before_backward", tensors)
         result = original(tensors, *args, **kwargs)
         _notify("after_backward")
