@@ -9,6 +9,7 @@ import importlib.util
 import math
 import os
 import shutil
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -85,8 +86,10 @@ def check_tolerance(tolerance: Any) -> None:
         raise TypeError(
             f"export: expected tolerance to be a number or None, got {type(tolerance).__name__}"
         )
-    if not (math.isfinite(tolerance) and tolerance >= 0):
-        raise ValueError(f"export: expected tolerance to be 0 or more and finite, got {tolerance}")
+    if not 0 <= tolerance <= sys.float_info.max:
+        raise ValueError(
+            f"export: expected tolerance to be 0 or more and finite, got {tolerance!r:.40}"
+        )
 
 
 def check_packages(format: str) -> None:
@@ -131,7 +134,7 @@ def write(
     """Writes a program in a format and checks what was written.
 
     Returns:
-        The ``torch.onnx.ONNXProgram`` or None, and what was checked.
+        The ``torch.onnx.ONNXProgram`` or None, and what was checked, or cannot be.
 
     Raises:
         RuntimeError: The format cannot hold the program, or its runtime computes something else.
@@ -141,7 +144,31 @@ def write(
         "onnx": _write_onnx,
         "aoti": _write_package,
     }
-    return writers[format](program, target, example, types, tolerance)
+    made, checks = writers[format](program, target, example, types, tolerance)
+    random = _random_ops(program)
+    if random:
+        checks += (
+            f"the graph draws random numbers, which no runtime repeats: {', '.join(random)}; "
+            "dropout by a function needs training=self.training",
+        )
+    return made, checks
+
+
+def _random_ops(program: torch.export.ExportedProgram) -> list[str]:
+    """The ops of a graph that draw random numbers, by name."""
+    return sorted({str(n.target) for n in program.graph.nodes if _draws(n)})
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    """Whether an op draws random numbers: dropout and what contains it only if it is on."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    schema: Any = getattr(node.target, "_schema", None)
+    given = {each.name: each.default_value for each in schema.arguments}
+    given |= dict(zip((each.name for each in schema.arguments), node.args, strict=False))
+    given |= node.kwargs
+    switches = ("train", "training", "dropout", "dropout_p")
+    return all(given[name] for name in switches if name in given)
 
 
 def _write_program(program: Any, target: Path | None, *_: Any) -> tuple[Any, tuple[str, ...]]:
@@ -193,6 +220,8 @@ def _compared(
     Raises:
         RuntimeError: Farther than the bound.
     """
+    if _random_ops(program):
+        return f"{what} was not compared with the program"
     args, kwargs = example
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         wanted, _ = tree_flatten(program.module()(*args, **kwargs))
@@ -214,6 +243,8 @@ def _compared(
             f"largest magnitude, got {worst:.2g}: their kernels round and add up in another order, "
             "which grows with the depth of a model; tolerance= (--tolerance) accepts more"
         )
+    if not any(isinstance(one, torch.Tensor) and one.isfinite().any() for one in wanted):
+        return f"{what} runs, but no result of the example is a finite number to compare"
     return f"{what} agrees with the program within {worst:.2g} of the largest magnitude"
 
 

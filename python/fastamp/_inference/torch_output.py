@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 import sys
 import tempfile
 import warnings
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 __all__ = ["TorchOutput"]
 
 _SHOWN = 24
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class TorchOutput:
@@ -49,7 +51,7 @@ class TorchOutput:
 
     def reason(self, error: BaseException) -> str:
         """The text of an error: its first lines, and the file that has the others."""
-        text, output = str(error), self._text.getvalue()
+        text, output = (_COLORS.sub("", each) for each in (str(error), self._text.getvalue()))
         if _is_short(text + output):
             return text + (f"\n{output.rstrip()}" if output else "")
         shown = "\n".join(text.splitlines()[:_SHOWN])

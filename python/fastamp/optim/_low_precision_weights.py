@@ -156,7 +156,7 @@ def _refuse_to_average() -> None:
             raise _refusal_to_average("AveragedModel.update_parameters")
         original(averages, model)
 
-    AveragedModel.update_parameters = update_parameters  # type: ignore[method-assign]
+    AveragedModel.update_parameters = update_parameters  # type: ignore[assignment,method-assign]
 
 
 def low_precision_weights_(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import tempfile
@@ -345,6 +346,8 @@ def test_torchs_reason_is_told(model: nn.Module, lists: str, text: str, tmp_path
         ({"fp32": ["x*"]}, ValueError, "export: expected fp32 to name modules of the model"),
         ({"tolerance": "1"}, TypeError, "expected tolerance to be a number or None, got str"),
         ({"tolerance": -1.0}, ValueError, "expected tolerance to be 0 or more and finite, got -1"),
+        ({"tolerance": 10**400}, ValueError, "expected tolerance to be 0 or more and finite, got"),
+        ({"tolerance": math.nan}, ValueError, "to be 0 or more and finite, got nan"),
         ({"overwrite": 1}, TypeError, "expected overwrite to be a bool, got int"),
         ({"path": 3}, TypeError, "expected path to be a path, got int"),
         ({"path": "model.onnx"}, ValueError, "that ends in .pt2 for format 'ep', got 'model.onnx'"),
@@ -362,6 +365,40 @@ def test_bad_arguments_are_refused(arguments: dict[str, Any], error: type, text:
     }
     with pytest.raises(error, match=text):
         fastamp.inference.export(**given)
+
+
+class Dropping(nn.Module):
+    """Has no mode of its own."""
+
+    def __init__(self, active: bool) -> None:
+        super().__init__()
+        self.linear, self.active = nn.Linear(8, 8), active
+        self.norm, self.drop = nn.BatchNorm1d(8), nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dropped = nn.functional.dropout(self.drop(self.norm(self.linear(x))), 0.5, self.active)
+        query = dropped.view(1, 1, *dropped.shape)
+        return nn.functional.scaled_dot_product_attention(
+            query, query, query, dropout_p=0.1 if self.active else 0.0
+        )
+
+
+@pytest.mark.parametrize("part", ["linear", "norm", "drop"])
+def test_one_part_in_training_mode_is_enough_to_refuse(part: str):
+    model = Dropping(False).eval()
+    model.get_submodule(part).train()
+    with pytest.raises(ValueError, match=f"got training mode in {part}: call model.eval"):
+        fastamp.inference.export(model, (X,), BF16)
+
+
+@pytest.mark.parametrize("active", [False, True])
+def test_dropout_that_does_not_follow_the_mode_is_told(active: bool):
+    done = fastamp.inference.export(Dropping(active).eval(), (X,), BF16, verbose=False)
+    random = [line for line in done.checks if "draws random numbers" in line]
+    assert len(random) == active
+    if active:
+        assert "aten.dropout.default" in random[0] or "aten.native_dropout.default" in random[0]
+        assert "training=self.training" in str(done)
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -384,8 +421,9 @@ def test_runtimes_are_held_against_the_program():
         def runner(_: Any) -> list[torch.Tensor]:
             return [torch.tensor(f) for f in found]
 
-        return _compared("it", runner, program, ((x,), {}), tolerance)
+        return _compared("it", runner, program, ((x * scale,), {}), tolerance)
 
+    scale = 1.0
     same, doubled = [1.0, -4.0, nan, inf], [2.0, -8.0, nan, inf]
     assert compared(same, doubled).startswith("it agrees with the program within 0 of")
     assert "within 0.0025 of" in compared(same, [2.02, -8.0, nan, inf])
@@ -399,3 +437,7 @@ def test_runtimes_are_held_against_the_program():
     assert "within 0.012 of" in compared(same, [2.1, -8.0, nan, inf], tolerance=0.02)
     with pytest.raises(RuntimeError, match=r"within 0\.001 of the largest magnitude, got 0\.0025"):
         compared(same, [2.02, -8.0, nan, inf], tolerance=0.001)
+    scale = nan
+    assert "no result of the example is a finite number" in compared([nan] * 4, [nan] * 4)
+    with pytest.raises(RuntimeError, match="got"):
+        compared([nan] * 4, doubled)
