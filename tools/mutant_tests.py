@@ -18,8 +18,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -27,9 +27,13 @@ from typing import Any
 
 import pytest
 
+import mutant_results
 import suite_costs
+from host_mutants import GRAPHED, OWN, HostGroup
 from mutant_control import Control
+from mutate_host import verdict
 from patience import patience
+from simulated_cuda import is_built
 from tracked_files import ROOT
 
 #: Python tests, by the beginnings of the files whose mutants they are for.
@@ -52,9 +56,11 @@ PYTHON_TESTS = {
         "tests/python/trace/test_trace_scalers.py",
     ),
 }
+#: For what only a CUDA device reaches, on the simulated one.
+ON_DEVICE = (OWN, GRAPHED, "tests/python/scaler")
 #: Folders with a fixture of the session that does the work of all their files.
 TOGETHER = ("tests/python/distributed",)
-QUICK = 3  # seconds of Python tests that are run before the C++ tests, which have to start
+QUICK = 3  # seconds of the tests that are about little else than a mutant, which are run first
 SLOW = 8  # seconds after which a Python file is left out, by tests/costs.tsv
 PROGRAMS = {
     "fastamp_test_scaler",
@@ -64,6 +70,7 @@ PROGRAMS = {
     "fastamp_test_autocast_jit",
 }
 NOTICED, UNNOTICED = 1, 0
+NOTICED_AS = ("killed", "hangs")
 
 
 @dataclass(frozen=True)
@@ -314,102 +321,121 @@ class Run:
         self.control.choose(0)
         any_cpp = any(mutant["file"].endswith(".cpp") for mutant in self.mutants)
         self.cpp = CppTests(Path(self.plan["build_dir"]), self.control, any_cpp)
+        self.results = mutant_results.read(folder.parent / "results.jsonl")
         self.recorded: dict[str, Test] = {}
+        self._read_recorded()
+        self.simulated: str | None = None  # what those of a CUDA device see without a mutant
 
     def tell(self, line: str) -> None:
         """Prints a line of progress."""
         print(line, file=self.output, flush=True)
 
+    def try_in_cpp(self) -> None:
+        """Tries the mutants of C++ on the C++ tests, which need no Python."""
+        for name in self.cpp.files:
+            if not self._is_known(name, self.cpp.state(name)):
+                self._note(self.cpp.record(name))
+        for mutant in self.mutants:
+            tests = self._tests_of(mutant, self.cpp.files)
+            state = _state_of(tests)
+            result = self.results.get(mutant["key"], {})
+            if not tests or result.get("is") in NOTICED_AS or result.get("C++ tests") == state:
+                continue
+            with self._chosen(mutant):
+                verdict, by = self.cpp.attempt(tests)
+            found = {"is": verdict if verdict in NOTICED_AS else "open", "by": by}
+            self._tell_of(mutant, {**found, "C++ tests": state})
+
     def __call__(self, python: PythonTests) -> None:
-        """Records, then tries each mutant; ``python`` has collected its tests."""
+        """Tries the others; ``python`` has collected its tests."""
         at_import = self.control.take_reached()
         self._record(python)
-        stored = self.folder.parent / "results.json"
-        text = stored.read_text(encoding="utf-8") if stored.is_file() else "{}"
-        results: dict[str, dict[str, str]] = json.loads(text)
-        for count, mutant in enumerate(self.mutants, 1):
-            tests = self._tests_of(mutant, at_import)
-            state = hashlib.sha256(f"{tests}".encode()).hexdigest()[:16]
-            result = results.get(mutant["key"], {})
-            known = result.get("is") in ("killed", "hangs") or result.get("tests") == state
-            start = time.monotonic()
-            if not known:
-                self.control.choose(mutant["number"])
-                verdict, by = self._try(mutant, tests, at_import, python)
-                self.control.choose(0)
-                result = {"is": verdict, "by": by, "name": mutant["name"], "tests": state}
-                results[mutant["key"]] = result
-                stored.write_text(json.dumps(results, indent=1), encoding="utf-8")
-            seconds = time.monotonic() - start
-            told = f"{count:3}/{len(self.mutants)} {seconds:5.1f} s {result['is']:11}"
-            self.tell(f"{told} {mutant['name']}  [{result['by']}]")
+        for mutant in self.mutants:
+            tests = self._tests_of(mutant, python.items)
+            imported = mutant["number"] in at_import
+            if imported and not tests:
+                there = {m["number"] for m in self.mutants if m["file"] == mutant["file"]}
+                tests = [t for t in self._useful(python.items) if not there.isdisjoint(t.reached)]
+            state = _state_of(tests, self.seconds)
+            result = self.results.get(mutant["key"], {})
+            if result.get("is") in NOTICED_AS or result.get("Python tests") == state:
+                continue
+            with self._chosen(mutant):
+                verdict, by = self._try_in_python(mutant, tests, imported, python)
+            if verdict == "not reached" and "C++ tests" in result:
+                verdict = "survives"
+            found = {**result, "is": verdict, "by": by, "Python tests": state}
+            self._tell_of(mutant, found)
 
-    def _record(self, python: PythonTests) -> None:
-        """Runs the tests that are not known, or have changed since."""
+    @contextmanager
+    def _chosen(self, mutant: dict[str, Any]) -> Iterator[None]:
+        self.control.choose(mutant["number"])
+        try:
+            yield
+        finally:
+            self.control.choose(0)
+
+    def _tell_of(self, mutant: dict[str, Any], result: dict[str, str]) -> None:
+        """Stores and prints what has been found out of a mutant."""
+        result["name"] = mutant["name"]
+        self.results[mutant["key"]] = result
+        mutant_results.note(self.folder.parent / "results.jsonl", mutant["key"], result)
+        self.tell(f"{mutant['number']:4} {result['is']:11} {mutant['name']}  [{result['by']}]")
+
+    def _note(self, test: Test) -> None:
+        """Stores what a run without a mutant tells of a test."""
+        self.recorded[test.name] = test
+        with (self.folder / "recorded.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(test)) + "\n")
+
+    def _read_recorded(self) -> None:
+        """Reads what is known of tests, of this draw."""
         stored = self.folder / "recorded.jsonl"
         lines = stored.read_text(encoding="utf-8").splitlines() if stored.is_file() else []
-        if lines and lines[0] != self.plan["state"]:
-            lines = []
-        if not lines:
-            lines = [self.plan["state"]]
-            stored.write_text(lines[0] + "\n", encoding="utf-8")
-        known = {test.name: test for test in map(_test_from, lines[1:])}
+        if not lines or lines[0] != self.plan["state"]:
+            stored.write_text(f"{self.plan['state']}\n", encoding="utf-8")
+        else:
+            self.recorded = {test.name: test for test in map(_test_from, lines[1:])}
 
-        def note(test: Test) -> None:
-            with stored.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(test)) + "\n")
+    def _is_known(self, name: str, state: str) -> bool:
+        return name in self.recorded and self.recorded[name].state == state
 
-        def is_open(name: str, state: str) -> bool:
-            return name not in known or known[name].state != state
-
-        for name in self.cpp.files:
-            if is_open(name, self.cpp.state(name)):
-                note(self.cpp.record(name))
+    def _record(self, python: PythonTests) -> None:
+        """Runs the Python tests that are not known, or have changed since."""
         # All of a file: fixtures of a module reach for the tests that come after the first.
         states = {name: python.state(name) for name in python.items}
-        files = {name.partition("::")[0] for name, state in states.items() if is_open(name, state)}
+        files = {
+            name.partition("::")[0] for name in states if not self._is_known(name, states[name])
+        }
         names = [name for name in states if name.partition("::")[0] in files]
         if names:
             self.tell(f"{len(names)} tests are run without a mutant")
-            python.record(names, note)
-        lines = stored.read_text(encoding="utf-8").splitlines()[1:]
-        tests = {test.name: test for test in map(_test_from, lines)}
-        self.recorded = {
-            name: test for name, test in tests.items() if name in states or name in self.cpp.files
-        }
-        for name in [*states, *self.cpp.files]:
+            python.record(names, self._note)
+            self._read_recorded()  # The process that ran them has noted them.
+        for name in states:
             if name not in self.recorded:
                 self.tell(f"left out, ended the run without a mutant: {name}")
             elif not self.recorded[name].passes:
                 self.tell(f"left out, fails without a mutant: {name}")
 
-    def _tests_of(self, mutant: dict[str, Any], at_import: set[int]) -> list[Test]:
-        """Those that reach a mutant; those that reach its file, if only the import does."""
-        useful = [test for test in self.recorded.values() if test.passes]
-        found = [test for test in useful if mutant["number"] in test.reached]
-        if not found and mutant["number"] in at_import:
-            there = {m["number"] for m in self.mutants if m["file"] == mutant["file"]}
-            found = [test for test in useful if not there.isdisjoint(test.reached)]
-        return found
+    def _useful(self, names: Container[str]) -> list[Test]:
+        return [test for name, test in self.recorded.items() if test.passes and name in names]
 
-    def _try(
-        self,
-        mutant: dict[str, Any],
-        tests: Sequence[Test],
-        at_import: set[int],
-        python: PythonTests,
+    def _tests_of(self, mutant: dict[str, Any], names: Container[str]) -> list[Test]:
+        """Those of some tests that reach a mutant."""
+        return [test for test in self._useful(names) if mutant["number"] in test.reached]
+
+    def _try_in_python(
+        self, mutant: dict[str, Any], tests: Sequence[Test], imported: bool, python: PythonTests
     ) -> tuple[str, str]:
         if not tests:
-            return "not reached", ""
-        in_python = [test for test in tests if test.name in python.items]
-        direct = [test for test in in_python if mutant["number"] in test.reached]
+            return self._on_simulated_device(mutant)
+        direct = [test for test in tests if mutant["number"] in test.reached]
         quick = nearest(direct, QUICK)
         others = [test for test in by_files(direct, self.seconds) if test not in quick]
-        in_cpp = [test for test in tests if test.name in self.cpp.files]
-        again = nearest(in_python, QUICK) if mutant["number"] in at_import else []
+        again = nearest(tests, QUICK) if imported else []
         for attempt, of in (
             (python.attempt, quick),
-            (self.cpp.attempt, in_cpp),
             (python.attempt, others),
             (python.attempt_anew, again),
         ):
@@ -417,6 +443,34 @@ class Run:
             if verdict != "survives":
                 break
         return verdict, by
+
+    def _on_simulated_device(self, mutant: dict[str, Any]) -> tuple[str, str]:
+        """The verdict of the tests of a CUDA device on the mutant that is on."""
+        build_dir = Path(self.plan["build_dir"])
+        if not is_built(build_dir):
+            return "not reached", ""
+
+        def seen() -> str:
+            group = HostGroup(mutant["file"], ON_DEVICE, ())
+            return verdict(build_dir, self.folder / "python", group)
+
+        if self.simulated is None:
+            self.control.choose(0)
+            self.simulated = seen()
+            self.control.choose(mutant["number"])
+            if self.simulated:
+                self.tell(f"left out, fails without a mutant on the simulated device: {ON_DEVICE}")
+        self.control.take_reached()
+        if not self.simulated and (found := seen()):
+            return "killed", f"simulated device: {found}"
+        reached = mutant["number"] in self.control.take_reached()
+        return "survives" if reached else "not reached", ""
+
+
+def _state_of(tests: Sequence[Test], seconds: float = 0) -> str:
+    """What a result of tests is valid for."""
+    names = [f"{test.name} {test.state}" for test in tests]
+    return hashlib.sha256("\n".join([*names, str(seconds)]).encode()).hexdigest()[:16]
 
 
 def _test_from(line: str) -> Test:
@@ -436,6 +490,7 @@ def main(folder: Path, seconds: float) -> int:
     os.dup2(log, 1)
     os.dup2(log, 2)
     run = Run(folder, seconds, output)
+    run.try_in_cpp()
     costs = suite_costs.read().items()
     slow = [name for (what, name), cost in costs if what == "pytest" and cost > SLOW]
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not long"]

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import cpp_mutations
+import mutant_results
 import python_mutations
 from changed_library import LIBRARIES, CannotBeBuiltError, LibraryBuild
 from mutant_control import Control
@@ -202,12 +203,17 @@ def prepare(build_dir: Path, folder: Path, mutants: Sequence[Mutant], jobs: int)
     return plan
 
 
+def _is_decided(result: Mapping[str, str] | None) -> bool:
+    """Whether all tests have been run that a mutant needs."""
+    return result is not None and result["is"] != "open"
+
+
 def summary(plan: Mapping[str, Any], results: Mapping[str, Mapping[str, Any]]) -> str:
     """How many were noticed, and a line for each that was not."""
     lines = []
     for language, end in (("C++", ".cpp"), ("Python", ".py")):
         mutants = [mutant for mutant in plan["mutants"] if mutant["file"].endswith(end)]
-        known = [mutant for mutant in mutants if mutant["key"] in results]
+        known = [mutant for mutant in mutants if _is_decided(results.get(mutant["key"]))]
         verdicts = [results[mutant["key"]]["is"] for mutant in known]
         for mutant, verdict in zip(known, verdicts, strict=True):
             if verdict in ALIVE:
@@ -252,10 +258,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tests = [sys.executable, str(ROOT / "tools" / "mutant_tests.py"), str(folder)]
         subprocess.run([*tests, str(options.seconds)], cwd=ROOT, env=environment, check=True)
     plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-    results = json.loads((folder.parent / "results.json").read_text(encoding="utf-8"))
+    results = mutant_results.read(folder.parent / "results.jsonl")
     print(summary(plan, results))
-    verdicts = [results[m["key"]]["is"] for m in plan["mutants"] if m["key"] in results]
-    return int(10 * sum(verdict in ALIVE for verdict in verdicts) > len(verdicts))
+    known = [results[m["key"]] for m in plan["mutants"] if _is_decided(results.get(m["key"]))]
+    return int(10 * sum(result["is"] in ALIVE for result in known) > len(known))
 
 
 if __name__ == "__main__":

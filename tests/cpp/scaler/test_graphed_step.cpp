@@ -149,6 +149,10 @@ TEST_CASE("GraphedStep: options out of range are refused by name", "[scaler]") {
   CHECK(text(GraphedStepOptions().clip_value(-1.0)) ==
         "GraphedStep: expected clip_value >= 0, got -1");
   CHECK_FALSE(text(GraphedStepOptions().clip_value(kNaN)).empty());
+  CHECK(text(GraphedStepOptions().accumulation(0)) ==
+        "GraphedStep: expected accumulation >= 1, got 0");
+  CHECK(text(GraphedStepOptions().warmup(0)) == "GraphedStep: expected warmup >= 1, got 0");
+  CHECK(text(GraphedStepOptions().max_norm(0.0).clip_value(0.0).warmup(1)).empty());
 }
 
 TEST_CASE("GraphedStep: its options are printed in one line", "[scaler]") {

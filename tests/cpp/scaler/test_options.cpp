@@ -61,6 +61,18 @@ TEST_CASE("options: what torch lacks is checked strictly", "[scaler]") {
                   c10::ValueError);
 }
 
+TEST_CASE("options: what is at a bound is within it", "[scaler]") {
+  constexpr double kLargest = std::numeric_limits<float>::max();
+  for (const double scale : {kLargest, -kLargest}) {
+    CHECK(GradScaler(cpu_options().init_scale(scale)).get_scale() == scale);
+  }
+  CHECK_THROWS_AS(GradScaler(cpu_options().init_scale(2.0 * kLargest)), c10::ValueError);
+  auto scaler = started(cpu_options().init_scale(8.0).min_scale(8.0).max_scale(8.0));
+  CHECK(advance(scaler, true) == 8.0);
+  scaler.update(8.0);
+  CHECK(scaler.get_scale() == 8.0);
+}
+
 TEST_CASE("options: bounds hold at every update", "[scaler]") {
   auto scaler =
       started(cpu_options().init_scale(8.0).growth_interval(1).min_scale(4.0).max_scale(16.0));

@@ -9,6 +9,7 @@ import types
 
 import pytest
 
+import mutant_results
 import mutant_tests
 import mutate_at_random
 import python_mutations
@@ -202,7 +203,7 @@ def test_a_child_tells_its_status_or_hangs():
     assert mutant_tests.in_child(lambda: signal.pause() or 0, 0.1) is None
 
 
-def test_the_summary_names_what_nobody_noticed():
+def test_the_summary_names_what_nobody_noticed(tmp_path):
     plan = {
         "mutants": [
             {"file": "a.py", "key": "1", "name": "a.py:1: x -> y"},
@@ -210,7 +211,10 @@ def test_the_summary_names_what_nobody_noticed():
             {"file": "a.cpp", "key": "3", "name": "a.cpp:3: x -> y"},
         ]
     }
-    results = {"1": {"is": "survives"}, "2": {"is": "killed"}}
+    file = tmp_path / "results.jsonl"
+    for key, verdict in (("1", "killed"), ("2", "killed"), ("1", "survives"), ("3", "open")):
+        mutant_results.note(file, key, {"is": verdict})
+    results = mutant_results.read(file)
     assert mutate_at_random.summary(plan, results).splitlines() == [
         "C++: 0 of 1 run: 0 killed, 0 hangs, 0 survives, 0 not reached",
         "- survives: a.py:1: x -> y",
