@@ -26,6 +26,7 @@ from tracked_files import ROOT
 
 PACKAGE = ROOT / "python" / "fastamp"
 LIBRARIES = {"fastamp": "libfastamp.so.0.1", "fastamp_cuda": "libfastamp_cuda.so.0.1"}
+NO_TESTS = (4, 5)  # pytest's exit status for a wrong command line, and for an empty selection
 SECONDS = 300  # after which a run counts as hanging, on two idle cores
 # What a failed run says, the most telling first.
 SIGNS = (
@@ -39,7 +40,11 @@ SIGNS = (
 
 MUTANTS = [
     Mutant(
-        group, change, ROOT / group.file, f"{group.file}: {change.name}", (group.tests, group.late)
+        group,
+        change,
+        ROOT / group.file,
+        f"{group.file}: {change.name}",
+        (group.tests, group.late, *filter(None, [group.select])),
     )
     for group in GROUPS
     for change in group.changes
@@ -136,14 +141,18 @@ class Build:
 
 
 def verdict(build_dir: Path, package: Path, group: HostGroup) -> str:
-    """Runs a group's tests with a package; returns what failed, or "" if they passed."""
+    """Runs a group's tests with a package; returns what failed, or "" if they passed.
+
+    Raises:
+        RuntimeError: The group selects no test.
+    """
     launcher = [sys.executable, str(ROOT / "tools" / "simulated_cuda.py")]
     launcher += ["--build-dir", str(build_dir), *(["--late"] if group.late else []), "--"]
     pytest = [sys.executable, "-m", "pytest", "-xqs", "-n", "0", "-m", "cuda or simulated"]
     paths = [str(package), os.environ.get("PYTHONPATH", "")]
     try:
         result = subprocess.run(
-            [*launcher, *pytest, "-p", "no:cacheprovider", *group.tests],
+            [*launcher, *pytest, "-p", "no:cacheprovider", "-k", group.select, *group.tests],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
             capture_output=True,
@@ -156,6 +165,8 @@ def verdict(build_dir: Path, package: Path, group: HostGroup) -> str:
         return "hangs"
     if result.returncode == 0:
         return ""
+    if result.returncode in NO_TESTS:
+        raise RuntimeError(f"{group.file}: no test ran\n{result.stdout[-2000:]}")
     output = result.stdout + result.stderr
     found = next((match for sign in SIGNS if (match := sign.search(output))), None)
     return found.group(1).strip()[:90] if found else f"exit status {result.returncode}"
