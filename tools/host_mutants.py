@@ -18,6 +18,7 @@ class HostGroup:
         changes: The breaks.
         late: Whether the device's work is as late as waiting calls allow.
         select: Which tests of those, as pytest's -k has it; "" for all.
+        program: A C++ test in the build folder that runs in pytest's place.
     """
 
     file: str
@@ -25,6 +26,7 @@ class HostGroup:
     changes: tuple[Change, ...]
     late: bool = False
     select: str = ""
+    program: str = ""
 
 
 GUARDED = "tests/python/ops/test_devices_and_streams.py"
@@ -272,7 +274,7 @@ GROUPS = (
     ),
     HostGroup(
         "src/scaler/scale_state.cpp",
-        (TRAINED, "tests/python/scaler/test_scale.py", OWN),
+        (),
         (
             Change(
                 "one replica for all devices",
@@ -285,7 +287,7 @@ GROUPS = (
                 "return tensor.mul(tensors_.scale);",
             ),
         ),
-        select="losses or two or scale",
+        program="tests/cpp/fastamp_test_scaler_cuda",
     ),
     HostGroup(
         "src/optim/step_lists.cpp",

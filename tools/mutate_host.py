@@ -35,6 +35,7 @@ SIGNS = (
     re.compile(r"simulated CUDA: (.* while a stream is captured)"),
     re.compile(r"^E +(?:\w+\.)*(\w*Error.*)", re.MULTILINE),
     re.compile(r"^E +(assert.*)", re.MULTILINE),
+    re.compile(r"^  (Expected all tensors.*|CHECK\(.*\))", re.MULTILINE),
 )
 
 
@@ -44,7 +45,7 @@ MUTANTS = [
         change,
         ROOT / group.file,
         f"{group.file}: {change.name}",
-        (group.tests, group.late, *filter(None, [group.select])),
+        (group.tests, group.late, *filter(None, [group.select, group.program])),
     )
     for group in GROUPS
     for change in group.changes
@@ -149,12 +150,15 @@ def verdict(build_dir: Path, package: Path, group: HostGroup) -> str:
     launcher = [sys.executable, str(ROOT / "tools" / "simulated_cuda.py")]
     launcher += ["--build-dir", str(build_dir), *(["--late"] if group.late else []), "--"]
     pytest = [sys.executable, "-m", "pytest", "-xqs", "-n", "0", "-m", "cuda or simulated"]
+    pytest += ["-p", "no:cacheprovider", "-k", group.select, *group.tests]
     paths = [str(package), os.environ.get("PYTHONPATH", "")]
+    variables = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    variables["LD_LIBRARY_PATH"] = str(package / "fastamp" / "lib")  # of a C++ program
     try:
         result = subprocess.run(
-            [*launcher, *pytest, "-p", "no:cacheprovider", "-k", group.select, *group.tests],
+            [*launcher, *([str(build_dir / group.program)] if group.program else pytest)],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            env={**os.environ, **variables},
             capture_output=True,
             text=True,
             errors="replace",
@@ -165,7 +169,7 @@ def verdict(build_dir: Path, package: Path, group: HostGroup) -> str:
         return "hangs"
     if result.returncode == 0:
         return ""
-    if result.returncode in NO_TESTS:
+    if not group.program and result.returncode in NO_TESTS:
         raise RuntimeError(f"{group.file}: no test ran\n{result.stdout[-2000:]}")
     output = result.stdout + result.stderr
     found = next((match for sign in SIGNS if (match := sign.search(output))), None)
