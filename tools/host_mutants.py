@@ -14,15 +14,19 @@ class HostGroup:
 
     Attributes:
         file: A source of the library or of the package, from the root of the repository.
-        tests: What pytest runs, with its options.
+        tests: What pytest runs.
         changes: The breaks.
         late: Whether the device's work is as late as waiting calls allow.
+        select: Which tests of those, as pytest's -k has it; "" for all.
+        program: A C++ test in the build folder that runs in pytest's place.
     """
 
     file: str
     tests: tuple[str, ...]
     changes: tuple[Change, ...]
     late: bool = False
+    select: str = ""
+    program: str = ""
 
 
 GUARDED = "tests/python/ops/test_devices_and_streams.py"
@@ -31,22 +35,23 @@ GRAPHED = "tests/python/graphed/test_graphed_step.py"
 OWN = "tests/python/simulated_cuda/test_host_paths.py"
 
 
-def _unguarded(file: str, device: str, *tests: str) -> HostGroup:
+def _unguarded(file: str, device: str, test: str, select: str) -> HostGroup:
     """The guard of a kernel's device, left out."""
     old = f"  const c10::cuda::CUDAGuard guard({device});\n"
-    return HostGroup(f"src/kernels/cuda/{file}", tests, (Change(f"no guard of {device}", old, ""),))
+    change = Change(f"no guard of {device}", old, "")
+    return HostGroup(f"src/kernels/cuda/{file}", (test,), (change,), select=select)
 
 
 GROUPS = (
-    _unguarded("cast.cu", "sources.front().device()", GUARDED),
-    _unguarded("exponents.cu", "args.exponents.device()", GUARDED),
-    _unguarded("fused_adamw.cu", "args.params[0].device()", GUARDED),
-    _unguarded("fused_sgd.cu", "args.params[0].device()", TRAINED),
-    _unguarded("muon.cu", "args.grads[0].device()", GUARDED),
-    _unguarded("muon.cu", "args.params[0].device()", GUARDED),
-    _unguarded("norm.cpp", "args.inv_scale.device()", GUARDED),
-    _unguarded("unscale.cu", "args.inv_scale.device()", GUARDED),
-    _unguarded("update_scale.cu", "args.scale.device()", TRAINED),
+    _unguarded("cast.cu", "sources.front().device()", GUARDED, "copies"),
+    _unguarded("exponents.cu", "args.exponents.device()", GUARDED, "exponents"),
+    _unguarded("fused_adamw.cu", "args.params[0].device()", GUARDED, "Adam"),
+    _unguarded("fused_sgd.cu", "args.params[0].device()", TRAINED, "fused"),
+    _unguarded("muon.cu", "args.grads[0].device()", GUARDED, "Muon"),
+    _unguarded("muon.cu", "args.params[0].device()", GUARDED, "Muon"),
+    _unguarded("norm.cpp", "args.inv_scale.device()", GUARDED, "norms"),
+    _unguarded("unscale.cu", "args.inv_scale.device()", GUARDED, "unscaling"),
+    _unguarded("update_scale.cu", "args.scale.device()", TRAINED, "fused"),
     HostGroup(
         "src/kernels/cuda/float8.cu",
         ("tests/python/simulated_cuda/test_float8.py", GUARDED),
@@ -109,6 +114,7 @@ GROUPS = (
             ),
         ),
         late=True,
+        select="table or pinned or unscaling or pass or graph",
     ),
     HostGroup(
         "src/kernels/cuda/zeroed_workspace.cpp",
@@ -165,6 +171,7 @@ GROUPS = (
             ),
         ),
         late=True,
+        select="pass or norms or full or graph",
     ),
     HostGroup(
         "src/kernels/cuda/devices.cpp",
@@ -176,6 +183,7 @@ GROUPS = (
                 "return status == cudaStreamCaptureStatusInvalidated ? id : 0;",
             ),
         ),
+        select="graph",
     ),
     HostGroup(
         "src/autocast/tensor_identity.cpp",
@@ -188,6 +196,7 @@ GROUPS = (
                 "std::uint64_t{0}};",
             ),
         ),
+        select="cast_serves",
     ),
     HostGroup(
         "src/scaler/readback.cpp",
@@ -244,6 +253,7 @@ GROUPS = (
                 "sum + own : own;",
             ),
         ),
+        select="two",
     ),
     HostGroup(
         "src/scaler/scale_ops.cpp",
@@ -260,10 +270,11 @@ GROUPS = (
                 "for (const auto& flag : flags.slice(flags.size())) {",
             ),
         ),
+        select="two",
     ),
     HostGroup(
         "src/scaler/scale_state.cpp",
-        (TRAINED, "tests/python/scaler/test_scale.py", OWN),
+        (),
         (
             Change(
                 "one replica for all devices",
@@ -276,6 +287,7 @@ GROUPS = (
                 "return tensor.mul(tensors_.scale);",
             ),
         ),
+        program="tests/cpp/fastamp_test_scaler_cuda",
     ),
     HostGroup(
         "src/optim/step_lists.cpp",
@@ -287,6 +299,7 @@ GROUPS = (
                 "return device.is_cpu() ? tensor->cpu() : *tensor;",
             ),
         ),
+        select="two",
     ),
     HostGroup(
         "python/fastamp/_scaler/graphed_step.py",

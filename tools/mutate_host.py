@@ -25,6 +25,7 @@ from simulated_cuda import is_built
 from tracked_files import ROOT
 
 PACKAGE = ROOT / "python" / "fastamp"
+NO_TESTS = (4, 5)  # pytest's exit status for a wrong command line, and for an empty selection
 SECONDS = 300  # after which a run counts as hanging, on two idle cores
 # What a failed run says, the most useful first.
 SIGNS = (
@@ -33,12 +34,17 @@ SIGNS = (
     re.compile(r"simulated CUDA: (.* while a stream is captured)"),
     re.compile(r"^E +(?:\w+\.)*(\w*Error.*)", re.MULTILINE),
     re.compile(r"^E +(assert.*)", re.MULTILINE),
+    re.compile(r"^  (Expected all tensors.*|CHECK\(.*\))", re.MULTILINE),
 )
 
 
 MUTANTS = [
     Mutant(
-        group, change, ROOT / group.file, f"{group.file}: {change.name}", (group.tests, group.late)
+        group,
+        change,
+        ROOT / group.file,
+        f"{group.file}: {change.name}",
+        (group.tests, group.late, *filter(None, [group.select, group.program])),
     )
     for group in GROUPS
     for change in group.changes
@@ -46,16 +52,23 @@ MUTANTS = [
 
 
 def verdict(build_dir: Path, package: Path, group: HostGroup) -> str:
-    """Runs a group's tests with a package; returns what failed, or "" if they passed."""
+    """Runs a group's tests with a package; returns what failed, or "" if they passed.
+
+    Raises:
+        RuntimeError: The group selects no test.
+    """
     launcher = [sys.executable, str(ROOT / "tools" / "simulated_cuda.py")]
     launcher += ["--build-dir", str(build_dir), *(["--late"] if group.late else []), "--"]
     pytest = [sys.executable, "-m", "pytest", "-xqs", "-n", "0", "-m", "cuda or simulated"]
+    pytest += ["-p", "no:cacheprovider", "-k", group.select, *group.tests]
     paths = [str(package), os.environ.get("PYTHONPATH", "")]
+    variables = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    variables["LD_LIBRARY_PATH"] = str(package / "fastamp" / "lib")  # of a C++ program
     try:
         result = subprocess.run(
-            [*launcher, *pytest, "-p", "no:cacheprovider", *group.tests],
+            [*launcher, *([str(build_dir / group.program)] if group.program else pytest)],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            env={**os.environ, **variables},
             capture_output=True,
             text=True,
             errors="replace",
@@ -66,6 +79,8 @@ def verdict(build_dir: Path, package: Path, group: HostGroup) -> str:
         return "hangs"
     if result.returncode == 0:
         return ""
+    if not group.program and result.returncode in NO_TESTS:
+        raise RuntimeError(f"{group.file}: no test ran\n{result.stdout[-2000:]}")
     output = result.stdout + result.stderr
     found = next((match for sign in SIGNS if (match := sign.search(output))), None)
     return found.group(1).strip()[:90] if found else f"exit status {result.returncode}"

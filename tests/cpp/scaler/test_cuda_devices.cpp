@@ -99,6 +99,22 @@ TEST_CASE("GradScaler: layers on two devices step as on one, whichever overflows
   }
 }
 
+TEST_CASE("GradScaler: losses of two devices are scaled where they are", "[cuda][devices]") {
+  if (!has_two_devices()) {
+    return;
+  }
+  GradScaler scaler(GradScalerOptions().init_scale(8.0));
+  const std::vector<at::Tensor> losses{drawn({}, 1, kHere), drawn({}, 2, kThere),
+                                       drawn({}, 3, kHere)};
+  const auto together = scaler.scale(losses);
+  for (std::size_t i = 0; i < losses.size(); ++i) {
+    for (const auto& scaled : {together.at(i), scaler.scale(losses[i])}) {
+      CHECK(scaled.device() == losses[i].device());
+      CHECK(scaled.item<float>() == 8.0F * losses[i].item<float>());
+    }
+  }
+}
+
 TEST_CASE("GraphedStep: of a device that is not current, replayed on another stream",
           "[cuda][devices][graph]") {
   if (!has_two_devices()) {

@@ -166,10 +166,11 @@ def test_a_cast_serves_its_stream_and_its_graph_alone(kept):
     with torch.no_grad(), outer:
         casts_of(torch.cuda.stream(torch.cuda.current_stream()))
         assert casts_of(torch.cuda.stream(torch.cuda.current_stream())) == 0
-        assert casts_of(torch.cuda.stream(own_stream())) == 1
+        own = own_stream()
+        assert casts_of(torch.cuda.stream(own)) == 1
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=own):  # which has a cast already
             y = x @ weight
         weight.mul_(2)
         graph.replay()

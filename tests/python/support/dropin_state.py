@@ -39,6 +39,19 @@ MODULES: list[ModuleType] = [
 ]
 
 
+#: What torch notes of CUDA when it starts, which any test may make it do where there is a device.
+_CUDA_STARTED = {
+    ("torch.cuda", name)
+    for name in (
+        "_cached_device_count",
+        "_get_device_properties",
+        "_initialized",
+        "_queued_calls",
+        "default_generators",
+    )
+}
+
+
 def use_cuda_once(test: Any) -> None:
     """Has CUDA initialised before a test that is marked as using it: that changes torch.cuda.
 
@@ -75,7 +88,8 @@ def changed_objects(
     """Names of the attributes that are other objects, that are gone, or that are new."""
     absent = object()
     names = [*before, *(name for name in after if name not in before)]
-    return [name for name in names if before.get(name, absent) is not after.get(name, absent)]
+    changed = [name for name in names if before.get(name, absent) is not after.get(name, absent)]
+    return [name for name in changed if (name[0].lstrip("."), name[1]) not in _CUDA_STARTED]
 
 
 def dispatch_state() -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ def test_there_are_enough_and_no_two_have_one_name():
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_break_changes_today_s_source(mutant):
     assert mutant.text()  # or an error: the text to replace must occur once
+    assert mutant.group.tests or mutant.group.program
     assert all((ROOT / test).is_file() for test in mutant.group.tests)
 
 

@@ -23,14 +23,18 @@ namespace {
 constexpr int kRubbish = 0xcd;
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kVector = 16;
+// Living blocks from which on no more get a guard: Linux gives a process some 65,000 ranges of
+// memory, and a guarded block takes two in each mapping.
+constexpr std::size_t kMostGuarded = 12000;
 constexpr std::size_t kAllBytes = kMostDevices * kDeviceBytes;
 
 std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
 
-/// A block: whole pages, and behind them a page of nobody's where there are guards.
+/// A block: whole pages, and behind them a page of nobody's where it has a guard.
 struct Block {
   char* begin;
   std::size_t pages;  ///< Bytes of them.
+  std::size_t room;   ///< The same with the guard.
   std::size_t bytes;  ///< What was asked for.
 };
 
@@ -52,6 +56,12 @@ struct Heap {
 [[noreturn]] void stop(const char* what) {
   std::perror(what);
   std::abort();
+}
+
+void protect(char* begin, std::size_t bytes, int access) {
+  if (mprotect(begin, bytes, access) != 0) {
+    stop("simulated CUDA: access to memory of devices");
+  }
 }
 
 char* begin_of(const Heap& h, int device) {
@@ -129,7 +139,7 @@ char* view(const Heap& h, const char* memory) { return h.host + (memory - h.devi
 /// Allows or forbids what computes in the devices' place, where there are guards.
 void allow(const Heap& h, const Block& block, bool access) {
   if (settings().guards) {
-    mprotect(view(h, block.begin), block.pages, access ? PROT_READ | PROT_WRITE : PROT_NONE);
+    protect(view(h, block.begin), block.pages, access ? PROT_READ | PROT_WRITE : PROT_NONE);
   }
 }
 
@@ -187,7 +197,8 @@ void* allocate(int device, std::size_t bytes) {
     h.fails = true;
   }
   const std::size_t pages = round_up(bytes, kPage);
-  const std::size_t room = pages + (settings().guards ? kPage : 0);
+  const bool guarded = settings().guards && h.used.size() < kMostGuarded;
+  const std::size_t room = pages + (guarded ? kPage : 0);
   const auto found = find_room(h, device, room);
   if (h.fails || found == h.free.end()) {
     return nullptr;
@@ -197,8 +208,8 @@ void* allocate(int device, std::size_t bytes) {
   if (size > room) {
     h.free[begin + room] = size - room;
   }
-  char* const memory = settings().guards ? begin + pages - round_up(bytes, kVector) : begin;
-  const Block block{begin, pages, bytes};
+  char* const memory = guarded ? begin + pages - round_up(bytes, kVector) : begin;
+  const Block block{begin, pages, room, bytes};
   h.used[memory] = block;
   h.in_use[device] += pages;
   allow(h, block, true);
@@ -220,7 +231,7 @@ bool release(void* memory) {
   allow(h, block, false);
   fallocate(h.file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, block.begin - h.device,
             static_cast<off_t>(block.pages));
-  give_back(h, block.begin, block.pages + (settings().guards ? kPage : 0));
+  give_back(h, block.begin, block.room);
   return true;
 }
 
@@ -278,14 +289,14 @@ namespace {
 void allow_device_code(const Heap& h, int device, int access) {
   char* const begin = begin_of(h, device);
   if (!settings().guards) {
-    mprotect(begin, kDeviceBytes, access);
+    protect(begin, kDeviceBytes, access);
     return;
   }
   for (auto it = h.used.lower_bound(begin); it != h.used.end(); ++it) {
     if (device_of(it->first) != device) {
       break;
     }
-    mprotect(it->second.begin, it->second.pages, access);
+    protect(it->second.begin, it->second.pages, access);
   }
 }
 
