@@ -63,26 +63,27 @@ def _fp16_weights(device: str, count: int, elements: int) -> dict[str, Candidate
     found = {}
     for which in (BASELINE, OURS):
         parameters = make_gradients(device, count, elements)
-        restore = "pass"
+        gradients: list[torch.Tensor] = []
         if which == OURS:
             parameters = [p.detach().half().requires_grad_() for p in parameters]
-            restore = "p.grad = g"
+            gradients = [torch.ones_like(p) for p in parameters]
         optimizer = torch.optim.AdamW(parameters, lr=1e-6, fused=True)
         if which == OURS:
             own_optimizers().fuse_(optimizer, widen_grads=True)
-        gradients = [torch.ones_like(p) for p in parameters]
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
+
+        def begin(parameters: Any = parameters, gradients: Any = gradients) -> None:
+            for parameter, gradient in zip(parameters, gradients, strict=False):
+                parameter.grad = gradient  # As backward does: unscale_ has replaced it.
+
         names = {
-            "pairs": list(zip(parameters, gradients, strict=True)),
+            "begin": begin,
             "parameters": parameters,
             "optimizer": optimizer,
             "scaler": make_scaler(which, device),
             "clip": torch.nn.utils.clip_grad_norm_,
         }
         statement = (
-            f"for p, g in pairs: {restore}\n"
-            "scaler.unscale_(optimizer); clip(parameters, 1.0); scaler.step(optimizer)\n"
+            "begin(); scaler.unscale_(optimizer); clip(parameters, 1.0); scaler.step(optimizer); "
             "scaler.update()"
         )
         found[which] = Candidate(statement, names)
@@ -99,18 +100,29 @@ def _statistics(device: str, norms: int) -> dict[str, Candidate]:
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
         scaler, loss = make_scaler(which, device), torch.ones((), device=device)
-        names = {"scaler": scaler, "loss": loss, "optimizer": optimizer, "model": model}
-        names |= {"x": torch.randn(16, 64, device=device), "buffers": list(model.buffers())}
-        names |= {"copy": torch._foreach_copy_}
+        buffers = list(model.buffers())
+
+        def keep(
+            scaler: Any = scaler, buffers: list[torch.Tensor] = buffers
+        ) -> tuple[list[torch.Tensor], float]:
+            return [buffer.clone() for buffer in buffers], scaler.get_scale()
+
+        def put_back(
+            kept: tuple[list[torch.Tensor], float],
+            scaler: Any = scaler,
+            buffers: list[torch.Tensor] = buffers,
+        ) -> None:
+            if scaler.get_scale() < kept[1]:
+                torch._foreach_copy_(buffers, kept[0])
+
+        names: dict[str, Any] = {"scaler": scaler, "loss": loss, "optimizer": optimizer}
+        names |= {"model": model, "x": torch.randn(16, 64, device=device)}
+        names |= {"keep": keep, "put_back": put_back}
         statement = "model(x); scaler.scale(loss); scaler.step(optimizer); scaler.update()"
         if which == OURS:
             scaler.restore_on_skip(model)
         else:
-            statement = (
-                "before = [b.clone() for b in buffers]; scale = scaler.get_scale()\n"
-                f"{statement}\n"
-                "if scaler.get_scale() < scale: copy(buffers, before)"
-            )
+            statement = f"kept = keep(); {statement}; put_back(kept)"
         found[which] = Candidate(statement, names)
     return found
 
