@@ -7,9 +7,11 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <c10/util/env.h>
 
 #include <algorithm>
+#include <array>
 #include <set>
 #include <sstream>
 #include <string>
@@ -47,6 +49,7 @@ constexpr const char* kWide =
     "soft_margin_loss softmax std std_mean triplet_margin_loss var var_mean";
 
 constexpr std::string_view kAten = "aten::";
+constexpr std::string_view kEveryOp = "*";
 
 Words words_of(const char* text) {
   std::istringstream stream(text);
@@ -119,8 +122,10 @@ std::string stripped(const std::string& text) {
 
 std::vector<OpPolicyEdit> detail::op_policy_preset(const char* function, std::string_view name,
                                                    std::optional<c10::DeviceType> device) {
-  TORCH_CHECK_VALUE(name == "torch" || name == "cuda" || name == "OD" || name == "wide", function,
-                    ": expected name to be one of torch, cuda, OD, wide, got '", name, "'.");
+  constexpr std::array<std::string_view, 5> kNames{"torch", "cuda", "OD", "wide", "unify"};
+  TORCH_CHECK_VALUE(std::ranges::find(kNames, name) != kNames.end(), function,
+                    ": expected name to be one of ", c10::Join(", ", kNames), ", got '", name,
+                    "'.");
   autocast::find_policy_devices(function, device);
   const auto left = words_of(kLeft);
   const auto wide = words_of(kWide);
@@ -135,6 +140,9 @@ std::vector<OpPolicyEdit> detail::op_policy_preset(const char* function, std::st
       continue;
     }
     for (const auto& row : op_table()) {
+      if (row.op == kEveryOp) {
+        continue;
+      }
       auto policy = each == c10::kCPU && name != "cuda" ? row.cpu_default : row.cuda_default;
       const bool is_torchs = row.op.find("::") == std::string::npos;
       if (name == "OD") {
@@ -146,6 +154,8 @@ std::vector<OpPolicyEdit> detail::op_policy_preset(const char* function, std::st
       auto op = row.op.find('.') == std::string::npos ? row.op + ".default" : row.op;
       edits.push_back({std::move(op), policy, each});
     }
+    edits.push_back(
+        {std::string(kEveryOp), name == "unify" ? OpPolicy::kUnify : OpPolicy::kPass, each});
   }
   return edits;
 }

@@ -23,6 +23,7 @@ def test_the_python_blocks_run_one_after_another(tmp_path: Path):
     assert check_program(str(program)).splitlines() == [
         "tensor(32.)",
         "torch.float32 torch.float32 torch.bfloat16",
+        "torch.float32 torch.bfloat16 torch.float32",
         "['norm1', 'norm2'] torch.float32",
     ]
 
