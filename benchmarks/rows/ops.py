@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.nn.functional import layer_norm, linear
 
+import fastamp
 from benchmarks.goals import at_least_times, not_slower
 from benchmarks.harness import BASELINE, FASTAMP, Candidate, Goal, Row
 from benchmarks.sides import inside_region
@@ -55,6 +57,32 @@ def _layers(device: str) -> dict[str, Any]:
     }
 
 
+def _unified(device: str, name: str, theirs: str, ours: str) -> Row:
+    """A row of fastamp's kernels under "unify" beside torch's, which get casts by hand."""
+
+    def candidates() -> dict[str, Candidate]:
+        x = torch.randn(64, 64, device=device)
+        names = {"lerp": torch.lerp, "x": x, "half": x.bfloat16(), "bf16": torch.bfloat16}
+        found = {
+            which: inside_region(which, device, torch.bfloat16, statement, names)
+            for which, statement in ((BASELINE, theirs), (OURS, ours))
+        }
+        ours_alone = found[OURS]
+
+        def under_unify() -> None:
+            fastamp.policies.set("*", "unify", device)
+            ours_alone.before()
+
+        def without() -> None:
+            ours_alone.after()
+            fastamp.policies.set("*", "pass", device)
+
+        found[OURS] = replace(ours_alone, before=under_unify, after=without)
+        return found
+
+    return Row(f"{device}: {name}", candidates, GROUP, device)
+
+
 def rows(device: str) -> list[Row]:
     """Returns the rows of one device."""
     bf16, fp32 = torch.bfloat16, torch.float32
@@ -79,6 +107,11 @@ def rows(device: str) -> list[Row]:
         "mm 8x8, fp32 x cached weight": at_least_times(1.4) if cpu else not_slower(),
         "mm 8x8, fp32 x frozen fp32": at_least_times(1.7) if cpu else not_slower(),
     }
+    unified = [
+        ("unify: lerp of fp32 and bf16, by hand in torch", "lerp(x.to(bf16), half, 0.5)"),
+        ("unify: lerp 64x64, bf16, which torch accepts", "lerp(half, half, 0.5)"),
+        ("unify: fp32 + bf16, which torch accepts", "x + half"),
+    ]
     return [
         _row(
             device,
@@ -88,4 +121,10 @@ def rows(device: str) -> list[Row]:
             goals.get(name, not_slower()),
         )
         for name, size, x, w, grad in products
-    ] + [_row(device, name, statement, _layers, not_slower()) for name, statement in layers]
+    ] + [
+        *(_row(device, name, statement, _layers, not_slower()) for name, statement in layers),
+        *(
+            _unified(device, name, statement, statement.replace("x.to(bf16)", "x"))
+            for name, statement in unified
+        ),
+    ]

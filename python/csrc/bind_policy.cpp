@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autocast/op_names.h"
+#include "autocast/unify.h"
 #include "bindings.h"
 
 #include <fastamp/autocast/guard.h>
@@ -13,6 +14,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 
+#include <exception>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -113,6 +115,30 @@ std::vector<std::tuple<std::string, std::string, std::string>> preset_named(
   return edits;
 }
 
+/// torch.OutOfMemoryError: the module holds it for good, since torch does not export its own pointer.
+PyObject* g_out_of_memory = nullptr;
+
+bool is_type_of_refusals(PyObject* type) {
+  const auto is = [type](PyObject* other) { return PyErr_GivenExceptionMatches(type, other) != 0; };
+  return !is(g_out_of_memory) &&
+         (is(PyExc_RuntimeError) || is(PyExc_TypeError) || is(PyExc_ValueError) ||
+          is(PyExc_AssertionError) || is(PyExc_IndexError));
+}
+
+/// Whether a Python exception may be an op's refusal of its arguments: not an interrupt, a lack of
+/// memory, or one by which code leaves an op, such as checkpoint's recomputation.
+bool may_be_refusal(std::exception& error) {
+  const pybind11::gil_scoped_acquire gil;
+  if (auto* const raised = dynamic_cast<python_error*>(&error)) {
+    raised->persist();
+    return is_type_of_refusals(raised->type);
+  }
+  if (const auto* const raised = dynamic_cast<pybind11::error_already_set*>(&error)) {
+    return is_type_of_refusals(raised->type().ptr());
+  }
+  return true;
+}
+
 void add_op(const std::string& name, const std::string& policy,
             const std::optional<std::string>& device) {
   register_op(name, autocast::policy_named("register_op: expected policy", policy),
@@ -132,6 +158,9 @@ void bind_policy(pybind11::module_& module) {
     return self.value != nullptr;
   });
   module.def("policy_names", autocast::policy_names);
+  const auto torch = pybind11::module_::import("torch._C");
+  g_out_of_memory = pybind11::object(torch.attr("OutOfMemoryError")).release().ptr();
+  autocast::set_refusal_reader(may_be_refusal);
   module.def("split_policies", torch::wrap_pybind_function(detail::split_policies));
   module.def("policy_preset", torch::wrap_pybind_function(preset));
   module.def("op_policy_preset", torch::wrap_pybind_function(preset_named));

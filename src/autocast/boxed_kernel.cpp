@@ -2,10 +2,12 @@
 #include "autocast/boxed_kernel.h"
 
 #include "autocast/arguments.h"
+#include "autocast/boxed_arguments.h"
 #include "autocast/op_names.h"
 #include "autocast/op_policy.h"
 #include "autocast/torch_state.h"
 #include "autocast/trace.h"
+#include "autocast/unify.h"
 #include "trace/events.h"
 
 #include <ATen/core/Dict.h>
@@ -21,116 +23,8 @@
 namespace fastamp::autocast {
 namespace {
 
-using Arguments = c10::ArrayRef<c10::IValue>;
-
 bool is_optional_dtype(const c10::Argument& argument) {
   return argument.real_type()->str() == "ScalarType?";
-}
-
-bool holds_tensors(const c10::Type& type) {
-  return type.kind() == c10::TypeKind::TensorType ||
-         std::ranges::any_of(type.containedTypes(), [](const c10::TypePtr& inner) {
-           return inner != nullptr && holds_tensors(*inner);
-         });
-}
-
-/// Whether cast_value() reaches all tensors of a type: those of keys, futures and the like it does
-/// not, nor, of a type that may be anything, any.
-bool reaches_all_tensors(const c10::Type& type) {
-  switch (type.kind()) {
-    case c10::TypeKind::AnyType:
-      return false;
-    case c10::TypeKind::DictType:
-      return !holds_tensors(*type.containedTypes()[0]) &&
-             reaches_all_tensors(*type.containedTypes()[1]);
-    case c10::TypeKind::ListType:
-    case c10::TypeKind::OptionalType:
-    case c10::TypeKind::TensorType:
-    case c10::TypeKind::TupleType:
-      return std::ranges::all_of(type.containedTypes(), [](const c10::TypePtr& inner) {
-        return reaches_all_tensors(*inner);
-      });
-    default:
-      return !holds_tensors(type);
-  }
-}
-
-/// Whether the dispatcher looks at an argument: an op with tensors in dicts only never comes here.
-bool is_dispatched(const c10::Argument& argument) {
-  const auto& type = *argument.type();
-  return type.isSubtypeOf(*c10::TensorType::get()) ||
-         type.isSubtypeOf(*c10::OptionalType::ofTensor()) ||
-         type.isSubtypeOf(*c10::ListType::ofTensors()) ||
-         type.isSubtypeOf(*c10::ListType::ofOptionalTensors());
-}
-
-template <class Function>
-void visit_tensors(const c10::IValue& value, const Function& function) {
-  if (value.isTensor()) {
-    if (value.toTensor().defined()) {
-      function(value.toTensor());
-    }
-  } else if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorVector()) {
-      function(tensor);
-    }
-  } else if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) {
-      visit_tensors(element, function);
-    }
-  } else if (value.isTuple()) {
-    for (const c10::IValue& element : value.toTupleRef().elements()) {
-      visit_tensors(element, function);
-    }
-  } else if (value.isGenericDict()) {
-    for (const auto& entry : value.toGenericDict()) {
-      visit_tensors(entry.value(), function);
-    }
-  }
-}
-
-/// Calls `function` with every defined tensor among the arguments, those in lists, tuples and dicts
-/// too.
-template <class Function>
-void for_each_tensor(Arguments arguments, const Function& function) {
-  for (const auto& value : arguments) {
-    visit_tensors(value, function);
-  }
-}
-
-c10::IValue cast_value(const c10::IValue& value, const Caster& caster) {
-  if (value.isTensor()) {
-    const at::Tensor& tensor = value.toTensor();
-    at::Tensor cast = tensor.defined() ? caster(tensor) : at::Tensor();
-    return cast.defined() ? c10::IValue(std::move(cast)) : value;
-  }
-  if (value.isTensorList()) {
-    auto casts = cast_list(value.toTensorVector(), caster);
-    return casts.empty() ? value : c10::IValue(std::move(casts));
-  }
-  if (value.isList()) {
-    c10::impl::GenericList out(value.toList().elementType());
-    for (const c10::IValue& element : value.toListRef()) {
-      out.push_back(cast_value(element, caster));
-    }
-    return out;
-  }
-  if (value.isTuple()) {
-    std::vector<c10::IValue> out;
-    for (const c10::IValue& element : value.toTupleRef().elements()) {
-      out.push_back(cast_value(element, caster));
-    }
-    return c10::ivalue::Tuple::create(std::move(out));
-  }
-  if (value.isGenericDict()) {
-    const auto dict = value.toGenericDict();
-    c10::impl::GenericDict out(dict.keyType(), dict.valueType());
-    for (const auto& entry : dict) {
-      out.insert(entry.key(), cast_value(entry.value(), caster));
-    }
-    return out;
-  }
-  return value;
 }
 
 void cast_arguments(torch::jit::Stack& stack, std::size_t count, const Caster& caster) {
@@ -138,10 +32,6 @@ void cast_arguments(torch::jit::Stack& stack, std::size_t count, const Caster& c
        ++value) {
     *value = cast_value(*value, caster);
   }
-}
-
-bool is_written(const c10::Argument& argument) {
-  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
 /// Casts all arguments but the one that the op writes to its dtype.
@@ -162,7 +52,7 @@ void follow_written(const c10::FunctionSchema& schema, torch::jit::Stack& stack,
   }
 }
 
-c10::ScalarType run_dtype(OpPolicy policy, Arguments arguments, c10::ScalarType lower,
+c10::ScalarType run_dtype(OpPolicy policy, BoxedArguments arguments, c10::ScalarType lower,
                           PolicyDevice device) {
   bool wide = policy == OpPolicy::kFp32;
   if (policy == OpPolicy::kPromote) {
@@ -188,7 +78,7 @@ void set_dtype(const c10::FunctionSchema& schema, torch::jit::Stack& stack, Poli
   }
 }
 
-void show(TracedCall& trace, const c10::FunctionSchema& schema, Arguments arguments) {
+void show(TracedCall& trace, const c10::FunctionSchema& schema, BoxedArguments arguments) {
   for_each_tensor(arguments, [&](const at::Tensor& tensor) { trace.see(tensor); });
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     if (is_optional_dtype(schema.arguments()[i]) && !arguments[i].isNone()) {
@@ -218,7 +108,8 @@ OpCapabilities boxed_capabilities(const c10::FunctionSchema& schema) {
   return {.lower = tensors && writes == 0,
           .fp32 = tensors && (writes == 0 || (writes == 1 && writes_tensor)),
           .set_opt_dtype = set_opt_dtype,
-          .append_dtype = false};
+          .append_dtype = false,
+          .unify = can_unify(schema)};
 }
 
 void NestedInputKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
@@ -240,14 +131,20 @@ void BoxedKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet 
                              torch::jit::Stack* stack) const {
   const auto key = autocast_key(device_);
   const auto count = op.schema().arguments().size();
+  const OpPolicy policy = policy_of(op_, device_);
+  const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key);
+  if (policy == OpPolicy::kUnify ||
+      (policy == OpPolicy::kPass && policy_of(kEveryOp, device_) == OpPolicy::kUnify)) {
+    call_unified(op, below, stack, device_);
+    return;
+  }
   std::unique_ptr<TracedCall> trace;
   if (is_traced()) [[unlikely]] {
     trace = std::make_unique<TracedCall>(traced_op(op_, device_));
     show(*trace, op.schema(), torch::jit::last(*stack, count));
   }
-  const OpPolicy policy = policy_of(op_, device_);
   if (policy == OpPolicy::kPass) {
-    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key), stack);
+    op.redispatchBoxed(below, stack);
     return;
   }
   if (policy == OpPolicy::kBanned) {

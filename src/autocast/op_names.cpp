@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autocast/op_names.h"
 
+#include "autocast/op_policy.h"
 #include "autocast/op_table.h"
 
 #include <c10/util/Exception.h>
@@ -17,7 +18,7 @@ namespace fastamp {
 namespace autocast {
 namespace {
 
-constexpr std::array<std::pair<OpPolicy, std::string_view>, 8> kPolicyNames{{
+constexpr std::array<std::pair<OpPolicy, std::string_view>, 9> kPolicyNames{{
     {OpPolicy::kPass, "pass"},
     {OpPolicy::kLower, "lower"},
     {OpPolicy::kLowerDense, "lower_dense"},
@@ -26,9 +27,11 @@ constexpr std::array<std::pair<OpPolicy, std::string_view>, 8> kPolicyNames{{
     {OpPolicy::kAppendDtype, "append_dtype"},
     {OpPolicy::kPromote, "promote"},
     {OpPolicy::kBanned, "banned"},
+    {OpPolicy::kUnify, "unify"},
 }};
 
 constexpr std::string_view kAten = "aten::";
+constexpr std::string_view kEveryOpName = "*";
 
 std::string_view without_aten(std::string_view name) {
   return name.starts_with(kAten) ? name.substr(kAten.size()) : name;
@@ -71,6 +74,9 @@ const char* what_it_needs(OpPolicy policy) {
     case OpPolicy::kPromote:
       return "tensor arguments that can be cast, one of them outside of dicts and tuples, and one "
              "of which at most the op writes";
+    case OpPolicy::kUnify:
+      return "an op of register_op (C++ too) with two tensor arguments, of which it writes none in "
+             "lists; '*' stands for every op without a policy";
     default:
       return "tensor arguments that can be cast, one of them outside of dicts and tuples, and none "
              "of which the op writes";
@@ -81,6 +87,9 @@ const char* what_it_needs(OpPolicy policy) {
 
 std::string full_name(OpId op) {
   const auto index = static_cast<std::size_t>(op);
+  if (op == kEveryOp) {
+    return std::string(kEveryOpName);
+  }
   return index < kNumOps ? kernel_entries()[index].qualified_name() : registered_op(op).name;
 }
 
@@ -94,6 +103,12 @@ std::vector<OpId> all_ops() {
   std::erase_if(ops, [](OpId op) {
     return static_cast<std::size_t>(op) >= kNumOps && !registered_op(op).active;
   });
+  const auto acts = [](PolicyDevice device) {
+    return process_policy_of(kEveryOp, device) != OpPolicy::kPass;
+  };
+  if (acts(PolicyDevice::kCpu) || acts(PolicyDevice::kCuda)) {
+    ops.push_back(kEveryOp);
+  }
   return ops;
 }
 
@@ -116,6 +131,9 @@ std::string nearest_names(std::string_view wanted, const std::vector<std::string
 }
 
 std::vector<OpId> find_ops(const char* function, std::string_view name) {
+  if (name == kEveryOpName) {
+    return {kEveryOp};
+  }
   const std::string_view wanted = without_aten(name);
   const auto wanted_dot = wanted.find('.');
   const std::string_view base = wanted.substr(0, wanted_dot);
@@ -157,6 +175,13 @@ std::vector<PolicyDevice> find_policy_devices(const char* function,
 }
 
 void check_can_carry(const char* function, OpId op, OpPolicy policy) {
+  if (op == kEveryOp) {
+    TORCH_CHECK_VALUE(policy == OpPolicy::kUnify || policy == OpPolicy::kPass, function,
+                      ": expected policy 'unify' or 'pass' for '*', which stands for every op "
+                      "without a policy, got '",
+                      to_string(policy), "'.");
+    return;
+  }
   check_can_carry(function, short_name(op), capabilities_of(op), policy);
 }
 

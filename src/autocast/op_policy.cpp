@@ -76,6 +76,9 @@ const Policies& default_policies() {
 PolicyTable g_policies;
 
 OpPolicy default_policy(OpId op, PolicyDevice device) {
+  if (op == kEveryOp) {
+    return OpPolicy::kPass;
+  }
   if (static_cast<std::size_t>(op) >= kNumOps) {
     return registered_op(op).defaults[static_cast<std::size_t>(device)];
   }
@@ -92,6 +95,7 @@ void load_default_policies() {
     for (std::size_t op = 0; op < kNumOps + num_registered_ops(); ++op) {
       set_policy(static_cast<OpId>(op), device, default_policy(static_cast<OpId>(op), device));
     }
+    set_policy(kEveryOp, device, OpPolicy::kPass);
   }
 }
 

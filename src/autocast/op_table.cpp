@@ -59,6 +59,8 @@ bool can_carry(const OpCapabilities& capabilities, OpPolicy policy) {
       return capabilities.set_opt_dtype;
     case OpPolicy::kAppendDtype:
       return capabilities.append_dtype;
+    case OpPolicy::kUnify:
+      return capabilities.unify;
   }
   return false;
 }

@@ -45,7 +45,9 @@ inline constexpr std::size_t kNumOps = 0
 
 /// Ops that users register take the ids after the table's.
 inline constexpr std::size_t kMaxRegisteredOps = 256;
-inline constexpr std::size_t kNumSlots = kNumOps + kMaxRegisteredOps;
+/// Stands for every op that has no policy but pass. Its own is pass or unify.
+inline constexpr auto kEveryOp = static_cast<OpId>(kNumOps + kMaxRegisteredOps);
+inline constexpr std::size_t kNumSlots = kNumOps + kMaxRegisteredOps + 1;
 
 /// A device for which ops have a policy: a column of the op table. The values index arrays.
 enum class PolicyDevice : std::uint8_t { kCpu, kCuda };
@@ -84,6 +86,7 @@ struct OpCapabilities {
   bool fp32;           ///< Can run in another dtype too: promote makes sense and, with lower, fp32.
   bool set_opt_dtype;  ///< First argument is a tensor and there is an optional dtype.
   bool append_dtype;   ///< The table names an overload that takes an output dtype.
+  bool unify = false;  ///< Has a boxed kernel and arguments that may be of several dtypes.
 };
 
 /// Everything needed to register the autocast kernel of one op.

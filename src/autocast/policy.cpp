@@ -101,6 +101,23 @@ void deactivate(OpId id) {
   autocast::deactivate_registered_op(id);
 }
 
+/// Takes the kernels of ops without a policy back where none is for them, as they cost each call
+/// some time; threads with policies of their own may need them. Else brings them up to date.
+void update_unify() {
+  bool is_used = false;
+  for (const auto device : {PolicyDevice::kCpu, PolicyDevice::kCuda}) {
+    if (autocast::process_policy_of(autocast::kEveryOp, device) == OpPolicy::kUnify) {
+      is_used = true;
+    } else if (autocast::g_overriding_threads.load(std::memory_order_relaxed) == 0) {
+      autocast::drop_registration(autocast::kEveryOp, device);
+    }
+  }
+  if (is_used) {
+    autocast::reach_new_ops();
+    autocast::g_expects_new_ops.store(true, std::memory_order_relaxed);
+  }
+}
+
 struct Checked {
   std::vector<OpId> ops;
   std::vector<PolicyDevice> devices;
@@ -159,11 +176,13 @@ void set_op_policy(std::string_view op, OpPolicy policy, std::optional<c10::Devi
       }
     }
   }
+  update_unify();
 }
 
 void reset_op_policies() {
   autocast::ensure_policies_loaded();
   autocast::load_default_policies();
+  update_unify();
 }
 
 void register_op(const std::string& name, OpPolicy policy, std::optional<c10::DeviceType> device) {

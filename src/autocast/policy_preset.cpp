@@ -58,6 +58,7 @@ constexpr std::string_view kFft = "fft_";
 constexpr std::string_view kStft = "stft";
 
 constexpr std::string_view kAten = "aten::";
+constexpr std::string_view kEveryOp = "*";
 
 Words words_of(const char* text) {
   std::istringstream stream(text);
@@ -140,7 +141,8 @@ std::string stripped(const std::string& text) {
 
 std::vector<OpPolicyEdit> detail::op_policy_preset(const char* function, std::string_view name,
                                                    std::optional<c10::DeviceType> device) {
-  constexpr std::array kNames{"torch", "cuda", "OD", "wide", "supported"};
+  constexpr std::array<std::string_view, 6> kNames{"torch", "cuda",      "OD",
+                                                   "wide",  "supported", "unify"};
   TORCH_CHECK_VALUE(std::ranges::find(kNames, name) != kNames.end(), function,
                     ": expected name to be one of ", c10::Join(", ", kNames), ", got '", name,
                     "'.");
@@ -160,6 +162,9 @@ std::vector<OpPolicyEdit> detail::op_policy_preset(const char* function, std::st
       continue;
     }
     for (const auto& row : op_table()) {
+      if (row.op == kEveryOp) {
+        continue;
+      }
       auto policy = each == c10::kCPU && name != "cuda" ? row.cpu_default : row.cuda_default;
       const bool is_torchs = row.op.find("::") == std::string::npos;
       if (name == "OD") {
@@ -173,6 +178,8 @@ std::vector<OpPolicyEdit> detail::op_policy_preset(const char* function, std::st
       auto op = row.op.find('.') == std::string::npos ? row.op + ".default" : row.op;
       edits.push_back({std::move(op), policy, each});
     }
+    edits.push_back(
+        {std::string(kEveryOp), name == "unify" ? OpPolicy::kUnify : OpPolicy::kPass, each});
   }
   return edits;
 }

@@ -3,6 +3,7 @@
 
 #include "autocast/float8_interface.h"
 #include "autocast/kept_casts.h"
+#include "autocast/registration.h"
 #include "autocast/thread_cache.h"
 #include "autocast/torch_state.h"
 #include "core/thread_bound.h"
@@ -112,6 +113,7 @@ AutocastState current_state(c10::DeviceType device) {
 }
 
 RegionId enter_region(const AutocastState& wanted, void* owner, RegionKind kind) {
+  reach_expected_ops();
   auto& open = PerThread<OpenRegions>::make();
   const RegionId id = open.ids.next();
   const AutocastState found = current_state(wanted.device);

@@ -6,6 +6,7 @@
 #include "autocast/op_table.h"
 #include "autocast/thread_cache.h"
 #include "autocast/torch_state.h"
+#include "autocast/unify_kernels.h"
 
 #include <fastamp/autocast/registration.h>
 
@@ -66,7 +67,12 @@ class DeviceRegistration {
 
   void add(OpId op) {
     const auto index = static_cast<std::size_t>(op);
-    if (index >= kNumOps) {
+    if (op == kEveryOp) {
+      if (unify_ == nullptr) {
+        unify_ = std::make_unique<UnifyKernels>(device_);
+        g_expects_new_ops.store(true, std::memory_order_relaxed);
+      }
+    } else if (index >= kNumOps) {
       if (!of_users_.contains(op)) {
         of_users_.emplace(op, implement_registered(op, device_));
       }
@@ -74,16 +80,33 @@ class DeviceRegistration {
       const KernelEntry& entry = kernel_entries()[index];
       entry.implement(library_, entry.qualified_name().c_str(), device_);
       registered_.set(index);
+      if (unify_ != nullptr) {
+        unify_->add_over(op);
+      }
     }
   }
 
-  void remove(OpId op) { of_users_.erase(op); }
+  void remove(OpId op) {
+    if (op == kEveryOp) {
+      unify_.reset();
+      return;
+    }
+    of_users_.erase(op);
+    reach_new_ops();
+  }
+
+  void reach_new_ops() {
+    if (unify_ != nullptr) {
+      unify_->add_all();
+    }
+  }
 
  private:
   PolicyDevice device_;
   torch::Library library_;
   std::bitset<kNumOps> registered_;
   std::map<OpId, torch::Library> of_users_;
+  std::unique_ptr<UnifyKernels> unify_;  ///< Null while nobody has used the policy.
 };
 
 struct Registry {
@@ -124,11 +147,16 @@ void register_all(Registry& r) {
         registration->add(op);
       }
     }
+    if (process_policy_of(kEveryOp, device) != OpPolicy::kPass) {
+      registration->add(kEveryOp);
+    }
     r.devices[static_cast<std::size_t>(device)] = std::move(registration);
   }
 }
 
 }  // namespace
+
+std::atomic<bool> g_expects_new_ops{false};
 
 void ensure_policies_loaded() {
   Registry& r = registry();
@@ -141,6 +169,16 @@ void ensure_registered(OpId op, PolicyDevice device) {
   const std::scoped_lock lock(r.mutex);
   if (auto& registration = r.devices[static_cast<std::size_t>(device)]) {
     without_override_warning([&] { registration->add(op); });
+  }
+}
+
+void reach_new_ops() {
+  Registry& r = registry();
+  const std::scoped_lock lock(r.mutex);
+  for (const auto& registration : r.devices) {
+    if (registration != nullptr) {
+      without_override_warning([&] { registration->reach_new_ops(); });
+    }
   }
 }
 

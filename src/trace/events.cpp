@@ -180,6 +180,8 @@ c10::ScalarType TracedCall::run_dtype() const {
       return given_dtype_.value_or(first_eligible_ ? c10::kFloat : as_given);
     case OpPolicy::kAppendDtype:
       return first_eligible_ ? c10::kFloat : as_given;
+    case OpPolicy::kUnify:
+      return given_dtype_.value_or(as_given);
     default:
       return as_given;
   }

@@ -24,6 +24,7 @@ def test_the_python_blocks_run_one_after_another(tmp_path: Path):
         "tensor(32.)",
         "torch.float32 torch.float32 torch.bfloat16",
         "torch.bfloat16 torch.float32 torch.complex64",
+        "torch.float32 torch.bfloat16 torch.float32",
         "['norm1', 'norm2'] torch.float32",
         "['rotary'] 2",
     ]

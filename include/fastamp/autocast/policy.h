@@ -27,6 +27,8 @@ enum class OpPolicy : std::uint8_t {
   kPromote,      ///< Casts to the region's dtype if all arguments have it, else to float32. Of a
                  ///< registered op that writes an argument, casts the others to its dtype.
   kBanned,       ///< Refuses to run the op.
+  kUnify,        ///< Nothing, unless the op refuses a mix of float16, bfloat16 and float32: then
+                 ///< casts to the dtype of what the op writes, or to the region's or float32.
 };
 
 /// The policy's name as written in the op table: "pass", "lower", "fp32", ...

@@ -36,7 +36,8 @@ FASTAMP_API std::vector<OpPolicyEdit> policy_preset(c10::DeviceType source, c10:
 /// @param name  "torch": as the running torch. "cuda": as it does on CUDA, on the CPU as well.
 ///     "OD": only what torch lowers on one of the devices is in low precision. "wide": variances,
 ///     norms, softmax and losses in float32. "supported": products with a sparse tensor and FFTs in
-///     float32.
+///     float32. "unify": as torch, but calls that it refuses for a mix of float16, bfloat16 and
+///     float32 are repeated in one dtype.
 /// @param device  c10::kCPU or c10::kCUDA; both without it.
 /// @throws c10::ValueError for another name or device; nothing is changed then.
 /// @note All but "torch" and "cuda" register ops that are not in the op table as `pass`, "OD" about

@@ -23,6 +23,7 @@ _MEANINGS = {
     "append_dtype": "runs with dtype=float32 added",
     "promote": "floating arguments are cast to the widest dtype among them",
     "banned": "refused; the message names what to use instead",
+    "unify": "runs in the dtypes it is given; if it refuses a mix, in one of them",
 }
 
 

@@ -13,6 +13,9 @@ from fastamp._util.held import Held
 __all__ = ["Preset", "copy_from", "preset", "preset_policies"]
 
 
+_EVERY_OP = "*"  #: Stands for every op without a policy.
+
+
 def _exact(op: str) -> str:
     """A name that stands for one overload."""
     return op if "." in op else f"{op}.default"
@@ -51,8 +54,12 @@ class Preset(Held):
         before, self._before = self._before, []
         if not before:
             return
+        every = {row.op: row for row in before}.get(_EVERY_OP)
+        for device in self._devices:
+            _C.set_op_policy(_EVERY_OP, getattr(every, device, "pass"), device)
+        before = [row for row in before if row.op != _EVERY_OP]
         known = {row.op for row in before}
-        now = {row.op for row in op_table()}
+        now = {row.op for row in op_table()} - {_EVERY_OP}
         for op in now - known:
             if "::" not in op:
                 _C.unregister_op(_exact(op))
@@ -90,6 +97,9 @@ def preset(name: str, device: str | None = None) -> Preset:
               else as torch.
             - ``"supported"``: as torch, but products with a sparse tensor and FFTs, for which
               devices lack 16-bit kernels, run in float32 on both devices.
+            - ``"unify"``: as torch; but a call that it refuses because its arguments are of several
+              of float16, bfloat16 and float32 is repeated with all of them in one dtype: that of
+              the tensor it writes, or the region's, or float32.
         device: ``"cpu"``, ``"cuda"``, or both by default.
 
     Returns:
@@ -103,7 +113,8 @@ def preset(name: str, device: str | None = None) -> Preset:
         As :func:`fastamp.policies.set`: do it while no other thread runs ops under autocast;
         compiled graphs are dropped. All but ``"torch"`` and ``"cuda"`` register ops that are not in
         the op table (``"OD"`` about 165, of 256 that a process can register), which makes each of
-        their calls in a region slower.
+        their calls in a region slower. ``"unify"`` registers kernels for all ops with two tensor
+        arguments, also those that other libraries define before the next region is entered.
     """
     before = op_table()
     policies = preset_policies(name, device)

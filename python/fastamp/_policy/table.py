@@ -33,7 +33,8 @@ class OpTableRow(NamedTuple):
     same, but to float32 if an argument is sparse), ``fp32`` (cast to float32),
     ``set_opt_dtype`` and ``append_dtype`` (give the op a float32 output dtype), ``promote`` (widest
     dtype among the arguments; of a registered op that writes an argument: that one's dtype),
-    ``banned`` (refuse).
+    ``banned`` (refuse), ``unify`` (run as it is, and if the op refuses a mix of dtypes, in one; of
+    an op added by :func:`register_op`, and of ``*``, every op without a policy).
     """
 
     op: str

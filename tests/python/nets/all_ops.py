@@ -182,8 +182,19 @@ def _sum_of_parts(outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> li
     return list(torch.autograd.grad(differentiable, inputs, cotangents, allow_unused=True))
 
 
-def run(samples: Samples, call: Call, region: Callable[[], Any]) -> Any:
+def run(
+    samples: Samples,
+    call: Call,
+    region: Callable[[], Any],
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function,
+) -> Any:
     """What a call gives in a region.
+
+    Args:
+        samples: Of the op.
+        call: The call.
+        region: Makes the region.
+        wrap: Makes of the function that is called the one to call instead.
 
     Returns:
         A Refusal, or outputs, gradients and the arguments afterwards, which some ops write.
@@ -191,6 +202,7 @@ def run(samples: Samples, call: Call, region: Callable[[], Any]) -> Any:
     args, kwargs = arguments(samples, call)
     function = function_of(samples.op, call.form)
     assert function is not None
+    function = wrap(function)
     torch.manual_seed(call.seed)
     try:
         with warnings.catch_warnings():
@@ -204,14 +216,19 @@ def run(samples: Samples, call: Call, region: Callable[[], Any]) -> Any:
     return [tree_flatten(results)[0], gradients, leaves((args, kwargs))]
 
 
-def calls(op: Any, samples: Samples, seed: int, share: float = 1.0) -> Iterator[Call]:
+def calls(
+    op: Any,
+    samples: Samples,
+    seed: int,
+    share: float = 1.0,
+    kinds: tuple[Any, ...] = (*FLOATS, "mixed", torch.int64),
+) -> Iterator[Call]:
     """Calls of an op: all of them, or a share that another seed draws otherwise."""
     draw = random.Random(seed_of("calls", op.full_name, seed))
     forms = [form for form in FORMS if function_of(op, form) is not None]
     grad_dtypes = op.supported_backward_dtypes("cpu")
-    kinds = (*FLOATS, "mixed", torch.int64)
     # Making samples takes most of a small share's time.
-    for dtype in kinds if share >= 1 else draw.sample(kinds, 2):
+    for dtype in kinds if share >= 1 else draw.sample(kinds, min(2, len(kinds))):
         base = torch.float32 if dtype == "mixed" else dtype
         assert isinstance(base, torch.dtype)
         count = len(samples.of(base, seed))
@@ -390,7 +407,12 @@ def failures(seed: int, share: float, only: str = "") -> tuple[int, list[str]]:
 # -- CUDA, on tensors without values -------------------------------------------------------------
 
 
-def fake_results(samples: Samples, some: list[Call], dtype: torch.dtype) -> list[Any]:
+def fake_results(
+    samples: Samples,
+    some: list[Call],
+    dtype: torch.dtype,
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function,
+) -> list[Any]:
     """dtypes of what calls give in a CUDA region of a dtype, on fake tensors; or Refusals."""
     found = []
     for call in some:
@@ -400,7 +422,7 @@ def fake_results(samples: Samples, some: list[Call], dtype: torch.dtype) -> list
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    result = samples.op.op(*fakes[0], **fakes[1])
+                    result = wrap(samples.op.op)(*fakes[0], **fakes[1])
             except Exception as error:
                 found.append(Refusal.of(error))
                 continue

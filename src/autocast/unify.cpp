@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "autocast/unify.h"
+
+#include "autocast/boxed_arguments.h"
+#include "autocast/cured_calls.h"
+#include "autocast/op_policy.h"
+#include "autocast/torch_state.h"
+#include "autocast/trace.h"
+#include "trace/events.h"
+
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+namespace fastamp::autocast {
+namespace {
+
+// -- What a call is given
+
+/// Dtypes as bits.
+using DtypeSet = std::uint8_t;
+
+constexpr DtypeSet kFloat32Bit = 1;
+constexpr DtypeSet kHalfBit = 2;
+constexpr DtypeSet kBFloat16Bit = 4;
+constexpr DtypeSet kUnified = kFloat32Bit | kHalfBit | kBFloat16Bit;
+/// float64, and complex numbers: no autocast casts them.
+constexpr DtypeSet kWideBit = 8;
+/// float8 and smaller: codes that mean nothing without their scales.
+constexpr DtypeSet kCodesBit = 16;
+
+DtypeSet bit_of(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::kFloat:
+      return kFloat32Bit;
+    case c10::kHalf:
+      return kHalfBit;
+    case c10::kBFloat16:
+      return kBFloat16Bit;
+    case c10::kDouble:
+      return kWideBit;
+    default:
+      return c10::isFloatingType(dtype) ? kCodesBit : c10::isComplexType(dtype) ? kWideBit : 0;
+  }
+}
+
+DtypeSet dtypes_of(BoxedArguments arguments, PolicyDevice device) {
+  DtypeSet seen = 0;
+  for_each_tensor(arguments, [&](const at::Tensor& tensor) {
+    if (is_on(tensor, device)) {
+      seen |= bit_of(tensor.scalar_type());
+    }
+  });
+  return seen;
+}
+
+bool is_mixed(DtypeSet dtypes) {
+  return std::popcount(static_cast<DtypeSet>(dtypes & kUnified)) > 1 && (dtypes & kCodesBit) == 0;
+}
+
+// -- What it can be given instead
+
+/// Arguments that ops write though their schemas do not say so: a cast would take their place.
+bool is_kept(const c10::Argument& argument) {
+  return is_written(argument) || argument.name() == "running_mean" ||
+         argument.name() == "running_var";
+}
+
+/// Whether the results of an op tell more in float32: those that torch's lists of one of the
+/// devices run in float32 or promote, and comparisons.
+bool is_wide_first(const std::string& name) {
+  static const auto names = [] {
+    std::unordered_set<std::string> wide{"aten::allclose", "aten::bucketize", "aten::equal",
+                                         "aten::isclose", "aten::searchsorted"};
+    for (std::size_t op = 0; op < kNumOps; ++op) {
+      for (const auto device : {PolicyDevice::kCpu, PolicyDevice::kCuda}) {
+        const auto policy = default_policy(static_cast<OpId>(op), device);
+        if (policy == OpPolicy::kFp32 || policy == OpPolicy::kPromote) {
+          wide.insert(kernel_entries()[op].name);
+        }
+      }
+    }
+    return wide;
+  }();
+  return names.contains(name);
+}
+
+/// Dtypes to repeat a refused call in, in this order: that of what is written, else the region's
+/// and float32.
+std::vector<c10::ScalarType> dtypes_to_try(const c10::FunctionSchema& schema,
+                                           BoxedArguments arguments, PolicyDevice device) {
+  DtypeSet written = 0;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (is_written(schema.arguments()[i])) {
+      written |= dtypes_of(arguments.slice(i, 1), device);
+    }
+  }
+  if (written != 0) {
+    switch (written) {
+      case kFloat32Bit:
+        return {c10::kFloat};
+      case kHalfBit:
+        return {c10::kHalf};
+      case kBFloat16Bit:
+        return {c10::kBFloat16};
+      default:
+        return {};
+    }
+  }
+  const auto lower = region_dtype(device_type(device));
+  if ((bit_of(lower) & (kHalfBit | kBFloat16Bit)) == 0) {
+    return {c10::kFloat};
+  }
+  return is_wide_first(schema.name()) ? std::vector{c10::kFloat, lower}
+                                      : std::vector{lower, c10::kFloat};
+}
+
+/// The arguments in a dtype; none if that changes nothing.
+std::optional<std::vector<c10::IValue>> cast_to(const c10::FunctionSchema& schema,
+                                                BoxedArguments arguments, const Caster& caster) {
+  std::vector<c10::IValue> cast;
+  cast.reserve(arguments.size());
+  bool changes = false;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const bool stays = is_kept(schema.arguments()[i]);
+    if (!stays) {
+      visit_tensors(arguments[i],
+                    [&](const at::Tensor& tensor) { changes = changes || caster.wants(tensor); });
+    }
+    cast.push_back(stays ? arguments[i] : cast_value(arguments[i], caster));
+  }
+  return changes ? std::optional(std::move(cast)) : std::nullopt;
+}
+
+// -- Refusals
+
+std::atomic<RefusalReader> g_refusal_reader{nullptr};
+
+/// Calls the op. Returns what it threw, if that may be a refusal of its arguments; null if it ran.
+std::exception_ptr refusal_of(const c10::OperatorHandle& op, c10::DispatchKeySet below,
+                              torch::jit::Stack* stack) {
+  try {
+    op.redispatchBoxed(below, stack);
+    return nullptr;
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::AcceleratorError&) {
+    throw;
+  } catch (const c10::Error&) {
+    return std::current_exception();
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (std::exception& error) {
+    const RefusalReader reader = g_refusal_reader.load(std::memory_order_relaxed);
+    if (reader != nullptr && !reader(error)) {
+      throw;
+    }
+    return std::current_exception();
+  }
+}
+
+/// Version counters of what a call writes: one that has moved tells of an op that refused halfway.
+class WrittenVersions {
+ public:
+  WrittenVersions(const c10::FunctionSchema& schema, BoxedArguments arguments) {
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      if (is_written(schema.arguments()[i])) {
+        visit_tensors(arguments[i], [&](const at::Tensor& tensor) {
+          if (!tensor.is_inference()) {
+            found_.emplace_back(tensor, tensor._version());
+          }
+        });
+      }
+    }
+  }
+
+  bool moved() const {
+    return std::ranges::any_of(
+        found_, [](const auto& written) { return written.first._version() != written.second; });
+  }
+
+ private:
+  std::vector<std::pair<at::Tensor, std::int64_t>> found_;
+};
+
+std::unique_ptr<TracedCall> traced(const c10::FunctionSchema& schema, BoxedArguments arguments,
+                                   PolicyDevice device, c10::ScalarType to) {
+  if (!is_traced()) [[likely]] {
+    return nullptr;
+  }
+  TracedOp op = traced_op(kEveryOp, device);
+  op.name = c10::toString(schema.operator_name());
+  if (op.name.starts_with("aten::")) {
+    op.name.erase(0, std::string_view("aten::").size());
+  }
+  op.policy = OpPolicy::kUnify;
+  auto call = std::make_unique<TracedCall>(std::move(op));
+  for_each_tensor(arguments, [&](const at::Tensor& tensor) { call->see(tensor); });
+  call->see(std::optional(to));
+  return call;
+}
+
+// -- Calls
+
+/// Whether a call comes from inside an op that autograd has recorded, or that is being tried: with
+/// another dtype there, the op's own would be wrong. Only a composite op has calls inside that are
+/// as good as its caller's own.
+thread_local bool t_is_inside = false;
+
+bool is_inside_an_op() {
+  const bool is_below_autograd =
+      c10::impl::tls_local_dispatch_key_set().excluded_.has_any(c10::autograd_dispatch_keyset) &&
+      !c10::InferenceMode::is_enabled();
+  return t_is_inside || is_below_autograd;
+}
+
+class Inside {
+ public:
+  explicit Inside(bool is_inside) : before_(std::exchange(t_is_inside, is_inside)) {}
+  ~Inside() { t_is_inside = before_; }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+  Inside(Inside&&) = delete;
+  Inside& operator=(Inside&&) = delete;
+
+ private:
+  bool before_;
+};
+
+/// A call with arguments of several dtypes.
+class MixedCall {
+ public:
+  MixedCall(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack,
+            PolicyDevice device)
+      : op_(op),
+        below_(below),
+        stack_(stack),
+        device_(device),
+        given_(torch::jit::last(*stack, op.schema().arguments().size()).vec()),
+        base_(stack->size() - given_.size()) {}
+
+  void run() {
+    const Inside inside(!op_.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd));
+    auto signature = signature_of(op_.schema(), below_, given_, lower_);
+    if (signature.has_value()) {
+      const auto known = remembered_cure(*signature);
+      if (known.has_value() && takes(*known)) {
+        return;
+      }
+    }
+    const WrittenVersions versions(op_.schema(), given_);
+    put(given_);
+    const auto refusal = refusal_of(op_, below_, stack_);
+    if (refusal == nullptr) {
+      return;
+    }
+    if (!versions.moved()) {
+      for (const auto to : dtypes_to_try(op_.schema(), given_, device_)) {
+        if (takes(to)) {
+          if (signature.has_value()) {
+            remember_cure(std::move(*signature), to);
+          }
+          return;
+        }
+      }
+    }
+    std::rethrow_exception(refusal);
+  }
+
+ private:
+  void put(BoxedArguments arguments) {
+    stack_->resize(base_);
+    stack_->insert(stack_->end(), arguments.begin(), arguments.end());
+  }
+
+  /// Calls the op with all arguments in a dtype, unless that changes none. Whether it took them.
+  bool takes(c10::ScalarType to) {
+    const auto trace = traced(op_.schema(), given_, device_, to);
+    const auto cast = cast_to(op_.schema(), given_, {to, lower_, device_});
+    if (!cast.has_value()) {
+      return false;
+    }
+    put(*cast);
+    return refusal_of(op_, below_, stack_) == nullptr;
+  }
+
+  const c10::OperatorHandle& op_;
+  c10::DispatchKeySet below_;
+  torch::jit::Stack* stack_;
+  PolicyDevice device_;
+  c10::ScalarType lower_ = region_dtype(device_type(device_));
+  std::vector<c10::IValue> given_;
+  std::size_t base_;
+};
+
+}  // namespace
+
+bool can_unify(const c10::FunctionSchema& schema) {
+  int tensors = 0;
+  bool dispatched = false;
+  for (const auto& argument : schema.arguments()) {
+    const auto& type = *argument.type();
+    if (!reaches_all_tensors(type) ||
+        (is_written(argument) && type.kind() != c10::TypeKind::TensorType)) {
+      return false;
+    }
+    dispatched = dispatched || is_dispatched(argument);
+    if (holds_tensors(type)) {
+      const bool holds_one = type.kind() == c10::TypeKind::TensorType ||
+                             type.isSubtypeOf(*c10::OptionalType::ofTensor());
+      tensors += holds_one ? 1 : 2;
+    }
+  }
+  return dispatched && tensors > 1;
+}
+
+void call_unified(const c10::OperatorHandle& op, c10::DispatchKeySet below,
+                  torch::jit::Stack* stack, PolicyDevice device) {
+  const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
+  if (is_mixed(dtypes_of(arguments, device)) && !is_inside_an_op()) [[unlikely]] {
+    MixedCall(op, below, stack, device).run();
+  } else {
+    op.redispatchBoxed(below, stack);
+  }
+}
+
+void set_refusal_reader(RefusalReader reader) {
+  g_refusal_reader.store(reader, std::memory_order_relaxed);
+}
+
+}  // namespace fastamp::autocast
