@@ -97,12 +97,10 @@ Cast make_cast(const CastSource& source, c10::ScalarType to) {
 }
 
 /// Whether later ops may use a cast that a mode or a transform has seen: it is of the weight's
-/// kind, or a wrapper of torch.func's gradients, which has the cast of the level below inside, or
-/// one of functionalization alone, for whose duration torch caches it, too.
+/// kind, or a wrapper of functionalization alone, for whose duration torch caches it, too.
 bool is_usable_later(const at::Tensor& cast, const CastSource& source) {
   constexpr c10::DispatchKeySet kFunctionalization(c10::DispatchKey::Functionalize);
   return source.path != CallPath::kIntercepted || !was_wrapped(cast, source.tensor) ||
-         is_gradient_wrapper(cast) ||
          !is_intercepted_except(source.tensor.key_set() | kFunctionalization);
 }
 

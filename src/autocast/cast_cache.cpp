@@ -73,24 +73,7 @@ CastCache::Entry* CastCache::find_entry(const at::Tensor& source, c10::ScalarTyp
     return nullptr;
   }
   Entry& entry = entries_[position - 1];
-  if (is_gradient_wrapper(entry.cast)) [[unlikely]] {
-    leave_ended_transforms(entry, source);
-  }
   return is_current(entry, source) ? &entry : nullptr;
-}
-
-void CastCache::leave_ended_transforms(Entry& entry, const at::Tensor& source) {
-  at::Tensor cast = without_ended_wrappers(entry.cast);
-  if (cast.is_same(entry.cast) || entry.cast_version != version_of(entry.cast)) {
-    return;
-  }
-  if (was_wrapped(cast, source) && !is_gradient_wrapper(cast)) {
-    ++entry.cast_version;  // A mode around the transform made it: of no use any more.
-    return;
-  }
-  std::swap(entry.cast, cast);  // The wrapper dies last.
-  entry.cast_version = version_of(entry.cast);
-  entry.made_with_grad = entry.cast.requires_grad() || !entry.required_grad;
 }
 
 at::Tensor CastCache::find(const at::Tensor& source, c10::ScalarType to, CastUse use) {

@@ -85,8 +85,9 @@ enum class CastUse : std::uint8_t {
 /// for nothing. The first such op records it, with the NodeOrder that was reserved when the first
 /// op took the cast, whatever the grad mode was: gradients are then summed in torch's order.
 ///
-/// A cast made inside a gradient transform of torch.func is wrapped for that transform. Once it has
-/// ended, later uses get the cast that is inside, as torch's do.
+/// A transform of torch.func hands autocast a wrapper of each tensor that it is given, even of one
+/// that it does not differentiate. The cast of a wrapper is wrapped for the same transform and ends
+/// with it: no op is given a wrapper after that.
 ///
 /// A cast of a tensor that nothing else holds any more is dropped while others are inserted: a
 /// region may be as long as the program, and cast new leaves in every iteration.
@@ -131,8 +132,6 @@ class CastCache {
   };
 
   Entry* find_entry(const at::Tensor& source, c10::ScalarType to);
-  [[gnu::noinline, gnu::cold]] static void leave_ended_transforms(Entry& entry,
-                                                                  const at::Tensor& source);
   static bool is_current(const Entry& entry, const at::Tensor& source);
   static bool has_usable_history(const Entry& entry, const at::Tensor& source);
   static void give_history(Entry& entry, const at::Tensor& source);

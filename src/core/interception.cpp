@@ -5,15 +5,6 @@
 
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/macros/Export.h>
-
-// <ATen/functorch/DynamicLayer.h> declares these, but includes a header that torch does not ship.
-namespace at::functorch {
-// NOLINTBEGIN(readability-identifier-naming): torch's names
-TORCH_API at::Tensor unwrapIfDead(const at::Tensor& tensor);
-TORCH_API bool isDeadTensorWrapper(const at::Tensor& tensor);
-// NOLINTEND(readability-identifier-naming)
-}  // namespace at::functorch
 
 namespace fastamp {
 
@@ -30,14 +21,6 @@ bool is_intercepted_except(c10::DispatchKeySet keys) {
 bool is_seen_by_modes_alone(const at::Tensor& tensor) {
   return is_ordinary(tensor) && !is_intercepted_except(c10::python_ks) &&
          !tensor._fw_grad(/*level=*/0).defined();
-}
-
-at::Tensor without_ended_wrappers(const at::Tensor& tensor) {
-  at::Tensor inside = tensor;
-  while (is_gradient_wrapper(inside) && at::functorch::isDeadTensorWrapper(inside)) {
-    inside = at::functorch::unwrapIfDead(inside);
-  }
-  return inside;
 }
 
 bool is_observed() {

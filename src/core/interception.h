@@ -80,15 +80,6 @@ inline bool was_wrapped(const at::Tensor& result, const at::Tensor& source) {
   return (result.key_set() - source.key_set()).has_any(detail::kInterceptors);
 }
 
-/// Whether a tensor is what a gradient transform of torch.func puts around another one, one for
-/// each level.
-inline bool is_gradient_wrapper(const at::Tensor& tensor) {
-  return tensor.key_set().has(c10::DispatchKey::FuncTorchGradWrapper);
-}
-
-/// Returns the tensor as ops take it now: inside the wrappers of transforms that have ended.
-at::Tensor without_ended_wrappers(const at::Tensor& tensor);
-
 /// Whether a profiler, or another observer of torch's record_function, watches the ops of this
 /// thread.
 bool is_observed();

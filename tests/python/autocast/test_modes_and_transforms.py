@@ -229,7 +229,7 @@ def test_a_cast_that_a_mode_replaced_stays_inside_it(kept: bool):
         assert not isinstance(torch.mm(x, w), FakeTensor)
 
 
-def test_the_cast_of_an_ended_transform_serves_later_uses():
+def test_a_weight_that_an_ended_transform_has_read_is_cast_once_after_it():
     w = torch.nn.Parameter(torch.randn(8, 8))
     x = torch.randn(2, 8)
     with fastamp.autocast("cpu", dtype=BF16):
@@ -237,3 +237,12 @@ def test_the_cast_of_an_ended_transform_serves_later_uses():
         outs = [torch.mm(x, w), torch.mm(x, w)]
     assert not torch._C._functorch.is_gradtrackingtensor(outs[0])
     assert cast_nodes(w, *outs) == 1
+
+
+def test_a_cast_that_a_mode_around_a_transform_replaced_stays_inside_it():
+    w = torch.nn.Parameter(torch.randn(8, 8))
+    x = torch.ones(2, 8)
+    with fastamp.autocast("cpu", dtype=BF16):
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            func.grad(lambda a: torch.mm(a, w).sum())(x)
+        assert not isinstance(torch.mm(x, w), FakeTensor)

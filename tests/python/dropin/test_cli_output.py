@@ -67,10 +67,10 @@ def test_an_output_that_is_full_is_named(tmp_path: Path):
 
 NAMED = """\
 import torch
-class Größe(torch.nn.Linear):
+class Gr\u00f6\u00dfe(torch.nn.Linear):
     def forward(self, x):
         return super().forward(x) * 1e6
-model = Größe(2, 2)
+model = Gr\u00f6\u00dfe(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 scaler = torch.amp.GradScaler("cpu")
 with torch.autocast("cpu", dtype=torch.float16):
