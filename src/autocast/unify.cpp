@@ -252,20 +252,21 @@ class MixedCall {
         given_(torch::jit::last(*stack, op.schema().arguments().size()).vec()),
         base_(stack->size() - given_.size()) {}
 
-  void run() {
+  /// Returns the dtype to which arguments were cast; none if the op took them as they were.
+  std::optional<c10::ScalarType> run() {
     const Inside inside(!op_.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd));
     auto signature = signature_of(op_.schema(), below_, given_, lower_);
     if (signature.has_value()) {
       const auto known = remembered_cure(*signature);
       if (known.has_value() && takes(*known)) {
-        return;
+        return known;
       }
     }
     const WrittenVersions versions(op_.schema(), given_);
     put(given_);
     const auto refusal = refusal_of(op_, below_, stack_);
     if (refusal == nullptr) {
-      return;
+      return std::nullopt;
     }
     if (!versions.moved()) {
       for (const auto to : dtypes_to_try(op_.schema(), given_, device_)) {
@@ -273,11 +274,32 @@ class MixedCall {
           if (signature.has_value()) {
             remember_cure(std::move(*signature), to);
           }
-          return;
+          return to;
         }
       }
     }
     std::rethrow_exception(refusal);
+  }
+
+  /// The same under torch.jit.trace, whose record of a call that fails is not to be used. So the
+  /// op is asked without the tracer, with copies of what it writes, and then called once.
+  void run_traced() {
+    std::optional<c10::ScalarType> to;
+    {
+      const c10::impl::ExcludeDispatchKeyGuard untraced(c10::DispatchKey::Tracer);
+      torch::jit::Stack asked = given_;
+      for (std::size_t i = 0; i < asked.size(); ++i) {
+        if (is_written(op_.schema().arguments()[i]) && asked[i].isTensor()) {
+          asked[i] = asked[i].toTensor().detach().clone();
+        }
+      }
+      to = MixedCall(op_, below_.remove(c10::DispatchKey::Tracer), &asked, device_).run();
+    }
+    const Inside inside(true);
+    if (!to.has_value() || !takes(*to)) {
+      put(given_);
+      op_.redispatchBoxed(below_, stack_);
+    }
   }
 
  private:
@@ -331,7 +353,12 @@ void call_unified(const c10::OperatorHandle& op, c10::DispatchKeySet below,
                   torch::jit::Stack* stack, PolicyDevice device) {
   const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
   if (is_mixed(dtypes_of(arguments, device)) && !is_inside_an_op()) [[unlikely]] {
-    MixedCall(op, below, stack, device).run();
+    MixedCall call(op, below, stack, device);
+    if (below.has(c10::DispatchKey::Tracer)) {
+      call.run_traced();
+    } else {
+      call.run();
+    }
   } else {
     op.redispatchBoxed(below, stack);
   }

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import fastamp._C as _C
-from fastamp._dynamo import compiler
-from fastamp._policy.table import OpTableRow, change_op_policies, op_table, table_hash
+from fastamp._policy.table import OpTableRow, change_op_policies, op_table, table_changed
 from fastamp._util.held import Held
 
 __all__ = ["Preset", "copy_from", "preset", "preset_policies"]
@@ -66,7 +65,7 @@ class Preset(Held):
         for row in before:
             for device in self._devices if row.op in now else ():
                 _C.set_op_policy(_exact(row.op), getattr(row, device), device)
-        compiler.policies_changed(table_hash())
+        table_changed()
 
     def __repr__(self) -> str:
         """Names the preset."""
@@ -121,7 +120,7 @@ def preset(name: str, device: str | None = None) -> Preset:
     for each, of_device in policies.items():
         for op, policy in of_device.items():
             _C.set_op_policy(op, policy, each)
-    compiler.policies_changed(table_hash())
+    table_changed()
     return Preset(name, before, policies)
 
 

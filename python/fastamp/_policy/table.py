@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import fastamp._C as _C
-from fastamp._dynamo import compiler
+from fastamp._dynamo import carried_state, compiler
 
 __all__ = [
     "LOWERING",
@@ -84,13 +84,13 @@ def set_op_policy(name: str, policy: str, device: str | None = None) -> None:
             changed then.
     """
     _C.set_op_policy(name, policy, device)
-    compiler.policies_changed(table_hash())
+    table_changed()
 
 
 def reset_op_policies() -> None:
     """Undoes every edit made by :func:`set`."""
     _C.reset_op_policies()
-    compiler.policies_changed(table_hash())
+    table_changed()
 
 
 def register_op(name: str, policy: str, device: str | None = None) -> None:
@@ -118,7 +118,7 @@ def register_op(name: str, policy: str, device: str | None = None) -> None:
             it cannot carry the policy. Nothing is changed then.
     """
     _C.register_op(name, policy, device)
-    compiler.policies_changed(table_hash())
+    table_changed()
 
 
 def unregister_op(name: str) -> None:
@@ -130,7 +130,7 @@ def unregister_op(name: str) -> None:
         ValueError: :func:`register_op` did not add it.
     """
     _C.unregister_op(name)
-    compiler.policies_changed(table_hash())
+    table_changed()
 
 
 def change_op_policies(edits: Sequence[tuple[str, str]], device: str) -> None:
@@ -143,7 +143,13 @@ def change_op_policies(edits: Sequence[tuple[str, str]], device: str) -> None:
     for name, policy in edits:
         _C.set_op_policy(name, policy, device)
     if edits:
-        compiler.policies_changed(table_hash())
+        table_changed()
+
+
+def table_changed() -> None:
+    """Has compiled code follow the table as it is now."""
+    carried_state.set_unifying(any(row.op == "*" for row in op_table()))
+    compiler.policies_changed(table_hash())
 
 
 #: The ops of the table as built.

@@ -76,7 +76,7 @@ TEST_CASE("op_policy_preset: one device, and refusals", "[autocast]") {
   }
   const auto size = fastamp::op_table().size();
   CHECK(error_text<c10::ValueError>([] { op_policy_preset("od"); }) ==
-        "op_policy_preset: expected name to be one of torch, cuda, OD, wide, supported, "
+        "op_policy_preset: expected name to be one of torch, cuda, OD, wide, supported, unify, "
         "got 'od'.");
   CHECK(error_text<c10::ValueError>([] {
           op_policy_preset("wide", c10::kMPS);

@@ -17,7 +17,7 @@ import fastamp
 from support.autocast_state import cuda_state, fastamp_state
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-NAMES = ("torch", "cuda", "OD", "wide", "supported")
+NAMES = ("torch", "cuda", "OD", "wide", "supported", "unify")
 
 
 @pytest.fixture(autouse=True)
@@ -211,7 +211,8 @@ def test_gradients_under_od_are_those_of_float32_where_nothing_is_lowered():
 )
 def test_an_unknown_preset_or_device_changes_nothing(call: Any):
     before = fastamp_state()
-    with pytest.raises(ValueError, match="one of torch, cuda, OD, wide, supported, got 'od'"):
+    names = "one of torch, cuda, OD, wide, supported, unify, got 'od'"
+    with pytest.raises(ValueError, match=names):
         call("od")
     with pytest.raises(ValueError, match="device to be 'cpu' or 'cuda', got 'xpu'"):
         call("OD", "xpu")

@@ -176,9 +176,12 @@ REFUSED: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.usefixtures("unify")
 def test_what_no_cast_cures_is_refused_in_torchs_words(name: str):
-    with torch_kernels(), torch.autocast("cpu", dtype=BF16):
-        with pytest.raises(Exception) as theirs:  # noqa: PT011 (whatever torch raises)
-            REFUSED[name]()
+    with (
+        torch_kernels(),
+        torch.autocast("cpu", dtype=BF16),
+        pytest.raises(Exception) as theirs,  # noqa: PT011 (whatever torch raises)
+    ):
+        REFUSED[name]()
     with region(), pytest.raises(theirs.type) as ours:
         REFUSED[name]()
     assert type(ours.value) is theirs.type
@@ -388,9 +391,9 @@ def _raises(a: torch.Tensor, b: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 @pytest.fixture
-def called() -> Iterator[list[tuple[torch.dtype, ...]]]:
+def called() -> list[tuple[torch.dtype, ...]]:
     CALLS.clear()
-    yield CALLS
+    return CALLS
 
 
 @pytest.mark.usefixtures("unify")
@@ -442,7 +445,7 @@ def test_ops_that_are_defined_later_are_reached_in_the_next_region():
         assert torch.ops.fastamp_unify.late(randn(4), randn(4, dtype=BF16)).dtype == BF16
 
 
-def test_one_op_of_a_library(called: list[Any]):
+def test_one_op_of_a_library():
     fastamp.policies.register_op("fastamp_unify::product", "unify")
     try:
         a, b = randn(4), randn(4, dtype=BF16)
@@ -551,3 +554,28 @@ def test_transforms():
     assert gradient.dtype == FP32
     assert torch.equal(gradient, torch.full((3, 4), 0.5))
     assert tangent.dtype == BF16
+
+
+def programs(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    with torch.autocast("cpu", dtype=BF16):
+        out = torch.zeros(4, 4)
+        out[ROWS] = y[:2]
+        return torch.lerp(x, y, 0.5) * 2, out, x.index_add(0, ROWS, y[:2]), x + y
+
+
+COMPILERS: dict[str, Callable[..., Any]] = {
+    "trace": lambda *args: torch.jit.trace(programs, args, check_trace=False),
+    "compile": lambda *_: torch.compile(programs, backend="aot_eager", fullgraph=True),
+}
+
+
+@pytest.mark.usefixtures("unify")
+@pytest.mark.parametrize("name", COMPILERS)
+def test_traced_code_has_the_casts_and_compiled_code_runs_eagerly(name: str):
+    given = randn(4, 4), randn(4, 4, dtype=BF16)
+    expected = programs(*given)
+    compiled = COMPILERS[name](*given)
+    found = compiled(*given)
+    for x, y in zip(found, expected, strict=True):
+        assert x.dtype == y.dtype
+        assert torch.equal(x, y)
