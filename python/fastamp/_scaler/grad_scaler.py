@@ -248,9 +248,10 @@ class GradScaler(ScalerState):
 
         At the end of the block gradients are unscaled; if one of them is inf or NaN, all are 0, and
         those of further passes too, so that nothing moves by them. It counts as an overflow of the
-        iteration: ``step`` is skipped, and ``update`` lowers the scale. There may be any number of passes, and no ``step``
-        after them, as in a closure of ``LBFGS``. Begin each, and what follows, with ``zero_grad``.
-        Waits for nothing on CUDA; sets gradients to 0 by one small kernel each.
+        iteration: ``step`` is skipped, and ``update`` lowers the scale. There may be any number of
+        passes, and no ``step`` after them, as in a closure of ``LBFGS``. Begin each, and what
+        follows, with ``zero_grad``. Waits for nothing on CUDA; sets gradients to 0 by one small
+        kernel each.
 
         Args:
             optimizer: As for :meth:`unscale_`. Those of other optimizers stay scaled.
