@@ -64,7 +64,7 @@ BY_USE = {
     "cpp": "cmake_prefix_path include_path",
 }
 # What search finds in pages that begin so, against 1 of others; a title that matches counts 1000.
-RANKS = {"cpp/": 0.001, "changelog": 0.01, "contributing": 0.01, "testing": 0.01, "api_": 20.0}
+RANKS = {"cpp/": 0.001, "changelog": 0.01, "contributing": 0.01, "testing": 0.01, "examples": 0.1}
 # Names of fastamp's that are mirrors of torch's modules, or have nothing to say.
 NOT_ON_A_PAGE = {"amp", "cpu", "__version__"}
 
