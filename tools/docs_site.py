@@ -63,6 +63,8 @@ BY_USE = {
     "cuda": "graphed_step",
     "cpp": "cmake_prefix_path include_path",
 }
+# What search finds in pages that begin so, against 1 of others; a title that matches counts 1000.
+RANKS = {"cpp/": 0.001, "changelog": 0.01, "contributing": 0.01, "testing": 0.01, "examples": 0.1}
 # Names of fastamp's that are mirrors of torch's modules, or have nothing to say.
 NOT_ON_A_PAGE = {"amp", "cpu", "__version__"}
 
@@ -256,8 +258,9 @@ def mend_search(text: str) -> str:
     index = json.loads(text[start:].rstrip().rstrip(";"))
     found = [doc for doc in index["docs"] if "_source.html" not in doc["location"]]
     for doc in found:
-        if doc["location"].startswith("cpp/"):
-            doc["boost"] = 0.5
+        ranks = [rank for start_of, rank in RANKS.items() if doc["location"].startswith(start_of)]
+        if ranks:
+            doc["boost"] = ranks[0]
     return text[:start] + json.dumps({**index, "docs": found}, separators=(",", ":"))
 
 

@@ -84,7 +84,7 @@ def test_marks_of_docstrings_are_taken_out_of_pages(tmp_path: Path):
     index = json.loads((tmp_path / "search_index.json").read_text())["docs"]
     assert index == [
         {"location": "optim.html", "text": "as <code>Rows</code>"},
-        {"location": "cpp/sgd_8h.html", "text": "SGD", "boost": 0.5},
+        {"location": "cpp/sgd_8h.html", "text": "SGD", "boost": 0.001},
     ]
     script = (tmp_path / "search_index.js").read_text()
     assert json.loads(script.removeprefix("var __index = "))["docs"] == index
