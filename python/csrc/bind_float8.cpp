@@ -5,12 +5,13 @@
 #include "float8/dynamo_guard_state.h"
 #include "float8/exclusions.h"
 #include "float8/float8_cast.h"
+#include "float8/linear.h"
 #include "float8/plan.h"
 #include "float8/recipe.h"
-#include "float8/shards.h"
 #include "trace/trace_text.h"
 
 #include <fastamp/autocast/float8.h>
+#include <fastamp/autocast/float8_plan.h>
 
 #include <c10/core/Device.h>
 #include <pybind11/stl.h>

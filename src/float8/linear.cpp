@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ops that a recipe runs in fp8. Each is brought into one form, x times a weight, plus a bias.
+#include "float8/linear.h"
+
 #include "autocast/cast_node.h"
 #include "autocast/cast_source.h"
 #include "autocast/float8_interface.h"
@@ -11,7 +13,6 @@
 #include "float8/plan.h"
 #include "float8/product.h"
 #include "float8/recipe.h"
-#include "float8/shards.h"
 #include "float8/weight_casts.h"
 #include "trace/events.h"
 

@@ -18,7 +18,7 @@ struct Float8Operands {
   bool weight_is_transposed;  ///< As `mm` takes it: [K, N].
 };
 
-/// Makes a float8_amax() that of a whole tensor, in place, on each of the ranks that hold its parts.
+/// Makes a float8_amax() that of a whole tensor, in place, on all ranks that hold its parts.
 using AgreeOnAmax = std::function<void(const at::Tensor& amax)>;
 
 /// Records in autograd that `y`, which has no history yet, is the product of these operands. Keeps
