@@ -4,11 +4,14 @@
 #include "float8/decision.h"
 #include "float8/dynamo_guard_state.h"
 #include "float8/exclusions.h"
+#include "float8/float8_cast.h"
+#include "float8/linear.h"
 #include "float8/plan.h"
 #include "float8/recipe.h"
 #include "trace/trace_text.h"
 
 #include <fastamp/autocast/float8.h>
+#include <fastamp/autocast/float8_plan.h>
 
 #include <c10/core/Device.h>
 #include <pybind11/stl.h>
@@ -16,6 +19,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -138,6 +142,7 @@ struct PythonQuestion {
 using IsTraced = PythonQuestion<0>;
 using IsParameter = PythonQuestion<1>;
 using IsExcluded = PythonQuestion<2>;
+using IsPart = PythonQuestion<3>;
 
 void set_python_tensors(const py::object& is_traced, const py::object& is_parameter,
                         const py::object& is_excluded) {
@@ -147,6 +152,86 @@ void set_python_tensors(const py::object& is_traced, const py::object& is_parame
   autocast::set_python_tensors({.is_traced = IsTraced::ask,
                                 .is_parameter = IsParameter::ask,
                                 .is_excluded = IsExcluded::ask});
+}
+
+/// Python's linear layer of parts; never released, as the functions above.
+PyObject* g_linear_of_parts = nullptr;
+
+at::Tensor linear_of_parts_in_python(const autocast::Float8Setting& setting, const at::Tensor& x,
+                                     const at::Tensor& weight, const at::Tensor& bias) {
+  const py::gil_scoped_acquire gil;
+  const auto given = bias.defined() ? std::optional(bias) : std::nullopt;
+  const py::object y = py::handle(g_linear_of_parts)(setting.number, x, weight, given);
+  return y.is_none() ? at::Tensor() : y.cast<at::Tensor>();
+}
+
+void set_linear_of_parts(const py::object& is_part, const py::object& run) {
+  IsPart::function = is_part.inc_ref().ptr();
+  g_linear_of_parts = run.inc_ref().ptr();
+  autocast::set_linear_of_parts({.is_part = IsPart::ask, .run = linear_of_parts_in_python});
+}
+
+/// A Python function that any thread may call and forget.
+autocast::AgreeOnAmax to_agree(const py::object& function) {
+  if (function.is_none()) {
+    return {};
+  }
+  const std::shared_ptr<PyObject> held(function.inc_ref().ptr(), [](PyObject* object) {
+    const py::gil_scoped_acquire gil;
+    Py_DECREF(object);
+  });
+  return [held](const at::Tensor& amax) {
+    const py::gil_scoped_acquire gil;
+    py::handle(held.get())(amax);
+  };
+}
+
+using MaybeTensor = std::optional<at::Tensor>;
+
+at::Tensor linear_of_parts(std::uint32_t number, const at::Tensor& x, const at::Tensor& weight,
+                           const MaybeTensor& bias, const MaybeTensor& x_amax,
+                           const MaybeTensor& weight_amax,
+                           const std::optional<std::pair<at::Tensor, at::Tensor>>& weight_cast,
+                           bool adds_bias, const py::object& agree) {
+  autocast::Float8Parts parts{.x_amax = x_amax.value_or(at::Tensor()),
+                              .weight_amax = weight_amax.value_or(at::Tensor()),
+                              .weight = {},
+                              .adds_bias = adds_bias,
+                              .agree = to_agree(agree)};
+  if (weight_cast.has_value()) {
+    parts.weight.rows = weight_cast->first;
+    parts.weight.inverse_scale = weight_cast->second;
+  }
+  const py::gil_scoped_release no_gil;
+  return autocast::float8_linear_of_parts(*autocast::float8_setting_numbered(number), x, weight,
+                                          bias.value_or(at::Tensor()), parts);
+}
+
+/// Whether a region with the recipe multiplies by such a weight in fp8.
+bool runs_in_float8(const Float8Fields& fields, const at::Tensor& weight) {
+  const auto& setting =
+      *autocast::float8_setting("float8.Recipe", to_recipe(fields), c10::kBFloat16);
+  if (weight.dim() != 2 || !setting.runs(autocast::Float8Op::linear) ||
+      autocast::is_excluded_from_float8(weight)) {
+    return false;
+  }
+  Float8Recipe recipe = to_recipe(fields);
+  if (!weight.device().is_cuda() && !recipe.small_size().has_value()) {
+    recipe.small_size(0, 0);  // A plan is for GPUs.
+  }
+  const Float8Shape shape{.m = 1,
+                          .k = weight.size(1),
+                          .n = weight.size(0),
+                          .x_dtype = c10::kBFloat16,
+                          .weight_dtype = weight.scalar_type()};
+  return float8_plan({shape}, recipe).front().float8 == "float8";
+}
+
+/// The rows of a part in fp8, and the inverse of the whole's scale.
+std::pair<at::Tensor, at::Tensor> cast_part(const at::Tensor& matrix, const at::Tensor& amax,
+                                            c10::ScalarType to) {
+  const auto cast = autocast::cast_part_to_float8(matrix, amax, to, {.rows = true});
+  return {cast.rows, cast.inverse_scale};
 }
 
 }  // namespace
@@ -165,6 +250,11 @@ void bind_float8(py::module_& module) {
   module.def("set_float8_numbers", set_thread_numbers);
   module.def("can_mirror_float8", autocast::can_mirror_float8);
   module.def("set_python_tensors", set_python_tensors);
+  module.def("set_float8_linear_of_parts", set_linear_of_parts);
+  module.def("float8_linear_of_parts", torch::wrap_pybind_function(linear_of_parts));
+  module.def("runs_in_float8", torch::wrap_pybind_function(runs_in_float8));
+  module.def("float8_amax", torch::wrap_pybind_function(autocast::float8_amax));
+  module.def("cast_part_to_float8", torch::wrap_pybind_function(cast_part));
   module.def("is_excluded_from_float8", autocast::is_excluded_from_float8);
   module.def("are_weights_excluded_from_float8", autocast::are_weights_excluded_from_float8);
   module.def("exclude_from_float8", autocast::exclude_from_float8);

@@ -23,7 +23,9 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <utility>
 
@@ -72,13 +74,18 @@ Float8Cast allocate(const at::Tensor& matrix, c10::ScalarType to, Float8Wanted w
   return out;
 }
 
-Float8Cast cast_on_cpu(const at::Tensor& given, c10::ScalarType to, Float8Wanted wanted) {
+/// @param amax  Of the tensor that this is a part of; null if it is no part.
+Float8Cast cast_on_cpu(const at::Tensor& given, c10::ScalarType to, Float8Wanted wanted,
+                       const float* amax = nullptr) {
   const auto matrix = given.expect_contiguous();
   const auto rows = matrix->size(0);
   Float8Cast out = allocate(*matrix, to, wanted);
   const void* in = matrix->const_data_ptr();
   const auto from = matrix->scalar_type();
-  const auto range = kernels::cpu::float8_range(in, from, matrix->numel());
+  auto range = kernels::cpu::float8_range(in, from, matrix->numel());
+  if (amax != nullptr) {
+    range.amax = std::bit_cast<std::uint32_t>(*amax);
+  }
   const float inverse = kernels::cpu::float8_cast({
       .in = in,
       .from = from,
@@ -190,6 +197,38 @@ at::Tensor column_sums_by_ops(const at::Tensor& matrix) {
   return sums.sum({0}, /*keepdim=*/false, c10::kDouble).to(c10::kFloat);
 }
 
+at::Tensor amax_by_ops(const at::Tensor& tensor, const at::Tensor& is_finite) {
+  return at::_ops::where_ScalarOther::call(is_finite, tensor.abs(), 0).amax();
+}
+
+/// @param whole_amax  Of the tensor that this is a part of; undefined if it is no part.
+Float8Cast cast_by_ops(const at::Tensor& matrix, c10::ScalarType to, Float8Wanted wanted,
+                       const at::Tensor& whole_amax = {}) {
+  const bool is_e4m3 = to == c10::kFloat8_e4m3fn;
+  const auto top =
+      is_e4m3 ? Float8Format<c10::Float8_e4m3fn>::kTop : Float8Format<c10::Float8_e5m2>::kTop;
+  const at::Tensor is_finite = at::_ops::isfinite::call(matrix);
+  const at::Tensor amax = whole_amax.defined() ? whole_amax : amax_by_ops(matrix, is_finite);
+  const at::Tensor exponent = exponent_by_ops(amax, top);
+  at::Tensor scaled = matrix.to(c10::kFloat) * power_of_two(exponent);
+  if (is_e4m3) {  // Later versions of torch cast inf to the largest value.
+    scaled = at::_ops::where_ScalarOther::call(is_finite, scaled,
+                                               std::numeric_limits<float>::quiet_NaN());
+  }
+  Float8Cast out;
+  out.inverse_scale = power_of_two(exponent.neg().add(254));
+  if (wanted.rows) {
+    out.rows = scaled.to(to).contiguous();
+  }
+  if (wanted.columns) {
+    out.columns = padded_by_ops(scaled).to(to).t().contiguous();
+  }
+  if (wanted.column_sums) {
+    out.column_sums = column_sums_by_ops(matrix);
+  }
+  return out;
+}
+
 constexpr auto kHeaderBytes = static_cast<std::int64_t>(kernels::kFloat8HeaderBytes);
 
 /// Another tensor over the memory of `bytes`, no view of it.
@@ -238,29 +277,7 @@ void refresh_on_cuda(const CudaEntries& entries) {
 
 Float8Cast cast_to_float8_by_ops(const at::Tensor& matrix, c10::ScalarType to,
                                  Float8Wanted wanted) {
-  const bool is_e4m3 = to == c10::kFloat8_e4m3fn;
-  const auto top =
-      is_e4m3 ? Float8Format<c10::Float8_e4m3fn>::kTop : Float8Format<c10::Float8_e5m2>::kTop;
-  const at::Tensor is_finite = at::_ops::isfinite::call(matrix);
-  const at::Tensor amax = at::_ops::where_ScalarOther::call(is_finite, matrix.abs(), 0).amax();
-  const at::Tensor exponent = exponent_by_ops(amax, top);
-  at::Tensor scaled = matrix.to(c10::kFloat) * power_of_two(exponent);
-  if (is_e4m3) {  // Later versions of torch cast inf to the largest value.
-    scaled = at::_ops::where_ScalarOther::call(is_finite, scaled,
-                                               std::numeric_limits<float>::quiet_NaN());
-  }
-  Float8Cast out;
-  out.inverse_scale = power_of_two(exponent.neg().add(254));
-  if (wanted.rows) {
-    out.rows = scaled.to(to).contiguous();
-  }
-  if (wanted.columns) {
-    out.columns = padded_by_ops(scaled).to(to).t().contiguous();
-  }
-  if (wanted.column_sums) {
-    out.column_sums = column_sums_by_ops(matrix);
-  }
-  return out;
+  return cast_by_ops(matrix, to, wanted);
 }
 
 at::Tensor float8_columns(const at::Tensor& rows) { return padded_by_ops(rows).t().contiguous(); }
@@ -282,6 +299,28 @@ Float8Cast cast_to_float8(const at::Tensor& matrix, c10::ScalarType to, Float8Wa
     return cast_on_cuda(*cuda, matrix, to, wanted);
   }
   return cast_to_float8_by_ops(matrix, to, wanted);
+}
+
+at::Tensor float8_amax(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) {
+    return at::zeros({}, tensor.options().dtype(c10::kFloat));
+  }
+  if (!tensor.is_cpu() || !is_ordinary(tensor) || is_intercepted()) {
+    return amax_by_ops(tensor, at::_ops::isfinite::call(tensor)).to(c10::kFloat);
+  }
+  const auto dense = tensor.expect_contiguous();
+  const auto range =
+      kernels::cpu::float8_range(dense->const_data_ptr(), dense->scalar_type(), dense->numel());
+  at::Tensor amax = empty_on(tensor.device(), {}, c10::kFloat);
+  *amax.mutable_data_ptr<float>() = std::bit_cast<float>(range.amax);
+  return amax;
+}
+
+Float8Cast cast_part_to_float8(const at::Tensor& matrix, const at::Tensor& amax, c10::ScalarType to,
+                               Float8Wanted wanted) {
+  const bool is_plain = matrix.is_cpu() && is_ordinary(matrix) && !is_intercepted();
+  return is_plain ? cast_on_cpu(matrix, to, wanted, amax.const_data_ptr<float>())
+                  : cast_by_ops(matrix, to, wanted, amax);
 }
 
 std::vector<Float8Cast> cast_all_to_float8(const std::vector<Float8CastRequest>& requests,

@@ -34,6 +34,15 @@ struct Float8Cast {
 FASTAMP_API Float8Cast cast_to_float8(const at::Tensor& matrix, c10::ScalarType to,
                                       Float8Wanted wanted);
 
+/// The largest finite magnitude of a tensor of such a dtype, which decides its scale: float32,
+/// without dimensions; 0 if there is none. As cast_to_float8() otherwise.
+FASTAMP_API at::Tensor float8_amax(const at::Tensor& tensor);
+
+/// The cast of a part of a larger tensor, with the scale of the whole: `amax` is the whole's
+/// float8_amax(). On CUDA by torch's ops, since the kernel there finds the range of what it casts.
+FASTAMP_API Float8Cast cast_part_to_float8(const at::Tensor& matrix, const at::Tensor& amax,
+                                           c10::ScalarType to, Float8Wanted wanted);
+
 /// A matrix to be cast, and what is wanted of it.
 struct Float8CastRequest {
   at::Tensor matrix;

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ops that a recipe runs in fp8. Each is brought into one form, x times a weight, plus a bias.
+#include "float8/linear.h"
+
 #include "autocast/cast_node.h"
 #include "autocast/cast_source.h"
 #include "autocast/float8_interface.h"
 #include "core/dtypes.h"
+#include "core/interception.h"
 #include "float8/decision.h"
 #include "float8/float8_cast_cache.h"
 #include "float8/linear_backward.h"
@@ -159,9 +162,35 @@ Float8Path path_of(const Float8Operands& operands) {
   return is_traced_backward ? Float8Path::kBaseDtype : path;
 }
 
+/// The cast of x, alone or with the scale of the tensor that it is a part of.
+Float8Cast cast_x_or_part(const at::Tensor& x, Float8Path path, c10::ScalarType to,
+                          Float8Wanted wanted, const at::Tensor& amax) {
+  if (!amax.defined()) {
+    return cast_x(x, path, to, wanted);
+  }
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  Float8Cast cast = cast_part_to_float8(as_matrix(x), amax, to, wanted);
+  note_float8_cast(CastEvent::kOtherCast, cast);
+  return cast;
+}
+
+/// The cast of the weight as [N, K]: as it came, or made here.
+Float8Cast cast_weight_or_part(const Float8Operands& operands, const WeightSource& source,
+                               c10::ScalarType to, Float8Wanted wanted, const Float8Parts& parts) {
+  if (parts.weight.rows.defined()) {
+    return parts.weight;
+  }
+  if (!parts.weight_amax.defined()) {
+    return cast_operand(operands, source, to, wanted);
+  }
+  Float8Cast cast = cast_part_to_float8(operands.weight, parts.weight_amax, to, wanted);
+  note_float8_cast(CastEvent::kOtherCast, cast);
+  return cast;
+}
+
 /// Casts, multiplies and records.
 at::Tensor run_product(const Float8Setting& setting, const Float8Operands& operands,
-                       const WeightSource& source, Float8Path path) {
+                       const WeightSource& source, Float8Path path, const Float8Parts& parts = {}) {
   const auto& [x, weight, bias, is_transposed] = operands;
   const bool saves_x = is_recorded(weight);
   const bool saves_weight = is_recorded(x);
@@ -172,16 +201,17 @@ at::Tensor run_product(const Float8Setting& setting, const Float8Operands& opera
   const Float8Wanted of_weight{.rows = true, .columns = saves_weight && transposes};
   // Casts that outlive the call are of plain tensors.
   const WeightSource keeps = path == Float8Path::kKernels ? source : WeightSource();
-  Float8Cast x_cast = cast_x(x, path, setting.forward_dtype, of_x);
+  Float8Cast x_cast = cast_x_or_part(x, path, setting.forward_dtype, of_x, parts.x_amax);
   Float8Cast weight_cast;
   at::Tensor y;
   {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    weight_cast = cast_operand(operands, keeps, setting.forward_dtype, of_weight);
+    weight_cast = cast_weight_or_part(operands, keeps, setting.forward_dtype, of_weight, parts);
     auto sizes = x.sym_sizes().vec();
     sizes.back() = weight.sym_size(is_transposed ? 1 : 0);
+    const bool adds_bias = bias.defined() && parts.adds_bias;
     y = float8_product(rows_of(x_cast), rows_of(weight_cast),
-                       bias.defined() ? std::optional(bias.to(setting.base_dtype)) : std::nullopt,
+                       adds_bias ? std::optional(bias.to(setting.base_dtype)) : std::nullopt,
                        setting.base_dtype, setting.fast_accumulate[0])
             .reshape_symint(sizes);
   }
@@ -194,8 +224,30 @@ at::Tensor run_product(const Float8Setting& setting, const Float8Operands& opera
       weight_cast.columns = at::Tensor();
     }
     record_float8_product(operands, setting, saves_x ? x_cast : Float8Cast(),
-                          saves_weight ? weight_cast : Float8Cast(), y);
+                          saves_weight ? weight_cast : Float8Cast(), y, parts.agree);
   }
+  return y;
+}
+
+LinearOfParts g_linear_of_parts{nullptr, nullptr};
+
+/// Returns whether Python may run the product on each rank's part.
+bool is_of_parts(Float8Op op, const Float8Operands& operands) {
+  return op == Float8Op::linear && g_linear_of_parts.run != nullptr &&
+         operands.weight.key_set().has(c10::DispatchKey::Python) && !is_intercepted() &&
+         g_linear_of_parts.is_part(operands.weight);
+}
+
+/// Runs each rank's part; decided by the sizes of the whole, so that ranks agree.
+at::Tensor run_parts(PolicyDevice device, const Float8Setting& setting, Float8Op op,
+                     const Float8Operands& operands) {
+  auto outcome = outcome_of(device, setting, op, operands, Float8Path::kAten, {});
+  at::Tensor y;
+  if (outcome == Float8Outcome::kRan) {
+    y = g_linear_of_parts.run(setting, operands.x, operands.weight, operands.bias);
+    outcome = y.defined() ? outcome : Float8Outcome::kIntercepted;
+  }
+  note_float8(outcome);
   return y;
 }
 
@@ -213,6 +265,9 @@ at::Tensor float8_linear(PolicyDevice device, const Float8Setting& setting, Floa
                          const Float8Operands& operands) {
   auto* const calls = Float8Calls::current();
   const Float8Path path = calls == nullptr ? path_of(operands) : path_in_plan(operands);
+  if (path == Float8Path::kBaseDtype && calls == nullptr && is_of_parts(op, operands)) {
+    return run_parts(device, setting, op, operands);
+  }
   const auto source =
       path == Float8Path::kBaseDtype ? WeightSource() : source_of(operands.weight, path);
   const auto outcome = outcome_of(device, setting, op, operands, path, source);
@@ -226,6 +281,14 @@ at::Tensor float8_linear(PolicyDevice device, const Float8Setting& setting, Floa
 }
 
 }  // namespace
+
+at::Tensor float8_linear_of_parts(const Float8Setting& setting, const at::Tensor& x,
+                                  const at::Tensor& weight, const at::Tensor& bias,
+                                  const Float8Parts& parts) {
+  return run_product(setting, {x, weight, bias, false}, {}, Float8Path::kKernels, parts);
+}
+
+void set_linear_of_parts(LinearOfParts functions) { g_linear_of_parts = functions; }
 
 at::Tensor run_in_float8(OpTag<OpId::linear> /*op*/, PolicyDevice device,
                          const Float8Setting& setting, const at::Tensor& x,

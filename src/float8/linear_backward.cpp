@@ -75,10 +75,12 @@ class LinearFloat8Backward final : public autograd::Node {
   static constexpr std::size_t kBias = 2;
 
   LinearFloat8Backward(Shape shape, const Float8Setting& setting, const Float8Cast& x,
-                       const Float8Cast& weight)
+                       const Float8Cast& weight, AgreeOnAmax agree)
       : shape_(std::move(shape)),
         setting_(setting),
-        are_columns_(x.columns.defined() || weight.columns.defined()) {
+        agree_(std::move(agree)),
+        x_has_columns_(x.columns.defined()),
+        weight_has_columns_(weight.columns.defined()) {
     x_ = saved(x);
     x_inverse_ = saved(x.inverse_scale);
     weight_ = saved(weight);
@@ -141,8 +143,18 @@ class LinearFloat8Backward final : public autograd::Node {
     return out;
   }
 
-  at::Tensor columns(const at::Tensor& saved) const {
-    return are_columns_ ? saved : float8_columns(saved);
+  static at::Tensor columns(const at::Tensor& saved, bool has_columns) {
+    return has_columns ? saved : float8_columns(saved);
+  }
+
+  /// The gradient of y in fp8.
+  Float8Cast cast(const at::Tensor& grad, Float8Wanted wanted) const {
+    if (!agree_) {
+      return cast_to_float8(grad, setting_.grad_dtype, wanted);
+    }
+    const at::Tensor amax = float8_amax(grad);
+    agree_(amax);
+    return cast_part_to_float8(grad, amax, setting_.grad_dtype, wanted);
   }
 
   void differentiate(const at::Tensor& grad, const Saved& saved, autograd::variable_list& out) {
@@ -156,21 +168,20 @@ class LinearFloat8Backward final : public autograd::Node {
       }
       return;
     }
-    const Float8Cast cast =
-        cast_to_float8(matrix, setting_.grad_dtype,
-                       {.rows = wants_x, .columns = wants_weight, .column_sums = wants_bias});
+    const Float8Cast grads =
+        cast(matrix, {.rows = wants_x, .columns = wants_weight, .column_sums = wants_bias});
     if (wants_x) {
-      const at::Tensor weight = columns(saved.weight.columns);
-      out[kX] = float8_product(rows_of(cast), {weight, saved.weight.inverse_scale}, std::nullopt,
+      const at::Tensor weight = columns(saved.weight.columns, weight_has_columns_);
+      out[kX] = float8_product(rows_of(grads), {weight, saved.weight.inverse_scale}, std::nullopt,
                                shape_.x_dtype, setting_.fast_accumulate[1])
                     .reshape_symint(shape_.x_sizes);
     }
     if (wants_weight) {
-      const at::Tensor x = columns(saved.x.columns);
-      out[kWeight] = weight_gradient(columns_of(cast), {x, saved.x.inverse_scale});
+      const at::Tensor x = columns(saved.x.columns, x_has_columns_);
+      out[kWeight] = weight_gradient(columns_of(grads), {x, saved.x.inverse_scale});
     }
     if (wants_bias) {
-      out[kBias] = cast.column_sums.to(shape_.bias_dtype);
+      out[kBias] = grads.column_sums.to(shape_.bias_dtype);
     }
   }
 
@@ -197,17 +208,21 @@ class LinearFloat8Backward final : public autograd::Node {
 
   Shape shape_;
   const Float8Setting& setting_;  // Interned: lives as long as the process.
+  AgreeOnAmax agree_;
+  // Else rows are saved: of a product that was traced, and of a weight that came in fp8.
+  bool x_has_columns_;
+  bool weight_has_columns_;
   autograd::SavedVariable x_;
   autograd::SavedVariable x_inverse_;
   autograd::SavedVariable weight_;
   autograd::SavedVariable weight_inverse_;
-  bool are_columns_;  ///< What is saved of both; else rows, of a product that was traced.
 };
 
 }  // namespace
 
 void record_float8_product(const Float8Operands& operands, const Float8Setting& setting,
-                           const Float8Cast& x, const Float8Cast& weight, const at::Tensor& y) {
+                           const Float8Cast& x, const Float8Cast& weight, const at::Tensor& y,
+                           AgreeOnAmax agree) {
   const at::Tensor& bias = operands.bias;
   const NodePtr node = make_node<LinearFloat8Backward>(
       Shape{.x_sizes = operands.x.sym_sizes().vec(),
@@ -216,7 +231,7 @@ void record_float8_product(const Float8Operands& operands, const Float8Setting& 
             .bias_dtype = bias.defined() ? bias.scalar_type() : c10::ScalarType::Undefined,
             .weight_is_transposed = operands.weight_is_transposed,
             .weight_is_column_major = operands.weight.sym_stride(0) == 1},
-      setting, x, weight);
+      setting, x, weight, std::move(agree));
   node->set_next_edges(autograd::collect_next_edges(operands.x, operands.weight, bias));
   autograd::set_history(y, node);
   announce_node(node);

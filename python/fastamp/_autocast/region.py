@@ -12,7 +12,7 @@ import fastamp._C as _C
 from fastamp._autocast import region_hooks  # noqa: F401  (sets things up)
 from fastamp._autocast.script import ScriptedAs
 from fastamp._dynamo import compiled_regions, compiler  # noqa: F401  (the first sets things up)
-from fastamp._float8 import graphs  # noqa: F401  (sets things up)
+from fastamp._float8 import graphs, shards  # noqa: F401  (set things up)
 from fastamp._float8.recipe import Float8Recipe, recipe_numbered, region_arguments
 from fastamp._util.stepwise import in_steps, run_within
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from support.simulated_ranks import run_on_ranks
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "python"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -131,11 +134,29 @@ def test_regions_of_tasks():
     assert output == "60 in bfloat16, 20 in float32\n"
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
-def test_two_processes(parallel):
+RANKS = [("ddp", "fp16"), ("fsdp2", "fp16"), ("fsdp2", "fp8")]
+
+
+@pytest.mark.parametrize(("parallel", "dtype"), RANKS)
+def test_two_processes(parallel, dtype):
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
-    output = run(*launch, EXAMPLES / "ranks.py", "--parallel", parallel, "--steps", 50)
-    assert number(rf"{parallel}, fp16: accuracy (\d+\.\d)%", output) > 90
+    words = ["--parallel", parallel, "--dtype", dtype, "--steps", 50]
+    output = run(*launch, EXAMPLES / "ranks.py", *words)
+    assert number(rf"{parallel}, {dtype}: accuracy (\d+\.\d)%", output) > 90
+
+
+@pytest.mark.parametrize(("parallel", "dtype"), RANKS)
+def test_four_simulated_ranks(parallel, dtype):
+    example = runpy.run_path(str(EXAMPLES / "ranks.py"))
+
+    def work(_: int) -> float:
+        accuracy: float = example["train"](parallel, dtype, 50, torch.device("cpu"))
+        return accuracy
+
+    outcomes = run_on_ranks(4, work)
+    assert [outcome.error for outcome in outcomes] == [None] * 4
+    assert {outcome.result for outcome in outcomes} == {outcomes[0].result}
+    assert outcomes[0].result > 0.9
 
 
 def test_programs_for_other_libraries_do_not_name_fastamp():
