@@ -72,9 +72,10 @@ def test_the_policy_file_that_it_writes_cures_the_program(tmp_path):
 
 
 def test_a_healthy_program_has_exit_status_0(tmp_path):
-    done = run(tmp_path, "bisect", "train:bisected", gain=1.0)
+    done = run(tmp_path, "bisect", "train:bisected", "--json", "-", gain=1.0)
     assert done.returncode == 0, done.stderr
-    assert "Nothing has to run in fp32" in done.stdout
+    assert "Nothing has to run in fp32" in done.stderr
+    assert json.loads(done.stdout)["fastamp"]["report"] == "bisect"
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,8 @@ def test_a_healthy_program_has_exit_status_0(tmp_path):
         ),
         (("train:absent",), "expected train:absent to be there"),
         (("train",), "expected MODULE:CALLABLE, got 'train'"),
+        ((".train:bisected",), "expected MODULE:CALLABLE, got '.train:bisected'"),
+        (("train.py:bisected",), "such as train, got the file 'train.py'"),
         (("train:bisected", "--agree", "2"), "expected agree above 0 and below 1"),
         (("train:bisected", "--policy", "absent/p.toml"), "No such file"),
     ],
