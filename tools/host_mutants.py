@@ -309,6 +309,8 @@ GROUPS = (
                 "captured on the current device",
                 "            torch.cuda.device(step.device),\n",
                 "            torch.cuda.device(torch.cuda.current_device()),\n",
+                "torch.cuda.graph makes its stream's device current; without this it waits for "
+                "another's work before it begins, and no test has any there",
             ),
             Change(
                 "warms up before what is on the stream",
