@@ -316,7 +316,6 @@ GROUPS = (
                 "warms up before what is on the stream",
                 "        stream.wait_stream(torch.cuda.current_stream(step.device))\n",
                 "",
-                "torch's operators run when they are called, and no kernel of ours comes before",
             ),
             Change(
                 "replays a scale of before",
