@@ -43,7 +43,7 @@ def _unguarded(file: str, device: str, test: str, select: str) -> HostGroup:
 
 
 GROUPS = (
-    _unguarded("cast.cu", "sources.front().device()", GUARDED, "copies"),
+    _unguarded("cast.cu", "sources.front().device()", GUARDED, "together"),
     _unguarded("exponents.cu", "args.exponents.device()", GUARDED, "exponents"),
     _unguarded("fused_adamw.cu", "args.params[0].device()", GUARDED, "Adam"),
     _unguarded("fused_sgd.cu", "args.params[0].device()", TRAINED, "fused"),
@@ -309,12 +309,13 @@ GROUPS = (
                 "captured on the current device",
                 "            torch.cuda.device(step.device),\n",
                 "            torch.cuda.device(torch.cuda.current_device()),\n",
+                "torch.cuda.graph makes its stream's device current; without this it waits for "
+                "another's work before it begins, and no test has any there",
             ),
             Change(
                 "warms up before what is on the stream",
                 "        stream.wait_stream(torch.cuda.current_stream(step.device))\n",
                 "",
-                "torch's operators run when they are called, and no kernel of fastamp comes before",
             ),
             Change(
                 "replays a scale of before",

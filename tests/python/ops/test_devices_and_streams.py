@@ -89,6 +89,19 @@ def small_model(device: str) -> torch.nn.Module:
     return model.to(device)
 
 
+@pytest.mark.usefixtures("stream")
+def test_weights_are_cast_together():
+    model, x = small_model(THERE), torch.ones(2, 32, device=THERE)
+
+    def output() -> torch.Tensor:
+        with fastamp.autocast("cuda", dtype=torch.bfloat16):
+            return model(x)
+
+    one_by_one = output()
+    with fastamp.casts.together(model):
+        assert torch.equal(output(), one_by_one)
+
+
 FLOAT8 = torch.float8_e4m3fn
 OPTIMIZERS = {
     "Muon": lambda p: fastamp.optim.Muon(p, lr=0.02),

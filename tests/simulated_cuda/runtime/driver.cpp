@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // libcuda: what torch's libraries ask of the driver. Stands for a device with a current context,
-// for autograd's checks. Modules, launches, linking (NVRTC, Triton) and mapped memory are refused by
-// name.
+// for autograd's checks. Modules, launches, linking (NVRTC, Triton) and mapped memory are refused
+// by name.
 // Nothing of CUDA is included: refused functions read none of their arguments.
 
 #include <cstdint>
