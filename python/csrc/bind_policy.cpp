@@ -115,7 +115,7 @@ std::vector<std::tuple<std::string, std::string, std::string>> preset_named(
   return edits;
 }
 
-/// torch.OutOfMemoryError: the module holds it for good, since torch does not export its own pointer.
+/// torch.OutOfMemoryError, held for good, since torch does not export its own pointer.
 PyObject* g_out_of_memory = nullptr;
 
 bool is_type_of_refusals(PyObject* type) {

@@ -80,7 +80,8 @@ bool is_kept(const c10::Argument& argument) {
 }
 
 /// Whether the results of an op tell more in float32: those that torch's lists of one of the
-/// devices run in float32 or promote, and comparisons.
+/// devices run in float32 or promote, comparisons, and linear algebra, which has few kernels and no
+/// backward passes in 16 bits.
 bool is_wide_first(const std::string& name) {
   static const auto names = [] {
     std::unordered_set<std::string> wide{"aten::allclose", "aten::bucketize", "aten::equal",
@@ -95,7 +96,7 @@ bool is_wide_first(const std::string& name) {
     }
     return wide;
   }();
-  return names.contains(name);
+  return names.contains(name) || name.starts_with("aten::linalg_");
 }
 
 /// Dtypes to repeat a refused call in, in this order: that of what is written, else the region's

@@ -21,7 +21,7 @@ namespace fastamp::autocast {
 namespace {
 
 /// Namespaces whose ops do something else than arithmetic: messages between processes, which all
-/// have to have one dtype, torch's own tools and the ops that its compilers make, and fastamp's ops.
+/// have to have one dtype, torch's own tools, what its compilers make, and fastamp's ops.
 constexpr std::array<std::string_view, 14> kOtherNamespaces{"_c10d_functional",
                                                             "_c10d_functional_autograd",
                                                             "_dtensor",

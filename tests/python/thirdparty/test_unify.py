@@ -137,7 +137,7 @@ def test_models_that_run_without_it_have_the_same_bits_under_it(name: str):
 
 
 def test_experts_that_write_16_bits_into_float32_train_under_it():
-    with pytest.raises(RuntimeError, match="same dtype"):
+    with pytest.raises(RuntimeError, match="same scalar type"):
         losses((Experts, experts_loss), None)
     found = losses((Experts, experts_loss), "unify")
     assert found[-1] < found[0]
