@@ -320,6 +320,9 @@ def test_with_tensor_parallelism_scales_are_those_of_the_whole_weight():
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
         torch.manual_seed(0)
         model: Any = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+        with torch.no_grad():  # The largest magnitudes are on one rank of each mesh alone.
+            model[0].weight[40, 40] *= 2000
+            model[2].weight[40, 40] *= 2000
         styles = {"0": ColwiseParallel(), "2": RowwiseParallel(output_layouts=Replicate())}
         parallelize_module(model, mesh["tensor"], styles)
         fully_shard(model, mesh=mesh["data"], mp_policy=POLICIES["bfloat16"])

@@ -101,9 +101,7 @@ def write() -> None:
     """All files; ``expected.json`` tells the states, and the same after two more steps."""
     assert torch.__version__.startswith("2.11."), torch.__version__
     FOLDER.mkdir(parents=True, exist_ok=True)
-    dist.init_process_group(
-        "gloo", store=dist.HashStore(), rank=0, world_size=1
-    )
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     states, expected = {}, {}
     for kind in KINDS:
         trained = Trained(kind)
