@@ -21,6 +21,7 @@ std::shared_ptr<PassResult> OptimizerRecord::start_iteration() {
   norm = at::Tensor();
   clip_coef = at::Tensor();
   clip_value.reset();
+  clips_due = false;
   return std::exchange(pass, nullptr);
 }
 

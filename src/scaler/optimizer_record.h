@@ -58,6 +58,9 @@ struct FASTAMP_API OptimizerRecord {
   at::Tensor norm;       ///< 2-norm of the unscaled gradients, if clipping has asked for it.
   at::Tensor clip_coef;  ///< Put off to the step, as clip_value is.
   std::optional<double> clip_value;
+  /// unscale_() has divided the gradients, and ended with an error before it had applied the clips
+  /// that were put off: called again, it applies them.
+  bool clips_due = false;
 
   bool clips_at_step() const { return clip_coef.defined() || clip_value.has_value(); }
 

@@ -5,8 +5,8 @@
 
 #include <fastamp/macros.h>
 
-#include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <vector>
 
@@ -29,11 +29,11 @@ class FASTAMP_API SkipHooks {
   /// Tells of steps, in order, after those that are still due. A hook may do anything but destroy
   /// the scaler; what is to be told meanwhile is told afterwards. If a hook throws, the hooks after
   /// it do not hear of this step, and the next call goes on with the steps after it.
-  void tell(std::vector<Skip> skips);
+  void tell(std::list<Skip> skips);
 
  private:
   std::vector<std::shared_ptr<SkipHook>> hooks_;
-  std::deque<Skip> due_;
+  std::list<Skip> due_;
   bool telling_ = false;
 };
 
