@@ -87,8 +87,8 @@ void bind_optim(py::module_& module) {
   module.def("starting_master_of", wrap_pybind_function(optional_of<optim::starting_master_of>),
              py::arg("param"),
              "The values kept for a parameter, as it was written since; None without them.");
-  module.def("take_starting_master", wrap_pybind_function(optional_of<optim::take_starting_master>),
-             py::arg("param"), "The values as they were kept, and forgets them.");
+  module.def("kept_starting_master", wrap_pybind_function(optional_of<optim::kept_starting_master>),
+             py::arg("param"), "The values as they were kept.");
   module.def("forget_starting_masters", wrap_pybind_function(forget_starting_masters),
              py::arg("params"), "Forgets the values kept for parameters.");
   module.def("forget_frozen_starting_masters",

@@ -148,12 +148,12 @@ class PythonScalerCore {
     std::shared_ptr<scaler::PassResult> pass;
     {
       const py::gil_scoped_release no_gil;
-      pass = std::make_shared<scaler::PassResult>(
-          scaler::unscale(std::move(gradients.gathered.groups), inv_scale, found_inf,
-                          {.flag = use,
-                           .buffers = &record->buffers,
-                           .ranges = &record->ranges,
-                           .step = core_->log().iterations()}));
+      pass = std::make_shared<scaler::PassResult>();
+      *pass = scaler::unscale(std::move(gradients.gathered.groups), inv_scale, found_inf,
+                              {.flag = use,
+                               .buffers = &record->buffers,
+                               .ranges = &record->ranges,
+                               .step = core_->log().iterations()});
     }
     py::dict flags;
     for (const auto& device : pass->devices()) {

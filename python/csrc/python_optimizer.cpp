@@ -403,12 +403,13 @@ void OptimizerCall::apply_clips() const {
     return;
   }
   const at::NoGradGuard no_grad;
-  if (const auto coefficient = std::exchange(record_->clip_coef, at::Tensor());
-      coefficient.defined()) {
+  if (const auto coefficient = record_->clip_coef; coefficient.defined()) {
     scaler::ScalerCore::multiply(gather(scaler::Purpose::kMultiply), coefficient);
+    record_->clip_coef = at::Tensor();
   }
-  if (const auto clip_value = std::exchange(record_->clip_value, std::nullopt)) {
+  if (const auto clip_value = record_->clip_value) {
     python_function("clip_values")(optimizer_, *clip_value);
+    record_->clip_value.reset();
   }
 }
 

@@ -39,7 +39,7 @@ bool can_join(const at::Tensor& weight) {
 
 std::uint64_t acquire_cast_together(const std::vector<at::Tensor>& weights) {
   auto& all = locked_requests();
-  WeightRequests::Forgotten dead;  // Destroyed after the lock is released.
+  WeightRequests::Weights dead;  // Destroyed after the lock is released.
   const std::scoped_lock lock(all.mutex);
   dead = all.requests.take_dead();
   const auto id = all.requests.acquire(weights);
@@ -49,7 +49,7 @@ std::uint64_t acquire_cast_together(const std::vector<at::Tensor>& weights) {
 
 void release_cast_together(std::uint64_t id) {
   auto& all = locked_requests();
-  WeightRequests::Forgotten released;  // Destroyed after the lock is released.
+  WeightRequests::Weights released;  // Destroyed after the lock is released.
   const std::scoped_lock lock(all.mutex);
   released = all.requests.release(id);
   g_together_requests.fetch_sub(1, std::memory_order_relaxed);

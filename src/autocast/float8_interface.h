@@ -118,7 +118,7 @@ void forget_float8_casts(RegionFloat8Casts& casts,
 // -- Casts that outlive regions: KeptCastStore knows of which weights. Called without its lock.
 
 void drop_kept_float8_casts();
-void drop_kept_float8_casts(const std::vector<const c10::TensorImpl*>& weights);
+void drop_kept_float8_casts(const c10::TensorImpl* weight) noexcept;
 KeptCasts count_kept_float8_casts();
 
 }  // namespace fastamp::autocast

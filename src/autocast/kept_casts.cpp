@@ -14,11 +14,23 @@
 
 #include <algorithm>
 #include <iterator>
+#include <new>
 #include <optional>
 #include <utility>
 
 namespace fastamp {
 namespace autocast {
+namespace {
+
+void add_keys(at::TensorList weights, std::vector<const c10::TensorImpl*>& keys) {
+  for (const at::Tensor& weight : weights) {
+    if (weight.defined()) {
+      keys.push_back(weight.unsafeGetTensorImpl());
+    }
+  }
+}
+
+}  // namespace
 
 KeptCastStore& KeptCastStore::instance() {
   // Never destroyed: other threads may run ops while the process exits.
@@ -33,14 +45,14 @@ std::uint64_t KeptCastStore::acquire(const std::vector<at::Tensor>& weights) {
   return id;
 }
 
-void KeptCastStore::release(std::uint64_t id) {
-  Dropped dropped;
+void KeptCastStore::release(std::uint64_t id) noexcept {
+  WeightRequests::Weights released;
   {
     const std::scoped_lock lock(mutex_);
-    dropped = take(requests_.release(id));
+    released = requests_.release(id);
     note_use();
   }
-  drop_kept_float8_casts(dropped.weights.unrequested);
+  drop(released);
 }
 
 void KeptCastStore::add(std::uint64_t id, const at::Tensor& weight) {
@@ -49,22 +61,19 @@ void KeptCastStore::add(std::uint64_t id, const at::Tensor& weight) {
   note_use();
 }
 
-KeptCastStore::Dropped KeptCastStore::take(WeightRequests::Forgotten weights) {
-  auto entries = take(weights.unrequested);
-  return {std::move(weights), std::move(entries)};
+void KeptCastStore::drop(const c10::TensorImpl* weight) noexcept {
+  decltype(entries_)::node_type dropped;  // Destroyed after the lock.
+  {
+    const std::scoped_lock lock(mutex_);
+    dropped = entries_.extract(weight);
+  }
+  drop_kept_float8_casts(weight);
 }
 
-std::vector<KeptCastStore::Entry> KeptCastStore::take(const WeightRequests::Keys& weights) {
-  std::vector<Entry> taken;
-  for (const auto* weight : weights) {
-    const auto entries = entries_.find(weight);
-    if (entries != entries_.end()) {
-      taken.reserve(taken.size() + entries->second.size());
-      std::ranges::move(entries->second, std::back_inserter(taken));
-      entries_.erase(entries);
-    }
+void KeptCastStore::drop(const WeightRequests::Weights& weights) noexcept {
+  for (const auto& [weight, reference] : weights) {
+    drop(weight);
   }
-  return taken;
 }
 
 bool KeptCastStore::is_requested(const at::Tensor& weight) const {
@@ -128,7 +137,7 @@ void KeptCastStore::keep(const at::Tensor& source, TensorIdentity as_cast, c10::
       .to = to,
   };
   std::vector<Entry> dropped;
-  Dropped dead;
+  WeightRequests::Weights dead;
   std::unique_lock lock(mutex_);
   if (!requests_.contains(entry.source.key())) {
     return;
@@ -143,7 +152,7 @@ void KeptCastStore::keep(const at::Tensor& source, TensorIdentity as_cast, c10::
   entries.erase(replaced.begin(), replaced.end());
   entries.push_back(std::move(entry));
   lock.unlock();
-  drop_kept_float8_casts(dead.weights.unrequested);
+  drop(dead);
 }
 
 void KeptCastStore::drop() {
@@ -153,20 +162,19 @@ void KeptCastStore::drop() {
   dropped.swap(entries_);
 }
 
-void KeptCastStore::drop(const std::vector<const c10::TensorImpl*>& weights) {
-  drop_kept_float8_casts(weights);
-  std::vector<Entry> dropped;
-  const std::scoped_lock lock(mutex_);
-  dropped = take(weights);
+void KeptCastStore::drop(const std::vector<const c10::TensorImpl*>& weights) noexcept {
+  for (const auto* weight : weights) {
+    drop(weight);
+  }
 }
 
 KeptCasts KeptCastStore::count() {
-  Dropped dead;
+  WeightRequests::Weights dead;
   std::unique_lock lock(mutex_);
-  dead = take(requests_.take_dead());
+  dead = requests_.take_dead();
   note_use();
   lock.unlock();
-  drop_kept_float8_casts(dead.weights.unrequested);
+  drop(dead);
   KeptCasts kept = count_kept_float8_casts();
   lock.lock();
   for (const auto& [weight, entries] : entries_) {
@@ -178,23 +186,25 @@ KeptCasts KeptCastStore::count() {
   return kept;
 }
 
-KeptCastStore::Dropped KeptCastStore::take_dead_sometimes() {
+WeightRequests::Weights KeptCastStore::take_dead_sometimes() {
   constexpr std::uint32_t kPeriod = 16;
   if (++sweeps_asked_for_ % kPeriod != 0) {
     return {};
   }
-  Dropped dead = take(requests_.take_dead());
+  auto dead = requests_.take_dead();
   note_use();
   return dead;
 }
 
-void KeptCastStore::sweep_sometimes() {
-  Dropped dead;
-  {
+void KeptCastStore::sweep_sometimes() noexcept {
+  WeightRequests::Weights dead;
+  try {
     const std::scoped_lock lock(mutex_);
     dead = take_dead_sometimes();
+  } catch (const std::bad_alloc&) {
+    return;  // Another time.
   }
-  drop_kept_float8_casts(dead.weights.unrequested);
+  drop(dead);
 }
 
 bool is_lasting(const at::Tensor& tensor, bool runs_unchanged) {
@@ -210,6 +220,21 @@ bool can_be_kept(const at::Tensor& tensor, bool runs_unchanged) {
 bool is_kept_weight_slow(const at::Tensor& tensor, bool runs_unchanged) {
   return can_be_kept(tensor, runs_unchanged) && !is_cached_by_torch(tensor) &&
          KeptCastStore::instance().is_requested(tensor);
+}
+
+std::vector<const c10::TensorImpl*> keys_of_weights(const torch::optim::Optimizer& optimizer) {
+  std::vector<const c10::TensorImpl*> keys;
+  for (const auto& group : optimizer.param_groups()) {
+    add_keys(group.params(), keys);
+  }
+  return keys;
+}
+
+void forget_casts(const std::vector<const c10::TensorImpl*>& weights) noexcept {
+  if (KeptCastStore::instance().is_used()) {
+    KeptCastStore::instance().drop(weights);
+  }
+  log_changed_weights(weights);
 }
 
 }  // namespace autocast
@@ -238,39 +263,14 @@ void drop_kept_casts(const std::vector<at::Tensor>& weights) {
   autocast::forget_weight_casts(keys);
 }
 
-namespace {
-
-using Keys = std::vector<const c10::TensorImpl*>;
-
-void add_keys(at::TensorList weights, Keys& keys) {
-  for (const at::Tensor& weight : weights) {
-    if (weight.defined()) {
-      keys.push_back(weight.unsafeGetTensorImpl());
-    }
-  }
-}
-
-void forget_casts(const Keys& keys) {
-  if (autocast::KeptCastStore::instance().is_used()) {
-    autocast::KeptCastStore::instance().drop(keys);
-  }
-  autocast::log_changed_weights(keys);
-}
-
-}  // namespace
-
 void weights_changed(at::TensorList weights) {
-  Keys keys;
-  add_keys(weights, keys);
-  forget_casts(keys);
+  std::vector<const c10::TensorImpl*> keys;
+  autocast::add_keys(weights, keys);
+  autocast::forget_casts(keys);
 }
 
 void weights_changed(const torch::optim::Optimizer& optimizer) {
-  Keys keys;
-  for (const auto& group : optimizer.param_groups()) {
-    add_keys(group.params(), keys);
-  }
-  forget_casts(keys);
+  autocast::forget_casts(autocast::keys_of_weights(optimizer));
 }
 
 }  // namespace fastamp

@@ -16,6 +16,10 @@
 #include <unordered_map>
 #include <vector>
 
+namespace torch::optim {
+class Optimizer;
+}
+
 namespace fastamp::autocast {
 
 /// Casts of weights that outlive regions on request. One store for the process; each call takes a
@@ -34,7 +38,7 @@ class FASTAMP_API KeptCastStore {
 
   /// Weights whose casts are to be kept from now until release(id).
   std::uint64_t acquire(const std::vector<at::Tensor>& weights);
-  void release(std::uint64_t id);
+  void release(std::uint64_t id) noexcept;
   /// Adds a weight to those of an acquire(), unless it is among them.
   void add(std::uint64_t id, const at::Tensor& weight);
   bool is_requested(const at::Tensor& weight) const;
@@ -62,12 +66,13 @@ class FASTAMP_API KeptCastStore {
   Taken take_out(const at::Tensor& source, c10::ScalarType to);
 
   void drop();
-  void drop(const std::vector<const c10::TensorImpl*>& weights);
+  /// Needs no memory.
+  void drop(const std::vector<const c10::TensorImpl*>& weights) noexcept;
   KeptCasts count();
 
   /// Frees the casts of weights that are gone; called at the end of regions, and for each cast that
   /// is kept, since a region may be as long as the program. Works at every 16th call.
-  void sweep_sometimes();
+  void sweep_sometimes() noexcept;
 
  private:
   struct Entry {
@@ -79,14 +84,9 @@ class FASTAMP_API KeptCastStore {
 
   static bool is_current(const Entry& entry, const at::Tensor& source);
   const Entry* find_entry(const at::Tensor& source, c10::ScalarType to) const;
-  /// Removed from the store, to be destroyed without the lock.
-  struct Dropped {
-    WeightRequests::Forgotten weights;
-    std::vector<Entry> entries;
-  };
-  Dropped take(WeightRequests::Forgotten weights);
-  Dropped take_dead_sometimes();
-  std::vector<Entry> take(const WeightRequests::Keys& weights);
+  void drop(const c10::TensorImpl* weight) noexcept;
+  void drop(const WeightRequests::Weights& weights) noexcept;
+  WeightRequests::Weights take_dead_sometimes();
   void note_use() { used_.store(!requests_.empty(), std::memory_order_relaxed); }
 
   mutable std::mutex mutex_;
@@ -109,5 +109,11 @@ bool is_kept_weight_slow(const at::Tensor& tensor, bool runs_unchanged);
 inline bool is_kept_weight(const at::Tensor& tensor, bool runs_unchanged) {
   return KeptCastStore::instance().is_used() && is_kept_weight_slow(tensor, runs_unchanged);
 }
+
+/// The weights of an optimizer, for forget_casts() after its step.
+FASTAMP_API std::vector<const c10::TensorImpl*> keys_of_weights(
+    const torch::optim::Optimizer& optimizer);
+/// weights_changed() for weights that may be gone. Needs no memory.
+FASTAMP_API void forget_casts(const std::vector<const c10::TensorImpl*>& weights) noexcept;
 
 }  // namespace fastamp::autocast

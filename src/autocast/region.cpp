@@ -114,6 +114,7 @@ AutocastState current_state(c10::DeviceType device) {
 
 RegionId enter_region(const AutocastState& wanted, void* owner, RegionKind kind) {
   reach_expected_ops();
+  prepare_thread_cache();  // Nothing may fail once the region is among the open ones.
   auto& open = PerThread<OpenRegions>::make();
   const RegionId id = open.ids.next();
   const AutocastState found = current_state(wanted.device);

@@ -201,8 +201,10 @@ RegionFloat8Casts* float8_casts_to_fill() {
   return cache->float8_casts.get();
 }
 
-void on_region_entered(int open_regions) {
-  ThreadCache* const cache = make_cache();
+void prepare_thread_cache() { make_cache(); }
+
+void on_region_entered(int open_regions) noexcept {
+  ThreadCache* const cache = t_cache;
   if (cache == nullptr) {
     return;
   }

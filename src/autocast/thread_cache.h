@@ -51,10 +51,12 @@ RegionFloat8Casts* usable_float8_casts();
 /// is not possible to know when the region ends.
 RegionFloat8Casts* float8_casts_to_fill();
 
+/// Makes what on_region_entered() needs; called before a region is entered.
+void prepare_thread_cache();
 /// Called by each region of fastamp after entering and after leaving, with the number of regions,
 /// torch's included, that are now open on the thread. The second returns whether the casts of the
 /// thread's regions ended with this one.
-void on_region_entered(int open_regions);
+void on_region_entered(int open_regions) noexcept;
 bool on_region_left(int open_regions) noexcept;
 
 /// Whether this thread has casts of weights that a region made.

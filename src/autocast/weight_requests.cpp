@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autocast/weight_requests.h"
 
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+#include <utility>
+
 namespace fastamp::autocast {
 
 std::uint64_t WeightRequests::acquire(const std::vector<at::Tensor>& weights) {
@@ -36,41 +41,35 @@ void WeightRequests::add(std::uint64_t id, const at::Tensor& weight) {
   }
 }
 
-WeightRequests::Forgotten WeightRequests::release(std::uint64_t id) {
-  Forgotten forgotten;
-  const auto acquired = acquired_.find(id);
-  if (acquired != acquired_.end()) {
-    forgotten.unrequested.reserve(acquired->second.size());
-    forgotten.references.reserve(acquired->second.size());
-    for (const auto& [key, weight] : acquired->second) {
-      forget(key, weight, forgotten);
-    }
-    acquired_.erase(acquired);
+WeightRequests::Weights WeightRequests::release(std::uint64_t id) noexcept {
+  auto acquired = acquired_.extract(id);
+  if (acquired.empty()) {
+    return {};
   }
-  return forgotten;
+  auto weights = std::move(acquired.mapped());
+  std::erase_if(weights, [this](const auto& weight) { return !count_down(weight.first); });
+  return weights;
 }
 
-WeightRequests::Forgotten WeightRequests::take_dead() {
-  Forgotten forgotten;
+WeightRequests::Weights WeightRequests::take_dead() {
+  const auto is_dead = [](const auto& weight) { return weight.second.expired(); };
+  std::ptrdiff_t count = 0;
+  for (const auto& [id, weights] : acquired_) {
+    count += std::ranges::count_if(weights, is_dead);
+  }
+  Weights dead;
+  dead.reserve(static_cast<std::size_t>(count));  // What comes then needs no memory.
   for (auto& [id, weights] : acquired_) {
-    std::erase_if(weights, [&](const auto& weight) {
-      const bool is_dead = weight.second.expired();
-      if (is_dead) {
-        forget(weight.first, weight.second, forgotten);
+    for (auto weight = weights.begin(); weight != weights.end();) {
+      const auto next = std::next(weight);
+      if (is_dead(*weight)) {
+        count_down(weight->first);
+        dead.insert(weights.extract(weight));
       }
-      return is_dead;
-    });
+      weight = next;
+    }
   }
-  return forgotten;
-}
-
-void WeightRequests::forget(const c10::TensorImpl* key, const WeakTensor& weight,
-                            Forgotten& forgotten) {
-  forgotten.unrequested.push_back(key);
-  forgotten.references.push_back(weight);
-  if (!count_down(key)) {
-    forgotten.unrequested.pop_back();
-  }
+  return dead;
 }
 
 bool WeightRequests::count_down(const c10::TensorImpl* weight) {

@@ -14,14 +14,9 @@ namespace fastamp::autocast {
 /// Not thread-safe.
 class WeightRequests {
  public:
-  using Keys = std::vector<const c10::TensorImpl*>;
-
-  /// Casts that were forgotten. Destroy them without a lock: a tensor's memory is freed with its
-  /// last reference of any kind, and symbolic sizes in it are Python objects.
-  struct Forgotten {
-    Keys unrequested;  ///< No request names these any more.
-    std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> references;
-  };
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  /// Weak references to weights, which keep their addresses from being used again.
+  using Weights = std::unordered_map<const c10::TensorImpl*, WeakTensor>;
 
   /// Requests weights until release() is called with the returned number.
   std::uint64_t acquire(const std::vector<at::Tensor>& weights);
@@ -29,29 +24,25 @@ class WeightRequests {
   /// Adds a weight to the request with this number, unless it is part of it already.
   void add(std::uint64_t id, const at::Tensor& weight);
 
-  /// An unknown number is ignored.
-  Forgotten release(std::uint64_t id);
+  // Those that no request names any more. Destroy them without a lock: a tensor's memory is freed
+  // with its last reference of any kind, and symbolic sizes in it are Python objects.
+
+  /// Ends a request. Needs no memory: destructors call it. An unknown number is ignored.
+  Weights release(std::uint64_t id) noexcept;
 
   /// Forgets weights that are gone.
-  Forgotten take_dead();
+  Weights take_dead();
 
   bool contains(const c10::TensorImpl* weight) const { return times_.contains(weight); }
   bool empty() const { return times_.empty(); }
 
  private:
-  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-
-  /// Adds a weight of a request to what was forgotten; changes nothing here if memory fails.
-  void forget(const c10::TensorImpl* key, const WeakTensor& weight, Forgotten& forgotten);
-
   /// Whether no request names the weight any more.
   bool count_down(const c10::TensorImpl* weight);
 
   std::uint64_t next_id_ = 1;
   std::unordered_map<const c10::TensorImpl*, std::uint32_t> times_;
-  /// Their weak references keep the addresses in times_ from being used again.
-  std::unordered_map<std::uint64_t, std::unordered_map<const c10::TensorImpl*, WeakTensor>>
-      acquired_;
+  std::unordered_map<std::uint64_t, Weights> acquired_;
 };
 
 }  // namespace fastamp::autocast

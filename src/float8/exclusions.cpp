@@ -28,7 +28,7 @@ Exclusions& exclusions() {
 
 std::uint64_t exclude_from_float8(const std::vector<at::Tensor>& weights) {
   auto& excluded = exclusions();
-  WeightRequests::Forgotten dead;  // Destroyed after the lock.
+  WeightRequests::Weights dead;  // Destroyed after the lock.
   const std::scoped_lock lock(excluded.mutex);
   dead = excluded.weights.take_dead();
   const auto id = excluded.weights.acquire(weights);
@@ -38,7 +38,7 @@ std::uint64_t exclude_from_float8(const std::vector<at::Tensor>& weights) {
 
 void end_float8_exclusion(std::uint64_t id) {
   auto& excluded = exclusions();
-  WeightRequests::Forgotten released;
+  WeightRequests::Weights released;
   const std::scoped_lock lock(excluded.mutex);
   released = excluded.weights.release(id);
   excluded.used.store(!excluded.weights.empty(), std::memory_order_relaxed);

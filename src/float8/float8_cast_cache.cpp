@@ -8,6 +8,7 @@
 #include "core/tensor_version.h"
 
 #include <memory>
+#include <new>
 #include <utility>
 
 namespace fastamp::autocast {
@@ -95,7 +96,7 @@ std::optional<Float8Entry> Float8Casts::replace(const at::Tensor& weight, Float8
 std::vector<Float8Entry> Float8Casts::take(const Keys& weights) {
   std::vector<Float8Entry> taken;
   for (const auto* weight : weights) {
-    if (auto node = entries_.extract(weight)) {
+    if (auto node = take(weight)) {
       taken.push_back(std::move(node.mapped()));
     }
   }
@@ -167,7 +168,11 @@ void RegionFloat8Casts::forget(const Float8Casts::Keys& weights) {
 
 void RegionFloat8Casts::clear() noexcept {
   if (plans_.is_begun()) {
-    plans_.end(weights_.used());
+    try {
+      plans_.end(weights_.used());
+    } catch (const std::bad_alloc&) {
+      plans_.end({});  // Without a plan each weight is cast at its first use.
+    }
   }
   if (!empty()) {
     const auto weights = weights_.take_all();
@@ -251,8 +256,8 @@ void KeptFloat8Casts::insert(const at::Tensor& weight, Float8Entry entry) {
 
 std::optional<Float8Entry> KeptFloat8Casts::take_out(const at::Tensor& weight) {
   const std::scoped_lock lock(mutex_);
-  auto taken = casts_.take({weight.unsafeGetTensorImpl()});
-  return taken.empty() ? std::nullopt : std::optional(std::move(taken.front()));
+  auto taken = casts_.take(weight.unsafeGetTensorImpl());
+  return taken.empty() ? std::nullopt : std::optional(std::move(taken.mapped()));
 }
 
 void KeptFloat8Casts::drop() {
@@ -261,10 +266,10 @@ void KeptFloat8Casts::drop() {
   dropped = casts_.take_all();
 }
 
-void KeptFloat8Casts::drop(const Float8Casts::Keys& weights) {
-  std::vector<Float8Entry> dropped;
+void KeptFloat8Casts::drop(const c10::TensorImpl* weight) noexcept {
+  Float8Casts::Node dropped;
   const std::scoped_lock lock(mutex_);
-  dropped = casts_.take(weights);
+  dropped = casts_.take(weight);
 }
 
 KeptCasts KeptFloat8Casts::count() const {
@@ -277,10 +282,8 @@ KeptCasts KeptFloat8Casts::count() const {
 
 void drop_kept_float8_casts() { KeptFloat8Casts::instance().drop(); }
 
-void drop_kept_float8_casts(const Float8Casts::Keys& weights) {
-  if (!weights.empty()) {
-    KeptFloat8Casts::instance().drop(weights);
-  }
+void drop_kept_float8_casts(const c10::TensorImpl* weight) noexcept {
+  KeptFloat8Casts::instance().drop(weight);
 }
 
 KeptCasts count_kept_float8_casts() { return KeptFloat8Casts::instance().count(); }

@@ -68,6 +68,7 @@ class Float8Entry {
 class Float8Casts {
  public:
   using Keys = std::vector<const c10::TensorImpl*>;
+  using Node = std::unordered_map<const c10::TensorImpl*, Float8Entry>::node_type;
 
   /// The cast of a weight, if it is current and has what is wanted.
   std::optional<Float8Cast> find(const at::Tensor& weight, c10::ScalarType to,
@@ -84,6 +85,10 @@ class Float8Casts {
 
   /// Takes out the entries of some weights, which may be dead.
   [[nodiscard]] std::vector<Float8Entry> take(const Keys& weights);
+  /// The same of one, which needs no memory; empty if there is none.
+  [[nodiscard]] Node take(const c10::TensorImpl* weight) noexcept {
+    return entries_.extract(weight);
+  }
   [[nodiscard]] Float8Casts take_all();
   /// Takes out those of weights that are gone.
   [[nodiscard]] std::vector<Float8Entry> take_dead();
@@ -172,7 +177,7 @@ class KeptFloat8Casts {
   std::optional<Float8Entry> take_out(const at::Tensor& weight);
 
   void drop();
-  void drop(const Float8Casts::Keys& weights);
+  void drop(const c10::TensorImpl* weight) noexcept;
   KeptCasts count() const;
 
  private:

@@ -13,6 +13,7 @@
 #include <torch/serialize/archive.h>
 
 #include <cstdint>
+#include <utility>
 
 namespace fastamp::optim {
 
@@ -66,7 +67,9 @@ void change_moments(State& state, std::int64_t group, at::ScalarType dtype) {
   if (has_codes) {
     auto [first, second] =
         decode_moments({state.exp_avg(), state.exp_avg_sq(), state.moment_scales()});
-    state.exp_avg(first.to(dtype)).exp_avg_sq(second.to(dtype));
+    first = first.to(dtype);  // Both before either takes the codes' place.
+    second = second.to(dtype);
+    state.exp_avg(std::move(first)).exp_avg_sq(std::move(second));
     state.moment_scales({});
     return;
   }

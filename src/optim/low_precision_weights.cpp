@@ -15,6 +15,8 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <utility>
+#include <vector>
 
 namespace fastamp::optim {
 namespace {
@@ -87,6 +89,40 @@ void take_any_grad(const Tensor& weight) {
   }
 }
 
+/// Gives weights their values back, and takes away what they got, unless told to forget them.
+class WeightsAsTheyWere {
+ public:
+  explicit WeightsAsTheyWere(const std::vector<LoweredWeight>& weights) {
+    before_.reserve(weights.size());
+    for (const auto& weight : weights) {
+      before_.emplace_back(weight.tensor, weight.tensor.data());
+    }
+  }
+  ~WeightsAsTheyWere() {
+    for (const auto& [weight, data] : before_) {
+      if (weight.scalar_type() != data.scalar_type()) {
+        if (weight.requires_grad()) {
+          auto& hook = torch::autograd::impl::post_acc_grad_hooks(weight);
+          if (dynamic_cast<LowPrecisionWeightHook*>(hook.get()) != nullptr) {
+            hook.reset();
+          }
+        }
+        forget_starting_master(weight.unsafeGetTensorImpl());
+        weight.set_data(data);
+      }
+    }
+  }
+  WeightsAsTheyWere(const WeightsAsTheyWere&) = delete;
+  WeightsAsTheyWere& operator=(const WeightsAsTheyWere&) = delete;
+  WeightsAsTheyWere(WeightsAsTheyWere&&) = delete;
+  WeightsAsTheyWere& operator=(WeightsAsTheyWere&&) = delete;
+
+  void forget() { before_.clear(); }
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> before_;
+};
+
 void check_grads(const std::vector<LoweredWeight>& weights,
                  const LowPrecisionWeightsOptions& options) {
   TORCH_CHECK_VALUE(options.grads() == c10::kFloat || options.grads() == options.dtype(),
@@ -121,17 +157,19 @@ Conversion low_precision_weights_(torch::nn::Module& module,
       masters.push_back(weight.tensor.data());
     }
   }
+  const bool widens = options.grads() == c10::kFloat;
+  WeightsAsTheyWere before(weights);
   auto done = autocast::lower_weights(weights, options.dtype());
   set_starting_masters(params, masters);
-  const bool widens = options.grads() == c10::kFloat;
   for (const auto& param : params) {
     torch::autograd::impl::set_post_acc_grad_hooks(
         param, std::make_unique<LowPrecisionWeightHook>(param, widens));
   }
   if (widens) {
-    std::ranges::for_each(params, take_any_grad<at::Tensor>);
     autocast::mark_low_precision_weights(params);
+    std::ranges::for_each(params, take_any_grad<at::Tensor>);
   }
+  before.forget();
   return done;
 }
 

@@ -38,12 +38,12 @@ std::int64_t read_counter(const at::Tensor& counter) {
 }
 
 at::Tensor master_of(const at::Tensor& param) {
-  const auto starting = take_starting_master(param);
+  const auto starting = kept_starting_master(param);
   return starting.defined() ? starting : param.detach().to(at::kFloat);
 }
 
 at::Tensor remainder_of(const at::Tensor& param) {
-  const auto starting = take_starting_master(param);
+  const auto starting = kept_starting_master(param);
   return starting.defined() ? remainder_from_master(param, starting) : zeros_for(param, at::kShort);
 }
 

@@ -30,7 +30,8 @@ inline at::Tensor counter_for(const at::Tensor& param, std::int64_t steps = 0) {
 std::int64_t read_counter(const at::Tensor& counter);
 
 /// The master weights that a 16-bit parameter starts from: its starting master, or its own values.
-/// From then on the step itself updates them where something else has written the parameter.
+/// From then on the step itself updates them where something else has written the parameter. Who
+/// has a place for them forgets the starting master.
 at::Tensor master_of(const at::Tensor& param);
 /// Returns it as a remainder.
 at::Tensor remainder_of(const at::Tensor& param);

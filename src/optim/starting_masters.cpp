@@ -61,24 +61,6 @@ bool is_gone_or_frozen(const Entry& entry) {
   return !param || !param->requires_grad();
 }
 
-at::Tensor find(const at::Tensor& param, bool forget) {
-  Entry found;
-  {
-    const std::scoped_lock lock(kept().mutex);
-    const auto entry = kept().by_param.find(param.unsafeGetTensorImpl());
-    if (entry == kept().by_param.end()) {
-      return {};
-    }
-    if (!forget) {
-      found.master = entry->second.master;
-    } else {
-      found = std::move(entry->second);
-      kept().by_param.erase(entry);
-    }
-  }
-  return for_param(found.master, param);
-}
-
 }  // namespace
 
 void set_starting_masters(at::TensorList params, at::TensorList masters) {
@@ -111,11 +93,22 @@ std::vector<at::Tensor> with_starting_masters() {
 }
 
 at::Tensor starting_master_of(const at::Tensor& param) {
-  const auto master = find(param, /*forget=*/false);
+  const auto master = kept_starting_master(param);
   return master.defined() ? current_master(param, master) : master;
 }
 
-at::Tensor take_starting_master(const at::Tensor& param) { return find(param, /*forget=*/true); }
+at::Tensor kept_starting_master(const at::Tensor& param) {
+  at::Tensor master;
+  {
+    const std::scoped_lock lock(kept().mutex);
+    const auto entry = kept().by_param.find(param.unsafeGetTensorImpl());
+    if (entry == kept().by_param.end()) {
+      return {};
+    }
+    master = entry->second.master;
+  }
+  return for_param(master, param);
+}
 
 void forget_starting_master(const c10::TensorImpl* param) noexcept {
   Entry gone;

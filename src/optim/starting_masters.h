@@ -25,9 +25,9 @@ FASTAMP_API std::vector<at::Tensor> with_starting_masters();
 /// its own. Undefined if there are none, or if the parameter has another shape by now. Thread-safe.
 FASTAMP_API at::Tensor starting_master_of(const at::Tensor& param);
 
-/// The values as they were kept, for a step, which looks by itself where the parameter was written;
-/// and forgets them. Thread-safe.
-FASTAMP_API at::Tensor take_starting_master(const at::Tensor& param);
+/// The values as they were kept, for a step, which looks by itself where the parameter was written.
+/// Thread-safe.
+FASTAMP_API at::Tensor kept_starting_master(const at::Tensor& param);
 
 /// Forgets those of one parameter, which may be at its end. Thread-safe.
 FASTAMP_API void forget_starting_master(const c10::TensorImpl* param) noexcept;

@@ -6,6 +6,7 @@
 
 #include "optim/checkpoint.h"
 #include "optim/param_state.h"
+#include "optim/starting_masters.h"
 
 #include <fastamp/optim/stored_state.h>
 
@@ -71,6 +72,7 @@ const at::Tensor& master_in(State& state, const at::Tensor& param, const Options
         state.remainder(state.master().defined() ? remainder_from_master(param, state.master())
                                                  : remainder_of(param));
         state.master({});
+        forget_starting_master(param.unsafeGetTensorImpl());
       }
       return state.remainder();
     }
@@ -79,6 +81,7 @@ const at::Tensor& master_in(State& state, const at::Tensor& param, const Options
         state.master(state.remainder().defined() ? master_from_remainder(param, state.remainder())
                                                  : master_of(param));
         state.remainder({});
+        forget_starting_master(param.unsafeGetTensorImpl());
       }
       return state.master();
     }

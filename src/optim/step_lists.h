@@ -13,6 +13,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -35,7 +36,13 @@ class BorrowedTensors {
     }
   }
 
-  void push_back(const at::Tensor& tensor) { tensors_.push_back(Traits::createBorrow(tensor)); }
+  void push_back(const at::Tensor& tensor) {
+    if (tensors_.size() == tensors_.capacity()) [[unlikely]] {
+      // First, so that nothing is borrowed if it throws: that would be released as if it were owned.
+      tensors_.reserve(std::max<std::size_t>(8, 2 * tensors_.size()));
+    }
+    tensors_.push_back(Traits::createBorrow(tensor));
+  }
   void reserve(std::size_t count) { tensors_.reserve(count); }
   bool empty() const { return tensors_.empty(); }
   at::TensorList list() const { return tensors_; }

@@ -4,8 +4,11 @@
 #include "autocast/tensor_identity.h"
 #include "optim/step_lists.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
+
+#include <utility>
 
 namespace fastamp::optim {
 namespace {
@@ -15,8 +18,12 @@ bool changes_gradients(const AmpStep& amp_step) {
          amp_step.clip_value.has_value();
 }
 
+at::Tensor values_of(const at::Tensor& gradient) {
+  return gradient.is_sparse() ? gradient._values() : gradient;
+}
+
 void apply_factors(const AmpStep& amp_step, const at::Tensor& gradient) {
-  const auto values = gradient.is_sparse() ? gradient._values() : gradient;
+  const auto values = values_of(gradient);
   const auto here = amp_step_on(amp_step, values.device());
   for (const auto& factor : {here.inv_scale, here.clip_coef}) {
     if (factor) {
@@ -50,9 +57,14 @@ void GradientsForTorch::prepare(const std::vector<at::Tensor>& params, bool maxi
     // NOLINTNEXTLINE(performance-unnecessary-copy-initialization): the parameter gets another
     const at::Tensor given = param.grad();
     at::Tensor gradient = given;
+    at::Tensor written;
     if (changes_gradients(amp_step_)) {
-      gradient = amp_step_.write_grads ? gradient : gradient.clone();
+      gradient = given.clone();
       apply_factors(amp_step_, gradient);
+      if (amp_step_.write_grads) {
+        at::assert_no_internal_overlap(values_of(given));
+        written = gradient;
+      }
     }
     if (gradient.is_sparse()) {
       gradient = gradient.to_dense();
@@ -61,15 +73,24 @@ void GradientsForTorch::prepare(const std::vector<at::Tensor>& params, bool maxi
       gradient = gradient.neg();
     }
     if (!gradient.is_same(given)) {
-      lent_.push_back({param, given});
+      lent_.push_back({param, given, std::move(written)});
       param.mutable_grad() = gradient;
     }
   }
 }
 
+void GradientsForTorch::finish() const {
+  const at::NoGradGuard no_grad;
+  for (const auto& lent : lent_) {
+    if (lent.written.defined()) {
+      values_of(lent.gradient).copy_(values_of(lent.written));
+    }
+  }
+}
+
 GradientsForTorch::~GradientsForTorch() {
-  for (const auto& [param, gradient] : lent_) {
-    param.mutable_grad() = gradient;
+  for (const auto& lent : lent_) {
+    lent.param.mutable_grad() = lent.gradient;
   }
 }
 

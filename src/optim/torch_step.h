@@ -52,7 +52,8 @@ class ForeignParams {
 };
 
 /// Gives LibTorch's step gradients in the form it takes: unscaled, clipped, dense, and negated to
-/// maximize. The destructor restores those that are not to be written.
+/// maximize. The parameters' own are written by finish(), so that a step that fails leaves them
+/// scaled as they were; the destructor gives them back.
 class GradientsForTorch {
  public:
   explicit GradientsForTorch(const AmpStep& amp_step) : amp_step_(amp_step) {}
@@ -61,11 +62,14 @@ class GradientsForTorch {
   GradientsForTorch& operator=(const GradientsForTorch&) = delete;
 
   void prepare(const std::vector<at::Tensor>& params, bool maximize);
+  /// Unscales and clips the parameters' own gradients, if the AmpStep says so.
+  void finish() const;
 
  private:
   struct Lent {
     at::Tensor param;
     at::Tensor gradient;
+    at::Tensor written;  ///< What is to become of it; undefined: nothing.
   };
 
   const AmpStep& amp_step_;
@@ -153,6 +157,7 @@ void step_with_torch(const char* function, torch::optim::Optimizer& optimizer,
   const auto groups =
       groups_for_torch<State, Options>(function, optimizer, foreign, rates, gradients);
   if (is_skipped(amp_step)) {
+    gradients.finish();
     return;
   }
   TorchOptimizer stand_in(groups, typename Options::Torch(1e-3));
@@ -171,6 +176,7 @@ void step_with_torch(const char* function, torch::optim::Optimizer& optimizer,
     give_back();
     throw;
   }
+  gradients.finish();
   give_back();
   follow_all<State, Options>(function, optimizer, foreign);
 }

@@ -11,6 +11,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/InferenceMode.h>
 
+#include <exception>
 #include <optional>
 #include <utility>
 
@@ -99,6 +100,14 @@ at::Tensor CopyingStep::open_float8(const at::Tensor& weight) {
 }
 
 void CopyingStep::finish() {
+  try {
+    keep_written();
+  } catch (const std::exception&) {
+    opened_.clear();  // The step has been made. Casts that were not kept are made anew.
+  }
+}
+
+void CopyingStep::keep_written() {
   std::vector<Opened> float8;
   for (Opened& opened : std::exchange(opened_, {})) {
     // After a write other than the step's own, the weight copy may hold another value.

@@ -52,7 +52,8 @@ class FASTAMP_API CopyingStep {
   ///            of the 16-bit dtype that a region used.
   at::Tensor open(const at::Tensor& weight, c10::ScalarType to);
 
-  /// To be called when the step is done or queued.
+  /// To be called when the step is done or queued. What cannot be kept for want of memory is
+  /// dropped, and nothing is thrown for it: the step has been made.
   void finish();
 
  private:
@@ -67,6 +68,7 @@ class FASTAMP_API CopyingStep {
 
   at::Tensor open_16_bit(const at::Tensor& weight, c10::ScalarType to, CallPath path);
   at::Tensor open_float8(const at::Tensor& weight);
+  void keep_written();
   static void finish_float8(const std::vector<Opened>& written);
 
   WeightCopies* copies_;

@@ -111,6 +111,7 @@ void GradScaler::Impl::begin(const char* function, const Optimizer& optimizer) c
 void GradScaler::Impl::unscale(Optimizer& optimizer, OptimizerRecord& record) {
   forget_if_scaled_anew(optimizer, record, call());
   core.unscale(record, scaler::gather(optimizer, record, Purpose::kUnscale), call());
+  record.clips_due = record.clips_at_step();
   scaler::apply_clips(optimizer, record);
 }
 
@@ -150,7 +151,7 @@ void GradScaler::Impl::update(const at::Tensor& new_scale) {
 
 void GradScaler::Impl::notify_of_iteration() {
   if (!capturing && core.skip_hooks().waits()) {
-    core.log().poll(/*wait=*/true);
+    core.log().poll_if_possible(/*wait=*/true);
   }
   report_news();
 }
@@ -221,6 +222,8 @@ std::optional<at::Tensor> GradScaler::Impl::step_if_finite(Optimizer& optimizer,
   const bool was_ready = record.progress.stage == Stage::kReady;
   if (was_ready) {
     unscale(optimizer, record);
+  } else {
+    scaler::apply_clips(optimizer, record);
   }
   const auto amp_step =
       scaler::ScalerCore::begin_step(record, was_ready, /*keep_scaled_grads=*/false);
@@ -277,8 +280,16 @@ void GradScaler::Impl::clip_value(Optimizer& optimizer, double clip_value) {
       gathered = scaler::gather(optimizer, *record, Purpose::kCheck);
     }
     next = core.clip_value(*record, std::move(gathered), clip_value, at_step, call());
-    if (next != ClipNext::kNothing) {
+    if (next == ClipNext::kNothing) {
+      continue;
+    }
+    try {
       clip_now(optimizer, *record);
+    } catch (...) {
+      if (next == ClipNext::kApply) {
+        record->clip_value.reset();  // A call that failed clips nothing later.
+      }
+      throw;
     }
   }
 }
@@ -343,6 +354,10 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   if (impl_->enabled) {
     impl_->expect_scale("unscale_");
     const auto record = scaler::record_of(impl_->core, optimizer);
+    if (record->clips_due) {
+      scaler::apply_clips(optimizer, *record);
+      return;
+    }
     scaler::check_order("unscale_", record->progress.stage);
     impl_->unscale(optimizer, *record);
   }

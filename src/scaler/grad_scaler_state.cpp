@@ -77,12 +77,14 @@ void GradScaler::load_state(const std::optional<GradScalerState>& state) {
   scaler::check_extras("load_state", rules, std::nullopt);
   scaler::check_counts("load_state", *state);
   scaler::check_notes("load_state", *state);
-  impl_->state.rules() = rules;
-  impl_->state.load(state->scale, state->growth_tracker,
+  // What needs memory comes first: what is loaded in the end is all of it or nothing.
+  const auto tensors = impl_->state.tensors_for(rules);
+  auto report = state->overflow_report;
+  impl_->core.load(state->scale, state->history, state->skipped_in_a_row);
+  impl_->state.load(rules, tensors, state->scale, state->growth_tracker,
                     state->hysteresis_tracker.value_or(rules.hysteresis),
                     state->fast_growth_limit.value_or(std::numeric_limits<double>::infinity()));
-  impl_->core.load(state->scale, state->history, state->skipped_in_a_row);
-  impl_->loaded_report = state->overflow_report;
+  impl_->loaded_report = std::move(report);
 }
 
 namespace {

@@ -15,6 +15,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones_like.h>
 
+#include <cstddef>
+#include <utility>
+
 namespace fastamp::scaler {
 at::Tensor clip_coefficient(const at::Tensor& total_norm, double max_norm) {
   const at::NoGradGuard no_grad;
@@ -42,16 +45,25 @@ void raise_unless_finite(at::Tensor& flag, const at::Tensor& factor) {
 }
 
 void multiply_(const std::vector<DeviceGradients>& groups, const at::Tensor& factor) {
+  struct Local {
+    at::Tensor factor;
+    at::Tensor flag;  ///< Nobody reads it, so it needs no value; undefined: there is no kernel.
+  };
   const at::NoGradGuard no_grad;
+  std::vector<Local> locals;  // All of them before the first gradient is written.
+  locals.reserve(groups.size());
   for (const auto& group : groups) {
     const bool has_kernel = has_checks(group);
-    const auto dtype = has_kernel ? at::kFloat : factor.scalar_type();
-    const auto local = on_device(factor, group.device, dtype);
-    if (has_kernel) {
-      // Nobody reads the flag, so it needs no value.
-      ops::unscale_and_check_(group.gradients, local, flag_without_value(local));
+    auto local = on_device(factor, group.device, has_kernel ? at::kFloat : factor.scalar_type());
+    auto flag = has_kernel ? flag_without_value(local) : at::Tensor();
+    locals.push_back({std::move(local), std::move(flag)});
+  }
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const auto& [local, flag] = locals[i];
+    if (flag.defined()) {
+      ops::unscale_and_check_(groups[i].gradients, local, flag);
     } else {
-      at::_foreach_mul_(group.gradients, local);
+      at::_foreach_mul_(groups[i].gradients, local);
     }
   }
 }

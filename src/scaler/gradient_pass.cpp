@@ -51,12 +51,11 @@ void prefetch_versions(const std::vector<at::Tensor>& gradients, std::size_t i) 
   }
 }
 
-/// Appends the version of each gradient to `versions`, after bumping it if `bump` says that the
-/// gradient was written. False if one has no version (inference tensors): `versions` is of no use
-/// then.
+/// Writes the version of each gradient to `versions`, which is as long, after bumping it if `bump`
+/// says that the gradient was written. False if one has no version (inference tensors): `versions`
+/// is of no use then.
 bool note_versions(const std::vector<at::Tensor>& gradients, bool bump,
                    std::vector<std::uint32_t>& versions) {
-  versions.resize(gradients.size());
   bool all = true;
   bool shared = false;
   for (std::size_t i = 0; i < gradients.size(); ++i) {
@@ -207,7 +206,7 @@ class GradientPass {
  public:
   GradientPass(std::vector<DeviceGradients> groups, const at::Tensor& inv_scale,
                const at::Tensor& found_inf, const PassOptions& options)
-      : options_(options), result_(std::vector<DeviceResult>()) {
+      : options_(options) {
     auto& devices = result_.devices_;
     devices.reserve(groups.size());
     // Copying tensors of other kinds to a device may run code that changes gradients.
@@ -227,11 +226,19 @@ class GradientPass {
           .counts = nullptr,
           .versions = {},
       });
+      devices.back().versions.resize(devices.back().seen.gradients.size());
     }
+    result_.dying_.resize(devices.size());
   }
 
   PassResult unscale() {
     count_ranges();
+    // All that may be missing is made before the first gradient is written.
+    for (auto& result : result_.devices_) {
+      if (has_kernels(result.seen.device.type())) {
+        prepare(result);
+      }
+    }
     for (auto& result : result_.devices_) {
       const bool has_kernel = has_kernels(result.seen.device.type());
       if (has_kernel) {
@@ -254,6 +261,7 @@ class GradientPass {
     count_ranges();
     const bool one_device = result_.devices_.size() == 1;
     for (auto& result : result_.devices_) {
+      prepare(result);
       run_check(result, one_device ? max_norm : std::nullopt);
       take_versions(result, /*bump=*/false);
     }
@@ -281,23 +289,23 @@ class GradientPass {
                         : copy_on(given, device, at::kFloat);
   }
 
-  std::optional<at::Tensor> counts_for(DeviceResult& result) const {
-    if (options_.buffers == nullptr) {
-      return std::nullopt;
+  /// Makes what a kernel writes beside the gradients.
+  void prepare(DeviceResult& result) const {
+    auto* const buffers = options_.buffers;
+    if (buffers != nullptr) {
+      result.counts = buffers->counts_for(result.seen.device, result.seen.positions);
     }
-    result.counts = options_.buffers->counts_for(result.seen.device, result.seen.positions);
-    return result.counts->counts;
+    result.sum_of_squares = buffers != nullptr ? buffers->sum_beside(result.inv_scale)
+                                               : new_scalar(result.inv_scale, at::kDouble);
   }
 
-  at::Tensor new_sum(const DeviceResult& result) const {
-    return options_.buffers != nullptr ? options_.buffers->sum_beside(result.inv_scale)
-                                       : new_scalar(result.inv_scale, at::kDouble);
+  static std::optional<at::Tensor> counts_of(const DeviceResult& result) {
+    return result.counts != nullptr ? std::optional(result.counts->counts) : std::nullopt;
   }
 
   void run_unscale(DeviceResult& result) const {
     const auto& gradients = result.seen.gradients;
-    const auto counts = counts_for(result);
-    result.sum_of_squares = new_sum(result);
+    const auto counts = counts_of(result);
     const auto& sum = result.sum_of_squares;
     // Versions are bumped as they are noted, in one walk over the gradients: take_versions().
     const at::AutoDispatchBelowADInplaceOrView no_versions;
@@ -322,8 +330,7 @@ class GradientPass {
 
   void run_check(DeviceResult& result, std::optional<double> max_norm) const {
     const auto& gradients = result.seen.gradients;
-    const auto counts = counts_for(result);
-    result.sum_of_squares = new_sum(result);
+    const auto counts = counts_of(result);
     std::optional<at::Tensor> coefficient;
     std::optional<at::Tensor> norm;
     if (max_norm) {
@@ -439,13 +446,12 @@ at::Tensor PassResult::total_norm(at::ScalarType dtype) const {
   return sum_norms({this}, dtype);
 }
 
-void PassResult::forget() {
+void PassResult::forget() noexcept {
   comparable_ = false;
-  std::vector<std::vector<at::Tensor>> dying;
-  dying.reserve(devices_.size());
-  for (auto& result : devices_) {
-    dying.push_back(std::exchange(result.seen.gradients, {}));
-    result.versions.clear();
+  auto dying = std::exchange(dying_, {});
+  for (std::size_t i = 0; i < dying.size(); ++i) {
+    dying[i].swap(devices_[i].seen.gradients);
+    devices_[i].versions.clear();
   }
   // Code of others may run from here on, and destroy this pass.
   for (auto& gradients : dying) {

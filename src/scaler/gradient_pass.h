@@ -83,6 +83,8 @@ struct PassOptions {
 /// cannot come back as another gradient. Not thread-safe.
 class FASTAMP_API PassResult {
  public:
+  /// Of no gradients: to be made before a pass, which it is then assigned.
+  PassResult() = default;
   PassResult(const PassResult&) = delete;
   PassResult& operator=(const PassResult&) = delete;
   PassResult(PassResult&&) = default;
@@ -111,20 +113,21 @@ class FASTAMP_API PassResult {
   /// first device. Needs has_norm() and a gradient. No synchronisation.
   at::Tensor total_norm(at::ScalarType dtype) const;
 
-  /// Lets the gradients go; holds() is false from then on.
-  void forget();
+  /// Lets the gradients go; holds() is false from then on. Needs no memory.
+  void forget() noexcept;
 
  private:
   friend class GradientPass;
-  explicit PassResult(std::vector<DeviceResult> devices) : devices_(std::move(devices)) {}
 
   std::vector<DeviceResult> devices_;
+  std::vector<std::vector<at::Tensor>> dying_;  ///< Room for what forget() lets go, by device.
   bool comparable_ = true;  ///< The versions show whether a gradient was changed.
 };
 
 /// Multiplies gradients by inv_scale, in place, and says what was inf or NaN: one call of an
 /// operator, or of its CPU kernel, per device. Sums the squares of what is left. Asynchronous on
-/// CUDA.
+/// CUDA. If it throws, because there is no memory, it has written no gradient of the device that
+/// it threw for, or of those that come after it.
 /// @param inv_scale  fp32, one element: 1 / scale.
 /// @param found_inf  fp32, one element: where the flag of each device starts from; see FlagUse.
 FASTAMP_API PassResult unscale(std::vector<DeviceGradients> gradients, const at::Tensor& inv_scale,

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <ios>
 #include <limits>
+#include <new>
 #include <span>
 
 namespace fastamp::scaler {
@@ -16,6 +18,10 @@ constexpr std::int64_t kSkipsBeforeWarning = 20;
 
 /// Whether 1 / scale, rounded to fp32, is a number that gradients may be multiplied by.
 bool is_invertible(double scale) { return std::isfinite(static_cast<float>(1.0 / scale)); }
+
+bool lacks_inverse(double before, double after) {
+  return !is_invertible(before) || !is_invertible(after);
+}
 
 /// @param ring_row  As kernels::ScaleHistory lays it out, or empty.
 StepRecord row_of_skip(std::int64_t step, double scale, std::span<const double> ring_row) {
@@ -46,8 +52,9 @@ NonFiniteByPosition read_counts(const Counts& counts) {
   return result;
 }
 
-void IterationLog::expect(const at::Tensor& scale, const std::vector<Outcome>& outcomes,
-                          bool notifies, const at::Tensor& ring_row) {
+IterationLog::Iterations IterationLog::prepare(const at::Tensor& scale,
+                                               const std::vector<Outcome>& outcomes,
+                                               bool notifies, const at::Tensor& ring_row) {
   std::vector<at::Tensor> scalars{scale};
   for (const auto& outcome : outcomes) {
     scalars.insert(scalars.end(), outcome.flags.begin(), outcome.flags.end());
@@ -55,76 +62,106 @@ void IterationLog::expect(const at::Tensor& scale, const std::vector<Outcome>& o
   if (ring_row.defined()) {
     scalars.push_back(ring_row);
   }
-  pending_.push_back({.number = iterations_,
-                      .outcomes = outcomes,
-                      .notifies = notifies,
-                      .readback = Readback(scalars)});
-  iterations_ += outcomes.empty() ? 0 : 1;
-  poll(/*wait=*/false);
+  Iterations prepared;
+  prepared.push_back(
+      {.outcomes = outcomes, .notifies = notifies, .readback = Readback(scalars)});
+  return prepared;
+}
+
+void IterationLog::expect(Iterations prepared) {
+  auto& iteration = prepared.front();
+  iteration.readback.start();
+  iteration.number = iterations_;
+  iterations_ += iteration.outcomes.empty() ? 0 : 1;
+  pending_.splice(pending_.end(), prepared);
 }
 
 void IterationLog::poll(bool wait) {
   while (!pending_.empty() && (wait || pending_.front().readback.ready())) {
-    auto iteration = std::move(pending_.front());
-    pending_.pop_front();
-    take_in(iteration);
+    take_in(pending_.front());
+    Iterations done;
+    done.splice(done.begin(), pending_, pending_.begin());
   }
 }
 
-void IterationLog::take_in(Iteration& iteration) {
+void IterationLog::poll_if_possible(bool wait) {
+  try {
+    poll(wait);
+  } catch (const std::bad_alloc&) {          // NOLINT(bugprone-empty-catch): see the header
+  } catch (const std::ios_base::failure&) {  // NOLINT(bugprone-empty-catch): a warning's text
+  }
+}
+
+// Changes what is known at its end, when nothing can fail any more.
+void IterationLog::take_in(const Iteration& iteration) {
   const auto values = iteration.readback.values();
-  const double before = std::exchange(scale_, values.front());
+  const double before = scale_;
+  const double after = values.front();
+  if (iteration.outcomes.empty()) {
+    scale_ = after;
+    return;
+  }
   auto flag = values.begin() + 1;
   Overflow overflow{.step = iteration.number, .scale = before, .optimizers = {}};
-  for (auto& outcome : iteration.outcomes) {
+  for (const auto& outcome : iteration.outcomes) {
     const auto end = flag + static_cast<std::ptrdiff_t>(outcome.flags.size());
     // NaN is not 0 either: any non-zero flag is an overflow.
     outcome.record->skipped = std::any_of(flag, end, [](double value) { return value != 0.0; });
     flag = end;
     if (outcome.record->skipped) {
-      overflow.optimizers.emplace_back(outcome.record, std::move(outcome.counts));
+      overflow.optimizers.emplace_back(outcome.record, outcome.counts);
     }
   }
-  if (iteration.outcomes.empty()) {
-    return;
-  }
-  skipped_ = !overflow.optimizers.empty();
-  skipped_in_a_row_ = skipped_ ? skipped_in_a_row_ + 1 : 0;
-  if (skipped_) {
-    if (iteration.notifies) {
-      const auto row = row_of_skip(iteration.number, before, {flag, values.end()});
-      for (const auto& [record, counts] : overflow.optimizers) {
-        skips_.push_back({.row = row, .optimizer = record});
-      }
+  const bool skipped = !overflow.optimizers.empty();
+  const auto skipped_in_a_row = skipped ? skipped_in_a_row_ + 1 : 0;
+  std::list<Skip> skips;
+  std::optional<std::string> warning;
+  if (skipped && iteration.notifies) {
+    const auto row = row_of_skip(iteration.number, before, {flag, values.end()});
+    for (const auto& [record, counts] : overflow.optimizers) {
+      skips.push_back({.row = row, .optimizer = record});
     }
+  }
+  if (skipped) {
+    warning = warning_due(before, after, skipped_in_a_row);
+  }
+  scale_ = after;
+  skipped_ = skipped;
+  skipped_in_a_row_ = skipped_in_a_row;
+  skips_.splice(skips_.end(), skips);
+  if (skipped) {
     overflow_ = std::move(overflow);
-    warn_if_due(before);
+  }
+  if (warning) {
+    warned_ = true;
+    warned_of_inverse_ = warned_of_inverse_ || lacks_inverse(before, after);
+    warning_ = std::move(warning);
   }
 }
 
-void IterationLog::warn_if_due(double before) {
-  const bool small = scale_ < 1.0 && before >= 1.0;
-  const bool no_inverse = !is_invertible(before) || !is_invertible(scale_);
+/// What the user is to be warned of after a skipped step, unless that was done.
+/// @param skipped  Steps in a row.
+std::optional<std::string> IterationLog::warning_due(double before, double after,
+                                                     std::int64_t skipped) const {
+  const bool small = after < 1.0 && before >= 1.0;
   auto what = new_text();
-  if (no_inverse && !warned_of_inverse_) {
-    warned_ = warned_of_inverse_ = true;
-    what << "the loss scale is " << (is_invertible(before) ? scale_ : before)
+  if (lacks_inverse(before, after) && !warned_of_inverse_) {
+    what << "the loss scale is " << (is_invertible(before) ? after : before)
          << ", and its inverse is not finite in fp32, so every step is skipped until "
             "update(new_scale) replaces it; min_scale keeps a scale from falling that far. If it "
             "has fallen, gradients were";
-  } else if (!warned_ && (small || skipped_in_a_row_ >= kSkipsBeforeWarning)) {
-    warned_ = true;
+  } else if (!warned_ && (small || skipped >= kSkipsBeforeWarning)) {
     if (small) {
-      what << "the loss scale fell below 1 (to " << scale_ << ")";
+      what << "the loss scale fell below 1 (to " << after << ")";
     } else {
-      what << skipped_in_a_row_ << " steps in a row were skipped";
+      what << skipped << " steps in a row were skipped";
     }
     what << ", so gradients are";
   } else {
-    return;
+    return std::nullopt;
   }
   what << " inf or NaN for a reason that a smaller scale does not cure";
-  warning_ = what.str();
+  return what.str();
 }
 
 }  // namespace fastamp::scaler

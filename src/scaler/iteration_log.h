@@ -10,7 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <map>
 #include <optional>
 #include <string>
@@ -59,15 +59,30 @@ class FASTAMP_API IterationLog {
                         std::int64_t skipped_in_a_row = 0)
       : iterations_(iterations), scale_(scale), skipped_in_a_row_(skipped_in_a_row) {}
 
-  /// Starts reading back what an iteration did, and takes in what has arrived. Without an outcome
-  /// it was none, and only the scale is new.
-  /// @param notifies     take_skips() returns its skips.
-  /// @param ring_row     Of the iteration, as kernels::ScaleHistory lays it out, for that; may be
-  ///     undefined.
-  void expect(const at::Tensor& scale, const std::vector<Outcome>& outcomes, bool notifies = false,
-              const at::Tensor& ring_row = {});
-  /// Takes in the iterations whose values have arrived, or waits for all of them.
+  /// An iteration whose end is still to come.
+  struct Iteration {
+    std::vector<Outcome> outcomes;
+    bool notifies;
+    Readback readback;
+    std::int64_t number = 0;
+  };
+  using Iterations = std::list<Iteration>;
+
+  /// Makes all that expect() needs, before the iteration ends. Without an outcome it is none, and
+  /// only the scale will be new.
+  /// @param notifies  take_skips() returns its skips.
+  /// @param ring_row     Where the iteration's will be, as kernels::ScaleHistory lays it out, for
+  ///     that; may be undefined.
+  static Iterations prepare(const at::Tensor& scale, const std::vector<Outcome>& outcomes,
+                            bool notifies = false, const at::Tensor& ring_row = {});
+  /// Starts reading back what the iteration did. Needs no memory.
+  void expect(Iterations prepared);
+  /// Takes in the iterations whose values have arrived, or waits for all of them. What it throws
+  /// leaves those that are not taken in for the next call.
   void poll(bool wait);
+  /// The same for a caller who has done what cannot be undone: what there is no memory for is left
+  /// to the next poll.
+  void poll_if_possible(bool wait);
 
   std::int64_t iterations() const { return iterations_; }
   double scale() const { return scale_; }
@@ -77,24 +92,17 @@ class FASTAMP_API IterationLog {
   const std::optional<Overflow>& overflow() const { return overflow_; }
 
   /// Returns, once, the skips that are known since the last call.
-  std::vector<Skip> take_skips() { return std::exchange(skips_, {}); }
+  std::list<Skip> take_skips() { return std::exchange(skips_, {}); }
 
   bool has_warning() const { return warning_.has_value(); }
   /// Returns, once, what the user is to be warned of: a sentence without its full stop.
   std::optional<std::string> take_warning() { return std::exchange(warning_, std::nullopt); }
 
  private:
-  struct Iteration {
-    std::int64_t number;
-    std::vector<Outcome> outcomes;
-    bool notifies;
-    Readback readback;
-  };
+  void take_in(const Iteration& iteration);
+  std::optional<std::string> warning_due(double before, double after, std::int64_t skipped) const;
 
-  void take_in(Iteration& iteration);
-  void warn_if_due(double before);
-
-  std::deque<Iteration> pending_;
+  Iterations pending_;
   std::int64_t iterations_;
   double scale_;
   bool skipped_ = false;
@@ -103,7 +111,7 @@ class FASTAMP_API IterationLog {
   bool warned_of_inverse_ = false;
   std::optional<std::string> warning_;
   std::optional<Overflow> overflow_;
-  std::vector<Skip> skips_;
+  std::list<Skip> skips_;
 };
 
 }  // namespace fastamp::scaler

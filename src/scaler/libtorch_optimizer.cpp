@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "scaler/libtorch_optimizer.h"
 
+#include "autocast/kept_casts.h"
 #include "core/repeat_finder.h"
 #include "scaler/clip_norms.h"
 #include "scaler/scaler_core.h"
@@ -113,15 +114,17 @@ bool moves_versions(const Optimizer& optimizer) {
          type == typeid(optim::AdamW) || type == typeid(optim::Muon);
 }
 
+/// Lists the weights at once: there may be no memory for that after a step.
 class WeightsChangedAtEnd {
  public:
-  explicit WeightsChangedAtEnd(const Optimizer& optimizer) : optimizer_(optimizer) {}
-  ~WeightsChangedAtEnd() { weights_changed(optimizer_); }
+  explicit WeightsChangedAtEnd(const Optimizer& optimizer)
+      : weights_(autocast::keys_of_weights(optimizer)) {}
+  ~WeightsChangedAtEnd() { autocast::forget_casts(weights_); }
   WeightsChangedAtEnd(const WeightsChangedAtEnd&) = delete;
   WeightsChangedAtEnd& operator=(const WeightsChangedAtEnd&) = delete;
 
  private:
-  const Optimizer& optimizer_;
+  std::vector<const c10::TensorImpl*> weights_;
 };
 
 }  // namespace
@@ -203,13 +206,15 @@ bool is_scaled_anew(const Optimizer& optimizer, const OptimizerRecord& record,
 
 void apply_clips(const Optimizer& optimizer, OptimizerRecord& record) {
   const at::NoGradGuard no_grad;
-  if (const auto coefficient = std::exchange(record.clip_coef, at::Tensor());
-      coefficient.defined()) {
+  if (const auto coefficient = record.clip_coef; coefficient.defined()) {
     ScalerCore::multiply(gather(optimizer, record, Purpose::kMultiply), coefficient);
+    record.clip_coef = at::Tensor();
   }
-  if (const auto clip_value = std::exchange(record.clip_value, std::nullopt)) {
+  if (const auto clip_value = record.clip_value) {
     clip_values(optimizer, record, *clip_value);
+    record.clip_value.reset();
   }
+  record.clips_due = false;
 }
 
 void clip_values(const Optimizer& optimizer, OptimizerRecord& record, double clip_value) {

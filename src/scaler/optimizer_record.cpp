@@ -23,6 +23,7 @@ std::shared_ptr<PassResult> OptimizerRecord::start_iteration() {
   clip_value.reset();
   earlier_flags.clear();
   earlier_counts.clear();
+  clips_due = false;
   return std::exchange(pass, nullptr);
 }
 

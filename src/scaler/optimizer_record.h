@@ -62,6 +62,9 @@ struct FASTAMP_API OptimizerRecord {
   /// them overflowed, and where that one's inf and NaN were counted.
   std::vector<at::Tensor> earlier_flags;
   Counts earlier_counts;
+  /// unscale_() has divided the gradients, and ended with an error before it had applied the clips
+  /// that were put off: called again, it applies them.
+  bool clips_due = false;
 
   bool clips_at_step() const { return clip_coef.defined() || clip_value.has_value(); }
 

@@ -32,6 +32,10 @@ std::optional<at::Tensor> given(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
 }
 
+std::int64_t rows_after(const std::vector<StepRecord>& loaded) {
+  return loaded.empty() ? 0 : loaded.back().step + 1;
+}
+
 }  // namespace
 
 bool is_plain_cpu_scalar(const at::Tensor& tensor, at::ScalarType dtype) {
@@ -146,11 +150,17 @@ void ScaleHistory::prepare(const at::Tensor& scale) {
   if (!history_.defined() || history_.device() != device) {
     const bool kept = history_size_ > 0 && has_kernels(device.type());
     const auto options = at::TensorOptions().device(device);
-    history_ = kept ? at::zeros({history_size_, kernels::ScaleHistory::kColumns},
-                                options.dtype(at::kFloat))
-                    : at::Tensor();
-    history_count_ = kept ? at::zeros({}, options.dtype(at::kLong)) : at::Tensor();
-    write_history();
+    at::Tensor history;
+    at::Tensor count;
+    if (kept) {
+      history =
+          at::zeros({history_size_, kernels::ScaleHistory::kColumns}, options.dtype(at::kFloat));
+      count = at::zeros({}, options.dtype(at::kLong));
+      write_history(loaded_, history, count);
+      rows_ = rows_after(loaded_);
+    }
+    history_ = std::move(history);
+    history_count_ = std::move(count);
   }
   scale_ = scale;
   note_update(scale);
@@ -197,40 +207,33 @@ void ScaleHistory::update(ScaleTensors& tensors, const ScaleRules& rules,
   note_update(tensors.scale);
 }
 
-void ScaleHistory::write_history() {
-  if (!keeps_history()) {
-    return;
-  }
+void ScaleHistory::write_history(const std::vector<StepRecord>& loaded, const at::Tensor& history,
+                                 const at::Tensor& count) const {
   const at::NoGradGuard no_grad;  // All in place: a captured graph writes there.
-  rows_ = loaded_.empty() ? 0 : loaded_.back().step + 1;
-  if (loaded_.empty()) {
-    history_.zero_();
-    history_count_.zero_();
-    return;
-  }
   const auto host = at::zeros({history_size_, kernels::ScaleHistory::kColumns}, at::kFloat);
   auto rows = host.accessor<float, 2>();
-  for (const auto& record : loaded_) {
+  for (const auto& record : loaded) {
     auto row = rows[record.step % history_size_];
     row[0] = static_cast<float>(record.scale);
     row[1] = record.skipped ? 1.0F : 0.0F;
     row[2] = static_cast<float>(record.norm);
     row[3] = static_cast<float>(record.growth_tracker);
   }
-  history_.copy_(host);
-  history_count_.fill_(rows_);
+  history.copy_(host);
+  count.fill_(rows_after(loaded));
 }
 
 void ScaleHistory::load_history(std::vector<StepRecord> rows) {
   const auto kept = std::min(rows.size(), static_cast<std::size_t>(history_size_));
   rows.erase(rows.begin(), rows.end() - static_cast<std::ptrdiff_t>(kept));
+  if (keeps_history()) {
+    write_history(rows, history_, history_count_);
+    rows_ = rows_after(rows);
+  }
   loaded_ = std::move(rows);
-  write_history();
 }
 
-at::Tensor ScaleHistory::last_row() const {
-  return history_.select(0, (rows_ - 1) % history_size_);
-}
+at::Tensor ScaleHistory::next_row() const { return history_.select(0, rows_ % history_size_); }
 
 std::vector<StepRecord> ScaleHistory::history() const {
   if (!keeps_history()) {

@@ -110,15 +110,17 @@ class FASTAMP_API ScaleHistory {
   std::int64_t history_size() const { return history_size_; }
   /// Notes that the device was asked to write a row, by update() or a replay of it.
   void note_row() { ++rows_; }
-  /// The row that was noted last: a view of the ring. Only if it keeps a history.
-  at::Tensor last_row() const;
+  /// The row that is written next: a view of the ring. Only if it keeps a history.
+  at::Tensor next_row() const;
   /// The iterations that are kept, oldest first. sync: waits for the device.
   std::vector<StepRecord> history() const;
   /// Replaces the ring by rows of consecutive steps; the last that fit are kept.
   void load_history(std::vector<StepRecord> rows);
 
  private:
-  void write_history();
+  /// Fills a ring, and the count of its rows, with those that were loaded.
+  void write_history(const std::vector<StepRecord>& loaded, const at::Tensor& history,
+                     const at::Tensor& count) const;
 
   std::int64_t history_size_;
   at::Tensor scale_;  ///< What the others were made for.

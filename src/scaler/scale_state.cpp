@@ -40,15 +40,15 @@ void ScaleState::initialise(c10::Device device) {
 
 at::Tensor ScaleState::scaled(const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(tensor.defined(), "scale: expected a tensor, got an undefined one");
-  ++times_scaled_;
   if (!initialised()) {
     initialise(tensor.device());
   }
-  return tensor.mul(on_device(tensors_.scale, tensor.device(), at::kFloat));
+  auto result = tensor.mul(on_device(tensors_.scale, tensor.device(), at::kFloat));
+  ++times_scaled_;
+  return result;
 }
 
 std::vector<at::Tensor> ScaleState::scaled(at::ArrayRef<at::Tensor> tensors) {
-  ++times_scaled_;
   std::vector<at::Tensor> replicas;
   std::vector<at::Tensor> results;
   results.reserve(tensors.size());
@@ -71,6 +71,7 @@ std::vector<at::Tensor> ScaleState::scaled(at::ArrayRef<at::Tensor> tensors) {
     }
     results.push_back(tensor.mul(*replica));
   }
+  ++times_scaled_;
   return results;
 }
 
@@ -91,8 +92,26 @@ double ScaleState::fast_growth_limit() const {
   return limit.defined() ? limit.item<double>() : init_fast_growth_limit_;
 }
 
-void ScaleState::load(double scale, int64_t growth_tracker, int64_t hysteresis_tracker,
+ScaleTensors ScaleState::tensors_for(const ScaleRules& rules) const {
+  auto tensors = tensors_;
+  if (initialised()) {
+    const c10::InferenceMode normal_mode(false);
+    const auto device = tensors.scale.device();
+    if (!tensors.hysteresis_tracker.defined() && rules.hysteresis > 1) {
+      tensors.hysteresis_tracker = scalar_on(device, at::kInt, 0);
+    }
+    if (!tensors.fast_growth_limit.defined() && rules.fast_growth_interval > 0) {
+      tensors.fast_growth_limit = scalar_on(device, at::kFloat, 0.0);
+    }
+  }
+  return tensors;
+}
+
+void ScaleState::load(const ScaleRules& rules, const ScaleTensors& tensors, double scale,
+                      int64_t growth_tracker, int64_t hysteresis_tracker,
                       double fast_growth_limit) {
+  rules_ = rules;
+  tensors_ = tensors;
   init_scale_ = scale;
   init_growth_tracker_ = growth_tracker;
   init_hysteresis_tracker_ = hysteresis_tracker;
@@ -106,15 +125,9 @@ void ScaleState::load(double scale, int64_t growth_tracker, int64_t hysteresis_t
   tensors_.growth_tracker.fill_(growth_tracker);
   if (tensors_.hysteresis_tracker.defined()) {
     tensors_.hysteresis_tracker.fill_(hysteresis_tracker);
-  } else if (rules_.hysteresis > 1) {
-    tensors_.hysteresis_tracker =
-        scalar_on(tensors_.scale.device(), at::kInt, init_hysteresis_tracker_);
   }
   if (tensors_.fast_growth_limit.defined()) {
     tensors_.fast_growth_limit.fill_(fast_growth_limit);
-  } else if (rules_.fast_growth_interval > 0) {
-    tensors_.fast_growth_limit =
-        scalar_on(tensors_.scale.device(), at::kFloat, init_fast_growth_limit_);
   }
 }
 

@@ -43,9 +43,12 @@ class ScaleState {
 
   double fast_growth_limit() const;  // sync: copies the scalar to the host
 
-  /// Replaces all four values, on the device too once it is known.
-  void load(double scale, int64_t growth_tracker, int64_t hysteresis_tracker,
-            double fast_growth_limit);
+  /// The tensors with those that other rules need besides, for load(), which then needs no memory.
+  ScaleTensors tensors_for(const ScaleRules& rules) const;
+  /// Replaces the rules and all four values, on the device too once it is known.
+  /// @param tensors  From tensors_for() these rules.
+  void load(const ScaleRules& rules, const ScaleTensors& tensors, double scale,
+            int64_t growth_tracker, int64_t hysteresis_tracker, double fast_growth_limit);
 
  private:
   void initialise(c10::Device device);

@@ -5,7 +5,6 @@
 #include "core/tensor_version.h"
 #include "scaler/clip_norms.h"
 #include "scaler/gradient_factors.h"
-#include "scaler/step_logger.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -17,6 +16,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <utility>
 
 namespace fastamp::scaler {
@@ -26,11 +26,17 @@ at::Tensor flag_for_pass(const ScalerCall& call) {
   return call.spare_flag.defined() ? call.spare_flag : flag_without_value(call.scale);
 }
 
-std::vector<at::Tensor> flags_of(const PassResult& pass) {
-  std::vector<at::Tensor> flags;
+/// @param flags  With room for them.
+std::vector<at::Tensor> flags_of(const PassResult& pass, std::vector<at::Tensor> flags) {
   for (const auto& device : pass.devices()) {
     flags.push_back(device.found_inf);
   }
+  return flags;
+}
+
+std::vector<at::Tensor> room_for_flags(const std::vector<DeviceGradients>& groups) {
+  std::vector<at::Tensor> flags;
+  flags.reserve(groups.size());
   return flags;
 }
 
@@ -269,12 +275,15 @@ void ScalerCore::end_pass(OptimizerRecord& record, const Gathered& gathered) {
 
 void ScalerCore::unscale(OptimizerRecord& record, Gathered gathered, const ScalerCall& call) {
   TORCH_INTERNAL_ASSERT(!gathered.has_foreign());
-  const auto earlier = std::exchange(record.pass, nullptr);  // Its end may run code.
+  const auto earlier = record.pass;  // Its end may run code.
   const auto inv_scale = inverse_for(record, call.scale, gathered);
-  auto pass = std::make_shared<PassResult>(scaler::unscale(
-      std::move(gathered.groups), inv_scale, flag_for_pass(call), options_for(record)));
+  // What notes the pass is made before it: nothing can be missing once gradients are divided.
+  auto pass = std::make_shared<PassResult>();
+  auto flags = room_for_flags(gathered.groups);
+  *pass = scaler::unscale(std::move(gathered.groups), inv_scale, flag_for_pass(call),
+                          options_for(record));
   record.shares_gradients = gathered.shared;
-  record.progress = {.stage = Stage::kUnscaled, .flags = flags_of(*pass)};
+  record.progress = {.stage = Stage::kUnscaled, .flags = flags_of(*pass, std::move(flags))};
   note_pass(record, std::move(pass), call);
   agree_on_pass(record, call);
 }
@@ -297,7 +306,7 @@ std::optional<bool> ScalerCore::check(OptimizerRecord& record, Gathered gathered
   const auto inv_scale = inverse_for(record, call.scale, gathered);
   auto pass = std::make_shared<PassResult>(scaler::check(
       std::move(gathered.groups), inv_scale, flag_for_pass(call), options_for(record), max_norm));
-  record.progress = {.stage = Stage::kReady, .flags = flags_of(*pass)};
+  record.progress = {.stage = Stage::kReady, .flags = flags_of(*pass, {})};
   note_pass(record, std::move(pass), call);
   record.inv_scale = inv_scale;
   try {
@@ -382,12 +391,12 @@ ClipNext ScalerCore::clip_value(OptimizerRecord& record, std::optional<Gathered>
   if (record.clip_value) {
     return ClipNext::kApplyThenRepeat;
   }
-  record.clip_value = clip_value;
   // The pass, which the step will use, says whose gradients are to be clipped: others that a later
   // iteration makes, if this one is broken off, are not.
   const bool put_off =
       at_step && (record.progress.stage != Stage::kReady || record.pass != nullptr ||
                   (gathered && check(record, *std::move(gathered), call) == true));
+  record.clip_value = clip_value;
   return put_off ? ClipNext::kNothing : ClipNext::kApply;
 }
 
@@ -447,7 +456,7 @@ optim::AmpStep ScalerCore::begin_unscaled_step(OptimizerRecord& record, const Sk
   return begin_step(record, /*was_ready=*/false, /*keep_scaled_grads=*/!record.clips_at_step());
 }
 
-void ScalerCore::end_step(OptimizerRecord& record) {
+void ScalerCore::end_step(OptimizerRecord& record) noexcept {
   record.progress.stage = Stage::kStepped;
   if (const auto pass = record.pass) {
     pass->forget();
@@ -480,49 +489,67 @@ std::vector<RecordPointer> ScalerCore::records_counted_last() const {
   return counted;
 }
 
-void ScalerCore::start_iteration() {
-  // Gradients and records end when no record is looked at: that may run code of users.
-  std::vector<RecordPointer> all;
-  all.reserve(records_->size());
+ScalerCore::Passed ScalerCore::prepare_passed() const {
+  Passed passed;
+  passed.records.reserve(records_->size());
+  passed.passes.reserve(records_->size());
   for (const auto& [key, record] : *records_) {
-    all.push_back(record);
+    passed.records.push_back(record);
   }
-  std::vector<std::shared_ptr<PassResult>> ended;
-  ended.reserve(all.size());
-  for (const auto& record : all) {
-    ended.push_back(record->start_iteration());
+  return passed;
+}
+
+// Gradients and records end with `passed`, when no record is looked at: that may run code of users.
+void ScalerCore::start_iteration(Passed passed) {
+  for (const auto& record : passed.records) {
+    passed.passes.push_back(record->start_iteration());
   }
   std::erase_if(*records_, [](const auto& entry) {
     return entry.first < 0 || entry.second->handle->is_gone();
   });
 }
 
-void ScalerCore::end_iteration(IterationEnd end) {
-  auto& [tensors, rules, outcomes, new_scale, capturing] = end;
+ScalerCore::PreparedEnd ScalerCore::prepare_end(IterationEnd end) {
+  const auto& [tensors, rules, outcomes, new_scale, capturing] = end;
   if (outcomes.empty() && !new_scale.defined()) {
     throw NoGradients(
         "update: expected unscale_() or step() on an optimizer with gradients before it, got "
         "neither: No inf checks were recorded prior to update.");
   }
+  PreparedEnd prepared;
+  if (!outcomes.empty()) {
+    for (const auto& outcome : outcomes) {
+      prepared.flags_.insert(prepared.flags_.end(), outcome.flags.begin(), outcome.flags.end());
+    }
+    scale_history_.prepare(tensors.scale);
+    if (scale_history_.keeps_history()) {
+      prepared.norm_ = total_norm(outcomes, tensors.scale.device());
+    }
+  }
+  if (!capturing) {
+    prepared.prepared_ = prepare_outcomes(tensors.scale, outcomes);
+  }
+  prepared.passed_ = prepare_passed();
+  prepared.end_ = std::move(end);
+  return prepared;
+}
+
+void ScalerCore::end_iteration(IterationEnd end) { end_iteration(prepare_end(std::move(end))); }
+
+void ScalerCore::end_iteration(PreparedEnd prepared) {
+  auto& [tensors, rules, outcomes, new_scale, capturing] = prepared.end_;
   if (outcomes.empty()) {
     const at::NoGradGuard no_grad;
     tensors.scale.copy_(new_scale.reshape({}));
   } else {
-    std::vector<at::Tensor> flags;
-    for (const auto& outcome : outcomes) {
-      flags.insert(flags.end(), outcome.flags.begin(), outcome.flags.end());
-    }
-    scale_history_.prepare(tensors.scale);
-    const auto norm = scale_history_.keeps_history() ? total_norm(outcomes, tensors.scale.device())
-                                                     : at::Tensor();
-    scale_history_.update(tensors, rules, flags, norm, new_scale);
+    scale_history_.update(tensors, rules, prepared.flags_, prepared.norm_, new_scale);
   }
   if (capturing) {
-    captured_ = outcomes;
+    captured_ = std::move(outcomes);
   } else {
-    note_outcomes(tensors.scale, outcomes);
+    note_outcomes(std::move(prepared.prepared_));
   }
-  start_iteration();
+  start_iteration(std::move(prepared.passed_));
 }
 
 void ScalerCore::note_replay(const ScaleTensors& tensors, const std::vector<Outcome>& captured) {
@@ -531,24 +558,38 @@ void ScalerCore::note_replay(const ScaleTensors& tensors, const std::vector<Outc
   bump_version(tensors.hysteresis_tracker);
   bump_version(tensors.fast_growth_limit);
   scale_history_.note_update(tensors.scale);
-  note_outcomes(tensors.scale, captured);
+  note_outcomes(prepare_outcomes(tensors.scale, captured));
 }
 
-void ScalerCore::note_outcomes(const at::Tensor& scale, const std::vector<Outcome>& outcomes) {
-  const auto step = log_.iterations();
+ScalerCore::PreparedOutcomes ScalerCore::prepare_outcomes(const at::Tensor& scale,
+                                          const std::vector<Outcome>& outcomes) const {
   const bool has_row = !outcomes.empty() && scale_history_.keeps_history();
+  const bool notifies = !outcomes.empty() && !skip_hooks_.empty();
+  const auto row = has_row ? scale_history_.next_row() : at::Tensor();
+  PreparedOutcomes prepared{.iteration = IterationLog::prepare(scale, outcomes, notifies,
+                                               notifies ? row : at::Tensor()),
+            .rows = {}};
   if (has_row) {
+    prepared.rows.reserve(loggers_.size());
+    for (const auto& logger : loggers_) {
+      prepared.rows.push_back(logger->is_released()
+                              ? StepLogger::Rows()
+                              : StepLogger::prepare(log_.iterations(), row, outcomes));
+    }
+  }
+  return prepared;
+}
+
+void ScalerCore::note_outcomes(PreparedOutcomes prepared) {
+  const auto& outcomes = prepared.iteration.front().outcomes;
+  if (!outcomes.empty() && scale_history_.keeps_history()) {
     scale_history_.note_row();
   }
-  const bool notifies = !outcomes.empty() && !skip_hooks_.empty();
-  log_.expect(scale, outcomes, notifies,
-              notifies && has_row ? scale_history_.last_row() : at::Tensor());
-  if (!has_row) {
-    return;
+  log_.expect(std::move(prepared.iteration));
+  for (std::size_t i = 0; i < prepared.rows.size(); ++i) {
+    loggers_[i]->expect(std::move(prepared.rows[i]));
   }
-  for (const auto& logger : loggers_) {
-    logger->expect(step, scale_history_.last_row(), outcomes);
-  }
+  log_.poll_if_possible(/*wait=*/false);
 }
 
 }  // namespace fastamp::scaler

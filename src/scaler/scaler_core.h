@@ -7,6 +7,7 @@
 #include "scaler/scale_ops.h"
 #include "scaler/skip_hooks.h"
 #include "scaler/spike_rule.h"
+#include "scaler/step_logger.h"
 
 #include <fastamp/macros.h>
 #include <fastamp/optim/amp_step.h>
@@ -214,7 +215,7 @@ class FASTAMP_API ScalerCore {
   static optim::AmpStep begin_unscaled_step(OptimizerRecord& record, const SkipReasons& reasons,
                                             const ScalerCall& call);
   /// Lets the gradients go, of an optimizer that was stepped.
-  static void end_step(OptimizerRecord& record);
+  static void end_step(OptimizerRecord& record) noexcept;
 
   // -- the end of an iteration
 
@@ -223,6 +224,11 @@ class FASTAMP_API ScalerCore {
   /// Ends an iteration: moves the scale, writes history, starts reading back.
   /// @throws NoGradients  There are neither outcomes nor a new scale.
   void end_iteration(IterationEnd end);
+  /// The same in two parts, for a step in between that must not be made if the iteration could not
+  /// be ended: all that can fail but for moving the scale, and the rest.
+  class PreparedEnd;
+  PreparedEnd prepare_end(IterationEnd end);
+  void end_iteration(PreparedEnd prepared);
   std::vector<Outcome> take_captured() { return std::exchange(captured_, {}); }
   /// Takes note of a replay: versions that it moved, its outcome.
   void note_replay(const ScaleTensors& tensors, const std::vector<Outcome>& captured);
@@ -233,8 +239,21 @@ class FASTAMP_API ScalerCore {
   PassOptions options_for(OptimizerRecord& record) const;
   at::Tensor inverse_for(OptimizerRecord& record, const at::Tensor& scale,
                          Gathered& gathered) const;
-  void start_iteration();
-  void note_outcomes(const at::Tensor& scale, const std::vector<Outcome>& outcomes);
+  /// What is told of an iteration that ends.
+  struct PreparedOutcomes {
+    IterationLog::Iterations iteration;
+    std::vector<StepLogger::Rows> rows;  ///< For each logger; none without a row of the history.
+  };
+  /// All records, and room for the passes of the iteration that ends.
+  struct Passed {
+    std::vector<RecordPointer> records;
+    std::vector<std::shared_ptr<PassResult>> passes;
+  };
+
+  Passed prepare_passed() const;
+  void start_iteration(Passed passed);
+  PreparedOutcomes prepare_outcomes(const at::Tensor& scale, const std::vector<Outcome>& outcomes) const;
+  void note_outcomes(PreparedOutcomes prepared);
 
   std::shared_ptr<Records> records_;
   ScaleHistory scale_history_;
@@ -243,6 +262,17 @@ class FASTAMP_API ScalerCore {
   std::vector<std::shared_ptr<StepLogger>> loggers_;
   SkipHooks skip_hooks_;
   std::uint64_t passes_ = 0;  ///< Made so far.
+};
+
+/// What prepare_end() has made.
+class ScalerCore::PreparedEnd {
+  friend class ScalerCore;
+
+  IterationEnd end_;
+  std::vector<at::Tensor> flags_;
+  at::Tensor norm_;  ///< May be undefined.
+  PreparedOutcomes prepared_;
+  Passed passed_;
 };
 
 }  // namespace fastamp::scaler

@@ -2,10 +2,31 @@
 #include "scaler/skip_hooks.h"
 
 #include <algorithm>
-#include <iterator>
+#include <memory>
+#include <new>
 #include <utility>
 
 namespace fastamp::scaler {
+namespace {
+
+/// A hook and a copy of its function: it may remove itself.
+struct Call {
+  std::shared_ptr<SkipHook> hook;
+  std::function<void(const Skip&)> callback;
+};
+
+/// What is to be called now: a hook may add others.
+std::vector<Call> calls_of(const std::vector<std::shared_ptr<SkipHook>>& hooks) {
+  std::vector<Call> calls;
+  for (const auto& hook : hooks) {
+    if (hook->callback) {
+      calls.push_back({hook, hook->callback});
+    }
+  }
+  return calls;
+}
+
+}  // namespace
 
 std::shared_ptr<SkipHook> SkipHooks::add(SkipHook hook) {
   std::erase_if(hooks_, [](const auto& other) { return !other->callback; });
@@ -21,18 +42,23 @@ bool SkipHooks::waits() const {
                              [](const auto& hook) { return hook->waits && bool(hook->callback); });
 }
 
-void SkipHooks::notify(std::vector<Skip> skips) {
-  std::ranges::move(skips, std::back_inserter(due_));
+void SkipHooks::notify(std::list<Skip> skips) {
+  due_.splice(due_.end(), skips);
   if (due_.empty() || std::exchange(notifying_, true)) {
     return;
   }
   const std::unique_ptr<bool, void (*)(bool*)> end(&notifying_, [](bool* flag) { *flag = false; });
   while (!due_.empty()) {
+    std::vector<Call> calls;
+    try {
+      calls = calls_of(hooks_);
+    } catch (const std::bad_alloc&) {
+      return;  // The iteration is over. The next call tells of its skip.
+    }
     const auto skip = std::move(due_.front());
     due_.pop_front();
-    const auto hooks = hooks_;  // A hook may add others.
-    for (const auto& hook : hooks) {
-      if (const auto callback = hook->callback) {  // A copy: it may remove itself.
+    for (const auto& [hook, callback] : calls) {
+      if (hook->callback) {  // Unless another one has removed it.
         callback(skip);
       }
     }

@@ -5,8 +5,8 @@
 
 #include <fastamp/macros.h>
 
-#include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <vector>
 
@@ -29,11 +29,11 @@ class FASTAMP_API SkipHooks {
   /// Notifies of steps, in order, after those that are still due. A hook may do anything but
   /// destroy the scaler; steps that end meanwhile come afterwards. If a hook throws, the hooks
   /// after it do not hear of this step, and the next call goes on with the steps after it.
-  void notify(std::vector<Skip> skips);
+  void notify(std::list<Skip> skips);
 
  private:
   std::vector<std::shared_ptr<SkipHook>> hooks_;
-  std::deque<Skip> due_;
+  std::list<Skip> due_;
   bool notifying_ = false;
 };
 

@@ -26,6 +26,7 @@ using scaler::OptimizerRecord;
 using scaler::Purpose;
 using scaler::Stage;
 using torch::optim::Optimizer;
+using PreparedEnd = scaler::ScalerCore::PreparedEnd;
 
 namespace {
 
@@ -75,8 +76,10 @@ scaler::RecordPointer StepGuard::Impl::begin() {
   if (!one.scale.defined()) {
     const c10::InferenceMode normal_mode(false);
     const auto device = device_of(optimizer);
-    one.scale = at::ones({}, at::TensorOptions(at::kFloat).device(device));
-    one.growth_tracker = at::zeros({}, at::TensorOptions(at::kInt).device(device));
+    scaler::ScaleTensors made;
+    made.scale = at::ones({}, at::TensorOptions(at::kFloat).device(device));
+    made.growth_tracker = at::zeros({}, at::TensorOptions(at::kInt).device(device));
+    one = std::move(made);
   }
   ++calls;
   auto record = scaler::record_of(core, optimizer);
@@ -99,15 +102,26 @@ void StepGuard::Impl::check(OptimizerRecord& record) {
   }
 }
 
-std::optional<at::Tensor> StepGuard::Impl::step_checked(OptimizerRecord& record) {
+std::optional<at::Tensor> StepGuard::Impl::step_checked(OptimizerRecord& record,
+                                                        std::optional<PreparedEnd>& end) {
   check(record);
   if (record.progress.stage == Stage::kUnscaled) {
     scaler::apply_clips(optimizer, record);
   }
   const auto amp_step = scaler::ScalerCore::begin_unscaled_step(
-      record,
-      {.not_finite = std::exchange(losses, {}), .spike = spike ? &*spike : nullptr, .norm = {}},
+      record, {.not_finite = losses, .spike = spike ? &*spike : nullptr, .norm = {}},
       call(/*agrees=*/true));
+  if (const auto& flags = record.progress.flags; !flags.empty()) {
+    std::vector<scaler::Outcome> outcomes;
+    outcomes.push_back({.record = scaler::find_record(core, optimizer),
+                        .flags = flags,
+                        .counts = record.counts()});
+    end.emplace(core.prepare_end({.tensors = one,
+                                  .rules = rules_of_one(),
+                                  .outcomes = std::move(outcomes),
+                                  .new_scale = {},
+                                  .capturing = false}));
+  }
   if (scaler::supports_amp_step(optimizer, /*fuse=*/false)) {
     return scaler::step_with(optimizer, amp_step);
   }
@@ -136,26 +150,23 @@ at::Tensor StepGuard::Impl::clip_norm(OptimizerRecord& record, const scaler::Nor
   return scaler::clip_unscaled(optimizer, record, clip, at_step, &now);
 }
 
-void StepGuard::Impl::end(OptimizerRecord& record) {
-  std::vector<scaler::Outcome> outcomes;
-  const auto& flags = record.progress.flags;
-  if (flags.empty()) {  // There were no gradients.
+void StepGuard::Impl::end(OptimizerRecord& record, std::optional<PreparedEnd> end) {
+  if (!end) {  // There were no gradients.
     const auto earlier = record.start_iteration();
     return;
   }
-  outcomes.push_back(
-      {.record = scaler::find_record(core, optimizer), .flags = flags, .counts = record.counts()});
-  core.end_iteration({.tensors = one,
-                      .rules = rules_of_one(),
-                      .outcomes = std::move(outcomes),
-                      .new_scale = {},
-                      .capturing = false});
-  poll(/*wait=*/core.skip_hooks().waits());
+  core.end_iteration(*std::move(end));
+  core.log().poll_if_possible(/*wait=*/core.skip_hooks().waits());
+  tell();
   refuse_more_skips();
 }
 
 void StepGuard::Impl::poll(bool wait) {
   core.log().poll(wait);
+  tell();
+}
+
+void StepGuard::Impl::tell() {
   if (core.log().take_warning()) {
     TORCH_WARN("StepGuard: ", core.log().skipped_in_a_row(),
                " steps in a row were skipped. Look at overflow_report(model->named_parameters()) "
@@ -192,13 +203,20 @@ std::optional<at::Tensor> StepGuard::step(const Optimizer::LossClosure& closure)
   }
   const auto record = impl_->begin();
   std::optional<at::Tensor> result;
+  std::optional<PreparedEnd> end;
+  auto spike = impl_->spike;
   try {
-    result = impl_->step_checked(*record);
+    result = impl_->step_checked(*record, end);
   } catch (...) {
-    const auto earlier = record->start_iteration();
+    impl_->spike.swap(spike);  // A step that was not made has no norm.
+    // A clip that was put off counts for the step that is made instead, if that has the gradients.
+    if (record->pass == nullptr || !record->pass->unchanged()) {
+      const auto earlier = record->start_iteration();
+    }
     throw;
   }
-  impl_->end(*record);
+  const auto losses = std::exchange(impl_->losses, {});
+  impl_->end(*record, std::move(end));
   return loss ? loss : result;
 }
 
@@ -258,11 +276,14 @@ void StepGuard::load_state(const StepGuardState& state) {
   notes.history = state.history;
   notes.skipped_in_a_row = state.skipped_in_a_row;
   scaler::check_notes("load_state", notes);
-  if (impl_->spike) {
-    impl_->spike->load("load_state", state.spike.value_or(SpikeState{}));
+  auto spike = impl_->spike;
+  if (spike) {
+    spike->load("load_state", state.spike.value_or(SpikeState{}));
   }
+  auto report = state.overflow_report;
   impl_->core.load(1.0, state.history, state.skipped_in_a_row);
-  impl_->loaded_report = state.overflow_report;
+  impl_->spike.swap(spike);
+  impl_->loaded_report = std::move(report);
 }
 
 torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,

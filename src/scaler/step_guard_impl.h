@@ -24,11 +24,15 @@ struct StepGuard::Impl {
   scaler::RecordPointer begin();
   /// Checks gradients, in place where they cannot be checked otherwise.
   void check(scaler::OptimizerRecord& record);
-  std::optional<at::Tensor> step_checked(scaler::OptimizerRecord& record);
+  /// @param end  Set to what end() will need, unless there are no gradients.
+  std::optional<at::Tensor> step_checked(scaler::OptimizerRecord& record,
+                                         std::optional<scaler::ScalerCore::PreparedEnd>& end);
   at::Tensor clip_norm(scaler::OptimizerRecord& record, const scaler::NormClip& clip);
   /// Ends the iteration of a step.
-  void end(scaler::OptimizerRecord& record);
+  void end(scaler::OptimizerRecord& record, std::optional<scaler::ScalerCore::PreparedEnd> end);
   void poll(bool wait);
+  /// Warns if that is due, and gives loggers and hooks what has arrived.
+  void tell();
   void refuse_more_skips();
 
   torch::optim::Optimizer& optimizer;

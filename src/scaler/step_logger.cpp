@@ -7,6 +7,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/sum.h>
 
 #include <algorithm>
@@ -43,13 +44,10 @@ CastCounts StepLogger::casts_since_last() {
   return casts;
 }
 
-void StepLogger::expect(std::int64_t step, const at::Tensor& ring_row,
-                        const std::vector<Outcome>& outcomes) {
-  if (is_released()) {
-    return;
-  }
+StepLogger::Rows StepLogger::prepare(std::int64_t step, const at::Tensor& ring_row,
+                                     const std::vector<Outcome>& outcomes) {
   const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> numbers{ring_row.to(at::kDouble)};
+  std::vector<at::Tensor> numbers;
   std::vector<at::Tensor> zeros;
   std::vector<std::size_t> flags;
   std::vector<std::size_t> counts;
@@ -73,12 +71,31 @@ void StepLogger::expect(std::int64_t step, const at::Tensor& ring_row,
     }
   }
   numbers.insert(numbers.end(), zeros.begin(), zeros.end());
-  pending_.push_back({.step = step,
+  const auto known = at::cat(numbers);
+  const auto columns = ring_row.numel();
+  const auto all = at::empty({columns + known.numel()}, known.options());
+  all.narrow(0, columns, known.numel()).copy_(known);
+  Rows prepared;
+  prepared.push_back({.step = step,
                       .flags = std::move(flags),
                       .counts = std::move(counts),
                       .counts_zeros = counts_zeros,
-                      .casts = casts_since_last(),
-                      .readback = Readback({at::cat(numbers)})});
+                      .ring_row = ring_row,
+                      .ring_numbers = all.narrow(0, 0, columns),
+                      .readback = Readback({all})});
+  return prepared;
+}
+
+void StepLogger::expect(Rows prepared) {
+  if (is_released()) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  auto& row = prepared.front();
+  row.ring_numbers.copy_(std::exchange(row.ring_row, at::Tensor()));
+  row.casts = casts_since_last();
+  row.readback.start();
+  pending_.splice(pending_.end(), prepared);
 }
 
 LoggedStep StepLogger::row_of(Pending& pending) {

@@ -12,7 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <memory>
 #include <vector>
 
@@ -27,9 +27,25 @@ class FASTAMP_API StepLogger {
   StepLogger(const StepLogger&) = delete;
   StepLogger& operator=(const StepLogger&) = delete;
 
-  /// Starts reading back what an iteration did. Runs no code of users.
-  /// @param ring_row  Of the iteration, as kernels::ScaleHistory lays it out.
-  void expect(std::int64_t step, const at::Tensor& ring_row, const std::vector<Outcome>& outcomes);
+  /// A row on its way.
+  struct Pending {
+    std::int64_t step;
+    std::vector<std::size_t> flags;   ///< How many each optimizer has,
+    std::vector<std::size_t> counts;  ///< and counters of inf and NaN.
+    bool counts_zeros;
+    at::Tensor ring_row;      ///< As kernels::ScaleHistory lays it out,
+    at::Tensor ring_numbers;  ///< and where it goes, among the numbers that are read back.
+    Readback readback;
+    CastCounts casts = {};
+  };
+  using Rows = std::list<Pending>;
+
+  /// Makes all that expect() needs, before the iteration ends. Runs no code of users.
+  /// @param ring_row  Where the iteration's will be.
+  static Rows prepare(std::int64_t step, const at::Tensor& ring_row,
+                      const std::vector<Outcome>& outcomes);
+  /// Starts reading back what the iteration did. Needs no memory.
+  void expect(Rows prepared);
   /// Calls the callback with the rows that have arrived, or waits for all of them. What it throws
   /// leaves the rows that come after as they are.
   void pass_on(bool wait);
@@ -40,22 +56,13 @@ class FASTAMP_API StepLogger {
   bool is_released() const { return callback_ == nullptr; }
 
  private:
-  struct Pending {
-    std::int64_t step;
-    std::vector<std::size_t> flags;   ///< How many each optimizer has,
-    std::vector<std::size_t> counts;  ///< and counters of inf and NaN.
-    bool counts_zeros;
-    CastCounts casts;
-    Readback readback;
-  };
-
   static LoggedStep row_of(Pending& pending);
   CastCounts casts_since_last();
 
   std::shared_ptr<const LogCallback> callback_;
   std::shared_ptr<autocast::Recorder> recorder_;  ///< Null: casts are not counted.
   CastCounts counted_;                            ///< By the recorder, up to the last iteration.
-  std::deque<Pending> pending_;
+  Rows pending_;
   bool passing_on_ = false;
 };
 

@@ -214,7 +214,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             if any(param is own for group in self.param_groups for own in group["params"]):
                 _C.forget_starting_masters([param])
         elif not MASTERS.isdisjoint(state):
-            master = _C.take_starting_master(param)
+            master = _C.kept_starting_master(param)
             if master is None:
                 return
             for key in MASTERS.intersection(state):
@@ -225,6 +225,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 else:
                     state[MASTER] = master
                     del state[key]
+            _C.forget_starting_masters([param])
 
     def _all_with_gradients(self) -> list[tuple[int, Tensor]]:
         return [
@@ -261,8 +262,14 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _fastamp_prepare(self, param: Tensor, group: dict[str, Any]) -> None:
         # Called by the native step for a parameter whose state is missing or of another layout.
         state = self.state[param]
-        adopt(param, group, state)
-        self._complete_state(param, group, state)
+        complete = dict(state)  # All of it is made before any of it is kept: memory may run out.
+        adopt(param, group, complete)
+        self._complete_state(param, group, complete)
+        for key in state.keys() - complete.keys():
+            del state[key]
+        state.update(complete)
+        if has_master(param):
+            _C.forget_starting_masters([param])  # Its state has the master now.
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group of parameters.

@@ -264,7 +264,7 @@ def _complete_master(param: Tensor, group: dict[str, Any], state: dict[Any, Any]
         state[MASTER] = master_from_error_bits(param, bits)
     if group.get("master") == "remainder":
         if REMAINDER not in state:
-            master = state[MASTER] if MASTER in state else _C.take_starting_master(param)
+            master = state[MASTER] if MASTER in state else _C.kept_starting_master(param)
             state[REMAINDER] = _no_remainder(param) if master is None else split(param, master)
         state.pop(MASTER, None)
     else:
@@ -280,8 +280,8 @@ def _no_remainder(param: Tensor) -> Tensor:
 
 
 def first_master(param: Tensor) -> Tensor:
-    """The master that a 16-bit parameter starts from; the next call does not know it any more."""
-    starting = _C.take_starting_master(param)
+    """The master that a 16-bit parameter starts from. Who keeps it forgets the starting master."""
+    starting = _C.kept_starting_master(param)
     return param.detach().float() if starting is None else starting
 
 

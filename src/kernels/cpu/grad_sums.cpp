@@ -12,8 +12,10 @@
 #include "kernels/functors/norm.h"
 #include "kernels/functors/unscale.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstdint>
 
 namespace fastamp::kernels::cpu {
@@ -116,6 +118,9 @@ GradArrays::GradArrays(const char* function, at::TensorList grads, KnownArrays k
         own_.push_back(array_of(grad, writes));
       } else {
         strided_.push_back(i);
+        if (writes) {
+          dense_.push_back(at::empty(grad.sizes(), grad.options()));
+        }
         own_.push_back({.data = nullptr, .numel = grad.numel(), .dtype = grad.scalar_type()});
       }
       // The storage's address: that of a view's first number is an offset from null.
@@ -151,14 +156,17 @@ void NonFiniteTally::look(std::size_t index, const HostArray& grad, std::int64_t
     return;  // The sum is only a bound of the greatest product.
   }
   const std::scoped_lock lock(mutex_);
-  found_.emplace_back(index, count);
+  clear();
+  found_ = true;
+  if (counts_ != nullptr) {
+    counts_[2 * index] += count.inf;
+    counts_[2 * index + 1] += count.nan;
+  }
 }
 
-void NonFiniteTally::write(std::int64_t* counts, std::size_t grads) const {
-  std::fill_n(counts, 2 * grads, 0);
-  for (const auto& [grad, count] : found_) {
-    counts[2 * grad] += count.inf;
-    counts[2 * grad + 1] += count.nan;
+void NonFiniteTally::clear() {
+  if (!found_ && counts_ != nullptr) {
+    std::fill_n(counts_, 2 * grads_, 0);
   }
 }
 

@@ -22,7 +22,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
-#include <utility>
 #include <vector>
 
 namespace fastamp::kernels::cpu {
@@ -64,21 +63,26 @@ inline std::uint32_t overflow_bits(at::ScalarType dtype) {
 /// from all threads of a pass.
 class NonFiniteTally {
  public:
-  explicit NonFiniteTally(float inv_scale) : inv_scale_(inv_scale) {}
+  /// @param counts  [grads][2], of which all is replaced once an element is found; null: not
+  ///     counted. Needs no memory of its own: that could be missing when gradients are half written.
+  NonFiniteTally(float inv_scale, std::int64_t* counts, std::size_t grads)
+      : inv_scale_(inv_scale), counts_(counts), grads_(grads) {}
 
   /// Called for a chunk whose sum is not safe, before it is written.
   /// @param overflow  From which magnitude on a product is not finite where it goes.
   void look(std::size_t index, const HostArray& grad, std::int64_t begin, std::int64_t end,
             std::uint32_t overflow);
   /// Whether any element was; not to be asked while threads look.
-  bool found() const { return !found_.empty(); }
-  /// Replaces all of counts[grads][2].
-  void write(std::int64_t* counts, std::size_t grads) const;
+  bool found() const { return found_; }
+  /// Replaces the counts by zeros, unless an element was found.
+  void clear();
 
  private:
   float inv_scale_;
+  std::int64_t* counts_;
+  std::size_t grads_;
   std::mutex mutex_;
-  std::vector<std::pair<std::size_t, NonFinite>> found_;
+  bool found_ = false;
 };
 
 /// The gradients of a list as arrays for the length of a pass.
@@ -103,18 +107,23 @@ class GradArrays {
   bool worth_threads() const { return cpu::worth_threads(numel_, arrays_.size()); }
 
   /// Calls visit(array) for a gradient; for a strided one with a copy, which is copied back if it
-  /// is written. One gradient after the other: strided ones may share memory.
+  /// is written; its memory is there from the start then, since it could be missing when other
+  /// gradients are written. One gradient after the other: strided ones may share memory.
   template <typename Visit>
   void visit(std::size_t index, const Visit& visit) const {
     if (arrays_[index].data != nullptr) {
       visit(arrays_[index]);
       return;
     }
-    const auto dense = grads_[index].contiguous();
-    visit(array_of(dense, writes_));
-    if (writes_) {
-      grads_[index].copy_(dense);
+    if (!writes_) {
+      visit(array_of(grads_[index].contiguous(), /*writes=*/false));
+      return;
     }
+    const auto place = std::ranges::lower_bound(strided_, index) - strided_.begin();
+    const auto& dense = dense_[static_cast<std::size_t>(place)];
+    dense.copy_(grads_[index]);
+    visit(array_of(dense, /*writes=*/true));
+    grads_[index].copy_(dense);
   }
 
  private:
@@ -122,7 +131,8 @@ class GradArrays {
 
   at::TensorList grads_;
   std::vector<HostArray> own_;
-  std::vector<std::size_t> strided_;
+  std::vector<std::size_t> strided_;  ///< Ascending.
+  std::vector<at::Tensor> dense_;     ///< For each strided one, if it is written.
   KnownArrays arrays_;
   std::int64_t numel_ = 0;
   bool writes_;

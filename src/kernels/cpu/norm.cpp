@@ -17,7 +17,8 @@ void norm_and_check_cpu(const NormArgs& args) {
   auto* const sum_of_chunk = cpu::chunk_sum_function();
   const float inv_scale = *args.inv_scale.const_data_ptr<float>();
   const double bound = safe_squares(inv_scale);
-  cpu::NonFiniteTally tally(inv_scale);
+  cpu::NonFiniteTally tally(inv_scale, mutable_pointer<std::int64_t>(args.non_finite_counts),
+                            args.grads.size());
   const cpu::GradArrays grads("norm_and_check_", args.grads, args.arrays, /*writes=*/false);
   const double sum = cpu::sum_chunks(
       grads, /*factor=*/1.0F, bound,
@@ -32,8 +33,8 @@ void norm_and_check_cpu(const NormArgs& args) {
   const bool usable = norm_results(args).write(sum, inv_scale);
   const bool non_finite = tally.found() || !usable;
   write_found_inf(args, non_finite);
-  if (non_finite && given(args.non_finite_counts)) {
-    tally.write(mutable_pointer<std::int64_t>(args.non_finite_counts), args.grads.size());
+  if (non_finite) {
+    tally.clear();
   }
 }
 

@@ -202,8 +202,8 @@ bool unscale_and_sum(const UnscaleArgs& args, const cpu::GradArrays& grads, floa
                      UnscaleFn* unscale) {
   using SumAndUnscale = double(at::ScalarType, void*, std::int64_t, std::int64_t, float, double);
   static auto* const sum_and_unscale = cpu::select_target<SumAndUnscaleBody, SumAndUnscale>();
-  cpu::NonFiniteTally tally(inv_scale);
-  const bool counts = given(args.non_finite_counts);
+  auto* const counts = mutable_pointer<std::int64_t>(args.non_finite_counts);
+  cpu::NonFiniteTally tally(inv_scale, counts, args.grads.size());
   const double bound = safe_squares(inv_scale);
   const double bound_of_half = safe_squares(inv_scale, 0x1p15);
   std::atomic<bool> non_finite{false};
@@ -214,7 +214,7 @@ bool unscale_and_sum(const UnscaleArgs& args, const cpu::GradArrays& grads, floa
         const double chunk =
             sum_and_unscale(grad.dtype, grad.data, begin, end, inv_scale, own_bound);
         if (!is_safe(chunk, own_bound)) [[unlikely]] {
-          if (counts) {
+          if (counts != nullptr) {
             tally.look(i, grad, begin, end, cpu::overflow_bits(grad.dtype));
           }
           if (unscale(grad.dtype, grad.data, begin, end, inv_scale)) {
@@ -223,9 +223,6 @@ bool unscale_and_sum(const UnscaleArgs& args, const cpu::GradArrays& grads, floa
         }
         return chunk;
       });
-  if (tally.found()) {
-    tally.write(mutable_pointer<std::int64_t>(args.non_finite_counts), args.grads.size());
-  }
   norm_results(args).write(sum, inv_scale);
   return non_finite.load(std::memory_order_relaxed);
 }

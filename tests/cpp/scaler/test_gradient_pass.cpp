@@ -167,6 +167,7 @@ TEST_CASE("pass: tensors that it writes move by one version, with and without ad
 TEST_CASE("readback: host values arrive at once and do not follow their source", "[scaler]") {
   const auto scale = at::full({}, 8.0F);
   fastamp::scaler::Readback readback({scale, at::zeros({})});
+  readback.start();
   scale.fill_(1.0F);
   CHECK(readback.ready());
   CHECK(readback.values() == std::vector<double>{8.0, 0.0});

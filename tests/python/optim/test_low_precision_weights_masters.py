@@ -205,7 +205,7 @@ def test_torchs_optimizers_load_what_was_not_stepped_yet() -> None:
 
 def master_of(weight: torch.Tensor) -> weakref.ref[torch.Tensor]:
     """The one that is kept; what readers get may be another tensor."""
-    master = _C.take_starting_master(weight)
+    master = _C.kept_starting_master(weight)
     assert master is not None
     _C.set_starting_masters([weight], [master])
     return weakref.ref(master)
