@@ -160,7 +160,7 @@ def _changes(node: Node) -> Iterator[tuple[Node, str, str]]:
 
 
 def mutations(source: str) -> list[Mutation]:
-    """All changes of a source, in a fixed order."""
+    """Returns all changes of a source, in a fixed order."""
     result = []
     for node, new, switch in _changes(_PARSER.parse(source.encode()).root_node):
         new = " ".join(new.split())

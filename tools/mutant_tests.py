@@ -75,7 +75,7 @@ NOTICED_AS = ("killed", "hangs")
 
 @dataclass(frozen=True)
 class Test:
-    """What a run without mutants tells of a Python test, or of the cases of a C++ file.
+    """What a run without mutants shows of a Python test, or of the cases of a C++ file.
 
     Attributes:
         name: Its node id; or the program and the file's stem.
@@ -383,7 +383,7 @@ class Run:
         self.tell(f"{mutant['number']:4} {result['is']:11} {mutant['name']}  [{result['by']}]")
 
     def _note(self, test: Test) -> None:
-        """Stores what a run without a mutant tells of a test."""
+        """Stores what a run without a mutant shows of a test."""
         self.recorded[test.name] = test
         with (self.folder / "recorded.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(test)) + "\n")

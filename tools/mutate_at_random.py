@@ -209,7 +209,7 @@ def _is_decided(result: Mapping[str, str] | None) -> bool:
 
 
 def summary(plan: Mapping[str, Any], results: Mapping[str, Mapping[str, Any]]) -> str:
-    """How many were noticed, and a line for each that was not."""
+    """Returns how many were noticed, and a line for each that was not."""
     lines = []
     for language, end in (("C++", ".cpp"), ("Python", ".py")):
         mutants = [mutant for mutant in plan["mutants"] if mutant["file"].endswith(end)]

@@ -61,7 +61,7 @@ class Pass:
         name: What it is called in the summary.
         command: Returns what runs, given the build folder.
         options: Of the launcher, tools/simulated_cuda.py.
-        summary: The line of its output that tells what came of it: the last that matches.
+        summary: The line of its output that shows what came of it: the last that matches.
         is_queue: Whether it runs as many processes as there are cores.
     """
 

@@ -57,7 +57,7 @@ def _layers(device: str) -> dict[str, Any]:
     }
 
 
-def _unified(device: str, name: str, theirs: str, ours: str) -> Row:
+def _unified(device: str, name: str, torchs: str, own: str) -> Row:
     """A row of fastamp's kernels under "unify" beside torch's, which get casts by hand."""
 
     def candidates() -> dict[str, Candidate]:
@@ -65,19 +65,19 @@ def _unified(device: str, name: str, theirs: str, ours: str) -> Row:
         names = {"lerp": torch.lerp, "x": x, "half": x.bfloat16(), "bf16": torch.bfloat16}
         found = {
             which: inside_region(which, device, torch.bfloat16, statement, names)
-            for which, statement in ((BASELINE, theirs), (OURS, ours))
+            for which, statement in ((BASELINE, torchs), (FASTAMP, own))
         }
-        ours_alone = found[OURS]
+        own_alone = found[FASTAMP]
 
         def under_unify() -> None:
             fastamp.policies.set("*", "unify", device)
-            ours_alone.before()
+            own_alone.before()
 
         def without() -> None:
-            ours_alone.after()
+            own_alone.after()
             fastamp.policies.set("*", "pass", device)
 
-        found[OURS] = replace(ours_alone, before=under_unify, after=without)
+        found[FASTAMP] = replace(own_alone, before=under_unify, after=without)
         return found
 
     return Row(f"{device}: {name}", candidates, GROUP, device)

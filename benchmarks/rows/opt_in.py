@@ -10,7 +10,7 @@ import torch
 
 import fastamp
 from benchmarks.goals import not_slower
-from benchmarks.harness import BASELINE, OURS, Candidate, Row
+from benchmarks.harness import BASELINE, FASTAMP, Candidate, Row
 from benchmarks.rows.scaler import make_gradients, make_scaler, weight_of
 from benchmarks.sides import inside_region, own_optimizers
 
@@ -21,10 +21,10 @@ LOW = torch.bfloat16
 def _two_passes(device: str, count: int, elements: int) -> dict[str, Candidate]:
     """An iteration of SAM without its model: two passes over the same gradients."""
     found = {}
-    for which in (BASELINE, OURS):
+    for which in (BASELINE, FASTAMP):
         parameters = make_gradients(device, count, elements)
         optimizer = torch.optim.AdamW(parameters, lr=1e-6, fused=True)
-        if which == OURS:
+        if which == FASTAMP:
             own_optimizers().fuse_(optimizer)
         scaler, loss = make_scaler(which, device), torch.ones((), device=device)
 
@@ -37,14 +37,14 @@ def _two_passes(device: str, count: int, elements: int) -> dict[str, Candidate]:
             torch._foreach_copy_(parameters, before)
 
         def first(
-            ours: bool = which == OURS,
+            own: bool = which == FASTAMP,
             scaler: Any = scaler,
             loss: torch.Tensor = loss,
             optimizer: Any = optimizer,
             parameters: Any = parameters,
             move: Callable[[list[torch.Tensor]], None] = move_and_back,
         ) -> None:
-            if ours:
+            if own:
                 with scaler.pass_(optimizer):
                     scaler.scale(loss)
                 move([p.grad for p in parameters])
@@ -61,14 +61,14 @@ def _two_passes(device: str, count: int, elements: int) -> dict[str, Candidate]:
 def _fp16_weights(device: str, count: int, elements: int) -> dict[str, Candidate]:
     """Unscales, clips and steps: fp32 weights with torch.amp, fp16 ones with masters."""
     found = {}
-    for which in (BASELINE, OURS):
+    for which in (BASELINE, FASTAMP):
         parameters = make_gradients(device, count, elements)
         gradients: list[torch.Tensor] = []
-        if which == OURS:
+        if which == FASTAMP:
             parameters = [p.detach().half().requires_grad_() for p in parameters]
             gradients = [torch.ones_like(p) for p in parameters]
         optimizer = torch.optim.AdamW(parameters, lr=1e-6, fused=True)
-        if which == OURS:
+        if which == FASTAMP:
             own_optimizers().fuse_(optimizer, widen_grads=True)
 
         def begin(parameters: Any = parameters, gradients: Any = gradients) -> None:
@@ -93,7 +93,7 @@ def _fp16_weights(device: str, count: int, elements: int) -> dict[str, Candidate
 def _statistics(device: str, norms: int) -> dict[str, Candidate]:
     """Running statistics of batch norms that a skipped step must not change."""
     found = {}
-    for which in (BASELINE, OURS):
+    for which in (BASELINE, FASTAMP):
         layers = [torch.nn.BatchNorm1d(64) for _ in range(norms)]
         model = torch.nn.Sequential(*layers).to(device)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
@@ -119,7 +119,7 @@ def _statistics(device: str, norms: int) -> dict[str, Candidate]:
         names |= {"model": model, "x": torch.randn(16, 64, device=device)}
         names |= {"keep": keep, "put_back": put_back}
         statement = "model(x); scaler.scale(loss); scaler.step(optimizer); scaler.update()"
-        if which == OURS:
+        if which == FASTAMP:
             scaler.restore_on_skip(model)
         else:
             statement = f"kept = keep(); {statement}; put_back(kept)"
@@ -146,9 +146,9 @@ class _Rotary(torch.nn.Module):
 
 def _positions(device: str, length: int) -> dict[str, Candidate]:
     found = {}
-    for which in (BASELINE, OURS):
+    for which in (BASELINE, FASTAMP):
         rotary = _Rotary(which == BASELINE, device)
-        if which == OURS:
+        if which == FASTAMP:
             fastamp.policies.for_modules(rotary, {"": "positions"})
         names = {"rotary": rotary, "positions": torch.arange(length, device=device).float()}
         found[which] = inside_region(which, device, LOW, "rotary(positions)", names)
@@ -173,7 +173,7 @@ def _sparse(device: str, size: int) -> dict[str, Candidate]:
         preset.__exit__(None, None, None)
 
     region = fastamp.autocast(device, dtype=LOW)
-    found[OURS] = Candidate("y = a @ x", {"a": sparse, "x": dense}, begin, end)
+    found[FASTAMP] = Candidate("y = a @ x", {"a": sparse, "x": dense}, begin, end)
     return found
 
 

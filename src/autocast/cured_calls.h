@@ -15,7 +15,7 @@
 // same call need not be refused again: an exception takes ten times as long as a small op.
 namespace fastamp::autocast {
 
-/// All that tells one call of an op from another, but for the values of its tensors.
+/// All that distinguishes one call of an op from another, but for the values of its tensors.
 using CallSignature = std::vector<std::int64_t>;
 
 /// None if there is something that has no number, such as a size that is a symbol, or if something

@@ -173,7 +173,7 @@ std::exception_ptr refusal_of(const c10::OperatorHandle& op, c10::DispatchKeySet
   }
 }
 
-/// Version counters of what a call writes: one that has moved tells of an op that refused halfway.
+/// Version counters of what a call writes: one that has moved shows an op that refused halfway.
 class WrittenVersions {
  public:
   WrittenVersions(const c10::FunctionSchema& schema, BoxedArguments arguments) {

@@ -25,7 +25,7 @@ bool can_unify(const c10::FunctionSchema& schema);
 void call_unified(const c10::OperatorHandle& op, c10::DispatchKeySet below,
                   torch::jit::Stack* stack, PolicyDevice device);
 
-/// Tells whether an exception that is none of c10's may be an op's refusal of its arguments, and
+/// Says whether an exception that is none of c10's may be an op's refusal of its arguments, and
 /// makes it safe to run other code before it is thrown again. Set by the Python module, whose
 /// exceptions may be interrupts and lie in the interpreter. Without it, all may be.
 using RefusalReader = bool (*)(std::exception& error);

@@ -22,7 +22,7 @@ class UnifyKernels {
   void add_all();
   /// Reaches an op, if it is not reached yet.
   void add(const c10::OperatorName& name);
-  /// Reaches an op of the table again: its own kernel has been put over ours.
+  /// Reaches an op of the table again: its own kernel has been put over fastamp's.
   void add_over(OpId op);
 
  private:

@@ -239,7 +239,7 @@ class FASTAMP_API ScalerCore {
   PassOptions options_for(OptimizerRecord& record) const;
   at::Tensor inverse_for(OptimizerRecord& record, const at::Tensor& scale,
                          Gathered& gathered) const;
-  /// What is told of an iteration that ends.
+  /// What is noted of an iteration that ends.
   struct PreparedOutcomes {
     IterationLog::Iterations iteration;
     std::vector<StepLogger::Rows> rows;  ///< For each logger; none without a row of the history.

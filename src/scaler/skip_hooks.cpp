@@ -53,7 +53,7 @@ void SkipHooks::notify(std::list<Skip> skips) {
     try {
       calls = calls_of(hooks_);
     } catch (const std::bad_alloc&) {
-      return;  // The iteration is over. The next call tells of its skip.
+      return;  // The iteration is over. The next call notifies of its skip.
     }
     const auto skip = std::move(due_.front());
     due_.pop_front();

@@ -157,13 +157,13 @@ void StepGuard::Impl::end(OptimizerRecord& record, std::optional<PreparedEnd> en
   }
   core.end_iteration(*std::move(end));
   core.log().poll_if_possible(/*wait=*/core.skip_hooks().waits());
-  tell();
+  report_news();
   refuse_more_skips();
 }
 
 void StepGuard::Impl::poll(bool wait) {
   core.log().poll(wait);
-  tell();
+  report_news();
 }
 
 void StepGuard::Impl::tell() {

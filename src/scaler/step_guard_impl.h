@@ -32,7 +32,7 @@ struct StepGuard::Impl {
   void end(scaler::OptimizerRecord& record, std::optional<scaler::ScalerCore::PreparedEnd> end);
   void poll(bool wait);
   /// Warns if that is due, and gives loggers and hooks what has arrived.
-  void tell();
+  void report_news();
   void refuse_more_skips();
 
   torch::optim::Optimizer& optimizer;

@@ -180,7 +180,7 @@ class FASTAMP_API GradScaler {
   /// those of a penalty. Differentiable; of 16-bit tensors the result is fp32. Notes no overflow.
   /// @throws c10::Error before scale(). c10::ValueError for a tensor of another kind of dtype.
   at::Tensor unscale(const at::Tensor& tensor) const;
-  /// The same for several tensors, which may live on several devices.
+  /// Scales several tensors, which may live on several devices.
   std::vector<at::Tensor> unscale(const std::vector<at::Tensor>& tensors) const;
 
   /// Checks the gradients and steps unless one is inf or NaN.

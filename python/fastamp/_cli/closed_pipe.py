@@ -42,7 +42,7 @@ def shows_any_text() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ends_with_its_reader() -> Iterator[None]:
-    """For our own output: ends the process silently if nobody reads it, with SIGPIPE's status.
+    """Ends the process silently if nobody reads a command's output, with SIGPIPE's status.
 
     With status 1 and the reason if it cannot be written, as on a full disk.
     """

@@ -125,8 +125,8 @@ class Float8AllGather:
             weight.attach()
 
     def _note_step(self, optimizer: torch.optim.Optimizer) -> None:
-        ours = {id(weight.param) for weight in self._weights}
-        if any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+        own = {id(weight.param) for weight in self._weights}
+        if any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
             self.refresh()
 
     def _agree(self, param_dtype: torch.dtype | None) -> None:
@@ -211,7 +211,7 @@ def float8_all_gather(model: nn.Module, recipe: Float8Recipe | None = None) -> F
         recipe: Of the regions that the model runs in; by default ``float8.Recipe()``.
 
     Returns:
-        What tells the names of the weights. The model keeps it.
+        The names of the weights. The model keeps it.
 
     Raises:
         TypeError: An argument is something else.

@@ -117,8 +117,8 @@ def test_gradients_reach_both_operands(form: str):
             assert a.grad is not None
             found.append(a.grad.to_dense())
         gradients.append(found)
-    for mine, theirs in zip(*gradients, strict=True):
-        assert torch.equal(mine, theirs)
+    for mine, torchs in zip(*gradients, strict=True):
+        assert torch.equal(mine, torchs)
 
 
 DENSE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

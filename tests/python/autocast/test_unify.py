@@ -77,18 +77,18 @@ def test_a_refused_call_is_what_casts_by_hand_make_of_it(name: str, low_first: b
 
     with region(), pytest.raises((RuntimeError, IndexError)):
         call(*operands())
-    theirs, ours = operands(), operands()
+    torchs, own = operands(), operands()
     with torch_kernels(), torch.autocast("cpu", dtype=BF16):
-        expected = call(*(t.to(to) for t in theirs))
+        expected = call(*(t.to(to) for t in torchs))
     with fastamp.policies.preset("unify"), region():
         for _ in range(2):  # the second time as remembered
-            found = call(*ours)
+            found = call(*own)
     assert found.dtype == expected.dtype
     assert torch.equal(found, expected)
     if expected.requires_grad:
         expected.sum().backward()
         found.sum().backward()
-        for a, b in zip(ours, theirs, strict=True):
+        for a, b in zip(own, torchs, strict=True):
             assert (a.grad is None) == (b.grad is None)
             assert a.grad is None or torch.equal(a.grad, b.grad)
     with region(), pytest.raises((RuntimeError, IndexError)):
@@ -179,13 +179,13 @@ def test_what_no_cast_cures_is_refused_in_torchs_words(name: str):
     with (
         torch_kernels(),
         torch.autocast("cpu", dtype=BF16),
-        pytest.raises(Exception) as theirs,  # noqa: PT011 (whatever torch raises)
+        pytest.raises(Exception) as torchs,  # noqa: PT011 (whatever torch raises)
     ):
         REFUSED[name]()
-    with region(), pytest.raises(theirs.type) as ours:
+    with region(), pytest.raises(torchs.type) as own:
         REFUSED[name]()
-    assert type(ours.value) is theirs.type
-    assert str(ours.value).splitlines()[0] == str(theirs.value).splitlines()[0]
+    assert type(own.value) is torchs.type
+    assert str(own.value).splitlines()[0] == str(torchs.value).splitlines()[0]
 
 
 @pytest.mark.usefixtures("unify")
@@ -490,10 +490,10 @@ def test_bits_of_calls_that_torch_accepts():
         lambda: a.clone().copy_(b),
     ]
     with region():
-        ours = [call() for call in calls]
+        own = [call() for call in calls]
     with torch_kernels(), torch.autocast("cpu", dtype=BF16):
-        theirs = [call() for call in calls]
-    for x, y in zip(ours, theirs, strict=True):
+        torchs = [call() for call in calls]
+    for x, y in zip(own, torchs, strict=True):
         assert x.dtype == y.dtype
         assert torch.equal(x, y)
 

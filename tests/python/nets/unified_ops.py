@@ -131,26 +131,26 @@ def is_forward_cured(samples: Samples, call: Call) -> bool:
         return not isinstance(run(samples, alone, fastamp_region(alone)), Refusal)
 
 
-def judge(samples: Samples, call: Call, theirs: Any, ours: Any, tally: Tally) -> None:
+def judge(samples: Samples, call: Call, torchs: Any, own: Any, tally: Tally) -> None:
     values = call.op not in UNDEFINED_VALUES
-    if not isinstance(theirs, Refusal):
-        text = difference(ours, theirs, values)
+    if not isinstance(torchs, Refusal):
+        text = difference(own, torchs, values)
         tally.became["changed" if text else "accepted"] += 1
         if text:
             tally.wrong.append(f"{call}\naccepted by torch, and changed: {text}")
         return
     possible = by_hand(samples, call)
-    if isinstance(ours, Refusal):
+    if isinstance(own, Refusal):
         is_left = bool(possible) and not (call.grad and is_forward_accepted(samples, call))
-        if not is_left and ours.kind is not theirs.kind and is_forward_cured(samples, call):
+        if not is_left and own.kind is not torchs.kind and is_forward_cured(samples, call):
             tally.became["cured, and refused later, as by hand"] += 1
             return
         tally.became["left" if is_left else "curable by no cast of the call"] += 1
-        if is_left or ours.kind is not theirs.kind:
-            tally.wrong.append(f"{call}\ntorch: {theirs}\nfastamp: {ours}\nby hand: {possible}")
+        if is_left or own.kind is not torchs.kind:
+            tally.wrong.append(f"{call}\ntorch: {torchs}\nfastamp: {own}\nby hand: {possible}")
         return
     tally.cured_ops.add(call.op)
-    same = any(not difference(ours, result, values) for result in possible)
+    same = any(not difference(own, result, values) for result in possible)
     tally.became["cured" if same else "cured inside"] += 1
 
 
@@ -178,10 +178,10 @@ def unified(seed: int, share: float, only: str = "") -> Tally:
             for call in mixed_calls(samples.op, samples, seed, share)
         ]
         with torch_kernels():
-            theirs = [run(samples, call, torch_region(call)) for samples, call in jobs]
+            torchs = [run(samples, call, torch_region(call)) for samples, call in jobs]
         with fastamp.policies.preset("unify"):
-            ours = [run(samples, call, fastamp_region(call)) for samples, call in jobs]
-        for (samples, call), a, b in zip(jobs, theirs, ours, strict=True):
+            own = [run(samples, call, fastamp_region(call)) for samples, call in jobs]
+        for (samples, call), a, b in zip(jobs, torchs, own, strict=True):
             judge(samples, call, a, b, tally)
     return tally
 
@@ -198,25 +198,25 @@ def unified_on_cuda(seed: int, share: float) -> Tally:
         some = [c for c in mixed_calls(op, samples, seed, share) if c.form == "function"]
         jobs += [(samples, some, dtype) for dtype in REGIONS if some]
     with torch_kernels():
-        theirs = [fake_results(*job) for job in jobs]
+        torchs = [fake_results(*job) for job in jobs]
         cast = [[fake_results(*job, casting(to)) for to in (job[2], torch.float32)] for job in jobs]
     with fastamp.policies.preset("unify"):
-        ours = [fake_results(*job) for job in jobs]
-    for (_, some, dtype), *results, hand in zip(jobs, theirs, ours, cast, strict=True):
+        own = [fake_results(*job) for job in jobs]
+    for (_, some, dtype), *results, hand in zip(jobs, torchs, own, cast, strict=True):
         for call, a, b, *possible in zip(some, *results, *hand, strict=True):
             runs = [each for each in possible if not isinstance(each, Refusal)]
             _judge_fake(f"{call} on CUDA in {dtype}", a, b, runs, tally)
     return tally
 
 
-def _judge_fake(call: str, theirs: Any, ours: Any, possible: list[Any], tally: Tally) -> None:
-    if not isinstance(theirs, Refusal):
-        tally.became["accepted" if ours == theirs else "changed"] += 1
-        if ours != theirs:
-            tally.wrong.append(f"{call}\ntorch: {theirs}\nfastamp: {ours}")
-    elif isinstance(ours, Refusal):
+def _judge_fake(call: str, torchs: Any, own: Any, possible: list[Any], tally: Tally) -> None:
+    if not isinstance(torchs, Refusal):
+        tally.became["accepted" if own == torchs else "changed"] += 1
+        if own != torchs:
+            tally.wrong.append(f"{call}\ntorch: {torchs}\nfastamp: {own}")
+    elif isinstance(own, Refusal):
         tally.became["left" if possible else "curable by no cast of the call"] += 1
-        if possible or ours.kind is not theirs.kind:
-            tally.wrong.append(f"{call}\ntorch: {theirs}\nfastamp: {ours}\nby hand: {possible}")
+        if possible or own.kind is not torchs.kind:
+            tally.wrong.append(f"{call}\ntorch: {torchs}\nfastamp: {own}\nby hand: {possible}")
     else:
-        tally.became["cured" if ours in possible else "cured inside"] += 1
+        tally.became["cured" if own in possible else "cured inside"] += 1

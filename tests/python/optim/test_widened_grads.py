@@ -62,10 +62,10 @@ def test_steps_are_those_of_float32_weights(kind: str, set_to_none: bool):
 @pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW"])
 def test_masters_of_weights_that_are_lowered_have_the_bits_of_float32_weights(kind: str):
     half, full = network(), network().float()
-    ours = widened(half, kind)
-    theirs = fastamp.optim.fuse_(getattr(torch.optim, kind)(full.parameters(), lr=1e-2))
+    actual = widened(half, kind)
+    expected = fastamp.optim.fuse_(getattr(torch.optim, kind)(full.parameters(), lr=1e-2))
     for _ in range(20):
-        for model, optimizer in ((half, ours), (full, theirs)):
+        for model, optimizer in ((half, actual), (full, expected)):
             scaler = fastamp.GradScaler("cpu", init_scale=SCALE)
             optimizer.zero_grad()
             backward(model, scaler)
@@ -73,7 +73,7 @@ def test_masters_of_weights_that_are_lowered_have_the_bits_of_float32_weights(ki
             fastamp.clip_grad_norm_(model.parameters(), 0.5)
             scaler.step(optimizer)
             scaler.update()
-    masters = ours.masters()  # type: ignore[attr-defined]
+    masters = actual.masters()  # type: ignore[attr-defined]
     start = list(network().parameters())
     for p, q, first in zip(half.parameters(), full.parameters(), start, strict=True):
         assert torch.equal(masters[p], q)

@@ -111,13 +111,13 @@ def by_pass(model: nn.Module, optimizer: Any, scaler: Any, step: int) -> None:
 
 
 @MAKERS
-@pytest.mark.parametrize("theirs", [torch.amp.GradScaler, fastamp.GradScaler])
-def test_bits_are_those_of_the_recipe_by_hand(make: Callable[..., Any], theirs: type):
-    ours, other = network(), network()
+@pytest.mark.parametrize("reference", [torch.amp.GradScaler, fastamp.GradScaler])
+def test_bits_are_those_of_the_recipe_by_hand(make: Callable[..., Any], reference: type):
+    own, other = network(), network()
     runs = []
     for model, scaler, one_step in (
-        (ours, make_scaler(), by_pass),
-        (other, theirs("cpu", init_scale=SCALE, growth_interval=4), by_hand),
+        (own, make_scaler(), by_pass),
+        (other, reference("cpu", init_scale=SCALE, growth_interval=4), by_hand),
     ):
         optimizer = make(model)
         scales = []
@@ -127,7 +127,7 @@ def test_bits_are_those_of_the_recipe_by_hand(make: Callable[..., Any], theirs: 
         runs.append((scales, optimizer.state_dict()["state"]))
     assert runs[0][0] == runs[1][0]
     assert len(set(runs[0][0])) > 2  # It fell and rose.
-    for p, q in zip(ours.parameters(), other.parameters(), strict=True):
+    for p, q in zip(own.parameters(), other.parameters(), strict=True):
         assert torch.equal(p, q)
     for mine, yours in zip(runs[0][1].values(), runs[1][1].values(), strict=True):
         for name in mine:
@@ -346,12 +346,12 @@ def test_states_and_pickles_are_torchs_after_passes():
 @pytest.mark.parametrize("scale", [SCALE, 3.0, 2.0**40])
 def test_unscale_is_torchs_recipe_of_a_penalty(scale: float):
     results = []
-    for ours in (True, False):
+    for own in (True, False):
         model, scaler = network(), make_scaler(init_scale=scale)
         inputs = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
         loss = model(inputs).square().mean()
         gradients = torch.autograd.grad(scaler.scale(loss), (inputs,), create_graph=True)
-        if ours:
+        if own:
             (gradient,) = scaler.unscale(gradients)
         else:
             inverse = 1.0 / scaler.get_scale()

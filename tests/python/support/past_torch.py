@@ -98,7 +98,7 @@ def told(state: Any) -> dict[str, Any]:
 
 
 def write() -> None:
-    """All files; ``expected.json`` tells the states, and the same after two more steps."""
+    """All files; ``expected.json`` shows the states, and the same after two more steps."""
     assert torch.__version__.startswith("2.11."), torch.__version__
     FOLDER.mkdir(parents=True, exist_ok=True)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -13,7 +13,7 @@ import torch
 import fastamp
 
 BF16 = torch.bfloat16
-pytestmark = pytest.mark.filterwarnings("ignore")  # theirs, of many kinds
+pytestmark = pytest.mark.filterwarnings("ignore")  # of many kinds
 TINY = {"vocab_size": 32, "max_position_embeddings": 32, "hidden_size": 16}
 LAYERS = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
 

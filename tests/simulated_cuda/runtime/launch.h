@@ -16,7 +16,7 @@ namespace simulated_cuda {
 void register_kernel(const void* stub, const char* name);
 cudaError_t launch(const void* stub, dim3 grid, dim3 block, void** arguments, cudaStream_t stream);
 
-/// A function of a library beside this one; null, and told, if there is none.
+/// A function of a library beside this one; null, and printed, if there is none.
 void* find_beside(const char* library, const char* function);
 
 /// Opens redirect/, once, when a program asks for devices.
