@@ -166,7 +166,7 @@ void StepGuard::Impl::poll(bool wait) {
   report_news();
 }
 
-void StepGuard::Impl::tell() {
+void StepGuard::Impl::report_news() {
   if (core.log().take_warning()) {
     TORCH_WARN("StepGuard: ", core.log().skipped_in_a_row(),
                " steps in a row were skipped. Look at overflow_report(model->named_parameters()) "
