@@ -53,8 +53,8 @@ NonFiniteByPosition read_counts(const Counts& counts) {
 }
 
 IterationLog::Iterations IterationLog::prepare(const at::Tensor& scale,
-                                               const std::vector<Outcome>& outcomes,
-                                               bool notifies, const at::Tensor& ring_row) {
+                                               const std::vector<Outcome>& outcomes, bool notifies,
+                                               const at::Tensor& ring_row) {
   std::vector<at::Tensor> scalars{scale};
   for (const auto& outcome : outcomes) {
     scalars.insert(scalars.end(), outcome.flags.begin(), outcome.flags.end());
@@ -63,8 +63,7 @@ IterationLog::Iterations IterationLog::prepare(const at::Tensor& scale,
     scalars.push_back(ring_row);
   }
   Iterations prepared;
-  prepared.push_back(
-      {.outcomes = outcomes, .notifies = notifies, .readback = Readback(scalars)});
+  prepared.push_back({.outcomes = outcomes, .notifies = notifies, .readback = Readback(scalars)});
   return prepared;
 }
 

@@ -561,20 +561,20 @@ void ScalerCore::note_replay(const ScaleTensors& tensors, const std::vector<Outc
   note_outcomes(prepare_outcomes(tensors.scale, captured));
 }
 
-ScalerCore::PreparedOutcomes ScalerCore::prepare_outcomes(const at::Tensor& scale,
-                                          const std::vector<Outcome>& outcomes) const {
+ScalerCore::PreparedOutcomes ScalerCore::prepare_outcomes(
+    const at::Tensor& scale, const std::vector<Outcome>& outcomes) const {
   const bool has_row = !outcomes.empty() && scale_history_.keeps_history();
   const bool notifies = !outcomes.empty() && !skip_hooks_.empty();
   const auto row = has_row ? scale_history_.next_row() : at::Tensor();
-  PreparedOutcomes prepared{.iteration = IterationLog::prepare(scale, outcomes, notifies,
-                                               notifies ? row : at::Tensor()),
-            .rows = {}};
+  PreparedOutcomes prepared{
+      .iteration = IterationLog::prepare(scale, outcomes, notifies, notifies ? row : at::Tensor()),
+      .rows = {}};
   if (has_row) {
     prepared.rows.reserve(loggers_.size());
     for (const auto& logger : loggers_) {
       prepared.rows.push_back(logger->is_released()
-                              ? StepLogger::Rows()
-                              : StepLogger::prepare(log_.iterations(), row, outcomes));
+                                  ? StepLogger::Rows()
+                                  : StepLogger::prepare(log_.iterations(), row, outcomes));
     }
   }
   return prepared;

@@ -252,7 +252,8 @@ class FASTAMP_API ScalerCore {
 
   Passed prepare_passed() const;
   void start_iteration(Passed passed);
-  PreparedOutcomes prepare_outcomes(const at::Tensor& scale, const std::vector<Outcome>& outcomes) const;
+  PreparedOutcomes prepare_outcomes(const at::Tensor& scale,
+                                    const std::vector<Outcome>& outcomes) const;
   void note_outcomes(PreparedOutcomes prepared);
 
   std::shared_ptr<Records> records_;

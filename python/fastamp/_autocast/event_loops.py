@@ -48,7 +48,7 @@ def _look(regions_before: int, place: tuple[str, int]) -> None:
         warnings.warn_explicit(
             "autocast: expected a region in an asyncio task to end before the task waits, got one "
             "that is open across an await. Regions are the thread's: other tasks run in it "
-            "meanwhile, and this one goes on in the regions of others. Put the await outside of the block, or "
+            "meanwhile, and this one goes on in theirs. Put the await outside of the block, or "
             "decorate the coroutine with the region, which leaves it at each await.",
             UserWarning,
             *place,
