@@ -38,7 +38,7 @@ class BorrowedTensors {
 
   void push_back(const at::Tensor& tensor) {
     if (tensors_.size() == tensors_.capacity()) [[unlikely]] {
-      // First, so that nothing is borrowed if it throws: that would be released as if it were owned.
+      // First, so that nothing is borrowed if it throws: that would be released as if owned.
       tensors_.reserve(std::max<std::size_t>(8, 2 * tensors_.size()));
     }
     tensors_.push_back(Traits::createBorrow(tensor));

@@ -64,7 +64,7 @@ inline std::uint32_t overflow_bits(at::ScalarType dtype) {
 class NonFiniteTally {
  public:
   /// @param counts  [grads][2], of which all is replaced once an element is found; null: not
-  ///     counted. Needs no memory of its own: that could be missing when gradients are half written.
+  ///     counted. Needs no memory of its own: that could be missing while gradients are written.
   NonFiniteTally(float inv_scale, std::int64_t* counts, std::size_t grads)
       : inv_scale_(inv_scale), counts_(counts), grads_(grads) {}
 

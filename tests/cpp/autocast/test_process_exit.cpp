@@ -50,8 +50,8 @@ std::atomic<int> g_at_work = 0;
 }
 
 /// How many of some exits do not end with code 0: of a quarter of them, unless what takes long is
-/// run. A fork costs less than a new process, and its exit runs the same destructors, which is where
-/// the time goes.
+/// run. A fork costs less than a new process, and its exit runs the same destructors, which is
+/// where the time goes.
 int bad_exits(int count, const Work& work) {
   if (std::getenv("FASTAMP_LONG") == nullptr) {  // NOLINT(concurrency-mt-unsafe): no other thread
     count = std::max(2, count / 4);

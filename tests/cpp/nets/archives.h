@@ -13,7 +13,7 @@ namespace fastamp::test {
 using Case = std::vector<std::uint8_t>;
 
 /// Hands an edited archive to a reader. Returns whether it was taken, and throws std::logic_error
-/// for what no reader may do: to change something before it refuses, or to take what it cannot save.
+/// for what no reader may do: change something before it refuses, or take what it cannot save.
 using Reader = std::function<bool(const Case&)>;
 
 /// What C++ programs read from outside, by name.
