@@ -191,7 +191,7 @@ TEST_CASE("memory that fails in a step that writes casts of weights", "[faults]"
 
 namespace {
 
-/// A weight in 16 bits that was rounded from float32 values, and an optimizer that starts from them.
+/// A weight in 16 bits rounded from float32 values, and an optimizer that starts from those.
 struct LowPrecision {
   explicit LowPrecision(optim::MasterStorage master) {
     const at::NoGradGuard no_grad;
