@@ -77,7 +77,7 @@ std::string name_within(PyObject* outer, PyObject* module) {
       if (child == module) {
         std::string path(text_of(name));
         for (std::size_t up = at; up != 0; up = places[up].parent) {
-          path = std::string(text_of(places[up].name)) + "." + path;
+          path.insert(0, std::string(text_of(places[up].name)) + '.');
         }
         return path;
       }
@@ -92,7 +92,11 @@ std::string name_of_innermost(const std::vector<py::object>& modules) {
   std::string path;
   for (std::size_t i = 1; i < modules.size(); ++i) {
     const auto step = name_within(modules[i - 1].ptr(), modules[i].ptr());
-    path = step.empty() || path.empty() ? step : path + "." + step;
+    if (step.empty() || path.empty()) {
+      path = step;
+    } else {
+      path.append(1, '.').append(step);
+    }
   }
   return path.empty() && !modules.empty() ? Py_TYPE(modules.back().ptr())->tp_name : path;
 }

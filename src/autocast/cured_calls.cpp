@@ -39,36 +39,36 @@ class SignatureWriter {
   }
 
   void add(const c10::IValue& value) {
-    add(value.isTensor()   ? 1
-        : value.isList()   ? 2
-        : value.isNone()   ? 3
-        : value.isInt()    ? 4
-        : value.isBool()   ? 5
-        : value.isDouble() ? 6
-        : value.isDevice() ? 7
-                           : 8);
     if (value.isTensor()) {
+      add(kTensor);
       add(value.toTensor().defined() ? 1 : 0);
       if (value.toTensor().defined()) {
         add(value.toTensor());
       }
     } else if (value.isList()) {
+      add(kList);
       add(static_cast<std::int64_t>(value.toListRef().size()));
       for (const c10::IValue& element : value.toListRef()) {
         add(element);
       }
     } else if (value.isInt()) {
+      add(kInt);
       add(value.toInt());
     } else if (value.isBool()) {
+      add(kBool);
       add(value.toBool() ? 1 : 0);
     } else if (value.isDouble()) {
+      add(kDouble);
       add(std::bit_cast<std::int64_t>(value.toDouble()));
     } else if (value.isDevice()) {
+      add(kDevice);
       add(static_cast<std::int64_t>(std::hash<c10::Device>()(value.toDevice())));
     } else if (value.isString()) {
+      add(kString);
       add(static_cast<std::int64_t>(value.toStringRef().size()));
       words_.insert(words_.end(), value.toStringRef().begin(), value.toStringRef().end());
     } else {
+      add(kNone);
       is_complete_ = is_complete_ && value.isNone();
     }
   }
@@ -77,6 +77,9 @@ class SignatureWriter {
   CallSignature take() { return std::move(words_); }
 
  private:
+  /// What a value is, before what it holds.
+  enum Kind : std::int64_t { kTensor, kList, kInt, kBool, kDouble, kDevice, kString, kNone };
+
   CallSignature words_;
   bool is_complete_ = true;
 };

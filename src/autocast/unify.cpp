@@ -31,7 +31,7 @@ namespace {
 // -- What a call is given
 
 /// Dtypes as bits.
-using DtypeSet = std::uint8_t;
+using DtypeSet = std::uint32_t;
 
 constexpr DtypeSet kFloat32Bit = 1;
 constexpr DtypeSet kHalfBit = 2;
@@ -53,7 +53,10 @@ DtypeSet bit_of(c10::ScalarType dtype) {
     case c10::kDouble:
       return kWideBit;
     default:
-      return c10::isFloatingType(dtype) ? kCodesBit : c10::isComplexType(dtype) ? kWideBit : 0;
+      if (c10::isFloatingType(dtype)) {
+        return kCodesBit;
+      }
+      return c10::isComplexType(dtype) ? kWideBit : 0;
   }
 }
 
