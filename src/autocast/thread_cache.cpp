@@ -201,7 +201,10 @@ RegionFloat8Casts* float8_casts_to_fill() {
   return cache->float8_casts.get();
 }
 
-void prepare_thread_cache() { make_cache(); }
+void prepare_thread_cache() {
+  make_cache();
+  prepare_to_clear_torch_cache();
+}
 
 void on_region_entered(int open_regions) noexcept {
   ThreadCache* const cache = t_cache;

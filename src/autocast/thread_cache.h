@@ -51,7 +51,7 @@ RegionFloat8Casts* usable_float8_casts();
 /// is not possible to know when the region ends.
 RegionFloat8Casts* float8_casts_to_fill();
 
-/// Makes what on_region_entered() needs; called before a region is entered.
+/// Makes what on_region_entered() and the end of a region need; called before one is entered.
 void prepare_thread_cache();
 /// Called by each region of fastamp after entering and after leaving, with the number of regions,
 /// torch's included, that are now open on the thread. The second returns whether the casts of the

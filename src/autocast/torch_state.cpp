@@ -82,6 +82,8 @@ bool in_region() {
          at::autocast::is_autocast_enabled(c10::kCUDA);
 }
 
+void prepare_to_clear_torch_cache() { presence(); }
+
 void clear_torch_cache() noexcept {
   in_torch_cache([] {
     at::autocast::clear_cache();

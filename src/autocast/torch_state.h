@@ -30,8 +30,10 @@ bool in_region();
 //
 // That object dies when the process exits, perhaps while threads still enter and leave regions; and
 // it destroys casts under its lock, so code that runs at the end of a weight must not enter it
-// again. Both functions do nothing while the process exits, and when called inside one another.
+// again. Its functions do nothing while the process exits, and when called inside one another.
 
+/// Makes what clear_torch_cache() needs on this thread, so that it needs no memory.
+void prepare_to_clear_torch_cache();
 /// Empties it. This may run user code.
 void clear_torch_cache() noexcept;
 
