@@ -19,8 +19,13 @@ constexpr std::size_t kMostRemembered = 1024;
 
 using CuredCalls = std::map<CallSignature, c10::ScalarType>;
 
+/// What an argument is, which comes before what it holds.
+enum class Kind : std::uint8_t { kTensor, kList, kInt, kBool, kDouble, kDevice, kString, kNone };
+
 class SignatureWriter {
  public:
+  void add(Kind kind) { words_.push_back(static_cast<std::int64_t>(kind)); }
+
   void add(std::int64_t number) { words_.push_back(number); }
 
   void add(const at::Tensor& tensor) {
@@ -40,35 +45,35 @@ class SignatureWriter {
 
   void add(const c10::IValue& value) {
     if (value.isTensor()) {
-      add(kTensor);
+      add(Kind::kTensor);
       add(value.toTensor().defined() ? 1 : 0);
       if (value.toTensor().defined()) {
         add(value.toTensor());
       }
     } else if (value.isList()) {
-      add(kList);
+      add(Kind::kList);
       add(static_cast<std::int64_t>(value.toListRef().size()));
       for (const c10::IValue& element : value.toListRef()) {
         add(element);
       }
     } else if (value.isInt()) {
-      add(kInt);
+      add(Kind::kInt);
       add(value.toInt());
     } else if (value.isBool()) {
-      add(kBool);
+      add(Kind::kBool);
       add(value.toBool() ? 1 : 0);
     } else if (value.isDouble()) {
-      add(kDouble);
+      add(Kind::kDouble);
       add(std::bit_cast<std::int64_t>(value.toDouble()));
     } else if (value.isDevice()) {
-      add(kDevice);
+      add(Kind::kDevice);
       add(static_cast<std::int64_t>(std::hash<c10::Device>()(value.toDevice())));
     } else if (value.isString()) {
-      add(kString);
+      add(Kind::kString);
       add(static_cast<std::int64_t>(value.toStringRef().size()));
       words_.insert(words_.end(), value.toStringRef().begin(), value.toStringRef().end());
     } else {
-      add(kNone);
+      add(Kind::kNone);
       is_complete_ = is_complete_ && value.isNone();
     }
   }
@@ -77,9 +82,6 @@ class SignatureWriter {
   CallSignature take() { return std::move(words_); }
 
  private:
-  /// What a value is, before what it holds.
-  enum Kind : std::int64_t { kTensor, kList, kInt, kBool, kDouble, kDevice, kString, kNone };
-
   CallSignature words_;
   bool is_complete_ = true;
 };

@@ -71,7 +71,7 @@ DtypeSet dtypes_of(BoxedArguments arguments, PolicyDevice device) {
 }
 
 bool is_mixed(DtypeSet dtypes) {
-  return std::popcount(static_cast<DtypeSet>(dtypes & kUnified)) > 1 && (dtypes & kCodesBit) == 0;
+  return std::popcount(dtypes & kUnified) > 1 && (dtypes & kCodesBit) == 0;
 }
 
 // -- What it can be given instead
