@@ -168,7 +168,10 @@ c10::ScalarType TracedCall::run_dtype() const {
     case OpPolicy::kLower:
       return any_eligible_ ? op_.lower : as_given;
     case OpPolicy::kLowerDense:
-      return !any_eligible_ ? as_given : any_sparse_ ? c10::kFloat : op_.lower;
+      if (!any_eligible_) {
+        return as_given;
+      }
+      return any_sparse_ ? c10::kFloat : op_.lower;
     case OpPolicy::kFp32:
       return any_eligible_ ? c10::kFloat : as_given;
     case OpPolicy::kPromote:
