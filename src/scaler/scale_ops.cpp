@@ -210,7 +210,7 @@ void ScaleHistory::update(ScaleTensors& tensors, const ScaleRules& rules,
 void ScaleHistory::write_history(const std::vector<StepRecord>& loaded, const at::Tensor& history,
                                  const at::Tensor& count) const {
   const at::NoGradGuard no_grad;  // All in place: a captured graph writes there.
-  if (loaded.empty()) {  // Without a copy from the host, which waits for the device.
+  if (loaded.empty()) {           // Without a copy from the host, which waits for the device.
     history.zero_();
     count.zero_();
     return;
