@@ -162,15 +162,15 @@ def _sparse(device: str, size: int) -> dict[str, Candidate]:
     by_hand = {"region": torch.autocast(device, enabled=False), "a": sparse, "x": dense}
     statement = "with region: y = a @ x.float()"
     found[BASELINE] = inside_region(BASELINE, device, LOW, statement, by_hand)
-    preset = fastamp.policies.override("supported")
+    presets: list[fastamp.policies.Preset] = []
 
     def begin() -> None:
-        preset.__enter__()
+        presets.append(fastamp.policies.preset("supported"))
         region.__enter__()
 
     def end() -> None:
         region.__exit__(None, None, None)
-        preset.__exit__(None, None, None)
+        presets.pop().release()
 
     region = fastamp.autocast(device, dtype=LOW)
     found[FASTAMP] = Candidate("y = a @ x", {"a": sparse, "x": dense}, begin, end)
