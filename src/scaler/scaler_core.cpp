@@ -527,7 +527,7 @@ ScalerCore::PreparedEnd ScalerCore::prepare_end(IterationEnd end) {
     }
   }
   if (!capturing) {
-    prepared.prepared_ = prepare_outcomes(tensors.scale, outcomes);
+    prepared.to_note_ = prepare_outcomes(tensors.scale, outcomes);
   }
   prepared.passed_ = prepare_passed();
   prepared.end_ = std::move(end);
@@ -547,7 +547,7 @@ void ScalerCore::end_iteration(PreparedEnd prepared) {
   if (capturing) {
     captured_ = std::move(outcomes);
   } else {
-    note_outcomes(std::move(prepared.prepared_));
+    note_outcomes(std::move(prepared.to_note_));
   }
   start_iteration(std::move(prepared.passed_));
 }

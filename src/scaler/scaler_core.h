@@ -272,7 +272,7 @@ class ScalerCore::PreparedEnd {
   IterationEnd end_;
   std::vector<at::Tensor> flags_;
   at::Tensor norm_;  ///< May be undefined.
-  PreparedOutcomes prepared_;
+  PreparedOutcomes to_note_;
   Passed passed_;
 };
 
