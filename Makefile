@@ -89,7 +89,7 @@ test-all: build
 
 # What .ci/run runs: of test-all what the changes since FASTAMP_BASE can touch.
 test-changed: build
-	$(TESTS) --changed
+	$(TESTS) --changed $(if $(MINUTES),--minutes $(MINUTES))
 
 test-costs: build
 	$(TESTS) --all --record
@@ -131,7 +131,7 @@ endif
 	$(PY) tools/docs_site.py
 
 lint: build
-	$(PY) tools/lint.py --build-dir $(BUILD_DIR) --jobs $(JOBS)
+	$(PY) tools/lint.py --build-dir $(BUILD_DIR) --jobs $(JOBS) $(if $(MINUTES),--minutes $(MINUTES))
 
 # Needs no environment of its own: makes one for each torch.
 compat:

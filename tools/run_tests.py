@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -92,7 +93,8 @@ def ctest_entries(build_dir: Path, parts: frozenset[str], label: str = "") -> li
     for test in tests:
         properties = {item["name"]: item["value"] for item in test["properties"]}
         labels = properties.get("LABELS", [])
-        if (label and label not in labels) or ("flavours" in labels and "flavours" not in parts):
+        part = "flavours" if "flavours" in labels else suite_parts.PRODUCT
+        if (label and label not in labels) or part not in {suite_parts.PRODUCT, *parts}:
             continue
         pairs = [text.split("=", 1) for text in properties.get("ENVIRONMENT", [])]
         entries.append(
@@ -102,6 +104,7 @@ def ctest_entries(build_dir: Path, parts: frozenset[str], label: str = "") -> li
                 tuple(test.get("command", [str(build_dir / "not-built")])),
                 Path(properties.get("WORKING_DIRECTORY", build_dir)),
                 tuple((name, value) for name, value in pairs),
+                part=part,
             )
         )
     return entries
@@ -123,16 +126,24 @@ def files_by_entry(files: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
+def has_long_tests(files: Iterable[str]) -> bool:
+    """Returns whether some test of these files is marked long."""
+    return any("mark.long" in (ROOT / file).read_text(encoding="utf-8") for file in files)
+
+
 def pytest_entries(parts: frozenset[str]) -> list[Entry]:
-    """Returns the Python tests of the product, and of some parts."""
-    marks = () if "long" in parts else ("-m", "not long")
+    """Returns the Python tests of the product, and of some parts; long tests by themselves."""
     entries = []
     for name, files in files_by_entry(test_files()).items():
-        if suite_parts.of_longest(suite_parts.TESTS, name) in {suite_parts.PRODUCT, *parts}:
-            command = (*files, *PYTEST_OPTIONS, *PRELOADED, *marks)
-            needs = "build folder" if name.startswith(BUILDERS) else ""
-            entries.append(Entry("pytest", name, command, needs=needs))
-    return entries
+        part = suite_parts.of_longest(suite_parts.TESTS, name) or suite_parts.PRODUCT
+        command = (*files, *PYTEST_OPTIONS, *PRELOADED)
+        needs = "build folder" if name.startswith(BUILDERS) else ""
+        rest = Entry("pytest", name, (*command, "-m", "not long"), needs=needs, part=part)
+        entries.append(rest)
+        if has_long_tests(files):
+            long = (*command, "-m", "long")
+            entries.append(Entry("pytest", f"{name}, long", long, needs=needs, part="long"))
+    return [entry for entry in entries if entry.part in {suite_parts.PRODUCT, *parts}]
 
 
 def gpu_name() -> str:
@@ -141,13 +152,32 @@ def gpu_name() -> str:
     return subprocess.check_output([sys.executable, "-c", code], text=True).strip()
 
 
-def run_queue(entries: Iterable[Entry], processes: int, logs: Path = LOGS) -> list[Result]:
-    """Runs entries, the longest first, says what came of each, and shows what failed."""
+def run_queue(
+    entries: Iterable[Entry], processes: int, logs: Path = LOGS, minutes: float | None = None
+) -> list[Result]:
+    """Runs entries, the longest first, says what came of each, and shows what failed.
+
+    Args:
+        entries: What to run.
+        processes: How many at a time.
+        logs: Folder for what they print.
+        minutes: The product comes first, and nothing else is begun after so many; None: no limit.
+    """
     by_name = {(entry.runner, entry.name): entry for entry in entries}
     order = suite_costs.longest_first(by_name, suite_costs.read())
+    end = math.inf
+    if minutes is not None:
+        order.sort(key=lambda name: by_name[name].part != suite_parts.PRODUCT)
+        end = time.monotonic() + 60 * minutes
     limits = {"ctest": patience(CTEST_SECONDS), "pytest": patience(PYTEST_SECONDS)}
     results = []
-    for result in suite_queue.run(map(by_name.__getitem__, order), processes, logs, limits):
+    for result in suite_queue.run(
+        map(by_name.__getitem__, order),
+        processes,
+        logs,
+        limits,
+        lambda entry: entry.part == suite_parts.PRODUCT or time.monotonic() < end,
+    ):
         results.append(result)
         tests = ", ".join(f"{number} {word}" for word, number in result.counts.items())
         verdict = f"FAILED: {result.problem}" if result.problem else tests
@@ -158,8 +188,12 @@ def run_queue(entries: Iterable[Entry], processes: int, logs: Path = LOGS) -> li
     return results
 
 
-def report(results: Sequence[Result], seconds: float) -> int:
-    """Prints the failures and the summary lines; returns the exit status."""
+def report(results: Sequence[Result], seconds: float, late: Sequence[Entry] = ()) -> int:
+    """Prints the failures, what was not begun in time, and the summary lines.
+
+    Returns:
+        The exit status.
+    """
     failed = [result for result in results if result.problem]
     for result in failed:
         log = result.log.relative_to(ROOT)
@@ -170,6 +204,8 @@ def report(results: Sequence[Result], seconds: float) -> int:
     skipped = [r.entry.name for r in results if r.entry.runner == "ctest" and r.counts["skipped"]]
     if skipped:
         print(f"skipped programs: {', '.join(skipped)}")
+    if late:
+        print(f"left out, for want of time: {', '.join(entry.name for entry in late)}")
     print(f"{len(results)} programs and files, {spent:.0f} s of CPU time in {seconds:.0f} s")
     print("\n".join(suite_queue.summaries(results, seconds)), flush=True)
     return int(bool(failed) or not results)
@@ -209,6 +245,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--at-most", type=float, metavar="SECONDS", help="only what took no more CPU time than this"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        metavar="N",
+        help="the product first, and of the parts nothing that would begin later than this",
     )
     parser.add_argument("--emulated", action="store_true", help="only emulated kernels, all cases")
     parser.add_argument("--only", default="", metavar="TEXT", help="only names with this in them")
@@ -252,13 +294,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     suite_queue.preload()
     # On a GPU memory and time are tested, of which a second process would take some.
     alone = gpu and "SIMULATED_CUDA_DEVICES" not in os.environ
-    results = run_queue(entries, 1 if alone else PROCESSES, options.logs)
+    results = run_queue(entries, 1 if alone else PROCESSES, options.logs, options.minutes)
     if options.record:
         costs = {} if options.all else suite_costs.read()
         costs |= suite_costs.compilations(options.build_dir)
         costs |= {(r.entry.runner, r.entry.name): r.cpu for r in results}
         suite_costs.write(costs)
-    return report(results, time.monotonic() - start)
+    ran = {(result.entry.runner, result.entry.name) for result in results}
+    late = [entry for entry in entries if (entry.runner, entry.name) not in ran]
+    return report(results, time.monotonic() - start, late)
 
 
 if __name__ == "__main__":

@@ -20,10 +20,11 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import suite_parts
 import warm_python
 from patience import measure_again
 
@@ -50,6 +51,7 @@ class Entry:
         folder: Where a program is run.
         environment: Variables that are added to this process's.
         needs: What no two entries may use at the same time; "" if nothing.
+        part: What it belongs to: the product, or one of ``suite_parts.PARTS``.
     """
 
     runner: str
@@ -58,6 +60,7 @@ class Entry:
     folder: Path = ROOT
     environment: tuple[tuple[str, str], ...] = ()
     needs: str = ""
+    part: str = suite_parts.PRODUCT
 
 
 @dataclass
@@ -213,7 +216,11 @@ def count(summary: str) -> Counter[str]:
 
 
 def run(
-    entries: Iterable[Entry], processes: int, logs: Path, limits: Mapping[str, float]
+    entries: Iterable[Entry],
+    processes: int,
+    logs: Path,
+    limits: Mapping[str, float],
+    wanted: Callable[[Entry], bool] = lambda _: True,
 ) -> Iterable[Result]:
     """Runs entries in their order, so many at a time; yields each as it ends.
 
@@ -222,10 +229,12 @@ def run(
         processes: How many at a time.
         logs: Folder for what they print.
         limits: Seconds by runner after which an entry counts as hanging.
+        wanted: Whether an entry that waits is to be begun; asked again as others end.
     """
     waiting, running, owner = list(entries), list[Running](), os.getpid()
     try:
         while waiting or running:
+            waiting = list(filter(wanted, waiting))
             used = {one.entry.needs for one in running} - {""}
             while len(running) < processes and (entry := first_free(waiting, used)):
                 waiting.remove(entry)

@@ -14,6 +14,8 @@ def test_output_of_a_failed_check_is_shown_and_of_a_passed_one_not(capsys):
     assert "finding" not in capsys.readouterr().out
     assert not lint.run("check", [sys.executable, "-c", code, "1"])
     assert "finding" in capsys.readouterr().out
+    assert lint.run("check", [sys.executable, "-c", "print('x\\nleft out: 3 files')"])
+    assert capsys.readouterr().out.splitlines()[1:] == ["left out: 3 files"]
 
 
 def test_a_missing_tool_fails_and_says_how_to_get_it(capsys):
@@ -38,7 +40,7 @@ def test_single_checks_run_by_name(monkeypatch, capsys):
 
 
 def test_every_linter_is_given_our_files(tmp_path):
-    commands = lint.commands(tmp_path, jobs=1)
+    commands = lint.commands(tmp_path, jobs=1, minutes=None)
     assert "src/core/build_info.cpp" in commands["clang-format"]
     assert "CMakeLists.txt" in commands["gersemi"]
     assert "tools/setup_system.sh" in commands["shellcheck"]
@@ -56,6 +58,46 @@ def test_clang_tidy_result_depends_on_our_headers_and_configuration(monkeypatch,
         (tmp_path / name).write_text("two")
         digests.add(run_clang_tidy.common_digest(str(tool)))
     assert len(digests) == 3
+
+
+@pytest.fixture
+def three_sources(monkeypatch, tmp_path):
+    """Sources of which b.cpp was changed, and a clang-tidy that finds something in c.cpp."""
+    sources = [tmp_path / name for name in ("a.cpp", "b.cpp", "c.cpp")]
+    for path in sources:
+        path.touch()
+    read = []
+
+    def check(clang_tidy, database, path):  # noqa: ARG001
+        read.append(path.name)
+        return "finding" if path.name == "c.cpp" else ""
+
+    monkeypatch.setattr(run_clang_tidy, "ROOT", tmp_path)
+    monkeypatch.setattr(run_clang_tidy, "tool", lambda name: name)
+    monkeypatch.setattr(run_clang_tidy, "common_digest", lambda _: b"")
+    monkeypatch.setattr(run_clang_tidy, "compile_commands", lambda _: [])
+    monkeypatch.setattr(run_clang_tidy, "sources", lambda _: sources)
+    monkeypatch.setattr(run_clang_tidy, "check", check)
+    monkeypatch.setattr(run_clang_tidy.suite_parts, "changed", lambda: ["b.cpp", "gone.cpp"])
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["", "--build-dir", str(tmp_path), *arguments])
+        read.clear()
+        return run_clang_tidy.main(), list(read)
+
+    return run
+
+
+def test_clang_tidy_reads_what_changed_first_and_again_only_what_failed(three_sources, capsys):
+    assert three_sources("--jobs", "1") == (1, ["b.cpp", "a.cpp", "c.cpp"])
+    assert capsys.readouterr().out == "finding\n"
+    assert three_sources("--jobs", "1") == (1, ["c.cpp"])
+
+
+def test_clang_tidy_names_what_it_had_no_time_for_and_has_not_passed_it(three_sources, capsys):
+    assert three_sources("--jobs", "1", "--minutes", "0") == (0, [])
+    assert "left out, for want of time: 3 of 3 files\n" in capsys.readouterr().out
+    assert three_sources("--jobs", "1", "--minutes", "9") == (1, ["b.cpp", "a.cpp", "c.cpp"])
 
 
 def test_clang_tidy_gets_no_options_that_only_gcc_has(tmp_path):

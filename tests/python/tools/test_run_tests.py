@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -83,11 +84,49 @@ def test_long_tests_and_other_parts_are_left_out_of_the_products():
     assert all(entry.command[-2:] == ("-m", "not long") for entry in product)
     assert "tests/python/tools/test_run_tests.py" not in names(product)
     everything = run_tests.pytest_entries(suite_parts.ALL)
-    assert names(everything) == list(run_tests.files_by_entry(run_tests.test_files()))
-    assert all("-m" not in entry.command for entry in everything)
+    files = [name for name in names(everything) if not name.endswith(", long")]
+    assert files == list(run_tests.files_by_entry(run_tests.test_files()))
     workshop = set(names(run_tests.pytest_entries(frozenset({"workshop"})))) - set(names(product))
     assert "tests/python/tools/test_run_tests.py" in workshop
     assert all(suite_parts.of_longest(suite_parts.TESTS, name) == "workshop" for name in workshop)
+
+
+def test_long_tests_of_a_file_are_an_entry_of_their_own():
+    entries = run_tests.pytest_entries(frozenset({"long"}))
+    long = {entry.name: entry for entry in entries if entry.command[-2:] == ("-m", "long")}
+    assert all(entry.part == "long" for entry in long.values())
+    file = "tests/python/float8/test_float8_language_model.py"
+    assert long[f"{file}, long"].command[0] == file
+    assert file in names(entries)
+    assert "tests/python/test_imports.py, long" not in names(entries)
+
+
+def program(name, part):
+    code = "print('All tests passed (1 assertion)')"
+    return Entry("ctest", name, (sys.executable, "-c", code), part=part)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "order"), [(None, ["d", "c", "b", "a"]), (5, ["d", "b", "c", "a"]), (0, ["d", "b"])]
+)
+def test_in_limited_time_the_product_comes_first_and_is_all_run(
+    monkeypatch, tmp_path, minutes, order
+):
+    entries = [
+        program(name, part)
+        for name, part in (("a", "long"), ("b", "product"), ("c", "flavours"), ("d", "product"))
+    ]
+    costs = {("ctest", name): float(ord(name)) for name in "abcd"}
+    monkeypatch.setattr(run_tests.suite_costs, "read", lambda: costs)
+    results = run_tests.run_queue(entries, 1, tmp_path, minutes)
+    assert names(result.entry for result in results) == order
+    assert not any(result.problem for result in results)
+
+
+def test_the_report_names_what_was_left_out(capsys):
+    late = [Entry("ctest", name, ()) for name in ("one", "two")]
+    assert run_tests.report([result("b.py", "", passed=2)], 2.0, late) == 0
+    assert "left out, for want of time: one, two\n" in capsys.readouterr().out
 
 
 def test_every_file_is_in_one_entry_and_those_of_one_session_are_together():
@@ -130,9 +169,9 @@ def test_without_a_gpu_the_gpu_run_fails_and_says_so(monkeypatch):
 def test_a_run_says_whether_there_is_a_gpu_and_gives_it_all(monkeypatch, capsys, gpu, processes):
     ran = []
 
-    def run_queue(entries, count, logs):  # noqa: ARG001
+    def run_queue(entries, count, logs, minutes):  # noqa: ARG001
         ran.append(count)
-        return [result("a", "", passed=1) for _ in entries]
+        return [Result(entry, Counter(passed=1), "", 1.0, 1.0, "", logs) for entry in entries]
 
     monkeypatch.setattr(run_tests, "gpu_name", lambda: gpu)
     monkeypatch.setattr(run_tests, "run_queue", run_queue)
