@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings.h"
+#include "core/cuda_part.h"
 #include "optimizer_objects.h"
 #include "python_optimizer.h"
 #include "python_step.h"
@@ -358,6 +359,7 @@ class PythonScalerCore {
                                                   .norm = norm.value_or(at::Tensor())},
                                                  data);
     });
+    prepare_end(guard);
     return {std::make_shared<PythonAmpStep>(std::move(amp_step), record.pass, by_position),
             at::hasCallbacks()};
   }
@@ -382,34 +384,19 @@ class PythonScalerCore {
   void forget(py::handle guard, py::handle optimizer) {
     const auto call = call_on(guard, optimizer);
     const auto earlier = call.record().start_iteration();
+    const auto end = std::exchange(prepared_end_, {});
     call.forget();
   }
 
-  /// Returns whether poll() may have something to report.
+  /// Ends an iteration, as begin_unscaled_step() has prepared it if it has.
+  /// @returns Whether poll() may have something to report.
   bool end_iteration(py::handle scaler, const MaybeTensor& new_scale, bool capturing) {
-    static PyObject* const states_key = interned("_per_optimizer_states");
-    const py::dict states = attribute(scaler.ptr(), states_key);
-    scaler::IterationEnd end{.tensors = tensors_of(scaler),
-                             .rules = rules_of(scaler),
-                             .outcomes = {},
-                             .new_scale = new_scale.value_or(at::Tensor()),
-                             .capturing = capturing};
-    for (const auto& [key, state] : states) {
-      Outcome outcome;
-      for (const auto& [device, flag] : py::cast<py::dict>(state["found_inf_per_device"])) {
-        outcome.flags.push_back(py::cast<at::Tensor>(flag));
-      }
-      if (outcome.flags.empty()) {
-        continue;
-      }
-      outcome.record = core_->find(py::cast<std::intptr_t>(key));
-      if (outcome.record == nullptr) {  // Somebody else has checked its gradients.
-        outcome.record = std::make_shared<scaler::OptimizerRecord>();
-      }
-      outcome.counts = outcome.record->counts();
-      end.outcomes.push_back(std::move(outcome));
-    }
-    with_torchs_error([&] { core_->end_iteration(std::move(end)); });
+    auto prepared = std::exchange(prepared_end_, {});
+    with_torchs_error([&] {
+      core_->end_iteration(prepared
+                               ? *std::move(prepared)
+                               : core_->prepare_end(iteration_end(scaler, new_scale, capturing)));
+    });
     return has_news();
   }
 
@@ -540,6 +527,45 @@ class PythonScalerCore {
   }
 
  private:
+  /// What an iteration ends with: flags and counts of all optimizers.
+  scaler::IterationEnd iteration_end(py::handle scaler, const MaybeTensor& new_scale,
+                                     bool capturing) const {
+    static PyObject* const states_key = interned("_per_optimizer_states");
+    const py::dict states = attribute(scaler.ptr(), states_key);
+    scaler::IterationEnd end{.tensors = tensors_of(scaler),
+                             .rules = rules_of(scaler),
+                             .outcomes = {},
+                             .new_scale = new_scale.value_or(at::Tensor()),
+                             .capturing = capturing};
+    for (const auto& [key, state] : states) {
+      Outcome outcome;
+      for (const auto& [device, flag] : py::cast<py::dict>(state["found_inf_per_device"])) {
+        outcome.flags.push_back(py::cast<at::Tensor>(flag));
+      }
+      if (outcome.flags.empty()) {
+        continue;
+      }
+      outcome.record = core_->find(py::cast<std::intptr_t>(key));
+      if (outcome.record == nullptr) {  // Somebody else has checked its gradients.
+        outcome.record = std::make_shared<scaler::OptimizerRecord>();
+      }
+      outcome.counts = outcome.record->counts();
+      end.outcomes.push_back(std::move(outcome));
+    }
+    return end;
+  }
+
+  /// Makes what the end of a guarded step needs before the step: memory may run out.
+  void prepare_end(py::handle guard) {
+    prepared_end_.reset();
+    auto end = iteration_end(guard, {}, /*capturing=*/false);
+    if (end.outcomes.empty()) {
+      return;
+    }
+    end.capturing = is_captured(end.tensors.scale.device());
+    with_torchs_error([&] { prepared_end_.emplace(core_->prepare_end(std::move(end))); });
+  }
+
   bool has_news() const {
     return core_->log().has_warning() || core_->is_logged() || !core_->skip_hooks().empty();
   }
@@ -594,6 +620,7 @@ class PythonScalerCore {
   c10::DeviceType device_;
   OptimizerEnd end_;
   at::Tensor fresh_flag_;
+  std::optional<ScalerCore::PreparedEnd> prepared_end_;  ///< Of a guarded step that is being made.
 };
 
 using Core = PythonScalerCore;
@@ -633,6 +660,7 @@ void bind_spike_rule(py::module_& module) {
                                            .window = window});
            }),
            py::arg("factor"), py::arg("mean"), py::arg("window"))
+      .def("copy", wrap_pybind_function([](const SpikeRule& rule) { return SpikeRule(rule); }))
       .def("state", wrap_pybind_function([](const SpikeRule& rule) {
              auto state = rule.state();
              return Norms(std::move(state.norms), state.count);

@@ -98,4 +98,9 @@ std::string cuda_part_refusal() {
   return found == nullptr ? "torch has no CUDA" : found->why_not;
 }
 
+bool is_captured(c10::Device device) {
+  const auto* const part = device.is_cuda() ? cuda_part() : nullptr;
+  return part != nullptr && part->devices.is_capturing();
+}
+
 }  // namespace fastamp

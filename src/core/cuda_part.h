@@ -56,4 +56,7 @@ const CudaPart* cuda_part();
 /// Why cuda_part() is null, as a part of a sentence ("torch has no CUDA"); "" where it is not.
 std::string cuda_part_refusal();
 
+/// Whether the current stream of a device is being captured: it runs later, nothing can be read.
+FASTAMP_API bool is_captured(c10::Device device);
+
 }  // namespace fastamp

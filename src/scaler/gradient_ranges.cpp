@@ -21,11 +21,6 @@
 namespace fastamp::scaler {
 namespace {
 
-bool is_captured(c10::Device device) {
-  const auto* const part = device.is_cuda() ? cuda_part() : nullptr;
-  return part != nullptr && part->devices.is_capturing();
-}
-
 bool is_countable(const DeviceGradients& seen) {
   if (seen.any_double || seen.any_functional || seen.any_duplicates ||
       !has_kernels(seen.device.type()) || !nothing_watches_calls() || is_captured(seen.device)) {

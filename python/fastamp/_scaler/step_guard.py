@@ -246,6 +246,7 @@ class StepGuard:
             with torch.enable_grad():
                 loss = closure()
         self._prepare(optimizer)
+        spike = None if self._spike is None else self._spike.copy()
         self._is_stepping = True
         try:
             amp_step, is_observed = self._decide(optimizer)
@@ -262,6 +263,7 @@ class StepGuard:
                     kwargs = {**kwargs, "closure": _ClosureOnce(closure, loss)}
                 result = plain(*args, **kwargs)
         except BaseException:
+            self._spike = spike  # A step that was not made has no norm.
             self._core.forget(self, optimizer)
             raise
         finally:
