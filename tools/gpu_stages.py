@@ -165,11 +165,11 @@ def _report(_: Path) -> Plan:
 BENCHES: dict[str, tuple[str, float]] = {
     "bench-micro": (
         "^cuda: (?!claim)(kernel|mm|x @|linear|layer_norm|cat|relu|scale|unscale_|first ten|norm"
-        "|clip_grad)",
+        "|clip_grad|unify|rotary|sparse|forward pass of)",
         1.3,
     ),
     "bench-steps": (
-        r"^cuda: ((clip [a-z ]*\+ )?step \+ update|clip \+ step, guarded)",
+        r"^cuda: ((clip [a-z ]*\+ )?step \+ update|clip \+ step, guarded|two passes)",
         1.3,
     ),
     "bench-float8": ("^cuda: fp8", 1.3),

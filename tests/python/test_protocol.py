@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import re
 from pathlib import Path
 
@@ -33,7 +34,18 @@ NATIVE = sorted((PYTHON / "csrc").glob("*.cpp")) + sorted((PYTHON / "csrc").glob
 MODULES = [f for f in (PYTHON / "fastamp").rglob("*.py") if f.name != "protocol.py"]
 OPTIMIZER = listed(_protocol.Optimizer)
 MODULE = listed(_protocol.Module)
-OTHERS = listed(_protocol.TorchRegion) | listed(_protocol.ShardedTensor) | listed(_protocol.Scaler)
+OTHERS = set().union(
+    *map(
+        listed,
+        (
+            _protocol.AsyncioEvents,
+            _protocol.Scaler,
+            _protocol.ShardedTensor,
+            _protocol.TorchModule,
+            _protocol.TorchRegion,
+        ),
+    )
+)
 
 
 def test_every_attribute_of_optimizers_and_modules_is_listed_and_used():
@@ -97,3 +109,6 @@ def test_optimizers_have_what_is_listed():
     assert absent == {"_fastamp_pending_amp_step", "_fastamp_source", "_fastamp_autocast_dtype"}
     region = torch.autocast("cpu")
     assert all(hasattr(region, name) for name in listed(_protocol.TorchRegion))
+    module = torch.nn.Linear(1, 1)
+    assert all(hasattr(module, name) for name in listed(_protocol.TorchModule))
+    assert all(hasattr(asyncio.events, name) for name in listed(_protocol.AsyncioEvents))

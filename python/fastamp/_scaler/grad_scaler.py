@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,7 +34,7 @@ from fastamp._scaler.gradients import (
 from fastamp._scaler.mesh_norm import norm_over_ranks
 from fastamp._scaler.new_scalers import note_scaler
 from fastamp._scaler.outputs import scale_each
-from fastamp._scaler.passes import ScaledPass, unscaled
+from fastamp._scaler.passes import unscaled, zero_if
 from fastamp._scaler.reports import warn_of_scaled_gradients
 from fastamp._scaler.resumed import goes_on, warn_of_missing_state
 from fastamp._scaler.state import ScalerState, unscale_once
@@ -231,7 +232,8 @@ class GradScaler(ScalerState):
             core.agree(self, flags, scale)
         self._note_unscaled(optimizer, flags)
 
-    def pass_(self, optimizer: torch.optim.Optimizer) -> ScaledPass:
+    @contextlib.contextmanager
+    def pass_(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         """Makes a pass whose gradients the program uses by itself, ahead of others of the step.
 
         ::
@@ -266,7 +268,32 @@ class GradScaler(ScalerState):
                 :meth:`scale`, or no parameter has a gradient.
             ValueError: As from :meth:`unscale_`, when it ends.
         """
-        return ScaledPass(self, optimizer)
+        if not self.is_enabled():
+            yield
+            return
+        _C.check_order("pass_", self._stage_of(optimizer).value)
+        if id(optimizer) in self._open_passes:
+            raise RuntimeError("pass_: expected an optimizer without an open pass, got one in one")
+        self._open_passes = self._open_passes | {id(optimizer)}
+        before = getattr(self, "_times_scaled", 0)
+        try:
+            yield
+        finally:
+            self._open_passes = self._open_passes - {id(optimizer)}
+            if not self._open_passes:
+                del self._open_passes
+        if getattr(self, "_times_scaled", 0) == before:
+            raise RuntimeError(
+                "pass_: expected a block that gives its loss to scale(), got one that does not"
+            )
+        _C.check_order("pass_", self._stage_of(optimizer).value)
+        self.unscale_(optimizer)
+        flags = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+        if not flags:
+            del self._per_optimizer_states[id(optimizer)]
+            raise RuntimeError("pass_: expected an optimizer with at least one gradient, got none")
+        for parameter in self._core.end_pass(self, optimizer):
+            zero_if(parameter, flags.values())
 
     def unscale(self, tensors: Any) -> Any:
         """Divides gradients of a scaled loss that the program computes with, such as a penalty's.

@@ -144,6 +144,22 @@ class Module(Protocol):
     _fastamp_low_precision: Any
 
 
+class TorchModule(Protocol):
+    """Attributes of torch's modules that csrc/python_call_site.cpp knows.
+
+    The call of a module is seen as the function that torch runs it in.
+    """
+
+    _call_impl: Any
+    _modules: dict[str, Any]
+
+
+class AsyncioEvents(Protocol):
+    """What csrc/region_hooks.cpp asks ``asyncio.events`` for: the loop that runs here, or None."""
+
+    _get_running_loop: Any
+
+
 class TorchRegion(Protocol):
     """Attributes of a ``torch.autocast`` that csrc/torch_region.cpp reads under ``install()``.
 
