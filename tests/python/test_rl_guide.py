@@ -74,7 +74,8 @@ def train_sharded(_rank: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    yield from results_of_two_ranks(train_sharded, tmp_path_factory)
+    backend = "nccl" if torch.cuda.device_count() >= 2 else "gloo"
+    yield from results_of_two_ranks(train_sharded, tmp_path_factory, backend)
 
 
 def test_the_sharded_program_learns_and_skips_on_all_ranks(ranks):

@@ -186,9 +186,10 @@ def test_half_the_bytes_are_gathered_and_one_all_reduce_is_made_for_each_step():
         told = []
         for in_float8 in (False, True):
             model: Any = Wide()
+            mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
             for layer in model.layers:
-                fully_shard(layer, mp_policy=POLICIES["bfloat16"])
-            fully_shard(model, mp_policy=POLICIES["bfloat16"])
+                fully_shard(layer, mesh=mesh, mp_policy=POLICIES["bfloat16"])
+            fully_shard(model, mesh=mesh, mp_policy=POLICIES["bfloat16"])
             if in_float8:
                 float8_all_gather(model)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -344,7 +345,7 @@ def test_what_is_left_out():
         model: Any = Model()
         model.tied = nn.Embedding(64, 64)
         model.tied.weight = model.layers[0].weight
-        fully_shard(model)
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
         with fastamp.float8.exclude(model.wide):
             told.append(float8_all_gather(model).names)
         model = sharded()
