@@ -99,7 +99,8 @@ def test_weights_are_cast_together():
 
     one_by_one = output()
     with fastamp.casts.together(model):
-        assert torch.equal(output(), one_by_one)
+        for _ in range(2):  # From the second region on it is known which ones.
+            assert torch.equal(output(), one_by_one)
 
 
 FLOAT8 = torch.float8_e4m3fn
