@@ -459,7 +459,8 @@ class Run:
             self.simulated = seen()
             self.control.choose(mutant["number"])
             if self.simulated:
-                self.report(f"left out, fails without a mutant on the simulated device: {ON_DEVICE}")
+                device = f"on the simulated device: {ON_DEVICE}"
+                self.report(f"left out, fails without a mutant {device}")
         self.control.take_reached()
         if not self.simulated and (found := seen()):
             return "killed", f"simulated device: {found}"
