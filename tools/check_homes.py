@@ -68,13 +68,11 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "kernels::count_exponents_cpu",
         "kernels::count_exponents_cuda",
     ),
-    "src/kernels/fused_adamw.h": (
-        "kernels::fused_adamw_cpu",
-        "kernels::fused_adamw_cuda",
-    ),
-    "src/kernels/fused_sgd.h": (
+    "src/kernels/fused_steps.h": (
         "kernels::fused_sgd_cpu",
         "kernels::fused_sgd_cuda",
+        "kernels::fused_adamw_cpu",
+        "kernels::fused_adamw_cuda",
     ),
     "src/kernels/muon.h": (
         "kernels::muon_momentum_cpu",

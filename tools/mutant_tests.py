@@ -326,7 +326,7 @@ class Run:
         self._read_recorded()
         self.simulated: str | None = None  # what those of a CUDA device see without a mutant
 
-    def tell(self, line: str) -> None:
+    def report(self, line: str) -> None:
         """Prints a line of progress."""
         print(line, file=self.output, flush=True)
 
@@ -380,7 +380,7 @@ class Run:
         result["name"] = mutant["name"]
         self.results[mutant["key"]] = result
         mutant_results.note(self.folder.parent / "results.jsonl", mutant["key"], result)
-        self.tell(f"{mutant['number']:4} {result['is']:11} {mutant['name']}  [{result['by']}]")
+        self.report(f"{mutant['number']:4} {result['is']:11} {mutant['name']}  [{result['by']}]")
 
     def _note(self, test: Test) -> None:
         """Stores what a run without a mutant shows of a test."""
@@ -409,14 +409,14 @@ class Run:
         }
         names = [name for name in states if name.partition("::")[0] in files]
         if names:
-            self.tell(f"{len(names)} tests are run without a mutant")
+            self.report(f"{len(names)} tests are run without a mutant")
             python.record(names, self._note)
             self._read_recorded()  # The process that ran them has noted them.
         for name in states:
             if name not in self.recorded:
-                self.tell(f"left out, ended the run without a mutant: {name}")
+                self.report(f"left out, ended the run without a mutant: {name}")
             elif not self.recorded[name].passes:
-                self.tell(f"left out, fails without a mutant: {name}")
+                self.report(f"left out, fails without a mutant: {name}")
 
     def _useful(self, names: Container[str]) -> list[Test]:
         return [test for name, test in self.recorded.items() if test.passes and name in names]
@@ -459,7 +459,8 @@ class Run:
             self.simulated = seen()
             self.control.choose(mutant["number"])
             if self.simulated:
-                self.tell(f"left out, fails without a mutant on the simulated device: {ON_DEVICE}")
+                device = f"on the simulated device: {ON_DEVICE}"
+                self.report(f"left out, fails without a mutant {device}")
         self.control.take_reached()
         if not self.simulated and (found := seen()):
             return "killed", f"simulated device: {found}"
@@ -498,7 +499,7 @@ def main(folder: Path, seconds: float) -> int:
     tests = tests_for(mutant["file"] for mutant in run.mutants)
     status = pytest.main([*options, *tests], plugins=[PythonTests(folder, run.control, run)])
     if status != 0:
-        run.tell(f"pytest ends with {int(status)}: see {folder / 'pytest.log'}")
+        run.report(f"pytest ends with {int(status)}: see {folder / 'pytest.log'}")
     return int(status)
 
 

@@ -2,7 +2,7 @@
 // What a fused step on CUDA costs the host: checks, table, launch. The kernel's source is compiled
 // as C++ against the headers of tests/cpp/cuda_on_cpu, and a launch copies its arguments and drops
 // them: all but the driver is as it would be, without a GPU. The tensors are those of a CPU.
-#include "kernels/fused_adamw.h"
+#include "kernels/fused_steps.h"
 #include "ops/checks.h"
 
 #include <ATen/ops/zeros.h>

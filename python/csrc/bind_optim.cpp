@@ -3,9 +3,6 @@
 #include "bindings.h"
 #include "optim/starting_masters.h"
 #include "python_step.h"
-#include "step_adam.h"
-#include "step_muon.h"
-#include "step_sgd.h"
 
 #include <fastamp/optim/stored_state.h>
 

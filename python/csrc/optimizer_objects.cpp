@@ -7,6 +7,7 @@
 #include "core/tensor_kind.h"
 
 #include <pybind11/stl.h>
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 namespace fastamp::python {
@@ -128,6 +129,43 @@ at::Tensor group_rate_tensor(PyObject* group) {
   const auto* tensor = plain_tensor(rate.ptr());
   return tensor != nullptr && has_geometry(*tensor) && tensor->numel() == 1 ? *tensor
                                                                             : at::Tensor();
+}
+
+void check_stored(py::handle optimizer, PyObject* group) {
+  optimizer.attr("_fastamp_check_stored")("step", py::handle(group));
+}
+
+void refuse_stored(py::handle optimizer, PyObject* group) {
+  check_stored(optimizer, group);
+  throw py::type_error(
+      "step: expected options of groups that optimizer._fastamp_check_stored knows");
+}
+
+StoredOptions StoredOptions::of(py::handle optimizer, PyObject* group, bool takes_codes) {
+  static PyObject* const keys[] = {interned("state_dtype"), interned("state_rounding"),
+                                   interned("master")};
+  StoredOptions stored;
+  bool known = true;
+  const auto dtype = optional_item(group, keys[0]);
+  if (THPDtype_Check(dtype.ptr())) {
+    stored.moments = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
+    known = stored.moments == at::kFloat || stored.moments == at::kBFloat16;
+  } else if (!dtype.is_none()) {
+    stored.codes = is_word(dtype, "8bit");
+    stored.moments = at::kBFloat16;  // Of what does not fit codes.
+    known = stored.codes && takes_codes;
+  }
+  const auto rounding = optional_item(group, keys[1]);
+  const bool nearest = is_word(rounding, "nearest");
+  known = known && (nearest || rounding.is_none() || is_word(rounding, "stochastic"));
+  stored.noisy = stored.codes || (stored.moments == at::kBFloat16 && !nearest);
+  const auto master = optional_item(group, keys[2]);
+  stored.remainders = is_word(master, "remainder");
+  known = known && (stored.remainders || master.is_none() || is_word(master, "float32"));
+  if (!known) [[unlikely]] {
+    refuse_stored(optimizer, group);
+  }
+  return stored;
 }
 
 const at::Tensor* plain_tensor(PyObject* object) {

@@ -111,6 +111,24 @@ bool is_word(const py::object& option, const char* word);
 /// The tensor in group["lr"] if it is one that a step can read on the device, else undefined.
 at::Tensor group_rate_tensor(PyObject* group);
 
+/// Reads what the options of a group that torch's groups do not have say of its parameters' state.
+struct StoredOptions {
+  at::ScalarType moments = at::kFloat;  ///< Dtype of moments that are no codes.
+  bool codes = false;                   ///< Moments are codes of 8 bits where they fit.
+  bool noisy = false;                   ///< Narrow moments are rounded stochastically.
+  bool remainders = false;              ///< Masters are kept as remainders.
+
+  /// The one place where a step learns how state is stored; the state itself does not decide.
+  /// @throws py::error_already_set  What check_stored() raises.
+  /// @param takes_codes  Whether moments of this kind of optimizer may be codes.
+  static StoredOptions of(py::handle optimizer, PyObject* group, bool takes_codes);
+};
+
+/// Raises what `optimizer._fastamp_check_stored` raises for a group with a value that there is not.
+void check_stored(py::handle optimizer, PyObject* group);
+/// Throws for a group with a value that C++ does not know.
+[[noreturn]] void refuse_stored(py::handle optimizer, PyObject* group);
+
 /// The strided tensor that C++ may work on: the object's own, or the local shard of a DTensor.
 /// Null for every other subclass. The object owns it.
 const at::Tensor* plain_tensor(PyObject* object);

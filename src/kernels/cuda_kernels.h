@@ -6,8 +6,7 @@
 #include "kernels/cuda/cast.h"
 #include "kernels/cuda/float8.h"
 #include "kernels/exponents.h"
-#include "kernels/fused_adamw.h"
-#include "kernels/fused_sgd.h"
+#include "kernels/fused_steps.h"
 #include "kernels/muon.h"
 
 namespace fastamp::kernels {

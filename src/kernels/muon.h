@@ -5,7 +5,7 @@
 // matrix products (optim/newton_schulz.h).
 
 #include "kernels/functors/muon.h"
-#include "kernels/step_entries.h"
+#include "kernels/fused_steps.h"
 
 #include <fastamp/ops/fused_steps.h>
 

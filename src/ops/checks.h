@@ -5,10 +5,8 @@
 // the Meta kernels are checks alone; fn is the op, for messages.
 
 #include "kernels/amp_args.h"
-#include "kernels/fused_adamw.h"
-#include "kernels/fused_sgd.h"
+#include "kernels/fused_steps.h"
 #include "kernels/muon.h"
-#include "kernels/step_entries.h"
 
 #include <ATen/core/Tensor.h>
 

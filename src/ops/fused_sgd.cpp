@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/fused_sgd.h"
-
+#include "kernels/fused_steps.h"
 #include "ops/checks.h"
 #include "ops/op.h"
 

@@ -5,9 +5,9 @@
 // fused. They differ in the types of their options and states, never in arithmetic.
 
 #include "optim/adam_state.h"
-#include "optim/adam_step.h"
 #include "optim/sgd_family.h"
 #include "optim/states.h"
+#include "optim/step_lists.h"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/optim/adam.h>

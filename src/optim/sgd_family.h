@@ -8,8 +8,8 @@
 #include "kernels/functors/noise.h"
 #include "optim/group_options.h"
 #include "optim/kernel_check.h"
-#include "optim/sgd_step.h"
 #include "optim/states.h"
+#include "optim/step_lists.h"
 #include "optim/torch_step.h"
 #include "optim/weight_copies.h"
 

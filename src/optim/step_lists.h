@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a step needs on each device: the lists that SGD and Adam have in common, parameters sorted
-// by device, group by group, and the AmpStep.
+// Steps of SGD and Adam: the front ends (adam_family.h and sgd_family.h here, Python's in
+// python/csrc/python_step.cpp) walk over parameters and add each to the lists of its device, group
+// by group; run() calls one fused op per device with them.
 
 #include "core/dtypes.h"
 #include "core/repeat_finder.h"
+#include "kernels/functors/narrow_moments.h"
 
 #include <fastamp/macros.h>
 #include <fastamp/optim/amp_step.h>
 
+#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
@@ -109,11 +112,16 @@ struct FASTAMP_API DeviceLists {
   void insert_params(PointerSet& known) const;
 };
 
-/// The lists of all devices met. `Lists` derives from DeviceLists and has open(group).
+/// Collects the parameters of one step into the lists of their devices, then runs one fused op per
+/// device. begin_group() for each group, add() for each of its parameters that has a gradient,
+/// run(). Parameters and state are borrowed: they must live, unmoved, until this is destroyed. Not
+/// thread-safe.
+/// @tparam Lists  Derives from DeviceLists and has add_group(group).
 template <typename Lists, typename Group>
-class ListsByDevice {
+class ListedStep {
  public:
-  /// Parameters that follow belong to this group.
+  /// Says that the parameters that follow belong to this group.
+  /// @param expected  How many will follow; a hint.
   void begin_group(const Group& group, std::size_t expected) {
     group_ = group;
     ++groups_;
@@ -121,6 +129,16 @@ class ListsByDevice {
     current_ = nullptr;
   }
 
+  /// To be called before a gradient is added that is a copy of the parameter's: a copy does not
+  /// show by itself that its parameter is listed again.
+  void look_up_repeats(const at::Tensor& param) { for_device(param.device()).look_up_repeats(); }
+
+  /// Adds a 16-bit copy of the parameter added last, float32, that the step is to write.
+  void add_copy(const at::Tensor& param, at::Tensor weight_copy) {
+    for_device(param.device()).add_copy(std::move(weight_copy));
+  }
+
+ protected:
   Lists& for_device(c10::Device device) {
     if (current_ == nullptr || current_->device != device) [[unlikely]] {
       select(device);
@@ -132,7 +150,7 @@ class ListsByDevice {
   /// Calls op(lists) for each device, and before the first of them check(lists) for all, so that
   /// either every device steps or none. One device's op checks all of its lists itself.
   template <typename Check, typename Op>
-  void run(const Check& check, const Op& op) const {
+  void call_for_each(const Check& check, const Op& op) const {
     if (lists_.size() > 1) {
       for (const auto& lists : lists_) {
         check(lists);
@@ -166,6 +184,130 @@ class ListsByDevice {
   std::size_t expected_ = 0;
   std::deque<Lists> lists_;  // Not a vector: current_ points into it.
   Lists* current_ = nullptr;
+};
+
+/// Hyperparameters of a parameter group.
+struct SgdGroup {
+  double lr = 0.0;
+  at::Tensor lr_tensor;  ///< Replaces lr where it is defined.
+  double momentum = 0.0;
+  double dampening = 0.0;
+  double weight_decay = 0.0;
+  bool nesterov = false;
+  bool maximize = false;
+};
+
+/// Whether narrow buffers with such a momentum are rounded by noise.
+inline bool needs_noise(double momentum) {
+  return kernels::first_moments_need_noise(static_cast<float>(1.0 - momentum));
+}
+
+/// The lists of SGD on one device.
+struct FASTAMP_API SgdLists : DeviceLists {
+  using DeviceLists::DeviceLists;
+  void add_group(const SgdGroup& group);
+
+  BorrowedTensors momentum_buffers;
+  BorrowedTensors momentum_steps;
+  std::vector<double> momentum;
+  std::vector<double> dampening;
+  std::vector<double> weight_decay;
+  c10::List<bool> nesterov;
+  c10::List<bool> maximize;
+};
+
+/// One step of SGD.
+class FASTAMP_API SgdStep : public ListedStep<SgdLists, SgdGroup> {
+ public:
+  /// Dtypes and shapes are those of ops::fused_sgd_. Tensors that a parameter does not use are
+  /// ignored and may be undefined: the momentum tensors without momentum, the master of an fp32
+  /// parameter.
+  /// @param noise_origin  As in ops::fused_sgd_; ignored where the momentum needs no noise.
+  /// @returns False if the parameter was added before: it is stepped once, at its first position.
+  bool add(const at::Tensor& param, const at::Tensor& grad, const at::Tensor& momentum_buffer,
+           const at::Tensor& momentum_step, const at::Tensor& master,
+           std::int64_t noise_origin = -1) {
+    auto& lists = for_device(param.device());
+    if (!lists.add(param, grad, master)) [[unlikely]] {
+      return false;
+    }
+    if (lists.momentum.back() != 0.0) {
+      lists.momentum_buffers.push_back(momentum_buffer);
+      lists.momentum_steps.push_back(momentum_step);
+    }
+    lists.add_noise(needs_noise(group().momentum) ? noise_origin : -1);
+    return true;
+  }
+
+  /// Steps all parameters, or none: every device's lists are checked before the first op.
+  /// @throws c10::TypeError, c10::ValueError  as ops::fused_sgd_. Nothing was changed.
+  void run(const AmpStep& amp_step);
+};
+
+/// Hyperparameters of a parameter group.
+struct AdamGroup {
+  double lr = 0.0;
+  at::Tensor lr_tensor;  ///< Replaces lr where it is defined.
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0.0;
+  bool decoupled = false;  ///< AdamW.
+  bool amsgrad = false;
+  bool maximize = false;
+};
+
+/// The lists of Adam and AdamW on one device.
+struct FASTAMP_API AdamLists : DeviceLists {
+  using DeviceLists::DeviceLists;
+  void add_group(const AdamGroup& group);
+
+  BorrowedTensors exp_avgs;
+  BorrowedTensors exp_avg_sqs;
+  BorrowedTensors max_exp_avg_sqs;
+  BorrowedTensors steps;
+  BorrowedTensors moment_scales;
+  std::vector<double> beta1;
+  std::vector<double> beta2;
+  std::vector<double> eps;
+  std::vector<double> weight_decay;
+  c10::List<bool> decoupled;
+  c10::List<bool> amsgrad;
+  c10::List<bool> maximize;
+};
+
+/// One step of Adam or AdamW.
+class FASTAMP_API AdamStep : public ListedStep<AdamLists, AdamGroup> {
+ public:
+  /// Dtypes and shapes are those of ops::fused_adamw_. Tensors that a parameter does not use are
+  /// ignored and may be undefined: max_exp_avg_sq without amsgrad, the master of an fp32 parameter.
+  /// @param noise_origin  As in ops::fused_adamw_.
+  /// @param scales  Those of uint8 moments; null for others.
+  /// @returns False if the parameter was added before: it is stepped once, at its first position.
+  bool add(const at::Tensor& param, const at::Tensor& grad, const at::Tensor& exp_avg,
+           const at::Tensor& exp_avg_sq, const at::Tensor& max_exp_avg_sq, const at::Tensor& step,
+           const at::Tensor& master, std::int64_t noise_origin = -1,
+           const at::Tensor* scales = nullptr) {
+    auto& lists = for_device(param.device());
+    if (!lists.add(param, grad, master)) [[unlikely]] {
+      return false;
+    }
+    lists.exp_avgs.push_back(exp_avg);
+    lists.exp_avg_sqs.push_back(exp_avg_sq);
+    lists.steps.push_back(step);
+    if (group().amsgrad) {
+      lists.max_exp_avg_sqs.push_back(max_exp_avg_sq);
+    }
+    lists.add_noise(noise_origin);
+    if (scales != nullptr) {
+      lists.moment_scales.push_back(*scales);
+    }
+    return true;
+  }
+
+  /// Steps all parameters, or none: every device's lists are checked before the first op.
+  /// @throws c10::TypeError, c10::ValueError  as ops::fused_adamw_. Nothing was changed.
+  void run(const AmpStep& amp_step);
 };
 
 /// Returns what a step is asked for, with tensors on `device`. Copies between devices do not wait,

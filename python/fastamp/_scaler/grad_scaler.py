@@ -41,6 +41,7 @@ from fastamp._scaler.state import ScalerState, unscale_once
 from fastamp._scaler.subclasses import agree_over_meshes, meshes_of
 from fastamp._util.scaled_backward import scaled
 from fastamp._util.tensors import on_device
+from fastamp._util.watched_step import call_is_a_message
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -361,7 +362,7 @@ class GradScaler(ScalerState):
         return (
             getattr(optimizer, "_fastamp_supports_amp_step", False) is True
             and not self._is_replaced("_maybe_opt_step", "step")
-            and not steps.step_is_watched(optimizer)
+            and not call_is_a_message(optimizer)
         )
 
     def _may_check(self, optimizer: torch.optim.Optimizer) -> bool:

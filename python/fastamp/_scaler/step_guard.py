@@ -43,8 +43,8 @@ from fastamp._scaler.reports import (
 )
 from fastamp._scaler.state import weakly
 from fastamp._scaler.subclasses import agree_over_meshes, meshes_of
-from fastamp._util.guarded_step import GuardedStep
 from fastamp._util.tensors import ordinary_tensors
+from fastamp._util.watched_step import GuardedStep, call_is_a_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -273,7 +273,7 @@ class StepGuard:
 
     def _steps_on_device(self, optimizer: Any) -> bool:
         supports = getattr(optimizer, "_fastamp_supports_amp_step", False) is True
-        return supports and not steps.step_is_watched(optimizer)
+        return supports and not call_is_a_message(optimizer)
 
     def _step_by_flag(
         self, optimizer: Any, amp_step: _C.AmpStep, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import fastamp._C as _C
-from fastamp._util.guarded_step import GuardedStep
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,16 +25,6 @@ def fuse_if_torchs(optimizer: Any) -> None:
         from fastamp.optim import fuse_
 
         fuse_(optimizer)
-
-
-def step_is_watched(optimizer: Any) -> bool:
-    """Whether a call of ``optimizer.step`` means to somebody that the step was not skipped."""
-    # Accelerate replaces optimizer.step to learn from the call that a step was not skipped: then
-    # the call itself is the message. LR schedulers replace it too, but only count.
-    replaced = vars(optimizer).get("step")
-    if isinstance(replaced, GuardedStep):
-        replaced = replaced.replaced
-    return replaced is not None and not hasattr(replaced, "_wrapped_by_lr_sched")
 
 
 def takes_scaler(optimizer: Any) -> bool:

@@ -69,7 +69,7 @@ class Optimizer(Protocol):
         """The step without a closure. Called by ``step``, and where torch's drives us."""
 
     def _fastamp_step_now(self, amp_step: AmpStep | None) -> None:
-        """Does the same, not to be traced. Called by _fastamp_step, outside of dynamo's graphs."""
+        """Does the same, not to be traced. Called by both, outside of dynamo's graphs."""
 
     def _fastamp_prepare(self, param: Tensor, group: dict[str, Any]) -> None:
         """Makes or completes the state of a parameter. Called by csrc/python_step.cpp only."""

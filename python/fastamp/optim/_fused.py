@@ -11,7 +11,7 @@ import torch
 from torch._compile import _disable_dynamo
 
 import fastamp._C as _C
-from fastamp._util.guarded_step import is_replaced
+from fastamp._util.watched_step import has_hooks, is_replaced, watched_if_asked_for
 from fastamp.optim._flashoptim import ERROR_BITS, check_loaded, master_from_error_bits
 from fastamp.optim._layout import (
     MASTER,
@@ -27,7 +27,6 @@ from fastamp.optim._layout import (
 )
 from fastamp.optim._remainders import join, of_shards, split
 from fastamp.optim._torch_step import step_with_torch
-from fastamp.optim._watched_step import has_hooks, watched_if_asked_for
 from fastamp.optim._weight_copies import check_autocast_dtype, forget_casts, make_weight_copies
 
 if TYPE_CHECKING:
@@ -103,6 +102,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     # torch's constructors call add_param_group; fastamp's warn of groups at their end.
     _fastamp_is_being_made = False
     _torch_class: ClassVar[type[torch.optim.Optimizer]]
+    # Returns the parameters that are left to torch, with the index of their group.
+    _native_step: ClassVar[Callable[[Any, AmpStep | None], list[tuple[int, Tensor]]]]
     # What refuses values of the options that torch's groups do not have.
     _stored_checks: ClassVar[Mapping[str, Callable[[str, Any], None]]] = STORED
 
@@ -169,7 +170,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self, amp_step: AmpStep, is_observed: bool, *args: Any, **kwargs: Any
     ) -> Any:
         if not (args or kwargs or is_observed) and self._is_stepped_plainly():
-            self._fastamp_step(amp_step)
+            self._fastamp_step_now(amp_step)
             return None
         # Whoever wraps or watches step sees a call of it, which finds amp_step in a slot, and may
         # change parameters and gradients before it.
@@ -201,7 +202,9 @@ class FusedOptimizer(torch.optim.Optimizer):
             for param in waiting:
                 self._fastamp_take_notice(param)
         foreign = (
-            self._all_with_gradients() if self._fastamp_repeats else self._native_step(amp_step)
+            self._all_with_gradients()
+            if self._fastamp_repeats
+            else self._native_step(self, amp_step)
         )
         if foreign:
             step_with_torch(self, self._torch_class, foreign, amp_step)
@@ -250,10 +253,6 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Does nothing: the fused step can always be captured."""
 
     _cuda_graph_capture_health_check = _accelerator_graph_capture_health_check  # in torch 2.10
-
-    def _native_step(self, amp_step: AmpStep | None) -> list[tuple[int, Tensor]]:
-        # Returns the parameters that are left to torch, with the index of their group.
-        raise NotImplementedError
 
     @staticmethod
     def _complete_state(param: Tensor, group: dict[str, Any], state: dict[Any, Any]) -> None:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim.optimizer import ParamsT
 
-    from fastamp._C import AmpStep
-
 
 class Adam(FusedOptimizer, torch.optim.Adam):
     """``torch.optim.Adam`` with a fused step: same arguments, param groups, state and results.
@@ -63,6 +61,7 @@ class Adam(FusedOptimizer, torch.optim.Adam):
     """
 
     _torch_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adam
+    _native_step = staticmethod(_C.adam_step)
     _complete_state = staticmethod(complete_adam)
     _stored_checks = ADAM_STORED
 
@@ -110,6 +109,3 @@ class Adam(FusedOptimizer, torch.optim.Adam):
             state_rounding=state_rounding,
             master=master,
         )
-
-    def _native_step(self, amp_step: AmpStep | None) -> list[tuple[int, Tensor]]:
-        return _C.adam_step(self, amp_step)

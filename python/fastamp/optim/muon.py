@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim.optimizer import ParamsT
 
-    from fastamp._C import AmpStep
-
 
 class Muon(FusedOptimizer, torch.optim.Muon):  # type: ignore[misc]  # torch's _init_group differs
     """``torch.optim.Muon`` with a fused step: same arguments, param groups, state and results.
@@ -53,6 +51,7 @@ class Muon(FusedOptimizer, torch.optim.Muon):  # type: ignore[misc]  # torch's _
     """
 
     _torch_class = torch.optim.Muon
+    _native_step = staticmethod(_C.muon_step)
     _complete_state = staticmethod(complete_muon)
     _stored_checks = MUON_STORED
 
@@ -90,9 +89,6 @@ class Muon(FusedOptimizer, torch.optim.Muon):  # type: ignore[misc]  # torch's _
         self._finish_init(
             "Muon", autocast_dtype, ns_dtype=ns_dtype, state_dtype=state_dtype, master=master
         )
-
-    def _native_step(self, amp_step: AmpStep | None) -> list[tuple[int, Tensor]]:
-        return _C.muon_step(self, amp_step)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group of parameters.

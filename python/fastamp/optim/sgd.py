@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim.optimizer import ParamsT
 
-    from fastamp._C import AmpStep
-
 
 class SGD(FusedOptimizer, torch.optim.SGD):
     """``torch.optim.SGD`` with a fused step: same arguments, param groups, state and results.
@@ -53,6 +51,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
     """
 
     _torch_class = torch.optim.SGD
+    _native_step = staticmethod(_C.sgd_step)
     _complete_state = staticmethod(complete_sgd)
 
     def __init__(
@@ -87,9 +86,6 @@ class SGD(FusedOptimizer, torch.optim.SGD):
             fused=fused,
         )
         self._finish_init("SGD", autocast_dtype, state_dtype=state_dtype, master=master)
-
-    def _native_step(self, amp_step: AmpStep | None) -> list[tuple[int, Tensor]]:
-        return _C.sgd_step(self, amp_step)
 
     def state_dict(self, *, portable: bool = False) -> dict[str, Any]:
         """Returns state and param groups, as torch's: loadable by ``torch.optim.SGD``.

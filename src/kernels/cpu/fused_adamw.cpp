@@ -7,9 +7,8 @@
 // of the parameter, 8 of its master or 4 of its remainder. Numerics: kernels/functors/adam.h,
 // noise.h, remainder.h, moment_codes.h.
 
-#include "kernels/fused_adamw.h"
-
 #include "kernels/cpu/step_blocks.h"
+#include "kernels/fused_steps.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 

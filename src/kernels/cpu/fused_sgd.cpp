@@ -6,9 +6,8 @@
 // Of a 16-bit parameter: 2 of gradient, 4 of the parameter, 8 of its master or 4 of its remainder.
 // Numerics: kernels/functors/sgd.h, remainder.h.
 
-#include "kernels/fused_sgd.h"
-
 #include "kernels/cpu/step_blocks.h"
+#include "kernels/fused_steps.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 

@@ -23,7 +23,7 @@
 #include "kernels/functors/noise.h"
 #include "kernels/functors/remainder.h"
 #include "kernels/functors/step_count.h"
-#include "kernels/step_entries.h"
+#include "kernels/fused_steps.h"
 
 #include <ATen/Parallel.h>
 

@@ -11,7 +11,7 @@
 // remainder.h and moment_codes.h, the CPU's bits.
 
 #include "kernels/cuda/step_launch.cuh"
-#include "kernels/fused_adamw.h"
+#include "kernels/fused_steps.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/cuda/CUDAGuard.h>

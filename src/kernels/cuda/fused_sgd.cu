@@ -8,7 +8,7 @@
 // the CPU's bits.
 
 #include "kernels/cuda/step_launch.cuh"
-#include "kernels/fused_sgd.h"
+#include "kernels/fused_steps.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/cuda/CUDAGuard.h>

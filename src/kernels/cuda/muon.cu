@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // CUDA kernels of fastamp::muon_momentum_ and fastamp::muon_apply_.
 //
-// Layout: dense arrays of a matrix side by side (kernels/step_entries.h). Mapping of the first: a
+// Layout: dense arrays of a matrix side by side (kernels/fused_steps.h). Mapping of the first: a
 // warp per run of chunks (launch_plan.h), four elements per lane (step_access.cuh), neighbours or,
 // where an address is not on a boundary of four, a warp's width apart; dtypes are tags of the entry
 // and warp-uniform. The second is a step (step_kernel.cuh) whose gradients are the updates.

@@ -8,7 +8,7 @@
 
 #include "kernels/cuda/launch_plan.h"
 #include "kernels/functors/float8_copy.h"
-#include "kernels/step_entries.h"
+#include "kernels/fused_steps.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>

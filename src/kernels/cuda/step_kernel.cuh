@@ -3,7 +3,7 @@
 
 // The CUDA side of every fused step.
 //
-// Layout: dense arrays of a parameter side by side (kernels/step_entries.h). Mapping: a warp per
+// Layout: dense arrays of a parameter side by side (kernels/fused_steps.h). Mapping: a warp per
 // run of chunks (launch_plan.h), four elements per lane (step_access.cuh): neighbours, so that fp32
 // operands move 128 bits at a time and 16-bit ones 64, or, where an address is not on such a
 // boundary, elements a warp's width apart. All loads of a lane are issued before the first is used.
@@ -30,7 +30,7 @@
 #include "kernels/cuda/step_operands.cuh"
 #include "kernels/functors/noise.h"
 #include "kernels/functors/step_count.h"
-#include "kernels/step_entries.h"
+#include "kernels/fused_steps.h"
 
 #include <type_traits>
 #include <vector>

@@ -11,7 +11,7 @@
 #include "kernels/functors/master.h"
 #include "kernels/functors/noise.h"
 #include "kernels/functors/remainder.h"
-#include "kernels/step_entries.h"
+#include "kernels/fused_steps.h"
 
 #include <cstdint>
 

@@ -4,8 +4,7 @@
 // One fused step, emulated and on the CPU, over lists that mix all that a step can meet.
 
 #include "cuda_on_cpu/tensors.h"
-#include "kernels/fused_adamw.h"
-#include "kernels/fused_sgd.h"
+#include "kernels/fused_steps.h"
 
 #include <deque>
 #include <optional>

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "optim/adam_step.h"
-#include "optim/sgd_step.h"
+#include "optim/step_lists.h"
 #include "support/catch.h"
 
 #include <ATen/TensorOperators.h>

@@ -21,7 +21,7 @@ STEPS, BAD_STEP = cuda_rank_cases.STEPS, cuda_rank_cases.BAD_STEP
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: Any) -> Iterator[list[Any]]:
-    """What each of two ranks has to tell."""
+    """What each of two ranks has found."""
     yield from results_of_two_ranks(cuda_rank_cases.run, tmp_path_factory, backend="nccl")
 
 

@@ -7,7 +7,7 @@ namespace simulated_cuda {
 
 /// Counts the call and prints its name (calls.cpp); returns cudaErrorNotSupported.
 int refuse(const char* function);
-/// Tells a name (nccl.cpp); returns ncclInvalidUsage.
+/// Notes that a function of NCCL is not simulated (nccl.cpp); returns ncclInvalidUsage.
 int refuse_nccl(const char* function);
 
 }  // namespace simulated_cuda

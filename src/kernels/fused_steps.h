@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the fused steps have in common on the host: the lists of a call become one entry per
-// parameter, pointers into dense memory, in the walk that checks them (src/ops). One walk: the
-// tensors of 10 000 parameters do not stay in the cache for a second one.
+// The fused steps on the host, of SGD, AdamW and, what it has in common with them, Muon. The lists
+// of a call become one entry per parameter, pointers into dense memory, in the walk that checks
+// them (src/ops). One walk: the tensors of 10 000 parameters do not stay in the cache for a second
+// one. Numbers of groups become constants; the kernel of a device takes both.
 
+#include "kernels/functors/adam.h"
 #include "kernels/functors/amp_step_values.h"
 #include "kernels/functors/learning_rate.h"
 #include "kernels/functors/noise.h"
+#include "kernels/functors/sgd.h"
+
+#include <fastamp/ops/fused_steps.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -50,6 +55,10 @@ struct StepArgs {
   at::TensorList moment_scales{};
   const char* grads_name = "grads";  ///< In messages.
 };
+
+/// The arguments of an op that all fused steps have.
+StepArgs step_args(const ops::FusedSgdArgs& args);
+StepArgs step_args(const ops::FusedAdamwArgs& args);
 
 /// A parameter's tensors, null where it has none. Borrowed from the lists of the call.
 struct StepEntry {
@@ -171,5 +180,15 @@ LearningRate learning_rate(const StepArgs& args, std::size_t group);
 
 /// The AmpStep of a checked call.
 AmpStepPointers amp_step_pointers(const StepArgs& args);
+
+/// The numbers of each group. Reads the learning rates that are on the host.
+std::vector<SgdConstants> sgd_constants(const ops::FusedSgdArgs& args);
+std::vector<AdamConstants> adam_constants(const ops::FusedAdamwArgs& args);
+
+/// The ops on a device. The arguments have passed their checks (src/ops), which left the entries.
+void fused_sgd_cpu(const ops::FusedSgdArgs& args, StepEntries entries);
+void fused_sgd_cuda(const ops::FusedSgdArgs& args, StepEntries entries);
+void fused_adamw_cpu(const ops::FusedAdamwArgs& args, StepEntries entries);
+void fused_adamw_cuda(const ops::FusedAdamwArgs& args, StepEntries entries);
 
 }  // namespace fastamp::kernels

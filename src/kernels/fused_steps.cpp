@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/step_entries.h"
+#include "kernels/fused_steps.h"
 
 #include "core/tensor_memory.h"
 #include "kernels/amp_args.h"
@@ -142,6 +142,43 @@ std::optional<ElementOrder> order_turned_at(const at::Tensor& tensor, std::int64
 
 }  // namespace
 
+StepArgs step_args(const ops::FusedSgdArgs& args) {
+  return {.fn = "fused_sgd_",
+          .params = args.params,
+          .grads = args.grads,
+          .masters = args.masters,
+          .group_sizes = args.group_sizes,
+          .lr = args.lr,
+          .lr_tensors = args.lr_tensors,
+          .inv_scale = args.inv_scale,
+          .clip_coef = args.clip_coef,
+          .found_inf = args.found_inf,
+          .clip_value = args.clip_value,
+          .write_grads = args.write_grads,
+          .weight_copies = args.weight_copies,
+          .copy_of = args.copy_of,
+          .noise_origins = args.noise_origins};
+}
+
+StepArgs step_args(const ops::FusedAdamwArgs& args) {
+  return {.fn = "fused_adamw_",
+          .params = args.params,
+          .grads = args.grads,
+          .masters = args.masters,
+          .group_sizes = args.group_sizes,
+          .lr = args.lr,
+          .lr_tensors = args.lr_tensors,
+          .inv_scale = args.inv_scale,
+          .clip_coef = args.clip_coef,
+          .found_inf = args.found_inf,
+          .clip_value = args.clip_value,
+          .write_grads = args.write_grads,
+          .weight_copies = args.weight_copies,
+          .copy_of = args.copy_of,
+          .noise_origins = args.noise_origins,
+          .moment_scales = args.moment_scales};
+}
+
 std::optional<ElementOrder> element_order(const at::Tensor& tensor) {
   if (tensor.is_contiguous() || !tensor.is_non_overlapping_and_dense()) {
     return ElementOrder{};  // What is not dense is copied, row by row.
@@ -247,6 +284,29 @@ AmpStepPointers amp_step_pointers(const StepArgs& args) {
   constexpr double kNoClamp = std::numeric_limits<double>::infinity();
   return {pointer(args.inv_scale), pointer(args.clip_coef), pointer(args.found_inf),
           static_cast<float>(args.clip_value.value_or(kNoClamp)), args.write_grads};
+}
+
+std::vector<SgdConstants> sgd_constants(const ops::FusedSgdArgs& args) {
+  const auto common = step_args(args);
+  std::vector<SgdConstants> groups;
+  groups.reserve(args.group_sizes.size());
+  for (std::size_t g = 0; g < args.group_sizes.size(); ++g) {
+    groups.push_back({learning_rate(common, g), args.momentum[g], args.dampening[g],
+                      args.weight_decay[g], args.nesterov.get(g), args.maximize.get(g)});
+  }
+  return groups;
+}
+
+std::vector<AdamConstants> adam_constants(const ops::FusedAdamwArgs& args) {
+  const auto common = step_args(args);
+  std::vector<AdamConstants> groups;
+  groups.reserve(args.group_sizes.size());
+  for (std::size_t g = 0; g < args.group_sizes.size(); ++g) {
+    groups.push_back({learning_rate(common, g), args.beta1[g], args.beta2[g], args.eps[g],
+                      args.weight_decay[g], args.decoupled.get(g), args.amsgrad.get(g),
+                      args.maximize.get(g)});
+  }
+  return groups;
 }
 
 }  // namespace fastamp::kernels

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands in the place of ``step`` of an optimizer that a StepGuard guards."""
+"""Who sees a call of ``optimizer.step``: profilers, hooks, guards, and what replaced the method.
+
+Asked by the scalers before they step, and by fastamp's optimizers.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,18 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["GuardedStep", "is_replaced"]
+import torch
+from torch.optim import optimizer as torchs
+
+import fastamp._C as _C
+
+__all__ = [
+    "GuardedStep",
+    "call_is_a_message",
+    "has_hooks",
+    "is_replaced",
+    "watched_if_asked_for",
+]
 
 _Guarded = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
@@ -73,3 +87,51 @@ def is_replaced(optimizer: Any) -> bool:
     """Whether somebody else than a guard has put something in the place of ``step``."""
     step = vars(optimizer).get("step")
     return step is not None and not (type(step) is GuardedStep and step.replaced is None)
+
+
+def call_is_a_message(optimizer: Any) -> bool:
+    """Whether a call of ``optimizer.step`` means to somebody that the step was not skipped."""
+    # Accelerate replaces optimizer.step to learn from the call that a step was not skipped: then
+    # the call itself is the message. LR schedulers replace it too, but only count.
+    replaced = vars(optimizer).get("step")
+    if isinstance(replaced, GuardedStep):
+        replaced = replaced.replaced
+    return replaced is not None and not hasattr(replaced, "_wrapped_by_lr_sched")
+
+
+def has_hooks(optimizer: Any) -> bool:
+    """Whether a hook of this optimizer or of all observes its step."""
+    everybodys = torchs._global_optimizer_post_hooks
+    # The hook that fastamp registers does nothing for our own optimizers.
+    others = len(everybodys) > 1 or _C.after_optimizer_step not in everybodys.values()
+    return bool(
+        others
+        or torchs._global_optimizer_pre_hooks
+        or optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+    )
+
+
+def is_watched(optimizer: Any) -> bool:
+    """Whether a profiler or a hook observes its step."""
+    return has_hooks(optimizer) or _C.has_observers()
+
+
+def watched_if_asked_for(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps ``step`` as torch wraps the step of every optimizer, where that makes a difference.
+
+    torch opens a profiler range and looks for hooks at each step: 20 us or more, a multiple of what
+    a fused step of a small model takes. Without a profiler and without hooks that is left out.
+    """
+    watched: Any = torchs.Optimizer.profile_hook_step(step)
+
+    @functools.wraps(step)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # A subclass's own step that calls this one is wrapped itself: hooks run once.
+        outermost = type(self).step is wrapper
+        if outermost and (torch.compiler.is_dynamo_compiling() or is_watched(self)):
+            return watched(self, *args, **kwargs)
+        return step(self, *args, **kwargs)
+
+    wrapper.hooked = True  # type: ignore[attr-defined]  # torch wraps a step that is not.
+    return wrapper
