@@ -113,6 +113,7 @@ _COMMON = {
         "gradients set to 0 before the step",
         "backward in the region",
         "a scaled loss that nobody uses",
+        "clipping by value before unscale_",
     ),
 }
 
