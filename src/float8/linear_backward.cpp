@@ -2,6 +2,7 @@
 #include "float8/linear_backward.h"
 
 #include "autocast/make_node.h"
+#include "autocast/weight_aliases.h"
 #include "float8/product.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -45,6 +46,22 @@ class LinearFloat8DoubleBackward final : public autograd::Node {
   }
 };
 
+/// float32 if whoever takes a gradient along an edge keeps it so, as of a 16-bit weight with that
+/// `grad_dtype` (torch 2.11 and later). A template, so that torch need not have it.
+template <typename Metadata>
+c10::ScalarType kept_dtype(const Metadata& metadata, c10::ScalarType otherwise) {
+  if constexpr (requires { metadata.grad_dtype(); }) {
+    return metadata.grad_dtype() == c10::kFloat ? c10::kFloat : otherwise;
+  } else {
+    return otherwise;
+  }
+}
+
+/// The dtype of a parameter's gradient, if whoever keeps it does not ask for another.
+c10::ScalarType gradient_dtype(const at::Tensor& parameter) {
+  return is_low_precision_weight(parameter) ? c10::kFloat : parameter.scalar_type();
+}
+
 /// The casts of dY have one scale for the whole, which a vmapped gradient does not have.
 void refuse_batched(const at::Tensor& grad) {
   constexpr c10::DispatchKeySet kBatched(
@@ -61,7 +78,7 @@ void refuse_batched(const at::Tensor& grad) {
 struct Shape {
   std::vector<c10::SymInt> x_sizes;
   c10::ScalarType x_dtype;
-  c10::ScalarType weight_dtype;
+  c10::ScalarType weight_dtype;  ///< Of the gradient, as bias_dtype.
   c10::ScalarType bias_dtype;
   bool weight_is_transposed;    ///< The weight was given as [K, N],
   bool weight_is_column_major;  ///< and lies as [N, K] in memory.
@@ -164,7 +181,7 @@ class LinearFloat8Backward final : public autograd::Node {
     const at::Tensor matrix = as_matrix(grad);
     if (!wants_x && !wants_weight) {
       if (wants_bias) {
-        out[kBias] = matrix.sum({0}, /*keepdim=*/false, c10::kFloat).to(shape_.bias_dtype);
+        out[kBias] = matrix.sum({0}, /*keepdim=*/false, c10::kFloat).to(bias_dtype());
       }
       return;
     }
@@ -181,17 +198,26 @@ class LinearFloat8Backward final : public autograd::Node {
       out[kWeight] = weight_gradient(columns_of(grads), {x, saved.x.inverse_scale});
     }
     if (wants_bias) {
-      out[kBias] = grads.column_sums.to(shape_.bias_dtype);
+      out[kBias] = grads.column_sums.to(bias_dtype());
     }
   }
 
-  /// Computes it in the layout of the weight, so that it becomes `.grad` without a copy.
+  c10::ScalarType dtype_of(std::size_t operand, c10::ScalarType otherwise) const {
+    const auto& edge = next_edge(operand);
+    return kept_dtype(edge.function->input_metadata(edge.input_nr), otherwise);
+  }
+
+  c10::ScalarType bias_dtype() const { return dtype_of(kBias, shape_.bias_dtype); }
+
+  /// Computes it in the layout of the weight and the dtype of its gradient, so that it becomes
+  /// `.grad`, or is added to it, without a copy.
   at::Tensor weight_gradient(Float8Matrix grad, Float8Matrix x) const {
     const bool fast = setting_.fast_accumulate[2];
+    const c10::ScalarType dtype = dtype_of(kWeight, shape_.weight_dtype);
     if (shape_.weight_is_transposed && !shape_.weight_is_column_major) {
-      return float8_product(x, grad, std::nullopt, shape_.weight_dtype, fast);
+      return float8_product(x, grad, std::nullopt, dtype, fast);
     }
-    const at::Tensor out = float8_product(grad, x, std::nullopt, shape_.weight_dtype, fast);
+    const at::Tensor out = float8_product(grad, x, std::nullopt, dtype, fast);
     return shape_.weight_is_transposed ? out.t() : out;
   }
 
@@ -227,8 +253,8 @@ void record_float8_product(const Float8Operands& operands, const Float8Setting& 
   const NodePtr node = make_node<LinearFloat8Backward>(
       Shape{.x_sizes = operands.x.sym_sizes().vec(),
             .x_dtype = operands.x.scalar_type(),
-            .weight_dtype = operands.weight.scalar_type(),
-            .bias_dtype = bias.defined() ? bias.scalar_type() : c10::ScalarType::Undefined,
+            .weight_dtype = gradient_dtype(operands.weight),
+            .bias_dtype = bias.defined() ? gradient_dtype(bias) : c10::ScalarType::Undefined,
             .weight_is_transposed = operands.weight_is_transposed,
             .weight_is_column_major = operands.weight.sym_stride(0) == 1},
       setting, x, weight, std::move(agree));

@@ -17,11 +17,12 @@ from fastamp._cli.closed_pipe import (
     forget_output,
     shows_any_text,
 )
-from fastamp._cli.output_file import OutputFile, rank_of_process
+from fastamp._cli.output_file import OutputFile, print_report, rank_of_process
 from fastamp._cli.watched_program import EnoughSteps, WatchedProgram, enough_steps
 from fastamp._debug.check import RULES, run_checked
 from fastamp._debug.check.model_rules import look_at_models
 from fastamp._debug.check.rules import Findings, checked_ignore
+from fastamp._debug.report import json_of
 from fastamp._debug.watch.modules import ModulePath
 from fastamp._install.installation import install
 from fastamp._util.tool_guard import ToolGuard
@@ -34,8 +35,8 @@ usage: python -m fastamp check [OPTION ...] PROGRAM [ARGUMENT ...]
            --ignore RULE    leaves a rule out; may be given several times
            --json FILE      writes the findings there as well; - prints them,
                             and the text to the standard error
-       python -m fastamp check --list
-           the rules, why, and what to do
+       python -m fastamp check --list [--json FILE]
+           the rules, why, and what to do; as data as well, or alone with -
 """
 
 
@@ -43,6 +44,10 @@ def main(arguments: list[str]) -> None:
     """Runs the command; always ends in SystemExit, or in what the program raises."""
     options, program = _read_options(arguments)
     file = options.get("--json", [None])[-1]
+    if "--list" in options:
+        with ends_with_its_reader():
+            _list_rules(file)
+        sys.exit(0)
     steps = _number(options.get("--steps", ["3"])[-1])
     try:
         findings = Findings(checked_ignore(options.get("--ignore", [])))
@@ -142,17 +147,25 @@ def _steps_of(watched: WatchedProgram) -> str:
 
 
 def _read_options(arguments: list[str]) -> tuple[dict[str, list[str]], list[str]]:
+    given = " ".join(arguments)
     options: dict[str, list[str]] = {}
     while arguments and arguments[0] in ("--steps", "--ignore", "--json", "--list", "--help", "-h"):
         name, *arguments = arguments
-        if name in ("--help", "-h", "--list"):
+        if name in ("--help", "-h"):
             with ends_with_its_reader():
-                print(_rules() if name == "--list" else USAGE, end="")
+                print(USAGE, end="")
             sys.exit(0)
+        if name == "--list":
+            options[name] = []
+            continue
         if not arguments:
             _refuse(f"expected a value after {name}")
         value, *arguments = arguments
         options.setdefault(name, []).append(value)
+    if "--list" in options:
+        if arguments or options.keys() - {"--list", "--json"}:
+            _refuse(f"expected --list with --json FILE or alone, got {given}")
+        return options, []
     if not arguments:
         _refuse("expected a program, got none")
     if arguments[0].startswith("-") and arguments[0] not in ("-m", "-c", "-"):
@@ -166,12 +179,18 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _rules() -> str:
+def _list_rules(file: str | None) -> None:
     lines = []
     for rule in RULES.values():
         when = "" if rule.needs_step else "  (needs no step)"
-        lines.append(f"{rule.name}{when}\n  why: {rule.reason}\n  fix: {rule.fix}\n")
-    return "".join(lines)
+        lines.append(f"{rule.name}{when}\n  why: {rule.reason}\n  fix: {rule.fix}")
+    data = json_of("rules", {"rules": [rule._asdict() for rule in RULES.values()]})
+    try:
+        print_report("\n".join(lines), data, None if file is None else OutputFile(file))
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _refuse(f"--json: {error}")
 
 
 def _refuse(text: str) -> NoReturn:

@@ -7,6 +7,7 @@ import argparse
 import difflib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -38,23 +39,39 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     devices = [options.device] if options.device else ["cpu", "cuda"]
     if options.json:
-        print(json_of("ops", {"ops": _rows_as_data(options.name, devices)}))
+        print(json_of("ops", _as_data(options.name, devices)))
     elif options.name is None:
         _print_list(devices)
     else:
         _print_ops(options.name, devices)
 
 
-def _rows_as_data(name: str | None, devices: list[str]) -> list[dict[str, str]]:
-    rows = op_table() if name is None else _rows_named(name)
-    if name is not None and not rows:
-        _refuse_name(name, name)
-    return [{"op": row.op, **{device: getattr(row, device) for device in devices}} for row in rows]
+def _as_data(name: str | None, devices: list[str]) -> dict[str, Any]:
+    rows, calls = (op_table(), list(CALLS)) if name is None else _found(name)
+    ops = [{"op": row.op, **{device: getattr(row, device) for device in devices}} for row in rows]
+    if not rows and not calls:
+        ops = [{"op": name, **dict.fromkeys(devices, "pass")}]
+    data = [{"call": c.path, "arguments": list(c.tensors), "state": state_of(c)} for c in calls]
+    return {"ops": ops, "calls": data}
+
+
+def _found(name: str) -> tuple[list[OpTableRow], list[LibraryCall]]:
+    """Returns what has a name; nothing if autocast has no policy for it. Exits if there is none."""
+    wanted = _bare(name)
+    rows = _rows_named(name)
+    calls = [call for call in CALLS if wanted in (*call.path.split("."), call.path, *call.ops)]
+    if not rows and not calls and not hasattr(torch.ops.aten, wanted.partition(".")[0]):
+        _refuse_name(name, wanted)
+    return rows, calls
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix("aten::").removesuffix(".*")
 
 
 def _rows_named(name: str) -> list[OpTableRow]:
     """Returns all overloads of a bare name, so that none is mistaken for the whole op."""
-    wanted = name.removeprefix("aten::").removesuffix(".*")
+    wanted = _bare(name)
     if wanted.endswith(".default"):
         return [row for row in op_table() if row.op == wanted.removesuffix(".default")]
     return [row for row in op_table() if wanted in (row.op, row.op.partition(".")[0])]
@@ -99,13 +116,9 @@ def _print_table(lines: Sequence[tuple[str, ...]]) -> None:
 
 
 def _print_ops(name: str, devices: list[str]) -> None:
-    wanted = name.removeprefix("aten::").removesuffix(".*")
-    rows = _rows_named(name)
-    calls = [call for call in CALLS if wanted in (*call.path.split("."), call.path, *call.ops)]
+    rows, calls = _found(name)
     if not rows and not calls:
-        if not hasattr(torch.ops.aten, wanted.partition(".")[0]):
-            _refuse_name(name, wanted)
-        print(f"{wanted}\n  autocast has no policy for it: runs in the dtypes it is given")
+        print(f"{_bare(name)}\n  autocast has no policy for it: runs in the dtypes it is given")
     for call in calls:
         _print_call(call)
     for row in rows:

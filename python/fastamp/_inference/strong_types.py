@@ -63,7 +63,8 @@ class GraphTypes:
             f"takes {', '.join(self.inputs) or 'no tensors'}; returns {', '.join(self.outputs)}",
         ]
         if self.mixed:
-            lines.append(f"in no list, with operands of different dtypes: {', '.join(self.mixed)}")
+            mixed = ", ".join(self.mixed)
+            lines.append(f"ops without a policy, whose operands differ in dtype: {mixed}")
         return "\n".join(lines)
 
 

@@ -201,6 +201,12 @@ _WORK = {
     "model": "nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))",
     "batch": "torch.randn(256, 64), torch.arange(256) % 64",
 }
+_BF16_MOMENTS = (
+    "fastamp.optim.AdamW(model.parameters(), state_dtype=torch.bfloat16, "
+    'state_rounding="{rounding}")'
+)
+_FUSED = {"scaler": 'fastamp.GradScaler("cpu", init_scale=16.0)'}
+_VOCABULARY = "nn.Sequential(nn.Linear(8, 8), nn.Linear(8, {size}))"
 
 SICK: dict[str, Sick] = {
     # What is done with the scaler.
@@ -380,6 +386,28 @@ SICK: dict[str, Sick] = {
         },
         "outside of a region",
     ),
+    "a model outside of the region that takes turns with one inside": Sick(
+        "products-in-fp32",
+        {
+            **_WORK,
+            "before": (
+                "other = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))\n"
+                "beside = torch.optim.SGD(other.parameters(), lr=0.1)"
+            ),
+            "after": (
+                "beside.zero_grad()\nscaler.scale(other(x).square().mean()).backward()\n"
+                "scaler.step(beside)\nscaler.update()"
+            ),
+        },
+        {
+            "after": (
+                "beside.zero_grad()\nwith torch.autocast('cpu', dtype=torch.float16):\n"
+                "    h = other(x)\nscaler.scale(h.float().square().mean()).backward()\n"
+                "scaler.step(beside)\nscaler.update()"
+            )
+        },
+        "outside of a region",
+    ),
     # Numbers.
     "an attention whose scores overflow": Sick(
         "overflow-in-16-bits",
@@ -517,6 +545,17 @@ SICK: dict[str, Sick] = {
             "step": "optimizer.step()",
         },
         {"before": "fastamp.optim.fuse_(optimizer)"},
+    ),
+    "second moments that cannot shrink": Sick(
+        "bf16-second-moments",
+        {"optimizer": _BF16_MOMENTS.format(rounding="nearest"), **_FUSED},
+        {"optimizer": _BF16_MOMENTS.format(rounding="stochastic")},
+    ),
+    "a vocabulary that is no multiple of 8": Sick(
+        "dims-not-multiple-of-8",
+        {"model": _VOCABULARY.format(size=32769)},
+        {"model": _VOCABULARY.format(size=32776)},
+        "out_features=32769",
     ),
 }
 
@@ -664,6 +703,35 @@ class Again(torch.autograd.Function):
         "backward": "(loss * (float('nan') if step == 2 else 1.0)).backward()",
     },
     "statistics of numbers that fit": _IMAGES,
+    "statistics of a step that is skipped for its gradients": {
+        **_IMAGES,
+        "scaler": 'torch.amp.GradScaler("cpu", init_scale=2.0**30)',
+    },
+    "a schedule that waits for a step": {
+        "scaler": 'torch.amp.GradScaler("cpu", init_scale=2.0**120)',
+        "before": "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)",
+        "after": "if not scaler.step_was_skipped:\n    schedule.step()",
+    },
+    "a layer norm of 16-bit numbers": {
+        "model": "nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 8))",
+    },
+    "a long sum of 16-bit numbers in fp32": {
+        "forward": (
+            "h = model(x).repeat(1, 700)\n"
+            "loss = h.sum(-1, dtype=torch.float32).square().mean() * 1e-6"
+        )
+    },
+    "bf16 weights that have fp32 masters": {
+        **SICK["bf16 weights under torch.optim"].lines,
+        "optimizer": "fastamp.optim.SGD(model.parameters(), lr=0.1)",
+    },
+    "second moments in bf16 that follow": {
+        "optimizer": _BF16_MOMENTS.format(rounding="nearest")[:-1] + ", betas=(0.9, 0.95))",
+        **_FUSED,
+    },
+    "a small layer of an odd size": {
+        "model": "nn.Sequential(nn.Linear(8, 17), nn.ReLU(), nn.Linear(17, 9))",
+    },
     "a small head in fp32": {
         **_WORK,
         "before": "head = nn.Linear(64, 4)",
@@ -672,9 +740,72 @@ class Again(torch.autograd.Function):
             "loss = nn.functional.cross_entropy(head(h.float()), y % 4)\n" + LINES["backward"]
         ),
     },
+    "a run in fp32 ahead of the one in 16 bits, and one after it": {
+        **_WORK,
+        "before": (
+            "def in_fp32():\n"
+            "    other = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))\n"
+            "    beside = torch.optim.SGD(other.parameters(), lr=0.1)\n"
+            "    for _ in range(2):\n"
+            "        other(torch.randn(256, 64)).square().mean().backward()\n"
+            "        beside.step()\n"
+            "in_fp32()"
+        ),
+        "after": "if step == 2:\n    in_fp32()",
+    },
+    "the larger part in fp32 by a policy for its module": {
+        **_WORK,
+        "before": 'fastamp.policies.for_modules(model, {"2": "fp32"})',
+    },
+    "the larger part in a region that is switched off": {
+        **_WORK,
+        "forward": "h = model[:2](x)",
+        "backward": (
+            "with torch.autocast('cpu', enabled=False):\n"
+            "    loss = nn.functional.cross_entropy(model[2](h.float()), y)\n" + LINES["backward"]
+        ),
+    },
     "a part in fp32 by a policy": {
         **_WORK,
         "before": 'fastamp.policies.for_modules(model, {"2": {"linear": "fp32"}})',
+    },
+    "sharpness-aware steps by the scaler's passes": {
+        "scaler": 'fastamp.GradScaler("cpu", init_scale=16.0)',
+        "backward": (
+            "with scaler.pass_(optimizer):\n"
+            "    scaler.scale(loss).backward()\n"
+            "with torch.no_grad():\n"
+            "    before = [p.clone() for p in model.parameters()]\n"
+            "    torch._foreach_add_(\n"
+            "        list(model.parameters()), [p.grad for p in model.parameters()], alpha=0.05\n"
+            "    )\n"
+            "optimizer.zero_grad()\n"
+            "with torch.autocast('cpu', dtype=torch.float16):\n"
+            "    loss = nn.functional.cross_entropy(model(x), y)\n"
+            "scaler.scale(loss).backward()\n"
+            "with torch.no_grad():\n"
+            "    torch._foreach_copy_(list(model.parameters()), before)"
+        ),
+    },
+    "a gradient penalty by the scaler's unscale": {
+        "scaler": 'fastamp.GradScaler("cpu", init_scale=16.0)',
+        "backward": _PENALTY["backward"].replace(
+            "penalty =", "gradients = scaler.unscale(gradients)\npenalty ="
+        ),
+    },
+    "LBFGS by the scaler's passes": {
+        "scaler": 'fastamp.GradScaler("cpu", init_scale=16.0)',
+        "optimizer": "torch.optim.LBFGS(model.parameters(), max_iter=2)",
+        "backward": (
+            "def closure():\n"
+            "    with scaler.pass_(optimizer):\n"
+            "        optimizer.zero_grad()\n"
+            "        with torch.autocast('cpu', dtype=torch.float16):\n"
+            "            again = nn.functional.cross_entropy(model(x), y)\n"
+            "        scaler.scale(again).backward()\n"
+            "    return again"
+        ),
+        "step": "optimizer.step(closure)\nscaler.update()",
     },
     "sharpness-aware steps": {
         "step": (
@@ -689,4 +820,55 @@ class Again(torch.autograd.Function):
             "    torch._foreach_sub_(list(model.parameters()), moved)\n" + _USUAL
         )
     },
+}
+
+_BY_HAND = "gradients divided by hand and stepped by hand"
+
+#: By rule, programs of ``HEALTHY`` that look like those it names.
+LOOK_ALIKES: dict[str, tuple[str, ...]] = {
+    "nonfinite-input": ("a loss that a test makes inf",),
+    "overflow-in-16-bits": ("an attention whose scores fit", "a first scale that is too large"),
+    "nonfinite-in-fp32": ("an attention with a mask that is not whole", "a mask of -inf"),
+    "step-without-scaler": ("a loss that a test makes NaN, without a scaler",),
+    "loss-scaled-twice": ("a loss divided for two micro-batches",),
+    "loss-not-scaled": ("a loss that is scaled by hand",),
+    "one-loss-unscaled": ("two losses, scaled each", "two losses, scaled together"),
+    "gradients-divided-twice": (_BY_HAND, "gradients halved before the scaler's step"),
+    "gradients-zeroed": ("gradients zeroed after the step",),
+    "step-after-unscale": ("unscale_, a look at the gradients, and the optimizer's own step",),
+    "unscale-inside-accumulation": (
+        "two micro-batches and one unscale_",
+        "a batch that is left out after unscale_",
+    ),
+    "new-scaler-each-step": ("two optimizers with a scaler each",),
+    "scaled-gradient-penalty": (
+        "a gradient penalty without the scale",
+        "a gradient penalty of an unscaled loss",
+    ),
+    "checkpoint-without-scaler": ("a checkpoint in two files",),
+    "norm-statistics-not-finite": ("statistics of a step that is skipped for its gradients",),
+    "half-weights-torch-optim": ("bf16 weights that have fp32 masters",),
+    "fp16-without-scaler": ("bf16 without a scaler",),
+    "scaler-without-fp16": ("as it is",),
+    "region-casts-nothing": ("a small head in fp32",),
+    "backward-in-region": ("a function that computes its gradients by a backward pass",),
+    "step-past-scaler": (_BY_HAND, "sharpness-aware steps"),
+    "clip-before-unscale": ("the scaler's own clipping", "two micro-batches and one unscale_"),
+    "scheduler-on-skipped-step": ("a schedule that waits for a step",),
+    "eps-is-zero": ("an eps in fp32",),
+    "norm-in-16-bits": ("a layer norm of 16-bit numbers",),
+    "softmax-in-16-bits": ("an attention whose scores fit",),
+    "positions-in-16-bits": ("positions in fp32", "few positions in 16 bits"),
+    "products-in-fp32": (
+        "a small head in fp32",
+        "a part in fp32 by a policy",
+        "the larger part in fp32 by a policy for its module",
+        "the larger part in a region that is switched off",
+        "a run in fp32 ahead of the one in 16 bits, and one after it",
+    ),
+    "long-sum-in-16-bits": ("a long sum of 16-bit numbers in fp32",),
+    "mask-beyond-fp16": ("a mask of the lowest number",),
+    "dims-not-multiple-of-8": ("a small layer of an odd size",),
+    "loss-in-16-bits": ("a long sum of 16-bit numbers in fp32",),
+    "bf16-second-moments": ("second moments in bf16 that follow",),
 }

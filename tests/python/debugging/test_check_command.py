@@ -10,6 +10,7 @@ import pytest
 
 import fastamp
 from fastamp._cli import check_command
+from fastamp._debug.check import RULES
 from support.children import run_program
 
 RIGHT = """
@@ -149,9 +150,27 @@ def test_rules_are_listed(capsys):
     assert "clip-before-unscale\n  why: " in capsys.readouterr().out
 
 
+def test_rules_are_listed_as_data(capsys, tmp_path):
+    with pytest.raises(SystemExit) as ended:
+        check_command.main(["--list", "--json", "-"])
+    assert ended.value.code == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["fastamp"]["report"] == "rules"
+    assert [tuple(rule.values()) for rule in data["rules"]] == [*map(tuple, RULES.values())]
+    assert list(data["rules"][0]) == ["name", "reason", "fix", "needs_step"]
+    file = tmp_path / "rules.json"
+    with pytest.raises(SystemExit):
+        check_command.main(["--json", str(file), "--list"])
+    assert "clip-before-unscale\n  why: " in capsys.readouterr().out
+    assert json.loads(file.read_text()) == data
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
+        (["--list", "x.py"], "expected --list with --json FILE or alone, got --list x.py"),
+        (["--steps", "2", "--list"], "got --steps 2 --list"),
+        (["--list", "--json", "no/such/folder.json"], "--json: "),
         (["--ignore", "clip", "x.py"], "expected ignore to name rules, got 'clip'"),
         (["--ignore", "zz", "x.py"], "got 'zz'; python -m fastamp check --list shows their names"),
         (["--steps", "x", "x.py"], "expected --steps with a number, at least 0, got 'x'"),

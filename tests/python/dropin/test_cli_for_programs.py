@@ -55,6 +55,18 @@ def test_json_says_which_tool_which_layout_and_which_version(capsys):
     ops_command.main(["--json", "softmax.int"])
     record = json.loads(capsys.readouterr().out)
     assert record["ops"] == [{"op": "softmax.int", "cpu": "pass", "cuda": "set_opt_dtype"}]
+    assert record["calls"] == []
+    ops_command.main(["--json", "relu"])  # autocast has no policy for it, as the text says
+    record = json.loads(capsys.readouterr().out)
+    assert record["ops"] == [{"op": "relu", "cpu": "pass", "cuda": "pass"}]
+    ops_command.main(["--json", "FlashAttnFunc"])
+    record = json.loads(capsys.readouterr().out)
+    assert record["ops"] == []
+    assert record["calls"][0]["call"] == "flash_attn.flash_attn_interface.FlashAttnFunc"
+    assert record["calls"][0]["arguments"] == ["q", "k", "v"]
+    with pytest.raises(SystemExit) as ended:
+        ops_command.main(["--json", "no_such_op"])
+    assert ended.value.code == 1
     with fastamp.debug.trace() as t:
         pass
     assert head_of(t.to_json())["report"] == "trace"
@@ -65,7 +77,7 @@ def test_the_guide_names_the_layouts_and_their_keys():
 
     text = GUIDE.read_text(encoding="utf-8")
     assert f"layout {LAYOUT}" in text
-    kinds = "check inspect bisect trace info ops export compare merge report-bug"
+    kinds = "check rules inspect bisect trace info ops export compare merge report-bug"
     for kind in kinds.split():
         assert f"| `{kind}` |" in text
     for command in _cli._COMMANDS:

@@ -162,3 +162,38 @@ def test_four_simulated_ranks(parallel, dtype):
 def test_programs_for_other_libraries_do_not_name_fastamp():
     for name in ("hf_trainer.py", "accelerate_loop.py"):
         assert "import fastamp" not in (EXAMPLES / name).read_text(encoding="utf-8")
+
+
+#: What each needs, and options that make it short.
+CHECKED = {
+    "accelerate_loop.py --epochs 1": ("accelerate", "sklearn"),
+    "fp16_weights.py": (),
+    "gpt2.py --steps 4 --width 64 --layers 2 --dtype fp16": ("transformers", "tqdm"),
+    "graph.py": (),
+    "guarded.py": (),
+    "hf_trainer.py --steps 4": ("transformers", "accelerate"),
+    "sam.py": (),
+    "sam.py --lbfgs": (),
+    "vision.py --steps 4 --batch 8": ("timm", "tqdm"),
+}
+
+
+@pytest.mark.parametrize("program", CHECKED)
+def test_check_finds_nothing_in_the_examples(program):
+    for package in CHECKED[program]:
+        pytest.importorskip(package)
+    name, *options = program.split()
+    output = run("-m", "fastamp", "check", EXAMPLES / name, *options)
+    assert number(r"check: (\d+) optimizer steps", output) == 3
+    assert "\n0 findings\n" in output
+
+
+def test_check_finds_nothing_in_any_mode_of_the_digits(tmp_path):
+    pytest.importorskip("sklearn")
+    pytest.importorskip("tqdm")
+    data = tmp_path / "digits.pt"
+    run(EXAMPLES.parent / "data" / "digits.py", data)
+    options = ["--steps", "0", EXAMPLES / "digits.py", data, "--iters", "3"]
+    output = run("-m", "fastamp", "check", *options)
+    assert number(r"check: (\d+) optimizer steps", output) == 12
+    assert "\n0 findings\n" in output

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
+import fastamp._C as _C
 from fastamp._debug.check.rules import Findings
 from fastamp._debug.watch.flops import flops_of
 from fastamp._debug.watch.modules import address, is_half
@@ -60,6 +62,8 @@ _CONSTANTS = {
     "scalar_tensor",
 }
 
+_Work = Counter[tuple[str, str, str]]
+
 
 class OpRules:
     """Looks at each op call before and after it runs, in forward passes."""
@@ -69,7 +73,9 @@ class OpRules:
         self._findings = findings
         self.ran_fp16 = False
         self.ran_bf16 = False
-        self._flops: dict[tuple[str, str, str], int] = {}
+        # FLOPs of products by op, module and why they ran in fp32, "" if not: of this step,
+        # of all from the first to the last step that had some in 16 bits, and of those since.
+        self._flops, self._mixed, self._wide = _Work(), _Work(), _Work()
         self._widened: dict[int, torch.dtype] = {}
 
     def before(self, call: OpCall) -> None:
@@ -100,12 +106,22 @@ class OpRules:
         self._follow_widened(call, result)
         self._count_product(call, result)
 
+    def end_step(self) -> None:
+        """Ends a step: a run in fp32 ahead of one in 16 bits, or after it, is no part of that."""
+        if any(not why for _, _, why in self._flops):
+            self._mixed += self._wide + self._flops
+            self._wide.clear()
+        elif self._mixed:
+            self._wide += self._flops
+        self._flops.clear()
+
     def conclude(self) -> None:
         """The rule on products that ran in fp32 beside others in 16 bits."""
-        total = sum(self._flops.values())
+        self.end_step()
+        total = sum(self._mixed.values())
         if not (self.ran_fp16 or self.ran_bf16) or total < _LEAST_FLOPS:
             return
-        wide = {key: flops for key, flops in self._flops.items() if key[2]}
+        wide = {key: flops for key, flops in self._mixed.items() if key[2]}
         if sum(wide.values()) < _WIDE_SHARE * total:
             return
         for (op, module, why), flops in sorted(wide.items(), key=lambda item: -item[1]):
@@ -120,11 +136,10 @@ class OpRules:
         why = ""
         if all(t.dtype is torch.float32 for t in call.tensors if t.is_floating_point()):
             policy = call.autocast[2] if call.autocast else "pass"
-            if policy != "pass":
-                return  # As a list or the program has it.
+            if policy != "pass" or (not call.region and _C.region_depth()):
+                return  # As a list or the program has it: that, or a policy, has switched it off.
             why = "an op that autocast does not name" if call.region else "outside of a region"
-        key = (call.op, call.module, why)
-        self._flops[key] = self._flops.get(key, 0) + flops
+        self._flops[call.op, call.module, why] += flops
 
     def _follow_widened(self, call: OpCall, result: Any) -> None:
         """Knows fp32 tensors that were 16-bit ones: their values are as rough."""

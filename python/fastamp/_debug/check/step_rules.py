@@ -112,6 +112,7 @@ class StepRules(CallListener):
 
     def before_optimizer_step(self, optimizer: Any, by_scaler: bool) -> None:
         """The rule on steps that a scaler should have made."""
+        self._ops.end_step()
         if self._scaled.stepped is optimizer:
             kind = type(optimizer).__qualname__
             what = f"gradients times {self._scaled.scale:g}"
