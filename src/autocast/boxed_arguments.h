@@ -16,8 +16,8 @@ using BoxedArguments = c10::ArrayRef<c10::IValue>;
 /// Whether values of a type are or hold tensors.
 bool holds_tensors(const c10::Type& type);
 
-/// Whether replace_tensors() reaches all tensors of a type: those of keys, futures and the like it does
-/// not, nor, of a type that may be anything, any.
+/// Whether replace_tensors() reaches all tensors of a type: those of keys, futures and the like it
+/// does not, nor, of a type that may be anything, any.
 bool reaches_all_tensors(const c10::Type& type);
 
 /// Whether the dispatcher looks at an argument: an op with tensors in dicts only never comes here.

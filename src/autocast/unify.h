@@ -32,9 +32,9 @@ void call_unified(const c10::OperatorHandle& op, c10::DispatchKeySet below,
 using RefusalReader = bool (*)(std::exception& error);
 FASTAMP_API void set_refusal_reader(RefusalReader reader);
 
-/// Returns a tensor with values for one without, of a call that a compiler records, and a copy of one
-/// that has values; undefined if the call is not recorded or that is impossible. Called while modes
-/// are active. Set by the Python module: such tensors are Python's.
+/// Returns a tensor with values for one without, of a call that a compiler records, and a copy of
+/// one that has values; undefined if the call is not recorded or that is impossible. Called while
+/// modes are active. Set by the Python module: such tensors are Python's.
 using StandInMaker = at::Tensor (*)(const at::Tensor& recorded);
 FASTAMP_API void set_stand_in_maker(StandInMaker maker);
 

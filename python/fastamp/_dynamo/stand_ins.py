@@ -44,7 +44,7 @@ def _is_a(tensor: torch.Tensor, module: str, name: str) -> bool:
     return _module(module) is not None and isinstance(tensor, getattr(_module(module), name))
 
 
-def _stand_in(tensor: torch.Tensor) -> torch.Tensor | None:
+def _stand_in(tensor: Any) -> torch.Tensor | None:
     """A tensor to try a call with before it is recorded; None if nothing can be tried."""
     is_fake = _is_a(tensor, "torch._subclasses.fake_tensor", "FakeTensor")
     is_wrapped = _is_a(tensor, "torch._subclasses.functional_tensor", "FunctionalTensor")
@@ -52,14 +52,17 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor | None:
         return None
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         if type(tensor) in (torch.Tensor, torch.nn.Parameter):
-            return tensor.detach().clone()
+            copied: torch.Tensor = tensor.detach().clone()
+            return copied
         if not (is_fake or is_wrapped) or tensor.layout != torch.strided or tensor.is_nested:
             return None
         sizes, strides = (tuple(map(_number, each)) for each in (tensor.size(), tensor.stride()))
         device = tensor.fake_device if is_fake else tensor.device
         try:
-            made = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=device)
-        except RuntimeError:  # There is no such device, or not enough memory.
+            made: torch.Tensor = torch.empty_strided(
+                sizes, strides, dtype=tensor.dtype, device=device
+            )
+        except (RuntimeError, AssertionError):  # There is no such device, or not enough memory.
             return None
         return made.zero_()
 

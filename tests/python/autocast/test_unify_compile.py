@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fastamp
+from support.autocast_state import cuda_state
 from support.mixed_calls import FUNCTIONS, ROWS, WRITES, randn
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -209,3 +211,12 @@ def test_compiling_changes_no_argument():
     expected = in_region(call)(x.clone(), y)
     compiled(call)(x, y)
     assert torch.equal(x, expected)
+
+
+def test_a_device_that_is_not_there():
+    with FakeTensorMode(), cuda_state(BF16):
+        a = torch.empty(4, 4, device="cuda")
+        graph = make_fx(lambda x, y: torch.lerp(x, y, 0.5))(a, a.bfloat16())
+    used = [node for node in graph.graph.nodes if node.op != "output" and node.users]
+    lerps = [node for node in used if node.target is torch.ops.aten.lerp.Scalar]
+    assert [node.meta["val"].dtype for node in lerps] == [BF16]
