@@ -139,6 +139,20 @@ bool may_be_refusal(std::exception& error) {
   return true;
 }
 
+/// The Python function that makes stand-ins, held for good.
+PyObject* g_stand_in_maker = nullptr;
+
+at::Tensor stand_in(const at::Tensor& recorded) {
+  const pybind11::gil_scoped_acquire gil;
+  const auto made = pybind11::handle(g_stand_in_maker)(recorded);
+  return made.is_none() ? at::Tensor() : made.cast<at::Tensor>();
+}
+
+void set_stand_in_maker(const pybind11::object& maker) {
+  g_stand_in_maker = pybind11::object(maker).release().ptr();
+  autocast::set_stand_in_maker(stand_in);
+}
+
 void add_op(const std::string& name, const std::string& policy,
             const std::optional<std::string>& device) {
   register_op(name, autocast::policy_named("register_op: expected policy", policy),
@@ -161,6 +175,7 @@ void bind_policy(pybind11::module_& module) {
   const auto torch = pybind11::module_::import("torch._C");
   g_out_of_memory = pybind11::object(torch.attr("OutOfMemoryError")).release().ptr();
   autocast::set_refusal_reader(may_be_refusal);
+  module.def("set_stand_in_maker", set_stand_in_maker);
   module.def("split_policies", torch::wrap_pybind_function(detail::split_policies));
   module.def("policy_preset", torch::wrap_pybind_function(preset));
   module.def("op_policy_preset", torch::wrap_pybind_function(preset_named));

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <utility>
@@ -44,27 +45,23 @@ bool is_dispatched(const c10::Argument& argument) {
          type.isSubtypeOf(*c10::ListType::ofOptionalTensors());
 }
 
-c10::IValue cast_value(const c10::IValue& value, const Caster& caster) {
+c10::IValue replace_tensors(const c10::IValue& value, Replacement replacement) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
-    at::Tensor cast = tensor.defined() ? caster(tensor) : at::Tensor();
-    return cast.defined() ? c10::IValue(std::move(cast)) : value;
-  }
-  if (value.isTensorList()) {
-    auto casts = cast_list(value.toTensorVector(), caster);
-    return casts.empty() ? value : c10::IValue(std::move(casts));
+    at::Tensor other = tensor.defined() ? replacement(tensor) : at::Tensor();
+    return other.defined() ? c10::IValue(std::move(other)) : value;
   }
   if (value.isList()) {
     c10::impl::GenericList out(value.toList().elementType());
     for (const c10::IValue& element : value.toListRef()) {
-      out.push_back(cast_value(element, caster));
+      out.push_back(replace_tensors(element, replacement));
     }
     return out;
   }
   if (value.isTuple()) {
     std::vector<c10::IValue> out;
     for (const c10::IValue& element : value.toTupleRef().elements()) {
-      out.push_back(cast_value(element, caster));
+      out.push_back(replace_tensors(element, replacement));
     }
     return c10::ivalue::Tuple::create(std::move(out));
   }
@@ -72,7 +69,7 @@ c10::IValue cast_value(const c10::IValue& value, const Caster& caster) {
     const auto dict = value.toGenericDict();
     c10::impl::GenericDict out(dict.keyType(), dict.valueType());
     for (const auto& entry : dict) {
-      out.insert(entry.key(), cast_value(entry.value(), caster));
+      out.insert(entry.key(), replace_tensors(entry.value(), replacement));
     }
     return out;
   }

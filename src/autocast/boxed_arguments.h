@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "autocast/arguments.h"
-
 #include <ATen/core/Tensor.h>
 #include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 #include <c10/util/ArrayRef.h>
+#include <c10/util/FunctionRef.h>
 
 // Arguments of an op that is known only by its schema: which hold tensors, and what they become.
 namespace fastamp::autocast {
@@ -17,8 +16,8 @@ using BoxedArguments = c10::ArrayRef<c10::IValue>;
 /// Whether values of a type are or hold tensors.
 bool holds_tensors(const c10::Type& type);
 
-/// Whether cast_value() reaches all tensors of a type: those of keys, futures and the like it does
-/// not, nor, of a type that may be anything, any.
+/// Whether replace_tensors() reaches all tensors of a type: those of keys, futures and the like it
+/// does not, nor, of a type that may be anything, any.
 bool reaches_all_tensors(const c10::Type& type);
 
 /// Whether the dispatcher looks at an argument: an op with tensors in dicts only never comes here.
@@ -57,7 +56,10 @@ void for_each_tensor(BoxedArguments arguments, const Function& function) {
   }
 }
 
-/// Returns what takes the place of a value: its tensors as the caster has them.
-c10::IValue cast_value(const c10::IValue& value, const Caster& caster);
+/// Returns what takes the place of a tensor; undefined if it stays.
+using Replacement = c10::function_ref<at::Tensor(const at::Tensor&)>;
+
+/// Returns a value with what takes the place of its tensors, those in lists, tuples and dicts too.
+c10::IValue replace_tensors(const c10::IValue& value, Replacement replacement);
 
 }  // namespace fastamp::autocast

@@ -30,7 +30,7 @@ bool is_optional_dtype(const c10::Argument& argument) {
 void cast_arguments(torch::jit::Stack& stack, std::size_t count, const Caster& caster) {
   for (auto value = stack.end() - static_cast<std::ptrdiff_t>(count); value != stack.end();
        ++value) {
-    *value = cast_value(*value, caster);
+    *value = replace_tensors(*value, caster);
   }
 }
 
@@ -47,7 +47,7 @@ void follow_written(const c10::FunctionSchema& schema, torch::jit::Stack& stack,
   const Caster caster{target.toTensor().scalar_type(), lower, device};
   for (auto value = first; value != stack.end(); ++value) {
     if (value != first + written) {
-      *value = cast_value(*value, caster);
+      *value = replace_tensors(*value, caster);
     }
   }
 }

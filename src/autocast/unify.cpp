@@ -6,8 +6,12 @@
 #include "autocast/op_policy.h"
 #include "autocast/torch_state.h"
 #include "autocast/trace.h"
+#include "core/interception.h"
 #include "trace/events.h"
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/DispatchKey.h>
+#include <c10/core/DispatchKeySet.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
@@ -132,6 +136,55 @@ std::vector<c10::ScalarType> dtypes_to_try(const c10::FunctionSchema& schema,
                                       : std::vector{lower, c10::kFloat};
 }
 
+// -- What is tried instead
+
+/// What records calls: torch.jit.trace, and the modes and wrappers of compilers.
+constexpr c10::DispatchKeySet kRecorders({c10::DispatchKey::Tracer, c10::DispatchKey::Python,
+                                          c10::DispatchKey::PythonTLSSnapshot,
+                                          c10::DispatchKey::PythonDispatcher,
+                                          c10::DispatchKey::PreDispatch,
+                                          c10::DispatchKey::Functionalize});
+
+std::atomic<StandInMaker> g_stand_in_maker{nullptr};
+
+/// Whether a value is or has a number that a compiler has given a name: a kernel would fix it.
+bool has_symbols(const c10::IValue& value) {
+  if (value.isList()) {
+    return std::ranges::any_of(value.toListRef(), has_symbols);
+  }
+  return value.isSymInt() || value.isSymFloat() || value.isSymBool();
+}
+
+/// Arguments for a call that nobody records; none if this one is not recorded either, or has
+/// tensors that nothing can stand in for.
+std::optional<torch::jit::Stack> stand_ins(const c10::FunctionSchema& schema,
+                                           BoxedArguments arguments, c10::DispatchKeySet below) {
+  if (below.has(c10::DispatchKey::Tracer)) {
+    torch::jit::Stack copies = arguments.vec();
+    for (std::size_t i = 0; i < copies.size(); ++i) {
+      if (is_written(schema.arguments()[i]) && copies[i].isTensor()) {
+        copies[i] = copies[i].toTensor().detach().clone();
+      }
+    }
+    return copies;
+  }
+  const StandInMaker maker = g_stand_in_maker.load(std::memory_order_relaxed);
+  if (maker == nullptr || !is_intercepted(below)) [[likely]] {
+    return std::nullopt;
+  }
+  bool is_complete = std::ranges::none_of(arguments, has_symbols);
+  const auto stand_in = [&](const at::Tensor& tensor) {
+    at::Tensor made = is_complete ? maker(tensor) : at::Tensor();
+    is_complete = is_complete && made.defined();
+    return made;
+  };
+  torch::jit::Stack made;
+  for (const auto& argument : arguments) {
+    made.push_back(replace_tensors(argument, stand_in));
+  }
+  return is_complete ? std::optional(std::move(made)) : std::nullopt;
+}
+
 /// The arguments in a dtype; none if that changes nothing.
 std::optional<std::vector<c10::IValue>> cast_to(const c10::FunctionSchema& schema,
                                                 BoxedArguments arguments, const Caster& caster) {
@@ -144,7 +197,7 @@ std::optional<std::vector<c10::IValue>> cast_to(const c10::FunctionSchema& schem
       visit_tensors(arguments[i],
                     [&](const at::Tensor& tensor) { changes = changes || caster.wants(tensor); });
     }
-    cast.push_back(stays ? arguments[i] : cast_value(arguments[i], caster));
+    cast.push_back(stays ? arguments[i] : replace_tensors(arguments[i], caster));
   }
   return changes ? std::optional(std::move(cast)) : std::nullopt;
 }
@@ -173,6 +226,16 @@ std::exception_ptr refusal_of(const c10::OperatorHandle& op, c10::DispatchKeySet
       throw;
     }
     return std::current_exception();
+  }
+}
+
+bool is_of_missing_kernel(const std::exception_ptr& refusal) {
+  try {
+    std::rethrow_exception(refusal);
+  } catch (const c10::NotImplementedError&) {
+    return true;
+  } catch (const std::exception&) {
+    return false;
   }
 }
 
@@ -257,71 +320,103 @@ class MixedCall {
         base_(stack->size() - given_.size()) {}
 
   /// Returns the dtype to which arguments were cast; none if the op took them as they were.
+  /// @throws What the op threw at first, if it refuses all casts, too.
   std::optional<c10::ScalarType> run() {
-    const Inside inside(!op_.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd));
-    auto signature = signature_of(op_.schema(), below_, given_, lower_);
+    const auto signature = signature_of(op_.schema(), below_, given_, lower_);
     if (signature.has_value()) {
+      const Inside inside(is_opaque());
       const auto known = remembered_cure(*signature);
-      if (known.has_value() && takes(*known)) {
-        return known;
-      }
-    }
-    const WrittenVersions versions(op_.schema(), given_);
-    put(given_);
-    const auto refusal = refusal_of(op_, below_, stack_);
-    if (refusal == nullptr) {
-      return std::nullopt;
-    }
-    if (!versions.moved()) {
-      for (const auto to : dtypes_to_try(op_.schema(), given_, device_)) {
-        if (takes(to)) {
-          if (signature.has_value()) {
-            remember_cure(std::move(*signature), to);
-          }
-          return to;
+      if (known.has_value()) {
+        const auto trace = traced(op_.schema(), given_, device_, *known);
+        if (put_cast(*known) && refusal() == nullptr) {
+          return known;
         }
       }
     }
-    std::rethrow_exception(refusal);
+    const Outcome outcome = tried();
+    if (outcome.refusal != nullptr) {
+      std::rethrow_exception(outcome.refusal);
+    }
+    if (outcome.to.has_value() && signature.has_value()) {
+      remember_cure(*signature, *outcome.to);
+    }
+    return outcome.to;
   }
 
-  /// The same under torch.jit.trace, whose record of a call that fails is not to be used. So the
-  /// op is asked without the tracer, with copies of what it writes, and then called once.
-  void run_traced() {
+  /// The same where calls are recorded, by torch.jit.trace or a compiler, whose record of a call
+  /// that fails is not to be used. So the op is tried with other arguments, of which nothing is
+  /// recorded, and then called once.
+  void run_recorded(torch::jit::Stack stand_ins) {
     std::optional<c10::ScalarType> to;
     {
-      const c10::impl::ExcludeDispatchKeyGuard untraced(c10::DispatchKey::Tracer);
-      torch::jit::Stack asked = given_;
-      for (std::size_t i = 0; i < asked.size(); ++i) {
-        if (is_written(op_.schema().arguments()[i]) && asked[i].isTensor()) {
-          asked[i] = asked[i].toTensor().detach().clone();
-        }
-      }
-      to = MixedCall(op_, below_.remove(c10::DispatchKey::Tracer), &asked, device_).run();
+      const c10::impl::ExcludeDispatchKeyGuard unrecorded(kRecorders);
+      MixedCall call(op_, below_ - kRecorders, &stand_ins, device_);
+      call.is_stand_in_ = true;
+      const Outcome outcome = call.tried();
+      // Zeros are no mask or index of the sizes that the call has.
+      to = below_.has(c10::DispatchKey::Tracer) ? outcome.to : outcome.perhaps;
     }
-    const Inside inside(true);
-    if (!to.has_value() || !takes(*to)) {
+    const Inside inside(is_opaque());
+    const auto trace = to.has_value() ? traced(op_.schema(), given_, device_, *to) : nullptr;
+    if (!to.has_value() || !put_cast(*to)) {
       put(given_);
-      op_.redispatchBoxed(below_, stack_);
     }
+    op_.redispatchBoxed(below_, stack_);
   }
 
  private:
+  struct Outcome {
+    std::optional<c10::ScalarType> to;  ///< See run().
+    std::exception_ptr refusal;         ///< What the op threw at first, if nothing helped.
+    /// The same dtype, or one for which the op has a kernel, which may have refused the values.
+    std::optional<c10::ScalarType> perhaps;
+  };
+
+  /// Whether the calls that the op makes are not as good as its caller's own.
+  bool is_opaque() const {
+    return !op_.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  }
+
+  Outcome tried() {
+    const Inside inside(is_opaque());
+    const WrittenVersions versions(op_.schema(), given_);
+    put(given_);
+    Outcome outcome{.to = {}, .refusal = refusal(), .perhaps = {}};
+    if (outcome.refusal == nullptr || versions.moved()) {
+      return outcome;
+    }
+    for (const auto to : dtypes_to_try(op_.schema(), given_, device_)) {
+      const auto trace = is_stand_in_ ? nullptr : traced(op_.schema(), given_, device_, to);
+      if (!put_cast(to)) {
+        continue;
+      }
+      const auto refusal_of_cast = refusal();
+      if (refusal_of_cast == nullptr) {
+        return {.to = to, .refusal = nullptr, .perhaps = to};
+      }
+      if (!outcome.perhaps.has_value() && !is_of_missing_kernel(refusal_of_cast)) {
+        outcome.perhaps = to;
+      }
+    }
+    return outcome;
+  }
+
   void put(BoxedArguments arguments) {
     stack_->resize(base_);
     stack_->insert(stack_->end(), arguments.begin(), arguments.end());
   }
 
-  /// Calls the op with all arguments in a dtype, unless that changes none. Whether it took them.
-  bool takes(c10::ScalarType to) {
-    const auto trace = traced(op_.schema(), given_, device_, to);
-    const auto cast = cast_to(op_.schema(), given_, {to, lower_, device_});
-    if (!cast.has_value()) {
-      return false;
+  /// Puts the arguments in a dtype on the stack; false if that changes none.
+  bool put_cast(c10::ScalarType to) {
+    const auto arguments = cast_to(op_.schema(), given_, {to, lower_, device_});
+    if (arguments.has_value()) {
+      put(*arguments);
     }
-    put(*cast);
-    return refusal_of(op_, below_, stack_) == nullptr;
+    return arguments.has_value();
   }
+
+  /// Calls the op with what is on the stack.
+  std::exception_ptr refusal() { return refusal_of(op_, below_, stack_); }
 
   const c10::OperatorHandle& op_;
   c10::DispatchKeySet below_;
@@ -330,6 +425,7 @@ class MixedCall {
   c10::ScalarType lower_ = region_dtype(device_type(device_));
   std::vector<c10::IValue> given_;
   std::size_t base_;
+  bool is_stand_in_ = false;  ///< Made to find out what another call should be.
 };
 
 }  // namespace
@@ -358,14 +454,19 @@ void call_unified(const c10::OperatorHandle& op, c10::DispatchKeySet below,
   const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
   if (is_mixed(dtypes_of(arguments, device)) && !is_inside_an_op()) [[unlikely]] {
     MixedCall call(op, below, stack, device);
-    if (below.has(c10::DispatchKey::Tracer)) {
-      call.run_traced();
+    auto tried = stand_ins(op.schema(), arguments, below);
+    if (tried.has_value()) {
+      call.run_recorded(std::move(*tried));
     } else {
       call.run();
     }
   } else {
     op.redispatchBoxed(below, stack);
   }
+}
+
+void set_stand_in_maker(StandInMaker maker) {
+  g_stand_in_maker.store(maker, std::memory_order_relaxed);
 }
 
 void set_refusal_reader(RefusalReader reader) {

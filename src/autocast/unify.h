@@ -5,6 +5,7 @@
 
 #include <fastamp/macros.h>
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/function_schema.h>
 #include <ATen/core/stack.h>
@@ -30,5 +31,11 @@ void call_unified(const c10::OperatorHandle& op, c10::DispatchKeySet below,
 /// exceptions may be interrupts and lie in the interpreter. Without it, all may be.
 using RefusalReader = bool (*)(std::exception& error);
 FASTAMP_API void set_refusal_reader(RefusalReader reader);
+
+/// Returns a tensor with values for one without, of a call that a compiler records, and a copy of
+/// one that has values; undefined if the call is not recorded or that is impossible. Called while
+/// modes are active. Set by the Python module: such tensors are Python's.
+using StandInMaker = at::Tensor (*)(const at::Tensor& recorded);
+FASTAMP_API void set_stand_in_maker(StandInMaker maker);
 
 }  // namespace fastamp::autocast

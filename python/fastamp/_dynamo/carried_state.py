@@ -26,7 +26,6 @@ _lock = threading.Lock()
 _policy_holders = 0
 _recipe_holders = 0
 _are_recipes_guarded = True
-_unifies = False
 
 
 def hold(policies: bool = True) -> None:
@@ -68,19 +67,7 @@ def _count(policies: bool, change: int) -> None:
 def _run_what_is_not_guarded_eagerly() -> None:
     is_guarded = _are_recipes_guarded and _C.can_mirror_float8()
     unguarded = _recipe_holders > 0 and not is_guarded
-    compiler.run_eagerly(_policy_holders > 0 or unguarded or _unifies)
-
-
-def set_unifying(wanted: bool) -> None:
-    """Compiled functions run eagerly while the process unifies: a graph records what is refused.
-
-    Args:
-        wanted: Whether ops without a policy have the policy "unify".
-    """
-    global _unifies
-    with _lock:
-        _unifies = wanted
-        _run_what_is_not_guarded_eagerly()
+    compiler.run_eagerly(_policy_holders > 0 or unguarded)
 
 
 def recipes_are_not_guarded() -> None:

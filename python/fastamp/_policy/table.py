@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import fastamp._C as _C
-from fastamp._dynamo import carried_state, compiler
+from fastamp._dynamo import compiler, stand_ins  # noqa: F401 (sets what unify asks)
 
 __all__ = [
     "LOWERING",
@@ -148,7 +148,6 @@ def change_op_policies(edits: Sequence[tuple[str, str]], device: str) -> None:
 
 def table_changed() -> None:
     """Has compiled code follow the table as it is now."""
-    carried_state.set_unifying(any(row.op == "*" for row in op_table()))
     compiler.policies_changed(table_hash())
 
 

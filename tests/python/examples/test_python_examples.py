@@ -119,6 +119,15 @@ def test_fp16_weights_in_a_loop_that_unscales_and_clips():
     assert "widen_grads=True" in done.stderr
 
 
+def test_experts_that_write_16_bits_into_float32():
+    output = run(EXAMPLES / "mixture.py")
+    assert number(r"accuracy (\d+\.\d)%", output) > 85
+    assert number(r"cast: \{'index_add_': (\d+)\}", output) > 100
+    program = [sys.executable, str(EXAMPLES / "mixture.py"), "--preset", "torch"]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert "index_add_(): self (Float) and source (BFloat16)" in done.stderr
+
+
 def test_positions_of_a_long_context():
     output = run(EXAMPLES / "long_context.py", "--length", 1024)
     assert number(r"in bfloat16: wrong by up to (\S+)", output) > 0.5
