@@ -131,6 +131,11 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _fastamp_check_stored(cls, function: str, options: Mapping[str, Any]) -> None:
         for key, check in cls._stored_checks.items():
             check(function, options.get(key))
+        if "autocast_dtype" in options:
+            raise ValueError(
+                f"{function}: expected autocast_dtype as an argument of the optimizer, got "
+                f"{options['autocast_dtype']!r} in a group: weight copies are for all groups"
+            )
 
     def _fastamp_use_weight_copies(self, function: str, dtype: torch.dtype | None) -> None:
         check_autocast_dtype(function, dtype)
@@ -435,6 +440,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         if source is not None:
             for group, loaded in zip(self.param_groups, state["param_groups"], strict=True):
                 loaded.update({key: group[key] for key in STORED if key in group})
+        else:
+            for group in state["param_groups"]:
+                self._fastamp_check_stored("__setstate__", group)
         super().__setstate__(state)
         if "_fastamp_autocast_dtype" in self.__dict__:
             dtype = self.__dict__.pop("_fastamp_autocast_dtype")
