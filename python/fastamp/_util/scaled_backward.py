@@ -12,7 +12,19 @@ from torch.autograd import Variable
 
 # While nobody asks, nobody pays for it. A list: torch.compile knows them.
 _asking: list[ref[Any]] = []
-_running: list[Tensor] = []
+
+
+class _Scale:
+    """Scale of a backward pass, which alone holds it: one that raises leaves none behind."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __call__(self) -> None:
+        """At the end of the pass, which calls what it holds."""
+
+
+_running: ref[_Scale] | None = None
 
 
 def ask_for_scales(who: Any) -> None:
@@ -22,7 +34,8 @@ def ask_for_scales(who: Any) -> None:
 
 def scale_of_backward() -> Tensor | None:
     """The scale of the backward pass that runs; ``None`` if its loss was not scaled."""
-    return _running[-1] if _running else None
+    scale = _running and _running()
+    return scale.tensor if scale else None
 
 
 def scaled(output: Tensor, scale: Tensor) -> Tensor:
@@ -34,5 +47,7 @@ def scaled(output: Tensor, scale: Tensor) -> Tensor:
 
 
 def _begin(scale: Tensor, _: Tensor) -> None:
-    _running[:] = [scale.clone()]  # update() writes the scaler's own.
-    Variable._execution_engine.queue_callback(_running.clear)
+    global _running
+    running = _Scale(scale.clone())  # update() writes the scaler's own.
+    _running = ref(running)
+    Variable._execution_engine.queue_callback(running)

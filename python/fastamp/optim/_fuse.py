@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from fastamp.optim._fused import FusedOptimizer
+from fastamp.optim._layout import with_dtypes
 from fastamp.optim._low_precision_weights import check_grad_dtype_exists
 from fastamp.optim._weight_copies import check_autocast_dtype
 from fastamp.optim.adam import Adam
@@ -81,11 +82,14 @@ def _fuse(optimizer: torch.optim.Optimizer, autocast_dtype: torch.dtype | None) 
             "fuse_: expected an object of exactly torch.optim.SGD, Adam, AdamW or Muon, "
             f"got {type(optimizer).__module__}.{type(optimizer).__qualname__}"
         )
-    for group in optimizer.param_groups:
+    groups = [with_dtypes(group) for group in optimizer.param_groups]
+    for group in groups:
         fused._fastamp_check_stored("fuse_", group)
     erased: Any = optimizer
     erased.__class__ = fused
     erased.__dict__.pop("_step_supports_amp_scaling", None)
     erased._patch_step_function()
+    for group, changed in zip(optimizer.param_groups, groups, strict=True):
+        group.update(changed)
     erased._fastamp_adopt_state({})
     erased._fastamp_use_weight_copies("fuse_", autocast_dtype)

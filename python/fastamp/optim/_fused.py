@@ -24,6 +24,8 @@ from fastamp.optim._layout import (
     in_torchs_layout,
     is_stepped_by_kernel,
     warn_of_narrow_moments,
+    with_dtypes,
+    with_dtypes_as_text,
 )
 from fastamp.optim._remainders import join, of_shards, split
 from fastamp.optim._torch_step import step_with_torch
@@ -132,6 +134,11 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _fastamp_check_stored(cls, function: str, options: Mapping[str, Any]) -> None:
         for key, check in cls._stored_checks.items():
             check(function, options.get(key))
+        if "autocast_dtype" in options:
+            raise ValueError(
+                f"{function}: expected autocast_dtype as an argument of the optimizer, got "
+                f"{options['autocast_dtype']!r} in a group: weight copies are for all groups"
+            )
 
     def _fastamp_use_weight_copies(self, function: str, dtype: torch.dtype | None) -> None:
         check_autocast_dtype(function, dtype)
@@ -364,6 +371,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             self.state.update(replaced)
             for param in before.keys() - replaced.keys():
                 del self.state[param]
+        state["param_groups"] = [with_dtypes_as_text(group) for group in state["param_groups"]]
         return state
 
     def _fastamp_states_before_steps(self) -> dict[Tensor, dict[Any, Any]]:
@@ -402,14 +410,17 @@ class FusedOptimizer(torch.optim.Optimizer):
                 (docs/optim.md). As after any error, hooks' included, nothing was changed.
         """
 
-        def remember(_: Any, final: dict[str, Any]) -> None:
+        def remember(_: Any, final: dict[str, Any]) -> dict[str, Any]:
             _check_is_state(final)
+            groups = [with_dtypes(saved) for saved in final["param_groups"]]
+            final = {**final, "param_groups": groups}
             for saved in final["param_groups"]:
                 self._fastamp_check_stored("load_state_dict", saved)
             for group, saved in zip(self.param_groups, final["param_groups"], strict=False):
                 for param, key in zip(group["params"], saved["params"], strict=False):
                     check_loaded("load_state_dict", final["state"].get(key), param, saved)
             self.__dict__["_fastamp_source"] = final
+            return final
 
         handle = self.register_load_state_dict_pre_hook(remember)  # After all others.
         before = dict(self.__dict__)  # torch puts new objects in the place of those in it.
@@ -434,6 +445,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         if source is not None:
             for group, loaded in zip(self.param_groups, state["param_groups"], strict=True):
                 loaded.update({key: group[key] for key in STORED if key in group})
+        else:
+            for group in state["param_groups"]:
+                self._fastamp_check_stored("__setstate__", group)
         super().__setstate__(state)
         if "_fastamp_autocast_dtype" in self.__dict__:
             dtype = self.__dict__.pop("_fastamp_autocast_dtype")

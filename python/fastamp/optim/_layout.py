@@ -38,6 +38,7 @@ MOMENTS = frozenset({MOMENTUM, "exp_avg", "exp_avg_sq", "max_exp_avg_sq"})
 STEPS = frozenset({"step", MOMENTUM_STEPS})
 
 _NARROW = (torch.float16, torch.bfloat16)
+_DTYPES = {str(dtype): dtype for dtype in (*_NARROW, torch.float32)}
 
 
 def has_master(param: Tensor) -> bool:
@@ -129,6 +130,18 @@ STORED = {
     "state_rounding": check_state_rounding,
     "master": check_master,
 }
+
+
+def with_dtypes_as_text(group: dict[str, Any]) -> dict[str, Any]:
+    """A saved group; torch.distributed.checkpoint's full state dicts take no dtypes."""
+    dtypes = {key: str(group[key]) for key in STORED if isinstance(group.get(key), torch.dtype)}
+    return {**group, **dtypes}
+
+
+def with_dtypes(group: dict[str, Any]) -> dict[str, Any]:
+    """Its inverse. Other texts stay, and are refused where options are checked."""
+    texts = {key: group[key] for key in STORED if isinstance(group.get(key), str)}
+    return {**group, **{k: _DTYPES[text] for k, text in texts.items() if text in _DTYPES}}
 
 
 #: Adam's: its moments may be codes.

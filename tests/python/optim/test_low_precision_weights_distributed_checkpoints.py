@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -15,7 +16,11 @@ if not torch.distributed.is_available():
     pytest.skip("needs torch.distributed", allow_module_level=True)
 
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
 
 BF16 = torch.bfloat16
 
@@ -92,3 +97,48 @@ def test_a_resumed_run_continues_bit_for_bit(remainder: str | None, tmp_path: An
         optimizer.masters().values(), its_optimizer.masters().values(), strict=True
     ):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("SGD", {"state_dtype": BF16}),
+        ("AdamW", {"state_dtype": BF16}),
+        ("AdamW", {"state_dtype": "8bit", "master": "remainder"}),
+        ("Muon", {"ns_dtype": torch.float16, "state_dtype": BF16}),
+    ],
+)
+def test_full_states_on_the_cpu_take_options_that_are_dtypes(
+    kind: str, options: dict[str, Any]
+) -> None:
+    whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    runs = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        model = nn.Linear(64, 64, bias=False, dtype=BF16)
+        runs.append((model, getattr(fastamp.optim, kind)(model.parameters(), lr=0.1, **options)))
+    (model, optimizer), (resumed, its_optimizer) = runs
+    (weight,), (its_weight,) = model.parameters(), resumed.parameters()
+    weight.grad = torch.randn_like(weight)
+    optimizer.step()
+    weights, state = copy.deepcopy(get_state_dict(model, optimizer, options=whole))
+    set_state_dict(
+        resumed, its_optimizer, model_state_dict=weights, optim_state_dict=state, options=whole
+    )
+    assert options.items() <= its_optimizer.param_groups[0].items()
+    weight.grad = its_weight.grad = torch.randn_like(weight)
+    optimizer.step()
+    its_optimizer.step()
+    assert torch.equal(weight, its_weight)
+
+
+def test_options_that_torchs_optimizer_has_loaded_count_when_it_is_fused() -> None:
+    weight = nn.Parameter(torch.zeros(4, 4))
+    saved = fastamp.optim.AdamW([weight], state_dtype=BF16).state_dict()
+    optimizer = torch.optim.AdamW([weight])
+    optimizer.load_state_dict(saved)
+    fastamp.optim.fuse_(optimizer)
+    assert optimizer.param_groups[0]["state_dtype"] is BF16
+    weight.grad = torch.ones(4, 4)
+    optimizer.step()
+    assert optimizer.state[weight]["exp_avg"].dtype is BF16

@@ -283,6 +283,33 @@ def test_a_new_group_with_a_value_that_is_none_is_refused(kind, key, value):
     assert len(optimizer.param_groups) == 1
 
 
+@unknown
+def test_a_pickled_value_that_is_none_is_refused(kind, key, value):
+    make, shapes = KINDS[kind]
+    optimizer = make(weights(shapes))
+    step(optimizer)
+    optimizer.param_groups[0][key] = value
+    with pytest.raises(ValueError, match=f"__setstate__: expected {key} to be "):
+        copy.deepcopy(optimizer)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("value", [torch.bfloat16, None, "bfloat16"])
+def test_weight_copies_of_one_group_are_refused(kind, value):
+    make, shapes = KINDS[kind]
+    optimizer = make(weights(shapes))
+    group = {"params": weights(shapes), "autocast_dtype": value}
+    expected = "expected autocast_dtype as an argument of the optimizer, got "
+    for call in (make, lambda groups: optimizer.add_param_group(groups[0])):
+        with pytest.raises(ValueError, match=expected):
+            call([group])
+    assert len(optimizer.param_groups) == 1
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["autocast_dtype"] = value
+    with pytest.raises(ValueError, match=f"load_state_dict: {expected}"):
+        optimizer.load_state_dict(saved)
+
+
 def test_fuse_refuses_a_rate_that_no_step_knows():
     optimizer = torch.optim.Muon(weights(MATRICES))
     optimizer.param_groups[0]["adjust_lr_fn"] = "sqrt"

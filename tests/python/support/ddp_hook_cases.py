@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -135,6 +136,19 @@ def compressed(dtype: torch.dtype) -> dict[str, Any]:
 LOSS_SCALES = (65536.0, 65536.0, 1.0, 0.375, None, 65536.0, 1.0, 1.0)
 
 
+def break_off(scaler: fastamp.GradScaler) -> None:
+    """A backward pass of a large scale that raises, as one that runs out of memory does."""
+
+    def fail(_: torch.Tensor) -> None:
+        raise MemoryError("in backward")
+
+    scaler.update(65536.0)
+    hidden = torch.zeros((), requires_grad=True) * 1.0
+    hidden.register_hook(fail)
+    with contextlib.suppress(MemoryError):
+        scaler.scale(hidden).backward()
+
+
 def scaled_feedback(dtype: torch.dtype) -> list[list[torch.Tensor]]:
     """What constant gradients are reduced to, unscaled, while the scale changes."""
     own = given(dist.get_rank(), "normal")
@@ -148,6 +162,8 @@ def scaled_feedback(dtype: torch.dtype) -> list[list[torch.Tensor]]:
         if scale is not None:
             scaler.update(scale)
             loss = scaler.scale([loss])[0]
+        else:
+            break_off(scaler)
         loss.backward()
         steps.append([w.grad.double() / (scale or 1.0) for w in ddp.module.weights])
     return steps
