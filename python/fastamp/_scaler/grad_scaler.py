@@ -26,6 +26,7 @@ from fastamp._scaler.checks import (
 from fastamp._scaler.clip import clip_grad_norm_
 from fastamp._scaler.gradients import (
     norm_groups,
+    norm_of_copies,
     norm_over,
     parameters_of,
     unscale_shards,
@@ -556,6 +557,9 @@ class GradScaler(ScalerState):
             if norm is not None:
                 return norm
         norm_function = self._unscaled_norm(optimizer, mesh, groups, norm_type)
+        if error_if_nonfinite and norm_function is not None and meshes_of(optimizer):
+            state = self._per_optimizer_states[id(optimizer)]
+            norm_function = norm_of_copies(norm_function, state)
         return core.clip_norm(
             self,
             optimizer,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from fastamp._scaler.subclasses import (
     norm_with_subclasses,
     unscale_subclasses,
 )
+from fastamp._util.tensors import on_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +35,7 @@ __all__ = [
     "clip_values",
     "multiply_subclasses",
     "norm_groups",
+    "norm_of_copies",
     "norm_over",
     "norm_with_subclasses",
     "parameters_of",
@@ -80,6 +83,24 @@ def norm_over(optimizer: Any, mesh: Any, norm_type: float) -> Callable[[], Tenso
     """Returns what computes the norm of an optimizer's gradients over several ranks."""
     groups = norm_groups(optimizer, mesh, norm_type)
     return lambda: norm_over_ranks(parameters_of(optimizer), groups, norm_type)
+
+
+def norm_of_copies(norm: Callable[[], Tensor], state: dict[str, Any]) -> Callable[[], Tensor]:
+    """A norm over ranks that is NaN, too, where another rank's copy of the gradients is not finite.
+
+    Args:
+        norm: The norm over shards: a rank does not see its copies.
+        state: Of the optimizer: its flags, on which all ranks of its meshes have agreed.
+    """
+
+    def over_copies() -> Tensor:
+        total = norm()
+        for flag in state["found_inf_per_device"].values():
+            others = total.isfinite() & (on_device(flag, total.device) != 0)
+            total = total.masked_fill(others, math.nan)
+        return total
+
+    return over_copies
 
 
 def unscale_shards(

@@ -16,6 +16,7 @@ from fastamp._scaler import steps
 from fastamp._scaler.checks import Past
 from fastamp._scaler.gradients import (
     norm_groups,
+    norm_of_copies,
     norm_over,
     parameters_of,
     two_norm_of,
@@ -457,6 +458,13 @@ class StepGuard:
                 norm = core.clip_norm_at_step(self, optimizer, float(max_norm), error_if_nonfinite)
             if norm is None:
                 self._check(optimizer)
+                if (
+                    error_if_nonfinite
+                    and norm_function is not None
+                    and self._is_laid_out(optimizer)
+                ):
+                    state = self._per_optimizer_states[id(optimizer)]
+                    norm_function = norm_of_copies(norm_function, state)
                 norm = core.clip_norm(
                     self,
                     optimizer,

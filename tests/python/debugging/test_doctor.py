@@ -9,7 +9,8 @@ import warnings
 import pytest
 
 import fastamp
-from debugging.doctor_programs import HEALTHY, LOOK_ALIKES, SICK, program
+from debugging.doctor_programs import SICK, program
+from debugging.healthy_programs import HEALTHY, LOOK_ALIKES
 from fastamp._cli.check_command import check_program
 from fastamp._debug.check.rules import RULES, CheckReport, Findings
 

@@ -91,6 +91,21 @@ PAST = {
         optimizers=("fastamp AdamW",),
         iterations=(Iteration(gradients=((24, 4, math.inf),), clip="error"),),
     ),
+    "error_if_nonfinite where a copy on another rank of a mesh has the NaN": History(
+        kind="hsdp",
+        ranks=2,
+        optimizers=("fastamp AdamW",),
+        iterations=(Iteration(gradients=((1, 2, math.nan),), clip="error"),),
+        group=False,
+    ),
+    "error_if_nonfinite of a guard where a copy on another rank of a mesh has it": History(
+        kind="hsdp",
+        ranks=4,
+        optimizers=("torch AdamW",),
+        iterations=(Iteration(gradients=((3, 2, math.inf),), clip="error"),),
+        group=False,
+        guard=True,
+    ),
     "a clip by value without gradients on one rank": History(
         kind="fsdp",
         ranks=2,

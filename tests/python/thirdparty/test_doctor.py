@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from debugging.doctor_programs import HEALTHY, LINES, SICK, Sick, program
+from debugging.doctor_programs import LINES, SICK, Sick, program
+from debugging.healthy_programs import HEALTHY
 from debugging.test_doctor import checked, rules_of
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]  # their warnings

@@ -158,7 +158,8 @@ def scale_sentence(report: StepRows) -> str:
     if found.smallest_scale > found.largest_scale:
         return f"{now}; no scale keeps 99.9 % of the numbers: up to {top} none overflows"
     low = f"2^{round(math.log2(found.smallest_scale))}"
-    return f"{now}; from {low} to {top} none overflows and at most 0.1 % underflow"
+    where = f"at {top} alone" if low == top else f"from {low} to {top}"
+    return f"{now}; {where} none overflows and at most 0.1 % underflow"
 
 
 def _gradients(report: StepRows, limit: int) -> Section:
