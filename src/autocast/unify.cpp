@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autocast/unify.h"
 
+#include "autocast/arguments.h"
 #include "autocast/boxed_arguments.h"
 #include "autocast/cured_calls.h"
 #include "autocast/op_policy.h"
