@@ -104,8 +104,6 @@ class FusedOptimizer(torch.optim.Optimizer):
     # torch's constructors call add_param_group; fastamp's warn of groups at their end.
     _fastamp_is_being_made = False
     _torch_class: ClassVar[type[torch.optim.Optimizer]]
-    # Returns the parameters that are left to torch, with the index of their group.
-    _native_step: ClassVar[Callable[[Any, AmpStep | None], list[tuple[int, Tensor]]]]
     # What refuses values of the options that torch's groups do not have.
     _stored_checks: ClassVar[Mapping[str, Callable[[str, Any], None]]] = STORED
 
@@ -260,6 +258,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Does nothing: the fused step can always be captured."""
 
     _cuda_graph_capture_health_check = _accelerator_graph_capture_health_check  # in torch 2.10
+
+    @staticmethod
+    def _native_step(optimizer: Any, amp_step: AmpStep | None) -> list[tuple[int, Tensor]]:
+        # Returns the parameters that are left to torch, with the index of their group.
+        raise NotImplementedError
 
     @staticmethod
     def _complete_state(param: Tensor, group: dict[str, Any], state: dict[Any, Any]) -> None:
