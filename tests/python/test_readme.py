@@ -74,3 +74,13 @@ def test_every_make_command_names_a_target():
     for target in re.findall(r"\bmake ([a-z-]+)\b", README):
         if target != "targets":
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_make_alone_says_what_there_is_to_make():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    told = subprocess.run(
+        ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE))
+    # What .ci/run calls is for no one else.
+    assert targets - {"help", "test-changed"} <= set(re.findall(r"[a-z][a-z-]*", told))

@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
     except OSError as error:
         _refuse(f"--output: {error}")
     if output.path is not None and output.path.exists():
-        _refuse(f"expected --output FILE that is not there yet, got {options.output}")
+        _refuse(f"expected --output FILE that is not there yet, got {_name(output, options)}")
     found = _run(options.program, options.steps) if options.program else {}
     for title, facts in info_command.facts(probe=False).items():
         found[title] = [f"{name}: {_without_home(value)}" for name, value in facts.items()]
@@ -52,9 +52,15 @@ def main(arguments: list[str]) -> None:
         except OSError as error:
             _refuse(str(error))
         if output.path is not None:
-            name = Path(options.output).with_name(output.path.name)
+            name = _name(output, options)
             print(f"fastamp: the report is in {name}; read it before you send it")
     sys.exit(0)
+
+
+def _name(output: OutputFile, options: argparse.Namespace) -> str:
+    """The file as the user has named it, with the rank of this process."""
+    path = Path(options.output)
+    return str(path.with_name(output.path.name) if output.path is not None else path)
 
 
 def _text_of(found: dict[str, list[str]], suffix: str) -> str:

@@ -261,3 +261,27 @@ def test_a_trace_that_fails_to_follow_scalers_warns(monkeypatch):
         assert str(trace)
     with pytest.warns(RuntimeWarning, match="fastamp.debug.trace failed"):
         assert '"scalers": []' in trace.to_json()
+
+
+FORWARD_MODE = {
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (torch.ones_like(x),)),
+    "jacfwd": lambda f, x: torch.func.jacfwd(f)(x),
+    "hessian": lambda f, x: torch.func.hessian(lambda t: f(t).tanh().sum())(x),
+    "zeros": lambda f, x: f(torch._efficientzerotensor(x.shape) + x),
+}
+
+
+@pytest.mark.parametrize("tool", [fastamp.debug.check, fastamp.debug.inspect])
+@pytest.mark.parametrize("call", FORWARD_MODE)
+def test_zeros_without_memory_are_not_read(tool, call):
+    """Forward-mode AD makes them; under a mode, reading them ends the process."""
+    model = nn.Linear(4, 2)
+
+    def step():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            FORWARD_MODE[call](lambda x: model(x).float(), torch.ones(3, 4))
+
+    if tool is fastamp.debug.check:
+        assert not tool(model, step=step).findings
+    else:
+        assert tool(step, model).ops

@@ -124,6 +124,50 @@ def test_backward_passes_of_ops_between_modules_are_their_modules():
     assert modules == {"sigmoid_backward": {"blocks.0", "blocks.1"}, "tanh_backward": {"Blocks"}}
 
 
+HOOKS = {
+    "forward_pre_hook": lambda args: args[0],
+    "forward_hook": lambda args, output: output,
+    "full_backward_pre_hook": lambda outputs: outputs[0],
+    "full_backward_hook": lambda inputs, outputs: outputs[0],
+}
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+@pytest.mark.parametrize("of_all", [False, True], ids=["own", "of all"])
+def test_ops_in_hooks_of_modules_are_the_modules(kind, of_all):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3))
+
+    def hook(module, *args):
+        if module is model[1]:
+            HOOKS[kind](*args).erfc()
+
+    if of_all:
+        handle = getattr(nn.modules.module, f"register_module_{kind}")(hook)
+    else:
+        handle = getattr(model[1], f"register_{kind}")(hook)
+    with handle:
+        report = fastamp.debug.inspect(lambda: model(torch.ones(2, 8)).sum().backward(), model)
+    (row,) = (row for row in report.ops if row.op == "erfc")
+    # torch runs hooks before all modules' forward passes before those of the module itself.
+    module = "Sequential" if of_all and kind == "forward_pre_hook" else "1"
+    assert (row.module, row.backward, row.calls) == (module, "backward" in kind, 1)
+
+
+def test_ops_in_hooks_of_tensors_are_rows_without_a_module():
+    """torch runs them before what a tool can see of their node."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3))
+    model[0].weight.register_hook(lambda gradient: [gradient.erfc()] and None)
+
+    def step():
+        output = model(torch.ones(2, 8))
+        output.register_hook(lambda gradient: [gradient.erfc()] and None)
+        output.sum().backward()
+
+    report = fastamp.debug.inspect(step, model)
+    (row,) = (row for row in report.ops if row.op == "erfc")
+    assert (row.module, row.backward, row.calls) == ("", True, 2)
+
+
 def test_weights_in_16_bits_are_a_reason():
     step = Step(BF16, model=Model().bfloat16(), region=False)
     report = step.inspect()

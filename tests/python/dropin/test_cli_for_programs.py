@@ -112,6 +112,26 @@ def test_a_report_of_a_failed_run_has_its_place_and_no_secrets(tmp_path):
     assert "expected --output FILE that is not there yet, got r.md" in again.stderr
 
 
+def test_each_rank_writes_a_report_of_its_own(tmp_path):
+    (tmp_path / "train.py").write_text(PROGRAM + "raise ValueError(os.environ['RANK'])\n")
+    command = ("-m", "fastamp", "report-bug", "--output", "out/r.md", "--steps", "0", "train.py")
+    (tmp_path / "out").mkdir()
+    for rank in "01":
+        done = run_program(*command, cwd=tmp_path, RANK=rank, WORLD_SIZE="2")
+        assert done.returncode == 0, done.stderr
+        assert f"the report is in out/r.rank{rank}.md; read it" in done.stdout
+        assert f"ValueError: {rank}\n" in (tmp_path / f"out/r.rank{rank}.md").read_text()
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
+        "r.rank0.md",
+        "r.rank1.md",
+    ]
+    again = run_program(*command, cwd=tmp_path, RANK="1", WORLD_SIZE="2")
+    assert again.returncode == 2
+    assert "expected --output FILE that is not there yet, got out/r.rank1.md" in again.stderr
+    alone = run_program(*command, cwd=tmp_path, RANK="0", WORLD_SIZE="1")
+    assert "the report is in out/r.md; read it" in alone.stdout
+
+
 def test_a_report_without_a_program_tells_versions(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:

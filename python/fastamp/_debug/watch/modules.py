@@ -146,10 +146,22 @@ class ModulePath:
                 continue
             visited.add(node)
             if node not in self._labelled:
-                self._labelled[node] = name
-                self._handles.append(node.register_prehook(self._guard.hook(self._pusher(name))))
+                self._labelled[node] = own = self._hooked(node, begun) or name
+                self._handles.append(node.register_prehook(self._guard.hook(self._pusher(own))))
                 self._handles.append(node.register_hook(self._guard.hook(self._pop)))
             open_nodes += [next_node for next_node, _ in node.next_functions if next_node]
+
+    def _hooked(self, node: Any, begun: int) -> str | None:
+        """The submodule around whose results torch has put a node for its backward hooks.
+
+        It does so after the submodule's forward hooks. The node around arguments is made before.
+        """
+        if node.name() != "BackwardHookFunctionBackward":
+            return None
+        for inner, _ in node.next_functions:
+            if inner in self._labelled and inner._sequence_nr() >= begun:
+                return self._labelled[inner]
+        return None
 
     def _pusher(self, name: str) -> Callable[[Any], None]:
         def push(_: Any) -> None:
@@ -169,8 +181,12 @@ def is_half(value: Any) -> bool:
 
 
 def is_readable(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has numbers in memory, one beside the other; not if sparse, nested, fake."""
-    has_numbers = not tensor.is_meta and not isinstance(tensor, FakeTensor)
+    """Whether a tensor has numbers in memory, one beside the other; not if sparse, nested, fake.
+
+    Nor if it is one of the zeros without memory that forward-mode AD makes: under a mode torch
+    reads them there all the same.
+    """
+    has_numbers = not (tensor.is_meta or isinstance(tensor, FakeTensor) or tensor._is_zerotensor())
     return has_numbers and tensor.layout == torch.strided and not tensor.is_nested
 
 
