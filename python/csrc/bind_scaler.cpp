@@ -359,7 +359,7 @@ class PythonScalerCore {
                                                   .norm = norm.value_or(at::Tensor())},
                                                  data);
     });
-    prepare_end(guard);
+    prepare_end(guard, optimizer);
     return {std::make_shared<PythonAmpStep>(std::move(amp_step), record.pass, by_position),
             at::hasCallbacks()};
   }
@@ -388,15 +388,42 @@ class PythonScalerCore {
     call.forget();
   }
 
-  /// Ends an iteration, as begin_unscaled_step() has prepared it if it has.
-  /// @returns Whether poll() may have something to report.
+  /// Returns whether poll() may have something to report.
   bool end_iteration(py::handle scaler, const MaybeTensor& new_scale, bool capturing) {
+    static PyObject* const states_key = interned("_per_optimizer_states");
+    const py::dict states = attribute(scaler.ptr(), states_key);
+    scaler::IterationEnd end{.tensors = tensors_of(scaler),
+                             .rules = rules_of(scaler),
+                             .outcomes = {},
+                             .new_scale = new_scale.value_or(at::Tensor()),
+                             .capturing = capturing};
+    for (const auto& [key, state] : states) {
+      Outcome outcome;
+      for (const auto& [device, flag] : py::cast<py::dict>(state["found_inf_per_device"])) {
+        outcome.flags.push_back(py::cast<at::Tensor>(flag));
+      }
+      if (outcome.flags.empty()) {
+        continue;
+      }
+      outcome.record = core_->find(py::cast<std::intptr_t>(key));
+      if (outcome.record == nullptr) {  // Somebody else has checked its gradients.
+        outcome.record = std::make_shared<scaler::OptimizerRecord>();
+      }
+      outcome.counts = outcome.record->counts();
+      end.outcomes.push_back(std::move(outcome));
+    }
+    with_torchs_error([&] { core_->end_iteration(std::move(end)); });
+    return has_news();
+  }
+
+  /// Ends a guarded step, as begin_unscaled_step() has prepared it.
+  /// @returns None if it had no gradients.
+  std::optional<bool> end_step() {
     auto prepared = std::exchange(prepared_end_, {});
-    with_torchs_error([&] {
-      core_->end_iteration(prepared
-                               ? *std::move(prepared)
-                               : core_->prepare_end(iteration_end(scaler, new_scale, capturing)));
-    });
+    if (!prepared) {
+      return std::nullopt;
+    }
+    core_->end_iteration(*std::move(prepared));
     return has_news();
   }
 
@@ -527,43 +554,15 @@ class PythonScalerCore {
   }
 
  private:
-  /// What an iteration ends with: flags and counts of all optimizers.
-  scaler::IterationEnd iteration_end(py::handle scaler, const MaybeTensor& new_scale,
-                                     bool capturing) const {
-    static PyObject* const states_key = interned("_per_optimizer_states");
-    const py::dict states = attribute(scaler.ptr(), states_key);
-    scaler::IterationEnd end{.tensors = tensors_of(scaler),
-                             .rules = rules_of(scaler),
-                             .outcomes = {},
-                             .new_scale = new_scale.value_or(at::Tensor()),
-                             .capturing = capturing};
-    for (const auto& [key, state] : states) {
-      Outcome outcome;
-      for (const auto& [device, flag] : py::cast<py::dict>(state["found_inf_per_device"])) {
-        outcome.flags.push_back(py::cast<at::Tensor>(flag));
-      }
-      if (outcome.flags.empty()) {
-        continue;
-      }
-      outcome.record = core_->find(py::cast<std::intptr_t>(key));
-      if (outcome.record == nullptr) {  // Somebody else has checked its gradients.
-        outcome.record = std::make_shared<scaler::OptimizerRecord>();
-      }
-      outcome.counts = outcome.record->counts();
-      end.outcomes.push_back(std::move(outcome));
-    }
-    return end;
-  }
-
   /// Makes what the end of a guarded step needs before the step: memory may run out.
-  void prepare_end(py::handle guard) {
-    prepared_end_.reset();
-    auto end = iteration_end(guard, {}, /*capturing=*/false);
-    if (end.outcomes.empty()) {
-      return;
-    }
-    end.capturing = is_captured(end.tensors.scale.device());
-    with_torchs_error([&] { prepared_end_.emplace(core_->prepare_end(std::move(end))); });
+  void prepare_end(py::handle guard, py::handle optimizer) {
+    static PyObject* const keys[] = {interned("_scale"), interned("_growth_tracker")};
+    const scaler::ScaleTensors one{.scale = tensor(guard, keys[0]),
+                                   .growth_tracker = tensor(guard, keys[1]),
+                                   .hysteresis_tracker = {},
+                                   .fast_growth_limit = {}};
+    prepared_end_ = core_->prepare_unscaled_end(one, find_record(*core_, optimizer),
+                                                is_captured(one.scale.device()));
   }
 
   bool has_news() const {
@@ -645,6 +644,7 @@ void bind_iterations(py::class_<Core>& type) {
       .def("check_unscaled", wrap_pybind_function(&Core::check_unscaled))
       .def("forget_if_edited", wrap_pybind_function(&Core::forget_if_edited))
       .def("forget", wrap_pybind_function(&Core::forget))
+      .def("end_step", wrap_pybind_function(&Core::end_step))
       .def("end_iteration", wrap_pybind_function(&Core::end_iteration));
 }
 

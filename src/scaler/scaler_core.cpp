@@ -17,6 +17,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <limits>
 #include <utility>
 
 namespace fastamp::scaler {
@@ -532,6 +534,26 @@ ScalerCore::PreparedEnd ScalerCore::prepare_end(IterationEnd end) {
   prepared.passed_ = prepare_passed();
   prepared.end_ = std::move(end);
   return prepared;
+}
+
+std::optional<ScalerCore::PreparedEnd> ScalerCore::prepare_unscaled_end(const ScaleTensors& one,
+                                                                        RecordPointer record,
+                                                                        bool capturing) {
+  if (record->progress.flags.empty()) {
+    return std::nullopt;
+  }
+  ScaleRules rules;
+  rules.growth_factor = rules.backoff_factor = 1.0;
+  rules.growth_interval = std::numeric_limits<std::int32_t>::max();
+  std::vector<Outcome> outcomes;
+  auto flags = record->progress.flags;
+  auto counts = record->counts();
+  outcomes.push_back({.record = std::move(record), .flags = std::move(flags), .counts = counts});
+  return prepare_end({.tensors = one,
+                      .rules = rules,
+                      .outcomes = std::move(outcomes),
+                      .new_scale = {},
+                      .capturing = capturing});
 }
 
 void ScalerCore::end_iteration(IterationEnd end) { end_iteration(prepare_end(std::move(end))); }

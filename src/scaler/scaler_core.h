@@ -228,6 +228,10 @@ class FASTAMP_API ScalerCore {
   /// be ended: all that can fail but for moving the scale, and the rest.
   class PreparedEnd;
   PreparedEnd prepare_end(IterationEnd end);
+  /// Prepares the end of a guarded step, whose scale of 1 stays: it counts clean iterations.
+  /// @returns Nothing for a step without gradients.
+  std::optional<PreparedEnd> prepare_unscaled_end(const ScaleTensors& one, RecordPointer record,
+                                                  bool capturing);
   void end_iteration(PreparedEnd prepared);
   std::vector<Outcome> take_captured() { return std::exchange(captured_, {}); }
   /// Takes note of a replay: versions that it moved, its outcome.

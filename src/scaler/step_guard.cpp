@@ -17,7 +17,6 @@
 #include <c10/util/Exception.h>
 #include <torch/optim/lbfgs.h>
 
-#include <limits>
 #include <utility>
 
 namespace fastamp {
@@ -31,14 +30,6 @@ using PreparedEnd = scaler::ScalerCore::PreparedEnd;
 namespace {
 
 constexpr const char* kLoad = "StepGuard::load";
-
-/// Under which a scale of 1 stays, and clean iterations are counted.
-scaler::ScaleRules rules_of_one() {
-  scaler::ScaleRules rules;
-  rules.growth_factor = rules.backoff_factor = 1.0;
-  rules.growth_interval = std::numeric_limits<std::int32_t>::max();
-  return rules;
-}
 
 c10::Device device_of(const Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups()) {
@@ -111,17 +102,7 @@ std::optional<at::Tensor> StepGuard::Impl::step_checked(OptimizerRecord& record,
   const auto amp_step = scaler::ScalerCore::begin_unscaled_step(
       record, {.not_finite = losses, .spike = spike ? &*spike : nullptr, .norm = {}},
       call(/*agrees=*/true));
-  if (const auto& flags = record.progress.flags; !flags.empty()) {
-    std::vector<scaler::Outcome> outcomes;
-    outcomes.push_back({.record = scaler::find_record(core, optimizer),
-                        .flags = flags,
-                        .counts = record.counts()});
-    end.emplace(core.prepare_end({.tensors = one,
-                                  .rules = rules_of_one(),
-                                  .outcomes = std::move(outcomes),
-                                  .new_scale = {},
-                                  .capturing = false}));
-  }
+  end = core.prepare_unscaled_end(one, scaler::find_record(core, optimizer), /*capturing=*/false);
   if (scaler::supports_amp_step(optimizer, /*fuse=*/false)) {
     return scaler::step_with(optimizer, amp_step);
   }

@@ -146,11 +146,6 @@ class StepGuard:
     # What the native core reads of a scaler: a scale of 1 that stays. Ranks agree in the step, and
     # in a clip that may raise.
     process_group: ProcessGroup | None = None
-    _growth_factor = _backoff_factor = 1.0
-    _growth_interval = 2**31 - 1
-    _hysteresis = 1
-    _min_scale = _max_scale = _hysteresis_tracker = _fast_growth_limit = None
-    _fast_growth_interval = 0
     _scale: Tensor
     _growth_tracker: Tensor
 
@@ -361,19 +356,17 @@ class StepGuard:
 
     def _end(self, optimizer: torch.optim.Optimizer) -> None:
         self._clipped = None
-        states = self._per_optimizer_states.values()
-        flags = [flag for state in states for flag in state["found_inf_per_device"].values()]
         if self._statistics is not None:
-            self._statistics.poll(flags)
-        if not flags:
+            states = self._per_optimizer_states.values()
+            self._statistics.poll(
+                flag for state in states for flag in state["found_inf_per_device"].values()
+            )
+        has_news = self._core.end_step()
+        if has_news is None:
             self._core.forget(self, optimizer)  # There were no gradients.
             return
-        scale = self._scale
-        # A stream that is captured runs later: nothing can be read back now.
-        capturing = scale.is_cuda and torch.cuda.is_current_stream_capturing()
-        has_news = self._core.end_iteration(self, None, capturing)
         self._per_optimizer_states = {}
-        wait = self._hooks is not None and not capturing and self._hooks.wait()
+        wait = self._hooks is not None and not self._is_captured() and self._hooks.wait()
         if has_news or wait:
             self._settle(wait)
         if self._max_consecutive is None:
@@ -384,6 +377,10 @@ class StepGuard:
                 f"step: expected at most {self._max_consecutive} skipped steps in a row, got "
                 f"{skips}. {self._own_report(self._names)}"
             )
+
+    def _is_captured(self) -> bool:
+        # Such a stream runs later: nothing can be read back now.
+        return self._scale.is_cuda and torch.cuda.is_current_stream_capturing()
 
     def _settle(self, wait: bool) -> None:
         if self._core.poll(wait) is not None:
