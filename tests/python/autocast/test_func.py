@@ -142,3 +142,15 @@ def test_conjugate_negative_and_transposed_views_are_cast_by_value():
         assert torch.equal(
             torch.mm(x[::2, ::2], x[1::2, :2]), torch.mm(x[::2, ::2].to(BF16), x[1::2, :2].to(BF16))
         )
+
+
+def test_a_weight_that_functionalize_has_seen_keeps_its_gradients():
+    """torch 2.11 caches the wrapper that it makes of the cast: later uses have no gradient."""
+    w, x = data(1).requires_grad_(), data(2)
+    with fastamp.autocast("cpu", dtype=BF16):
+        func.functionalize(lambda t: torch.mm(t, w))(x)
+        later = torch.mm(x, w)
+    later.float().sum().backward()
+    expected = torch.mm(x.to(BF16).t(), torch.ones(4, 4, dtype=BF16)).float()
+    assert w.grad is not None
+    assert torch.equal(w.grad, expected)
