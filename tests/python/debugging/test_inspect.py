@@ -124,12 +124,7 @@ def test_backward_passes_of_ops_between_modules_are_their_modules():
     assert modules == {"sigmoid_backward": {"blocks.0", "blocks.1"}, "tanh_backward": {"Blocks"}}
 
 
-HOOKS = {
-    "forward_pre_hook": lambda args: args[0],
-    "forward_hook": lambda args, output: output,
-    "full_backward_pre_hook": lambda outputs: outputs[0],
-    "full_backward_hook": lambda inputs, outputs: outputs[0],
-}
+HOOKS = ("forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook")
 
 
 @pytest.mark.parametrize("kind", HOOKS)
@@ -139,7 +134,8 @@ def test_ops_in_hooks_of_modules_are_the_modules(kind, of_all):
 
     def hook(module, *args):
         if module is model[1]:
-            HOOKS[kind](*args).erfc()
+            last = args[-1]
+            (last if isinstance(last, torch.Tensor) else last[0]).erfc()
 
     if of_all:
         handle = getattr(nn.modules.module, f"register_module_{kind}")(hook)
@@ -156,11 +152,15 @@ def test_ops_in_hooks_of_modules_are_the_modules(kind, of_all):
 def test_ops_in_hooks_of_tensors_are_rows_without_a_module():
     """torch runs them before what a tool can see of their node."""
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3))
-    model[0].weight.register_hook(lambda gradient: [gradient.erfc()] and None)
+
+    def hook(gradient):
+        gradient.erfc()
+
+    model[0].weight.register_hook(hook)
 
     def step():
         output = model(torch.ones(2, 8))
-        output.register_hook(lambda gradient: [gradient.erfc()] and None)
+        output.register_hook(hook)
         output.sum().backward()
 
     report = fastamp.debug.inspect(step, model)
