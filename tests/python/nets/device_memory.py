@@ -223,8 +223,9 @@ SUBJECTS: dict[str, Make] = {
 
 def fails_in_products(error: BaseException) -> bool:
     """Whether it was raised by Muon's step itself: torch's products, after the momentum."""
-    *_, last = traceback.walk_tb(error.__traceback__)
-    return last[0].f_code is fastamp.optim.Muon._native_step.__code__
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    in_step = frame.f_code.co_name == "_fastamp_step_now"
+    return in_step and isinstance(frame.f_locals["self"], fastamp.optim.Muon)
 
 
 def fail_every_allocation(make: Make) -> int:

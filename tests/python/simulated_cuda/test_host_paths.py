@@ -58,8 +58,9 @@ def test_a_table_under_capture_is_the_graphs_own():
     grads, found = torch.ones(3 * MANY, device="cuda").split(3), torch.zeros((), device="cuda")
     half = torch.full((), 0.5, device="cuda")
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with counted("copies_to_device") as captured, torch.cuda.graph(graph):
         torch.ops.fastamp.unscale_and_check_(grads, half, found)
+    assert captured["copies_to_device"] == 0  # Newer torch keeps pinned memory for the graph.
     sizes = [1 << power for power in range(15, 21)]
     reused = [torch.empty(size, dtype=torch.uint8).pin_memory().fill_(255) for size in sizes]
     with counted("copies_to_device") as counts:
@@ -79,6 +80,16 @@ def test_passes_of_all_lengths_count_from_zero_on_each_stream_and_device():
                     for _ in range(2):
                         run()
                     assert read() == (length, 0)
+
+
+def test_a_pass_over_more_gradients_than_any_before_has_room_for_their_counts():
+    with torch.cuda.stream(own_stream()):
+        for length in (3, 300, MANY):
+            whole = torch.ones(length, device="cuda")
+            whole[-1] = torch.inf
+            run, read = norm_of(whole.split(1))
+            run()
+            assert read()[1] == 1
 
 
 def test_a_graphs_passes_count_from_zero_in_each_replay():
