@@ -128,7 +128,7 @@ def files_by_entry(files: Iterable[str]) -> dict[str, list[str]]:
 
 def has_long_tests(files: Iterable[str]) -> bool:
     """Returns whether some test of these files is marked long."""
-    return any("mark.long" in (ROOT / file).read_text(encoding="utf-8") for file in files)
+    return any("pytest.mark.long" in (ROOT / file).read_text(encoding="utf-8") for file in files)
 
 
 def pytest_entries(parts: frozenset[str]) -> list[Entry]:

@@ -139,8 +139,8 @@ class Module(Protocol):
     #: The region of a converted module. Set and read by _inference/regions.py.
     _fastamp_region: Any
 
-    #: The mark of a model with low-precision weights, which refuses to be averaged. Set and read by
-    #: optim/_low_precision_weights.py.
+    #: The mark of a module that holds low-precision weights, which refuses to be averaged. Set and
+    #: read by optim/_low_precision_weights.py.
     _fastamp_low_precision: Any
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "call_is_a_message",
     "has_hooks",
     "is_replaced",
+    "watch_all_steps",
     "watched_if_asked_for",
 ]
 
@@ -99,11 +100,29 @@ def call_is_a_message(optimizer: Any) -> bool:
     return replaced is not None and not hasattr(replaced, "_wrapped_by_lr_sched")
 
 
+# fastamp's hooks on the steps of all optimizers, and whether each has something to do at a step of
+# fastamp's own. The first one never has.
+_for_good: dict[Any, Callable[[], bool]] = {_C.after_optimizer_step: bool}
+
+
+def watch_all_steps(hook: Any, is_needed: Callable[[], bool]) -> None:
+    """Registers a hook on the steps of all optimizers, once and for good.
+
+    One that went with an object could go while torch goes through its table of hooks.
+    """
+    if hook not in _for_good:
+        _for_good[hook] = is_needed
+        torchs.register_optimizer_step_post_hook(hook)
+
+
 def has_hooks(optimizer: Any) -> bool:
     """Whether a hook of this optimizer or of all observes its step."""
     everybodys = torchs._global_optimizer_post_hooks
-    # The hook that fastamp registers does nothing for our own optimizers.
-    others = len(everybodys) > 1 or _C.after_optimizer_step not in everybodys.values()
+    others = (
+        len(everybodys) > len(_for_good)
+        or _C.after_optimizer_step not in everybodys.values()
+        or (len(_for_good) > 1 and any(is_needed() for is_needed in _for_good.values()))
+    )
     return bool(
         others
         or torchs._global_optimizer_pre_hooks

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import fastamp._C as _C
 from fastamp._float8.gathered_weight import GatheredWeight
 from fastamp._float8.recipe import Float8Recipe, fields_of
 from fastamp._float8.shards import agree_on_largest
+from fastamp._util.watched_step import watch_all_steps
 
 __all__ = ["Float8AllGather", "float8_all_gather"]
 
@@ -238,11 +238,15 @@ def float8_all_gather(model: nn.Module, recipe: Float8Recipe | None = None) -> F
         _check_state(*each)
     gather = Float8AllGather(weights, recipe)
     model.register_forward_pre_hook(gather._attach, prepend=True)
-    reference = weakref.ref(gather)  # The model keeps it; a hook on all optimizers must not.
-
-    def note_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if (noted := reference()) is not None:
-            noted._note_step(optimizer)
-
-    weakref.finalize(gather, register_optimizer_step_post_hook(note_step).remove)
+    _gathers.append(weakref.ref(gather, _gathers.remove))
+    watch_all_steps(_note_step, lambda: bool(_gathers))
     return gather
+
+
+_gathers: list[weakref.ref[Float8AllGather]] = []  # Their models keep them.
+
+
+def _note_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for reference in tuple(_gathers):
+        if (gather := reference()) is not None:
+            gather._note_step(optimizer)

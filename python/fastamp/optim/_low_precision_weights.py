@@ -244,7 +244,7 @@ def low_precision_weights_(
     set_starting_masters(trained, list(masters.values()))
     if chosen:
         _refuse_to_average()
-        model.__dict__["_fastamp_low_precision"] = _LowPrecisionMark()
+        _mark_owners(model, chosen.values())
     rows = [
         ConvertedParameter(
             name, tuple(p.shape), _name_of(p.dtype), reasons[name], before[name], p.nbytes
@@ -257,6 +257,14 @@ def low_precision_weights_(
     if verbose:
         print(f"low_precision_weights_: {weights.conversion.summary}")
     return weights
+
+
+def _mark_owners(model: torch.nn.Module, weights: Iterable[torch.Tensor]) -> None:
+    """Marks the modules that hold the weights: a part of the model may be averaged by itself."""
+    identities = set(map(id, weights))
+    for module in model.modules():
+        if not identities.isdisjoint(map(id, module._parameters.values())):
+            module.__dict__["_fastamp_low_precision"] = _LowPrecisionMark()
 
 
 def _checked_optimizer(function: str, optimizer: Any) -> FusedOptimizer:

@@ -15,10 +15,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import fastamp
 import fastamp.distributed
 import fastamp.optim
+from fastamp._util.watched_step import has_hooks
 from support.amp_reference import assert_same_bits
 from support.float8 import dequantized, float8_region
 from support.simulated_ranks import CallMade, own_calls, run_on_ranks
@@ -409,19 +411,21 @@ def test_parts_that_tensor_parallelism_makes_too_narrow_are_refused():
     results(2, work)
 
 
-def test_a_model_that_is_gone_takes_its_hook_along():
-    from torch.optim.optimizer import _global_optimizer_post_hooks
+def test_a_model_that_is_gone_has_no_part_in_steps_and_changes_no_table_of_torch():
+    """Torch may be going through its hooks when the model is collected."""
 
     def work(_: int) -> Any:
         for _ in range(2):
             gc.collect()  # Models of other tests.
-        before = len(_global_optimizer_post_hooks)
+        optimizer = fastamp.optim.AdamW(nn.Linear(2, 2).parameters())
+        assert not has_hooks(optimizer)
         model = sharded()
         float8_all_gather(model)
-        assert len(_global_optimizer_post_hooks) == before + 1
+        assert has_hooks(optimizer)
+        table = dict(_global_optimizer_post_hooks)
         del model
         for _ in range(2):
             gc.collect()  # The model and its tensors; then what these were the last to hold.
-        return len(_global_optimizer_post_hooks) - before
+        return has_hooks(optimizer), table == _global_optimizer_post_hooks
 
-    assert results(1, work) == [0]
+    assert results(1, work) == [(False, True)]

@@ -260,7 +260,7 @@ def test_masters_of_a_network_that_is_frozen_for_the_step_of_another_stay() -> N
 def test_averaging_16_bits_is_refused_with_the_way() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     handle = lowered(model)
-    for whole in (model, nn.Sequential(model)):
+    for whole in (model, nn.Sequential(model), model[0]):
         with pytest.raises(
             NotImplementedError, match=r"LowPrecisionWeights\.state_dict\(optimizer\)"
         ):
@@ -308,7 +308,7 @@ def test_averages_that_were_made_before_refuse_16_bits_and_take_float32(
     handle = lowered(model)
     optimizers = [fastamp.optim.SGD(m.parameters(), lr=1e-3) for m in (model, other)]
     before = copy.deepcopy(averages.state_dict())
-    for whole in (model, nn.Sequential(model)):
+    for whole in (model, nn.Sequential(model), nn.Sequential(model[0], nn.BatchNorm1d(8))):
         with pytest.raises(
             NotImplementedError, match=r"LowPrecisionWeights\.state_dict\(optimizer\)"
         ):
