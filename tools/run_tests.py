@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROCESSES = 2  # more would each have too few threads for what tests threads
 CTEST_SECONDS = 600  # after which a C++ program counts as hanging, on two idle cores
 PYTEST_SECONDS = 3600  # and a Python file; its tests have limits of their own
+USUAL_SECONDS = 30  # what an entry without a cost is taken to need
 # Folders that run in one process: a fixture of the session does the work of all their files.
 TOGETHER = ("tests/python/distributed",)
 # Beginnings of files that build in the build folder of make, where only one ninja may run.
@@ -161,23 +162,25 @@ def run_queue(
         entries: What to run.
         processes: How many at a time.
         logs: Folder for what they print.
-        minutes: The product comes first, and nothing else is begun after so many; None: no limit.
+        minutes: The product comes first, and nothing else is begun that would, by its cost and the
+            pace of the machine, go on after so many; None: no limit.
     """
     by_name = {(entry.runner, entry.name): entry for entry in entries}
-    order = suite_costs.longest_first(by_name, suite_costs.read())
+    costs = suite_costs.read()
+    order = suite_costs.longest_first(by_name, costs)
     end = math.inf
     if minutes is not None:
         order.sort(key=lambda name: by_name[name].part != suite_parts.PRODUCT)
         end = time.monotonic() + 60 * minutes
+
+    def in_time(entry: Entry) -> bool:
+        cost = patience(costs.get((entry.runner, entry.name), USUAL_SECONDS))
+        return entry.part == suite_parts.PRODUCT or time.monotonic() + cost < end
+
     limits = {"ctest": patience(CTEST_SECONDS), "pytest": patience(PYTEST_SECONDS)}
     results = []
-    for result in suite_queue.run(
-        map(by_name.__getitem__, order),
-        processes,
-        logs,
-        limits,
-        lambda entry: entry.part == suite_parts.PRODUCT or time.monotonic() < end,
-    ):
+    waiting = map(by_name.__getitem__, order)
+    for result in suite_queue.run(waiting, processes, logs, limits, in_time):
         results.append(result)
         tests = ", ".join(f"{number} {word}" for word, number in result.counts.items())
         verdict = f"FAILED: {result.problem}" if result.problem else tests

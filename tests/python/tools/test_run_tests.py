@@ -107,7 +107,13 @@ def program(name, part):
 
 
 @pytest.mark.parametrize(
-    ("minutes", "order"), [(None, ["d", "c", "b", "a"]), (5, ["d", "b", "c", "a"]), (0, ["d", "b"])]
+    ("minutes", "order"),
+    [
+        (None, ["d", "c", "b", "a"]),
+        (5, ["d", "b", "c", "a"]),
+        (98 / 60, ["d", "b", "a"]),  # c takes 99 seconds
+        (0, ["d", "b"]),
+    ],
 )
 def test_in_limited_time_the_product_comes_first_and_is_all_run(
     monkeypatch, tmp_path, minutes, order
@@ -118,6 +124,7 @@ def test_in_limited_time_the_product_comes_first_and_is_all_run(
     ]
     costs = {("ctest", name): float(ord(name)) for name in "abcd"}
     monkeypatch.setattr(run_tests.suite_costs, "read", lambda: costs)
+    monkeypatch.setattr(run_tests, "patience", lambda seconds: seconds)
     results = run_tests.run_queue(entries, 1, tmp_path, minutes)
     assert names(result.entry for result in results) == order
     assert not any(result.problem for result in results)
