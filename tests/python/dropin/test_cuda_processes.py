@@ -73,6 +73,7 @@ in_child(lambda: torch.ones(2).sum())
 """,
     "a fork after CUDA's start": """
 import fastamp
+torch.set_num_threads(1)  # OpenMP's other threads are not there after a fork.
 fastamp.install()
 train()
 kept = torch.nn.Linear(4, 4).cuda()
