@@ -140,10 +140,10 @@ std::optional<ElementOrder> order_turned_at(const at::Tensor& tensor, std::int64
   return ElementOrder{static_cast<std::uint32_t>(sizes[1]), static_cast<std::uint32_t>(sizes[2])};
 }
 
-}  // namespace
-
-StepArgs step_args(const ops::FusedSgdArgs& args) {
-  return {.fn = "fused_sgd_",
+/// What both steps are given.
+template <typename Args>
+StepArgs shared_args(const char* fn, const Args& args) {
+  return {.fn = fn,
           .params = args.params,
           .grads = args.grads,
           .masters = args.masters,
@@ -160,23 +160,14 @@ StepArgs step_args(const ops::FusedSgdArgs& args) {
           .noise_origins = args.noise_origins};
 }
 
+}  // namespace
+
+StepArgs step_args(const ops::FusedSgdArgs& args) { return shared_args("fused_sgd_", args); }
+
 StepArgs step_args(const ops::FusedAdamwArgs& args) {
-  return {.fn = "fused_adamw_",
-          .params = args.params,
-          .grads = args.grads,
-          .masters = args.masters,
-          .group_sizes = args.group_sizes,
-          .lr = args.lr,
-          .lr_tensors = args.lr_tensors,
-          .inv_scale = args.inv_scale,
-          .clip_coef = args.clip_coef,
-          .found_inf = args.found_inf,
-          .clip_value = args.clip_value,
-          .write_grads = args.write_grads,
-          .weight_copies = args.weight_copies,
-          .copy_of = args.copy_of,
-          .noise_origins = args.noise_origins,
-          .moment_scales = args.moment_scales};
+  auto all = shared_args("fused_adamw_", args);
+  all.moment_scales = args.moment_scales;
+  return all;
 }
 
 std::optional<ElementOrder> element_order(const at::Tensor& tensor) {

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optim/muon_step.h"
 
-#include "core/device_copy.h"
 #include "core/dtypes.h"
 #include "ops/checks.h"
 
 #include <fastamp/ops/fused_steps.h>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/scalar_tensor.h>
 
 #include <algorithm>
 #include <cmath>
@@ -79,7 +77,8 @@ class MuonStep::Lists {
     }
     if (any_rate_) {
       for (const auto* batch : wave) {
-        add_rate(*batch);
+        const auto& group = *batch->group;
+        rates_.push_back(rate_tensor(group.lr_tensor, group.lr, batch->device));
       }
     }
   }
@@ -132,17 +131,6 @@ class MuonStep::Lists {
       copies_.push_back(matrix.weight_copy);
       copy_of_.push_back(static_cast<std::int64_t>(params_.size()) - 1);
     }
-  }
-
-  void add_rate(const Batch& batch) {
-    const at::Tensor& given = batch.group->lr_tensor;
-    if (!given.defined()) {
-      rates_.push_back(at::scalar_tensor(batch.group->lr, at::TensorOptions(at::kDouble)));
-      return;
-    }
-    const bool fits = given.scalar_type() == at::kFloat || given.scalar_type() == at::kDouble;
-    const auto where = given.is_cpu() ? given.device() : batch.device;
-    rates_.push_back(on_device(given, where, fits ? given.scalar_type() : at::kDouble));
   }
 
   std::vector<at::Tensor> params_;

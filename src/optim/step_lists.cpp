@@ -81,6 +81,15 @@ void call_adam(const AdamLists& lists, const AmpStep& amp_step, const Call& call
 
 }  // namespace
 
+at::Tensor rate_tensor(const at::Tensor& given, double otherwise, c10::Device device) {
+  if (!given.defined()) {
+    return at::scalar_tensor(otherwise, at::TensorOptions(at::kDouble));
+  }
+  const bool fits = given.scalar_type() == at::kFloat || given.scalar_type() == at::kDouble;
+  const auto where = given.is_cpu() ? given.device() : device;
+  return on_device(given, where, fits ? given.scalar_type() : at::kDouble);
+}
+
 void DeviceLists::reserve(std::size_t count) {
   params.reserve(count);
   grads.reserve(count);
@@ -106,15 +115,7 @@ std::vector<at::Tensor> DeviceLists::learning_rates() const {
     return rates;
   }
   for (std::size_t i = 0; i < lr.size(); ++i) {
-    const at::Tensor& given = lr_tensors[i];
-    if (!given.defined()) {
-      rates.push_back(at::scalar_tensor(lr[i], at::TensorOptions(at::kDouble)));
-      continue;
-    }
-    const bool float_or_double =
-        given.scalar_type() == at::kFloat || given.scalar_type() == at::kDouble;
-    const auto where = given.is_cpu() ? given.device() : device;
-    rates.push_back(on_device(given, where, float_or_double ? given.scalar_type() : at::kDouble));
+    rates.push_back(rate_tensor(lr_tensors[i], lr[i], device));
   }
   return rates;
 }

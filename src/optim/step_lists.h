@@ -55,6 +55,11 @@ class BorrowedTensors {
   std::vector<at::Tensor> tensors_;
 };
 
+/// Returns the learning rate of a group as the ops take it: float or double, on the CPU or on the
+/// device of its parameters.
+/// @param given  A tensor, or undefined: the rate is `otherwise`.
+at::Tensor rate_tensor(const at::Tensor& given, double otherwise, c10::Device device);
+
 /// The lists that every step has for the parameters on one device.
 struct FASTAMP_API DeviceLists {
   explicit DeviceLists(c10::Device on) : device(on) {}
