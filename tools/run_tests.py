@@ -253,7 +253,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--minutes",
         type=float,
         metavar="N",
-        help="the product first, and of the parts nothing that would begin later than this",
+        help="the product first, and of the parts nothing that would go on for longer than this",
     )
     parser.add_argument("--emulated", action="store_true", help="only emulated kernels, all cases")
     parser.add_argument("--only", default="", metavar="TEXT", help="only names with this in them")
