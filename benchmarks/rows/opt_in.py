@@ -156,7 +156,7 @@ def _positions(device: str, length: int) -> dict[str, Candidate]:
 
 
 def _sparse(device: str, size: int) -> dict[str, Candidate]:
-    sparse = torch.eye(size, device=device).to_sparse_csr()
+    sparse = torch.eye(size, device=device).to_sparse()
     dense = torch.randn(size, 64, device=device, dtype=LOW)
     found = {}
     by_hand = {"region": torch.autocast(device, enabled=False), "a": sparse, "x": dense}
