@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/fused_steps.h"
 
-#include "core/tensor_memory.h"
+#include "core/tensor_lists.h"
 #include "kernels/amp_args.h"
 
 #include <ATen/ops/empty_strided.h>

@@ -2,7 +2,7 @@
 #include "ops/checks.h"
 
 #include "core/dtypes.h"
-#include "core/tensor_memory.h"
+#include "core/tensor_lists.h"
 #include "kernels/functors/float8_copy.h"
 
 #include <ATen/MemoryOverlap.h>

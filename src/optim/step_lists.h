@@ -6,7 +6,7 @@
 // by group; run() calls one fused op per device with them.
 
 #include "core/dtypes.h"
-#include "core/repeat_finder.h"
+#include "core/tensor_lists.h"
 #include "kernels/functors/narrow_moments.h"
 
 #include <fastamp/macros.h>

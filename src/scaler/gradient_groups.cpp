@@ -3,7 +3,7 @@
 
 #include "core/kernel_devices.h"
 #include "core/tensor_kind.h"
-#include "core/tensor_memory.h"
+#include "core/tensor_lists.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>

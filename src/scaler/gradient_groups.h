@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "core/repeat_finder.h"
+#include "core/tensor_lists.h"
 #include "kernels/host_array.h"
 
 #include <fastamp/macros.h>

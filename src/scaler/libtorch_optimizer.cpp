@@ -2,7 +2,7 @@
 #include "scaler/libtorch_optimizer.h"
 
 #include "autocast/kept_casts.h"
-#include "core/repeat_finder.h"
+#include "core/tensor_lists.h"
 #include "scaler/clip_norms.h"
 #include "scaler/scaler_core.h"
 

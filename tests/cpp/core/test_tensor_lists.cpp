@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/repeat_finder.h"
+#include "core/tensor_lists.h"
 #include "support/catch.h"
 
 #include <ATen/ops/ones.h>
