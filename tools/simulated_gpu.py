@@ -25,7 +25,8 @@ from tracked_files import ROOT
 
 FOLDER = ROOT / "build" / "simulated_gpu"
 PATIENCE = 10  # times the minutes of a GPU
-SOME_TESTS = ("tests/python/graphed", "tests/python/ops/test_devices_and_streams.py")
+A_FILE = "tests/python/ops/test_devices_and_streams.py"
+SOME_TESTS = ("tests/python/graphed", A_FILE)
 SANITIZER_OPTIONS = 2 * len(("--tool", "--error-exitcode", "--print-limit"))
 
 
@@ -45,10 +46,12 @@ def as_python(words: Sequence[str]) -> None:
 
 def as_sanitizer(words: Sequence[str]) -> None:
     """Stands in for compute-sanitizer."""
+    command = list(words[SANITIZER_OPTIONS:])
     if "memcheck" in words[:SANITIZER_OPTIONS]:
         os.environ["SIMULATED_CUDA_GUARDS"] = "1"
-    command = words[SANITIZER_OPTIONS:]
-    os.execv(command[0], list(command))
+    else:  # The same tests without guards: a file of them shows that the command is right.
+        command = [A_FILE if word == A_FILE.rpartition("/")[0] else word for word in command]
+    os.execv(command[0], command)
 
 
 def _stand_in(name: str) -> Path:

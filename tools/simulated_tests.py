@@ -89,6 +89,8 @@ def _program(tool: str, *words: str, folder: str = "") -> Command:
 
 PASSES = (
     Pass("the device's own tests", _pytest("tests/python/simulated_cuda", marker="simulated")),
+    # As long as half of the others.
+    Pass("make gpu", _program("simulated_gpu.py"), summary=re.compile(r"^\d+ stages, .*")),
     Pass("C++", lambda build_dir: ctest_command(build_dir, label="cuda"), summary=CTEST_SUMMARY),
     Pass("Python", _pytest("tests/python", "--ignore=tests/python/thirdparty")),
     Pass("third parties", _pytest("tests/python/thirdparty")),
@@ -111,7 +113,6 @@ PASSES = (
         _program("demo.py", "--iters", "20", folder="simulated_demo"),
         summary=re.compile(r"^All numbers: .*"),
     ),
-    Pass("make gpu", _program("simulated_gpu.py"), summary=re.compile(r"^\d+ stages, .*")),
 )
 
 

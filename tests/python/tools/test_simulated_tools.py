@@ -95,3 +95,11 @@ def test_the_sanitizer_s_stand_in_runs_the_command_with_guards(monkeypatch, tool
     options = ("--tool", tool, "--error-exitcode", "9", "--print-limit", "20")
     code = "import os; print(os.environ.get('SIMULATED_CUDA_GUARDS', ''))"
     assert child(*stand_in, *options, sys.executable, "-c", code).strip() == guards
+
+
+def test_the_racecheck_stand_in_runs_a_file_of_what_memcheck_has_run():
+    stand_in = (str(ROOT / "tools" / "simulated_gpu.py"), "--as-compute-sanitizer")
+    options = ("--tool", "racecheck", "--error-exitcode", "9", "--print-limit", "20")
+    code = "import sys; print(*sys.argv[1:])"
+    ran = child(*stand_in, *options, sys.executable, "-c", code, "tests/python/ops", "-q")
+    assert ran.split() == ["tests/python/ops/test_devices_and_streams.py", "-q"]
