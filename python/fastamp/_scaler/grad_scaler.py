@@ -25,6 +25,7 @@ from fastamp._scaler.checks import (
 )
 from fastamp._scaler.clip import clip_grad_norm_
 from fastamp._scaler.gradients import (
+    check_is_optimizer,
     norm_groups,
     norm_of_copies,
     norm_over,
@@ -268,8 +269,10 @@ class GradScaler(ScalerState):
             RuntimeError: When the block begins: the optimizer was unscaled or stepped since the
                 last :meth:`update`, or is in such a block. When it ends: no loss was given to
                 :meth:`scale`, or no parameter has a gradient.
+            TypeError: ``optimizer`` is none; for parameters there is :meth:`unscale`.
             ValueError: As from :meth:`unscale_`, when it ends.
         """
+        check_is_optimizer("pass_", optimizer)
         if not self.is_enabled():
             yield
             return
@@ -540,8 +543,10 @@ class GradScaler(ScalerState):
             AssertionError: :meth:`scale` was never called.
             RuntimeError: Called after :meth:`step`, or the norm is not finite, with
                 ``error_if_nonfinite``; gradients are not clipped then.
+            TypeError: ``optimizer`` is none; :func:`fastamp.clip_grad_norm_` takes parameters.
             TypeError, ValueError: As for ``mesh`` of :func:`fastamp.clip_grad_norm_`.
         """
+        check_is_optimizer("clip_grad_norm_", optimizer)
         if not self._enabled:
             parameters = parameters_of(optimizer)
             return clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, mesh=mesh)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 # Called by csrc/python_optimizer.cpp, which finds them here.
 __all__ = [
+    "check_is_optimizer",
     "clip_values",
     "multiply_subclasses",
     "norm_groups",
@@ -43,6 +44,19 @@ __all__ = [
     "unscale_shards",
     "widen_gradients",
 ]
+
+
+def check_is_optimizer(function: str, optimizer: Any) -> None:
+    """Refuses what has no groups of parameters, for functions that torch's scaler has not.
+
+    Raises:
+        TypeError: Parameters, a model or something else was given.
+    """
+    if not hasattr(optimizer, "param_groups"):
+        raise TypeError(
+            f"{function}: expected optimizer to have param_groups, as a torch.optim.Optimizer has, "
+            f"got {type(optimizer).__name__}"
+        )
 
 
 def parameters_of(optimizer: Any) -> list[Tensor]:

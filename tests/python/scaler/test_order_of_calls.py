@@ -298,3 +298,23 @@ def test_flags_of_several_optimizers_are_combined_without_being_written():
     scaler.update()
     assert scaler.get_scale() == 4.0
     assert [f[torch.device("cpu")].item() for f in flags] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("given", ["model", "parameters", "nothing"])
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("function", ["clip_grad_norm_", "pass_"])
+def test_what_is_no_optimizer_is_refused_by_name_and_changes_nothing(function, enabled, given):
+    model = torch.nn.Linear(2, 2)
+    scaler = fastamp.GradScaler("cpu", enabled=enabled)
+    scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    before = scaler.state_dict(), bits(model.weight.grad)
+    wrong = {"model": model, "parameters": list(model.parameters()), "nothing": None}[given]
+    expected = f"{function}: expected optimizer to have param_groups.*got {type(wrong).__name__}"
+    calls = {
+        "clip_grad_norm_": lambda: scaler.clip_grad_norm_(wrong, 1.0),
+        "pass_": lambda: scaler.pass_(wrong).__enter__(),
+    }
+    with pytest.raises(TypeError, match=expected):
+        calls[function]()
+    assert (scaler.state_dict(), bits(model.weight.grad)) == before
+    assert not enabled or not scaler._per_optimizer_states
