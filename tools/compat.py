@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds fastamp against another torch, in a virtual environment of its own, and tests it there.
 
-What runs is what `make test` runs. The CUDA part is built where there is a CUDA toolkit of torch's
+What runs is what `make test` runs. Before that the states of optimizers and scalers that this torch
+writes are left in build/compat/states, where the tests of every torch that comes after read them,
+bit for bit. The CUDA part is built where there is a CUDA toolkit of torch's
 own version; --cuda ON insists, and installs one from Python packages if torch came with their
 runtime (CUDA 13 on).
 """
@@ -107,11 +109,17 @@ def main() -> int:
     )
     built = describe_build(python, version)
     print(built, flush=True)
+    states = ROOT / "build" / "compat" / "states"
+    run(python, str(ROOT / "tests" / "python" / "support" / "other_torch.py"), str(states))
     isa = (str(ROOT / "tools" / "with_cpu_isa.py"), "--cache", str(ROOT / "build" / "cpu_isa.json"))
     tests = ("tools/run_tests.py", "--build-dir", str(build), "--logs", str(folder / "tests"))
     only = ("--only", options.only) if options.only else ()
     status = run(
-        python, *isa, "--", str(python), *tests, *only, check=False, FASTAMP_BUILD_DIR=str(build)
+        python,
+        *(*isa, "--", str(python), *tests, *only),
+        check=False,
+        FASTAMP_BUILD_DIR=str(build),
+        FASTAMP_STATES=str(states),
     )
     print(f"{built}; {'failed' if status else 'passed'}", flush=True)
     return int(bool(status))
