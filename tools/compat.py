@@ -21,7 +21,7 @@ from pathlib import Path
 from cmake_build import ROOT
 from setup_venv import read_pyproject
 
-EXTRAS = ("build", "test")
+EXTRAS = ("build", "demo", "test")
 
 
 def run(python: Path, *arguments: str, check: bool = True, **environment: str) -> int:
