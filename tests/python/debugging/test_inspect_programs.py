@@ -148,6 +148,47 @@ for thread in threads:
 for step, model in models.items():
     """ + SHOW.replace("MODELS", "[model]")
 
+# The other thread's pass runs after the first one's, while check looks at what that has changed.
+MEANWHILE = """
+import threading
+import torch
+from torch import nn
+torch.manual_seed(0)
+FIRST
+models = {name: nn.Linear(8, 8) for name in order}
+over, looks, begin, done, meet = [], [], threading.Event(), threading.Event(), threading.Barrier(2)
+class Looked(list):
+    def __iter__(self):
+        if over and threading.current_thread().name == order[0]:
+            looks.append(0)
+            if len(looks) == look:
+                begin.set()
+                assert done.wait(60)
+        return super().__iter__()
+optimizers = {name: torch.optim.SGD(model.parameters(), lr=0.1) for name, model in models.items()}
+group = optimizers[order[0]].param_groups[0]
+group["params"] = Looked(group["params"])
+models[order[0]].weight.register_post_accumulate_grad_hook(over.append)
+def train(name, first):
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0, enabled=name == "scaled")
+    if not first:
+        assert begin.wait(60)
+    with torch.autocast("cpu", dtype=torch.float16 if name == "scaled" else torch.bfloat16):
+        loss = nn.functional.cross_entropy(models[name](torch.ones(4, 8)), torch.arange(4))
+    scaler.scale(loss).backward()
+    if not first:
+        done.set()
+    meet.wait()
+    scaler.step(optimizers[name])
+    scaler.update()
+threads = [threading.Thread(target=train, args=(name, name == order[0]), name=name) for name in order]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert begin.is_set()
+"""
+
 # torch warns of the first call, and of the argument of the second.
 SCHEDULES = """
 import torch
@@ -253,6 +294,15 @@ def test_the_thread_that_begins_the_step_is_told_and_no_other(tmp_path, first):
     checked = run(tmp_path, text, "-m", "fastamp", "check", "--steps", "0")
     assert (checked.returncode, checked.stderr) == (0, "")
     assert "6 optimizer steps of train.py" in checked.stdout
+
+
+@pytest.mark.parametrize("look", [1, 2])  # Two listeners look, one after the other.
+@pytest.mark.parametrize("order", [("plain", "scaled"), ("scaled", "plain")])
+def test_a_pass_that_begins_while_another_is_looked_at_is_not_taken_for_it(tmp_path, order, look):
+    text = MEANWHILE.replace("FIRST", f"order, look = {order}, {look}")
+    checked = run(tmp_path, text, "-m", "fastamp", "check", "--steps", "0")
+    assert (checked.returncode, checked.stderr) == (0, ""), checked.stdout
+    assert "2 optimizer steps of train.py" in checked.stdout
 
 
 @pytest.mark.parametrize(

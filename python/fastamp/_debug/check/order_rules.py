@@ -12,6 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from fastamp._debug.check.rules import Findings
+from fastamp._debug.watch.backward_passes import BackwardPasses
 from fastamp._debug.watch.calls import CallListener
 from fastamp._debug.watch.modules import address, local_of
 from fastamp._debug.watch.op_calls import OpCall
@@ -97,9 +98,7 @@ class OrderRules(CallListener):
         self._findings, self._scaled, self._optimizers = findings, scaled, optimizers
         self._gradients: dict[int, _Gradient] = {}
         self._here = _Here()
-        # Threads in a backward pass: whether another one's was meanwhile, which gradients are whose
-        # is not known then.
-        self._backwards: dict[int, bool] = {}
+        self._backwards = BackwardPasses()
         self._had_gradients: set[int] = set()
         self._states: dict[int, _Optimizer] = {}
         self._seen_scalers: list[Any] = []
@@ -130,9 +129,7 @@ class OrderRules(CallListener):
         self._here.root_is_scaled = self._scaled.scaler_of(roots) is not None or any(
             address(root) in self._by_hand for root in roots if isinstance(root, torch.Tensor)
         )
-        self._backwards[threading.get_ident()] = False
-        if len(self._backwards) > 1:
-            self._backwards = dict.fromkeys(self._backwards, True)
+        self._backwards.begin()
         self._here.before = {
             id(p): (p.grad, p.grad._version) for p in self._parameters() if p.grad is not None
         }
@@ -140,14 +137,16 @@ class OrderRules(CallListener):
     def after_backward(self) -> None:
         """The rule on gradients that are added to others; notes what they are made of."""
         changed: set[int] = set()
-        is_shared = self._backwards.pop(threading.get_ident(), False)
+        after = []
         for parameter in self._parameters():
             gradient = parameter.grad
             before = self._here.before.get(id(parameter))
-            if gradient is None or (before is not None and _is_same(before, gradient)):
-                continue
+            if gradient is not None and (before is None or not _is_same(before, gradient)):
+                after.append((parameter, gradient, before))
+        is_alone = self._backwards.end()
+        for parameter, gradient, before in after:
             changed.add(id(parameter))
-            if is_shared:
+            if not is_alone:  # Whose it is is not known.
                 self._gradients.pop(id(parameter), None)
                 continue
             known = self._gradients.get(id(parameter))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fastamp._debug.watch.backward_passes import BackwardPasses
 from fastamp._debug.watch.calls import CallListener
 from fastamp._debug.watch.modules import local_of
 from fastamp._util.tool_guard import ToolGuard
@@ -32,11 +33,10 @@ def carries_scale(scaler: Any, optimizer: torch.optim.Optimizer) -> bool:
 
 @dataclasses.dataclass
 class _BackwardPass:
-    """The scaler of its loss, gradients before it, whether no other thread's ran meanwhile."""
+    """The scaler of its loss, and the gradients before it."""
 
     scaler: Any
     before: dict[int, tuple[int, int] | None]
-    is_alone: bool
 
 
 class _Scaled(NamedTuple):
@@ -77,6 +77,7 @@ class ScaledGradients(CallListener):
         self._nodes: list[tuple[Any, Any]] = []
         self._scaled: dict[int, _Scaled] = {}
         self._passes: dict[int, _BackwardPass] = {}  # by thread
+        self._running = BackwardPasses()
 
     def after_scale(self, scaler: Any, scaled: Any) -> None:
         """Notes the node that multiplied."""
@@ -89,32 +90,29 @@ class ScaledGradients(CallListener):
         """Notes which gradients there are."""
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         self._keep_gradients()
+        self._running.begin()
         before = {id(p): _state(p) for p in self._parameters()}
-        here = threading.get_ident()
-        others = [each for thread, each in self._passes.items() if thread != here]
-        for each in others:
-            each.is_alone = False
-        self._passes[here] = _BackwardPass(self.scaler_of(roots), before, not others)
+        self._passes[threading.get_ident()] = _BackwardPass(self.scaler_of(roots), before)
 
     def after_backward(self) -> None:
         """Notes that what has changed carries the loss's scale; new ones of a loss without do not.
 
         Nothing is said of what changed while passes of two threads ran.
         """
+        after = [(p, p.grad, _state(p)) for p in self._parameters()]
+        is_alone = self._running.end()
         this = self._passes.pop(threading.get_ident(), None)
         if this is None:
             return  # It began before anyone listened.
-        for parameter in self._parameters():
-            state, before = _state(parameter), this.before.get(id(parameter))
-            if state is None or state == before:
+        for parameter, gradient, state in after:
+            before = this.before.get(id(parameter))
+            if gradient is None or state is None or state == before:
                 continue
-            gradient = parameter.grad
-            assert gradient is not None
             known = self._scaled.get(_memory(gradient))
-            if this.scaler is not None and this.is_alone:
+            if this.scaler is not None and is_alone:
                 self._scaled[_memory(gradient)] = _Scaled(gradient, this.scaler, is_divided=False)
             elif known is not None and (
-                known.is_divided or before is None or before[0] != state[0] or not this.is_alone
+                known.is_divided or before is None or before[0] != state[0] or not is_alone
             ):
                 del self._scaled[_memory(gradient)]
 
