@@ -82,14 +82,18 @@ struct Overrides {
   detail::SharedOverrides value;
 };
 
-Overrides checked_policies(const std::vector<std::pair<std::string, std::string>>& edits,
-                           const std::optional<std::string>& device) {
-  const auto type = parse_optional("policies.override", device);
+/// A device, or none for both, and (op, policy) in force there.
+using EditsOfDevice =
+    std::pair<std::optional<std::string>, std::vector<std::pair<std::string, std::string>>>;
+
+Overrides checked_policies(const std::vector<EditsOfDevice>& edits_of_devices) {
   std::vector<OpPolicyEdit> parsed;
-  parsed.reserve(edits.size());
-  for (const auto& [op, policy] : edits) {
-    parsed.push_back(
-        {op, autocast::policy_named("policies.override: expected policy", policy), type});
+  for (const auto& [device, edits] : edits_of_devices) {
+    const auto type = parse_optional("policies.override", device);
+    for (const auto& [op, policy] : edits) {
+      parsed.push_back(
+          {op, autocast::policy_named("policies.override: expected policy", policy), type});
+    }
   }
   return {detail::checked_op_policies("policies.override", parsed)};
 }

@@ -56,18 +56,17 @@ def _count(policies: bool, change: int) -> None:
         else:
             _recipe_holders += change
         _run_what_is_not_guarded_eagerly()
-        after = _policy_holders + _recipe_holders
         if before == 0:
-            _follow_checkpoints()
-            _follow_replicas()
-        elif after == 0:
+            _wrap()
+        elif before + change == 0:
             _unwrap()
 
 
 def _run_what_is_not_guarded_eagerly() -> None:
-    is_guarded = _are_recipes_guarded and _C.can_mirror_float8()
-    unguarded = _recipe_holders > 0 and not is_guarded
-    compiler.run_eagerly(_policy_holders > 0 or unguarded)
+    compiler.run_eagerly(
+        _policy_holders > 0
+        or (_recipe_holders > 0 and not (_are_recipes_guarded and _C.can_mirror_float8()))
+    )
 
 
 def recipes_are_not_guarded() -> None:
@@ -106,23 +105,74 @@ def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
 _COMPOSABLE = "torch.distributed._composable.checkpoint_activation"
 _GENERATOR = "_checkpoint_without_reentrant_generator"
 _GENERATORS = (f"{_GENERATOR}_impl", _GENERATOR)
-_wrapped: list[tuple[Any, str, Any]] = []
 
 
-def _wrap(owner: Any, name: str, replacement: Any) -> None:
-    _wrapped.append((owner, name, vars(owner)[name]))
-    setattr(owner, name, replacement)
+class _Place:
+    """A name that torch looks a function up by, and the wrapper that it finds meanwhile."""
+
+    __slots__ = ("_wrapping", "name", "owner", "torchs", "wrapper")
+
+    def __init__(self, owner: Any, name: str, wrapping: Callable[[Any], Any]) -> None:
+        self.owner, self.name, self._wrapping = owner, name, wrapping
+        self.torchs = self.wrapper = None
+
+    def found(self, torchs: Any) -> None:
+        """Makes a wrapper of what stands there now."""
+        self.wrapper, self.torchs = self._wrapping(torchs), torchs
+
+
+_wrapped: list[_Place] = []
+
+
+def _wrap() -> None:
+    # Blocks are frequent, and short: wrappers are made once.
+    for place in _places(_COMPOSABLE in sys.modules):
+        torchs = vars(place.owner)[place.name]
+        if torchs is not place.torchs:
+            place.found(torchs)
+        _wrapped.append(place)
+        setattr(place.owner, place.name, place.wrapper)
+
+
+def _unwrap() -> None:
+    for place in _wrapped:
+        setattr(place.owner, place.name, place.torchs)
+    _wrapped.clear()
+
+
+@functools.cache
+def _places(with_composable: bool) -> list[_Place]:
+    places = [_Place(torch.utils.checkpoint.CheckpointFunction, "forward", _in_forward)]
+    modules = [torch.utils.checkpoint, *([sys.modules[_COMPOSABLE]] if with_composable else [])]
+    for module in modules:
+        # The innermost that there is: wrapping both would only nest blocks.
+        names = [name for name in _GENERATORS if name in vars(module)]
+        places += [_Place(module, name, _following) for name in names[:1]]
+    for module in _PARALLEL:
+        places.append(_Place(module, "parallel_apply", _applying))
+        places.append(_Place(module, "replicate", _replicating))
+    return places
+
+
+def _in_forward(torchs: Any) -> Any:
+    torch_forward = getattr(torchs, "__func__", torchs)
+
+    def forward(ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
+        return torch_forward(ctx, _carrying(run_function), *args)
+
+    return staticmethod(forward)
+
+
+def _following(torch_generator: Callable[..., Any]) -> Callable[..., Any]:
+    def generator(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return torch_generator(_carrying(fn), *args, **kwargs)
+
+    return generator
 
 
 # DataParallel calls its replicas in threads of its own, which get of autocast's state only whether
 # it is on. Its functions, and programs that do as it does, look the names up in these modules.
 _PARALLEL = (torch.nn.parallel, sys.modules["torch.nn.parallel.data_parallel"])
-
-
-def _follow_replicas() -> None:
-    for module in _PARALLEL:
-        _wrap(module, "parallel_apply", _applying(vars(module)["parallel_apply"]))
-        _wrap(module, "replicate", _replicating(vars(module)["replicate"]))
 
 
 def _applying(torch_function: Callable[..., Any]) -> Callable[..., Any]:
@@ -169,32 +219,3 @@ def _replicating(torch_function: Callable[..., Any]) -> Callable[..., Any]:
         return replicas
 
     return replicate
-
-
-def _follow_checkpoints() -> None:
-    reentrant: Any = torch.utils.checkpoint.CheckpointFunction
-    torch_forward = reentrant.forward
-
-    def forward(ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
-        return torch_forward(ctx, _carrying(run_function), *args)
-
-    _wrap(reentrant, "forward", staticmethod(forward))
-    for module in (torch.utils.checkpoint, sys.modules.get(_COMPOSABLE)):
-        # The innermost that there is: wrapping both would only nest blocks.
-        name = (
-            next((name for name in _GENERATORS if name in vars(module)), None) if module else None
-        )
-        if name is not None:
-            _wrap(module, name, _following(vars(module)[name]))
-
-
-def _following(torch_generator: Callable[..., Any]) -> Callable[..., Any]:
-    def generator(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return torch_generator(_carrying(fn), *args, **kwargs)
-
-    return generator
-
-
-def _unwrap() -> None:
-    while _wrapped:
-        setattr(*_wrapped.pop())

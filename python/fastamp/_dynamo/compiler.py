@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -171,8 +172,8 @@ def trace_as(function: Callable[..., Any], traced: Callable[..., Any]) -> None:
     torch._dynamo.substitute_in_graph(function, skip_signature_check=True)(traced)
 
 
-_eager_stance: Any = None
 _wants_eager = False
+_stance_before: Any = None  # While compiled functions run eagerly.
 
 
 def run_eagerly(wanted: bool) -> None:
@@ -190,12 +191,25 @@ def run_eagerly(wanted: bool) -> None:
 
 
 def _apply_stance() -> None:
-    global _eager_stance
-    if _wants_eager and _eager_stance is None:
-        _eager_stance = torch.compiler.set_stance("force_eager")
-    elif not _wants_eager and _eager_stance is not None:
-        _eager_stance.__exit__(None, None, None)
-        _eager_stance = None
+    """Does what ``torch.compiler.set_stance`` does, in a tenth of the time: blocks are frequent."""
+    global _stance_before
+    if _wants_eager == (_stance_before is not None):
+        return
+    frames = torch._dynamo.eval_frame
+    if torch._C._dynamo.eval_frame.get_eval_frame_callback() not in (None, False):
+        raise RuntimeError(
+            "fastamp: expected op policies to begin and end outside of compiled code, got a "
+            "function that torch.compile runs"
+        )
+    if _wants_eager:
+        _stance_before, frames._stance = frames._stance, _eager_stance()
+    else:
+        frames._stance, _stance_before = _stance_before, None
+
+
+@functools.cache
+def _eager_stance() -> Any:
+    return torch._dynamo.eval_frame.DynamoStance("force_eager")
 
 
 when_dynamo_loads(_apply_stance)

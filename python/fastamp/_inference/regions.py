@@ -95,7 +95,7 @@ def edits_of(function: str, lists: str | Mapping[str, str] | None, device: str) 
         )
     edits = dict(lists)
     try:
-        _C.checked_op_policies(list(edits.items()), device)
+        _C.checked_op_policies([(device, list(edits.items()))])
     except (TypeError, ValueError) as error:
         raise ValueError(f"{function}: lists: {error}") from error
     return edits

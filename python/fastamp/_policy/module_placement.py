@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -12,8 +11,8 @@ from typing import Any
 import torch
 
 from fastamp._dynamo import compiler
+from fastamp._policy import op_policies
 from fastamp._policy.module_regions import Call, run_in_dtype, run_without_autocast
-from fastamp._policy.op_policies import CheckedOpPolicies
 from fastamp._policy.policy_file import DEVICES, by_device
 
 __all__ = ["ModulePolicy", "policies_of", "put_under", "take_from"]
@@ -39,25 +38,18 @@ class ModulePolicy:
         """Checks the op policies."""
         self.region = region
         self.ops = dict(ops)
-        self.is_released = False
         edits_of: dict[str, dict[str, str]] = {device: {} for device in DEVICES}
         for op, policy in ops.items():
             for device, name in by_device(policy).items():
                 edits_of[device][op] = name
-        self._blocks = [
-            CheckedOpPolicies(edits, device) for device, edits in edits_of.items() if edits
-        ]
+        self._overrides = op_policies.checked(edits_of) if ops else None
+        self.is_released = False
 
     def run(self, call: Call) -> Any:
         """Calls a function under the policy."""
-        if not self._blocks:
+        if self._overrides is None:
             return self._in_region(call)
-        if torch.compiler.is_compiling():
-            torch._dynamo.graph_break("fastamp: a module with op policies of its own runs eagerly")
-        with contextlib.ExitStack() as stack:
-            for block in self._blocks:
-                stack.enter_context(block)
-            return self._in_region(call)
+        return op_policies.run_under(self._overrides, self._in_region, call)
 
     def _in_region(self, call: Call) -> Any:
         if self.region is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import fastamp._C as _C
@@ -72,13 +72,10 @@ class override(contextlib.ContextDecorator):  # noqa: N801 (used like torch.no_g
         self._frames.stack.append(block)
         return self
 
-    def _checked(self) -> list[Any]:
+    def _checked(self) -> Any:
         if self._preset is None:
-            return [_C.checked_op_policies(self._edits, self._device)]
-        return [
-            _C.checked_op_policies(list(policies.items()), device)
-            for device, policies in preset_policies(self._preset, self._device).items()
-        ]
+            return _C.checked_op_policies([(self._device, self._edits)])
+        return checked(preset_policies(self._preset, self._device))
 
     def __exit__(self, *exception: object) -> None:
         """Takes the edits back. Blocks may be left in any order.
@@ -99,31 +96,42 @@ class override(contextlib.ContextDecorator):  # noqa: N801 (used like torch.no_g
         return override, (self._preset or dict(self._edits), self._device)
 
 
-class CheckedOpPolicies(override):
-    """Edits that are checked once, for blocks that are entered often."""
+def checked(policies: Mapping[str, Mapping[str, str]]) -> Any:
+    """Op policies by device, checked, for blocks and for :func:`run_under`.
 
-    def __init__(self, policies: Mapping[str, str], device: str | None = None) -> None:
-        """Checks the edits.
+    Raises:
+        ValueError: As :class:`override` on entering.
+    """
+    return _C.checked_op_policies(
+        [(device, list(edits.items())) for device, edits in policies.items()]
+    )
 
-        Raises:
-            ValueError: As :class:`override` on entering.
-        """
-        super().__init__(policies, device)
-        self._overrides = super()._checked()
 
-    def _checked(self) -> list[Any]:
-        return self._overrides
+def run_under(overrides: Any, function: Callable[[Any], Any], argument: Any) -> Any:
+    """Calls a function in a block of op policies that :func:`checked` has returned.
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return CheckedOpPolicies, (dict(self._edits), self._device)
+    To be looked up here at each call: with dynamo it runs eagerly.
+    """
+    carried_state.hold()
+    try:
+        pushed = _C.push_op_policies(overrides, False)
+        try:
+            return function(argument)
+        finally:
+            _C.pop_op_policies(pushed)
+    finally:
+        carried_state.let_go()
 
 
 def _keep_out_of_graphs() -> None:
     import torch._dynamo
 
+    global run_under
+    disable: Any = torch._dynamo.disable
+    reason = "fastamp: a module with op policies of its own runs eagerly"
+    run_under = disable(run_under, reason=reason)
     reason = "fastamp.policies.override changes what ops do on this thread: its block runs eagerly"
     for name in ("__init__", "__enter__", "__exit__"):
-        disable: Any = torch._dynamo.disable
         method = disable(vars(override)[name], reason=reason)
         setattr(override, name, method)
 
@@ -134,15 +142,14 @@ compiler.when_dynamo_loads(_keep_out_of_graphs)
 class _Block:
     """One entered block."""
 
-    def __init__(self, overrides: list[Any]) -> None:
+    def __init__(self, overrides: Any) -> None:
         self._open = False
         carried_state.hold()
         self._open = True
-        self._pushed = [_C.push_op_policies(each, False) for each in overrides]
+        self._pushed = _C.push_op_policies(overrides, False)
 
     def leave(self) -> None:
-        for pushed in self._pushed:
-            _C.pop_op_policies(pushed)
+        _C.pop_op_policies(self._pushed)
         self.__del__()
 
     def __del__(self) -> None:

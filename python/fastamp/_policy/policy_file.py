@@ -384,7 +384,7 @@ def listed(file: PolicyFile) -> Iterator[None]:
                     register_op(name, "pass")
                     registered.append(name)
                 for device, chosen in by_device(policy).items():
-                    _C.checked_op_policies([(op, chosen)], device)
+                    _C.checked_op_policies([(device, [(op, chosen)])])
             except ValueError as error:
                 # Without the name of the function that a reader of the file has not called.
                 raise file.refusal(where, str(error).partition(": ")[2]) from error

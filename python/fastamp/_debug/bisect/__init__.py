@@ -190,7 +190,7 @@ def _registered(ranked: list[Suspect]) -> Iterator[list[Suspect]]:
                     register_op(suspect.op, "pass")
                     registered.append(suspect.op)
                 for device in DEVICES:
-                    _C.checked_op_policies([(suspect.op, "fp32")], device)
+                    _C.checked_op_policies([(device, [(suspect.op, "fp32")])])
             except ValueError:
                 continue  # It writes an argument, or takes no tensor that a policy could cast.
             able.append(suspect)
