@@ -2,6 +2,7 @@
 #include "autocast/op_names.h"
 #include "autocast/unify.h"
 #include "bindings.h"
+#include "held_state.h"
 
 #include <fastamp/autocast/guard.h>
 #include <fastamp/autocast/op_policy_guard.h>
@@ -14,6 +15,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 
+#include <cstdint>
 #include <exception>
 #include <optional>
 #include <string>
@@ -96,6 +98,24 @@ Overrides checked_policies(const std::vector<EditsOfDevice>& edits_of_devices) {
     }
   }
   return {detail::checked_op_policies("policies.override", parsed)};
+}
+
+/// Calls a function of one argument in a block of op policies.
+pybind11::object run_under(const Overrides& policies, const pybind11::handle& function,
+                           const pybind11::handle& argument) {
+  struct Pushed {
+    explicit Pushed(const Overrides& policies)
+        : id(detail::push_op_policies(policies.value, detail::OverrideMode::kAdd)) {}
+    ~Pushed() { detail::pop_op_policies(id); }
+    Pushed(const Pushed&) = delete;
+    Pushed& operator=(const Pushed&) = delete;
+    Pushed(Pushed&&) = delete;
+    Pushed& operator=(Pushed&&) = delete;
+    std::uint64_t id;
+  };
+  const HeldPolicies held;
+  const Pushed pushed(policies);
+  return function(argument);
 }
 
 std::vector<std::pair<std::string, std::string>> preset(const std::string& source,
@@ -191,6 +211,7 @@ void bind_policy(pybind11::module_& module) {
                                     replace ? OverrideMode::kReplace : OverrideMode::kAdd);
   });
   module.def("pop_op_policies", detail::pop_op_policies);
+  module.def("run_under_op_policies", run_under);
   module.def("register_kernels", torch::wrap_pybind_function(register_kernels));
   module.def("unregister_kernels", torch::wrap_pybind_function(unregister_kernels));
   module.def("kernels_registered", torch::wrap_pybind_function(kernels_registered));

@@ -37,6 +37,7 @@ PYBIND11_MODULE(_C, m) {
   fastamp::python::bind_convert(m);
   fastamp::python::bind_float8(m);
   fastamp::python::bind_gradients(m);
+  fastamp::python::bind_held_state(m);
   fastamp::python::bind_kept_casts(m);
   fastamp::python::bind_optim(m);
   fastamp::python::bind_policy(m);

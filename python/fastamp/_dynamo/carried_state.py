@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -22,9 +21,6 @@ import torch.utils.checkpoint
 import fastamp._C as _C
 from fastamp._dynamo import compiler
 
-_lock = threading.Lock()
-_policy_holders = 0
-_recipe_holders = 0
 _are_recipes_guarded = True
 
 
@@ -36,45 +32,25 @@ def hold(policies: bool = True) -> None:
 
     Args:
         policies: It is op policies, and maybe recipes; else recipes alone.
+
+    Raises:
+        RuntimeError: Compiled functions have to run eagerly, and one is running.
     """
-    _count(policies, 1)
+    if not policies:
+        _C.set_recipes_guarded(_are_recipes_guarded and _C.can_mirror_float8())
+    _C.hold_state(policies)
 
 
 def let_go(policies: bool = True) -> None:
     """Ends a :func:`hold` of the same kind."""
-    _count(policies, -1)
-
-
-def _count(policies: bool, change: int) -> None:
-    global _policy_holders, _recipe_holders
-    if sys.is_finalizing():
-        return  # A daemon thread that the end of the process stopped may have the lock for good.
-    with _lock:
-        before = _policy_holders + _recipe_holders
-        if policies:
-            _policy_holders += change
-        else:
-            _recipe_holders += change
-        _run_what_is_not_guarded_eagerly()
-        if before == 0:
-            _wrap()
-        elif before + change == 0:
-            _unwrap()
-
-
-def _run_what_is_not_guarded_eagerly() -> None:
-    compiler.run_eagerly(
-        _policy_holders > 0
-        or (_recipe_holders > 0 and not (_are_recipes_guarded and _C.can_mirror_float8()))
-    )
+    _C.let_go_of_state(policies)
 
 
 def recipes_are_not_guarded() -> None:
     """From now on compiled functions run eagerly in regions with a recipe."""
     global _are_recipes_guarded
-    with _lock:
-        _are_recipes_guarded = False
-        _run_what_is_not_guarded_eagerly()
+    _are_recipes_guarded = False
+    _C.set_recipes_guarded(False)
 
 
 def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,54 +80,7 @@ def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
 # their first argument. From 2.14 on the generator has an _impl that is called instead.
 _COMPOSABLE = "torch.distributed._composable.checkpoint_activation"
 _GENERATOR = "_checkpoint_without_reentrant_generator"
-_GENERATORS = (f"{_GENERATOR}_impl", _GENERATOR)
-
-
-class _Place:
-    """A name that torch looks a function up by, and the wrapper that it finds meanwhile."""
-
-    __slots__ = ("_wrapping", "name", "owner", "torchs", "wrapper")
-
-    def __init__(self, owner: Any, name: str, wrapping: Callable[[Any], Any]) -> None:
-        self.owner, self.name, self._wrapping = owner, name, wrapping
-        self.torchs = self.wrapper = None
-
-    def found(self, torchs: Any) -> None:
-        """Makes a wrapper of what stands there now."""
-        self.wrapper, self.torchs = self._wrapping(torchs), torchs
-
-
-_wrapped: list[_Place] = []
-
-
-def _wrap() -> None:
-    # Blocks are frequent, and short: wrappers are made once.
-    for place in _places(_COMPOSABLE in sys.modules):
-        torchs = vars(place.owner)[place.name]
-        if torchs is not place.torchs:
-            place.found(torchs)
-        _wrapped.append(place)
-        setattr(place.owner, place.name, place.wrapper)
-
-
-def _unwrap() -> None:
-    for place in _wrapped:
-        setattr(place.owner, place.name, place.torchs)
-    _wrapped.clear()
-
-
-@functools.cache
-def _places(with_composable: bool) -> list[_Place]:
-    places = [_Place(torch.utils.checkpoint.CheckpointFunction, "forward", _in_forward)]
-    modules = [torch.utils.checkpoint, *([sys.modules[_COMPOSABLE]] if with_composable else [])]
-    for module in modules:
-        # The innermost that there is: wrapping both would only nest blocks.
-        names = [name for name in _GENERATORS if name in vars(module)]
-        places += [_Place(module, name, _following) for name in names[:1]]
-    for module in _PARALLEL:
-        places.append(_Place(module, "parallel_apply", _applying))
-        places.append(_Place(module, "replicate", _replicating))
-    return places
+_GENERATORS = [f"{_GENERATOR}_impl", _GENERATOR]
 
 
 def _in_forward(torchs: Any) -> Any:
@@ -219,3 +148,27 @@ def _replicating(torch_function: Callable[..., Any]) -> Callable[..., Any]:
         return replicas
 
     return replicate
+
+
+_C.set_names_while_held(
+    [
+        (torch.utils.checkpoint.CheckpointFunction, ["forward"], _in_forward),
+        # The innermost that there is: wrapping both would only nest blocks.
+        (torch.utils.checkpoint, _GENERATORS, _following),
+        (_COMPOSABLE, _GENERATORS, _following),
+        *((module, ["parallel_apply"], _applying) for module in _PARALLEL),
+        *((module, ["replicate"], _replicating) for module in _PARALLEL),
+    ]
+)
+
+
+def _run_eagerly_if_held() -> None:
+    """Has the native code do what ``torch.compiler.set_stance`` does, in a tenth of its time."""
+    from torch._C._dynamo.eval_frame import get_eval_frame_callback
+    from torch._dynamo import eval_frame
+
+    eager = eval_frame.DynamoStance("force_eager")
+    _C.set_names_while_eager([(eval_frame, ["_stance"], lambda _: eager)], get_eval_frame_callback)
+
+
+compiler.when_dynamo_loads(_run_eagerly_if_held)

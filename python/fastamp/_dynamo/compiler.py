@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -170,49 +169,6 @@ def trace_as(function: Callable[..., Any], traced: Callable[..., Any]) -> None:
     import torch._dynamo
 
     torch._dynamo.substitute_in_graph(function, skip_signature_check=True)(traced)
-
-
-_wants_eager = False
-_stance_before: Any = None  # While compiled functions run eagerly.
-
-
-def run_eagerly(wanted: bool) -> None:
-    """Makes compiled functions run eagerly, or as before, in every thread.
-
-    Args:
-        wanted: Whether they run eagerly. Holds for a dynamo that is loaded later, too.
-    """
-    global _wants_eager
-    if wanted == _wants_eager:
-        return
-    _wants_eager = wanted
-    if _DYNAMO in sys.modules:
-        _apply_stance()
-
-
-def _apply_stance() -> None:
-    """Does what ``torch.compiler.set_stance`` does, in a tenth of the time: blocks are frequent."""
-    global _stance_before
-    if _wants_eager == (_stance_before is not None):
-        return
-    frames = torch._dynamo.eval_frame
-    if torch._C._dynamo.eval_frame.get_eval_frame_callback() not in (None, False):
-        raise RuntimeError(
-            "fastamp: expected op policies to begin and end outside of compiled code, got a "
-            "function that torch.compile runs"
-        )
-    if _wants_eager:
-        _stance_before, frames._stance = frames._stance, _eager_stance()
-    else:
-        frames._stance, _stance_before = _stance_before, None
-
-
-@functools.cache
-def _eager_stance() -> Any:
-    return torch._dynamo.eval_frame.DynamoStance("force_eager")
-
-
-when_dynamo_loads(_apply_stance)
 
 
 def forget_graphs() -> None:

@@ -107,29 +107,29 @@ def checked(policies: Mapping[str, Mapping[str, str]]) -> Any:
     )
 
 
-def run_under(overrides: Any, function: Callable[[Any], Any], argument: Any) -> Any:
-    """Calls a function in a block of op policies that :func:`checked` has returned.
-
-    To be looked up here at each call: with dynamo it runs eagerly.
-    """
-    carried_state.hold()
-    try:
-        pushed = _C.push_op_policies(overrides, False)
-        try:
-            return function(argument)
-        finally:
-            _C.pop_op_policies(pushed)
-    finally:
-        carried_state.let_go()
+#: Calls a function in a block of op policies that :func:`checked` has returned. To be looked up
+#: here at each call.
+run_under: Callable[[Any, Callable[[Any], Any], Any], Any] = _C.run_under_op_policies
 
 
 def _keep_out_of_graphs() -> None:
     import torch._dynamo
+    from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
     global run_under
+    native = run_under
     disable: Any = torch._dynamo.disable
-    reason = "fastamp: a module with op policies of its own runs eagerly"
-    run_under = disable(run_under, reason=reason)
+
+    @disable(reason="fastamp: a module with op policies of its own runs eagerly")  # type: ignore[untyped-decorator]
+    def run_eagerly(overrides: Any, function: Callable[[Any], Any], argument: Any) -> Any:
+        return native(overrides, function, argument)
+
+    def run(overrides: Any, function: Callable[[Any], Any], argument: Any) -> Any:
+        if torch.compiler.is_compiling() or get_eval_frame_callback() is not None:
+            return run_eagerly(overrides, function, argument)
+        return native(overrides, function, argument)
+
+    run_under = run
     reason = "fastamp.policies.override changes what ops do on this thread: its block runs eagerly"
     for name in ("__init__", "__enter__", "__exit__"):
         method = disable(vars(override)[name], reason=reason)
