@@ -100,9 +100,9 @@ Overrides checked_policies(const std::vector<EditsOfDevice>& edits_of_devices) {
   return {detail::checked_op_policies("policies.override", parsed)};
 }
 
-/// Calls a function of one argument in a block of op policies.
+/// Calls a function in a block of op policies.
 pybind11::object run_under(const Overrides& policies, const pybind11::handle& function,
-                           const pybind11::handle& argument) {
+                           const pybind11::tuple& args, const pybind11::dict& kwargs) {
   struct Pushed {
     explicit Pushed(const Overrides& policies)
         : id(detail::push_op_policies(policies.value, detail::OverrideMode::kAdd)) {}
@@ -115,7 +115,11 @@ pybind11::object run_under(const Overrides& policies, const pybind11::handle& fu
   };
   const HeldPolicies held;
   const Pushed pushed(policies);
-  return function(argument);
+  PyObject* result = PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr());
+  if (result == nullptr) {
+    throw pybind11::error_already_set();
+  }
+  return pybind11::reinterpret_steal<pybind11::object>(result);
 }
 
 std::vector<std::pair<std::string, std::string>> preset(const std::string& source,

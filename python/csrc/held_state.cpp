@@ -31,10 +31,8 @@ class SwappedName {
       return;
     }
     for (const auto& name : names_) {
-      const auto found =
-          pybind11::reinterpret_steal<pybind11::object>(PyObject_GetAttr(owner.ptr(), name.ptr()));
+      const auto found = found_in(owner, name);
       if (!found) {
-        PyErr_Clear();
         continue;
       }
       if (!found.is(found_)) {
@@ -59,6 +57,15 @@ class SwappedName {
   }
 
  private:
+  /// Null if the owner does not have the name. An AttributeError would take a microsecond.
+  static pybind11::object found_in(const pybind11::object& owner, const pybind11::str& name) {
+    if (PyModule_Check(owner.ptr()) != 0) {
+      return pybind11::reinterpret_borrow<pybind11::object>(
+          PyDict_GetItemWithError(PyModule_GetDict(owner.ptr()), name.ptr()));
+    }
+    return owner.attr(name);
+  }
+
   pybind11::object owner_now() const {
     if (!pybind11::isinstance<pybind11::str>(owner_)) {
       return owner_;

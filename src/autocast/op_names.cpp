@@ -55,6 +55,17 @@ OpCapabilities capabilities_of(OpId op) {
   return index < kNumOps ? kernel_entries()[index].capabilities : registered_op(op).capabilities;
 }
 
+/// Whether an op has this name, whatever its overload. Makes no string: find_ops() asks all ops.
+bool is_overload_of(OpId op, std::string_view name) {
+  const auto matches = [name](std::string_view full) {
+    const auto own = without_aten(full);
+    return own.substr(0, own.find('.')) == name;
+  };
+  const auto index = static_cast<std::size_t>(op);
+  return op != kEveryOp && (index < kNumOps ? matches(kernel_entries()[index].name)
+                                            : matches(registered_op(op).name));
+}
+
 /// The names of all ops, with or without overloads.
 std::vector<std::string> names_like(bool has_overload) {
   std::set<std::string> names;
@@ -142,15 +153,15 @@ std::vector<OpId> find_ops(const char* function, std::string_view name) {
   std::vector<OpId> overloads;
   std::optional<OpId> by_default;
   for (const OpId op : all_ops()) {
+    if (!is_overload_of(op, base)) {
+      continue;
+    }
     const std::string full = short_name(op);
-    const auto dot = full.find('.');
     if (full == wanted && has_overload) {
       return {op};
     }
-    if (full.compare(0, dot, base) == 0) {
-      overloads.push_back(op);
-      by_default = dot == std::string::npos ? std::optional(op) : by_default;
-    }
+    overloads.push_back(op);
+    by_default = full == base ? std::optional(op) : by_default;
   }
   if (by_default.has_value() && (!has_overload || overload == "default")) {
     return {*by_default};

@@ -49,7 +49,9 @@ class ModulePolicy:
         """Calls a function under the policy."""
         if self._overrides is None:
             return self._in_region(call)
-        return op_policies.run_under(self._overrides, self._in_region, call)
+        if self.region is not None:
+            call = self._in_region, (call,), {}
+        return op_policies.run_under(self._overrides, *call)
 
     def _in_region(self, call: Call) -> Any:
         if self.region is None:
@@ -106,14 +108,14 @@ def _call_under(policies: tuple[ModulePolicy, ...], call: Call) -> Any:
     if not policies:
         function, args, kwargs = call
         return function(*args, **kwargs)
-    first, *others = policies
+    first, others = policies[0], policies[1:]
     if first.is_released:
-        return _call_under(tuple(others), call)
+        return _call_under(others, call)
     if not others:
         return first.run(call)
 
     def rest(*args: Any, **kwargs: Any) -> Any:
-        return _call_under(tuple(others), (call[0], args, kwargs))
+        return _call_under(others, (call[0], args, kwargs))
 
     return first.run((rest, call[1], call[2]))
 

@@ -109,7 +109,7 @@ def checked(policies: Mapping[str, Mapping[str, str]]) -> Any:
 
 #: Calls a function in a block of op policies that :func:`checked` has returned. To be looked up
 #: here at each call.
-run_under: Callable[[Any, Callable[[Any], Any], Any], Any] = _C.run_under_op_policies
+run_under: Callable[..., Any] = _C.run_under_op_policies
 
 
 def _keep_out_of_graphs() -> None:
@@ -121,13 +121,13 @@ def _keep_out_of_graphs() -> None:
     disable: Any = torch._dynamo.disable
 
     @disable(reason="fastamp: a module with op policies of its own runs eagerly")  # type: ignore[untyped-decorator]
-    def run_eagerly(overrides: Any, function: Callable[[Any], Any], argument: Any) -> Any:
-        return native(overrides, function, argument)
+    def run_eagerly(*given: Any) -> Any:
+        return native(*given)
 
-    def run(overrides: Any, function: Callable[[Any], Any], argument: Any) -> Any:
+    def run(*given: Any) -> Any:
         if torch.compiler.is_compiling() or get_eval_frame_callback() is not None:
-            return run_eagerly(overrides, function, argument)
-        return native(overrides, function, argument)
+            return run_eagerly(*given)
+        return native(*given)
 
     run_under = run
     reason = "fastamp.policies.override changes what ops do on this thread: its block runs eagerly"

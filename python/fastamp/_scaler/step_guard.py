@@ -235,32 +235,32 @@ class StepGuard:
     def _step_now(
         self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        optimizer = self._guarded("step")
-        closure, args, kwargs = _split_closure(args, kwargs)
-        loss = None
+        optimizer: Any = self._optimizer()  # It is stepping.
+        closure = loss = None
+        if args or kwargs:
+            closure, args, kwargs = _split_closure(args, kwargs)
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._prepare(optimizer)
+        core = self._prepare(optimizer)
         spike = None if self._spike is None else self._spike.copy()
         self._is_stepping = True
         try:
             amp_step, is_observed = self._decide(optimizer)
             if self._steps_on_device(optimizer):
-                stepped: Any = optimizer
-                result = stepped._fastamp_amp_step(amp_step, is_observed, *args, **kwargs)
+                result = optimizer._fastamp_amp_step(amp_step, is_observed, *args, **kwargs)
             elif getattr(optimizer, "_step_supports_amp_scaling", False):
                 result = self._step_by_flag(optimizer, amp_step, args, kwargs)
             elif amp_step.found_inf is not None and amp_step.found_inf.item():
                 result = None  # sync: the host decides whether optimizer.step runs
             else:
-                self._core.apply_clips(self, optimizer)
+                core.apply_clips(self, optimizer)
                 if closure is not None:
                     kwargs = {**kwargs, "closure": _ClosureOnce(closure, loss)}
                 result = plain(*args, **kwargs)
         except BaseException:
             self._spike = spike  # A step that was not made has no norm.
-            self._core.forget(self, optimizer)
+            core.forget(self, optimizer)
             raise
         finally:
             self._is_stepping = False
@@ -279,9 +279,10 @@ class StepGuard:
         flags = [] if amp_step.found_inf is None else [amp_step.found_inf]
         return steps.step_with_flags(optimizer, self._scale, flags, True, args, kwargs)
 
-    def _prepare(self, optimizer: torch.optim.Optimizer) -> None:
+    def _prepare(self, optimizer: torch.optim.Optimizer) -> _C.ScalerCore:
         self._times_scaled += 1
-        if self._kept_core is None:
+        core = self._kept_core
+        if core is None:
             device = next((p.device for p in parameters_of(optimizer)), torch.device("cpu"))
             with ordinary_tensors():
                 self._scale = torch.ones((), dtype=torch.float32, device=device)
@@ -293,10 +294,10 @@ class StepGuard:
                 core.notify_skips(weakly(self._notify_of_skip))
             core.load(1.0, list(self._loaded.history), self._loaded.skipped_in_a_row)
             note_core(self, core)
+        return core
 
     def _core_for_log(self) -> _C.ScalerCore:
-        self._prepare(self._guarded("log_to"))
-        return self._core
+        return self._prepare(self._guarded("log_to"))
 
     def _device_of_group(self, device: torch.device) -> str:
         # Gradients that are offloaded to the host are agreed on by the backend's device.
@@ -361,9 +362,10 @@ class StepGuard:
             self._statistics.poll(
                 flag for state in states for flag in state["found_inf_per_device"].values()
             )
-        has_news = self._core.end_step()
+        core = self._core
+        has_news = core.end_step()
         if has_news is None:
-            self._core.forget(self, optimizer)  # There were no gradients.
+            core.forget(self, optimizer)  # There were no gradients.
             return
         self._per_optimizer_states = {}
         wait = self._hooks is not None and not self._is_captured() and self._hooks.wait()
@@ -371,7 +373,7 @@ class StepGuard:
             self._settle(wait)
         if self._max_consecutive is None:
             return
-        skips = self._core.skipped_in_a_row
+        skips = core.skipped_in_a_row
         if skips > self._max_consecutive:
             raise RuntimeError(
                 f"step: expected at most {self._max_consecutive} skipped steps in a row, got "
@@ -480,13 +482,13 @@ class StepGuard:
         return norm
 
     def _begin_clip(self, optimizer: torch.optim.Optimizer) -> _C.ScalerCore:
-        self._prepare(optimizer)
-        self._core.forget_if_edited(self, optimizer)
+        core = self._prepare(optimizer)
+        core.forget_if_edited(self, optimizer)
         if self._clipped is not None:  # On all ranks of a mesh, whatever gradients they have.
             if _are_as_they_were(optimizer, self._clipped[0]):
-                self._core.apply_clips(self, optimizer)
-            self._core.forget(self, optimizer)
-        return self._core
+                core.apply_clips(self, optimizer)
+            core.forget(self, optimizer)
+        return core
 
     def _note_clipped(self, optimizer: torch.optim.Optimizer) -> None:
         if self._clipped is not None:
