@@ -238,6 +238,55 @@ def test_torchs_checkpoint_is_as_before_afterwards():
     assert after.keys() == before.keys()
 
 
+def test_a_function_of_torchs_that_others_replace_between_blocks_is_wrapped_and_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def applying(calls: list[int]) -> Any:
+        def parallel_apply(modules: Any, inputs: Any) -> list[Any]:
+            calls.append(len(modules))
+            return [module(x) for module, x in zip(modules, inputs, strict=True)]
+
+        return parallel_apply
+
+    w = torch.ones(2, 2)
+    for _ in range(2):
+        calls: list[int] = []
+        replaced = applying(calls)
+        monkeypatch.setattr(torch.nn.parallel, "parallel_apply", replaced)
+        with fastamp.autocast("cpu", dtype=BF16), fastamp.policies.override({"mm": "fp32"}):
+            assert torch.nn.parallel.parallel_apply is not replaced
+            (out,) = torch.nn.parallel.parallel_apply([lambda x: torch.mm(x, w)], [w])
+        assert torch.nn.parallel.parallel_apply is replaced
+        assert calls == [1]
+        assert out.dtype == FP32
+
+
+def test_a_preset_of_a_block_is_one_of_both_devices():
+    with fastamp.policies.override("cuda"):
+        assert fastamp.policies.get("pow.Tensor_Scalar", "cpu") == "fp32"
+        assert fastamp.policies.get("pow.Tensor_Scalar", "cuda") == "fp32"
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
+def test_state_that_begins_in_compiled_code_is_refused_and_changes_nothing():
+    before = checkpoint_parts()
+    x = torch.ones(2, 2)
+
+    @torch.compile(backend="eager")
+    def function(x: torch.Tensor) -> torch.Tensor:
+        fastamp._C.hold_state(True)
+        return x + 1
+
+    with pytest.raises(RuntimeError, match="to begin outside of compiled code"):
+        function(x)
+    after = checkpoint_parts()
+    assert all(after[name] is before[name] for name in before)
+    assert torch._dynamo.eval_frame._stance.stance == "default"
+    with fastamp.policies.override({"mm": "fp32"}):
+        assert torch._dynamo.eval_frame._stance.stance == "force_eager"
+    assert torch._dynamo.eval_frame._stance.stance == "default"
+
+
 def test_compiled_functions_see_the_block():
     w = torch.ones(2, 2)
     graphs = []

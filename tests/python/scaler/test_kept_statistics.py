@@ -11,6 +11,7 @@ from torch import nn
 
 import fastamp
 import fastamp.optim
+from fastamp._scaler.kept_statistics import put_back_on_device
 
 NAN = float("nan")
 
@@ -135,3 +136,27 @@ def test_bad_input_is_refused(decides: str):
         made.restore_on_skip(model)
     assert not model._forward_pre_hooks
     made.restore_on_skip(nn.InstanceNorm1d(3, track_running_stats=True))
+
+
+@pytest.mark.parametrize("flags", [(0.0,), (1.0,), (0.0, 1.0), (NAN,)])
+def test_what_a_device_does_without_the_host_is_the_same(flags: tuple[float, ...]):
+    pairs = [(torch.full((2,), NAN), torch.ones(2)), (torch.tensor(3), torch.tensor(2))]
+    put_back_on_device(pairs, tuple(torch.tensor(flag) for flag in flags))
+    is_back = [torch.equal(buffer, saved) for buffer, saved in pairs]
+    assert is_back == [flags != (0.0,)] * 2
+
+
+def test_a_norm_that_stands_twice_and_one_deep_inside_are_both_put_back():
+    norm = nn.BatchNorm1d(6)
+    model = nn.Sequential(norm, nn.Sequential(nn.ModuleList([norm])), nn.Sequential(network()))
+    model[1].forward = lambda x: model[1][0][0](x)
+    before = statistics(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = fastamp.StepGuard(optimizer)
+    guard.restore_on_skip(model)
+    (model(torch.randn(3, 6)).sum() * NAN).backward()
+    assert not torch.equal(norm.running_mean, before["0.running_mean"])
+    optimizer.step()
+    after = statistics(model)
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)
