@@ -27,6 +27,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "python::bind_convert",
         "python::bind_float8",
         "python::bind_gradients",
+        "python::bind_held_state",
         "python::bind_kept_casts",
         "python::bind_moment_codes",
         "python::bind_optim",

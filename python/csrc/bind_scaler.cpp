@@ -217,8 +217,12 @@ class PythonScalerCore {
   }
 
   /// The norm; None if gradients have to be unscaled first, for clip_norm().
+  /// @param forgets_edited  As forget_if_edited() first.
   MaybeTensor clip_norm_at_step(py::handle scaler, py::handle optimizer, double max_norm,
-                                bool error_if_nonfinite) {
+                                bool error_if_nonfinite, bool forgets_edited) {
+    if (forgets_edited) {
+      forget_if_edited(scaler, optimizer);
+    }
     auto call = call_on(scaler, optimizer);
     if (!call.is_ready()) {
       return std::nullopt;

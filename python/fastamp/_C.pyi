@@ -334,6 +334,7 @@ class ScalerCore:
         optimizer: object,
         max_norm: float,
         error_if_nonfinite: bool,
+        forgets_edited: bool,
         /,
     ) -> Tensor | None: ...
     def clip_norm(

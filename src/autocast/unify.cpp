@@ -409,11 +409,19 @@ class MixedCall {
 
   /// Puts the arguments in a dtype on the stack; false if that changes none.
   bool put_cast(c10::ScalarType to) {
-    const auto arguments = cast_to(op_.schema(), given_, {to, lower_, device_});
+    // Casts that are kept sum their gradients in 16 bits, which torch cannot in these layouts.
+    const auto kept_if = holds_compressed() ? c10::ScalarType::Undefined : lower_;
+    const auto arguments = cast_to(op_.schema(), given_, {to, kept_if, device_});
     if (arguments.has_value()) {
       put(*arguments);
     }
     return arguments.has_value();
+  }
+
+  bool holds_compressed() const {
+    return std::ranges::any_of(given_, [](const c10::IValue& value) {
+      return value.isTensor() && value.toTensor().unsafeGetTensorImpl()->is_sparse_compressed();
+    });
   }
 
   /// Calls the op with what is on the stack.

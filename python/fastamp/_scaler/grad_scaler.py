@@ -558,7 +558,9 @@ class GradScaler(ScalerState):
         core = self._core
         at_step = self._supports_amp_step(optimizer)
         if at_step and norm_type == 2.0 and not groups and self._may_check(optimizer):
-            norm = core.clip_norm_at_step(self, optimizer, float(max_norm), error_if_nonfinite)
+            norm = core.clip_norm_at_step(
+                self, optimizer, float(max_norm), error_if_nonfinite, False
+            )
             if norm is not None:
                 return norm
         norm_function = self._unscaled_norm(optimizer, mesh, groups, norm_type)

@@ -449,12 +449,16 @@ class StepGuard:
         norm_type = float(norm_type)
         is_local = not norm_groups(optimizer, mesh, norm_type)
         norm_function = None if is_local else norm_over(optimizer, mesh, norm_type)
-        core = self._begin_clip(optimizer)
+        at_step = norm_type == 2.0 and norm_function is None
+        is_first = at_step and self._clipped is None
+        core = self._prepare(optimizer) if is_first else self._begin_clip(optimizer)
         self.process_group = self._group if error_if_nonfinite else None
         try:
             norm = None
-            if norm_type == 2.0 and norm_function is None:
-                norm = core.clip_norm_at_step(self, optimizer, float(max_norm), error_if_nonfinite)
+            if at_step:
+                norm = core.clip_norm_at_step(
+                    self, optimizer, float(max_norm), error_if_nonfinite, True
+                )
             if norm is None:
                 self._check(optimizer)
                 if (

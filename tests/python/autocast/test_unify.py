@@ -98,6 +98,22 @@ def test_gradients_go_through_the_cast_of_a_written_value():
 
 
 @pytest.mark.usefixtures("unify")
+def test_gradients_of_a_sparse_argument_of_two_calls_are_summed_in_its_own_dtype():
+    sparse = torch.eye(4).to_sparse_csr().requires_grad_()  # 16-bit ones have no sums.
+    x = randn(4, 4, dtype=FP16)
+    with region():
+        out = torch.sparse.mm(sparse, x, "sum") + torch.sparse.mm(sparse, x, "sum")
+    out.sum().backward()
+    by_hand = torch.eye(4).to_sparse_csr().requires_grad_()
+    products = [torch.sparse.mm(by_hand.bfloat16(), x.bfloat16(), "sum") for _ in range(2)]
+    sum(products).sum().backward()
+    assert sparse.grad is not None
+    assert by_hand.grad is not None
+    assert sparse.grad.dtype == FP32
+    assert torch.equal(sparse.grad.to_dense(), by_hand.grad.to_dense())
+
+
+@pytest.mark.usefixtures("unify")
 def test_float16_and_bfloat16_meet_in_the_dtype_of_the_region():
     with region(FP16):
         assert torch.lerp(randn(4, dtype=FP16), randn(4, dtype=BF16), 0.5).dtype == FP16
