@@ -181,7 +181,9 @@ def train(name, first):
     meet.wait()
     scaler.step(optimizers[name])
     scaler.update()
-threads = [threading.Thread(target=train, args=(name, name == order[0]), name=name) for name in order]
+threads = [
+    threading.Thread(target=train, args=(name, name == order[0]), name=name) for name in order
+]
 for thread in threads:
     thread.start()
 for thread in threads:
