@@ -199,7 +199,7 @@ def report(results: Sequence[Result], seconds: float, late: Sequence[Entry] = ()
     """
     failed = [result for result in results if result.problem]
     for result in failed:
-        log = result.log.relative_to(ROOT)
+        log = os.path.relpath(result.log, ROOT)
         print(f"FAILED {result.entry.name}: {result.problem}; all it printed: {log}")
         lines = result.output.splitlines()
         print("".join(f"  {line}\n" for line in lines if line.startswith(("FAILED ", "ERROR "))))

@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,13 @@ def test_the_report_names_failures_and_ends_with_both_summaries(capsys):
     assert " 1 failed, 2 passed in 2.00s " in lines[-1]
     assert run_tests.report(results[1:], 2.0) == 0
     assert run_tests.report([], 2.0) == 1
+
+
+def test_the_report_names_logs_in_a_folder_that_was_given_as_relative(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    failed = replace(result("a.py", "exit status 1", failed=1), log=Path("build/logs/a.log"))
+    assert run_tests.report([failed], 2.0) == 1
+    assert "all it printed: build/logs/a.log\n" in capsys.readouterr().out
 
 
 def test_without_a_gpu_the_gpu_run_fails_and_says_so(monkeypatch):
