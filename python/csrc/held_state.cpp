@@ -104,7 +104,7 @@ struct State {
 };
 
 State& state() {
-  static State* const made = new State;
+  static auto* const made = new State;
   return *made;
 }
 
