@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 
 import pytest
 import torch
-from torch import nn
+from torch import nn, overrides
+from torch.utils import _python_dispatch
 
 import fastamp
 from fastamp._debug.bisect.suspects import Suspects
@@ -16,7 +18,9 @@ from fastamp._debug.check.step_rules import StepRules
 from fastamp._debug.inspect.inspect_report import InspectReport
 from fastamp._debug.inspect.inspect_rows import Rows
 from fastamp._debug.inspect.inspected_step import InspectedStep
+from fastamp._debug.watch.model_names import ModelNames
 from fastamp._debug.watch.modules import ModulePath
+from fastamp._debug.watch.op_calls import OpWatcher, watched_thread
 from fastamp._util.tool_guard import ToolGuard
 from support.children import run_program
 
@@ -285,3 +289,35 @@ def test_zeros_without_memory_are_not_read(tool, call):
         assert not tool(model, step=step).findings
     else:
         assert tool(step, model).ops
+
+
+def torchs_modes():
+    functions = overrides._get_current_function_mode_stack()
+    return [*functions, *_python_dispatch._get_current_dispatch_mode_stack()]
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_a_watched_thread_that_ends_leaves_torch_no_mode(is_left):
+    # torch would take it off after the interpreter may have ended, which aborts the program.
+    class Last:
+        def __del__(self):
+            found.append(torchs_modes())
+
+    def watch():
+        block = watched_thread([], OpWatcher(), ModelNames(), ToolGuard("test"))
+        blocks.append(block)  # As that of a program, it goes on when the thread does not.
+        block.__enter__()
+        found.append(torchs_modes())
+        if is_left:
+            block.__exit__(None, None, None)
+        here.last = Last()  # Python lets go of it after what was there before.
+
+    here = threading.local()
+    found, blocks = [], []
+    thread = threading.Thread(target=watch)
+    thread.start()
+    thread.join()
+    assert [len(modes) for modes in found] == [2, 0]
+    if not is_left:
+        blocks[0].__exit__(None, None, None)  # In another thread.
+    assert torchs_modes() == []

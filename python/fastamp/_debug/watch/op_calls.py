@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -264,15 +265,50 @@ def watched_thread(
         afterwards(path.end)
         for model in models:
             guard.run(path.add, model)
-        _change_function_modes(lambda modes: _with_outermost(modes, regions))
-        afterwards(
-            lambda: _change_function_modes(lambda modes: [m for m in modes if m is not regions])
-        )
-        _change_dispatch_modes(lambda modes: [watch, *modes])
-        afterwards(
-            lambda: _change_dispatch_modes(lambda modes: [m for m in modes if m is not watch])
-        )
+        afterwards(lambda: _modes_here().take_off(regions, watch))
+        _modes_here().put_on(regions, watch)
         yield path
+
+
+class _OwnModes:
+    """fastamp's modes on the stacks of one thread, where nothing else refers to this.
+
+    They are taken off when they are not wanted any more, or else when Python lets go of what is
+    local to the thread. Torch would do so later, when the thread ends, and needs the interpreter
+    for it: if the program ends meanwhile, it is aborted.
+    """
+
+    def __init__(self) -> None:
+        self._modes: list[Any] = []
+
+    def put_on(self, regions: _Regions, watch: Watch) -> None:
+        self._modes += [regions, watch]
+        _change_function_modes(lambda modes: _with_outermost(modes, regions))
+        _change_dispatch_modes(lambda modes: [watch, *modes])
+
+    def take_off(self, *own: Any) -> None:
+        """Does nothing in another thread than theirs."""
+
+        def others(modes: list[Any]) -> list[Any]:
+            return [mode for mode in modes if not any(mode is each for each in own)]
+
+        if len(left := others(self._modes)) < len(self._modes):
+            self._modes = left
+            _change_function_modes(others)
+            _change_dispatch_modes(others)
+
+    def __del__(self) -> None:
+        self.take_off(*self._modes)
+
+
+_here = threading.local()
+
+
+def _modes_here() -> _OwnModes:
+    if not hasattr(_here, "modes"):
+        _here.modes = _OwnModes()
+    found: _OwnModes = _here.modes
+    return found
 
 
 def _with_outermost(modes: list[Any], own: Any) -> list[Any]:
