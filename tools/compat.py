@@ -110,7 +110,8 @@ def main() -> int:
     built = describe_build(python, version)
     print(built, flush=True)
     states = ROOT / "build" / "compat" / "states"
-    run(python, str(ROOT / "tests" / "python" / "support" / "other_torch.py"), str(states))
+    helpers = str(ROOT / "tests" / "python")
+    run(python, "-m", "support.other_torch", str(states), PYTHONPATH=helpers)
     isa = (str(ROOT / "tools" / "with_cpu_isa.py"), "--cache", str(ROOT / "build" / "cpu_isa.json"))
     tests = ("tools/run_tests.py", "--build-dir", str(build), "--logs", str(folder / "tests"))
     only = ("--only", options.only) if options.only else ()

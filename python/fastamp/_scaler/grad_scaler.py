@@ -269,7 +269,7 @@ class GradScaler(ScalerState):
             RuntimeError: When the block begins: the optimizer was unscaled or stepped since the
                 last :meth:`update`, or is in such a block. When it ends: no loss was given to
                 :meth:`scale`, or no parameter has a gradient.
-            TypeError: ``optimizer`` is none; for parameters there is :meth:`unscale`.
+            TypeError: ``optimizer`` has no ``param_groups``; for parameters there is :meth:`unscale`.
             ValueError: As from :meth:`unscale_`, when it ends.
         """
         check_is_optimizer("pass_", optimizer)
@@ -543,7 +543,8 @@ class GradScaler(ScalerState):
             AssertionError: :meth:`scale` was never called.
             RuntimeError: Called after :meth:`step`, or the norm is not finite, with
                 ``error_if_nonfinite``; gradients are not clipped then.
-            TypeError: ``optimizer`` is none; :func:`fastamp.clip_grad_norm_` takes parameters.
+            TypeError: ``optimizer`` has no ``param_groups``. :func:`fastamp.clip_grad_norm_` takes
+                parameters.
             TypeError, ValueError: As for ``mesh`` of :func:`fastamp.clip_grad_norm_`.
         """
         check_is_optimizer("clip_grad_norm_", optimizer)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import fastamp
 import fastamp.optim
 from support.amp_reference import assert_same_bits
+from support.named_states import NamedState
 from support.simulated_ranks import run_on_ranks
 
 RANKS = (1, 3, 8, 2)
@@ -25,7 +25,7 @@ OPTIMIZERS = {
 }
 
 
-class Trained:
+class Trained(NamedState):
     """A sharded model, its optimizer and its scaler, on the ranks there are."""
 
     def __init__(self, name: str) -> None:
@@ -57,20 +57,10 @@ class Trained:
             self.scaler.update()
             self.optimizer.zero_grad()
 
-    def state(self) -> dict[str, Any]:
-        model, optimizer = get_state_dict(self.model, self.optimizer)
-        return {"model": model, "optimizer": optimizer, "scaler": self.scaler.state_dict()}
-
-    def load(self, path: Any) -> None:
+    def read(self, path: Any) -> None:
         state = self.state()
         dcp.load(state, checkpoint_id=path)
-        set_state_dict(
-            self.model,
-            self.optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-        )
-        self.scaler.load_state_dict(state["scaler"])
+        self.load(state)
 
 
 def full(value: Any) -> Any:
@@ -103,7 +93,7 @@ def test_states_pass_from_ranks_to_ranks(name, tmp_path):
     def follow(ranks: int, before: int) -> Any:
         def work(_: int) -> Any:
             trained = Trained(name)
-            trained.load(tmp_path / str(before))
+            trained.read(tmp_path / str(before))
             dcp.save(trained.state(), checkpoint_id=tmp_path / str(ranks))
             return full(trained.state())
 
@@ -130,7 +120,7 @@ def test_training_goes_on_on_other_ranks_as_on_those_that_wrote(tmp_path):
 
     def read(_: int) -> Any:
         trained = Trained("remainders and 8 bits")
-        trained.load(tmp_path)
+        trained.read(tmp_path)
         trained.train(range(2, 4))
         return full(trained.state())
 

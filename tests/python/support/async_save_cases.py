@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import fastamp
 import fastamp.optim
+from support.named_states import NamedState
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "8-bit moments": {"state_dtype": "8bit"},
@@ -21,7 +21,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-class _Trained:
+class _Trained(NamedState):
     def __init__(self, options: dict[str, Any], seed: int) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -40,10 +40,6 @@ class _Trained:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
-
-    def state(self) -> dict[str, Any]:
-        model, optimizer = get_state_dict(self.model, self.optimizer)
-        return {"model": model, "optimizer": optimizer, "scaler": self.scaler.state_dict()}
 
 
 def _values(state: Any) -> list[Any]:
@@ -80,13 +76,7 @@ def _saved_during_steps(options: dict[str, Any]) -> dict[str, Any]:
     other = _Trained(options, 1)
     state = other.state()
     dcp.load(state, checkpoint_id=folder[0])
-    set_state_dict(
-        other.model,
-        other.optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-    )
-    other.scaler.load_state_dict(state["scaler"])
+    other.load(state)
     read = _values(other.state())
     dist.barrier()
     if dist.get_rank() == 0:

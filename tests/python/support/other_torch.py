@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """States that one torch writes, and what they are to another that reads them.
 
-``python tests/python/support/other_torch.py FOLDER`` writes a folder below this one, named after
-the torch that runs it; ``FASTAMP_STATES=FOLDER`` has test_states_of_other_torch.py read all that
-were written there. ``make compat`` does both with one folder for every torch. Without an argument
-``tests/data/torch-2.11`` is written anew, which only that torch does.
+``PYTHONPATH=tests/python python -m support.other_torch FOLDER`` writes a folder below this one,
+named after the torch that runs it; ``FASTAMP_STATES=FOLDER`` has test_states_of_other_torch.py read
+all that were written there. ``make compat`` does both with one folder for every torch. Without an
+argument ``tests/data/torch-2.11`` is written anew, which only that torch does.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import fastamp
 import fastamp.optim
+from support.named_states import NamedState
 
 COMMITTED = Path(__file__).parents[2] / "data" / "torch-2.11"
 #: What another version of this file has written is other states, and not read.
@@ -76,7 +76,7 @@ def distributed(folder: Path, kind: str) -> Path:
     return folder / kind.replace(" ", "-")
 
 
-class Trained:
+class Trained(NamedState):
     """A model of one layer, its optimizer and its scaler."""
 
     def __init__(self, kind: str) -> None:
@@ -100,24 +100,10 @@ class Trained:
             self.scaler.step(self.optimizer)
             self.scaler.update()
 
-    def state(self) -> dict[str, Any]:
-        """By names, as distributed checkpoints have it."""
-        model, optimizer = get_state_dict(self.model, self.optimizer)
-        return {"model": model, "optimizer": optimizer, "scaler": self.scaler.state_dict()}
-
     def plain_state(self) -> dict[str, Any]:
         """As ``torch.save`` is given it by most programs."""
         parts = {"model": self.model, "optimizer": self.optimizer, "scaler": self.scaler}
         return {name: part.state_dict() for name, part in parts.items()}
-
-    def load(self, state: dict[str, Any]) -> None:
-        set_state_dict(
-            self.model,
-            self.optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-        )
-        self.scaler.load_state_dict(state["scaler"])
 
     def load_plain(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
