@@ -269,7 +269,7 @@ class GradScaler(ScalerState):
             RuntimeError: When the block begins: the optimizer was unscaled or stepped since the
                 last :meth:`update`, or is in such a block. When it ends: no loss was given to
                 :meth:`scale`, or no parameter has a gradient.
-            TypeError: ``optimizer`` has no ``param_groups``; for parameters there is :meth:`unscale`.
+            TypeError: ``optimizer`` has no ``param_groups``. :meth:`unscale` takes tensors.
             ValueError: As from :meth:`unscale_`, when it ends.
         """
         check_is_optimizer("pass_", optimizer)
