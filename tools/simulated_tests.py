@@ -17,11 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from run_tests import PROCESSES, ctest_command
+from run_tests import PROCESSES
 from simulated_cuda import check_torch, is_built, libraries
 from tracked_files import ROOT
 
-CTEST_SUMMARY = re.compile(r"^(\d+% tests passed.*|No tests were found.*)$")
 PYTEST_SUMMARY = re.compile(r"^=+ .*\b(passed|failed|error|errors|skipped|no tests ran)\b.* =+$")
 
 # Host code that hands memory to a device, or takes it back: what late work finds faults in.
@@ -89,9 +88,8 @@ def _program(tool: str, *words: str, folder: str = "") -> Command:
 
 PASSES = (
     Pass("the device's own tests", _pytest("tests/python/simulated_cuda", marker="simulated")),
-    # As long as half of the others.
+    # As long as half of the others. A stage of it runs the C++ tests that need a device.
     Pass("make gpu", _program("simulated_gpu.py"), summary=re.compile(r"^\d+ stages, .*")),
-    Pass("C++", lambda build_dir: ctest_command(build_dir, label="cuda"), summary=CTEST_SUMMARY),
     Pass("Python", _pytest("tests/python", "--ignore=tests/python/thirdparty")),
     Pass("third parties", _pytest("tests/python/thirdparty")),
     Pass("Python, late", _pytest(*LATE), ("--late",)),

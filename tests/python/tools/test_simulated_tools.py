@@ -97,9 +97,16 @@ def test_the_sanitizer_s_stand_in_runs_the_command_with_guards(monkeypatch, tool
     assert child(*stand_in, *options, sys.executable, "-c", code).strip() == guards
 
 
-def test_the_racecheck_stand_in_runs_a_file_of_what_memcheck_has_run():
+@pytest.mark.parametrize(
+    ("words", "ran"),
+    [
+        (["tests/python/ops", "-q"], ["tests/python/ops/test_devices_and_streams.py", "-q"]),
+        (["~[graph]"], ["~[graph]", "--list-tests"]),
+    ],
+    ids=["Python", "C++"],
+)
+def test_the_racecheck_stand_in_runs_a_part_of_what_memcheck_has_run(words, ran):
     stand_in = (str(ROOT / "tools" / "simulated_gpu.py"), "--as-compute-sanitizer")
     options = ("--tool", "racecheck", "--error-exitcode", "9", "--print-limit", "20")
     code = "import sys; print(*sys.argv[1:])"
-    ran = child(*stand_in, *options, sys.executable, "-c", code, "tests/python/ops", "-q")
-    assert ran.split() == ["tests/python/ops/test_devices_and_streams.py", "-q"]
+    assert child(*stand_in, *options, sys.executable, "-c", code, *words).split() == ran
