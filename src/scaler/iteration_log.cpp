@@ -10,6 +10,7 @@
 #include <limits>
 #include <new>
 #include <span>
+#include <utility>
 
 namespace fastamp::scaler {
 namespace {
@@ -53,7 +54,7 @@ NonFiniteByPosition read_counts(const Counts& counts) {
 }
 
 IterationLog::Iterations IterationLog::prepare(const at::Tensor& scale,
-                                               const std::vector<Outcome>& outcomes, bool notifies,
+                                               std::vector<Outcome> outcomes, bool notifies,
                                                const at::Tensor& ring_row) {
   std::vector<at::Tensor> scalars{scale};
   for (const auto& outcome : outcomes) {
@@ -63,7 +64,8 @@ IterationLog::Iterations IterationLog::prepare(const at::Tensor& scale,
     scalars.push_back(ring_row);
   }
   Iterations prepared;
-  prepared.push_back({.outcomes = outcomes, .notifies = notifies, .readback = Readback(scalars)});
+  prepared.push_back(
+      {.outcomes = std::move(outcomes), .notifies = notifies, .readback = Readback(scalars)});
   return prepared;
 }
 

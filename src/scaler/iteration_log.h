@@ -73,7 +73,7 @@ class FASTAMP_API IterationLog {
   /// @param notifies  take_skips() returns its skips.
   /// @param ring_row     Where the iteration's will be, as kernels::ScaleHistory lays it out, for
   ///     that; may be undefined.
-  static Iterations prepare(const at::Tensor& scale, const std::vector<Outcome>& outcomes,
+  static Iterations prepare(const at::Tensor& scale, std::vector<Outcome> outcomes,
                             bool notifies = false, const at::Tensor& ring_row = {});
   /// Starts reading back what the iteration did. Needs no memory.
   void expect(Iterations prepared);

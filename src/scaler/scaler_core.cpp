@@ -512,14 +512,15 @@ void ScalerCore::start_iteration(Passed passed) {
 }
 
 ScalerCore::PreparedEnd ScalerCore::prepare_end(IterationEnd end) {
-  const auto& [tensors, rules, outcomes, new_scale, capturing] = end;
+  auto& [tensors, rules, outcomes, new_scale, capturing] = end;
   if (outcomes.empty() && !new_scale.defined()) {
     throw NoGradients(
         "update: expected unscale_() or step() on an optimizer with gradients before it, got "
         "neither: No inf checks were recorded prior to update.");
   }
   PreparedEnd prepared;
-  if (!outcomes.empty()) {
+  prepared.has_outcomes_ = !outcomes.empty();
+  if (prepared.has_outcomes_) {
     for (const auto& outcome : outcomes) {
       prepared.flags_.insert(prepared.flags_.end(), outcome.flags.begin(), outcome.flags.end());
     }
@@ -529,7 +530,7 @@ ScalerCore::PreparedEnd ScalerCore::prepare_end(IterationEnd end) {
     }
   }
   if (!capturing) {
-    prepared.to_note_ = prepare_outcomes(tensors.scale, outcomes);
+    prepared.to_note_ = prepare_outcomes(tensors.scale, std::exchange(outcomes, {}));
   }
   prepared.passed_ = prepare_passed();
   prepared.end_ = std::move(end);
@@ -560,7 +561,7 @@ void ScalerCore::end_iteration(IterationEnd end) { end_iteration(prepare_end(std
 
 void ScalerCore::end_iteration(PreparedEnd prepared) {
   auto& [tensors, rules, outcomes, new_scale, capturing] = prepared.end_;
-  if (outcomes.empty()) {
+  if (!prepared.has_outcomes_) {
     const at::NoGradGuard no_grad;
     tensors.scale.copy_(new_scale.reshape({}));
   } else {
@@ -583,20 +584,23 @@ void ScalerCore::note_replay(const ScaleTensors& tensors, const std::vector<Outc
   note_outcomes(prepare_outcomes(tensors.scale, captured));
 }
 
-ScalerCore::PreparedOutcomes ScalerCore::prepare_outcomes(
-    const at::Tensor& scale, const std::vector<Outcome>& outcomes) const {
-  const bool has_row = !outcomes.empty() && scale_history_.keeps_history();
+ScalerCore::PreparedOutcomes ScalerCore::prepare_outcomes(const at::Tensor& scale,
+                                                          std::vector<Outcome> outcomes) const {
   const bool notifies = !outcomes.empty() && !skip_hooks_.empty();
+  // A view of the ring takes as long as the pass over a small gradient.
+  const bool has_readers = notifies || !loggers_.empty();
+  const bool has_row = has_readers && !outcomes.empty() && scale_history_.keeps_history();
   const auto row = has_row ? scale_history_.next_row() : at::Tensor();
-  PreparedOutcomes prepared{
-      .iteration = IterationLog::prepare(scale, outcomes, notifies, notifies ? row : at::Tensor()),
-      .rows = {}};
+  PreparedOutcomes prepared{.iteration = IterationLog::prepare(scale, std::move(outcomes), notifies,
+                                                               notifies ? row : at::Tensor()),
+                            .rows = {}};
   if (has_row) {
     prepared.rows.reserve(loggers_.size());
     for (const auto& logger : loggers_) {
-      prepared.rows.push_back(logger->is_released()
-                                  ? StepLogger::Rows()
-                                  : StepLogger::prepare(log_.iterations(), row, outcomes));
+      prepared.rows.push_back(
+          logger->is_released()
+              ? StepLogger::Rows()
+              : StepLogger::prepare(log_.iterations(), row, prepared.iteration.front().outcomes));
     }
   }
   return prepared;

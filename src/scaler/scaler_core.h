@@ -256,8 +256,7 @@ class FASTAMP_API ScalerCore {
 
   Passed prepare_passed() const;
   void start_iteration(Passed passed);
-  PreparedOutcomes prepare_outcomes(const at::Tensor& scale,
-                                    const std::vector<Outcome>& outcomes) const;
+  PreparedOutcomes prepare_outcomes(const at::Tensor& scale, std::vector<Outcome> outcomes) const;
   void note_outcomes(PreparedOutcomes prepared);
 
   std::shared_ptr<Records> records_;
@@ -273,7 +272,8 @@ class FASTAMP_API ScalerCore {
 class ScalerCore::PreparedEnd {
   friend class ScalerCore;
 
-  IterationEnd end_;
+  IterationEnd end_;  ///< Its outcomes are in to_note_, unless they are captured.
+  bool has_outcomes_ = false;
   std::vector<at::Tensor> flags_;
   at::Tensor norm_;  ///< May be undefined.
   PreparedOutcomes to_note_;

@@ -49,6 +49,28 @@ def test_the_norm_in_the_history_is_over_all_optimizers():
     assert scaler.history()[0].norm == pytest.approx(5.0)
 
 
+def test_an_iteration_that_nobody_listens_to_makes_no_view_of_the_history():
+    parameter = torch.nn.Parameter(torch.zeros(16))
+    parameter.grad = torch.ones(16)
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    scaler = fastamp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+
+    def iteration() -> None:
+        scaler.unscale_(optimizer)
+        scaler.update()
+
+    def views() -> int:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            iteration()
+        return sum(event.name == "aten::select" for event in profile.events())
+
+    iteration()  # makes what is kept
+    assert views() == 0
+    scaler.register_on_skip(print)
+    assert views() == 1
+
+
 def test_history_can_be_left_out():
     model, optimizer = model_and_optimizer()
     scaler = fastamp.GradScaler("cpu", history_size=0)
