@@ -174,7 +174,7 @@ BENCHES: dict[str, tuple[str, float]] = {
     ),
     "bench-float8": ("^cuda: fp8", 1.3),
     "bench-training": (
-        "^cuda: (digits|ResNet|ViT|BERT|GPT|12 blocks|weight copies|inference|lean weights|"
+        "^cuda: (digits|ResNet|ViT|BERT|GPT|12 blocks|weight copies|inference|16-bit weights|"
         "a step of four)",
         2.3,
     ),

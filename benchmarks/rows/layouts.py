@@ -26,10 +26,18 @@ LAYOUTS: tuple[tuple[str, torch.dtype, dict[str, Any]], ...] = (
     ("bf16 moments", torch.float32, NARROW),
     ("8-bit moments", torch.float32, CODES),
     ("bf16 parameters", torch.bfloat16, {}),
-    ("bf16 parameters, rests", torch.bfloat16, {"master": "remainder"}),
-    ("bf16 parameters, rests, bf16 moments", torch.bfloat16, {"master": "remainder", **NARROW}),
-    ("bf16 parameters, rests, 8-bit moments", torch.bfloat16, {"master": "remainder", **CODES}),
-    ("fp16 parameters, rests, bf16 moments", torch.float16, {"master": "remainder", **NARROW}),
+    ("bf16 parameters, remainders", torch.bfloat16, {"master": "remainder"}),
+    (
+        "bf16 parameters, remainders, bf16 moments",
+        torch.bfloat16,
+        {"master": "remainder", **NARROW},
+    ),
+    (
+        "bf16 parameters, remainders, 8-bit moments",
+        torch.bfloat16,
+        {"master": "remainder", **CODES},
+    ),
+    ("fp16 parameters, remainders, bf16 moments", torch.float16, {"master": "remainder", **NARROW}),
 )
 
 

@@ -31,7 +31,7 @@ PASSES, STEPS = 2, 3
 
 _NARROW = {"state_dtype": DTYPE}
 _CODES = {"state_dtype": "8bit"}
-_RESTS = {"master": "remainder"}
+_REMAINDERS = {"master": "remainder"}
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,28 @@ LAYOUTS = {
     FASTAMP: Layout({"autocast_dtype": DTYPE}),
     "bf16 moments": Layout({"autocast_dtype": DTYPE, **_NARROW}),
     "8-bit moments": Layout({"autocast_dtype": DTYPE, **_CODES}),
-    "lean": Layout({}, torch.float32),
-    "lean, rests": Layout(_RESTS, torch.float32),
-    "lean, rests, bf16 moments": Layout({**_RESTS, **_NARROW}, torch.float32),
-    "lean, bf16 gradients, rests": Layout(_RESTS, DTYPE),
-    "lean, bf16 gradients, rests, bf16 moments": Layout({**_RESTS, **_NARROW}, DTYPE),
-    "lean, bf16 gradients, rests, 8-bit moments": Layout({**_RESTS, **_CODES}, DTYPE),
+    "16-bit weights": Layout({}, torch.float32),
+    "16-bit weights, remainders": Layout(_REMAINDERS, torch.float32),
+    "16-bit weights, remainders, bf16 moments": Layout({**_REMAINDERS, **_NARROW}, torch.float32),
+    "16-bit weights, bf16 gradients, remainders": Layout(_REMAINDERS, DTYPE),
+    "16-bit weights, bf16 gradients, remainders, bf16 moments": Layout(
+        {**_REMAINDERS, **_NARROW}, DTYPE
+    ),
+    "16-bit weights, bf16 gradients, remainders, 8-bit moments": Layout(
+        {**_REMAINDERS, **_CODES}, DTYPE
+    ),
     "bf16 parameters": Layout({}, is_low=True),
-    "bf16 parameters, rests": Layout(_RESTS, is_low=True),
-    "bf16 parameters, rests, bf16 moments": Layout({**_RESTS, **_NARROW}, is_low=True),
-    "bf16 parameters, rests, 8-bit moments": Layout({**_RESTS, **_CODES}, is_low=True),
+    "bf16 parameters, remainders": Layout(_REMAINDERS, is_low=True),
+    "bf16 parameters, remainders, bf16 moments": Layout({**_REMAINDERS, **_NARROW}, is_low=True),
+    "bf16 parameters, remainders, 8-bit moments": Layout({**_REMAINDERS, **_CODES}, is_low=True),
 }
 # What is timed; more would take the memory of a small machine.
-TIMED = (BASELINE, FASTAMP, "lean", "lean, bf16 gradients, rests, bf16 moments")
+TIMED = (
+    BASELINE,
+    FASTAMP,
+    "16-bit weights",
+    "16-bit weights, bf16 gradients, remainders, bf16 moments",
+)
 
 
 def stored_in(layout: Layout, model: torch.nn.Module, example: Any, **options: Any) -> Any:
@@ -168,7 +177,7 @@ def rows(device: str) -> list[Row]:
     workload = _workload(device)
     return [
         Row(
-            f"{device}: lean weights: {workload.name}, {workload.units} tokens, bf16",
+            f"{device}: 16-bit weights: {workload.name}, {workload.units} tokens, bf16",
             partial(_candidates, workload, device),
             GROUP,
             device,
