@@ -42,7 +42,8 @@ def main(model):
     global seen
     for _ in range(2):
         seen = []
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        device = next(model.parameters()).device.type
+        with torch.autocast(device, dtype=torch.bfloat16):
             model(torch.ones(1, 4))
         print(json.dumps(seen))
 
@@ -79,7 +80,13 @@ def test_a_program_runs_under_a_file(tmp_path: Path, policy: str, expected: list
 
 
 @pytest.mark.parametrize(
-    "wrap", ["torch.nn.DataParallel", "(lambda m: torch.compile(m, backend='eager'))"]
+    "wrap",
+    [
+        # It runs on CUDA wherever there is a device.
+        "(lambda m: nn.DataParallel(m.cuda() if torch.cuda.is_available() else m))",
+        "(lambda m: torch.compile(m, backend='eager'))",
+    ],
+    ids=["DataParallel", "compile"],
 )
 def test_wrappers_do_not_change_names(tmp_path: Path, wrap: str):
     assert run(tmp_path, '[modules]\nhead = "fp32"\n', wrap) == [LOW, LOW, HIGH]
