@@ -217,11 +217,15 @@ class PythonScalerCore {
   }
 
   /// The norm; None if gradients have to be unscaled first, for clip_norm().
-  /// @param forgets_edited  As forget_if_edited() first.
+  /// @param is_guard  It is a guard's: as forget_if_edited() first, and None, too, if parameters are
+  ///     laid out on meshes, which a scaler has asked for.
   MaybeTensor clip_norm_at_step(py::handle scaler, py::handle optimizer, double max_norm,
-                                bool error_if_nonfinite, bool forgets_edited) {
-    if (forgets_edited) {
+                                bool error_if_nonfinite, bool is_guard) {
+    if (is_guard) {
       forget_if_edited(scaler, optimizer);
+      if (is_laid_out(optimizer)) {
+        return std::nullopt;
+      }
     }
     auto call = call_on(scaler, optimizer);
     if (!call.is_ready()) {
@@ -343,7 +347,7 @@ class PythonScalerCore {
     auto call = call_on(guard, optimizer);
     auto& record = call.record();
     bool by_position = false;
-    if (!checked && !is_checked_unscaled(call, by_position)) {
+    if (!checked && !is_checked_unscaled(call, optimizer, by_position)) {
       return {};
     }
     if (record.shares_gradients) {
@@ -369,11 +373,11 @@ class PythonScalerCore {
   }
 
   /// Checks gradients at a scale of 1, in place where they cannot be checked otherwise; false if
-  /// only Python can.
+  /// only Python can: of tensor subclasses, and of parameters on meshes, whose ranks have to agree.
   bool check_unscaled(py::handle guard, py::handle optimizer) {
     auto call = call_on(guard, optimizer);
     bool by_position = false;
-    return is_checked_unscaled(call, by_position);
+    return is_checked_unscaled(call, optimizer, by_position);
   }
 
   /// Forgets what was put off to a step for gradients that were overwritten since.
@@ -606,7 +610,10 @@ class PythonScalerCore {
     return *checked;
   }
 
-  bool is_checked_unscaled(OptimizerCall& call, bool& by_position) {
+  bool is_checked_unscaled(OptimizerCall& call, py::handle optimizer, bool& by_position) {
+    if (is_laid_out(optimizer)) {
+      return false;
+    }
     call.forget_if_scaled_anew();
     if (call.is_ready() && check(call, by_position)) {
       return true;

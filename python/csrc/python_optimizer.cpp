@@ -267,6 +267,19 @@ bool may_share_gradients(py::handle optimizer) {
   });
 }
 
+bool is_laid_out(py::handle optimizer) {
+  const auto groups = param_groups_of(optimizer);
+  for (Py_ssize_t g = 0; g < PySequence_Fast_GET_SIZE(groups.ptr()); ++g) {
+    const auto params = as_fast_sequence(get_params(PySequence_Fast_GET_ITEM(groups.ptr(), g)));
+    PyObject** const first = PySequence_Fast_ITEMS(params.ptr());
+    const auto is_plain = [](PyObject* item) { return THPVariable_CheckExact(item); };
+    if (!std::all_of(first, first + PySequence_Fast_GET_SIZE(params.ptr()), is_plain)) {
+      return !py::dict(python_function("meshes_of")(optimizer)).empty();
+    }
+  }
+  return false;
+}
+
 PythonGradients gather(py::handle optimizer, scaler::Purpose purpose) {
   scaler::GradientGroups groups(purpose);
   PythonGradients gradients;

@@ -334,7 +334,7 @@ class ScalerCore:
         optimizer: object,
         max_norm: float,
         error_if_nonfinite: bool,
-        forgets_edited: bool,
+        is_guard: bool,
         /,
     ) -> Tensor | None: ...
     def clip_norm(

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "check_is_optimizer",
     "clip_values",
+    "meshes_of",
     "multiply_subclasses",
     "norm_groups",
     "norm_of_copies",
@@ -93,9 +94,15 @@ def two_norm_of(optimizer: Any) -> Tensor | None:
     return norm_with_subclasses([], with_gradients, 2.0) if with_gradients else None
 
 
-def norm_over(optimizer: Any, mesh: Any, norm_type: float) -> Callable[[], Tensor]:
-    """Returns what computes the norm of an optimizer's gradients over several ranks."""
+def norm_over(optimizer: Any, mesh: Any, norm_type: float) -> Callable[[], Tensor] | None:
+    """Returns what computes the norm of an optimizer's gradients over ranks; None if it is local.
+
+    Raises:
+        TypeError, ValueError: As :func:`norm_groups`.
+    """
     groups = norm_groups(optimizer, mesh, norm_type)
+    if not groups:
+        return None
     return lambda: norm_over_ranks(parameters_of(optimizer), groups, norm_type)
 
 

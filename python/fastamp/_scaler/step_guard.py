@@ -15,7 +15,6 @@ import fastamp._C as _C
 from fastamp._scaler import steps
 from fastamp._scaler.checks import Past
 from fastamp._scaler.gradients import (
-    norm_groups,
     norm_of_copies,
     norm_over,
     parameters_of,
@@ -230,11 +229,6 @@ class StepGuard:
             return plain(*args, **kwargs)
         if torch.compiler.is_dynamo_compiling():
             return _step_uncompiled(self, plain, args, kwargs)
-        return self._step_now(plain, args, kwargs)
-
-    def _step_now(
-        self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
         optimizer: Any = self._optimizer()  # It is stepping.
         closure = loss = None
         if args or kwargs:
@@ -317,19 +311,12 @@ class StepGuard:
         self._norm_is_agreed = False
         agree = self._agree_on if agrees else None
         begin = self._core.begin_unscaled_step
-        amp_step, seen = None, False
-        if not self._is_laid_out(optimizer):
-            amp_step, seen = begin(self, optimizer, False, not_finite, self._spike, None, agree)
+        amp_step, seen = begin(self, optimizer, False, not_finite, self._spike, None, agree)
         if amp_step is None:
             norm = self._check_subclasses(optimizer)
             amp_step, seen = begin(self, optimizer, True, not_finite, self._spike, norm, agree)
         assert amp_step is not None
         return amp_step, seen
-
-    @staticmethod
-    def _is_laid_out(optimizer: torch.optim.Optimizer) -> bool:
-        """Whether ranks of meshes have to agree, also those that have no gradients."""
-        return bool(meshes_of(optimizer))
 
     def _check_subclasses(self, optimizer: torch.optim.Optimizer) -> Tensor | None:
         """Checks gradients of which some are tensor subclasses; the norm for the spike rule."""
@@ -447,8 +434,9 @@ class StepGuard:
         """
         optimizer = self._guarded("clip_grad_norm_")
         norm_type = float(norm_type)
-        is_local = not norm_groups(optimizer, mesh, norm_type)
-        norm_function = None if is_local else norm_over(optimizer, mesh, norm_type)
+        norm_function = None
+        if mesh is not None or norm_type != 2.0:  # Else the core knows if there are meshes.
+            norm_function = norm_over(optimizer, mesh, norm_type)
         at_step = norm_type == 2.0 and norm_function is None
         is_first = at_step and self._clipped is None
         core = self._prepare(optimizer) if is_first else self._begin_clip(optimizer)
@@ -460,22 +448,12 @@ class StepGuard:
                     self, optimizer, float(max_norm), error_if_nonfinite, True
                 )
             if norm is None:
-                self._check(optimizer)
-                if (
-                    error_if_nonfinite
-                    and norm_function is not None
-                    and self._is_laid_out(optimizer)
-                ):
-                    state = self._per_optimizer_states[id(optimizer)]
-                    norm_function = norm_of_copies(norm_function, state)
-                norm = core.clip_norm(
-                    self,
+                norm = self._clip_checked(
                     optimizer,
                     float(max_norm),
                     norm_type,
                     error_if_nonfinite,
-                    True,
-                    norm_function,
+                    norm_over(optimizer, mesh, norm_type) if at_step else norm_function,
                 )
         finally:
             self.process_group = None
@@ -484,6 +462,22 @@ class StepGuard:
             self._norm_is_agreed = self._reaches_all(mesh, norm_type) and not self._not_finite
             self._not_finite.append(norm)
         return norm
+
+    def _clip_checked(
+        self,
+        optimizer: torch.optim.Optimizer,
+        max_norm: float,
+        norm_type: float,
+        error_if_nonfinite: bool,
+        norm_function: Callable[[], Tensor] | None,
+    ) -> Tensor:
+        self._check(optimizer)
+        if error_if_nonfinite and norm_function is not None and meshes_of(optimizer):
+            state = self._per_optimizer_states[id(optimizer)]
+            norm_function = norm_of_copies(norm_function, state)
+        return self._core.clip_norm(
+            self, optimizer, max_norm, norm_type, error_if_nonfinite, True, norm_function
+        )
 
     def _begin_clip(self, optimizer: torch.optim.Optimizer) -> _C.ScalerCore:
         core = self._prepare(optimizer)
@@ -499,7 +493,7 @@ class StepGuard:
             self._clipped = (_versions_of(optimizer), self._clipped[1])
 
     def _check(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._is_laid_out(optimizer) or not self._core.check_unscaled(self, optimizer):
+        if not self._core.check_unscaled(self, optimizer):
             self._check_subclasses(optimizer)
 
     def _reaches_all(self, mesh: Any, norm_type: float) -> bool:
@@ -529,7 +523,7 @@ class StepGuard:
             raise ValueError(f"clip_grad_value_: expected clip_value >= 0, got {clip_value}")
         optimizer = self._guarded("clip_grad_value_")
         core = self._begin_clip(optimizer)
-        may_check = not self._is_laid_out(optimizer)
+        may_check = not meshes_of(optimizer)
         while (
             todo := core.clip_value(self, optimizer, clip_value, True, may_check)
         ) != _C.ClipNext.NOTHING:
@@ -704,7 +698,7 @@ _guards: weakref.WeakKeyDictionary[Any, StepGuard] = weakref.WeakKeyDictionary()
 def _step_uncompiled(
     guard: StepGuard, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    return guard._step_now(plain, args, kwargs)
+    return guard._step(plain, args, kwargs)
 
 
 def guard_of(optimizer: Any) -> StepGuard | None:
