@@ -163,5 +163,5 @@ def rows(device: str) -> list[Row]:
     if device == "cuda":
         lists["ViT-B"] = partial(transformer_shapes, 12, 768, [768, 197, 1000])
         lists["GPT-2"] = partial(transformer_shapes, 12, 768, [50257, 1024])
-    found += [_guarded(device, *each) for each in ((10, 1000), (1000, 16), LARGE)]
+    found += [_guarded(device, *each) for each in ((10, 16), (10, 1000), (1000, 16), LARGE)]
     return found + [_large(device, name, shapes) for name, shapes in lists.items()]

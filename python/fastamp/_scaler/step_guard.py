@@ -240,8 +240,9 @@ class StepGuard:
         spike = None if self._spike is None else self._spike.copy()
         self._is_stepping = True
         try:
-            amp_step, is_observed = self._decide(optimizer)
-            if self._steps_on_device(optimizer):
+            amp_step, is_observed = self._decide(core, optimizer)
+            supports = getattr(optimizer, "_fastamp_supports_amp_step", False) is True
+            if supports and not call_is_a_message(optimizer):
                 result = optimizer._fastamp_amp_step(amp_step, is_observed, *args, **kwargs)
             elif getattr(optimizer, "_step_supports_amp_scaling", False):
                 result = self._step_by_flag(optimizer, amp_step, args, kwargs)
@@ -258,12 +259,8 @@ class StepGuard:
             raise
         finally:
             self._is_stepping = False
-        self._end(optimizer)
+        self._end(core, optimizer)
         return result if closure is None else loss
-
-    def _steps_on_device(self, optimizer: Any) -> bool:
-        supports = getattr(optimizer, "_fastamp_supports_amp_step", False) is True
-        return supports and not call_is_a_message(optimizer)
 
     def _step_by_flag(
         self, optimizer: Any, amp_step: _C.AmpStep, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -305,12 +302,14 @@ class StepGuard:
         assert core is not None
         return core
 
-    def _decide(self, optimizer: torch.optim.Optimizer) -> tuple[_C.AmpStep, bool]:
+    def _decide(
+        self, core: _C.ScalerCore, optimizer: torch.optim.Optimizer
+    ) -> tuple[_C.AmpStep, bool]:
         not_finite, self._not_finite = self._not_finite, []
         agrees = self._group is not None and not self._norm_is_agreed
         self._norm_is_agreed = False
         agree = self._agree_on if agrees else None
-        begin = self._core.begin_unscaled_step
+        begin = core.begin_unscaled_step
         amp_step, seen = begin(self, optimizer, False, not_finite, self._spike, None, agree)
         if amp_step is None:
             norm = self._check_subclasses(optimizer)
@@ -342,14 +341,13 @@ class StepGuard:
         if key in self._per_optimizer_states:
             self._per_optimizer_states[free] = self._per_optimizer_states.pop(key)
 
-    def _end(self, optimizer: torch.optim.Optimizer) -> None:
+    def _end(self, core: _C.ScalerCore, optimizer: torch.optim.Optimizer) -> None:
         self._clipped = None
         if self._statistics is not None:
             states = self._per_optimizer_states.values()
             self._statistics.poll(
                 flag for state in states for flag in state["found_inf_per_device"].values()
             )
-        core = self._core
         has_news = core.end_step()
         if has_news is None:
             core.forget(self, optimizer)  # There were no gradients.

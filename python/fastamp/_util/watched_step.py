@@ -61,9 +61,8 @@ class GuardedStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Steps under the guard, unless a gradient scaler has decided on this step already."""
-        optimizer: Any = self._optimizer()
-        decided = "_fastamp_pending_amp_step" in vars(optimizer) or "found_inf" in vars(optimizer)
-        if self.guarded is None or decided:
+        own = vars(self._optimizer())
+        if self.guarded is None or "_fastamp_pending_amp_step" in own or "found_inf" in own:
             return self.plain(*args, **kwargs)
         return self.guarded(self.plain, args, kwargs)
 
