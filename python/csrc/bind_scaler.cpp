@@ -106,7 +106,7 @@ auto with_torchs_error(const Function& function) {
 class PythonScalerCore {
  public:
   /// @param move_state  Called with the key of an optimizer that is gone, and another one: renames
-  ///     its entry in the scaler's `_per_optimizer_states`.
+  ///     its entry in the scaler's `_per_optimizer_states`. None: of a guard, which has no entries.
   PythonScalerCore(double init_scale, int64_t history_size, const std::string& device,
                    py::object move_state)
       : core_(std::make_shared<ScalerCore>(init_scale, history_size)),
@@ -171,6 +171,19 @@ class PythonScalerCore {
     record_of(*core_, optimizer, end_)
         ->foreign_counts.push_back(std::make_shared<const scaler::NonFiniteCounts>(
             scaler::NonFiniteCounts{counts.device(), std::move(positions), counts}));
+  }
+
+  /// Notes that Python has checked a guarded optimizer's gradients in place.
+  /// @param flags  Of each device, as ranks of meshes have agreed on them.
+  void note_checked(py::handle optimizer, std::vector<at::Tensor> flags) {
+    record_of(*core_, optimizer, end_)->progress = {.stage = scaler::Stage::kUnscaled,
+                                                    .flags = std::move(flags)};
+  }
+
+  /// The flags of a guarded optimizer's gradients, until the step ends; none before a check.
+  std::vector<at::Tensor> flags(py::handle optimizer) const {
+    const auto record = find_record(*core_, optimizer);
+    return record == nullptr ? std::vector<at::Tensor>() : record->progress.flags;
   }
 
   void note_still_scaled(py::handle optimizer, const at::Tensor& scale) {
@@ -587,7 +600,10 @@ class PythonScalerCore {
   /// An optimizer is being destroyed. What it did counts until its iteration ends.
   static void note_end(ScalerCore& core, std::intptr_t key, const py::object& move_state) {
     const auto record = core.find(key);
-    move_state(key, core.set_aside(key));
+    const auto free = core.set_aside(key);
+    if (!move_state.is_none()) {
+      move_state(key, free);
+    }
     if (record != nullptr && record->pass != nullptr) {
       const auto pass = record->pass;
       pass->forget();
@@ -641,6 +657,8 @@ void bind_iterations(py::class_<Core>& type) {
       .def("unscale_grads", wrap_pybind_function(&Core::unscale_grads))
       .def("note_foreign_counts", wrap_pybind_function(&Core::note_foreign_counts))
       .def("note_still_scaled", wrap_pybind_function(&Core::note_still_scaled))
+      .def("note_checked", wrap_pybind_function(&Core::note_checked))
+      .def("flags", wrap_pybind_function(&Core::flags))
       .def("apply_clips", wrap_pybind_function(&Core::apply_clips))
       .def("agree", wrap_pybind_function(&Core::agree))
       .def("new_flag", wrap_pybind_function(&Core::new_flag))

@@ -334,6 +334,10 @@ OptimizerCall::OptimizerCall(scaler::RecordPointer record, py::handle scaler, py
   scale_ = py::cast<at::Tensor>(attribute(scaler.ptr(), keys[0]));
   states_ = attribute(scaler.ptr(), keys[1]);
   times_scaled_ = py::cast<std::uint64_t>(attribute(scaler.ptr(), keys[2]));
+  if (states_.is_none()) {
+    known_ = record_->progress;
+    return;
+  }
   if (PyObject* const own = state()) {
     PyObject* const stage = item(own, stage_key());
     for (const auto reached : {Stage::kUnscaled, Stage::kStepped}) {
@@ -377,19 +381,24 @@ void OptimizerCall::forget_if_scaled_anew() const {
   }
 }
 
-PyObject* OptimizerCall::state() const { return item(states_.ptr(), key_.ptr()); }
+PyObject* OptimizerCall::state() const {
+  return states_.is_none() ? nullptr : item(states_.ptr(), key_.ptr());
+}
 
 void OptimizerCall::write_progress() {
   const auto& [stage, flags] = record_->progress;
   if (same_progress(record_->progress, known_)) {
     return;
   }
+  if (flags.size() == 1) {
+    handle_of(*record_).flag = py::cast(flags.front());
+  }
+  if (states_.is_none()) {
+    return;
+  }
   py::dict by_device;
   for (const auto& flag : flags) {
     by_device[py::cast(flag.device())] = py::cast(flag);
-  }
-  if (flags.size() == 1) {
-    handle_of(*record_).flag = py::cast(flags.front());
   }
   auto own = py::reinterpret_borrow<py::object>(state());
   if (own.ptr() == nullptr) {

@@ -90,7 +90,7 @@ std::optional<at::ScalarType> promoted_norm_dtype(
 /// One call on a Python scaler about one of its optimizers. What the core is given comes from the
 /// scaler's fields. How far the optimizer has come is read from where torch keeps it, the
 /// dictionary `_per_optimizer_states` of the scaler, where users and subclasses read and write it,
-/// and written there after each work(). Requires the GIL.
+/// and written there after each work(). A guard has None there: its record knows. Requires the GIL.
 class OptimizerCall {
  public:
   /// @param device  The scaler's kind of device.
@@ -127,7 +127,7 @@ class OptimizerCall {
   scaler::RecordPointer record_;
   py::handle optimizer_;
   at::Tensor scale_;
-  py::object states_;
+  py::object states_;  ///< The dictionary, or None.
   py::int_ key_;
   std::uint64_t times_scaled_;
   c10::DeviceType device_;

@@ -29,8 +29,9 @@ class OptimizerHandle {
 /// Stages that an optimizer has come to in an iteration.
 enum class Stage : std::uint8_t { kReady, kUnscaled, kStepped };
 
-/// Progress: how far an optimizer has come, and what was found. Python's front end reads it from
-/// torch's `_per_optimizer_states` before each call of the core and writes it there afterwards.
+/// Progress: how far an optimizer has come, and what was found. Python's front end of scalers reads
+/// it from torch's `_per_optimizer_states` before each call of the core and writes it there
+/// afterwards.
 struct Progress {
   Stage stage = Stage::kReady;
   std::vector<at::Tensor> flags;  ///< fp32, one for each device: non-zero after an overflow.

@@ -567,7 +567,7 @@ class GradScaler(ScalerState):
         norm_function = self._unscaled_norm(optimizer, mesh, groups, norm_type)
         if error_if_nonfinite and norm_function is not None and meshes_of(optimizer):
             state = self._per_optimizer_states[id(optimizer)]
-            norm_function = norm_of_copies(norm_function, state)
+            norm_function = norm_of_copies(norm_function, state["found_inf_per_device"].values())
         return core.clip_norm(
             self,
             optimizer,

@@ -24,7 +24,7 @@ from fastamp._scaler.subclasses import (
 from fastamp._util.tensors import on_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor
 
@@ -106,17 +106,17 @@ def norm_over(optimizer: Any, mesh: Any, norm_type: float) -> Callable[[], Tenso
     return lambda: norm_over_ranks(parameters_of(optimizer), groups, norm_type)
 
 
-def norm_of_copies(norm: Callable[[], Tensor], state: dict[str, Any]) -> Callable[[], Tensor]:
+def norm_of_copies(norm: Callable[[], Tensor], flags: Iterable[Tensor]) -> Callable[[], Tensor]:
     """A norm over ranks that is NaN, too, where another rank's copy of the gradients is not finite.
 
     Args:
         norm: The norm over shards: a rank does not see its copies.
-        state: Of the optimizer: its flags, on which all ranks of its meshes have agreed.
+        flags: Of the optimizer's gradients, on which all ranks of its meshes have agreed.
     """
 
     def over_copies() -> Tensor:
         total = norm()
-        for flag in state["found_inf_per_device"].values():
+        for flag in flags:
             others = total.isfinite() & (on_device(flag, total.device) != 0)
             total = total.masked_fill(others, math.nan)
         return total

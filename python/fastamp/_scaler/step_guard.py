@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._compile import _disable_dynamo
-from torch.amp.grad_scaler import OptState
 
 import fastamp._C as _C
 from fastamp._scaler import steps
@@ -147,6 +146,7 @@ class StepGuard:
     process_group: ProcessGroup | None = None
     _scale: Tensor
     _growth_tracker: Tensor
+    _per_optimizer_states = None
 
     def __init__(
         self,
@@ -180,7 +180,6 @@ class StepGuard:
         self._history_size = history_size
         self._hooks: SkipHooks | None = None  # None: the core need not read rows of skips back.
         self._statistics: RestoredStatistics | None = None
-        self._per_optimizer_states: dict[int, dict[str, Any]] = {}
         self._times_scaled = 0  # Calls here: between two of them gradients may have become others.
         self._not_finite: list[Tensor] = []  # Beside gradients, for the next step.
         self._norm_is_agreed = False  # One of these is the same on all ranks.
@@ -279,7 +278,7 @@ class StepGuard:
                 self._scale = torch.ones((), dtype=torch.float32, device=device)
                 self._growth_tracker = torch.zeros((), dtype=torch.int32, device=device)
             self._kept_core = core = _C.ScalerCore(
-                1.0, self._history_size, self._device_of_group(device), weakly(self._move_state)
+                1.0, self._history_size, self._device_of_group(device), None
             )
             if self._hooks is not None:
                 core.notify_skips(weakly(self._notify_of_skip))
@@ -329,30 +328,20 @@ class StepGuard:
         own = {device: flag.clone() for device, flag in flags.items()}
         self._clipped = (_versions_of(optimizer), own)
         agree_over_meshes(meshes_of(optimizer), flags, flag)
-        state = {"stage": OptState.UNSCALED, "found_inf_per_device": flags}
-        self._per_optimizer_states[id(optimizer)] = state
+        self._core.note_checked(optimizer, list(flags.values()))
         return None if self._spike is None else two_norm_of(optimizer)
 
     def _agree_on(self, flag: Tensor) -> None:
         torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX, group=self._group)
 
-    def _move_state(self, key: int, free: int) -> None:
-        """The optimizer is gone. What it did still counts."""
-        if key in self._per_optimizer_states:
-            self._per_optimizer_states[free] = self._per_optimizer_states.pop(key)
-
     def _end(self, core: _C.ScalerCore, optimizer: torch.optim.Optimizer) -> None:
         self._clipped = None
         if self._statistics is not None:
-            states = self._per_optimizer_states.values()
-            self._statistics.poll(
-                flag for state in states for flag in state["found_inf_per_device"].values()
-            )
+            self._statistics.poll(core.flags(optimizer))
         has_news = core.end_step()
         if has_news is None:
             core.forget(self, optimizer)  # There were no gradients.
             return
-        self._per_optimizer_states = {}
         wait = self._hooks is not None and not self._is_captured() and self._hooks.wait()
         if has_news or wait:
             self._settle(wait)
@@ -471,8 +460,7 @@ class StepGuard:
     ) -> Tensor:
         self._check(optimizer)
         if error_if_nonfinite and norm_function is not None and meshes_of(optimizer):
-            state = self._per_optimizer_states[id(optimizer)]
-            norm_function = norm_of_copies(norm_function, state)
+            norm_function = norm_of_copies(norm_function, self._core.flags(optimizer))
         return self._core.clip_norm(
             self, optimizer, max_norm, norm_type, error_if_nonfinite, True, norm_function
         )

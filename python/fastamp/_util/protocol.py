@@ -116,7 +116,8 @@ class Scaler(Protocol):
     _growth_factor: float
     _backoff_factor: float
     _growth_interval: int
-    _per_optimizer_states: dict[int, OptimizerState]
+    #: None of a guard: its native record knows.
+    _per_optimizer_states: dict[int, OptimizerState] | None
     _min_scale: float | None
     _max_scale: float | None
     _hysteresis: int
