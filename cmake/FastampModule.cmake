@@ -19,7 +19,10 @@ function(fastamp_add_module target include soabi)
     PRIVATE "${PROJECT_SOURCE_DIR}/src" "${PROJECT_BINARY_DIR}/src"
   )
   target_include_directories(${target} SYSTEM PRIVATE "${include}")
-  target_compile_definitions(${target} PRIVATE TORCH_API_INCLUDE_EXTENSION_H)
+  target_compile_definitions(
+    ${target}
+    PRIVATE TORCH_API_INCLUDE_EXTENSION_H FASTAMP_FREE_THREADED=$<BOOL:${FASTAMP_FREE_THREADED}>
+  )
   target_link_libraries(${target} PRIVATE fastamp::fastamp fastamp_torch::python)
   fastamp_enable_warnings(${target})
   fastamp_enable_sanitizers(${target})

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings.h"
 
+#include <torch/csrc/utils/pythoncapi_compat.h>
+
 #include <array>
 
 // In C, because fastamp.torch is on the path of every op a program calls: through a Python
@@ -8,10 +10,10 @@
 namespace fastamp::python {
 namespace {
 
-/// New reference, or nullptr with no error set.
+/// New reference, or nullptr; with an error set if the name has no hash.
 PyObject* find(PyObject* module, PyObject* name) {
-  PyObject* value = PyDict_GetItemWithError(PyModule_GetDict(module), name);
-  Py_XINCREF(value);
+  PyObject* value = nullptr;
+  PyDict_GetItemRef(PyModule_GetDict(module), name, &value);
   return value;
 }
 

@@ -593,8 +593,8 @@ class PythonScalerCore {
   /// None if it is gone.
   static py::object optimizer_of(const scaler::OptimizerRecord& record) {
     const auto* const handle = static_cast<const PythonHandle*>(record.handle.get());
-    PyObject* const optimizer = handle == nullptr ? nullptr : handle->optimizer();
-    return optimizer == nullptr ? py::none() : py::reinterpret_borrow<py::object>(optimizer);
+    auto optimizer = handle == nullptr ? py::object() : handle->optimizer();
+    return optimizer ? optimizer : py::none();
   }
 
   /// An optimizer is being destroyed. What it did counts until its iteration ends.

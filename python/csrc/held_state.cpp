@@ -3,8 +3,10 @@
 
 #include "bindings.h"
 
+#include <pybind11/critical_section.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/utils/pythoncapi_compat.h>
 
 #include <cstdint>
 #include <tuple>
@@ -60,8 +62,9 @@ class SwappedName {
   /// Null if the owner does not have the name. An AttributeError would take a microsecond.
   static pybind11::object found_in(const pybind11::object& owner, const pybind11::str& name) {
     if (PyModule_Check(owner.ptr()) != 0) {
-      return pybind11::reinterpret_borrow<pybind11::object>(
-          PyDict_GetItemWithError(PyModule_GetDict(owner.ptr()), name.ptr()));
+      PyObject* found = nullptr;
+      PyDict_GetItemRef(PyModule_GetDict(owner.ptr()), name.ptr(), &found);
+      return pybind11::reinterpret_steal<pybind11::object>(found);
     }
     return owner.attr(name);
   }
@@ -89,8 +92,10 @@ class SwappedName {
 using SwappedNames = std::vector<SwappedName>;
 
 /// Names that are swapped while some thread has state, and those while compiled functions have to
-/// run eagerly. Guarded by the GIL, and held for good: threads may outlive the interpreter.
+/// run eagerly. Guarded by the GIL, or by `lock` in a Python without one, which is let go of when
+/// the GIL would be. Held for good: threads may outlive the interpreter.
 struct State {
+  const pybind11::str lock = "held state";  ///< Of a type whose creation runs no Python code.
   std::int64_t policies = 0;
   std::int64_t recipes = 0;
   bool recipes_are_guarded = true;
@@ -153,6 +158,7 @@ SwappedNames swapped_names(const std::vector<Name>& names) {
 }
 
 void set_names(const std::vector<Name>& while_held) {
+  const pybind11::scoped_critical_section locked(state().lock);
   state().while_held = swapped_names(while_held);
   follow(state().while_held, true);  // Makes what is to stand there.
   follow(state().while_held, false);
@@ -160,12 +166,14 @@ void set_names(const std::vector<Name>& while_held) {
 
 void set_names_of_dynamo(const std::vector<Name>& while_eager,
                          const pybind11::object& compiled_code) {
+  const pybind11::scoped_critical_section locked(state().lock);
   state().while_eager = swapped_names(while_eager);
   follow(state().while_eager, state().is_eager());
   state().compiled_code = compiled_code;
 }
 
 void set_recipes_guarded(bool guarded) {
+  const pybind11::scoped_critical_section locked(state().lock);
   state().recipes_are_guarded = guarded;
   follow(state().while_eager, state().is_eager());
 }
@@ -173,6 +181,7 @@ void set_recipes_guarded(bool guarded) {
 }  // namespace
 
 void hold_state(StateKind kind) {
+  const pybind11::scoped_critical_section locked(state().lock);
   auto& count = state().count(kind);
   const bool was_held = state().is_held();
   const bool was_eager = state().is_eager();
@@ -191,6 +200,7 @@ void hold_state(StateKind kind) {
 }
 
 void let_go_of_state(StateKind kind) noexcept {
+  const pybind11::scoped_critical_section locked(state().lock);
   --state().count(kind);
   if (!state().is_eager()) {
     restore_all(state().while_eager);

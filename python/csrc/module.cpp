@@ -23,7 +23,7 @@ py::dict build_info() {
 
 }  // namespace
 
-PYBIND11_MODULE(_C, m) {
+PYBIND11_MODULE(_C, m, py::mod_gil_not_used(FASTAMP_FREE_THREADED)) {
   m.doc() = "Native part of fastamp.";
   m.def("build_info", build_info);
   m.def("why_no_cuda_part", fastamp::why_no_cuda_part);

@@ -9,22 +9,26 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pythoncapi_compat.h>
+
+#include <atomic>
 
 namespace fastamp::python {
 namespace {
 
 /// torch.distributed.tensor.DTensor, or null until it is imported: before, there are none.
 PyTypeObject* dtensor_type() {
-  static PyTypeObject* type = nullptr;
+  static PyObject* const keys[] = {interned("torch.distributed.tensor"), interned("DTensor")};
+  // Found outside of an initializer: Python code may run meanwhile. Never released.
+  static std::atomic<PyTypeObject*> known{nullptr};
+  PyTypeObject* type = known.load(std::memory_order_acquire);
   if (type == nullptr) {
-    PyObject* modules = PyImport_GetModuleDict();
-    PyObject* module = PyDict_GetItemString(modules, "torch.distributed.tensor");
-    PyObject* found = module == nullptr ? nullptr : PyObject_GetAttr(module, interned("DTensor"));
-    if (found == nullptr) {
-      PyErr_Clear();  // Half imported.
-      return nullptr;
-    }
-    type = reinterpret_cast<PyTypeObject*>(found);  // Never released, nor is the module.
+    PyObject* module = PyImport_GetModule(keys[0]);
+    PyObject* found = module == nullptr ? nullptr : PyObject_GetAttr(module, keys[1]);
+    Py_XDECREF(module);
+    PyErr_Clear();  // Half imported.
+    type = reinterpret_cast<PyTypeObject*>(found);
+    known.store(type, std::memory_order_release);
   }
   return type;
 }
@@ -50,22 +54,23 @@ py::object attribute(PyObject* object, PyObject* name) {
 }
 
 py::object group_item(PyObject* group, PyObject* key) {
-  if (PyDict_CheckExact(group)) {
-    PyObject* found = PyDict_GetItemWithError(group, key);
-    if (found != nullptr) {
-      return py::reinterpret_borrow<py::object>(found);
-    }
+  PyObject* found = nullptr;
+  if (!PyDict_CheckExact(group) || PyDict_GetItemRef(group, key, &found) == 0) {
+    found = PyObject_GetItem(group, key);
   }
-  PyObject* item = PyObject_GetItem(group, key);
-  if (item == nullptr) {
+  if (found == nullptr) {
     rethrow();
   }
-  return py::reinterpret_steal<py::object>(item);
+  return py::reinterpret_steal<py::object>(found);
 }
 
 py::object optional_item(PyObject* group, PyObject* key) {
-  PyObject* found =
-      PyDict_CheckExact(group) ? PyDict_GetItemWithError(group, key) : PyObject_GetItem(group, key);
+  PyObject* found = nullptr;
+  if (!PyDict_CheckExact(group)) {
+    found = PyObject_GetItem(group, key);
+  } else {
+    PyDict_GetItemRef(group, key, &found);
+  }
   if (found == nullptr && PyErr_Occurred() != nullptr) {
     if (PyErr_ExceptionMatches(PyExc_KeyError) == 0) {
       rethrow();
@@ -75,8 +80,7 @@ py::object optional_item(PyObject* group, PyObject* key) {
   if (found == nullptr) {
     return py::none();
   }
-  return PyDict_CheckExact(group) ? py::reinterpret_borrow<py::object>(found)
-                                  : py::reinterpret_steal<py::object>(found);
+  return py::reinterpret_steal<py::object>(found);
 }
 
 void refuse_option(PyObject* key, const char* expected, py::handle got) {

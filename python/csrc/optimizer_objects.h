@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKeySet.h>
+#include <pybind11/critical_section.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
@@ -22,6 +23,10 @@ PyObject* interned(const char* text);
 /// An attribute of an object.
 /// @throws py::error_already_set  what the object raises.
 py::object attribute(PyObject* object, PyObject* name);
+
+/// Locks an object that is read without calls of Python, in a Python without a GIL; in others it
+/// costs nothing. Let go of when the GIL would be: what Python code may change is to be read anew.
+using Locked = py::scoped_critical_section;
 
 /// A list or tuple as itself, another iterable as a new list.
 /// @throws TypeError  it is not iterable.

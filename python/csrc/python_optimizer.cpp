@@ -10,9 +10,11 @@
 #include <c10/core/ScalarType.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/utils/pythoncapi_compat.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -33,14 +35,16 @@ PythonHandle& handle_of(const OptimizerRecord& record) {
 PyObject* opt_state(Stage stage) {
   // No initializers: Python code runs meanwhile, and another thread that came here with the GIL
   // would wait for a guard that is never released.
-  static std::array<PyObject*, 3> known{};
+  static std::array<std::atomic<PyObject*>, 3> known{};
   static constexpr std::array kNames{"READY", "UNSCALED", "STEPPED"};
   const auto index = static_cast<std::size_t>(stage);
-  if (known.at(index) == nullptr) {
+  PyObject* state = known.at(index).load(std::memory_order_acquire);
+  if (state == nullptr) {
     const auto states = py::module_::import("torch.amp.grad_scaler").attr("OptState");
-    known.at(index) = states.attr(kNames.at(index)).ptr();
+    state = states.attr(kNames.at(index)).ptr();
+    known.at(index).store(state, std::memory_order_release);
   }
-  return known.at(index);
+  return state;
 }
 
 PyObject* stage_key() {
@@ -72,7 +76,7 @@ void set_item(PyObject* dict, PyObject* key, PyObject* value) {
 /// memory; else undefined. Creating and destroying a Python tensor takes a sixth of the time of a
 /// short pass.
 at::Tensor spare_flag(const py::object& earlier, const at::Tensor& scale) {
-  if (earlier.ptr() != nullptr && Py_REFCNT(earlier.ptr()) == 1) {
+  if (earlier && PyUnstable_Object_IsUniquelyReferenced(earlier.ptr()) != 0) {
     const auto& flag = THPVariable_Unpack(earlier.ptr());
     if (flag.use_count() == 1 && flag.storage().use_count() == 1 &&
         flag.is_inference() == c10::InferenceMode::is_enabled() &&
@@ -165,19 +169,13 @@ std::size_t take_plain(PyObject* sequence, Py_ssize_t first, Block& block) {
 
 }  // namespace
 
-PyObject* PythonHandle::optimizer() const {
+py::object PythonHandle::optimizer() const {
   if (PyWeakref_Check(reference.ptr()) == 0) {
-    return reference.ptr();
+    return reference;
   }
-#if PY_VERSION_HEX >= 0x030D0000
   PyObject* found = nullptr;
   PyWeakref_GetRef(reference.ptr(), &found);
-  Py_XDECREF(found);  // The caller holds it, or only compares.
-  return found;
-#else
-  PyObject* found = PyWeakref_GetObject(reference.ptr());
-  return found == Py_None ? nullptr : found;
-#endif
+  return py::reinterpret_steal<py::object>(found);
 }
 
 std::intptr_t key_of(py::handle optimizer) {
@@ -186,7 +184,7 @@ std::intptr_t key_of(py::handle optimizer) {
 
 scaler::RecordPointer find_record(const scaler::ScalerCore& core, py::handle optimizer) {
   auto record = core.find(key_of(optimizer));
-  return record != nullptr && handle_of(*record).optimizer() == optimizer.ptr() ? record : nullptr;
+  return record != nullptr && handle_of(*record).optimizer().is(optimizer) ? record : nullptr;
 }
 
 scaler::RecordPointer record_of(scaler::ScalerCore& core, py::handle optimizer,
@@ -213,6 +211,7 @@ void gather_group(const py::object& params, scaler::GradientGroups& groups, Para
     groups.give_up_addresses();
   }
   const auto sequence = as_fast_sequence(params);
+  const Locked locked(sequence);
   groups.reserve(static_cast<std::size_t>(PySequence_Fast_GET_SIZE(sequence.ptr())));
   Block block{};
   // The size is read each time round: Python code called below may change the list.
@@ -235,6 +234,7 @@ void gather_group(const py::object& params, scaler::GradientGroups& groups, Para
 Parameters gather_gradients(py::handle optimizer, scaler::GradientGroups& groups) {
   Parameters foreign;
   const auto param_groups = param_groups_of(optimizer);
+  const Locked locked(param_groups);
   for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(param_groups.ptr()); ++i) {
     if (!PyDict_CheckExact(PySequence_Fast_GET_ITEM(param_groups.ptr(), i))) {
       groups.give_up_addresses();

@@ -25,9 +25,9 @@ struct PythonHandle final : scaler::OptimizerHandle {
   py::object reference;
   py::object flag;  ///< The non-finite flag of the last pass, a Python tensor.
 
-  bool is_gone() const override { return optimizer() == nullptr; }
-  /// Borrowed; null if it is gone.
-  PyObject* optimizer() const;
+  bool is_gone() const override { return !optimizer(); }
+  /// Null if it is gone.
+  py::object optimizer() const;
 };
 
 /// Said with the key of an optimizer that is being destroyed.

@@ -346,6 +346,7 @@ py::list gather_step(py::handle optimizer, StepSink& sink, const scaler::PassRes
             .listed = checked == nullptr ? nullptr : &listed,
             .writes_grads = writes_grads};
   const auto groups = as_fast_sequence(optimizer.attr("param_groups"));
+  const Locked locked_groups(groups);
   for (Py_ssize_t g = 0; g < PySequence_Fast_GET_SIZE(groups.ptr()); ++g) {
     sink.check_group(PySequence_Fast_GET_ITEM(groups.ptr(), g));
   }
@@ -353,6 +354,7 @@ py::list gather_step(py::handle optimizer, StepSink& sink, const scaler::PassRes
     const auto group =
         py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(groups.ptr(), g));
     const auto params = as_fast_sequence(group_item(group.ptr(), params_key));
+    const Locked locked_params(params);
     walk.group = group.ptr();
     walk.differentiable = sink.is_differentiable(group.ptr());
     sink.begin_group(group.ptr(), static_cast<std::size_t>(PySequence_Fast_GET_SIZE(params.ptr())));

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "region_hooks.h"
 
+#include <atomic>
+
 namespace fastamp::python {
 
 RegionHooks g_region_hooks;
@@ -25,12 +27,14 @@ namespace {
 PyObject* running_loop_function() {
   // No initializer: Python code runs meanwhile.
   static PyObject* const name = PyUnicode_InternFromString("asyncio.events");
-  static PyObject* function = nullptr;
+  static std::atomic<PyObject*> known{nullptr};  // Never released.
+  PyObject* function = known.load(std::memory_order_acquire);
   if (function == nullptr) {
     PyObject* events = PyImport_GetModule(name);
     function = events == nullptr ? nullptr : PyObject_GetAttrString(events, "_get_running_loop");
     Py_XDECREF(events);
     PyErr_Clear();  // It is being imported.
+    known.store(function, std::memory_order_release);
   }
   return function;
 }

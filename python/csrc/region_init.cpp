@@ -11,6 +11,7 @@
 #include <torch/csrc/Exceptions.h>
 
 #include <array>
+#include <atomic>
 #include <optional>
 #include <string_view>
 
@@ -19,9 +20,9 @@ namespace {
 
 /// Pairs (device, dtype) that torch's checks have let through already. They depend on the machine
 /// alone.
-std::array<std::array<bool, 2>, 2> g_checked{};
+std::array<std::array<std::atomic<bool>, 2>, 2> g_checked{};
 
-bool* checked_flag(c10::DeviceType device, c10::ScalarType dtype) {
+std::atomic<bool>* checked_flag(c10::DeviceType device, c10::ScalarType dtype) {
   const bool known_device = device == c10::kCPU || device == c10::kCUDA;
   const bool known_dtype = dtype == c10::kHalf || dtype == c10::kBFloat16;
   if (!known_device || !known_dtype) {
@@ -96,8 +97,9 @@ bool init_fast(Region* self, const Arguments& arguments) {
           ? reinterpret_cast<PyObject*>(torch::getTHPDtype(autocast::region_dtype(*device)))
           : arguments.dtype;
   const auto scalar_type = reinterpret_cast<THPDtype*>(dtype)->scalar_type;
-  const bool* checked = checked_flag(*device, scalar_type);
-  if (checked == nullptr || (arguments.enabled == Py_True && !*checked)) {
+  const auto* checked = checked_flag(*device, scalar_type);
+  if (checked == nullptr ||
+      (arguments.enabled == Py_True && !checked->load(std::memory_order_relaxed))) {
     return false;
   }
   self->wanted = {.device = *device,
@@ -137,9 +139,9 @@ int init_checked(PyObject* self, PyObject* args, PyObject* kwargs, bool gives_dt
   // torch looks for a GPU at "cuda" but not at "cuda:0": a plain name is about the
   // machine.
   const Region* region = as_region(self);
-  bool* checked = checked_flag(region->wanted.device, region->wanted.dtype);
+  auto* checked = checked_flag(region->wanted.device, region->wanted.dtype);
   if (checked != nullptr && region->wanted.enabled && plain_device(region->device).has_value()) {
-    *checked = true;
+    checked->store(true, std::memory_order_relaxed);
   }
   return 0;
 }

@@ -22,16 +22,14 @@ struct DropReference {
 };
 using Reference = std::unique_ptr<PyObject, DropReference>;
 
-Reference attribute(PyObject* object, const char* name, PyObject*& interned) {
-  if (interned == nullptr) {
-    interned = PyUnicode_InternFromString(name);
-  }
-  return Reference(interned == nullptr ? nullptr : PyObject_GetAttr(object, interned));
+/// @param name  Interned; null if there was no memory for it.
+Reference setting(PyObject* object, PyObject* name) {
+  return Reference(name == nullptr ? PyErr_NoMemory() : PyObject_GetAttr(object, name));
 }
 
 bool read_device(PyObject* region, autocast::AutocastState& out) {
-  static PyObject* interned = nullptr;
-  const Reference device = attribute(region, "device", interned);
+  static PyObject* const key = PyUnicode_InternFromString("device");
+  const Reference device = setting(region, key);
   if (device == nullptr) {
     return false;
   }
@@ -46,8 +44,8 @@ bool read_device(PyObject* region, autocast::AutocastState& out) {
 }
 
 bool read_dtype(PyObject* region, autocast::AutocastState& out) {
-  static PyObject* interned = nullptr;
-  const Reference dtype = attribute(region, "fast_dtype", interned);
+  static PyObject* const key = PyUnicode_InternFromString("fast_dtype");
+  const Reference dtype = setting(region, key);
   if (dtype == nullptr) {
     return false;
   }
@@ -62,14 +60,14 @@ bool read_dtype(PyObject* region, autocast::AutocastState& out) {
   return true;
 }
 
-bool read_flag(PyObject* region, const char* name, PyObject*& interned, bool& out) {
-  const Reference flag = attribute(region, name, interned);
+bool read_flag(PyObject* region, PyObject* name, const char* argument, bool& out) {
+  const Reference flag = setting(region, name);
   if (flag == nullptr) {
     return false;
   }
   if (PyBool_Check(flag.get()) == 0) {
     PyErr_Format(PyExc_TypeError, "autocast.__enter__: expected %s to be a bool, got %.100s",
-                 name + 1, Py_TYPE(flag.get())->tp_name);  // without the underscore
+                 argument, Py_TYPE(flag.get())->tp_name);
     return false;
   }
   out = flag.get() == Py_True;
@@ -77,11 +75,11 @@ bool read_flag(PyObject* region, const char* name, PyObject*& interned, bool& ou
 }
 
 bool read_settings(PyObject* region, autocast::AutocastState& out) {
-  static PyObject* enabled = nullptr;
-  static PyObject* cache_enabled = nullptr;
+  static PyObject* const enabled = PyUnicode_InternFromString("_enabled");
+  static PyObject* const cache_enabled = PyUnicode_InternFromString("_cache_enabled");
   return read_device(region, out) && read_dtype(region, out) &&
-         read_flag(region, "_enabled", enabled, out.enabled) &&
-         read_flag(region, "_cache_enabled", cache_enabled, out.cache_enabled);
+         read_flag(region, enabled, "enabled", out.enabled) &&
+         read_flag(region, cache_enabled, "cache_enabled", out.cache_enabled);
 }
 
 /// torch's class lets any dtype pass on CUDA. An fp8 format stands for a recipe, as in our class.

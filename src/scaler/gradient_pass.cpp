@@ -6,6 +6,7 @@
 #include "core/kernel_devices.h"
 #include "core/tensor_kind.h"
 #include "core/tensor_version.h"
+#include "core/thread_bound.h"
 #include "kernels/amp_args.h"
 #include "ops/checks.h"
 #include "scaler/functional_values.h"
@@ -492,10 +493,7 @@ std::optional<at::Tensor> norm_of_passes(const std::vector<const PassResult*>& p
   return sum_norms(used, dtype);
 }
 
-RecentPasses& RecentPasses::get() {
-  static auto* recent = new RecentPasses;
-  return *recent;
-}
+RecentPasses& RecentPasses::get() { return PerThread<RecentPasses>::make(); }
 
 void RecentPasses::remember(const std::shared_ptr<PassResult>& pass) {
   passes_.at(next_) = pass;
