@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings.h"
+#include "interned.h"
 
 #include <torch/csrc/utils/pythoncapi_compat.h>
 
@@ -19,7 +20,7 @@ PyObject* find(PyObject* module, PyObject* name) {
 
 /// New reference to the module that is mirrored, or nullptr before the mirror is set up.
 PyObject* mirrored_by(PyObject* mirror) {
-  static PyObject* const name = PyUnicode_InternFromString("__mirrored__");
+  PyObject* const name = interned_or_null<"__mirrored__">();
   PyObject* mirrored = find(mirror, name);
   if (mirrored != nullptr && PyModule_Check(mirrored) == 0) {
     Py_CLEAR(mirrored);

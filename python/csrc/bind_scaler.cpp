@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings.h"
 #include "core/cuda_part.h"
+#include "interned.h"
 #include "optimizer_objects.h"
 #include "python_optimizer.h"
 #include "python_step.h"
@@ -68,8 +69,8 @@ at::Tensor tensor(py::handle scaler, PyObject* name) {
 }
 
 scaler::ScaleTensors tensors_of(py::handle scaler) {
-  static PyObject* const keys[] = {interned("_scale"), interned("_growth_tracker"),
-                                   interned("_hysteresis_tracker"), interned("_fast_growth_limit")};
+  PyObject* const keys[] = {interned<"_scale">(), interned<"_growth_tracker">(),
+                                   interned<"_hysteresis_tracker">(), interned<"_fast_growth_limit">()};
   return {.scale = tensor(scaler, keys[0]),
           .growth_tracker = tensor(scaler, keys[1]),
           .hysteresis_tracker = tensor(scaler, keys[2]),
@@ -77,10 +78,10 @@ scaler::ScaleTensors tensors_of(py::handle scaler) {
 }
 
 scaler::ScaleRules rules_of(py::handle scaler) {
-  static PyObject* const keys[] = {interned("_growth_factor"),       interned("_backoff_factor"),
-                                   interned("_growth_interval"),     interned("_hysteresis"),
-                                   interned("_min_scale"),           interned("_max_scale"),
-                                   interned("_fast_growth_interval")};
+  PyObject* const keys[] = {interned<"_growth_factor">(),       interned<"_backoff_factor">(),
+                                   interned<"_growth_interval">(),     interned<"_hysteresis">(),
+                                   interned<"_min_scale">(),           interned<"_max_scale">(),
+                                   interned<"_fast_growth_interval">()};
   return {.growth_factor = number(scaler, keys[0]),
           .backoff_factor = number(scaler, keys[1]),
           .growth_interval = integer(scaler, keys[2]),
@@ -102,7 +103,8 @@ auto with_torchs_error(const Function& function) {
 }
 
 /// ScalerCore for the Python GradScaler: reads the scaler's fields, gathers gradients, calls the
-/// core. Guarded by the GIL.
+/// core. Used by one thread at a time; its records also by the threads that let go of optimizers,
+/// which is guarded by the GIL, or by a critical section of `move_state` in a Python without one.
 class PythonScalerCore {
  public:
   /// @param move_state  Called with the key of an optimizer that is gone, and another one: renames
@@ -111,6 +113,7 @@ class PythonScalerCore {
                    py::object move_state)
       : core_(std::make_shared<ScalerCore>(init_scale, history_size)),
         device_(c10::Device(device).type()),
+        section_(move_state),
         end_([core = std::weak_ptr(core_), move = std::move(move_state)](std::intptr_t key) {
           if (const auto alive = core.lock()) {
             note_end(*alive, key, move);
@@ -121,6 +124,7 @@ class PythonScalerCore {
   PythonScalerCore(double init_scale, const PythonScalerCore& other)
       : core_(std::make_shared<ScalerCore>(init_scale, *other.core_)),
         device_(other.device_),
+        section_(other.section_),
         end_(other.end_) {}
 
   /// Whether it did: gradients that are tensor subclasses are left to Python, with all others.
@@ -141,7 +145,7 @@ class PythonScalerCore {
   std::pair<py::dict, Parameters> unscale_grads(py::handle optimizer, const at::Tensor& inv_scale,
                                                 const at::Tensor& found_inf, bool allow_fp16,
                                                 std::uint64_t times_scaled) {
-    const auto record = record_of(*core_, optimizer, end_);
+    const auto record = record_for(optimizer);
     auto gradients = gather(optimizer, allow_fp16 ? Purpose::kCheck : Purpose::kUnscale);
     // A user's _unscale_grads_ may have raised the scaler's own flag before it called this.
     const auto use =
@@ -168,7 +172,7 @@ class PythonScalerCore {
 
   void note_foreign_counts(py::handle optimizer, std::vector<std::uint32_t> positions,
                            const at::Tensor& counts) {
-    record_of(*core_, optimizer, end_)
+    record_for(optimizer)
         ->foreign_counts.push_back(std::make_shared<const scaler::NonFiniteCounts>(
             scaler::NonFiniteCounts{counts.device(), std::move(positions), counts}));
   }
@@ -176,18 +180,18 @@ class PythonScalerCore {
   /// Notes that Python has checked a guarded optimizer's gradients in place.
   /// @param flags  Of each device, as ranks of meshes have agreed on them.
   void note_checked(py::handle optimizer, std::vector<at::Tensor> flags) {
-    record_of(*core_, optimizer, end_)->progress = {.stage = scaler::Stage::kUnscaled,
-                                                    .flags = std::move(flags)};
+    record_for(optimizer)->progress = {.stage = scaler::Stage::kUnscaled,
+                                       .flags = std::move(flags)};
   }
 
   /// The flags of a guarded optimizer's gradients, until the step ends; none before a check.
   std::vector<at::Tensor> flags(py::handle optimizer) const {
-    const auto record = find_record(*core_, optimizer);
+    const auto record = find(optimizer);
     return record == nullptr ? std::vector<at::Tensor>() : record->progress.flags;
   }
 
   void note_still_scaled(py::handle optimizer, const at::Tensor& scale) {
-    const auto record = record_of(*core_, optimizer, end_);
+    const auto record = record_for(optimizer);
     record->norm_factor = core_->scale_history().inv_scale(scale);
     if (record->ranges.step() == core_->log().iterations()) {
       record->ranges.correct(record->norm_factor);
@@ -225,7 +229,7 @@ class PythonScalerCore {
   }
 
   bool scaled_anew(py::handle scaler, py::handle optimizer) {
-    const auto record = find_record(*core_, optimizer);
+    const auto record = find(optimizer);
     return record != nullptr && OptimizerCall(record, scaler, optimizer, device_).is_scaled_anew();
   }
 
@@ -395,7 +399,7 @@ class PythonScalerCore {
 
   /// Forgets what was put off to a step for gradients that were overwritten since.
   void forget_if_edited(py::handle guard, py::handle optimizer) {
-    const auto record = find_record(*core_, optimizer);
+    const auto record = find(optimizer);
     if (record != nullptr && record->pass != nullptr && !record->pass->unchanged()) {
       forget(guard, optimizer);
     }
@@ -411,7 +415,8 @@ class PythonScalerCore {
 
   /// Returns whether poll() may have something to report.
   bool end_iteration(py::handle scaler, const MaybeTensor& new_scale, bool capturing) {
-    static PyObject* const states_key = interned("_per_optimizer_states");
+    PyObject* const states_key = interned<"_per_optimizer_states">();
+    const Locked locked(section_);
     const py::dict states = attribute(scaler.ptr(), states_key);
     scaler::IterationEnd end{.tensors = tensors_of(scaler),
                              .rules = rules_of(scaler),
@@ -444,6 +449,7 @@ class PythonScalerCore {
     if (!prepared) {
       return std::nullopt;
     }
+    const Locked locked(section_);
     core_->end_iteration(*std::move(prepared));
     return has_news();
   }
@@ -478,7 +484,7 @@ class PythonScalerCore {
   }
 
   bool was_skipped(py::handle optimizer) {
-    const auto record = find_record(*core_, optimizer);
+    const auto record = find(optimizer);
     return record != nullptr && record->skipped;
   }
 
@@ -507,6 +513,7 @@ class PythonScalerCore {
   /// (step, scale, (optimizer or None, rows) of each that overflowed) of the last overflow, or of
   /// the iteration that is not over yet if these optimizers of it have overflowed.
   py::object overflow(const std::vector<std::intptr_t>& now) {
+    const Locked locked(section_);
     scaler::IterationLog::Overflow found;
     for (const auto key : now) {
       if (const auto record = core_->find(key)) {
@@ -534,6 +541,7 @@ class PythonScalerCore {
 
   /// (step, scale, range, (optimizer or None, rows) of each) of the gradients counted last.
   py::object underflows() const {
+    const Locked locked(section_);
     const auto records = core_->records_counted_last();
     if (records.empty()) {
       return py::none();
@@ -557,7 +565,10 @@ class PythonScalerCore {
     return py::make_tuple(std::move(report), optimizers);
   }
 
-  std::size_t optimizers() const { return core_->optimizers(); }
+  std::size_t optimizers() const {
+    const Locked locked(section_);
+    return core_->optimizers();
+  }
   double scale() const { return core_->log().scale(); }
   bool skipped() const { return core_->log().skipped(); }
   int64_t skipped_in_a_row() const { return core_->log().skipped_in_a_row(); }
@@ -577,12 +588,12 @@ class PythonScalerCore {
  private:
   /// Makes what the end of a guarded step needs before the step: memory may run out.
   void prepare_end(py::handle guard, py::handle optimizer) {
-    static PyObject* const keys[] = {interned("_scale"), interned("_growth_tracker")};
+    PyObject* const keys[] = {interned<"_scale">(), interned<"_growth_tracker">()};
     const scaler::ScaleTensors one{.scale = tensor(guard, keys[0]),
                                    .growth_tracker = tensor(guard, keys[1]),
                                    .hysteresis_tracker = {},
                                    .fast_growth_limit = {}};
-    prepared_end_ = core_->prepare_unscaled_end(one, find_record(*core_, optimizer),
+    prepared_end_ = core_->prepare_unscaled_end(one, find(optimizer),
                                                 is_captured(one.scale.device()));
   }
 
@@ -599,6 +610,7 @@ class PythonScalerCore {
 
   /// An optimizer is being destroyed. What it did counts until its iteration ends.
   static void note_end(ScalerCore& core, std::intptr_t key, const py::object& move_state) {
+    const Locked locked(move_state);
     const auto record = core.find(key);
     const auto free = core.set_aside(key);
     if (!move_state.is_none()) {
@@ -610,8 +622,18 @@ class PythonScalerCore {
     }
   }
 
+  scaler::RecordPointer find(py::handle optimizer) const {
+    const Locked locked(section_);
+    return find_record(*core_, optimizer);
+  }
+  /// Makes one if there is none.
+  scaler::RecordPointer record_for(py::handle optimizer) {
+    const Locked locked(section_);
+    return record_of(*core_, optimizer, end_);
+  }
+
   OptimizerCall call_on(py::handle scaler, py::handle optimizer) {
-    return {record_of(*core_, optimizer, end_), scaler, optimizer, device_};
+    return {record_for(optimizer), scaler, optimizer, device_};
   }
 
   /// Whether gradients were checked that stay scaled until the step.
@@ -644,6 +666,7 @@ class PythonScalerCore {
 
   std::shared_ptr<ScalerCore> core_;
   c10::DeviceType device_;
+  py::object section_;
   OptimizerEnd end_;
   at::Tensor fresh_flag_;
   std::optional<ScalerCore::PreparedEnd> prepared_end_;  ///< Of a guarded step that is being made.

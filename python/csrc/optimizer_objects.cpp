@@ -5,6 +5,7 @@
 #include "core/interception.h"
 #include "core/kernel_devices.h"
 #include "core/tensor_kind.h"
+#include "interned.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/Dtype.h>
@@ -18,7 +19,7 @@ namespace {
 
 /// torch.distributed.tensor.DTensor, or null until it is imported: before, there are none.
 PyTypeObject* dtensor_type() {
-  static PyObject* const keys[] = {interned("torch.distributed.tensor"), interned("DTensor")};
+  PyObject* const keys[] = {interned<"torch.distributed.tensor">(), interned<"DTensor">()};
   // Found outside of an initializer: Python code may run meanwhile. Never released.
   static std::atomic<PyTypeObject*> known{nullptr};
   PyTypeObject* type = known.load(std::memory_order_acquire);
@@ -36,14 +37,6 @@ PyTypeObject* dtensor_type() {
 [[noreturn]] void rethrow() { throw py::error_already_set(); }
 
 }  // namespace
-
-PyObject* interned(const char* text) {
-  PyObject* string = PyUnicode_InternFromString(text);
-  if (string == nullptr) {
-    rethrow();
-  }
-  return string;
-}
 
 py::object attribute(PyObject* object, PyObject* name) {
   PyObject* value = PyObject_GetAttr(object, name);
@@ -125,7 +118,7 @@ bool is_word(const py::object& option, const char* word) {
 }
 
 at::Tensor group_rate_tensor(PyObject* group) {
-  static PyObject* key = interned("lr");
+  PyObject* const key = interned<"lr">();
   const auto rate = group_item(group, key);
   if (!THPVariable_Check(rate.ptr())) {
     return {};
@@ -146,8 +139,8 @@ void refuse_stored(py::handle optimizer, PyObject* group) {
 }
 
 StoredOptions StoredOptions::of(py::handle optimizer, PyObject* group, bool takes_codes) {
-  static PyObject* const keys[] = {interned("state_dtype"), interned("state_rounding"),
-                                   interned("master")};
+  PyObject* const keys[] = {interned<"state_dtype">(), interned<"state_rounding">(),
+                                   interned<"master">()};
   StoredOptions stored;
   bool known = true;
   const auto dtype = optional_item(group, keys[0]);
@@ -180,7 +173,7 @@ const at::Tensor* plain_tensor(PyObject* object) {
   if (dtensor == nullptr || Py_TYPE(object) != dtensor) {
     return nullptr;
   }
-  static PyObject* key = interned("_local_tensor");
+  PyObject* const key = interned<"_local_tensor">();
   PyObject* local = PyObject_GetAttr(object, key);
   if (local == nullptr) {
     rethrow();
@@ -190,34 +183,34 @@ const at::Tensor* plain_tensor(PyObject* object) {
   return plain ? &THPVariable_Unpack(local) : nullptr;
 }
 
-PyObject* StateOfParams::find(PyObject* param) {
+py::object StateOfParams::find(PyObject* param) {
   constexpr int kAhead = 4;
   if (PyDict_Check(state_.ptr())) [[likely]] {
+    const Locked locked(state_);
     auto next = position_;
     PyObject* key = nullptr;
     PyObject* value = nullptr;
     for (int i = 0; i < kAhead && PyDict_Next(state_.ptr(), &next, &key, &value) != 0; ++i) {
       if (key == param) {
         position_ = next;
-        return value;
+        return py::reinterpret_borrow<py::object>(value);
       }
     }
-    value = PyDict_GetItemWithError(state_.ptr(), param);
-    if (value == nullptr && PyErr_Occurred() != nullptr) {
+    if (PyDict_GetItemRef(state_.ptr(), param, &value) < 0) {
       rethrow();
     }
-    return value;
+    return py::reinterpret_steal<py::object>(value);
   }
   const int found = PySequence_Contains(state_.ptr(), param);
   PyObject* value = found > 0 ? PyObject_GetItem(state_.ptr(), param) : nullptr;
   if (found < 0 || (found > 0 && value == nullptr)) {
     rethrow();
   }
-  Py_XDECREF(value);  // The mapping keeps it.
-  return value;
+  return py::reinterpret_steal<py::object>(value);
 }
 
 void StateOfParams::skip(PyObject* param) {
+  const Locked locked(state_);
   auto next = position_;
   PyObject* key = nullptr;
   if (PyDict_Check(state_.ptr()) && PyDict_Next(state_.ptr(), &next, &key, nullptr) != 0 &&

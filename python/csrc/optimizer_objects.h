@@ -17,9 +17,6 @@ namespace fastamp::python {
 
 namespace py = pybind11;
 
-/// A string that dictionaries find by its address.
-PyObject* interned(const char* text);
-
 /// An attribute of an object.
 /// @throws py::error_already_set  what the object raises.
 py::object attribute(PyObject* object, PyObject* name);
@@ -94,7 +91,11 @@ class KeepAlive {
       Py_DECREF(object);
     }
   }
-  void hold(PyObject* object) { objects_.push_back(Py_NewRef(object)); }
+  void hold(py::object object) {
+    objects_.push_back(object.ptr());
+    object.release();
+  }
+  void hold(PyObject* object) { hold(py::reinterpret_borrow<py::object>(object)); }
 
  private:
   std::vector<PyObject*> objects_;
@@ -144,8 +145,8 @@ class StateOfParams {
  public:
   explicit StateOfParams(py::object state) : state_(std::move(state)) {}
 
-  /// state[param] without creating it; null if there is none. Borrowed from the state.
-  PyObject* find(PyObject* param);
+  /// state[param] without creating it; null if there is none.
+  py::object find(PyObject* param);
   /// Passes over the entry of a parameter that is not needed.
   void skip(PyObject* param);
 

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python_call_site.h"
 
+#include <pybind11/critical_section.h>
 #include <pybind11/pybind11.h>
+#include <torch/csrc/utils/pythoncapi_compat.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -52,9 +54,12 @@ py::object self_of(PyFrameObject* frame) {
 py::object children_of(PyObject* module) {
   const auto members = py::reinterpret_steal<py::object>(PyObject_GenericGetDict(module, nullptr));
   PyErr_Clear();
-  PyObject* children = members ? PyDict_GetItemString(members.ptr(), "_modules") : nullptr;
-  const bool is_dict = children != nullptr && PyDict_Check(children);
-  return py::reinterpret_borrow<py::object>(is_dict ? children : nullptr);
+  PyObject* found = nullptr;
+  if (members) {
+    PyDict_GetItemStringRef(members.ptr(), "_modules", &found);
+  }
+  auto children = py::reinterpret_steal<py::object>(found);
+  return children && PyDict_Check(children.ptr()) ? children : py::object();
 }
 
 /// Names a module as seen from one around it, such as "block.0.layer"; empty if it is not in it.
@@ -62,22 +67,24 @@ py::object children_of(PyObject* module) {
 std::string name_within(PyObject* outer, PyObject* module) {
   constexpr std::size_t kMostLookedAt = 10'000;
   struct Place {
-    PyObject* module;
-    PyObject* name;
+    py::object module;
+    py::object name;
     std::size_t parent;
   };
-  std::vector<Place> places{{outer, nullptr, 0}};
+  std::vector<Place> places{{py::reinterpret_borrow<py::object>(outer), {}, 0}};
   for (std::size_t at = 0; at < places.size() && places.size() < kMostLookedAt; ++at) {
-    const auto children = children_of(places[at].module);
+    const auto children = children_of(places[at].module.ptr());
+    const py::scoped_critical_section locked(children);
     PyObject* name = nullptr;
     PyObject* child = nullptr;
     Py_ssize_t position = 0;
     while (children && PyDict_Next(children.ptr(), &position, &name, &child) != 0) {
-      places.push_back({child, name, at});
+      places.push_back({py::reinterpret_borrow<py::object>(child),
+                        py::reinterpret_borrow<py::object>(name), at});
       if (child == module) {
         std::string path(text_of(name));
         for (std::size_t up = at; up != 0; up = places[up].parent) {
-          path.insert(0, std::string(text_of(places[up].name)) + '.');
+          path.insert(0, std::string(text_of(places[up].name.ptr())) + '.');
         }
         return path;
       }

@@ -2,6 +2,7 @@
 #include "python_optimizer.h"
 
 #include "core/tensor_kind.h"
+#include "interned.h"
 #include "optimizer_objects.h"
 #include "scaler/scale_ops.h"
 
@@ -45,16 +46,6 @@ PyObject* opt_state(Stage stage) {
     known.at(index).store(state, std::memory_order_release);
   }
   return state;
-}
-
-PyObject* stage_key() {
-  static PyObject* const key = interned("stage");
-  return key;
-}
-
-PyObject* flags_key() {
-  static PyObject* const key = interned("found_inf_per_device");
-  return key;
 }
 
 /// Borrowed; null if it is not there.
@@ -114,7 +105,7 @@ bool is_plain_sequence(PyObject* params) {
 }
 
 py::object get_params(PyObject* group) {
-  static PyObject* key = PyUnicode_InternFromString("params");
+  PyObject* const key = interned<"params">();
   PyObject* params = PyObject_GetItem(group, key);
   if (params == nullptr) {
     throw py::error_already_set();
@@ -146,7 +137,7 @@ void add_subclass(PyObject* item, scaler::GradientGroups& groups, Parameters& fo
 }
 
 py::object param_groups_of(py::handle optimizer) {
-  static PyObject* key = PyUnicode_InternFromString("param_groups");
+  PyObject* const key = interned<"param_groups">();
   return as_fast_sequence(optimizer.attr(py::handle(key)));
 }
 
@@ -312,7 +303,7 @@ at::Tensor torchs_norm(const PythonGradients& gradients, double norm_type) {
 }
 
 FlagAgreement agreement_of(py::handle scaler) {
-  static PyObject* const key = interned("process_group");
+  PyObject* const key = interned<"process_group">();
   if (attribute(scaler.ptr(), key).is_none()) {
     return nullptr;
   }
@@ -329,8 +320,8 @@ OptimizerCall::OptimizerCall(scaler::RecordPointer record, py::handle scaler, py
       key_(key_of(optimizer)),
       device_(device),
       agreement_(agreement_of(scaler)) {
-  static PyObject* const keys[] = {interned("_scale"), interned("_per_optimizer_states"),
-                                   interned("_times_scaled")};
+  PyObject* const keys[] = {interned<"_scale">(), interned<"_per_optimizer_states">(),
+                                   interned<"_times_scaled">()};
   scale_ = py::cast<at::Tensor>(attribute(scaler.ptr(), keys[0]));
   states_ = attribute(scaler.ptr(), keys[1]);
   times_scaled_ = py::cast<std::uint64_t>(attribute(scaler.ptr(), keys[2]));
@@ -339,11 +330,11 @@ OptimizerCall::OptimizerCall(scaler::RecordPointer record, py::handle scaler, py
     return;
   }
   if (PyObject* const own = state()) {
-    PyObject* const stage = item(own, stage_key());
+    PyObject* const stage = item(own, interned<"stage">());
     for (const auto reached : {Stage::kUnscaled, Stage::kStepped}) {
       known_.stage = stage == opt_state(reached) ? reached : known_.stage;
     }
-    if (PyObject* const flags = item(own, flags_key())) {
+    if (PyObject* const flags = item(own, interned<"found_inf_per_device">())) {
       for (const auto& [where, flag] : py::reinterpret_borrow<py::dict>(flags)) {
         known_.flags.push_back(py::cast<at::Tensor>(flag));
       }
@@ -405,8 +396,8 @@ void OptimizerCall::write_progress() {
     own = py::dict();
     set_item(states_.ptr(), key_.ptr(), own.ptr());
   }
-  set_item(own.ptr(), stage_key(), opt_state(stage));
-  set_item(own.ptr(), flags_key(), by_device.ptr());
+  set_item(own.ptr(), interned<"stage">(), opt_state(stage));
+  set_item(own.ptr(), interned<"found_inf_per_device">(), by_device.ptr());
 }
 
 void OptimizerCall::work(c10::function_ref<void()> function) {

@@ -3,6 +3,7 @@
 
 #include "bindings.h"
 #include "core/dtypes.h"
+#include "interned.h"
 #include "kernels/functors/noise.h"
 #include "optim/moment_codes.h"
 #include "optim/muon_step.h"
@@ -86,7 +87,7 @@ class StepState {
 
   /// Returns what is kept of the master of a parameter, if it has one.
   static Name master_of(const StepParam& param, const StoredOptions& stored) {
-    static PyObject* const keys[] = {interned("master_remainder"), interned("master_param")};
+    PyObject* const keys[] = {interned<"master_remainder">(), interned<"master_param">()};
     if (!param.is_16_bit()) {
       return {};
     }
@@ -94,10 +95,10 @@ class StepState {
   }
 
  private:
-  bool read(PyObject* entry, const StepParam& param, const std::array<Name, kMost>& names,
+  bool read(const py::object& entry, const StepParam& param, const std::array<Name, kMost>& names,
             Tensors& tensors) {
     static const at::Tensor undefined;
-    if (entry == nullptr || !PyDict_Check(entry)) {
+    if (!entry || !PyDict_Check(entry.ptr())) {
       return false;
     }
     for (std::size_t i = 0; i < kMost; ++i) {
@@ -105,15 +106,17 @@ class StepState {
       if (names[i].key == nullptr) {
         continue;
       }
-      PyObject* object = PyDict_GetItemWithError(entry, names[i].key);
+      PyObject* found = nullptr;
+      PyDict_GetItemRef(entry.ptr(), names[i].key, &found);
+      auto object = py::reinterpret_steal<py::object>(found);
       const auto* tensor =
-          object != nullptr && THPVariable_Check(object) ? plain_tensor(object) : nullptr;
+          object && THPVariable_Check(object.ptr()) ? plain_tensor(object.ptr()) : nullptr;
       if (tensor == nullptr || tensor->device() != param.param.device() ||
           tensor->scalar_type() != names[i].dtype) {
         return false;
       }
       tensors[i] = tensor;
-      alive_.hold(object);
+      alive_.hold(std::move(object));
     }
     return true;
   }
@@ -176,7 +179,7 @@ class StepSink {
   virtual void add(const StepParam& param) = 0;
   /// Whether autograd is to go through the step of a group, which is then torch's.
   virtual bool is_differentiable(PyObject* group) const {
-    static PyObject* key = interned("differentiable");
+    PyObject* const key = interned<"differentiable">();
     return group_flag(group, key);
   }
   /// Throws what torch throws for a sparse gradient, if it does.
@@ -204,9 +207,9 @@ class StepSink {
 /// Whether element i of both local shards is the same element: a gradient may be sharded otherwise
 /// than its parameter, or hold partial sums.
 bool same_sharding(PyObject* param, PyObject* grad) {
-  static PyObject* spec_key = interned("_spec");
-  static PyObject* placements_key = interned("placements");
-  static PyObject* mesh_key = interned("mesh");
+  PyObject* const spec_key = interned<"_spec">();
+  PyObject* const placements_key = interned<"placements">();
+  PyObject* const mesh_key = interned<"mesh">();
   const auto spec = attribute(param, spec_key);
   const auto other = attribute(grad, spec_key);
   if (spec.is(other)) {
@@ -302,7 +305,7 @@ struct Walk {
 
   // The gradient of a subclass may be a property: Python has to be asked.
   bool take_subclass(PyObject* item) {
-    static PyObject* grad_key = interned("grad");
+    PyObject* const grad_key = interned<"grad">();
     if (!THPVariable_Check(item)) {
       PyErr_Format(PyExc_TypeError, "step: expected parameters to be torch.Tensor, got %s",
                    Py_TYPE(item)->tp_name);
@@ -338,7 +341,7 @@ struct Walk {
 ///     DTensor, dtypes and layouts without a kernel, differentiable groups. Normally empty.
 py::list gather_step(py::handle optimizer, StepSink& sink, const scaler::PassResult* checked,
                      bool writes_grads, KeepAlive& alive) {
-  static PyObject* params_key = interned("params");
+  PyObject* const params_key = interned<"params">();
   py::list foreign;
   ListedGradients listed(checked);
   Walk walk{.sink = sink,
@@ -406,9 +409,9 @@ class SgdSink final : public StepSink {
   using StepSink::StepSink;
 
   void begin_group(PyObject* group, std::size_t size) override {
-    static PyObject* const keys[] = {interned("lr"),        interned("momentum"),
-                                     interned("dampening"), interned("weight_decay"),
-                                     interned("nesterov"),  interned("maximize")};
+    PyObject* const keys[] = {interned<"lr">(),        interned<"momentum">(),
+                                     interned<"dampening">(), interned<"weight_decay">(),
+                                     interned<"nesterov">(),  interned<"maximize">()};
     optim::SgdGroup options;
     options.lr_tensor = group_rate_tensor(group);
     options.lr = options.lr_tensor.defined() ? 0.0 : group_number(group, keys[0]);
@@ -423,7 +426,7 @@ class SgdSink final : public StepSink {
   }
 
   void add(const StepParam& param) override {
-    static PyObject* const keys[] = {interned("momentum_buffer"), interned("momentum_steps")};
+    PyObject* const keys[] = {interned<"momentum_buffer">(), interned<"momentum_steps">()};
     static const at::Tensor none;
     if (!moves_ && !param.is_16_bit()) {
       if (step_.add(param.param, param.grad, none, none, none)) {
@@ -453,7 +456,7 @@ class SgdSink final : public StepSink {
 
 /// From 1 on, corrections of moments are infinite, or have the wrong sign; torch raises, too.
 std::pair<double, double> betas_of(PyObject* group) {
-  static PyObject* const key = interned("betas");
+  PyObject* const key = interned<"betas">();
   static constexpr auto* kExpected = "two numbers below 1";
   const auto betas = group_numbers(group, key, kExpected);
   if (betas.size() != 2 || betas[0] >= 1.0 || betas[1] >= 1.0) {
@@ -468,12 +471,12 @@ class AdamSink final : public StepSink {
       : StepSink(optimizer, alive, /*takes_codes=*/true) {}
 
   void begin_group(PyObject* group, std::size_t size) override {
-    static PyObject* const keys[] = {interned("lr"),
-                                     interned("eps"),
-                                     interned("weight_decay"),
-                                     interned("amsgrad"),
-                                     interned("decoupled_weight_decay"),
-                                     interned("maximize")};
+    PyObject* const keys[] = {interned<"lr">(),
+                                     interned<"eps">(),
+                                     interned<"weight_decay">(),
+                                     interned<"amsgrad">(),
+                                     interned<"decoupled_weight_decay">(),
+                                     interned<"maximize">()};
     optim::AdamGroup options;
     options.lr_tensor = group_rate_tensor(group);
     options.lr = options.lr_tensor.defined() ? 0.0 : group_number(group, keys[0]);
@@ -489,8 +492,8 @@ class AdamSink final : public StepSink {
   }
 
   void add(const StepParam& param) override {
-    static PyObject* const keys[] = {interned("exp_avg"), interned("exp_avg_sq"),
-                                     interned("max_exp_avg_sq"), interned("step")};
+    PyObject* const keys[] = {interned<"exp_avg">(), interned<"exp_avg_sq">(),
+                                     interned<"max_exp_avg_sq">(), interned<"step">()};
     const auto moments = stored_.moments;
     if (stored_.codes && !amsgrad_ && fit_codes(param)) {
       add_codes(param);
@@ -524,8 +527,8 @@ class AdamSink final : public StepSink {
   }
 
   void add_codes(const StepParam& param) {
-    static PyObject* const keys[] = {interned("exp_avg_8"), interned("exp_avg_sq_8"),
-                                     interned("moment_scales_8"), interned("step")};
+    PyObject* const keys[] = {interned<"exp_avg_8">(), interned<"exp_avg_sq_8">(),
+                                     interned<"moment_scales_8">(), interned<"step">()};
     const auto kept = state().of(param, {{{keys[0], at::kByte},
                                           {keys[1], at::kByte},
                                           {keys[2], at::kByte},
@@ -576,8 +579,8 @@ std::int64_t steps_of_iteration(PyObject* group, PyObject* key) {
 }
 
 optim::NewtonSchulz iteration_of(py::handle optimizer, PyObject* group) {
-  static PyObject* const keys[] = {interned("ns_coefficients"), interned("eps"),
-                                   interned("ns_steps"), interned("ns_dtype")};
+  PyObject* const keys[] = {interned<"ns_coefficients">(), interned<"eps">(),
+                                   interned<"ns_steps">(), interned<"ns_dtype">()};
   const auto numbers = group_numbers(group, keys[0], "three numbers");
   if (numbers.size() != 3) {
     throw py::value_error("step: expected three ns_coefficients, got " +
@@ -599,7 +602,7 @@ optim::NewtonSchulz iteration_of(py::handle optimizer, PyObject* group) {
 }
 
 optim::MuonRate rate_of(py::handle optimizer, PyObject* group) {
-  static PyObject* const key = interned("adjust_lr_fn");
+  PyObject* const key = interned<"adjust_lr_fn">();
   const auto function = group_item(group, key);
   if (function.is_none() || is_word(function, "original")) {
     return optim::MuonRate::kOriginal;
@@ -625,8 +628,8 @@ class MuonSink final : public StepSink {
   }
 
   void begin_group(PyObject* group, std::size_t /*size*/) override {
-    static PyObject* const keys[] = {interned("lr"), interned("momentum"), interned("weight_decay"),
-                                     interned("nesterov")};
+    PyObject* const keys[] = {interned<"lr">(), interned<"momentum">(), interned<"weight_decay">(),
+                                     interned<"nesterov">()};
     optim::MuonGroup options;
     options.lr_tensor = group_rate_tensor(group);
     options.lr = options.lr_tensor.defined() ? 0.0 : group_number(group, keys[0]);
@@ -640,7 +643,7 @@ class MuonSink final : public StepSink {
   }
 
   void add(const StepParam& param) override {
-    static PyObject* const keys[] = {interned("momentum_buffer"), interned("momentum_steps")};
+    PyObject* const keys[] = {interned<"momentum_buffer">(), interned<"momentum_steps">()};
     const auto kept = state().of(param, {{{keys[0], stored_.moments},
                                           StepState::master_of(param, stored_),
                                           {stored_.noisy ? keys[1] : nullptr}}});

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "region_hooks.h"
 
+#include "interned.h"
+
 #include <atomic>
 
 namespace fastamp::python {
@@ -26,11 +28,11 @@ namespace {
 /// asyncio's function that returns the loop of the thread, or None; null until it is imported.
 PyObject* running_loop_function() {
   // No initializer: Python code runs meanwhile.
-  static PyObject* const name = PyUnicode_InternFromString("asyncio.events");
+  PyObject* const name = interned_or_null<"asyncio.events">();
   static std::atomic<PyObject*> known{nullptr};  // Never released.
   PyObject* function = known.load(std::memory_order_acquire);
   if (function == nullptr) {
-    PyObject* events = PyImport_GetModule(name);
+    PyObject* events = name == nullptr ? nullptr : PyImport_GetModule(name);
     function = events == nullptr ? nullptr : PyObject_GetAttrString(events, "_get_running_loop");
     Py_XDECREF(events);
     PyErr_Clear();  // It is being imported.

@@ -2,6 +2,7 @@
 #include "torch_region.h"
 
 #include "autocast/float8_interface.h"
+#include "interned.h"
 #include "region_hooks.h"
 #include "region_object.h"
 #include "region_stack.h"
@@ -22,13 +23,13 @@ struct DropReference {
 };
 using Reference = std::unique_ptr<PyObject, DropReference>;
 
-/// @param name  Interned; null if there was no memory for it.
+/// @param name  Of interned_or_null().
 Reference setting(PyObject* object, PyObject* name) {
-  return Reference(name == nullptr ? PyErr_NoMemory() : PyObject_GetAttr(object, name));
+  return Reference(name == nullptr ? nullptr : PyObject_GetAttr(object, name));
 }
 
 bool read_device(PyObject* region, autocast::AutocastState& out) {
-  static PyObject* const key = PyUnicode_InternFromString("device");
+  PyObject* const key = interned_or_null<"device">();
   const Reference device = setting(region, key);
   if (device == nullptr) {
     return false;
@@ -44,7 +45,7 @@ bool read_device(PyObject* region, autocast::AutocastState& out) {
 }
 
 bool read_dtype(PyObject* region, autocast::AutocastState& out) {
-  static PyObject* const key = PyUnicode_InternFromString("fast_dtype");
+  PyObject* const key = interned_or_null<"fast_dtype">();
   const Reference dtype = setting(region, key);
   if (dtype == nullptr) {
     return false;
@@ -75,8 +76,8 @@ bool read_flag(PyObject* region, PyObject* name, const char* argument, bool& out
 }
 
 bool read_settings(PyObject* region, autocast::AutocastState& out) {
-  static PyObject* const enabled = PyUnicode_InternFromString("_enabled");
-  static PyObject* const cache_enabled = PyUnicode_InternFromString("_cache_enabled");
+  PyObject* const enabled = interned_or_null<"_enabled">();
+  PyObject* const cache_enabled = interned_or_null<"_cache_enabled">();
   return read_device(region, out) && read_dtype(region, out) &&
          read_flag(region, enabled, "enabled", out.enabled) &&
          read_flag(region, cache_enabled, "cache_enabled", out.cache_enabled);

@@ -16,11 +16,12 @@
 namespace fastamp::optim {
 namespace {
 
+using StrongTensor = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
 struct Entry {
   // As long as it lives, no other tensor comes to live at the address that is the key.
-  WeakTensor param = WeakTensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>());
+  WeakTensor param = WeakTensor(StrongTensor());
   at::Tensor master;
 };
 
@@ -38,27 +39,6 @@ Masters& kept() {
 at::Tensor for_param(const at::Tensor& master, const at::Tensor& param) {
   return master.defined() && master.sizes() == param.sizes() ? master.to(param.device())
                                                              : at::Tensor();
-}
-
-/// Hands out those that go, to be freed without the lock: the end of a tensor may run Python.
-template <typename Predicate>
-std::vector<Entry> drop_if(const Predicate& is_wanted) {
-  std::vector<Entry> gone;
-  auto& all = kept().by_param;
-  for (auto entry = all.begin(); entry != all.end();) {
-    if (is_wanted(entry->second)) {
-      gone.push_back(std::move(entry->second));
-      entry = all.erase(entry);
-    } else {
-      ++entry;
-    }
-  }
-  return gone;
-}
-
-bool is_gone_or_frozen(const Entry& entry) {
-  const auto param = entry.param.lock();
-  return !param || !param->requires_grad();
 }
 
 }  // namespace
@@ -120,9 +100,19 @@ void forget_starting_master(const c10::TensorImpl* param) noexcept {
 }
 
 void forget_frozen_starting_masters() {
+  // Freed without the lock: the end of a tensor may run Python, and another thread may let go of a
+  // parameter while it is looked at.
   std::vector<Entry> gone;
+  std::vector<StrongTensor> looked_at;
   const std::scoped_lock lock(kept().mutex);
-  gone = drop_if(is_gone_or_frozen);
+  std::erase_if(kept().by_param, [&](auto& kept_one) {
+    const auto& param = looked_at.emplace_back(kept_one.second.param.lock());
+    const bool goes = !param || !param->requires_grad();
+    if (goes) {
+      gone.push_back(std::move(kept_one.second));
+    }
+    return goes;
+  });
 }
 
 }  // namespace fastamp::optim

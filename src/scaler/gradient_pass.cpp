@@ -6,7 +6,6 @@
 #include "core/kernel_devices.h"
 #include "core/tensor_kind.h"
 #include "core/tensor_version.h"
-#include "core/thread_bound.h"
 #include "kernels/amp_args.h"
 #include "ops/checks.h"
 #include "scaler/functional_values.h"
@@ -28,10 +27,15 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
 namespace fastamp::scaler {
 namespace {
+
+/// Guards RecentPasses, and the lists of gradients of the passes in it: one thread may look through
+/// them while the step of another lets some go. No code of others runs under it.
+constinit std::mutex g_lists;
 
 // Walks over lists of gradients. With thousands of small tensors the time is in waiting for the
 // cache lines of each, so the walks ask for them some tensors ahead.
@@ -448,11 +452,19 @@ at::Tensor PassResult::total_norm(at::ScalarType dtype) const {
 }
 
 void PassResult::forget() noexcept {
-  comparable_ = false;
-  auto dying = std::exchange(dying_, {});
-  for (std::size_t i = 0; i < dying.size(); ++i) {
-    dying[i].swap(devices_[i].seen.gradients);
-    devices_[i].versions.clear();
+  if (dying_.empty()) {
+    comparable_ = false;
+    return;
+  }
+  std::vector<std::vector<at::Tensor>> dying;
+  {
+    const std::scoped_lock lock(g_lists);
+    comparable_ = false;
+    dying = std::exchange(dying_, {});
+    for (std::size_t i = 0; i < dying.size(); ++i) {
+      dying[i].swap(devices_[i].seen.gradients);
+      devices_[i].versions.clear();
+    }
   }
   // Code of others may run from here on, and destroy this pass.
   for (auto& gradients : dying) {
@@ -468,6 +480,7 @@ std::optional<at::Tensor> norm_of_passes(const std::vector<const PassResult*>& p
   std::ranges::sort(given);
   Passes used;
   Identities found;
+  std::unique_lock lock(g_lists);
   for (const auto* pass : passes) {
     Identities own;
     for (const auto& result : pass->devices()) {
@@ -477,6 +490,7 @@ std::optional<at::Tensor> norm_of_passes(const std::vector<const PassResult*>& p
       continue;
     }
     if (own == ordered) {
+      lock.unlock();
       return pass->total_norm(dtype);
     }
     const auto is_theirs = [&](const c10::TensorImpl* impl) {
@@ -487,15 +501,20 @@ std::optional<at::Tensor> norm_of_passes(const std::vector<const PassResult*>& p
       found.insert(found.end(), own.begin(), own.end());
     }
   }
+  lock.unlock();  // Sums call operators, which may run code of others.
   if (used.empty() || !same_set(std::move(found), std::move(given))) {
     return std::nullopt;
   }
   return sum_norms(used, dtype);
 }
 
-RecentPasses& RecentPasses::get() { return PerThread<RecentPasses>::make(); }
+RecentPasses& RecentPasses::get() {
+  static auto* recent = new RecentPasses;
+  return *recent;
+}
 
 void RecentPasses::remember(const std::shared_ptr<PassResult>& pass) {
+  const std::scoped_lock lock(g_lists);
   passes_.at(next_) = pass;
   next_ = (next_ + 1) % passes_.size();
 }
@@ -504,10 +523,15 @@ std::optional<at::Tensor> RecentPasses::norm_of(const std::vector<DeviceGradient
                                                 at::ScalarType dtype) const {
   std::vector<std::shared_ptr<const PassResult>> alive;
   std::vector<const PassResult*> pointers;
-  for (std::size_t i = 0; i < passes_.size(); ++i) {  // The oldest first.
-    if (auto pass = passes_.at((next_ + i) % passes_.size()).lock()) {
-      pointers.push_back(pass.get());
-      alive.push_back(std::move(pass));
+  alive.reserve(passes_.size());
+  pointers.reserve(passes_.size());
+  {
+    const std::scoped_lock lock(g_lists);
+    for (std::size_t i = 0; i < passes_.size(); ++i) {  // The oldest first.
+      if (auto pass = passes_.at((next_ + i) % passes_.size()).lock()) {
+        pointers.push_back(pass.get());
+        alive.push_back(std::move(pass));
+      }
     }
   }
   return pointers.empty() ? std::nullopt : norm_of_passes(pointers, gradients, dtype);

@@ -151,11 +151,11 @@ FASTAMP_API std::optional<at::Tensor> norm_of_passes(const std::vector<const Pas
 
 /// Passes of unscale_ whose gradients may still be as the pass left them: fastamp.clip_grad_norm_,
 /// which knows of no scaler, takes their norms. A pass holds its gradients only until the step, so
-/// one without them matches nothing. Used by Python's front end. A thread sees the passes that it
-/// made itself: another may let go of the gradients of its own at any time.
+/// one without them matches nothing. Used by Python's front end, on any thread: another
+/// may let go of the gradients of its own passes at any time.
 class FASTAMP_API RecentPasses {
  public:
-  /// This thread's.
+  /// The process's only one. Never destroyed: daemon threads may be at work while it exits.
   static RecentPasses& get();
 
   void remember(const std::shared_ptr<PassResult>& pass);

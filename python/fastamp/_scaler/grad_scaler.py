@@ -635,7 +635,7 @@ class GradScaler(ScalerState):
             bounds = (self._min_scale, self._max_scale)
             wanted = checked_scale(scale, new_scale, self._device, *bounds)
         if hasattr(self, "_statistics"):
-            states = self._per_optimizer_states.values()
+            states = tuple(self._per_optimizer_states.values())
             self._statistics.poll(
                 flag for state in states for flag in state["found_inf_per_device"].values()
             )

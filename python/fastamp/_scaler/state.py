@@ -159,7 +159,7 @@ class ScalerState(TorchGradScaler):
         """
         if not self._enabled:
             return False
-        states = self._per_optimizer_states.values()
+        states = tuple(self._per_optimizer_states.values())
         stepped = [state for state in states if state["stage"] is OptState.STEPPED]
         if stepped:
             return any(_overflowed(state) for state in stepped)
@@ -226,7 +226,7 @@ class ScalerState(TorchGradScaler):
         if not self._enabled:
             return OverflowReport()
         core = self._synchronized()
-        now = [key for key, state in self._per_optimizer_states.items() if _overflowed(state)]
+        now = [key for key, state in tuple(self._per_optimizer_states.items()) if _overflowed(state)]
         found = core.overflow(now)
         if found is None:
             return self._loaded_report or OverflowReport()

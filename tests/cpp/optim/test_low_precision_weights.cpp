@@ -15,6 +15,7 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/randint.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -24,6 +25,7 @@
 
 #include <cstddef>
 #include <map>
+#include <memory>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -270,4 +272,42 @@ TEST_CASE("Masters end with their parameters, and with their training") {
   const optim::AdamW optimizer(model.parameters(), optim::AdamWOptions(1e-2));
   CHECK_FALSE(optim::starting_master_of(model.head->weight).defined());
   CHECK(optim::starting_master_of(model.twice->weight).defined());
+}
+
+namespace {
+
+/// Lets go of its tensor when that is asked whether it is trained, as another thread may at that
+/// moment; asks for a master as it ends, as code of users may.
+struct Leaving final : torch::autograd::AutogradMeta {
+  Leaving(at::Tensor& own_tensor, const at::Tensor& other_tensor, bool& other_has_one)
+      : own(own_tensor), other(other_tensor), found(other_has_one) {}
+  Leaving(const Leaving&) = delete;
+  Leaving& operator=(const Leaving&) = delete;
+  ~Leaving() override { found = optim::kept_starting_master(other).defined(); }
+
+  bool requires_grad() const override {
+    own.reset();
+    return true;
+  }
+
+  at::Tensor& own;
+  at::Tensor other;
+  bool& found;
+};
+
+}  // namespace
+
+TEST_CASE("A parameter that ends while starting masters are looked through may ask for one") {
+  auto leaving = at::ones({2});
+  const auto staying = at::ones({2}).requires_grad_();
+  optim::set_starting_masters({leaving, staying}, {at::ones({2}), at::ones({2})});
+  bool found = false;
+  leaving.unsafeGetTensorImpl()->set_autograd_meta(
+      std::make_unique<Leaving>(leaving, staying, found));
+  optim::forget_frozen_starting_masters();
+  CHECK_FALSE(leaving.defined());
+  CHECK(found);
+  optim::forget_starting_master(staying.unsafeGetTensorImpl());
+  optim::forget_frozen_starting_masters();
+  CHECK(optim::with_starting_masters().empty());
 }

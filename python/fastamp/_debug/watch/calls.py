@@ -108,6 +108,7 @@ _listeners: list[tuple[CallListener, int | None]] = []
 _within = _Within()
 _patches = Patches()
 _handles: list[Any] = []
+_lock = threading.Lock()  # Of listeners that come and go: the first patches, the last undoes it.
 
 
 @contextlib.contextmanager
@@ -118,17 +119,19 @@ def listening(listener: CallListener, *, this_thread: bool = False) -> Iterator[
         listener: Is notified.
         this_thread: Of calls of the thread that begins the block alone.
     """
-    if not _listeners:
-        _patch()
     entry = listener, threading.get_ident() if this_thread else None
-    _listeners.append(entry)
+    with _lock:
+        if not _listeners:
+            _patch()
+        _listeners.append(entry)
     try:
         yield
     finally:
-        _listeners.remove(entry)
-        if not _listeners:
-            _patches.undo()
-            _let_go_of_optimizers()
+        with _lock:
+            _listeners.remove(entry)
+            if not _listeners:
+                _patches.undo()
+                _let_go_of_optimizers()
 
 
 def _notify(event: str, *args: Any) -> None:
