@@ -209,11 +209,17 @@ def unified_on_cuda(seed: int, share: float) -> Tally:
     return tally
 
 
+#: How torch refuses calls whose code for tensors without numbers asks the GPU itself.
+WITHOUT_A_GPU = ("Found no NVIDIA driver", "CUDA driver version is insufficient")
+
+
 def _judge_fake(call: str, torchs: Any, own: Any, possible: list[Any], tally: Tally) -> None:
     if not isinstance(torchs, Refusal):
         tally.became["accepted" if own == torchs else "changed"] += 1
         if own != torchs:
             tally.wrong.append(f"{call}\ntorch: {torchs}\nfastamp: {own}")
+    elif own == torchs and any(text in torchs.text for text in WITHOUT_A_GPU):
+        tally.became["to be seen with a GPU alone"] += 1
     elif isinstance(own, Refusal):
         tally.became["left" if possible else "curable by no cast of the call"] += 1
         if possible or own.kind is not torchs.kind:
