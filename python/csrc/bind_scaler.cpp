@@ -234,8 +234,8 @@ class PythonScalerCore {
   }
 
   /// The norm; None if gradients have to be unscaled first, for clip_norm().
-  /// @param is_guard  It is a guard's: as forget_if_edited() first, and None, too, if parameters are
-  ///     laid out on meshes, which a scaler has asked for.
+  /// @param is_guard  It is a guard's: as forget_if_edited() first, and None if parameters are laid
+  ///     out on meshes, too, which a scaler has asked for.
   MaybeTensor clip_norm_at_step(py::handle scaler, py::handle optimizer, double max_norm,
                                 bool error_if_nonfinite, bool is_guard) {
     if (is_guard) {

@@ -69,8 +69,8 @@ bool for_each_plain(py::handle optimizer, const VisitGradient& visit);
 /// which that is not known. For the rare case that a gradient came twice.
 bool may_share_gradients(py::handle optimizer);
 
-/// Whether parameters in `optimizer.param_groups` are laid out on meshes, whose ranks have to agree,
-/// also those without gradients. Asks Python only where there are parameter subclasses.
+/// Whether parameters in `optimizer.param_groups` are laid out on meshes, whose ranks have to
+/// agree, also those without gradients. Asks Python only where there are parameter subclasses.
 bool is_laid_out(py::handle optimizer);
 
 /// The gradients of an optimizer.

@@ -119,6 +119,25 @@ def sharded(rank: int) -> Any:
     return trace
 
 
+def shards_without_gradients(rank: int, clips: bool) -> Any:
+    """One rank has none, and has to reach the collectives of the mesh."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    mesh = init_device_mesh("cpu", (RANKS,))
+    parameter = torch.nn.Parameter(DTensor.from_local(torch.ones(2), mesh, [Shard(0)]))
+    optimizer = fastamp.optim.AdamW([parameter], lr=0.1)
+    guard = fastamp.StepGuard(optimizer)
+    trace = []
+    for value in (2.0, NAN, 2.0):
+        local = torch.full((2,), value)
+        parameter.grad = None if rank == 1 else DTensor.from_local(local, mesh, [Shard(0)])
+        norm = str(guard.clip_grad_norm_(1.0).item()) if clips else ""
+        optimizer.step()
+        trace.append((guard.step_was_skipped, norm))
+    return trace
+
+
 def worker(rank: int) -> dict[str, Any]:
     return {
         "bad torch": one_bad_rank(rank, "torch"),
@@ -128,6 +147,8 @@ def worker(rank: int) -> dict[str, Any]:
         "norm torch": a_norm_over_ranks(rank, "torch"),
         "norm fastamp": a_norm_over_ranks(rank, "fastamp"),
         "sharded": sharded(rank),
+        "no gradients on a mesh": shards_without_gradients(rank, False),
+        "no gradients, clipped": shards_without_gradients(rank, True),
     }
 
 
@@ -172,3 +193,11 @@ def test_shards_are_guarded_over_their_mesh(ranks: Any):
     plain = [(False, False), (False, False), (True, True), (False, False), (False, False)]
     spikes = [*plain[:3], (True, True), (False, False)]
     assert [each["sharded"] for each in ranks] == [[*plain, *spikes]] * RANKS
+
+
+def test_a_rank_without_gradients_takes_part_in_what_its_mesh_decides(ranks: Any):
+    steps = [False, True, False]
+    norms = ["4.898979663848877", "nan", "4.898979663848877"]  # of 3 ranks with 2 elements each
+    for each in ranks:
+        assert each["no gradients on a mesh"] == [(skipped, "") for skipped in steps]
+        assert each["no gradients, clipped"] == list(zip(steps, norms, strict=True))
