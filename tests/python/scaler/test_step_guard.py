@@ -412,6 +412,18 @@ def test_spikes_are_those_of_the_rule(mean: bool, window: int, maker: str):
     assert sum(wanted) > 3
 
 
+def test_a_hook_gets_the_row_that_the_history_has_of_a_spike():
+    rows: list[Any] = []
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = fastamp.optim.SGD([weight], lr=0.1)
+    guard = StepGuard(optimizer, skip="spike", on_skip=lambda *args: rows.append(args[2]))
+    for step in range(20):
+        weight.grad = torch.full((4,), 1000.0 if step == 18 else 1.0)
+        optimizer.step()
+    assert rows == [guard.history()[18]]
+    assert rows[0].norm == 2000.0
+
+
 def test_spikes_are_skipped_only_on_request():
     optimizer = MAKERS["fastamp SGD"]([nn.Parameter(torch.zeros(4))])
     guard = StepGuard(optimizer)
