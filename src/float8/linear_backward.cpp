@@ -3,6 +3,7 @@
 
 #include "autocast/make_node.h"
 #include "autocast/weight_aliases.h"
+#include "float8/gradient_sum.h"
 #include "float8/product.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -210,15 +211,19 @@ class LinearFloat8Backward final : public autograd::Node {
   c10::ScalarType bias_dtype() const { return dtype_of(kBias, shape_.bias_dtype); }
 
   /// Computes it in the layout of the weight and the dtype of its gradient, so that it becomes
-  /// `.grad`, or is added to it, without a copy.
-  at::Tensor weight_gradient(Float8Matrix grad, Float8Matrix x) const {
+  /// `.grad`, or is added to it, without a copy; undefined if it has been added already.
+  at::Tensor weight_gradient(Float8Matrix grad, Float8Matrix x) {
     const bool fast = setting_.fast_accumulate[2];
     const c10::ScalarType dtype = dtype_of(kWeight, shape_.weight_dtype);
-    if (shape_.weight_is_transposed && !shape_.weight_is_column_major) {
-      return float8_product(x, grad, std::nullopt, dtype, fast);
+    const bool is_column_major = shape_.weight_is_transposed && shape_.weight_is_column_major;
+    const bool is_transposed = shape_.weight_is_transposed && !is_column_major;
+    const Float8Matrix left = is_transposed ? x : grad;
+    const Float8Matrix right = is_transposed ? grad : x;
+    if (!is_column_major && add_to_gradient(*this, kWeight, left, right, dtype, fast)) {
+      return {};
     }
-    const at::Tensor out = float8_product(grad, x, std::nullopt, dtype, fast);
-    return shape_.weight_is_transposed ? out.t() : out;
+    const at::Tensor out = float8_product(left, right, std::nullopt, dtype, fast);
+    return is_column_major ? out.t() : out;
   }
 
   /// Differentiating the gradients again raises an error, instead of taking them for constants.

@@ -8,11 +8,13 @@ emulated kernels. So results have the bits of the same region on the CPU.
 from __future__ import annotations
 
 import copy
+import json
 
 import pytest
 import torch
 
 import fastamp
+from support.children import check_program
 from support.float8 import E4M3
 from support.simulated_cuda import counted
 
@@ -109,3 +111,20 @@ def test_what_cublas_takes_is_asked_for():
     bias = torch.zeros(16, device="cuda")
     with pytest.raises(RuntimeError, match="no bias in that dtype"):
         torch._scaled_mm(a, columns, one, one, bias=bias, out_dtype=BF16)
+
+
+def test_a_second_micro_batch_is_added_within_the_product():
+    """The op of torch 2.15, by its definition; it has no bits of cuBLAS."""
+    if not has_float8():
+        pytest.skip("fp8 products need compute capability 8.9")
+    cases = json.loads(check_program("-m", "support.gradient_sum_cases", "cuda"))
+    added = {name for name, case in cases.items() if "_scaled_addmm_.default" in str(case["ops"])}
+    assert added == {
+        "float32_weights",
+        "float16_weights_and_gradients",
+        "weights_of_mm",
+        "used_twice",
+        "two_threads",
+    }
+    assert all(case.get("equal", True) for case in cases.values())
+    assert cases["another_stream"]["told"] == "torch::autograd::AccumulateGrad"
