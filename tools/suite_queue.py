@@ -9,6 +9,7 @@ no clear success is a failure: a crash, a time limit, no summary line, no test c
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import importlib.util
 import os
@@ -29,6 +30,7 @@ import warm_python
 from patience import measure_again
 
 ROOT = Path(__file__).resolve().parent.parent
+SET_CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of <linux/prctl.h>
 SKIPPED = 77  # SKIP_RETURN_CODE of cmake/FastampTest.cmake
 PYTEST_SUMMARY = re.compile(
     r"^=+ (.*\b(?:passed|failed|errors?|skipped|deselected|no tests ran)\b.*) =+$"
@@ -71,7 +73,7 @@ class Result:
         entry: The entry.
         counts: Tests by outcome: those of a pytest file; a ctest entry counts as one.
         problem: Why it counts as failed; "" if it passed.
-        cpu: Seconds of CPU time, its children's included.
+        cpu: Seconds of CPU time, those of all processes that it started included.
         wall: Seconds.
         output: All it printed.
         log: The file that has it.
@@ -232,6 +234,7 @@ def run(
         wanted: Whether an entry that waits is to be begun; asked again as others end.
     """
     waiting, running, owner = list(entries), list[Running](), os.getpid()
+    adopt_orphans(True)
     try:
         while waiting or running:
             waiting = list(filter(wanted, waiting))
@@ -245,8 +248,15 @@ def run(
                 running.remove(ended)
                 yield reap(ended)
     finally:
-        for one in running if os.getpid() == owner else ():  # a forked child's exit comes here too
-            one.end()
+        if os.getpid() == owner:  # a forked child's exit comes here too
+            for one in running:
+                one.end()
+            adopt_orphans(False)
+
+
+def adopt_orphans(adopt: bool) -> None:
+    """Says whether processes whose parents end become children of this one."""
+    ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
 
 
 def first_free(waiting: Sequence[Entry], used: Collection[str]) -> Entry | None:
@@ -282,8 +292,21 @@ def reap(ended: Running) -> Result:
     counts, problem = judge(ended.entry, os.waitstatus_to_exitcode(status), output)
     if ended.too_long:
         problem = f"ran into its time limit, {ended.limit - ended.start:.0f} s"
-    cpu = usage.ru_utime + usage.ru_stime
+    cpu = usage.ru_utime + usage.ru_stime + collect_orphans(ended.pid)
     return Result(ended.entry, counts, problem, cpu, wall, output, ended.log)
+
+
+def collect_orphans(group: int) -> float:
+    """Waits for the adopted processes of a group to end; returns their CPU time in seconds.
+
+    Such is the server that forks ranks (multiprocessing's), for which nobody waits.
+    """
+    seconds = 0.0
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            _, _, usage = os.wait4(-group, 0)
+            seconds += usage.ru_utime + usage.ru_stime
+    return seconds
 
 
 def summaries(results: Sequence[Result], seconds: float) -> tuple[str, str]:

@@ -101,7 +101,7 @@ program = [sys.executable, "-c", "import os; print('All tests passed (1 assertio
 entries.append(suite_queue.Entry("ctest", "program", tuple(program)))
 results = suite_queue.run(entries, 2, folder / "logs", {"ctest": 60, "pytest": float(sys.argv[2])})
 results = list(results)
-found = {r.entry.name.removeprefix("test_"): [r.problem, dict(r.counts)] for r in results}
+found = {r.entry.name.removeprefix("test_"): [r.problem, dict(r.counts), r.cpu] for r in results}
 (folder / "found.json").write_text(json.dumps([found, suite_queue.summaries(results, 1.0)]))
 """
 
@@ -118,7 +118,7 @@ def run_files(folder, files, limit):
 
 def test_each_way_of_not_passing_is_told(tmp_path):
     found, summaries = run_files(tmp_path, {k: v for k, v in FILES.items() if "hang" not in k}, 600)
-    problems = {name: problem for name, (problem, _) in found.items()}
+    problems = {name: problem for name, (problem, *_) in found.items()}
     assert problems == {
         "passes": "",
         "skips": "",
@@ -154,6 +154,25 @@ def test_what_a_test_leaves_running_is_ended(tmp_path):
     pid = int((tmp_path / "pid").read_text())
     state = Path(f"/proc/{pid}/stat")
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"
+
+
+def test_the_time_of_a_fork_server_and_its_children_is_counted(tmp_path):
+    """Of ranks, for example: the server is nobody's to wait for, and ends after the tests."""
+    text = """
+        import multiprocessing, time
+        def burn():
+            while time.process_time() < 2:
+                pass
+        def test_a():
+            child = multiprocessing.get_context("forkserver").Process(target=burn)
+            child.start()
+            child.join()
+            assert child.exitcode == 0
+    """
+    found, _ = run_files(tmp_path, {"ranks": textwrap.dedent(text)}, 600)
+    problem, _, cpu = found["ranks"]
+    assert problem == ""
+    assert cpu >= 2
 
 
 def test_what_needs_the_same_runs_one_after_the_other(tmp_path):
