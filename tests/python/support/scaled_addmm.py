@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 #: As torch 2.15 prints it.
 SCHEMA = (
@@ -18,6 +19,8 @@ SCHEMA = (
 )
 #: Seconds between its reading of a sum and its writing, in which others could be overwritten.
 pause = 0.0
+#: Not empty where torch has the op: then its kernel for tensors without numbers checks arguments.
+checked_by_torch: list[bool] = []
 _libraries: list[torch.library.Library] = []
 
 
@@ -29,7 +32,9 @@ def is_torchs() -> bool:
 
 def define(device: str) -> None:
     """Registers a kernel of the op for a device, and the op itself where torch has none."""
-    if not is_torchs():
+    if is_torchs():
+        checked_by_torch.append(True)
+    else:
         fragment = torch.library.Library("aten", "FRAGMENT")
         fragment.define(SCHEMA)
         _libraries.append(fragment)
@@ -52,12 +57,16 @@ def _add_product(
     *,
     beta=1,
     alpha=1,
-    use_fast_accum=False,  # noqa: ARG001 - it concerns how a GPU sums
+    use_fast_accum=False,
 ):
     """The definition in torch.nn.functional.scaled_addmm: one rounding, to the dtype of the sum."""
     assert ([*recipe_a], [*recipe_b]) == ([0], [0])  # ScalingType.TensorWise
     assert not [*swizzle_a, *swizzle_b, *contraction_dim]
     assert beta == alpha == 1
+    if checked_by_torch:
+        scales = scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b
+        given = tree_map_only(torch.Tensor, lambda t: t.to("meta"), (sum_, mat1, mat2, *scales))
+        torch.ops.aten._scaled_addmm_(*given, contraction_dim, use_fast_accum=use_fast_accum)
     assert sum_.is_contiguous()
     assert sum_.data_ptr() % 16 == 0
     product = torch._scaled_mm(mat1, mat2, *scale_a, *scale_b, out_dtype=torch.float32)
