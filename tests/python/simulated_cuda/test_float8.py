@@ -126,5 +126,7 @@ def test_a_second_micro_batch_is_added_within_the_product():
         "used_twice",
         "two_threads",
     }
-    assert all(case.get("equal", True) for case in cases.values())
+    assert [
+        case for case in cases.values() if "raised" in case or not case.get("equal", True)
+    ] == []
     assert cases["another_stream"]["told"] == "torch::autograd::AccumulateGrad"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -384,7 +385,14 @@ if device == "cuda":
         return {"ops": ops, "equal": equal, "told": leaf.name()}
 
 
+def outcome(function: Case) -> dict[str, Any]:
+    try:
+        return function()
+    except Exception:
+        return {"ops": [], "raised": traceback.format_exc()}
+
+
 if __name__ == "__main__":
     scaled_addmm.define(device)
     warnings.simplefilter("ignore")
-    print(json.dumps({name: function() for name, function in CASES.items()}))
+    print(json.dumps({name: outcome(function) for name, function in CASES.items()}))
