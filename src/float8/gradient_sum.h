@@ -3,8 +3,10 @@
 
 #include "float8/product.h"
 
-#include <torch/csrc/autograd/edge.h>
+#include <c10/core/ScalarType.h>
 #include <torch/csrc/autograd/function.h>
+
+#include <cstddef>
 
 namespace fastamp::autocast {
 

@@ -64,7 +64,7 @@ bool takes(const c10::OperatorHandle& op, const at::Tensor& sum, const Float8Mat
   const auto dtype = sum.scalar_type();
   return !keys.has(c10::DispatchKey::Python) && sum.layout() == at::kStrided &&
          op.hasKernelForDispatchKey(c10::highestPriorityBackendTypeId(keys)) &&
-         !at::globalContext().hasROCM() &&
+         !at::Context::hasROCM() &&
          (dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16) &&
          sum.sizes() == at::IntArrayRef({a.data.size(0), b.data.size(0)}) && sum.is_contiguous() &&
          reinterpret_cast<std::uintptr_t>(sum.const_data_ptr()) % kBytes == 0;
