@@ -46,6 +46,26 @@ TESTS = {
     "tests/python/tools": "workshop",
 }
 
+#: Tests of several ranks, in processes or simulated, and of comparing runs; a test bounds the sum.
+RANKS = (
+    "tests/python/debugging/test_compare.py",
+    "tests/python/distributed",
+    "tests/python/examples/test_python_examples.py",
+    "tests/python/nets/test_rank_histories.py",
+    "tests/python/optim/test_moments_in_8_bits_ranks.py",
+    "tests/python/optim/test_muon_shards.py",
+    "tests/python/optim/test_remainders.py",
+    "tests/python/optim/test_shards.py",
+    "tests/python/optim/test_state_rounding_ranks.py",
+    "tests/python/scaler/test_collectives.py",
+    "tests/python/scaler/test_guarded_ranks.py",
+    "tests/python/scaler/test_process_group.py",
+    "tests/python/scaler/test_rank_reports.py",
+    "tests/python/scaler/test_sharded_steps.py",
+    "tests/python/test_rl_guide.py",
+    "tests/python/thirdparty/test_ranks.py",
+)
+
 _NATIVE = frozenset({"long", "flavours", "packages", "libraries"})
 _PROGRAMS = frozenset({"long", "packages", "libraries"})
 _TEXT = frozenset({"packages", "workshop"})  # guides that are programs, and the site

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +22,9 @@ from nets.rank_histories import (
 from nets.rounds import rounds
 from support.simulated_ranks import CallMade, NobodyComesError, RanksDifferError, run_on_ranks
 
-CASES = 40  # In a round; 25 rounds are 1000.
+CASES = 40  # In a round.
+DOCUMENTED = 1000  # In the guide; `make test-all` runs them all.
+GUIDE = Path(__file__).parents[3] / "docs" / "distributed.md"
 
 #: Histories that have failed, as they were shrunk: a collective that only some ranks made, or of
 #: other sizes, or an error on some.
@@ -148,8 +151,30 @@ def test_drawn_histories_with_a_guard_hold():
             assert_holds(history)
 
 
+@pytest.mark.long
+def test_the_other_histories_of_the_guide_hold():
+    for seed in range(CASES * rounds(), DOCUMENTED):
+        assert_holds(draw_history(seed))
+
+
+def test_the_table_of_the_guide_has_what_is_drawn():
+    text = GUIDE.read_text(encoding="utf-8")
+    table = text[text.index("| Ranks hold | Histories |") :].split("\n\n")[0]
+    drawn = [draw_history(seed) for seed in range(DOCUMENTED)]
+    of_kind = [[history for history in drawn if history.kind == kind] for kind in KINDS]
+    numbers = [
+        [len(found), sum(len(h.iterations) for h in found), max(h.ranks for h in found)]
+        for found in of_kind
+    ]
+    rows = [line.strip("| ").split("|")[1:] for line in table.splitlines()[2:]]
+    assert [[int(cell) for cell in cells] for cells in rows] == numbers
+    raise_ = [h for h in drawn if any(i.raises is not None for i in h.iterations)]
+    guarded = sum(history.guard for history in drawn)
+    assert f"{guarded} of them have a guard in the scaler's place, and in {len(raise_)} a" in text
+
+
 def test_they_are_of_all_kinds_and_up_to_64_ranks():
-    drawn = [draw_history(seed) for seed in range(1000)]
+    drawn = [draw_history(seed) for seed in range(DOCUMENTED)]
     assert {history.kind for history in drawn} == set(KINDS)
     assert max(history.ranks for history in drawn) == 64
     iterations = [iteration for history in drawn for iteration in history.iterations]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import run_tests
+import suite_costs
 import suite_parts
 from tracked_files import tracked_files
 
@@ -43,6 +44,35 @@ def test_a_changed_test_file_runs_the_part_that_it_is_in():
             assert part in suite_parts.touched([file]), file
         if "mark.long" in (ROOT / file).read_text(encoding="utf-8"):
             assert part != suite_parts.PRODUCT or "long" in suite_parts.touched([file]), file
+
+
+def test_ranks_are_all_counted():
+    """Those of the simulated device are no entries of the table of costs."""
+    ranks = re.compile(r"\bsupport(\.| import .*)(simulated_)?ranks\b|\bmp\.spawn\(.*nprocs=[2-9]")
+    files = run_tests.files_by_entry(run_tests.test_files())
+    found = {
+        name
+        for name, of_entry in files.items()
+        if any(ranks.search((ROOT / file).read_text(encoding="utf-8")) for file in of_entry)
+    }
+    found -= {"tests/python/simulated_cuda/test_nccl.py"}
+    assert found | {"tests/python/debugging/test_compare.py"} == set(suite_parts.RANKS)
+
+
+@pytest.mark.parametrize(
+    ("parts", "minutes"), [(frozenset(), 3), (suite_parts.ALL, 30)], ids=["test", "test-all"]
+)
+def test_ranks_take_a_small_part_of_the_time_of_the_tests(parts, minutes):
+    """By the table of costs, in minutes of one core; docs/distributed.md has the sums."""
+    entries = [
+        (entry.runner, entry.name)
+        for entry in run_tests.pytest_entries(parts)
+        if entry.name.removesuffix(", long") in suite_parts.RANKS
+    ]
+    costs = suite_costs.read()
+    assert len(entries) > 10
+    assert [name for name in entries if name not in costs] == []
+    assert sum(costs[name] for name in entries) < 60 * minutes
 
 
 def test_the_longest_path_decides_and_an_unknown_file_means_everything():
