@@ -5,6 +5,7 @@
 #include "float8/dynamo_guard_state.h"
 #include "float8/exclusions.h"
 #include "float8/float8_cast.h"
+#include "float8/gradient_sum.h"
 #include "float8/linear.h"
 #include "float8/plan.h"
 #include "float8/recipe.h"
@@ -128,7 +129,7 @@ py::list rows_of(const autocast::Float8Calls& calls) {
   return rows;
 }
 
-/// Python's answer about a tensor of a Python class. The function is never released: threads may
+/// Python's answer about a tensor. The function is never released: threads may
 /// run ops while the process exits.
 template <int kQuestion>
 struct PythonQuestion {
@@ -143,6 +144,12 @@ using IsTraced = PythonQuestion<0>;
 using IsParameter = PythonQuestion<1>;
 using IsExcluded = PythonQuestion<2>;
 using IsPart = PythonQuestion<3>;
+using HasIdleHooks = PythonQuestion<4>;
+
+void ask_of_idle_hooks(const py::object& are_idle) {
+  HasIdleHooks::function = are_idle.inc_ref().ptr();
+  autocast::ask_of_idle_hooks(HasIdleHooks::ask);
+}
 
 void set_python_tensors(const py::object& is_traced, const py::object& is_parameter,
                         const py::object& is_excluded) {
@@ -249,6 +256,7 @@ void bind_float8(py::module_& module) {
   module.def("float8_numbers", thread_numbers);
   module.def("set_float8_numbers", set_thread_numbers);
   module.def("can_mirror_float8", autocast::can_mirror_float8);
+  module.def("ask_of_idle_hooks", ask_of_idle_hooks);
   module.def("set_python_tensors", set_python_tensors);
   module.def("set_float8_linear_of_parts", set_linear_of_parts);
   module.def("float8_linear_of_parts", torch::wrap_pybind_function(linear_of_parts));

@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <atomic>
 #include <mutex>
 
 namespace fastamp::autocast {
@@ -28,19 +29,33 @@ bool only_accumulates() {
          !autograd::AnomalyMode::is_enabled();
 }
 
+std::atomic<bool (*)(const at::Tensor& weight)> g_are_idle{nullptr};
+
+/// Whether what is called after accumulation does nothing to a gradient of this dtype.
+bool has_idle_hooks(const autograd::AccumulateGrad& leaf, c10::ScalarType dtype) {
+  const auto are_idle = g_are_idle.load();
+  return leaf.tensor_post_acc_grad_hooks() == nullptr ||
+         (dtype == c10::kFloat && are_idle != nullptr && are_idle(leaf.variable));
+}
+
 /// Whether nobody sees the gradient of a leaf on its way, or is to be told of its arrival.
-bool is_unwatched(autograd::Node& leaf) {
+bool is_unwatched(autograd::AccumulateGrad& leaf, c10::ScalarType dtype) {
   return leaf.pre_hooks().empty() && leaf.post_hooks().empty() && leaf.tensor_pre_hooks().empty() &&
-         leaf.retains_grad_hooks().empty() && leaf.tensor_post_acc_grad_hooks() == nullptr;
+         leaf.retains_grad_hooks().empty() && has_idle_hooks(leaf, dtype);
 }
 
 }  // namespace
 
+void ask_of_idle_hooks(bool (*are_idle)(const at::Tensor& weight)) { g_are_idle.store(are_idle); }
+
 bool add_to_gradient(autograd::Node& node, std::size_t output, Float8Matrix a, Float8Matrix b,
                      c10::ScalarType dtype, bool fast_accumulate) {
+  if (!has_float8_sums()) {
+    return false;
+  }
   auto* const leaf = dynamic_cast<autograd::AccumulateGrad*>(node.next_edge(output).function.get());
   if (leaf == nullptr || !only_accumulates() || !node.post_hooks().empty() ||
-      !is_unwatched(*leaf) || node.stream() != leaf->stream()) {
+      !is_unwatched(*leaf, dtype) || node.stream() != leaf->stream()) {
     return false;
   }
   const std::scoped_lock lock(NodeLock::of(*leaf));

@@ -3,6 +3,9 @@
 
 #include "float8/product.h"
 
+#include <fastamp/macros.h>
+
+#include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -21,5 +24,9 @@ namespace fastamp::autocast {
 /// @return Whether it has been added: `node` then returns no gradient here.
 bool add_to_gradient(torch::autograd::Node& node, std::size_t output, Float8Matrix a,
                      Float8Matrix b, c10::ScalarType dtype, bool fast_accumulate);
+
+/// Makes add_to_gradient() ask, of a weight with hooks that torch calls after accumulation, whether
+/// none of them does anything to a float32 gradient: Python's are not known here. Thread-safe.
+FASTAMP_API void ask_of_idle_hooks(bool (*are_idle)(const at::Tensor& weight));
 
 }  // namespace fastamp::autocast

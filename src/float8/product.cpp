@@ -84,6 +84,8 @@ at::Tensor float8_product(Float8Matrix a, Float8Matrix b, const std::optional<at
                                     /*scale_result=*/std::nullopt, out, fast_accumulate);
 }
 
+bool has_float8_sums() { return scaled_addmm().has_value(); }
+
 bool add_float8_product(const at::Tensor& sum, Float8Matrix a, Float8Matrix b,
                         bool fast_accumulate) {
   const auto& op = scaled_addmm();
@@ -114,6 +116,8 @@ at::Tensor float8_product(Float8Matrix /*a*/, Float8Matrix /*b*/,
                           bool /*fast_accumulate*/) {
   TORCH_INTERNAL_ASSERT(false, "no region has a recipe where torch has no _scaled_mm");
 }
+
+bool has_float8_sums() { return false; }
 
 bool add_float8_product(const at::Tensor& /*sum*/, Float8Matrix /*a*/, Float8Matrix /*b*/,
                         bool /*fast_accumulate*/) {

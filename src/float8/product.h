@@ -33,9 +33,12 @@ inline at::Tensor as_matrix(const at::Tensor& tensor) {
 at::Tensor float8_product(Float8Matrix a, Float8Matrix b, const std::optional<at::Tensor>& bias,
                           c10::ScalarType out, bool fast_accumulate);
 
+/// Whether this torch has an op that adds a product to a matrix, for whatever device: from 2.15 on.
+bool has_float8_sums();
+
 /// Adds that product to a matrix, within the op: summed in float32, rounded once to its dtype. Does
-/// nothing where torch has no such op for the device, which comes with torch 2.15, and to matrices
-/// that it does not take: float32 or 16 bits, contiguous rows.
+/// nothing where torch has no such op for the device, and to matrices that it does not take:
+/// float32 or 16 bits, contiguous rows.
 /// @return Whether it has been added.
 bool add_float8_product(const at::Tensor& sum, Float8Matrix a, Float8Matrix b,
                         bool fast_accumulate);

@@ -315,6 +315,7 @@ def hold_grads_in_float(weights: Iterable[torch.Tensor]) -> None:
     Args:
         weights: Leaves without gradients.
     """
+    _C.ask_of_idle_hooks(_has_idle_hooks)
     for weight in weights:
         weight.grad_dtype = None
         weight.register_post_accumulate_grad_hook(_widen_grad)  # type: ignore[no-untyped-call]
@@ -325,6 +326,12 @@ def _widen_grad(weight: torch.Tensor) -> None:
     # compiled code has. Later passes are then added to it in float32.
     if weight.grad is not None and weight.grad.dtype != torch.float32:
         weight.grad = weight.grad.float()
+
+
+def _has_idle_hooks(weight: torch.Tensor) -> bool:
+    # Whether what is called after accumulation does nothing to a float32 gradient.
+    hooks: Any = weight._post_accumulate_grad_hooks
+    return hooks is not None and [*hooks.values()] == [_widen_grad]
 
 
 def _uses(model: torch.nn.Module, dtype: torch.dtype, example: Any) -> dict[str, Use]:

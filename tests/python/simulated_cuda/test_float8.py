@@ -121,6 +121,7 @@ def test_a_second_micro_batch_is_added_within_the_product():
     added = {name for name, case in cases.items() if "_scaled_addmm_.default" in str(case["ops"])}
     assert added == {
         "float32_weights",
+        "low_precision_weights",
         "float16_weights_and_gradients",
         "weights_of_mm",
         "used_twice",

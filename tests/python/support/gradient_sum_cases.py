@@ -102,6 +102,14 @@ def float32_weights() -> dict[str, Any]:
 
 
 @case
+def low_precision_weights() -> dict[str, Any]:
+    pair = layer(), layer()
+    for made in pair:
+        fastamp.optim.low_precision_weights_(made, verbose=False)
+    return three_micro_batches(*pair)
+
+
+@case
 def float16_weights_and_gradients() -> dict[str, Any]:
     """Gradients whose product and sum are exact to more digits than float16 has."""
     made, wide = layer(torch.float16), layer()
@@ -300,15 +308,17 @@ def weight_that_is_transposed() -> dict[str, Any]:
 
 
 @case
-def low_precision_weights() -> dict[str, Any]:
-    """They have a hook after accumulation, of fastamp's."""
+def low_precision_weights_with_a_hook() -> dict[str, Any]:
+    """A hook besides the one of fastamp's, which does nothing to a float32 gradient."""
     made, same = layer(), layer()
     for each in (made, same):
         fastamp.optim.low_precision_weights_(each, verbose=False)
         loss(each, 0).backward()
+    told: list[int] = []
+    made.weight.register_post_accumulate_grad_hook(lambda _: told.append(1))
     ops = run(loss(made, 1).backward)
     apart(same, 1)
-    return {"ops": ops, "equal": torch.equal(made.weight.grad, same.weight.grad)}
+    return {"ops": ops, "equal": torch.equal(made.weight.grad, same.weight.grad), "told": len(told)}
 
 
 @case
