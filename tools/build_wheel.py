@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
+import debian_python
 from cmake_build import ROOT, Build
 from compat import make_environment, prepare_cuda, run
 from setup_venv import read_pyproject
@@ -80,9 +81,14 @@ def find_python(name: str) -> str | None:
 
 
 def find_pythons(names: Sequence[str]) -> list[str]:
-    """Returns interpreters, without that of the build itself, and says which are missing."""
+    """Returns interpreters, without that of the build itself, and says which are missing.
+
+    One that this machine lacks is unpacked from Debian, if that has it.
+    """
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
-    found = {name: find_python(name) for name in names if name != own}
+    found = {
+        name: find_python(name) or debian_python.provide(name) for name in names if name != own
+    }
     for name, place in found.items():
         print(f"Python {name}: {place or 'no interpreter here: left out'}", flush=True)
     return [place for place in found.values() if place is not None]

@@ -70,7 +70,7 @@ at::Tensor tensor(py::handle scaler, PyObject* name) {
 
 scaler::ScaleTensors tensors_of(py::handle scaler) {
   PyObject* const keys[] = {interned<"_scale">(), interned<"_growth_tracker">(),
-                                   interned<"_hysteresis_tracker">(), interned<"_fast_growth_limit">()};
+                            interned<"_hysteresis_tracker">(), interned<"_fast_growth_limit">()};
   return {.scale = tensor(scaler, keys[0]),
           .growth_tracker = tensor(scaler, keys[1]),
           .hysteresis_tracker = tensor(scaler, keys[2]),
@@ -79,9 +79,9 @@ scaler::ScaleTensors tensors_of(py::handle scaler) {
 
 scaler::ScaleRules rules_of(py::handle scaler) {
   PyObject* const keys[] = {interned<"_growth_factor">(),       interned<"_backoff_factor">(),
-                                   interned<"_growth_interval">(),     interned<"_hysteresis">(),
-                                   interned<"_min_scale">(),           interned<"_max_scale">(),
-                                   interned<"_fast_growth_interval">()};
+                            interned<"_growth_interval">(),     interned<"_hysteresis">(),
+                            interned<"_min_scale">(),           interned<"_max_scale">(),
+                            interned<"_fast_growth_interval">()};
   return {.growth_factor = number(scaler, keys[0]),
           .backoff_factor = number(scaler, keys[1]),
           .growth_interval = integer(scaler, keys[2]),
@@ -172,9 +172,8 @@ class PythonScalerCore {
 
   void note_foreign_counts(py::handle optimizer, std::vector<std::uint32_t> positions,
                            const at::Tensor& counts) {
-    record_for(optimizer)
-        ->foreign_counts.push_back(std::make_shared<const scaler::NonFiniteCounts>(
-            scaler::NonFiniteCounts{counts.device(), std::move(positions), counts}));
+    record_for(optimizer)->foreign_counts.push_back(std::make_shared<const scaler::NonFiniteCounts>(
+        scaler::NonFiniteCounts{counts.device(), std::move(positions), counts}));
   }
 
   /// Notes that Python has checked a guarded optimizer's gradients in place.
@@ -593,8 +592,8 @@ class PythonScalerCore {
                                    .growth_tracker = tensor(guard, keys[1]),
                                    .hysteresis_tracker = {},
                                    .fast_growth_limit = {}};
-    prepared_end_ = core_->prepare_unscaled_end(one, find(optimizer),
-                                                is_captured(one.scale.device()));
+    prepared_end_ =
+        core_->prepare_unscaled_end(one, find(optimizer), is_captured(one.scale.device()));
   }
 
   bool has_news() const {

@@ -140,7 +140,7 @@ void refuse_stored(py::handle optimizer, PyObject* group) {
 
 StoredOptions StoredOptions::of(py::handle optimizer, PyObject* group, bool takes_codes) {
   PyObject* const keys[] = {interned<"state_dtype">(), interned<"state_rounding">(),
-                                   interned<"master">()};
+                            interned<"master">()};
   StoredOptions stored;
   bool known = true;
   const auto dtype = optional_item(group, keys[0]);

@@ -321,7 +321,7 @@ OptimizerCall::OptimizerCall(scaler::RecordPointer record, py::handle scaler, py
       device_(device),
       agreement_(agreement_of(scaler)) {
   PyObject* const keys[] = {interned<"_scale">(), interned<"_per_optimizer_states">(),
-                                   interned<"_times_scaled">()};
+                            interned<"_times_scaled">()};
   scale_ = py::cast<at::Tensor>(attribute(scaler.ptr(), keys[0]));
   states_ = attribute(scaler.ptr(), keys[1]);
   times_scaled_ = py::cast<std::uint64_t>(attribute(scaler.ptr(), keys[2]));

@@ -410,8 +410,8 @@ class SgdSink final : public StepSink {
 
   void begin_group(PyObject* group, std::size_t size) override {
     PyObject* const keys[] = {interned<"lr">(),        interned<"momentum">(),
-                                     interned<"dampening">(), interned<"weight_decay">(),
-                                     interned<"nesterov">(),  interned<"maximize">()};
+                              interned<"dampening">(), interned<"weight_decay">(),
+                              interned<"nesterov">(),  interned<"maximize">()};
     optim::SgdGroup options;
     options.lr_tensor = group_rate_tensor(group);
     options.lr = options.lr_tensor.defined() ? 0.0 : group_number(group, keys[0]);
@@ -472,11 +472,11 @@ class AdamSink final : public StepSink {
 
   void begin_group(PyObject* group, std::size_t size) override {
     PyObject* const keys[] = {interned<"lr">(),
-                                     interned<"eps">(),
-                                     interned<"weight_decay">(),
-                                     interned<"amsgrad">(),
-                                     interned<"decoupled_weight_decay">(),
-                                     interned<"maximize">()};
+                              interned<"eps">(),
+                              interned<"weight_decay">(),
+                              interned<"amsgrad">(),
+                              interned<"decoupled_weight_decay">(),
+                              interned<"maximize">()};
     optim::AdamGroup options;
     options.lr_tensor = group_rate_tensor(group);
     options.lr = options.lr_tensor.defined() ? 0.0 : group_number(group, keys[0]);
@@ -493,7 +493,7 @@ class AdamSink final : public StepSink {
 
   void add(const StepParam& param) override {
     PyObject* const keys[] = {interned<"exp_avg">(), interned<"exp_avg_sq">(),
-                                     interned<"max_exp_avg_sq">(), interned<"step">()};
+                              interned<"max_exp_avg_sq">(), interned<"step">()};
     const auto moments = stored_.moments;
     if (stored_.codes && !amsgrad_ && fit_codes(param)) {
       add_codes(param);
@@ -528,7 +528,7 @@ class AdamSink final : public StepSink {
 
   void add_codes(const StepParam& param) {
     PyObject* const keys[] = {interned<"exp_avg_8">(), interned<"exp_avg_sq_8">(),
-                                     interned<"moment_scales_8">(), interned<"step">()};
+                              interned<"moment_scales_8">(), interned<"step">()};
     const auto kept = state().of(param, {{{keys[0], at::kByte},
                                           {keys[1], at::kByte},
                                           {keys[2], at::kByte},
@@ -580,7 +580,7 @@ std::int64_t steps_of_iteration(PyObject* group, PyObject* key) {
 
 optim::NewtonSchulz iteration_of(py::handle optimizer, PyObject* group) {
   PyObject* const keys[] = {interned<"ns_coefficients">(), interned<"eps">(),
-                                   interned<"ns_steps">(), interned<"ns_dtype">()};
+                            interned<"ns_steps">(), interned<"ns_dtype">()};
   const auto numbers = group_numbers(group, keys[0], "three numbers");
   if (numbers.size() != 3) {
     throw py::value_error("step: expected three ns_coefficients, got " +
@@ -629,7 +629,7 @@ class MuonSink final : public StepSink {
 
   void begin_group(PyObject* group, std::size_t /*size*/) override {
     PyObject* const keys[] = {interned<"lr">(), interned<"momentum">(), interned<"weight_decay">(),
-                                     interned<"nesterov">()};
+                              interned<"nesterov">()};
     optim::MuonGroup options;
     options.lr_tensor = group_rate_tensor(group);
     options.lr = options.lr_tensor.defined() ? 0.0 : group_number(group, keys[0]);

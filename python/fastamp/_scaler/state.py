@@ -226,7 +226,9 @@ class ScalerState(TorchGradScaler):
         if not self._enabled:
             return OverflowReport()
         core = self._synchronized()
-        now = [key for key, state in tuple(self._per_optimizer_states.items()) if _overflowed(state)]
+        now = [
+            key for key, state in tuple(self._per_optimizer_states.items()) if _overflowed(state)
+        ]
         found = core.overflow(now)
         if found is None:
             return self._loaded_report or OverflowReport()

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tools"))
 
 import build_wheel  # noqa: E402
+import debian_python  # noqa: E402
 import wheel_test  # noqa: E402
 
 METADATA = """
@@ -182,6 +183,45 @@ def test_pythons_that_are_missing_are_named_and_left_out(tmp_path, monkeypatch, 
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert build_wheel.find_pythons(["3.97", own]) == []
     assert capsys.readouterr().out == "Python 3.97: no interpreter here: left out\n"
+
+
+def test_an_unpacked_interpreter_starts_with_the_libraries_beside_it(tmp_path):
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    folder = tmp_path / "a root" / "usr"
+    libraries, facts = folder / "lib" / "x86_64-linux-gnu", folder / "lib" / f"python{own}"
+    for made in (folder / "bin", folder / "lib64", libraries, facts):
+        made.mkdir(parents=True)
+    shutil.copy(Path(sys.executable).resolve(), folder / "bin" / f"python{own}")
+    own_maps = Path("/proc/self/maps").read_text().split()
+    for name, place in (("libc.so.6", libraries), ("ld-linux-x86-64.so.2", folder / "lib64")):
+        shutil.copy(next(path for path in own_maps if path.endswith(f"/{name}")), place)
+    known = facts / "_sysconfigdata__linux_x86_64-linux-gnu.py"
+    known.write_text("build_time_vars = {'WHEEL_PKG_DIR': '/usr/share/python-wheels/'}")
+    debian_python.make_startable(tmp_path / "a root", own)
+    ask = "import sys; print(sys.executable, open('/proc/self/maps').read())"
+    python = folder / "bin" / f"python{own}"
+    said = subprocess.run(
+        [python, "-c", ask],
+        env={"PYTHONHOME": sys.base_prefix},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert said.startswith(str(python))
+    assert str(libraries / "libc.so.6") in said
+    assert f"'WHEEL_PKG_DIR': '{folder}/share/python-wheels/'" in known.read_text()
+
+
+def test_an_interpreter_that_debian_lacks_leaves_nothing_half_done(tmp_path, monkeypatch, capsys):
+    apt = tmp_path / "apt-get"
+    apt.write_text("#!/bin/sh\necho no package of that name\nexit 100\n")
+    apt.chmod(0o755)
+    (tmp_path / "dpkg-deb").symlink_to(apt)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    monkeypatch.setattr(debian_python, "PYTHONS", tmp_path / "pythons")
+    for _ in range(2):
+        assert debian_python.provide("3.97") is None
+        assert "no package of that name" in capsys.readouterr().out
 
 
 def test_sizes_are_said_for_each_part(tmp_path, monkeypatch):

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Unpacks a Python that this machine lacks from Debian's newest suite into build/pythons.
+
+apt, with a state of its own, finds its packages and what they need down to the C library, and
+checks signatures and sums. Nothing is installed: a script in the interpreter's place starts it with
+the C library that it was built for. 35 MB are downloaded for each version.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from cmake_build import ROOT
+
+PYTHONS = ROOT / "build" / "pythons"
+SOURCE = (
+    "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] "
+    "http://deb.debian.org/debian sid main\n"
+)
+
+
+def provide(name: str) -> str | None:
+    """Returns the interpreter for "3.14", unpacked if it was not yet; None where Debian has none.
+
+    Why there is none is printed.
+    """
+    folder = PYTHONS / name
+    root = folder / "root"
+    stamp = folder / "complete"
+    if not stamp.is_file():
+        if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+            return None
+        print(f"Python {name}: unpacking Debian's into {folder}", flush=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            download(name, folder)
+        except subprocess.CalledProcessError as error:
+            print(f"{error}:\n{error.output}", flush=True)
+            return None
+        for package in sorted((folder / "cache" / "archives").glob("*.deb")):
+            subprocess.run(["dpkg-deb", "-x", str(package), str(root)], check=True)
+        make_startable(root, name)
+        stamp.touch()
+    return str(root / "usr" / "bin" / f"python{name}")
+
+
+def download(name: str, folder: Path) -> None:
+    """Downloads the packages of an interpreter, its headers and all that they depend on.
+
+    Raises:
+        subprocess.CalledProcessError: Debian's mirror cannot be reached, or has no such package.
+    """
+    state, cache = folder / "state", folder / "cache"
+    (state / "lists" / "partial").mkdir(parents=True)
+    (cache / "archives" / "partial").mkdir(parents=True)
+    (state / "status").touch()  # No package is installed: those of this machine are of no use.
+    sources = folder / "sources.list"
+    sources.write_text(SOURCE, encoding="utf-8")
+    settings = {
+        "Dir::State": state,
+        "Dir::State::status": state / "status",
+        "Dir::Cache": cache,
+        "Dir::Etc::sourcelist": sources,
+        "Dir::Etc::sourceparts": "/dev/null",
+        "Dir::Etc::preferencesparts": "/dev/null",
+        "APT::Sandbox::User": "root",
+    }
+    apt = [
+        "apt-get",
+        "-qq",
+        *(word for key in settings for word in ("-o", f"{key}={settings[key]}")),
+    ]
+    wanted = [f"python{name}-venv", f"libpython{name}-dev"]
+    for command in (
+        ["update"],
+        ["install", "--yes", "--no-install-recommends", "--download-only", *wanted],
+    ):
+        subprocess.run(
+            [*apt, *command],
+            check=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+def make_startable(root: Path, name: str) -> None:
+    """Puts a script in an interpreter's place that starts it with the libraries beside it."""
+    python = root / "usr" / "bin" / f"python{name}"
+    real = python.rename(python.with_name(f"{python.name}.real"))
+    loader = next((root / "usr" / "lib64").glob("ld-linux-*.so.*"))
+    libraries = next((root / "usr" / "lib").glob("*-linux-gnu"))
+    start = f'"{loader}" --argv0 "$0" --library-path "{libraries}" "{real}" "$@"'
+    python.write_text(f"#!/bin/sh\nexec {start}\n", encoding="utf-8")
+    python.chmod(0o755)
+    # Where venv finds pip.
+    for facts in (root / "usr" / "lib" / f"python{name}").glob("_sysconfigdata_*.py"):
+        text = facts.read_text(encoding="utf-8")
+        wheels = "'WHEEL_PKG_DIR': '"
+        facts.write_text(text.replace(f"{wheels}/usr", f"{wheels}{root}/usr"), encoding="utf-8")
