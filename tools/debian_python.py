@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from cmake_build import ROOT
 
 PYTHONS = ROOT / "build" / "pythons"
-SOURCE = (
-    "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] "
-    "http://deb.debian.org/debian sid main\n"
-)
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 
 def provide(name: str) -> str | None:
@@ -50,14 +48,15 @@ def download(name: str, folder: Path) -> None:
     """Downloads the packages of an interpreter, its headers and all that they depend on.
 
     Raises:
-        subprocess.CalledProcessError: Debian's mirror cannot be reached, or has no such package.
+        subprocess.CalledProcessError: Debian's mirror is not known, cannot be reached, or has no such
+            package.
     """
     state, cache = folder / "state", folder / "cache"
     (state / "lists" / "partial").mkdir(parents=True)
     (cache / "archives" / "partial").mkdir(parents=True)
     (state / "status").touch()  # No package is installed: those of this machine are of no use.
     sources = folder / "sources.list"
-    sources.write_text(SOURCE, encoding="utf-8")
+    sources.write_text(f"deb [signed-by={KEYRING}] {mirror()} sid main\n", encoding="utf-8")
     settings = {
         "Dir::State": state,
         "Dir::State::status": state / "status",
@@ -77,13 +76,30 @@ def download(name: str, folder: Path) -> None:
         ["update"],
         ["install", "--yes", "--no-install-recommends", "--download-only", *wanted],
     ):
-        subprocess.run(
-            [*apt, *command],
-            check=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        output([*apt, *command])
+
+
+def mirror() -> str:
+    """Returns the address of the mirror that this machine's own packages come from.
+
+    Raises:
+        subprocess.CalledProcessError: apt knows none.
+    """
+    ask = ["apt-get", "indextargets", "--format", "$(REPO_URI)"]
+    found = output([*ask, "Created-By: Packages", "Label: Debian"]).splitlines()
+    if not found:
+        raise subprocess.CalledProcessError(1, ask, "apt's sources have no mirror of Debian")
+    return found[0]
+
+
+def output(command: Sequence[str]) -> str:
+    """Returns what a command prints.
+
+    Raises:
+        subprocess.CalledProcessError: It fails; with what it printed.
+    """
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.run(command, check=True, text=True, **pipes).stdout
 
 
 def make_startable(root: Path, name: str) -> None:
