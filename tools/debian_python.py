@@ -111,6 +111,10 @@ def make_startable(root: Path, name: str) -> None:
     start = f'"{loader}" --argv0 "$0" --library-path "{libraries}" "{real}" "$@"'
     python.write_text(f"#!/bin/sh\nexec {start}\n", encoding="utf-8")
     python.chmod(0o755)
+    # Debian's header includes that of the processor from where it would be installed.
+    headers = root / "usr" / "include"
+    for header in headers.glob(f"*-linux-gnu/python{name}/pyconfig.h"):
+        shutil.copy(header, headers / f"python{name}")
     # Where venv finds pip.
     for facts in (root / "usr" / "lib" / f"python{name}").glob("_sysconfigdata_*.py"):
         text = facts.read_text(encoding="utf-8")

@@ -189,8 +189,12 @@ def test_an_unpacked_interpreter_starts_with_the_libraries_beside_it(tmp_path):
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
     folder = tmp_path / "a root" / "usr"
     libraries, facts = folder / "lib" / "x86_64-linux-gnu", folder / "lib" / f"python{own}"
-    for made in (folder / "bin", folder / "lib64", libraries, facts):
+    headers = folder / "include" / f"python{own}"
+    of_processor = folder / "include" / "x86_64-linux-gnu" / f"python{own}"
+    for made in (folder / "bin", folder / "lib64", libraries, facts, headers, of_processor):
         made.mkdir(parents=True)
+    (headers / "pyconfig.h").write_text(f"#include <x86_64-linux-gnu/python{own}/pyconfig.h>")
+    (of_processor / "pyconfig.h").write_text("#define HAVE_FORK 1")
     shutil.copy(Path(sys.executable).resolve(), folder / "bin" / f"python{own}")
     own_maps = Path("/proc/self/maps").read_text().split()
     for name, place in (("libc.so.6", libraries), ("ld-linux-x86-64.so.2", folder / "lib64")):
@@ -209,6 +213,7 @@ def test_an_unpacked_interpreter_starts_with_the_libraries_beside_it(tmp_path):
     ).stdout
     assert said.startswith(str(python))
     assert str(libraries / "libc.so.6") in said
+    assert (headers / "pyconfig.h").read_text() == "#define HAVE_FORK 1"
     assert f"'WHEEL_PKG_DIR': '{folder}/share/python-wheels/'" in known.read_text()
 
 
