@@ -48,8 +48,7 @@ def download(name: str, folder: Path) -> None:
     """Downloads the packages of an interpreter, its headers and all that they depend on.
 
     Raises:
-        subprocess.CalledProcessError: Debian's mirror is not known, cannot be reached, or has no such
-            package.
+        subprocess.CalledProcessError: Debian's mirror is not known, not reached, or lacks it.
     """
     state, cache = folder / "state", folder / "cache"
     (state / "lists" / "partial").mkdir(parents=True)
@@ -98,8 +97,9 @@ def output(command: Sequence[str]) -> str:
     Raises:
         subprocess.CalledProcessError: It fails; with what it printed.
     """
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.run(command, check=True, text=True, **pipes).stdout
+    return subprocess.run(
+        command, check=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ).stdout
 
 
 def make_startable(root: Path, name: str) -> None:
