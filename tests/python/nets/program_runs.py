@@ -151,14 +151,21 @@ def run(program: Program, code: Any, new: bool) -> list[Any]:
             stack.enter_context(fastamp.install())
         torch.manual_seed(program.seed)
         exec(code, space)
+        complete = False
         try:
             space["program"]()
+            complete = True
         except Exception as error:  # compared with the other run's
             text = str(error)
             if not new and any(known in text for known in DOCUMENTED):
-                return [UndecidedError(text)]
-            records.append(f"ended by {type(error).__name__}")
-            space["error"] = text
+                records = [UndecidedError(text)]
+            else:
+                records.append(f"ended by {type(error).__name__}")
+                space["error"] = text
+    if not complete:
+        # torch's checkpoint leaves its hooks in place, for the next program too, until the
+        # generator goes that an error has ended; which is in a cycle with the error.
+        gc.collect()
     torch.clear_autocast_cache()
     return records
 
