@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -26,13 +27,31 @@ def test_a_clip_that_hides_an_inf_of_a_subclass_does_not_hide_the_overflow():
     assert torch.equal(weight.a, torch.ones(3))
 
 
-def test_an_overflow_of_gradients_that_were_given_up_is_not_that_of_the_next_ones():
+def replace(weight: Any) -> Any:
+    kept_alive, weight.grad = weight.grad, two(1.0)
+    return kept_alive
+
+
+def replace_by_one_that_was_written_as_often(weight: Any) -> Any:
+    kept_alive = replace(weight)
+    while weight.grad._version < kept_alive._version:
+        weight.grad.mul_(1.0)
+    assert weight.grad._version == kept_alive._version
+    return kept_alive
+
+
+def write(weight: Any) -> None:
+    weight.grad.copy_(two(1.0))
+
+
+@pytest.mark.parametrize("give_up", [replace, replace_by_one_that_was_written_as_often, write])
+def test_an_overflow_of_gradients_that_were_given_up_is_not_that_of_the_next_ones(give_up: Any):
     weight = torch.nn.Parameter(two(1.0))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     guard = fastamp.StepGuard(optimizer)
     weight.grad = two(float("inf"))
     guard.clip_grad_value_(1.0)
-    kept_alive, weight.grad = weight.grad, two(1.0)
+    kept_alive = give_up(weight)
     guard.clip_grad_value_(0.5)
     optimizer.step()
     assert not guard.step_was_skipped
