@@ -95,7 +95,7 @@ using SwappedNames = std::vector<SwappedName>;
 /// run eagerly. Guarded by the GIL, or by `lock` in a Python without one, which is let go of when
 /// the GIL would be. Held for good: threads may outlive the interpreter.
 struct State {
-  const pybind11::str lock = "held state";  ///< Of a type whose creation runs no Python code.
+  const pybind11::handle lock = Py_Ellipsis;  ///< Any object that is there; nobody else locks it.
   std::int64_t policies = 0;
   std::int64_t recipes = 0;
   bool recipes_are_guarded = true;
