@@ -91,11 +91,11 @@ class Test:
     cost: float
     reached: tuple[int, ...]
 
-    @property
-    def together(self) -> str:
-        """What shares the fixtures of a module or a session with it: a file or folder."""
-        file = self.name.partition("::")[0]
-        return next((folder for folder in TOGETHER if file.startswith(folder)), file)
+
+def together(name: str) -> str:
+    """What shares the fixtures of a module or a session with a test: a file or folder."""
+    file = name.partition("::")[0]
+    return next((folder for folder in TOGETHER if file.startswith(folder)), file)
 
 
 def nearest(tests: Iterable[Test], seconds: float) -> list[Test]:
@@ -132,7 +132,7 @@ def tests_for(files: Iterable[str]) -> list[str]:
 
 
 def _by_file(test: Test) -> str:
-    return test.together
+    return together(test.name)
 
 
 def _cost(tests: Sequence[Test]) -> float:
@@ -262,15 +262,14 @@ class PythonTests:
             yield item.nodeid
 
     def record(self, names: Sequence[str], note: Callable[[Test], None]) -> None:
-        """Runs tests without a mutant, in a forked process, which notes each."""
+        """Runs tests without a mutant, in one forked process, which notes each."""
 
         def work() -> int:
-            shared: dict[str, set[int]] = {}
+            others: set[int] = set()
             before = cpu_seconds()
             for name in self._run(names):
                 now = cpu_seconds()
                 test = Test(name, self.state(name), not self.failed, now - before, ())
-                others = shared.setdefault(test.together, set())
                 others |= self.in_setup
                 reached = tuple(sorted(self.control.take_reached() | others))
                 note(Test(name, test.state, test.passes, test.cost, reached))
@@ -410,8 +409,9 @@ class Run:
         names = [name for name in states if name.partition("::")[0] in files]
         if names:
             self.report(f"{len(names)} tests are run without a mutant")
-            python.record(names, self._note)
-            self._read_recorded()  # The process that ran them has noted them.
+            for _, those in groupby(sorted(names, key=together), together):
+                python.record(list(those), self._note)  # One that ends the process ends no others.
+            self._read_recorded()  # The processes that ran them have noted them.
         for name in states:
             if name not in self.recorded:
                 self.report(f"left out, ended the run without a mutant: {name}")

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 import types
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -195,6 +198,29 @@ def test_tests_that_reach_little_else_are_run_first():
     broad, narrow = a_test("a::x", 0.1, 1, 2, 3), a_test("b::x", 2, 1)
     assert mutant_tests.nearest([broad, narrow], 60) == [narrow, broad]
     assert mutant_tests.nearest([broad, narrow], 2) == [narrow]
+
+
+def test_a_file_that_ends_the_run_without_a_mutant_costs_no_other_file(tmp_path):
+    class Python:
+        items = ("a.py::x", "b.py::x", "b.py::y", "c.py::x")
+
+        @staticmethod
+        def state(name: str) -> str:
+            return f"{name} now"
+
+        @staticmethod
+        def record(names: list[str], note: Callable[[Any], None]) -> None:
+            for name in names:
+                if name.startswith("b"):
+                    return  # as if the process had been aborted
+                note(mutant_tests.Test(name, f"{name} now", True, 0.1, (1,)))
+
+    run = object.__new__(mutant_tests.Run)
+    run.folder, run.plan, run.recorded, run.output = tmp_path, {"state": "s"}, {}, io.StringIO()
+    run._read_recorded()
+    run._record(Python())
+    assert list(run.recorded) == ["a.py::x", "c.py::x"]
+    assert run.output.getvalue().count("left out, ended the run without a mutant: b.py") == 2
 
 
 def test_a_child_tells_its_status_or_hangs():
