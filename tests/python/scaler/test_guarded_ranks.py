@@ -148,7 +148,7 @@ def worker(rank: int) -> dict[str, Any]:
         "norm fastamp": a_norm_over_ranks(rank, "fastamp"),
         "sharded": sharded(rank),
         "no gradients on a mesh": shards_without_gradients(rank, False),
-        # Gloo's ranks wait for each other in it beside a simulated device, for a reason not known yet.
+        # Beside a simulated device its ranks wait for each other, for a reason not known yet.
         "no gradients, clipped": None
         if torch.cuda.is_available()
         else shards_without_gradients(rank, True),
