@@ -142,8 +142,12 @@ def with_own_meshes(
         laid_out = _laid_out(parameter)
         if laid_out is None:
             continue
+        # A gradient's mesh may be another object that is equal, with groups of its own; and ranks
+        # without gradients have the parameter's alone.
+        own = as_dtensor(parameter)
+        mesh = (laid_out if own is None else own).device_mesh
         for dim, placement in enumerate(laid_out.placements):
-            group = laid_out.device_mesh.get_group(dim)
+            group = mesh.get_group(dim)
             entry = by_name.setdefault(
                 group.group_name, ShardGroup(group, frozenset(), named=False)
             )
