@@ -3,41 +3,50 @@
 
 import queue
 import threading
+from collections.abc import Callable
 
 import torch
 
 import fastamp
 
 
-def test_separate_scalers_work_in_separate_threads():
-    failures = []
+def train_on_threads(train: Callable[[int], None]) -> None:
+    """Calls a function on four threads at once, with a number each; none of them may raise."""
+    failures: list[BaseException] = []
 
-    def train(seed):
+    def watched(seed: int) -> None:
         try:
-            generator = torch.Generator().manual_seed(seed)
-            parameters = [torch.nn.Parameter(torch.zeros(5)) for _ in range(50)]
-            optimizer = torch.optim.SGD(parameters, lr=1.0)
-            scaler = fastamp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
-            reference = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
-            scaler.scale(torch.ones(())), reference.scale(torch.ones(()))
-            for step in range(100):
-                for parameter in parameters:
-                    parameter.grad = torch.randn(5, generator=generator)
-                if step % 7 == seed % 7:
-                    parameters[step % 50].grad[2] = float("inf")
-                for each in (reference, scaler):
-                    each.unscale_(optimizer)
-                    each.update()
-                assert scaler.state_dict() == reference.state_dict()
+            train(seed)
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=train, args=(seed,)) for seed in range(4)]
+    threads = [threading.Thread(target=watched, args=(seed,)) for seed in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_separate_scalers_work_in_separate_threads():
+    def train(seed):
+        generator = torch.Generator().manual_seed(seed)
+        parameters = [torch.nn.Parameter(torch.zeros(5)) for _ in range(50)]
+        optimizer = torch.optim.SGD(parameters, lr=1.0)
+        scaler = fastamp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
+        reference = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
+        scaler.scale(torch.ones(())), reference.scale(torch.ones(()))
+        for step in range(100):
+            for parameter in parameters:
+                parameter.grad = torch.randn(5, generator=generator)
+            if step % 7 == seed % 7:
+                parameters[step % 50].grad[2] = float("inf")
+            for each in (reference, scaler):
+                each.unscale_(optimizer)
+                each.update()
+            assert scaler.state_dict() == reference.state_dict()
+
+    train_on_threads(train)
 
 
 def test_optimizers_that_another_thread_lets_go_of_count_and_are_forgotten():
@@ -77,30 +86,20 @@ def test_optimizers_that_another_thread_lets_go_of_count_and_are_forgotten():
 
 
 def test_a_clip_finds_the_norms_of_its_own_gradients_while_others_step():
-    failures = []
-
     def train(seed):
-        try:
-            generator = torch.Generator().manual_seed(seed)
-            parameters = [torch.nn.Parameter(torch.zeros(4)) for _ in range(20)]
-            optimizer = torch.optim.SGD(parameters, lr=0.0)
-            scaler = fastamp.GradScaler("cpu", init_scale=2.0**10)
-            scaler.scale(torch.ones(()))
-            for _ in range(200):
-                for parameter in parameters:
-                    parameter.grad = torch.randn(4, generator=generator)
-                scaler.unscale_(optimizer)
-                expected = torch.nn.utils.get_total_norm([p.grad for p in parameters])
-                norm = fastamp.clip_grad_norm_(parameters, 1.0)
-                torch.testing.assert_close(norm, expected)
-                scaler.step(optimizer)
-                scaler.update()
-        except BaseException as error:
-            failures.append(error)
+        generator = torch.Generator().manual_seed(seed)
+        parameters = [torch.nn.Parameter(torch.zeros(4)) for _ in range(20)]
+        optimizer = torch.optim.SGD(parameters, lr=0.0)
+        scaler = fastamp.GradScaler("cpu", init_scale=2.0**10)
+        scaler.scale(torch.ones(()))
+        for _ in range(200):
+            for parameter in parameters:
+                parameter.grad = torch.randn(4, generator=generator)
+            scaler.unscale_(optimizer)
+            expected = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+            norm = fastamp.clip_grad_norm_(parameters, 1.0)
+            torch.testing.assert_close(norm, expected)
+            scaler.step(optimizer)
+            scaler.update()
 
-    threads = [threading.Thread(target=train, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    train_on_threads(train)
