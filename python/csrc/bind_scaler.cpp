@@ -233,15 +233,11 @@ class PythonScalerCore {
   }
 
   /// The norm; None if gradients have to be unscaled first, for clip_norm().
-  /// @param is_guard  It is a guard's: as forget_if_edited() first, and None if parameters are laid
-  ///     out on meshes, too, which a scaler has asked for.
+  /// @param is_guard  It is a guard's: as forget_if_edited() first.
   MaybeTensor clip_norm_at_step(py::handle scaler, py::handle optimizer, double max_norm,
                                 bool error_if_nonfinite, bool is_guard) {
     if (is_guard) {
       forget_if_edited(scaler, optimizer);
-      if (is_laid_out(optimizer)) {
-        return std::nullopt;
-      }
     }
     auto call = call_on(scaler, optimizer);
     if (!call.is_ready()) {
@@ -648,9 +644,6 @@ class PythonScalerCore {
   }
 
   bool is_checked_unscaled(OptimizerCall& call, py::handle optimizer, bool& by_position) {
-    if (is_laid_out(optimizer)) {
-      return false;
-    }
     call.forget_if_scaled_anew();
     if (call.is_ready() && check(call, by_position)) {
       return true;

@@ -89,6 +89,12 @@ py::object python_function(const char* name) {
   return py::module_::import("fastamp._scaler.gradients").attr(name);
 }
 
+/// Whether parameters are laid out on meshes, whose ranks have to agree, also those that have no
+/// gradients.
+bool is_laid_out(py::handle optimizer) {
+  return !py::dict(python_function("meshes_of")(optimizer)).empty();
+}
+
 /// An object to be let go of by whoever has it last, with or without the GIL.
 std::shared_ptr<Parameters> shared(Parameters parameters) {
   return {new Parameters(std::move(parameters)), [](const Parameters* last) {
@@ -158,6 +164,21 @@ std::size_t take_plain(PyObject* sequence, Py_ssize_t first, Block& block) {
   return count;
 }
 
+/// As gather_group(), of all groups of an optimizer.
+bool gather_gradients(py::handle optimizer, scaler::GradientGroups& groups, Parameters& foreign) {
+  bool any_subclass = false;
+  const auto param_groups = param_groups_of(optimizer);
+  const Locked locked(param_groups);
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(param_groups.ptr()); ++i) {
+    if (!PyDict_CheckExact(PySequence_Fast_GET_ITEM(param_groups.ptr(), i))) {
+      groups.give_up_addresses();
+    }
+    any_subclass |=
+        gather_group(get_params(PySequence_Fast_GET_ITEM(param_groups.ptr(), i)), groups, foreign);
+  }
+  return any_subclass;
+}
+
 }  // namespace
 
 py::object PythonHandle::optimizer() const {
@@ -197,7 +218,8 @@ scaler::RecordPointer record_of(scaler::ScalerCore& core, py::handle optimizer,
   return core.add(key, std::move(handle));
 }
 
-void gather_group(const py::object& params, scaler::GradientGroups& groups, Parameters& foreign) {
+bool gather_group(const py::object& params, scaler::GradientGroups& groups, Parameters& foreign) {
+  bool any_subclass = false;
   if (!is_plain_sequence(params.ptr())) {
     groups.give_up_addresses();
   }
@@ -218,21 +240,10 @@ void gather_group(const py::object& params, scaler::GradientGroups& groups, Para
       i += static_cast<Py_ssize_t>(count);
     } else {
       add_subclass(PySequence_Fast_GET_ITEM(sequence.ptr(), i++), groups, foreign);
+      any_subclass = true;
     }
   }
-}
-
-Parameters gather_gradients(py::handle optimizer, scaler::GradientGroups& groups) {
-  Parameters foreign;
-  const auto param_groups = param_groups_of(optimizer);
-  const Locked locked(param_groups);
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(param_groups.ptr()); ++i) {
-    if (!PyDict_CheckExact(PySequence_Fast_GET_ITEM(param_groups.ptr(), i))) {
-      groups.give_up_addresses();
-    }
-    gather_group(get_params(PySequence_Fast_GET_ITEM(param_groups.ptr(), i)), groups, foreign);
-  }
-  return foreign;
+  return any_subclass;
 }
 
 bool for_each_plain(py::handle optimizer, const VisitGradient& visit) {
@@ -258,23 +269,10 @@ bool may_share_gradients(py::handle optimizer) {
   });
 }
 
-bool is_laid_out(py::handle optimizer) {
-  const auto groups = param_groups_of(optimizer);
-  for (Py_ssize_t g = 0; g < PySequence_Fast_GET_SIZE(groups.ptr()); ++g) {
-    const auto params = as_fast_sequence(get_params(PySequence_Fast_GET_ITEM(groups.ptr(), g)));
-    PyObject** const first = PySequence_Fast_ITEMS(params.ptr());
-    const auto is_plain = [](PyObject* item) { return THPVariable_CheckExact(item); };
-    if (!std::all_of(first, first + PySequence_Fast_GET_SIZE(params.ptr()), is_plain)) {
-      return !py::dict(python_function("meshes_of")(optimizer)).empty();
-    }
-  }
-  return false;
-}
-
 PythonGradients gather(py::handle optimizer, scaler::Purpose purpose) {
   scaler::GradientGroups groups(purpose);
   PythonGradients gradients;
-  gradients.foreign = gather_gradients(optimizer, groups);
+  const bool any_subclass = gather_gradients(optimizer, groups, gradients.foreign);
   auto& gathered = gradients.gathered;
   gathered.by_position = groups.by_position();
   if (groups.any_repeats()) {
@@ -282,7 +280,9 @@ PythonGradients gather(py::handle optimizer, scaler::Purpose purpose) {
     gathered.shared = may_share_gradients(optimizer);
   }
   gathered.groups = groups.release();
-  if (!gradients.foreign.empty()) {
+  const bool before_pass =
+      purpose == scaler::Purpose::kUnscale || purpose == scaler::Purpose::kCheck;
+  if (!gradients.foreign.empty() || (any_subclass && before_pass && is_laid_out(optimizer))) {
     gathered.multiply_foreign = [foreign = shared(gradients.foreign)](const at::Tensor& factor) {
       const py::gil_scoped_acquire gil;
       python_function("multiply_subclasses")(*foreign, factor);

@@ -44,20 +44,14 @@ scaler::RecordPointer record_of(scaler::ScalerCore& core, py::handle optimizer,
 
 using Parameters = std::vector<py::object>;
 
-/// Collects the gradients of every parameter in `optimizer.param_groups`, without creating a Python
-/// object per tensor (torch.amp spends three quarters of unscale_ there: about 0.6 us per tensor).
-///
-/// Nothing is cached between calls: walking the lists costs less than proving that a copy of them
-/// is still right would, and keeps no parameter alive.
-///
-/// @returns The parameters whose gradients only Python code can unscale (DTensor and other tensor
-///     subclasses), normally empty.
+/// Collects the gradients of an iterable of parameters, without creating a Python object per tensor
+/// (torch.amp spends three quarters of unscale_ there: about 0.6 us per tensor).
+/// @param foreign  Receives the parameters whose gradients only Python code can unscale (DTensor
+///     and other tensor subclasses), normally none.
+/// @returns Whether a parameter is a subclass.
 /// @throws AssertionError for an entry that is not a tensor; ValueError for a refused fp16
 ///     gradient; whatever the attributes of the objects raise. Requires the GIL.
-Parameters gather_gradients(py::handle optimizer, scaler::GradientGroups& groups);
-
-/// Reads an iterable of parameters; appends to `foreign`.
-void gather_group(const py::object& params, scaler::GradientGroups& groups, Parameters& foreign);
+bool gather_group(const py::object& params, scaler::GradientGroups& groups, Parameters& foreign);
 
 using VisitGradient = std::function<bool(const at::Tensor& parameter, const at::Tensor& gradient)>;
 
@@ -69,15 +63,16 @@ bool for_each_plain(py::handle optimizer, const VisitGradient& visit);
 /// which that is not known. For the rare case that a gradient came twice.
 bool may_share_gradients(py::handle optimizer);
 
-/// Whether parameters in `optimizer.param_groups` are laid out on meshes, whose ranks have to
-/// agree, also those without gradients. Asks Python only where there are parameter subclasses.
-bool is_laid_out(py::handle optimizer);
-
 /// The gradients of an optimizer.
 struct PythonGradients {
   scaler::Gathered gathered;
   Parameters foreign;  ///< Parameters whose gradients are tensor subclasses.
 };
+
+/// Collects the gradients of every parameter in `optimizer.param_groups`, as gather_group(). Before
+/// a pass they count as foreign, too, where parameters are laid out on meshes: ranks have to agree.
+/// Nothing is cached between calls: walking the lists costs less than proving that a copy of them
+/// is still right would, and keeps no parameter alive.
 PythonGradients gather(py::handle optimizer, scaler::Purpose purpose);
 
 /// torch's norm of any order, of all kinds of gradients.

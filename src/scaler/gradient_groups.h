@@ -53,7 +53,8 @@ enum class Purpose : std::uint8_t {
 /// The gradients of an optimizer, as a front end hands them to ScalerCore.
 struct Gathered {
   std::vector<DeviceGradients> groups;
-  /// Multiplies the others, which are Python tensor subclasses; empty if there are none.
+  /// Multiplies the others, which are Python tensor subclasses; empty if the core may go on with
+  /// all of them.
   std::function<void(const at::Tensor& factor)> multiply_foreign;
   /// Two parameters have one gradient: a step that writes gradients would write it twice.
   bool shared = false;

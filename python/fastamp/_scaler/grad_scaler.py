@@ -217,7 +217,7 @@ class GradScaler(ScalerState):
         if no_scale or id(optimizer) in self._per_optimizer_states:
             self._begin("unscale_", optimizer)
         core = self._core
-        is_native = not self._is_replaced("_unscale_grads_") and not meshes_of(optimizer)
+        is_native = not self._is_replaced("_unscale_grads_")
         try:
             if is_native and core.unscale(self, optimizer):
                 return
@@ -369,9 +369,9 @@ class GradScaler(ScalerState):
             and not call_is_a_message(optimizer)
         )
 
-    def _may_check(self, optimizer: torch.optim.Optimizer) -> bool:
+    def _may_check(self) -> bool:
         """Whether gradients may be left scaled until the step: nobody's ``unscale_`` is called."""
-        return not self._is_replaced("unscale_", "_unscale_grads_") and not meshes_of(optimizer)
+        return not self._is_replaced("unscale_", "_unscale_grads_")
 
     def _unscale_with_norm(
         self, optimizer: torch.optim.Optimizer, groups: list[ShardGroup], norm_type: float
@@ -469,7 +469,7 @@ class GradScaler(ScalerState):
 
     def _step_on_device(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Steps an optimizer of fastamp's: the device decides whether it does."""
-        core, keep, may_check = self._core, self._keep_scaled_grads, self._may_check(optimizer)
+        core, keep, may_check = self._core, self._keep_scaled_grads, self._may_check()
         amp_step, is_observed = core.begin_step(self, optimizer, keep, may_check, False)
         if amp_step is None:  # The gradients must not stay scaled until the step.
             self.unscale_(optimizer)
@@ -552,18 +552,20 @@ class GradScaler(ScalerState):
             parameters = parameters_of(optimizer)
             return clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, mesh=mesh)
         norm_type = float(norm_type)
-        groups = norm_groups(optimizer, mesh, norm_type)
+        groups = [] if mesh is None else norm_groups(optimizer, mesh, norm_type)
         self._begin("clip_grad_norm_", optimizer)
         if self._fuse:
             steps.fuse_if_torchs(optimizer)
         core = self._core
         at_step = self._supports_amp_step(optimizer)
-        if at_step and norm_type == 2.0 and not groups and self._may_check(optimizer):
+        if at_step and norm_type == 2.0 and mesh is None and self._may_check():
             norm = core.clip_norm_at_step(
                 self, optimizer, float(max_norm), error_if_nonfinite, False
             )
             if norm is not None:
                 return norm
+        if mesh is None:
+            groups = norm_groups(optimizer, None, norm_type)
         norm_function = self._unscaled_norm(optimizer, mesh, groups, norm_type)
         if error_if_nonfinite and norm_function is not None and meshes_of(optimizer):
             state = self._per_optimizer_states[id(optimizer)]
@@ -598,7 +600,7 @@ class GradScaler(ScalerState):
             return
         self._begin("clip_grad_value_", optimizer)
         clip = self._core.clip_value
-        takes_part = self._supports_amp_step(optimizer), self._may_check(optimizer)
+        takes_part = self._supports_amp_step(optimizer), self._may_check()
         todo = clip(self, optimizer, clip_value, *takes_part)
         if todo != _C.ClipNext.NOTHING:
             self.unscale_(optimizer)  # Clips, too.

@@ -509,9 +509,8 @@ class StepGuard:
             raise ValueError(f"clip_grad_value_: expected clip_value >= 0, got {clip_value}")
         optimizer = self._guarded("clip_grad_value_")
         core = self._begin_clip(optimizer)
-        may_check = not meshes_of(optimizer)
         while (
-            todo := core.clip_value(self, optimizer, clip_value, True, may_check)
+            todo := core.clip_value(self, optimizer, clip_value, True, True)
         ) != _C.ClipNext.NOTHING:
             self._check(optimizer)
             core.apply_clips(self, optimizer)
