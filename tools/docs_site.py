@@ -3,7 +3,7 @@
 
 Stages docs/*.md, README.md, CHANGELOG.md and CONTRIBUTING.md, makes the pages of examples, ops and
 Python names, and runs MkDocs over them. What MkDocs warns of, such as a link that leads nowhere, is
-a failure.
+a failure. MkDocs imports this file, too (`hooks` of mkdocs.yml), and calls on_post_build.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -284,18 +284,48 @@ def finish(folder: Path) -> None:
             path.write_text(mended, encoding="utf-8")
 
 
-def main() -> int:
-    """Returns MkDocs' exit status."""
+def on_post_build(config: Any) -> None:
+    """Mends a site that MkDocs has built; called by it."""
+    finish(Path(config["site_dir"]))
+
+
+# As mkdocs.plugins.event_priority, which the tests of this file do without: after the plugin that
+# writes what search finds, whose is -100.
+vars(on_post_build)["mkdocs_priority"] = -110
+
+
+def version_of_site() -> str:
+    """Returns the version whose pages these are: those of a patch replace the ones before it."""
+    return (ROOT / "VERSION").read_text(encoding="utf-8").rpartition(".")[0]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status of MkDocs or mike."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--serve", action="store_true", help="show it at a local address")
-    options = parser.parse_args()
+    parser.add_argument(
+        "--release",
+        action="store_true",
+        help="commit it to the local branch gh-pages, beside the sites of other versions",
+    )
+    options = parser.parse_args(arguments)
     stage(SITE / "pages")
-    command = [sys.executable, "-m", "mkdocs", "serve" if options.serve else "build", "--strict"]
+    command = ["mkdocs", "build"]
+    if options.serve:
+        command = ["mkdocs", "serve"]
+    elif options.release:
+        command = ["mike.driver", "deploy", "--update-aliases", version_of_site(), "latest"]
     # The theme's maintainers announce the end of its life in 2027 at each run, and how to be quiet.
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
-    if status == 0 and not options.serve:
-        finish(SITE / "html")
+
+    def run(*words: str) -> int:
+        return subprocess.call([sys.executable, "-m", *words], cwd=ROOT, env=environment)
+
+    status = run(*command)
+    if status == 0 and options.release:
+        status = run("mike.driver", "set-default", "latest")
+        print(f"version {version_of_site()} is in the branch gh-pages, as latest, too")
+    elif status == 0 and not options.serve:
         print("the site is in build/site/html/index.html")
     return status
 

@@ -33,6 +33,7 @@ from docs_site import (  # noqa: E402
     site_target,
     stage,
     summary_of,
+    version_of_site,
     wrapped_output,
 )
 from torch_ops import autocast_ops  # noqa: E402
@@ -222,10 +223,13 @@ def test_which_versions_autocast_an_op():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
+needs_mkdocs = pytest.mark.skipif(
     importlib.util.find_spec("mkdoxy") is None or shutil.which("doxygen") is None,
     reason="needs the docs extra and doxygen",
 )
+
+
+@needs_mkdocs
 def test_the_site_is_built_without_a_warning():
     run = subprocess.run(
         [sys.executable, TOOLS / "docs_site.py"], capture_output=True, text=True, check=False
@@ -235,3 +239,40 @@ def test_the_site_is_built_without_a_warning():
     html = ROOT / "build" / "site" / "html"
     assert "fastamp.autocast" in (html / "api_python.html").read_text(encoding="utf-8")
     assert "GradScaler" in (html / "cpp" / "annotated.html").read_text(encoding="utf-8")
+    index = (html / "search" / "search_index.js").read_text(encoding="utf-8")
+    assert "_source.html" not in index  # The pages were mended after search had been written.
+
+
+@needs_mkdocs
+def test_a_release_stands_beside_the_sites_of_earlier_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """In a branch of another repository, made here with the site of a version before."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.check_output(["git", *arguments], cwd=tmp_path, text=True)
+
+    git("init", "-q", "-b", "gh-pages")
+    git("config", "user.name", "a")
+    git("config", "user.email", "a@example.org")
+    earlier = [{"version": "0.0", "title": "0.0", "aliases": ["latest"]}]
+    (tmp_path / "versions.json").write_text(json.dumps(earlier))
+    for folder in ("0.0", "latest"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "index.html").write_text("of 0.0")
+    git("add", ".")
+    git("commit", "-q", "-m", "0.0")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / ".git"))
+    run = subprocess.run(
+        [sys.executable, TOOLS / "docs_site.py", "--release"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    versions = json.loads(git("show", "gh-pages:versions.json"))
+    found = {entry["version"]: entry["aliases"] for entry in versions}
+    assert found == {version_of_site(): ["latest"], "0.0": []}
+    assert git("show", "gh-pages:0.0/index.html") == "of 0.0"
+    assert "fastamp.autocast" in git("show", f"gh-pages:{version_of_site()}/api_python.html")
+    assert "latest" in git("show", "gh-pages:index.html")
