@@ -11,8 +11,10 @@ nothing of it is a result.
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -53,7 +55,11 @@ def as_sanitizer(words: Sequence[str]) -> None:
         # The same tests without guards: a file of them shows that the command is right.
         command = [A_FILE if word == folder else word for word in command]
     else:
-        command.append("--list-tests")  # Of Catch2, which shows the same.
+        # Catch2 lists them, which shows the same. Version 2 ends with their number as its status.
+        listing = [*command, "--list-tests"]
+        told = subprocess.run(listing, stdout=subprocess.PIPE, text=True, check=False).stdout
+        print(told, flush=True)
+        raise SystemExit(not re.search(r"^[1-9]\d* matching test case", told, re.MULTILINE))
     os.execv(command[0], command)
 
 

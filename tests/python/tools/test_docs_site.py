@@ -222,13 +222,13 @@ def test_which_versions_autocast_an_op():
     assert [versions_of(op, "cpu", lists) for op in "abc"] == ["all", "1.0", "."]
 
 
-@pytest.mark.slow
 needs_mkdocs = pytest.mark.skipif(
     importlib.util.find_spec("mkdoxy") is None or shutil.which("doxygen") is None,
     reason="needs the docs extra and doxygen",
 )
 
 
+@pytest.mark.slow
 @needs_mkdocs
 def test_the_site_is_built_without_a_warning():
     run = subprocess.run(
@@ -243,6 +243,7 @@ def test_the_site_is_built_without_a_warning():
     assert "_source.html" not in index  # The pages were mended after search had been written.
 
 
+@pytest.mark.slow
 @needs_mkdocs
 def test_a_release_stands_beside_the_sites_of_earlier_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

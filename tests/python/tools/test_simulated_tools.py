@@ -88,25 +88,36 @@ print(len(names))
     assert int(child("-c", code, str(tmp_path))) > 100
 
 
-@pytest.mark.parametrize(("tool", "guards"), [("memcheck", "1"), ("racecheck", "")])
-def test_the_sanitizer_s_stand_in_runs_the_command_with_guards(monkeypatch, tool, guards):
+def sanitizer(tool):
+    stand_in = (str(ROOT / "tools" / "simulated_gpu.py"), "--as-compute-sanitizer")
+    return *stand_in, "--tool", tool, "--error-exitcode", "9", "--print-limit", "20"
+
+
+def test_the_memcheck_stand_in_runs_the_command_with_guards(monkeypatch):
     monkeypatch.delenv("SIMULATED_CUDA_GUARDS", raising=False)
-    stand_in = (str(ROOT / "tools" / "simulated_gpu.py"), "--as-compute-sanitizer")
-    options = ("--tool", tool, "--error-exitcode", "9", "--print-limit", "20")
     code = "import os; print(os.environ.get('SIMULATED_CUDA_GUARDS', ''))"
-    assert child(*stand_in, *options, sys.executable, "-c", code).strip() == guards
+    assert child(*sanitizer("memcheck"), sys.executable, "-c", code).strip() == "1"
 
 
-@pytest.mark.parametrize(
-    ("words", "ran"),
-    [
-        (["tests/python/ops", "-q"], ["tests/python/ops/test_devices_and_streams.py", "-q"]),
-        (["~[graph]"], ["~[graph]", "--list-tests"]),
-    ],
-    ids=["Python", "C++"],
-)
-def test_the_racecheck_stand_in_runs_a_part_of_what_memcheck_has_run(words, ran):
-    stand_in = (str(ROOT / "tools" / "simulated_gpu.py"), "--as-compute-sanitizer")
-    options = ("--tool", "racecheck", "--error-exitcode", "9", "--print-limit", "20")
+def test_the_racecheck_stand_in_runs_a_part_of_what_memcheck_has_run():
     code = "import sys; print(*sys.argv[1:])"
-    assert child(*stand_in, *options, sys.executable, "-c", code, *words).split() == ran
+    command = (*sanitizer("racecheck"), sys.executable, "-c", code, "tests/python/ops", "-q")
+    words = child(*command).split()
+    assert words == ["tests/python/ops/test_devices_and_streams.py", "-q"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_the_racecheck_stand_in_lists_a_program_s_cases(monkeypatch, count):
+    """As Catch2 does: one without any is an error, and the number is version 2's exit status."""
+    monkeypatch.delenv("SIMULATED_CUDA_GUARDS", raising=False)
+    code = f"""
+import os, sys
+assert "SIMULATED_CUDA_GUARDS" not in os.environ
+print("Matching test cases:", *sys.argv[1:])
+print("{count} matching test case" + "s" * ({count} != 1))
+raise SystemExit({count})
+"""
+    command = [sys.executable, *sanitizer("racecheck"), sys.executable, "-c", code, "~[graph]"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == (count > 0), done.stdout + done.stderr
+    assert done.stdout.startswith("Matching test cases: ~[graph] --list-tests")
