@@ -65,6 +65,8 @@ BY_USE = {
 }
 # What search finds in pages that begin so, against 1 of others; a title that matches counts 1000.
 RANKS = {"cpp/": 0.001, "changelog": 0.01, "contributing": 0.01, "testing": 0.01, "examples": 0.1}
+# What commits sites to a branch, which -m does not run.
+MIKE = ("-c", "from mike.driver import main; main()")
 # Names of fastamp's that are mirrors of torch's modules, or have nothing to say.
 NOT_ON_A_PAGE = {"amp", "cpu", "__version__"}
 
@@ -310,20 +312,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     stage(SITE / "pages")
-    command = ["mkdocs", "build"]
-    if options.serve:
-        command = ["mkdocs", "serve"]
-    elif options.release:
-        command = ["mike.driver", "deploy", "--update-aliases", version_of_site(), "latest"]
+    command = ["-m", "mkdocs", "serve" if options.serve else "build"]
+    if options.release:
+        command = [*MIKE, "deploy", "--update-aliases", version_of_site(), "latest"]
     # The theme's maintainers announce the end of its life in 2027 at each run, and how to be quiet.
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    # Where mike finds MkDocs.
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
 
     def run(*words: str) -> int:
-        return subprocess.call([sys.executable, "-m", *words], cwd=ROOT, env=environment)
+        return subprocess.call([sys.executable, *words], cwd=ROOT, env=environment)
 
     status = run(*command)
     if status == 0 and options.release:
-        status = run("mike.driver", "set-default", "latest")
+        status = run(*MIKE, "set-default", "latest")
         print(f"version {version_of_site()} is in the branch gh-pages, as latest, too")
     elif status == 0 and not options.serve:
         print("the site is in build/site/html/index.html")
