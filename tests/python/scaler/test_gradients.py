@@ -306,7 +306,8 @@ def test_nobody_asks_for_meshes_of_plain_parameters(monkeypatch):
         scaler.scale(torch.ones(()))
         if unscales:
             scaler.unscale_(optimizer)
-        scaler.clip_grad_norm_(optimizer, 1.0)
+        else:
+            scaler.clip_grad_norm_(optimizer, 1.0)
         scaler.clip_grad_value_(optimizer, 0.1)
         scaler.step(optimizer)
         scaler.update()
