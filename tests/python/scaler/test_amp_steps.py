@@ -67,6 +67,24 @@ def test_optimizer_step_is_always_called_and_its_hooks_run():
     assert "_fastamp_pending_amp_step" not in vars(optimizer)
 
 
+def test_what_a_subclass_s_step_returns_is_returned():
+    class Counting(fastamp.optim.SGD):
+        def step(self, closure=None):
+            super().step(closure)
+            return "stepped"
+
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = Counting([parameter], lr=0.5)
+    scaler = fastamp.GradScaler("cpu", init_scale=1.0)
+    scaler.scale(torch.ones(()))
+    parameter.grad = torch.ones(3)
+    assert scaler.step(optimizer) == "stepped"
+    assert parameter.tolist() == [0.5] * 3
+    fastamp.StepGuard(optimizer)
+    assert optimizer.step() == "stepped"
+    assert parameter.tolist() == [0.0] * 3
+
+
 def test_who_replaced_step_to_learn_of_skips_learns_of_them():
     parameters, optimizer, scaler = pair("AdamW", {"lr": 0.1})[0]
     called = []

@@ -169,6 +169,7 @@ REFUSED = {
     "scale NaN": (text_with(scale=math.nan), "a number, a string, true, false or null, got NaN"),
     "scale infinite": (text_with(scale=math.inf), "true, false or null, got Infinity"),
     "scale beyond fp32": (text_with(scale=1e39), "scale to be finite in float32, got 1e"),
+    "scale halfway": (text_with(scale=(2 - 2.0**-24) * 2.0**127), "scale to be finite in float32"),
     "scale beyond fp64": (text_with().replace("512.0", "1e999"), '"scale" in the range of float64'),
     "scale +1": (text_with().replace("512.0", "+1"), "one JSON object, got none"),
     "scale .5": (text_with().replace("512.0", ".5"), "one JSON object, got none"),

@@ -720,8 +720,8 @@ def test_what_a_step_that_raises_was_to_do_is_forgotten(maker: str):
     assert [row.skipped for row in guard.history()] == [False, True]
 
 
-def test_steps_without_gradients_are_the_optimizers_own():
-    job = Job("torch SGD")
+def test_steps_without_gradients_are_the_optimizers_own(kind: str):
+    job = Job(kind)
     assert job.guard is not None
     job.optimizer.step()
     assert job.guard.history() == []
