@@ -4,6 +4,7 @@
 #include "kernels/functors/float8_copy.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -141,7 +142,8 @@ AdamwGroups::AdamwGroups(const StepCase& c)
     : beta1(c.groups, 0.9), beta2(c.groups, 0.99), eps(c.groups, 1e-8) {
   for (std::size_t g = 0; g < c.groups; ++g) {
     lr.push_back(0.01 * static_cast<double>(g + 1));
-    beta1[g] = g % 3 == 2 ? 0.3 : 0.9;
+    // The second one's first moments are rounded by noise, too, where others are.
+    beta1[g] = std::array{0.9, 0.97, 0.3}.at(g % 3);
     decay.push_back(g % 2 == 0 ? 0.01 : 0.0);
     decoupled.push_back(g % 4 < 2);
     amsgrad.push_back(c.amsgrad && g % 2 == 0);

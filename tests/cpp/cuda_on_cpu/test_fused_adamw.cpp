@@ -100,6 +100,19 @@ TEST_CASE("emulated AdamW: moments rounded by noise have the CPU's bits", "[fuse
   CHECK_FALSE(same_bits(nearest.second, noisy.second));
 }
 
+TEST_CASE("emulated AdamW: first moments that hardly move are rounded by noise of their own",
+          "[fused_adamw]") {
+  StepCase c{.groups = 2, .bf16_moments = true};
+  const auto nearest = make_step_lists(c, true);
+  const auto noisy = nearest.copy();
+  run_both(nearest, c);
+  c.noisy = true;
+  run_both(noisy, c);
+  CHECK_FALSE(same_bits(nearest.first, noisy.first));
+  c = {.groups = 2, .codes = true};
+  run_both(make_step_lists(c, true), c);
+}
+
 TEST_CASE("emulated AdamW: parameters with masters of two bytes", "[fused_adamw]") {
   for_each_shape([] {
     for (auto c : StepCase::all()) {
