@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -167,6 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(__doc__, arguments)
     work = options.build_dir.resolve() / "mutants"
     work.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(work / "src", ignore_errors=True)  # of a run that was stopped
     stored = work / "results.json"
     if options.table:
         print(table(MUTANTS, read_results(stored)))

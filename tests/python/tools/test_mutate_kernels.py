@@ -35,3 +35,14 @@ def test_a_changed_file_drops_its_result():
     table = mutate_kernels.table([first, second], results)
     assert f"| {first.group.file} | {first.change.name} | tsan | data race |" in table
     assert table.endswith(f"Not run yet: 1\n- {second.name}")
+
+
+def test_a_stopped_run_leaves_no_changed_file_to_the_next(tmp_path, monkeypatch):
+    left = tmp_path / "mutants" / "src" / "kernels" / "cuda" / "step_operands.cuh"
+    left.parent.mkdir(parents=True)
+    left.write_text("broken")
+    monkeypatch.setattr(mutate_kernels, "Build", lambda *_: None)
+    assert (
+        mutate_kernels.main(["--build-dir", str(tmp_path), "--only", "no break is called so"]) == 0
+    )
+    assert not left.exists()
