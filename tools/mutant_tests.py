@@ -320,7 +320,7 @@ class Run:
         self.control.choose(0)
         any_cpp = any(mutant["file"].endswith(".cpp") for mutant in self.mutants)
         self.cpp = CppTests(Path(self.plan["build_dir"]), self.control, any_cpp)
-        self.results = mutant_results.read(folder.parent / "results.jsonl")
+        self.results = mutant_results.read()
         self.recorded: dict[str, Test] = {}
         self._read_recorded()
         self.simulated: str | None = None  # what those of a CUDA device see without a mutant
@@ -378,7 +378,7 @@ class Run:
         """Stores and prints what has been found out of a mutant."""
         result["name"] = mutant["name"]
         self.results[mutant["key"]] = result
-        mutant_results.note(self.folder.parent / "results.jsonl", mutant["key"], result)
+        mutant_results.note(mutant["key"], result)
         self.report(f"{mutant['number']:4} {result['is']:11} {mutant['name']}  [{result['by']}]")
 
     def _note(self, test: Test) -> None:

@@ -5,7 +5,8 @@ The Python scaler, src/scaler and the caches of src/autocast. All drawn breaks (
 package and one library, in build/mutants, where a number turns one of them on; so a mutant costs no
 more than the tests that reach it (tools/mutant_tests.py), the nearest first, until one fails.
 A run can be stopped and taken up again; what was noticed is not run again until its file changes.
---table prints what is known. What no test noticed is explained in docs/testing.md.
+Results are in tests/mutants_at_random.jsonl; --table prints what no test noticed, and docs/testing.md
+says why.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import argparse
 import hashlib
 import json
 import os
-import random
 import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +86,7 @@ class Mutant:
 def drawn(
     files: Sequence[Path],
     find: Callable[[str], list[Mutation]],
-    count: int,
+    count: int | None,
     seed: int,
     first: int = 1,
 ) -> list[Mutant]:
@@ -94,19 +95,27 @@ def drawn(
     Args:
         files: To change.
         find: Returns all changes of a source.
-        count: How many, if there are as many.
+        count: How many, if there are as many; ``None``: all.
         seed: Of the draw.
         first: The number of the first.
     """
-    texts = {file: file.read_text(encoding="utf-8") for file in files}
-    every = [(file, mutation) for file, text in texts.items() for mutation in find(text)]
-    chosen = random.Random(seed).sample(every, min(count, len(every)))
-    result = []
-    for number, (file, change) in enumerate(chosen, first):
-        state = f"{texts[file]}\n{change.begin} {change.end} {change.new}"
-        key = hashlib.sha256(state.encode()).hexdigest()[:16]
-        result.append(Mutant(number, str(file.relative_to(ROOT)), change, key))
-    return result
+    drawn_by: list[tuple[bytes, str, Mutation, str]] = []
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        name = str(file.relative_to(ROOT))
+        seen: Counter[tuple[str, str]] = Counter()
+        for change in find(text):
+            seen[change.old, change.new] += 1
+            place = (seed, name, change.old, change.new, seen[change.old, change.new])
+            key = _digest(f"{text}\n{change.begin} {change.end} {change.new}").hex()[:16]
+            drawn_by.append((_digest(repr(place)), name, change, key))
+    # By what a change is: an edit elsewhere leaves the others drawn.
+    chosen = sorted(drawn_by, key=lambda one: one[0])[:count]
+    return [Mutant(number, *one[1:]) for number, one in enumerate(chosen, first)]
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
 
 
 def switched_texts(mutants: Sequence[Mutant]) -> dict[str, str]:
@@ -247,6 +256,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     draw = f"{options.count}-{options.seed}{options.only and '-'}{options.only.replace('/', '-')}"
     folder = build_dir / "mutants" / "random" / draw
     if not options.table:
+        every = drawn(PYTHON_FILES, python_mutations.mutations, None, 0)
+        every += drawn(CPP_FILES, cpp_mutations.mutations, None, 0)
+        mutant_results.drop_others({mutant.key for mutant in every})
         prepare(build_dir, folder, mutants, options.jobs)
         paths = [str(folder / "python"), os.environ.get("PYTHONPATH", "")]
         libraries = [str(folder), os.environ.get("LD_LIBRARY_PATH", "")]
@@ -258,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tests = [sys.executable, str(ROOT / "tools" / "mutant_tests.py"), str(folder)]
         subprocess.run([*tests, str(options.seconds)], cwd=ROOT, env=environment, check=True)
     plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-    results = mutant_results.read(folder.parent / "results.jsonl")
+    results = mutant_results.read()
     print(summary(plan, results))
     known = [results[m["key"]] for m in plan["mutants"] if _is_decided(results.get(m["key"]))]
     return int(10 * sum(result["is"] in ALIVE for result in known) > len(known))

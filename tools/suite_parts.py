@@ -109,6 +109,7 @@ TOUCHED: dict[str, frozenset[str]] = {
     "tests/cpp/cuda_on_cpu": frozenset({"flavours", "workshop"}),
     "tests/cpp/support": frozenset({"flavours"}),
     "tests/data": frozenset(),
+    "tests/mutants_at_random.jsonl": frozenset(),
     "tests/python": frozenset({"long"}),
     "tests/python/benchmarks": frozenset({"workshop"}),
     "tests/python/conftest.py": ALL,

@@ -156,6 +156,25 @@ def test_a_seed_draws_the_same_breaks_and_all_files_are_there():
     assert all((ROOT / test).exists() for test in mutant_tests.tests_for(["src/autocast/x.cpp"]))
 
 
+def test_an_edit_leaves_what_is_drawn_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.setattr(mutate_at_random, "ROOT", tmp_path)
+    file = tmp_path / "a.py"
+
+    def draws():
+        every = mutate_at_random.drawn([file], python_mutations.mutations, 12, 0)
+        places = {(m.mutation.line, m.mutation.old, m.mutation.new) for m in every}
+        return places, {m.key for m in every}
+
+    body = "".join(f"def f{n}(a):\n    return a > {n} and a + {n} < 40\n" for n in range(30))
+    file.write_text(body)
+    places, keys = draws()
+    file.write_text(f"# A line more.\n{body}")
+    places_after, keys_after = draws()
+    assert len(places) == 12
+    assert places_after == {(line + 1, old, new) for line, old, new in places}
+    assert keys_after.isdisjoint(keys)  # Results are of the whole file.
+
+
 def test_what_the_compiler_refuses_is_found_by_its_line():
     mutants = mutate_at_random.drawn(
         mutate_at_random.PYTHON_FILES, python_mutations.mutations, 9, 0
@@ -239,8 +258,11 @@ def test_the_summary_names_what_nobody_noticed(tmp_path):
     }
     file = tmp_path / "results.jsonl"
     for key, verdict in (("1", "killed"), ("2", "killed"), ("1", "survives"), ("3", "open")):
-        mutant_results.note(file, key, {"is": verdict})
+        mutant_results.note(key, {"is": verdict}, file)
+    mutant_results.note("gone", {"is": "killed"}, file)
+    mutant_results.drop_others({"1", "2", "3"}, file)
     results = mutant_results.read(file)
+    assert len(file.read_text().splitlines()) == 3
     assert mutate_at_random.summary(plan, results).splitlines() == [
         "C++: 0 of 1 run: 0 killed, 0 hangs, 0 survives, 0 not reached",
         "- survives: a.py:1: x -> y",
