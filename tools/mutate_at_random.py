@@ -5,7 +5,7 @@ The Python scaler, src/scaler and the caches of src/autocast. All drawn breaks (
 package and one library, in build/mutants, where a number turns one of them on; so a mutant costs no
 more than the tests that reach it (tools/mutant_tests.py), the nearest first, until one fails.
 A run can be stopped and taken up again; what was noticed is not run again until its file changes.
-Results are in tests/mutants_at_random.jsonl; --table prints what no test noticed, and docs/testing.md
+Results are in tests/mutants_at_random.jsonl; --table prints what no test noticed. docs/testing.md
 says why.
 """
 

@@ -162,7 +162,7 @@ def test_an_edit_leaves_what_is_drawn_elsewhere(tmp_path, monkeypatch):
 
     def draws():
         every = mutate_at_random.drawn([file], python_mutations.mutations, 12, 0)
-        places = {(m.mutation.line, m.mutation.old, m.mutation.new) for m in every}
+        places = [(m.mutation.line, m.mutation.old, m.mutation.new) for m in every]
         return places, {m.key for m in every}
 
     body = "".join(f"def f{n}(a):\n    return a > {n} and a + {n} < 40\n" for n in range(30))
@@ -171,7 +171,7 @@ def test_an_edit_leaves_what_is_drawn_elsewhere(tmp_path, monkeypatch):
     file.write_text(f"# A line more.\n{body}")
     places_after, keys_after = draws()
     assert len(places) == 12
-    assert places_after == {(line + 1, old, new) for line, old, new in places}
+    assert places_after == [(line + 1, old, new) for line, old, new in places]
     assert keys_after.isdisjoint(keys)  # Results are of the whole file.
 
 
