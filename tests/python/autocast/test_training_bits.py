@@ -140,10 +140,11 @@ def test_no_grad_evaluation_between_steps_changes_nothing(name: str):
     try:
         with torch_kernels():
             expected = evaluate_and_train(MODELS[name])
-    except RuntimeError as error:
+    except RuntimeError:
         # oneDNN has no bfloat16 LSTM on some CPUs either.
-        with pytest.raises(RuntimeError, match=str(error)[:40]):
-            evaluate_and_train(MODELS[name])
+        if name != "lstm":
+            raise
+        assert all(value.isfinite().all() for value in evaluate_and_train(MODELS[name]))
         return
     results = evaluate_and_train(MODELS[name])
     assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
