@@ -359,7 +359,7 @@ class PythonScalerCore {
     auto call = call_on(guard, optimizer);
     auto& record = call.record();
     bool by_position = false;
-    if (!checked && !is_checked_unscaled(call, optimizer, by_position)) {
+    if (!checked && !is_checked_unscaled(call, by_position)) {
       return {};
     }
     if (record.shares_gradients) {
@@ -389,7 +389,7 @@ class PythonScalerCore {
   bool check_unscaled(py::handle guard, py::handle optimizer) {
     auto call = call_on(guard, optimizer);
     bool by_position = false;
-    return is_checked_unscaled(call, optimizer, by_position);
+    return is_checked_unscaled(call, by_position);
   }
 
   /// Forgets what was put off to a step for gradients that were overwritten since.
@@ -643,7 +643,7 @@ class PythonScalerCore {
     return *checked;
   }
 
-  bool is_checked_unscaled(OptimizerCall& call, py::handle optimizer, bool& by_position) {
+  bool is_checked_unscaled(OptimizerCall& call, bool& by_position) {
     call.forget_if_scaled_anew();
     if (call.is_ready() && check(call, by_position)) {
       return true;
