@@ -9,6 +9,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include <array>
+#include <cmath>
 
 namespace fastamp::test {
 namespace {
@@ -229,6 +230,14 @@ bool StepLists::same_as(const StepLists& other) const {
          same_bits(greatest, other.greatest) && same_bits(steps, other.steps) &&
          same_bits(masters, other.masters) && same_bits(scales, other.scales) &&
          same_bits(headers_and_copies(copies), headers_and_copies(other.copies));
+}
+
+void StepLists::spoil() const {
+  for (std::size_t n = 0; n < params.size(); ++n) {
+    if (const auto numel = params[n].numel(); numel > 0) {
+      set_element(params[n], n % 2 == 0 ? numel / 2 : numel - 1, n % 3 == 0 ? -INFINITY : INFINITY);
+    }
+  }
 }
 
 std::vector<std::int64_t> StepLists::noise_origins(const StepCase& c) const {

@@ -42,6 +42,8 @@ struct StepLists {
 
   StepLists copy() const;
   bool same_as(const StepLists& other) const;
+  /// Puts inf or -inf into each parameter, of every second one at its end.
+  void spoil() const;
   /// Of each parameter: large numbers of parameters and elements among them.
   std::vector<std::int64_t> noise_origins(const StepCase& c) const;
   std::vector<kernels::StepEntry> entries(bool adam, const StepCase& c) const;

@@ -78,6 +78,17 @@ TEST_CASE("emulated AdamW: every mixture of dtypes, sizes, masters and copies", 
   });
 }
 
+TEST_CASE("emulated AdamW: weights that are not finite, and what their copies say of it",
+          "[fused_adamw]") {
+  for_each_shape([] {
+    for (const auto& c : StepCase::all()) {
+      const auto lists = make_step_lists(c, true);
+      lists.spoil();
+      run_both(lists, c);
+    }
+  });
+}
+
 TEST_CASE("emulated AdamW: moments rounded by noise have the CPU's bits", "[fused_adamw]") {
   for_each_shape([] {
     for (auto c : StepCase::all()) {

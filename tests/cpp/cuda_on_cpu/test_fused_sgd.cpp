@@ -64,6 +64,20 @@ TEST_CASE("emulated SGD: every mixture of dtypes, sizes, masters and copies", "[
   });
 }
 
+TEST_CASE("emulated SGD: weights that are not finite, and what their copies say of it",
+          "[fused_sgd]") {
+  for_each_shape([] {
+    for (const auto& c : StepCase::all()) {
+      const auto on_cuda = make_step_lists(c, false);
+      on_cuda.spoil();
+      const auto on_cpu = on_cuda.copy();
+      run_sgd(on_cuda, on_cuda.entries(false, c), c, true);
+      run_sgd(on_cpu, on_cpu.entries(false, c), c, false);
+      CHECK(on_cuda.same_as(on_cpu));
+    }
+  });
+}
+
 TEST_CASE("emulated SGD: buffers rounded by noise have the CPU's bits", "[fused_sgd]") {
   for_each_shape([] {
     for (auto c : StepCase::all()) {
