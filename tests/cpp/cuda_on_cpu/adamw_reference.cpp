@@ -144,6 +144,8 @@ AdamwGroups::AdamwGroups(const StepCase& c)
     lr.push_back(0.01 * static_cast<double>(g + 1));
     // The second one's first moments are rounded by noise, too, where others are.
     beta1[g] = std::array{0.9, 0.97, 0.3}.at(g % 3);
+    // Zeros in the place of elements beyond the end step to NaN then, which must not be seen.
+    eps[g] = g % 4 == 3 ? 0.0 : 1e-8;
     decay.push_back(g % 2 == 0 ? 0.01 : 0.0);
     decoupled.push_back(g % 4 < 2);
     amsgrad.push_back(c.amsgrad && g % 2 == 0);
