@@ -16,6 +16,8 @@
 
 #ifdef FASTAMP_X86_TARGETS
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace fastamp::kernels::cpu {
@@ -84,9 +86,20 @@ struct BaselineConvert {
     }
   }
   static void narrow(const float* in, c10::Half* out, std::int64_t n) {
+#ifdef __aarch64__
+    // GCC vectorises the other conversions and not this one.
+    std::int64_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+      vst1_u16(&out[i].x, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(in + i))));
+    }
+    for (; i < n; ++i) {
+      out[i] = c10::Half(static_cast<float16_t>(in[i]));
+    }
+#else
     for (std::int64_t i = 0; i < n; ++i) {
       out[i] = c10::Half(in[i]);
     }
+#endif
   }
 };
 

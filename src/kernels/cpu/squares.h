@@ -4,8 +4,8 @@
 // Sums of squares of arrays that the first cache level holds.
 //
 // Sixteen sums, added pairwise at the end: the order does not depend on threads or instruction set.
-// They are four vectors so that they stay in registers; as an array they go through memory, which
-// for a gradient of 16 elements is half of the time.
+// They are vectors so that they stay in registers; as an array, or as vectors wider than those of
+// the processor, they go through memory, which for a gradient of 16 elements is half of the time.
 
 #include "kernels/cpu/convert.h"
 #include "kernels/functors/norm.h"
@@ -25,14 +25,21 @@ template <typename T, std::size_t kBytes>
 struct Vector {
   using type __attribute__((vector_size(kBytes), aligned(alignof(T)), may_alias)) = T;
 };
-using FourSums __attribute__((vector_size(4 * sizeof(double)))) = double;
+using TwoSums __attribute__((vector_size(2 * sizeof(double)))) = double;
+struct FourSums {
+  TwoSums low{};
+  TwoSums high{};
+};
 
 /// Adds the squares of four elements to four sums.
 template <typename T>
 FASTAMP_ALWAYS_INLINE void add_squares(FourSums& sums, const T* data) {
   const auto& four = *reinterpret_cast<const Vector<T, 4 * sizeof(T)>::type*>(data);
-  const auto wide = __builtin_convertvector(four, FourSums);
-  sums += wide * wide;
+  const auto wide = __builtin_convertvector(four, Vector<double, 4 * sizeof(double)>::type);
+  const TwoSums low{wide[0], wide[1]};
+  const TwoSums high{wide[2], wide[3]};
+  sums.low += low * low;
+  sums.high += high * high;
 }
 
 #ifdef FASTAMP_X86_TARGETS
@@ -89,10 +96,10 @@ FASTAMP_ALWAYS_INLINE double sum_squares(const T* data, std::int64_t n) {
   }
 #endif
   // Independent sums hide the latency of the additions.
-  FourSums a{};
-  FourSums b{};
-  FourSums c{};
-  FourSums d{};
+  FourSums a;
+  FourSums b;
+  FourSums c;
+  FourSums d;
   std::int64_t i = 0;
   for (; i + 16 <= n; i += 16) {
     if constexpr (kAhead) {
@@ -113,8 +120,8 @@ FASTAMP_ALWAYS_INLINE double sum_squares(const T* data, std::int64_t n) {
     add_squares(c, remainder + 8);
     add_squares(d, remainder + 12);
   }
-  const auto half = (a + c) + (b + d);
-  return (half[0] + half[2]) + (half[1] + half[3]);
+  const TwoSums two = ((a.low + c.low) + (b.low + d.low)) + ((a.high + c.high) + (b.high + d.high));
+  return two[0] + two[1];
 }
 
 /// Calls fn(fp32 or fp64 array, length) with the elements [begin, end), one chunk at most.
