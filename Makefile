@@ -46,7 +46,7 @@ RUN := $(PY) tools/with_cpu_isa.py --cache build/cpu_isa.json --
 
 TESTS = $(RUN) $(PY) tools/run_tests.py --build-dir $(BUILD_DIR)
 
-.PHONY: help build test test-all test-changed test-costs emulate-long simcuda mutants mutants-at-random gpu demo bench docs lint compat torch-watch wheel wheel-test release-check clean
+.PHONY: help build test test-all test-changed test-costs emulate-long simcuda mutants mutants-at-random gpu demo bench docs lint compat aarch64 torch-watch wheel wheel-test release-check clean
 .DEFAULT_GOAL := help
 
 help:
@@ -62,6 +62,7 @@ help:
 	@echo 'make docs   the site with guides and references, in build/site/html'
 	@echo 'make lint   formatters, linters, type checks'
 	@echo 'make compat TORCH=2.15.0  build and test against another torch, in an environment of its own'
+	@echo 'make aarch64  cross-compile for 64-bit Arm, and test under qemu (on Debian 12)'
 	@echo 'make torch-watch  has code of torch changed that fastamp wraps or imitates? (WATCHED="2.16.0")'
 	@echo 'make wheel  one wheel for several torches and Pythons, in dist (TORCHES="2.11.0 2.15.0" PYTHONS="3.11 3.12")'
 	@echo 'make wheel-test  installs it beside each of TORCHES with each of PYTHONS, and uses it'
@@ -139,6 +140,12 @@ ifneq ($(VENV),none)
 	sh tools/setup_system.sh all '$(PYTHON)' '$(CATCH2_INCLUDE)'
 endif
 	$(PYTHON) tools/compat.py --torch '$(TORCH)' --cuda $(or $(FASTAMP_CUDA),AUTO) --jobs $(JOBS)
+
+aarch64: $(ENVIRONMENT)
+ifneq ($(VENV),none)
+	sh tools/setup_system.sh aarch64 '$(PYTHON)'
+endif
+	$(PY) tools/aarch64.py --cuda $(or $(FASTAMP_CUDA),OFF) --jobs $(JOBS)
 
 # Downloads the wheels, installs none.
 torch-watch: $(DEMO_ENVIRONMENT)

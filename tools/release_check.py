@@ -86,6 +86,7 @@ STEPS = (
         Step(f"torch-{torch}", f"make test with torch {torch}", _make("compat", f"TORCH={torch}"))
         for torch in TORCHES
     ),
+    Step("aarch64", "C++ tests and some of Python for 64-bit Arm, under qemu", _make("aarch64")),
     Step("wheel", "one wheel for all torches", _make("wheel", f"TORCHES={' '.join(IN_WHEEL)}")),
     Step(
         "wheel-test",

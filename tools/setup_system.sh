@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Installs what make needs from the system's packages: as root by itself, else it prints the command.
-# Usage: setup_system.sh demo|all|docs PYTHON [CATCH2_INCLUDE]
+# Usage: setup_system.sh demo|all|docs|aarch64 PYTHON [CATCH2_INCLUDE]
 set -eu
 purpose=$1
 python=$2
@@ -27,6 +27,11 @@ if [ "$purpose" = all ]; then
 fi
 if [ "$purpose" = docs ]; then
   command -v doxygen >/dev/null || need doxygen
+fi
+if [ "$purpose" = aarch64 ]; then
+  command -v aarch64-linux-gnu-g++ >/dev/null || need g++-aarch64-linux-gnu
+  # The minus: not what would have this machine start programs for aarch64 by themselves.
+  command -v qemu-aarch64 >/dev/null || need "qemu-user qemu-user-binfmt-"
 fi
 
 [ -n "$packages" ] || exit 0
