@@ -33,16 +33,17 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return a.view(at::kInt).equal(b.view(at::kInt));
 }
 
-/// The functor's master and remainder of each element.
+/// The functor's master and remainder of each element. Widened as torch does it: on 64-bit Arm its
+/// operator and c10 make another NaN of a float16's.
 template <typename Half>
 std::pair<at::Tensor, at::Tensor> by_functor(const at::Tensor& params,
                                              const at::Tensor& remainders) {
   const auto masters = at::empty(params.sizes(), at::kFloat);
   const auto again = at::empty(params.sizes(), at::kShort);
+  const auto wide = params.to(at::kFloat);
   for (std::int64_t i = 0; i < params.numel(); ++i) {
-    const float param = static_cast<float>(params.const_data_ptr<Half>()[i]);
-    const float master =
-        kernels::Remainder<Half>::master(param, remainders.const_data_ptr<std::int16_t>()[i]);
+    const float master = kernels::Remainder<Half>::master(
+        wide.const_data_ptr<float>()[i], remainders.const_data_ptr<std::int16_t>()[i]);
     masters.mutable_data_ptr<float>()[i] = master;
     const float rounded = static_cast<float>(Half(master));
     again.mutable_data_ptr<std::int16_t>()[i] =
