@@ -136,6 +136,10 @@ class Build:
             look_again = self.package and tests_left_out(self.build_dir)
             if configured in (wanted, enough) and not look_again:
                 return
+            if not tests_left_out(self.build_dir):
+                configured = [
+                    "-DFASTAMP_BUILD_TESTS=ON" if w == AUTO_TESTS else w for w in configured
+                ]
             if self._is_minimal and has_more(configured, wanted):
                 return
         if self._is_minimal and not chosen_cuda() and cuda_option(command) == "OFF":

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from cmake_build import cached
 from tracked_files import ROOT
 
 PLACE = "simulated_cuda"
@@ -32,6 +33,8 @@ def libraries(build_dir: Path) -> list[Path]:
 
 def is_built(build_dir: Path) -> bool:
     """Returns whether a build folder has the device: CUDA builds on Linux have."""
+    if cached(build_dir, "FASTAMP_CUDA") == "OFF":  # What lies there is of an earlier build.
+        return False
     found = libraries(build_dir)
     return len(found) == 2 and all(path.is_file() for path in found)
 

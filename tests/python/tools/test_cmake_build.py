@@ -94,8 +94,10 @@ def test_the_products_tests_are_built_without_cuda_and_need_no_more_than_what_ha
     assert "-DFASTAMP_BUILD_TESTS=ON" in configured
     assert built == targets
     assert run(tmp_path, calls, tests="ON", product=True) == (None, targets)
-    run(tmp_path, calls, tests="ON")
-    assert run(tmp_path, calls, tests="ON", product=True) == (None, targets)
+    for tests in ("ON", "AUTO"):  # As make gpu configures it, on a simulated device too.
+        run(tmp_path, calls, tests="OFF")
+        run(tmp_path, calls, tests=tests)
+        assert run(tmp_path, calls, tests="ON", product=True) == (None, targets)
 
 
 def test_full_build_after_the_demo_adds_tests_and_cuda(tmp_path, calls):

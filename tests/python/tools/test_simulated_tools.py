@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+import simulated_cuda
 import simulated_tests
 from simulated_tests import PASSES, Pass, run, run_passes
 from support.children import child_environment
@@ -86,6 +87,17 @@ assert run.Plan(None).base().enough(2, 0.0)
 print(len(names))
 """
     assert int(child("-c", code, str(tmp_path))) > 100
+
+
+def test_a_device_of_an_earlier_build_with_cuda_is_none(tmp_path):
+    folder = tmp_path / "simulated_cuda"
+    folder.mkdir()
+    for name in ("libcudart.so.13", "libcuda.so.1"):
+        (folder / name).touch()
+    cache = tmp_path / "CMakeCache.txt"
+    for wish, built in (("ON", True), ("AUTO", True), ("OFF", False)):
+        cache.write_text(f"FASTAMP_CUDA:STRING={wish}\n")
+        assert simulated_cuda.is_built(tmp_path) == built
 
 
 def sanitizer(tool):
