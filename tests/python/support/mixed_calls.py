@@ -59,7 +59,7 @@ WRITES: Writes = {
     "masked_scatter_": lambda x, v: x.masked_scatter_(x > 0, v.repeat(4, 1)),
     "put_": lambda x, v: x.put_(torch.arange(8), v.reshape(-1)),
     "addmm_": lambda x, v: x.addmm_(v.t(), v),
-    "addmv_": lambda x, v: x[0].addmv_(x, v[0]),
+    "addmv_": lambda x, v: x[0].addmv_(x.clone(), v[0]),  # Else it would write what it reads.
     "mm with out": lambda x, v: torch.mm(v.t(), v, out=x),
     "lerp with out": lambda x, v: torch.lerp(x[2:], v, 0.5, out=x[:2]),
 }
