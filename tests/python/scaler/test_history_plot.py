@@ -51,6 +51,7 @@ def test_scale_skips_and_norms_are_those_of_the_history(tmp_path: Path):
     assert [axes.get_yscale() for axes in (scale, norm)] == ["log", "log"]
     assert scale.yaxis.get_transform().base == 2  # A change of the scale is a step on its grid.
     assert list(norm.get_xticks()) == [round(tick) for tick in norm.get_xticks()]
+    assert norm.get_xlabel() == "iteration"
 
 
 def test_axes_are_linear_where_a_scale_or_a_norm_is_zero():
@@ -58,6 +59,8 @@ def test_axes_are_linear_where_a_scale_or_a_norm_is_zero():
     scaler = trained("..", zero_gradients=True)
     scale, norm = fastamp.debug.plot_history(scaler).axes
     assert (scale.get_yscale(), norm.get_yscale()) == ("log", "linear")
+    scale, norm = fastamp.debug.plot_history(trained("..", init_scale=0.25)).axes
+    assert (scale.get_yscale(), norm.get_yscale()) == ("log", "log")
     without = fastamp.debug.plot_history(trained("..", init_scale=0.0)).axes[0]
     assert without.get_yscale() == "linear"
 

@@ -454,6 +454,9 @@ def test_a_state_goes_on_where_it_was_saved():
     other.optimizer.step()
     assert [row.step for row in other.guard.history()] == [2, 3, 4]
     assert other.guard.skipped_in_a_row == 3
+    other.guard.load_state_dict(state)  # Of a guard that has stepped, too.
+    assert other.guard.skipped_in_a_row == 2
+    assert str(other.guard.history()) == str(job.guard.history())
 
 
 BAD_STATES = [
@@ -489,6 +492,13 @@ def test_what_is_no_state_is_refused_and_changes_nothing(state: Any):
 
 
 # -- bad input
+
+
+def test_an_optimizer_has_one_guard():
+    job = Job("own")
+    with pytest.raises(ValueError, match="without a guard, got one that has one"):
+        StepGuard(job.optimizer)
+
 
 BAD_OPTIONS = [
     ({"skip": "spikes"}, ValueError, "skip"),
