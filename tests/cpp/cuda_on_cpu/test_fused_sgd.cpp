@@ -47,6 +47,13 @@ void run_sgd(const StepLists& lists, const std::vector<kernels::StepEntry>& entr
   emulated ? kernels::fused_sgd_cuda(args, all) : kernels::fused_sgd_cpu(args, all);
 }
 
+void run_both(const StepLists& on_cuda, const StepCase& c) {
+  const auto on_cpu = on_cuda.copy();
+  run_sgd(on_cuda, on_cuda.entries(false, c), c, true);
+  run_sgd(on_cpu, on_cpu.entries(false, c), c, false);
+  CHECK(on_cuda.same_as(on_cpu));
+}
+
 }  // namespace
 
 TEST_CASE("emulated SGD: every mixture of dtypes, sizes, masters and copies", "[fused_sgd]") {
@@ -54,11 +61,7 @@ TEST_CASE("emulated SGD: every mixture of dtypes, sizes, masters and copies", "[
     for (auto c : StepCase::all()) {
       for (const bool remainders : {false, true}) {
         c.remainders = remainders;
-        const auto on_cuda = make_step_lists(c, false);
-        const auto on_cpu = on_cuda.copy();
-        run_sgd(on_cuda, on_cuda.entries(false, c), c, true);
-        run_sgd(on_cpu, on_cpu.entries(false, c), c, false);
-        CHECK(on_cuda.same_as(on_cpu));
+        run_both(make_step_lists(c, false), c);
       }
     }
   });
@@ -68,12 +71,9 @@ TEST_CASE("emulated SGD: weights that are not finite, and what their copies say 
           "[fused_sgd]") {
   for_each_shape([] {
     for (const auto& c : StepCase::all()) {
-      const auto on_cuda = make_step_lists(c, false);
-      on_cuda.spoil();
-      const auto on_cpu = on_cuda.copy();
-      run_sgd(on_cuda, on_cuda.entries(false, c), c, true);
-      run_sgd(on_cpu, on_cpu.entries(false, c), c, false);
-      CHECK(on_cuda.same_as(on_cpu));
+      const auto lists = make_step_lists(c, false);
+      lists.spoil();
+      run_both(lists, c);
     }
   });
 }
@@ -86,11 +86,7 @@ TEST_CASE("emulated SGD: buffers rounded by noise have the CPU's bits", "[fused_
       c.remainders = c.writes;
       for (const bool turned : {false, true}) {
         c.turned = turned;
-        const auto on_cuda = make_step_lists(c, false);
-        const auto on_cpu = on_cuda.copy();
-        run_sgd(on_cuda, on_cuda.entries(false, c), c, true);
-        run_sgd(on_cpu, on_cpu.entries(false, c), c, false);
-        CHECK(on_cuda.same_as(on_cpu));
+        run_both(make_step_lists(c, false), c);
       }
     }
   });
