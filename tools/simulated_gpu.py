@@ -41,7 +41,7 @@ def as_python(words: Sequence[str]) -> None:
         module = "benchmarks.__main__" if words[1] == "benchmarks" else words[1]
         runpy.run_module(module, None, "__main__")
         return
-    if words[0].endswith("cmake_build.py"):
+    if words and words[0].endswith("cmake_build.py"):
         # Programs under AddressSanitizer do not start beside a preloaded library: CMake, which
         # looks whether they do, would leave these tests out of the build folder of make.
         os.environ.pop("LD_PRELOAD", None)
