@@ -552,6 +552,7 @@ class GradScaler(ScalerState):
             parameters = parameters_of(optimizer)
             return clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, mesh=mesh)
         norm_type = float(norm_type)
+        # A bad mesh is refused before all else; without one the core knows if there are others.
         groups = [] if mesh is None else norm_groups(optimizer, mesh, norm_type)
         self._begin("clip_grad_norm_", optimizer)
         if self._fuse:
