@@ -109,6 +109,50 @@ def test_a_gradient_that_a_smaller_scale_saves_is_no_fault():
         assert (found is not None and found.op == cause.op) == is_same, scale
 
 
+@pytest.mark.parametrize("ignore", [(), ("scaled-gradient-penalty",)])
+def test_what_a_penalty_of_scaled_gradients_overflows_is_the_penaltys_fault(ignore):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = fastamp.GradScaler("cpu", init_scale=2.0**12)
+    x = torch.randn(4, 8)
+
+    def step(with_penalty=True):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = nn.functional.cross_entropy(model(x), torch.arange(4))
+        if with_penalty:
+            gradients = torch.autograd.grad(
+                scaler.scale(loss), list(model.parameters()), create_graph=True
+            )
+            loss = loss + sum(g.square().sum() for g in gradients)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    def two_steps():
+        step()
+        scaler.update(2.0**24)
+        step(with_penalty=False)  # What overflows here does so by the scale alone.
+
+    for steps in (step, two_steps):
+        report = fastamp.debug.check(model, optimizer, scaler, step=steps, ignore=ignore)
+        assert report.cause is not None
+        assert report.cause.backward
+        assert report.cause.rule == "scaled-gradient-penalty"
+        assert "made of gradients that carry the scale" in report.cause.text
+        found = {finding.where: finding.count for finding in report.findings}
+        assert found.keys() == (set() if ignore else {"the loss", report.cause.op}), str(report)
+        assert found.get(report.cause.op, 1) == 1
+    # The gradients of the penalty themselves overflow: a smaller scale helps those.
+    scaler.update(2.0**24)
+    report = fastamp.debug.check(model, optimizer, scaler, step=step, ignore=ignore)
+    assert report.cause is not None
+    assert report.cause.backward
+    assert report.cause.rule == ""
+    assert "a smaller loss scale helps" in report.cause.text
+
+
 def test_a_buffer_that_has_nan_is_named():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8).eval())

@@ -17,6 +17,7 @@ from fastamp._util.tool_guard import ToolGuard
 __all__ = ["CauseRules"]
 
 _BY_ITSELF = "the scaler lowers it by itself"
+_PENALTY = "scaled-gradient-penalty"
 
 
 class CauseRules(CallListener):
@@ -39,9 +40,13 @@ class CauseRules(CallListener):
         self._loss: Origin | None = None
         self._is_skip: Cause | None = None
         self._has_stepped = False
+        self._penalties = 0  # Until this step.
+        self._origins_before_backward: int | None = None
 
     def before_backward(self, tensors: Any) -> None:
         """Notes a loss that is not finite."""
+        if self._origins_before_backward is None:
+            self._origins_before_backward = self._origins.count
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         found = [origin for origin in map(self._origins.of, roots) if origin is not None]
         if found and self._loss is None:
@@ -79,6 +84,8 @@ class CauseRules(CallListener):
     def _end_step(self) -> None:
         self._steps += 1
         self._loss = None
+        self._penalties = self._findings.count_of(_PENALTY)
+        self._origins_before_backward = None
         self._origins.forget_found()
 
     def _note(self, cause: Cause, where: str) -> None:
@@ -107,7 +114,7 @@ class CauseRules(CallListener):
         origin = min(found, key=lambda each: each.number, default=None)
         rule, text = "", f"{broken} gradients had inf or NaN; no op that was seen made them"
         if origin is not None:
-            rule, text = _explained(origin, scale, scaler is not None)
+            rule, text = _explained(origin, scale, scaler is not None, self._is_penalty(origin))
         return Cause(
             self._steps,
             outcome,
@@ -120,8 +127,14 @@ class CauseRules(CallListener):
             is_meant=origin is not None and origin.is_written,
         )
 
+    def _is_penalty(self, origin: Origin) -> bool:
+        """Whether the backward pass of a penalty of scaled gradients made it in this step."""
+        begin = self._origins_before_backward
+        has_penalty = self._findings.count_of(_PENALTY) > self._penalties
+        return has_penalty and begin is not None and origin.number >= begin
 
-def _explained(origin: Origin, scale: float, has_scaler: bool) -> tuple[str, str]:
+
+def _explained(origin: Origin, scale: float, has_scaler: bool, is_penalty: bool) -> tuple[str, str]:
     """The rule, and what happened and what helps, in words."""
     place = ", ".join(filter(None, (origin.module and f"in {origin.module}", origin.source)))
     op = f"{origin.op} {f'({place})' if place else ''}".rstrip()
@@ -142,6 +155,8 @@ def _explained(origin: Origin, scale: float, has_scaler: bool) -> tuple[str, str
     if origin.backward and origin.in_fp32 is None:
         return "", text
     reached = "" if origin.in_fp32 is None else f"; float32 reaches {origin.in_fp32:.3g}"
+    if origin.backward and is_penalty:  # It grows with more than the scale.
+        return _PENALTY, f"{text}{reached}: the loss is made of gradients that carry the scale"
     if origin.backward and has_scaler and origin.in_fp32:
         # A gradient is in proportion to the scale.
         fitting = scale * torch.finfo(getattr(torch, origin.dtype)).max / origin.in_fp32

@@ -319,9 +319,12 @@ class Findings:
 
     def add(self, rule: str, where: str, what: str) -> None:
         """Notes a mistake."""
-        if rule not in self._ignore:
-            first, count = self._found.get((rule, where), (what, 0))
-            self._found[rule, where] = (first, count + 1)
+        first, count = self._found.get((rule, where), (what, 0))
+        self._found[rule, where] = (first, count + 1)
+
+    def count_of(self, rule: str) -> int:
+        """How often the mistake was made so far, whether or not it is ignored."""
+        return sum(count for (name, _), (_, count) in self._found.items() if name == rule)
 
     def advise(self, text: str) -> None:
         """Notes what is no mistake, and could be better."""
@@ -334,7 +337,7 @@ class Findings:
     def report(self, has_step: bool) -> CheckReport:
         """Returns what was found, in the order of the rules."""
         order = list(RULES)
-        found = [Finding(r, where, *seen) for (r, where), seen in self._found.items()]
+        found = [Finding(r, at, *seen) for (r, at), seen in self._found.items() if self.wants(r)]
         unchecked = [r.name for r in RULES.values() if r.needs_step and not has_step]
         return CheckReport(
             findings=tuple(sorted(found, key=lambda finding: order.index(finding.rule))),

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import sys
 from pathlib import Path
@@ -75,6 +74,9 @@ class Origins:
 
     Args:
         names: Of modules, parameters and buffers.
+
+    Attributes:
+        count: How many were seen: the number of the next.
     """
 
     def __init__(self, names: ModelNames) -> None:
@@ -82,7 +84,7 @@ class Origins:
         self._names = names
         self._by_memory: dict[int, Origin] = {}
         self._found: list[Origin] = []
-        self._numbers = itertools.count()
+        self.count = 0
 
     def overflow(self) -> Origin | None:
         """The first op of a forward pass that overflowed in 16 bits, whatever became of that."""
@@ -172,7 +174,7 @@ class Origins:
         made = [name for name, has in kinds if bool(has(tensor).any())]
         op = f"{call.op} of {call.autocast[0]}" if call.autocast and call.is_cast else call.op
         origin = Origin(
-            number=next(self._numbers),
+            number=self.count,
             op=op,
             module=call.module,
             source=source_of(sys._getframe()),
@@ -182,6 +184,7 @@ class Origins:
             is_positive=bool(torch.isposinf(tensor).any()) if tensor.is_floating_point() else False,
             **more,
         )
+        self.count += 1
         self._found.append(origin)
         return origin
 
