@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import json
@@ -185,6 +186,14 @@ def test_what_a_module_publishes_says_where_it_is_imported_from(module: str):
         assert getattr(there, value.__qualname__) is value, name
         assert "._" not in value.__module__, name
         assert pickle.loads(pickle.dumps(value)) is value
+
+
+@pytest.mark.parametrize("module", PUBLISHED)
+def test_nothing_that_is_returned_can_be_written(module: str):
+    public = importlib.import_module(f"fastamp.{module}")
+    kinds = [getattr(public, name) for name in public.__all__]
+    kinds = [kind for kind in kinds if dataclasses.is_dataclass(kind)]
+    assert [kind.__name__ for kind in kinds if not kind.__dataclass_params__.frozen] == []
 
 
 @pytest.mark.parametrize("module", PUBLISHED)

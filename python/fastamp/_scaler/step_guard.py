@@ -186,7 +186,6 @@ class StepGuard:
         # Gradients that only Python can check, as a clip has left them, and this rank's own flags
         # from before it.
         self._clipped: tuple[_Versions, dict[torch.device, Tensor]] | None = None
-        self._is_stepping = False
         self._kept_core: _C.ScalerCore | None = None
         self._loaded = Past([], None, 0)
         self._optimizer = weakref.ref(optimizer)
@@ -224,8 +223,6 @@ class StepGuard:
         self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """``optimizer.step``. Called by the object in its place."""
-        if self._is_stepping:  # An optimizer that gets flags is called by its name.
-            return plain(*args, **kwargs)
         if torch.compiler.is_dynamo_compiling():
             return _step_uncompiled(self, plain, args, kwargs)
         optimizer: Any = self._optimizer()  # It is stepping.
@@ -237,7 +234,6 @@ class StepGuard:
                 loss = closure()
         core = self._prepare(optimizer)
         spike = None if self._spike is None else self._spike.copy()
-        self._is_stepping = True
         try:
             amp_step, is_observed = self._decide(core, optimizer)
             supports = getattr(optimizer, "_fastamp_supports_amp_step", False) is True
@@ -256,8 +252,6 @@ class StepGuard:
             self._spike = spike  # A step that was not made has no norm.
             core.forget(self, optimizer)
             raise
-        finally:
-            self._is_stepping = False
         self._end(core, optimizer)
         return result if closure is None else loss
 

@@ -170,3 +170,45 @@ def test_norms_are_those_of_float64(values, max_norm):
     for parameter, row in zip(parameters, values, strict=True):
         expected = torch.tensor(row, dtype=torch.float64) * factor
         torch.testing.assert_close(parameter.grad.double(), expected, rtol=1e-5, atol=1e-37)
+
+
+@pytest.fixture
+def mesh():
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf"), 0.0, -1.0, -float("inf")])
+@pytest.mark.parametrize("laid_out", ["both", "the gradient"])
+def test_gradients_on_a_mesh_have_torchs_norm_of_each_order(mesh, norm_type, laid_out):
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    plain = torch.nn.Parameter(torch.ones(3))
+    plain.grad = torch.tensor([3.0, 0.0, -4.0])
+    expected = torch_clip([plain], 0.5, norm_type)
+    value, gradient = torch.ones(3), torch.tensor([3.0, 0.0, -4.0])
+    if laid_out == "both":
+        value = distribute_tensor(value, mesh, [Shard(0)])
+    parameter = torch.nn.Parameter(value)
+    parameter.grad = distribute_tensor(gradient, mesh, [Shard(0)])
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    scaler = fastamp.GradScaler("cpu", init_scale=1.0)
+    scaler.scale(torch.ones(()))
+    norm = scaler.clip_grad_norm_(optimizer, 0.5, norm_type=norm_type)
+    assert float(norm) == pytest.approx(float(expected), rel=1e-6)
+    clipped = parameter.grad.to_local()
+    torch.testing.assert_close(clipped, plain.grad, rtol=1e-6, atol=0.0, equal_nan=True)
+
+
+def test_a_norm_over_a_group_and_the_mesh_of_a_gradient_alone(mesh):
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.grad = distribute_tensor(torch.tensor([3.0, -4.0]), mesh, [Shard(0)])
+    group = torch.distributed.new_group([0])
+    norm = fastamp.clip_grad_norm_([parameter], 0.5, mesh={group: None})
+    assert norm.item() == pytest.approx(5.0)
+    torch.testing.assert_close(parameter.grad.to_local(), torch.tensor([0.3, -0.4]))

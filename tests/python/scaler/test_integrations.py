@@ -23,6 +23,22 @@ def test_accelerate_initialises_the_scale_by_device_type_before_scaling():
         scaler._lazy_init_scale_growth_tracker("cpu")
 
 
+@pytest.mark.parametrize("gone", ["_scale", "_growth_tracker"])
+@pytest.mark.parametrize("call", ["unscale_", "step", "update"])
+def test_a_program_that_takes_one_of_both_tensors_away_meets_torchs_error(gone, call):
+    def refused(kind):
+        parameter, optimizer = trainable()
+        scaler = kind("cpu", init_scale=4.0)
+        scaler.scale(torch.ones(()))
+        setattr(scaler, gone, None)
+        with pytest.raises(AssertionError) as error:
+            getattr(scaler, call)(*([] if call == "update" else [optimizer]))
+        assert parameter.grad.tolist() == [2.0, 2.0]
+        return str(error.value)
+
+    assert refused(fastamp.GradScaler) == refused(torch.amp.GradScaler)
+
+
 @pytest.mark.parametrize(("grad", "called"), [(2.0, True), (float("inf"), False)])
 def test_accelerate_detects_skips_by_patching_step_and_passes_the_closure_by_position(grad, called):
     _, optimizer = trainable(grad)
