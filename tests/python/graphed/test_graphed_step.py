@@ -25,7 +25,9 @@ def make(device, kind=None, lr=0.05, init_scale=2.0**10, dropout=0.0, **options)
         torch.nn.ReLU(),
         torch.nn.Linear(16, CLASSES),
     ).to(device)
-    optimizer = (kind or fastamp.optim.AdamW)(model.parameters(), lr=lr)
+    *others, last = model.parameters()
+    groups = [{"params": others}, {"params": [last]}]
+    optimizer = (kind or fastamp.optim.AdamW)(groups, lr=lr)
     scaler = fastamp.GradScaler(device, init_scale=init_scale, growth_interval=3, **options)
     return model, optimizer, scaler
 
@@ -140,7 +142,7 @@ def test_what_is_changed_between_calls_acts(device):
             elif i == 4:
                 scaler.update(64.0) if scaler._scale is not None else None
             elif i == 5:
-                scaler.set_backoff_factor(0.25)
+                scaler.set_growth_interval(1)
             elif i == 6:
                 model.eval()
         step(*group)
