@@ -26,9 +26,9 @@ _Send = Callable[[dict[str, float], int], object]
 
 
 def _warn(text: str) -> None:
-    """Warns; filters may not make that the training's error."""
+    """Warns of the line that called the scaler; filters may not make that the training's error."""
     try:
-        warnings.warn(text, stacklevel=3)
+        warnings.warn(text, stacklevel=4)
     except Warning:
         print(text, file=sys.stderr)
 
