@@ -14,6 +14,7 @@ from typing import Any
 
 import fastamp._C as _C
 from fastamp._scaler import logs
+from fastamp._scaler.reports import caller_level
 from fastamp._scaler.state import ScalerState, core_of, keeps_history
 from fastamp._scaler.step_guard import StepGuard, core_of_guard
 from fastamp._util.at_exit import AtExit
@@ -28,7 +29,7 @@ _Send = Callable[[dict[str, float], int], object]
 def _warn(text: str) -> None:
     """Warns of the line that called the scaler; filters may not make that the training's error."""
     try:
-        warnings.warn(text, stacklevel=4)
+        warnings.warn(text, stacklevel=caller_level())
     except Warning:
         print(text, file=sys.stderr)
 
