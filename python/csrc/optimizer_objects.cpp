@@ -86,11 +86,12 @@ double group_number(PyObject* group, PyObject* key) {
   const auto item = group_item(group, key);
   const double number = PyFloat_AsDouble(item.ptr());
   if (number == -1.0 && PyErr_Occurred() != nullptr) {
-    if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) {
+    const bool too_large = PyErr_ExceptionMatches(PyExc_OverflowError) != 0;
+    if (!too_large && PyErr_ExceptionMatches(PyExc_TypeError) == 0) {
       rethrow();
     }
     PyErr_Clear();
-    refuse_option(key, "a number", item);
+    refuse_option(key, too_large ? "a number that a float can hold" : "a number", item);
   }
   return number;
 }

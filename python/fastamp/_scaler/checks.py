@@ -208,10 +208,10 @@ def checked_state(
         attributes["_init_fast_growth_limit"] = float(limit)
     if wanted > 1:
         tracker = state.get("_hysteresis_tracker", wanted)
-        if isinstance(tracker, bool) or not isinstance(tracker, int) or tracker < 0:
+        if isinstance(tracker, bool) or not isinstance(tracker, int) or not 0 <= tracker < 2**31:
             raise ValueError(
-                'load_state_dict: expected state_dict["_hysteresis_tracker"] to be an int >= 0, '
-                f"got {tracker!r}"
+                'load_state_dict: expected state_dict["_hysteresis_tracker"] to be an int from 0 to '
+                f"2**31 - 1, got {tracker!r:.50}"
             )
         attributes["_init_hysteresis_tracker"] = tracker
     return attributes

@@ -186,6 +186,33 @@ TEST_CASE("agreement: error_if_nonfinite refuses on all ranks if one has inf", "
   CHECK(skipped == std::array{true, true});
 }
 
+TEST_CASE("agreement: error_if_nonfinite asks a rank without gradients, too", "[scaler]") {
+  const auto [name, make] =
+      GENERATE(table<const char*, Make>({{"torch's", of_torch}, {"fastamp's", own}}));
+  const float other = GENERATE(1.0F, kInfinity);
+  CAPTURE(name, other);
+  RankMeeting meeting;
+  std::array<float, kRanks> norms{-1.0F, -1.0F};
+  run_threads(kRanks, [&, &make = make](int rank) {
+    auto scaler =
+        started(cpu_options().agreement(fastamp::agree_over(thread_group(meeting, rank))));
+    auto parameter = parameter_with(other, 1);
+    if (rank == 0) {
+      parameter.mutable_grad() = at::Tensor();
+    }
+    const auto optimizer = make({parameter});
+    scaler.unscale_(*optimizer);
+    try {
+      const auto norm = scaler.clip_grad_norm_(*optimizer, 1.0, 2.0, /*error_if_nonfinite=*/true);
+      norms.at(static_cast<std::size_t>(rank)) = norm.item<float>();
+    } catch (const c10::Error& error) {
+      CHECK(std::string(error.what()).find("expected finite gradients") != std::string::npos);
+    }
+  });
+  const bool is_finite = other == 1.0F;
+  CHECK(norms == (is_finite ? std::array{0.0F, 1.0F / 65536.0F} : std::array{-1.0F, -1.0F}));
+}
+
 TEST_CASE("agreement: it is reported where it overflowed, skipped everywhere", "[scaler]") {
   RankMeeting meeting;
   std::array<std::size_t, kRanks> reported{};

@@ -150,3 +150,16 @@ TEST_CASE("clip: a disabled scaler clips at once", "[scaler]") {
   scaler.clip_grad_value_(optimizer, 1.0);
   CHECK(parameter.grad().equal(at::ones({4})));
 }
+
+TEST_CASE("clip_grad_value_: what is within stays, what is beyond becomes the value", "[scaler]") {
+  const bool own = GENERATE(true, false);
+  const bool enabled = GENERATE(true, false);
+  auto parameter = at::zeros({5}).requires_grad_(true);
+  const auto gradient = at::tensor({-3.0F, -0.5F, 0.0F, 0.25F, 7.0F});
+  parameter.mutable_grad() = gradient * (enabled ? 4.0 : 1.0);
+  const auto optimizer = optimizer_over({parameter}, own);
+  auto scaler = started(cpu_options().init_scale(4.0).enabled(enabled));
+  scaler.clip_grad_value_(*optimizer, 1.0);
+  scaler.step(*optimizer);
+  CHECK(parameter.equal(-gradient.clamp(-1.0, 1.0)));
+}

@@ -55,13 +55,18 @@ TEST_CASE("GraphedStep: on the CPU it is the step written out", "[scaler]") {
     const auto loss = step(inputs);
     CHECK_FALSE(loss.requires_grad());
     manual.zero_grad();
+    auto total = at::zeros({});
     for (int64_t part = 0; part < parts; ++part) {
       const fastamp::AutocastGuard region(c10::kCPU, at::kBFloat16);
       const auto rows = 8 / parts;
       const auto own = loss_of(reference, {inputs[0].narrow(0, part * rows, rows),
                                            inputs[1].narrow(0, part * rows, rows)});
-      manuals.scale(parts > 1 ? own / parts : own).backward();
+      const auto mean = parts > 1 ? own / parts : own;
+      total += mean.detach();
+      manuals.scale(mean).backward();
     }
+    REQUIRE(at::equal(loss.isnan(), total.isnan()));
+    REQUIRE((total.isnan().item<bool>() || loss.equal(total)));
     manuals.clip_grad_norm_(manual, 0.5);
     manuals.clip_grad_value_(manual, 0.25);
     manuals.step(manual);
@@ -80,6 +85,9 @@ TEST_CASE("GraphedStep: what cannot work is refused", "[scaler]") {
   torch::optim::AdamW torchs(params);
   CHECK_THROWS_AS(GraphedStep(loss, torchs, scaler, batch()), c10::ValueError);
   CHECK_THROWS_AS(GraphedStep(loss, optimizer, scaler, {}), c10::ValueError);
+  CHECK(error_text<c10::ValueError>([&] {
+          GraphedStep(loss, optimizer, scaler, {at::Tensor(), batch()[1]});
+        }) == "GraphedStep: expected sample input 0 to be a tensor, got an undefined one");
   CHECK_THROWS_AS(
       GraphedStep(loss, optimizer, scaler, batch(), GraphedStepOptions().accumulation(0)),
       c10::ValueError);

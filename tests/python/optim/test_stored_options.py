@@ -352,6 +352,7 @@ def test_the_newest_rate_is_known_where_torch_knows_it(monkeypatch):
         ("SGD", "momentum", "x", "a number, got 'x'"),
         ("SGD", "lr", None, "a number, got None"),
         ("AdamW", "weight_decay", "x", "a number, got 'x'"),
+        ("AdamW", "lr", 10**400, "a number that a float can hold, got 1000"),
         ("AdamW", "betas", (0.9,), r"two numbers below 1, got \(0.9,\)"),
         ("AdamW", "betas", (0.9, 0.99, 0.999), "two numbers below 1, got"),
         ("AdamW", "betas", (1.0, 0.9), "two numbers below 1, got"),

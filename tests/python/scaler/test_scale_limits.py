@@ -114,6 +114,16 @@ def test_extras_are_in_the_state_only_when_in_use_and_torch_still_loads_it():
     assert reference.state_dict() == {k: v for k, v in state.items() if k not in extras}
 
 
+@pytest.mark.parametrize("tracker", [-1, 2**31, 10**400, 1.0, True, None])
+def test_a_tracker_that_no_scaler_has_is_refused_and_changes_nothing(tracker):
+    scaler = started(8.0, hysteresis=3)
+    before = scaler.state_dict()
+    state = {**before, "scale": 4.0, "_hysteresis_tracker": tracker}
+    with pytest.raises(ValueError, match="_hysteresis_tracker.* to be an int from 0 to"):
+        scaler.load_state_dict(state)
+    assert scaler.state_dict() == before
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_extras_come_back_from_state_and_pickle(begun):
     scaler = started(8.0, min_scale=2.0, max_scale=64.0, hysteresis=3)
