@@ -92,6 +92,19 @@ def test_cast_edited_through_what_an_op_returned_is_not_used_again(x: torch.Tens
         fastamp.policies.reset()
 
 
+def test_backward_notices_an_edit_of_what_another_op_saved(x: torch.Tensor):
+    w = make_weight()
+    activation = x.requires_grad_() * 1
+    with fastamp.autocast("cpu"):
+        first, second = torch.mm(activation, w), torch.mm(activation, w)
+    saved = first.grad_fn._saved_self  # type: ignore[union-attr]
+    assert saved.data_ptr() == second.grad_fn._saved_self.data_ptr()  # type: ignore[union-attr]
+    with torch.no_grad():
+        saved.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        second.sum().backward()
+
+
 @pytest.mark.parametrize("region", REGIONS)
 def test_nothing_is_kept_alive_after_the_region(region: Any, x: torch.Tensor):
     w = make_weight()

@@ -34,6 +34,17 @@ def test_a_hook_gets_the_optimizer_the_scale_and_the_record():
     assert [record.step for record in skipped] == [1, 3]
 
 
+def test_the_record_has_the_scale_that_a_program_wrote():
+    model, optimizer = model_and_optimizer()
+    records: list[Any] = []
+    scaler = fastamp.GradScaler("cpu", init_scale=8.0, on_skip=lambda *a: records.append(a[2]))
+    step(scaler, model, optimizer)
+    scaler._scale.fill_(32.0)  # type: ignore[union-attr]
+    step(scaler, model, optimizer, BAD)
+    assert records == [row for row in scaler.history() if row.skipped]
+    assert records[0].scale == 32.0
+
+
 @pytest.mark.parametrize("make", [optim.SGD, torch.optim.SGD, optim.AdamW, torch.optim.AdamW])
 def test_every_kind_of_optimizer_is_told_of(make):
     model, _ = model_and_optimizer()

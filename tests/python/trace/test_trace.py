@@ -69,6 +69,18 @@ def test_calls_that_look_the_same_share_a_row_and_others_do_not():
     assert t.totals["calls"] == 5
 
 
+def test_uses_of_an_activation_that_was_edited_share_a_new_cast():
+    a = torch.randn(4, 4, requires_grad=True) * 1
+    with fastamp.debug.trace() as t, fastamp.autocast("cpu"):
+        saved = [torch.mm(a, a)]  # their graphs hold the casts
+        with torch.no_grad():
+            a.mul_(2)
+        saved += [torch.mm(a, a), torch.mm(a, a)]
+    assert len(saved) == 3
+    (row,) = t.rows
+    assert (row.other_casts, row.activation_hits) == (2, 4)
+
+
 def test_uses_of_one_activation_are_activation_hits():
     x = torch.ones(4, 4, requires_grad=True)
     with fastamp.debug.trace() as t, fastamp.autocast("cpu"):
