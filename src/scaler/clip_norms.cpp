@@ -27,9 +27,7 @@ at::ScalarType norm_dtype(const std::vector<DeviceGradients>& gradients) {
   auto dtype = gradients.front().gradients.front().scalar_type();
   for (const auto& group : gradients) {
     for (const auto& gradient : group.gradients) {
-      if (gradient.scalar_type() != dtype) {
-        dtype = c10::promoteTypes(dtype, gradient.scalar_type());
-      }
+      dtype = c10::promoteTypes(dtype, gradient.scalar_type());
     }
   }
   return dtype;

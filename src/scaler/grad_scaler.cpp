@@ -481,8 +481,7 @@ OverflowReport GradScaler::overflow_report(
 UnderflowReport GradScaler::underflow_report(
     const torch::OrderedDict<std::string, at::Tensor>& named_parameters) {
   expect_not_moved_from("underflow_report");
-  return impl_->enabled ? impl_->underflows(scaler::names_by_identity(named_parameters))
-                        : UnderflowReport();
+  return impl_->underflows(scaler::names_by_identity(named_parameters));
 }
 
 std::vector<StepRecord> GradScaler::history() const {

@@ -22,8 +22,8 @@ namespace fastamp::scaler {
 namespace {
 
 bool is_countable(const DeviceGradients& seen) {
-  if (seen.any_double || seen.any_functional || seen.any_duplicates ||
-      !has_kernels(seen.device.type()) || !nothing_watches_calls() || is_captured(seen.device)) {
+  if (seen.any_duplicates || !has_kernels(seen.device.type()) || !nothing_watches_calls() ||
+      is_captured(seen.device)) {
     return false;
   }
   return std::ranges::all_of(seen.gradients, [](const at::Tensor& gradient) {

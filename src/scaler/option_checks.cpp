@@ -7,11 +7,14 @@
 #include <limits>
 
 namespace fastamp::scaler {
-
 namespace {
 
 constexpr int64_t kMaxCount = std::numeric_limits<std::int32_t>::max();
 constexpr int64_t kMaxHistorySize = 16777215;  // 2^24 - 1, as Python's.
+
+bool is_finite_in_float32(double number) {
+  return std::abs(number) <= std::numeric_limits<float>::max();
+}
 
 void check_count(const char* function, const char* name, std::optional<int64_t> count,
                  int64_t least) {
@@ -32,8 +35,8 @@ void check_rules(const char* function, const ScaleRules& rules) {
 }
 
 void check_scale(const char* function, const char* argument, double scale) {
-  TORCH_CHECK_VALUE(std::abs(scale) <= std::numeric_limits<float>::max(), function, ": expected ",
-                    argument, " to be finite in float32, got ", scale);
+  TORCH_CHECK_VALUE(is_finite_in_float32(scale), function, ": expected ", argument,
+                    " to be finite in float32, got ", scale);
 }
 
 void check_new_scale(const at::Tensor& new_scale, c10::DeviceType device) {
@@ -83,8 +86,9 @@ void check_counts(const char* function, const GradScalerState& state) {
   check_count(function, "growth_tracker", state.growth_tracker, 0);
   check_count(function, "hysteresis_tracker", state.hysteresis_tracker, 0);
   check_count(function, "fast_growth_interval", state.fast_growth_interval, 1);
-  TORCH_CHECK_VALUE(!std::isnan(state.fast_growth_limit.value_or(0.0)), function,
-                    ": expected fast_growth_limit to be a number, got NaN");
+  const double limit = state.fast_growth_limit.value_or(0.0);
+  TORCH_CHECK_VALUE(std::isinf(limit) || is_finite_in_float32(limit), function,
+                    ": expected fast_growth_limit to be inf or in float32, got ", limit);
 }
 
 void check_notes(const char* function, const GradScalerState& state) {

@@ -419,7 +419,7 @@ optim::AmpStep ScalerCore::begin_step(OptimizerRecord& record, bool was_ready,
     refuse_no_gradients();
   }
   optim::AmpStep amp_step;
-  if (record.progress.stage == Stage::kReady && record.inv_scale.defined()) {
+  if (record.inv_scale.defined()) {
     amp_step.inv_scale = record.inv_scale;
   }
   amp_step.found_inf = combine_flags(flags, flags.front().device());

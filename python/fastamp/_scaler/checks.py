@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_GREATEST_FLOAT32 = (2 - 2**-23) * 2.0**127
+
+
+def is_finite_in_float32(number: float) -> bool:
+    """Whether a number is neither inf nor NaN in float32."""
+    return abs(number) <= _GREATEST_FLOAT32
+
+
 def cuda_is_missing() -> bool:
     """Whether torch.amp would disable a scaler for CUDA on this machine."""
     common: Any = torch.cuda.amp.common
@@ -199,10 +207,10 @@ def checked_state(
     )
     limit = state.get("_fast_growth_limit", math.inf)
     is_number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
-    if not is_number or not (abs(limit) <= sys.float_info.max or abs(limit) == math.inf):
+    if not is_number or not (is_finite_in_float32(limit) or abs(limit) == math.inf):
         raise ValueError(
-            'load_state_dict: expected state_dict["_fast_growth_limit"] to be a number, '
-            f"got {limit!r}"
+            'load_state_dict: expected state_dict["_fast_growth_limit"] to be inf or in float32, '
+            f"got {limit!r:.50}"
         )
     if "_fast_growth_interval" in attributes:
         attributes["_init_fast_growth_limit"] = float(limit)
@@ -210,8 +218,8 @@ def checked_state(
         tracker = state.get("_hysteresis_tracker", wanted)
         if isinstance(tracker, bool) or not isinstance(tracker, int) or not 0 <= tracker < 2**31:
             raise ValueError(
-                'load_state_dict: expected state_dict["_hysteresis_tracker"] to be an int from 0 to '
-                f"2**31 - 1, got {tracker!r:.50}"
+                'load_state_dict: expected state_dict["_hysteresis_tracker"] to be an int >= 0 and '
+                f"< 2**31, got {tracker!r:.50}"
             )
         attributes["_init_hysteresis_tracker"] = tracker
     return attributes

@@ -7,12 +7,11 @@ import json
 import math
 from typing import Any, NoReturn
 
-from fastamp._scaler.checks import check_extras
+from fastamp._scaler.checks import check_extras, is_finite_in_float32
 
 _FORMAT = "fastamp.GradScaler"
 _VERSION = 1
 _FUNCTION = "from_json"
-_GREATEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 # What each key is called in a state_dict, and its type; the first five are always there.
 _KEYS: dict[str, tuple[str, type]] = {
@@ -39,13 +38,17 @@ def _refuse(function: str, text: str) -> NoReturn:
 def _check_numbers(function: str, numbers: dict[str, Any]) -> None:
     """Refuses what C++'s scaler refuses."""
     for key, accepted, expected in (
-        ("scale", lambda n: abs(n) <= _GREATEST_FLOAT32, "scale to be finite in float32"),
+        ("scale", is_finite_in_float32, "scale to be finite in float32"),
         ("growth_factor", lambda n: n > 1.0, "growth_factor > 1.0"),
         ("backoff_factor", lambda n: n < 1.0, "backoff_factor < 1.0"),
         ("growth_interval", lambda n: n >= 0, "growth_interval >= 0"),
         ("growth_tracker", lambda n: 0 <= n < 2**31, "0 <= growth_tracker < 2^31"),
         ("hysteresis_tracker", lambda n: 0 <= n < 2**31, "0 <= hysteresis_tracker < 2^31"),
-        ("fast_growth_limit", lambda n: not math.isnan(n), "fast_growth_limit to be a number"),
+        (
+            "fast_growth_limit",
+            lambda n: is_finite_in_float32(n) or math.isinf(n),
+            "fast_growth_limit to be inf or in float32",
+        ),
     ):
         if key in numbers and not accepted(numbers[key]):
             _refuse(function, f"{expected}, got {numbers[key]!r}")

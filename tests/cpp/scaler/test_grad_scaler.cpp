@@ -198,6 +198,8 @@ TEST_CASE("a disabled scaler passes everything through", "[scaler]") {
   scaler.update();
   scaler.update(3.0);
   CHECK(scaler.get_scale() == 1.0);
+  CHECK(scaler.get_scale_async() == 1.0);
+  CHECK_FALSE(scaler.underflow_report());
   CHECK_FALSE(scaler.state().has_value());
   CHECK(std::isinf(first_of(parameter)));
 }

@@ -51,7 +51,7 @@ TEST_CASE("underflow_report: zeros by parameter, and what another scale would do
   CHECK(report.share_of_zeros(8.0) == 2.0 / 6);
   CHECK(report.share_of_zeros(8.0 / 64) == 3.0 / 6);  // 2^-26 rounds to 0
   CHECK(report.largest_scale() == 8.0 * 32);          // 1024 * 32 < 65504
-  CHECK(report.str().find("Step 0 at scale 8: 2 of 6 gradient elements") == 0);
+  CHECK(report.str().find("Step 0 at scale 8: 2 of 6 gradient elements (33.3333 %) are 0") == 0);
 }
 
 TEST_CASE("Inspector: ranges, loss scale and weights that stall", "[scaler]") {

@@ -128,8 +128,10 @@ TEST_CASE("options: intervals and limits of fast growth out of range are refused
   state.fast_growth_interval = 0;
   CHECK_THROWS_AS(scaler.load_state(state), c10::ValueError);
   state.fast_growth_interval = 2;
-  state.fast_growth_limit = std::numeric_limits<double>::quiet_NaN();
-  CHECK_THROWS_AS(scaler.load_state(state), c10::ValueError);
+  for (const double limit : {std::numeric_limits<double>::quiet_NaN(), 1e39, -1e300}) {
+    state.fast_growth_limit = limit;
+    CHECK_THROWS_AS(scaler.load_state(state), c10::ValueError);
+  }
   CHECK(scaler.get_scale() == 8.0);
 }
 

@@ -131,6 +131,23 @@ TEST_CASE("step: parameters that share a gradient are each stepped by it", "[sca
   CHECK(scaler.history()[0].norm == Approx(5.0).margin(1e-6));
 }
 
+TEST_CASE("step: gradients of one's own after shared ones are unscaled in memory", "[scaler]") {
+  const auto kind = GENERATE(Kind::kTorch, Kind::kFused, Kind::kFastamp);
+  std::vector<at::Tensor> parameters{parameter_with(4.0F, 1), parameter_with(0.0F, 1)};
+  parameters[1].mutable_grad() = parameters[0].grad();
+  const auto optimizer = sgd_over(kind, parameters);
+  auto scaler = started(cpu_options().init_scale(4.0));
+  for (int i = 0; i < 2; ++i) {
+    scaler.step(*optimizer);
+    scaler.update();
+    CHECK(first(parameters[0].grad()) == 1.0);
+    CHECK(first(parameters[1].grad()) == 1.0);
+    for (auto& parameter : parameters) {
+      parameter.mutable_grad() = at::full({1}, 4.0);
+    }
+  }
+}
+
 TEST_CASE("unscale_: a sparse gradient that comes twice is unscaled once", "[scaler]") {
   const bool shared = GENERATE(false, true);
   auto table = at::ones({4}).requires_grad_(true);

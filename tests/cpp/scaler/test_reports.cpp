@@ -102,7 +102,14 @@ TEST_CASE("history: skipped iterations are marked, and none are kept if so asked
 }
 
 TEST_CASE("history: the norm is that of all optimizers together", "[scaler]") {
-  auto scaler = started(cpu_options().init_scale(1.0));
+  // With ranks to agree with, one optimizer of this one may lack gradients.
+  const bool has_ranks = GENERATE(false, true);
+  auto options = cpu_options().init_scale(1.0);
+  auto scaler = started(has_ranks ? options.agreement([](const at::Tensor&) {}) : options);
+  auto without = sgd({at::ones({2}).requires_grad_(true)});
+  if (has_ranks) {
+    scaler.step(without);
+  }
   auto first = parameter_with(3.0F, 1);
   auto second = parameter_with(4.0F, 1);
   SGD left(std::vector<at::Tensor>{first}, SGDOptions(1.0));

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fastamp
 
@@ -186,3 +187,63 @@ def test_the_norm_of_gradients_on_two_devices():
     for was, parameter, gradient in zip(before, model.parameters(), on_cpu, strict=True):
         stepped = was.double() - 0.1 * gradient * limit / (expected + 1e-6)
         torch.testing.assert_close(parameter.detach().cpu().double(), stepped, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, fastamp.optim.SGD])
+def test_an_overflow_on_another_rank_skips_what_is_on_either_device(kind, monkeypatch):
+    other_ranks = iter((1.0, 0.0))
+
+    def all_reduce(flag: torch.Tensor, *_: Any, **__: Any) -> None:
+        flag.clamp_(min=next(other_ranks))
+
+    monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        model = Halves(Place(second="cuda:1"))
+        optimizer = kind(model.parameters(), lr=0.1)
+        scaler = fastamp.GradScaler("cuda", process_group=torch.distributed.group.WORLD)
+        before = copy.deepcopy([p.detach().cpu() for p in model.parameters()])
+        for moves in (False, True):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(5, 8, device="cuda:0")).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            assert scaler.step_was_skipped is not moves
+            after = [p.detach().cpu() for p in model.parameters()]
+            same = [torch.equal(p, q) for p, q in zip(before, after, strict=True)]
+            assert same == [not moves] * len(same)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_zeros_are_counted_on_both_devices():
+    model = Halves(Place(second="cuda:1"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = fastamp.GradScaler("cuda", init_scale=2.0)
+    scaler.scale(torch.ones((), device="cuda:0"))
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    model.first.bias.grad.zero_()
+    model.second.bias.grad[1:] = 0.0
+    scaler.step(optimizer)
+    scaler.update()
+    report = scaler.underflow_report(model.named_parameters())
+    assert report is not None
+    zeros = {gradient.name: gradient.zeros for gradient in report.gradients}
+    assert zeros == {"first.bias": 16, "second.bias": 3}
+    assert report.elements == sum(p.numel() for p in model.parameters())
+
+
+def test_a_scale_that_a_program_writes_is_the_one_of_the_next_step():
+    parameter = torch.nn.Parameter(torch.ones(4, device="cuda"))
+    optimizer = fastamp.optim.SGD([parameter], lr=1.0)
+    scaler = fastamp.GradScaler("cuda", init_scale=2.0)
+    for factor in (1.0, 8.0, 4.0):
+        if scaler._scale is not None:
+            scaler._scale.mul_(factor)
+        optimizer.zero_grad()
+        scaler.scale(parameter.sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert parameter.tolist() == [-2.0] * 4
+    assert scaler.get_scale() == 64.0

@@ -177,6 +177,8 @@ def test_intervals_out_of_range_are_refused(value, error, text):
     [
         {"fast_growth_interval": 0},
         {"fast_growth_interval": 2, "_fast_growth_limit": math.nan},
+        {"fast_growth_interval": 2, "_fast_growth_limit": 1e39},
+        {"fast_growth_interval": 2, "_fast_growth_limit": 10**400},
         {"fast_growth_interval": 2, "_fast_growth_limit": "inf"},
         {"fast_growth_interval": 2, "_fast_growth_limit": True},
     ],

@@ -188,6 +188,7 @@ REFUSED = {
     "hysteresis 0": (text_with(hysteresis=0), "1 <= hysteresis"),
     "fast growth 0": (text_with(fast_growth_interval=0), "1 <= fast_growth_interval"),
     "limit a string": (text_with(fast_growth_limit="inf"), '"fast_growth_limit" to be a number'),
+    "limit too large": (text_with(fast_growth_limit=1e39), "fast_growth_limit to be inf or in"),
     **{f"no {key}": (without(key), f'object with "{key}"') for key in (*HEAD, *FIVE)},
 }  # fmt: skip
 
