@@ -174,9 +174,6 @@ void keep_recent_cast(const at::Tensor& activation, c10::ScalarType to, const at
 }
 
 std::vector<WeightToCast> begin_planned_region(const at::Tensor& weight, c10::ScalarType to) {
-  if (!is_weight_cache_enabled() || is_cached_by_torch(weight)) {
-    return {};
-  }
   ThreadCache* const cache = make_cache();
   if (cache == nullptr || !end_of_region_is_known(*cache)) {
     return {};

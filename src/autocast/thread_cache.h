@@ -40,7 +40,7 @@ void keep_recent_cast(const at::Tensor& activation, c10::ScalarType to, const at
 
 /// Begins at the first cast of a weight in a region: the other weights that this thread's last
 /// region with the same first weight cast to this dtype and used, except those whose storage has
-/// moved. Empty after that, and where casts are not kept.
+/// moved. Empty after that. Called for weights whose casts the region may keep.
 std::vector<WeightToCast> begin_planned_region(const at::Tensor& weight, c10::ScalarType to);
 
 /// The fp8 casts of this thread's regions, if casts are kept, there are any and their region goes

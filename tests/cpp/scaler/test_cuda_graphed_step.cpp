@@ -59,9 +59,15 @@ TEST_CASE("GraphedStep: replays move parameters, scale and history as eager step
   const auto loss_of = [](const Params& weights, const std::vector<at::Tensor>& inputs) {
     return at::mse_loss(inputs[0].mm(weights[0]), inputs[1]);
   };
-  GraphedStep step([&](const auto& inputs) { return loss_of(params, inputs); }, optimizer, scaler,
-                   batch(), GraphedStepOptions().autocast(false).max_norm(0.5));
+  int calls = 0;
+  const auto loss = [&](const auto& inputs) {
+    ++calls;
+    return loss_of(params, inputs);
+  };
+  GraphedStep step(loss, optimizer, scaler, batch(),
+                   GraphedStepOptions().autocast(false).max_norm(0.5));
   REQUIRE(step.is_graphed());
+  const int calls_of_capture = calls;
   REQUIRE(equal(params, before));
   for (int i = 0; i < 20; ++i) {
     auto inputs = batch();
@@ -83,6 +89,7 @@ TEST_CASE("GraphedStep: replays move parameters, scale and history as eager step
     REQUIRE(scaler.get_scale() == eager_scaler.get_scale());
     REQUIRE(scaler.step_was_skipped() == overflow);
   }
+  CHECK(calls == calls_of_capture);
   CHECK(scaler.history().size() == 20);
   CHECK(scaler.overflow_report().gradients.size() == 1);
 }

@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -243,6 +244,21 @@ def test_a_first_use_without_grad_cuts_no_weight_off(kind):
             out = model(kind.x)
         out.float().sum().backward()
     assert all(p.grad is not None for p in model.parameters())
+
+
+def test_gradients_arrive_in_the_order_without_it(kind):
+    orders = []
+    for together in (False, True):
+        model, order = kind.model(), []
+        for name, parameter in model.named_parameters():
+            parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
+        with fastamp.casts.together(model) if together else nullcontext():
+            for _ in range(2):  # The second region casts together.
+                with kind.region():
+                    out = model(kind.x)
+                out.float().sum().backward()
+        orders.append(order)
+    assert orders[0] == orders[1]
 
 
 def test_nothing_is_cast_together_with_the_cache_switched_off(kind):
