@@ -251,7 +251,9 @@ def test_gradients_arrive_in_the_order_without_it(kind):
     for together in (False, True):
         model, order = kind.model(), []
         for name, parameter in model.named_parameters():
-            parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
+            parameter.register_post_accumulate_grad_hook(
+                lambda _, name=name, order=order: order.append(name)
+            )
         with fastamp.casts.together(model) if together else nullcontext():
             for _ in range(2):  # The second region casts together.
                 with kind.region():
