@@ -52,7 +52,8 @@ def _check_is_state(state_dict: Mapping[str, Any]) -> None:
     """Refuses what no ``state_dict`` of an optimizer looks like.
 
     Raises:
-        ValueError: Its groups, or the states of their parameters, are something else.
+        ValueError: Its groups, or the states of their parameters or their counts of steps, are
+            something else.
     """
     groups, states = state_dict["param_groups"], state_dict["state"]
     for name, value, kind in (("param_groups", groups, list), ("state", states, dict)):
@@ -67,10 +68,17 @@ def _check_is_state(state_dict: Mapping[str, Any]) -> None:
                 f"{group!r:.200}"
             )
         for key in group["params"]:
-            if not isinstance(states.get(key, {}), dict):
+            state = states.get(key, {})
+            if not isinstance(state, dict):
                 raise ValueError(
                     f"load_state_dict: expected a dict as the state of parameter {key!r}, got "
-                    f"{type(states[key]).__name__}"
+                    f"{type(state).__name__}"
+                )
+            step = state.get("step")
+            if isinstance(step, int) and abs(step) >= 2**63:
+                raise ValueError(
+                    f"load_state_dict: expected step of parameter {key!r} to be an int of 64 bits, "
+                    f"got {step!r:.50}"
                 )
 
 

@@ -248,7 +248,10 @@ class Maker:
         values = [argument] if reentrant else [*scope.values, argument]
         given = self.value(scope)
         self.origins[argument] = self.origin(given)
-        inner = scope.inner(values=values, closed=True, nested=scope.nested or reentrant)
+        # Its second run is within a region that checkpoint opens, if only a disabled one.
+        casts = {} if scope.casts is None else scope.casts
+        nested = scope.nested or reentrant
+        inner = scope.inner(values=values, casts=casts, closed=True, nested=nested)
         body = self.forward(inner, self.draw.randint(1, 4), depth + 1)
         body.append(f"return {inner.values[-1]}")
         scope.values.append(result)
