@@ -137,6 +137,8 @@ def build_settings(cuda: str) -> Iterator[None]:
     # Texts of errors hold names of files: those of the sources, not of this machine's folders.
     here = f"-ffile-prefix-map={ROOT}=."
     options = f"-DFASTAMP_CUDA={cuda} -DCMAKE_CXX_FLAGS={here} -DCMAKE_CUDA_FLAGS=-Xcompiler={here}"
+    # Nor their names where libraries are looked for: build IDs are made of all that is linked.
+    options += " -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON"
     os.environ["CMAKE_ARGS"] = f"{options} {given['CMAKE_ARGS'] or ''}".strip()
     os.environ["TORCH_CUDA_ARCH_LIST"] = given["TORCH_CUDA_ARCH_LIST"] or RELEASE_ARCHS
     try:

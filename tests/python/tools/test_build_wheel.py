@@ -126,7 +126,10 @@ def test_a_python_that_torch_has_no_package_for_is_named_and_left_out(monkeypatc
 
 
 HERE = f"-ffile-prefix-map={ROOT}=."
-OPTIONS = f"-DFASTAMP_CUDA=ON -DCMAKE_CXX_FLAGS={HERE} -DCMAKE_CUDA_FLAGS=-Xcompiler={HERE}"
+OPTIONS = (
+    f"-DFASTAMP_CUDA=ON -DCMAKE_CXX_FLAGS={HERE} -DCMAKE_CUDA_FLAGS=-Xcompiler={HERE} "
+    "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON"
+)
 
 
 @pytest.mark.parametrize(
