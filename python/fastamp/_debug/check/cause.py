@@ -40,7 +40,7 @@ class CauseRules(CallListener):
         self._loss: Origin | None = None
         self._is_skip: Cause | None = None
         self._has_stepped = False
-        self._penalties = 0  # Until this step.
+        self._penalties_before_step = 0
         self._origins_before_backward: int | None = None
 
     def before_backward(self, tensors: Any) -> None:
@@ -84,7 +84,7 @@ class CauseRules(CallListener):
     def _end_step(self) -> None:
         self._steps += 1
         self._loss = None
-        self._penalties = self._findings.count_of(_PENALTY)
+        self._penalties_before_step = self._findings.count_of(_PENALTY)
         self._origins_before_backward = None
         self._origins.forget_found()
 
@@ -130,7 +130,7 @@ class CauseRules(CallListener):
     def _is_penalty(self, origin: Origin) -> bool:
         """Whether the backward pass of a penalty of scaled gradients made it in this step."""
         begin = self._origins_before_backward
-        has_penalty = self._findings.count_of(_PENALTY) > self._penalties
+        has_penalty = self._findings.count_of(_PENALTY) > self._penalties_before_step
         return has_penalty and begin is not None and origin.number >= begin
 
 
