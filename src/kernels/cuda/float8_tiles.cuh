@@ -311,6 +311,16 @@ struct Float8Tiles {
              __byte_perm(high_01, high_23, 0x5410), __byte_perm(high_01, high_23, 0x7632)}};
   }
 
+  template <typename In>
+  static __device__ __forceinline__ float widen(In value) {
+    return static_cast<float>(value);
+  }
+  /// The instruction makes every NaN a positive one; here it keeps its sign, as on the CPU.
+  static __device__ __forceinline__ float widen(c10::Half value) {
+    const auto sign = static_cast<std::uint32_t>(value.x & 0x8000U) << 16U;
+    return from_bits(magnitude_bits(static_cast<float>(value)) | sign);
+  }
+
   /// 16 rows of a column, whatever the elements and the alignment.
   template <typename In, typename Out>
   static __device__ __forceinline__ void cast_column(const Matrix& matrix, std::int64_t row,
@@ -335,7 +345,7 @@ struct Float8Tiles {
       std::uint32_t word = 0;
 #pragma unroll 1
       for (int i = 0; i < min(missing_from, 4); ++i) {
-        const auto value = static_cast<float>(values[0]);
+        const float value = widen(values[0]);
         values[0] = values[1];  // Indexed, they would be in local memory.
         values[1] = values[2];
         values[2] = values[3];
