@@ -130,6 +130,9 @@ inline long min(long a, long b) { return b < a ? b : a; }
 struct alignas(16) float4 {
   float x, y, z, w;
 };
+struct alignas(16) double2 {
+  double x, y;
+};
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
