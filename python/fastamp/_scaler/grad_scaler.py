@@ -218,16 +218,10 @@ class GradScaler(ScalerState):
             self._begin("unscale_", optimizer)
         core = self._core
         is_native = not self._is_replaced("_unscale_grads_")
-        try:
-            if is_native and core.unscale(self, optimizer):
-                return
-        except ValueError:  # A gradient is fp16.
-            if not getattr(optimizer, "_fastamp_widens_grads", False):
-                raise
         if getattr(optimizer, "_fastamp_widens_grads", False):
             widen_gradients(optimizer)
-            if is_native and core.unscale(self, optimizer):
-                return
+        if is_native and core.unscale(self, optimizer):
+            return
         scale = self._scale
         assert scale is not None
         flags = self._unscale_grads_(optimizer, core.inv_scale(scale), core.new_flag(scale), False)

@@ -80,12 +80,27 @@ def norm_groups(optimizer: Any, mesh: Any, norm_type: float) -> list[ShardGroup]
 
 def widen_gradients(optimizer: Any) -> None:
     """Puts float32 gradients in the place of an optimizer's fp16 ones."""
-    for parameter in parameters_of(optimizer):
-        gradient = parameter.grad
-        if gradient is not None and gradient.dtype is torch.float16:
-            # Any: backward may bring fp16 again, and sums of both are float32.
-            parameter.grad_dtype = None
-            parameter.grad = gradient.float()
+    narrow = [
+        (parameter, parameter.grad)
+        for parameter in parameters_of(optimizer)
+        if parameter.grad is not None and parameter.grad.dtype is torch.float16
+    ]
+    wide = _to_float32([gradient for _, gradient in narrow])
+    for (parameter, _), gradient in zip(narrow, wide, strict=True):
+        # Any: backward may bring fp16 again, and sums of both are float32.
+        parameter.grad_dtype = None
+        parameter.grad = gradient
+
+
+def _to_float32(gradients: list[Tensor]) -> list[Tensor]:
+    """Returns copies in float32: of dense gradients written together, with one launch for all."""
+    if not all(type(gradient) is torch.Tensor and not gradient.is_sparse for gradient in gradients):
+        return [gradient.float() for gradient in gradients]
+    wide = [torch.empty_like(gradient, dtype=torch.float32) for gradient in gradients]
+    if wide:
+        with torch.no_grad():
+            torch._foreach_copy_(wide, gradients)
+    return wide
 
 
 def two_norm_of(optimizer: Any) -> Tensor | None:

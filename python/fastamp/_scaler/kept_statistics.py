@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,15 +38,40 @@ def _statistics_of(module: torch.nn.Module) -> list[Tensor]:
     return found
 
 
-def put_back_on_device(before: list[tuple[Tensor, Tensor]], flags: tuple[Tensor, ...]) -> None:
-    """Copies into each first tensor the second one if a flag is raised. Waits for nothing."""
-    raised: dict[torch.device, Tensor] = {}
-    for buffer, saved in before:
-        home = buffer.device
-        if home not in raised:
-            here = [on_device(flag, home).ne(0) for flag in flags]
-            raised[home] = torch.stack(here).any()
-        buffer.copy_(torch.where(raised[home], saved, buffer))
+class SavedStatistics:
+    """Statistics and their values at some time, those of a device and a dtype in one tensor."""
+
+    def __init__(self, statistics: list[Tensor]) -> None:
+        """Copies them."""
+        self._groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+        for statistic in statistics:
+            self._groups[statistic.device, statistic.dtype].append(statistic)
+        self._saved = {key: _joined(group) for key, group in self._groups.items()}
+
+    def put_back(self) -> None:
+        """Copies the values of then into the statistics."""
+        for key, group in self._groups.items():
+            _split_into(group, self._saved[key])
+
+    def put_back_where(self, flags: tuple[Tensor, ...]) -> None:
+        """The same if a flag is raised. Waits for nothing."""
+        raised: dict[torch.device, Tensor] = {}
+        for key, group in self._groups.items():
+            home, _ = key
+            if home not in raised:
+                here = [on_device(flag, home).ne(0) for flag in flags]
+                raised[home] = torch.stack(here).any()
+            _split_into(group, torch.where(raised[home], self._saved[key], _joined(group)))
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def _split_into(tensors: list[Tensor], joined: Tensor) -> None:
+    pieces = joined.split_with_sizes([tensor.numel() for tensor in tensors])
+    views = [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
+    torch._foreach_copy_(tensors, views)
 
 
 class KeptStatistics:
@@ -68,23 +93,24 @@ class KeptStatistics:
                 f"{function}: expected a module with running statistics, as of BatchNorm, got a "
                 f"{type(module).__name__} without any"
             )
-        self._before: list[tuple[Tensor, Tensor]] | None = None
+        self._before: SavedStatistics | None = None
         self._hook = module.register_forward_pre_hook(self._save)
 
     @torch.no_grad()
     def _save(self, module: torch.nn.Module, _: Any) -> None:
         if self._before is None and module.training:
-            self._before = [(buffer, buffer.clone()) for buffer in _statistics_of(module)]
+            self._before = SavedStatistics(_statistics_of(module))
 
     @torch.no_grad()
     def poll(self, flags: tuple[Tensor, ...]) -> None:
         """Ends an iteration: puts the statistics back if a flag is raised. Waits for nothing."""
         before, self._before = self._before, None
+        if before is None:
+            return
         if not all(flag.is_cpu for flag in flags):
-            put_back_on_device(before or [], flags)
+            before.put_back_where(flags)
         elif any(flags):  # What the host has, it need not wait for.
-            for buffer, saved in before or ():
-                buffer.copy_(saved)
+            before.put_back()
 
     def remove(self) -> None:
         """Follows the module no longer. Safe to call again."""

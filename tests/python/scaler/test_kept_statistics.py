@@ -11,7 +11,7 @@ from torch import nn
 
 import fastamp
 import fastamp.optim
-from fastamp._scaler.kept_statistics import put_back_on_device
+from fastamp._scaler.kept_statistics import SavedStatistics
 
 NAN = float("nan")
 
@@ -140,10 +140,15 @@ def test_bad_input_is_refused(decides: str):
 
 @pytest.mark.parametrize("flags", [(0.0,), (1.0,), (0.0, 1.0), (NAN,)])
 def test_what_a_device_does_without_the_host_is_the_same(flags: tuple[float, ...]):
-    pairs = [(torch.full((2,), NAN), torch.ones(2)), (torch.tensor(3), torch.tensor(2))]
-    put_back_on_device(pairs, tuple(torch.tensor(flag) for flag in flags))
-    is_back = [torch.equal(buffer, saved) for buffer, saved in pairs]
-    assert is_back == [flags != (0.0,)] * 2
+    statistics = [torch.ones(2), torch.tensor(2), torch.full((2, 3), 5.0), torch.tensor([[4]])]
+    before = [buffer.clone() for buffer in statistics]
+    saved = SavedStatistics(statistics)
+    after = [torch.full((2,), NAN), torch.tensor(3), torch.full((2, 3), NAN), torch.tensor([[-1]])]
+    torch._foreach_copy_(statistics, after)
+    saved.put_back_where(tuple(torch.tensor(flag) for flag in flags))
+    expected = after if flags == (0.0,) else before
+    for buffer, value in zip(statistics, expected, strict=True):
+        torch.testing.assert_close(buffer, value, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_norm_that_stands_twice_and_one_deep_inside_are_both_put_back():
