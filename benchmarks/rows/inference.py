@@ -28,7 +28,8 @@ MODELS = ("ResNet-18", "ViT", "GPT-2")
 
 def _model(which: str, workload: Workload, device: str) -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(0)
-    model = workload.model().eval().to(device)
+    with torch.device(device):
+        model = workload.model().eval()
     x, _ = next(workload.batches(workload.batch, device, False))
     if which == FASTAMP:
         use_kernels_of(FASTAMP)()
