@@ -7,6 +7,7 @@ from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C._nn import flatten_dense_tensors, unflatten_dense_tensors
 from torch.nn.modules.batchnorm import _NormBase
 
 from fastamp._util.tensors import on_device
@@ -46,12 +47,12 @@ class SavedStatistics:
         self._groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
         for statistic in statistics:
             self._groups[statistic.device, statistic.dtype].append(statistic)
-        self._saved = {key: _joined(group) for key, group in self._groups.items()}
+        self._saved = {key: _copy_of(group) for key, group in self._groups.items()}
 
     def put_back(self) -> None:
         """Copies the values of then into the statistics."""
         for key, group in self._groups.items():
-            _split_into(group, self._saved[key])
+            _copy_into(group, self._saved[key])
 
     def put_back_where(self, flags: tuple[Tensor, ...]) -> None:
         """The same if a flag is raised. Waits for nothing."""
@@ -61,17 +62,17 @@ class SavedStatistics:
             if home not in raised:
                 here = [on_device(flag, home).ne(0) for flag in flags]
                 raised[home] = torch.stack(here).any()
-            _split_into(group, torch.where(raised[home], self._saved[key], _joined(group)))
+            now = flatten_dense_tensors(group)
+            _copy_into(group, torch.where(raised[home], self._saved[key], now))
 
 
-def _joined(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+def _copy_of(tensors: list[Tensor]) -> Tensor:
+    joined = flatten_dense_tensors(tensors)
+    return joined.clone() if len(tensors) == 1 else joined  # One is joined to a view of itself.
 
 
-def _split_into(tensors: list[Tensor], joined: Tensor) -> None:
-    pieces = joined.split_with_sizes([tensor.numel() for tensor in tensors])
-    views = [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
-    torch._foreach_copy_(tensors, views)
+def _copy_into(tensors: list[Tensor], joined: Tensor) -> None:
+    torch._foreach_copy_(tensors, unflatten_dense_tensors(joined, tensors))
 
 
 class KeptStatistics:

@@ -94,6 +94,17 @@ def test_finite_runs_have_the_same_statistics(kind: Any):
         assert torch.equal(a, b), name
 
 
+@pytest.mark.parametrize("kind", [Guarded, Scaled])
+def test_a_single_norm_has_what_was_before_a_skipped_step(kind: Any):
+    model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 2))
+    job, _ = train(model, kind, torch.optim.SGD, [1.0], restores=True)
+    before = statistics(model)
+    job.optimizer.zero_grad()
+    job.step(model(torch.full((8, 6), NAN)).square().mean())
+    for name, buffer in statistics(model).items():
+        assert torch.equal(buffer, before[name]), name
+
+
 def test_only_on_request_and_until_it_is_taken_back():
     model = network()
     train(model, Guarded, torch.optim.SGD, [1.0, NAN], restores=False)
