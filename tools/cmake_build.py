@@ -21,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE_TARGETS = ("fastamp", "fastamp_python")
 DEMO_TARGETS = (*PACKAGE_TARGETS, "digits")
+GPU_TEST_TARGETS = (*PACKAGE_TARGETS, "fastamp_gpu_tests")
 PRODUCT_TARGETS = (*DEMO_TARGETS, "fastamp_product_tests")
 CUDA_OPTION = ("-DFASTAMP_CUDA=", "-DFASTAMP_CUDA:")
 AUTO_TESTS = "-DFASTAMP_BUILD_TESTS=AUTO"
@@ -37,7 +38,7 @@ class Build:
         tests: Whether the C++ tests are built: ``ON``, ``OFF``, or ``AUTO``: where Catch2 is
             installed.
         package: Build what the Python package needs and nothing else.
-        keep_going: Build what compiles, although something else does not.
+        gpu_tests: Build the C++ tests that need a GPU, those that compile, and nothing else.
         demo: Build what the demo needs and nothing else, and the CUDA part only where there is a
             GPU. A folder that is configured for more stays so.
         product: As demo, and the tests of `make test`.
@@ -52,7 +53,7 @@ class Build:
     package_dir: Path
     tests: str = "OFF"
     package: bool = False
-    keep_going: bool = False
+    gpu_tests: bool = False
     demo: bool = False
     product: bool = False
     site_packages: str = ""
@@ -102,10 +103,12 @@ class Build:
             more = f"-DFASTAMP_MORE_PYTHONS={pythons}"
             subprocess.run([cmake, str(self.build_dir), more], check=True)
         wanted: tuple[str, ...] = PRODUCT_TARGETS if self.product else ()
+        if self.gpu_tests:
+            wanted = PACKAGE_TARGETS if left_out else GPU_TEST_TARGETS
         wanted = DEMO_TARGETS if self.demo else PACKAGE_TARGETS if self.package else wanted
         wanted = (*wanted, "fastamp_modules") if self.pythons else wanted
         targets = ["--target", *wanted] if wanted else []
-        targets += ["--", "-k", "0"] if self.keep_going else []
+        targets += ["--", "-k", "0"] if self.gpu_tests else []
         subprocess.run([cmake, "--build", self.build_dir, f"-j{self.jobs}", *targets], check=True)
         install = [cmake, "--install", str(self.build_dir), "--prefix", str(self.package_dir)]
         environment = dict(os.environ)
@@ -226,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="build the C++ tests; AUTO: where Catch2 is installed",
     )
     parser.add_argument("--package", action="store_true", help="build the Python package alone")
-    parser.add_argument("--keep-going", action="store_true", help="build what compiles")
+    parser.add_argument("--gpu-tests", action="store_true", help="build the C++ tests for GPUs")
     parser.add_argument("--demo", action="store_true", help="build what the demo needs, no more")
     parser.add_argument("--product", action="store_true", help="as --demo, and tests of make test")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -236,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ROOT / "python" / "fastamp",
         tests=options.tests,
         package=options.package,
-        keep_going=options.keep_going,
+        gpu_tests=options.gpu_tests,
         demo=options.demo,
         product=options.product,
         jobs=options.jobs,

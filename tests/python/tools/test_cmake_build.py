@@ -36,7 +36,7 @@ def run(tmp_path, calls, **kind):
     configured = [call for call in calls if "-GNinja" in call]
     (built,) = (call for call in calls if "--build" in call)
     targets = built[built.index("--target") + 1 :] if "--target" in built else ["all"]
-    assert (built[-3:] == ["--", "-k", "0"]) == kind.get("keep_going", False)
+    assert (built[-3:] == ["--", "-k", "0"]) == kind.get("gpu_tests", False)  # all that compiles
     return (configured[0] if configured else None), targets
 
 
@@ -125,7 +125,9 @@ def test_the_package_alone_and_then_the_rest_are_one_configuration(tmp_path, cal
     configured, targets = run(tmp_path, calls, tests="AUTO", package=True)
     assert "-DFASTAMP_BUILD_TESTS=AUTO" in configured
     assert targets == ["fastamp", "fastamp_python"]
-    assert run(tmp_path, calls, tests="AUTO", keep_going=True)[0] is None
+    configured, targets = run(tmp_path, calls, tests="AUTO", gpu_tests=True)
+    assert configured is None
+    assert targets == ["fastamp", "fastamp_python", "fastamp_gpu_tests", "--", "-k", "0"]
 
 
 def test_a_folder_with_tests_is_enough_where_they_are_built_if_possible(tmp_path, calls):

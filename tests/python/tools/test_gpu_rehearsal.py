@@ -92,7 +92,7 @@ def kinds(calls):
     for call in calls:
         if "row" not in call:
             words = call["words"]
-            known = ("--package", "--keep-going", "merge", "memcheck", "racecheck", "pytest")
+            known = ("--package", "--gpu-tests", "merge", "memcheck", "racecheck", "pytest")
             named = [word for word in known if word in words] or [Path(words[-1]).name]
             kind = (
                 named[0] if call["tool"] != "ctest" or "--show-only=json-v1" in words else "ctest"
@@ -111,7 +111,7 @@ def test_every_stage_runs_in_order_and_leaves_log_and_outcome(rehearsal):
     assert "torch.cuda.get_device_name" in gpu_question
     assert order == [
         "--package",
-        "--keep-going",
+        "--gpu-tests",
         "ctest",
         "pytest",
         "bench-micro-rows.json",
@@ -188,7 +188,7 @@ def test_an_interrupted_run_goes_on_where_it_was(rehearsal):
     calls = rehearsal.take_calls()
     assert kinds(calls)[1:7] == [
         "--package",
-        "--keep-going",
+        "--gpu-tests",
         "pytest",
         "bench-micro-rows.json",
         "bench-steps-rows.json",
@@ -216,7 +216,7 @@ def test_without_a_build_nothing_else_runs(rehearsal):
 
 
 def test_what_fails_keeps_nothing_else_from_running(rehearsal):
-    rehearsal.behave(fail=["--keep-going", "racecheck"])
+    rehearsal.behave(fail=["--gpu-tests", "racecheck"])
     words = [word for name in NAMES if "bench" not in name for word in ("--stage", name)]
     status, output = rehearsal.run(*words)
     assert status == 1
