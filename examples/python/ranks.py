@@ -81,8 +81,8 @@ def train(parallel: str, dtype: str, steps: int, device: torch.device) -> float:
     return right.item() / ranks
 
 
-def main() -> None:
-    """Runs in each process that ``torchrun`` has started."""
+def main() -> dist.Work:
+    """Runs in each process that ``torchrun`` has started; returns the work that ended last."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--parallel", choices=["ddp", "fsdp2"], default="ddp")
     parser.add_argument("--dtype", choices=["bf16", "fp16", "fp8"], default="fp16")
@@ -97,9 +97,13 @@ def main() -> None:
     accuracy = train(options.parallel, options.dtype, options.steps, device)
     if dist.get_rank() == 0:
         print(f"{options.parallel}, {options.dtype}: accuracy {accuracy:.1%}")
-    dist.barrier()  # gloo ends badly, now and then, in a rank that another one has left already
+    all_are_here: dist.Work = dist.barrier(async_op=True)  # gloo ends badly where a rank has left
+    all_are_here.wait()
     dist.destroy_process_group()
+    return all_are_here
 
 
 if __name__ == "__main__":
-    main()
+    # Who drops a work last frees its tensors. A thread of gloo's, which FSDP2 keeps, may come to
+    # that after Python's end, and would abort the process: so the last one is kept until then.
+    last_work = main()
