@@ -10,7 +10,7 @@ import pytest
 
 from support.children import check_python
 
-TRIES = 1500 if os.environ.get("FASTAMP_LONG") else 500
+TRIES = 1500 if os.environ.get("FASTAMP_LONG") else 200
 
 # Interrupts loops that do nothing but enter and leave regions, again and again, and counts how
 # often the thread is in a region afterwards.
