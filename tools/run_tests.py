@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import suite_batches
 import suite_costs
 import suite_parts
 import suite_queue
@@ -154,7 +155,11 @@ def gpu_name() -> str:
 
 
 def run_queue(
-    entries: Iterable[Entry], processes: int, logs: Path = LOGS, minutes: float | None = None
+    entries: Iterable[Entry],
+    processes: int,
+    logs: Path = LOGS,
+    minutes: float | None = None,
+    costs: suite_costs.Costs | None = None,
 ) -> list[Result]:
     """Runs entries, the longest first, says what came of each, and shows what failed.
 
@@ -164,9 +169,10 @@ def run_queue(
         logs: Folder for what they print.
         minutes: The product comes first, and nothing else is begun that would, by its cost and the
             pace of the machine, go on after so many; None: no limit.
+        costs: Of the entries; None: those that were recorded.
     """
     by_name = {(entry.runner, entry.name): entry for entry in entries}
-    costs = suite_costs.read()
+    costs = suite_costs.read() if costs is None else costs
     order = suite_costs.longest_first(by_name, costs)
     end = math.inf
     if minutes is not None:
@@ -291,13 +297,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.environ["FASTAMP_LONG"] = "1"  # C++ tests repeat more often
         entries = [*ctest_entries(options.build_dir, parts), *pytest_entries(parts)]
     entries = [entry for entry in entries if options.only in entry.name]
+    costs = suite_costs.read()
     if options.at_most is not None:
-        costs = suite_costs.read()
         entries = [e for e in entries if costs.get((e.runner, e.name), 0.0) <= options.at_most]
+    if not options.record:  # by files
+        entries = suite_batches.batched(entries, costs)
     suite_queue.preload()
     # On a GPU memory and time are tested, of which a second process would take some.
     alone = gpu and "SIMULATED_CUDA_DEVICES" not in os.environ
-    results = run_queue(entries, 1 if alone else PROCESSES, options.logs, options.minutes)
+    results = run_queue(entries, 1 if alone else PROCESSES, options.logs, options.minutes, costs)
     if options.record:
         costs = {} if options.all else suite_costs.read()
         costs |= suite_costs.compilations(options.build_dir)

@@ -13,8 +13,8 @@ from support.autocast_state import torch_kernels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-# Of the samples of each op, in one round: some 5 s of CPU. All of them: 200 s.
-SHARE = 0.02
+# Of the samples of each op, in one round: some 10 s of CPU. All of them: 200 s.
+SHARE = 0.04
 FAKE_SHARE = 0.01
 ALL = 10  # rounds from which on every sample runs
 

@@ -12,7 +12,7 @@ from nets.unified_ops import unified, unified_on_cuda
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 # Of the samples of each op, in one round: some 15 s of CPU.
-SHARE = 0.02
+SHARE = 0.04
 FAKE_SHARE = 0.01
 
 

@@ -184,7 +184,7 @@ def test_without_a_gpu_the_gpu_run_fails_and_says_so(monkeypatch):
 def test_a_run_says_whether_there_is_a_gpu_and_gives_it_all(monkeypatch, capsys, gpu, processes):
     ran = []
 
-    def run_queue(entries, count, logs, minutes):  # noqa: ARG001
+    def run_queue(entries, count, logs, minutes, costs):  # noqa: ARG001
         ran.append(count)
         return [Result(entry, Counter(passed=1), "", 1.0, 1.0, "", logs) for entry in entries]
 
