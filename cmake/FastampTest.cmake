@@ -78,20 +78,17 @@ function(_fastamp_add_test_support)
   endif()
 endfunction()
 
-# Adds a program to what `make test` builds.
-function(fastamp_test_of_product target)
-  if(NOT TARGET fastamp_product_tests)
-    add_custom_target(fastamp_product_tests)
+# Adds a program to a target that builds several, which is made when the first one comes.
+function(_fastamp_add_to several target)
+  if(NOT TARGET ${several})
+    add_custom_target(${several})
   endif()
-  add_dependencies(fastamp_product_tests ${target})
+  add_dependencies(${several} ${target})
 endfunction()
 
-# Adds a program to what `make gpu` builds beside the package.
-function(_fastamp_test_of_gpu target)
-  if(NOT TARGET fastamp_gpu_tests)
-    add_custom_target(fastamp_gpu_tests)
-  endif()
-  add_dependencies(fastamp_gpu_tests ${target})
+# Adds a program to what `make test` builds.
+function(fastamp_test_of_product target)
+  _fastamp_add_to(fastamp_product_tests ${target})
 endfunction()
 
 function(fastamp_add_test name)
@@ -114,7 +111,7 @@ function(fastamp_add_test name)
   if(arg_CUDA)
     target_link_libraries(${target} PRIVATE fastamp_torch::cuda)
     list(APPEND arg_LABELS cuda)
-    _fastamp_test_of_gpu(${target})
+    _fastamp_add_to(fastamp_gpu_tests ${target}) # what `make gpu` builds beside the package
   else()
     list(APPEND arg_LABELS cpu)
   endif()
