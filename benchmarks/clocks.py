@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 Loop = Callable[[int], float]
-#: Writes of twice the L2 cache before a block: on an H200 half a millisecond.
+#: Writes of twice the L2 cache before a block: on an H200, by its bandwidth, half a millisecond.
 LEAD = 16
 
 

@@ -94,7 +94,11 @@ def widen_gradients(optimizer: Any) -> None:
 
 def _to_float32(gradients: list[Tensor]) -> list[Tensor]:
     """Returns copies in float32: of dense gradients written together, with one launch for all."""
-    if not all(type(gradient) is torch.Tensor and not gradient.is_sparse for gradient in gradients):
+
+    def is_plain(gradient: Tensor) -> bool:
+        return type(gradient) is torch.Tensor and not (gradient.is_sparse or gradient.requires_grad)
+
+    if not all(map(is_plain, gradients)):
         return [gradient.float() for gradient in gradients]
     wide = [torch.empty_like(gradient, dtype=torch.float32) for gradient in gradients]
     if wide:

@@ -59,6 +59,19 @@ def test_steps_are_those_of_float32_weights(kind: str, set_to_none: bool):
         torch.testing.assert_close(masters[p], q.detach(), rtol=0, atol=2e-3)
 
 
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
+def test_gradients_with_a_graph_keep_it():
+    weight = nn.Parameter(torch.full((3,), 2.0, dtype=torch.float16))
+    optimizer = fastamp.optim.fuse_(torch.optim.SGD([weight], lr=1.0), widen_grads=True)
+    scaler = fastamp.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(weight.square().sum()).backward(create_graph=True)
+    scaler.unscale_(optimizer)
+    assert weight.grad is not None
+    assert weight.grad.dtype == torch.float32
+    assert weight.grad.requires_grad
+    assert weight.grad.tolist() == [4.0] * 3
+
+
 @pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW"])
 def test_masters_of_weights_that_are_lowered_have_the_bits_of_float32_weights(kind: str):
     half, full = network(), network().float()
