@@ -55,7 +55,7 @@ help:
 	@echo 'make test-all  every test (SEEDS=n for longer random ones); test-costs notes what each takes'
 	@echo 'make emulate-long  the emulated CUDA kernels, with all cases under ThreadSanitizer too'
 	@echo 'make simcuda  what needs a GPU, on a simulated CUDA device (ONLY=late)'
-	@echo 'make mutants  break the CUDA kernels and their host code: does a test notice? Hours (ONLY=cast.cu)'
+	@echo 'make mutants  break the CUDA kernels and their host code: does a test notice? Hours (ONLY=dense_cast.cu)'
 	@echo 'make mutants-at-random  breaks drawn by a seed, of the scaler and the caches (ONLY=clip)'
 	@echo 'make bench  measure fastamp beside torch.amp'
 	@echo 'make gpu    build, tests, sanitizers and benchmarks on a GPU (STAGE="ctest pytest", RESUME=1)'

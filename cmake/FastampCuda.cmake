@@ -104,6 +104,10 @@ if(NOT FASTAMP_CUDA STREQUAL "OFF" AND FASTAMP_TORCH_CUDA)
     endif()
     set(CMAKE_CUDA_HOST_COMPILER "${CMAKE_CXX_COMPILER}" CACHE FILEPATH "")
     enable_language(CUDA)
+    if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION) # CMake 3.25 knows no C++20 of nvcc's
+      set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+      set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+    endif()
     set(CMAKE_CUDA_RUNTIME_LIBRARY None) # linked by hand, see _fastamp_cuda_runtime
     find_package(CUDAToolkit ${FASTAMP_TORCH_CUDA} REQUIRED)
     _fastamp_cuda_targets()

@@ -111,7 +111,7 @@ class LibraryBuild:
     def _compilations(
         self, target: str, changed: Mapping[Path, Path], work: Path
     ) -> list[_Compilation]:
-        """What compiles changed sources for a target; writes the unity sources that name them."""
+        """Returns what compiles changed sources; writes the unity sources that name them."""
         found = []
         for words in self.commands[target]:
             if "-c" not in words:

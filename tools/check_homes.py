@@ -5,6 +5,9 @@ Checks free functions and members of classes in the headers of src and python/cs
 inline nor templates. Functions are known by their qualified names; the source must define as
 many overloads as the header declares. A file whose declarations look alike is reported.
 What is elsewhere for a reason is listed in a table; an entry that is not needed is an error.
+
+Headers of src and python/csrc have names of their own, but for the parts of one kernel, which lie
+in the folders of src/kernels.
 """
 
 from __future__ import annotations
@@ -369,7 +372,21 @@ def check(root: Path, elsewhere: dict[str, tuple[str, ...]] | None = None) -> li
         for name in names:
             if (header, name) not in used:
                 found.append(f"tools/check_homes.py: {name} of {header} is at home: strike it out")
-    return found
+    return [*found, *same_names(root)]
+
+
+def same_names(root: Path) -> Iterator[str]:
+    """Yields a line for each header that has the name of another one, of another idea."""
+    kernels = Path("src/kernels")
+    found: dict[str, dict[Path, Path]] = defaultdict(dict)
+    for path in tracked_files(root, ".h", ".cuh"):
+        relative = path.relative_to(root)
+        if in_scope(relative):
+            idea = kernels if kernels in relative.parents else relative
+            found[relative.name].setdefault(idea, relative)
+    for name, ideas in found.items():
+        if len(ideas) > 1:
+            yield f"{name}: headers of one name: {', '.join(map(str, ideas.values()))}"
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ DEMO_TARGETS = (*PACKAGE_TARGETS, "digits")
 GPU_TEST_TARGETS = (*PACKAGE_TARGETS, "fastamp_gpu_tests")
 PRODUCT_TARGETS = (*DEMO_TARGETS, "fastamp_product_tests")
 CUDA_OPTION = ("-DFASTAMP_CUDA=", "-DFASTAMP_CUDA:")
+#: Variables of the environment that choose compilers and what they are told.
+READ_BY_CMAKE = ("TORCH_CUDA_ARCH_LIST", "CXX", "CXXFLAGS", "CUDACXX", "CUDAFLAGS")
 AUTO_TESTS = "-DFASTAMP_BUILD_TESTS=AUTO"
 WITHOUT_CUDA = "No GPU here: building without the CUDA part. FASTAMP_CUDA=ON builds it."
 
@@ -131,7 +133,7 @@ class Build:
 
     def _configure(self) -> None:
         command = self.configure_command()
-        wanted = [*command, os.environ.get("TORCH_CUDA_ARCH_LIST", "")]
+        wanted = [*command, *(os.environ.get(name, "") for name in READ_BY_CMAKE)]
         stamp = self.build_dir / "fastamp_configured.txt"
         if stamp.exists():
             configured = stamp.read_text(encoding="utf-8").split("\n")
@@ -148,7 +150,9 @@ class Build:
         if self._is_minimal and not chosen_cuda() and cuda_option(command) == "OFF":
             print(WITHOUT_CUDA, flush=True)
         self.build_dir.mkdir(parents=True, exist_ok=True)
-        # Another interpreter or compiler must not meet what the last one left in the cache.
+        # Another interpreter or compiler must not meet what the last one left in the cache. Until
+        # this configuration is complete, the folder has none.
+        stamp.unlink(missing_ok=True)
         (self.build_dir / "CMakeCache.txt").unlink(missing_ok=True)
         subprocess.run(command, check=True)
         stamp.write_text("\n".join(wanted), encoding="utf-8")

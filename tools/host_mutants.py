@@ -43,7 +43,7 @@ def _unguarded(file: str, device: str, test: str, select: str) -> HostGroup:
 
 
 GROUPS = (
-    _unguarded("cast.cu", "sources.front().device()", GUARDED, "together"),
+    _unguarded("dense_cast.cu", "sources.front().device()", GUARDED, "together"),
     _unguarded("exponents.cu", "args.exponents.device()", GUARDED, "exponents"),
     _unguarded("fused_adamw.cu", "args.params[0].device()", GUARDED, "Adam"),
     _unguarded("fused_sgd.cu", "args.params[0].device()", TRAINED, "fused"),

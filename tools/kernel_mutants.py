@@ -329,8 +329,8 @@ GROUPS = (
         ),
     ),
     Group(
-        "cast.cu",
-        ("cast.cu",),
+        "dense_cast.cu",
+        ("dense_cast.cu",),
         ("cast",),
         (
             Change("alignment is ignored", "aligned ? n / 8 : 0", "n / 8 + (aligned ? 0 : 0)"),

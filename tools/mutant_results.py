@@ -7,7 +7,7 @@ import json
 from collections.abc import Container
 from pathlib import Path
 
-from tracked_files import ROOT
+from tracked_files import ROOT, replace_text
 
 FILE = ROOT / "tests" / "mutants_at_random.jsonl"
 #: By a mutant's key: "is" (killed, hangs, survives, not reached; open: C++ tests have not noticed),
@@ -37,4 +37,4 @@ def drop_others(keys: Container[str], file: Path = FILE) -> None:
 def _write(results: Results, file: Path) -> None:
     lines = sorted((result.get("name", ""), key) for key, result in results.items())
     text = "".join(json.dumps([key, results[key]]) + "\n" for _, key in lines)
-    file.write_text(text, encoding="utf-8")
+    replace_text(file, text)

@@ -75,7 +75,7 @@ NOTICED_AS = ("killed", "hangs")
 
 @dataclass(frozen=True)
 class Test:
-    """What a run without mutants shows of a Python test, or of the cases of a C++ file.
+    """Facts that a run without mutants shows of a Python test, or of the cases of a C++ file.
 
     Attributes:
         name: Its node id; or the program and the file's stem.
@@ -93,7 +93,7 @@ class Test:
 
 
 def together(name: str) -> str:
-    """What shares the fixtures of a module or a session with a test: a file or folder."""
+    """Names what shares the fixtures of a module or a session with a test: a file or folder."""
     file = name.partition("::")[0]
     return next((folder for folder in TOGETHER if file.startswith(folder)), file)
 
@@ -110,7 +110,7 @@ def by_files(tests: Iterable[Test], seconds: float) -> list[Test]:
 
 
 def _within(tests: Iterable[Test], seconds: float) -> list[Test]:
-    """Those of the first seconds; at least one."""
+    """Returns those of the first seconds; at least one."""
     result: list[Test] = []
     total = 0.0
     for test in tests:
@@ -140,7 +140,7 @@ def _cost(tests: Sequence[Test]) -> float:
 
 
 def cpu_seconds() -> float:
-    """Of this process and those that it has waited for."""
+    """Returns the time of this process and of those that it has waited for."""
     usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
@@ -192,7 +192,7 @@ class CppTests:
                 self.files[f"{match[2]} {match[3]}"] = program
 
     def state(self, name: str) -> str:
-        """What a recorded test holds for."""
+        """Returns what a recorded test holds for."""
         status = self.files[name].stat()
         return f"{status.st_mtime_ns} {status.st_size}"
 
@@ -238,19 +238,19 @@ class PythonTests:
         self.in_setup: set[int] = set()
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Of pytest."""
+        """Works through the mutants in place of the tests; called by pytest."""
         self.items = {item.nodeid: item for item in session.items}
         self.work(self)
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Of pytest."""
+        """Notes a failure, and what a setup has reached; called by pytest."""
         self.failed = self.failed or report.failed
         if report.when == "setup":
             self.in_setup = self.control.take_reached()
 
     def state(self, name: str) -> str:
-        """What a recorded test holds for."""
+        """Returns what a recorded test holds for."""
         return hashlib.sha256((ROOT / name.partition("::")[0]).read_bytes()).hexdigest()[:16]
 
     def _run(self, names: Sequence[str]) -> Iterable[str]:
@@ -296,7 +296,7 @@ class PythonTests:
         return "survives" if status == UNNOTICED else "hangs" if status is None else "killed", by
 
     def attempt_anew(self, tests: Sequence[Test]) -> tuple[str, str]:
-        """The same in another process, for what runs while the package is imported."""
+        """Tries it in another process, for what runs while the package is imported."""
         names = [test.name for test in tests]
         command = [sys.executable, "-m", "pytest", "-xq", "-p", "no:cacheprovider", *names]
         try:
@@ -343,7 +343,7 @@ class Run:
             with self._chosen(mutant):
                 verdict, by = self.cpp.attempt(tests)
             found = {"is": verdict if verdict in NOTICED_AS else "open", "by": by}
-            self._tell_of(mutant, {**found, "C++ tests": state})
+            self._report_on(mutant, {**found, "C++ tests": state})
 
     def __call__(self, python: PythonTests) -> None:
         """Tries the others; ``python`` has collected its tests."""
@@ -364,7 +364,7 @@ class Run:
             if verdict == "not reached" and "C++ tests" in result:
                 verdict = "survives"
             found = {**result, "is": verdict, "by": by, "Python tests": state}
-            self._tell_of(mutant, found)
+            self._report_on(mutant, found)
 
     @contextmanager
     def _chosen(self, mutant: dict[str, Any]) -> Iterator[None]:
@@ -374,7 +374,7 @@ class Run:
         finally:
             self.control.choose(0)
 
-    def _tell_of(self, mutant: dict[str, Any], result: dict[str, str]) -> None:
+    def _report_on(self, mutant: dict[str, Any], result: dict[str, str]) -> None:
         """Stores and prints what has been found out of a mutant."""
         result["name"] = mutant["name"]
         self.results[mutant["key"]] = result
@@ -422,7 +422,7 @@ class Run:
         return [test for name, test in self.recorded.items() if test.passes and name in names]
 
     def _tests_of(self, mutant: dict[str, Any], names: Container[str]) -> list[Test]:
-        """Those of some tests that reach a mutant."""
+        """Returns those of some tests that reach a mutant."""
         return [test for test in self._useful(names) if mutant["number"] in test.reached]
 
     def _try_in_python(
@@ -469,7 +469,7 @@ class Run:
 
 
 def _state_of(tests: Sequence[Test], seconds: float = 0) -> str:
-    """What a result of tests is valid for."""
+    """Returns what a result of tests is valid for."""
     names = [f"{test.name} {test.state}" for test in tests]
     return hashlib.sha256("\n".join([*names, str(seconds)]).encode()).hexdigest()[:16]
 

@@ -107,7 +107,8 @@ def environment(build_dir: Path, options: argparse.Namespace) -> dict[str, str]:
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Returns the options of a command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--build-dir", type=Path, default=ROOT / "build" / "make")
+    build_dir = Path(os.environ.get("FASTAMP_BUILD_DIR", ROOT / "build" / "make"))
+    parser.add_argument("--build-dir", type=Path, default=build_dir)
     parser.add_argument("--devices", type=int, choices=range(1, 5), default=2)
     parser.add_argument("--capability", type=int, default=90, help="80, 89, 90, 100")
     parser.add_argument("--late", action="store_true", help="work runs as late as waits allow")

@@ -40,7 +40,7 @@ def _module(name: str) -> Any:
 
 
 def _with_numbers_up_to(most: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, told no larger numbers."""
+    """Returns the function, given no larger numbers."""
 
     def called(*arguments: Any, **options: Any) -> Any:
         small = [min(a, most) if type(a) is int else a for a in arguments]

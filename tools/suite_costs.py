@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tracked_files import ROOT, replace_text
+
 FILE = ROOT / "tests" / "costs.tsv"
 HEADER = "# seconds\twhat\tname\n"
 Costs = dict[tuple[str, str], float]  # by what it is and its name
@@ -32,7 +33,7 @@ def write(costs: Mapping[tuple[str, str], float], file: Path = FILE) -> None:
     """Writes the table: by what it is, the dearest first."""
     rows = sorted(costs.items(), key=lambda row: (row[0][0], -row[1], row[0][1]))
     text = "".join(f"{seconds:.1f}\t{what}\t{name}\n" for (what, name), seconds in rows)
-    file.write_text(HEADER + text, encoding="utf-8")
+    replace_text(file, HEADER + text)
 
 
 def compilations(build_dir: Path) -> Costs:

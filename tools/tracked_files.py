@@ -31,6 +31,13 @@ def tracked_files(root: Path, *suffixes: str) -> Iterator[Path]:
             yield path
 
 
+def replace_text(file: Path, text: str) -> None:
+    """Writes a file anew, so that a run that is killed leaves the old one or the new one."""
+    written = file.with_name(f"{file.name}.new")
+    written.write_text(text, encoding="utf-8")
+    written.replace(file)
+
+
 def report(problems: list[str]) -> int:
     """Prints the problems, one a line; returns the exit status of a check."""
     for problem in problems:

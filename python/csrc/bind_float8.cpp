@@ -107,7 +107,7 @@ void set_thread_numbers(Numbers numbers) {
 
 /// The setting that a plan follows, whether or not this machine has fp8.
 std::uint32_t number_of_plan(const Float8Fields& fields, c10::ScalarType base_dtype) {
-  return number_of(autocast::float8_setting("float8_plan", to_recipe(fields), base_dtype));
+  return number_of(autocast::float8_setting("float8.plan", to_recipe(fields), base_dtype));
 }
 
 /// Returns what a plan has recorded: a dict for each call.

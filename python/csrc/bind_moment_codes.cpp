@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings.h"
-#include "optim/moment_codes.h"
+#include "optim/encoded_moments.h"
 
 #include <fastamp/optim/stored_state.h>
 

@@ -136,8 +136,8 @@ std::vector<std::pair<std::string, std::string>> preset(const std::string& sourc
 std::vector<std::tuple<std::string, std::string, std::string>> preset_named(
     const std::string& name, const std::optional<std::string>& device) {
   std::vector<std::tuple<std::string, std::string, std::string>> edits;
-  for (const auto& edit :
-       detail::op_policy_preset("preset", name, parse_optional("preset", device))) {
+  for (const auto& edit : detail::op_policy_preset("policies.preset", name,
+                                                   parse_optional("policies.preset", device))) {
     edits.emplace_back(edit.op, to_string(edit.policy), edit.device == c10::kCPU ? "cpu" : "cuda");
   }
   return edits;
@@ -183,8 +183,13 @@ void set_stand_in_maker(const pybind11::object& maker) {
 
 void add_op(const std::string& name, const std::string& policy,
             const std::optional<std::string>& device) {
-  register_op(name, autocast::policy_named("register_op: expected policy", policy),
-              parse_optional("register_op", device));
+  const auto wanted = autocast::policy_named("policies.register_op: expected policy", policy);
+  const auto type = parse_optional("policies.register_op", device);
+  with_errors_of("register_op", "policies.register_op", [&] { register_op(name, wanted, type); });
+}
+
+void remove_op(const std::string& name) {
+  with_errors_of("unregister_op", "policies.unregister_op", [&] { unregister_op(name); });
 }
 
 }  // namespace
@@ -195,7 +200,7 @@ void bind_policy(pybind11::module_& module) {
   module.def("reset_op_policies", torch::wrap_pybind_function(reset_op_policies));
   module.def("op_table", torch::wrap_pybind_function(get_table));
   module.def("register_op", torch::wrap_pybind_function(add_op));
-  module.def("unregister_op", torch::wrap_pybind_function(unregister_op));
+  module.def("unregister_op", torch::wrap_pybind_function(remove_op));
   pybind11::class_<Overrides>(module, "PolicyOverrides").def("__bool__", [](const Overrides& self) {
     return self.value != nullptr;
   });

@@ -11,7 +11,17 @@ namespace fastamp::python {
 
 void bind_ranges(py::module_& module) {
   using torch::wrap_pybind_function;
-  py::class_<NumberRange>(module, "NumberRange", "How large the elements of tensors are.")
+  py::class_<NumberRange>(module, "NumberRange", R"(Counts the elements of tensors by power of two.
+
+Methods take a ``dtype`` to which all would be rounded, after a multiplication by ``2**shift``.
+
+Attributes:
+    elements: How many there are,
+    zeros: how many are 0,
+    inf: infinite,
+    nan: and NaN.
+    greatest: Magnitude of the largest finite one; 0 without one.
+    least: Magnitude of the smallest one that is not 0; 0 without one.)")
       .def(py::init<>())
       .def_static("of", wrap_pybind_function(&NumberRange::of), py::arg("tensor"))
       .def_static("of_each", wrap_pybind_function([](const std::vector<at::Tensor>& tensors) {

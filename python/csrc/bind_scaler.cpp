@@ -596,7 +596,7 @@ class PythonScalerCore {
     return core_->log().has_warning() || core_->is_logged() || !core_->skip_hooks().empty();
   }
 
-  /// None if it is gone.
+  /// Returns the optimizer of a record; None if it is gone.
   static py::object optimizer_of(const scaler::OptimizerRecord& record) {
     const auto* const handle = static_cast<const PythonHandle*>(record.handle.get());
     auto optimizer = handle == nullptr ? py::object() : handle->optimizer();

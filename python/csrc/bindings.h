@@ -24,7 +24,7 @@ void bind_float8(pybind11::module_& module);
 /// Lists of gradients, for functions that know of no scaler.
 void bind_gradients(pybind11::module_& module);
 
-/// What torch's names stand for while some thread has op policies of a block, or a recipe.
+/// Binds what torch's names stand for while some thread has op policies of a block, or a recipe.
 void bind_held_state(pybind11::module_& module);
 
 /// Casts of weights that outlive regions.

@@ -40,11 +40,11 @@ class SwappedName {
       if (!found.is(found_)) {
         // A class shows what a staticmethod holds.
         const pybind11::object as_written = owner.attr("__dict__")[name];
-        ours_ = make_(as_written);
+        wrapper_ = make_(as_written);
         before_ = as_written;
         found_ = found;
       }
-      pybind11::setattr(owner, name, ours_);
+      pybind11::setattr(owner, name, wrapper_);
       swapped_in_ = owner;
       name_ = name;
       return;
@@ -82,10 +82,10 @@ class SwappedName {
   pybind11::object owner_;
   std::vector<pybind11::str> names_;
   pybind11::object make_;
-  pybind11::object found_;   ///< What ours_ was made for,
+  pybind11::object found_;   ///< What wrapper_ was made for,
   pybind11::object before_;  ///< and as the owner's dictionary has it.
-  pybind11::object ours_;
-  pybind11::object swapped_in_;  ///< The owner, while ours_ stands there,
+  pybind11::object wrapper_;
+  pybind11::object swapped_in_;  ///< The owner, while wrapper_ stands there,
   pybind11::object name_;        ///< and the name.
 };
 

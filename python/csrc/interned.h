@@ -36,7 +36,7 @@ PyObject* interned_or_null() noexcept {
   return string;
 }
 
-/// The same.
+/// Returns the string of a literal; it lives as long as the process.
 /// @throws py::error_already_set  MemoryError.
 template <Literal kLiteral>
 PyObject* interned() {

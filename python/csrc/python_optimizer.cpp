@@ -164,7 +164,7 @@ std::size_t take_plain(PyObject* sequence, Py_ssize_t first, Block& block) {
   return count;
 }
 
-/// As gather_group(), of all groups of an optimizer.
+/// Gathers the gradients of all groups of an optimizer, as gather_group() those of one.
 bool gather_gradients(py::handle optimizer, scaler::GradientGroups& groups, Parameters& foreign) {
   bool any_subclass = false;
   const auto param_groups = param_groups_of(optimizer);

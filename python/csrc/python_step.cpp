@@ -5,7 +5,7 @@
 #include "core/dtypes.h"
 #include "interned.h"
 #include "kernels/functors/noise.h"
-#include "optim/moment_codes.h"
+#include "optim/encoded_moments.h"
 #include "optim/muon_step.h"
 #include "optim/step_lists.h"
 #include "optimizer_objects.h"
@@ -454,7 +454,7 @@ class SgdSink final : public StepSink {
   StoredOptions stored_;
 };
 
-/// From 1 on, corrections of moments are infinite, or have the wrong sign; torch raises, too.
+/// Reads both betas. From 1 on corrections of moments are infinite or negative; torch raises, too.
 std::pair<double, double> betas_of(PyObject* group) {
   PyObject* const key = interned<"betas">();
   static constexpr auto* kExpected = "two numbers below 1";

@@ -22,7 +22,7 @@ autocast::EndedRegion pop_region(PyObject* owner) noexcept;
 /// Number of regions of torch's class that are open in this process, on any thread.
 std::int64_t open_torch_regions() noexcept;
 
-/// To be called in the child of a fork, which has this thread alone.
+/// Forgets the regions of threads that the child of a fork does not have; called in the child.
 void forget_regions_of_other_threads() noexcept;
 
 }  // namespace fastamp::python

@@ -125,7 +125,7 @@ def run_under_op_policies(
     /,
 ) -> Any: ...
 
-# What stands in torch under a name: owner, or name of its module; spellings; maker of ours.
+# What stands in torch under a name: owner, or name of its module; spellings; maker of fastamp's.
 _Name = tuple[Any, list[str], Callable[[Any], Any]]
 
 def hold_state(policies: bool, /) -> None: ...

@@ -33,8 +33,12 @@ from fastamp._autocast.custom_function import custom_bwd, custom_fwd  # noqa: E4
 from fastamp._autocast.region import autocast  # noqa: E402
 from fastamp._casts import optimizer_hook  # noqa: E402, F401
 from fastamp._install import attention_libraries, program_policies  # noqa: E402
-from fastamp._install.installation import Installation as Installation  # noqa: E402
-from fastamp._install.installation import install, is_installed, uninstall  # noqa: E402
+from fastamp._install.installation import (  # noqa: E402
+    Installation,
+    install,
+    is_installed,
+    uninstall,
+)
 from fastamp._scaler.clip import clip_grad_norm_  # noqa: E402
 from fastamp._scaler.grad_scaler import GradScaler  # noqa: E402
 from fastamp._scaler.step_guard import StepGuard  # noqa: E402
@@ -55,6 +59,7 @@ __version__: str = build_info()["version"]
 
 __all__ = [
     "GradScaler",
+    "Installation",
     "StepGuard",
     "__version__",
     "amp",

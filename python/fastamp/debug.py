@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from fastamp._C import NumberRange
 from fastamp._debug.bisect import bisect
 from fastamp._debug.bisect.bisect_report import BisectReport, Fp32Op
 from fastamp._debug.check import check
@@ -34,6 +35,7 @@ __all__ = [
     "InspectReport",
     "LossScale",
     "NonFiniteGradient",
+    "NumberRange",
     "OpRow",
     "OverflowReport",
     "StepLog",

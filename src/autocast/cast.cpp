@@ -27,15 +27,14 @@ struct Cast {
   at::Tensor tensor;  ///< Undefined if a store has none.
   CastEvent event = CastEvent::kOtherCast;
   bool has_history = false;
+  bool was_wrapped = false;  ///< As it was made, by a mode or a subclass: it is the op's alone.
 };
 
 /// The modes in which casts that others may use are made and looked for.
 class ModesOfCast {
  public:
   explicit ModesOfCast(const CastSource& source) {
-    const bool is_of_weight =
-        source.store == CastStore::kRegion || source.store == CastStore::kKept;
-    if (is_of_weight && c10::InferenceMode::is_enabled()) {
+    if (source.in_inference) {
       // An inference tensor has no version to show whether it was edited, and is of no use once the
       // mode is left.
       normal_mode_.emplace(false);
@@ -76,14 +75,17 @@ Cast make_cast(const CastSource& source, c10::ScalarType to) {
   if (source.store == CastStore::kKept) {
     TensorIdentity as_cast(data);
     at::Tensor made = cast_without_history(data, to, source.path);
-    if (!was_wrapped(made, data)) {
+    const bool wrapped = was_wrapped(made, data);
+    if (!wrapped) {
       KeptCastStore::instance().keep(data, std::move(as_cast), to, made);
       made = make_alias(made);
     }
-    return {.tensor = std::move(made), .event = source.if_made};
+    return {.tensor = std::move(made), .event = source.if_made, .was_wrapped = wrapped};
   }
   if (source.is_view()) {
-    return {.tensor = cast_without_history(data, to, source.path), .event = source.if_made};
+    at::Tensor made = cast_without_history(data, to, source.path);
+    const bool wrapped = was_wrapped(made, data);
+    return {.tensor = std::move(made), .event = source.if_made, .was_wrapped = wrapped};
   }
   if (source.path != CallPath::kDirect) {
     return {.tensor = call_to(data, to), .event = source.if_made, .has_history = true};
@@ -154,8 +156,7 @@ Cast find_or_make_cast(const CastSource& source, c10::ScalarType to) {
   const bool is_made = !cast.tensor.defined();
   if (is_made) {
     cast = make_cast(source, to);
-    const bool is_to_be_alias = source.is_view() || source.store == CastStore::kKept;
-    if (is_to_be_alias && was_wrapped(cast.tensor, *source.data)) [[unlikely]] {
+    if (cast.was_wrapped) [[unlikely]] {
       return cast_unshared(source, to);
     }
   }

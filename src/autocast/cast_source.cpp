@@ -49,20 +49,20 @@ const at::Tensor* base_of_whole_view_if(const at::Tensor& tensor,
 void classify_weight(CastSource& source, CastStore store, bool cache_enabled) {
   const bool is_direct = source.path == CallPath::kDirect;
   const bool is_kept = store == CastStore::kKept;
-  const bool in_inference = c10::InferenceMode::is_enabled();
   const bool has_grad_mode = c10::GradMode::is_enabled();
   source.store = store;
+  source.in_inference = c10::InferenceMode::is_enabled();
   source.if_made = CastEvent::kWeightCast;
   source.region_keeps = is_kept || (cache_enabled && is_keepable(*source.data));
   if (source.is_view()) {
     return;
   }
-  if (in_inference && is_direct) {
+  if (source.in_inference && is_direct) {
     source.use = CastUse::kAsData;  // torch caches nothing there: its first cast comes later.
   } else {
     source.use = has_grad_mode || !is_direct ? CastUse::kByOp : CastUse::kByOpUnrecorded;
   }
-  if (kWeightsAlwaysRequireGrad && cache_enabled && !has_grad_mode && !in_inference &&
+  if (kWeightsAlwaysRequireGrad && cache_enabled && !has_grad_mode && !source.in_inference &&
       source.tensor.requires_grad()) {
     source.history = is_kept || is_direct ? CastHistory::kAlone : CastHistory::kByTorch;
   }

@@ -39,6 +39,7 @@ struct CastSource {
   CastEvent if_made = CastEvent::kOtherCast;  ///< What a trace counts if no store has the cast.
   CastUse use = CastUse::kAsData;             ///< How the op uses what the region keeps.
   bool region_keeps = false;                  ///< The region may keep the cast of `data`.
+  bool in_inference = false;                  ///< It is of a weight, and inference mode is on.
 
   bool is_view() const { return data != &tensor; }
 };

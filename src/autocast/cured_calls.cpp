@@ -14,12 +14,12 @@
 namespace fastamp::autocast {
 namespace {
 
-/// Of shapes that change with every batch no more are kept.
+/// Greatest number of calls that are remembered: shapes may change with every batch.
 constexpr std::size_t kMostRemembered = 1024;
 
 using CuredCalls = std::map<CallSignature, c10::ScalarType>;
 
-/// What an argument is, which comes before what it holds.
+/// Kind of an argument; its number comes before those of what it holds.
 enum class Kind : std::uint8_t { kTensor, kList, kInt, kBool, kDouble, kDevice, kString, kNone };
 
 class SignatureWriter {

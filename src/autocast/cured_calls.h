@@ -18,7 +18,7 @@ namespace fastamp::autocast {
 /// All that distinguishes one call of an op from another, but for the values of its tensors.
 using CallSignature = std::vector<std::int64_t>;
 
-/// None if there is something that has no number, such as a size that is a symbol, or if something
+/// Returns none if something has no number, such as a size that is a symbol, or if something
 /// other than the op's own kernels sees the call.
 std::optional<CallSignature> signature_of(const c10::FunctionSchema& schema,
                                           c10::DispatchKeySet below, BoxedArguments arguments,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autocast/data_cast.h"
 
-#include "kernels/cpu/cast.h"
+#include "kernels/cpu/dense_cast.h"
 #include "kernels/cuda_kernels.h"
 
 #include <ATen/EmptyTensor.h>
@@ -16,7 +16,7 @@
 namespace fastamp::autocast {
 namespace {
 
-/// From here on torch's kernel, which uses several threads, is faster.
+/// Number of elements from which on torch's kernel, which uses several threads, is faster.
 constexpr std::int64_t kDirectNumel = 32768;
 
 bool is_small_and_dense(const at::Tensor& tensor, c10::ScalarType to) {

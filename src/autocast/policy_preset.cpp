@@ -48,8 +48,8 @@ constexpr const char* kWide =
     "nll_loss2d norm nuclear_norm pdist poisson_nll_loss renorm rms_norm smooth_l1_loss "
     "soft_margin_loss softmax std std_mean triplet_margin_loss var var_mean";
 
-/// What "supported" runs in float32 if an argument is sparse: torch has no 16-bit kernels for CSR
-/// on the CPU, nor for coordinates on CUDA.
+/// Ops that "supported" runs in float32 if an argument is sparse: torch has no 16-bit kernels for
+/// CSR on the CPU, nor for coordinates on CUDA.
 constexpr const char* kProducts = "addbmm addmm addmv addr baddbmm bmm linear matmul mm mv";
 /// Products of sparse tensors that are in no list of torch.
 constexpr const char* kSparseProducts =

@@ -139,7 +139,7 @@ std::vector<c10::ScalarType> dtypes_to_try(const c10::FunctionSchema& schema,
 
 // -- What is tried instead
 
-/// What records calls: torch.jit.trace, and the modes and wrappers of compilers.
+/// Keys of what records calls: torch.jit.trace, and the modes and wrappers of compilers.
 constexpr c10::DispatchKeySet kRecorders({c10::DispatchKey::Tracer, c10::DispatchKey::Python,
                                           c10::DispatchKey::PythonTLSSnapshot,
                                           c10::DispatchKey::PythonDispatcher,
@@ -344,9 +344,9 @@ class MixedCall {
     return outcome.to;
   }
 
-  /// The same where calls are recorded, by torch.jit.trace or a compiler, whose record of a call
-  /// that fails is not to be used. So the op is tried with other arguments, of which nothing is
-  /// recorded, and then called once.
+  /// Runs the call where calls are recorded, by torch.jit.trace or a compiler, whose record of a
+  /// call that fails is not to be used. So the op is tried with other arguments, of which nothing
+  /// is recorded, and then called once.
   void run_recorded(torch::jit::Stack stand_ins) {
     std::optional<c10::ScalarType> to;
     {
@@ -369,7 +369,7 @@ class MixedCall {
   struct Outcome {
     std::optional<c10::ScalarType> to;  ///< See run().
     std::exception_ptr refusal;         ///< What the op threw at first, if nothing helped.
-    /// The same dtype, or one for which the op has a kernel, which may have refused the values.
+    /// Dtype of all, or one for which the op has a kernel, which may have refused the values.
     std::optional<c10::ScalarType> perhaps;
   };
 

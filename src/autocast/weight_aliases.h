@@ -20,7 +20,7 @@ inline bool has_low_precision_weights() {
   return g_low_precision_weights.load(std::memory_order_relaxed) != 0;
 }
 
-/// From now on regions hand out aliases of these 16-bit parameters, one for each region and weight:
+/// Makes regions hand out aliases of these 16-bit parameters, one for each region and weight:
 /// the gradients of its uses are summed in 16 bits and then cast to float32, and the gradients of
 /// several regions, and of views, are summed in float32. The parameters must take float32 gradients
 /// (`grad_dtype`). Thread-safe.

@@ -85,7 +85,7 @@ class Float8Casts {
 
   /// Takes out the entries of some weights, which may be dead.
   [[nodiscard]] std::vector<Float8Entry> take(const Keys& weights);
-  /// The same of one, which needs no memory; empty if there is none.
+  /// Takes out the entry of one weight, which needs no memory; empty if there is none.
   [[nodiscard]] Node take(const c10::TensorImpl* weight) noexcept {
     return entries_.extract(weight);
   }

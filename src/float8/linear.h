@@ -13,7 +13,8 @@
 // how ranks agree, knows Python (python/fastamp/_float8/shards.py). Exported for it.
 namespace fastamp::autocast {
 
-/// What the parts of a product have of the whole. Tensors that are undefined: the operand is whole.
+/// Facts that a part of a product has of the whole. Tensors that are undefined: the operand is
+/// whole.
 struct Float8Parts {
   at::Tensor x_amax;       ///< float8_amax() of the whole x.
   at::Tensor weight_amax;  ///< The same of the weight.

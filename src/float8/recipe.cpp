@@ -71,7 +71,7 @@ bool is_format(c10::ScalarType dtype) {
 
 void check_format(const char* function, const char* name, c10::ScalarType dtype) {
   TORCH_CHECK_VALUE(is_format(dtype), function, ": expected ", name,
-                    " of Float8Recipe to be float8_e4m3fn or float8_e5m2, got ", dtype, ".");
+                    " of the recipe to be float8_e4m3fn or float8_e5m2, got ", dtype, ".");
 }
 
 std::uint8_t ops_of(const char* function, const std::vector<std::string>& names) {
@@ -79,7 +79,7 @@ std::uint8_t ops_of(const char* function, const std::vector<std::string>& names)
   for (const auto& name : names) {
     const auto* const found = std::ranges::find(kOpNames, name);
     TORCH_CHECK_VALUE(found != kOpNames.end(), function,
-                      ": expected ops of Float8Recipe to be among ", c10::Join(", ", kOpNames),
+                      ": expected ops of the recipe to be among ", c10::Join(", ", kOpNames),
                       ", got '", name, "'.");
     ops |= 1U << static_cast<unsigned>(found - kOpNames.begin());
   }
@@ -123,11 +123,11 @@ bool gpu_has_float8(const char* function, c10::ScalarType base_dtype) {
 const Float8Setting* checked_setting(const char* function, c10::DeviceType device,
                                      const Float8Recipe& recipe, c10::ScalarType base_dtype) {
   TORCH_CHECK_VALUE(device == c10::kCPU || device == c10::kCUDA, function,
-                    ": expected the device of a region with a Float8Recipe to be cpu or cuda, got ",
+                    ": expected the device of a region with an fp8 recipe to be cpu or cuda, got ",
                     c10::DeviceTypeName(device, true), ".");
   const auto* const setting = float8_setting(function, recipe, base_dtype);
   TORCH_CHECK(FASTAMP_HAVE_SCALED_MM, function,
-              ": expected a torch with _scaled_mm for a Float8Recipe, got one without when fastamp "
+              ": expected a torch with _scaled_mm for an fp8 recipe, got one without when fastamp "
               "was built.");
   return setting;
 }
@@ -150,15 +150,15 @@ const Float8Setting* float8_setting(const char* function, const Float8Recipe& re
   TORCH_CHECK_VALUE(
       recipe.forward_dtype() == c10::kFloat8_e4m3fn || recipe.grad_dtype() == c10::kFloat8_e4m3fn,
       function,
-      ": expected forward_dtype or grad_dtype of Float8Recipe to be float8_e4m3fn, "
+      ": expected forward_dtype or grad_dtype of the recipe to be float8_e4m3fn, "
       "got float8_e5m2 for both, whose product no GPU computes.");
   TORCH_CHECK_VALUE(is_16_bit(base_dtype), function,
-                    ": expected the dtype of a region with a Float8Recipe to be bfloat16 or "
+                    ": expected the dtype of a region with an fp8 recipe to be bfloat16 or "
                     "float16, which all else runs in, got ",
                     base_dtype, ".");
   const auto [k, n] = recipe.small_size().value_or(Float8Recipe::kSmallOnGpu);
   TORCH_CHECK_VALUE(k >= 0 && n >= 0, function,
-                    ": expected small_size of Float8Recipe to be at least 0, got (", k, ", ", n,
+                    ": expected small_size of the recipe to be at least 0, got (", k, ", ", n,
                     ").");
   Float8Setting wanted{.base_dtype = base_dtype,
                        .forward_dtype = recipe.forward_dtype(),
@@ -296,8 +296,8 @@ void start_default_float8(const char* function, c10::DeviceType device,
 void check_float8_dtype(const char* function, c10::ScalarType dtype) {
   TORCH_CHECK_VALUE(dtype == c10::kFloat8_e4m3fn, function,
                     ": expected dtype to be bfloat16, float16 or float8_e4m3fn, which stands for "
-                    "bfloat16 with a default Float8Recipe, got ",
-                    dtype, ". Give other formats to a Float8Recipe.");
+                    "bfloat16 with the default fp8 recipe, got ",
+                    dtype, ". Give other formats to a recipe.");
 }
 
 }  // namespace fastamp::autocast

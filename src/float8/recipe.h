@@ -62,7 +62,7 @@ FASTAMP_API DefaultFloat8Use default_float8_use(c10::DeviceType device) noexcept
 /// force. Null while the device has no default.
 FASTAMP_API const Float8Setting* no_float8(c10::DeviceType device) noexcept;
 
-/// From now on, regions on the device whose dtype is bfloat16 and that have no recipe of their own
+/// Makes regions on the device whose dtype is bfloat16 and that have no recipe of their own
 /// follow this one, in the whole process: see set_default_float8(). On a GPU or in a build without
 /// fp8 products it warns and changes nothing. That fp8 is slow on the CPU is said when it runs.
 /// @throws c10::ValueError if the device or the recipe is not possible.

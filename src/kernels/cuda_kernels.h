@@ -3,7 +3,7 @@
 
 #include "core/cuda_part.h"
 #include "kernels/amp_args.h"
-#include "kernels/cuda/cast.h"
+#include "kernels/cuda/dense_cast.h"
 #include "kernels/cuda/float8.h"
 #include "kernels/exponents.h"
 #include "kernels/fused_steps.h"

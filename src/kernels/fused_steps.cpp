@@ -140,7 +140,7 @@ std::optional<ElementOrder> order_turned_at(const at::Tensor& tensor, std::int64
   return ElementOrder{static_cast<std::uint32_t>(sizes[1]), static_cast<std::uint32_t>(sizes[2])};
 }
 
-/// What both steps are given.
+/// Lists and options that both steps are given.
 template <typename Args>
 StepArgs shared_args(const char* fn, const Args& args) {
   return {.fn = fn,

@@ -5,7 +5,7 @@
 
 #include "optim/checkpoint.h"
 #include "optim/kernel_check.h"
-#include "optim/moment_codes.h"
+#include "optim/encoded_moments.h"
 #include "optim/param_state.h"
 
 #include <ATen/core/Tensor.h>

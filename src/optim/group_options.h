@@ -106,8 +106,8 @@ void inherit_unset(Options& group, const Options& defaults) {
   }
 }
 
-/// Fastamp's, or fastamp's made of LibTorch's: options that LibTorch does not have come from the
-/// defaults.
+/// Returns fastamp's options, or makes them of LibTorch's: those that LibTorch does not have come
+/// from the defaults.
 /// @throws c10::TypeError if they are those of another optimizer.
 template <typename Options>
 Options as_own_options(const char* function, const torch::optim::OptimizerOptions& given,

@@ -134,8 +134,8 @@ class ListedStep {
     current_ = nullptr;
   }
 
-  /// To be called before a gradient is added that is a copy of the parameter's: a copy does not
-  /// show by itself that its parameter is listed again.
+  /// Looks up a parameter that may be listed again, which a gradient that is a copy of the
+  /// parameter's does not show by itself. Call it before that is added.
   void look_up_repeats(const at::Tensor& param) { for_device(param.device()).look_up_repeats(); }
 
   /// Adds a 16-bit copy of the parameter added last, float32, that the step is to write.

@@ -52,8 +52,8 @@ class FASTAMP_API CopyingStep {
   ///            of the 16-bit dtype that a region used.
   at::Tensor open(const at::Tensor& weight, c10::ScalarType to);
 
-  /// To be called when the step is done or queued. What cannot be kept for want of memory is
-  /// dropped, and nothing is thrown for it: the step has been made.
+  /// Keeps the copies. Call it when the step is done or queued. What cannot be kept for want of
+  /// memory is dropped, and nothing is thrown for it: the step has been made.
   void finish();
 
  private:

@@ -3,7 +3,7 @@
 #include "core/tensor_kind.h"
 #include "optim/torch_step.h"
 #include "scaler/grad_scaler_impl.h"
-#include "scaler/option_checks.h"
+#include "scaler/scale_checks.h"
 #include "scaler/skip_callback.h"
 
 #include <ATen/TensorOperators.h>

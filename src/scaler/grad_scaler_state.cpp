@@ -3,8 +3,8 @@
 // state_dict of Python's scalers.
 
 #include "scaler/grad_scaler_impl.h"
-#include "scaler/option_checks.h"
 #include "scaler/past_archive.h"
+#include "scaler/scale_checks.h"
 
 #include <fastamp/scaler/grad_scaler.h>
 

@@ -124,7 +124,7 @@ class FASTAMP_API GradientGroups {
   /// Coalesces all sparse gradients, not just those of fp16: needed where their norm is.
   void coalesce_sparse() { coalesce_all_ = true; }
 
-  /// To be called before code of others runs between the first gradient and the pass: it may change
+  /// Keeps no addresses. Call it before code of others runs ahead of the pass: it may change
   /// tensors, so that none of their addresses must be used. None are collected from then on.
   void give_up_addresses() { wants_arrays_ = false; }
 

@@ -83,7 +83,7 @@ struct PassOptions {
 /// cannot come back as another gradient. Not thread-safe.
 class FASTAMP_API PassResult {
  public:
-  /// Of no gradients: to be made before a pass, which it is then assigned.
+  /// Makes one of no gradients, before a pass, which it is then assigned.
   PassResult() = default;
   PassResult(const PassResult&) = delete;
   PassResult& operator=(const PassResult&) = delete;

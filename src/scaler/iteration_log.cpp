@@ -140,7 +140,7 @@ void IterationLog::take_in(const Iteration& iteration) {
   }
 }
 
-/// What the user is to be warned of after a skipped step, unless that was done.
+/// Returns what the user is to be warned of after a skipped step, unless that was done.
 /// @param skipped  Steps in a row.
 std::optional<std::string> IterationLog::warning_due(double before, double after,
                                                      std::int64_t skipped) const {

@@ -80,7 +80,7 @@ class FASTAMP_API IterationLog {
   /// Takes in the iterations whose values have arrived, or waits for all of them. What it throws
   /// leaves those that are not taken in for the next call.
   void poll(bool wait);
-  /// The same for a caller who has done what cannot be undone: what there is no memory for is left
+  /// Polls for a caller who has done what cannot be undone: what there is no memory for is left
   /// to the next poll.
   void poll_if_possible(bool wait);
 

@@ -59,7 +59,7 @@ struct FASTAMP_API OptimizerRecord {
   at::Tensor norm;       ///< 2-norm of the unscaled gradients, if clipping has asked for it.
   at::Tensor clip_coef;  ///< Put off to the step, as clip_value is.
   std::optional<double> clip_value;
-  /// Of the passes that ScalerCore::end_pass() has ended in this iteration: raised where one of
+  /// Flags of passes that ScalerCore::end_pass() has ended in this iteration: raised where one of
   /// them overflowed, and where that one's inf and NaN were counted.
   std::vector<at::Tensor> earlier_flags;
   Counts earlier_counts;

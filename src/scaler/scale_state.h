@@ -34,7 +34,7 @@ class ScaleState {
 
   /// Returns tensor * scale, with torch's type promotion; creates the scale on first use.
   at::Tensor scaled(const at::Tensor& tensor);
-  /// The same for several tensors; the scale is copied once to each device met.
+  /// Scales several tensors; the scale is copied once to each device met.
   std::vector<at::Tensor> scaled(at::ArrayRef<at::Tensor> tensors);
 
   double scale() const;                // sync: copies the scalar to the host

@@ -224,7 +224,7 @@ class FASTAMP_API ScalerCore {
   /// Ends an iteration: moves the scale, writes history, starts reading back.
   /// @throws NoGradients  There are neither outcomes nor a new scale.
   void end_iteration(IterationEnd end);
-  /// The same in two parts, for a step in between that must not be made if the iteration could not
+  /// Ends it in two parts, for a step in between that must not be made if the iteration could not
   /// be ended: all that can fail but for moving the scale, and the rest.
   class PreparedEnd;
   PreparedEnd prepare_end(IterationEnd end);
@@ -243,7 +243,7 @@ class FASTAMP_API ScalerCore {
   PassOptions options_for(OptimizerRecord& record) const;
   at::Tensor inverse_for(OptimizerRecord& record, const at::Tensor& scale,
                          Gathered& gathered) const;
-  /// What is noted of an iteration that ends.
+  /// Notes of an iteration that ends.
   struct PreparedOutcomes {
     IterationLog::Iterations iteration;
     std::vector<StepLogger::Rows> rows;  ///< For each logger; none without a row of the history.
@@ -268,7 +268,7 @@ class FASTAMP_API ScalerCore {
   std::uint64_t passes_ = 0;  ///< Made so far.
 };
 
-/// What prepare_end() has made.
+/// Result of prepare_end().
 class ScalerCore::PreparedEnd {
   friend class ScalerCore;
 

@@ -15,7 +15,7 @@ struct Call {
   std::function<void(const Skip&)> callback;
 };
 
-/// What is to be called now: a hook may add others.
+/// Lists what is to be called now: a hook may add others.
 std::vector<Call> calls_of(const std::vector<std::shared_ptr<SkipHook>>& hooks) {
   std::vector<Call> calls;
   for (const auto& hook : hooks) {

@@ -2,8 +2,8 @@
 #include "core/device_copy.h"
 #include "optim/torch_step.h"
 #include "scaler/libtorch_optimizer.h"
-#include "scaler/option_checks.h"
 #include "scaler/past_archive.h"
+#include "scaler/scale_checks.h"
 #include "scaler/skip_callback.h"
 #include "scaler/step_guard_impl.h"
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -46,7 +47,31 @@ def stretch_time_limits(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.timeout(patience(seconds)), append=False)
 
 
+_FILES_WITHOUT_ITEMS = pytest.StashKey[set[Path]]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if not report.passed and isinstance(collector, pytest.File):
+        collector.config.stash.setdefault(_FILES_WITHOUT_ITEMS, set()).add(collector.path)
+    return report
+
+
+def refuse_files_without_tests(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of several files, one whose tests are not found would go unnoticed among the others."""
+    files = {Path(arg.partition("::")[0]).resolve() for arg in config.args}
+    known = {item.path for item in items} | config.stash.get(_FILES_WITHOUT_ITEMS, set())
+    without = sorted(str(path) for path in files - known if path.is_file())
+    if without:
+        raise pytest.UsageError(f"expected tests in each file, got none in {', '.join(without)}")
+
+
+@pytest.hookimpl(tryfirst=True)  # Before tests are deselected.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    refuse_files_without_tests(config, items)
     if _has_timeout(config) and not config.getoption("timeout"):
         stretch_time_limits(items)
     for item in items:

@@ -60,7 +60,7 @@ struct FusedSgdArgs {
   const std::optional<at::Tensor>& inv_scale;
   const std::optional<at::Tensor>& clip_coef;
   const std::optional<at::Tensor>& found_inf;
-  /// None, or at least 0: the greatest magnitude of an element, as torch.nn.utils.clip_grad_value_
+  /// Greatest magnitude of an element, at least 0, or none; as torch.nn.utils.clip_grad_value_
   /// has it. A NaN stays.
   std::optional<double> clip_value;
   /// True: leaves the gradients unscaled and clipped. False: only reads them.

@@ -26,7 +26,7 @@ class FASTAMP_API AmpStepOptimizer {
   /// Takes back what no step() has used.
   void clear_amp_step() { amp_step_.reset(); }
 
-  /// From now on step() reads the learning rates of the parameter groups from these tensors
+  /// Makes step() read the learning rates of the parameter groups from these tensors from now on
   /// (float32 or float64, one element, one for each group), and no longer from the options: a
   /// captured CUDA graph sees what is written to them between replays. An empty list ends that.
   void set_learning_rates(std::vector<at::Tensor> rates) { learning_rates_ = std::move(rates); }

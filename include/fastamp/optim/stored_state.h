@@ -17,17 +17,17 @@ enum class StateRounding : std::uint8_t {
   /// the element, the step and the parameter's position among those of the optimizer: the same bits
   /// on CPU and CUDA, with any threads, on all replicas, and after a resume.
   kStochastic,
-  /// To nearest even, as torch's fused Adam (2.12 and later) does it. With a beta above 0.99 a
-  /// moment then follows growing gradients but hardly falling ones.
+  /// Rounded to nearest even, as torch's fused Adam (2.12 and later) does it. With a beta above
+  /// 0.99 a moment then follows growing gradients but hardly falling ones.
   kNearest,
 };
 
 /// Storage of the fp32 master of a 16-bit parameter.
 enum class MasterStorage : std::uint8_t {
   kFloat,  ///< As float32, 4 bytes.
-  /// As what the parameter lacks of it, an int16: 2 bytes. For a bfloat16 parameter exact but for
-  /// one of 131 072 masters, which comes back one unit of float32 nearer to zero; for a float16
-  /// parameter exact from 2^-14 on, below that within 2^-40.
+  /// Remainder that the parameter lacks of it, an int16: 2 bytes. For a bfloat16 parameter exact
+  /// but for one of 131 072 masters, which comes back one unit of float32 nearer to zero; for a
+  /// float16 parameter exact from 2^-14 on, below that within 2^-40.
   kRemainder,
 };
 

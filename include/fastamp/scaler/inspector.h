@@ -52,11 +52,11 @@ class FASTAMP_API Inspector {
   /// @throws c10::ValueError if one is undefined.
   explicit Inspector(const torch::OrderedDict<std::string, at::Tensor>& named_parameters);
 
-  /// To be called after backward, before gradients are unscaled: notes gradients and weights.
+  /// Notes gradients and weights. Call it after backward, before gradients are unscaled.
   /// @param scale  That the gradients carry: scaler.get_scale().
   /// @throws c10::ValueError if the scale is not a finite number above 0.
   void after_backward(double scale = 1.0);
-  /// To be called after the optimizer's step: compares the weights.
+  /// Compares the weights. Call it after the optimizer's step.
   /// @throws c10::Error before after_backward().
   void after_step();
 

@@ -28,7 +28,7 @@ def forget_output() -> None:
 
 @contextlib.contextmanager
 def shows_any_text() -> Iterator[None]:
-    """For our own output: names of the user's that the streams cannot encode are escaped."""
+    """Escapes what the streams cannot encode in our own output, such as names of the user's."""
     streams = [each for each in (sys.stdout, sys.stderr) if hasattr(each, "reconfigure")]
     handlers = [each.errors for each in streams]
     for stream in streams:

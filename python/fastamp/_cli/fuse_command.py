@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
+from fastamp._scaler.steps import FUSABLE
 from fastamp.optim import fuse_
 
 __all__ = ["start"]
-
-_FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Muon)
 
 
 def start() -> None:
@@ -24,7 +23,7 @@ def start() -> None:
         UserWarning: Of an optimizer with an option that the fused step does not know; it keeps
             torch's.
     """
-    for kind in _FUSED:
+    for kind in FUSABLE:
         kind.__init__ = _fusing(kind, kind.__init__)  # type: ignore[method-assign]
 
 

@@ -47,7 +47,7 @@ def let_go(policies: bool = True) -> None:
 
 
 def recipes_are_not_guarded() -> None:
-    """From now on compiled functions run eagerly in regions with a recipe."""
+    """Makes compiled functions run eagerly in regions with a recipe from now on."""
     global _are_recipes_guarded
     _are_recipes_guarded = False
     _C.set_recipes_guarded(False)

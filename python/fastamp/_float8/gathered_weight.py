@@ -44,7 +44,7 @@ class GatheredWeight(torch.Tensor):
         return weight
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """Without its numbers, which may have been freed."""
+        """Returns it without its numbers, which may have been freed."""
         return f"GatheredWeight(shape={tuple(self.shape)}, dtype={self.dtype})"
 
     def dequantized(self) -> torch.Tensor:

@@ -100,7 +100,7 @@ def _region_key() -> list[tuple[str, bool, str]]:
     ]
 
 
-def _tell_cache() -> None:
+def _extend_cache_key() -> None:
     """Lets torch's cache of traced functions know dtypes and recipes.
 
     Up to torch 2.12 its keys have one bit of autocast: that it is on somewhere.
@@ -139,7 +139,7 @@ def _prepare_dynamo() -> None:
     _look_at_guards()
     compiler.trace_as_constant(_recipe_of_trace)
     compiler.trace_as(float8_recipe, _traced_recipe)
-    compiler.when_loaded("torch._functorch._aot_autograd.autograd_cache", _tell_cache)
+    compiler.when_loaded("torch._functorch._aot_autograd.autograd_cache", _extend_cache_key)
 
 
 compiler.when_dynamo_loads(_prepare_dynamo)

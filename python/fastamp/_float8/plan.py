@@ -162,7 +162,7 @@ def _record(
     from torch.utils._pytree import tree_map_only
 
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fakes = FakeTensors("float8_plan", fake_mode, device)
+    fakes = FakeTensors("float8.plan", fake_mode, device)
     copied, names = fake_copy(model, fakes)
     args, by_name = tree_map_only(torch.Tensor, fakes.of_input, (inputs, kwargs))
     kept = list(copied.parameters())  # Their ids stay theirs.

@@ -59,7 +59,7 @@ class _Spread(NamedTuple):
 
 
 def _spread(x: Any, weight: Any, last: int) -> _Spread | None:
-    """Of x and a weight that lie so; ``None`` where no product of parts is a part of the product.
+    """Returns how x and a weight lie; ``None`` where no product of parts is a part of the product.
 
     ``last`` is the dimension of x that is summed over.
     """
@@ -173,7 +173,7 @@ def _linear_of_dtensors(number: int, x: Any, weight: Any, bias: Any = None) -> T
 
 
 def _agreement(mesh: Any, dims: tuple[int, ...]) -> Callable[[Tensor], None] | None:
-    """What backward calls with the largest magnitude of this rank's gradient."""
+    """Returns what backward calls with the largest magnitude of this rank's gradient."""
     if not dims:
         return None
     return lambda amax: agree_on_largest(mesh, [(amax, dims)])

@@ -38,7 +38,7 @@ class _GuardedOptimizers:
             guard(optimizer)
 
         self._patches.replace(torch.optim.Optimizer, "__init__", init)
-        self._at_exit = AtExit(self._tell)
+        self._at_exit = AtExit(self._report)
 
     def _guard(self, optimizer: torch.optim.Optimizer) -> None:
         kind = type(optimizer).__qualname__
@@ -59,7 +59,7 @@ class _GuardedOptimizers:
 
         guard.register_on_skip(self._tool.hook(note))
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         for kind, count in self._skips.items():
             print(f"fastamp --guard: {count} steps of {kind} were skipped.", file=sys.stderr)
         for text in self._first:

@@ -162,7 +162,7 @@ def chosen_policies(
 
 
 def _names_nothing(file: PolicyFile, pattern: str, modules: list[Named]) -> str:
-    """What is wrong with a pattern that no module is meant by."""
+    """Says what is wrong with a pattern that no module is meant by."""
     model = type(modules[0].module).__name__ if modules else "the model"
     if file.modules[pattern] == POSITIONS and any(m.has_name_like(pattern) for m in modules):
         return (

@@ -97,15 +97,15 @@ def fp32(decorated: _Decorated) -> _Decorated:
     if isinstance(decorated, type):
         if not issubclass(decorated, torch.nn.Module):
             raise TypeError(
-                "fp32: expected a function or a subclass of torch.nn.Module, got the class "
-                f"{decorated.__name__}"
+                "policies.fp32: expected a function or a subclass of torch.nn.Module, got the "
+                f"class {decorated.__name__}"
             )
         decorated.forward = fp32(decorated.forward)
         return decorated
     if isinstance(decorated, torch.nn.Module) or not callable(decorated):
         raise TypeError(
-            "fp32: expected a function or a subclass of torch.nn.Module, got an object of type "
-            f"{type(decorated).__name__}; for a module there is policies.for_modules"
+            "policies.fp32: expected a function or a subclass of torch.nn.Module, got an object of "
+            f"type {type(decorated).__name__}; for a module there is policies.for_modules"
         )
 
     def run_step(step: Callable[[], Any]) -> Any:

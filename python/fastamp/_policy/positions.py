@@ -124,7 +124,7 @@ def _held_by(function: types.FunctionType) -> Iterator[Any]:
 
 
 def _called(used: set[str], scope: dict[str, Any], owner: type) -> Iterator[Any]:
-    """What names in a function may stand for: functions of its file or another, methods."""
+    """Yields what names in a function may stand for: functions of its file or another, methods."""
     for name in used:
         value = scope.get(name)
         if isinstance(value, types.ModuleType) and not _is_torchs(vars(value)):

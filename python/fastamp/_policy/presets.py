@@ -28,7 +28,7 @@ def preset_policies(name: str, device: str | None) -> dict[str, dict[str, str]]:
         ValueError: Unknown preset or device. Nothing is changed then.
     """
     if not isinstance(name, str):
-        raise TypeError(f"preset: expected name to be a str, got {type(name).__name__}")
+        raise TypeError(f"policies.preset: expected name to be a str, got {type(name).__name__}")
     policies: dict[str, dict[str, str]] = {}
     for op, policy, of_device in _C.op_policy_preset(name, device):
         policies.setdefault(of_device, {})[op] = policy

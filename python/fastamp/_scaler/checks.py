@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from fastamp._scaler.reports import UNREADABLE, OverflowReport, StepRecord, report_from_dict
+from fastamp._util.short_text import short
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -210,7 +211,7 @@ def checked_state(
     if not is_number or not (is_finite_in_float32(limit) or abs(limit) == math.inf):
         raise ValueError(
             'load_state_dict: expected state_dict["_fast_growth_limit"] to be inf or in float32, '
-            f"got {limit!r:.50}"
+            f"got {short(limit)}"
         )
     if "_fast_growth_interval" in attributes:
         attributes["_init_fast_growth_limit"] = float(limit)
@@ -219,7 +220,7 @@ def checked_state(
         if isinstance(tracker, bool) or not isinstance(tracker, int) or not 0 <= tracker < 2**31:
             raise ValueError(
                 'load_state_dict: expected state_dict["_hysteresis_tracker"] to be an int >= 0 and '
-                f"< 2**31, got {tracker!r:.50}"
+                f"< 2**31, got {short(tracker)}"
             )
         attributes["_init_hysteresis_tracker"] = tracker
     return attributes

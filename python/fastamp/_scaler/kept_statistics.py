@@ -7,7 +7,8 @@ from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._nn import flatten_dense_tensors, unflatten_dense_tensors
+from torch._C._nn import unflatten_dense_tensors
+from torch._subclasses.fake_tensor import is_fake
 from torch.nn.modules.batchnorm import _NormBase
 
 from fastamp._util.tensors import on_device
@@ -40,35 +41,52 @@ def _statistics_of(module: torch.nn.Module) -> list[Tensor]:
 
 
 class SavedStatistics:
-    """Statistics and their values at some time, those of a device and a dtype in one tensor."""
+    """Statistics and their values at some time, those of a device and a dtype in one tensor.
+
+    Tensor subclasses, such as DTensors, have a copy each.
+    """
 
     def __init__(self, statistics: list[Tensor]) -> None:
         """Copies them."""
         self._groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+        subclasses = []
         for statistic in statistics:
-            self._groups[statistic.device, statistic.dtype].append(statistic)
-        self._saved = {key: _copy_of(group) for key, group in self._groups.items()}
+            if type(statistic) is torch.Tensor:
+                self._groups[statistic.device, statistic.dtype].append(statistic)
+            else:
+                subclasses.append(statistic)
+        self._saved = {key: _join(group) for key, group in self._groups.items()}
+        self._pairs = [(each, each.clone()) for each in subclasses]
+
+    def has_values(self) -> bool:
+        """Whether it can be put back: a pass over fake tensors, as in an export, has no values."""
+        copies = [*self._saved.values(), *(copy for _, copy in self._pairs)]
+        return not any(map(is_fake, copies))
 
     def put_back(self) -> None:
         """Copies the values of then into the statistics."""
         for key, group in self._groups.items():
             _copy_into(group, self._saved[key])
+        for statistic, copy in self._pairs:
+            statistic.copy_(copy)
 
     def put_back_where(self, flags: tuple[Tensor, ...]) -> None:
-        """The same if a flag is raised. Waits for nothing."""
+        """Copies them if a flag is raised. Waits for nothing."""
         raised: dict[torch.device, Tensor] = {}
+        for home in {each.device for each in (*self._saved.values(), *(s for s, _ in self._pairs))}:
+            here = [on_device(flag, home).ne(0) for flag in flags]
+            raised[home] = torch.stack(here).any()
         for key, group in self._groups.items():
-            home, _ = key
-            if home not in raised:
-                here = [on_device(flag, home).ne(0) for flag in flags]
-                raised[home] = torch.stack(here).any()
-            now = flatten_dense_tensors(group)
-            _copy_into(group, torch.where(raised[home], self._saved[key], now))
+            _copy_into(group, torch.where(raised[key[0]], self._saved[key], _join(group)))
+        for statistic, copy in self._pairs:
+            statistic.copy_(torch.where(raised[statistic.device], copy, statistic))
 
 
-def _copy_of(tensors: list[Tensor]) -> Tensor:
-    joined = flatten_dense_tensors(tensors)
-    return joined.clone() if len(tensors) == 1 else joined  # One is joined to a view of itself.
+def _join(tensors: list[Tensor]) -> Tensor:
+    """Copies tensors into one of its own. Not by ``cat``, an op that policies may lower."""
+    joined = tensors[0].new_empty(sum(tensor.numel() for tensor in tensors))
+    torch._foreach_copy_(unflatten_dense_tensors(joined, tensors), tensors)
+    return joined
 
 
 def _copy_into(tensors: list[Tensor], joined: Tensor) -> None:
@@ -100,7 +118,9 @@ class KeptStatistics:
     @torch.no_grad()
     def _save(self, module: torch.nn.Module, _: Any) -> None:
         if self._before is None and module.training:
-            self._before = SavedStatistics(_statistics_of(module))
+            before = SavedStatistics(_statistics_of(module))
+            if torch.compiler.is_dynamo_compiling() or before.has_values():
+                self._before = before
 
     @torch.no_grad()
     def poll(self, flags: tuple[Tensor, ...]) -> None:

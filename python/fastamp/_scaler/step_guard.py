@@ -61,12 +61,12 @@ class _ClosureOnce:
     """A closure whose first call was made before the step; later ones are the optimizer's own."""
 
     def __init__(self, closure: Callable[[], Any], loss: Any) -> None:
-        self._closure, self._loss, self._told = closure, loss, False
+        self._closure, self._loss, self._was_used = closure, loss, False
 
     def __call__(self) -> Any:
-        if self._told:
+        if self._was_used:
             return self._closure()
-        self._told = True
+        self._was_used = True
         return self._loss
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# torch's own optimizers that fastamp has a fused step for.
+#: Classes of torch that fastamp has a fused step for, as optim._fuse maps them to its own.
 FUSABLE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Muon)
 
 

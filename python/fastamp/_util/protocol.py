@@ -156,7 +156,7 @@ class TorchModule(Protocol):
 
 
 class AsyncioEvents(Protocol):
-    """What csrc/region_hooks.cpp asks ``asyncio.events`` for: the loop that runs here, or None."""
+    """Methods of ``asyncio.events`` that csrc/region_hooks.cpp calls: the loop here, or None."""
 
     _get_running_loop: Any
 

@@ -49,7 +49,7 @@ class _Weight:
             param._local_tensor.fsdp_post_all_gather = self.fsdp_post_all_gather
 
     def versions(self) -> tuple[int, int, int]:
-        """What changes with the numbers of the weight."""
+        """Returns what changes with the numbers of the weight."""
         return self.param._version, self.param._local_tensor._version, id(self.param._local_tensor)
 
     def part(self) -> Tensor:
@@ -91,7 +91,7 @@ class _Weight:
 
 
 class Float8AllGather:
-    """What :func:`float8_all_gather` returns.
+    """Result of :func:`float8_all_gather`.
 
     Attributes:
         names: Of the weights that are gathered in fp8, as in ``model.named_parameters()``.
@@ -99,7 +99,7 @@ class Float8AllGather:
     """
 
     def __init__(self, weights: list[tuple[str, nn.Module, str]], recipe: Float8Recipe) -> None:
-        """Of weights that :func:`float8_all_gather` has found."""
+        """Takes the weights that :func:`float8_all_gather` has found."""
         self.recipe = recipe
         self.param_dtype: torch.dtype | None = None
         self._weights = [_Weight(self, *each) for each in weights]
@@ -109,7 +109,7 @@ class Float8AllGather:
         self._attach()
 
     def __repr__(self) -> str:
-        """With the weights' names."""
+        """Returns it with the weights' names."""
         return f"Float8AllGather({', '.join(self.names)})"
 
     def refresh(self) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch._compile import _disable_dynamo
 
 import fastamp._C as _C
+from fastamp._util.short_text import short
 from fastamp._util.watched_step import has_hooks, is_replaced, watched_if_asked_for
 from fastamp.optim._flashoptim import ERROR_BITS, check_loaded, master_from_error_bits
 from fastamp.optim._layout import (
@@ -75,11 +76,18 @@ def _check_is_state(state_dict: Mapping[str, Any]) -> None:
                     f"{type(state).__name__}"
                 )
             step = state.get("step")
-            if isinstance(step, int) and abs(step) >= 2**63:
+            if not _may_be_step_count(step):
                 raise ValueError(
-                    f"load_state_dict: expected step of parameter {key!r} to be an int of 64 bits, "
-                    f"got {step!r:.50}"
+                    f"load_state_dict: expected step of parameter {key!r} to be 0 or more and, as "
+                    f"an int, below 2**63, got {short(step)}"
                 )
+
+
+def _may_be_step_count(step: Any) -> bool:
+    if type(step) is torch.Tensor and step.is_cpu and step.numel() == 1:
+        step = step.item()
+    is_number = isinstance(step, (int, float))  # Of others, the step says what is wrong.
+    return not is_number or (step >= 0 and not (isinstance(step, int) and step >= 2**63))
 
 
 @dataclasses.dataclass

@@ -139,7 +139,7 @@ def with_dtypes_as_text(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_dtypes(group: dict[str, Any]) -> dict[str, Any]:
-    """Its inverse. Other texts stay, and are refused where options are checked."""
+    """Inverts it. Other texts stay, and are refused where options are checked."""
     texts = {key: group[key] for key in STORED if isinstance(group.get(key), str)}
     return {**group, **{k: _DTYPES[text] for k, text in texts.items() if text in _DTYPES}}
 

@@ -5,9 +5,10 @@
 //
 // A body is a struct with
 //   template <typename Convert> static FASTAMP_ALWAYS_INLINE R run(A...);
-// whose Convert is one of convert.h. Everything below run() has to be inlined into it (targets.h).
+// whose Convert is one of conversions.h. Everything below run() has to be inlined into it
+// (targets.h).
 
-#include "kernels/cpu/convert.h"
+#include "kernels/cpu/conversions.h"
 #include "kernels/cpu/targets.h"
 
 namespace fastamp::kernels::cpu {

@@ -72,7 +72,7 @@ class NonFiniteTally {
   /// @param overflow  From which magnitude on a product is not finite where it goes.
   void look(std::size_t index, const HostArray& grad, std::int64_t begin, std::int64_t end,
             std::uint32_t overflow);
-  /// Whether any element was; not to be asked while threads look.
+  /// Whether an element was found that is not finite; not to be asked while threads look.
   bool found() const { return found_; }
   /// Replaces the counts by zeros, unless an element was found.
   void clear();

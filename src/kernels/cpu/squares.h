@@ -7,7 +7,7 @@
 // They are vectors so that they stay in registers; as an array, or as vectors wider than those of
 // the processor, they go through memory, which for a gradient of 16 elements is half of the time.
 
-#include "kernels/cpu/convert.h"
+#include "kernels/cpu/conversions.h"
 #include "kernels/functors/norm.h"
 
 #include <c10/core/ScalarType.h>
@@ -87,7 +87,7 @@ struct Avx2Squares {
 #endif
 
 /// Sum of the squares of n elements, fp32 or fp64; see square(). Convert: the instruction set, see
-/// kernels/cpu/convert.h. kAhead: prefetches the first half of the n elements that follow these.
+/// conversions.h. kAhead: prefetches the first half of the n elements that follow these.
 template <typename Convert, typename T, bool kAhead = false>
 FASTAMP_ALWAYS_INLINE double sum_squares(const T* data, std::int64_t n) {
 #ifdef FASTAMP_X86_TARGETS

@@ -56,7 +56,7 @@ struct MomentCodes {
     return from_bits(scale != kNotFiniteScale ? value : 0x7fc00000U);
   }
 
-  /// To nearest even.
+  /// Rounds to the nearest code, to the even one of two.
   static FASTAMP_HOST_DEVICE std::uint32_t nearest(float value, std::uint32_t scale) {
     const std::uint32_t odd = (bits_of(value) >> 20U) & 1U;
     return encode(value, scale, (kUnit / 2U - 1U) + odd);

@@ -37,7 +37,7 @@ FASTAMP_HOST_DEVICE bool is_non_finite(opmath_t value) {
   return magnitude_bits(value) >= kInfBits<opmath_t>;
 }
 
-/// From this magnitude on a result is inf or NaN once it is rounded to scalar_t.
+/// Least magnitude of a result that is inf or NaN once it is rounded to scalar_t.
 template <typename scalar_t>
 inline constexpr auto kOverflowBits = kInfBits<scalar_t>;
 template <>

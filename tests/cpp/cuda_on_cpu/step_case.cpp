@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda_on_cpu/step_case.h"
 
-#include "kernels/cpu/cast.h"
+#include "kernels/cpu/dense_cast.h"
 #include "kernels/functors/float8_copy.h"
 #include "kernels/functors/noise.h"
 #include "kernels/functors/remainder.h"

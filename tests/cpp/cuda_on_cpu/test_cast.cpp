@@ -2,8 +2,8 @@
 // Emulated: casts of many tensors in one launch have the CPU kernel's bits, which are torch's.
 
 #include "cuda_on_cpu/tensors.h"
-#include "kernels/cpu/cast.h"
-#include "kernels/cuda/cast.h"
+#include "kernels/cpu/dense_cast.h"
+#include "kernels/cuda/dense_cast.h"
 #include "support/catch.h"
 
 #include <array>

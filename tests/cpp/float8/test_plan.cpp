@@ -92,7 +92,7 @@ TEST_CASE("fp8 plan: what is asked wrongly is refused", "[float8]") {
              Contains("float8_plan: expected sizes of shapes[1] to be at least 0, got m -1"));
   CHECK_THAT(refusal({}, {}, c10::kFloat), Contains("got Float"));
   CHECK_THAT(refusal({}, Float8Recipe().small_size(0, -1), c10::kHalf),
-             Contains("float8_plan: expected small_size of Float8Recipe to be at least 0, got (0, "
+             Contains("float8_plan: expected small_size of the recipe to be at least 0, got (0, "
                       "-1)"));
 }
 

@@ -174,7 +174,7 @@ TEST_CASE_METHOD(LeavesNoTrace, "fp8 region: impossible recipes are refused", "[
   };
   using Catch::Matchers::Contains;
   CHECK_THAT(refusal(Float8Recipe().grad_dtype(c10::kHalf), c10::kBFloat16),
-             Contains("AutocastGuard: expected grad_dtype of Float8Recipe to be float8_e4m3fn or "
+             Contains("AutocastGuard: expected grad_dtype of the recipe to be float8_e4m3fn or "
                       "float8_e5m2, got Half"));
   CHECK_THAT(refusal(Float8Recipe().forward_dtype(c10::kFloat8_e5m2), c10::kBFloat16),
              Contains("got float8_e5m2 for both"));
@@ -185,7 +185,7 @@ TEST_CASE_METHOD(LeavesNoTrace, "fp8 region: impossible recipes are refused", "[
       Contains("to be cpu or cuda, got xpu"));
   CHECK_THAT(error_text<c10::ValueError>(
                  [] { const AutocastGuard region(c10::kCUDA, c10::kFloat8_e5m2); }),
-             Contains("got Float8_e5m2. Give other formats to a Float8Recipe"));
+             Contains("got Float8_e5m2. Give other formats to a recipe"));
   CHECK_FALSE(float8_recipe(c10::kCPU).has_value());
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stochastic rounding: exact in the mean, and noise without a pattern.
 
-#include "kernels/cpu/convert.h"
+#include "kernels/cpu/conversions.h"
 #include "kernels/functors/noise.h"
 #include "support/catch.h"
 

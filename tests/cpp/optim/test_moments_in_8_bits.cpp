@@ -2,7 +2,7 @@
 // Moments in 8 bits of the C++ optimizers: layouts, conversions, checkpoints, bad input.
 
 #include "optim/helpers.h"
-#include "optim/moment_codes.h"
+#include "optim/encoded_moments.h"
 #include "support/catch.h"
 
 #include <fastamp/optim/adam.h>

@@ -95,5 +95,5 @@ def test_an_exception_and_a_region_within():
     ],
 )
 def test_other_things_are_refused(decorated: Any, text: str):
-    with pytest.raises(TypeError, match=f"fp32: expected .*{text}"):
+    with pytest.raises(TypeError, match=f"policies.fp32: expected .*{text}"):
         fastamp.policies.fp32(decorated)

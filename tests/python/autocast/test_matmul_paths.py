@@ -14,9 +14,13 @@ from torch.nn.functional import linear
 from torch.profiler import profile
 
 import fastamp
+from support.autocast_state import TORCH_LOSES_GRADIENTS
 
 BF16 = torch.bfloat16
 MODES = {"grad": nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode}
+
+# Where a torch that keeps casts without a history uses one: which gradients choose the kernel.
+LOST = {("no_grad", False), ("inference", False), ("inference", True)}
 
 
 def products(
@@ -41,6 +45,8 @@ def products(
 @pytest.mark.parametrize("trained", [True, False])
 @pytest.mark.parametrize("mode", MODES)
 def test_the_kernels_are_torchs(mode: str, trained: bool, before: bool, cache: bool) -> None:
+    if TORCH_LOSES_GRADIENTS and trained and cache and (mode, before) in LOST:
+        pytest.skip("this torch loses the weight's gradient, and so takes another kernel")
     options = {"trained": trained, "before": before, "cache": cache}
     with fastamp.debug.torch_kernels():
         expected = products(MODES[mode], **options)

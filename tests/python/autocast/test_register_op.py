@@ -318,12 +318,22 @@ def test_torchs_kernels_come_back_while_disabled():
             "fastamp_test::prodct",
             "lower",
             None,
-            r"register_op: .* got 'fastamp_test::prodct'.*product",
+            r"policies.register_op: .* got 'fastamp_test::prodct'.*product",
         ),
-        ("nowhere::product", "lower", None, r"register_op: .*No op has this namespace"),
-        ("aten::mm", "lower", None, r"register_op: .* in the table, got 'aten::mm'.*set_op_policy"),
+        ("nowhere::product", "lower", None, r"policies.register_op: .*No op has this namespace"),
+        (
+            "aten::mm",
+            "lower",
+            None,
+            r"policies.register_op: .* in the table, got 'aten::mm'.*set_op_policy",
+        ),
         ("fastamp_test::product", "lowest", None, r"expected policy to be one of .* got 'lowest'"),
-        ("fastamp_test::product", "lower", "tpu", r"register_op: expected device .* got 'tpu'"),
+        (
+            "fastamp_test::product",
+            "lower",
+            "tpu",
+            r"policies.register_op: expected device .* got 'tpu'",
+        ),
         ("fastamp_test::product", "set_opt_dtype", None, r"product can carry.*optional dtype"),
         ("fastamp_test::product", "append_dtype", None, r"product can carry.*overload"),
         ("fastamp_test::fill_", "lower", None, r"fill_ can carry.*none of which the op writes"),
@@ -345,9 +355,11 @@ def test_what_cannot_be_registered_is_refused(name: str, policy: str, device: An
 
 
 def test_only_registered_ops_can_be_unregistered():
-    with pytest.raises(ValueError, match=r"unregister_op: .* got 'mm', which is in the table"):
+    with pytest.raises(
+        ValueError, match=r"policies.unregister_op: .* got 'mm', which is in the table"
+    ):
         fastamp.policies.unregister_op("mm")
-    with pytest.raises(ValueError, match=r"unregister_op: .* got 'fastamp_test::product'"):
+    with pytest.raises(ValueError, match=r"policies.unregister_op: .* got 'fastamp_test::product'"):
         fastamp.policies.unregister_op("fastamp_test::product")
 
 

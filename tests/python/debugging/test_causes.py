@@ -153,6 +153,38 @@ def test_what_a_penalty_of_scaled_gradients_overflows_is_the_penaltys_fault(igno
     assert "a smaller loss scale helps" in report.cause.text
 
 
+@pytest.mark.parametrize("order", ["loss, penalty", "penalty, loss"])
+def test_what_another_backward_pass_overflows_is_not_the_penaltys_fault(order: str):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = fastamp.GradScaler("cpu", init_scale=2.0**24)
+    x = torch.randn(4, 8)
+
+    def backward_of(part):
+        if part == "loss":
+            with torch.autocast("cpu", dtype=torch.float16):
+                scaler.scale(nn.functional.cross_entropy(model(x), torch.arange(4))).backward()
+            return
+        output = model(x)  # In float32, so nothing of it overflows.
+        scaled = scaler.scale(output.square().mean())
+        gradients = torch.autograd.grad(scaled, list(model.parameters()), create_graph=True)
+        scaler.scale(sum(1e-9 * g.square().mean() for g in gradients)).backward()
+
+    def step():
+        optimizer.zero_grad()
+        for part in order.split(", "):
+            backward_of(part)
+        scaler.step(optimizer)
+        scaler.update()
+
+    report = fastamp.debug.check(model, optimizer, scaler, step=step)
+    assert "scaled-gradient-penalty" in {finding.rule for finding in report.findings}
+    assert report.cause is not None
+    assert report.cause.rule == ""
+    assert "a smaller loss scale helps" in report.cause.text
+
+
 def test_a_buffer_that_has_nan_is_named():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8).eval())

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 
 import pytest
@@ -195,3 +196,46 @@ def test_unloaded_twins_stay_apart(name):
         other.state[p].get("step", torch.tensor(1.0)).item() == 1.0
         for p in other.param_groups[0]["params"]
     )
+
+
+@pytest.mark.parametrize(
+    ("step", "got"),
+    [
+        (math.nan, "nan"),
+        (-5, "-5"),
+        (torch.tensor(-1.0), r"tensor\(-1\.\)"),
+        (torch.tensor([math.nan]), r"tensor\(\[nan\]\)"),
+        (2**63, "9223372036854775808"),
+        pytest.param(10**5000, "an int of 16610 bits", id="5001 digits"),
+    ],
+)
+def test_no_count_of_steps_is_refused_and_changes_nothing(step, got):
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = fastamp.optim.AdamW([parameter], lr=0.1)
+    parameter.grad = torch.ones(3)
+    optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["state"][0]["step"] = step
+    with pytest.raises(
+        ValueError, match=f"^load_state_dict: expected step of parameter 0 .* got {got}$"
+    ):
+        optimizer.load_state_dict(saved)
+    assert optimizer.state[parameter]["step"].item() == 1
+
+
+@pytest.mark.parametrize(
+    "step", [0, True, 2**62, 1e30, math.inf, torch.tensor(3, dtype=torch.int32)]
+)
+def test_any_other_count_of_steps_is_taken_as_torch_takes_it(step):
+    results = []
+    for kind in (fastamp.optim.AdamW, torch.optim.AdamW):
+        parameter = torch.nn.Parameter(torch.ones(3))
+        optimizer = kind([parameter], lr=0.1)
+        parameter.grad = torch.ones(3)
+        optimizer.step()
+        saved = copy.deepcopy(optimizer.state_dict())
+        saved["state"][0]["step"] = step
+        optimizer.load_state_dict(saved)
+        optimizer.step()
+        results.append(parameter.detach())
+    torch.testing.assert_close(*results)

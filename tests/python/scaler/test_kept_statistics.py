@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fastamp
 import fastamp.optim
@@ -176,3 +177,66 @@ def test_a_norm_that_stands_twice_and_one_deep_inside_are_both_put_back():
     after = statistics(model)
     assert after.keys() == before.keys()
     assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("kind", [Guarded, Scaled])
+def test_policies_of_a_region_do_not_round_what_is_kept(kind: Any):
+    model = network()
+    with fastamp.policies.override({"cat": "lower"}):
+        with torch.no_grad():  # More bits than bfloat16 has.
+            model[1].running_mean.fill_(1 + 2**-20)  # type: ignore[union-attr, operator]
+        job, _ = train(model, kind, torch.optim.SGD, [], restores=True)
+        before = statistics(model)
+        with fastamp.debug.trace() as trace, fastamp.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(torch.full((8, 6), NAN)).square().mean()
+        job.step(loss.float())
+    assert job.decides.step_was_skipped
+    for name, buffer in statistics(model).items():
+        assert torch.equal(buffer, before[name]), name
+    assert "cat" not in {row.op for row in trace.rows}
+
+
+def export(model: nn.Module) -> None:
+    torch.export.export(model, (torch.randn(4, 6),))
+
+
+def run_on_fakes(model: nn.Module) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model(torch.randn(4, 6))
+
+
+@pytest.mark.parametrize("kind", [Guarded, Scaled])
+@pytest.mark.parametrize("use", [export, run_on_fakes])
+def test_a_pass_without_values_is_not_what_comes_back(kind: Any, use: Any):
+    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5))
+    job, _ = train(model, kind, torch.optim.SGD, [1.0], restores=True)
+    use(model)
+    before = statistics(model)
+    job.optimizer.zero_grad()
+    job.step(model(torch.full((8, 6), NAN)).square().mean())
+    assert job.decides.step_was_skipped
+    for name, buffer in statistics(model).items():
+        assert torch.equal(buffer, before[name]), name
+
+
+class Strict(torch.Tensor):
+    """Refuses what joins or lists tensors, as DTensor does."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "foreach" in func.__name__ or func.__name__ in ("cat", "flatten_dense_tensors"):
+            raise NotImplementedError(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_statistics_of_subclasses_have_a_copy_each(on_device: bool):
+    values = [torch.ones(2), torch.ones(2).as_subclass(Strict), torch.tensor(3.0)]
+    saved = SavedStatistics(values)
+    for value in values:
+        value.fill_(NAN)
+    if on_device:
+        saved.put_back_where((torch.ones(()),))
+    else:
+        saved.put_back()
+    assert [value.tolist() for value in values] == [[1.0, 1.0], [1.0, 1.0], 3.0]

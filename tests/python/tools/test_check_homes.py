@@ -129,3 +129,13 @@ def test_a_file_that_is_not_understood_is_reported(tmp_path, name, text):
 
 def test_this_tree_keeps_the_rule():
     assert check_homes.check(check_homes.ROOT) == []
+
+
+def test_headers_of_one_name_are_the_parts_of_a_kernel(tmp_path):
+    for folder in ("kernels/cpu", "kernels/cuda", "kernels/functors"):
+        write(tmp_path, f"src/{folder}/a.h", "")
+    write(tmp_path, "include/fastamp/optim/a.h", "")  # What users see of it.
+    assert found(tmp_path) == []
+    write(tmp_path, "src/optim/a.h", "")
+    (text,) = found(tmp_path)
+    assert text == "a.h: headers of one name: src/kernels/cpu/a.h, src/optim/a.h"

@@ -16,7 +16,7 @@ OFF = "-DFASTAMP_CUDA=OFF"
 def machine(monkeypatch):
     """A machine without a GPU and without wishes in the environment."""
     monkeypatch.setattr(cmake_build, "has_gpu", lambda: False)
-    for name in ("FASTAMP_CUDA", "CMAKE_ARGS", "TORCH_CUDA_ARCH_LIST", "CMAKE_BUILD_TYPE"):
+    for name in ("FASTAMP_CUDA", "CMAKE_ARGS", "CMAKE_BUILD_TYPE", *cmake_build.READ_BY_CMAKE):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -118,6 +118,31 @@ def test_demo_configures_anew_for_a_wish_a_gpu_or_other_options(tmp_path, calls,
     monkeypatch.setattr(cmake_build, "has_gpu", lambda: True)
     assert OFF not in run(tmp_path, calls, demo=True)[0]
     monkeypatch.setenv("CMAKE_BUILD_TYPE", "Debug")
+    assert run(tmp_path, calls, demo=True)[0] is not None
+
+
+@pytest.mark.parametrize("name", ["CXX", "CXXFLAGS", "CUDACXX"])
+def test_another_compiler_configures_anew(tmp_path, calls, monkeypatch, name):
+    run(tmp_path, calls, demo=True)
+    monkeypatch.setenv(name, "other")
+    assert run(tmp_path, calls, demo=True)[0] is not None
+    assert run(tmp_path, calls, demo=True)[0] is None
+
+
+def test_after_a_configuration_that_failed_the_one_before_is_made_anew(
+    tmp_path, calls, monkeypatch
+):
+    run(tmp_path, calls, demo=True)
+    monkeypatch.setenv("FASTAMP_CUDA", "ON")
+
+    def fail(command, **_):
+        raise subprocess.CalledProcessError(1, command)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(cmake_build.subprocess, "run", fail)
+        with pytest.raises(subprocess.CalledProcessError):
+            Build(tmp_path / "build", tmp_path / "package", demo=True).run()
+    monkeypatch.delenv("FASTAMP_CUDA")
     assert run(tmp_path, calls, demo=True)[0] is not None
 
 

@@ -4,6 +4,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 import run_tests
 import suite_batches
@@ -76,3 +80,19 @@ def test_what_is_not_small_or_not_of_the_product_or_run_otherwise_is_by_itself()
     found = suite_batches.batched([*alone, entry("t/a.py"), entry("t/d.py")], costs)
     assert [one for one in found if one in alone] == [other, long, folder, program, alone[0]]
     assert [files(one) for one in found if one not in alone] == [["t/a.py", "t/d.py"]]
+
+
+def test_a_file_without_tests_is_refused_among_others(request, tmp_path):
+    conftest = request.config.pluginmanager.get_plugin(
+        str(Path(__file__).parents[1] / "conftest.py")
+    )
+    paths = [tmp_path / name for name in ("test_a.py", "test_b.py")]
+    for path in paths:
+        path.touch()
+    config = SimpleNamespace(args=[f"{paths[0]}::test", *map(str, paths)], stash=pytest.Stash())
+    found = [SimpleNamespace(path=path) for path in paths]
+    conftest.refuse_files_without_tests(config, found)
+    with pytest.raises(
+        pytest.UsageError, match=r"expected tests in each file, got none in .*_b\.py$"
+    ):
+        conftest.refuse_files_without_tests(config, found[:1])

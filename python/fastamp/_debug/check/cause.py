@@ -40,17 +40,24 @@ class CauseRules(CallListener):
         self._loss: Origin | None = None
         self._is_skip: Cause | None = None
         self._has_stepped = False
-        self._penalties_before_step = 0
-        self._origins_before_backward: int | None = None
+        self._penalties_seen = 0
+        self._origins_before_backward = 0
+        self._penalty_passes: list[range] = []  # Numbers of the origins that each has made.
 
     def before_backward(self, tensors: Any) -> None:
         """Notes a loss that is not finite."""
-        if self._origins_before_backward is None:
-            self._origins_before_backward = self._origins.count
+        self._origins_before_backward = self._origins.count
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         found = [origin for origin in map(self._origins.of, roots) if origin is not None]
         if found and self._loss is None:
             self._loss = min(found, key=lambda each: each.number)
+
+    def after_backward(self) -> None:
+        """Notes the pass of a loss that is made of scaled gradients."""
+        penalties = self._findings.count_of(_PENALTY)
+        if penalties > self._penalties_seen:
+            self._penalty_passes.append(range(self._origins_before_backward, self._origins.count))
+        self._penalties_seen = penalties
 
     def before_scaler_step(self, scaler: Any, optimizer: Any) -> None:
         """Looks at the gradients as they are."""
@@ -84,8 +91,8 @@ class CauseRules(CallListener):
     def _end_step(self) -> None:
         self._steps += 1
         self._loss = None
-        self._penalties_before_step = self._findings.count_of(_PENALTY)
-        self._origins_before_backward = None
+        self._penalties_seen = self._findings.count_of(_PENALTY)
+        self._penalty_passes.clear()
         self._origins.forget_found()
 
     def _note(self, cause: Cause, where: str) -> None:
@@ -129,9 +136,7 @@ class CauseRules(CallListener):
 
     def _is_penalty(self, origin: Origin) -> bool:
         """Whether the backward pass of a penalty of scaled gradients made it in this step."""
-        begin = self._origins_before_backward
-        has_penalty = self._findings.count_of(_PENALTY) > self._penalties_before_step
-        return has_penalty and begin is not None and origin.number >= begin
+        return any(origin.number in made for made in self._penalty_passes)
 
 
 def _explained(origin: Origin, scale: float, has_scaler: bool, is_penalty: bool) -> tuple[str, str]:

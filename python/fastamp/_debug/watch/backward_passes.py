@@ -28,14 +28,14 @@ class BackwardPasses:
         self._running: dict[int, _Pass] = {}
 
     def begin(self) -> None:
-        """To be called before gradients are looked at first."""
+        """Counts a pass. Call it before gradients are looked at first."""
         this = self._running[threading.get_ident()] = _Pass()
         for other in list(self._running.values()):
             if other is not this:
                 other.is_alone = this.is_alone = False
 
     def end(self) -> bool:
-        """To be called after gradients were looked at last.
+        """Ends a pass. Call it after gradients were looked at last.
 
         Returns:
             Whether the pass was alone. (Of one that began before anyone listened nothing is known.)

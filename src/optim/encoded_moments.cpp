@@ -2,7 +2,7 @@
 // Checkpoints and changes of layout encode and decode on the CPU, wherever the tensors are: once,
 // by the functors of the steps.
 
-#include "optim/moment_codes.h"
+#include "optim/encoded_moments.h"
 
 #include "kernels/functors/moment_codes.h"
 

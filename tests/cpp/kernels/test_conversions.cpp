@@ -2,7 +2,7 @@
 // Conversions of every instruction set against c10's, on every 16-bit pattern and on the floats
 // where rounding turns.
 
-#include "kernels/cpu/convert.h"
+#include "kernels/cpu/conversions.h"
 #include "support/catch.h"
 
 #include <cmath>

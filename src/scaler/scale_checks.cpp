@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "scaler/option_checks.h"
+#include "scaler/scale_checks.h"
 
 #include <c10/util/Exception.h>
 

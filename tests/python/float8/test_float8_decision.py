@@ -107,7 +107,7 @@ def test_frozen_weights_inference_and_checkpoints_are_decided_alike(use_reentran
 
 @pytest.mark.parametrize("bad", [(-1, 0), (0, -(2**40))])
 def test_a_negative_small_size_is_refused(bad: tuple[int, int]):
-    text = r"float8.Recipe: expected small_size of Float8Recipe to be at least 0, got \("
+    text = r"float8.Recipe: expected small_size of the recipe to be at least 0, got \("
     with pytest.raises(ValueError, match=text):
         fastamp.float8.Recipe(small_size=bad)
 

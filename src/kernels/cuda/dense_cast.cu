@@ -6,7 +6,7 @@
 // lie on 16-byte boundaries go element by element. Traffic per element: 4 bytes read, 2 written.
 // Numerics: c10's conversion, so the bits of torch's own cast, whatever the launch shape.
 
-#include "kernels/cuda/cast.h"
+#include "kernels/cuda/dense_cast.h"
 #include "kernels/cuda/multi_tensor.cuh"
 
 #include <c10/cuda/CUDAGuard.h>

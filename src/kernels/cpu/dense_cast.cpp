@@ -5,7 +5,7 @@
 // several is left to torch's copy kernel. Traffic per element: 4 bytes read and 2 written, or the
 // reverse. Numerics: round to nearest even; a NaN becomes the canonical one, as c10 converts.
 
-#include "kernels/cpu/cast.h"
+#include "kernels/cpu/dense_cast.h"
 
 #include "core/dtypes.h"
 #include "kernels/cpu/dispatch.h"
