@@ -143,6 +143,7 @@ def test_the_import_brings_no_compiler_and_no_plots():
 #: What `fastamp` holds beside its modules: torch.amp's names, and those about fastamp itself.
 NAMES = {
     "GradScaler",
+    "Installation",
     "StepGuard",
     "__version__",
     "autocast",
@@ -163,7 +164,7 @@ def test_the_package_holds_torchs_names_and_a_module_for_each_subject():
     assert modules == {"amp", "cpu", "cuda", "distributed", "optim", *SUBJECTS}
     assert set(fastamp.__all__) - modules == NAMES
     assert not modules & sys.stdlib_module_names
-    for name in ("GradScaler", "StepGuard", "autocast"):
+    for name in ("GradScaler", "Installation", "StepGuard", "autocast"):
         assert inspect.isclass(getattr(fastamp, name)), name
     for name in ("install", "uninstall", "is_installed", "build_info", "clip_grad_norm_"):
         assert inspect.isfunction(getattr(fastamp, name)), name
