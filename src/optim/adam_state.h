@@ -4,8 +4,8 @@
 // What Adam and AdamW do with the states of their parameters, which differ in their types only.
 
 #include "optim/checkpoint.h"
-#include "optim/kernel_check.h"
 #include "optim/encoded_moments.h"
+#include "optim/kernel_check.h"
 #include "optim/param_state.h"
 
 #include <ATen/core/Tensor.h>

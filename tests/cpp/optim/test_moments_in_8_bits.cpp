@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Moments in 8 bits of the C++ optimizers: layouts, conversions, checkpoints, bad input.
 
-#include "optim/helpers.h"
 #include "optim/encoded_moments.h"
+#include "optim/helpers.h"
 #include "support/catch.h"
 
 #include <fastamp/optim/adam.h>
