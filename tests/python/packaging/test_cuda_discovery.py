@@ -2,10 +2,14 @@
 """CMake's choice of CUDA toolkit and architectures, with toolkits made of shell scripts."""
 
 import os
+import re
+import shutil
 import subprocess
+import sys
 
 import pytest
 
+import fastamp
 from packaging_tools import ROOT, find_tool
 
 CMAKE = ROOT / "cmake"
@@ -132,3 +136,32 @@ def test_release_architectures_where_there_is_no_gpu(tmp_path):
     text = 'fastamp_default_architectures(archs)\nmessage("ARCHS=${archs}")'
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     assert script(tmp_path, text, PATH=path) == (0, "ARCHS=80-real;90\n")
+
+
+def cmake_without_cuda_cpp20():
+    """The system's CMake, if it is one that does not know C++20 of nvcc's; else None."""
+    system = shutil.which("cmake", path="/usr/bin")
+    version = system and subprocess.check_output([system, "--version"], text=True).split()[2]
+    return system if version and version.startswith("3.25.") else None
+
+
+@pytest.mark.skipif(cmake_without_cuda_cpp20() is None, reason="the system has no CMake 3.25")
+@pytest.mark.skipif(not fastamp.build_info()["cuda_version"], reason="there is no CUDA toolkit")
+def test_the_oldest_cmake_compiles_cuda_sources_as_cpp20(tmp_path):
+    command = [
+        cmake_without_cuda_cpp20(),
+        "-S",
+        ROOT,
+        "-B",
+        tmp_path,
+        "-GNinja",
+        "-DFASTAMP_CUDA=ON",
+    ]
+    command += [f"-DPython3_EXECUTABLE={sys.executable}", "-DFASTAMP_BUILD_TESTS=OFF"]
+    command += [f"-DCMAKE_MAKE_PROGRAM={find_tool('ninja')}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rules = (tmp_path / "build.ninja").read_text().split("\nbuild ")
+    flags = [re.search(r"FLAGS = (.*)", rule)[1] for rule in rules if ".cu.o:" in rule]
+    assert len(flags) >= 10
+    assert all("-std=c++20" in flag.split() for flag in flags)
