@@ -136,7 +136,7 @@ class PythonScalerCore {
     if (gathered.has_foreign()) {
       return false;
     }
-    call.work([&] { core_->unscale(call.record(), std::move(gathered), call.data()); });
+    call.work([&](const auto& data) { core_->unscale(call.record(), std::move(gathered), data); });
     scaler::RecentPasses::get().remember(call.record().pass);
     call.apply_clips();
     return true;
@@ -223,7 +223,8 @@ class PythonScalerCore {
   Parameters end_pass(py::handle scaler, py::handle optimizer) {
     auto call = call_on(scaler, optimizer);
     auto gradients = gather(optimizer, Purpose::kMultiply);
-    call.work([&] { ScalerCore::end_pass(call.record(), gradients.gathered); });
+    call.work(
+        [&](const auto& /*data*/) { ScalerCore::end_pass(call.record(), gradients.gathered); });
     return std::move(gradients.foreign);
   }
 
@@ -247,10 +248,10 @@ class PythonScalerCore {
     call.record().pass.reset();  // As in unscale().
     auto gathered = call.gather(Purpose::kCheck);
     std::optional<at::Tensor> norm;
-    call.work([&] {
+    call.work([&](const auto& data) {
       norm = core_->clip_norm_at_step(
           call.record(), std::move(gathered),
-          {.max_norm = max_norm, .error_if_nonfinite = error_if_nonfinite}, call.data());
+          {.max_norm = max_norm, .error_if_nonfinite = error_if_nonfinite}, data);
     });
     return norm && !norm->defined() ? at::zeros({}) : norm;
   }
@@ -299,9 +300,8 @@ class PythonScalerCore {
         gathered = call.gather(Purpose::kCheck);
       }
       auto next = scaler::ClipNext::kNothing;
-      call.work([&] {
-        next =
-            core_->clip_value(call.record(), std::move(gathered), clip_value, at_step, call.data());
+      call.work([&](const auto& data) {
+        next = core_->clip_value(call.record(), std::move(gathered), clip_value, at_step, data);
       });
       if (ready || next == scaler::ClipNext::kNothing) {
         return next;
@@ -369,10 +369,9 @@ class PythonScalerCore {
       const py::gil_scoped_acquire gil;
       agree(flag);
     };
-    auto data = call.data();
-    data.agreement = agree.is_none() ? nullptr : &agreement;
     optim::AmpStep amp_step;
-    call.work([&] {
+    call.work([&](scaler::ScalerCall data) {
+      data.agreement = agree.is_none() ? nullptr : &agreement;
       amp_step = ScalerCore::begin_unscaled_step(record,
                                                  {.not_finite = std::move(not_finite),
                                                   .spike = spike,
@@ -638,7 +637,9 @@ class PythonScalerCore {
     while (!checked) {
       auto gathered = call.gather(Purpose::kCheck);
       by_position = gathered.by_position;
-      call.work([&] { checked = core_->check(call.record(), std::move(gathered), call.data()); });
+      call.work([&](const auto& data) {
+        checked = core_->check(call.record(), std::move(gathered), data);
+      });
     }
     return *checked;
   }
@@ -652,7 +653,7 @@ class PythonScalerCore {
     if (gathered.has_foreign()) {
       return false;
     }
-    call.work([&] { core_->unscale(call.record(), std::move(gathered), call.data()); });
+    call.work([&](const auto& data) { core_->unscale(call.record(), std::move(gathered), data); });
     return true;
   }
 

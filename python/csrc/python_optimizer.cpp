@@ -7,8 +7,8 @@
 #include "scaler/scale_ops.h"
 
 #include <ATen/core/grad_mode.h>
-#include <c10/core/InferenceMode.h>
 #include <c10/core/ScalarType.h>
+#include <torch/csrc/Device.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/pythoncapi_compat.h>
@@ -63,19 +63,63 @@ void set_item(PyObject* dict, PyObject* key, PyObject* value) {
   }
 }
 
-/// The flag of an earlier pass if it is in ordinary host memory and nobody else holds it or its
-/// memory; else undefined. Creating and destroying a Python tensor takes a sixth of the time of a
-/// short pass.
-at::Tensor spare_flag(const py::object& earlier, const at::Tensor& scale) {
-  if (earlier && PyUnstable_Object_IsUniquelyReferenced(earlier.ptr()) != 0) {
-    const auto& flag = THPVariable_Unpack(earlier.ptr());
-    if (flag.use_count() == 1 && flag.storage().use_count() == 1 &&
-        flag.is_inference() == c10::InferenceMode::is_enabled() &&
-        scaler::is_plain_cpu_scalar(flag, at::kFloat) && scale.device().is_cpu()) {
-      return flag;
-    }
+// Entries of torch's `_per_optimizer_states` are made anew in each iteration, a dictionary that holds
+// another one with a tensor and its device: to create and destroy them takes a fifth of the time of
+// a short pass. So the last entry is kept, and used again if nobody else has it, or a part of it.
+
+/// Whether nobody else has the entry any more, and all that is in it will be overwritten.
+bool is_spare_entry(const py::object& entry) {
+  return entry && PyUnstable_Object_IsUniquelyReferenced(entry.ptr()) != 0 &&
+         PyDict_Size(entry.ptr()) == 2;
+}
+
+/// The dictionary of flags in an entry, borrowed; null without one.
+PyObject* flags_in(const py::object& entry) {
+  PyObject* const flags = entry ? item(entry.ptr(), interned<"found_inf_per_device">()) : nullptr;
+  return flags != nullptr && PyDict_CheckExact(flags) ? flags : nullptr;
+}
+
+/// The (device, flag) of a dictionary of one flag, borrowed; nulls if it is none.
+std::pair<PyObject*, PyObject*> only_flag(PyObject* flags) {
+  PyObject* device = nullptr;
+  PyObject* flag = nullptr;
+  Py_ssize_t position = 0;
+  if (flags == nullptr || PyDict_Size(flags) != 1 ||
+      PyDict_Next(flags, &position, &device, &flag) == 0 || !THPDevice_Check(device) ||
+      !THPVariable_Check(flag)) {
+    return {};
   }
-  return {};
+  return {device, flag};
+}
+
+/// The flag of a spare entry if nobody else has it; else undefined.
+at::Tensor spare_flag(const py::object& entry, const at::Tensor& scale) {
+  PyObject* const flags = is_spare_entry(entry) ? flags_in(entry) : nullptr;
+  PyObject* const flag = only_flag(flags).second;
+  const bool spare = flag != nullptr && PyUnstable_Object_IsUniquelyReferenced(flags) != 0 &&
+                     PyUnstable_Object_IsUniquelyReferenced(flag) != 0 &&
+                     scaler::is_spare_flag(THPVariable_Unpack(flag), scale);
+  return spare ? THPVariable_Unpack(flag) : at::Tensor();
+}
+
+/// Whether a dictionary of flags says what a new one of these would.
+bool holds_flags(PyObject* dict, const std::vector<at::Tensor>& flags) {
+  const auto [device, flag] =
+      flags.size() == 1 ? only_flag(dict) : std::pair<PyObject*, PyObject*>();
+  return flag != nullptr && THPVariable_Unpack(flag).is_same(flags.front()) &&
+         reinterpret_cast<THPDevice*>(device)->device == flags.front().device();
+}
+
+/// The flags as torch keeps them, by device: in the dictionary of the entry if that holds them.
+py::object flags_by_device(const py::object& entry, const std::vector<at::Tensor>& flags) {
+  if (PyObject* const kept = flags_in(entry); holds_flags(kept, flags)) {
+    return py::reinterpret_borrow<py::object>(kept);
+  }
+  py::dict by_device;
+  for (const auto& flag : flags) {
+    by_device[py::cast(flag.device())] = py::cast(flag);
+  }
+  return by_device;
 }
 
 bool same_progress(const scaler::Progress& a, const scaler::Progress& b) {
@@ -322,7 +366,10 @@ OptimizerCall::OptimizerCall(scaler::RecordPointer record, py::handle scaler, py
       agreement_(agreement_of(scaler)) {
   PyObject* const keys[] = {interned<"_scale">(), interned<"_per_optimizer_states">(),
                             interned<"_times_scaled">()};
-  scale_ = py::cast<at::Tensor>(attribute(scaler.ptr(), keys[0]));
+  scale_ = attribute(scaler.ptr(), keys[0]);
+  TORCH_CHECK_TYPE(THPVariable_Check(scale_.ptr()),
+                   "GradScaler: expected a scale that is a torch.Tensor, got ",
+                   Py_TYPE(scale_.ptr())->tp_name);
   states_ = attribute(scaler.ptr(), keys[1]);
   times_scaled_ = py::cast<std::uint64_t>(attribute(scaler.ptr(), keys[2]));
   if (states_.is_none()) {
@@ -343,12 +390,14 @@ OptimizerCall::OptimizerCall(scaler::RecordPointer record, py::handle scaler, py
   record_->progress = known_;
 }
 
+const at::Tensor& OptimizerCall::scale() const { return THPVariable_Unpack(scale_.ptr()); }
+
 scaler::ScalerCall OptimizerCall::data() const {
-  return {.scale = scale_,
+  return {.scale = scale(),
           .times_scaled = times_scaled_,
           .device = device_,
           .agreement = agreement_ ? &agreement_ : nullptr,
-          .spare_flag = spare_flag(handle_of(*record_).flag, scale_)};
+          .spare_flag = spare_flag(handle_of(*record_).entry, scale())};
 }
 
 // False too if that is not known: of subclasses, whose gradient is a property, and of sparse ones,
@@ -381,29 +430,25 @@ void OptimizerCall::write_progress() {
   if (same_progress(record_->progress, known_)) {
     return;
   }
-  if (flags.size() == 1) {
-    handle_of(*record_).flag = py::cast(flags.front());
-  }
-  if (states_.is_none()) {
-    return;
-  }
-  py::dict by_device;
-  for (const auto& flag : flags) {
-    by_device[py::cast(flag.device())] = py::cast(flag);
-  }
+  auto& kept = handle_of(*record_).entry;
   auto own = py::reinterpret_borrow<py::object>(state());
-  if (own.ptr() == nullptr) {
-    own = py::dict();
-    set_item(states_.ptr(), key_.ptr(), own.ptr());
+  const bool is_new = !own;
+  if (is_new) {
+    own = is_spare_entry(kept) ? kept : py::dict();
   }
   set_item(own.ptr(), interned<"stage">(), opt_state(stage));
-  set_item(own.ptr(), interned<"found_inf_per_device">(), by_device.ptr());
+  set_item(own.ptr(), interned<"found_inf_per_device">(), flags_by_device(kept, flags).ptr());
+  if (is_new && !states_.is_none()) {
+    set_item(states_.ptr(), key_.ptr(), own.ptr());
+  }
+  kept = own;
 }
 
-void OptimizerCall::work(c10::function_ref<void()> function) {
+void OptimizerCall::work(c10::function_ref<void(const scaler::ScalerCall&)> function) {
+  const auto given = data();
   try {
     const py::gil_scoped_release no_gil;
-    function();
+    function(given);
   } catch (...) {
     write_progress();
     throw;

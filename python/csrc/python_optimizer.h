@@ -23,7 +23,8 @@ namespace py = pybind11;
 struct PythonHandle final : scaler::OptimizerHandle {
   /// A weak reference to the optimizer, or itself where its class has none.
   py::object reference;
-  py::object flag;  ///< The non-finite flag of the last pass, a Python tensor.
+  /// What was written last to the scaler's `_per_optimizer_states`, or is like it; null: nothing.
+  py::object entry;
 
   bool is_gone() const override { return !optimizer(); }
   /// Null if it is gone.
@@ -109,19 +110,20 @@ class OptimizerCall {
 
   /// Works on gradients, without the GIL, and writes down how far the optimizer has come, also if
   /// that throws.
-  void work(c10::function_ref<void()> function);
+  void work(c10::function_ref<void(const scaler::ScalerCall&)> function);
   /// Clips unscaled gradients as it was put off to the step.
   void apply_clips() const;
   /// Leaves no trace of the call in the scaler.
   void forget() const;
 
  private:
+  const at::Tensor& scale() const;
   PyObject* state() const;
   void write_progress();
 
   scaler::RecordPointer record_;
   py::handle optimizer_;
-  at::Tensor scale_;
+  py::object scale_;   ///< A tensor.
   py::object states_;  ///< The dictionary, or None.
   py::int_ key_;
   std::uint64_t times_scaled_;

@@ -114,7 +114,8 @@ AutocastState current_state(c10::DeviceType device) {
 
 RegionId enter_region(const AutocastState& wanted, void* owner, RegionKind kind) {
   reach_expected_ops();
-  prepare_thread_cache();  // Nothing may fail once the region is among the open ones.
+  // Nothing may fail once the region is among the open ones.
+  ThreadCache* const cache = prepare_thread_cache();
   auto& open = PerThread<OpenRegions>::make();
   const RegionId id = open.ids.next();
   const AutocastState found = current_state(wanted.device);
@@ -128,7 +129,7 @@ RegionId enter_region(const AutocastState& wanted, void* owner, RegionKind kind)
   if (wanted.sets_float8) {
     set_thread_float8(wanted.device, wanted.float8);
   }
-  on_region_entered(at::autocast::increment_nesting());
+  on_region_entered(cache, at::autocast::increment_nesting());
   return id;
 }
 

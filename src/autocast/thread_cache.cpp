@@ -21,7 +21,6 @@
 
 // Whose cast is kept, and until when. Casts live until the outermost region of the thread ends.
 namespace fastamp::autocast {
-namespace {
 
 struct ThreadCache {
   CastCache casts;
@@ -34,6 +33,8 @@ struct ThreadCache {
   std::optional<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> region_marker;
   at::Tensor marked_leaf;  ///< The leaf whose cast was left in torch's cache.
 };
+
+namespace {
 
 /// Null before the thread's first use of it, and again at the thread's end: a pointer, so that code
 /// that runs then (destructors of casts and of other thread-local objects) finds no half-destroyed
@@ -56,6 +57,7 @@ struct EndOfCache {
 /// Returns this thread's cache, made if there is none; null at the end of the thread.
 ThreadCache* make_cache() {
   if (t_cache == nullptr && !t_ends) {
+    prepare_to_clear_torch_cache();  // First, so that it outlives the cache.
     thread_local const EndOfCache end;
     t_cache = new ThreadCache;  // NOLINT(cppcoreguidelines-owning-memory)
   }
@@ -198,13 +200,15 @@ RegionFloat8Casts* float8_casts_to_fill() {
   return cache->float8_casts.get();
 }
 
-void prepare_thread_cache() {
-  make_cache();
-  prepare_to_clear_torch_cache();
+ThreadCache* prepare_thread_cache() {
+  ThreadCache* const cache = make_cache();
+  if (cache == nullptr) {
+    prepare_to_clear_torch_cache();
+  }
+  return cache;
 }
 
-void on_region_entered(int open_regions) noexcept {
-  ThreadCache* const cache = t_cache;
+void on_region_entered(ThreadCache* cache, int open_regions) noexcept {
   if (cache == nullptr) {
     return;
   }

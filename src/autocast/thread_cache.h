@@ -16,6 +16,8 @@
 // ops that run on it after that are cast without a cache.
 namespace fastamp::autocast {
 
+struct ThreadCache;
+
 // The next five count on is_weight_cache_enabled().
 
 /// Cast of a weight that this thread's cache holds and that can be used now, else undefined.
@@ -51,12 +53,13 @@ RegionFloat8Casts* usable_float8_casts();
 /// is not possible to know when the region ends.
 RegionFloat8Casts* float8_casts_to_fill();
 
-/// Makes what on_region_entered() and the end of a region need; called before one is entered.
-void prepare_thread_cache();
+/// Makes what the end of a region needs, and returns what on_region_entered() needs, null at the end
+/// of the thread; called before a region is entered.
+ThreadCache* prepare_thread_cache();
 /// Called by each region of fastamp after entering and after leaving, with the number of regions,
 /// torch's included, that are now open on the thread. The second returns whether the casts of the
 /// thread's regions ended with this one.
-void on_region_entered(int open_regions) noexcept;
+void on_region_entered(ThreadCache* cache, int open_regions) noexcept;
 bool on_region_left(int open_regions) noexcept;
 
 /// Whether this thread has casts of weights that a region made.

@@ -89,7 +89,8 @@ scaler::ScalerCall GradScaler::Impl::call() const {
   return {.scale = state.scale_tensor(),
           .times_scaled = state.times_scaled(),
           .device = options.device(),
-          .agreement = options.agreement() ? &options.agreement() : nullptr};
+          .agreement = options.agreement() ? &options.agreement() : nullptr,
+          .keeps_flag = true};
 }
 
 void GradScaler::Impl::begin(const char* function, const Optimizer& optimizer) const {

@@ -13,6 +13,7 @@
 
 #include <fastamp/ops/amp_ops.h>
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -204,6 +205,21 @@ at::Tensor PassBuffers::sum_beside(const at::Tensor& inv_scale) {
     sum_ = new_scalar(inv_scale, at::kDouble);
   }
   return sum_;
+}
+
+at::Tensor PassBuffers::flag_beside(const at::Tensor& scale) {
+  if (!is_spare_flag(flag_, scale)) {
+    flag_ = flag_without_value(scale);
+  }
+  return flag_;
+}
+
+at::Tensor PassBuffers::norm_of(double norm) {
+  if (!is_free(norm_)) {
+    norm_ = at::detail::empty_cpu({}, at::TensorOptions().dtype(at::kFloat));
+  }
+  *norm_.mutable_data_ptr<float>() = static_cast<float>(norm);
+  return norm_;
 }
 
 /// A pass while it runs.
@@ -442,6 +458,13 @@ bool PassResult::has_norm() const {
   return !devices_.empty() && std::ranges::all_of(devices_, [](const DeviceResult& result) {
     return result.sum_of_squares.defined() && !result.seen.any_duplicates;
   });
+}
+
+std::optional<double> PassResult::host_norm() const {
+  if (devices_.size() != 1 || !is_plain_cpu_scalar(devices_.front().sum_of_squares, at::kDouble)) {
+    return std::nullopt;
+  }
+  return std::sqrt(*devices_.front().sum_of_squares.const_data_ptr<double>());
 }
 
 at::Tensor PassResult::total_norm(at::ScalarType dtype) const {

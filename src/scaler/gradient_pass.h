@@ -44,9 +44,17 @@ class FASTAMP_API PassBuffers {
   at::Tensor inverse_of(const at::Tensor& scale);
   at::Tensor sum_beside(const at::Tensor& inv_scale);
 
+  /// Returns a place for a flag beside the scale, in the same way.
+  at::Tensor flag_beside(const at::Tensor& scale);
+
+  /// Returns a norm as fp32 in ordinary host memory, in the same way.
+  at::Tensor norm_of(double norm);
+
  private:
   at::Tensor inverse_;
   at::Tensor sum_;
+  at::Tensor flag_;
+  at::Tensor norm_;
   std::vector<std::shared_ptr<const NonFiniteCounts>> entries_;  // the one used last in front
 };
 
@@ -108,6 +116,10 @@ class FASTAMP_API PassResult {
 
   /// Whether the squares of all gradients were summed.
   bool has_norm() const;
+
+  /// Returns the 2-norm of the unscaled gradients if there is one device, and the sum is in
+  /// ordinary host memory.
+  std::optional<double> host_norm() const;
 
   /// Returns the 2-norm of the unscaled gradients over all devices, rounded once to `dtype`, on the
   /// first device. Needs has_norm() and a gradient. No synchronisation.

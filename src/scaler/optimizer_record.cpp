@@ -27,12 +27,15 @@ std::shared_ptr<PassResult> OptimizerRecord::start_iteration() {
   return std::exchange(pass, nullptr);
 }
 
-at::Tensor OptimizerRecord::known_norm() const {
+at::Tensor OptimizerRecord::known_norm() {
   if (norm.defined()) {
     return norm;
   }
   if (pass == nullptr || has_foreign || !pass->has_norm()) {
     return {};
+  }
+  if (const auto known = pass->host_norm(); known && !norm_factor.defined()) {
+    return buffers.norm_of(*known);
   }
   const auto known = pass->total_norm(at::kFloat);
   return norm_factor.defined() ? known * on_device(norm_factor, known.device(), at::kFloat) : known;

@@ -75,7 +75,7 @@ struct FASTAMP_API OptimizerRecord {
   std::shared_ptr<PassResult> start_iteration();
 
   /// The norm of this iteration's unscaled gradients if a pass has summed it; else undefined.
-  at::Tensor known_norm() const;
+  at::Tensor known_norm();
 
   /// Counters where the inf and NaN of this iteration's gradients were counted.
   Counts counts() const;

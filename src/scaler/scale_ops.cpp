@@ -82,6 +82,12 @@ at::Tensor flag_without_value(const at::Tensor& scale) {
   return new_scalar(scale, at::kFloat);
 }
 
+bool is_spare_flag(const at::Tensor& flag, const at::Tensor& scale) {
+  return flag.defined() && flag.use_count() == 1 && flag.storage().use_count() == 1 &&
+         flag.is_inference() == c10::InferenceMode::is_enabled() &&
+         is_plain_cpu_scalar(flag, at::kFloat) && scale.device().is_cpu();
+}
+
 at::Tensor combine_flags(at::ArrayRef<at::Tensor> flags, c10::Device device) {
   TORCH_INTERNAL_ASSERT(!flags.empty());
   const auto fetch = [&](const at::Tensor& flag) {

@@ -59,6 +59,10 @@ FASTAMP_API at::Tensor new_flag(const at::Tensor& scale);
 /// Returns the same for a pass that overwrites it. On CUDA this launches nothing.
 FASTAMP_API at::Tensor flag_without_value(const at::Tensor& scale);
 
+/// Whether a flag of an earlier pass, of a scale beside it in ordinary host memory, may be
+/// overwritten by the next: nobody else holds it or its memory.
+FASTAMP_API bool is_spare_flag(const at::Tensor& flag, const at::Tensor& scale);
+
 /// Returns a scalar without a value on `like`'s device. In ordinary host memory no operator is
 /// called: one costs three times the allocation.
 FASTAMP_API at::Tensor new_scalar(const at::Tensor& like, at::ScalarType dtype);

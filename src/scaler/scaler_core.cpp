@@ -24,8 +24,11 @@
 namespace fastamp::scaler {
 namespace {
 
-at::Tensor flag_for_pass(const ScalerCall& call) {
-  return call.spare_flag.defined() ? call.spare_flag : flag_without_value(call.scale);
+at::Tensor flag_for_pass(OptimizerRecord& record, const ScalerCall& call) {
+  if (call.spare_flag.defined()) {
+    return call.spare_flag;
+  }
+  return call.keeps_flag ? record.buffers.flag_beside(call.scale) : flag_without_value(call.scale);
 }
 
 /// @param flags  With room for them.
@@ -50,7 +53,7 @@ bool any_duplicates(const std::vector<DeviceGradients>& groups) {
 at::Tensor total_norm(const std::vector<Outcome>& outcomes, c10::Device home) {
   std::vector<at::Tensor> norms;
   for (const auto& outcome : outcomes) {
-    const auto& record = *outcome.record;
+    auto& record = *outcome.record;
     if (record.pass != nullptr && record.pass->devices().empty() && !record.has_foreign) {
       continue;  // It has no gradients: other ranks may.
     }
@@ -282,7 +285,7 @@ void ScalerCore::unscale(OptimizerRecord& record, Gathered gathered, const Scale
   // What notes the pass is made before it: nothing can be missing once gradients are divided.
   auto pass = std::make_shared<PassResult>();
   auto flags = room_for_flags(gathered.groups);
-  *pass = scaler::unscale(std::move(gathered.groups), inv_scale, flag_for_pass(call),
+  *pass = scaler::unscale(std::move(gathered.groups), inv_scale, flag_for_pass(record, call),
                           options_for(record));
   record.shares_gradients = gathered.shared;
   record.progress = {.stage = Stage::kUnscaled, .flags = flags_of(*pass, std::move(flags))};
@@ -306,8 +309,9 @@ std::optional<bool> ScalerCore::check(OptimizerRecord& record, Gathered gathered
     return std::nullopt;
   }
   const auto inv_scale = inverse_for(record, call.scale, gathered);
-  auto pass = std::make_shared<PassResult>(scaler::check(
-      std::move(gathered.groups), inv_scale, flag_for_pass(call), options_for(record), max_norm));
+  auto pass = std::make_shared<PassResult>(scaler::check(std::move(gathered.groups), inv_scale,
+                                                         flag_for_pass(record, call),
+                                                         options_for(record), max_norm));
   record.progress = {.stage = Stage::kReady, .flags = flags_of(*pass, {})};
   note_pass(record, std::move(pass), call);
   record.inv_scale = inv_scale;

@@ -39,9 +39,12 @@ struct ScalerCall {
   std::uint64_t times_scaled = 0;            ///< How often scale() has been called.
   c10::DeviceType device = c10::kCUDA;       ///< The scaler's kind of device.
   const FlagAgreement* agreement = nullptr;  ///< Null: no communication.
-  /// An fp32 scalar beside the scale for a pass to overwrite, the flag of an earlier pass that
-  /// nobody holds any more; undefined: a pass makes one.
+  /// The flag of an earlier pass for which is_spare_flag() is true, to be overwritten; undefined:
+  /// none.
   at::Tensor spare_flag = {};
+  /// The core keeps the flag of each pass for the next one itself. Not of scalers of Python, whose
+  /// tensors are made anew for a flag that anybody else holds.
+  bool keeps_flag = false;
 };
 
 /// Makes flags the same on all ranks: raised where one rank has raised one. A rank without

@@ -60,7 +60,8 @@ scaler::ScalerCall StepGuard::Impl::call(bool agrees) const {
   return {.scale = one.scale,
           .times_scaled = calls,
           .device = one.scale.device().type(),
-          .agreement = agrees && options.agreement() ? &options.agreement() : nullptr};
+          .agreement = agrees && options.agreement() ? &options.agreement() : nullptr,
+          .keeps_flag = true};
 }
 
 scaler::RecordPointer StepGuard::Impl::begin() {

@@ -42,6 +42,72 @@ def test_a_flag_that_somebody_holds_keeps_its_value(hold):
     assert float(value) == 1.0
 
 
+def entry_of(scaler, optimizer):
+    """Returns what torch keeps of an optimizer in an iteration."""
+    return scaler._per_optimizer_states[id(optimizer)]
+
+
+def run(scaler, optimizer, parameter, verb, grad):
+    """Runs an iteration up to its update, of gradients with one value."""
+    parameter.grad = torch.full((2,), grad)
+    getattr(scaler, verb)(optimizer)
+
+
+@pytest.mark.parametrize("verb", ["unscale_", "step"])
+def test_an_entry_that_somebody_holds_stays_as_it_was(verb):
+    scaler, optimizer, parameter = ready()
+    run(scaler, optimizer, parameter, verb, grad=float("inf"))
+    held = entry_of(scaler, optimizer)
+    stage = held["stage"]
+    scaler.update()
+    for _ in range(3):
+        run(scaler, optimizer, parameter, "unscale_", grad=1.0)
+        assert entry_of(scaler, optimizer) is not held
+        scaler.update()
+    assert held["stage"] is stage
+    assert [flag.item() for flag in held["found_inf_per_device"].values()] == [1.0]
+
+
+def add_key(entry):
+    entry["mine"] = 1
+
+
+def take_stage(entry):
+    del entry["stage"]
+
+
+def add_flag(entry):
+    entry["found_inf_per_device"]["mine"] = torch.ones(())
+
+
+def rename_device(entry):
+    flags = entry["found_inf_per_device"]
+    flags["mine"] = flags.pop(torch.device("cpu"))
+
+
+def replace_flags(entry):
+    entry["found_inf_per_device"] = {"mine": 1.0}
+
+
+@pytest.mark.parametrize("verb", ["unscale_", "step"])
+@pytest.mark.parametrize(
+    "change",
+    [add_key, take_stage, add_flag, rename_device, replace_flags],
+    ids=lambda f: f.__name__,
+)
+def test_what_users_write_into_an_entry_is_gone_with_its_iteration(change, verb):
+    scaler, optimizer, parameter = ready()
+    for _ in range(2):
+        run(scaler, optimizer, parameter, verb, grad=1.0)
+        change(entry_of(scaler, optimizer))
+        scaler._per_optimizer_states.clear()
+        run(scaler, optimizer, parameter, verb, grad=1.0)
+        entry = entry_of(scaler, optimizer)
+        assert set(entry) == {"stage", "found_inf_per_device"}
+        assert list(entry["found_inf_per_device"]) == [torch.device("cpu")]
+        scaler.update()
+
+
 @pytest.mark.parametrize("bad", ["110", "101", "010"])
 def test_flags_of_iterations_in_a_row_are_their_own(bad):
     scaler, optimizer, parameter = ready()
