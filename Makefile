@@ -15,9 +15,8 @@ ONLY ?=
 SEEDS ?=
 CATCH2_INCLUDE ?=
 FASTAMP_CUDA ?=
-TORCHES ?= 2.10.0 2.11.0 2.15.0
-WATCHED ?= 2.10.0 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
-PYTHONS ?= 3.10 3.11 3.12 3.13 3.14
+TORCHES ?= 2.10.0 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
+PYTHONS ?= 3.10 3.11 3.12 3.13 3.14 3.15
 
 ifeq ($(VENV),none)
   PY := $(PYTHON)
@@ -63,7 +62,7 @@ help:
 	@echo 'make lint   formatters, linters, type checks'
 	@echo 'make compat TORCH=2.15.0  build and test against another torch, in an environment of its own'
 	@echo 'make aarch64  cross-compile for 64-bit Arm, and test under qemu (on Debian 12)'
-	@echo 'make torch-watch  has code of torch changed that fastamp wraps or imitates? (WATCHED="2.16.0")'
+	@echo 'make torch-watch  has code of torch changed that fastamp wraps or imitates? (TORCHES="2.16.0")'
 	@echo 'make wheel  one wheel for several torches and Pythons, in dist (TORCHES="2.11.0 2.15.0" PYTHONS="3.11 3.12")'
 	@echo 'make wheel-test  installs it beside each of TORCHES with each of PYTHONS, and uses it'
 	@echo 'make build  the native part and an editable install'
@@ -149,7 +148,7 @@ endif
 
 # Downloads the wheels, installs none.
 torch-watch: $(DEMO_ENVIRONMENT)
-	$(PY) tools/torch_watch.py --torch $(WATCHED)
+	$(PY) tools/torch_watch.py --torch $(TORCHES)
 
 wheel: $(ENVIRONMENT)
 	$(PY) tools/build_wheel.py $(addprefix --torch ,$(TORCHES)) $(addprefix --python ,$(PYTHONS)) \
