@@ -63,8 +63,8 @@ void set_item(PyObject* dict, PyObject* key, PyObject* value) {
   }
 }
 
-// Entries of torch's `_per_optimizer_states` are made anew in each iteration, a dictionary that holds
-// another one with a tensor and its device: to create and destroy them takes a fifth of the time of
+// torch makes the entries of `_per_optimizer_states` anew in each iteration: a dictionary with
+// another one of a tensor and its device. To create and destroy them takes a fifth of the time of
 // a short pass. So the last entry is kept, and used again if nobody else has it, or a part of it.
 
 /// Whether nobody else has the entry any more, and all that is in it will be overwritten.
@@ -441,7 +441,7 @@ void OptimizerCall::write_progress() {
   if (is_new && !states_.is_none()) {
     set_item(states_.ptr(), key_.ptr(), own.ptr());
   }
-  kept = own;
+  kept = std::move(own);
 }
 
 void OptimizerCall::work(c10::function_ref<void(const scaler::ScalerCall&)> function) {

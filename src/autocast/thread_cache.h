@@ -53,8 +53,8 @@ RegionFloat8Casts* usable_float8_casts();
 /// is not possible to know when the region ends.
 RegionFloat8Casts* float8_casts_to_fill();
 
-/// Makes what the end of a region needs, and returns what on_region_entered() needs, null at the end
-/// of the thread; called before a region is entered.
+/// Makes what the end of a region needs, and returns what on_region_entered() needs, null at the
+/// end of the thread; called before a region is entered.
 ThreadCache* prepare_thread_cache();
 /// Called by each region of fastamp after entering and after leaving, with the number of regions,
 /// torch's included, that are now open on the thread. The second returns whether the casts of the
