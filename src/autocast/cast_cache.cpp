@@ -2,6 +2,7 @@
 #include "autocast/cast_cache.h"
 
 #include "autocast/data_cast.h"
+#include "autocast/torch_state.h"
 #include "core/interception.h"
 #include "core/tensor_kind.h"
 
@@ -110,7 +111,7 @@ void CastCache::give_history(Entry& entry, const at::Tensor& source) {
     entry.order = take_node_order();
   }
   if (!c10::GradMode::is_enabled()) {
-    if (kWeightsAlwaysRequireGrad && source.requires_grad() && !entry.cast.requires_grad()) {
+    if (source.requires_grad() && !entry.cast.requires_grad() && weights_always_require_grad()) {
       entry.cast = make_alias(entry.cast);
       require_grad_alone(source, entry.cast);
     }

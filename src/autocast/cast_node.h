@@ -6,7 +6,6 @@
 #include <fastamp/macros.h>
 
 #include <ATen/core/Tensor.h>
-#include <torch/version.h>
 
 #include <cstdint>
 #include <typeinfo>
@@ -22,12 +21,6 @@ NodeOrder take_node_order();
 
 /// Whether autograd records ops on this tensor now, in the sense of the generated autograd kernels.
 bool is_recorded(const at::Tensor& tensor);
-
-/// Whether casts of weights require gradients although grad mode is off, as torch's do from 2.11
-/// on: there they have their history, so that later ops of the region may use them. Ops look at it:
-/// matmul chooses its kernel by it, and kernels may round differently.
-constexpr bool kWeightsAlwaysRequireGrad =
-    TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 11);
 
 /// Records in autograd that `out`, which has no history yet, is the cast of `source`.
 void record_cast(const at::Tensor& source, const at::Tensor& out, NodeOrder order);

@@ -5,6 +5,7 @@
 #include "autocast/kept_casts.h"
 #include "autocast/tensor_identity.h"
 #include "autocast/thread_cache.h"
+#include "autocast/torch_state.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
@@ -62,8 +63,8 @@ void classify_weight(CastSource& source, CastStore store, bool cache_enabled) {
   } else {
     source.use = has_grad_mode || !is_direct ? CastUse::kByOp : CastUse::kByOpUnrecorded;
   }
-  if (kWeightsAlwaysRequireGrad && cache_enabled && !has_grad_mode && !source.in_inference &&
-      source.tensor.requires_grad()) {
+  if (cache_enabled && !has_grad_mode && !source.in_inference && source.tensor.requires_grad() &&
+      weights_always_require_grad()) {
     source.history = is_kept || is_direct ? CastHistory::kAlone : CastHistory::kByTorch;
   }
 }

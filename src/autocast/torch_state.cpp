@@ -2,12 +2,19 @@
 #include "autocast/torch_state.h"
 
 #include "core/exit_gate.h"
+#include "core/interception.h"
 #include "core/system_threads.h"
 
 #include <ATen/CachedTensorUtils.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <utility>
 
@@ -60,6 +67,42 @@ void in_torch_cache(const Function& function) {
   g_gate.pass(presence(), function);
 }
 
+enum class Answer : std::uint8_t { kUnknown, kNo, kYes };
+
+/// Has this thread's regions keep casts to bfloat16 for CPU ops, and ends that.
+class KeepsCasts {
+ public:
+  KeepsCasts() {
+    at::autocast::set_autocast_cache_enabled(true);
+    at::autocast::set_autocast_dtype(c10::kCPU, c10::kBFloat16);
+  }
+  ~KeepsCasts() {
+    at::autocast::set_autocast_cache_enabled(keeps_);
+    at::autocast::set_autocast_dtype(c10::kCPU, dtype_);
+  }
+  KeepsCasts(const KeepsCasts&) = delete;
+  KeepsCasts& operator=(const KeepsCasts&) = delete;
+
+ private:
+  bool keeps_ = at::autocast::is_autocast_cache_enabled();
+  c10::ScalarType dtype_ = at::autocast::get_autocast_dtype(c10::kCPU);
+};
+
+/// Has torch cast a weight for its cache in no-grad mode: does that cast require a gradient? Unknown
+/// if the cache cannot be entered now.
+Answer ask_torch() {
+  const c10::impl::ExcludeDispatchKeyGuard unseen(fastamp::detail::kInterceptors);
+  const at::DisableRecordFunctionGuard unrecorded;
+  const c10::InferenceMode normal_mode(false);
+  const at::NoGradGuard no_grad;
+  const KeepsCasts keeps;
+  const auto cast = leave_in_torch_cache(at::zeros({1}, at::kFloat).requires_grad_());
+  if (!cast.defined()) {
+    return Answer::kUnknown;
+  }
+  return cast.requires_grad() ? Answer::kYes : Answer::kNo;
+}
+
 }  // namespace
 
 c10::ScalarType region_dtype(c10::DeviceType device) {
@@ -89,6 +132,14 @@ void clear_torch_cache() noexcept {
     at::autocast::clear_cache();
     watch_exit();
   });
+}
+
+bool weights_always_require_grad() {
+  constinit static std::atomic<Answer> known{Answer::kUnknown};
+  if (known.load(std::memory_order_relaxed) == Answer::kUnknown) [[unlikely]] {
+    known.store(ask_torch(), std::memory_order_relaxed);
+  }
+  return known.load(std::memory_order_relaxed) != Answer::kNo;
 }
 
 at::Tensor leave_in_torch_cache(const at::Tensor& leaf) {
