@@ -67,7 +67,7 @@ void in_torch_cache(const Function& function) {
   g_gate.pass(presence(), function);
 }
 
-enum class Answer : std::uint8_t { kUnknown, kNo, kYes };
+enum class Answer : std::uint8_t { kUnknown, kFalse, kTrue };
 
 /// Has this thread's regions keep casts to bfloat16 for CPU ops, and ends that.
 class KeepsCasts {
@@ -88,8 +88,8 @@ class KeepsCasts {
   c10::ScalarType dtype_ = at::autocast::get_autocast_dtype(c10::kCPU);
 };
 
-/// Has torch cast a weight for its cache in no-grad mode: does that cast require a gradient? Unknown
-/// if the cache cannot be entered now.
+/// Has torch cast a weight for its cache in no-grad mode: does that cast require a gradient?
+/// Unknown if the cache cannot be entered now.
 Answer ask_torch() {
   const c10::impl::ExcludeDispatchKeyGuard unseen(fastamp::detail::kInterceptors);
   const at::DisableRecordFunctionGuard unrecorded;
@@ -100,7 +100,7 @@ Answer ask_torch() {
   if (!cast.defined()) {
     return Answer::kUnknown;
   }
-  return cast.requires_grad() ? Answer::kYes : Answer::kNo;
+  return cast.requires_grad() ? Answer::kTrue : Answer::kFalse;
 }
 
 }  // namespace
@@ -139,7 +139,7 @@ bool weights_always_require_grad() {
   if (known.load(std::memory_order_relaxed) == Answer::kUnknown) [[unlikely]] {
     known.store(ask_torch(), std::memory_order_relaxed);
   }
-  return known.load(std::memory_order_relaxed) != Answer::kNo;
+  return known.load(std::memory_order_relaxed) != Answer::kFalse;
 }
 
 at::Tensor leave_in_torch_cache(const at::Tensor& leaf) {

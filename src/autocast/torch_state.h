@@ -28,8 +28,8 @@ bool in_region();
 
 /// Whether casts of weights require gradients although grad mode is off, as torch's do from 2.11
 /// on: there they have their history, so that later ops of the region may use them. Ops look at it:
-/// matmul chooses its kernel by it, and kernels may round differently. Found out of this torch, once
-/// in a process.
+/// matmul chooses its kernel by it, and kernels may round differently. This torch is asked, once in
+/// a process.
 bool weights_always_require_grad();
 
 // torch's own weight cache: one for the process, behind a lock, in a static object.
