@@ -108,8 +108,8 @@ class OptimizerCall {
   /// off. Only for an optimizer that is not unscaled yet.
   void forget_if_scaled_anew() const;
 
-  /// Works on gradients, without the GIL, and writes down how far the optimizer has come, also if
-  /// that throws.
+  /// Works on gradients with data(), which is read first, without the GIL, and writes down how far
+  /// the optimizer has come, also if that throws.
   void work(c10::function_ref<void(const scaler::ScalerCall&)> function);
   /// Clips unscaled gradients as it was put off to the step.
   void apply_clips() const;
