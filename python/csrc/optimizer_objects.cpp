@@ -124,7 +124,8 @@ at::Tensor group_rate_tensor(PyObject* group) {
   if (!THPVariable_Check(rate.ptr())) {
     return {};
   }
-  const auto* tensor = plain_tensor(rate.ptr());
+  KeepAlive alive;
+  const auto* tensor = plain_tensor(rate.ptr(), alive);
   return tensor != nullptr && has_geometry(*tensor) && tensor->numel() == 1 ? *tensor
                                                                             : at::Tensor();
 }
@@ -166,7 +167,7 @@ StoredOptions StoredOptions::of(py::handle optimizer, PyObject* group, bool take
   return stored;
 }
 
-const at::Tensor* plain_tensor(PyObject* object) {
+const at::Tensor* plain_tensor(PyObject* object, KeepAlive& alive) {
   if (THPVariable_CheckExact(object)) [[likely]] {
     return &THPVariable_Unpack(object);
   }
@@ -175,13 +176,13 @@ const at::Tensor* plain_tensor(PyObject* object) {
     return nullptr;
   }
   PyObject* const key = interned<"_local_tensor">();
-  PyObject* local = PyObject_GetAttr(object, key);
-  if (local == nullptr) {
-    rethrow();
+  auto local = attribute(object, key);
+  if (!THPVariable_CheckExact(local.ptr())) {
+    return nullptr;
   }
-  const bool plain = THPVariable_CheckExact(local);
-  Py_DECREF(local);  // The DTensor keeps it.
-  return plain ? &THPVariable_Unpack(local) : nullptr;
+  const auto& tensor = THPVariable_Unpack(local.ptr());
+  alive.hold(std::move(local));
+  return &tensor;
 }
 
 py::object StateOfParams::find(PyObject* param) {

@@ -135,9 +135,9 @@ void check_stored(py::handle optimizer, PyObject* group);
 /// Throws for a group with a value that C++ does not know.
 [[noreturn]] void refuse_stored(py::handle optimizer, PyObject* group);
 
-/// The strided tensor that C++ may work on: the object's own, or the local shard of a DTensor.
-/// Null for every other subclass. The object owns it.
-const at::Tensor* plain_tensor(PyObject* object);
+/// The strided tensor that C++ may work on: the object's own, which the object owns, or the local
+/// shard of a DTensor, which may get another one: `alive` holds it. Null for every other subclass.
+const at::Tensor* plain_tensor(PyObject* object, KeepAlive& alive);
 
 /// Finds the state of parameters. State is mostly stored in the order of the parameters, so the
 /// next entry is looked at first: hashing a tensor calls a Python function.

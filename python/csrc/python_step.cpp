@@ -110,7 +110,7 @@ class StepState {
       PyDict_GetItemRef(entry.ptr(), names[i].key, &found);
       auto object = py::reinterpret_steal<py::object>(found);
       const auto* tensor =
-          object && THPVariable_Check(object.ptr()) ? plain_tensor(object.ptr()) : nullptr;
+          object && THPVariable_Check(object.ptr()) ? plain_tensor(object.ptr(), alive_) : nullptr;
       if (tensor == nullptr || tensor->device() != param.param.device() ||
           tensor->scalar_type() != names[i].dtype) {
         return false;
@@ -316,8 +316,9 @@ struct Walk {
       sink.state().skip(item);
       return true;
     }
-    const auto* local_param = plain_tensor(item);
-    const auto* local_grad = THPVariable_Check(grad.ptr()) ? plain_tensor(grad.ptr()) : nullptr;
+    const auto* local_param = plain_tensor(item, alive);
+    const auto* local_grad =
+        THPVariable_Check(grad.ptr()) ? plain_tensor(grad.ptr(), alive) : nullptr;
     if (local_param == nullptr || local_grad == nullptr || Py_TYPE(item) != Py_TYPE(grad.ptr()) ||
         !same_sharding(item, grad.ptr())) {
       if (THPVariable_Unpack(grad.ptr()).is_sparse()) {

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -109,6 +111,28 @@ def checkpointed(name):
     return results
 
 
+def shard_after_its_parameter_got_another():
+    """Whether a step keeps the shard that it reads, and what it makes of both."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2,))
+    param = torch.nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Shard(0)]))
+    param.grad = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
+    optimizer = fastamp.optim.AdamW([param], lr=0.1)
+    prepare, shard = optimizer._fastamp_prepare, weakref.ref(param._local_tensor)
+    was_alive = []
+
+    def replace_shard(param, group):
+        prepare(param, group)
+        param._local_tensor = param._local_tensor.clone()
+        was_alive.append(shard() is not None)
+
+    optimizer._fastamp_prepare = replace_shard
+    optimizer.step()
+    return was_alive, param._local_tensor
+
+
 def worker(_):
     out = {}
     for name, options in OPTIONS.items():
@@ -119,6 +143,7 @@ def worker(_):
         out[name, "fsdp"] = fsdp(own, options), fsdp(torchs, options)
         out[name, "checkpoint"] = checkpointed(name)
     out["mismatched"] = mismatched()
+    out["replaced"] = shard_after_its_parameter_got_another()
     return out
 
 
@@ -180,6 +205,13 @@ def test_distributed_checkpoints_continue_bit_for_bit(ranks, name):
     for out in ranks:
         whole, resumed = out[name, "checkpoint"]
         assert all(torch.equal(p, q) for p, q in zip(whole, resumed, strict=True))
+
+
+def test_steps_keep_the_shards_that_they_read(ranks):
+    for out in ranks:
+        was_alive, new = out["replaced"]
+        assert was_alive == [True]
+        assert torch.equal(new, torch.ones(2))
 
 
 def test_gradients_sharded_otherwise_are_left_to_torch(ranks):
