@@ -112,11 +112,19 @@ def _set_search_path(first: str) -> None:
 
 def _new_main(file: str | None) -> ModuleType:
     main = ModuleType("__main__")
-    main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
+    main.__dict__["__builtins__"] = sys.modules["builtins"]
     main.__loader__ = BuiltinImporter  # as python has it
+    _set_if_usual(main, "__annotations__", {})  # to Python 3.13
     if file is not None:
-        main.__dict__.update(__file__=file, __cached__=None)
+        main.__dict__["__file__"] = file
+        _set_if_usual(main, "__cached__", None)  # to Python 3.14
     return main
+
+
+def _set_if_usual(main: ModuleType, name: str, value: object) -> None:
+    """Sets a name if this Python sets it in main modules, such as the one that runs fastamp."""
+    if name in vars(sys.modules["__main__"]):
+        main.__dict__[name] = value
 
 
 def _loaded(spec: ModuleSpec) -> tuple[CodeType, str, ModuleType]:
@@ -126,7 +134,7 @@ def _loaded(spec: ModuleSpec) -> tuple[CodeType, str, ModuleType]:
     main.__loader__ = loader
     main.__spec__ = spec
     main.__package__ = spec.parent
-    main.__dict__["__cached__"] = spec.cached
+    _set_if_usual(main, "__cached__", spec.cached)
     return code, spec.origin or spec.name, main
 
 
