@@ -3,7 +3,7 @@
 
 #include <fastamp/autocast/guard.h>
 
-#include <utility>
+#include <atomic>
 
 namespace py = pybind11;
 
@@ -26,7 +26,9 @@ void follow_clear_cache(py::handle function_handle) {
   }
   PyMethodDef* definition = reinterpret_cast<PyCFunctionObject*>(function)->m_ml;
   if (definition->ml_meth != clear_both_caches) {
-    g_torch_clear_cache = std::exchange(definition->ml_meth, clear_both_caches);
+    g_torch_clear_cache = definition->ml_meth;
+    // Other threads may call the function now.
+    std::atomic_ref(definition->ml_meth).store(clear_both_caches, std::memory_order_release);
   }
 }
 

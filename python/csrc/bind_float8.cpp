@@ -156,9 +156,10 @@ void set_python_tensors(const py::object& is_traced, const py::object& is_parame
   IsTraced::function = is_traced.inc_ref().ptr();
   IsParameter::function = is_parameter.inc_ref().ptr();
   IsExcluded::function = is_excluded.inc_ref().ptr();
-  autocast::set_python_tensors({.is_traced = IsTraced::ask,
-                                .is_parameter = IsParameter::ask,
-                                .is_excluded = IsExcluded::ask});
+  static constexpr autocast::PythonTensors kFunctions{.is_traced = IsTraced::ask,
+                                                      .is_parameter = IsParameter::ask,
+                                                      .is_excluded = IsExcluded::ask};
+  autocast::set_python_tensors(&kFunctions);
 }
 
 /// Python's linear layer of parts; never released, as the functions above.
@@ -175,7 +176,9 @@ at::Tensor linear_of_parts_in_python(const autocast::Float8Setting& setting, con
 void set_linear_of_parts(const py::object& is_part, const py::object& run) {
   IsPart::function = is_part.inc_ref().ptr();
   g_linear_of_parts = run.inc_ref().ptr();
-  autocast::set_linear_of_parts({.is_part = IsPart::ask, .run = linear_of_parts_in_python});
+  static constexpr autocast::LinearOfParts kFunctions{.is_part = IsPart::ask,
+                                                      .run = linear_of_parts_in_python};
+  autocast::set_linear_of_parts(&kFunctions);
 }
 
 /// A Python function that any thread may call and forget.

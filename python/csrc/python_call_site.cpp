@@ -6,6 +6,7 @@
 #include <torch/csrc/utils/pythoncapi_compat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <ranges>
 #include <string_view>
@@ -16,15 +17,15 @@ namespace py = pybind11;
 namespace fastamp::python {
 namespace {
 
-std::vector<std::string>& skipped_folders() {
-  // Never destroyed: threads may run ops while the process exits.
-  static auto* folders = new std::vector<std::string>;
-  return *folders;
-}
+/// Never destroyed: threads may run ops while others are told of new ones, and while the process
+/// exits.
+std::atomic<const std::vector<std::string>*> g_skipped_folders{nullptr};
 
 bool is_skipped(std::string_view file) {
-  return std::ranges::any_of(skipped_folders(),
-                             [&](const std::string& folder) { return file.starts_with(folder); });
+  const auto* folders = g_skipped_folders.load(std::memory_order_acquire);
+  return folders != nullptr && std::ranges::any_of(*folders, [&](const std::string& folder) {
+           return file.starts_with(folder);
+         });
 }
 
 /// The text of a str; empty if it has none, or is no str.
@@ -111,7 +112,8 @@ std::string name_of_innermost(const std::vector<py::object>& modules) {
 }  // namespace
 
 void skip_source_folders(std::vector<std::string> folders) {
-  skipped_folders() = std::move(folders);
+  g_skipped_folders.store(new std::vector<std::string>(std::move(folders)),
+                          std::memory_order_release);
 }
 
 autocast::CallSite python_call_site() {

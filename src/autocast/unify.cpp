@@ -169,7 +169,7 @@ std::optional<torch::jit::Stack> stand_ins(const c10::FunctionSchema& schema,
     }
     return copies;
   }
-  const StandInMaker maker = g_stand_in_maker.load(std::memory_order_relaxed);
+  const StandInMaker maker = g_stand_in_maker.load(std::memory_order_acquire);
   if (maker == nullptr || !is_intercepted(below)) [[likely]] {
     return std::nullopt;
   }
@@ -222,7 +222,7 @@ std::exception_ptr refusal_of(const c10::OperatorHandle& op, c10::DispatchKeySet
   } catch (const std::bad_alloc&) {
     throw;
   } catch (std::exception& error) {
-    const RefusalReader reader = g_refusal_reader.load(std::memory_order_relaxed);
+    const RefusalReader reader = g_refusal_reader.load(std::memory_order_acquire);
     if (reader != nullptr && !reader(error)) {
       throw;
     }
@@ -475,11 +475,11 @@ void call_unified(const c10::OperatorHandle& op, c10::DispatchKeySet below,
 }
 
 void set_stand_in_maker(StandInMaker maker) {
-  g_stand_in_maker.store(maker, std::memory_order_relaxed);
+  g_stand_in_maker.store(maker, std::memory_order_release);
 }
 
 void set_refusal_reader(RefusalReader reader) {
-  g_refusal_reader.store(reader, std::memory_order_relaxed);
+  g_refusal_reader.store(reader, std::memory_order_release);
 }
 
 }  // namespace fastamp::autocast

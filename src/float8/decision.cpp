@@ -7,6 +7,7 @@
 #include <c10/core/DispatchKey.h>
 #include <c10/core/DispatchKeySet.h>
 
+#include <atomic>
 #include <cstdint>
 
 namespace fastamp::autocast {
@@ -15,8 +16,6 @@ namespace {
 using c10::DispatchKey;
 
 constexpr std::int64_t kSizeMultiple = 16;
-
-PythonTensors g_python_tensors{nullptr, nullptr, nullptr};
 
 /// Interceptors that pass on the ops they are given, or record them: whatever is done by ops alone
 /// they see and can change. functorch and torch.jit's tracer are none of them.
@@ -33,6 +32,14 @@ constexpr c10::DispatchKeySet kTraced =
 
 bool is_of_python_class(const at::Tensor& tensor) {
   return tensor.key_set().has(DispatchKey::Python);
+}
+
+std::atomic<const PythonTensors*> g_python_tensors{nullptr};
+
+/// Python's answer about a tensor of a Python class: no for others, and without Python.
+bool python_says(bool (*PythonTensors::*question)(const at::Tensor&), const at::Tensor& tensor) {
+  const auto* functions = g_python_tensors.load(std::memory_order_acquire);
+  return functions != nullptr && is_of_python_class(tensor) && (functions->*question)(tensor);
 }
 
 bool is_small(const Float8Shape& shape, const Float8Setting& setting, c10::DeviceType device) {
@@ -72,19 +79,20 @@ Float8Path float8_path(const at::Tensor& operand) {
   if (!is_traced) {
     return Float8Path::kBaseDtype;
   }
-  const bool is_known = !is_of_python_class(operand) || (g_python_tensors.is_traced != nullptr &&
-                                                         g_python_tensors.is_traced(operand));
+  const bool is_known =
+      !is_of_python_class(operand) || python_says(&PythonTensors::is_traced, operand);
   return is_known ? Float8Path::kAten : Float8Path::kBaseDtype;
 }
 
-void set_python_tensors(PythonTensors functions) { g_python_tensors = functions; }
+void set_python_tensors(const PythonTensors* functions) {
+  g_python_tensors.store(functions, std::memory_order_release);
+}
 
 bool is_parameter_operand(const at::Tensor& tensor) {
   if (!tensor.requires_grad() || tensor.is_leaf()) {
     return tensor.requires_grad();
   }
-  return is_of_python_class(tensor) && g_python_tensors.is_parameter != nullptr &&
-         g_python_tensors.is_parameter(tensor);
+  return python_says(&PythonTensors::is_parameter, tensor);
 }
 
 bool is_excluded_operand(const at::Tensor& weight) {
@@ -92,9 +100,7 @@ bool is_excluded_operand(const at::Tensor& weight) {
     return false;
   }
   // A plan excludes fake tensors themselves.
-  return is_excluded_from_float8(weight) ||
-         (is_of_python_class(weight) && g_python_tensors.is_excluded != nullptr &&
-          g_python_tensors.is_excluded(weight));
+  return is_excluded_from_float8(weight) || python_says(&PythonTensors::is_excluded, weight);
 }
 
 }  // namespace fastamp::autocast

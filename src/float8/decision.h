@@ -46,9 +46,9 @@ struct PythonTensors {
   bool (*is_excluded)(const at::Tensor& tensor);
 };
 
-/// Set once by the Python module, whose functions live as long as the process. Without them no
-/// such tensor is traced.
-FASTAMP_API void set_python_tensors(PythonTensors functions);
+/// Set once by the Python module, while other threads may run ops; lives as long as the process.
+/// Without it no such tensor is traced.
+FASTAMP_API void set_python_tensors(const PythonTensors* functions);
 
 /// Whether a tensor is a leaf that requires a gradient, also in a trace.
 bool is_parameter_operand(const at::Tensor& tensor);

@@ -22,6 +22,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
+#include <atomic>
 #include <optional>
 #include <utility>
 
@@ -229,22 +230,24 @@ at::Tensor run_product(const Float8Setting& setting, const Float8Operands& opera
   return y;
 }
 
-LinearOfParts g_linear_of_parts{nullptr, nullptr};
+std::atomic<const LinearOfParts*> g_linear_of_parts{nullptr};
 
-/// Returns whether Python may run the product on each rank's part.
-bool is_of_parts(Float8Op op, const Float8Operands& operands) {
-  return op == Float8Op::linear && g_linear_of_parts.run != nullptr &&
-         operands.weight.key_set().has(c10::DispatchKey::Python) && !is_intercepted() &&
-         g_linear_of_parts.is_part(operands.weight);
+/// Returns Python's functions if they may run the product on each rank's part, else null.
+const LinearOfParts* of_parts(Float8Op op, const Float8Operands& operands) {
+  const auto* functions = g_linear_of_parts.load(std::memory_order_acquire);
+  const bool is_part = op == Float8Op::linear && functions != nullptr &&
+                       operands.weight.key_set().has(c10::DispatchKey::Python) &&
+                       !is_intercepted() && functions->is_part(operands.weight);
+  return is_part ? functions : nullptr;
 }
 
 /// Runs each rank's part; decided by the sizes of the whole, so that ranks agree.
-at::Tensor run_parts(PolicyDevice device, const Float8Setting& setting, Float8Op op,
-                     const Float8Operands& operands) {
+at::Tensor run_parts(const LinearOfParts& functions, PolicyDevice device,
+                     const Float8Setting& setting, Float8Op op, const Float8Operands& operands) {
   auto outcome = outcome_of(device, setting, op, operands, Float8Path::kAten, {});
   at::Tensor y;
   if (outcome == Float8Outcome::kRan) {
-    y = g_linear_of_parts.run(setting, operands.x, operands.weight, operands.bias);
+    y = functions.run(setting, operands.x, operands.weight, operands.bias);
     outcome = y.defined() ? outcome : Float8Outcome::kIntercepted;
   }
   note_float8(outcome);
@@ -265,8 +268,10 @@ at::Tensor float8_linear(PolicyDevice device, const Float8Setting& setting, Floa
                          const Float8Operands& operands) {
   auto* const calls = Float8Calls::current();
   const Float8Path path = calls == nullptr ? path_of(operands) : path_in_plan(operands);
-  if (path == Float8Path::kBaseDtype && calls == nullptr && is_of_parts(op, operands)) {
-    return run_parts(device, setting, op, operands);
+  if (path == Float8Path::kBaseDtype && calls == nullptr) {
+    if (const auto* functions = of_parts(op, operands)) {
+      return run_parts(*functions, device, setting, op, operands);
+    }
   }
   const auto source =
       path == Float8Path::kBaseDtype ? WeightSource() : source_of(operands.weight, path);
@@ -288,7 +293,9 @@ at::Tensor float8_linear_of_parts(const Float8Setting& setting, const at::Tensor
   return run_product(setting, {x, weight, bias, false}, {}, Float8Path::kKernels, parts);
 }
 
-void set_linear_of_parts(LinearOfParts functions) { g_linear_of_parts = functions; }
+void set_linear_of_parts(const LinearOfParts* functions) {
+  g_linear_of_parts.store(functions, std::memory_order_release);
+}
 
 at::Tensor run_in_float8(OpTag<OpId::linear> /*op*/, PolicyDevice device,
                          const Float8Setting& setting, const at::Tensor& x,

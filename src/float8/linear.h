@@ -39,7 +39,7 @@ struct LinearOfParts {
                     const at::Tensor& bias);
 };
 
-/// Set once by the Python module, whose functions live as long as the process.
-FASTAMP_API void set_linear_of_parts(LinearOfParts functions);
+/// Set once by the Python module, while other threads may run ops; lives as long as the process.
+FASTAMP_API void set_linear_of_parts(const LinearOfParts* functions);
 
 }  // namespace fastamp::autocast

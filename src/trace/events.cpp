@@ -36,7 +36,7 @@ std::vector<std::shared_ptr<Recorder>> current_recorders() {
 std::atomic<CallSiteFinder> g_call_site_finder{nullptr};
 
 CallSite find_call_site() {
-  const CallSiteFinder finder = g_call_site_finder.load(std::memory_order_relaxed);
+  const CallSiteFinder finder = g_call_site_finder.load(std::memory_order_acquire);
   return finder == nullptr ? CallSite() : finder();
 }
 
@@ -100,7 +100,7 @@ bool stop_recording(const std::shared_ptr<Recorder>& recorder) {
 }
 
 void set_call_site_finder(CallSiteFinder finder) {
-  g_call_site_finder.store(finder, std::memory_order_relaxed);
+  g_call_site_finder.store(finder, std::memory_order_release);
 }
 
 std::uint64_t bytes_of(const at::Tensor& tensor) {

@@ -10,17 +10,17 @@ import fastamp._C as _C
 
 _Listener = Callable[[Any, _C.ScalerCore], object]
 
-_listeners: list[_Listener] = []
+_listeners: dict[_Listener, None] = {}  # A set in order, for threads that come and go.
 
 
 def listen(listener: _Listener) -> None:
     """Calls a function with each scaler that is used first from now on, and its core."""
-    _listeners.append(listener)
+    _listeners[listener] = None
 
 
 def stop_listening(listener: _Listener) -> None:
     """Ends what :func:`listen` began. Safe to call again."""
-    _listeners[:] = [other for other in _listeners if other != listener]
+    _listeners.pop(listener, None)
 
 
 def note_core(scaler: Any, core: _C.ScalerCore) -> None:

@@ -6,22 +6,22 @@ from __future__ import annotations
 import math
 from typing import Any
 
-_listeners: list[list[Any]] = []
+_listeners: dict[int, list[Any]] = {}  # By their identities, for threads that come and go.
 
 
 def listen(found: list[Any]) -> None:
     """Adds every scaler that is made from now on to a list, until :func:`stop_listening`."""
-    _listeners.append(found)
+    _listeners[id(found)] = found
 
 
 def stop_listening(found: list[Any]) -> None:
     """Ends what :func:`listen` began."""
-    _listeners[:] = [other for other in _listeners if other is not found]
+    _listeners.pop(id(found), None)
 
 
 def note_scaler(scaler: Any) -> None:
     """Called by each scaler when it is made."""
-    for found in _listeners:
+    for found in tuple(_listeners.values()):
         found.append(scaler)
 
 
