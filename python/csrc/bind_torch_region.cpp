@@ -5,6 +5,7 @@
 #include "region_hooks.h"
 #include "region_method.h"
 #include "region_stack.h"
+#include "uninterrupted_call.h"
 
 #include <Python.h>
 
@@ -78,7 +79,7 @@ std::array<PyMethodDef, 7> g_torch_region_functions{{
 }  // namespace
 
 bool add_torch_region_functions(PyObject* module) {
-  return add_region_method_type(module) &&
+  return add_region_method_type(module) && add_uninterrupted_call_type(module) &&
          PyModule_AddFunctions(module, g_torch_region_functions.data()) == 0;
 }
 

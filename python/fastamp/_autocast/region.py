@@ -10,6 +10,7 @@ import torch
 
 import fastamp._C as _C
 from fastamp._autocast import region_hooks  # noqa: F401  (sets things up)
+from fastamp._autocast.entering import as_enter
 from fastamp._autocast.script import ScriptedAs
 from fastamp._dynamo import compiled_regions, compiler  # noqa: F401  (the first sets things up)
 from fastamp._float8 import graphs, shards  # noqa: F401  (set things up)
@@ -74,6 +75,7 @@ class autocast(_C.Region, torch.amp.autocast_mode.autocast):  # noqa: N801  (tor
         the truth inside.
     """
 
+    __enter__ = as_enter(_C.Region.__enter__)
     _jit_override_qualname = ScriptedAs(torch.amp.autocast_mode.autocast)
 
     def __call__(self, func: Any) -> Any:

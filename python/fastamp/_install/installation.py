@@ -19,6 +19,7 @@ from torch.amp.grad_scaler import GradScaler as TorchGradScaler
 import fastamp._C as _C
 import fastamp.cpu.amp
 import fastamp.cuda.amp
+from fastamp._autocast.entering import as_enter
 from fastamp._autocast.script import OVERRIDE, ScriptedAs
 from fastamp._install import attention_libraries
 from fastamp._scaler.grad_scaler import GradScaler
@@ -42,7 +43,7 @@ def _decorate_steps_too(self: Any, func: Any) -> Any:
 #: torch's region classes, and what replaces their methods: the subclasses have their own, too.
 _REGIONS: dict[type, dict[str, Any]] = {
     cls: {
-        "__enter__": _C.RegionMethod(vars(cls)["__enter__"], True),
+        "__enter__": as_enter(_C.RegionMethod(vars(cls)["__enter__"], True)),
         "__exit__": _C.RegionMethod(vars(cls)["__exit__"], False),
         OVERRIDE: ScriptedAs(cls, of=cls),
     }
