@@ -102,11 +102,12 @@ def float8_recipe(device_type: str) -> Float8Recipe | None:
 @contextlib.contextmanager
 def default_recipe(device_type: str, recipe: Float8Recipe) -> Iterator[None]:
     """Inside, all bfloat16 regions of the process that name no recipe follow this one."""
-    _C.set_default_float8(device_type, fields_of(recipe))
+    set_default = _C.set_default_float8  # At exit the block may end after the module's names.
+    set_default(device_type, fields_of(recipe))
     try:
         yield
     finally:
-        _C.set_default_float8(device_type, None)
+        set_default(device_type, None)
 
 
 def region_arguments(
