@@ -39,6 +39,15 @@ MODULES: list[ModuleType] = [
 ]
 
 
+#: What Python makes when somebody asks for it.
+_MADE_LATE = (
+    "__slotnames__",
+    "__warningregistry__",
+    "__annotations__",
+    "__annotations_cache__",
+    "__annotate_func__",
+)
+
 #: What torch notes of CUDA when it starts, which any test may make it do where there is a device.
 _CUDA_STARTED = {
     ("torch.cuda", name)
@@ -71,7 +80,7 @@ def dropin_objects() -> dict[tuple[str, str], Any]:
             # torch imports some of its submodules when they are first used.
             if isinstance(owner, ModuleType) and isinstance(value, ModuleType):
                 continue
-            if name in ("__slotnames__", "__warningregistry__", "__annotations__"):  # made late
+            if name in _MADE_LATE:
                 continue
             objects[label, name] = value
             code = getattr(value, "__code__", None)

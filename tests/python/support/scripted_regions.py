@@ -67,7 +67,9 @@ class Model(plain_torch.nn.Module):
             return self.first(x)
 
 
-FUNCTIONS = (by_fastamp, by_mirror, by_amp, by_cpu_amp, by_torch, by_torchs_cpu_amp)
+FUNCTIONS = [by_fastamp, by_mirror, by_amp, by_torch]
+if sys.version_info < (3, 14):  # There torch itself cannot compile classes that are deprecated.
+    FUNCTIONS += [by_cpu_amp, by_torchs_cpu_amp]
 
 
 def seen(function: Any) -> list[list[str]]:
