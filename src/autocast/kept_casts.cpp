@@ -119,7 +119,9 @@ KeptCastStore::Taken KeptCastStore::take_out(const at::Tensor& source, c10::Scal
   if (entry == nullptr) {
     return taken;
   }
-  taken.is_current = is_current(*entry, source) && entry->cast.storage().use_count() == 1;
+  // Its maker has the cast itself until it has made an alias.
+  const bool is_unused = entry->cast.use_count() == 1 && entry->cast.storage().use_count() == 1;
+  taken.is_current = is_unused && is_current(*entry, source);
   auto& entries = entries_[source.unsafeGetTensorImpl()];
   const auto position = entries.begin() + (entry - entries.data());
   dropped.emplace(std::move(*position));

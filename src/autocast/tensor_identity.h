@@ -3,6 +3,8 @@
 
 #include "core/tensor_version.h"
 
+#include <fastamp/macros.h>
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/StorageImpl.h>
@@ -42,7 +44,7 @@ class TensorIdentity {
   static bool exists_for(const at::Tensor& tensor);
 
   /// @param tensor  One for which an identity exists.
-  explicit TensorIdentity(const at::Tensor& tensor);
+  FASTAMP_API explicit TensorIdentity(const at::Tensor& tensor);
 
   /// Whether `tensor` is the same object with the same memory and version, and work on it goes
   /// to the same stream and capture as then.

@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -126,6 +127,25 @@ Calls region(const std::shared_ptr<Scene>& scene) {
   };
 }
 
+/// Makes the cast that it does not find, keeps it and uses an alias of it, as make_cast() does.
+Calls making_region(const std::shared_ptr<Scene>& scene) {
+  const auto made = std::make_shared<at::Tensor>();
+  return {
+      [=] {
+        const at::NoGradGuard no_grad;
+        fastamp::autocast::TensorIdentity as_cast(scene->weight);
+        *made = scene->weight.detach().to(kTo);
+        KeptCastStore::instance().keep(scene->weight, std::move(as_cast), kTo, *made);
+      },
+      [=] {
+        scene->found = made->detach();
+        *made = at::Tensor();
+        scene->as_found = scene->found.clone();
+      },
+      [=] { CHECK(scene->found.equal(scene->as_found)); },
+  };
+}
+
 Calls edit(const std::shared_ptr<Scene>& scene) {
   return {[=] {
     const at::NoGradGuard no_grad;
@@ -134,6 +154,19 @@ Calls edit(const std::shared_ptr<Scene>& scene) {
 }
 
 }  // namespace
+
+TEST_CASE("a kept cast whose maker does not use it yet is not written") {
+  std::shared_ptr<Scene> scene;
+  const auto make = [&] {
+    scene = std::make_shared<Scene>();
+    return std::vector<Calls>{optimizer(scene), making_region(scene)};
+  };
+  const auto orders = for_every_order(make, [&] {
+    const at::Tensor after = KeptCastStore::instance().find(scene->weight, kTo);
+    CHECK((!after.defined() || after.equal(scene->weight.detach().to(kTo))));
+  });
+  CHECK(orders == 84);
+}
 
 TEST_CASE("a kept cast that a step writes is found whole, up to date, or not at all") {
   const bool edits = GENERATE(false, true);
