@@ -71,7 +71,7 @@ def native_folder(package_dir: Path, torch_version: str) -> Path:
             f"torch {minor} with Python {', '.join(_pythons(parts[minor]))}"
             for minor in sorted(parts, key=_by_number)
         )
-        python = ".".join(map(str, sys.version_info[:3]))
+        python = ".".join(map(str, sys.version_info[:3])) + sys.abiflags
         raise ImportError(
             f"this is torch {torch_version} with Python {python}, and fastamp in {package_dir} "
             f"was built for {carried}. Install one of these versions, or build fastamp for yours: "
@@ -81,12 +81,12 @@ def native_folder(package_dir: Path, torch_version: str) -> Path:
 
 
 def _by_number(version: str) -> list[int]:
-    return [int(number) for number in version.split(".")]
+    return [int(number) for number in version.rstrip("t").split(".")]
 
 
 def _pythons(part: Path) -> list[str]:
-    """Returns the Pythons that a native part has modules for, e.g. ``["3.10", "3.11"]``."""
-    found = (re.match(r"_C\.cpython-(\d)(\d+)-", path.name) for path in part.glob("_C.*"))
+    """Returns the Pythons that a native part has modules for, e.g. ``["3.10", "3.14t"]``."""
+    found = (re.match(r"_C\.cpython-(\d)(\d+t?)-", path.name) for path in part.glob("_C.*"))
     return sorted({f"{match[1]}.{match[2]}" for match in found if match}, key=_by_number)
 
 

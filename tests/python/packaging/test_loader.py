@@ -86,7 +86,7 @@ def test_a_torch_without_a_part_is_refused_with_all_that_there_are(wheel, torch_
     with pytest.raises(ImportError) as error:
         native_folder(wheel, torch_version)
     message = str(error.value)
-    python = ".".join(map(str, sys.version_info[:3]))
+    python = ".".join(map(str, sys.version_info[:3])) + sys.abiflags
     here = ".".join(map(str, sys.version_info[:2]))
     assert message.startswith(
         f"this is torch {torch_version} with Python {python}, and fastamp in "
@@ -102,6 +102,20 @@ def test_a_python_without_a_module_is_refused(wheel):
             module.unlink()
     with pytest.raises(ImportError, match=r"torch 2\.11 with Python 3\.99\. Install one"):
         native_folder(wheel, "2.11.0")
+
+
+def test_a_python_without_a_gil_is_refused_where_there_is_the_other_alone(wheel, monkeypatch):
+    """Free-threaded Pythons look for modules of their own and are called as users call them."""
+    part = wheel / "_native" / "torch2.11"
+    (part / "_C.cpython-313t-x86_64-linux-gnu.so").touch()
+    monkeypatch.setattr(sys, "abiflags", "t")
+    suffixes = [".cpython-314t-x86_64-linux-gnu.so", ".so"]
+    monkeypatch.setattr("fastamp._util.loader.EXTENSION_SUFFIXES", suffixes)
+    python = ".".join(map(str, sys.version_info[:3])) + "t"
+    with pytest.raises(ImportError, match=rf"with Python {python}, .*3\.13t, 3\.99\. Install one"):
+        native_folder(wheel, "2.11.0")
+    (part / "_C.cpython-314t-x86_64-linux-gnu.so").touch()
+    assert native_folder(wheel, "2.11.0") == part
 
 
 def test_a_build_from_source_is_taken_whatever_else_there_is(wheel):
