@@ -156,9 +156,8 @@ void set_python_tensors(const py::object& is_traced, const py::object& is_parame
   IsTraced::function = is_traced.inc_ref().ptr();
   IsParameter::function = is_parameter.inc_ref().ptr();
   IsExcluded::function = is_excluded.inc_ref().ptr();
-  static constexpr autocast::PythonTensors kFunctions{.is_traced = IsTraced::ask,
-                                                      .is_parameter = IsParameter::ask,
-                                                      .is_excluded = IsExcluded::ask};
+  static constexpr autocast::PythonTensors kFunctions{
+      .is_traced = IsTraced::ask, .is_parameter = IsParameter::ask, .is_excluded = IsExcluded::ask};
   autocast::set_python_tensors(&kFunctions);
 }
 

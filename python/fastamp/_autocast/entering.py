@@ -12,6 +12,9 @@ import fastamp._C as _C
 
 __all__ = ["as_enter"]
 
+#: Whether this Python looks for signals after ``with`` has called a C function.
+_LOOKS_AFTER_ENTERING = sys.version_info >= (3, 14)
+
 
 def as_enter(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Returns what a class is to have as ``__enter__`` to be entered by a C function.
@@ -20,7 +23,7 @@ def as_enter(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     between, where nobody would leave the region. (If another tool, such as dynamo, evaluates frames
     in Python's place, it may from Python 3.14 on.)
     """
-    if sys.version_info < (3, 14):
+    if not _LOOKS_AFTER_ENTERING:
         return function
     calling = _C.UninterruptedCall(function)
 
