@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings.h"
 #include "interned.h"
+#include "python_type.h"
 
 #include <torch/csrc/utils/pythoncapi_compat.h>
 
@@ -57,7 +58,7 @@ PyObject* mirror_getattro(PyObject* self, PyObject* name) {
 }
 
 std::array<PyType_Slot, 2> g_mirror_slots{{
-    {Py_tp_getattro, reinterpret_cast<void*>(mirror_getattro)},
+    {Py_tp_getattro, as_slot(mirror_getattro)},
     {0, nullptr},
 }};
 
@@ -66,17 +67,6 @@ PyType_Spec g_mirror_spec{"fastamp._C.MirrorBase", 0, 0, Py_TPFLAGS_DEFAULT | Py
 
 }  // namespace
 
-bool add_mirror_type(PyObject* module) {
-  PyObject* type =
-      PyType_FromSpecWithBases(&g_mirror_spec, reinterpret_cast<PyObject*>(&PyModule_Type));
-  if (type == nullptr) {
-    return false;
-  }
-  if (PyModule_AddObject(module, "MirrorBase", type) < 0) {
-    Py_DECREF(type);
-    return false;
-  }
-  return true;
-}
+bool add_mirror_type(PyObject* module) { return add_type(module, g_mirror_spec, &PyModule_Type); }
 
 }  // namespace fastamp::python

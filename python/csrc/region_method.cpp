@@ -2,6 +2,7 @@
 #include "region_method.h"
 
 #include "autocast/torch_state.h"
+#include "python_type.h"
 #include "region_object.h"
 #include "torch_region.h"
 
@@ -143,16 +144,11 @@ std::array<PyMethodDef, 2> g_method_methods{{
     {nullptr, nullptr, 0, nullptr},
 }};
 
-template <class Function>
-void* method_slot(Function* function) {
-  return reinterpret_cast<void*>(function);
-}
-
 std::array<PyType_Slot, 8> g_method_slots{{
-    {Py_tp_new, method_slot(method_new)},
-    {Py_tp_dealloc, method_slot(method_dealloc)},
-    {Py_tp_call, method_slot(PyVectorcall_Call)},
-    {Py_tp_descr_get, method_slot(method_bind)},
+    {Py_tp_new, as_slot(method_new)},
+    {Py_tp_dealloc, as_slot(method_dealloc)},
+    {Py_tp_call, as_slot(PyVectorcall_Call)},
+    {Py_tp_descr_get, as_slot(method_bind)},
     {Py_tp_getset, g_method_attributes.data()},
     {Py_tp_members, g_members.data()},
     {Py_tp_methods, g_method_methods.data()},
@@ -166,16 +162,6 @@ PyType_Spec g_method_spec{
 
 }  // namespace
 
-bool add_region_method_type(PyObject* module) {
-  PyObject* type = PyType_FromSpec(&g_method_spec);
-  if (type == nullptr) {
-    return false;
-  }
-  if (PyModule_AddObject(module, "RegionMethod", type) < 0) {
-    Py_DECREF(type);
-    return false;
-  }
-  return true;
-}
+bool add_region_method_type(PyObject* module) { return add_type(module, g_method_spec); }
 
 }  // namespace fastamp::python

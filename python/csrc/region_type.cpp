@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings.h"
 #include "float8/recipe.h"
+#include "python_type.h"
 #include "region_hooks.h"
 #include "region_init.h"
 #include "region_object.h"
@@ -200,14 +201,9 @@ std::array<PyMethodDef, 2> g_region_functions{{
     {nullptr, nullptr, 0, nullptr},
 }};
 
-template <class Function>
-void* region_slot(Function* function) {
-  return reinterpret_cast<void*>(function);
-}
-
 std::array<PyType_Slot, 5> g_region_slots{{
-    {Py_tp_init, region_slot(region_init)},
-    {Py_tp_dealloc, region_slot(region_dealloc)},
+    {Py_tp_init, as_slot(region_init)},
+    {Py_tp_dealloc, as_slot(region_dealloc)},
     {Py_tp_getset, g_region_attributes.data()},
     {Py_tp_methods, g_region_methods.data()},
     {0, nullptr},
@@ -219,15 +215,8 @@ PyType_Spec g_region_spec{"fastamp._C.Region", sizeof(Region), 0,
 }  // namespace
 
 bool add_region_type(PyObject* module) {
-  PyObject* type = PyType_FromSpec(&g_region_spec);
-  if (type == nullptr) {
-    return false;
-  }
-  if (PyModule_AddObject(module, "Region", type) < 0) {
-    Py_DECREF(type);
-    return false;
-  }
-  return PyModule_AddFunctions(module, g_region_functions.data()) == 0;
+  return add_type(module, g_region_spec) &&
+         PyModule_AddFunctions(module, g_region_functions.data()) == 0;
 }
 
 }  // namespace fastamp::python

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "uninterrupted_call.h"
 
+#include "python_type.h"
+
 #include <array>
 
 namespace fastamp::python {
@@ -37,15 +39,10 @@ PyObject* call_with(PyObject* self, PyObject* argument) {
   return PyObject_CallOneArg(as_call(self)->function, argument);
 }
 
-template <class Function>
-void* call_slot(Function* function) {
-  return reinterpret_cast<void*>(function);
-}
-
 std::array<PyType_Slot, 4> g_call_slots{{
-    {Py_tp_new, call_slot(call_new)},
-    {Py_tp_dealloc, call_slot(call_dealloc)},
-    {Py_mp_subscript, call_slot(call_with)},
+    {Py_tp_new, as_slot(call_new)},
+    {Py_tp_dealloc, as_slot(call_dealloc)},
+    {Py_mp_subscript, as_slot(call_with)},
     {0, nullptr},
 }};
 
@@ -54,16 +51,6 @@ PyType_Spec g_call_spec{"fastamp._C.UninterruptedCall", sizeof(UninterruptedCall
 
 }  // namespace
 
-bool add_uninterrupted_call_type(PyObject* module) {
-  PyObject* type = PyType_FromSpec(&g_call_spec);
-  if (type == nullptr) {
-    return false;
-  }
-  if (PyModule_AddObject(module, "UninterruptedCall", type) < 0) {
-    Py_DECREF(type);
-    return false;
-  }
-  return true;
-}
+bool add_uninterrupted_call_type(PyObject* module) { return add_type(module, g_call_spec); }
 
 }  // namespace fastamp::python
